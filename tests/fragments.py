@@ -1,10 +1,10 @@
-"""The manual's fragment formulas for `mma`, written out again: where element i of a lane sits. For tests that must not use tcemu's tables.
+"""Where elements sit, in formulas written out again for tests that must not use tcemu's tables.
 
-g = lane >> 2, t = lane % 4. PTX ISA 9.7.14.5.1-13.
+g = lane >> 2, t = lane % 4. mma fragments: PTX ISA 9.7.14.5.1-13. The order of metadata fields (figures, in the manual) and the
+addresses of wgmma operands are those that the H200 recordings confirmed.
 """
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,18 +13,20 @@ BITS = {name: bits for bits, names in WIDTHS.items() for name in names.split()}
 
 
 def spelling(ptx: str) -> dict:
-    """m n k, the four types, layouts, mode, satfinite and bit_op of an `mma` or `mma.sp` spelling."""
-    words = ptx.split(".")
+    """The fields of a spelling: family, m n k, types d a b c, layouts of A and B, mode, satfinite, bit_op."""
+    words = re.sub("::ordered_metadata", "", ptx).split(".")
     m, n, k = map(int, re.search(r"m(\d+)n(\d+)k(\d+)", ptx).groups())
-    d, a, b, c = [word for word in words if word in BITS]
+    types = [word for word in words if word in BITS]
+    if len(types) == 2:  # wmma f16 names D and C only
+        types = [types[0], "f16", "f16", types[1]]
+    elif len(types) == 3:  # wgmma's C is D
+        types = [*types, types[0]]
     return {
+        "family": words[0] + (".sp" if "sp" in words else ""),
         "m": m,
         "n": n,
         "k": k,
-        "d": d,
-        "a": a,
-        "b": b,
-        "c": c,
+        **dict(zip("dabc", types, strict=True)),
         "layouts": [word for word in words if word in ("row", "col")],
         "mode": next((word.upper() for word in words if word in ("rn", "rz", "rm", "rp")), "RN"),
         "satfinite": "satfinite" in words,
@@ -32,20 +34,20 @@ def spelling(ptx: str) -> dict:
     }
 
 
-def elements(registers: np.ndarray, bits: int) -> np.ndarray:
-    """[..., 32, registers] -> [..., 32, elements] raw codes as uint64, element 0 in the lowest bits; f64 is two words, low first."""
-    words = registers.astype(np.uint64)
+def elements(words: np.ndarray, bits: int) -> np.ndarray:
+    """[..., words] -> [..., elements] raw codes as uint64, element 0 in the lowest bits; f64 is two words, low first."""
+    words = words.astype(np.uint64)
     if bits == 64:
         return words[..., 0::2] | words[..., 1::2] << np.uint64(32)
     shifts = np.arange(0, 32, bits, dtype=np.uint64)
     return ((words[..., None] >> shifts) & np.uint64((1 << bits) - 1)).reshape(*words.shape[:-1], -1)
 
 
-def a_place(lane: int, i: int, m: int, run: int) -> tuple[int, int]:
+def a_place(lane: int, i: int, rows: int, run: int) -> tuple[int, int]:
     """(row, k) of element i of A; `run` elements share a 32-bit register (1 for f64)."""
     register, e = divmod(i, run)
     g, t = lane >> 2, lane % 4
-    if m == 8:
+    if rows == 8:
         return g, run * t + e + 4 * run * register
     return g + 8 * (register & 1), run * t + e + 4 * run * (register >> 1)
 
@@ -57,13 +59,13 @@ def b_place(lane: int, i: int, run: int) -> tuple[int, int]:
 
 
 def c_place(lane: int, i: int) -> tuple[int, int]:
-    """(row, column) of element i of C and D; for m8 only i < 2 occur."""
-    return (lane >> 2) + 8 * (i >> 1), 2 * (lane % 4) + (i & 1)
+    """(row, column) of element i of C and D; m8 has only i < 2, wgmma has more than one n8 block."""
+    return (lane >> 2) + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * (lane % 4) + (i & 1)
 
 
-def quad_pair_places(operand: str, layout: str, type_: str, lane: int, i: int) -> tuple[int, int, int]:
-    """(which of the four products, row, column) of element i in m8n8k4 f16: PTX ISA 9.7.14.5.1."""
-    product, t, high = (lane >> 2) & 3, lane % 4, 4 * (lane >> 4)
+def quad_pair_place(lane: int, i: int, operand: str, layout: str, type_: str) -> tuple[int, int, int]:
+    """(which of the four products, row, column) of element i in m8n8k4 f16."""
+    product, t, high = lane >> 2 & 3, lane % 4, 4 * (lane >> 4)
     if operand == "a":
         return (product, t + high, i) if layout == "row" else (product, i + high, t)
     if operand == "b":
@@ -73,28 +75,29 @@ def quad_pair_places(operand: str, layout: str, type_: str, lane: int, i: int) -
     return product, (t & 1) + (i & 2) + high, (i & 4) + (t & 2) + (i & 1)
 
 
-def matrices(op: dict, a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray, stored_k: int | None = None) -> Iterator[np.ndarray]:
-    """Registers of W warps [W, 32, n] as matrices of codes: A [W, P, M, K], B [W, P, K, N], C and D [W, P, M, N].
+def metadata_place(a: str, chunks: int, row: int, chunk: int, selector: int) -> tuple[int, int]:
+    """(lane, 4-bit field) that describes one chunk of one row of a warp's 16 rows of sparse A; `chunks` is their number in a row."""
+    g, upper = row % 8, row // 8
+    if a in ("f16", "bf16", "tf32"):
+        if chunks == 4:
+            return 4 * g + selector, chunk + 4 * upper
+        return 4 * g + 2 * selector + (chunk >> 2), (chunk & 3) + 4 * upper
+    if chunks == 8:
+        return 4 * g + 2 * selector + upper, chunk
+    return 4 * g + 2 * (chunk >> 3) + upper, chunk & 7
 
-    P is 4 in m8n8k4 f16, which does four products at once, and 1 elsewhere. `stored_k` is A's width where it is sparse.
-    """
-    m, n, k = op["m"], op["n"], op["k"]
-    quad = op["a"] == "f16" and k == 4
-    shapes = {"a": (m, stored_k or k), "b": (k, n), "c": (m, n), "d": (m, n)}
-    for name, registers in (("a", a), ("b", b), ("c", c), ("d", d)):
-        codes = elements(registers, BITS[op[name]])
-        run = max(1, 32 // BITS[op[name]])
-        matrix = np.full((len(codes), 4 if quad else 1, *shapes[name]), -1, dtype=object)
-        for lane in range(32):
-            for i in range(codes.shape[-1]):
-                if quad:
-                    place = quad_pair_places(name, op["layouts"]["ab".find(name)] if name in "ab" else "", op[name], lane, i)
-                elif name == "a":
-                    place = (0, *a_place(lane, i, m, run))
-                elif name == "b":
-                    place = (0, *b_place(lane, i, run))
-                else:
-                    place = (0, *c_place(lane, i))
-                matrix[(slice(None), *place)] = codes[:, lane, i]
-        assert not (matrix == -1).any(), f"{name} of {op} leaves elements unset"
-        yield matrix
+
+def wgmma_byte(descriptor: int, at: int, k: int, bits: int, k_major: bool) -> tuple[int, int]:
+    """(byte address, bit in it) of the element at row or column `at` and depth `k` of an operand in shared memory."""
+    start, leading, stride = ((descriptor >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
+    base, mode = descriptor >> 49 & 7, descriptor >> 62 & 3
+    w = {0: 16, 1: 128, 2: 64, 3: 32}[mode]
+    if k_major:
+        depth = k * bits // 8
+        offset = at % 8 * w + at // 8 * stride + depth % w + depth // w * leading
+    elif mode == 0:
+        offset = at % 8 * 2 + k % 8 * 16 + at // 8 * stride + k // 8 * leading
+    else:
+        offset = at % (w // 2) * 2 + at // (w // 2) * leading + k % 8 * w + k // 8 * stride
+    address = start + offset
+    return address ^ ((address >> 7) - base & w // 16 - 1) << 4, k * bits % 8
