@@ -392,18 +392,15 @@ def dot(
 
 # ---- sparse metadata
 
+CHUNK = {"tf32": 2, "s4": 8, "u4": 8}  # dense elements that one 4-bit field describes; 4 for the other types
+
 
 def kept_positions(a: str, fields: Sequence[int]) -> list[int]:
-    """The dense k of each kept element of a row, from its chunks' 4-bit fields; pairs for 4-bit types, one of two for tf32."""
-    width = 4 if a in ("f16", "bf16", "s8", "u8", *FP8) else 8 if a in ("s4", "u4") else 2
+    """The dense k of each kept element of a row, from its chunks' fields: two of four, two pairs of four, for tf32 one of two."""
+    width = CHUNK.get(a, 4)
     positions = []
     for chunk, field in enumerate(fields):
         first, second = field & 3, field >> 2 & 3
-        if width == 4:
-            inside = [first, second]
-        elif width == 8:
-            inside = [2 * first, 2 * first + 1, 2 * second, 2 * second + 1]
-        else:
-            inside = [first >> 1]
+        inside = {2: [first >> 1], 4: [first, second], 8: [2 * first, 2 * first + 1, 2 * second, 2 * second + 1]}[width]
         positions += [width * chunk + i for i in inside]
     return positions
