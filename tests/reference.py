@@ -37,9 +37,9 @@ class Spec:
 
 
 FORMATS = {
-    "f64": Spec(64, 11, 52, 1023, top="ieee", nan=0xFFF8 << 48),
+    "f64": Spec(64, 11, 52, 1023, top="ieee", nan=(1 << 63) - 1),
     "f32": Spec(32, 8, 23, 127, top="ieee", nan=0x7FFFFFFF),
-    "tf32": Spec(32, 8, 10, 127, top="ieee", ignored=13, nan=0x7FFFE000),
+    "tf32": Spec(32, 8, 10, 127, top="ieee", ignored=13, nan=0x7FFFFFFF),
     "e8m13": Spec(32, 8, 13, 127, top="ieee", ignored=10, nan=0x7FFFFFFF),  # what an FP8 wgmma leaves in an f32 register
     "f16": Spec(16, 5, 10, 15, top="ieee", nan=0x7FFF),
     "bf16": Spec(16, 8, 7, 127, top="ieee", nan=0x7FFF),
@@ -257,15 +257,16 @@ def fused_dot_add(
 def fma(a: int, b: int, c: int, fmt: str, mode: str = "RN") -> int:
     """a * b + c rounded once, f32 or f64. NaN: f32 canonical; f64 the first NaN of b, c, a made quiet, or FFF8... if none came in."""
     spec = FORMATS[fmt]
+    invalid = 0xFFF8 << 48 if fmt == "f64" else spec.nan
     operands = {"a": parts(fmt, a), "b": parts(fmt, b), "c": parts(fmt, c)}
     for code, name in ((b, "b"), (c, "c"), (a, "a")):
         if operands[name][0] == "nan":
-            return code | 1 << (spec.fraction - 1) if fmt == "f64" else spec.nan
+            return code | 1 << (spec.fraction - 1) if fmt == "f64" else invalid
     (ka, sa, ma, ea), (kb, sb, mb, eb), (kc, sc, mc, ec) = operands.values()
     sp = sa ^ sb
     if ka == "inf" or kb == "inf":
-        invalid = (ka == "finite" and ma == 0) or (kb == "finite" and mb == 0) or (kc == "inf" and sc != sp)
-        return spec.nan if invalid else encode_inf(spec, sp)
+        no_value = (ka == "finite" and ma == 0) or (kb == "finite" and mb == 0) or (kc == "inf" and sc != sp)
+        return invalid if no_value else encode_inf(spec, sp)
     if kc == "inf":
         return encode_inf(spec, sc)
     p_last, c_last = ea + eb - 2 * spec.fraction, ec - spec.fraction
