@@ -207,6 +207,7 @@ def encode_limbs(
     fraction_bits: keep only so many of the format's fraction bits (may be traced); None keeps all.
     NaN becomes the canonical NaN; in formats without one the largest finite value (PTX ISA 9.7.9, cvt to e2m1, e2m3, e3m2).
     Unsigned floats: a negative value becomes NaN, or the least value with overflow="saturate"; ue8m0 has no zero and treats it so too.
+    A tie in "RN" goes to the even code, which in ue8m0, where every significand is 1, is the even exponent field (ml_dtypes goes up).
     """
     lost = fmt.mantissa_bits - (fmt.mantissa_bits if fraction_bits is None else fraction_bits)  # mantissa bits given up
     negative = number.negative
@@ -228,7 +229,8 @@ def encode_limbs(
         drop = (width - 1 - kept) + lost + jnp.maximum(least - exponent, 0)
     drop = jnp.clip(drop, 0, 2 * width)
     whole = bits.shift_right(magnitude, drop)
-    whole = _round_up(whole, magnitude, drop, negative, rounding, random)
+    odd = whole[0] if fmt.subnormals else (exponent - least).astype(jnp.uint32)  # without fraction bits a tie looks at the exponent
+    whole = _round_up(whole, (odd & 1) == 1, magnitude, drop, negative, rounding, random)
     if fmt.is_integer:
         return _integer_code(fmt, number, whole, exponent, zero)
     whole = whole[: fmt.words]
@@ -250,24 +252,25 @@ def _widen(magnitude: Limbs, count: int) -> Limbs:
     return (jnp.zeros_like(magnitude[0]),) * (count - len(magnitude)) + magnitude
 
 
-def _round_up(whole: Limbs, magnitude: Limbs, drop: Array, negative: Array, rounding: Rounding, random: Array | None) -> Limbs:
-    """`magnitude` >> `drop`, already cut to `whole`, rounded: whole or whole + 1."""
+def _round_up(
+    whole: Limbs, odd: Array, magnitude: Limbs, drop: Array, negative: Array, rounding: Rounding, random: Array | None
+) -> Limbs:
+    """`magnitude` >> `drop`, already cut to `whole`, rounded: whole or whole + 1. `odd`: whole's code is odd, so that a tie goes up."""
     if isinstance(rounding, str) and rounding == "RZ":
         return whole
     width = 32 * len(magnitude)
     rest = bits.shift_left(magnitude, width - jnp.minimum(drop, width))  # the dropped bits, at the top
-    far = bits.shift_right(magnitude, jnp.maximum(drop - width, 0))  # the same where they lie wholly below the top
     trace = ((~bits.is_zero(magnitude)).astype(jnp.uint32), *bits.zeros_like(rest[1:]))
     rest = bits.select(drop > width, trace, rest)  # below half a unit, but not nothing
     inexact = ~bits.is_zero(rest)
     half = rest[-1] >= jnp.uint32(0x80000000)
     beyond_half = half & ~bits.is_zero((*rest[:-1], rest[-1] << 1))
     up = {
-        "RN": lambda: half & (beyond_half | ((whole[0] & 1) == 1)),
+        "RN": lambda: half & (beyond_half | odd),
         "RZ": lambda: jnp.zeros_like(inexact),
         "RM": lambda: inexact & negative,
         "RP": lambda: inexact & ~negative,
-        "SR": lambda: _stochastic_up(bits.select(drop > width, far, rest)[-1], random),
+        "SR": lambda: _stochastic_up(bits.select(drop > width, bits.shift_right(magnitude, drop - width), rest)[-1], random),
     }
     if isinstance(rounding, str):
         if rounding not in up:
@@ -291,8 +294,8 @@ def _integer_code(fmt: Format, number: Number, whole: Limbs, exponent: Array, ze
     limit = jnp.uint32(fmt.greatest_magnitude) + (number.negative & fmt.signed).astype(jnp.uint32)
     limit = jnp.where(number.negative & (not fmt.signed), 0, limit)
     too_large = number.infinite | (~zero & (exponent > 31)) | (whole[0] > limit)
-    if len(whole) > 1:
-        too_large = too_large | ~bits.is_zero(whole[1:])
+    for limb in whole[1:]:
+        too_large = too_large | (limb != 0)
     magnitude = jnp.where(too_large, limit, whole[0])
     magnitude = jnp.where(number.nan, 0, magnitude)
     code = jnp.where(number.negative, -magnitude, magnitude) & jnp.uint32((1 << fmt.bits) - 1)

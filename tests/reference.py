@@ -199,6 +199,52 @@ def convert(code: int, source: str, target: str, mode: str = "RN", saturate: boo
 
 # ---- the tensor core's step
 
+Term = tuple[int, int, int, int]  # sign, integer, the exponent it is aligned by, the exponent of the integer's last bit
+NAN = frozenset((0, 1))  # infinities of both signs: what a NaN does to a sum
+
+
+def product_terms(a_codes: Sequence[int], b_codes: Sequence[int], a_fmt: str, b_fmt: str) -> tuple[list[Term | None], set[int]]:
+    """The exact, unnormalised products (None for a zero, which takes no part) and the signs of the infinite ones."""
+    terms, infinities = [], set()
+    below = FORMATS[a_fmt].fraction + FORMATS[b_fmt].fraction
+    for a, b in zip(a_codes, b_codes, strict=True):
+        a_kind, a_sign, a_significand, a_exponent = parts(a_fmt, a)
+        b_kind, b_sign, b_significand, b_exponent = parts(b_fmt, b)
+        term = None
+        if a_kind != "finite" or b_kind != "finite":
+            zero = (a_kind == "finite" and not a_significand) or (b_kind == "finite" and not b_significand)
+            infinities |= NAN if zero or "nan" in (a_kind, b_kind) else {a_sign ^ b_sign}
+        elif a_significand and b_significand:
+            exponent = a_exponent + b_exponent
+            term = (a_sign ^ b_sign, a_significand * b_significand, exponent, exponent - below)
+        terms.append(term)
+    return terms, infinities
+
+
+def align_add_round(
+    terms: Sequence[Term | None], infinities: set[int], c_code: int | None, fraction_bits: int, floor: int, result: str, rounding: str
+) -> int:
+    """Align terms and C to the largest exponent, cut, add exactly, round once. A term of integer 0 still has its say in the alignment."""
+    spec, c_fmt = FORMATS[result], "f16" if result == "f16" else "f32"
+    present = [term for term in terms if term is not None]
+    if c_code is not None:
+        kind, sign, significand, exponent = parts(c_fmt, c_code)
+        if kind != "finite":
+            infinities = infinities | (NAN if kind == "nan" else {sign})
+        elif significand:
+            present.append((sign, significand, exponent, exponent - FORMATS[c_fmt].fraction))
+    if infinities:
+        return spec.nan if infinities == NAN else encode_inf(spec, min(infinities))
+    unit = max([floor, *(exponent for _, _, exponent, _ in present)]) - fraction_bits
+    total = 0
+    for sign, integer, _, last in present:
+        cut = _split(integer, unit - last)[0]
+        total += -cut if sign else cut
+    if total == 0:
+        return 0
+    code = _encode(spec, int(total < 0), abs(total), unit, rounding, always_inf=True)
+    return code if code << 1 & ((1 << spec.bits) - 1) else 0  # what rounds to zero is +0
+
 
 def fused_dot_add(
     a_codes: Sequence[int],
@@ -212,43 +258,9 @@ def fused_dot_add(
     result: str,
     rounding: str,
 ) -> int:
-    """One truncated fused dot-add: align all products and C to the largest exponent, cut, add exactly, round once.
-
-    C has the format of `result` ("f16", else f32: "f32" or "e8m13"); None is no accumulator.
-    """
-    c_fmt = "f16" if result == "f16" else "f32"
-    terms, infinities = [], set()  # a term: sign, integer, exponent to align by, exponent of the integer's last bit
-    below = FORMATS[a_fmt].fraction + FORMATS[b_fmt].fraction
-    for a, b in zip(a_codes, b_codes, strict=True):
-        a_kind, a_sign, a_significand, a_exponent = parts(a_fmt, a)
-        b_kind, b_sign, b_significand, b_exponent = parts(b_fmt, b)
-        if a_kind != "finite" or b_kind != "finite":
-            zero = (a_kind == "finite" and not a_significand) or (b_kind == "finite" and not b_significand)
-            if "nan" in (a_kind, b_kind) or zero:
-                infinities |= {0, 1}
-            infinities.add(a_sign ^ b_sign)
-        elif a_significand and b_significand:
-            terms.append((a_sign ^ b_sign, a_significand * b_significand, a_exponent + b_exponent, a_exponent + b_exponent - below))
-    if c_code is not None:
-        kind, sign, significand, exponent = parts(c_fmt, c_code)
-        if kind == "nan":
-            infinities |= {0, 1}
-        elif kind == "inf":
-            infinities.add(sign)
-        elif significand:
-            terms.append((sign, significand, exponent, exponent - FORMATS[c_fmt].fraction))
-    spec = FORMATS[result]
-    if infinities:
-        return spec.nan if len(infinities) == 2 else encode_inf(spec, infinities.pop())
-    unit = max([floor, *(exponent for _, _, exponent, _ in terms)]) - fraction_bits
-    total = 0
-    for sign, integer, _, last in terms:
-        cut = _split(integer, unit - last)[0]
-        total += -cut if sign else cut
-    if total == 0:
-        return 0
-    code = _encode(spec, int(total < 0), abs(total), unit, rounding, always_inf=True)
-    return code if code << 1 & ((1 << spec.bits) - 1) else 0  # what rounds to zero is +0
+    """One truncated fused dot-add. C has the format of `result` ("f16", else f32: "f32" or "e8m13"); None is no accumulator."""
+    terms, infinities = product_terms(a_codes, b_codes, a_fmt, b_fmt)
+    return align_add_round(terms, infinities, c_code, fraction_bits, floor, result, rounding)
 
 
 # ---- IEEE 754 operations
