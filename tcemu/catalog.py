@@ -1,0 +1,136 @@
+"""What is legal where: targets, the PTX ISA version, and the instructions of each target."""
+
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from re import fullmatch
+
+from tcemu.diagnosis import difference, shown
+from tcemu.errors import Unsupported
+from tcemu.grammar import parse
+from tcemu.instructions import Instruction, slots, spellings
+from tcemu.rows import Version, row_of
+
+# the targets whose instructions the rows describe; "f" is the family target of PTX ISA 8.8, "a" the architecture alone
+TARGETS = (
+    *("sm_70", "sm_72", "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a"),
+    *(f"sm_{number}{suffix}" for number in (100, 103, 110, 120, 121) for suffix in ("", "f", "a")),
+)
+LATEST: Version = (9, 1)  # the PTX ISA version of the manual that the rows were read from
+
+
+def targets(op: str | Instruction | None = None, isa: str | None = None) -> tuple[str, ...]:
+    """All targets, or those that have `op`."""
+    return TARGETS if op is None else tuple(target for target in TARGETS if is_supported(op, target, isa))
+
+
+def instructions(target: str, family: str | None = None, isa: str | None = None) -> tuple[Instruction, ...]:
+    """The instructions of a target, of one family ("mma", ...) or all, in PTX ISA version `isa` (the newest known when left out).
+
+    **Raises:** `Unsupported` for an unknown target; `ValueError` for an unknown family or version.
+    """
+    version = _version(isa)
+    _known(target)
+    families = tuple(dict.fromkeys(op.family for op in row_of()))
+    if family is not None and family not in families:
+        raise ValueError(f"family {family!r}: want one of {', '.join(families)}")
+    found = (op for op, row in row_of().items() if family in (None, op.family) and _least(row.needs, target) <= version)
+    return tuple(found)
+
+
+def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruction:
+    """The instruction, if `target` has it in PTX ISA version `isa` (such as "8.7"; the newest known when left out).
+
+    **Raises:** `Unsupported` if the spelling is no instruction, the target is unknown or lacks it, or it needs a newer ISA version.
+    **Source:** the Target ISA Notes and PTX ISA Notes of each instruction, PTX ISA 9.7.14 and 9.7.15.
+    """
+    return _check(parse(op), target, _version(isa))
+
+
+def is_supported(op: str | Instruction, target: str, isa: str | None = None) -> bool:
+    """Whether `check` returns."""
+    try:
+        check(op, target, isa)
+    except Unsupported:
+        return False
+    return True
+
+
+@lru_cache(maxsize=65536)
+def _check(op: Instruction, target: str, version: Version) -> Instruction:
+    _known(target)
+    row = row_of().get(op)
+    if row is None:
+        raise Unsupported(f"{op}: no row of the catalogue gives these fields; make instructions with parse")
+    least = _least(row.needs, target)
+    if least <= version:
+        return op
+    if least != _NEVER:
+        newer = f"needs PTX ISA {_dotted(least)} or newer; the version is {_dotted(version)}"
+        raise Unsupported(f"{op} on {target} {newer}. PTX ISA {row.section}, PTX ISA Notes.")
+    needs = " or ".join(dict.fromkeys(_target_words(wanted) for wanted, _ in row.needs))
+    raise Unsupported(f"{op} needs {needs}; the target is {target}{_instead(op, target)}. PTX ISA {row.section}, Target ISA Notes.")
+
+
+_NEVER: Version = (1 << 30, 0)
+
+
+def _least(needs: tuple[tuple[str, Version], ...], target: str) -> Version:
+    """The lowest ISA version in which a target has what `needs` describes."""
+    return min((version for wanted, version in needs if target in _meeting(wanted)), default=_NEVER)
+
+
+@cache
+def _meeting(wanted: str) -> frozenset[str]:
+    """The targets that meet one need: "sm_80+" (or later), "sm_120f+" (its family, f and a), "sm_90a" (itself)."""
+
+    def number(target: str) -> int:
+        return int(target.strip("smaf_+"))
+
+    if not wanted.endswith("+"):
+        return frozenset({wanted})
+    later = (target for target in TARGETS if number(target) >= number(wanted))
+    if "f" in wanted:
+        return frozenset(t for t in later if number(t) // 10 == number(wanted) // 10 and t[-1] in "fa")
+    return frozenset(later)
+
+
+def _target_words(wanted: str) -> str:
+    if not wanted.endswith("+"):
+        return wanted
+    return f"{wanted[:-1]} and its family" if "f" in wanted else f"{wanted[:-1]} or later"
+
+
+def _instead(op: Instruction, target: str) -> str:
+    """What the target has that is nearest: with the fewest slots changed."""
+
+    def distance(other: Instruction) -> tuple[int, int]:
+        changes = [difference(x, y) for x, y in zip(slots(op), slots(other), strict=True)]
+        return sum(changed for changed, _ in changes), sum(letters for _, letters in changes)
+
+    same = instructions(target, op.family)
+    return f", whose nearest is {min(same, key=distance)}" if same else f", which has no {op.family} at all"
+
+
+def _known(target: str) -> None:
+    if target not in TARGETS:
+        if not isinstance(target, str):
+            raise TypeError(f"target: want a string such as 'sm_90a', got {type(target).__name__}")
+        raise Unsupported(f"unknown target {shown(target)!r}; tcemu knows {', '.join(TARGETS)}")
+
+
+def _version(isa: str | None) -> Version:
+    if isa is None:
+        return LATEST
+    match = fullmatch(r"(\d{1,3})\.(\d{1,3})", isa)
+    if match is None:
+        raise ValueError(f"isa: want a PTX ISA version such as '8.7', got {isa!r}")
+    return int(match[1]), int(match[2])
+
+
+def _dotted(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def spelled(target: str, family: str | None = None, isa: str | None = None) -> Iterator[str]:
+    """The spellings of `instructions`, with optional qualifiers left out and written."""
+    return (spelling for op in instructions(target, family, isa) for spelling in spellings(op))

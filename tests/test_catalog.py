@@ -1,0 +1,78 @@
+"""What is legal where, and the errors that say why not."""
+
+import pytest
+
+from tcemu.catalog import check, instructions, is_supported, spelled, targets
+from tcemu.errors import Unsupported
+from tcemu.grammar import parse
+
+# legal mma spellings at PTX ISA 9.0, optional qualifiers left out and written, counted with ptxas 13.0 (sm_70: 12.9)
+COUNTS = {
+    "sm_70": 12, "sm_75": 31, "sm_80": 79, "sm_86": 79, "sm_89": 95, "sm_90": 110, "sm_90a": 110, "sm_100": 110, "sm_100a": 126,
+    "sm_103f": 126, "sm_110a": 126, "sm_120": 110, "sm_120a": 168 + 54, "sm_121f": 168 + 54,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", COUNTS)
+def test_mma_counts(target):
+    assert len(set(spelled(target, "mma", "9.0"))) == COUNTS[target]
+
+
+def test_sm_90_is_the_sum_of_its_kinds():
+    spellings = list(spelled("sm_90", "mma"))
+    assert len(spellings) == len(set(spellings)) == 110
+    assert all(is_supported(s, t) for s in spellings for t in ("sm_90", "sm_90a"))
+
+
+F8 = "mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16"
+MESSAGES = {  # spelling, target, isa -> what the error says
+    ("", "sm_90", None): "an empty string: unknown instruction ''; known are mma",
+    ("nma.sync", "sm_90", None): "unknown instruction 'nma', did you mean 'mma'?",
+    ("mma.sync.aligned.m16n8k16.row.col.ftz.f32.f16.f16.f32", "sm_90", None): "unknown qualifier '.ftz' for mma",
+    ("mma.sync.aligned.m16n8k16.row.col.f32.fp16.f16.f32", "sm_90", None): "did you mean .f16?",
+    ("mma.sync.m16n8k16.row.col.f32.f16.f16.f32", "sm_90", None): "missing qualifier: .aligned",
+    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16", "sm_90", None): "missing qualifier: the element types must be .f32.f16.f16.f32",
+    ("mma.sync.aligned.m16n8k32.row.col.f32.e3m2.e4m3.f32", "sm_90", None): "missing qualifier: .kind must be .kind::f8f6f4",
+    ("mma.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32", "sm_90", None):
+        "impossible combination: .shape is .m16n8k32, but with the rest it may be .m16n8k8, .m16n8k16",
+    ("mma.sync.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90", None): "impossible combination: .sync is .sync.sync",
+    (F8, "sm_80", None): "needs sm_89 or later; the target is sm_80",
+    (F8.replace("row.col", "row.col.kind::f8f6f4").replace("e4m3", "e2m1"), "sm_90a", None):
+        "needs sm_120a or sm_120f and its family; the target is sm_90a, whose nearest is " + F8,
+    (F8, "sm_90", "8.4"): "on sm_90 needs PTX ISA 8.7 or newer; the version is 8.4",
+    (F8, "sm_91", None): "unknown target 'sm_91'; tcemu knows sm_70",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", MESSAGES)
+def test_messages(asked):
+    with pytest.raises(Unsupported) as caught:
+        check(*asked)
+    assert MESSAGES[asked] in str(caught.value)
+    assert not is_supported(*asked)
+
+
+def test_slots_come_in_any_order():
+    straight = parse("mma.sync.aligned.m16n8k64.row.col.satfinite.s32.u4.s4.s32")
+    assert parse("mma.m16n8k64.satfinite.aligned.s32.row.u4.s4.col.s32.sync") == straight
+    assert parse("mma.sync.aligned.m16n8k64.row.col.satfinite.s32.s4.u4.s32") != straight
+    with pytest.raises(Unsupported, match=r"the layouts is \.col\.row"):
+        parse("mma.sync.aligned.m16n8k64.col.row.satfinite.s32.u4.s4.s32")
+
+
+def test_statements():
+    op = parse("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32")
+    assert parse("@!%p1 mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32\n  {%f0, %f1}, {%r0},{%r1}, {%f0,%f1};\n") == op
+
+
+def test_wrong_arguments():
+    for value in (None, 3, b"mma"):
+        with pytest.raises(TypeError, match="want a PTX spelling"):
+            parse(value)
+    with pytest.raises(TypeError, match="target"):
+        check(F8, 90)
+    with pytest.raises(ValueError, match="isa: want a PTX ISA version"):
+        check(F8, "sm_90", "eight")
+    with pytest.raises(ValueError, match="family 'nma': want one of mma"):
+        instructions("sm_90", "nma")
+    assert targets(F8)[0] == "sm_89" and targets(F8) == targets()[targets().index("sm_89") :]
