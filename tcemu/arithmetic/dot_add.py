@@ -30,6 +30,8 @@ MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper 
 ZERO_EXPONENT = -(1 << 18)
 SPECIAL_EXPONENT = 1 << 20
 
+PLUS, MINUS, NAN = 1, 2, 4  # what a step met: +Inf, -Inf, NaN; any sum above MINUS makes a NaN
+
 LOW_BITS = 24  # of a wide term
 
 
@@ -86,8 +88,13 @@ def has_special(x: Operand, axes: tuple[int, ...]) -> Array:
     return jnp.any(x.exponent == SPECIAL_EXPONENT, axis=axes)
 
 
-def _outer(row: Array, column: Array) -> tuple[Array, Array]:
-    return row[..., :, None], column[..., None, :]
+def _products(a: Operand, b: Operand) -> list[tuple[tuple[Array, Array], tuple[Array, Array]]]:
+    """((x, y), (i, j)) for every term: significands and exponents, shaped to meet as [..., M, N]."""
+    row, column = (lambda v: v[..., :, None]), (lambda v: v[..., None, :])
+    return [
+        ((row(a.significand[t]), column(b.significand[t])), (row(a.exponent[t]), column(b.exponent[t])))
+        for t in range(a.exponent.shape[0])
+    ]
 
 
 def dot_add(
@@ -113,8 +120,7 @@ def dot_add(
     fraction_bits, floor, result_bits and rounding may be traced.
     Returns codes of `result` [..., M, N]: +0 for any zero sum, Inf on overflow in every rounding, the canonical NaN.
     """
-    terms = a.exponent.shape[0]
-    products = [(_outer(a.significand[i], b.significand[i]), _outer(a.exponent[i], b.exponent[i])) for i in range(terms)]
+    terms, products = a.exponent.shape[0], _products(a, b)
 
     # rule 3: the largest exponent of all that is not zero
     greatest = products[0][1][0] + products[0][1][1]
@@ -149,14 +155,12 @@ def dot_add(
     d = encode(result, total, rounding, overflow="infinity", signed_zero=False, fraction_bits=result_bits)
 
     # rule 8
-    nan, positive, minus = _specials_of_products(products, special, greatest.shape)
+    flags = _specials_of_products(a, b, special, greatest.shape)
     if accumulator is not None:
-        nan = nan | c.nan
-        positive, minus = positive | (c.infinite & ~c.negative), minus | (c.infinite & c.negative)
-    nan = nan | (positive & minus)
-    sign = jnp.where(minus, 1 << (result.bits - 1), 0)
-    d = jnp.where(positive | minus, (sign | result.infinity).astype(d.dtype), d)
-    return jnp.where(nan, jnp.asarray(result.nan, d.dtype), d)
+        flags = flags | jnp.where(c.nan, NAN, jnp.where(c.infinite, jnp.where(c.negative, MINUS, PLUS), 0))
+    sign = jnp.where(flags == MINUS, jnp.uint32(1 << (result.bits - 1)), 0)
+    d = jnp.where(flags == 0, d, (sign | result.infinity).astype(d.dtype))
+    return jnp.where(flags > MINUS, jnp.asarray(result.nan, d.dtype), d)
 
 
 def _add_narrow(aligned: list[Array]) -> tuple[Array, Limbs]:
@@ -188,19 +192,18 @@ def _add_signed(x_negative: Array, x: Limbs, y_negative: Array, y: Limbs) -> tup
     return jnp.where(same | ~smaller, x_negative, y_negative), bits.select(same, bits.add(x, y), difference)
 
 
-def _specials_of_products(products: list, special: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
-    """bool [shape] each: some product is NaN, is +Inf, is -Inf. Searched only where `special` says there can be any."""
+def _specials_of_products(a: Operand, b: Operand, special: ArrayLike, shape: tuple[int, ...]) -> Array:
+    """int32 [shape], the sum of PLUS, MINUS and NAN over what the products hold. Searched only where `special` says there can be any."""
 
-    def search() -> tuple[Array, Array, Array]:
-        nan = positive = minus = jnp.zeros(shape, bool)
-        for (x, y), (i, j) in products:
+    def search(a: Operand, b: Operand) -> Array:
+        flags = jnp.zeros(shape, jnp.int32)
+        for (x, y), (i, j) in _products(a, b):
             x_special, y_special = i == SPECIAL_EXPONENT, j == SPECIAL_EXPONENT
             invalid = (x_special & ((x == 0) | (j == ZERO_EXPONENT))) | (y_special & ((y == 0) | (i == ZERO_EXPONENT)))
-            infinite, negative = (x_special | y_special) & ~invalid, (x < 0) != (y < 0)
-            nan, positive, minus = nan | invalid, positive | (infinite & ~negative), minus | (infinite & negative)
-        return nan, positive, minus
+            infinity = jnp.where((x < 0) != (y < 0), MINUS, PLUS)
+            flags = flags | jnp.where(invalid, NAN, jnp.where(x_special | y_special, infinity, 0))
+        return flags
 
     if isinstance(special, bool) and special:
-        return search()
-    none = jnp.zeros(shape, bool)
-    return lax.cond(special, search, lambda: (none, none, none))
+        return search(a, b)
+    return lax.cond(special, search, lambda a, b: jnp.zeros(shape, jnp.int32), a, b)
