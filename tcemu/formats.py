@@ -190,7 +190,7 @@ def encode(
     """Values -> raw codes, rounded once.
 
     rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape; a value a fraction f above
-        the lower neighbour goes up with probability f (exact for up to 32 dropped bits, within 2^-31 below that).
+        the lower neighbour goes up with probability f (exact for up to 32 dropped bits, within 2^-32 below that).
     overflow: what a magnitude above the largest finite one becomes. "ieee": Inf (NaN in formats that have only NaN) if the rounding leads there,
         else the largest finite; "infinity": Inf in every rounding, as tensor cores do; "saturate": the largest finite, also for Inf. Formats
         without specials always saturate; integers too, with NaN -> 0.
@@ -203,10 +203,12 @@ def encode(
     negative = number.negative
     shift = bits.leading_zeros(number.magnitude)
     magnitude = bits.shift_left(number.magnitude, shift)
+    exponent = number.exponent + (32 * len(magnitude) - 1) - shift  # of the leading one
+    if len(magnitude) < fmt.words:
+        magnitude = _widen(magnitude, fmt.words)
+    elif not fmt.is_integer and random is None:  # a float leaves room below its last bit for half and the jammed rest
+        magnitude = bits.narrow_jam(magnitude, fmt.words)
     width = 32 * len(magnitude)
-    exponent = number.exponent + (width - 1) - shift  # of the leading one
-    magnitude = bits.narrow_jam(bits.extend(magnitude, fmt.words), fmt.words) if len(magnitude) >= fmt.words else _widen(magnitude, fmt.words)
-    width = 32 * fmt.words
     zero = bits.is_zero(magnitude)
     if fmt.is_integer:
         # the unit is 1: bits below weight 0 are dropped; too large a value is caught by its exponent
@@ -215,11 +217,12 @@ def encode(
     else:
         least, kept = fmt.least_exponent, fmt.mantissa_bits
         drop = (width - 1 - kept) + lost + jnp.maximum(least - exponent, 0)
-    drop = jnp.clip(drop, 0, width + 1)
+    drop = jnp.clip(drop, 0, 2 * width)
     whole = bits.shift_right(magnitude, drop)
     whole = _round_up(whole, magnitude, drop, negative, rounding, random)
     if fmt.is_integer:
         return _integer_code(fmt, number, whole, exponent, zero)
+    whole = whole[: fmt.words]
     if fraction_bits is not None:
         whole = bits.shift_left(whole, lost)
     # the hidden bit of `whole` adds one to the exponent field, and a carry out of the fraction one more
@@ -244,6 +247,7 @@ def _round_up(whole: Limbs, magnitude: Limbs, drop: Array, negative: Array, roun
         return whole
     width = 32 * len(magnitude)
     rest = bits.shift_left(magnitude, width - jnp.minimum(drop, width))  # the dropped bits, at the top
+    far = bits.shift_right(magnitude, jnp.maximum(drop - width, 0))  # the same where they lie wholly below the top
     trace = ((~bits.is_zero(magnitude)).astype(jnp.uint32), *bits.zeros_like(rest[1:]))
     rest = bits.select(drop > width, trace, rest)  # below half a unit, but not nothing
     inexact = ~bits.is_zero(rest)
@@ -254,7 +258,7 @@ def _round_up(whole: Limbs, magnitude: Limbs, drop: Array, negative: Array, roun
         "RZ": lambda: jnp.zeros_like(inexact),
         "RM": lambda: inexact & negative,
         "RP": lambda: inexact & ~negative,
-        "SR": lambda: _stochastic_up(rest[-1], random),
+        "SR": lambda: _stochastic_up(bits.select(drop > width, far, rest)[-1], random),
     }
     if isinstance(rounding, str):
         if rounding not in up:
@@ -278,6 +282,8 @@ def _integer_code(fmt: Format, number: Number, whole: Limbs, exponent: Array, ze
     limit = jnp.uint32(fmt.greatest_magnitude) + (number.negative & fmt.signed).astype(jnp.uint32)
     limit = jnp.where(number.negative & (not fmt.signed), 0, limit)
     too_large = number.infinite | (~zero & (exponent > 31)) | (whole[0] > limit)
+    if len(whole) > 1:
+        too_large = too_large | ~bits.is_zero(whole[1:])
     magnitude = jnp.where(too_large, limit, whole[0])
     magnitude = jnp.where(number.nan, 0, magnitude)
     code = jnp.where(number.negative, -magnitude, magnitude) & jnp.uint32((1 << fmt.bits) - 1)

@@ -78,8 +78,7 @@ def mma(case: dict, stored: int = 1) -> Recorded:
 
 def kept(op: dict, metadata: np.ndarray, selector: int) -> np.ndarray:
     """Metadata words [W, 32] of warps that hold 16 rows each -> [W, 16, K/2], the depth of each stored element."""
-    chunks = {"f16": 4, "bf16": 4, "tf32": 2, "s4": 8, "u4": 8}.get(op["a"], 4)
-    chunks = op["k"] // chunks
+    chunks = op["k"] // reference.CHUNK.get(op["a"], 4)
     found = []
     for warp in metadata:
         for row in range(16):

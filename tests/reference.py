@@ -37,9 +37,9 @@ class Spec:
 
 
 FORMATS = {
-    "f64": Spec(64, 11, 52, 1023, top="ieee", nan=0xFFF8 << 48),
+    "f64": Spec(64, 11, 52, 1023, top="ieee", nan=(1 << 63) - 1),
     "f32": Spec(32, 8, 23, 127, top="ieee", nan=0x7FFFFFFF),
-    "tf32": Spec(32, 8, 10, 127, top="ieee", ignored=13, nan=0x7FFFE000),
+    "tf32": Spec(32, 8, 10, 127, top="ieee", ignored=13, nan=0x7FFFFFFF),
     "e8m13": Spec(32, 8, 13, 127, top="ieee", ignored=10, nan=0x7FFFFFFF),  # what an FP8 wgmma leaves in an f32 register
     "f16": Spec(16, 5, 10, 15, top="ieee", nan=0x7FFF),
     "bf16": Spec(16, 8, 7, 127, top="ieee", nan=0x7FFF),
@@ -257,15 +257,16 @@ def fused_dot_add(
 def fma(a: int, b: int, c: int, fmt: str, mode: str = "RN") -> int:
     """a * b + c rounded once, f32 or f64. NaN: f32 canonical; f64 the first NaN of b, c, a made quiet, or FFF8... if none came in."""
     spec = FORMATS[fmt]
+    invalid = 0xFFF8 << 48 if fmt == "f64" else spec.nan
     operands = {"a": parts(fmt, a), "b": parts(fmt, b), "c": parts(fmt, c)}
     for code, name in ((b, "b"), (c, "c"), (a, "a")):
         if operands[name][0] == "nan":
-            return code | 1 << (spec.fraction - 1) if fmt == "f64" else spec.nan
+            return code | 1 << (spec.fraction - 1) if fmt == "f64" else invalid
     (ka, sa, ma, ea), (kb, sb, mb, eb), (kc, sc, mc, ec) = operands.values()
     sp = sa ^ sb
     if ka == "inf" or kb == "inf":
-        invalid = (ka == "finite" and ma == 0) or (kb == "finite" and mb == 0) or (kc == "inf" and sc != sp)
-        return spec.nan if invalid else encode_inf(spec, sp)
+        no_value = (ka == "finite" and ma == 0) or (kb == "finite" and mb == 0) or (kc == "inf" and sc != sp)
+        return invalid if no_value else encode_inf(spec, sp)
     if kc == "inf":
         return encode_inf(spec, sc)
     p_last, c_last = ea + eb - 2 * spec.fraction, ec - spec.fraction
@@ -392,18 +393,15 @@ def dot(
 
 # ---- sparse metadata
 
+CHUNK = {"tf32": 2, "s4": 8, "u4": 8}  # dense elements that one 4-bit field describes; 4 for the other types
+
 
 def kept_positions(a: str, fields: Sequence[int]) -> list[int]:
-    """The dense k of each kept element of a row, from its chunks' 4-bit fields; pairs for 4-bit types, one of two for tf32."""
-    width = 4 if a in ("f16", "bf16", "s8", "u8", *FP8) else 8 if a in ("s4", "u4") else 2
+    """The dense k of each kept element of a row, from its chunks' fields: two of four, two pairs of four, for tf32 one of two."""
+    width = CHUNK.get(a, 4)
     positions = []
     for chunk, field in enumerate(fields):
         first, second = field & 3, field >> 2 & 3
-        if width == 4:
-            inside = [first, second]
-        elif width == 8:
-            inside = [2 * first, 2 * first + 1, 2 * second, 2 * second + 1]
-        else:
-            inside = [first >> 1]
+        inside = {2: [first >> 1], 4: [first, second], 8: [2 * first, 2 * first + 1, 2 * second, 2 * second + 1]}[width]
         positions += [width * chunk + i for i in inside]
     return positions

@@ -1,0 +1,409 @@
+"""The reference itself, against what was made in another way: other libraries, a search over codes, Python's floats, published words."""
+
+import bisect
+import math
+import random
+import struct
+from fractions import Fraction
+
+import golden
+import ml_dtypes
+import numpy as np
+import pytest
+import reference
+from reference import FORMATS, MODES, decode, encode, fused_dot_add
+
+FLOATS = [name for name, spec in FORMATS.items() if spec.exponent]
+INTEGERS = [name for name, spec in FORMATS.items() if not spec.exponent]
+DTYPES = {
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e3m2": ml_dtypes.float6_e3m2fn,
+    "e2m3": ml_dtypes.float6_e2m3fn,
+    "e2m1": ml_dtypes.float4_e2m1fn,
+    "ue8m0": ml_dtypes.float8_e8m0fnu,
+    "ue4m3": ml_dtypes.float8_e4m3fn,  # its codes without sign
+    "s8": np.int8,
+    "u8": np.uint8,
+    "s4": ml_dtypes.int4,
+    "u4": ml_dtypes.uint4,
+}
+
+
+def same_as_float(name: str, code: int, value: float) -> bool:
+    """Whether the reference decodes a code to this float, a zero's sign included."""
+    got = decode(name, code)
+    if math.isnan(value):
+        return got == "nan"
+    if math.isinf(value):
+        return got == ("inf", int(value < 0))
+    return got == Fraction(value) and (value != 0 or reference.sign_of(name, code) == int(math.copysign(1, value) < 0))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_code_means_what_other_libraries_say(name):
+    bits = FORMATS[name].bits
+    codes = np.arange(1 << bits, dtype=np.uint16 if bits == 16 else np.uint8)
+    with np.errstate(invalid="ignore"):  # widening a signalling NaN
+        values = codes.view(DTYPES[name]).astype(np.float64)
+    assert [hex(code) for code in codes.tolist() if not same_as_float(name, code, float(values[code]))] == []
+
+
+@pytest.mark.parametrize("name, code, value", [("f32", "I", "f"), ("f64", "Q", "d")])
+def test_wide_codes_mean_what_struct_says(name, code, value):
+    rng = random.Random(1)
+    edges = [field << FORMATS[name].fraction for field in range(1 << 9)] + [1, (1 << FORMATS[name].bits - 1) - 1]
+    words = [word ^ flip for word in edges for flip in (0, 1, 1 << FORMATS[name].bits - 1)]
+    words += [rng.getrandbits(FORMATS[name].bits) for _ in range(20000)]
+    assert [hex(w) for w in words if not same_as_float(name, w, struct.unpack(value, struct.pack(code, w))[0])] == []
+
+
+def test_ignored_bits_change_nothing():
+    rng = random.Random(2)
+    for _ in range(2000):
+        word = rng.getrandbits(32)
+        assert decode("tf32", word) == decode("tf32", word & ~0x1FFF) == decode("f32", word & ~0x1FFF)
+        assert decode("ue4m3", word & 0xFF) == decode("ue4m3", word & 0x7F)
+
+
+# ---- encode, by looking for the neighbours among all codes
+
+
+def searched(name: str, value: Fraction, mode: str, saturate: bool) -> int:
+    """What `encode` has to give for a value that is not zero, found by bisection over the magnitudes' codes and comparing distances."""
+    spec = FORMATS[name]
+    sign, size = int(value < 0), abs(value)
+    if sign and not spec.signed:
+        return 0 if saturate else (1 << spec.bits) - 1
+
+    def at(magnitude: int) -> Fraction:
+        if magnitude > spec.greatest:  # the value that the next code would have if it were not special
+            last, before = at(spec.greatest), at(spec.greatest - 1)
+            return 2 * last if name == "ue8m0" else 2 * last - before
+        return decode(name, magnitude << spec.ignored)
+
+    low = bisect.bisect_right(range(spec.greatest + 1), size, key=at) - 1
+    if low < 0:  # below ue8m0's smallest
+        return 0
+    below, above = size - at(low), at(low + 1) - size
+    away = {"RN": below > above or (below == above and low % 2 == 1), "RZ": False, "RM": sign == 1, "RP": sign == 0}[mode]
+    found = low + (away and below != 0)
+    negative = sign << spec.bits - 1
+    if found <= spec.greatest:
+        return found << spec.ignored | negative
+    if saturate or name in ("e3m2", "e2m3", "e2m1"):
+        return spec.greatest << spec.ignored | negative
+    special = spec.greatest + 1 if spec.top == "ieee" else (1 << spec.exponent + spec.fraction) - 1
+    return special << spec.ignored | negative
+
+
+def interesting(name: str, count: int, rng: random.Random) -> list[Fraction]:
+    """Values at, between and just off the format's own, among them the two ends; some that no binary format holds; some far out."""
+    spec = FORMATS[name]
+    found = []
+    magnitudes = [0, 1, 2, 1 << spec.fraction, spec.greatest - 1, spec.greatest] + [rng.randrange(spec.greatest + 1) for _ in range(count)]
+    if spec.greatest < 256:
+        magnitudes = list(range(spec.greatest + 1))
+    for magnitude in magnitudes:
+        low = decode(name, magnitude << spec.ignored)
+        if magnitude < spec.greatest:
+            step = decode(name, magnitude + 1 << spec.ignored) - low
+        else:
+            step = low if name == "ue8m0" else low - decode(name, magnitude - 1 << spec.ignored)
+        found += [
+            low + step * Fraction(*part)
+            for part in ((0, 1), (1, 4), (1, 2), (3, 4), (1, 3), ((1 << 70) + 1, 1 << 71), ((1 << 70) - 1, 1 << 71))
+        ]
+    largest, smallest = decode(name, spec.greatest << spec.ignored), decode(name, 1 << spec.ignored)
+    found += [largest * 2, largest * 1000, smallest / 2, smallest / 1000, smallest * Fraction(1, 3), Fraction(1, 3), Fraction(22, 7)]
+    return [value for value in found if value]
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_encode_finds_the_right_neighbour(name):
+    values = interesting(name, 100 if FORMATS[name].bits <= 16 else 30, random.Random(name))
+    for value in values + [-value for value in values]:
+        for mode in MODES:
+            for saturate in (False, True):
+                got, want = encode(name, value, mode, saturate), searched(name, value, mode, saturate)
+                assert got == want, f"{name} {value} {mode} saturate={saturate}: {got:#x}, not {want:#x}"
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_encode_gives_back_every_code(name):
+    spec = FORMATS[name]
+    magnitudes = range(spec.greatest + 1) if spec.bits <= 16 else random.Random(3).sample(range(spec.greatest + 1), 2000)
+    for magnitude in magnitudes:
+        for sign in (0, 1) if spec.signed else (0,):
+            code = magnitude << spec.ignored | sign << spec.bits - 1
+            assert {encode(name, decode(name, code), mode, zero_sign=sign) for mode in MODES} == {code}
+
+
+def test_f64_to_nearest_is_python_s_division():
+    rng = random.Random(4)
+    for _ in range(5000):
+        value = Fraction(rng.getrandbits(90) + 1, rng.getrandbits(80) + 1) * Fraction(2) ** rng.randint(-1100, 1000)
+        try:
+            word = struct.unpack("<Q", struct.pack("<d", float(value)))[0]
+        except OverflowError:
+            word = 0x7FF0 << 48
+        assert encode("f64", value) == word
+
+
+@pytest.mark.parametrize("name", ["e5m2", "e4m3", "e3m2", "e2m3", "e2m1", "f16", "bf16"])
+def test_encode_is_ml_dtypes_cast(name):
+    """From every bf16 that is not NaN; ml_dtypes rounds to nearest, ties to even."""
+    codes = np.arange(1 << 16, dtype=np.uint16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = codes.view(ml_dtypes.bfloat16).astype(np.float32)
+        narrow = wide.astype(DTYPES[name]).view(np.uint16 if FORMATS[name].bits == 16 else np.uint8)
+    for code in codes[~np.isnan(wide)].tolist():
+        assert reference.convert(code, "bf16", name) == narrow[code], hex(code)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_round_and_saturate(name):
+    spec = FORMATS[name]
+    low, high = (-(1 << spec.bits - 1), (1 << spec.bits - 1) - 1) if spec.signed else (0, (1 << spec.bits) - 1)
+    rounded = {"RN": round, "RZ": math.trunc, "RM": math.floor, "RP": math.ceil}  # Python's round is to even
+    for whole in {low - 3, low, low + 1, -2, -1, 0, 1, 2, high - 1, high, high + 3}:
+        for part in (Fraction(0), Fraction(1, 2), Fraction(1, 3), Fraction(2, 3)):
+            for mode in MODES:
+                want = min(max(rounded[mode](whole + part), low), high)
+                assert decode(name, encode(name, whole + part, mode)) == want
+
+
+def test_specials_convert():
+    one, nan = {"f32": 0x3F800000}, {"f32": 0x7FC12345}
+    assert reference.convert(one["f32"], "f32", "f16") == 0x3C00
+    expected = {  # NaN, +Inf, -Inf, +Inf saturating, -0 from f32
+        "f64": ((1 << 63) - 1, 0x7FF0 << 48, 0xFFF0 << 48, (0x7FF << 52) - 1, 1 << 63),
+        "f16": (0x7FFF, 0x7C00, 0xFC00, 0x7BFF, 0x8000),
+        "bf16": (0x7FFF, 0x7F80, 0xFF80, 0x7F7F, 0x8000),
+        "tf32": (0x7FFFFFFF, 0x7F800000, 0xFF800000, 0x7F7FE000, 0x80000000),
+        "e5m2": (0x7F, 0x7C, 0xFC, 0x7B, 0x80),
+        "e4m3": (0x7F, 0x7F, 0xFF, 0x7E, 0x80),
+        "e3m2": (0x1F, 0x1F, 0x3F, 0x1F, 0x20),
+        "e2m3": (0x1F, 0x1F, 0x3F, 0x1F, 0x20),
+        "e2m1": (0x7, 0x7, 0xF, 0x7, 0x8),
+        "ue8m0": (0xFF, 0xFF, 0xFF, 0xFE, 0xFF),
+        "ue4m3": (0x7F, 0x7F, 0x7F, 0x7E, 0),
+        "s8": (0, 0x7F, 0x80, 0x7F, 0),
+        "u4": (0, 0xF, 0, 0xF, 0),
+    }
+    for name, (from_nan, plus, minus, saturated, zero) in expected.items():
+        assert reference.convert(nan["f32"], "f32", name) == from_nan
+        assert reference.convert(0x7F800000, "f32", name) == plus
+        assert reference.convert(0xFF800000, "f32", name) == minus
+        assert reference.convert(0x7F800000, "f32", name, saturate=True) == saturated
+        assert reference.convert(0x80000000, "f32", name) == zero
+
+
+# ---- fma and add
+
+
+def words(name: str, rng: random.Random) -> int:
+    """A word near others in exponent, or from the ends of the range, or any."""
+    spec = FORMATS[name]
+    field = rng.choice([spec.bias + rng.randint(-3, 3), rng.randrange((1 << spec.exponent) - 1), rng.randrange(3), spec.bias // 2])
+    return (
+        rng.getrandbits(1) << spec.bits - 1 | field << spec.fraction | rng.getrandbits(spec.fraction) & -(1 << rng.randrange(spec.fraction))
+    )
+
+
+@pytest.mark.parametrize("name", ["f32", "f64"])
+def test_fma_and_add_round_the_exact_sum_once(name):
+    rng = random.Random(5)
+    for _ in range(300):
+        a, b, c = (words(name, rng) for _ in range(3))
+        if rng.random() < 0.3:  # cancel all but the last bits of the product
+            c = encode(name, -decode(name, a) * decode(name, b)) ^ rng.getrandbits(2)
+        if any(not isinstance(decode(name, x), Fraction) for x in (a, b, c)):
+            continue
+        for mode in MODES:
+            total = decode(name, a) * decode(name, b) + decode(name, c)
+            if total:
+                assert reference.fma(a, b, c, name, mode) == searched(name, total, mode, False)
+            total = decode(name, a) + decode(name, c)
+            if total:
+                assert reference.add(a, c, name, mode) == searched(name, total, mode, False)
+
+
+def test_zeros_nans_and_infinities_of_fma():
+    one, minus_one, zero, minus_zero, inf, minus_inf = 0x3FF << 52, 0xBFF << 52, 0, 1 << 63, 0x7FF << 52, 0xFFF << 52
+    quiet, signalling, invalid = 0x7FF8000000000ABC, 0xFFF0000000000123, 0xFFF8 << 48
+    for mode in MODES:
+        cancelled = minus_zero if mode == "RM" else zero
+        for a, b, c, want in [
+            (one, one, minus_one, cancelled),
+            (one, zero, zero, zero),
+            (minus_one, zero, minus_zero, minus_zero),
+            (one, zero, minus_zero, cancelled),
+            (inf, one, one, inf),
+            (inf, minus_one, one, minus_inf),
+            (one, one, minus_inf, minus_inf),
+            (inf, one, minus_inf, invalid),
+            (inf, zero, one, invalid),
+            (zero, minus_inf, one, invalid),
+            (inf, zero, quiet, quiet),
+            (signalling, one, one, signalling | 1 << 51),
+            (quiet, signalling, one, signalling | 1 << 51),
+            (signalling, quiet, signalling, quiet),
+            (quiet, one, signalling, signalling | 1 << 51),
+        ]:
+            assert reference.fma(a, b, c, "f64", mode) == want
+    assert reference.fma(0x7FC00001, 0x3F800000, 0, "f32") == 0x7FFFFFFF
+    assert reference.fma(0x7F800000, 0, 0, "f32") == 0x7FFFFFFF
+
+
+def test_zeros_nans_and_infinities_of_add():
+    for mode in MODES:
+        assert reference.add(0x8000, 0x8000, "f16", mode) == 0x8000
+        assert reference.add(0x8000, 0x0000, "f16", mode) == (0x8000 if mode == "RM" else 0)
+        assert reference.add(0x3C00, 0xBC00, "f16", mode) == (0x8000 if mode == "RM" else 0)
+        assert reference.add(0x7C00, 0xFC00, "f16", mode) == reference.add(0x7C01, 0x3C00, "f16", mode) == 0x7FFF
+        assert reference.add(0xFC00, 0x3C00, "f16", mode) == 0xFC00
+
+
+@pytest.mark.parametrize("name", ["f16", "f32"])
+def test_add_to_nearest_is_numpy_s(name):
+    rng = random.Random(6)
+    dtype, word = {"f16": (np.float16, np.uint16), "f32": (np.float32, np.uint32)}[name]
+    pairs = np.array([[words(name, rng), words(name, rng)] for _ in range(5000)], word).view(dtype)
+    with np.errstate(over="ignore"):
+        sums = pairs[:, 0] + pairs[:, 1]
+    for (x, y), want in zip(pairs.view(word).tolist(), sums.view(word).tolist(), strict=True):
+        assert reference.add(x, y, name) == want
+
+
+# ---- the step, on printed values
+
+
+def f16s(values: list[float]) -> list[int]:
+    return [encode("f16", Fraction(value)) for value in values]
+
+
+def step(
+    a: list[int], b: list[int], c: int, type_: str = "f16", fraction_bits: int = 25, result: str = "f32", floor: int | None = None
+) -> int:
+    rounding = reference.ROUNDING[result]
+    floor = reference.FLOOR[result] if floor is None else floor
+    return fused_dot_add(a, b, c, type_, type_, fraction_bits=fraction_bits, floor=floor, result=result, rounding=rounding)
+
+
+def test_cancellation_of_mma_sim_equation_10():
+    """arXiv 2511.10909 v2, table 8: -0.875 exactly; each generation keeps a number of fraction bits of its own."""
+    a, b, c = [-8192, -0.5, -0.25, -0.125], [1024, 1, 1, 1], 0x4B000000
+    for fraction_bits, want in [(23, 0.0), (24, -0.5), (25, -0.75), (35, -0.875)]:
+        assert decode("f32", step(f16s(a), f16s(b), c, fraction_bits=fraction_bits)) == Fraction(want)
+    e5m2 = [[encode("e5m2", Fraction(x)) for x in row] for row in (a, b)]
+    assert step(*e5m2, c, "e5m2", 13, "e8m13") == 0
+    padded = [row + [0] * 28 for row in e5m2]
+    assert reference.dot("f32", "e5m2", "e5m2", "f32", *padded, c, k=32, family="wgmma") == 0
+
+
+def test_f16_result_is_rounded_once():
+    """MMA-Sim's behaviour test: 0.5 * (1 + 1 + 2^-10 + 2^-23). By way of f32, as in wmma f16 from f32, the last bit is lost."""
+    a, b = f16s([0.5] * 4), f16s([1, 1, 2**-10, 2**-23])
+    assert step(a, b, 0, result="f16") == 0x3C01
+    assert step(a, b, 0) == 0x3F801000
+    row, column = a + [0] * 12, b + [0] * 12
+    assert reference.dot("f16", "f16", "f16", "f16", row, column, 0, k=16) == 0x3C01
+    assert reference.dot("f16", "f16", "f16", "f32", row, column, 0, k=16, family="wmma") == 0x3C00
+
+
+def test_fp8_accumulators_of_hopper():
+    """DeepGEMM issue 37: wgmma clears the low ten bits of an accumulator, mma.sync keeps them. FLT_MAX, and the stall at 64, likewise."""
+    zeros, sixteenths = [0] * 32, [encode("e4m3", Fraction(1, 16))] * 32
+
+    def run(row: list[int], c: int, family: str) -> int:
+        return reference.dot("f32", "e4m3", "e4m3", "f32", row, row, c, k=32, family=family)
+
+    assert run(zeros, 0x40403017, "wgmma") == 0x40403000
+    assert run(zeros, 0x40403017, "mma") == 0x40403017
+    assert run(zeros, 0x7F7FFFFF, "wgmma") == 0x7F7FFC00
+    assert run(zeros, 0x7F7FFFFF, "mma") == 0x7F7FFFFF
+    total = 0
+    for _ in range(600):
+        total = run(sixteenths, total, "wgmma")
+    assert total == 0x42800000
+
+
+def test_row_3935_tells_chained_from_separate_fp8_sums():
+    """Khattak and Mikaitis, B200 E5M2 row 3935: lowered to f16 as on sm_90; two separate sums would give C10DDF7D."""
+    a = bytes.fromhex("c0b8b9b5a72c3bb63d2c40baa93839bdb638bc3c3338be3db2393927bdbfbcb9")
+    b = bytes.fromhex("37bbb63504b830b73bbcbcbcbe3cba38b4c035b73cc032b734afbb3b3d3b393e")
+    assert reference.dot("f32", "e5m2", "e5m2", "f32", list(a), list(b), 0x3F01684F, k=32) == 0xC10DDF7C
+
+
+def test_floor_of_the_alignment():
+    """MATLAB-tensor-core issue 7: an H100 gave 11 * 2^-149, which only the floor -133 gives. Then a probe on either side of it."""
+    a = "9b94 19f3 9a2e 1a67 9a25 9b4e 9b29 9a33 99e0 1a14 9914 99d1 9ae9 1b1a 9a9c 1b3a"
+    b = "9aaf 99f3 9acc 1b7c 19ed 1b25 9a1b 9a20 9af7 9a48 1ae1 1b32 1b12 1b0e 9a68 1735"
+    row, column = ([int(word, 16) for word in words.split()] for words in (a, b))
+    found = {floor: step(row, column, 0, "bf16", floor=floor) for floor in range(-140, -125)}
+    assert found.pop(-133) == 11
+    assert set(found.values()) == {10}
+    for a, b, want in [((0x1B60, 0x1800), (0x1912, 0x1800), 1), ((0x1C84, 0x1800), (0x17F8, 0x1780), 0)]:
+        assert reference.dot("f32", "bf16", "bf16", "f32", [*a, *[0] * 14], [*b, *[0] * 14], 0, k=16) == want
+
+
+def test_zero_takes_no_part_and_never_comes_out_negative():
+    tiny, huge = 0x00000001, 0x7F00  # f32 2^-149; bf16 2^127
+    assert step([0, 0x8000], [huge, huge], tiny, "bf16") == tiny
+    assert step([0x8000] * 2, [0x3C00] * 2, 0x80000000) == 0
+    assert step([0x3F80, 0xBF80], [0x3F80, 0x3F80], 0x80000001, "bf16") == 0  # cut by the exponent of what cancelled
+    assert step([0x8001], [0x0400], 0, result="f16") == 0
+
+
+def test_overflow_inside_the_step_cancels_but_not_outside():
+    assert step([0x7F00, 0xFF00], [0x4080, 0x4080], 0x3F800000, "bf16") == 0  # the products are 2^129 each
+    assert step([0x7F00], [0x4000], 0, "bf16") == 0x7F800000
+    # the largest bf16 is 2^128 - 2^120: just less than 2^120 more is cut to the largest f32, 2^120 is Inf
+    assert step([0x7F7F], [0x3F80], 0x7B7FFFFF, "bf16") == 0x7F7FFFFF
+    assert step([0x7F7F], [0x3F80], 0x7B800000, "bf16") == 0x7F800000
+
+
+# ---- the words of other GPUs
+
+PUBLISHED = {  # GPU: products in a step by bytes of A, fraction bits
+    "V100": (8, 23),
+    "A100": (16, 24),
+    "A2": (16, 24),
+    "Ada": (16, 24),
+    "L40S": (16, 24),
+    "H100": (32, 25),
+    "H200": (32, 25),
+    "B200": (32, 25),
+}
+TYPES = {"fp16": "f16", "bf16": "bf16", "tf32": "tf32", "E4M3": "e4m3", "E5M2": "e5m2"}
+
+
+def published_word(gpu: str, type_: str, a: list[int], b: list[int], c: int, result: str) -> int:
+    step_bytes, fraction_bits = PUBLISHED[gpu]
+    if type_ not in reference.FP8:
+        terms = step_bytes * 8 // (32 if type_ == "tf32" else 16)
+        return reference.chain(a, b, c, type_, type_, result, terms, fraction_bits)
+    if gpu in ("Ada", "L40S"):
+        return reference.chain(a, b, c, type_, type_, "e8m13" if result == "f32" else "f16", 16, 13)
+    if gpu == "B200" or result == "f16":  # mma.sync, lowered to f16
+        return reference.dot(result, type_, type_, result, a, b, c, k=32)
+    return reference.dot("f32", type_, type_, "f32", a, b, 0, k=32, family="wgmma")  # recorded with C = 0
+
+
+@pytest.mark.parametrize("gpu", PUBLISHED)
+def test_published_words(gpu):
+    """Rows of every file of a GPU; the inputs are f32 words that hold the narrow values exactly."""
+    data, compared = golden.published(), 0
+    for key in [key for key in data if key.startswith(f"{gpu}_") and "_d_" in key]:
+        _, format_, _, output = key.split("_")
+        type_, result = TYPES[format_], {"fp32": "f32", "fp16": "f16"}[output]
+        for row in range(0, len(data[key]), 5):
+            a, b = ([reference.convert(int(w), "f32", type_) for w in data[f"{gpu}_{format_}_{x}"][row]] for x in "ab")
+            c = reference.convert(int(data[f"{gpu}_{format_}_c"][row]), "f32", result)
+            got = published_word(gpu, type_, a, b, c, result)
+            assert reference.convert(got, result, "f32") == int(data[key][row]), f"{key} row {row}"
+            compared += 1
+    assert compared >= 200
