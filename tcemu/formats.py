@@ -1,6 +1,24 @@
-"""Number formats: what the bits of one element mean. Where an element sits in a register is `packing`'s affair."""
+"""Number formats: what the bits of one element mean. Where an element sits in a register is `packing`'s affair.
+
+Codes are raw bits in the smallest unsigned dtype that holds them (uint8, uint16, uint32); a 64-bit code is uint32[..., 2], low word first.
+Only integers touch a value here, so that subnormals and roundings are the same on every backend.
+"""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import Array, lax
+from jax.typing import ArrayLike, DTypeLike
+
+from tcemu import bits
+from tcemu.bits import Limbs
+
+Rounding = str | Array  # one of ROUNDINGS, or a traced int32 that indexes them
+ROUNDINGS = ("RN", "RZ", "RM", "RP", "SR")  # nearest even, toward zero, toward -Inf, toward +Inf, stochastic
 
 
 @dataclass(frozen=True)
@@ -12,15 +30,54 @@ class Format:
 
     name: str
     bits: int  # width of a code, from bit 0
-    exponent_bits: int = 0  # 0: an integer format
+    exponent_bits: int = 0  # 0: an integer
     mantissa_bits: int = 0  # stored fraction bits
     bias: int = 0
     signed: bool = True
     specials: str = "none"  # "ieee": Inf and NaN; "nan": all ones is NaN; "none": every code is finite
     unused_bits: int = 0  # low bits of the code that the hardware ignores (tf32 in a 32-bit word)
+    subnormals: bool = True  # False: exponent field 0 is an ordinary exponent, and there is no zero
 
     def __repr__(self) -> str:
         return self.name
+
+    @property
+    def is_integer(self) -> bool:
+        return self.exponent_bits == 0
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The unsigned dtype that holds one code (one word of it, for 64 bits)."""
+        return np.dtype(np.uint8 if self.bits <= 8 else np.uint16 if self.bits <= 16 else np.uint32)
+
+    @property
+    def words(self) -> int:
+        return 2 if self.bits == 64 else 1
+
+    @property
+    def least_exponent(self) -> int:
+        """Exponent of the smallest normal, and of every subnormal."""
+        return (1 if self.subnormals else 0) - self.bias
+
+    @property
+    def greatest_exponent(self) -> int:
+        return (1 << self.exponent_bits) - 1 - self.bias - (self.specials == "ieee" or not self.subnormals)
+
+    @property
+    def greatest_magnitude(self) -> int:
+        """The code of the largest finite value, without sign and unused bits (an integer: the largest magnitude, of the positive side)."""
+        if self.is_integer:
+            return (1 << (self.bits - self.signed)) - 1
+        return self.infinity - 1 if self.specials == "ieee" else self.nan - 1 if self.specials == "nan" else self.nan
+
+    @property
+    def infinity(self) -> int:
+        return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
+
+    @property
+    def nan(self) -> int:
+        """The canonical NaN that PTX conversions give: all ones, positive (PTX ISA 9.7.9, cvt). Unused bits are ones too when packed."""
+        return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
 
 
 # floats: IEEE 754-2019 table 3.5; tf32, bf16: PTX ISA 5.2.3; fp8, fp6, fp4, ue8m0: OCP MX 1.0 section 5.3; ue4m3: PTX ISA 5.2.3
@@ -34,7 +91,7 @@ E4M3 = Format("e4m3", 8, 4, 3, 7, specials="nan")
 E3M2 = Format("e3m2", 6, 3, 2, 3)
 E2M3 = Format("e2m3", 6, 2, 3, 1)
 E2M1 = Format("e2m1", 4, 2, 1, 1)
-UE8M0 = Format("ue8m0", 8, 8, 0, 127, signed=False, specials="nan")
+UE8M0 = Format("ue8m0", 8, 8, 0, 127, signed=False, specials="nan", subnormals=False)
 UE4M3 = Format("ue4m3", 7, 4, 3, 7, signed=False, specials="nan")
 S32 = Format("s32", 32)
 S8 = Format("s8", 8)
@@ -44,3 +101,313 @@ U4 = Format("u4", 4, signed=False)
 B1 = Format("b1", 1, signed=False)
 
 FORMATS = {f.name: f for f in (F64, F32, TF32, F16, BF16, E5M2, E4M3, E3M2, E2M3, E2M1, UE8M0, UE4M3, S32, S8, U8, S4, U4, B1)}
+
+ARRAY_FORMATS = {  # what an array of this dtype holds
+    np.dtype(dtype): fmt
+    for dtype, fmt in {
+        np.float64: F64, np.float32: F32, np.float16: F16, ml_dtypes.bfloat16: BF16, ml_dtypes.float8_e5m2: E5M2,
+        ml_dtypes.float8_e4m3fn: E4M3, ml_dtypes.float6_e3m2fn: E3M2, ml_dtypes.float6_e2m3fn: E2M3, ml_dtypes.float4_e2m1fn: E2M1,
+        ml_dtypes.float8_e8m0fnu: UE8M0, np.int32: S32, np.int8: S8, np.uint8: U8, ml_dtypes.int4: S4, ml_dtypes.uint4: U4,
+    }.items()
+}  # fmt: skip
+
+
+class Number(NamedTuple):
+    """Decoded values: (-1)^negative * magnitude * 2^exponent, unless nan or infinite. All fields have one shape; each limb too."""
+
+    negative: Array  # bool
+    magnitude: Limbs  # of a NaN: its fraction bits
+    exponent: Array  # int32: the weight of the magnitude's bit 0
+    nan: Array  # bool
+    infinite: Array  # bool
+
+
+def code_limbs(fmt: Format, codes: Array) -> Limbs:
+    """Codes as one uint32 limb, or two for 64-bit formats (whose trailing axis of two words is taken off)."""
+    if fmt.words == 2:
+        return codes[..., 0], codes[..., 1]
+    return (codes.astype(jnp.uint32),)
+
+
+def limbs_code(fmt: Format, limbs: Limbs) -> Array:
+    """The inverse of `code_limbs`."""
+    if fmt.words == 2:
+        return jnp.stack(limbs, axis=-1)
+    return limbs[0].astype(fmt.dtype)
+
+
+def decode(fmt: Format, codes: ArrayLike) -> Number:
+    """Raw codes -> values. Bits above `fmt.bits` and the format's unused bits are ignored.
+
+    codes: unsigned [...] (f64: uint32[..., 2]). Source: the table above.
+    """
+    code = code_limbs(fmt, jnp.asarray(codes))
+    top = code[-1]
+    if fmt.is_integer:
+        value = (top << (32 - fmt.bits)).astype(jnp.uint32)
+        negative = value.astype(jnp.int32) < 0 if fmt.signed else jnp.zeros(top.shape, bool)
+        extended = (value.astype(jnp.int32) >> (32 - fmt.bits)).astype(jnp.uint32) if fmt.signed else value >> (32 - fmt.bits)
+        never = jnp.zeros(top.shape, bool)
+        return Number(negative, (jnp.where(negative, -extended, extended),), jnp.zeros(top.shape, jnp.int32), never, never)
+    top_bits = fmt.bits - 32 * (len(code) - 1)  # of the format, in the top limb
+    top_mantissa = fmt.mantissa_bits + fmt.unused_bits - 32 * (len(code) - 1)
+    field = ((top >> top_mantissa) & ((1 << fmt.exponent_bits) - 1)).astype(jnp.int32)
+    negative = ((top >> (top_bits - 1)) & 1) == 1 if fmt.signed else jnp.zeros(top.shape, bool)
+    fraction = (*code[:-1], top & ((1 << top_mantissa) - 1))
+    if fmt.unused_bits:
+        fraction = (fraction[0] >> fmt.unused_bits,)
+    empty = bits.is_zero(fraction)
+    never = jnp.zeros(top.shape, bool)
+    if fmt.specials == "ieee":
+        extreme = field == (1 << fmt.exponent_bits) - 1
+        nan, infinite = extreme & ~empty, extreme & empty
+    elif fmt.specials == "nan":
+        magnitude = (top & fmt.nan).astype(jnp.int32)
+        nan, infinite = magnitude == fmt.nan, never
+    else:
+        nan, infinite = never, never
+    hidden = 1 << (top_mantissa - fmt.unused_bits)
+    if fmt.subnormals:
+        normal = (field > 0) & ~nan & ~infinite
+        significand = (*fraction[:-1], jnp.where(normal, fraction[-1] | hidden, fraction[-1]))
+        exponent = jnp.maximum(field, 1) - fmt.bias - fmt.mantissa_bits
+    else:
+        significand = (jnp.full(top.shape, hidden, jnp.uint32),)
+        exponent = field - fmt.bias
+    return Number(negative, significand, exponent, nan, infinite)
+
+
+def encode(
+    fmt: Format,
+    number: Number,
+    rounding: Rounding = "RN",
+    *,
+    overflow: str = "ieee",
+    signed_zero: bool = True,
+    fraction_bits: ArrayLike | None = None,
+    random: Array | None = None,
+) -> Array:
+    """Values -> raw codes, rounded once.
+
+    rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape; a value a fraction f above
+        the lower neighbour goes up with probability f (exact for up to 32 dropped bits, within 2^-31 below that).
+    overflow: what a magnitude above the largest finite one becomes. "ieee": Inf (NaN in formats that have only NaN) if the rounding leads there,
+        else the largest finite; "infinity": Inf in every rounding, as tensor cores do; "saturate": the largest finite, also for Inf. Formats
+        without specials always saturate; integers too, with NaN -> 0.
+    signed_zero: False makes every zero result +0.
+    fraction_bits: keep only so many of the format's fraction bits (may be traced); None keeps all.
+    NaN becomes the canonical NaN; in formats without one the largest finite value (PTX ISA 9.7.9, cvt to e2m1, e2m3, e3m2).
+    Unsigned floats: a negative value becomes NaN, or the least value with overflow="saturate"; ue8m0 has no zero and treats it so too.
+    """
+    lost = fmt.mantissa_bits - (fmt.mantissa_bits if fraction_bits is None else fraction_bits)  # mantissa bits given up
+    negative = number.negative
+    shift = bits.leading_zeros(number.magnitude)
+    magnitude = bits.shift_left(number.magnitude, shift)
+    width = 32 * len(magnitude)
+    exponent = number.exponent + (width - 1) - shift  # of the leading one
+    magnitude = bits.narrow_jam(bits.extend(magnitude, fmt.words), fmt.words) if len(magnitude) >= fmt.words else _widen(magnitude, fmt.words)
+    width = 32 * fmt.words
+    zero = bits.is_zero(magnitude)
+    if fmt.is_integer:
+        # the unit is 1: bits below weight 0 are dropped; too large a value is caught by its exponent
+        least, kept = 0, 0
+        drop = width - 1 - exponent
+    else:
+        least, kept = fmt.least_exponent, fmt.mantissa_bits
+        drop = (width - 1 - kept) + lost + jnp.maximum(least - exponent, 0)
+    drop = jnp.clip(drop, 0, width + 1)
+    whole = bits.shift_right(magnitude, drop)
+    whole = _round_up(whole, magnitude, drop, negative, rounding, random)
+    if fmt.is_integer:
+        return _integer_code(fmt, number, whole, exponent, zero)
+    if fraction_bits is not None:
+        whole = bits.shift_left(whole, lost)
+    # the hidden bit of `whole` adds one to the exponent field, and a carry out of the fraction one more
+    field = jnp.clip(exponent - least, 0, fmt.greatest_exponent - least + 1).astype(jnp.uint32)
+    field = jnp.where(zero, 0, field)
+    if fmt.subnormals:
+        code = bits.add(whole, bits.shift_left((field, *(jnp.zeros_like(field),) * (fmt.words - 1)), fmt.mantissa_bits))
+    else:
+        code = (field + whole[0] - 1,)  # always a hidden bit; a value below the least normal rounds to it
+        code = (jnp.where(exponent < least, 0, code[0]),)
+    return _finish(fmt, number, code, exponent, rounding, overflow, signed_zero)
+
+
+def _widen(magnitude: Limbs, count: int) -> Limbs:
+    """A normalised magnitude in more limbs, still with its leading one at the top."""
+    return (jnp.zeros_like(magnitude[0]),) * (count - len(magnitude)) + magnitude
+
+
+def _round_up(whole: Limbs, magnitude: Limbs, drop: Array, negative: Array, rounding: Rounding, random: Array | None) -> Limbs:
+    """`magnitude` >> `drop`, already cut to `whole`, rounded: whole or whole + 1."""
+    if isinstance(rounding, str) and rounding == "RZ":
+        return whole
+    width = 32 * len(magnitude)
+    rest = bits.shift_left(magnitude, width - jnp.minimum(drop, width))  # the dropped bits, at the top
+    trace = ((~bits.is_zero(magnitude)).astype(jnp.uint32), *bits.zeros_like(rest[1:]))
+    rest = bits.select(drop > width, trace, rest)  # below half a unit, but not nothing
+    inexact = ~bits.is_zero(rest)
+    half = rest[-1] >= jnp.uint32(0x80000000)
+    beyond_half = half & ~bits.is_zero((*rest[:-1], rest[-1] << 1))
+    up = {
+        "RN": lambda: half & (beyond_half | ((whole[0] & 1) == 1)),
+        "RZ": lambda: jnp.zeros_like(inexact),
+        "RM": lambda: inexact & negative,
+        "RP": lambda: inexact & ~negative,
+        "SR": lambda: _stochastic_up(rest[-1], random),
+    }
+    if isinstance(rounding, str):
+        if rounding not in up:
+            raise ValueError(f"rounding={rounding!r} is not one of {', '.join(ROUNDINGS)}")
+        increment = up[rounding]()
+    else:
+        modes = ROUNDINGS if random is not None else ROUNDINGS[:-1]
+        increment = lax.select_n(jnp.broadcast_to(rounding, inexact.shape), *(up[mode]() for mode in modes))
+    one = (increment.astype(jnp.uint32), *bits.zeros_like(whole[1:]))
+    return bits.add(whole, one)
+
+
+def _stochastic_up(rest: Array, random: Array | None) -> Array:
+    if random is None:
+        raise ValueError('rounding="SR" needs random bits: give key= (a jax.random key)')
+    return random < rest
+
+
+def _integer_code(fmt: Format, number: Number, whole: Limbs, exponent: Array, zero: Array) -> Array:
+    """Sign and magnitude to two's complement, clamped to the format's range; NaN gives 0 (PTX ISA 9.7.9, cvt)."""
+    limit = jnp.uint32(fmt.greatest_magnitude) + (number.negative & fmt.signed).astype(jnp.uint32)
+    limit = jnp.where(number.negative & (not fmt.signed), 0, limit)
+    too_large = number.infinite | (~zero & (exponent > 31)) | (whole[0] > limit)
+    magnitude = jnp.where(too_large, limit, whole[0])
+    magnitude = jnp.where(number.nan, 0, magnitude)
+    code = jnp.where(number.negative, -magnitude, magnitude) & jnp.uint32((1 << fmt.bits) - 1)
+    return code.astype(fmt.dtype)
+
+
+def _finish(
+    fmt: Format, number: Number, code: Limbs, exponent: Array, rounding: Rounding, overflow: str, signed_zero: bool
+) -> Array:
+    """Overflow, specials and the sign, onto a rounded magnitude code."""
+    def constant(value: int) -> Limbs:
+        return tuple(jnp.full(exponent.shape, (value >> (32 * i)) & 0xFFFFFFFF, jnp.uint32) for i in range(fmt.words))
+
+    negative = number.negative
+    greatest, beyond = constant(fmt.greatest_magnitude), constant(fmt.infinity if fmt.specials == "ieee" else fmt.nan)
+    nonzero = ~bits.is_zero(number.magnitude)
+    too_large = ((exponent > fmt.greatest_exponent) & nonzero) | bits.less(greatest, code)
+    if overflow == "saturate" or fmt.specials == "none":
+        code = bits.select(too_large | number.infinite, greatest, code)
+    else:
+        outward = jnp.ones_like(negative) if overflow == "infinity" else _leads_outward(negative, rounding)
+        code = bits.select(too_large, bits.select(outward, beyond, greatest), code)
+        code = bits.select(number.infinite, beyond, code)
+    not_a_number = number.nan
+    if not fmt.signed:
+        below = negative & (nonzero | number.infinite)
+        if not fmt.subnormals:
+            below = below | (~nonzero & ~number.infinite & ~number.nan)
+        code = bits.select(below, constant(0), code)
+        if overflow != "saturate":
+            not_a_number = not_a_number | below
+    canonical = fmt.greatest_magnitude if fmt.specials == "none" else fmt.nan
+    code = bits.select(not_a_number, constant(canonical), code)
+    if fmt.signed:
+        negative = negative & ~number.nan
+        if not signed_zero:
+            negative = negative & ~bits.is_zero(code)
+        sign_bit = fmt.bits - fmt.unused_bits - 1 - 32 * (fmt.words - 1)
+        code = (*code[:-1], code[-1] | (negative.astype(jnp.uint32) << sign_bit))
+    if fmt.unused_bits:
+        ones = jnp.where(number.nan, (1 << fmt.unused_bits) - 1, 0).astype(jnp.uint32)
+        code = ((code[0] << fmt.unused_bits) | ones,)
+    return limbs_code(fmt, code)
+
+
+def _leads_outward(negative: Array, rounding: Rounding) -> Array:
+    """bool: rounding takes a magnitude above the largest finite to Inf (IEEE 754-2019, 7.4)."""
+    by_mode = (jnp.ones_like(negative), jnp.zeros_like(negative), negative, ~negative, jnp.ones_like(negative))
+    if isinstance(rounding, str):
+        return by_mode[ROUNDINGS.index(rounding)]
+    return lax.select_n(jnp.broadcast_to(rounding, negative.shape), *by_mode)
+
+
+def convert(
+    codes: ArrayLike,
+    source: Format,
+    target: Format,
+    rounding: Rounding = "RN",
+    saturate: bool = False,
+    key: Array | None = None,
+) -> Array:
+    """Codes of one format -> codes of another, rounded once; integers only.
+
+    codes: unsigned [...] (f64: uint32[..., 2]); saturate: out of range becomes the largest finite value instead of Inf or NaN;
+    key: a jax.random key, for rounding="SR". Specials as in `encode`.
+    """
+    number = decode(source, codes)
+    random = None if key is None else jax.random.bits(key, number.exponent.shape, jnp.uint32)
+    return encode(target, number, rounding, overflow="saturate" if saturate else "ieee", random=random)
+
+
+def array_codes(x: ArrayLike) -> tuple[Format, Array]:
+    """The format that an array's dtype stands for, and its raw codes: a reinterpretation, no arithmetic.
+
+    A NumPy float64 array keeps its 64 bits even where JAX would cut it to 32. Booleans and the wider integers, which are no format of PTX,
+    become s32 clamped to its range; float6 arrays must be NumPy's, since XLA on CPU cannot hold them.
+    Raises: TypeError for complex and non-numeric dtypes.
+    """
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x)
+        if x.dtype == np.float64 or x.dtype in ARRAY_FORMATS and ARRAY_FORMATS[x.dtype].bits < 8:
+            fmt = ARRAY_FORMATS[x.dtype]
+            if fmt is F64:
+                return fmt, jnp.asarray(np.ascontiguousarray(x).view(np.uint32).reshape(*x.shape, 2))
+            raw = np.ascontiguousarray(x).view(np.uint8) if x.dtype.itemsize == 1 else x.astype(np.uint8)
+            return fmt, jnp.asarray(raw & np.uint8((1 << fmt.bits) - 1))
+        if x.dtype == bool or np.issubdtype(x.dtype, np.integer) and x.dtype not in ARRAY_FORMATS:
+            limit = np.iinfo(np.int32)
+            return S32, jnp.asarray(np.clip(x.astype(object) if x.dtype == np.uint64 else x, limit.min, limit.max).astype(np.int32).view(np.uint32))
+        if x.dtype not in ARRAY_FORMATS:
+            raise TypeError(f"an array of dtype {x.dtype} holds no real numbers; give floats, integers or booleans")
+        x = jnp.asarray(x)
+    dtype = np.dtype(x.dtype)
+    if dtype not in ARRAY_FORMATS:
+        if dtype == bool or jnp.issubdtype(dtype, jnp.integer):
+            if dtype in (np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.int64)):
+                x = jnp.clip(x, max(jnp.iinfo(dtype).min, -(2**31)), 2**31 - 1)
+            return S32, x.astype(jnp.int32).astype(jnp.uint32)
+        raise TypeError(f"an array of dtype {dtype} holds no real numbers; give floats, integers or booleans")
+    fmt = ARRAY_FORMATS[dtype]
+    if fmt is F64:
+        return fmt, lax.bitcast_convert_type(x, jnp.uint32)
+    if fmt.bits < 8:
+        wide = x.astype(jnp.int8).astype(jnp.uint8) if fmt.is_integer else lax.bitcast_convert_type(x, jnp.uint4).astype(jnp.uint8)
+        return fmt, wide & jnp.uint8((1 << fmt.bits) - 1)
+    return fmt, lax.bitcast_convert_type(x, fmt.dtype)
+
+
+def from_float(
+    fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None
+) -> Array:
+    """An array of numbers (any real dtype) -> codes of `fmt`, [...] (f64: uint32[..., 2]), each rounded once. Arguments as in `convert`."""
+    source, codes = array_codes(x)
+    return convert(codes, source, fmt, rounding, saturate, key)
+
+
+def to_float(fmt: Format, codes: ArrayLike, dtype: DTypeLike = jnp.float32) -> Array:
+    """Codes -> an array of `dtype` (float32, float16 or bfloat16), exact where the dtype holds the value, else rounded to nearest even."""
+    target = ARRAY_FORMATS[np.dtype(dtype)]
+    return lax.bitcast_convert_type(convert(codes, fmt, target), dtype)
+
+
+def round_to(
+    fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None
+) -> Array:
+    """x with every element rounded to a value of `fmt`, in x's own float dtype (which must hold fmt's values to be exact).
+
+    x: float32, float16, bfloat16 or, in x64 mode, float64 [...]. Arguments as in `convert`. Not differentiable: it works on bits.
+    """
+    x = jnp.asarray(x)
+    own, codes = array_codes(x)
+    back = convert(convert(codes, own, fmt, rounding, saturate, key), fmt, own)
+    return lax.bitcast_convert_type(back, x.dtype)

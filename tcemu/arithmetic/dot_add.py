@@ -1,0 +1,206 @@
+"""The truncated fused dot-add: align products and accumulator to the largest, cut, add exactly, round once.
+
+Source: the rules are those measured on an NVIDIA H200 (README, "What is exact"); the same form, with other numbers, fits every NVIDIA tensor core
+from Volta on (Khattak and Mikaitis, arXiv 2512.07004; MMA-Sim, arXiv 2511.10909). Which numbers a target uses is `models`' affair.
+
+Floats appear here in four operations only, each exact wherever its result is used, on any backend, whether or not it flushes
+subnormals or contracts multiply-adds (tests/test_jaxpr.py holds the list):
+  multiply     (1) product of two significands: at most 24 bits, so it fits an f32 whole, and it is 0 or normal (see `Operand`);
+               (2) by a power of two, which keeps every bit unless the result leaves f32's normal range: upward it cannot (the aligned
+               product is below 2^(fraction_bits + 2)), downward it is below 1 and cut to 0 all the same.
+  convert      f32 to s32 cuts toward zero, which is the cut of rule 4; the value is below 2^31 by the bounds of `_fits_one_limb` and `MAX_FRACTION_BITS`;
+               s32 to f32, for the high part of a wide term, is of at most 24 significant bits.
+  subtract     a wide term less its high part: the low bits of the same 24-bit significand.
+  bitcast      no arithmetic.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from tcemu import bits
+from tcemu.bits import Limbs
+from tcemu.formats import F32, Format, Number, Rounding, decode, encode
+
+MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper ones still fit an s32
+
+# Zeros and specials ride on the exponent, so that one maximum finds the alignment and shows whether a special took part
+ZERO_EXPONENT = -(1 << 18)
+SPECIAL_EXPONENT = 1 << 20
+
+LOW_BITS = 24  # of a wide term
+
+
+class Operand(NamedTuple):
+    """A multiplicand decoded for `dot_add`, once a matrix. Two arrays of the codes' shape.
+
+    significand: f32, signed. If every product of the two formats is a normal f32 (`_is_compact`), the value itself; else the integer
+        significand. NaN: 0. Inf: +1 or -1.
+    exponent: int32, that of the value as rule 2 counts it; ZERO_EXPONENT for 0, SPECIAL_EXPONENT for Inf and NaN.
+    """
+
+    significand: Array
+    exponent: Array
+
+
+def _is_compact(a: Format, b: Format) -> bool:
+    """Every product of two non-zero values is a normal f32, with room for the alignment: the values themselves can be multiplied."""
+    least = a.least_exponent - a.mantissa_bits + b.least_exponent - b.mantissa_bits
+    greatest = a.greatest_exponent + b.greatest_exponent + 2
+    return least >= F32.least_exponent and greatest <= F32.greatest_exponent
+
+
+def _fits_one_limb(a: Format, b: Format, terms: int, fraction_bits: ArrayLike) -> bool:
+    """Whether the sum of the aligned products fits an s32, and with the accumulator a 32-bit magnitude.
+
+    A product is at most (2^(Ma+1) - 1) (2^(Mb+1) - 1) units of 2^-(Ma+Mb); the accumulator is below 2^(fraction_bits + 1).
+    """
+    if not isinstance(fraction_bits, int) or fraction_bits > 30:
+        return False
+    largest = (2 ** (a.mantissa_bits + 1) - 1) * (2 ** (b.mantissa_bits + 1) - 1)
+    shift = fraction_bits - a.mantissa_bits - b.mantissa_bits
+    return terms * (largest << shift if shift >= 0 else largest >> -shift) < 2**31
+
+
+def power_of_two(exponent: Array) -> Array:
+    """f32 2^exponent, by its bits; 0 below the normal range. exponent: int32 <= 127."""
+    return lax.bitcast_convert_type(jnp.maximum(exponent + F32.bias, 0) << F32.mantissa_bits, jnp.float32)
+
+
+def operand(fmt: Format, codes: ArrayLike, other: Format) -> Operand:
+    """Decode the codes of one multiplicand, whose partner has the format `other`."""
+    number = decode(fmt, codes)
+    magnitude = number.magnitude[0].astype(jnp.int32).astype(jnp.float32)
+    if _is_compact(fmt, other):
+        magnitude = magnitude * power_of_two(number.exponent)
+    special = number.nan | number.infinite
+    magnitude = jnp.where(number.infinite, 1.0, jnp.where(number.nan, 0.0, magnitude))
+    exponent = jnp.where(number.magnitude[0] == 0, ZERO_EXPONENT, number.exponent + fmt.mantissa_bits)
+    return Operand(jnp.where(number.negative, -magnitude, magnitude), jnp.where(special, SPECIAL_EXPONENT, exponent))
+
+
+def has_special(x: Operand, axes: tuple[int, ...]) -> Array:
+    """bool: an Inf or NaN stands somewhere along the axes."""
+    return jnp.any(x.exponent == SPECIAL_EXPONENT, axis=axes)
+
+
+def _outer(row: Array, column: Array) -> tuple[Array, Array]:
+    return row[..., :, None], column[..., None, :]
+
+
+def dot_add(
+    a: Operand,
+    b: Operand,
+    accumulator: Array | None,
+    special: ArrayLike,
+    *,
+    a_format: Format,
+    b_format: Format,
+    result: Format,
+    rounding: Rounding,
+    fraction_bits: ArrayLike,
+    floor: ArrayLike,
+    result_bits: ArrayLike | None = None,
+) -> Array:
+    """One step: `terms` products and one accumulator in a single fused sum, rounded once.
+
+    a: [terms, ..., M]; b: [terms, ..., N]; accumulator: codes of `result` [..., M, N], or None for none at all.
+    special: bool scalar, whether a or b may hold an Inf or NaN; False spares the search for them.
+    fraction_bits: bits kept below the unit of the largest exponent, 1 to MAX_FRACTION_BITS; floor: the least that exponent can be.
+    result_bits: fraction bits of the result that are kept (13 for FP8 on Hopper's wgmma); None: all.
+    fraction_bits, floor, result_bits and rounding may be traced.
+    Returns codes of `result` [..., M, N]: +0 for any zero sum, Inf on overflow in every rounding, the canonical NaN.
+    """
+    terms = a.exponent.shape[0]
+    products = [(_outer(a.significand[i], b.significand[i]), _outer(a.exponent[i], b.exponent[i])) for i in range(terms)]
+
+    # rule 3: the largest exponent of all that is not zero
+    greatest = products[0][1][0] + products[0][1][1]
+    for _, (x, y) in products[1:]:
+        greatest = jnp.maximum(greatest, x + y)
+    if accumulator is not None:
+        c = decode(result, accumulator)
+        c_exponent = jnp.where(bits.is_zero(c.magnitude), ZERO_EXPONENT, c.exponent + result.mantissa_bits)
+        greatest = jnp.maximum(greatest, jnp.where(c.nan | c.infinite, ZERO_EXPONENT, c_exponent))
+    greatest = jnp.maximum(greatest, floor)
+
+    # rules 4 and 5: align, cut, add
+    if _is_compact(a_format, b_format):
+        least = a_format.least_exponent + b_format.least_exponent  # below it every product is 0, and the scale would overflow
+        scale = power_of_two(fraction_bits - jnp.maximum(greatest, least))
+        aligned = [x * y * scale for (x, y), _ in products]
+    else:
+        unit = a_format.mantissa_bits + b_format.mantissa_bits - fraction_bits + greatest
+        aligned = [x * y * power_of_two(i + j - unit) for (x, y), (i, j) in products]
+    if _fits_one_limb(a_format, b_format, terms, fraction_bits):
+        negative, magnitude = _add_narrow(aligned)
+    else:
+        negative, magnitude = _add_wide(aligned)
+    if accumulator is not None:
+        up = bits.shift_left(bits.extend(c.magnitude, len(magnitude)), jnp.maximum(fraction_bits - result.mantissa_bits, 0))
+        down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + jnp.maximum(greatest - c_exponent, 0)
+        negative, magnitude = _add_signed(negative, magnitude, c.negative, bits.shift_right(up, down))
+
+    # rules 6 and 7
+    never = jnp.zeros(greatest.shape, bool)
+    total = Number(negative, magnitude, greatest - fraction_bits, never, never)
+    d = encode(result, total, rounding, overflow="infinity", signed_zero=False, fraction_bits=result_bits)
+
+    # rule 8
+    nan, positive, minus = _specials_of_products(products, special, greatest.shape)
+    if accumulator is not None:
+        nan = nan | c.nan
+        positive, minus = positive | (c.infinite & ~c.negative), minus | (c.infinite & c.negative)
+    nan = nan | (positive & minus)
+    sign = jnp.where(minus, 1 << (result.bits - 1), 0)
+    d = jnp.where(positive | minus, (sign | result.infinity).astype(d.dtype), d)
+    return jnp.where(nan, jnp.asarray(result.nan, d.dtype), d)
+
+
+def _add_narrow(aligned: list[Array]) -> tuple[Array, Limbs]:
+    """Cut each term toward zero and add, in one s32. Returns sign and magnitude."""
+    total = aligned[0].astype(jnp.int32)
+    for term in aligned[1:]:
+        total = total + term.astype(jnp.int32)
+    return total < 0, (jnp.abs(total).astype(jnp.uint32),)
+
+
+def _add_wide(aligned: list[Array]) -> tuple[Array, Limbs]:
+    """The same in two s32 sums, of the terms' bits above and below 2^24. Returns sign and 64-bit magnitude."""
+    high_sum = low_sum = jnp.int32(0)
+    for term in aligned:
+        high = (term * 2.0**-LOW_BITS).astype(jnp.int32)
+        low = (term - high.astype(jnp.float32) * 2.0**LOW_BITS).astype(jnp.int32)
+        high_sum, low_sum = high_sum + high, low_sum + low
+    sign = lambda x: (x >> 31).astype(jnp.uint32)  # noqa: E731  the limb that extends a two's complement word
+    high = bits.shift_left((high_sum.astype(jnp.uint32), sign(high_sum)), jnp.int32(LOW_BITS))
+    total = bits.add(high, (low_sum.astype(jnp.uint32), sign(low_sum)))
+    negative = total[1].astype(jnp.int32) < 0
+    return negative, bits.select(negative, bits.negate(total), total)
+
+
+def _add_signed(x_negative: Array, x: Limbs, y_negative: Array, y: Limbs) -> tuple[Array, Limbs]:
+    """The sum of two sign-and-magnitude integers."""
+    same, smaller = x_negative == y_negative, bits.less(x, y)
+    difference = bits.select(smaller, bits.subtract(y, x), bits.subtract(x, y))
+    return jnp.where(same | ~smaller, x_negative, y_negative), bits.select(same, bits.add(x, y), difference)
+
+
+def _specials_of_products(products: list, special: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    """bool [shape] each: some product is NaN, is +Inf, is -Inf. Searched only where `special` says there can be any."""
+
+    def search() -> tuple[Array, Array, Array]:
+        nan = positive = minus = jnp.zeros(shape, bool)
+        for (x, y), (i, j) in products:
+            x_special, y_special = i == SPECIAL_EXPONENT, j == SPECIAL_EXPONENT
+            invalid = (x_special & ((x == 0) | (j == ZERO_EXPONENT))) | (y_special & ((y == 0) | (i == ZERO_EXPONENT)))
+            infinite, negative = (x_special | y_special) & ~invalid, (x < 0) != (y < 0)
+            nan, positive, minus = nan | invalid, positive | (infinite & ~negative), minus | (infinite & negative)
+        return nan, positive, minus
+
+    if isinstance(special, bool) and special:
+        return search()
+    none = jnp.zeros(shape, bool)
+    return lax.cond(special, search, lambda: (none, none, none))

@@ -1,0 +1,89 @@
+"""Exact fused multiply-add and addition in f16, f32 and f64, rounded once, on uint32 limbs: no x64 mode, no float operation.
+
+Source: IEEE 754-2019, 5.4.1 and 6.3 (signs of zero); NaN words as an NVIDIA H200 gives them (README, "What is exact").
+"""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from tcemu import bits
+from tcemu.bits import Limbs
+from tcemu.formats import F64, Format, Number, Rounding, code_limbs, decode, encode, limbs_code
+
+QUIET = 1 << 19  # the quiet bit of an f64 NaN, in its upper word
+INVALID_F64 = (0x00000000, 0xFFF80000)  # Inf x 0 and Inf - Inf, low word first
+
+
+def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
+    """a * b + c, rounded once. Codes of `fmt` in and out (f64: uint32[..., 2]); a, b and c broadcast against each other.
+
+    NaN: f32 and f16 give the canonical NaN; f64 the quieted first NaN in the order b, c, a, and 0xFFF8000000000000 for an invalid operation.
+    """
+    x, y, z = (decode(fmt, jnp.asarray(v)) for v in (a, b, c))
+    shape = jnp.broadcast_shapes(x.exponent.shape, y.exponent.shape, z.exponent.shape)
+    product = Number(
+        x.negative != y.negative,
+        bits.multiply(x.magnitude, y.magnitude),
+        x.exponent + y.exponent,
+        x.nan | y.nan | (x.infinite & _is_zero(y)) | (y.infinite & _is_zero(x)),
+        x.infinite | y.infinite,
+    )
+    width = len(product.magnitude)  # 2 limbs for f32, 4 for f64: at least 2p + 3 bits, so that no cancellation meets a jammed bit
+    d = _add(_broadcast(product, shape, width), _broadcast(z, shape, width), fmt, rounding)
+    return _f64_nans(d, b, c, a) if fmt is F64 else d
+
+
+def add(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
+    """x + y, rounded once. Codes of `fmt` in and out. NaN: as `fma`, with the first NaN in the order x, y."""
+    u, v = decode(fmt, jnp.asarray(x)), decode(fmt, jnp.asarray(y))
+    shape = jnp.broadcast_shapes(u.exponent.shape, v.exponent.shape)
+    width = 1 if fmt.mantissa_bits + 4 <= 32 else 2  # p + 3 bits
+    d = _add(_broadcast(u, shape, width), _broadcast(v, shape, width), fmt, rounding)
+    return _f64_nans(d, x, y) if fmt is F64 else d
+
+
+def _is_zero(x: Number) -> Array:
+    return bits.is_zero(x.magnitude) & ~x.nan & ~x.infinite
+
+
+def _broadcast(x: Number, shape: tuple[int, ...], width: int) -> Number:
+    full = lambda v: jnp.broadcast_to(v, shape)  # noqa: E731
+    magnitude = tuple(full(limb) for limb in bits.extend(x.magnitude, width))
+    return Number(full(x.negative), magnitude, full(x.exponent), full(x.nan), full(x.infinite))
+
+
+def _normalize(x: Number) -> tuple[Limbs, Array]:
+    """The magnitude with two bits free at the top, for the carry, and its exponent."""
+    shift = jnp.maximum(bits.leading_zeros(x.magnitude) - 2, 0)
+    return bits.shift_left(x.magnitude, shift), x.exponent - shift
+
+
+def _add(x: Number, y: Number, fmt: Format, rounding: Rounding) -> Array:
+    (x_magnitude, x_exponent), (y_magnitude, y_exponent) = _normalize(x), _normalize(y)
+    x_zero, y_zero = bits.is_zero(x_magnitude), bits.is_zero(y_magnitude)
+    exponent = jnp.where(x_zero, y_exponent, jnp.where(y_zero, x_exponent, jnp.maximum(x_exponent, y_exponent)))
+    x_magnitude = bits.shift_right_jam(x_magnitude, jnp.maximum(exponent - x_exponent, 0))
+    y_magnitude = bits.shift_right_jam(y_magnitude, jnp.maximum(exponent - y_exponent, 0))
+    same, smaller = x.negative == y.negative, bits.less(x_magnitude, y_magnitude)
+    difference = bits.select(smaller, bits.subtract(y_magnitude, x_magnitude), bits.subtract(x_magnitude, y_magnitude))
+    magnitude = bits.select(same, bits.add(x_magnitude, y_magnitude), difference)
+    negative = jnp.where(same | ~smaller, x.negative, y.negative)
+    # an exact zero of unlike signs is +0, but -0 when rounding down (IEEE 754-2019, 6.3)
+    down = rounding == "RM" if isinstance(rounding, str) else rounding == 2
+    negative = jnp.where(bits.is_zero(magnitude) & ~same, down, negative)
+    nan = x.nan | y.nan | (x.infinite & y.infinite & ~same)
+    infinite = (x.infinite | y.infinite) & ~nan
+    negative = jnp.where(infinite, jnp.where(x.infinite, x.negative, y.negative), negative)
+    return encode(fmt, Number(negative, magnitude, exponent, nan, infinite), rounding)
+
+
+def _f64_nans(d: Array, *operands: ArrayLike) -> Array:
+    """Put the payload rule of f64 in place of the canonical NaN; operands in order of precedence."""
+    word = decode(F64, d)
+    out = bits.select(word.nan, tuple(jnp.full(word.nan.shape, w, jnp.uint32) for w in INVALID_F64), code_limbs(F64, d))
+    for codes in reversed(operands):
+        codes = jnp.asarray(codes)
+        low, high = (jnp.broadcast_to(w, word.nan.shape) for w in code_limbs(F64, codes))
+        out = bits.select(jnp.broadcast_to(decode(F64, codes).nan, word.nan.shape), (low, high | QUIET), out)
+    return limbs_code(F64, out)

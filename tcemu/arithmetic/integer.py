@@ -1,0 +1,56 @@
+"""Integer and single-bit dot products, exact.
+
+Source: PTX ISA 9.7.14.5.14 (`.satfinite`, `.popc`); clamping once, after the exact sum of C and all products, as measured on an NVIDIA H200.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from tcemu.formats import Format, decode
+
+BLOCK = 256  # products in one float dot: 256 * 255 * 255 < 2^24
+
+
+def values(fmt: Format, codes: Array) -> Array:
+    """Codes of a format of at most 8 bits -> f32 values."""
+    number = decode(fmt, codes)
+    magnitude = number.magnitude[0].astype(jnp.int32)
+    return jnp.where(number.negative, -magnitude, magnitude).astype(jnp.float32)
+
+
+def dot(a: Array, b: Array) -> Array:
+    """int32 [..., M, N]: the products of a [..., M, K] and b [..., K, N], f32 integers of at most 8 bits, summed modulo 2^32.
+
+    The machine's own f32 dot is exact here, in any order, with or without FMA, and in every precision mode: the operands fit the 8 significant
+    bits of bf16, and all partial sums of a block are integers below 2^24.
+    """
+    k = a.shape[-1]
+    pad = -k % min(BLOCK, max(k, 1))
+    a, b = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, pad)]), jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, pad), (0, 0)])
+    blocks = max(1, a.shape[-1] // BLOCK)
+    a = jnp.moveaxis(a.reshape(*a.shape[:-1], blocks, -1), -2, 0)
+    b = jnp.moveaxis(b.reshape(*b.shape[:-2], blocks, -1, b.shape[-1]), -3, 0)
+    total = jnp.zeros(jnp.broadcast_shapes(a.shape[1:-2], b.shape[1:-2]) + (a.shape[-2], b.shape[-1]), jnp.int32)
+
+    def add_block(total: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + jnp.matmul(*block, precision=lax.Precision.HIGHEST).astype(jnp.int32), None
+
+    return lax.scan(add_block, total, (a, b))[0]
+
+
+def wrapping_add(c: Array, s: Array) -> Array:
+    """c + s modulo 2^32."""
+    return c + s
+
+
+def clamping_add(c: Array, s: Array) -> Array:
+    """The exact c + s clamped to the s32 range; int32 in and out."""
+    total = c + s
+    overflow = ((c ^ total) & (s ^ total)) < 0
+    return jnp.where(overflow, jnp.where(c < 0, jnp.int32(-(2**31)), jnp.int32(2**31 - 1)), total)
+
+
+def xor_popcount(a: Array, b: Array) -> Array:
+    """int32 [..., M, N]: set bits of row XOR column; a [..., M, K] and b [..., K, N] hold 0.0 and 1.0. |a XOR b| = |a| + |b| - 2 |a AND b|."""
+    count = lambda x, axis: jnp.sum(x.astype(jnp.int32), axis=axis, keepdims=True)  # noqa: E731
+    return count(a, -1) + count(b, -2) - 2 * dot(a, b)

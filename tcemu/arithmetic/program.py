@@ -1,0 +1,228 @@
+"""The step program: how the products of one row and one column, and the accumulator, become one result.
+
+A `Model` is data; `run` is the only place that reads it. Which model a target uses is a row of `models`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from tcemu.arithmetic import integer
+from tcemu.arithmetic.dot_add import MAX_FRACTION_BITS, ZERO_EXPONENT, Operand, dot_add, has_special, operand
+from tcemu.arithmetic.fma import add, fma
+from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, convert
+
+MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA unit
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class Model:
+    """The arithmetic of an instruction, as a value: D = A·B + C by steps along K.
+
+    A step adds `terms` products and the running value in one fused sum and rounds it to `result`; with `fraction_bits=None` it is exact and
+    has one product: an IEEE fused multiply-add. A step never reaches into the next instruction. Without `chain`, all steps follow each other
+    from C on; with it, every chain of products starts from nothing, and its outcome is added to C by a rounded (RN) addition.
+
+    fraction_bits, floor, result_bits, terms and rounding may be arrays, so that `jax.vmap` sweeps them in one compiled program (terms then
+    up to MAX_TERMS, rounding as an int32 index into `formats.ROUNDINGS`). As a pytree a model has just its arrays as leaves.
+    """
+
+    result: Format  # F32, F16 or F64, of every step; S32 for integers, which are exact and use no other field
+    terms: int | Array = 16  # products in one step
+    fraction_bits: int | Array | None = 25  # kept below the unit of the largest exponent in a step; None: exact
+    floor: int | Array = -133  # the least exponent that a step aligns to
+    rounding: Rounding = "RZ"  # of a step: "RN", "RZ", "RM" or "RP"
+    result_bits: int | Array | None = None  # fraction bits that a step's result keeps; None: all of `result`
+    multiplicand: Format | None = None  # A and B are converted to it first, exactly
+    groups: int = 1  # an instruction's products are dealt out in pairs to so many groups, which are then walked one after the other
+    chain: int | str | None = None  # products in a chain; "k": those of one instruction
+
+    def __post_init__(self) -> None:
+        def refuse(field: str, wanted: str) -> None:
+            raise ValueError(f"Model({field}={getattr(self, field)!r}): {field} must be {wanted}")
+
+        if isinstance(self.result, Format) and self.result not in (F16, F32, F64, S32):
+            refuse("result", "f16, f32, f64 or s32")
+        if isinstance(self.terms, int) and self.terms < 1:
+            refuse("terms", "at least 1")
+        if isinstance(self.fraction_bits, int) and not 1 <= self.fraction_bits <= MAX_FRACTION_BITS:
+            refuse("fraction_bits", f"from 1 to {MAX_FRACTION_BITS}, or None for exact")
+        if self.fraction_bits is None and self.terms != 1:
+            refuse("terms", "1 where fraction_bits is None: an exact step is a fused multiply-add")
+        if isinstance(self.rounding, str) and self.rounding not in ROUNDINGS[:-1]:
+            refuse("rounding", f"one of {', '.join(ROUNDINGS[:-1])}")
+        if isinstance(self.chain, str) and self.chain != "k":
+            refuse("chain", 'a number of products, "k" for those of one instruction, or None')
+
+    def replace(self, **changes: Any) -> "Model":
+        """The model with some fields changed. Raises TypeError for an unknown field."""
+        return replace(self, **changes)
+
+    def tree_flatten(self) -> tuple[list, tuple]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        static = {name: v for name, v in values.items() if v is None or isinstance(v, int | str | Format)}
+        arrays = [name for name in values if name not in static]
+        return [values[name] for name in arrays], (tuple(arrays), tuple(static.items()))
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple, arrays: list) -> "Model":
+        names, static = aux
+        return cls(**dict(static), **dict(zip(names, arrays, strict=True)))
+
+
+class Signature(NamedTuple):
+    """What `run` must know of an instruction besides its model."""
+
+    a: Format
+    b: Format
+    c: Format
+    d: Format
+    k: int  # products of one instruction
+    rounding: str | None = None  # the instruction's own, in place of the model's (f64)
+    clamp: bool = False  # .satfinite
+    bit_op: str | None = None  # "xor" or "and", for b1
+
+
+def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Array:
+    """D = A·B + C on raw codes.
+
+    a: [..., M, K]; b: [..., K, N]; c: [..., M, N]; leading axes broadcast; f64 codes have a trailing axis of two words.
+    K is a multiple of `signature.k`, not 0 (any number but 0 for a model with fraction_bits=None and no chain).
+    Returns codes of `signature.d`, [..., M, N].
+    """
+    a, b, c = jnp.asarray(a), jnp.asarray(b), jnp.asarray(c)
+    if model.result.is_integer:
+        return _run_integer(signature, a, b, c)
+    if signature.rounding is not None:
+        model = model.replace(rounding=signature.rounding.upper())
+    if model.multiplicand is not None:
+        a, b = convert(a, signature.a, model.multiplicand), convert(b, signature.b, model.multiplicand)
+        signature = signature._replace(a=model.multiplicand, b=model.multiplicand)
+    words = (1,) * (signature.a.words - 1)
+    a = _by_group(jnp.moveaxis(a, -1 - len(words), 0), signature.k, model.groups)
+    b = _by_group(jnp.moveaxis(b, -2 - len(words), 0), signature.k, model.groups)
+    batch = jnp.broadcast_shapes(a.shape[1 : a.ndim - 1 - len(words)], b.shape[1 : b.ndim - 1 - len(words)])
+    c = c if signature.c == model.result else convert(c, signature.c, model.result)
+    tail = c.shape[c.ndim - 2 - len(words) :]
+    c = jnp.broadcast_to(c, jnp.broadcast_shapes(batch, c.shape[: c.ndim - len(tail)]) + tail)
+    walk = _walk_exact if model.fraction_bits is None else _walk_fused
+    d = walk(model, signature, a, b, c)
+    return d if signature.d == model.result else convert(d, model.result, signature.d)
+
+
+def _by_group(x: Array, k: int, groups: int) -> Array:
+    """[K, ...]: the products of each instruction, group after group. Pair number p goes to group p mod `groups`."""
+    if groups == 1:
+        return x
+    pairs = x.reshape(-1, k // (2 * groups), groups, 2, *x.shape[1:])
+    return jnp.swapaxes(pairs, 1, 2).reshape(x.shape)
+
+
+def _step_size(model: Model, k: int) -> int:
+    """Products that one step holds room for: a step reaches neither into the next group nor into the next instruction."""
+    return min(model.terms if isinstance(model.terms, int) else MAX_TERMS, k // model.groups)
+
+
+def _steps_of_instruction(model: Model, k: int) -> int:
+    return model.groups * -(-k // (model.groups * _step_size(model, k)))
+
+
+def _walk_fused(model: Model, signature: Signature, a: Array, b: Array, c: Array) -> Array:
+    """Steps of `dot_add` along K. a: [K, ..., M]; b: [K, ..., N]; c: [..., M, N] in `model.result`."""
+    group, terms = signature.k // model.groups, _step_size(model, signature.k)
+    traced_terms = not isinstance(model.terms, int)
+    x = _cut(operand(signature.a, a, signature.b), group, terms)
+    y = _cut(operand(signature.b, b, signature.a), group, terms)
+    special = has_special(x, tuple(range(1, x.exponent.ndim))) | has_special(y, tuple(range(1, y.exponent.ndim)))
+
+    def step(accumulator: Array | None, products: tuple) -> Array:
+        return dot_add(
+            *products[:2], accumulator, products[2],
+            a_format=signature.a, b_format=signature.b, result=model.result, rounding=model.rounding,
+            fraction_bits=model.fraction_bits, floor=model.floor, result_bits=model.result_bits,
+        )  # fmt: skip
+
+    def steps_of_traced_size(accumulator: Array | None, products: tuple) -> Array:
+        start = jnp.zeros(c.shape, c.dtype) if accumulator is None else accumulator
+        number = jnp.arange(terms) // model.terms  # of the step that a product belongs to
+        part = lambda s: tuple(_only(number == s, v) for v in products[:2])  # noqa: E731
+        return lax.fori_loop(0, number[-1] + 1, lambda s, acc: step(acc, (*part(s), products[2])), start)
+
+    advance = steps_of_traced_size if traced_terms else step
+    return _walk(advance, model, signature.k, (x, y, special), c)
+
+
+def _walk_exact(model: Model, signature: Signature, a: Array, b: Array, c: Array) -> Array:
+    """Fused multiply-adds along K, in the format of A, B and the result alike; shapes as in `_walk_fused`."""
+    wide = model.result.words == 2
+    minus_zero = jnp.asarray([0, 1 << 31] if wide else 1 << (model.result.bits - 1), model.result.dtype)  # adds nothing, not even a sign
+
+    def step(accumulator: Array | None, products: tuple) -> Array:
+        x, y = products
+        x, y = (x[..., :, None, :], y[..., None, :, :]) if wide else (x[..., :, None], y[..., None, :])
+        return fma(x, y, minus_zero if accumulator is None else accumulator, model.result, model.rounding)
+
+    return _walk(step, model, signature.k, (a, b), c)
+
+
+def _cut(x: Operand, group: int, terms: int) -> Operand:
+    """[K, ...] -> [steps, terms, ...]. The last step of a group is filled with zeros, which take no part in a step."""
+
+    def cut(v: Array, nothing: float) -> Array:
+        v = v.reshape(-1, group, *v.shape[1:])
+        v = jnp.pad(v, [(0, 0), (0, -group % terms)] + [(0, 0)] * (v.ndim - 2), constant_values=nothing)
+        return v.reshape(-1, terms, *v.shape[2:])
+
+    return Operand(cut(x.significand, 0), cut(x.exponent, ZERO_EXPONENT))
+
+
+def _only(chosen: Array, x: Operand) -> Operand:
+    """The chosen products; the others become zeros."""
+    chosen = chosen.reshape(-1, *(1,) * (x.exponent.ndim - 1))
+    return Operand(jnp.where(chosen, x.significand, 0), jnp.where(chosen, x.exponent, ZERO_EXPONENT))
+
+
+def _walk(step: Callable, model: Model, k: int, products: tuple, c: Array) -> Array:
+    """All steps, one after the other or in chains. `products`: arrays with the steps in front; step(accumulator or None, one step's products)."""
+
+    def advance(accumulator: Array, one: tuple) -> tuple[Array, None]:
+        return step(accumulator, one), None
+
+    if model.chain is None:
+        return lax.scan(advance, c, products)[0]
+
+    def add_chain(accumulator: Array, one: tuple) -> tuple[Array, None]:
+        partial = step(None, jax.tree.map(lambda v: v[0], one))
+        rest = jax.tree.map(lambda v: v[1:], one)
+        partial = lax.scan(advance, partial, rest, unroll=length <= 4)[0]
+        return add(accumulator, partial, model.result), None
+
+    steps = jax.tree.leaves(products)[0].shape[0]
+    per_instruction = _steps_of_instruction(model, k)
+    length = per_instruction if model.chain == "k" else max(1, model.chain * per_instruction // k)
+    whole = steps - steps % length
+    chains = jax.tree.map(lambda v: v[:whole].reshape(-1, length, *v.shape[1:]), products)
+    c = lax.scan(add_chain, c, chains)[0]
+    return c if whole == steps else add_chain(c, jax.tree.map(lambda v: v[whole:], products))[0]
+
+
+def _run_integer(signature: Signature, a: Array, b: Array, c: Array) -> Array:
+    """Exact sums in s32, wrapped, or clamped once an instruction."""
+    x, y = integer.values(signature.a, a), integer.values(signature.b, b)
+    total = c.astype(jnp.int32)
+    if signature.bit_op == "xor":
+        return (total + integer.xor_popcount(x, y)).astype(jnp.uint32)
+    if not signature.clamp:
+        return (total + integer.dot(x, y)).astype(jnp.uint32)
+    x = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, signature.k), -2, 0)
+    y = jnp.moveaxis(y.reshape(*y.shape[:-2], -1, signature.k, y.shape[-1]), -3, 0)
+    batch = jnp.broadcast_shapes(x.shape[1:-2], y.shape[1:-2], total.shape[:-2])
+    total = jnp.broadcast_to(total, batch + total.shape[-2:])
+    step = lambda t, xy: (integer.clamping_add(t, integer.dot(*xy)), None)  # noqa: E731
+    return lax.scan(step, total, (x, y))[0].astype(jnp.uint32)
