@@ -98,6 +98,12 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     Returns codes of `signature.d`, [..., M, N].
     """
     a, b, c = jnp.asarray(a), jnp.asarray(b), jnp.asarray(c)
+    words = (2,) * (signature.a.words - 1)
+    (*a_batch, m, _), (*b_batch, _, n), (*c_batch, _, _) = (v.shape[: v.ndim - len(words)] for v in (a, b, c))
+    batch = jnp.broadcast_shapes(tuple(a_batch), tuple(b_batch), tuple(c_batch))
+    c = jnp.broadcast_to(c, (*batch, m, n, *words))
+    if c.size == 0:
+        return jnp.zeros(c.shape, signature.d.dtype)
     if model.result.is_integer:
         return _run_integer(signature, a, b, c)
     if signature.rounding is not None:
@@ -105,13 +111,9 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     if model.multiplicand is not None:
         a, b = convert(a, signature.a, model.multiplicand), convert(b, signature.b, model.multiplicand)
         signature = signature._replace(a=model.multiplicand, b=model.multiplicand)
-    words = (1,) * (signature.a.words - 1)
     a = _by_group(jnp.moveaxis(a, -1 - len(words), 0), signature.k, model.groups)
     b = _by_group(jnp.moveaxis(b, -2 - len(words), 0), signature.k, model.groups)
-    batch = jnp.broadcast_shapes(a.shape[1 : a.ndim - 1 - len(words)], b.shape[1 : b.ndim - 1 - len(words)])
     c = c if signature.c == model.result else convert(c, signature.c, model.result)
-    tail = c.shape[c.ndim - 2 - len(words) :]
-    c = jnp.broadcast_to(c, jnp.broadcast_shapes(batch, c.shape[: c.ndim - len(tail)]) + tail)
     walk = _walk_exact if model.fraction_bits is None else _walk_fused
     d = walk(model, signature, a, b, c)
     return d if signature.d == model.result else convert(d, model.result, signature.d)
@@ -223,7 +225,5 @@ def _run_integer(signature: Signature, a: Array, b: Array, c: Array) -> Array:
         return (total + integer.dot(x, y)).astype(jnp.uint32)
     x = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, signature.k), -2, 0)
     y = jnp.moveaxis(y.reshape(*y.shape[:-2], -1, signature.k, y.shape[-1]), -3, 0)
-    batch = jnp.broadcast_shapes(x.shape[1:-2], y.shape[1:-2], total.shape[:-2])
-    total = jnp.broadcast_to(total, batch + total.shape[-2:])
     step = lambda t, xy: (integer.clamping_add(t, integer.dot(*xy)), None)  # noqa: E731
     return lax.scan(step, total, (x, y))[0].astype(jnp.uint32)
