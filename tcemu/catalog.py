@@ -7,8 +7,8 @@ from re import fullmatch
 from tcemu.diagnosis import difference, shown
 from tcemu.errors import Unsupported
 from tcemu.grammar import parse
-from tcemu.instructions import Instruction, slots, spellings
-from tcemu.rows import Version, row_of
+from tcemu.instructions import FAMILIES, Instruction, slots, spellings
+from tcemu.rows import SINCE, Version, row_of
 
 # the targets whose instructions the rows describe; "f" is the family target of PTX ISA 8.8, "a" the architecture alone
 TARGETS = (
@@ -30,11 +30,16 @@ def instructions(target: str, family: str | None = None, isa: str | None = None)
     """
     version = _version(isa)
     _known(target)
-    families = tuple(dict.fromkeys(op.family for op in row_of()))
+    families = tuple(FAMILIES)
     if family is not None and family not in families:
         raise ValueError(f"family {family!r}: want one of {', '.join(families)}")
-    found = (op for op, row in row_of().items() if family in (None, op.family) and _least(row.needs, target) <= version)
-    return tuple(found)
+    return _instructions(target, family, version)
+
+
+@lru_cache
+def _instructions(target: str, family: str | None, version: Version) -> tuple[Instruction, ...]:
+    since = ((op, least(op, target)) for op in row_of() if family in (None, op.family))
+    return tuple(op for op, lowest in since if lowest is not None and lowest <= version)
 
 
 def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruction:
@@ -61,22 +66,22 @@ def _check(op: Instruction, target: str, version: Version) -> Instruction:
     row = row_of().get(op)
     if row is None:
         raise Unsupported(f"{op}: no row of the catalogue gives these fields; make instructions with parse")
-    least = _least(row.needs, target)
-    if least <= version:
+    since = least(op, target)
+    if since is not None and since <= version:
         return op
-    if least != _NEVER:
-        newer = f"needs PTX ISA {_dotted(least)} or newer; the version is {_dotted(version)}"
+    if since is not None:
+        newer = f"needs PTX ISA {_dotted(since)} or newer; the version is {_dotted(version)}"
         raise Unsupported(f"{op} on {target} {newer}. PTX ISA {row.section}, PTX ISA Notes.")
     needs = " or ".join(dict.fromkeys(_target_words(wanted) for wanted, _ in row.needs))
     raise Unsupported(f"{op} needs {needs}; the target is {target}{_instead(op, target)}. PTX ISA {row.section}, Target ISA Notes.")
 
 
-_NEVER: Version = (1 << 30, 0)
-
-
-def _least(needs: tuple[tuple[str, Version], ...], target: str) -> Version:
-    """The lowest ISA version in which a target has what `needs` describes."""
-    return min((version for wanted, version in needs if target in _meeting(wanted)), default=_NEVER)
+def least(op: Instruction, target: str) -> Version | None:
+    """The lowest PTX ISA version in which a target has an instruction of the catalogue; None if it never has."""
+    row = row_of()[op]
+    versions = [version for wanted, version in row.needs if target in _meeting(wanted)]
+    later = [SINCE[q] for slot in slots(op) for q in slot if q in SINCE]
+    return max(min(versions), *later) if versions and later else min(versions, default=None)
 
 
 @cache

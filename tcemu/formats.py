@@ -5,7 +5,7 @@ Only integers touch a value here, so that subnormals and roundings are the same 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -141,7 +141,11 @@ def decode(fmt: Format, codes: ArrayLike) -> Number:
 
     codes: unsigned [...] (f64: uint32[..., 2]). Source: the table above.
     """
-    code = code_limbs(fmt, jnp.asarray(codes))
+    return decode_limbs(fmt, code_limbs(fmt, jnp.asarray(codes)))
+
+
+def decode_limbs(fmt: Format, code: Limbs) -> Number:
+    """`decode` of codes that are already in limbs."""
     top = code[-1]
     if fmt.is_integer:
         value = (top << (32 - fmt.bits)).astype(jnp.uint32)
@@ -177,7 +181,12 @@ def decode(fmt: Format, codes: ArrayLike) -> Number:
     return Number(negative, significand, exponent, nan, infinite)
 
 
-def encode(
+def encode(fmt: Format, number: Number, rounding: Rounding = "RN", **how: Any) -> Array:
+    """Values -> raw codes, rounded once; arguments as in `encode_limbs`."""
+    return limbs_code(fmt, encode_limbs(fmt, number, rounding, **how))
+
+
+def encode_limbs(
     fmt: Format,
     number: Number,
     rounding: Rounding = "RN",
@@ -186,8 +195,8 @@ def encode(
     signed_zero: bool = True,
     fraction_bits: ArrayLike | None = None,
     random: Array | None = None,
-) -> Array:
-    """Values -> raw codes, rounded once.
+) -> Limbs:
+    """Values -> raw codes in limbs, rounded once.
 
     rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape; a value a fraction f above
         the lower neighbour goes up with probability f (exact for up to 32 dropped bits, within 2^-32 below that).
@@ -280,7 +289,7 @@ def _stochastic_up(rest: Array, random: Array | None) -> Array:
     return random < rest
 
 
-def _integer_code(fmt: Format, number: Number, whole: Limbs, exponent: Array, zero: Array) -> Array:
+def _integer_code(fmt: Format, number: Number, whole: Limbs, exponent: Array, zero: Array) -> Limbs:
     """Sign and magnitude to two's complement, clamped to the format's range; NaN gives 0 (PTX ISA 9.7.9, cvt)."""
     limit = jnp.uint32(fmt.greatest_magnitude) + (number.negative & fmt.signed).astype(jnp.uint32)
     limit = jnp.where(number.negative & (not fmt.signed), 0, limit)
@@ -290,13 +299,12 @@ def _integer_code(fmt: Format, number: Number, whole: Limbs, exponent: Array, ze
     magnitude = jnp.where(too_large, limit, whole[0])
     magnitude = jnp.where(number.nan, 0, magnitude)
     code = jnp.where(number.negative, -magnitude, magnitude) & jnp.uint32((1 << fmt.bits) - 1)
-    return code.astype(fmt.dtype)
+    return (code,)
 
 
-def _finish(
-    fmt: Format, number: Number, code: Limbs, exponent: Array, rounding: Rounding, overflow: str, signed_zero: bool
-) -> Array:
+def _finish(fmt: Format, number: Number, code: Limbs, exponent: Array, rounding: Rounding, overflow: str, signed_zero: bool) -> Limbs:
     """Overflow, specials and the sign, onto a rounded magnitude code."""
+
     def constant(value: int) -> Limbs:
         return tuple(jnp.full(exponent.shape, (value >> (32 * i)) & 0xFFFFFFFF, jnp.uint32) for i in range(fmt.words))
 
@@ -329,7 +337,7 @@ def _finish(
     if fmt.unused_bits:
         ones = jnp.where(number.nan, (1 << fmt.unused_bits) - 1, 0).astype(jnp.uint32)
         code = ((code[0] << fmt.unused_bits) | ones,)
-    return limbs_code(fmt, code)
+    return code
 
 
 def _leads_outward(negative: Array, rounding: Rounding) -> Array:
@@ -367,15 +375,17 @@ def array_codes(x: ArrayLike) -> tuple[Format, Array]:
     """
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
-        if x.dtype == np.float64 or x.dtype in ARRAY_FORMATS and ARRAY_FORMATS[x.dtype].bits < 8:
+        if x.dtype == np.float64 or (x.dtype in ARRAY_FORMATS and ARRAY_FORMATS[x.dtype].bits < 8):
             fmt = ARRAY_FORMATS[x.dtype]
             if fmt is F64:
                 return fmt, jnp.asarray(np.ascontiguousarray(x).view(np.uint32).reshape(*x.shape, 2))
             raw = np.ascontiguousarray(x).view(np.uint8) if x.dtype.itemsize == 1 else x.astype(np.uint8)
             return fmt, jnp.asarray(raw & np.uint8((1 << fmt.bits) - 1))
-        if x.dtype == bool or np.issubdtype(x.dtype, np.integer) and x.dtype not in ARRAY_FORMATS:
+        if x.dtype == bool or (np.issubdtype(x.dtype, np.integer) and x.dtype not in ARRAY_FORMATS):
             limit = np.iinfo(np.int32)
-            return S32, jnp.asarray(np.clip(x.astype(object) if x.dtype == np.uint64 else x, limit.min, limit.max).astype(np.int32).view(np.uint32))
+            return S32, jnp.asarray(
+                np.clip(x.astype(object) if x.dtype == np.uint64 else x, limit.min, limit.max).astype(np.int32).view(np.uint32)
+            )
         if x.dtype not in ARRAY_FORMATS:
             raise TypeError(f"an array of dtype {x.dtype} holds no real numbers; give floats, integers or booleans")
         x = jnp.asarray(x)
@@ -395,9 +405,7 @@ def array_codes(x: ArrayLike) -> tuple[Format, Array]:
     return fmt, lax.bitcast_convert_type(x, fmt.dtype)
 
 
-def from_float(
-    fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None
-) -> Array:
+def from_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None) -> Array:
     """An array of numbers (any real dtype) -> codes of `fmt`, [...] (f64: uint32[..., 2]), each rounded once. Arguments as in `convert`."""
     source, codes = array_codes(x)
     return convert(codes, source, fmt, rounding, saturate, key)
@@ -409,9 +417,7 @@ def to_float(fmt: Format, codes: ArrayLike, dtype: DTypeLike = jnp.float32) -> A
     return lax.bitcast_convert_type(convert(codes, fmt, target), dtype)
 
 
-def round_to(
-    fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None
-) -> Array:
+def round_to(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None) -> Array:
     """x with every element rounded to a value of `fmt`, in x's own float dtype (which must hold fmt's values to be exact).
 
     x: float32, float16, bfloat16 or, in x64 mode, float64 [...]. Arguments as in `convert`. Not differentiable: it works on bits.

@@ -30,12 +30,13 @@ MESSAGES = {  # spelling, target, isa -> what the error says
     ("nma.sync", "sm_90", None): "unknown instruction 'nma', did you mean 'mma'?",
     ("mma.sync.aligned.m16n8k16.row.col.ftz.f32.f16.f16.f32", "sm_90", None): "unknown qualifier '.ftz' for mma",
     ("mma.sync.aligned.m16n8k16.row.col.f32.fp16.f16.f32", "sm_90", None): "did you mean .f16?",
-    ("mma.sync.m16n8k16.row.col.f32.f16.f16.f32", "sm_90", None): "missing qualifier: .aligned",
+    ("mma.sync.m16n8k16.row.col.f32.f16.f16.f32", "sm_90", None): "missing qualifier: the aligned must be .aligned",
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16", "sm_90", None): "missing qualifier: the element types must be .f32.f16.f16.f32",
-    ("mma.sync.aligned.m16n8k32.row.col.f32.e3m2.e4m3.f32", "sm_90", None): "missing qualifier: .kind must be .kind::f8f6f4",
+    ("mma.sync.aligned.m16n8k32.row.col.f32.e3m2.e4m3.f32", "sm_90", None): "missing qualifier: the kind must be .kind::f8f6f4",
     ("mma.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32", "sm_90", None):
-        "impossible combination: .shape is .m16n8k32, but with the rest it may be .m16n8k8, .m16n8k16",
-    ("mma.sync.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90", None): "impossible combination: .sync is .sync.sync",
+        "impossible combination: the shape as .m16n8k32 does not go with the rest, which takes .m16n8k16, .m16n8k8",
+    ("mma.sync.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90", None): 
+        "impossible combination: the sync as .sync.sync does not go with the rest, which takes .sync;",
     (F8, "sm_80", None): "needs sm_89 or later; the target is sm_80",
     (F8.replace("row.col", "row.col.kind::f8f6f4").replace("e4m3", "e2m1"), "sm_90a", None):
         "needs sm_120a or sm_120f and its family; the target is sm_90a, whose nearest is " + F8,
@@ -56,13 +57,15 @@ def test_slots_come_in_any_order():
     straight = parse("mma.sync.aligned.m16n8k64.row.col.satfinite.s32.u4.s4.s32")
     assert parse("mma.m16n8k64.satfinite.aligned.s32.row.u4.s4.col.s32.sync") == straight
     assert parse("mma.sync.aligned.m16n8k64.row.col.satfinite.s32.s4.u4.s32") != straight
-    with pytest.raises(Unsupported, match=r"the layouts is \.col\.row"):
+    with pytest.raises(Unsupported, match=r"the layouts as \.col\.row"):
         parse("mma.sync.aligned.m16n8k64.col.row.satfinite.s32.u4.s4.s32")
 
 
 def test_statements():
     op = parse("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32")
-    assert parse("@!%p1 mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32\n  {%f0, %f1}, {%r0},{%r1}, {%f0,%f1};\n") == op
+    assert (
+        parse("@!%p1 mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32\n  {%f0, %f1,%f2,%f3}, {%r0,%r1},{%r2}, {%f0,%f1, %f2,%f3};\n") == op
+    )
 
 
 def test_wrong_arguments():

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 
 from tcemu import bits
 from tcemu.bits import Limbs
-from tcemu.formats import F32, Format, Number, Rounding, decode, encode
+from tcemu.formats import F32, Format, Number, Rounding, decode, decode_limbs, encode_limbs
 
 MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper ones still fit an s32
 
@@ -92,15 +92,14 @@ def _products(a: Operand, b: Operand) -> list[tuple[tuple[Array, Array], tuple[A
     """((x, y), (i, j)) for every term: significands and exponents, shaped to meet as [..., M, N]."""
     row, column = (lambda v: v[..., :, None]), (lambda v: v[..., None, :])
     return [
-        ((row(a.significand[t]), column(b.significand[t])), (row(a.exponent[t]), column(b.exponent[t])))
-        for t in range(a.exponent.shape[0])
+        ((row(a.significand[t]), column(b.significand[t])), (row(a.exponent[t]), column(b.exponent[t]))) for t in range(a.exponent.shape[0])
     ]
 
 
 def dot_add(
     a: Operand,
     b: Operand,
-    accumulator: Array | None,
+    accumulator: Limbs | None,
     special: ArrayLike,
     *,
     a_format: Format,
@@ -110,15 +109,15 @@ def dot_add(
     fraction_bits: ArrayLike,
     floor: ArrayLike,
     result_bits: ArrayLike | None = None,
-) -> Array:
+) -> Limbs:
     """One step: `terms` products and one accumulator in a single fused sum, rounded once.
 
-    a: [terms, ..., M]; b: [terms, ..., N]; accumulator: codes of `result` [..., M, N], or None for none at all.
+    a: [terms, ..., M]; b: [terms, ..., N]; accumulator: codes of `result` [..., M, N], as one limb, or None for none at all.
     special: bool scalar, whether a or b may hold an Inf or NaN; False spares the search for them.
     fraction_bits: bits kept below the unit of the largest exponent, 1 to MAX_FRACTION_BITS; floor: the least that exponent can be.
     result_bits: fraction bits of the result that are kept (13 for FP8 on Hopper's wgmma); None: all.
     fraction_bits, floor, result_bits and rounding may be traced.
-    Returns codes of `result` [..., M, N]: +0 for any zero sum, Inf on overflow in every rounding, the canonical NaN.
+    Returns codes of `result` [..., M, N], as one limb: +0 for any zero sum, Inf on overflow in every rounding, the canonical NaN.
     """
     terms, products = a.exponent.shape[0], _products(a, b)
 
@@ -127,7 +126,7 @@ def dot_add(
     for _, (x, y) in products[1:]:
         greatest = jnp.maximum(greatest, x + y)
     if accumulator is not None:
-        c = decode(result, accumulator)
+        c = decode_limbs(result, accumulator)
         c_exponent = jnp.where(bits.is_zero(c.magnitude), ZERO_EXPONENT, c.exponent + result.mantissa_bits)
         greatest = jnp.maximum(greatest, jnp.where(c.nan | c.infinite, ZERO_EXPONENT, c_exponent))
     greatest = jnp.maximum(greatest, floor)
@@ -152,15 +151,15 @@ def dot_add(
     # rules 6 and 7
     never = jnp.zeros(greatest.shape, bool)
     total = Number(negative, magnitude, greatest - fraction_bits, never, never)
-    d = encode(result, total, rounding, overflow="infinity", signed_zero=False, fraction_bits=result_bits)
+    (d,) = encode_limbs(result, total, rounding, overflow="infinity", signed_zero=False, fraction_bits=result_bits)
 
     # rule 8
     flags = _specials_of_products(a, b, special, greatest.shape)
     if accumulator is not None:
         flags = flags | jnp.where(c.nan, NAN, jnp.where(c.infinite, jnp.where(c.negative, MINUS, PLUS), 0))
     sign = jnp.where(flags == MINUS, jnp.uint32(1 << (result.bits - 1)), 0)
-    d = jnp.where(flags == 0, d, (sign | result.infinity).astype(d.dtype))
-    return jnp.where(flags > MINUS, jnp.asarray(result.nan, d.dtype), d)
+    d = jnp.where(flags == 0, d, sign | result.infinity)
+    return (jnp.where(flags > MINUS, result.nan, d),)
 
 
 def _add_narrow(aligned: list[Array]) -> tuple[Array, Limbs]:

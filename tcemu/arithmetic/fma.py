@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from tcemu import bits
 from tcemu.bits import Limbs
-from tcemu.formats import F64, Format, Number, Rounding, code_limbs, decode, encode, limbs_code
+from tcemu.formats import F64, Format, Number, Rounding, code_limbs, decode_limbs, encode_limbs, limbs_code
 
 QUIET = 1 << 19  # the quiet bit of an f64 NaN, in its upper word
 INVALID_F64 = (0x00000000, 0xFFF80000)  # Inf x 0 and Inf - Inf, low word first
@@ -18,10 +18,16 @@ INVALID_F64 = (0x00000000, 0xFFF80000)  # Inf x 0 and Inf - Inf, low word first
 def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
     """a * b + c, rounded once. Codes of `fmt` in and out (f64: uint32[..., 2]); a, b and c broadcast against each other.
 
-    NaN: f32 and f16 give the canonical NaN; f64 the quieted first NaN in the order b, c, a, and 0xFFF8000000000000 for an invalid operation.
+    NaN: f32 and f16 give the canonical NaN; f64 the quieted first NaN in the order b, c, a, and 0xFFF8000000000000 for an invalid
+    operation.
     """
-    x, y, z = (decode(fmt, jnp.asarray(v)) for v in (a, b, c))
-    shape = jnp.broadcast_shapes(x.exponent.shape, y.exponent.shape, z.exponent.shape)
+    return limbs_code(fmt, fma_limbs(*(code_limbs(fmt, jnp.asarray(v)) for v in (a, b, c)), fmt, rounding))
+
+
+def fma_limbs(a: Limbs, b: Limbs, c: Limbs, fmt: Format, rounding: Rounding) -> Limbs:
+    """`fma` of codes in limbs. Everything is brought to one shape first: XLA computes what it broadcasts anew for every use."""
+    a, b, c = _one_shape(a, b, c)
+    x, y, z = (decode_limbs(fmt, v) for v in (a, b, c))
     product = Number(
         x.negative != y.negative,
         bits.multiply(x.magnitude, y.magnitude),
@@ -30,27 +36,31 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, fmt: Format, rounding: Roundin
         x.infinite | y.infinite,
     )
     width = len(product.magnitude)  # 2 limbs for f32, 4 for f64: at least 2p + 3 bits, so that no cancellation meets a jammed bit
-    d = _add(_broadcast(product, shape, width), _broadcast(z, shape, width), fmt, rounding)
+    d = _add(product, z._replace(magnitude=bits.extend(z.magnitude, width)), fmt, rounding)
     return _f64_nans(d, b, c, a) if fmt is F64 else d
 
 
-def add(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
-    """x + y, rounded once. Codes of `fmt` in and out. NaN: as `fma`, with the first NaN in the order x, y."""
-    u, v = decode(fmt, jnp.asarray(x)), decode(fmt, jnp.asarray(y))
-    shape = jnp.broadcast_shapes(u.exponent.shape, v.exponent.shape)
+def add_limbs(x: Limbs, y: Limbs, fmt: Format, rounding: Rounding = "RN") -> Limbs:
+    """x + y, rounded once; codes of `fmt` in limbs. NaN: as `fma`, with the first NaN in the order x, y."""
+    x, y = _one_shape(x, y)
     width = 1 if fmt.mantissa_bits + 4 <= 32 else 2  # p + 3 bits
-    d = _add(_broadcast(u, shape, width), _broadcast(v, shape, width), fmt, rounding)
+    u, v = (n._replace(magnitude=bits.extend(n.magnitude, width)) for n in (decode_limbs(fmt, x), decode_limbs(fmt, y)))
+    d = _add(u, v, fmt, rounding)
     return _f64_nans(d, x, y) if fmt is F64 else d
+
+
+def add(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
+    """x + y, rounded once. Codes of `fmt` in and out; NaN as `add_limbs`."""
+    return limbs_code(fmt, add_limbs(code_limbs(fmt, jnp.asarray(x)), code_limbs(fmt, jnp.asarray(y)), fmt, rounding))
+
+
+def _one_shape(*operands: Limbs) -> tuple[Limbs, ...]:
+    shape = jnp.broadcast_shapes(*(limbs[0].shape for limbs in operands))
+    return tuple(tuple(jnp.broadcast_to(limb, shape) for limb in limbs) for limbs in operands)
 
 
 def _is_zero(x: Number) -> Array:
     return bits.is_zero(x.magnitude) & ~x.nan & ~x.infinite
-
-
-def _broadcast(x: Number, shape: tuple[int, ...], width: int) -> Number:
-    full = lambda v: jnp.broadcast_to(v, shape)  # noqa: E731
-    magnitude = tuple(full(limb) for limb in bits.extend(x.magnitude, width))
-    return Number(full(x.negative), magnitude, full(x.exponent), full(x.nan), full(x.infinite))
 
 
 def _normalize(x: Number) -> tuple[Limbs, Array]:
@@ -59,7 +69,7 @@ def _normalize(x: Number) -> tuple[Limbs, Array]:
     return bits.shift_left(x.magnitude, shift), x.exponent - shift
 
 
-def _add(x: Number, y: Number, fmt: Format, rounding: Rounding) -> Array:
+def _add(x: Number, y: Number, fmt: Format, rounding: Rounding) -> Limbs:
     (x_magnitude, x_exponent), (y_magnitude, y_exponent) = _normalize(x), _normalize(y)
     x_zero, y_zero = bits.is_zero(x_magnitude), bits.is_zero(y_magnitude)
     exponent = jnp.where(x_zero, y_exponent, jnp.where(y_zero, x_exponent, jnp.maximum(x_exponent, y_exponent)))
@@ -75,15 +85,13 @@ def _add(x: Number, y: Number, fmt: Format, rounding: Rounding) -> Array:
     nan = x.nan | y.nan | (x.infinite & y.infinite & ~same)
     infinite = (x.infinite | y.infinite) & ~nan
     negative = jnp.where(infinite, jnp.where(x.infinite, x.negative, y.negative), negative)
-    return encode(fmt, Number(negative, magnitude, exponent, nan, infinite), rounding)
+    return encode_limbs(fmt, Number(negative, magnitude, exponent, nan, infinite), rounding)
 
 
-def _f64_nans(d: Array, *operands: ArrayLike) -> Array:
+def _f64_nans(d: Limbs, *operands: Limbs) -> Limbs:
     """Put the payload rule of f64 in place of the canonical NaN; operands in order of precedence."""
-    word = decode(F64, d)
-    out = bits.select(word.nan, tuple(jnp.full(word.nan.shape, w, jnp.uint32) for w in INVALID_F64), code_limbs(F64, d))
-    for codes in reversed(operands):
-        codes = jnp.asarray(codes)
-        low, high = (jnp.broadcast_to(w, word.nan.shape) for w in code_limbs(F64, codes))
-        out = bits.select(jnp.broadcast_to(decode(F64, codes).nan, word.nan.shape), (low, high | QUIET), out)
-    return limbs_code(F64, out)
+    nan = decode_limbs(F64, d).nan
+    d = bits.select(nan, tuple(jnp.full(nan.shape, word, jnp.uint32) for word in INVALID_F64), d)
+    for low, high in reversed(operands):
+        d = bits.select(decode_limbs(F64, (low, high)).nan, (low, high | QUIET), d)
+    return d

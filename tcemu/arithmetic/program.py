@@ -14,8 +14,9 @@ from jax.typing import ArrayLike
 
 from tcemu.arithmetic import integer
 from tcemu.arithmetic.dot_add import MAX_FRACTION_BITS, ZERO_EXPONENT, Operand, dot_add, has_special, operand
-from tcemu.arithmetic.fma import add, fma
-from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, convert
+from tcemu.arithmetic.fma import add_limbs, fma_limbs
+from tcemu.bits import Limbs
+from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, code_limbs, convert, limbs_code
 
 MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA unit
 
@@ -141,34 +142,34 @@ def _walk_fused(model: Model, signature: Signature, a: Array, b: Array, c: Array
     y = _cut(operand(signature.b, b, signature.a), group, terms)
     special = has_special(x, tuple(range(1, x.exponent.ndim))) | has_special(y, tuple(range(1, y.exponent.ndim)))
 
-    def step(accumulator: Array | None, products: tuple) -> Array:
+    def step(accumulator: Limbs | None, products: tuple) -> Limbs:
         return dot_add(
             *products[:2], accumulator, products[2],
             a_format=signature.a, b_format=signature.b, result=model.result, rounding=model.rounding,
             fraction_bits=model.fraction_bits, floor=model.floor, result_bits=model.result_bits,
         )  # fmt: skip
 
-    def steps_of_traced_size(accumulator: Array | None, products: tuple) -> Array:
-        start = jnp.zeros(c.shape, c.dtype) if accumulator is None else accumulator
+    def steps_of_traced_size(accumulator: Limbs | None, products: tuple) -> Limbs:
+        start = (jnp.zeros(c.shape, jnp.uint32),) if accumulator is None else accumulator
         number = jnp.arange(terms) // model.terms  # of the step that a product belongs to
         part = lambda s: tuple(_only(number == s, v) for v in products[:2])  # noqa: E731
         return lax.fori_loop(0, number[-1] + 1, lambda s, acc: step(acc, (*part(s), products[2])), start)
 
     advance = steps_of_traced_size if traced_terms else step
-    return _walk(advance, model, signature.k, (x, y, special), c)
+    return limbs_code(model.result, _walk(advance, model, signature.k, (x, y, special), code_limbs(model.result, c)))
 
 
 def _walk_exact(model: Model, signature: Signature, a: Array, b: Array, c: Array) -> Array:
     """Fused multiply-adds along K, in the format of A, B and the result alike; shapes as in `_walk_fused`."""
-    wide = model.result.words == 2
-    minus_zero = jnp.asarray([0, 1 << 31] if wide else 1 << (model.result.bits - 1), model.result.dtype)  # adds nothing, not even a sign
+    fmt = model.result
+    x, y, start = (code_limbs(fmt, v) for v in (a, b, c))
+    minus_zero = code_limbs(fmt, jnp.asarray([0, 1 << 31] if fmt.words == 2 else 1 << (fmt.bits - 1), fmt.dtype))  # adds nothing at all
 
-    def step(accumulator: Array | None, products: tuple) -> Array:
-        x, y = products
-        x, y = (x[..., :, None, :], y[..., None, :, :]) if wide else (x[..., :, None], y[..., None, :])
-        return fma(x, y, minus_zero if accumulator is None else accumulator, model.result, model.rounding)
+    def step(accumulator: Limbs | None, products: tuple[Limbs, Limbs]) -> Limbs:
+        rows, columns = tuple(v[..., :, None] for v in products[0]), tuple(v[..., None, :] for v in products[1])
+        return fma_limbs(rows, columns, accumulator or minus_zero, fmt, model.rounding)
 
-    return _walk(step, model, signature.k, (a, b), c)
+    return limbs_code(fmt, _walk(step, model, signature.k, (x, y), start))
 
 
 def _cut(x: Operand, group: int, terms: int) -> Operand:
@@ -188,20 +189,20 @@ def _only(chosen: Array, x: Operand) -> Operand:
     return Operand(jnp.where(chosen, x.significand, 0), jnp.where(chosen, x.exponent, ZERO_EXPONENT))
 
 
-def _walk(step: Callable, model: Model, k: int, products: tuple, c: Array) -> Array:
-    """All steps, one after the other or in chains. `products`: arrays with the steps in front; step(accumulator or None, one step's products)."""
+def _walk(step: Callable, model: Model, k: int, products: tuple, c: Limbs) -> Limbs:
+    """All steps, one after the other or in chains. products: arrays with the steps in front; step(running value or None, one step's)."""
 
-    def advance(accumulator: Array, one: tuple) -> tuple[Array, None]:
+    def advance(accumulator: Limbs, one: tuple) -> tuple[Limbs, None]:
         return step(accumulator, one), None
 
     if model.chain is None:
         return lax.scan(advance, c, products)[0]
 
-    def add_chain(accumulator: Array, one: tuple) -> tuple[Array, None]:
+    def add_chain(accumulator: Limbs, one: tuple) -> tuple[Limbs, None]:
         partial = step(None, jax.tree.map(lambda v: v[0], one))
         rest = jax.tree.map(lambda v: v[1:], one)
         partial = lax.scan(advance, partial, rest, unroll=length <= 4)[0]
-        return add(accumulator, partial, model.result), None
+        return add_limbs(accumulator, partial, model.result), None
 
     steps = jax.tree.leaves(products)[0].shape[0]
     per_instruction = _steps_of_instruction(model, k)

@@ -8,14 +8,13 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from tcemu import models
 from tcemu.arithmetic.program import Model, Signature, run
 from tcemu.catalog import check
 from tcemu.formats import Format
 from tcemu.grammar import parse
 from tcemu.instructions import LANES, Instruction
 from tcemu.layouts import Fragment, fragment
-from tcemu.models import Evidence
+from tcemu.models import Evidence, row
 from tcemu.packing import container, pack_registers, unpack_registers
 
 
@@ -68,7 +67,7 @@ def unpack(op: str | Instruction, operand: str, registers: ArrayLike) -> Array:
 def evidence(op: str | Instruction, target: str) -> Evidence:
     """How it is known what `target` computes for `op`: a level, one of `tcemu.models.LEVELS`, and its source. Raises as `mma`."""
     op = check(op, target)
-    return models.row(op, target).evidence
+    return row(op, target).evidence
 
 
 def signature(op: Instruction) -> Signature:
@@ -79,7 +78,7 @@ def signature(op: Instruction) -> Signature:
 
 def _modelled(op: str | Instruction, target: str) -> tuple[Instruction, Model]:
     op = check(op, target)
-    return op, models.row(op, target).model
+    return op, row(op, target).model
 
 
 @partial(jax.jit, static_argnames=("op", "model"))
@@ -126,7 +125,9 @@ def _registers(op: Instruction, name: str, value: ArrayLike) -> Array:
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     wanted = f"uint32[..., {LANES}, {op.registers(name)}] (lane, register) for {op}"
     if value.dtype != jnp.uint32:
-        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; registers are raw words, {wanted}. tcemu.pack makes them from codes")
+        raise TypeError(
+            f"{name}: got {value.dtype}{list(value.shape)}; registers are raw words, {wanted}. tcemu.pack makes them from codes"
+        )
     if value.shape[-2:] != (LANES, op.registers(name)):
         raise ValueError(f"{name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA 9.7.14.5")
     return jnp.asarray(value)

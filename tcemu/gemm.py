@@ -1,0 +1,150 @@
+"""`gemm`: a matrix product of any shape, every element through one instruction's arithmetic."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from tcemu.arithmetic.program import Model, Signature, run
+from tcemu.catalog import check
+from tcemu.errors import Unsupported
+from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert
+from tcemu.instructions import Instruction
+from tcemu.models import row
+from tcemu.operations.mma import signature
+
+
+def gemm(
+    a: ArrayLike,
+    b: ArrayLike,
+    c: ArrayLike | None = None,
+    *,
+    op: str | Instruction,
+    target: str,
+    model: Model | None = None,
+    rounding: str = "RN",
+    saturate: bool = False,
+    key: PRNGKey | None = None,
+) -> Array | np.ndarray:
+    """D = A·B + C, of any shape, as a kernel that walks K with this instruction in ascending order computes it, bit for bit.
+
+    a: [..., M, K]; b: [..., K, N]; c: [..., M, N], or anything that broadcasts to it, or None for +0. Any real dtype: the values are rounded to
+    the instruction's formats first, by `rounding` ("RN", "RZ", "RM", "RP", or "SR" with a jax.random `key`), out of range to Inf or NaN, or
+    with `saturate` to the largest finite value; integers always saturate. Leading axes are batch axes and broadcast.
+    op: a PTX spelling or an Instruction; target: the GPU, as "sm_90a". Both are static under `jit`.
+    model: another arithmetic in place of the target's own; its fields may be traced (see `tcemu.Model`).
+    Returns the accumulator's format: float32 or float16, int32 for integers. For f64: float64, a NumPy array unless x64 mode is on.
+    M or N of 0 give an empty result, K of 0 gives C.
+    Raises Unsupported if PTX does not give `op` to `target`, NotModelled if nobody has evidence of its arithmetic, TypeError or ValueError for
+    arrays of another kind or shape. Not differentiable: bits in, bits out.
+
+    K is filled up to whole instructions with products that change nothing: see `_fill`.
+    """
+    op = check(op, target)
+    if model is None:
+        model = row(op, target).model
+    elif model.result.is_integer != (op.d == S32):
+        raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
+    facts = signature(op)
+    a_format, a_codes = _operand("a", a)
+    b_format, b_codes = _operand("b", b)
+    c_format, c_codes = _operand("c", np.zeros((1, 1), np.float32) if c is None else c)
+    _check_shapes(_shape(a_format, a_codes), _shape(b_format, b_codes), _shape(c_format, c_codes), op)
+    if op.d == F64 and not jax.config.jax_enable_x64 and any(isinstance(v, jax.core.Tracer) for v in (a_codes, b_codes, c_codes)):
+        raise Unsupported(
+            f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
+            "(the result is then a NumPy array), or turn jax_enable_x64 on in your program"
+        )
+    codes = _gemm(model, facts, (a_format, b_format, c_format), rounding, saturate, a_codes, b_codes, c_codes, key)
+    return _array(facts.d, codes)
+
+
+@partial(jax.jit, static_argnames=("facts", "formats", "rounding", "saturate"))
+def _gemm(
+    model: Model,
+    facts: Signature,
+    formats: tuple[Format, Format, Format],
+    rounding: str,
+    saturate: bool,
+    a: Array,
+    b: Array,
+    c: Array,
+    key: PRNGKey | None,
+) -> Array:
+    keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+    a, b, c = (
+        codes if source == target else convert(codes, source, target, rounding, saturate or target.is_integer, own_key)
+        for codes, source, target, own_key in zip((a, b, c), formats, facts[:3], keys, strict=True)
+    )
+    (*a_batch, m, k), (*b_batch, _, n) = _shape(facts.a, a), _shape(facts.b, b)
+    batch = np.broadcast_shapes(tuple(a_batch), tuple(b_batch), _shape(facts.c, c)[:-2])
+    c = jnp.broadcast_to(c, (*batch, m, n) + c.shape[c.ndim - facts.c.words + 1 :])
+    if k == 0 or m == 0 or n == 0 or 0 in batch:
+        return convert(c, facts.c, facts.d)
+    if not (model.fraction_bits is None and model.chain is None):  # single multiply-adds need no whole instructions
+        a, b = _fill(facts, a, b)
+    if not b_batch and a_batch:  # one B for all: the batch is more rows of A
+        shape = c.shape
+        a = jnp.broadcast_to(a, (*batch, *a.shape[len(a_batch) :]))
+        a, c = (v.reshape(-1, *v.shape[len(batch) + 1 :]) for v in (a, c))
+        return run(model, facts, a, b, c).reshape(shape)
+    return run(model, facts, a, b, c)
+
+
+def _fill(facts: Signature, a: Array, b: Array) -> tuple[Array, Array]:
+    """A and B with K filled up to a multiple of the instruction's, A with -0 (integers: 0) and B with 0.
+
+    That changes no bit. In a fused step a zero product takes part neither in the largest exponent nor in the sum, and a step of zeros alone
+    rounds a value that already is of the result's format, +0 included (a step never leaves -0 behind). A rounded addition of the product
+    -0 returns the other operand, -0 included, in RN, the mode of every chain of multiply-adds. Integer zeros add nothing.
+    """
+    missing = -a.shape[-1] % facts.k if facts.a.words == 1 else -a.shape[-2] % facts.k
+    if missing == 0:
+        return a, b
+    tail = [(0, 0)] * (facts.a.words - 1)
+    filling = 0 if facts.a.is_integer else 1 << (facts.a.bits - 1)
+    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1 - len(tail)) + [(0, missing)] + tail, constant_values=np.array(filling, facts.a.dtype))
+    return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2 - len(tail)) + [(0, missing), (0, 0)] + tail)
+
+
+def _operand(name: str, value: ArrayLike) -> tuple[Format, Array]:
+    try:
+        return array_codes(value)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
+def _shape(fmt: Format, codes: Array) -> tuple[int, ...]:
+    return codes.shape[: codes.ndim - (fmt.words - 1)]
+
+
+def _check_shapes(a: tuple[int, ...], b: tuple[int, ...], c: tuple[int, ...], op: Instruction) -> None:
+    for name, shape, wanted in (("a", a, "[..., M, K]"), ("b", b, "[..., K, N]"), ("c", c, "[..., M, N]")):
+        if len(shape) < 2:
+            raise ValueError(f"{name}: got shape {list(shape)}; wanted a matrix, {wanted}, with any batch axes in front")
+    if a[-1] != b[-2]:
+        raise ValueError(
+            f"a is [..., M, K] = {list(a)} and b is [..., K, N] = {list(b)}: K is {a[-1]} in a and {b[-2]} in b; they must be equal"
+        )
+    try:
+        batch = np.broadcast_shapes(a[:-2], b[:-2])
+    except ValueError:
+        raise ValueError(f"the batch axes of a, {list(a[:-2])}, and of b, {list(b[:-2])}, do not broadcast") from None
+    d = (*batch, a[-2], b[-1])
+    try:
+        fits = np.broadcast_shapes(c, d) == d
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"c: got shape {list(c)}; wanted one that broadcasts to D, [..., M, N] = {list(d)}")
+
+
+def _array(fmt: Format, codes: Array) -> Array | np.ndarray:
+    """Codes of an accumulator as numbers: a reinterpretation of their bits."""
+    if fmt is F64 and not jax.config.jax_enable_x64:
+        return np.ascontiguousarray(codes).view(np.float64)[..., 0]
+    return lax.bitcast_convert_type(codes, next(dtype for dtype, f in ARRAY_FORMATS.items() if f == fmt))

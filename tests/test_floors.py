@@ -1,0 +1,99 @@
+"""The floors of the house: a module imports from floors below its own, and from a neighbour only where the table says so."""
+
+import ast
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLOORS = (
+    "bits errors",
+    "formats layouts packing",
+    "arithmetic sparsity shared_memory",
+    "models",
+    "instructions grammar diagnosis rows catalog",
+    "operations",
+    "gemm quantize autodiff",
+    "fuzz study silicon ptx viz",
+    "cli commands data",
+)
+FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
+CHAINS = (  # neighbours on one floor: each may import those before it, and no other neighbour
+    "formats packing",
+    "instructions rows diagnosis grammar catalog",
+    "gemm autodiff",
+    "commands cli",
+)
+NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
+PACKAGE_ROOT = Path("tcemu/__init__.py")  # the list of public names may import any floor
+FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "tcemu").rglob("*.py") if path.relative_to(ROOT) != PACKAGE_ROOT)
+
+
+def imported(tree: ast.AST) -> list[str]:
+    """Every module that an import statement anywhere in the tree names; relative ones begin with a dot."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            names += [f"tcemu.{alias.name}" for alias in node.names] if module == "tcemu" else [module]
+    return names
+
+
+def offences(path: Path, source: str) -> list[str]:
+    """What in this file, at `tcemu/...`, breaks the floors."""
+    module = path.with_suffix("").parts[1]
+    if module not in FLOOR:
+        return [f"{module} has no floor: add it to FLOORS"]
+    found = []
+    for name in imported(ast.parse(source)):
+        package, _, rest = name.partition(".")
+        other = rest.split(".")[0]
+        if name.startswith("."):
+            found.append(f"{name} is a relative import")
+        elif package == "tcemu" and not other:
+            found.append("it imports the package root, which imports every floor")
+        elif package == "tcemu" and other not in FLOOR:
+            found.append(f"{name} has no floor: add it to FLOORS, or import it from its module")
+        elif package == "tcemu" and FLOOR[other] > FLOOR[module]:
+            found.append(f"{name} is on a floor above {module}")
+        elif package == "tcemu" and FLOOR[other] == FLOOR[module] and other != module and (module, other) not in NEIGHBOURS:
+            found.append(f"{name} is a neighbour of {module} that CHAINS does not allow")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_go_down_only(path):
+    assert offences(path, (ROOT / path).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "said"),
+    [
+        ("tcemu/bits.py", "def f():\n    from tcemu.formats import F16", "tcemu.formats is on a floor above bits"),
+        ("tcemu/arithmetic/fma.py", "import tcemu.models", "tcemu.models is on a floor above arithmetic"),
+        ("tcemu/formats.py", "from tcemu.layouts import TILE", "tcemu.layouts is a neighbour of formats that CHAINS does not allow"),
+        ("tcemu/operations/mma.py", "from . import wmma", ". is a relative import"),
+        ("tcemu/operations/mma.py", "from ..bits import clz", "..bits is a relative import"),
+        ("tcemu/packing.py", "from tcemu import layouts", "tcemu.layouts is a neighbour of packing that CHAINS does not allow"),
+        ("tcemu/gemm.py", "from tcemu import mma", "tcemu.mma has no floor: add it to FLOORS, or import it from its module"),
+        ("tcemu/gemm.py", "import tcemu", "it imports the package root, which imports every floor"),
+        ("tcemu/gemm.py", "from tcemu.attic import old", "tcemu.attic has no floor: add it to FLOORS, or import it from its module"),
+        ("tcemu/attic.py", "", "attic has no floor: add it to FLOORS"),
+    ],
+)
+def test_an_offence_is_seen(path, source, said):
+    assert offences(Path(path), source) == [said]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("tcemu/packing.py", "from tcemu.formats import Format\nfrom tcemu import bits"),
+        ("tcemu/operations/mma.py", "import jax\nfrom tcemu.operations.shared import check\nfrom tcemu.layouts import TILE"),
+    ],
+)
+def test_what_is_allowed_passes(path, source):
+    assert offences(Path(path), source) == []
