@@ -70,6 +70,14 @@ class Format:
             return (1 << (self.bits - self.signed)) - 1
         return self.infinity - 1 if self.specials == "ieee" else self.nan - 1 if self.specials == "nan" else self.nan
 
+    def holds(self, other: "Format") -> bool:
+        """Every finite value of `other` is one of this format."""
+        if self.is_integer or other.is_integer:
+            return self.is_integer and other.is_integer and self.bits - self.signed >= other.bits - other.signed and self.signed >= other.signed
+        least, others_least = (f.least_exponent - f.mantissa_bits for f in (self, other))
+        fine = self.mantissa_bits >= other.mantissa_bits and least <= others_least and self.signed >= other.signed
+        return fine and self.greatest_exponent >= other.greatest_exponent
+
     @property
     def infinity(self) -> int:
         return ((1 << self.exponent_bits) - 1) << self.mantissa_bits

@@ -85,7 +85,7 @@ def _gemm(
     c = jnp.broadcast_to(c, (*batch, m, n) + c.shape[c.ndim - facts.c.words + 1 :])
     if k == 0 or m == 0 or n == 0 or 0 in batch:
         return convert(c, facts.c, facts.d)
-    if not (model.fraction_bits is None and model.chain is None):  # single multiply-adds need no whole instructions
+    if model.fraction_bits is not None or model.chain is not None or facts.d != model.result:  # else K is a row of single multiply-adds
         a, b = _fill(facts, a, b)
     if not b_batch and a_batch:  # one B for all: the batch is more rows of A
         shape = c.shape

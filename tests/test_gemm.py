@@ -174,6 +174,16 @@ def test_b_may_have_the_batch_and_vmap_agrees():
     np.testing.assert_array_equal(bits(tcemu.gemm(a[0], b, op=BF16, target="sm_90a")[2]), bits(one(a[0], b[2])))
 
 
+def test_an_exact_model_is_a_chain_of_f32_multiply_adds():
+    a, b = normal(5, 23, seed=15), normal(23, 7, seed=16)
+    d = tcemu.gemm(a, b, op=BF16, target="sm_90a", model=tcemu.Model(formats.F32, 1, None, rounding="RN"))
+    x, y = (v.astype(ml_dtypes.bfloat16).astype(np.float64) for v in (a, b))
+    want = np.zeros((5, 7), np.float32)
+    for k in range(23):  # a product of two bf16 values, and its sum with an f32, are rounded once by way of longdouble's 64 bits
+        want = (np.longdouble(x[:, k : k + 1] * y[k]) + want).astype(np.float32)
+    np.testing.assert_array_equal(bits(d), bits(want))
+
+
 def test_another_model():
     a, b = normal(8, 64, seed=13, spread=1.0), normal(64, 8, seed=14, spread=1.0)
     own = tcemu.models("sm_90a")[2].model
@@ -189,6 +199,8 @@ def test_another_model():
         np.testing.assert_array_equal(bits(sweep[f - 6]), bits(fixed))
     promoted = own.replace(chain=32)
     assert (bits(tcemu.gemm(a, b, op=F16, target="sm_90a", model=promoted)) != bits(tcemu.gemm(a, b, op=F16, target="sm_90a"))).any()
+    with pytest.raises(ValueError, match="does not hold every value of bf16"):
+        tcemu.gemm(a, b, op=BF16, target="sm_90a", model=tcemu.Model(formats.F16, 1, None, rounding="RN"))
     with pytest.raises(ValueError, match=r"result is s32.*accumulates in f32"):
         tcemu.gemm(a, b, op=F16, target="sm_90a", model=tcemu.Model(formats.S32))
 

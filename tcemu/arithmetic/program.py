@@ -5,6 +5,7 @@ A `Model` is data; `run` is the only place that reads it. Which model a target u
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +41,7 @@ class Model:
     floor: int | Array = -133  # the least exponent that a step aligns to
     rounding: Rounding = "RZ"  # of a step: "RN", "RZ", "RM" or "RP"
     result_bits: int | Array | None = None  # fraction bits that a step's result keeps; None: all of `result`
-    multiplicand: Format | None = None  # A and B are converted to it first, exactly
+    multiplicand: Format | None = None  # A and B are converted to it first, exactly; exact steps convert them to `result` by themselves
     groups: int = 1  # an instruction's products are dealt out in pairs to so many groups, which are then walked one after the other
     chain: int | str | None = None  # products in a chain; "k": those of one instruction
 
@@ -108,15 +109,30 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         return _run_integer(signature, a, b, c)
     if signature.rounding is not None:
         model = model.replace(rounding=signature.rounding.upper())
-    if model.multiplicand is not None:
-        a, b = convert(a, signature.a, model.multiplicand), convert(b, signature.b, model.multiplicand)
-        signature = signature._replace(a=model.multiplicand, b=model.multiplicand)
+    common = model.result if model.fraction_bits is None else model.multiplicand
+    if common is not None:
+        a, b = _widen(common, signature.a, a), _widen(common, signature.b, b)
+        signature = signature._replace(a=common, b=common)
     a = _by_group(jnp.moveaxis(a, -1 - len(words), 0), signature.k, model.groups)
     b = _by_group(jnp.moveaxis(b, -2 - len(words), 0), signature.k, model.groups)
     c = c if signature.c == model.result else convert(c, signature.c, model.result)
-    walk = _walk_exact if model.fraction_bits is None else _walk_fused
-    d = walk(model, signature, a, b, c)
-    return d if signature.d == model.result else convert(d, model.result, signature.d)
+    walk = partial(_walk_exact if model.fraction_bits is None else _walk_fused, model, signature)
+    if signature.d == model.result:
+        return walk(a, b, c)
+
+    def instruction(running: Array, products: tuple[Array, Array]) -> tuple[Array, None]:
+        """What one instruction leaves is rounded to D's format, and the next one starts from that."""
+        d = convert(walk(*products, running), model.result, signature.d)
+        return convert(d, signature.d, model.result), None
+
+    instructions = tuple(v.reshape(-1, signature.k, *v.shape[1:]) for v in (a, b))
+    return convert(lax.scan(instruction, c, instructions)[0], model.result, signature.d)
+
+
+def _widen(target: Format, source: Format, codes: Array) -> Array:
+    if not target.holds(source):
+        raise ValueError(f"the model converts A and B to {target} first, which does not hold every value of {source}; choose a wider format")
+    return codes if source == target else convert(codes, source, target)
 
 
 def _by_group(x: Array, k: int, groups: int) -> Array:
@@ -201,10 +217,10 @@ def _walk(step: Callable, model: Model, k: int, products: tuple, c: Limbs) -> Li
         return lax.scan(advance, c, products)[0]
 
     def add_chain(accumulator: Limbs, one: tuple) -> tuple[Limbs, None]:
-        partial = step(None, jax.tree.map(lambda v: v[0], one))
+        outcome = step(None, jax.tree.map(lambda v: v[0], one))
         rest = jax.tree.map(lambda v: v[1:], one)
-        partial = lax.scan(advance, partial, rest, unroll=length <= 4)[0]
-        return add_limbs(accumulator, partial, model.result), None
+        outcome = lax.scan(advance, outcome, rest, unroll=length <= 4)[0]
+        return add_limbs(accumulator, outcome, model.result), None
 
     steps = jax.tree.leaves(products)[0].shape[0]
     per_instruction = _steps_of_instruction(model, k)
