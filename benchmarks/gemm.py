@@ -1,6 +1,6 @@
-"""How fast is an emulated product? Multiply-accumulates per second beside a plain XLA f32 matmul in the same run: `python benchmarks/gemm.py`.
+"""How fast is an emulated product? `python benchmarks/gemm.py`: multiply-accumulates per second, beside a plain XLA f32 matmul.
 
-Each line: best of several runs after the first; the first, which compiles, apart. Every result is checked on sampled rows against `tcemu.dot`.
+Each line is the best of several runs after the first, which compiles and stands apart. Sampled rows are checked against `tcemu.dot`.
 """
 
 import argparse

@@ -106,7 +106,9 @@ def drawn_pair(a_name, b_name, c_name, count, rng):
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
-SETTINGS = [(terms, bits, floor) for terms in (1, 4, 5, 8, 16) for bits, floor in ((1, -133), (13, -133), (24, -20), (25, -133), (30, -140))]
+SETTINGS = [
+    (terms, bits, floor) for terms in (1, 4, 5, 8, 16) for bits, floor in ((1, -133), (13, -133), (24, -20), (25, -133), (30, -140))
+]
 RESULTS = (("f32", "RZ"), ("f16", "RN"), ("f32", "RP"), ("f16", "RM"))
 SETTINGS += [(16, 35, -139), (8, 40, -133), (16, 31, -1000)]
 
@@ -194,7 +196,13 @@ def test_fma_and_add(name, mode):
     fma_agrees(name, mode, a[:, 0], b[:, 0], c)
     fma_agrees(name, mode, a[:, 1], b[:, 1], operands.one_code(np.zeros((len(c), 2))).astype(c.dtype))
     near = a[:, 0] ^ rng.integers(0, 4, len(a)).astype(a.dtype)  # neighbours of -a: cancellation to the last bits
-    fma_agrees(name, mode, a[:, 0], np.full_like(a[:, 0], 0x3FF << 52 if name == "f64" else 0x3F800000), near ^ a.dtype.type(1 << (a.itemsize * 8 - 1)))
+    fma_agrees(
+        name,
+        mode,
+        a[:, 0],
+        np.full_like(a[:, 0], 0x3FF << 52 if name == "f64" else 0x3F800000),
+        near ^ a.dtype.type(1 << (a.itemsize * 8 - 1)),
+    )
 
 
 @settings(max_examples=25, deadline=None)

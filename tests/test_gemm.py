@@ -122,7 +122,9 @@ def test_padding_by_hand_with_infinities_and_nans_beside_it():
     np.testing.assert_array_equal(bits(d), [[0x7F800000] * 2, [0x7FFFFFFF] * 2, [0x40C00000] * 2])
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int64, np.uint8, bool, np.float32])
+@pytest.mark.parametrize(
+    "dtype", [np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int64, np.uint8, bool, np.float32]
+)
 def test_any_real_dtype(dtype):
     a, b = (np.random.default_rng(9).integers(0, 2, (5, 20)).astype(dtype) for _ in range(2))
     d = np.asarray(tcemu.gemm(a, b.T, op=F16, target="sm_90a"))
@@ -231,9 +233,9 @@ def test_bad_ops_are_explained():
 
 def test_memory_grows_with_the_matrices_only():
     """2048 cubed within 1 GiB above the operands, by the compiler's own account."""
-    from tcemu.gemm import _gemm  # noqa: PLC0415  the compiled function, for its memory analysis
-    from tcemu.models import row  # noqa: PLC0415
-    from tcemu.operations.mma import signature  # noqa: PLC0415
+    from tcemu.gemm import _gemm
+    from tcemu.models import row
+    from tcemu.operations.mma import signature
 
     n = 2048
     matrix = jax.ShapeDtypeStruct((n, n), jnp.uint32)

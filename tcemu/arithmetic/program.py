@@ -27,9 +27,9 @@ MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA
 class Model:
     """The arithmetic of an instruction, as a value: D = A·B + C by steps along K.
 
-    A step adds `terms` products and the running value in one fused sum and rounds it to `result`; with `fraction_bits=None` it is exact and
-    has one product: an IEEE fused multiply-add. A step never reaches into the next instruction. Without `chain`, all steps follow each other
-    from C on; with it, every chain of products starts from nothing, and its outcome is added to C by a rounded (RN) addition.
+    A step adds `terms` products and the running value in one fused sum and rounds it to `result`; with `fraction_bits=None` it is exact
+    and has one product: an IEEE fused multiply-add. A step never reaches into the next instruction. Without `chain`, all steps follow each
+    other, from C on. With it, every chain of products starts from nothing, and its outcome is added to C, rounded RN.
 
     fraction_bits, floor, result_bits, terms and rounding may be arrays, so that `jax.vmap` sweeps them in one compiled program (terms then
     up to MAX_TERMS, rounding as an int32 index into `formats.ROUNDINGS`). As a pytree a model has just its arrays as leaves.
@@ -122,16 +122,18 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
 
     def instruction(running: Array, products: tuple[Array, Array]) -> tuple[Array, None]:
         """What one instruction leaves is rounded to D's format, and the next one starts from that."""
-        d = convert(walk(*products, running), model.result, signature.d)
+        d = convert(walk(products[0], products[1], running), model.result, signature.d)
         return convert(d, signature.d, model.result), None
 
-    instructions = tuple(v.reshape(-1, signature.k, *v.shape[1:]) for v in (a, b))
-    return convert(lax.scan(instruction, c, instructions)[0], model.result, signature.d)
+    a, b = (v.reshape(-1, signature.k, *v.shape[1:]) for v in (a, b))
+    return convert(lax.scan(instruction, c, (a, b))[0], model.result, signature.d)
 
 
 def _widen(target: Format, source: Format, codes: Array) -> Array:
     if not target.holds(source):
-        raise ValueError(f"the model converts A and B to {target} first, which does not hold every value of {source}; choose a wider format")
+        raise ValueError(
+            f"the model converts A and B to {target} first, which does not hold every value of {source}; choose a wider format"
+        )
     return codes if source == target else convert(codes, source, target)
 
 
@@ -155,23 +157,25 @@ def _steps_of_instruction(model: Model, k: int) -> int:
 def _walk_fused(model: Model, signature: Signature, a: Array, b: Array, c: Array) -> Array:
     """Steps of `dot_add` along K. a: [K, ..., M]; b: [K, ..., N]; c: [..., M, N] in `model.result`."""
     group, terms = signature.k // model.groups, _step_size(model, signature.k)
-    traced_terms = not isinstance(model.terms, int)
+    traced_terms, fraction_bits = not isinstance(model.terms, int), model.fraction_bits
+    assert fraction_bits is not None
     x = _cut(operand(signature.a, a, signature.b), group, terms)
     y = _cut(operand(signature.b, b, signature.a), group, terms)
     special = has_special(x, tuple(range(1, x.exponent.ndim))) | has_special(y, tuple(range(1, y.exponent.ndim)))
 
     def step(accumulator: Limbs | None, products: tuple) -> Limbs:
+        x, y, special = products
         return dot_add(
-            *products[:2], accumulator, products[2],
+            x, y, accumulator, special,
             a_format=signature.a, b_format=signature.b, result=model.result, rounding=model.rounding,
-            fraction_bits=model.fraction_bits, floor=model.floor, result_bits=model.result_bits,
+            fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
         )  # fmt: skip
 
     def steps_of_traced_size(accumulator: Limbs | None, products: tuple) -> Limbs:
         start = (jnp.zeros(c.shape, jnp.uint32),) if accumulator is None else accumulator
         number = jnp.arange(terms) // model.terms  # of the step that a product belongs to
         part = lambda s: tuple(_only(number == s, v) for v in products[:2])  # noqa: E731
-        return lax.fori_loop(0, number[-1] + 1, lambda s, acc: step(acc, (*part(s), products[2])), start)
+        return lax.fori_loop(0, number[-1] + 1, lambda s, running: step(running, (*part(s), products[2])), start)
 
     advance = steps_of_traced_size if traced_terms else step
     return limbs_code(model.result, _walk(advance, model, signature.k, (x, y, special), code_limbs(model.result, c)))
@@ -224,7 +228,7 @@ def _walk(step: Callable, model: Model, k: int, products: tuple, c: Limbs) -> Li
 
     steps = jax.tree.leaves(products)[0].shape[0]
     per_instruction = _steps_of_instruction(model, k)
-    length = per_instruction if model.chain == "k" else max(1, model.chain * per_instruction // k)
+    length = per_instruction if isinstance(model.chain, str) else max(1, model.chain * per_instruction // k)
     whole = steps - steps % length
     chains = jax.tree.map(lambda v: v[:whole].reshape(-1, length, *v.shape[1:]), products)
     c = lax.scan(add_chain, c, chains)[0]
