@@ -19,6 +19,7 @@ from tcemu.arithmetic.fma import add_limbs, fma_limbs
 from tcemu.bits import Limbs
 from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, code_limbs, convert, limbs_code
 
+UNROLLED = 4  # fewer steps than this are no loop
 MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA unit
 
 
@@ -214,25 +215,41 @@ def _only(chosen: Array, x: Operand) -> Operand:
 def _walk(step: Callable, model: Model, k: int, products: tuple, c: Limbs) -> Limbs:
     """All steps, one after the other or in chains. products: arrays with the steps in front; step(running value or None, one step's)."""
 
-    def advance(accumulator: Limbs, one: tuple) -> tuple[Limbs, None]:
-        return step(accumulator, one), None
-
     if model.chain is None:
-        return lax.scan(advance, c, products)[0]
+        return _scan(step, c, products)
 
-    def add_chain(accumulator: Limbs, one: tuple) -> tuple[Limbs, None]:
-        outcome = step(None, jax.tree.map(lambda v: v[0], one))
-        rest = jax.tree.map(lambda v: v[1:], one)
-        outcome = lax.scan(advance, outcome, rest, unroll=length <= 4)[0]
-        return add_limbs(accumulator, outcome, model.result), None
+    def add_chain(accumulator: Limbs, one: tuple) -> Limbs:
+        first, rest = jax.tree.map(lambda v: v[0], one), jax.tree.map(lambda v: v[1:], one)
+        return add_limbs(accumulator, _scan(step, step(None, first), rest), model.result)
 
     steps = jax.tree.leaves(products)[0].shape[0]
     per_instruction = _steps_of_instruction(model, k)
     length = per_instruction if isinstance(model.chain, str) else max(1, model.chain * per_instruction // k)
     whole = steps - steps % length
     chains = jax.tree.map(lambda v: v[:whole].reshape(-1, length, *v.shape[1:]), products)
-    c = lax.scan(add_chain, c, chains)[0]
-    return c if whole == steps else add_chain(c, jax.tree.map(lambda v: v[whole:], products))[0]
+    c = _scan(add_chain, c, chains)
+    return c if whole == steps else add_chain(c, jax.tree.map(lambda v: v[whole:], products))
+
+
+def _scan(step: Callable, start: Limbs, products: Any) -> Limbs:
+    """step(running, one) over the leading axis of `products`.
+
+    The products of the next step are handed on as part of the loop's state, so that each step reads whole arrays: XLA on CPU would fuse the
+    indexing along K into the loop over D, which then no longer vectorises.
+    """
+
+    def body(state: tuple, following: Any) -> tuple[tuple, None]:
+        running, current = state
+        return (step(running, current), following), None
+
+    steps = jax.tree.leaves(products)[0].shape[0]
+    one = lambda at: jax.tree.map(lambda v: v[at], products)  # noqa: E731
+    if steps < UNROLLED:
+        for at in range(steps):
+            start = step(start, one(at))
+        return start
+    following = jax.tree.map(lambda v: jnp.roll(v, -1, axis=0), products)
+    return lax.scan(body, (start, one(0)), following)[0][0]
 
 
 def _run_integer(signature: Signature, a: Array, b: Array, c: Array) -> Array:
