@@ -1,6 +1,7 @@
 """What is legal where: targets, the PTX ISA version, and the instructions of each target."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache, lru_cache
 from re import fullmatch
 
@@ -15,6 +16,7 @@ TARGETS = (
     *("sm_70", "sm_72", "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a"),
     *(f"sm_{number}{suffix}" for number in (100, 103, 110, 120, 121) for suffix in ("", "f", "a")),
 )
+RENAMED = {"sm_101": "sm_110", "sm_101f": "sm_110f", "sm_101a": "sm_110a"}  # 9.7.14.5.15, Target ISA Notes
 LATEST: Version = (9, 1)  # the PTX ISA version of the manual that the rows were read from
 
 
@@ -48,27 +50,11 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
     **Raises:** `Unsupported` if the spelling is no instruction, the target is unknown or lacks it, or it needs a newer ISA version.
     **Source:** the Target ISA Notes and PTX ISA Notes of each instruction, PTX ISA 9.7.14 and 9.7.15.
     """
-    return _check(parse(op), target, _version(isa))
-
-
-def is_supported(op: str | Instruction, target: str, isa: str | None = None) -> bool:
-    """Whether `check` returns."""
-    try:
-        check(op, target, isa)
-    except Unsupported:
-        return False
-    return True
-
-
-@lru_cache(maxsize=65536)
-def _check(op: Instruction, target: str, version: Version) -> Instruction:
-    _known(target)
-    row = row_of().get(op)
-    if row is None:
-        raise Unsupported(f"{op}: no row of the catalogue gives these fields; make instructions with parse")
+    op, version = parse(op), _version(isa)
     since = least(op, target)
     if since is not None and since <= version:
         return op
+    row = row_of()[op]
     if since is not None:
         newer = f"needs PTX ISA {_dotted(since)} or newer; the version is {_dotted(version)}"
         raise Unsupported(f"{op} on {target} {newer}. PTX ISA {row.section}, PTX ISA Notes.")
@@ -76,12 +62,33 @@ def _check(op: Instruction, target: str, version: Version) -> Instruction:
     raise Unsupported(f"{op} needs {needs}; the target is {target}{_instead(op, target)}. PTX ISA {row.section}, Target ISA Notes.")
 
 
+def is_supported(op: str | Instruction, target: str, isa: str | None = None) -> bool:
+    """Whether `check` returns."""
+    version = _version(isa)
+    try:
+        since = least(parse(op), target)
+    except Unsupported:
+        return False
+    return since is not None and since <= version
+
+
+@lru_cache(maxsize=65536)
 def least(op: Instruction, target: str) -> Version | None:
-    """The lowest PTX ISA version in which a target has an instruction of the catalogue; None if it never has."""
-    row = row_of()[op]
+    """The lowest PTX ISA version in which a target has an instruction, as (major, minor); None if it never has.
+
+    **Raises:** `Unsupported` for an unknown target, or if no row of the catalogue gives the instruction's fields.
+    """
+    _known(target)
+    row = row_of().get(op)
+    if row is None:
+        raise Unsupported(f"{op}: no row of the catalogue gives these fields; make instructions with parse")
     versions = [version for wanted, version in row.needs if target in _meeting(wanted)]
-    later = [SINCE[q] for slot in slots(op) for q in slot if q in SINCE]
-    return max(min(versions), *later) if versions and later else min(versions, default=None)
+    return _later(op, min(versions)) if versions else None
+
+
+def _later(op: Instruction, version: Version) -> Version:
+    """A row's version, or that of a qualifier which came after it."""
+    return max(version, *(SINCE.get(q, version) for slot in slots(op) for q in slot))
 
 
 @cache
@@ -120,7 +127,8 @@ def _known(target: str) -> None:
     if target not in TARGETS:
         if not isinstance(target, str):
             raise TypeError(f"target: want a string such as 'sm_90a', got {type(target).__name__}")
-        raise Unsupported(f"unknown target {shown(target)!r}; tcemu knows {', '.join(TARGETS)}")
+        renamed = f"; {target} is {RENAMED[target]} since PTX ISA 9.0" if target in RENAMED else ""
+        raise Unsupported(f"unknown target {shown(target)!r}{renamed}; tcemu knows {', '.join(TARGETS)}")
 
 
 def _version(isa: str | None) -> Version:
@@ -139,3 +147,48 @@ def _dotted(version: Version) -> str:
 def spelled(target: str, family: str | None = None, isa: str | None = None) -> Iterator[str]:
     """The spellings of `instructions`, with optional qualifiers left out and written."""
     return (spelling for op in instructions(target, family, isa) for spelling in spellings(op))
+
+
+def describe(op: str | Instruction) -> str:
+    """What is known of an instruction without running it, as text for people: its fields, operands, registers and targets.
+
+    **Raises:** `Unsupported` if it is no instruction.
+    """
+    op = parse(op)
+    row = row_of()[op]
+    lines = [("family", f"{op.family}, PTX ISA {row.section}")]
+    lines += [("also", spelling) for spelling in spellings(op) if spelling != str(op)]
+    lines += [("fields", ", ".join(_fields(op)) or "none")]
+    lines += [("operands", ", ".join(form) or "none") for form in op.forms]
+    lines += [(name, text) for name in op.operands if (text := _operand(op, name))]
+    lines += [("legal on", f"{_target_words(wanted)}, from PTX ISA {_dotted(_later(op, version))}") for wanted, version in row.needs]
+    return "\n".join([str(op), *(f"  {name:<11}{text}" for name, text in lines)])
+
+
+def _fields(op: Instruction) -> Iterator[str]:
+    for field in fields(op):
+        value = getattr(op, field.name)
+        if field.compare and field.name != "family" and value not in (None, 0):
+            yield field.name if value is True else f"{field.name} {value}"
+
+
+def _operand(op: Instruction, name: str) -> str:
+    """The matrix and registers of one operand, or its valid values; "" if there is nothing to say of it."""
+    if name in ("f", "sp_sel"):
+        return f"one of {', '.join(map(str, op.selectors))}"
+    if name.startswith("selector"):
+        threads = op.thread_ids_a if name == "selector_a" else op.thread_ids_b
+        return f"byte-id one of {', '.join(map(str, op.byte_ids))}; thread-id one of {', '.join(map(str, threads))}"
+    try:
+        (rows, columns), count = op.matrix(name), op.registers(name)
+    except ValueError:
+        return ""
+    if name in ("scale_a", "scale_b"):
+        element = op.stype
+    elif name in ("e", "sp_meta"):
+        element = "4-bit fields"
+    else:
+        element = op.element or getattr(op, op.operand or name)
+    times = op.num or (op.products if name in ("a", "b", "c", "d") else 1)
+    many = f"{times} matrices of " if times > 1 else ""
+    return f"{many}{rows} x {columns} {element}, {count} 32-bit register{'s' if count > 1 else ''} a lane"

@@ -184,21 +184,21 @@ def _named(slot: str) -> str:
     return words.get(slot, f"the {slot}")
 
 
-def wrong_arguments(op: Instruction) -> str | None:
+def wrong_arguments(op: Instruction, section: str) -> str | None:
     """What is wrong with the operands that a statement gives: their number, or the registers in a `{...}`."""
     forms = [form for form in op.forms if len(form) == len(op.arguments)]
     # wgmma's two forms may have one length; braces tell registers from a descriptor
     forms = [form for form in forms if "a_desc" not in form or not op.arguments[1].startswith("{")] or forms
     if not forms:
         wanted = " or ".join(", ".join(form) or "no operand" for form in op.forms)
-        return f"{op}: impossible combination: {len(op.arguments)} operands, but the statement takes {wanted}."
+        return f"{op}: impossible combination: {len(op.arguments)} operands, but the statement takes {wanted}. PTX ISA {section}."
     for name, text in zip(forms[0], op.arguments, strict=True):
         if not text.startswith("{") or name.startswith("selector"):
             continue
         given = len(text.strip("{}").split(","))
         wanted = _vector(op, name)
         if given != wanted:
-            return f"{op}: impossible combination: operand {name} has {given} registers, but takes {wanted or 'none'}."
+            return f"{op}: impossible combination: operand {name} has {given} registers, but takes {wanted or 'none'}. PTX ISA {section}."
     return None
 
 

@@ -60,7 +60,7 @@ def _parse(text: str) -> Instruction:
     if not rest and guard is None:
         return op
     op = replace(op, guard=guard, arguments=arguments(rest) if rest else ())
-    problem = wrong_arguments(op) if rest else None
+    problem = wrong_arguments(op, row_of()[op].section) if rest else None
     if problem:
         raise Unsupported(problem)
     return op

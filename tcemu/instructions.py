@@ -18,14 +18,14 @@ class Family:
     operands: str = ""
 
 
-_MMA = "sparsity sync aligned shape layout satfinite kind block_scale scale_vec type bit_op popc rounding"
-_WGMMA = "sparsity sync aligned shape satfinite type bit_op popc"
+_MMA = "sparsity sync aligned shape layout satfinite kind block_scale scale_vec type bit_op rounding"
+_WGMMA = "sparsity sync aligned shape satfinite type bit_op"
 FAMILIES = {
     "mma": Family("mma", _MMA, "d a b c stype", "d a b c"),  # 9.7.14.5.14
     "mma.sp": Family("mma", _MMA, "d a b c stype", "d a b c e f"),  # 9.7.14.6.3
     "wmma.load": Family("wmma.load.{operand}", "sync aligned layout shape space type", "a b c", "r p stride"),  # 9.7.14.4.3
     "wmma.store": Family("wmma.store.{operand}", "sync aligned layout shape space type", "d", "p r stride"),  # 9.7.14.4.4
-    "wmma.mma": Family("wmma.mma", "bit_op popc sync aligned layout shape rounding type satfinite", "d a b c", "d a b c"),  # 9.7.14.4.5
+    "wmma.mma": Family("wmma.mma", "bit_op sync aligned layout shape rounding type satfinite", "d a b c", "d a b c"),  # 9.7.14.4.5
     "ldmatrix": Family("ldmatrix", "sync aligned shape num trans space type", "", "r p"),  # 9.7.14.5.15
     "stmatrix": Family("stmatrix", "sync aligned shape num trans space type", "", "p r"),  # 9.7.14.5.16
     "movmatrix": Family("movmatrix", "sync aligned shape trans type", "", "d a"),  # 9.7.14.5.17
@@ -258,8 +258,7 @@ WRITE: dict[str, Callable[[Instruction], Iterable[str | None]]] = {
     "block_scale": lambda op: ("block_scale" if op.block_scale else None,),
     "scale_vec": lambda op: (f"scale_vec::{op.scale_vec}X" if op.scale_vec else None,),
     "type": _types,
-    "bit_op": lambda op: (op.bit_op,),
-    "popc": lambda op: ("popc" if op.bit_op else None,),
+    "bit_op": lambda op: (op.bit_op, "popc" if op.bit_op else None),
     "rounding": lambda op: (op.rounding,),
     "num": lambda op: (f"x{op.num}",),
     "trans": lambda op: ("trans" if op.trans else None,),

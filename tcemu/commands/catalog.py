@@ -1,0 +1,87 @@
+"""`tcemu check`, `tcemu list` and `tcemu show`: what is an instruction, what a target has, what is known of one."""
+
+import argparse
+import sys
+
+from tcemu.catalog import check, describe, instructions, least, targets
+from tcemu.errors import Unsupported
+from tcemu.instructions import FAMILIES, spellings
+
+EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+
+
+def add_check(subparsers) -> None:
+    """Adds the command to argparse's `subparsers`."""
+    parser = subparsers.add_parser(
+        "check",
+        help="is this an instruction, and does this target have it?",
+        description="Says whether a target has an instruction, and if not why not and what would work. Exit status: 0 if it has, 1 if not.",
+        epilog=f"example: tcemu check {EXAMPLE} --target sm_90a",
+    )
+    parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it, or a whole statement")
+    parser.add_argument("--target", required=True, help=f"one of {', '.join(targets())}")
+    _add_isa(parser)
+    parser.set_defaults(run=_check)
+
+
+def add_list(subparsers) -> None:
+    """Adds the command to argparse's `subparsers`."""
+    parser = subparsers.add_parser(
+        "list",
+        help="the instructions of a target",
+        description="Prints the instructions of a target, one spelling a line, and on standard error how many there are.",
+        epilog="example: tcemu list --target sm_120a --family mma",
+    )
+    parser.add_argument("--target", required=True, help=f"one of {', '.join(targets())}")
+    parser.add_argument("--family", choices=tuple(FAMILIES), metavar="FAMILY", help=f"one of {', '.join(FAMILIES)} (default: all)")
+    parser.add_argument("--all-spellings", action="store_true", help="also with the qualifiers that may be left out")
+    _add_isa(parser)
+    parser.set_defaults(run=_list)
+
+
+def add_show(subparsers) -> None:
+    """Adds the command to argparse's `subparsers`."""
+    parser = subparsers.add_parser(
+        "show",
+        help="what is known of an instruction",
+        description="Prints an instruction's fields, operands, registers, and where it is legal.",
+        epilog=f"example: tcemu show {EXAMPLE}",
+    )
+    parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it")
+    parser.set_defaults(run=_show)
+
+
+def _add_isa(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--isa", metavar="VERSION", help="the PTX ISA version, such as 8.7 (default: the newest known)")
+
+
+def _check(args: argparse.Namespace) -> int:
+    try:
+        op = check(args.spelling, args.target, args.isa)
+    except ValueError as error:
+        print(error)
+        return 1
+    major, minor = least(op, args.target) or (0, 0)
+    print(f"{op} is an instruction of {args.target}, from PTX ISA {major}.{minor} on.")
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    try:
+        found = instructions(args.target, args.family, args.isa)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    lines = [spelling for op in found for spelling in (spellings(op) if args.all_spellings else (str(op),))]
+    print("".join(f"{line}\n" for line in lines), end="")
+    print(f"{len(lines)} {'spellings' if args.all_spellings else 'instructions'}", file=sys.stderr)
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    try:
+        print(describe(args.spelling))
+    except Unsupported as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
