@@ -68,6 +68,13 @@ def subtract(x: Limbs, y: Limbs) -> Limbs:
     return add(x, negate(y))
 
 
+def add_signed(x_negative: Array, x: Limbs, y_negative: Array, y: Limbs) -> tuple[Array, Limbs]:
+    """Sign and magnitude of the sum of two integers in sign and magnitude; of a zero difference the sign is x's."""
+    same, smaller = x_negative == y_negative, less(x, y)
+    difference = select(smaller, subtract(y, x), subtract(x, y))
+    return jnp.where(same | ~smaller, x_negative, y_negative), select(same, add(x, y), difference)
+
+
 def multiply_words(x: Array, y: Array) -> Limbs:
     """The 64-bit product of two uint32 arrays, in two limbs, from 16-bit halves."""
     half = jnp.uint32(0xFFFF)

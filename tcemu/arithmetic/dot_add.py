@@ -147,7 +147,7 @@ def dot_add(
     if c is not None:
         up = bits.shift_left(bits.extend(c.magnitude, len(magnitude)), jnp.maximum(fraction_bits - result.mantissa_bits, 0))
         down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + (greatest - c.exponent)
-        negative, magnitude = _add_signed(negative, magnitude, c.negative, bits.shift_right(up, down))
+        negative, magnitude = bits.add_signed(negative, magnitude, c.negative, bits.shift_right(up, down))
 
     # rules 6 and 7
     never = jnp.zeros(greatest.shape, bool)
@@ -183,13 +183,6 @@ def _add_wide(aligned: list[Array]) -> tuple[Array, Limbs]:
     total = bits.add(high, (low_sum.astype(jnp.uint32), sign(low_sum)))
     negative = total[1].astype(jnp.int32) < 0
     return negative, bits.select(negative, bits.negate(total), total)
-
-
-def _add_signed(x_negative: Array, x: Limbs, y_negative: Array, y: Limbs) -> tuple[Array, Limbs]:
-    """The sum of two sign-and-magnitude integers."""
-    same, smaller = x_negative == y_negative, bits.less(x, y)
-    difference = bits.select(smaller, bits.subtract(y, x), bits.subtract(x, y))
-    return jnp.where(same | ~smaller, x_negative, y_negative), bits.select(same, bits.add(x, y), difference)
 
 
 def _specials_of_products(a: Operand, b: Operand, special: ArrayLike, shape: tuple[int, ...]) -> Array:

@@ -75,10 +75,8 @@ def _add(x: Number, y: Number, fmt: Format, rounding: Rounding) -> Limbs:
     exponent = jnp.where(x_zero, y_exponent, jnp.where(y_zero, x_exponent, jnp.maximum(x_exponent, y_exponent)))
     x_magnitude = bits.shift_right_jam(x_magnitude, jnp.maximum(exponent - x_exponent, 0))
     y_magnitude = bits.shift_right_jam(y_magnitude, jnp.maximum(exponent - y_exponent, 0))
-    same, smaller = x.negative == y.negative, bits.less(x_magnitude, y_magnitude)
-    difference = bits.select(smaller, bits.subtract(y_magnitude, x_magnitude), bits.subtract(x_magnitude, y_magnitude))
-    magnitude = bits.select(same, bits.add(x_magnitude, y_magnitude), difference)
-    negative = jnp.where(same | ~smaller, x.negative, y.negative)
+    negative, magnitude = bits.add_signed(x.negative, x_magnitude, y.negative, y_magnitude)
+    same = x.negative == y.negative
     # an exact zero of unlike signs is +0, but -0 when rounding down (IEEE 754-2019, 6.3)
     down = rounding == "RM" if isinstance(rounding, str) else rounding == 2
     negative = jnp.where(bits.is_zero(magnitude) & ~same, down, negative)

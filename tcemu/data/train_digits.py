@@ -6,6 +6,7 @@ The last bits of the weights follow the BLAS that trains them, so a new run may 
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
@@ -51,7 +52,7 @@ def train(x: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> list[n
 
 
 def main(path: Path) -> None:
-    digits = load_digits()
+    digits: Any = load_digits()
     images, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
     known = shifted(images[:FIRST_TEST])
     weights = train(known.reshape(-1, 64) / 16, np.tile(labels[:FIRST_TEST], 5), np.random.default_rng(0))
