@@ -6,6 +6,7 @@ XLA defines a logical shift by the width or more as 0, and the code below relies
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 Limbs = tuple[Array, ...]
 
@@ -108,7 +109,7 @@ def _by_words(x: Limbs, words: Array, step: int) -> Limbs:
     return tuple(moved)
 
 
-def shift_left(x: Limbs, count: Array) -> Limbs:
+def shift_left(x: Limbs, count: ArrayLike) -> Limbs:
     """x << count modulo the width; count: int32 >= 0, any size."""
     count = jnp.asarray(count).astype(jnp.uint32)
     if len(x) == 1:
@@ -118,7 +119,7 @@ def shift_left(x: Limbs, count: Array) -> Limbs:
     return tuple((x[i] << bit) | (x[i - 1] >> (WORD - bit) if i else 0) for i in range(len(x)))
 
 
-def shift_right(x: Limbs, count: Array) -> Limbs:
+def shift_right(x: Limbs, count: ArrayLike) -> Limbs:
     """x >> count; count: int32 >= 0, any size."""
     count = jnp.asarray(count).astype(jnp.uint32)
     if len(x) == 1:
@@ -128,7 +129,7 @@ def shift_right(x: Limbs, count: Array) -> Limbs:
     return tuple((x[i] >> bit) | (x[i + 1] << (WORD - bit) if i + 1 < len(x) else 0) for i in range(len(x)))
 
 
-def shift_right_jam(x: Limbs, count: Array) -> Limbs:
+def shift_right_jam(x: Limbs, count: ArrayLike) -> Limbs:
     """x >> count with bit 0 set if any bit was lost: enough for every later rounding decision above bit 1."""
     shifted = shift_right(x, count)
     lost = ~is_zero(tuple(a ^ b for a, b in zip(shift_left(shifted, count), x, strict=True)))

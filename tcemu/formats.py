@@ -70,6 +70,19 @@ class Format:
             return (1 << (self.bits - self.signed)) - 1
         return self.infinity - 1 if self.specials == "ieee" else self.nan - 1 if self.specials == "nan" else self.nan
 
+    def holds(self, other: "Format") -> bool:
+        """Every finite value of `other` is one of this format."""
+        if self.is_integer or other.is_integer:
+            return (
+                self.is_integer
+                and other.is_integer
+                and self.bits - self.signed >= other.bits - other.signed
+                and self.signed >= other.signed
+            )
+        least, others_least = (f.least_exponent - f.mantissa_bits for f in (self, other))
+        fine = self.mantissa_bits >= other.mantissa_bits and least <= others_least and self.signed >= other.signed
+        return fine and self.greatest_exponent >= other.greatest_exponent
+
     @property
     def infinity(self) -> int:
         return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
@@ -198,11 +211,11 @@ def encode_limbs(
 ) -> Limbs:
     """Values -> raw codes in limbs, rounded once.
 
-    rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape; a value a fraction f above
-        the lower neighbour goes up with probability f (exact for up to 32 dropped bits, within 2^-32 below that).
-    overflow: what a magnitude above the largest finite one becomes. "ieee": Inf (NaN in formats that have only NaN) if the rounding leads there,
-        else the largest finite; "infinity": Inf in every rounding, as tensor cores do; "saturate": the largest finite, also for Inf. Formats
-        without specials always saturate; integers too, with NaN -> 0.
+    rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape; a value a fraction f
+        above the lower neighbour goes up with probability f (exact for up to 32 dropped bits, within 2^-32 below that).
+    overflow: what a magnitude above the largest finite one becomes. "ieee": Inf (NaN in formats that have only NaN) if the rounding leads
+        there, else the largest finite; "infinity": Inf in every rounding, as tensor cores do; "saturate": the largest finite, also for
+        Inf. Formats without specials always saturate; integers too, with NaN -> 0.
     signed_zero: False makes every zero result +0.
     fraction_bits: keep only so many of the format's fraction bits (may be traced); None keeps all.
     NaN becomes the canonical NaN; in formats without one the largest finite value (PTX ISA 9.7.9, cvt to e2m1, e2m3, e3m2).
@@ -252,9 +265,7 @@ def _widen(magnitude: Limbs, count: int) -> Limbs:
     return (jnp.zeros_like(magnitude[0]),) * (count - len(magnitude)) + magnitude
 
 
-def _round_up(
-    whole: Limbs, odd: Array, magnitude: Limbs, drop: Array, negative: Array, rounding: Rounding, random: Array | None
-) -> Limbs:
+def _round_up(whole: Limbs, odd: Array, magnitude: Limbs, drop: Array, negative: Array, rounding: Rounding, random: Array | None) -> Limbs:
     """`magnitude` >> `drop`, already cut to `whole`, rounded: whole or whole + 1. `odd`: whole's code is odd, so that a tie goes up."""
     if isinstance(rounding, str) and rounding == "RZ":
         return whole
@@ -369,40 +380,32 @@ def convert(
 def array_codes(x: ArrayLike) -> tuple[Format, Array]:
     """The format that an array's dtype stands for, and its raw codes: a reinterpretation, no arithmetic.
 
-    A NumPy float64 array keeps its 64 bits even where JAX would cut it to 32. Booleans and the wider integers, which are no format of PTX,
-    become s32 clamped to its range; float6 arrays must be NumPy's, since XLA on CPU cannot hold them.
-    Raises: TypeError for complex and non-numeric dtypes.
+    A NumPy float64 array keeps its 64 bits even where JAX would cut it to 32. Booleans and the integers that are no format of PTX become
+    s32, clamped to its range. float6 arrays must be NumPy's, since XLA on CPU cannot hold them.
+    Raises TypeError for complex and non-numeric dtypes.
     """
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
-        if x.dtype == np.float64 or (x.dtype in ARRAY_FORMATS and ARRAY_FORMATS[x.dtype].bits < 8):
-            fmt = ARRAY_FORMATS[x.dtype]
-            if fmt is F64:
-                return fmt, jnp.asarray(np.ascontiguousarray(x).view(np.uint32).reshape(*x.shape, 2))
-            raw = np.ascontiguousarray(x).view(np.uint8) if x.dtype.itemsize == 1 else x.astype(np.uint8)
-            return fmt, jnp.asarray(raw & np.uint8((1 << fmt.bits) - 1))
-        if x.dtype == bool or (np.issubdtype(x.dtype, np.integer) and x.dtype not in ARRAY_FORMATS):
-            limit = np.iinfo(np.int32)
-            return S32, jnp.asarray(
-                np.clip(x.astype(object) if x.dtype == np.uint64 else x, limit.min, limit.max).astype(np.int32).view(np.uint32)
-            )
-        if x.dtype not in ARRAY_FORMATS:
+    fmt = ARRAY_FORMATS.get(np.dtype(x.dtype))
+    if fmt is None:
+        if x.dtype != np.bool_ and not jnp.issubdtype(x.dtype, jnp.integer):
             raise TypeError(f"an array of dtype {x.dtype} holds no real numbers; give floats, integers or booleans")
-        x = jnp.asarray(x)
-    dtype = np.dtype(x.dtype)
-    if dtype not in ARRAY_FORMATS:
-        if dtype == bool or jnp.issubdtype(dtype, jnp.integer):
-            if dtype in (np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.int64)):
-                x = jnp.clip(x, max(jnp.iinfo(dtype).min, -(2**31)), 2**31 - 1)
-            return S32, x.astype(jnp.int32).astype(jnp.uint32)
-        raise TypeError(f"an array of dtype {dtype} holds no real numbers; give floats, integers or booleans")
-    fmt = ARRAY_FORMATS[dtype]
-    if fmt is F64:
-        return fmt, lax.bitcast_convert_type(x, jnp.uint32)
-    if fmt.bits < 8:
-        wide = x.astype(jnp.int8).astype(jnp.uint8) if fmt.is_integer else lax.bitcast_convert_type(x, jnp.uint4).astype(jnp.uint8)
-        return fmt, wide & jnp.uint8((1 << fmt.bits) - 1)
-    return fmt, lax.bitcast_convert_type(x, fmt.dtype)
+        fmt, x = S32, _clamped_to_s32(x)
+    if isinstance(x, jax.Array):
+        if fmt.bits >= 8:
+            return fmt, lax.bitcast_convert_type(x, fmt.dtype)
+        raw = x.astype(jnp.int8).astype(jnp.uint8) if fmt.is_integer else lax.bitcast_convert_type(x, jnp.uint4).astype(jnp.uint8)
+    else:
+        raw = np.asarray(x, order="C").reshape(*x.shape, *(1,) * (fmt.words - 1)).view(fmt.dtype)
+    return fmt, jnp.asarray(raw & raw.dtype.type((1 << min(fmt.bits, 32)) - 1))
+
+
+def _clamped_to_s32(x: Array | np.ndarray) -> Array | np.ndarray:
+    xp = jnp if isinstance(x, jax.Array) else np
+    if x.dtype.itemsize >= 4:
+        x = xp.minimum(x, 2**31 - 1)
+        x = xp.maximum(x, -(2**31)) if jnp.issubdtype(x.dtype, jnp.signedinteger) else x
+    return x.astype(np.int32)
 
 
 def from_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None) -> Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic.program import Model, Signature, run
@@ -32,15 +33,15 @@ def gemm(
 ) -> Array | np.ndarray:
     """D = A·B + C, of any shape, as a kernel that walks K with this instruction in ascending order computes it, bit for bit.
 
-    a: [..., M, K]; b: [..., K, N]; c: [..., M, N], or anything that broadcasts to it, or None for +0. Any real dtype: the values are rounded to
-    the instruction's formats first, by `rounding` ("RN", "RZ", "RM", "RP", or "SR" with a jax.random `key`), out of range to Inf or NaN, or
+    a: [..., M, K]; b: [..., K, N]; c: [..., M, N], or what broadcasts to it, or None for +0. Any real dtype: the values are rounded to the
+    instruction's formats first, by `rounding` ("RN", "RZ", "RM", "RP", or "SR" with a jax.random `key`), out of range to Inf or NaN, or
     with `saturate` to the largest finite value; integers always saturate. Leading axes are batch axes and broadcast.
     op: a PTX spelling or an Instruction; target: the GPU, as "sm_90a". Both are static under `jit`.
     model: another arithmetic in place of the target's own; its fields may be traced (see `tcemu.Model`).
     Returns the accumulator's format: float32 or float16, int32 for integers. For f64: float64, a NumPy array unless x64 mode is on.
     M or N of 0 give an empty result, K of 0 gives C.
-    Raises Unsupported if PTX does not give `op` to `target`, NotModelled if nobody has evidence of its arithmetic, TypeError or ValueError for
-    arrays of another kind or shape. Not differentiable: bits in, bits out.
+    Raises Unsupported if PTX does not give `op` to `target`, NotModelled if nobody has evidence of its arithmetic, TypeError or ValueError
+    for arrays of another kind or shape. Not differentiable: bits in, bits out.
 
     K is filled up to whole instructions with products that change nothing: see `_fill`.
     """
@@ -54,7 +55,7 @@ def gemm(
     b_format, b_codes = _operand("b", b)
     c_format, c_codes = _operand("c", np.zeros((1, 1), np.float32) if c is None else c)
     _check_shapes(_shape(a_format, a_codes), _shape(b_format, b_codes), _shape(c_format, c_codes), op)
-    if op.d == F64 and not jax.config.jax_enable_x64 and any(isinstance(v, jax.core.Tracer) for v in (a_codes, b_codes, c_codes)):
+    if op.d == F64 and not _x64_mode() and any(isinstance(v, Tracer) for v in (a_codes, b_codes, c_codes)):
         raise Unsupported(
             f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
             "(the result is then a NumPy array), or turn jax_enable_x64 on in your program"
@@ -82,10 +83,10 @@ def _gemm(
     )
     (*a_batch, m, k), (*b_batch, _, n) = _shape(facts.a, a), _shape(facts.b, b)
     batch = np.broadcast_shapes(tuple(a_batch), tuple(b_batch), _shape(facts.c, c)[:-2])
-    c = jnp.broadcast_to(c, (*batch, m, n) + c.shape[c.ndim - facts.c.words + 1 :])
+    c = jnp.broadcast_to(c, (*batch, m, n, *c.shape[c.ndim - facts.c.words + 1 :]))
     if k == 0 or m == 0 or n == 0 or 0 in batch:
         return convert(c, facts.c, facts.d)
-    if not (model.fraction_bits is None and model.chain is None):  # single multiply-adds need no whole instructions
+    if model.fraction_bits is not None or model.chain is not None or facts.d != model.result:  # else K is a row of single multiply-adds
         a, b = _fill(facts, a, b)
     if not b_batch and a_batch:  # one B for all: the batch is more rows of A
         shape = c.shape
@@ -109,6 +110,10 @@ def _fill(facts: Signature, a: Array, b: Array) -> tuple[Array, Array]:
     filling = 0 if facts.a.is_integer else 1 << (facts.a.bits - 1)
     a = jnp.pad(a, [(0, 0)] * (a.ndim - 1 - len(tail)) + [(0, missing)] + tail, constant_values=np.array(filling, facts.a.dtype))
     return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2 - len(tail)) + [(0, missing), (0, 0)] + tail)
+
+
+def _x64_mode() -> bool:
+    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
 def _operand(name: str, value: ArrayLike) -> tuple[Format, Array]:
@@ -145,6 +150,6 @@ def _check_shapes(a: tuple[int, ...], b: tuple[int, ...], c: tuple[int, ...], op
 
 def _array(fmt: Format, codes: Array) -> Array | np.ndarray:
     """Codes of an accumulator as numbers: a reinterpretation of their bits."""
-    if fmt is F64 and not jax.config.jax_enable_x64:
+    if fmt is F64 and not _x64_mode():
         return np.ascontiguousarray(codes).view(np.float64)[..., 0]
     return lax.bitcast_convert_type(codes, next(dtype for dtype, f in ARRAY_FORMATS.items() if f == fmt))

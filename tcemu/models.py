@@ -55,8 +55,8 @@ H200 = Evidence("silicon", "one NVIDIA H200, driver 580.159, ptxas 13.0; tests/g
 
 ROWS = (
     # m8n8k4 of f16 has no tensor core after sm_70: f32 multiply-adds, one chain of four for an f32 result, two of two for f16
-    Row(SM_90, "mma", (F16,), (F32,), Model(F32, 1, None, rounding="RN", multiplicand=F32, chain="k"), H200, ("m8n8k4",)),
-    Row(SM_90, "mma", (F16,), (F16,), Model(F32, 1, None, rounding="RN", multiplicand=F32, chain=2), H200, ("m8n8k4",)),
+    Row(SM_90, "mma", (F16,), (F32,), Model(F32, 1, None, rounding="RN", chain="k"), H200, ("m8n8k4",)),
+    Row(SM_90, "mma", (F16,), (F16,), Model(F32, 1, None, rounding="RN", chain=2), H200, ("m8n8k4",)),
     Row(SM_90, "mma", (F16, BF16), (F32,), Model(F32, 16, 25, -133, "RZ"), H200),
     Row(SM_90, "mma", (F16,), (F16,), Model(F16, 16, 25, -21, "RN"), H200),
     Row(SM_90, "mma", (TF32,), (F32,), Model(F32, 8, 25, -133, "RZ"), H200),

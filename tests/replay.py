@@ -32,8 +32,8 @@ def main(families: list[str]) -> int:
             bad, words = compare(case)
             wrong, total = wrong + bad, total + words
             print(f"{bad:6d} of {words:6d}  {case['ptx']}")
-    print(f"{wrong} mismatches of {total} words from {golden.root().name}, on {device.platform} ({device.device_kind}), JAX {jax.__version__}, "
-          f"{time.perf_counter() - start:.0f} s")
+    where = f"{device.platform} ({device.device_kind}), JAX {jax.__version__}"
+    print(f"{wrong} mismatches of {total} words from {golden.root()}, on {where}, {time.perf_counter() - start:.0f} s")
     return 1 if wrong else 0
 
 

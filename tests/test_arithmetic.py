@@ -1,9 +1,11 @@
 """The arithmetic against the slow exact reference: every instruction of sm_90, and the fused dot-add at other settings than silicon's."""
 
-import operands
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import operands
 import pytest
 import reference
 from hypothesis import given, settings
@@ -79,6 +81,7 @@ PAIRS = [("f16", "f16"), ("bf16", "bf16"), ("tf32", "tf32"), ("e4m3", "e5m2"), (
 K = 16
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def by_model(model, a_name, b_name, result, a, b, c):
     """`run` on `count` independent dot products: a [count, K], b [count, K], c [count]."""
     signature = Signature(formats.FORMATS[a_name], formats.FORMATS[b_name], result, result, K)
@@ -103,26 +106,30 @@ def drawn_pair(a_name, b_name, c_name, count, rng):
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
-SETTINGS = [(terms, bits, floor) for terms in (1, 4, 5, 8, 16) for bits, floor in ((1, -133), (13, -133), (24, -20), (25, -133), (30, -140))]
+SETTINGS = [
+    (terms, bits, floor) for terms in (1, 4, 5, 8, 16) for bits, floor in ((1, -133), (13, -133), (24, -20), (25, -133), (30, -140))
+]
+RESULTS = (("f32", "RZ"), ("f16", "RN"), ("f32", "RP"), ("f16", "RM"))
 SETTINGS += [(16, 35, -139), (8, 40, -133), (16, 31, -1000)]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-@pytest.mark.parametrize(("terms", "fraction_bits", "floor"), SETTINGS[::3])
+@pytest.mark.parametrize(("terms", "fraction_bits", "floor"), SETTINGS[::4])
 def test_other_settings(pair, terms, fraction_bits, floor):
-    settings_agree(pair, terms, fraction_bits, floor, count=90)
+    settings_agree(pair, terms, fraction_bits, floor, RESULTS[terms % 4 :][:1], count=180)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize(("terms", "fraction_bits", "floor"), SETTINGS)
 def test_other_settings_on_4_500_outputs(pair, terms, fraction_bits, floor):
-    settings_agree(pair, terms, fraction_bits, floor, count=4_500)
+    settings_agree(pair, terms, fraction_bits, floor, RESULTS, count=4_500)
 
 
-def settings_agree(pair, terms, fraction_bits, floor, count):
+def settings_agree(pair, terms, fraction_bits, floor, results, count):
     rng = np.random.default_rng(terms * 1000 + fraction_bits)
-    for name, result, rounding in (("f32", formats.F32, "RZ"), ("f16", formats.F16, "RN"), ("f32", formats.F32, "RP"), ("f16", formats.F16, "RM")):
+    for name, rounding in results:
+        result = formats.FORMATS[name]
         a, b, c = drawn_pair(*pair, name, count, rng)
         model = Model(result, terms, fraction_bits, floor, rounding)
         got = np.asarray(by_model(model, *pair, result, a, b, c))
@@ -189,7 +196,13 @@ def test_fma_and_add(name, mode):
     fma_agrees(name, mode, a[:, 0], b[:, 0], c)
     fma_agrees(name, mode, a[:, 1], b[:, 1], operands.one_code(np.zeros((len(c), 2))).astype(c.dtype))
     near = a[:, 0] ^ rng.integers(0, 4, len(a)).astype(a.dtype)  # neighbours of -a: cancellation to the last bits
-    fma_agrees(name, mode, a[:, 0], np.full_like(a[:, 0], 0x3FF << 52 if name == "f64" else 0x3F800000), near ^ a.dtype.type(1 << (a.itemsize * 8 - 1)))
+    fma_agrees(
+        name,
+        mode,
+        a[:, 0],
+        np.full_like(a[:, 0], 0x3FF << 52 if name == "f64" else 0x3F800000),
+        near ^ a.dtype.type(1 << (a.itemsize * 8 - 1)),
+    )
 
 
 @settings(max_examples=25, deadline=None)

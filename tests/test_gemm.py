@@ -122,7 +122,9 @@ def test_padding_by_hand_with_infinities_and_nans_beside_it():
     np.testing.assert_array_equal(bits(d), [[0x7F800000] * 2, [0x7FFFFFFF] * 2, [0x40C00000] * 2])
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int64, np.uint8, bool, np.float32])
+@pytest.mark.parametrize(
+    "dtype", [np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.int64, np.uint8, bool, np.float32]
+)
 def test_any_real_dtype(dtype):
     a, b = (np.random.default_rng(9).integers(0, 2, (5, 20)).astype(dtype) for _ in range(2))
     d = np.asarray(tcemu.gemm(a, b.T, op=F16, target="sm_90a"))
@@ -174,6 +176,16 @@ def test_b_may_have_the_batch_and_vmap_agrees():
     np.testing.assert_array_equal(bits(tcemu.gemm(a[0], b, op=BF16, target="sm_90a")[2]), bits(one(a[0], b[2])))
 
 
+def test_an_exact_model_is_a_chain_of_f32_multiply_adds():
+    a, b = normal(5, 23, seed=15), normal(23, 7, seed=16)
+    d = tcemu.gemm(a, b, op=BF16, target="sm_90a", model=tcemu.Model(formats.F32, 1, None, rounding="RN"))
+    x, y = (v.astype(ml_dtypes.bfloat16).astype(np.float64) for v in (a, b))
+    want = np.zeros((5, 7), np.float32)
+    for k in range(23):  # a product of two bf16 values, and its sum with an f32, are rounded once by way of longdouble's 64 bits
+        want = (np.longdouble(x[:, k : k + 1] * y[k]) + want).astype(np.float32)
+    np.testing.assert_array_equal(bits(d), bits(want))
+
+
 def test_another_model():
     a, b = normal(8, 64, seed=13, spread=1.0), normal(64, 8, seed=14, spread=1.0)
     own = tcemu.models("sm_90a")[2].model
@@ -189,6 +201,8 @@ def test_another_model():
         np.testing.assert_array_equal(bits(sweep[f - 6]), bits(fixed))
     promoted = own.replace(chain=32)
     assert (bits(tcemu.gemm(a, b, op=F16, target="sm_90a", model=promoted)) != bits(tcemu.gemm(a, b, op=F16, target="sm_90a"))).any()
+    with pytest.raises(ValueError, match="does not hold every value of bf16"):
+        tcemu.gemm(a, b, op=BF16, target="sm_90a", model=tcemu.Model(formats.F16, 1, None, rounding="RN"))
     with pytest.raises(ValueError, match=r"result is s32.*accumulates in f32"):
         tcemu.gemm(a, b, op=F16, target="sm_90a", model=tcemu.Model(formats.S32))
 
@@ -219,9 +233,9 @@ def test_bad_ops_are_explained():
 
 def test_memory_grows_with_the_matrices_only():
     """2048 cubed within 1 GiB above the operands, by the compiler's own account."""
-    from tcemu.gemm import _gemm  # noqa: PLC0415  the compiled function, for its memory analysis
-    from tcemu.models import row  # noqa: PLC0415
-    from tcemu.operations.mma import signature  # noqa: PLC0415
+    from tcemu.gemm import _gemm
+    from tcemu.models import row
+    from tcemu.operations.mma import signature
 
     n = 2048
     matrix = jax.ShapeDtypeStruct((n, n), jnp.uint32)

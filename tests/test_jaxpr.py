@@ -22,9 +22,8 @@ EXACT = {
 }
 # these move or reinterpret bits
 MOVES = {
-    "bitcast_convert_type", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "select_n", "concatenate", "pad", "jit", "pjit",
-    "scan", "while", "cond", "stop_gradient", "split", "gather", "dynamic_slice", "copy", "closed_call", "custom_jvp_call", "rev", "expand_dims",
-    "dynamic_update_slice",
+    "bitcast_convert_type", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "select_n", "pad",
+    "jit", "scan", "while", "cond",
 }  # fmt: skip
 
 

@@ -1,14 +1,14 @@
 """The truncated fused dot-add: align products and accumulator to the largest, cut, add exactly, round once.
 
-Source: the rules are those measured on an NVIDIA H200 (README, "What is exact"); the same form, with other numbers, fits every NVIDIA tensor core
-from Volta on (Khattak and Mikaitis, arXiv 2512.07004; MMA-Sim, arXiv 2511.10909). Which numbers a target uses is `models`' affair.
+Source: the rules are those measured on an NVIDIA H200 (README, "What is exact"). The same form with other numbers fits every NVIDIA tensor
+core from Volta on (Khattak and Mikaitis, arXiv 2512.07004; MMA-Sim, arXiv 2511.10909); which numbers a target uses is `models`' affair.
 
-Floats appear here in four operations only, each exact wherever its result is used, on any backend, whether or not it flushes
-subnormals or contracts multiply-adds (tests/test_jaxpr.py holds the list):
-  multiply     (1) product of two significands: at most 24 bits, so it fits an f32 whole, and it is 0 or normal (see `Operand`);
-               (2) by a power of two, which keeps every bit unless the result leaves f32's normal range: upward it cannot (the aligned
-               product is below 2^(fraction_bits + 2)), downward it is below 1 and cut to 0 all the same.
-  convert      f32 to s32 cuts toward zero, which is the cut of rule 4; the value is below 2^31 by the bounds of `_fits_one_limb` and `MAX_FRACTION_BITS`;
+Floats appear here in four operations only, each exact wherever its result is used, on any backend, whether or not it flushes subnormals
+or contracts multiply-adds (tests/test_jaxpr.py holds the list):
+  multiply     (1) two significands: the product has at most 24 bits, so an f32 holds it whole, and it is 0 or normal (see `Operand`).
+               (2) by a power of two: every bit stays, unless the result leaves f32's normal range. Upward it cannot, since an aligned
+               product is below 2^(fraction_bits + 2); downward it is then below 1, and cut to 0 all the same.
+  convert      f32 to s32 cuts toward zero, which is rule 4's cut; the value is below 2^31, by `_fits_one_limb` or by MAX_FRACTION_BITS.
                s32 to f32, for the high part of a wide term, is of at most 24 significant bits.
   subtract     a wide term less its high part: the low bits of the same 24-bit significand.
   bitcast      no arithmetic.
@@ -66,9 +66,9 @@ def _fits_one_limb(a: Format, b: Format, terms: int, fraction_bits: ArrayLike) -
     return terms * (largest << shift if shift >= 0 else largest >> -shift) < 2**31
 
 
-def power_of_two(exponent: Array) -> Array:
+def power_of_two(exponent: ArrayLike) -> Array:
     """f32 2^exponent, by its bits; 0 below the normal range. exponent: int32 <= 127."""
-    return lax.bitcast_convert_type(jnp.maximum(exponent + F32.bias, 0) << F32.mantissa_bits, jnp.float32)
+    return lax.bitcast_convert_type(jnp.maximum(jnp.asarray(exponent) + F32.bias, 0) << F32.mantissa_bits, jnp.float32)
 
 
 def operand(fmt: Format, codes: ArrayLike, other: Format) -> Operand:
@@ -125,10 +125,11 @@ def dot_add(
     greatest = products[0][1][0] + products[0][1][1]
     for _, (x, y) in products[1:]:
         greatest = jnp.maximum(greatest, x + y)
-    if accumulator is not None:
-        c = decode_limbs(result, accumulator)
-        c_exponent = jnp.where(bits.is_zero(c.magnitude), ZERO_EXPONENT, c.exponent + result.mantissa_bits)
-        greatest = jnp.maximum(greatest, jnp.where(c.nan | c.infinite, ZERO_EXPONENT, c_exponent))
+    c = None if accumulator is None else decode_limbs(result, accumulator)
+    if c is not None:
+        no_part = bits.is_zero(c.magnitude) | c.nan | c.infinite
+        c = c._replace(exponent=jnp.where(no_part, ZERO_EXPONENT, c.exponent + result.mantissa_bits))
+        greatest = jnp.maximum(greatest, c.exponent)
     greatest = jnp.maximum(greatest, floor)
 
     # rules 4 and 5: align, cut, add
@@ -143,9 +144,9 @@ def dot_add(
         negative, magnitude = _add_narrow(aligned)
     else:
         negative, magnitude = _add_wide(aligned)
-    if accumulator is not None:
+    if c is not None:
         up = bits.shift_left(bits.extend(c.magnitude, len(magnitude)), jnp.maximum(fraction_bits - result.mantissa_bits, 0))
-        down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + jnp.maximum(greatest - c_exponent, 0)
+        down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + (greatest - c.exponent)
         negative, magnitude = _add_signed(negative, magnitude, c.negative, bits.shift_right(up, down))
 
     # rules 6 and 7
@@ -155,7 +156,7 @@ def dot_add(
 
     # rule 8
     flags = _specials_of_products(a, b, special, greatest.shape)
-    if accumulator is not None:
+    if c is not None:
         flags = flags | jnp.where(c.nan, NAN, jnp.where(c.infinite, jnp.where(c.negative, MINUS, PLUS), 0))
     sign = jnp.where(flags == MINUS, jnp.uint32(1 << (result.bits - 1)), 0)
     d = jnp.where(flags == 0, d, sign | result.infinity)

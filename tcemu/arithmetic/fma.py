@@ -21,7 +21,8 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, fmt: Format, rounding: Roundin
     NaN: f32 and f16 give the canonical NaN; f64 the quieted first NaN in the order b, c, a, and 0xFFF8000000000000 for an invalid
     operation.
     """
-    return limbs_code(fmt, fma_limbs(*(code_limbs(fmt, jnp.asarray(v)) for v in (a, b, c)), fmt, rounding))
+    x, y, z = (code_limbs(fmt, jnp.asarray(v)) for v in (a, b, c))
+    return limbs_code(fmt, fma_limbs(x, y, z, fmt, rounding))
 
 
 def fma_limbs(a: Limbs, b: Limbs, c: Limbs, fmt: Format, rounding: Rounding) -> Limbs:
@@ -41,16 +42,15 @@ def fma_limbs(a: Limbs, b: Limbs, c: Limbs, fmt: Format, rounding: Rounding) -> 
 
 
 def add_limbs(x: Limbs, y: Limbs, fmt: Format, rounding: Rounding = "RN") -> Limbs:
-    """x + y, rounded once; codes of `fmt` in limbs. NaN: as `fma`, with the first NaN in the order x, y."""
+    """x + y, rounded once; codes of `fmt` in limbs. Every NaN is the canonical one."""
     x, y = _one_shape(x, y)
     width = 1 if fmt.mantissa_bits + 4 <= 32 else 2  # p + 3 bits
     u, v = (n._replace(magnitude=bits.extend(n.magnitude, width)) for n in (decode_limbs(fmt, x), decode_limbs(fmt, y)))
-    d = _add(u, v, fmt, rounding)
-    return _f64_nans(d, x, y) if fmt is F64 else d
+    return _add(u, v, fmt, rounding)
 
 
 def add(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
-    """x + y, rounded once. Codes of `fmt` in and out; NaN as `add_limbs`."""
+    """x + y, rounded once. Codes of `fmt` in and out; every NaN is the canonical one."""
     return limbs_code(fmt, add_limbs(code_limbs(fmt, jnp.asarray(x)), code_limbs(fmt, jnp.asarray(y)), fmt, rounding))
 
 

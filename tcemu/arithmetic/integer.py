@@ -1,6 +1,6 @@
 """Integer and single-bit dot products, exact.
 
-Source: PTX ISA 9.7.14.5.14 (`.satfinite`, `.popc`); clamping once, after the exact sum of C and all products, as measured on an NVIDIA H200.
+Source: PTX ISA 9.7.14.5.14 (`.satfinite`, `.popc`). One clamp, after the exact sum of C and all products: measured on an NVIDIA H200.
 """
 
 import jax.numpy as jnp
@@ -19,10 +19,10 @@ def values(fmt: Format, codes: Array) -> Array:
 
 
 def dot(a: Array, b: Array) -> Array:
-    """int32 [..., M, N]: the products of a [..., M, K] and b [..., K, N], f32 integers of at most 8 bits, summed modulo 2^32.
+    """int32 [..., M, N]: a [..., M, K] times b [..., K, N], f32 integers of at most 8 bits, summed modulo 2^32.
 
-    The machine's own f32 dot is exact here, in any order, with or without FMA, and in every precision mode: the operands fit the 8 significant
-    bits of bf16, and all partial sums of a block are integers below 2^24.
+    The machine's own f32 dot is exact here, in any order, with or without FMA, and in every precision mode: the operands fit the eight
+    significant bits of bf16, and all partial sums of a block are integers below 2^24.
     """
     k = a.shape[-1]
     pad = -k % min(BLOCK, max(k, 1))
@@ -30,17 +30,12 @@ def dot(a: Array, b: Array) -> Array:
     blocks = max(1, a.shape[-1] // BLOCK)
     a = jnp.moveaxis(a.reshape(*a.shape[:-1], blocks, -1), -2, 0)
     b = jnp.moveaxis(b.reshape(*b.shape[:-2], blocks, -1, b.shape[-1]), -3, 0)
-    total = jnp.zeros(jnp.broadcast_shapes(a.shape[1:-2], b.shape[1:-2]) + (a.shape[-2], b.shape[-1]), jnp.int32)
+    total = jnp.zeros((*jnp.broadcast_shapes(a.shape[1:-2], b.shape[1:-2]), a.shape[-2], b.shape[-1]), jnp.int32)
 
     def add_block(total: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
         return total + jnp.matmul(*block, precision=lax.Precision.HIGHEST).astype(jnp.int32), None
 
     return lax.scan(add_block, total, (a, b))[0]
-
-
-def wrapping_add(c: Array, s: Array) -> Array:
-    """c + s modulo 2^32."""
-    return c + s
 
 
 def clamping_add(c: Array, s: Array) -> Array:
@@ -51,6 +46,6 @@ def clamping_add(c: Array, s: Array) -> Array:
 
 
 def xor_popcount(a: Array, b: Array) -> Array:
-    """int32 [..., M, N]: set bits of row XOR column; a [..., M, K] and b [..., K, N] hold 0.0 and 1.0. |a XOR b| = |a| + |b| - 2 |a AND b|."""
+    """int32 [..., M, N]: set bits of row XOR column, |a| + |b| - 2 |a AND b|; a [..., M, K] and b [..., K, N] hold 0.0 and 1.0."""
     count = lambda x, axis: jnp.sum(x.astype(jnp.int32), axis=axis, keepdims=True)  # noqa: E731
     return count(a, -1) + count(b, -2) - 2 * dot(a, b)

@@ -5,6 +5,7 @@ A `Model` is data; `run` is the only place that reads it. Which model a target u
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from tcemu.arithmetic.fma import add_limbs, fma_limbs
 from tcemu.bits import Limbs
 from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, code_limbs, convert, limbs_code
 
+UNROLLED = 4  # fewer steps than this are no loop
 MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA unit
 
 
@@ -26,9 +28,9 @@ MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA
 class Model:
     """The arithmetic of an instruction, as a value: D = A·B + C by steps along K.
 
-    A step adds `terms` products and the running value in one fused sum and rounds it to `result`; with `fraction_bits=None` it is exact and
-    has one product: an IEEE fused multiply-add. A step never reaches into the next instruction. Without `chain`, all steps follow each other
-    from C on; with it, every chain of products starts from nothing, and its outcome is added to C by a rounded (RN) addition.
+    A step adds `terms` products and the running value in one fused sum and rounds it to `result`; with `fraction_bits=None` it is exact
+    and has one product: an IEEE fused multiply-add. A step never reaches into the next instruction. Without `chain`, all steps follow each
+    other, from C on. With it, every chain of products starts from nothing, and its outcome is added to C, rounded RN.
 
     fraction_bits, floor, result_bits, terms and rounding may be arrays, so that `jax.vmap` sweeps them in one compiled program (terms then
     up to MAX_TERMS, rounding as an int32 index into `formats.ROUNDINGS`). As a pytree a model has just its arrays as leaves.
@@ -40,7 +42,7 @@ class Model:
     floor: int | Array = -133  # the least exponent that a step aligns to
     rounding: Rounding = "RZ"  # of a step: "RN", "RZ", "RM" or "RP"
     result_bits: int | Array | None = None  # fraction bits that a step's result keeps; None: all of `result`
-    multiplicand: Format | None = None  # A and B are converted to it first, exactly
+    multiplicand: Format | None = None  # A and B are converted to it first, exactly; exact steps convert them to `result` by themselves
     groups: int = 1  # an instruction's products are dealt out in pairs to so many groups, which are then walked one after the other
     chain: int | str | None = None  # products in a chain; "k": those of one instruction
 
@@ -108,15 +110,32 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         return _run_integer(signature, a, b, c)
     if signature.rounding is not None:
         model = model.replace(rounding=signature.rounding.upper())
-    if model.multiplicand is not None:
-        a, b = convert(a, signature.a, model.multiplicand), convert(b, signature.b, model.multiplicand)
-        signature = signature._replace(a=model.multiplicand, b=model.multiplicand)
+    common = model.result if model.fraction_bits is None else model.multiplicand
+    if common is not None:
+        a, b = _widen(common, signature.a, a), _widen(common, signature.b, b)
+        signature = signature._replace(a=common, b=common)
     a = _by_group(jnp.moveaxis(a, -1 - len(words), 0), signature.k, model.groups)
     b = _by_group(jnp.moveaxis(b, -2 - len(words), 0), signature.k, model.groups)
     c = c if signature.c == model.result else convert(c, signature.c, model.result)
-    walk = _walk_exact if model.fraction_bits is None else _walk_fused
-    d = walk(model, signature, a, b, c)
-    return d if signature.d == model.result else convert(d, model.result, signature.d)
+    walk = partial(_walk_exact if model.fraction_bits is None else _walk_fused, model, signature)
+    if signature.d == model.result:
+        return walk(a, b, c)
+
+    def instruction(running: Array, products: tuple[Array, Array]) -> tuple[Array, None]:
+        """What one instruction leaves is rounded to D's format, and the next one starts from that."""
+        d = convert(walk(products[0], products[1], running), model.result, signature.d)
+        return convert(d, signature.d, model.result), None
+
+    a, b = (v.reshape(-1, signature.k, *v.shape[1:]) for v in (a, b))
+    return convert(lax.scan(instruction, c, (a, b))[0], model.result, signature.d)
+
+
+def _widen(target: Format, source: Format, codes: Array) -> Array:
+    if not target.holds(source):
+        raise ValueError(
+            f"the model converts A and B to {target} first, which does not hold every value of {source}; choose a wider format"
+        )
+    return codes if source == target else convert(codes, source, target)
 
 
 def _by_group(x: Array, k: int, groups: int) -> Array:
@@ -139,23 +158,25 @@ def _steps_of_instruction(model: Model, k: int) -> int:
 def _walk_fused(model: Model, signature: Signature, a: Array, b: Array, c: Array) -> Array:
     """Steps of `dot_add` along K. a: [K, ..., M]; b: [K, ..., N]; c: [..., M, N] in `model.result`."""
     group, terms = signature.k // model.groups, _step_size(model, signature.k)
-    traced_terms = not isinstance(model.terms, int)
+    traced_terms, fraction_bits = not isinstance(model.terms, int), model.fraction_bits
+    assert fraction_bits is not None
     x = _cut(operand(signature.a, a, signature.b), group, terms)
     y = _cut(operand(signature.b, b, signature.a), group, terms)
     special = has_special(x, tuple(range(1, x.exponent.ndim))) | has_special(y, tuple(range(1, y.exponent.ndim)))
 
     def step(accumulator: Limbs | None, products: tuple) -> Limbs:
+        x, y, special = products
         return dot_add(
-            *products[:2], accumulator, products[2],
+            x, y, accumulator, special,
             a_format=signature.a, b_format=signature.b, result=model.result, rounding=model.rounding,
-            fraction_bits=model.fraction_bits, floor=model.floor, result_bits=model.result_bits,
+            fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
         )  # fmt: skip
 
     def steps_of_traced_size(accumulator: Limbs | None, products: tuple) -> Limbs:
         start = (jnp.zeros(c.shape, jnp.uint32),) if accumulator is None else accumulator
         number = jnp.arange(terms) // model.terms  # of the step that a product belongs to
         part = lambda s: tuple(_only(number == s, v) for v in products[:2])  # noqa: E731
-        return lax.fori_loop(0, number[-1] + 1, lambda s, acc: step(acc, (*part(s), products[2])), start)
+        return lax.fori_loop(0, number[-1] + 1, lambda s, running: step(running, (*part(s), products[2])), start)
 
     advance = steps_of_traced_size if traced_terms else step
     return limbs_code(model.result, _walk(advance, model, signature.k, (x, y, special), code_limbs(model.result, c)))
@@ -194,25 +215,41 @@ def _only(chosen: Array, x: Operand) -> Operand:
 def _walk(step: Callable, model: Model, k: int, products: tuple, c: Limbs) -> Limbs:
     """All steps, one after the other or in chains. products: arrays with the steps in front; step(running value or None, one step's)."""
 
-    def advance(accumulator: Limbs, one: tuple) -> tuple[Limbs, None]:
-        return step(accumulator, one), None
-
     if model.chain is None:
-        return lax.scan(advance, c, products)[0]
+        return _scan(step, c, products)
 
-    def add_chain(accumulator: Limbs, one: tuple) -> tuple[Limbs, None]:
-        partial = step(None, jax.tree.map(lambda v: v[0], one))
-        rest = jax.tree.map(lambda v: v[1:], one)
-        partial = lax.scan(advance, partial, rest, unroll=length <= 4)[0]
-        return add_limbs(accumulator, partial, model.result), None
+    def add_chain(accumulator: Limbs, one: tuple) -> Limbs:
+        first, rest = jax.tree.map(lambda v: v[0], one), jax.tree.map(lambda v: v[1:], one)
+        return add_limbs(accumulator, _scan(step, step(None, first), rest), model.result)
 
     steps = jax.tree.leaves(products)[0].shape[0]
     per_instruction = _steps_of_instruction(model, k)
-    length = per_instruction if model.chain == "k" else max(1, model.chain * per_instruction // k)
+    length = per_instruction if isinstance(model.chain, str) else max(1, model.chain * per_instruction // k)
     whole = steps - steps % length
     chains = jax.tree.map(lambda v: v[:whole].reshape(-1, length, *v.shape[1:]), products)
-    c = lax.scan(add_chain, c, chains)[0]
-    return c if whole == steps else add_chain(c, jax.tree.map(lambda v: v[whole:], products))[0]
+    c = _scan(add_chain, c, chains)
+    return c if whole == steps else add_chain(c, jax.tree.map(lambda v: v[whole:], products))
+
+
+def _scan(step: Callable, start: Limbs, products: Any) -> Limbs:
+    """step(running, one) over the leading axis of `products`.
+
+    The products of the next step are handed on as part of the loop's state, so that each step reads whole arrays: XLA on CPU would fuse the
+    indexing along K into the loop over D, which then no longer vectorises.
+    """
+
+    def body(state: tuple, following: Any) -> tuple[tuple, None]:
+        running, current = state
+        return (step(running, current), following), None
+
+    steps = jax.tree.leaves(products)[0].shape[0]
+    one = lambda at: jax.tree.map(lambda v: v[at], products)  # noqa: E731
+    if steps < UNROLLED:
+        for at in range(steps):
+            start = step(start, one(at))
+        return start
+    following = jax.tree.map(lambda v: jnp.roll(v, -1, axis=0), products)
+    return lax.scan(body, (start, one(0)), following)[0][0]
 
 
 def _run_integer(signature: Signature, a: Array, b: Array, c: Array) -> Array:

@@ -22,8 +22,8 @@ def mma(op: str | Instruction, a: ArrayLike, b: ArrayLike, c: ArrayLike, *, targ
     """One dense `mma.sync` for each batch element: D = A·B + C, registers in, registers out, bit for bit.
 
     op: a PTX spelling or an Instruction; target: the GPU to imitate, as "sm_90a". Both are static under `jit`.
-    a, b, c: uint32[..., 32, n], lane, then register in the order of the PTX statement, n = `op.registers(...)`; an f64 register is two words,
-    low first. Leading axes are batch axes, any number of them; they broadcast.
+    a, b, c: uint32[..., 32, n], lane, then register in the order of the PTX statement, n = `op.registers(...)`; an f64 register is two
+    words, low first. Leading axes are batch axes, any number of them; they broadcast.
     Returns uint32[..., 32, n]: D's registers. NaN words are the target's own.
     Raises Unsupported if PTX does not give `op` to `target`, NotModelled if nobody has evidence of its arithmetic there, TypeError or
     ValueError if registers have another dtype or shape.
@@ -49,8 +49,8 @@ def dot(op: str | Instruction, a: ArrayLike, b: ArrayLike, c: ArrayLike, *, targ
 def pack(op: str | Instruction, operand: str, codes: ArrayLike) -> Array:
     """A matrix of raw codes -> the registers that hold it.
 
-    operand: "a", "b", "c" or "d". codes: unsigned [..., rows, columns] of A (M x K), B (K x N), C or D (M x N); m8n8k4 with f16, which is four
-    products, [..., 4, rows, columns]; f64 [..., rows, columns, 2]. Bits above the format's are dropped.
+    operand: "a", "b", "c" or "d". codes: unsigned [..., rows, columns] of A (M x K), B (K x N), C or D (M x N); for m8n8k4 with f16, which
+    is four products, [..., 4, rows, columns]; for f64 [..., rows, columns, 2]. Bits above the format's are dropped.
     Returns uint32[..., 32, n]. Raises Unsupported if `op` is no instruction, TypeError or ValueError for another dtype or shape.
     Source: PTX ISA 9.7.14.5.1 to 9.7.14.5.13.
     """

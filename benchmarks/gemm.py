@@ -1,0 +1,92 @@
+"""How fast is an emulated product? `python benchmarks/gemm.py`: multiply-accumulates per second, beside a plain XLA f32 matmul.
+
+Each line is the best of several runs after the first, which compiles and stands apart. Sampled rows are checked against `tcemu.dot`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from datetime import date
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tcemu
+
+OPS = {
+    "f16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "bf16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    "tf32": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+    "e4m3": "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+    "s8": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
+    "f64": "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64",
+}
+TARGET = "sm_90a"
+
+
+def timed(run: Callable[[], jax.Array], repeats: int) -> tuple[float, float]:
+    """Seconds of the first call, and of the best of `repeats` more."""
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - start)
+    return seconds[0], min(seconds[1:])
+
+
+def check(op: str, a: np.ndarray, b: np.ndarray, d: np.ndarray) -> int:
+    """Words that differ from a loop of single instructions over 16 sampled rows and 8 columns."""
+    parsed = tcemu.parse(op)
+    rows, columns = (np.sort(np.random.default_rng(1).permutation(n)[:w]) for n, w in ((len(a), parsed.m), (b.shape[1], parsed.n)))
+    convert = jax.jit(tcemu.formats.from_float, static_argnums=0)
+    x, y = convert(parsed.a, a[rows]), convert(parsed.b, b[:, columns])
+    acc = jnp.zeros((parsed.m, parsed.n, *(2,) * (parsed.c.words - 1)), parsed.c.dtype)
+    for at in range(0, a.shape[1], parsed.k):
+        acc = tcemu.dot(op, x[:, at : at + parsed.k], y[at : at + parsed.k], acc, target=TARGET)
+    sample = np.ascontiguousarray(np.asarray(d)[np.ix_(rows, columns)])
+    return int((sample.view(np.uint32).reshape(np.shape(acc)) != np.asarray(acc)).sum())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024])
+    parser.add_argument("--formats", nargs="+", choices=OPS, default=["f16", "e4m3"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    args = parser.parse_args()
+
+    device = jax.devices()[0]
+    machine = {
+        "device": f"{device.platform} ({device.device_kind})", "cores": os.cpu_count(), "machine": platform.machine(),
+        "jax": jax.__version__, "date": date.today().isoformat(),
+    }  # fmt: skip
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    print(f"{'format':>8} {'size':>6} {'first call s':>13} {'best s':>9} {'MAC/s':>10} {'x slower than plain f32':>24}")
+    lines, wrong = [], 0
+    plain = jax.jit(lambda a, b: jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST))
+    for n in args.sizes:
+        rng = np.random.default_rng(0)
+        a, b = rng.standard_normal((n, n), np.float32), rng.standard_normal((n, n), np.float32)
+        x, y = jnp.asarray(a), jnp.asarray(b)
+        first, base = timed(lambda x=x, y=y: plain(x, y), args.repeats)
+        rows = [("plain", first, base)]
+        for name in args.formats:
+            product = lambda x=x, y=y, op=OPS[name]: tcemu.gemm(x, y, op=op, target=TARGET)  # noqa: E731
+            rows.append((name, *timed(product, args.repeats)))
+            wrong += check(OPS[name], a, b, np.asarray(product()))
+        for name, first, best in rows:
+            lines.append({"format": name, "size": n, "first_call_s": first, "best_s": best, "mac_per_s": n**3 / best, "ratio": best / base})
+            print(f"{name:>8} {n:>6} {first:>13.2f} {best:>9.4f} {n**3 / best:>10.2e} {best / base:>24.1f}")
+    print(f"{wrong} mismatches in the sampled rows")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"machine": machine, "lines": lines}, file, indent=1)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

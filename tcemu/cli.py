@@ -1,0 +1,28 @@
+"""The command line: words in, words out. What a command does is in `tcemu.commands`."""
+
+import argparse
+import sys
+
+from tcemu.commands import CommandError
+from tcemu.commands.demo import add_demo
+from tcemu.commands.gemm import add_gemm
+
+COMMANDS = (add_demo, add_gemm)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; argv: its words (default: those of the process). Returns the exit status: 2 with a message for a user's error."""
+    parser = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(subparsers)
+    args = parser.parse_args(argv)
+    try:
+        return args.run(args)
+    except CommandError as error:
+        print(f"tcemu {args.command}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

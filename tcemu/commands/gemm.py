@@ -1,0 +1,239 @@
+"""`tcemu gemm`: one matrix product with an instruction's arithmetic, and how far it is from the exact one."""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+from pathlib import Path
+from typing import TextIO
+
+import jax
+import numpy as np
+
+from tcemu.commands import CommandError
+from tcemu.commands.accuracy import Reference, Tally, rounded, ulp
+from tcemu.commands.arrays import check_writable, load, save, shape_of_product, without_wide_integers
+from tcemu.formats import F64
+from tcemu.gemm import gemm
+from tcemu.grammar import parse
+from tcemu.instructions import Instruction
+from tcemu.operations.mma import evidence
+
+BLOCK = 2**28  # multiply-accumulates between two reports of progress, about
+QUIET = 10.0  # seconds between two lines of progress where standard error is no terminal
+SAMPLE = 64  # outputs computed again in rational arithmetic, over all blocks
+F64_SAMPLE = 1024  # the same where float64 cannot judge, so that all figures come from the sample
+KINDS = {  # what is measured: its line in the report
+    "emulated": "D from the exact product",
+    "inputs": "  of it, by rounding the inputs",
+    "arithmetic": "  of it, by the instruction's sums",
+    "plain": "plain float32 from the exact product",
+    "apart": "D from plain float32",
+}
+
+
+def add_gemm(subparsers) -> None:
+    """Adds the command to argparse's `subparsers`."""
+    parser = subparsers.add_parser(
+        "gemm",
+        help="a matrix product with an instruction's arithmetic, and its error",
+        description="Computes D = A·B + C with the arithmetic of one tensor-core instruction, bit for bit, and prints how far D is from "
+        "the exact product and from plain float32. Files are .npy: A is [..., M, K], B [..., K, N], C and D [..., M, N].",
+        epilog="example: tcemu gemm A.npy B.npy --op mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 --target sm_90a -o D.npy",
+    )
+    parser.add_argument("a", metavar="A.npy", type=Path)
+    parser.add_argument("b", metavar="B.npy", type=Path)
+    parser.add_argument("-c", metavar="C.npy", type=Path, help="the matrix to add to (default: zero)")
+    parser.add_argument("--op", required=True, metavar="SPELLING", help="the instruction, as PTX spells it")
+    parser.add_argument("--target", default="sm_90a", help="the GPU to imitate (default: %(default)s)")
+    parser.add_argument("--rounding", default="RN", choices=("RN", "RZ", "RM", "RP"), help="of the inputs (default: %(default)s)")
+    parser.add_argument("-o", dest="output", metavar="D.npy", type=Path, help="where D goes (default: only the report is made)")
+    parser.set_defaults(run=run)
+
+
+@dataclass
+class Report:
+    """What the blocks showed, gathered."""
+
+    tallies: dict[str, Tally]
+    bound: float = 0.0  # of the reference's error
+    bound_ulps: float = 0.0
+    sampled: int = 0  # outputs computed again in rational arithmetic
+    outputs: int = 0
+    counted: int = 0  # outputs in the figures
+    odd: dict[str, list[int]] = field(default_factory=lambda: {"D": [0, 0], "exact": [0, 0], "plain float32": [0, 0]})  # NaN, Inf
+    seconds: float = 0.0  # spent in the emulation
+
+
+@dataclass
+class Progress:
+    """Rows done, on standard error: rewritten in place on a terminal, a line now and then elsewhere, nothing for short work."""
+
+    total: int
+    stream: TextIO
+    started: float = field(default_factory=time.monotonic)
+    shown: float = 0.0
+
+    def report(self, done: int) -> None:
+        passed = time.monotonic() - self.started
+        line = f"tcemu gemm: {done} of {self.total} rows, {passed:.0f} s"
+        if self.stream.isatty():
+            print(f"\r{line}", end="\n" if done == self.total else "", file=self.stream, flush=True)
+        elif passed - self.shown >= QUIET and done < self.total:
+            self.shown = passed
+            print(line, file=self.stream, flush=True)
+
+
+def rows_of_a_block(shape: tuple[int, ...], k: int) -> int:
+    """How many rows of D, [..., M, N], make about BLOCK multiply-accumulates; all of them if that is fewer, and one at least."""
+    rows = max(1, shape[-2])
+    return max(1, min(rows, BLOCK // max(1, prod(shape) // rows * k)))
+
+
+def take(x: np.ndarray, start: int, size: int) -> np.ndarray:
+    """Rows of x [..., M, n] from `start` on, filled up with zeros to `size`, so that every block has one shape and compiles once."""
+    rows = x[..., start : start + size, :]
+    missing = size - rows.shape[-2] if start else 0
+    return np.pad(rows, [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)]) if missing else rows
+
+
+def plain_product(a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> np.ndarray:
+    """A·B + C in float32 as XLA computes it on this machine, inputs and all."""
+    with np.errstate(over="ignore"):
+        a, b, *rest = (np.asarray(x, np.float32) for x in ((a, b) if c is None else (a, b, c)))
+    product = jax.numpy.matmul(a, b, precision="highest")
+    return np.asarray(product + rest[0] if rest else product)
+
+
+def judge(report: Report, exact: Reference, held: Reference, start: int, d: np.ndarray, plain: np.ndarray, sample: int) -> None:
+    """Adds a block to the report.
+
+    d, plain: its rows from `start` on, [..., rows, N]; exact, held: of the inputs as given, and as rounded; sample: how many outputs are
+    computed in rational arithmetic.
+    """
+    fmt = report.tallies["emulated"].fmt
+    values, bound = exact.rows(start, start + d.shape[-2])
+    held_values = values if held is exact else held.rows(start, start + d.shape[-2])[0]
+    d, plain = d.astype(np.float64), plain.astype(np.float64)
+    for name, x in (("D", d), ("exact", values), ("plain float32", plain)):
+        report.odd[name][0] += int(np.isnan(x).sum())
+        report.odd[name][1] += int(np.isinf(x).sum())
+    report.outputs += d.size
+    places = np.argwhere(np.isfinite(d) & np.isfinite(values) & np.isfinite(plain) & np.isfinite(held_values))
+    report.counted += len(places)
+    chosen = places[np.random.default_rng(start).permutation(len(places))[:sample]]
+    truths = [exact.element((*place[:-2], place[-2] + start, place[-1])) for place in chosen]
+    report.sampled += len(chosen)
+    if fmt is F64:  # float64 inputs are not rounded, so `held` is `exact`
+        at = tuple(chosen.T)
+        errors = [np.array([float(Fraction(x) - truth) for x, truth in zip(y[at].tolist(), truths, strict=True)]) for y in (d, plain)]
+        found = {"emulated": errors[0], "inputs": np.zeros(len(truths)), "arithmetic": errors[0], "plain": errors[1]}
+    else:
+        at = tuple(places.T)
+        found = {"emulated": d[at] - values[at], "inputs": held_values[at] - values[at]}
+        found |= {"arithmetic": d[at] - held_values[at], "plain": plain[at] - values[at]}
+        report.bound = max(report.bound, float(bound[at].max(initial=0.0)))
+        report.bound_ulps = max(report.bound_ulps, float((bound[at] / ulp(values[at], fmt))[values[at] != 0].max(initial=0.0)))
+        for place, truth in zip(chosen, truths, strict=True):
+            off = abs(Fraction(float(values[tuple(place)])) - truth)
+            if off > Fraction(float(bound[tuple(place)])):
+                raise AssertionError(f"the float64 product at {place.tolist()} is off by {float(off)}, more than its bound")
+    for name, error in (found | {"apart": d[at] - plain[at]}).items():
+        report.tallies[name].add(error, values[at])
+
+
+def multiply(op: Instruction, args: argparse.Namespace, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> tuple[np.ndarray, Report]:
+    """D and the report on it, made in blocks of rows, so that the reference of only one is held at a time."""
+    assert op.a and op.b and op.c and op.d
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    report = Report({name: Tally(op.d) for name in KINDS})
+    inputs = [(x, fmt) for x, fmt in ((a, op.a), (b, op.b), (c, op.c)) if x is not None]
+    wide = [x.astype(np.float64) for x, _ in inputs]
+    kept = [rounded(x, fmt, args.rounding) for x, fmt in inputs]
+    exact, held = (Reference.of(x[0], x[1], x[2] if c is not None else None) for x in (wide, kept))
+    if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(wide, kept, strict=True)):
+        held = exact
+    size = rows_of_a_block(shape, a.shape[-1])
+    starts = range(0, max(1, shape[-2]), size)  # one empty block where there are no rows
+    sample = -(-(F64_SAMPLE if op.d is F64 else SAMPLE) // len(starts))
+    progress = Progress(shape[-2], sys.stderr)
+    pieces = []
+    for start in starts:
+        stop = min(start + size, shape[-2])
+        rows, addend = take(a, start, size), None if c is None else take(c, start, size)
+        began = time.perf_counter()
+        try:
+            d = np.asarray(gemm(rows, b, addend, op=op, target=args.target, rounding=args.rounding))[..., : stop - start, :]
+        except (ValueError, TypeError) as error:
+            raise CommandError(str(error)) from error
+        report.seconds += time.perf_counter() - began
+        pieces.append(d)
+        if op.bit_op != "xor":
+            with np.errstate(all="ignore"):
+                plain = plain_product(rows, b, addend)[..., : stop - start, :]
+                judge(report, exact, held, start, d, plain, sample)
+        progress.report(stop)
+    return np.concatenate(pieces, axis=-2), report
+
+
+def table(report: Report) -> list[str]:
+    """The report's figures, a line for each kind of error."""
+    head = f"{'':36}{'error':>20}{'ulps':>22}{'bits lost':>22}"
+    lines = [head, f"{'':36}" + f"{'largest':>11}{'mean':>11}" * 3]
+    return lines + [f"{KINDS[name]:36}" + "".join(f"{x:>11.3g}" for x in tally.figures) for name, tally in report.tallies.items()]
+
+
+def remarks(report: Report, op: Instruction) -> list[str]:
+    """What a reader must know to use the figures: what is left out, what an ulp is, how exact the exact product is."""
+    lines = []
+    if report.counted < report.outputs:
+        odd = "; ".join(f"{name}: {nan} NaN, {inf} infinite" for name, (nan, inf) in report.odd.items())
+        lines.append(
+            f"{report.outputs - report.counted:,} of {report.outputs:,} outputs are not finite and left out of the figures. {odd}."
+        )
+    lines.append(f"An ulp is the distance of neighbouring {op.d} values at the exact result; bits lost are log2 of the error in ulps.")
+    if op.d is F64:
+        return [
+            *lines,
+            f"Figures are of {report.sampled:,} outputs chosen with a fixed seed; their exact product is of rational arithmetic.",
+        ]
+    if report.bound == 0:
+        basis = "in float64, which rounds nowhere on these inputs"
+    else:
+        basis = f"in float64, off by at most {report.bound:.2g} ({report.bound_ulps:.2g} ulps)"
+    return [*lines, f"The exact product is of the values in the files, {basis}; {report.sampled:,} outputs checked in rational arithmetic."]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does what the words say. Raises CommandError."""
+    try:
+        op = parse(args.op)
+        known = evidence(op, args.target)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    if args.output is not None:
+        check_writable(args.output)
+    a, b = load("A", args.a), load("B", args.b)
+    c = None if args.c is None else load("C", args.c)
+    shape = shape_of_product(a, b, c)
+    terms = [f"A {list(a.shape)} {a.dtype} · B {list(b.shape)} {b.dtype}"] + ([] if c is None else [f"C {list(c.shape)} {c.dtype}"])
+    print(f"{op} on {args.target} (arithmetic known by {known.level}: {known.source})", flush=True)
+    addend = None if c is None else without_wide_integers(c)
+    d, report = multiply(op, args, without_wide_integers(a), without_wide_integers(b), addend)
+    print(f"D {list(d.shape)} {d.dtype} = {' + '.join(terms)}")
+    print(f"{prod(shape) * a.shape[-1]:,} multiply-accumulates in {report.seconds:.2f} s, compilation included")
+    if args.output is not None:
+        save(args.output, d)
+        print(f"D is in {args.output}")
+    print()
+    if report.counted:
+        print("\n".join([*table(report), ""]))
+    if op.bit_op == "xor":
+        print("No error is given: .xor.popc counts bits that differ, which is no product.")
+    elif not report.outputs:
+        print("D is empty, so there is no error to give.")
+    else:
+        print("\n".join(remarks(report, op)))
+    return 0

@@ -1,0 +1,240 @@
+"""The command line in this process: every message of a user's error, and whole runs."""
+
+import io
+import re
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tcemu.cli import main
+from tcemu.commands import gemm as command
+from tcemu.gemm import gemm
+
+F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+OPS = {
+    F16: 2e-2,
+    "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16": 2e-2,
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32": 2e-2,
+    "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64": 2e-13,
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with A [20, 35], B [35, 9] and C [20, 9] of normal float32."""
+    rng = np.random.default_rng(0)
+    for name, shape in (("A", (20, 35)), ("B", (35, 9)), ("C", (20, 9))):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=shape).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def arrays(*names: str) -> list[np.ndarray]:
+    return [np.load(f"{name}.npy") for name in names]
+
+
+def figures(out: str) -> dict[str, list[float]]:
+    """The printed table, line by line."""
+    found = {}
+    for line in out.splitlines():
+        for name, label in command.KINDS.items():
+            if line.startswith(label):
+                found[name] = [float(x) for x in line[len(label) :].split()]
+    return found
+
+
+FAULTS = {
+    "missing": (["X.npy", "B.npy"], r"A: X\.npy cannot be read: No such file"),
+    "folder": (["A.npy", "."], r"B: \. cannot be read: Is a directory"),
+    "empty file": (["empty.npy", "B.npy"], r"A: empty\.npy is not a \.npy file"),
+    "text": (["text.npy", "B.npy"], r"A: text\.npy is not a \.npy file; numpy\.save writes one"),
+    "archive": (["two.npz", "B.npy"], r"A: two\.npz is an \.npz archive; one array is wanted"),
+    "objects": (["objects.npy", "B.npy"], r"A: objects\.npy holds Python objects, which are never loaded"),
+    "cut short": (["A.npy", "short.npy"], r"B: short\.npy is damaged"),
+    "bfloat16": (["raw.npy", "B.npy"], r"A: raw\.npy holds raw bytes \(.V2\).*save x\.astype\(numpy\.float32\)"),
+    "complex": (["complex.npy", "B.npy"], r"A: complex\.npy holds complex128; floats of 16, 32 or 64 bits"),
+    "words": (["words.npy", "B.npy"], r"A: words\.npy holds <U3; floats of 16, 32 or 64 bits"),
+    "longdouble": (["long.npy", "B.npy"], r"A: long\.npy holds float128; floats of 16, 32 or 64 bits"),
+    "record": (["record.npy", "B.npy"], r"A: record\.npy holds \[\('x', '<f4'\)\]; floats of 16, 32 or 64 bits"),
+    "wide integers": (["wide.npy", "B.npy"], r"A: wide\.npy holds integers beyond 2\^53"),
+    "vector": (["A.npy", "vector.npy"], r"B has shape \[35\]; a matrix \[\.\.\., K, N\] is wanted"),
+    "K": (["A.npy", "C.npy"], r"A is \[20, 35\] and B is \[20, 9\]: .* are both K, so 35 must be 20$"),
+    "K transposed": (["A.npy", "A.npy"], r"so 35 must be 20; B transposed would fit"),
+    "leading axes": (["batch2.npy", "batch3.npy"], r"A is \[2, 4, 5\] and B is \[3, 5, 4\]: their leading axes do not broadcast"),
+    "C": (["A.npy", "B.npy", "-c", "A.npy"], r"C has shape \[20, 35\]; that of D is wanted, \[20, 9\]"),
+    "no folder": (["A.npy", "B.npy", "-o", "no/D.npy"], r"D: the folder no does not exist"),
+    "folder for a file": (["A.npy", "B.npy", "-o", "."], r"D: \. is a folder; name a file in it"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_said_in_one_line(fault, folder, capsys):
+    words, message = FAULTS[fault]
+    (folder / "empty.npy").touch()
+    (folder / "text.npy").write_text("1 2 3\n")
+    np.savez("two.npz", a=np.ones(2))
+    np.save("objects.npy", np.array([{}, []], dtype=object), allow_pickle=True)
+    (folder / "short.npy").write_bytes((folder / "B.npy").read_bytes()[:-8])
+    np.save("raw.npy", np.ones((4, 4), ml_dtypes.bfloat16))
+    np.save("complex.npy", np.ones((4, 4), complex))
+    np.save("words.npy", np.array([["abc"]]))
+    np.save("long.npy", np.ones((4, 4), np.longdouble))
+    np.save("record.npy", np.zeros((4, 4), [("x", "<f4")]))
+    np.save("wide.npy", np.full((4, 4), 2**53 + 1))
+    np.save("vector.npy", np.ones(35))
+    np.save("batch2.npy", np.ones((2, 4, 5)))
+    np.save("batch3.npy", np.ones((3, 5, 4)))
+    assert main(["gemm", *words, "--op", F16]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tcemu gemm: ")
+    assert error.count("\n") == 1
+    assert re.search(message, error.strip()), error
+
+
+@pytest.mark.parametrize(
+    ("op", "target", "message"),
+    [
+        ("mma.sync.aligned.m16n8k17.row.col.f32.f16.f16.f32", "sm_90a", "m16n8k17"),
+        ("matmul", "sm_90a", "matmul"),
+        ("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e2m1.f32", "sm_90a", "sm_90a"),
+        (F16, "sm_91", "sm_91"),
+    ],
+)
+def test_an_instruction_that_is_not_there(op, target, message, folder, capsys):
+    assert main(["gemm", "A.npy", "B.npy", "--op", op, "--target", target]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert message in error
+
+
+@pytest.mark.parametrize("words", [[], ["gem"], ["gemm", "A.npy"], ["gemm", "A.npy", "B.npy"], ["demo", "now"]])
+def test_words_that_are_no_command(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert "usage: tcemu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_product_from_files_to_a_file(op, folder, capsys):
+    assert main(["gemm", "A.npy", "B.npy", "-c", "C.npy", "--op", op, "--target", "sm_90a", "-o", "D"]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    a, b, c = arrays("A", "B", "C")
+    d, wanted = np.load("D"), np.asarray(gemm(a, b, c, op=op, target="sm_90a"))
+    assert d.dtype == wanted.dtype
+    assert d.tobytes() == wanted.tobytes()
+    exact = [[sum((Fraction(float(x)) * Fraction(float(y)) for x, y in zip(r, s, strict=True)), Fraction()) for s in b.T] for r in a]
+    exact = [[x + Fraction(float(y)) for x, y in zip(r, s, strict=True)] for r, s in zip(exact, c, strict=True)]
+    errors = np.array([[abs(Fraction(float(x)) - y) for x, y in zip(r, s, strict=True)] for r, s in zip(d, exact, strict=True)], float)
+    largest, mean, *_ = figures(out)["emulated"]
+    assert f"{largest:.3g} {mean:.3g}" == f"{errors.max():.3g} {errors.mean():.3g}"
+    assert 0 < errors.max() < OPS[op]
+    assert "(arithmetic known by silicon: " in out
+    assert "D [20, 9]" in out
+    assert "6,300 multiply-accumulates" in out
+
+
+def test_inputs_that_need_no_rounding_have_no_rounding_error(folder, capsys):
+    for name in ("A", "B"):
+        np.save(f"{name}.npy", np.load(f"{name}.npy").astype(np.float16))
+    assert main(["gemm", "A.npy", "B.npy", "--op", F16]) == 0
+    found = figures(capsys.readouterr().out)
+    assert found["inputs"] == [0] * 6
+    assert found["emulated"] == found["arithmetic"]
+    assert found["emulated"][0] > 0
+
+
+def test_nan_and_infinity_are_counted_and_left_out(folder, capsys):
+    a, b = arrays("A", "B")
+    a[18, 3], a[19, 4] = np.nan, np.inf
+    np.save("A.npy", a)
+    assert main(["gemm", "A.npy", "B.npy", "--op", F16, "-o", "D.npy"]) == 0
+    out = capsys.readouterr().out
+    assert "18 of 180 outputs are not finite and left out of the figures." in out
+    assert "D: 9 NaN, 9 infinite; exact: 9 NaN, 9 infinite; plain float32: 9 NaN, 9 infinite." in out
+    errors = np.abs(np.load("D.npy")[:18] - a[:18].astype(float) @ b.astype(float))
+    largest, mean, *_ = figures(out)["emulated"]
+    assert f"{largest:.3g} {mean:.3g}" == f"{errors.max():.3g} {errors.mean():.3g}"
+
+
+def test_an_overflow_is_counted(folder, capsys):
+    np.save("A.npy", np.full((2, 35), 300, np.float32))
+    np.save("B.npy", np.full((35, 3), 300, np.float32))
+    assert main(["gemm", "A.npy", "B.npy", "--op", "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"]) == 0
+    out = capsys.readouterr().out
+    assert "6 of 6 outputs are not finite" in out
+    assert "D: 0 NaN, 6 infinite; exact: 0 NaN, 0 infinite; plain float32: 0 NaN, 0 infinite." in out
+    assert figures(out) == {}
+
+
+def test_integers_are_exact(folder, capsys):
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-128, 128, (5, 40)), rng.integers(-128, 128, (40, 6))
+    np.save("A.npy", a)
+    np.save("B.npy", b)
+    assert main(["gemm", "A.npy", "B.npy", "--op", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "-o", "D.npy"]) == 0
+    out = capsys.readouterr().out
+    assert np.array_equal(np.load("D.npy"), a @ b)
+    assert "A [5, 40] int64 · B [40, 6] int64" in out
+    assert "which rounds nowhere on these inputs" in out
+    assert set(figures(out)) == set(command.KINDS)
+    assert all(x == 0 for line in figures(out).values() for x in line)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4), (3, 0, 4), (3, 5, 0)])
+def test_empty_matrices(shape, folder, capsys):
+    m, k, n = shape
+    np.save("A.npy", np.ones((m, k), np.float32))
+    np.save("B.npy", np.ones((k, n), np.float32))
+    np.save("C.npy", np.full((m, n), 7, np.float32))
+    assert main(["gemm", "A.npy", "B.npy", "-c", "C.npy", "--op", F16, "-o", "D.npy"]) == 0
+    d = np.load("D.npy")
+    assert d.dtype == np.float32
+    assert np.array_equal(d, np.full((m, n), 7))
+    assert ("D is empty" in capsys.readouterr().out) == (m * n == 0)
+
+
+def test_blocks_of_rows_change_nothing(folder, capsys, monkeypatch):
+    words = ["gemm", "A.npy", "B.npy", "-c", "C.npy", "--op", F16, "-o", "D.npy"]
+    assert main(words) == 0
+    whole, found = np.load("D.npy"), figures(capsys.readouterr().out)
+    monkeypatch.setattr(command, "BLOCK", 8 * 35 * 9)  # blocks of eight, eight and four rows
+    assert command.rows_of_a_block(whole.shape, 35) == 8
+    assert main(words) == 0
+    assert np.load("D.npy").tobytes() == whole.tobytes()
+    again = figures(capsys.readouterr().out)
+    for name in ("emulated", "inputs", "arithmetic"):
+        assert again[name] == pytest.approx(found[name], rel=2e-3)  # three digits are printed
+
+
+@pytest.mark.parametrize(
+    ("shape", "k", "rows"),
+    [((2048, 2048), 2048, 64), ((4, 2048, 2048), 2048, 16), ((3, 5), 7, 3), ((0, 5), 7, 1), ((5, 0), 7, 5), ((10**6, 10**6), 10**6, 1)],
+)
+def test_the_rows_of_a_block(shape, k, rows):
+    assert command.rows_of_a_block(shape, k) == rows
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_on_a_terminal_is_one_line_rewritten():
+    progress = command.Progress(8, Terminal())
+    progress.report(4)
+    progress.report(8)
+    assert re.fullmatch(r"\rtcemu gemm: 4 of 8 rows, 0 s\rtcemu gemm: 8 of 8 rows, 0 s\n", progress.stream.getvalue())
+
+
+def test_progress_elsewhere_is_a_line_now_and_then():
+    progress = command.Progress(8, io.StringIO())
+    progress.report(2)
+    assert progress.stream.getvalue() == ""
+    progress.started -= command.QUIET + 0.2
+    progress.report(4)
+    progress.report(6)
+    assert progress.stream.getvalue() == "tcemu gemm: 4 of 8 rows, 10 s\n"
