@@ -4,10 +4,11 @@ import argparse
 import sys
 
 from tcemu.commands import CommandError
+from tcemu.commands.catalog import add_check, add_list, add_show
 from tcemu.commands.demo import add_demo
 from tcemu.commands.gemm import add_gemm
 
-COMMANDS = (add_demo, add_gemm)
+COMMANDS = (add_demo, add_gemm, add_check, add_list, add_show)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -103,9 +103,13 @@ def difference(given: Slot, other: Slot) -> tuple[int, int]:
     for x, y in zip(given, other, strict=False):
         if x != y:
             changed += 1
-            numbers = [[int(digits) for digits in findall(r"\d{1,6}", word)] for word in (x, y)]
-            detail += sum(abs(p - q) for p, q in zip(*numbers, strict=False)) if x[:1] == y[:1] else 64
+            detail += sum(abs(p - q) for p, q in zip(_numbers(x), _numbers(y), strict=False)) if x[:1] == y[:1] else 64
     return changed, detail
+
+
+@lru_cache(maxsize=4096)
+def _numbers(word: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in findall(r"\d{1,6}", word))
 
 
 def shown(text: str) -> str:

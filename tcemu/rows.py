@@ -72,7 +72,7 @@ WMMA_SHAPES = "m16n16k16 m8n32k16 m32n8k16"
 
 SM_70: Needs = (("sm_70+", (6, 0)),)
 SM_120: Needs = (("sm_120a", (8, 7)), ("sm_120f+", (8, 8)))
-SM_120_NINE_ONE: Needs = (("sm_120f+", (9, 1)),)
+SPARSE_F4: Needs = (("sm_120a", (8, 7)), ("sm_121a", (8, 8)))  # 9.7.14.6.3: no family target
 # .m16n16, .m8n16, .b8 and the formats of ldmatrix, .m16n8 and .b8 of stmatrix: 9.7.14.5.15 and .16, Target ISA Notes
 NARROW: Needs = (("sm_100a", (8, 6)), ("sm_120a", (8, 7)), *((f"sm_{number}f+", (8, 8)) for number in (100, 110, 120)))
 # the manual gives .kind::f8f6f4 to the sm_120 family, as m16n8k32; the assembler (12.9 to 13.5) takes it with two fp8 types
@@ -84,6 +84,10 @@ SINCE: dict[str, Version] = {"m8n32k16": (6, 1), "m32n8k16": (6, 1), "shared::ct
 
 def _from(target: int, major: int, minor: int) -> Needs:
     return ((f"sm_{target}+", (major, minor)),)
+
+
+def _at(needs: Needs, isa: Version) -> Needs:
+    return tuple((target, max(version, isa)) for target, version in needs)
 
 
 def _scaled(kind: str, scale_vec: int, stype: str) -> Choices:
@@ -108,7 +112,7 @@ def _mma() -> Iterator[Row]:
     yield row("m16n8k64", pairs("f32", "e2m1"), SM_120, _scaled("mxf4", DEFAULT_SCALE_VEC["mxf4"], "ue8m0"))
     yield row("m16n8k64", pairs("f32", "e2m1"), SM_120, _scaled("mxf4nvf4", 2, "ue8m0"))
     yield row("m16n8k64", pairs("f32", "e2m1"), SM_120, _scaled("mxf4nvf4", 4, "ue4m3"))
-    yield row("m16n8k64", pairs("f32", "e2m1"), SM_120_NINE_ONE, _scaled("mxf4nvf4", 4, "ue8m0"))
+    yield row("m16n8k64", pairs("f32", "e2m1"), _at(SM_120, (9, 1)), _scaled("mxf4nvf4", 4, "ue8m0"))
     yield row("m8n8k4", pairs("f64", "f64"), _from(80, 7, 0), ROW_COL | ROUNDING)
     yield row("m16n8k4 m16n8k8 m16n8k16", pairs("f64", "f64"), _from(90, 7, 8), ROW_COL | ROUNDING)
     yield row("m8n8k16", pairs("s32", "u8 s8"), _from(75, 6, 5), ROW_COL | SATFINITE)
@@ -134,18 +138,18 @@ def _mma_sp() -> Iterator[Row]:
     yield from both("m16n8k16 m16n8k32", pairs("f32", "bf16"), 80, (7, 1))
     yield from both("m16n8k8 m16n8k16", pairs("f32", "tf32"), 80, (7, 1))
     yield from both("m16n8k64", pairs("f32", FP8), 89, (8, 4))
-    # in the notes, not in the syntax block: f16 accumulators with fp8 require sm_120
-    yield row("m16n8k64", pairs("f16", FP8), _from(120, 8, 7))
+    # not in the syntax block; the notes give f16 accumulators to sm_120, the assembler only to its a and f targets
+    yield row("m16n8k64", pairs("f16", FP8), SM_120)
     yield from both("m16n8k32 m16n8k64", pairs("s32", "u8 s8"), 80, (7, 1), ROW_COL | SATFINITE)
     yield from both("m16n8k64 m16n8k128", pairs("s32", "u4 s4"), 80, (7, 1), ROW_COL | SATFINITE)
     yield row("m16n8k64", pairs("f32", FP8), KIND_FP8, ROW_COL | {"kind": ("f8f6f4",)})
     yield row("m16n8k64", pairs("f16", FP8), SM_120, ROW_COL | {"kind": ("f8f6f4",)})
     yield row("m16n8k64", WITH_F6F4, SM_120, ROW_COL | {"kind": ("f8f6f4",)})
     yield row("m16n8k64", pairs("f32", F8F6F4), SM_120, _scaled("mxf8f6f4", DEFAULT_SCALE_VEC["mxf8f6f4"], "ue8m0"))
-    yield row("m16n8k128", pairs("f32", "e2m1"), SM_120, _scaled("mxf4", DEFAULT_SCALE_VEC["mxf4"], "ue8m0"))
-    yield row("m16n8k128", pairs("f32", "e2m1"), SM_120, _scaled("mxf4nvf4", 2, "ue8m0"))
-    yield row("m16n8k128", pairs("f32", "e2m1"), SM_120, _scaled("mxf4nvf4", 4, "ue4m3"))
-    yield row("m16n8k128", pairs("f32", "e2m1"), SM_120_NINE_ONE, _scaled("mxf4nvf4", 4, "ue8m0"))
+    yield row("m16n8k128", pairs("f32", "e2m1"), SPARSE_F4, _scaled("mxf4", DEFAULT_SCALE_VEC["mxf4"], "ue8m0"))
+    yield row("m16n8k128", pairs("f32", "e2m1"), SPARSE_F4, _scaled("mxf4nvf4", 2, "ue8m0"))
+    yield row("m16n8k128", pairs("f32", "e2m1"), SPARSE_F4, _scaled("mxf4nvf4", 4, "ue4m3"))
+    yield row("m16n8k128", pairs("f32", "e2m1"), _at(SPARSE_F4, (9, 1)), _scaled("mxf4nvf4", 4, "ue8m0"))
 
 
 def _wmma() -> Iterator[Row]:

@@ -1,21 +1,14 @@
 """`tcemu check`, `tcemu list`, `tcemu show`."""
 
-import argparse
-
 import pytest
 
-from tcemu.commands.catalog import add_check, add_list, add_show
+from tcemu.cli import main
 
 MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
 
 
 def run(*words: str) -> int:
-    parser = argparse.ArgumentParser(prog="tcemu")
-    subparsers = parser.add_subparsers(required=True)
-    for add in (add_check, add_list, add_show):
-        add(subparsers)
-    args = parser.parse_args(words)
-    return args.run(args)
+    return main(list(words))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +45,8 @@ def test_list(capsys):
 
 def test_show(capsys):
     assert run("show", "wgmma.mma_async.sp.sync.aligned.m64n24k32.f32.f16.f16") == 0
-    assert capsys.readouterr().out.splitlines() == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:-1] == [
         "wgmma.mma_async.sp.sync.aligned.m64n24k32.f32.f16.f16",
         "  family     wgmma.sp, PTX ISA 9.7.15.6.3",
         "  fields     m 64, n 24, k 32, d f32, a f16, b f16",
@@ -64,5 +58,11 @@ def test_show(capsys):
         "  a          64 x 16 f16, 4 32-bit registers a lane",
         "  legal on   sm_90a, from PTX ISA 8.2",
     ]
+    assert lines[-1].startswith("  arithmetic ") and lines[-1].endswith(" (sm_90a)")
+    assert run("show", "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64") == 0
+    known = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  arithmetic ")]
+    assert any("sm_90, sm_90a" in line and "silicon: " in line for line in known)
+    assert run("show", "movmatrix.sync.aligned.m8n8.trans.b16") == 0
+    assert "arithmetic" not in capsys.readouterr().out
     assert run("show", "wgmma.mma_async") == 1
     assert "missing qualifier" in capsys.readouterr().err

@@ -4,8 +4,10 @@ import argparse
 import sys
 
 from tcemu.catalog import check, describe, instructions, least, targets
-from tcemu.errors import Unsupported
-from tcemu.instructions import FAMILIES, spellings
+from tcemu.errors import NotModelled, Unsupported
+from tcemu.grammar import parse
+from tcemu.instructions import FAMILIES, Instruction, spellings
+from tcemu.models import row
 
 EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 
@@ -44,7 +46,7 @@ def add_show(subparsers) -> None:
     parser = subparsers.add_parser(
         "show",
         help="what is known of an instruction",
-        description="Prints an instruction's fields, operands, registers, and where it is legal.",
+        description="Prints an instruction's fields, operands and registers, where it is legal, and how its arithmetic is known.",
         epilog=f"example: tcemu show {EXAMPLE}",
     )
     parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it")
@@ -84,4 +86,19 @@ def _show(args: argparse.Namespace) -> int:
     except Unsupported as error:
         print(error, file=sys.stderr)
         return 1
+    for known, names in _arithmetic(parse(args.spelling)).items():
+        print(f"  arithmetic {known} ({', '.join(names)})")
     return 0
+
+
+def _arithmetic(op: Instruction) -> dict[str, list[str]]:
+    """How it is known what the instruction computes -> the targets of which that is so; empty for an instruction that computes nothing."""
+    known: dict[str, list[str]] = {}
+    for target in targets(op) if op.a is not None and op.d is not None else ():
+        try:
+            level, source = row(op, target).evidence
+            text = f"{level}: {source}"
+        except NotModelled:
+            text = "not modelled"
+        known.setdefault(text, []).append(target)
+    return known

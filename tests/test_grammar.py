@@ -1,0 +1,198 @@
+"""Spellings of the manual, of the recorded words, and of people who mistype."""
+
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tcemu.errors import Unsupported
+from tcemu.grammar import arguments, parse
+from tcemu.instructions import spellings
+from tcemu.rows import row_of
+
+EXAMPLES = [tuple(line.split(" ", 1)) for line in (Path(__file__).parent / "manual_examples.txt").read_text().splitlines()[1:]]
+# examples of the manual that are no instructions as printed: statement -> what the error says, the statement as it should be
+SLIPS = {
+    "wmma.load.a.sync.aligned.row.m16n16k16.f16 {x0,...,x7}, [p], s;": (
+        "operand r has 3 registers, but takes 8",  # an ellipsis for people
+        "wmma.load.a.sync.aligned.row.m16n16k16.f16 {x0,x1,x2,x3,x4,x5,x6,x7}, [p], s;",
+    ),
+    "wmma.mma.sync.m16n16k16.row.col.f32.f32 {d0, d1, d2, d3, d4, d5, d6, d7}, ...;": (
+        "missing qualifier: the aligned must be .aligned",  # mandatory from PTX ISA 6.3 on; and an ellipsis
+        "wmma.mma.sync.aligned.m16n16k16.row.col.f32.f32 {d0, d1, d2, d3, d4, d5, d6, d7}, {a0, a1, a2, a3, a4, a5, a6, a7}, "
+        "{b0, b1, b2, b3, b4, b5, b6, b7}, {c0, c1, c2, c3, c4, c5, c6, c7};",
+    ),
+    "wmma.store.d.sync.m16n16k16.row.f32 [ptr], {d0, d1, d2, d3, d4, d5, d6, d7};": (
+        "missing qualifier: the aligned must be .aligned",
+        "wmma.store.d.sync.aligned.m16n16k16.row.f32 [ptr], {d0, d1, d2, d3, d4, d5, d6, d7};",
+    ),
+    "stmatrix.sync.aligned.m16n8.x4.b8 [addr], {r0, r1, r2, r3};": (
+        "missing qualifier: the trans must be .trans",  # mandatory with m16n8 by the manual's own words
+        "stmatrix.sync.aligned.m16n8.x4.trans.b8 [addr], {r0, r1, r2, r3};",
+    ),
+}
+
+
+@pytest.mark.parametrize(("section", "statement"), EXAMPLES)
+def test_examples_of_the_manual(section, statement):
+    if statement in SLIPS:
+        said, corrected = SLIPS[statement]
+        with pytest.raises(Unsupported) as caught:
+            parse(statement)
+        assert said in str(caught.value)
+        statement = corrected
+    op = parse(statement)
+    assert op == parse(str(op)) == parse(statement.split(" ")[0])
+    given = statement.rstrip(";").partition(" ")[2]
+    assert ",".join(op.arguments).replace(" ", "") == given.replace(" ", "")
+    # wmma's stride and the registers are in the sections of the instruction itself; all others stand in their own
+    assert row_of()[op].section == section or section in (
+        "9.7.14.4.2",
+        "9.7.14.4.4",
+        "9.7.14.4.5",
+        "9.7.15.6.3",
+        "9.7.15.7.1",
+        "9.7.15.7.3",
+    )
+
+
+def test_every_slip_is_an_example():
+    assert len(EXAMPLES) == 109 and set(SLIPS) <= {statement for _, statement in EXAMPLES}
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("movmatrix.sync.aligned.m8n8.trans.b16 d;", "1 operands, but the statement takes d, a. PTX ISA 9.7.14.5.17."),
+        ("wgmma.fence.sync.aligned 0;", "1 operands, but the statement takes no operand"),
+        ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {a,b,c,d}, x, y, p, 1, 1;", "6 operands, but the statement takes d, a_desc"),
+        ("wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {a,b,c,d}, {x,y}, z, p;", "operand a has 2 registers, but takes 4"),
+        ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {a,b,c,d}, {x}, {y}, {a,b,c,d};", "operand d has 4 registers, but takes 2"),
+        ("ldmatrix.sync.aligned.m8n8.x2.b16 {r0}, [p];", "operand r has 1 registers, but takes 2"),
+        ("movmatrix.sync.aligned.m8n8.trans.b16 {d}, a, ;", "3 operands, but the statement takes d, a"),
+        ("mma .sync.aligned", "mma: missing qualifier"),
+    ],
+)
+def test_wrong_operands(statement, said):
+    with pytest.raises(Unsupported) as caught:
+        parse(statement)
+    assert said in str(caught.value)
+
+
+def test_arguments():
+    assert arguments("{a, b}, [c+4], {1, {2}}, d ,e") == ("{a, b}", "[c+4]", "{1, {2}}", "d", "e")
+    assert arguments("}a,b") == ("}a,b",)  # unbalanced: left as it is
+
+
+FOREIGN = (
+    *("ftz", "sat", "global", "trans", "x4", "or", "b16", "kind::f16", "scale_vec::3X", "m16n8k12", "row", "f32", "sp", "xor", "popc"),
+    *(
+        "",
+        "\x00",
+        "x" * 5000,
+        "m64n20k16",
+        "m" + "9" * 4000 + "n8k16",
+        "é",
+        "ｍ１６ｎ８ｋ１６",
+        "\N{ZERO WIDTH SPACE}sync",
+        "f32 ",
+        "\n",
+        "{",
+        ";",
+        "@p",
+    ),
+)
+
+
+def mutants(count: int, seed: int = 2):
+    """Legal spellings with one to three qualifiers deleted, swapped, doubled, made foreign or replaced."""
+    draw = random.Random(seed)
+    legal = [spelling for op in row_of() for spelling in spellings(op)]
+    words = sorted({word for spelling in legal for word in spelling.split(".")})
+    for _ in range(count):
+        parts = draw.choice(legal).split(".")
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            i, j = draw.randrange(len(parts)), draw.randrange(len(parts))
+            change = draw.randrange(5)
+            if change == 0 and len(parts) > 1:
+                del parts[i]
+            elif change == 1:
+                parts[i], parts[j] = parts[j], parts[i]
+            elif change == 2:
+                parts.insert(i, parts[j])
+            elif change == 3:
+                parts.insert(i, draw.choice(FOREIGN))
+            else:
+                parts[i] = draw.choice(words)
+        yield ".".join(parts)
+
+
+KINDS = ("unknown instruction", "unknown qualifier", "missing qualifier", "impossible combination")
+
+
+def hold(count: int) -> Counter:
+    """Every mutant parses to an instruction that spells itself, or raises Unsupported with one of the four messages and what would work."""
+    found = Counter()
+    for text in mutants(count):
+        try:
+            op = parse(text)
+        except Unsupported as error:
+            message = str(error)
+            kind = [kind for kind in KINDS if f": {kind}" in message]
+            assert len(kind) == 1 and len(message) < 2500 and "PTX ISA 9.7.1" in message, (text[:200], message)
+            if "nearest legal spelling: " in message:
+                nearest = message.split("nearest legal spelling: ")[1].split(" ")[0].removesuffix(".")
+                parse(nearest)
+            found[kind[0]] += 1
+        else:
+            assert parse(str(op)) == op
+            found["legal"] += 1
+    assert min(found[kind] for kind in (*KINDS, "legal")) > count // 100, found
+    return found
+
+
+def test_mutants():
+    """A sample, 20,000, of the 200,000 that `pytest -m full` runs."""
+    hold(20_000)
+
+
+@pytest.mark.full
+def test_all_mutants():
+    started = time.process_time()
+    assert sum(hold(200_000).values()) == 200_000
+    assert time.process_time() - started < 60
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", ".", "...", ";", "\x00", "é" * 9, "mma", "mma.", ".mma", "a" * 10**6, "mma." * 10**5, "@", "@p ;", "{" * 9999]
+)
+def test_odd_texts(text):
+    with pytest.raises(Unsupported) as caught:
+        parse(text)
+    assert len(str(caught.value)) < 3000
+
+
+def test_a_hundred_thousand_operands_do_not_hang():
+    text = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 " + "{" * 50_000 + ", " * 50_000
+    with pytest.raises(Unsupported, match="operands"):
+        parse(text)
+
+
+def test_twenty_thousand_spellings_a_second():
+    """Distinct ones, most not in the canonical order."""
+    draw = random.Random(1)
+    texts = set()
+    for op in row_of():
+        for spelling in spellings(op):
+            name, _, rest = spelling.partition(".sync")
+            words = rest.split(".")[1:]
+            for _ in range(14):
+                at = draw.randrange(len(words) + 1)
+                texts.add(".".join([name, *words[:at], "sync", *words[at:]]))
+    started = time.perf_counter()
+    for text in texts:
+        parse(text)
+    rate = len(texts) / (time.perf_counter() - started)
+    assert len(texts) > 12_000 and rate > 20_000, rate
