@@ -18,6 +18,20 @@ def test_mma_counts(target):
     assert len(set(spelled(target, "mma", "9.0"))) == COUNTS[target]
 
 
+@pytest.mark.parametrize(
+    ("target", "count"), [("sm_75", 0), ("sm_80", 80), ("sm_89", 88), ("sm_90", 88), ("sm_100a", 92), ("sm_120a", 142 + 54)]
+)
+def test_mma_sp_counts(target, count):
+    assert len(set(spelled(target, "mma.sp", "9.0"))) == count
+
+
+def test_wgmma_counts():
+    """2,436 statements on sm_90a: A in registers or by descriptor, .satfinite after the shape or at the end."""
+    ops = instructions("sm_90a", "wgmma") + instructions("sm_90a", "wgmma.sp")
+    assert sum(len(op.forms) * (2 if op.satfinite else 1) for op in ops) == 2436
+    assert not any(instructions(target, "wgmma") for target in targets() if target != "sm_90a")
+
+
 def test_sm_90_is_the_sum_of_its_kinds():
     spellings = list(spelled("sm_90", "mma"))
     assert len(spellings) == len(set(spellings)) == 110
