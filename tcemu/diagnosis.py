@@ -166,11 +166,14 @@ def why_not(grammar: Grammar, spelling: str, qualifiers: list[str]) -> Unsupport
     if missing:
         i = missing[0]
         wanted = [value for _, j, value in fixes if j == i] or [nearest[i]]
-        return Unsupported(f"{asked}: missing qualifier: {_named(grammar.slots[i])} must be {listed(wanted)}; {end}")
+        what = f" {listed(wanted)}" if len(wanted) == 1 and not given[i] else f": {_named(grammar.slots[i])}, one of {listed(wanted)}"
+        return Unsupported(f"{asked}: missing qualifier{what}; {end}")
     if fixes:
         i = fixes[0][1]
         wanted = [value for _, j, value in fixes if j == i]
-        what = f"{_named(grammar.slots[i])} as {listed([given[i]])} does not go with the rest, which takes {listed(wanted)}"
+        what = f"with the rest, {_named(grammar.slots[i])} may be {listed(wanted)}, not {listed([given[i]])}"
+        if wanted == [()]:
+            what = f"{listed([given[i]])} has no place with the rest"
     else:
         said = [slot for slot, name in zip(given, grammar.slots, strict=True) if slot and name not in ("sync", "aligned")]
         what = f"no {grammar.head} has all of {' '.join(listed([slot]) for slot in said)}"

@@ -18,6 +18,20 @@ def test_mma_counts(target):
     assert len(set(spelled(target, "mma", "9.0"))) == COUNTS[target]
 
 
+@pytest.mark.parametrize(
+    ("target", "count"), [("sm_75", 0), ("sm_80", 80), ("sm_89", 88), ("sm_90", 88), ("sm_100a", 92), ("sm_120a", 142 + 54)]
+)
+def test_mma_sp_counts(target, count):
+    assert len(set(spelled(target, "mma.sp", "9.0"))) == count
+
+
+def test_wgmma_counts():
+    """2,436 statements on sm_90a: A in registers or by descriptor, .satfinite after the shape or at the end."""
+    ops = instructions("sm_90a", "wgmma") + instructions("sm_90a", "wgmma.sp")
+    assert sum(len(op.forms) * (2 if op.satfinite else 1) for op in ops) == 2436
+    assert not any(instructions(target, "wgmma") for target in targets() if target != "sm_90a")
+
+
 def test_sm_90_is_the_sum_of_its_kinds():
     spellings = list(spelled("sm_90", "mma"))
     assert len(spellings) == len(set(spellings)) == 110
@@ -30,13 +44,17 @@ MESSAGES = {  # spelling, target, isa -> what the error says
     ("nma.sync", "sm_90", None): "unknown instruction 'nma', did you mean 'mma'?",
     ("mma.sync.aligned.m16n8k16.row.col.ftz.f32.f16.f16.f32", "sm_90", None): "unknown qualifier '.ftz' for mma",
     ("mma.sync.aligned.m16n8k16.row.col.f32.fp16.f16.f32", "sm_90", None): "did you mean .f16?",
-    ("mma.sync.m16n8k16.row.col.f32.f16.f16.f32", "sm_90", None): "missing qualifier: the aligned must be .aligned",
-    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16", "sm_90", None): "missing qualifier: the element types must be .f32.f16.f16.f32",
-    ("mma.sync.aligned.m16n8k32.row.col.f32.e3m2.e4m3.f32", "sm_90", None): "missing qualifier: the kind must be .kind::f8f6f4",
+    ("mma.sync.m16n8k16.row.col.f32.f16.f16.f32", "sm_90", None): "missing qualifier .aligned;",
+    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16", "sm_90", None): "missing qualifier: the element types, one of .f32.f16.f16.f32",
+    ("mma.sync.aligned.m16n8k32.row.col.f32.e3m2.e4m3.f32", "sm_90", None): "missing qualifier .kind::f8f6f4;",
     ("mma.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32", "sm_90", None):
-        "impossible combination: the shape as .m16n8k32 does not go with the rest, which takes .m16n8k16, .m16n8k8",
+        "impossible combination: with the rest, the shape may be .m16n8k16, .m16n8k8, .m8n8k4, not .m16n8k32",
     ("mma.sync.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90", None): 
-        "impossible combination: the sync as .sync.sync does not go with the rest, which takes .sync;",
+        "impossible combination: with the rest, the sync may be .sync, not .sync.sync;",
+    ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32.satfinite", "sm_90", None): "impossible combination: .satfinite has no place",
+    ("wgmma.mma_async.sync.aligned.m64n20k16.f32.f16.f16", "sm_90a", None):
+        "the shape may be .m64n16k16, .m64n24k16, .m64n32k16, .m64n8k16, .m64n40k16, .m64n48k16 and 26 more, not .m64n20k16",
+    ("wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16", "sm_100a", None): "the target is sm_100a, which has no wgmma at all",
     (F8, "sm_80", None): "needs sm_89 or later; the target is sm_80",
     (F8.replace("row.col", "row.col.kind::f8f6f4").replace("e4m3", "e2m1"), "sm_90a", None):
         "needs sm_120a or sm_120f and its family; the target is sm_90a, whose nearest is " + F8,
@@ -57,7 +75,7 @@ def test_slots_come_in_any_order():
     straight = parse("mma.sync.aligned.m16n8k64.row.col.satfinite.s32.u4.s4.s32")
     assert parse("mma.m16n8k64.satfinite.aligned.s32.row.u4.s4.col.s32.sync") == straight
     assert parse("mma.sync.aligned.m16n8k64.row.col.satfinite.s32.s4.u4.s32") != straight
-    with pytest.raises(Unsupported, match=r"the layouts as \.col\.row"):
+    with pytest.raises(Unsupported, match=r"the layouts may be \.row\.col, not \.col\.row"):
         parse("mma.sync.aligned.m16n8k64.col.row.satfinite.s32.u4.s4.s32")
 
 
