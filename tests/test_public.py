@@ -1,0 +1,27 @@
+"""The public names are those that other programs call, and nothing else by accident."""
+
+import inspect
+import types
+
+import tcemu
+
+NAMES = {
+    "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
+    "mma", "dot", "pack", "unpack", "gemm", "Model", "models",
+    "Unsupported", "NotModelled", "UndefinedBehaviour",
+}  # fmt: skip
+
+
+def test_the_package_exports_its_names_and_its_modules_only():
+    exported = {name for name in vars(tcemu) if not name.startswith("_")}
+    assert exported >= NAMES
+    assert all(isinstance(getattr(tcemu, name), types.ModuleType) for name in exported - NAMES)
+
+
+def test_every_name_says_what_it_is():
+    for name in NAMES:
+        assert len(inspect.getdoc(getattr(tcemu, name)) or "") > 60, name
+
+
+def test_the_errors_are_value_errors():
+    assert all(issubclass(error, ValueError) for error in (tcemu.Unsupported, tcemu.NotModelled, tcemu.UndefinedBehaviour))
