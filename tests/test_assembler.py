@@ -59,11 +59,11 @@ LAXER = {
     ),
     "wmma f64 and sub-byte of other shapes": (
         "the assembler takes .f64, .s4 and .u4 with shapes that no table has (9.7.14.1 gives m8n8k4, m8n8k32); undocumented",
-        lambda s: s.startswith("wmma.") and re.search(r"\.(f64|[su]4)\b", s),
+        lambda s: head(s) == "wmma" and ((".f64" in s and ".m8n8k4." not in s) or (re.search(r"\.[su]4\b", s) and ".m8n8k32." not in s)),
     ),
     "wmma b1 of other shapes": (
         "without .popc the assembler takes .xor of .b1 with every shape but m8n8k128, which is the one the manual gives",
-        lambda s: s.startswith("wmma.mma.xor.sync.") and ".b1.b1." in s,
+        lambda s: s.startswith("wmma.mma.xor.sync.") and ".b1.b1." in s and ".m8n8k128." not in s,
     ),
     "a bit operation that means nothing": (
         "the assembler ignores .and, .or and .xor without .popc on .s4 and .u4; the syntax has them for .b1",
@@ -79,7 +79,7 @@ LAXER = {
     ),
     "wmma f32 accumulators of the integer shapes": (
         "wmma.load.c and wmma.store.d take .f32 and .f16 with m8n8k32, m8n8k128 and m16n16k8, which have .s32 or .f32 (9.7.14.4.3, .4)",
-        lambda s: re.match(r"wmma\.(load\.c|store\.d)\.", s) and re.search(r"\.(m8n8k32|m8n8k128|m16n16k8)\b", s),
+        lambda s: re.match(r"wmma\.(load\.c|store\.d)\..*\.(m8n8k(32|128)\..*f(16|32)|m16n16k8\..*(f16|s32))$", s),
     ),
 }
 
