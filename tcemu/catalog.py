@@ -11,18 +11,22 @@ from tcemu.grammar import parse
 from tcemu.instructions import FAMILIES, Instruction, slots, spellings
 from tcemu.rows import SINCE, Version, row_of
 
-# the targets whose instructions the rows describe; "f" is the family target of PTX ISA 8.8, "a" the architecture alone
-TARGETS = (
-    *("sm_70", "sm_72", "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a"),
-    *(f"sm_{number}{suffix}" for number in (100, 103, 110, 120, 121) for suffix in ("", "f", "a")),
-)
+# the targets that the rows describe, with the PTX ISA version that came with each (the notes of .target; the assembler holds to them);
+# "a" is the architecture alone, "f" the family target of PTX ISA 8.8
+TARGETS: dict[str, Version] = {
+    "sm_70": (6, 0), "sm_72": (6, 1), "sm_75": (6, 3), "sm_80": (7, 0), "sm_86": (7, 1), "sm_87": (7, 4), "sm_88": (9, 0), "sm_89": (7, 8),
+    "sm_90": (7, 8), "sm_90a": (8, 0),
+    "sm_100": (8, 6), "sm_100f": (8, 8), "sm_100a": (8, 6), "sm_103": (8, 8), "sm_103f": (8, 8), "sm_103a": (8, 8),
+    "sm_110": (9, 0), "sm_110f": (9, 0), "sm_110a": (9, 0),
+    "sm_120": (8, 7), "sm_120f": (8, 8), "sm_120a": (8, 7), "sm_121": (8, 8), "sm_121f": (8, 8), "sm_121a": (8, 8),
+}  # fmt: skip
 RENAMED = {"sm_101": "sm_110", "sm_101f": "sm_110f", "sm_101a": "sm_110a"}  # 9.7.14.5.15, Target ISA Notes
 LATEST: Version = (9, 1)  # the PTX ISA version of the manual that the rows were read from
 
 
 def targets(op: str | Instruction | None = None, isa: str | None = None) -> tuple[str, ...]:
     """All targets, or those that have `op`."""
-    return TARGETS if op is None else tuple(target for target in TARGETS if is_supported(op, target, isa))
+    return tuple(TARGETS) if op is None else tuple(target for target in TARGETS if is_supported(op, target, isa))
 
 
 def instructions(target: str, family: str | None = None, isa: str | None = None) -> tuple[Instruction, ...]:
@@ -83,7 +87,7 @@ def least(op: Instruction, target: str) -> Version | None:
     if row is None:
         raise Unsupported(f"{op}: no row of the catalogue gives these fields; make instructions with parse")
     versions = [version for wanted, version in row.needs if target in _meeting(wanted)]
-    return _later(op, min(versions)) if versions else None
+    return max(_later(op, min(versions)), TARGETS[target]) if versions else None
 
 
 def _later(op: Instruction, version: Version) -> Version:
@@ -124,9 +128,9 @@ def _instead(op: Instruction, target: str) -> str:
 
 
 def _known(target: str) -> None:
+    if not isinstance(target, str):
+        raise TypeError(f"target: want a string such as 'sm_90a', got {type(target).__name__}")
     if target not in TARGETS:
-        if not isinstance(target, str):
-            raise TypeError(f"target: want a string such as 'sm_90a', got {type(target).__name__}")
         renamed = f"; {target} is {RENAMED[target]} since PTX ISA 9.0" if target in RENAMED else ""
         raise Unsupported(f"unknown target {shown(target)!r}{renamed}; tcemu knows {', '.join(TARGETS)}")
 

@@ -79,7 +79,7 @@ NARROW: Needs = (("sm_100a", (8, 6)), ("sm_120a", (8, 7)), *((f"sm_{number}f+", 
 # as m16n8k16 too, and on the sm_100 and sm_110 families, where it means the same as without .kind
 KIND_FP8: Needs = (("sm_100a", (8, 7)), ("sm_120a", (8, 7)), *((f"sm_{number}f+", (8, 8)) for number in (100, 110, 120)))
 # qualifiers that came later than the instructions that have them: PTX ISA Notes of 9.7.14.4.3 to .5 and 9.7.14.5.15
-SINCE: dict[str, Version] = {"m8n32k16": (6, 1), "m32n8k16": (6, 1), "shared::cta": (7, 8)}
+SINCE: dict[str, Version] = {"aligned": (6, 3), "shared::cta": (7, 8)}
 
 
 def _from(target: int, major: int, minor: int) -> Needs:
