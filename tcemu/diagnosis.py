@@ -80,12 +80,12 @@ class Grammar:
 
     def fill(self, qualifiers: Iterable[str]) -> Filling:
         """The qualifiers in their slots; a shape that no instruction has goes to the shape's slot, other unknown ones nowhere."""
-        given: list[Slot] = [()] * len(self.slots)
+        given: list[list[str]] = [[] for _ in self.slots]
         for q in qualifiers:
             slot = self.slots.index("shape") if q not in self.slot_of and self.is_shape(q) else self.slot_of.get(q)
             if slot is not None:
-                given[slot] += (q,)
-        return tuple(given)
+                given[slot].append(q)
+        return tuple(map(tuple, given))
 
     def is_shape(self, word: str) -> bool:
         return "shape" in self.slots and fullmatch(r"m\d{1,6}n\d{1,6}(k\d{1,6})?", word) is not None
@@ -95,7 +95,7 @@ def shortened(word: str) -> Iterator[str]:
     return (word[:i] + word[i + 1 :] for i in range(len(word)))
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def difference(given: Slot, other: Slot) -> tuple[int, int]:
     """How unlike two slots are: qualifiers to change, then numbers and letters."""
     changed = abs(len(given) - len(other))
@@ -171,12 +171,12 @@ def why_not(grammar: Grammar, spelling: str, qualifiers: list[str]) -> Unsupport
     if fixes:
         i = fixes[0][1]
         wanted = [value for _, j, value in fixes if j == i]
-        what = f"with the rest, {_named(grammar.slots[i])} may be {listed(wanted)}, not {listed([given[i]])}"
+        what = f"with the rest, {_named(grammar.slots[i])} may be {listed(wanted)}, not {shown(listed([given[i]]))}"
         if wanted == [()]:
-            what = f"{listed([given[i]])} has no place with the rest"
+            what = f"{shown(listed([given[i]]))} has no place with the rest"
     else:
         said = [slot for slot, name in zip(given, grammar.slots, strict=True) if slot and name not in ("sync", "aligned")]
-        what = f"no {grammar.head} has all of {' '.join(listed([slot]) for slot in said)}"
+        what = f"no {grammar.head} has all of {shown(' '.join(listed([slot]) for slot in said))}"
     return Unsupported(f"{asked}: impossible combination: {what}; {end}")
 
 

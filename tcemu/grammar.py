@@ -9,8 +9,8 @@ from tcemu.errors import Unsupported
 from tcemu.instructions import FAMILIES, Instruction, head, slots, spell
 from tcemu.rows import row_of
 
-# guard, spelling, operands
-_STATEMENT = compile(r"\s*(?:@(!?[\w$%]+)\s+)?([^\s{\[;]+)\s*(.*?)\s*;?\s*", DOTALL)
+# guard, spelling; the operands follow
+_STATEMENT = compile(r"\s*(?:@(!?[\w$%]+)\s+)?([^\s{\[;]+)")
 _PART = compile(r"[^,{}\[\]()]+|.", DOTALL)
 
 
@@ -54,8 +54,10 @@ def _parse(text: str) -> Instruction:
     found = _by_spelling().get(text)
     if found is not None:
         return found
-    match = _STATEMENT.fullmatch(text)
-    guard, spelling, rest = match.groups() if match else (None, text, "")
+    match = _STATEMENT.match(text)
+    guard, spelling = match.groups() if match else (None, text)
+    rest = text[match.end() :].strip() if match else ""
+    rest = rest.removesuffix(";").rstrip()
     op = _spelled(spelling)
     if not rest and guard is None:
         return op
@@ -68,13 +70,13 @@ def _parse(text: str) -> Instruction:
 
 def _spelled(spelling: str) -> Instruction:
     words, qualifiers = _named(spelling)
-    given: list[tuple[str, ...]] = [()] * len(words.slots)
+    given: list[list[str]] = [[] for _ in words.slots]
     for qualifier in qualifiers:
         slot = words.slot_of.get(qualifier)
         if slot is None:
             raise why_not(words, spelling, qualifiers)
-        given[slot] += (qualifier,)
-    legal = words.legal.get(tuple(given))
+        given[slot].append(qualifier)
+    legal = words.legal.get(tuple(map(tuple, given)))
     if legal is None:
         raise why_not(words, spelling, qualifiers)
     return legal[0]
@@ -92,11 +94,11 @@ def _named(spelling: str) -> tuple[Grammar, list[str]]:
 
 def arguments(text: str) -> tuple[str, ...]:
     """The operands of a statement: split at the commas outside brackets, blanks around them dropped."""
-    depth, found = 0, [""]
+    depth, found = 0, [[]]
     for part in _PART.findall(text):
         depth += (part in "{[(") - (part in "}])")
         if part == "," and not depth:
-            found.append("")
+            found.append([])
         else:
-            found[-1] += part
-    return tuple(" ".join(argument.split()) for argument in found)
+            found[-1].append(part)
+    return tuple(" ".join("".join(parts).split()) for parts in found)
