@@ -202,8 +202,8 @@ def test_twenty_thousand_spellings_a_second():
             for _ in range(14):
                 at = draw.randrange(len(words) + 1)
                 texts.add(".".join([name, *words[:at], "sync", *words[at:]]))
-    started = time.perf_counter()
+    started = time.process_time()
     for text in texts:
         parse(text)
-    rate = len(texts) / (time.perf_counter() - started)
+    rate = len(texts) / (time.process_time() - started)
     assert len(texts) > 12_000 and rate > 20_000, rate

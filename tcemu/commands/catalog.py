@@ -4,10 +4,12 @@ import argparse
 import sys
 
 from tcemu.catalog import check, describe, instructions, least, targets
+from tcemu.commands.tables import table
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.grammar import parse
 from tcemu.instructions import FAMILIES, Instruction, spellings
 from tcemu.models import row
+from tcemu.operations.fragments import fragments
 
 EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 
@@ -47,9 +49,10 @@ def add_show(subparsers) -> None:
         "show",
         help="what is known of an instruction",
         description="Prints an instruction's fields, operands and registers, where it is legal, and how its arithmetic is known.",
-        epilog=f"example: tcemu show {EXAMPLE}",
+        epilog=f"example: tcemu show {EXAMPLE} --fragments",
     )
     parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it")
+    parser.add_argument("--fragments", action="store_true", help="also which lane holds which element, a table for each register operand")
     parser.set_defaults(run=_show)
 
 
@@ -88,6 +91,9 @@ def _show(args: argparse.Namespace) -> int:
         return 1
     for known, names in _arithmetic(parse(args.spelling)).items():
         print(f"  arithmetic {known} ({', '.join(names)})")
+    for name, fragment in fragments(parse(args.spelling)).items() if args.fragments else ():
+        print(f"\n{name}: T5:2-3 is elements 2 and 3 of lane 5" + (", lanes counted through four warps" if len(fragment.lanes) > 1 else ""))
+        print("\n".join(table(fragment)))
     return 0
 
 

@@ -13,8 +13,8 @@ from tcemu.catalog import check
 from tcemu.formats import Format
 from tcemu.grammar import parse
 from tcemu.instructions import LANES, Instruction
-from tcemu.layouts import Fragment, fragment
 from tcemu.models import Evidence, row
+from tcemu.operations.fragments import matrix_fragment
 from tcemu.packing import container, pack_registers, unpack_registers
 
 
@@ -94,7 +94,7 @@ def _dot(model: Model, signature: Signature, a: Array, b: Array, c: Array) -> Ar
 @partial(jax.jit, static_argnames=("op", "operand"))
 def _pack(op: Instruction, operand: str, codes: Array) -> Array:
     fmt = _format(op, operand)
-    elements = _fragment(op, operand).encode(codes, trailing=fmt.words - 1)
+    elements = matrix_fragment(op, operand).encode(codes, trailing=fmt.words - 1)
     return pack_registers(elements, fmt, **container(fmt, op.kind if operand in "ab" else None)._asdict())
 
 
@@ -102,16 +102,11 @@ def _pack(op: Instruction, operand: str, codes: Array) -> Array:
 def _unpack(op: Instruction, operand: str, registers: Array) -> Array:
     fmt = _format(op, operand)
     elements = unpack_registers(registers, fmt, **container(fmt, op.kind if operand in "ab" else None)._asdict())
-    return _fragment(op, operand).decode(elements, trailing=fmt.words - 1)
+    return matrix_fragment(op, operand).decode(elements, trailing=fmt.words - 1)
 
 
 def _format(op: Instruction, operand: str) -> Format:
     return getattr(op, operand)
-
-
-def _fragment(op: Instruction, operand: str) -> Fragment:
-    volta = {"a": op.alayout, "b": op.blayout}.get(operand) if op.products == 4 else None
-    return fragment(operand, (op.m, op.n, op.k), op.container_bits(operand), volta=volta)
 
 
 def _operand(op: Instruction, operand: str) -> str:

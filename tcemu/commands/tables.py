@@ -1,0 +1,42 @@
+"""Fragments as text, in the manner of the manual's figures: for each row of a matrix, which thread holds what."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tcemu.layouts import Fragment
+
+WIDEST = 16  # cells of a row that are printed
+
+
+def holders(fragment: Fragment) -> np.ndarray:
+    """int[*shape, 2]: lane (of a warpgroup: 32 * warp + lane) and element of each place of the matrix; of copies, the first."""
+    index = fragment.index().reshape(-1, fragment.elements)
+    lane, element = (axis.reshape(-1)[::-1] for axis in np.indices(index.shape))
+    held = np.zeros((int(np.prod(fragment.shape)), 2), int)
+    held[index.reshape(-1)[::-1]] = np.stack([lane, element], axis=-1)  # the last writer is the first copy
+    return held.reshape(*fragment.shape, 2)
+
+
+def table(fragment: Fragment) -> Iterator[str]:
+    """One line a row, after a line for each place on the leading axes if there are any; T5:2-3 is lane 5's elements 2 and 3."""
+    held = holders(fragment)
+    for place in np.ndindex(*fragment.shape[:-2]):
+        if place:
+            yield f"[{', '.join(map(str, place))}]"
+        rows = [cells(row) for row in held[place]]
+        width = max(len(cell) for row in rows for cell in row)
+        for number, row in enumerate(rows):
+            more = f" ... {len(row) - WIDEST} more" if len(row) > WIDEST else ""
+            yield f"{number:>3}  " + " ".join(cell.ljust(width) for cell in row[:WIDEST]).rstrip() + more
+
+
+def cells(row: np.ndarray) -> list[str]:
+    """Neighbouring columns that one lane holds as consecutive elements make one cell. row: int[columns, 2]."""
+    found: list[list[int]] = []  # lane, first element, last element
+    for lane, element in row.tolist():
+        if found and found[-1][0] == lane and found[-1][2] == element - 1:
+            found[-1][2] = element
+        else:
+            found.append([lane, element, element])
+    return [f"T{lane}:{first}" + (f"-{last}" if last > first else "") for lane, first, last in found]
