@@ -67,7 +67,7 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
 
 
 def is_supported(op: str | Instruction, target: str, isa: str | None = None) -> bool:
-    """Whether `check` returns."""
+    """Whether `target` has the instruction in PTX ISA version `isa`: whether `check` returns it rather than raise Unsupported."""
     version = _version(isa)
     try:
         since = least(parse(op), target)
