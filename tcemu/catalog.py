@@ -25,7 +25,7 @@ LATEST: Version = (9, 1)  # the PTX ISA version of the manual that the rows were
 
 
 def targets(op: str | Instruction | None = None, isa: str | None = None) -> tuple[str, ...]:
-    """All targets, or those that have `op`."""
+    """The names of all targets, such as "sm_90a", or of those that have `op` in PTX ISA version `isa` (the newest known when left out)."""
     return tuple(TARGETS) if op is None else tuple(target for target in TARGETS if is_supported(op, target, isa))
 
 
