@@ -76,6 +76,11 @@ def is_supported(op: str | Instruction, target: str, isa: str | None = None) -> 
     return since is not None and since <= version
 
 
+def section(op: Instruction) -> str:
+    """The section of the PTX ISA manual that describes an instruction."""
+    return row_of()[op].section
+
+
 @lru_cache(maxsize=65536)
 def least(op: Instruction, target: str) -> Version | None:
     """The lowest PTX ISA version in which a target has an instruction, as (major, minor); None if it never has.

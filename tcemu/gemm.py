@@ -11,12 +11,12 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic.program import Model, Signature, run
-from tcemu.catalog import check
+from tcemu.catalog import check, section
 from tcemu.errors import Unsupported
 from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert
 from tcemu.instructions import Instruction
 from tcemu.models import row
-from tcemu.operations.mma import signature
+from tcemu.operations.operands import signature
 
 
 def gemm(
@@ -46,6 +46,11 @@ def gemm(
     K is filled up to whole instructions with products that change nothing: see `_fill`.
     """
     op = check(op, target)
+    if op.sparse:
+        raise Unsupported(
+            f"{op}: gemm takes a dense A; choose a dense instruction for it, or run the sparse one on what tcemu.sparsify makes of A, "
+            f"by tcemu.{'mma_sp' if op.warps == 1 else 'wgmma'}. PTX ISA {section(op)}"
+        )
     if model is None:
         model = row(op, target).model
     elif model.result.is_integer != (op.d == S32):

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits errors",
+    "bits errors checked",
     "formats layouts packing",
     "arithmetic sparsity shared_memory",
     "models",
@@ -20,6 +20,7 @@ FLOORS = (
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 CHAINS = (  # neighbours on one floor: each may import those before it, and no other neighbour
+    "errors checked",
     "formats packing",
     "instructions rows diagnosis grammar catalog",
     "gemm autodiff",

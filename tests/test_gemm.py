@@ -235,7 +235,7 @@ def test_memory_grows_with_the_matrices_only():
     """2048 cubed within 1 GiB above the operands, by the compiler's own account."""
     from tcemu.gemm import _gemm
     from tcemu.models import row
-    from tcemu.operations.mma import signature
+    from tcemu.operations.operands import signature
 
     n = 2048
     matrix = jax.ShapeDtypeStruct((n, n), jnp.uint32)

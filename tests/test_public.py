@@ -7,7 +7,7 @@ import tcemu
 
 NAMES = {
     "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
-    "mma", "dot", "pack", "unpack", "gemm", "Model", "models",
+    "mma", "dot", "pack", "unpack", "gemm", "Model", "models", "checked",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
 

@@ -35,11 +35,18 @@ PLUS, MINUS, NAN = 1, 2, 4  # what a step met: +Inf, -Inf, NaN; any sum above MI
 LOW_BITS = 24  # of a wide term
 
 
+class Scale(NamedTuple):
+    """Block scales decoded, one for each product of a row of A or a column of B: (significand) * 2^exponent."""
+
+    significand: Array  # f32 integer, in units of its format's last place at exponent 0; a NaN's is 0
+    exponent: Array  # int32; SPECIAL_EXPONENT for NaN
+
+
 class Operand(NamedTuple):
     """A multiplicand decoded for `dot_add`, once a matrix. Two arrays of the codes' shape.
 
-    significand: f32, signed. If every product of the two formats is a normal f32 (`_is_compact`), the value itself; else the integer
-        significand. NaN: 0. Inf: +1 or -1.
+    significand: f32, signed. If every product of the two formats is a normal f32 (`_is_compact`) and there are no scales, the value
+        itself; else the integer significand. NaN: 0. Inf: +1 or -1.
     exponent: int32, that of the value as rule 2 counts it; ZERO_EXPONENT for 0, SPECIAL_EXPONENT for Inf and NaN.
     """
 
@@ -71,15 +78,29 @@ def power_of_two(exponent: ArrayLike) -> Array:
     return lax.bitcast_convert_type(jnp.maximum(jnp.asarray(exponent) + F32.bias, 0) << F32.mantissa_bits, jnp.float32)
 
 
-def operand(fmt: Format, codes: ArrayLike, other: Format) -> Operand:
-    """Decode the codes of one multiplicand, whose partner has the format `other`."""
+def scale(fmt: Format, codes: ArrayLike) -> Scale:
+    """Decode the codes of block scales."""
+    number = decode(fmt, codes)
+    significand = jnp.where(number.nan, 0, number.magnitude[0]).astype(jnp.int32).astype(jnp.float32)
+    return Scale(significand, jnp.where(number.nan, SPECIAL_EXPONENT, number.exponent + fmt.mantissa_bits))
+
+
+def operand(fmt: Format, codes: ArrayLike, other: Format, scales: Scale | None = None) -> Operand:
+    """Decode the codes of one multiplicand, whose partner has the format `other`.
+
+    scales: powers of two, of the codes' shape, whose exponents join those of the values; a NaN among them makes its values NaN.
+    """
     number = decode(fmt, codes)
     magnitude = number.magnitude[0].astype(jnp.int32).astype(jnp.float32)
-    if _is_compact(fmt, other):
-        magnitude = magnitude * power_of_two(number.exponent)
+    exponent = number.exponent + fmt.mantissa_bits
     special = number.nan | number.infinite
-    magnitude = jnp.where(number.infinite, 1.0, jnp.where(number.nan, 0.0, magnitude))
-    exponent = jnp.where(number.magnitude[0] == 0, ZERO_EXPONENT, number.exponent + fmt.mantissa_bits)
+    if scales is not None:
+        number = number._replace(nan=number.nan | (scales.exponent == SPECIAL_EXPONENT))
+        special, exponent = number.nan | number.infinite, exponent + scales.exponent
+    elif _is_compact(fmt, other):
+        magnitude = magnitude * power_of_two(number.exponent)
+    magnitude = jnp.where(number.nan, 0.0, jnp.where(number.infinite, 1.0, magnitude))
+    exponent = jnp.where(number.magnitude[0] == 0, ZERO_EXPONENT, exponent)
     return Operand(jnp.where(number.negative, -magnitude, magnitude), jnp.where(special, SPECIAL_EXPONENT, exponent))
 
 
@@ -104,6 +125,7 @@ def dot_add(
     *,
     a_format: Format,
     b_format: Format,
+    scaled: bool = False,
     result: Format,
     rounding: Rounding,
     fraction_bits: ArrayLike,
@@ -114,6 +136,7 @@ def dot_add(
 
     a: [terms, ..., M]; b: [terms, ..., N]; accumulator: codes of `result` [..., M, N], as one limb, or None for none at all.
     special: bool scalar, whether a or b may hold an Inf or NaN; False spares the search for them.
+    scaled: the operands carry block scales.
     fraction_bits: bits kept below the unit of the largest exponent, 1 to MAX_FRACTION_BITS; floor: the least that exponent can be.
     result_bits: fraction bits of the result that are kept (13 for FP8 on Hopper's wgmma); None: all.
     fraction_bits, floor, result_bits and rounding may be traced.
@@ -125,25 +148,48 @@ def dot_add(
     greatest = products[0][1][0] + products[0][1][1]
     for _, (x, y) in products[1:]:
         greatest = jnp.maximum(greatest, x + y)
-    c = None if accumulator is None else decode_limbs(result, accumulator)
-    if c is not None:
-        no_part = bits.is_zero(c.magnitude) | c.nan | c.infinite
-        c = c._replace(exponent=jnp.where(no_part, ZERO_EXPONENT, c.exponent + result.mantissa_bits))
-        greatest = jnp.maximum(greatest, c.exponent)
-    greatest = jnp.maximum(greatest, floor)
+    c = None if accumulator is None else decode_accumulator(result, accumulator)
+    greatest = jnp.maximum(greatest if c is None else jnp.maximum(greatest, c.exponent), floor)
 
     # rules 4 and 5: align, cut, add
-    if _is_compact(a_format, b_format):
+    if _is_compact(a_format, b_format) and not scaled:
         least = a_format.least_exponent + b_format.least_exponent  # below it every product is 0, and the scale would overflow
-        scale = power_of_two(fraction_bits - jnp.maximum(greatest, least))
-        aligned = [x * y * scale for (x, y), _ in products]
+        unit = power_of_two(fraction_bits - jnp.maximum(greatest, least))
+        aligned = [x * y * unit for (x, y), _ in products]
     else:
-        unit = a_format.mantissa_bits + b_format.mantissa_bits - fraction_bits + greatest
-        aligned = [x * y * power_of_two(i + j - unit) for (x, y), (i, j) in products]
-    if _fits_one_limb(a_format, b_format, terms, fraction_bits):
-        negative, magnitude = _add_narrow(aligned)
-    else:
-        negative, magnitude = _add_wide(aligned)
+        last = a_format.mantissa_bits + b_format.mantissa_bits - fraction_bits + greatest
+        aligned = [x * y * power_of_two(i + j - last) for (x, y), (i, j) in products]
+    add = _add_narrow if _fits_one_limb(a_format, b_format, terms, fraction_bits) else add_wide
+    flags = _specials_of_products(a, b, special, greatest.shape)
+    return add_accumulator(
+        *add(aligned), greatest, flags, c, result=result, rounding=rounding, fraction_bits=fraction_bits, result_bits=result_bits
+    )
+
+
+def decode_accumulator(result: Format, accumulator: Limbs) -> Number:
+    """The accumulator, its exponent that of the value as rule 2 counts it: ZERO_EXPONENT where it takes no part in the alignment."""
+    c = decode_limbs(result, accumulator)
+    no_part = bits.is_zero(c.magnitude) | c.nan | c.infinite
+    return c._replace(exponent=jnp.where(no_part, ZERO_EXPONENT, c.exponent + result.mantissa_bits))
+
+
+def add_accumulator(
+    negative: Array,
+    magnitude: Limbs,
+    greatest: Array,
+    flags: Array,
+    c: Number | None,
+    *,
+    result: Format,
+    rounding: Rounding,
+    fraction_bits: ArrayLike,
+    result_bits: ArrayLike | None,
+) -> Limbs:
+    """The end of a step: align the accumulator, add it to the sum of the products, round once, and let the specials have their say.
+
+    negative, magnitude: the aligned products' sum, in units of 2^(greatest - fraction_bits); flags: int32, the sum of PLUS, MINUS and NAN
+    over what the products hold; c: from `decode_accumulator`, or None.
+    """
     if c is not None:
         up = bits.shift_left(bits.extend(c.magnitude, len(magnitude)), jnp.maximum(fraction_bits - result.mantissa_bits, 0))
         down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + (greatest - c.exponent)
@@ -155,7 +201,6 @@ def dot_add(
     (d,) = encode_limbs(result, total, rounding, overflow="infinity", signed_zero=False, fraction_bits=result_bits)
 
     # rule 8
-    flags = _specials_of_products(a, b, special, greatest.shape)
     if c is not None:
         flags = flags | jnp.where(c.nan, NAN, jnp.where(c.infinite, jnp.where(c.negative, MINUS, PLUS), 0))
     sign = jnp.where(flags == MINUS, jnp.uint32(1 << (result.bits - 1)), 0)
@@ -171,7 +216,7 @@ def _add_narrow(aligned: list[Array]) -> tuple[Array, Limbs]:
     return total < 0, (jnp.abs(total).astype(jnp.uint32),)
 
 
-def _add_wide(aligned: list[Array]) -> tuple[Array, Limbs]:
+def add_wide(aligned: list[Array]) -> tuple[Array, Limbs]:
     """The same in two s32 sums, of the terms' bits above and below 2^24. Returns sign and 64-bit magnitude."""
     high_sum = low_sum = jnp.int32(0)
     for term in aligned:

@@ -14,13 +14,14 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic import integer
-from tcemu.arithmetic.dot_add import MAX_FRACTION_BITS, ZERO_EXPONENT, Operand, dot_add, has_special, operand
+from tcemu.arithmetic.dot_add import MAX_FRACTION_BITS, ZERO_EXPONENT, Operand, Scale, dot_add, has_special, operand, scale
 from tcemu.arithmetic.fma import add_limbs, fma_limbs
+from tcemu.arithmetic.grouped import Groups, check_exact, deal, grouped_dot_add, values
 from tcemu.bits import Limbs
 from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, code_limbs, convert, limbs_code
 
 UNROLLED = 4  # fewer steps than this are no loop
-MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA unit
+MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA unit that aligns each product
 
 
 @jax.tree_util.register_pytree_node_class
@@ -45,6 +46,7 @@ class Model:
     multiplicand: Format | None = None  # A and B are converted to it first, exactly; exact steps convert them to `result` by themselves
     groups: int = 1  # an instruction's products are dealt out in pairs to so many groups, which are then walked one after the other
     chain: int | str | None = None  # products in a chain; "k": those of one instruction
+    summed: int | None = None  # products that are first added exactly, then scaled and aligned as one term (block scaling of 4-bit types)
 
     def __post_init__(self) -> None:
         def refuse(field: str, wanted: str) -> None:
@@ -62,6 +64,10 @@ class Model:
             refuse("rounding", f"one of {', '.join(ROUNDINGS[:-1])}")
         if isinstance(self.chain, str) and self.chain != "k":
             refuse("chain", 'a number of products, "k" for those of one instruction, or None')
+        if self.summed is not None and (self.summed < 1 or (isinstance(self.terms, int) and self.terms % self.summed)):
+            refuse("summed", f"None or a divisor of terms={self.terms}")
+        if self.summed is not None and (self.fraction_bits is None or self.multiplicand is not None or self.groups != 1):
+            refuse("summed", "None where steps are exact, where A and B are converted first, or where products are dealt out in groups")
 
     def replace(self, **changes: Any) -> "Model":
         """The model with some fields changed. Raises TypeError for an unknown field."""
@@ -90,13 +96,18 @@ class Signature(NamedTuple):
     rounding: str | None = None  # the instruction's own, in place of the model's (f64)
     clamp: bool = False  # .satfinite
     bit_op: str | None = None  # "xor" or "and", for b1
+    scale: Format | None = None  # of the block scales
 
 
-def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Array:
+Scales = tuple[ArrayLike, ArrayLike]
+
+
+def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: ArrayLike, scales: Scales | None = None) -> Array:
     """D = A·B + C on raw codes.
 
     a: [..., M, K]; b: [..., K, N]; c: [..., M, N]; leading axes broadcast; f64 codes have a trailing axis of two words.
     K is a multiple of `signature.k`, not 0 (any number but 0 for a model with fraction_bits=None and no chain).
+    scales: codes of `signature.scale`, [..., M, S] for A and [..., S, N] for B, each for K / S products along K; None if there are none.
     Returns codes of `signature.d`, [..., M, N].
     """
     a, b, c = jnp.asarray(a), jnp.asarray(b), jnp.asarray(c)
@@ -110,6 +121,16 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         return _run_integer(signature, a, b, c)
     if signature.rounding is not None:
         model = model.replace(rounding=signature.rounding.upper())
+    a_scales = b_scales = None
+    if scales is not None:
+        assert signature.scale is not None
+        block = a.shape[-1] // jnp.shape(scales[0])[-1]
+        if model.fraction_bits is None:
+            raise ValueError("Model(fraction_bits=None): exact steps take no block scales; give a number of bits. PTX ISA 9.7.14.3")
+        if block % (model.summed or 1):
+            raise ValueError(f"Model(summed={model.summed}): must divide the {block} products that share a scale. PTX ISA 9.7.14.3")
+        a, a_scales = _spread(signature.scale, a, scales[0], -1)
+        b, b_scales = _spread(signature.scale, b, scales[1], -2)
     common = model.result if model.fraction_bits is None else model.multiplicand
     if common is not None:
         a, b = _widen(common, signature.a, a), _widen(common, signature.b, b)
@@ -117,17 +138,23 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     a = _by_group(jnp.moveaxis(a, -1 - len(words), 0), signature.k, model.groups)
     b = _by_group(jnp.moveaxis(b, -2 - len(words), 0), signature.k, model.groups)
     c = c if signature.c == model.result else convert(c, signature.c, model.result)
-    walk = partial(_walk_exact if model.fraction_bits is None else _walk_fused, model, signature)
+    products = (a, b)
+    if scales is not None:
+        products += tuple(jax.tree.map(lambda v: _by_group(v, signature.k, model.groups), side) for side in (a_scales, b_scales))
+    if model.fraction_bits is None:
+        walk = partial(_walk_exact, model, signature)
+    else:
+        walk = partial(_walk_fused if model.summed is None else _walk_grouped, model, signature)
     if signature.d == model.result:
-        return walk(a, b, c)
+        return walk(c, *products)
 
-    def instruction(running: Array, products: tuple[Array, Array]) -> tuple[Array, None]:
+    def instruction(running: Array, products: tuple) -> tuple[Array, None]:
         """What one instruction leaves is rounded to D's format, and the next one starts from that."""
-        d = convert(walk(products[0], products[1], running), model.result, signature.d)
+        d = convert(walk(running, *products), model.result, signature.d)
         return convert(d, signature.d, model.result), None
 
-    a, b = (v.reshape(-1, signature.k, *v.shape[1:]) for v in (a, b))
-    return convert(lax.scan(instruction, c, (a, b))[0], model.result, signature.d)
+    products = jax.tree.map(lambda v: v.reshape(-1, signature.k, *v.shape[1:]), products)
+    return convert(lax.scan(instruction, c, products)[0], model.result, signature.d)
 
 
 def _widen(target: Format, source: Format, codes: Array) -> Array:
@@ -136,6 +163,15 @@ def _widen(target: Format, source: Format, codes: Array) -> Array:
             f"the model converts A and B to {target} first, which does not hold every value of {source}; choose a wider format"
         )
     return codes if source == target else convert(codes, source, target)
+
+
+def _spread(fmt: Format, codes: Array, scales: ArrayLike, axis: int) -> tuple[Array, Scale]:
+    """Codes [..., M, K] (axis -1) or [..., K, N] (axis -2) with the scales' batch axes, and a scale for each of them, K first."""
+    scales = jnp.asarray(scales)
+    batch = jnp.broadcast_shapes(codes.shape[:-2], scales.shape[:-2])
+    codes, scales = (jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (codes, scales))
+    found = scale(fmt, jnp.moveaxis(scales, axis, 0))
+    return codes, jax.tree.map(lambda v: jnp.repeat(v, codes.shape[axis] // scales.shape[axis], axis=0), found)
 
 
 def _by_group(x: Array, k: int, groups: int) -> Array:
@@ -148,41 +184,89 @@ def _by_group(x: Array, k: int, groups: int) -> Array:
 
 def _step_size(model: Model, k: int) -> int:
     """Products that one step holds room for: a step reaches neither into the next group nor into the next instruction."""
-    return min(model.terms if isinstance(model.terms, int) else MAX_TERMS, k // model.groups)
+    largest = MAX_TERMS if model.summed is None else k
+    return min(model.terms if isinstance(model.terms, int) else largest, k // model.groups)
 
 
 def _steps_of_instruction(model: Model, k: int) -> int:
     return model.groups * -(-k // (model.groups * _step_size(model, k)))
 
 
-def _walk_fused(model: Model, signature: Signature, a: Array, b: Array, c: Array) -> Array:
-    """Steps of `dot_add` along K. a: [K, ..., M]; b: [K, ..., N]; c: [..., M, N] in `model.result`."""
+def _walk_fused(
+    model: Model, signature: Signature, c: Array, a: Array, b: Array, a_scales: Scale | None = None, b_scales: Scale | None = None
+) -> Array:
+    """Steps of `dot_add` along K. a: [K, ..., M]; b: [K, ..., N]; c: [..., M, N] in `model.result`; scales as a and b."""
     group, terms = signature.k // model.groups, _step_size(model, signature.k)
-    traced_terms, fraction_bits = not isinstance(model.terms, int), model.fraction_bits
+    fraction_bits = model.fraction_bits
     assert fraction_bits is not None
-    x = _cut(operand(signature.a, a, signature.b), group, terms)
-    y = _cut(operand(signature.b, b, signature.a), group, terms)
+    if a_scales is not None and signature.scale is not None and signature.scale.mantissa_bits:
+        raise ValueError(f"Model(summed=None): scales of {signature.scale} multiply whole groups; give `summed`, as 16. PTX ISA 9.7.14.3")
+    x = _cut(operand(signature.a, a, signature.b, a_scales), group, terms)
+    y = _cut(operand(signature.b, b, signature.a, b_scales), group, terms)
     special = has_special(x, tuple(range(1, x.exponent.ndim))) | has_special(y, tuple(range(1, y.exponent.ndim)))
 
     def step(accumulator: Limbs | None, products: tuple) -> Limbs:
         x, y, special = products
         return dot_add(
             x, y, accumulator, special,
-            a_format=signature.a, b_format=signature.b, result=model.result, rounding=model.rounding,
+            a_format=signature.a, b_format=signature.b, scaled=a_scales is not None, result=model.result, rounding=model.rounding,
             fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
         )  # fmt: skip
 
-    def steps_of_traced_size(accumulator: Limbs | None, products: tuple) -> Limbs:
-        start = (jnp.zeros(c.shape, jnp.uint32),) if accumulator is None else accumulator
-        number = jnp.arange(terms) // model.terms  # of the step that a product belongs to
-        part = lambda s: tuple(_only(number == s, v) for v in products[:2])  # noqa: E731
-        return lax.fori_loop(0, number[-1] + 1, lambda s, running: step(running, (*part(s), products[2])), start)
-
-    advance = steps_of_traced_size if traced_terms else step
+    only = lambda chosen, one: (_only(chosen, one[0]), _only(chosen, one[1]), one[2])  # noqa: E731
+    advance = step if isinstance(model.terms, int) else _traced_terms(step, jnp.arange(terms) // model.terms, only, c.shape)
     return limbs_code(model.result, _walk(advance, model, signature.k, (x, y, special), code_limbs(model.result, c)))
 
 
-def _walk_exact(model: Model, signature: Signature, a: Array, b: Array, c: Array) -> Array:
+def _traced_terms(step: Callable, number: Array, only: Callable, shape: tuple[int, ...]) -> Callable:
+    """Steps whose size is traced: one of the largest size, walked as often as `number` says, which gives each term its step.
+
+    only(chosen, products): the chosen terms; the others take no part.
+    """
+
+    def steps(accumulator: Limbs | None, products: tuple) -> Limbs:
+        start = (jnp.zeros(shape, jnp.uint32),) if accumulator is None else accumulator
+        return lax.fori_loop(0, number[-1] + 1, lambda s, running: step(running, only(number == s, products)), start)
+
+    return steps
+
+
+def _walk_grouped(
+    model: Model, signature: Signature, c: Array, a: Array, b: Array, a_scales: Scale | None = None, b_scales: Scale | None = None
+) -> Array:
+    """Steps of `grouped_dot_add` along K; shapes as in `_walk_fused`."""
+    summed, fraction_bits = model.summed, model.fraction_bits
+    assert summed is not None and fraction_bits is not None
+    if a_scales is None or b_scales is None or signature.scale is None:
+        raise ValueError(f"Model(summed={summed}): only products with block scales are summed in groups; give None. PTX ISA 9.7.14.3")
+    check_exact(signature.a, signature.b, signature.scale, summed)
+    x = deal(values(signature.a, a), a_scales, summed, -1)
+    y = deal(values(signature.b, b), b_scales, summed, -2)
+    groups, terms = signature.k // summed, _step_size(model, signature.k)
+
+    def cut(v: Array) -> Array:
+        """[groups, ...] -> [steps, groups of a step, ...]. The last step of an instruction is filled with groups that take no part."""
+        v = v.reshape(-1, groups, *v.shape[1:])
+        v = jnp.pad(v, [(0, 0), (0, -groups % (terms // summed))] + [(0, 0)] * (v.ndim - 2))
+        return v.reshape(-1, terms // summed, *v.shape[2:])
+
+    scale_format = signature.scale
+
+    def step(accumulator: Limbs | None, products: tuple[Groups, Groups]) -> Limbs:
+        return grouped_dot_add(
+            *products, accumulator, a_format=signature.a, b_format=signature.b, scale=scale_format, result=model.result,
+            rounding=model.rounding, fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
+        )  # fmt: skip
+
+    def only(chosen: Array, products: tuple[Groups, Groups]) -> tuple[Groups, Groups]:
+        return jax.tree.map(lambda v: jnp.where(chosen.reshape(-1, *(1,) * (v.ndim - 1)), v, 0), products)
+
+    number = jnp.arange(terms // summed) * summed // model.terms
+    advance = step if isinstance(model.terms, int) else _traced_terms(step, number, only, c.shape)
+    return limbs_code(model.result, _walk(advance, model, signature.k, jax.tree.map(cut, (x, y)), code_limbs(model.result, c)))
+
+
+def _walk_exact(model: Model, signature: Signature, c: Array, a: Array, b: Array) -> Array:
     """Fused multiply-adds along K, in the format of A, B and the result alike; shapes as in `_walk_fused`."""
     fmt = model.result
     x, y, start = (code_limbs(fmt, v) for v in (a, b, c))

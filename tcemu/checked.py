@@ -1,0 +1,46 @@
+"""Checked mode: what PTX leaves undefined raises `UndefinedBehaviour` in place of passing by, also where the values are traced."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, cast
+
+import jax.numpy as jnp
+from jax import Array
+from jax.core import Tracer
+from jax.experimental import checkify
+
+from tcemu.errors import UndefinedBehaviour
+
+
+def forbid(undefined: Array, message: str, **facts: Any) -> None:
+    """Report the first place where `undefined` holds.
+
+    undefined: bool of any shape. message: a format string that names some of the facts; facts: arrays that broadcast to `undefined`.
+    Raises UndefinedBehaviour. Under a trace it leaves a `checkify.check`, which `checked` (or `checkify.checkify`) turns into an error; JAX
+    refuses to compile it otherwise.
+    """
+    undefined = jnp.asarray(undefined)
+    first = jnp.argmax(undefined.ravel())
+    at_first = {name: jnp.broadcast_to(jnp.asarray(fact), undefined.shape).ravel()[first] for name, fact in facts.items()}
+    found = jnp.any(undefined)
+    if isinstance(found, Tracer):
+        checkify.check(cast(bool, ~found), message, **cast(dict[str, Any], at_first))
+    elif found:
+        raise UndefinedBehaviour(message.format(**{name: value.item() for name, value in at_first.items()}))
+
+
+def checked(fn: Callable) -> Callable:
+    """`fn`, whose operations run with `checked=True` under jit, vmap or grad, as a function that raises UndefinedBehaviour itself.
+
+    All arguments of the new function must be arrays or pytrees of them: close over spellings and targets.
+    """
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        error, result = checkify.checkify(fn, errors=checkify.user_checks)(*args, **kwargs)
+        message = error.get()
+        if message is not None:
+            raise UndefinedBehaviour(message.removesuffix(" (`check` failed)"))
+        return result
+
+    return call

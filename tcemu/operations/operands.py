@@ -1,0 +1,117 @@
+"""What every operation does with its operands: find the model, look at what came in, and go between registers and codes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from tcemu.arithmetic.program import Signature, run
+from tcemu.catalog import check, section
+from tcemu.errors import Unsupported
+from tcemu.formats import Format
+from tcemu.instructions import LANES, Instruction
+from tcemu.models import Row, row
+from tcemu.operations.fragments import matrix_fragment
+from tcemu.packing import container, pack_registers, unpack_registers
+from tcemu.sparsity import gather, kept_positions
+
+
+def modelled(op: str | Instruction, target: str, call: str, *families: str) -> tuple[Instruction, Row]:
+    """The instruction, and the row of its arithmetic on `target`. Raises Unsupported (also if `call` takes no such family), NotModelled."""
+    op = check(op, target)
+    of_family(op, call, *families)
+    return op, row(op, target)
+
+
+def of_family(op: Instruction, call: str, *families: str) -> None:
+    """Raises Unsupported unless `op` belongs to one of the families that `call` takes."""
+    if families and op.family not in families:
+        raise Unsupported(f"{op} is {op.family}; tcemu.{call} runs {' and '.join(families)}. PTX ISA {section(op)}")
+
+
+def signature(op: Instruction) -> Signature:
+    """The types and modes of an instruction, as its arithmetic wants them."""
+    assert op.a and op.b and op.d
+    kept = op.k // 2 if op.sparse else op.k
+    return Signature(op.a, op.b, op.c or op.d, op.d, kept, op.rounding, op.satfinite, op.bit_op, op.stype)
+
+
+def multiply_add(
+    op: Instruction, row: Row, a: Array, b: Array, c: Array, fields: Array | None = None, scales: tuple[Array, Array] | None = None
+) -> Array:
+    """D = A·B + C on raw codes: a [..., M, K] (sparse: the kept K/2), b [..., K, N], c [..., M, N] -> [..., M, N].
+
+    fields: a sparse `op`'s metadata, [..., M, chunks] of four bits. scales: those of a block-scaled one, [..., M, S] and [..., S, N].
+    """
+    if fields is None:
+        return run(row.model, signature(op), a, b, c, scales)
+    # each row of A meets its own elements of B: a row is a product of its own
+    gathered = gather(b, kept_positions(fields, op.chunk, row.clamped_metadata), op.chunk)
+    if scales is not None:
+        scales = scales[0][..., :, None, :], scales[1][..., None, :, :]
+    return run(row.model, signature(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
+
+
+def register_words(op: Instruction, name: str, value: ArrayLike) -> Array:
+    """The operand's registers, uint32[..., 32, n] (a warpgroup's: [..., 4, 32, n]), or an error that names what came and what is wanted."""
+    value = value if isinstance(value, jax.Array) else np.asarray(value)
+    lanes = (LANES,) if op.warps == 1 else (op.warps, LANES)
+    shape = (*lanes, op.registers(name))
+    axes = "lane, register" if op.warps == 1 else "warp, lane, register"
+    wanted = f"uint32[..., {', '.join(map(str, shape))}] ({axes}) for {op}"
+    if value.dtype != jnp.uint32:
+        raise TypeError(
+            f"{name}: got {value.dtype}{list(value.shape)}; registers are raw words, {wanted}. tcemu.pack makes them from codes"
+        )
+    if value.shape[-len(shape) :] != shape:
+        raise ValueError(f"{name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
+    return jnp.asarray(value)
+
+
+def lane_words(op: Instruction, name: str, value: ArrayLike) -> Array:
+    """An operand of one register a lane, uint32[..., 32] (a warpgroup's: [..., 4, 32])."""
+    value = value if isinstance(value, jax.Array) else np.asarray(value)
+    shape = (LANES,) if op.warps == 1 else (op.warps, LANES)
+    wanted = f"uint32[..., {', '.join(map(str, shape))}], one register a lane, for {op}"
+    if value.dtype != jnp.uint32:
+        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
+    if value.shape[-len(shape) :] != shape:
+        raise ValueError(f"{name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
+    return jnp.asarray(value)
+
+
+def matrix_codes(op: Instruction, name: str, value: ArrayLike, products: bool = False) -> Array:
+    """The raw codes of an operand's matrix, or an error. products: with the leading axis of the four products of m8n8k4 with f16."""
+    fmt = getattr(op, name)
+    shape = ((op.products,) if products and op.products > 1 else ()) + op.matrix(name) + ((2,) if fmt.words == 2 else ())
+    return codes_of(op, name, value, fmt, shape)
+
+
+def codes_of(op: Instruction, name: str, value: ArrayLike, fmt: Format, shape: tuple[int, ...]) -> Array:
+    """Raw codes of `fmt` whose last axes are `shape`, or an error."""
+    value = value if isinstance(value, jax.Array) else np.asarray(value)
+    wanted = f"the raw codes of {fmt}, {fmt.dtype}[..., {', '.join(map(str, shape))}] for {op}"
+    if not jnp.issubdtype(value.dtype, jnp.unsignedinteger):
+        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. tcemu.formats.from_float makes codes from numbers")
+    if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
+        raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
+    return jnp.asarray(value)
+
+
+@partial(jax.jit, static_argnames=("op", "operand"))
+def pack_matrix(op: Instruction, operand: str, codes: Array) -> Array:
+    """The matrix of codes of "a", "b", "c" or "d" -> its registers."""
+    fmt = getattr(op, operand)
+    elements = matrix_fragment(op, operand).encode(codes, trailing=fmt.words - 1)
+    return pack_registers(elements, fmt, **container(fmt, op.kind if operand in "ab" else None)._asdict())
+
+
+@partial(jax.jit, static_argnames=("op", "operand"))
+def unpack_matrix(op: Instruction, operand: str, registers: Array) -> Array:
+    """The registers of "a", "b", "c" or "d" -> its matrix of codes."""
+    fmt = getattr(op, operand)
+    elements = unpack_registers(registers, fmt, **container(fmt, op.kind if operand in "ab" else None)._asdict())
+    return matrix_fragment(op, operand).decode(elements, trailing=fmt.words - 1)

@@ -1,0 +1,66 @@
+"""Sparsity metadata: which positions of a row of A are kept, and the elements of B that they meet.
+
+A row of A is cut into chunks along K, each with one 4-bit field. Read in units, every type keeps two of four: a unit is the element for
+16- and 8-bit types, half an element for tf32 (so one of two is kept), a pair for 4-bit types (so four of eight). The field's low two bits
+index the first kept unit, its high two bits the second. Source: PTX ISA 9.7.14.6.1, 9.7.15.6.1.
+"""
+
+from itertools import permutations
+
+import jax.numpy as jnp
+from jax import Array
+
+UNITS = 4  # of a chunk
+FIELD_BITS = 4
+
+# the fields that PTX defines: two different units, low index first; without .ordered_metadata in either order. tf32: an element's halves
+ORDERED = tuple(sorted(first | second << 2 for first, second in permutations(range(UNITS), 2) if first < second))
+UNORDERED = tuple(sorted(first | second << 2 for first, second in permutations(range(UNITS), 2)))
+WHOLE = (0b0100, 0b1110)
+
+
+def defined_fields(chunk: int, ordered: bool) -> tuple[int, ...]:
+    """The 4-bit fields that PTX defines for chunks of 2, 4 or 8 elements."""
+    return WHOLE if chunk == 2 else ORDERED if ordered else UNORDERED
+
+
+def undefined(fields: Array, chunk: int, ordered: bool) -> Array:
+    """bool: which 4-bit fields PTX leaves undefined."""
+    table = sum(1 << field for field in defined_fields(chunk, ordered))
+    return (jnp.uint32(table) >> fields.astype(jnp.uint32)) & 1 == 0
+
+
+def kept_positions(fields: Array, chunk: int, clamped: bool = False) -> Array:
+    """Where in its chunk each stored element of a row stands: 4-bit fields [..., chunks] -> int32 [..., chunks * chunk / 2].
+
+    Any field has a meaning here, as on silicon: the index is taken as it is, in any order, twice the same too. clamped: a first index
+    above 2 counts as 2 and a second index of 0 as 1, as sm_120 does for 4-bit types.
+    """
+    fields = fields.astype(jnp.int32)
+    first, second = fields & 3, fields >> 2 & 3
+    if clamped:
+        first, second = jnp.minimum(first, 2), jnp.maximum(second, 1)
+    if chunk == 2:
+        kept = (first >> 1)[..., None]
+    elif chunk == 4:
+        kept = jnp.stack([first, second], axis=-1)
+    else:
+        kept = jnp.stack([2 * first, 2 * first + 1, 2 * second, 2 * second + 1], axis=-1)
+    return kept.reshape(*fields.shape[:-1], -1)
+
+
+def gather(b: Array, kept: Array, chunk: int) -> Array:
+    """The elements of B that each row of a sparse A meets: [..., K, N] by positions [..., M, K/2] -> [..., M, K/2, N].
+
+    A selection among the elements of a chunk, two by two, so that no memory access depends on data.
+    """
+    *batch, k, n = b.shape
+    stored = kept.shape[-1] * chunk // k  # elements of a chunk
+    of_chunk = b.reshape(*batch, 1, k // chunk, 1, chunk, n)
+    at = kept.reshape(*kept.shape[:-1], k // chunk, stored)[..., None]
+    choices = [of_chunk[..., i, :] for i in range(chunk)]
+    for bit in range(chunk.bit_length() - 1):
+        odd = (at >> bit) & 1 == 1
+        choices = [jnp.where(odd, high, low) for low, high in zip(choices[0::2], choices[1::2], strict=True)]
+    found = choices[0]
+    return found.reshape(*found.shape[:-3], kept.shape[-1], n)
