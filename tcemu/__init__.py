@@ -16,5 +16,6 @@ from tcemu.models import models as models
 from tcemu.operations.mma import dot as dot
 from tcemu.operations.mma import evidence as evidence
 from tcemu.operations.mma import mma as mma
+from tcemu.operations.mma import mma_sp as mma_sp
 from tcemu.operations.mma import pack as pack
 from tcemu.operations.mma import unpack as unpack

@@ -13,7 +13,10 @@ import numpy as np
 import tcemu
 
 TARGET = "sm_90a"  # of the GPU that was recorded
-REPLAYS = {"mma": lambda case, words: tcemu.mma(case["ptx"], words["a"], words["b"], words["c"], target=TARGET)}
+REPLAYS = {
+    "mma": lambda case, words: tcemu.mma(case["ptx"], words["a"], words["b"], words["c"], target=TARGET),
+    "mma_sp": lambda case, words: tcemu.mma_sp(case["ptx"], *(words[name] for name in "abce"), selector=case["selector"], target=TARGET),
+}
 
 
 def compare(case: dict) -> tuple[int, int]:
