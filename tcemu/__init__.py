@@ -19,3 +19,5 @@ from tcemu.operations.mma import mma as mma
 from tcemu.operations.mma import mma_sp as mma_sp
 from tcemu.operations.mma import pack as pack
 from tcemu.operations.mma import unpack as unpack
+from tcemu.operations.sparsify import densify as densify
+from tcemu.operations.sparsify import sparsify as sparsify

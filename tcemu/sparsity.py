@@ -6,12 +6,16 @@ index the first kept unit, its high two bits the second. Source: PTX ISA 9.7.14.
 """
 
 from itertools import permutations
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from tcemu.bits import Limbs, less, select
+
 UNITS = 4  # of a chunk
-FIELD_BITS = 4
+PATTERNS = {"1:2": 2, "2:4": 4, "4:8": 8}  # elements of a chunk: 1:2 is that of tf32, 4:8 (two pairs of four) that of 4-bit types
 
 # the fields that PTX defines: two different units, low index first; without .ordered_metadata in either order. tf32: an element's halves
 ORDERED = tuple(sorted(first | second << 2 for first, second in permutations(range(UNITS), 2) if first < second))
@@ -64,3 +68,48 @@ def gather(b: Array, kept: Array, chunk: int) -> Array:
         choices = [jnp.where(odd, high, low) for low, high in zip(choices[0::2], choices[1::2], strict=True)]
     found = choices[0]
     return found.reshape(*found.shape[:-3], kept.shape[-1], n)
+
+
+def keep_largest(magnitude: Limbs, chunk: int) -> Array:
+    """The ordered 4-bit fields [..., M, chunks], uint8, that keep the units of largest magnitude; of equal ones the first.
+
+    magnitude: [..., M, K], unsigned integers. A unit of two elements (chunk 8) has the larger of their magnitudes, then the smaller.
+    """
+    pair = max(1, chunk // UNITS)
+    units = tuple(limb.reshape(*limb.shape[:-1], -1, chunk // pair, pair) for limb in magnitude)
+    key = tuple(limb[..., 0] for limb in units)
+    if pair == 2:
+        other = tuple(limb[..., 1] for limb in units)
+        swap = less(key, other)
+        key = (*select(swap, key, other), *select(swap, other, key))
+    if chunk == 2:
+        second = less(tuple(v[..., 0] for v in key), tuple(v[..., 1] for v in key))
+        return jnp.where(second, WHOLE[1], WHOLE[0]).astype(jnp.uint8)
+    at = [tuple(v[..., i] for v in key) for i in range(UNITS)]
+    # how many units go before unit i: the larger ones, and the equal ones to the left
+    before = [sum(~less(at[j], at[i]) if j < i else less(at[i], at[j]) for j in range(UNITS) if j != i) for i in range(UNITS)]
+    kept = jnp.stack(before, axis=-1) < 2
+    first, second = jnp.argmax(kept, axis=-1), UNITS - 1 - jnp.argmax(kept[..., ::-1], axis=-1)
+    return (first | second << 2).astype(jnp.uint8)
+
+
+def compress(dense: Any, fields: Any, chunk: int) -> Any:
+    """What the fields keep: [..., M, K] -> [..., M, K/2], any dtype, NumPy or JAX."""
+    at = kept_positions(jnp.asarray(fields), chunk)
+    chunks = dense.reshape(*dense.shape[:-1], -1, chunk)
+    at = at.reshape(*at.shape[:-1], -1, chunk // 2)
+    if isinstance(dense, np.ndarray):
+        return np.take_along_axis(chunks, np.asarray(at), axis=-1).reshape(*dense.shape[:-1], -1)
+    return jnp.take_along_axis(chunks, at, axis=-1).reshape(*dense.shape[:-1], -1)
+
+
+def expand(kept: Any, fields: Any, chunk: int) -> Any:
+    """The dense rows, zero where nothing is kept; the inverse of `compress`. Where a field names a unit twice, the later element stays."""
+    xp: Any = np if isinstance(kept, np.ndarray) else jnp
+    at = xp.asarray(kept_positions(jnp.asarray(fields), chunk))
+    stored = chunk // 2
+    at, kept = (v.reshape(*v.shape[:-1], -1, stored, 1) for v in (at, kept))
+    dense = xp.zeros((*kept.shape[:-2], chunk), kept.dtype)
+    for j in range(stored):
+        dense = xp.where(at[..., j, :] == np.arange(chunk), kept[..., j, :], dense)
+    return dense.reshape(*dense.shape[:-2], -1)

@@ -1,0 +1,142 @@
+"""`sparsify` and `densify`: a matrix and its structured-sparse form, as `mma.sp` and `wgmma.sp` take it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from tcemu.bits import Limbs, is_zero
+from tcemu.catalog import section
+from tcemu.errors import Unsupported
+from tcemu.formats import Format, array_codes, code_limbs, decode
+from tcemu.grammar import parse
+from tcemu.instructions import Instruction
+from tcemu.operations.operands import lane_words
+from tcemu.operations.selected import metadata_fields, metadata_registers, sparsity_selector
+from tcemu.sparsity import PATTERNS, compress, expand, keep_largest
+
+DEFAULT_PATTERN = "2:4"
+
+
+class Sparse(NamedTuple):
+    """A structured-sparse matrix."""
+
+    kept: Any  # [..., M, K/2], what is stored, in the dtype of the dense matrix
+    metadata: Array  # 4-bit fields uint8[..., M, chunks], or with `op` its registers: uint32[..., 32], of wgmma [..., 4, 32]
+
+
+def sparsify(
+    dense: ArrayLike,
+    pattern: str | None = None,
+    *,
+    op: str | Instruction | None = None,
+    selector: ArrayLike = 0,
+    already_sparse: bool = False,
+) -> Sparse:
+    """Prune a matrix to a structured-sparse one: of each chunk along K the elements of largest magnitude are kept, in their order.
+
+    dense: [..., M, K], any real dtype; NumPy in, NumPy out, and JAX in, JAX out. pattern: "2:4" (the default: two elements of four), "1:2"
+    (one of two, tf32), "4:8" (two neighbouring pairs of four, the 4-bit types: a pair counts by the larger magnitude, then the smaller).
+    Of equal magnitudes the first is kept; a NaN is larger than Inf; -0 is zero; magnitudes are compared by their bits, so subnormals count.
+    op: an mma.sp or wgmma.sp spelling; it fixes the pattern, and the metadata come as its registers, for this sparsity selector. dense has
+    then the shape of its A, M x K, and unsigned integers are the raw codes of its A.
+    already_sparse: raise ValueError if pruning would lose a value that is not zero (not under a trace, where values are unknown).
+    Returns Sparse(kept, metadata). Raises ValueError for another pattern or shape, Unsupported if `op` is not sparse.
+    Source: PTX ISA 9.7.14.6.1, 9.7.15.6.1.
+    """
+    instruction, chunk = _chunk(pattern, op)
+    if not isinstance(dense, jax.Array):
+        dense = np.asarray(dense)
+    wanted = (
+        f"[..., M, K], K a multiple of {chunk}" if instruction is None else f"[..., {instruction.m}, {instruction.k}] for {instruction}"
+    )
+    fits = dense.ndim >= 2 and dense.shape[-1] % chunk == 0
+    if not fits or (instruction is not None and dense.shape[-2:] != (instruction.m, instruction.k)):
+        raise ValueError(f"dense: got {dense.dtype}{list(dense.shape)}; wanted {wanted}. PTX ISA 9.7.14.6.1")
+    magnitude = _magnitude(instruction, dense)
+    fields = keep_largest(magnitude, chunk)
+    if already_sparse:
+        _nothing_lost(magnitude, fields, chunk)
+    kept = compress(dense, fields, chunk)
+    return Sparse(
+        kept, fields if instruction is None else metadata_registers(instruction, fields, sparsity_selector(instruction, selector))
+    )
+
+
+def densify(
+    kept: ArrayLike,
+    metadata: ArrayLike,
+    pattern: str | None = None,
+    *,
+    op: str | Instruction | None = None,
+    selector: ArrayLike = 0,
+) -> Any:
+    """The dense matrix [..., M, K], zero where nothing is kept: the inverse of `sparsify`, with the same arguments and errors.
+
+    Where a field names an element twice, which PTX leaves undefined, the later one stays.
+    """
+    instruction, chunk = _chunk(pattern, op)
+    if not isinstance(kept, jax.Array):
+        kept = np.asarray(kept)
+    if instruction is None:
+        fields = jnp.asarray(metadata)
+        if not jnp.issubdtype(fields.dtype, jnp.unsignedinteger):
+            raise TypeError(f"metadata: got {fields.dtype}{list(fields.shape)}; wanted 4-bit fields, unsigned integers [..., M, chunks]")
+    else:
+        name = "e" if instruction.warps == 1 else "sp_meta"
+        fields = metadata_fields(instruction, lane_words(instruction, name, metadata), sparsity_selector(instruction, selector))
+    if kept.ndim < 2 or kept.shape[-1] * 2 != fields.shape[-1] * chunk or kept.shape[-2] != fields.shape[-2]:
+        raise ValueError(
+            f"kept is {kept.dtype}{list(kept.shape)} and the metadata's fields are {list(fields.shape)}; wanted [..., M, K/2] and "
+            f"[..., M, K/{chunk}]. PTX ISA 9.7.14.6.1"
+        )
+    return expand(kept, fields, chunk)
+
+
+def _chunk(pattern: str | None, op: str | Instruction | None) -> tuple[Instruction | None, int]:
+    """The instruction, if one is given, and the elements of a chunk."""
+    if pattern is not None and pattern not in PATTERNS:
+        raise ValueError(f"pattern: got {pattern!r}; wanted {', '.join(map(repr, PATTERNS))}. PTX ISA 9.7.14.6.1")
+    if op is None:
+        return None, PATTERNS[pattern or DEFAULT_PATTERN]
+    op = parse(op)
+    if not op.sparse:
+        raise Unsupported(f"{op} is dense; sparsify and densify take mma.sp and wgmma.sp. PTX ISA {section(op)}")
+    if pattern is not None and PATTERNS[pattern] != op.chunk:
+        fits = next(name for name, chunk in PATTERNS.items() if chunk == op.chunk)
+        raise ValueError(f"pattern: got {pattern!r}; {op} has {fits!r}. PTX ISA 9.7.14.6.1")
+    return op, op.chunk
+
+
+def _magnitude(op: Instruction | None, dense: Any) -> Limbs:
+    """Unsigned integers that order the elements as their magnitudes do."""
+    fmt: Format
+    if op is not None and op.a is not None and jnp.issubdtype(dense.dtype, jnp.unsignedinteger):
+        fmt, codes = op.a, jnp.asarray(dense)
+    else:
+        fmt, codes = array_codes(dense)
+    if fmt.is_integer:
+        return decode(fmt, codes).magnitude
+    *low, top = code_limbs(fmt, codes)
+    bits = fmt.bits - 32 * len(low) - fmt.signed  # of the magnitude, in the top limb
+    top = (top & ((1 << bits) - 1)) >> fmt.unused_bits
+    return (*low, top)
+
+
+def _nothing_lost(magnitude: Limbs, fields: Array, chunk: int) -> None:
+    present = (~is_zero(magnitude)).astype(jnp.uint8)
+    left = present & (1 - expand(jnp.ones((*present.shape[:-1], present.shape[-1] // 2), jnp.uint8), fields, chunk))
+    if isinstance(left, Tracer):
+        raise ValueError("already_sparse: values are unknown under jit and vmap; check the matrix outside them")
+    lost = np.argwhere(np.asarray(left))
+    if len(lost):
+        *batch, row, k = lost[0].tolist()
+        where = f"row {row}, chunk {k // chunk} (k = {k})" + (f", batch element {tuple(batch)}" if batch else "")
+        raise ValueError(
+            f"already_sparse: {len(lost)} values that are not zero would be lost, the first in {where}; leave already_sparse out to prune. "
+            "PTX ISA 9.7.14.6.1"
+        )
