@@ -63,7 +63,7 @@ def mma(
     Source: PTX ISA 9.7.14.5.14, 9.7.14.3; the arithmetic, with its evidence, is a row of `tcemu.models`.
     """
     op, found = modelled(op, target, "mma", "mma")
-    registers = (register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c)))
+    registers = [register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c))]
     return _mma(op, found, *registers, None, *_scale_words(op, scale_a, scale_b, selector_a, selector_b))
 
 
@@ -93,7 +93,7 @@ def mma_sp(
     Source: PTX ISA 9.7.14.6; the arithmetic, with its evidence, is a row of `tcemu.models`.
     """
     op, found = modelled(op, target, "mma_sp", "mma.sp")
-    registers = (register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c)))
+    registers = [register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c))]
     which = sparsity_selector(op, selector)
     fields = metadata_fields(op, lane_words(op, "e", e), which)
     if checked:
@@ -120,7 +120,7 @@ def dot(
     [..., scale_vec, N]. Leading axes broadcast. Returns codes [..., M, N] in `op.d.dtype`. Raises as `mma`.
     """
     op, found = modelled(op, target, "dot")
-    codes = (matrix_codes(op, name, value) for name, value in (("a", a), ("b", b), ("d" if op.c is None else "c", c)))
+    codes = [matrix_codes(op, name, value) for name, value in (("a", a), ("b", b), ("d" if op.c is None else "c", c))]
     fields = _given(op, "e", e, op.sparse)
     fields = None if fields is None else codes_of(op, "e", fields, U4, op.matrix(_metadata_name(op)))
     scales = [_given(op, name, value, op.block_scale) for name, value in zip(SCALES, (scale_a, scale_b), strict=True)]
