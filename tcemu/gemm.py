@@ -27,6 +27,8 @@ def gemm(
     op: str | Instruction,
     target: str,
     model: Model | None = None,
+    scale_a: ArrayLike | None = None,
+    scale_b: ArrayLike | None = None,
     rounding: str = "RN",
     saturate: bool = False,
     key: PRNGKey | None = None,
@@ -38,6 +40,9 @@ def gemm(
     with `saturate` to the largest finite value; integers always saturate. Leading axes are batch axes and broadcast.
     op: a PTX spelling or an Instruction; target: the GPU, as "sm_90a". Both are static under `jit`.
     model: another arithmetic in place of the target's own; its fields may be traced (see `tcemu.Model`).
+    scale_a, scale_b: the block scales of an instruction with .block_scale, [..., M, S] and [..., S, N], each for `op.k // op.scale_vec`
+    elements along K, S of them, the last block perhaps not full: raw codes of `op.stype` (unsigned integers), or float arrays, which are
+    rounded to it. Batch axes as in a and b.
     Returns the accumulator's format: float32 or float16, int32 for integers. For f64: float64, a NumPy array unless x64 mode is on.
     M or N of 0 give an empty result, K of 0 gives C.
     Raises Unsupported if PTX does not give `op` to `target`, NotModelled if nobody has evidence of its arithmetic, TypeError or ValueError
@@ -56,16 +61,19 @@ def gemm(
     elif model.result.is_integer != (op.d == S32):
         raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
     facts = signature(op)
+    if not op.block_scale and (scale_a is not None or scale_b is not None):
+        raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. PTX ISA {section(op)}")
     a_format, a_codes = _operand("a", a)
     b_format, b_codes = _operand("b", b)
     c_format, c_codes = _operand("c", np.zeros((1, 1), np.float32) if c is None else c)
     _check_shapes(_shape(a_format, a_codes), _shape(b_format, b_codes), _shape(c_format, c_codes), op)
+    scales = _scales(op, scale_a, scale_b, a_codes, b_codes) if op.block_scale else None
     if op.d == F64 and not _x64_mode() and any(isinstance(v, Tracer) for v in (a_codes, b_codes, c_codes)):
         raise Unsupported(
             f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
             "(the result is then a NumPy array), or turn jax_enable_x64 on in your program"
         )
-    codes = _gemm(model, facts, (a_format, b_format, c_format), rounding, saturate, a_codes, b_codes, c_codes, key)
+    codes = _gemm(model, facts, (a_format, b_format, c_format), rounding, saturate, a_codes, b_codes, c_codes, key, scales)
     return _array(facts.d, codes)
 
 
@@ -80,6 +88,7 @@ def _gemm(
     b: Array,
     c: Array,
     key: PRNGKey | None,
+    scales: tuple[Array, Array] | None,
 ) -> Array:
     keys = (None,) * 3 if key is None else jax.random.split(key, 3)
     a, b, c = (
@@ -93,6 +102,8 @@ def _gemm(
         return convert(c, facts.c, facts.d)
     if model.fraction_bits is not None or model.chain is not None or facts.d != model.result:  # else K is a row of single multiply-adds
         a, b = _fill(facts, a, b)
+    if scales is not None:
+        return run(model, facts, a, b, c, _whole_instructions(facts, scales))
     if not b_batch and a_batch:  # one B for all: the batch is more rows of A
         shape = c.shape
         a = jnp.broadcast_to(a, (*batch, *a.shape[len(a_batch) :]))
@@ -115,6 +126,38 @@ def _fill(facts: Signature, a: Array, b: Array) -> tuple[Array, Array]:
     filling = 0 if facts.a.is_integer else 1 << (facts.a.bits - 1)
     a = jnp.pad(a, [(0, 0)] * (a.ndim - 1 - len(tail)) + [(0, missing)] + tail, constant_values=np.array(filling, facts.a.dtype))
     return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2 - len(tail)) + [(0, missing), (0, 0)] + tail)
+
+
+def _scales(op: Instruction, scale_a: ArrayLike | None, scale_b: ArrayLike | None, a: Array, b: Array) -> tuple[Array, Array]:
+    """The codes of both scale matrices, each checked against its operand."""
+    assert op.stype is not None and op.scale_vec is not None
+    block = op.k // op.scale_vec
+    blocks, found = -(-a.shape[-1] // block), []
+    for name, value, shape in (("scale_a", scale_a, (a.shape[-2], blocks)), ("scale_b", scale_b, (blocks, b.shape[-1]))):
+        wanted = f"[..., {shape[0]}, {shape[1]}], a scale for each {block} elements along K, for {op}"
+        if value is None:
+            raise ValueError(f"{name}: none came; wanted {wanted}. PTX ISA {section(op)}")
+        value = value if isinstance(value, jax.Array) else np.asarray(value)
+        if value.shape[-2:] != shape:
+            raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
+        if jnp.issubdtype(value.dtype, jnp.unsignedinteger):
+            found.append(jnp.asarray(value).astype(op.stype.dtype))
+            continue
+        if jnp.issubdtype(value.dtype, jnp.integer) or value.dtype == bool:
+            raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted raw codes of {op.stype}, unsigned, or floats")
+        source, codes = _operand(name, value)
+        found.append(convert(codes, source, op.stype))
+    return found[0], found[1]
+
+
+def _whole_instructions(facts: Signature, scales: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The scales filled up, with ones, to those of whole instructions."""
+    assert facts.scale is not None
+    a, b = scales
+    missing = -a.shape[-1] % facts.scale_vec
+    one = facts.scale.bias << facts.scale.mantissa_bits
+    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)], constant_values=one)
+    return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, missing), (0, 0)], constant_values=one)
 
 
 def _x64_mode() -> bool:

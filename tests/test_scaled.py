@@ -13,7 +13,7 @@ from reference import decode, encode
 
 import tcemu
 from tcemu.arithmetic.program import Signature, run
-from tcemu.formats import E2M1, E4M3, F32, UE4M3, UE8M0
+from tcemu.formats import E2M1, E4M3, F32, UE4M3, UE8M0, from_float
 
 TARGET = "sm_120a"
 OPS = [op for op in tcemu.instructions(TARGET) if op.block_scale]
@@ -277,6 +277,51 @@ def test_batches_jit_vmap_and_traced_selectors():
     np.testing.assert_array_equal(traced(jnp.array([1, 2]), *packed, *scales), whole)
     one_scale = tcemu.mma(op, *packed, target=TARGET, **(keywords | {"scale_a": keywords["scale_a"][0]}))  # broadcasts
     np.testing.assert_array_equal(one_scale[0], whole[0])
+
+
+# ---- gemm
+
+
+@pytest.mark.parametrize("spelling", [MXF8, MXF4, NVF4])
+def test_gemm_is_a_loop_of_instructions(spelling):
+    """K of three and a half instructions, the last block half full; numbers and codes as scales; a batch that only the scales have."""
+    op = tcemu.parse(spelling)
+    rng, block = np.random.default_rng(13), op.k // op.scale_vec
+    k = 3 * op.k + op.k // 2 + block // 2
+    blocks = -(-k // block)
+    a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((16, k), (k, 8)))
+    c = rng.normal(size=(16, 8)).astype(np.float32)
+    x = scale_codes(op.stype.name, "near one", (2, 16, blocks), rng)
+    y = scale_codes(op.stype.name, "near one", (blocks, 8), rng)
+    got = np.asarray(tcemu.gemm(a, b, c, op=op, target=TARGET, scale_a=x, scale_b=y)).view(np.uint32)
+    numbers = [np.vectorize(lambda code: float(decode(op.stype.name, int(code))))(v).astype(np.float32) for v in (x, y)]
+    again = tcemu.gemm(a, b, c, op=op, target=TARGET, scale_a=numbers[0], scale_b=jnp.asarray(numbers[1]))
+    np.testing.assert_array_equal(np.asarray(again).view(np.uint32), got)
+    fill, whole = ONE[op.stype.name], 4 * op.k
+    a, b = (np.asarray(from_float(op.a, v)) for v in (a, b))
+    a, b = np.pad(a, [(0, 0), (0, whole - k)]), np.pad(b, [(0, whole - k), (0, 0)])
+    missing = 4 * op.scale_vec - blocks
+    x = np.pad(x, [(0, 0), (0, 0), (0, missing)], constant_values=fill)
+    y = np.pad(y, [(0, missing), (0, 0)], constant_values=fill)
+    for batch in range(2):
+        d = c.view(np.uint32)
+        for i in range(4):
+            ks, ss = slice(i * op.k, (i + 1) * op.k), slice(i * op.scale_vec, (i + 1) * op.scale_vec)
+            d = tcemu.dot(op, a[:, ks], b[ks], d, target=TARGET, scale_a=x[batch][:, ss], scale_b=y[ss])
+        np.testing.assert_array_equal(got[batch], d)
+
+
+def test_gemm_wants_its_scales():
+    a, b = np.ones((16, 64), np.float32), np.ones((64, 8), np.float32)
+    args = dict(op=MXF8, target=TARGET)
+    with told(ValueError, "^scale_a: none came", "16, 2", "each 32 elements"):
+        tcemu.gemm(a, b, **args)
+    with told(ValueError, "^scale_b: got uint8.8, 2.", "2, 8"):
+        tcemu.gemm(a, b, **args, scale_a=np.ones((16, 2), np.uint8), scale_b=np.ones((8, 2), np.uint8))
+    with told(TypeError, "^scale_a: got int64.16, 2.", "unsigned, or floats"):
+        tcemu.gemm(a, b, **args, scale_a=np.ones((16, 2), np.int64), scale_b=np.ones((2, 8), np.uint8))
+    with told(ValueError, "has no block scales"):
+        tcemu.gemm(a, b, op="mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", target=TARGET, scale_a=a)
 
 
 # ---- models

@@ -97,6 +97,7 @@ class Signature(NamedTuple):
     clamp: bool = False  # .satfinite
     bit_op: str | None = None  # "xor" or "and", for b1
     scale: Format | None = None  # of the block scales
+    scale_vec: int = 0  # block scales of one instruction, for a row of A or a column of B
 
 
 Scales = tuple[ArrayLike, ArrayLike]
@@ -113,7 +114,7 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     a, b, c = jnp.asarray(a), jnp.asarray(b), jnp.asarray(c)
     words = (2,) * (signature.a.words - 1)
     (*a_batch, m, _), (*b_batch, _, n), (*c_batch, _, _) = (v.shape[: v.ndim - len(words)] for v in (a, b, c))
-    batch = jnp.broadcast_shapes(tuple(a_batch), tuple(b_batch), tuple(c_batch))
+    batch = jnp.broadcast_shapes(tuple(a_batch), tuple(b_batch), tuple(c_batch), *(jnp.shape(v)[:-2] for v in scales or ()))
     c = jnp.broadcast_to(c, (*batch, m, n, *words))
     if c.size == 0:
         return jnp.zeros(c.shape, signature.d.dtype)
@@ -129,8 +130,10 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
             raise ValueError("Model(fraction_bits=None): exact steps take no block scales; give a number of bits. PTX ISA 9.7.14.3")
         if block % (model.summed or 1):
             raise ValueError(f"Model(summed={model.summed}): must divide the {block} products that share a scale. PTX ISA 9.7.14.3")
-        a, a_scales = _spread(signature.scale, a, scales[0], -1)
-        b, b_scales = _spread(signature.scale, b, scales[1], -2)
+        rank = max(map(jnp.ndim, (a, b, *scales)))  # one for all: the products, and groups of them, become a leading axis
+        a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
+        a, a_scales = _spread(signature.scale, a, a_codes, -1)
+        b, b_scales = _spread(signature.scale, b, b_codes, -2)
     common = model.result if model.fraction_bits is None else model.multiplicand
     if common is not None:
         a, b = _widen(common, signature.a, a), _widen(common, signature.b, b)
@@ -165,9 +168,8 @@ def _widen(target: Format, source: Format, codes: Array) -> Array:
     return codes if source == target else convert(codes, source, target)
 
 
-def _spread(fmt: Format, codes: Array, scales: ArrayLike, axis: int) -> tuple[Array, Scale]:
+def _spread(fmt: Format, codes: Array, scales: Array, axis: int) -> tuple[Array, Scale]:
     """Codes [..., M, K] (axis -1) or [..., K, N] (axis -2) with the scales' batch axes, and a scale for each of them, K first."""
-    scales = jnp.asarray(scales)
     batch = jnp.broadcast_shapes(codes.shape[:-2], scales.shape[:-2])
     codes, scales = (jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (codes, scales))
     found = scale(fmt, jnp.moveaxis(scales, axis, 0))

@@ -36,7 +36,7 @@ def signature(op: Instruction) -> Signature:
     """The types and modes of an instruction, as its arithmetic wants them."""
     assert op.a and op.b and op.d
     kept = op.k // 2 if op.sparse else op.k
-    return Signature(op.a, op.b, op.c or op.d, op.d, kept, op.rounding, op.satfinite, op.bit_op, op.stype)
+    return Signature(op.a, op.b, op.c or op.d, op.d, kept, op.rounding, op.satfinite, op.bit_op, op.stype, op.scale_vec or 0)
 
 
 def multiply_add(
