@@ -34,7 +34,7 @@ class Row(NamedTuple):
     shapes: tuple[str, ...] = ()  # "m8n8k4"; empty: every shape
     c: Format | None = None  # C is it; None: any
     kinds: tuple[str | None, ...] = ()  # .kind; empty: any
-    clamped_metadata: bool = False  # a metadata field outside the defined ones: see `sparsity.kept_positions`
+    clamped_metadata: bool = False  # a metadata field outside the defined ones: see `sparsity.gather`
 
 
 class Described(Protocol):

@@ -63,12 +63,31 @@ def test_kept_positions_are_the_reference_for_every_field(chunk):
         assert whole == reference.kept_positions(NAMES[chunk], row)
 
 
-def test_fields_outside_the_defined_ones_of_4_bit_types_on_sm_120():
-    """Published: of a field v the pairs min(v & 3, 2) and max(v >> 2, 1) are kept."""
-    found = np.asarray(sparsity.kept_positions(jnp.arange(16, dtype=jnp.uint8)[:, None], 8, clamped=True))
-    for v in range(16):
-        first, second = min(v & 3, 2), max(v >> 2, 1)
-        assert found[v].tolist() == [2 * first, 2 * first + 1, 2 * second, 2 * second + 1]
+@pytest.mark.parametrize("chunk", [4, 8])
+def test_gather_takes_what_the_fields_name(chunk):
+    """Every field, in NumPy's own indexing; clamped as published for sm_120: the pairs min(v & 3, 2) and max(v >> 2, 1)."""
+    b = np.random.default_rng(0).integers(0, 256, (2, 16 * chunk, 5)).astype(np.uint8)
+    fields = np.stack([np.arange(16), np.arange(16)[::-1]]).astype(np.uint8)
+    for clamped in (False, True):
+        found = np.asarray(sparsity.gather(jnp.asarray(b), jnp.asarray(fields), chunk, clamped))
+        pair = chunk // 4
+        for m, c in np.ndindex(fields.shape):
+            v = int(fields[m, c])
+            units = (min(v & 3, 2), max(v >> 2, 1)) if clamped else (v & 3, v >> 2)
+            at = [chunk * c + pair * unit + i for unit in units for i in range(pair)]
+            np.testing.assert_array_equal(found[:, m, 2 * pair * c : 2 * pair * (c + 1)], b[:, at])
+
+
+def test_tf32_fields_outside_the_defined_ones_put_halves_together():
+    """Words that an NVIDIA H200 gave for every field: shapes, selectors, and .sp::ordered_metadata; the file is described beside it."""
+    with np.load(golden.TESTS / "golden" / "tf32_metadata.npz") as file:
+        words = {name: file[name] for name in file.files}
+    wrong = total = 0
+    for i, (ptx, selector) in enumerate(zip(words["ptx"].tolist(), words["selector"].tolist(), strict=True)):
+        registers = [words[f"{i:04d}_{name}"] for name in "abce"]
+        d = np.asarray(tcemu.mma_sp(ptx, *registers, selector=selector, target="sm_90a"))
+        wrong, total = wrong + int((d != words[f"{i:04d}_d"]).sum()), total + d.size
+    assert total == 8192 and wrong == 0
 
 
 def test_the_defined_fields():

@@ -16,7 +16,7 @@ from tcemu.instructions import LANES, Instruction
 from tcemu.models import Row, row
 from tcemu.operations.fragments import matrix_fragment
 from tcemu.packing import container, pack_registers, unpack_registers
-from tcemu.sparsity import gather, kept_positions
+from tcemu.sparsity import gather
 
 
 def modelled(op: str | Instruction, target: str, call: str, *families: str) -> tuple[Instruction, Row]:
@@ -49,7 +49,7 @@ def multiply_add(
     if fields is None:
         return run(row.model, signature(op), a, b, c, scales)
     # each row of A meets its own elements of B: a row is a product of its own
-    gathered = gather(b, kept_positions(fields, op.chunk, row.clamped_metadata), op.chunk)
+    gathered = gather(b, fields, op.chunk, row.clamped_metadata)
     if scales is not None:
         scales = scales[0][..., :, None, :], scales[1][..., None, :, :]
     return run(row.model, signature(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
