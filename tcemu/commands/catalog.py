@@ -4,12 +4,14 @@ import argparse
 import sys
 
 from tcemu.catalog import check, describe, instructions, least, targets
+from tcemu.commands import CommandError
 from tcemu.commands.tables import table
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.grammar import parse
 from tcemu.instructions import FAMILIES, Instruction, spellings
 from tcemu.models import row
 from tcemu.operations.fragments import fragments
+from tcemu.viz import operands, page, svg
 
 EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 
@@ -49,10 +51,14 @@ def add_show(subparsers) -> None:
         "show",
         help="what is known of an instruction",
         description="Prints an instruction's fields, operands and registers, where it is legal, and how its arithmetic is known.",
-        epilog=f"example: tcemu show {EXAMPLE} --fragments",
+        epilog=f"examples: tcemu show {EXAMPLE} --fragments; tcemu show {EXAMPLE} --svg fragments.svg --lane 5",
     )
     parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it")
     parser.add_argument("--fragments", action="store_true", help="also which lane holds which element, a table for each register operand")
+    parser.add_argument("--svg", metavar="FILE", help="also draw which lane holds which element, and what lies where in shared memory")
+    parser.add_argument("--operand", metavar="NAME", help="with --svg: draw this one alone")
+    parser.add_argument("--lane", type=int, metavar="N", help="with --svg: mark this lane; wgmma's count through its four warps")
+    parser.add_argument("--overwrite", action="store_true", help="with --svg: FILE may exist")
     parser.set_defaults(run=_show)
 
 
@@ -85,16 +91,39 @@ def _list(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     try:
-        print(describe(args.spelling))
+        known = describe(args.spelling)
     except Unsupported as error:
         print(error, file=sys.stderr)
         return 1
+    drawn = _draw(args)
+    print(known)
     for known, names in _arithmetic(parse(args.spelling)).items():
         print(f"  arithmetic {known} ({', '.join(names)})")
     for name, fragment in fragments(parse(args.spelling)).items() if args.fragments else ():
         print(f"\n{name}: T5:2-3 is elements 2 and 3 of lane 5" + (", lanes counted through four warps" if len(fragment.lanes) > 1 else ""))
         print("\n".join(table(fragment)))
+    if drawn:
+        print(f"\n{drawn}")
     return 0
+
+
+def _draw(args: argparse.Namespace) -> str:
+    """Writes the picture that is asked for, and says so; "" if none is."""
+    if args.svg is None:
+        for option in ("operand", "lane", "overwrite"):
+            if getattr(args, option) not in (None, False):
+                raise CommandError(f"--{option} is about a picture: add --svg FILE")
+        return ""
+    try:
+        shown = (args.operand,) if args.operand is not None else operands(args.spelling)
+        text = page(args.spelling, args.lane) if args.operand is None else svg(args.spelling, args.operand, args.lane)
+        with open(args.svg, "w" if args.overwrite else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise CommandError(f"{args.svg} exists already; name another file, or add --overwrite") from None
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from None
+    return f"{args.svg}: {', '.join(shown)}, {len(text.encode()):,} bytes"
 
 
 def _arithmetic(op: Instruction) -> dict[str, list[str]]:

@@ -5,22 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from tcemu.layouts import Fragment
+from tcemu.viz.pictures import holders
 
 WIDEST = 16  # cells of a row that are printed
 
 
-def holders(fragment: Fragment) -> np.ndarray:
-    """int[*shape, 2]: lane (of a warpgroup: 32 * warp + lane) and element of each place of the matrix; of copies, the first."""
-    index = fragment.index().reshape(-1, fragment.elements)
-    lane, element = (axis.reshape(-1)[::-1] for axis in np.indices(index.shape))
-    held = np.zeros((int(np.prod(fragment.shape)), 2), int)
-    held[index.reshape(-1)[::-1]] = np.stack([lane, element], axis=-1)  # the last writer is the first copy
-    return held.reshape(*fragment.shape, 2)
-
-
 def table(fragment: Fragment) -> Iterator[str]:
     """One line a row, after a line for each place on the leading axes if there are any; T5:2-3 is lane 5's elements 2 and 3."""
-    held = holders(fragment)
+    held = holders(fragment)[..., 0, :]  # of copies, the first
     for place in np.ndindex(*fragment.shape[:-2]):
         if place:
             yield f"[{', '.join(map(str, place))}]"

@@ -1,0 +1,5 @@
+"""Pictures of layouts as SVG text, drawn from the layout rows: which lane holds which element, and what lies where in shared memory."""
+
+from tcemu.viz.pictures import operands as operands
+from tcemu.viz.pictures import page as page
+from tcemu.viz.pictures import svg as svg
