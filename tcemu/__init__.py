@@ -17,6 +17,7 @@ from tcemu.operations.mma import dot as dot
 from tcemu.operations.mma import evidence as evidence
 from tcemu.operations.mma import mma as mma
 from tcemu.operations.mma import mma_sp as mma_sp
+from tcemu.operations.mma import model as model
 from tcemu.operations.mma import pack as pack
 from tcemu.operations.mma import unpack as unpack
 from tcemu.operations.sparsify import densify as densify

@@ -102,7 +102,7 @@ def _arithmetic(op: Instruction) -> dict[str, list[str]]:
     known: dict[str, list[str]] = {}
     for target in targets(op) if op.a is not None and op.d is not None else ():
         try:
-            level, source = row(op, target).evidence
+            level, source, _ = row(op, target).evidence
             text = f"{level}: {source}"
         except NotModelled:
             text = "not modelled"
