@@ -8,6 +8,7 @@ import tcemu
 NAMES = {
     "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
     "mma", "dot", "pack", "unpack", "gemm", "Model", "models", "checked",
+    "wgmma", "descriptor", "uniform_descriptor", "Warpgroup", "SharedLayout", "to_shared", "from_shared",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
 
