@@ -221,8 +221,7 @@ class SharedLayout:
     They may exceed one instruction's. major: "k", or "mn" for the transposed operands of imm-trans 1. swizzle: bytes, 0, 32, 64 or 128.
     start, leading, stride, base_offset: as in `tcemu.descriptor`; leading and stride default to atoms that follow each other without
     gaps, along M or N first. Hashable, so it may be static under jit.
-    Raises ValueError if a number fits no field, a line does not fill whole 16 bytes, or two elements would share a place; TypeError for
-    numbers that are not ints.
+    Raises ValueError if a number fits no field or a line does not fill whole 16 bytes; TypeError for numbers that are not ints.
     Source: PTX ISA 9.7.15.5.1.2.
     """
 
@@ -237,15 +236,9 @@ class SharedLayout:
     base_offset: int = 0
 
     def __post_init__(self) -> None:
-        lines, units = self.extent
         highest = 4 * self.words  # which raises if a number fits no field
         if highest > 1 << ADDRESS_BITS:
             raise ValueError(f"{self}: reaches to byte {highest}; shared addresses end at {1 << ADDRESS_BITS}. {SECTION}.2")
-        if len(np.unique(self.units)) < lines * units:
-            raise ValueError(
-                f"{self}: two elements would lie in one place: leading {self.fields.leading} and stride {self.fields.stride} bytes are too "
-                f"small for {self.rows} x {self.columns}; leave them out for atoms without gaps. {SECTION}.1"
-            )
 
     @property
     def extent(self) -> tuple[int, int]:
@@ -313,7 +306,7 @@ def to_shared(matrix: ArrayLike, layout: SharedLayout, memory: ArrayLike | None 
 
     matrix: unsigned codes [..., rows, columns] of `layout`: A as M x K, B as N x K (B transposed). memory: uint32[..., words] to write
     into; None: zeros, of `layout.words`. Leading axes are batch axes and broadcast. Returns uint32[..., words].
-    Raises TypeError or ValueError for another dtype or shape, ValueError if the memory is too small.
+    Raises TypeError or ValueError for another dtype or shape, ValueError if the memory is too small or two elements would share a place.
     """
     matrix = matrix if isinstance(matrix, jax.Array) else np.asarray(matrix)
     shape = (layout.rows, layout.columns)
@@ -321,6 +314,11 @@ def to_shared(matrix: ArrayLike, layout: SharedLayout, memory: ArrayLike | None 
         raise TypeError(f"matrix: got {matrix.dtype}{list(matrix.shape)}; wanted the raw codes of {layout.format}, unsigned [..., {shape}]")
     if matrix.shape[-2:] != shape:
         raise ValueError(f"matrix: got shape {list(matrix.shape)}; {layout} wants [..., {layout.rows}, {layout.columns}]")
+    if len(np.unique(layout.units)) < layout.units.size:
+        raise ValueError(
+            f"{layout}: two elements would lie in one place, leading {layout.fields.leading} and stride {layout.fields.stride} bytes being "
+            f"too small; leave them out for atoms without gaps. {SECTION}.1"
+        )
     memory = jnp.zeros(layout.words, jnp.uint32) if memory is None else _fitting(layout, memory)
     return _write(layout, jnp.asarray(matrix), memory)
 

@@ -21,9 +21,7 @@ from tcemu.operations.wgmma import operand_addresses, uniform_descriptor, wgmma
 from tcemu.shared_memory import UNIT, UNIT_WORDS, descriptor_words, memory_words
 
 PROXIES = ("generic", "async")
-FENCE, WAIT, ISSUE = "PTX ISA 9.7.15.7.1", "PTX ISA 9.7.15.7.3", "PTX ISA 9.7.15.5.2"
-
-
+FENCE, WAIT = "PTX ISA 9.7.15.7.1", "PTX ISA 9.7.15.7.3"
 STATIC = {"static": True}
 
 
@@ -65,9 +63,7 @@ class Warpgroup:
     checked: bool = field(default=False, metadata=STATIC)
     fenced: bool = field(default=False, metadata=STATIC)  # there has been a wgmma.fence
     touched: frozenset[str] = field(default=frozenset(), metadata=STATIC)  # registers that a thread has used since the last one
-    shapes: tuple[tuple[str, str], ...] = field(
-        default=(), metadata=STATIC
-    )  # accumulators, with the shape of the last product since the last one
+    shapes: tuple[tuple[str, str], ...] = field(default=(), metadata=STATIC)  # accumulators that products used since then, and their shape
 
     def write(self, **registers: ArrayLike) -> "Warpgroup":
         """Threads write registers: uint32[..., 4, 32, n], warp, lane, register, by name.

@@ -17,7 +17,7 @@ from tcemu.instructions import LANES, Instruction
 from tcemu.layouts import metadata_fragment
 from tcemu.models import Row
 from tcemu.operations.operands import lane_words, modelled, multiply_add, pack_matrix, register_words, unpack_matrix
-from tcemu.shared_memory import ADDRESS_BITS, descriptor_words, extent, fields, memory_words, outside, read, strays, unit_addresses
+from tcemu.shared_memory import ADDRESS_BITS, UNIT, descriptor_words, extent, fields, memory_words, outside, read, strays, unit_addresses
 from tcemu.sparsity import FIELD_BITS, undefined
 
 DESCRIPTORS = {"a": "a_desc", "b": "b_desc"}
@@ -143,8 +143,10 @@ def _descriptor(op: Instruction, name: str, form: Form, value: Any, shared: Arra
     elif stray.any():
         raise ValueError(f"{said}: bits are set that belong to no field; tcemu.descriptor makes descriptors. PTX ISA 9.7.15.5.1.2.2")
     elif beyond.any():
+        worst = fields(words.reshape(-1, 2)[np.argmax(addresses.max((-2, -1)))])._asdict()
+        what = ", ".join(f"{field} {value}" for field, value in worst.items())
         raise ValueError(
-            f"{said}: {fields(words)} reaches to byte {int(addresses.max()) + 15}, beyond {limit}; lower its start or strides, or give "
+            f"{said}: {what} reaches to byte {addresses.max() + UNIT - 1}, beyond {limit}; lower its start or strides, or give "
             "more memory. PTX ISA 9.7.15.5.1.2"
         )
     return words
