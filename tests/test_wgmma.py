@@ -11,6 +11,7 @@ import pytest
 import recorded
 import reference
 import replay
+from test_jaxpr import EXACT, MOVES, float_operations
 
 import tcemu
 from tcemu.formats import from_float
@@ -23,7 +24,7 @@ S8 = "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.u8"
 SPARSE = "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16"
 TARGET = "sm_90a"
 CASES = golden.cases("wgmma") + golden.cases("wgmma_sp")
-STEP = 37  # every so many of the recorded cases in the short run
+STEP = 37 if len(CASES) > 100 else 1  # every so many of the whole recording, and all of the sample
 
 
 def parameters(cases):
@@ -391,6 +392,15 @@ def test_bad_metadata_is_named():
     dense_d, dense_a, _ = drawn(F16)
     with told(ValueError, "is dense; sp_meta and sp_sel belong to"):
         tcemu.wgmma(F16, dense_d, DESC, shared, a=dense_a, sp_meta=META, target=TARGET)
+
+
+@pytest.mark.parametrize("spelling", [F16, FP8, S8, SPARSE])
+def test_only_exact_float_operations(spelling):
+    d, a, shared = drawn(spelling)
+    sparse = {"sp_meta": META} if "sp" in spelling.split(".") else {}
+    desc = tcemu.descriptor(0, 16, 256, 32)
+    jaxpr = jax.make_jaxpr(lambda d, a, shared: tcemu.wgmma(spelling, d, desc, shared, a=a, target=TARGET, **sparse))(d, a, shared).jaxpr
+    assert float_operations(jaxpr) - MOVES <= set(EXACT)
 
 
 def test_a_thousand_warpgroups_in_one_call():

@@ -48,7 +48,8 @@ class Warpgroup:
 
     In checked mode the uses that PTX calls undefined raise UndefinedBehaviour. Those of registers follow from the order of the calls, so
     they raise while the program is built, under jit too; those of shared memory and of descriptors do so where the addresses are known,
-    and otherwise need `tcemu.checked` under jit. Without checked mode nothing is watched, and nothing is computed but the products.
+    and otherwise, as those of metadata, need `tcemu.checked` under jit. Without checked mode nothing is watched, and nothing is computed
+    but the products.
     What cannot be seen: registers and memory that are used without these methods (`shared` may be read freely), two names for one
     register, other warpgroups and what orders them, warps that do not all issue the same instruction.
     A pytree: it may be carried through jit, vmap and scan; the names and what is pending are static.
@@ -164,7 +165,7 @@ class Warpgroup:
         if isinstance(sp_meta, str):
             sp_meta = self._register(sp_meta)[..., 0]
         latest = next((product.result for product in reversed(tuple(self._pending())) if product.d == d), None)
-        if latest is None and d not in self.registers and scale_d is False:
+        if latest is None and d not in self.registers and isinstance(scale_d, bool | np.bool_) and not scale_d:
             latest = jnp.zeros((op.warps, LANES, op.registers("d")), jnp.uint32)
         result = wgmma(
             op, self._register(d) if latest is None else latest, descriptors["b"], self.shared, a=None if a is None else self._register(a),
