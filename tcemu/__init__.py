@@ -22,3 +22,10 @@ from tcemu.operations.mma import pack as pack
 from tcemu.operations.mma import unpack as unpack
 from tcemu.operations.sparsify import densify as densify
 from tcemu.operations.sparsify import sparsify as sparsify
+from tcemu.operations.warpgroup import Warpgroup as Warpgroup
+from tcemu.operations.wgmma import uniform_descriptor as uniform_descriptor
+from tcemu.operations.wgmma import wgmma as wgmma
+from tcemu.shared_memory import SharedLayout as SharedLayout
+from tcemu.shared_memory import descriptor as descriptor
+from tcemu.shared_memory import from_shared as from_shared
+from tcemu.shared_memory import to_shared as to_shared
