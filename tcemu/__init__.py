@@ -17,7 +17,15 @@ from tcemu.operations.mma import dot as dot
 from tcemu.operations.mma import evidence as evidence
 from tcemu.operations.mma import mma as mma
 from tcemu.operations.mma import mma_sp as mma_sp
+from tcemu.operations.mma import model as model
 from tcemu.operations.mma import pack as pack
 from tcemu.operations.mma import unpack as unpack
 from tcemu.operations.sparsify import densify as densify
 from tcemu.operations.sparsify import sparsify as sparsify
+from tcemu.operations.warpgroup import Warpgroup as Warpgroup
+from tcemu.operations.wgmma import uniform_descriptor as uniform_descriptor
+from tcemu.operations.wgmma import wgmma as wgmma
+from tcemu.shared_memory import SharedLayout as SharedLayout
+from tcemu.shared_memory import descriptor as descriptor
+from tcemu.shared_memory import from_shared as from_shared
+from tcemu.shared_memory import to_shared as to_shared

@@ -13,10 +13,10 @@ from jax.typing import ArrayLike
 from tcemu.arithmetic.program import Model, Signature, run
 from tcemu.catalog import check, section
 from tcemu.errors import Unsupported
-from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert
+from tcemu.formats import ARRAY_FORMATS, F64, Format, array_codes, convert
 from tcemu.instructions import Instruction
 from tcemu.models import row
-from tcemu.operations.operands import signature
+from tcemu.operations.operands import fitting, signature
 
 
 def gemm(
@@ -56,10 +56,7 @@ def gemm(
             f"{op}: gemm takes a dense A; choose a dense instruction for it, or run the sparse one on what tcemu.sparsify makes of A, "
             f"by tcemu.{'mma_sp' if op.warps == 1 else 'wgmma'}. PTX ISA {section(op)}"
         )
-    if model is None:
-        model = row(op, target).model
-    elif model.result.is_integer != (op.d == S32):
-        raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
+    model = row(op, target).model if model is None else fitting(op, model)
     facts = signature(op)
     if not op.block_scale and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. PTX ISA {section(op)}")

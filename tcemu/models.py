@@ -1,6 +1,7 @@
 """Which arithmetic a target uses for an instruction: one row each, with its evidence. The first row that fits an instruction is its own."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 from tcemu.arithmetic.program import Model
 from tcemu.errors import NotModelled
@@ -11,7 +12,7 @@ LEVELS = {
     "published": "0 mismatches against recordings published by others",
     "literature": "stated in the literature, without words to compare",
     "lowering": "read from the machine code that NVIDIA's assembler makes",
-    "assumed": "inferred from a neighbouring target",
+    "assumed": "inferred from a neighbouring target or instruction",
 }
 
 
@@ -20,13 +21,14 @@ class Evidence(NamedTuple):
 
     level: str
     source: str
+    words: int = 0  # output words compared, none of them different
 
 
 class Row(NamedTuple):
     """One arithmetic: the instructions it belongs to, on which targets, the model and its evidence."""
 
     targets: tuple[str, ...]
-    family: str
+    family: str  # of instructions; or "tcgen05", the fifth-generation unit, which has no instruction here: for `gemm`
     multiplicands: tuple[Format, ...]  # A and B are each one of them
     accumulators: tuple[Format, ...]  # D is one of them
     model: Model
@@ -35,6 +37,7 @@ class Row(NamedTuple):
     c: Format | None = None  # C is it; None: any
     kinds: tuple[str | None, ...] = ()  # .kind; empty: any
     clamped_metadata: bool = False  # a metadata field outside the defined ones: see `sparsity.gather`
+    toolkits: tuple[str, ...] = ()  # versions of ptxas whose code computes otherwise than today's; empty: today's, and all others
 
 
 class Described(Protocol):
@@ -56,94 +59,209 @@ class Described(Protocol):
     def d(self) -> Format | None: ...
 
 
-SM_90 = ("sm_90", "sm_90a")
-SM_90A = ("sm_90a",)
-SM_120 = tuple(f"sm_{number}{suffix}" for number in (120, 121) for suffix in ("", "f", "a"))
+# ---- the arithmetic. A step of a tensor core: products, fraction bits, floor, rounding
+
+FMA = Model(F64, 1, None, rounding="RN")
+EXACT = Model(S32)
+VOLTA_F32, VOLTA_F16 = Model(F32, 4, 23, -131, "RZ"), Model(F16, 4, 23, -19, "RN")
+AMPERE_F32, AMPERE_F16, AMPERE_TF32 = Model(F32, 8, 24, -132, "RZ"), Model(F16, 8, 24, -20, "RN"), Model(F32, 4, 24, -132, "RZ")
+HOPPER_F32, HOPPER_F16, HOPPER_TF32 = Model(F32, 16, 25, -133, "RZ"), Model(F16, 16, 25, -21, "RN"), Model(F32, 8, 25, -133, "RZ")
+ADA_FP8, ADA_FP8_F16 = Model(F32, 16, 13, -132, "RZ", result_bits=13), Model(F16, 16, 13, -20, "RN")
+HOPPER_FP8, HOPPER_FP8_F16 = Model(F32, 32, 13, -133, "RZ", result_bits=13), Model(F16, 32, 13, -21, "RN")
+BLACKWELL_F32, BLACKWELL_F16 = Model(F32, 32, 25, -133, "RZ"), Model(F16, 32, 25, -21, "RN")
+# each group of 16 products is added exactly and carries its scales; an e2m1 block of 32 is two such groups
+GROUPED = Model(F32, 64, 35, -139, "RZ", summed=16)
+# where there is no FP8 mma in silicon: as two chained f16 steps, from zero; C comes in last, by an ordinary addition
+FP8_AS_F16 = Model(F32, 16, 25, -133, "RZ", multiplicand=F16, groups=2, chain="k")
+FP8_AS_F16_F16 = Model(F16, 16, 25, -21, "RN", multiplicand=F16, groups=2, chain="k")
+# ptxas before 12.8: the two steps apart, their results added, and the sum added to C
+FP8_AS_F16_APART = Model(F32, 16, 25, -133, "RZ", multiplicand=F16, groups=2, chain=16, together=True)
+# f16 m8n8k4 after sm_75: f32 multiply-adds, one chain of four for an f32 result, two of two for f16
+M8N8K4_F32, M8N8K4_F16 = Model(F32, 1, None, rounding="RN", chain="k"), Model(F32, 1, None, rounding="RN", chain=2)
+
 FP8, F8F6F4 = (E4M3, E5M2), (E4M3, E5M2, E3M2, E2M3, E2M1)
 INTEGERS = (S8, U8, S4, U4, B1)
+FP4_KINDS = ("mxf4", "mxf4nvf4")
+
+# ---- the evidence
 
 
-def _recorded(family: str) -> Evidence:
-    return Evidence("silicon", f"one NVIDIA H200, driver 580.159, ptxas 13.0; tests/golden, family {family}")
+def _recorded(family: str, words: int) -> Evidence:
+    return Evidence("silicon", f"one NVIDIA H200, driver 580.159, ptxas 13.0; tests/golden, family {family}", words)
+
+
+def _published(gpu: str, words: int) -> Evidence:
+    return Evidence("published", f"{gpu}: Khattak and Mikaitis, arXiv 2512.07004; tests/golden/published.npz", words)
+
+
+def _assumed(reason: str) -> Evidence:
+    return Evidence("assumed", reason)
+
+
+def _literature(reason: str) -> Evidence:
+    return Evidence("literature", reason)
 
 
 MMA_SIM = "MMA-Sim, arXiv 2511.10909 v2 and its code, mmasim 2.1.1"
-VERITY = f"{MMA_SIM}; D. Reuter's public notes: 0 mismatches on RTX PRO 6000 and RTX 5090, whose words are not published"
-BLACKWELL, BLACKWELL_COUNTED = Evidence("literature", MMA_SIM), Evidence("literature", VERITY)
-BLACKWELL_CODE = Evidence("lowering", "the machine code of ptxas 12.9 to 13.5 for sm_120a: the routine that was measured on sm_90")
-EXACT = Evidence("literature", "PTX ISA 9.7.14.5.14, which defines the result: exact, or a chain of fused multiply-adds")
-EXACT_SP = Evidence("literature", "PTX ISA 9.7.14.6.3, which defines the result: exact")
-BY_SM_90 = Evidence("assumed", "as dense, with one step over the products that are kept: so it was measured on sm_90")
-BY_F32 = Evidence("assumed", "as with f32 accumulators, rounded as f16 results of the same target are")
-H200, H200_SP, H200_WMMA, H200_WGMMA, H200_WGMMA_SP = map(_recorded, ("mma", "mma_sp", "wmma", "wgmma", "wgmma_sp"))
-# FP8 is converted to f16 and runs as two chained f16 steps, from zero; C comes in last, by an ordinary addition
-FP8_AS_F16 = Model(F32, 16, 25, -133, "RZ", multiplicand=F16, groups=2, chain="k")
-FP8_AS_F16_F16 = Model(F16, 16, 25, -21, "RN", multiplicand=F16, groups=2, chain="k")
-# f32 multiply-adds, one chain of four for an f32 result, two of two for f16
-M8N8K4_F32, M8N8K4_F16 = Model(F32, 1, None, rounding="RN", chain="k"), Model(F32, 1, None, rounding="RN", chain=2)
-FMA = Model(F64, 1, None, rounding="RN")
-HOPPER_F32, HOPPER_F16, HOPPER_TF32 = Model(F32, 16, 25, -133, "RZ"), Model(F16, 16, 25, -21, "RN"), Model(F32, 8, 25, -133, "RZ")
-BLACKWELL_F32, BLACKWELL_F16 = Model(F32, 32, 25, -133, "RZ"), Model(F16, 32, 25, -21, "RN")
-GROUPED = Model(F32, 64, 35, -139, "RZ", summed=16)
+BY_MMA_SIM = _literature(MMA_SIM)
+BY_VERITY = _literature(f"{MMA_SIM}; D. Reuter's public notes count 0 mismatches on RTX PRO 6000 and RTX 5090, words not public")
+BY_DEFINITION = _literature("PTX ISA 9.7.14, which defines the result: exact, or a chain of fused multiply-adds; NaN words as on sm_90")
+BY_ASSEMBLER = Evidence("lowering", "machine code of ptxas 12.9, 13.0 and 13.5: the routine that was measured on sm_90")
+BY_SAME_CODE = Evidence("lowering", "machine code of ptxas 12.9 to 13.5: the same machine instruction as mma's, chained upward in k")
+BY_STEP = _assumed("the target's dense step, over the products that are kept: so it was measured on sm_90")
+BY_F32 = _assumed("as with f32 accumulators, rounded as f16 results of the same target are")
+BY_OLD_CODE = _literature("machine code of ptxas 12.4 and 12.6; D. Reuter's public notes count 0 mismatches on an H100, words not public")
 
-ROWS = (
-    # m8n8k4 of f16 has no tensor core after sm_75
-    Row(SM_90, "mma", (F16,), (F32,), M8N8K4_F32, H200, ("m8n8k4",)),
-    Row(SM_90, "mma", (F16,), (F16,), M8N8K4_F16, H200, ("m8n8k4",)),
-    Row(SM_90, "mma", (F16, BF16), (F32,), HOPPER_F32, H200),
-    Row(SM_90, "mma", (F16,), (F16,), HOPPER_F16, H200),
-    Row(SM_90, "mma", (TF32,), (F32,), HOPPER_TF32, H200),
-    Row(SM_90, "mma", FP8, (F32,), FP8_AS_F16, H200),
-    Row(SM_90, "mma", FP8, (F16,), FP8_AS_F16_F16, H200),
-    Row(SM_90, "mma", (F64,), (F64,), FMA, H200),
-    Row(SM_90, "mma", INTEGERS, (S32,), Model(S32), H200),
-    Row(SM_90, "mma.sp", (F16, BF16), (F32,), HOPPER_F32, H200_SP),
-    Row(SM_90, "mma.sp", (F16,), (F16,), HOPPER_F16, H200_SP),
-    Row(SM_90, "mma.sp", (TF32,), (F32,), HOPPER_TF32, H200_SP),
-    Row(SM_90, "mma.sp", FP8, (F32,), FP8_AS_F16, H200_SP),
-    Row(SM_90, "mma.sp", FP8, (F16,), FP8_AS_F16_F16, H200_SP),
-    Row(SM_90, "mma.sp", INTEGERS, (S32,), Model(S32), H200_SP),
-    # D f16 with C f32: the f32 result is rounded once more
-    Row(SM_90, "wmma.mma", (F16, BF16), (F32,), HOPPER_F32, H200_WMMA),
-    Row(SM_90, "wmma.mma", (F16,), (F16,), HOPPER_F32, H200_WMMA, c=F32),
-    Row(SM_90, "wmma.mma", (F16,), (F16,), HOPPER_F16, H200_WMMA),
-    Row(SM_90, "wmma.mma", (TF32,), (F32,), Model(F32, 4, 25, -133, "RZ"), H200_WMMA),
-    Row(SM_90, "wmma.mma", (F64,), (F64,), FMA, H200_WMMA),
-    Row(SM_90, "wmma.mma", INTEGERS, (S32,), Model(S32), H200_WMMA),
-    # FP8 with wgmma: 13 fraction bits, in the step and in its f32 result
-    *(
-        row
-        for family, source in (("wgmma", H200_WGMMA), ("wgmma.sp", H200_WGMMA_SP))
-        for row in (
-            Row(SM_90A, family, (F16, BF16), (F32,), HOPPER_F32, source),
-            Row(SM_90A, family, (F16,), (F16,), HOPPER_F16, source),
-            Row(SM_90A, family, (TF32,), (F32,), HOPPER_TF32, source),
-            Row(SM_90A, family, FP8, (F32,), Model(F32, 32, 13, -133, "RZ", result_bits=13), source),
-            Row(SM_90A, family, FP8, (F16,), Model(F16, 32, 13, -21, "RN"), source),
-            Row(SM_90A, family, INTEGERS, (S32,), Model(S32), source),
-        )
-    ),
-    Row(SM_120, "mma", (F16,), (F32,), M8N8K4_F32, BLACKWELL_CODE, ("m8n8k4",)),
-    Row(SM_120, "mma", (F16,), (F16,), M8N8K4_F16, BLACKWELL_CODE, ("m8n8k4",)),
-    Row(SM_120, "mma", (F16, BF16), (F32,), HOPPER_F32, BLACKWELL_COUNTED),
-    Row(SM_120, "mma", (F16,), (F16,), HOPPER_F16, BLACKWELL),
-    Row(SM_120, "mma", (TF32,), (F32,), HOPPER_TF32, BLACKWELL),
-    Row(SM_120, "mma", (F64,), (F64,), FMA, EXACT),
-    Row(SM_120, "mma", INTEGERS, (S32,), Model(S32), EXACT),
-    # each group of 16 products is added exactly and carries its scales; an e2m1 block of 32 is two such groups
-    Row(SM_120, "mma", (E2M1,), (F32,), GROUPED, BLACKWELL_COUNTED, kinds=("mxf4", "mxf4nvf4")),
-    Row(SM_120, "mma", (E4M3, E5M2, E2M1), (F32,), BLACKWELL_F32, BLACKWELL_COUNTED),
-    Row(SM_120, "mma", F8F6F4, (F32,), BLACKWELL_F32, BLACKWELL),
-    Row(SM_120, "mma", F8F6F4, (F16,), BLACKWELL_F16, BY_F32),
-    Row(SM_120, "mma.sp", (F16, BF16), (F32,), HOPPER_F32, BY_SM_90),
-    Row(SM_120, "mma.sp", (F16,), (F16,), HOPPER_F16, BY_SM_90),
-    Row(SM_120, "mma.sp", (TF32,), (F32,), HOPPER_TF32, BY_SM_90),
-    Row(SM_120, "mma.sp", INTEGERS, (S32,), Model(S32), EXACT_SP),
-    Row(SM_120, "mma.sp", (E2M1,), (F32,), GROUPED, BLACKWELL_COUNTED, kinds=("mxf4", "mxf4nvf4"), clamped_metadata=True),
-    Row(SM_120, "mma.sp", (E4M3,), (F32,), BLACKWELL_F32, BLACKWELL_COUNTED, kinds=(None, "f8f6f4")),
-    Row(SM_120, "mma.sp", F8F6F4, (F32,), BLACKWELL_F32, BY_SM_90),
-    Row(SM_120, "mma.sp", F8F6F4, (F16,), BLACKWELL_F16, BY_F32),
-)
+# ---- the targets
+
+SM_90, SM_90A = ("sm_90", "sm_90a"), ("sm_90a",)
+SM_100 = ("sm_100", "sm_100f", "sm_100a")
+SM_103_110 = tuple(f"sm_{number}{suffix}" for number in (103, 110) for suffix in ("", "f", "a"))
+SM_120 = tuple(f"sm_{number}{suffix}" for number in (120, 121) for suffix in ("", "f", "a"))
+
+
+def _integers(targets: tuple[str, ...], *families: str) -> Iterator[Row]:
+    for family in families:
+        yield Row(targets, family, INTEGERS, (S32,), EXACT, BY_DEFINITION)
+
+
+def _common(targets: tuple[str, ...]) -> Iterator[Row]:
+    """What is the same from sm_80 on: integers, f64, and f16 m8n8k4."""
+    yield from _integers(targets, "mma", "mma.sp", "wmma.mma")
+    yield Row(targets, "mma", (F16,), (F32,), M8N8K4_F32, BY_ASSEMBLER, ("m8n8k4",))
+    yield Row(targets, "mma", (F16,), (F16,), M8N8K4_F16, BY_ASSEMBLER, ("m8n8k4",))
+    yield Row(targets, "mma", (F64,), (F64,), FMA, BY_DEFINITION)
+    yield Row(targets, "wmma.mma", (F64,), (F64,), FMA, BY_DEFINITION)
+
+
+def _half_and_tf32(
+    targets: tuple[str, ...], f32: Model, f16: Model, tf32: Model, *, mma: tuple[Evidence, ...], wmma: Evidence, sparse: Evidence = BY_STEP
+) -> Iterator[Row]:
+    """f16, bf16 and tf32 by steps of one size; mma: the evidence of f16 and f32, bf16, f16 and f16, tf32."""
+    tf32_of_wmma = tf32.replace(terms=4)  # wmma m16n16k8 is two steps of four everywhere
+    yield Row(targets, "mma", (F16,), (F32,), f32, mma[0])
+    yield Row(targets, "mma", (BF16,), (F32,), f32, mma[1])
+    yield Row(targets, "mma", (F16,), (F16,), f16, mma[2])
+    yield Row(targets, "mma", (TF32,), (F32,), tf32, mma[3])
+    yield Row(targets, "mma.sp", (F16, BF16), (F32,), f32, sparse)
+    yield Row(targets, "mma.sp", (F16,), (F16,), f16, sparse)
+    yield Row(targets, "mma.sp", (TF32,), (F32,), tf32, sparse)
+    yield from _wmma(targets, f32, f16, wmma, (F16, BF16))
+    yield Row(targets, "wmma.mma", (TF32,), (F32,), tf32_of_wmma, wmma)
+
+
+def _wmma(
+    targets: tuple[str, ...], f32: Model, f16: Model, known: Evidence, types: tuple[Format, ...], mixed: Evidence | None = None
+) -> Iterator[Row]:
+    """wmma of f16 and bf16; mixed: the evidence where C and D differ. With C f32 and D f16 the f32 result is rounded once more."""
+    yield Row(targets, "wmma.mma", (F16,), (F32,), f32, mixed or known, c=F16)
+    yield Row(targets, "wmma.mma", types, (F32,), f32, known)
+    yield Row(targets, "wmma.mma", (F16,), (F16,), f32, mixed or known, c=F32)
+    yield Row(targets, "wmma.mma", (F16,), (F16,), f16, known)
+
+
+def _volta_and_turing() -> Iterator[Row]:
+    v100, as_sm_70 = _published("V100, f16", 1000), _assumed("as sm_70")
+    by_wmma = _assumed("C of f16 is converted to f32 first, as from sm_75 on; mmasim 2.1.1 keeps f16's exponent for a subnormal C")
+    for targets, f32, f16 in (
+        (("sm_70",), v100, _published("V100, f16 to f16", 1000)),
+        (("sm_72",), as_sm_70, as_sm_70),
+        (("sm_75",), BY_MMA_SIM, BY_MMA_SIM),
+    ):
+        yield Row(targets, "mma", (F16,), (F32,), VOLTA_F32, by_wmma, ("m8n8k4",), c=F16)
+        yield Row(targets, "mma", (F16,), (F32,), VOLTA_F32, f32, ("m8n8k4",))
+        yield Row(targets, "mma", (F16,), (F16,), VOLTA_F16, f16, ("m8n8k4",))
+    yield from _wmma(("sm_70",), VOLTA_F32, VOLTA_F16, BY_MMA_SIM, (F16,), by_wmma)
+    yield from _wmma(("sm_72",), VOLTA_F32, VOLTA_F16, as_sm_70, (F16,), by_wmma)
+    yield from _integers(("sm_72",), "wmma.mma")
+    yield Row(("sm_75",), "mma", (F16,), (F32,), AMPERE_F32, BY_MMA_SIM)
+    yield Row(("sm_75",), "mma", (F16,), (F16,), AMPERE_F16, BY_MMA_SIM)
+    yield from _wmma(("sm_75",), AMPERE_F32, AMPERE_F16, BY_SAME_CODE, (F16,))
+    yield from _integers(("sm_75",), "mma", "wmma.mma")
+
+
+def _ampere_and_ada() -> Iterator[Row]:
+    others = (_assumed("as sm_80 and sm_86, whose words are the same"),) * 4
+    gpus: tuple[tuple[tuple[str, ...], tuple[Evidence, ...]], ...] = (
+        (("sm_80",), tuple(_published(f"A100, {name}", 1000) for name in ("f16", "bf16", "f16 to f16", "tf32"))),
+        (("sm_86",), tuple(_published(f"A2, {name}", 1000) for name in ("f16", "bf16", "f16 to f16", "tf32"))),
+        (("sm_87", "sm_88"), others),
+        (("sm_89",), tuple(_published(f"RTX 1000 Ada and L40S, {name}", 2000) for name in ("f16", "bf16", "f16 to f16", "tf32"))),
+    )
+    for targets, known in gpus:
+        yield from _common(targets)
+        yield from _half_and_tf32(targets, AMPERE_F32, AMPERE_F16, AMPERE_TF32, mma=known, wmma=BY_SAME_CODE)
+    ada = ("sm_89",)
+    yield Row(ada, "mma", FP8, (F32,), ADA_FP8, _published("RTX 1000 Ada and L40S, e4m3 and e5m2", 4000))
+    yield Row(ada, "mma", FP8, (F16,), ADA_FP8_F16, _published("RTX 1000 Ada, e4m3 and e5m2 to f16", 2000))
+    yield Row(ada, "mma.sp", FP8, (F32,), ADA_FP8, BY_STEP)
+
+
+def _hopper() -> Iterator[Row]:
+    mma, sparse, wmma = _recorded("mma", 121_856), _recorded("mma_sp", 149_504), _recorded("wmma", 101_888)
+    wgmma, wgmma_sp = _recorded("wgmma", 505_856), _recorded("wgmma_sp", 311_296)
+    yield Row(SM_90, "mma", (F16,), (F32,), M8N8K4_F32, mma, ("m8n8k4",))
+    yield Row(SM_90, "mma", (F16,), (F16,), M8N8K4_F16, mma, ("m8n8k4",))
+    yield from _half_and_tf32(SM_90, HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=(mma,) * 4, wmma=wmma, sparse=sparse)
+    yield Row(SM_90, "mma", FP8, (F32,), FP8_AS_F16_APART, BY_OLD_CODE, ("m16n8k32",), toolkits=("12.4", "12.6"))
+    yield Row(SM_90, "mma", FP8, (F32,), FP8_AS_F16, mma)
+    yield Row(SM_90, "mma", FP8, (F16,), FP8_AS_F16_F16, mma)
+    yield Row(SM_90, "mma.sp", FP8, (F32,), FP8_AS_F16, sparse)
+    for family, known in (("mma", mma), ("wmma.mma", wmma)):
+        yield Row(SM_90, family, (F64,), (F64,), FMA, known)
+    for family, known in (("mma", mma), ("mma.sp", sparse), ("wmma.mma", wmma), ("wgmma", wgmma), ("wgmma.sp", wgmma_sp)):
+        yield Row(SM_90A if known in (wgmma, wgmma_sp) else SM_90, family, INTEGERS, (S32,), EXACT, known)
+    for family, known in (("wgmma", wgmma), ("wgmma.sp", wgmma_sp)):
+        yield Row(SM_90A, family, (F16, BF16), (F32,), HOPPER_F32, known)
+        yield Row(SM_90A, family, (F16,), (F16,), HOPPER_F16, known)
+        yield Row(SM_90A, family, (TF32,), (F32,), HOPPER_TF32, known)
+        yield Row(SM_90A, family, FP8, (F32,), HOPPER_FP8, known)
+        yield Row(SM_90A, family, FP8, (F16,), HOPPER_FP8_F16, known)
+
+
+def _blackwell() -> Iterator[Row]:
+    b200 = tuple(_published(f"B200, {name}", 1000) for name in ("f16", "bf16", "f16 to f16", "tf32"))
+    fp8 = _published("B200, e4m3 and e5m2", 2000), _published("B200, e4m3 and e5m2 to f16", 2000)
+    assumed = _assumed("as sm_100, whose machine code is the same")
+    for targets, known, known_fp8 in ((SM_100, b200, fp8), (SM_103_110, (assumed,) * 4, (assumed,) * 2)):
+        yield from _common(targets)
+        yield from _half_and_tf32(targets, HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=known, wmma=BY_SAME_CODE)
+        yield Row(targets, "mma", FP8, (F32,), FP8_AS_F16, known_fp8[0])
+        yield Row(targets, "mma", FP8, (F16,), FP8_AS_F16_F16, known_fp8[1])
+        yield Row(targets, "mma.sp", FP8, (F32,), FP8_AS_F16, _assumed("lowered as on sm_90"))
+        yield from _fifth_generation(targets, BY_MMA_SIM if targets == SM_100 else _assumed("as sm_100"))
+    yield from _common(SM_120)
+    yield from _half_and_tf32(
+        SM_120, HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=(BY_MMA_SIM, BY_VERITY, BY_MMA_SIM, BY_MMA_SIM), wmma=BY_SAME_CODE
+    )
+    yield Row(SM_120, "mma", (E2M1,), (F32,), GROUPED, BY_VERITY, kinds=FP4_KINDS)
+    yield Row(SM_120, "mma", (E4M3, E5M2, E2M1), (F32,), BLACKWELL_F32, BY_VERITY)
+    yield Row(SM_120, "mma", F8F6F4, (F32,), BLACKWELL_F32, BY_MMA_SIM)
+    yield Row(SM_120, "mma", F8F6F4, (F16,), BLACKWELL_F16, BY_F32)
+    yield Row(SM_120, "mma.sp", (E2M1,), (F32,), GROUPED, BY_VERITY, kinds=FP4_KINDS, clamped_metadata=True)
+    yield Row(SM_120, "mma.sp", (E4M3,), (F32,), BLACKWELL_F32, BY_VERITY, kinds=(None, "f8f6f4"))
+    yield Row(SM_120, "mma.sp", F8F6F4, (F32,), BLACKWELL_F32, BY_STEP)
+    yield Row(SM_120, "mma.sp", F8F6F4, (F16,), BLACKWELL_F16, BY_F32)
+
+
+def _fifth_generation(targets: tuple[str, ...], known: Evidence) -> Iterator[Row]:
+    """The unit behind tcgen05.mma, PTX ISA 9.7.16."""
+    rows: tuple[tuple[Any, ...], ...] = (
+        ((E2M1,), F32, GROUPED, FP4_KINDS),
+        ((F16, BF16), F32, HOPPER_F32, ()),
+        ((F16,), F16, HOPPER_F16, ()),
+        ((TF32,), F32, HOPPER_TF32, ()),
+        (F8F6F4, F32, BLACKWELL_F32, ()),
+        (F8F6F4, F16, BLACKWELL_F16, ()),
+    )
+    for types, result, model, kinds in rows:
+        yield Row(targets, "tcgen05", types, (result,), model, known, kinds=kinds)
+    yield Row(targets, "tcgen05", (S8, U8), (S32,), EXACT, BY_DEFINITION)
+
+
+ROWS = (*_volta_and_turing(), *_ampere_and_ada(), *_hopper(), *_blackwell())
+TOOLKITS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.5")  # whose machine code was read
+UNITS = ("tcgen05",)
 
 
 def models(target: str) -> tuple[Row, ...]:
@@ -151,16 +269,27 @@ def models(target: str) -> tuple[Row, ...]:
     return tuple(row for row in ROWS if target in row.targets)
 
 
-def row(op: Described, target: str) -> Row:
-    """The row that says how `target` computes `op`. Raises NotModelled if there is none."""
+def row(op: Described, target: str, *, toolkit: str | None = None, unit: str | None = None) -> Row:
+    """The row that says how `target` computes `op`. Raises NotModelled if there is none.
+
+    toolkit: the version of ptxas that made the code, one of TOOLKITS; None is the newest. unit: "tcgen05" for the arithmetic of that unit
+    on operands of this instruction's types, in place of the instruction's own.
+    """
+    if toolkit not in (None, *TOOLKITS) or unit not in (None, *UNITS):
+        raise ValueError(f"toolkit={toolkit!r}, unit={unit!r}: want one of {', '.join(TOOLKITS)}, and of {', '.join(UNITS)}, or None")
+    family = unit or op.family
     for candidate in models(target):
         shape_fits = op.shape in (candidate.shapes or (op.shape,)) and op.kind in (candidate.kinds or (op.kind,))
         types_fit = {op.a, op.b} <= set(candidate.multiplicands) and op.d in candidate.accumulators and candidate.c in (None, op.c)
-        if candidate.family == op.family and shape_fits and types_fit:
+        if candidate.family == family and shape_fits and types_fit and (not candidate.toolkits or toolkit in candidate.toolkits):
             return candidate
-    modelled = sorted({name for r in ROWS for name in r.targets if r.family == op.family})
-    what_works = f"{op.family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {op.family} is modelled yet"
+    modelled = [name for name in dict.fromkeys(name for r in ROWS for name in r.targets) if any(_names(r, name, family) for r in ROWS)]
+    what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"
     raise NotModelled(
         f"{op}: legal on {target}, but there is no evidence of what {target} computes for it; {what_works}. "
         "The rows, with their evidence: tcemu.models"
     )
+
+
+def _names(row: Row, target: str, family: str) -> bool:
+    return row.family == family and target in row.targets

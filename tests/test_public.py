@@ -7,8 +7,9 @@ import tcemu
 
 NAMES = {
     "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
-    "mma", "dot", "pack", "unpack", "gemm", "Model", "models", "checked",
+    "mma", "dot", "pack", "unpack", "gemm", "Model", "model", "models", "checked",
     "mma_sp", "sparsify", "densify",
+    "wgmma", "descriptor", "uniform_descriptor", "Warpgroup", "SharedLayout", "to_shared", "from_shared",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
 

@@ -46,6 +46,7 @@ class Model:
     multiplicand: Format | None = None  # A and B are converted to it first, exactly; exact steps convert them to `result` by themselves
     groups: int = 1  # an instruction's products are dealt out in pairs to so many groups, which are then walked one after the other
     chain: int | str | None = None  # products in a chain; "k": those of one instruction
+    together: bool = False  # the chains of one instruction are added to each other, and their sum to C
     summed: int | None = None  # products that are first added exactly, then scaled and aligned as one term (block scaling of 4-bit types)
 
     def __post_init__(self) -> None:
@@ -64,6 +65,8 @@ class Model:
             refuse("rounding", f"one of {', '.join(ROUNDINGS[:-1])}")
         if isinstance(self.chain, str) and self.chain != "k":
             refuse("chain", 'a number of products, "k" for those of one instruction, or None')
+        if self.together and (self.chain is None or not isinstance(self.chain, int | str)):
+            refuse("together", "False where there is no chain")
         if self.summed is not None and (self.summed < 1 or (isinstance(self.terms, int) and self.terms % self.summed)):
             refuse("summed", f"None or a divisor of terms={self.terms}")
         if self.summed is not None and (self.fraction_bits is None or self.multiplicand is not None or self.groups != 1):
@@ -304,15 +307,24 @@ def _walk(step: Callable, model: Model, k: int, products: tuple, c: Limbs) -> Li
     if model.chain is None:
         return _scan(step, c, products)
 
-    def add_chain(accumulator: Limbs, one: tuple) -> Limbs:
+    def chain(one: tuple) -> Limbs:
         first, rest = jax.tree.map(lambda v: v[0], one), jax.tree.map(lambda v: v[1:], one)
-        return add_limbs(accumulator, _scan(step, step(None, first), rest), model.result)
+        return _scan(step, step(None, first), rest)
+
+    def add_chain(accumulator: Limbs, one: tuple) -> Limbs:
+        return add_limbs(accumulator, chain(one), model.result)
+
+    def add_instruction(accumulator: Limbs, chains: tuple) -> Limbs:
+        first, rest = jax.tree.map(lambda v: v[0], chains), jax.tree.map(lambda v: v[1:], chains)
+        return add_limbs(accumulator, _scan(add_chain, chain(first), rest), model.result)
 
     steps = jax.tree.leaves(products)[0].shape[0]
     per_instruction = _steps_of_instruction(model, k)
     length = per_instruction if isinstance(model.chain, str) else max(1, model.chain * per_instruction // k)
     whole = steps - steps % length
     chains = jax.tree.map(lambda v: v[:whole].reshape(-1, length, *v.shape[1:]), products)
+    if model.together:
+        return _scan(add_instruction, c, jax.tree.map(lambda v: v.reshape(-1, per_instruction // length, *v.shape[1:]), chains))
     c = _scan(add_chain, c, chains)
     return c if whole == steps else add_chain(c, jax.tree.map(lambda v: v[whole:], products))
 

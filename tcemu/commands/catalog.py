@@ -5,6 +5,7 @@ import sys
 
 from tcemu.catalog import check, describe, instructions, least, targets
 from tcemu.commands import CommandError
+from tcemu.commands.evidence import details, summary
 from tcemu.commands.tables import table
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.grammar import parse
@@ -36,11 +37,12 @@ def add_list(subparsers) -> None:
         "list",
         help="the instructions of a target",
         description="Prints the instructions of a target, one spelling a line, and on standard error how many there are.",
-        epilog="example: tcemu list --target sm_120a --family mma",
+        epilog="examples: tcemu list --target sm_120a --family mma; tcemu list --evidence",
     )
-    parser.add_argument("--target", required=True, help=f"one of {', '.join(targets())}")
+    parser.add_argument("--target", help=f"one of {', '.join(targets())}")
     parser.add_argument("--family", choices=tuple(FAMILIES), metavar="FAMILY", help=f"one of {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--all-spellings", action="store_true", help="also with the qualifiers that may be left out")
+    parser.add_argument("--evidence", action="store_true", help="instead: how the arithmetic of the target, or of all, is known")
     _add_isa(parser)
     parser.set_defaults(run=_list)
 
@@ -78,7 +80,14 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
+    if args.target is None and not args.evidence:
+        raise CommandError(f"--target is missing: one of {', '.join(targets())}")
+    if args.evidence and (args.family or args.all_spellings or args.isa):
+        raise CommandError("--evidence goes with --target alone")
     try:
+        if args.evidence:
+            print("\n".join(summary() if args.target is None else details(args.target)))
+            return 0
         found = instructions(args.target, args.family, args.isa)
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -91,12 +100,12 @@ def _list(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     try:
-        known = describe(args.spelling)
+        described = describe(args.spelling)
     except Unsupported as error:
         print(error, file=sys.stderr)
         return 1
     drawn = _draw(args)
-    print(known)
+    print(described)
     for known, names in _arithmetic(parse(args.spelling)).items():
         print(f"  arithmetic {known} ({', '.join(names)})")
     for name, fragment in fragments(parse(args.spelling)).items() if args.fragments else ():
@@ -131,7 +140,7 @@ def _arithmetic(op: Instruction) -> dict[str, list[str]]:
     known: dict[str, list[str]] = {}
     for target in targets(op) if op.a is not None and op.d is not None else ():
         try:
-            level, source = row(op, target).evidence
+            level, source, _ = row(op, target).evidence
             text = f"{level}: {source}"
         except NotModelled:
             text = "not modelled"

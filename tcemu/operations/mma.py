@@ -7,11 +7,12 @@ import jax
 from jax import Array
 from jax.typing import ArrayLike
 
+from tcemu.arithmetic.program import Model
 from tcemu.catalog import check, section
 from tcemu.formats import U4
 from tcemu.grammar import parse
 from tcemu.instructions import Instruction
-from tcemu.models import Evidence, Row, row
+from tcemu.models import Evidence, row
 from tcemu.operations.operands import (
     codes_of,
     lane_words,
@@ -44,6 +45,7 @@ def mma(
     c: ArrayLike,
     *,
     target: str,
+    model: Model | None = None,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
     selector_a: Pair = (0, 0),
@@ -54,6 +56,7 @@ def mma(
     op: a PTX spelling or an Instruction; target: the GPU to imitate, as "sm_90a". Both are static under `jit`.
     a, b, c: uint32[..., 32, n], lane, then register in the order of the PTX statement, n = `op.registers(...)`; an f64 register is two
     words, low first. Leading axes are batch axes, any number of them; they broadcast.
+    model: another arithmetic in place of the target's own; its fields may be traced (see `tcemu.Model`).
     scale_a, scale_b: with .block_scale only, and then both: uint32[..., 32], the register of four scale bytes in each lane. selector_a,
     selector_b: (byte_id, thread_id), integers, which bytes of which lanes of a quad are read; they may be traced, and are then cut to the
     bits that the instruction reads.
@@ -62,9 +65,9 @@ def mma(
     ValueError if registers have another dtype or shape, or a selector names what is not there.
     Source: PTX ISA 9.7.14.5.14, 9.7.14.3; the arithmetic, with its evidence, is a row of `tcemu.models`.
     """
-    op, found = modelled(op, target, "mma", "mma")
+    op, model, clamped = modelled(op, target, model, "mma", "mma")
     registers = [register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c))]
-    return _mma(op, found, *registers, None, *_scale_words(op, scale_a, scale_b, selector_a, selector_b))
+    return _mma(op, clamped, model, *registers, None, *_scale_words(op, scale_a, scale_b, selector_a, selector_b))
 
 
 def mma_sp(
@@ -76,6 +79,7 @@ def mma_sp(
     *,
     selector: ArrayLike,
     target: str,
+    model: Model | None = None,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
     selector_a: Pair = (0, 0),
@@ -92,13 +96,13 @@ def mma_sp(
     `tcemu.sparsify` makes A and its metadata from a matrix, `pack` their registers.
     Source: PTX ISA 9.7.14.6; the arithmetic, with its evidence, is a row of `tcemu.models`.
     """
-    op, found = modelled(op, target, "mma_sp", "mma.sp")
+    op, model, clamped = modelled(op, target, model, "mma_sp", "mma.sp")
     registers = [register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c))]
     which = sparsity_selector(op, selector)
     fields = metadata_fields(op, lane_words(op, "e", e), which)
     if checked:
         forbid_undefined_metadata(op, fields, which)
-    return _mma(op, found, *registers, fields, *_scale_words(op, scale_a, scale_b, selector_a, selector_b))
+    return _mma(op, clamped, model, *registers, fields, *_scale_words(op, scale_a, scale_b, selector_a, selector_b))
 
 
 def dot(
@@ -108,6 +112,7 @@ def dot(
     c: ArrayLike,
     *,
     target: str,
+    model: Model | None = None,
     e: ArrayLike | None = None,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
@@ -119,13 +124,13 @@ def dot(
     sparse instruction's metadata, [..., M, chunks]. scale_a, scale_b: the scale codes of a block-scaled one, [..., M, scale_vec] and
     [..., scale_vec, N]. Leading axes broadcast. Returns codes [..., M, N] in `op.d.dtype`. Raises as `mma`.
     """
-    op, found = modelled(op, target, "dot")
+    op, model, clamped = modelled(op, target, model, "dot")
     codes = [matrix_codes(op, name, value) for name, value in (("a", a), ("b", b), ("d" if op.c is None else "c", c))]
     fields = _given(op, "e", e, op.sparse)
     fields = None if fields is None else codes_of(op, "e", fields, U4, op.matrix(_metadata_name(op)))
     scales = [_given(op, name, value, op.block_scale) for name, value in zip(SCALES, (scale_a, scale_b), strict=True)]
     scales = tuple(_scale_matrix(op, name, value) for name, value in zip(SCALES, scales, strict=True)) if op.block_scale else None
-    return _dot(op, found, *codes, fields, scales)
+    return _dot(op, clamped, model, *codes, fields, scales)
 
 
 def pack(op: str | Instruction, operand: str, codes: ArrayLike, *, selector: Any = None) -> Array:
@@ -172,10 +177,22 @@ def evidence(op: str | Instruction, target: str) -> Evidence:
     return row(op, target).evidence
 
 
-@partial(jax.jit, static_argnames=("op", "found"))
+def model(op: str | Instruction, target: str, *, toolkit: str | None = None, unit: str | None = None) -> Model:
+    """The arithmetic by which `target` computes `op`, to look at, to change, and to give to `model=`.
+
+    toolkit: the version of ptxas that made the code, "12.4" to "13.5", which matters to FP8 `mma` on sm_90 before 12.8; None is the newest.
+    unit: "tcgen05", the fifth-generation tensor core of sm_100 to sm_110, on operands of the types of `op`, which need not be legal there.
+    Raises as `mma`, and ValueError for another toolkit or unit.
+    """
+    op = check(op, target) if unit is None else parse(op)
+    return row(op, target, toolkit=toolkit, unit=unit).model
+
+
+@partial(jax.jit, static_argnames=("op", "clamped"))
 def _mma(
     op: Instruction,
-    found: Row,
+    clamped: bool,
+    model: Model,
     a: Array,
     b: Array,
     c: Array,
@@ -187,12 +204,12 @@ def _mma(
     if scales is not None and selectors is not None:
         x, y = (scale_codes(op, name, words, at) for name, words, at in zip(SCALES, scales, selectors, strict=True))
         scales = x, y
-    return pack_matrix(op, "d", multiply_add(op, found, a, b, c, fields, scales))
+    return pack_matrix(op, "d", multiply_add(op, model, a, b, c, fields, scales, clamped))
 
 
-@partial(jax.jit, static_argnames=("op", "found"))
-def _dot(op: Instruction, found: Row, a: Array, b: Array, c: Array, fields: Array | None, scales: Any) -> Array:
-    return multiply_add(op, found, a, b, c, fields, scales)
+@partial(jax.jit, static_argnames=("op", "clamped"))
+def _dot(op: Instruction, clamped: bool, model: Model, a: Array, b: Array, c: Array, fields: Array | None, scales: Any) -> Array:
+    return multiply_add(op, model, a, b, c, fields, scales, clamped)
 
 
 def _scale_words(op: Instruction, scale_a: ArrayLike | None, scale_b: ArrayLike | None, selector_a: Pair, selector_b: Pair) -> tuple:

@@ -8,22 +8,38 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.program import Signature, run
+from tcemu.arithmetic.program import Model, Signature, run
 from tcemu.catalog import check, section
-from tcemu.errors import Unsupported
-from tcemu.formats import Format
+from tcemu.errors import NotModelled, Unsupported
+from tcemu.formats import S32, Format
 from tcemu.instructions import LANES, Instruction
-from tcemu.models import Row, row
+from tcemu.models import row
 from tcemu.operations.fragments import matrix_fragment
 from tcemu.packing import container, pack_registers, unpack_registers
 from tcemu.sparsity import gather
 
 
-def modelled(op: str | Instruction, target: str, call: str, *families: str) -> tuple[Instruction, Row]:
-    """The instruction, and the row of its arithmetic on `target`. Raises Unsupported (also if `call` takes no such family), NotModelled."""
+def modelled(op: str | Instruction, target: str, model: Model | None, call: str, *families: str) -> tuple[Instruction, Model, bool]:
+    """The instruction, its arithmetic on `target` or the one given in its place, and whether metadata are clamped there.
+
+    Raises Unsupported, also if `call` takes no such family, NotModelled, and ValueError for a model that does not fit.
+    """
     op = check(op, target)
     of_family(op, call, *families)
-    return op, row(op, target)
+    try:
+        found = row(op, target)
+    except NotModelled:
+        if model is None:
+            raise
+        return op, fitting(op, model), False
+    return op, found.model if model is None else fitting(op, model), found.clamped_metadata
+
+
+def fitting(op: Instruction, model: Model) -> Model:
+    """The model, or ValueError if its results cannot be those of `op`."""
+    if model.result.is_integer != (op.d == S32):
+        raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
+    return model
 
 
 def of_family(op: Instruction, call: str, *families: str) -> None:
@@ -40,19 +56,27 @@ def signature(op: Instruction) -> Signature:
 
 
 def multiply_add(
-    op: Instruction, row: Row, a: Array, b: Array, c: Array, fields: Array | None = None, scales: tuple[Array, Array] | None = None
+    op: Instruction,
+    model: Model,
+    a: Array,
+    b: Array,
+    c: Array,
+    fields: Array | None = None,
+    scales: tuple[Array, Array] | None = None,
+    clamped: bool = False,
 ) -> Array:
     """D = A·B + C on raw codes: a [..., M, K] (sparse: the kept K/2), b [..., K, N], c [..., M, N] -> [..., M, N].
 
-    fields: a sparse `op`'s metadata, [..., M, chunks] of four bits. scales: those of a block-scaled one, [..., M, S] and [..., S, N].
+    fields: a sparse `op`'s metadata, [..., M, chunks] of four bits; clamped: see `sparsity.gather`. scales: those of a block-scaled one,
+    [..., M, S] and [..., S, N].
     """
     if fields is None:
-        return run(row.model, signature(op), a, b, c, scales)
+        return run(model, signature(op), a, b, c, scales)
     # each row of A meets its own elements of B: a row is a product of its own
-    gathered = gather(b, fields, op.chunk, row.clamped_metadata)
+    gathered = gather(b, fields, op.chunk, clamped)
     if scales is not None:
         scales = scales[0][..., :, None, :], scales[1][..., None, :, :]
-    return run(row.model, signature(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
+    return run(model, signature(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
 
 
 def register_words(op: Instruction, name: str, value: ArrayLike) -> Array:

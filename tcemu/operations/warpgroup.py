@@ -1,0 +1,279 @@
+"""The asynchronous protocol of wgmma: a warpgroup with its registers, its shared memory and the products that are under way."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from tcemu.arithmetic.program import Model
+from tcemu.checked import forbid
+from tcemu.errors import UndefinedBehaviour
+from tcemu.instructions import LANES, Instruction
+from tcemu.operations.operands import modelled
+from tcemu.operations.wgmma import operand_addresses, uniform_descriptor, wgmma
+from tcemu.shared_memory import UNIT, UNIT_WORDS, descriptor_words, memory_words
+
+PROXIES = ("generic", "async")
+FENCE, WAIT = "PTX ISA 9.7.15.7.1", "PTX ISA 9.7.15.7.3"
+STATIC = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A product under way: what it will leave in the accumulator, and, in checked mode, which 16-byte units of shared memory it reads."""
+
+    result: Array
+    reads: Any  # bool[..., units] or None
+    d: str = field(default="", metadata=STATIC)
+    a: str | None = field(default=None, metadata=STATIC)  # the registers that hold A
+    op: Instruction | None = field(default=None, metadata=STATIC)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Warpgroup:
+    """A warpgroup that issues asynchronous products, as a value: each method returns the next one.
+
+    Registers have names: `write` and `read` are what the threads do with them, `wgmma` what the tensor cores do. The result of a product
+    is in its accumulator after the `wait_group` that covers it; until then the accumulator shows its old value, and only further products
+    go on from the new one. Starts as Warpgroup(shared), shared: uint32[..., words], or Warpgroup(shared, checked=True).
+
+    In checked mode the uses that PTX calls undefined raise UndefinedBehaviour. Those of registers follow from the order of the calls, so
+    they raise while the program is built, under jit too; those of shared memory and of descriptors do so where the addresses are known,
+    and otherwise, as those of metadata, need `tcemu.checked` under jit. Without checked mode nothing is watched, and nothing is computed
+    but the products.
+    What cannot be seen: registers and memory that are used without these methods (`shared` may be read freely), two names for one
+    register, other warpgroups and what orders them, warps that do not all issue the same instruction.
+    A pytree: it may be carried through jit, vmap and scan; the names and what is pending are static.
+    Source: PTX ISA 9.7.15.4, 9.7.15.5.2, 9.7.15.7.
+    """
+
+    shared: Array
+    registers: dict[str, Array] = field(default_factory=dict)
+    uncommitted: tuple[Pending, ...] = ()
+    groups: tuple[tuple[Pending, ...], ...] = ()  # committed, the oldest first
+    unfenced_writes: Any = None  # bool[..., units]: written through the generic proxy since its last fence
+    checked: bool = field(default=False, metadata=STATIC)
+    fenced: bool = field(default=False, metadata=STATIC)  # there has been a wgmma.fence
+    touched: frozenset[str] = field(default=frozenset(), metadata=STATIC)  # registers that a thread has used since the last one
+    shapes: tuple[tuple[str, str], ...] = field(default=(), metadata=STATIC)  # accumulators that products used since then, and their shape
+
+    def write(self, **registers: ArrayLike) -> "Warpgroup":
+        """Threads write registers: uint32[..., 4, 32, n], warp, lane, register, by name.
+
+        Raises TypeError or ValueError for another dtype or axes; checked: UndefinedBehaviour if a pending product uses one of them.
+        """
+        for name, value in registers.items():
+            self._untouched_by_products(name, "written")
+            dtype, shape = getattr(value, "dtype", type(value).__name__), np.shape(value)
+            if dtype != jnp.uint32:
+                raise TypeError(f"{name}: got {dtype}{list(shape)}; wanted uint32[..., 4, 32, n]: warp, lane, register")
+            if len(shape) < 3 or shape[-3:-1] != (4, LANES):
+                raise ValueError(f"{name}: got uint32{list(shape)}; wanted uint32[..., 4, 32, n]: warp, lane, register")
+        values = {name: jnp.asarray(value) for name, value in registers.items()}
+        return replace(self, registers=self.registers | values, touched=self.touched | set(values))
+
+    def read(self, name: str) -> tuple[Array, "Warpgroup"]:
+        """Threads read a register: its value uint32[..., 4, 32, n], and the warpgroup afterwards.
+
+        Raises ValueError if there is none of that name; checked: UndefinedBehaviour if a pending product uses it.
+        """
+        value = self._register(name)
+        self._untouched_by_products(name, "read")
+        return value, replace(self, touched=self.touched | {name})
+
+    def fence(self) -> "Warpgroup":
+        """`wgmma.fence`: orders what threads did with registers before the products that are issued next."""
+        return replace(self, fenced=True, touched=frozenset(), shapes=())
+
+    def store(self, offset: int | ArrayLike, words: ArrayLike, *, proxy: str = "generic") -> "Warpgroup":
+        """Write words uint32[..., n] into shared memory from byte address `offset` on, an int or int32[...].
+
+        proxy: "generic" for what threads store, which needs `fence_proxy_async` before a product reads it; "async" for a bulk copy whose
+        completion was waited for. Raises TypeError or ValueError for another dtype, an unknown proxy, and an offset of known value that is
+        no multiple of 4 or does not fit; checked: UndefinedBehaviour for such a traced one, of which only what fits is written otherwise,
+        and if a pending product reads there.
+        """
+        if proxy not in PROXIES:
+            raise ValueError(f"proxy: got {proxy!r}; wanted 'generic' or 'async'. PTX ISA 9.7.15.4")
+        words, shared = memory_words("words", words), memory_words("shared", self.shared)
+        at = offset if isinstance(offset, Tracer) else np.asarray(offset)
+        if not jnp.issubdtype(at.dtype, jnp.integer):
+            raise TypeError(f"offset: got {at.dtype}{list(at.shape)}; wanted an int or int32[...], in bytes")
+        size, count = shared.shape[-1], words.shape[-1]
+        bad = (at % 4 != 0) | (at < 0) | (at > 4 * (size - count))
+        said = f"offset: {{offset}} must be a multiple of 4, and {count} words from there must fit the {size} of shared memory"
+        if isinstance(at, Tracer):
+            if self.checked:
+                forbid(bad, said, offset=at)
+        elif bad.any():
+            raise ValueError(said.format(offset=at[bad].ravel()[0]))
+        place = np.arange(size) - at[..., None] // 4
+        written = (place >= 0) & (place < count)
+        rank = max(place.ndim, words.ndim)
+        place, words = (v.reshape(*(1,) * (rank - v.ndim), *v.shape) for v in (place, words))
+        new = jnp.where(written, jnp.take_along_axis(words, jnp.clip(place, 0, count - 1), axis=-1), shared)
+        changed = replace(self, shared=new)
+        if not self.checked:
+            return changed
+        units = _units(written)
+        for product in self._pending():
+            _forbid(
+                _meet(product.reads, units),
+                f"shared memory is overwritten while {product.op} still reads it; wait for its group first. PTX ISA 9.7.15.4",
+            )
+        if proxy == "async":
+            return changed
+        return replace(changed, unfenced_writes=units if self.unfenced_writes is None else self.unfenced_writes | units)
+
+    def fence_proxy_async(self) -> "Warpgroup":
+        """`fence.proxy.async`: makes what threads stored in shared memory visible to the products that are issued next."""
+        return replace(self, unfenced_writes=None)
+
+    def wgmma(
+        self,
+        op: str | Instruction,
+        d: str,
+        b_desc: int | str | ArrayLike,
+        *,
+        a: str | None = None,
+        a_desc: int | str | ArrayLike | None = None,
+        sp_meta: str | ArrayLike | None = None,
+        scale_d: bool | ArrayLike = True,
+        target: str,
+        model: Model | None = None,
+        **immediates: int,
+    ) -> "Warpgroup":
+        """`wgmma.mma_async`: issue D = A·B + D on named registers; arguments as in `tcemu.wgmma`, which it raises as.
+
+        d, a: names of registers. Descriptors may also be names, of registers uint32[..., 4, 32, 2], low word first, which must be the same
+        in all lanes; sp_meta may be the name of a register [..., 4, 32, 1]. A d that was never written is allowed with scale_d False.
+        checked: UndefinedBehaviour before the first `fence`; if d or a was used by a thread, or d by a product of another shape, since the
+        last one; if a pending product writes a, or holds its A in d; if threads stored what it reads since the last `fence_proxy_async`;
+        if the lanes' descriptors differ.
+        """
+        op, model, _ = modelled(op, target, model, "Warpgroup.wgmma", "wgmma", "wgmma.sp")
+        self._in_order(op, d, a)
+        descriptors = {"b": self._descriptor(b_desc)} | ({} if a_desc is None else {"a": self._descriptor(a_desc)})
+        if isinstance(sp_meta, str):
+            sp_meta = self._register(sp_meta)[..., 0]
+        latest = next((product.result for product in reversed(tuple(self._pending())) if product.d == d), None)
+        if latest is None and d not in self.registers and isinstance(scale_d, bool | np.bool_) and not scale_d:
+            latest = jnp.zeros((op.warps, LANES, op.registers("d")), jnp.uint32)
+        result = wgmma(
+            op, self._register(d) if latest is None else latest, descriptors["b"], self.shared, a=None if a is None else self._register(a),
+            a_desc=descriptors.get("a"), sp_meta=sp_meta, scale_d=scale_d, target=target, model=model, checked=self.checked, **immediates,
+        )  # fmt: skip
+        reads = None
+        if self.checked:
+            reads = reduce(or_, (self._reads(op, name, value, immediates) for name, value in descriptors.items()))
+            if self.unfenced_writes is not None:
+                _forbid(
+                    _meet(reads, self.unfenced_writes),
+                    f"{op} reads shared memory that threads stored since the last fence.proxy.async. {FENCE}",
+                )
+        shapes = (*(pair for pair in self.shapes if pair[0] != d), (d, op.shape))
+        return replace(self, uncommitted=(*self.uncommitted, Pending(result, reads, d, a, op)), shapes=shapes)
+
+    def commit_group(self) -> "Warpgroup":
+        """`wgmma.commit_group`: the products issued since the last one become a group, which may be empty."""
+        return replace(self, uncommitted=(), groups=(*self.groups, self.uncommitted))
+
+    def wait_group(self, n: int) -> "Warpgroup":
+        """`wgmma.wait_group n`: all groups but the n most recent are complete, and their accumulators hold their results.
+
+        Raises ValueError unless n is an int, 0 or more: it is an immediate.
+        """
+        if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 0:
+            raise ValueError(f"n: got {n!r}; wanted an integer constant, 0 or more: how many groups may remain pending. {WAIT}")
+        done = max(0, len(self.groups) - n)
+        results = {product.d: product.result for group in self.groups[:done] for product in group}
+        return replace(self, groups=self.groups[done:], registers=self.registers | results)
+
+    def _pending(self) -> Iterator[Pending]:
+        """The products under way, the oldest first."""
+        for group in (*self.groups, self.uncommitted):
+            yield from group
+
+    def _register(self, name: str) -> Array:
+        if name in self.registers:
+            return self.registers[name]
+        raise ValueError(f"no register is named {name!r}; there are {', '.join(self.registers) or 'none'}. Warpgroup.write makes one")
+
+    def _descriptor(self, value: Any) -> Any:
+        return uniform_descriptor(self._register(value), checked=self.checked) if isinstance(value, str) else value
+
+    def _reads(self, op: Instruction, name: str, descriptor: Any, immediates: dict[str, int]) -> Any:
+        """bool[..., units]: what of shared memory an operand's descriptor leads to."""
+        major = "mn" if immediates.get(f"imm_trans_{name}") else "k"
+        words = descriptor_words(name, descriptor)
+        at = operand_addresses(op, name, major, words)
+        at = at.reshape(*at.shape[:-2], -1) // UNIT
+        batch, count = at.shape[:-1], self.shared.shape[-1] // UNIT_WORDS
+        rows = np.arange(int(np.prod(batch)))[:, None]
+        if isinstance(at, np.ndarray):
+            found = np.zeros((len(rows), count), bool)
+            found[rows, at.reshape(len(rows), -1)] = True
+        else:
+            found = jnp.zeros((len(rows), count), bool).at[rows, at.reshape(len(rows), -1)].set(True, mode="drop")
+        return found.reshape(*batch, count)
+
+    def _untouched_by_products(self, name: str, verb: str) -> None:
+        if not self.checked:
+            return
+        for product in self._pending():
+            if name in (product.d, product.a):
+                role = "accumulator" if name == product.d else "A"
+                open_ = any(product is other for other in self.uncommitted)
+                missing = "no group holds it: commit_group, then wait_group" if open_ else "wait_group must cover its group"
+                _undefined(f"register {name!r} is {verb} while it is the {role} of a pending {product.op}; {missing}. {WAIT}")
+
+    def _in_order(self, op: Instruction, d: str, a: str | None) -> None:
+        """What can be wrong with the registers of a product to be issued."""
+        if not self.checked:
+            return
+        if not self.fenced:
+            _undefined(f"{op} is issued before any wgmma.fence; the first product of a warpgroup needs one. {FENCE}")
+        for name, role in ((d, "accumulator"), (a, "A")):
+            if name in self.touched:
+                _undefined(f"register {name!r}, the {role} of {op}, was used by a thread since the last wgmma.fence. {FENCE}")
+        last = dict(self.shapes).get(d, op.shape)
+        if last != op.shape:
+            _undefined(f"accumulator {d!r} of {op} was last that of a product of shape {last}; only equal shapes need no fence. {FENCE}")
+        for product in self._pending():
+            if a is not None and a == product.d:
+                _undefined(f"register {a!r}, the A of {op}, is the accumulator of a pending {product.op}; wait for its group. {WAIT}")
+            if product.a is not None and d == product.a:
+                _undefined(f"register {d!r}, the accumulator of {op}, is the A of a pending {product.op}; wait for its group. {WAIT}")
+
+
+def _units(words: Any) -> Any:
+    """bool[..., words] -> bool[..., units]: the whole 16-byte units with one of them."""
+    count = words.shape[-1] // UNIT_WORDS
+    return words[..., : count * UNIT_WORDS].reshape(*words.shape[:-1], count, UNIT_WORDS).any(-1)
+
+
+def _meet(x: Any, y: Any) -> Any:
+    return (x & y).any(-1)
+
+
+def _forbid(found: Any, message: str) -> None:
+    """As `forbid`, and under a trace too at once if the value is known."""
+    if isinstance(found, np.ndarray | np.bool_):
+        if found.any():
+            _undefined(message)
+    else:
+        forbid(found, message)
+
+
+def _undefined(message: str) -> NoReturn:
+    raise UndefinedBehaviour(message)
