@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from fragments import wgmma_byte
 from pictures import SVG, Seen, parse, span, texts
 
 from tcemu.cli import main
@@ -143,6 +144,9 @@ def test_a_lane_is_marked_and_no_other(op, lane):
     marked = 0
     for seen in grids:
         for rect in seen.cells + seen.addresses:
+            if rect.words[0][0] != "T":  # shared memory has no lanes
+                assert rect.fill in COLOURS and rect.stroke == PAPER
+                continue
             mine = lane in map(int, rect.words[0].removeprefix("T").split(","))
             assert (rect.fill, rect.stroke) == ((COLOURS[lane % 32], INK) if mine else (FADED, PAPER))
             marked += mine
@@ -164,6 +168,41 @@ def test_rows_say_whose_address_points_to_them():
             assert drawn == {str(row): [f"T{each * matrix + row}"] for row in range(each)}
             rows += each
     assert rows > 1_000
+
+
+MODES = {"no": 0, "128-byte": 1, "64-byte": 2, "32-byte": 3}  # the field of the descriptor, 9.7.15.5.1.2.2
+
+
+@pytest.mark.parametrize(
+    ("op", "majors"),
+    [
+        ("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16", "km"),
+        ("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32", "k"),
+        ("wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.u8", "k"),
+        ("wgmma.mma_async.sync.aligned.m64n8k256.s32.b1.b1.and.popc", "k"),
+        ("wgmma.mma_async.sp.sync.aligned.m64n24k32.f32.bf16.bf16", "km"),
+    ],
+)
+@pytest.mark.parametrize("operand", ["a_desc", "b_desc"])
+def test_shared_memory_is_drawn_as_the_formulas_say(op, majors, operand):
+    """Every byte of every atom, against the addresses written out in tests/fragments.py."""
+    bits = parse_op(op).a.bits
+    across = {"a_desc": "m", "b_desc": "n"}[operand]
+    _, grids = parse(svg(op, operand))
+    assert [seen.title[0].lower() for seen in grids] == [major for name in majors for major in 4 * name.replace("m", across)]
+    drawn = 0
+    for seen in grids:
+        mode = MODES[re.search(r", (\S+) swizzle", seen.title)[1]]
+        for rect in seen.cells:
+            row, column = seen.place(rect)
+            line, along = ((words[0], span(words[1:])) for words in rect.words)
+            assert {line[0], along[0]} == {across, "k"} and along[0] == seen.title[0].lower()
+            for element, number in enumerate(along[1]):
+                at, k = (line[1][0], number) if along[0] == "k" else (number, line[1][0])
+                byte, _ = wgmma_byte(mode << 62, at, k, bits, along[0] == "k")
+                assert byte == int(row) + int(column) + element * bits // 8
+                drawn += 1
+    assert drawn * bits // 8 == len(majors) * (128 + 256 + 512 + 1024)
 
 
 def test_warps_are_named_and_drawn_apart():
@@ -237,6 +276,7 @@ def test_text_is_escaped():
         (lambda: page(MMA, True), TypeError, "lane: got True"),
         (lambda: page("wgmma.fence.sync.aligned"), ValueError, "has no operand to draw"),
         (lambda: svg("wgmma.fence.sync.aligned", "d"), ValueError, "wanted one of none"),
+        (lambda: svg(WGMMA, "a_desc", 3), ValueError, "a_desc of .* lies in shared memory and has no lanes"),
         (lambda: page("mma.sync"), Unsupported, "missing qualifier"),
     ],
 )

@@ -11,6 +11,7 @@ from tcemu.grammar import parse
 from tcemu.instructions import LANES, Instruction
 from tcemu.layouts import Fragment
 from tcemu.operations.fragments import fragments
+from tcemu.viz.atoms import DESCRIPTORS, atoms, described, legend
 from tcemu.viz.drawing import GAP, PAGE, Block, Cell, Grid, cell_width, document, flow, grid, paragraph, stack
 
 LONGEST = 32  # rows or columns that are drawn one by one; along longer ones, neighbours that a lane holds in turn share a cell
@@ -23,23 +24,27 @@ SELECTOR = {"e": "f", "sp_meta": "sp_sel"}  # the operand that selects among met
 
 def operands(op: str | Instruction) -> tuple[str, ...]:
     """The operands of `op` that have a picture, by their names in the manual. Raises Unsupported if `op` is no instruction."""
-    return tuple(fragments(parse(op)))
+    op = parse(op)
+    return (*fragments(op), *(name for name in DESCRIPTORS if name in op.operands))
 
 
 def svg(op: str | Instruction, operand: str, lane: int | None = None) -> str:
     """One operand as an SVG document, the same text each time.
 
     op: a PTX spelling. operand: one of `operands(op)`. lane: the one that keeps its colour while the others turn grey; the lanes of wgmma
-    count through its four warps, 0 to 127. wmma's fragments are those of sm_80 and later.
+    count through its four warps, 0 to 127. wmma's fragments are those of sm_80 and later. A descriptor, "a_desc" or "b_desc", shows what
+    lies where in shared memory, and has no lanes.
     Raises Unsupported if `op` is no instruction, ValueError for an operand without a picture or a lane that is not there, TypeError for a
     lane that is no integer. Source: that of the layout, which the picture names.
     """
     op = parse(op)
-    found = fragments(op)
+    found = operands(op)
     if operand not in found:
         raise ValueError(f"operand: {operand!r} of {op} has no picture; wanted one of {', '.join(found) or 'none'}. PTX ISA {section(op)}")
     lane = _lane(op, lane)
-    return document(stack([_headline(op, lane), _picture(op, operand, found[operand], lane)], GAP), f"{op}: {operand}")
+    if lane is not None and operand in DESCRIPTORS:
+        raise ValueError(f"lane: got {lane}; {operand} of {op} lies in shared memory and has no lanes. PTX ISA {section(op)}")
+    return document(stack([_headline(op, lane, (operand,)), _picture(op, operand, lane)], GAP), f"{op}: {operand}")
 
 
 def page(op: str | Instruction, lane: int | None = None) -> str:
@@ -48,12 +53,12 @@ def page(op: str | Instruction, lane: int | None = None) -> str:
     Raises ValueError also if none has.
     """
     op = parse(op)
-    found = fragments(op)
+    found = operands(op)
     if not found:
         raise ValueError(f"{op}: has no operand to draw. PTX ISA {section(op)}")
     lane = _lane(op, lane)
-    drawn = flow((_picture(op, name, fragment, lane) for name, fragment in found.items()), 2 * GAP)
-    return document(stack([_headline(op, lane), drawn], GAP), f"{op}: {', '.join(found)}")
+    drawn = flow((_picture(op, name, lane) for name in found), 2 * GAP)
+    return document(stack([_headline(op, lane, found), drawn], GAP), f"{op}: {', '.join(found)}")
 
 
 def holders(fragment: Fragment) -> np.ndarray:
@@ -74,21 +79,27 @@ def _lane(op: Instruction, lane: int | None) -> int | None:
     return lane
 
 
-def _headline(op: Instruction, lane: int | None) -> Block:
+def _headline(op: Instruction, lane: int | None, names: tuple[str, ...]) -> Block:
     lines = ["One colour a lane: hue by groupID (lane / 4), lightness by threadID_in_group (lane % 4)."]
     if lane is not None:
         lines = [f"In colour: T{lane}" + (f", lane {lane % LANES} of warp {lane // LANES}." if op.warps > 1 else ".")]
     if op.warps > 1:
         lines.append("Lanes count through the four warps: T37 is lane 5 of warp 1.")
-    return stack([paragraph([str(op)], 16, bold=True), paragraph(lines)], 6)
+    return stack([paragraph([str(op)], 16, bold=True), paragraph(lines if any(name not in DESCRIPTORS for name in names) else [])], 6)
 
 
-def _picture(op: Instruction, name: str, fragment: Fragment, lane: int | None) -> Block:
+def _picture(op: Instruction, name: str, lane: int | None) -> Block:
     """An operand's grids, below its name and what a cell says."""
-    grids = list(_grids(op, name, fragment))
-    example = next(cell for one in grids for cell in one.cells if EXAMPLE in cell.lanes)
-    head = paragraph([f"{name}: {_what(op, name, fragment)}"], 13, bold=True)
-    return stack([head, paragraph(_legend(op, name, fragment, example)), flow(grid(one, lane) for one in grids)], 8)
+    if name in DESCRIPTORS:
+        groups = list(atoms(op, name))
+        what, lines = described(op, name), legend(op, name, groups[0][-1].cells[-1])
+    else:
+        fragment = fragments(op)[name]
+        groups = [list(_grids(op, name, fragment))]
+        example = next(cell for one in groups[0] for cell in one.cells if EXAMPLE in cell.lanes)
+        what, lines = _what(op, name, fragment), _legend(op, name, fragment, example)
+    drawn = stack((flow(grid(one, lane) for one in group) for group in groups), GAP)
+    return stack([paragraph([f"{name}: {what}"], 13, bold=True), paragraph(lines), drawn], 8)
 
 
 def _grids(op: Instruction, name: str, fragment: Fragment) -> Iterator[Grid]:
