@@ -18,3 +18,7 @@ from tcemu.operations.mma import evidence as evidence
 from tcemu.operations.mma import mma as mma
 from tcemu.operations.mma import pack as pack
 from tcemu.operations.mma import unpack as unpack
+from tcemu.quantize import BlockFormat as BlockFormat
+from tcemu.quantize import BlockQuantized as BlockQuantized
+from tcemu.quantize import block_dequantize as block_dequantize
+from tcemu.quantize import block_quantize as block_quantize

@@ -8,6 +8,7 @@ import tcemu
 NAMES = {
     "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
     "mma", "dot", "pack", "unpack", "gemm", "Model", "models", "checked",
+    "block_quantize", "block_dequantize", "BlockFormat", "BlockQuantized",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
 
