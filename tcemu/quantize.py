@@ -3,6 +3,7 @@
 Integers only, so that CPU and GPU give the same words; the roundings of a recipe's f32 arithmetic are `arithmetic.block_scales`' affair.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.arithmetic.block_scales import RULES
+from tcemu.arithmetic.block_scales import RULES, Rule
 from tcemu.arithmetic.quotient import product
 from tcemu.bits import Limbs
 from tcemu.formats import (
@@ -29,6 +30,7 @@ from tcemu.formats import (
     F32,
     F64,
     ROUNDINGS,
+    UE4M3,
     UE8M0,
     Format,
     array_codes,
@@ -168,9 +170,13 @@ def block_quantize(
         raise ValueError('rounding="SR" needs random bits: give key= (a jax.random key)')
     axis = axis % ndim - ndim
     tensors = None if amax is None else _tensors(fmt, amax, codes.shape[: ndim + axis])
-    largest, tensor = _largest(fmt, source, axis, codes, *(tensors or (None, None)))
-    scales, needed = _scales(fmt, len(largest) == 2, largest, tensor)
-    elements = _elements(fmt, source, axis, rounding, codes, scales, needed, key if rounding == "SR" else None)
+    found = RULES[fmt.rule]
+    recipe = found.two_level
+    target = F32 if found.in_f32 or source != F64 else F64
+    largest, tensor = _largest(source, target, fmt.block, axis, recipe and recipe.tensor, codes, *(tensors or (None, None)))
+    scales, needed = _scales(found, fmt.element, target, largest, tensor)
+    key = key if rounding == "SR" else None
+    elements = _elements(source, target, fmt.element, fmt.block, axis, rounding, recipe and recipe.apply, codes, scales, needed, key)
     tensor_scale = lax.bitcast_convert_type(tensor[0], jnp.float32) if tensor else None
     return BlockQuantized(elements, jnp.moveaxis(scales, -1, axis), tensor_scale, fmt, axis)
 
@@ -189,7 +195,9 @@ def block_dequantize(q: BlockQuantized, dtype: DTypeLike = jnp.float32) -> Array
     if target not in (F32, F16, BF16):
         raise TypeError(f"dtype: got {np.dtype(dtype)}; wanted float32, float16 or bfloat16")
     _check(q)
-    return lax.bitcast_convert_type(_dequantize(q, target), dtype)
+    fmt = q.format
+    values = _dequantize(fmt.element, fmt.scale, fmt.block, q.axis, target, q.codes, q.scales, q.tensor_scale)
+    return lax.bitcast_convert_type(values, dtype)
 
 
 def _block_format(kind: str | BlockFormat, rule: str | None) -> BlockFormat:
@@ -224,65 +232,76 @@ def _tensors(fmt: BlockFormat, amax: ArrayLike, leading: tuple[int, ...]) -> tup
     return source, codes
 
 
-# Three programs for one call, as XLA would else compute the scale of a tensor for each block anew, and of a block for each element.
+# Three programs for one call: XLA would else compute the scale of a tensor anew for each block, and of a block for each element. Their
+# static arguments are only what they use, so that formats and rules share them. source: x's format; target: F32 or F64, for the arithmetic.
 
 
-@partial(jax.jit, static_argnames=("fmt", "source", "axis", "amax_source"))
+@partial(jax.jit, static_argnames=("source", "target", "block", "axis", "recipe", "amax_source"))
 def _largest(
-    fmt: BlockFormat, source: Format, axis: int, codes: Array, amax_source: Format | None, amax: Array | None
+    source: Format,
+    target: Format,
+    block: int,
+    axis: int,
+    recipe: Callable[[Array], tuple[Array, ...]] | None,
+    codes: Array,
+    amax_source: Format | None,
+    amax: Array | None,
 ) -> tuple[Limbs, tuple[Array, ...]]:
-    """The largest magnitude of each block, as codes in limbs, and for a scale of two levels what the recipe makes of the tensor's."""
-    source, limbs = _wide(fmt, source, codes)
-    limbs = tuple(_in_blocks(limb, fmt.block, axis) for limb in (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))
-    largest = _greatest(limbs)
-    recipe = RULES[fmt.rule].two_level
+    """The largest magnitude of each block, as codes in limbs, and what the recipe makes of the tensor's, its scale first."""
+    limbs = _converted(source, target, codes)
+    largest = _greatest(tuple(_in_blocks(limb, block, axis) for limb in (*limbs[:-1], limbs[-1] & 0x7FFFFFFF)))
     if recipe is None:
         return largest, ()
     if amax_source is None or amax is None:
-        return largest, recipe.tensor(jnp.max(jnp.where(largest[0] < F32.infinity, largest[0], 0), initial=0))
-    return largest, recipe.tensor(convert(amax, amax_source, F32) & 0x7FFFFFFF)
+        return largest, recipe(jnp.max(jnp.where(largest[0] < F32.infinity, largest[0], 0), initial=0))
+    return largest, recipe(convert(amax, amax_source, F32) & 0x7FFFFFFF)
 
 
-@partial(jax.jit, static_argnames=("fmt", "wide"))
-def _scales(fmt: BlockFormat, wide: bool, largest: Limbs, tensor: tuple[Array, ...]) -> tuple[Array, Array]:
+@partial(jax.jit, static_argnames=("rule", "element", "target"))
+def _scales(rule: Rule, element: Format, target: Format, largest: Limbs, tensor: tuple[Array, ...]) -> tuple[Array, Array]:
     """Each block's scale, and what its elements need of it: an exponent, or an operand of the recipe."""
-    rule = RULES[fmt.rule]
-    number = decode_limbs(F64 if wide else F32, largest)
-    special = number.nan | number.infinite
+    number = decode_limbs(target, largest)
     if rule.exponent is not None:
-        needed = jnp.clip(rule.exponent(number, fmt.element), UE8M0.least_exponent, UE8M0.greatest_exponent)
+        needed = jnp.clip(rule.exponent(number, element), UE8M0.least_exponent, UE8M0.greatest_exponent)
         scales = (needed + UE8M0.bias).astype(jnp.uint8)
     else:
         assert rule.two_level is not None
         tensor = tuple(t.reshape(t.shape + (1,) * (largest[0].ndim - t.ndim)) for t in tensor)
         scales, needed = rule.two_level.block(largest[0], *tensor)
-    return jnp.where(special, fmt.scale.nan, scales).astype(jnp.uint8), needed
+    return jnp.where(number.nan | number.infinite, rule.scale.nan, scales).astype(jnp.uint8), needed
 
 
-@partial(jax.jit, static_argnames=("fmt", "source", "axis", "rounding"))
+@partial(jax.jit, static_argnames=("source", "target", "element", "block", "axis", "rounding", "apply"))
 def _elements(
-    fmt: BlockFormat, source: Format, axis: int, rounding: str, codes: Array, scales: Array, needed: Array, key: PRNGKey | None
+    source: Format,
+    target: Format,
+    element: Format,
+    block: int,
+    axis: int,
+    rounding: str,
+    apply: Callable[[Array, Array, Format], Array] | None,
+    codes: Array,
+    scales: Array,
+    needed: Array,
+    key: PRNGKey | None,
 ) -> Array:
-    source, limbs = _wide(fmt, source, codes)
-    random = None if key is None else _in_blocks(jax.random.bits(key, limbs[0].shape, jnp.uint32), fmt.block, axis)
-    length = limbs[0].shape[axis]
-    limbs = tuple(_in_blocks(limb, fmt.block, axis) for limb in limbs)
-    recipe = RULES[fmt.rule].two_level
-    if recipe is None:
-        number = decode_limbs(source, limbs)
+    limbs = _converted(source, target, codes)
+    shape = limbs[0].shape
+    random = None if key is None else _in_blocks(jax.random.bits(key, shape, jnp.uint32), block, axis)
+    limbs = tuple(_in_blocks(limb, block, axis) for limb in limbs)
+    if apply is None:
+        number = decode_limbs(target, limbs)
         number = number._replace(exponent=number.exponent - needed[..., None])
     else:
-        number = decode(F32, recipe.apply(limbs[0], needed[..., None], F32))
-    number = number._replace(nan=number.nan | (scales == fmt.scale.nan)[..., None])
-    elements = encode(fmt.element, number, rounding, overflow="saturate", random=random)
-    return jnp.moveaxis(_out_of_blocks(elements, length), -1, axis)
+        number = decode(F32, apply(limbs[0], needed[..., None], F32))
+    spoilt = scales == (UE8M0 if apply is None else UE4M3).nan
+    number = number._replace(nan=number.nan | spoilt[..., None])
+    elements = encode(element, number, rounding, overflow="saturate", random=random)
+    return jnp.moveaxis(_out_of_blocks(elements, shape[axis]), -1, axis)
 
 
-def _wide(fmt: BlockFormat, source: Format, codes: Array) -> tuple[Format, Limbs]:
-    """x in f32, exactly; float64 stays so unless the recipe is f32 arithmetic."""
-    if source == F64 and not RULES[fmt.rule].in_f32:
-        return F64, code_limbs(F64, codes)
-    return F32, code_limbs(F32, codes if source == F32 else convert(codes, source, F32))
+def _converted(source: Format, target: Format, codes: Array) -> Limbs:
+    return code_limbs(target, codes if source == target else convert(codes, source, target))
 
 
 def _in_blocks(x: Array, block: int, axis: int) -> Array:
@@ -330,16 +349,16 @@ def _check(q: BlockQuantized) -> None:
             )
 
 
-@partial(jax.jit, static_argnames=("target",))
-def _dequantize(q: BlockQuantized, target: Format) -> Array:
-    fmt = q.format
-    elements = decode(fmt.element, _in_blocks(q.codes, fmt.block, q.axis))
-    scales = jnp.broadcast_to(jnp.moveaxis(q.scales, q.axis, -1)[..., None], elements.exponent.shape)
-    number = product(elements, decode(fmt.scale, scales))
+@partial(jax.jit, static_argnames=("element", "scale", "block", "axis", "target"))
+def _dequantize(
+    element: Format, scale: Format, block: int, axis: int, target: Format, codes: Array, scales: Array, tensor_scale: Array | None
+) -> Array:
+    elements = decode(element, _in_blocks(codes, block, axis))
+    scales = jnp.broadcast_to(jnp.moveaxis(scales, axis, -1)[..., None], elements.exponent.shape)
+    number = product(elements, decode(scale, scales))
     number = number._replace(magnitude=number.magnitude[:1])  # at most 11 and 4 bits
-    if q.tensor_scale is not None:
-        whole = lax.bitcast_convert_type(q.tensor_scale, jnp.uint32)
+    if tensor_scale is not None:
+        whole = lax.bitcast_convert_type(tensor_scale, jnp.uint32)
         whole = jnp.broadcast_to(whole.reshape(whole.shape + (1,) * (scales.ndim - whole.ndim)), scales.shape)
         number = product(number, decode(F32, whole))
-    codes = encode(target, number)
-    return jnp.moveaxis(_out_of_blocks(codes, q.codes.shape[q.axis]), -1, q.axis)
+    return jnp.moveaxis(_out_of_blocks(encode(target, number), codes.shape[axis]), -1, axis)

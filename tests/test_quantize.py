@@ -31,9 +31,10 @@ def as_float(words) -> np.ndarray:
 def agrees(words: np.ndarray, kind: str | BlockFormat, element: str, block: int, rule: str, mode: str = "RN", source: str = "f32") -> int:
     """How many elements were compared: codes, scales, and the f32 words of their values. words: [blocks, block], codes of `source`."""
     x = words.view({"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}[source])
+    x = np.pad(x, [(0, -len(x) % 1024), (0, 0)])  # few shapes, few programs
     q = block_quantize(x, kind, rule=rule, rounding=mode)
-    codes, scales = np.asarray(q.codes), np.asarray(q.scales)[:, 0]
-    values = np.asarray(block_dequantize(q)).view(np.uint32)
+    codes, scales = np.asarray(q.codes)[: len(words)], np.asarray(q.scales)[: len(words), 0]
+    values = np.asarray(block_dequantize(q)).view(np.uint32)[: len(words)]
     wrong = []
     for row, got, scale, value in zip(words.tolist(), codes.tolist(), scales.tolist(), values.tolist(), strict=True):
         want, want_scale = exact.mx_block(row, source, element, rule, mode)
@@ -167,14 +168,14 @@ def test_inf_and_nan_spoil_their_block_only(kind, special):
 
 @pytest.mark.parametrize("kind", MX)
 def test_what_is_representable_comes_back(kind):
-    """Quantising twice changes no code (floor), and no value (other rules), for amaxes of all exponents."""
+    """Quantising twice changes no code (floor), and no value (rceil), for amaxes of all exponents."""
     rng = np.random.default_rng(5)
     x = as_float(rng.integers(0, 255, (400, 1), np.uint32) << 23 | rng.integers(0, 1 << 23, (400, 1), np.uint32))
     x = x * rng.uniform(-1, 1, (400, 32)).astype(np.float32)
-    for rule in ("floor", "rceil") if kind != "mxfp4" else POWERS:
+    for rule in ("floor", "rceil"):
         q = block_quantize(x, kind, rule=rule)
         y = np.asarray(block_dequantize(q))
-        finite = np.isfinite(y).all(axis=1)  # ceil and rceil may round f32's last binade up to 2^128
+        finite = np.isfinite(y).all(axis=1)  # rceil may round f32's last binade up to 2^128
         again = block_quantize(y[finite], kind, rule=rule)
         assert (np.asarray(block_dequantize(again)).view(np.uint32) == y[finite].view(np.uint32)).all()
         if rule == "floor":
@@ -204,7 +205,7 @@ def tensors() -> dict[str, np.ndarray]:
             "wide": wide, "sparse": sparse, "bits": finite, "grid": exact_grid, "outlier": outlier, "blocks apart": blocks_apart,
             "tiny": normal * 1e-36, "subnormal": normal * 1e-40, "a few ulps": np.round(normal) * 2.0**-149,
             "huge": np.clip(normal * 1e38, -3.4e38, 3.4e38), "bf16": normal.astype(ml_dtypes.bfloat16), "negative zeros": -np.abs(sparse),
-            "one": np.eye(128, 16).reshape(8, 16, 16), "zeros": np.zeros((4, 4, 16)),
+            "one": np.tile(np.eye(16), (32, 1)).reshape(64, 8, 16), "zeros": np.zeros((64, 8, 16)),
         }  # fmt: skip
     return {name: np.asarray(x).astype(np.float32) for name, x in drawn.items()}
 
@@ -295,7 +296,7 @@ def stochastic(element: str, exact_value: Fraction, draw: int) -> int:
     return high if draw < (part * 2**32).__floor__() else low
 
 
-@pytest.mark.parametrize("kind", ["mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("kind", ["mxfp8_e4m3", "mxfp4", "nvfp4"])
 def test_stochastic_rounding(kind):
     fmt, key = BLOCK_FORMATS[kind], jax.random.key(3)
     x = np.random.default_rng(10).normal(size=(6, 64)).astype(np.float32)
@@ -336,8 +337,8 @@ def test_empty(kind, shape):
     assert q.codes.shape == block_dequantize(q).shape == shape
 
 
-@pytest.mark.parametrize("kind", BLOCK_FORMATS)
-def test_jit_and_vmap(kind):
+@pytest.mark.parametrize("kind", ["mxfp8_e4m3", "nvfp4"])
+def test_jit(kind):
     x = np.random.default_rng(12).normal(size=(4, 3, 40)).astype(np.float32)
     q = block_quantize(x, kind)
     jitted = jax.jit(lambda x: block_quantize(x, kind))(x)
@@ -345,9 +346,12 @@ def test_jit_and_vmap(kind):
     assert jitted.format == q.format == BLOCK_FORMATS[kind]
     back = jax.jit(block_dequantize)(jitted)
     assert (back == block_dequantize(q)).all() and back.dtype == jnp.float32
-    rows = jax.vmap(lambda row: block_quantize(row, kind), in_axes=1)(x)
-    for i in range(3):
-        chex.assert_trees_all_equal(jax.tree.map(lambda leaf, i=i: leaf[i], rows), block_quantize(x[:, i], kind))
+
+
+def test_vmap_of_an_axis_in_the_middle():
+    x = np.random.default_rng(12).normal(size=(4, 3, 40)).astype(np.float32)
+    rows = jax.vmap(lambda row: block_quantize(row, "mxfp6_e3m2"), in_axes=1)(x)
+    chex.assert_trees_all_equal(rows, block_quantize(x.swapaxes(0, 1), "mxfp6_e3m2"))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -405,8 +409,7 @@ def test_f32_products_and_quotients_by_numpy():
 
 def test_the_reciprocal_of_transformer_engine_gives_the_same_scales():
     """It multiplies by the rounded 1 / largest where the rule "rceil" divides: no scale differs."""
-    for kind in MX:
-        element = exact.ELEMENTS[kind]
+    for element in ("e4m3", "e2m3", "e2m1"):  # e5m2 and e3m2 have the significand of e4m3's largest, 1.75
         words = np.array([f << 23 | fraction for f in range(255) for fraction in amax_fractions(element)], np.uint32)
         product = as_float(words) * (np.float32(1) / np.float32(exact.largest(element)))
         want = [min(max(-exact.floor_log2(1 / Fraction(float(v))), -127), 127) + 127 if v else 0 for v in product]
@@ -466,8 +469,8 @@ def test_what_it_prints():
     assert repr(block_quantize(x, "mxfp8_e4m3")) == "mxfp8_e4m3: uint8[2, 32] e4m3 in blocks of 32, scales uint8[2, 1] ue8m0"
     nvfp4 = block_quantize(x.T, "nvfp4", axis=0)
     assert repr(nvfp4).startswith("nvfp4: uint8[32, 2] e2m1 in blocks of 16 along axis -2, scales uint8[2, 2] ue4m3, tensor scale 0.0011")
-    assert "tensor scale float32[2]" in repr(jax.vmap(lambda x: block_quantize(x, "nvfp4"))(x))
-    assert "float32[]" in repr(jax.eval_shape(lambda x: block_quantize(x, "nvfp4"), x))
+    assert "tensor scale float32[2]" in repr(jax.eval_shape(jax.vmap(lambda x: block_quantize(x, "nvfp4")), x))
+    assert "tensor scale float32[]" in repr(jax.eval_shape(lambda x: block_quantize(x, "nvfp4"), x))
     assert repr(BLOCK_FORMATS["nvfp4"]) == "nvfp4 (blocks of 16 e2m1, scale ue4m3 by 'transformer_engine')"
 
 
