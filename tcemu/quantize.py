@@ -153,8 +153,9 @@ def block_quantize(
     Elements beyond the largest finite one saturate, and -0 stays -0, as in PTX cvt.satfinite. An element is x / scale rounded once; in
     NVFP4 x / scale is the recipe's own f32 value, which is then rounded to e2m1.
     A block of zeros has the scale 2^-127 (NVFP4: what the recipe gives). Scales below 2^-127 become it, those above 2^127 become 2^127.
-    Inf or NaN anywhere in a block makes its scale NaN and so, by OCP MX 1.0, 5.1, all of its values; section 6.3 leaves it open, and
-    microxcaling and torchao do the same. In NVFP4 such a block does not count for the tensor's largest magnitude.
+    Inf or NaN anywhere in a block makes its scale NaN and so, by OCP MX 1.0, 5.1, all of its values, as in microxcaling and torchao. In
+    NVFP4 such a block does not count for the tensor's largest magnitude. Where that is so small that the tensor's scale is 0, "modelopt"
+    and "torchao" divide by it, as their code does: blocks of zeros then have NaN for a scale.
     Raises ValueError for another kind, rule, rounding, axis, or shape of amax, TypeError for arrays that hold no floats.
     """
     fmt = _block_format(kind, rule)
@@ -162,13 +163,13 @@ def block_quantize(
     ndim = codes.ndim - (source.words - 1)
     if ndim == 0:
         raise ValueError("x: got a scalar; blocks lie along an axis, so wanted an array [..., K]")
-    if not isinstance(axis, int) or not -ndim <= axis < ndim:
+    if not isinstance(axis, int | np.integer) or not -ndim <= axis < ndim:
         raise ValueError(f"axis: got {axis!r}; x has {ndim} axes, so wanted an int from {-ndim} to {ndim - 1}")
     if rounding not in ROUNDINGS:
         raise ValueError(f"rounding={rounding!r} is not one of {', '.join(ROUNDINGS)}")
     if rounding == "SR" and key is None:
         raise ValueError('rounding="SR" needs random bits: give key= (a jax.random key)')
-    axis = axis % ndim - ndim
+    axis = int(axis) % ndim - ndim
     tensors = None if amax is None else _tensors(fmt, amax, codes.shape[: ndim + axis])
     found = RULES[fmt.rule]
     recipe = found.two_level
@@ -184,9 +185,9 @@ def block_quantize(
 def block_dequantize(q: BlockQuantized, dtype: DTypeLike = jnp.float32) -> Array:
     """The numbers that a BlockQuantized stands for: element * scale (* tensor scale), exact, then rounded once to `dtype`, RN.
 
-    dtype: float32, float16 or bfloat16. float32 holds every value of an MX format but those below its subnormals, or from 2^128 on, which
-    only elements rounded up by the rules "ceil" and "rceil", or codes of other origin, reach: they become Inf. NaN, of a scale or an
-    element, is the canonical NaN.
+    dtype: float32, float16 or bfloat16. float32 holds every value of the MX formats below 2^128; what is larger becomes Inf, and only comes
+    of an x near the end of f32 that the rules "ceil", "even" and "rceil" let round up, of a larger float64, or of codes of other origin.
+    NaN, of a scale or an element, is the canonical NaN.
     Raises TypeError or ValueError if codes or scales have another dtype or shape than the format wants, or the tensor's scale is missing.
     """
     if not isinstance(q, BlockQuantized):
