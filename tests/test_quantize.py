@@ -131,6 +131,13 @@ def test_other_dtypes_are_rounded_once(source, rule):
     assert agrees(words, own, "e4m3", 4, rule, source=source) >= 480
 
 
+def test_the_largest_float64_is_found_in_both_of_its_words():
+    x = np.array([[4.0, 1 / 3], [1.0, 1 + 2.0**-40], [1 + 2.0**-40, 1.0], [2.0, 2 - 2.0**-40]])
+    own = BlockFormat("own", formats.E4M3, 2, "ceil")
+    assert agrees(x.view(np.uint64), own, "e4m3", 2, "ceil", source="f64") == 8
+    assert block_quantize(x, own).scales[:, 0].tolist() == [121, 120, 120, 120]
+
+
 def test_float64_is_rounded_to_f32_first_where_the_recipe_is_f32():
     x = np.random.default_rng(3).normal(size=(8, 32)) * 448
     for kind, rule in (("mxfp8_e4m3", "rceil"), ("nvfp4", None)):
