@@ -25,6 +25,10 @@ from tcemu.operations.sparsify import sparsify as sparsify
 from tcemu.operations.warpgroup import Warpgroup as Warpgroup
 from tcemu.operations.wgmma import uniform_descriptor as uniform_descriptor
 from tcemu.operations.wgmma import wgmma as wgmma
+from tcemu.quantize import BlockFormat as BlockFormat
+from tcemu.quantize import BlockQuantized as BlockQuantized
+from tcemu.quantize import block_dequantize as block_dequantize
+from tcemu.quantize import block_quantize as block_quantize
 from tcemu.shared_memory import SharedLayout as SharedLayout
 from tcemu.shared_memory import descriptor as descriptor
 from tcemu.shared_memory import from_shared as from_shared

@@ -396,7 +396,7 @@ def array_codes(x: ArrayLike) -> tuple[Format, Array]:
             return fmt, lax.bitcast_convert_type(x, fmt.dtype)
         raw = x.astype(jnp.int8).astype(jnp.uint8) if fmt.is_integer else lax.bitcast_convert_type(x, jnp.uint4).astype(jnp.uint8)
     else:
-        raw = np.asarray(x, order="C").reshape(*x.shape, *(1,) * (fmt.words - 1)).view(fmt.dtype)
+        raw = np.asarray(x, order="C").reshape((*x.shape, *(1,) * (fmt.words - 1))).view(fmt.dtype)
     return fmt, jnp.asarray(raw & raw.dtype.type((1 << min(fmt.bits, 32)) - 1))
 
 

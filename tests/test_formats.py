@@ -154,6 +154,8 @@ def test_leading_axes_and_dtypes():
         assert back.shape == x.shape and back.dtype == jnp.float32
         for dtype in (jnp.float32, jnp.float16, jnp.bfloat16):
             assert round_to(fmt, jnp.asarray(x, dtype)).dtype == dtype
+    for number in (1.5, np.float32(1.5), jnp.float32(1.5)):
+        assert from_float(FORMATS["f16"], number) == 0x3E00
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e2m1", "f16", "bf16", "tf32", "ue8m0", "s8"])

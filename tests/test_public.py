@@ -10,6 +10,7 @@ NAMES = {
     "mma", "dot", "pack", "unpack", "gemm", "Model", "model", "models", "checked",
     "mma_sp", "sparsify", "densify",
     "wgmma", "descriptor", "uniform_descriptor", "Warpgroup", "SharedLayout", "to_shared", "from_shared",
+    "block_quantize", "block_dequantize", "BlockFormat", "BlockQuantized",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
 

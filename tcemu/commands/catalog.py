@@ -80,15 +80,16 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    if args.target is None and not args.evidence:
-        raise CommandError(f"--target is missing: one of {', '.join(targets())}")
-    if args.evidence and (args.family or args.all_spellings or args.isa):
-        raise CommandError("--evidence goes with --target alone")
+    target: str | None = args.target
     try:
         if args.evidence:
-            print("\n".join(summary() if args.target is None else details(args.target)))
+            if args.family or args.all_spellings or args.isa:
+                raise CommandError("--evidence goes with --target alone")
+            print("\n".join(summary() if target is None else details(target)))
             return 0
-        found = instructions(args.target, args.family, args.isa)
+        if target is None:
+            raise CommandError(f"--target is missing: one of {', '.join(targets())}")
+        found = instructions(target, args.family, args.isa)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,0 +1,138 @@
+"""How the scales of block formats come from the numbers in a block: one row a rule, as published code computes them.
+
+Where a recipe is f32 arithmetic, each operation is rounded to nearest even as IEEE 754 has it, subnormals kept, and on integers: CPU and
+GPU give the same words.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tcemu import bits
+from tcemu.arithmetic.quotient import divide, multiply
+from tcemu.formats import F32, UE4M3, UE8M0, Format, Number, convert, decode, encode
+
+# ---- scales that are powers of two: the exponent, from a block's largest magnitude
+
+
+def _leading(amax: Number) -> tuple[Array, Array]:
+    """The exponent of the leading one, and what follows it: from the top bit down, with a last bit for all below."""
+    shift = bits.leading_zeros(amax.magnitude)
+    top = bits.narrow_jam(bits.shift_left(amax.magnitude, shift), 1)[0]
+    return amax.exponent + (bits.WORD * len(amax.magnitude) - 1) - shift, top << 1
+
+
+def _floor(amax: Number, element: Format) -> Array:
+    return _leading(amax)[0] - element.greatest_exponent
+
+
+def _ceil(amax: Number, element: Format) -> Array:
+    exponent, fraction = _leading(amax)
+    return exponent + (fraction != 0) - element.greatest_exponent
+
+
+def _even(amax: Number, element: Format) -> Array:
+    exponent, fraction = _leading(amax)
+    rounded_bits = element.mantissa_bits + 1  # all ones: half up reaches the next power of two
+    return exponent + (fraction >> (bits.WORD - rounded_bits) == (1 << rounded_bits) - 1) - element.greatest_exponent
+
+
+def _rceil(amax: Number, element: Format) -> Array:
+    greatest = convert(np.array(element.greatest_magnitude, element.dtype), element, F32)
+    ratio = divide(encode(F32, amax), greatest, F32)
+    return encode(UE8M0, decode(F32, ratio), "RP", overflow="saturate").astype(jnp.int32) - UE8M0.bias
+
+
+# ---- scales of two levels, after the code of NVIDIA and PyTorch: all values are f32 codes without sign, but for the scales
+
+
+class Recipe(NamedTuple):
+    """How a tensor's and its blocks' scales are found, and what is done to x before it is rounded to the element."""
+
+    tensor: Callable[[Array], tuple[Array, ...]]  # the tensor's largest magnitude -> its scale, and what its blocks need besides
+    block: Callable[..., tuple[Array, Array]]  # (a block's largest magnitude, *tensor(...)) -> its scale, ue4m3; the other operand
+    apply: Callable[[Array, Array, Format], Array]  # multiply or divide: (x, other operand, F32)
+
+
+def _f32(value: float) -> np.uint32:
+    return np.float32(value).view(np.uint32)
+
+
+SIX, SIXTH = _f32(6), _f32(1 / 6)
+WHOLE_RANGE = _f32(6 * 448)  # the largest element times the largest scale
+ONE, GREATEST = _f32(1), _f32(float(np.finfo(np.float32).max))
+
+
+def _ue4m3(x: Array) -> Array:
+    return encode(UE4M3, decode(F32, x), overflow="saturate")
+
+
+def _inverse_tensor(amax: Array) -> tuple[Array, ...]:
+    encode_scale = jnp.minimum(divide(WHOLE_RANGE, amax, F32), GREATEST)
+    encode_scale = jnp.where((amax == 0) | (encode_scale == 0), ONE, encode_scale)
+    return divide(ONE, encode_scale, F32), multiply(encode_scale, SIXTH, F32)
+
+
+def _inverse_block(amax: Array, tensor_scale: Array, multiplier: Array) -> tuple[Array, Array]:
+    scale = _ue4m3(multiply(amax, multiplier, F32))
+    inverse = divide(ONE, multiply(convert(scale, UE4M3, F32), tensor_scale, F32), F32)
+    return scale, jnp.minimum(inverse, GREATEST)
+
+
+def _plain_tensor(amax: Array) -> tuple[Array, ...]:
+    return (divide(amax, WHOLE_RANGE, F32),)
+
+
+def _modelopt_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
+    ratio = divide(amax, multiply(SIX, tensor_scale, F32), F32)
+    scale = _ue4m3(jnp.maximum(jnp.where(ratio == 0, ONE, ratio), _f32(2**-9)))
+    return scale, multiply(convert(scale, UE4M3, F32), tensor_scale, F32)
+
+
+def _torchao_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
+    scale = _ue4m3(jnp.maximum(divide(divide(amax, SIX, F32), tensor_scale, F32), _f32(2**-6)))
+    return scale, multiply(tensor_scale, convert(scale, UE4M3, F32), F32)
+
+
+# ---- the table
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the scales of blocks come from the numbers in them."""
+
+    scale: Format
+    exponent: Callable[[Number, Format], Array] | None = None  # of a ue8m0 scale: (block's largest magnitude, element format) -> int32
+    two_level: Recipe | None = None  # for a ue4m3 scale and one of the tensor
+    in_f32: bool = True  # the recipe is f32 arithmetic: a float64 x is rounded to f32 first
+    source: str = ""
+
+
+def _two_level(tensor: Callable, block: Callable, apply: Callable, source: str) -> Rule:
+    return Rule(UE4M3, two_level=Recipe(tensor, block, apply), source=source)
+
+
+RULES = {
+    "floor": Rule(UE8M0, _floor, in_f32=False, source="2^floor(log2 amax) / 2^emax: OCP MX 1.0, 6.3; torchao mx_tensor.py FLOOR"),
+    "ceil": Rule(UE8M0, _ceil, in_f32=False, source="2^ceil(log2 amax) / 2^emax: torchao 050515e, mx_tensor.py CEIL"),
+    "even": Rule(
+        UE8M0, _even, in_f32=False, source="floor of amax rounded half up to the element's bits: torchao 050515e, mx_tensor.py EVEN"
+    ),
+    "rceil": Rule(
+        UE8M0,
+        _rceil,
+        source="amax / largest element in f32, rounded up: TransformerEngine float_to_e8m0, cvt.rp.satfinite.ue8m0x2.f32; torchao RCEIL",
+    ),
+    "transformer_engine": _two_level(
+        _inverse_tensor,
+        _inverse_block,
+        multiply,
+        "arXiv 2509.25149; TransformerEngine 1a4d3b0, custom_recipes/quantization_nvfp4.py; 0718c01, cast/nvfp4/core_nvfp4.cuh",
+    ),
+    "modelopt": _two_level(_plain_tensor, _modelopt_block, divide, "Model-Optimizer 211c6b3, qtensor/nvfp4_tensor.py, the dynamic path"),
+    "torchao": _two_level(_plain_tensor, _torchao_block, divide, "torchao 02a1bc4, mx_formats/nvfp4_tensor.py, with a scale per tensor"),
+}

@@ -1,0 +1,74 @@
+"""Products and quotients of floats, exact or rounded once, on uint32 limbs: what the recipes of block quantisers do in f32.
+
+Source: IEEE 754-2019, 5.4.1, 6.1 to 6.3. Subnormals are kept; every NaN is the canonical one.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from tcemu import bits
+from tcemu.formats import F64, Format, Number, Rounding, decode, encode
+
+
+def product(x: Number, y: Number) -> Number:
+    """x * y, exact: the limbs of both, side by side. The two have one shape."""
+    infinite = x.infinite | y.infinite
+    return Number(
+        x.negative != y.negative,
+        bits.multiply(x.magnitude, y.magnitude),
+        x.exponent + y.exponent,
+        x.nan | y.nan | (infinite & (_is_zero(x) | _is_zero(y))),
+        infinite,
+    )
+
+
+def multiply(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
+    """x * y, rounded once. Codes of `fmt` in and out, which has 32 bits or fewer; x and y broadcast against each other."""
+    u, v = _decoded(x, y, fmt)
+    return encode(fmt, product(u, v), rounding)
+
+
+def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
+    """x / y, rounded once. Codes of `fmt` in and out, which has 32 bits or fewer; x and y broadcast against each other.
+
+    A finite value over zero is Inf, 0/0 and Inf/Inf are NaN.
+    """
+    u, v = _decoded(x, y, fmt)
+    kept = fmt.mantissa_bits + 1
+    n, n_exponent = _normal(u, kept)
+    d, d_exponent = _normal(v, kept)
+    d = jnp.maximum(d, 1)  # of a zero nothing of the division is used
+    # long division, up to 8 bits at a time; quotients of at least kept + 2 bits, so that the last one may stand for the rest
+    quotient, fraction_bits = n // d, kept + 2
+    for known in range(0, fraction_bits, 8):
+        step = min(8, fraction_bits - known)
+        n = (n % d) << step
+        quotient = (quotient << step) | (n // d)
+    inexact = n % d != 0
+    u_zero, v_zero = _is_zero(u), _is_zero(v)
+    infinite = u.infinite | (v_zero & ~u_zero)
+    number = Number(
+        u.negative != v.negative,
+        (jnp.where(u_zero | v.infinite, 0, quotient | inexact),),
+        n_exponent - d_exponent - fraction_bits,
+        u.nan | v.nan | (u_zero & v_zero) | (u.infinite & v.infinite),
+        infinite,
+    )
+    return encode(fmt, number, rounding)
+
+
+def _decoded(x: ArrayLike, y: ArrayLike, fmt: Format) -> tuple[Number, Number]:
+    assert fmt != F64 and not fmt.is_integer
+    x, y = jnp.broadcast_arrays(jnp.asarray(x), jnp.asarray(y))
+    return decode(fmt, x), decode(fmt, y)
+
+
+def _is_zero(x: Number) -> Array:
+    return bits.is_zero(x.magnitude) & ~x.nan & ~x.infinite
+
+
+def _normal(x: Number, kept: int) -> tuple[Array, Array]:
+    """The magnitude with its leading one at bit kept - 1, and its exponent."""
+    shift = bits.leading_zeros(x.magnitude) - (bits.WORD - kept)
+    return bits.shift_left(x.magnitude, shift)[0], x.exponent - shift
