@@ -16,7 +16,7 @@ from tcemu.layouts import Fragment
 from tcemu.operations.fragments import fragments
 from tcemu.rows import row_of
 from tcemu.viz import operands, page, svg
-from tcemu.viz.drawing import ADDRESS, COLOURS, FADED, INK, PAPER, paragraph
+from tcemu.viz.drawing import ADDRESS, COLOURS, FADED, INK, PAGE, PAPER, paragraph
 
 MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 VOLTA = "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32"
@@ -27,8 +27,10 @@ WGMMA = "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16"
 WGMMA_SPARSE = "wgmma.mma_async.sp.sync.aligned.m64n24k32.f32.f16.f16"
 WMMA = "wmma.mma.sync.aligned.row.col.m32n8k16.f32.f32"
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x4.trans.b16"
+MOVMATRIX = "movmatrix.sync.aligned.m8n8.trans.b16"
+WGMMA_DENSE = "wgmma.mma_async.sync.aligned.m64n48k16.f16.f16.f16"
 BITS = "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc"
-PAGES = [MMA, VOLTA, SPARSE, SCALED, SCALED_1X, WGMMA_SPARSE, WMMA, LDMATRIX, BITS]
+PAGES = [MMA, MOVMATRIX, WGMMA_DENSE, VOLTA, SPARSE, SCALED, SCALED_1X, WGMMA_SPARSE, WMMA, LDMATRIX, BITS]
 
 
 @cache
@@ -78,7 +80,7 @@ def read_back(op: str, name: str, fragment: Fragment, grids: list[Seen]) -> np.n
             rows, columns = row_at[rect.y + rect.height // 2 + 4], column_at[rect.x + rect.width // 2]
             places = [(row, column) for row in rows for column in columns]
             numbers = elements(name, element_words, per_register)
-            assert len(numbers) % len(places) == 0
+            assert len(numbers) % len(places) == 0 and numbers == sorted(numbers)
             for lane in lane_words.removeprefix("T").split(","):
                 # copies follow each other, each as long as the cell's run
                 drawn += [(int(lane), number, *place, *places[i % len(places)]) for i, number in enumerate(numbers)]
@@ -119,7 +121,7 @@ def test_a_page_shows_what_the_single_pictures_show(op):
 def test_nothing_is_cut_and_nothing_overlaps(op):
     root, grids = parse(page(op))
     left, top, width, height = map(float, root.get("viewBox").split())
-    assert (left, top) == (0, 0) and (root.get("width"), root.get("height")) == (f"{width:.0f}", f"{height:.0f}")
+    assert (left, top) == (0, 0) and width < PAGE + 64 and (root.get("width"), root.get("height")) == (f"{width:.0f}", f"{height:.0f}")
     lines = {}
     for text in texts(root):
         assert text.span[0] >= 0 and text.span[1] <= width and text.size < text.y < height, text
