@@ -18,3 +18,9 @@ from tcemu.operations.mma import evidence as evidence
 from tcemu.operations.mma import mma as mma
 from tcemu.operations.mma import pack as pack
 from tcemu.operations.mma import unpack as unpack
+from tcemu.operations.movement import ldmatrix as ldmatrix
+from tcemu.operations.movement import movmatrix as movmatrix
+from tcemu.operations.movement import stmatrix as stmatrix
+from tcemu.operations.wmma import wmma_load as wmma_load
+from tcemu.operations.wmma import wmma_mma as wmma_mma
+from tcemu.operations.wmma import wmma_store as wmma_store

@@ -8,6 +8,7 @@ import tcemu
 NAMES = {
     "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
     "mma", "dot", "pack", "unpack", "gemm", "Model", "models", "checked",
+    "wmma_load", "wmma_mma", "wmma_store", "ldmatrix", "stmatrix", "movmatrix",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
 
