@@ -64,9 +64,11 @@ class Lines:
 
 def read_lines(memory: Array, start: Array, step: int, count: int, length: int) -> Array:
     """Runs of `length` words, the first at word `start` (a scalar), each `step` after the last: [..., words] -> [..., count, length]."""
-    if step == length:
-        return lax.dynamic_slice_in_dim(memory, start, count * length, axis=-1).reshape(*memory.shape[:-1], count, length)
-    return jnp.stack([lax.dynamic_slice_in_dim(memory, start + i * step, length, axis=-1) for i in range(count)], axis=-2)
+    if step < length:
+        return jnp.stack([lax.dynamic_slice_in_dim(memory, start + i * step, length, axis=-1) for i in range(count)], axis=-2)
+    whole = lax.dynamic_slice_in_dim(memory, start, (count - 1) * step + length, axis=-1)
+    padded = jnp.pad(whole, [(0, 0)] * (memory.ndim - 1) + [(0, step - length)])
+    return padded.reshape(*memory.shape[:-1], count, step)[..., :length]
 
 
 def write_lines(memory: Array, start: Array, step: int, lines: Array) -> Array:
@@ -77,9 +79,12 @@ def write_lines(memory: Array, start: Array, step: int, lines: Array) -> Array:
     lines = jnp.broadcast_to(lines, (*batch, count, length))
     if step == length:
         return lax.dynamic_update_slice_in_dim(memory, lines.reshape(*batch, count * length), start, axis=-1)
-    for i in range(count):
-        memory = lax.dynamic_update_slice_in_dim(memory, lines[..., i, :], start + i * step, axis=-1)
-    return memory
+
+    def write(i: Array, memory: Array) -> Array:
+        line = lax.dynamic_index_in_dim(lines, i, axis=lines.ndim - 2, keepdims=False)
+        return lax.dynamic_update_slice_in_dim(memory, line, start + i * step, axis=-1)
+
+    return lax.fori_loop(0, count, write, memory)
 
 
 def read_at(memory: Array, starts: Array, good: Array | None = None, *, length: int) -> Array:
@@ -98,15 +103,17 @@ def write_at(memory: Array, starts: Array, runs: Array, good: Array | None = Non
     Where not `good` [..., n], nothing is written.
     """
 
-    def one(memory: Array, starts: Array, runs: Array, good: Array) -> Array:
-        def write(memory: Array, run: tuple[Array, Array, Array]) -> tuple[Array, None]:
-            start, words, keep = run
-            words = jnp.where(keep, words, lax.dynamic_slice(memory, (start,), words.shape))
+    def one(memory: Array, *written: Array) -> Array:
+        def write(memory: Array, run: tuple[Array, ...]) -> tuple[Array, None]:
+            start, words, *keep = run
+            if keep:
+                words = jnp.where(keep[0], words, lax.dynamic_slice(memory, (start,), words.shape))
             return lax.dynamic_update_slice(memory, words, (start,)), None
 
-        return lax.scan(write, memory, (starts, runs, good))[0]
+        return lax.scan(write, memory, written)[0]
 
-    good = jnp.ones(starts.shape, bool) if good is None else good
+    if good is None:
+        return _batched(one, (1, 1, 2), memory, starts, runs)
     return _batched(one, (1, 1, 2, 1), memory, starts, runs, good)
 
 

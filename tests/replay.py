@@ -1,4 +1,4 @@
-"""Replay the recorded words of `mma` through tcemu and count what differs: `python tests/replay.py [FAMILY ...]`.
+"""Replay the recorded words through tcemu and count what differs: `python tests/replay.py [FAMILY ...]`.
 
 Runs on whatever device JAX has, so the same command holds a CPU and a GPU to the words.
 """
@@ -13,15 +13,42 @@ import numpy as np
 import tcemu
 
 TARGET = "sm_90a"  # of the GPU that was recorded
-REPLAYS = {"mma": lambda case, words: tcemu.mma(case["ptx"], words["a"], words["b"], words["c"], target=TARGET)}
+
+
+def wmma(case: dict, words: dict) -> dict:
+    """Matrices loaded from memory, multiplied, and stored into memory that held something else."""
+    op, made = tcemu.parse(case["ptx"]), {}
+    for name, layout in (("a", op.alayout), ("b", op.blayout), ("c", case["c_layout"])):
+        load = f"wmma.load.{name}.sync.aligned.{layout}.{op.shape}.{getattr(op, name)}"
+        made[f"frag_{name}"] = tcemu.wmma_load(load, words[name], target=TARGET)
+    made["frag_d"] = tcemu.wmma_mma(op, *(made[f"frag_{name}"] for name in "abc"), target=TARGET)
+    store = f"wmma.store.d.sync.aligned.{case['d_layout']}.{op.shape}.{op.d}"
+    return made | {"d": tcemu.wmma_store(store, ~words["d"], made["frag_d"], target=TARGET)}
+
+
+def movement(case: dict, words: dict) -> dict:
+    if case["ptx"].startswith("ldmatrix"):
+        return {"registers_out": tcemu.ldmatrix(case["ptx"], words["shared_in"], words["address"], target=TARGET)}
+    if case["ptx"].startswith("stmatrix"):
+        return {"shared_out": tcemu.stmatrix(case["ptx"], words["shared_in"], words["address"], words["registers_in"], target=TARGET)}
+    return {"registers_out": tcemu.movmatrix(case["ptx"], words["registers_in"])}
+
+
+REPLAYS = {  # the family -> what a case makes, by the name of the recorded array
+    "mma": lambda case, words: {"d": tcemu.mma(case["ptx"], words["a"], words["b"], words["c"], target=TARGET)},
+    "wmma": wmma,
+    "movement": movement,
+}
 
 
 def compare(case: dict) -> tuple[int, int]:
     """How many result words of one case differ, and how many there are."""
     words = golden.arrays(case)
-    d = np.asarray(REPLAYS[case["family"]](case, words))
-    assert d.shape == words["d"].shape
-    return int((d != words["d"]).sum()), d.size
+    wrong = total = 0
+    for name, made in REPLAYS[case["family"]](case, words).items():
+        assert made.shape == words[name].shape
+        wrong, total = wrong + int((np.asarray(made) != words[name]).sum()), total + made.size
+    return wrong, total
 
 
 def main(families: list[str]) -> int:

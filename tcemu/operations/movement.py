@@ -131,9 +131,9 @@ def _load(op: Instruction, shared: Array, starts: Array, good: Array | None) -> 
 
 @partial(jax.jit, static_argnames="op")
 def _store(op: Instruction, shared: Array, starts: Array, good: Array | None, registers: Array) -> Array:
-    matrices = _fragment(op).decode(unpack_registers(registers, _element(op)))
-    rows = pack_registers(matrices, _element(op))
-    return write_at(shared, starts, rows.reshape(*rows.shape[:-3], -1, ROW_WORDS), good)
+    fragment = _fragment(op)
+    rows = pack_registers(fragment.decode(unpack_registers(registers, _element(op))), _element(op))
+    return write_at(shared, starts, rows.reshape(*rows.shape[:-3], op.num * fragment.rows, ROW_WORDS), good)
 
 
 @jax.jit
