@@ -45,7 +45,7 @@ def wmma_load(
     op = check(op, target)
     of_family(op, "wmma_load", "wmma.load")
     memory = as_memory("memory", memory)
-    return _load(replace(op, space=None), _number(target), memory, *_place(op, memory.shape[-1], offset, stride, checked))
+    return _load(replace(op, space=None), _generation(target), memory, *_place(op, memory.shape[-1], offset, stride, checked))
 
 
 def wmma_store(
@@ -70,7 +70,7 @@ def wmma_store(
     of_family(op, "wmma_store", "wmma.store")
     memory = as_memory("memory", memory)
     registers = register_words(op, "r", fragment, "fragment")
-    return _store(replace(op, space=None), _number(target), memory, registers, *_place(op, memory.shape[-1], offset, stride, checked))
+    return _store(replace(op, space=None), _generation(target), memory, registers, *_place(op, memory.shape[-1], offset, stride, checked))
 
 
 def wmma_mma(op: str | Instruction, a: ArrayLike, b: ArrayLike, c: ArrayLike, *, target: str, checked: bool = False) -> Array:
@@ -85,7 +85,7 @@ def wmma_mma(op: str | Instruction, a: ArrayLike, b: ArrayLike, c: ArrayLike, *,
     Source: PTX ISA 9.7.14.4.5; the arithmetic, with its evidence, is a row of `tcemu.models`.
     """
     op, found = modelled(op, target, "wmma_mma", "wmma.mma")
-    sm = _number(target)
+    sm = _generation(target)
     registers = {name: register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c))}
     if checked:
         for name, held in registers.items():
@@ -95,8 +95,10 @@ def wmma_mma(op: str | Instruction, a: ArrayLike, b: ArrayLike, c: ArrayLike, *,
     return _mma(op, found, sm, *registers.values())
 
 
-def _number(target: str) -> int:
-    return int("".join(filter(str.isdigit, target)))
+def _generation(target: str) -> int:
+    """The number of the oldest target whose fragments are those of `target`, so that later ones share its programs: see `wmma_fragment`."""
+    number = int("".join(filter(str.isdigit, target)))
+    return max(first for first in (70, 75, 80) if first <= number)
 
 
 def _lines(op: Instruction) -> Lines:
@@ -117,15 +119,14 @@ def _place(
     for name, value in (("offset", from_), ("stride", step)):
         aligned = f"{op}: {name} {{value}} is no multiple of {lines.alignment} elements, the size of a lane's fragment. {STORAGE}"
         refuse(value % lines.alignment != 0, aligned, checked, value=value)
-    zero = np.zeros((), np.int64)
-    known = step if isinstance(step, np.ndarray) else zero
-    for at, by in ((zero, known), (from_, step)):  # the first: no offset is good
-        room = f"{op}: {lines.count} lines of {lines.length} elements from offset {{offset}}, {{stride}} apart, are not in {words} words"
+    room = f"{op}: {lines.count} lines of {lines.length} elements from offset {{offset}}, {{stride}} apart, are not in {words} words"
+    # first what is known, as if what is traced were as good as it can be
+    known = tuple(x if isinstance(x, np.ndarray) else np.zeros((), np.int64) for x in (from_, step))
+    for at, by in (known, (from_, step)):
         refuse(lines.outside(at, by, words), f"{room}. {STORAGE}", checked, offset=at, stride=by)
     if checked:
-        forbid(
-            step < least, f"{op}: stride {{stride}} is below {least}, the length of a line; PTX leaves that open. {STORAGE}", stride=step
-        )
+        below = f"{op}: stride {{stride}} is below {least}, the length of a line, which PTX leaves open. {STORAGE}"
+        forbid(step < least, below, stride=step)
     good = None
     if isinstance(from_, Tracer) or isinstance(step, Tracer):
         good = ~(lines.misaligned(from_, step) | lines.outside(from_, step, words))
