@@ -225,10 +225,10 @@ def test_checked_lets_good_addresses_pass():
 def test_of_two_rows_at_one_address_the_higher_lane_stays():
     shared, registers, good = random_words((5, WORDS)), random_words((5, 32, 4), 1), addresses(1, (5,))
     twice = changed(good, 9, good[:, 3:4])
-    want = np.asarray(tcemu.stmatrix(ST_X4, shared, changed(good, 3, good[:, 9:10]), registers)).copy()
-    for warp in range(5):
-        at, moved = good[warp, 3] // 4, good[warp, 9] // 4
-        want[warp, at : at + 4], want[warp, moved : moved + 4] = want[warp, moved : moved + 4].copy(), shared[warp, moved : moved + 4]
+    want = np.asarray(tcemu.stmatrix(ST_X4, shared, good, registers)).copy()
+    for warp in range(5):  # where lane 3 stored, what lane 9 stores; where lane 9 stored, nothing
+        three, nine = (slice(good[warp, lane] // 4, good[warp, lane] // 4 + 4) for lane in (3, 9))
+        want[warp, three], want[warp, nine] = want[warp, nine].copy(), shared[warp, nine]
     np.testing.assert_array_equal(tcemu.stmatrix(ST_X4, shared, twice, registers), want)
     with told(tcemu.UndefinedBehaviour, "lane 9 stores where a lower lane does"):
         tcemu.stmatrix(ST_X4, shared, twice, registers, checked=True)
