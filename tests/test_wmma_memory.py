@@ -207,5 +207,21 @@ def test_bad_operands_are_named():
         tcemu.wmma_mma(A, fragment, fragment, fragment, target="sm_90")
     with told(tcemu.Unsupported, "sm_80 or later", "sm_75"):
         tcemu.wmma_load(A.replace("f16", "bf16"), memory, target="sm_75")
-    with told(tcemu.NotModelled, "legal on sm_70", "modelled on sm_90, sm_90a"):
-        tcemu.wmma_mma(MMA, fragment, fragment, fragment, target="sm_70")
+
+
+@pytest.mark.parametrize("target", ["sm_70", "sm_75", "sm_80", "sm_100a", "sm_120"])
+@pytest.mark.parametrize("layouts", ["row.col", "col.row"])
+def test_every_generation_multiplies_its_own_fragments(target, layouts):
+    """Memory, fragments, product, memory: the words of `dot`, whatever the target's fragments look like."""
+    rng = np.random.default_rng(3)
+    op = tcemu.parse(f"wmma.mma.sync.aligned.{layouts}.m32n8k16.f32.f32")
+    a, b = (rng.normal(size=op.matrix(name)).astype(np.float16).view(np.uint16) for name in "ab")
+    c = rng.normal(size=op.matrix("c")).astype(np.float32).view(np.uint32)
+    held = {}
+    for name, codes, layout in (("a", a, op.alayout), ("b", b, op.blayout), ("c", c, "row")):
+        lines = np.ascontiguousarray(codes if layout == "row" else codes.T)
+        load = f"wmma.load.{name}.sync.aligned.{layout}.{op.shape}.{getattr(op, name)}"
+        held[name] = tcemu.wmma_load(load, lines.ravel().view(np.uint32), target=target)
+    d = tcemu.wmma_mma(op, **held, target=target)
+    memory = tcemu.wmma_store(f"wmma.store.d.sync.aligned.row.{op.shape}.f32", np.zeros(c.size, np.uint32), d, target=target)
+    np.testing.assert_array_equal(np.asarray(memory).reshape(c.shape), tcemu.dot(op, a, b, c, target=target))

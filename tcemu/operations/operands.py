@@ -13,7 +13,7 @@ from tcemu.catalog import check, section
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import S32, Format
 from tcemu.instructions import LANES, Instruction
-from tcemu.models import row
+from tcemu.models import must_compute, row
 from tcemu.operations.fragments import WMMA_SM, matrix_fragment
 from tcemu.packing import container, pack_registers, unpack_registers
 from tcemu.sparsity import gather
@@ -37,6 +37,7 @@ def modelled(op: str | Instruction, target: str, model: Model | None, call: str,
 
 def fitting(op: Instruction, model: Model) -> Model:
     """The model, or ValueError if its results cannot be those of `op`."""
+    must_compute(op)
     if model.result.is_integer != (op.d == S32):
         raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
     return model
