@@ -20,11 +20,17 @@ from tcemu.operations.mma import mma_sp as mma_sp
 from tcemu.operations.mma import model as model
 from tcemu.operations.mma import pack as pack
 from tcemu.operations.mma import unpack as unpack
+from tcemu.operations.movement import ldmatrix as ldmatrix
+from tcemu.operations.movement import movmatrix as movmatrix
+from tcemu.operations.movement import stmatrix as stmatrix
 from tcemu.operations.sparsify import densify as densify
 from tcemu.operations.sparsify import sparsify as sparsify
 from tcemu.operations.warpgroup import Warpgroup as Warpgroup
 from tcemu.operations.wgmma import uniform_descriptor as uniform_descriptor
 from tcemu.operations.wgmma import wgmma as wgmma
+from tcemu.operations.wmma import wmma_load as wmma_load
+from tcemu.operations.wmma import wmma_mma as wmma_mma
+from tcemu.operations.wmma import wmma_store as wmma_store
 from tcemu.quantize import BlockFormat as BlockFormat
 from tcemu.quantize import BlockQuantized as BlockQuantized
 from tcemu.quantize import block_dequantize as block_dequantize

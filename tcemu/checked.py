@@ -5,28 +5,37 @@ from functools import wraps
 from typing import Any, cast
 
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
 from jax.core import Tracer
 from jax.experimental import checkify
+from jax.typing import ArrayLike
 
 from tcemu.errors import UndefinedBehaviour
 
 
-def forbid(undefined: Array, message: str, **facts: Any) -> None:
+def forbid(undefined: ArrayLike, message: str, **facts: Any) -> None:
     """Report the first place where `undefined` holds.
 
     undefined: bool of any shape. message: a format string that names some of the facts; facts: arrays that broadcast to `undefined`.
     Raises UndefinedBehaviour. Under a trace it leaves a `checkify.check`, which `checked` (or `checkify.checkify`) turns into an error; JAX
-    refuses to compile it otherwise.
+    refuses to compile it otherwise. What is concrete raises at once also while something else is traced.
     """
+    if not any(isinstance(value, Tracer) for value in (undefined, *facts.values())):
+        if np.any(undefined):
+            first = np.argmax(np.ravel(undefined))
+            at_first = {name: np.broadcast_to(fact, np.shape(undefined)).ravel()[first] for name, fact in facts.items()}
+            raise UndefinedBehaviour(message.format(**at_first))
+        return
     undefined = jnp.asarray(undefined)
     first = jnp.argmax(undefined.ravel())
     at_first = {name: jnp.broadcast_to(jnp.asarray(fact), undefined.shape).ravel()[first] for name, fact in facts.items()}
-    found = jnp.any(undefined)
-    if isinstance(found, Tracer):
-        checkify.check(cast(bool, ~found), message, **cast(dict[str, Any], at_first))
-    elif found:
-        raise UndefinedBehaviour(message.format(**{name: value.item() for name, value in at_first.items()}))
+    checkify.check(cast(bool, ~jnp.any(undefined)), message, **cast(dict[str, Any], at_first))
+
+
+def refuse(undefined: ArrayLike, message: str, checked: bool, **facts: Any) -> None:
+    """`forbid`, but what is traced is left alone unless `checked`: for what can be seen at once where the operand is concrete."""
+    if checked or not any(isinstance(value, Tracer) for value in (undefined, *facts.values())):
+        forbid(undefined, message, **facts)
 
 
 def checked(fn: Callable) -> Callable:

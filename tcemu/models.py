@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 from tcemu.arithmetic.program import Model
-from tcemu.errors import NotModelled
+from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import B1, BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, S4, S8, S32, TF32, U4, U8, Format
 
 LEVELS = {
@@ -270,13 +270,14 @@ def models(target: str) -> tuple[Row, ...]:
 
 
 def row(op: Described, target: str, *, toolkit: str | None = None, unit: str | None = None) -> Row:
-    """The row that says how `target` computes `op`. Raises NotModelled if there is none.
+    """The row that says how `target` computes `op`. Raises NotModelled if there is none, Unsupported if `op` computes nothing.
 
     toolkit: the version of ptxas that made the code, one of TOOLKITS; None is the newest. unit: "tcgen05" for the arithmetic of that unit
     on operands of this instruction's types, in place of the instruction's own.
     """
     if toolkit not in (None, *TOOLKITS) or unit not in (None, *UNITS):
         raise ValueError(f"toolkit={toolkit!r}, unit={unit!r}: want one of {', '.join(TOOLKITS)}, and of {', '.join(UNITS)}, or None")
+    must_compute(op)
     family = unit or op.family
     for candidate in models(target):
         shape_fits = op.shape in (candidate.shapes or (op.shape,)) and op.kind in (candidate.kinds or (op.kind,))
@@ -289,6 +290,12 @@ def row(op: Described, target: str, *, toolkit: str | None = None, unit: str | N
         f"{op}: legal on {target}, but there is no evidence of what {target} computes for it; {what_works}. "
         "The rows, with their evidence: tcemu.models"
     )
+
+
+def must_compute(op: Described) -> None:
+    """Raises Unsupported if `op` only moves words or orders others."""
+    if op.a is None or op.b is None or op.d is None:
+        raise Unsupported(f"{op} computes nothing; mma, mma.sp, wmma.mma, wgmma and wgmma.sp do. PTX ISA 9.7.14, 9.7.15")
 
 
 def _names(row: Row, target: str, family: str) -> bool:

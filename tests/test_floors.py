@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     "bits errors checked",
     "formats layouts packing",
-    "arithmetic sparsity shared_memory",
+    "arithmetic sparsity shared_memory memory",
     "models",
     "instructions grammar diagnosis rows catalog",
     "operations",

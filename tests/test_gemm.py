@@ -227,8 +227,10 @@ def test_bad_arrays_are_named(a, b, c, error, told):
 def test_bad_ops_are_explained():
     with pytest.raises(tcemu.Unsupported):
         tcemu.gemm(np.ones((4, 4)), np.ones((4, 4)), op="mma.sync", target="sm_90a")
-    with pytest.raises(tcemu.NotModelled, match=r"mma is modelled on .*sm_90"):
-        tcemu.gemm(np.ones((4, 4)), np.ones((4, 4)), op=F16, target="sm_80")
+    with pytest.raises(tcemu.Unsupported, match="needs sm_80 or later"):
+        tcemu.gemm(np.ones((4, 4)), np.ones((4, 4)), op=F16, target="sm_75")
+    with pytest.raises(tcemu.Unsupported, match="computes nothing"):
+        tcemu.gemm(np.ones((4, 4)), np.ones((4, 4)), op="movmatrix.sync.aligned.m8n8.trans.b16", target="sm_90")
 
 
 def test_memory_grows_with_the_matrices_only():

@@ -8,8 +8,13 @@ WMMA_F16_REGISTERS = 8  # of A and B with .f16 in every shape; what the matrix d
 WMMA_SM = 90  # sm_75 and later hold wmma's fragments alike, but for the s32 accumulators of m8n32k16
 
 
-def matrix_fragment(op: Instruction, operand: str) -> Fragment:
-    """The fragment of "a", "b", "c" or "d" of mma or mma.sp, of "a" or "d" of wgmma. PTX ISA 9.7.14.5, 9.7.14.6.2, 9.7.15.5.1.1."""
+def matrix_fragment(op: Instruction, operand: str, sm: int = WMMA_SM) -> Fragment:
+    """The fragment of "a", "b", "c" or "d" of mma, mma.sp or wmma, of "a" or "d" of wgmma; wmma's as the target number `sm` holds it.
+
+    Source: PTX ISA 9.7.14.4.1, 9.7.14.5, 9.7.14.6.2, 9.7.15.5.1.1.
+    """
+    if op.family.startswith("wmma"):
+        return _wmma(op, operand, sm)
     volta = {"a": op.alayout, "b": op.blayout}.get(operand) if op.products == 4 else None
     sparse = op.sparse and operand == "a"
     return fragment(operand, (op.m, op.n, op.k), op.container_bits(operand), volta=volta, warps=op.warps, sparse=sparse)
@@ -31,7 +36,7 @@ def fragments(op: Instruction) -> dict[str, Fragment]:
         return found
     if op.family.startswith("wmma"):
         held = {"r": op.operand} if op.operand else {name: name for name in "abcd"}
-        return {name: _wmma(op, operand) for name, operand in held.items() if operand}
+        return {name: matrix_fragment(op, operand) for name, operand in held.items() if operand}
     if op.family == "movmatrix":
         return {"a": mover_fragment((8, 8), 1), "d": mover_fragment((8, 8), 1, trans=True)}
     if op.family in ("ldmatrix", "stmatrix"):
@@ -39,7 +44,8 @@ def fragments(op: Instruction) -> dict[str, Fragment]:
     return {}
 
 
-def _wmma(op: Instruction, operand: str) -> Fragment:
+def _wmma(op: Instruction, operand: str, sm: int) -> Fragment:
     fmt = getattr(op, operand)
     registers = WMMA_F16_REGISTERS if fmt == F16 and operand in "ab" else None
-    return wmma_fragment(operand, (op.m, op.n, op.k), fmt.bits, sm=WMMA_SM, registers=registers, integer=fmt.is_integer)
+    layout = op.layout or {"a": op.alayout, "b": op.blayout}.get(operand) or "row"
+    return wmma_fragment(operand, (op.m, op.n, op.k), fmt.bits, sm=sm, layout=layout, registers=registers, integer=fmt.is_integer)

@@ -13,8 +13,8 @@ from tcemu.catalog import check, section
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import S32, Format
 from tcemu.instructions import LANES, Instruction
-from tcemu.models import row
-from tcemu.operations.fragments import matrix_fragment
+from tcemu.models import must_compute, row
+from tcemu.operations.fragments import WMMA_SM, matrix_fragment
 from tcemu.packing import container, pack_registers, unpack_registers
 from tcemu.sparsity import gather
 
@@ -37,6 +37,7 @@ def modelled(op: str | Instruction, target: str, model: Model | None, call: str,
 
 def fitting(op: Instruction, model: Model) -> Model:
     """The model, or ValueError if its results cannot be those of `op`."""
+    must_compute(op)
     if model.result.is_integer != (op.d == S32):
         raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
     return model
@@ -79,8 +80,11 @@ def multiply_add(
     return run(model, signature(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
 
 
-def register_words(op: Instruction, name: str, value: ArrayLike) -> Array:
-    """The operand's registers, uint32[..., 32, n] (a warpgroup's: [..., 4, 32, n]), or an error that names what came and what is wanted."""
+def register_words(op: Instruction, name: str, value: ArrayLike, argument: str | None = None) -> Array:
+    """The operand's registers, uint32[..., 32, n] (a warpgroup's: [..., 4, 32, n]), or an error that names what came and what is wanted.
+
+    argument: what the caller calls it, if not as the manual does.
+    """
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     lanes = (LANES,) if op.warps == 1 else (op.warps, LANES)
     shape = (*lanes, op.registers(name))
@@ -88,10 +92,10 @@ def register_words(op: Instruction, name: str, value: ArrayLike) -> Array:
     wanted = f"uint32[..., {', '.join(map(str, shape))}] ({axes}) for {op}"
     if value.dtype != jnp.uint32:
         raise TypeError(
-            f"{name}: got {value.dtype}{list(value.shape)}; registers are raw words, {wanted}. tcemu.pack makes them from codes"
+            f"{argument or name}: got {value.dtype}{list(value.shape)}; registers are raw words, {wanted}. tcemu.pack makes them from codes"
         )
     if value.shape[-len(shape) :] != shape:
-        raise ValueError(f"{name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
+        raise ValueError(f"{argument or name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
     return jnp.asarray(value)
 
 
@@ -125,17 +129,17 @@ def codes_of(op: Instruction, name: str, value: ArrayLike, fmt: Format, shape: t
     return jnp.asarray(value)
 
 
-@partial(jax.jit, static_argnames=("op", "operand"))
-def pack_matrix(op: Instruction, operand: str, codes: Array) -> Array:
-    """The matrix of codes of "a", "b", "c" or "d" -> its registers."""
+@partial(jax.jit, static_argnames=("op", "operand", "sm"))
+def pack_matrix(op: Instruction, operand: str, codes: Array, sm: int = WMMA_SM) -> Array:
+    """The matrix of codes of "a", "b", "c" or "d" -> its registers; wmma's as the target number `sm` holds it."""
     fmt = getattr(op, operand)
-    elements = matrix_fragment(op, operand).encode(codes, trailing=fmt.words - 1)
+    elements = matrix_fragment(op, operand, sm).encode(codes, trailing=fmt.words - 1)
     return pack_registers(elements, fmt, **container(fmt, op.kind if operand in "ab" else None)._asdict())
 
 
-@partial(jax.jit, static_argnames=("op", "operand"))
-def unpack_matrix(op: Instruction, operand: str, registers: Array) -> Array:
-    """The registers of "a", "b", "c" or "d" -> its matrix of codes."""
+@partial(jax.jit, static_argnames=("op", "operand", "sm"))
+def unpack_matrix(op: Instruction, operand: str, registers: Array, sm: int = WMMA_SM) -> Array:
+    """The registers of "a", "b", "c" or "d" -> its matrix of codes; the inverse of `pack_matrix`."""
     fmt = getattr(op, operand)
     elements = unpack_registers(registers, fmt, **container(fmt, op.kind if operand in "ab" else None)._asdict())
-    return matrix_fragment(op, operand).decode(elements, trailing=fmt.words - 1)
+    return matrix_fragment(op, operand, sm).decode(elements, trailing=fmt.words - 1)
