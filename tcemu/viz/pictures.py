@@ -205,16 +205,18 @@ def _legend(op: Instruction, name: str, fragment: Fragment, example: Cell) -> li
     """What a cell says, and where that is written."""
     numbers = re.findall(r"\d+", example.text[1])
     said = f"{' '.join(example.text)}: lane {EXAMPLE}"
-    source = f"PTX ISA {fragment.layout.source}"
+    source = [f"PTX ISA {fragment.layout.source}"]
     if name in METADATA:
-        return [f"{said}, bits {numbers[0]} to {numbers[1]} of its {name}; {SELECTOR[name]} says whose bits count", source]
+        return [f"{said}, bits {numbers[0]} to {numbers[1]} of its {name}; {SELECTOR[name]} says whose bits count", *source]
     if name.startswith("scale"):
-        return [f"{said}, byte {numbers[0]} of its {name}; {name.replace('scale', 'selector')} is {{byte_id, thread_id}}", source]
+        return [f"{said}, byte {numbers[0]} of its {name}; {name.replace('scale', 'selector')} is {{byte_id, thread_id}}", *source]
     if op.element:
         more = ["A row is one of memory; address: the lane that points to it."] if op.num else []
-        return [f"{said}, register {name}{numbers[0]}, part {numbers[1]} of it, low first", *more, source]
+        if not op.num and name == "d":
+            more = ["Rows and columns are those of a."]  # so the transpose shows in who holds what
+        return [f"{said}, register {name}{numbers[0]}, part {numbers[1]} of it, low first", *more, *source]
     if op.family.startswith("wmma"):
-        source = "As sm_80 and later hold it; PTX leaves it open. PTX ISA 9.7.14.4.1"
+        source = ["As sm_80 and later hold it;", "PTX leaves it open: PTX ISA 9.7.14.4.1"]
     if op.copies(name) > 1:
-        return [f"{said}, elements {', '.join(numbers)}, which are copies of one", source]
-    return [f"{said}, element{'s' if numbers[1:] else ''} {' to '.join(numbers)}", source]
+        return [f"{said}, elements {', '.join(numbers)}, which are copies of one", *source]
+    return [f"{said}, element{'s' if numbers[1:] else ''} {' to '.join(numbers)}", *source]
