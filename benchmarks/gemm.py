@@ -3,17 +3,10 @@
 Each line is the best of several runs after the first, which compiles and stands apart. Sampled rows are checked against `tcemu.dot`.
 """
 
-import argparse
-import json
-import os
-import platform
-import time
-from collections.abc import Callable
-from datetime import date
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import arguments, describe_machine, finish, timed
 
 import tcemu
 
@@ -26,16 +19,6 @@ OPS = {
     "f64": "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64",
 }
 TARGET = "sm_90a"
-
-
-def timed(run: Callable[[], jax.Array], repeats: int) -> tuple[float, float]:
-    """Seconds of the first call, and of the best of `repeats` more."""
-    seconds = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - start)
-    return seconds[0], min(seconds[1:])
 
 
 def check(op: str, a: np.ndarray, b: np.ndarray, d: np.ndarray) -> int:
@@ -52,19 +35,12 @@ def check(op: str, a: np.ndarray, b: np.ndarray, d: np.ndarray) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--formats", nargs="+", choices=OPS, default=["f16", "e4m3"])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     args = parser.parse_args()
 
-    device = jax.devices()[0]
-    machine = {
-        "device": f"{device.platform} ({device.device_kind})", "cores": os.cpu_count(), "machine": platform.machine(),
-        "jax": jax.__version__, "date": date.today().isoformat(),
-    }  # fmt: skip
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    machine = describe_machine()
     print(f"{'format':>8} {'size':>6} {'first call s':>13} {'best s':>9} {'MAC/s':>10} {'x slower than plain f32':>24}")
     lines, wrong = [], 0
     plain = jax.jit(lambda a, b: jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST))
@@ -81,11 +57,7 @@ def main() -> int:
         for name, first, best in rows:
             lines.append({"format": name, "size": n, "first_call_s": first, "best_s": best, "mac_per_s": n**3 / best, "ratio": best / base})
             print(f"{name:>8} {n:>6} {first:>13.2f} {best:>9.4f} {n**3 / best:>10.2e} {best / base:>24.1f}")
-    print(f"{wrong} mismatches in the sampled rows")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"machine": machine, "lines": lines}, file, indent=1)
-    return 1 if wrong else 0
+    return finish(args, machine, lines, wrong, "the sampled rows")
 
 
 if __name__ == "__main__":

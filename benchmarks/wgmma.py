@@ -5,15 +5,11 @@ program needs besides its arguments and result. A sparse instruction is counted 
 against calls of their own.
 """
 
-import argparse
-import json
-import os
-import platform
 import time
-from datetime import date
 
 import jax
 import numpy as np
+from harness import arguments, describe_machine, finish
 
 import tcemu
 from tcemu.shared_memory import SharedLayout
@@ -61,20 +57,13 @@ def line(spelling: str, warpgroups: int, repeats: int) -> dict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, repeats=3)
     parser.add_argument("--warpgroups", type=int, nargs="+", default=[1, 100, 1000])
     parser.add_argument("--formats", nargs="+", choices=OPS, default=["f16", "e4m3", "s8"])
     parser.add_argument("-n", type=int, default=256, help="the N of the instruction")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     args = parser.parse_args()
 
-    device = jax.devices()[0]
-    machine = {
-        "device": f"{device.platform} ({device.device_kind})", "cores": os.cpu_count(), "machine": platform.machine(),
-        "jax": jax.__version__, "date": date.today().isoformat(),
-    }  # fmt: skip
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    machine = describe_machine()
     print(f"{'format':>12} {'warpgroups':>10} {'compile s':>10} {'best s':>9} {'MAC/s':>10} {'warpgroups/s':>13} {'memory MB':>10}")
     lines = []
     for name in args.formats:
@@ -87,11 +76,7 @@ def main() -> int:
                 f"{found['warpgroups_per_s']:>13.0f} {memory:>10}"
             )
     wrong = sum(found["wrong"] for found in lines)
-    print(f"{wrong} mismatches in the sampled warpgroups")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"machine": machine, "lines": lines}, file, indent=1)
-    return 1 if wrong else 0
+    return finish(args, machine, lines, wrong, "the sampled warpgroups")
 
 
 if __name__ == "__main__":

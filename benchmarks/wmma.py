@@ -3,17 +3,12 @@
 Each line is the best of several runs after the first, which compiles and stands apart. A few warps are checked against runs of their own.
 """
 
-import argparse
-import json
-import os
-import platform
-import time
 from collections.abc import Callable
-from datetime import date
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import arguments, describe_machine, finish, timed
 
 import tcemu
 
@@ -26,16 +21,6 @@ MMA = {
     "s8 to s32": ("s8", "s32", "wmma.mma.sync.aligned.row.col.m16n16k16.s32.s8.s8.s32"),
 }
 MOVER = "{}.sync.aligned.m8n8.x4.b16"
-
-
-def timed(run: Callable[[], jax.Array], repeats: int) -> tuple[float, float]:
-    """Seconds of the first call, and of the best of `repeats` more."""
-    seconds = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - start)
-    return seconds[0], min(seconds[1:])
 
 
 def cases(warps: int, words: int) -> dict[str, tuple[Callable, tuple[jax.Array, ...]]]:
@@ -65,19 +50,12 @@ def cases(warps: int, words: int) -> dict[str, tuple[Callable, tuple[jax.Array, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--warps", type=int, nargs="+", default=[4096])
     parser.add_argument("--words", type=int, default=1024, help="of memory, for each warp")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     args = parser.parse_args()
 
-    device = jax.devices()[0]
-    machine = {
-        "device": f"{device.platform} ({device.device_kind})", "cores": os.cpu_count(), "machine": platform.machine(),
-        "jax": jax.__version__, "date": date.today().isoformat(),
-    }  # fmt: skip
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    machine = describe_machine()
     print(f"{'':>42} {'warps':>7} {'first call s':>13} {'best ms':>9} {'warps/s':>10}")
     lines, wrong = [], 0
     for warps in args.warps:
@@ -89,11 +67,7 @@ def main() -> int:
                 wrong += int((np.asarray(run(*(x[i] for x in operands))) != made[i]).sum())
             lines.append({"name": name, "warps": warps, "first_call_s": first, "best_s": best, "warps_per_s": warps / best})
             print(f"{name:>42} {warps:>7} {first:>13.2f} {1e3 * best:>9.2f} {warps / best:>10.2e}")
-    print(f"{wrong} mismatches in the warps that ran alone")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"machine": machine, "lines": lines}, file, indent=1)
-    return 1 if wrong else 0
+    return finish(args, machine, lines, wrong, "the warps that ran alone")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.formats import Format
+from tcemu.memory import as_memory
 from tcemu.packing import REGISTER_BITS, container, pack_registers, unpack_registers
 
 UNIT = 16  # bytes that stay together, and that an operand is aligned to
@@ -179,16 +180,6 @@ def extent(fmt: Format, major: str, rows: int, columns: int) -> tuple[int, int]:
     return lines, along // per_unit
 
 
-def memory_words(name: str, value: ArrayLike) -> Array:
-    """Shared memory, uint32[..., words], or an error that names what came."""
-    value = value if isinstance(value, jax.Array) else np.asarray(value)
-    if value.dtype != jnp.uint32:
-        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted uint32[..., words], little-endian, from shared address 0")
-    if value.ndim < 1:
-        raise ValueError(f"{name}: got no axis; wanted uint32[..., words], little-endian, from shared address 0")
-    return jnp.asarray(value)
-
-
 def outside(addresses: Any, words: int) -> Any:
     """bool: which units, by their addresses, do not lie whole in a memory of so many words, or lie where no shared address reaches."""
     return addresses > min(4 * words, 1 << ADDRESS_BITS) - UNIT
@@ -329,7 +320,7 @@ def from_shared(memory: ArrayLike, layout: SharedLayout) -> Array:
 
 
 def _fitting(layout: SharedLayout, memory: ArrayLike) -> Array:
-    memory = memory_words("memory", memory)
+    memory = as_memory("memory", memory)
     if memory.shape[-1] < layout.words:
         raise ValueError(f"memory: got {memory.shape[-1]} words; {layout} reaches to word {layout.words}")
     return memory

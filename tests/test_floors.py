@@ -23,6 +23,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "errors checked",
     "formats packing",
     "instructions rows diagnosis grammar catalog",
+    "memory shared_memory",
     "gemm autodiff",
     "commands cli",
 )

@@ -23,21 +23,6 @@ def test_recorded_words(case):
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"
 
 
-def gpus():
-    try:
-        return jax.devices("cuda")
-    except RuntimeError:
-        return []
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not gpus(), reason="JAX finds no NVIDIA GPU here")
-def test_recorded_words_on_a_gpu():
-    with jax.default_device(gpus()[0]):
-        counts = [replay.compare(case) for case in CASES]
-    assert sum(wrong for wrong, _ in counts) == 0, f"mismatches of {sum(words for _, words in counts)} words"
-
-
 def test_every_dense_spelling_of_sm_90_is_recorded():
     recorded = {tcemu.parse(case["ptx"]) for case in CASES}
     assert len(CASES) == 110

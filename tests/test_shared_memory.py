@@ -285,7 +285,7 @@ def test_bad_layouts_and_matrices_are_explained():
         tcemu.from_shared(np.zeros(511, np.uint32), layout)
     with told(TypeError, "memory: got int32"):
         tcemu.from_shared(np.zeros(512, np.int32), layout)
-    with told(ValueError, "memory: got no axis"):
+    with told(ValueError, "memory: got a single uint32"):
         tcemu.to_shared(np.zeros((16, 64), np.uint16), layout, np.uint32(0))
 
 

@@ -13,7 +13,6 @@ import pytest
 import reference
 import reference_scaled
 import replay
-from test_mma import gpus
 
 import tcemu
 from tcemu import sparsity
@@ -35,14 +34,6 @@ SPARSE_OPS = sorted((op for op in tcemu.instructions("sm_120a") if op.family == 
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not gpus(), reason="JAX finds no NVIDIA GPU here")
-def test_recorded_words_on_a_gpu():
-    with jax.default_device(gpus()[0]):
-        counts = [replay.compare(case) for case in CASES]
-    assert sum(wrong for wrong, _ in counts) == 0, f"mismatches of {sum(words for _, words in counts)} words"
 
 
 def test_every_spelling_and_selector_of_sm_90_is_recorded():

@@ -17,9 +17,10 @@ from tcemu.arithmetic.program import Model
 from tcemu.checked import forbid
 from tcemu.errors import UndefinedBehaviour
 from tcemu.instructions import LANES, Instruction
+from tcemu.memory import as_memory
 from tcemu.operations.operands import modelled
 from tcemu.operations.wgmma import operand_addresses, uniform_descriptor, wgmma
-from tcemu.shared_memory import UNIT, UNIT_WORDS, descriptor_words, memory_words
+from tcemu.shared_memory import UNIT, UNIT_WORDS, descriptor_words
 
 PROXIES = ("generic", "async")
 FENCE, WAIT = "PTX ISA 9.7.15.7.1", "PTX ISA 9.7.15.7.3"
@@ -105,7 +106,7 @@ class Warpgroup:
         """
         if proxy not in PROXIES:
             raise ValueError(f"proxy: got {proxy!r}; wanted 'generic' or 'async'. PTX ISA 9.7.15.4")
-        words, shared = memory_words("words", words), memory_words("shared", self.shared)
+        words, shared = as_memory("words", words), as_memory("shared", self.shared)
         at = offset if isinstance(offset, Tracer) else np.asarray(offset)
         if not jnp.issubdtype(at.dtype, jnp.integer):
             raise TypeError(f"offset: got {at.dtype}{list(at.shape)}; wanted an int or int32[...], in bytes")

@@ -15,9 +15,10 @@ from tcemu.catalog import section
 from tcemu.checked import forbid
 from tcemu.errors import UndefinedBehaviour, Unsupported
 from tcemu.instructions import LANES, Instruction
+from tcemu.memory import as_memory
 from tcemu.operations.operands import lane_words, modelled, multiply_add, pack_matrix, register_words, unpack_matrix
 from tcemu.operations.selected import forbid_undefined_metadata, metadata_fields, sparsity_selector
-from tcemu.shared_memory import ADDRESS_BITS, UNIT, descriptor_words, extent, fields, memory_words, outside, read, strays, unit_addresses
+from tcemu.shared_memory import ADDRESS_BITS, UNIT, descriptor_words, extent, fields, outside, read, strays, unit_addresses
 
 DESCRIPTORS = {"a": "a_desc", "b": "b_desc"}
 
@@ -59,7 +60,7 @@ def wgmma(
     """
     op, model, _ = modelled(op, target, model, "wgmma", "wgmma", "wgmma.sp")
     form = _form(op, a, a_desc, (imm_scale_a, imm_scale_b), (imm_trans_a, imm_trans_b))
-    d, shared = register_words(op, "d", d), memory_words("shared", shared)
+    d, shared = register_words(op, "d", d), as_memory("shared", shared)
     metadata = _metadata(op, sp_meta, sp_sel, checked)
     b_words = _descriptor(op, "b", form, b_desc, shared, checked)
     a_words = register_words(op, "a", a) if a is not None else _descriptor(op, "a", form, a_desc, shared, checked)

@@ -1,0 +1,48 @@
+"""What every benchmark shares: the arguments, the machine's description, times with the first call apart, and the figures as JSON."""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from datetime import date
+
+import jax
+
+
+def arguments(description: str | None, repeats: int = 5) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    return parser
+
+
+def describe_machine() -> dict[str, object]:
+    """Prints, and returns, what ran this."""
+    device = jax.devices()[0]
+    machine: dict[str, object] = {
+        "device": f"{device.platform} ({device.device_kind})", "cores": os.cpu_count(), "machine": platform.machine(),
+        "jax": jax.__version__, "date": date.today().isoformat(),
+    }  # fmt: skip
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    return machine
+
+
+def timed(run: Callable[[], jax.Array], repeats: int) -> tuple[float, float]:
+    """Seconds of the first call, and of the best of `repeats` more."""
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - start)
+    return seconds[0], min(seconds[1:])
+
+
+def finish(args: argparse.Namespace, machine: dict[str, object], lines: list[dict], wrong: int, where: str) -> int:
+    """The last line, the JSON file if one is wanted, and the exit status: 1 if a word differed."""
+    print(f"{wrong} mismatches in {where}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"machine": machine, "lines": lines}, file, indent=1)
+    return 1 if wrong else 0
