@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic.program import Model, Signature, run
@@ -73,7 +73,17 @@ def multiply_add(
     """
     if fields is None:
         return run(model, signature(op), a, b, c, scales)
-    # each row of A meets its own elements of B: a row is a product of its own
+    if op.warps > 1:  # one warp's rows after the other: B gathered for all of them at once would be large
+        by_warp = [jnp.moveaxis(v.reshape(*v.shape[:-2], op.warps, -1, v.shape[-1]), -3, 0) for v in (a, fields, c)]
+        d = jnp.moveaxis(lax.map(lambda one: _sparse(op, model, one[0], b, one[2], one[1], None, clamped), tuple(by_warp)), 0, -3)
+        return d.reshape(*d.shape[:-3], op.m, op.n)
+    return _sparse(op, model, a, b, c, fields, scales, clamped)
+
+
+def _sparse(
+    op: Instruction, model: Model, a: Array, b: Array, c: Array, fields: Array, scales: tuple[Array, Array] | None, clamped: bool
+) -> Array:
+    """Each row of A meets its own elements of B: a row is a product of its own."""
     gathered = gather(b, fields, op.chunk, clamped)
     if scales is not None:
         scales = scales[0][..., :, None, :], scales[1][..., None, :, :]
