@@ -21,3 +21,4 @@ from tcemu.operations.mma import pack as pack
 from tcemu.operations.mma import unpack as unpack
 from tcemu.operations.sparsify import densify as densify
 from tcemu.operations.sparsify import sparsify as sparsify
+from tcemu.study.explain import explain as explain

@@ -8,7 +8,7 @@ import tcemu
 NAMES = {
     "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
     "mma", "dot", "pack", "unpack", "gemm", "Model", "models", "checked",
-    "mma_sp", "sparsify", "densify",
+    "mma_sp", "sparsify", "densify", "explain",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
 
