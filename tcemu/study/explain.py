@@ -79,14 +79,14 @@ def _explain(
     op = check(op, target)
     if op.family not in FAMILIES:
         raise Unsupported(f"{op} is {op.family}; tcemu.explain takes {', '.join(FAMILIES)}. PTX ISA {section(op)}")
-    found = _row(op, target, required=model is None)
+    found, model = _row(op, target, required=model is None), None if model is None else concrete(model)
     label, known = _label(target, model, found)
     if model is None:
         assert found is not None
         model = found.model
     elif model.result.is_integer != (op.d == S32):
         raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
-    model, facts = concrete(model), signature(op)
+    facts = signature(op)
     if facts.rounding is not None:
         model = model.replace(rounding=facts.rounding.upper())
     check_model(model, facts)

@@ -164,10 +164,9 @@ def _fused(step: Step, signature: Signature, title: str, colour: bool) -> list[s
         found.append(f"{row:{place}}{bits}|{_dim(cut_bits(term.cut, step.last, room), colour)}")
     found += _folded(step.terms)
     total = fixed(step.total, step.last, step.point, before, step.total < 0)
-    found.append(f"{'sum':{place}}{total}| = {exact_decimal(step.total)}")
+    found.append(f"{'sum':{place}}{total}|")
     found.append(f"{step.rounding + ' to ' + str(step.fmt):{place}}{rounded_bits(step, before, colour)}")
-    found.append(f"result {outcome(step)}, {loss(step)}")
-    return found
+    return [*found, *wrapped(f"result {outcome(step)}; the sum is {exact_decimal(step.total)}, {loss(step)}", indent="  ")]
 
 
 def _dim(text: str, colour: bool) -> str:
@@ -199,15 +198,20 @@ def rounded_bits(step: Step, before: int, colour: bool) -> str:
 
 
 def _fmas(steps: Sequence[Step], signature: Signature, first: int, of: int) -> list[str]:
-    heads, rows = ("step", "", "a", "b", "a x b", "+ running", "result", "", "lost"), []
+    heads, rows, rules = ("step", "", "a", "b", "a x b", "result", "", "dropped, ulp"), [], []
     for number, step in enumerate(steps, first):
-        product = step.terms[-1]
-        running = decimal(step.terms[0].value, 9) if len(step.terms) > 1 else ""
-        cells = (*factors(product, signature), decimal(product.value, 9), running)
-        rows.append((str(number), product.name, *cells, word(step.fmt, step.result), shortest(step.fmt, step.result), loss(step)))
+        term = step.terms[-1]
+        one = term.products[0]
+        if step.rule is not None:
+            rules += wrapped(f"step {number}: {step.rule}", indent="  ")
+        dropped = "" if step.lost is None or step.total is None else decimal(step.lost / spacing(step.fmt, step.total), 4)
+        cells = (decimal(one.x.value), decimal(one.y.value), decimal(term.value))
+        rows.append((str(number), term.name, *cells, word(step.fmt, step.result), shortest(step.fmt, step.result), dropped))
     last = first + len(steps) - 1
     title = f"step {first} of {of}" if last == first else f"steps {first} to {last} of {of}"
-    return [f"{title}: fused multiply-adds in {steps[0].fmt}, each rounded {steps[0].rounding}", *columns(heads, rows, left=(1, 8))]
+    start = steps[0].terms[0].name if len(steps[0].terms) > 1 else "nothing"
+    how = f"fused multiply-adds in {steps[0].fmt}, from {start} on, each rounded {steps[0].rounding}"
+    return [f"{title}: {how}", *columns(heads, rows, left=(1,)), *rules]
 
 
 def columns(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
@@ -220,7 +224,7 @@ def columns(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
 
 def _equation(step: Step, signature: Signature, title: str, colour: bool) -> list[str]:
     said = " + ".join(f"{t.name} {decimal(t.value, 12)}" for t in step.terms)
-    return [f"{title}: {said}, {step.rounding} to {step.fmt} -> {outcome(step)}, {loss(step)}"]
+    return wrapped(f"{title}: {said}, {step.rounding} to {step.fmt} -> {outcome(step)}, {loss(step)}", indent="  ")
 
 
 def _integer(step: Step, signature: Signature, title: str, colour: bool) -> list[str]:
