@@ -10,6 +10,7 @@ from tcemu.study.steps import Step, Term
 from tcemu.study.view import WIDTH, columns, describe, listed, loss, outcome, wrapped
 
 Key = tuple
+BESIDE = 3  # arithmetics in one table, to fit the width of a terminal
 
 
 class Event(NamedTuple):
@@ -58,7 +59,9 @@ class Comparison:
     @property
     def partings(self) -> tuple[Parting | None, ...]:
         """Where each of the others parts from the first; None where they take the same bits away all along."""
-        names = [e.label if "," not in e.label else f"[{number}]" for number, e in enumerate(self.explanations, 1)]
+        names = [e.label for e in self.explanations]
+        if any("," in name for name in names) or len(set(names)) < len(names):  # too long to read in a sentence, or no names
+            names = [f"[{number}]" for number in range(1, len(names) + 1)]
         pairs = zip(self.explanations[1:], names[1:], strict=True)
         return tuple(part(self.explanations[0], other, (names[0], name)) for other, name in pairs)
 
@@ -77,24 +80,21 @@ class Comparison:
     def _table(self) -> list[str]:
         """Every term that is not zero everywhere, and what each arithmetic does with it."""
         seen = [{key: event for key, event in events(e).items() if event.term is not None and _fixed(key)} for e in self.explanations]
-        keys = list(dict.fromkeys(key for some in seen for key in some))
-        keys.sort(key=lambda key: (key[0] != "C", key[1:]))
-        marked = {p.term for p in self.partings if p is not None}
-        heads, rows, zeros = ["", "exact value"], [], []
-        for number in range(1, len(self.explanations) + 1):
-            heads += [f"[{number}] step", "shift", "cut"]
-        for key in keys:
-            found = [some.get(key) for some in seen]
-            term = next(event.term for event in found if event is not None and event.term is not None)
-            if term.value == 0 and all(event is None or event.taken == 0 for event in found):
-                zeros.append(term.name)
-                continue
-            cells = [term.name, decimal(term.value)]
-            for event in found:
-                cells += ["", "", ""] if event is None or event.term is None else _cells(event)
-            rows.append([*cells, "<- they part" if term.name in marked else ""])
-        shown = columns([*heads, ""], rows, left=(0, len(heads)))
-        return [*shown, *wrapped(f"{listed(zeros)}: zero", indent="  ")] if zeros else shown
+        keys = sorted(dict.fromkeys(key for some in seen for key in some), key=lambda key: (key[0] != "C", key[1:]))
+        terms = {key: next(event.term for some in seen if (event := some.get(key)) is not None and event.term is not None) for key in keys}
+        zeros = [key for key in keys if terms[key].value == 0 and all(some[key].taken == 0 for some in seen if key in some)]
+        found, partings = [], self.partings
+        for first in range(0, len(seen), BESIDE):
+            numbers = range(first, min(first + BESIDE, len(seen)))
+            heads = ["", "exact value", *(head for number in numbers for head in (f"[{number + 1}] step", "shift", "cut")), ""]
+            rows = []
+            for key in (key for key in keys if key not in zeros):
+                cells = [cell for number in numbers for cell in _cells(seen[number].get(key))]
+                parted = [f"[{n + 1}]" for n in numbers if n and (p := partings[n - 1]) is not None and p.term == terms[key].name]
+                mark = f"<- [1] and {', '.join(parted)} part" if parted else ""
+                rows.append([terms[key].name, decimal(terms[key].value), *cells, mark])
+            found += [*([""] if first else []), *columns(heads, rows, left=(0, len(heads) - 1))]
+        return [*found, *wrapped(f"{listed([terms[key].name for key in zeros])}: zero", indent="  ")] if zeros else found
 
     def _partings(self) -> list[str]:
         found = []
@@ -122,9 +122,10 @@ def _fixed(key: Key) -> bool:
     return key[0] in ("C", "k")
 
 
-def _cells(event: Event) -> list[str]:
+def _cells(event: Event | None) -> list[str]:
+    if event is None or event.term is None:
+        return ["", "", ""]
     term = event.term
-    assert term is not None
     cut = "" if term.cut is None else decimal(term.cut, 4) if term.cut else "."
     return [str(event.number), "" if term.shift is None else str(term.shift), cut]
 
@@ -132,11 +133,22 @@ def _cells(event: Event) -> list[str]:
 def _steps(e: Explanation, number: int) -> list[str]:
     rows = []
     for at, step in enumerate(e.steps, 1):
+        if _is_idle(step):
+            continue
         aligned = "" if step.point is None else f", aligned to 2^{step.point}"
         rows.append(f"[{number}] step {at}: {listed([t.name for t in step.terms])}{aligned} -> {outcome(step)}, {loss(step)}")
     off = "" if e.error is None or e.ulps is None else f", error {exact_decimal(e.error, 9)} ({exact_decimal(e.ulps, 8)} ulps)"
+    idle = sum(map(_is_idle, e.steps))
+    if idle:
+        rows.append(f"[{number}] {'one more step adds' if idle == 1 else f'{idle} more steps add'} zeros to the running value")
     rows = [line for row in rows for line in wrapped(row, indent="    ")]
     return [*rows, f"[{number}] D = {word(e.d, e.result)} = {shortest(e.d, e.result)}{off}"]
+
+
+def _is_idle(step: Step) -> bool:
+    """Zeros are added to the running value, and nothing is lost."""
+    first, *others = step.terms
+    return step.kind in ("fused", "fma") and first.name == "running" and not any(t.value for t in others) and step.value == first.value
 
 
 def events(e: Explanation) -> dict[Key, Event]:
@@ -171,14 +183,12 @@ def part(one: Explanation, other: Explanation, names: tuple[str, str]) -> Partin
     said = [_said(name, v) for name, v in zip(names, pair, strict=True)]
     if term is not None:
         value = next(v.term.value for v in pair if v is not None and v.term is not None)
-        where = f"at {term}, {exact_decimal(value, 12)}"
+        where = f"in step {next(n for n in steps if n is not None)} at {term}, {exact_decimal(value, 12)}"
     else:
         event = next(v for v in pair if v is not None)
         where = f"where step {event.number} rounds, after {listed([t.name for t in event.step.terms])}"
-    number = next(n for n in steps if n is not None)
-    return Parting(
-        (one.label, other.label), (steps[0], steps[1]), term, (taken[0], taken[1]), f"in step {number} {where}: {'; '.join(said)}."
-    )
+    reason = f"{where}: {'; '.join(said)}."
+    return Parting((one.label, other.label), (steps[0], steps[1]), term, (taken[0], taken[1]), reason)
 
 
 def _differ(one: Event | None, other: Event | None) -> bool:

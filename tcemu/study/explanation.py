@@ -105,7 +105,7 @@ class Explanation:
         nearest = f"the nearest {self.d} is {word(self.d, self.nearest)} = {shortest(self.d, self.nearest)}"
         shown.append(f"exact   {exact_decimal(exact)}; {nearest}")
         if self.error is not None and self.ulps is not None:
-            off = f"{exact_decimal(self.error, 12)}, {exact_decimal(self.ulps, 8)} ulps of {self.d}"
+            off = exact_decimal(self.error, 12) + ("" if self.d.is_integer else f", {exact_decimal(self.ulps, 8)} ulps of {self.d}")
             shown.append(f"error   {off if self.error else 'none'}")
         return shown
 
