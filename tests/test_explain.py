@@ -169,17 +169,22 @@ def readd(found):
 def chained(found):
     """Each printed word of a table of multiply-adds is the reference's, from the word before it. Returns how many there were."""
     op, rows = found.op, 0
+
+    def held(code, source, name):
+        return code if source == name else reference.convert(code, source, name)  # a conversion would make NaNs alike
+
     for block in str(found).split("\n\n"):
-        title = re.match(r"steps? .*: fused multiply-adds in (\w+), from (\w+) on, each\s+rounded (R[NZMP])", block)
+        title = re.match(r"steps? (\d+) .*: fused multiply-adds in (\w+), from (\w+) on, each\s+rounded (R[NZMP])", block)
         if title is None:
             continue
-        name, start, mode = title.groups()
-        top = 1 << reference.FORMATS[name].bits - 1
-        running = top if start == "nothing" else reference.convert(found.c, (op.c or op.d).name, name)
+        first, name, start, mode = title.groups()
+        running = 1 << reference.FORMATS[name].bits - 1 if start == "nothing" else held(found.c, (op.c or op.d).name, name)
+        if start == "running":
+            before = found.steps[int(first) - 2]
+            running = held(before.result, before.fmt.name, name)
         for cells in (line.split() for line in block.splitlines() if re.match(r" *\d+  k ", line)):
             k = int(cells[2])
-            a, b = reference.convert(found.a[k], op.a.name, name), reference.convert(found.b[k], op.b.name, name)
-            running = reference.fma(found.a[k] if name == op.a.name else a, found.b[k] if name == op.b.name else b, running, name, mode)
+            running = reference.fma(held(found.a[k], op.a.name, name), held(found.b[k], op.b.name, name), running, name, mode)
             assert int(cells[6], 16) == running, block
             rows += 1
     return rows

@@ -36,7 +36,7 @@ def add_explain(subparsers) -> None:
         help="one dot product, step by step",
         description="Takes one dot product of an instruction apart: each term's exact value, alignment shift, kept and cut bits, the sums, "
         "the roundings, the result and the exact one beside it. With several targets: side by side, and where they part. A row shorter "
-        "than the instruction's K is filled up with zeros.",
+        "than the instruction's K is filled up with zeros. A number such as -1e-3 or -inf wants an equals sign before it: --a=-1e-3,2.",
         epilog=f"example: tcemu explain {EXAMPLE} --a -8192 -0.5 -0.25 -0.125 --b 1024 1 1 1 --c 0x1p23",
     )
     parser.add_argument("spelling", metavar="SPELLING", help="the instruction, as PTX spells it")
