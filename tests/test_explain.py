@@ -150,12 +150,12 @@ def readd(found):
         spec = reference.FORMATS["e8m13" if found.model.result_bits == 13 else name]
         want = reference._encode(spec, int(total < 0), abs(total), last, mode, always_inf=True) if total else 0
         assert result == (want if want << 1 & (1 << spec.bits) - 1 else 0), block
-        rounded = re.search(rf"^{mode} to {name} +([+-])([01.]+)(?:/([01.]*))?\|$", block, re.M)
+        rounded = re.search(rf"^{mode} to {name} +([+-])([01.]*)(?:/([01.]*))?\|$", block, re.M)
         value = reference.decode(name, result)
         if isinstance(value, Fraction):
             sign, kept, dropped = rounded.groups()
             lowest = last + len((dropped or "").replace(".", ""))
-            assert int(kept.replace(".", ""), 2) * Fraction(2) ** lowest == abs(value)
+            assert int("0" + kept.replace(".", ""), 2) * Fraction(2) ** lowest == abs(value)
             if mode == "RZ":  # then the digits left and right of the mark are those of the sum
                 assert int((kept + (dropped or "")).replace(".", ""), 2) == abs(total)
         steps += 1
@@ -424,6 +424,14 @@ def test_parting_at_c_and_at_the_last_rounding():
     nearest = HOPPER.replace(rounding="RN")
     found, one = parting(HOPPER, nearest, [1.0, 2.0**-12], [1.0, 1.5 * 2.0**-12])
     assert (one.term, one.steps) == (None, (1, 1)) and one.taken == (Fraction(3, 2**25), Fraction(-1, 2**25))
+
+
+def test_a_floor_far_below_the_result():
+    """A what-if that no silicon has: the sum lies below the least subnormal, and nothing of it is left, or rounding up makes one."""
+    for rounding, word in (("RZ", 0), ("RP", 1)):
+        found = tcemu.explain(BF16, [2.0**-80], [2.0**-80], target="sm_90a", model=HOPPER.replace(floor=-300, rounding=rounding))
+        assert found.result == word and readd(found) == 1
+        assert re.search(rf"^{rounding} to f32 +\+.*/.*\|$", str(found), re.M)
 
 
 def test_no_parting():

@@ -90,12 +90,14 @@ class Explanation:
         return "\n".join([*shown, "", *self.verdict()])
 
     def remarks(self) -> list[str]:
-        """What was done to the operands before."""
+        """What was done to the operands before, and how to read the bits."""
         said = []
         if self.rounded:
             said.append(f"{', '.join(self.rounded)} came as numbers that the format does not hold: rounded to the codes above.")
         if self.filled:
             said.append(f"K is filled up to whole instructions with {self.filled} zeros, which take no part.")
+        if any(step.kind == "fused" and step.total is not None for step in self.steps):
+            said.append(view.LEGEND)
         return said
 
     def verdict(self) -> list[str]:

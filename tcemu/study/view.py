@@ -16,6 +16,7 @@ from tcemu.study.steps import Step, Term, widened
 WIDTH = 118
 LEAST_CUT = 4  # columns for the bits that are cut, at least
 FILLING = "filling"  # the name of products that fill K up to whole instructions
+LEGEND = "In the bits, what stands right of | was cut by alignment, and right of / dropped by rounding."
 DIM, PLAIN = "\033[2m", "\033[0m"
 
 
@@ -151,7 +152,7 @@ def _fused(step: Step, signature: Signature, title: str, colour: bool) -> list[s
     more = [("" if t.exponent is None else str(t.exponent), "" if t.shift is None else str(t.shift)) for t in shown]
     table = _rows(shown, [*heads, "exp", "shift"], signature, more)
     sizes = [abs(v) for v in (step.total, *(t.kept for t in shown), step.value) if isinstance(v, Fraction) and v]
-    before = max([1, step.end - step.point + 1, *(leading(v) - step.point + 1 for v in sizes)])
+    before = max([1, *(leading(v) - step.point + 1 for v in sizes)])
     place = max(map(len, table)) + 2
     bits_width = 1 + before + 1 + step.point - step.last
     room = max(LEAST_CUT, WIDTH - place - bits_width - 1)
@@ -193,7 +194,7 @@ def rounded_bits(step: Step, before: int, colour: bool) -> str:
     kept = step.end
     if kept <= step.last:
         return bits + "|"
-    at = len(bits) - (kept - step.last) - (kept > step.point)
+    at = max(1, len(bits) - (kept - step.last) - (kept > step.point))  # a result of 0 may have room for none of them
     return f"{bits[:at]}/{_dim(dropped[at:], colour)}|"
 
 
