@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import operands
 import pytest
+import recorded
 import reference
 
 import tcemu
@@ -323,6 +324,39 @@ def test_words_recorded_by_others_with_the_bits_of_each_gpu():
             assert found.result == int(rows[at]), f"{gpu} row {at}\n{found}"
             steps += readd(found)
     assert steps > 80
+
+
+RECORDED = ("mma", "mma_sp", "wmma", "wgmma", "wgmma_sp")
+
+
+def against_silicon(family, every, elements):
+    """Elements of recorded cases that `explain` gives otherwise than an H200 did, and how many were looked at."""
+    wrong, count = [], 0
+    for case in golden.cases(family)[::every]:
+        found, rng = recorded.load(case), np.random.default_rng(case["i"])
+        op = tcemu.parse(case["ptx"])
+        for _ in range(elements):
+            g, i, j = (int(rng.integers(size)) for size in found.d.shape)
+            column = found.b[g, :, j] if found.kept is None else found.b[g, :, j][found.kept[g, i].astype(int)]
+            c = 0 if found.c is None else int(found.c[g, i, j])
+            one = tcemu.explain(op, found.a[g, i].tolist(), column.tolist(), c, target="sm_90a")
+            count += 1
+            if one.result != int(found.d[g, i, j]):
+                wrong.append(f"{case['ptx']} {(g, i, j)}: {int(found.d[g, i, j]):#x} was recorded\n{one}")
+    return wrong, count
+
+
+@pytest.mark.parametrize("family", RECORDED)
+def test_words_of_an_h200(family):
+    wrong, count = against_silicon(family, every=9, elements=6)
+    assert count > 12 and wrong == [], f"{len(wrong)} of {count}: {wrong[0]}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", RECORDED)
+def test_words_of_an_h200_in_every_case(family):
+    wrong, count = against_silicon(family, every=1, elements=40)
+    assert count > 100 and wrong == [], f"{len(wrong)} of {count}: {wrong[0]}"
 
 
 # ---- special values
