@@ -594,6 +594,7 @@ def test_dict_and_json():
     (step,) = one["steps"]
     assert Fraction(step["sum"]) == sum(Fraction(term["kept"]) for term in step["terms"]) == Fraction(one["result"]["value"])
     assert all(Fraction(t["value"]) == Fraction(t["kept"]) + Fraction(t["cut"]) for t in step["terms"])
+    assert len(repr(found)) < 400 and "on sm_120a: D = bf400000" in repr(found)
     assert Fraction(one["exact"]["value"]) == Fraction(-7, 8) and one["result"]["word"] == "bf400000"
     assert one["model"]["result"] == "f32" and one["formats"]["a"] == "e5m2" and one["a"][:2] == [0xF0, 0xB8]
 

@@ -45,7 +45,7 @@ class Parting:
         return {"labels": list(self.labels), "steps": list(self.steps), "term": self.term, "taken": taken, "reason": self.reason}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Explanations of one dot product, each by another arithmetic. str() is the view for a terminal, `to_dict()` plain values."""
 
@@ -107,6 +107,9 @@ class Comparison:
 
     def __str__(self) -> str:
         return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {len(self.explanations)}: {', '.join(map(repr, self.explanations))}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that json can write."""

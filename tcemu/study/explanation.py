@@ -12,7 +12,7 @@ from tcemu.study.exact import Value, decode, encode, exact_decimal, shortest, sp
 from tcemu.study.steps import Product, Step, Term, product, total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """One dot product, D = A·B + C, step by step.
 
@@ -113,6 +113,9 @@ class Explanation:
 
     def __str__(self) -> str:
         return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.op} on {self.label}: D = {word(self.d, self.result)}, print it for the steps>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that json can write. Codes are ints; a number is a string that Fraction reads, "nan", "+inf" or "-inf"."""
