@@ -39,3 +39,4 @@ from tcemu.shared_memory import SharedLayout as SharedLayout
 from tcemu.shared_memory import descriptor as descriptor
 from tcemu.shared_memory import from_shared as from_shared
 from tcemu.shared_memory import to_shared as to_shared
+from tcemu.study.explain import explain as explain

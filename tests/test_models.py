@@ -305,3 +305,12 @@ def test_another_model_in_registers():
         )
     with pytest.raises(ValueError, match="accumulates in f32"):
         tcemu.mma(op, *packed, target="sm_90", model=tcemu.Model(tcemu.formats.S32))
+
+
+def test_models_that_cannot_be():
+    f64 = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64"
+    with pytest.raises(ValueError, match="products of f64 are fused multiply-adds"):
+        tcemu.gemm(np.ones((8, 4)), np.ones((4, 8)), op=f64, target="sm_90", model=tcemu.Model(F32, 4))
+    for fields, said in (({"result_bits": 24}, "from 1 to 23"), ({"result_bits": 0}, "from 1 to 23"), ({"together": True}, "no chain")):
+        with pytest.raises(ValueError, match=said):
+            tcemu.Model(F32, **fields)

@@ -7,7 +7,7 @@ import tcemu
 
 NAMES = {
     "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
-    "mma", "dot", "pack", "unpack", "gemm", "Model", "model", "models", "checked",
+    "mma", "dot", "pack", "unpack", "gemm", "Model", "model", "models", "checked", "explain",
     "mma_sp", "sparsify", "densify",
     "wgmma", "descriptor", "uniform_descriptor", "Warpgroup", "SharedLayout", "to_shared", "from_shared",
     "block_quantize", "block_dequantize", "BlockFormat", "BlockQuantized",

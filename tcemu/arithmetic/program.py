@@ -63,6 +63,8 @@ class Model:
             refuse("terms", "1 where fraction_bits is None: an exact step is a fused multiply-add")
         if isinstance(self.rounding, str) and self.rounding not in ROUNDINGS[:-1]:
             refuse("rounding", f"one of {', '.join(ROUNDINGS[:-1])}")
+        if isinstance(self.result_bits, int) and not 1 <= self.result_bits <= self.result.mantissa_bits:
+            refuse("result_bits", f"from 1 to {self.result.mantissa_bits}, or None for all")
         if isinstance(self.chain, str) and self.chain != "k":
             refuse("chain", 'a number of products, "k" for those of one instruction, or None')
         if self.together and (self.chain is None or not isinstance(self.chain, int | str)):
@@ -138,6 +140,10 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         a, a_scales = _spread(signature.scale, a, a_codes, -1)
         b, b_scales = _spread(signature.scale, b, b_codes, -2)
     common = model.result if model.fraction_bits is None else model.multiplicand
+    if model.fraction_bits is not None and signature.a.words == 2:
+        raise ValueError(
+            f"Model(fraction_bits={model.fraction_bits}): products of f64 are exact only; give fraction_bits=None. PTX ISA 9.7.14.5"
+        )
     if common is not None:
         a, b = _widen(common, signature.a, a), _widen(common, signature.b, b)
         signature = signature._replace(a=common, b=common)

@@ -1,0 +1,165 @@
+"""`tcemu explain`: one dot product of an instruction, step by step, on one target or side by side on several."""
+
+import argparse
+import json
+import sys
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from tcemu.arithmetic.program import Model
+from tcemu.catalog import check
+from tcemu.commands import CommandError
+from tcemu.formats import Format
+from tcemu.instructions import Instruction
+from tcemu.models import row
+from tcemu.operations.operands import signature
+from tcemu.sparsity import defined_fields
+from tcemu.study.comparison import Comparison
+from tcemu.study.explain import explain
+
+EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+VECTORS = {
+    "a": "elements of the row of A (sparse: the stored ones)",
+    "b": "elements of the column of B (sparse: those that meet A's, or with --e all)",
+    "c": "the element of C (default: 0)",
+    "scale_a": "block scales of the row",
+    "scale_b": "block scales of the column",
+}
+
+
+def add_explain(subparsers) -> None:
+    """Adds the command to argparse's `subparsers`."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="one dot product, step by step",
+        description="Takes one dot product of an instruction apart: each term's exact value, alignment shift, kept and cut bits, the sums, "
+        "the roundings, the result and the exact one beside it. With several targets: side by side, and where they part. A row shorter "
+        "than the instruction's K is filled up with zeros. A number such as -1e-3 or -inf wants an equals sign before it: --a=-1e-3,2.",
+        epilog=f"example: tcemu explain {EXAMPLE} --a -8192 -0.5 -0.25 -0.125 --b 1024 1 1 1 --c 0x1p23",
+    )
+    parser.add_argument("spelling", metavar="SPELLING", help="the instruction, as PTX spells it")
+    parser.add_argument("--target", action="append", help="the GPU to imitate; several times to compare (default: sm_90a)")
+    for name, meaning in VECTORS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", metavar="X", help=meaning)
+    parser.add_argument("--e", nargs="+", metavar="FIELD", help="sparsity metadata of the row: hex digits, a field of four bits each")
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument(
+        "--codes", action="store_true", help="elements are raw codes in hex (default: numbers, such as -0.1, 1/3, 0x1p-24, inf)"
+    )
+    given.add_argument("--random", type=int, metavar="SEED", help="draw all operands with this seed")
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE[,...]",
+        help="compare with the first target's arithmetic so changed, such as fraction_bits=13,terms=8 (the fields of tcemu.Model)",
+    )
+    parser.add_argument("--steps", action="store_true", help="with several targets: each in full, before the comparison")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--colour", action="store_true", help="dim the bits that are cut away")
+    parser.set_defaults(run=run)
+
+
+def number(token: str) -> float | Fraction:
+    """A number as it is written: exactly, so that it is rounded once."""
+    try:
+        value = float.fromhex(token) if "0x" in token.lower() else float(token)
+        return value if value == 0 or not np.isfinite(value) or "0x" in token.lower() else Fraction(token)
+    except ValueError:
+        try:
+            return Fraction(token)
+        except (ValueError, ZeroDivisionError):
+            raise CommandError(f"{token!r} is no number; write it as -0.1, 1e-3, 1/3, 0x1p-24, inf or nan") from None
+
+
+def code(token: str) -> int:
+    """A raw code in hex."""
+    try:
+        return int(token, 16)
+    except ValueError:
+        raise CommandError(f"{token!r} is no code; write it in hex, such as 3c00") from None
+
+
+def words(given: list[str]) -> list[str]:
+    """The elements of an operand, between spaces or commas."""
+    return [token for text in given for token in text.replace(",", " ").split()]
+
+
+def drawn(op: Instruction, seed: int) -> dict[str, Any]:
+    """Operands of one instruction by a seed: normal numbers over some orders of magnitude, integers over their range."""
+    rng, facts = np.random.default_rng(seed), signature(op)
+
+    def some(fmt: Format, count: int) -> list[float]:
+        if fmt.is_integer:
+            low = -(1 << (fmt.bits - 1)) if fmt.signed else 0
+            return rng.integers(max(low, -1000), min(fmt.greatest_magnitude, 1000) + 1, count).astype(float).tolist()
+        return (rng.standard_normal(count) * np.exp2(rng.uniform(-4, 4, count))).tolist()
+
+    operands: dict[str, Any] = {"a_row": some(facts.a, facts.k), "b_col": some(facts.b, op.k), "c": some(facts.c, 1)[0]}
+    if op.sparse:
+        operands["e"] = rng.choice(np.array(defined_fields(op.chunk, op.ordered)), op.k // op.chunk)
+    if op.block_scale:
+        operands |= {name: np.exp2(rng.integers(-3, 4, facts.scale_vec)) for name in ("scale_a", "scale_b")}
+    return operands
+
+
+def read(args: argparse.Namespace) -> dict[str, Any]:
+    """The operands that stand on the command line."""
+    meaning = code if args.codes else number
+    found = {name: [meaning(token) for token in words(text)] for name in VECTORS if (text := getattr(args, name)) is not None}
+    if "a" not in found or "b" not in found:
+        raise CommandError("the operands are missing: give --a and --b, or --random SEED")
+    operands: dict[str, Any] = {"a_row": found["a"], "b_col": found["b"], "c": found.get("c", 0)}
+    operands |= {name: found[name] for name in ("scale_a", "scale_b") if name in found}
+    if args.e is not None:
+        operands["e"] = [code(digit) for text in words(args.e) for digit in text.removeprefix("0x")]
+    return operands
+
+
+def changed(model: Model, text: str) -> Model:
+    """The model with the fields that stand in `text`, FIELD=VALUE[,FIELD=VALUE]."""
+    changes: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in vars(model) or not value or name in ("result", "multiplicand"):
+            usable = ", ".join(field for field in vars(model) if field not in ("result", "multiplicand"))
+            raise CommandError(f"--what-if {text}: {part!r} is no FIELD=VALUE; the fields are {usable}")
+        try:
+            changes[name] = None if value == "None" else int(value)
+        except ValueError:
+            changes[name] = value
+    try:
+        return model.replace(**changes)
+    except (TypeError, ValueError) as error:
+        raise CommandError(f"--what-if {text}: {error}") from error
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does what the words say. Raises CommandError."""
+    targets = args.target or ["sm_90a"]
+    try:
+        op = check(args.spelling, targets[0])
+        if args.random is None:
+            operands = read(args)
+        elif any(getattr(args, name) is not None for name in (*VECTORS, "e")):
+            raise CommandError("--random draws all operands; leave --a, --b and the others out")
+        else:
+            operands = drawn(op, args.random)
+        models = [changed(row(op, targets[0]).model, text) for text in args.what_if]
+        if len(targets) == 1 and not models:
+            found = explain(op, **operands, target=targets[0])
+        else:
+            found = explain(op, **operands, target=targets + [targets[0]] * len(models), model=[None] * len(targets) + models)
+    except (ValueError, TypeError) as error:
+        raise CommandError(str(error)) from error
+    if args.json:
+        json.dump(found.to_dict(), sys.stdout, indent=1)
+        print()
+    elif isinstance(found, Comparison):
+        full = [e.text(args.colour) for e in found.explanations] if args.steps else []
+        print("\n\n".join([*full, found.text()]))
+    else:
+        print(found.text(args.colour))
+    return 0
