@@ -238,7 +238,7 @@ def runs(op, target):
 
 
 def test_legal_pairs_run():
-    for op, target in representatives()[::40]:
+    for op, target in representatives()[::80]:
         runs(op, target)
 
 

@@ -47,7 +47,7 @@ def test_every_shell_line_is_of_a_kind_that_is_run():
     lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
     assert [line for line in lines if not line.startswith("tcemu ")] == [
         "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/tcemu demo",
-        "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2",
+        "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile",
         ".venv/bin/pip install -e '.[dev]' && .venv/bin/ruff check && .venv/bin/ruff format --check && "
         ".venv/bin/pyright --pythonpath .venv/bin/python",
     ]
