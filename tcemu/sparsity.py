@@ -50,7 +50,7 @@ def kept_positions(fields: Array, chunk: int) -> Array:
         kept = jnp.stack([first, second], axis=-1)
     else:
         kept = jnp.stack([2 * first, 2 * first + 1, 2 * second, 2 * second + 1], axis=-1)
-    return kept.reshape(*fields.shape[:-1], -1)
+    return kept.reshape(*fields.shape[:-1], fields.shape[-1] * chunk // 2)
 
 
 def gather(b: Array, fields: Array, chunk: int, clamped: bool = False) -> Array:
@@ -65,7 +65,7 @@ def gather(b: Array, fields: Array, chunk: int, clamped: bool = False) -> Array:
     *batch, k, n = b.shape
     if chunk == 2:
         b = jnp.stack([b & 0xFFFF, b >> 16], axis=-2)
-    units = b.reshape(*batch, 1, k // chunk, UNITS, -1, n)
+    units = b.reshape(*batch, 1, k // chunk, UNITS, max(1, chunk // UNITS), n)
 
     def named(unit: Array) -> Array:
         at = unit[..., None, None]
@@ -83,7 +83,7 @@ def keep_largest(magnitude: Limbs, chunk: int) -> Array:
     magnitude: [..., M, K], unsigned integers. A unit of two elements (chunk 8) has the larger of their magnitudes, then the smaller.
     """
     pair = max(1, chunk // UNITS)
-    units = tuple(limb.reshape(*limb.shape[:-1], -1, chunk // pair, pair) for limb in magnitude)
+    units = tuple(limb.reshape(*limb.shape[:-1], limb.shape[-1] // chunk, chunk // pair, pair) for limb in magnitude)
     key = tuple(limb[..., 0] for limb in units)
     if pair == 2:
         other = tuple(limb[..., 1] for limb in units)
@@ -103,11 +103,12 @@ def keep_largest(magnitude: Limbs, chunk: int) -> Array:
 def compress(dense: Any, fields: Any, chunk: int) -> Any:
     """What the fields keep: [..., M, K] -> [..., M, K/2], any dtype, NumPy or JAX."""
     at = kept_positions(jnp.asarray(fields), chunk)
-    chunks = dense.reshape(*dense.shape[:-1], -1, chunk)
-    at = at.reshape(*at.shape[:-1], -1, chunk // 2)
+    count = dense.shape[-1] // chunk
+    chunks = dense.reshape(*dense.shape[:-1], count, chunk)
+    at = at.reshape(*at.shape[:-1], count, chunk // 2)
     if isinstance(dense, np.ndarray):
-        return np.take_along_axis(chunks, np.asarray(at), axis=-1).reshape(*dense.shape[:-1], -1)
-    return jnp.take_along_axis(chunks, at, axis=-1).reshape(*dense.shape[:-1], -1)
+        return np.take_along_axis(chunks, np.asarray(at), axis=-1).reshape(*dense.shape[:-1], count * chunk // 2)
+    return jnp.take_along_axis(chunks, at, axis=-1).reshape(*dense.shape[:-1], count * chunk // 2)
 
 
 def expand(kept: Any, fields: Any, chunk: int) -> Any:
@@ -115,8 +116,8 @@ def expand(kept: Any, fields: Any, chunk: int) -> Any:
     xp: Any = np if isinstance(kept, np.ndarray) else jnp
     at = xp.asarray(kept_positions(jnp.asarray(fields), chunk))
     stored = chunk // 2
-    at, kept = (v.reshape(*v.shape[:-1], -1, stored, 1) for v in (at, kept))
+    at, kept = (v.reshape(*v.shape[:-1], v.shape[-1] // stored, stored, 1) for v in (at, kept))
     dense = xp.zeros((*kept.shape[:-2], chunk), kept.dtype)
     for j in range(stored):
         dense = xp.where(at[..., j, :] == np.arange(chunk), kept[..., j, :], dense)
-    return dense.reshape(*dense.shape[:-2], -1)
+    return dense.reshape(*dense.shape[:-2], dense.shape[-2] * chunk)

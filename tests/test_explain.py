@@ -633,7 +633,7 @@ def test_every_view_keeps_its_width(spelling, target):
         (ValueError, r"model: its result is s32, but .* accumulates in f32", {"model": tcemu.Model(S32)}),
         (ValueError, r"which does not hold every value of bf16", {"op": BF16, "model": HOPPER.replace(multiplicand=F16)}),
         (ValueError, r"only products with block scales are summed in groups", {"model": HOPPER.replace(summed=8)}),
-        (ValueError, r"Model\(result_bits=30\): f32 has 23 fraction bits", {"model": HOPPER.replace(result_bits=30)}),
+        (ValueError, r"Model\(result_bits=30\): result_bits must be from 1 to 23", {"model": HOPPER.replace(result_bits=np.int32(30))}),
         (ValueError, r"Model\(groups=3\)", {"model": HOPPER.replace(groups=3)}),
     ],
 )

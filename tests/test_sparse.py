@@ -126,6 +126,9 @@ def test_batches_jit_vmap_and_traced_selectors():
     np.testing.assert_array_equal(traced(1, *registers, e), whole)
     assert (np.asarray(traced(0, *registers, e)) != whole).any()
     np.testing.assert_array_equal(one(*registers, e[0, 0])[0, 0], whole[0, 0])  # metadata that the batch shares
+    assert one(*(v[:0] for v in (*registers, e))).shape == (0, 3, 32, op.registers("d"))
+    empty = tcemu.sparsify(np.zeros((0, 16, 32), np.float16))
+    assert empty.kept.shape == (0, 16, 16) and tcemu.densify(*empty).shape == (0, 16, 32)
 
 
 @pytest.mark.parametrize("spelling", [F16, TF32, E4M3])

@@ -141,9 +141,7 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         b, b_scales = _spread(signature.scale, b, b_codes, -2)
     common = model.result if model.fraction_bits is None else model.multiplicand
     if model.fraction_bits is not None and signature.a.words == 2:
-        raise ValueError(
-            f"Model(fraction_bits={model.fraction_bits}): products of f64 are exact only; give fraction_bits=None. PTX ISA 9.7.14.5"
-        )
+        raise ValueError("Model(fraction_bits=...): products of f64 are fused multiply-adds; give fraction_bits=None. PTX ISA 9.7.14.5.14")
     if common is not None:
         a, b = _widen(common, signature.a, a), _widen(common, signature.b, b)
         signature = signature._replace(a=common, b=common)

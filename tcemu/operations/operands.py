@@ -74,7 +74,7 @@ def multiply_add(
     if fields is None:
         return run(model, signature(op), a, b, c, scales)
     if op.warps > 1:  # one warp's rows after the other: B gathered for all of them at once would be large
-        by_warp = [jnp.moveaxis(v.reshape(*v.shape[:-2], op.warps, -1, v.shape[-1]), -3, 0) for v in (a, fields, c)]
+        by_warp = [jnp.moveaxis(v.reshape(*v.shape[:-2], op.warps, op.m // op.warps, v.shape[-1]), -3, 0) for v in (a, fields, c)]
         d = jnp.moveaxis(lax.map(lambda one: _sparse(op, model, one[0], b, one[2], one[1], None, clamped), tuple(by_warp)), 0, -3)
         return d.reshape(*d.shape[:-3], op.m, op.n)
     return _sparse(op, model, a, b, c, fields, scales, clamped)

@@ -62,7 +62,7 @@ def metadata_fields(op: Instruction, registers: Array, selector: Selector) -> Ar
 def metadata_registers(op: Instruction, fields: Array, selector: Selector) -> Array:
     """The inverse of `metadata_fields`; what the selector leaves out is zero."""
     if op.warps > 1:
-        fields = fields.reshape(*fields.shape[:-2], op.warps, -1, fields.shape[-1])
+        fields = fields.reshape(*fields.shape[:-2], op.warps, op.m // op.warps, fields.shape[-1])
     every = jnp.zeros((*fields.shape[:-2], *_metadata(op).shape), jnp.uint8).at[..., selector, :, :].set(fields.astype(jnp.uint8))
     return pack_registers(_metadata(op).encode(every), U4)[..., 0]
 

@@ -152,8 +152,6 @@ def check(model: Model, signature: Signature) -> None:
         )
     if signature.scale is not None and signature.scale.mantissa_bits and model.summed is None:
         raise ValueError(f"Model(summed=None): scales of {signature.scale} multiply whole groups; give `summed`, as 16. PTX ISA 9.7.14.3")
-    if model.result_bits is not None and not 0 <= int(model.result_bits) <= model.result.mantissa_bits:
-        raise ValueError(f"Model(result_bits={model.result_bits}): {model.result} has {model.result.mantissa_bits} fraction bits")
     if model.groups > 1 and signature.k % (2 * model.groups):
         raise ValueError(
             f"Model(groups={model.groups}): the {signature.k} products of an instruction are no {model.groups} groups of pairs"
