@@ -24,6 +24,7 @@ S8 = "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32"
 S4_SAT = "mma.sync.aligned.m16n8k64.row.col.satfinite.s32.s4.s4.s32"
 B1 = "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.xor.popc"
 FLOATS = [F16, F16_F16, BF16, TF32, E4M3, E5M2, VOLTA, VOLTA_F16]
+USUAL = [pytest.param(op, marks=[pytest.mark.full] if op in (BF16, E5M2, VOLTA_F16) else []) for op in FLOATS]
 
 
 def bits(x):
@@ -57,7 +58,7 @@ def normal(*shape, seed=0, spread=6.0):
     return (rng.standard_normal(shape) * np.exp(rng.uniform(-spread, spread, shape))).astype(np.float32)
 
 
-@pytest.mark.parametrize("op", FLOATS)
+@pytest.mark.parametrize("op", USUAL)
 def test_gemm_is_a_loop_of_instructions(op):
     a, b, c = normal(37, 75, seed=1), normal(75, 19, seed=2), normal(37, 19, seed=3)
     for scale, accumulator in ((1.0, c), (1e-6, None)):
@@ -103,7 +104,7 @@ def test_integers_wrap_or_clamp_and_inputs_saturate():
     assert int(tcemu.gemm([[1000.7]], [[3.0]], op=S8, target="sm_90a")[0, 0]) == 127 * 3
 
 
-@pytest.mark.parametrize("op", [*FLOATS, F64, S8])
+@pytest.mark.parametrize("op", [*USUAL, F64, S8])
 def test_filling_k_with_zeros_changes_no_bit(op):
     """What `_fill` claims: K of 5 equals K filled by hand to two whole instructions, also where D is a signed zero."""
     k = tcemu.parse(op).k

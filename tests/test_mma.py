@@ -17,7 +17,7 @@ MXF4 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.f32.e2m1.e2m1.f
 CASES = golden.cases("mma")
 
 
-@pytest.mark.parametrize("case", golden.sampled(CASES, 3, lambda case: case["ptx"].removeprefix("mma.sync.aligned.")))
+@pytest.mark.parametrize("case", golden.sampled(CASES, 6, lambda case: case["ptx"].removeprefix("mma.sync.aligned.")))
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"

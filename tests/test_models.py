@@ -282,6 +282,7 @@ def test_toolkits_and_units():
         tcemu.model(op, "sm_90", toolkit="11.8")
 
 
+@pytest.mark.full
 def test_gemm_by_the_unit_of_sm_100():
     """FP8 on sm_100a: tcgen05 keeps 25 bits and one step of 32, mma is lowered to f16; the same op, the model exchanged."""
     rng, op = np.random.default_rng(0), mma("m16n8k32", "f32", "e4m3")

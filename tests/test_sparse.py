@@ -30,7 +30,7 @@ NAMES = {2: "tf32", 4: "f16", 8: "s4"}  # a type of the reference with chunks of
 SPARSE_OPS = sorted((op for op in tcemu.instructions("sm_120a") if op.family == "mma.sp"), key=str)
 
 
-@pytest.mark.parametrize("case", golden.sampled(CASES, 4, lambda case: f"{case['ptx'].removeprefix('mma.')}-{case['selector']}"))
+@pytest.mark.parametrize("case", golden.sampled(CASES, 9, lambda case: f"{case['ptx'].removeprefix('mma.')}-{case['selector']}"))
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"
