@@ -148,7 +148,7 @@ class Instruction:
         if self.scale_vec is not None:
             matrices |= {"scale_a": (self.m, self.scale_vec), "scale_b": (self.scale_vec, self.n)}
         if self.sparse:
-            matrices["e" if self.family == "mma.sp" else "sp_meta"] = (self.m, self.k // self.chunk)
+            matrices[self.metadata] = (self.m, self.k // self.chunk)
         if operand not in matrices:
             raise ValueError(f"{self}: operand {operand!r} is no matrix of this instruction; want one of {', '.join(matrices) or 'none'}")
         return matrices[operand]
@@ -203,6 +203,11 @@ class Instruction:
         if not self.sparse or self.a is None:
             return 0
         return {32: 2, 4: 8}.get(self.container_bits("a"), 4)
+
+    @property
+    def metadata(self) -> str:
+        """The name of the operand that holds the sparsity metadata (9.7.14.6.3, 9.7.15.6.3); "" if dense."""
+        return {"mma.sp": "e", "wgmma.sp": "sp_meta"}.get(self.family, "")
 
     @property
     def selectors(self) -> tuple[int, ...]:

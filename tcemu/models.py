@@ -1,12 +1,14 @@
 """Which arithmetic a target uses for an instruction: one row each, with its evidence. The first row that fits an instruction is its own."""
 
 from collections.abc import Iterator
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from tcemu.arithmetic.program import Model
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import B1, BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, S4, S8, S32, TF32, U4, U8, Format
 
+COMPUTING = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")  # the families with an arithmetic
 LEVELS = {
     "silicon": "0 mismatches against words that we recorded on hardware",
     "published": "0 mismatches against recordings published by others",
@@ -264,11 +266,13 @@ TOOLKITS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.5")  # whose machine cod
 UNITS = ("tcgen05",)
 
 
+@cache
 def models(target: str) -> tuple[Row, ...]:
     """The rows of one target, in the order in which they are tried."""
     return tuple(row for row in ROWS if target in row.targets)
 
 
+@lru_cache(maxsize=65536)
 def row(op: Described, target: str, *, toolkit: str | None = None, unit: str | None = None) -> Row:
     """The row that says how `target` computes `op`. Raises NotModelled if there is none, Unsupported if `op` computes nothing.
 
@@ -295,7 +299,8 @@ def row(op: Described, target: str, *, toolkit: str | None = None, unit: str | N
 def must_compute(op: Described) -> None:
     """Raises Unsupported if `op` only moves words or orders others."""
     if op.a is None or op.b is None or op.d is None:
-        raise Unsupported(f"{op} computes nothing; mma, mma.sp, wmma.mma, wgmma and wgmma.sp do. PTX ISA 9.7.14, 9.7.15")
+        *most, last = COMPUTING
+        raise Unsupported(f"{op} computes nothing; {', '.join(most)} and {last} do. PTX ISA 9.7.14, 9.7.15")
 
 
 def _names(row: Row, target: str, family: str) -> bool:

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 from tcemu.catalog import instructions, targets
 from tcemu.instructions import Instruction
-from tcemu.models import LEVELS, Row, models, row
-
-ARITHMETIC = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")
+from tcemu.models import COMPUTING, LEVELS, Row, models, row
 
 
 def summary() -> Iterator[str]:
@@ -39,7 +37,7 @@ def details(target: str) -> Iterator[str]:
 
 
 def _computing(target: str) -> Iterator[Instruction]:
-    return (op for family in ARITHMETIC for op in instructions(target, family))
+    return (op for family in COMPUTING for op in instructions(target, family))
 
 
 def _wrapped(names: list[str]) -> str:

@@ -30,7 +30,7 @@ def fragments(op: Instruction) -> dict[str, Fragment]:
         names = "abcd" if op.warps == 1 else "ad"
         found = {name: matrix_fragment(op, name) for name in names}
         if op.sparse:
-            found["e" if op.warps == 1 else "sp_meta"] = metadata_fragment(op.k, op.container_bits("a"))
+            found[op.metadata] = metadata_fragment(op.k, op.container_bits("a"))
         if op.scale_vec is not None:
             found |= {f"scale_{name}": scale_fragment(name, op.scale_vec) for name in "ab"}
         return found

@@ -34,7 +34,6 @@ from tcemu.operations.selected import (
 )
 
 SCALES = ("scale_a", "scale_b")
-METADATA = ("e", "sp_meta")
 Pair = tuple[ArrayLike, ArrayLike]
 
 
@@ -127,7 +126,7 @@ def dot(
     op, model, clamped = modelled(op, target, model, "dot")
     codes = [matrix_codes(op, name, value) for name, value in (("a", a), ("b", b), ("d" if op.c is None else "c", c))]
     fields = _given(op, "e", e, op.sparse)
-    fields = None if fields is None else codes_of(op, "e", fields, U4, op.matrix(_metadata_name(op)))
+    fields = None if fields is None else codes_of(op, "e", fields, U4, op.matrix(op.metadata))
     scales = [_given(op, name, value, op.block_scale) for name, value in zip(SCALES, (scale_a, scale_b), strict=True)]
     scales = tuple(_scale_matrix(op, name, value) for name, value in zip(SCALES, scales, strict=True)) if op.block_scale else None
     return _dot(op, clamped, model, *codes, fields, scales)
@@ -146,7 +145,7 @@ def pack(op: str | Instruction, operand: str, codes: ArrayLike, *, selector: Any
     Source: PTX ISA 9.7.14.5.1 to 9.7.14.5.13, 9.7.14.6.1, 9.7.14.6.2, 9.7.14.3.
     """
     op = parse(op)
-    if _operand(op, operand) in METADATA:
+    if _operand(op, operand) == op.metadata:
         fields = codes_of(op, operand, codes, U4, op.matrix(operand))
         return metadata_registers(op, fields, sparsity_selector(op, 0 if selector is None else selector))
     if operand in SCALES:
@@ -160,7 +159,7 @@ def pack(op: str | Instruction, operand: str, codes: ArrayLike, *, selector: Any
 def unpack(op: str | Instruction, operand: str, registers: ArrayLike, *, selector: Any = None) -> Array:
     """Registers -> the matrix of raw codes that they hold, in the smallest unsigned dtype; the inverse of `pack`, with the same errors."""
     op = parse(op)
-    if _operand(op, operand) in METADATA:
+    if _operand(op, operand) == op.metadata:
         words = lane_words(op, operand, registers)
         return metadata_fields(op, words, sparsity_selector(op, 0 if selector is None else selector))
     if operand in SCALES:
@@ -241,13 +240,9 @@ def _no_selector(op: Instruction, operand: str, selector: Any) -> None:
         raise ValueError(f"selector: got {selector!r} for operand {operand!r} of {op}; only metadata and scales have one")
 
 
-def _metadata_name(op: Instruction) -> str:
-    return "e" if op.warps == 1 else "sp_meta"
-
-
 def _operand(op: Instruction, operand: str) -> str:
     names = ("a", "b", "c", "d") if op.c is not None else ("a", "d")
-    names += ((_metadata_name(op),) if op.sparse else ()) + (SCALES if op.block_scale else ())
+    names += ((op.metadata,) if op.sparse else ()) + (SCALES if op.block_scale else ())
     if operand not in names:
         raise ValueError(f"operand {operand!r} of {op}: it has {', '.join(map(repr, names))}")
     return operand

@@ -95,27 +95,22 @@ def register_words(op: Instruction, name: str, value: ArrayLike, argument: str |
 
     argument: what the caller calls it, if not as the manual does.
     """
-    value = value if isinstance(value, jax.Array) else np.asarray(value)
-    lanes = (LANES,) if op.warps == 1 else (op.warps, LANES)
-    shape = (*lanes, op.registers(name))
     axes = "lane, register" if op.warps == 1 else "warp, lane, register"
-    wanted = f"uint32[..., {', '.join(map(str, shape))}] ({axes}) for {op}"
-    if value.dtype != jnp.uint32:
-        raise TypeError(
-            f"{argument or name}: got {value.dtype}{list(value.shape)}; registers are raw words, {wanted}. tcemu.pack makes them from codes"
-        )
-    if value.shape[-len(shape) :] != shape:
-        raise ValueError(f"{argument or name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
-    return jnp.asarray(value)
+    return _words(op, argument or name, value, (op.registers(name),), f" ({axes}) for {op}", "registers are raw words,")
 
 
 def lane_words(op: Instruction, name: str, value: ArrayLike) -> Array:
     """An operand of one register a lane, uint32[..., 32] (a warpgroup's: [..., 4, 32])."""
+    return _words(op, name, value, (), f", one register a lane, for {op}", "wanted")
+
+
+def _words(op: Instruction, name: str, value: ArrayLike, in_lane: tuple[int, ...], what: str, lead: str) -> Array:
     value = value if isinstance(value, jax.Array) else np.asarray(value)
-    shape = (LANES,) if op.warps == 1 else (op.warps, LANES)
-    wanted = f"uint32[..., {', '.join(map(str, shape))}], one register a lane, for {op}"
+    shape = ((LANES,) if op.warps == 1 else (op.warps, LANES)) + in_lane
+    wanted = f"uint32[..., {', '.join(map(str, shape))}]{what}"
     if value.dtype != jnp.uint32:
-        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
+        hint = "tcemu.pack makes them from codes" if in_lane else f"PTX ISA {section(op)}"
+        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; {lead} {wanted}. {hint}")
     if value.shape[-len(shape) :] != shape:
         raise ValueError(f"{name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
     return jnp.asarray(value)

@@ -1,7 +1,6 @@
 """Operands of which a selector names a part: sparsity metadata and block scales, one 32-bit register in each lane."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from tcemu.sparsity import defined_fields, undefined
 
 Selector = int | Array
 BYTE = 8  # a scale's container
-THREADS = {"scale_a": 2, "scale_b": 4}  # values of thread-id-a, thread-id-b. PTX ISA 9.7.14.3, table 37
 
 
 def _metadata(op: Instruction) -> Fragment:
@@ -38,8 +36,8 @@ def scale_selector(op: Instruction, name: str, value: tuple[ArrayLike, ArrayLike
     selector = name.replace("scale", "selector")
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"{selector}: got {value!r}; wanted a pair (byte_id, thread_id) for {op}. PTX ISA 9.7.14.3")
-    byte = _selector(op, f"{selector}, its byte_id", value[0], tuple(range(0, 4, op.scale_vec)))
-    thread = _selector(op, f"{selector}, its thread_id", value[1], tuple(range(THREADS[name])))
+    byte = _selector(op, f"{selector}, its byte_id", value[0], op.byte_ids)
+    thread = _selector(op, f"{selector}, its thread_id", value[1], op.thread_ids_a if name == "scale_a" else op.thread_ids_b)
     return byte // op.scale_vec, thread
 
 
@@ -53,6 +51,7 @@ def _selector(op: Instruction, name: str, value: ArrayLike, wanted: tuple[int, .
     return jnp.int32(int(np.asarray(value)))
 
 
+@partial(jax.jit, static_argnames="op")
 def metadata_fields(op: Instruction, registers: Array, selector: Selector) -> Array:
     """Metadata registers uint32[..., 32] (a warpgroup's: [..., 4, 32]) -> 4-bit fields [..., M, chunks], uint8."""
     fields = _metadata(op).decode(unpack_registers(registers[..., None], U4))[..., selector, :, :]
@@ -90,29 +89,23 @@ def _scales(op: Instruction, name: str) -> tuple[Format, Fragment]:
     return op.stype, scale_fragment(name.removeprefix("scale_"), op.scale_vec)
 
 
-@partial(jax.jit, static_argnames=("op", "fragment"))
-def _places(op: Instruction, fragment: Fragment) -> Any:
-    held = np.arange(LANES * fragment.elements).reshape(LANES, fragment.elements)
-    seen = jnp.asarray(fragment.decode(held))
-    return seen if op.warps == 1 else jnp.tile(seen, (1, op.warps, 1))
-
-
 def forbid_undefined_metadata(op: Instruction, fields: Array, selector: Selector) -> None:
     """Checked mode: raises UndefinedBehaviour for the first field of [..., M, chunks] whose value PTX does not define."""
-    place = _places(op, _metadata(op))[selector]  # lane and field of each (row, chunk)
     per_lane = _metadata(op).elements
+    place = _metadata(op).decode(np.arange(LANES * per_lane).reshape(LANES, per_lane))  # lane and field of each (selector, row, chunk)
+    place = jnp.asarray(np.tile(place, (1, op.warps, 1)))[selector]
     defined = ", ".join(f"{field:04b}" for field in defined_fields(op.chunk, op.ordered))
     warp = "warp {warp}, " if op.warps > 1 else ""
     forbid(
         undefined(fields, op.chunk, op.ordered),
         f"{op}: {warp}lane {{lane}}, field {{field}} (bits {{low}} to {{high}}) of the sparsity metadata is {{value:04b}}, for row {{row}} "
         f"and chunk {{chunk}}; defined are {defined}. PTX ISA 9.7.14.6.1, 9.7.15.6.1",
-        warp=jnp.arange(op.m)[:, None] // (op.m // op.warps),
+        warp=np.arange(op.m)[:, None] // (op.m // op.warps),
         lane=place // per_lane,
         field=place % per_lane,
         low=4 * (place % per_lane),
         high=4 * (place % per_lane) + 3,
         value=fields,
-        row=jnp.arange(op.m)[:, None],
-        chunk=jnp.arange(fields.shape[-1]),
+        row=np.arange(op.m)[:, None],
+        chunk=np.arange(fields.shape[-1]),
     )

@@ -87,8 +87,8 @@ def densify(
         if not jnp.issubdtype(fields.dtype, jnp.unsignedinteger):
             raise TypeError(f"metadata: got {fields.dtype}{list(fields.shape)}; wanted 4-bit fields, unsigned integers [..., M, chunks]")
     else:
-        name = "e" if instruction.warps == 1 else "sp_meta"
-        fields = metadata_fields(instruction, lane_words(instruction, name, metadata), sparsity_selector(instruction, selector))
+        words = lane_words(instruction, instruction.metadata, metadata)
+        fields = metadata_fields(instruction, words, sparsity_selector(instruction, selector))
     if kept.ndim < 2 or kept.shape[-1] * 2 != fields.shape[-1] * chunk or kept.shape[-2] != fields.shape[-2]:
         raise ValueError(
             f"kept is {kept.dtype}{list(kept.shape)} and the metadata's fields are {list(fields.shape)}; wanted [..., M, K/2] and "

@@ -128,7 +128,7 @@ class Warpgroup:
             return changed
         units = _units(written)
         for product in self._pending():
-            _forbid(
+            forbid(
                 _meet(product.reads, units),
                 f"shared memory is overwritten while {product.op} still reads it; wait for its group first. PTX ISA 9.7.15.4",
             )
@@ -178,7 +178,7 @@ class Warpgroup:
         if self.checked:
             reads = reduce(or_, (self._reads(op, name, value, immediates) for name, value in descriptors.items()))
             if self.unfenced_writes is not None:
-                _forbid(
+                forbid(
                     _meet(reads, self.unfenced_writes),
                     f"{op} reads shared memory that threads stored since the last fence.proxy.async. {FENCE}",
                 )
@@ -265,15 +265,6 @@ def _units(words: Any) -> Any:
 
 def _meet(x: Any, y: Any) -> Any:
     return (x & y).any(-1)
-
-
-def _forbid(found: Any, message: str) -> None:
-    """As `forbid`, and under a trace too at once if the value is known."""
-    if isinstance(found, np.ndarray | np.bool_):
-        if found.any():
-            _undefined(message)
-    else:
-        forbid(found, message)
 
 
 def _undefined(message: str) -> NoReturn:

@@ -142,8 +142,7 @@ def _place(
 def _same_copies(op: Instruction, name: str, registers: Array, sm: int) -> None:
     uniform = pack_matrix(op, name, unpack_matrix(op, name, registers, sm), sm)
     differ = f"{op}: {name} holds copies of one element that differ, in lane {{lane}}: fragments may be changed uniformly only"
-    differs = uniform != registers
-    forbid(differs if isinstance(differs, Tracer) else np.asarray(differs), f"{differ}. PTX ISA 9.7.14.4.1", lane=np.arange(LANES)[:, None])
+    forbid(uniform != registers, f"{differ}. PTX ISA 9.7.14.4.1", lane=np.arange(LANES)[:, None])
 
 
 @partial(jax.jit, static_argnames=("op", "sm", "step"))

@@ -9,7 +9,7 @@ from tcemu.catalog import check, section
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import S32
 from tcemu.instructions import Instruction
-from tcemu.models import Row, row
+from tcemu.models import COMPUTING, Row, row
 from tcemu.operations.operands import signature
 from tcemu.study.comparison import Comparison
 from tcemu.study.explanation import Explanation
@@ -17,8 +17,6 @@ from tcemu.study.inputs import codes, met, metadata, products
 from tcemu.study.steps import check as check_model
 from tcemu.study.steps import concrete, walk
 from tcemu.study.view import FILLING
-
-FAMILIES = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")
 
 
 def explain(
@@ -77,8 +75,8 @@ def _explain(
     rounding: str,
 ) -> Explanation:
     op = check(op, target)
-    if op.family not in FAMILIES:
-        raise Unsupported(f"{op} is {op.family}; tcemu.explain takes {', '.join(FAMILIES)}. PTX ISA {section(op)}")
+    if op.family not in COMPUTING:
+        raise Unsupported(f"{op} is {op.family}; tcemu.explain takes {', '.join(COMPUTING)}. PTX ISA {section(op)}")
     found, model = _row(op, target, required=model is None), None if model is None else concrete(model)
     label, known = _label(target, model, found)
     if model is None:
