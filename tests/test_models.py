@@ -115,6 +115,25 @@ def test_rows_say_which_spellings_were_recorded():
             assert {spellings[spelling].n for spelling in recorded} == {8, 24, 64}
 
 
+def test_rows_say_what_published_words_do_not_show():
+    """The words of a row are of one K; where its instructions have a larger one, the source names who says how that is summed."""
+    seen = set()
+    for key in (key for key in PUBLISHED if "_d_" in key and not key.startswith("H")):
+        gpu, format_, _, output = key.split("_")
+        type_, k, target = TYPES[format_], PUBLISHED[f"{gpu}_{format_}_a"].shape[1], GPUS[gpu]
+        found = row(tcemu.parse(published_op(gpu, type_, {"fp32": "f32", "fp16": "f16"}[output], k)[0]), target)
+        largest = max(op.k for op in tcemu.instructions(target, found.family) if row(op, target) is found)
+        source = found.evidence.source
+        if largest == k:
+            assert "MMA-Sim" not in source
+        else:
+            assert found.model.terms in (k, largest) and f"K = {k}" in source
+            said = "a larger K as a chain of such steps" if found.model.terms == k else f"K = {largest} as one step"
+            assert f"{said}: MMA-Sim" in source
+        seen.add(source)
+    assert seen == {r.evidence.source for r in ROWS if r.evidence.level == "published"}
+
+
 # ---- published check values
 
 EQ10 = [-(2**13), -0.5, -0.25, -0.125], [2**10, 1, 1, 1], 2**23
