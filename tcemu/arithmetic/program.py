@@ -16,7 +16,10 @@ from jax.typing import ArrayLike
 from tcemu.arithmetic import integer
 from tcemu.arithmetic.dot_add import MAX_FRACTION_BITS, ZERO_EXPONENT, Operand, Scale, dot_add, has_special, operand, scale
 from tcemu.arithmetic.fma import add_limbs, fma_limbs
+from tcemu.arithmetic.fused_kernel import FusedPlan
 from tcemu.arithmetic.grouped import Groups, check_exact, deal, grouped_dot_add, values
+from tcemu.arithmetic.grouped_kernel import GroupedPlan
+from tcemu.arithmetic.tile_kernel import capable, product
 from tcemu.bits import Limbs
 from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, code_limbs, convert, limbs_code
 
@@ -166,6 +169,45 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     if signature.rounding is not None:
         model = model.replace(rounding=signature.rounding.upper())
     check_model(model, signature, None if scales is None else a.shape[-1] // jnp.shape(scales[0])[-1])
+    if (common := model.common) is not None:
+        a, b = (v if fmt == common else convert(v, fmt, common) for v, fmt in ((a, signature.a), (b, signature.b)))
+        signature = signature._replace(a=common, b=common)
+    c = c if signature.c == model.result else convert(c, signature.c, model.result)
+    plan = kernel_plan(model, signature) if capable() else None
+    if plan is None:
+        return _walk_all(model, signature, a, b, c, scales)
+    on_gpu, elsewhere = partial(_by_kernel, plan, signature), partial(_walk_all, model, signature)
+    return lax.platform_dependent(a, b, c, scales, cuda=on_gpu, default=elsewhere)
+
+
+def kernel_plan(model: Model, signature: Signature, *, assembly: bool = True) -> FusedPlan | GroupedPlan | None:
+    """What `tile_kernel` needs to walk these steps; None where it cannot: fields are traced, sums too wide, results not cut to f32."""
+    bits, floor, lost = model.fraction_bits, model.floor, F32.mantissa_bits if model.result_bits is None else model.result_bits
+    if not (isinstance(model.terms, int) and isinstance(bits, int) and isinstance(floor, int) and isinstance(lost, int)):
+        return None
+    to_f32 = model.result == F32 and signature.d == F32 and isinstance(model.rounding, str) and model.rounding == "RZ"
+    terms, lost = _step_size(model, signature.k), F32.mantissa_bits - lost
+    if not to_f32 or model.chain is not None or model.groups > 1 or signature.k % terms:
+        return None
+    if model.summed is None:
+        plan = FusedPlan(signature.a, signature.b, terms, bits, floor, lost, signature.scale is not None, assembly)
+    else:
+        assert signature.scale is not None
+        plan = GroupedPlan(signature.a, signature.b, terms, model.summed, signature.scale.mantissa_bits, bits, floor, lost, assembly)
+    return plan if plan.possible else None
+
+
+def _by_kernel(plan: FusedPlan | GroupedPlan, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+    if scales is None or signature.scale is None:
+        return product(plan, a, b, c)
+    found = tuple(scale(signature.scale, codes) for codes in scales)
+    spread = lambda v, s, axis: jax.tree.map(lambda s: jnp.repeat(s, v.shape[axis] // s.shape[axis], axis=axis), s)  # noqa: E731
+    return product(plan, a, b, c, (spread(a, found[0], -1), spread(b, found[1], -2)))
+
+
+def _walk_all(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+    """All steps, on any device; a and b in the formats that are multiplied, c in that of the results."""
+    words = signature.a.words - 1
     a_scales = b_scales = None
     if scales is not None:
         assert signature.scale is not None
@@ -173,12 +215,8 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
         a, a_scales = _spread(signature.scale, a, a_codes, -1)
         b, b_scales = _spread(signature.scale, b, b_codes, -2)
-    if (common := model.common) is not None:
-        a, b = (v if fmt == common else convert(v, fmt, common) for v, fmt in ((a, signature.a), (b, signature.b)))
-        signature = signature._replace(a=common, b=common)
-    a = _by_group(jnp.moveaxis(a, -1 - len(words), 0), signature.k, model.groups)
-    b = _by_group(jnp.moveaxis(b, -2 - len(words), 0), signature.k, model.groups)
-    c = c if signature.c == model.result else convert(c, signature.c, model.result)
+    a = _by_group(jnp.moveaxis(a, -1 - words, 0), signature.k, model.groups)
+    b = _by_group(jnp.moveaxis(b, -2 - words, 0), signature.k, model.groups)
     products = (a, b)
     if scales is not None:
         products += tuple(jax.tree.map(lambda v: _by_group(v, signature.k, model.groups), side) for side in (a_scales, b_scales))
@@ -376,12 +414,13 @@ def _scan(step: Callable, start: Limbs, products: Any) -> Limbs:
 def _run_integer(signature: Signature, a: Array, b: Array, c: Array) -> Array:
     """Exact sums in s32, wrapped, or clamped once an instruction."""
     x, y = integer.values(signature.a, a), integer.values(signature.b, b)
+    lowest = integer.lowest(signature.a), integer.lowest(signature.b)
     total = c.astype(jnp.int32)
     if signature.bit_op == "xor":
         return (total + integer.xor_popcount(x, y)).astype(jnp.uint32)
     if not signature.clamp:
-        return (total + integer.dot(x, y)).astype(jnp.uint32)
+        return (total + integer.dot(x, y, lowest)).astype(jnp.uint32)
     x = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, signature.k), -2, 0)
     y = jnp.moveaxis(y.reshape(*y.shape[:-2], -1, signature.k, y.shape[-1]), -3, 0)
-    step = lambda t, xy: (integer.clamping_add(t, integer.dot(*xy)), None)  # noqa: E731
+    step = lambda t, xy: (integer.clamping_add(t, integer.dot(xy[0], xy[1], lowest)), None)  # noqa: E731
     return lax.scan(step, total, (x, y))[0].astype(jnp.uint32)
