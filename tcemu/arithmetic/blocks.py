@@ -1,0 +1,82 @@
+"""D in blocks that stay in the cache of a CPU core while K is walked."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+COLUMNS = 128  # of D in a block: a step's part of B then stays in the first-level cache
+ELEMENTS = 1 << 17  # of D in a block
+
+
+def in_blocks(walk: Callable[[Array, Any, Any], Array], c: Array, x: Any, y: Any) -> Array:
+    """walk(c, x, y), on a CPU block after block of D.
+
+    c: [..., M, N]; x: a pytree of [steps, ..., M, terms]; y: of [steps, ..., terms, N]; a leaf may have 1 in place of any of these sizes
+    but the first. walk may take its batch axes as one. Elsewhere than on a CPU all of D is one block.
+    """
+    *batch, m, n = c.shape
+    tiles = _tiles(c.size // (m * n), m, n)
+    if tiles == (c.size // (m * n), m, n):
+        return walk(c, x, y)
+
+    def flat(v: Array) -> Array:
+        """The batch axes as one, of size 1 if all are."""
+        if v.size == v.shape[0] * v.shape[-2] * v.shape[-1]:
+            return v.reshape(v.shape[0], 1, *v.shape[-2:])
+        v = v.reshape(v.shape[0], *(1,) * (len(batch) + 3 - v.ndim), *v.shape[1:])
+        return jnp.broadcast_to(v, (v.shape[0], *batch, *v.shape[-2:])).reshape(v.shape[0], -1, *v.shape[-2:])
+
+    def blocked(c: Array, x: Any, y: Any) -> Array:
+        d = _over(0, tiles, walk, c.reshape(-1, m, n), *jax.tree.map(flat, (x, y)))
+        return d.reshape(c.shape)
+
+    return lax.platform_dependent(c, x, y, cpu=blocked, default=walk)
+
+
+def _tiles(b: int, m: int, n: int) -> tuple[int, int, int]:
+    """The sizes of a block."""
+    columns = _even(n, COLUMNS)
+    rows = _even(m, ELEMENTS // columns)
+    return _even(b, max(1, ELEMENTS // (rows * columns))), rows, columns
+
+
+def _even(size: int, most: int) -> int:
+    """The least tile with which no more tiles of at most `most` are needed; whole vectors of a CPU where there are several."""
+    count = -(-size // most)
+    return size if count == 1 else min(most, -(-size // count // 8) * 8)
+
+
+def _over(axis: int, tiles: tuple[int, int, int], walk: Callable, c: Array, x: Any, y: Any) -> Array:
+    """The blocks along one axis of c, [B, M, N], and along those after it, one after the other."""
+    if axis == len(tiles):
+        return walk(c, x, y)
+    size, tile = c.shape[axis], tiles[axis]
+    if size <= tile:
+        return _over(axis + 1, tiles, walk, c, x, y)
+    held, fixed = {}, {}
+    leaves, tree = jax.tree.flatten((c, x, y))
+    # c is [B, M, N]; x [steps, B, M, terms]; y [steps, B, terms, N]
+    of_x, of_y = len(jax.tree.leaves(x)), len(jax.tree.leaves(y))
+    at = [axis] + [(1, 2, None)[axis]] * of_x + [(1, None, 3)[axis]] * of_y
+    for number, (leaf, position) in enumerate(zip(leaves, at, strict=True)):
+        if position is None or leaf.shape[position] == 1:
+            fixed[number] = leaf
+        else:
+            held[number] = _split(leaf, position, tile)
+
+    def block(moving: dict[int, Array]) -> Array:
+        everything = {**fixed, **moving}
+        return _over(axis + 1, tiles, walk, *jax.tree.unflatten(tree, [everything[number] for number in range(len(leaves))]))
+
+    d = jnp.moveaxis(lax.map(block, held), 0, axis)
+    d = d.reshape(*d.shape[:axis], -1, *d.shape[axis + 2 :])
+    return lax.slice_in_dim(d, 0, size, axis=axis)
+
+
+def _split(v: Array, axis: int, tile: int) -> Array:
+    """[..., size, ...] -> [blocks, ..., tile, ...], the last block filled with zeros."""
+    v = jnp.pad(v, [(0, -v.shape[axis] % tile if at == axis else 0) for at in range(v.ndim)])
+    return jnp.moveaxis(v.reshape(*v.shape[:axis], -1, tile, *v.shape[axis + 1 :]), axis, 0)
