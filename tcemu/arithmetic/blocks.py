@@ -1,6 +1,8 @@
 """D in blocks that stay in the cache of a CPU core while K is walked."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,8 +20,9 @@ def in_blocks(walk: Callable[[Array, Any, Any], Array], c: Array, x: Any, y: Any
     but the first. walk may take its batch axes as one. Elsewhere than on a CPU all of D is one block.
     """
     *batch, m, n = c.shape
-    tiles = _tiles(c.size // (m * n), m, n)
-    if tiles == (c.size // (m * n), m, n):
+    whole = (math.prod(batch), m, n)
+    tiles = _tiles(*whole)
+    if tiles == whole:
         return walk(c, x, y)
 
     def flat(v: Array) -> Array:
@@ -30,7 +33,7 @@ def in_blocks(walk: Callable[[Array, Any, Any], Array], c: Array, x: Any, y: Any
         return jnp.broadcast_to(v, (v.shape[0], *batch, *v.shape[-2:])).reshape(v.shape[0], -1, *v.shape[-2:])
 
     def blocked(c: Array, x: Any, y: Any) -> Array:
-        d = _over(0, tiles, walk, c.reshape(-1, m, n), *jax.tree.map(flat, (x, y)))
+        d = _over(0, tiles, walk, c.reshape(whole), *jax.tree.map(flat, (x, y)))
         return d.reshape(c.shape)
 
     return lax.platform_dependent(c, x, y, cpu=blocked, default=walk)
@@ -54,26 +57,20 @@ def _over(axis: int, tiles: tuple[int, int, int], walk: Callable, c: Array, x: A
     if axis == len(tiles):
         return walk(c, x, y)
     size, tile = c.shape[axis], tiles[axis]
-    if size <= tile:
+    if size == tile:
         return _over(axis + 1, tiles, walk, c, x, y)
-    held, fixed = {}, {}
-    leaves, tree = jax.tree.flatten((c, x, y))
-    # c is [B, M, N]; x [steps, B, M, terms]; y [steps, B, terms, N]
-    of_x, of_y = len(jax.tree.leaves(x)), len(jax.tree.leaves(y))
-    at = [axis] + [(1, 2, None)[axis]] * of_x + [(1, None, 3)[axis]] * of_y
-    for number, (leaf, position) in enumerate(zip(leaves, at, strict=True)):
-        if position is None or leaf.shape[position] == 1:
-            fixed[number] = leaf
-        else:
-            held[number] = _split(leaf, position, tile)
+    found = (axis, (1, 2, None)[axis], (1, None, 3)[axis])  # x is [steps, B, M, terms], y is [steps, B, terms, N]
 
-    def block(moving: dict[int, Array]) -> Array:
-        everything = {**fixed, **moving}
-        return _over(axis + 1, tiles, walk, *jax.tree.unflatten(tree, [everything[number] for number in range(len(leaves))]))
+    def cut(v: Array, at: int | None) -> Array | None:
+        return None if at is None or v.shape[at] == 1 else _split(v, at, tile)
 
-    d = jnp.moveaxis(lax.map(block, held), 0, axis)
-    d = d.reshape(*d.shape[:axis], -1, *d.shape[axis + 2 :])
-    return lax.slice_in_dim(d, 0, size, axis=axis)
+    def block(moving: tuple) -> Array:
+        whole = jax.tree.map(lambda part, all_of_it: all_of_it if part is None else part, moving, (c, x, y), is_leaf=lambda v: v is None)
+        return _over(axis + 1, tiles, walk, *whole)
+
+    d = lax.map(block, tuple(jax.tree.map(partial(cut, at=at), side) for side, at in zip((c, x, y), found, strict=True)))
+    d = jnp.moveaxis(d, 0, axis)
+    return lax.slice_in_dim(d.reshape(*d.shape[:axis], -1, *d.shape[axis + 2 :]), 0, size, axis=axis)
 
 
 def _split(v: Array, axis: int, tile: int) -> Array:

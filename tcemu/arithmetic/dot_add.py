@@ -114,7 +114,8 @@ def _products(a: Operand, b: Operand) -> list[tuple[tuple[Array, Array], tuple[A
     """((x, y), (i, j)) for every term: significands and exponents, shaped to meet as [..., M, N]."""
     row, column = (lambda v, t: v[..., :, t, None]), (lambda v, t: v[..., t, None, :])
     return [
-        ((row(a.significand, t), column(b.significand, t)), (row(a.exponent, t), column(b.exponent, t))) for t in range(a.exponent.shape[-1])
+        ((row(a.significand, t), column(b.significand, t)), (row(a.exponent, t), column(b.exponent, t)))
+        for t in range(a.exponent.shape[-1])
     ]
 
 
@@ -122,8 +123,8 @@ def dot_add(
     a: Operand,
     b: Operand,
     accumulator: Limbs | None,
-    special: bool,
     *,
+    special: bool,
     a_format: Format,
     b_format: Format,
     scaled: bool = False,

@@ -249,13 +249,15 @@ def _walk_fused(model: Model, signature: Signature, scaled: bool, c: Array, x: S
     assert fraction_bits is not None
 
     def step(accumulator: Limbs | None, products: tuple[Step, Step]) -> Limbs:
+        def add(special: bool, *operands: Any) -> Limbs:
+            return dot_add(
+                *operands, special=special, a_format=signature.a, b_format=signature.b, scaled=scaled, result=model.result,
+                rounding=model.rounding, fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
+            )  # fmt: skip
+
         x, y = products
-        add = partial(
-            dot_add, a_format=signature.a, b_format=signature.b, scaled=scaled, result=model.result, rounding=model.rounding,
-            fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
-        )  # fmt: skip
-        search, spare = (lambda *three, special=special: add(*three, special) for special in (True, False))
-        return lax.cond(jnp.any(x.special) | jnp.any(y.special), search, spare, x.operand, y.operand, accumulator)
+        special = jnp.any(x.special) | jnp.any(y.special)
+        return lax.cond(special, partial(add, True), partial(add, False), x.operand, y.operand, accumulator)
 
     def only(chosen: Array, products: tuple[Step, Step]) -> tuple[Step, Step]:
         x, y = products
@@ -325,7 +327,7 @@ def _walk_exact(model: Model, signature: Signature, c: Array, a: Array, b: Array
 
 
 def _cut(model: Model, k: int, x: Operand, axis: int) -> Operand:
-    """[..., K, ...], K at `axis` -> [steps, ..., terms, ...]. The last step of a group is filled with zeros, which take no part in a step."""
+    """[..., K, ...], K at `axis` -> [steps, ..., terms, ...]. The last step of a group is filled with zeros, which take no part."""
     group, terms = k // model.groups, _step_size(model, k)
 
     def cut(v: Array, nothing: float) -> Array:
