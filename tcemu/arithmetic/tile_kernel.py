@@ -4,6 +4,9 @@ What a step does is a plan's affair: `fused_kernel` does those of `dot_add`, `gr
 with their inner operations in PTX and in plain integers (`assembly`), the latter for Pallas' interpret mode on any device.
 """
 
+import importlib
+import importlib.util
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from math import prod
@@ -14,10 +17,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.experimental.pallas import triton as plt
 
 from tcemu.arithmetic.dot_add import Scale
 from tcemu.formats import F32
+
+_TRITON = "jax.experimental.pallas.triton"  # JAX 0.11 announces that this backend will go
+plt: Any = importlib.import_module(_TRITON) if importlib.util.find_spec(_TRITON) else None
 
 ABSENT = -(1 << 13)  # the exponent, in 16 bits, of what takes no part in the alignment
 SIGN = -(1 << 31)
@@ -49,7 +54,9 @@ class Plan(Protocol):
 
 
 def capable() -> bool:
-    """The GPUs here have the instructions that the PTX uses: compute capability 9.0 and up (add.s16x2, max.s16x2)."""
+    """JAX has Pallas' Triton backend, and the GPUs here the instructions that the PTX uses: compute capability 9.0 and up (add.s16x2)."""
+    if plt is None:
+        return False
     try:
         return all(float(device.compute_capability) >= 9 for device in jax.devices("cuda"))
     except RuntimeError:  # no GPU
@@ -83,13 +90,14 @@ def product(plan: Plan, a: Array, b: Array, c: Array, scales: tuple[Scale, Scale
     """
     batch, (m, n) = c.shape[:-2], c.shape[-2:]
 
-    def flat(v: Array) -> Array:
-        """One batch axis, of length 1 where the operand serves all of c."""
-        one_for_all = v.size == prod(v.shape[-2:])
-        return (v if one_for_all else jnp.broadcast_to(v, (*batch, *v.shape[-2:]))).reshape(-1, *v.shape[-2:])
+    def flat(*together: Array) -> list[Array]:
+        """One batch axis, of length 1 where these serve all of c."""
+        own = jnp.broadcast_shapes(*(v.shape[:-2] for v in together))
+        own = own if prod(own) == 1 else batch
+        return [jnp.broadcast_to(v, (*own, *v.shape[-2:])).reshape(-1, *v.shape[-2:]) for v in together]
 
-    operands = [flat(v) for v in (a, b, c, *jax.tree.leaves(scales))]
-    return _batched(plan)(*operands).reshape(*batch, m, n)
+    (a, *a_scales), (b, *b_scales) = flat(a, *(scales[0] if scales else ())), flat(b, *(scales[1] if scales else ()))
+    return _batched(plan)(a, b, *flat(c), *a_scales, *b_scales).reshape(*batch, m, n)
 
 
 @cache
@@ -133,11 +141,14 @@ def _product(plan: Plan, a: Array, b: Array, c: Array, *scales: Array) -> Array:
     y, y_special = plan.prepare(1, columns(b), Scale(*map(columns, scales[2:])) if scales else None, tile[1])
     start = lax.bitcast_convert_type(columns(fill(c, 1, tile[0])), jnp.int32)
     grid = (start.shape[0], start.shape[1] // tile[0], start.shape[2] // tile[1])
-    d = pl.pallas_call(
+    call = pl.pallas_call(
         partial(_kernel, plan=plan, tile=tile, grid=grid, alone=(a.shape[0] == 1, b.shape[0] == 1)),
         out_shape=jax.ShapeDtypeStruct(start.shape, jnp.int32), grid=(prod(grid),), interpret=not plan.assembly,
         compiler_params=plt.CompilerParams(num_warps=min(plan.warps, max(1, prod(tile) // 128)), num_stages=1),
-    )(*x, *y, x_special | y_special, start)  # fmt: skip
+    )  # fmt: skip
+    with warnings.catch_warnings():  # that the Triton backend will go: `capable` is false then, and every device walks as a CPU does
+        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+        d = call(*x, *y, x_special | y_special, start)
     return lax.bitcast_convert_type(d[:, :m, :n], jnp.uint32)
 
 
