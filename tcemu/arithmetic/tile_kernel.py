@@ -6,7 +6,6 @@ with their inner operations in PTX and in plain integers (`assembly`), the latte
 
 import importlib
 import importlib.util
-import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from math import prod
@@ -21,7 +20,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from tcemu.arithmetic.dot_add import Scale
 from tcemu.formats import F32
 
-_TRITON = "jax.experimental.pallas.triton"  # JAX 0.11 announces that this backend will go
+_TRITON = "jax.experimental.pallas.triton"  # JAX 0.11 announces that this backend will go: every device then walks as a CPU does
 plt: Any = importlib.import_module(_TRITON) if importlib.util.find_spec(_TRITON) else None
 
 ABSENT = -(1 << 13)  # the exponent, in 16 bits, of what takes no part in the alignment
@@ -146,9 +145,7 @@ def _product(plan: Plan, a: Array, b: Array, c: Array, *scales: Array) -> Array:
         out_shape=jax.ShapeDtypeStruct(start.shape, jnp.int32), grid=(prod(grid),), interpret=not plan.assembly,
         compiler_params=plt.CompilerParams(num_warps=min(plan.warps, max(1, prod(tile) // 128)), num_stages=1),
     )  # fmt: skip
-    with warnings.catch_warnings():  # that the Triton backend will go: `capable` is false then, and every device walks as a CPU does
-        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
-        d = call(*x, *y, x_special | y_special, start)
+    d = call(*x, *y, x_special | y_special, start)
     return lax.bitcast_convert_type(d[:, :m, :n], jnp.uint32)
 
 
