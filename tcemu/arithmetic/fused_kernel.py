@@ -64,9 +64,9 @@ class FusedPlan(NamedTuple):
 
     @property
     def wide(self) -> bool:
-        """The steps that products take part in may lie beyond the exponents of f32, or below the floor."""
+        """The steps that products take part in may lie beyond the exponents of f32; or the floor may lie among those of the accumulator."""
         powers = (self.fraction_bits - self.least, self.least - self.fraction_bits, self.fraction_bits - self.greatest)
-        return self.scaled or self.floor > self.least or not all(abs(power) < F32.bias for power in powers)
+        return self.scaled or self.floor > F32.least_exponent or not all(abs(power) < F32.bias for power in powers)
 
     @property
     def narrow(self) -> bool:
@@ -230,7 +230,10 @@ def _end_narrow(plan: FusedPlan) -> str:
         text += "cvt.rn.f64.s32 s, i;" + "".join(f"cvt.rn.f64.s32 t, ${3 + at}; add.rn.f64 s, s, t;" for at in range(plan.sums))
         text += "cvt.rz.f32.f64 d, s;"
     text += f"add.s32 h, $2, {F32.bias - plan.fraction_bits}; shl.b32 h, h, 23; mul.rn.f32 d, d, h;"
-    text += f"sub.s32 k, $2, {plan.least}; setp.gt.u32 alone, k, {plan.greatest - plan.least}; selp.b32 h, $1, d, alone;"
+    kept = -1 << max(0, F32.mantissa_bits - plan.fraction_bits)  # of the accumulator, where the step's exponent is its own
+    text += (
+        f"sub.s32 k, $2, {plan.least}; setp.gt.u32 alone, k, {plan.greatest - plan.least}; and.b32 h, $1, {kept}; selp.b32 h, h, d, alone;"
+    )
     return text + f"and.b32 $0, h, {-1 << plan.lost};"
 
 
