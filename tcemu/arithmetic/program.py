@@ -238,8 +238,9 @@ def _walk_all(model: Model, signature: Signature, a: Array, b: Array, c: Array, 
     return in_blocks(whole, c, *products) if fused else whole(c, *products)
 
 
-def _spread(fmt: Format, codes: Array, scales: Array, axis: int) -> tuple[Array, Scale]:
+def _spread(fmt: Format, codes: Array, scales: ArrayLike, axis: int) -> tuple[Array, Scale]:
     """Codes [..., M, K] (axis -1) or [..., K, N] (axis -2) with the scales' batch axes, and a scale for each of them."""
+    scales = jnp.asarray(scales)
     batch = jnp.broadcast_shapes(codes.shape[:-2], scales.shape[:-2])
     codes, scales = (jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (codes, scales))
     return codes, jax.tree.map(lambda v: jnp.repeat(v, codes.shape[axis] // scales.shape[axis], axis=axis), scale(fmt, scales))
