@@ -106,7 +106,9 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
     greatest = jnp.maximum(jnp.maximum(jnp.where(present, exponent, least).max(-1), c_exponent), floor)
     plain = valid & ~special & (greatest > least)
     distances = _histogram(jnp.minimum(greatest[:, None] - exponent, FAR), present & plain[:, None], FAR + 1)
-    c_distance = _histogram(jnp.minimum(greatest - c_exponent, FAR), plain & (c_exponent > least), FAR + 1)
+    c_distance = no_distance
+    if with_c:
+        c_distance = _histogram(jnp.minimum(greatest - c_exponent, FAR), plain & (c_exponent > least), FAR + 1)
     if exact or model.summed is not None or facts.a.words == 2:
         return distances, c_distance, no_carry, _events(events, valid)
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tcemu.arithmetic.program import Model
 from tcemu.fuzz import coverage
 from tcemu.fuzz.coverage import Coverage
 from tcemu.fuzz.generators import generate
@@ -70,7 +71,7 @@ class Run:
                 for kind, (n, wrong) in zip(self.kinds, self.by_kind, strict=True)
             ]
             said.append("cases: " + ", ".join(parts))
-        if self.coverage is not None:
+        if self.coverage is not None and self.coverage.events.any():
             said += coverage.lines(self.op, looked_at(self.left, self.right), self.coverage)
         if self.first:
             said.append(f"first cases that differ: {', '.join(map(str, self.first[:8]))}")
@@ -84,7 +85,7 @@ class Run:
         return {name: np.asarray(codes) for name, codes in found.items()}
 
 
-def looked_at(left: Side, right: Side) -> Any:
+def looked_at(left: Side, right: Side) -> Model | None:
     """The model whose steps the coverage counts: the left one's, or the right one's if it has none."""
     return left.model if left.model is not None else right.model
 
@@ -102,6 +103,7 @@ def run(
     turns: int | None = None,
     devices: Sequence[Any] | None = None,
     report: Report | None = None,
+    covering: bool = True,
     shrinking: bool = True,
 ) -> Run:
     """Compares two sides on `cases` cases of one instruction: cases 0, 1, ... of the seed, as `tcemu.fuzz.generate` makes them.
@@ -110,7 +112,8 @@ def run(
     "sm_90@12.6", "reference:sm_90a", a Side, or a function from operands (NumPy codes) to D's codes.
     out: a directory that holds the run's file, run.npz; a run that stands there and asks the same goes on where it stopped, whatever
     stopped it. kinds, weights: as in `generate`. turns: of the compiled loop in one call (None: by the time that they take). devices: those
-    that share the cases (all of JAX's). report: is given a line of progress now and then. shrinking: the first mismatch is made small.
+    that share the cases (all of JAX's). report: is given a line of progress now and then. covering: what was reached is counted.
+    shrinking: the first mismatch is made small.
     Ctrl-C ends it after the file is written. Returns the Run. Raises Unsupported, NotModelled or ValueError for sides that do not go with
     `op`, and ValueError if `out` holds another run.
     """
@@ -123,18 +126,18 @@ def run(
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         state = _resumed(path, state) if path.exists() else state
-    state = _advance(replace(state, stopped=False), path, turns, list(devices or jax.devices()), report)
+    model = looked_at(state.left, state.right) if covering else None
+    state = _advance(replace(state, stopped=False), path, turns, list(devices or jax.devices()), report, model)
     if state.first and shrinking:
         number = state.first[0]
         state = replace(state, shrunk=shrink(op, state.left, state.right, state.operands(number), number))
     return state
 
 
-def _advance(state: Run, path: Path | None, turns: int | None, devices: list[Any], report: Report | None) -> Run:
+def _advance(state: Run, path: Path | None, turns: int | None, devices: list[Any], report: Report | None, model: Model | None) -> Run:
     if state.complete:
         return state
-    kinds, model = state.kinds, looked_at(state.left, state.right)
-    chunk = chunks(state.op, state.left, state.right, kinds, model, state.seed, devices)
+    chunk = chunks(state.op, state.left, state.right, state.kinds, model, state.seed, devices)
     now = began = written = said = time.monotonic()
     before, spent, count = state.done, state.seconds, turns or 1
     try:
@@ -169,7 +172,7 @@ def added(state: Run, found: Found) -> Run:
         wrong_outputs=state.wrong_outputs + found.wrong_outputs,
         first=(*state.first, *found.first)[:MOST],
         by_kind=found.by_kind if state.by_kind is None else state.by_kind + found.by_kind,
-        coverage=(state.coverage or Coverage.none()) + found.coverage,
+        coverage=found.coverage if state.coverage is None else state.coverage + found.coverage,
     )
 
 

@@ -24,7 +24,7 @@ Operands = dict[str, Array]
 FIELDS = ("terms", "fraction_bits", "floor", "rounding", "result_bits", "groups", "chain", "together", "summed", "multiplicand")
 GPU = (
     "gpu: running the instruction on a real GPU needs an NVIDIA GPU and the extra `silicon` (pip install 'tcemu[silicon]'), whose module "
-    "this installation does not have; compare with a target such as sm_90a, with reference:sm_90a, or from Python with any function of operands"
+    "this installation does not have; compare with a target such as sm_90a, with reference:sm_90a, or from Python with any function"
 )
 
 
@@ -105,8 +105,8 @@ def side(op: str | Instruction, what: "str | Side | Callable[[Operands], Any]") 
     """One side of a comparison from its words.
 
     what: a target ("sm_90a"); the same with fields of its model changed ("sm_90a:fraction_bits=24,terms=8"); as an older assembler lowered
-    it ("sm_90@12.6") or as another unit computes it ("sm_100a@tcgen05"); "reference:sm_90a", the slow one; a Side; or a function of operands,
-    as codes, that is called with NumPy arrays. Raises ValueError (Unsupported, NotModelled) with what would work.
+    it ("sm_90@12.6") or as another unit computes it ("sm_100a@tcgen05"); "reference:sm_90a", the slow one; a Side; or a function of
+    operands, as codes, that is called with NumPy arrays. Raises ValueError (Unsupported, NotModelled) with what would work.
     """
     op = parse(op)
     if isinstance(what, Side):
