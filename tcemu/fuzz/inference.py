@@ -366,10 +366,11 @@ class Probe:
         """The last place that a step of the smallest products keeps: `floor` less the fraction bits."""
         d = self.facts.d
         q = result.least_exponent - result.mantissa_bits if result == d else d.least_exponent - d.mantissa_bits
-        nearest = result == F16 or (result == d and rounding == "RN")
+        nearest, sign = result != d or rounding == "RN", -1 if rounding == "RP" else 1  # RP cuts what is negative
         tried: list[tuple[int, dict[Any, Any], Fraction]] = []
         for s in range(-self.bench.top, -q + bits + 24):
             values, exact = self._lowest(s, q, nearest)
+            values, exact = [sign * v for v in values], sign * exact
             alone = [{C: exact}] if -s >= q and C in self.sequence else []
             for question in ([self.terms(*values)] if len(values) <= len(self.sequence) else []) + alone:
                 with suppress(Unreachable):
