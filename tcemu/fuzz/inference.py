@@ -23,6 +23,7 @@ from tcemu.grammar import parse
 from tcemu.instructions import Instruction
 from tcemu.models import must_compute
 from tcemu.study.exact import power, word
+from tcemu.study.view import wrapped
 
 Questions = list[dict[Any, Any]]
 
@@ -59,7 +60,11 @@ class Inferred:
         return self.comparison is not None and self.comparison.wrong_cases == 0
 
     def __str__(self) -> str:
-        said = [f"{self.op}", f"{self.box}, by {self.asked:,} probes:", *(f"  {finding}" for finding in self.findings)]
+        said = [
+            f"{self.op}",
+            f"{self.box}, by {self.asked:,} probes:",
+            *(line for f in self.findings for line in wrapped(f"  {f}", indent="    ")),
+        ]
         if self.model is None or self.comparison is None:
             return "\n".join([*said, "No model of tcemu has this arithmetic."])
         shown = ", ".join(
@@ -214,7 +219,7 @@ class Probe:
             )
             return None
         blocks = "" if bench.width == 1 else f" (blocks of {bench.width})"
-        meets = f"{found.terms} terms{blocks} meet in one step of {len(steps(found, n))}"
+        meets = f"{found.terms} terms{blocks} meet in a step, {len(steps(found, n))} in all"
         last = "C with the first" if found.chain is None else "C is added after them"
         self.note("terms", found.terms * bench.width, f"{how}: by what survives, {meets}, {last}")
         if found.groups > 1:

@@ -1,6 +1,7 @@
 """The compiled loop: generate, run both sides, compare, count, keep the first mismatches; one call a chunk, on all devices."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -50,14 +51,15 @@ def turn_size(op: Instruction, platform: str) -> int:
 
 
 class Chunks(NamedTuple):
-    """run(first number, cases that count, turns) -> Found; a chunk has `per_turn * turns` cases, of at most `most` turns."""
+    """run(seed, first number, cases that count, turns) -> Found; a chunk has `per_turn * turns` cases, of at most `most` turns."""
 
-    run: Callable[[int, int, int], Found]
+    run: Callable[[int, int, int, int], Found]
     per_turn: int
     most: int
 
 
-def chunks(op: Instruction, left: Side, right: Side, kinds: tuple[Kind, ...], model: Model | None, seed: int, devices: list[Any]) -> Chunks:
+@lru_cache(maxsize=64)
+def chunks(op: Instruction, left: Side, right: Side, kinds: tuple[Kind, ...], model: Model | None, devices: tuple[Any, ...]) -> Chunks:
     """model: whose steps the coverage looks at; None: it is not counted. A chunk is cut evenly among the devices."""
     traced = left.traced and right.traced
     outputs = op.m * op.n
@@ -68,7 +70,7 @@ def chunks(op: Instruction, left: Side, right: Side, kinds: tuple[Kind, ...], mo
         size, count = min(turn_size(op, "cpu"), 64), 1
         call, most = _apart(op, left, right, kinds, model, size), 1
 
-    def run(start: int, counted: int, turns: int) -> Found:
+    def run(seed: int, start: int, counted: int, turns: int) -> Found:
         given = pair(seed), pair(start), jnp.uint32(counted), jnp.int32(turns)
         wrong_cases, wrong_outputs, first, *counts = jax.tree.map(np.asarray, call(*given))
         numbers = sorted(start + int(offset) for offset in first.ravel() if offset < NEVER)
@@ -107,7 +109,7 @@ def _joined(x: Tally, y: Tally) -> Tally:
 
 
 def _fused(
-    op: Instruction, left: Side, right: Side, kinds: tuple[Kind, ...], model: Model | None, size: int, devices: list[Any]
+    op: Instruction, left: Side, right: Side, kinds: tuple[Kind, ...], model: Model | None, size: int, devices: tuple[Any, ...]
 ) -> Callable:
     one, other = as_codes(op, left), as_codes(op, right)
 

@@ -127,23 +127,23 @@ def run(
         path.parent.mkdir(parents=True, exist_ok=True)
         state = _resumed(path, state) if path.exists() else state
     model = looked_at(state.left, state.right) if covering else None
-    state = _advance(replace(state, stopped=False), path, turns, list(devices or jax.devices()), report, model)
+    state = _advance(replace(state, stopped=False), path, turns, tuple(devices or jax.devices()), report, model)
     if state.first and shrinking:
         number = state.first[0]
         state = replace(state, shrunk=shrink(op, state.left, state.right, state.operands(number), number))
     return state
 
 
-def _advance(state: Run, path: Path | None, turns: int | None, devices: list[Any], report: Report | None, model: Model | None) -> Run:
+def _advance(state: Run, path: Path | None, turns: int | None, devices: tuple[Any, ...], report: Report | None, model: Model | None) -> Run:
     if state.complete:
         return state
-    chunk = chunks(state.op, state.left, state.right, state.kinds, model, state.seed, devices)
+    chunk = chunks(state.op, state.left, state.right, state.kinds, model, devices)
     now = began = written = said = time.monotonic()
     before, spent, count = state.done, state.seconds, turns or 1
     try:
         while not state.complete:
             counted, start = min(chunk.per_turn * count, state.cases - state.done), now
-            state = added(state, chunk.run(state.done, counted, count))
+            state = added(state, chunk.run(state.seed, state.done, counted, count))
             now = time.monotonic()
             state = replace(state, seconds=spent + now - began)
             if turns is None and now - start < SHORT:

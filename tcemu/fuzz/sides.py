@@ -1,7 +1,8 @@
 """What can stand on either side of a comparison: a target, a model, an older lowering, the slow reference, any function of operands."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -44,7 +45,7 @@ class Side:
     level: str = "codes"
     traced: bool = True
     target: str | None = None
-    model: Model | None = None
+    model: Model | None = field(default=None, compare=False)  # it may hold arrays
 
     def __post_init__(self) -> None:
         if self.level not in ("codes", "registers"):
@@ -113,6 +114,12 @@ def side(op: str | Instruction, what: "str | Side | Callable[[Operands], Any]") 
         return what
     if callable(what):
         return Side(getattr(what, "__name__", "function"), what, traced=False)
+    return _of_words(op, what)
+
+
+@lru_cache(maxsize=256)
+def _of_words(op: Instruction, what: str) -> Side:
+    """The same Side for the same words, so that what was compiled for it serves again."""
     if what == "gpu":
         raise Unsupported(GPU)
     if what.startswith("reference:"):
