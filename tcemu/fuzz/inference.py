@@ -26,6 +26,7 @@ from tcemu.study.exact import power, word
 from tcemu.study.view import wrapped
 
 Questions = list[dict[Any, Any]]
+APART = 32  # 25 fraction bits, and the sum of up to 64 terms
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,8 @@ class Probe:
     def order(self) -> Order | None:
         bench, n = self.bench, self.bench.slots
         large, small = power(bench.top), power(bench.bottom)
+        if bench.top - bench.bottom < APART:
+            raise Unreachable(f"terms from 2^{bench.bottom} to 2^{bench.top}, of which the least must vanish beside the largest")
         leaves = [*range(n), C]
         pairs = list(combinations(range(n + 1), 2))
         for sign in (1, -1):
