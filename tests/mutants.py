@@ -42,7 +42,7 @@ def reversed_k(given: dict) -> dict:
 
 
 def put(d, at: int, to: int):
-    return jnp.where(d == at, jnp.asarray(to, d.dtype), d)
+    return jnp.where(d == jnp.asarray(at, d.dtype), jnp.asarray(to, d.dtype), d)
 
 
 def laid_out(operand: str, layout: Layout) -> Planted:
