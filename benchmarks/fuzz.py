@@ -1,7 +1,7 @@
 """How many cases does a differential run compare a second, end to end? `python benchmarks/fuzz.py`: generated, run by two models, compared.
 
-Each line is the best of several runs of many turns in one call, after the first, which compiles and stands apart. A run of one target with
-itself must find nothing.
+Each line is the best of several runs of many turns in one call, after the first, which compiles and stands apart, with each core of a
+CPU as a device, as `tcemu fuzz` has it. A run of two targets that are alike must find nothing.
 """
 
 import time
@@ -10,6 +10,7 @@ import jax
 from harness import arguments, describe_machine, finish
 
 import tcemu
+from tcemu.commands.fuzz import each_core_a_device
 from tcemu.fuzz import KINDS, side
 from tcemu.fuzz.generators import generate
 from tcemu.fuzz.loop import chunks
@@ -26,6 +27,7 @@ def main() -> int:
     parser = arguments(__doc__, repeats=3)
     parser.add_argument("--cases", type=int, default=32768, help="in one call")
     args = parser.parse_args()
+    each_core_a_device()
     machine = describe_machine()
     print(f"{'':>12} {'coverage':>9} {'first call s':>13} {'cases/s':>10} {'generated alone/s':>18}")
     lines, wrong = [], 0

@@ -45,11 +45,8 @@ def questions():
 
 
 QUESTIONS = questions()
-SAMPLE = [i for i, (op, target, _) in enumerate(QUESTIONS) if (op, target) in {
-    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90a"),
-    ("mma.sync.aligned.m16n8k32.row.col.f16.e5m2.e5m2.f16", "sm_89"),
-    ("mma.sync.aligned.m8n8k4.row.row.f16.f16.f16.f16", "sm_80"),
-}]  # fmt: skip
+F16_ROW = ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90a")
+SAMPLE = [i for i, (op, target, _) in enumerate(QUESTIONS) if (op, target) == F16_ROW]
 
 
 def plain(model, op):
@@ -85,7 +82,7 @@ def test_every_row_is_found_from_its_own_emulation(number):
 
 
 def test_the_sample_is_of_the_questions():
-    assert len(SAMPLE) == 3 and len(QUESTIONS) > 40
+    assert len(SAMPLE) == 1 and len(QUESTIONS) > 40
 
 
 def test_a_changed_model_is_found_as_changed():
@@ -111,6 +108,7 @@ def test_a_box_without_a_model_is_not_given_one():
     assert "No model of tcemu has this arithmetic" in str(found) and "terms = unknown" in str(found)
 
 
+@pytest.mark.full
 def test_what_is_not_the_whole_truth_is_said():
     """A box whose NaN is another word: its model is found, and the comparison tells."""
     op = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"
@@ -124,6 +122,7 @@ def test_what_is_not_the_whole_truth_is_said():
     assert "NaN x 1 gives 7fc00000" in str(found) and "not the whole truth" in str(found)
 
 
+@pytest.mark.full
 def test_integers_have_one_model():
     found = fuzz.infer("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32", "sm_90a", cases=64)
     assert found.confirmed and found.model == tcemu.Model(S32)
@@ -150,7 +149,7 @@ def test_trees_of_additions_by_hand():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", [4, 8, 16])
+@pytest.mark.parametrize("k", [4, 8, pytest.param(16, marks=pytest.mark.full)])
 def test_every_order_is_found_by_its_table(k):
     """Or a plainer one with the same table."""
     for order in orders(k):
@@ -160,6 +159,7 @@ def test_every_order_is_found_by_its_table(k):
     assert matching(np.zeros((k + 1, k + 1), int)) is None
 
 
+@pytest.mark.full
 def test_the_model_is_what_a_user_can_pass_on():
     found = fuzz.infer("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32", "sm_80", cases=64)
     assert found.model == tcemu.Model(F32, 4, 24, -132, "RZ")

@@ -1,10 +1,14 @@
 """`tcemu fuzz` and `tcemu infer`: two sides compared on many cases, and the arithmetic of one found out."""
 
 import argparse
+import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from tcemu.catalog import instructions, is_supported, targets
 from tcemu.commands import CommandError
@@ -76,6 +80,7 @@ def number(text: str) -> int:
 
 def fuzz(args: argparse.Namespace) -> int:
     """Does what the words say; 1 if something differs. Raises CommandError."""
+    each_core_a_device()
     report = None if args.quiet else lambda line: print(line, file=sys.stderr, flush=True)
     try:
         given = resumed(args) if args.resume else asked(args)
@@ -90,6 +95,13 @@ def fuzz(args: argparse.Namespace) -> int:
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
     return int(wrong > 0)
+
+
+def each_core_a_device() -> None:
+    """Of a CPU, so that the cases are shared among its cores; where JAX runs already, it stays as it is."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", cores)
 
 
 def asked(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""What the cases of a run reached: counted on one element of D in each case, in the first step that its model takes.
+"""What the cases of a run reached: counted on one element of D in one of sixteen cases, in the first step that its model takes.
 
-Of every case one element is looked at, so what is counted was surely reached, and what is not, perhaps only elsewhere.
+What is counted was surely reached, and what is not, perhaps only elsewhere.
 """
 
 from collections.abc import Iterator
@@ -35,10 +35,11 @@ class Coverage(NamedTuple):
     accumulator: np.ndarray  # [FAR + 1]: those of C
     carries: np.ndarray  # [MOST_CARRY - LEAST_CARRY + 1]: the place of the sum's leading bit above (below) the largest exponent
     events: np.ndarray  # [len(EVENTS)]
+    cases: np.ndarray  # [1]: those that were looked at
 
     @classmethod
     def none(cls) -> "Coverage":
-        return cls(*(np.zeros(n, np.int64) for n in (FAR + 1, FAR + 1, MOST_CARRY - LEAST_CARRY + 1, len(EVENTS))))
+        return cls(*(np.zeros(n, np.int64) for n in (FAR + 1, FAR + 1, MOST_CARRY - LEAST_CARRY + 1, len(EVENTS), 1)))
 
     def __add__(self, other: "Coverage") -> "Coverage":  # type: ignore[override]
         return Coverage(*(np.asarray(x, np.int64) + np.asarray(y, np.int64) for x, y in zip(self, other, strict=True)))
@@ -51,7 +52,7 @@ def _histogram(values: Array, present: Array, size: int) -> Array:
 
 
 def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, number: Pair, valid: Array) -> tuple[Array, ...]:
-    """The fields of Coverage, int32, of the valid ones (bool [cases]) of some cases; d: their result; number: their numbers."""
+    """The fields of Coverage but the last, int32, of the valid ones (bool [cases]) of some cases; d: their results."""
     facts = signature(op)
     at = jnp.arange(len(valid))
     i, j = (number[0] % np.uint32(op.m)).astype(jnp.int32), (number[0] // np.uint32(op.m) % np.uint32(op.n)).astype(jnp.int32)
@@ -218,6 +219,7 @@ def lines(op: Instruction, model: Model | None, found: Coverage) -> Iterator[str
         return
     wanted = expected(op, model)
     seen = {name: int(n) for name, n in zip(EVENTS, found.events, strict=True)}
+    yield f"looked at for what was reached: one output in each of {int(found.cases[0]):,} cases"
     yield "reached: " + ", ".join(f"{name} {seen[name]:,}" for name in wanted if seen[name])
     missed = [name for name in wanted if not seen[name]]
     if not model.result.is_integer:

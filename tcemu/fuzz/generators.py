@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from tcemu.formats import Format
-from tcemu.fuzz.counter import Pair, case_keys, mix, pair, plus, words
+from tcemu.fuzz.counter import Pair, case_keys, mix, pair, plus, second, words
 from tcemu.fuzz.kinds import AIMED, KINDS, Kind, bounds, chosen
 from tcemu.grammar import parse
 from tcemu.instructions import Instruction
@@ -218,10 +218,18 @@ def _specials(fmt: Format) -> list[int]:
     return [0, infinity, nan, fmt.greatest_magnitude, 1, hidden - 1, hidden, one]
 
 
+def one_of(values: Sequence[int], which: Array) -> Array:
+    """values[which] as uint32, by selection: a gather is slow where it stands for each element."""
+    found = jnp.full(which.shape, values[0], jnp.uint32)
+    for i, value in enumerate(values[1:], 1):
+        found = jnp.where(which == i, np.uint32(value), found)
+    return found
+
+
 def _floats(fmt: Format, word: Array, field: Array, kind: dict[str, Array], flip: Array | None = None, nudge: Array | None = None) -> Array:
     """Codes of the words' shape. field: the exponent field of the lowest elements; flip: negate; nudge: change the last bit."""
     m = fmt.mantissa_bits - 32 * (fmt.words - 1)  # fraction bits in the top word
-    more = mix(word ^ np.uint32(0xA5A5A5A5))
+    more = second(word)
     share = more >> 8 & 255
     low = mix(more) if fmt.words == 2 else None
     full = word >> (32 - m) if m else jnp.zeros_like(word)
@@ -242,7 +250,7 @@ def _floats(fmt: Format, word: Array, field: Array, kind: dict[str, Array], flip
     is_special = pick < special
     is_zero = ~is_special & (pick < special + kind["zero"].astype(jnp.uint32))
     magnitudes = _specials(fmt)
-    value = lambda part: jnp.asarray(np.array([v >> (32 * part) & 0xFFFFFFFF for v in magnitudes], np.uint32))[which]  # noqa: E731
+    value = lambda part: one_of([v >> (32 * part) & 0xFFFFFFFF for v in magnitudes], which)  # noqa: E731
     top = jnp.where(is_special, value(fmt.words - 1), jnp.where(is_zero, 0, code))
     if nudge is not None:
         top = jnp.where(nudge & ~is_special & (top < greatest), top ^ 1, top) if low is None else top
@@ -260,7 +268,7 @@ def _floats(fmt: Format, word: Array, field: Array, kind: dict[str, Array], flip
 
 def _integers(fmt: Format, word: Array, plan: Plan) -> Array:
     """Any code, or one of the ends; of single bits many zeros, or many ones."""
-    more, mask = mix(word ^ np.uint32(0xA5A5A5A5)), np.uint32((1 << fmt.bits) - 1)
+    more, mask = second(word), np.uint32((1 << fmt.bits) - 1)
     share = jnp.where(plan.kind["same_sign"] == 1, 255, jnp.maximum(plan.kind["edge"] // 2, plan.kind["special"] * 4)).astype(jnp.uint32)
     greatest = np.uint32(fmt.greatest_magnitude)
     least = greatest + 1 & mask if fmt.signed else np.uint32(0)
@@ -299,7 +307,7 @@ def _scales(op: Instruction, fmt: Format, name: str, keys: Pair, plan: Plan) -> 
     rows, columns = op.matrix(name)
     places = np.arange(rows * columns, dtype=np.uint32).reshape(rows, columns)
     word = words(_cases(keys), STREAMS[name], places)
-    more = mix(word ^ np.uint32(0xA5A5A5A5))
+    more = second(word)
     blocks = plan.drop[:, :: plan.drop.shape[1] // (op.scale_vec or 1)]
     half = (blocks + (name == "scale_a")) // 2
     half = half[:, None, :] if name == "scale_a" else half[:, :, None]
