@@ -85,6 +85,7 @@ def test_the_sample_is_of_the_questions():
     assert len(SAMPLE) == 1 and len(QUESTIONS) > 40
 
 
+@pytest.mark.full
 def test_a_changed_model_is_found_as_changed():
     op = tcemu.parse("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16")
     found = fuzz.infer(op, "sm_90a:fraction_bits=19,terms=4,floor=-20,rounding=RM", cases=64)
