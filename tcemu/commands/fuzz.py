@@ -12,10 +12,8 @@ import jax
 
 from tcemu.catalog import instructions, is_supported, targets
 from tcemu.commands import CommandError
-from tcemu.errors import Unsupported
 from tcemu.fuzz import KINDS, Run, infer, run
 from tcemu.fuzz.runs import FILE, header
-from tcemu.fuzz.sides import GPU
 from tcemu.grammar import parse
 from tcemu.models import COMPUTING
 
@@ -58,13 +56,6 @@ def add_infer(subparsers) -> None:
     parser.add_argument("--target", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
     parser.add_argument("--cases", type=number, default=512, help="on which the model is compared with the box (default: 512)")
     parser.set_defaults(run=inferred)
-
-
-def add_verify(subparsers) -> None:
-    """Adds the command to argparse's `subparsers`."""
-    parser = subparsers.add_parser("verify", help="compare the emulation with a real GPU", description="Needs an NVIDIA GPU.")
-    parser.add_argument("family", nargs="?", default="mma", help="of instructions")
-    parser.set_defaults(run=verify)
 
 
 def number(text: str) -> int:
@@ -168,8 +159,3 @@ def inferred(args: argparse.Namespace) -> int:
         raise CommandError(str(error)) from error
     print(found)
     return int(not found.confirmed)
-
-
-def verify(args: argparse.Namespace) -> int:
-    """Says what is missing."""
-    raise CommandError(str(Unsupported(GPU)))

@@ -12,21 +12,19 @@ from jax import Array
 
 from tcemu.arithmetic.program import Model
 from tcemu.catalog import check
-from tcemu.errors import NotModelled, Unsupported
+from tcemu.errors import NotModelled
 from tcemu.grammar import parse
 from tcemu.instructions import Instruction
 from tcemu.models import row
 from tcemu.operations.mma import _dot, model, pack, unpack
 from tcemu.operations.operands import fitting, signature
+from tcemu.silicon.gpu import gpu
+from tcemu.silicon.placement import product
 from tcemu.study.inputs import met, products
 from tcemu.study.steps import walk
 
 Operands = dict[str, Array]
 FIELDS = ("terms", "fraction_bits", "floor", "rounding", "result_bits", "groups", "chain", "together", "summed", "multiplicand")
-GPU = (
-    "gpu: running the instruction on a real GPU needs an NVIDIA GPU and the extra `silicon` (pip install 'tcemu[silicon]'), whose module "
-    "this installation does not have; compare with a target such as sm_90a, with reference:sm_90a, or from Python with any function"
-)
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,9 @@ def side(op: str | Instruction, what: "str | Side | Callable[[Operands], Any]") 
     """One side of a comparison from its words.
 
     what: a target ("sm_90a"); the same with fields of its model changed ("sm_90a:fraction_bits=24,terms=8"); as an older assembler lowered
-    it ("sm_90@12.6") or as another unit computes it ("sm_100a@tcgen05"); "reference:sm_90a", the slow one; a Side; or a function of
-    operands, as codes, that is called with NumPy arrays. Raises ValueError (Unsupported, NotModelled) with what would work.
+    it ("sm_90@12.6") or as another unit computes it ("sm_100a@tcgen05"); "reference:sm_90a", the slow one; "gpu", the NVIDIA GPU that is
+    here; a Side; or a function of operands, as codes, that is called with NumPy arrays. Raises ValueError (Unsupported, NotModelled) with
+    what would work.
     """
     op = parse(op)
     if isinstance(what, Side):
@@ -121,7 +120,8 @@ def side(op: str | Instruction, what: "str | Side | Callable[[Operands], Any]") 
 def _of_words(op: Instruction, what: str) -> Side:
     """The same Side for the same words, so that what was compiled for it serves again."""
     if what == "gpu":
-        raise Unsupported(GPU)
+        runner = gpu()
+        return Side("gpu", product(check(op, runner.target), runner), traced=False)
     if what.startswith("reference:"):
         return reference(op, what.removeprefix("reference:"))
     target, _, changes = what.partition(":")
