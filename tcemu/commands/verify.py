@@ -5,13 +5,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
+from threading import local
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from tcemu.commands.fuzz import number
 from tcemu.fuzz.verification import FAMILIES, WGMMA_N, Verified, recorded, spelled, verified
 from tcemu.grammar import parse
 from tcemu.instructions import Instruction
-from tcemu.silicon.gpu import Runner, gpu
+from tcemu.silicon.gpu import Gpu, Runner, gpu
 
 STATE, TABLE = "verify.json", "verify.txt"
 Rows = dict[str, Verified]
@@ -75,7 +76,7 @@ def verify(args: argparse.Namespace) -> int:
         found = compared(asked(args, runner), runner, args.outputs, args.seed, args.out, args.jobs, lambda line: print(line, flush=True))
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
-    return int(any(row.mismatches for row in found.values()))
+    return int(any(row.mismatches or row.failed for row in found.values()))
 
 
 def record(args: argparse.Namespace) -> int:
@@ -113,7 +114,7 @@ def compared(ops: tuple[Instruction, ...], runner: Runner, outputs: int, seed: i
     for done in _each(left, share, seed, runner, jobs):
         for row in done:
             rows[row.op] = row
-            report(f"{row.op}: {row.mismatches:,} mismatches of {row.outputs:,}" + (f"\n{row.said}" if row.said else ""))
+            report("\n".join(line for line in (f"{row.op}: {counted(row)}", row.said) if line))
         if out:
             _hold(Path(out), question, facts, rows)
     chosen = {str(op): rows[str(op)] for op in ops if str(op) in rows}
@@ -125,21 +126,45 @@ def _each(ops: list[Instruction], share: int, seed: int, runner: Runner, jobs: i
     """The results, as they come; spellings that share a compiled emulation are done together, the longest work first."""
     alike = lambda op: str(replace(op, alayout="row", blayout="col") if op.family == "wmma.mma" else replace(op, space=None))  # noqa: E731
     groups = [list(group) for _, group in groupby(sorted(ops, key=lambda op: (-op.m * op.n * max(op.k, 1), alike(op))), alike)]
-    if jobs <= 1:
+    if not isinstance(runner, Gpu):
         yield from ([verified(op, runner, share, seed) for op in group] for group in groups)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(_work, list(map(str, group)), share, seed) for group in groups]
+    pools = local()
+    with ThreadPoolExecutor(max(jobs, 1)) as threads:
+        waiting = [threads.submit(_in_process, pools, group, share, seed) for group in groups]
         try:
             for future in as_completed(waiting):
                 yield future.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _work(spellings: list[str], share: int, seed: int) -> list[Verified]:
-    return [verified(parse(spelling), gpu(), share, seed) for spelling in spellings]
+def _in_process(pools: Any, group: list[Instruction], share: int, seed: int) -> list[Verified]:
+    """By the process of this thread; after an error by a new one, since a fault of the GPU is the end of the process that met it."""
+    found = []
+    for op in group:
+        pool = getattr(pools, "own", None) or ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        pools.own = pool
+        try:
+            found.append(pool.submit(_work, str(op), share, seed).result())
+        except Exception as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            pools.own = None
+            found.append(Verified(str(op), op.family, 0, 0, 0, failed=f"{type(error).__name__}: {error}"))
+    return found
+
+
+def _work(spelling: str, share: int, seed: int) -> Verified:
+    return verified(parse(spelling), gpu(), share, seed)
+
+
+def counted(row: Verified) -> str:
+    """What came of one spelling, in words."""
+    if row.failed:
+        return f"failed: {row.failed}"
+    apart = f"; with undefined metadata {row.undefined_mismatches:,} of {row.undefined:,} differ" if row.undefined else ""
+    return f"{row.mismatches:,} mismatches of {row.outputs:,}{apart}"
 
 
 # ---- what is held
@@ -153,7 +178,7 @@ def _held(directory: Path, question: dict[str, Any]) -> Rows:
     if found["question"] != question:
         said = "; ".join(f"{name} is {found['question'].get(name)!r} there and {question[name]!r} here" for name in question)
         raise CommandError(f"--out {directory} holds another comparison: {said}. Choose another directory, or ask the same")
-    return {row["op"]: Verified(**row) for row in found["rows"]}
+    return {row["op"]: Verified(**row) for row in found["rows"] if not row["failed"]}
 
 
 def _hold(directory: Path, question: dict[str, Any], facts: dict[str, str], rows: Rows) -> None:
@@ -180,15 +205,20 @@ def table(rows: Rows, facts: dict[str, str], seed: int) -> str:
     for family in sorted(families, key=FAMILIES.index):
         own = sorted((row for row in rows.values() if row.family == family), key=lambda row: row.op)
         lines.append(f"{family}: {len(own)} spellings, {sum(r.mismatches for r in own):,} mismatches of {sum(r.outputs for r in own):,}")
-        lines += [f"  {row.mismatches:>8,} of {row.outputs:>13,}  {row.op}  ({row.variants} variants)" for row in own]
+        lines += [f"  {row.op} ({row.variants} variants): {counted(row)}" for row in own]
         lines.append("")
     return "\n".join(lines)
 
 
 def _total(rows: Rows, facts: dict[str, str], seed: int) -> str:
     wrong, total = sum(row.mismatches for row in rows.values()), sum(row.outputs for row in rows.values())
+    failed, open_wrong, opened = (
+        sum(map(f, rows.values())) for f in (lambda r: bool(r.failed), lambda r: r.undefined_mismatches, lambda r: r.undefined)
+    )
+    apart = f"\nwith undefined metadata, counted apart, {open_wrong:,} of {opened:,} differ" if opened else ""
+    apart = (f"; {failed} of them failed" if failed else "") + apart
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
-    return f"{wrong:,} mismatches of {total:,} outputs, {len(rows):,} spellings\n{where}, {_today()}, seed {seed}"
+    return f"{wrong:,} mismatches of {total:,} outputs, {len(rows):,} spellings{apart}\n{where}, {_today()}, seed {seed}"
 
 
 def written(ops: tuple[Instruction, ...], runner: Runner, cases: int, seed: int, path: Path) -> None:

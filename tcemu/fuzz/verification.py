@@ -23,19 +23,27 @@ from tcemu.instructions import LANES, Instruction
 from tcemu.models import COMPUTING, row
 from tcemu.operations.movement import ldmatrix, movmatrix, stmatrix
 from tcemu.operations.wmma import _lines, wmma_load, wmma_store
+from tcemu.shared_memory import MODES
 from tcemu.silicon.gpu import Runner
 from tcemu.silicon.placement import Variant, launched, placed, product, product_codes, variants
-from tcemu.silicon.text import runs, written_by
+from tcemu.silicon.text import SINGLES, runs
+from tcemu.sparsity import undefined
 
 MOVING = ("wmma.load", "wmma.store", "ldmatrix", "stmatrix", "movmatrix")
 FAMILIES = (*COMPUTING, *MOVING)
 WGMMA_N = (8, 24, 256)  # of wgmma's 32 sizes, those that are verified unless more are asked for
 IMAGE_ROWS = 64  # of 16 bytes: the shared memory of a mover's case
+# bytes to which wmma's lines are aligned here: PTX asks for the size of a lane's fragment only (9.7.14.4.2), but with 4 and 8 bytes
+# a spelling of m8n8k128 stopped an H200 with CUDA_ERROR_MISALIGNED_ADDRESS
+ALIGNED = 16
 ABSENT = 8  # one case of so many has wgmma's scale_d false
 
 
 class Verified(NamedTuple):
-    """What the comparison of one spelling showed. words: of D's elements, or of registers and memory moved, that were compared."""
+    """What the comparison of one spelling showed. outputs: D's elements, or words of registers and memory moved, that were compared.
+
+    undefined, undefined_mismatches: of sparse instructions those with metadata that PTX leaves undefined, counted apart.
+    """
 
     op: str
     family: str
@@ -43,6 +51,9 @@ class Verified(NamedTuple):
     mismatches: int
     variants: int
     said: str = ""  # the first mismatch, made small and explained
+    undefined: int = 0
+    undefined_mismatches: int = 0
+    failed: str = ""  # the GPU's error, which ended it
 
 
 def spelled(target: str, what: str, sizes: tuple[int, ...] | None = WGMMA_N) -> tuple[Instruction, ...]:
@@ -63,23 +74,32 @@ def verified(op: Instruction, runner: Runner, outputs: int, seed: int = 0, expla
     """At least so many outputs of one spelling, spread over its variants, by the GPU and by the emulation."""
     if op.family in MOVING:
         return _moved(op, runner, outputs, seed)
-    ways = variants(op, sum(map(ord, str(op))))
+    ways = variants(op, _shift(op))
     size = turn_size(op, jax.default_backend())
     size += -size % op.products
     turns = max(1, -(-outputs // (size * op.m * op.n)))
-    wrong, first = 0, None
+    wrong, open_wrong, opened, first = 0, 0, 0, None
     emulate = _emulated(replace(op, alayout="row", blayout="col") if op.family == "wmma.mma" else op, runner.target, size)
     for turn in range(max(turns, len(ways))):
         way, start = ways[turn % len(ways)], turn * size
         given, scale_d, expected = emulate(pair(seed), pair(start), signs(op, way))
         d = launched(op, way, placed(op, way, given, scale_d), runner)
-        differ = _differing(op, d, expected)
-        if (count := int(differ.sum(dtype=jnp.int32))) and first is None:
-            first = way, start + int(jnp.argmax(differ > 0))
-        wrong += count
+        differ, is_open = np.asarray(_differing(op, d, expected)), np.asarray(_open(op, given))
+        defined = np.where(is_open, 0, differ)
+        if defined.any() and first is None:
+            first = way, start + int(np.argmax(defined > 0))
+        wrong, open_wrong = wrong + int(defined.sum()), open_wrong + int((differ - defined).sum())
+        opened += int(is_open.sum()) * op.m * op.n
     total = max(turns, len(ways)) * size * op.m * op.n
     said = _explained(op, runner, seed, *first) if first is not None and explained else ""
-    return Verified(str(op), op.family, total, wrong, len(ways), said)
+    return Verified(str(op), op.family, total - opened, wrong, len(ways), said, opened, open_wrong)
+
+
+def _open(op: Instruction, given: dict[str, Array]) -> Array:
+    """bool[cases]: whose metadata PTX leaves undefined."""
+    if not op.sparse:
+        return jnp.zeros(len(given["a"]), bool)
+    return undefined(given["e"], op.chunk, op.ordered).any((-2, -1))
 
 
 def signs(op: Instruction, way: Variant) -> np.ndarray:
@@ -180,7 +200,7 @@ def movement(op: Instruction, target: str, form: int, cases: int, seed: int, num
             return Movement(form, words, ldmatrix(op, memory, address, target=target))
         return Movement(form, words | {"r": held}, stmatrix(op, memory, address, held, target=target))
     lines, bits = _lines(op), getattr(op, op.operand or "").bits
-    step = lines.alignment
+    step = max(lines.alignment, 8 * ALIGNED // bits)
     offset = np.asarray(draw.words(cases) % 4).astype(np.int64) * step
     stride = op.default_stride + (np.asarray(draw.words(cases) % 4).astype(np.int64) * step if form else 0)
     size = -(-((lines.count - 1) * (op.default_stride + 3 * step) + lines.length + 3 * step) * bits // 32)
@@ -203,12 +223,7 @@ class _Draw:
 
     def words(self, *shape: int) -> Array:
         self.count += 1
-        start = np.uint32(self.key + self.count * 0xC2B2AE3D & 0xFFFFFFFF)
-        return _mixed(shape, start)
-
-
-def _mixed(shape: tuple[int, ...], start: np.uint32) -> Array:
-    return _mixing(shape, jnp.uint32(start))
+        return _mixer(shape)(jnp.uint32(self.key + self.count * 0xC2B2AE3D & 0xFFFFFFFF))
 
 
 @lru_cache(maxsize=256)
@@ -216,41 +231,59 @@ def _mixer(shape: tuple[int, ...]) -> Callable[[Array], Array]:
     return jax.jit(lambda start: mix(mix(jnp.arange(int(np.prod(shape)), dtype=jnp.uint32) + mix(start)) ^ start).reshape(shape))
 
 
-def _mixing(shape: tuple[int, ...], start: Array) -> Array:
-    return _mixer(shape)(start)
-
-
 # ---- golden files
+
+# the names that the recorded files in tests/golden have for the runner's words
+NAMES = {
+    "wgmma": {"memory": "shared", "d": "d_in", "result": "d_out"},
+    "ldmatrix": {"memory": "shared_in", "result": "registers_out"},
+    "stmatrix": {"memory": "shared_in", "r": "registers_in", "result": "shared_out"},
+    "movmatrix": {"a": "registers_in", "result": "registers_out"},
+    "wmma.mma": {name: f"frag_{name}" for name in "abc"} | {"result": "frag_d"},
+    "wmma.load": {"result": "registers_out"},
+    "wmma.store": {"memory": "memory_in", "r": "registers_in", "result": "memory_out"},
+}
 
 
 def recorded(op: Instruction, runner: Runner, cases: int, seed: int = 0) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """Each variant's entry for the index of a golden file, and its words as the runner took and gave them."""
+    family = "movement" if op.family in ("ldmatrix", "stmatrix", "movmatrix") else op.family.replace(".", "_")
+    entry = {"family": family, "ptx": str(op)}
     if op.family in MOVING:
         for form in range(len(op.forms)):
             made = movement(op, runner.target, form, cases, seed, form)
-            found = runner(op, form, {}, made.words)
-            yield _entry(op, Variant(form)), _arrays(op, made.words, found)
+            yield entry, _arrays(op, made.words, runner(op, form, {}, made.words))
         return
     count = cases * op.products
-    for at, way in enumerate(variants(op, sum(map(ord, str(op))))):
+    for at, way in enumerate(variants(op, _shift(op))):
         number = plus(pair(at * count), jnp.arange(count, dtype=jnp.uint32))
         given = operands(op, case_keys(pair(seed), number), KINDS)
-        words = placed(op, way, given, number[0] % ABSENT != 0)
-        yield _entry(op, way), _arrays(op, words, launched(op, way, words, runner))
+        present = at % len(MODES) != len(MODES) - 1  # the last one leaves wgmma's accumulator out
+        words = placed(op, way, given, jnp.full(count, present))
+        arrays = _arrays(op, words, launched(op, way, words, runner))
+        more = {{"f": "selector"}.get(name, name): value for name, value in way.immediates}
+        if op.warps > 1:
+            more = {"immediates": [value for name, value in way.immediates if name.startswith("imm")], "sp_sel": way.given.get("sp_sel")}
+            more |= {"a": "registers" if way.form else "descriptor", "scale_d": int(present)}
+            for name in ("a_desc", "b_desc"):
+                if name in arrays:
+                    low, high = arrays.pop(name)[0].tolist()
+                    more[name] = low | high << 32
+            del arrays["scale_d"]
+        yield entry | more, arrays
 
 
-def _entry(op: Instruction, way: Variant) -> dict[str, Any]:
-    return {"family": op.family.replace(".", "_"), "ptx": str(op), "form": list(op.forms[way.form]), **way.given}
+def _arrays(op: Instruction, words: dict[str, Array], result: Array) -> dict[str, np.ndarray]:
+    """By their names in a golden file; an operand of one register has no axis of registers, a warpgroup's lanes are [4, 32]."""
+    names, found = NAMES.get(op.family.removesuffix(".sp") if op.warps > 1 else op.family, {"result": "d"}), {}
+    for name, x in (words | {"result": result}).items():
+        x = np.asarray(x)
+        if op.warps > 1 and x.ndim == 3:
+            x = x.reshape(len(x), op.warps, LANES, -1)
+        found[names.get(name, name)] = x[..., 0] if name in (*SINGLES, "address", "stride") else x
+    return found
 
 
-def _arrays(op: Instruction, words: dict[str, Array], found: Array) -> dict[str, np.ndarray]:
-    """A warpgroup's lanes as [4, 32]; what is written as NAME_out, and what it was before as NAME_in, if it was read."""
-    shaped = {name: np.asarray(x) for name, x in words.items()}
-    written = written_by(op)
-    if written in shaped:
-        shaped[f"{written}_in"] = shaped.pop(written)
-    shaped[f"{written}_out" if f"{written}_in" in shaped else written] = np.asarray(found)
-    wide = op.warps * LANES
-    return {
-        name: x.reshape(len(x), 4, LANES, -1) if op.warps > 1 and x.ndim == 3 and x.shape[1] == wide else x for name, x in shaped.items()
-    }
+def _shift(op: Instruction) -> int:
+    """So that spellings that lie side by side do not meet the same swizzles in the same forms."""
+    return sum(map(ord, str(op)))

@@ -70,7 +70,10 @@ class Gpu:
         shape = (*(n for n in next(iter(given.values())).shape[:1]), *self._written(op, made, given))
         at = _of_jax(self.device.device_id)
         run = self._in_place if at is not None else self._copied
-        return run(made, given, shape, image, at)
+        try:
+            return run(made, given, shape, image, at)
+        except Exception as error:  # whatever the driver's bindings raise; after a fault nothing more runs in this process
+            raise RuntimeError(f"{op} on {self.name}: {error}") from error
 
     def _written(self, op: Instruction, made: Kernel, given: Words) -> tuple[int, ...]:
         if made.written in given:
