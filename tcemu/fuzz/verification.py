@@ -13,7 +13,7 @@ from jax import Array
 from tcemu.catalog import instructions
 from tcemu.errors import NotModelled
 from tcemu.fuzz.counter import Pair, case_keys, mix, pair, plus
-from tcemu.fuzz.generators import operands
+from tcemu.fuzz.generators import generate, operands
 from tcemu.fuzz.kinds import KINDS
 from tcemu.fuzz.loop import differing, turn_size
 from tcemu.fuzz.runs import Run
@@ -256,8 +256,7 @@ def recorded(op: Instruction, runner: Runner, cases: int, seed: int = 0) -> Iter
         return
     count = cases * op.products
     for at, way in enumerate(variants(op, _shift(op))):
-        number = plus(pair(at * count), jnp.arange(count, dtype=jnp.uint32))
-        given = operands(op, case_keys(pair(seed), number), KINDS)
+        given = generate(op, seed, at * count, count)
         present = at % len(MODES) != len(MODES) - 1  # the last one leaves wgmma's accumulator out
         words = placed(op, way, given, jnp.full(count, present))
         arrays = _arrays(op, words, launched(op, way, words, runner))
