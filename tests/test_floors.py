@@ -25,6 +25,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "instructions rows diagnosis grammar catalog",
     "memory shared_memory",
     "gemm autodiff",
+    "study silicon fuzz",
     "commands cli",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
