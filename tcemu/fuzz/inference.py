@@ -87,7 +87,7 @@ class Probe:
         return value
 
     def find(self) -> Model | None:
-        self.specials()
+        zeros = self.specials()
         order = self.order()
         if order is None:
             return None
@@ -104,6 +104,8 @@ class Probe:
         )  # fmt: skip
         if bits is not None:
             model = model.replace(result_bits=kept, floor=self.floor(between, bits, rounding))
+        elif model.chain is not None and zeros == 0:
+            model = model.replace(from_zero=self.note("from_zero", True, "C and products that are all -0 give +0"))
         return model
 
     def chain(self, order: Order) -> Any:
@@ -111,8 +113,8 @@ class Probe:
 
     # ---- specials
 
-    def specials(self) -> None:
-        """NaN words, infinities, the sign of zero: the same in every model, so that they can only be wrong."""
+    def specials(self) -> int:
+        """NaN words and infinities, the same in every model, so that they can only be wrong; and what -0 with products of -0 gives."""
         facts = self.facts
         a, b, c = facts.a, facts.b, facts.c
         one = lambda f: f.bias << f.mantissa_bits + f.unused_bits  # noqa: E731
@@ -136,6 +138,7 @@ class Probe:
         answers = self.bench.ask(list(questions.values()))
         said = ", ".join(f"{name} gives {word(facts.d, code)}" for name, code in zip(questions, answers, strict=True))
         self.note("", "specials", said)
+        return int(answers[-1])
 
     # ---- who meets whom
 

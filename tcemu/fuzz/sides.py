@@ -24,7 +24,9 @@ from tcemu.study.inputs import met, products
 from tcemu.study.steps import walk
 
 Operands = dict[str, Array]
-FIELDS = ("terms", "fraction_bits", "floor", "rounding", "result_bits", "groups", "chain", "together", "summed", "multiplicand")
+FIELDS = (
+    "terms", "fraction_bits", "floor", "rounding", "result_bits", "groups", "chain", "together", "summed", "from_zero", "multiplicand",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def verified(op: Instruction, runner: Runner, outputs: int, seed: int = 0, expla
     emulate = _emulated(replace(op, alayout="row", blayout="col") if op.family == "wmma.mma" else op, runner.target, size)
     for turn in range(max(turns, len(ways))):
         way, start = ways[turn % len(ways)], turn * size
-        given, scale_d, expected = emulate(pair(seed), pair(start), signs(op, way))
+        given, scale_d, expected = emulate(pair(seed), pair(start), sign(op, way))
         d = launched(op, way, placed(op, way, given, scale_d), runner)
         differ, is_open = np.asarray(_differing(op, d, expected)), np.asarray(_open(op, given))
         defined = np.where(is_open, 0, differ)
@@ -102,25 +102,25 @@ def _open(op: Instruction, given: dict[str, Array]) -> Array:
     return undefined(given["e"], op.chunk, op.ordered).any((-2, -1))
 
 
-def signs(op: Instruction, way: Variant) -> np.ndarray:
-    """uint32[2]: the bits of A and B that wgmma's immediates flip."""
-    given = [(getattr(op, name), way.given.get(f"imm_scale_{name}")) for name in "ab"]
-    return np.array([1 << fmt.bits - 1 if scale == -1 else 0 for fmt, scale in given], np.uint32)
+def sign(op: Instruction, way: Variant) -> np.uint32:
+    """The bit of A to flip for wgmma's immediates: B's negation reaches the product too (see `tcemu.wgmma`)."""
+    negated = way.given.get("imm_scale_a", 1) != way.given.get("imm_scale_b", 1)
+    return np.uint32(1 << op.a.bits - 1 if negated and op.a is not None else 0)
 
 
 @lru_cache(maxsize=8)
-def _emulated(op: Instruction, target: str, size: int) -> Callable[[Pair, Pair, np.ndarray], tuple[dict[str, Array], Array, Array]]:
+def _emulated(op: Instruction, target: str, size: int) -> Callable[[Pair, Pair, np.uint32], tuple[dict[str, Array], Array, Array]]:
     """One compiled turn: the operands, wgmma's predicate, and D by the emulation."""
     found = row(op, target)
 
     @jax.jit
-    def turn(seed: Pair, start: Pair, flips: Array) -> tuple[dict[str, Array], Array, Array]:
+    def turn(seed: Pair, start: Pair, flip: Array) -> tuple[dict[str, Array], Array, Array]:
         number = plus(start, jnp.arange(size, dtype=jnp.uint32))
         given = operands(op, case_keys(seed, number), KINDS)
         present = (number[0] % ABSENT != 0) | (op.warps == 1)
         used = dict(given)
         if op.warps > 1:
-            used |= {name: given[name] ^ flips[i].astype(given[name].dtype) for i, name in enumerate("ab")}
+            used["a"] = given["a"] ^ flip.astype(given["a"].dtype)
             used["c"] = jnp.where(present[:, None, None], given["c"], 0)
         return given, present, codes(op, found.model, used, found.clamped_metadata)
 
