@@ -22,7 +22,7 @@ from tcemu.fuzz.trees import Order, matching, steps
 from tcemu.grammar import parse
 from tcemu.instructions import Instruction
 from tcemu.models import must_compute
-from tcemu.study.exact import power, word
+from tcemu.study.exact import leading, power, word
 
 Questions = list[dict[Any, Any]]
 APART = 32  # 25 fraction bits, and the sum of up to 64 terms
@@ -330,6 +330,8 @@ class Probe:
         tried: list[tuple[int, dict[Any, Any], Fraction]] = []
         for s in range(-self.bench.top, -q + bits + 24):
             values, exact = self._lowest(s, q, nearest)
+            if s > bits - max(map(leading, values)):
+                break  # beside the largest of them the last place is cut whatever the floor
             values, exact = [sign * v for v in values], sign * exact
             alone = [{C: exact}] if -s >= q and C in self.sequence else []
             for question in ([self.terms(*values)] if len(values) <= len(self.sequence) else []) + alone:
