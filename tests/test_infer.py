@@ -1,5 +1,7 @@
 """`infer` finds each known row from its own emulation, refuses what no model does, and reads trees of additions."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from tcemu import fuzz
 from tcemu.catalog import instructions
 from tcemu.formats import F16, F32, S32
 from tcemu.fuzz.trees import Order, matching, orders, sizes, tree
-from tcemu.models import ROWS, row
+from tcemu.models import ROWS, UNITS, row
 from tcemu.operations.operands import signature
 
 
@@ -17,7 +19,6 @@ def breadth(op):
     reach = sum(f.greatest_exponent - f.least_exponent + f.mantissa_bits for f in (op.a, op.b))
     return (
         signature(op).k,
-        op.scale_vec == 4,
         op.stype is not None and op.stype.name == "ue8m0",
         reach,
         op.a is op.b,
@@ -30,17 +31,18 @@ def questions():
     """For each different thing that a row says, the instruction that shows it best: (its spelling, the box, its model)."""
     found = {}
     for one in ROWS:
-        if one.family == "tcgen05":
-            continue
-        target = one.targets[-1]
-        lowering = f"@{one.toolkits[-1]}" if one.toolkits else ""
-        of_row = [
-            op for op in instructions(target, one.family) if row(op, target, toolkit=one.toolkits[-1] if one.toolkits else None) is one
-        ]
-        if not of_row:
-            continue
-        best = max(of_row, key=breadth)
-        found.setdefault((str(best), one.model, one.clamped_metadata), (str(best), target + lowering, one.model))
+        target, unit = one.targets[-1], one.family if one.family in UNITS else None
+        toolkit = one.toolkits[-1] if one.toolkits else None
+        box = f"{target}@{unit or toolkit}" if unit or toolkit else target
+        ops = [op for t in ("sm_90a", "sm_120a") for op in instructions(t, "mma")] if unit else instructions(target, one.family)
+        by_scales = {}
+        for op in ops:
+            with suppress(tcemu.NotModelled):
+                if row(op, target, toolkit=toolkit, unit=unit) is one:
+                    by_scales.setdefault(op.scale_vec, []).append(op)
+        for of_row in by_scales.values():
+            best = max(of_row, key=breadth)
+            found.setdefault((str(best), one.model, one.clamped_metadata), (str(best), box, one.model))
     return list(found.values())
 
 
@@ -130,8 +132,8 @@ def test_integers_have_one_model():
 
 
 def test_what_cannot_be_told_is_refused():
-    with pytest.raises(tcemu.Unsupported, match="at least four scales"):
-        fuzz.infer("mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.f32.e2m1.e2m1.f32.ue8m0", "sm_120a")
+    with pytest.raises(tcemu.Unsupported, match=r"terms of 2\^-18 survive beside every 2\^16"):
+        fuzz.infer("mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3", "sm_120a")
     with pytest.raises(tcemu.Unsupported, match="reach too little far apart"):
         fuzz.infer("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e2m1.f32", "sm_120a")
 

@@ -13,7 +13,7 @@ from jax import Array
 from tcemu import bits
 from tcemu.arithmetic.program import Model
 from tcemu.formats import Format, Number, convert, decode
-from tcemu.fuzz.counter import Pair
+from tcemu.fuzz.counter import Pair, mix
 from tcemu.instructions import Instruction
 from tcemu.operations.operands import signature
 from tcemu.sparsity import gather
@@ -55,7 +55,8 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
     """The fields of Coverage but the last, int32, of the valid ones (bool [cases]) of some cases; d: their results."""
     facts = signature(op)
     at = jnp.arange(len(valid))
-    i, j = (number[0] % np.uint32(op.m)).astype(jnp.int32), (number[0] // np.uint32(op.m) % np.uint32(op.n)).astype(jnp.int32)
+    place = mix(number[0])  # the numbers of those looked at have a common divisor, also with the rows
+    i, j = (place % np.uint32(op.m)).astype(jnp.int32), (place // np.uint32(op.m) % np.uint32(op.n)).astype(jnp.int32)
     a, b, c, d = operands["a"][at, i], operands["b"][at, :, j], operands["c"][at, i, j], d[at, i, j]
     if op.sparse:
         b = gather(b[:, :, None], operands["e"][at, i][:, None, :], op.chunk)[:, 0, :, 0]

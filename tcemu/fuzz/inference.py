@@ -15,14 +15,14 @@ from tcemu.errors import Unsupported
 from tcemu.formats import F16, F32, S32, Format
 from tcemu.fuzz.findings import Finding, Inferred
 from tcemu.fuzz.generators import FLOORS
-from tcemu.fuzz.probes import RAW, Bench, C, Unreachable, supported
+from tcemu.fuzz.probes import RAW, Bench, C, Unreachable
 from tcemu.fuzz.runs import run
 from tcemu.fuzz.sides import Side, emulated, side
 from tcemu.fuzz.trees import Order, matching, steps
 from tcemu.grammar import parse
 from tcemu.instructions import Instruction
 from tcemu.models import must_compute
-from tcemu.study.exact import power, word
+from tcemu.study.exact import leading, power, word
 
 Questions = list[dict[Any, Any]]
 APART = 32  # 25 fraction bits, and the sum of up to 64 terms
@@ -42,7 +42,6 @@ def infer(op: str | Instruction, box: str | Side | Callable, *, cases: int = 512
     one = side(op, box)
     if op.d == S32:
         return _integers(op, one, cases, seed)
-    supported(op)
     probe = Probe(Bench(op, one))
     try:
         model = probe.find()
@@ -165,6 +164,8 @@ class Probe:
                 table[i, j] = table[j, i] = n + 1 - int(survivors)
             if whole:
                 break
+        if whole and n > 1 and all(table[i, j] == 2 for i, j in pairs):
+            raise Unreachable(f"terms of 2^{bench.bottom} survive beside every 2^{bench.top}")
         found = matching(table) if whole else None
         how = f"{len(pairs)} pairs of 2^{bench.top} and -2^{bench.top}, all other terms 2^{bench.bottom}"
         if found is None:
@@ -329,6 +330,8 @@ class Probe:
         tried: list[tuple[int, dict[Any, Any], Fraction]] = []
         for s in range(-self.bench.top, -q + bits + 24):
             values, exact = self._lowest(s, q, nearest)
+            if s > bits - max(map(leading, values)):
+                break  # beside the largest of them the last place is cut whatever the floor
             values, exact = [sign * v for v in values], sign * exact
             alone = [{C: exact}] if -s >= q and C in self.sequence else []
             for question in ([self.terms(*values)] if len(values) <= len(self.sequence) else []) + alone:

@@ -87,7 +87,7 @@ def chunks(op: Instruction, left: Side, right: Side, kinds: tuple[Kind, ...], mo
     return Chunks(run, size * count, max(1, most))
 
 
-Tally = tuple[Array, ...]  # cases that differ, outputs that do, the first offsets, by kind, and the fields of Coverage
+Tally = tuple[Array, ...]  # cases that differ, outputs that do, the former's offsets, by kind, and the fields of Coverage
 
 
 def _tally(
@@ -100,19 +100,25 @@ def _tally(
     kind = kind_of(keys, kinds)
     of_kind = (kind[:, None] == jnp.arange(len(kinds))) & valid[:, None]
     by_kind = jnp.stack([of_kind.sum(0, dtype=jnp.int32), (of_kind & (wrong > 0)[:, None]).sum(0, dtype=jnp.int32)], axis=-1)
-    (at,) = jnp.nonzero(wrong > 0, size=KEPT, fill_value=-1)
-    first = jnp.where(at >= 0, offset[at].astype(jnp.int32), NEVER)
+    at = jnp.where(wrong > 0, offset.astype(jnp.int32), NEVER)
     seen: tuple[Array, ...] = ()
     if model is not None:
         every = slice(None, None, LOOKED_AT if len(offset) % LOOKED_AT == 0 else 1)
         given, x, number, looked_at = jax.tree.map(lambda v: v[every], (given, x, number, valid))
         seen = *count(op, model, given, x, number, looked_at), jnp.sum(looked_at, dtype=jnp.int32)[None]
-    return (wrong > 0).sum(dtype=jnp.int32), wrong.sum(dtype=jnp.int32), first, by_kind, *seen
+    return (wrong > 0).sum(dtype=jnp.int32), wrong.sum(dtype=jnp.int32), at, by_kind, *seen
+
+
+def _nothing(like: Any) -> Tally:
+    """The tally of no turn. like: has the shapes and dtypes of one."""
+    return tuple(jnp.full(KEPT, NEVER, v.dtype) if i == 2 else jnp.zeros(v.shape, v.dtype) for i, v in enumerate(like))
 
 
 def _joined(x: Tally, y: Tally) -> Tally:
-    sums = [jnp.add(one, other) for one, other in zip(x, y, strict=True)]
-    return (*sums[:2], jnp.sort(jnp.concatenate([x[2], y[2]]))[:KEPT], *sums[3:])
+    """What was found before, and one more turn, of all whose offsets the least stay: few turns have such, so few sort."""
+    least = lambda: jnp.sort(jnp.concatenate([x[2], y[2]]))[:KEPT]  # noqa: E731
+    first = lax.cond(y[2].min() < x[2][-1], least, lambda: x[2])
+    return tuple(first if i == 2 else one + other for i, (one, other) in enumerate(zip(x, y, strict=True)))
 
 
 def _fused(
@@ -132,8 +138,7 @@ def _fused(
         own = lax.axis_index("cases").astype(jnp.uint32) * turns.astype(jnp.uint32)  # the device's first turn
         offsets = lambda t: (own + t.astype(jnp.uint32)) * np.uint32(size) + jnp.arange(size, dtype=jnp.uint32)  # noqa: E731
         shapes = jax.eval_shape(turn, seed, start, counted, offsets(jnp.int32(0)))
-        zeros = tuple(jnp.full(s.shape, NEVER if i == 2 else 0, s.dtype) for i, s in enumerate(shapes))
-        found = lax.fori_loop(0, turns, lambda t, total: _joined(total, turn(seed, start, counted, offsets(t))), zeros)
+        found = lax.fori_loop(0, turns, lambda t, total: _joined(total, turn(seed, start, counted, offsets(t))), _nothing(shapes))
         return jax.tree.map(lambda v: v[None], found)
 
     whole, mesh = PartitionSpec(), Mesh(np.array(devices), ("cases",))
@@ -152,7 +157,7 @@ def _apart(op: Instruction, left: Side, right: Side, kinds: tuple[Kind, ...], mo
         offset = jnp.arange(size, dtype=jnp.uint32)
         number = plus(start, offset)
         found = _tally(op, kinds, model, given, x, y, case_keys(seed, number), number, offset, counted)
-        return jax.tree.map(lambda v: v[None], found)
+        return jax.tree.map(lambda v: v[None], _joined(_nothing(found), found))
 
     def call(seed: Pair, start: Pair, counted: Array, turns: Array) -> Tally:
         given = make(seed, start)

@@ -9,7 +9,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.errors import Unsupported
 from tcemu.formats import Format
 from tcemu.fuzz.loop import result
 from tcemu.fuzz.shrink import _narrow, _wide
@@ -190,9 +189,3 @@ class Bench:
     def values(self, questions: Sequence[dict[Any, Any]]) -> list[Value]:
         """The same as numbers."""
         return [decode(self.facts.d, code).value for code in self.ask(questions)]
-
-
-def supported(op: Instruction) -> None:
-    """Raises Unsupported for instructions whose terms reach too little far apart to tell where they are cut."""
-    if op.block_scale and op.scale_vec == 2:
-        raise Unsupported(f"{op}: infer wants at least four scales a row, to set its terms apart; take the same kind with scale_vec::4X")
