@@ -116,8 +116,7 @@ def _nothing(like: Any) -> Tally:
 
 def _joined(x: Tally, y: Tally) -> Tally:
     """What was found before, and one more turn, of all whose offsets the least stay: few turns have such, so few sort."""
-    least = lambda: jnp.sort(jnp.concatenate([x[2], y[2]]))[:KEPT]  # noqa: E731
-    first = lax.cond(y[2].min() < x[2][-1], least, lambda: x[2])
+    first = lax.cond(y[2].min() < x[2][-1], lambda: jnp.sort(jnp.concatenate([x[2], y[2]]))[:KEPT], lambda: x[2])
     return tuple(first if i == 2 else one + other for i, (one, other) in enumerate(zip(x, y, strict=True)))
 
 
