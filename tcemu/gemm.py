@@ -48,7 +48,7 @@ def gemm(
     Raises Unsupported if PTX does not give `op` to `target`, NotModelled if nobody has evidence of its arithmetic, TypeError or ValueError
     for arrays of another kind or shape. Not differentiable: bits in, bits out.
 
-    K is filled up to whole instructions with products that change nothing: see `_fill`.
+    K is filled up to whole instructions with products that change nothing: see `fill`.
     """
     op = check(op, target)
     if op.sparse:
@@ -98,9 +98,9 @@ def _gemm(
     if k == 0 or m == 0 or n == 0 or 0 in batch:
         return convert(c, facts.c, facts.d)
     if model.fraction_bits is not None or model.chain is not None or facts.d != model.result:  # else K is a row of single multiply-adds
-        a, b = _fill(facts, a, b)
+        a, b = fill(facts, a, b, facts.k)
     if scales is not None:
-        return run(model, facts, a, b, c, _whole_instructions(facts, scales))
+        return run(model, facts, a, b, c, fill_scales(facts, scales, facts.k))
     if not b_batch and a_batch:  # one B for all: the batch is more rows of A
         shape = c.shape
         a = jnp.broadcast_to(a, (*batch, *a.shape[len(a_batch) :]))
@@ -109,14 +109,14 @@ def _gemm(
     return run(model, facts, a, b, c)
 
 
-def _fill(facts: Signature, a: Array, b: Array) -> tuple[Array, Array]:
-    """A and B with K filled up to a multiple of the instruction's, A with -0 (integers: 0) and B with 0.
+def fill(facts: Signature, a: Array, b: Array, multiple: int) -> tuple[Array, Array]:
+    """A and B with K filled up to a multiple of `multiple`, whole instructions: A with -0 (integers: 0) and B with 0.
 
     That changes no bit. In a fused step a zero product takes part neither in the largest exponent nor in the sum, and a step of zeros alone
     rounds a value that already is of the result's format, +0 included (a step never leaves -0 behind). A rounded addition of the product
     -0 returns the other operand, -0 included, in RN, the mode of every chain of multiply-adds. Integer zeros add nothing.
     """
-    missing = -a.shape[-1] % facts.k if facts.a.words == 1 else -a.shape[-2] % facts.k
+    missing = -(a.shape[-1] if facts.a.words == 1 else a.shape[-2]) % multiple
     if missing == 0:
         return a, b
     tail = [(0, 0)] * (facts.a.words - 1)
@@ -147,11 +147,11 @@ def _scales(op: Instruction, scale_a: ArrayLike | None, scale_b: ArrayLike | Non
     return found[0], found[1]
 
 
-def _whole_instructions(facts: Signature, scales: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The scales filled up, with ones, to those of whole instructions."""
+def fill_scales(facts: Signature, scales: tuple[Array, Array], multiple: int) -> tuple[Array, Array]:
+    """The scales filled up, with ones, to those of K as a multiple of `multiple`, whole instructions."""
     assert facts.scale is not None
     a, b = scales
-    missing = -a.shape[-1] % facts.scale_vec
+    missing = -a.shape[-1] % (multiple // facts.k * facts.scale_vec)
     one = facts.scale.bias << facts.scale.mantissa_bits
     a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)], constant_values=one)
     return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, missing), (0, 0)], constant_values=one)

@@ -8,13 +8,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits errors checked",
+    "bits errors checked gradients",
     "formats layouts packing",
     "arithmetic sparsity shared_memory memory",
     "models",
     "instructions grammar diagnosis rows catalog",
     "operations",
-    "gemm quantize autodiff",
+    "quantize gemm scaling accumulation recipes products",
     "fuzz study silicon ptx viz",
     "cli commands data",
 )
@@ -24,7 +24,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "formats packing",
     "instructions rows diagnosis grammar catalog",
     "memory shared_memory",
-    "gemm autodiff",
+    "quantize gemm scaling accumulation recipes products",
     "commands cli",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
