@@ -6,6 +6,8 @@ from tcemu.catalog import instructions as instructions
 from tcemu.catalog import is_supported as is_supported
 from tcemu.catalog import targets as targets
 from tcemu.checked import checked as checked
+from tcemu.emulation.compare import compare as compare
+from tcemu.emulation.emulate import emulate as emulate
 from tcemu.errors import NotModelled as NotModelled
 from tcemu.errors import UndefinedBehaviour as UndefinedBehaviour
 from tcemu.errors import Unsupported as Unsupported

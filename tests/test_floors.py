@@ -15,7 +15,7 @@ FLOORS = (
     "instructions grammar diagnosis rows catalog",
     "operations",
     "quantize gemm scaling accumulation recipes products",
-    "fuzz study silicon ptx viz",
+    "fuzz study emulation silicon ptx viz",
     "cli commands data",
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
@@ -25,6 +25,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "instructions rows diagnosis grammar catalog",
     "memory shared_memory",
     "quantize gemm scaling accumulation recipes products",
+    "study emulation viz",
     "commands cli",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
