@@ -40,6 +40,7 @@ from tcemu.quantize import BlockQuantized as BlockQuantized
 from tcemu.quantize import block_dequantize as block_dequantize
 from tcemu.quantize import block_quantize as block_quantize
 from tcemu.recipes import Recipe as Recipe
+from tcemu.recipes import recipe as recipe
 from tcemu.scaling import Quantizer as Quantizer
 from tcemu.shared_memory import SharedLayout as SharedLayout
 from tcemu.shared_memory import descriptor as descriptor

@@ -3,7 +3,6 @@
 The other way to reach a model's products: `jax.lax.dot_general` and `jnp.einsum` are replaced while it runs, by `looped`, written here.
 """
 
-from collections import Counter
 from functools import partial
 
 import jax
@@ -62,8 +61,8 @@ def one_product(recipe, a, b):
     return d if recipe.a.scaling == "none" else d * lax.optimization_barrier(scale_a * scale_b)
 
 
-def looped(recipe, calls):
-    """`lax.dot_general` by hand, with a backward pass by hand, and counted."""
+def looped(recipe):
+    """`lax.dot_general` by hand, with a backward pass by hand."""
 
     @jax.custom_vjp
     def product(a, b):
@@ -77,7 +76,6 @@ def looped(recipe, calls):
     product.defvjp(lambda a, b: (one_product(recipe, a, b), (a, b)), backward)
 
     def dot_general(lhs, rhs, dimension_numbers, precision=None, preferred_element_type=None, out_sharding=None):
-        calls["forward"] += 1
         (left, right), (left_batch, right_batch) = dimension_numbers
         rows = [i for i in range(lhs.ndim) if i not in (*left, *left_batch)]
         columns = [i for i in range(rhs.ndim) if i not in (*right, *right_batch)]
@@ -97,11 +95,10 @@ def forget_products():
 
 @pytest.fixture
 def by_hand(monkeypatch):
-    """Runs a function with its products by `looped`; returns the result and how many products there were."""
+    """Runs a function with its products by `looped`."""
 
     def run(recipe, fn, *args):
-        calls, einsum = Counter(), jnp.einsum
-        dot_general = looped(recipe, calls)
+        dot_general, einsum = looped(recipe), jnp.einsum
         forget_products()
         with monkeypatch.context() as patch:
             patch.setattr(lax, "dot_general", dot_general)
@@ -109,7 +106,7 @@ def by_hand(monkeypatch):
             patch.setattr(jnp, "einsum", lambda *args, **kwargs: einsum(*args, **{**kwargs, "_dot_general": dot_general}))
             found = fn(*args)
         forget_products()
-        return found, calls["forward"]
+        return found
 
     return run
 
@@ -200,7 +197,9 @@ MODELS = {
     "linen encoder": (linen_model, 8), "linen mlp": (linen_model, 2), "nnx encoder": (nnx_model, 8), "nnx mlp": (nnx_model, 2),
     "equinox encoder": (equinox_model, 8), "equinox mlp": (equinox_model, 2), "haiku mlp": (haiku_model, 2),
 }  # fmt: skip
-SAMPLE = list(zip(MODELS, [*RECIPES] * 2, strict=False))  # each model with one recipe, each recipe with one model at least
+SAMPLE = [  # each recipe once
+    ("nnx encoder", "tf32"), ("linen mlp", "bf16"), ("nnx mlp", "e4m3"), ("equinox mlp", "e4m3 by tensor"), ("haiku mlp", "f16"),
+]  # fmt: skip
 
 
 def check(model, recipe, by_hand):
@@ -220,8 +219,7 @@ def check(model, recipe, by_hand):
     report = emulated.report(params, X)
     assert len(report.replaced) == len(report) == count
     (found, y), gradients = jax.value_and_grad(loss(emulated), (0, 1), has_aux=True)(params, X)
-    ((wanted, y_wanted), by_loop), calls = by_hand(recipe, jax.value_and_grad(loss(apply), (0, 1), has_aux=True), params, X)
-    assert calls == count
+    (wanted, y_wanted), by_loop = by_hand(recipe, jax.value_and_grad(loss(apply), (0, 1), has_aux=True), params, X)
     same = lambda a, b: np.testing.assert_array_equal(np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32))  # noqa: E731
     same(y, y_wanted)
     same(found, wanted)
