@@ -169,7 +169,7 @@ def compare(
     captured: dict[Product, list[tuple]] = {}
 
     def keeping(product: Product) -> Choice:
-        if not product.is_float or all(decide(policy, product).run is None for policy in named.values()):
+        if not product.is_float or all(decide(policy, product, convolutions).run is None for policy in named.values()):
             return None
         runs = captured.setdefault(product, [])
 
@@ -192,7 +192,7 @@ def compare(
         _errors(product, name, decision, runs)
         for product, runs in captured.items()
         for name, policy in named.items()
-        if (decision := decide(policy, product)).run is not None
+        if (decision := decide(policy, product, convolutions)).run is not None
     ]
     return Comparison(tuple(rows), {name: _distance(run(policy), plain) for name, policy in named.items()} if results else {})
 

@@ -66,9 +66,11 @@ class Decision:
     why: str
 
 
-def decide(policy: Policy, product: Product) -> Decision:
+def decide(policy: Policy, product: Product, convolutions: bool) -> Decision:
     """The policy's decision. Raises TypeError for a choice that is no Recipe, callable or None."""
     choice, why = _chosen(policy, product)
+    if choice is not None and product.primitive != "dot_general" and not convolutions:
+        choice, why = None, "a convolution; convolutions=True takes it as a product of patches"
     if choice is None:
         return Decision(None, None, why)
     if isinstance(choice, Recipe):

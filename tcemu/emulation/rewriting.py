@@ -19,7 +19,7 @@ from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import current_name_stack, user_context
 
 from tcemu.emulation.convolution import through_patches
-from tcemu.emulation.policy import Decision, Entry, Policy, Product, decide
+from tcemu.emulation.policy import Entry, Policy, Product, decide
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 RULED = ("custom_jvp_call", "custom_vjp_call")
@@ -102,9 +102,7 @@ class Rewriter:
 
     def _product(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope, index: int) -> Any:
         product = _seen(equation, scope, index)
-        decision = decide(self.policy, product)
-        if product.primitive != "dot_general" and decision.run is not None and not self.convolutions:
-            decision = Decision(None, None, "a convolution; convolutions=True takes it as a product of patches")
+        decision = decide(self.policy, product, self.convolutions)
         self.found.append(Entry(product.name, product, decision.run is not None, decision.why))
         if decision.run is None:
             found = equation.primitive.bind(*values, **equation.params)
