@@ -30,13 +30,16 @@ RECIPES = {name: recipe.replace(name=name, backward=E5M2) for name, recipe in FO
 # ---- a matrix product as a loop over tcemu.dot
 
 
+LARGEST = {"e4m3": np.float32(448), "e5m2": np.float32(57344)}
+
+
 def quantized(fmt, quantizer, x):
-    """Codes, and the scale that they stand under, for recipes without scales or with one for a tensor."""
+    """Codes, and the scale that they stand under, for recipes without scales or with one for a tensor. NumPy divides exactly, XLA does not."""
     if quantizer.scaling == "none":
-        return from_float(fmt, x, saturate=True), jnp.float32(1)
-    largest = to_float(fmt, np.array(fmt.greatest_magnitude << fmt.unused_bits, fmt.dtype))
-    amax = jnp.max(jnp.abs(x))
-    scale = lax.optimization_barrier(jnp.where(amax == 0, jnp.float32(1), amax / lax.optimization_barrier(largest)))
+        return from_float(fmt, x, saturate=quantizer.saturate), np.float32(1)
+    x = np.asarray(x)
+    amax = np.abs(x).max()
+    scale = amax / LARGEST[str(fmt)] if amax else np.float32(1)
     return from_float(fmt, x / scale, saturate=True), scale
 
 
@@ -47,18 +50,23 @@ def tiles(x, rows, columns):
     return jnp.swapaxes(x, -2, -3)
 
 
-@partial(jax.jit, static_argnums=0)
 def one_product(recipe, a, b):
-    """a [..., M, K] · b [..., K, N] in f32, instruction by instruction along K, all its tiles at once."""
+    """a [..., M, K] · b [..., K, N] in f32, of arrays that are there, no tracers."""
+    (x, scale_a), (y, scale_b) = quantized(recipe.op.a, recipe.a, a), quantized(recipe.op.b, recipe.b, b)
+    d = sums(recipe, x, y)[..., : a.shape[-2], : b.shape[-1]]
+    return d if recipe.a.scaling == "none" else d * (scale_a * scale_b)
+
+
+@partial(jax.jit, static_argnums=0)
+def sums(recipe, x, y):
+    """Codes to sums, instruction by instruction along K, all tiles at once."""
     op = recipe.op
-    (x, scale_a), (y, scale_b) = quantized(op.a, recipe.a, a), quantized(op.b, recipe.b, b)
     x, y = tiles(x, op.m, op.k), tiles(y, op.k, op.n)
     d = jnp.zeros((*x.shape[:-4], x.shape[-4], y.shape[-3], op.m, op.n), jnp.uint32)
     for k in range(x.shape[-3]):
         d = tcemu.dot(op, x[..., :, k, None, :, :], y[..., None, k, :, :, :], d, target=recipe.target)
     d = jnp.swapaxes(to_float(op.d, d), -2, -3)
-    d = d.reshape(*d.shape[:-4], d.shape[-4] * op.m, -1)[..., : a.shape[-2], : b.shape[-1]]
-    return d if recipe.a.scaling == "none" else d * lax.optimization_barrier(scale_a * scale_b)
+    return d.reshape(*d.shape[:-4], d.shape[-4] * op.m, -1)
 
 
 def looped(recipe):
