@@ -19,12 +19,14 @@ import tcemu
 from tcemu.catalog import instructions
 from tcemu.cli import main
 from tcemu.errors import NotModelled
-from tcemu.formats import F16, F32, S32
+from tcemu.formats import F16, F32, F64, S32
 from tcemu.models import row
 from tcemu.sparsity import defined_fields
 from tcemu.study.exact import decode, encode
 
 HALF = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+SCALED = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e2m3.e5m2.f32.ue8m0"
+NVFP4 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
 FAMILIES = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")
 
 
@@ -54,7 +56,7 @@ SAMPLE = [
     ("wmma.mma.sync.aligned.row.col.m16n16k16.f16.f32", "sm_90a"),
     ("wgmma.mma_async.sync.aligned.m64n8k32.f32.e5m2.e4m3", "sm_90a"),
     ("wgmma.mma_async.sync.aligned.m64n8k256.s32.b1.b1.and.popc", "sm_90a"),
-    ("mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e2m3.e5m2.f32.ue8m0", "sm_120a"),
+    (SCALED, "sm_120a"),
     ("mma.sp::ordered_metadata.sync.aligned.m16n8k128.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3", "sm_120a"),
 ]
 
@@ -237,11 +239,10 @@ def test_equation_10(op, target, model, value):
 
 def test_equation_10_in_groups():
     """The same table: NVFP4 gives the exact -0.875, at scales that its range allows."""
-    op = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
     a, b = [0.0] * 64, [0.0] * 64
     for at, x, y in ((0, -4.0, 2.0), (16, -0.5, 1.0), (17, -0.5, 0.5), (32, -0.5, 0.5)):
         a[at], b[at] = x, y
-    found = tcemu.explain(op, a, b, 2.0**19, scale_a=[256.0, 1.0, 0.5, 1.0], scale_b=[256.0, 1.0, 1.0, 1.0], target="sm_120a")
+    found = tcemu.explain(NVFP4, a, b, 2.0**19, scale_a=[256.0, 1.0, 0.5, 1.0], scale_b=[256.0, 1.0, 1.0, 1.0], target="sm_120a")
     assert found.value == found.exact == Fraction(-7, 8)
     assert [t.name for t in found.steps[0].terms] == ["C", "k 0-15", "k 16-31", "k 32-47", "k 48-63"]
 
@@ -376,8 +377,7 @@ def test_the_special_rule_is_named(a, b, c, word, rule):
 def test_overflow_and_a_nan_scale():
     found = tcemu.explain(BF16, [2.0**127], [2.0], target="sm_90a")
     assert found.value == "+inf" and found.exact == 2**128 and "RZ: beyond the largest f32" in str(found)
-    op = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e2m3.e5m2.f32.ue8m0"
-    found = tcemu.explain(op, [1.0] * 32, [1.0] * 32, scale_a=[0xFF], scale_b=[127], target="sm_120a")
+    found = tcemu.explain(SCALED, [1.0] * 32, [1.0] * 32, scale_a=[0xFF], scale_b=[127], target="sm_120a")
     assert found.result == 0x7FFFFFFF and found.steps[0].rule == "NaN: the scale of A at k 0 is NaN"
 
 
@@ -631,10 +631,7 @@ def test_every_view_keeps_its_width(spelling, target):
         (tcemu.Unsupported, r"is ldmatrix; tcemu\.explain takes mma", {"op": "ldmatrix.sync.aligned.m8n8.x1.shared.b16"}),
         (ValueError, r"got 2 targets and 3 models", {"target": ("sm_90", "sm_90a"), "model": [None] * 3}),
         (ValueError, r"model: its result is s32, but .* accumulates in f32", {"model": tcemu.Model(S32)}),
-        (ValueError, r"which does not hold every value of bf16", {"op": BF16, "model": HOPPER.replace(multiplicand=F16)}),
-        (ValueError, r"only products with block scales are summed in groups", {"model": HOPPER.replace(summed=8)}),
         (ValueError, r"Model\(result_bits=30\): result_bits must be from 1 to 23", {"model": HOPPER.replace(result_bits=np.int32(30))}),
-        (ValueError, r"Model\(groups=3\)", {"model": HOPPER.replace(groups=3)}),
     ],
 )
 def test_what_is_wrong_is_named(error, said, given):
@@ -643,12 +640,37 @@ def test_what_is_wrong_is_named(error, said, given):
         tcemu.explain(arguments.pop("op"), arguments.pop("a_row"), arguments.pop("b_col"), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("op", "model", "said"),
+    [
+        ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", tcemu.Model(F64, 4), r"products of f64 are fused multiply-adds"),
+        (BF16, HOPPER.replace(multiplicand=F16), r"converts A and B to f16 first, which does not hold every value of bf16"),
+        (BF16, tcemu.Model(F16, 1, None, rounding="RN"), r"converts A and B to f16 first, which does not hold every value of bf16"),
+        (HALF, HOPPER.replace(groups=3), r"the 16 products of an instruction are no 3 groups of pairs"),
+        (HALF, HOPPER.replace(summed=8), r"only products with block scales are summed in groups"),
+        (SCALED, tcemu.Model(F32, 1, None), r"exact steps take no block scales"),
+        (SCALED, tcemu.Model(F32, 32, summed=16), r"does not fit 24 bits"),
+        (NVFP4, tcemu.Model(F32, 64, summed=32), r"must divide the 16 products that share a scale"),
+        (NVFP4, tcemu.Model(F32, 64), r"scales of ue4m3 multiply whole groups"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_as_by_dot(op, model, said):
+    op = tcemu.parse(op)
+    matrices = [np.zeros(op.matrix(name) + (2,) * (fmt.words - 1), fmt.dtype) for name, fmt in (("a", op.a), ("b", op.b), ("d", op.c))]
+    names = ("scale_a", "scale_b") if op.block_scale else ()
+    given = {"target": "sm_120a", "model": model}
+    with pytest.raises(ValueError, match=said) as by_dot:
+        tcemu.dot(op, *matrices, **given, **{name: np.zeros(op.matrix(name), np.uint8) for name in names})
+    with pytest.raises(ValueError) as by_explain:
+        tcemu.explain(op, [0.0] * op.k, [0.0] * op.k, **given, **dict.fromkeys(names, [1.0] * (op.scale_vec or 0)))
+    assert str(by_explain.value) == str(by_dot.value)
+
+
 def test_scales_metadata_and_traced_models_are_looked_at():
-    scaled = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e2m3.e5m2.f32.ue8m0"
     with pytest.raises(ValueError, match=r"scale_b: none came; wanted 1 of ue8m0, one for 32 products"):
-        tcemu.explain(scaled, [1.0], [1.0], scale_a=[1.0], target="sm_120a")
+        tcemu.explain(SCALED, [1.0], [1.0], scale_a=[1.0], target="sm_120a")
     with pytest.raises(ValueError, match=r"scale_a: got 2; wanted 1"):
-        tcemu.explain(scaled, [1.0], [1.0], scale_a=[1.0, 1.0], scale_b=[1.0], target="sm_120a")
+        tcemu.explain(SCALED, [1.0], [1.0], scale_a=[1.0, 1.0], scale_b=[1.0], target="sm_120a")
     sparse = "mma.sp.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
     with pytest.raises(ValueError, match=r"with e wanted K/2 and K"):
         tcemu.explain(sparse, [1.0] * 8, [1.0] * 8, e=[4] * 4, target="sm_90a")
@@ -698,8 +720,7 @@ def test_the_command_writes_json_and_draws(capsys):
 
 
 def test_the_command_takes_scales_and_metadata(capsys):
-    scaled = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e2m3.e5m2.f32.ue8m0"
-    assert run(scaled, "--target", "sm_120a", "--a", "1", "2", "--b", "3", "4", "--scale-a", "0.5", "--scale-b", "4") == 0
+    assert run(SCALED, "--target", "sm_120a", "--a", "1", "2", "--b", "3", "4", "--scale-a", "0.5", "--scale-b", "4") == 0
     assert "= 22\n" in capsys.readouterr().out
     sparse = "mma.sp.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
     column = [str(k) for k in range(16)]

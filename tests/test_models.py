@@ -93,6 +93,47 @@ def test_the_words_that_rows_count_are_there():
     assert sum(published.values()) == sum(v.size for k, v in PUBLISHED.items() if "_d_" in k and not k.startswith(("H100", "H200")))
 
 
+def test_rows_say_which_spellings_were_recorded():
+    if not WHOLE:
+        pytest.skip("only the sample of the recordings is here")
+    readme = (golden.TESTS.parent / "README.md").read_text()
+    for family in ARITHMETIC:
+        spellings = {str(op): op for op in tcemu.instructions("sm_90a", family)}
+        name = family.removesuffix(".mma").replace(".", "_")
+        recorded = {str(tcemu.parse(case["ptx"])) for case in golden.cases(name)}
+        assert recorded <= set(spellings)
+        missing, said = [spellings[spelling] for spelling in set(spellings) - recorded], f"{len(recorded)} of {len(spellings)}"
+        for source in {r.evidence.source for r in tcemu.models("sm_90a") if r.family == family and r.evidence.level == "silicon"}:
+            assert (f"{said} spellings" in source) == bool(missing) == ("spellings" in source)
+        assert (said if missing else f"`{family}` ({len(spellings)})") in readme
+        if family == "wmma.mma":
+            but = [op for op in spellings.values() if op.a.name in ("s8", "u8") and op.satfinite and op.alayout == "col"]
+            assert set(missing) == set(but)
+        elif missing:
+            without_n = {spelling: spelling.replace(f"n{op.n}k", "nNk") for spelling, op in spellings.items()}
+            assert {without_n[spelling] for spelling in recorded} == set(without_n.values())
+            assert {spellings[spelling].n for spelling in recorded} == {8, 24, 64}
+
+
+def test_rows_say_what_published_words_do_not_show():
+    """The words of a row are of one K; where its instructions have a larger one, the source names who says how that is summed."""
+    seen = set()
+    for key in (key for key in PUBLISHED if "_d_" in key and not key.startswith("H")):
+        gpu, format_, _, output = key.split("_")
+        type_, k, target = TYPES[format_], PUBLISHED[f"{gpu}_{format_}_a"].shape[1], GPUS[gpu]
+        found = row(tcemu.parse(published_op(gpu, type_, {"fp32": "f32", "fp16": "f16"}[output], k)[0]), target)
+        largest = max(op.k for op in tcemu.instructions(target, found.family) if row(op, target) is found)
+        source = found.evidence.source
+        if largest == k:
+            assert "MMA-Sim" not in source
+        else:
+            assert found.model.terms in (k, largest) and f"K = {k}" in source
+            said = "a larger K as a chain of such steps" if found.model.terms == k else f"K = {largest} as one step"
+            assert f"{said}: MMA-Sim" in source
+        seen.add(source)
+    assert seen == {r.evidence.source for r in ROWS if r.evidence.level == "published"}
+
+
 # ---- published check values
 
 EQ10 = [-(2**13), -0.5, -0.25, -0.125], [2**10, 1, 1, 1], 2**23

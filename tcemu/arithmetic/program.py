@@ -74,6 +74,13 @@ class Model:
         if self.summed is not None and (self.fraction_bits is None or self.multiplicand is not None or self.groups != 1):
             refuse("summed", "None where steps are exact, where A and B are converted first, or where products are dealt out in groups")
 
+    @property
+    def common(self) -> Format | None:
+        """The format that A and B are converted to before they are multiplied; None: they stay as they are."""
+        if self.result.is_integer:
+            return None
+        return self.result if self.fraction_bits is None else self.multiplicand
+
     def replace(self, **changes: Any) -> "Model":
         """The model with some fields changed. Raises TypeError for an unknown field."""
         return replace(self, **changes)
@@ -108,6 +115,37 @@ class Signature(NamedTuple):
 Scales = tuple[ArrayLike, ArrayLike]
 
 
+def check_model(model: Model, signature: Signature, block: int | None) -> None:
+    """Raises ValueError for a model whose arithmetic is not defined for the instruction.
+
+    block: products that share a scale; None: there are no scales.
+    """
+    if model.result.is_integer:
+        return
+    k, summed, groups, common, scaling = signature.k, model.summed, model.groups, model.common, signature.scale
+    if block is None or scaling is None:
+        if summed is not None:
+            raise ValueError(f"Model(summed={summed}): only products with block scales are summed in groups; give None. PTX ISA 9.7.14.3")
+    elif model.fraction_bits is None:
+        raise ValueError("Model(fraction_bits=None): exact steps take no block scales; give a number of bits. PTX ISA 9.7.14.3")
+    elif summed is None:
+        if scaling.mantissa_bits:
+            raise ValueError(f"Model(summed=None): scales of {scaling} multiply whole groups; give `summed`, as 16. PTX ISA 9.7.14.3")
+    elif block % summed:
+        raise ValueError(f"Model(summed={summed}): must divide the {block} products that share a scale. PTX ISA 9.7.14.3")
+    else:
+        check_exact(signature.a, signature.b, scaling, summed)
+    if groups > 1 and k % (2 * groups):
+        raise ValueError(f"Model(groups={groups}): the {k} products of an instruction are no {groups} groups of pairs")
+    if model.fraction_bits is not None and signature.a.words == 2:
+        raise ValueError("Model(fraction_bits=...): products of f64 are fused multiply-adds; give fraction_bits=None. PTX ISA 9.7.14.5.14")
+    for fmt in (signature.a, signature.b):
+        if common is not None and not common.holds(fmt):
+            raise ValueError(
+                f"the model converts A and B to {common} first, which does not hold every value of {fmt}; choose a wider format"
+            )
+
+
 def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: ArrayLike, scales: Scales | None = None) -> Array:
     """D = A·B + C on raw codes.
 
@@ -127,23 +165,16 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         return _run_integer(signature, a, b, c)
     if signature.rounding is not None:
         model = model.replace(rounding=signature.rounding.upper())
+    check_model(model, signature, None if scales is None else a.shape[-1] // jnp.shape(scales[0])[-1])
     a_scales = b_scales = None
     if scales is not None:
         assert signature.scale is not None
-        block = a.shape[-1] // jnp.shape(scales[0])[-1]
-        if model.fraction_bits is None:
-            raise ValueError("Model(fraction_bits=None): exact steps take no block scales; give a number of bits. PTX ISA 9.7.14.3")
-        if block % (model.summed or 1):
-            raise ValueError(f"Model(summed={model.summed}): must divide the {block} products that share a scale. PTX ISA 9.7.14.3")
         rank = max(map(jnp.ndim, (a, b, *scales)))  # one for all: the products, and groups of them, become a leading axis
         a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
         a, a_scales = _spread(signature.scale, a, a_codes, -1)
         b, b_scales = _spread(signature.scale, b, b_codes, -2)
-    common = model.result if model.fraction_bits is None else model.multiplicand
-    if model.fraction_bits is not None and signature.a.words == 2:
-        raise ValueError("Model(fraction_bits=...): products of f64 are fused multiply-adds; give fraction_bits=None. PTX ISA 9.7.14.5.14")
-    if common is not None:
-        a, b = _widen(common, signature.a, a), _widen(common, signature.b, b)
+    if (common := model.common) is not None:
+        a, b = (v if fmt == common else convert(v, fmt, common) for v, fmt in ((a, signature.a), (b, signature.b)))
         signature = signature._replace(a=common, b=common)
     a = _by_group(jnp.moveaxis(a, -1 - len(words), 0), signature.k, model.groups)
     b = _by_group(jnp.moveaxis(b, -2 - len(words), 0), signature.k, model.groups)
@@ -165,14 +196,6 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
 
     products = jax.tree.map(lambda v: v.reshape(-1, signature.k, *v.shape[1:]), products)
     return convert(lax.scan(instruction, c, products)[0], model.result, signature.d)
-
-
-def _widen(target: Format, source: Format, codes: Array) -> Array:
-    if not target.holds(source):
-        raise ValueError(
-            f"the model converts A and B to {target} first, which does not hold every value of {source}; choose a wider format"
-        )
-    return codes if source == target else convert(codes, source, target)
 
 
 def _spread(fmt: Format, codes: Array, scales: Array, axis: int) -> tuple[Array, Scale]:
@@ -208,8 +231,6 @@ def _walk_fused(
     group, terms = signature.k // model.groups, _step_size(model, signature.k)
     fraction_bits = model.fraction_bits
     assert fraction_bits is not None
-    if a_scales is not None and signature.scale is not None and signature.scale.mantissa_bits:
-        raise ValueError(f"Model(summed=None): scales of {signature.scale} multiply whole groups; give `summed`, as 16. PTX ISA 9.7.14.3")
     x = _cut(operand(signature.a, a, signature.b, a_scales), group, terms)
     y = _cut(operand(signature.b, b, signature.a, b_scales), group, terms)
     special = has_special(x, tuple(range(1, x.exponent.ndim))) | has_special(y, tuple(range(1, y.exponent.ndim)))
@@ -246,9 +267,7 @@ def _walk_grouped(
     """Steps of `grouped_dot_add` along K; shapes as in `_walk_fused`."""
     summed, fraction_bits = model.summed, model.fraction_bits
     assert summed is not None and fraction_bits is not None
-    if a_scales is None or b_scales is None or signature.scale is None:
-        raise ValueError(f"Model(summed={summed}): only products with block scales are summed in groups; give None. PTX ISA 9.7.14.3")
-    check_exact(signature.a, signature.b, signature.scale, summed)
+    assert a_scales is not None and b_scales is not None and signature.scale is not None
     x = deal(values(signature.a, a), a_scales, summed, -1)
     y = deal(values(signature.b, b), b_scales, summed, -2)
     groups, terms = signature.k // summed, _step_size(model, signature.k)

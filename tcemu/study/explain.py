@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from tcemu.arithmetic.program import Model
+from tcemu.arithmetic.program import Model, check_model
 from tcemu.catalog import check, section
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import S32
@@ -14,7 +14,6 @@ from tcemu.operations.operands import signature
 from tcemu.study.comparison import Comparison
 from tcemu.study.explanation import Explanation
 from tcemu.study.inputs import codes, met, metadata, products
-from tcemu.study.steps import check as check_model
 from tcemu.study.steps import concrete, walk
 from tcemu.study.view import FILLING
 
@@ -46,7 +45,7 @@ def explain(
     Returns an `Explanation` (for several a `Comparison` of them): print it, or take its `to_dict()`. Python integers and fractions all
     the way, no arithmetic shared with `dot`.
     Raises Unsupported if PTX does not give `op` to a target, NotModelled if nobody has evidence of its arithmetic there, TypeError or
-    ValueError for operands of another kind or length.
+    ValueError for operands of another kind or length, ValueError for a model that does not fit `op`.
     Source: the rows of `tcemu.models`; PTX ISA 9.7.14, 9.7.15.
     """
     targets = [target] if isinstance(target, str) else list(target)
@@ -87,7 +86,7 @@ def _explain(
     facts = signature(op)
     if facts.rounding is not None:
         model = model.replace(rounding=facts.rounding.upper())
-    check_model(model, facts)
+    check_model(model, facts, facts.k // facts.scale_vec if op.block_scale else None)
     a, a_rounded = codes(op, "a_row", facts.a, a_row, rounding)
     b, b_rounded = codes(op, "b_col", facts.b, b_col, rounding)
     start, c_rounded = codes(op, "c", facts.c, c, rounding)

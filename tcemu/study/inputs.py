@@ -14,7 +14,7 @@ from tcemu.formats import F64, Format
 from tcemu.instructions import Instruction
 from tcemu.sparsity import UNITS
 from tcemu.study.exact import NAN, Value, convert, decode, encode, infinity
-from tcemu.study.steps import Product, widened
+from tcemu.study.steps import Product
 
 ROUNDINGS = ("RN", "RZ", "RM", "RP")
 
@@ -125,17 +125,11 @@ def products(
     scales: tuple[Sequence[int], Sequence[int]] | None,
 ) -> list[Product]:
     """The products of a row and a column, A and B converted as the model says. scales: one for each `k // scale_vec` of them."""
-    common, found = widened(model), []
-    for fmt in (signature.a, signature.b):
-        if common is not None and not model.result.is_integer and not common.holds(fmt):
-            raise ValueError(
-                f"the model converts A and B to {common} first, which does not hold every value of {fmt}; choose a wider format"
-            )
-    convertible = common is not None and not model.result.is_integer
+    common, found = model.common, []
     block = signature.k // signature.scale_vec if scales else 1
     for index, (x, y, name) in enumerate(zip(a, b, names, strict=True)):
         meant = [
-            decode(common, convert(code, fmt, common)) if convertible and common is not None else decode(fmt, code)
+            decode(fmt, code) if common is None else decode(common, convert(code, fmt, common))
             for code, fmt in ((x, signature.a), (y, signature.b))
         ]
         own = None if scales is None else (scales[0][index // block], scales[1][index // block])

@@ -139,30 +139,6 @@ def concrete(model: Model) -> Model:
     return model.replace(**found) if found else model
 
 
-def check(model: Model, signature: Signature) -> None:
-    """Raises ValueError for a model whose arithmetic is not defined for the instruction."""
-    if signature.scale is not None and model.fraction_bits is None:
-        raise ValueError("Model(fraction_bits=None): exact steps take no block scales; give a number of bits. PTX ISA 9.7.14.3")
-    if signature.scale is None and model.summed is not None:
-        raise ValueError(f"Model(summed={model.summed}): only products with block scales are summed in groups; give None. PTX ISA 9.7.14.3")
-    if signature.scale is not None and (signature.k // signature.scale_vec) % (model.summed or 1):
-        raise ValueError(
-            f"Model(summed={model.summed}): must divide the {signature.k // signature.scale_vec} products that share a scale. "
-            "PTX ISA 9.7.14.3"
-        )
-    if signature.scale is not None and signature.scale.mantissa_bits and model.summed is None:
-        raise ValueError(f"Model(summed=None): scales of {signature.scale} multiply whole groups; give `summed`, as 16. PTX ISA 9.7.14.3")
-    if model.groups > 1 and signature.k % (2 * model.groups):
-        raise ValueError(
-            f"Model(groups={model.groups}): the {signature.k} products of an instruction are no {model.groups} groups of pairs"
-        )
-
-
-def widened(model: Model) -> Format | None:
-    """The format that A and B are converted to first."""
-    return model.result if model.fraction_bits is None else model.multiplicand
-
-
 def walk(model: Model, signature: Signature, products: Sequence[Product], c: int) -> tuple[tuple[Step, ...], int]:
     """All steps of D = A·B + C, and D's code. products: those of whole instructions; c: a code of `signature.c`."""
     return Walk(model, signature).run(products, c)

@@ -11,7 +11,7 @@ from textwrap import wrap
 from tcemu.arithmetic.program import Model, Signature
 from tcemu.formats import Format
 from tcemu.study.exact import decimal, exact_decimal, fixed, leading, power, shortest, spacing, word
-from tcemu.study.steps import Step, Term, widened
+from tcemu.study.steps import Step, Term
 
 WIDTH = 118
 LEAST_CUT = 4  # columns for the bits that are cut, at least
@@ -25,7 +25,7 @@ def describe(model: Model, signature: Signature) -> str:
     if model.result.is_integer:
         how = "clamps what is beyond s32" if signature.clamp else "wraps modulo 2^32"
         return f"Integers: every sum is exact, and {how}."
-    common, parts = widened(model), []
+    common, parts = model.common, []
     if common not in (None, signature.a) or common not in (None, signature.b):
         parts.append(f"A and B are converted to {common} first, exactly.")
     if model.groups > 1:
