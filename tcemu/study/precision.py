@@ -40,8 +40,9 @@ def expected_error(
 
     The surrogate: a step cuts what lies below u = 2^(E - fraction_bits), E its largest exponent. A term of magnitude t loses t mod u,
     toward zero; here its expectation over magnitudes from t / sqrt(2) to t * sqrt(2), so that it is smooth in u: t for t far below u, u / 2
-    far above, less what the term's own last bit g spares: nothing is lost once u <= g. The running value is cut in the same way, and rounding a
-    step's sum to the result loses half an ulp toward zero (RZ) or nothing on average (RN). Means and variances of all these add up.
+    far above, less what the term's own last bit g spares: nothing is lost once u <= g. The running value is cut in the same way, and
+    rounding a step's sum to the result loses half an ulp toward zero (RZ) or, on average, nothing (RN).
+    Means and variances of all these add up.
     Raises Unsupported for a model of another form, and as `gemm`.
     """
     found = check(op, target)
