@@ -34,14 +34,14 @@ RECIPES = {name: recipe.replace(name=name, backward=E5M2) for name, recipe in FO
 LARGEST = {"e4m3": np.float32(448), "e5m2": np.float32(57344)}
 
 
-def quantized(fmt, quantizer, x):
-    """Codes, and the scale that they stand under, for recipes without scales or with one for a tensor. NumPy divides exactly, XLA not."""
+def scaled(fmt, quantizer, x):
+    """x over its scale, and the scale, for recipes without scales or with one for a tensor. NumPy divides exactly, XLA not always."""
     if quantizer.scaling == "none":
-        return from_float(fmt, x, saturate=quantizer.saturate), np.float32(1)
+        return x, np.float32(1)
     x = np.asarray(x)
     amax = np.abs(x).max()
     scale = amax / LARGEST[str(fmt)] if amax else np.float32(1)
-    return from_float(fmt, x / scale, saturate=True), scale
+    return x / scale, scale
 
 
 def tiles(x, rows, columns):
@@ -53,15 +53,16 @@ def tiles(x, rows, columns):
 
 def one_product(recipe, a, b):
     """a [..., M, K] · b [..., K, N] in f32, of arrays that are there, no tracers."""
-    (x, scale_a), (y, scale_b) = quantized(recipe.op.a, recipe.a, a), quantized(recipe.op.b, recipe.b, b)
+    (x, scale_a), (y, scale_b) = scaled(recipe.op.a, recipe.a, a), scaled(recipe.op.b, recipe.b, b)
     d = sums(recipe, x, y)[..., : a.shape[-2], : b.shape[-1]]
     return d if recipe.a.scaling == "none" else d * (scale_a * scale_b)
 
 
 @partial(jax.jit, static_argnums=0)
 def sums(recipe, x, y):
-    """Codes to sums, instruction by instruction along K, all tiles at once."""
+    """Rounded, and summed instruction by instruction along K, all tiles at once."""
     op = recipe.op
+    x, y = (from_float(fmt, z, saturate=quantizer.saturate) for fmt, quantizer, z in ((op.a, recipe.a, x), (op.b, recipe.b, y)))
     x, y = tiles(x, op.m, op.k), tiles(y, op.k, op.n)
     d = jnp.zeros((*x.shape[:-4], x.shape[-4], y.shape[-3], op.m, op.n), jnp.uint32)
     for k in range(x.shape[-3]):
@@ -227,13 +228,14 @@ def haiku_model(kind):
     return model.apply, by_hand, model.init(jax.random.key(0), X)
 
 
-X = jnp.asarray(np.random.default_rng(0).normal(size=(1, 8, 16)), jnp.float32)
+X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 16)), jnp.float32)  # few shapes of products, which are compiled each
 MODELS = {
     "linen encoder": (linen_model, 8), "linen mlp": (linen_model, 2), "nnx encoder": (nnx_model, 8), "nnx mlp": (nnx_model, 2),
     "equinox encoder": (equinox_model, 8), "equinox mlp": (equinox_model, 2), "haiku mlp": (haiku_model, 2),
 }  # fmt: skip
-SAMPLE = [  # each recipe once
-    ("linen encoder", "bf16"), ("linen mlp", "tf32"), ("nnx mlp", "e4m3"), ("equinox mlp", "e4m3 by tensor"), ("haiku mlp", "f16"),
+SAMPLE = [  # each recipe and each framework once
+    ("linen mlp", "bf16"), ("linen encoder", "bf16"), ("nnx mlp", "e4m3"), ("equinox mlp", "e4m3 by tensor"), ("haiku mlp", "f16"),
+    ("nnx mlp", "tf32"),
 ]  # fmt: skip
 
 
@@ -278,10 +280,8 @@ def test_every_model_with_every_recipe(model, recipe):
     check(model, recipe)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(name, marks=[] if name == "linen mlp" else pytest.mark.full) for name in MODELS if "encoder" in name or "linen" in name],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["linen mlp", "linen encoder", "nnx encoder", "equinox encoder"])
 def test_in_a_compiled_step_each_product_has_the_bits_of_the_loop(model):
     """XLA rounds what lies between the products as it fuses it; the products themselves, and their gradients, on what reaches them, not."""
     make, count = MODELS[model]
@@ -354,7 +354,7 @@ def test_a_model_that_is_a_pytree_is_seen_as_it_is():
     assert (gradient.kernel[...] != 0).all()
 
 
-@pytest.mark.parametrize("backward", ["exact", "straight_through", E5M2], ids=["exact", "straight_through", "recipe"])
+@pytest.mark.parametrize("backward", ["exact", "straight_through", FORWARD["bf16"]], ids=["exact", "straight_through", "recipe"])
 def test_no_gradient_is_silently_zero(backward):
     """Through the places where a program can hide a product, each gradient is near the plain one's, and none is zero."""
     recipe = RECIPES["bf16"].replace(backward=backward)
@@ -369,4 +369,4 @@ def test_no_gradient_is_silently_zero(backward):
     found, wanted = (jax.jit(jax.grad(f, (0, 1)))(x, w) for f in (tcemu.emulate(fn, recipe), fn))
     for a, b in zip(found, wanted, strict=True):
         assert (a != 0).all()
-        assert jnp.linalg.norm(a - b) < 0.5 * jnp.linalg.norm(b)
+        assert jnp.linalg.norm(a - b) < 0.05 * jnp.linalg.norm(b)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,24 +19,8 @@ from jax.extend.source_info_util import current_name_stack, user_context
 
 from tcemu.emulation.convolution import through_patches
 from tcemu.emulation.policy import Entry, Policy, Product, decide
+from tcemu.emulation.programs import OPAQUE, PRODUCTS, called, has_products, is_ours, programs
 
-PRODUCTS = ("dot_general", "conv_general_dilated")
-RULED = ("custom_jvp_call", "custom_vjp_call")
-OPAQUE = {  # primitives that multiply matrices, or may, where nobody sees it
-    "ragged_dot_general": "a ragged product, whose groups have sizes that are data",
-    "scaled_dot": "a block-scaled product, with a quantisation of its own",
-    "scaled_matmul": "a block-scaled product, with a quantisation of its own",
-    "scaled_matmul_wrapper": "a block-scaled product, with a quantisation of its own",
-    "dot_product_attention_fwd_wrapper": "attention as one kernel of cuDNN",
-    "dot_product_attention_bwd_wrapper": "attention as one kernel of cuDNN",
-    "dot_product_attention_fp8_fwd_wrapper": "attention as one kernel of cuDNN",
-    "dot_product_attention_fp8_bwd_wrapper": "attention as one kernel of cuDNN",
-    "ffi_call": "foreign code; what it computes is not seen",
-    "pure_callback": "code of the host; what it computes is not seen",
-    "io_callback": "code of the host; what it computes is not seen",
-    "call_exported": "an exported program, which is compiled already",
-}
-PACKAGE = Path(__file__).parents[1]
 Cache = WeakKeyDictionary[ClosedJaxpr, dict[str, tuple[ClosedJaxpr, tuple[Entry, ...]]]]
 
 
@@ -80,15 +63,15 @@ class Rewriter:
     def _equation(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope, names: Counter[str]) -> list[Any]:
         kind, primitive = equation.primitive.name, equation.primitive
         rewritten = None
-        if _has_products(equation):
-            called = _name(scope, equation, "dot_general" if kind == "dot_general" else _called(equation))
-            index, names[called] = names[called], names[called] + 1
-            inner = scope.at(f"{called}.{index}" if index else called)
+        if has_products(equation):
+            path = _name(scope, equation, "dot_general" if kind == "dot_general" else called(equation))
+            index, names[path] = names[path], names[path] + 1
+            inner = scope.at(f"{path}.{index}" if index else path)
             if kind in PRODUCTS:
                 return [self._product(equation, values, inner, index)]
             if kind in OPAQUE:
                 self.found.append(Entry(inner.path, None, False, OPAQUE[kind]))
-            elif _is_ours(equation):
+            elif is_ours(equation):
                 self.found.append(Entry(inner.path, None, False, "it is emulated already"))
             elif kind in RULES:
                 rewritten = RULES[kind](self, equation, values, inner)
@@ -350,51 +333,16 @@ RULES: dict[str, Callable[[Rewriter, JaxprEqn, Sequence[Any], Scope], Rewritten]
 # ---- looking at programs
 
 
-def _programs(value: Any) -> Iterator[Jaxpr]:
-    """The programs among an equation's parameters."""
-    if isinstance(value, ClosedJaxpr):
-        yield value.jaxpr
-    elif isinstance(value, Jaxpr):
-        yield value
-    elif isinstance(value, dict | tuple | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _programs(one)
-
-
-def _has_products(equation: JaxprEqn) -> bool:
-    """It is a product, may hide one, holds one, or has a derivative rule that may have one."""
-    kind = equation.primitive.name
-    if kind in PRODUCTS or kind in OPAQUE or kind in RULED:
-        return True
-    return any(_has_products(inner) for program in _programs(equation.params) for inner in program.eqns)
-
-
-def _called(equation: JaxprEqn) -> str:
-    params, kind = equation.params, equation.primitive.name
-    if kind in RULED:
-        return params["call_jaxpr"].jaxpr.debug_info.func_name
-    return params.get("name") or {"remat2": "checkpoint", "conv_general_dilated": "conv_general_dilated"}.get(kind, kind)
-
-
 def _name(scope: Scope, equation: JaxprEqn, last: str) -> str:
     return "/".join(part for part in (scope.path, str(equation.source_info.name_stack), last) if part)
 
 
-def _is_ours(equation: JaxprEqn) -> bool:
-    """The program is one of this package's own, below the policies: its products are part of an emulation."""
-    for program in _programs(equation.params):
-        source = program.debug_info.func_filename
-        if source and Path(source).is_relative_to(PACKAGE) and not Path(source).is_relative_to(Path(__file__).parent):
-            return True
-    return False
-
-
 def _hidden(equation: JaxprEqn, scope: Scope) -> Iterator[Entry]:
     """The products inside a primitive that is not entered."""
-    for program in _programs(equation.params):
-        for inner in filter(_has_products, program.eqns):
+    for program in programs(equation.params):
+        for inner in filter(has_products, program.eqns):
             kind = inner.primitive.name
-            name = _name(scope, inner, _called(inner))
+            name = _name(scope, inner, called(inner))
             why = f"inside {equation.primitive.name}, which emulate does not enter"
             if kind in PRODUCTS:
                 yield Entry(name, _seen(inner, replace(scope, path=name, repeats=None), 0), False, why)
