@@ -227,7 +227,7 @@ def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 def _check_recipe(recipe: Recipe, key: PRNGKey | None) -> None:
     if not isinstance(recipe, Recipe):
-        raise TypeError(f"recipe: got {type(recipe).__name__}; wanted a tcemu.Recipe, as tcemu.RECIPES holds them")
+        raise TypeError(f"recipe: got {type(recipe).__name__}; wanted a tcemu.Recipe, as tcemu.recipes.RECIPES holds them")
     if recipe.stochastic and key is None:
         raise ValueError('recipe: rounding="SR" needs random bits: give key= (a jax.random key)')
 
