@@ -1,7 +1,11 @@
 """How fast is an emulated product? `python benchmarks/gemm.py`: multiply-accumulates per second, beside a plain XLA f32 matmul.
 
 Each line is the best of several runs after the first, which compiles and stands apart. Sampled rows are checked against `tcemu.dot`.
+The other exact emulators, mmasim and mmaemu, run beside it where they are installed.
 """
+
+import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,53 +14,112 @@ from harness import arguments, describe_machine, finish, timed
 
 import tcemu
 
-OPS = {
-    "f16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
-    "bf16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
-    "tf32": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
-    "e4m3": "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
-    "s8": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
-    "f64": "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64",
+MMA = "mma.sync.aligned."
+OPS = {  # name -> spelling and target
+    "f16": (MMA + "m16n8k16.row.col.f32.f16.f16.f32", "sm_90a"),
+    "bf16": (MMA + "m16n8k16.row.col.f32.bf16.bf16.f32", "sm_90a"),
+    "tf32": (MMA + "m16n8k8.row.col.f32.tf32.tf32.f32", "sm_90a"),
+    "e4m3": ("wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3", "sm_90a"),
+    "e4m3 by mma": (MMA + "m16n8k32.row.col.f32.e4m3.e4m3.f32", "sm_90a"),
+    "mxf8": (MMA + "m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e4m3.f32.ue8m0", "sm_120a"),
+    "mxf4": (MMA + "m16n8k64.row.col.kind::mxf4.block_scale.f32.e2m1.e2m1.f32.ue8m0", "sm_120a"),
+    "nvf4": (MMA + "m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3", "sm_120a"),
+    "s8": (MMA + "m16n8k32.row.col.s32.s8.s8.s32", "sm_90a"),
+    "f64": (MMA + "m8n8k4.row.col.f64.f64.f64.f64", "sm_90a"),
 }
-TARGET = "sm_90a"
 
 
-def check(op: str, a: np.ndarray, b: np.ndarray, d: np.ndarray) -> int:
+def scales(op: tcemu.Instruction, a: np.ndarray, b: np.ndarray) -> dict[str, jax.Array]:
+    """Powers of two between 1/8 and 4, a block of K each; none where the instruction takes none."""
+    if op.scale_vec is None:
+        return {}
+    rng, blocks = np.random.default_rng(2), a.shape[1] * op.scale_vec // op.k
+    drawn = (2.0 ** rng.integers(-3, 3, shape) for shape in ((len(a), blocks), (blocks, b.shape[1])))
+    return {name: jnp.asarray(v, jnp.float32) for name, v in zip(("scale_a", "scale_b"), drawn, strict=True)}
+
+
+def check(op: tcemu.Instruction, target: str, a: np.ndarray, b: np.ndarray, scales: dict[str, jax.Array], d: np.ndarray) -> int:
     """Words that differ from a loop of single instructions over 16 sampled rows and 8 columns."""
-    parsed = tcemu.parse(op)
-    rows, columns = (np.sort(np.random.default_rng(1).permutation(n)[:w]) for n, w in ((len(a), parsed.m), (b.shape[1], parsed.n)))
+    rows, columns = (np.sort(np.random.default_rng(1).permutation(n)[:w]) for n, w in ((len(a), op.m), (b.shape[1], op.n)))
     convert = jax.jit(tcemu.formats.from_float, static_argnums=0)
-    x, y = convert(parsed.a, a[rows]), convert(parsed.b, b[:, columns])
-    acc = jnp.zeros((parsed.m, parsed.n, *(2,) * (parsed.c.words - 1)), parsed.c.dtype)
-    for at in range(0, a.shape[1], parsed.k):
-        acc = tcemu.dot(op, x[:, at : at + parsed.k], y[at : at + parsed.k], acc, target=TARGET)
+    x, y = convert(op.a, a[rows]), convert(op.b, b[:, columns])
+    codes = {name: convert(op.stype, v[rows] if name == "scale_a" else v[:, columns]) for name, v in scales.items()}
+    acc = jnp.zeros((op.m, op.n, *(2,) * (op.d.words - 1)), op.d.dtype)
+    for step in range(a.shape[1] // op.k):
+        at, part = (slice(step * size, (step + 1) * size) for size in (op.k, op.scale_vec or 0))
+        given = {name: v[:, part] if name == "scale_a" else v[part] for name, v in codes.items()}
+        acc = tcemu.dot(op, x[:, at], y[at], acc, target=target, **given)
     sample = np.ascontiguousarray(np.asarray(d)[np.ix_(rows, columns)])
     return int((sample.view(np.uint32).reshape(np.shape(acc)) != np.asarray(acc)).sum())
+
+
+def mmasim(n: int) -> tuple[Callable, int]:
+    """One Hopper m16n8k16 of f16, which is what it offers at a time; n is not used."""
+    import torch
+    from mmasim.nv_ptx import MMA
+
+    one = MMA("Hopper", "m16n8k16.f32.f16.f16.f32")
+    a, b, c = torch.randn(16, 16).half(), torch.randn(16, 8).half(), torch.zeros(16, 8)
+    return lambda: one(a, b, c), 16 * 8 * 16
+
+
+def mmaemu(n: int) -> tuple[Callable, int]:
+    """A whole product of e4m3, as Hopper's wgmma accumulates it."""
+    import mmaemu
+    import torch
+
+    a, b = (torch.randn(n, n).to(torch.float8_e4m3fn) for _ in "ab")
+    return lambda: mmaemu.accumulate(a, b, use_fast_accum=True, profile="hopper-ws0", splitk=1), n**3
+
+
+def peers(repeats: int, n: int = 256) -> list[dict]:
+    lines = []
+    for name, make in (("mmasim", mmasim), ("mmaemu", mmaemu)):
+        try:
+            product, macs = make(n)
+        except ImportError:
+            print(f"{name:>12}: not installed")
+            continue
+        seconds = []
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            product()
+            seconds.append(time.perf_counter() - start)
+        first, best = seconds[0], min(seconds[1:])
+        lines.append({"format": name, "size": n, "first_call_s": first, "best_s": best, "mac_per_s": macs / best})
+        print(f"{name:>12} {'':>6} {first:>13.2f} {best:>9.4f} {macs / best:>10.2e}")
+    return lines
 
 
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024])
-    parser.add_argument("--formats", nargs="+", choices=OPS, default=["f16", "e4m3"])
+    parser.add_argument("--formats", nargs="+", choices=OPS, default=["f16", "bf16", "e4m3", "s8"])
     args = parser.parse_args()
 
     machine = describe_machine()
-    print(f"{'format':>8} {'size':>6} {'first call s':>13} {'best s':>9} {'MAC/s':>10} {'x slower than plain f32':>24}")
+    print(f"{'format':>12} {'size':>6} {'first call s':>13} {'best s':>9} {'MAC/s':>10} {'x slower than plain f32':>24}")
     lines, wrong = [], 0
     plain = jax.jit(lambda a, b: jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST))
+    of_bytes = jax.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32))
     for n in args.sizes:
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((n, n), np.float32), rng.standard_normal((n, n), np.float32)
         x, y = jnp.asarray(a), jnp.asarray(b)
         first, base = timed(lambda x=x, y=y: plain(x, y), args.repeats)
-        rows = [("plain", first, base)]
+        bytes_ = [v.astype(jnp.int8) for v in (x, y)]
+        rows = [("plain", first, base), ("plain s8", *timed(lambda pair=bytes_: of_bytes(*pair), args.repeats))]
         for name in args.formats:
-            product = lambda x=x, y=y, op=OPS[name]: tcemu.gemm(x, y, op=op, target=TARGET)  # noqa: E731
+            op, target = tcemu.parse(OPS[name][0]), OPS[name][1]
+            given = scales(op, a, b)
+            u, v = bytes_ if op.a.is_integer else (x, y)
+            product = lambda x=u, y=v, op=op, target=target, given=given: tcemu.gemm(x, y, op=op, target=target, **given)  # noqa: E731
             rows.append((name, *timed(product, args.repeats)))
-            wrong += check(OPS[name], a, b, np.asarray(product()))
+            wrong += check(op, target, np.asarray(u), np.asarray(v), given, np.asarray(product()))
         for name, first, best in rows:
             lines.append({"format": name, "size": n, "first_call_s": first, "best_s": best, "mac_per_s": n**3 / best, "ratio": best / base})
-            print(f"{name:>8} {n:>6} {first:>13.2f} {best:>9.4f} {n**3 / best:>10.2e} {best / base:>24.1f}")
+            print(f"{name:>12} {n:>6} {first:>13.2f} {best:>9.4f} {n**3 / best:>10.2e} {best / base:>24.1f}")
+    lines += peers(args.repeats)
     return finish(args, machine, lines, wrong, "the sampled rows")
 
 

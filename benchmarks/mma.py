@@ -70,7 +70,9 @@ def main() -> int:
             for i in {0, warps // 2, warps - 1}:
                 wrong += int((np.asarray(run(*(x[i] for x in operands))) != made[i]).sum())
             macs = warps * op.m * op.n * op.matrix("a")[1] / best
-            lines.append({"name": name, "warps": warps, "first_call_s": first, "best_s": best, "warps_per_s": warps / best})
+            lines.append(
+                {"name": name, "warps": warps, "first_call_s": first, "best_s": best, "warps_per_s": warps / best, "mac_per_s": macs}
+            )
             print(f"{name:>15} {warps:>7} {first:>13.2f} {1e3 * best:>9.2f} {warps / best:>10.2e} {macs:>10.2e}")
     return finish(args, machine, lines, wrong, "the warps that ran alone")
 

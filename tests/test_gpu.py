@@ -1,9 +1,12 @@
-"""The recorded words again, with an NVIDIA GPU as JAX's device; skipped where there is none."""
+"""With an NVIDIA GPU as JAX's device, the recorded words again, and the kernel in PTX against the walk; skipped where there is none."""
 
 import golden
 import jax
 import pytest
 import replay
+import test_kernel
+
+from tcemu.arithmetic import program
 
 
 def gpus():
@@ -13,10 +16,44 @@ def gpus():
         return []
 
 
+here = pytest.mark.skipif(not gpus(), reason="JAX finds no NVIDIA GPU here")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not gpus(), reason="JAX finds no NVIDIA GPU here")
+@here
 @pytest.mark.parametrize("family", replay.REPLAYS)
 def test_recorded_words_on_a_gpu(family):
     with jax.default_device(gpus()[0]):
         counts = [replay.compare(case) for case in golden.cases(family)]
     assert sum(wrong for wrong, _ in counts) == 0, f"mismatches of {sum(words for _, words in counts)} words"
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize("name", test_kernel.CASES)
+def test_the_kernel_in_ptx_is_the_walk(name):
+    """10^8 outputs of each arithmetic: half with all exponents, Inf and NaN, half with exponents that meet."""
+    model, signature = test_kernel.CASES[name][0], test_kernel.signature(name)
+    plan, walk = program.kernel_plan(model, signature), program._walk_all
+
+    @jax.jit
+    def mismatches(*operands):
+        got, wanted = program._by_kernel(plan, signature, *operands), walk(model, signature, *operands)
+        return (got != wanted).sum(), wanted.size
+
+    with jax.default_device(gpus()[0]):
+        for raw in (True, False):
+            wrong, words = mismatches(*test_kernel.operands(name, raw, 5120, 10240, 2 * signature.k))
+            assert wrong == 0, f"{wrong} mismatches of {words}, raw={raw}"
+
+
+@pytest.mark.gpu
+@here
+def test_scales_for_one_and_codes_for_many():
+    """As sparse instructions have them: each row of A meets a B of its own, under scales that all rows share."""
+    model, signature = test_kernel.CASES["nvf4"][0], test_kernel.signature("nvf4")
+    with jax.default_device(gpus()[0]):
+        a, b, c, (scale_a, scale_b) = test_kernel.operands("nvf4", False, 8, 16, 128, (5,))
+        operands = a, b, c, (scale_a, scale_b[0])
+        got = program._by_kernel(program.kernel_plan(model, signature), signature, *operands)
+        assert (got == program._walk_all(model, signature, *operands)).all()

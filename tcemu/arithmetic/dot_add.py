@@ -21,6 +21,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu import bits
+from tcemu.arithmetic.truncation import truncated_f32
 from tcemu.bits import Limbs
 from tcemu.formats import F32, Format, Number, Rounding, decode, decode_limbs, encode_limbs
 
@@ -104,16 +105,17 @@ def operand(fmt: Format, codes: ArrayLike, other: Format, scales: Scale | None =
     return Operand(jnp.where(number.negative, -magnitude, magnitude), jnp.where(special, SPECIAL_EXPONENT, exponent))
 
 
-def has_special(x: Operand, axes: tuple[int, ...]) -> Array:
-    """bool: an Inf or NaN stands somewhere along the axes."""
-    return jnp.any(x.exponent == SPECIAL_EXPONENT, axis=axes)
+def has_special(x: Operand) -> Array:
+    """bool [..., 1, 1]: an Inf or NaN stands somewhere in the matrix."""
+    return jnp.any(x.exponent == SPECIAL_EXPONENT, axis=(-2, -1), keepdims=True)
 
 
 def _products(a: Operand, b: Operand) -> list[tuple[tuple[Array, Array], tuple[Array, Array]]]:
     """((x, y), (i, j)) for every term: significands and exponents, shaped to meet as [..., M, N]."""
-    row, column = (lambda v: v[..., :, None]), (lambda v: v[..., None, :])
+    row, column = (lambda v, t: v[..., :, t, None]), (lambda v, t: v[..., t, None, :])
     return [
-        ((row(a.significand[t]), column(b.significand[t])), (row(a.exponent[t]), column(b.exponent[t]))) for t in range(a.exponent.shape[0])
+        ((row(a.significand, t), column(b.significand, t)), (row(a.exponent, t), column(b.exponent, t)))
+        for t in range(a.exponent.shape[-1])
     ]
 
 
@@ -121,8 +123,8 @@ def dot_add(
     a: Operand,
     b: Operand,
     accumulator: Limbs | None,
-    special: ArrayLike,
     *,
+    special: bool,
     a_format: Format,
     b_format: Format,
     scaled: bool = False,
@@ -134,15 +136,15 @@ def dot_add(
 ) -> Limbs:
     """One step: `terms` products and one accumulator in a single fused sum, rounded once.
 
-    a: [terms, ..., M]; b: [terms, ..., N]; accumulator: codes of `result` [..., M, N], as one limb, or None for none at all.
-    special: bool scalar, whether a or b may hold an Inf or NaN; False spares the search for them.
+    a: [..., M, terms]; b: [..., terms, N]; accumulator: codes of `result` [..., M, N], as one limb, or None for none at all.
+    special: whether a or b may hold an Inf or NaN; False spares the search for them.
     scaled: the operands carry block scales.
     fraction_bits: bits kept below the unit of the largest exponent, 1 to MAX_FRACTION_BITS; floor: the least that exponent can be.
     result_bits: fraction bits of the result that are kept (13 for FP8 on Hopper's wgmma); None: all.
     fraction_bits, floor, result_bits and rounding may be traced.
     Returns codes of `result` [..., M, N], as one limb: +0 for any zero sum, Inf on overflow in every rounding, the canonical NaN.
     """
-    terms, products = a.exponent.shape[0], _products(a, b)
+    terms, products = a.exponent.shape[-1], _products(a, b)
 
     # rule 3: the largest exponent of all that is not zero
     greatest = products[0][1][0] + products[0][1][1]
@@ -160,7 +162,7 @@ def dot_add(
         last = a_format.mantissa_bits + b_format.mantissa_bits - fraction_bits + greatest
         aligned = [x * y * power_of_two(i + j - last) for (x, y), (i, j) in products]
     add = _add_narrow if _fits_one_limb(a_format, b_format, terms, fraction_bits) else add_wide
-    flags = _specials_of_products(a, b, special, greatest.shape)
+    flags = _specials_of_products(products) if special else jnp.zeros(greatest.shape, jnp.int32)
     return add_accumulator(
         *add(aligned), greatest, flags, c, result=result, rounding=rounding, fraction_bits=fraction_bits, result_bits=result_bits
     )
@@ -196,9 +198,13 @@ def add_accumulator(
         negative, magnitude = bits.add_signed(negative, magnitude, c.negative, bits.shift_right(up, down))
 
     # rules 6 and 7
-    never = jnp.zeros(greatest.shape, bool)
-    total = Number(negative, magnitude, greatest - fraction_bits, never, never)
-    (d,) = encode_limbs(result, total, rounding, overflow="infinity", signed_zero=False, fraction_bits=result_bits)
+    unit = greatest - fraction_bits
+    if result == F32 and isinstance(rounding, str) and rounding == "RZ" and len(magnitude) == 1:
+        d = truncated_f32(negative, magnitude[0], unit, result_bits)
+    else:
+        never = jnp.zeros(greatest.shape, bool)
+        total = Number(negative, magnitude, unit, never, never)
+        (d,) = encode_limbs(result, total, rounding, overflow="infinity", signed_zero=False, fraction_bits=result_bits)
 
     # rule 8
     if c is not None:
@@ -230,18 +236,12 @@ def add_wide(aligned: list[Array]) -> tuple[Array, Limbs]:
     return negative, bits.select(negative, bits.negate(total), total)
 
 
-def _specials_of_products(a: Operand, b: Operand, special: ArrayLike, shape: tuple[int, ...]) -> Array:
-    """int32 [shape], the sum of PLUS, MINUS and NAN over what the products hold. Searched only where `special` says there can be any."""
-
-    def search(a: Operand, b: Operand) -> Array:
-        flags = jnp.zeros(shape, jnp.int32)
-        for (x, y), (i, j) in _products(a, b):
-            x_special, y_special = i == SPECIAL_EXPONENT, j == SPECIAL_EXPONENT
-            invalid = (x_special & ((x == 0) | (j == ZERO_EXPONENT))) | (y_special & ((y == 0) | (i == ZERO_EXPONENT)))
-            infinity = jnp.where((x < 0) != (y < 0), MINUS, PLUS)
-            flags = flags | jnp.where(invalid, NAN, jnp.where(x_special | y_special, infinity, 0))
-        return flags
-
-    if isinstance(special, bool) and special:
-        return search(a, b)
-    return lax.cond(special, search, lambda a, b: jnp.zeros(shape, jnp.int32), a, b)
+def _specials_of_products(products: list[tuple[tuple[Array, Array], tuple[Array, Array]]]) -> Array:
+    """int32 [..., M, N], the sum of PLUS, MINUS and NAN over what the products hold."""
+    flags = jnp.int32(0)
+    for (x, y), (i, j) in products:
+        x_special, y_special = i == SPECIAL_EXPONENT, j == SPECIAL_EXPONENT
+        invalid = (x_special & ((x == 0) | (j == ZERO_EXPONENT))) | (y_special & ((y == 0) | (i == ZERO_EXPONENT)))
+        infinity = jnp.where((x < 0) != (y < 0), MINUS, PLUS)
+        flags = flags | jnp.where(invalid, NAN, jnp.where(x_special | y_special, infinity, 0))
+    return flags

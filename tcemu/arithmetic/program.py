@@ -14,9 +14,13 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic import integer
+from tcemu.arithmetic.blocks import in_blocks
 from tcemu.arithmetic.dot_add import MAX_FRACTION_BITS, ZERO_EXPONENT, Operand, Scale, dot_add, has_special, operand, scale
 from tcemu.arithmetic.fma import add_limbs, fma_limbs
+from tcemu.arithmetic.fused_kernel import FusedPlan
 from tcemu.arithmetic.grouped import Groups, check_exact, deal, grouped_dot_add, values
+from tcemu.arithmetic.grouped_kernel import GroupedPlan
+from tcemu.arithmetic.tile_kernel import capable, product
 from tcemu.bits import Limbs
 from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, code_limbs, convert, limbs_code
 
@@ -166,6 +170,45 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     if signature.rounding is not None:
         model = model.replace(rounding=signature.rounding.upper())
     check_model(model, signature, None if scales is None else a.shape[-1] // jnp.shape(scales[0])[-1])
+    if (common := model.common) is not None:
+        a, b = (v if fmt == common else convert(v, fmt, common) for v, fmt in ((a, signature.a), (b, signature.b)))
+        signature = signature._replace(a=common, b=common)
+    c = c if signature.c == model.result else convert(c, signature.c, model.result)
+    plan = kernel_plan(model, signature) if capable() else None
+    if plan is None:
+        return _walk_all(model, signature, a, b, c, scales)
+    on_gpu, elsewhere = partial(_by_kernel, plan, signature), partial(_walk_all, model, signature)
+    return lax.platform_dependent(a, b, c, scales, cuda=on_gpu, default=elsewhere)
+
+
+def kernel_plan(model: Model, signature: Signature, *, assembly: bool = True) -> FusedPlan | GroupedPlan | None:
+    """What `tile_kernel` needs to walk these steps; None where it cannot: fields are traced, sums too wide, results not cut to f32."""
+    bits, floor, lost = model.fraction_bits, model.floor, F32.mantissa_bits if model.result_bits is None else model.result_bits
+    if not (isinstance(model.terms, int) and isinstance(bits, int) and isinstance(floor, int) and isinstance(lost, int)):
+        return None
+    to_f32 = model.result == F32 and signature.d == F32 and isinstance(model.rounding, str) and model.rounding == "RZ"
+    terms, lost = _step_size(model, signature.k), F32.mantissa_bits - lost
+    if not to_f32 or model.chain is not None or model.groups > 1 or signature.k % terms:
+        return None
+    if model.summed is None:
+        plan = FusedPlan(signature.a, signature.b, terms, bits, floor, lost, signature.scale is not None, assembly)
+    else:
+        assert signature.scale is not None
+        plan = GroupedPlan(signature.a, signature.b, terms, model.summed, signature.scale.mantissa_bits, bits, floor, lost, assembly)
+    return plan if plan.possible else None
+
+
+def _by_kernel(plan: FusedPlan | GroupedPlan, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+    if scales is None or signature.scale is None:
+        return product(plan, a, b, c)
+    found = tuple(scale(signature.scale, codes) for codes in scales)
+    spread = lambda v, s, axis: jax.tree.map(lambda s: jnp.repeat(s, v.shape[axis] // s.shape[axis], axis=axis), s)  # noqa: E731
+    return product(plan, a, b, c, (spread(a, found[0], -1), spread(b, found[1], -2)))
+
+
+def _walk_all(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+    """All steps, on any device; a and b in the formats that are multiplied, c in that of the results."""
+    words = signature.a.words - 1
     a_scales = b_scales = None
     if scales is not None:
         assert signature.scale is not None
@@ -173,37 +216,35 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
         a, a_scales = _spread(signature.scale, a, a_codes, -1)
         b, b_scales = _spread(signature.scale, b, b_codes, -2)
-    if (common := model.common) is not None:
-        a, b = (v if fmt == common else convert(v, fmt, common) for v, fmt in ((a, signature.a), (b, signature.b)))
-        signature = signature._replace(a=common, b=common)
-    a = _by_group(jnp.moveaxis(a, -1 - len(words), 0), signature.k, model.groups)
-    b = _by_group(jnp.moveaxis(b, -2 - len(words), 0), signature.k, model.groups)
-    c = c if signature.c == model.result else convert(c, signature.c, model.result)
-    products = (a, b)
-    if scales is not None:
-        products += tuple(jax.tree.map(lambda v: _by_group(v, signature.k, model.groups), side) for side in (a_scales, b_scales))
-    if model.fraction_bits is None:
-        walk = partial(_walk_exact, model, signature)
+    fused = model.fraction_bits is not None and model.summed is None
+    if fused:
+        products = _fused_steps(model, signature, a, b, a_scales, b_scales)
+        walk, per_instruction = partial(_walk_fused, model, signature, scales is not None), _steps_of_instruction(model, signature.k)
     else:
-        walk = partial(_walk_fused if model.summed is None else _walk_grouped, model, signature)
-    if signature.d == model.result:
-        return walk(c, *products)
+        sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
+        first = lambda v, axis: _by_group(jnp.moveaxis(v, axis, 0), signature.k, model.groups)  # noqa: E731
+        products = tuple(jax.tree.map(partial(first, axis=axis), side) for side, axis in sides if side is not None)
+        walk, per_instruction = partial(_walk_exact if model.fraction_bits is None else _walk_grouped, model, signature), signature.k
 
-    def instruction(running: Array, products: tuple) -> tuple[Array, None]:
+    def instructions(c: Array, *products: Any) -> Array:
         """What one instruction leaves is rounded to D's format, and the next one starts from that."""
-        d = convert(walk(running, *products), model.result, signature.d)
-        return convert(d, signature.d, model.result), None
 
-    products = jax.tree.map(lambda v: v.reshape(-1, signature.k, *v.shape[1:]), products)
-    return convert(lax.scan(instruction, c, products)[0], model.result, signature.d)
+        def instruction(running: Array, products: tuple) -> tuple[Array, None]:
+            d = convert(walk(running, *products), model.result, signature.d)
+            return convert(d, signature.d, model.result), None
+
+        products = jax.tree.map(lambda v: v.reshape(-1, per_instruction, *v.shape[1:]), products)
+        return convert(lax.scan(instruction, c, products)[0], model.result, signature.d)
+
+    whole = walk if signature.d == model.result else instructions
+    return in_blocks(whole, c, *products) if fused else whole(c, *products)
 
 
 def _spread(fmt: Format, codes: Array, scales: Array, axis: int) -> tuple[Array, Scale]:
-    """Codes [..., M, K] (axis -1) or [..., K, N] (axis -2) with the scales' batch axes, and a scale for each of them, K first."""
+    """Codes [..., M, K] (axis -1) or [..., K, N] (axis -2) with the scales' batch axes, and a scale for each of them."""
     batch = jnp.broadcast_shapes(codes.shape[:-2], scales.shape[:-2])
     codes, scales = (jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (codes, scales))
-    found = scale(fmt, jnp.moveaxis(scales, axis, 0))
-    return codes, jax.tree.map(lambda v: jnp.repeat(v, codes.shape[axis] // scales.shape[axis], axis=0), found)
+    return codes, jax.tree.map(lambda v: jnp.repeat(v, codes.shape[axis] // scales.shape[axis], axis=axis), scale(fmt, scales))
 
 
 def _by_group(x: Array, k: int, groups: int) -> Array:
@@ -224,28 +265,44 @@ def _steps_of_instruction(model: Model, k: int) -> int:
     return model.groups * -(-k // (model.groups * _step_size(model, k)))
 
 
-def _walk_fused(
-    model: Model, signature: Signature, c: Array, a: Array, b: Array, a_scales: Scale | None = None, b_scales: Scale | None = None
-) -> Array:
-    """Steps of `dot_add` along K. a: [K, ..., M]; b: [K, ..., N]; c: [..., M, N] in `model.result`; scales as a and b."""
-    group, terms = signature.k // model.groups, _step_size(model, signature.k)
-    fraction_bits = model.fraction_bits
+class Step(NamedTuple):
+    """One multiplicand's part in the steps. Leading axis: the steps."""
+
+    operand: Operand  # [steps, ..., M, terms] or [steps, ..., terms, N]
+    special: Array  # bool [steps, ..., 1, 1]
+
+
+def _fused_steps(
+    model: Model, signature: Signature, a: Array, b: Array, a_scales: Scale | None, b_scales: Scale | None
+) -> tuple[Step, Step]:
+    """Both multiplicands decoded and cut into steps."""
+    x = _cut(model, signature.k, operand(signature.a, a, signature.b, a_scales), -1)
+    y = _cut(model, signature.k, operand(signature.b, b, signature.a, b_scales), -2)
+    return Step(x, has_special(x)), Step(y, has_special(y))
+
+
+def _walk_fused(model: Model, signature: Signature, scaled: bool, c: Array, x: Step, y: Step) -> Array:
+    """Steps of `dot_add` along K, from c on, [..., M, N] in `model.result`."""
+    terms, fraction_bits = x.operand.exponent.shape[-1], model.fraction_bits
     assert fraction_bits is not None
-    x = _cut(operand(signature.a, a, signature.b, a_scales), group, terms)
-    y = _cut(operand(signature.b, b, signature.a, b_scales), group, terms)
-    special = has_special(x, tuple(range(1, x.exponent.ndim))) | has_special(y, tuple(range(1, y.exponent.ndim)))
 
-    def step(accumulator: Limbs | None, products: tuple) -> Limbs:
-        x, y, special = products
-        return dot_add(
-            x, y, accumulator, special,
-            a_format=signature.a, b_format=signature.b, scaled=a_scales is not None, result=model.result, rounding=model.rounding,
-            fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
-        )  # fmt: skip
+    def step(accumulator: Limbs | None, products: tuple[Step, Step]) -> Limbs:
+        def add(special: bool, *operands: Any) -> Limbs:
+            return dot_add(
+                *operands, special=special, a_format=signature.a, b_format=signature.b, scaled=scaled, result=model.result,
+                rounding=model.rounding, fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
+            )  # fmt: skip
 
-    only = lambda chosen, one: (_only(chosen, one[0]), _only(chosen, one[1]), one[2])  # noqa: E731
+        x, y = products
+        special = jnp.any(x.special) | jnp.any(y.special)
+        return lax.cond(special, partial(add, True), partial(add, False), x.operand, y.operand, accumulator)
+
+    def only(chosen: Array, products: tuple[Step, Step]) -> tuple[Step, Step]:
+        x, y = products
+        return x._replace(operand=_only(chosen[None, :], x.operand)), y._replace(operand=_only(chosen[:, None], y.operand))
+
     advance = step if isinstance(model.terms, int) else _traced_terms(step, jnp.arange(terms) // model.terms, only, c.shape)
-    return limbs_code(model.result, _walk(advance, model, signature.k, (x, y, special), code_limbs(model.result, c)))
+    return limbs_code(model.result, _walk(advance, model, signature.k, (x, y), code_limbs(model.result, c)))
 
 
 def _traced_terms(step: Callable, number: Array, only: Callable, shape: tuple[int, ...]) -> Callable:
@@ -307,20 +364,24 @@ def _walk_exact(model: Model, signature: Signature, c: Array, a: Array, b: Array
     return limbs_code(fmt, _walk(step, model, signature.k, (x, y), start))
 
 
-def _cut(x: Operand, group: int, terms: int) -> Operand:
-    """[K, ...] -> [steps, terms, ...]. The last step of a group is filled with zeros, which take no part in a step."""
+def _cut(model: Model, k: int, x: Operand, axis: int) -> Operand:
+    """[..., K, ...], K at `axis` -> [steps, ..., terms, ...]. The last step of a group is filled with zeros, which take no part."""
+    group, terms = k // model.groups, _step_size(model, k)
 
     def cut(v: Array, nothing: float) -> Array:
-        v = v.reshape(-1, group, *v.shape[1:])
-        v = jnp.pad(v, [(0, 0), (0, -group % terms)] + [(0, 0)] * (v.ndim - 2), constant_values=nothing)
-        return v.reshape(-1, terms, *v.shape[2:])
+        at = v.ndim + axis
+        before, after = v.shape[:at], v.shape[at + 1 :]
+        if model.groups > 1:
+            v = jnp.moveaxis(_by_group(jnp.moveaxis(v, at, 0), k, model.groups), 0, at)
+        v = v.reshape(*before, -1, group, *after)
+        v = jnp.pad(v, [(0, 0)] * (at + 1) + [(0, -group % terms)] + [(0, 0)] * len(after), constant_values=nothing)
+        return jnp.moveaxis(v.reshape(*before, -1, terms, *after), at, 0)
 
     return Operand(cut(x.significand, 0), cut(x.exponent, ZERO_EXPONENT))
 
 
 def _only(chosen: Array, x: Operand) -> Operand:
     """The chosen products; the others become zeros."""
-    chosen = chosen.reshape(-1, *(1,) * (x.exponent.ndim - 1))
     return Operand(jnp.where(chosen, x.significand, 0), jnp.where(chosen, x.exponent, ZERO_EXPONENT))
 
 
@@ -359,9 +420,9 @@ def _scan(step: Callable, start: Limbs, products: Any) -> Limbs:
     indexing along K into the loop over D, which then no longer vectorises.
     """
 
-    def body(state: tuple, following: Any) -> tuple[tuple, None]:
+    def body(state: tuple, following: Array) -> tuple[tuple, None]:
         running, current = state
-        return (step(running, current), following), None
+        return (step(running, current), one(following)), None
 
     steps = jax.tree.leaves(products)[0].shape[0]
     one = lambda at: jax.tree.map(lambda v: v[at], products)  # noqa: E731
@@ -369,19 +430,19 @@ def _scan(step: Callable, start: Limbs, products: Any) -> Limbs:
         for at in range(steps):
             start = step(start, one(at))
         return start
-    following = jax.tree.map(lambda v: jnp.roll(v, -1, axis=0), products)
-    return lax.scan(body, (start, one(0)), following)[0][0]
+    return lax.scan(body, (start, one(0)), jnp.arange(1, steps + 1) % steps)[0][0]
 
 
 def _run_integer(signature: Signature, a: Array, b: Array, c: Array) -> Array:
     """Exact sums in s32, wrapped, or clamped once an instruction."""
     x, y = integer.values(signature.a, a), integer.values(signature.b, b)
+    lowest = integer.lowest(signature.a), integer.lowest(signature.b)
     total = c.astype(jnp.int32)
     if signature.bit_op == "xor":
         return (total + integer.xor_popcount(x, y)).astype(jnp.uint32)
     if not signature.clamp:
-        return (total + integer.dot(x, y)).astype(jnp.uint32)
+        return (total + integer.dot(x, y, lowest)).astype(jnp.uint32)
     x = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, signature.k), -2, 0)
     y = jnp.moveaxis(y.reshape(*y.shape[:-2], -1, signature.k, y.shape[-1]), -3, 0)
-    step = lambda t, xy: (integer.clamping_add(t, integer.dot(*xy)), None)  # noqa: E731
+    step = lambda t, xy: (integer.clamping_add(t, integer.dot(xy[0], xy[1], lowest)), None)  # noqa: E731
     return lax.scan(step, total, (x, y))[0].astype(jnp.uint32)
