@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tcemu
 from tcemu import formats
-from tcemu.arithmetic import fma
+from tcemu.arithmetic import fma, integer
 from tcemu.arithmetic.program import Model, Signature, run
 
 SPELLINGS = [
@@ -60,6 +60,10 @@ def compare(spelling, outputs, seed=0):
         if int(d[t, i, j]) != want:
             wrong.append(f"{(t, i, j)}: {int(d[t, i, j]):#x}, the reference says {want:#x}")
     return wrong, d.size
+
+
+FLOATING = [s for s in SPELLINGS if ".f64." not in s and ".s32." not in s]
+FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -153,11 +157,12 @@ def test_traced_numbers_give_the_bits_of_static_ones(pair):
         np.testing.assert_array_equal(got, by_model(model, *pair, formats.F32, a, b, c))
 
 
-def test_a_model_with_arrays_passes_through_vmap():
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=FULL)])
+def test_a_model_with_arrays_passes_through_vmap(stride):
     a, b, c = drawn_pair("f16", "f16", "f32", 45, np.random.default_rng(6))
     models = Model(formats.F32, 16, jnp.arange(8, 31))
     swept = jax.vmap(lambda model: by_model(model, "f16", "f16", formats.F32, a, b, c))(models)
-    for bits, got in list(zip(range(8, 31), np.asarray(swept), strict=True))[::7]:
+    for bits, got in list(zip(range(8, 31), np.asarray(swept), strict=True))[::stride]:
         np.testing.assert_array_equal(got, by_model(Model(formats.F32, 16, bits), "f16", "f16", formats.F32, a, b, c))
 
 
@@ -211,9 +216,10 @@ def test_fma_on_any_bits(data, name, mode):
     fma_agrees(name, mode, *(data.draw(operands.arrays_of(name, (32,))) for _ in range(3)))
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.data(), st.sampled_from([s for s in SPELLINGS[:10:2] if ".f64." not in s and ".s32." not in s]))
-def test_dot_on_any_bits(data, spelling):
+@pytest.mark.parametrize("spelling", [s if at % 6 == 0 else pytest.param(s, marks=FULL) for at, s in enumerate(FLOATING)])
+@settings(max_examples=10, deadline=None)
+@given(st.data())
+def test_dot_on_any_bits(spelling, data):
     op = tcemu.parse("mma.sync.aligned." + spelling)
     a = data.draw(operands.arrays_of(op.a.name, (op.m, op.k)))
     b = data.draw(operands.arrays_of(op.b.name, (op.k, op.n)))
@@ -222,6 +228,17 @@ def test_dot_on_any_bits(data, spelling):
     for i, j in ((0, 0), (3, 5), (7, 7)):
         want = reference.dot(op.d.name, op.a.name, op.b.name, op.c.name, a[i].tolist(), b[:, j].tolist(), int(c[i, j]), k=op.k)
         assert int(d[i, j]) == want
+
+
+@pytest.mark.parametrize("signs", [(True, True), (True, False), (False, True), (False, False)])
+def test_the_dot_of_bytes_is_that_of_floats(signs):
+    """What a GPU runs in place of the other; every pair of byte values meets."""
+    low = tuple(-128 if signed else 0 for signed in signs)
+    a, b = (np.float32(np.arange(256) + least) for least in low)
+    a, b = jnp.stack([a, a[::-1]], 1), jnp.stack([b, b], 0).at[1].add(1).clip(low[1], low[1] + 255)
+    got = integer._by_bytes(low, a, b)
+    np.testing.assert_array_equal(got, integer._by_floats(a, b))
+    np.testing.assert_array_equal(got, np.asarray(a).astype(np.int64) @ np.asarray(b).astype(np.int64))
 
 
 # ---- what a model refuses

@@ -2,10 +2,12 @@
 
 import golden
 import jax
+import jax.numpy as jnp
 import pytest
 import replay
 import test_kernel
 
+import tcemu
 from tcemu.arithmetic import program
 
 
@@ -57,3 +59,17 @@ def test_scales_for_one_and_codes_for_many():
         operands = a, b, c, (scale_a, scale_b[0])
         got = program._by_kernel(program.kernel_plan(model, signature), signature, *operands)
         assert (got == program._walk_all(model, signature, *operands)).all()
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize(
+    "spelling", ["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"]
+)
+def test_gemm_runs_as_the_kernel(spelling):
+    """Not as the walk, whose bits are the same."""
+    op = tcemu.parse(spelling)
+    with jax.default_device(gpus()[0]):
+        a, b = jnp.zeros((64, 128), jnp.float16), jnp.zeros((128, 64), jnp.float16)
+        compiled = jax.jit(lambda a, b: tcemu.gemm(a, b, op=op, target="sm_90a")).lower(a, b).compile().as_text()
+    assert "__gpu$xla.gpu.triton" in compiled

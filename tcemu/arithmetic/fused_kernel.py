@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tcemu import bits
-from tcemu.arithmetic.dot_add import SPECIAL_EXPONENT, Scale, add_accumulator, decode_accumulator
-from tcemu.arithmetic.tile_kernel import ABSENT, SIGN, Loads, is_special, ptx, tiles
+from tcemu.arithmetic.dot_add import SPECIAL_EXPONENT, Scale
+from tcemu.arithmetic.tile_kernel import ABSENT, SIGN, Loads, end_in_integers, is_special, own_exponent, ptx, tiles
 from tcemu.formats import F32, Format, decode
 
 INFINITE, NOT_A_NUMBER = 1, 2  # words of Inf and NaN: subnormals, below every unit
@@ -202,15 +202,9 @@ def _cut(plan: FusedPlan, x: Array, y: Array, unit: Array) -> Array:
 def finish(plan: FusedPlan, totals: list[Array], c: Array, exponent: Array) -> Array:
     """The step's result, f32 bits: the sums of the cut products, and the accumulator c, if that is finite; else c."""
     if not plan.assembly:
-        never = jnp.zeros(exponent.shape, jnp.int32)
-        signed = [(total < 0, (jnp.abs(total).astype(jnp.uint32), never.astype(jnp.uint32))) for total in totals]
+        signed = [(total < 0, (jnp.abs(total).astype(jnp.uint32), jnp.zeros(c.shape, jnp.uint32))) for total in totals]
         negative, magnitude = signed[0] if len(signed) == 1 else bits.add_signed(*signed[0], *signed[1])
-        number = decode_accumulator(F32, (lax.bitcast_convert_type(c, jnp.uint32),))
-        (code,) = add_accumulator(
-            negative, magnitude, exponent, never, number, result=F32, rounding="RZ", fraction_bits=plan.fraction_bits,
-            result_bits=F32.mantissa_bits - plan.lost,
-        )  # fmt: skip
-        return jnp.where(is_special(c), c, lax.bitcast_convert_type(code, jnp.int32))
+        return end_in_integers(plan, negative, magnitude, exponent, c)
     return ptx((_end_wide if plan.wide else _end_narrow)(plan), c, exponent, *totals)
 
 
@@ -289,10 +283,9 @@ def _part(plan: FusedPlan, part: int) -> Array:
 
 def _exponent(plan: FusedPlan, c: Array) -> Array:
     """The accumulator's exponent and the floor, whichever is larger. `_end_narrow` needs none that is less than the products'."""
-    field = (c >> 23) & 0xFF
     if plan.wide or not plan.assembly:
-        return jnp.maximum(jnp.where((c & ~SIGN) == 0, ABSENT, jnp.maximum(field, 1) - F32.bias), plan.floor)
-    return jnp.maximum(field - F32.bias, plan.least - 1)
+        return jnp.maximum(own_exponent(c), plan.floor)
+    return jnp.maximum(((c >> 23) & 0xFF) - F32.bias, plan.least - 1)
 
 
 def _careful(plan: FusedPlan, row: Loads, column: Loads, c: Array, d: Array) -> Array:

@@ -7,12 +7,12 @@ f64 whose unit, 2^-1074, is the step's: a multiplication rounded toward zero the
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from tcemu.arithmetic.dot_add import SPECIAL_EXPONENT, Scale, add_accumulator, add_wide, decode_accumulator, power_of_two
+from tcemu.arithmetic.dot_add import SPECIAL_EXPONENT, Scale, add_wide, power_of_two
 from tcemu.arithmetic.fused_kernel import F64_WORD, UPPER_END
 from tcemu.arithmetic.grouped import unit, values
-from tcemu.arithmetic.tile_kernel import ABSENT, SIGN, Loads, is_special, ptx, tiles
+from tcemu.arithmetic.tile_kernel import ABSENT, Loads, end_in_integers, own_exponent, ptx, tiles
 from tcemu.formats import F32, Format
 
 DOWN = 700  # binades from an aligned value to the subnormals, in one exact and one cutting multiplication
@@ -96,9 +96,7 @@ def step(plan: GroupedPlan, row: Loads, column: Loads, c: Array, special: Array)
     best, sums, exponents = jnp.full(c.shape, ABSENT, jnp.int32), [], []
     for group in range(plan.groups):
         best = _add_max(plan, best, row(1, group), column(1, group), row(2, group), column(2, group))
-    field = (c >> 23) & 0xFF
-    own = jnp.where((c & ~SIGN) == 0, ABSENT, jnp.maximum(field, 1) - F32.bias)
-    greatest = jnp.maximum(jnp.maximum(best, own), plan.floor)
+    greatest = jnp.maximum(jnp.maximum(best, own_exponent(c)), plan.floor)
     for group in range(plan.groups):
         words = [(row(0, at), column(0, at)) for at in range(group * plan.summed // 4, (group + 1) * plan.summed // 4)]
         sums.append(_dot(plan, words, row(1, group), column(1, group)))
@@ -130,12 +128,7 @@ def _finish(plan: GroupedPlan, sums: list[Array], exponents: list[Array], c: Arr
     last = plan.fraction_bits + plan.unit
     if not plan.assembly:
         aligned = [t.astype(jnp.float32) * power_of_two(e - greatest + last) for t, e in zip(sums, exponents, strict=True)]
-        number = decode_accumulator(F32, (lax.bitcast_convert_type(c, jnp.uint32),))
-        (code,) = add_accumulator(
-            *add_wide(aligned), greatest, jnp.zeros(c.shape, jnp.int32), number, result=F32, rounding="RZ",
-            fraction_bits=plan.fraction_bits, result_bits=F32.mantissa_bits - plan.lost,
-        )  # fmt: skip
-        return jnp.where(is_special(c), c, lax.bitcast_convert_type(code, jnp.int32))
+        return end_in_integers(plan, *add_wide(aligned), greatest, c)
     subnormal = 1074  # the unit of an f64 subnormal is 2^-1074
     up, down = ("0d" + f"{(F64_WORD.bias + sign * DOWN) << 52:016X}" for sign in (1, -1))
     text = ".reg .f64 u, t, w; .reg .b32 b, h, s, z; .reg .f32 d; .reg .pred p; mov.u32 z, 0;"

@@ -201,9 +201,8 @@ def kernel_plan(model: Model, signature: Signature, *, assembly: bool = True) ->
 def _by_kernel(plan: FusedPlan | GroupedPlan, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
     if scales is None or signature.scale is None:
         return product(plan, a, b, c)
-    found = tuple(scale(signature.scale, codes) for codes in scales)
-    spread = lambda v, s, axis: jax.tree.map(lambda s: jnp.repeat(s, v.shape[axis] // s.shape[axis], axis=axis), s)  # noqa: E731
-    return product(plan, a, b, c, (spread(a, found[0], -1), spread(b, found[1], -2)))
+    (a, a_scales), (b, b_scales) = (_spread(signature.scale, v, s, at) for v, s, at in ((a, scales[0], -1), (b, scales[1], -2)))
+    return product(plan, a, b, c, (a_scales, b_scales))
 
 
 def _walk_all(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
@@ -214,8 +213,7 @@ def _walk_all(model: Model, signature: Signature, a: Array, b: Array, c: Array, 
         assert signature.scale is not None
         rank = max(map(jnp.ndim, (a, b, *scales)))  # one for all: the products, and groups of them, become a leading axis
         a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
-        a, a_scales = _spread(signature.scale, a, a_codes, -1)
-        b, b_scales = _spread(signature.scale, b, b_codes, -2)
+        (a, a_scales), (b, b_scales) = _spread(signature.scale, a, a_codes, -1), _spread(signature.scale, b, b_codes, -2)
     fused = model.fraction_bits is not None and model.summed is None
     if fused:
         products = _fused_steps(model, signature, a, b, a_scales, b_scales)
@@ -240,8 +238,9 @@ def _walk_all(model: Model, signature: Signature, a: Array, b: Array, c: Array, 
     return in_blocks(whole, c, *products) if fused else whole(c, *products)
 
 
-def _spread(fmt: Format, codes: Array, scales: Array, axis: int) -> tuple[Array, Scale]:
+def _spread(fmt: Format, codes: Array, scales: ArrayLike, axis: int) -> tuple[Array, Scale]:
     """Codes [..., M, K] (axis -1) or [..., K, N] (axis -2) with the scales' batch axes, and a scale for each of them."""
+    scales = jnp.asarray(scales)
     batch = jnp.broadcast_shapes(codes.shape[:-2], scales.shape[:-2])
     codes, scales = (jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (codes, scales))
     return codes, jax.tree.map(lambda v: jnp.repeat(v, codes.shape[axis] // scales.shape[axis], axis=axis), scale(fmt, scales))

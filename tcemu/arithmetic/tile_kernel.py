@@ -17,7 +17,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 
-from tcemu.arithmetic.dot_add import Scale
+from tcemu.arithmetic.dot_add import Scale, add_accumulator, decode_accumulator
+from tcemu.bits import Limbs
 from tcemu.formats import F32
 
 _TRITON = "jax.experimental.pallas.triton"  # JAX 0.11 announces that this backend will go: every device then walks as a CPU does
@@ -33,6 +34,13 @@ class Plan(Protocol):
 
     @property
     def assembly(self) -> bool: ...
+    @property
+    def fraction_bits(self) -> int: ...
+    @property
+    def lost(self) -> int:
+        """Fraction bits of f32 that a step's result gives up."""
+        ...
+
     @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of D that a block of threads computes, powers of two; less where D is smaller."""
@@ -74,6 +82,21 @@ def ptx(text: str, *operands: Array) -> Array:
 def is_special(c: Array) -> Array:
     """Inf or NaN, by the bits of an f32."""
     return ((c >> 23) & 0xFF) == 0xFF
+
+
+def own_exponent(c: Array) -> Array:
+    """The exponent that an accumulator, f32 bits, brings to the alignment."""
+    return jnp.where((c & ~SIGN) == 0, ABSENT, jnp.maximum((c >> 23) & 0xFF, 1) - F32.bias)
+
+
+def end_in_integers(plan: Plan, negative: Array, magnitude: Limbs, exponent: Array, c: Array) -> Array:
+    """What the PTX does at the end of a step: the products' sum, in units, and the accumulator c to f32 bits; c, if Inf or NaN, stays."""
+    number = decode_accumulator(F32, (lax.bitcast_convert_type(c, jnp.uint32),))
+    (code,) = add_accumulator(
+        negative, magnitude, exponent, jnp.zeros(c.shape, jnp.int32), number, result=F32, rounding="RZ",
+        fraction_bits=plan.fraction_bits, result_bits=F32.mantissa_bits - plan.lost,
+    )  # fmt: skip
+    return jnp.where(is_special(c), c, lax.bitcast_convert_type(code, jnp.int32))
 
 
 def tiles(v: Array, lines: int, width: int) -> Array:
