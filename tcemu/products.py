@@ -82,14 +82,20 @@ class How:
     axis_name: str | None
 
     def bits(self, given: Operands) -> Array:
-        return lax.bitcast_convert_type(_product(self, given), self.dtype)
+        forward = given._replace(recipe=given.recipe.replace(backward="exact"))  # one program, whatever the gradients
+        return lax.bitcast_convert_type(_product(self, forward), self.dtype)
 
     def smooth(self, given: Operands) -> Array:
-        x, y = _multiplied(self, given, raw=given.recipe.backward == "straight_through")
-        total = jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
-        if self.axis_name is not None:
-            total = lax.psum(total, self.axis_name)
-        return total if given.bias is None else total + given.bias.astype(jnp.float32)
+        return _smooth(self, given)
+
+
+@partial(jax.jit, static_argnums=0)
+def _smooth(how: How, given: Operands) -> Array:
+    x, y = _multiplied(how, given, raw=given.recipe.backward == "straight_through")
+    total = jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
+    if how.axis_name is not None:
+        total = lax.psum(total, how.axis_name)
+    return total if given.bias is None else total + given.bias.astype(jnp.float32)
 
 
 @partial(jax.jit, static_argnums=0)
