@@ -10,6 +10,7 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import sampled
 
 import tcemu
 from tcemu import formats
@@ -63,7 +64,6 @@ def compare(spelling, outputs, seed=0):
 
 
 FLOATING = [s for s in SPELLINGS if ".f64." not in s and ".s32." not in s]
-FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -141,7 +141,7 @@ def settings_agree(pair, terms, fraction_bits, floor, results, count):
         assert (got != want).sum() == 0, f"{(got != want).sum()} mismatches of {len(want)} in {name} {rounding}"
 
 
-@pytest.mark.parametrize("pair", [("f16", "f16"), ("bf16", "bf16"), ("e4m3", "e4m3")], ids="-".join)
+@pytest.mark.parametrize("pair", sampled([("f16", "f16"), ("bf16", "bf16"), ("e4m3", "e4m3")], 3, "-".join))
 def test_traced_numbers_give_the_bits_of_static_ones(pair):
     """fraction_bits, floor, terms, rounding and result_bits swept by vmap in one program, on the wide path, against the narrow one."""
     a, b, c = drawn_pair(*pair, "f32", 90, np.random.default_rng(5))
@@ -157,7 +157,7 @@ def test_traced_numbers_give_the_bits_of_static_ones(pair):
         np.testing.assert_array_equal(got, by_model(model, *pair, formats.F32, a, b, c))
 
 
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=FULL)])
+@pytest.mark.parametrize("stride", sampled((7, 1), (7,)))
 def test_a_model_with_arrays_passes_through_vmap(stride):
     a, b, c = drawn_pair("f16", "f16", "f32", 45, np.random.default_rng(6))
     models = Model(formats.F32, 16, jnp.arange(8, 31))
@@ -216,7 +216,7 @@ def test_fma_on_any_bits(data, name, mode):
     fma_agrees(name, mode, *(data.draw(operands.arrays_of(name, (32,))) for _ in range(3)))
 
 
-@pytest.mark.parametrize("spelling", [s if at % 6 == 0 else pytest.param(s, marks=FULL) for at, s in enumerate(FLOATING)])
+@pytest.mark.parametrize("spelling", sampled(FLOATING, 6))
 @settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_dot_on_any_bits(spelling, data):

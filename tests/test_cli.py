@@ -7,6 +7,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
+from sampling import sampled
 
 from tcemu.cli import main
 from tcemu.commands import gemm as command
@@ -117,7 +118,7 @@ def test_words_that_are_no_command(words, capsys):
     assert "usage: tcemu" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", sampled(OPS, 2))
 def test_a_product_from_files_to_a_file(op, folder, capsys):
     assert main(["gemm", "A.npy", "B.npy", "-c", "C.npy", "--op", op, "--target", "sm_90a", "-o", "D"]) == 0
     out, error = capsys.readouterr()

@@ -64,9 +64,9 @@ def wgmma(
     metadata = _metadata(op, sp_meta, sp_sel, checked)
     b_words = _descriptor(op, "b", form, b_desc, shared, checked)
     a_words = register_words(op, "a", a) if a is not None else _descriptor(op, "a", form, a_desc, shared, checked)
-    assert op.a and op.b
-    signs = np.array([1 << (fmt.bits - 1) if scale == -1 else 0 for fmt, scale in ((op.a, imm_scale_a), (op.b, imm_scale_b))], np.uint32)
-    return _wgmma(op, form, model, d, a_words, b_words, shared, signs, _scale_d(op, scale_d), metadata)
+    assert op.a
+    sign = np.uint32(1 << (op.a.bits - 1) if imm_scale_a != imm_scale_b else 0)  # of the product: two negations cancel
+    return _wgmma(op, form, model, d, a_words, b_words, shared, sign, _scale_d(op, scale_d), metadata)
 
 
 def uniform_descriptor(registers: ArrayLike, *, checked: bool = False) -> Array:
@@ -188,12 +188,14 @@ def _wgmma(
     a: Array,
     b: Array,
     shared: Array,
-    signs: Array,
+    sign: Array,
     scale_d: Array | None,
     metadata: Array | None,
 ) -> Array:
-    """a: registers or a descriptor's words, as `form` says; b: a descriptor's words. signs: uint32[2], the bits of A and B to flip.
+    """a: registers or a descriptor's words, as `form` says; b: a descriptor's words. sign: uint32, the bit of A to flip.
 
+    B's negation stands in A's sign: silicon negates what metadata has gathered from B, and a field that PTX does not define gathers halves of
+    tf32 elements, whose signs are not where B's were (measured on an NVIDIA H200).
     metadata: 4-bit fields [..., 64, chunks].
     """
 
@@ -202,7 +204,7 @@ def _wgmma(
         return read(shared, operand_addresses(op, name, major, words), getattr(op, name), major)
 
     x, y = unpack_matrix(op, "a", a) if form.a_registers else from_memory("a", a), from_memory("b", b).swapaxes(-1, -2)
-    x, y = (codes ^ signs[at].astype(codes.dtype) for at, codes in enumerate((x, y)))
+    x = x ^ sign.astype(x.dtype)
     c = unpack_matrix(op, "d", d)
     if scale_d is not None:
         c = jnp.where(scale_d[..., None, None], c, jnp.zeros((), c.dtype))  # +0, which adds nothing to a sum that is never -0
