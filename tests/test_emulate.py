@@ -15,6 +15,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas
+from sampling import sampled
 
 import tcemu
 
@@ -117,32 +118,41 @@ COUNTS = {in_jit: 3, in_scan: 2, in_while: 2, in_fori_loop: 1, in_cond: 3, in_ch
 COUNTS |= {in_gradient: 2, in_vmap: 1, in_all: 1}  # in_gradient: the forward one, whose result is not used, is traced too
 
 
-def everything(f, case):
-    """A function's value, its batch of values, and its derivatives, in one program."""
+def everything(f, case, batched):
+    """A function's value and its derivatives, and those of a batch, in one program."""
 
     def run(x, w):
-        found = [f(x, w), jax.vmap(f, (0, None))(jnp.stack([x, w, x + 1]), w)]
-        if case not in REVERSE_ONLY:
+        found = [jax.vmap(f, (0, None))(jnp.stack([x, w, x + 1]), w)] if batched else [f(x, w)]
+        if case not in REVERSE_ONLY and (batched or case in FORWARD_ONLY):
             found.append(jax.jvp(f, (x, w), (w, x)))
         if case not in FORWARD_ONLY:
             gradient = jax.grad(lambda x, w: (f(x, w) ** 2).sum(), (0, 1))
-            found += [gradient(x, w), jax.vmap(gradient, (None, 0))(x, jnp.stack([w, w + 1]))]
+            found.append(jax.vmap(gradient, (None, 0))(x, jnp.stack([w, w + 1])) if batched else gradient(x, w))
         return found
 
     return jax.jit(run)
 
 
+@pytest.mark.parametrize("batched", sampled((False, True), (False,)))
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_the_function_with_another_product_is_the_function_written_with_it(case):
+def test_the_function_with_another_product_is_the_function_written_with_it(case, batched):
     fn = lambda x, w: case(plain, x, w)  # noqa: E731
     by_hand = lambda x, w: case(written, x, w)  # noqa: E731
     emulated = tcemu.emulate(fn, [("*", tripled)])
-    jax.tree.map(np.testing.assert_array_equal, everything(emulated, case)(X, W), everything(by_hand, case)(X, W))
-    eagerly = emulated(X, W)
-    np.testing.assert_allclose(eagerly, by_hand(X, W), rtol=1e-6, atol=1e-6)  # XLA fuses, and rounds, otherwise there
-    assert jnp.abs(eagerly - fn(X, W)).max() > 1e-2
-    report = emulated.report(X, W)
-    assert len(report.replaced) == len(report) == COUNTS[case]
+    found, wanted = everything(emulated, case, batched)(X, W), everything(by_hand, case, batched)(X, W)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    if not batched:
+        assert jnp.abs(found[0] - fn(X, W)).max() > 1e-2
+        report = emulated.report(X, W)
+        assert len(report.replaced) == len(report) == COUNTS[case]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_primitive_by_primitive_it_is_near_the_function_written_with_it(case):
+    """XLA fuses, and rounds, otherwise there."""
+    emulated = tcemu.emulate(lambda x, w: case(plain, x, w), [("*", tripled)])
+    np.testing.assert_allclose(emulated(X, W), case(written, X, W), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -328,6 +338,7 @@ def test_arguments_that_are_no_arrays_and_results_that_are_none():
         found(X, how="word")  # as jit of fn does
 
 
+@pytest.mark.full
 def test_random_keys_and_constants_go_through():
     def fn(key, x):
         noise, table = jax.random.normal(key, (4, 4)), np.arange(16, dtype=np.float32).reshape(4, 4)

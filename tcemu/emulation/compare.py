@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from tcemu.emulation.rewriting import Rewriter, Scope
 from tcemu.formats import ARRAY_FORMATS, Format
 from tcemu.products import DotGeneral
 from tcemu.recipes import Recipe
-from tcemu.scaling import Quantized, dequantized, own_keys, quantize
+from tcemu.scaling import Quantized, Quantizer, dequantized, own_keys, quantize
 from tcemu.study.accuracy import Reference, Tally
 from tcemu.study.exact import decimal
 from tcemu.study.explain import explain
@@ -272,9 +273,15 @@ def _quantized(recipe: Recipe, key: Any, a: np.ndarray, b: np.ndarray) -> tuple[
     op, keys, found = recipe.op, own_keys(key), []
     assert op.a is not None and op.b is not None
     for fmt, quantizer, x, own in ((op.a, recipe.a, a, keys[0]), (op.b, recipe.b, b.swapaxes(-1, -2), keys[1])):
-        q = quantize(fmt, quantizer, jax.numpy.asarray(x, np.float32), None, own, stype=op.stype, unit_block=recipe.unit_block)
-        found.append((q, np.asarray(dequantized(fmt, q, quantizer, op.stype, recipe.unit_block), np.float64), fmt))
+        q, values = _operand(fmt, quantizer, op.stype, recipe.unit_block, np.asarray(x, np.float32), own)
+        found.append((q, np.asarray(values, np.float64), fmt))
     return found[0], found[1]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _operand(fmt: Format, quantizer: Quantizer, stype: Format | None, unit_block: int, x: Array, key: Any) -> tuple[Quantized, Array]:
+    q = quantize(fmt, quantizer, x, None, key, stype=stype, unit_block=unit_block)
+    return q, dequantized(fmt, q, quantizer, stype, unit_block)
 
 
 def _add(
