@@ -46,8 +46,9 @@ def matmul(
     dtype: of the result, whose values are rounded to `recipe.out` and then to it.
     axis_name: under `jax.shard_map`, the mesh axis along which K is cut: the devices' parts of K, in the order of the axis, are added as
     `recipe.reduction` says. Scales that span K are then found over all devices.
-    Gradients flow to a, b, bias and the scales, as `recipe.backward` says; forward mode too unless it is a Recipe. That of a scale is the
-    derivative of scale * round(x / scale), the rounding counted as identity, and no step where it saturates (LSQ, arXiv 1902.08153).
+    Gradients flow to a, b, bias and the scales, as `recipe.backward` says. Forward mode wants "exact" or "straight_through" there; with a
+    Recipe, which is of the products of reverse mode, JAX raises TypeError. The gradient of a scale is that of scale * round(x / scale), the
+    rounding counted as identity, and no step where it saturates (LSQ, arXiv 1902.08153).
     Raises TypeError or ValueError for arrays of another kind or shape, or where a key is missing.
     """
     _check_recipe(recipe, key)
