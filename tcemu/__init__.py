@@ -1,5 +1,7 @@
 """NVIDIA's tensor-core instructions, bit for bit, as pure JAX functions over thousands of simulated warps."""
 
+from tcemu import fuzz as fuzz
+from tcemu import silicon as silicon
 from tcemu.arithmetic.program import Model as Model
 from tcemu.catalog import check as check
 from tcemu.catalog import instructions as instructions

@@ -7,9 +7,11 @@ from tcemu.commands import CommandError
 from tcemu.commands.catalog import add_check, add_list, add_show
 from tcemu.commands.demo import add_demo
 from tcemu.commands.explain import add_explain
+from tcemu.commands.fuzz import add_fuzz, add_infer
 from tcemu.commands.gemm import add_gemm
+from tcemu.commands.verify import add_record, add_verify
 
-COMMANDS = (add_demo, add_gemm, add_explain, add_check, add_list, add_show)
+COMMANDS = (add_demo, add_gemm, add_explain, add_fuzz, add_infer, add_verify, add_record, add_check, add_list, add_show)
 
 
 def main(argv: list[str] | None = None) -> int:

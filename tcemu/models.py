@@ -78,8 +78,9 @@ FP8_AS_F16 = Model(F32, 16, 25, -133, "RZ", multiplicand=F16, groups=2, chain="k
 FP8_AS_F16_F16 = Model(F16, 16, 25, -21, "RN", multiplicand=F16, groups=2, chain="k")
 # ptxas before 12.8: the two steps apart, their results added, and the sum added to C
 FP8_AS_F16_APART = Model(F32, 16, 25, -133, "RZ", multiplicand=F16, groups=2, chain=16, together=True)
-# f16 m8n8k4 after sm_75: f32 multiply-adds, one chain of four for an f32 result, two of two for f16
-M8N8K4_F32, M8N8K4_F16 = Model(F32, 1, None, rounding="RN", chain="k"), Model(F32, 1, None, rounding="RN", chain=2)
+# f16 m8n8k4 after sm_75: f32 multiply-adds, one chain of four from +0 on for an f32 result, two of two for f16
+M8N8K4_F32 = Model(F32, 1, None, rounding="RN", chain="k", from_zero=True)
+M8N8K4_F16 = Model(F32, 1, None, rounding="RN", chain=2)
 
 FP8, F8F6F4 = (E4M3, E5M2), (E4M3, E5M2, E3M2, E2M3, E2M1)
 INTEGERS = (S8, U8, S4, U4, B1)

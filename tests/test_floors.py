@@ -25,7 +25,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "instructions rows diagnosis grammar catalog",
     "memory shared_memory",
     "quantize gemm scaling accumulation recipes products",
-    "study emulation viz",
+    "study emulation silicon fuzz viz",
     "commands cli",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}

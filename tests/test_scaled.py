@@ -56,6 +56,7 @@ def draw(op, tiles, rng):
         near = field << 23 | rng.integers(0, 1 << 23, (op.m, op.n), np.uint32) | rng.integers(0, 2, (op.m, op.n), np.uint32) << 31
         c = np.where(rng.random((op.m, op.n)) < 0.2, operands.codes("f32", kind, (op.m, op.n), rng), near)
         c = np.where(rng.random((op.m, op.n)) < 0.1, 0, c).astype(np.uint32)
+        a[0], c[0, ::2] = 0, 0  # a row whose results are C, or zero
         parts.append((a, b.T, c, x, y))
     fields = np.full((tiles, *op.matrix("e")), 0, np.uint8) if op.sparse else None
     if op.sparse:

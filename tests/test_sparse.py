@@ -81,6 +81,22 @@ def test_tf32_fields_outside_the_defined_ones_put_halves_together():
     assert total == 8192 and wrong == 0
 
 
+def test_tf32_signs_turn_after_the_halves_are_put_together():
+    """Words that an NVIDIA H200 gave for wgmma with every pair of imm-scale-a and imm-scale-b; the file is described beside it."""
+    with np.load(golden.TESTS / "golden" / "tf32_negation.npz") as file:
+        words = {name: file[name] for name in file.files}
+    wrong = total = 0
+    for i, (scale_a, scale_b) in enumerate(words["imm_scales"].tolist()):
+        one = {name.removeprefix(f"{i:04d}_"): x for name, x in words.items() if name.startswith(f"{i:04d}_")}
+        a = {name: one[name] for name in ("a", "a_desc") if name in one}
+        d = tcemu.wgmma(
+            str(words["ptx"]), one["d_in"], one["b_desc"], one["shared"], sp_meta=one["sp_meta"], sp_sel=int(words["sp_sel"][i]),
+            scale_d=one["scale_d"], imm_scale_a=scale_a, imm_scale_b=scale_b, target="sm_90a", **a,
+        )  # fmt: skip
+        wrong, total = wrong + int((np.asarray(d) != one["d_out"]).sum()), total + one["d_out"].size
+    assert total == 4096 and wrong == 0
+
+
 def test_the_defined_fields():
     assert sparsity.defined_fields(4, ordered=True) == sparsity.defined_fields(8, ordered=True) == (4, 8, 9, 12, 13, 14)
     assert set(sparsity.defined_fields(4, ordered=False)) == {4, 8, 9, 12, 13, 14} | {1, 2, 6, 3, 7, 11}

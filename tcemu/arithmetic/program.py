@@ -52,6 +52,7 @@ class Model:
     chain: int | str | None = None  # products in a chain; "k": those of one instruction
     together: bool = False  # the chains of one instruction are added to each other, and their sum to C
     summed: int | None = None  # products that are first added exactly, then scaled and aligned as one term (block scaling of 4-bit types)
+    from_zero: bool = False  # an exact chain starts from +0, so that products that are all -0 sum to +0; else from its first product
 
     def __post_init__(self) -> None:
         def refuse(field: str, wanted: str) -> None:
@@ -73,6 +74,8 @@ class Model:
             refuse("chain", 'a number of products, "k" for those of one instruction, or None')
         if self.together and (self.chain is None or not isinstance(self.chain, int | str)):
             refuse("together", "False where there is no chain")
+        if self.from_zero and (self.chain is None or self.fraction_bits is not None):
+            refuse("from_zero", "False where there is no chain of exact steps; no other has a zero of its own")
         if self.summed is not None and (self.summed < 1 or (isinstance(self.terms, int) and self.terms % self.summed)):
             refuse("summed", f"None or a divisor of terms={self.terms}")
         if self.summed is not None and (self.fraction_bits is None or self.multiplicand is not None or self.groups != 1):
@@ -354,11 +357,12 @@ def _walk_exact(model: Model, signature: Signature, c: Array, a: Array, b: Array
     """Fused multiply-adds along K, in the format of A, B and the result alike; shapes as in `_walk_fused`."""
     fmt = model.result
     x, y, start = (code_limbs(fmt, v) for v in (a, b, c))
-    minus_zero = code_limbs(fmt, jnp.asarray([0, 1 << 31] if fmt.words == 2 else 1 << (fmt.bits - 1), fmt.dtype))  # adds nothing at all
+    high = 0 if model.from_zero else 1 << (min(fmt.bits, 32) - 1)  # -0 adds nothing at all
+    nothing = code_limbs(fmt, jnp.asarray([0, high] if fmt.words == 2 else high, fmt.dtype))
 
     def step(accumulator: Limbs | None, products: tuple[Limbs, Limbs]) -> Limbs:
         rows, columns = tuple(v[..., :, None] for v in products[0]), tuple(v[..., None, :] for v in products[1])
-        return fma_limbs(rows, columns, accumulator or minus_zero, fmt, model.rounding)
+        return fma_limbs(rows, columns, accumulator or nothing, fmt, model.rounding)
 
     return limbs_code(fmt, _walk(step, model, signature.k, (x, y), start))
 

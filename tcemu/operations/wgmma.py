@@ -194,8 +194,8 @@ def _wgmma(
 ) -> Array:
     """a: registers or a descriptor's words, as `form` says; b: a descriptor's words. sign: uint32, the bit of A to flip.
 
-    B's negation stands in A's sign: silicon negates what metadata has gathered from B, and a field that PTX does not define gathers halves of
-    tf32 elements, whose signs are not where B's were (measured on an NVIDIA H200).
+    B's negation stands in A's sign: silicon negates what metadata has gathered from B, and a field that PTX does not define gathers halves
+    of tf32 elements, whose signs are not where B's were (tests/golden, tf32_negation).
     metadata: 4-bit fields [..., 64, chunks].
     """
 

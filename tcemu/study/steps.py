@@ -231,10 +231,11 @@ class Walk:
         return self.record("fused", terms, code, rounding, point=point, last=last, result_bits=bits, total=found)
 
     def fma(self, products: Sequence[Product], running: Running | None) -> int:
-        """One product and the running value, exact, rounded once (IEEE 754-2019, 5.4.1). Without a running value: the product alone."""
+        """One product and the running value, exact, rounded once (IEEE 754-2019, 5.4.1). Without one: the product alone, or with +0."""
         model, (one,) = self.model, products
         a, b = convert(one.a, self.signature.a, model.result), convert(one.b, self.signature.b, model.result)
-        before = encode(model.result, Fraction(0), negative_zero=True) if running is None else running[1]  # -0 adds nothing
+        nothing = encode(model.result, Fraction(0), negative_zero=not model.from_zero)  # -0 adds nothing at all
+        before = nothing if running is None else running[1]
         terms = [*([] if running is None else [self.carried(running)]), single(one)]
         signs, codes = [one.x.negative != one.y.negative, decode(model.result, before).negative], [b, before, a]
         return self.ieee("fma", terms, signs, codes, str(model.rounding))

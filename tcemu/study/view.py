@@ -42,7 +42,8 @@ def describe(model: Model, signature: Signature) -> str:
     if model.chain is not None:
         size = "of an instruction" if isinstance(model.chain, str) else f"of {model.chain} products"
         together = ", those of one instruction first to each other" if model.together else ""
-        parts.append(f"The steps {size} start from nothing; their outcome is added to C, RN{together}.")
+        start = "+0" if model.from_zero else "nothing"
+        parts.append(f"The steps {size} start from {start}; their outcome is added to C, RN{together}.")
     return " ".join(parts)
 
 

@@ -1,0 +1,57 @@
+"""How many cases does a differential run compare a second, end to end? `python benchmarks/fuzz.py`: generated, run by two models, compared.
+
+Each line is the best of several runs of many turns in one call, after the first, which compiles and stands apart, with each core of a
+CPU as a device, as `tcemu fuzz` has it. A run of two targets that are alike must find nothing.
+"""
+
+import time
+
+import jax
+from harness import arguments, describe_machine, finish
+
+import tcemu
+from tcemu.commands.fuzz import each_core_a_device
+from tcemu.fuzz import KINDS, side
+from tcemu.fuzz.generators import generate
+from tcemu.fuzz.loop import chunks
+
+OPS = {  # name -> spelling and two sides
+    "f16": ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_80", "sm_90a"),
+    "f16, alike": ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90a", "sm_120a"),
+    "e4m3": ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", "sm_89", "sm_90a"),
+    "s8": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "sm_80", "sm_90a"),
+}
+
+
+def main() -> int:
+    parser = arguments(__doc__, repeats=3)
+    parser.add_argument("--cases", type=int, default=32768, help="in one call")
+    args = parser.parse_args()
+    each_core_a_device()
+    machine = describe_machine()
+    print(f"{'':>12} {'coverage':>9} {'first call s':>13} {'cases/s':>10} {'generated alone/s':>18}")
+    lines, wrong = [], 0
+    for name, (spelling, left, right) in OPS.items():
+        op = tcemu.parse(spelling)
+        sides = side(op, left), side(op, right)
+        alone = []
+        for repeat in range(args.repeats + 1):
+            start = time.perf_counter()
+            jax.block_until_ready(generate(op, 0, repeat * args.cases, args.cases))
+            alone.append(time.perf_counter() - start)
+        for covering in (False, True):
+            chunk = chunks(op, *sides, KINDS, sides[0].model if covering else None, tuple(jax.devices()))
+            turns, seconds = max(1, args.cases // chunk.per_turn), []
+            for repeat in range(args.repeats + 1):
+                start = time.perf_counter()
+                found = chunk.run(0, repeat * chunk.per_turn * turns, chunk.per_turn * turns, turns)
+                seconds.append(time.perf_counter() - start)
+                wrong += found.wrong_outputs if "alike" in name or name == "s8" else 0
+            rate, made = found.cases / min(seconds[1:]), args.cases / min(alone[1:])
+            lines.append({"name": name, "coverage": covering, "first_call_s": seconds[0], "cases_per_s": rate, "generated_per_s": made})
+            print(f"{name:>12} {'yes' if covering else 'no':>9} {seconds[0]:>13.2f} {rate:>10.2e} {made:>18.2e}", flush=True)
+    return finish(args, machine, lines, wrong, "runs of targets that are alike")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,161 @@
+"""`tcemu fuzz` and `tcemu infer`: two sides compared on many cases, and the arithmetic of one found out."""
+
+import argparse
+import os
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tcemu.catalog import instructions, is_supported, targets
+from tcemu.commands import CommandError
+from tcemu.fuzz import KINDS, Run, infer, run
+from tcemu.fuzz.runs import FILE, header
+from tcemu.grammar import parse
+from tcemu.models import COMPUTING
+
+EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+SIDES = 'a target (sm_90a), one with changes (sm_90a:fraction_bits=24,terms=8), an older lowering (sm_90@12.6), or "reference:sm_90a"'
+
+
+def add_fuzz(subparsers) -> None:
+    """Adds the command to argparse's `subparsers`."""
+    parser = subparsers.add_parser(
+        "fuzz",
+        help="compare two targets on millions of cases",
+        description="Compares two sides on generated operands of one instruction, or of every one that both have of a family: counts what "
+        "differs, makes the first mismatch small and explains it, and says what the cases reached. Ctrl-C stops it; with --out the same "
+        "words, or --resume, go on where it stopped.",
+        epilog=f"example: tcemu fuzz {EXAMPLE} --left sm_80 --right sm_90a --cases 1e5",
+    )
+    parser.add_argument("op", metavar="OP", nargs="?", help=f"a PTX spelling, or a family: {', '.join(COMPUTING)}")
+    parser.add_argument("--left", help=SIDES)
+    parser.add_argument("--right", help="the same, or gpu")
+    parser.add_argument("--cases", type=number, help="instructions to compare, such as 1e6 (default: 1e5); of a family, all together")
+    parser.add_argument("--seed", type=int, help="of the operands (default: 0)")
+    parser.add_argument("--kind", action="append", metavar="KIND[=WEIGHT]", help=f"of {', '.join(kind.name for kind in KINDS)}")
+    parser.add_argument("--out", metavar="DIRECTORY", help="hold the run there, so that it can go on")
+    parser.add_argument("--resume", metavar="DIRECTORY", help="go on with the run that is held there")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.set_defaults(run=fuzz)
+
+
+def add_infer(subparsers) -> None:
+    """Adds the command to argparse's `subparsers`."""
+    parser = subparsers.add_parser(
+        "infer",
+        help="find the arithmetic of a black box",
+        description="Takes a target as a black box and finds by probes how it adds: terms of a step, fraction bits, order, rounding, "
+        "floor. Prints the model with its evidence, and compares it with the box.",
+        epilog=f"example: tcemu infer {EXAMPLE} --target sm_90a",
+    )
+    parser.add_argument("op", metavar="OP", help="a PTX spelling")
+    parser.add_argument("--target", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
+    parser.add_argument("--cases", type=number, default=512, help="on which the model is compared with the box (default: 512)")
+    parser.set_defaults(run=inferred)
+
+
+def number(text: str) -> int:
+    """A count, also as 1e6."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (0 <= value < 1 << 62 and value == int(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no count; write it as 1000000 or 1e6")
+    return int(text) if text.isdigit() else int(value)
+
+
+def fuzz(args: argparse.Namespace) -> int:
+    """Does what the words say; 1 if something differs. Raises CommandError."""
+    each_core_a_device()
+    report = None if args.quiet else lambda line: print(line, file=sys.stderr, flush=True)
+    try:
+        given = resumed(args) if args.resume else asked(args)
+        wrong = 0
+        for one in given:
+            found = run(**one, report=report)
+            print(found if len(given) == 1 else brief(found), flush=True)
+            wrong += found.wrong_cases
+            if found.stopped:
+                print(f"stopped; {'the same words go on' if one['out'] else 'nothing was held: give --out to be able to go on'}")
+                break
+    except (ValueError, TypeError) as error:
+        raise CommandError(str(error)) from error
+    return int(wrong > 0)
+
+
+def each_core_a_device() -> None:
+    """Of a CPU, so that the cases are shared among its cores; where JAX runs already, it stays as it is."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", cores)
+
+
+def asked(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The arguments of `run`, for each instruction."""
+    if not args.op or not args.left or not args.right:
+        raise CommandError("what is to be compared is missing: give OP, --left and --right, or --resume DIRECTORY")
+    ops = family(args.op, args.left, args.right) if args.op in COMPUTING else [parse(args.op)]
+    cases, names, weights = 100_000 if args.cases is None else args.cases, None, None
+    if args.kind:
+        parts = [text.partition("=") for text in args.kind]
+        names = [name for name, _, _ in parts]
+        known = {kind.name: kind.weight for kind in KINDS}
+        weights = [int(weight) if weight.isdigit() else known.get(name, 1) for name, _, weight in parts]
+    share = -(-cases // len(ops))
+    out = lambda op: args.out if args.out is None or len(ops) == 1 else str(Path(args.out) / re.sub(r"\W+", "_", str(op)))  # noqa: E731
+    return [
+        {"op": op, "left": args.left, "right": args.right, "cases": share, "seed": args.seed or 0, "out": out(op), "kinds": names,
+         "weights": weights} for op in ops
+    ]  # fmt: skip
+
+
+def family(name: str, left: str, right: str) -> list[Any]:
+    """The instructions of a family that both sides have."""
+    both = [next((t for t in targets() if re.fullmatch(rf"(reference:)?{t}([:@].*)?", side)), None) for side in (left, right)]
+    known = [target for target in both if target is not None]
+    if not known:
+        raise CommandError(
+            f"--left {left}, --right {right}: a family needs a target on one side at least; there are {', '.join(targets())}"
+        )
+    ops = [op for op in instructions(known[0], name) if all(is_supported(op, target) for target in known[1:])]
+    if not ops:
+        raise CommandError(f"{' and '.join(known)} have no {name} in common; tcemu list shows what each has")
+    return ops
+
+
+def resumed(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The arguments of `run` as the held runs have them."""
+    if args.op or args.left or args.right or args.cases is not None or args.seed is not None or args.kind or args.out:
+        raise CommandError("--resume takes all words from the run that is held; leave the others out")
+    files = sorted(Path(args.resume).glob(f"**/{FILE}"))
+    if not files:
+        raise CommandError(f"--resume {args.resume}: no run is held there; --out DIRECTORY holds one")
+    found = []
+    for file in files:
+        h = header(file)
+        found.append(
+            {"op": h["op"], "left": h["left"], "right": h["right"], "cases": h["cases"], "seed": h["seed"], "out": str(file.parent),
+             "kinds": list(h["kinds"]), "weights": list(h["kinds"].values())}
+        )  # fmt: skip
+    return found
+
+
+def brief(found: Run) -> str:
+    """One line of a family."""
+    outputs = found.done * found.op.m * found.op.n
+    return f"{found.op}: {found.wrong_outputs:,} of {outputs:,} outputs differ"
+
+
+def inferred(args: argparse.Namespace) -> int:
+    """Does what the words say; 1 if no model was found and confirmed. Raises CommandError."""
+    try:
+        found = infer(args.op, args.target, cases=args.cases)
+    except (ValueError, TypeError) as error:
+        raise CommandError(str(error)) from error
+    print(found)
+    return int(not found.confirmed)

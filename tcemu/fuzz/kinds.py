@@ -1,0 +1,61 @@
+"""Kinds of cases, a row each: where their exponents lie, which fractions and specials they have, and what their terms do to each other."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+EVERY = 255  # of 255 elements
+ANY, AIMED = 0, 1  # bases: A's and B's exponents drawn each alone; or so that the products have an exponent at which something changes
+
+
+class Kind(NamedTuple):
+    """How the operands of one case are drawn. Shares are of 255 elements."""
+
+    name: str
+    weight: int
+    base: int = ANY
+    span: int = 0  # exponents above the base
+    raw: bool = False  # all bits drawn
+    edge: int = 0  # share of significant fractions: zero, one bit, ones at either end
+    special: int = 0  # share of zero, Inf, NaN, and the first and last normal and subnormal numbers; of integers the ends
+    zero: int = 0  # share of zeros
+    same_sign: bool = False
+    spread: bool = False  # most terms lie below a few others by an alignment distance at which something changes
+    twins: bool = False  # terms in pairs that cancel, but for the last bit of some
+
+
+KINDS = (
+    Kind("raw bits", 8, raw=True),
+    Kind("edge values", 8, span=EVERY, edge=EVERY, special=16),
+    Kind("near one another", 14, base=AIMED, span=3),
+    Kind("any exponent", 8, span=EVERY, zero=16),
+    Kind("subnormal", 6, base=AIMED, span=1, edge=64, zero=16),
+    Kind("specials", 6, base=AIMED, span=6, special=24, zero=24),
+    Kind("carries", 8, base=AIMED, edge=200, same_sign=True),
+    Kind("few terms", 8, base=AIMED, span=10, edge=96, zero=200),
+    Kind("alignment edges", 14, base=AIMED, edge=96, spread=True),
+    Kind("near ties", 12, base=AIMED, edge=EVERY, zero=64, spread=True),
+    Kind("cancellation", 14, base=AIMED, edge=64, spread=True, twins=True),
+    Kind("near-cancelling alike", 8, base=AIMED, span=2, edge=64, twins=True),
+)
+
+
+def chosen(names: Sequence[str] | None = None, weights: Sequence[int] | None = None) -> tuple[Kind, ...]:
+    """Some of the kinds, all if none are named, with other weights if there are any. Raises ValueError for an unknown name or weight."""
+    known = {kind.name: kind for kind in KINDS}
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"kinds: {name!r} is none of {', '.join(map(repr, known))}")
+    found = KINDS if names is None else tuple(known[name] for name in names)
+    if weights is not None:
+        if len(weights) != len(found) or min(weights, default=0) < 0 or not sum(weights):
+            raise ValueError(f"weights: got {list(weights)}; wanted {len(found)} numbers from 0 up, one a kind, not all 0")
+        found = tuple(kind._replace(weight=weight) for kind, weight in zip(found, weights, strict=True))
+    return found
+
+
+def bounds(kinds: Sequence[Kind]) -> np.ndarray:
+    """uint32: the words below which the first, the first two, ... kinds are drawn; the last kind takes what is left."""
+    total = np.cumsum([kind.weight for kind in kinds])
+    return np.array([min((int(part) << 32) // int(total[-1]), (1 << 32) - 1) for part in total[:-1]], np.uint32)

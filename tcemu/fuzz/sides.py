@@ -1,0 +1,185 @@
+"""What can stand on either side of a comparison: a target, a model, an older lowering, the slow reference, any function of operands."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tcemu.arithmetic.program import Model
+from tcemu.catalog import check
+from tcemu.errors import NotModelled
+from tcemu.grammar import parse
+from tcemu.instructions import Instruction
+from tcemu.models import row
+from tcemu.operations.mma import _dot, model, pack, unpack
+from tcemu.operations.operands import fitting, signature
+from tcemu.silicon.gpu import gpu
+from tcemu.silicon.placement import product
+from tcemu.study.inputs import met, products
+from tcemu.study.steps import walk
+
+Operands = dict[str, Array]
+FIELDS = (
+    "terms", "fraction_bits", "floor", "rounding", "result_bits", "groups", "chain", "together", "summed", "from_zero", "multiplicand",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison.
+
+    call: operands -> the codes of D [cases, M, N]. The operands are a dict of arrays with the cases in front: of level "codes" as
+    `tcemu.fuzz.generate` makes them, of level "registers" uint32 words as the instruction's lanes hold them, and then D comes back as such.
+    traced: it is made of JAX operations, and runs inside the compiled loop. Else it is called between two compiled parts, with NumPy
+    arrays, and may be anything: another emulator, a GPU.
+    target, model: what `explain` shows of it, if there is such a thing.
+    """
+
+    name: str
+    call: Callable[[Operands], Any]
+    level: str = "codes"
+    traced: bool = True
+    target: str | None = None
+    model: Model | None = field(default=None, compare=False)  # it may hold arrays
+
+    def __post_init__(self) -> None:
+        if self.level not in ("codes", "registers"):
+            raise ValueError(f"level: got {self.level!r}; want 'codes' or 'registers'")
+
+
+def emulated(op: Instruction, target: str, chosen: Model | None = None, name: str | None = None) -> Side:
+    """The emulation of `op` on a target, or with another model. Raises Unsupported, NotModelled and ValueError as `dot`."""
+    check(op, target)
+    try:
+        found = row(op, target)
+        clamped, used = found.clamped_metadata, found.model if chosen is None else fitting(op, chosen)
+    except NotModelled:
+        if chosen is None:
+            raise
+        clamped, used = False, fitting(op, chosen)
+    return Side(name or target, lambda given: codes(op, used, given, clamped), target=target, model=used)
+
+
+def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) -> Array:
+    """D's codes by one model."""
+    scales = (given["scale_a"], given["scale_b"]) if op.block_scale else None
+    return _dot(op, clamped, used, given["a"], given["b"], given["c"], given.get("e"), scales)
+
+
+def reference(op: Instruction, target: str) -> Side:
+    """The slow one: the same rules in Python's integers and fractions, an element at a time, which share no arithmetic with `dot`."""
+    facts, found = signature(check(op, target)), row(op, target)
+    used = found.model if facts.rounding is None else found.model.replace(rounding=facts.rounding.upper())
+
+    def numbers(x: Any, words: int) -> Any:
+        x = np.asarray(x)
+        return x.astype(object) if words == 1 else x[..., 0].astype(object) + (x[..., 1].astype(object) << 32)
+
+    def element(given: dict[str, Any], case: int, i: int, j: int) -> int:
+        a, b = [int(x) for x in given["a"][case, i]], [int(x) for x in given["b"][case, :, j]]
+        names = [f"k {k}" for k in range(len(b))]
+        if op.sparse:
+            b, names = met(op, b, [int(x) for x in given["e"][case, i]], found.clamped_metadata)
+        scales = None
+        if op.block_scale:
+            scales = tuple(int(x) for x in given["scale_a"][case, i]), tuple(int(x) for x in given["scale_b"][case, :, j])
+        return walk(used, facts, products(used, facts, a, b, names, scales), int(given["c"][case, i, j]))[1]
+
+    def call(given: Operands) -> np.ndarray:
+        whole = {name: numbers(x, facts.a.words if name in ("a", "b", "c") else 1) for name, x in given.items()}
+        found = np.array(
+            [[[element(whole, case, i, j) for j in range(op.n)] for i in range(op.m)] for case in range(len(whole["a"]))], object
+        )
+        if facts.d.words == 2:
+            return np.stack([(found & 0xFFFFFFFF).astype(np.uint32), (found >> 32).astype(np.uint32)], axis=-1)
+        return found.astype(facts.d.dtype)
+
+    return Side(f"reference:{target}", call, traced=False, target=target)
+
+
+def side(op: str | Instruction, what: "str | Side | Callable[[Operands], Any]") -> Side:
+    """One side of a comparison from its words.
+
+    what: a target ("sm_90a"); the same with fields of its model changed ("sm_90a:fraction_bits=24,terms=8"); as an older assembler lowered
+    it ("sm_90@12.6") or as another unit computes it ("sm_100a@tcgen05"); "reference:sm_90a", the slow one; "gpu", the NVIDIA GPU that is
+    here; a Side; or a function of operands, as codes, that is called with NumPy arrays. Raises ValueError (Unsupported, NotModelled) with
+    what would work.
+    """
+    op = parse(op)
+    if isinstance(what, Side):
+        return what
+    if callable(what):
+        return Side(getattr(what, "__name__", "function"), what, traced=False)
+    return _of_words(op, what)
+
+
+@lru_cache(maxsize=256)
+def _of_words(op: Instruction, what: str) -> Side:
+    """The same Side for the same words, so that what was compiled for it serves again."""
+    if what == "gpu":
+        runner = gpu()
+        return Side("gpu", product(check(op, runner.target), runner), traced=False)
+    if what.startswith("reference:"):
+        return reference(op, what.removeprefix("reference:"))
+    target, _, changes = what.partition(":")
+    target, _, lowering = target.partition("@")
+    if lowering:
+        given = {"unit": lowering} if lowering == "tcgen05" else {"toolkit": lowering}
+        used = changed(model(op, target, **given), changes)
+        return Side(what, lambda operands: codes(op, used, operands), target=target, model=used)
+    return emulated(op, target, changed(row(op, target).model, changes) if changes else None, what)
+
+
+def changed(base: Model, text: str) -> Model:
+    """The model with the fields that stand in `text`, "terms=8,rounding=RN". Raises ValueError."""
+    found: dict[str, Any] = {}
+    for part in text.split(",") if text else ():
+        name, _, value = part.partition("=")
+        if name not in FIELDS[:-1] or not value:
+            raise ValueError(f"{part!r} is no FIELD=VALUE; the fields are {', '.join(FIELDS[:-1])}")
+        if value in ("None", "True", "False"):
+            found[name] = {"None": None, "True": True, "False": False}[value]
+        else:
+            found[name] = int(value) if value.lstrip("-").isdigit() else value
+    return base.replace(**found)
+
+
+def as_codes(op: Instruction, one: Side) -> Callable[[Operands], Any]:
+    """The side's call from codes to codes, whatever its level."""
+    if one.level == "codes":
+        return one.call
+
+    def call(given: Operands) -> Any:
+        registers = to_registers(op, given)
+        d = one.call(registers if one.traced else jax.tree.map(np.asarray, registers))
+        return _only(op, unpack(op, "d", jnp.asarray(d)))
+
+    return call
+
+
+def to_registers(op: Instruction, given: Operands) -> Operands:
+    """The registers that hold the operands, all selectors 0.
+
+    wgmma's B, which lies in memory as the caller likes, stays codes. A warp of m8n8k4 with f16 holds the case four times.
+    """
+    names = {"c": "d"} if op.c is None else {}
+    four = lambda x: jnp.stack([x] * op.products, axis=1) if op.products > 1 else x  # noqa: E731
+    found = {name: pack(op, names.get(name, name), four(given[name])) for name in ("a", "b", "c") if name != "b" or op.warps == 1}
+    if op.warps > 1:
+        found["b"] = given["b"]
+    if op.sparse:
+        found["e"] = pack(op, op.metadata, given["e"])
+    return found | {name: pack(op, name, given[name]) for name in ("scale_a", "scale_b") if name in given}
+
+
+def _only(op: Instruction, d: Array) -> Array:
+    """One product of those that a warp computes; where they differ, the first that does."""
+    if op.products == 1:
+        return d
+    other = jnp.argmax((d != d[:, :1]).any((-2, -1)), axis=1)
+    return jnp.take_along_axis(d, other[:, None, None, None], axis=1)[:, 0]

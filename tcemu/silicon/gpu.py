@@ -1,0 +1,203 @@
+"""The GPU that is here, behind one call: words in, words out."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tcemu.catalog import TARGETS, check
+from tcemu.errors import Unsupported
+from tcemu.instructions import Instruction
+from tcemu.silicon.text import ENTRY, Kernel, kernel
+
+BLOCKS = 8192  # in a launch; each goes on to further cases
+STATIC_SHARED = 48 << 10  # bytes of shared memory that a block has without asking
+MOST_SHARED = 227 << 10  # that it may ask for, on sm_90: CUDA C++ Programming Guide, technical specifications
+EXTRA = "running the instruction on a real GPU needs an NVIDIA GPU and the extra `silicon` (pip install 'tcemu[silicon]')"
+Words = Mapping[str, Array]
+
+
+class Runner(Protocol):
+    """What executes instructions: a GPU, or in tests something that stands in for one."""
+
+    target: str
+    name: str
+
+    def __call__(self, op: Instruction, form: int, immediates: Mapping[str, Any], words: Words) -> Array:
+        """words: uint32 by the parameters of the kernel, [cases, lanes, n], [cases, n], an image [cases, n]. Returns what is written."""
+        ...
+
+    def facts(self) -> dict[str, str]:
+        """What a record says of it."""
+        ...
+
+
+class Gpu:
+    """An NVIDIA GPU through cuda-core, and the kernels that it has loaded.
+
+    Arrays on the device of JAX that is the same GPU are used where they are; others are copied there and back.
+    """
+
+    def __init__(self, core: Any, number: int) -> None:
+        self.device = core.Device(number)
+        self.device.set_current()  # the primary context, which JAX uses too
+        self.core, self.stream, self.kernels = core, self.device.create_stream(), {}
+        self.name, self.target = str(self.device.name), own_target(*self.device.compute_capability)
+
+    def facts(self) -> dict[str, str]:
+        version = _answered("cuDriverGetVersion")
+        return {
+            "device": self.name,
+            "target": self.target,
+            "driver": _driver(),
+            "compiler": f"the driver's, CUDA {version // 1000}.{version % 1000 // 10}",
+            "cuda-core": self.core.__version__,
+        }
+
+    def __call__(self, op: Instruction, form: int, immediates: Mapping[str, Any], words: Words) -> Array:
+        check(op, self.target)
+        made = kernel(op, self.target, form, immediates)
+        image = words["memory"].shape[-1] if "memory" in words else 0
+        if made.shared and 4 * image > MOST_SHARED:
+            raise ValueError(f"{op}: an image of {4 * image} bytes; a block of {self.name} has at most {MOST_SHARED} of shared memory")
+        given = {one.name: words[one.name] for one in made.parameters if one.name in words}
+        shape = (*(n for n in next(iter(given.values())).shape[:1]), *self._written(op, made, given))
+        at = _of_jax(self.device.device_id)
+        run = self._in_place if at is not None else self._copied
+        try:
+            return run(made, given, shape, image, at)
+        except Exception as error:  # whatever the driver's bindings raise; after a fault nothing more runs in this process
+            raise RuntimeError(f"{op} on {self.name}: {error}") from error
+
+    def _written(self, op: Instruction, made: Kernel, given: Words) -> tuple[int, ...]:
+        if made.written in given:
+            return given[made.written].shape[1:]
+        return made.threads, op.registers(made.written)
+
+    def _in_place(self, made: Kernel, given: Words, shape: tuple[int, ...], image: int, device: Any) -> Array:
+        """With JAX's own buffers; its work on them ends before the kernel's begins, and the kernel's before this returns."""
+        held = {name: jax.device_put(x, device) for name, x in given.items()}
+        with jax.default_device(device):
+            held[made.written] = jnp.array(held[made.written], copy=True) if made.written in held else _zeros(shape)
+        jax.block_until_ready(held)
+        self._launch(made, shape[0], {name: x.unsafe_buffer_pointer() for name, x in held.items()}, image)
+        return held[made.written]
+
+    def _copied(self, made: Kernel, given: Words, shape: tuple[int, ...], image: int, _: Any) -> Array:
+        host = {name: np.ascontiguousarray(x) for name, x in given.items()}
+        result = np.array(host[made.written]) if made.written in host else np.zeros(shape, np.uint32)
+        host[made.written] = result
+        pointers: dict[str, Any] = {}
+        try:
+            for name, x in host.items():
+                pointers[name] = _answered("cuMemAlloc", x.nbytes)
+                _answered("cuMemcpyHtoD", pointers[name], x.ctypes.data, x.nbytes)
+            self._launch(made, shape[0], {name: int(p) for name, p in pointers.items()}, image)
+            _answered("cuMemcpyDtoH", result.ctypes.data, pointers[made.written], result.nbytes)
+        finally:
+            for pointer in pointers.values():
+                _answered("cuMemFree", pointer)
+        return jnp.asarray(result)
+
+    def _launch(self, made: Kernel, cases: int, pointers: Mapping[str, int], image: int) -> None:
+        if not cases:
+            return
+        self.device.set_current()
+        size = 4 * image if made.shared else 0
+        config = self.core.LaunchConfig(grid=min(cases, BLOCKS), block=made.threads, shmem_size=size)
+        arguments = [pointers[one.name] for one in made.parameters]
+        self.core.launch(self.stream, config, self._loaded(made, size), *arguments, cases, image)
+        self.stream.sync()
+
+    def _loaded(self, made: Kernel, shared: int) -> Any:
+        """The kernel as the driver's compiler makes it, once for each text."""
+        asked = (made.text, shared if shared > STATIC_SHARED else 0)
+        if asked not in self.kernels:
+            found = self.core.ObjectCode.from_ptx(made.text.encode() + b"\0").get_kernel(ENTRY)
+            if asked[1]:
+                from cuda.bindings import driver  # type: ignore[reportMissingImports]
+
+                handle = getattr(found, "handle", None) or found._handle
+                attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                _answered("cuKernelSetAttribute", attribute, shared, driver.CUkernel(int(handle)), self.device.device_id)
+            self.kernels[asked] = found
+        return self.kernels[asked]
+
+
+@cache
+def gpu() -> Gpu:
+    """The GPU that JAX computes on, or the first one. Raises Unsupported without one, or without cuda-core."""
+    try:
+        try:
+            from cuda import core  # type: ignore[reportMissingImports]
+
+            core = core if hasattr(core, "Device") else None
+        except ImportError as error:
+            raise Unsupported(f"gpu: {EXTRA}, whose package cuda-core this installation does not have: {error}") from error
+        if core is None:  # before 0.5
+            from cuda.core import experimental as core  # type: ignore[reportMissingImports]
+        return Gpu(core, _number())
+    except Unsupported:
+        raise
+    except Exception as error:  # whatever the driver's bindings raise where there is no driver
+        raise Unsupported(f"gpu: {EXTRA}; none answers here: {error}") from error
+
+
+def own_target(major: int, minor: int) -> str:
+    """The target of a GPU of this compute capability that has most: "sm_90a" for 9.0. Raises Unsupported."""
+    found = [name for name in (f"sm_{major}{minor}a", f"sm_{major}{minor}") if name in TARGETS]
+    if not found:
+        raise Unsupported(f"gpu: this one is sm_{major}{minor}, of which tcemu knows nothing; it knows {', '.join(TARGETS)}")
+    return found[0]
+
+
+def _number() -> int:
+    devices = _jax_devices()
+    return devices[0].local_hardware_id if devices else 0
+
+
+def _jax_devices() -> list[Any]:
+    try:
+        return jax.local_devices(backend="cuda")
+    except RuntimeError:
+        return []
+
+
+def _of_jax(number: int) -> Any:
+    return next((device for device in _jax_devices() if device.local_hardware_id == number), None)
+
+
+@cache
+def _filled(shape: tuple[int, ...]) -> Any:
+    return jax.jit(lambda: jnp.zeros(shape, jnp.uint32))
+
+
+def _zeros(shape: tuple[int, ...]) -> Array:
+    """A buffer of its own, which nothing else shows."""
+    return _filled(shape)()
+
+
+def _answered(call: str, *arguments: Any) -> Any:
+    """What a call of the driver returns, or RuntimeError."""
+    from cuda.bindings import driver  # type: ignore[reportMissingImports]
+
+    status, *found = getattr(driver, call)(*arguments)
+    if int(status):
+        raise RuntimeError(f"{call}: {status}")
+    return found[0] if found else None
+
+
+def _driver() -> str:
+    """Its version as NVIDIA names it."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20, env=os.environ).stdout.split()
+        return found[0] if found else "unknown"
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

@@ -1,0 +1,195 @@
+"""The PTX kernel that runs one instruction on many cases: a warp, or warpgroup, a case; made from the instruction's own fields."""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from tcemu.catalog import least
+from tcemu.instructions import FAMILIES, LANES, Instruction, spell
+
+ENTRY = "tcemu"
+LANE, CASE, MEMORY = "lane", "case", "memory"  # what a parameter has words for: each lane of a case, each case; or an image of a case
+VECTORS, SINGLES = ("d", "a", "b", "c", "r"), ("e", "sp_meta", "scale_a", "scale_b")  # operands in registers
+IMMEDIATES = ("f", "sp_sel", "selector_a", "selector_b", "imm_scale_a", "imm_scale_b", "imm_trans_a", "imm_trans_b")
+STORES = ("wmma.store", "stmatrix")
+PER_CASE = {"a_desc": 2, "b_desc": 2, "scale_d": 1, "stride": 1}  # words
+WINDOW = "%window"  # the address in shared memory at which the image begins
+
+
+class Parameter(NamedTuple):
+    """A pointer to uint32 words of global memory: [cases, lanes, words], [cases, words], or [cases, any number] for an image."""
+
+    name: str
+    of: str
+    words: int = 0
+
+
+class Kernel(NamedTuple):
+    """The text, the pointers that its entry takes, before the number of cases and the words of an image, and which one is written."""
+
+    text: str
+    parameters: tuple[Parameter, ...]
+    written: str
+    threads: int
+    shared: bool  # an image of each case is copied to shared memory
+
+
+def kernel(op: Instruction, target: str, form: int = 0, immediates: Mapping[str, Any] | None = None) -> Kernel:
+    """The kernel of `op` for `target`. form: an index into `op.forms`; immediates: by the names of the manual, "f", "selector_a", ..."""
+    return _kernel(op, target, form, tuple(sorted((immediates or {}).items())))
+
+
+@lru_cache(maxsize=4096)
+def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str, Any], ...]) -> Kernel:
+    operands, threads, written = op.forms[form], LANES * op.warps, written_by(op)
+    parameters = tuple(_parameters(op, operands))
+    shared = in_shared(op)
+    version = ".".join(map(str, least(op, target) or ()))
+    body = [
+        "mov.u32 %thread, %tid.x;",
+        "cvt.u64.u32 %lane, %thread;",
+        "mov.u32 %word, %ctaid.x;",
+        "cvt.u64.u32 %case, %word;",
+        "mov.u32 %word, %nctaid.x;",
+        "cvt.u64.u32 %step, %word;",
+        "ld.param.u64 %cases, [cases];",
+        "ld.param.u64 %words, [words];",
+        *([f"mov.u64 {WINDOW}, image;"] if shared else []),
+        "NEXT:",
+        "setp.ge.u64 %done, %case, %cases;",
+        "@%done bra END;",
+    ]
+    for one in parameters:
+        body += _address(one, threads)
+        if one.of != MEMORY and (one.name != written or op.warps > 1):
+            body += _moved(op, one, "ld")
+    if shared:
+        body += [*_copied("IN", "global", "shared", threads), *(["fence.proxy.async;"] if op.warps > 1 else []), "bar.sync 0;"]
+    body += _statement(op, operands, dict(immediates))
+    body += [line for one in parameters if one.name == written and one.of == LANE for line in _moved(op, one, "st")]
+    if shared:
+        body += ["bar.sync 0;"]
+        body += [*_copied("OUT", "shared", "global", threads), "bar.sync 0;"] if written == "memory" else []
+    body += ["add.u64 %case, %case, %step;", "bra NEXT;", "END:", "ret;"]
+    entry = ",\n".join(f"    .param .u64 {name}" for name in (*(one.name for one in parameters), "cases", "words"))
+    text = [f".version {version}", f".target {target}", ".address_size 64"]
+    text += [".extern .shared .align 1024 .b8 image[];"] if shared else []
+    text += [f".visible .entry {ENTRY}(\n{entry}\n)", f".maxntid {threads}, 1, 1", "{"]
+    body = [*_registers(op, parameters), *body]
+    text += [line if line.endswith(":") else f"    {line}" for line in body]
+    return Kernel("\n".join([*text, "}", ""]), parameters, written, threads, shared)
+
+
+def written_by(op: Instruction) -> str:
+    """The parameter that the instruction writes; of those that it reads too, it holds what was there before."""
+    return "memory" if op.family in STORES else "d" if "d" in op.operands else "r"
+
+
+def in_shared(op: Instruction) -> bool:
+    """Whether the memory that it reads or writes is shared memory; wmma goes to global memory unless it says otherwise."""
+    return op.warps > 1 or op.family in ("ldmatrix", "stmatrix") or (op.space or "").startswith("shared")
+
+
+def _parameters(op: Instruction, operands: tuple[str, ...]) -> Iterator[Parameter]:
+    for name in operands:
+        if name in VECTORS or name in SINGLES:
+            yield Parameter(name, LANE, op.registers(name))
+        elif name in PER_CASE:
+            yield Parameter(name, CASE, PER_CASE[name])
+        elif name == "p":  # a place in the image, in bytes; the movers' lanes have one each
+            yield Parameter("address", CASE if op.family.startswith("wmma") else LANE, 1)
+    if op.warps > 1 or "p" in operands:
+        yield Parameter("memory", MEMORY)
+
+
+def _registers(op: Instruction, parameters: tuple[Parameter, ...]) -> Iterator[str]:
+    yield ".reg .pred %done, %inside, %scale_d;"
+    yield f".reg .b32 %thread, %word, {', '.join(f'%{name}_word' for name in ('index', 'scale_d'))};"
+    yield f".reg .b64 %lane, %case, %step, %cases, %words, %index, %from, %to, {WINDOW}, %place, %offset;"
+    yield f".reg .b64 {', '.join(f'%at_{one.name}' for one in parameters)};"
+    for one in parameters:
+        if one.of == LANE and one.name in VECTORS:
+            width = _width(op, one.name)
+            yield f".reg .b{32 * width} %{one.name}<{one.words // width}>;"
+        elif one.of != MEMORY and one.name != "scale_d":
+            yield f".reg .b{32 * one.words} %{one.name};"
+
+
+def _width(op: Instruction, name: str) -> int:
+    """Words of one register."""
+    fmt = getattr(op, op.operand or name, None)
+    return 2 if fmt is not None and fmt.bits == 64 else 1
+
+
+def _address(one: Parameter, threads: int) -> Iterator[str]:
+    at = f"%at_{one.name}"
+    yield f"ld.param.u64 {at}, [{one.name}];"
+    if one.of == MEMORY:
+        yield "mul.lo.u64 %offset, %case, %words;"
+        yield f"mad.lo.u64 {at}, %offset, 4, {at};"
+        return
+    if one.of == LANE:
+        yield f"mad.lo.u64 %offset, %case, {threads}, %lane;"
+    yield f"mad.lo.u64 {at}, {'%offset' if one.of == LANE else '%case'}, {4 * one.words}, {at};"
+
+
+def _moved(op: Instruction, one: Parameter, which: str) -> Iterator[str]:
+    """Between global memory and the registers of one operand."""
+    width = _width(op, one.name) if one.of == LANE and one.name in VECTORS else one.words
+    for i in range(one.words // width):
+        register = f"%{one.name}{i}" if one.name in VECTORS else f"%{one.name}{'_word' if one.name == 'scale_d' else ''}"
+        place = f"[%at_{one.name}+{4 * width * i}]"
+        yield f"{which}.global.b{32 * width} " + (f"{register}, {place};" if which == "ld" else f"{place}, {register};")
+
+
+def _copied(label: str, source: str, target: str, threads: int) -> Iterator[str]:
+    """The image between global and shared memory, by all lanes."""
+    yield "mov.u64 %index, %lane;"
+    yield f"{label}:"
+    yield "setp.ge.u64 %inside, %index, %words;"
+    yield f"@%inside bra {label}_END;"
+    yield f"mad.lo.u64 %{'from' if source == 'global' else 'to'}, %index, 4, %at_memory;"
+    yield f"mad.lo.u64 %{'to' if source == 'global' else 'from'}, %index, 4, {WINDOW};"
+    yield f"ld.{source}.b32 %index_word, [%from];"
+    yield f"st.{target}.b32 [%to], %index_word;"
+    yield f"add.u64 %index, %index, {threads};"
+    yield f"bra {label};"
+    yield f"{label}_END:"
+
+
+def _statement(op: Instruction, operands: tuple[str, ...], immediates: dict[str, Any]) -> Iterator[str]:
+    """The instruction and what must stand around it."""
+    for name in operands:
+        if name.endswith("_desc"):  # its start counts from the image
+            yield f"shr.u64 %offset, {WINDOW}, 4;"
+            yield f"add.u64 %{name}, %{name}, %offset;"
+        elif name == "scale_d":
+            yield "setp.ne.b32 %scale_d, %scale_d_word, 0;"
+        elif name == "p":
+            yield "cvt.u64.u32 %place, %address;"
+            yield f"add.u64 %place, %place, {WINDOW if in_shared(op) else '%at_memory'};"
+            if in_shared(op) and op.space is None:
+                yield "cvta.shared.u64 %place, %place;"
+    statement = f"{spell(op)} {', '.join(_operand(op, name, immediates) for name in operands)};"
+    if op.warps == 1:
+        yield statement
+        return
+    yield from ("wgmma.fence.sync.aligned;", statement, "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;")
+
+
+def _operand(op: Instruction, name: str, immediates: dict[str, Any]) -> str:
+    if name in VECTORS:
+        if op.family == "movmatrix":
+            return f"%{name}0"
+        return "{" + ", ".join(f"%{name}{i}" for i in range(op.registers(name) // _width(op, name))) + "}"
+    if name == "p":
+        return "[%place]"
+    if name not in IMMEDIATES:
+        return f"%{name}"
+    value = immediates.get(name, (0, 0) if name.startswith("selector") else 1 if "scale" in name else 0)
+    return f"{{{value[0]}, {value[1]}}}" if isinstance(value, tuple) else str(value)
+
+
+def runs(op: Instruction) -> bool:
+    """Whether there is a kernel of the instruction: not of wgmma's fences, which every kernel of wgmma has."""
+    return bool(FAMILIES[op.family].operands) and "n" not in op.operands

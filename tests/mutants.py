@@ -1,0 +1,142 @@
+"""Planted faults, each one change of what a target computes: name -> (instruction, the true side, the faulty side)."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+import tcemu
+from tcemu.fuzz import Side, emulated
+from tcemu.layouts import TILE, Layout, tile_sizes
+from tcemu.packing import unpack_registers
+
+MMA, SP = "mma.sync.aligned.{}", "mma.sp::ordered_metadata.sync.aligned.{}"
+HALF, HALF_8 = MMA.format("m16n8k16.row.col.f32.f16.f16.f32"), MMA.format("m16n8k8.row.col.f32.f16.f16.f32")
+HALF_16 = MMA.format("m16n8k16.row.col.f16.f16.f16.f16")
+BF16, TF32 = MMA.format("m16n8k8.row.col.f32.bf16.bf16.f32"), MMA.format("m16n8k8.row.col.f32.tf32.tf32.f32")
+FP8, FP8_16 = MMA.format("m16n8k32.row.col.f32.e4m3.e4m3.f32"), MMA.format("m16n8k32.row.col.f16.e5m2.e5m2.f16")
+QUAD, QUAD_16 = MMA.format("m8n8k4.row.col.f32.f16.f16.f32"), MMA.format("m8n8k4.row.col.f16.f16.f16.f16")
+WGMMA = "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3"
+WMMA_16 = "wmma.mma.sync.aligned.row.col.m16n16k16.f16.f32"
+NVFP4 = MMA.format("m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3")
+F64, S8 = MMA.format("m8n8k4.row.col.f64.f64.f64.f64"), MMA.format("m8n8k16.row.col.satfinite.s32.s8.s8.s32")
+SP_HALF, SP_FP8 = SP.format("m16n8k32.row.col.f32.f16.f16.f32"), SP.format("m16n8k64.row.col.f32.e4m3.e4m3.f32")
+
+Planted = tuple[tcemu.Instruction, Side, Side]
+
+
+def changed(spelling: str, target: str, **fields) -> Planted:
+    """The target's model with other fields."""
+    op = tcemu.parse(spelling)
+    return op, emulated(op, target), emulated(op, target, tcemu.model(op, target).replace(**fields), "faulty")
+
+
+def around(spelling: str, target: str, before: Callable = lambda given: given, after: Callable = lambda d: d) -> Planted:
+    """Something done to the operands, or to D."""
+    op = tcemu.parse(spelling)
+    true = emulated(op, target)
+    return op, true, Side("faulty", lambda given: after(true.call(before(given))))
+
+
+def reversed_k(given: dict) -> dict:
+    return given | {"a": given["a"][:, :, ::-1], "b": given["b"][:, ::-1]}
+
+
+def put(d, at: int, to: int):
+    return jnp.where(d == jnp.asarray(at, d.dtype), jnp.asarray(to, d.dtype), d)
+
+
+def laid_out(operand: str, layout: Layout) -> Planted:
+    """f16 m16n8k16 in registers, one operand of which is taken apart by another layout."""
+    op = tcemu.parse(HALF)
+    true = Side("true", lambda given: tcemu.mma(op, given["a"], given["b"], given["c"], target="sm_90"), level="registers")
+    rows, columns = op.matrix(operand)
+    fmt = getattr(op, operand)
+    sizes = tile_sizes(rows, columns, 2) if operand != "b" else tile_sizes(columns, rows, 2)
+
+    def call(given: dict):
+        codes = layout.decode(unpack_registers(given[operand], fmt), **sizes)
+        codes = codes.swapaxes(-1, -2) if operand == "b" else codes
+        return true.call(given | {operand: tcemu.pack(op, operand, codes)})
+
+    return op, true, Side("faulty", call, level="registers")
+
+
+# TILE with two digits of the lane or of the element in each other's place
+SWAPPED = {
+    "t and g": Layout("(w t g) (c m p)", "(w m g) (c t p)"), "m and c": Layout("(w g t) (m c p)", "(w m g) (c t p)"),
+    "m and p": Layout("(w g t) (c p m)", "(w m g) (c t p)"), "row half": Layout("(w g t) (c m p)", "(w g m) (c t p)"),
+    "column": Layout("(w g t) (c m p)", "(w m g) (t c p)"),
+}  # fmt: skip
+assert all(layout != TILE for layout in SWAPPED.values())
+
+MUTANTS: dict[str, Callable[[], Planted]] = {
+    # fraction bits
+    "f16 24 bits": lambda: changed(HALF, "sm_90", fraction_bits=24),
+    "f16 26 bits": lambda: changed(HALF, "sm_90", fraction_bits=26),
+    "f16 of sm_80 25 bits": lambda: changed(HALF, "sm_80", fraction_bits=25),
+    "f16 of sm_70 24 bits": lambda: changed(QUAD, "sm_70", fraction_bits=24),
+    "bf16 24 bits": lambda: changed(BF16, "sm_90", fraction_bits=24),
+    "tf32 26 bits": lambda: changed(TF32, "sm_90", fraction_bits=26),
+    "f16 to f16 24 bits": lambda: changed(HALF_16, "sm_90", fraction_bits=24),
+    "fp8 of sm_89 14 bits": lambda: changed(FP8, "sm_89", fraction_bits=14),
+    "fp8 of sm_90 24 bits": lambda: changed(FP8, "sm_90", fraction_bits=24),
+    "fp8 of sm_120 24 bits": lambda: changed(FP8, "sm_120", fraction_bits=24),
+    "fp8 wgmma 12 bits": lambda: changed(WGMMA, "sm_90a", fraction_bits=12),
+    "nvfp4 34 bits": lambda: changed(NVFP4, "sm_120a", fraction_bits=34),
+    "nvfp4 36 bits": lambda: changed(NVFP4, "sm_120a", fraction_bits=36),
+    "sparse f16 24 bits": lambda: changed(SP_HALF, "sm_90", fraction_bits=24),
+    # floor
+    "bf16 floor -132": lambda: changed(BF16, "sm_90", floor=-132),
+    "bf16 floor -134": lambda: changed(BF16, "sm_90", floor=-134),
+    "tf32 floor -130": lambda: changed(TF32, "sm_90", floor=-130),
+    "f16 to f16 floor -20": lambda: changed(HALF_16, "sm_90", floor=-20),
+    "f16 to f16 floor -22": lambda: changed(HALF_16, "sm_90", floor=-22),
+    "f16 to f16 of sm_70 floor -20": lambda: changed(QUAD_16, "sm_70", floor=-20),
+    # rounding
+    "f16 RN": lambda: changed(HALF, "sm_90", rounding="RN"),
+    "f16 RM": lambda: changed(HALF, "sm_90", rounding="RM"),
+    "f16 RP": lambda: changed(HALF, "sm_90", rounding="RP"),
+    "f16 to f16 RZ": lambda: changed(HALF_16, "sm_90", rounding="RZ"),
+    "quad-pair RZ": lambda: changed(QUAD, "sm_90", rounding="RZ"),
+    "fp8 wgmma RN": lambda: changed(WGMMA, "sm_90a", rounding="RN"),
+    "nvfp4 RN": lambda: changed(NVFP4, "sm_120a", rounding="RN"),
+    "f16 through f32": lambda: changed(HALF_16, "sm_90", result=tcemu.formats.F32, rounding="RZ", floor=-133),
+    "wmma f16 of f32 at once": lambda: changed(WMMA_16, "sm_90", result=tcemu.formats.F16, rounding="RN", floor=-21),
+    # bits of the result
+    "fp8 of sm_89 12 bits of the result": lambda: changed(FP8, "sm_89", result_bits=12),
+    "fp8 wgmma all bits of the result": lambda: changed(WGMMA, "sm_90a", result_bits=None),
+    # block length
+    "f16 in steps of 8": lambda: changed(HALF, "sm_90", terms=8),
+    "f16 of sm_80 in one step": lambda: changed(HALF, "sm_80", terms=16),
+    "tf32 in steps of 4": lambda: changed(TF32, "sm_90", terms=4),
+    "fp8 of sm_120 in steps of 16": lambda: changed(FP8, "sm_120", terms=16),
+    "fp8 wgmma in steps of 16": lambda: changed(WGMMA, "sm_90a", terms=16),
+    "nvfp4 in steps of 32": lambda: changed(NVFP4, "sm_120a", terms=32),
+    "nvfp4 in groups of 8": lambda: changed(NVFP4, "sm_120a", summed=8),
+    # order
+    "f16 of sm_80 backwards": lambda: around(HALF, "sm_80", before=reversed_k),
+    "quad-pair backwards": lambda: around(QUAD, "sm_90", before=reversed_k),
+    "f64 backwards": lambda: around(F64, "sm_90", before=reversed_k),
+    "fp8 of sm_90 without groups": lambda: changed(FP8, "sm_90", groups=1),
+    "fp8 of sm_90 from C on": lambda: changed(FP8, "sm_90", chain=None),
+    "fp8 of sm_90 as of ptxas 12.6": lambda: changed(FP8, "sm_90", chain=16, together=True),
+    "quad-pair in two chains": lambda: changed(QUAD, "sm_90", chain=2),
+    "sparse fp8 of sm_90 without groups": lambda: changed(SP_FP8, "sm_90", groups=1),
+    # words
+    "zero is -0": lambda: around(HALF_8, "sm_90", after=lambda d: put(d, 0, 0x80000000)),
+    "quad-pair's -0 is +0": lambda: around(QUAD, "sm_90", after=lambda d: put(d, 0x80000000, 0)),
+    "f32 NaN 7fc00000": lambda: around(HALF_8, "sm_90", after=lambda d: put(d, 0x7FFFFFFF, 0x7FC00000)),
+    "f16 NaN 7e00": lambda: around(HALF_16, "sm_90", after=lambda d: put(d, 0x7FFF, 0x7E00)),
+    "infinity is the largest number": lambda: around(HALF_16, "sm_90", after=lambda d: put(d, 0x7C00, 0x7BFF)),
+    "s32 clamps one early": lambda: around(S8, "sm_90", after=lambda d: put(d, 0x7FFFFFFF, 0x7FFFFFFE)),
+    "subnormal operands are zero": lambda: around(
+        HALF_8, "sm_90", before=lambda given: given | {"a": jnp.where(given["a"] & 0x7C00 == 0, given["a"] & 0x8000, given["a"])}
+    ),
+    "metadata outside the defined are clamped": lambda: around(SP_HALF, "sm_90", before=lambda g: g | {"e": jnp.maximum(g["e"], 4)}),
+    # layouts
+    **{f"layout of A, {name}": lambda layout=layout: laid_out("a", layout) for name, layout in SWAPPED.items()},
+    "layout of C, t and g": lambda: laid_out("c", SWAPPED["t and g"]),
+    "layout of C, m and p": lambda: laid_out("c", SWAPPED["m and p"]),
+    "layout of B, t and g": lambda: laid_out("b", SWAPPED["t and g"]),
+    "layout of B, c and p": lambda: laid_out("b", Layout("(w g t) (p m c)", "(w m g) (c t p)")),
+}  # fmt: skip

@@ -1,0 +1,45 @@
+"""Every planted fault is found within 10^6 cases, and the list is long enough."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mutants import MUTANTS
+
+from tcemu import fuzz
+from tcemu.fuzz.sides import to_registers
+
+CASES = 1_000_000
+# of one instruction, so that its operands and the true side are compiled once
+SAMPLE = ("f16 24 bits", "f16 RN", "f16 in steps of 8", "layout of A, m and p", "layout of C, t and g")
+
+
+def first_found(name: str) -> int:
+    """The number of cases after which the fault was seen."""
+    op, true, faulty = MUTANTS[name]()
+    cases = 512
+    while True:
+        found = fuzz.run(op, true, faulty, cases=cases, covering=False, shrinking=False)
+        if found.wrong_cases or cases >= CASES:
+            return found.first[0] + 1 if found.first else 0
+        cases = min(32 * cases, CASES)
+
+
+def test_there_are_many():
+    assert len(MUTANTS) >= 40
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_planted_fault_is_found_by_the_first_cases(name):
+    op, true, faulty = MUTANTS[name]()
+    given = fuzz.generate(op, 0, 0, 256)
+    if true.level == "registers":
+        given = to_registers(op, given)
+    assert np.any(jnp.asarray(true.call(given)) != faulty.call(given))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_planted_fault_is_found(name):
+    number = first_found(name)
+    print(f"{name}: case {number}")
+    assert 0 < number <= CASES
