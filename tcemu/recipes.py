@@ -97,8 +97,8 @@ class Recipe:
         if quantizer.block is not None:
             if not isinstance(self.promote, int):
                 raise ValueError(
-                    f"{said}: scales of blocks multiply promoted sums; give promote=, a number of instructions known before tracing (an int), "
-                    f"not {self.promote!r}"
+                    f"{said}: scales of blocks multiply promoted sums; give promote=, a number of instructions known before tracing "
+                    f"(an int), not {self.promote!r}"
                 )
             taken, depth = self.promote * self.op.k, quantizer.block[1]
             if depth % taken:
