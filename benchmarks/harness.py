@@ -39,9 +39,9 @@ def timed(run: Callable[[], jax.Array], repeats: int) -> tuple[float, float]:
     return seconds[0], min(seconds[1:])
 
 
-def finish(args: argparse.Namespace, machine: dict[str, object], lines: list[dict], wrong: int, where: str) -> int:
-    """The last line, the JSON file if one is wanted, and the exit status: 1 if a word differed."""
-    print(f"{wrong} mismatches in {where}")
+def finish(args: argparse.Namespace, machine: dict, lines: list[dict], wrong: int, where: str, what: str = "mismatches") -> int:
+    """The last line, the JSON file if one is wanted, and the exit status: 1 if a word differed, or something else is `wrong`."""
+    print(f"{wrong} {what} in {where}")
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"machine": machine, "lines": lines}, file, indent=1)

@@ -8,6 +8,8 @@ from tcemu.catalog import instructions as instructions
 from tcemu.catalog import is_supported as is_supported
 from tcemu.catalog import targets as targets
 from tcemu.checked import checked as checked
+from tcemu.emulation.compare import compare as compare
+from tcemu.emulation.emulate import emulate as emulate
 from tcemu.errors import NotModelled as NotModelled
 from tcemu.errors import UndefinedBehaviour as UndefinedBehaviour
 from tcemu.errors import Unsupported as Unsupported
@@ -33,10 +35,15 @@ from tcemu.operations.wgmma import wgmma as wgmma
 from tcemu.operations.wmma import wmma_load as wmma_load
 from tcemu.operations.wmma import wmma_mma as wmma_mma
 from tcemu.operations.wmma import wmma_store as wmma_store
+from tcemu.products import dot_general as dot_general
+from tcemu.products import matmul as matmul
 from tcemu.quantize import BlockFormat as BlockFormat
 from tcemu.quantize import BlockQuantized as BlockQuantized
 from tcemu.quantize import block_dequantize as block_dequantize
 from tcemu.quantize import block_quantize as block_quantize
+from tcemu.recipes import Recipe as Recipe
+from tcemu.recipes import recipe as recipe
+from tcemu.scaling import Quantizer as Quantizer
 from tcemu.shared_memory import SharedLayout as SharedLayout
 from tcemu.shared_memory import descriptor as descriptor
 from tcemu.shared_memory import from_shared as from_shared

@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import Array, lax
+from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu import bits
 from tcemu.bits import Limbs
+from tcemu.gradients import no_gradient, stand_in
 
 Rounding = str | Array  # one of ROUNDINGS, or a traced int32 that indexes them
 ROUNDINGS = ("RN", "RZ", "RM", "RP", "SR")  # nearest even, toward zero, toward -Inf, toward +Inf, stochastic
@@ -377,13 +379,20 @@ def convert(
     return encode(target, number, rounding, overflow="saturate" if saturate else "ieee", random=random)
 
 
+NO_GRADIENT = (
+    "the bits of a float have no gradient, and JAX would take it for zero: differentiate tcemu.gemm with float results, tcemu.matmul, "
+    "tcemu.dot_general or tcemu.formats.round_to, or put jax.lax.stop_gradient around what is not to be differentiated"
+)
+
+
 def array_codes(x: ArrayLike) -> tuple[Format, Array]:
     """The format that an array's dtype stands for, and its raw codes: a reinterpretation, no arithmetic.
 
     A NumPy float64 array keeps its 64 bits even where JAX would cut it to 32. Booleans and the integers that are no format of PTX become
     s32, clamped to its range. float6 arrays must be NumPy's, since XLA on CPU cannot hold them.
-    Raises TypeError for complex and non-numeric dtypes.
+    Raises TypeError for complex and non-numeric dtypes, and where it is differentiated: bits have no gradient.
     """
+    x = no_gradient(x, NO_GRADIENT) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating) else x
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
     fmt = ARRAY_FORMATS.get(np.dtype(x.dtype))
@@ -423,9 +432,13 @@ def to_float(fmt: Format, codes: ArrayLike, dtype: DTypeLike = jnp.float32) -> A
 def round_to(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None) -> Array:
     """x with every element rounded to a value of `fmt`, in x's own float dtype (which must hold fmt's values to be exact).
 
-    x: float32, float16, bfloat16 or, in x64 mode, float64 [...]. Arguments as in `convert`. Not differentiable: it works on bits.
+    x: float32, float16, bfloat16 or, in x64 mode, float64 [...]. Arguments as in `convert`. Its derivative counts the rounding as identity
+    (straight-through).
     """
-    x = jnp.asarray(x)
-    own, codes = array_codes(x)
-    back = convert(convert(codes, own, fmt, rounding, saturate, key), fmt, own)
-    return lax.bitcast_convert_type(back, x.dtype)
+
+    def bits_of(x: Array, traced: Array | None, key: Array | None) -> Array:
+        own, codes = array_codes(x)
+        rounded = convert(codes, own, fmt, rounding if traced is None else traced, saturate, key)
+        return lax.bitcast_convert_type(convert(rounded, fmt, own), x.dtype)
+
+    return stand_in(bits_of, lambda x, *_: x, jnp.asarray(x), None if isinstance(rounding, str) else rounding, key)

@@ -1,6 +1,7 @@
 """`gemm`: a matrix product of any shape, every element through one instruction's arithmetic."""
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,13 @@ import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
 from jax.core import Tracer
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.arithmetic.program import Model, Signature, run
 from tcemu.catalog import check, section
 from tcemu.errors import Unsupported
-from tcemu.formats import ARRAY_FORMATS, F64, Format, array_codes, convert
+from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert, to_float
+from tcemu.gradients import stand_in
 from tcemu.instructions import Instruction
 from tcemu.models import row
 from tcemu.operations.operands import fitting, signature
@@ -46,9 +48,11 @@ def gemm(
     Returns the accumulator's format: float32 or float16, int32 for integers. For f64: float64, a NumPy array unless x64 mode is on.
     M or N of 0 give an empty result, K of 0 gives C.
     Raises Unsupported if PTX does not give `op` to `target`, NotModelled if nobody has evidence of its arithmetic, TypeError or ValueError
-    for arrays of another kind or shape. Not differentiable: bits in, bits out.
+    for arrays of another kind or shape.
+    Gradients, forward and reverse: those of the product of the rounded operands and scales in plain float arithmetic, roundings counted as
+    identity. Results in integers have none, and differentiating them raises TypeError.
 
-    K is filled up to whole instructions with products that change nothing: see `_fill`.
+    K is filled up to whole instructions with products that change nothing: see `fill`.
     """
     op = check(op, target)
     if op.sparse:
@@ -57,21 +61,72 @@ def gemm(
             f"by tcemu.{'mma_sp' if op.warps == 1 else 'wgmma'}. PTX ISA {section(op)}"
         )
     model = row(op, target).model if model is None else fitting(op, model)
-    facts = signature(op)
     if not op.block_scale and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. PTX ISA {section(op)}")
-    a_format, a_codes = _operand("a", a)
-    b_format, b_codes = _operand("b", b)
-    c_format, c_codes = _operand("c", np.zeros((1, 1), np.float32) if c is None else c)
-    _check_shapes(_shape(a_format, a_codes), _shape(b_format, b_codes), _shape(c_format, c_codes), op)
-    scales = _scales(op, scale_a, scale_b, a_codes, b_codes) if op.block_scale else None
-    if op.d == F64 and not _x64_mode() and any(isinstance(v, Tracer) for v in (a_codes, b_codes, c_codes)):
-        raise Unsupported(
-            f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
-            "(the result is then a NumPy array), or turn jax_enable_x64 on in your program"
-        )
-    codes = _gemm(model, facts, (a_format, b_format, c_format), rounding, saturate, a_codes, b_codes, c_codes, key, scales)
-    return _array(facts.d, codes)
+    face, values = _Face(op, rounding, saturate), {"a": a, "b": b, "c": c, "scale_a": scale_a, "scale_b": scale_b}
+    traced = {name: v for name, v in values.items() if isinstance(v, Tracer) and jnp.issubdtype(v.dtype, jnp.floating)}
+    if not traced or op.d == S32:
+        return face.bits(model, key, values)
+    # what is not traced stays outside: JAX would cut a NumPy float64
+    return stand_in(
+        lambda model, key, traced: face.bits(model, key, values | traced),
+        lambda model, key, traced: face.smooth(key, values | traced),
+        model, key, traced,
+    )  # fmt: skip
+
+
+class _Face(NamedTuple):
+    """The float face of one instruction: what its bits are, and what stands for them in derivatives."""
+
+    op: Instruction
+    rounding: str
+    saturate: bool
+
+    def bits(self, model: Model, key: PRNGKey | None, values: dict[str, Any]) -> Array | np.ndarray:
+        op, facts = self.op, signature(self.op)
+        (a_format, a_codes), (b_format, b_codes), (c_format, c_codes) = self._operands(values)
+        scales = _scales(op, values["scale_a"], values["scale_b"], a_codes, b_codes) if op.block_scale else None
+        if op.d == F64 and not _x64_mode() and any(isinstance(v, Tracer) for v in (a_codes, b_codes, c_codes)):
+            raise Unsupported(
+                f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
+                "(the result is then a NumPy array), or turn jax_enable_x64 on in your program"
+            )
+        formats = a_format, b_format, c_format
+        codes = _gemm(model, facts, formats, self.rounding, self.saturate, a_codes, b_codes, c_codes, key, scales)
+        return _array(facts.d, codes)
+
+    def smooth(self, key: PRNGKey | None, values: dict[str, Any]) -> Array:
+        """The product of the rounded operands, and their scales, whose roundings count as identity; in plain float arithmetic."""
+        op, facts = self.op, signature(self.op)
+        dtype = jnp.float64 if op.d == F64 else jnp.float32
+        formats, codes = zip(*self._operands(jax.tree.map(lax.stop_gradient, values)), strict=True)
+        rounded = _rounded(facts, formats, self.rounding, self.saturate, codes, key)
+        numbers = (_array(F64, x) if fmt == F64 else to_float(fmt, x) for fmt, x in zip(facts[:3], rounded, strict=True))
+        a, b, c = (_moving(x, values[name], dtype) for name, x in zip("abc", numbers, strict=True))
+        if op.block_scale:
+            assert op.stype is not None and op.scale_vec is not None
+            block, given = op.k // op.scale_vec, (values["scale_a"], values["scale_b"])
+            held = lax.stop_gradient(given)
+            scales = [to_float(op.stype, v) for v in _scales(op, held[0], held[1], codes[0], codes[1])]
+            x, y = (_moving(scale, value, dtype) for scale, value in zip(scales, given, strict=True))
+            a = a * jnp.repeat(x, block, axis=-1)[..., : a.shape[-1]]
+            b = b * jnp.repeat(y, block, axis=-2)[..., : b.shape[-2], :]
+        return jnp.matmul(a, b, precision=lax.Precision.HIGHEST) + c
+
+    def _operands(self, values: dict[str, Any]) -> list[tuple[Format, Array]]:
+        a, b = _operand("a", values["a"]), _operand("b", values["b"])
+        c = _operand("c", np.zeros((1, 1), np.float32) if values["c"] is None else values["c"])
+        _check_shapes(_shape(*a), _shape(*b), _shape(*c), self.op)
+        return [a, b, c]
+
+
+def _moving(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Array:
+    """`rounded`, with the derivative of `value`."""
+    rounded = lax.stop_gradient(jnp.asarray(rounded, dtype))
+    if not isinstance(value, Tracer) or not jnp.issubdtype(value.dtype, jnp.floating):
+        return rounded
+    value = value.astype(dtype)
+    return rounded + (value - lax.stop_gradient(value))
 
 
 @partial(jax.jit, static_argnames=("facts", "formats", "rounding", "saturate"))
@@ -87,20 +142,16 @@ def _gemm(
     key: PRNGKey | None,
     scales: tuple[Array, Array] | None,
 ) -> Array:
-    keys = (None,) * 3 if key is None else jax.random.split(key, 3)
-    a, b, c = (
-        codes if source == target else convert(codes, source, target, rounding, saturate or target.is_integer, own_key)
-        for codes, source, target, own_key in zip((a, b, c), formats, facts[:3], keys, strict=True)
-    )
+    a, b, c = _rounded(facts, formats, rounding, saturate, (a, b, c), key)
     (*a_batch, m, k), (*b_batch, _, n) = _shape(facts.a, a), _shape(facts.b, b)
     batch = np.broadcast_shapes(tuple(a_batch), tuple(b_batch), _shape(facts.c, c)[:-2])
     c = jnp.broadcast_to(c, (*batch, m, n, *c.shape[c.ndim - facts.c.words + 1 :]))
     if k == 0 or m == 0 or n == 0 or 0 in batch:
         return convert(c, facts.c, facts.d)
     if model.fraction_bits is not None or model.chain is not None or facts.d != model.result:  # else K is a row of single multiply-adds
-        a, b = _fill(facts, a, b)
+        a, b = fill(facts, a, b, facts.k)
     if scales is not None:
-        return run(model, facts, a, b, c, _whole_instructions(facts, scales))
+        return run(model, facts, a, b, c, fill_scales(facts, scales, facts.k))
     if not b_batch and a_batch:  # one B for all: the batch is more rows of A
         shape = c.shape
         a = jnp.broadcast_to(a, (*batch, *a.shape[len(a_batch) :]))
@@ -109,14 +160,25 @@ def _gemm(
     return run(model, facts, a, b, c)
 
 
-def _fill(facts: Signature, a: Array, b: Array) -> tuple[Array, Array]:
-    """A and B with K filled up to a multiple of the instruction's, A with -0 (integers: 0) and B with 0.
+def _rounded(
+    facts: Signature, formats: tuple[Format, ...], rounding: str, saturate: bool, codes: tuple[Array, ...], key: PRNGKey | None
+) -> list[Array]:
+    """A, B and C in the instruction's formats."""
+    keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+    return [
+        x if source == target else convert(x, source, target, rounding, saturate or target.is_integer, own_key)
+        for x, source, target, own_key in zip(codes, formats, facts[:3], keys, strict=True)
+    ]
+
+
+def fill(facts: Signature, a: Array, b: Array, multiple: int) -> tuple[Array, Array]:
+    """A and B with K filled up to a multiple of `multiple`, whole instructions: A with -0 (integers: 0) and B with 0.
 
     That changes no bit. In a fused step a zero product takes part neither in the largest exponent nor in the sum, and a step of zeros alone
     rounds a value that already is of the result's format, +0 included (a step never leaves -0 behind). A rounded addition of the product
     -0 returns the other operand, -0 included, in RN, the mode of every chain of multiply-adds. Integer zeros add nothing.
     """
-    missing = -a.shape[-1] % facts.k if facts.a.words == 1 else -a.shape[-2] % facts.k
+    missing = -(a.shape[-1] if facts.a.words == 1 else a.shape[-2]) % multiple
     if missing == 0:
         return a, b
     tail = [(0, 0)] * (facts.a.words - 1)
@@ -147,11 +209,11 @@ def _scales(op: Instruction, scale_a: ArrayLike | None, scale_b: ArrayLike | Non
     return found[0], found[1]
 
 
-def _whole_instructions(facts: Signature, scales: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The scales filled up, with ones, to those of whole instructions."""
+def fill_scales(facts: Signature, scales: tuple[Array, Array], multiple: int) -> tuple[Array, Array]:
+    """The scales filled up, with ones, to those of K as a multiple of `multiple`, whole instructions."""
     assert facts.scale is not None
     a, b = scales
-    missing = -a.shape[-1] % facts.scale_vec
+    missing = -a.shape[-1] % (multiple // facts.k * facts.scale_vec)
     one = facts.scale.bias << facts.scale.mantissa_bits
     a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)], constant_values=one)
     return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, missing), (0, 0)], constant_values=one)

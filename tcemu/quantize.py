@@ -197,7 +197,8 @@ def block_dequantize(q: BlockQuantized, dtype: DTypeLike = jnp.float32) -> Array
         raise TypeError(f"dtype: got {np.dtype(dtype)}; wanted float32, float16 or bfloat16")
     _check(q)
     fmt = q.format
-    values = _dequantize(fmt.element, fmt.scale, fmt.block, q.axis, target, q.codes, q.scales, q.tensor_scale)
+    tensor = None if q.tensor_scale is None else array_codes(q.tensor_scale)[1]
+    values = _dequantize(fmt.element, fmt.scale, fmt.block, q.axis, target, q.codes, q.scales, tensor)
     return lax.bitcast_convert_type(values, dtype)
 
 
@@ -359,7 +360,7 @@ def _dequantize(
     number = product(elements, decode(scale, scales))
     number = number._replace(magnitude=number.magnitude[:1])  # at most 11 and 4 bits
     if tensor_scale is not None:
-        whole = lax.bitcast_convert_type(tensor_scale, jnp.uint32)
-        whole = jnp.broadcast_to(whole.reshape(whole.shape + (1,) * (scales.ndim - whole.ndim)), scales.shape)
+        whole = tensor_scale.reshape(tensor_scale.shape + (1,) * (scales.ndim - tensor_scale.ndim))
+        whole = jnp.broadcast_to(whole, scales.shape)
         number = product(number, decode(F32, whole))
     return jnp.moveaxis(_out_of_blocks(encode(target, number), codes.shape[axis]), -1, axis)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcemu.commands.accuracy import Reference, Tally, last_bit, rounded, ulp
 from tcemu.formats import BF16, E4M3, F16, F32, F64, S8, S32
+from tcemu.study.accuracy import Reference, Tally, last_bit, rounded, ulp
 
 
 def matrices(seed: int, m: int, k: int, n: int, spread: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -8,14 +8,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits errors checked",
+    "bits errors checked gradients",
     "formats layouts packing",
     "arithmetic sparsity shared_memory memory",
     "models",
     "instructions grammar diagnosis rows catalog",
     "operations",
-    "gemm quantize autodiff",
-    "fuzz study silicon ptx viz",
+    "quantize gemm scaling accumulation recipes products",
+    "fuzz study emulation silicon ptx viz",
     "cli commands data",
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
@@ -24,8 +24,8 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "formats packing",
     "instructions rows diagnosis grammar catalog",
     "memory shared_memory",
-    "gemm autodiff",
-    "study silicon fuzz",
+    "quantize gemm scaling accumulation recipes products",
+    "study emulation silicon fuzz viz",
     "commands cli",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}

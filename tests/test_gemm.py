@@ -107,7 +107,7 @@ def test_integers_wrap_or_clamp_and_inputs_saturate():
 
 @pytest.mark.parametrize("op", sampled([*FLOATS, F64, S8], (F16, VOLTA, S8)))
 def test_filling_k_with_zeros_changes_no_bit(op):
-    """What `_fill` claims: K of 5 equals K filled by hand to two whole instructions, also where D is a signed zero."""
+    """What `fill` claims: K of 5 equals K filled by hand to two whole instructions, also where D is a signed zero."""
     k = tcemu.parse(op).k
     a, b, c = normal(6, 5, seed=6), normal(5, 6, seed=7), normal(6, 6, seed=8)
     a[0], c[0, ::2], c[0, 1::2] = 0.0, -0.0, 0.0

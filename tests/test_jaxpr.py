@@ -23,7 +23,7 @@ EXACT = {
 # these move or reinterpret bits
 MOVES = {
     "bitcast_convert_type", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "select_n", "pad",
-    "jit", "scan", "while", "cond",
+    "jit", "scan", "while", "cond", "custom_jvp_call",
 }  # fmt: skip
 
 

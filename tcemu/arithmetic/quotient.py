@@ -4,7 +4,7 @@ Source: IEEE 754-2019, 5.4.1, 6.1 to 6.3. Subnormals are kept; every NaN is the 
 """
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu import bits
@@ -39,19 +39,22 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -
     n, n_exponent = _normal(u, kept)
     d, d_exponent = _normal(v, kept)
     d = jnp.maximum(d, 1)  # of a zero nothing of the division is used
-    # long division, up to 8 bits at a time; quotients of at least kept + 2 bits, so that the last one may stand for the rest
-    quotient, fraction_bits = n // d, kept + 2
-    for known in range(0, fraction_bits, 8):
-        step = min(8, fraction_bits - known)
-        n = (n % d) << step
-        quotient = (quotient << step) | (n // d)
-    inexact = n % d != 0
+    # Long division, 7 bits at a time; kept + 2 bits or more, so that the last one may stand for the rest. A loop, into which XLA cannot
+    # copy what n and d come from, once for each use.
+    count = -(-(kept + 2) // 7)
+
+    def digits(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        quotient, rest = state[0], state[1] << 7
+        return (quotient << 7) | (rest // d), rest % d
+
+    quotient, rest = lax.fori_loop(0, count, digits, (n // d, n % d))
+    inexact = rest != 0
     u_zero, v_zero = _is_zero(u), _is_zero(v)
     infinite = u.infinite | (v_zero & ~u_zero)
     number = Number(
         u.negative != v.negative,
         (jnp.where(u_zero | v.infinite, 0, quotient | inexact),),
-        n_exponent - d_exponent - fraction_bits,
+        n_exponent - d_exponent - 7 * count,
         u.nan | v.nan | (u_zero & v_zero) | (u.infinite & v.infinite),
         infinite,
     )

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 
 from tcemu.commands import CommandError
-from tcemu.commands.accuracy import Reference, Tally, rounded, ulp
 from tcemu.commands.arrays import check_writable, load, save, shape_of_product, without_wide_integers
 from tcemu.formats import F64
 from tcemu.gemm import gemm
 from tcemu.grammar import parse
 from tcemu.instructions import Instruction
 from tcemu.operations.mma import evidence
+from tcemu.study.accuracy import Reference, Tally, rounded, ulp
 
 BLOCK = 2**28  # multiply-accumulates between two reports of progress, about
 QUIET = 10.0  # seconds between two lines of progress where standard error is no terminal

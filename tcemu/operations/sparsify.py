@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
@@ -118,7 +118,7 @@ def _magnitude(op: Instruction | None, dense: Any) -> Limbs:
     if op is not None and op.a is not None and jnp.issubdtype(dense.dtype, jnp.unsignedinteger):
         fmt, codes = op.a, jnp.asarray(dense)
     else:
-        fmt, codes = array_codes(dense)
+        fmt, codes = array_codes(lax.stop_gradient(dense) if isinstance(dense, Tracer) else dense)  # which are kept has no derivative
     if fmt.is_integer:
         return decode(fmt, codes).magnitude
     *low, top = code_limbs(fmt, codes)

@@ -1,0 +1,162 @@
+"""A matrix product as a policy sees it, what was decided for each, and the table of that."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from tcemu.products import dot_general
+from tcemu.recipes import Recipe
+from tcemu.study.view import columns
+
+DotGeneral = Callable[..., Array]  # of jax.lax.dot_general's signature
+Choice = Recipe | DotGeneral | None
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product of a program, as a policy sees it.
+
+    name: where it stands, as "encoder/mlp/dot_general": the jit functions, named scopes and loops around it, told apart by ".1", ".2" where
+    they repeat. index: that number, 0 for the first. primitive: "dot_general" or "conv_general_dilated", whose dimension_numbers and
+    preferred_element_type these are. lhs_shape, lhs_dtype, rhs_shape, rhs_dtype: the operands; shape, dtype: the result.
+    repeats: how often the loops around it run it; None inside a `while`.
+    """
+
+    name: str
+    index: int
+    primitive: str
+    lhs_shape: tuple[int, ...]
+    lhs_dtype: DTypeLike
+    rhs_shape: tuple[int, ...]
+    rhs_dtype: DTypeLike
+    dimension_numbers: Any
+    preferred_element_type: DTypeLike | None
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    repeats: int | None = 1
+
+    @property
+    def is_float(self) -> bool:
+        """Both operands are real floats."""
+        return all(jnp.issubdtype(dtype, jnp.floating) for dtype in (self.lhs_dtype, self.rhs_dtype))
+
+    def __str__(self) -> str:
+        operands = f"{_array(self.lhs_dtype, self.lhs_shape)} · {_array(self.rhs_dtype, self.rhs_shape)}"
+        return f"{self.name}: {operands} -> {_array(self.dtype, self.shape)}"
+
+
+Policy = Recipe | Callable[[Product], Choice] | Sequence[tuple[str, Choice]] | None
+
+
+def _array(dtype: DTypeLike, shape: Sequence[int]) -> str:
+    return f"{jnp.dtype(dtype).name}[{','.join(map(str, shape))}]"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a product. run: its evaluation, or None where it is left as it is; choice: what the policy gave; why: in words."""
+
+    run: DotGeneral | None
+    choice: Choice
+    why: str
+
+
+def decide(policy: Policy, product: Product, convolutions: bool) -> Decision:
+    """The policy's decision. Raises TypeError for a choice that is no Recipe, callable or None."""
+    choice, why = _chosen(policy, product)
+    if choice is not None and product.primitive != "dot_general" and not convolutions:
+        choice, why = None, "a convolution; convolutions=True takes it as a product of patches"
+    if choice is None:
+        return Decision(None, None, why)
+    if isinstance(choice, Recipe):
+        return Decision(dot_general(choice), choice, choice.name or f"{choice.op} on {choice.target}")
+    if not callable(choice):
+        raise TypeError(f"policy: for {product} it gave {choice!r}; wanted a Recipe, a callable like jax.lax.dot_general, or None")
+    return Decision(choice, choice, getattr(choice, "__name__", None) or str(choice))
+
+
+def _chosen(policy: Policy, product: Product) -> tuple[Choice, str]:
+    if policy is None:
+        return None, "there is no policy"
+    if callable(policy) and not isinstance(policy, Recipe):
+        return policy(product), "the policy leaves it"
+    if not product.is_float:
+        return None, "not of real floats, which a policy in short form passes by"
+    if isinstance(policy, Recipe):
+        return policy, ""
+    for pattern, choice in policy:
+        if fnmatchcase(product.name, pattern):
+            return choice, f"the rule for {pattern!r} leaves it"
+    return None, "no pattern fits"
+
+
+def checked(policy: Policy) -> Policy:
+    """The policy itself, a list of rules as a tuple. Raises TypeError for anything that is no policy."""
+    if policy is None or isinstance(policy, Recipe) or callable(policy):
+        return policy
+    if isinstance(policy, Sequence) and not isinstance(policy, str):
+        rules = tuple(policy)
+        if all(isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str) for rule in rules):
+            return tuple((pattern, choice) for pattern, choice in rules)
+    raise TypeError(
+        f"policy: got {policy!r}; wanted a Recipe, a function from a Product to a Recipe, a callable like jax.lax.dot_general or None, "
+        "or a list of pairs of a pattern for names, as '*attention*', and one of these"
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a report. name: that of the product or of what hides products; product: None for the latter; replaced: whether it is
+    emulated; why: by what, or why not."""
+
+    name: str
+    product: Product | None
+    replaced: bool
+    why: str
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What `emulate` replaces in a program and what it leaves, and why. A sequence of `Entry`; str() is a table."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def replaced(self) -> tuple[Product, ...]:
+        """The products that are emulated."""
+        return tuple(e.product for e in self.entries if e.replaced and e.product is not None)
+
+    @property
+    def left(self) -> tuple[Entry, ...]:
+        """What is evaluated as it was."""
+        return tuple(e for e in self.entries if not e.replaced)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __getitem__(self, index: int) -> Entry:
+        return self.entries[index]
+
+    def __str__(self) -> str:
+        rows = [[e.name, *_described(e.product), ("" if e.replaced else "left: ") + e.why] for e in self.entries]
+        heads = ["product", "operands", "result", "runs", "by"]
+        count = f"{len(self.replaced)} of {len(self.entries)} products replaced"
+        return "\n".join([*columns(heads, rows, left=(0, 1, 2, 4)), count] if rows else ["no products"])
+
+    def __repr__(self) -> str:
+        return f"<Report: {len(self.replaced)} products replaced, {len(self.left)} left>"
+
+
+def _described(product: Product | None) -> tuple[str, str, str]:
+    if product is None:
+        return "", "", ""
+    operands = f"{_array(product.lhs_dtype, product.lhs_shape)} · {_array(product.rhs_dtype, product.rhs_shape)}"
+    return operands, _array(product.dtype, product.shape), "?" if product.repeats is None else str(product.repeats)

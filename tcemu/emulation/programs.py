@@ -1,0 +1,60 @@
+"""What the equations of a program (jaxpr) hold: products, other programs, or what nobody sees into."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+RULED = ("custom_jvp_call", "custom_vjp_call")
+OPAQUE = {  # primitives that multiply matrices, or may, where nobody sees it
+    "ragged_dot_general": "a ragged product, whose groups have sizes that are data",
+    "scaled_dot": "a block-scaled product, with a quantisation of its own",
+    "scaled_matmul": "a block-scaled product, with a quantisation of its own",
+    "scaled_matmul_wrapper": "a block-scaled product, with a quantisation of its own",
+    "dot_product_attention_fwd_wrapper": "attention as one kernel of cuDNN",
+    "dot_product_attention_bwd_wrapper": "attention as one kernel of cuDNN",
+    "dot_product_attention_fp8_fwd_wrapper": "attention as one kernel of cuDNN",
+    "dot_product_attention_fp8_bwd_wrapper": "attention as one kernel of cuDNN",
+    "ffi_call": "foreign code; what it computes is not seen",
+    "pure_callback": "code of the host; what it computes is not seen",
+    "io_callback": "code of the host; what it computes is not seen",
+    "call_exported": "an exported program, which is compiled already",
+}
+PACKAGE = Path(__file__).parents[1]
+
+
+def programs(value: Any) -> Iterator[Jaxpr]:
+    """The programs among an equation's parameters."""
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from programs(one)
+
+
+def has_products(equation: JaxprEqn) -> bool:
+    """It is a product, may hide one, holds one, or has a derivative rule that may have one."""
+    kind = equation.primitive.name
+    if kind in PRODUCTS or kind in OPAQUE or kind in RULED:
+        return True
+    return any(has_products(inner) for program in programs(equation.params) for inner in program.eqns)
+
+
+def called(equation: JaxprEqn) -> str:
+    params, kind = equation.params, equation.primitive.name
+    if kind in RULED:
+        return params["call_jaxpr"].jaxpr.debug_info.func_name
+    return params.get("name") or {"remat2": "checkpoint", "conv_general_dilated": "conv_general_dilated"}.get(kind, kind)
+
+
+def is_ours(equation: JaxprEqn) -> bool:
+    """The program is one of this package's own, below the policies: its products are part of an emulation."""
+    for program in programs(equation.params):
+        source = program.debug_info.func_filename
+        if source and Path(source).is_relative_to(PACKAGE) and not Path(source).is_relative_to(Path(__file__).parent):
+            return True
+    return False

@@ -1,0 +1,138 @@
+"""What-if through recipes: models swept in one compiled program, the theory of the curve, and the surrogate against measured errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sampling import sampled
+
+import tcemu
+from tcemu import Recipe, formats
+from tcemu.study.precision import expected_error, surrogate
+
+F16 = Recipe("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90a")
+BF16 = Recipe("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "sm_90a")
+
+
+def operands(n, seed=0):
+    return np.random.default_rng(seed).standard_normal((2, n, n)).astype(np.float32)
+
+
+def exact(recipe, a, b):
+    """The product of the rounded operands."""
+    x, y = (np.asarray(formats.round_to(fmt, v), np.float64) for fmt, v in ((recipe.op.a, a), (recipe.op.b, b)))
+    return x @ y
+
+
+def measured(recipe, a, b, widths):
+    """The root mean square error of the sums for each number of fraction bits, and how often the sweep was traced and compiled."""
+    traces = []
+
+    @jax.jit
+    @jax.vmap
+    def sweep(fraction_bits):
+        traces.append(None)
+        return tcemu.matmul(a, b, recipe=recipe.what_if(fraction_bits=fraction_bits))
+
+    d = np.concatenate([np.asarray(sweep(jnp.array(part)), np.float64) for part in np.reshape(widths, (-1, len(widths) // 2))])
+    return np.sqrt(((d - exact(recipe, a, b)) ** 2).mean((1, 2))), (len(traces), sweep._cache_size())
+
+
+WIDTHS = np.arange(6, 32)  # two halves of one shape
+
+
+@pytest.fixture(scope="module")
+def f16_sweep():
+    return measured(F16, *operands(64), WIDTHS)
+
+
+def follows_the_theory(widths, error, counted):
+    assert counted == (1, 1)
+    ratios = error[:-1] / error[1:]
+    cut = (widths[:-1] >= 8) & (widths[:-1] < 20)
+    assert (np.abs(ratios[cut] - 2) < 0.2).all(), ratios  # a cut of 2^-f of the largest exponent in a step
+    assert (np.abs(ratios[widths[:-1] >= 26] - 1) < 0.02).all(), ratios  # f32's own 23 bits, rounded toward zero
+
+
+def test_a_sweep_compiles_once_and_halves_the_error_per_bit(f16_sweep):
+    follows_the_theory(WIDTHS, *f16_sweep)
+
+
+@pytest.mark.full
+def test_the_same_for_512_cubed():
+    widths = np.arange(8, 32)  # 8 to 30, and one more
+    follows_the_theory(widths, *measured(F16, *operands(512), widths))
+
+
+FIELDS = {"floor": [-133, 4], "terms": [16, 5], "result_bits": [23, 9], "rounding": [1, 0], "fraction_bits": [25, 11]}
+
+
+@pytest.mark.parametrize("name", sampled(FIELDS, ("terms",)))
+def test_every_numeric_field_is_swept(name):
+    a, b = operands(20, seed=1)
+    swept = jax.vmap(lambda v: tcemu.matmul(a, b, recipe=BF16.what_if(**{name: v})))(jnp.array(FIELDS[name]))
+    for d, value in zip(swept, FIELDS[name], strict=True):
+        plain = formats.ROUNDINGS[value] if name == "rounding" else value
+        want = tcemu.gemm(a, b, op=BF16.op, target="sm_90a", model=tcemu.model(BF16.op, "sm_90a").replace(**{name: plain}))
+        np.testing.assert_array_equal(np.asarray(d).view(np.uint32), np.asarray(want).view(np.uint32))
+    assert (np.asarray(swept[0]) != np.asarray(swept[1])).any()
+
+
+def follows_the_measured(recipe, error, size, slope):
+    """log2 of the root mean square error, and its slope over fraction_bits against finite differences of what was measured."""
+    a, b = operands(64)
+    widths, error = WIDTHS[WIDTHS < 22], np.log2(error[WIDTHS < 22])
+
+    @jax.jit
+    @jax.value_and_grad
+    def predicted(fraction_bits):
+        mean, variance = expected_error(a, b, fraction_bits, op=recipe.op, target="sm_90a")
+        return jnp.log2(jnp.mean(mean**2 + variance)) / 2
+
+    found = np.array([predicted(float(f)) for f in widths])
+    np.testing.assert_allclose(found[:, 0], error, atol=size)
+    np.testing.assert_allclose(found[1:-1, 1], (error[2:] - error[:-2]) / 2, atol=slope)
+    between = [float(predicted(11 + t)[0]) for t in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert (np.diff(between) < 0).all()  # real-valued, and downhill all the way
+
+
+def test_the_surrogate_follows_the_measured_error(f16_sweep):
+    follows_the_measured(F16, f16_sweep[0], 0.15, 0.06)
+
+
+@pytest.mark.full
+def test_the_surrogate_follows_the_measured_error_of_bf16():
+    follows_the_measured(BF16, measured(BF16, *operands(64), WIDTHS)[0], 0.3, 0.15)
+
+
+def has_gradients(key):
+    """In the width, by finite differences, and in the operands."""
+    a, b = operands(32, seed=2)
+    xy = exact(BF16, a, b)
+    loss = lambda a, f: jnp.mean((surrogate(a, b, f, op=BF16.op, target="sm_90a", key=key) - xy) ** 2)  # noqa: E731
+    value_and_grad = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    step = 2.0**-6
+    (low, _), (_, (da, df)), (high, _) = (value_and_grad(a, 9 + d) for d in (-step, 0.0, step))
+    assert df < 0 and np.isfinite(df) and (da != 0).any()
+    np.testing.assert_allclose(df, (high - low) / (2 * step), rtol=0.05)
+
+
+def test_the_expected_form_has_gradients_in_the_width_and_the_operands():
+    has_gradients(None)
+
+
+@pytest.mark.full
+def test_the_noise_form_has_gradients_and_the_variance():
+    has_gradients(jax.random.key(1))
+    a, b = operands(32, seed=2)
+    how, xy = {"op": BF16.op, "target": "sm_90a"}, exact(BF16, a, b)
+    mean, variance = expected_error(a, b, 9.0, **how)
+    np.testing.assert_allclose(surrogate(a, b, 9.0, **how), xy + mean, rtol=1e-4, atol=1e-4)
+    draws = jax.vmap(lambda key: surrogate(a, b, 9.0, **how, key=key))(jax.random.split(jax.random.key(0), 400)) - xy
+    np.testing.assert_allclose(np.mean((draws - mean) ** 2 / variance), 1, atol=0.02)
+    np.testing.assert_allclose(np.mean((draws - mean) / np.sqrt(variance)), 0, atol=0.01)
+
+
+def test_what_the_surrogate_does_not_cover_is_told():
+    with pytest.raises(tcemu.Unsupported, match="align all their products"):
+        expected_error(*operands(32), 20.0, op="mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", target="sm_90a")
