@@ -129,16 +129,17 @@ class Rewriter:
         """The program rewritten, with constants of its own."""
         return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, scope))(*[v.aval for v in jaxpr.invars])
 
-    def function(self, call: Callable[..., Sequence[Any]], scope: Scope) -> Callable[..., list[Any]]:
-        """A function of flat lists, with its products by the policy. What is no array among arguments and results goes through as it is."""
+    def function(self, call: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
+        """A function with its products by the policy. What is no array among arguments and the leaves of results goes through as it is."""
 
         def run(*args):
             arrays, merge = _arrays(args)
             kept: list[Callable] = []
 
             def traced(*arrays):
-                found, back = _arrays(call(*merge(arrays)))
-                kept.append(back)
+                leaves, tree = jax.tree.flatten(call(*merge(arrays)))
+                found, back = _arrays(leaves)
+                kept.append(lambda results: jax.tree.unflatten(tree, back(results)))
                 return found
 
             program = jax.make_jaxpr(traced)(*map(jax.typeof, arrays))
@@ -217,12 +218,26 @@ def _call(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scop
 
 
 def _scan(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    params = dict(equation.params)
-    params["jaxpr"], hoisted = self.closed(params["jaxpr"], scope.at(scope.path, params["length"]))
-    params["num_consts"] += len(hoisted)
-    if "linear" in params:
-        params["linear"] = (False,) * len(hoisted) + tuple(params["linear"])
-    return [*hoisted, *values], params
+    params = equation.params
+    found, hoisted = self.closed(params["jaxpr"], scope.at(scope.path, params["length"]))
+    if not hoisted:
+        return values, {**params, "jaxpr": found}
+    consts, init, xs = _parts_of_scan(params, values)
+
+    def body(state, x):
+        results = eval_jaxpr(found.jaxpr, found.consts, *hoisted, *consts, *state, *x)
+        return results[: len(init)], results[len(init) :]
+
+    state, ys = lax.scan(body, init, xs, params["length"], params["reverse"], params["unroll"])
+    return [*state, *ys]
+
+
+def _parts_of_scan(params: dict[str, Any], values: Sequence[Any]) -> list[list[Any]]:
+    """The operands of a scan: those alike in every turn, the carry's, and those cut along their first axis."""
+    if "ft_in" in params:  # JAX 0.12 and later
+        return [list(part) for part in params["ft_in"].update(values).unpack()]
+    carry = params["num_consts"] + params["num_carry"]
+    return [list(values[: params["num_consts"]]), list(values[params["num_consts"] : carry]), list(values[carry:])]
 
 
 def _while(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
