@@ -63,7 +63,8 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -
 
 def _decoded(x: ArrayLike, y: ArrayLike, fmt: Format) -> tuple[Number, Number]:
     assert fmt != F64 and not fmt.is_integer
-    x, y = jnp.broadcast_arrays(jnp.asarray(x), jnp.asarray(y))
+    # each operation starts from words: of a chain in one kernel XLA copies each link into all its uses, and compiles for minutes
+    x, y = jnp.broadcast_arrays(*lax.optimization_barrier((jnp.asarray(x), jnp.asarray(y))))
     return decode(fmt, x), decode(fmt, y)
 
 
