@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling import sampled
 
 import tcemu
 from tcemu import Recipe, formats
@@ -51,7 +50,7 @@ def follows_the_theory(widths, error, counted):
     ratios = error[:-1] / error[1:]
     cut = (widths[:-1] >= 8) & (widths[:-1] < 20)
     assert (np.abs(ratios[cut] - 2) < 0.2).all(), ratios  # a cut of 2^-f of the largest exponent in a step
-    assert (np.abs(ratios[widths[:-1] >= 26] - 1) < 0.02).all(), ratios  # f32's own 23 bits, rounded toward zero
+    assert (np.abs(ratios[widths[:-1] >= 28] - 1) < 0.02).all(), ratios  # f32's own 23 bits, rounded toward zero
 
 
 def test_a_sweep_compiles_once_and_halves_the_error_per_bit(f16_sweep):
@@ -67,7 +66,8 @@ def test_the_same_for_512_cubed():
 FIELDS = {"floor": [-133, 4], "terms": [16, 5], "result_bits": [23, 9], "rounding": [1, 0], "fraction_bits": [25, 11]}
 
 
-@pytest.mark.parametrize("name", sampled(FIELDS, ("terms",)))
+@pytest.mark.full  # the usual run sweeps fraction_bits above
+@pytest.mark.parametrize("name", FIELDS)
 def test_every_numeric_field_is_swept(name):
     a, b = operands(20, seed=1)
     swept = jax.vmap(lambda v: tcemu.matmul(a, b, recipe=BF16.what_if(**{name: v})))(jnp.array(FIELDS[name]))
@@ -117,6 +117,7 @@ def has_gradients(key):
     np.testing.assert_allclose(df, (high - low) / (2 * step), rtol=0.05)
 
 
+@pytest.mark.full
 def test_the_expected_form_has_gradients_in_the_width_and_the_operands():
     has_gradients(None)
 

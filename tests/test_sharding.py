@@ -58,8 +58,9 @@ for name, changes in cases if FULL else cases[:1]:
     ))
     want = tcemu.matmul(a, b, recipe=one)
     np.testing.assert_array_equal(np.asarray(bits(a, b)).view(np.uint32), np.asarray(want).view(np.uint32))
-plain = np.asarray(tcemu.matmul(a, b, recipe=part))
-assert (plain.view(np.uint32) != np.asarray(want).view(np.uint32)).any(), "the order of the reduction shows in the bits"
+if FULL:
+    plain = np.asarray(tcemu.matmul(a, b, recipe=part))
+    assert (plain.view(np.uint32) != np.asarray(want).view(np.uint32)).any(), "the order of the reduction shows in the bits"
 g = lambda fn: FULL and jax.grad(lambda x, y: jnp.sum(jnp.sin(fn(x, y))), (0, 1))(a, b)
 for got, want in zip(g(bits), g(lambda x, y: tcemu.matmul(x, y, recipe=one))) if FULL else ():
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
