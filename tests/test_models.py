@@ -1,5 +1,6 @@
 """The rows of every GPU: the words that others recorded, published check values, and that no row claims more than is known."""
 
+import re
 from fractions import Fraction
 
 import golden
@@ -307,6 +308,16 @@ def test_no_row_claims_more_than_is_known():
             assert set(r.targets) <= {"sm_90", "sm_90a"}  # the only GPU that we have had
     published = {target for r in ROWS if r.evidence.level == "published" for target in r.targets}
     assert published <= set(GPUS.values()) | {"sm_100", "sm_100f"}
+
+
+def test_rows_say_what_was_compared_on_the_gpu():
+    lines = (golden.TESTS / "golden" / "verified_h200.txt").read_text().splitlines()
+    totals = [re.fullmatch(r"([\w.]+): \d+ spellings, 0 mismatches of ([\d,]+)", line) for line in lines]
+    compared = {match[1].removesuffix(".mma").replace(".", "_"): match[2] for match in totals if match}
+    known = {r.evidence.source for r in ROWS if r.evidence.level == "silicon"}
+    assert len(known) == len(ARITHMETIC)
+    for source in known:
+        assert f"; {compared[source.rpartition(' ')[2]]} outputs more in verified_h200.txt;" in source
 
 
 def test_toolkits_and_units():
