@@ -22,8 +22,8 @@ F16_F16 = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
     ("op", "a", "b", "c"),
     [
         (F16, (21, 80), (80, 37), (21, 37)),
-        (F16, (3, 5, 16), (3, 16, 11), (3, 5, 11)),
-        (F16_F16, (3, 1, 5, 32), (2, 32, 19), (3, 2, 5, 19)),
+        pytest.param(F16, (3, 5, 16), (3, 16, 11), (3, 5, 11), marks=pytest.mark.full),
+        pytest.param(F16_F16, (3, 1, 5, 32), (2, 32, 19), (3, 2, 5, 19), marks=pytest.mark.full),
     ],
 )
 def test_blocks_change_no_bit(monkeypatch, op, a, b, c):

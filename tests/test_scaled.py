@@ -10,6 +10,7 @@ import pytest
 import reference
 import reference_scaled
 from reference import decode, encode
+from sampling import sampled
 
 import tcemu
 from tcemu.arithmetic.program import Signature, run
@@ -283,7 +284,7 @@ def test_batches_jit_vmap_and_traced_selectors():
 # ---- gemm
 
 
-@pytest.mark.parametrize("spelling", [MXF8, MXF4, NVF4])
+@pytest.mark.parametrize("spelling", sampled((MXF8, MXF4, NVF4), (NVF4,)))
 def test_gemm_is_a_loop_of_instructions(spelling):
     """K of three and a half instructions, the last block half full; numbers and codes as scales; a batch that only the scales have."""
     op = tcemu.parse(spelling)
@@ -328,6 +329,7 @@ def test_gemm_wants_its_scales():
 # ---- models
 
 
+@pytest.mark.full
 def test_models_with_traced_fields_give_the_words_of_static_ones():
     rng = np.random.default_rng(5)
     a, b = rng.integers(0, 16, (8, 128)).astype(np.uint8), rng.integers(0, 16, (128, 8)).astype(np.uint8)
