@@ -222,9 +222,13 @@ def product_terms(a_codes: Sequence[int], b_codes: Sequence[int], a_fmt: str, b_
 
 
 def align_add_round(
-    terms: Sequence[Term | None], infinities: set[int], c_code: int | None, fraction_bits: int, floor: int, result: str, rounding: str
-) -> int:
-    """Align terms and C to the largest exponent, cut, add exactly, round once. A term of integer 0 still has its say in the alignment."""
+    terms: Sequence[Term | None], infinities: set[int], c_code: int | None, fraction_bits: int, floor: int, result: str, rounding: str,
+    alignment: str = "RZ",
+) -> int:  # fmt: skip
+    """Align terms and C to the largest exponent, cut (or round, by `alignment`), add exactly, round once.
+
+    A term of integer 0 still has its say in the alignment.
+    """
     spec, c_fmt = FORMATS[result], "f16" if result == "f16" else "f32"
     present = [term for term in terms if term is not None]
     if c_code is not None:
@@ -238,8 +242,9 @@ def align_add_round(
     unit = max([floor, *(exponent for _, _, exponent, _ in present)]) - fraction_bits
     total = 0
     for sign, integer, _, last in present:
-        cut = _split(integer, unit - last)[0]
-        total += -cut if sign else cut
+        cut, rest, half = _split(integer, unit - last)
+        up = {"RN": rest > half or (rest == half and cut % 2), "RZ": False, "RM": rest and sign, "RP": rest and not sign}[alignment]
+        total += (-1) ** sign * (cut + bool(up))
     if total == 0:
         return 0
     code = _encode(spec, int(total < 0), abs(total), unit, rounding, always_inf=True)
@@ -257,10 +262,11 @@ def fused_dot_add(
     floor: int,
     result: str,
     rounding: str,
+    alignment: str = "RZ",
 ) -> int:
     """One truncated fused dot-add. C has the format of `result` ("f16", else f32: "f32" or "e8m13"); None is no accumulator."""
     terms, infinities = product_terms(a_codes, b_codes, a_fmt, b_fmt)
-    return align_add_round(terms, infinities, c_code, fraction_bits, floor, result, rounding)
+    return align_add_round(terms, infinities, c_code, fraction_bits, floor, result, rounding, alignment)
 
 
 # ---- IEEE 754 operations

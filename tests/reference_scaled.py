@@ -9,8 +9,9 @@ from reference import NAN, align_add_round, parts, product_terms
 
 
 def scaled_dot_add(
-    a_codes: Sequence[int], b_codes: Sequence[int], c_code: int, a_fmt: str, b_fmt: str, a_scales: Sequence[int], b_scales: Sequence[int]
-) -> int:
+    a_codes: Sequence[int], b_codes: Sequence[int], c_code: int, a_fmt: str, b_fmt: str, a_scales: Sequence[int], b_scales: Sequence[int],
+    alignment: str = "RZ",
+) -> int:  # fmt: skip
     """mxf8f6f4: the exponents of the ue8m0 scales join a product's before alignment; each list is spread evenly over the products."""
     terms, infinities = product_terms(a_codes, b_codes, a_fmt, b_fmt)
     shifted = []
@@ -20,12 +21,13 @@ def scaled_dot_add(
             infinities |= NAN
         shift = sum(exponent for *_, exponent in scales)
         shifted.append(None if term is None else (term[0], term[1], term[2] + shift, term[3] + shift))
-    return align_add_round(shifted, infinities, c_code, 25, -133, "f32", "RZ")
+    return align_add_round(shifted, infinities, c_code, 25, -133, "f32", "RZ", alignment)
 
 
 def grouped_dot_add(
-    a_codes: Sequence[int], b_codes: Sequence[int], c_code: int, scale: str, a_scales: Sequence[int], b_scales: Sequence[int]
-) -> int:
+    a_codes: Sequence[int], b_codes: Sequence[int], c_code: int, scale: str, a_scales: Sequence[int], b_scales: Sequence[int],
+    alignment: str = "RZ",
+) -> int:  # fmt: skip
     """mxf4 and mxf4nvf4: groups of 16 e2m1 products are added exactly and multiplied by the significands of their two scales.
 
     A group is aligned by the exponents of its scales alone, even if its products cancel; if all of them, or a scale, are zero, it takes no
@@ -45,4 +47,4 @@ def grouped_dot_add(
         if members and significand:
             below = 2 + (6 if scale == "ue4m3" else 0)
             groups.append((int(total < 0), abs(total) * significand, exponent, exponent - below))
-    return align_add_round(groups, infinities, c_code, 35, -139, "f32", "RZ")
+    return align_add_round(groups, infinities, c_code, 35, -139, "f32", "RZ", alignment)

@@ -94,13 +94,13 @@ def by_model(model, a_name, b_name, result, a, b, c):
     return d[:, 0, 0]
 
 
-def by_reference(a_name, b_name, result, a, b, c, *, terms, fraction_bits, floor, rounding):
+def by_reference(a_name, b_name, result, a, b, c, *, terms, fraction_bits, floor, rounding, alignment="RZ"):
     out = []
     for row, column, code in zip(a.tolist(), b.tolist(), c.tolist(), strict=True):
         for at in range(0, K, terms):
             code = reference.fused_dot_add(
                 row[at : at + terms], column[at : at + terms], code, a_name, b_name,
-                fraction_bits=fraction_bits, floor=floor, result=result, rounding=rounding,
+                fraction_bits=fraction_bits, floor=floor, result=result, rounding=rounding, alignment=alignment,
             )  # fmt: skip
         out.append(code)
     return np.array(out)
@@ -129,6 +129,27 @@ def test_other_settings(pair, terms, fraction_bits, floor):
 @pytest.mark.parametrize(("terms", "fraction_bits", "floor"), SETTINGS)
 def test_other_settings_on_4_500_outputs(pair, terms, fraction_bits, floor):
     settings_agree(pair, terms, fraction_bits, floor, RESULTS, count=4_500)
+
+
+ALIGNED = [(pair, mode) for pair in PAIRS for mode in ("RN", "RM", "RP")]
+
+
+@pytest.mark.parametrize("case", sampled(ALIGNED, (ALIGNED[0], ALIGNED[-2]), lambda case: "-".join((*case[0], case[1]))))
+def test_terms_that_are_rounded_at_alignment(case):
+    """What-if: no unit does. Traced modes give the bits of static ones."""
+    pair, mode = case
+    rng = np.random.default_rng(11)
+    for terms, bits, floor in ((16, 25, -133), (5, 9, -20), (8, 38, -133)):
+        a, b, c = drawn_pair(*pair, "f32", 450, rng)
+        model = Model(formats.F32, terms, bits, floor, alignment=mode)
+        got = np.asarray(by_model(model, *pair, formats.F32, a, b, c))
+        facts = {"terms": terms, "fraction_bits": bits, "floor": floor, "rounding": "RZ"}
+        want = by_reference(*pair, "f32", a, b, c, **facts, alignment=mode)
+        assert (got != want).sum() == 0, f"{(got != want).sum()} mismatches of {len(want)} with {model}"
+        assert (want != by_reference(*pair, "f32", a, b, c, **facts)).any()
+    traced = jax.vmap(lambda alignment: by_model(model.replace(alignment=alignment), *pair, formats.F32, a, b, c))(jnp.arange(4))
+    np.testing.assert_array_equal(traced[formats.ROUNDINGS.index(mode)], got)
+    np.testing.assert_array_equal(traced[1], by_model(model.replace(alignment="RZ"), *pair, formats.F32, a, b, c))
 
 
 def settings_agree(pair, terms, fraction_bits, floor, results, count):

@@ -116,7 +116,7 @@ def compare(spelling, target, count, seed=0):
 
 
 BITS = r"([+-])([01]+)\.([01]*)"
-TERM = re.compile(rf"^(\S+(?: \d[\d+-]*)?) .*?{BITS}\|([01]*)(\.\.\.)?$")
+TERM = re.compile(rf"^(\S+(?: \d[\d+-]*)?) .*?{BITS}\|(-?)([01]*)(\.\.\.)?$")
 
 
 def integer(sign, whole, fraction):
@@ -138,13 +138,14 @@ def readd(found):
             term = TERM.match(line)
             if term is None or re.match(r"sum |R[NZMP] to ", line):
                 continue
-            name, *bits, cut, more = term.groups()
+            name, *bits, added, cut, more = term.groups()
             assert len(bits[2]) == point - last
             total += integer(*bits)
             if name.startswith("k ") and name[2:].isdecimal() and not (op.sparse or op.block_scale or more):
                 k = int(name[2:])
                 exact = reference.decode(op.a.name, found.a[k]) * reference.decode(op.b.name, found.b[k])
-                assert integer(*bits[:2], bits[2] + cut) * unit / 2 ** len(cut) == exact, line
+                rest = integer(bits[0], cut or "0", "") * unit / 2 ** len(cut)
+                assert integer(*bits) * unit + (-rest if added else rest) == exact, line
         sign, whole, fraction = re.search(rf"^sum +{BITS}\|", block, re.M).groups()
         assert total == integer(sign, whole, fraction), block
         mode, name = re.search(r"^(R[NZMP]) to (\w+) ", block, re.M).groups()
@@ -485,7 +486,13 @@ def test_words_that_differ_have_a_parting_and_equal_takings_equal_words():
 
 
 VOLTA_HALF = "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16"
-MODELS = (None, AMPERE, HOPPER.replace(chain=32), HOPPER.replace(rounding="RP", groups=2), tcemu.Model(F32, 1, None, rounding="RN"))
+MODELS = (
+    None,
+    AMPERE,
+    HOPPER.replace(chain=32),
+    HOPPER.replace(rounding="RP", groups=2, alignment="RN", fraction_bits=18),
+    tcemu.Model(F32, 1, None, rounding="RN"),
+)
 LONG = [(op, k, model) for op, k in ((HALF, 40), (E5M2, 70), (BF16, 16), (VOLTA_HALF, 10)) for model in MODELS]
 
 

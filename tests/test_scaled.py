@@ -65,12 +65,12 @@ def draw(op, tiles, rng):
     return (*(np.stack(column) for column in zip(*parts, strict=True)), fields)
 
 
-def by_reference(op, a_row, b_column, c_code, a_scales, b_scales):
+def by_reference(op, a_row, b_column, c_code, a_scales, b_scales, alignment="RZ"):
     lists = a_row.tolist(), b_column.tolist(), int(c_code)
     scales = a_scales.tolist(), b_scales.tolist()
     if op.kind == "mxf8f6f4":
-        return reference_scaled.scaled_dot_add(*lists, op.a.name, op.b.name, *scales)
-    return reference_scaled.grouped_dot_add(*lists, op.stype.name, *scales)
+        return reference_scaled.scaled_dot_add(*lists, op.a.name, op.b.name, *scales, alignment)
+    return reference_scaled.grouped_dot_add(*lists, op.stype.name, *scales, alignment)
 
 
 def compare(op, outputs, seed):
@@ -327,6 +327,20 @@ def test_gemm_wants_its_scales():
 
 
 # ---- models
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("spelling", [MXF8, MXF4, NVF4])
+def test_terms_that_are_rounded_at_alignment(spelling):
+    op, rng = tcemu.parse(spelling), np.random.default_rng(7)
+    a, b, c, x, y, _ = draw(op, 36, rng)
+    cut = np.asarray(tcemu.dot(op, a, b, c, target=TARGET, scale_a=x, scale_b=y))
+    for mode in ("RN", "RM", "RP"):
+        model = tcemu.model(op, TARGET).replace(alignment=mode)
+        d = np.asarray(tcemu.dot(op, a, b, c, target=TARGET, scale_a=x, scale_b=y, model=model))
+        want = [by_reference(op, a[t, i], b[t, :, j], c[t, i, j], x[t, i], y[t, :, j], mode) for t, i, j in np.ndindex(d.shape)]
+        assert (d.ravel() != np.array(want)).sum() == 0
+        assert (d != cut).any()
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ or contracts multiply-adds (tests/test_jaxpr.py holds the list):
   convert      f32 to s32 cuts toward zero, which is rule 4's cut; the value is below 2^31, by `_fits_one_limb` or by MAX_FRACTION_BITS.
                s32 to f32, for the high part of a wide term, is of at most 24 significant bits.
   subtract     a wide term less its high part: the low bits of the same 24-bit significand.
+Where a what-if model aligns otherwise than by cutting, `whole` also rounds an f32 to an integer (floor, ceil, round): exact by definition.
   bitcast      no arithmetic.
 """
 
@@ -23,7 +24,7 @@ from jax.typing import ArrayLike
 from tcemu import bits
 from tcemu.arithmetic.truncation import truncated_f32
 from tcemu.bits import Limbs
-from tcemu.formats import F32, Format, Number, Rounding, decode, decode_limbs, encode_limbs
+from tcemu.formats import F32, ROUNDINGS, Format, Number, Rounding, decode, decode_limbs, encode_limbs
 
 MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper ones still fit an s32
 
@@ -133,6 +134,7 @@ def dot_add(
     fraction_bits: ArrayLike,
     floor: ArrayLike,
     result_bits: ArrayLike | None = None,
+    alignment: Rounding = "RZ",
 ) -> Limbs:
     """One step: `terms` products and one accumulator in a single fused sum, rounded once.
 
@@ -141,7 +143,8 @@ def dot_add(
     scaled: the operands carry block scales.
     fraction_bits: bits kept below the unit of the largest exponent, 1 to MAX_FRACTION_BITS; floor: the least that exponent can be.
     result_bits: fraction bits of the result that are kept (13 for FP8 on Hopper's wgmma); None: all.
-    fraction_bits, floor, result_bits and rounding may be traced.
+    alignment: how an aligned term is rounded to these bits; "RZ" cuts, as every known unit does.
+    fraction_bits, floor, result_bits, rounding and alignment may be traced.
     Returns codes of `result` [..., M, N], as one limb: +0 for any zero sum, Inf on overflow in every rounding, the canonical NaN.
     """
     terms, products = a.exponent.shape[-1], _products(a, b)
@@ -161,11 +164,42 @@ def dot_add(
     else:
         last = a_format.mantissa_bits + b_format.mantissa_bits - fraction_bits + greatest
         aligned = [x * y * power_of_two(i + j - last) for (x, y), (i, j) in products]
-    add = _add_narrow if _fits_one_limb(a_format, b_format, terms, fraction_bits) else add_wide
+    cuts = isinstance(alignment, str) and alignment == "RZ"
+    add = _add_narrow if cuts and _fits_one_limb(a_format, b_format, terms, fraction_bits) else add_wide
+    if not cuts:
+        aligned = [whole(v, x * y, alignment) for v, ((x, y), _) in zip(aligned, products, strict=True)]
     flags = _specials_of_products(products) if special else jnp.zeros(greatest.shape, jnp.int32)
     return add_accumulator(
-        *add(aligned), greatest, flags, c, result=result, rounding=rounding, fraction_bits=fraction_bits, result_bits=result_bits
-    )
+        *add(aligned), greatest, flags, c, result=result, rounding=rounding, fraction_bits=fraction_bits, result_bits=result_bits,
+        alignment=alignment,
+    )  # fmt: skip
+
+
+def whole(aligned: Array, term: Array, alignment: Rounding) -> Array:
+    """An aligned term, f32, rounded to an integer. term: what was aligned, so that what vanished on the way still counts as not zero."""
+    tiny = jnp.float32(2.0**-30)
+    value = jnp.where((jnp.abs(aligned) < tiny) & (term != 0), jnp.where(term < 0, -tiny, tiny), aligned)
+    ways = {"RN": lambda v: lax.round(v, lax.RoundingMethod.TO_NEAREST_EVEN), "RZ": jnp.trunc, "RM": jnp.floor, "RP": jnp.ceil}
+    if isinstance(alignment, str):
+        return ways[alignment](value)
+    which = jnp.broadcast_to(jnp.asarray(alignment, jnp.int32), value.shape)
+    return lax.select_n(which, *(ways[name](value) for name in ROUNDINGS[:-1]))
+
+
+def _aligned_magnitude(up: Limbs, down: Array, negative: Array, alignment: Rounding) -> Limbs:
+    """up / 2^down, the magnitude of a signed value, rounded to an integer."""
+    if isinstance(alignment, str) and alignment == "RZ":
+        return bits.shift_right(up, down)
+    found = bits.shift_right_jam(bits.shift_left(bits.extend(up, len(up) + 1), jnp.int32(2)), down)  # two bits more: half, and the rest
+    rest, kept = found[0] & 3, bits.shift_right(found, jnp.int32(2))[: len(up)]
+    never = jnp.zeros(negative.shape, bool)
+    ways = {"RN": (rest == 3) | ((rest == 2) & (kept[0] & 1 == 1)), "RZ": never, "RM": (rest > 0) & negative, "RP": (rest > 0) & ~negative}
+    if isinstance(alignment, str):
+        away = ways[alignment]
+    else:
+        which = jnp.broadcast_to(jnp.asarray(alignment, jnp.int32), negative.shape)
+        away = lax.select_n(which, *(ways[name] for name in ROUNDINGS[:-1]))
+    return bits.add(kept, bits.extend((away.astype(jnp.uint32),), len(kept)))
 
 
 def decode_accumulator(result: Format, accumulator: Limbs) -> Number:
@@ -186,6 +220,7 @@ def add_accumulator(
     rounding: Rounding,
     fraction_bits: ArrayLike,
     result_bits: ArrayLike | None,
+    alignment: Rounding = "RZ",
 ) -> Limbs:
     """The end of a step: align the accumulator, add it to the sum of the products, round once, and let the specials have their say.
 
@@ -195,7 +230,7 @@ def add_accumulator(
     if c is not None:
         up = bits.shift_left(bits.extend(c.magnitude, len(magnitude)), jnp.maximum(fraction_bits - result.mantissa_bits, 0))
         down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + (greatest - c.exponent)
-        negative, magnitude = bits.add_signed(negative, magnitude, c.negative, bits.shift_right(up, down))
+        negative, magnitude = bits.add_signed(negative, magnitude, c.negative, _aligned_magnitude(up, down, c.negative, alignment))
 
     # rules 6 and 7
     unit = greatest - fraction_bits

@@ -22,6 +22,7 @@ from tcemu.arithmetic.dot_add import (
     add_wide,
     decode_accumulator,
     power_of_two,
+    whole,
 )
 from tcemu.bits import Limbs
 from tcemu.formats import Format, Rounding, decode
@@ -72,6 +73,7 @@ def grouped_dot_add(
     fraction_bits: ArrayLike,
     floor: ArrayLike,
     result_bits: ArrayLike | None = None,
+    alignment: Rounding = "RZ",
 ) -> Limbs:
     """One step: groups of products, and one accumulator, in a single fused sum, rounded once.
 
@@ -90,12 +92,15 @@ def grouped_dot_add(
     greatest = jnp.maximum(greatest if c is None else jnp.maximum(greatest, c.exponent), floor)
     last = greatest - fraction_bits - unit(a_format) - unit(b_format) + 2 * scale.mantissa_bits
     aligned = jnp.where(present, sums * power_of_two(exponent - last), 0.0)
+    if not (isinstance(alignment, str) and alignment == "RZ"):
+        aligned = whole(aligned, jnp.where(present, sums, 0.0), alignment)
 
     nan = row(jnp.any(a.exponent == SPECIAL_EXPONENT, axis=0)) | column(jnp.any(b.exponent == SPECIAL_EXPONENT, axis=0))
     flags = jnp.where(nan, NAN, 0)
     return add_accumulator(
-        *add_wide(list(aligned)), greatest, flags, c, result=result, rounding=rounding, fraction_bits=fraction_bits, result_bits=result_bits
-    )
+        *add_wide(list(aligned)), greatest, flags, c, result=result, rounding=rounding, fraction_bits=fraction_bits,
+        result_bits=result_bits, alignment=alignment,
+    )  # fmt: skip
 
 
 def deal(values: Array, scales: Scale, products: int, axis: int) -> Groups:

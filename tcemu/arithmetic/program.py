@@ -37,8 +37,9 @@ class Model:
     and has one product: an IEEE fused multiply-add. A step never reaches into the next instruction. Without `chain`, all steps follow each
     other, from C on. With it, every chain of products starts from nothing, and its outcome is added to C, rounded RN.
 
-    fraction_bits, floor, result_bits, terms and rounding may be arrays, so that `jax.vmap` sweeps them in one compiled program (terms then
-    up to MAX_TERMS, rounding as an int32 index into `formats.ROUNDINGS`). As a pytree a model has just its arrays as leaves.
+    fraction_bits, floor, result_bits, terms, rounding and alignment may be arrays, so that `jax.vmap` sweeps them in one compiled program
+    (terms then up to MAX_TERMS, rounding and alignment as int32 indices into `formats.ROUNDINGS`). As a pytree a model has just its arrays
+    as leaves.
     """
 
     result: Format  # F32, F16 or F64, of every step; S32 for integers, which are exact and use no other field
@@ -52,6 +53,7 @@ class Model:
     chain: int | str | None = None  # products in a chain; "k": those of one instruction
     together: bool = False  # the chains of one instruction are added to each other, and their sum to C
     summed: int | None = None  # products that are first added exactly, then scaled and aligned as one term (block scaling of 4-bit types)
+    alignment: Rounding = "RZ"  # of a term to the bits that are kept: "RZ" cuts it, as every known unit does; "RN", "RM", "RP" are what-if
     from_zero: bool = False  # an exact chain starts from +0, so that products that are all -0 sum to +0; else from its first product
 
     def __post_init__(self) -> None:
@@ -68,6 +70,10 @@ class Model:
             refuse("terms", "1 where fraction_bits is None: an exact step is a fused multiply-add")
         if isinstance(self.rounding, str) and self.rounding not in ROUNDINGS[:-1]:
             refuse("rounding", f"one of {', '.join(ROUNDINGS[:-1])}")
+        if isinstance(self.alignment, str) and self.alignment not in ROUNDINGS[:-1]:
+            refuse("alignment", f"one of {', '.join(ROUNDINGS[:-1])}")
+        if self.fraction_bits is None and not (isinstance(self.alignment, str) and self.alignment == "RZ"):
+            refuse("alignment", '"RZ" where fraction_bits is None: nothing is cut')
         if isinstance(self.result_bits, int) and not 1 <= self.result_bits <= self.result.mantissa_bits:
             refuse("result_bits", f"from 1 to {self.result.mantissa_bits}, or None for all")
         if isinstance(self.chain, str) and self.chain != "k":
@@ -189,7 +195,8 @@ def kernel_plan(model: Model, signature: Signature, *, assembly: bool = True) ->
     bits, floor, lost = model.fraction_bits, model.floor, F32.mantissa_bits if model.result_bits is None else model.result_bits
     if not (isinstance(model.terms, int) and isinstance(bits, int) and isinstance(floor, int) and isinstance(lost, int)):
         return None
-    to_f32 = model.result == F32 and signature.d == F32 and isinstance(model.rounding, str) and model.rounding == "RZ"
+    cuts = all(isinstance(mode, str) and mode == "RZ" for mode in (model.rounding, model.alignment))
+    to_f32 = model.result == F32 and signature.d == F32 and cuts
     terms, lost = _step_size(model, signature.k), F32.mantissa_bits - lost
     if not to_f32 or model.chain is not None or model.groups > 1 or signature.k % terms:
         return None
@@ -293,6 +300,7 @@ def _walk_fused(model: Model, signature: Signature, scaled: bool, c: Array, x: S
             return dot_add(
                 *operands, special=special, a_format=signature.a, b_format=signature.b, scaled=scaled, result=model.result,
                 rounding=model.rounding, fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
+                alignment=model.alignment,
             )  # fmt: skip
 
         x, y = products
@@ -343,6 +351,7 @@ def _walk_grouped(
         return grouped_dot_add(
             *products, accumulator, a_format=signature.a, b_format=signature.b, scale=scale_format, result=model.result,
             rounding=model.rounding, fraction_bits=fraction_bits, floor=model.floor, result_bits=model.result_bits,
+            alignment=model.alignment,
         )  # fmt: skip
 
     def only(chosen: Array, products: tuple[Groups, Groups]) -> tuple[Groups, Groups]:

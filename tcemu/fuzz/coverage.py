@@ -111,7 +111,7 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
     c_distance = no_distance
     if with_c:
         c_distance = _histogram(jnp.minimum(greatest - c_exponent, FAR), plain & (c_exponent > least), FAR + 1)
-    if exact or model.summed is not None or facts.a.words == 2:
+    if not _sums_are_looked_at(model, facts.a):
         return distances, c_distance, no_carry, _events(events, valid)
 
     # the step's sum, as the model cuts its terms
@@ -200,11 +200,16 @@ def expected(op: Instruction, model: Model) -> tuple[str, ...]:
     top = facts.a.greatest_exponent + facts.b.greatest_exponent + 2 + facts.k.bit_length()
     by_format["D infinite of finite terms"] = op.block_scale or top >= facts.d.greatest_exponent - facts.d.mantissa_bits - 1
     left_out |= {name for name, possible in by_format.items() if not possible}
-    if model.fraction_bits is None or model.summed is not None or facts.a.words == 2:
+    if not _sums_are_looked_at(model, facts.a):
         left_out |= {name for name in EVENTS if name.startswith(("rounding", "something", "nothing", "the sum"))}
     elif _fits(model, facts.a, facts.b):
         left_out.add("something cut")
     return tuple(name for name in EVENTS if name not in left_out)
+
+
+def _sums_are_looked_at(model: Model, a: Format) -> bool:
+    """Steps that cut each product by itself."""
+    return model.fraction_bits is not None and model.summed is None and a.words == 1 and model.alignment == "RZ"
 
 
 def _fits(model: Model, a: Format, b: Format) -> bool:

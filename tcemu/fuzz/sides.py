@@ -25,7 +25,8 @@ from tcemu.study.steps import walk
 
 Operands = dict[str, Array]
 FIELDS = (
-    "terms", "fraction_bits", "floor", "rounding", "result_bits", "groups", "chain", "together", "summed", "from_zero", "multiplicand",
+    "terms", "fraction_bits", "floor", "rounding", "result_bits", "groups", "chain", "together", "summed", "alignment", "from_zero",
+    "multiplicand",
 )  # fmt: skip
 
 

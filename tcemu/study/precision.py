@@ -52,8 +52,9 @@ def expected_error(
         raise Unsupported(
             f"{found} on {target}: the surrogate is of steps that align all their products, one after the other, not of {chosen}"
         )
-    if chosen.result not in (F32, F16) or not isinstance(chosen.rounding, str):
-        raise Unsupported(f"{chosen}: the surrogate is of results f32 or f16, with a rounding known beforehand")
+    cuts = isinstance(chosen.alignment, str) and chosen.alignment == "RZ"
+    if chosen.result not in (F32, F16) or not isinstance(chosen.rounding, str) or not cuts:
+        raise Unsupported(f"{chosen}: the surrogate is of results f32 or f16, with a rounding known beforehand, and of terms that are cut")
     facts = signature(found)
     x, y = (round_to(fmt, jnp.asarray(v, jnp.float32)) for fmt, v in ((facts.a, a), (facts.b, b)))
     bits = chosen.result_bits if isinstance(chosen.result_bits, int) else chosen.result.mantissa_bits

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
+from math import ceil, floor, trunc
 from typing import Any
 
 from tcemu.arithmetic.program import Model, Signature
@@ -127,15 +128,15 @@ def total(values: Iterable[Value]) -> Value:
 def concrete(model: Model) -> Model:
     """The model with plain numbers in place of arrays. Raises TypeError where they are traced."""
     found = {}
-    for name in ("terms", "fraction_bits", "floor", "result_bits", "rounding"):
+    for name in ("terms", "fraction_bits", "floor", "result_bits", "rounding", "alignment"):
         value = getattr(model, name)
         if value is not None and not isinstance(value, int | str):
             try:
                 found[name] = int(value)
             except TypeError as error:
                 raise TypeError(f"model: its {name} is traced; explain wants plain numbers, so call it outside jit and vmap") from error
-    if "rounding" in found:
-        found["rounding"] = ROUNDINGS[found["rounding"]]
+    for name in found.keys() & {"rounding", "alignment"}:
+        found[name] = ROUNDINGS[found[name]]
     return model.replace(**found) if found else model
 
 
@@ -222,7 +223,7 @@ class Walk:
         value, rule = special(terms)
         if rule is not None:
             return self.record("fused", terms, special_code(model.result, value), rounding, point=point, last=last, rule=rule)
-        terms = [aligned(t, point, last) for t in terms]
+        terms = [aligned(t, point, last, str(model.alignment)) for t in terms]
         found = sum((t.kept for t in terms if t.kept is not None), Fraction(0))
         bits = None if model.result_bits is None else int(model.result_bits)
         code = encode(model.result, found, rounding, overflow="infinity", fraction_bits=bits)
@@ -314,11 +315,14 @@ def group(some: Sequence[Product]) -> Term:
     return Term(name, value, tuple(some), exponent=sum(s.exponent for s in scales) if present else None)
 
 
-def aligned(term: Term, point: int, last: int) -> Term:
-    """The term cut toward zero below 2^last."""
+INTEGERS = {"RN": round, "RZ": trunc, "RM": floor, "RP": ceil}  # of a Fraction; round goes to the even one of two
+
+
+def aligned(term: Term, point: int, last: int, alignment: str) -> Term:
+    """The term rounded to a multiple of 2^last: cut toward zero by "RZ"."""
     assert isinstance(term.value, Fraction)
     unit = power(last)
-    kept = abs(term.value) // unit * unit * (-1 if term.value < 0 else 1)
+    kept = INTEGERS[alignment](term.value / unit) * unit
     return replace(term, shift=None if term.exponent is None else point - term.exponent, kept=kept, cut=term.value - kept)
 
 

@@ -1,6 +1,7 @@
 """A step as lines for a terminal: columns of numbers, and the bits that alignment kept and cut.
 
-In a line of bits "|" stands where alignment cuts and "/" where rounding does; what is right of a mark is gone.
+In a line of bits "|" stands where alignment cuts and "/" where rounding does; what is right of a mark is gone. A what-if model that rounds
+at alignment may add instead: "|-" and the bits that it added.
 """
 
 from collections.abc import Sequence
@@ -35,9 +36,10 @@ def describe(model: Model, signature: Signature) -> str:
     else:
         added = f"{model.terms} products" if model.summed is None else f"{model.terms // model.summed} groups of {model.summed} products"
         kept = "" if model.result_bits is None else f" with {model.result_bits} fraction bits"
+        rest = "" if model.alignment == "RZ" else f", each term rounded {model.alignment} to them"
         parts.append(
             f"A step adds up to {added} and the running value: aligned to the largest exponent, at least {model.floor}, "
-            f"{model.fraction_bits} fraction bits kept, added exactly, rounded {model.rounding} to {model.result}{kept}."
+            f"{model.fraction_bits} fraction bits kept{rest}, added exactly, rounded {model.rounding} to {model.result}{kept}."
         )
     if model.chain is not None:
         size = "of an instruction" if isinstance(model.chain, str) else f"of {model.chain} products"
@@ -163,7 +165,8 @@ def _fused(step: Step, signature: Signature, title: str, colour: bool) -> list[s
         assert term.kept is not None and term.cut is not None
         negative = isinstance(term.value, Fraction) and term.value < 0
         bits = fixed(term.kept, step.last, step.point, before, negative)
-        found.append(f"{row:{place}}{bits}|{_dim(cut_bits(term.cut, step.last, room), colour)}")
+        added = "-" if term.cut and (term.cut < 0) != (term.kept + term.cut < 0) else ""
+        found.append(f"{row:{place}}{bits}|{_dim(added + cut_bits(term.cut, step.last, room - len(added)), colour)}")
     found += _folded(step.terms)
     total = fixed(step.total, step.last, step.point, before, step.total < 0)
     found.append(f"{'sum':{place}}{total}|")
