@@ -140,3 +140,21 @@ MUTANTS: dict[str, Callable[[], Planted]] = {
     "layout of B, t and g": lambda: laid_out("b", SWAPPED["t and g"]),
     "layout of B, c and p": lambda: laid_out("b", Layout("(w g t) (p m c)", "(w m g) (c t p)")),
 }  # fmt: skip
+
+# the case, counted from 1, of seed 0 that shows each of them first
+FOUND = {
+    "f16 24 bits": 1, "f16 26 bits": 1, "f16 of sm_80 25 bits": 1, "f16 of sm_70 24 bits": 1, "bf16 24 bits": 1, "tf32 26 bits": 1,
+    "f16 to f16 24 bits": 139, "fp8 of sm_89 14 bits": 3, "fp8 of sm_90 24 bits": 1, "fp8 of sm_120 24 bits": 1, "fp8 wgmma 12 bits": 1,
+    "nvfp4 34 bits": 18, "nvfp4 36 bits": 25, "sparse f16 24 bits": 1, "bf16 floor -132": 94, "bf16 floor -134": 99, "tf32 floor -130": 9,
+    "f16 to f16 floor -20": 121900, "f16 to f16 floor -22": 96516, "f16 to f16 of sm_70 floor -20": 11713, "f16 RN": 1, "f16 RM": 1,
+    "f16 RP": 1, "f16 to f16 RZ": 1, "quad-pair RZ": 1, "fp8 wgmma RN": 1, "nvfp4 RN": 1, "f16 through f32": 15,
+    "wmma f16 of f32 at once": 1, "fp8 of sm_89 12 bits of the result": 1, "fp8 wgmma all bits of the result": 1, "f16 in steps of 8": 1,
+    "f16 of sm_80 in one step": 1, "tf32 in steps of 4": 1, "fp8 of sm_120 in steps of 16": 1, "fp8 wgmma in steps of 16": 3,
+    "nvfp4 in steps of 32": 1, "nvfp4 in groups of 8": 14, "f16 of sm_80 backwards": 1, "quad-pair backwards": 1, "f64 backwards": 1,
+    "fp8 of sm_90 without groups": 1, "fp8 of sm_90 from C on": 1, "fp8 of sm_90 as of ptxas 12.6": 1, "quad-pair in two chains": 1,
+    "sparse fp8 of sm_90 without groups": 3, "zero is -0": 9, "quad-pair's zero products leave -0": 20, "f32 NaN 7fc00000": 3,
+    "f16 NaN 7e00": 3, "infinity is the largest number": 3, "s32 clamps one early": 1, "subnormal operands are zero": 2,
+    "metadata outside the defined are clamped": 19, "layout of A, t and g": 1, "layout of A, m and c": 1, "layout of A, m and p": 1,
+    "layout of A, row half": 1, "layout of A, column": 1, "layout of C, t and g": 1, "layout of C, m and p": 1, "layout of B, t and g": 1,
+    "layout of B, c and p": 1,
+}  # fmt: skip
