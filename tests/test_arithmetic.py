@@ -138,7 +138,7 @@ ALIGNED = [(pair, mode) for pair in PAIRS for mode in ("RN", "RM", "RP")]
 def test_terms_that_are_rounded_at_alignment(case):
     """What-if: no unit does. Traced modes give the bits of static ones."""
     pair, mode = case
-    rng = np.random.default_rng(11)
+    rng, shows = np.random.default_rng(11), 0
     for terms, bits, floor in ((16, 25, -133), (5, 9, -20), (8, 38, -133)):
         a, b, c = drawn_pair(*pair, "f32", 450, rng)
         model = Model(formats.F32, terms, bits, floor, alignment=mode)
@@ -146,7 +146,8 @@ def test_terms_that_are_rounded_at_alignment(case):
         facts = {"terms": terms, "fraction_bits": bits, "floor": floor, "rounding": "RZ"}
         want = by_reference(*pair, "f32", a, b, c, **facts, alignment=mode)
         assert (got != want).sum() == 0, f"{(got != want).sum()} mismatches of {len(want)} with {model}"
-        assert (want != by_reference(*pair, "f32", a, b, c, **facts)).any()
+        shows += (want != by_reference(*pair, "f32", a, b, c, **facts)).sum()
+    assert shows > 0
     traced = jax.vmap(lambda alignment: by_model(model.replace(alignment=alignment), *pair, formats.F32, a, b, c))(jnp.arange(4))
     np.testing.assert_array_equal(traced[formats.ROUNDINGS.index(mode)], got)
     np.testing.assert_array_equal(traced[1], by_model(model.replace(alignment="RZ"), *pair, formats.F32, a, b, c))
