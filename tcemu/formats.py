@@ -245,7 +245,7 @@ def encode_limbs(
     drop = jnp.clip(drop, 0, 2 * width)
     whole = bits.shift_right(magnitude, drop)
     odd = whole[0] if fmt.subnormals else (exponent - least).astype(jnp.uint32)  # without fraction bits a tie looks at the exponent
-    whole = _round_up(whole, (odd & 1) == 1, magnitude, drop, negative, rounding, random)
+    whole = round_up(whole, (odd & 1) == 1, magnitude, drop, negative, rounding, random)
     if fmt.is_integer:
         return _integer_code(fmt, number, whole, exponent, zero)
     whole = whole[: fmt.words]
@@ -267,9 +267,16 @@ def _widen(magnitude: Limbs, count: int) -> Limbs:
     return (jnp.zeros_like(magnitude[0]),) * (count - len(magnitude)) + magnitude
 
 
-def _round_up(whole: Limbs, odd: Array, magnitude: Limbs, drop: Array, negative: Array, rounding: Rounding, random: Array | None) -> Limbs:
+def cuts(rounding: Rounding) -> bool:
+    """It is known, not traced, and toward zero."""
+    return isinstance(rounding, str) and rounding == "RZ"
+
+
+def round_up(
+    whole: Limbs, odd: Array, magnitude: Limbs, drop: Array, negative: Array, rounding: Rounding, random: Array | None = None
+) -> Limbs:
     """`magnitude` >> `drop`, already cut to `whole`, rounded: whole or whole + 1. `odd`: whole's code is odd, so that a tie goes up."""
-    if isinstance(rounding, str) and rounding == "RZ":
+    if cuts(rounding):
         return whole
     width = 32 * len(magnitude)
     rest = bits.shift_left(magnitude, width - jnp.minimum(drop, width))  # the dropped bits, at the top

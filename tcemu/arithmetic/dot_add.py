@@ -11,8 +11,8 @@ or contracts multiply-adds (tests/test_jaxpr.py holds the list):
   convert      f32 to s32 cuts toward zero, which is rule 4's cut; the value is below 2^31, by `_fits_one_limb` or by MAX_FRACTION_BITS.
                s32 to f32, for the high part of a wide term, is of at most 24 significant bits.
   subtract     a wide term less its high part: the low bits of the same 24-bit significand.
-Where a what-if model aligns otherwise than by cutting, `whole` also rounds an f32 to an integer (floor, ceil, round): exact by definition.
   bitcast      no arithmetic.
+Where a what-if model aligns otherwise than by cutting, `whole` also rounds an f32 to an integer (floor, ceil, round): exact by definition.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 from tcemu import bits
 from tcemu.arithmetic.truncation import truncated_f32
 from tcemu.bits import Limbs
-from tcemu.formats import F32, ROUNDINGS, Format, Number, Rounding, decode, decode_limbs, encode_limbs
+from tcemu.formats import F32, ROUNDINGS, Format, Number, Rounding, cuts, decode, decode_limbs, encode_limbs, round_up
 
 MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper ones still fit an s32
 
@@ -164,9 +164,8 @@ def dot_add(
     else:
         last = a_format.mantissa_bits + b_format.mantissa_bits - fraction_bits + greatest
         aligned = [x * y * power_of_two(i + j - last) for (x, y), (i, j) in products]
-    cuts = isinstance(alignment, str) and alignment == "RZ"
-    add = _add_narrow if cuts and _fits_one_limb(a_format, b_format, terms, fraction_bits) else add_wide
-    if not cuts:
+    add = _add_narrow if cuts(alignment) and _fits_one_limb(a_format, b_format, terms, fraction_bits) else add_wide
+    if not cuts(alignment):
         aligned = [whole(v, x * y, alignment) for v, ((x, y), _) in zip(aligned, products, strict=True)]
     flags = _specials_of_products(products) if special else jnp.zeros(greatest.shape, jnp.int32)
     return add_accumulator(
@@ -184,22 +183,6 @@ def whole(aligned: Array, term: Array, alignment: Rounding) -> Array:
         return ways[alignment](value)
     which = jnp.broadcast_to(jnp.asarray(alignment, jnp.int32), value.shape)
     return lax.select_n(which, *(ways[name](value) for name in ROUNDINGS[:-1]))
-
-
-def _aligned_magnitude(up: Limbs, down: Array, negative: Array, alignment: Rounding) -> Limbs:
-    """up / 2^down, the magnitude of a signed value, rounded to an integer."""
-    if isinstance(alignment, str) and alignment == "RZ":
-        return bits.shift_right(up, down)
-    found = bits.shift_right_jam(bits.shift_left(bits.extend(up, len(up) + 1), jnp.int32(2)), down)  # two bits more: half, and the rest
-    rest, kept = found[0] & 3, bits.shift_right(found, jnp.int32(2))[: len(up)]
-    never = jnp.zeros(negative.shape, bool)
-    ways = {"RN": (rest == 3) | ((rest == 2) & (kept[0] & 1 == 1)), "RZ": never, "RM": (rest > 0) & negative, "RP": (rest > 0) & ~negative}
-    if isinstance(alignment, str):
-        away = ways[alignment]
-    else:
-        which = jnp.broadcast_to(jnp.asarray(alignment, jnp.int32), negative.shape)
-        away = lax.select_n(which, *(ways[name] for name in ROUNDINGS[:-1]))
-    return bits.add(kept, bits.extend((away.astype(jnp.uint32),), len(kept)))
 
 
 def decode_accumulator(result: Format, accumulator: Limbs) -> Number:
@@ -230,11 +213,13 @@ def add_accumulator(
     if c is not None:
         up = bits.shift_left(bits.extend(c.magnitude, len(magnitude)), jnp.maximum(fraction_bits - result.mantissa_bits, 0))
         down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + (greatest - c.exponent)
-        negative, magnitude = bits.add_signed(negative, magnitude, c.negative, _aligned_magnitude(up, down, c.negative, alignment))
+        kept = bits.shift_right(up, down)
+        kept = round_up(kept, kept[0] & 1 == 1, up, down, c.negative, alignment)
+        negative, magnitude = bits.add_signed(negative, magnitude, c.negative, kept)
 
     # rules 6 and 7
     unit = greatest - fraction_bits
-    if result == F32 and isinstance(rounding, str) and rounding == "RZ" and len(magnitude) == 1:
+    if result == F32 and cuts(rounding) and len(magnitude) == 1:
         d = truncated_f32(negative, magnitude[0], unit, result_bits)
     else:
         never = jnp.zeros(greatest.shape, bool)

@@ -25,7 +25,7 @@ from tcemu.arithmetic.dot_add import (
     whole,
 )
 from tcemu.bits import Limbs
-from tcemu.formats import Format, Rounding, decode
+from tcemu.formats import Format, Rounding, cuts, decode
 
 
 class Groups(NamedTuple):
@@ -92,7 +92,7 @@ def grouped_dot_add(
     greatest = jnp.maximum(greatest if c is None else jnp.maximum(greatest, c.exponent), floor)
     last = greatest - fraction_bits - unit(a_format) - unit(b_format) + 2 * scale.mantissa_bits
     aligned = jnp.where(present, sums * power_of_two(exponent - last), 0.0)
-    if not (isinstance(alignment, str) and alignment == "RZ"):
+    if not cuts(alignment):
         aligned = whole(aligned, jnp.where(present, sums, 0.0), alignment)
 
     nan = row(jnp.any(a.exponent == SPECIAL_EXPONENT, axis=0)) | column(jnp.any(b.exponent == SPECIAL_EXPONENT, axis=0))

@@ -22,7 +22,7 @@ from tcemu.arithmetic.grouped import Groups, check_exact, deal, grouped_dot_add,
 from tcemu.arithmetic.grouped_kernel import GroupedPlan
 from tcemu.arithmetic.tile_kernel import capable, product
 from tcemu.bits import Limbs
-from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, code_limbs, convert, limbs_code
+from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, code_limbs, convert, cuts, limbs_code
 
 UNROLLED = 4  # fewer steps than this are no loop
 MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA unit that aligns each product
@@ -72,7 +72,7 @@ class Model:
             refuse("rounding", f"one of {', '.join(ROUNDINGS[:-1])}")
         if isinstance(self.alignment, str) and self.alignment not in ROUNDINGS[:-1]:
             refuse("alignment", f"one of {', '.join(ROUNDINGS[:-1])}")
-        if self.fraction_bits is None and not (isinstance(self.alignment, str) and self.alignment == "RZ"):
+        if self.fraction_bits is None and not cuts(self.alignment):
             refuse("alignment", '"RZ" where fraction_bits is None: nothing is cut')
         if isinstance(self.result_bits, int) and not 1 <= self.result_bits <= self.result.mantissa_bits:
             refuse("result_bits", f"from 1 to {self.result.mantissa_bits}, or None for all")
@@ -195,8 +195,7 @@ def kernel_plan(model: Model, signature: Signature, *, assembly: bool = True) ->
     bits, floor, lost = model.fraction_bits, model.floor, F32.mantissa_bits if model.result_bits is None else model.result_bits
     if not (isinstance(model.terms, int) and isinstance(bits, int) and isinstance(floor, int) and isinstance(lost, int)):
         return None
-    cuts = all(isinstance(mode, str) and mode == "RZ" for mode in (model.rounding, model.alignment))
-    to_f32 = model.result == F32 and signature.d == F32 and cuts
+    to_f32 = model.result == F32 and signature.d == F32 and cuts(model.rounding) and cuts(model.alignment)
     terms, lost = _step_size(model, signature.k), F32.mantissa_bits - lost
     if not to_f32 or model.chain is not None or model.groups > 1 or signature.k % terms:
         return None

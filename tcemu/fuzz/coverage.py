@@ -12,7 +12,7 @@ from jax import Array
 
 from tcemu import bits
 from tcemu.arithmetic.program import Model
-from tcemu.formats import Format, Number, convert, decode
+from tcemu.formats import Format, Number, convert, cuts, decode
 from tcemu.fuzz.counter import Pair, mix
 from tcemu.instructions import Instruction
 from tcemu.operations.operands import signature
@@ -209,7 +209,7 @@ def expected(op: Instruction, model: Model) -> tuple[str, ...]:
 
 def _sums_are_looked_at(model: Model, a: Format) -> bool:
     """Steps that cut each product by itself."""
-    return model.fraction_bits is not None and model.summed is None and a.words == 1 and model.alignment == "RZ"
+    return model.fraction_bits is not None and model.summed is None and a.words == 1 and cuts(model.alignment)
 
 
 def _fits(model: Model, a: Format, b: Format) -> bool:

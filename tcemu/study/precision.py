@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from tcemu.arithmetic.program import Model
 from tcemu.catalog import check
 from tcemu.errors import Unsupported
-from tcemu.formats import F16, F32, Format, round_to
+from tcemu.formats import F16, F32, Format, cuts, round_to
 from tcemu.instructions import Instruction
 from tcemu.models import row
 from tcemu.operations.operands import fitting, signature
@@ -52,8 +52,7 @@ def expected_error(
         raise Unsupported(
             f"{found} on {target}: the surrogate is of steps that align all their products, one after the other, not of {chosen}"
         )
-    cuts = isinstance(chosen.alignment, str) and chosen.alignment == "RZ"
-    if chosen.result not in (F32, F16) or not isinstance(chosen.rounding, str) or not cuts:
+    if chosen.result not in (F32, F16) or not isinstance(chosen.rounding, str) or not cuts(chosen.alignment):
         raise Unsupported(f"{chosen}: the surrogate is of results f32 or f16, with a rounding known beforehand, and of terms that are cut")
     facts = signature(found)
     x, y = (round_to(fmt, jnp.asarray(v, jnp.float32)) for fmt, v in ((facts.a, a), (facts.b, b)))
