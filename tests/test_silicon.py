@@ -18,7 +18,9 @@ from tcemu import fuzz, silicon
 from tcemu.cli import main
 from tcemu.commands import verify as command
 from tcemu.fuzz import verification
+from tcemu.operations.wmma import _lines
 from tcemu.silicon.gpu import own_target
+from tcemu.silicon.launch import line_alignment
 from tcemu.silicon.placement import product, variants
 from tcemu.silicon.text import runs
 
@@ -32,6 +34,7 @@ MOVE = "movmatrix.sync.aligned.m8n8.trans.b16"
 SCALED = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
 TARGETS = {"sm_90a": verification.FAMILIES, "sm_100a": ("mma", "mma.sp", "ldmatrix", "stmatrix"), "sm_120a": ("mma", "mma.sp")}
 LOAD = "ldmatrix.sync.aligned.m8n8.x1.b16"
+LOADED = "wmma.load.a.sync.aligned.row.m8n32k16.shared.s8"  # by ldmatrix, once assembled
 KEPT = {  # name of the file -> the kernel
     "mma": (SPARSE, "sm_90a", 0, {"f": 1}),
     "scaled": (SCALED, "sm_120a", 0, {"selector_a": (0, 1), "selector_b": (0, 3)}),
@@ -137,6 +140,8 @@ def test_scales_and_their_selectors_reach_the_runner():
         (F16, [np.zeros((32, n), np.uint32) for n in (2, 1, 4)], {"scale_a": 0}, TypeError, "takes no scale_a"),
         (SPARSE, [np.zeros((32, n), np.uint32) for n in (2, 2, 4)], {}, ValueError, "takes its metadata"),
         (MOVE, (np.zeros((31, 1), np.uint32),), {}, ValueError, "registers: got"),
+        (LOADED, (np.zeros(64, np.uint32),), {"offset": 8}, ValueError, "offset 8 is no multiple of 16 elements, 16 bytes"),
+        (LOADED, (np.zeros(64, np.uint32),), {"stride": 24}, ValueError, "stride 24 is no multiple of 16 elements, 16 bytes"),
         (
             "ldmatrix.sync.aligned.m8n8.x1.b16",
             (np.zeros(4, np.uint32), np.full(32, 16)),
@@ -149,6 +154,14 @@ def test_scales_and_their_selectors_reach_the_runner():
 def test_what_cannot_be_run_is_said(op, operands, keywords, error, said):
     with pytest.raises(error, match=said):
         silicon.run(op, *operands, runner=EmulatedGpu(), **keywords)
+
+
+def test_lines_are_aligned_as_the_assembled_instruction_wants():
+    """A fragment of PTX is enough, but for 36 loads by ldmatrix, those that stopped an H200; the emulation asks for PTX's alone."""
+    found = [op for family in ("wmma.load", "wmma.store") for op in tcemu.instructions("sm_90a", family)]
+    more = [op for op in found if line_alignment(op) * 8 > _lines(op).alignment * _lines(op).bits]
+    assert len(more) == 36 and {op.operand for op in more} == {"a", "b"} and all(op.space.startswith("shared") for op in more)
+    assert tcemu.wmma_load(LOADED, np.zeros(64, np.uint32), offset=8, target="sm_90a").shape == (32, 1)
 
 
 def test_without_a_gpu_it_says_what_is_missing():

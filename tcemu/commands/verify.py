@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
@@ -21,7 +20,7 @@ import numpy as np
 from tcemu.catalog import check
 from tcemu.commands import CommandError
 from tcemu.commands.fuzz import number
-from tcemu.fuzz.verification import FAMILIES, WGMMA_N, Verified, recorded, spelled, verified
+from tcemu.fuzz.verification import FAMILIES, WGMMA_N, Verified, alike, recorded, spelled, verified
 from tcemu.grammar import parse
 from tcemu.instructions import Instruction
 from tcemu.silicon.gpu import Gpu, Runner, gpu
@@ -124,8 +123,8 @@ def compared(ops: tuple[Instruction, ...], runner: Runner, outputs: int, seed: i
 
 def _each(ops: list[Instruction], share: int, seed: int, runner: Runner, jobs: int) -> Iterator[list[Verified]]:
     """The results, as they come; spellings that share a compiled emulation are done together, the longest work first."""
-    alike = lambda op: str(replace(op, alayout="row", blayout="col") if op.family == "wmma.mma" else replace(op, space=None))  # noqa: E731
-    groups = [list(group) for _, group in groupby(sorted(ops, key=lambda op: (-op.m * op.n * max(op.k, 1), alike(op))), alike)]
+    shared = lambda op: str(alike(op))  # noqa: E731
+    groups = [list(group) for _, group in groupby(sorted(ops, key=lambda op: (-op.m * op.n * max(op.k, 1), shared(op))), shared)]
     if not isinstance(runner, Gpu):
         yield from ([verified(op, runner, share, seed) for op in group] for group in groups)
         return

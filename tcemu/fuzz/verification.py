@@ -25,6 +25,7 @@ from tcemu.operations.movement import ldmatrix, movmatrix, stmatrix
 from tcemu.operations.wmma import _lines, wmma_load, wmma_store
 from tcemu.shared_memory import MODES
 from tcemu.silicon.gpu import Runner
+from tcemu.silicon.launch import line_alignment
 from tcemu.silicon.placement import Variant, launched, placed, product, product_codes, variants
 from tcemu.silicon.text import SINGLES, runs
 from tcemu.sparsity import undefined
@@ -33,9 +34,6 @@ MOVING = ("wmma.load", "wmma.store", "ldmatrix", "stmatrix", "movmatrix")
 FAMILIES = (*COMPUTING, *MOVING)
 WGMMA_N = (8, 24, 256)  # of wgmma's 32 sizes, those that are verified unless more are asked for
 IMAGE_ROWS = 64  # of 16 bytes: the shared memory of a mover's case
-# bytes to which wmma's lines are aligned here: PTX asks for the size of a lane's fragment only (9.7.14.4.2), but with 4 and 8 bytes
-# a spelling of m8n8k128 stopped an H200 with CUDA_ERROR_MISALIGNED_ADDRESS
-ALIGNED = 16
 ABSENT = 8  # one case of so many has wgmma's scale_d false
 
 
@@ -70,6 +68,11 @@ def modelled(op: Instruction, target: str) -> bool:
         return False
 
 
+def alike(op: Instruction) -> Instruction:
+    """The spelling whose compiled emulation serves this one too: where a matrix lies in memory changes no word of the result."""
+    return replace(op, alayout="row", blayout="col") if op.family == "wmma.mma" else replace(op, space=None)
+
+
 def verified(op: Instruction, runner: Runner, outputs: int, seed: int = 0, explained: bool = True) -> Verified:
     """At least so many outputs of one spelling, spread over its variants, by the GPU and by the emulation."""
     if op.family in MOVING:
@@ -79,7 +82,7 @@ def verified(op: Instruction, runner: Runner, outputs: int, seed: int = 0, expla
     size += -size % op.products
     turns = max(1, -(-outputs // (size * op.m * op.n)))
     wrong, open_wrong, opened, first = 0, 0, 0, None
-    emulate = _emulated(replace(op, alayout="row", blayout="col") if op.family == "wmma.mma" else op, runner.target, size)
+    emulate = _emulated(alike(op), runner.target, size)
     for turn in range(max(turns, len(ways))):
         way, start = ways[turn % len(ways)], turn * size
         given, scale_d, expected = emulate(pair(seed), pair(start), sign(op, way))
@@ -129,12 +132,7 @@ def _emulated(op: Instruction, target: str, size: int) -> Callable[[Pair, Pair, 
 
 def _differing(op: Instruction, words: Array, expected: Array) -> Array:
     """int32[cases]: outputs that differ."""
-    return _counted(replace(op, alayout="row", blayout="col") if op.family == "wmma.mma" else op, product_codes(op, words), expected)
-
-
-@jax.jit
-def _moved_wrong(x: Array, y: Array) -> Array:
-    return jnp.sum(x != y, dtype=jnp.int32)
+    return _counted(alike(op), product_codes(op, words), expected)
 
 
 _counted = jax.jit(differing, static_argnums=0)
@@ -177,6 +175,11 @@ def _moved(op: Instruction, runner: Runner, outputs: int, seed: int) -> Verified
     return Verified(str(op), op.family, total, wrong, ways)
 
 
+@jax.jit
+def _moved_wrong(x: Array, y: Array) -> Array:
+    return jnp.sum(x != y, dtype=jnp.int32)
+
+
 def _forms(op: Instruction, outputs: int, cases: int) -> Iterator[int]:
     """The form of each launch; every form at least once."""
     each = cases * LANES * (op.registers("r") if op.family.endswith(("load", "matrix")) and op.family != "movmatrix" else 1)
@@ -200,7 +203,7 @@ def movement(op: Instruction, target: str, form: int, cases: int, seed: int, num
             return Movement(form, words, ldmatrix(op, memory, address, target=target))
         return Movement(form, words | {"r": held}, stmatrix(op, memory, address, held, target=target))
     lines, bits = _lines(op), getattr(op, op.operand or "").bits
-    step = max(lines.alignment, 8 * ALIGNED // bits)
+    step = 8 * line_alignment(op) // bits
     offset = np.asarray(draw.words(cases) % 4).astype(np.int64) * step
     stride = op.default_stride + (np.asarray(draw.words(cases) % 4).astype(np.int64) * step if form else 0)
     size = -(-((lines.count - 1) * (op.default_stride + 3 * step) + lines.length + 3 * step) * bits // 32)

@@ -19,11 +19,13 @@ from tcemu.operations.movement import _rows
 from tcemu.operations.operands import lane_words, register_words
 from tcemu.operations.selected import scale_selector, sparsity_selector
 from tcemu.operations.wgmma import _descriptor, _form, _scale_d
-from tcemu.operations.wmma import _place
+from tcemu.operations.wmma import _lines, _place
 from tcemu.silicon.gpu import Runner, gpu
+from tcemu.silicon.text import in_shared
 
 IMAGE_WORDS = 8  # 32 bytes, so that every case's image is aligned for anything
 SCALES = ("scale_a", "scale_b")
+LDMATRIX_ROW = 16  # bytes to which ldmatrix's rows are aligned: PTX ISA 9.7.14.5.15
 
 
 class Launch(NamedTuple):
@@ -108,13 +110,32 @@ def _wmma_mma(op: Instruction, a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Laun
 def _wmma_memory(op: Instruction, memory: ArrayLike, fragment: Any = None, *, offset: ArrayLike = 0, stride: Any = None) -> Launch:
     image = as_memory("memory", memory)
     _place(op, image.shape[-1], offset, stride, False)
-    bits = getattr(op, op.operand or "").bits
+    bits, least = getattr(op, op.operand or "").bits, line_alignment(op)
+    for name, value in (("offset", offset), ("stride", op.default_stride if stride is None else stride)):
+        if (odd := np.asarray(value) * bits // 8 % least != 0).any():
+            raise ValueError(
+                f"{op}: {name} {np.asarray(value)[odd].flat[0]} is no multiple of {8 * least // bits} elements, {least} bytes. PTX asks "
+                "for less, as tcemu.wmma_load does; but ptxas has this fragment read by ldmatrix, and the GPU stops if a row is not aligned"
+            )
     words = {"memory": image, "address": _words(np.asarray(offset) * bits // 8)[..., None]}
     if stride is not None:
         words["stride"] = _words(stride)[..., None]
     if op.family == "wmma.store":
         words["r"] = register_words(op, "r", fragment, "fragment")
     return Launch(int(stride is not None), {}, words)
+
+
+def line_alignment(op: Instruction) -> int:
+    """Bytes to which the lines of a wmma.load or wmma.store must be aligned on a GPU.
+
+    PTX asks for the size of a lane's fragment (9.7.14.4.2). But an A or B in shared memory ptxas reads by ldmatrix (SASS: LDSM), if it can:
+    elements of 16 bits, or shorter ones that lie along K. 36 of sm_90a's loads have fragments shorter than a row of ldmatrix there. On an
+    H200 exactly these, of all, ended with CUDA_ERROR_MISALIGNED_ADDRESS, and the context with them, if aligned to their fragments only.
+    """
+    lines = _lines(op)
+    fits = lines.bits == 16 or (lines.bits < 16 and (op.operand, op.layout) in (("a", "row"), ("b", "col")))
+    by_ldmatrix = fits and op.family == "wmma.load" and op.operand in ("a", "b") and in_shared(op)
+    return max(lines.alignment * lines.bits // 8, LDMATRIX_ROW if by_ldmatrix else 1)
 
 
 def _matrices(op: Instruction, shared: ArrayLike, address: ArrayLike, registers: Any = None) -> Launch:
