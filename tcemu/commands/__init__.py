@@ -1,5 +1,7 @@
 """What each command of the command line does, one file a command; `cli` only reads the words."""
 
+EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"  # what the help texts show each command with
+
 
 class CommandError(Exception):
     """The user asked for something that cannot be done; the message says what would work. No traceback is shown."""

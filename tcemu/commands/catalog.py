@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from tcemu.catalog import check, describe, instructions, least, targets
-from tcemu.commands import CommandError
+from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.evidence import details, summary
 from tcemu.commands.tables import table
 from tcemu.errors import NotModelled, Unsupported
@@ -13,8 +13,6 @@ from tcemu.instructions import FAMILIES, Instruction, spellings
 from tcemu.models import row
 from tcemu.operations.fragments import fragments
 from tcemu.viz import operands, page, svg
-
-EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 
 
 def add_check(subparsers) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tcemu.arithmetic.program import Model
 from tcemu.catalog import check
-from tcemu.commands import CommandError
+from tcemu.commands import EXAMPLE, CommandError
 from tcemu.formats import Format
 from tcemu.instructions import Instruction
 from tcemu.models import row
@@ -19,7 +19,6 @@ from tcemu.sparsity import defined_fields
 from tcemu.study.comparison import Comparison
 from tcemu.study.explain import explain
 
-EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 VECTORS = {
     "a": "elements of the row of A (sparse: the stored ones)",
     "b": "elements of the column of B (sparse: those that meet A's, or with --e all)",

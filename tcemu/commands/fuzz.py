@@ -11,13 +11,12 @@ from typing import Any
 import jax
 
 from tcemu.catalog import instructions, is_supported, targets
-from tcemu.commands import CommandError
+from tcemu.commands import EXAMPLE, CommandError
 from tcemu.fuzz import KINDS, Run, infer, run
 from tcemu.fuzz.runs import FILE, header
 from tcemu.grammar import parse
 from tcemu.models import COMPUTING
 
-EXAMPLE = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 SIDES = 'a target (sm_90a), one with changes (sm_90a:fraction_bits=24,terms=8), an older lowering (sm_90@12.6), or "reference:sm_90a"'
 
 

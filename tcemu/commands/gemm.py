@@ -12,7 +12,7 @@ from typing import TextIO
 import jax
 import numpy as np
 
-from tcemu.commands import CommandError
+from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.arrays import check_writable, load, save, shape_of_product, without_wide_integers
 from tcemu.formats import F64
 from tcemu.gemm import gemm
@@ -41,7 +41,7 @@ def add_gemm(subparsers) -> None:
         help="a matrix product with an instruction's arithmetic, and its error",
         description="Computes D = A·B + C with the arithmetic of one tensor-core instruction, bit for bit, and prints how far D is from "
         "the exact product and from plain float32. Files are .npy: A is [..., M, K], B [..., K, N], C and D [..., M, N].",
-        epilog="example: tcemu gemm A.npy B.npy --op mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 --target sm_90a -o D.npy",
+        epilog=f"example: tcemu gemm A.npy B.npy --op {EXAMPLE} --target sm_90a -o D.npy",
     )
     parser.add_argument("a", metavar="A.npy", type=Path)
     parser.add_argument("b", metavar="B.npy", type=Path)
