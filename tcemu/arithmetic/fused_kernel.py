@@ -120,7 +120,7 @@ class Side(NamedTuple):
 
 
 def prepare(plan: FusedPlan, side: int, codes: Array, scales: Scale | None, width: int) -> tuple[Side, Array]:
-    """A multiplicand, and int32 [steps], 1 where an Inf or a NaN stands.
+    """A multiplicand, and int32 [batch, steps], 1 where an Inf or a NaN stands.
 
     side: 0 for A, 1 for B, and the byte of a positive sign; codes: [batch, K, rows or columns], whole steps and whole tiles.
     """
@@ -145,7 +145,7 @@ def prepare(plan: FusedPlan, side: int, codes: Array, scales: Scale | None, widt
         cut(words, plan.terms), cut((pair[:, :, 1] << 16) | (pair[:, :, 0] & 0xFFFF), plan.terms // 2),
         cut(lax.bitcast_convert_type(signs, jnp.int32), plan.terms // group),
     )  # fmt: skip
-    return prepared, jnp.any(by_line(special, plan.terms), axis=(0, 2, 3)).astype(jnp.int32)
+    return prepared, jnp.any(by_line(special, plan.terms), axis=(2, 3)).astype(jnp.int32)
 
 
 # ---- the three inner operations, each in PTX and in plain integers

@@ -87,7 +87,7 @@ def prepare(plan: GroupedPlan, side: int, codes: Array, scales: Scale, width: in
     return Side(
         cut(jnp.asarray(packed), plan.terms // 4), cut((significand << 16) | mask, plan.groups),
         cut(jnp.where(nan, 0, exponent), plan.groups), cut(in_step, 1),
-    ), jnp.zeros(codes.shape[1] // plan.terms, jnp.int32)  # fmt: skip
+    ), jnp.zeros((1, codes.shape[1] // plan.terms), jnp.int32)  # fmt: skip
 
 
 def step(plan: GroupedPlan, row: Loads, column: Loads, c: Array, special: Array) -> Array:

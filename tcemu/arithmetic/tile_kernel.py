@@ -52,7 +52,7 @@ class Plan(Protocol):
         ...
 
     def prepare(self, side: int, codes: Array, scales: Scale | None, width: int) -> tuple[tuple[Array, ...], Array]:
-        """Side 0, A, or 1, B: codes [batch, K, rows or columns] -> arrays as `tiles` makes them, and int32 [steps]: what is special."""
+        """Side 0, A, or 1, B: codes [batch, K, rows or columns] -> `tiles`; and what is special, int32 [batch or 1, steps]."""
         ...
 
     def step(self, row: Loads, column: Loads, c: Array, special: Array) -> Array:
@@ -164,7 +164,7 @@ def _product(plan: Plan, a: Array, b: Array, c: Array, *scales: Array) -> Array:
     start = lax.bitcast_convert_type(columns(fill(c, 1, tile[0])), jnp.int32)
     grid = (start.shape[0], start.shape[1] // tile[0], start.shape[2] // tile[1])
     call = pl.pallas_call(
-        partial(_kernel, plan=plan, tile=tile, grid=grid, alone=(a.shape[0] == 1, b.shape[0] == 1)),
+        partial(_kernel, plan=plan, tile=tile, grid=grid),
         out_shape=jax.ShapeDtypeStruct(start.shape, jnp.int32), grid=(prod(grid),), interpret=not plan.assembly,
         compiler_params=plt.CompilerParams(num_warps=min(plan.warps, max(1, prod(tile) // 128)), num_stages=1),
     )  # fmt: skip
@@ -172,17 +172,17 @@ def _product(plan: Plan, a: Array, b: Array, c: Array, *scales: Array) -> Array:
     return lax.bitcast_convert_type(d[:, :m, :n], jnp.uint32)
 
 
-def _kernel(*refs: Any, plan: Plan, tile: tuple[int, int], grid: tuple[int, int, int], alone: tuple[bool, bool]) -> None:
+def _kernel(*refs: Any, plan: Plan, tile: tuple[int, int], grid: tuple[int, int, int]) -> None:
     *sides, special_ref, c_ref, d_ref = refs
     at, half = pl.program_id(0), len(sides) // 2
     batch, row_tile, column_tile = at // (grid[1] * grid[2]), at // grid[2] % grid[1], at % grid[2]
-    x_batch, y_batch = (jnp.int32(0) if one else batch for one in alone)
+    x_batch, y_batch, special_batch = (batch if ref.shape[0] > 1 else jnp.int32(0) for ref in (sides[0], sides[half], special_ref))
     where = (batch, pl.ds(row_tile * tile[0], tile[0]), pl.ds(column_tile * tile[1], tile[1]))
 
     def advance(s: Array, c: Array) -> Array:
         row = lambda array, line: plt.load(sides[array].at[x_batch, row_tile, s, jnp.int32(line), :])[:, None]  # noqa: E731
         column = lambda array, line: plt.load(sides[half + array].at[y_batch, column_tile, s, jnp.int32(line), :])[None, :]  # noqa: E731
-        return plan.step(row, column, c, special_ref[s])
+        return plan.step(row, column, c, special_ref[special_batch, s])
 
     one_nan = lambda v: jnp.where((v & ~SIGN) > F32.infinity, F32.nan, v)  # noqa: E731
     plt.store(d_ref.at[where], one_nan(lax.fori_loop(0, sides[0].shape[2], advance, one_nan(plt.load(c_ref.at[where])))))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from tcemu.formats import Format
 from tcemu.fuzz.counter import Pair, case_keys, mix, pair, plus, second, words
@@ -94,23 +94,18 @@ def operands(op: Instruction, keys: Pair, kinds: tuple[Kind, ...] = KINDS) -> Op
     """The operands of the cases with these keys, uint32[cases] each."""
     facts, plan = signature(op), _plan(op, keys, kinds)
     (m, k), (_, n) = op.matrix("a"), op.matrix("d")
-    row_a, column_b = np.arange(m, dtype=np.uint32)[:, None], np.arange(n, dtype=np.uint32)
+    row_a, column_b = np.arange(m, dtype=np.uint32), np.arange(n, dtype=np.uint32)
     ratio = op.k // k  # 2 if sparse: A holds one of two
     spread = _split_drop(op, plan)
-    kept, whole = plan.k[:, None, :], _dense(plan.k, ratio)[:, :, None]
-    a_places, b_places = row_a * np.uint32(k) + kept, whole * np.uint32(n) + column_b
+    a_places, b_places = row_a * np.uint32(k) + plan.k[:, :, None], _dense(plan.k, ratio)[:, :, None] * np.uint32(n) + column_b
     found = {}
-    for name, fmt, places, at in (
-        ("a", facts.a, a_places, (slice(None), None)),
-        ("b", facts.b, b_places, (slice(None), slice(None), None)),
-    ):
+    for name, fmt, places in (("a", facts.a, a_places), ("b", facts.b, b_places)):  # both [cases, K, ...]
         drawn = words(_cases(keys), STREAMS[name], places)
         if fmt.is_integer:
             found[name] = _integers(fmt, drawn, plan)
             continue
-        flip, nudge = (plan.flipped[at], plan.nudged[at]) if name == "a" else (None, None)
-        field = plan.low[name] - spread[name][at]
-        found[name] = _floats(fmt, drawn, field, plan.kind, flip, nudge)
+        flip, nudge = (plan.flipped[:, :, None], plan.nudged[:, :, None]) if name == "a" else (None, None)
+        found[name] = _floats(fmt, drawn, plan.low[name] - spread[name][:, :, None], plan.kind, flip, nudge)
     places = np.arange(m * n, dtype=np.uint32).reshape(m, n)
     found["c"] = _accumulators(facts.c, words(_cases(keys), STREAMS["c"], places), plan)
     if op.sparse:
@@ -118,7 +113,8 @@ def operands(op: Instruction, keys: Pair, kinds: tuple[Kind, ...] = KINDS) -> Op
     if op.block_scale and op.stype is not None:
         for name in ("scale_a", "scale_b"):
             found[name] = _scales(op, op.stype, name, keys, plan)
-    return found
+    found = lax.optimization_barrier(found)  # else a fusion makes them again for each of their users
+    return found | {"a": jnp.swapaxes(found["a"], 1, 2)}  # made with K in front, as the units multiply them
 
 
 def _cases(keys: Pair) -> Pair:
