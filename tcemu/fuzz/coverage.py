@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from tcemu import bits
 from tcemu.arithmetic.program import Model
@@ -47,12 +47,13 @@ class Coverage(NamedTuple):
 
 def _histogram(values: Array, present: Array, size: int) -> Array:
     """int32 [size]: how often each value from 0 to size - 1 stands among those present."""
+    values, present = lax.optimization_barrier((values, present))  # else they are made again for each place
     hits = (values.reshape(-1, 1) == jnp.arange(size)) & present.reshape(-1, 1)
     return jnp.sum(hits, axis=0, dtype=jnp.int32)
 
 
 def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, number: Pair, valid: Array) -> tuple[Array, ...]:
-    """The fields of Coverage but the last, int32, of the valid ones (bool [cases]) of some cases; d: their results."""
+    """The fields of Coverage, int32, of the valid ones (bool [cases]) of some cases; d: their results."""
     facts = signature(op)
     at = jnp.arange(len(valid))
     place = mix(number[0])  # the numbers of those looked at have a common divisor, also with the rows
@@ -76,7 +77,7 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
     if facts.a.is_integer:
         total, wide = _integer_total(x, y, z)
         events |= {"D normal": ~events["D zero"], "the sum cancels to 0": (total == 0) & ~events["all products zero"], "s32 passed": wide}
-        return no_distance, no_distance, no_carry, _events(events, valid)
+        return no_distance, no_distance, no_carry, *_events(events, valid)
 
     undefined = ((x.infinite & zeros[1]) | (y.infinite & zeros[0])) & ~x.nan & ~y.nan
     infinite = (x.infinite | y.infinite) & ~undefined & ~x.nan & ~y.nan
@@ -112,7 +113,7 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
     if with_c:
         c_distance = _histogram(jnp.minimum(greatest - c_exponent, FAR), plain & (c_exponent > least), FAR + 1)
     if not _sums_are_looked_at(model, facts.a):
-        return distances, c_distance, no_carry, _events(events, valid)
+        return distances, c_distance, no_carry, *_events(events, valid)
 
     # the step's sum, as the model cuts its terms
     kept = int(model.fraction_bits)  # type: ignore[arg-type]
@@ -148,7 +149,7 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
         "rounding exact": exactly & fine, "rounding below half": under & fine, "rounding a tie": tie & fine,
         "rounding above half": ~exactly & ~under & ~tie & fine,
     }  # fmt: skip
-    return distances, c_distance, carries, _events(events, valid)
+    return distances, c_distance, carries, *_events(events, valid)
 
 
 def _zero(n: Number) -> Array:
@@ -185,8 +186,11 @@ def _integer_total(x: Number, y: Number, z: Number) -> tuple[Array, Array]:
     return total, ((c ^ total) & (part ^ total)) < 0
 
 
-def _events(found: dict[str, Array], valid: Array) -> Array:
-    return jnp.stack([jnp.sum(found[name] & valid, dtype=jnp.int32) if name in found else jnp.int32(0) for name in EVENTS])
+def _events(found: dict[str, Array], valid: Array) -> tuple[Array, Array]:
+    """The events' counts, and that of the cases."""
+    found, valid = lax.optimization_barrier((found, valid))  # else a GPU makes all that leads to them in the one block that adds them
+    counts = [jnp.sum(found[name] & valid, dtype=jnp.int32) if name in found else jnp.int32(0) for name in EVENTS]
+    return jnp.stack(counts), jnp.sum(valid, dtype=jnp.int32)[None]
 
 
 def expected(op: Instruction, model: Model) -> tuple[str, ...]:
