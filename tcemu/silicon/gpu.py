@@ -123,9 +123,8 @@ class Gpu:
             if asked[1]:
                 from cuda.bindings import driver  # type: ignore[reportMissingImports]
 
-                handle = getattr(found, "handle", None) or found._handle
                 attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                _answered("cuKernelSetAttribute", attribute, shared, driver.CUkernel(int(handle)), self.device.device_id)
+                _answered("cuKernelSetAttribute", attribute, shared, driver.CUkernel(int(found.handle)), self.device.device_id)
             self.kernels[asked] = found
         return self.kernels[asked]
 
@@ -134,14 +133,10 @@ class Gpu:
 def gpu() -> Gpu:
     """The GPU that JAX computes on, or the first one. Raises Unsupported without one, or without cuda-core."""
     try:
-        try:
-            from cuda import core  # type: ignore[reportMissingImports]
-
-            core = core if hasattr(core, "Device") else None
-        except ImportError as error:
-            raise Unsupported(f"gpu: {EXTRA}, whose package cuda-core this installation does not have: {error}") from error
-        if core is None:  # before 0.5
-            from cuda.core import experimental as core  # type: ignore[reportMissingImports]
+        from cuda import core  # type: ignore[reportMissingImports]
+    except ImportError as error:
+        raise Unsupported(f"gpu: {EXTRA}, whose package cuda-core this installation does not have: {error}") from error
+    try:
         return Gpu(core, _number())
     except Unsupported:
         raise
