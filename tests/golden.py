@@ -1,12 +1,10 @@
 """Where the recorded words are and how to read them; the files are described in the README beside them."""
 
 import json
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 TESTS = Path(__file__).resolve().parent
 
@@ -28,11 +26,6 @@ def cases(family: str) -> list[dict]:
     if not found:
         raise LookupError(f"{root() / 'index.json'} holds no case of family {family!r}")
     return found
-
-
-def sampled(cases: list[dict], every: int, name: Callable[[dict], str]) -> list:
-    """The cases as pytest's parameters: every so many of them in the usual run, the others marked `full`."""
-    return [pytest.param(case, id=name(case), marks=[pytest.mark.full] if at % every else []) for at, case in enumerate(cases)]
 
 
 def arrays(case: dict) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ MXF4 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.f32.e2m1.e2m1.f
 CASES = golden.cases("mma")
 
 
-@pytest.mark.parametrize("case", golden.sampled(CASES, 6, lambda case: case["ptx"].removeprefix("mma.sync.aligned.")))
+@pytest.mark.parametrize("case", sampled(CASES, 12, lambda case: case["ptx"].removeprefix("mma.sync.aligned.")))
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"
@@ -36,7 +36,7 @@ def operands(spelling, batch=(), seed=0):
     return [rng.integers(0, 2**32, (*batch, 32, op.registers(name)), np.uint32) for name in "abc"]
 
 
-@pytest.mark.parametrize("spelling", sampled((F16, F64, VOLTA), (F16, F64)))
+@pytest.mark.parametrize("spelling", sampled((F16, F64, VOLTA), (F16,)))
 def test_any_leading_axes_give_the_same_words(spelling):
     a, b, c = operands(spelling, (2, 3))
     whole = np.asarray(tcemu.mma(spelling, a, b, c, target="sm_90"))

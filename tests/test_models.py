@@ -57,7 +57,7 @@ def published_op(gpu, type_, result, k):
     return mma(shape, result, type_), True
 
 
-@pytest.mark.parametrize("gpu", sampled(GPUS, ("V100", "B200")))
+@pytest.mark.parametrize("gpu", sampled(GPUS, ("V100", "A100")))
 def test_every_word_that_others_recorded(gpu):
     """All files of a GPU, f32 and f16 results; the inputs are f32 words that hold the narrow values exactly."""
     compared = 0
@@ -170,7 +170,7 @@ def test_cancellation_of_equation_10(target, op, want):
 HALVES = [0.5] * 4, [1, 1, 2**-10, 2**-23]
 
 
-@pytest.mark.parametrize("target", sampled(["sm_70", "sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"], 3))
+@pytest.mark.parametrize("target", sampled(["sm_70", "sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"], ("sm_80",)))
 def test_an_f16_result_is_rounded_once_but_not_by_way_of_f32(target):
     """MMA-Sim's behaviour test: 0.5 * (1 + 1 + 2^-10 + 2^-23) is 0x3C01 as f16; wmma with C f32 rounds twice and loses the last bit."""
     shape = "m8n8k4" if target == "sm_70" else "m16n8k8"

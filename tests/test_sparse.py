@@ -13,6 +13,7 @@ import pytest
 import reference
 import reference_scaled
 import replay
+from sampling import sampled
 
 import tcemu
 from tcemu import sparsity
@@ -30,7 +31,7 @@ NAMES = {2: "tf32", 4: "f16", 8: "s4"}  # a type of the reference with chunks of
 SPARSE_OPS = sorted((op for op in tcemu.instructions("sm_120a") if op.family == "mma.sp"), key=str)
 
 
-@pytest.mark.parametrize("case", golden.sampled(CASES, 9, lambda case: f"{case['ptx'].removeprefix('mma.')}-{case['selector']}"))
+@pytest.mark.parametrize("case", sampled(CASES, 9, lambda case: f"{case['ptx'].removeprefix('mma.')}-{case['selector']}"))
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"
@@ -175,9 +176,10 @@ ALIGNED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("spelling", "parts", "aligned"), ALIGNED, ids=lambda v: str(v))
-def test_sparse_against_dense_on_the_pruned_matrix(spelling, parts, aligned):
+@pytest.mark.parametrize("case", sampled(ALIGNED, 2, str))
+def test_sparse_against_dense_on_the_pruned_matrix(case):
     """parts: how many dense instructions the K of the sparse one takes. Not aligned: two dense steps, or other groups, and other words."""
+    spelling, parts, aligned = case
     op = tcemu.parse("mma.sp.sync.aligned." + spelling)
     dense_op = "mma.sync.aligned." + spelling.replace(f"k{op.k}.", f"k{op.k // parts}.")
     rng, tiles = np.random.default_rng(9), 40

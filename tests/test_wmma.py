@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import replay
+from sampling import sampled
 from test_jaxpr import equations
 from words import random_words
 
@@ -18,7 +19,7 @@ MMA = "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32"
 WORDS = 1024
 
 
-@pytest.mark.parametrize("case", golden.sampled(CASES, 3, lambda case: case["ptx"].replace(".sync.aligned", "")))
+@pytest.mark.parametrize("case", sampled(CASES, 6, lambda case: case["ptx"].replace(".sync.aligned", "")))
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"

@@ -1,11 +1,14 @@
 """wmma's offsets and strides in every way they can come, against NumPy's bits, and what bad operands are told."""
 
+from itertools import product
+
 import jax
 import numpy as np
 import pytest
 import wmma_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import sampled
 from words import random_words, to_bits, to_words
 
 import tcemu
@@ -35,7 +38,7 @@ def spots(op, rng, words, count, least=None):
     return unit * rng.integers(0, room, endpoint=True), strides
 
 
-@pytest.mark.parametrize("op", STORES, ids=str)
+@pytest.mark.parametrize("op", sampled(STORES, 3, str))
 def test_store_after_load(op):
     """As many places as warps, and one for all: memory keeps what is not of the matrix."""
     load = str(op).replace("store.d", "load.c")
@@ -147,8 +150,9 @@ PLACES = [  # offset, stride, what is said; f32 16 x 16 in 1,024 words
 ]
 
 
-@pytest.mark.parametrize(("offset", "stride", "says"), PLACES)
-def test_bad_places(offset, stride, says):
+@pytest.mark.parametrize("case", sampled(PLACES, 2, str))
+def test_bad_places(case):
+    offset, stride, says = case
     memory, fragment = random_words((3, WORDS)), random_words((3, 32, 8), 1)
     for place in ({"offset": offset, "stride": stride}, {"offset": np.array([0, offset, 0]), "stride": np.array([16, stride, 16])}):
         with told(tcemu.UndefinedBehaviour, says, "9.7.14.4.2"):
@@ -209,10 +213,10 @@ def test_bad_operands_are_named():
         tcemu.wmma_load(A.replace("f16", "bf16"), memory, target="sm_75")
 
 
-@pytest.mark.parametrize("target", ["sm_70", "sm_75", "sm_80", "sm_100a", "sm_120"])
-@pytest.mark.parametrize("layouts", ["row.col", "col.row"])
-def test_every_generation_multiplies_its_own_fragments(target, layouts):
+@pytest.mark.parametrize("case", sampled(product(("sm_70", "sm_75", "sm_80", "sm_100a", "sm_120"), ("row.col", "col.row")), 3, "-".join))
+def test_every_generation_multiplies_its_own_fragments(case):
     """Memory, fragments, product, memory: the words of `dot`, whatever the target's fragments look like."""
+    target, layouts = case
     rng = np.random.default_rng(3)
     op = tcemu.parse(f"wmma.mma.sync.aligned.{layouts}.m32n8k16.f32.f32")
     a, b = (rng.normal(size=op.matrix(name)).astype(np.float16).view(np.uint16) for name in "ab")
