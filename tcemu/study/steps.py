@@ -181,10 +181,11 @@ class Walk:
         length = per_instruction if isinstance(model.chain, str) else max(1, int(model.chain) * per_instruction // k)
         each = [dealt[at : at + length] for at in range(0, len(dealt), length)]
         together = per_instruction // length if model.together else 1
+        start = ("+0", encode(model.result, Fraction(0))) if model.from_zero else None
         for at in range(0, len(each), together):
-            partial = self.advance(each[at], None)
+            partial = self.advance(each[at], start)
             for one in each[at + 1 : at + together]:
-                partial = self.add(("sum", partial[1]), ("chain", self.advance(one, None)[1]))
+                partial = self.add(("sum", partial[1]), ("chain", self.advance(one, start)[1]))
             c = self.add(c, ("chain" if together == 1 else "sum", partial[1]))
         return c
 
@@ -232,10 +233,10 @@ class Walk:
         return self.record("fused", terms, code, rounding, point=point, last=last, result_bits=bits, total=found)
 
     def fma(self, products: Sequence[Product], running: Running | None) -> int:
-        """One product and the running value, exact, rounded once (IEEE 754-2019, 5.4.1). Without one: the product alone, or with +0."""
+        """One product and the running value, exact, rounded once (IEEE 754-2019, 5.4.1). Without one: the product alone."""
         model, (one,) = self.model, products
         a, b = convert(one.a, self.signature.a, model.result), convert(one.b, self.signature.b, model.result)
-        nothing = encode(model.result, Fraction(0), negative_zero=not model.from_zero)  # -0 adds nothing at all
+        nothing = encode(model.result, Fraction(0), negative_zero=True)  # -0 adds nothing at all
         before = nothing if running is None else running[1]
         terms = [*([] if running is None else [self.carried(running)]), single(one)]
         signs, codes = [one.x.negative != one.y.negative, decode(model.result, before).negative], [b, before, a]
