@@ -25,7 +25,7 @@ S8 = "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32"
 S4_SAT = "mma.sync.aligned.m16n8k64.row.col.satfinite.s32.s4.s4.s32"
 B1 = "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.xor.popc"
 FLOATS = [F16, F16_F16, BF16, TF32, E4M3, E5M2, VOLTA, VOLTA_F16]
-USUAL = sampled(FLOATS, (F16_F16, TF32))
+USUAL = sampled(FLOATS, (F16_F16,))
 
 
 def bits(x):
@@ -105,7 +105,7 @@ def test_integers_wrap_or_clamp_and_inputs_saturate():
     assert int(tcemu.gemm([[1000.7]], [[3.0]], op=S8, target="sm_90a")[0, 0]) == 127 * 3
 
 
-@pytest.mark.parametrize("op", sampled([*FLOATS, F64, S8], (F16, VOLTA, S8)))
+@pytest.mark.parametrize("op", sampled([*FLOATS, F64, S8], (F16,)))
 def test_filling_k_with_zeros_changes_no_bit(op):
     """What `fill` claims: K of 5 equals K filled by hand to two whole instructions, also where D is a signed zero."""
     k = tcemu.parse(op).k

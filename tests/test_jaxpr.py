@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampling import sampled
 
 import tcemu
 
@@ -49,7 +50,7 @@ def registers(op):
     return [jax.ShapeDtypeStruct((2, 32, op.registers(name)), jnp.uint32) for name in "abc"]
 
 
-@pytest.mark.parametrize("spelling", DENSE[::3])
+@pytest.mark.parametrize("spelling", sampled(DENSE, 9))
 def test_only_exact_float_operations(spelling):
     op = tcemu.parse(spelling)
     jaxpr = jax.make_jaxpr(lambda *words: tcemu.mma(op, *words, target="sm_90"))(*registers(op)).jaxpr
@@ -89,7 +90,7 @@ def test_pack_and_unpack_gather_nothing(spelling):
             assert not float_operations(jaxpr)
 
 
-@pytest.mark.parametrize("spelling", DENSE[::9])
+@pytest.mark.parametrize("spelling", sampled(DENSE, 27))
 def test_no_gather_is_compiled_into_mma(spelling):
     op = tcemu.parse(spelling)
     text = jax.jit(lambda *words: tcemu.mma(op, *words, target="sm_90")).lower(*registers(op)).compile().as_text()

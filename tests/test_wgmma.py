@@ -246,7 +246,7 @@ def test_a_sparse_product_gathers_b_by_every_field(field):
 
 
 @pytest.mark.parametrize(
-    "spelling", [SPARSE, SPARSE.replace("k32.f32.f16.f16", "k16.f32.tf32.tf32"), SPARSE.replace("k32.f32.f16.f16", "k64.s32.s8.s8")]
+    "spelling", sampled([SPARSE, *(SPARSE.replace("k32.f32.f16.f16", types) for types in ("k16.f32.tf32.tf32", "k64.s32.s8.s8"))], 3)
 )
 def test_undefined_metadata_is_reported_in_checked_mode(spelling):
     op = tcemu.parse(spelling)
