@@ -114,7 +114,7 @@ def operands(op: Instruction, keys: Pair, kinds: tuple[Kind, ...] = KINDS) -> Op
         for name in ("scale_a", "scale_b"):
             found[name] = _scales(op, op.stype, name, keys, plan)
     found = lax.optimization_barrier(found)  # else a fusion makes them again for each of their users
-    return found | {"a": jnp.swapaxes(found["a"], 1, 2)}  # made with K in front, as the units multiply them
+    return found | {"a": jnp.swapaxes(found["a"], 1, 2)}  # K was in front, as `tile_kernel` wants it
 
 
 def _cases(keys: Pair) -> Pair:

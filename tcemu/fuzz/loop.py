@@ -127,7 +127,7 @@ def _fused(
 
     def turn(seed: Pair, start: Pair, counted: Array, offset: Array) -> Tally:
         number = plus(start, offset)
-        # the barriers keep a fusion from making operands and results again for each of their users
+        # the barriers, as that of `operands`, keep a fusion from making all this again for each of its users
         keys = lax.optimization_barrier(case_keys(seed, number))
         given = operands(op, keys, kinds)
         x, y = lax.optimization_barrier((one(given), other(given)))
