@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampling import sampled
 
 from tcemu.arithmetic import program
 from tcemu.arithmetic.program import Model, Signature, kernel_plan
@@ -85,6 +86,18 @@ def test_the_kernel_is_the_walk(name):
         wrong = int((got != wanted).sum())
         assert wrong == 0, f"{wrong} mismatches of {wanted.size}, raw={raw}"
         assert len(np.unique(wanted)) > (2 if raw else 100)
+
+
+@pytest.mark.parametrize("shared", sampled((True, False), (True,)))
+def test_each_matrix_of_a_batch_has_special_steps_of_its_own(shared):
+    """Inf in the first step of one A, in the third of another; and in the second of a B that all of them share."""
+    a, b, c, _ = operands("f16", False, 16, 8, 48, (4,))
+    a = a.at[1, 3, 5].set(F16.infinity).at[2, 1, 40].set(F16.infinity)
+    b = b[0].at[20, 2].set(F16.infinity) if shared else b
+    wanted = program.run(HOPPER, signature("f16"), a, b, c)
+    assert (by_kernel("f16", a, b, c, None) == wanted).all()
+    finite = (wanted & 0x7FFFFFFF) < F32.infinity
+    assert (~finite).any((1, 2)).tolist() == ([True] * 4 if shared else [False, True, True, False]) and finite.any()
 
 
 @pytest.mark.full
