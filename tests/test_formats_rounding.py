@@ -71,7 +71,7 @@ def test_every_half_in_every_mode_by_gfloat(source, target):
         assert compared >= (1 << 15 if FORMATS[target].signed else 1 << 14)
 
 
-@pytest.mark.parametrize("case", sampled(FROM_HALVES, 3, "-".join))
+@pytest.mark.parametrize("case", sampled(FROM_HALVES, 6, "-".join))
 def test_halves_by_reference(case):
     """To nearest every one; in the other ways one in 23, and always the ends."""
     source, target = case
@@ -116,7 +116,7 @@ def f32_at_random(count: int) -> np.ndarray:
     return np.concatenate([operands.codes("f32", kind, (count // len(operands.CLASSES),), rng) for kind in operands.CLASSES])
 
 
-@pytest.mark.parametrize("target", sampled(["tf32", "f16", "bf16", *NARROW], 2))
+@pytest.mark.parametrize("target", sampled(["tf32", "f16", "bf16", *NARROW], 4))
 def test_f32(target):
     codes = np.concatenate([f32_boundaries(target), f32_at_random(200_000)])
     for mode, saturate in WAYS:

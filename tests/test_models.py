@@ -57,7 +57,7 @@ def published_op(gpu, type_, result, k):
     return mma(shape, result, type_), True
 
 
-@pytest.mark.parametrize("gpu", sampled(GPUS, ("V100", "A100")))
+@pytest.mark.parametrize("gpu", sampled(GPUS, ("V100",)))
 def test_every_word_that_others_recorded(gpu):
     """All files of a GPU, f32 and f16 results; the inputs are f32 words that hold the narrow values exactly."""
     compared = 0

@@ -96,6 +96,7 @@ def follows_the_measured(recipe, error, size, slope):
     assert (np.diff(between) < 0).all()  # real-valued, and downhill all the way
 
 
+@pytest.mark.full
 def test_the_surrogate_follows_the_measured_error(f16_sweep):
     follows_the_measured(F16, f16_sweep[0], 0.15, 0.06)
 

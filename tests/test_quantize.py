@@ -76,7 +76,7 @@ def boundary_blocks(element: str, field: int, fraction: int, points: list[Fracti
 # ---- MX
 
 
-@pytest.mark.parametrize("kind", MX)
+@pytest.mark.parametrize("kind", sampled(MX, 3))
 def test_every_boundary_of_the_elements_over_the_exponents_of_f32(kind):
     """All 255 exponent fields, and all boundaries, each at some of the fields (`full`: at each)."""
     element = exact.ELEMENTS[kind]

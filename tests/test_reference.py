@@ -107,7 +107,7 @@ def interesting(name: str, count: int, rng: random.Random) -> list[Fraction]:
     return [value for value in found if value]
 
 
-@pytest.mark.parametrize("name", sampled(FLOATS, 2))
+@pytest.mark.parametrize("name", sampled(FLOATS, 4))
 def test_encode_finds_the_right_neighbour(name):
     values = interesting(name, 100 if FORMATS[name].bits <= 16 else 30, random.Random(name))
     for value in values + [-value for value in values]:
