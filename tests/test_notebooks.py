@@ -80,7 +80,6 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-@pytest.mark.full
 def test_training_runs_reduced(quick_compilation):
     """The training notebook's cells but for its pictures, in this process: one recipe on two GPUs, one seed, two epochs."""
     notebook = json.loads((Path(__file__).parents[1] / "notebooks" / "digits_training.ipynb").read_text())
