@@ -191,6 +191,7 @@ def test_an_exact_model_is_a_chain_of_f32_multiply_adds():
     np.testing.assert_array_equal(bits(d), bits(want))
 
 
+@pytest.mark.full
 def test_another_model():
     a, b = normal(8, 64, seed=13, spread=1.0), normal(64, 8, seed=14, spread=1.0)
     own = tcemu.models("sm_90a")[2].model

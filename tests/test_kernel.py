@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling import sampled
 
 from tcemu.arithmetic import program
 from tcemu.arithmetic.program import Model, Signature, kernel_plan
@@ -88,7 +87,8 @@ def test_the_kernel_is_the_walk(name):
         assert len(np.unique(wanted)) > (2 if raw else 100)
 
 
-@pytest.mark.parametrize("shared", sampled((True, False), (True,)))
+@pytest.mark.full
+@pytest.mark.parametrize("shared", (True, False))
 def test_each_matrix_of_a_batch_has_special_steps_of_its_own(shared):
     """Inf in the first step of one A, in the third of another; and in the second of a B that all of them share."""
     a, b, c, _ = operands("f16", False, 16, 8, 48, (4,))
