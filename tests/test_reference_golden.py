@@ -1,4 +1,4 @@
-"""The reference replays the words that an H200 computed: every recorded case, all eight operand classes, NaN words included."""
+"""The reference replays the words that an H200 computed: all eight operand classes, NaN words included; every case under `-m full`."""
 
 import golden
 import numpy as np

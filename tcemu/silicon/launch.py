@@ -130,7 +130,8 @@ def line_alignment(op: Instruction) -> int:
 
     PTX asks for the size of a lane's fragment (9.7.14.4.2). But an A or B in shared memory ptxas reads by ldmatrix (SASS: LDSM), if it can:
     elements of 16 bits, or shorter ones that lie along K. 36 of sm_90a's loads have fragments shorter than a row of ldmatrix there. On an
-    H200 exactly these, of all, ended with CUDA_ERROR_MISALIGNED_ADDRESS, and the context with them, if aligned to their fragments only.
+    H200 exactly these, of all, ended with CUDA_ERROR_MISALIGNED_ADDRESS, and the context with them, if aligned to their fragments only
+    (each was run by hand, 2026-11-21; no test repeats it).
     """
     lines = _lines(op)
     fits = lines.bits == 16 or (lines.bits < 16 and (op.operand, op.layout) in (("a", "row"), ("b", "col")))
