@@ -67,7 +67,7 @@ def compare(spelling, outputs, seed=0):
 FLOATING = [s for s in SPELLINGS if ".f64." not in s and ".s32." not in s]
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS[::3])
+@pytest.mark.parametrize("spelling", sampled(SPELLINGS, 3))
 def test_dot_is_the_reference(spelling):
     wrong, size = compare(spelling, 1_000)
     assert size >= 1_000 and wrong == []
@@ -118,10 +118,9 @@ RESULTS = (("f32", "RZ"), ("f16", "RN"), ("f32", "RP"), ("f16", "RM"))
 SETTINGS += [(16, 35, -139), (8, 40, -133), (16, 31, -1000)]
 
 
-@pytest.mark.parametrize("at", range(0, len(SETTINGS), 4))
-def test_other_settings(at):
-    pair, (terms, fraction_bits, floor) = PAIRS[at // 4 % len(PAIRS)], SETTINGS[at]
-    settings_agree(pair, terms, fraction_bits, floor, RESULTS[terms % 4 :][:1], count=180)
+@pytest.mark.parametrize(("pair", "setting"), list(zip(PAIRS, SETTINGS[::4], strict=True)), ids=str)
+def test_other_settings(pair, setting):
+    settings_agree(pair, *setting, RESULTS[setting[0] % 4 :][:1], count=180)
 
 
 @pytest.mark.full

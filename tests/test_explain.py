@@ -14,6 +14,7 @@ import operands
 import pytest
 import recorded
 import reference
+from sampling import sampled
 
 import tcemu
 from tcemu.catalog import instructions
@@ -45,7 +46,7 @@ def representatives() -> list:
 
 
 CASES = representatives()
-# every kind of arithmetic and every family, in the default run
+# every kind of arithmetic and every family; every run has one of three
 SAMPLE = [
     ("mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16", "sm_90a"),
     (HALF, "sm_90a"),
@@ -194,10 +195,16 @@ def chained(found):
     return rows
 
 
-@pytest.mark.parametrize(("spelling", "target"), SAMPLE[::3])
-def test_explain_gives_the_words_of_dot(spelling, target):
-    wrong, count = compare(spelling, target, 60)
+@pytest.mark.parametrize("case", sampled(SAMPLE, 3, " ".join))
+def test_explain_gives_the_words_of_dot(case):
+    wrong, count = compare(*case, 60)
     assert count == 60 and wrong == [], f"{len(wrong)} of {count}: {wrong[:1]}"
+
+
+def test_a_chain_from_zero_says_so():
+    """m8n8k4 on sm_90a: 0 x -1 alone would be -0, and with C -0 the result."""
+    found = tcemu.explain("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32", [0.0], [-1.0], -0.0, target="sm_90a")
+    assert "fused multiply-adds in f32, from +0 on" in str(found) and found.result == 0 and chained(found) == 1
 
 
 @pytest.mark.full

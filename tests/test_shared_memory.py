@@ -153,7 +153,7 @@ layouts = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(layouts, st.integers(0, 2**32 - 1))
 def test_there_and_back_again(drawn, seed):
     fmt, lines, units, major, mode, start, base, gap = drawn
