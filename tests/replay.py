@@ -6,9 +6,9 @@ Runs on whatever device JAX has, so the same command holds a CPU and a GPU to th
 import sys
 import time
 
-import golden
 import jax
 import numpy as np
+from support import golden
 
 import tcemu
 

@@ -6,17 +6,17 @@ from itertools import product
 import jax
 import jax.numpy as jnp
 import numpy as np
-import operands
 import pytest
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling import sampled
+from support import operands, reference
+from support.sampling import sampled
 
 import tcemu
 from tcemu import formats
 from tcemu.arithmetic import fma, integer
-from tcemu.arithmetic.program import Model, Signature, run
+from tcemu.arithmetic.model import Model, Signature
+from tcemu.arithmetic.program import run
 
 SPELLINGS = [
     "m8n8k4.row.col.f16.f16.f16.f16", "m8n8k4.row.col.f32.f16.f16.f16", "m8n8k4.row.col.f32.f16.f16.f32",
@@ -142,10 +142,10 @@ def test_terms_that_are_rounded_at_alignment(case):
         a, b, c = drawn_pair(*pair, "f32", 450, rng)
         model = Model(formats.F32, terms, bits, floor, alignment=mode)
         got = np.asarray(by_model(model, *pair, formats.F32, a, b, c))
-        facts = {"terms": terms, "fraction_bits": bits, "floor": floor, "rounding": "RZ"}
-        want = by_reference(*pair, "f32", a, b, c, **facts, alignment=mode)
+        step = {"terms": terms, "fraction_bits": bits, "floor": floor, "rounding": "RZ"}
+        want = by_reference(*pair, "f32", a, b, c, **step, alignment=mode)
         assert (got != want).sum() == 0, f"{(got != want).sum()} mismatches of {len(want)} with {model}"
-        shows += (want != by_reference(*pair, "f32", a, b, c, **facts)).sum()
+        shows += (want != by_reference(*pair, "f32", a, b, c, **step)).sum()
     assert shows > 0
     traced = jax.vmap(lambda alignment: by_model(model.replace(alignment=alignment), *pair, formats.F32, a, b, c))(jnp.arange(4))
     np.testing.assert_array_equal(traced[formats.ROUNDINGS.index(mode)], got)

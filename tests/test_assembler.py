@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tcemu.catalog import instructions, least, targets
 from tcemu.errors import Unsupported
-from tcemu.grammar import parse
-from tcemu.instructions import Instruction, spellings
-from tcemu.rows import row_of
+from tcemu.isa.catalog import instructions, least, targets
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction, spellings
+from tcemu.isa.syntax import row_of
 
 NEWEST = {"12.9": "8.8", "13.0": "9.0", "13.5": "9.1"}
 # targets that ptxas knows and the manual of 9.1 does not name

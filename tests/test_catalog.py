@@ -2,9 +2,9 @@
 
 import pytest
 
-from tcemu.catalog import check, instructions, is_supported, spelled, targets
 from tcemu.errors import Unsupported
-from tcemu.grammar import parse
+from tcemu.isa.catalog import check, instructions, is_supported, spelled, targets
+from tcemu.isa.grammar import parse
 
 # legal mma spellings at PTX ISA 9.0, optional qualifiers left out and written, counted with ptxas 13.0 (sm_70: 12.9)
 COUNTS = {

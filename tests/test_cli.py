@@ -7,11 +7,11 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from sampling import sampled
+from support.sampling import sampled
 
 from tcemu.cli import main
 from tcemu.commands import gemm as command
-from tcemu.gemm import gemm
+from tcemu.linalg.gemm import gemm
 
 F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 OPS = {

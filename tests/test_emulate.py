@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas
-from sampling import sampled
+from support.sampling import sampled
 
 import tcemu
 

@@ -5,25 +5,22 @@ import re
 from fractions import Fraction
 from itertools import combinations, pairwise
 
-import golden
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import operands
 import pytest
-import recorded
-import reference
-from sampling import sampled
+from support import golden, operands, recorded, reference
+from support.sampling import sampled
 
 import tcemu
-from tcemu.catalog import instructions
+from tcemu.architectures.lookup import row
 from tcemu.cli import main
 from tcemu.errors import NotModelled
+from tcemu.explanation.exact import decode, encode
 from tcemu.formats import F16, F32, F64, S32
-from tcemu.models import row
+from tcemu.isa.catalog import instructions
 from tcemu.sparsity import defined_fields
-from tcemu.study.exact import decode, encode
 
 HALF = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 SCALED = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e2m3.e5m2.f32.ue8m0"
@@ -40,8 +37,8 @@ def representatives() -> list:
                 model = row(op, target).model
             except NotModelled:
                 continue
-            facts = (op.k, op.a, op.b, op.c, op.d, op.rounding, op.satfinite, op.bit_op, op.kind, op.scale_vec, op.stype)
-            found.setdefault((op.family, model, *facts), (op, target))
+            types = (op.k, op.a, op.b, op.c, op.d, op.rounding, op.satfinite, op.bit_op, op.kind, op.scale_vec, op.stype)
+            found.setdefault((op.family, model, *types), (op, target))
     return list(found.values())
 
 

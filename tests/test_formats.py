@@ -4,11 +4,10 @@ import gfloat
 import jax
 import jax.numpy as jnp
 import numpy as np
-import operands
 import pytest
-import reference
-from other_formats import DTYPES, GFLOAT
-from sampling import sampled
+from support import operands, reference
+from support.other_formats import DTYPES, GFLOAT
+from support.sampling import sampled
 
 from tcemu import formats
 from tcemu.formats import FORMATS, convert, from_float, round_to, to_float

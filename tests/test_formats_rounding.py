@@ -6,14 +6,13 @@ All 2^16 f16 and all 2^16 bf16 values; f32 and f64 at random and at every roundi
 from fractions import Fraction
 
 import numpy as np
-import operands
 import pytest
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_formats import CAST_BY_ML_DTYPES, DTYPES, GFLOAT, by_gfloat
-from reference import MODES
-from sampling import sampled
+from support import operands, reference
+from support.other_formats import CAST_BY_ML_DTYPES, DTYPES, GFLOAT, by_gfloat
+from support.reference import MODES
+from support.sampling import sampled
 from test_formats import same_floats
 
 from tcemu.formats import FORMATS, convert, from_float, to_float

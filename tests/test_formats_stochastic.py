@@ -5,11 +5,10 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import numpy as np
-import operands
 import pytest
-import reference
-from other_formats import DTYPES
-from sampling import sampled
+from support import operands, reference
+from support.other_formats import DTYPES
+from support.sampling import sampled
 
 from tcemu import formats
 from tcemu.formats import FORMATS, convert, from_float, round_to, to_float

@@ -7,9 +7,9 @@ import pytest
 
 from tcemu.cli import main
 from tcemu.commands.tables import table
-from tcemu.grammar import parse
+from tcemu.isa.grammar import parse
+from tcemu.isa.syntax import row_of
 from tcemu.operations.fragments import fragments
-from tcemu.rows import row_of
 
 FIELD = 4  # bits of a field of metadata
 DRAWN = [

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from sampling import sampled
+from support.sampling import sampled
 
 import tcemu
 from tcemu.formats import from_float, to_float

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from sampling import sampled
+from support.sampling import sampled
 
 import tcemu
 from tcemu import formats
@@ -242,13 +242,13 @@ def test_bad_ops_are_explained():
 @pytest.mark.parametrize("spelling", sampled((F16, BF16, E4M3), (F16,)))
 def test_memory_grows_with_the_matrices_only(spelling):
     """2048 cubed within 1 GiB above the operands, by the compiler's own account."""
-    from tcemu.gemm import _gemm
-    from tcemu.models import row
-    from tcemu.operations.operands import signature
+    from tcemu.architectures.lookup import row
+    from tcemu.linalg.gemm import _gemm
+    from tcemu.operations.operands import signature_of
 
     n = 2048
     matrix = jax.ShapeDtypeStruct((n, n), jnp.uint32)
     op = tcemu.parse(spelling)
-    lowered = _gemm.lower(row(op, "sm_90a").model, signature(op), (formats.F32,) * 3, "RN", False, matrix, matrix, matrix, None, None)
+    lowered = _gemm.lower(row(op, "sm_90a").model, signature_of(op), (formats.F32,) * 3, "RN", False, matrix, matrix, matrix, None, None)
     memory = lowered.compile().memory_analysis()
     assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2**30, memory

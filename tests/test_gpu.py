@@ -1,11 +1,11 @@
 """With an NVIDIA GPU as JAX's device, the recorded words again, and the kernel in PTX against the walk; skipped where there is none."""
 
-import golden
 import jax
 import jax.numpy as jnp
 import pytest
 import replay
 import test_kernel
+from support import golden
 
 import tcemu
 from tcemu.arithmetic import program

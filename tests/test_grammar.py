@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tcemu.errors import Unsupported
-from tcemu.grammar import arguments, parse
-from tcemu.instructions import spellings
-from tcemu.rows import row_of
+from tcemu.isa.grammar import arguments, parse
+from tcemu.isa.instructions import spellings
+from tcemu.isa.syntax import row_of
 
 EXAMPLES = [tuple(line.split(" ", 1)) for line in (Path(__file__).parent / "manual_examples.txt").read_text().splitlines()[1:]]
 # examples of the manual that are no instructions as printed: statement -> what the error says, the statement as it should be

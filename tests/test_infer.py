@@ -7,18 +7,19 @@ import pytest
 
 import tcemu
 from tcemu import fuzz
-from tcemu.catalog import instructions
+from tcemu.architectures.lookup import UNITS, row
+from tcemu.architectures.rows import ROWS
 from tcemu.formats import F16, F32, S32
-from tcemu.fuzz.trees import Order, matching, orders, sizes, tree
-from tcemu.models import ROWS, UNITS, row
-from tcemu.operations.operands import signature
+from tcemu.fuzz.inference.trees import Order, matching, orders, sizes, tree
+from tcemu.isa.catalog import instructions
+from tcemu.operations.operands import signature_of
 
 
 def breadth(op):
     """How well an instruction shows its model: products, then the reach of its types, then how little there is to compute."""
     reach = sum(f.greatest_exponent - f.least_exponent + f.mantissa_bits for f in (op.a, op.b))
     return (
-        signature(op).k,
+        signature_of(op).k,
         op.stype is not None and op.stype.name == "ue8m0",
         reach,
         op.a is op.b,
@@ -53,11 +54,11 @@ SAMPLE = [i for i, (op, target, _) in enumerate(QUESTIONS) if (op, target) == F1
 
 def plain(model, op):
     """The model with what this instruction cannot tell brought to one form; all else must be found as it stands."""
-    facts = signature(op)
+    signature = signature_of(op)
     if model.result.is_integer:
         return (model.result,)
-    rounding = model.rounding if facts.rounding is None else facts.rounding.upper()
-    terms = min(model.terms, facts.k // model.groups)
+    rounding = model.rounding if signature.rounding is None else signature.rounding.upper()
+    terms = min(model.terms, signature.k // model.groups)
     return model.result, terms, model.fraction_bits, rounding, model.result_bits, model.groups, model.chain, model.together, model.summed
 
 

@@ -1,12 +1,12 @@
-"""`Instruction`: fields, spelling, and the derived facts against the manual's tables."""
+"""`Instruction`: fields, spelling, and the derived signature against the manual's tables."""
 
 import pytest
 
-from tcemu.catalog import check, instructions, targets
 from tcemu.formats import FORMATS
-from tcemu.grammar import parse
-from tcemu.instructions import spellings
-from tcemu.rows import row_of
+from tcemu.isa.catalog import check, instructions, targets
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import spellings
+from tcemu.isa.syntax import row_of
 
 # 32-bit registers of A, B and C as PTX ISA 9.7.14.5.1 to .13 list them in words; an .f64 register is two words
 REGISTERS = {

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling import sampled
+from support.sampling import sampled
 
 import tcemu
 

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tcemu.architectures.lookup import COMPUTING
+from tcemu.architectures.rows import ROWS
 from tcemu.arithmetic import program
-from tcemu.arithmetic.program import Model, Signature, kernel_plan
+from tcemu.arithmetic.model import Model, Signature
+from tcemu.arithmetic.program import kernel_plan
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0
-from tcemu.models import COMPUTING, ROWS
 
 HOPPER, FP8, BLACKWELL = Model(F32, 16, 25, -133), Model(F32, 32, 13, -133, result_bits=13), Model(F32, 32, 25, -133)
 GROUPED = Model(F32, 64, 35, -139, summed=16)

@@ -6,12 +6,12 @@ import math
 
 import jax
 import jax.numpy as jnp
-import layout_formulas as formulas
 import numpy as np
 import pytest
 import tensor_layouts
-from layout_cases import CASES
-from sampling import sampled
+from support import layout_formulas as formulas
+from support.layout_cases import CASES
+from support.sampling import sampled
 from tensor_layouts import atoms_nv
 from tensor_layouts.layouts import idx2crd, size
 

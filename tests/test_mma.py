@@ -1,13 +1,13 @@
 """`mma` in registers: the recorded words of an H200, batch axes, jit and vmap, and what bad input is told."""
 
 import chex
-import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import replay
-from sampling import sampled
+from support import golden
+from support.sampling import sampled
 
 import tcemu
 

@@ -3,18 +3,18 @@
 import re
 from fractions import Fraction
 
-import golden
 import jax
 import numpy as np
-import operands
 import pytest
-import reference
-from reference import decode, encode
-from sampling import sampled
+from support import golden, operands, reference
+from support.reference import decode, encode
+from support.sampling import sampled
 
 import tcemu
+from tcemu.architectures.evidence import LEVELS
+from tcemu.architectures.lookup import TOOLKITS, row
+from tcemu.architectures.rows import ROWS
 from tcemu.formats import F32
-from tcemu.models import LEVELS, ROWS, TOOLKITS, row
 
 ARITHMETIC = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")
 GPUS = {

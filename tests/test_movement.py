@@ -1,16 +1,15 @@
 """`ldmatrix`, `stmatrix`, `movmatrix`: the recorded words of an H200, the manual's formulas for those it lacks, and bad addresses."""
 
-import golden
 import hypothesis.extra.numpy as arrays
 import jax
 import jax.numpy as jnp
-import layout_formulas
 import numpy as np
 import pytest
 import replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from words import random_words, to_bits, to_words
+from support import golden, layout_formulas
+from support.words import random_words, to_bits, to_words
 
 import tcemu
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mutants import FOUND, MUTANTS
+from support.mutants import FOUND, MUTANTS
 
 from tcemu import fuzz
 from tcemu.fuzz.sides import to_registers

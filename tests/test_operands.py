@@ -1,11 +1,10 @@
 """The generators reach what they promise: a class that never produced its corner would test nothing."""
 
 import numpy as np
-import operands
 import pytest
-import reference
 from hypothesis import given, settings
-from reference import FORMATS
+from support import operands, reference
+from support.reference import FORMATS
 
 FLOATS = [name for name, spec in FORMATS.items() if spec.exponent]
 

@@ -7,7 +7,7 @@ import pytest
 
 import tcemu
 from tcemu import Recipe, formats
-from tcemu.study.precision import expected_error, surrogate
+from tcemu.study.surrogate import expected_error, surrogate
 
 F16 = Recipe("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90a")
 BF16 = Recipe("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "sm_90a")

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import reference_blocks as exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import FORMATS, decode, encode
-from sampling import sampled
+from support import reference_blocks as exact
+from support.reference import FORMATS, decode, encode
+from support.sampling import sampled
 from test_jaxpr import MOVES, equations, float_operations
 
 import tcemu
 from tcemu import formats
 from tcemu.arithmetic.quotient import divide, multiply
-from tcemu.quantize import BLOCK_FORMATS, RULES, BlockFormat, BlockQuantized, block_dequantize, block_quantize
+from tcemu.quantize.blocks import BLOCK_FORMATS, RULES, BlockFormat, BlockQuantized, block_dequantize, block_quantize
 
 MX = sorted(exact.ELEMENTS)
 POWERS = ("floor", "ceil", "even", "rceil")

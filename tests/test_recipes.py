@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import reference_recipes as by_hand
+from support import reference_recipes as by_hand
 
 import tcemu
 from tcemu import Quantizer, Recipe, formats
-from tcemu.recipes import RECIPES, ROWS, UNSCALED
+from tcemu.linalg.recipes import RECIPES, ROWS, UNSCALED
 
 BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 E4M3 = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"

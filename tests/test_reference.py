@@ -9,10 +9,10 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-import reference
-from other_formats import CAST_BY_ML_DTYPES, DTYPES
-from reference import FORMATS, MODES, decode, encode
-from sampling import sampled
+from support import reference
+from support.other_formats import CAST_BY_ML_DTYPES, DTYPES
+from support.reference import FORMATS, MODES, decode, encode
+from support.sampling import sampled
 
 FLOATS = [name for name, spec in FORMATS.items() if spec.exponent]
 INTEGERS = [name for name, spec in FORMATS.items() if not spec.exponent]

@@ -1,10 +1,9 @@
 """The reference replays the words that an H200 computed: all eight operand classes, NaN words included; every case under `-m full`."""
 
-import golden
 import numpy as np
 import pytest
-import recorded
-from sampling import sampled
+from support import golden, recorded
+from support.sampling import sampled
 
 
 def parameters(*families: str, every: int = 3) -> list:

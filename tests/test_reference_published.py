@@ -2,10 +2,9 @@
 
 from fractions import Fraction
 
-import golden
 import pytest
-import reference
-from reference import decode, encode, fused_dot_add
+from support import golden, reference
+from support.reference import decode, encode, fused_dot_add
 
 
 def f16s(values: list[float]) -> list[int]:

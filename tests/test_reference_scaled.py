@@ -3,9 +3,9 @@
 import random
 from fractions import Fraction
 
-import reference
-from reference import decode, encode
-from reference_scaled import grouped_dot_add, scaled_dot_add
+from support import reference
+from support.reference import decode, encode
+from support.reference_scaled import grouped_dot_add, scaled_dot_add
 
 ONE = {"ue8m0": 127, "ue4m3": 0x38}
 

@@ -5,15 +5,14 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import numpy as np
-import operands
 import pytest
-import reference
-import reference_scaled
-from reference import decode, encode
-from sampling import sampled
+from support import operands, reference, reference_scaled
+from support.reference import decode, encode
+from support.sampling import sampled
 
 import tcemu
-from tcemu.arithmetic.program import Signature, run
+from tcemu.arithmetic.model import Signature
+from tcemu.arithmetic.program import run
 from tcemu.formats import E2M1, E4M3, F32, UE4M3, UE8M0, from_float
 
 TARGET = "sm_120a"
@@ -362,7 +361,7 @@ def test_models_that_do_not_fit_are_refused():
     e2m1, e4m3 = Signature(E2M1, E2M1, F32, F32, 64, scale=UE4M3), Signature(E4M3, E4M3, F32, F32, 32, scale=UE8M0)
     zeros = lambda k, s: (np.zeros((16, k), np.uint8), np.zeros((k, 8), np.uint8), np.zeros((16, 8), np.uint32),  # noqa: E731
                           (np.zeros((16, s), np.uint8), np.zeros((s, 8), np.uint8)))  # fmt: skip
-    for model, facts, args, said in [
+    for model, signature, args, said in [
         (tcemu.Model(F32, 64, 35), e2m1, zeros(64, 4), "summed=None"),
         (tcemu.Model(F32, 64, 35, summed=32), e2m1, zeros(64, 4), "must divide the 16"),
         (tcemu.Model(F32, 32, 25, summed=16), e4m3, zeros(32, 1), "does not fit 24 bits"),
@@ -370,7 +369,7 @@ def test_models_that_do_not_fit_are_refused():
         (tcemu.Model(F32, 32, 25, summed=16), e4m3._replace(scale=None), (*zeros(32, 1)[:3], None), "only products with block scales"),
     ]:
         with pytest.raises(ValueError, match=said):
-            run(model, facts, *args)
+            run(model, signature, *args)
     for fields in ({"summed": 5}, {"summed": 0}, {"summed": 16, "groups": 2}):
         with pytest.raises(ValueError, match="summed"):
             tcemu.Model(F32, 64, 35, **fields)

@@ -2,14 +2,14 @@
 
 import re
 
-import fragments
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling import sampled
+from support import fragments
+from support.sampling import sampled
 from tensor_layouts import Layout, Swizzle
 
 import tcemu

@@ -6,18 +6,17 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import golden
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import replay
-from emulated_gpu import EmulatedGpu
+from support import golden
+from support.emulated_gpu import EmulatedGpu
 
 import tcemu
-from tcemu import fuzz, silicon
+from tcemu import fuzz, silicon, verification
 from tcemu.cli import main
 from tcemu.commands import verify as command
-from tcemu.fuzz import verification
 from tcemu.operations.wmma import _lines
 from tcemu.silicon.gpu import own_target
 from tcemu.silicon.launch import line_alignment

@@ -2,11 +2,11 @@
 
 import types
 
-import golden
 import jax
 import numpy as np
 import pytest
 import replay
+from support import golden
 
 import tcemu
 from tcemu import silicon

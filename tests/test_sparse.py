@@ -2,18 +2,14 @@
 
 import itertools
 
-import fragments
-import golden
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import operands
 import pytest
-import reference
-import reference_scaled
 import replay
-from sampling import sampled
+from support import fragments, golden, operands, reference, reference_scaled
+from support.sampling import sampled
 
 import tcemu
 from tcemu import sparsity

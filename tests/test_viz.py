@@ -6,16 +6,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from fragments import wgmma_byte
-from pictures import SVG, Seen, parse, span, texts
-from sampling import sampled
+from support.fragments import wgmma_byte
+from support.pictures import SVG, Seen, parse, span, texts
+from support.sampling import sampled
 
 from tcemu.cli import main
 from tcemu.errors import Unsupported
-from tcemu.grammar import parse as parse_op
+from tcemu.isa.grammar import parse as parse_op
+from tcemu.isa.syntax import row_of
 from tcemu.layouts import Fragment
 from tcemu.operations.fragments import fragments
-from tcemu.rows import row_of
 from tcemu.viz import operands, page, svg
 from tcemu.viz.drawing import ADDRESS, COLOURS, FADED, INK, PAGE, PAPER, paragraph
 

@@ -3,17 +3,13 @@
 import itertools
 
 import chex
-import fragments
-import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
-import operands
 import pytest
-import recorded
-import reference
 import replay
-from sampling import sampled
+from support import fragments, golden, operands, recorded, reference
+from support.sampling import sampled
 from test_jaxpr import EXACT, MOVES, float_operations
 
 import tcemu

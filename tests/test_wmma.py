@@ -1,14 +1,14 @@
 """`wmma`: the recorded words and fragments of an H200, batches, what may be done to a fragment, and what is compiled."""
 
-import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import replay
-from sampling import sampled
+from support import golden
+from support.sampling import sampled
+from support.words import random_words
 from test_jaxpr import equations
-from words import random_words
 
 import tcemu
 

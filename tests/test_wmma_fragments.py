@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import wmma_model
-from words import random_words
+from support import wmma_model
+from support.words import random_words
 
 import tcemu
 

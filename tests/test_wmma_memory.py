@@ -5,11 +5,11 @@ from itertools import product
 import jax
 import numpy as np
 import pytest
-import wmma_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling import sampled
-from words import random_words, to_bits, to_words
+from support import wmma_model
+from support.sampling import sampled
+from support.words import random_words, to_bits, to_words
 
 import tcemu
 

@@ -26,8 +26,6 @@ from tcemu.arithmetic.truncation import truncated_f32
 from tcemu.bits import Limbs
 from tcemu.formats import F32, ROUNDINGS, Format, Number, Rounding, cuts, decode, decode_limbs, encode_limbs, round_up
 
-MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper ones still fit an s32
-
 # Zeros and specials ride on the exponent, so that one maximum finds the alignment and shows whether a special took part
 ZERO_EXPONENT = -(1 << 18)
 SPECIAL_EXPONENT = 1 << 20

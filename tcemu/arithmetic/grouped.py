@@ -41,17 +41,6 @@ def unit(fmt: Format) -> int:
     return fmt.least_exponent - fmt.mantissa_bits
 
 
-def check_exact(a: Format, b: Format, scale: Format, products: int) -> None:
-    """Raises ValueError if the sum of so many products, with its scales, would not be exact."""
-    largest = [2 ** (fmt.mantissa_bits + 1 + fmt.greatest_exponent - fmt.least_exponent) for fmt in (a, b)]
-    finite = all(fmt.specials == "none" and fmt.greatest_exponent - fmt.least_exponent + fmt.mantissa_bits < 8 for fmt in (a, b))
-    if not finite or products * largest[0] * largest[1] * 4 ** (scale.mantissa_bits + 1) > 2**24:
-        raise ValueError(
-            f"summed={products}: the exact sum of {products} products of {a} and {b}, times two scales of {scale}, does not fit 24 bits; "
-            "the kinds that sum in groups have e2m1 operands. PTX ISA 9.7.14.3"
-        )
-
-
 def values(fmt: Format, codes: ArrayLike) -> Array:
     """f32: the values in units of 2^unit."""
     number = decode(fmt, codes)

@@ -3,14 +3,14 @@
 import argparse
 import sys
 
-from tcemu.catalog import check, describe, instructions, least, targets
+from tcemu.architectures.lookup import row
 from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.evidence import details, summary
 from tcemu.commands.tables import table
 from tcemu.errors import NotModelled, Unsupported
-from tcemu.grammar import parse
-from tcemu.instructions import FAMILIES, Instruction, spellings
-from tcemu.models import row
+from tcemu.isa.catalog import check, describe, instructions, least, targets
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import FAMILIES, Instruction, spellings
 from tcemu.operations.fragments import fragments
 from tcemu.viz import operands, page, svg
 

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from tcemu.formats import E4M3, Format
-from tcemu.gemm import gemm
-from tcemu.grammar import parse
+from tcemu.isa.grammar import parse
+from tcemu.linalg.gemm import gemm
 
 TARGET = "sm_90"
 OPS = (  # one instruction for each format of the multiplicands, all with float32 sums

@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from tcemu.catalog import instructions, targets
-from tcemu.instructions import Instruction
-from tcemu.models import COMPUTING, LEVELS, Row, models, row
+from tcemu.architectures.evidence import LEVELS
+from tcemu.architectures.lookup import COMPUTING, models, row
+from tcemu.architectures.rows import ModelRow
+from tcemu.isa.catalog import instructions, targets
+from tcemu.isa.instructions import Instruction
 
 
 def summary() -> Iterator[str]:
@@ -52,14 +54,14 @@ def _wrapped(names: list[str]) -> str:
     return ", ".join(short)
 
 
-def _belongs(one: Row) -> str:
+def _belongs(one: ModelRow) -> str:
     types = "/".join(map(str, one.multiplicands)) + " to " + "/".join(map(str, one.accumulators))
     rest = [*one.shapes, *(f"kind::{kind}" for kind in one.kinds if kind), *([f"C {one.c}"] if one.c else [])]
     rest += [f"ptxas {version}" for version in one.toolkits]
     return " ".join([one.family, types, *([f"({', '.join(rest)})"] if rest else [])])
 
 
-def _model(one: Row) -> str:
+def _model(one: ModelRow) -> str:
     model = one.model
     if model.result.is_integer:
         return "exact integers"

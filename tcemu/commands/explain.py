@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.arithmetic.program import Model
-from tcemu.catalog import check
+from tcemu.architectures.lookup import row
+from tcemu.arithmetic.model import Model
 from tcemu.commands import EXAMPLE, CommandError
+from tcemu.explanation.comparison import Comparison
+from tcemu.explanation.explain import explain
 from tcemu.formats import Format
-from tcemu.instructions import Instruction
-from tcemu.models import row
-from tcemu.operations.operands import signature
+from tcemu.isa.catalog import check
+from tcemu.isa.instructions import Instruction
+from tcemu.operations.operands import signature_of
 from tcemu.sparsity import defined_fields
-from tcemu.study.comparison import Comparison
-from tcemu.study.explain import explain
 
 VECTORS = {
     "a": "elements of the row of A (sparse: the stored ones)",
@@ -88,7 +88,7 @@ def words(given: list[str]) -> list[str]:
 
 def drawn(op: Instruction, seed: int) -> dict[str, Any]:
     """Operands of one instruction by a seed: normal numbers over some orders of magnitude, integers over their range."""
-    rng, facts = np.random.default_rng(seed), signature(op)
+    rng, signature = np.random.default_rng(seed), signature_of(op)
 
     def some(fmt: Format, count: int) -> list[float]:
         if fmt.is_integer:
@@ -96,11 +96,11 @@ def drawn(op: Instruction, seed: int) -> dict[str, Any]:
             return rng.integers(max(low, -1000), min(fmt.greatest_magnitude, 1000) + 1, count).astype(float).tolist()
         return (rng.standard_normal(count) * np.exp2(rng.uniform(-4, 4, count))).tolist()
 
-    operands: dict[str, Any] = {"a_row": some(facts.a, facts.k), "b_col": some(facts.b, op.k), "c": some(facts.c, 1)[0]}
+    operands: dict[str, Any] = {"a_row": some(signature.a, signature.k), "b_col": some(signature.b, op.k), "c": some(signature.c, 1)[0]}
     if op.sparse:
         operands["e"] = rng.choice(np.array(defined_fields(op.chunk, op.ordered)), op.k // op.chunk)
     if op.block_scale:
-        operands |= {name: np.exp2(rng.integers(-3, 4, facts.scale_vec)) for name in ("scale_a", "scale_b")}
+        operands |= {name: np.exp2(rng.integers(-3, 4, signature.scale_vec)) for name in ("scale_a", "scale_b")}
     return operands
 
 

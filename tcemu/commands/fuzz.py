@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
-from tcemu.catalog import instructions, is_supported, targets
+from tcemu.architectures.lookup import COMPUTING
 from tcemu.commands import EXAMPLE, CommandError
 from tcemu.fuzz import KINDS, Run, infer, run
 from tcemu.fuzz.runs import FILE, header
-from tcemu.grammar import parse
-from tcemu.models import COMPUTING
+from tcemu.isa.catalog import instructions, is_supported, targets
+from tcemu.isa.grammar import parse
 
 SIDES = 'a target (sm_90a), one with changes (sm_90a:fraction_bits=24,terms=8), an older lowering (sm_90@12.6), or "reference:sm_90a"'
 

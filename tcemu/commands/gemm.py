@@ -12,13 +12,13 @@ from typing import TextIO
 import jax
 import numpy as np
 
+from tcemu.architectures.lookup import evidence
 from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.arrays import check_writable, load, save, shape_of_product, without_wide_integers
 from tcemu.formats import F64
-from tcemu.gemm import gemm
-from tcemu.grammar import parse
-from tcemu.instructions import Instruction
-from tcemu.operations.mma import evidence
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction
+from tcemu.linalg.gemm import gemm
 from tcemu.study.accuracy import Reference, Tally, rounded, ulp
 
 BLOCK = 2**28  # multiply-accumulates between two reports of progress, about

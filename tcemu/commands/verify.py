@@ -17,13 +17,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from tcemu.catalog import check
 from tcemu.commands import CommandError
 from tcemu.commands.fuzz import number
-from tcemu.fuzz.verification import FAMILIES, WGMMA_N, Verified, alike, recorded, spelled, verified
-from tcemu.grammar import parse
-from tcemu.instructions import Instruction
+from tcemu.isa.catalog import check
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction
 from tcemu.silicon.gpu import Gpu, Runner, gpu
+from tcemu.verification import FAMILIES, WGMMA_N, Verified, alike, recorded, spelled, verified
 
 STATE, TABLE = "verify.json", "verify.txt"
 Rows = dict[str, Verified]

@@ -13,15 +13,15 @@ from jax import Array, lax
 from tcemu.emulation.emulate import traced
 from tcemu.emulation.policy import Choice, Decision, Policy, Product, checked, decide
 from tcemu.emulation.rewriting import Rewriter, Scope
+from tcemu.explanation.exact import decimal
+from tcemu.explanation.explain import explain
+from tcemu.explanation.explanation import Explanation
 from tcemu.formats import ARRAY_FORMATS, Format
-from tcemu.products import DotGeneral
-from tcemu.recipes import Recipe
-from tcemu.scaling import Quantized, Quantizer, dequantized, own_keys, quantize
+from tcemu.linalg.dot_general import DotGeneral
+from tcemu.linalg.recipes import Recipe
+from tcemu.quantize.operands import Quantized, Quantizer, dequantized, own_keys, quantize
 from tcemu.study.accuracy import Reference, Tally
-from tcemu.study.exact import decimal
-from tcemu.study.explain import explain
-from tcemu.study.explanation import Explanation
-from tcemu.study.view import columns
+from tcemu.text import columns
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from tcemu.products import dot_general
-from tcemu.recipes import Recipe
-from tcemu.study.view import columns
+from tcemu.linalg.dot_general import dot_general
+from tcemu.linalg.recipes import Recipe
+from tcemu.text import columns
 
 DotGeneral = Callable[..., Array]  # of jax.lax.dot_general's signature
 Choice = Recipe | DotGeneral | None

@@ -1,8 +1,8 @@
 """Fuzzing: operands that reach the corners, any two sides compared, mismatches made small, and the arithmetic of a black box found out."""
 
-from tcemu.fuzz.findings import Inferred as Inferred
 from tcemu.fuzz.generators import generate as generate
-from tcemu.fuzz.inference import infer as infer
+from tcemu.fuzz.inference.findings import Inferred as Inferred
+from tcemu.fuzz.inference.infer import infer as infer
 from tcemu.fuzz.kinds import KINDS as KINDS
 from tcemu.fuzz.runs import Run as Run
 from tcemu.fuzz.runs import run as run

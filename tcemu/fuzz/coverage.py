@@ -11,11 +11,11 @@ import numpy as np
 from jax import Array, lax
 
 from tcemu import bits
-from tcemu.arithmetic.program import Model
+from tcemu.arithmetic.model import Model
 from tcemu.formats import Format, Number, convert, cuts, decode
 from tcemu.fuzz.counter import Pair, mix
-from tcemu.instructions import Instruction
-from tcemu.operations.operands import signature
+from tcemu.isa.instructions import Instruction
+from tcemu.operations.operands import signature_of
 from tcemu.sparsity import gather
 
 FAR = 64  # distances from here on are one
@@ -54,7 +54,7 @@ def _histogram(values: Array, present: Array, size: int) -> Array:
 
 def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, number: Pair, valid: Array) -> tuple[Array, ...]:
     """The fields of Coverage, int32, of the valid ones (bool [cases]) of some cases; d: their results."""
-    facts = signature(op)
+    signature = signature_of(op)
     at = jnp.arange(len(valid))
     place = mix(number[0])  # the numbers of those looked at have a common divisor, also with the rows
     i, j = (place % np.uint32(op.m)).astype(jnp.int32), (place // np.uint32(op.m) % np.uint32(op.n)).astype(jnp.int32)
@@ -62,11 +62,11 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
     if op.sparse:
         b = gather(b[:, :, None], operands["e"][at, i][:, None, :], op.chunk)[:, 0, :, 0]
     exact = model.fraction_bits is None
-    formats = [facts.a, facts.b]
+    formats = [signature.a, signature.b]
     if model.multiplicand is not None:
-        a, b = (convert(codes, fmt, model.multiplicand) for codes, fmt in ((a, facts.a), (b, facts.b)))
+        a, b = (convert(codes, fmt, model.multiplicand) for codes, fmt in ((a, signature.a), (b, signature.b)))
         formats = [model.multiplicand] * 2
-    x, y, z, result = decode(formats[0], a), decode(formats[1], b), decode(facts.c, c), decode(facts.d, d)
+    x, y, z, result = decode(formats[0], a), decode(formats[1], b), decode(signature.c, c), decode(signature.d, d)
     zeros = [_zero(n) for n in (x, y, z, result)]
     events = {
         "an operand NaN": (x.nan | y.nan).any(-1) | z.nan,
@@ -74,7 +74,7 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
         "C zero": zeros[2], "all products zero": (zeros[0] | zeros[1]).all(-1),
     }  # fmt: skip
     no_distance, no_carry = jnp.zeros(FAR + 1, jnp.int32), jnp.zeros(MOST_CARRY - LEAST_CARRY + 1, jnp.int32)
-    if facts.a.is_integer:
+    if signature.a.is_integer:
         total, wide = _integer_total(x, y, z)
         events |= {"D normal": ~events["D zero"], "the sum cancels to 0": (total == 0) & ~events["all products zero"], "s32 passed": wide}
         return no_distance, no_distance, no_carry, *_events(events, valid)
@@ -84,7 +84,7 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
     sign = x.negative != y.negative
     plus, minus = (infinite & ~sign).any(-1) | (z.infinite & ~z.negative), (infinite & sign).any(-1) | (z.infinite & z.negative)
     special = events["an operand NaN"] | undefined.any(-1) | plus | minus
-    hidden = _magnitude_below(result, 1 << facts.d.mantissa_bits)
+    hidden = _magnitude_below(result, 1 << signature.d.mantissa_bits)
     events |= {
         "Inf x 0": undefined.any(-1), "+Inf and -Inf": plus & minus & ~events["an operand NaN"], 
         "one infinity": (plus != minus) & result.infinite,
@@ -100,11 +100,11 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
         both = scales[0].exponent + scales[1].exponent + 2 * op.stype.mantissa_bits
         each = jnp.repeat(both, exponent.shape[-1] // both.shape[-1], axis=-1)
         exponent = each if model.summed is not None else exponent + each
-    first = _first_step(model, facts.k)
+    first = _first_step(model, signature.k)
     present = (~zeros[0] & ~zeros[1])[:, first]
     exponent, least = exponent[:, first], jnp.int32(-(1 << 20))
     with_c = model.chain is None
-    c_exponent = jnp.where(zeros[2] | (not with_c), least, z.exponent + facts.c.mantissa_bits)
+    c_exponent = jnp.where(zeros[2] | (not with_c), least, z.exponent + signature.c.mantissa_bits)
     floor = least if exact else jnp.int32(model.floor)
     greatest = jnp.maximum(jnp.maximum(jnp.where(present, exponent, least).max(-1), c_exponent), floor)
     plain = valid & ~special & (greatest > least)
@@ -112,7 +112,7 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
     c_distance = no_distance
     if with_c:
         c_distance = _histogram(jnp.minimum(greatest - c_exponent, FAR), plain & (c_exponent > least), FAR + 1)
-    if not _sums_are_looked_at(model, facts.a):
+    if not _sums_are_looked_at(model, signature.a):
         return distances, c_distance, no_carry, *_events(events, valid)
 
     # the step's sum, as the model cuts its terms
@@ -122,7 +122,7 @@ def count(op: Instruction, model: Model, operands: dict[str, Array], d: Array, n
     below = formats[0].mantissa_bits + formats[1].mantissa_bits
     terms, cut = _aligned(product, kept - below - (greatest[:, None] - exponent))
     mine, c_cut = _aligned(
-        (jnp.where(zeros[2], 0, z.magnitude[0]), jnp.zeros_like(z.magnitude[0])), kept - facts.c.mantissa_bits - (greatest - c_exponent)
+        (jnp.where(zeros[2], 0, z.magnitude[0]), jnp.zeros_like(z.magnitude[0])), kept - signature.c.mantissa_bits - (greatest - c_exponent)
     )
     if with_c:
         negative, total = z.negative, mine
@@ -195,18 +195,18 @@ def _events(found: dict[str, Array], valid: Array) -> tuple[Array, Array]:
 
 def expected(op: Instruction, model: Model) -> tuple[str, ...]:
     """The events that can happen to this instruction, by its formats and its model."""
-    facts = signature(op)
-    if facts.a.is_integer:
+    signature = signature_of(op)
+    if signature.a.is_integer:
         return ("D zero", "D normal", "D negative", "C zero", "all products zero", "the sum cancels to 0", "s32 passed")
     left_out = {"s32 passed"}
-    by_format = {"Inf x 0": facts.a.specials == "ieee" or facts.b.specials == "ieee"}
+    by_format = {"Inf x 0": signature.a.specials == "ieee" or signature.b.specials == "ieee"}
     # the largest products that a sum may have do not reach the last bit of D's largest number
-    top = facts.a.greatest_exponent + facts.b.greatest_exponent + 2 + facts.k.bit_length()
-    by_format["D infinite of finite terms"] = op.block_scale or top >= facts.d.greatest_exponent - facts.d.mantissa_bits - 1
+    top = signature.a.greatest_exponent + signature.b.greatest_exponent + 2 + signature.k.bit_length()
+    by_format["D infinite of finite terms"] = op.block_scale or top >= signature.d.greatest_exponent - signature.d.mantissa_bits - 1
     left_out |= {name for name, possible in by_format.items() if not possible}
-    if not _sums_are_looked_at(model, facts.a):
+    if not _sums_are_looked_at(model, signature.a):
         left_out |= {name for name in EVENTS if name.startswith(("rounding", "something", "nothing", "the sum"))}
-    elif _fits(model, facts.a, facts.b):
+    elif _fits(model, signature.a, signature.b):
         left_out.add("something cut")
     return tuple(name for name in EVENTS if name not in left_out)
 

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from tcemu.architectures.lookup import must_compute
 from tcemu.formats import Format
 from tcemu.fuzz.counter import Pair, case_keys, mix, pair, plus, second, words
 from tcemu.fuzz.kinds import AIMED, KINDS, Kind, bounds, chosen
-from tcemu.grammar import parse
-from tcemu.instructions import Instruction
-from tcemu.models import must_compute
-from tcemu.operations.operands import signature
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction
+from tcemu.operations.operands import signature_of
 from tcemu.sparsity import defined_fields
 
 Operands = dict[str, Array]
@@ -49,7 +49,7 @@ CUTS, FLOORS = (13, 23, 24, 25, 35), {16: -21, 32: -133}
 @lru_cache(maxsize=4096)
 def edges(op: Instruction) -> tuple[int, ...]:
     """Distances from the largest term at which some model cuts, or the result rounds."""
-    d = signature(op).d
+    d = signature_of(op).d
     return tuple(sorted({*CUTS, d.mantissa_bits, d.mantissa_bits + 1} if d.words == 1 else {d.mantissa_bits, 2 * d.mantissa_bits}))
 
 
@@ -92,14 +92,14 @@ def kind_of(keys: Pair, kinds: tuple[Kind, ...]) -> Array:
 
 def operands(op: Instruction, keys: Pair, kinds: tuple[Kind, ...] = KINDS) -> Operands:
     """The operands of the cases with these keys, uint32[cases] each."""
-    facts, plan = signature(op), _plan(op, keys, kinds)
+    signature, plan = signature_of(op), _plan(op, keys, kinds)
     (m, k), (_, n) = op.matrix("a"), op.matrix("d")
     row_a, column_b = np.arange(m, dtype=np.uint32), np.arange(n, dtype=np.uint32)
     ratio = op.k // k  # 2 if sparse: A holds one of two
     spread = _split_drop(op, plan)
     a_places, b_places = row_a * np.uint32(k) + plan.k[:, :, None], _dense(plan.k, ratio)[:, :, None] * np.uint32(n) + column_b
     found = {}
-    for name, fmt, places in (("a", facts.a, a_places), ("b", facts.b, b_places)):  # both [cases, K, ...]
+    for name, fmt, places in (("a", signature.a, a_places), ("b", signature.b, b_places)):  # both [cases, K, ...]
         drawn = words(_cases(keys), STREAMS[name], places)
         if fmt.is_integer:
             found[name] = _integers(fmt, drawn, plan)
@@ -107,7 +107,7 @@ def operands(op: Instruction, keys: Pair, kinds: tuple[Kind, ...] = KINDS) -> Op
         flip, nudge = (plan.flipped[:, :, None], plan.nudged[:, :, None]) if name == "a" else (None, None)
         found[name] = _floats(fmt, drawn, plan.low[name] - spread[name][:, :, None], plan.kind, flip, nudge)
     places = np.arange(m * n, dtype=np.uint32).reshape(m, n)
-    found["c"] = _accumulators(facts.c, words(_cases(keys), STREAMS["c"], places), plan)
+    found["c"] = _accumulators(signature.c, words(_cases(keys), STREAMS["c"], places), plan)
     if op.sparse:
         found["e"] = _metadata(op, keys, plan, k)
     if op.block_scale and op.stype is not None:
@@ -128,24 +128,24 @@ def _dense(k: Array, ratio: int) -> Array:
 
 def _targets(op: Instruction) -> np.ndarray:
     """Exponents of products at which a result becomes subnormal, zero or infinite, or a step's alignment ends; and that of one."""
-    d = signature(op).d
+    d = signature_of(op).d
     near = {0, d.least_exponent, d.least_exponent - d.mantissa_bits, d.greatest_exponent - 4, FLOORS.get(d.bits, 0)}
     return np.array(sorted(near), np.int32)
 
 
 def _plan(op: Instruction, keys: Pair, kinds: tuple[Kind, ...]) -> Plan:
-    facts, (_, k) = signature(op), op.matrix("a")
+    signature, (_, k) = signature_of(op), op.matrix("a")
     which = kind_of(keys, kinds)
     kind = {name: jnp.asarray(np.array([getattr(one, name) for one in kinds], np.int32))[which] for name in Kind._fields[2:]}
     draw = [words(keys, CASE, jnp.uint32(i)) for i in range(1, 8)]
 
     low = dict.fromkeys("ab", jnp.zeros_like(which))
-    if not facts.a.is_integer:
-        room = {name: _last_field(fmt) for name, fmt in (("a", facts.a), ("b", facts.b))}
+    if not signature.a.is_integer:
+        room = {name: _last_field(fmt) for name, fmt in (("a", signature.a), ("b", signature.b))}
         free = {name: _below(draw[i], room[name] + 1) for i, name in enumerate("ab")}
         near = _targets(op)
         aim = jnp.asarray(near)[_below(draw[2], len(near))] + (draw[3] & 15).astype(jnp.int32) - 8
-        total = aim + facts.a.bias + facts.b.bias
+        total = aim + signature.a.bias + signature.b.bias
         part = jnp.clip(total // 2 + (draw[3] >> 4 & 7).astype(jnp.int32) - 4, 0, room["a"])
         aimed = {"a": part, "b": jnp.clip(total - part, 0, room["b"])}
         spared = jnp.where(kind["span"] > 16, 0, kind["span"])
@@ -156,7 +156,7 @@ def _plan(op: Instruction, keys: Pair, kinds: tuple[Kind, ...]) -> Plan:
     least = max(1, op.chunk // 2)
     strides = np.array([1 << i for i in range(least.bit_length() - 1, max(k.bit_length() - 1, 1)) if 1 << i < k] or [1], np.uint32)
     stride = jnp.asarray(strides)[_below(draw[4], len(strides))]
-    twins = (kind["twins"] == 1) & (k >= 2 * least) & (not facts.a.is_integer)
+    twins = (kind["twins"] == 1) & (k >= 2 * least) & (not signature.a.is_integer)
     at = jnp.arange(k, dtype=jnp.uint32)
     own = jnp.where(twins[:, None], at & ~stride[:, None], at)
     flipped = own != at
@@ -173,10 +173,10 @@ def _plan(op: Instruction, keys: Pair, kinds: tuple[Kind, ...]) -> Plan:
     drop = jnp.maximum(distance[:, None] + (by_term >> 4 & 3).astype(jnp.int32) - 1, 0)
     drop = jnp.where((kind["spread"][:, None] == 1) & ~large, drop, 0)
 
-    c = facts.c
+    c = signature.c
     c_mode, c_field = draw[0] & 7, jnp.zeros_like(which)
-    if not c.is_integer and not facts.a.is_integer:
-        top = low["a"] + low["b"] - facts.a.bias - facts.b.bias + c.bias
+    if not c.is_integer and not signature.a.is_integer:
+        top = low["a"] + low["b"] - signature.a.bias - signature.b.bias + c.bias
         sign = jnp.where(draw[5] & 1 == 1, 1, -1)
         beside = jnp.where(c_mode < 3, top + (draw[5] >> 8 & 7).astype(jnp.int32) - 3, top + sign * distance)
         anywhere = jnp.where(draw[5] & 2 == 2, _below(draw[1], _last_field(c) + 1), 0)

@@ -10,14 +10,14 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 
-from tcemu.arithmetic.program import Model
+from tcemu.arithmetic.model import Model
 from tcemu.fuzz.counter import Pair, case_keys, pair, plus
 from tcemu.fuzz.coverage import Coverage, count
 from tcemu.fuzz.generators import kind_of, operands
 from tcemu.fuzz.kinds import Kind
 from tcemu.fuzz.sides import Side, as_codes
-from tcemu.instructions import Instruction
-from tcemu.operations.operands import signature
+from tcemu.isa.instructions import Instruction
+from tcemu.operations.operands import signature_of
 
 KEPT = 16  # mismatches of a chunk and device whose numbers come back; all are counted
 NEVER = 2**31 - 1  # the offset of no case
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 def differing(op: Instruction, left: Array, right: Array) -> Array:
     """int32 [cases]: outputs that are not the same word."""
     differ = left != right
-    if signature(op).d.words == 2:
+    if signature_of(op).d.words == 2:
         differ = differ.any(-1)
     return jnp.sum(differ, axis=(-2, -1), dtype=jnp.int32)
 
@@ -172,7 +172,7 @@ def result(op: Instruction, side: Side, given: dict[str, Array]) -> Array:
     """D's codes by one side; an error that says whose they are if it returns another shape or dtype."""
     handed = given if side.traced or side.level == "registers" else jax.tree.map(np.asarray, given)
     found = jnp.asarray(as_codes(op, side)(handed))
-    d = signature(op).d
+    d = signature_of(op).d
     wanted = (*given["c"].shape[:1], op.m, op.n, *((2,) if d.words == 2 else ()))
     if found.shape != wanted or found.dtype != d.dtype:
         raise ValueError(f"{side.name}: returned {found.dtype}{list(found.shape)} for {op}; wanted D's codes, {d.dtype}{list(wanted)}")

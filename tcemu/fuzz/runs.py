@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tcemu.arithmetic.program import Model
+from tcemu.architectures.lookup import must_compute
+from tcemu.arithmetic.model import Model
 from tcemu.fuzz import coverage
 from tcemu.fuzz.coverage import Coverage
 from tcemu.fuzz.generators import generate
@@ -20,9 +21,8 @@ from tcemu.fuzz.kinds import Kind, chosen
 from tcemu.fuzz.loop import Found, chunks, result
 from tcemu.fuzz.shrink import Shrunk, shrink
 from tcemu.fuzz.sides import Side, side
-from tcemu.grammar import parse
-from tcemu.instructions import Instruction
-from tcemu.models import must_compute
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction
 
 FORMAT = 1  # of the file
 STREAM = 1  # of the operands: another number where the same seed no longer gives the same cases

@@ -7,17 +7,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.program import Model
+from tcemu.architectures.lookup import row
+from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled
+from tcemu.explanation.exact import word
+from tcemu.explanation.explain import explain
 from tcemu.formats import Format
 from tcemu.fuzz.loop import differing, result
 from tcemu.fuzz.sides import Side
-from tcemu.instructions import Instruction
-from tcemu.models import row
-from tcemu.operations.operands import signature
+from tcemu.isa.instructions import Instruction
+from tcemu.operations.operands import signature_of
 from tcemu.sparsity import defined_fields
-from tcemu.study.exact import word
-from tcemu.study.explain import explain
 
 TRIED = 32  # variants in one call
 Vector = dict[str, list[int]]  # "a": K codes, "b": K, "c": 1, "e", "scale_a", "scale_b": those of one row and column
@@ -38,7 +38,7 @@ class Shrunk:
     whole: bool = False  # it does not come down to one dot product: the vector is that of the case, beside which others matter
 
     def __str__(self) -> str:
-        d = signature(self.op).d
+        d = signature_of(self.op).d
         said = [f"case {self.number}, row {self.place[0]}, column {self.place[1]}: {self.left.name} gives {word(d, self.words[0])}, "
                 f"{self.right.name} {word(d, self.words[1])}"]  # fmt: skip
         if self.whole:
@@ -74,7 +74,7 @@ class Shrunk:
 def shrink(op: Instruction, left: Side, right: Side, given: dict[str, Any], number: int = 0) -> Shrunk:
     """Makes the first mismatch of a case small, as long as the sides still differ somewhere. given: the operands of one case, [1, ...]."""
     given = {name: np.asarray(codes) for name, codes in given.items()}
-    d = signature(op).d
+    d = signature_of(op).d
     x, y = (_wide(d, np.asarray(result(op, side, _device(given))))[0] for side in (left, right))
     places = np.argwhere(x != y)
     if not len(places):
@@ -117,9 +117,9 @@ def _take(differ: Any, tried: list[Vector], vector: Vector) -> tuple[bool, Vecto
 
 
 def _terms(op: Instruction, v: Vector) -> int:
-    facts = signature(op)
+    signature = signature_of(op)
     b = _met(op, v)
-    return sum(not _is_zero(facts.a, x) and not _is_zero(facts.b, y) for x, y in zip(v["a"], b, strict=True))
+    return sum(not _is_zero(signature.a, x) and not _is_zero(signature.b, y) for x, y in zip(v["a"], b, strict=True))
 
 
 def _met(op: Instruction, v: Vector) -> list[int]:
@@ -129,8 +129,8 @@ def _met(op: Instruction, v: Vector) -> list[int]:
 
 def cost(op: Instruction, v: Vector) -> tuple[int, int]:
     """What is made small: elements that are not zero, then how complicated they are."""
-    facts = signature(op)
-    elements = [(facts.a, x) for x in v["a"]] + [(facts.b, x) for x in v["b"]] + [(facts.c, v["c"][0])]
+    signature = signature_of(op)
+    elements = [(signature.a, x) for x in v["a"]] + [(signature.b, x) for x in v["b"]] + [(signature.c, v["c"][0])]
     present = sum(not _is_zero(fmt, x) for fmt, x in elements)
     detail = sum(_detail(fmt, x) for fmt, x in elements)
     if op.stype is not None:
@@ -161,7 +161,7 @@ def _detail(fmt: Format, code: int) -> int:
 
 def _variants(op: Instruction, v: Vector) -> Iterator[Vector]:
     """Simpler ones, the boldest first."""
-    facts = signature(op)
+    signature = signature_of(op)
 
     def put(name: str, at: int, code: int) -> Vector:
         return v | {name: [*v[name][:at], code, *v[name][at + 1 :]]}
@@ -188,7 +188,7 @@ def _variants(op: Instruction, v: Vector) -> Iterator[Vector]:
         for at, code in enumerate(v[name]):
             for simpler in _simpler(op.stype, code):
                 yield put(name, at, simpler)
-    for name, fmt in (("a", facts.a), ("b", facts.b), ("c", facts.c)):
+    for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c)):
         for at, code in enumerate(v[name]):
             if not _is_zero(fmt, code):
                 for simpler in _simpler(fmt, code):
@@ -240,11 +240,11 @@ def _device(given: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _vector(op: Instruction, given: dict[str, np.ndarray], i: int, j: int) -> Vector:
-    facts = signature(op)
+    signature = signature_of(op)
     found = {
-        "a": _wide(facts.a, given["a"])[0, i],
-        "b": _wide(facts.b, given["b"])[0, :, j],
-        "c": _wide(facts.c, given["c"])[0, i, j : j + 1],
+        "a": _wide(signature.a, given["a"])[0, i],
+        "b": _wide(signature.b, given["b"])[0, :, j],
+        "c": _wide(signature.c, given["c"])[0, i, j : j + 1],
     }
     if op.sparse:
         found["e"] = given["e"][0, i]
@@ -255,12 +255,12 @@ def _vector(op: Instruction, given: dict[str, np.ndarray], i: int, j: int) -> Ve
 
 def _cases(op: Instruction, vectors: list[Vector], i: int, j: int) -> dict[str, np.ndarray]:
     """Cases with one dot product each, at row i and column j; all else is zero, a scale one, metadata the plain ones."""
-    facts, count = signature(op), len(vectors)
+    signature, count = signature_of(op), len(vectors)
     (m, k), (_, n) = op.matrix("a"), op.matrix("d")
     whole = {"a": np.zeros((count, m, k), object), "b": np.zeros((count, op.k, n), object), "c": np.zeros((count, m, n), object)}
     for at, v in enumerate(vectors):
         whole["a"][at, i], whole["b"][at, :, j], whole["c"][at, i, j] = v["a"], v["b"], v["c"][0]
-    found = {name: _narrow(fmt, whole[name]) for name, fmt in (("a", facts.a), ("b", facts.b), ("c", facts.c))}
+    found = {name: _narrow(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))}
     if op.sparse:
         found["e"] = np.full((count, *op.matrix(op.metadata)), defined_fields(op.chunk, op.ordered)[0], np.uint8)
         found["e"][:, i] = [v["e"] for v in vectors]

@@ -10,18 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.arithmetic.program import Model
-from tcemu.catalog import check
+from tcemu.architectures.lookup import model, row
+from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled
-from tcemu.grammar import parse
-from tcemu.instructions import Instruction
-from tcemu.models import row
-from tcemu.operations.mma import _dot, model, pack, unpack
-from tcemu.operations.operands import fitting, signature
+from tcemu.explanation.inputs import met, products
+from tcemu.explanation.steps import walk
+from tcemu.isa.catalog import check
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction
+from tcemu.operations.dot import _dot
+from tcemu.operations.operands import fitting, signature_of
+from tcemu.operations.registers import pack, unpack
 from tcemu.silicon.gpu import gpu
 from tcemu.silicon.placement import product
-from tcemu.study.inputs import met, products
-from tcemu.study.steps import walk
 
 Operands = dict[str, Array]
 FIELDS = (
@@ -74,8 +75,8 @@ def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) 
 
 def reference(op: Instruction, target: str) -> Side:
     """The slow one: the same rules in Python's integers and fractions, an element at a time, which share no arithmetic with `dot`."""
-    facts, found = signature(check(op, target)), row(op, target)
-    used = found.model if facts.rounding is None else found.model.replace(rounding=facts.rounding.upper())
+    signature, found = signature_of(check(op, target)), row(op, target)
+    used = found.model if signature.rounding is None else found.model.replace(rounding=signature.rounding.upper())
 
     def numbers(x: Any, words: int) -> Any:
         x = np.asarray(x)
@@ -89,16 +90,16 @@ def reference(op: Instruction, target: str) -> Side:
         scales = None
         if op.block_scale:
             scales = tuple(int(x) for x in given["scale_a"][case, i]), tuple(int(x) for x in given["scale_b"][case, :, j])
-        return walk(used, facts, products(used, facts, a, b, names, scales), int(given["c"][case, i, j]))[1]
+        return walk(used, signature, products(used, signature, a, b, names, scales), int(given["c"][case, i, j]))[1]
 
     def call(given: Operands) -> np.ndarray:
-        whole = {name: numbers(x, facts.a.words if name in ("a", "b", "c") else 1) for name, x in given.items()}
+        whole = {name: numbers(x, signature.a.words if name in ("a", "b", "c") else 1) for name, x in given.items()}
         found = np.array(
             [[[element(whole, case, i, j) for j in range(op.n)] for i in range(op.m)] for case in range(len(whole["a"]))], object
         )
-        if facts.d.words == 2:
+        if signature.d.words == 2:
             return np.stack([(found & 0xFFFFFFFF).astype(np.uint32), (found >> 32).astype(np.uint32)], axis=-1)
-        return found.astype(facts.d.dtype)
+        return found.astype(signature.d.dtype)
 
     return Side(f"reference:{target}", call, traced=False, target=target)
 

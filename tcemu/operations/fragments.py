@@ -1,7 +1,7 @@
 """Which fragment each register operand of an instruction has: a row of `layouts`, chosen by the instruction's own fields."""
 
 from tcemu.formats import F16
-from tcemu.instructions import Instruction
+from tcemu.isa.instructions import Instruction
 from tcemu.layouts import Fragment, fragment, metadata_fragment, mover_fragment, scale_fragment, wmma_fragment
 
 WMMA_F16_REGISTERS = 8  # of A and B with .f16 in every shape; what the matrix does not fill are copies. PTX ISA 9.7.14.4.1

@@ -9,11 +9,11 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.catalog import check, section
-from tcemu.checked import forbid, refuse
+from tcemu.checking import forbid, refuse
 from tcemu.formats import U8, Format
-from tcemu.grammar import parse
-from tcemu.instructions import LANES, Instruction
+from tcemu.isa.catalog import check, section
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import LANES, Instruction
 from tcemu.layouts import Fragment, mover_fragment
 from tcemu.memory import Integers, as_integers, as_memory, read_at, write_at
 from tcemu.operations.operands import of_family, register_words

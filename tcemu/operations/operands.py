@@ -1,6 +1,7 @@
 """What every operation does with its operands: find the model, look at what came in, and go between registers and codes."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,13 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.program import Model, Signature, run
-from tcemu.catalog import check, section
+from tcemu.architectures.lookup import must_compute, row
+from tcemu.arithmetic.model import Model, Signature
+from tcemu.arithmetic.program import run
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import S32, Format
-from tcemu.instructions import LANES, Instruction
-from tcemu.models import must_compute, row
+from tcemu.isa.catalog import check, section
+from tcemu.isa.instructions import LANES, Instruction
 from tcemu.operations.fragments import WMMA_SM, matrix_fragment
 from tcemu.packing import container, pack_registers, unpack_registers
 from tcemu.sparsity import gather
@@ -49,7 +51,7 @@ def of_family(op: Instruction, call: str, *families: str) -> None:
         raise Unsupported(f"{op} is {op.family}; tcemu.{call} runs {' and '.join(families)}. PTX ISA {section(op)}")
 
 
-def signature(op: Instruction) -> Signature:
+def signature_of(op: Instruction) -> Signature:
     """The types and modes of an instruction, as its arithmetic wants them."""
     assert op.a and op.b and op.d
     kept = op.k // 2 if op.sparse else op.k
@@ -72,7 +74,7 @@ def multiply_add(
     [..., M, S] and [..., S, N].
     """
     if fields is None:
-        return run(model, signature(op), a, b, c, scales)
+        return run(model, signature_of(op), a, b, c, scales)
     if op.warps > 1:  # one warp's rows after the other: B gathered for all of them at once would be large
         by_warp = [jnp.moveaxis(v.reshape(*v.shape[:-2], op.warps, op.m // op.warps, v.shape[-1]), -3, 0) for v in (a, fields, c)]
         d = jnp.moveaxis(lax.map(lambda one: _sparse(op, model, one[0], b, one[2], one[1], None, clamped), tuple(by_warp)), 0, -3)
@@ -87,7 +89,7 @@ def _sparse(
     gathered = gather(b, fields, op.chunk, clamped)
     if scales is not None:
         scales = scales[0][..., :, None, :], scales[1][..., None, :, :]
-    return run(model, signature(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
+    return run(model, signature_of(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
 
 
 def register_words(op: Instruction, name: str, value: ArrayLike, argument: str | None = None) -> Array:
@@ -148,3 +150,13 @@ def unpack_matrix(op: Instruction, operand: str, registers: Array, sm: int = WMM
     fmt = getattr(op, operand)
     elements = unpack_registers(registers, fmt, **container(fmt, op.kind if operand in "ab" else None)._asdict())
     return matrix_fragment(op, operand, sm).decode(elements, trailing=fmt.words - 1)
+
+
+def given_or_not(op: Instruction, name: str, value: Any, wanted: bool) -> Any:
+    """The value of an operand, or an error if `op` has it and it is missing, or has it not and it came."""
+    what = {"e": "sparsity metadata"}.get(name, "block scales")
+    if wanted and value is None:
+        raise ValueError(f"{name}: {op} has {what}, and none came. PTX ISA {section(op)}")
+    if not wanted and value is not None:
+        raise ValueError(f"{name}: {op} has no {what}; leave it out. PTX ISA {section(op)}")
+    return value

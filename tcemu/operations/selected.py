@@ -1,6 +1,7 @@
 """Operands of which a selector names a part: sparsity metadata and block scales, one 32-bit register in each lane."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +10,17 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.catalog import section
-from tcemu.checked import forbid
+from tcemu.checking import forbid
 from tcemu.formats import U4, Format
-from tcemu.instructions import LANES, Instruction
+from tcemu.isa.catalog import section
+from tcemu.isa.instructions import LANES, Instruction
 from tcemu.layouts import Fragment, metadata_fragment, scale_fragment
+from tcemu.operations.operands import codes_of
 from tcemu.packing import pack_registers, unpack_registers
 from tcemu.sparsity import defined_fields, undefined
 
 Selector = int | Array
+SCALES = ("scale_a", "scale_b")
 BYTE = 8  # a scale's container
 
 
@@ -109,3 +112,8 @@ def forbid_undefined_metadata(op: Instruction, fields: Array, selector: Selector
         row=np.arange(op.m)[:, None],
         chunk=np.arange(fields.shape[-1]),
     )
+
+
+def scale_matrix(op: Instruction, name: str, codes: Any) -> Array:
+    assert op.stype is not None
+    return codes_of(op, name, codes, op.stype, op.matrix(name))

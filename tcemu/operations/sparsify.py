@@ -10,11 +10,11 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.bits import Limbs, is_zero
-from tcemu.catalog import section
 from tcemu.errors import Unsupported
 from tcemu.formats import Format, array_codes, code_limbs, decode
-from tcemu.grammar import parse
-from tcemu.instructions import Instruction
+from tcemu.isa.catalog import section
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import lane_words
 from tcemu.operations.selected import metadata_fields, metadata_registers, sparsity_selector
 from tcemu.sparsity import PATTERNS, compress, expand, keep_largest

@@ -13,10 +13,10 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.program import Model
-from tcemu.checked import forbid
+from tcemu.arithmetic.model import Model
+from tcemu.checking import forbid
 from tcemu.errors import UndefinedBehaviour
-from tcemu.instructions import LANES, Instruction
+from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import as_memory
 from tcemu.operations.operands import modelled
 from tcemu.operations.wgmma import operand_addresses, uniform_descriptor, wgmma

@@ -10,11 +10,11 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.program import Model
-from tcemu.catalog import section
-from tcemu.checked import forbid
+from tcemu.arithmetic.model import Model
+from tcemu.checking import forbid
 from tcemu.errors import UndefinedBehaviour, Unsupported
-from tcemu.instructions import LANES, Instruction
+from tcemu.isa.catalog import section
+from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import as_memory
 from tcemu.operations.operands import lane_words, modelled, multiply_add, pack_matrix, register_words, unpack_matrix
 from tcemu.operations.selected import forbid_undefined_metadata, metadata_fields, sparsity_selector

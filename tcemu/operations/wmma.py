@@ -10,10 +10,10 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.program import Model
-from tcemu.catalog import check
-from tcemu.checked import forbid, refuse
-from tcemu.instructions import LANES, Instruction
+from tcemu.arithmetic.model import Model
+from tcemu.checking import forbid, refuse
+from tcemu.isa.catalog import check
+from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import Lines, as_integers, as_memory, read_at, read_lines, write_at, write_lines
 from tcemu.operations.operands import modelled, multiply_add, of_family, pack_matrix, register_words, unpack_matrix
 from tcemu.packing import pack_registers, unpack_registers

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.catalog import TARGETS, check
 from tcemu.errors import Unsupported
-from tcemu.instructions import Instruction
+from tcemu.isa.catalog import TARGETS, check
+from tcemu.isa.instructions import Instruction
 from tcemu.silicon.text import ENTRY, Kernel, kernel
 
 BLOCKS = 8192  # in a launch; each goes on to further cases

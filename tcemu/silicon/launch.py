@@ -10,10 +10,10 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.catalog import check
 from tcemu.errors import Unsupported
-from tcemu.grammar import parse
-from tcemu.instructions import LANES, Instruction
+from tcemu.isa.catalog import check
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import as_memory
 from tcemu.operations.movement import _rows
 from tcemu.operations.operands import lane_words, register_words

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.instructions import LANES, Instruction
-from tcemu.operations.mma import pack
+from tcemu.isa.instructions import LANES, Instruction
 from tcemu.operations.operands import pack_matrix, unpack_matrix
+from tcemu.operations.registers import pack
 from tcemu.shared_memory import MODES, SharedLayout, descriptor_words, to_shared
 from tcemu.silicon.gpu import Runner, Words
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from tcemu.catalog import least
-from tcemu.instructions import FAMILIES, LANES, Instruction, spell
+from tcemu.isa.catalog import least
+from tcemu.isa.instructions import FAMILIES, LANES, Instruction, spell
 
 ENTRY = "tcemu"
 LANE, CASE, MEMORY = "lane", "case", "memory"  # what a parameter has words for: each lane of a case, each case; or an image of a case

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tcemu.formats import Format
-from tcemu.instructions import Instruction
+from tcemu.isa.instructions import Instruction
 from tcemu.packing import container
 from tcemu.shared_memory import CANONICAL, LINES, SECTION, UNIT, SharedLayout
 from tcemu.viz.drawing import Cell, Grid

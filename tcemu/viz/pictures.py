@@ -6,9 +6,9 @@ from operator import index
 
 import numpy as np
 
-from tcemu.catalog import section
-from tcemu.grammar import parse
-from tcemu.instructions import LANES, Instruction
+from tcemu.isa.catalog import section
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import LANES, Instruction
 from tcemu.layouts import Fragment
 from tcemu.operations.fragments import fragments
 from tcemu.viz.atoms import DESCRIPTORS, atoms, described, legend

@@ -1,0 +1,76 @@
+"""Which row of `rows` says how a target computes an instruction."""
+
+from functools import cache, lru_cache
+
+from tcemu.architectures.evidence import Evidence
+from tcemu.architectures.rows import ROWS, ModelRow
+from tcemu.arithmetic.model import Model
+from tcemu.errors import NotModelled, Unsupported
+from tcemu.isa.catalog import check
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction
+
+COMPUTING = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")  # the families with an arithmetic
+TOOLKITS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.5")  # whose machine code was read
+UNITS = ("tcgen05",)
+
+
+@cache
+def models(target: str) -> tuple[ModelRow, ...]:
+    """The rows of one target, in the order in which they are tried."""
+    return tuple(row for row in ROWS if target in row.targets)
+
+
+@lru_cache(maxsize=65536)
+def row(op: Instruction, target: str, *, toolkit: str | None = None, unit: str | None = None) -> ModelRow:
+    """The row that says how `target` computes `op`. Raises NotModelled if there is none, Unsupported if `op` computes nothing.
+
+    toolkit: the version of ptxas that made the code, one of TOOLKITS; None is the newest. unit: "tcgen05" for the arithmetic of that unit
+    on operands of this instruction's types, in place of the instruction's own.
+    """
+    if toolkit not in (None, *TOOLKITS) or unit not in (None, *UNITS):
+        raise ValueError(f"toolkit={toolkit!r}, unit={unit!r}: want one of {', '.join(TOOLKITS)}, and of {', '.join(UNITS)}, or None")
+    must_compute(op)
+    family = unit or op.family
+    for candidate in models(target):
+        shape_fits = op.shape in (candidate.shapes or (op.shape,)) and op.kind in (candidate.kinds or (op.kind,))
+        types_fit = {op.a, op.b} <= set(candidate.multiplicands) and op.d in candidate.accumulators and candidate.c in (None, op.c)
+        if candidate.family == family and shape_fits and types_fit and (not candidate.toolkits or toolkit in candidate.toolkits):
+            return candidate
+    modelled = [name for name in dict.fromkeys(name for r in ROWS for name in r.targets) if any(_names(r, name, family) for r in ROWS)]
+    what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"
+    raise NotModelled(
+        f"{op}: legal on {target}, but there is no evidence of what {target} computes for it; {what_works}. "
+        "The rows, with their evidence: tcemu.models"
+    )
+
+
+def must_compute(op: Instruction) -> None:
+    """Raises Unsupported if `op` only moves words or orders others."""
+    if op.a is None or op.b is None or op.d is None:
+        *most, last = COMPUTING
+        raise Unsupported(f"{op} computes nothing; {', '.join(most)} and {last} do. PTX ISA 9.7.14, 9.7.15")
+
+
+def _names(row: ModelRow, target: str, family: str) -> bool:
+    return row.family == family and target in row.targets
+
+
+def evidence(op: str | Instruction, target: str) -> Evidence:
+    """How it is known what `target` computes for `op`: a level, one of `tcemu.architectures.evidence.LEVELS`, and its source.
+
+    Raises as `mma`.
+    """
+    op = check(op, target)
+    return row(op, target).evidence
+
+
+def model(op: str | Instruction, target: str, *, toolkit: str | None = None, unit: str | None = None) -> Model:
+    """The arithmetic by which `target` computes `op`, to look at, to change, and to give to `model=`.
+
+    toolkit: the version of ptxas that made the code, "12.4" to "13.5", which matters to FP8 `mma` on sm_90 before 12.8; None is the newest.
+    unit: "tcgen05", the fifth-generation tensor core of sm_100 to sm_110, on operands of the types of `op`, which need not be legal there.
+    Raises as `mma`, and ValueError for another toolkit or unit.
+    """
+    op = check(op, target) if unit is None else parse(op)
+    return row(op, target, toolkit=toolkit, unit=unit).model

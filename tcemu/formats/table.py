@@ -1,0 +1,118 @@
+"""Number formats: what the bits of one element mean. Where an element sits in a register is `packing`'s affair.
+
+Codes are raw bits in the smallest unsigned dtype that holds them (uint8, uint16, uint32); a 64-bit code is uint32[..., 2], low word first.
+Only integers touch a value here, so that subnormals and roundings are the same on every backend.
+"""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from jax import Array
+
+Rounding = str | Array  # one of ROUNDINGS, or a traced int32 that indexes them
+ROUNDINGS = ("RN", "RZ", "RM", "RP", "SR")  # nearest even, toward zero, toward -Inf, toward +Inf, stochastic
+
+
+@dataclass(frozen=True)
+class Format:
+    """One number format, as PTX names it.
+
+    A finite float is (-1)^sign * significand * 2^(exponent - mantissa_bits); subnormals use the exponent of the smallest normal.
+    """
+
+    name: str
+    bits: int  # width of a code, from bit 0
+    exponent_bits: int = 0  # 0: an integer
+    mantissa_bits: int = 0  # stored fraction bits
+    bias: int = 0
+    signed: bool = True
+    specials: str = "none"  # "ieee": Inf and NaN; "nan": all ones is NaN; "none": every code is finite
+    unused_bits: int = 0  # low bits of the code that the hardware ignores (tf32 in a 32-bit word)
+    subnormals: bool = True  # False: exponent field 0 is an ordinary exponent, and there is no zero
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def is_integer(self) -> bool:
+        return self.exponent_bits == 0
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The unsigned dtype that holds one code (one word of it, for 64 bits)."""
+        return np.dtype(np.uint8 if self.bits <= 8 else np.uint16 if self.bits <= 16 else np.uint32)
+
+    @property
+    def words(self) -> int:
+        return 2 if self.bits == 64 else 1
+
+    @property
+    def least_exponent(self) -> int:
+        """Exponent of the smallest normal, and of every subnormal."""
+        return (1 if self.subnormals else 0) - self.bias
+
+    @property
+    def greatest_exponent(self) -> int:
+        return (1 << self.exponent_bits) - 1 - self.bias - (self.specials == "ieee" or not self.subnormals)
+
+    @property
+    def greatest_magnitude(self) -> int:
+        """The code of the largest finite value, without sign and unused bits (an integer: the largest magnitude, of the positive side)."""
+        if self.is_integer:
+            return (1 << (self.bits - self.signed)) - 1
+        return self.infinity - 1 if self.specials == "ieee" else self.nan - 1 if self.specials == "nan" else self.nan
+
+    def holds(self, other: "Format") -> bool:
+        """Every finite value of `other` is one of this format."""
+        if self.is_integer or other.is_integer:
+            return (
+                self.is_integer
+                and other.is_integer
+                and self.bits - self.signed >= other.bits - other.signed
+                and self.signed >= other.signed
+            )
+        least, others_least = (f.least_exponent - f.mantissa_bits for f in (self, other))
+        fine = self.mantissa_bits >= other.mantissa_bits and least <= others_least and self.signed >= other.signed
+        return fine and self.greatest_exponent >= other.greatest_exponent
+
+    @property
+    def infinity(self) -> int:
+        return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
+
+    @property
+    def nan(self) -> int:
+        """The canonical NaN that PTX conversions give: all ones, positive (PTX ISA 9.7.9, cvt). Unused bits are ones too when packed."""
+        return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
+
+
+# floats: IEEE 754-2019 table 3.5; tf32, bf16: PTX ISA 5.2.3; fp8, fp6, fp4, ue8m0: OCP MX 1.0 section 5.3; ue4m3: PTX ISA 5.2.3
+F64 = Format("f64", 64, 11, 52, 1023, specials="ieee")
+F32 = Format("f32", 32, 8, 23, 127, specials="ieee")
+TF32 = Format("tf32", 32, 8, 10, 127, specials="ieee", unused_bits=13)
+F16 = Format("f16", 16, 5, 10, 15, specials="ieee")
+BF16 = Format("bf16", 16, 8, 7, 127, specials="ieee")
+E5M2 = Format("e5m2", 8, 5, 2, 15, specials="ieee")
+E4M3 = Format("e4m3", 8, 4, 3, 7, specials="nan")
+E3M2 = Format("e3m2", 6, 3, 2, 3)
+E2M3 = Format("e2m3", 6, 2, 3, 1)
+E2M1 = Format("e2m1", 4, 2, 1, 1)
+UE8M0 = Format("ue8m0", 8, 8, 0, 127, signed=False, specials="nan", subnormals=False)
+UE4M3 = Format("ue4m3", 7, 4, 3, 7, signed=False, specials="nan")
+S32 = Format("s32", 32)
+S8 = Format("s8", 8)
+U8 = Format("u8", 8, signed=False)
+S4 = Format("s4", 4)
+U4 = Format("u4", 4, signed=False)
+B1 = Format("b1", 1, signed=False)
+
+FORMATS = {f.name: f for f in (F64, F32, TF32, F16, BF16, E5M2, E4M3, E3M2, E2M3, E2M1, UE8M0, UE4M3, S32, S8, U8, S4, U4, B1)}
+
+ARRAY_FORMATS = {  # what an array of this dtype holds
+    np.dtype(dtype): fmt
+    for dtype, fmt in {
+        np.float64: F64, np.float32: F32, np.float16: F16, ml_dtypes.bfloat16: BF16, ml_dtypes.float8_e5m2: E5M2,
+        ml_dtypes.float8_e4m3fn: E4M3, ml_dtypes.float6_e3m2fn: E3M2, ml_dtypes.float6_e2m3fn: E2M3, ml_dtypes.float4_e2m1fn: E2M1,
+        ml_dtypes.float8_e8m0fnu: UE8M0, np.int32: S32, np.int8: S8, np.uint8: U8, ml_dtypes.int4: S4, ml_dtypes.uint4: U4,
+    }.items()
+}  # fmt: skip

@@ -1,0 +1,60 @@
+"""What probes of a black box showed, and the account of it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tcemu.arithmetic.model import Model
+from tcemu.fuzz.runs import Run
+from tcemu.isa.instructions import Instruction
+from tcemu.text import wrapped
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that probes showed. field: of Model, or "" if it is none of its fields."""
+
+    field: str
+    value: Any
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{f'{self.field} = {self.value}' if self.field else self.value}: {self.evidence}"
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """The arithmetic of a black box. `str()` is the account for people, with the Model as it would stand in a row.
+
+    model: None if the probes led to none; comparison: of the box with it, on cases of `tcemu.fuzz.generate`.
+    """
+
+    op: Instruction
+    box: str
+    model: Model | None
+    findings: tuple[Finding, ...]
+    asked: int  # probes
+    comparison: Run | None
+
+    @property
+    def confirmed(self) -> bool:
+        """The model gives the words of the box on every case that was compared."""
+        return self.comparison is not None and self.comparison.wrong_cases == 0
+
+    def __str__(self) -> str:
+        said = [
+            f"{self.op}",
+            f"{self.box}, by {self.asked:,} probes:",
+            *(line for f in self.findings for line in wrapped(f"  {f}", indent="    ")),
+        ]
+        if self.model is None or self.comparison is None:
+            return "\n".join([*said, "No model of tcemu has this arithmetic."])
+        shown = ", ".join(
+            f"{name}={value!r}" for name, value in vars(self.model).items() if value != Model.__dataclass_fields__[name].default
+        )
+        outputs = self.comparison.done * self.op.m * self.op.n
+        said += [f"Model({shown})"]
+        if self.confirmed:
+            return "\n".join([*said, f"0 mismatches with it of {outputs:,} outputs."])
+        return "\n".join(
+            [*said, f"but {self.comparison.wrong_outputs:,} of {outputs:,} outputs differ from it, so it is not the whole truth."]
+        )

@@ -1,0 +1,193 @@
+"""Questions to a black box that multiplies: exact values on single terms of one dot product, and its answer as a code."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from tcemu.explanation.exact import Value, decode, encode, leading, power
+from tcemu.formats import Format
+from tcemu.fuzz.loop import result
+from tcemu.fuzz.shrink import _narrow, _wide
+from tcemu.fuzz.sides import Side
+from tcemu.isa.instructions import Instruction
+from tcemu.operations.operands import signature_of
+from tcemu.sparsity import defined_fields
+
+C = -1  # the accumulator as a slot
+BATCH = 32  # cases in one call
+RAW = "raw"  # Values whose key is (RAW, operand, k) are codes
+
+
+class Unreachable(Exception):
+    """The operands of the instruction cannot hold a value that is asked for."""
+
+
+@lru_cache(maxsize=1 << 14)
+def holds(fmt: Format, value: Fraction) -> bool:
+    """Whether the format has exactly this value."""
+    return decode(fmt, encode(fmt, value, overflow="infinity")).value == value
+
+
+@lru_cache(maxsize=1 << 14)
+def factors(a: Format, b: Format, value: Fraction) -> tuple[int, int]:
+    """Codes whose product is the value, normal ones if there are any. Raises Unreachable."""
+    if value == 0:
+        return 0, 0
+    odd, exponent = abs(value.numerator), 1 - value.denominator.bit_length()
+    while odd % 2 == 0:
+        odd, exponent = odd // 2, exponent + 1
+    divisors = [m for m in range(1, min(odd, 1 << 12) + 1) if odd % m == 0]
+    splits = sorted({*((m, odd // m) for m in divisors), *((odd // m, m) for m in divisors)}, key=lambda s: abs(s[0] - s[1]), reverse=True)
+    exponents = range(a.least_exponent - a.mantissa_bits, a.greatest_exponent + 1)
+    near = sorted(exponents, key=lambda e: abs(2 * e - exponent))[:512]
+    found: tuple[int, int] | None = None
+    for m, n in splits:
+        for e in near:
+            x, y = m * power(e), n * power(exponent - e) * (-1 if value < 0 else 1)
+            if holds(a, x) and holds(b, y):
+                if leading(x) >= a.least_exponent and leading(y) >= b.least_exponent:
+                    return encode(a, x), encode(b, y)
+                found = found or (encode(a, x), encode(b, y))
+    if found is None:
+        raise Unreachable(f"no product of {a} and {b} is {value}")
+    return found
+
+
+class Bench:
+    """A black box and one instruction. A slot is a place of K; of an instruction with several blocks of scales, a block of them."""
+
+    def __init__(self, op: Instruction, box: Side):
+        self.op, self.box, self.signature = op, box, signature_of(op)
+        self.k, self.asked = self.signature.k, 0
+        self.by_block = op.scale_vec is not None and op.scale_vec > 1
+        self.slots = op.scale_vec if self.by_block and op.scale_vec is not None else self.k
+        self.width = self.k // self.slots  # products of a slot
+        self.top, self.bottom = self._range()
+
+    def _range(self) -> tuple[int, int]:
+        """Exponents of the largest and the least power of two that every slot, C and the result have room for."""
+        c, d = self.signature.c, self.signature.d
+        deep = 200 if d.words == 2 else 60
+        if self.by_block and self.op.stype is not None:
+            s = self.op.stype
+            room = range(-deep, deep + 1)
+            reached = [e for e in room if self._scales_of(s, e) is not None]
+        else:
+            reached = [e for e in range(-2 * deep, 2 * deep + 1) if self._reached(power(e))]
+        top = min(max(reached), d.greatest_exponent - 1, c.greatest_exponent - 1, deep)
+        bottom = max(min(reached), d.least_exponent - d.mantissa_bits, c.least_exponent - c.mantissa_bits, -deep)
+        return top, bottom
+
+    def _reached(self, value: Fraction) -> bool:
+        try:
+            return bool(factors(self.signature.a, self.signature.b, value))
+        except Unreachable:
+            return False
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def _scales_of(fmt: Format, exponent: int) -> tuple[int, int] | None:
+        """Codes of two scales whose product is 2^exponent."""
+        for x in sorted(range(-127, 128), key=lambda x: abs(x - exponent // 2)):
+            if holds(fmt, power(x)) and holds(fmt, power(exponent - x)):
+                return encode(fmt, power(x)), encode(fmt, power(exponent - x))
+        return None
+
+    def vector(self, values: dict[Any, Any]) -> dict[str, list[int]]:
+        """Codes of one dot product. values: slot (or C) -> Fraction, or a list of Fractions for the products of a block, before its
+        scales, with (slot, "scale") -> its exponent; (RAW, operand, k) -> a code. Raises Unreachable."""
+        signature, op = self.signature, self.op
+        found = {"a": [0] * self.k, "b": [0] * self.k, "c": [0]}
+        if op.stype is not None:
+            one = op.stype.bias << op.stype.mantissa_bits
+            found |= {name: [one] * (op.scale_vec or 1) for name in ("scale_a", "scale_b")}
+        for slot, value in values.items():
+            if isinstance(slot, tuple):
+                if slot[0] == RAW:
+                    found[slot[1]][slot[2]] = value
+                continue
+            if slot == C:
+                if not holds(signature.c, value):
+                    raise Unreachable(f"{signature.c} has no {value}")
+                found["c"][0] = encode(signature.c, value)
+            elif self.by_block:
+                parts = value if isinstance(value, list) else self._parts(value)
+                exponent: int = values[slot, "scale"] if isinstance(value, list) else self._exponent(value)
+                scales = self._scales_of(op.stype, exponent) if op.stype is not None else None
+                if scales is None or len(parts) > self.width:
+                    raise Unreachable(f"no block holds {value}")
+                found["scale_a"][slot], found["scale_b"][slot] = scales
+                for at, part in enumerate(parts):
+                    found["a"][slot * self.width + at], found["b"][slot * self.width + at] = factors(signature.a, signature.b, part)
+            else:
+                found["a"][slot], found["b"][slot] = factors(signature.a, signature.b, value)
+        return found
+
+    def _exponent(self, value: Fraction) -> int:
+        """Of a block whose products sum to a value: such that they are integers in units of 2^-2 with the value's leading bits."""
+        odd = abs(value.numerator)
+        width = (odd // (odd & -odd)).bit_length() if odd else 1
+        return leading(value) - max(width - 3, 0) if value else 0
+
+    def _parts(self, value: Fraction) -> list[Fraction]:
+        """The products of a block, before its scales."""
+        rest, sign, found = abs(value) / power(self._exponent(value)), 1 if value >= 0 else -1, []
+        sizes = sorted({x * y for x, y in product(*(self._values(fmt) for fmt in (self.signature.a, self.signature.b)))}, reverse=True)
+        while rest:
+            part = next((s for s in sizes if s <= rest), None)
+            if part is None:
+                raise Unreachable(f"no block holds {value}")
+            found.append(sign * part)
+            rest -= part
+        return found
+
+    @staticmethod
+    def _values(fmt: Format) -> list[Fraction]:
+        return [v for code in range(1 << (fmt.bits - 1)) if isinstance(v := decode(fmt, code).value, Fraction) and v > 0]
+
+    def ask(self, questions: Sequence[dict[Any, Any]]) -> list[int]:
+        """D's code for each. Raises Unreachable if one cannot be asked."""
+        op, signature = self.op, self.signature
+        vectors = [self.vector(q) for q in questions]
+        self.asked += len(vectors)
+        side = min(op.m, op.n, 8)  # questions of one case: on the diagonal
+        (m, k), n, found = op.matrix("a"), op.n, []
+        plain = defined_fields(op.chunk, op.ordered)[0] if op.sparse else 0
+        kept = self._kept(plain)
+        for start in range(0, len(vectors), BATCH * side):
+            some = vectors[start : start + BATCH * side]
+            whole = {"a": np.zeros((BATCH, m, k), object), "b": np.zeros((BATCH, op.k, n), object), "c": np.zeros((BATCH, m, n), object)}
+            scales = {name: np.zeros((BATCH, *op.matrix(name)), np.uint8) for name in (("scale_a", "scale_b") if op.block_scale else ())}
+            for at, v in enumerate(some):
+                case, i = divmod(at, side)
+                whole["a"][case, i], whole["b"][case, kept, i], whole["c"][case, i, i] = v["a"], v["b"], v["c"][0]
+                if scales:
+                    scales["scale_a"][case, i], scales["scale_b"][case, :, i] = v["scale_a"], v["scale_b"]
+            given: dict[str, Any] = {
+                name: _narrow(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))
+            }
+            given |= scales
+            if op.sparse:
+                given["e"] = np.full((BATCH, *op.matrix(op.metadata)), plain, np.uint8)
+            d = _wide(signature.d, np.asarray(result(op, self.box, {name: jnp.asarray(v) for name, v in given.items()})))
+            found += [int(d[at // side, at % side, at % side]) for at in range(len(some))]
+        return found
+
+    def _kept(self, field: int) -> np.ndarray:
+        """Rows of B that the stored elements meet, all metadata being this field."""
+        op = self.op
+        if not op.sparse:
+            return np.arange(op.k)
+        first, second = field & 3, field >> 2
+        size = op.chunk // 4
+        inside = [first >> 1] if op.chunk == 2 else [size * u + i for u in (first, second) for i in range(size)]
+        return np.array([at * op.chunk + i for at in range(op.k // op.chunk) for i in inside])
+
+    def values(self, questions: Sequence[dict[Any, Any]]) -> list[Value]:
+        """The same as numbers."""
+        return [decode(self.signature.d, code).value for code in self.ask(questions)]

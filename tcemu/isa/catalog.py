@@ -1,0 +1,203 @@
+"""What is legal where: targets, the PTX ISA version, and the instructions of each target."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache, lru_cache
+from re import fullmatch
+
+from tcemu.errors import Unsupported
+from tcemu.isa.diagnosis import difference, shown
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import FAMILIES, Instruction, slots, spellings
+from tcemu.isa.syntax import SINCE, Version, row_of
+
+# the targets that the rows describe, with the PTX ISA version that came with each (the notes of .target; the assembler holds to them);
+# "a" is the architecture alone, "f" the family target of PTX ISA 8.8
+TARGETS: dict[str, Version] = {
+    "sm_70": (6, 0), "sm_72": (6, 1), "sm_75": (6, 3), "sm_80": (7, 0), "sm_86": (7, 1), "sm_87": (7, 4), "sm_88": (9, 0), "sm_89": (7, 8),
+    "sm_90": (7, 8), "sm_90a": (8, 0),
+    "sm_100": (8, 6), "sm_100f": (8, 8), "sm_100a": (8, 6), "sm_103": (8, 8), "sm_103f": (8, 8), "sm_103a": (8, 8),
+    "sm_110": (9, 0), "sm_110f": (9, 0), "sm_110a": (9, 0),
+    "sm_120": (8, 7), "sm_120f": (8, 8), "sm_120a": (8, 7), "sm_121": (8, 8), "sm_121f": (8, 8), "sm_121a": (8, 8),
+}  # fmt: skip
+RENAMED = {"sm_101": "sm_110", "sm_101f": "sm_110f", "sm_101a": "sm_110a"}  # 9.7.14.5.15, Target ISA Notes
+LATEST: Version = (9, 1)  # the PTX ISA version of the manual that the rows were read from
+
+
+def targets(op: str | Instruction | None = None, isa: str | None = None) -> tuple[str, ...]:
+    """The names of all targets, such as "sm_90a", or of those that have `op` in PTX ISA version `isa` (the newest known when left out)."""
+    return tuple(TARGETS) if op is None else tuple(target for target in TARGETS if is_supported(op, target, isa))
+
+
+def instructions(target: str, family: str | None = None, isa: str | None = None) -> tuple[Instruction, ...]:
+    """The instructions of a target, of one family ("mma", ...) or all, in PTX ISA version `isa` (the newest known when left out).
+
+    **Raises:** `Unsupported` for an unknown target; `ValueError` for an unknown family or version.
+    """
+    version = _version(isa)
+    _known(target)
+    families = tuple(FAMILIES)
+    if family is not None and family not in families:
+        raise ValueError(f"family {family!r}: want one of {', '.join(families)}")
+    return _instructions(target, family, version)
+
+
+@lru_cache
+def _instructions(target: str, family: str | None, version: Version) -> tuple[Instruction, ...]:
+    since = ((op, least(op, target)) for op in row_of() if family in (None, op.family))
+    return tuple(op for op, lowest in since if lowest is not None and lowest <= version)
+
+
+def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruction:
+    """The instruction, if `target` has it in PTX ISA version `isa` (such as "8.7"; the newest known when left out).
+
+    **Raises:** `Unsupported` if the spelling is no instruction, the target is unknown or lacks it, or it needs a newer ISA version.
+    **Source:** the Target ISA Notes and PTX ISA Notes of each instruction, PTX ISA 9.7.14 and 9.7.15.
+    """
+    op, version = parse(op), _version(isa)
+    since = least(op, target)
+    if since is not None and since <= version:
+        return op
+    row = row_of()[op]
+    if since is not None:
+        newer = f"needs PTX ISA {_dotted(since)} or newer; the version is {_dotted(version)}"
+        raise Unsupported(f"{op} on {target} {newer}. PTX ISA {row.section}, PTX ISA Notes.")
+    needs = " or ".join(dict.fromkeys(_target_words(wanted) for wanted, _ in row.needs))
+    raise Unsupported(f"{op} needs {needs}; the target is {target}{_instead(op, target)}. PTX ISA {row.section}, Target ISA Notes.")
+
+
+def is_supported(op: str | Instruction, target: str, isa: str | None = None) -> bool:
+    """Whether `target` has the instruction in PTX ISA version `isa`: whether `check` returns it rather than raise Unsupported."""
+    version = _version(isa)
+    try:
+        since = least(parse(op), target)
+    except Unsupported:
+        return False
+    return since is not None and since <= version
+
+
+def section(op: Instruction) -> str:
+    """The section of the PTX ISA manual that describes an instruction."""
+    return row_of()[op].section
+
+
+@lru_cache(maxsize=65536)
+def least(op: Instruction, target: str) -> Version | None:
+    """The lowest PTX ISA version in which a target has an instruction, as (major, minor); None if it never has.
+
+    **Raises:** `Unsupported` for an unknown target, or if no row of the catalogue gives the instruction's fields.
+    """
+    _known(target)
+    row = row_of().get(op)
+    if row is None:
+        raise Unsupported(f"{op}: no row of the catalogue gives these fields; make instructions with parse")
+    versions = [version for wanted, version in row.needs if target in _meeting(wanted)]
+    return max(_later(op, min(versions)), TARGETS[target]) if versions else None
+
+
+def _later(op: Instruction, version: Version) -> Version:
+    """A row's version, or that of a qualifier which came after it."""
+    return max(version, *(SINCE.get(q, version) for slot in slots(op) for q in slot))
+
+
+@cache
+def _meeting(wanted: str) -> frozenset[str]:
+    """The targets that meet one need: "sm_80+" (or later), "sm_120f+" (its family, f and a), "sm_90a" (itself)."""
+
+    def number(target: str) -> int:
+        return int(target.strip("smaf_+"))
+
+    if not wanted.endswith("+"):
+        return frozenset({wanted})
+    later = (target for target in TARGETS if number(target) >= number(wanted))
+    if "f" in wanted:
+        return frozenset(t for t in later if number(t) // 10 == number(wanted) // 10 and t[-1] in "fa")
+    return frozenset(later)
+
+
+def _target_words(wanted: str) -> str:
+    if not wanted.endswith("+"):
+        return wanted
+    return f"{wanted[:-1]} and its family" if "f" in wanted else f"{wanted[:-1]} or later"
+
+
+def _instead(op: Instruction, target: str) -> str:
+    """What the target has that is nearest: with the fewest slots changed."""
+
+    def distance(other: Instruction) -> tuple[int, int]:
+        changes = [difference(x, y) for x, y in zip(slots(op), slots(other), strict=True)]
+        return sum(changed for changed, _ in changes), sum(letters for _, letters in changes)
+
+    same = instructions(target, op.family)
+    return f", whose nearest is {min(same, key=distance)}" if same else f", which has no {op.family} at all"
+
+
+def _known(target: str) -> None:
+    if not isinstance(target, str):
+        raise TypeError(f"target: want a string such as 'sm_90a', got {type(target).__name__}")
+    if target not in TARGETS:
+        renamed = f"; {target} is {RENAMED[target]} since PTX ISA 9.0" if target in RENAMED else ""
+        raise Unsupported(f"unknown target {shown(target)!r}{renamed}; tcemu knows {', '.join(TARGETS)}")
+
+
+def _version(isa: str | None) -> Version:
+    if isa is None:
+        return LATEST
+    match = fullmatch(r"(\d{1,3})\.(\d{1,3})", isa)
+    if match is None:
+        raise ValueError(f"isa: want a PTX ISA version such as '8.7', got {isa!r}")
+    return int(match[1]), int(match[2])
+
+
+def _dotted(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def spelled(target: str, family: str | None = None, isa: str | None = None) -> Iterator[str]:
+    """The spellings of `instructions`, with optional qualifiers left out and written."""
+    return (spelling for op in instructions(target, family, isa) for spelling in spellings(op))
+
+
+def describe(op: str | Instruction) -> str:
+    """What is known of an instruction without running it, as text for people: its fields, operands, registers and targets.
+
+    **Raises:** `Unsupported` if it is no instruction.
+    """
+    op = parse(op)
+    row = row_of()[op]
+    lines = [("family", f"{op.family}, PTX ISA {row.section}")]
+    lines += [("also", spelling) for spelling in spellings(op) if spelling != str(op)]
+    lines += [("fields", ", ".join(_fields(op)) or "none")]
+    lines += [("operands", ", ".join(form) or "none") for form in op.forms]
+    lines += [(name, text) for name in op.operands if (text := _operand(op, name))]
+    lines += [("legal on", f"{_target_words(wanted)}, from PTX ISA {_dotted(_later(op, version))}") for wanted, version in row.needs]
+    return "\n".join([str(op), *(f"  {name:<11}{text}" for name, text in lines)])
+
+
+def _fields(op: Instruction) -> Iterator[str]:
+    for field in fields(op):
+        value = getattr(op, field.name)
+        if field.compare and field.name != "family" and value not in (None, 0):
+            yield field.name if value is True else f"{field.name} {value}"
+
+
+def _operand(op: Instruction, name: str) -> str:
+    """The matrix and registers of one operand, or its valid values; "" if there is nothing to say of it."""
+    if name in ("f", "sp_sel"):
+        return f"one of {', '.join(map(str, op.selectors))}"
+    if name.startswith("selector"):
+        threads = op.thread_ids_a if name == "selector_a" else op.thread_ids_b
+        return f"byte-id one of {', '.join(map(str, op.byte_ids))}; thread-id one of {', '.join(map(str, threads))}"
+    try:
+        (rows, columns), count = op.matrix(name), op.registers(name)
+    except ValueError:
+        return ""
+    if name in ("scale_a", "scale_b"):
+        element = op.stype
+    elif name in ("e", "sp_meta"):
+        element = "4-bit fields"
+    else:
+        element = op.element or getattr(op, op.operand or name)
+    times = op.num or (op.products if name in ("a", "b", "c", "d") else 1)
+    many = f"{times} matrices of " if times > 1 else ""
+    return f"{many}{rows} x {columns} {element}, {count} 32-bit register{'s' if count > 1 else ''} a lane"

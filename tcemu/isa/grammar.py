@@ -1,0 +1,104 @@
+"""From a PTX spelling to an `Instruction`. Qualifiers fall into slots; slots may come in any order, as the assembler takes them."""
+
+from dataclasses import replace
+from functools import cache, lru_cache
+from re import DOTALL, compile
+
+from tcemu.errors import Unsupported
+from tcemu.isa.diagnosis import Grammar, unknown_instruction, why_not, wrong_arguments
+from tcemu.isa.instructions import FAMILIES, Instruction, head, slots, spell
+from tcemu.isa.syntax import row_of
+
+# guard, spelling; the operands follow
+_STATEMENT = compile(r"\s*(?:@(!?[\w$%]+)\s+)?([^\s{\[;]+)")
+_PART = compile(r"[^,{}\[\]()]+|.", DOTALL)
+
+
+@cache
+def grammars() -> dict[str, Grammar]:
+    """The words of every instruction name, such as "mma" or "wmma.load.a", from the rows."""
+    legal: dict[str, dict] = {}
+    order: dict[str, tuple[str, ...]] = {}
+    for op, row in row_of().items():
+        name = head(op)
+        order[name] = tuple(FAMILIES[op.family].order.split())
+        for defaults in (False, True):
+            legal.setdefault(name, {}).setdefault(slots(op, defaults=defaults), (op, row.section))
+    return {name: Grammar(name, order[name], legal[name]) for name in legal}
+
+
+@cache
+def _by_spelling() -> dict[str, Instruction]:
+    return {spell(op, defaults=defaults): op for op in row_of() for defaults in (False, True)}
+
+
+def parse(text: str | Instruction) -> Instruction:
+    """The instruction that a PTX spelling names; an `Instruction` comes back as it is.
+
+    Takes the qualifiers in any order that the assembler takes. Takes whole statements too: a guard, operands, a closing `;`. The guard and
+    the operands are kept as text in `guard` and `arguments`; how many there are, and how many registers a `{...}` holds, is checked.
+    `parse(str(op)) == op`. Cached.
+
+    **Raises:** `Unsupported` if no target has such an instruction; `TypeError` if `text` is neither a string nor an `Instruction`.
+    **Source:** PTX ISA 9.7.14, 9.7.15.
+    """
+    if isinstance(text, Instruction):
+        return text
+    if not isinstance(text, str):
+        raise TypeError(f"parse: want a PTX spelling (str) or an Instruction, got {type(text).__name__}")
+    return _parse(text)
+
+
+@lru_cache(maxsize=65536)
+def _parse(text: str) -> Instruction:
+    found = _by_spelling().get(text)
+    if found is not None:
+        return found
+    match = _STATEMENT.match(text)
+    guard, spelling = match.groups() if match else (None, text)
+    rest = text[match.end() :].strip() if match else ""
+    rest = rest.removesuffix(";").rstrip()
+    op = _spelled(spelling)
+    if not rest and guard is None:
+        return op
+    op = replace(op, guard=guard, arguments=arguments(rest) if rest else ())
+    problem = wrong_arguments(op, row_of()[op].section) if rest else None
+    if problem:
+        raise Unsupported(problem)
+    return op
+
+
+def _spelled(spelling: str) -> Instruction:
+    words, qualifiers = _named(spelling)
+    given: list[list[str]] = [[] for _ in words.slots]
+    for qualifier in qualifiers:
+        slot = words.slot_of.get(qualifier)
+        if slot is None:
+            raise why_not(words, spelling, qualifiers)
+        given[slot].append(qualifier)
+    legal = words.legal.get(tuple(map(tuple, given)))
+    if legal is None:
+        raise why_not(words, spelling, qualifiers)
+    return legal[0]
+
+
+def _named(spelling: str) -> tuple[Grammar, list[str]]:
+    """The grammar of an instruction name, which has up to three parts, and the qualifiers after it."""
+    parts = spelling.split(".")
+    for count in (1, 2, 3):
+        words = grammars().get(".".join(parts[:count]))
+        if words is not None:
+            return words, parts[count:]
+    raise unknown_instruction(spelling, parts, list(grammars()))
+
+
+def arguments(text: str) -> tuple[str, ...]:
+    """The operands of a statement: split at the commas outside brackets, blanks around them dropped."""
+    depth, found = 0, [[]]
+    for part in _PART.findall(text):
+        depth += (part in "{[(") - (part in "}])")
+        if part == "," and not depth:
+            found.append([])
+        else:
+            found[-1].append(part)
+    return tuple(" ".join("".join(parts).split()) for parts in found)

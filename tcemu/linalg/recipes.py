@@ -1,0 +1,250 @@
+"""Recipes: how a library multiplies matrices with one instruction. Quantisation, accumulation and output as one value, with gradients."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+from tcemu.architectures.lookup import must_compute
+from tcemu.architectures.lookup import row as model_row
+from tcemu.arithmetic.model import Model
+from tcemu.errors import Unsupported
+from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, Format
+from tcemu.isa.catalog import check, section
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction
+from tcemu.linalg.accumulation import REDUCTIONS
+from tcemu.operations.operands import fitting
+from tcemu.quantize.operands import Quantizer
+
+BACKWARD = ("exact", "straight_through")
+UNSCALED = Quantizer(saturate=False)  # a cast
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class Recipe:
+    """How a matrix product is computed with one instruction: a frozen value that prints itself and hashes.
+
+    op, target: the instruction, a spelling or an Instruction, with results f32 or f16, and the GPU. unit: "tcgen05" for the fifth
+        generation's tensor core, which has no instruction here, on operands of the types and blocks of `op`. model: another arithmetic;
+        None: the target's own.
+    a, b: how each operand is quantised.
+    promote: None: sums stay in the instruction's accumulator; n: after every n instructions they are added to an f32 sum (see
+        `tcemu.linalg.accumulation.parts_of`). Blocks whose scales multiply outside the instruction need it, n * op.k dividing their depth.
+    split_k: K in so many parts, each summed by itself; reduction: the order in which their f32 sums are added, "ascending" or "tree".
+    out: the format that results are rounded to, f32, f16 or bf16.
+    backward: the gradients' products, by name: "exact", those of the quantised operands in plain f32, rounding counted as identity;
+        "straight_through", those of the operands as they came; or a Recipe, or a pair of them, of dA = g·Bᵀ and of dB = Aᵀ·g.
+    name, source: what it is called and where it comes from; they take no part in equality.
+
+    Outside the instruction all is f32, each operation rounded to nearest even, in this order: D = scale_a·scale_b · sum (NVFP4: the two
+    tensor scales' product), D + bias, then out.
+    model's fields and promote may be arrays, traced and swept by `jax.vmap`: a recipe is a pytree with these as leaves, and then has no
+    hash.
+    Raises Unsupported, NotModelled and ValueError for what cannot be.
+    """
+
+    op: Instruction
+    target: str
+    a: Quantizer = UNSCALED
+    b: Quantizer = UNSCALED
+    unit: str | None = None
+    model: Model | None = None
+    promote: int | Array | None = None
+    split_k: int = 1
+    reduction: str = "ascending"
+    out: Format = F32
+    backward: "str | Recipe | tuple[Recipe, Recipe]" = "exact"
+    name: str = field(default="", compare=False)
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        op = parse(self.op) if self.unit is not None else check(self.op, self.target)
+        object.__setattr__(self, "op", op)
+        must_compute(op)
+        if op.sparse or op.d not in (F32, F16):
+            raise Unsupported(f"{op}: a recipe takes a dense instruction with results f32 or f16. PTX ISA {section(op)}")
+        if self.model is None:
+            model_row(op, self.target, unit=self.unit)
+        else:
+            fitting(op, self.model)
+        for name, quantizer, other in (("a", self.a, "column"), ("b", self.b, "row")):
+            self._check_operand(name, quantizer, other)
+        if isinstance(self.promote, int) and self.promote < 1:
+            raise ValueError(f"promote={self.promote}: wanted a number of instructions, 1 or more, or None")
+        if not isinstance(self.split_k, int) or self.split_k < 1:
+            raise ValueError(f"split_k={self.split_k!r}: wanted a number of parts, 1 or more")
+        if self.reduction not in REDUCTIONS:
+            raise ValueError(f"reduction={self.reduction!r}: wanted one of {', '.join(REDUCTIONS)}")
+        if self.out not in (F32, F16, BF16):
+            raise ValueError(f"out={self.out!r}: wanted f32, f16 or bf16")
+        pair = isinstance(self.backward, tuple) and len(self.backward) == 2 and all(isinstance(r, Recipe) for r in self.backward)
+        if not (pair or isinstance(self.backward, Recipe) or self.backward in BACKWARD):
+            raise ValueError(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, a Recipe or a pair of them")
+
+    def _check_operand(self, name: str, quantizer: Quantizer, other: str) -> None:
+        said = f"{name}={quantizer!r}"
+        if quantizer.scaling == other:
+            raise ValueError(
+                f"{said}: a scale for each {other} of {name.upper()} would stand inside the sum over K; "
+                f'give {name} "{"row" if name == "a" else "column"}", "tensor" or "block"'
+            )
+        if quantizer.in_unit != self.op.block_scale:
+            wanted = 'scaling="block" with block=None' if self.op.block_scale else "another scaling, or an instruction with .block_scale"
+            raise ValueError(f"{said}: {self.op} {'wants' if self.op.block_scale else 'has no'} block scales; give {wanted}")
+        if quantizer.block is not None:
+            if not isinstance(self.promote, int):
+                raise ValueError(
+                    f"{said}: scales of blocks multiply promoted sums; give promote=, a number of instructions known before tracing "
+                    f"(an int), not {self.promote!r}"
+                )
+            taken, depth = self.promote * self.op.k, quantizer.block[1]
+            if depth % taken:
+                raise ValueError(f"{said}: promote={self.promote} takes {taken} elements along K, which does not divide {depth}")
+
+    def __repr__(self) -> str:
+        op = self.op
+        lines = [f"{self.name or 'recipe'}: {op} on {self.target}{f' by {self.unit}' if self.unit else ''}"]
+        lines.append(f"  A {op.a} {self.a}; B {op.b} {self.b}")
+        sums = "chained" if self.promote is None else f"promoted to f32 every {self.promote} instructions"
+        if self.split_k > 1:
+            sums += f", K in {self.split_k} parts added {self.reduction}"
+        lines.append(f"  sums {sums}; result {self.out}" + ("" if self.model is None else f"; {self.model}"))
+        if self.gradients is None:
+            lines.append(f"  backward {self.backward}")
+        for what, recipe in zip(("dA", "dB"), self.gradients or (), strict=False):
+            lines.append(f"  backward {what} " + repr(recipe).replace("\n", "\n  "))
+        return "\n".join(lines)
+
+    @property
+    def gradients(self) -> "tuple[Recipe, Recipe] | None":
+        """The recipes of dA and dB, if they are emulated."""
+        if isinstance(self.backward, str):
+            return None
+        return self.backward if isinstance(self.backward, tuple) else (self.backward, self.backward)
+
+    @property
+    def arithmetic(self) -> Model:
+        """The model in use."""
+        return self.model if self.model is not None else model_row(self.op, self.target, unit=self.unit).model
+
+    @property
+    def unit_block(self) -> int:
+        """Elements along K that share a scale inside the instruction; 0 if it has none."""
+        return self.op.k // self.op.scale_vec if self.op.scale_vec else 0
+
+    @property
+    def stochastic(self) -> bool:
+        """It, or a recipe of its gradients, rounds stochastically and needs a key."""
+        return "SR" in (self.a.rounding, self.b.rounding) or any(r.stochastic for r in self.gradients or ())
+
+    def replace(self, **changes: Any) -> "Recipe":
+        """The recipe with some fields changed. Raises as the constructor."""
+        return replace(self, **changes)
+
+    def what_if(self, **changes: Any) -> "Recipe":
+        """The recipe with some fields of its arithmetic changed: those of `tcemu.Model`."""
+        return replace(self, model=self.arithmetic.replace(**changes))
+
+    def tree_flatten(self) -> tuple[tuple, tuple]:
+        promote = None if isinstance(self.promote, int) else self.promote
+        backward = None if isinstance(self.backward, str) else self.backward
+        static = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("model", "name", "source")}
+        static |= {"promote": self.promote if promote is None else None, "backward": self.backward if backward is None else None}
+        return (self.model, promote, backward), tuple(static.items())
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple, children: tuple) -> "Recipe":
+        recipe, (model, promote, backward) = object.__new__(cls), children
+        values = dict(aux) | {"model": model, "name": "", "source": ""}
+        values["promote"] = values["promote"] if promote is None else promote
+        values["backward"] = values["backward"] if backward is None else backward
+        for name, value in values.items():
+            object.__setattr__(recipe, name, value)
+        return recipe
+
+
+# ---- the usual ones
+
+
+class RecipeRow(NamedTuple):
+    """One of the recipes in use."""
+
+    a: Format
+    b: Format
+    quantizer_a: Quantizer
+    quantizer_b: Quantizer
+    backward: tuple[str, str] | None  # the rows of dA = g·Bᵀ and dB = Aᵀ·g; None: this row is only the gradient of another
+    source: str
+    promote: int | None = None
+    scaled: str = ""  # kind, scale_vec and stype of an instruction with .block_scale
+
+
+TENSOR, ONE_BY_128, SQUARE_128 = Quantizer("tensor"), Quantizer("block", (1, 128)), Quantizer("block", (128, 128))
+IN_UNIT, UPWARD = Quantizer("block"), Quantizer("block", rule="rceil")
+MXF8F6F4, MXF4, NVF4 = "mxf8f6f4 1 ue8m0", "mxf4 2 ue8m0", "mxf4nvf4 4 ue4m3"
+_HYBRID = "arXiv 2209.05433, 4; TransformerEngine, Format.HYBRID with the scales of the tensors at hand"
+_DEEPSEEK = "arXiv 2412.19437, 3.3: tiles of activations, blocks of weights, sums promoted every 128 elements; DeepGEMM's fma"
+_MXFP8 = "arXiv 2506.08027: e4m3 for gradients too, scales rounded up; TransformerEngine MXFP8BlockScaling"
+_NVFP4 = "arXiv 2509.25149, without its Hadamard transforms, its stochastic rounding of gradients and its 16 x 16 blocks of weights"
+_OCP = "OCP MX 1.0, 5.2 and 6.3"
+
+ROWS = {
+    "f16": RecipeRow(F16, F16, UNSCALED, UNSCALED, ("f16", "f16"), "arXiv 1710.03740; scaling the loss is the caller's"),
+    "bf16": RecipeRow(BF16, BF16, UNSCALED, UNSCALED, ("bf16", "bf16"), "arXiv 1905.12322"),
+    "tf32": RecipeRow(TF32, TF32, UNSCALED, UNSCALED, ("tf32", "tf32"), "NVIDIA A100 whitepaper, 2020: f32 rounded to tf32, sums f32"),
+    "fp8": RecipeRow(E4M3, E4M3, TENSOR, TENSOR, ("fp8_da", "fp8_db"), _HYBRID),
+    "fp8_da": RecipeRow(E5M2, E4M3, TENSOR, TENSOR, None, _HYBRID),
+    "fp8_db": RecipeRow(E4M3, E5M2, TENSOR, TENSOR, None, _HYBRID),
+    "fp8_e4m3": RecipeRow(E4M3, E4M3, TENSOR, TENSOR, ("fp8_e4m3", "fp8_e4m3"), "TransformerEngine, Format.E4M3"),
+    "fp8_e5m2": RecipeRow(E5M2, E5M2, TENSOR, TENSOR, ("fp8_e5m2", "fp8_e5m2"), "arXiv 2209.05433, 3: the other format"),
+    "fp8_rows": RecipeRow(
+        E4M3, E4M3, Quantizer("row"), Quantizer("column"), ("fp8_rows", "fp8_rows"), "torchao, Float8LinearRecipeName.ROWWISE"
+    ),
+    "deepseek": RecipeRow(E4M3, E4M3, ONE_BY_128, SQUARE_128, ("deepseek", "deepseek_db"), _DEEPSEEK, 4),
+    "deepseek_db": RecipeRow(E4M3, E4M3, ONE_BY_128, ONE_BY_128, None, _DEEPSEEK, 4),
+    "mxfp8": RecipeRow(E4M3, E4M3, UPWARD, UPWARD, ("mxfp8", "mxfp8"), _MXFP8, scaled=MXF8F6F4),
+    "mxfp8_e5m2": RecipeRow(E5M2, E5M2, IN_UNIT, IN_UNIT, ("mxfp8_e5m2", "mxfp8_e5m2"), _OCP, scaled=MXF8F6F4),
+    "mxfp6_e3m2": RecipeRow(E3M2, E3M2, IN_UNIT, IN_UNIT, ("mxfp6_e3m2", "mxfp6_e3m2"), _OCP, scaled=MXF8F6F4),
+    "mxfp6_e2m3": RecipeRow(E2M3, E2M3, IN_UNIT, IN_UNIT, ("mxfp6_e2m3", "mxfp6_e2m3"), _OCP, scaled=MXF8F6F4),
+    "mxfp4": RecipeRow(E2M1, E2M1, IN_UNIT, IN_UNIT, ("mxfp4", "mxfp4"), _OCP, scaled=MXF4),
+    "nvfp4": RecipeRow(E2M1, E2M1, IN_UNIT, IN_UNIT, ("nvfp4", "nvfp4"), _NVFP4, scaled=NVF4),
+}
+RECIPES = tuple(name for name, row in ROWS.items() if row.backward)
+FIFTH_GENERATION = ("sm_100", "sm_103", "sm_110")
+
+
+def recipe(name: str, target: str | None = None, **changes: Any) -> Recipe:
+    """One of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
+
+    target: the GPU; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main instruction: wgmma on sm_90a,
+    the unit of tcgen05 on sm_100 to sm_110, mma elsewhere. changes: fields of the Recipe. Gradients are emulated with the row's own
+    recipes; `backward="exact"` and the like take their place.
+    Raises ValueError for another name, Unsupported if the target has no such instruction, and as `Recipe`.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"recipe {name!r}: wanted one of {', '.join(RECIPES)}")
+    row = ROWS[name]
+    target = target or ("sm_100a" if row.scaled else "sm_90a")
+    assert row.backward is not None
+    fields: dict[str, Any] = _fields(name, target) | {"name": name}
+    if "backward" not in changes:
+        fields["backward"] = tuple(Recipe(**_fields(other, target), name=other) for other in row.backward)
+    return Recipe(**fields | changes)
+
+
+def _fields(name: str, target: str) -> dict[str, Any]:
+    row = ROWS[name]
+    k = 64 if row.scaled in (MXF4, NVF4) else 256 // max(row.a.bits, 8)
+    if row.scaled:
+        kind, vectors, stype = row.scaled.split()
+        op = f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.block_scale.scale_vec::{vectors}X.f32.{row.a}.{row.b}.f32.{stype}"
+    elif target == "sm_90a":
+        op = f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
+    else:
+        op = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
+    unit = "tcgen05" if target.startswith(FIFTH_GENERATION) else None
+    quantizers: dict[str, Any] = {"a": row.quantizer_a, "b": row.quantizer_b}
+    return quantizers | {"op": op, "target": target, "unit": unit, "promote": row.promote, "source": row.source}

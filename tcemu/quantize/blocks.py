@@ -1,0 +1,366 @@
+"""Block quantisers, MX and NVFP4: narrow elements that share a scale, bit for bit as the named recipe computes them.
+
+Integers only, so that CPU and GPU give the same words; the roundings of a recipe's f32 arithmetic are `arithmetic.block_scales`' affair.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+from jax import Array, lax
+from jax.core import Tracer
+from jax.typing import ArrayLike, DTypeLike
+
+from tcemu.arithmetic.quotient import product
+from tcemu.bits import Limbs
+from tcemu.formats import (
+    ARRAY_FORMATS,
+    BF16,
+    E2M1,
+    E2M3,
+    E3M2,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    F64,
+    ROUNDINGS,
+    UE4M3,
+    UE8M0,
+    Format,
+    array_codes,
+    code_limbs,
+    convert,
+    decode,
+    decode_limbs,
+    encode,
+)
+from tcemu.quantize.scale_rules import RULES, Rule
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A block format: the elements, how many of them share a scale, and the rule that finds the scale.
+
+    element: a signed float format of at most 16 bits. block: elements in a block, at least 1. rule: one of `tcemu.quantize.RULES`, which
+    also says what a scale is: a power of two (ue8m0: "floor", "ceil", "even", "rceil") or ue4m3 times an f32 for the whole tensor
+    ("transformer_engine", "modelopt", "torchao"; these know elements of e2m1 only). Frozen and hashable. Raises ValueError for others.
+    """
+
+    name: str
+    element: Format
+    block: int
+    rule: str
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"{self.name}: rule {self.rule!r} is not one of {', '.join(RULES)}")
+        if self.element.is_integer or not self.element.signed or self.element.bits > 16:
+            raise ValueError(f"{self.name}: an element is a signed float format of at most 16 bits, as e4m3 or e2m1, not {self.element}")
+        if not isinstance(self.block, int) or self.block < 1:
+            raise ValueError(f"{self.name}: block is {self.block!r}; wanted the number of elements in a block, 1 or more")
+        if self.two_level and self.element != E2M1:
+            fitting = ", ".join(name for name, rule in RULES.items() if rule.exponent)
+            raise ValueError(
+                f"{self.name}: the rule {self.rule!r} is a recipe for elements of e2m1, not {self.element}; use one of {fitting}"
+            )
+
+    def __repr__(self) -> str:
+        return f"{self.name} (blocks of {self.block} {self.element}, scale {self.scale} by {self.rule!r})"
+
+    @property
+    def scale(self) -> Format:
+        return RULES[self.rule].scale
+
+    @property
+    def two_level(self) -> bool:
+        """A scale of the whole tensor, f32, comes on top."""
+        return RULES[self.rule].two_level is not None
+
+
+BLOCK_FORMATS = {
+    row.name: row
+    for row in (
+        BlockFormat("mxfp8_e4m3", E4M3, 32, "floor", "OCP MX 1.0, 5.2"),
+        BlockFormat("mxfp8_e5m2", E5M2, 32, "floor", "OCP MX 1.0, 5.2"),
+        BlockFormat("mxfp6_e3m2", E3M2, 32, "floor", "OCP MX 1.0, 5.2"),
+        BlockFormat("mxfp6_e2m3", E2M3, 32, "floor", "OCP MX 1.0, 5.2"),
+        BlockFormat("mxfp4", E2M1, 32, "floor", "OCP MX 1.0, 5.2"),
+        BlockFormat("nvfp4", E2M1, 16, "transformer_engine", "arXiv 2509.25149; PTX ISA 9.7.14.3, .kind::mxf4nvf4.scale_vec::4X"),
+    )
+}
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales", "tensor_scale"], meta_fields=["format", "axis"])
+@dataclass(frozen=True)
+class BlockQuantized:
+    """An array in blocks. A pytree of its arrays, so that it goes through jit, vmap and scan.
+
+    codes: the elements' raw codes, in the array's own shape and the smallest unsigned dtype. scales: uint8, the same shape but for `axis`,
+    which counts blocks. tensor_scale: None, or float32 whose axes are the leading (batch) axes of codes. axis: where blocks lie, counted
+    from the end.
+    """
+
+    codes: Array
+    scales: Array
+    tensor_scale: Array | None
+    format: BlockFormat
+    axis: int = -1
+
+    def __repr__(self) -> str:
+        fmt, axis = self.format, "" if self.axis == -1 else f" along axis {self.axis}"
+        text = f"{fmt.name}: {_dims(self.codes)} {fmt.element} in blocks of {fmt.block}{axis}, scales {_dims(self.scales)} {fmt.scale}"
+        if self.tensor_scale is None:
+            return text
+        value = self.tensor_scale
+        known = isinstance(value, jax.Array | np.ndarray | np.generic) and not isinstance(value, Tracer) and value.ndim == 0
+        return f"{text}, tensor scale {float(value) if known else _dims(value)}"
+
+
+def _dims(x: Array) -> str:
+    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") else repr(x)
+
+
+# ---- quantise
+
+
+def block_quantize(
+    x: ArrayLike,
+    kind: str | BlockFormat,
+    *,
+    axis: int = -1,
+    rule: str | None = None,
+    rounding: str = "RN",
+    key: PRNGKey | None = None,
+    amax: ArrayLike | None = None,
+) -> BlockQuantized:
+    """x in blocks along `axis`: element codes, scale codes and, for NVFP4, the tensor's scale.
+
+    x: a float array of any real dtype and one axis or more. The last block may be short: it is quantised as if filled with zeros, and the
+    codes keep x's shape (whoever feeds an instruction pads them with zeros, which is exact).
+    kind: a name of `tcemu.quantize.BLOCK_FORMATS` ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "nvfp4") or a
+    BlockFormat. rule: another rule for the scales than the format's own, of `tcemu.quantize.RULES`. Both are static under jit, as are
+    axis and rounding: one of "RN", "RZ", "RM", "RP", or "SR", stochastic, with a jax.random `key`. It is that of elements; scales follow
+    their rule.
+    amax: only with NVFP4: the largest magnitude of the tensor, where x is a part of it or it was calibrated; its axes are leading axes of
+    x, each with a tensor of its own. Without it, x is one tensor.
+
+    Elements beyond the largest finite one saturate, and -0 stays -0, as in PTX cvt.satfinite. An element is x / scale rounded once; in
+    NVFP4 x / scale is the recipe's own f32 value, which is then rounded to e2m1.
+    A block of zeros has the scale 2^-127 (NVFP4: what the recipe gives). Scales below 2^-127 become it, those above 2^127 become 2^127.
+    Inf or NaN anywhere in a block makes its scale NaN and so, by OCP MX 1.0, 5.1, all of its values, as in microxcaling and torchao. In
+    NVFP4 such a block does not count for the tensor's largest magnitude. Where that is so small that the tensor's scale is 0, "modelopt"
+    and "torchao" divide by it, as their code does: blocks of zeros then have NaN for a scale.
+    Raises ValueError for another kind, rule, rounding, axis, or shape of amax, TypeError for arrays that hold no floats.
+    """
+    fmt = _block_format(kind, rule)
+    source, codes = _floats("x", x)
+    ndim = codes.ndim - (source.words - 1)
+    if ndim == 0:
+        raise ValueError("x: got a scalar; blocks lie along an axis, so wanted an array [..., K]")
+    if not isinstance(axis, int | np.integer) or not -ndim <= axis < ndim:
+        raise ValueError(f"axis: got {axis!r}; x has {ndim} axes, so wanted an int from {-ndim} to {ndim - 1}")
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding={rounding!r} is not one of {', '.join(ROUNDINGS)}")
+    if rounding == "SR" and key is None:
+        raise ValueError('rounding="SR" needs random bits: give key= (a jax.random key)')
+    axis = int(axis) % ndim - ndim
+    tensors = None if amax is None else _tensors(fmt, amax, codes.shape[: ndim + axis])
+    found = RULES[fmt.rule]
+    recipe = found.two_level
+    target = F32 if found.in_f32 or source != F64 else F64
+    largest, tensor = _largest(source, target, fmt.block, axis, recipe and recipe.tensor, codes, *(tensors or (None, None)))
+    scales, needed = _scales(found, fmt.element, target, largest, tensor)
+    key = key if rounding == "SR" else None
+    elements = _elements(source, target, fmt.element, fmt.block, axis, rounding, recipe and recipe.apply, codes, scales, needed, key)
+    tensor_scale = lax.bitcast_convert_type(tensor[0], jnp.float32) if tensor else None
+    return BlockQuantized(elements, jnp.moveaxis(scales, -1, axis), tensor_scale, fmt, axis)
+
+
+def block_dequantize(q: BlockQuantized, dtype: DTypeLike = jnp.float32) -> Array:
+    """The numbers that a BlockQuantized stands for: element * scale (* tensor scale), exact, then rounded once to `dtype`, RN.
+
+    dtype: float32, float16 or bfloat16. float32 holds every value of the MX formats below 2^128; what is larger becomes Inf, and only comes
+    of an x near the end of f32 that the rules "ceil", "even" and "rceil" let round up, of a larger float64, or of codes of other origin.
+    NaN, of a scale or an element, is the canonical NaN.
+    Raises TypeError or ValueError if codes or scales have another dtype or shape than the format wants, or the tensor's scale is missing.
+    """
+    if not isinstance(q, BlockQuantized):
+        raise TypeError(f"q: got {type(q).__name__}; wanted a BlockQuantized, as block_quantize gives it")
+    target = ARRAY_FORMATS.get(np.dtype(dtype))
+    if target not in (F32, F16, BF16):
+        raise TypeError(f"dtype: got {np.dtype(dtype)}; wanted float32, float16 or bfloat16")
+    _check(q)
+    fmt = q.format
+    tensor = None if q.tensor_scale is None else array_codes(q.tensor_scale)[1]
+    values = _dequantize(fmt.element, fmt.scale, fmt.block, q.axis, target, q.codes, q.scales, tensor)
+    return lax.bitcast_convert_type(values, dtype)
+
+
+def _block_format(kind: str | BlockFormat, rule: str | None) -> BlockFormat:
+    fmt = BLOCK_FORMATS.get(kind) if isinstance(kind, str) else kind
+    if not isinstance(fmt, BlockFormat):
+        raise ValueError(f"kind: got {kind!r}; wanted one of {', '.join(BLOCK_FORMATS)}, or a BlockFormat")
+    return fmt if rule is None else replace(fmt, rule=rule)
+
+
+def _floats(name: str, x: ArrayLike) -> tuple[Format, Array]:
+    """The format and the codes of a float array."""
+    x = x if isinstance(x, jax.Array) else np.asarray(x)
+    try:
+        source, codes = array_codes(x)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    if source.is_integer:
+        raise TypeError(
+            f"{name}: got {x.dtype}{list(x.shape)}; wanted floats (numbers: x.astype('float32'); raw codes: tcemu.formats.to_float)"
+        )
+    return source, codes
+
+
+def _tensors(fmt: BlockFormat, amax: ArrayLike, leading: tuple[int, ...]) -> tuple[Format, Array]:
+    """The format and the codes of the tensors' largest magnitudes."""
+    if not fmt.two_level:
+        raise ValueError(f"amax: {fmt} has no scale for the whole tensor; leave amax out")
+    source, codes = _floats("amax", amax)
+    shape = codes.shape[: codes.ndim - (source.words - 1)]
+    if shape != leading[: len(shape)]:
+        raise ValueError(f"amax: got shape {list(shape)}; wanted a scalar, or leading axes of x before that of blocks, {list(leading)}")
+    return source, codes
+
+
+# Three programs for one call: XLA would else compute the scale of a tensor anew for each block, and of a block for each element. Their
+# static arguments are only what they use, so that formats and rules share them. source: x's format; target: F32 or F64, for the arithmetic.
+
+
+@partial(jax.jit, static_argnames=("source", "target", "block", "axis", "recipe", "amax_source"))
+def _largest(
+    source: Format,
+    target: Format,
+    block: int,
+    axis: int,
+    recipe: Callable[[Array], tuple[Array, ...]] | None,
+    codes: Array,
+    amax_source: Format | None,
+    amax: Array | None,
+) -> tuple[Limbs, tuple[Array, ...]]:
+    """The largest magnitude of each block, as codes in limbs, and what the recipe makes of the tensor's, its scale first."""
+    limbs = _converted(source, target, codes)
+    largest = _greatest(tuple(_in_blocks(limb, block, axis) for limb in (*limbs[:-1], limbs[-1] & 0x7FFFFFFF)))
+    if recipe is None:
+        return largest, ()
+    if amax_source is None or amax is None:
+        return largest, recipe(jnp.max(jnp.where(largest[0] < F32.infinity, largest[0], 0), initial=0))
+    return largest, recipe(convert(amax, amax_source, F32) & 0x7FFFFFFF)
+
+
+@partial(jax.jit, static_argnames=("rule", "element", "target"))
+def _scales(rule: Rule, element: Format, target: Format, largest: Limbs, tensor: tuple[Array, ...]) -> tuple[Array, Array]:
+    """Each block's scale, and what its elements need of it: an exponent, or an operand of the recipe."""
+    number = decode_limbs(target, largest)
+    if rule.exponent is not None:
+        needed = jnp.clip(rule.exponent(number, element), UE8M0.least_exponent, UE8M0.greatest_exponent)
+        scales = (needed + UE8M0.bias).astype(jnp.uint8)
+    else:
+        assert rule.two_level is not None
+        tensor = tuple(t.reshape(t.shape + (1,) * (largest[0].ndim - t.ndim)) for t in tensor)
+        scales, needed = rule.two_level.block(largest[0], *tensor)
+    return jnp.where(number.nan | number.infinite, rule.scale.nan, scales).astype(jnp.uint8), needed
+
+
+@partial(jax.jit, static_argnames=("source", "target", "element", "block", "axis", "rounding", "apply"))
+def _elements(
+    source: Format,
+    target: Format,
+    element: Format,
+    block: int,
+    axis: int,
+    rounding: str,
+    apply: Callable[[Array, Array, Format], Array] | None,
+    codes: Array,
+    scales: Array,
+    needed: Array,
+    key: PRNGKey | None,
+) -> Array:
+    limbs = _converted(source, target, codes)
+    shape = limbs[0].shape
+    random = None if key is None else _in_blocks(jax.random.bits(key, shape, jnp.uint32), block, axis)
+    limbs = tuple(_in_blocks(limb, block, axis) for limb in limbs)
+    if apply is None:
+        number = decode_limbs(target, limbs)
+        number = number._replace(exponent=number.exponent - needed[..., None])
+    else:
+        number = decode(F32, apply(limbs[0], needed[..., None], F32))
+    spoilt = scales == (UE8M0 if apply is None else UE4M3).nan
+    number = number._replace(nan=number.nan | spoilt[..., None])
+    elements = encode(element, number, rounding, overflow="saturate", random=random)
+    return jnp.moveaxis(_out_of_blocks(elements, shape[axis]), -1, axis)
+
+
+def _converted(source: Format, target: Format, codes: Array) -> Limbs:
+    return code_limbs(target, codes if source == target else convert(codes, source, target))
+
+
+def _in_blocks(x: Array, block: int, axis: int) -> Array:
+    """[..., K, ...] -> [..., blocks, block], the axis moved to the end and filled up with zeros."""
+    x = jnp.moveaxis(x, axis, -1)
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % block)])
+    return x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+
+
+def _out_of_blocks(x: Array, length: int) -> Array:
+    """[..., blocks, block] -> [..., length]"""
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])[..., :length]
+
+
+def _greatest(x: Limbs) -> Limbs:
+    """The largest along the last axis."""
+    if len(x) == 1:
+        return (jnp.max(x[0], axis=-1),)
+    top = jnp.max(x[1], axis=-1)
+    return jnp.max(jnp.where(x[1] == top[..., None], x[0], 0), axis=-1), top
+
+
+# ---- dequantise
+
+
+def _check(q: BlockQuantized) -> None:
+    fmt = q.format
+    for name, value, dtype in (("codes", q.codes, fmt.element.dtype), ("scales", q.scales, fmt.scale.dtype)):
+        if value.dtype != dtype:
+            raise TypeError(f"{name}: got {_dims(value)}; wanted {dtype}, raw codes, for {fmt}")
+    ndim = q.codes.ndim
+    if not -ndim <= q.axis < 0:
+        raise ValueError(f"axis: got {q.axis}; codes have {ndim} axes, so wanted one from {-ndim} to -1")
+    wanted = list(q.codes.shape)
+    wanted[q.axis] = -(-wanted[q.axis] // fmt.block)
+    if list(q.scales.shape) != wanted:
+        raise ValueError(f"scales: got {_dims(q.scales)} for codes {_dims(q.codes)}; wanted {wanted}, one for each block of {fmt.block}")
+    if fmt.two_level != (q.tensor_scale is not None):
+        raise ValueError(f"tensor_scale: got {q.tensor_scale}; {fmt} {'needs one, float32' if fmt.two_level else 'has none'}")
+    if q.tensor_scale is not None:
+        shape = q.tensor_scale.shape
+        if q.tensor_scale.dtype != jnp.float32 or shape != q.codes.shape[: len(shape)] or len(shape) > ndim + q.axis:
+            raise ValueError(
+                f"tensor_scale: got {_dims(q.tensor_scale)}; wanted float32, a scalar or with leading axes of {_dims(q.codes)}"
+            )
+
+
+@partial(jax.jit, static_argnames=("element", "scale", "block", "axis", "target"))
+def _dequantize(
+    element: Format, scale: Format, block: int, axis: int, target: Format, codes: Array, scales: Array, tensor_scale: Array | None
+) -> Array:
+    elements = decode(element, _in_blocks(codes, block, axis))
+    scales = jnp.broadcast_to(jnp.moveaxis(scales, axis, -1)[..., None], elements.exponent.shape)
+    number = product(elements, decode(scale, scales))
+    number = number._replace(magnitude=number.magnitude[:1])  # at most 11 and 4 bits
+    if tensor_scale is not None:
+        whole = tensor_scale.reshape(tensor_scale.shape + (1,) * (scales.ndim - tensor_scale.ndim))
+        whole = jnp.broadcast_to(whole, scales.shape)
+        number = product(number, decode(F32, whole))
+    return jnp.moveaxis(_out_of_blocks(encode(target, number), codes.shape[axis]), -1, axis)
