@@ -1,11 +1,13 @@
 """Which row of `rows` says how a target computes an instruction."""
 
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 from tcemu.architectures.evidence import Evidence
 from tcemu.architectures.rows import ROWS, ModelRow
 from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled, Unsupported
+from tcemu.formats import S32
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -43,6 +45,43 @@ def row(op: Instruction, target: str, *, toolkit: str | None = None, unit: str |
         f"{op}: legal on {target}, but there is no evidence of what {target} computes for it; {what_works}. "
         "The rows, with their evidence: tcemu.models"
     )
+
+
+class Applied(NamedTuple):
+    """The arithmetic that applies to an instruction on a target."""
+
+    op: Instruction
+    model: Model
+    row: ModelRow | None  # the target's own; None where that is not known, and a model was given in its place
+
+    @property
+    def clamped_metadata(self) -> bool:
+        """See `sparsity.gather`."""
+        return self.row is not None and self.row.clamped_metadata
+
+
+def applied(
+    op: str | Instruction, target: str, model: Model | None = None, *, toolkit: str | None = None, unit: str | None = None
+) -> Applied:
+    """The arithmetic of `op` on `target`: the target's own, or the model given in its place.
+
+    toolkit, unit: as in `row`; with a unit, `op` need not be legal on the target.
+    Raises Unsupported if PTX does not give `op` to `target` or `op` computes nothing, NotModelled if neither the target's arithmetic is
+    known nor a model given, ValueError for a model whose results cannot be those of `op`.
+    """
+    op = check(op, target) if unit is None else parse(op)
+    try:
+        own = row(op, target, toolkit=toolkit, unit=unit)
+    except NotModelled:
+        if model is None:
+            raise
+        own = None
+    if model is None:
+        assert own is not None
+        return Applied(op, own.model, own)
+    if model.result.is_integer != (op.d == S32):
+        raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
+    return Applied(op, model, own)
 
 
 def must_compute(op: Instruction) -> None:

@@ -113,11 +113,22 @@ class Signature(NamedTuple):
 Scales = tuple[ArrayLike, ArrayLike]
 
 
-def check_model(model: Model, signature: Signature, block: int | None) -> None:
-    """Raises ValueError for a model whose arithmetic is not defined for the instruction.
+def fills_k(model: Model, signature: Signature) -> bool:
+    """Whether K is filled up to whole instructions; else it is a row of single multiply-adds, of any length."""
+    return signature.a.is_integer or model.fraction_bits is not None or model.chain is not None or signature.d != model.result
 
-    block: products that share a scale; None: there are no scales.
+
+def fitted(model: Model, signature: Signature, block: int | None) -> Model:
+    """The model as the instruction uses it: with the instruction's own rounding, if it states one.
+
+    block: products that share a scale; None: there are no scales. Raises ValueError for a model whose arithmetic is not defined for the
+    instruction.
     """
+    _check(model, signature, block)
+    return model if signature.rounding is None else model.replace(rounding=signature.rounding.upper())
+
+
+def _check(model: Model, signature: Signature, block: int | None) -> None:
     if model.result.is_integer:
         return
     k, summed, groups, common, scaling = signature.k, model.summed, model.groups, model.common, signature.scale

@@ -20,7 +20,8 @@ from tcemu.arithmetic.grouped import Groups, deal, grouped_dot_add, values
 from tcemu.arithmetic.kernels.fused import FusedPlan
 from tcemu.arithmetic.kernels.grouped import GroupedPlan
 from tcemu.arithmetic.kernels.tile import capable, product
-from tcemu.arithmetic.model import MAX_TERMS, Model, Scales, Signature, check_model
+from tcemu.arithmetic.model import Model, Scales, Signature, fitted
+from tcemu.arithmetic.order import Order
 from tcemu.bits import Limbs
 from tcemu.formats import F32, Format, code_limbs, convert, cuts, limbs_code
 
@@ -44,9 +45,7 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         return jnp.zeros(c.shape, signature.d.dtype)
     if model.result.is_integer:
         return _run_integer(signature, a, b, c)
-    if signature.rounding is not None:
-        model = model.replace(rounding=signature.rounding.upper())
-    check_model(model, signature, None if scales is None else a.shape[-1] // jnp.shape(scales[0])[-1])
+    model = fitted(model, signature, None if scales is None else a.shape[-1] // jnp.shape(scales[0])[-1])
     if (common := model.common) is not None:
         a, b = (v if fmt == common else convert(v, fmt, common) for v, fmt in ((a, signature.a), (b, signature.b)))
         signature = signature._replace(a=common, b=common)
@@ -64,7 +63,7 @@ def kernel_plan(model: Model, signature: Signature, *, assembly: bool = True) ->
     if not (isinstance(model.terms, int) and isinstance(bits, int) and isinstance(floor, int) and isinstance(lost, int)):
         return None
     to_f32 = model.result == F32 and signature.d == F32 and cuts(model.rounding) and cuts(model.alignment)
-    terms, lost = _step_size(model, signature.k), F32.mantissa_bits - lost
+    terms, lost = Order.of(model, signature.k).step_size(signature.k), F32.mantissa_bits - lost
     if not to_f32 or model.chain is not None or model.groups > 1 or signature.k % terms:
         return None
     if model.summed is None:
@@ -94,10 +93,14 @@ def _walk_all(model: Model, signature: Signature, a: Array, b: Array, c: Array, 
     fused = model.fraction_bits is not None and model.summed is None
     if fused:
         products = _fused_steps(model, signature, a, b, a_scales, b_scales)
-        walk, per_instruction = partial(_walk_fused, model, signature, scales is not None), _steps_of_instruction(model, signature.k)
+        walk, per_instruction = (
+            partial(_walk_fused, model, signature, scales is not None),
+            Order.of(model, signature.k).steps_of_instruction(signature.k),
+        )
     else:
         sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
-        first = lambda v, axis: _by_group(jnp.moveaxis(v, axis, 0), signature.k, model.groups)  # noqa: E731
+        order = Order.of(model, signature.k)
+        first = lambda v, axis: order.dealt(jnp.moveaxis(v, axis, 0), signature.k)  # noqa: E731
         products = tuple(jax.tree.map(partial(first, axis=axis), side) for side, axis in sides if side is not None)
         walk, per_instruction = partial(_walk_exact if model.fraction_bits is None else _walk_grouped, model, signature), signature.k
 
@@ -121,24 +124,6 @@ def _spread(fmt: Format, codes: Array, scales: ArrayLike, axis: int) -> tuple[Ar
     batch = jnp.broadcast_shapes(codes.shape[:-2], scales.shape[:-2])
     codes, scales = (jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (codes, scales))
     return codes, jax.tree.map(lambda v: jnp.repeat(v, codes.shape[axis] // scales.shape[axis], axis=axis), scale(fmt, scales))
-
-
-def _by_group(x: Array, k: int, groups: int) -> Array:
-    """[K, ...]: the products of each instruction, group after group. Pair number p goes to group p mod `groups`."""
-    if groups == 1:
-        return x
-    pairs = x.reshape(-1, k // (2 * groups), groups, 2, *x.shape[1:])
-    return jnp.swapaxes(pairs, 1, 2).reshape(x.shape)
-
-
-def _step_size(model: Model, k: int) -> int:
-    """Products that one step holds room for: a step reaches neither into the next group nor into the next instruction."""
-    largest = MAX_TERMS if model.summed is None else k
-    return min(model.terms if isinstance(model.terms, int) else largest, k // model.groups)
-
-
-def _steps_of_instruction(model: Model, k: int) -> int:
-    return model.groups * -(-k // (model.groups * _step_size(model, k)))
 
 
 class Step(NamedTuple):
@@ -204,7 +189,7 @@ def _walk_grouped(
     assert a_scales is not None and b_scales is not None and signature.scale is not None
     x = deal(values(signature.a, a), a_scales, summed, -1)
     y = deal(values(signature.b, b), b_scales, summed, -2)
-    groups, terms = signature.k // summed, _step_size(model, signature.k)
+    groups, terms = signature.k // summed, Order.of(model, signature.k).step_size(signature.k)
 
     def cut(v: Array) -> Array:
         """[groups, ...] -> [steps, groups of a step, ...]. The last step of an instruction is filled with groups that take no part."""
@@ -245,13 +230,14 @@ def _walk_exact(model: Model, signature: Signature, c: Array, a: Array, b: Array
 
 def _cut(model: Model, k: int, x: Operand, axis: int) -> Operand:
     """[..., K, ...], K at `axis` -> [steps, ..., terms, ...]. The last step of a group is filled with zeros, which take no part."""
-    group, terms = k // model.groups, _step_size(model, k)
+    order = Order.of(model, k)
+    group, terms = k // model.groups, order.step_size(k)
 
     def cut(v: Array, nothing: float) -> Array:
         at = v.ndim + axis
         before, after = v.shape[:at], v.shape[at + 1 :]
         if model.groups > 1:
-            v = jnp.moveaxis(_by_group(jnp.moveaxis(v, at, 0), k, model.groups), 0, at)
+            v = jnp.moveaxis(order.dealt(jnp.moveaxis(v, at, 0), k), 0, at)
         v = v.reshape(*before, -1, group, *after)
         v = jnp.pad(v, [(0, 0)] * (at + 1) + [(0, -group % terms)] + [(0, 0)] * len(after), constant_values=nothing)
         return jnp.moveaxis(v.reshape(*before, -1, terms, *after), at, 0)
@@ -282,8 +268,9 @@ def _walk(step: Callable, model: Model, k: int, products: tuple, c: Limbs) -> Li
         return add_limbs(accumulator, _scan(add_chain, chain(first), rest), model.result)
 
     steps = jax.tree.leaves(products)[0].shape[0]
-    per_instruction = _steps_of_instruction(model, k)
-    length = per_instruction if isinstance(model.chain, str) else max(1, model.chain * per_instruction // k)
+    order = Order.of(model, k)
+    per_instruction, length = order.steps_of_instruction(k), order.steps_of_chain(k)
+    assert length is not None
     whole = steps - steps % length
     chains = jax.tree.map(lambda v: v[:whole].reshape(-1, length, *v.shape[1:]), products)
     if model.together:

@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from tcemu.architectures.lookup import COMPUTING, row
+from tcemu.architectures.lookup import COMPUTING, applied
 from tcemu.architectures.rows import ModelRow
-from tcemu.arithmetic.model import Model, check_model
-from tcemu.errors import NotModelled, Unsupported
+from tcemu.arithmetic.model import Model, fills_k, fitted
+from tcemu.errors import Unsupported
 from tcemu.explanation.comparison import Comparison
 from tcemu.explanation.explanation import Explanation
 from tcemu.explanation.inputs import codes, met, metadata, products
 from tcemu.explanation.steps import concrete, walk
 from tcemu.explanation.view import FILLING
-from tcemu.formats import S32
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import signature_of
@@ -77,17 +76,11 @@ def _explain(
     op = check(op, target)
     if op.family not in COMPUTING:
         raise Unsupported(f"{op} is {op.family}; tcemu.explain takes {', '.join(COMPUTING)}. PTX ISA {section(op)}")
-    found, model = _row(op, target, required=model is None), None if model is None else concrete(model)
-    label, known = _label(target, model, found)
-    if model is None:
-        assert found is not None
-        model = found.model
-    elif model.result.is_integer != (op.d == S32):
-        raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
+    model = None if model is None else concrete(model)
+    used = applied(op, target, model)
+    label, known = _label(target, model, used.row)
     signature = signature_of(op)
-    if signature.rounding is not None:
-        model = model.replace(rounding=signature.rounding.upper())
-    check_model(model, signature, signature.k // signature.scale_vec if op.block_scale else None)
+    model = fitted(used.model, signature, signature.k // signature.scale_vec if op.block_scale else None)
     a, a_rounded = codes(op, "a_row", signature.a, a_row, rounding)
     b, b_rounded = codes(op, "b_col", signature.b, b_col, rounding)
     start, c_rounded = codes(op, "c", signature.c, c, rounding)
@@ -95,10 +88,9 @@ def _explain(
         raise ValueError(f"c: got {len(start)} elements; wanted one of {signature.c}, for one element of D")
     if not a:
         raise ValueError("a_row: got no elements; wanted one at least")
-    b, names = _column(op, a, b, e, found is not None and found.clamped_metadata)
+    b, names = _column(op, a, b, e, used.clamped_metadata)
     inexact = [n for n, inexact in (("a_row", a_rounded), ("b_col", b_rounded), ("c", c_rounded)) if inexact]
-    whole = model.fraction_bits is not None or model.chain is not None or signature.d != model.result or signature.a.is_integer
-    missing = -len(a) % signature.k if whole else 0
+    missing = -len(a) % signature.k if fills_k(model, signature) else 0
     filling = 0 if signature.a.is_integer else 1 << signature.a.bits - 1  # -0, as in gemm
     a, b = (*a, *[filling] * missing), (*b, *[0] * missing)
     names = [*names, *[FILLING] * missing]
@@ -125,15 +117,6 @@ def _explain(
         tuple(inexact),
         missing,
     )
-
-
-def _row(op: Instruction, target: str, required: bool) -> ModelRow | None:
-    try:
-        return row(op, target)
-    except NotModelled:
-        if required:
-            raise
-        return None
 
 
 def _label(target: str, model: Model | None, found: ModelRow | None) -> tuple[str, str]:

@@ -10,16 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.architectures.lookup import model, row
+from tcemu.architectures.lookup import applied, model, row
 from tcemu.arithmetic.model import Model
-from tcemu.errors import NotModelled
 from tcemu.explanation.inputs import met, products
 from tcemu.explanation.steps import walk
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.dot import _dot
-from tcemu.operations.operands import fitting, signature_of
+from tcemu.operations.operands import signature_of
 from tcemu.operations.registers import pack, unpack
 from tcemu.silicon.gpu import gpu
 from tcemu.silicon.placement import product
@@ -56,15 +55,8 @@ class Side:
 
 def emulated(op: Instruction, target: str, chosen: Model | None = None, name: str | None = None) -> Side:
     """The emulation of `op` on a target, or with another model. Raises Unsupported, NotModelled and ValueError as `dot`."""
-    check(op, target)
-    try:
-        found = row(op, target)
-        clamped, used = found.clamped_metadata, found.model if chosen is None else fitting(op, chosen)
-    except NotModelled:
-        if chosen is None:
-            raise
-        clamped, used = False, fitting(op, chosen)
-    return Side(name or target, lambda given: codes(op, used, given, clamped), target=target, model=used)
+    used = applied(op, target, chosen)
+    return Side(name or target, lambda given: codes(op, used.model, given, used.clamped_metadata), target=target, model=used.model)
 
 
 def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) -> Array:

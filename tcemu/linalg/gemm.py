@@ -11,15 +11,15 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.architectures.lookup import row
-from tcemu.arithmetic.model import Model, Signature
+from tcemu.architectures.lookup import applied
+from tcemu.arithmetic.model import Model, Signature, fills_k
 from tcemu.arithmetic.program import run
 from tcemu.errors import Unsupported
 from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert, to_float
 from tcemu.gradients import stand_in
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
-from tcemu.operations.operands import fitting, signature_of
+from tcemu.operations.operands import signature_of
 
 
 def gemm(
@@ -61,7 +61,7 @@ def gemm(
             f"{op}: gemm takes a dense A; choose a dense instruction for it, or run the sparse one on what tcemu.sparsify makes of A, "
             f"by tcemu.{'mma_sp' if op.warps == 1 else 'wgmma'}. PTX ISA {section(op)}"
         )
-    model = row(op, target).model if model is None else fitting(op, model)
+    model = applied(op, target, model).model
     if not op.block_scale and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. PTX ISA {section(op)}")
     face, values = _Face(op, rounding, saturate), {"a": a, "b": b, "c": c, "scale_a": scale_a, "scale_b": scale_b}
@@ -149,7 +149,7 @@ def _gemm(
     c = jnp.broadcast_to(c, (*batch, m, n, *c.shape[c.ndim - signature.c.words + 1 :]))
     if k == 0 or m == 0 or n == 0 or 0 in batch:
         return convert(c, signature.c, signature.d)
-    if model.fraction_bits is not None or model.chain is not None or signature.d != model.result:  # else K is a row of single multiply-adds
+    if fills_k(model, signature):
         a, b = fill(signature, a, b, signature.k)
     if scales is not None:
         return run(model, signature, a, b, c, fill_scales(signature, scales, signature.k))

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
-from tcemu.architectures.lookup import must_compute
-from tcemu.architectures.lookup import row as model_row
+from tcemu.architectures.lookup import applied, must_compute
 from tcemu.arithmetic.model import Model
 from tcemu.errors import Unsupported
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, Format
@@ -15,7 +14,6 @@ from tcemu.isa.catalog import check, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.accumulation import REDUCTIONS
-from tcemu.operations.operands import fitting
 from tcemu.quantize.operands import Quantizer
 
 BACKWARD = ("exact", "straight_through")
@@ -66,10 +64,7 @@ class Recipe:
         must_compute(op)
         if op.sparse or op.d not in (F32, F16):
             raise Unsupported(f"{op}: a recipe takes a dense instruction with results f32 or f16. PTX ISA {section(op)}")
-        if self.model is None:
-            model_row(op, self.target, unit=self.unit)
-        else:
-            fitting(op, self.model)
+        applied(op, self.target, self.model, unit=self.unit)
         for name, quantizer, other in (("a", self.a, "column"), ("b", self.b, "row")):
             self._check_operand(name, quantizer, other)
         if isinstance(self.promote, int) and self.promote < 1:
@@ -128,7 +123,7 @@ class Recipe:
     @property
     def arithmetic(self) -> Model:
         """The model in use."""
-        return self.model if self.model is not None else model_row(self.op, self.target, unit=self.unit).model
+        return applied(self.op, self.target, self.model, unit=self.unit).model
 
     @property
     def unit_block(self) -> int:

@@ -39,7 +39,8 @@ def dot(
     sparse instruction's metadata, [..., M, chunks]. scale_a, scale_b: the scale codes of a block-scaled one, [..., M, scale_vec] and
     [..., scale_vec, N]. Leading axes broadcast. Returns codes [..., M, N] in `op.d.dtype`. Raises as `mma`.
     """
-    op, model, clamped = modelled(op, target, model, "dot")
+    applied = modelled(op, target, model, "dot")
+    op, model, clamped = applied.op, applied.model, applied.clamped_metadata
     codes = [matrix_codes(op, name, value) for name, value in (("a", a), ("b", b), ("d" if op.c is None else "c", c))]
     fields = given_or_not(op, "e", e, op.sparse)
     fields = None if fields is None else codes_of(op, "e", fields, U4, op.matrix(op.metadata))

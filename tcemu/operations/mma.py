@@ -56,7 +56,8 @@ def mma(
     ValueError if registers have another dtype or shape, or a selector names what is not there.
     Source: PTX ISA 9.7.14.5.14, 9.7.14.3; the arithmetic, with its evidence, is a row of `tcemu.models`.
     """
-    op, model, clamped = modelled(op, target, model, "mma", "mma")
+    applied = modelled(op, target, model, "mma", "mma")
+    op, model, clamped = applied.op, applied.model, applied.clamped_metadata
     registers = [register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c))]
     return _mma(op, clamped, model, *registers, None, *_scale_words(op, scale_a, scale_b, selector_a, selector_b))
 
@@ -87,7 +88,8 @@ def mma_sp(
     `tcemu.sparsify` makes A and its metadata from a matrix, `pack` their registers.
     Source: PTX ISA 9.7.14.6; the arithmetic, with its evidence, is a row of `tcemu.models`.
     """
-    op, model, clamped = modelled(op, target, model, "mma_sp", "mma.sp")
+    applied = modelled(op, target, model, "mma_sp", "mma.sp")
+    op, model, clamped = applied.op, applied.model, applied.clamped_metadata
     registers = [register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c))]
     which = sparsity_selector(op, selector)
     fields = metadata_fields(op, lane_words(op, "e", e), which)

@@ -9,11 +9,11 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.architectures.lookup import must_compute, row
+from tcemu.architectures.lookup import Applied, applied
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.program import run
-from tcemu.errors import NotModelled, Unsupported
-from tcemu.formats import S32, Format
+from tcemu.errors import Unsupported
+from tcemu.formats import Format
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.operations.fragments import WMMA_SM, matrix_fragment
@@ -21,28 +21,11 @@ from tcemu.packing import container, pack_registers, unpack_registers
 from tcemu.sparsity import gather
 
 
-def modelled(op: str | Instruction, target: str, model: Model | None, call: str, *families: str) -> tuple[Instruction, Model, bool]:
-    """The instruction, its arithmetic on `target` or the one given in its place, and whether metadata are clamped there.
-
-    Raises Unsupported, also if `call` takes no such family, NotModelled, and ValueError for a model that does not fit.
-    """
+def modelled(op: str | Instruction, target: str, model: Model | None, call: str, *families: str) -> Applied:
+    """The arithmetic of an instruction that `call` takes. Raises as `applied`, and Unsupported if `call` takes no such family."""
     op = check(op, target)
     of_family(op, call, *families)
-    try:
-        found = row(op, target)
-    except NotModelled:
-        if model is None:
-            raise
-        return op, fitting(op, model), False
-    return op, found.model if model is None else fitting(op, model), found.clamped_metadata
-
-
-def fitting(op: Instruction, model: Model) -> Model:
-    """The model, or ValueError if its results cannot be those of `op`."""
-    must_compute(op)
-    if model.result.is_integer != (op.d == S32):
-        raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
-    return model
+    return applied(op, target, model)
 
 
 def of_family(op: Instruction, call: str, *families: str) -> None:

@@ -162,7 +162,8 @@ class Warpgroup:
         last one; if a pending product writes a, or holds its A in d; if threads stored what it reads since the last `fence_proxy_async`;
         if the lanes' descriptors differ.
         """
-        op, model, _ = modelled(op, target, model, "Warpgroup.wgmma", "wgmma", "wgmma.sp")
+        applied = modelled(op, target, model, "Warpgroup.wgmma", "wgmma", "wgmma.sp")
+        op, model = applied.op, applied.model
         self._in_order(op, d, a)
         descriptors = {"b": self._descriptor(b_desc)} | ({} if a_desc is None else {"a": self._descriptor(a_desc)})
         if isinstance(sp_meta, str):

@@ -58,7 +58,8 @@ def wgmma(
     of known value that reach beyond `shared` or have bits outside their fields.
     Source: PTX ISA 9.7.15.5.2, 9.7.15.6.3; the arithmetic, with its evidence, is a row of `tcemu.models`.
     """
-    op, model, _ = modelled(op, target, model, "wgmma", "wgmma", "wgmma.sp")
+    applied = modelled(op, target, model, "wgmma", "wgmma", "wgmma.sp")
+    op, model = applied.op, applied.model
     form = _form(op, a, a_desc, (imm_scale_a, imm_scale_b), (imm_trans_a, imm_trans_b))
     d, shared = register_words(op, "d", d), as_memory("shared", shared)
     metadata = _metadata(op, sp_meta, sp_sel, checked)

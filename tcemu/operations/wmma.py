@@ -87,7 +87,8 @@ def wmma_mma(
     ValueError if registers have another dtype or shape.
     Source: PTX ISA 9.7.14.4.5; the arithmetic, with its evidence, is a row of `tcemu.models`.
     """
-    op, model, _ = modelled(op, target, model, "wmma_mma", "wmma.mma")
+    applied = modelled(op, target, model, "wmma_mma", "wmma.mma")
+    op, model = applied.op, applied.model
     sm = _generation(target)
     registers = {name: register_words(op, name, value) for name, value in (("a", a), ("b", b), ("c", c))}
     if checked:

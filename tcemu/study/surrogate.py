@@ -12,13 +12,13 @@ from chex import PRNGKey
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.architectures.lookup import row
+from tcemu.architectures.lookup import applied
 from tcemu.arithmetic.model import Model
 from tcemu.errors import Unsupported
 from tcemu.formats import F16, F32, Format, cuts, round_to
 from tcemu.isa.catalog import check
 from tcemu.isa.instructions import Instruction
-from tcemu.operations.operands import fitting, signature_of
+from tcemu.operations.operands import signature_of
 
 WHOLE_UNITS = 6  # beyond so many units what is cut of a term is as good as uniform
 
@@ -46,7 +46,7 @@ def expected_error(
     Raises Unsupported for a model of another form, and as `gemm`.
     """
     found = check(op, target)
-    chosen = row(found, target).model if model is None else fitting(found, model)
+    chosen = applied(found, target, model).model
     plain = chosen.fraction_bits is not None and chosen.chain is None and chosen.summed is None and chosen.groups == 1
     if not plain or chosen.multiplicand is not None or not isinstance(chosen.terms, int) or found.sparse or found.block_scale:
         raise Unsupported(
