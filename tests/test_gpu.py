@@ -8,7 +8,8 @@ import test_kernel
 from support import golden
 
 import tcemu
-from tcemu.arithmetic import program
+from tcemu.arithmetic.kernels import tile
+from tcemu.arithmetic.walk import walk
 
 
 def gpus():
@@ -36,11 +37,11 @@ def test_recorded_words_on_a_gpu(family):
 def test_the_kernel_in_ptx_is_the_walk(name):
     """10^8 outputs of each arithmetic: half with all exponents, Inf and NaN, half with exponents that meet."""
     model, signature = test_kernel.CASES[name][0], test_kernel.signature(name)
-    plan, walk = program.kernel_plan(model, signature), program._walk_all
+    by_tiles = tile.program(model, signature)
 
     @jax.jit
     def mismatches(*operands):
-        got, wanted = program._by_kernel(plan, signature, *operands), walk(model, signature, *operands)
+        got, wanted = by_tiles(*operands), walk(model, signature, *operands)
         return (got != wanted).sum(), wanted.size
 
     with jax.default_device(gpus()[0]):
@@ -57,8 +58,8 @@ def test_scales_for_one_and_codes_for_many():
     with jax.default_device(gpus()[0]):
         a, b, c, (scale_a, scale_b) = test_kernel.operands("nvf4", False, 8, 16, 128, (5,))
         operands = a, b, c, (scale_a, scale_b[0])
-        got = program._by_kernel(program.kernel_plan(model, signature), signature, *operands)
-        assert (got == program._walk_all(model, signature, *operands)).all()
+        got = tile.program(model, signature)(*operands)
+        assert (got == walk(model, signature, *operands)).all()
 
 
 @pytest.mark.gpu

@@ -13,8 +13,9 @@ import pytest
 from tcemu.architectures.lookup import COMPUTING
 from tcemu.architectures.rows import ROWS
 from tcemu.arithmetic import program
+from tcemu.arithmetic.kernels import tile
+from tcemu.arithmetic.kernels.tile import steps_of
 from tcemu.arithmetic.model import Model, Signature
-from tcemu.arithmetic.program import kernel_plan
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0
 
 HOPPER, FP8, BLACKWELL = Model(F32, 16, 25, -133), Model(F32, 32, 13, -133, result_bits=13), Model(F32, 32, 25, -133)
@@ -74,9 +75,9 @@ def signature(name):
 
 
 def by_kernel(name, a, b, c, scales):
-    plan = kernel_plan(CASES[name][0], signature(name), assembly=False)
-    assert plan is not None
-    return program._by_kernel(plan, signature(name), a, b, c, scales)
+    by_tiles = tile.program(CASES[name][0], signature(name), assembly=False)
+    assert by_tiles is not None
+    return by_tiles(a, b, c, scales)
 
 
 @pytest.mark.parametrize("name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.full) for name in CASES])
@@ -115,8 +116,7 @@ def test_batches_broadcast_and_vmap():
 
 @pytest.mark.parametrize("name", ["f16", "e4m3", "mxf8", "nvf4"])
 def test_the_ptx_form_lowers_for_cuda(name):
-    plan = kernel_plan(CASES[name][0], signature(name))
-    call = jax.jit(lambda *args: program._by_kernel(plan, signature(name), *args))
+    call = jax.jit(tile.program(CASES[name][0], signature(name)))
     try:
         text = call.trace(*operands(name, True, 64, 64, 64)).lower(lowering_platforms=("cuda",)).as_text()
     except RuntimeError as error:  # JAX 0.11
@@ -130,17 +130,17 @@ def test_which_rows_have_a_kernel():
         for a in row.multiplicands:
             model = row.model
             scale = UE8M0 if model.summed else None
-            plan = kernel_plan(model, Signature(a, a, F32, row.accumulators[0], 64, scale=scale))
+            steps = steps_of(model, Signature(a, a, F32, row.accumulators[0], 64, scale=scale))
             wanted = row.accumulators == (F32,) and model.rounding == "RZ" and model.chain is None and model.fraction_bits is not None
-            assert (plan is not None) == wanted, (row, a)
+            assert (steps is not None) == wanted, (row, a)
     assert {row.family for row in ROWS} >= set(COMPUTING)
 
 
 def test_what_cannot_be_static_has_no_kernel():
     traced = [HOPPER.replace(**{field: jnp.int32(1)}) for field in ("fraction_bits", "floor", "terms", "result_bits", "rounding")]
     others = [HOPPER.replace(rounding="RN"), HOPPER.replace(chain="k"), Model(F16, 16, 25, -21, "RN"), HOPPER.replace(terms=3)]
-    assert [kernel_plan(model, signature("f16")) for model in traced + others] == [None] * len(traced + others)
-    assert kernel_plan(HOPPER.replace(fraction_bits=40), signature("f16")) is None
+    assert [steps_of(model, signature("f16")) for model in traced + others] == [None] * len(traced + others)
+    assert steps_of(HOPPER.replace(fraction_bits=40), signature("f16")) is None
 
 
 SHARDED = """

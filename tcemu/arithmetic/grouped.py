@@ -2,9 +2,9 @@
 
 So the 4-bit block-scaled kinds work. Source: MMA-Sim (arXiv 2511.10909 v2, table 5) and the sm_120 measurements that agree with it.
 
-Floats appear as in `dot_add`, each exact: the values are integers whose sums and products stay below 2^24 (`check_exact` holds the widths),
-so an f32 holds every partial sum, in any order, with or without FMA; the matmul's operands fit the eight significant bits of bf16, so that
-every precision mode is exact.
+Floats appear as in `dot_add`, and each operation is exact. The values are integers whose sums and products stay below 2^24, which
+`model.check_exact` holds. So an f32 holds every partial sum, in any order, with or without FMA. The matmul's operands fit the eight
+significant bits of bf16, so that every precision mode is exact.
 """
 
 from typing import NamedTuple
@@ -13,19 +13,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.dot_add import (
-    NAN,
-    SPECIAL_EXPONENT,
-    ZERO_EXPONENT,
-    Scale,
-    add_accumulator,
-    add_wide,
-    decode_accumulator,
-    power_of_two,
-    whole,
-)
+from tcemu.arithmetic.dot_add import NAN, ProductSum, add_accumulator, add_wide, decode_accumulator, whole
+from tcemu.arithmetic.model import Model, Signature
+from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, Scale, power_of_two
 from tcemu.bits import Limbs
-from tcemu.formats import Format, Rounding, cuts, decode
+from tcemu.formats import Format, cuts, decode
 
 
 class Groups(NamedTuple):
@@ -49,26 +41,13 @@ def values(fmt: Format, codes: ArrayLike) -> Array:
     return jnp.where(number.negative, -magnitude, magnitude)
 
 
-def grouped_dot_add(
-    a: Groups,
-    b: Groups,
-    accumulator: Limbs | None,
-    *,
-    a_format: Format,
-    b_format: Format,
-    scale: Format,
-    result: Format,
-    rounding: Rounding,
-    fraction_bits: ArrayLike,
-    floor: ArrayLike,
-    result_bits: ArrayLike | None = None,
-    alignment: Rounding = "RZ",
-) -> Limbs:
+def grouped_dot_add(model: Model, signature: Signature, a: Groups, b: Groups, accumulator: Limbs | None) -> Limbs:
     """One step: groups of products, and one accumulator, in a single fused sum, rounded once.
 
-    A group's exponent is that of its two scales alone, whatever its sum, and even if its products cancel; it takes no part if all of its
-    products, or one of its scales, are zero. The other arguments and the result are those of `dot_add`.
+    A group's exponent is that of its two scales alone, whatever its sum, and even if its products cancel. It takes no part if all of its
+    products, or one of its scales, are zero. The other arguments, the result and the rules are those of `dot_add`.
     """
+    assert model.fraction_bits is not None and signature.scale is not None
     dot = lambda x, y: jnp.matmul(x, y, precision=lax.Precision.HIGHEST)  # noqa: E731
     row, column = (lambda v: v[..., :, None]), (lambda v: v[..., None, :])
     significand = row(a.significand) * column(b.significand)
@@ -76,20 +55,20 @@ def grouped_dot_add(
     sums = dot(a.values, b.values) * significand
     exponent = row(a.exponent) + column(b.exponent)
 
-    c = None if accumulator is None else decode_accumulator(result, accumulator)
+    # rule 3
+    c = None if accumulator is None else decode_accumulator(model.result, accumulator)
     greatest = jnp.max(jnp.where(present, exponent, ZERO_EXPONENT), axis=0)
-    greatest = jnp.maximum(greatest if c is None else jnp.maximum(greatest, c.exponent), floor)
-    last = greatest - fraction_bits - unit(a_format) - unit(b_format) + 2 * scale.mantissa_bits
+    greatest = jnp.maximum(greatest if c is None else jnp.maximum(greatest, c.exponent), model.floor)
+
+    # rules 4 and 5
+    last = greatest - model.fraction_bits - unit(signature.a) - unit(signature.b) + 2 * signature.scale.mantissa_bits
     aligned = jnp.where(present, sums * power_of_two(exponent - last), 0.0)
-    if not cuts(alignment):
-        aligned = whole(aligned, jnp.where(present, sums, 0.0), alignment)
+    if not cuts(model.alignment):
+        aligned = whole(aligned, jnp.where(present, sums, 0.0), model.alignment)
+    negative, magnitude = add_wide(list(aligned))
 
     nan = row(jnp.any(a.exponent == SPECIAL_EXPONENT, axis=0)) | column(jnp.any(b.exponent == SPECIAL_EXPONENT, axis=0))
-    flags = jnp.where(nan, NAN, 0)
-    return add_accumulator(
-        *add_wide(list(aligned)), greatest, flags, c, result=result, rounding=rounding, fraction_bits=fraction_bits,
-        result_bits=result_bits, alignment=alignment,
-    )  # fmt: skip
+    return add_accumulator(model, ProductSum(negative, magnitude, greatest, jnp.where(nan, NAN, 0)), c)
 
 
 def deal(values: Array, scales: Scale, products: int, axis: int) -> Groups:

@@ -79,6 +79,11 @@ class Model:
             return None
         return self.result if self.fraction_bits is None else self.multiplicand
 
+    def uses_only(self, *names: str) -> bool:
+        """All other fields have their defaults: for code that knows these fields, and must refuse what it does not know."""
+        others = (f for f in fields(self) if f.name not in names)
+        return all(type(value := getattr(self, f.name)) is type(f.default) and value == f.default for f in others)
+
     def replace(self, **changes: Any) -> "Model":
         """The model with some fields changed. Raises TypeError for an unknown field."""
         return replace(self, **changes)

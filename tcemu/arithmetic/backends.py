@@ -1,0 +1,51 @@
+"""The backends: what can walk the steps of a model, and on which platform. The table to which kernels are added.
+
+A backend is asked for a program, a function (a, b, c, scales) -> D on codes. On each platform the first backend of the table that has one
+serves it; the portable walk is the last row and has one for every model. All give the same bits.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from jax import Array, lax
+
+from tcemu.arithmetic.kernels import tile
+from tcemu.arithmetic.model import Model, Scales, Signature
+from tcemu.arithmetic.walk import walk
+
+Program = Callable[[Array, Array, Array, Scales | None], Array]
+EVERY = ""  # every platform
+
+
+class Backend(NamedTuple):
+    """One way to walk the steps."""
+
+    name: str
+    platform: str  # as `lax.platform_dependent` names it: "cpu", "cuda", "tpu"; or EVERY
+    missing: Callable[[], str]  # why it cannot run here; "" if it can
+    program: Callable[[Model, Signature], Program | None]  # None for a model that it cannot take
+
+
+BACKENDS = (
+    Backend("tile", "cuda", tile.missing, tile.program),
+    Backend("walk", EVERY, lambda: "", lambda model, signature: partial(walk, model, signature)),
+)
+
+
+def chosen(model: Model, signature: Signature) -> dict[str, tuple[Backend, Program]]:
+    """The backend that serves each platform, and its program; EVERY stands for the platforms that have none of their own."""
+    serving: dict[str, tuple[Backend, Program]] = {}
+    for backend in BACKENDS:
+        if backend.platform not in serving and not backend.missing():
+            program = backend.program(model, signature)
+            if program is not None:
+                serving[backend.platform] = backend, program
+    return serving
+
+
+def product(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+    """D = A·B + C by the backends of the platform that the program is compiled for. Operands as in `walk`."""
+    programs = {platform: program for platform, (_, program) in chosen(model, signature).items()}
+    portable = programs.pop(EVERY)
+    return lax.platform_dependent(a, b, c, scales, default=portable, **programs) if programs else portable(a, b, c, scales)

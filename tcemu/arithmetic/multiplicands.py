@@ -1,0 +1,89 @@
+"""Multiplicands and their block scales, decoded once a matrix: codes -> significands and exponents.
+
+Zeros and specials ride on the exponent, so that one maximum finds the alignment of a step and shows whether a special takes part.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from tcemu.formats import F32, Format, decode
+
+ZERO_EXPONENT = -(1 << 18)  # of what takes no part in the alignment
+SPECIAL_EXPONENT = 1 << 20  # of Inf and NaN
+
+
+class Scale(NamedTuple):
+    """Block scales decoded, one for each product of a row of A or a column of B: (significand) * 2^exponent."""
+
+    significand: Array  # f32 integer, in units of its format's last place at exponent 0; a NaN's is 0
+    exponent: Array  # int32; SPECIAL_EXPONENT for NaN
+
+
+class Operand(NamedTuple):
+    """A multiplicand decoded for `dot_add`. Two arrays of the codes' shape.
+
+    significand: f32, signed. If every product of the two formats is a normal f32 (`is_compact`) and there are no scales, the value
+        itself; else the integer significand. NaN: 0. Inf: +1 or -1.
+    exponent: int32, that of the value as rule 2 of `dot_add` counts it; ZERO_EXPONENT for 0, SPECIAL_EXPONENT for Inf and NaN.
+    """
+
+    significand: Array
+    exponent: Array
+
+
+def is_compact(a: Format, b: Format) -> bool:
+    """Every product of two non-zero values is a normal f32, with room for the alignment: the values themselves can be multiplied."""
+    least = a.least_exponent - a.mantissa_bits + b.least_exponent - b.mantissa_bits
+    greatest = a.greatest_exponent + b.greatest_exponent + 2
+    return least >= F32.least_exponent and greatest <= F32.greatest_exponent
+
+
+def power_of_two(exponent: ArrayLike) -> Array:
+    """f32 2^exponent, by its bits; 0 below the normal range. exponent: int32 <= 127."""
+    return lax.bitcast_convert_type(jnp.maximum(jnp.asarray(exponent) + F32.bias, 0) << F32.mantissa_bits, jnp.float32)
+
+
+def scale(fmt: Format, codes: ArrayLike) -> Scale:
+    """Decode the codes of block scales."""
+    number = decode(fmt, codes)
+    significand = jnp.where(number.nan, 0, number.magnitude[0]).astype(jnp.int32).astype(jnp.float32)
+    return Scale(significand, jnp.where(number.nan, SPECIAL_EXPONENT, number.exponent + fmt.mantissa_bits))
+
+
+def spread(fmt: Format, codes: Array, scales: ArrayLike, axis: int) -> tuple[Array, Scale]:
+    """Codes [..., M, K] (axis -1) or [..., K, N] (axis -2) with the batch axes of their scales, and a scale for each code.
+
+    fmt: of the scales; scales: codes [..., M, S] or [..., S, N].
+    """
+    scales = jnp.asarray(scales)
+    batch = jnp.broadcast_shapes(codes.shape[:-2], scales.shape[:-2])
+    codes, scales = (jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (codes, scales))
+    return codes, jax.tree.map(lambda v: jnp.repeat(v, codes.shape[axis] // scales.shape[axis], axis=axis), scale(fmt, scales))
+
+
+def operand(fmt: Format, codes: ArrayLike, other: Format, scales: Scale | None = None) -> Operand:
+    """Decode the codes of one multiplicand, whose partner has the format `other`.
+
+    scales: powers of two, of the codes' shape, whose exponents join those of the values; a NaN among them makes its values NaN.
+    """
+    number = decode(fmt, codes)
+    magnitude = number.magnitude[0].astype(jnp.int32).astype(jnp.float32)
+    exponent = number.exponent + fmt.mantissa_bits
+    special = number.nan | number.infinite
+    if scales is not None:
+        number = number._replace(nan=number.nan | (scales.exponent == SPECIAL_EXPONENT))
+        special, exponent = number.nan | number.infinite, exponent + scales.exponent
+    elif is_compact(fmt, other):
+        magnitude = magnitude * power_of_two(number.exponent)
+    magnitude = jnp.where(number.nan, 0.0, jnp.where(number.infinite, 1.0, magnitude))
+    exponent = jnp.where(number.magnitude[0] == 0, ZERO_EXPONENT, exponent)
+    return Operand(jnp.where(number.negative, -magnitude, magnitude), jnp.where(special, SPECIAL_EXPONENT, exponent))
+
+
+def has_special(x: Operand) -> Array:
+    """bool [..., 1, 1]: an Inf or NaN stands somewhere in the matrix."""
+    return jnp.any(x.exponent == SPECIAL_EXPONENT, axis=(-2, -1), keepdims=True)
