@@ -67,7 +67,7 @@ def applied(
 
     toolkit, unit: as in `row`; with a unit, `op` need not be legal on the target.
     Raises Unsupported if PTX does not give `op` to `target` or `op` computes nothing, NotModelled if neither the target's arithmetic is
-    known nor a model given, ValueError for a model whose results cannot be those of `op`.
+    known nor a model given, TypeError for what is no Model, ValueError for a model whose results cannot be those of `op`.
     """
     op = check(op, target) if unit is None else parse(op)
     try:
@@ -79,6 +79,8 @@ def applied(
     if model is None:
         assert own is not None
         return Applied(op, own.model, own)
+    if not isinstance(model, Model):
+        raise TypeError(f"model: got {model!r}; wanted a tcemu.Model, as tcemu.model(op, target) gives it, or None for the target's own")
     if model.result.is_integer != (op.d == S32):
         raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
     return Applied(op, model, own)

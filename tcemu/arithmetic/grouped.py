@@ -3,7 +3,7 @@
 So the 4-bit block-scaled kinds work. Source: MMA-Sim (arXiv 2511.10909 v2, table 5) and the sm_120 measurements that agree with it.
 
 Floats appear as in `dot_add`, and each operation is exact. The values are integers whose sums and products stay below 2^24, which
-`model.check_exact` holds. So an f32 holds every partial sum, in any order, with or without FMA. The matmul's operands fit the eight
+`fitting.check_exact` holds. So an f32 holds every partial sum, in any order, with or without FMA. The matmul's operands fit the eight
 significant bits of bf16, so that every precision mode is exact.
 """
 

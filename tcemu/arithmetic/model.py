@@ -1,16 +1,53 @@
-"""The arithmetic of an instruction as a value: `Model`, and `Signature`, what an engine must know of the instruction besides."""
+"""The arithmetic of an instruction as a value: `Model`, and `Signature`, what an engine must know of the instruction besides.
 
+What a field may be is said once, in LIMITS and FIXED. A field that may be traced is held to its limits in two ways. A value that is known
+raises where the Model is made. A traced value outside its limits makes every result NaN, and raises in checked mode (see `within_limits`).
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, cuts
 
 MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper ones still fit an s32 (see `dot_add`)
-MAX_TERMS = 32  # of a step whose size is traced; the largest step of any NVIDIA unit that aligns each product
+PRODUCT_BITS = 24  # of a product's significand in a fused step, which an f32 holds whole (see `dot_add`)
+MODES = ROUNDINGS[:-1]  # of steps and alignment: all but the stochastic one
+
+# the fields that may be traced: their least and greatest value; those that are roundings, as indices into MODES
+LIMITS: dict[str, tuple[int, int]] = {
+    "terms": (1, 1 << 16),
+    "fraction_bits": (1, MAX_FRACTION_BITS),
+    "floor": (-512, 512),  # beyond every exponent that a term of these formats has
+    "result_bits": (1, F64.mantissa_bits),  # and no more than the result has
+    "rounding": (0, len(MODES) - 1),
+    "alignment": (0, len(MODES) - 1),
+}
+OPTIONAL = {"fraction_bits": "None for exact", "result_bits": "None for all"}  # what None means where it is allowed
+ROUNDED = ("rounding", "alignment")  # which may be words
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+# the fields that must be known before tracing: which values they may have, and how that is said
+FIXED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "result": (lambda v: isinstance(v, Format) and v in (F16, F32, F64, S32), "f16, f32, f64 or s32, of tcemu.formats"),
+    "multiplicand": (lambda v: v is None or (isinstance(v, Format) and not v.is_integer), "a float format of tcemu.formats, or None"),
+    "groups": (_count, "a number of groups, at least 1"),
+    "chain": (lambda v: v is None or v == "k" or _count(v), 'a number of products, "k" for those of one instruction, or None'),
+    "together": (lambda v: isinstance(v, bool), "True or False"),
+    "summed": (lambda v: v is None or _count(v), "a number of products, or None"),
+    "from_zero": (lambda v: isinstance(v, bool), "True or False"),
+}
 
 
 @jax.tree_util.register_pytree_node_class
@@ -22,9 +59,10 @@ class Model:
     and has one product: an IEEE fused multiply-add. A step never reaches into the next instruction. Without `chain`, all steps follow each
     other, from C on. With it, every chain of products starts from nothing, and its outcome is added to C, rounded RN.
 
-    fraction_bits, floor, result_bits, terms, rounding and alignment may be arrays, so that `jax.vmap` sweeps them in one compiled program
-    (terms then up to MAX_TERMS, rounding and alignment as int32 indices into `formats.ROUNDINGS`). As a pytree a model has just its arrays
-    as leaves.
+    fraction_bits, floor, result_bits, terms, rounding and alignment may be integer arrays, so that `jax.vmap` sweeps them in one compiled
+    program (rounding and alignment as indices into `formats.ROUNDINGS`). As a pytree a model has just its arrays as leaves. Traced values
+    outside the limits make all results NaN; in `tcemu.checked` functions they raise UndefinedBehaviour.
+    Raises ValueError for values outside the limits and for fields that exclude each other.
     """
 
     result: Format  # F32, F16 or F64, of every step; S32 for integers, which are exact and use no other field
@@ -42,35 +80,69 @@ class Model:
     from_zero: bool = False  # an exact chain starts from +0, so that products that are all -0 sum to +0; else from its first product
 
     def __post_init__(self) -> None:
-        def refuse(field: str, wanted: str) -> None:
-            raise ValueError(f"Model({field}={getattr(self, field)!r}): {field} must be {wanted}")
+        for name, (allowed, wanted) in FIXED.items():
+            value = getattr(self, name)
+            if isinstance(value, np.integer | np.bool_):
+                object.__setattr__(self, name, value := value.item())
+            if isinstance(value, jax.Array):
+                raise ValueError(f"Model({name}=...): {name} must be known before tracing: {wanted}")
+            if not allowed(value):
+                self._refuse(name, wanted)
+        for name in LIMITS:
+            object.__setattr__(self, name, self._within(name, getattr(self, name)))
+        self._check_together()
 
-        if isinstance(self.result, Format) and self.result not in (F16, F32, F64, S32):
-            refuse("result", "f16, f32, f64 or s32")
-        if isinstance(self.terms, int) and self.terms < 1:
-            refuse("terms", "at least 1")
-        if isinstance(self.fraction_bits, int) and not 1 <= self.fraction_bits <= MAX_FRACTION_BITS:
-            refuse("fraction_bits", f"from 1 to {MAX_FRACTION_BITS}, or None for exact")
-        if self.fraction_bits is None and self.terms != 1:
-            refuse("terms", "1 where fraction_bits is None: an exact step is a fused multiply-add")
-        if isinstance(self.rounding, str) and self.rounding not in ROUNDINGS[:-1]:
-            refuse("rounding", f"one of {', '.join(ROUNDINGS[:-1])}")
-        if isinstance(self.alignment, str) and self.alignment not in ROUNDINGS[:-1]:
-            refuse("alignment", f"one of {', '.join(ROUNDINGS[:-1])}")
-        if self.fraction_bits is None and not cuts(self.alignment):
-            refuse("alignment", '"RZ" where fraction_bits is None: nothing is cut')
-        if isinstance(self.result_bits, int) and not 1 <= self.result_bits <= self.result.mantissa_bits:
-            refuse("result_bits", f"from 1 to {self.result.mantissa_bits}, or None for all")
-        if isinstance(self.chain, str) and self.chain != "k":
-            refuse("chain", 'a number of products, "k" for those of one instruction, or None')
-        if self.together and (self.chain is None or not isinstance(self.chain, int | str)):
-            refuse("together", "False where there is no chain")
-        if self.from_zero and (self.chain is None or self.fraction_bits is not None):
-            refuse("from_zero", "False where there is no chain of exact steps; no other has a zero of its own")
-        if self.summed is not None and (self.summed < 1 or (isinstance(self.terms, int) and self.terms % self.summed)):
-            refuse("summed", f"None or a divisor of terms={self.terms}")
-        if self.summed is not None and (self.fraction_bits is None or self.multiplicand is not None or self.groups != 1):
-            refuse("summed", "None where steps are exact, where A and B are converted first, or where products are dealt out in groups")
+    def _refuse(self, field: str, wanted: str) -> None:
+        raise ValueError(f"Model({field}={getattr(self, field)!r}): {field} must be {wanted}")
+
+    def _within(self, name: str, value: Any) -> Any:
+        """The value of a field of LIMITS, arrays as int32; or an error that says what it may be."""
+        least, greatest = self.limits(name)
+        wanted = f"one of {', '.join(MODES)}" if name in ROUNDED else f"an integer from {least} to {greatest}"
+        wanted = f"from {least} to {greatest}" if isinstance(value, int | np.integer) and name not in ROUNDED else wanted
+        wanted += f", or {OPTIONAL[name]}" if name in OPTIONAL else ""
+        if (value is None and name in OPTIONAL) or (name in ROUNDED and isinstance(value, str) and value in MODES):
+            return value
+        if isinstance(value, Tracer):
+            if not jnp.issubdtype(value.dtype, jnp.integer):
+                raise ValueError(f"Model({name}=...): got traced {value.dtype}; {name} must be {wanted}{_real(name)}")
+            return value.astype(jnp.int32)
+        whole = isinstance(value, int | np.integer | np.ndarray | jax.Array) and not isinstance(value, bool)
+        array = np.asarray(value)
+        if not whole or not np.issubdtype(array.dtype, np.integer) or ((array < least) | (array > greatest)).any():
+            self._refuse(name, wanted + ("" if whole and np.issubdtype(array.dtype, np.integer) else _real(name)))
+        if isinstance(value, int):
+            return MODES[value] if name in ROUNDED else value
+        return jnp.asarray(value, jnp.int32)
+
+    def limits(self, name: str) -> tuple[int, int]:
+        """The least and the greatest value of a field that may be traced."""
+        least, greatest = LIMITS[name]
+        return least, min(greatest, self.result.mantissa_bits) if name == "result_bits" and self.result.mantissa_bits else greatest
+
+    def _check_together(self) -> None:
+        """The fields that exclude each other."""
+        exact = self.fraction_bits is None
+        if exact and not (isinstance(self.terms, int) and self.terms == 1):
+            self._refuse("terms", "1 where fraction_bits is None: an exact step is a fused multiply-add")
+        if exact and not cuts(self.alignment):
+            self._refuse("alignment", '"RZ" where fraction_bits is None: nothing is cut')
+        if exact and self.result_bits is not None:
+            self._refuse("result_bits", "None where fraction_bits is None: an exact step keeps all bits of its result")
+        if exact and self.multiplicand is not None:
+            self._refuse("multiplicand", "None where fraction_bits is None: exact steps convert A and B to the result's format")
+        if not exact and self.result == F64:
+            self._refuse("result", "f16 or f32 where there are fraction_bits: a result in f64 is a chain of fused multiply-adds")
+        if self.together and self.chain is None:
+            self._refuse("together", "False where there is no chain")
+        if self.from_zero and (self.chain is None or not exact):
+            self._refuse("from_zero", "False where there is no chain of exact steps; no other has a zero of its own")
+        if self.summed is not None and isinstance(self.terms, int) and self.terms % self.summed:
+            self._refuse("summed", f"None or a divisor of terms={self.terms}")
+        if self.summed is not None and (exact or self.multiplicand is not None or self.groups != 1):
+            self._refuse(
+                "summed", "None where steps are exact, where A and B are converted first, or where products are dealt out in groups"
+            )
 
     @property
     def common(self) -> Format | None:
@@ -97,7 +169,10 @@ class Model:
     @classmethod
     def tree_unflatten(cls, aux: tuple, arrays: list) -> "Model":
         names, static = aux
-        return cls(**dict(static), **dict(zip(names, arrays, strict=True)))
+        model = object.__new__(cls)  # what JAX puts in the leaves' places need not be numbers
+        for name, value in (*static, *zip(names, arrays, strict=True)):
+            object.__setattr__(model, name, value)
+        return model
 
 
 class Signature(NamedTuple):
@@ -118,54 +193,27 @@ class Signature(NamedTuple):
 Scales = tuple[ArrayLike, ArrayLike]
 
 
-def fills_k(model: Model, signature: Signature) -> bool:
-    """Whether K is filled up to whole instructions; else it is a row of single multiply-adds, of any length."""
-    return signature.a.is_integer or model.fraction_bits is not None or model.chain is not None or signature.d != model.result
+def _real(name: str) -> str:
+    return "; tcemu.study.surrogate has a real number of bits" if name == "fraction_bits" else ""
 
 
-def fitted(model: Model, signature: Signature, block: int | None) -> Model:
-    """The model as the instruction uses it: with the instruction's own rounding, if it states one.
+def within_limits(model: Model) -> tuple[Model, Array | None]:
+    """The model with its traced fields cut to their limits, and whether none of them was outside: bool, or None if none is traced.
 
-    block: products that share a scale; None: there are no scales. Raises ValueError for a model whose arithmetic is not defined for the
-    instruction.
+    Raises ValueError for a field that is an array of several values: `jax.vmap` gives each its own.
     """
-    _check(model, signature, block)
-    return model if signature.rounding is None else model.replace(rounding=signature.rounding.upper())
-
-
-def _check(model: Model, signature: Signature, block: int | None) -> None:
-    if model.result.is_integer:
-        return
-    k, summed, groups, common, scaling = signature.k, model.summed, model.groups, model.common, signature.scale
-    if block is None or scaling is None:
-        if summed is not None:
-            raise ValueError(f"Model(summed={summed}): only products with block scales are summed in groups; give None. PTX ISA 9.7.14.3")
-    elif model.fraction_bits is None:
-        raise ValueError("Model(fraction_bits=None): exact steps take no block scales; give a number of bits. PTX ISA 9.7.14.3")
-    elif summed is None:
-        if scaling.mantissa_bits:
-            raise ValueError(f"Model(summed=None): scales of {scaling} multiply whole groups; give `summed`, as 16. PTX ISA 9.7.14.3")
-    elif block % summed:
-        raise ValueError(f"Model(summed={summed}): must divide the {block} products that share a scale. PTX ISA 9.7.14.3")
-    else:
-        check_exact(signature.a, signature.b, scaling, summed)
-    if groups > 1 and k % (2 * groups):
-        raise ValueError(f"Model(groups={groups}): the {k} products of an instruction are no {groups} groups of pairs")
-    if model.fraction_bits is not None and signature.a.words == 2:
-        raise ValueError("Model(fraction_bits=...): products of f64 are fused multiply-adds; give fraction_bits=None. PTX ISA 9.7.14.5.14")
-    for fmt in (signature.a, signature.b):
-        if common is not None and not common.holds(fmt):
+    inside, cut = [], {}
+    for name in LIMITS:
+        value = getattr(model, name)
+        if value is None or isinstance(value, int | str):
+            continue
+        if jnp.ndim(value):
             raise ValueError(
-                f"the model converts A and B to {common} first, which does not hold every value of {fmt}; choose a wider format"
+                f"Model({name}=...): got an array {list(jnp.shape(value))}; a field is one number, and jax.vmap sweeps several"
             )
-
-
-def check_exact(a: Format, b: Format, scale: Format, products: int) -> None:
-    """Raises ValueError if the sum of so many products, with its scales, would not be exact."""
-    largest = [2 ** (fmt.mantissa_bits + 1 + fmt.greatest_exponent - fmt.least_exponent) for fmt in (a, b)]
-    finite = all(fmt.specials == "none" and fmt.greatest_exponent - fmt.least_exponent + fmt.mantissa_bits < 8 for fmt in (a, b))
-    if not finite or products * largest[0] * largest[1] * 4 ** (scale.mantissa_bits + 1) > 2**24:
-        raise ValueError(
-            f"summed={products}: the exact sum of {products} products of {a} and {b}, times two scales of {scale}, does not fit 24 bits; "
-            "the kinds that sum in groups have e2m1 operands. PTX ISA 9.7.14.3"
-        )
+        least, greatest = model.limits(name)
+        cut[name] = jnp.clip(value, least, greatest)
+        inside.append(cut[name] == value)
+        if name == "terms" and model.summed is not None:
+            inside.append(value % model.summed == 0)
+    return (model.replace(**cut), jnp.all(jnp.stack(inside))) if inside else (model, None)

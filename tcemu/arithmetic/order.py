@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.arithmetic.model import MAX_TERMS, Model
+from tcemu.arithmetic.model import Model
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Order:
     @classmethod
     def of(cls, model: Model, k: int) -> "Order":
         """The order of a model whose instruction has k products."""
-        largest = MAX_TERMS if model.summed is None else k
-        return cls(model.terms if isinstance(model.terms, int) else largest, model.groups, model.chain, model.together)
+        return cls(model.terms if isinstance(model.terms, int) else k, model.groups, model.chain, model.together)
 
     def step_size(self, k: int) -> int:
         """Products that one step has room for: a step reaches neither into the next group nor into the next instruction."""

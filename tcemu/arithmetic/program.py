@@ -7,12 +7,14 @@ it; `explanation.steps`, on purpose a second time and apart; and texts and studi
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.checkify import debug_check
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic import integer
 from tcemu.arithmetic.backends import product
-from tcemu.arithmetic.model import Model, Scales, Signature, fitted
-from tcemu.formats import convert
+from tcemu.arithmetic.fitting import fitted
+from tcemu.arithmetic.model import Model, Scales, Signature, within_limits
+from tcemu.formats import Format, convert, limbs_code
 
 
 def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: ArrayLike, scales: Scales | None = None) -> Array:
@@ -39,7 +41,16 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
         a, b = (v if fmt == common else convert(v, fmt, common) for v, fmt in ((a, signature.a), (b, signature.b)))
         signature = signature._replace(a=common, b=common)
     c = c if signature.c == model.result else convert(c, signature.c, model.result)
-    return product(model, signature, a, b, c, scales)
+    model, inside = within_limits(model)
+    d = product(model, signature, a, b, c, scales)
+    return d if inside is None else _nan_unless(inside, signature.d, d)
+
+
+def _nan_unless(inside: Array, fmt: Format, d: Array) -> Array:
+    """NaN where a traced field of the model is outside its limits, so that no number comes of it; an error in checked mode."""
+    debug_check(inside, "a traced field of the model is outside its limits, which tcemu.Model states")
+    nan = limbs_code(fmt, tuple(jnp.asarray(fmt.nan >> 32 * word & 0xFFFFFFFF, jnp.uint32) for word in range(fmt.words)))
+    return jnp.where(inside, d, nan)
 
 
 def _integer_product(signature: Signature, a: Array, b: Array, c: Array) -> Array:

@@ -6,7 +6,8 @@ from typing import Any
 
 from tcemu.architectures.lookup import COMPUTING, applied
 from tcemu.architectures.rows import ModelRow
-from tcemu.arithmetic.model import Model, fills_k, fitted
+from tcemu.arithmetic.fitting import fills_k, fitted
+from tcemu.arithmetic.model import Model
 from tcemu.errors import Unsupported
 from tcemu.explanation.comparison import Comparison
 from tcemu.explanation.explanation import Explanation

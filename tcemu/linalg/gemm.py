@@ -12,7 +12,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.architectures.lookup import applied
-from tcemu.arithmetic.model import Model, Signature, fills_k
+from tcemu.arithmetic.fitting import fills_k
+from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.program import run
 from tcemu.errors import Unsupported
 from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert, to_float

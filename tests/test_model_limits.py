@@ -1,0 +1,151 @@
+"""What a Model may be: known values outside the limits raise with the limits, traced ones give NaN, and raise in checked mode."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tcemu
+from tcemu import Model
+from tcemu.formats import F16, F32, F64
+
+F16_OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+MXF4_OP = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.f32.e2m1.e2m1.f32.ue8m0"
+TRACEABLE = {"terms": 16, "fraction_bits": 25, "floor": -133, "result_bits": 23, "rounding": 1, "alignment": 0}  # values inside
+OUTSIDE = {
+    "terms": (0, -1, 1 << 17), "fraction_bits": (-5, 0, 41, 60, 99), "floor": (-513, 513, 10**8), "result_bits": (0, 24, 40),
+    "rounding": (-1, 4, 9), "alignment": (-1, 4, 9),
+}  # fmt: skip
+
+
+def ones(model, k=64):
+    """64 products of ones, by one model."""
+    return tcemu.gemm(jnp.ones((1, k)), jnp.ones((k, 1)), op=F16_OP, target="sm_90a", model=model)
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in OUTSIDE.items() for value in values])
+@pytest.mark.parametrize("kind", [int, np.int64, np.asarray, jnp.asarray])
+def test_a_known_value_outside_raises_with_the_limits(field, value, kind):
+    with pytest.raises(
+        ValueError, match=rf"Model\({field}=.*{value}.*\): {field} must be ((an integer )?from -?\d+ to \d+|one of RN, RZ, RM, RP)"
+    ):
+        Model(F32, **{field: kind(value)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"result": "f32"}, "result must be f16, f32, f64 or s32, of tcemu.formats"),
+        ({"fraction_bits": 10.0}, "an integer from 1 to 40, or None for exact; tcemu.study.surrogate has a real number of bits"),
+        ({"fraction_bits": "10"}, "fraction_bits must be an integer"),
+        ({"fraction_bits": True}, "fraction_bits must be"),
+        ({"rounding": "nonsense"}, "rounding must be one of RN, RZ, RM, RP"),
+        ({"rounding": None}, "rounding must be one of RN, RZ, RM, RP"),
+        ({"terms": None}, "terms must be an integer from 1 to 65536"),
+        ({"chain": 0}, "chain must be a number of products"),
+        ({"chain": -1}, "chain must be a number of products"),
+        ({"chain": 2.0}, "chain must be a number of products"),
+        ({"groups": 0}, "groups must be a number of groups, at least 1"),
+        ({"groups": "2"}, "groups must be a number of groups"),
+        ({"summed": 0}, "summed must be a number of products, or None"),
+        ({"multiplicand": "f16"}, "multiplicand must be a float format"),
+        ({"together": 1}, "together must be True or False"),
+        ({"result": F64}, "result must be f16 or f32 where there are fraction_bits"),
+        ({"fraction_bits": None, "terms": 1, "result_bits": 10}, "result_bits must be None where fraction_bits is None"),
+        ({"fraction_bits": None, "terms": 1, "multiplicand": F16}, "multiplicand must be None where fraction_bits is None"),
+    ],
+)
+def test_what_cannot_be_is_named(fields, said):
+    with pytest.raises(ValueError, match=said):
+        Model(**({"result": F32} | fields))
+
+
+@pytest.mark.parametrize("field", OUTSIDE)
+def test_a_traced_value_outside_gives_nan_and_an_inside_one_does_not(field):
+    values = (*OUTSIDE[field], TRACEABLE[field])
+    results = jax.vmap(lambda value: ones(Model(F32).replace(**{field: value})))(jnp.asarray(values))
+    assert np.isnan(results).ravel().tolist() == [True] * len(OUTSIDE[field]) + [False]
+
+
+def test_a_traced_value_outside_raises_in_checked_mode():
+    checked = tcemu.checked(jax.jit(lambda bits: ones(Model(F32, fraction_bits=bits))))
+    assert float(checked(jnp.int32(25))[0, 0]) == 64
+    with pytest.raises(tcemu.UndefinedBehaviour, match="a traced field of the model is outside its limits"):
+        checked(jnp.int32(60))
+
+
+def test_a_traced_result_in_f16_or_f64_is_nan_too():
+    half = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
+    model = Model(F16, floor=-21, rounding="RN")
+    by_bits = jax.jit(
+        lambda bits: tcemu.gemm(jnp.ones((1, 16)), jnp.ones((16, 1)), op=half, target="sm_90a", model=model.replace(fraction_bits=bits))
+    )
+    assert np.isnan(by_bits(60)).all() and by_bits(25)[0, 0] == 16
+    double, one = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", np.array([[[0, 0x3FF00000]]], np.uint32)
+    a, b = np.broadcast_to(one, (8, 4, 2)), np.broadcast_to(one, (4, 8, 2))
+    c = np.zeros((8, 8, 2), np.uint32)
+    exact = Model(F64, 1, None, rounding="RN")
+    dot = jax.jit(lambda mode: tcemu.dot(double, a, b, c, target="sm_90a", model=exact.replace(rounding=mode)))
+    assert dot(0)[0, 0].tolist() == [0, 0x40100000]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int8, np.int64])
+def test_every_integer_dtype_means_its_value(dtype):
+    assert float(ones(Model(F32, fraction_bits=dtype(25)))[0, 0]) == 64
+    swept = jax.vmap(lambda bits: ones(Model(F32, fraction_bits=bits)))
+    assert (swept(np.arange(3, 27, dtype=dtype)) == swept(jnp.arange(3, 27, dtype=jnp.int32))).all()
+
+
+def test_a_field_is_one_number():
+    with pytest.raises(ValueError, match=r"fraction_bits=\.\.\.\): got an array \[8\]; a field is one number, and jax.vmap sweeps several"):
+        ones(Model(F32, fraction_bits=jnp.arange(8, 16)))
+
+
+@pytest.mark.parametrize("field", ["groups", "chain", "summed", "together", "from_zero"])
+def test_what_must_be_known_before_tracing_says_so(field):
+    with pytest.raises(ValueError, match=f"{field} must be known before tracing"):
+        jax.jit(lambda value: ones(Model(F32, **{field: value})))(2)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Model(F32, terms=4, chain=12, together=True), "products of an instruction must be whole chains"),
+        (Model(F32, terms=16, chain=12), "a chain must be whole steps"),
+        (Model(F32, multiplicand=F64), "whose products have more than the 24 bits that a fused step adds"),
+        (Model(F32, multiplicand=F32), "whose products have more than the 24 bits"),
+    ],
+)
+def test_gemm_and_explain_refuse_alike(model, said):
+    with pytest.raises(ValueError, match=said):
+        ones(model)
+    with pytest.raises(ValueError, match=said):
+        tcemu.explain(F16_OP, [1.0] * 64, [1.0] * 64, target="sm_90a", model=model)
+
+
+@pytest.mark.parametrize("model", ["exact", {}, 24])
+def test_what_is_no_model_is_named(model):
+    with pytest.raises(TypeError, match=r"model: got .*; wanted a tcemu.Model"):
+        ones(model)
+    with pytest.raises(TypeError, match=r"model: got .*; wanted a tcemu.Model"):
+        tcemu.Recipe(F16_OP, "sm_90a", model=model)
+
+
+def test_traced_terms_reach_a_whole_instruction():
+    """As static ones do: 64 products of an instruction in one step."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(0, 16, shape, dtype=np.uint8) for shape in ((16, 64), (64, 8)))
+    scales = {"scale_a": np.full((16, 2), 127, np.uint8), "scale_b": np.full((2, 8), 127, np.uint8)}
+    call = lambda terms: tcemu.dot(  # noqa: E731
+        MXF4_OP, a, b, np.zeros((16, 8), np.uint32), target="sm_120a", model=Model(F32, terms, 6, -133), **scales
+    )
+    for terms in (16, 32, 64, 100):
+        assert (jax.jit(call)(jnp.int32(terms)) == call(terms)).all(), terms
+
+
+def test_a_model_goes_through_jax_with_anything_in_its_leaves():
+    """JAX puts axes, shapes and placeholders where the arrays were."""
+    model = Model(F32, fraction_bits=jnp.arange(8, 12))
+    assert jax.tree.map(lambda _: 0, model).fraction_bits == 0
+    assert jax.eval_shape(lambda m: m, model).fraction_bits.shape == (4,)
+    assert jax.vmap(ones)(model).shape == (4, 1, 1)
