@@ -64,5 +64,6 @@ def test_no_gather_is_compiled_into_mma(spelling):
 
 
 def test_x64_is_never_turned_on():
-    tcemu.mma(DENSE[0], *(np.zeros(s.shape, np.uint32) for s in registers(tcemu.parse(DENSE[0]))), target="sm_90")
+    op = tcemu.parse("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc")
+    tcemu.mma(op, *(np.zeros(s.shape, np.uint32) for s in registers(op)), target="sm_90")
     assert not jax.config.jax_enable_x64
