@@ -6,6 +6,13 @@ import gc
 
 import jax
 import pytest
+from support.sampling import COLLECTED
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """All items, before `-m` and `-k` choose among them: the table of samples is held against them."""
+    config.stash[COLLECTED] = list(items)
 
 
 @pytest.fixture(autouse=True, scope="module")

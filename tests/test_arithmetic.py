@@ -133,7 +133,7 @@ def test_other_settings_on_4_500_outputs(pair, terms, fraction_bits, floor):
 ALIGNED = [(pair, mode) for pair in PAIRS for mode in ("RN", "RM", "RP")]
 
 
-@pytest.mark.parametrize("case", sampled(ALIGNED, (ALIGNED[-2],), lambda case: "-".join((*case[0], case[1]))))
+@pytest.mark.parametrize("case", sampled(ALIGNED, ((("bf16", "tf32"), "RM"),), lambda case: "-".join((*case[0], case[1]))))
 def test_terms_that_are_rounded_at_alignment(case):
     """What-if: no unit does. Traced modes give the bits of static ones."""
     pair, mode = case

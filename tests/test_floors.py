@@ -1,6 +1,11 @@
-"""The floors of the house: a module imports from floors below its own, and from a neighbour only where the table says so."""
+"""The rules of the house. A module imports from floors below its own, and from a neighbour only where the table says so.
+
+No modules import each other in a circle.
+"""
 
 import ast
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from pathlib import Path
 
@@ -99,3 +104,50 @@ def test_an_offence_is_seen(path, source, said):
 )
 def test_what_is_allowed_passes(path, source):
     assert offences(Path(path), source) == []
+
+
+# ---- no circles
+
+
+def module_of(path: Path) -> str:
+    """ "tcemu/isa/grammar.py" -> "tcemu.isa.grammar"; a folder's __init__.py is the folder."""
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """Modules that import each other in a circle, the first one again at the end; empty if there are none. sources: by module.
+
+    Every import statement counts, also one inside a function.
+    """
+    graph = {}
+    for module, source in sources.items():
+        named = set()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                named |= {name if name in sources else node.module for name in names.values()}
+        graph[module] = named & sources.keys()
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circle({module_of(path): (ROOT / path).read_text() for path in FILES}) == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "length"),
+    [
+        ({"tcemu.a": "from tcemu.b import f", "tcemu.b": "def g():\n    from tcemu.a import h"}, 3),
+        ({"tcemu.a": "import tcemu.b", "tcemu.b": "from tcemu import c", "tcemu.c": "from tcemu.a import x"}, 4),
+        ({"tcemu.p": "from tcemu.p.q import f", "tcemu.p.q": "from tcemu.p import g"}, 3),  # a folder's names, and a file in it
+        ({"tcemu.a": "from tcemu.b import f", "tcemu.b": "import jax", "tcemu.p": "from tcemu.p import q", "tcemu.p.q": ""}, 0),
+    ],
+)
+def test_a_circle_is_seen(sources, length):
+    assert len(circle(sources)) == length

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import operands, reference
-from support.other_formats import DTYPES, GFLOAT
+from support.other_formats import DTYPES, GFLOAT, same_floats
 from support.sampling import sampled
 
 from tcemu import formats
@@ -18,14 +18,6 @@ SMALL_FLOATS = [name for name in SMALL if not FORMATS[name].is_integer]
 
 def all_codes(name: str) -> np.ndarray:
     return np.arange(1 << FORMATS[name].bits).astype(operands.dtype_of(name))
-
-
-def same_floats(got: np.ndarray, want: np.ndarray) -> bool:
-    """Equal bit for bit as float32, every NaN alike."""
-    with np.errstate(invalid="ignore"):  # narrowing a signalling NaN
-        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
-    nan = np.isnan(want)
-    return bool((np.isnan(got) == nan).all() and (got[~nan].view(np.uint32) == want[~nan].view(np.uint32)).all())
 
 
 def reference_floats(name: str, codes: np.ndarray) -> np.ndarray:

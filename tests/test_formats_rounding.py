@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import operands, reference
-from support.other_formats import CAST_BY_ML_DTYPES, DTYPES, GFLOAT, by_gfloat
+from support.other_formats import CAST_BY_ML_DTYPES, DTYPES, GFLOAT, by_gfloat, same_floats
 from support.reference import MODES
 from support.sampling import sampled
-from test_formats import same_floats
 
 from tcemu.formats import FORMATS, convert, from_float, to_float
 

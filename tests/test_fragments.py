@@ -12,8 +12,9 @@ from tcemu.isa.syntax import row_of
 from tcemu.operations.fragments import fragments
 
 FIELD = 4  # bits of a field of metadata
+F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 DRAWN = [
-    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    F16,
     "mma.sync.aligned.m8n8k4.row.row.f32.f16.f16.f32",
     "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64",
     "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32",
@@ -70,9 +71,9 @@ def test_wide_rows_end_in_a_count(capsys):
 
 
 def test_show_prints_the_tables_when_asked(capsys):
-    assert main(["show", DRAWN[0]]) == 0
+    assert main(["show", F16]) == 0
     assert "T5:" not in capsys.readouterr().out
-    assert main(["show", DRAWN[0], "--fragments"]) == 0
+    assert main(["show", F16, "--fragments"]) == 0
     printed = capsys.readouterr().out
     assert "\na: " in printed and "\nd: " in printed
     assert "  9  T4:2-3  T5:2-3  T6:2-3  T7:2-3  T4:6-7  T5:6-7  T6:6-7  T7:6-7" in printed

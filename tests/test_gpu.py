@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import replay
-import test_kernel
-from support import golden
+from support import golden, kernel_cases
 
 import tcemu
 from tcemu.arithmetic.kernels import tile
@@ -33,10 +32,10 @@ def test_recorded_words_on_a_gpu(family):
 
 @pytest.mark.gpu
 @here
-@pytest.mark.parametrize("name", test_kernel.CASES)
+@pytest.mark.parametrize("name", kernel_cases.CASES)
 def test_the_kernel_in_ptx_is_the_walk(name):
     """10^8 outputs of each arithmetic: half with all exponents, Inf and NaN, half with exponents that meet."""
-    model, signature = test_kernel.CASES[name][0], test_kernel.signature(name)
+    model, signature = kernel_cases.CASES[name][0], kernel_cases.signature(name)
     by_tiles = tile.program(model, signature)
 
     @jax.jit
@@ -46,7 +45,7 @@ def test_the_kernel_in_ptx_is_the_walk(name):
 
     with jax.default_device(gpus()[0]):
         for raw in (True, False):
-            wrong, words = mismatches(*test_kernel.operands(name, raw, 5120, 10240, 2 * signature.k))
+            wrong, words = mismatches(*kernel_cases.operands(name, raw, 5120, 10240, 2 * signature.k))
             assert wrong == 0, f"{wrong} mismatches of {words}, raw={raw}"
 
 
@@ -54,9 +53,9 @@ def test_the_kernel_in_ptx_is_the_walk(name):
 @here
 def test_scales_for_one_and_codes_for_many():
     """As sparse instructions have them: each row of A meets a B of its own, under scales that all rows share."""
-    model, signature = test_kernel.CASES["nvf4"][0], test_kernel.signature("nvf4")
+    model, signature = kernel_cases.CASES["nvf4"][0], kernel_cases.signature("nvf4")
     with jax.default_device(gpus()[0]):
-        a, b, c, (scale_a, scale_b) = test_kernel.operands("nvf4", False, 8, 16, 128, (5,))
+        a, b, c, (scale_a, scale_b) = kernel_cases.operands("nvf4", False, 8, 16, 128, (5,))
         operands = a, b, c, (scale_a, scale_b[0])
         got = tile.program(model, signature)(*operands)
         assert (got == walk(model, signature, *operands)).all()

@@ -18,7 +18,7 @@ full = pytest.mark.full
 RNG = np.random.default_rng(0)
 A, B, G = (RNG.standard_normal(shape).astype(np.float32) for shape in ((9, 40), (40, 6), (9, 6)))
 CAST = Recipe(BF16, "sm_90a")
-PAIR = Recipe("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", "sm_90a"), CAST
+OF_A, OF_B = Recipe("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", "sm_90a"), CAST  # the gradients' recipes
 
 
 def gradients(fn, *operands):
@@ -53,10 +53,10 @@ def test_straight_through_is_the_product_of_the_operands_as_they_came():
 
 
 def test_emulated_gradients_have_the_bits_of_their_own_recipes():
-    recipe = CAST.replace(backward=PAIR)
+    recipe = CAST.replace(backward=(OF_A, OF_B))
     da, db = of_all(lambda a, b: tcemu.matmul(a, b, recipe=recipe), (A, B))(A, B)  # eagerly: what is compiled serves the lines below
-    np.testing.assert_array_equal(da, tcemu.matmul(G, B.T, recipe=PAIR[0]))
-    np.testing.assert_array_equal(db, tcemu.matmul(A.T, G, recipe=PAIR[1]))
+    np.testing.assert_array_equal(da, tcemu.matmul(G, B.T, recipe=OF_A))
+    np.testing.assert_array_equal(db, tcemu.matmul(A.T, G, recipe=OF_B))
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda a: tcemu.matmul(a, B, recipe=recipe), (A,), (A,))
 

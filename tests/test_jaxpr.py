@@ -4,46 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.programs import EXACT, MOVES, equations, float_operations
 from support.sampling import sampled
 
 import tcemu
 
 DENSE = sorted({str(op) for op in tcemu.instructions("sm_90", family="mma")})
-
-# Every float operation of the core, with the reason that it is exact
-EXACT = {
-    "mul": "dot_add: of significands, at most 24 bits; by powers of two; see the head of arithmetic/dot_add.py",
-    "sub": "dot_add, wide: a term less its own high bits",
-    "convert_element_type": "int32 <-> f32 of values that fit 24 bits, or the cut toward zero that the step prescribes; see truncation.py",
-    "dot_general": "integer: f32 integers of 8 bits, sums below 2^24; see arithmetic/integer.py",
-    "neg": "the sign bit",
-    "abs": "the sign bit",
-    "lt": "a comparison, of normal numbers, infinities aside, and zero",
-    "eq": "a comparison with zero: significands are 0 or at least 2^-48",
-}
-# these move or reinterpret bits
-MOVES = {
-    "bitcast_convert_type", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "select_n", "pad",
-    "jit", "scan", "while", "cond", "custom_jvp_call",
-}  # fmt: skip
-
-
-def equations(jaxpr):
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from equations(inner)
-
-
-def is_float(variable):
-    return jnp.issubdtype(variable.aval.dtype, jnp.inexact)
-
-
-def float_operations(jaxpr):
-    return {e.primitive.name for e in equations(jaxpr) if any(map(is_float, (*e.invars, *e.outvars)))}
 
 
 def registers(op):
@@ -98,5 +64,6 @@ def test_no_gather_is_compiled_into_mma(spelling):
 
 
 def test_x64_is_never_turned_on():
-    tcemu.mma(DENSE[0], *(np.zeros(s.shape, np.uint32) for s in registers(tcemu.parse(DENSE[0]))), target="sm_90")
+    op = tcemu.parse("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc")
+    tcemu.mma(op, *(np.zeros(s.shape, np.uint32) for s in registers(op)), target="sm_90")
     assert not jax.config.jax_enable_x64

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import reference_blocks as exact
+from support.programs import MOVES, equations, float_operations
 from support.reference import FORMATS, decode, encode
 from support.sampling import sampled
-from test_jaxpr import MOVES, equations, float_operations
 
 import tcemu
 from tcemu import formats

@@ -92,7 +92,12 @@ def test_every_kernel_assembles(target, tmp_path):
 # ---- run
 
 
-CASES = {"mma": 0, "mma_sp": 0, "movement": 13, "wgmma": 0}
+CASES = {
+    "mma": "mma.sync.aligned.m8n8k4.row.row.f16.f16.f16.f16",
+    "mma_sp": "mma.sp.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+    "movement": "stmatrix.sync.aligned.m8n8.x2.trans.b16",
+    "wgmma": "wgmma.mma_async.sync.aligned.m64n8k16.f16.f16.f16",
+}
 DEFAULT = ("movement",)
 
 
@@ -101,7 +106,8 @@ def test_words_reach_the_runner_and_come_back(family, monkeypatch):
     runner = EmulatedGpu()
     calls = {name: on_runner(runner) for name in ("mma", "mma_sp", "wgmma", "ldmatrix", "stmatrix", "movmatrix")}
     monkeypatch.setattr(replay, "tcemu", type("OnRunner", (), {name: staticmethod(call) for name, call in calls.items()}))
-    wrong, total = replay.compare(golden.cases(family)[CASES[family]])
+    case = next(case for case in golden.cases(family) if case["ptx"] == CASES[family])
+    wrong, total = replay.compare(case)
     assert wrong == 0 and total > 0 and runner.calls == 1
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import replay
 from support import fragments, golden, operands, recorded, reference
+from support.programs import EXACT, MOVES, float_operations
 from support.sampling import sampled
-from test_jaxpr import EXACT, MOVES, float_operations
 
 import tcemu
 from tcemu.formats import from_float

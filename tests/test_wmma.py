@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import replay
 from support import golden
+from support.programs import equations
 from support.sampling import sampled
 from support.words import random_words
-from test_jaxpr import equations
 
 import tcemu
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 
 TESTS = Path(__file__).resolve().parents[1]
+SAMPLE = TESTS / "golden"
 
 
 def root() -> Path:
     """The whole recording beside the repository where it is present, else the sample that is kept in the tests."""
     whole = TESTS.parents[1] / "shared" / "golden"
-    return whole if (whole / "index.json").is_file() else TESTS / "golden"
+    return whole if (whole / "index.json").is_file() else SAMPLE
 
 
 @cache

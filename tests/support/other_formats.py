@@ -88,3 +88,11 @@ def by_gfloat(name: str, x: np.ndarray, mode: str, saturate: bool) -> tuple[np.n
     if name == "ue8m0":
         valid &= ~(x < 2.0**-127)
     return gfloat.round_ndarray(info, np.where(valid, x, 1.0), GFLOAT_MODES[mode], saturate), valid
+
+
+def same_floats(got: np.ndarray, want: np.ndarray) -> bool:
+    """Equal bit for bit as float32, every NaN alike."""
+    with np.errstate(invalid="ignore"):  # narrowing a signalling NaN
+        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
+    nan = np.isnan(want)
+    return bool((np.isnan(got) == nan).all() and (got[~nan].view(np.uint32) == want[~nan].view(np.uint32)).all())

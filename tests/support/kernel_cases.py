@@ -1,0 +1,61 @@
+"""Arithmetics and operands for the GPU kernels: `CASES` is what `test_kernel` and `test_gpu` loop over."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from tcemu.arithmetic.model import Model, Signature
+from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0
+
+HOPPER, FP8, BLACKWELL = Model(F32, 16, 25, -133), Model(F32, 32, 13, -133, result_bits=13), Model(F32, 32, 25, -133)
+GROUPED = Model(F32, 64, 35, -139, summed=16)
+CASES = {  # model, formats, scale format, products that share a scale
+    "f16": (HOPPER, F16, F16, None, 0),
+    "bf16": (HOPPER, BF16, BF16, None, 0),
+    "tf32": (HOPPER.replace(terms=8), TF32, TF32, None, 0),
+    "e4m3": (FP8, E4M3, E4M3, None, 0),
+    "e5m2 and e4m3": (FP8, E5M2, E4M3, None, 0),
+    "e3m2 and e2m3, two sums": (BLACKWELL, E3M2, E2M3, None, 0),
+    "mxf8": (BLACKWELL, E4M3, E5M2, UE8M0, 32),
+    "mxf4": (GROUPED, E2M1, E2M1, UE8M0, 32),
+    "nvf4": (GROUPED, E2M1, E2M1, UE4M3, 16),
+    "volta": (Model(F32, 4, 23, -131), F16, F16, None, 0),
+    "a floor among the products": (HOPPER.replace(floor=-3), F16, BF16, None, 0),
+    "few bits": (Model(F32, 8, 9, -20, result_bits=5), E4M3, F16, None, 0),
+    "fewer bits than the result keeps": (Model(F32, 8, 9, -133), E4M3, E5M2, None, 0),
+    "fewer bits in an f64": (Model(F32, 8, 17, -133), F16, F16, None, 0),
+    "a floor among the accumulators": (FP8.replace(floor=-100), E4M3, E4M3, None, 0),
+    "27 bits": (Model(F32, 8, 27, -133), E4M3, E4M3, None, 0),
+}
+
+
+def codes(rng, fmt, shape, raw):
+    """Any code, but Inf and NaN made rare; or values around 1, so that products cancel and meet in their exponents."""
+    code = rng.integers(0, 1 << fmt.bits, shape, dtype=np.uint64)
+    at, top = fmt.mantissa_bits + fmt.unused_bits, (1 << fmt.exponent_bits) - 1
+    field = (code >> np.uint64(at)).astype(int) & top
+    near = np.clip(fmt.bias + rng.integers(-3, 4, shape), 1, max(1, top - 1))
+    wanted = np.where((field == top) & (rng.random(shape) < 0.98), near, field) if raw else near
+    return jnp.asarray((code ^ ((field ^ wanted).astype(np.uint64) << np.uint64(at))).astype(fmt.dtype))
+
+
+def operands(name, raw, m, n, k, batch=(), seed=0):
+    """a, b, c and the scales."""
+    rng = np.random.default_rng(seed)
+    _, a, b, scale, share = CASES[name]
+    c = codes(rng, F32, (*batch, m, n), raw)
+    if raw:  # among them NaN of many words, and what stands far above and below the products
+        c = jnp.where(jnp.asarray(rng.random(c.shape) < 0.1), jnp.uint32(0xFF800000) + (c & 0xFFF), c)
+    x, y = codes(rng, a, (*batch, m, k), raw), codes(rng, b, (*batch, k, n), raw)
+    x, c = x.at[..., ::8, :].set(0), c.at[..., ::8, ::4].set(1 << 31)  # the accumulator alone, and -0
+    if scale is None:
+        return x, y, c, None
+    size = lambda count: rng.integers(0 if raw else 100, 128 if raw else 110, count).astype(np.uint8)  # noqa: E731
+    scales = [size((*batch, m, k // share)), size((*batch, k // share, n))]
+    for v in scales if raw else ():
+        v[rng.random(v.shape) < 0.02] = scale.nan
+    return x, y, c, tuple(map(jnp.asarray, scales))
+
+
+def signature(name):
+    model, a, b, scale, _ = CASES[name]
+    return Signature(a, b, F32, F32, max(16, model.terms), scale=scale)
