@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tcemu.formats import Format, decode
+from tcemu.meshes import alike
 
 BLOCK = 256  # products in one float dot: 256 * 255 * 255 < 2^24
 
@@ -57,6 +58,7 @@ def _by_floats(a: Array, b: Array) -> Array:
     a = jnp.moveaxis(a.reshape(*a.shape[:-1], blocks, -1), -2, 0)
     b = jnp.moveaxis(b.reshape(*b.shape[:-2], blocks, -1, b.shape[-1]), -3, 0)
     total = jnp.zeros((*jnp.broadcast_shapes(a.shape[1:-2], b.shape[1:-2]), a.shape[-2], b.shape[-1]), jnp.int32)
+    total, a, b = alike(total, a, b)
 
     def add_block(total: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
         return total + jnp.matmul(*block, precision=lax.Precision.HIGHEST).astype(jnp.int32), None

@@ -5,6 +5,9 @@
 it; `explanation.steps`, on purpose a second time and apart; and texts and studies, which compute no results.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.checkify import debug_check
@@ -15,6 +18,7 @@ from tcemu.arithmetic.backends import product
 from tcemu.arithmetic.fitting import fitted
 from tcemu.arithmetic.model import Model, Scales, Signature, within_limits
 from tcemu.formats import Format, convert, limbs_code
+from tcemu.meshes import alike
 
 
 def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: ArrayLike, scales: Scales | None = None) -> Array:
@@ -32,6 +36,7 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     c = jnp.broadcast_to(c, (*batch, m, n, *words))
     if c.size == 0:
         return jnp.zeros(c.shape, signature.d.dtype)
+    model, a, b, c, scales = _alike(model, a, b, c, scales)
     if model.result.is_integer:
         return _integer_product(signature, a, b, c)
     model = fitted(model, signature, None if scales is None else a.shape[-1] // jnp.shape(scales[0])[-1])
@@ -44,6 +49,12 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     model, inside = within_limits(model)
     d = product(model, signature, a, b, c, scales)
     return d if inside is None else _nan_unless(inside, signature.d, d)
+
+
+def _alike(*operands: Any) -> Any:
+    """The operands, their arrays varying over the same axes of a mesh."""
+    leaves, tree = jax.tree.flatten(operands)
+    return jax.tree.unflatten(tree, alike(*map(jnp.asarray, leaves)))
 
 
 def _nan_unless(inside: Array, fmt: Format, d: Array) -> Array:

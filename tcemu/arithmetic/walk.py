@@ -21,6 +21,7 @@ from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, Operand, Scale, has_sp
 from tcemu.arithmetic.order import Order
 from tcemu.bits import Limbs
 from tcemu.formats import Format, code_limbs, convert, limbs_code
+from tcemu.meshes import alike
 
 UNROLLED = 4  # fewer steps than this are no loop
 
@@ -128,7 +129,7 @@ def _traced_terms(step: Advance, number: Array, only: Callable, shape: tuple[int
     """
 
     def steps(accumulator: Limbs | None, products: tuple) -> Limbs:
-        start = (jnp.zeros(shape, jnp.uint32),) if accumulator is None else accumulator
+        start = (alike(jnp.zeros(shape, jnp.uint32), *jax.tree.leaves(products))[0],) if accumulator is None else accumulator
         return lax.fori_loop(0, number[-1] + 1, lambda s, running: step(running, only(number == s, products)), start)
 
     return steps
