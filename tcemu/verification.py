@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.architectures.lookup import COMPUTING, row
+from tcemu.architectures.lookup import COMPUTING, row_for
 from tcemu.errors import NotModelled
 from tcemu.fuzz.counter import Pair, case_keys, mix, pair, plus
 from tcemu.fuzz.generators import generate, operands
@@ -63,7 +63,7 @@ def spelled(target: str, what: str, sizes: tuple[int, ...] | None = WGMMA_N) -> 
 
 def modelled(op: Instruction, target: str) -> bool:
     try:
-        return op.family in MOVING or row(op, target) is not None
+        return op.family in MOVING or row_for(op, target) is not None
     except NotModelled:
         return False
 
@@ -114,7 +114,7 @@ def sign(op: Instruction, way: Variant) -> np.uint32:
 @lru_cache(maxsize=8)
 def _emulated(op: Instruction, target: str, size: int) -> Callable[[Pair, Pair, np.uint32], tuple[dict[str, Array], Array, Array]]:
     """One compiled turn: the operands, wgmma's predicate, and D by the emulation."""
-    found = row(op, target)
+    applied = row_for(op, target)
 
     @jax.jit
     def turn(seed: Pair, start: Pair, flip: Array) -> tuple[dict[str, Array], Array, Array]:
@@ -125,7 +125,7 @@ def _emulated(op: Instruction, target: str, size: int) -> Callable[[Pair, Pair, 
         if op.warps > 1:
             used["a"] = given["a"] ^ flip.astype(given["a"].dtype)
             used["c"] = jnp.where(present[:, None, None], given["c"], 0)
-        return given, present, codes(op, found.model, used, found.clamped_metadata)
+        return given, present, codes(op, applied.model, used, applied.clamped_metadata)
 
     return turn
 
