@@ -17,7 +17,7 @@ from tcemu.explanation.steps import walk
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
-from tcemu.operations.dot import _dot
+from tcemu.operations.dot import dot_codes
 from tcemu.operations.operands import signature_of
 from tcemu.operations.registers import pack, unpack
 from tcemu.silicon.gpu import gpu
@@ -62,7 +62,7 @@ def emulated(op: Instruction, target: str, chosen: Model | None = None, name: st
 def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) -> Array:
     """D's codes by one model."""
     scales = (given["scale_a"], given["scale_b"]) if op.block_scale else None
-    return _dot(op, clamped, used, given["a"], given["b"], given["c"], given.get("e"), scales)
+    return dot_codes(op, clamped, used, given["a"], given["b"], given["c"], given.get("e"), scales)
 
 
 def reference(op: Instruction, target: str) -> Side:

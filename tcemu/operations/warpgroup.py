@@ -223,11 +223,11 @@ class Warpgroup:
         batch, count = at.shape[:-1], self.shared.shape[-1] // UNIT_WORDS
         rows = np.arange(int(np.prod(batch)))[:, None]
         if isinstance(at, np.ndarray):
-            found = np.zeros((len(rows), count), bool)
-            found[rows, at.reshape(len(rows), -1)] = True
+            touched = np.zeros((len(rows), count), bool)
+            touched[rows, at.reshape(len(rows), -1)] = True
         else:
-            found = jnp.zeros((len(rows), count), bool).at[rows, at.reshape(len(rows), -1)].set(True, mode="drop")
-        return found.reshape(*batch, count)
+            touched = jnp.zeros((len(rows), count), bool).at[rows, at.reshape(len(rows), -1)].set(True, mode="drop")
+        return touched.reshape(*batch, count)
 
     def _untouched_by_products(self, name: str, verb: str) -> None:
         if not self.checked:

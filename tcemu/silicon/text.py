@@ -59,19 +59,19 @@ def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str
         "setp.ge.u64 %done, %case, %cases;",
         "@%done bra END;",
     ]
-    for one in parameters:
-        body += _address(one, threads)
-        if one.of != MEMORY and (one.name != written or op.warps > 1):
-            body += _moved(op, one, "ld")
+    for parameter in parameters:
+        body += _address(parameter, threads)
+        if parameter.of != MEMORY and (parameter.name != written or op.warps > 1):
+            body += _moved(op, parameter, "ld")
     if shared:
         body += [*_copied("IN", "global", "shared", threads), *(["fence.proxy.async;"] if op.warps > 1 else []), "bar.sync 0;"]
     body += _statement(op, operands, dict(immediates))
-    body += [line for one in parameters if one.name == written and one.of == LANE for line in _moved(op, one, "st")]
+    body += [line for parameter in parameters if parameter.name == written and parameter.of == LANE for line in _moved(op, parameter, "st")]
     if shared:
         body += ["bar.sync 0;"]
         body += [*_copied("OUT", "shared", "global", threads), "bar.sync 0;"] if written == "memory" else []
     body += ["add.u64 %case, %case, %step;", "bra NEXT;", "END:", "ret;"]
-    entry = ",\n".join(f"    .param .u64 {name}" for name in (*(one.name for one in parameters), "cases", "words"))
+    entry = ",\n".join(f"    .param .u64 {name}" for name in (*(parameter.name for parameter in parameters), "cases", "words"))
     text = [f".version {version}", f".target {target}", ".address_size 64"]
     text += [".extern .shared .align 1024 .b8 image[];"] if shared else []
     text += [f".visible .entry {ENTRY}(\n{entry}\n)", f".maxntid {threads}, 1, 1", "{"]
@@ -106,13 +106,13 @@ def _registers(op: Instruction, parameters: tuple[Parameter, ...]) -> Iterator[s
     yield ".reg .pred %done, %inside, %scale_d;"
     yield f".reg .b32 %thread, %word, {', '.join(f'%{name}_word' for name in ('index', 'scale_d'))};"
     yield f".reg .b64 %lane, %case, %step, %cases, %words, %index, %from, %to, {WINDOW}, %place, %offset;"
-    yield f".reg .b64 {', '.join(f'%at_{one.name}' for one in parameters)};"
-    for one in parameters:
-        if one.of == LANE and one.name in VECTORS:
-            width = _width(op, one.name)
-            yield f".reg .b{32 * width} %{one.name}<{one.words // width}>;"
-        elif one.of != MEMORY and one.name != "scale_d":
-            yield f".reg .b{32 * one.words} %{one.name};"
+    yield f".reg .b64 {', '.join(f'%at_{parameter.name}' for parameter in parameters)};"
+    for parameter in parameters:
+        if parameter.of == LANE and parameter.name in VECTORS:
+            width = _width(op, parameter.name)
+            yield f".reg .b{32 * width} %{parameter.name}<{parameter.words // width}>;"
+        elif parameter.of != MEMORY and parameter.name != "scale_d":
+            yield f".reg .b{32 * parameter.words} %{parameter.name};"
 
 
 def _width(op: Instruction, name: str) -> int:
@@ -121,25 +121,27 @@ def _width(op: Instruction, name: str) -> int:
     return 2 if fmt is not None and fmt.bits == 64 else 1
 
 
-def _address(one: Parameter, threads: int) -> Iterator[str]:
-    at = f"%at_{one.name}"
-    yield f"ld.param.u64 {at}, [{one.name}];"
-    if one.of == MEMORY:
+def _address(parameter: Parameter, threads: int) -> Iterator[str]:
+    at = f"%at_{parameter.name}"
+    yield f"ld.param.u64 {at}, [{parameter.name}];"
+    if parameter.of == MEMORY:
         yield "mul.lo.u64 %offset, %case, %words;"
         yield f"mad.lo.u64 {at}, %offset, 4, {at};"
         return
-    if one.of == LANE:
+    if parameter.of == LANE:
         yield f"mad.lo.u64 %offset, %case, {threads}, %lane;"
-    yield f"mad.lo.u64 {at}, {'%offset' if one.of == LANE else '%case'}, {4 * one.words}, {at};"
+    yield f"mad.lo.u64 {at}, {'%offset' if parameter.of == LANE else '%case'}, {4 * parameter.words}, {at};"
 
 
-def _moved(op: Instruction, one: Parameter, which: str) -> Iterator[str]:
-    """Between global memory and the registers of one operand."""
-    width = _width(op, one.name) if one.of == LANE and one.name in VECTORS else one.words
-    for i in range(one.words // width):
-        register = f"%{one.name}{i}" if one.name in VECTORS else f"%{one.name}{'_word' if one.name == 'scale_d' else ''}"
-        place = f"[%at_{one.name}+{4 * width * i}]"
-        yield f"{which}.global.b{32 * width} " + (f"{register}, {place};" if which == "ld" else f"{place}, {register};")
+def _moved(op: Instruction, parameter: Parameter, access: str) -> Iterator[str]:
+    """Between global memory and the registers of one operand; access: "ld" or "st"."""
+    width = _width(op, parameter.name) if parameter.of == LANE and parameter.name in VECTORS else parameter.words
+    for i in range(parameter.words // width):
+        register = (
+            f"%{parameter.name}{i}" if parameter.name in VECTORS else f"%{parameter.name}{'_word' if parameter.name == 'scale_d' else ''}"
+        )
+        place = f"[%at_{parameter.name}+{4 * width * i}]"
+        yield f"{access}.global.b{32 * width} " + (f"{register}, {place};" if access == "ld" else f"{place}, {register};")
 
 
 def _copied(label: str, source: str, target: str, threads: int) -> Iterator[str]:
