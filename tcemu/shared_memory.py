@@ -99,14 +99,14 @@ def descriptor(start: int, leading: int, stride: int, swizzle: int, base_offset:
         raise ValueError(f"swizzle: got {swizzle}; wanted one of 0, 32, 64, 128, in bytes. {SECTION}.2")
     if base_offset and not swizzle:
         raise ValueError(f"base_offset: got {base_offset} without a swizzle; only the swizzled modes have one. {SECTION}.2")
-    found = MODES.index(swizzle) << FIELDS["mode"].low
+    packed = MODES.index(swizzle) << FIELDS["mode"].low
     for name, value in values.items():
-        low, bits, in_units = FIELDS[name]
-        scale = UNIT if in_units else 1
-        if value % scale or not 0 <= value < scale << bits:
-            raise ValueError(f"{name}: got {value}; wanted a multiple of {scale} from 0 to {((1 << bits) - 1) * scale}. {SECTION}.2")
-        found |= int(value) // scale << low
-    return found
+        field = FIELDS[name]
+        scale = UNIT if field.in_units else 1
+        if value % scale or not 0 <= value < scale << field.bits:
+            raise ValueError(f"{name}: got {value}; wanted a multiple of {scale} from 0 to {((1 << field.bits) - 1) * scale}. {SECTION}.2")
+        packed |= int(value) // scale << field.low
+    return packed
 
 
 def descriptor_words(name: str, value: Any) -> Any:
@@ -129,12 +129,12 @@ def descriptor_words(name: str, value: Any) -> Any:
 def fields(words: Any) -> Descriptor:
     """The fields of descriptors uint32[..., 2], NumPy or JAX, as int32[...]."""
 
-    def one(field: Field) -> Any:
+    def value_of(field: Field) -> Any:
         word, low = divmod(field.low, REGISTER_BITS)
         value = (words[..., word] >> np.uint32(low)) & np.uint32((1 << field.bits) - 1)
         return value.astype(np.int32) * (UNIT if field.in_units else 1)
 
-    return Descriptor(*(one(FIELDS[name]) for name in Descriptor._fields))
+    return Descriptor(**{name: value_of(FIELDS[name]) for name in Descriptor._fields})
 
 
 def strays(words: Any) -> Any:
@@ -155,7 +155,7 @@ def swizzle(address: Any, width: Any, base_offset: Any = 0) -> Any:
 def unit_addresses(at: Descriptor, major: str, lines: int, units: int) -> Any:
     """int32 [..., lines, units]: the byte address of every 16-byte unit of an operand. `at`: int32[...] fields, NumPy or JAX."""
     xp = jnp if any(isinstance(field, jax.Array) for field in at) else np
-    at = Descriptor(*(xp.asarray(field)[..., None, None] for field in at))
+    at = Descriptor(**{name: xp.asarray(field)[..., None, None] for name, field in at._asdict().items()})
     by_mode = {row.swizzle: row for row in CANONICAL if row.major == major}
     width = xp.asarray(np.array(WIDTHS, np.int32))[at.mode]
     lines_by_leading = xp.asarray(np.array([by_mode[bytes_].next_lines == "leading" for bytes_ in MODES]))[at.mode]
@@ -195,12 +195,12 @@ def read(memory: Array, addresses: Any, fmt: Format, major: str) -> Array:
     blocks = memory[..., : count * UNIT_WORDS].reshape(*memory.shape[:-1], count, UNIT_WORDS)
     at = addresses.reshape(*batch, lines * units) // UNIT
     if not batch:
-        found = jnp.take(blocks, at, axis=-2, mode="clip")
+        taken = jnp.take(blocks, at, axis=-2, mode="clip")
     else:
         rank = max(len(batch), blocks.ndim - 2)
         blocks, at = blocks.reshape(*(1,) * (rank + 2 - blocks.ndim), *blocks.shape), at.reshape(*(1,) * (rank + 1 - at.ndim), *at.shape)
-        found = jnp.take_along_axis(blocks, jnp.clip(at, 0, count - 1)[..., None], axis=-2)
-    codes = unpack_registers(found.reshape(*found.shape[:-2], lines, units * UNIT_WORDS), fmt)
+        taken = jnp.take_along_axis(blocks, jnp.clip(at, 0, count - 1)[..., None], axis=-2)
+    codes = unpack_registers(taken.reshape(*taken.shape[:-2], lines, units * UNIT_WORDS), fmt)
     return codes if major == "k" else codes.swapaxes(-1, -2)
 
 
@@ -257,8 +257,8 @@ class SharedLayout:
         """int32 [rows, columns]: the byte address of every element (of the byte that holds it, for formats below 8 bits)."""
         bits = container(self.format).container_bits
         inside = np.arange(UNIT * 8 // bits, dtype=np.int32) * bits // 8
-        found = (self.units[..., None] + inside).reshape(self.extent[0], -1)
-        return found if self.major == "k" else found.T
+        addresses = (self.units[..., None] + inside).reshape(self.extent[0], -1)
+        return addresses if self.major == "k" else addresses.T
 
     def descriptor(self, row: int = 0, column: int = 0) -> int:
         """The descriptor of the part that begins at (row, column): of one instruction's operand in a larger matrix.
@@ -286,7 +286,7 @@ class SharedLayout:
         atom = LINES * width * UNIT
         # along M or N first
         lines_step, atom_step = (atom, atom * -(-lines // LINES)) if self.major == "k" else (atom * -(-units // width), atom)
-        by_leading = any(row.next_lines == "leading" for row in CANONICAL if row[:2] == (self.major, self.swizzle))
+        by_leading = any(row.next_lines == "leading" for row in CANONICAL if (row.major, row.swizzle) == (self.major, self.swizzle))
         leading, stride = (lines_step, atom_step) if by_leading else (atom_step, lines_step)
         leading = leading if self.leading is None else self.leading
         return descriptor(start, leading, stride if self.stride is None else self.stride, self.swizzle, self.base_offset)

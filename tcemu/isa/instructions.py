@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tcemu.formats import Format
-
-LANES = 32
+from tcemu.layouts import LANES, REGISTER_BITS
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class Instruction:
         if not self.family.startswith("wmma") or name not in ("a", "b") or getattr(self, name).name != "f16":
             return 1
         rows, columns = self.matrix(name)
-        return 8 * LANES * 32 // (rows * columns * 16)
+        return 8 * LANES * REGISTER_BITS // (rows * columns * 16)
 
     def registers(self, operand: str) -> int:
         """How many 32-bit registers a lane holds of an operand; an .f64 counts as two words.
@@ -184,7 +183,7 @@ class Instruction:
             return 1
         rows, columns = self.matrix(operand)
         held = max(self.num, 1) * self.products * self.copies(operand)
-        return held * rows * columns * self.container_bits(operand) // (LANES * 32 * self.warps)
+        return held * rows * columns * self.container_bits(operand) // (LANES * REGISTER_BITS * self.warps)
 
     @property
     def default_stride(self) -> int:
@@ -215,7 +214,7 @@ class Instruction:
         if not self.sparse:
             return ()
         metadata_bits = 4 * self.m * (self.k // self.chunk)
-        return tuple(range(LANES * 32 * self.warps // metadata_bits))
+        return tuple(range(LANES * REGISTER_BITS * self.warps // metadata_bits))
 
     @property
     def byte_ids(self) -> tuple[int, ...]:
