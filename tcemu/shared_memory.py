@@ -1,4 +1,4 @@
-"""wgmma's operands in shared memory: the matrix descriptor, the canonical layouts and the swizzle, each of them once.
+"""wgmma's operands in shared memory: the matrix descriptor, the canonical layouts and the swizzle.
 
 An operand is lines of 16-byte units. K-major: a line is a row of A or a column of B, and its units follow each other along K. MN-major: a
 line is one k, and its units follow each other along M or N. Eight lines by one swizzle width are an atom; the canonical layouts say which
@@ -38,11 +38,11 @@ class Field(NamedTuple):
 
 
 FIELDS = {  # 9.7.15.5.1.2.2
-    "start": Field(0, 14, in_units=True),
-    "leading": Field(16, 14, in_units=True),
-    "stride": Field(32, 14, in_units=True),
-    "base_offset": Field(49, 3),
-    "mode": Field(62, 2),
+    "start": Field(low=0, bits=14, in_units=True),
+    "leading": Field(low=16, bits=14, in_units=True),
+    "stride": Field(low=32, bits=14, in_units=True),
+    "base_offset": Field(low=49, bits=3),
+    "mode": Field(low=62, bits=2),
 }
 MODES = (0, 128, 64, 32)  # the swizzle in bytes, by the field `mode`
 WIDTHS = tuple(max(1, swizzle // UNIT) for swizzle in MODES)  # of an atom in units, by mode
@@ -58,16 +58,16 @@ class Canonical(NamedTuple):
 
 
 CANONICAL = (  # 9.7.15.5.1.2.1.3
-    Canonical("mn", 0, "leading", "stride"),
-    Canonical("mn", 32, "stride", "leading"),
-    Canonical("mn", 64, "stride", "leading"),
-    Canonical("mn", 128, "stride", "leading"),
-    Canonical("k", 0, "stride", "leading"),
-    # the manual calls `leading` unused here, and repeats atoms along K with the stride of units, which would put them into the next line;
-    # on an H200 it is used: by sparse B, 64 bytes of K, with the 32-byte swizzle
-    Canonical("k", 32, "stride", "leading"),
-    Canonical("k", 64, "stride", "leading"),
-    Canonical("k", 128, "stride", "leading"),
+    Canonical(major="mn", swizzle=0, next_lines="leading", next_atom="stride"),
+    Canonical(major="mn", swizzle=32, next_lines="stride", next_atom="leading"),
+    Canonical(major="mn", swizzle=64, next_lines="stride", next_atom="leading"),
+    Canonical(major="mn", swizzle=128, next_lines="stride", next_atom="leading"),
+    Canonical(major="k", swizzle=0, next_lines="stride", next_atom="leading"),
+    # The manual calls `leading` unused here. It repeats atoms along K with the stride of units, which would put them into the next line. On
+    # an H200 `leading` is used: seen with sparse B, which has 64 bytes of K, and the 32-byte swizzle
+    Canonical(major="k", swizzle=32, next_lines="stride", next_atom="leading"),
+    Canonical(major="k", swizzle=64, next_lines="stride", next_atom="leading"),
+    Canonical(major="k", swizzle=128, next_lines="stride", next_atom="leading"),
 )
 MAJORS = ("k", "mn")
 

@@ -60,7 +60,7 @@ def gather(b: Array, fields: Array, chunk: int, clamped: bool = False) -> Array:
     outside the defined ones puts halves of two elements together; measured on an NVIDIA H200 (tests/golden, tf32_metadata). clamped: a
     first index above 2 counts as 2 and a second index of 0 as 1, as sm_120 does for 4-bit types.
 
-    A selection among four, so that no memory access depends on data.
+    It selects among four elements, so that no memory access depends on data.
     """
     *batch, k, n = b.shape
     if chunk == 2:

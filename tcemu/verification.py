@@ -34,7 +34,7 @@ MOVING = ("wmma.load", "wmma.store", "ldmatrix", "stmatrix", "movmatrix")
 FAMILIES = (*COMPUTING, *MOVING)
 WGMMA_N = (8, 24, 256)  # of wgmma's 32 sizes, those that are verified unless more are asked for
 IMAGE_ROWS = 64  # of 16 bytes: the shared memory of a mover's case
-ABSENT = 8  # one case of so many has wgmma's scale_d false
+ABSENT = 8  # one case in so many has wgmma's scale_d false
 
 
 class Verified(NamedTuple):
@@ -75,7 +75,7 @@ def alike(op: Instruction) -> Instruction:
 
 
 def verified(op: Instruction, runner: Runner, outputs: int, seed: int = 0, explained: bool = True) -> Verified:
-    """At least so many outputs of one spelling, spread over its variants, by the GPU and by the emulation."""
+    """One spelling by the GPU and by the emulation: at least so many outputs, spread over its variants."""
     if op.family in MOVING:
         return _moved(op, runner, outputs, seed)
     chosen = variants(op, _shift(op))
@@ -205,7 +205,7 @@ def movement(op: Instruction, target: str, form: int, cases: int, seed: int, num
     draw = _Draw(seed, number)
     if op.family == "movmatrix":
         held = draw.words(cases, LANES, 1)
-        return Movement(form, {"a": held}, movmatrix(op, held, target=target))
+        return Movement(form=form, words={"a": held}, expected=movmatrix(op, held, target=target))
     held = draw.words(cases, LANES, op.registers("r"))
     if op.family in ("ldmatrix", "stmatrix"):
         memory = draw.words(cases, 4 * IMAGE_ROWS)
@@ -213,8 +213,8 @@ def movement(op: Instruction, target: str, form: int, cases: int, seed: int, num
         address = np.asarray((np.arange(LANES, dtype=np.uint32) * step + first) % IMAGE_ROWS * 16).astype(np.int32)
         words = {"memory": memory, "address": jnp.asarray(address, jnp.uint32)[..., None]}
         if op.family == "ldmatrix":
-            return Movement(form, words, ldmatrix(op, memory, address, target=target))
-        return Movement(form, words | {"r": held}, stmatrix(op, memory, address, held, target=target))
+            return Movement(form=form, words=words, expected=ldmatrix(op, memory, address, target=target))
+        return Movement(form=form, words=words | {"r": held}, expected=stmatrix(op, memory, address, held, target=target))
     lines, bits = memory_lines(op), getattr(op, op.operand or "").bits
     step = 8 * line_alignment(op) // bits
     offset = np.asarray(draw.words(cases) % 4).astype(np.int64) * step
@@ -227,8 +227,8 @@ def movement(op: Instruction, target: str, form: int, cases: int, seed: int, num
         words["stride"] = jnp.asarray(stride, jnp.uint32)[:, None]
         place["stride"] = stride
     if op.family == "wmma.load":
-        return Movement(form, words, wmma_load(op, memory, **place))
-    return Movement(form, words | {"r": held}, wmma_store(op, memory, held, **place))
+        return Movement(form=form, words=words, expected=wmma_load(op, memory, **place))
+    return Movement(form=form, words=words | {"r": held}, expected=wmma_store(op, memory, held, **place))
 
 
 class _Draw:

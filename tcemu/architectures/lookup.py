@@ -14,7 +14,7 @@ from tcemu.isa.instructions import Instruction
 
 COMPUTING = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")  # the families with an arithmetic
 TOOLKITS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.5")  # whose machine code was read
-UNITS = ("tcgen05",)
+UNITS = ("tcgen05",)  # which compute on operands of these instructions without being one of them
 
 
 @cache
@@ -24,9 +24,9 @@ def rows_of(target: str) -> tuple[ModelRow, ...]:
 
 
 def models(target: str) -> dict[str, Model]:
-    """The arithmetic of one target: from what it belongs to, such as "mma f16 to f32 (m8n8k4)", to the model.
+    """Every arithmetic of one target: from what it belongs to, such as "mma f16 to f32 (m8n8k4)", to the model.
 
-    Of the entries that fit an instruction, the first is its own: `tcemu.model` gives it.
+    In the order in which they are tried: of those that fit an instruction, the first is its own. `tcemu.model` finds it.
     """
     return {row.key: row.model for row in rows_of(target)}
 
@@ -86,10 +86,10 @@ def applied(
         own = None
     if model is None:
         assert own is not None
-        return Applied(op, own.model, own)
+        return Applied(op=op, model=own.model, row=own)
     if model.result.is_integer != (op.d == S32):
         raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
-    return Applied(op, model, own)
+    return Applied(op=op, model=model, row=own)
 
 
 def must_compute(op: Instruction) -> None:

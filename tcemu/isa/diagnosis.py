@@ -169,7 +169,7 @@ def why_not(grammar: Grammar, spelling: str, qualifiers: list[str]) -> Unsupport
     fixes = []
     for i, slot in enumerate(filling):
         values = grammar.but_one.get((i, (*filling[:i], (), *filling[i + 1 :])), ())
-        fixes += [Fix(difference(slot, value), i, value) for value in values if value != slot]
+        fixes += [Fix(difference=difference(slot, value), slot=i, value=value) for value in values if value != slot]
     # dense in place of sparse comes last: that is another instruction
     fixes.sort(key=lambda fix: (grammar.slots[fix.slot] == "sparsity", fix))
     if filling in grammar.legal:

@@ -7,7 +7,7 @@ from re import DOTALL, compile
 from tcemu.errors import Unsupported
 from tcemu.isa.diagnosis import Filling, Grammar, Legal, unknown_instruction, why_not, wrong_arguments
 from tcemu.isa.instructions import FAMILIES, Instruction, head, slots, spell
-from tcemu.isa.syntax import row_of
+from tcemu.isa.syntax import syntax_rows
 
 # guard, spelling; the operands follow
 _STATEMENT = compile(r"\s*(?:@(!?[\w$%]+)\s+)?([^\s{\[;]+)")
@@ -19,7 +19,7 @@ def grammars() -> dict[str, Grammar]:
     """The grammar of every instruction name, such as "mma" or "wmma.load.a", from the rows of `tcemu.isa.syntax`."""
     legal: dict[str, dict[Filling, Legal]] = {}
     order: dict[str, tuple[str, ...]] = {}
-    for op, row in row_of().items():
+    for op, row in syntax_rows().items():
         name = head(op)
         order[name] = tuple(FAMILIES[op.family].order.split())
         for defaults in (False, True):
@@ -29,7 +29,7 @@ def grammars() -> dict[str, Grammar]:
 
 @cache
 def _by_spelling() -> dict[str, Instruction]:
-    return {spell(op, defaults=defaults): op for op in row_of() for defaults in (False, True)}
+    return {spell(op, defaults=defaults): op for op in syntax_rows() for defaults in (False, True)}
 
 
 def parse(text: str | Instruction) -> Instruction:
@@ -62,7 +62,7 @@ def _parse(text: str) -> Instruction:
     if not rest and guard is None:
         return op
     op = replace(op, guard=guard, arguments=arguments(rest) if rest else ())
-    problem = wrong_arguments(op, row_of()[op].section) if rest else None
+    problem = wrong_arguments(op, syntax_rows()[op].section) if rest else None
     if problem:
         raise Unsupported(problem)
     return op

@@ -1,4 +1,9 @@
-"""`Instruction`: one tensor-core instruction as a value, its PTX spelling, and the signature that follow from its fields."""
+"""`Instruction`: one tensor-core instruction as a value, with its PTX spelling, its operands and their sizes.
+
+Here stands what follows from an instruction's own fields, and how each family is spelled (`FAMILIES`, `WRITE`). Which instructions there
+are stands in `syntax`, which target has them in `catalog`, what they compute in `tcemu.architectures`. `grammar` reads spellings, and
+`diagnosis` explains those that are wrong.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -271,7 +276,7 @@ WRITE: dict[str, Callable[[Instruction], Iterable[str | None]]] = {
 
 
 def _defaulted(op: Instruction) -> set[str]:
-    """The slots whose qualifier says what is so without it."""
+    """The slots whose qualifier is the default, so that it may be left out."""
     slots = {"rounding"} if op.rounding == DEFAULT_ROUNDING else set()
     return slots | ({"scale_vec"} if op.scale_vec is not None and op.scale_vec == DEFAULT_SCALE_VEC.get(op.kind or "") else set())
 

@@ -62,9 +62,9 @@ def sparsify(
     if already_sparse:
         _nothing_lost(magnitude, fields, chunk)
     kept = compress(dense, fields, chunk)
-    return Sparse(
-        kept, fields if instruction is None else metadata_registers(instruction, fields, sparsity_selector(instruction, selector))
-    )
+    if instruction is None:
+        return Sparse(kept=kept, metadata=fields)
+    return Sparse(kept=kept, metadata=metadata_registers(instruction, fields, sparsity_selector(instruction, selector)))
 
 
 def densify(

@@ -1,4 +1,4 @@
-"""The PTX kernel that runs one instruction on many cases: a warp, or warpgroup, a case; made from the instruction's own fields."""
+"""The PTX kernel that runs one instruction on many cases, written from the instruction's fields. A case is a warp, or a warpgroup."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -8,7 +8,11 @@ from tcemu.isa.catalog import least
 from tcemu.isa.instructions import FAMILIES, LANES, Instruction, spell
 
 ENTRY = "tcemu"
-LANE, CASE, MEMORY = "lane", "case", "memory"  # what a parameter has words for: each lane of a case, each case; or an image of a case
+LANE, CASE, MEMORY = (
+    "lane",
+    "case",
+    "memory",
+)  # a parameter has words for each lane of a case, for each case, or is an image of a case's memory
 VECTORS, SINGLES = ("d", "a", "b", "c", "r"), ("e", "sp_meta", "scale_a", "scale_b")  # operands in registers
 IMMEDIATES = ("f", "sp_sel", "selector_a", "selector_b", "imm_scale_a", "imm_scale_b", "imm_trans_a", "imm_trans_b")
 STORES = ("wmma.store", "stmatrix")
@@ -25,13 +29,13 @@ class Parameter(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """The text, the pointers that its entry takes, before the number of cases and the words of an image, and which one is written."""
+    """A PTX kernel, and what is needed to launch it."""
 
     text: str
-    parameters: tuple[Parameter, ...]
-    written: str
+    parameters: tuple[Parameter, ...]  # the pointers that the entry takes; after them the number of cases, and the words of an image
+    written: str  # the parameter that the kernel writes
     threads: int
-    shared: bool  # an image of each case is copied to shared memory
+    shared: bool  # whether an image of each case is copied to shared memory
 
 
 def kernel(op: Instruction, target: str, form: int = 0, immediates: Mapping[str, Any] | None = None) -> Kernel:
@@ -77,11 +81,12 @@ def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str
     text += [f".visible .entry {ENTRY}(\n{entry}\n)", f".maxntid {threads}, 1, 1", "{"]
     body = [*_registers(op, parameters), *body]
     text += [line if line.endswith(":") else f"    {line}" for line in body]
-    return Kernel("\n".join([*text, "}", ""]), parameters, written, threads, shared)
+    text = "\n".join([*text, "}", ""])
+    return Kernel(text=text, parameters=parameters, written=written, threads=threads, shared=shared)
 
 
 def written_by(op: Instruction) -> str:
-    """The parameter that the instruction writes; of those that it reads too, it holds what was there before."""
+    """The parameter that the instruction writes. If the instruction reads it too, it comes with the old words."""
     return "memory" if op.family in STORES else "d" if "d" in op.operands else "r"
 
 
@@ -93,13 +98,13 @@ def in_shared(op: Instruction) -> bool:
 def _parameters(op: Instruction, operands: tuple[str, ...]) -> Iterator[Parameter]:
     for name in operands:
         if name in VECTORS or name in SINGLES:
-            yield Parameter(name, LANE, op.registers(name))
+            yield Parameter(name=name, of=LANE, words=op.registers(name))
         elif name in PER_CASE:
-            yield Parameter(name, CASE, PER_CASE[name])
+            yield Parameter(name=name, of=CASE, words=PER_CASE[name])
         elif name == "p":  # a place in the image, in bytes; the movers' lanes have one each
-            yield Parameter("address", CASE if op.family.startswith("wmma") else LANE, 1)
+            yield Parameter(name="address", of=CASE if op.family.startswith("wmma") else LANE, words=1)
     if op.warps > 1 or "p" in operands:
-        yield Parameter("memory", MEMORY)
+        yield Parameter(name="memory", of=MEMORY)
 
 
 def _registers(op: Instruction, parameters: tuple[Parameter, ...]) -> Iterator[str]:
@@ -193,5 +198,5 @@ def _operand(op: Instruction, name: str, immediates: dict[str, Any]) -> str:
 
 
 def runs(op: Instruction) -> bool:
-    """Whether there is a kernel of the instruction: not of wgmma's fences, which every kernel of wgmma has."""
+    """Whether there is a kernel for the instruction. wgmma's fence, commit and wait have none: they stand in each kernel of wgmma."""
     return bool(FAMILIES[op.family].operands) and "n" not in op.operands
