@@ -27,10 +27,12 @@ def dot(
 ) -> Array:
     """One instruction's D = A·B + C on raw codes, without registers: mma, mma.sp, wmma.mma, wgmma and wgmma.sp.
 
-    a: codes [..., M, K], of a sparse instruction the stored [..., M, K/2]; b: [..., K, N]; c: [..., M, N], unsigned integers; f64 codes are
-    uint32[..., 2], low word first. (Each of the four products of m8n8k4 with f16 is one element of the batch.) e: the 4-bit fields of a
-    sparse instruction's metadata, [..., M, chunks]. scale_a, scale_b: the scale codes of a block-scaled one, [..., M, scale_vec] and
-    [..., scale_vec, N]. Leading axes broadcast. Returns codes [..., M, N] in `op.d.dtype`. Raises as `mma`.
+    a: codes [..., M, K], of a sparse instruction the stored [..., M, K/2]. b: [..., K, N]. c: [..., M, N]. Codes are unsigned integers;
+    those of f64 are uint32[..., 2], low word first. Leading axes are batch axes and broadcast. m8n8k4 with f16, which is four products,
+    takes them as four elements of the batch.
+    target, model: as in `mma`. e: the 4-bit fields of a sparse instruction's metadata, [..., M, chunks]. scale_a, scale_b: the scale codes
+    of a block-scaled one, [..., M, scale_vec] and [..., scale_vec, N].
+    Returns codes [..., M, N] in `op.d.dtype`. Raises as `mma`.
     """
     applied = modelled(op, target, model, "dot")
     op, model, clamped = applied.op, applied.model, applied.clamped_metadata

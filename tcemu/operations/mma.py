@@ -28,7 +28,7 @@ from tcemu.operations.selected import (
     sparsity_selector,
 )
 
-Pair = tuple[ArrayLike, ArrayLike]  # (byte_id, thread_id)
+SelectorPair = tuple[ArrayLike, ArrayLike]  # (byte_id, thread_id)
 
 
 def mma(
@@ -41,8 +41,8 @@ def mma(
     model: Model | None = None,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
-    selector_a: Pair = (0, 0),
-    selector_b: Pair = (0, 0),
+    selector_a: SelectorPair = (0, 0),
+    selector_b: SelectorPair = (0, 0),
 ) -> Array:
     """One dense `mma.sync` for each batch element: D = A·B + C, registers in, registers out, bit for bit.
 
@@ -50,13 +50,13 @@ def mma(
     a, b, c: uint32[..., 32, n], lane, then register in the order of the PTX statement, n = `op.registers(...)`; an f64 register is two
     words, low first. Leading axes are batch axes, any number of them; they broadcast.
     model: another arithmetic in place of the target's own; its fields may be traced (see `tcemu.Model`).
-    scale_a, scale_b: with .block_scale only, and then both: uint32[..., 32], the register of four scale bytes in each lane. selector_a,
-    selector_b: (byte_id, thread_id), integers, which bytes of which lanes of a quad are read; they may be traced, and are then cut to the
-    bits that the instruction reads.
+    scale_a, scale_b: with .block_scale only, and then both: uint32[..., 32], the register of four scale bytes in each lane.
+    selector_a, selector_b: (byte_id, thread_id), which bytes of which lanes of a quad are read. Integers; traced ones are cut to the bits
+    that the instruction reads.
     Returns uint32[..., 32, n]: D's registers. NaN words are the target's own.
     Raises Unsupported if PTX does not give `op` to `target`, NotModelled if nobody has evidence of its arithmetic there, TypeError or
     ValueError if registers have another dtype or shape, or a selector names what is not there.
-    Source: PTX ISA 9.7.14.5.14, 9.7.14.3; the arithmetic, with its evidence, is a row of `tcemu.models`.
+    Source: PTX ISA 9.7.14.5.14, 9.7.14.3; for the arithmetic `tcemu.evidence`, and `tcemu.model` gives it.
     """
     applied = modelled(op, target, model, "mma", "mma")
     operands = bind_mma(applied.op, a, b, c, scale_a=scale_a, scale_b=scale_b, selector_a=selector_a, selector_b=selector_b)
@@ -75,19 +75,19 @@ def mma_sp(
     model: Model | None = None,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
-    selector_a: Pair = (0, 0),
-    selector_b: Pair = (0, 0),
+    selector_a: SelectorPair = (0, 0),
+    selector_b: SelectorPair = (0, 0),
     checked: bool = False,
 ) -> Array:
     """One `mma.sp.sync` for each batch element: D = A·B + C with a sparse A, registers in, registers out, bit for bit.
 
-    a: the stored half of A; e: uint32[..., 32], the register of sparsity metadata in each lane; selector: the sparsity selector, which
-    lanes of a quad hold the metadata (one of `op.selectors`; it may be traced, and is then cut to its bits). All else as in `mma`.
-    What is not stored takes no part: a NaN or Inf that B has there does not matter. A metadata field that PTX does not define does what
-    silicon does: each stored element multiplies the element of B that its index names, in any order, twice the same too.
+    a: the stored half of A. e: uint32[..., 32], the register of sparsity metadata in each lane. selector: the sparsity selector, which says
+    which lanes of a quad hold the metadata: one of `op.selectors`; a traced one is cut to its bits. All else is as in `mma`.
+    An element of B that meets nothing stored takes no part, even if it is a NaN or Inf. A metadata field that PTX does not define does what
+    silicon does: each stored element multiplies the element of B that its index names, in any order, also twice the same one.
     checked: raise UndefinedBehaviour for such a field, with lane, field and value; under a trace wrap the function in `tcemu.checked`.
     `tcemu.sparsify` makes A and its metadata from a matrix, `pack` their registers.
-    Source: PTX ISA 9.7.14.6; the arithmetic, with its evidence, is a row of `tcemu.models`.
+    Source: PTX ISA 9.7.14.6; for the arithmetic `tcemu.evidence`, and `tcemu.model` gives it.
     """
     applied = modelled(op, target, model, "mma_sp", "mma.sp")
     op = applied.op
@@ -118,8 +118,8 @@ def bind_mma(
     selector: ArrayLike | None = None,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
-    selector_a: Pair = (0, 0),
-    selector_b: Pair = (0, 0),
+    selector_a: SelectorPair = (0, 0),
+    selector_b: SelectorPair = (0, 0),
 ) -> MmaOperands:
     """The operands of an mma or mma.sp, checked. Arguments and errors are those of `mma` and `mma_sp`."""
     a, b, c = register_words(op, "a", a), register_words(op, "b", b), register_words(op, "c", c)
@@ -139,7 +139,7 @@ def bind_mma(
     )
 
 
-def _bind_scale(op: Instruction, name: str, registers: ArrayLike | None, selector: Pair) -> Scale | None:
+def _bind_scale(op: Instruction, name: str, registers: ArrayLike | None, selector: SelectorPair) -> Scale | None:
     require(op, name, registers, op.block_scale)
     if registers is None:
         return None

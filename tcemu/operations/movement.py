@@ -30,8 +30,8 @@ def ldmatrix(op: str | Instruction, shared: ArrayLike, address: ArrayLike, *, ta
     op: a PTX spelling or an Instruction, static under `jit`. shared: uint32[..., words], little-endian, from shared address 0.
     address: integers [..., 32], for each lane the byte offset of its row of 16 bytes; lane r + rows * j has row r of matrix j, and lanes
     beyond the last row are not looked at (on sm_75 theirs must be good too). Leading axes are batch axes and broadcast.
-    target: if given, `op` must be legal there. Returns uint32[..., 32, n], lane, then register. Elements of six and four bits come as
-    bytes, in the low bits, with zeros above.
+    target: if given, `op` must be legal there; None: any target, since all hold the matrices alike.
+    Returns uint32[..., 32, n], lane, then register. Elements of six and four bits come as bytes, in the low bits, with zeros above.
     Raises Unsupported if `op` is no ldmatrix, or none of `target`, TypeError or ValueError for another dtype or shape, and
     UndefinedBehaviour for an address that is no multiple of 16 or leads outside `shared`. Traced ones are reported if `checked`; without
     it they load zeros.
@@ -67,7 +67,7 @@ def movmatrix(op: str | Instruction, registers: ArrayLike, *, target: str | None
     """One `movmatrix` for each batch element: the 8 x 8 matrix in the registers of a warp, transposed.
 
     op: a PTX spelling or an Instruction, static under `jit`. registers: uint32[..., 32, 1], any leading axes. target: if given, `op` must
-    be legal there; the result is the same on all. Returns the same shape.
+    be legal there; the result is the same everywhere. Returns the same shape.
     Raises Unsupported if `op` is no movmatrix, or none of `target`, TypeError or ValueError for another dtype or shape.
     Source: PTX ISA 9.7.14.5.17.
     """

@@ -55,7 +55,7 @@ def wgmma(
     Raises Unsupported if PTX does not give `op`, or this form of it, to `target`; NotModelled if nobody has evidence of its arithmetic;
     UndefinedBehaviour for an sp_sel that the shape does not have; TypeError or ValueError for other shapes and dtypes, and for descriptors
     of known value that reach beyond `shared` or have bits outside their fields.
-    Source: PTX ISA 9.7.15.5.2, 9.7.15.6.3; the arithmetic, with its evidence, is a row of `tcemu.models`.
+    Source: PTX ISA 9.7.15.5.2, 9.7.15.6.3; for the arithmetic `tcemu.evidence`, and `tcemu.model` gives it.
     """
     applied = modelled(op, target, model, "wgmma", "wgmma", "wgmma.sp")
     op = applied.op

@@ -84,7 +84,7 @@ def wmma_mma(
     Returns uint32[..., 32, n]: the fragment of D. NaN words are the target's own.
     Raises Unsupported if PTX does not give `op` to `target`, NotModelled if nobody has evidence of its arithmetic there, TypeError or
     ValueError if registers have another dtype or shape.
-    Source: PTX ISA 9.7.14.4.5; the arithmetic, with its evidence, is a row of `tcemu.models`.
+    Source: PTX ISA 9.7.14.4.5; for the arithmetic `tcemu.evidence`, and `tcemu.model` gives it.
     """
     applied = modelled(op, target, model, "wmma_mma", "wmma.mma")
     op, model = applied.op, applied.model
