@@ -54,10 +54,10 @@ class Verified(NamedTuple):
     failed: str = ""  # the GPU's error, which ended it
 
 
-def spelled(target: str, what: str, sizes: tuple[int, ...] | None = WGMMA_N) -> tuple[Instruction, ...]:
+def spelled(target: str, family: str, sizes: tuple[int, ...] | None = WGMMA_N) -> tuple[Instruction, ...]:
     """The spellings of a family, or "all", that the target has and tcemu models. sizes: of wgmma's N (None: all)."""
-    families = FAMILIES if what == "all" else (what,)
-    runnable = (op for family in families for op in instructions(target, family) if runs(op))
+    families = FAMILIES if family == "all" else (family,)
+    runnable = (op for name in families for op in instructions(target, name) if runs(op))
     return tuple(op for op in runnable if (op.warps == 1 or sizes is None or op.n in sizes) and modelled(op, target))
 
 

@@ -6,8 +6,8 @@ one way from the operations to the arithmetic.
 Each operation has a function `bind_...`, which checks its operands and returns them by name. The emulated operation and the one on a real
 GPU (`tcemu.silicon.run`) both call it.
 
-What computes takes `target`, which says which arithmetic. What only moves words takes `target` or None: a target has the instruction
-checked, and None means as sm_80 and later hold it.
+What computes takes `target`, which says by which arithmetic. What only moves words takes `target` or None: if a target is given, it must
+have the instruction; None means as sm_80 and later hold the words.
 """
 
 from functools import partial
@@ -55,8 +55,18 @@ def of_family(op: Instruction, call: str, *families: str) -> None:
 def signature_of(op: Instruction) -> Signature:
     """The types and modes of an instruction, as its arithmetic wants them."""
     assert op.a and op.b and op.d
-    kept = op.k // 2 if op.sparse else op.k
-    return Signature(op.a, op.b, op.c or op.d, op.d, kept, op.rounding, op.satfinite, op.bit_op, op.stype, op.scale_vec or 0)
+    return Signature(
+        a=op.a,
+        b=op.b,
+        c=op.c or op.d,
+        d=op.d,
+        k=op.k // 2 if op.sparse else op.k,
+        rounding=op.rounding,
+        clamp=op.satfinite,
+        bit_op=op.bit_op,
+        scale=op.stype,
+        scale_vec=op.scale_vec or 0,
+    )
 
 
 def multiply_add(
