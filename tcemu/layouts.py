@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-WARP = 32  # lanes of a warp
+LANES = 32  # of a warp
+REGISTER_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class Fragment:
     def lanes(self) -> tuple[int, ...]:
         """The lane axes: (32,) for a warp, (4, 32) for a warpgroup."""
         warps = dict(self.sizes).get("w", 1)
-        return (WARP,) if warps == 1 else (warps, WARP)
+        return (LANES,) if warps == 1 else (warps, LANES)
 
     @property
     def elements(self) -> int:
@@ -240,7 +241,7 @@ def tile_sizes(rows: int, columns: int, run: int, warps: int = 1) -> dict[str, i
 
 def run_of(bits: int) -> int:
     """Neighbouring columns of a multiplicand in one thread: those of one 32-bit register, and one for .f64."""
-    return max(1, WARP // bits)
+    return max(1, REGISTER_BITS // bits)
 
 
 def fragment(
@@ -350,11 +351,11 @@ def wmma_fragment(
     registers: int | None = None,
     integer: bool = False,
 ) -> Fragment:
-    """The fragment of one operand of `wmma`, as the target `sm` (its number, 70 or more) holds it.
+    """The fragment of one operand of `wmma`, as targets of number `sm` (70 or more) hold it.
 
     operand, shape, bits: as in `fragment`. layout: the "row" or "col" of the load, which matters to A and B of sm_70 and sm_72 alone.
-    registers: the 32-bit registers that the manual gives it; those that A or B does not fill hold copies (.f16: eight). None: no copies
-    from sm_75 on. integer: the instruction multiplies integers. Raises ValueError for what no wmma fragment is.
+    registers: the 32-bit registers that the manual gives the operand (.f16: eight); those that A or B does not fill hold copies.
+    None: no copies from sm_75 on. integer: the instruction multiplies integers. Raises ValueError if wmma has no such fragment.
     Source: PTX ISA 9.7.14.4.1 and the evidence beside the rows.
     """
     _one_of("operand", operand, "abcd")
@@ -369,12 +370,11 @@ def wmma_fragment(
         rows = m if operand == "a" else n
         _one_of("(operand, rows)", (operand, rows), _WMMA_BLOCKS)
         h, half = _WMMA_BLOCKS[operand, rows]
-        copies = max(1, (registers or 0) * 1024 // (rows * k * bits))
+        copies = max(1, (registers or 0) * LANES * REGISTER_BITS // (rows * k * bits))
         made = _fragment(WMMA, tile_sizes(rows, k, run_of(bits)) | dict(d=copies, h=h, m=half), transposed=operand == "b")
-    if registers not in (None, made.elements * bits // WARP):
-        raise ValueError(
-            f"registers: {operand} of m{m}n{n}k{k}, {bits} bits, fills {made.elements * bits // WARP}; got {registers}. 9.7.14.4.1"
-        )
+    filled = made.elements * bits // REGISTER_BITS
+    if registers not in (None, filled):
+        raise ValueError(f"registers: {operand} of m{m}n{n}k{k}, {bits} bits, fills {filled}; got {registers}. 9.7.14.4.1")
     return made
 
 

@@ -1,7 +1,6 @@
 """Memory as `uint32[..., words]`, little-endian: runs of words read and written at addresses, and whether those addresses are good.
 
-An address that is an operand (a Tracer, or one for each element of the batch) is data, and reading there is a gather. What is known
-before tracing is slices.
+An address that is traced, or that differs within the batch, is data: reading there is a gather. An address known before tracing is a slice.
 """
 
 from collections.abc import Callable
@@ -90,11 +89,11 @@ def write_lines(memory: Array, start: Array, step: int, lines: Array) -> Array:
 def read_at(memory: Array, starts: Array, good: Array | None = None, *, length: int) -> Array:
     """Runs of `length` words at the words `starts` [..., n]: [..., words] -> [..., n, length]. Where not `good` [..., n], zeros."""
 
-    def one(memory: Array, starts: Array) -> Array:
+    def read(memory: Array, starts: Array) -> Array:
         return jax.vmap(lambda start: lax.dynamic_slice(memory, (start,), (length,)))(starts)
 
-    found = _batched(one, (1, 1), memory, starts)
-    return found if good is None else jnp.where(good[..., None], found, 0)
+    runs = _batched(read, (1, 1), memory, starts)
+    return runs if good is None else jnp.where(good[..., None], runs, 0)
 
 
 def write_at(memory: Array, starts: Array, runs: Array, good: Array | None = None) -> Array:
@@ -103,7 +102,7 @@ def write_at(memory: Array, starts: Array, runs: Array, good: Array | None = Non
     Where not `good` [..., n], nothing is written.
     """
 
-    def one(memory: Array, *written: Array) -> Array:
+    def write_all(memory: Array, *written: Array) -> Array:
         def write(memory: Array, run: tuple[Array, ...]) -> tuple[Array, None]:
             start, words, *keep = run
             if keep:
@@ -113,8 +112,8 @@ def write_at(memory: Array, starts: Array, runs: Array, good: Array | None = Non
         return lax.scan(write, memory, written)[0]
 
     if good is None:
-        return _batched(one, (1, 1, 2), memory, starts, runs)
-    return _batched(one, (1, 1, 2, 1), memory, starts, runs, good)
+        return _batched(write_all, (1, 1, 2), memory, starts, runs)
+    return _batched(write_all, (1, 1, 2, 1), memory, starts, runs, good)
 
 
 def _batched(fn: Callable[..., Array], ranks: tuple[int, ...], *operands: Array) -> Array:
@@ -129,6 +128,6 @@ def _batched(fn: Callable[..., Array], ranks: tuple[int, ...], *operands: Array)
         axes = tuple(None if lead[axis] == 1 else 0 for lead in leads)
         if any(mapped == 0 for mapped in axes):
             fn = jax.vmap(fn, axes)
-    found = fn(*squeezed)
+    result = fn(*squeezed)
     mapped = sum(n != 1 for n in batch)
-    return found.reshape(*batch, *found.shape[mapped:])
+    return result.reshape(*batch, *result.shape[mapped:])

@@ -18,9 +18,9 @@ class Container(NamedTuple):
     shift: int = 0
 
 
-# Each element of f8f6f4 takes a byte: e2m1 its central four bits, six-bit types the low six. PTX ISA 9.7.14.5.14, where .kind is described;
-# CUTLASS mma_traits_sm120.hpp, fp4_shift_A. That the padding is ignored is assumed: no source says so
-_F8F6F4 = {E4M3: Container(8), E5M2: Container(8), E3M2: Container(8), E2M3: Container(8), E2M1: Container(8, shift=2)}
+# Each element of f8f6f4 takes a byte: e2m1 the middle four bits, six-bit types the low six. PTX ISA 9.7.14.5.14, where .kind is described;
+# CUTLASS mma_traits_sm120.hpp, fp4_shift_A. No source says that the padding is ignored: that is assumed
+_F8F6F4 = {fmt: Container(container_bits=8) for fmt in (E4M3, E5M2, E3M2, E2M3)} | {E2M1: Container(container_bits=8, shift=2)}
 CONTAINERS = {"f8f6f4": _F8F6F4, "mxf8f6f4": _F8F6F4}
 
 
@@ -31,7 +31,7 @@ def container(fmt: Format, kind: str | None = None) -> Container:
     """
     rows = CONTAINERS.get(kind or "")
     if rows is None:
-        return Container(1 << (fmt.bits - 1).bit_length())
+        return Container(container_bits=1 << (fmt.bits - 1).bit_length())
     if fmt not in rows:
         raise ValueError(f"fmt: .kind::{kind} takes {', '.join(map(repr, rows))}; got {fmt!r}. PTX ISA 9.7.14.5.14")
     return rows[fmt]

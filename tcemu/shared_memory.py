@@ -1,4 +1,4 @@
-"""wgmma's operands in shared memory: the matrix descriptor, the canonical layouts and the swizzle, each of them once.
+"""wgmma's operands in shared memory: the matrix descriptor, the canonical layouts and the swizzle.
 
 An operand is lines of 16-byte units. K-major: a line is a row of A or a column of B, and its units follow each other along K. MN-major: a
 line is one k, and its units follow each other along M or N. Eight lines by one swizzle width are an atom; the canonical layouts say which
@@ -38,11 +38,11 @@ class Field(NamedTuple):
 
 
 FIELDS = {  # 9.7.15.5.1.2.2
-    "start": Field(0, 14, in_units=True),
-    "leading": Field(16, 14, in_units=True),
-    "stride": Field(32, 14, in_units=True),
-    "base_offset": Field(49, 3),
-    "mode": Field(62, 2),
+    "start": Field(low=0, bits=14, in_units=True),
+    "leading": Field(low=16, bits=14, in_units=True),
+    "stride": Field(low=32, bits=14, in_units=True),
+    "base_offset": Field(low=49, bits=3),
+    "mode": Field(low=62, bits=2),
 }
 MODES = (0, 128, 64, 32)  # the swizzle in bytes, by the field `mode`
 WIDTHS = tuple(max(1, swizzle // UNIT) for swizzle in MODES)  # of an atom in units, by mode
@@ -58,16 +58,16 @@ class Canonical(NamedTuple):
 
 
 CANONICAL = (  # 9.7.15.5.1.2.1.3
-    Canonical("mn", 0, "leading", "stride"),
-    Canonical("mn", 32, "stride", "leading"),
-    Canonical("mn", 64, "stride", "leading"),
-    Canonical("mn", 128, "stride", "leading"),
-    Canonical("k", 0, "stride", "leading"),
-    # the manual calls `leading` unused here, and repeats atoms along K with the stride of units, which would put them into the next line;
-    # on an H200 it is used: by sparse B, 64 bytes of K, with the 32-byte swizzle
-    Canonical("k", 32, "stride", "leading"),
-    Canonical("k", 64, "stride", "leading"),
-    Canonical("k", 128, "stride", "leading"),
+    Canonical(major="mn", swizzle=0, next_lines="leading", next_atom="stride"),
+    Canonical(major="mn", swizzle=32, next_lines="stride", next_atom="leading"),
+    Canonical(major="mn", swizzle=64, next_lines="stride", next_atom="leading"),
+    Canonical(major="mn", swizzle=128, next_lines="stride", next_atom="leading"),
+    Canonical(major="k", swizzle=0, next_lines="stride", next_atom="leading"),
+    # The manual calls `leading` unused here. It repeats atoms along K with the stride of units, which would put them into the next line. On
+    # an H200 `leading` is used: seen with sparse B, which has 64 bytes of K, and the 32-byte swizzle
+    Canonical(major="k", swizzle=32, next_lines="stride", next_atom="leading"),
+    Canonical(major="k", swizzle=64, next_lines="stride", next_atom="leading"),
+    Canonical(major="k", swizzle=128, next_lines="stride", next_atom="leading"),
 )
 MAJORS = ("k", "mn")
 
@@ -99,14 +99,14 @@ def descriptor(start: int, leading: int, stride: int, swizzle: int, base_offset:
         raise ValueError(f"swizzle: got {swizzle}; wanted one of 0, 32, 64, 128, in bytes. {SECTION}.2")
     if base_offset and not swizzle:
         raise ValueError(f"base_offset: got {base_offset} without a swizzle; only the swizzled modes have one. {SECTION}.2")
-    found = MODES.index(swizzle) << FIELDS["mode"].low
+    packed = MODES.index(swizzle) << FIELDS["mode"].low
     for name, value in values.items():
-        low, bits, in_units = FIELDS[name]
-        scale = UNIT if in_units else 1
-        if value % scale or not 0 <= value < scale << bits:
-            raise ValueError(f"{name}: got {value}; wanted a multiple of {scale} from 0 to {((1 << bits) - 1) * scale}. {SECTION}.2")
-        found |= int(value) // scale << low
-    return found
+        field = FIELDS[name]
+        scale = UNIT if field.in_units else 1
+        if value % scale or not 0 <= value < scale << field.bits:
+            raise ValueError(f"{name}: got {value}; wanted a multiple of {scale} from 0 to {((1 << field.bits) - 1) * scale}. {SECTION}.2")
+        packed |= int(value) // scale << field.low
+    return packed
 
 
 def descriptor_words(name: str, value: Any) -> Any:
@@ -129,12 +129,12 @@ def descriptor_words(name: str, value: Any) -> Any:
 def fields(words: Any) -> Descriptor:
     """The fields of descriptors uint32[..., 2], NumPy or JAX, as int32[...]."""
 
-    def one(field: Field) -> Any:
+    def value_of(field: Field) -> Any:
         word, low = divmod(field.low, REGISTER_BITS)
         value = (words[..., word] >> np.uint32(low)) & np.uint32((1 << field.bits) - 1)
         return value.astype(np.int32) * (UNIT if field.in_units else 1)
 
-    return Descriptor(*(one(FIELDS[name]) for name in Descriptor._fields))
+    return Descriptor(**{name: value_of(FIELDS[name]) for name in Descriptor._fields})
 
 
 def strays(words: Any) -> Any:
@@ -155,7 +155,7 @@ def swizzle(address: Any, width: Any, base_offset: Any = 0) -> Any:
 def unit_addresses(at: Descriptor, major: str, lines: int, units: int) -> Any:
     """int32 [..., lines, units]: the byte address of every 16-byte unit of an operand. `at`: int32[...] fields, NumPy or JAX."""
     xp = jnp if any(isinstance(field, jax.Array) for field in at) else np
-    at = Descriptor(*(xp.asarray(field)[..., None, None] for field in at))
+    at = Descriptor(**{name: xp.asarray(field)[..., None, None] for name, field in at._asdict().items()})
     by_mode = {row.swizzle: row for row in CANONICAL if row.major == major}
     width = xp.asarray(np.array(WIDTHS, np.int32))[at.mode]
     lines_by_leading = xp.asarray(np.array([by_mode[bytes_].next_lines == "leading" for bytes_ in MODES]))[at.mode]
@@ -195,12 +195,12 @@ def read(memory: Array, addresses: Any, fmt: Format, major: str) -> Array:
     blocks = memory[..., : count * UNIT_WORDS].reshape(*memory.shape[:-1], count, UNIT_WORDS)
     at = addresses.reshape(*batch, lines * units) // UNIT
     if not batch:
-        found = jnp.take(blocks, at, axis=-2, mode="clip")
+        taken = jnp.take(blocks, at, axis=-2, mode="clip")
     else:
         rank = max(len(batch), blocks.ndim - 2)
         blocks, at = blocks.reshape(*(1,) * (rank + 2 - blocks.ndim), *blocks.shape), at.reshape(*(1,) * (rank + 1 - at.ndim), *at.shape)
-        found = jnp.take_along_axis(blocks, jnp.clip(at, 0, count - 1)[..., None], axis=-2)
-    codes = unpack_registers(found.reshape(*found.shape[:-2], lines, units * UNIT_WORDS), fmt)
+        taken = jnp.take_along_axis(blocks, jnp.clip(at, 0, count - 1)[..., None], axis=-2)
+    codes = unpack_registers(taken.reshape(*taken.shape[:-2], lines, units * UNIT_WORDS), fmt)
     return codes if major == "k" else codes.swapaxes(-1, -2)
 
 
@@ -257,8 +257,8 @@ class SharedLayout:
         """int32 [rows, columns]: the byte address of every element (of the byte that holds it, for formats below 8 bits)."""
         bits = container(self.format).container_bits
         inside = np.arange(UNIT * 8 // bits, dtype=np.int32) * bits // 8
-        found = (self.units[..., None] + inside).reshape(self.extent[0], -1)
-        return found if self.major == "k" else found.T
+        addresses = (self.units[..., None] + inside).reshape(self.extent[0], -1)
+        return addresses if self.major == "k" else addresses.T
 
     def descriptor(self, row: int = 0, column: int = 0) -> int:
         """The descriptor of the part that begins at (row, column): of one instruction's operand in a larger matrix.
@@ -286,7 +286,7 @@ class SharedLayout:
         atom = LINES * width * UNIT
         # along M or N first
         lines_step, atom_step = (atom, atom * -(-lines // LINES)) if self.major == "k" else (atom * -(-units // width), atom)
-        by_leading = any(row.next_lines == "leading" for row in CANONICAL if row[:2] == (self.major, self.swizzle))
+        by_leading = any(row.next_lines == "leading" for row in CANONICAL if (row.major, row.swizzle) == (self.major, self.swizzle))
         leading, stride = (lines_step, atom_step) if by_leading else (atom_step, lines_step)
         leading = leading if self.leading is None else self.leading
         return descriptor(start, leading, stride if self.stride is None else self.stride, self.swizzle, self.base_offset)

@@ -30,7 +30,7 @@ def defined_fields(chunk: int, ordered: bool) -> tuple[int, ...]:
 
 def undefined(fields: Array, chunk: int, ordered: bool) -> Array:
     """bool: which 4-bit fields PTX leaves undefined."""
-    table = sum(1 << field for field in defined_fields(chunk, ordered))
+    table = sum(1 << field for field in defined_fields(chunk, ordered))  # bit f: whether field f is defined
     return (jnp.uint32(table) >> fields.astype(jnp.uint32)) & 1 == 0
 
 
@@ -60,7 +60,7 @@ def gather(b: Array, fields: Array, chunk: int, clamped: bool = False) -> Array:
     outside the defined ones puts halves of two elements together; measured on an NVIDIA H200 (tests/golden, tf32_metadata). clamped: a
     first index above 2 counts as 2 and a second index of 0 as 1, as sm_120 does for 4-bit types.
 
-    A selection among four, so that no memory access depends on data.
+    It selects among four elements, so that no memory access depends on data.
     """
     *batch, k, n = b.shape
     if chunk == 2:
@@ -73,8 +73,8 @@ def gather(b: Array, fields: Array, chunk: int, clamped: bool = False) -> Array:
         return jnp.where(at & 2 == 2, high, low)
 
     first, second = (named(unit) for unit in _units(fields, clamped))
-    found = first | second << 16 if chunk == 2 else jnp.stack([first, second], axis=-3)
-    return found.reshape(*first.shape[:-3], k // 2, n)
+    met = first | second << 16 if chunk == 2 else jnp.stack([first, second], axis=-3)
+    return met.reshape(*first.shape[:-3], k // 2, n)
 
 
 def keep_largest(magnitude: Limbs, chunk: int) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.architectures.lookup import COMPUTING, row
+from tcemu.architectures.lookup import COMPUTING, row_for
 from tcemu.errors import NotModelled
 from tcemu.fuzz.counter import Pair, case_keys, mix, pair, plus
 from tcemu.fuzz.generators import generate, operands
@@ -22,7 +22,7 @@ from tcemu.fuzz.sides import Side, codes, emulated
 from tcemu.isa.catalog import instructions
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.operations.movement import ldmatrix, movmatrix, stmatrix
-from tcemu.operations.wmma import _lines, wmma_load, wmma_store
+from tcemu.operations.wmma import memory_lines, wmma_load, wmma_store
 from tcemu.shared_memory import MODES
 from tcemu.silicon.gpu import Runner
 from tcemu.silicon.launch import line_alignment
@@ -34,7 +34,7 @@ MOVING = ("wmma.load", "wmma.store", "ldmatrix", "stmatrix", "movmatrix")
 FAMILIES = (*COMPUTING, *MOVING)
 WGMMA_N = (8, 24, 256)  # of wgmma's 32 sizes, those that are verified unless more are asked for
 IMAGE_ROWS = 64  # of 16 bytes: the shared memory of a mover's case
-ABSENT = 8  # one case of so many has wgmma's scale_d false
+ABSENT = 8  # one case in so many has wgmma's scale_d false
 
 
 class Verified(NamedTuple):
@@ -54,16 +54,17 @@ class Verified(NamedTuple):
     failed: str = ""  # the GPU's error, which ended it
 
 
-def spelled(target: str, what: str, sizes: tuple[int, ...] | None = WGMMA_N) -> tuple[Instruction, ...]:
+def spelled(target: str, family: str, sizes: tuple[int, ...] | None = WGMMA_N) -> tuple[Instruction, ...]:
     """The spellings of a family, or "all", that the target has and tcemu models. sizes: of wgmma's N (None: all)."""
-    families = FAMILIES if what == "all" else (what,)
-    found = (op for family in families for op in instructions(target, family) if runs(op))
-    return tuple(op for op in found if (op.warps == 1 or sizes is None or op.n in sizes) and modelled(op, target))
+    families = FAMILIES if family == "all" else (family,)
+    runnable = (op for name in families for op in instructions(target, name) if runs(op))
+    return tuple(op for op in runnable if (op.warps == 1 or sizes is None or op.n in sizes) and modelled(op, target))
 
 
 def modelled(op: Instruction, target: str) -> bool:
+    """Whether there is a model of what the target computes; what only moves words needs none."""
     try:
-        return op.family in MOVING or row(op, target) is not None
+        return op.family in MOVING or row_for(op, target) is not None
     except NotModelled:
         return False
 
@@ -74,58 +75,67 @@ def alike(op: Instruction) -> Instruction:
 
 
 def verified(op: Instruction, runner: Runner, outputs: int, seed: int = 0, explained: bool = True) -> Verified:
-    """At least so many outputs of one spelling, spread over its variants, by the GPU and by the emulation."""
+    """One spelling by the GPU and by the emulation: at least so many outputs, spread over its variants."""
     if op.family in MOVING:
         return _moved(op, runner, outputs, seed)
-    ways = variants(op, _shift(op))
+    chosen = variants(op, _shift(op))
     size = turn_size(op, jax.default_backend())
     size += -size % op.products
     turns = max(1, -(-outputs // (size * op.m * op.n)))
-    wrong, open_wrong, opened, first = 0, 0, 0, None
+    mismatches, undefined_mismatches, undefined_outputs, first = 0, 0, 0, None
     emulate = _emulated(alike(op), runner.target, size)
-    for turn in range(max(turns, len(ways))):
-        way, start = ways[turn % len(ways)], turn * size
-        given, scale_d, expected = emulate(pair(seed), pair(start), sign(op, way))
-        d = launched(op, way, placed(op, way, given, scale_d), runner)
-        differ, is_open = np.asarray(_differing(op, d, expected)), np.asarray(_open(op, given))
-        defined = np.where(is_open, 0, differ)
+    for turn in range(max(turns, len(chosen))):
+        variant, start = chosen[turn % len(chosen)], turn * size
+        cases, scale_d, expected = emulate(pair(seed), pair(start), sign(op, variant))
+        d = launched(op, variant, placed(op, variant, cases, scale_d), runner)
+        differ, is_undefined = np.asarray(_differing(op, d, expected)), np.asarray(_undefined(op, cases))
+        defined = np.where(is_undefined, 0, differ)
         if defined.any() and first is None:
-            first = way, start + int(np.argmax(defined > 0))
-        wrong, open_wrong = wrong + int(defined.sum()), open_wrong + int((differ - defined).sum())
-        opened += int(is_open.sum()) * op.m * op.n
-    total = max(turns, len(ways)) * size * op.m * op.n
-    said = _explained(op, runner, seed, *first) if first is not None and explained else ""
-    return Verified(str(op), op.family, total - opened, wrong, len(ways), said, opened, open_wrong)
+            first = variant, start + int(np.argmax(defined > 0))
+        mismatches += int(defined.sum())
+        undefined_mismatches += int((differ - defined).sum())
+        undefined_outputs += int(is_undefined.sum()) * op.m * op.n
+    total = max(turns, len(chosen)) * size * op.m * op.n
+    return Verified(
+        op=str(op),
+        family=op.family,
+        outputs=total - undefined_outputs,
+        mismatches=mismatches,
+        variants=len(chosen),
+        said=_explained(op, runner, seed, *first) if first is not None and explained else "",
+        undefined=undefined_outputs,
+        undefined_mismatches=undefined_mismatches,
+    )
 
 
-def _open(op: Instruction, given: dict[str, Array]) -> Array:
+def _undefined(op: Instruction, cases: dict[str, Array]) -> Array:
     """bool[cases]: whose metadata PTX leaves undefined."""
     if not op.sparse:
-        return jnp.zeros(len(given["a"]), bool)
-    return undefined(given["e"], op.chunk, op.ordered).any((-2, -1))
+        return jnp.zeros(len(cases["a"]), bool)
+    return undefined(cases["e"], op.chunk, op.ordered).any((-2, -1))
 
 
-def sign(op: Instruction, way: Variant) -> np.uint32:
+def sign(op: Instruction, variant: Variant) -> np.uint32:
     """The bit of A to flip for wgmma's immediates: B's negation reaches the product too (see `tcemu.wgmma`)."""
-    negated = way.given.get("imm_scale_a", 1) != way.given.get("imm_scale_b", 1)
+    negated = variant.values.get("imm_scale_a", 1) != variant.values.get("imm_scale_b", 1)
     return np.uint32(1 << op.a.bits - 1 if negated and op.a is not None else 0)
 
 
 @lru_cache(maxsize=8)
 def _emulated(op: Instruction, target: str, size: int) -> Callable[[Pair, Pair, np.uint32], tuple[dict[str, Array], Array, Array]]:
     """One compiled turn: the operands, wgmma's predicate, and D by the emulation."""
-    found = row(op, target)
+    applied = row_for(op, target)
 
     @jax.jit
     def turn(seed: Pair, start: Pair, flip: Array) -> tuple[dict[str, Array], Array, Array]:
         number = plus(start, jnp.arange(size, dtype=jnp.uint32))
-        given = operands(op, case_keys(seed, number), KINDS)
+        cases = operands(op, case_keys(seed, number), KINDS)
         present = (number[0] % ABSENT != 0) | (op.warps == 1)
-        used = dict(given)
+        multiplied = dict(cases)
         if op.warps > 1:
-            used["a"] = given["a"] ^ flip.astype(given["a"].dtype)
-            used["c"] = jnp.where(present[:, None, None], given["c"], 0)
-        return given, present, codes(op, found.model, used, found.clamped_metadata)
+            multiplied["a"] = cases["a"] ^ flip.astype(cases["a"].dtype)
+            multiplied["c"] = jnp.where(present[:, None, None], cases["c"], 0)
+        return cases, present, codes(op, applied.model, multiplied, applied.clamped_metadata)
 
     return turn
 
@@ -138,19 +148,20 @@ def _differing(op: Instruction, words: Array, expected: Array) -> Array:
 _counted = jax.jit(differing, static_argnums=0)
 
 
-def _explained(op: Instruction, runner: Runner, seed: int, way: Variant, number: int) -> str:
-    """The mismatch made small. What scale_d and the signs do, the explanation leaves out; a case that needs them is told by its number."""
-    known = emulated(op, runner.target)
-    real = Side(runner.name, product(op, runner, way._replace(immediates=_plain(way))), traced=False)
-    case = Run(op, known, real, 0, seed, KINDS).operands(number)
+def _explained(op: Instruction, runner: Runner, seed: int, variant: Variant, number: int) -> str:
+    """The mismatch made small, without scale_d and negation; a case that does not differ without them is told by its number alone."""
+    emulation = emulated(op, runner.target)
+    real = Side(runner.name, product(op, runner, variant._replace(immediates=_without_negation(variant))), traced=False)
+    case = Run(op, emulation, real, 0, seed, KINDS).operands(number)
+    where = f"{str(variant) or 'no immediates'}, case {number}"
     try:
-        return f"{str(way) or 'no immediates'}, case {number}: {shrink(op, known, real, case, number)}"
+        return f"{where}: {shrink(op, emulation, real, case, number)}"
     except ValueError as error:
-        return f"{str(way) or 'no immediates'}, case {number}: {error}"
+        return f"{where}: {error}"
 
 
-def _plain(way: Variant) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, 1 if name.startswith("imm_scale") else value) for name, value in way.immediates)
+def _without_negation(variant: Variant) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, 1 if name.startswith("imm_scale") else value) for name, value in variant.immediates)
 
 
 # ---- movement
@@ -165,18 +176,20 @@ class Movement(NamedTuple):
 
 
 def _moved(op: Instruction, runner: Runner, outputs: int, seed: int) -> Verified:
-    cases, wrong, total, ways = 4096, 0, 0, 0
+    cases, mismatches, total, forms = 4096, 0, 0, 0
     for number, form in enumerate(_forms(op, outputs, cases)):
         made = movement(op, runner.target, form, cases, seed, number)
-        found = runner(op, made.form, {}, made.words)
-        if found.shape != made.expected.shape:
-            raise ValueError(f"{op}: the runner gave uint32{list(found.shape)}; wanted {list(made.expected.shape)}")
-        wrong, total, ways = wrong + int(_moved_wrong(found, made.expected)), total + found.size, max(ways, form + 1)
-    return Verified(str(op), op.family, total, wrong, ways)
+        written = runner(op, made.form, {}, made.words)
+        if written.shape != made.expected.shape:
+            raise ValueError(f"{op}: the runner gave uint32{list(written.shape)}; wanted {list(made.expected.shape)}")
+        mismatches += int(_unlike(written, made.expected))
+        total, forms = total + written.size, max(forms, form + 1)
+    return Verified(op=str(op), family=op.family, outputs=total, mismatches=mismatches, variants=forms)
 
 
 @jax.jit
-def _moved_wrong(x: Array, y: Array) -> Array:
+def _unlike(x: Array, y: Array) -> Array:
+    """How many words differ."""
     return jnp.sum(x != y, dtype=jnp.int32)
 
 
@@ -192,17 +205,17 @@ def movement(op: Instruction, target: str, form: int, cases: int, seed: int, num
     draw = _Draw(seed, number)
     if op.family == "movmatrix":
         held = draw.words(cases, LANES, 1)
-        return Movement(form, {"a": held}, movmatrix(op, held))
+        return Movement(form=form, words={"a": held}, expected=movmatrix(op, held, target=target))
     held = draw.words(cases, LANES, op.registers("r"))
     if op.family in ("ldmatrix", "stmatrix"):
         memory = draw.words(cases, 4 * IMAGE_ROWS)
-        odd, first = draw.words(cases, 1) | 1, draw.words(cases, 1)
-        address = np.asarray((np.arange(LANES, dtype=np.uint32) * odd + first) % IMAGE_ROWS * 16).astype(np.int32)
+        step, first = draw.words(cases, 1) | 1, draw.words(cases, 1)  # an odd step visits each row once before it comes round
+        address = np.asarray((np.arange(LANES, dtype=np.uint32) * step + first) % IMAGE_ROWS * 16).astype(np.int32)
         words = {"memory": memory, "address": jnp.asarray(address, jnp.uint32)[..., None]}
         if op.family == "ldmatrix":
-            return Movement(form, words, ldmatrix(op, memory, address, target=target))
-        return Movement(form, words | {"r": held}, stmatrix(op, memory, address, held, target=target))
-    lines, bits = _lines(op), getattr(op, op.operand or "").bits
+            return Movement(form=form, words=words, expected=ldmatrix(op, memory, address, target=target))
+        return Movement(form=form, words=words | {"r": held}, expected=stmatrix(op, memory, address, held, target=target))
+    lines, bits = memory_lines(op), getattr(op, op.operand or "").bits
     step = 8 * line_alignment(op) // bits
     offset = np.asarray(draw.words(cases) % 4).astype(np.int64) * step
     stride = op.default_stride + (np.asarray(draw.words(cases) % 4).astype(np.int64) * step if form else 0)
@@ -214,8 +227,8 @@ def movement(op: Instruction, target: str, form: int, cases: int, seed: int, num
         words["stride"] = jnp.asarray(stride, jnp.uint32)[:, None]
         place["stride"] = stride
     if op.family == "wmma.load":
-        return Movement(form, words, wmma_load(op, memory, **place))
-    return Movement(form, words | {"r": held}, wmma_store(op, memory, held, **place))
+        return Movement(form=form, words=words, expected=wmma_load(op, memory, **place))
+    return Movement(form=form, words=words | {"r": held}, expected=wmma_store(op, memory, held, **place))
 
 
 class _Draw:
@@ -258,15 +271,16 @@ def recorded(op: Instruction, runner: Runner, cases: int, seed: int = 0) -> Iter
             yield entry, _arrays(op, made.words, runner(op, form, {}, made.words))
         return
     count = cases * op.products
-    for at, way in enumerate(variants(op, _shift(op))):
-        given = generate(op, seed, at * count, count)
+    for at, variant in enumerate(variants(op, _shift(op))):
+        codes_of_cases = generate(op, seed, at * count, count)
         present = at % len(MODES) != len(MODES) - 1  # the last one leaves wgmma's accumulator out
-        words = placed(op, way, given, jnp.full(count, present))
-        arrays = _arrays(op, words, launched(op, way, words, runner))
-        more = {{"f": "selector"}.get(name, name): value for name, value in way.immediates}
+        words = placed(op, variant, codes_of_cases, jnp.full(count, present))
+        arrays = _arrays(op, words, launched(op, variant, words, runner))
+        more = {{"f": "selector"}.get(name, name): value for name, value in variant.immediates}
         if op.warps > 1:
-            more = {"immediates": [value for name, value in way.immediates if name.startswith("imm")], "sp_sel": way.given.get("sp_sel")}
-            more |= {"a": "registers" if way.form else "descriptor", "scale_d": int(present)}
+            immediates = [value for name, value in variant.immediates if name.startswith("imm")]
+            more = {"immediates": immediates, "sp_sel": variant.values.get("sp_sel")}
+            more |= {"a": "registers" if variant.form else "descriptor", "scale_d": int(present)}
             for name in ("a_desc", "b_desc"):
                 if name in arrays:
                     low, high = arrays.pop(name)[0].tolist()
@@ -277,15 +291,16 @@ def recorded(op: Instruction, runner: Runner, cases: int, seed: int = 0) -> Iter
 
 def _arrays(op: Instruction, words: dict[str, Array], result: Array) -> dict[str, np.ndarray]:
     """By their names in a golden file; an operand of one register has no axis of registers, a warpgroup's lanes are [4, 32]."""
-    names, found = NAMES.get(op.family.removesuffix(".sp") if op.warps > 1 else op.family, {"result": "d"}), {}
+    names = NAMES.get(op.family.removesuffix(".sp") if op.warps > 1 else op.family, {"result": "d"})
+    arrays = {}
     for name, x in (words | {"result": result}).items():
         x = np.asarray(x)
         if op.warps > 1 and x.ndim == 3:
             x = x.reshape(len(x), op.warps, LANES, -1)
-        found[names.get(name, name)] = x[..., 0] if name in (*SINGLES, "address", "stride") else x
-    return found
+        arrays[names.get(name, name)] = x[..., 0] if name in (*SINGLES, "address", "stride") else x
+    return arrays
 
 
 def _shift(op: Instruction) -> int:
-    """So that spellings that lie side by side do not meet the same swizzles in the same forms."""
+    """A number from the spelling, so that neighbouring spellings do not meet the same swizzles in the same forms."""
     return sum(map(ord, str(op)))

@@ -14,7 +14,7 @@ from tcemu.errors import Unsupported
 from tcemu.isa.catalog import instructions, least, targets
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction, spellings
-from tcemu.isa.syntax import row_of
+from tcemu.isa.syntax import syntax_rows
 
 NEWEST = {"12.9": "8.8", "13.0": "9.0", "13.5": "9.1"}
 # targets that ptxas knows and the manual of 9.1 does not name
@@ -97,7 +97,7 @@ def test_the_record_is_large_and_says_where_it_comes_from():
 
 def test_every_spelling_of_the_catalogue_was_asked():
     asked = {spelling for spelling, _, _ in answered()}
-    assert not [s for op in row_of() for s in spellings(op) if s not in asked]
+    assert not [s for op in syntax_rows() for s in spellings(op) if s not in asked]
 
 
 @cache
@@ -203,7 +203,7 @@ def statements(op: Instruction) -> list[str]:
 
 def test_statements_of_every_instruction_parse():
     """What `forms`, `registers`, `selectors`, `byte_ids` and `thread_ids` say makes statements that the grammar takes."""
-    everything = [(op, text) for op in row_of() for text in statements(op)]
+    everything = [(op, text) for op in syntax_rows() for text in statements(op)]
     assert len(everything) == 7102
     for op, text in everything:
         assert parse(text) == op and len(parse(text).arguments) in {len(form) for form in op.forms}

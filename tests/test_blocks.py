@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tcemu
-from tcemu.architectures.lookup import row
+from tcemu.architectures.lookup import row_for
 from tcemu.arithmetic import blocks
 from tcemu.arithmetic.program import run
 from tcemu.arithmetic.truncation import truncated_f32
@@ -33,7 +33,7 @@ def test_blocks_change_no_bit(monkeypatch, op, a, b, c):
     codes = [tcemu.formats.from_float(fmt, rng.standard_normal(shape)) for fmt, shape in ((op.a, a), (op.b, b), (op.c, c))]
     codes[0] = codes[0].at[..., 3, 2].set(op.a.infinity)
     codes[1] = codes[1].at[..., 2, 1].set(op.b.nan)
-    product = lambda: jax.jit(lambda *codes: run(row(op, "sm_90").model, signature_of(op), *codes))(*codes)  # noqa: E731
+    product = lambda: jax.jit(lambda *codes: run(row_for(op, "sm_90").model, signature_of(op), *codes))(*codes)  # noqa: E731
     whole = np.asarray(product())
     monkeypatch.setattr(blocks, "COLUMNS", 8)
     monkeypatch.setattr(blocks, "ELEMENTS", 16)
@@ -49,7 +49,7 @@ def test_every_block_is_full_but_the_last():
 
 def test_a_gemm_is_compiled_once():
     rng = np.random.default_rng(0)
-    model = tcemu.models("sm_90")[2].model
+    model = tcemu.models("sm_90")["mma f16 to f32"]
     before = _gemm._cache_size()
     for bits, value in ((25, 1.0), (20, np.nan), (23, 0.0)):
         a, b = rng.standard_normal((2, 16, 48), np.float32) * value, rng.standard_normal((48, 24), np.float32)

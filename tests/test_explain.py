@@ -14,7 +14,7 @@ from support import golden, operands, recorded, reference
 from support.sampling import sampled
 
 import tcemu
-from tcemu.architectures.lookup import row
+from tcemu.architectures.lookup import row_for
 from tcemu.cli import main
 from tcemu.errors import NotModelled
 from tcemu.explanation.exact import decode, encode
@@ -34,7 +34,7 @@ def representatives() -> list:
     for target in ("sm_90a", "sm_120a"):
         for op in (op for family in FAMILIES for op in instructions(target, family)):
             try:
-                model = row(op, target).model
+                model = row_for(op, target).model
             except NotModelled:
                 continue
             types = (op.k, op.a, op.b, op.c, op.d, op.rounding, op.satfinite, op.bit_op, op.kind, op.scale_vec, op.stype)

@@ -8,7 +8,7 @@ import pytest
 from tcemu.cli import main
 from tcemu.commands.tables import table
 from tcemu.isa.grammar import parse
-from tcemu.isa.syntax import row_of
+from tcemu.isa.syntax import syntax_rows
 from tcemu.operations.fragments import fragments
 
 FIELD = 4  # bits of a field of metadata
@@ -37,7 +37,7 @@ def bits(op, name):
 
 def test_every_fragment_fills_the_operands_registers():
     checked = 0
-    for op in row_of():
+    for op in syntax_rows():
         for name, fragment in fragments(op).items():
             assert fragment.elements * bits(op, name) == 32 * op.registers(name), f"{op}: {name}"
             checked += 1

@@ -194,7 +194,7 @@ def test_an_exact_model_is_a_chain_of_f32_multiply_adds():
 @pytest.mark.full
 def test_another_model():
     a, b = normal(8, 64, seed=13, spread=1.0), normal(64, 8, seed=14, spread=1.0)
-    own = tcemu.models("sm_90a")[2].model
+    own = tcemu.models("sm_90a")["mma f16 to f32"]
     np.testing.assert_array_equal(
         bits(tcemu.gemm(a, b, op=F16, target="sm_90a", model=own)), bits(tcemu.gemm(a, b, op=F16, target="sm_90a"))
     )
@@ -242,13 +242,15 @@ def test_bad_ops_are_explained():
 @pytest.mark.parametrize("spelling", sampled((F16, BF16, E4M3), (F16,)))
 def test_memory_grows_with_the_matrices_only(spelling):
     """2048 cubed within 1 GiB above the operands, by the compiler's own account."""
-    from tcemu.architectures.lookup import row
+    from tcemu.architectures.lookup import row_for
     from tcemu.linalg.gemm import _gemm
     from tcemu.operations.operands import signature_of
 
     n = 2048
     matrix = jax.ShapeDtypeStruct((n, n), jnp.uint32)
     op = tcemu.parse(spelling)
-    lowered = _gemm.lower(row(op, "sm_90a").model, signature_of(op), (formats.F32,) * 3, "RN", False, matrix, matrix, matrix, None, None)
+    lowered = _gemm.lower(
+        row_for(op, "sm_90a").model, signature_of(op), (formats.F32,) * 3, "RN", False, matrix, matrix, matrix, None, None
+    )
     memory = lowered.compile().memory_analysis()
     assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2**30, memory

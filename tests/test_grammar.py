@@ -10,7 +10,7 @@ import pytest
 from tcemu.errors import Unsupported
 from tcemu.isa.grammar import arguments, parse
 from tcemu.isa.instructions import spellings
-from tcemu.isa.syntax import row_of
+from tcemu.isa.syntax import syntax_rows
 
 EXAMPLES = [tuple(line.split(" ", 1)) for line in (Path(__file__).parent / "manual_examples.txt").read_text().splitlines()[1:]]
 # examples of the manual that are no instructions as printed: statement -> what the error says, the statement as it should be
@@ -48,7 +48,7 @@ def test_examples_of_the_manual(section, statement):
     given = statement.rstrip(";").partition(" ")[2]
     assert ",".join(op.arguments).replace(" ", "") == given.replace(" ", "")
     # wmma's stride and the registers are in the sections of the instruction itself; all others stand in their own
-    assert row_of()[op].section == section or section in (
+    assert syntax_rows()[op].section == section or section in (
         "9.7.14.4.2",
         "9.7.14.4.4",
         "9.7.14.4.5",
@@ -109,7 +109,7 @@ FOREIGN = (
 def mutants(count: int, seed: int = 2):
     """Legal spellings with one to three qualifiers deleted, swapped, doubled, made foreign or replaced."""
     draw = random.Random(seed)
-    legal = [spelling for op in row_of() for spelling in spellings(op)]
+    legal = [spelling for op in syntax_rows() for spelling in spellings(op)]
     words = sorted({word for spelling in legal for word in spelling.split(".")})
     for _ in range(count):
         parts = draw.choice(legal).split(".")
@@ -195,7 +195,7 @@ def test_twenty_thousand_spellings_a_second():
     """Distinct ones, most not in the canonical order."""
     draw = random.Random(1)
     texts = set()
-    for op in row_of():
+    for op in syntax_rows():
         for spelling in spellings(op):
             name, _, rest = spelling.partition(".sync")
             words = rest.split(".")[1:]

@@ -7,7 +7,7 @@ import pytest
 
 import tcemu
 from tcemu import fuzz
-from tcemu.architectures.lookup import UNITS, row
+from tcemu.architectures.lookup import UNITS, row_for
 from tcemu.architectures.rows import ROWS
 from tcemu.formats import F16, F32, S32
 from tcemu.fuzz.inference.trees import Order, matching, orders, sizes, tree
@@ -39,7 +39,7 @@ def questions():
         by_scales = {}
         for op in ops:
             with suppress(tcemu.NotModelled):
-                if row(op, target, toolkit=toolkit, unit=unit) is one:
+                if row_for(op, target, toolkit=toolkit, unit=unit) is one:
                     by_scales.setdefault(op.scale_vec, []).append(op)
         for of_row in by_scales.values():
             best = max(of_row, key=breadth)

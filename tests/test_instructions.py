@@ -6,7 +6,7 @@ from tcemu.formats import FORMATS
 from tcemu.isa.catalog import check, instructions, targets
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import spellings
-from tcemu.isa.syntax import row_of
+from tcemu.isa.syntax import syntax_rows
 
 # 32-bit registers of A, B and C as PTX ISA 9.7.14.5.1 to .13 list them in words; an .f64 register is two words
 REGISTERS = {
@@ -71,7 +71,7 @@ def table(text: str, counts: int) -> dict[tuple[str, str, str], tuple[int, ...]]
 def test_registers_equal_llvms_and_wmmas_tables():
     multiplicands, accumulators = table(MULTIPLICANDS, 2), table(ACCUMULATORS, 1)
     met = set()
-    for op in row_of():
+    for op in syntax_rows():
         for operand in "abcd" if op.family in ("mma", "mma.sp", "wmma.mma") else ():
             element = getattr(op, operand)
             words, at = (multiplicands, "ab".index(operand)) if operand in "ab" else (accumulators, 0)
@@ -129,7 +129,7 @@ def test_defaults_are_the_same_instruction():
 
 def test_round_trip_and_hash():
     everything = {op for target in targets() for op in instructions(target)}
-    assert everything == set(row_of())
+    assert everything == set(syntax_rows())
     for op in everything:
         assert parse(str(op)) == op
         assert all(parse(spelling) is parse(str(op)) for spelling in spellings(op))

@@ -27,7 +27,7 @@ def test_the_wide_and_traced_path_too():
     op = tcemu.parse("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
 
     def swept(a, b, bits, terms):
-        model = tcemu.models("sm_90")[2].model.replace(fraction_bits=bits, terms=terms)
+        model = tcemu.models("sm_90")["mma f16 to f32"].replace(fraction_bits=bits, terms=terms)
         return tcemu.gemm(a, b, op=op, target="sm_90", model=model)
 
     one = jax.ShapeDtypeStruct((), jnp.int32)

@@ -12,8 +12,8 @@ from support.sampling import sampled
 
 import tcemu
 from tcemu.architectures.evidence import LEVELS
-from tcemu.architectures.lookup import TOOLKITS, row
-from tcemu.architectures.rows import ROWS
+from tcemu.architectures.lookup import TOOLKITS, row_for, rows_of
+from tcemu.architectures.rows import MMA_SIM, ROWS
 from tcemu.formats import F32
 
 ARITHMETIC = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")
@@ -36,7 +36,7 @@ def mma(shape, d, a, b=None, c=None):
     return f"mma.sync.aligned.{shape}.row.col.{d}.{a}.{b or a}.{c or d}"
 
 
-def rows_of(op, target, a, b, c):
+def sums_of(op, target, a, b, c):
     """One dot product for each row of a [R, k], b [R, k], c [R]: the diagonals of 8 x 8 outputs, all else zero."""
     op = tcemu.parse(op)
     (rows, k), at = a.shape, np.arange(8)
@@ -68,7 +68,7 @@ def test_every_word_that_others_recorded(gpu):
         a, b = (np.asarray(tcemu.formats.from_float(tcemu.formats.FORMATS[type_], v)) for v in (a, b))
         c = np.asarray(tcemu.formats.from_float(tcemu.formats.FORMATS[result], c))
         op, with_c = published_op(gpu, type_, result, a.shape[1])
-        d = rows_of(op, GPUS[gpu], a, b, c if with_c else np.zeros_like(c))
+        d = sums_of(op, GPUS[gpu], a, b, c if with_c else np.zeros_like(c))
         want = np.asarray(tcemu.formats.from_float(tcemu.formats.FORMATS[result], PUBLISHED[key].view(np.float32)))
         assert int((d != want).sum()) == 0, f"{key}: {(d != want).sum()} mismatches of {d.size}"
         assert tcemu.evidence(op, GPUS[gpu]).level in ("published", "silicon")
@@ -76,21 +76,28 @@ def test_every_word_that_others_recorded(gpu):
     assert compared >= (2000 if WHOLE else 40)
 
 
+def recorded_as(family):
+    """What the recordings of a family are called."""
+    return family.removesuffix(".mma").replace(".", "_")
+
+
+RECORDED = [recorded_as(family) for family in ARITHMETIC]
+
+
 def test_the_words_that_rows_count_are_there():
     """Rows known by publication count the files of their GPU; rows known by our silicon count the recorded results."""
     if not WHOLE:
         pytest.skip("only the sample of the recordings is here")
-    recorded = {family: 0 for family in ("mma", "mma_sp", "wmma", "wgmma", "wgmma_sp")}
+    recorded = dict.fromkeys(RECORDED, 0)
     for family in recorded:
         with np.load(golden.root() / f"{family}.npz") as file:
             recorded[family] = sum(file[name].size for name in file.files if name.endswith(("_d", "_d_out")) and "frag" not in name)
     published = {}
     for known in {r.evidence for r in ROWS}:
         if known.level == "silicon":
-            family = known.source.rpartition(" ")[2]
-            assert known.words == recorded.pop(family)
+            assert known.recorded == recorded.pop(known.family)
         elif known.level == "published":
-            published[known.source] = known.words
+            published[known.gpus, known.operands] = known.recorded
     assert recorded == {}
     assert sum(published.values()) == sum(v.size for k, v in PUBLISHED.items() if "_d_" in k and not k.startswith(("H100", "H200")))
 
@@ -101,13 +108,14 @@ def test_rows_say_which_spellings_were_recorded():
     readme = (golden.TESTS.parent / "README.md").read_text()
     for family in ARITHMETIC:
         spellings = {str(op): op for op in tcemu.instructions("sm_90a", family)}
-        name = family.removesuffix(".mma").replace(".", "_")
+        name = recorded_as(family)
         recorded = {str(tcemu.parse(case["ptx"])) for case in golden.cases(name)}
         assert recorded <= set(spellings)
-        missing, said = [spellings[spelling] for spelling in set(spellings) - recorded], f"{len(recorded)} of {len(spellings)}"
-        for source in {r.evidence.source for r in tcemu.models("sm_90a") if r.family == family and r.evidence.level == "silicon"}:
-            assert (f"{said} spellings" in source) == bool(missing) == ("spellings" in source)
-        assert (said if missing else f"`{family}` ({len(spellings)})") in readme
+        missing = [spellings[spelling] for spelling in set(spellings) - recorded]
+        for known in {r.evidence for r in rows_of("sm_90a") if r.family == family and r.evidence.level == "silicon"}:
+            assert (known.spellings is not None) == bool(missing)
+            assert known.spellings is None or (known.spellings.recorded, known.spellings.all) == (len(recorded), len(spellings))
+        assert (f"{len(recorded)} of {len(spellings)}" if missing else f"`{family}` ({len(spellings)})") in readme
         if family == "wmma.mma":
             but = [op for op in spellings.values() if op.a.name in ("s8", "u8") and op.satfinite and op.alayout == "col"]
             assert set(missing) == set(but)
@@ -118,22 +126,21 @@ def test_rows_say_which_spellings_were_recorded():
 
 
 def test_rows_say_what_published_words_do_not_show():
-    """The words of a row are of one K; where its instructions have a larger one, the source names who says how that is summed."""
+    """The words of a row are of one K; where its instructions have a larger one, the evidence says how that is summed, and by whom."""
     seen = set()
     for key in (key for key in PUBLISHED if "_d_" in key and not key.startswith("H")):
         gpu, format_, _, output = key.split("_")
         type_, k, target = TYPES[format_], PUBLISHED[f"{gpu}_{format_}_a"].shape[1], GPUS[gpu]
-        found = row(tcemu.parse(published_op(gpu, type_, {"fp32": "f32", "fp16": "f16"}[output], k)[0]), target)
-        largest = max(op.k for op in tcemu.instructions(target, found.family) if row(op, target) is found)
-        source = found.evidence.source
+        applied = row_for(tcemu.parse(published_op(gpu, type_, {"fp32": "f32", "fp16": "f16"}[output], k)[0]), target)
+        largest = max(op.k for op in tcemu.instructions(target, applied.family) if row_for(op, target) is applied)
+        known = applied.evidence
         if largest == k:
-            assert "MMA-Sim" not in source
+            assert known.k == 0 and MMA_SIM not in known.papers
         else:
-            assert found.model.terms in (k, largest) and f"K = {k}" in source
-            said = "a larger K as a chain of such steps" if found.model.terms == k else f"K = {largest} as one step"
-            assert f"{said}: MMA-Sim" in source
-        seen.add(source)
-    assert seen == {r.evidence.source for r in ROWS if r.evidence.level == "published"}
+            assert applied.model.terms in (k, largest) and (known.k, known.step) == (k, applied.model.terms)
+            assert known.papers[-1] == MMA_SIM
+        seen.add(known)
+    assert seen == {r.evidence for r in ROWS if r.evidence.level == "published"}
 
 
 # ---- published check values
@@ -145,7 +152,7 @@ def number(op, target, a, b, c):
     op = tcemu.parse(op)
     c_fmt = (op.c or op.d).name
     codes = lambda name, values: np.array([[encode(name, Fraction(v)) for v in values]], operands.dtype_of(name))  # noqa: E731
-    word = rows_of(op, target, codes(op.a.name, a), codes(op.b.name, b), codes(c_fmt, [c])[0])[0]
+    word = sums_of(op, target, codes(op.a.name, a), codes(op.b.name, b), codes(c_fmt, [c])[0])[0]
     return decode(op.d.name, int(word))
 
 
@@ -191,7 +198,7 @@ def test_fp8_accumulators_of_ada_hopper_and_blackwell():
         (fp8, "sm_90", 0x40403017),
         (fp8, "sm_100", 0x40403017),
     ]:
-        assert rows_of(op, target, zeros, zeros, np.array([0x40403017], np.uint32))[0] == want
+        assert sums_of(op, target, zeros, zeros, np.array([0x40403017], np.uint32))[0] == want
 
 
 def test_row_3935_tells_how_the_toolkit_lowered_fp8():
@@ -199,8 +206,8 @@ def test_row_3935_tells_how_the_toolkit_lowered_fp8():
     a = np.array([list(bytes.fromhex("c0b8b9b5a72c3bb63d2c40baa93839bdb638bc3c3338be3db2393927bdbfbcb9"))], np.uint8)
     b = np.array([list(bytes.fromhex("37bbb63504b830b73bbcbcbcbe3cba38b4c035b73cc032b734afbb3b3d3b393e"))], np.uint8)
     c, op = np.array([0x3F01684F], np.uint32), mma("m16n8k32", "f32", "e5m2")
-    assert [int(rows_of(op, target, a, b, c)[0]) for target in ("sm_90", "sm_100a", "sm_120a")] == [0xC10DDF7C] * 3
-    assert int(rows_of(op, "sm_89", a, b, c)[0]) == 0xC10DE000
+    assert [int(sums_of(op, target, a, b, c)[0]) for target in ("sm_90", "sm_100a", "sm_120a")] == [0xC10DDF7C] * 3
+    assert int(sums_of(op, "sm_89", a, b, c)[0]) == 0xC10DE000
     x, y, start = np.tile(a[0], (16, 1)), np.tile(b[0][:, None], (1, 8)), np.full((16, 8), c[0], np.uint32)
     for toolkit, want in (("12.4", 0xC10DDF7D), ("12.6", 0xC10DDF7D), ("12.8", 0xC10DDF7C), ("13.5", 0xC10DDF7C)):
         by_toolkit = tcemu.model(op, "sm_90", toolkit=toolkit)
@@ -229,14 +236,14 @@ def test_the_floor_of_the_alignment_on_an_h100():
     a, b = (np.array([[int(word, 16) for word in words.split()]], np.uint16) for words in (
         "9b94 19f3 9a2e 1a67 9a25 9b4e 9b29 9a33 99e0 1a14 9914 99d1 9ae9 1b1a 9a9c 1b3a",
         "9aaf 99f3 9acc 1b7c 19ed 1b25 9a1b 9a20 9af7 9a48 1ae1 1b32 1b12 1b0e 9a68 1735"))  # fmt: skip
-    assert rows_of(mma("m16n8k16", "f32", "bf16"), "sm_90", a, b, np.zeros(1, np.uint32))[0] == 11
+    assert sums_of(mma("m16n8k16", "f32", "bf16"), "sm_90", a, b, np.zeros(1, np.uint32))[0] == 11
 
 
 def test_small_terms_beside_one_on_an_rtx_5090():
     """A published run of the tests of Fasi et al.: 1.0 and four times 2^-25 gave 0x3F800001."""
     ones = np.array([[0x3F80] * 5 + [0] * 11], np.uint16)
     terms = np.array([[0x3F80] + [0x3300] * 4 + [0] * 11], np.uint16)  # 2^-25 as bf16
-    assert rows_of(mma("m16n8k16", "f32", "bf16"), "sm_120", ones, terms, np.zeros(1, np.uint32))[0] == 0x3F800001
+    assert sums_of(mma("m16n8k16", "f32", "bf16"), "sm_120", ones, terms, np.zeros(1, np.uint32))[0] == 0x3F800001
 
 
 # ---- the table
@@ -250,7 +257,7 @@ def legal():
 def test_every_legal_pair_has_a_row_and_every_row_a_pair():
     pairs, used = legal(), set()
     for op, target in pairs:
-        used.add(id(row(op, target)))  # NotModelled would fail the test: today there is a row for each
+        used.add(id(row_for(op, target)))  # NotModelled would fail the test: today there is a row for each
     assert len(pairs) > 8_000
     unused = [r for r in ROWS if id(r) not in used and r.family != "tcgen05" and not r.toolkits]
     assert unused == []
@@ -258,12 +265,12 @@ def test_every_legal_pair_has_a_row_and_every_row_a_pair():
 
 def representatives():
     """One legal instruction for each different arithmetic: model, types and K."""
-    found = {}
+    chosen = {}
     for op, target in legal():
-        r = row(op, target)
+        r = row_for(op, target)
         key = (r.model, r.clamped_metadata, op.a, op.b, op.c, op.d, op.k, op.sparse, op.stype, op.scale_vec)
-        found.setdefault(key, (op, target))
-    return list(found.values())
+        chosen.setdefault(key, (op, target))
+    return list(chosen.values())
 
 
 def runs(op, target):
@@ -287,9 +294,9 @@ def test_legal_pairs_run():
 
 @pytest.mark.full
 def test_every_arithmetic_runs():
-    found = representatives()
-    assert len(found) > 100
-    for at, (op, target) in enumerate(found):
+    chosen = representatives()
+    assert len(chosen) > 100
+    for at, (op, target) in enumerate(chosen):
         runs(op, target)
         if at % 40 == 39:
             jax.clear_caches()
@@ -299,11 +306,10 @@ def test_no_row_claims_more_than_is_known():
     for r in ROWS:
         assert r.evidence.level in LEVELS and len(r.evidence.source) > 5
         if r.evidence.level in ("silicon", "published"):
-            assert r.evidence.words > 0 and "tests/golden" in r.evidence.source
-            files = {"silicon": r.evidence.source.rpartition(" ")[2] + ".npz", "published": "published.npz"}
-            assert (golden.TESTS / "golden" / files[r.evidence.level]).is_file()
+            assert r.evidence.recorded > 0 and r.evidence.gpus and "tests/golden" in r.evidence.source
+            assert (golden.TESTS.parent / r.evidence.golden).is_file()
         else:
-            assert r.evidence.words == 0
+            assert r.evidence.recorded == 0 and not r.evidence.golden
         if r.evidence.level == "silicon":
             assert set(r.targets) <= {"sm_90", "sm_90a"}  # the only GPU that we have had
     published = {target for r in ROWS if r.evidence.level == "published" for target in r.targets}
@@ -313,11 +319,30 @@ def test_no_row_claims_more_than_is_known():
 def test_rows_say_what_was_compared_on_the_gpu():
     lines = (golden.TESTS / "golden" / "verified_h200.txt").read_text().splitlines()
     totals = [re.fullmatch(r"([\w.]+): \d+ spellings, 0 mismatches of ([\d,]+)", line) for line in lines]
-    compared = {match[1].removesuffix(".mma").replace(".", "_"): int(match[2].replace(",", "")) for match in totals if match}
-    known = {r.evidence.source for r in ROWS if r.evidence.level == "silicon"}
-    assert len(known) == len(ARITHMETIC)
-    for source in known:
-        assert f"; {compared[source.rpartition(' ')[2]] / 1e9:.1f}e9 more compared;" in source
+    compared = {recorded_as(match[1]): int(match[2].replace(",", "")) for match in totals if match}
+    silicon = {r.evidence for r in ROWS if r.evidence.level == "silicon"}
+    assert len(silicon) == len(ARITHMETIC)
+    assert {known.family: known.compared for known in silicon} == {family: compared[family] for family in RECORDED}
+    for known in silicon:
+        assert f"; {known.compared / 1e9:.1f}e9 more compared;" in known.source
+
+
+def test_models_are_named_by_what_they_belong_to():
+    for target in tcemu.targets():
+        rows = rows_of(target)
+        assert len({row.key for row in rows}) == len(rows) > 0, target
+        assert list(tcemu.models(target).items()) == [(row.key, row.model) for row in rows]
+    assert tcemu.models("sm_90")["mma f16 to f32 (m8n8k4)"] == tcemu.model(mma("m8n8k4", "f32", "f16"), "sm_90")
+
+
+def test_evidence_in_words():
+    recorded, published = (tcemu.evidence(mma("m16n8k8", "f32", "tf32"), target) for target in ("sm_90", "sm_100a"))
+    assert recorded.source == "one NVIDIA H200, driver 580.159, ptxas 13.0; 2.5e9 more compared; tests/golden, family mma"
+    assert published.source == (
+        f"B200, tf32, K = 4: Khattak and Mikaitis, arXiv 2512.07004; K = 8 as one step: {MMA_SIM}; tests/golden/published.npz"
+    )
+    lowered = tcemu.evidence(mma("m8n8k4", "f32", "f16"), "sm_80")
+    assert lowered.source == "machine code of ptxas 12.9, 13.0 and 13.5: the routine that was measured on sm_90"
 
 
 def test_toolkits_and_units():

@@ -251,6 +251,9 @@ def test_bad_operands_are_named():
         tcemu.movmatrix(MOV, registers[:, :1].astype(np.int32))
     with told(tcemu.Unsupported, "is stmatrix; tcemu.ldmatrix runs ldmatrix"):
         tcemu.ldmatrix(ST_X4, shared, address)
+    with told(tcemu.Unsupported, "sm_75 or later", "sm_70"):
+        tcemu.movmatrix(MOV, registers[:, :1], target="sm_70")
+    np.testing.assert_array_equal(tcemu.movmatrix(MOV, registers[:, :1], target="sm_90"), tcemu.movmatrix(MOV, registers[:, :1]))
     with told(tcemu.Unsupported, "sm_90 or later", "sm_80"):
         tcemu.stmatrix(ST_X4, shared, address, registers, target="sm_80")
     with told(tcemu.UndefinedBehaviour, "lane 0"):

@@ -17,7 +17,7 @@ import tcemu
 from tcemu import fuzz, silicon, verification
 from tcemu.cli import main
 from tcemu.commands import verify as command
-from tcemu.operations.wmma import _lines
+from tcemu.operations.wmma import memory_lines
 from tcemu.silicon.gpu import own_target
 from tcemu.silicon.launch import line_alignment
 from tcemu.silicon.placement import product, variants
@@ -57,7 +57,7 @@ def kernels(target, families):
         for op in tcemu.instructions(target, family, "9.0"):
             ways = variants(op) if family in verification.COMPUTING else [None] * len(op.forms)
             for form, way in enumerate(ways) if runs(op) else ():
-                yield silicon.kernel(op, target, form if way is None else way.form, {} if way is None else way.given).text
+                yield silicon.kernel(op, target, form if way is None else way.form, {} if way is None else way.values).text
 
 
 def faults(texts, folder):
@@ -164,7 +164,7 @@ def test_what_cannot_be_run_is_said(op, operands, keywords, error, said):
 def test_lines_are_aligned_as_the_assembled_instruction_wants():
     """A fragment of PTX is enough, but for 36 loads by ldmatrix, those that stopped an H200; the emulation asks for PTX's alone."""
     found = [op for family in ("wmma.load", "wmma.store") for op in tcemu.instructions("sm_90a", family)]
-    more = [op for op in found if line_alignment(op) * 8 > _lines(op).alignment * _lines(op).bits]
+    more = [op for op in found if line_alignment(op) * 8 > memory_lines(op).alignment * memory_lines(op).bits]
     assert len(more) == 36 and {op.operand for op in more} == {"a", "b"} and all(op.space.startswith("shared") for op in more)
     assert tcemu.wmma_load(LOADED, np.zeros(64, np.uint32), offset=8, target="sm_90a").shape == (32, 1)
 
@@ -253,9 +253,9 @@ def test_wgmma_differs_where_its_operands_are_elsewhere():
 
 def test_every_immediate_takes_every_value():
     for spelling, name, values in ((SPARSE, "f", {0, 1, 2, 3}), (SCALED, "selector_b", {(0, i) for i in range(4)})):
-        assert {way.given[name] for way in variants(tcemu.parse(spelling))} == values
+        assert {way.values[name] for way in variants(tcemu.parse(spelling))} == values
     for op in verification.spelled("sm_90a", "wgmma.sp"):
-        assert {way.form for way in variants(op)} == {0, 1} and {way.given["sp_sel"] for way in variants(op)} == set(op.selectors)
+        assert {way.form for way in variants(op)} == {0, 1} and {way.values["sp_sel"] for way in variants(op)} == set(op.selectors)
         assert {way.swizzle for way in variants(op)} == {0, 32, 64, 128}
 
 

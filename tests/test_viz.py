@@ -13,7 +13,7 @@ from support.sampling import sampled
 from tcemu.cli import main
 from tcemu.errors import Unsupported
 from tcemu.isa.grammar import parse as parse_op
-from tcemu.isa.syntax import row_of
+from tcemu.isa.syntax import syntax_rows
 from tcemu.layouts import Fragment
 from tcemu.operations.fragments import fragments
 from tcemu.viz import operands, page, svg
@@ -38,7 +38,7 @@ PAGES = [MMA, MOVMATRIX, WGMMA_DENSE, VOLTA, SPARSE, SCALED, SCALED_1X, WGMMA_SP
 def every_operand() -> list[tuple[str, str, Fragment]]:
     """An instruction for each kind of operand: one for each name, fragment and element that a cell can show."""
     found = {}
-    for op in row_of():
+    for op in syntax_rows():
         for name, fragment in fragments(op).items():
             found.setdefault((op.family.split(".")[0], name, op.operand, op.scale_vec, fragment), (str(op), name, fragment))
     return list(found.values())
@@ -161,7 +161,7 @@ def test_a_lane_is_marked_and_no_other(op, lane):
 
 def test_rows_say_whose_address_points_to_them():
     rows = 0
-    for op in row_of():
+    for op in syntax_rows():
         if op.family not in ("ldmatrix", "stmatrix"):
             continue
         for seen in parse(svg(op, "r"))[1]:

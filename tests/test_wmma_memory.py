@@ -113,6 +113,16 @@ def test_rows_that_overlap(stride):
         tcemu.checked(jax.jit(lambda m, s: tcemu.wmma_store(D, m, fragment, stride=s, checked=True)))(memory, stride)
 
 
+def test_without_a_target_fragments_are_those_from_sm_80_on():
+    load, memory = "wmma.load.c.sync.aligned.row.m8n32k16.s32", random_words((WORDS,))
+    plain, turned = (np.asarray(tcemu.wmma_load(load, memory, target=target)) for target in ("sm_75", "sm_80"))
+    assert (np.asarray(tcemu.wmma_load(load, memory)) == turned).all() and (plain != turned).any()
+    np.testing.assert_array_equal(
+        tcemu.wmma_store(load.replace("load.c", "store.d"), memory, turned),
+        tcemu.wmma_store(load.replace("load.c", "store.d"), memory, turned, target="sm_80"),
+    )
+
+
 # ---- what bad operands are told
 
 

@@ -1,4 +1,4 @@
-"""Which row of `rows` says how a target computes an instruction."""
+"""Which model applies: from an instruction and a target to its row in `tcemu.architectures.rows`, its model, its evidence."""
 
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -14,17 +14,25 @@ from tcemu.isa.instructions import Instruction
 
 COMPUTING = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")  # the families with an arithmetic
 TOOLKITS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.5")  # whose machine code was read
-UNITS = ("tcgen05",)
+UNITS = ("tcgen05",)  # which compute on operands of these instructions without being one of them
 
 
 @cache
-def models(target: str) -> tuple[ModelRow, ...]:
+def rows_of(target: str) -> tuple[ModelRow, ...]:
     """The rows of one target, in the order in which they are tried."""
     return tuple(row for row in ROWS if target in row.targets)
 
 
+def models(target: str) -> dict[str, Model]:
+    """Every arithmetic of one target: from what it belongs to, such as "mma f16 to f32 (m8n8k4)", to the model.
+
+    In the order in which they are tried: of those that fit an instruction, the first is its own. `tcemu.model` finds it.
+    """
+    return {row.key: row.model for row in rows_of(target)}
+
+
 @lru_cache(maxsize=65536)
-def row(op: Instruction, target: str, *, toolkit: str | None = None, unit: str | None = None) -> ModelRow:
+def row_for(op: Instruction, target: str, *, toolkit: str | None = None, unit: str | None = None) -> ModelRow:
     """The row that says how `target` computes `op`. Raises NotModelled if there is none, Unsupported if `op` computes nothing.
 
     toolkit: the version of ptxas that made the code, one of TOOLKITS; None is the newest. unit: "tcgen05" for the arithmetic of that unit
@@ -34,16 +42,16 @@ def row(op: Instruction, target: str, *, toolkit: str | None = None, unit: str |
         raise ValueError(f"toolkit={toolkit!r}, unit={unit!r}: want one of {', '.join(TOOLKITS)}, and of {', '.join(UNITS)}, or None")
     must_compute(op)
     family = unit or op.family
-    for candidate in models(target):
+    for candidate in rows_of(target):
         shape_fits = op.shape in (candidate.shapes or (op.shape,)) and op.kind in (candidate.kinds or (op.kind,))
         types_fit = {op.a, op.b} <= set(candidate.multiplicands) and op.d in candidate.accumulators and candidate.c in (None, op.c)
         if candidate.family == family and shape_fits and types_fit and (not candidate.toolkits or toolkit in candidate.toolkits):
             return candidate
-    modelled = [name for name in dict.fromkeys(name for r in ROWS for name in r.targets) if any(_names(r, name, family) for r in ROWS)]
+    modelled = list(dict.fromkeys(name for row in ROWS if row.family == family for name in row.targets))
     what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"
     raise NotModelled(
         f"{op}: legal on {target}, but there is no evidence of what {target} computes for it; {what_works}. "
-        "The rows, with their evidence: tcemu.models"
+        "The rows, with their evidence: tcemu list --evidence"
     )
 
 
@@ -65,25 +73,25 @@ def applied(
 ) -> Applied:
     """The arithmetic of `op` on `target`: the target's own, or the model given in its place.
 
-    toolkit, unit: as in `row`; with a unit, `op` need not be legal on the target.
+    toolkit, unit: as in `row_for`; with a unit, `op` need not be legal on the target.
     Raises Unsupported if PTX does not give `op` to `target` or `op` computes nothing, NotModelled if neither the target's arithmetic is
     known nor a model given, TypeError for what is no Model, ValueError for a model whose results cannot be those of `op`.
     """
     op = check(op, target) if unit is None else parse(op)
     try:
-        own = row(op, target, toolkit=toolkit, unit=unit)
+        own = row_for(op, target, toolkit=toolkit, unit=unit)
     except NotModelled:
         if model is None:
             raise
         own = None
     if model is None:
         assert own is not None
-        return Applied(op, own.model, own)
+        return Applied(op=op, model=own.model, row=own)
     if not isinstance(model, Model):
         raise TypeError(f"model: got {model!r}; wanted a tcemu.Model, as tcemu.model(op, target) gives it, or None for the target's own")
     if model.result.is_integer != (op.d == S32):
         raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
-    return Applied(op, model, own)
+    return Applied(op=op, model=model, row=own)
 
 
 def must_compute(op: Instruction) -> None:
@@ -93,17 +101,13 @@ def must_compute(op: Instruction) -> None:
         raise Unsupported(f"{op} computes nothing; {', '.join(most)} and {last} do. PTX ISA 9.7.14, 9.7.15")
 
 
-def _names(row: ModelRow, target: str, family: str) -> bool:
-    return row.family == family and target in row.targets
-
-
 def evidence(op: str | Instruction, target: str) -> Evidence:
-    """How it is known what `target` computes for `op`: a level, one of `tcemu.architectures.evidence.LEVELS`, and its source.
+    """How it is known what `target` computes for `op`: `level` is one of `tcemu.architectures.evidence.LEVELS`, `source` says it in words.
 
     Raises as `mma`.
     """
     op = check(op, target)
-    return row(op, target).evidence
+    return row_for(op, target).evidence
 
 
 def model(op: str | Instruction, target: str, *, toolkit: str | None = None, unit: str | None = None) -> Model:
@@ -114,4 +118,4 @@ def model(op: str | Instruction, target: str, *, toolkit: str | None = None, uni
     Raises as `mma`, and ValueError for another toolkit or unit.
     """
     op = check(op, target) if unit is None else parse(op)
-    return row(op, target, toolkit=toolkit, unit=unit).model
+    return row_for(op, target, toolkit=toolkit, unit=unit).model

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from tcemu.architectures.lookup import row
+from tcemu.architectures.lookup import row_for
 from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.evidence import details, summary
 from tcemu.commands.tables import table
@@ -87,11 +87,11 @@ def _list(args: argparse.Namespace) -> int:
             return 0
         if target is None:
             raise CommandError(f"--target is missing: one of {', '.join(targets())}")
-        found = instructions(target, args.family, args.isa)
+        listed = instructions(target, args.family, args.isa)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    lines = [spelling for op in found for spelling in (spellings(op) if args.all_spellings else (str(op),))]
+    lines = [spelling for op in listed for spelling in (spellings(op) if args.all_spellings else (str(op),))]
     print("".join(f"{line}\n" for line in lines), end="")
     print(f"{len(lines)} {'spellings' if args.all_spellings else 'instructions'}", file=sys.stderr)
     return 0
@@ -139,8 +139,8 @@ def _arithmetic(op: Instruction) -> dict[str, list[str]]:
     known: dict[str, list[str]] = {}
     for target in targets(op) if op.a is not None and op.d is not None else ():
         try:
-            level, source, _ = row(op, target).evidence
-            text = f"{level}: {source}"
+            evidence = row_for(op, target).evidence
+            text = f"{evidence.level}: {evidence.source}"
         except NotModelled:
             text = "not modelled"
         known.setdefault(text, []).append(target)

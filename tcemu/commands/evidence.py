@@ -1,11 +1,11 @@
-"""`tcemu list --evidence`: how the arithmetic of each target is known, told from the rows of `models`."""
+"""`tcemu list --evidence`: how the arithmetic of each target is known, told from the rows of `tcemu.architectures`."""
 
 from collections import Counter
 from collections.abc import Iterator
 
 from tcemu.architectures.evidence import LEVELS
-from tcemu.architectures.lookup import COMPUTING, models, row
-from tcemu.architectures.rows import ModelRow
+from tcemu.architectures.lookup import COMPUTING, row_for, rows_of
+from tcemu.arithmetic.model import Model
 from tcemu.isa.catalog import instructions, targets
 from tcemu.isa.instructions import Instruction
 
@@ -16,9 +16,9 @@ def summary() -> Iterator[str]:
     yield f"{'targets':32}" + "".join(f"{level:>11}" for level in LEVELS) + f"{'words':>13}"
     lines: dict[tuple, list[str]] = {}
     for target in targets():
-        found = [row(op, target).evidence for op in _computing(target)]
-        counts = Counter(known.level for known in found)
-        words = sum(known.words for known in set(found))
+        known = [row_for(op, target).evidence for op in _computing(target)]
+        counts = Counter(evidence.level for evidence in known)
+        words = sum(evidence.recorded for evidence in set(known))
         lines.setdefault((*(counts[level] for level in LEVELS), words), []).append(target)
     for (*counts, words), names in lines.items():
         yield f"{_wrapped(names):32}" + "".join(f"{count or '-':>11}" for count in counts) + f"{f'{words:,}' if words else '-':>13}"
@@ -29,12 +29,12 @@ def summary() -> Iterator[str]:
 
 def details(target: str) -> Iterator[str]:
     """The rows of one target: what they belong to, the model, and how it is known."""
-    used = {id(row(op, target)) for op in _computing(target)}
-    for one in models(target):
-        if id(one) in used or one.family == "tcgen05" or one.toolkits:
-            known = one.evidence
-            words = f", {known.words:,} words" if known.words else ""
-            yield f"{_belongs(one)}: {_model(one)}"
+    used = {row_for(op, target).key for op in _computing(target)}
+    for row in rows_of(target):
+        if row.key in used or row.family == "tcgen05" or row.toolkits:
+            known = row.evidence
+            words = f", {known.recorded:,} words" if known.recorded else ""
+            yield f"{row.key}: {_described(row.model)}"
             yield f"    {known.level}: {known.source}{words}"
 
 
@@ -54,15 +54,7 @@ def _wrapped(names: list[str]) -> str:
     return ", ".join(short)
 
 
-def _belongs(one: ModelRow) -> str:
-    types = "/".join(map(str, one.multiplicands)) + " to " + "/".join(map(str, one.accumulators))
-    rest = [*one.shapes, *(f"kind::{kind}" for kind in one.kinds if kind), *([f"C {one.c}"] if one.c else [])]
-    rest += [f"ptxas {version}" for version in one.toolkits]
-    return " ".join([one.family, types, *([f"({', '.join(rest)})"] if rest else [])])
-
-
-def _model(one: ModelRow) -> str:
-    model = one.model
+def _described(model: Model) -> str:
     if model.result.is_integer:
         return "exact integers"
     if model.fraction_bits is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.architectures.lookup import row
+from tcemu.architectures.lookup import row_for
 from tcemu.arithmetic.model import Model
 from tcemu.commands import EXAMPLE, CommandError
 from tcemu.explanation.comparison import Comparison
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
             raise CommandError("--random draws all operands; leave --a, --b and the others out")
         else:
             operands = drawn(op, args.random)
-        models = [changed(row(op, targets[0]).model, text) for text in args.what_if]
+        models = [changed(row_for(op, targets[0]).model, text) for text in args.what_if]
         if len(targets) == 1 and not models:
             found = explain(op, **operands, target=targets[0])
         else:

@@ -39,7 +39,7 @@ def add_verify(subparsers) -> None:
         "operands, and compares all words. With --out the same words go on where it stopped.",
         epilog="example: tcemu verify mma mma.sp --outputs 1e8 --jobs 8 --out verified/",
     )
-    _whats(parser)
+    _add_shared(parser)
     parser.add_argument("--outputs", type=number, default=10**7, help="to compare, over all spellings (default: 1e7)")
     parser.add_argument("--out", metavar="DIRECTORY", help=f"hold the results there, {STATE}, and the record, {TABLE}")
     parser.add_argument("--jobs", type=number, default=1, help="processes that share the GPU (default: 1); most of the time compiles")
@@ -55,13 +55,14 @@ def add_record(subparsers) -> None:
         "an .npz file of uint32 arrays NUMBER_NAME, and a JSON header with the cases, device, driver, compiler and date.",
         epilog="example: tcemu record mma --cases 16 --out mma.npz",
     )
-    _whats(parser)
+    _add_shared(parser)
     parser.add_argument("--cases", type=number, default=8, help="warps, or warpgroups, of each variant of each spelling (default: 8)")
     parser.add_argument("--out", metavar="FILE", required=True, help="such as words.npz")
     parser.set_defaults(run=record)
 
 
-def _whats(parser: argparse.ArgumentParser) -> None:
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    """The arguments that both commands take."""
     parser.add_argument("what", metavar="FAMILY|OP", nargs="+", help=f"PTX spellings, families, or all; {', '.join(FAMILIES)}")
     parser.add_argument("--seed", type=number, default=0, help="of the operands (default: 0)")
     parser.add_argument("--n", metavar="N,...|all", default=",".join(map(str, WGMMA_N)), help="wgmma's sizes N (default: %(default)s)")
@@ -72,10 +73,10 @@ def verify(args: argparse.Namespace) -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share one GPU's memory
     try:
         runner = gpu()
-        found = compared(asked(args, runner), runner, args.outputs, args.seed, args.out, args.jobs, lambda line: print(line, flush=True))
+        results = compared(asked(args, runner), runner, args.outputs, args.seed, args.out, args.jobs, lambda line: print(line, flush=True))
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
-    return int(any(row.mismatches or row.failed for row in found.values()))
+    return int(any(row.mismatches or row.failed for row in results.values()))
 
 
 def record(args: argparse.Namespace) -> int:
@@ -94,13 +95,13 @@ def asked(args: argparse.Namespace, runner: Runner) -> tuple[Instruction, ...]:
         sizes = None if args.n == "all" else tuple(map(int, args.n.split(",")))
     except ValueError as error:
         raise CommandError(f"--n {args.n}: sizes with commas between, or all, are wanted") from error
-    found: dict[Instruction, None] = {}
-    for what in args.what:
-        ops = spelled(runner.target, what, sizes) if what in (*FAMILIES, "all") else (check(parse(what), runner.target),)
-        if not ops:
-            raise CommandError(f"{what}: {runner.name}, {runner.target}, has none that tcemu models")
-        found |= dict.fromkeys(ops)
-    return tuple(found)
+    ops: dict[Instruction, None] = {}
+    for word in args.what:
+        named = spelled(runner.target, word, sizes) if word in (*FAMILIES, "all") else (check(parse(word), runner.target),)
+        if not named:
+            raise CommandError(f"{word}: {runner.name}, {runner.target}, has none that tcemu models")
+        ops |= dict.fromkeys(named)
+    return tuple(ops)
 
 
 def compared(ops: tuple[Instruction, ...], runner: Runner, outputs: int, seed: int, out: str | None, jobs: int, report: Report) -> Rows:
@@ -141,17 +142,18 @@ def _each(ops: list[Instruction], share: int, seed: int, runner: Runner, jobs: i
 
 def _in_process(pools: Any, group: list[Instruction], share: int, seed: int) -> list[Verified]:
     """By the process of this thread; after an error by a new one, since a fault of the GPU is the end of the process that met it."""
-    found = []
+    results = []
     for op in group:
         pool = getattr(pools, "own", None) or ProcessPoolExecutor(1, mp_context=get_context("spawn"))
         pools.own = pool
         try:
-            found.append(pool.submit(_work, str(op), share, seed).result())
+            results.append(pool.submit(_work, str(op), share, seed).result())
         except Exception as error:
             pool.shutdown(wait=False, cancel_futures=True)
             pools.own = None
-            found.append(Verified(str(op), op.family, 0, 0, 0, failed=f"{type(error).__name__}: {error}"))
-    return found
+            failure = f"{type(error).__name__}: {error}"
+            results.append(Verified(op=str(op), family=op.family, outputs=0, mismatches=0, variants=0, failed=failure))
+    return results
 
 
 def _work(spelling: str, share: int, seed: int) -> Verified:
@@ -173,11 +175,11 @@ def _held(directory: Path, question: dict[str, Any]) -> Rows:
     path = directory / STATE
     if not path.exists():
         return {}
-    found = json.loads(path.read_text())
-    if found["question"] != question:
-        said = "; ".join(f"{name} is {found['question'].get(name)!r} there and {question[name]!r} here" for name in question)
-        raise CommandError(f"--out {directory} holds another comparison: {said}. Choose another directory, or ask the same")
-    return {row["op"]: Verified(**row) for row in found["rows"] if not row["failed"]}
+    held = json.loads(path.read_text())
+    if held["question"] != question:
+        differences = "; ".join(f"{name} is {held['question'].get(name)!r} there and {question[name]!r} here" for name in question)
+        raise CommandError(f"--out {directory} holds another comparison: {differences}. Choose another directory, or ask the same")
+    return {row["op"]: Verified(**row) for row in held["rows"] if not row["failed"]}
 
 
 def _hold(directory: Path, question: dict[str, Any], facts: dict[str, str], rows: Rows) -> None:
@@ -210,12 +212,12 @@ def table(rows: Rows, facts: dict[str, str], seed: int) -> str:
 
 
 def _total(rows: Rows, facts: dict[str, str], seed: int) -> str:
-    wrong, total = sum(row.mismatches for row in rows.values()), sum(row.outputs for row in rows.values())
-    failed, open_wrong, opened = (
-        sum(map(f, rows.values())) for f in (lambda r: bool(r.failed), lambda r: r.undefined_mismatches, lambda r: r.undefined)
-    )
-    apart = f"\nwith undefined metadata, counted apart, {open_wrong:,} of {opened:,} differ" if opened else ""
-    apart = (f"; {failed} of them failed" if failed else "") + apart
+    results = rows.values()
+    wrong, total = sum(row.mismatches for row in results), sum(row.outputs for row in results)
+    failed = sum(bool(row.failed) for row in results)
+    undefined_wrong, undefined = sum(row.undefined_mismatches for row in results), sum(row.undefined for row in results)
+    apart = f"; {failed} of them failed" if failed else ""
+    apart += f"\nwith undefined metadata, counted apart, {undefined_wrong:,} of {undefined:,} differ" if undefined else ""
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
     return f"{wrong:,} mismatches of {total:,} outputs, {len(rows):,} spellings{apart}\n{where}, {_today()}, seed {seed}"
 

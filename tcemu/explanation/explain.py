@@ -47,7 +47,7 @@ def explain(
     the way, no arithmetic shared with `dot`.
     Raises Unsupported if PTX does not give `op` to a target, NotModelled if nobody has evidence of its arithmetic there, TypeError or
     ValueError for operands of another kind or length, ValueError for a model that does not fit `op`.
-    Source: the rows of `tcemu.models`; PTX ISA 9.7.14, 9.7.15.
+    Source: for the arithmetic `tcemu.evidence`; PTX ISA 9.7.14, 9.7.15.
     """
     targets = [target] if isinstance(target, str) else list(target)
     models = [model] if isinstance(model, Model) or model is None else list(model)

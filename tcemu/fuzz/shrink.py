@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.architectures.lookup import row
+from tcemu.architectures.lookup import row_for
 from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled
 from tcemu.explanation.exact import word
@@ -66,7 +66,7 @@ class Shrunk:
     def _changed(self, one: Side) -> Model | None:
         """The side's model if it is not the target's own."""
         try:
-            return None if one.model == row(self.op, str(one.target)).model else one.model
+            return None if one.model == row_for(self.op, str(one.target)).model else one.model
         except NotModelled:
             return one.model
 

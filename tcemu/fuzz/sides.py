@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.architectures.lookup import applied, model, row
+from tcemu.architectures.lookup import applied, model, row_for
 from tcemu.arithmetic.model import Model
 from tcemu.explanation.inputs import met, products
 from tcemu.explanation.steps import walk
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
-from tcemu.operations.dot import _dot
+from tcemu.operations.dot import dot_codes
 from tcemu.operations.operands import signature_of
 from tcemu.operations.registers import pack, unpack
 from tcemu.silicon.gpu import gpu
@@ -62,12 +62,12 @@ def emulated(op: Instruction, target: str, chosen: Model | None = None, name: st
 def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) -> Array:
     """D's codes by one model."""
     scales = (given["scale_a"], given["scale_b"]) if op.block_scale else None
-    return _dot(op, clamped, used, given["a"], given["b"], given["c"], given.get("e"), scales)
+    return dot_codes(op, clamped, used, given["a"], given["b"], given["c"], given.get("e"), scales)
 
 
 def reference(op: Instruction, target: str) -> Side:
     """The slow one: the same rules in Python's integers and fractions, an element at a time, which share no arithmetic with `dot`."""
-    signature, found = signature_of(check(op, target)), row(op, target)
+    signature, found = signature_of(check(op, target)), row_for(op, target)
     used = found.model if signature.rounding is None else found.model.replace(rounding=signature.rounding.upper())
 
     def numbers(x: Any, words: int) -> Any:
@@ -126,7 +126,7 @@ def _of_words(op: Instruction, what: str) -> Side:
         given = {"unit": lowering} if lowering == "tcgen05" else {"toolkit": lowering}
         used = changed(model(op, target, **given), changes)
         return Side(what, lambda operands: codes(op, used, operands), target=target, model=used)
-    return emulated(op, target, changed(row(op, target).model, changes) if changes else None, what)
+    return emulated(op, target, changed(row_for(op, target).model, changes) if changes else None, what)
 
 
 def changed(base: Model, text: str) -> Model:

@@ -1,4 +1,8 @@
-"""What is legal where: targets, the PTX ISA version, and the instructions of each target."""
+"""What is legal where: the targets, the PTX ISA version of each, and which instructions they have.
+
+To add a GPU: its target in `TARGETS`. It then has every instruction whose row in `tcemu.isa.syntax` gives it to this target or to all later
+ones; what it computes is said in `tcemu.architectures.rows`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -9,10 +13,10 @@ from tcemu.errors import Unsupported
 from tcemu.isa.diagnosis import difference, shown
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import FAMILIES, Instruction, slots, spellings
-from tcemu.isa.syntax import SINCE, Version, row_of
+from tcemu.isa.syntax import SINCE, Version, syntax_rows
 
-# the targets that the rows describe, with the PTX ISA version that came with each (the notes of .target; the assembler holds to them);
-# "a" is the architecture alone, "f" the family target of PTX ISA 8.8
+# The targets, and the PTX ISA version that came with each: the notes of .target, to which the assembler holds. "a": features of this
+# architecture alone; "f": features of its family, from PTX ISA 8.8 on
 TARGETS: dict[str, Version] = {
     "sm_70": (6, 0), "sm_72": (6, 1), "sm_75": (6, 3), "sm_80": (7, 0), "sm_86": (7, 1), "sm_87": (7, 4), "sm_88": (9, 0), "sm_89": (7, 8),
     "sm_90": (7, 8), "sm_90a": (8, 0),
@@ -44,7 +48,7 @@ def instructions(target: str, family: str | None = None, isa: str | None = None)
 
 @lru_cache
 def _instructions(target: str, family: str | None, version: Version) -> tuple[Instruction, ...]:
-    since = ((op, least(op, target)) for op in row_of() if family in (None, op.family))
+    since = ((op, least(op, target)) for op in syntax_rows() if family in (None, op.family))
     return tuple(op for op, lowest in since if lowest is not None and lowest <= version)
 
 
@@ -58,7 +62,7 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
     since = least(op, target)
     if since is not None and since <= version:
         return op
-    row = row_of()[op]
+    row = syntax_rows()[op]
     if since is not None:
         newer = f"needs PTX ISA {_dotted(since)} or newer; the version is {_dotted(version)}"
         raise Unsupported(f"{op} on {target} {newer}. PTX ISA {row.section}, PTX ISA Notes.")
@@ -78,7 +82,7 @@ def is_supported(op: str | Instruction, target: str, isa: str | None = None) -> 
 
 def section(op: Instruction) -> str:
     """The section of the PTX ISA manual that describes an instruction."""
-    return row_of()[op].section
+    return syntax_rows()[op].section
 
 
 @lru_cache(maxsize=65536)
@@ -88,7 +92,7 @@ def least(op: Instruction, target: str) -> Version | None:
     **Raises:** `Unsupported` for an unknown target, or if no row of the catalogue gives the instruction's fields.
     """
     _known(target)
-    row = row_of().get(op)
+    row = syntax_rows().get(op)
     if row is None:
         raise Unsupported(f"{op}: no row of the catalogue gives these fields; make instructions with parse")
     versions = [version for wanted, version in row.needs if target in _meeting(wanted)]
@@ -164,7 +168,7 @@ def describe(op: str | Instruction) -> str:
     **Raises:** `Unsupported` if it is no instruction.
     """
     op = parse(op)
-    row = row_of()[op]
+    row = syntax_rows()[op]
     lines = [("family", f"{op.family}, PTX ISA {row.section}")]
     lines += [("also", spelling) for spelling in spellings(op) if spelling != str(op)]
     lines += [("fields", ", ".join(_fields(op)) or "none")]

@@ -1,17 +1,29 @@
-"""Why a spelling is not an instruction, and the nearest one that is. Works on slots: the qualifiers that belong together."""
+"""Why a spelling is not an instruction, and the nearest one that is.
+
+A spelling is cut into slots. Each holds the qualifiers that belong together, such as the element types. Spellings are compared slot by
+slot.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from re import findall, fullmatch
+from typing import NamedTuple
 
 from tcemu.errors import Unsupported
 from tcemu.isa.instructions import Instruction
 
-Slot = tuple[str, ...]
-Filling = tuple[Slot, ...]
+Slot = tuple[str, ...]  # the qualifiers in one slot
+Filling = tuple[Slot, ...]  # one for each slot of an instruction name
 LONGEST = 160  # characters of the user's text that a message repeats
 FIRST = ("type", "shape", "kind")  # the slots that say most about what was meant
+
+
+class Legal(NamedTuple):
+    """What a filling spells: the instruction, and its section of the manual."""
+
+    op: Instruction
+    section: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +32,7 @@ class Grammar:
 
     head: str
     slots: tuple[str, ...]  # their names, in the canonical order
-    legal: dict[Filling, tuple[Instruction, str]]  # filling -> the instruction and its section of the manual
+    legal: dict[Filling, Legal]
 
     @cached_property
     def slot_of(self) -> dict[str, int]:
@@ -43,6 +55,7 @@ class Grammar:
 
     @cached_property
     def priority(self) -> list[int]:
+        """The slots, those first that say most about what was meant."""
         return sorted(range(len(self.slots)), key=lambda i: (FIRST.index(self.slots[i]) if self.slots[i] in FIRST else len(FIRST), i))
 
     @cached_property
@@ -61,6 +74,7 @@ class Grammar:
         return {shorter: q for q in self.slot_of for shorter in shortened(q)} | {q: q for q in self.slot_of}
 
     def spelling(self, filling: Filling) -> str:
+        """In the canonical order."""
         return ".".join([self.head, *(q for slot in filling for q in slot)])
 
     def nearest(self, filling: Filling) -> Filling:
@@ -80,27 +94,28 @@ class Grammar:
 
     def fill(self, qualifiers: Iterable[str]) -> Filling:
         """The qualifiers in their slots; a shape that no instruction has goes to the shape's slot, other unknown ones nowhere."""
-        given: list[list[str]] = [[] for _ in self.slots]
+        filling: list[list[str]] = [[] for _ in self.slots]
         for q in qualifiers:
             slot = self.slots.index("shape") if q not in self.slot_of and self.is_shape(q) else self.slot_of.get(q)
             if slot is not None:
-                given[slot].append(q)
-        return tuple(map(tuple, given))
+                filling[slot].append(q)
+        return tuple(map(tuple, filling))
 
     def is_shape(self, word: str) -> bool:
         return "shape" in self.slots and fullmatch(r"m\d{1,6}n\d{1,6}(k\d{1,6})?", word) is not None
 
 
 def shortened(word: str) -> Iterator[str]:
+    """The word with each of its letters left out in turn."""
     return (word[:i] + word[i + 1 :] for i in range(len(word)))
 
 
 @lru_cache(maxsize=16384)
-def difference(given: Slot, other: Slot) -> tuple[int, int]:
+def difference(slot: Slot, other: Slot) -> tuple[int, int]:
     """How unlike two slots are: qualifiers to change, then numbers and letters."""
-    changed = abs(len(given) - len(other))
+    changed = abs(len(slot) - len(other))
     detail = 0
-    for x, y in zip(given, other, strict=False):
+    for x, y in zip(slot, other, strict=False):
         if x != y:
             changed += 1
             detail += sum(abs(p - q) for p, q in zip(_numbers(x), _numbers(y), strict=False)) if x[:1] == y[:1] else 64
@@ -119,6 +134,7 @@ def shown(text: str) -> str:
 
 
 def listed(values: Iterable[Slot]) -> str:
+    """The first six, as they are spelled, and how many more there are."""
     names = ["".join(f".{q}" for q in value) or "left out" for value in values]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
@@ -128,8 +144,8 @@ def unknown_instruction(spelling: str, parts: list[str], heads: list[str]) -> Un
     asked = shown(spelling) or "an empty string"
     same = [name for name in heads if name.split(".")[0] == parts[0]]
     if same:
-        given = shown(".".join(parts[:2]))
-        return Unsupported(f"{asked}: unknown instruction {given!r}; {parts[0]} comes as {', '.join(same)}. PTX ISA 9.7.14, 9.7.15.")
+        head = shown(".".join(parts[:2]))
+        return Unsupported(f"{asked}: unknown instruction {head!r}; {parts[0]} comes as {', '.join(same)}. PTX ISA 9.7.14, 9.7.15.")
     first = list(dict.fromkeys(name.split(".")[0] for name in heads))
     forms = {shorter: name for name in first for shorter in (name, *shortened(name))}
     close = next((forms[w] for w in (parts[0], *shortened(parts[0][:20])) if w in forms), None)
@@ -137,53 +153,64 @@ def unknown_instruction(spelling: str, parts: list[str], heads: list[str]) -> Un
     return Unsupported(f"{asked}: unknown instruction {shown(parts[0])!r}{hint}; known are {', '.join(first)}. PTX ISA 9.7.14, 9.7.15.")
 
 
+class Fix(NamedTuple):
+    """A change of one slot that makes a spelling legal; small differences sort first."""
+
+    difference: tuple[int, int]
+    slot: int
+    value: Slot
+
+
 def why_not(grammar: Grammar, spelling: str, qualifiers: list[str]) -> Unsupported:
     """The error for a spelling that is no instruction on any target: an unknown or a missing qualifier, or an impossible combination."""
     unknown = next((q for q in qualifiers if q not in grammar.slot_of and not grammar.is_shape(q)), None)
     meant = None if unknown is None else grammar.meant(unknown)
-    given = grammar.fill(meant if q == unknown and meant else q for q in qualifiers)
+    filling = grammar.fill(meant if q == unknown and meant else q for q in qualifiers)
     fixes = []
-    for i, slot in enumerate(given):
-        values = grammar.but_one.get((i, (*given[:i], (), *given[i + 1 :])), ())
-        fixes += [(difference(slot, value), i, value) for value in values if value != slot]
-    # dense for sparse is another instruction: the last thing that was meant
-    fixes.sort(key=lambda fix: (grammar.slots[fix[1]] == "sparsity", fix))
-    if given in grammar.legal:
-        nearest = given
+    for i, slot in enumerate(filling):
+        values = grammar.but_one.get((i, (*filling[:i], (), *filling[i + 1 :])), ())
+        fixes += [Fix(difference=difference(slot, value), slot=i, value=value) for value in values if value != slot]
+    # dense in place of sparse comes last: that is another instruction
+    fixes.sort(key=lambda fix: (grammar.slots[fix.slot] == "sparsity", fix))
+    if filling in grammar.legal:
+        nearest = filling
     elif fixes:
-        nearest = (*given[: fixes[0][1]], fixes[0][2], *given[fixes[0][1] + 1 :])
+        nearest = (*filling[: fixes[0].slot], fixes[0].value, *filling[fixes[0].slot + 1 :])
     else:
-        nearest = grammar.nearest(given)
-    end = f"nearest legal spelling: {grammar.spelling(nearest)}. PTX ISA {grammar.legal[nearest][1]}."
+        nearest = grammar.nearest(filling)
+    end = f"nearest legal spelling: {grammar.spelling(nearest)}. PTX ISA {grammar.legal[nearest].section}."
     asked = shown(spelling)
 
     if unknown is not None:
         hint = f", did you mean .{meant}?" if meant else ""
         return Unsupported(f"{asked}: unknown qualifier {shown('.' + unknown)!r} for {grammar.head}{hint}; {end}")
-    missing = [i for i in grammar.required if not given[i]]
-    if not missing and fixes and _extends(given[fixes[0][1]], fixes[0][2]):
-        missing = [fixes[0][1]]
+    missing = [i for i in grammar.required if not filling[i]]
+    if not missing and fixes and _extends(filling[fixes[0].slot], fixes[0].value):
+        missing = [fixes[0].slot]
     if missing:
         i = missing[0]
-        wanted = [value for _, j, value in fixes if j == i] or [nearest[i]]
-        what = f" {listed(wanted)}" if len(wanted) == 1 and not given[i] else f": {_named(grammar.slots[i])}, one of {listed(wanted)}"
-        return Unsupported(f"{asked}: missing qualifier{what}; {end}")
-    if fixes:
-        i = fixes[0][1]
-        wanted = [value for _, j, value in fixes if j == i]
-        what = f"with the rest, {_named(grammar.slots[i])} may be {listed(wanted)}, not {shown(listed([given[i]]))}"
-        if wanted == [()]:
-            what = f"{shown(listed([given[i]]))} has no place with the rest"
-    else:
-        said = [slot for slot, name in zip(given, grammar.slots, strict=True) if slot and name not in ("sync", "aligned")]
-        what = f"no {grammar.head} has all of {shown(' '.join(listed([slot]) for slot in said))}"
-    return Unsupported(f"{asked}: impossible combination: {what}; {end}")
+        wanted = [fix.value for fix in fixes if fix.slot == i] or [nearest[i]]
+        lacking = f" {listed(wanted)}" if len(wanted) == 1 and not filling[i] else f": {_named(grammar.slots[i])}, one of {listed(wanted)}"
+        return Unsupported(f"{asked}: missing qualifier{lacking}; {end}")
+    return Unsupported(f"{asked}: impossible combination: {_clash(grammar, filling, fixes)}; {end}")
 
 
-def _extends(given: Slot, value: Slot) -> bool:
-    """Whether `value` is `given` with qualifiers added."""
+def _clash(grammar: Grammar, filling: Filling, fixes: list[Fix]) -> str:
+    """What does not go together."""
+    if not fixes:
+        slots = [slot for slot, name in zip(filling, grammar.slots, strict=True) if slot and name not in ("sync", "aligned")]
+        return f"no {grammar.head} has all of {shown(' '.join(listed([slot]) for slot in slots))}"
+    i = fixes[0].slot
+    wanted = [fix.value for fix in fixes if fix.slot == i]
+    if wanted == [()]:
+        return f"{shown(listed([filling[i]]))} has no place with the rest"
+    return f"with the rest, {_named(grammar.slots[i])} may be {listed(wanted)}, not {shown(listed([filling[i]]))}"
+
+
+def _extends(slot: Slot, value: Slot) -> bool:
+    """Whether `value` is `slot` with qualifiers added."""
     rest = iter(value)
-    return len(value) > len(given) and all(q in rest for q in given)
+    return len(value) > len(slot) and all(q in rest for q in slot)
 
 
 def _named(slot: str) -> str:
@@ -202,10 +229,10 @@ def wrong_arguments(op: Instruction, section: str) -> str | None:
     for name, text in zip(forms[0], op.arguments, strict=True):
         if not text.startswith("{") or name.startswith("selector"):
             continue
-        given = len(text.strip("{}").split(","))
+        count = len(text.strip("{}").split(","))
         wanted = _vector(op, name)
-        if given != wanted:
-            return f"{op}: impossible combination: operand {name} has {given} registers, but takes {wanted or 'none'}. PTX ISA {section}."
+        if count != wanted:
+            return f"{op}: impossible combination: operand {name} has {count} registers, but takes {wanted or 'none'}. PTX ISA {section}."
     return None
 
 

@@ -5,9 +5,9 @@ from functools import cache, lru_cache
 from re import DOTALL, compile
 
 from tcemu.errors import Unsupported
-from tcemu.isa.diagnosis import Grammar, unknown_instruction, why_not, wrong_arguments
+from tcemu.isa.diagnosis import Filling, Grammar, Legal, unknown_instruction, why_not, wrong_arguments
 from tcemu.isa.instructions import FAMILIES, Instruction, head, slots, spell
-from tcemu.isa.syntax import row_of
+from tcemu.isa.syntax import syntax_rows
 
 # guard, spelling; the operands follow
 _STATEMENT = compile(r"\s*(?:@(!?[\w$%]+)\s+)?([^\s{\[;]+)")
@@ -16,20 +16,20 @@ _PART = compile(r"[^,{}\[\]()]+|.", DOTALL)
 
 @cache
 def grammars() -> dict[str, Grammar]:
-    """The words of every instruction name, such as "mma" or "wmma.load.a", from the rows."""
-    legal: dict[str, dict] = {}
+    """The grammar of every instruction name, such as "mma" or "wmma.load.a", from the rows of `tcemu.isa.syntax`."""
+    legal: dict[str, dict[Filling, Legal]] = {}
     order: dict[str, tuple[str, ...]] = {}
-    for op, row in row_of().items():
+    for op, row in syntax_rows().items():
         name = head(op)
         order[name] = tuple(FAMILIES[op.family].order.split())
         for defaults in (False, True):
-            legal.setdefault(name, {}).setdefault(slots(op, defaults=defaults), (op, row.section))
+            legal.setdefault(name, {}).setdefault(slots(op, defaults=defaults), Legal(op=op, section=row.section))
     return {name: Grammar(name, order[name], legal[name]) for name in legal}
 
 
 @cache
 def _by_spelling() -> dict[str, Instruction]:
-    return {spell(op, defaults=defaults): op for op in row_of() for defaults in (False, True)}
+    return {spell(op, defaults=defaults): op for op in syntax_rows() for defaults in (False, True)}
 
 
 def parse(text: str | Instruction) -> Instruction:
@@ -51,9 +51,9 @@ def parse(text: str | Instruction) -> Instruction:
 
 @lru_cache(maxsize=65536)
 def _parse(text: str) -> Instruction:
-    found = _by_spelling().get(text)
-    if found is not None:
-        return found
+    op = _by_spelling().get(text)
+    if op is not None:
+        return op
     match = _STATEMENT.match(text)
     guard, spelling = match.groups() if match else (None, text)
     rest = text[match.end() :].strip() if match else ""
@@ -62,43 +62,43 @@ def _parse(text: str) -> Instruction:
     if not rest and guard is None:
         return op
     op = replace(op, guard=guard, arguments=arguments(rest) if rest else ())
-    problem = wrong_arguments(op, row_of()[op].section) if rest else None
+    problem = wrong_arguments(op, syntax_rows()[op].section) if rest else None
     if problem:
         raise Unsupported(problem)
     return op
 
 
 def _spelled(spelling: str) -> Instruction:
-    words, qualifiers = _named(spelling)
-    given: list[list[str]] = [[] for _ in words.slots]
+    grammar, qualifiers = _named(spelling)
+    slots: list[list[str]] = [[] for _ in grammar.slots]
     for qualifier in qualifiers:
-        slot = words.slot_of.get(qualifier)
+        slot = grammar.slot_of.get(qualifier)
         if slot is None:
-            raise why_not(words, spelling, qualifiers)
-        given[slot].append(qualifier)
-    legal = words.legal.get(tuple(map(tuple, given)))
+            raise why_not(grammar, spelling, qualifiers)
+        slots[slot].append(qualifier)
+    legal = grammar.legal.get(tuple(map(tuple, slots)))
     if legal is None:
-        raise why_not(words, spelling, qualifiers)
-    return legal[0]
+        raise why_not(grammar, spelling, qualifiers)
+    return legal.op
 
 
 def _named(spelling: str) -> tuple[Grammar, list[str]]:
     """The grammar of an instruction name, which has up to three parts, and the qualifiers after it."""
     parts = spelling.split(".")
     for count in (1, 2, 3):
-        words = grammars().get(".".join(parts[:count]))
-        if words is not None:
-            return words, parts[count:]
+        grammar = grammars().get(".".join(parts[:count]))
+        if grammar is not None:
+            return grammar, parts[count:]
     raise unknown_instruction(spelling, parts, list(grammars()))
 
 
 def arguments(text: str) -> tuple[str, ...]:
     """The operands of a statement: split at the commas outside brackets, blanks around them dropped."""
-    depth, found = 0, [[]]
+    depth, operands = 0, [[]]
     for part in _PART.findall(text):
         depth += (part in "{[(") - (part in "}])")
         if part == "," and not depth:
-            found.append([])
+            operands.append([])
         else:
-            found[-1].append(part)
-    return tuple(" ".join("".join(parts).split()) for parts in found)
+            operands[-1].append(part)
+    return tuple(" ".join("".join(parts).split()) for parts in operands)

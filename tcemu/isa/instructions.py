@@ -1,11 +1,15 @@
-"""`Instruction`: one tensor-core instruction as a value, its PTX spelling, and the signature that follow from its fields."""
+"""`Instruction`: one tensor-core instruction as a value, with its PTX spelling, its operands and their sizes.
+
+Here stands what follows from an instruction's own fields, and how each family is spelled (`FAMILIES`, `WRITE`). Which instructions there
+are stands in `syntax`, which target has them in `catalog`, what they compute in `tcemu.architectures`. `grammar` reads spellings, and
+`diagnosis` explains those that are wrong.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tcemu.formats import Format
-
-LANES = 32
+from tcemu.layouts import LANES, REGISTER_BITS
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class Instruction:
         if not self.family.startswith("wmma") or name not in ("a", "b") or getattr(self, name).name != "f16":
             return 1
         rows, columns = self.matrix(name)
-        return 8 * LANES * 32 // (rows * columns * 16)
+        return 8 * LANES * REGISTER_BITS // (rows * columns * 16)
 
     def registers(self, operand: str) -> int:
         """How many 32-bit registers a lane holds of an operand; an .f64 counts as two words.
@@ -184,7 +188,7 @@ class Instruction:
             return 1
         rows, columns = self.matrix(operand)
         held = max(self.num, 1) * self.products * self.copies(operand)
-        return held * rows * columns * self.container_bits(operand) // (LANES * 32 * self.warps)
+        return held * rows * columns * self.container_bits(operand) // (LANES * REGISTER_BITS * self.warps)
 
     @property
     def default_stride(self) -> int:
@@ -215,7 +219,7 @@ class Instruction:
         if not self.sparse:
             return ()
         metadata_bits = 4 * self.m * (self.k // self.chunk)
-        return tuple(range(LANES * 32 * self.warps // metadata_bits))
+        return tuple(range(LANES * REGISTER_BITS * self.warps // metadata_bits))
 
     @property
     def byte_ids(self) -> tuple[int, ...]:
@@ -272,7 +276,7 @@ WRITE: dict[str, Callable[[Instruction], Iterable[str | None]]] = {
 
 
 def _defaulted(op: Instruction) -> set[str]:
-    """The slots whose qualifier says what is so without it."""
+    """The slots whose qualifier is the default, so that it may be left out."""
     slots = {"rounding"} if op.rounding == DEFAULT_ROUNDING else set()
     return slots | ({"scale_vec"} if op.scale_vec is not None and op.scale_vec == DEFAULT_SCALE_VEC.get(op.kind or "") else set())
 

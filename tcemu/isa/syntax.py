@@ -1,4 +1,9 @@
-"""The instructions of PTX 9.7.14 and 9.7.15 as products of short lists, with the targets and ISA version that each needs."""
+"""The table of instructions: the syntax blocks of PTX 9.7.14 and 9.7.15 as rows, with the targets and ISA version that each needs.
+
+A row is a product of short lists: every shape with every tuple of types and every choice of the other qualifiers. To add an instruction
+of a known family: a row here, and rows with its arithmetic in `tcemu.architectures.rows`. To add a family: also its order of qualifiers, in
+`tcemu.isa.instructions.FAMILIES`. Which targets there are stands in `tcemu.isa.catalog`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,8 +16,8 @@ from tcemu.formats import FORMATS
 from tcemu.isa.instructions import DEFAULT_ROUNDING, DEFAULT_SCALE_VEC, Instruction
 
 Version = tuple[int, int]
-# what a row needs: (targets, ISA version) pairs, any of which is enough. "sm_80+": that target or any later one;
-# "sm_120f+": the family, from this member on, in its f and a targets; "sm_90a": that target alone
+# What a row needs: (targets, ISA version) pairs, any of which is enough. "sm_90a": that target alone. "sm_80+": that target or any later
+# one. "sm_120f+": sm_120 and later members of its family, as f and a targets
 Needs = tuple[tuple[str, Version], ...]
 Choices = dict[str, tuple[Any, ...]]  # field of Instruction -> its values
 
@@ -75,8 +80,8 @@ SM_120: Needs = (("sm_120a", (8, 7)), ("sm_120f+", (8, 8)))
 SPARSE_F4: Needs = (("sm_120a", (8, 7)), ("sm_121a", (8, 8)))  # 9.7.14.6.3: no family target
 # .m16n16, .m8n16, .b8 and the formats of ldmatrix, .m16n8 and .b8 of stmatrix: 9.7.14.5.15 and .16, Target ISA Notes
 NARROW: Needs = (("sm_100a", (8, 6)), ("sm_120a", (8, 7)), *((f"sm_{number}f+", (8, 8)) for number in (100, 110, 120)))
-# the manual gives .kind::f8f6f4 to the sm_120 family, as m16n8k32; the assembler (12.9 to 13.5) takes it with two fp8 types
-# as m16n8k16 too, and on the sm_100 and sm_110 families, where it means the same as without .kind
+# The manual gives .kind::f8f6f4 to the sm_120 family alone, and only as m16n8k32. With two fp8 types the assembler (12.9 to 13.5) also
+# takes m16n8k16, and the sm_100 and sm_110 families, where it means the same as without .kind
 KIND_FP8: Needs = (("sm_100a", (8, 7)), ("sm_120a", (8, 7)), *((f"sm_{number}f+", (8, 8)) for number in (100, 110, 120)))
 # qualifiers that came later than the instructions that have them: PTX ISA Notes of 9.7.14.4.3 to .5 and 9.7.14.5.15
 SINCE: dict[str, Version] = {"aligned": (6, 3), "shared::cta": (7, 8)}
@@ -233,8 +238,8 @@ def _wgmma() -> Iterator[SyntaxRow]:
 
 
 @cache
-def row_of() -> dict[Instruction, SyntaxRow]:
-    """Every instruction with the row that gives it."""
+def syntax_rows() -> dict[Instruction, SyntaxRow]:
+    """From every instruction to the row that gives it."""
     rows: dict[Instruction, SyntaxRow] = {}
     for row in (*_mma(), *_mma_sp(), *_wmma(), *_wmma_memory(), *_movers(), *_wgmma()):
         for op in row.instructions():

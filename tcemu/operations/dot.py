@@ -1,7 +1,6 @@
 """`dot`: one instruction's product on matrices of raw codes, without registers."""
 
 from functools import partial
-from typing import Any
 
 import jax
 from jax import Array
@@ -10,14 +9,8 @@ from jax.typing import ArrayLike
 from tcemu.arithmetic.model import Model
 from tcemu.formats import U4
 from tcemu.isa.instructions import Instruction
-from tcemu.operations.operands import (
-    codes_of,
-    given_or_not,
-    matrix_codes,
-    modelled,
-    multiply_add,
-)
-from tcemu.operations.selected import SCALES, scale_matrix
+from tcemu.operations.operands import codes_of, matrix_codes, modelled, multiply_add, require
+from tcemu.operations.selected import scale_matrix
 
 
 def dot(
@@ -34,21 +27,30 @@ def dot(
 ) -> Array:
     """One instruction's D = A·B + C on raw codes, without registers: mma, mma.sp, wmma.mma, wgmma and wgmma.sp.
 
-    a: codes [..., M, K], of a sparse instruction the stored [..., M, K/2]; b: [..., K, N]; c: [..., M, N], unsigned integers; f64 codes are
-    uint32[..., 2], low word first. (Each of the four products of m8n8k4 with f16 is one element of the batch.) e: the 4-bit fields of a
-    sparse instruction's metadata, [..., M, chunks]. scale_a, scale_b: the scale codes of a block-scaled one, [..., M, scale_vec] and
-    [..., scale_vec, N]. Leading axes broadcast. Returns codes [..., M, N] in `op.d.dtype`. Raises as `mma`.
+    a: codes [..., M, K], of a sparse instruction the stored [..., M, K/2]. b: [..., K, N]. c: [..., M, N]. Codes are unsigned integers;
+    those of f64 are uint32[..., 2], low word first. Leading axes are batch axes and broadcast. m8n8k4 with f16, which is four products,
+    takes them as four elements of the batch.
+    target, model: as in `mma`. e: the 4-bit fields of a sparse instruction's metadata, [..., M, chunks]. scale_a, scale_b: the scale codes
+    of a block-scaled one, [..., M, scale_vec] and [..., scale_vec, N].
+    Returns codes [..., M, N] in `op.d.dtype`. Raises as `mma`.
     """
     applied = modelled(op, target, model, "dot")
     op, model, clamped = applied.op, applied.model, applied.clamped_metadata
-    codes = [matrix_codes(op, name, value) for name, value in (("a", a), ("b", b), ("d" if op.c is None else "c", c))]
-    fields = given_or_not(op, "e", e, op.sparse)
-    fields = None if fields is None else codes_of(op, "e", fields, U4, op.matrix(op.metadata))
-    scales = [given_or_not(op, name, value, op.block_scale) for name, value in zip(SCALES, (scale_a, scale_b), strict=True)]
-    scales = tuple(scale_matrix(op, name, value) for name, value in zip(SCALES, scales, strict=True)) if op.block_scale else None
-    return _dot(op, clamped, model, *codes, fields, scales)
+    a, b = matrix_codes(op, "a", a), matrix_codes(op, "b", b)
+    c = matrix_codes(op, "d" if op.c is None else "c", c)
+    require(op, "e", e, op.sparse)
+    require(op, "scale_a", scale_a, op.block_scale)
+    require(op, "scale_b", scale_b, op.block_scale)
+    fields = None if e is None else codes_of(op, "e", e, U4, op.matrix(op.metadata))
+    scales = None
+    if op.block_scale:
+        scales = scale_matrix(op, "scale_a", scale_a), scale_matrix(op, "scale_b", scale_b)
+    return dot_codes(op, clamped, model, a, b, c, fields, scales)
 
 
 @partial(jax.jit, static_argnames=("op", "clamped"))
-def _dot(op: Instruction, clamped: bool, model: Model, a: Array, b: Array, c: Array, fields: Array | None, scales: Any) -> Array:
+def dot_codes(
+    op: Instruction, clamped: bool, model: Model, a: Array, b: Array, c: Array, fields: Array | None, scales: tuple[Array, Array] | None
+) -> Array:
+    """`dot` on operands that were checked, by a model: see `multiply_add`."""
     return multiply_add(op, model, a, b, c, fields, scales, clamped)

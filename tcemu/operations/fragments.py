@@ -27,16 +27,16 @@ def fragments(op: Instruction) -> dict[str, Fragment]:
     [matrix, memory row, place]; wmma's fragments are those of sm_75 and later.
     """
     if op.family in ("mma", "mma.sp", "wgmma", "wgmma.sp"):
-        names = "abcd" if op.warps == 1 else "ad"
-        found = {name: matrix_fragment(op, name) for name in names}
+        held = {name: matrix_fragment(op, name) for name in ("abcd" if op.warps == 1 else "ad")}
         if op.sparse:
-            found[op.metadata] = metadata_fragment(op.k, op.container_bits("a"))
+            held[op.metadata] = metadata_fragment(op.k, op.container_bits("a"))
         if op.scale_vec is not None:
-            found |= {f"scale_{name}": scale_fragment(name, op.scale_vec) for name in "ab"}
-        return found
+            held |= {f"scale_{name}": scale_fragment(name, op.scale_vec) for name in "ab"}
+        return held
     if op.family.startswith("wmma"):
-        held = {"r": op.operand} if op.operand else {name: name for name in "abcd"}
-        return {name: matrix_fragment(op, operand) for name, operand in held.items() if operand}
+        if op.operand:
+            return {"r": matrix_fragment(op, op.operand)}
+        return {name: matrix_fragment(op, name) for name in "abcd"}
     if op.family == "movmatrix":
         return {"a": mover_fragment((8, 8), 1), "d": mover_fragment((8, 8), 1, trans=True)}
     if op.family in ("ldmatrix", "stmatrix"):

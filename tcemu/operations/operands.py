@@ -1,4 +1,14 @@
-"""What every operation does with its operands: find the model, look at what came in, and go between registers and codes."""
+"""What every operation does with its operands.
+
+It finds the instruction and its model, checks the operands' dtypes and shapes, and goes between registers and codes. `multiply_add` is the
+one way from the operations to the arithmetic.
+
+Each operation has a function `bind_...`, which checks its operands and returns them by name. The emulated operation and the one on a real
+GPU (`tcemu.silicon.run`) both call it.
+
+What computes takes `target`, which says by which arithmetic. What only moves words takes `target` or None: if a target is given, it must
+have the instruction; None means as sm_80 and later hold the words.
+"""
 
 from functools import partial
 from typing import Any
@@ -15,10 +25,18 @@ from tcemu.arithmetic.program import run
 from tcemu.errors import Unsupported
 from tcemu.formats import Format
 from tcemu.isa.catalog import check, section
+from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.operations.fragments import WMMA_SM, matrix_fragment
 from tcemu.packing import container, pack_registers, unpack_registers
 from tcemu.sparsity import gather
+
+
+def moving(op: str | Instruction, target: str | None, call: str, family: str) -> Instruction:
+    """An instruction that only moves words. Raises Unsupported if it is of another family, or `target` is given and lacks it."""
+    op = parse(op) if target is None else check(op, target)
+    of_family(op, call, family)
+    return op
 
 
 def modelled(op: str | Instruction, target: str, model: Model | None, call: str, *families: str) -> Applied:
@@ -37,8 +55,18 @@ def of_family(op: Instruction, call: str, *families: str) -> None:
 def signature_of(op: Instruction) -> Signature:
     """The types and modes of an instruction, as its arithmetic wants them."""
     assert op.a and op.b and op.d
-    kept = op.k // 2 if op.sparse else op.k
-    return Signature(op.a, op.b, op.c or op.d, op.d, kept, op.rounding, op.satfinite, op.bit_op, op.stype, op.scale_vec or 0)
+    return Signature(
+        a=op.a,
+        b=op.b,
+        c=op.c or op.d,
+        d=op.d,
+        k=op.k // 2 if op.sparse else op.k,
+        rounding=op.rounding,
+        clamp=op.satfinite,
+        bit_op=op.bit_op,
+        scale=op.stype,
+        scale_vec=op.scale_vec or 0,
+    )
 
 
 def multiply_add(
@@ -60,7 +88,7 @@ def multiply_add(
         return run(model, signature_of(op), a, b, c, scales)
     if op.warps > 1:  # one warp's rows after the other: B gathered for all of them at once would be large
         by_warp = [jnp.moveaxis(v.reshape(*v.shape[:-2], op.warps, op.m // op.warps, v.shape[-1]), -3, 0) for v in (a, fields, c)]
-        d = jnp.moveaxis(lax.map(lambda one: _sparse(op, model, one[0], b, one[2], one[1], None, clamped), tuple(by_warp)), 0, -3)
+        d = jnp.moveaxis(lax.map(lambda warp: _sparse(op, model, warp[0], b, warp[2], warp[1], None, clamped), tuple(by_warp)), 0, -3)
         return d.reshape(*d.shape[:-3], op.m, op.n)
     return _sparse(op, model, a, b, c, fields, scales, clamped)
 
@@ -89,10 +117,11 @@ def lane_words(op: Instruction, name: str, value: ArrayLike) -> Array:
     return _words(op, name, value, (), f", one register a lane, for {op}", "wanted")
 
 
-def _words(op: Instruction, name: str, value: ArrayLike, in_lane: tuple[int, ...], what: str, lead: str) -> Array:
+def _words(op: Instruction, name: str, value: ArrayLike, in_lane: tuple[int, ...], meaning: str, lead: str) -> Array:
+    """Raw words with the lanes' axes and `in_lane`, or an error; meaning, lead: the words of its message around the wanted shape."""
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     shape = ((LANES,) if op.warps == 1 else (op.warps, LANES)) + in_lane
-    wanted = f"uint32[..., {', '.join(map(str, shape))}]{what}"
+    wanted = f"uint32[..., {', '.join(map(str, shape))}]{meaning}"
     if value.dtype != jnp.uint32:
         hint = "tcemu.pack makes them from codes" if in_lane else f"PTX ISA {section(op)}"
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; {lead} {wanted}. {hint}")
@@ -135,11 +164,10 @@ def unpack_matrix(op: Instruction, operand: str, registers: Array, sm: int = WMM
     return matrix_fragment(op, operand, sm).decode(elements, trailing=fmt.words - 1)
 
 
-def given_or_not(op: Instruction, name: str, value: Any, wanted: bool) -> Any:
-    """The value of an operand, or an error if `op` has it and it is missing, or has it not and it came."""
-    what = {"e": "sparsity metadata"}.get(name, "block scales")
-    if wanted and value is None:
-        raise ValueError(f"{name}: {op} has {what}, and none came. PTX ISA {section(op)}")
-    if not wanted and value is not None:
-        raise ValueError(f"{name}: {op} has no {what}; leave it out. PTX ISA {section(op)}")
-    return value
+def require(op: Instruction, name: str, value: Any, has: bool) -> None:
+    """Raises ValueError if `op` has the operand and it did not come, or has none and it came."""
+    kind = "sparsity metadata" if name == "e" else "block scales"
+    if has and value is None:
+        raise ValueError(f"{name}: {op} has {kind}, and none came. PTX ISA {section(op)}")
+    if not has and value is not None:
+        raise ValueError(f"{name}: {op} has no {kind}; leave it out. PTX ISA {section(op)}")

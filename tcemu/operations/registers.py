@@ -18,6 +18,8 @@ from tcemu.operations.operands import (
 )
 from tcemu.operations.selected import (
     SCALES,
+    Metadata,
+    Scale,
     metadata_fields,
     metadata_registers,
     scale_codes,
@@ -41,13 +43,13 @@ def pack(op: str | Instruction, operand: str, codes: ArrayLike, *, selector: Any
     Source: PTX ISA 9.7.14.5.1 to 9.7.14.5.13, 9.7.14.6.1, 9.7.14.6.2, 9.7.14.3.
     """
     op = parse(op)
-    if _operand(op, operand) == op.metadata:
+    _known_operand(op, operand)
+    if operand == op.metadata:
         fields = codes_of(op, operand, codes, U4, op.matrix(operand))
         return metadata_registers(op, fields, sparsity_selector(op, 0 if selector is None else selector))
     if operand in SCALES:
-        return scale_registers(
-            op, operand, scale_matrix(op, operand, codes), scale_selector(op, operand, (0, 0) if selector is None else selector)
-        )
+        scales = scale_matrix(op, operand, codes)
+        return scale_registers(op, operand, scales, scale_selector(op, operand, (0, 0) if selector is None else selector))
     _no_selector(op, operand, selector)
     return pack_matrix(op, operand, matrix_codes(op, operand, codes, products=True))
 
@@ -55,13 +57,13 @@ def pack(op: str | Instruction, operand: str, codes: ArrayLike, *, selector: Any
 def unpack(op: str | Instruction, operand: str, registers: ArrayLike, *, selector: Any = None) -> Array:
     """Registers -> the matrix of raw codes that they hold, in the smallest unsigned dtype; the inverse of `pack`, with the same errors."""
     op = parse(op)
-    if _operand(op, operand) == op.metadata:
-        words = lane_words(op, operand, registers)
-        return metadata_fields(op, words, sparsity_selector(op, 0 if selector is None else selector))
+    _known_operand(op, operand)
+    if operand == op.metadata:
+        which = sparsity_selector(op, 0 if selector is None else selector)
+        return metadata_fields(op, Metadata(registers=lane_words(op, operand, registers), selector=which))
     if operand in SCALES:
-        return scale_codes(
-            op, operand, lane_words(op, operand, registers), scale_selector(op, operand, (0, 0) if selector is None else selector)
-        )
+        which = scale_selector(op, operand, (0, 0) if selector is None else selector)
+        return scale_codes(op, operand, Scale(registers=lane_words(op, operand, registers), selector=which))
     _no_selector(op, operand, selector)
     return unpack_matrix(op, operand, register_words(op, operand, registers))
 
@@ -71,9 +73,8 @@ def _no_selector(op: Instruction, operand: str, selector: Any) -> None:
         raise ValueError(f"selector: got {selector!r} for operand {operand!r} of {op}; only metadata and scales have one")
 
 
-def _operand(op: Instruction, operand: str) -> str:
+def _known_operand(op: Instruction, operand: str) -> None:
     names = ("a", "b", "c", "d") if op.c is not None else ("a", "d")
     names += ((op.metadata,) if op.sparse else ()) + (SCALES if op.block_scale else ())
     if operand not in names:
         raise ValueError(f"operand {operand!r} of {op}: it has {', '.join(map(repr, names))}")
-    return operand

@@ -1,7 +1,7 @@
 """Operands of which a selector names a part: sparsity metadata and block scales, one 32-bit register in each lane."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,15 @@ from tcemu.operations.operands import codes_of
 from tcemu.packing import pack_registers, unpack_registers
 from tcemu.sparsity import defined_fields, undefined
 
-Selector = int | Array
 SCALES = ("scale_a", "scale_b")
 BYTE = 8  # a scale's container
+
+
+class ScaleSelector(NamedTuple):
+    """Which bytes of which lane of each quad hold the scales, int32."""
+
+    byte_id: Array
+    thread_id: Array
 
 
 def _metadata(op: Instruction) -> Fragment:
@@ -33,18 +39,21 @@ def sparsity_selector(op: Instruction, value: ArrayLike, name: str = "selector")
     return _selector(op, name, value, op.selectors)
 
 
-def scale_selector(op: Instruction, name: str, value: tuple[ArrayLike, ArrayLike]) -> tuple[Array, Array]:
-    """{byte-id, thread-id} of "scale_a" or "scale_b" as (group of bytes, thread-id), int32, or an error."""
-    assert op.scale_vec is not None
+def scale_selector(op: Instruction, name: str, value: tuple[ArrayLike, ArrayLike]) -> ScaleSelector:
+    """{byte-id, thread-id} of "scale_a" or "scale_b", or an error; traced ones are taken modulo what their bits can say."""
     selector = name.replace("scale", "selector")
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"{selector}: got {value!r}; wanted a pair (byte_id, thread_id) for {op}. PTX ISA 9.7.14.3")
-    byte = _selector(op, f"{selector}, its byte_id", value[0], op.byte_ids)
-    thread = _selector(op, f"{selector}, its thread_id", value[1], op.thread_ids_a if name == "scale_a" else op.thread_ids_b)
-    return byte // op.scale_vec, thread
+    byte_id, thread_id = value
+    thread_ids = op.thread_ids_a if name == "scale_a" else op.thread_ids_b
+    return ScaleSelector(
+        byte_id=_selector(op, f"{selector}, its byte_id", byte_id, op.byte_ids),
+        thread_id=_selector(op, f"{selector}, its thread_id", thread_id, thread_ids),
+    )
 
 
 def _selector(op: Instruction, name: str, value: ArrayLike, wanted: tuple[int, ...]) -> Array:
+    """One of the wanted numbers as int32, or an error."""
     if isinstance(value, Tracer):
         if value.shape or not jnp.issubdtype(value.dtype, jnp.integer):
             raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted one integer for {op}. PTX ISA {section(op)}")
@@ -54,49 +63,62 @@ def _selector(op: Instruction, name: str, value: ArrayLike, wanted: tuple[int, .
     return jnp.int32(int(np.asarray(value)))
 
 
+class Metadata(NamedTuple):
+    """Sparsity metadata: uint32[..., 32] (a warpgroup's: [..., 4, 32]), and which lanes of each quad hold it."""
+
+    registers: Array
+    selector: Array
+
+
+class Scale(NamedTuple):
+    """The scales of A or B: uint32[..., 32], and the selector."""
+
+    registers: Array
+    selector: ScaleSelector
+
+
 @partial(jax.jit, static_argnames="op")
-def metadata_fields(op: Instruction, registers: Array, selector: Selector) -> Array:
-    """Metadata registers uint32[..., 32] (a warpgroup's: [..., 4, 32]) -> 4-bit fields [..., M, chunks], uint8."""
-    fields = _metadata(op).decode(unpack_registers(registers[..., None], U4))[..., selector, :, :]
+def metadata_fields(op: Instruction, metadata: Metadata) -> Array:
+    """The 4-bit fields [..., M, chunks] that the metadata hold, uint8."""
+    fields = _metadata(op).decode(unpack_registers(metadata.registers[..., None], U4))[..., metadata.selector, :, :]
     return fields if op.warps == 1 else fields.reshape(*fields.shape[:-3], op.m, fields.shape[-1])
 
 
-def metadata_registers(op: Instruction, fields: Array, selector: Selector) -> Array:
-    """The inverse of `metadata_fields`; what the selector leaves out is zero."""
+def metadata_registers(op: Instruction, fields: Array, selector: Array) -> Array:
+    """The registers of `Metadata`: the inverse of `metadata_fields`; what the selector leaves out is zero."""
     if op.warps > 1:
         fields = fields.reshape(*fields.shape[:-2], op.warps, op.m // op.warps, fields.shape[-1])
     every = jnp.zeros((*fields.shape[:-2], *_metadata(op).shape), jnp.uint8).at[..., selector, :, :].set(fields.astype(jnp.uint8))
     return pack_registers(_metadata(op).encode(every), U4)[..., 0]
 
 
-def scale_codes(op: Instruction, name: str, registers: Array, selector: tuple[Selector, Selector]) -> Array:
-    """Scale registers uint32[..., 32] -> the codes of `op.stype` that the selector (group of bytes, thread-id) names.
-
-    "scale_a": [..., M, scale_vec]; "scale_b": [..., scale_vec, N].
-    """
-    group, thread = selector
-    fmt, fragment = _scales(op, name)
-    return fragment.decode(unpack_registers(registers[..., None], fmt, container_bits=BYTE))[..., thread, group, :, :]
+def scale_codes(op: Instruction, name: str, scale: Scale) -> Array:
+    """The codes of `op.stype` that the registers hold: [..., M, scale_vec] of "scale_a", [..., scale_vec, N] of "scale_b"."""
+    fmt, fragment, group = _scales(op, name, scale.selector)
+    every = fragment.decode(unpack_registers(scale.registers[..., None], fmt, container_bits=BYTE))
+    return every[..., scale.selector.thread_id, group, :, :]
 
 
-def scale_registers(op: Instruction, name: str, codes: Array, selector: tuple[Selector, Selector]) -> Array:
-    """The inverse of `scale_codes`; what the selector leaves out is zero."""
-    group, thread = selector
-    fmt, fragment = _scales(op, name)
-    every = jnp.zeros((*codes.shape[:-2], *fragment.shape), jnp.uint8).at[..., thread, group, :, :].set(codes.astype(jnp.uint8))
+def scale_registers(op: Instruction, name: str, codes: Array, selector: ScaleSelector) -> Array:
+    """The registers of `Scale`: the inverse of `scale_codes`; what the selector leaves out is zero."""
+    fmt, fragment, group = _scales(op, name, selector)
+    every = jnp.zeros((*codes.shape[:-2], *fragment.shape), jnp.uint8)
+    every = every.at[..., selector.thread_id, group, :, :].set(codes.astype(jnp.uint8))
     return pack_registers(fragment.encode(every), fmt, container_bits=BYTE)[..., 0]
 
 
-def _scales(op: Instruction, name: str) -> tuple[Format, Fragment]:
+def _scales(op: Instruction, name: str, selector: ScaleSelector) -> tuple[Format, Fragment, Array]:
+    """The scales' format and fragment, and which group of `scale_vec` bytes the selector names."""
     assert op.stype is not None and op.scale_vec is not None
-    return op.stype, scale_fragment(name.removeprefix("scale_"), op.scale_vec)
+    return op.stype, scale_fragment(name.removeprefix("scale_"), op.scale_vec), selector.byte_id // op.scale_vec
 
 
-def forbid_undefined_metadata(op: Instruction, fields: Array, selector: Selector) -> None:
-    """Checked mode: raises UndefinedBehaviour for the first field of [..., M, chunks] whose value PTX does not define."""
+def forbid_undefined_metadata(op: Instruction, metadata: Metadata) -> None:
+    """Checked mode: raises UndefinedBehaviour for the first field whose value PTX does not define."""
+    fields = metadata_fields(op, metadata)
     per_lane = _metadata(op).elements
     place = _metadata(op).decode(np.arange(LANES * per_lane).reshape(LANES, per_lane))  # lane and field of each (selector, row, chunk)
-    place = jnp.asarray(np.tile(place, (1, op.warps, 1)))[selector]
+    place = jnp.asarray(np.tile(place, (1, op.warps, 1)))[metadata.selector]
     defined = ", ".join(f"{field:04b}" for field in defined_fields(op.chunk, op.ordered))
     warp = "warp {warp}, " if op.warps > 1 else ""
     forbid(
@@ -115,5 +137,6 @@ def forbid_undefined_metadata(op: Instruction, fields: Array, selector: Selector
 
 
 def scale_matrix(op: Instruction, name: str, codes: Any) -> Array:
+    """The raw scale codes of "scale_a" or "scale_b" as the caller gives them, or an error."""
     assert op.stype is not None
     return codes_of(op, name, codes, op.stype, op.matrix(name))

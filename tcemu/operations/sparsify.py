@@ -16,7 +16,7 @@ from tcemu.isa.catalog import section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import lane_words
-from tcemu.operations.selected import metadata_fields, metadata_registers, sparsity_selector
+from tcemu.operations.selected import Metadata, metadata_fields, metadata_registers, sparsity_selector
 from tcemu.sparsity import PATTERNS, compress, expand, keep_largest
 
 DEFAULT_PATTERN = "2:4"
@@ -62,9 +62,9 @@ def sparsify(
     if already_sparse:
         _nothing_lost(magnitude, fields, chunk)
     kept = compress(dense, fields, chunk)
-    return Sparse(
-        kept, fields if instruction is None else metadata_registers(instruction, fields, sparsity_selector(instruction, selector))
-    )
+    if instruction is None:
+        return Sparse(kept=kept, metadata=fields)
+    return Sparse(kept=kept, metadata=metadata_registers(instruction, fields, sparsity_selector(instruction, selector)))
 
 
 def densify(
@@ -88,7 +88,7 @@ def densify(
             raise TypeError(f"metadata: got {fields.dtype}{list(fields.shape)}; wanted 4-bit fields, unsigned integers [..., M, chunks]")
     else:
         words = lane_words(instruction, instruction.metadata, metadata)
-        fields = metadata_fields(instruction, words, sparsity_selector(instruction, selector))
+        fields = metadata_fields(instruction, Metadata(registers=words, selector=sparsity_selector(instruction, selector)))
     if kept.ndim < 2 or kept.shape[-1] * 2 != fields.shape[-1] * chunk or kept.shape[-2] != fields.shape[-2]:
         raise ValueError(
             f"kept is {kept.dtype}{list(kept.shape)} and the metadata's fields are {list(fields.shape)}; wanted [..., M, K/2] and "

@@ -112,12 +112,12 @@ class Warpgroup:
             raise TypeError(f"offset: got {at.dtype}{list(at.shape)}; wanted an int or int32[...], in bytes")
         size, count = shared.shape[-1], words.shape[-1]
         bad = (at % 4 != 0) | (at < 0) | (at > 4 * (size - count))
-        said = f"offset: {{offset}} must be a multiple of 4, and {count} words from there must fit the {size} of shared memory"
+        message = f"offset: {{offset}} must be a multiple of 4, and {count} words from there must fit the {size} of shared memory"
         if isinstance(at, Tracer):
             if self.checked:
-                forbid(bad, said, offset=at)
+                forbid(bad, message, offset=at)
         elif bad.any():
-            raise ValueError(said.format(offset=at[bad].ravel()[0]))
+            raise ValueError(message.format(offset=at[bad].ravel()[0]))
         place = np.arange(size) - at[..., None] // 4
         written = (place >= 0) & (place < count)
         rank = max(place.ndim, words.ndim)
@@ -184,7 +184,7 @@ class Warpgroup:
                     f"{op} reads shared memory that threads stored since the last fence.proxy.async. {FENCE}",
                 )
         shapes = (*(pair for pair in self.shapes if pair[0] != d), (d, op.shape))
-        return replace(self, uncommitted=(*self.uncommitted, Pending(result, reads, d, a, op)), shapes=shapes)
+        return replace(self, uncommitted=(*self.uncommitted, Pending(result=result, reads=reads, d=d, a=a, op=op)), shapes=shapes)
 
     def commit_group(self) -> "Warpgroup":
         """`wgmma.commit_group`: the products issued since the last one become a group, which may be empty."""
@@ -223,11 +223,11 @@ class Warpgroup:
         batch, count = at.shape[:-1], self.shared.shape[-1] // UNIT_WORDS
         rows = np.arange(int(np.prod(batch)))[:, None]
         if isinstance(at, np.ndarray):
-            found = np.zeros((len(rows), count), bool)
-            found[rows, at.reshape(len(rows), -1)] = True
+            touched = np.zeros((len(rows), count), bool)
+            touched[rows, at.reshape(len(rows), -1)] = True
         else:
-            found = jnp.zeros((len(rows), count), bool).at[rows, at.reshape(len(rows), -1)].set(True, mode="drop")
-        return found.reshape(*batch, count)
+            touched = jnp.zeros((len(rows), count), bool).at[rows, at.reshape(len(rows), -1)].set(True, mode="drop")
+        return touched.reshape(*batch, count)
 
     def _untouched_by_products(self, name: str, verb: str) -> None:
         if not self.checked:

@@ -1,5 +1,6 @@
 """`wgmma`: A from registers or shared memory, B from shared memory, the accumulator in the registers of a warpgroup's four warps."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,10 +18,8 @@ from tcemu.isa.catalog import section
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import as_memory
 from tcemu.operations.operands import lane_words, modelled, multiply_add, pack_matrix, register_words, unpack_matrix
-from tcemu.operations.selected import forbid_undefined_metadata, metadata_fields, sparsity_selector
+from tcemu.operations.selected import Metadata, forbid_undefined_metadata, metadata_fields, sparsity_selector
 from tcemu.shared_memory import ADDRESS_BITS, UNIT, descriptor_words, extent, fields, outside, read, strays, unit_addresses
-
-DESCRIPTORS = {"a": "a_desc", "b": "b_desc"}
 
 
 def wgmma(
@@ -56,18 +55,17 @@ def wgmma(
     Raises Unsupported if PTX does not give `op`, or this form of it, to `target`; NotModelled if nobody has evidence of its arithmetic;
     UndefinedBehaviour for an sp_sel that the shape does not have; TypeError or ValueError for other shapes and dtypes, and for descriptors
     of known value that reach beyond `shared` or have bits outside their fields.
-    Source: PTX ISA 9.7.15.5.2, 9.7.15.6.3; the arithmetic, with its evidence, is a row of `tcemu.models`.
+    Source: PTX ISA 9.7.15.5.2, 9.7.15.6.3; for the arithmetic `tcemu.evidence`, and `tcemu.model` gives it.
     """
     applied = modelled(op, target, model, "wgmma", "wgmma", "wgmma.sp")
-    op, model = applied.op, applied.model
-    form = _form(op, a, a_desc, (imm_scale_a, imm_scale_b), (imm_trans_a, imm_trans_b))
-    d, shared = register_words(op, "d", d), as_memory("shared", shared)
-    metadata = _metadata(op, sp_meta, sp_sel, checked)
-    b_words = _descriptor(op, "b", form, b_desc, shared, checked)
-    a_words = register_words(op, "a", a) if a is not None else _descriptor(op, "a", form, a_desc, shared, checked)
-    assert op.a
-    sign = np.uint32(1 << (op.a.bits - 1) if imm_scale_a != imm_scale_b else 0)  # of the product: two negations cancel
-    return _wgmma(op, form, model, d, a_words, b_words, shared, sign, _scale_d(op, scale_d), metadata)
+    op = applied.op
+    operands = bind_wgmma(
+        op, d, b_desc, shared, a=a, a_desc=a_desc, scale_d=scale_d, imm_scale_a=imm_scale_a, imm_scale_b=imm_scale_b,
+        imm_trans_a=imm_trans_a, imm_trans_b=imm_trans_b, sp_meta=sp_meta, sp_sel=sp_sel, checked=checked,
+    )  # fmt: skip
+    if checked and operands.metadata is not None:
+        forbid_undefined_metadata(op, operands.metadata)
+    return _wgmma(op, applied.model, operands)
 
 
 def uniform_descriptor(registers: ArrayLike, *, checked: bool = False) -> Array:
@@ -95,11 +93,65 @@ def uniform_descriptor(registers: ArrayLike, *, checked: bool = False) -> Array:
     return first[..., 0, 0, :]
 
 
-class Form(NamedTuple):
-    """What a program depends on besides the instruction: how A comes, and how A and B lie in shared memory."""
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Majors:
+    """How A and B lie in shared memory, "k" or "mn". Static under jit."""
 
-    a_registers: bool
-    majors: tuple[str, str]
+    a: str
+    b: str
+
+
+class WgmmaOperands(NamedTuple):
+    """The operands of a wgmma. Descriptors are uint32[..., 2], low word first."""
+
+    d: Array
+    shared: Array
+    b_desc: Array
+    a: Array | None  # registers, or else the next
+    a_desc: Array | None
+    scale_d: Array | None  # bool[...]; None: true
+    imm_scale_a: int
+    imm_scale_b: int
+    majors: Majors  # by imm-trans-a and imm-trans-b
+    metadata: Metadata | None  # of a sparse one
+
+
+def bind_wgmma(
+    op: Instruction,
+    d: ArrayLike,
+    b_desc: int | ArrayLike,
+    shared: ArrayLike,
+    *,
+    a: ArrayLike | None = None,
+    a_desc: int | ArrayLike | None = None,
+    scale_d: bool | ArrayLike = True,
+    imm_scale_a: int = 1,
+    imm_scale_b: int = 1,
+    imm_trans_a: int = 0,
+    imm_trans_b: int = 0,
+    sp_meta: ArrayLike | None = None,
+    sp_sel: int = 0,
+    checked: bool = False,
+) -> WgmmaOperands:
+    """The operands of a wgmma, checked, the values in its metadata aside. Arguments and errors are those of `wgmma`."""
+    immediates = {"imm_scale_a": imm_scale_a, "imm_scale_b": imm_scale_b, "imm_trans_a": imm_trans_a, "imm_trans_b": imm_trans_b}
+    _check_form(op, a, a_desc, immediates)
+    majors = Majors(a="mn" if imm_trans_a else "k", b="mn" if imm_trans_b else "k")
+    d, memory = register_words(op, "d", d), as_memory("shared", shared)
+    metadata = _bind_metadata(op, sp_meta, sp_sel)
+    return WgmmaOperands(
+        d=d,
+        shared=memory,
+        b_desc=_bind_descriptor(op, "b", majors.b, b_desc, memory, checked),
+        a=None if a is None else register_words(op, "a", a),
+        a_desc=None if a is not None else _bind_descriptor(op, "a", majors.a, a_desc, memory, checked),
+        scale_d=_bind_scale_d(op, scale_d),
+        imm_scale_a=imm_scale_a,
+        imm_scale_b=imm_scale_b,
+        majors=majors,
+        metadata=metadata,
+    )
 
 
 def operand_addresses(op: Instruction, name: str, major: str, words: Any) -> Any:
@@ -109,53 +161,48 @@ def operand_addresses(op: Instruction, name: str, major: str, words: Any) -> Any
     return unit_addresses(fields(words), major, *extent(getattr(op, name), major, *size))
 
 
-def _form(op: Instruction, a: Any, a_desc: Any, scales: tuple[int, int], trans: tuple[int, int]) -> Form:
-    """The statement's form, or an error if the instruction has no such one."""
+def _check_form(op: Instruction, a: ArrayLike | None, a_desc: int | ArrayLike | None, immediates: dict[str, int]) -> None:
+    """Raises ValueError or Unsupported if no form of the instruction has A and the immediates like this."""
     if (a is None) == (a_desc is None):
         raise ValueError(f"{op}: A comes either in registers, a=, or from shared memory, a_desc=; got {'neither' if a is None else 'both'}")
     from_descriptor, from_registers = op.forms
     names = from_descriptor if a is None else from_registers
-    given = {
-        f"imm_{kind}_{name}": value for kind, pair in (("scale", scales), ("trans", trans)) for name, value in zip("ab", pair, strict=True)
-    }
-    for name, value in given.items():
+    for name, value in immediates.items():
         valid, default = ((1, -1), 1) if "scale" in name else ((0, 1), 0)
         if not isinstance(value, int | np.integer) or value not in valid:
             raise ValueError(f"{name}: got {value!r}; an immediate, {valid[0]} or {valid[1]}. PTX ISA {section(op)}")
         if value != default and name not in names:
-            who = "floating-point types" if "scale" in name else "f16 and bf16 in shared memory"
+            takers = "floating-point types" if "scale" in name else "f16 and bf16 in shared memory"
             raise Unsupported(
-                f"{op}: {name}={value}, which only {who} take; this form's operands are {', '.join(names)}. PTX ISA {section(op)}"
+                f"{op}: {name}={value}, which only {takers} take; this form's operands are {', '.join(names)}. PTX ISA {section(op)}"
             )
-    a_major, b_major = ("mn" if value else "k" for value in trans)
-    return Form(a is not None, (a_major, b_major))
 
 
-def _descriptor(op: Instruction, name: str, form: Form, value: Any, shared: Array, checked: bool) -> Any:
-    """The words of a descriptor, looked at as far as its value is known."""
-    said = DESCRIPTORS[name]
-    words = descriptor_words(said, value)
+def _bind_descriptor(op: Instruction, name: str, major: str, value: Any, shared: Array, checked: bool) -> Any:
+    """The words of the descriptor of A or B, checked if its value is known, and a traced one if `checked`."""
+    argument = f"{name}_desc"
+    words = descriptor_words(argument, value)
     if isinstance(words, Tracer) and not checked:
         return words
-    addresses = operand_addresses(op, name, form.majors["ab".index(name)], words)
+    addresses = operand_addresses(op, name, major, words)
     stray, beyond = strays(words), outside(addresses, shared.shape[-1])
     limit = f"{4 * shared.shape[-1]} bytes of shared memory" if 4 * shared.shape[-1] < 1 << ADDRESS_BITS else "the 2^18 that it can address"
     if isinstance(words, Tracer):
-        forbid(stray, said + ": bits are set that belong to no field. PTX ISA 9.7.15.5.1.2.2")
-        forbid(beyond, f"{said}: the operand's 16 bytes at {{address}} lie beyond {limit}. PTX ISA 9.7.15.5.1.2", address=addresses)
+        forbid(stray, argument + ": bits are set that belong to no field. PTX ISA 9.7.15.5.1.2.2")
+        forbid(beyond, f"{argument}: the operand's 16 bytes at {{address}} lie beyond {limit}. PTX ISA 9.7.15.5.1.2", address=addresses)
     elif stray.any():
-        raise ValueError(f"{said}: bits are set that belong to no field; tcemu.descriptor makes descriptors. PTX ISA 9.7.15.5.1.2.2")
+        raise ValueError(f"{argument}: bits are set that belong to no field; tcemu.descriptor makes descriptors. PTX ISA 9.7.15.5.1.2.2")
     elif beyond.any():
         worst = fields(words.reshape(-1, 2)[np.argmax(addresses.max((-2, -1)))])._asdict()
-        what = ", ".join(f"{field} {value}" for field, value in worst.items())
+        reason = ", ".join(f"{field} {value}" for field, value in worst.items())
         raise ValueError(
-            f"{said}: {what} reaches to byte {addresses.max() + UNIT - 1}, beyond {limit}; lower its start or strides, or give "
+            f"{argument}: {reason} reaches to byte {addresses.max() + UNIT - 1}, beyond {limit}; lower its start or strides, or give "
             "more memory. PTX ISA 9.7.15.5.1.2"
         )
     return words
 
 
-def _scale_d(op: Instruction, value: Any) -> Array | None:
+def _bind_scale_d(op: Instruction, value: Any) -> Array | None:
     """None for a plain true, else bool[...]."""
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     if value.dtype != jnp.bool_:
@@ -163,8 +210,8 @@ def _scale_d(op: Instruction, value: Any) -> Array | None:
     return None if not isinstance(value, Tracer) and bool(np.all(value)) else jnp.asarray(value)
 
 
-def _metadata(op: Instruction, sp_meta: Any, sp_sel: Any, checked: bool) -> Array | None:
-    """The metadata fields [..., 64, chunks] of a sparse instruction, looked at in checked mode."""
+def _bind_metadata(op: Instruction, sp_meta: ArrayLike | None, sp_sel: int) -> Metadata | None:
+    """A sparse instruction's metadata, or an error."""
     if not op.sparse:
         if sp_meta is not None or sp_sel != 0:
             raise ValueError(f"{op}: is dense; sp_meta and sp_sel belong to wgmma.mma_async.sp. PTX ISA {section(op)}")
@@ -173,40 +220,27 @@ def _metadata(op: Instruction, sp_meta: Any, sp_sel: Any, checked: bool) -> Arra
         raise ValueError(f"{op}: is sparse; give its metadata, sp_meta=uint32[..., 4, 32]. PTX ISA {section(op)}")
     if not isinstance(sp_sel, int | np.integer) or sp_sel not in op.selectors:
         raise UndefinedBehaviour(f"sp_sel: got {sp_sel!r}; {op} takes {' or '.join(map(str, op.selectors))}. PTX ISA {section(op)}")
-    selector = sparsity_selector(op, sp_sel, "sp_sel")
-    found = metadata_fields(op, lane_words(op, "sp_meta", sp_meta), selector)
-    if checked:
-        forbid_undefined_metadata(op, found, selector)
-    return found
+    return Metadata(registers=lane_words(op, "sp_meta", sp_meta), selector=sparsity_selector(op, sp_sel, "sp_sel"))
 
 
-@partial(jax.jit, static_argnames=("op", "form"))
-def _wgmma(
-    op: Instruction,
-    form: Form,
-    model: Model,
-    d: Array,
-    a: Array,
-    b: Array,
-    shared: Array,
-    sign: Array,
-    scale_d: Array | None,
-    metadata: Array | None,
-) -> Array:
-    """a: registers or a descriptor's words, as `form` says; b: a descriptor's words. sign: uint32, the bit of A to flip.
+@partial(jax.jit, static_argnames="op")
+def _wgmma(op: Instruction, model: Model, operands: WgmmaOperands) -> Array:
+    def from_memory(name: str, major: str, descriptor: Array) -> Array:
+        return read(operands.shared, operand_addresses(op, name, major, descriptor), getattr(op, name), major)
 
-    B's negation stands in A's sign: silicon negates what metadata has gathered from B, and a field that PTX does not define gathers halves
-    of tf32 elements, whose signs are not where B's were (tests/golden, tf32_negation).
-    metadata: 4-bit fields [..., 64, chunks].
-    """
-
-    def from_memory(name: str, words: Array) -> Array:
-        major = form.majors["ab".index(name)]
-        return read(shared, operand_addresses(op, name, major, words), getattr(op, name), major)
-
-    x, y = unpack_matrix(op, "a", a) if form.a_registers else from_memory("a", a), from_memory("b", b).swapaxes(-1, -2)
-    x = x ^ sign.astype(x.dtype)
-    c = unpack_matrix(op, "d", d)
-    if scale_d is not None:
-        c = jnp.where(scale_d[..., None, None], c, jnp.zeros((), c.dtype))  # +0, which adds nothing to a sum that is never -0
-    return pack_matrix(op, "d", multiply_add(op, model, x, y, c, metadata))
+    assert op.a
+    if operands.a is not None:
+        a = unpack_matrix(op, "a", operands.a)
+    else:
+        assert operands.a_desc is not None
+        a = from_memory("a", operands.majors.a, operands.a_desc)
+    b = from_memory("b", operands.majors.b, operands.b_desc).swapaxes(-1, -2)
+    # Two negations cancel. A single one stands in A's sign, also that of B: silicon negates what metadata has gathered from B. A field that
+    # PTX does not define gathers halves of tf32 elements, and their signs are not where B's were (tests/golden, tf32_negation)
+    negated = jnp.not_equal(operands.imm_scale_a, operands.imm_scale_b)
+    a = a ^ jnp.where(negated, np.uint32(1 << (op.a.bits - 1)), np.uint32(0)).astype(a.dtype)
+    c = unpack_matrix(op, "d", operands.d)
+    if operands.scale_d is not None:
+        c = jnp.where(operands.scale_d[..., None, None], c, jnp.zeros((), c.dtype))  # +0, which adds nothing to a sum that is never -0
+    kept = None if operands.metadata is None else metadata_fields(op, operands.metadata)
+    return pack_matrix(op, "d", multiply_add(op, model, a, b, c, kept))

@@ -66,31 +66,31 @@ class Gpu:
         image = words["memory"].shape[-1] if "memory" in words else 0
         if made.shared and 4 * image > MOST_SHARED:
             raise ValueError(f"{op}: an image of {4 * image} bytes; a block of {self.name} has at most {MOST_SHARED} of shared memory")
-        given = {one.name: words[one.name] for one in made.parameters if one.name in words}
-        shape = (*(n for n in next(iter(given.values())).shape[:1]), *self._written(op, made, given))
+        inputs = {parameter.name: words[parameter.name] for parameter in made.parameters if parameter.name in words}
+        shape = (*(n for n in next(iter(inputs.values())).shape[:1]), *self._written(op, made, inputs))
         at = _of_jax(self.device.device_id)
         run = self._in_place if at is not None else self._copied
         try:
-            return run(made, given, shape, image, at)
+            return run(made, inputs, shape, image, at)
         except Exception as error:  # whatever the driver's bindings raise; after a fault nothing more runs in this process
             raise RuntimeError(f"{op} on {self.name}: {error}") from error
 
-    def _written(self, op: Instruction, made: Kernel, given: Words) -> tuple[int, ...]:
-        if made.written in given:
-            return given[made.written].shape[1:]
+    def _written(self, op: Instruction, made: Kernel, inputs: Words) -> tuple[int, ...]:
+        if made.written in inputs:
+            return inputs[made.written].shape[1:]
         return made.threads, op.registers(made.written)
 
-    def _in_place(self, made: Kernel, given: Words, shape: tuple[int, ...], image: int, device: Any) -> Array:
+    def _in_place(self, made: Kernel, inputs: Words, shape: tuple[int, ...], image: int, device: Any) -> Array:
         """With JAX's own buffers; its work on them ends before the kernel's begins, and the kernel's before this returns."""
-        held = {name: jax.device_put(x, device) for name, x in given.items()}
+        held = {name: jax.device_put(x, device) for name, x in inputs.items()}
         with jax.default_device(device):
             held[made.written] = jnp.array(held[made.written], copy=True) if made.written in held else _zeros(shape)
         jax.block_until_ready(held)
         self._launch(made, shape[0], {name: x.unsafe_buffer_pointer() for name, x in held.items()}, image)
         return held[made.written]
 
-    def _copied(self, made: Kernel, given: Words, shape: tuple[int, ...], image: int, _: Any) -> Array:
-        host = {name: np.ascontiguousarray(x) for name, x in given.items()}
+    def _copied(self, made: Kernel, inputs: Words, shape: tuple[int, ...], image: int, _: Any) -> Array:
+        host = {name: np.ascontiguousarray(x) for name, x in inputs.items()}
         result = np.array(host[made.written]) if made.written in host else np.zeros(shape, np.uint32)
         host[made.written] = result
         pointers: dict[str, Any] = {}
@@ -111,22 +111,22 @@ class Gpu:
         self.device.set_current()
         size = 4 * image if made.shared else 0
         config = self.core.LaunchConfig(grid=min(cases, BLOCKS), block=made.threads, shmem_size=size)
-        arguments = [pointers[one.name] for one in made.parameters]
+        arguments = [pointers[parameter.name] for parameter in made.parameters]
         self.core.launch(self.stream, config, self._loaded(made, size), *arguments, cases, image)
         self.stream.sync()
 
     def _loaded(self, made: Kernel, shared: int) -> Any:
         """The kernel as the driver's compiler makes it, once for each text."""
-        asked = (made.text, shared if shared > STATIC_SHARED else 0)
-        if asked not in self.kernels:
-            found = self.core.ObjectCode.from_ptx(made.text.encode() + b"\0").get_kernel(ENTRY)
-            if asked[1]:
+        dynamic = shared if shared > STATIC_SHARED else 0
+        if (made.text, dynamic) not in self.kernels:
+            loaded = self.core.ObjectCode.from_ptx(made.text.encode() + b"\0").get_kernel(ENTRY)
+            if dynamic:
                 from cuda.bindings import driver  # type: ignore[reportMissingImports]
 
                 attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                _answered("cuKernelSetAttribute", attribute, shared, driver.CUkernel(int(found.handle)), self.device.device_id)
-            self.kernels[asked] = found
-        return self.kernels[asked]
+                _answered("cuKernelSetAttribute", attribute, shared, driver.CUkernel(int(loaded.handle)), self.device.device_id)
+            self.kernels[made.text, dynamic] = loaded
+        return self.kernels[made.text, dynamic]
 
 
 @cache
@@ -146,10 +146,10 @@ def gpu() -> Gpu:
 
 def own_target(major: int, minor: int) -> str:
     """The target of a GPU of this compute capability that has most: "sm_90a" for 9.0. Raises Unsupported."""
-    found = [name for name in (f"sm_{major}{minor}a", f"sm_{major}{minor}") if name in TARGETS]
-    if not found:
+    names = [name for name in (f"sm_{major}{minor}a", f"sm_{major}{minor}") if name in TARGETS]
+    if not names:
         raise Unsupported(f"gpu: this one is sm_{major}{minor}, of which tcemu knows nothing; it knows {', '.join(TARGETS)}")
-    return found[0]
+    return names[0]
 
 
 def _number() -> int:
@@ -182,17 +182,17 @@ def _answered(call: str, *arguments: Any) -> Any:
     """What a call of the driver returns, or RuntimeError."""
     from cuda.bindings import driver  # type: ignore[reportMissingImports]
 
-    status, *found = getattr(driver, call)(*arguments)
+    status, *results = getattr(driver, call)(*arguments)
     if int(status):
         raise RuntimeError(f"{call}: {status}")
-    return found[0] if found else None
+    return results[0] if results else None
 
 
 def _driver() -> str:
     """Its version as NVIDIA names it."""
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20, env=os.environ).stdout.split()
-        return found[0] if found else "unknown"
+        versions = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20, env=os.environ).stdout.split()
+        return versions[0] if versions else "unknown"
     except (OSError, subprocess.SubprocessError):
         return "unknown"

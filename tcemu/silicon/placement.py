@@ -1,4 +1,4 @@
-"""Matrices of codes as the words that a computing instruction takes, and back; and the ways to spell out one instruction's operands."""
+"""Matrices of codes as the words that a computing instruction takes, and back; and the variants of an instruction's operands."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
@@ -15,7 +15,6 @@ from tcemu.shared_memory import MODES, SharedLayout, descriptor_words, to_shared
 from tcemu.silicon.gpu import Runner, Words
 
 ATOM_BYTES = 1024  # the largest swizzle atom: an operand that begins at a multiple of it has base offset 0
-IMMEDIATE_TRANS = 16  # bits of the types that may lie MN-major: 9.7.15.5.2
 Codes = Mapping[str, Array]
 
 
@@ -27,12 +26,13 @@ class Variant(NamedTuple):
     swizzle: int = 0
 
     @property
-    def given(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
+        """The immediates by name."""
         return dict(self.immediates)
 
     def __str__(self) -> str:
-        said = [f"{name} {value}" for name, value in self.immediates]
-        return ", ".join(said + ([f"swizzle {self.swizzle}"] if self.swizzle else []))
+        settings = [f"{name} {value}" for name, value in self.immediates]
+        return ", ".join(settings + ([f"swizzle {self.swizzle}"] if self.swizzle else []))
 
 
 @lru_cache(maxsize=4096)
@@ -47,63 +47,66 @@ def variants(op: Instruction, shift: int = 0) -> tuple[Variant, ...]:
             return tuple(Variant(immediates=(("f", selector),)) for selector in op.selectors)
         if not op.block_scale:
             return (Variant(),)
-        found = []
+        scaled = []
         for i in range(max(len(op.byte_ids) * 2, 4)):
             at = lambda threads, i=i: (op.byte_ids[i // 2 % len(op.byte_ids)], threads[i % len(threads)])  # noqa: E731
             pairs = (("selector_a", at(op.thread_ids_a)), ("selector_b", at(op.thread_ids_b)))
             sparse = (("f", op.selectors[i % len(op.selectors)]),) if op.sparse else ()
-            found.append(Variant(immediates=sparse + pairs))
-        return tuple(found)
-    found = []
+            scaled.append(Variant(immediates=sparse + pairs))
+        return tuple(scaled)
+    four = []
     for i in range(4):
         form, high = i % 2, i // 2
         values = {"imm_scale_a": 1 - 2 * (i & 1), "imm_scale_b": 1 - 2 * high, "imm_trans_a": high, "imm_trans_b": high}
         immediates = {name: values[name] for name in op.forms[form] if name in values}
         immediates |= {"sp_sel": op.selectors[high % len(op.selectors)]} if op.sparse else {}
-        found.append(Variant(form, tuple(immediates.items()), MODES[(i + shift) % len(MODES)]))
-    return tuple(found)
+        swizzle = MODES[(i + shift) % len(MODES)]
+        four.append(Variant(form=form, immediates=tuple(immediates.items()), swizzle=swizzle))
+    return tuple(four)
 
 
 @partial(jax.jit, static_argnames=("op", "variant"))
-def placed(op: Instruction, variant: Variant, given: Codes, scale_d: Array | None = None) -> dict[str, Array]:
-    """Cases of codes as `tcemu.dot` takes them -> the runner's words. A warp of m8n8k4 with f16 takes four cases, so their number is a
-    multiple of four. scale_d: bool[cases], wgmma's predicate (None: true).
+def placed(op: Instruction, variant: Variant, operands: Codes, scale_d: Array | None = None) -> dict[str, Array]:
+    """Cases of codes as `tcemu.dot` takes them -> the runner's words.
+
+    A warp of m8n8k4 with f16 takes four cases, so that their number must be a multiple of four. scale_d: bool[cases], wgmma's predicate
+    (None: true).
     """
-    selectors = variant.given
+    selectors = variant.values
     by_warp = lambda x: x.reshape(-1, op.products, *x.shape[1:]) if op.products > 1 else x  # noqa: E731
     if op.warps == 1:
-        words = {name: pack_matrix(op, name, by_warp(given[name])) for name in "abc"}
+        words = {name: pack_matrix(op, name, by_warp(operands[name])) for name in "abc"}
         if op.sparse:
-            words["e"] = pack(op, "e", given["e"], selector=selectors.get("f", 0))[..., None]
+            words["e"] = pack(op, "e", operands["e"], selector=selectors.get("f", 0))[..., None]
         for name in ("scale_a", "scale_b") if op.block_scale else ():
-            words[name] = pack(op, name, given[name], selector=selectors[name.replace("scale", "selector")])[..., None]
+            words[name] = pack(op, name, operands[name], selector=selectors[name.replace("scale", "selector")])[..., None]
         return words
     lanes = lambda x: x.reshape(x.shape[0], op.warps * LANES, -1)  # noqa: E731
-    cases = given["a"].shape[0]
+    cases = operands["a"].shape[0]
     scale = jnp.ones(cases, bool) if scale_d is None else scale_d
-    words = {"d": lanes(pack_matrix(op, "d", given["c"])), "scale_d": scale.astype(jnp.uint32)[:, None]}
+    words = {"d": lanes(pack_matrix(op, "d", operands["c"])), "scale_d": scale.astype(jnp.uint32)[:, None]}
     if op.sparse:
-        words["sp_meta"] = lanes(pack(op, "sp_meta", given["e"], selector=selectors["sp_sel"]))
+        words["sp_meta"] = lanes(pack(op, "sp_meta", operands["e"], selector=selectors["sp_sel"]))
     layouts = _layouts(op, variant)
     memory = jnp.zeros((cases, max(layout.words for layout in layouts.values())), jnp.uint32)
     for name, layout in layouts.items():
-        matrix = given[name] if name == "a" else given[name].swapaxes(-1, -2)
+        matrix = operands[name] if name == "a" else operands[name].swapaxes(-1, -2)
         memory = to_shared(matrix, layout, memory)
         words[f"{name}_desc"] = jnp.broadcast_to(jnp.asarray(descriptor_words(name, layout.descriptor())), (cases, 2))
     if "a" not in layouts:
-        words["a"] = lanes(pack_matrix(op, "a", given["a"]))
+        words["a"] = lanes(pack_matrix(op, "a", operands["a"]))
     return words | {"memory": memory}
 
 
 def _layouts(op: Instruction, variant: Variant) -> dict[str, SharedLayout]:
     """Where B, and A unless it is in registers, lie: one after the other, each at the start of the largest atom, without gaps inside."""
-    found, start = {}, 0
+    layouts, start = {}, 0
     for name in ("b", "a") if variant.form == 0 else ("b",):
         rows, columns = op.matrix(name) if name == "a" else op.matrix(name)[::-1]
-        major = "mn" if variant.given.get(f"imm_trans_{name}") else "k"
-        found[name] = SharedLayout(getattr(op, name), rows, columns, major, variant.swizzle, start)
-        start = -(-4 * found[name].words // ATOM_BYTES) * ATOM_BYTES
-    return found
+        major = "mn" if variant.values.get(f"imm_trans_{name}") else "k"
+        layouts[name] = SharedLayout(getattr(op, name), rows, columns, major, variant.swizzle, start)
+        start = -(-4 * layouts[name].words // ATOM_BYTES) * ATOM_BYTES
+    return layouts
 
 
 @partial(jax.jit, static_argnames="op")
@@ -118,9 +121,9 @@ def product(op: Instruction, runner: Runner, variant: Variant | None = None) -> 
     """The runner as a function of codes, for fuzzing: from the operands of `tcemu.dot` to the codes of D."""
     chosen = variants(op)[0] if variant is None else variant
 
-    def call(given: Codes) -> Array:
-        cases = len(given["a"])
-        filled = {name: _filled(jnp.asarray(x), -cases % op.products) for name, x in given.items()}
+    def call(operands: Codes) -> Array:
+        cases = len(operands["a"])
+        filled = {name: _filled(jnp.asarray(x), -cases % op.products) for name, x in operands.items()}
         words = placed(op, chosen, filled)
         return product_codes(op, launched(op, chosen, words, runner))[:cases]
 
@@ -128,8 +131,10 @@ def product(op: Instruction, runner: Runner, variant: Variant | None = None) -> 
 
 
 def launched(op: Instruction, variant: Variant, words: Words, runner: Runner) -> Array:
-    return runner(op, variant.form, variant.given, words)
+    """The runner's words for this variant."""
+    return runner(op, variant.form, variant.values, words)
 
 
 def _filled(x: Array, more: int) -> Array:
+    """With the last case repeated so many times more."""
     return jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1), mode="edge") if more else x

@@ -1,4 +1,4 @@
-"""The PTX kernel that runs one instruction on many cases: a warp, or warpgroup, a case; made from the instruction's own fields."""
+"""The PTX kernel that runs one instruction on many cases, written from the instruction's fields. A case is a warp, or a warpgroup."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -8,7 +8,11 @@ from tcemu.isa.catalog import least
 from tcemu.isa.instructions import FAMILIES, LANES, Instruction, spell
 
 ENTRY = "tcemu"
-LANE, CASE, MEMORY = "lane", "case", "memory"  # what a parameter has words for: each lane of a case, each case; or an image of a case
+LANE, CASE, MEMORY = (
+    "lane",
+    "case",
+    "memory",
+)  # a parameter has words for each lane of a case, for each case, or is an image of a case's memory
 VECTORS, SINGLES = ("d", "a", "b", "c", "r"), ("e", "sp_meta", "scale_a", "scale_b")  # operands in registers
 IMMEDIATES = ("f", "sp_sel", "selector_a", "selector_b", "imm_scale_a", "imm_scale_b", "imm_trans_a", "imm_trans_b")
 STORES = ("wmma.store", "stmatrix")
@@ -25,13 +29,13 @@ class Parameter(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """The text, the pointers that its entry takes, before the number of cases and the words of an image, and which one is written."""
+    """A PTX kernel, and what is needed to launch it."""
 
     text: str
-    parameters: tuple[Parameter, ...]
-    written: str
+    parameters: tuple[Parameter, ...]  # the pointers that the entry takes; after them the number of cases, and the words of an image
+    written: str  # the parameter that the kernel writes
     threads: int
-    shared: bool  # an image of each case is copied to shared memory
+    shared: bool  # whether an image of each case is copied to shared memory
 
 
 def kernel(op: Instruction, target: str, form: int = 0, immediates: Mapping[str, Any] | None = None) -> Kernel:
@@ -59,29 +63,30 @@ def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str
         "setp.ge.u64 %done, %case, %cases;",
         "@%done bra END;",
     ]
-    for one in parameters:
-        body += _address(one, threads)
-        if one.of != MEMORY and (one.name != written or op.warps > 1):
-            body += _moved(op, one, "ld")
+    for parameter in parameters:
+        body += _address(parameter, threads)
+        if parameter.of != MEMORY and (parameter.name != written or op.warps > 1):
+            body += _moved(op, parameter, "ld")
     if shared:
         body += [*_copied("IN", "global", "shared", threads), *(["fence.proxy.async;"] if op.warps > 1 else []), "bar.sync 0;"]
     body += _statement(op, operands, dict(immediates))
-    body += [line for one in parameters if one.name == written and one.of == LANE for line in _moved(op, one, "st")]
+    body += [line for parameter in parameters if parameter.name == written and parameter.of == LANE for line in _moved(op, parameter, "st")]
     if shared:
         body += ["bar.sync 0;"]
         body += [*_copied("OUT", "shared", "global", threads), "bar.sync 0;"] if written == "memory" else []
     body += ["add.u64 %case, %case, %step;", "bra NEXT;", "END:", "ret;"]
-    entry = ",\n".join(f"    .param .u64 {name}" for name in (*(one.name for one in parameters), "cases", "words"))
+    entry = ",\n".join(f"    .param .u64 {name}" for name in (*(parameter.name for parameter in parameters), "cases", "words"))
     text = [f".version {version}", f".target {target}", ".address_size 64"]
     text += [".extern .shared .align 1024 .b8 image[];"] if shared else []
     text += [f".visible .entry {ENTRY}(\n{entry}\n)", f".maxntid {threads}, 1, 1", "{"]
     body = [*_registers(op, parameters), *body]
     text += [line if line.endswith(":") else f"    {line}" for line in body]
-    return Kernel("\n".join([*text, "}", ""]), parameters, written, threads, shared)
+    text = "\n".join([*text, "}", ""])
+    return Kernel(text=text, parameters=parameters, written=written, threads=threads, shared=shared)
 
 
 def written_by(op: Instruction) -> str:
-    """The parameter that the instruction writes; of those that it reads too, it holds what was there before."""
+    """The parameter that the instruction writes. If the instruction reads it too, it comes with the old words."""
     return "memory" if op.family in STORES else "d" if "d" in op.operands else "r"
 
 
@@ -93,26 +98,26 @@ def in_shared(op: Instruction) -> bool:
 def _parameters(op: Instruction, operands: tuple[str, ...]) -> Iterator[Parameter]:
     for name in operands:
         if name in VECTORS or name in SINGLES:
-            yield Parameter(name, LANE, op.registers(name))
+            yield Parameter(name=name, of=LANE, words=op.registers(name))
         elif name in PER_CASE:
-            yield Parameter(name, CASE, PER_CASE[name])
+            yield Parameter(name=name, of=CASE, words=PER_CASE[name])
         elif name == "p":  # a place in the image, in bytes; the movers' lanes have one each
-            yield Parameter("address", CASE if op.family.startswith("wmma") else LANE, 1)
+            yield Parameter(name="address", of=CASE if op.family.startswith("wmma") else LANE, words=1)
     if op.warps > 1 or "p" in operands:
-        yield Parameter("memory", MEMORY)
+        yield Parameter(name="memory", of=MEMORY)
 
 
 def _registers(op: Instruction, parameters: tuple[Parameter, ...]) -> Iterator[str]:
     yield ".reg .pred %done, %inside, %scale_d;"
     yield f".reg .b32 %thread, %word, {', '.join(f'%{name}_word' for name in ('index', 'scale_d'))};"
     yield f".reg .b64 %lane, %case, %step, %cases, %words, %index, %from, %to, {WINDOW}, %place, %offset;"
-    yield f".reg .b64 {', '.join(f'%at_{one.name}' for one in parameters)};"
-    for one in parameters:
-        if one.of == LANE and one.name in VECTORS:
-            width = _width(op, one.name)
-            yield f".reg .b{32 * width} %{one.name}<{one.words // width}>;"
-        elif one.of != MEMORY and one.name != "scale_d":
-            yield f".reg .b{32 * one.words} %{one.name};"
+    yield f".reg .b64 {', '.join(f'%at_{parameter.name}' for parameter in parameters)};"
+    for parameter in parameters:
+        if parameter.of == LANE and parameter.name in VECTORS:
+            width = _width(op, parameter.name)
+            yield f".reg .b{32 * width} %{parameter.name}<{parameter.words // width}>;"
+        elif parameter.of != MEMORY and parameter.name != "scale_d":
+            yield f".reg .b{32 * parameter.words} %{parameter.name};"
 
 
 def _width(op: Instruction, name: str) -> int:
@@ -121,25 +126,27 @@ def _width(op: Instruction, name: str) -> int:
     return 2 if fmt is not None and fmt.bits == 64 else 1
 
 
-def _address(one: Parameter, threads: int) -> Iterator[str]:
-    at = f"%at_{one.name}"
-    yield f"ld.param.u64 {at}, [{one.name}];"
-    if one.of == MEMORY:
+def _address(parameter: Parameter, threads: int) -> Iterator[str]:
+    at = f"%at_{parameter.name}"
+    yield f"ld.param.u64 {at}, [{parameter.name}];"
+    if parameter.of == MEMORY:
         yield "mul.lo.u64 %offset, %case, %words;"
         yield f"mad.lo.u64 {at}, %offset, 4, {at};"
         return
-    if one.of == LANE:
+    if parameter.of == LANE:
         yield f"mad.lo.u64 %offset, %case, {threads}, %lane;"
-    yield f"mad.lo.u64 {at}, {'%offset' if one.of == LANE else '%case'}, {4 * one.words}, {at};"
+    yield f"mad.lo.u64 {at}, {'%offset' if parameter.of == LANE else '%case'}, {4 * parameter.words}, {at};"
 
 
-def _moved(op: Instruction, one: Parameter, which: str) -> Iterator[str]:
-    """Between global memory and the registers of one operand."""
-    width = _width(op, one.name) if one.of == LANE and one.name in VECTORS else one.words
-    for i in range(one.words // width):
-        register = f"%{one.name}{i}" if one.name in VECTORS else f"%{one.name}{'_word' if one.name == 'scale_d' else ''}"
-        place = f"[%at_{one.name}+{4 * width * i}]"
-        yield f"{which}.global.b{32 * width} " + (f"{register}, {place};" if which == "ld" else f"{place}, {register};")
+def _moved(op: Instruction, parameter: Parameter, access: str) -> Iterator[str]:
+    """Between global memory and the registers of one operand; access: "ld" or "st"."""
+    width = _width(op, parameter.name) if parameter.of == LANE and parameter.name in VECTORS else parameter.words
+    for i in range(parameter.words // width):
+        register = (
+            f"%{parameter.name}{i}" if parameter.name in VECTORS else f"%{parameter.name}{'_word' if parameter.name == 'scale_d' else ''}"
+        )
+        place = f"[%at_{parameter.name}+{4 * width * i}]"
+        yield f"{access}.global.b{32 * width} " + (f"{register}, {place};" if access == "ld" else f"{place}, {register};")
 
 
 def _copied(label: str, source: str, target: str, threads: int) -> Iterator[str]:
@@ -191,5 +198,5 @@ def _operand(op: Instruction, name: str, immediates: dict[str, Any]) -> str:
 
 
 def runs(op: Instruction) -> bool:
-    """Whether there is a kernel of the instruction: not of wgmma's fences, which every kernel of wgmma has."""
+    """Whether there is a kernel for the instruction. wgmma's fence, commit and wait have none: they stand in each kernel of wgmma."""
     return bool(FAMILIES[op.family].operands) and "n" not in op.operands
