@@ -5,8 +5,6 @@
 it; `explanation.steps`, on purpose a second time and apart; and texts and studies, which compute no results.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -36,7 +34,7 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     c = jnp.broadcast_to(c, (*batch, m, n, *words))
     if c.size == 0:
         return jnp.zeros(c.shape, signature.d.dtype)
-    model, a, b, c, scales = _alike(model, a, b, c, scales)
+    model, (a, b, c), scales = _alike(model, (a, b, c), scales)
     if model.result.is_integer:
         return _integer_product(signature, a, b, c)
     model = fitted(model, signature, None if scales is None else a.shape[-1] // jnp.shape(scales[0])[-1])
@@ -51,9 +49,12 @@ def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: Array
     return d if inside is None else _nan_unless(inside, signature.d, d)
 
 
-def _alike(*operands: Any) -> Any:
-    """The operands, their arrays varying over the same axes of a mesh."""
-    leaves, tree = jax.tree.flatten(operands)
+Matrices = tuple[Array, Array, Array]
+
+
+def _alike(model: Model, matrices: Matrices, scales: Scales | None) -> tuple[Model, Matrices, Scales | None]:
+    """The operands, all arrays varying over the same axes of a mesh."""
+    leaves, tree = jax.tree.flatten((model, matrices, scales))
     return jax.tree.unflatten(tree, alike(*map(jnp.asarray, leaves)))
 
 
