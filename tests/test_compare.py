@@ -16,8 +16,8 @@ from tcemu.viz import plot
 
 MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
 PLAIN = tcemu.Recipe(MMA, "sm_90a", name="e4m3")
-CLAMPED = PLAIN.replace(name="e4m3 clamped", a=tcemu.Quantizer(), b=tcemu.Quantizer())
-SCALED = tcemu.Recipe(MMA, "sm_90a", name="e4m3 by tensor", a=tcemu.Quantizer("tensor"), b=tcemu.Quantizer("tensor"))
+CLAMPED = PLAIN.replace(name="e4m3 clamped", **dict.fromkeys("ab", tcemu.Quantizer(saturate=True)))
+SCALED = tcemu.Recipe(MMA, "sm_90a", name="e4m3 by tensor", **dict.fromkeys("ab", tcemu.Quantizer("tensor", saturate=True)))
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(16, 16)).astype(np.float32) * np.float32(8)
 X[0, 0], X[3, 2], X[5, 5] = 500.0, 1e-4, 464.0  # out of range, too small, and just not out of range

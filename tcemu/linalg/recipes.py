@@ -17,7 +17,7 @@ from tcemu.linalg.accumulation import REDUCTIONS
 from tcemu.quantize.operands import Quantizer
 
 BACKWARD = ("exact", "straight_through")
-UNSCALED = Quantizer(saturate=False)  # a cast
+UNSCALED = Quantizer()  # a cast
 
 
 @jax.tree_util.register_pytree_node_class
@@ -177,8 +177,9 @@ class RecipeRow(NamedTuple):
     scaled: str = ""  # kind, scale_vec and stype of an instruction with .block_scale
 
 
-TENSOR, ONE_BY_128, SQUARE_128 = Quantizer("tensor"), Quantizer("block", (1, 128)), Quantizer("block", (128, 128))
-IN_UNIT, UPWARD = Quantizer("block"), Quantizer("block", rule="rceil")
+TENSOR, ROW, COLUMN = (Quantizer(shared, saturate=True) for shared in ("tensor", "row", "column"))
+ONE_BY_128, SQUARE_128 = (Quantizer("block", block, saturate=True) for block in ((1, 128), (128, 128)))
+IN_UNIT, UPWARD = (Quantizer("block", rule=rule, saturate=True) for rule in (None, "rceil"))
 MXF8F6F4, MXF4, NVF4 = "mxf8f6f4 1 ue8m0", "mxf4 2 ue8m0", "mxf4nvf4 4 ue4m3"
 _HYBRID = "arXiv 2209.05433, 4; TransformerEngine, Format.HYBRID with the scales of the tensors at hand"
 _DEEPSEEK = "arXiv 2412.19437, 3.3: tiles of activations, blocks of weights, sums promoted every 128 elements; DeepGEMM's fma"
@@ -195,9 +196,7 @@ ROWS = {
     "fp8_db": RecipeRow(E4M3, E5M2, TENSOR, TENSOR, None, _HYBRID),
     "fp8_e4m3": RecipeRow(E4M3, E4M3, TENSOR, TENSOR, ("fp8_e4m3", "fp8_e4m3"), "TransformerEngine, Format.E4M3"),
     "fp8_e5m2": RecipeRow(E5M2, E5M2, TENSOR, TENSOR, ("fp8_e5m2", "fp8_e5m2"), "arXiv 2209.05433, 3: the other format"),
-    "fp8_rows": RecipeRow(
-        E4M3, E4M3, Quantizer("row"), Quantizer("column"), ("fp8_rows", "fp8_rows"), "torchao, Float8LinearRecipeName.ROWWISE"
-    ),
+    "fp8_rows": RecipeRow(E4M3, E4M3, ROW, COLUMN, ("fp8_rows", "fp8_rows"), "torchao, Float8LinearRecipeName.ROWWISE"),
     "deepseek": RecipeRow(E4M3, E4M3, ONE_BY_128, SQUARE_128, ("deepseek", "deepseek_db"), _DEEPSEEK, 4),
     "deepseek_db": RecipeRow(E4M3, E4M3, ONE_BY_128, ONE_BY_128, None, _DEEPSEEK, 4),
     "mxfp8": RecipeRow(E4M3, E4M3, UPWARD, UPWARD, ("mxfp8", "mxfp8"), _MXFP8, scaled=MXF8F6F4),

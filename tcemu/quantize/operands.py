@@ -46,7 +46,7 @@ class Quantizer:
     scale: str = "f32"
     rule: str | None = None
     rounding: str = "RN"
-    saturate: bool = True
+    saturate: bool = False
 
     def __post_init__(self) -> None:
         for field, wanted in (("scaling", SCALINGS), ("scale", SCALES), ("rule", (None, *RULES)), ("rounding", ROUNDINGS)):
@@ -73,7 +73,7 @@ class Quantizer:
             words.append("scales f32" if self.scale == "f32" else "scales powers of two")
         words += [f"by {self.rule!r}"] if self.rule else []
         words += [self.rounding] if self.rounding != "RN" else []
-        words += [] if self.saturate else ["not saturated"]
+        words += [] if self.saturate or self.in_unit else ["not saturated"]
         return ", ".join(words)
 
     @property
@@ -163,7 +163,7 @@ def dequantized(fmt: Format, q: Quantized, quantizer: Quantizer, stype: Format |
 
 
 def _rounded(fmt: Format, quantizer: Quantizer, source: Format, codes: Array, key: PRNGKey | None) -> Array:
-    return codes if source == fmt else convert(codes, source, fmt, quantizer.rounding, quantizer.saturate, key)
+    return codes if source == fmt else convert(codes, source, fmt, quantizer.rounding, quantizer.saturate or quantizer.in_unit, key)
 
 
 def _magnitudes(source: Format, codes: Array) -> Array:
