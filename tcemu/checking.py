@@ -1,5 +1,7 @@
 """Checked mode: what PTX leaves undefined raises `UndefinedBehaviour` in place of passing by, also where the values are traced."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, cast

@@ -1,5 +1,7 @@
 """`compare`: every product of a function under several policies, beside the exact product of the same operands."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction

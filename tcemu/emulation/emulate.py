@@ -1,5 +1,7 @@
 """`emulate`: any JAX function, its matrix products by a policy."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar

@@ -1,5 +1,7 @@
 """A matrix product as a policy sees it, what was decided for each, and the table of that."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

@@ -1,5 +1,7 @@
 """Arrays of numbers and the codes that they stand for."""
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,5 +1,7 @@
 """Codes and the values behind them: `decode`, `encode` and `convert`, on integers alone."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax

@@ -4,6 +4,8 @@ Codes are raw bits in the smallest unsigned dtype that holds them (uint8, uint16
 Only integers touch a value here, so that subnormals and roundings are the same on every backend.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -63,7 +65,7 @@ class Format:
             return (1 << (self.bits - self.signed)) - 1
         return self.infinity - 1 if self.specials == "ieee" else self.nan - 1 if self.specials == "nan" else self.nan
 
-    def holds(self, other: "Format") -> bool:
+    def holds(self, other: Format) -> bool:
         """Every finite value of `other` is one of this format."""
         if self.is_integer or other.is_integer:
             return (

@@ -1,5 +1,7 @@
 """`dot_general`: what takes the place of `jax.lax.dot_general` in a model."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial

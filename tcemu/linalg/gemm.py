@@ -1,5 +1,7 @@
 """`gemm`: a matrix product of any shape, every element through one instruction's arithmetic."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """`matmul` and `dot_general`: products of float arrays by a recipe, and their gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,5 +1,7 @@
 """Recipes: how a library multiplies matrices with one instruction. Quantisation, accumulation and output as one value, with gradients."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -54,7 +56,7 @@ class Recipe:
     split_k: int = 1
     reduction: str = "ascending"
     out: Format = F32
-    backward: "str | Recipe | tuple[Recipe, Recipe]" = "exact"
+    backward: str | Recipe | tuple[Recipe, Recipe] = "exact"
     name: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
 
@@ -114,7 +116,7 @@ class Recipe:
         return "\n".join(lines)
 
     @property
-    def gradients(self) -> "tuple[Recipe, Recipe] | None":
+    def gradients(self) -> tuple[Recipe, Recipe] | None:
         """The recipes of dA and dB, if they are emulated."""
         if isinstance(self.backward, str):
             return None
@@ -135,11 +137,11 @@ class Recipe:
         """It, or a recipe of its gradients, rounds stochastically and needs a key."""
         return "SR" in (self.a.rounding, self.b.rounding) or any(r.stochastic for r in self.gradients or ())
 
-    def replace(self, **changes: Any) -> "Recipe":
+    def replace(self, **changes: Any) -> Recipe:
         """The recipe with some fields changed. Raises as the constructor."""
         return replace(self, **changes)
 
-    def what_if(self, **changes: Any) -> "Recipe":
+    def what_if(self, **changes: Any) -> Recipe:
         """The recipe with some fields of its arithmetic changed: those of `tcemu.Model`."""
         return replace(self, model=self.arithmetic.replace(**changes))
 
@@ -151,7 +153,7 @@ class Recipe:
         return (self.model, promote, backward), tuple(static.items())
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple, children: tuple) -> "Recipe":
+    def tree_unflatten(cls, aux: tuple, children: tuple) -> Recipe:
         recipe, (model, promote, backward) = object.__new__(cls), children
         values = dict(aux) | {"model": model, "name": "", "source": ""}
         values["promote"] = values["promote"] if promote is None else promote

@@ -3,6 +3,8 @@
 Integers only, so that CPU and GPU give the same words; the roundings of a recipe's f32 arithmetic are `arithmetic.block_scales`' affair.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial

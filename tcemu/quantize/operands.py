@@ -3,6 +3,8 @@
 Integers only. The f32 arithmetic of a scale is stated in `Quantizer` and rounded to nearest even, subnormals kept.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 

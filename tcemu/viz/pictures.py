@@ -1,5 +1,7 @@
 """Pictures of an instruction's operands. Where a cell sits is asked of the layout rows; here is only what it says and what that means."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from operator import index
