@@ -16,7 +16,7 @@ from tcemu.isa.catalog import check, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.accumulation import REDUCTIONS
-from tcemu.quantize.operands import Quantizer
+from tcemu.quantize.operands import Quantizer, Scheme
 
 BACKWARD = ("exact", "straight_through")
 UNSCALED = Quantizer()  # a cast
@@ -32,7 +32,8 @@ class Recipe:
         None: the target's own.
     a, b: how each operand is quantised.
     promote: None: sums stay in the instruction's accumulator; n: after every n instructions they are added to an f32 sum (see
-        `tcemu.linalg.accumulation.parts_of`). Blocks whose scales multiply outside the instruction need it, n * op.k dividing their depth.
+        `tcemu.linalg.accumulation.sums_of_parts`). Blocks whose scales multiply outside the instruction need it; n * op.k must divide
+        their depth.
     split_k: K in so many parts, each summed by itself; reduction: the order in which their f32 sums are added, "ascending" or "tree".
     out: the format that results are rounded to, f32, f16 or bf16.
     backward: the gradients' products, by name: "exact", those of the quantised operands in plain f32, rounding counted as identity;
@@ -82,24 +83,24 @@ class Recipe:
             raise ValueError(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, a Recipe or a pair of them")
 
     def _check_operand(self, name: str, quantizer: Quantizer, other: str) -> None:
-        said = f"{name}={quantizer!r}"
+        argument = f"{name}={quantizer!r}"
         if quantizer.scaling == other:
             raise ValueError(
-                f"{said}: a scale for each {other} of {name.upper()} would stand inside the sum over K; "
+                f"{argument}: a scale for each {other} of {name.upper()} would stand inside the sum over K; "
                 f'give {name} "{"row" if name == "a" else "column"}", "tensor" or "block"'
             )
         if quantizer.in_unit != self.op.block_scale:
             wanted = 'scaling="block" with block=None' if self.op.block_scale else "another scaling, or an instruction with .block_scale"
-            raise ValueError(f"{said}: {self.op} {'wants' if self.op.block_scale else 'has no'} block scales; give {wanted}")
+            raise ValueError(f"{argument}: {self.op} {'wants' if self.op.block_scale else 'has no'} block scales; give {wanted}")
         if quantizer.block is not None:
             if not isinstance(self.promote, int):
                 raise ValueError(
-                    f"{said}: scales of blocks multiply promoted sums; give promote=, a number of instructions known before tracing "
+                    f"{argument}: scales of blocks multiply promoted sums; give promote=, a number of instructions known before tracing "
                     f"(an int), not {self.promote!r}"
                 )
             taken, depth = self.promote * self.op.k, quantizer.block[1]
             if depth % taken:
-                raise ValueError(f"{said}: promote={self.promote} takes {taken} elements along K, which does not divide {depth}")
+                raise ValueError(f"{argument}: promote={self.promote} takes {taken} elements along K, which does not divide {depth}")
 
     def __repr__(self) -> str:
         op = self.op
@@ -111,8 +112,8 @@ class Recipe:
         lines.append(f"  sums {sums}; result {self.out}" + ("" if self.model is None else f"; {self.model}"))
         if self.gradients is None:
             lines.append(f"  backward {self.backward}")
-        for what, recipe in zip(("dA", "dB"), self.gradients or (), strict=False):
-            lines.append(f"  backward {what} " + repr(recipe).replace("\n", "\n  "))
+        for gradient, recipe in zip(("dA", "dB"), self.gradients or (), strict=False):
+            lines.append(f"  backward {gradient} " + repr(recipe).replace("\n", "\n  "))
         return "\n".join(lines)
 
     @property
@@ -131,6 +132,14 @@ class Recipe:
     def unit_block(self) -> int:
         """Elements along K that share a scale inside the instruction; 0 if it has none."""
         return self.op.k // self.op.scale_vec if self.op.scale_vec else 0
+
+    @property
+    def schemes(self) -> tuple[Scheme, Scheme]:
+        """How A and B are quantised, with what the instruction fixes."""
+        op = self.op
+        assert op.a is not None and op.b is not None
+        unit = {"scale_format": op.stype, "unit_block": self.unit_block}
+        return Scheme(op.a, self.a, **unit), Scheme(op.b, self.b, **unit)
 
     @property
     def stochastic(self) -> bool:
