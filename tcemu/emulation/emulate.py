@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -37,7 +37,7 @@ class Emulated(Generic[P, R]):
         program, _, _ = traced(self.fn, args, kwargs)
         rewriter = self._rewriter()
         rewriter.trace(program.jaxpr, program.consts, Scope())
-        return Report(tuple(rewriter.found))
+        return Report(tuple(rewriter.entries))
 
     def _rewriter(self) -> Rewriter:
         return Rewriter(self.policy, self.convolutions, self._cache)
@@ -47,28 +47,32 @@ class Emulated(Generic[P, R]):
 
 
 def traced(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, list[Any], Callable[[list[Any]], Any]]:
-    """The program of a call, the arrays it takes, and what makes fn's results of the program's. fn may be a pytree with arrays itself."""
+    """The program of a call, the arrays it takes, and a function from the program's results to fn's. fn may be a pytree with arrays."""
     leaves, tree = jax.tree.flatten((fn, args, kwargs))
     is_array = [_is_array(leaf) for leaf in leaves]
     arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
     kept: list[Any] = []
 
     def flat(*arrays):
-        given = iter(arrays)
-        fn, args, kwargs = jax.tree.unflatten(tree, [next(given) if a else leaf for leaf, a in zip(leaves, is_array, strict=True)])
-        found, out_tree = jax.tree.flatten(fn(*args, **kwargs))
-        which = [_is_array(leaf) for leaf in found]
-        kept[:] = out_tree, which, [None if a else leaf for leaf, a in zip(found, which, strict=True)]
-        return [leaf for leaf, array in zip(found, which, strict=True) if array]
+        fn, args, kwargs = jax.tree.unflatten(tree, _merged(leaves, is_array, arrays))
+        results, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+        which = [_is_array(leaf) for leaf in results]
+        kept[:] = out_tree, which, [None if array else leaf for leaf, array in zip(results, which, strict=True)]
+        return [leaf for leaf, array in zip(results, which, strict=True) if array]
 
     program = jax.make_jaxpr(flat)(*arrays)
 
     def back(results: list[Any]) -> Any:
         out_tree, which, others = kept
-        given = iter(results)
-        return jax.tree.unflatten(out_tree, [next(given) if a else other for a, other in zip(which, others, strict=True)])
+        return jax.tree.unflatten(out_tree, _merged(others, which, results))
 
     return program, arrays, back
+
+
+def _merged(leaves: Sequence[Any], is_array: Sequence[bool], arrays: Sequence[Any]) -> list[Any]:
+    """The leaves, those that are arrays replaced by these."""
+    remaining = iter(arrays)
+    return [next(remaining) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
 
 
 def _is_array(leaf: Any) -> bool:
