@@ -1,4 +1,4 @@
-"""Arrays of numbers and the codes that they stand for."""
+"""Arrays of numbers, and their codes: `array_codes`, `from_float`, `to_float`, `round_to`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.formats.coding import convert
-from tcemu.formats.table import ARRAY_FORMATS, S32, Format, Rounding
+from tcemu.formats.rounding import Rounding
+from tcemu.formats.table import ARRAY_FORMATS, S32, Format
 from tcemu.gradients import no_gradient, stand_in
 
 NO_GRADIENT = (
