@@ -21,7 +21,7 @@ from tcemu.explanation.explain import explain
 from tcemu.explanation.explanation import Explanation
 from tcemu.formats import ARRAY_FORMATS, Format
 from tcemu.linalg.arguments import product_keys
-from tcemu.linalg.dot_general import DotGeneral, product_axes
+from tcemu.linalg.dot_general import DimensionNumbers, DotGeneral, product_axes
 from tcemu.linalg.recipes import Recipe
 from tcemu.quantize.operands import Quantized, Scheme, dequantized, quantize
 from tcemu.study.accuracy import Reference, Tally
@@ -80,11 +80,12 @@ class Worst:
 class Errors:
     """What one policy does to one product, over all its runs.
 
-    runs: how often it ran. by: what it was evaluated by. relative_error: the norm of the errors over that of the exact results (Frobenius).
-    largest_error: of an element. bits_lost, most_bits_lost: mean and largest log2 of the error in ulps of the result's dtype, from 0 to its
-    significand's bits. overflow, underflow: elements of A and of B that quantisation takes to Inf or NaN or clamps, and that it takes to
-    zero; None where no recipe is at work. not_finite: results that are not finite; they are left out of the errors.
-    worst: the element furthest off, None if there is no finite one.
+    runs: how often it ran. by: what it was evaluated by, in words; choice: what the policy gave.
+    relative_error: the norm of the errors over that of the exact results (Frobenius). largest_error: of an element.
+    bits_lost, most_bits_lost: mean and largest log2 of the error in ulps of the result's dtype, from 0 to the bits of its significand.
+    overflow: how many elements of A and of B quantisation clamps or takes to Inf or NaN; underflow: how many it takes to zero. None where
+    no recipe is at work.
+    not_finite: results that are not finite; they are left out of the errors. worst: the element furthest off, None if none is finite.
     """
 
     product: Product
@@ -106,8 +107,7 @@ class Errors:
 class Comparison:
     """Errors of products under policies: a sequence of `Errors`; str() is a table, `tcemu.viz.plot` a picture.
 
-    results: for each policy, how far the function's own results are from those of fn, relative error over all of them, every product
-    emulated, so that errors add up.
+    results: for each policy, the relative error of all results of the function, with every product emulated, so that errors add up.
     """
 
     rows: tuple[Errors, ...]
@@ -164,9 +164,10 @@ def compare(
 
     policies: by name, each as `emulate` takes it; or recipes, by their own names. inputs: fn's arguments. convolutions: as in `emulate`.
     results: whether to run fn under each policy too, to see what comes of the errors together; that compiles it once for each.
-    fn runs once as it is, and the operands of its products, kept in memory, are multiplied by each policy's choice: errors of one product
-    do not reach the next. A policy that leaves a product has no row for it. The exact product is of the operands as fn has them, of any
-    real float dtype, in float64 (NumPy's, off by no more than `study.accuracy.Reference` bounds); for the worst element it is rational.
+    fn runs once as it is. The operands of its products are kept in memory and multiplied by each policy's choice, so that errors of one
+    product do not reach the next. A policy that leaves a product has no row for it.
+    The exact product is of the operands as fn has them, of any real float dtype. It is computed in float64 by NumPy, off by no more than
+    `study.accuracy.Reference` bounds; for the worst element it is rational.
     Returns a `Comparison`: a table when printed, one `Errors` for each product and policy, `tcemu.viz.plot` draws it.
     Raises TypeError for policies of another kind, and what `emulate` raises.
     """
@@ -178,17 +179,17 @@ def compare(
             return None
         runs = captured.setdefault(product, [])
 
-        def product_as_it_is(lhs: Array, rhs: Array, dimension_numbers: Any, **kwargs: Any) -> Array:
+        def product_as_it_is(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers, **kwargs: Any) -> Array:
             jax.debug.callback(lambda a, b: runs.append(_Run(np.asarray(a), np.asarray(b), dimension_numbers, kwargs)), lhs, rhs)
             return lax.dot_general(lhs, rhs, dimension_numbers, **kwargs)
 
         return product_as_it_is
 
-    program, arrays, _ = traced(fn, tuple(inputs), {})
+    call = traced(fn, tuple(inputs), {})
 
     def run(policy: Policy) -> list[np.ndarray]:
         rewriter = Rewriter(policy, convolutions)
-        results = jax.jit(lambda *arrays: rewriter.evaluate(program.jaxpr, program.consts, arrays, Scope()))(*arrays)
+        results = jax.jit(lambda *arrays: rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, Scope()))(*call.arrays)
         jax.effects_barrier()
         return [np.asarray(v, np.float64) for v in results if jax.numpy.issubdtype(v.dtype, jax.numpy.floating)]
 
@@ -229,7 +230,7 @@ class _Run(NamedTuple):
 
     lhs: np.ndarray
     rhs: np.ndarray
-    dimension_numbers: Any
+    dimension_numbers: DimensionNumbers
     kwargs: dict[str, Any]
 
 

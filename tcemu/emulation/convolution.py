@@ -1,11 +1,13 @@
-"""A convolution as one matrix product of patches, as implicit-GEMM kernels see it: around the product are slices, pads and transposes."""
+"""A convolution as one matrix product of patches, as implicit-GEMM kernels see it. All else is slices, pads and transposes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+from tcemu.linalg.dot_general import DimensionNumbers
 
 PLAIN, BATCHED = (((1,), (0,)), ((), ())), (((2,), (1,)), ((0,), (0,)))  # [M, K] · [K, N], and the same with the groups in front
 
@@ -22,12 +24,12 @@ class ConvolutionParams(NamedTuple):
     batch_group_count: int
 
 
-def through_patches(lhs: Array, rhs: Array, params: ConvolutionParams, product: Callable[[Array, Array, Any], Array]) -> Array:
+def through_patches(lhs: Array, rhs: Array, params: ConvolutionParams, product: Callable[[Array, Array, DimensionNumbers], Array]) -> Array:
     """`lax.conv_general_dilated` by `product(patches, kernel, dimension_numbers)`.
 
-    K runs over the places of the window in row-major order, and within a place over the input features of a group; M is the batch and the
-    places of the output; N the output features of a group. What padding and lhs_dilation put in are zeros, which take part. Groups are a
-    batch axis of the product.
+    K runs over the places of the window in row-major order, and within a place over the input features of a group. M is the batch and the
+    places of the output; N is the output features of a group. Padding and lhs_dilation put in zeros, which take part in the sums. Groups
+    are a batch axis of the product.
     """
     lhs_spec, rhs_spec, out_spec = params.dimension_numbers
     batch_group_count, feature_group_count = params.batch_group_count, params.feature_group_count

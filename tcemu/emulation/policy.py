@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
-from tcemu.linalg.dot_general import dot_general
+from tcemu.linalg.dot_general import DimensionNumbers, dot_general
 from tcemu.linalg.recipes import Recipe
 from tcemu.text import columns
 
@@ -23,9 +22,10 @@ Choice = Recipe | DotGeneralLike | None
 class Product:
     """One matrix product of a program, as a policy sees it.
 
-    name: where it stands, as "encoder/mlp/dot_general": the jit functions, named scopes and loops around it, told apart by ".1", ".2" where
-    they repeat. index: that number, 0 for the first. primitive: "dot_general" or "conv_general_dilated", whose dimension_numbers and
-    preferred_element_type these are. lhs_shape, lhs_dtype, rhs_shape, rhs_dtype: the operands; shape, dtype: the result.
+    name: where it stands, as "encoder/mlp/dot_general": the jit functions, named scopes and loops around it. Where a name repeats, ".1",
+    ".2" and so on follow it. index: that number, 0 for the first.
+    primitive: "dot_general" or "conv_general_dilated". dimension_numbers, preferred_element_type: the primitive's parameters.
+    lhs_shape, lhs_dtype, rhs_shape, rhs_dtype: the operands; shape, dtype: the result.
     repeats: how often the loops around it run it; None inside a `while`.
     """
 
@@ -36,7 +36,7 @@ class Product:
     lhs_dtype: DTypeLike
     rhs_shape: tuple[int, ...]
     rhs_dtype: DTypeLike
-    dimension_numbers: Any
+    dimension_numbers: DimensionNumbers | lax.ConvDimensionNumbers
     preferred_element_type: DTypeLike | None
     shape: tuple[int, ...]
     dtype: DTypeLike

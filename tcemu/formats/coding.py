@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from chex import PRNGKey
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -84,9 +85,9 @@ def decode_limbs(fmt: Format, code: Limbs) -> Number:
     return Number(negative, significand, exponent, nan, infinite)
 
 
-def encode(fmt: Format, number: Number, rounding: Rounding = "RN", **how: Any) -> Array:
+def encode(fmt: Format, number: Number, rounding: Rounding = "RN", **options: Any) -> Array:
     """Values -> raw codes, rounded once; arguments as in `encode_limbs`."""
-    return limbs_code(fmt, encode_limbs(fmt, number, rounding, **how))
+    return limbs_code(fmt, encode_limbs(fmt, number, rounding, **options))
 
 
 def encode_limbs(
@@ -212,7 +213,7 @@ def convert(
     target: Format,
     rounding: Rounding = "RN",
     saturate: bool = False,
-    key: Array | None = None,
+    key: PRNGKey | None = None,
 ) -> Array:
     """Codes of one format -> codes of another, rounded once; integers only.
 

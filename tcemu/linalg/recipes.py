@@ -11,7 +11,7 @@ from jax import Array
 from tcemu.architectures.lookup import applied, must_compute
 from tcemu.arithmetic.model import Model
 from tcemu.errors import Unsupported
-from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, Format
+from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0, Format
 from tcemu.isa.catalog import check, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -27,23 +27,23 @@ UNSCALED = Quantizer()  # a cast
 class Recipe:
     """How a matrix product is computed with one instruction: a frozen value that prints itself and hashes.
 
-    op, target: the instruction, a spelling or an Instruction, with results f32 or f16, and the GPU. unit: "tcgen05" for the fifth
-        generation's tensor core, which has no instruction here, on operands of the types and blocks of `op`. model: another arithmetic;
-        None: the target's own.
+    op, target: the instruction, with results f32 or f16, as a spelling or an Instruction; and the GPU.
+    unit: "tcgen05" for the fifth generation's tensor core. It has no instruction here; it takes operands of the types and blocks of `op`.
+    model: another arithmetic; None: the target's own.
     a, b: how each operand is quantised.
     promote: None: sums stay in the instruction's accumulator; n: after every n instructions they are added to an f32 sum (see
         `tcemu.linalg.accumulation.sums_of_parts`). Blocks whose scales multiply outside the instruction need it; n * op.k must divide
         their depth.
     split_k: K in so many parts, each summed by itself; reduction: the order in which their f32 sums are added, "ascending" or "tree".
     out: the format that results are rounded to, f32, f16 or bf16.
-    backward: the gradients' products, by name: "exact", those of the quantised operands in plain f32, rounding counted as identity;
-        "straight_through", those of the operands as they came; or a Recipe, or a pair of them, of dA = g·Bᵀ and of dB = Aᵀ·g.
+    backward: how the gradients' products are computed. "exact": from the quantised operands, in plain f32, rounding counted as identity.
+        "straight_through": the same from the operands as they came. A Recipe, or a pair of them: dA = g·Bᵀ and dB = Aᵀ·g by these.
     name, source: what it is called and where it comes from; they take no part in equality.
 
     Outside the instruction all is f32, each operation rounded to nearest even, in this order: D = scale_a·scale_b · sum (NVFP4: the two
     tensor scales' product), D + bias, then out.
-    model's fields and promote may be arrays, traced and swept by `jax.vmap`: a recipe is a pytree with these as leaves, and then has no
-    hash.
+    A recipe is a pytree. The model's fields and promote may be arrays, which are its leaves, traced and swept by `jax.vmap`; it then has
+    no hash.
     Raises Unsupported, NotModelled and ValueError for what cannot be.
     """
 
@@ -175,6 +175,15 @@ class Recipe:
 # ---- the usual ones
 
 
+class ScaledKind(NamedTuple):
+    """A kind of instruction with .block_scale, by its qualifiers."""
+
+    kind: str
+    scale_vec: int
+    stype: Format
+    k: int
+
+
 class RecipeRow(NamedTuple):
     """One of the recipes in use."""
 
@@ -185,13 +194,14 @@ class RecipeRow(NamedTuple):
     backward: tuple[str, str] | None  # the rows of dA = g·Bᵀ and dB = Aᵀ·g; None: this row is only the gradient of another
     source: str
     promote: int | None = None
-    scaled: str = ""  # kind, scale_vec and stype of an instruction with .block_scale
+    scaled: ScaledKind | None = None  # of an instruction with .block_scale
 
 
 TENSOR, ROW, COLUMN = (Quantizer(shared, saturate=True) for shared in ("tensor", "row", "column"))
 ONE_BY_128, SQUARE_128 = (Quantizer("block", block, saturate=True) for block in ((1, 128), (128, 128)))
 IN_UNIT, UPWARD = (Quantizer("block", rule=rule, saturate=True) for rule in (None, "rceil"))
-MXF8F6F4, MXF4, NVF4 = "mxf8f6f4 1 ue8m0", "mxf4 2 ue8m0", "mxf4nvf4 4 ue4m3"
+MXF8F6F4, MXF4 = ScaledKind("mxf8f6f4", 1, UE8M0, k=32), ScaledKind("mxf4", 2, UE8M0, k=64)
+NVF4 = ScaledKind("mxf4nvf4", 4, UE4M3, k=64)
 _HYBRID = "arXiv 2209.05433, 4; TransformerEngine, Format.HYBRID with the scales of the tensors at hand"
 _DEEPSEEK = "arXiv 2412.19437, 3.3: tiles of activations, blocks of weights, sums promoted every 128 elements; DeepGEMM's fma"
 _MXFP8 = "arXiv 2506.08027: e4m3 for gradients too, scales rounded up; TransformerEngine MXFP8BlockScaling"
@@ -225,31 +235,33 @@ def recipe(name: str, target: str | None = None, **changes: Any) -> Recipe:
     """One of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
 
     target: the GPU; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main instruction: wgmma on sm_90a,
-    the unit of tcgen05 on sm_100 to sm_110, mma elsewhere. changes: fields of the Recipe. Gradients are emulated with the row's own
-    recipes; `backward="exact"` and the like take their place.
+    the unit of tcgen05 on sm_100 to sm_110, mma elsewhere.
+    changes: other fields of the Recipe. Gradients are emulated by recipes that belong to the name; `backward="exact"` and the like take
+    their place.
     Raises ValueError for another name, Unsupported if the target has no such instruction, and as `Recipe`.
     """
     if name not in RECIPES:
         raise ValueError(f"recipe {name!r}: wanted one of {', '.join(RECIPES)}")
     row = ROWS[name]
-    target = target or ("sm_100a" if row.scaled else "sm_90a")
     assert row.backward is not None
-    fields: dict[str, Any] = _fields(name, target) | {"name": name}
+    target = target or ("sm_100a" if row.scaled else "sm_90a")
     if "backward" not in changes:
-        fields["backward"] = tuple(Recipe(**_fields(other, target), name=other) for other in row.backward)
-    return Recipe(**fields | changes)
+        changes["backward"] = tuple(_of_row(gradient, target) for gradient in row.backward)
+    return _of_row(name, target, **changes)
 
 
-def _fields(name: str, target: str) -> dict[str, Any]:
+def _of_row(name: str, target: str, **changes: Any) -> Recipe:
+    """The recipe of one row on a target, without its gradients."""
     row = ROWS[name]
-    k = 64 if row.scaled in (MXF4, NVF4) else 256 // max(row.a.bits, 8)
     if row.scaled:
-        kind, vectors, stype = row.scaled.split()
+        kind, vectors, stype, k = row.scaled.kind, row.scaled.scale_vec, row.scaled.stype, row.scaled.k
         op = f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.block_scale.scale_vec::{vectors}X.f32.{row.a}.{row.b}.f32.{stype}"
-    elif target == "sm_90a":
-        op = f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
     else:
-        op = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
-    unit = "tcgen05" if target.startswith(FIFTH_GENERATION) else None
-    quantizers: dict[str, Any] = {"a": row.quantizer_a, "b": row.quantizer_b}
-    return quantizers | {"op": op, "target": target, "unit": unit, "promote": row.promote, "source": row.source}
+        k = 256 // max(row.a.bits, 8)
+        wgmma = f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
+        op = wgmma if target == "sm_90a" else f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
+    values: dict[str, Any] = {
+        "op": op, "target": target, "unit": "tcgen05" if target.startswith(FIFTH_GENERATION) else None,
+        "a": row.quantizer_a, "b": row.quantizer_b, "promote": row.promote, "name": name, "source": row.source,
+    }  # fmt: skip
+    return Recipe(**values | changes)
