@@ -1,4 +1,4 @@
-"""Checked mode: what PTX leaves undefined raises `UndefinedBehaviour` in place of passing by, also where the values are traced."""
+"""Checked mode: what PTX leaves undefined raises `UndefinedBehaviour`, also where the values are traced."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forbid(undefined: ArrayLike, message: str, **values: Any) -> None:
 
 
 def refuse(undefined: ArrayLike, message: str, checked: bool, **values: Any) -> None:
-    """`forbid`, but what is traced is left alone unless `checked`: for what can be seen at once where the operand is concrete."""
+    """`forbid` where all values are concrete, and with `checked` also where they are traced."""
     if checked or not any(isinstance(value, Tracer) for value in (undefined, *values.values())):
         forbid(undefined, message, **values)
 

@@ -1,4 +1,4 @@
-"""Matrices in files: reading them, holding their shapes against each other, writing the result. Every fault is a CommandError."""
+"""Matrices in files: reading them, comparing their shapes, writing the result. Every fault is a CommandError."""
 
 from pathlib import Path
 

@@ -119,8 +119,8 @@ def plain_product(a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> np.ndar
 def judge(report: ErrorReport, exact: Reference, held: Reference, start: int, d: np.ndarray, plain: np.ndarray, sample: int) -> None:
     """Adds a block to the report.
 
-    d, plain: its rows from `start` on, [..., rows, N]; exact, held: of the inputs as given, and as rounded; sample: how many outputs are
-    computed in rational arithmetic.
+    d, plain: its rows from `start` on, [..., rows, N]. exact: the product of the inputs as they are in the files; held: that of the inputs
+    rounded to the instruction's formats. sample: how many outputs are computed in rational arithmetic.
     """
     fmt = report.tallies["emulated"].fmt
     values, bound = exact.rows(start, start + d.shape[-2])

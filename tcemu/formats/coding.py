@@ -102,11 +102,12 @@ def encode_limbs(
 ) -> Limbs:
     """Values -> raw codes in limbs, rounded once.
 
-    rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape; a value a fraction f
-        above the lower neighbour goes up with probability f (exact for up to 32 dropped bits, within 2^-32 below that).
+    rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape. A value that lies a
+        fraction f of the way from its lower neighbour to its upper goes up with probability f; that is exact where up to 32 bits are
+        dropped, else within 2^-32.
     overflow: what a magnitude above the largest finite one becomes. "ieee": Inf (NaN in formats that have only NaN) if the rounding leads
-        there, else the largest finite; "infinity": Inf in every rounding, as tensor cores do; "saturate": the largest finite, also for
-        Inf. Formats without specials always saturate; integers too, with NaN -> 0.
+        there, else the largest finite one. "infinity": Inf in every rounding, as tensor cores do. "saturate": the largest finite one, also
+        for Inf. Formats without specials always saturate. So do integers; NaN becomes 0 there.
     signed_zero: False makes every zero result +0.
     fraction_bits: keep only so many of the format's fraction bits (may be traced); None keeps all.
     NaN becomes the canonical NaN; in formats without one the largest finite value (PTX ISA 9.7.9, cvt to e2m1, e2m3, e3m2).

@@ -52,7 +52,7 @@ class Format:
 
     @property
     def greatest_magnitude(self) -> int:
-        """The code of the largest finite value, without sign and unused bits (an integer: the largest magnitude, of the positive side)."""
+        """The code of the largest finite value, without sign and unused bits."""
         if self.is_integer:
             return (1 << (self.bits - self.signed)) - 1
         return self.infinity - 1 if self.specials == "ieee" else self.nan - 1 if self.specials == "nan" else self.nan

@@ -103,9 +103,9 @@ BLOCK_FORMATS = {
 class BlockQuantized:
     """An array in blocks. A pytree of its arrays, so that it goes through jit, vmap and scan.
 
-    codes: the elements' raw codes, in the array's own shape and the smallest unsigned dtype. scales: uint8, the same shape but for `axis`,
-    which counts blocks. tensor_scale: None, or float32 whose axes are the leading (batch) axes of codes. axis: where blocks lie, counted
-    from the end.
+    codes: the elements' raw codes, in the array's own shape and the smallest unsigned dtype. axis: the one that is cut into blocks, counted
+    from the end. scales: raw codes, uint8, of the same shape but for that axis, which counts blocks. tensor_scale: None, or float32 whose
+    axes are leading (batch) axes of codes.
     """
 
     codes: Array
@@ -144,20 +144,20 @@ def block_quantize(
     """x in blocks along `axis`: element codes, scale codes and, for NVFP4, the tensor's scale.
 
     x: a float array of any real dtype and one axis or more. The last block may be short: it is quantised as if filled with zeros, and the
-    codes keep x's shape (whoever feeds an instruction pads them with zeros, which is exact).
+    codes keep x's shape. (Before an instruction takes them they are padded with zeros, which is exact.)
     kind: a name of `tcemu.quantize.BLOCK_FORMATS` ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "nvfp4") or a
-    BlockFormat. rule: another rule for the scales than the format's own, of `tcemu.quantize.RULES`. Both are static under jit, as are
-    axis and rounding: one of "RN", "RZ", "RM", "RP", or "SR", stochastic, with a jax.random `key`. It is that of elements; scales follow
-    their rule.
-    amax: only with NVFP4: the largest magnitude of the tensor, where x is a part of it or it was calibrated; its axes are leading axes of
-    x, each with a tensor of its own. Without it, x is one tensor.
+    BlockFormat. rule: another rule for the scales than the format's own, of `tcemu.quantize.RULES`.
+    rounding: of the elements, "RN", "RZ", "RM", "RP", or "SR", stochastic, with a jax.random `key`; scales follow their rule.
+    kind, rule, axis and rounding are static under jit.
+    amax: only with NVFP4: the largest magnitude of the tensor, where x is a part of it or it was calibrated. Without it, x is one tensor.
+    Its axes are leading axes of x; each place along them is a tensor of its own.
 
     Elements beyond the largest finite one saturate, and -0 stays -0, as in PTX cvt.satfinite. An element is x / scale rounded once; in
     NVFP4 x / scale is the rule's own f32 value, which is then rounded to e2m1.
     A block of zeros has the scale 2^-127 (NVFP4: what the rule gives). Scales below 2^-127 become it, those above 2^127 become 2^127.
     Inf or NaN anywhere in a block makes its scale NaN and so, by OCP MX 1.0, 5.1, all of its values, as in microxcaling and torchao. In
-    NVFP4 such a block does not count for the tensor's largest magnitude. Where that is so small that the tensor's scale is 0, "modelopt"
-    and "torchao" divide by it, as their code does: blocks of zeros then have NaN for a scale.
+    NVFP4 such a block does not count for the tensor's largest magnitude. If that is so small that the tensor's scale is 0, "modelopt" and
+    "torchao" divide by 0, as their code does: blocks of zeros then have NaN for a scale.
     Raises ValueError for another kind, rule, rounding, axis, or shape of amax, TypeError for arrays that hold no floats.
     """
     fmt = _block_format(kind, rule)
@@ -187,9 +187,9 @@ def block_quantize(
 def block_dequantize(q: BlockQuantized, dtype: DTypeLike = jnp.float32) -> Array:
     """The numbers that a BlockQuantized stands for: element * scale (* tensor scale), exact, then rounded once to `dtype`, RN.
 
-    dtype: float32, float16 or bfloat16. float32 holds every value of the MX formats below 2^128; what is larger becomes Inf, and only comes
-    of an x near the end of f32 that the rules "ceil", "even" and "rceil" let round up, of a larger float64, or of codes of other origin.
-    NaN, of a scale or an element, is the canonical NaN.
+    dtype: float32, float16 or bfloat16. float32 holds every value of the MX formats below 2^128; what is larger becomes Inf. There are
+    larger values where x is near the end of f32 and the rule is "ceil", "even" or "rceil", which round up, where x is a larger float64,
+    and in codes of other origin. NaN, of a scale or an element, is the canonical NaN.
     Raises TypeError or ValueError if codes or scales have another dtype or shape than the format wants, or the tensor's scale is missing.
     """
     if not isinstance(q, BlockQuantized):
@@ -226,7 +226,7 @@ def _floats(name: str, x: ArrayLike) -> tuple[Format, Array]:
 
 
 def _tensors(fmt: BlockFormat, amax: ArrayLike, leading: tuple[int, ...]) -> tuple[Format, Array]:
-    """The format and the codes of the tensors' largest magnitudes."""
+    """The format and the codes of the tensors' largest magnitudes. leading: x's shape before the axis of blocks."""
     if not fmt.two_level:
         raise ValueError(f"amax: {fmt} has no scale for the whole tensor; leave amax out")
     source, codes = _floats("amax", amax)

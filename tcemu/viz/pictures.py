@@ -1,4 +1,4 @@
-"""Pictures of an instruction's operands. Where a cell sits is asked of the layout rows; here is only what it says and what that means."""
+"""Pictures of an instruction's operands. The layout rows know where a cell sits; what it says, and the legend, are made here."""
 
 from __future__ import annotations
 
