@@ -43,6 +43,13 @@ def test_the_errors_are_value_errors():
     assert all(issubclass(error, ValueError) for error in (tcemu.Unsupported, tcemu.NotModelled, tcemu.UndefinedBehaviour))
 
 
+def test_signatures_have_short_names():
+    """`help(tcemu.gemm)` begins with "ArrayLike", not with the seven types of that union."""
+    long = {name: str(inspect.signature(getattr(tcemu, name))) for name in sorted(NAMES) if inspect.isfunction(getattr(tcemu, name))}
+    assert len(long) > 30
+    assert {name: text for name, text in long.items() if "Union[" in text or "jaxlib" in text} == {}
+
+
 def test_the_version_stands_once():
     """pyproject.toml reads it from the package; the citation, which no tool can fill in, has the same."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
