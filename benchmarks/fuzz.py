@@ -44,11 +44,11 @@ def main() -> int:
             turns, seconds, counts = max(1, args.cases // chunk.per_turn), [], []
             for repeat in (*range(args.repeats + 1), 0):
                 start = time.perf_counter()
-                found = chunk.run(0, repeat * chunk.per_turn * turns, chunk.per_turn * turns, turns)
+                run = chunk.run(0, repeat * chunk.per_turn * turns, chunk.per_turn * turns, turns)
                 seconds.append(time.perf_counter() - start)
-                counts.append((found.wrong_cases, found.wrong_outputs, found.first))
+                counts.append((run.wrong_cases, run.wrong_outputs, run.first))
             wrong += counts[0] != counts[-1]
-            rate, made = found.cases / min(seconds[1:]), args.cases / min(alone[1:])
+            rate, made = run.cases / min(seconds[1:]), args.cases / min(alone[1:])
             lines.append({"name": name, "coverage": covering, "first_call_s": seconds[0], "cases_per_s": rate, "generated_per_s": made})
             print(f"{name:>12} {'yes' if covering else 'no':>9} {seconds[0]:>13.2f} {rate:>10.2e} {made:>18.2e}", flush=True)
     return finish(args, machine, lines, wrong, "runs that were repeated", "other counts")

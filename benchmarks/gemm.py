@@ -6,6 +6,7 @@ The other exact emulators, mmasim and mmaemu, run beside it where they are insta
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +48,8 @@ def check(op: tcemu.Instruction, target: str, a: np.ndarray, b: np.ndarray, scal
     acc = jnp.zeros((op.m, op.n, *(2,) * (op.d.words - 1)), op.d.dtype)
     for step in range(a.shape[1] // op.k):
         at, part = (slice(step * size, (step + 1) * size) for size in (op.k, op.scale_vec or 0))
-        given = {name: v[:, part] if name == "scale_a" else v[part] for name, v in codes.items()}
-        acc = tcemu.dot(op, x[:, at], y[at], acc, target=target, **given)
+        block_scales = {name: v[:, part] if name == "scale_a" else v[part] for name, v in codes.items()}
+        acc = tcemu.dot(op, x[:, at], y[at], acc, target=target, **block_scales)
     sample = np.ascontiguousarray(np.asarray(d)[np.ix_(rows, columns)])
     return int((sample.view(np.uint32).reshape(np.shape(acc)) != np.asarray(acc)).sum())
 
@@ -111,11 +112,11 @@ def main() -> int:
         rows = [("plain", first, base), ("plain s8", *timed(lambda pair=bytes_: of_bytes(*pair), args.repeats))]
         for name in args.formats:
             op, target = tcemu.parse(OPS[name][0]), OPS[name][1]
-            given = scales(op, a, b)
+            block_scales = scales(op, a, b)
             u, v = bytes_ if op.a.is_integer else (x, y)
-            product = lambda x=u, y=v, op=op, target=target, given=given: tcemu.gemm(x, y, op=op, target=target, **given)  # noqa: E731
+            product = partial(tcemu.gemm, u, v, op=op, target=target, **block_scales)
             rows.append((name, *timed(product, args.repeats)))
-            wrong += check(op, target, np.asarray(u), np.asarray(v), given, np.asarray(product()))
+            wrong += check(op, target, np.asarray(u), np.asarray(v), block_scales, np.asarray(product()))
         for name, first, best in rows:
             lines.append({"format": name, "size": n, "first_call_s": first, "best_s": best, "mac_per_s": n**3 / best, "ratio": best / base})
             print(f"{name:>12} {n:>6} {first:>13.2f} {best:>9.4f} {n**3 / best:>10.2e} {best / base:>24.1f}")

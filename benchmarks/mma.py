@@ -36,17 +36,17 @@ def drawn(op: tcemu.Instruction, warps: int) -> tuple[jax.Array, ...]:
         codes = tcemu.formats.from_float(fmt, rng.normal(0, 3, (warps, *shape)))
         held.append(tcemu.pack(op, name, codes))
     held += [jnp.full((warps, 32), 0x44444444, jnp.uint32)] if op.sparse else []
-    one = {"ue8m0": 0x7F7F7F7F, "ue4m3": 0x38383838}.get(str(op.stype), 0)
-    return (*held, *([jnp.full((warps, 32), one, jnp.uint32)] * 2 if op.block_scale else []))
+    ones = {"ue8m0": 0x7F7F7F7F, "ue4m3": 0x38383838}.get(str(op.stype), 0)
+    return (*held, *([jnp.full((warps, 32), ones, jnp.uint32)] * 2 if op.block_scale else []))
 
 
 def runner(op: tcemu.Instruction, target: str):
     def run(a: jax.Array, b: jax.Array, c: jax.Array, *rest: jax.Array) -> jax.Array:
         e, scales = (rest[:1], rest[1:]) if op.sparse else ((), rest)
-        given = dict(zip(("scale_a", "scale_b"), scales, strict=False))
+        scale_arguments = dict(zip(("scale_a", "scale_b"), scales, strict=False))
         if op.sparse:
-            return tcemu.mma_sp(op, a, b, c, *e, selector=0, target=target, **given)
-        return tcemu.mma(op, a, b, c, target=target, **given)
+            return tcemu.mma_sp(op, a, b, c, *e, selector=0, target=target, **scale_arguments)
+        return tcemu.mma(op, a, b, c, target=target, **scale_arguments)
 
     return run
 

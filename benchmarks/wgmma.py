@@ -68,14 +68,14 @@ def main() -> int:
     lines = []
     for name in args.formats:
         for count in args.warpgroups:
-            found = line(OPS[name].format(n=args.n), count, args.repeats)
-            lines.append({"format": name} | found)
-            memory = "" if found["temp_bytes"] is None else f"{found['temp_bytes'] / 1e6:.1f}"
+            figures = line(OPS[name].format(n=args.n), count, args.repeats)
+            lines.append({"format": name} | figures)
+            memory = "" if figures["temp_bytes"] is None else f"{figures['temp_bytes'] / 1e6:.1f}"
             print(
-                f"{name:>12} {count:>10} {found['compile_s']:>10.2f} {found['best_s']:>9.4f} {found['mac_per_s']:>10.2e} "
-                f"{found['warpgroups_per_s']:>13.0f} {memory:>10}"
+                f"{name:>12} {count:>10} {figures['compile_s']:>10.2f} {figures['best_s']:>9.4f} {figures['mac_per_s']:>10.2e} "
+                f"{figures['warpgroups_per_s']:>13.0f} {memory:>10}"
             )
-    wrong = sum(found["wrong"] for found in lines)
+    wrong = sum(figures["wrong"] for figures in lines)
     return finish(args, machine, lines, wrong, "the sampled warpgroups")
 
 

@@ -30,23 +30,23 @@ def cases(warps: int, words: int) -> dict[str, tuple[Callable, tuple[jax.Array, 
     address = jnp.asarray(np.argsort(rng.random((warps, words // 4)), axis=-1)[:, :32] * 16, jnp.int32)
     registers = jnp.asarray(rng.integers(0, 2**32, (warps, 32, 4), np.uint32))
     offsets = jnp.asarray(16 * rng.integers(0, 16, warps), jnp.int32)
-    found = {}
+    cases = {}
     for name, (element, accumulator, op) in MMA.items():
         a, b = LOAD.format("a", "row", element), LOAD.format("b", "col", element)
         c, d = LOAD.format("c", "row", accumulator), STORE.format(accumulator)
         operands = tuple(tcemu.wmma_load(load, memory, target=TARGET) for load in (a, b, c))
-        found[f"wmma.load.a {element}, stride 32"] = (lambda m, op=a: tcemu.wmma_load(op, m, stride=32, target=TARGET), (memory,))
-        found[f"wmma.mma {name}"] = (lambda *x, op=op: tcemu.wmma_mma(op, *x, target=TARGET), operands)
-        found[f"wmma.store {accumulator}, stride 32"] = (
+        cases[f"wmma.load.a {element}, stride 32"] = (lambda m, op=a: tcemu.wmma_load(op, m, stride=32, target=TARGET), (memory,))
+        cases[f"wmma.mma {name}"] = (lambda *x, op=op: tcemu.wmma_mma(op, *x, target=TARGET), operands)
+        cases[f"wmma.store {accumulator}, stride 32"] = (
             lambda m, f, op=d: tcemu.wmma_store(op, m, f, stride=32, target=TARGET),
             (memory, operands[2]),
         )
     at = LOAD.format("a", "row", "f16")
-    found["wmma.load.a f16, an offset for each warp"] = (lambda m, o: tcemu.wmma_load(at, m, offset=o, target=TARGET), (memory, offsets))
-    found["ldmatrix x4"] = (lambda m, p: tcemu.ldmatrix(MOVER.format("ldmatrix"), m, p), (memory, address))
-    found["stmatrix x4"] = (lambda m, p, r: tcemu.stmatrix(MOVER.format("stmatrix"), m, p, r), (memory, address, registers))
-    found["movmatrix"] = (lambda r: tcemu.movmatrix("movmatrix.sync.aligned.m8n8.trans.b16", r), (registers[..., :1],))
-    return found
+    cases["wmma.load.a f16, an offset for each warp"] = (lambda m, o: tcemu.wmma_load(at, m, offset=o, target=TARGET), (memory, offsets))
+    cases["ldmatrix x4"] = (lambda m, p: tcemu.ldmatrix(MOVER.format("ldmatrix"), m, p), (memory, address))
+    cases["stmatrix x4"] = (lambda m, p, r: tcemu.stmatrix(MOVER.format("stmatrix"), m, p, r), (memory, address, registers))
+    cases["movmatrix"] = (lambda r: tcemu.movmatrix("movmatrix.sync.aligned.m8n8.trans.b16", r), (registers[..., :1],))
+    return cases
 
 
 def main() -> int:

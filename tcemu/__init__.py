@@ -1,55 +1,52 @@
 """NVIDIA's tensor-core instructions, bit for bit, as pure JAX functions over thousands of simulated warps."""
 
-from tcemu import formats as formats
-from tcemu import fuzz as fuzz
-from tcemu import quantize as quantize
-from tcemu import silicon as silicon
-from tcemu import viz as viz
-from tcemu.architectures.lookup import evidence as evidence
-from tcemu.architectures.lookup import model as model
-from tcemu.architectures.lookup import models as models
-from tcemu.arithmetic.model import Model as Model
-from tcemu.checking import checked as checked
-from tcemu.emulation.compare import compare as compare
-from tcemu.emulation.emulate import emulate as emulate
-from tcemu.errors import NotModelled as NotModelled
-from tcemu.errors import UndefinedBehaviour as UndefinedBehaviour
-from tcemu.errors import Unsupported as Unsupported
-from tcemu.explanation.explain import explain as explain
-from tcemu.isa.catalog import check as check
-from tcemu.isa.catalog import instructions as instructions
-from tcemu.isa.catalog import is_supported as is_supported
-from tcemu.isa.catalog import targets as targets
-from tcemu.isa.grammar import parse as parse
-from tcemu.isa.instructions import Instruction as Instruction
-from tcemu.linalg import recipes as recipes
-from tcemu.linalg.dot_general import dot_general as dot_general
-from tcemu.linalg.gemm import gemm as gemm
-from tcemu.linalg.matmul import matmul as matmul
-from tcemu.linalg.recipes import Recipe as Recipe
-from tcemu.linalg.recipes import recipe as recipe
-from tcemu.operations.dot import dot as dot
-from tcemu.operations.mma import mma as mma
-from tcemu.operations.mma import mma_sp as mma_sp
-from tcemu.operations.movement import ldmatrix as ldmatrix
-from tcemu.operations.movement import movmatrix as movmatrix
-from tcemu.operations.movement import stmatrix as stmatrix
-from tcemu.operations.registers import pack as pack
-from tcemu.operations.registers import unpack as unpack
-from tcemu.operations.sparsify import densify as densify
-from tcemu.operations.sparsify import sparsify as sparsify
-from tcemu.operations.warpgroup import Warpgroup as Warpgroup
-from tcemu.operations.wgmma import uniform_descriptor as uniform_descriptor
-from tcemu.operations.wgmma import wgmma as wgmma
-from tcemu.operations.wmma import wmma_load as wmma_load
-from tcemu.operations.wmma import wmma_mma as wmma_mma
-from tcemu.operations.wmma import wmma_store as wmma_store
-from tcemu.quantize.blocks import BlockFormat as BlockFormat
-from tcemu.quantize.blocks import BlockQuantized as BlockQuantized
-from tcemu.quantize.blocks import block_dequantize as block_dequantize
-from tcemu.quantize.blocks import block_quantize as block_quantize
-from tcemu.quantize.operands import Quantizer as Quantizer
-from tcemu.shared_memory import SharedLayout as SharedLayout
-from tcemu.shared_memory import descriptor as descriptor
-from tcemu.shared_memory import from_shared as from_shared
-from tcemu.shared_memory import to_shared as to_shared
+from tcemu import formats, fuzz, quantize, silicon, viz
+from tcemu.architectures.lookup import evidence, model, models
+from tcemu.arithmetic.model import Model
+from tcemu.checking import checked
+from tcemu.emulation.compare import compare
+from tcemu.emulation.emulate import emulate
+from tcemu.errors import NotModelled, UndefinedBehaviour, Unsupported
+from tcemu.explanation.explain import explain
+from tcemu.isa.catalog import check, instructions, is_supported, targets
+from tcemu.isa.grammar import parse
+from tcemu.isa.instructions import Instruction
+from tcemu.linalg import recipes
+from tcemu.linalg.dot_general import dot_general
+from tcemu.linalg.gemm import gemm
+from tcemu.linalg.matmul import matmul
+from tcemu.linalg.recipes import Recipe, recipe
+from tcemu.operations.dot import dot
+from tcemu.operations.mma import mma, mma_sp
+from tcemu.operations.movement import ldmatrix, movmatrix, stmatrix
+from tcemu.operations.registers import pack, unpack
+from tcemu.operations.sparsify import densify, sparsify
+from tcemu.operations.warpgroup import Warpgroup
+from tcemu.operations.wgmma import uniform_descriptor, wgmma
+from tcemu.operations.wmma import wmma_load, wmma_mma, wmma_store
+from tcemu.quantize.blocks import BlockFormat, BlockQuantized, block_dequantize, block_quantize
+from tcemu.quantize.operands import Quantizer
+from tcemu.shared_memory import SharedLayout, descriptor, from_shared, to_shared
+
+__version__ = "0.1.0"  # pyproject.toml takes it from here, so that it is the version of the code that runs, installed or not
+
+__all__ = [  # noqa: RUF022  in groups
+    # what PTX has
+    "Instruction", "parse", "check", "is_supported", "targets", "instructions",
+    # the arithmetic of each instruction
+    "Model", "model", "models", "evidence",
+    # instructions, on registers and on memory
+    "mma", "mma_sp", "wmma_load", "wmma_mma", "wmma_store", "wgmma", "Warpgroup", "ldmatrix", "stmatrix", "movmatrix",
+    "SharedLayout", "descriptor", "uniform_descriptor", "to_shared", "from_shared", "checked",
+    # the same on matrices of codes
+    "dot", "pack", "unpack", "sparsify", "densify",
+    # products of float arrays, and how they are quantised
+    "gemm", "matmul", "dot_general", "Recipe", "recipe", "Quantizer",
+    "BlockFormat", "BlockQuantized", "block_quantize", "block_dequantize",
+    # whole functions, and single results
+    "emulate", "compare", "explain",
+    # errors
+    "Unsupported", "NotModelled", "UndefinedBehaviour",
+    # modules
+    "formats", "quantize", "recipes", "viz", "fuzz", "silicon",
+]  # fmt: skip

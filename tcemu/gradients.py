@@ -1,6 +1,7 @@
-"""What differentiation meets where a value goes through bits: a stand-in that has a derivative, or a refusal. Never a silent zero.
+"""Derivatives where a value goes through bits: those of a stand-in, or a refusal. Never a silent zero.
 
-A bitcast has derivative 0 in JAX, so every function from floats to floats or codes here goes through one of these two.
+A bitcast has derivative 0 in JAX. So every function of this package that takes floats to floats or to codes goes through `stand_in` or
+`no_gradient`.
 """
 
 from collections.abc import Callable

@@ -6,6 +6,8 @@ of the descriptor's two strides leads to the next eight lines and which to the n
 Source: PTX ISA 9.7.15.5.1.2; the addresses were seen on an NVIDIA H200 in every mode and both majors (tests/golden, wgmma and wgmma_sp).
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple

@@ -17,7 +17,7 @@ import tcemu
 from tcemu.formats import from_float, to_float
 
 MMA = "mma.sync.aligned.m16n8k{}.row.col.f32.{}.{}.f32"
-TENSOR = {"a": tcemu.Quantizer("tensor"), "b": tcemu.Quantizer("tensor")}
+TENSOR = dict.fromkeys("ab", tcemu.Quantizer("tensor", saturate=True))
 E5M2 = tcemu.Recipe(MMA.format(32, "e5m2", "e5m2"), "sm_90a", name="e5m2 by tensor", **TENSOR)
 FORWARD = {
     "f16": tcemu.Recipe(MMA.format(16, "f16", "f16"), "sm_90a"),

@@ -243,14 +243,13 @@ def test_bad_ops_are_explained():
 def test_memory_grows_with_the_matrices_only(spelling):
     """2048 cubed within 1 GiB above the operands, by the compiler's own account."""
     from tcemu.architectures.lookup import row_for
-    from tcemu.linalg.gemm import _gemm
+    from tcemu.linalg.gemm import _Codes, _Conversion, _gemm
     from tcemu.operations.operands import signature_of
 
     n = 2048
     matrix = jax.ShapeDtypeStruct((n, n), jnp.uint32)
     op = tcemu.parse(spelling)
-    lowered = _gemm.lower(
-        row_for(op, "sm_90a").model, signature_of(op), (formats.F32,) * 3, "RN", False, matrix, matrix, matrix, None, None
-    )
+    conversion, codes = _Conversion((formats.F32,) * 3, "RN", False), _Codes(matrix, matrix, matrix)
+    lowered = _gemm.lower(row_for(op, "sm_90a").model, signature_of(op), conversion, codes, None, None)
     memory = lowered.compile().memory_analysis()
     assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2**30, memory

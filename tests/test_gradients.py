@@ -82,7 +82,7 @@ def test_forward_mode_agrees_with_reverse_mode():
 
 def test_gradients_of_scales_are_those_of_scale_times_rounded():
     """LSQ: element - x / scale inside the range, the largest element outside; x moves inside only."""
-    recipe = Recipe(E4M3, "sm_89", Quantizer("row"), Quantizer("tensor"))
+    recipe = Recipe(E4M3, "sm_89", Quantizer("row", saturate=True), Quantizer("tensor", saturate=True))
     sa, sb = np.full((9, 1), 2.0**-9, np.float32), np.float32(2.0**-6)  # beyond 0.875 an element of A saturates
     call = lambda a, b, sa, sb: tcemu.matmul(a, b, recipe=recipe, scale_a=sa, scale_b=sb)  # noqa: E731
     da, db, dsa, dsb = gradients(call, A, B, sa, sb)
@@ -100,7 +100,7 @@ def test_gradients_of_scales_are_those_of_scale_times_rounded():
 
 @full
 def test_gradients_of_scales_where_the_products_are_emulated():
-    recipe = Recipe(E4M3, "sm_89", Quantizer("row"), Quantizer("tensor"), backward=CAST)
+    recipe = Recipe(E4M3, "sm_89", Quantizer("row", saturate=True), Quantizer("tensor", saturate=True), backward=CAST)
     sa, sb = np.full((9, 1), 2.0**-9, np.float32), np.float32(2.0**-6)
     call = lambda a, b, sa, sb: tcemu.matmul(a, b, recipe=recipe, scale_a=sa, scale_b=sb)  # noqa: E731
     _, db, dsa, _ = gradients(call, A, B, sa, sb)

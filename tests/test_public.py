@@ -1,10 +1,14 @@
 """The public names are those that other programs call, and nothing else by accident."""
 
 import inspect
+import tomllib
 import types
+from importlib.metadata import version
+from pathlib import Path
 
 import tcemu
 
+ROOT = Path(__file__).parents[1]
 NAMES = {
     "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
     "mma", "dot", "pack", "unpack", "gemm", "Model", "model", "models", "checked", "explain",
@@ -15,18 +19,41 @@ NAMES = {
     "wmma_load", "wmma_mma", "wmma_store", "ldmatrix", "stmatrix", "movmatrix",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
+MODULES = {"formats", "recipes", "quantize", "viz", "fuzz", "silicon"}
+FUNCTIONS = sorted(name for name in NAMES if inspect.isfunction(getattr(tcemu, name)))
 
 
-def test_the_package_exports_its_names_and_its_modules_only():
-    exported = {name for name in vars(tcemu) if not name.startswith("_")}
-    assert exported >= NAMES
-    assert all(isinstance(getattr(tcemu, name), types.ModuleType) for name in exported - NAMES)
+def test_the_public_names():
+    assert len(tcemu.__all__) == len(set(tcemu.__all__))
+    assert set(tcemu.__all__) == NAMES | MODULES
+    assert all(isinstance(getattr(tcemu, name), types.ModuleType) for name in MODULES)
+
+
+def test_nothing_else_is_public_but_the_submodules():
+    others = {name for name in dir(tcemu) if not name.startswith("_")} - NAMES - MODULES
+    assert {name: getattr(tcemu, name).__name__ for name in others} == {name: f"tcemu.{name}" for name in others}
 
 
 def test_every_name_says_what_it_is():
-    for name in NAMES:
+    for name in NAMES | MODULES:
         assert len(inspect.getdoc(getattr(tcemu, name)) or "") > 40, name
 
 
 def test_the_errors_are_value_errors():
     assert all(issubclass(error, ValueError) for error in (tcemu.Unsupported, tcemu.NotModelled, tcemu.UndefinedBehaviour))
+
+
+def test_signatures_have_short_names():
+    """`help(tcemu.gemm)` begins with "ArrayLike", not with the seven types of that union."""
+    long = {name: str(inspect.signature(getattr(tcemu, name))) for name in sorted(NAMES) if inspect.isfunction(getattr(tcemu, name))}
+    assert len(long) > 30
+    assert {name: text for name, text in long.items() if "Union[" in text or "jaxlib" in text} == {}
+
+
+def test_the_version_stands_once():
+    """pyproject.toml reads it from the package; the citation, which no tool can fill in, has the same."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" in pyproject["project"]["dynamic"]
+    assert pyproject["tool"]["hatch"]["version"]["path"] == "tcemu/__init__.py"
+    assert version("tcemu") == tcemu.__version__
+    assert f"\nversion: {tcemu.__version__}\n" in (ROOT / "CITATION.cff").read_text()

@@ -71,7 +71,7 @@ def test_a_cast_is_gemm():
 def test_scales_of_tensors_rows_and_columns(per, power_of_two):
     scale = "power_of_two" if power_of_two else "f32"
     a_per, b_per = ("tensor", "tensor") if per == "tensor" else ("row", "column")
-    recipe = Recipe(E4M3, "sm_89", Quantizer(a_per, scale=scale), Quantizer(b_per, scale=scale))
+    recipe = Recipe(E4M3, "sm_89", *(Quantizer(shared, scale=scale, saturate=True) for shared in (a_per, b_per)))
     a = A.copy()
     a[3] = 0  # a row of zeros, and, by row, one of subnormals
     a[4] *= F32(1e-38)
@@ -162,7 +162,7 @@ def test_blocks_of_the_instruction(name, split):
 @full
 def test_scales_that_the_user_gives():
     sa, sb = F32(0.25), F32(0.5)
-    recipe = Recipe(E4M3, "sm_89", Quantizer("tensor"), Quantizer("tensor"))
+    recipe = Recipe(E4M3, "sm_89", *[Quantizer("tensor", saturate=True)] * 2)
     x, y = (by_hand.elements(v, "e4m3", s) for v, s in ((A, sa), (B, sb)))
     total = by_hand.chained(E4M3, "sm_89", filled(x, 1, 32), filled(y, 0, 32), np.zeros((M, N), F32))
     same(tcemu.matmul(A, B, recipe=recipe, scale_a=sa, scale_b=sb), total * F32(0.125))
@@ -175,7 +175,7 @@ def test_scales_that_the_user_gives():
 
 @full
 def test_stochastic_rounding():
-    recipe = Recipe(BF16, "sm_90", Quantizer(rounding="SR"), UNSCALED)
+    recipe = Recipe(BF16, "sm_90", Quantizer(rounding="SR", saturate=True), UNSCALED)
     x, one = np.full((1, 4096), 1 + 2.0**-9, F32), np.ones((4096, 1), F32)
     first, again, other = (tcemu.matmul(x, one, recipe=recipe, key=jax.random.key(seed)) for seed in (0, 0, 1))
     assert float(first[0, 0]) == float(again[0, 0]) != float(other[0, 0])
@@ -233,6 +233,8 @@ def test_a_recipe_is_a_value():
 def test_every_named_recipe_stands_on_a_row_with_evidence(name):
     recipe, row = tcemu.recipe(name), ROWS[name]
     assert row.source and (recipe.op.a, recipe.op.b) == (row.a, row.b) and recipe.gradients is not None
+    quantizers = [quantizer for r in (recipe, *recipe.gradients) for quantizer in (r.a, r.b)]
+    assert all(quantizer.saturate == (quantizer.scaling != "none") for quantizer in quantizers)
     for target in ("sm_120a", "sm_90a", "sm_100a", "sm_103a"):
         if not (row.scaled and target == "sm_90a"):
             assert tcemu.recipe(name, target).op.block_scale == bool(row.scaled)

@@ -1,10 +1,11 @@
-"""Matrices in files: reading them, holding their shapes against each other, writing the result. Every fault is a CommandError."""
+"""Matrices in files: reading them, comparing their shapes, writing the result. Every fault is a CommandError."""
 
 from pathlib import Path
 
 import numpy as np
 
 from tcemu.commands import CommandError
+from tcemu.linalg.shapes import shape_of_product
 
 
 def load(name: str, path: Path) -> np.ndarray:
@@ -41,23 +42,14 @@ def without_wide_integers(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64) if x.dtype.kind in "iu" and not np.can_cast(x.dtype, np.int32) else x
 
 
-def shape_of_product(a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> tuple[int, ...]:
-    """The shape [..., M, N] of D = A·B + C."""
-    for name, x, wanted in (("A", a, "[..., M, K]"), ("B", b, "[..., K, N]")):
-        if x.ndim < 2:
-            raise CommandError(f"{name} has shape {list(x.shape)}; a matrix {wanted} is wanted")
-    shapes = f"A is {list(a.shape)} and B is {list(b.shape)}"
-    if a.shape[-1] != b.shape[-2]:
-        hint = "; B transposed would fit" if a.shape[-1] == b.shape[-1] else ""
-        raise CommandError(
-            f"{shapes}: the last axis of A and the last but one of B are both K, so {a.shape[-1]} must be {b.shape[-2]}{hint}"
-        )
+def shape_of_files(a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> tuple[int, ...]:
+    """The shape [..., M, N] of D = A·B + C; C must have it too, since it is taken in the same blocks of rows as A."""
     try:
-        shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        shape = shape_of_product(a.shape, b.shape, names=("A", "B", "C"))
     except ValueError as error:
-        raise CommandError(f"{shapes}: their leading axes do not broadcast") from error
+        raise CommandError(str(error)) from error
     if c is not None and c.shape != shape:
-        raise CommandError(f"C has shape {list(c.shape)}; that of D is wanted, {list(shape)}")
+        raise CommandError(f"C: got shape {list(c.shape)}; wanted that of D, {list(shape)}")
     return shape
 
 

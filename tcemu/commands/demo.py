@@ -33,7 +33,7 @@ def add_demo(subparsers) -> None:
         description=f"Classifies handwritten digits with a small neural network whose matrix products are those of {TARGET}, in four "
         "formats, and compares them with plain float32. Everything it needs ships with the package.",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_demo)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def heading() -> str:
 
 
 def row(line: Line, first: Line, labels: np.ndarray, exact: np.ndarray) -> str:
-    """One printed row; `first` is the line that the others are held against, `exact` the float64 logits."""
+    """One printed row. first: the line that the others are compared with; exact: the float64 logits."""
     answers = line.logits.argmax(1)
     other = line.logits.view(np.uint32) != first.logits.view(np.uint32)
     cells = (
@@ -126,7 +126,7 @@ def load() -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_demo(args: argparse.Namespace) -> int:
     """Prints the table, line by line as they come."""
     data = load()
     labels = data["labels"][data["first_test"] :]

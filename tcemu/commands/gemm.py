@@ -14,11 +14,12 @@ import numpy as np
 
 from tcemu.architectures.lookup import evidence
 from tcemu.commands import EXAMPLE, CommandError
-from tcemu.commands.arrays import check_writable, load, save, shape_of_product, without_wide_integers
+from tcemu.commands.arrays import check_writable, load, save, shape_of_files, without_wide_integers
 from tcemu.formats import F64
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.gemm import gemm
+from tcemu.linalg.shapes import shape_of_product
 from tcemu.study.accuracy import Reference, Tally, rounded, ulp
 
 BLOCK = 2**28  # multiply-accumulates between two reports of progress, about
@@ -50,11 +51,19 @@ def add_gemm(subparsers) -> None:
     parser.add_argument("--target", default="sm_90a", help="the GPU to imitate (default: %(default)s)")
     parser.add_argument("--rounding", default="RN", choices=("RN", "RZ", "RM", "RP"), help="of the inputs (default: %(default)s)")
     parser.add_argument("-o", dest="output", metavar="D.npy", type=Path, help="where D goes (default: only the report is made)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_gemm)
 
 
 @dataclass
-class Report:
+class NotFinite:
+    """Elements of a matrix that are no finite numbers."""
+
+    nan: int = 0
+    infinite: int = 0
+
+
+@dataclass
+class ErrorReport:
     """What the blocks showed, gathered."""
 
     tallies: dict[str, Tally]
@@ -63,7 +72,7 @@ class Report:
     sampled: int = 0  # outputs computed again in rational arithmetic
     outputs: int = 0
     counted: int = 0  # outputs in the figures
-    odd: dict[str, list[int]] = field(default_factory=lambda: {"D": [0, 0], "exact": [0, 0], "plain float32": [0, 0]})  # NaN, Inf
+    not_finite: dict[str, NotFinite] = field(default_factory=lambda: {name: NotFinite() for name in ("D", "exact", "plain float32")})
     seconds: float = 0.0  # spent in the emulation
 
 
@@ -107,19 +116,19 @@ def plain_product(a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> np.ndar
     return np.asarray(product + rest[0] if rest else product)
 
 
-def judge(report: Report, exact: Reference, held: Reference, start: int, d: np.ndarray, plain: np.ndarray, sample: int) -> None:
+def judge(report: ErrorReport, exact: Reference, held: Reference, start: int, d: np.ndarray, plain: np.ndarray, sample: int) -> None:
     """Adds a block to the report.
 
-    d, plain: its rows from `start` on, [..., rows, N]; exact, held: of the inputs as given, and as rounded; sample: how many outputs are
-    computed in rational arithmetic.
+    d, plain: its rows from `start` on, [..., rows, N]. exact: the product of the inputs as they are in the files; held: that of the inputs
+    rounded to the instruction's formats. sample: how many outputs are computed in rational arithmetic.
     """
     fmt = report.tallies["emulated"].fmt
     values, bound = exact.rows(start, start + d.shape[-2])
     held_values = values if held is exact else held.rows(start, start + d.shape[-2])[0]
     d, plain = d.astype(np.float64), plain.astype(np.float64)
     for name, x in (("D", d), ("exact", values), ("plain float32", plain)):
-        report.odd[name][0] += int(np.isnan(x).sum())
-        report.odd[name][1] += int(np.isinf(x).sum())
+        report.not_finite[name].nan += int(np.isnan(x).sum())
+        report.not_finite[name].infinite += int(np.isinf(x).sum())
     report.outputs += d.size
     places = np.argwhere(np.isfinite(d) & np.isfinite(values) & np.isfinite(plain) & np.isfinite(held_values))
     report.counted += len(places)
@@ -128,27 +137,31 @@ def judge(report: Report, exact: Reference, held: Reference, start: int, d: np.n
     report.sampled += len(chosen)
     if fmt is F64:  # float64 inputs are not rounded, so `held` is `exact`
         at = tuple(chosen.T)
-        errors = [np.array([float(Fraction(x) - truth) for x, truth in zip(y[at].tolist(), truths, strict=True)]) for y in (d, plain)]
-        found = {"emulated": errors[0], "inputs": np.zeros(len(truths)), "arithmetic": errors[0], "plain": errors[1]}
+        of_d, of_plain = (
+            np.array([float(Fraction(x) - truth) for x, truth in zip(y[at].tolist(), truths, strict=True)]) for y in (d, plain)
+        )
+        errors = {"emulated": of_d, "inputs": np.zeros(len(truths)), "arithmetic": of_d, "plain": of_plain}
     else:
         at = tuple(places.T)
-        found = {"emulated": d[at] - values[at], "inputs": held_values[at] - values[at]}
-        found |= {"arithmetic": d[at] - held_values[at], "plain": plain[at] - values[at]}
+        errors = {"emulated": d[at] - values[at], "inputs": held_values[at] - values[at]}
+        errors |= {"arithmetic": d[at] - held_values[at], "plain": plain[at] - values[at]}
         report.bound = max(report.bound, float(bound[at].max(initial=0.0)))
         report.bound_ulps = max(report.bound_ulps, float((bound[at] / ulp(values[at], fmt))[values[at] != 0].max(initial=0.0)))
         for place, truth in zip(chosen, truths, strict=True):
             off = abs(Fraction(float(values[tuple(place)])) - truth)
             if off > Fraction(float(bound[tuple(place)])):
                 raise AssertionError(f"the float64 product at {place.tolist()} is off by {float(off)}, more than its bound")
-    for name, error in (found | {"apart": d[at] - plain[at]}).items():
+    for name, error in (errors | {"apart": d[at] - plain[at]}).items():
         report.tallies[name].add(error, values[at])
 
 
-def multiply(op: Instruction, args: argparse.Namespace, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> tuple[np.ndarray, Report]:
+def multiply(
+    op: Instruction, args: argparse.Namespace, a: np.ndarray, b: np.ndarray, c: np.ndarray | None
+) -> tuple[np.ndarray, ErrorReport]:
     """D and the report on it, made in blocks of rows, so that the reference of only one is held at a time."""
     assert op.a and op.b and op.c and op.d
-    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    report = Report({name: Tally(op.d) for name in KINDS})
+    shape = shape_of_product(a.shape, b.shape)
+    report = ErrorReport({name: Tally(op.d) for name in KINDS})
     inputs = [(x, fmt) for x, fmt in ((a, op.a), (b, op.b), (c, op.c)) if x is not None]
     wide = [x.astype(np.float64) for x, _ in inputs]
     kept = [rounded(x, fmt, args.rounding) for x, fmt in inputs]
@@ -178,20 +191,20 @@ def multiply(op: Instruction, args: argparse.Namespace, a: np.ndarray, b: np.nda
     return np.concatenate(pieces, axis=-2), report
 
 
-def table(report: Report) -> list[str]:
+def table(report: ErrorReport) -> list[str]:
     """The report's figures, a line for each kind of error."""
     head = f"{'':36}{'error':>20}{'ulps':>22}{'bits lost':>22}"
     lines = [head, f"{'':36}" + f"{'largest':>11}{'mean':>11}" * 3]
     return lines + [f"{KINDS[name]:36}" + "".join(f"{x:>11.3g}" for x in tally.figures) for name, tally in report.tallies.items()]
 
 
-def remarks(report: Report, op: Instruction) -> list[str]:
+def remarks(report: ErrorReport, op: Instruction) -> list[str]:
     """What a reader must know to use the figures: what is left out, what an ulp is, how exact the exact product is."""
     lines = []
     if report.counted < report.outputs:
-        odd = "; ".join(f"{name}: {nan} NaN, {inf} infinite" for name, (nan, inf) in report.odd.items())
+        kinds = "; ".join(f"{name}: {count.nan} NaN, {count.infinite} infinite" for name, count in report.not_finite.items())
         lines.append(
-            f"{report.outputs - report.counted:,} of {report.outputs:,} outputs are not finite and left out of the figures. {odd}."
+            f"{report.outputs - report.counted:,} of {report.outputs:,} outputs are not finite and left out of the figures. {kinds}."
         )
     lines.append(f"An ulp is the distance of neighbouring {op.d} values at the exact result; bits lost are log2 of the error in ulps.")
     if op.d is F64:
@@ -206,7 +219,7 @@ def remarks(report: Report, op: Instruction) -> list[str]:
     return [*lines, f"The exact product is of the values in the files, {basis}; {report.sampled:,} outputs checked in rational arithmetic."]
 
 
-def run(args: argparse.Namespace) -> int:
+def run_gemm(args: argparse.Namespace) -> int:
     """Does what the words say. Raises CommandError."""
     try:
         op = parse(args.op)
@@ -217,7 +230,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.output)
     a, b = load("A", args.a), load("B", args.b)
     c = None if args.c is None else load("C", args.c)
-    shape = shape_of_product(a, b, c)
+    shape = shape_of_files(a, b, c)
     terms = [f"A {list(a.shape)} {a.dtype} · B {list(b.shape)} {b.dtype}"] + ([] if c is None else [f"C {list(c.shape)} {c.dtype}"])
     print(f"{op} on {args.target} (arithmetic known by {known.level}: {known.source})", flush=True)
     addend = None if c is None else without_wide_integers(c)

@@ -25,10 +25,10 @@ def table(fragment: Fragment) -> Iterator[str]:
 
 def cells(row: np.ndarray) -> list[str]:
     """Neighbouring columns that one lane holds as consecutive elements make one cell. row: int[columns, 2]."""
-    found: list[list[int]] = []  # lane, first element, last element
+    merged: list[list[int]] = []  # lane, first element, last element
     for lane, element in row.tolist():
-        if found and found[-1][0] == lane and found[-1][2] == element - 1:
-            found[-1][2] = element
+        if merged and merged[-1][0] == lane and merged[-1][2] == element - 1:
+            merged[-1][2] = element
         else:
-            found.append([lane, element, element])
-    return [f"T{lane}:{first}" + (f"-{last}" if last > first else "") for lane, first, last in found]
+            merged.append([lane, element, element])
+    return [f"T{lane}:{first}" + (f"-{last}" if last > first else "") for lane, first, last in merged]

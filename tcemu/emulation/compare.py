@@ -1,13 +1,16 @@
 """`compare`: every product of a function under several policies, beside the exact product of the same operands."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from chex import PRNGKey
 from jax import Array, lax
 
 from tcemu.emulation.emulate import traced
@@ -17,9 +20,10 @@ from tcemu.explanation.exact import decimal
 from tcemu.explanation.explain import explain
 from tcemu.explanation.explanation import Explanation
 from tcemu.formats import ARRAY_FORMATS, Format
-from tcemu.linalg.dot_general import DotGeneral
+from tcemu.linalg.arguments import product_keys
+from tcemu.linalg.dot_general import DimensionNumbers, DotGeneral, product_axes
 from tcemu.linalg.recipes import Recipe
-from tcemu.quantize.operands import Quantized, Quantizer, dequantized, own_keys, quantize
+from tcemu.quantize.operands import Quantized, Scheme, dequantized, quantize
 from tcemu.study.accuracy import Reference, Tally
 from tcemu.text import columns
 
@@ -54,7 +58,7 @@ class Worst:
         if self.recipe is None or self.a_codes is None or self.b_codes is None:
             raise TypeError("explain: the product was not by a tcemu.Recipe; give a_row and b_col to tcemu.explain with an instruction")
         scale_a, scale_b = self.scales or (None, None)
-        found = explain(
+        explanation = explain(
             self.recipe.op,
             self.a_codes,
             self.b_codes,
@@ -63,8 +67,8 @@ class Worst:
             scale_a=scale_a,
             scale_b=scale_b,
         )
-        assert isinstance(found, Explanation)
-        return found
+        assert isinstance(explanation, Explanation)
+        return explanation
 
     def __str__(self) -> str:
         return f"[{', '.join(map(str, self.index))}] {self.value:.6g}, exact {decimal(self.exact, 6)}"
@@ -76,11 +80,12 @@ class Worst:
 class Errors:
     """What one policy does to one product, over all its runs.
 
-    runs: how often it ran. by: what it was evaluated by. relative_error: the norm of the errors over that of the exact results (Frobenius).
-    largest_error: of an element. bits_lost, most_bits_lost: mean and largest log2 of the error in ulps of the result's dtype, from 0 to its
-    significand's bits. overflow, underflow: elements of A and of B that quantisation takes to Inf or NaN or clamps, and that it takes to
-    zero; None where no recipe is at work. odd: results that are not finite; they are left out of the errors.
-    worst: the element furthest off, None if there is no finite one.
+    runs: how often it ran. by: what it was evaluated by, in words; choice: what the policy gave.
+    relative_error: the norm of the errors over that of the exact results (Frobenius). largest_error: of an element.
+    bits_lost, most_bits_lost: mean and largest log2 of the error in ulps of the result's dtype, from 0 to the bits of its significand.
+    overflow: how many elements of A and of B quantisation clamps or takes to Inf or NaN; underflow: how many it takes to zero. None where
+    no recipe is at work.
+    not_finite: results that are not finite; they are left out of the errors. worst: the element furthest off, None if none is finite.
     """
 
     product: Product
@@ -94,7 +99,7 @@ class Errors:
     most_bits_lost: float
     overflow: tuple[int, int] | None
     underflow: tuple[int, int] | None
-    odd: int
+    not_finite: int
     worst: Worst | None
 
 
@@ -102,8 +107,7 @@ class Errors:
 class Comparison:
     """Errors of products under policies: a sequence of `Errors`; str() is a table, `tcemu.viz.plot` a picture.
 
-    results: for each policy, how far the function's own results are from those of fn, relative error over all of them, every product
-    emulated, so that errors add up.
+    results: for each policy, the relative error of all results of the function, with every product emulated, so that errors add up.
     """
 
     rows: tuple[Errors, ...]
@@ -145,7 +149,7 @@ def _place(row: Errors) -> list[str]:
 def _figures(row: Errors) -> list[str]:
     counts = ["-" if pair is None else "{}+{}".format(*pair) for pair in (row.overflow, row.underflow)]
     figures = [f"{row.relative_error:.2e}", f"{row.bits_lost:.1f}", f"{row.most_bits_lost:.1f}"]
-    return [*figures, *counts, str(row.odd), "" if row.worst is None else str(row.worst)]
+    return [*figures, *counts, str(row.not_finite), "" if row.worst is None else str(row.worst)]
 
 
 def compare(
@@ -160,33 +164,34 @@ def compare(
 
     policies: by name, each as `emulate` takes it; or recipes, by their own names. inputs: fn's arguments. convolutions: as in `emulate`.
     results: whether to run fn under each policy too, to see what comes of the errors together; that compiles it once for each.
-    fn runs once as it is, and the operands of its products, kept in memory, are multiplied by each policy's choice: errors of one product
-    do not reach the next. A policy that leaves a product has no row for it. The exact product is of the operands as fn has them, of any
-    real float dtype, in float64 (NumPy's, off by no more than `study.accuracy.Reference` bounds); for the worst element it is rational.
+    fn runs once as it is. The operands of its products are kept in memory and multiplied by each policy's choice, so that errors of one
+    product do not reach the next. A policy that leaves a product has no row for it.
+    The exact product is of the operands as fn has them, of any real float dtype. It is computed in float64 by NumPy, off by no more than
+    `study.accuracy.Reference` bounds; for the worst element it is rational.
     Returns a `Comparison`: a table when printed, one `Errors` for each product and policy, `tcemu.viz.plot` draws it.
     Raises TypeError for policies of another kind, and what `emulate` raises.
     """
     named = _named(policies)
-    captured: dict[Product, list[tuple]] = {}
+    captured: dict[Product, list[_Run]] = {}
 
     def keeping(product: Product) -> Choice:
         if not product.is_float or all(decide(policy, product, convolutions).run is None for policy in named.values()):
             return None
         runs = captured.setdefault(product, [])
 
-        def product_as_it_is(lhs: Array, rhs: Array, dimension_numbers: Any, **kwargs: Any) -> Array:
-            jax.debug.callback(lambda a, b: runs.append((np.asarray(a), np.asarray(b), dimension_numbers, kwargs)), lhs, rhs)
+        def product_as_it_is(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers, **kwargs: Any) -> Array:
+            jax.debug.callback(lambda a, b: runs.append(_Run(np.asarray(a), np.asarray(b), dimension_numbers, kwargs)), lhs, rhs)
             return lax.dot_general(lhs, rhs, dimension_numbers, **kwargs)
 
         return product_as_it_is
 
-    program, arrays, _ = traced(fn, tuple(inputs), {})
+    call = traced(fn, tuple(inputs), {})
 
     def run(policy: Policy) -> list[np.ndarray]:
         rewriter = Rewriter(policy, convolutions)
-        found = jax.jit(lambda *arrays: rewriter.evaluate(program.jaxpr, program.consts, arrays, Scope()))(*arrays)
+        results = jax.jit(lambda *arrays: rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, Scope()))(*call.arrays)
         jax.effects_barrier()
-        return [np.asarray(v, np.float64) for v in found if jax.numpy.issubdtype(v.dtype, jax.numpy.floating)]
+        return [np.asarray(v, np.float64) for v in results if jax.numpy.issubdtype(v.dtype, jax.numpy.floating)]
 
     plain = run(keeping)
     rows = [
@@ -210,13 +215,31 @@ def _named(policies: Recipe | Mapping[str, Policy] | Sequence[Recipe]) -> dict[s
     return dict(zip(names, recipes, strict=True))
 
 
-def _distance(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
-    error = sum(float(((a - b) ** 2).sum()) for a, b in zip(found, wanted, strict=True))
-    size = sum(float((b**2).sum()) for b in wanted)
+def _distance(results: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """The norm of the differences over that of the wanted results; where these are all zero, the norm of the differences."""
+    error = sum(float(((x - y) ** 2).sum()) for x, y in zip(results, wanted, strict=True))
+    size = sum(float((y**2).sum()) for y in wanted)
     return float(np.sqrt(error / size)) if size else float(np.sqrt(error))
 
 
 # ---- one product under one policy
+
+
+class _Run(NamedTuple):
+    """One run of a product: its operands, and the other arguments of its dot_general."""
+
+    lhs: np.ndarray
+    rhs: np.ndarray
+    dimension_numbers: DimensionNumbers
+    kwargs: dict[str, Any]
+
+
+class _Operand(NamedTuple):
+    """An operand by a recipe's quantiser, [batch, rows, K]."""
+
+    format: Format
+    quantized: Quantized
+    values: np.ndarray  # what the codes stand for
 
 
 @dataclass
@@ -224,108 +247,138 @@ class _Sums:
     """Over the runs of a product."""
 
     tally: Tally
-    error: float = 0.0  # squares
-    size: float = 0.0
-    odd: int = 0
+    squared_error: float = 0.0
+    squared_size: float = 0.0
+    not_finite: int = 0
     overflow: tuple[int, int] | None = None
     underflow: tuple[int, int] | None = None
-    worst: tuple[float, Worst] | None = None
+    worst: Worst | None = None
+    worst_error: float = 0.0
+
+    @property
+    def relative_error(self) -> float:
+        return float(np.sqrt(self.squared_error / self.squared_size)) if self.squared_size else float("nan")
 
 
-def _errors(product: Product, policy: str, decision: Decision, runs: Sequence[tuple]) -> Errors:
+def _errors(product: Product, policy: str, decision: Decision, runs: Sequence[_Run]) -> Errors:
     recipe, key = _recipe(decision.choice)
     sums = _Sums(Tally(ARRAY_FORMATS[np.dtype(product.dtype)]))
-    for number, (lhs, rhs, numbers, kwargs) in enumerate(runs):
+    for number, run in enumerate(runs):
         assert decision.run is not None
-        d = decision.run(jax.numpy.asarray(lhs), jax.numpy.asarray(rhs), numbers, **kwargs)
-        a, b = _matrices(lhs, rhs, numbers)
-        quantized = None if recipe is None else _quantized(recipe, key, a, b)
-        _add(sums, number, a, b, np.asarray(d, np.float64).reshape(*a.shape[:2], b.shape[-1]), recipe, quantized)
-    largest, _, _, _, most, mean = sums.tally.figures
-    relative = float(np.sqrt(sums.error / sums.size)) if sums.size else float("nan")
-    worst = None if sums.worst is None else sums.worst[1]
-    found = (len(runs), relative, largest, mean, most, sums.overflow, sums.underflow, sums.odd, worst)
-    return Errors(product, policy, decision.why, decision.choice, *found)
+        d = decision.run(jax.numpy.asarray(run.lhs), jax.numpy.asarray(run.rhs), run.dimension_numbers, **run.kwargs)
+        a, b = _matrices(run)
+        d = np.asarray(d, np.float64).reshape(*a.shape[:2], b.shape[-1])
+        operands = None if recipe is None else _quantized(recipe, key, a, b)
+        worst = _add(sums, number, a, b, d, operands)
+        if worst is not None:
+            sums.worst = worst if recipe is None or operands is None else _with_codes(worst, recipe, operands)
+    largest, _, _, _, most_bits, mean_bits = sums.tally.figures
+    return Errors(
+        product=product,
+        policy=policy,
+        by=decision.why,
+        choice=decision.choice,
+        runs=len(runs),
+        relative_error=sums.relative_error,
+        largest_error=largest,
+        bits_lost=mean_bits,
+        most_bits_lost=most_bits,
+        overflow=sums.overflow,
+        underflow=sums.underflow,
+        not_finite=sums.not_finite,
+        worst=sums.worst,
+    )
 
 
-def _recipe(choice: Choice) -> tuple[Recipe | None, Any]:
+def _recipe(choice: Choice) -> tuple[Recipe | None, PRNGKey | None]:
     if isinstance(choice, DotGeneral):
         return choice.recipe, choice.key
     return (choice, None) if isinstance(choice, Recipe) else (None, None)
 
 
-def _matrices(lhs: np.ndarray, rhs: np.ndarray, numbers: Any) -> tuple[np.ndarray, np.ndarray]:
+def _matrices(run: _Run) -> tuple[np.ndarray, np.ndarray]:
     """The operands as float64 [batch, M, K] and [batch, K, N], with the axes as `tcemu.dot_general` takes them together."""
-    (left, right), (left_batch, right_batch) = numbers
-    rows = [i for i in range(lhs.ndim) if i not in (*left, *left_batch)]
-    columns = [i for i in range(rhs.ndim) if i not in (*right, *right_batch)]
+    axes = product_axes(run.dimension_numbers, run.lhs.ndim, run.rhs.ndim)
     size = lambda x, axes: int(np.prod([x.shape[i] for i in axes]))  # noqa: E731
-    batch, m, k, n = size(lhs, left_batch), size(lhs, rows), size(lhs, left), size(rhs, columns)
-    a = lhs.astype(np.float64).transpose(*left_batch, *rows, *left).reshape(batch, m, k)
-    return a, rhs.astype(np.float64).transpose(*right_batch, *right, *columns).reshape(batch, k, n)
+    batch, k = size(run.lhs, axes.lhs_batch), size(run.lhs, axes.lhs_contracting)
+    a = run.lhs.astype(np.float64).transpose(*axes.of_a).reshape(batch, size(run.lhs, axes.rows), k)
+    return a, run.rhs.astype(np.float64).transpose(*axes.of_b).reshape(batch, k, size(run.rhs, axes.columns))
 
 
-Operand = tuple[Quantized, np.ndarray, Format]  # [batch, rows, K]: its codes, the values they stand for, their format
-
-
-def _quantized(recipe: Recipe, key: Any, a: np.ndarray, b: np.ndarray) -> tuple[Operand, Operand]:
+def _quantized(recipe: Recipe, key: PRNGKey | None, a: np.ndarray, b: np.ndarray) -> tuple[_Operand, _Operand]:
     """Both operands by the recipe's quantisers, B with K last."""
-    op, keys, found = recipe.op, own_keys(key), []
-    assert op.a is not None and op.b is not None
-    for fmt, quantizer, x, own in ((op.a, recipe.a, a, keys[0]), (op.b, recipe.b, b.swapaxes(-1, -2), keys[1])):
-        q, values = _operand(fmt, quantizer, op.stype, recipe.unit_block, np.asarray(x, np.float32), own)
-        found.append((q, np.asarray(values, np.float64), fmt))
-    return found[0], found[1]
+    keys = product_keys(key)
+    scheme_a, scheme_b = recipe.schemes
+    return _operand(scheme_a, a, keys.a), _operand(scheme_b, b.swapaxes(-1, -2), keys.b)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _operand(fmt: Format, quantizer: Quantizer, stype: Format | None, unit_block: int, x: Array, key: Any) -> tuple[Quantized, Array]:
-    q = quantize(fmt, quantizer, x, None, key, stype=stype, unit_block=unit_block)
-    return q, dequantized(fmt, q, quantizer, stype, unit_block)
+def _operand(scheme: Scheme, x: np.ndarray, key: PRNGKey | None) -> _Operand:
+    quantized, values = _codes_and_values(scheme, np.asarray(x, np.float32), key)
+    return _Operand(format=scheme.format, quantized=quantized, values=np.asarray(values, np.float64))
 
 
-def _add(
-    sums: _Sums, run: int, a: np.ndarray, b: np.ndarray, d: np.ndarray, recipe: Recipe | None, quantized: tuple[Operand, Operand] | None
-) -> None:
-    """One run's errors and counts."""
+@partial(jax.jit, static_argnums=0)
+def _codes_and_values(scheme: Scheme, x: Array, key: PRNGKey | None) -> tuple[Quantized, Array]:
+    quantized = quantize(scheme, x, key=key)
+    return quantized, dequantized(scheme, quantized)
+
+
+def _add(sums: _Sums, number: int, a: np.ndarray, b: np.ndarray, d: np.ndarray, operands: tuple[_Operand, _Operand] | None) -> Worst | None:
+    """One run's errors and counts; its worst element, if no earlier run has a worse one."""
     reference = Reference.of(a, b, None)
     exact = reference.rows(0, a.shape[-2])[0]
     finite = np.isfinite(d) & np.isfinite(exact)
     with np.errstate(invalid="ignore"):
         error = np.where(finite, np.abs(d - exact), 0.0)
-    sums.odd += int((~np.isfinite(d)).sum())
-    sums.error, sums.size = sums.error + float((error**2).sum()), sums.size + float((exact[finite] ** 2).sum())
+    sums.not_finite += int((~np.isfinite(d)).sum())
+    sums.squared_error += float((error**2).sum())
+    sums.squared_size += float((exact[finite] ** 2).sum())
     sums.tally.add(error[finite], exact[finite])
-    if quantized is not None:
-        counts = [_lost(x, *operand) for x, operand in zip((a, b.swapaxes(-1, -2)), quantized, strict=True)]
-        for name, pair in zip(("overflow", "underflow"), zip(*counts, strict=True), strict=True):
-            before = getattr(sums, name) or (0, 0)
-            setattr(sums, name, (before[0] + pair[0], before[1] + pair[1]))
-    if not finite.any() or (sums.worst is not None and error.max() <= sums.worst[0]):
-        return
-    batch, row, column = np.unravel_index(np.argmax(np.where(finite, error, -1.0)), error.shape)
-    index = int(batch), int(row), int(column)
-    rows, columns = (index[0], index[1]), (index[0], index[2])
-    worst = Worst(run, index, float(d[index]), reference.element(index), a[rows], b.swapaxes(-1, -2)[columns])
-    if recipe is not None and quantized is not None:
-        (x, _, _), (y, _, _) = quantized
-        codes = [np.asarray(q.codes)[place] for q, place in ((x, rows), (y, columns))]
-        scales = None
-        if x.unit_scales is not None and y.unit_scales is not None:
-            scales = np.asarray(x.unit_scales)[rows], np.asarray(y.unit_scales)[columns]
-        worst = replace(worst, recipe=recipe, a_codes=codes[0], b_codes=codes[1], scales=scales)
-    sums.worst = float(error[index]), worst
+    if operands is not None:
+        (over_a, under_a), (over_b, under_b) = _lost(a, operands[0]), _lost(b.swapaxes(-1, -2), operands[1])
+        sums.overflow = _plus(sums.overflow, over_a, over_b)
+        sums.underflow = _plus(sums.underflow, under_a, under_b)
+    if not finite.any() or (sums.worst is not None and error.max() <= sums.worst_error):
+        return None
+    batch, row, column = map(int, np.unravel_index(np.argmax(np.where(finite, error, -1.0)), error.shape))
+    index = batch, row, column
+    sums.worst_error = float(error[index])
+    return Worst(
+        run=number,
+        index=index,
+        value=float(d[index]),
+        exact=reference.element(index),
+        a_row=a[batch, row],
+        b_col=b.swapaxes(-1, -2)[batch, column],
+    )
 
 
-def _lost(x: np.ndarray, q: Quantized, values: np.ndarray, fmt: Format) -> tuple[int, int]:
+def _plus(counts: tuple[int, int] | None, of_a: int, of_b: int) -> tuple[int, int]:
+    before = counts or (0, 0)
+    return before[0] + of_a, before[1] + of_b
+
+
+def _with_codes(worst: Worst, recipe: Recipe, operands: tuple[_Operand, _Operand]) -> Worst:
+    """The same with its row and column as the recipe quantises them."""
+    batch, row, column = worst.index
+    a, b = operands[0].quantized, operands[1].quantized
+    scales = None
+    if a.unit_scales is not None and b.unit_scales is not None:
+        scales = np.asarray(a.unit_scales)[batch, row], np.asarray(b.unit_scales)[batch, column]
+    a_codes, b_codes = np.asarray(a.codes)[batch, row], np.asarray(b.codes)[batch, column]
+    return replace(worst, recipe=recipe, a_codes=a_codes, b_codes=b_codes, scales=scales)
+
+
+def _lost(x: np.ndarray, operand: _Operand) -> tuple[int, int]:
     """How many elements of x quantisation takes out of range, to Inf or NaN or by clamping, and how many to zero.
 
-    Clamped is what lies beyond the largest magnitude by more than half the format's last spacing there.
+    An element counts as clamped if it became the largest magnitude and lies beyond that by more than half the format's last spacing there.
     """
-    codes = np.asarray(q.codes).astype(np.int64) >> fmt.unused_bits
+    fmt, values = operand.format, operand.values
+    codes = np.asarray(operand.quantized.codes).astype(np.int64) >> fmt.unused_bits
     largest = (codes & (1 << fmt.exponent_bits + fmt.mantissa_bits) - 1) == fmt.greatest_magnitude
-    last = (1 << fmt.mantissa_bits) + (fmt.greatest_magnitude & (1 << fmt.mantissa_bits) - 1)  # its significand
+    significand = (1 << fmt.mantissa_bits) + (fmt.greatest_magnitude & (1 << fmt.mantissa_bits) - 1)  # of the largest magnitude
     finite, magnitude = np.isfinite(x), np.abs(values)
     with np.errstate(invalid="ignore", over="ignore"):
-        clamped = largest & (np.abs(x) - magnitude > magnitude / (2 * last))
+        clamped = largest & (np.abs(x) - magnitude > magnitude / (2 * significand))
     return int((finite & (~np.isfinite(values) | clamped)).sum()), int((finite & (x != 0) & (values == 0)).sum())

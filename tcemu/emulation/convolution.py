@@ -1,42 +1,45 @@
-"""A convolution as one matrix product of patches, as implicit-GEMM kernels see it: around the product are slices, pads and transposes."""
+"""A convolution as one matrix product of patches, as implicit-GEMM kernels see it. All else is slices, pads and transposes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from tcemu.linalg.dot_general import DimensionNumbers
+
 PLAIN, BATCHED = (((1,), (0,)), ((), ())), (((2,), (1,)), ((0,), (0,)))  # [M, K] · [K, N], and the same with the groups in front
 
 
-def through_patches(
-    lhs: Array,
-    rhs: Array,
-    product: Callable[[Array, Array, Any], Array],
-    *,
-    window_strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int],
-    rhs_dilation: Sequence[int],
-    dimension_numbers: lax.ConvDimensionNumbers,
-    feature_group_count: int,
-    batch_group_count: int,
-) -> Array:
-    """`lax.conv_general_dilated`, whose arguments these are, by `product(patches, kernel, dimension_numbers)`.
+class ConvolutionParams(NamedTuple):
+    """The parameters of `lax.conv_general_dilated` that say which numbers are multiplied."""
 
-    K runs over the places of the window in row-major order, and within a place over the input features of a group; M is the batch and the
-    places of the output; N the output features of a group. What padding and lhs_dilation put in are zeros, which take part. Groups are a
-    batch axis of the product.
+    window_strides: Sequence[int]
+    padding: Sequence[tuple[int, int]]
+    lhs_dilation: Sequence[int]
+    rhs_dilation: Sequence[int]
+    dimension_numbers: lax.ConvDimensionNumbers
+    feature_group_count: int
+    batch_group_count: int
+
+
+def through_patches(lhs: Array, rhs: Array, params: ConvolutionParams, product: Callable[[Array, Array, DimensionNumbers], Array]) -> Array:
+    """`lax.conv_general_dilated` by `product(patches, kernel, dimension_numbers)`.
+
+    K runs over the places of the window in row-major order, and within a place over the input features of a group. M is the batch and the
+    places of the output; N is the output features of a group. Padding and lhs_dilation put in zeros, which take part in the sums. Groups
+    are a batch axis of the product.
     """
-    lhs_spec, rhs_spec, out_spec = dimension_numbers
+    lhs_spec, rhs_spec, out_spec = params.dimension_numbers
+    batch_group_count, feature_group_count = params.batch_group_count, params.feature_group_count
     groups = feature_group_count * batch_group_count  # one of them is 1
     x = lax.transpose(lhs, lhs_spec)  # [batch, features, *space]
     w = lax.transpose(rhs, rhs_spec)  # [output features, features of a group, *window]
     (batch, _, *_), (outputs, features, *window) = x.shape, w.shape
-    config = [(0, 0, 0)] * 2 + [(low, high, step - 1) for (low, high), step in zip(padding, lhs_dilation, strict=True)]
+    config = [(0, 0, 0)] * 2 + [(low, high, step - 1) for (low, high), step in zip(params.padding, params.lhs_dilation, strict=True)]
     x = lax.pad(x, jnp.zeros((), x.dtype), config)
-    for axis, (size, stride, dilation) in enumerate(zip(window, window_strides, rhs_dilation, strict=True), 2):
+    for axis, (size, stride, dilation) in enumerate(zip(window, params.window_strides, params.rhs_dilation, strict=True), 2):
         x = _windows(x, axis, size, stride, dilation)
     space = x.shape[2 : 2 + len(window)]
     batch //= batch_group_count

@@ -1,12 +1,15 @@
 """`emulate`: any JAX function, its matrix products by a policy."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from tcemu.emulation.policy import Policy, Report, checked
 from tcemu.emulation.rewriting import Cache, Rewriter, Scope
@@ -24,18 +27,18 @@ class Emulated(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        program, arrays, back = traced(self.fn, args, kwargs)
-        return back(self._rewriter().evaluate(program.jaxpr, program.consts, arrays, Scope()))
+        call = traced(self.fn, args, kwargs)
+        return call.rebuilt(self._rewriter().evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope()))
 
     def report(self, *args: P.args, **kwargs: P.kwargs) -> Report:
         """What is replaced and what is left in a call with these arguments, arrays or `jax.ShapeDtypeStruct`; nothing is computed.
 
         The products of fn itself. Those of its gradient: `emulate(jax.grad(fn), policy).report(...)`.
         """
-        program, _, _ = traced(self.fn, args, kwargs)
+        program = traced(self.fn, args, kwargs).program
         rewriter = self._rewriter()
         rewriter.trace(program.jaxpr, program.consts, Scope())
-        return Report(tuple(rewriter.found))
+        return Report(tuple(rewriter.entries))
 
     def _rewriter(self) -> Rewriter:
         return Rewriter(self.policy, self.convolutions, self._cache)
@@ -44,29 +47,41 @@ class Emulated(Generic[P, R]):
         return f"emulate({getattr(self.fn, '__name__', self.fn)}, {self.policy})"
 
 
-def traced(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, list[Any], Callable[[list[Any]], Any]]:
-    """The program of a call, the arrays it takes, and what makes fn's results of the program's. fn may be a pytree with arrays itself."""
+class TracedCall(NamedTuple):
+    """A call of a function as a program."""
+
+    program: ClosedJaxpr
+    arrays: list[Any]  # that it takes
+    rebuilt: Callable[[list[Any]], Any]  # the program's results -> the function's
+
+
+def traced(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> TracedCall:
+    """The program of a call. fn may be a pytree with arrays itself."""
     leaves, tree = jax.tree.flatten((fn, args, kwargs))
     is_array = [_is_array(leaf) for leaf in leaves]
     arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
     kept: list[Any] = []
 
     def flat(*arrays):
-        given = iter(arrays)
-        fn, args, kwargs = jax.tree.unflatten(tree, [next(given) if a else leaf for leaf, a in zip(leaves, is_array, strict=True)])
-        found, out_tree = jax.tree.flatten(fn(*args, **kwargs))
-        which = [_is_array(leaf) for leaf in found]
-        kept[:] = out_tree, which, [None if a else leaf for leaf, a in zip(found, which, strict=True)]
-        return [leaf for leaf, array in zip(found, which, strict=True) if array]
+        fn, args, kwargs = jax.tree.unflatten(tree, _merged(leaves, is_array, arrays))
+        results, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+        which = [_is_array(leaf) for leaf in results]
+        kept[:] = out_tree, which, [None if array else leaf for leaf, array in zip(results, which, strict=True)]
+        return [leaf for leaf, array in zip(results, which, strict=True) if array]
 
     program = jax.make_jaxpr(flat)(*arrays)
 
-    def back(results: list[Any]) -> Any:
+    def rebuilt(results: list[Any]) -> Any:
         out_tree, which, others = kept
-        given = iter(results)
-        return jax.tree.unflatten(out_tree, [next(given) if a else other for a, other in zip(which, others, strict=True)])
+        return jax.tree.unflatten(out_tree, _merged(others, which, results))
 
-    return program, arrays, back
+    return TracedCall(program=program, arrays=arrays, rebuilt=rebuilt)
+
+
+def _merged(leaves: Sequence[Any], is_array: Sequence[bool], arrays: Sequence[Any]) -> list[Any]:
+    """The leaves, those that are arrays replaced by these."""
+    remaining = iter(arrays)
+    return [next(remaining) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
 
 
 def _is_array(leaf: Any) -> bool:
@@ -78,19 +93,19 @@ def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False) -
 
     fn: any JAX function, or a callable pytree such as an equinox module. It is traced at each call, as `jax.jit` traces it: arrays are
     traced, everything else among its arguments is as it is. Put `jax.jit` around the result, as around fn, to compile it once.
-    policy: a `Recipe` for every product; or a list of (pattern, choice), of which the first whose pattern fits the product's name counts,
-    "*" standing for anything (`fnmatch`); or a function that is given a `Product` and returns the choice. A choice is a `Recipe`, a
-    callable with `jax.lax.dot_general`'s signature, or None, which leaves the product. The short forms leave products that are not of real
-    floats.
-    convolutions: whether the policy's choice holds for convolutions too, each one product of patches (im2col) with the kernel; K then runs
-    over the places of the window, and within a place over the input features. Without it they are left.
+    policy: one of three. A `Recipe` for every product. A list of (pattern, choice): the first pattern that fits the product's name counts,
+    and "*" stands for anything (`fnmatch`). A function that takes a `Product` and returns the choice. A choice is a `Recipe`, a callable
+    with the signature of `jax.lax.dot_general`, or None, which leaves the product. The first two leave products of other than real floats.
+    convolutions: whether the policy's choice holds for convolutions too; without it they are left. Each is then one product of patches
+    (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features.
 
     The result works under jit, vmap, grad, jvp and shard_map as fn does, as far as the choices do. Products are found through jit, scan,
-    while, cond, checkpoint, custom_jvp, custom_vjp, closed_call and shard_map; `report(*args)` of the result lists what is replaced, what
-    is left and why, also inside primitives that are not entered. Functions with rules of their own keep them: the products of the function
-    and of its rules go by the policy, named ".../jvp/...", ".../fwd/..." and ".../bwd/...". A checkpoint keeps its policy, which sees an
-    emulated product as the product that it stands for. A result in another dtype than the product's is converted to that.
-    The gradient of `emulate(fn, policy)` has the backward products of each choice; in `emulate(jax.grad(fn), policy)` they are products
+    while, cond, checkpoint, custom_jvp, custom_vjp, closed_call and shard_map. `report(*args)` of the result lists what is replaced, and
+    what is left and why, also inside primitives that are not entered.
+    Functions with derivative rules of their own keep them; the products in these rules go by the policy too, named ".../jvp/...",
+    ".../fwd/..." and ".../bwd/...". A checkpoint keeps its own policy, which sees an emulated product as the product that it stands for.
+    A result in another dtype than the product's is converted to that.
+    The gradient of `emulate(fn, policy)` has the backward products of each choice. In `emulate(jax.grad(fn), policy)` they are products
     like others, named "transpose(...)", and the policy chooses.
     Raises TypeError for a policy or choice of another kind, ValueError for a choice that returns another shape.
     """

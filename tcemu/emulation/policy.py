@@ -1,29 +1,31 @@
 """A matrix product as a policy sees it, what was decided for each, and the table of that."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
-from tcemu.linalg.dot_general import dot_general
+from tcemu.linalg.dot_general import DimensionNumbers, dot_general
 from tcemu.linalg.recipes import Recipe
 from tcemu.text import columns
 
-DotGeneral = Callable[..., Array]  # of jax.lax.dot_general's signature
-Choice = Recipe | DotGeneral | None
+DotGeneralLike = Callable[..., Array]  # takes the arguments of jax.lax.dot_general
+Choice = Recipe | DotGeneralLike | None
 
 
 @dataclass(frozen=True)
 class Product:
     """One matrix product of a program, as a policy sees it.
 
-    name: where it stands, as "encoder/mlp/dot_general": the jit functions, named scopes and loops around it, told apart by ".1", ".2" where
-    they repeat. index: that number, 0 for the first. primitive: "dot_general" or "conv_general_dilated", whose dimension_numbers and
-    preferred_element_type these are. lhs_shape, lhs_dtype, rhs_shape, rhs_dtype: the operands; shape, dtype: the result.
+    name: where it stands, as "encoder/mlp/dot_general": the jit functions, named scopes and loops around it. Where a name repeats, ".1",
+    ".2" and so on follow it. index: that number, 0 for the first.
+    primitive: "dot_general" or "conv_general_dilated". dimension_numbers, preferred_element_type: the primitive's parameters.
+    lhs_shape, lhs_dtype, rhs_shape, rhs_dtype: the operands; shape, dtype: the result.
     repeats: how often the loops around it run it; None inside a `while`.
     """
 
@@ -34,7 +36,7 @@ class Product:
     lhs_dtype: DTypeLike
     rhs_shape: tuple[int, ...]
     rhs_dtype: DTypeLike
-    dimension_numbers: Any
+    dimension_numbers: DimensionNumbers | lax.ConvDimensionNumbers
     preferred_element_type: DTypeLike | None
     shape: tuple[int, ...]
     dtype: DTypeLike
@@ -61,7 +63,7 @@ def _array(dtype: DTypeLike, shape: Sequence[int]) -> str:
 class Decision:
     """What becomes of a product. run: its evaluation, or None where it is left as it is; choice: what the policy gave; why: in words."""
 
-    run: DotGeneral | None
+    run: DotGeneralLike | None
     choice: Choice
     why: str
 
@@ -72,12 +74,12 @@ def decide(policy: Policy, product: Product, convolutions: bool) -> Decision:
     if choice is not None and product.primitive != "dot_general" and not convolutions:
         choice, why = None, "a convolution; convolutions=True takes it as a product of patches"
     if choice is None:
-        return Decision(None, None, why)
+        return Decision(run=None, choice=None, why=why)
     if isinstance(choice, Recipe):
-        return Decision(dot_general(choice), choice, choice.name or f"{choice.op} on {choice.target}")
+        return Decision(run=dot_general(choice), choice=choice, why=choice.name or f"{choice.op} on {choice.target}")
     if not callable(choice):
         raise TypeError(f"policy: for {product} it gave {choice!r}; wanted a Recipe, a callable like jax.lax.dot_general, or None")
-    return Decision(choice, choice, getattr(choice, "__name__", None) or str(choice))
+    return Decision(run=choice, choice=choice, why=getattr(choice, "__name__", None) or str(choice))
 
 
 def _chosen(policy: Policy, product: Product) -> tuple[Choice, str]:
@@ -111,8 +113,11 @@ def checked(policy: Policy) -> Policy:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a report. name: that of the product or of what hides products; product: None for the latter; replaced: whether it is
-    emulated; why: by what, or why not."""
+    """A line of a report.
+
+    name: that of the product, or of what hides products. product: None for the latter. replaced: whether it is emulated. why: by what it
+    is, or why it is not.
+    """
 
     name: str
     product: Product | None

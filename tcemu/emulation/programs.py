@@ -32,8 +32,8 @@ def programs(value: Any) -> Iterator[Jaxpr]:
     elif isinstance(value, Jaxpr):
         yield value
     elif isinstance(value, dict | tuple | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from programs(one)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from programs(item)
 
 
 def has_products(equation: JaxprEqn) -> bool:
@@ -45,10 +45,11 @@ def has_products(equation: JaxprEqn) -> bool:
 
 
 def called(equation: JaxprEqn) -> str:
+    """The name that an equation has in the names of products: that of the function it calls, or its primitive's."""
     params, kind = equation.params, equation.primitive.name
     if kind in RULED:
         return params["call_jaxpr"].jaxpr.debug_info.func_name
-    return params.get("name") or {"remat2": "checkpoint", "conv_general_dilated": "conv_general_dilated"}.get(kind, kind)
+    return params.get("name") or {"remat2": "checkpoint"}.get(kind, kind)
 
 
 def is_ours(equation: JaxprEqn) -> bool:

@@ -1,11 +1,13 @@
-"""A program (jaxpr) evaluated with its matrix products by a policy: the programs inside jit, scan, cond and the like are rewritten, and the
-primitive that holds them is bound with all its other parameters as they were."""
+"""A program (jaxpr) evaluated with its matrix products by a policy.
+
+The programs inside jit, scan, cond and the like are rewritten; the primitive that holds them keeps its other parameters.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import jax
@@ -17,8 +19,8 @@ from jax.extend.core.primitives import name_p
 from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import current_name_stack, user_context
 
-from tcemu.emulation.convolution import through_patches
-from tcemu.emulation.policy import Entry, Policy, Product, decide
+from tcemu.emulation.convolution import ConvolutionParams, through_patches
+from tcemu.emulation.policy import DotGeneralLike, Entry, Policy, Product, decide
 from tcemu.emulation.programs import OPAQUE, PRODUCTS, called, has_products, is_ours, programs
 
 Cache = WeakKeyDictionary[ClosedJaxpr, dict[str, tuple[ClosedJaxpr, tuple[Entry, ...]]]]
@@ -26,8 +28,11 @@ Cache = WeakKeyDictionary[ClosedJaxpr, dict[str, tuple[ClosedJaxpr, tuple[Entry,
 
 @dataclass(frozen=True)
 class Scope:
-    """Where an equation stands. path: the names around it; repeats: of the loops; saved: of a checkpoint with a policy, what its products
-    were, by the name that their results carry."""
+    """Where an equation stands.
+
+    path: the names around it. repeats: how often the loops around it run it; None if that is not known. saved: inside a checkpoint with a
+    policy, the products that were emulated (their operands' types, primitive and parameters), by the names that their results carry.
+    """
 
     path: str = ""
     repeats: int | None = 1
@@ -39,12 +44,12 @@ class Scope:
 
 @dataclass
 class Rewriter:
-    """One walk through a program. found: an entry for each product met, in the order of the program."""
+    """One walk through a program. entries: one for each product met, in the order of the program."""
 
     policy: Policy
     convolutions: bool
     cache: Cache = field(default_factory=WeakKeyDictionary)
-    found: list[Entry] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
 
     def evaluate(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], scope: Scope) -> list[Any]:
         """The results of a program."""
@@ -56,8 +61,8 @@ class Rewriter:
             with ExitStack() as contexts:
                 contexts.enter_context(user_context(source.traceback, name_stack=current_name_stack() + source.name_stack))
                 contexts.enter_context(equation.ctx.manager)
-                found = self._equation(equation, values, scope, names)
-            env.update(zip(equation.outvars, found, strict=True))
+                results = self._equation(equation, values, scope, names)
+            env.update(zip(equation.outvars, results, strict=True))
         return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
     def _equation(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope, names: Counter[str]) -> list[Any]:
@@ -70,60 +75,60 @@ class Rewriter:
             if kind in PRODUCTS:
                 return [self._product(equation, values, inner, index)]
             if kind in OPAQUE:
-                self.found.append(Entry(inner.path, None, False, OPAQUE[kind]))
+                self.entries.append(Entry(inner.path, None, False, OPAQUE[kind]))
             elif is_ours(equation):
-                self.found.append(Entry(inner.path, None, False, "it is emulated already"))
+                self.entries.append(Entry(inner.path, None, False, "it is emulated already"))
             elif kind in RULES:
                 rewritten = RULES[kind](self, equation, values, inner)
             else:
-                self.found += _hidden(equation, inner)
+                self.entries += _hidden(equation, inner)
         if isinstance(rewritten, list):
             return rewritten
-        values, params = rewritten or (values, equation.params)
-        found = primitive.bind(*values, **primitive.get_bind_params(params))
-        return list(found) if primitive.multiple_results else [found]
+        operands, params = rewritten or Binding(values, equation.params)
+        results = primitive.bind(*operands, **primitive.get_bind_params(params))
+        return list(results) if primitive.multiple_results else [results]
 
     def _product(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope, index: int) -> Any:
-        product = _seen(equation, scope, index)
+        product = _as_product(equation, scope, index)
         decision = decide(self.policy, product, self.convolutions)
-        self.found.append(Entry(product.name, product, decision.run is not None, decision.why))
+        self.entries.append(Entry(product.name, product, decision.run is not None, decision.why))
         if decision.run is None:
-            found = equation.primitive.bind(*values, **equation.params)
+            result = equation.primitive.bind(*values, **equation.params)
         else:
-            found = _fitting(product, _run(decision.run, equation, values))
+            result = _fitting(product, _run(decision.run, equation, values))
         if scope.saved is None:
-            return found
+            return result
         label = f"tcemu: {product.name}"
         scope.saved[label] = ([v.aval for v in equation.invars], equation.primitive, equation.params)
-        return checkpoint_name(found, label)
+        return checkpoint_name(result, label)
 
     def closed(self, jaxpr: ClosedJaxpr, scope: Scope) -> tuple[ClosedJaxpr, list[Any]]:
         """The program rewritten, and the tracers that the policy's choices brought in, which it takes as its first arguments."""
         known = self.cache.setdefault(jaxpr, {}) if scope.saved is None else {}
         key = f"{scope.path} {scope.repeats}"
         if key in known:
-            self.found += known[key][1]
+            self.entries += known[key][1]
             return known[key][0], []
-        before = len(self.found)
-        found, hoisted = self.open(jaxpr.jaxpr, jaxpr.consts, scope, lambda c: isinstance(c, Tracer))
+        before = len(self.entries)
+        program, hoisted = self.open(jaxpr.jaxpr, jaxpr.consts, scope, lambda c: isinstance(c, Tracer))
         if not hoisted:
-            known[key] = found, tuple(self.found[before:])
-        return found, hoisted
+            known[key] = program, tuple(self.entries[before:])
+        return program, hoisted
 
     def open(self, jaxpr: Jaxpr, consts: Sequence[Any], scope: Scope, hoist: Callable[[Any], bool]) -> tuple[ClosedJaxpr, list[Any]]:
         """`closed` for a program and its constants; hoist: which constants of the rewritten one come as arguments."""
-        found = self.trace(jaxpr, consts, scope)
-        moved = [hoist(c) for c in found.consts]
+        program = self.trace(jaxpr, consts, scope)
+        moved = [hoist(c) for c in program.consts]
         if not any(moved):
-            return found, []
-        hoisted = [c for c, moves in zip(found.consts, moved, strict=True) if moves]
+            return program, []
+        hoisted = [c for c, moves in zip(program.consts, moved, strict=True) if moves]
 
         def with_constants(*args):
-            given = iter(args[: len(hoisted)])
-            consts = [next(given) if moves else c for c, moves in zip(found.consts, moved, strict=True)]
-            return eval_jaxpr(found.jaxpr, consts, *args[len(hoisted) :])
+            arguments = iter(args[: len(hoisted)])
+            consts = [next(arguments) if moves else c for c, moves in zip(program.consts, moved, strict=True)]
+            return eval_jaxpr(program.jaxpr, consts, *args[len(hoisted) :])
 
-        return jax.make_jaxpr(with_constants)(*map(jax.typeof, hoisted), *found.in_avals), hoisted
+        return jax.make_jaxpr(with_constants)(*map(jax.typeof, hoisted), *program.in_avals), hoisted
 
     def trace(self, jaxpr: Jaxpr, consts: Sequence[Any], scope: Scope) -> ClosedJaxpr:
         """The program rewritten, with constants of its own."""
@@ -138,9 +143,9 @@ class Rewriter:
 
             def traced(*arrays):
                 leaves, tree = jax.tree.flatten(call(*merge(arrays)))
-                found, back = _arrays(leaves)
+                results, back = _arrays(leaves)
                 kept.append(lambda results: jax.tree.unflatten(tree, back(results)))
-                return found
+                return results
 
             program = jax.make_jaxpr(traced)(*map(jax.typeof, arrays))
             return kept[-1](self.evaluate(program.jaxpr, program.consts, arrays, scope))
@@ -153,79 +158,89 @@ def _arrays(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]],
     which = [isinstance(v, jax.Array) or hasattr(v, "__array__") for v in values]
 
     def merge(arrays: Sequence[Any]) -> list[Any]:
-        given = iter(arrays)
-        return [next(given) if array else v for v, array in zip(values, which, strict=True)]
+        others = iter(arrays)
+        return [next(others) if is_array else v for v, is_array in zip(values, which, strict=True)]
 
-    return [v for v, array in zip(values, which, strict=True) if array], merge
+    return [v for v, is_array in zip(values, which, strict=True) if is_array], merge
 
 
 # ---- one product
 
 
-def _seen(equation: JaxprEqn, scope: Scope, index: int) -> Product:
+def _as_product(equation: JaxprEqn, scope: Scope, index: int) -> Product:
+    """What a policy is told of an equation."""
     avals: list[Any] = [v.aval for v in (*equation.invars, *equation.outvars)]
     (lhs, rhs, out), params = avals, equation.params
     return Product(
-        scope.path,
-        index,
-        equation.primitive.name,
-        tuple(lhs.shape),
-        lhs.dtype,
-        tuple(rhs.shape),
-        rhs.dtype,
-        params["dimension_numbers"],
-        params["preferred_element_type"],
-        tuple(out.shape),
-        out.dtype,
-        scope.repeats,
+        name=scope.path,
+        index=index,
+        primitive=equation.primitive.name,
+        lhs_shape=tuple(lhs.shape),
+        lhs_dtype=lhs.dtype,
+        rhs_shape=tuple(rhs.shape),
+        rhs_dtype=rhs.dtype,
+        dimension_numbers=params["dimension_numbers"],
+        preferred_element_type=params["preferred_element_type"],
+        shape=tuple(out.shape),
+        dtype=out.dtype,
+        repeats=scope.repeats,
     )
 
 
-def _run(run: Callable[..., Array], equation: JaxprEqn, values: Sequence[Any]) -> Array:
+def _run(run: DotGeneralLike, equation: JaxprEqn, values: Sequence[Any]) -> Array:
+    """The product by `run`, a convolution as one of patches."""
     lhs, rhs = values
     params = dict(equation.params)
     kept = {name: params.pop(name) for name in ("precision", "preferred_element_type")}
     kept["out_sharding"] = params.pop("out_sharding", None)
     if equation.primitive.name == "dot_general":
         return run(lhs, rhs, params["dimension_numbers"], **kept)
-    return through_patches(lhs, rhs, lambda a, b, numbers: run(a, b, numbers, **kept), **params)
+    return through_patches(lhs, rhs, ConvolutionParams(**params), lambda a, b, numbers: run(a, b, numbers, **kept))
 
 
-def _fitting(product: Product, found: Any) -> Array:
+def _fitting(product: Product, result: Any) -> Array:
     """The result in the dtype that the program goes on with."""
-    if jax.numpy.shape(found) != product.shape:
-        raise ValueError(f"policy: for {product} its choice returned shape {list(jax.numpy.shape(found))}; wanted {list(product.shape)}")
-    return found if found.dtype == product.dtype else lax.convert_element_type(found, product.dtype)
+    shape = jax.numpy.shape(result)
+    if shape != product.shape:
+        raise ValueError(f"policy: for {product} its choice returned shape {list(shape)}; wanted {list(product.shape)}")
+    return result if result.dtype == product.dtype else lax.convert_element_type(result, product.dtype)
 
 
 # ---- what holds programs
 
 
-Rewritten = tuple[Sequence[Any], dict[str, Any]] | list[Any]  # operands and parameters, or the results
+class Binding(NamedTuple):
+    """What a primitive is bound with."""
+
+    operands: Sequence[Any]
+    params: dict[str, Any]
 
 
-def _jit(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
+Rewritten = Binding | list[Any]  # an equation to be bound, or its results
+
+
+def _jit(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
     body = equation.params["jaxpr"]
-    found, hoisted = self.closed(body, scope)
+    program, hoisted = rewriter.closed(body, scope)
     if hoisted:  # its shardings speak of the operands it had: evaluated in place
-        return eval_jaxpr(found.jaxpr, found.consts, *hoisted, *values)
-    return values, {**equation.params, "jaxpr": found}
+        return eval_jaxpr(program.jaxpr, program.consts, *hoisted, *values)
+    return Binding(values, {**equation.params, "jaxpr": program})
 
 
-def _call(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    found, hoisted = self.closed(equation.params["call_jaxpr"], scope)
-    return [*hoisted, *values], {**equation.params, "call_jaxpr": found}
+def _call(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
+    program, hoisted = rewriter.closed(equation.params["call_jaxpr"], scope)
+    return Binding([*hoisted, *values], {**equation.params, "call_jaxpr": program})
 
 
-def _scan(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
+def _scan(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
     params = equation.params
-    found, hoisted = self.closed(params["jaxpr"], scope.at(scope.path, params["length"]))
+    program, hoisted = rewriter.closed(params["jaxpr"], scope.at(scope.path, params["length"]))
     if not hoisted:
-        return values, {**params, "jaxpr": found}
+        return Binding(values, {**params, "jaxpr": program})
     consts, init, xs = _parts_of_scan(params, values)
 
     def body(state, x):
-        results = eval_jaxpr(found.jaxpr, found.consts, *hoisted, *consts, *state, *x)
+        results = eval_jaxpr(program.jaxpr, program.consts, *hoisted, *consts, *state, *x)
         return results[: len(init)], results[len(init) :]
 
     state, ys = lax.scan(body, init, xs, params["length"], params["reverse"], params["unroll"])
@@ -240,37 +255,38 @@ def _parts_of_scan(params: dict[str, Any], values: Sequence[Any]) -> list[list[A
     return [list(values[: params["num_consts"]]), list(values[params["num_consts"] : carry]), list(values[carry:])]
 
 
-def _while(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
+def _while(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
     params, first = dict(equation.params), equation.params["cond_nconsts"]
     groups = [values[:first], values[first : first + params["body_nconsts"]]]
     for number, part in enumerate(("cond", "body")):
-        params[f"{part}_jaxpr"], hoisted = self.closed(params[f"{part}_jaxpr"], scope.at(f"{scope.path}/{part}", None))
+        params[f"{part}_jaxpr"], hoisted = rewriter.closed(params[f"{part}_jaxpr"], scope.at(f"{scope.path}/{part}", None))
         groups[number] = [*hoisted, *groups[number]]
         params[f"{part}_nconsts"] += len(hoisted)
-    return [*groups[0], *groups[1], *values[first + equation.params["body_nconsts"] :]], params
+    return Binding([*groups[0], *groups[1], *values[first + equation.params["body_nconsts"] :]], params)
 
 
-def _cond(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
+def _cond(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
     index, *operands = values
-    parts = [self.closed(branch, scope.at(f"{scope.path}/{number}")) for number, branch in enumerate(equation.params["branches"])]
+    parts = [rewriter.closed(branch, scope.at(f"{scope.path}/{number}")) for number, branch in enumerate(equation.params["branches"])]
     if not any(hoisted for _, hoisted in parts):
-        return values, {**equation.params, "branches": tuple(found for found, _ in parts)}
+        return Binding(values, {**equation.params, "branches": tuple(program for program, _ in parts)})
     branches = [
-        lambda *args, found=found, hoisted=hoisted: eval_jaxpr(found.jaxpr, found.consts, *hoisted, *args) for found, hoisted in parts
+        lambda *args, program=program, hoisted=hoisted: eval_jaxpr(program.jaxpr, program.consts, *hoisted, *args)
+        for program, hoisted in parts
     ]
     return list(lax.switch(index, branches, *operands))
 
 
-def _checkpoint(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
+def _checkpoint(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
     params = dict(equation.params)
     saved: dict[str, tuple] = {}
     if params["policy"] is not None:
         scope, params["policy"] = replace(scope, saved=saved), _saving(params["policy"], saved)
-    found, hoisted = self.open(params["jaxpr"], (), scope, lambda c: True)
-    params["jaxpr"] = found.jaxpr
+    program, hoisted = rewriter.open(params["jaxpr"], (), scope, lambda c: True)
+    params["jaxpr"] = program.jaxpr
     if isinstance(params["prevent_cse"], tuple):
         params["prevent_cse"] = (True,) * len(hoisted) + params["prevent_cse"]
-    return [*hoisted, *values], params
+    return Binding([*hoisted, *values], params)
 
 
 def _saving(policy: Callable, saved: dict[str, tuple]) -> Callable:
@@ -284,11 +300,11 @@ def _saving(policy: Callable, saved: dict[str, tuple]) -> Callable:
     return asked
 
 
-def _shard_map(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
+def _shard_map(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
     params = equation.params
     body = params["jaxpr"]
     call = jax.shard_map(
-        lambda *args: tuple(self.evaluate(body, (), args, scope)),
+        lambda *args: tuple(rewriter.evaluate(body, (), args, scope)),
         mesh=params["mesh"],
         in_specs=tuple(params["in_specs"]),
         out_specs=tuple(params["out_specs"]),
@@ -298,35 +314,35 @@ def _shard_map(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope:
     return list(call(*values))
 
 
-def _custom_jvp(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
+def _custom_jvp(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
     params = dict(equation.params)
-    params["call_jaxpr"], hoisted = self.closed(params["call_jaxpr"], scope)
+    params["call_jaxpr"], hoisted = rewriter.closed(params["call_jaxpr"], scope)
     params["num_consts"] += len(hoisted)
     rule = params["jvp_jaxpr_fun"]
 
     def rewritten(*zeros):
         jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
-        found = self.trace(jaxpr, consts, scope.at(f"{scope.path}/jvp"))
-        return found.jaxpr, found.consts, out_zeros
+        program = rewriter.trace(jaxpr, consts, scope.at(f"{scope.path}/jvp"))
+        return program.jaxpr, program.consts, out_zeros
 
     params["jvp_jaxpr_fun"] = wrap_init(rewritten, debug_info=rule.debug_info)
-    return [*hoisted, *values], params
+    return Binding([*hoisted, *values], params)
 
 
-def _custom_vjp(self: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
+def _custom_vjp(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
     params = dict(equation.params)
-    params["call_jaxpr"], hoisted = self.closed(params["call_jaxpr"], scope)
+    params["call_jaxpr"], hoisted = rewriter.closed(params["call_jaxpr"], scope)
     params["num_consts"] += len(hoisted)
     forward, backward = params["fwd_jaxpr_thunk"], params["bwd"]
 
     def rewritten(*nonzeros):
         jaxpr, consts = forward.call_wrapped(*nonzeros)
-        found = self.trace(jaxpr, consts, scope.at(f"{scope.path}/fwd"))
-        return found.jaxpr, found.consts
+        program = rewriter.trace(jaxpr, consts, scope.at(f"{scope.path}/fwd"))
+        return program.jaxpr, program.consts
 
     params["fwd_jaxpr_thunk"] = wrap_init(rewritten, debug_info=forward.debug_info)
-    params["bwd"] = wrap_init(self.function(backward.call_wrapped, scope.at(f"{scope.path}/bwd")), debug_info=backward.debug_info)
-    return [*hoisted, *values], params
+    params["bwd"] = wrap_init(rewriter.function(backward.call_wrapped, scope.at(f"{scope.path}/bwd")), debug_info=backward.debug_info)
+    return Binding([*hoisted, *values], params)
 
 
 RULES: dict[str, Callable[[Rewriter, JaxprEqn, Sequence[Any], Scope], Rewritten]] = {
@@ -353,14 +369,14 @@ def _name(scope: Scope, equation: JaxprEqn, last: str) -> str:
 
 
 def _hidden(equation: JaxprEqn, scope: Scope) -> Iterator[Entry]:
-    """The products inside a primitive that is not entered."""
+    """An entry for each product inside a primitive that is not entered."""
     for program in programs(equation.params):
         for inner in filter(has_products, program.eqns):
             kind = inner.primitive.name
             name = _name(scope, inner, called(inner))
             why = f"inside {equation.primitive.name}, which emulate does not enter"
             if kind in PRODUCTS:
-                yield Entry(name, _seen(inner, replace(scope, path=name, repeats=None), 0), False, why)
+                yield Entry(name, _as_product(inner, replace(scope, path=name, repeats=None), 0), False, why)
             elif kind in OPAQUE:
                 yield Entry(name, None, False, OPAQUE[kind])
             else:

@@ -1,5 +1,7 @@
 """The same dot product several times over: side by side, and where two of them part."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple

@@ -1,5 +1,7 @@
 """`explain`: one dot product of one instruction, step by step, on one target or side by side on several."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any

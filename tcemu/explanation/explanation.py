@@ -1,5 +1,7 @@
 """What `explain` returns: one dot product taken apart, as values, as a dict and as text."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any

@@ -1,14 +1,18 @@
-"""Arrays of numbers and the codes that they stand for."""
+"""Arrays of numbers, and their codes: `array_codes`, `from_float`, `to_float`, `round_to`."""
+
+from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.formats.coding import convert
-from tcemu.formats.table import ARRAY_FORMATS, S32, Format, Rounding
+from tcemu.formats.rounding import Rounding
+from tcemu.formats.table import ARRAY_FORMATS, S32, Format
 from tcemu.gradients import no_gradient, stand_in
 
 NO_GRADIENT = (
@@ -49,7 +53,7 @@ def _clamped_to_s32(x: Array | np.ndarray) -> Array | np.ndarray:
     return x.astype(np.int32)
 
 
-def from_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None) -> Array:
+def from_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None) -> Array:
     """An array of numbers (any real dtype) -> codes of `fmt`, [...] (f64: uint32[..., 2]), each rounded once. Arguments as in `convert`."""
     source, codes = array_codes(x)
     return convert(codes, source, fmt, rounding, saturate, key)
@@ -61,14 +65,14 @@ def to_float(fmt: Format, codes: ArrayLike, dtype: DTypeLike = jnp.float32) -> A
     return lax.bitcast_convert_type(convert(codes, fmt, target), dtype)
 
 
-def round_to(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: Array | None = None) -> Array:
+def round_to(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None) -> Array:
     """x with every element rounded to a value of `fmt`, in x's own float dtype (which must hold fmt's values to be exact).
 
     x: float32, float16, bfloat16 or, in x64 mode, float64 [...]. Arguments as in `convert`. Its derivative counts the rounding as identity
     (straight-through).
     """
 
-    def bits_of(x: Array, traced: Array | None, key: Array | None) -> Array:
+    def bits_of(x: Array, traced: Array | None, key: PRNGKey | None) -> Array:
         own, codes = array_codes(x)
         rounded = convert(codes, own, fmt, rounding if traced is None else traced, saturate, key)
         return lax.bitcast_convert_type(convert(rounded, fmt, own), x.dtype)

@@ -1,15 +1,19 @@
-"""Codes and the values behind them: `decode`, `encode` and `convert`, on integers alone."""
+"""Codes and the numbers that they stand for: `decode` and `encode`, from one to the other, and `convert`, from format to format."""
+
+from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from chex import PRNGKey
+from jax import Array
 from jax.typing import ArrayLike
 
 from tcemu import bits
 from tcemu.bits import Limbs
-from tcemu.formats.table import ROUNDINGS, Format, Rounding
+from tcemu.formats.rounding import Rounding, leads_outward, round_up
+from tcemu.formats.table import Format
 
 
 class Number(NamedTuple):
@@ -39,7 +43,7 @@ def limbs_code(fmt: Format, limbs: Limbs) -> Array:
 def decode(fmt: Format, codes: ArrayLike) -> Number:
     """Raw codes -> values. Bits above `fmt.bits` and the format's unused bits are ignored.
 
-    codes: unsigned [...] (f64: uint32[..., 2]). Source: the table above.
+    codes: unsigned [...] (f64: uint32[..., 2]).
     """
     return decode_limbs(fmt, code_limbs(fmt, jnp.asarray(codes)))
 
@@ -81,9 +85,9 @@ def decode_limbs(fmt: Format, code: Limbs) -> Number:
     return Number(negative, significand, exponent, nan, infinite)
 
 
-def encode(fmt: Format, number: Number, rounding: Rounding = "RN", **how: Any) -> Array:
+def encode(fmt: Format, number: Number, rounding: Rounding = "RN", **options: Any) -> Array:
     """Values -> raw codes, rounded once; arguments as in `encode_limbs`."""
-    return limbs_code(fmt, encode_limbs(fmt, number, rounding, **how))
+    return limbs_code(fmt, encode_limbs(fmt, number, rounding, **options))
 
 
 def encode_limbs(
@@ -98,18 +102,19 @@ def encode_limbs(
 ) -> Limbs:
     """Values -> raw codes in limbs, rounded once.
 
-    rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape; a value a fraction f
-        above the lower neighbour goes up with probability f (exact for up to 32 dropped bits, within 2^-32 below that).
+    rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape. A value that lies a
+        fraction f of the way from its lower neighbour to its upper goes up with probability f; that is exact where up to 32 bits are
+        dropped, else within 2^-32.
     overflow: what a magnitude above the largest finite one becomes. "ieee": Inf (NaN in formats that have only NaN) if the rounding leads
-        there, else the largest finite; "infinity": Inf in every rounding, as tensor cores do; "saturate": the largest finite, also for
-        Inf. Formats without specials always saturate; integers too, with NaN -> 0.
+        there, else the largest finite one. "infinity": Inf in every rounding, as tensor cores do. "saturate": the largest finite one, also
+        for Inf. Formats without specials always saturate. So do integers; NaN becomes 0 there.
     signed_zero: False makes every zero result +0.
     fraction_bits: keep only so many of the format's fraction bits (may be traced); None keeps all.
     NaN becomes the canonical NaN; in formats without one the largest finite value (PTX ISA 9.7.9, cvt to e2m1, e2m3, e3m2).
     Unsigned floats: a negative value becomes NaN, or the least value with overflow="saturate"; ue8m0 has no zero and treats it so too.
     A tie in "RN" goes to the even code, which in ue8m0, where every significand is 1, is the even exponent field (ml_dtypes goes up).
     """
-    lost = fmt.mantissa_bits - (fmt.mantissa_bits if fraction_bits is None else fraction_bits)  # mantissa bits given up
+    omitted = 0 if fraction_bits is None else fmt.mantissa_bits - fraction_bits  # of the format's fraction bits
     negative = number.negative
     shift = bits.leading_zeros(number.magnitude)
     magnitude = bits.shift_left(number.magnitude, shift)
@@ -126,7 +131,7 @@ def encode_limbs(
         drop = width - 1 - exponent
     else:
         least, kept = fmt.least_exponent, fmt.mantissa_bits
-        drop = (width - 1 - kept) + lost + jnp.maximum(least - exponent, 0)
+        drop = (width - 1 - kept) + omitted + jnp.maximum(least - exponent, 0)
     drop = jnp.clip(drop, 0, 2 * width)
     whole = bits.shift_right(magnitude, drop)
     odd = whole[0] if fmt.subnormals else (exponent - least).astype(jnp.uint32)  # without fraction bits a tie looks at the exponent
@@ -135,7 +140,7 @@ def encode_limbs(
         return _integer_code(fmt, number, whole, exponent, zero)
     whole = whole[: fmt.words]
     if fraction_bits is not None:
-        whole = bits.shift_left(whole, lost)
+        whole = bits.shift_left(whole, omitted)
     # the hidden bit of `whole` adds one to the exponent field, and a carry out of the fraction one more
     field = jnp.clip(exponent - least, 0, fmt.greatest_exponent - least + 1).astype(jnp.uint32)
     field = jnp.where(zero, 0, field)
@@ -150,48 +155,6 @@ def encode_limbs(
 def _widen(magnitude: Limbs, count: int) -> Limbs:
     """A normalised magnitude in more limbs, still with its leading one at the top."""
     return (jnp.zeros_like(magnitude[0]),) * (count - len(magnitude)) + magnitude
-
-
-def cuts(rounding: Rounding) -> bool:
-    """It is known, not traced, and toward zero."""
-    return isinstance(rounding, str) and rounding == "RZ"
-
-
-def round_up(
-    whole: Limbs, odd: Array, magnitude: Limbs, drop: Array, negative: Array, rounding: Rounding, random: Array | None = None
-) -> Limbs:
-    """`magnitude` >> `drop`, already cut to `whole`, rounded: whole or whole + 1. `odd`: whole's code is odd, so that a tie goes up."""
-    if cuts(rounding):
-        return whole
-    width = 32 * len(magnitude)
-    rest = bits.shift_left(magnitude, width - jnp.minimum(drop, width))  # the dropped bits, at the top
-    trace = ((~bits.is_zero(magnitude)).astype(jnp.uint32), *bits.zeros_like(rest[1:]))
-    rest = bits.select(drop > width, trace, rest)  # below half a unit, but not nothing
-    inexact = ~bits.is_zero(rest)
-    half = rest[-1] >= jnp.uint32(0x80000000)
-    beyond_half = half & ~bits.is_zero((*rest[:-1], rest[-1] << 1))
-    up = {
-        "RN": lambda: half & (beyond_half | odd),
-        "RZ": lambda: jnp.zeros_like(inexact),
-        "RM": lambda: inexact & negative,
-        "RP": lambda: inexact & ~negative,
-        "SR": lambda: _stochastic_up(bits.select(drop > width, bits.shift_right(magnitude, drop - width), rest)[-1], random),
-    }
-    if isinstance(rounding, str):
-        if rounding not in up:
-            raise ValueError(f"rounding={rounding!r} is not one of {', '.join(ROUNDINGS)}")
-        increment = up[rounding]()
-    else:
-        modes = ROUNDINGS if random is not None else ROUNDINGS[:-1]
-        increment = lax.select_n(jnp.broadcast_to(rounding, inexact.shape), *(up[mode]() for mode in modes))
-    one = (increment.astype(jnp.uint32), *bits.zeros_like(whole[1:]))
-    return bits.add(whole, one)
-
-
-def _stochastic_up(rest: Array, random: Array | None) -> Array:
-    if random is None:
-        raise ValueError('rounding="SR" needs random bits: give key= (a jax.random key)')
-    return random < rest
 
 
 def _integer_code(fmt: Format, number: Number, whole: Limbs, exponent: Array, zero: Array) -> Limbs:
@@ -220,7 +183,7 @@ def _finish(fmt: Format, number: Number, code: Limbs, exponent: Array, rounding:
     if overflow == "saturate" or fmt.specials == "none":
         code = bits.select(too_large | number.infinite, greatest, code)
     else:
-        outward = jnp.ones_like(negative) if overflow == "infinity" else _leads_outward(negative, rounding)
+        outward = jnp.ones_like(negative) if overflow == "infinity" else leads_outward(negative, rounding)
         code = bits.select(too_large, bits.select(outward, beyond, greatest), code)
         code = bits.select(number.infinite, beyond, code)
     not_a_number = number.nan
@@ -245,21 +208,13 @@ def _finish(fmt: Format, number: Number, code: Limbs, exponent: Array, rounding:
     return code
 
 
-def _leads_outward(negative: Array, rounding: Rounding) -> Array:
-    """bool: rounding takes a magnitude above the largest finite to Inf (IEEE 754-2019, 7.4)."""
-    by_mode = (jnp.ones_like(negative), jnp.zeros_like(negative), negative, ~negative, jnp.ones_like(negative))
-    if isinstance(rounding, str):
-        return by_mode[ROUNDINGS.index(rounding)]
-    return lax.select_n(jnp.broadcast_to(rounding, negative.shape), *by_mode)
-
-
 def convert(
     codes: ArrayLike,
     source: Format,
     target: Format,
     rounding: Rounding = "RN",
     saturate: bool = False,
-    key: Array | None = None,
+    key: PRNGKey | None = None,
 ) -> Array:
     """Codes of one format -> codes of another, rounded once; integers only.
 

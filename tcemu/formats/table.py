@@ -1,17 +1,11 @@
-"""Number formats: what the bits of one element mean. Where an element sits in a register is `packing`'s affair.
+"""The number formats, one row each, and the dtypes of arrays that hold them."""
 
-Codes are raw bits in the smallest unsigned dtype that holds them (uint8, uint16, uint32); a 64-bit code is uint32[..., 2], low word first.
-Only integers touch a value here, so that subnormals and roundings are the same on every backend.
-"""
+from __future__ import annotations
 
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from jax import Array
-
-Rounding = str | Array  # one of ROUNDINGS, or a traced int32 that indexes them
-ROUNDINGS = ("RN", "RZ", "RM", "RP", "SR")  # nearest even, toward zero, toward -Inf, toward +Inf, stochastic
 
 
 @dataclass(frozen=True)
@@ -58,23 +52,22 @@ class Format:
 
     @property
     def greatest_magnitude(self) -> int:
-        """The code of the largest finite value, without sign and unused bits (an integer: the largest magnitude, of the positive side)."""
+        """The code of the largest finite value, without sign and unused bits."""
         if self.is_integer:
             return (1 << (self.bits - self.signed)) - 1
         return self.infinity - 1 if self.specials == "ieee" else self.nan - 1 if self.specials == "nan" else self.nan
 
-    def holds(self, other: "Format") -> bool:
+    def holds(self, other: Format) -> bool:
         """Every finite value of `other` is one of this format."""
-        if self.is_integer or other.is_integer:
-            return (
-                self.is_integer
-                and other.is_integer
-                and self.bits - self.signed >= other.bits - other.signed
-                and self.signed >= other.signed
-            )
-        least, others_least = (f.least_exponent - f.mantissa_bits for f in (self, other))
-        fine = self.mantissa_bits >= other.mantissa_bits and least <= others_least and self.signed >= other.signed
-        return fine and self.greatest_exponent >= other.greatest_exponent
+        if self.signed < other.signed or self.is_integer != other.is_integer:
+            return False
+        if self.is_integer:
+            return self.bits - self.signed >= other.bits - other.signed
+        return (
+            self.mantissa_bits >= other.mantissa_bits
+            and self.least_exponent - self.mantissa_bits <= other.least_exponent - other.mantissa_bits
+            and self.greatest_exponent >= other.greatest_exponent
+        )
 
     @property
     def infinity(self) -> int:

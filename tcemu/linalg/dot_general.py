@@ -1,10 +1,12 @@
 """`dot_general`: what takes the place of `jax.lax.dot_general` in a model."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,41 @@ from tcemu.linalg.arguments import check_recipe, floats
 from tcemu.linalg.matmul import matmul
 from tcemu.linalg.recipes import Recipe
 
-Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+
+
+class ProductAxes(NamedTuple):
+    """The axes of lhs and rhs by their part in the product."""
+
+    lhs_batch: tuple[int, ...]
+    rhs_batch: tuple[int, ...]
+    lhs_contracting: tuple[int, ...]  # K
+    rhs_contracting: tuple[int, ...]
+    rows: tuple[int, ...]  # of lhs: M
+    columns: tuple[int, ...]  # of rhs: N
+
+    @property
+    def of_a(self) -> tuple[int, ...]:
+        """The axes of lhs in the order of A, [batch, M, K]."""
+        return self.lhs_batch + self.rows + self.lhs_contracting
+
+    @property
+    def of_b(self) -> tuple[int, ...]:
+        """The axes of rhs in the order of B, [batch, K, N]."""
+        return self.rhs_batch + self.rhs_contracting + self.columns
+
+
+def product_axes(dimension_numbers: DimensionNumbers, lhs_ndim: int, rhs_ndim: int) -> ProductAxes:
+    """What the dimension numbers of `jax.lax.dot_general` say of every axis."""
+    (left, right), (left_batch, right_batch) = (tuple(tuple(map(int, axes)) for axes in pair) for pair in dimension_numbers)
+    return ProductAxes(
+        lhs_batch=left_batch,
+        rhs_batch=right_batch,
+        lhs_contracting=left,
+        rhs_contracting=right,
+        rows=tuple(i for i in range(lhs_ndim) if i not in left + left_batch),
+        columns=tuple(i for i in range(rhs_ndim) if i not in right + right_batch),
+    )
 
 
 @dataclass(frozen=True)
@@ -25,13 +61,13 @@ class DotGeneral:
     """`jax.lax.dot_general` by a recipe: a callable that hashes as its recipe does. Made by `dot_general`."""
 
     recipe: Recipe
-    key: Any = field(default=None, compare=False)
+    key: PRNGKey | None = field(default=None, compare=False)
 
     def __call__(
         self,
         lhs: ArrayLike,
         rhs: ArrayLike,
-        dimension_numbers: Dimensions,
+        dimension_numbers: DimensionNumbers,
         precision: Any = None,
         preferred_element_type: DTypeLike | None = None,
         out_sharding: Any = None,
@@ -42,14 +78,13 @@ class DotGeneral:
             raise TypeError(f"dot_general(recipe) takes what jax.lax.dot_general takes; got {', '.join(unknown)} besides")
         lhs, rhs = floats("lhs", lhs), floats("rhs", rhs)
         dtype = np.dtype(jnp.result_type(lhs, rhs) if preferred_element_type is None else preferred_element_type)
-        (left, right), (left_batch, right_batch) = (tuple(tuple(map(int, axes)) for axes in pair) for pair in dimension_numbers)
-        wanted = jax.eval_shape(partial(lax.dot_general, dimension_numbers=((left, right), (left_batch, right_batch))), lhs, rhs)
-        rows = [i for i in range(lhs.ndim) if i not in left + left_batch]
-        columns = [i for i in range(rhs.ndim) if i not in right + right_batch]
+        axes = product_axes(dimension_numbers, lhs.ndim, rhs.ndim)
+        contracting, batch = (axes.lhs_contracting, axes.rhs_contracting), (axes.lhs_batch, axes.rhs_batch)
+        wanted = jax.eval_shape(partial(lax.dot_general, dimension_numbers=(contracting, batch)), lhs, rhs)
         size = lambda x, axes: prod(x.shape[i] for i in axes)  # noqa: E731
-        batch = [lhs.shape[i] for i in left_batch]
-        a = lhs.transpose(*left_batch, *rows, *left).reshape(*batch, size(lhs, rows), size(lhs, left))
-        b = rhs.transpose(*right_batch, *right, *columns).reshape(*batch, size(rhs, right), size(rhs, columns))
+        batch_shape, k = [lhs.shape[i] for i in axes.lhs_batch], size(lhs, axes.lhs_contracting)
+        a = lhs.transpose(*axes.of_a).reshape(*batch_shape, size(lhs, axes.rows), k)
+        b = rhs.transpose(*axes.of_b).reshape(*batch_shape, k, size(rhs, axes.columns))
         d = matmul(a, b, recipe=self.recipe, key=self.key, dtype=dtype).reshape(wanted.shape)
         return d if out_sharding is None else lax.with_sharding_constraint(d, out_sharding)
 

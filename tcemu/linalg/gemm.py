@@ -1,5 +1,7 @@
 """`gemm`: a matrix product of any shape, every element through one instruction's arithmetic."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert,
 from tcemu.gradients import stand_in
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
+from tcemu.linalg.shapes import fill, fill_scales, shape_of_product
 from tcemu.operations.operands import signature_of
 
 
@@ -54,7 +57,7 @@ def gemm(
     Gradients, forward and reverse: those of the product of the rounded operands and scales in plain float arithmetic, roundings counted as
     identity. Results in integers have none, and differentiating them raises TypeError.
 
-    K is filled up to whole instructions with products that change nothing: see `fill`.
+    K is filled up to whole instructions with products that change nothing: see `tcemu.linalg.shapes.fill`.
     """
     op = check(op, target)
     if op.sparse:
@@ -65,64 +68,96 @@ def gemm(
     model = applied(op, target, model).model
     if not op.block_scale and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. PTX ISA {section(op)}")
-    face, values = _Face(op, rounding, saturate), {"a": a, "b": b, "c": c, "scale_a": scale_a, "scale_b": scale_b}
-    traced = {name: v for name, v in values.items() if isinstance(v, Tracer) and jnp.issubdtype(v.dtype, jnp.floating)}
+    product, operands = _Product(op, rounding, saturate), _Operands(a, b, c, scale_a, scale_b)
+    traced = {name: v for name, v in operands._asdict().items() if isinstance(v, Tracer) and jnp.issubdtype(v.dtype, jnp.floating)}
     if not traced or op.d == S32:
-        return face.bits(model, key, values)
+        return product.bits(model, key, operands)
     # what is not traced stays outside: JAX would cut a NumPy float64
     return stand_in(
-        lambda model, key, traced: face.bits(model, key, values | traced),
-        lambda model, key, traced: face.smooth(key, values | traced),
+        lambda model, key, traced: product.bits(model, key, operands._replace(**traced)),
+        lambda model, key, traced: product.smooth(key, operands._replace(**traced)),
         model, key, traced,
     )  # fmt: skip
 
 
-class _Face(NamedTuple):
-    """The float face of one instruction: what its bits are, and what stands for them in derivatives."""
+class _Operands(NamedTuple):
+    """What came: numbers, and of the scales numbers or raw codes."""
+
+    a: ArrayLike
+    b: ArrayLike
+    c: ArrayLike | None
+    scale_a: ArrayLike | None
+    scale_b: ArrayLike | None
+
+
+class _Codes(NamedTuple):
+    """A, B and C as raw codes."""
+
+    a: Array
+    b: Array
+    c: Array
+
+
+class _Conversion(NamedTuple):
+    """How A, B and C come to the instruction's formats."""
+
+    sources: tuple[Format, ...]  # the formats that they have
+    rounding: str
+    saturate: bool
+
+
+class _Product(NamedTuple):
+    """The product of floats by one instruction: its bits, and what stands for them in derivatives."""
 
     op: Instruction
     rounding: str
     saturate: bool
 
-    def bits(self, model: Model, key: PRNGKey | None, values: dict[str, Any]) -> Array | np.ndarray:
+    def bits(self, model: Model, key: PRNGKey | None, operands: _Operands) -> Array | np.ndarray:
         op, signature = self.op, signature_of(self.op)
-        (a_format, a_codes), (b_format, b_codes), (c_format, c_codes) = self._operands(values)
-        scales = _scales(op, values["scale_a"], values["scale_b"], a_codes, b_codes) if op.block_scale else None
-        if op.d == F64 and not _x64_mode() and any(isinstance(v, Tracer) for v in (a_codes, b_codes, c_codes)):
+        conversion, codes = self._codes(operands)
+        scales = _scales(op, operands, codes) if op.block_scale else None
+        if op.d == F64 and not _x64_mode() and any(isinstance(v, Tracer) for v in codes):
             raise Unsupported(
                 f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
                 "(the result is then a NumPy array), or turn jax_enable_x64 on in your program"
             )
-        formats = a_format, b_format, c_format
-        codes = _gemm(model, signature, formats, self.rounding, self.saturate, a_codes, b_codes, c_codes, key, scales)
-        return _array(signature.d, codes)
+        return _array(signature.d, _gemm(model, signature, conversion, codes, scales, key))
 
-    def smooth(self, key: PRNGKey | None, values: dict[str, Any]) -> Array:
-        """The product of the rounded operands, and their scales, whose roundings count as identity; in plain float arithmetic."""
+    def smooth(self, key: PRNGKey | None, operands: _Operands) -> Array:
+        """The product of the rounded operands and scales in plain float arithmetic; all roundings count as identity."""
         op, signature = self.op, signature_of(self.op)
         dtype = jnp.float64 if op.d == F64 else jnp.float32
-        formats, codes = zip(*self._operands(jax.tree.map(lax.stop_gradient, values)), strict=True)
-        rounded = _rounded(signature, formats, self.rounding, self.saturate, codes, key)
-        numbers = (_array(F64, x) if fmt == F64 else to_float(fmt, x) for fmt, x in zip(signature[:3], rounded, strict=True))
-        a, b, c = (_moving(x, values[name], dtype) for name, x in zip("abc", numbers, strict=True))
+        held = jax.tree.map(lax.stop_gradient, operands)
+        conversion, codes = self._codes(held)
+        rounded = _rounded(signature, conversion, codes, key)
+        formats = signature.a, signature.b, signature.c
+        numbers = (_array(F64, x) if fmt == F64 else to_float(fmt, x) for fmt, x in zip(formats, rounded, strict=True))
+        values = operands.a, operands.b, operands.c
+        a, b, c = (_with_derivative(x, value, dtype) for x, value in zip(numbers, values, strict=True))
         if op.block_scale:
             assert op.stype is not None and op.scale_vec is not None
-            block, given = op.k // op.scale_vec, (values["scale_a"], values["scale_b"])
-            held = lax.stop_gradient(given)
-            scales = [to_float(op.stype, v) for v in _scales(op, held[0], held[1], codes[0], codes[1])]
-            x, y = (_moving(scale, value, dtype) for scale, value in zip(scales, given, strict=True))
-            a = a * jnp.repeat(x, block, axis=-1)[..., : a.shape[-1]]
-            b = b * jnp.repeat(y, block, axis=-2)[..., : b.shape[-2], :]
+            block = op.k // op.scale_vec
+            scales = (to_float(op.stype, v) for v in _scales(op, held, codes))
+            values = operands.scale_a, operands.scale_b
+            scale_a, scale_b = (_with_derivative(scale, value, dtype) for scale, value in zip(scales, values, strict=True))
+            a = a * jnp.repeat(scale_a, block, axis=-1)[..., : a.shape[-1]]
+            b = b * jnp.repeat(scale_b, block, axis=-2)[..., : b.shape[-2], :]
         return jnp.matmul(a, b, precision=lax.Precision.HIGHEST) + c
 
-    def _operands(self, values: dict[str, Any]) -> list[tuple[Format, Array]]:
-        a, b = _operand("a", values["a"]), _operand("b", values["b"])
-        c = _operand("c", np.zeros((1, 1), np.float32) if values["c"] is None else values["c"])
-        _check_shapes(_shape(*a), _shape(*b), _shape(*c), self.op)
-        return [a, b, c]
+    def _codes(self, operands: _Operands) -> tuple[_Conversion, _Codes]:
+        """The codes of A, B and C in the formats that they have, and how they come to the instruction's. Raises for what does not fit."""
+        c = np.zeros((1, 1), np.float32) if operands.c is None else operands.c
+        pairs = [_format_and_codes(name, value) for name, value in (("a", operands.a), ("b", operands.b), ("c", c))]
+        sources, codes = zip(*pairs, strict=True)
+        shape_a, shape_b, shape_c = (_shape(fmt, x) for fmt, x in pairs)
+        shape_of_product(shape_a, shape_b, shape_c)
+        if len(shape_c) < 2:
+            raise ValueError(f"c: got shape {list(shape_c)}; wanted a matrix, [..., M, N], with any batch axes in front")
+        return _Conversion(sources, self.rounding, self.saturate), _Codes(*codes)
 
 
-def _moving(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Array:
+def _with_derivative(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Array:
     """`rounded`, with the derivative of `value`."""
     rounded = lax.stop_gradient(jnp.asarray(rounded, dtype))
     if not isinstance(value, Tracer) or not jnp.issubdtype(value.dtype, jnp.floating):
@@ -131,20 +166,12 @@ def _moving(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Array:
     return rounded + (value - lax.stop_gradient(value))
 
 
-@partial(jax.jit, static_argnames=("signature", "formats", "rounding", "saturate"))
+@partial(jax.jit, static_argnames=("signature", "conversion"))
 def _gemm(
-    model: Model,
-    signature: Signature,
-    formats: tuple[Format, Format, Format],
-    rounding: str,
-    saturate: bool,
-    a: Array,
-    b: Array,
-    c: Array,
-    key: PRNGKey | None,
-    scales: tuple[Array, Array] | None,
+    model: Model, signature: Signature, conversion: _Conversion, codes: _Codes, scales: tuple[Array, Array] | None, key: PRNGKey | None
 ) -> Array:
-    a, b, c = _rounded(signature, formats, rounding, saturate, (a, b, c), key)
+    """Codes of D."""
+    a, b, c = _rounded(signature, conversion, codes, key)
     (*a_batch, m, k), (*b_batch, _, n) = _shape(signature.a, a), _shape(signature.b, b)
     batch = np.broadcast_shapes(tuple(a_batch), tuple(b_batch), _shape(signature.c, c)[:-2])
     c = jnp.broadcast_to(c, (*batch, m, n, *c.shape[c.ndim - signature.c.words + 1 :]))
@@ -162,70 +189,46 @@ def _gemm(
     return run(model, signature, a, b, c)
 
 
-def _rounded(
-    signature: Signature, formats: tuple[Format, ...], rounding: str, saturate: bool, codes: tuple[Array, ...], key: PRNGKey | None
-) -> list[Array]:
+def _rounded(signature: Signature, conversion: _Conversion, codes: _Codes, key: PRNGKey | None) -> list[Array]:
     """A, B and C in the instruction's formats."""
     keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+    targets = signature.a, signature.b, signature.c
     return [
-        x if source == target else convert(x, source, target, rounding, saturate or target.is_integer, own_key)
-        for x, source, target, own_key in zip(codes, formats, signature[:3], keys, strict=True)
+        x if source == target else convert(x, source, target, conversion.rounding, conversion.saturate or target.is_integer, own_key)
+        for x, source, target, own_key in zip(codes, conversion.sources, targets, keys, strict=True)
     ]
 
 
-def fill(signature: Signature, a: Array, b: Array, multiple: int) -> tuple[Array, Array]:
-    """A and B with K filled up to a multiple of `multiple`, whole instructions: A with -0 (integers: 0) and B with 0.
-
-    That changes no bit. In a fused step a zero product takes part neither in the largest exponent nor in the sum, and a step of zeros alone
-    rounds a value that already is of the result's format, +0 included (a step never leaves -0 behind). A rounded addition of the product
-    -0 returns the other operand, -0 included, in RN, the mode of every chain of multiply-adds. Integer zeros add nothing.
-    """
-    missing = -(a.shape[-1] if signature.a.words == 1 else a.shape[-2]) % multiple
-    if missing == 0:
-        return a, b
-    tail = [(0, 0)] * (signature.a.words - 1)
-    filling = 0 if signature.a.is_integer else 1 << (signature.a.bits - 1)
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1 - len(tail)) + [(0, missing)] + tail, constant_values=np.array(filling, signature.a.dtype))
-    return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2 - len(tail)) + [(0, missing), (0, 0)] + tail)
-
-
-def _scales(op: Instruction, scale_a: ArrayLike | None, scale_b: ArrayLike | None, a: Array, b: Array) -> tuple[Array, Array]:
+def _scales(op: Instruction, operands: _Operands, codes: _Codes) -> tuple[Array, Array]:
     """The codes of both scale matrices, each checked against its operand."""
-    assert op.stype is not None and op.scale_vec is not None
+    assert op.scale_vec is not None
     block = op.k // op.scale_vec
-    blocks, found = -(-a.shape[-1] // block), []
-    for name, value, shape in (("scale_a", scale_a, (a.shape[-2], blocks)), ("scale_b", scale_b, (blocks, b.shape[-1]))):
-        wanted = f"[..., {shape[0]}, {shape[1]}], a scale for each {block} elements along K, for {op}"
-        if value is None:
-            raise ValueError(f"{name}: none came; wanted {wanted}. PTX ISA {section(op)}")
-        value = value if isinstance(value, jax.Array) else np.asarray(value)
-        if value.shape[-2:] != shape:
-            raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
-        if jnp.issubdtype(value.dtype, jnp.unsignedinteger):
-            found.append(jnp.asarray(value).astype(op.stype.dtype))
-            continue
-        if jnp.issubdtype(value.dtype, jnp.integer) or value.dtype == bool:
-            raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted raw codes of {op.stype}, unsigned, or floats")
-        source, codes = _operand(name, value)
-        found.append(convert(codes, source, op.stype))
-    return found[0], found[1]
+    blocks = -(-codes.a.shape[-1] // block)
+    scale_a = _codes_of_scales("scale_a", operands.scale_a, op, (codes.a.shape[-2], blocks))
+    return scale_a, _codes_of_scales("scale_b", operands.scale_b, op, (blocks, codes.b.shape[-1]))
 
 
-def fill_scales(signature: Signature, scales: tuple[Array, Array], multiple: int) -> tuple[Array, Array]:
-    """The scales filled up, with ones, to those of K as a multiple of `multiple`, whole instructions."""
-    assert signature.scale is not None
-    a, b = scales
-    missing = -a.shape[-1] % (multiple // signature.k * signature.scale_vec)
-    one = signature.scale.bias << signature.scale.mantissa_bits
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)], constant_values=one)
-    return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, missing), (0, 0)], constant_values=one)
+def _codes_of_scales(name: str, value: ArrayLike | None, op: Instruction, shape: tuple[int, int]) -> Array:
+    assert op.stype is not None and op.scale_vec is not None
+    wanted = f"[..., {shape[0]}, {shape[1]}], a scale for each {op.k // op.scale_vec} elements along K, for {op}"
+    if value is None:
+        raise ValueError(f"{name}: none came; wanted {wanted}. PTX ISA {section(op)}")
+    value = value if isinstance(value, jax.Array) else np.asarray(value)
+    if value.shape[-2:] != shape:
+        raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
+    if jnp.issubdtype(value.dtype, jnp.unsignedinteger):
+        return jnp.asarray(value).astype(op.stype.dtype)
+    if jnp.issubdtype(value.dtype, jnp.integer) or value.dtype == bool:
+        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted raw codes of {op.stype}, unsigned, or floats")
+    source, codes = _format_and_codes(name, value)
+    return convert(codes, source, op.stype)
 
 
 def _x64_mode() -> bool:
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
-def _operand(name: str, value: ArrayLike) -> tuple[Format, Array]:
+def _format_and_codes(name: str, value: ArrayLike) -> tuple[Format, Array]:
     try:
         return array_codes(value)
     except TypeError as error:
@@ -234,27 +237,6 @@ def _operand(name: str, value: ArrayLike) -> tuple[Format, Array]:
 
 def _shape(fmt: Format, codes: Array) -> tuple[int, ...]:
     return codes.shape[: codes.ndim - (fmt.words - 1)]
-
-
-def _check_shapes(a: tuple[int, ...], b: tuple[int, ...], c: tuple[int, ...], op: Instruction) -> None:
-    for name, shape, wanted in (("a", a, "[..., M, K]"), ("b", b, "[..., K, N]"), ("c", c, "[..., M, N]")):
-        if len(shape) < 2:
-            raise ValueError(f"{name}: got shape {list(shape)}; wanted a matrix, {wanted}, with any batch axes in front")
-    if a[-1] != b[-2]:
-        raise ValueError(
-            f"a is [..., M, K] = {list(a)} and b is [..., K, N] = {list(b)}: K is {a[-1]} in a and {b[-2]} in b; they must be equal"
-        )
-    try:
-        batch = np.broadcast_shapes(a[:-2], b[:-2])
-    except ValueError:
-        raise ValueError(f"the batch axes of a, {list(a[:-2])}, and of b, {list(b[:-2])}, do not broadcast") from None
-    d = (*batch, a[-2], b[-1])
-    try:
-        fits = np.broadcast_shapes(c, d) == d
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"c: got shape {list(c)}; wanted one that broadcasts to D, [..., M, N] = {list(d)}")
 
 
 def _array(fmt: Format, codes: Array) -> Array | np.ndarray:

@@ -1,6 +1,7 @@
-"""`matmul` and `dot_general`: products of float arrays by a recipe, and their gradients."""
+"""`matmul`: products of float arrays by a recipe, and their gradients."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,15 +15,16 @@ from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.arithmetic.fma import add
 from tcemu.arithmetic.quotient import multiply
-from tcemu.formats import ARRAY_FORMATS, F32, Format, array_codes, convert, to_float
+from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
 from tcemu.gradients import stand_in
-from tcemu.linalg.accumulation import parts_of, reduced
-from tcemu.linalg.arguments import check_recipe, floats
+from tcemu.linalg.accumulation import Factors, reduced, sums_of_parts
+from tcemu.linalg.arguments import check_recipe, floats, product_keys
 from tcemu.linalg.recipes import Recipe
+from tcemu.linalg.shapes import Pair, shape_of_product
 from tcemu.operations.operands import signature_of
-from tcemu.quantize.operands import ONE, Quantized, Quantizer, dequantized, greatest, own_keys, quantize, shared_by, spread
-
-Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+from tcemu.quantize.groups import repeated, spread
+from tcemu.quantize.operands import ONE, Quantized, Quantizer, Scheme, dequantized, quantize
+from tcemu.quantize.scale_rules import largest_value
 
 
 def matmul(
@@ -53,14 +55,19 @@ def matmul(
     """
     check_recipe(recipe, key)
     a, b = floats("a", a), floats("b", b)
-    bias, scale_a, scale_b = _perhaps_floats("bias", bias), _perhaps_floats("scale_a", scale_a), _perhaps_floats("scale_b", scale_b)
-    given = Operands(recipe, a, b, bias, scale_a, scale_b, key)
-    _check_shapes(given)
+    bias, scale_a, scale_b = (
+        None if value is None else floats(name, value) for name, value in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b))
+    )
+    shape_of_product(a.shape, b.shape, None if bias is None else bias.shape, names=("a", "b", "bias"))
+    operands = Operands(recipe=recipe, a=a, b=b, bias=bias, scale_a=scale_a, scale_b=scale_b, key=key)
+    sizes_a, sizes_b = (scheme.group_sizes for scheme in recipe.schemes)
+    _check_scale("scale_a", recipe.a, (sizes_a.rows, sizes_a.depth), scale_a, a.shape)
+    _check_scale("scale_b", recipe.b, (sizes_b.depth, sizes_b.rows), scale_b, b.shape)
     target = ARRAY_FORMATS.get(np.dtype(dtype))
     if target is None or target.is_integer:
         raise TypeError(f"dtype: got {np.dtype(dtype)}; wanted a float dtype")
-    how = How(np.dtype(dtype), axis_name)
-    return stand_in(how.bits, how.smooth, given) if recipe.gradients is None else _emulated(how, given)
+    options = Options(np.dtype(dtype), axis_name)
+    return stand_in(options.bits, options.smooth, operands) if recipe.gradients is None else _emulated(options, operands)
 
 
 class Operands(NamedTuple):
@@ -76,147 +83,169 @@ class Operands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class How:
+class Options:
     """What is static in a product besides its recipe; and its two faces, one in bits, one smooth, for the derivatives."""
 
     dtype: np.dtype
     axis_name: str | None
 
-    def bits(self, given: Operands) -> Array:
-        forward = given._replace(recipe=given.recipe.replace(backward="exact"))  # one program, whatever the gradients
+    def bits(self, operands: Operands) -> Array:
+        forward = operands._replace(recipe=operands.recipe.replace(backward="exact"))  # one program, whatever the gradients
         return lax.bitcast_convert_type(_product(self, forward), self.dtype)
 
-    def smooth(self, given: Operands) -> Array:
-        return _smooth(self, given)
+    def smooth(self, operands: Operands) -> Array:
+        return _smooth(self, operands)
+
+
+class Side(NamedTuple):
+    """One operand, with K last."""
+
+    scheme: Scheme
+    values: Array  # [..., M, K], or of B [..., N, K]
+    scales: Array | None  # the user's
+    is_b: bool  # A·B wants it transposed
 
 
 @partial(jax.jit, static_argnums=0)
-def _smooth(how: How, given: Operands) -> Array:
-    x, y = _multiplied(how, given, raw=given.recipe.backward == "straight_through")
-    total = jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
-    if how.axis_name is not None:
-        total = lax.psum(total, how.axis_name)
-    return total if given.bias is None else total + given.bias.astype(jnp.float32)
+def _smooth(options: Options, operands: Operands) -> Array:
+    a, b = _multiplied(options, operands, raw=operands.recipe.backward == "straight_through")
+    total = jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+    if options.axis_name is not None:
+        total = lax.psum(total, options.axis_name)
+    return total if operands.bias is None else total + operands.bias.astype(jnp.float32)
 
 
 @partial(jax.jit, static_argnums=0)
-def _product(how: How, given: Operands) -> Array:
+def _product(options: Options, operands: Operands) -> Array:
     """Codes of the result."""
-    recipe, a, b, bias = given[:4]
-    batch, (m, n) = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2]), (a.shape[-2], b.shape[-1])
-    empty = 0 in (*batch, m, n, a.shape[-1])
-    total = jnp.zeros((*batch, m, n), jnp.uint32) if empty else _sum(how, given)
+    recipe, bias = operands.recipe, operands.bias
+    shape = shape_of_product(operands.a.shape, operands.b.shape)
+    empty = 0 in (*shape, operands.a.shape[-1])
+    total = jnp.zeros(shape, jnp.uint32) if empty else _sum(options, operands)
     if bias is not None:
         source, codes = array_codes(bias)
         total = add(total, convert(codes, source, F32), F32)
-    for fmt, wanted in ((F32, recipe.out), (recipe.out, ARRAY_FORMATS[how.dtype])):
-        total = total if fmt == wanted else convert(total, fmt, wanted)
+    for source, target in ((F32, recipe.out), (recipe.out, ARRAY_FORMATS[options.dtype])):
+        total = total if source == target else convert(total, source, target)
     return total
 
 
-def _sum(how: How, given: Operands) -> Array:
+def _sum(options: Options, operands: Operands) -> Array:
     """A·B, scaled, as f32 codes."""
-    recipe, k = given.recipe, given.a.shape[-1]
-    x, y = _quantized(how, given)
-    y = y._replace(**{name: jnp.swapaxes(v, -1, -2) for name, v in y._asdict().items() if v is not None and v.ndim >= 2})
-    unit = None if x.unit_scales is None or y.unit_scales is None else (x.unit_scales, y.unit_scales)
+    recipe = operands.recipe
+    a, b = _quantized(options, operands)
+    b = jax.tree.map(lambda v: jnp.swapaxes(v, -1, -2) if v.ndim >= 2 else v, b)
+    unit_scales = None if a.unit_scales is None or b.unit_scales is None else (a.unit_scales, b.unit_scales)
     at_promotion = recipe.a.block is not None or recipe.b.block is not None
-    blocks, sizes = _block_scales(recipe, x, y, k) if at_promotion else (None, (None, None))
-    signature, split = signature_of(recipe.op), recipe.split_k
-    parts = parts_of(recipe.arithmetic, signature, x.codes, y.codes, unit, blocks, promote=recipe.promote, split=split, group_sizes=sizes)
-    if how.axis_name is not None:
-        parts = lax.all_gather(parts, how.axis_name, tiled=True)
+    block_scales = _chunk_scales(recipe, a, b, operands.a.shape[-1]) if at_promotion else None
+    parts = sums_of_parts(
+        recipe.arithmetic,
+        signature_of(recipe.op),
+        Factors(codes=(a.codes, b.codes), unit_scales=unit_scales, block_scales=block_scales),
+        promote=recipe.promote,
+        split=recipe.split_k,
+        group_sizes=(recipe.schemes[0].group_sizes.rows, recipe.schemes[1].group_sizes.rows),
+    )
+    if options.axis_name is not None:
+        parts = lax.all_gather(parts, options.axis_name, tiled=True)
     total = reduced(parts, recipe.reduction)
-    for u, v in ((x.tensor_scale, y.tensor_scale), (None, None) if at_promotion else (x.scales, y.scales)):
-        scale = multiply(u, v, F32) if u is not None and v is not None else u if v is None else v
+    for x, y in ((a.tensor_scale, b.tensor_scale), (None, None) if at_promotion else (a.scales, b.scales)):
+        scale = multiply(x, y, F32) if x is not None and y is not None else x if y is None else y
         total = total if scale is None else multiply(total, scale, F32)
     return total
 
 
-def _block_scales(recipe: Recipe, x: Quantized, y: Quantized, k: int) -> tuple[tuple[Array, Array], tuple[int | None, int | None]]:
-    """The scales of both operands for each chunk of promoted instructions, and how many rows or columns share one."""
+def _chunk_scales(recipe: Recipe, a: Quantized, b: Quantized, k: int) -> Pair:
+    """The scales of both operands for each chunk of promoted instructions, f32 codes."""
     assert isinstance(recipe.promote, int)
     chunk = recipe.promote * recipe.op.k
-    count, found, sizes = -(-k // chunk), [], []
-    for quantizer, q, axis in ((recipe.a, x, -1), (recipe.b, y, -2)):
-        scales = jnp.full((1, 1), ONE) if q.scales is None else q.scales
-        rows, depth = shared_by(quantizer, 0)
-        scales = jnp.repeat(scales, count if depth is None else depth // chunk, axis=axis)
-        found.append(lax.slice_in_dim(scales, 0, count, axis=axis % scales.ndim))
-        sizes.append(rows)
-    return (found[0], found[1]), (sizes[0], sizes[1])
+    count = -(-k // chunk)
+
+    def of_chunks(scheme: Scheme, scales: Array | None, axis: int) -> Array:
+        scales, depth = jnp.full((1, 1), ONE) if scales is None else scales, scheme.group_sizes.depth
+        return repeated(scales, count if depth is None else depth // chunk, count, axis)
+
+    return of_chunks(recipe.schemes[0], a.scales, -1), of_chunks(recipe.schemes[1], b.scales, -2)
 
 
-def _sides(given: Operands) -> tuple[tuple, tuple]:
-    """Each operand as rows along K, [..., M, K] and [..., N, K]: its format, quantiser, values, scales, and whether it was turned."""
-    op, recipe = given.recipe.op, given.recipe
-    scale_b = given.scale_b if given.scale_b is None or given.scale_b.ndim < 2 else jnp.swapaxes(given.scale_b, -1, -2)
-    return (op.a, recipe.a, given.a, given.scale_a, False), (op.b, recipe.b, jnp.swapaxes(given.b, -1, -2), scale_b, True)
+def _sides(operands: Operands) -> tuple[Side, Side]:
+    scheme_a, scheme_b = operands.recipe.schemes
+    scale_b = operands.scale_b
+    if scale_b is not None and scale_b.ndim >= 2:
+        scale_b = jnp.swapaxes(scale_b, -1, -2)
+    a = Side(scheme=scheme_a, values=operands.a, scales=operands.scale_a, is_b=False)
+    return a, Side(scheme=scheme_b, values=jnp.swapaxes(operands.b, -1, -2), scales=scale_b, is_b=True)
 
 
-def _quantized(how: How, given: Operands) -> tuple[Quantized, Quantized]:
+def _quantized(options: Options, operands: Operands) -> tuple[Quantized, Quantized]:
     """Both operands, B as [..., N, K]."""
-    unit = {"stype": given.recipe.op.stype, "unit_block": given.recipe.unit_block, "axis_name": how.axis_name}
-    keys = own_keys(given.key)
-    (*x, _), (*y, _) = _sides(given)
-    return quantize(x[0], x[1], x[2], x[3], keys[0], **unit), quantize(y[0], y[1], y[2], y[3], keys[1], **unit)
+    keys = product_keys(operands.key)
+    a, b = (
+        quantize(side.scheme, side.values, scales=side.scales, key=key, axis_name=options.axis_name)
+        for side, key in zip(_sides(operands), (keys.a, keys.b), strict=True)
+    )
+    return a, b
 
 
-def _multiplied(how: How, given: Operands, raw: bool) -> tuple[Array, Array]:
+def _multiplied(options: Options, operands: Operands, raw: bool) -> tuple[Array, Array]:
     """What the smooth product multiplies, f32: the quantised operands, or with `raw` the operands as they came.
 
     Their derivatives are those of quantisation with the rounding counted as identity.
     """
-    recipe, found = given.recipe, []
-    quantized = _quantized(how, jax.tree.map(lax.stop_gradient, given))
-    for (fmt, quantizer, value, scale, turned), q in zip(_sides(given), quantized, strict=True):
-        value = value.astype(jnp.float32)
-        rounded = value if raw else dequantized(fmt, q, quantizer, recipe.op.stype, recipe.unit_block)
-        if scale is None:
-            moved = value - lax.stop_gradient(value)
-        else:
-            moved = _moved(fmt, quantizer, recipe.unit_block, q, value, scale.astype(jnp.float32))
-        result = lax.stop_gradient(rounded) + moved
-        found.append(jnp.swapaxes(result, -1, -2) if turned else result)
-    return found[0], found[1]
+    quantized = _quantized(options, jax.tree.map(lax.stop_gradient, operands))
+    a, b = (_with_derivative(side, q, raw) for side, q in zip(_sides(operands), quantized, strict=True))
+    return a, b
 
 
-def _moved(fmt: Format, quantizer: Quantizer, unit_block: int, q: Quantized, value: Array, scale: Array) -> Array:
+def _with_derivative(side: Side, q: Quantized, raw: bool) -> Array:
+    """One operand of the smooth product."""
+    values = side.values.astype(jnp.float32)
+    rounded = lax.stop_gradient(values if raw else dequantized(side.scheme, q))
+    if side.scales is None:
+        moving = values - lax.stop_gradient(values)
+    else:
+        moving = _zero_with_derivative(side.scheme, q, values, side.scales.astype(jnp.float32))
+    result = rounded + moving
+    return jnp.swapaxes(result, -1, -2) if side.is_b else result
+
+
+def _zero_with_derivative(scheme: Scheme, q: Quantized, values: Array, scales: Array) -> Array:
     """0, with the derivatives of scale * round(value / scale)."""
-    element = to_float(F32, convert(q.codes, fmt, F32))
-    scale = spread(scale, value.shape, *shared_by(quantizer, unit_block))
-    ratio = lax.stop_gradient(value / scale)
-    inside = jnp.abs(ratio) <= to_float(F32, greatest(fmt))
-    by_value = jnp.where(inside, value - lax.stop_gradient(value), 0)
-    return by_value + lax.stop_gradient(element - jnp.where(inside, ratio, 0)) * (scale - lax.stop_gradient(scale))
+    elements = to_float(F32, convert(q.codes, scheme.format, F32))
+    scales = spread(scales, values.shape, scheme.group_sizes)
+    ratios = lax.stop_gradient(values / scales)
+    inside = jnp.abs(ratios) <= to_float(F32, largest_value(scheme.format))
+    by_value = jnp.where(inside, values - lax.stop_gradient(values), 0)
+    return by_value + lax.stop_gradient(elements - jnp.where(inside, ratios, 0)) * (scales - lax.stop_gradient(scales))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _emulated(how: How, given: Operands) -> Array:
-    return how.bits(given)
+def _emulated(options: Options, operands: Operands) -> Array:
+    """The product whose gradients are products by the recipe's own."""
+    return options.bits(operands)
 
 
-def _emulated_forward(how: How, given: Operands) -> tuple[Array, Operands]:
-    return how.bits(given), given
+def _emulated_forward(options: Options, operands: Operands) -> tuple[Array, Operands]:
+    return options.bits(operands), operands
 
 
-def _emulated_backward(how: How, given: Operands, g: Array) -> tuple[Operands]:
-    assert given.recipe.gradients is not None
-    g, keys = g.astype(jnp.float32), own_keys(given.key)[2:]
-    factors = (g, jnp.swapaxes(given.b, -1, -2)), (jnp.swapaxes(given.a, -1, -2), g)
-    products = [
-        matmul(*pair, recipe=recipe, key=key if recipe.stochastic else None)
-        for pair, recipe, key in zip(factors, given.recipe.gradients, keys, strict=True)
-    ]
+def _emulated_backward(options: Options, operands: Operands, g: Array) -> tuple[Operands]:
+    recipe, a, b = operands.recipe, operands.a, operands.b
+    assert recipe.gradients is not None
+    recipe_da, recipe_db = recipe.gradients
+    keys = product_keys(operands.key)
+    g = g.astype(jnp.float32)
+    by_a = matmul(g, jnp.swapaxes(b, -1, -2), recipe=recipe_da, key=keys.da if recipe_da.stochastic else None)
+    by_b = matmul(jnp.swapaxes(a, -1, -2), g, recipe=recipe_db, key=keys.db if recipe_db.stochastic else None)
 
     def multiplied(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> tuple[Array, Array]:
-        return _multiplied(how, given._replace(a=a, b=b, scale_a=scale_a, scale_b=scale_b), raw=True)
+        return _multiplied(options, operands._replace(a=a, b=b, scale_a=scale_a, scale_b=scale_b), raw=True)
 
-    _, pull = jax.vjp(multiplied, given.a, given.b, given.scale_a, given.scale_b)
-    da, db, dscale_a, dscale_b = pull(tuple(_unbroadcast(v, x.shape) for v, x in zip(products, (given.a, given.b), strict=True)))
-    dbias = None if given.bias is None else _unbroadcast(g, given.bias.shape).astype(given.bias.dtype)
+    _, pull = jax.vjp(multiplied, a, b, operands.scale_a, operands.scale_b)
+    da, db, dscale_a, dscale_b = pull((_unbroadcast(by_a, a.shape), _unbroadcast(by_b, b.shape)))
+    dbias = None if operands.bias is None else _unbroadcast(g, operands.bias.shape).astype(operands.bias.dtype)
     nothing: Any = None  # recipe and key have no derivative
-    return (Operands(nothing, da, db, dbias, dscale_a, dscale_b, nothing),)
+    return (Operands(recipe=nothing, a=da, b=db, bias=dbias, scale_a=dscale_a, scale_b=dscale_b, key=nothing),)
 
 
 _emulated.defvjp(_emulated_forward, _emulated_backward)
@@ -229,47 +258,19 @@ def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
     return jnp.sum(x, axis=wide, keepdims=True) if wide else x
 
 
-# ---- what came
+def _check_scale(
+    name: str, quantizer: Quantizer, sizes: tuple[int | None, int | None], scale: Array | None, shape: tuple[int, ...]
+) -> None:
+    """Raises ValueError unless the user's scales, if there are any, have the shape that the recipe's would have.
 
-
-def _perhaps_floats(name: str, value: ArrayLike | None) -> Array | None:
-    return None if value is None else floats(name, value)
-
-
-def _check_shapes(given: Operands) -> None:
-    recipe, a, b, bias, scale_a, scale_b = given[:6]
-    for name, shape, wanted in (("a", a.shape, "[..., M, K]"), ("b", b.shape, "[..., K, N]")):
-        if len(shape) < 2:
-            raise ValueError(f"{name}: got shape {list(shape)}; wanted a matrix, {wanted}, with any batch axes in front")
-    if a.shape[-1] != b.shape[-2]:
-        raise ValueError(
-            f"a is [..., M, K] = {list(a.shape)} and b is [..., K, N] = {list(b.shape)}: K is {a.shape[-1]} in a and {b.shape[-2]} in b; "
-            "they must be equal"
-        )
-    try:
-        d = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    except ValueError:
-        raise ValueError(f"the batch axes of a, {list(a.shape[:-2])}, and of b, {list(b.shape[:-2])}, do not broadcast") from None
-    if bias is not None:
-        try:
-            fits = np.broadcast_shapes(bias.shape, d) == d
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(f"bias: got shape {list(bias.shape)}; wanted one that broadcasts to D, [..., M, N] = {list(d)}")
-    for name, quantizer, scale, x in (("scale_a", recipe.a, scale_a, a), ("scale_b", recipe.b, scale_b, b)):
-        if scale is not None:
-            _check_scale(name, quantizer, recipe.unit_block, scale, x.shape)
-
-
-def _check_scale(name: str, quantizer: Quantizer, unit_block: int, scale: Array, shape: tuple[int, ...]) -> None:
+    shape: of the operand; sizes: how many neighbours along its last two axes share a scale.
+    """
+    if scale is None:
+        return
     if quantizer.scaling == "none":
         raise ValueError(f"{name}: the recipe does not scale this operand; leave it out, or give the recipe another scaling")
-    if quantizer.scaling == "tensor":
-        wanted: tuple[int, ...] = ()
-    else:
-        sizes = shared_by(quantizer, unit_block)
-        along = sizes if name == "scale_a" else sizes[::-1]
-        wanted = (*shape[:-2], *(1 if size is None else -(-n // size) for n, size in zip(shape[-2:], along, strict=True)))
+    wanted: tuple[int, ...] = ()
+    if quantizer.scaling != "tensor":
+        wanted = (*shape[:-2], *(1 if size is None else -(-n // size) for n, size in zip(shape[-2:], sizes, strict=True)))
     if scale.shape != wanted:
         raise ValueError(f"{name}: got shape {list(scale.shape)}; wanted {list(wanted)}: {quantizer}")

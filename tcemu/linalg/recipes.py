@@ -1,5 +1,7 @@
 """Recipes: how a library multiplies matrices with one instruction. Quantisation, accumulation and output as one value, with gradients."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -9,15 +11,15 @@ from jax import Array
 from tcemu.architectures.lookup import applied, must_compute
 from tcemu.arithmetic.model import Model
 from tcemu.errors import Unsupported
-from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, Format
+from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0, Format
 from tcemu.isa.catalog import check, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.accumulation import REDUCTIONS
-from tcemu.quantize.operands import Quantizer
+from tcemu.quantize.operands import Quantizer, Scheme
 
 BACKWARD = ("exact", "straight_through")
-UNSCALED = Quantizer(saturate=False)  # a cast
+UNSCALED = Quantizer()  # a cast
 
 
 @jax.tree_util.register_pytree_node_class
@@ -25,22 +27,23 @@ UNSCALED = Quantizer(saturate=False)  # a cast
 class Recipe:
     """How a matrix product is computed with one instruction: a frozen value that prints itself and hashes.
 
-    op, target: the instruction, a spelling or an Instruction, with results f32 or f16, and the GPU. unit: "tcgen05" for the fifth
-        generation's tensor core, which has no instruction here, on operands of the types and blocks of `op`. model: another arithmetic;
-        None: the target's own.
+    op, target: the instruction, with results f32 or f16, as a spelling or an Instruction; and the GPU.
+    unit: "tcgen05" for the fifth generation's tensor core. It has no instruction here; it takes operands of the types and blocks of `op`.
+    model: another arithmetic; None: the target's own.
     a, b: how each operand is quantised.
     promote: None: sums stay in the instruction's accumulator; n: after every n instructions they are added to an f32 sum (see
-        `tcemu.linalg.accumulation.parts_of`). Blocks whose scales multiply outside the instruction need it, n * op.k dividing their depth.
+        `tcemu.linalg.accumulation.sums_of_parts`). Blocks whose scales multiply outside the instruction need it; n * op.k must divide
+        their depth.
     split_k: K in so many parts, each summed by itself; reduction: the order in which their f32 sums are added, "ascending" or "tree".
     out: the format that results are rounded to, f32, f16 or bf16.
-    backward: the gradients' products, by name: "exact", those of the quantised operands in plain f32, rounding counted as identity;
-        "straight_through", those of the operands as they came; or a Recipe, or a pair of them, of dA = g·Bᵀ and of dB = Aᵀ·g.
+    backward: how the gradients' products are computed. "exact": from the quantised operands, in plain f32, rounding counted as identity.
+        "straight_through": the same from the operands as they came. A Recipe, or a pair of them: dA = g·Bᵀ and dB = Aᵀ·g by these.
     name, source: what it is called and where it comes from; they take no part in equality.
 
     Outside the instruction all is f32, each operation rounded to nearest even, in this order: D = scale_a·scale_b · sum (NVFP4: the two
     tensor scales' product), D + bias, then out.
-    model's fields and promote may be arrays, traced and swept by `jax.vmap`: a recipe is a pytree with these as leaves, and then has no
-    hash.
+    A recipe is a pytree. The model's fields and promote may be arrays, which are its leaves, traced and swept by `jax.vmap`; it then has
+    no hash.
     Raises Unsupported, NotModelled and ValueError for what cannot be.
     """
 
@@ -54,7 +57,7 @@ class Recipe:
     split_k: int = 1
     reduction: str = "ascending"
     out: Format = F32
-    backward: "str | Recipe | tuple[Recipe, Recipe]" = "exact"
+    backward: str | Recipe | tuple[Recipe, Recipe] = "exact"
     name: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
 
@@ -80,24 +83,24 @@ class Recipe:
             raise ValueError(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, a Recipe or a pair of them")
 
     def _check_operand(self, name: str, quantizer: Quantizer, other: str) -> None:
-        said = f"{name}={quantizer!r}"
+        argument = f"{name}={quantizer!r}"
         if quantizer.scaling == other:
             raise ValueError(
-                f"{said}: a scale for each {other} of {name.upper()} would stand inside the sum over K; "
+                f"{argument}: a scale for each {other} of {name.upper()} would stand inside the sum over K; "
                 f'give {name} "{"row" if name == "a" else "column"}", "tensor" or "block"'
             )
         if quantizer.in_unit != self.op.block_scale:
             wanted = 'scaling="block" with block=None' if self.op.block_scale else "another scaling, or an instruction with .block_scale"
-            raise ValueError(f"{said}: {self.op} {'wants' if self.op.block_scale else 'has no'} block scales; give {wanted}")
+            raise ValueError(f"{argument}: {self.op} {'wants' if self.op.block_scale else 'has no'} block scales; give {wanted}")
         if quantizer.block is not None:
             if not isinstance(self.promote, int):
                 raise ValueError(
-                    f"{said}: scales of blocks multiply promoted sums; give promote=, a number of instructions known before tracing "
+                    f"{argument}: scales of blocks multiply promoted sums; give promote=, a number of instructions known before tracing "
                     f"(an int), not {self.promote!r}"
                 )
             taken, depth = self.promote * self.op.k, quantizer.block[1]
             if depth % taken:
-                raise ValueError(f"{said}: promote={self.promote} takes {taken} elements along K, which does not divide {depth}")
+                raise ValueError(f"{argument}: promote={self.promote} takes {taken} elements along K, which does not divide {depth}")
 
     def __repr__(self) -> str:
         op = self.op
@@ -109,12 +112,12 @@ class Recipe:
         lines.append(f"  sums {sums}; result {self.out}" + ("" if self.model is None else f"; {self.model}"))
         if self.gradients is None:
             lines.append(f"  backward {self.backward}")
-        for what, recipe in zip(("dA", "dB"), self.gradients or (), strict=False):
-            lines.append(f"  backward {what} " + repr(recipe).replace("\n", "\n  "))
+        for gradient, recipe in zip(("dA", "dB"), self.gradients or (), strict=False):
+            lines.append(f"  backward {gradient} " + repr(recipe).replace("\n", "\n  "))
         return "\n".join(lines)
 
     @property
-    def gradients(self) -> "tuple[Recipe, Recipe] | None":
+    def gradients(self) -> tuple[Recipe, Recipe] | None:
         """The recipes of dA and dB, if they are emulated."""
         if isinstance(self.backward, str):
             return None
@@ -131,15 +134,23 @@ class Recipe:
         return self.op.k // self.op.scale_vec if self.op.scale_vec else 0
 
     @property
+    def schemes(self) -> tuple[Scheme, Scheme]:
+        """How A and B are quantised, with what the instruction fixes."""
+        op = self.op
+        assert op.a is not None and op.b is not None
+        unit = {"scale_format": op.stype, "unit_block": self.unit_block}
+        return Scheme(op.a, self.a, **unit), Scheme(op.b, self.b, **unit)
+
+    @property
     def stochastic(self) -> bool:
         """It, or a recipe of its gradients, rounds stochastically and needs a key."""
         return "SR" in (self.a.rounding, self.b.rounding) or any(r.stochastic for r in self.gradients or ())
 
-    def replace(self, **changes: Any) -> "Recipe":
+    def replace(self, **changes: Any) -> Recipe:
         """The recipe with some fields changed. Raises as the constructor."""
         return replace(self, **changes)
 
-    def what_if(self, **changes: Any) -> "Recipe":
+    def what_if(self, **changes: Any) -> Recipe:
         """The recipe with some fields of its arithmetic changed: those of `tcemu.Model`."""
         return replace(self, model=self.arithmetic.replace(**changes))
 
@@ -151,7 +162,7 @@ class Recipe:
         return (self.model, promote, backward), tuple(static.items())
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple, children: tuple) -> "Recipe":
+    def tree_unflatten(cls, aux: tuple, children: tuple) -> Recipe:
         recipe, (model, promote, backward) = object.__new__(cls), children
         values = dict(aux) | {"model": model, "name": "", "source": ""}
         values["promote"] = values["promote"] if promote is None else promote
@@ -164,6 +175,15 @@ class Recipe:
 # ---- the usual ones
 
 
+class ScaledKind(NamedTuple):
+    """A kind of instruction with .block_scale, by its qualifiers."""
+
+    kind: str
+    scale_vec: int
+    stype: Format
+    k: int
+
+
 class RecipeRow(NamedTuple):
     """One of the recipes in use."""
 
@@ -174,12 +194,14 @@ class RecipeRow(NamedTuple):
     backward: tuple[str, str] | None  # the rows of dA = g·Bᵀ and dB = Aᵀ·g; None: this row is only the gradient of another
     source: str
     promote: int | None = None
-    scaled: str = ""  # kind, scale_vec and stype of an instruction with .block_scale
+    scaled: ScaledKind | None = None  # of an instruction with .block_scale
 
 
-TENSOR, ONE_BY_128, SQUARE_128 = Quantizer("tensor"), Quantizer("block", (1, 128)), Quantizer("block", (128, 128))
-IN_UNIT, UPWARD = Quantizer("block"), Quantizer("block", rule="rceil")
-MXF8F6F4, MXF4, NVF4 = "mxf8f6f4 1 ue8m0", "mxf4 2 ue8m0", "mxf4nvf4 4 ue4m3"
+TENSOR, ROW, COLUMN = (Quantizer(shared, saturate=True) for shared in ("tensor", "row", "column"))
+ONE_BY_128, SQUARE_128 = (Quantizer("block", block, saturate=True) for block in ((1, 128), (128, 128)))
+IN_UNIT, UPWARD = (Quantizer("block", rule=rule, saturate=True) for rule in (None, "rceil"))
+MXF8F6F4, MXF4 = ScaledKind("mxf8f6f4", 1, UE8M0, k=32), ScaledKind("mxf4", 2, UE8M0, k=64)
+NVF4 = ScaledKind("mxf4nvf4", 4, UE4M3, k=64)
 _HYBRID = "arXiv 2209.05433, 4; TransformerEngine, Format.HYBRID with the scales of the tensors at hand"
 _DEEPSEEK = "arXiv 2412.19437, 3.3: tiles of activations, blocks of weights, sums promoted every 128 elements; DeepGEMM's fma"
 _MXFP8 = "arXiv 2506.08027: e4m3 for gradients too, scales rounded up; TransformerEngine MXFP8BlockScaling"
@@ -195,9 +217,7 @@ ROWS = {
     "fp8_db": RecipeRow(E4M3, E5M2, TENSOR, TENSOR, None, _HYBRID),
     "fp8_e4m3": RecipeRow(E4M3, E4M3, TENSOR, TENSOR, ("fp8_e4m3", "fp8_e4m3"), "TransformerEngine, Format.E4M3"),
     "fp8_e5m2": RecipeRow(E5M2, E5M2, TENSOR, TENSOR, ("fp8_e5m2", "fp8_e5m2"), "arXiv 2209.05433, 3: the other format"),
-    "fp8_rows": RecipeRow(
-        E4M3, E4M3, Quantizer("row"), Quantizer("column"), ("fp8_rows", "fp8_rows"), "torchao, Float8LinearRecipeName.ROWWISE"
-    ),
+    "fp8_rows": RecipeRow(E4M3, E4M3, ROW, COLUMN, ("fp8_rows", "fp8_rows"), "torchao, Float8LinearRecipeName.ROWWISE"),
     "deepseek": RecipeRow(E4M3, E4M3, ONE_BY_128, SQUARE_128, ("deepseek", "deepseek_db"), _DEEPSEEK, 4),
     "deepseek_db": RecipeRow(E4M3, E4M3, ONE_BY_128, ONE_BY_128, None, _DEEPSEEK, 4),
     "mxfp8": RecipeRow(E4M3, E4M3, UPWARD, UPWARD, ("mxfp8", "mxfp8"), _MXFP8, scaled=MXF8F6F4),
@@ -215,31 +235,33 @@ def recipe(name: str, target: str | None = None, **changes: Any) -> Recipe:
     """One of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
 
     target: the GPU; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main instruction: wgmma on sm_90a,
-    the unit of tcgen05 on sm_100 to sm_110, mma elsewhere. changes: fields of the Recipe. Gradients are emulated with the row's own
-    recipes; `backward="exact"` and the like take their place.
+    the unit of tcgen05 on sm_100 to sm_110, mma elsewhere.
+    changes: other fields of the Recipe. Gradients are emulated by recipes that belong to the name; `backward="exact"` and the like take
+    their place.
     Raises ValueError for another name, Unsupported if the target has no such instruction, and as `Recipe`.
     """
     if name not in RECIPES:
         raise ValueError(f"recipe {name!r}: wanted one of {', '.join(RECIPES)}")
     row = ROWS[name]
-    target = target or ("sm_100a" if row.scaled else "sm_90a")
     assert row.backward is not None
-    fields: dict[str, Any] = _fields(name, target) | {"name": name}
+    target = target or ("sm_100a" if row.scaled else "sm_90a")
     if "backward" not in changes:
-        fields["backward"] = tuple(Recipe(**_fields(other, target), name=other) for other in row.backward)
-    return Recipe(**fields | changes)
+        changes["backward"] = tuple(_of_row(gradient, target) for gradient in row.backward)
+    return _of_row(name, target, **changes)
 
 
-def _fields(name: str, target: str) -> dict[str, Any]:
+def _of_row(name: str, target: str, **changes: Any) -> Recipe:
+    """The recipe of one row on a target, without its gradients."""
     row = ROWS[name]
-    k = 64 if row.scaled in (MXF4, NVF4) else 256 // max(row.a.bits, 8)
     if row.scaled:
-        kind, vectors, stype = row.scaled.split()
+        kind, vectors, stype, k = row.scaled.kind, row.scaled.scale_vec, row.scaled.stype, row.scaled.k
         op = f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.block_scale.scale_vec::{vectors}X.f32.{row.a}.{row.b}.f32.{stype}"
-    elif target == "sm_90a":
-        op = f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
     else:
-        op = f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
-    unit = "tcgen05" if target.startswith(FIFTH_GENERATION) else None
-    quantizers: dict[str, Any] = {"a": row.quantizer_a, "b": row.quantizer_b}
-    return quantizers | {"op": op, "target": target, "unit": unit, "promote": row.promote, "source": row.source}
+        k = 256 // max(row.a.bits, 8)
+        wgmma = f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
+        op = wgmma if target == "sm_90a" else f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
+    values: dict[str, Any] = {
+        "op": op, "target": target, "unit": "tcgen05" if target.startswith(FIFTH_GENERATION) else None,
+        "a": row.quantizer_a, "b": row.quantizer_b, "promote": row.promote, "name": name, "source": row.source,
+    }  # fmt: skip
+    return Recipe(**values | changes)

@@ -1,5 +1,7 @@
 """`dot`: one instruction's product on matrices of raw codes, without registers."""
 
+from __future__ import annotations
+
 from functools import partial
 
 import jax

@@ -1,5 +1,7 @@
 """`mma` and `mma_sp`: registers -> codes -> sum -> codes -> registers, for any number of warps at once."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import NamedTuple
 

@@ -1,5 +1,7 @@
 """`ldmatrix`, `stmatrix`, `movmatrix`: 8 x 8, 8 x 16, 16 x 8 and 16 x 16 matrices between shared memory and registers."""
 
+from __future__ import annotations
+
 from functools import partial
 from typing import NamedTuple
 

@@ -1,5 +1,7 @@
 """`pack` and `unpack`: a matrix of raw codes and the registers that hold it."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from jax import Array

@@ -1,5 +1,7 @@
 """`sparsify` and `densify`: a matrix and its structured-sparse form, as `mma.sp` and `wgmma.sp` take it."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax

@@ -1,5 +1,7 @@
 """The asynchronous protocol of wgmma: a warpgroup with its registers, its shared memory and the products that are under way."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -68,7 +70,7 @@ class Warpgroup:
     touched: frozenset[str] = field(default=frozenset(), metadata=STATIC)  # registers that a thread has used since the last one
     shapes: tuple[tuple[str, str], ...] = field(default=(), metadata=STATIC)  # accumulators that products used since then, and their shape
 
-    def write(self, **registers: ArrayLike) -> "Warpgroup":
+    def write(self, **registers: ArrayLike) -> Warpgroup:
         """Threads write registers: uint32[..., 4, 32, n], warp, lane, register, by name.
 
         Raises TypeError or ValueError for another dtype or axes; checked: UndefinedBehaviour if a pending product uses one of them.
@@ -83,7 +85,7 @@ class Warpgroup:
         values = {name: jnp.asarray(value) for name, value in registers.items()}
         return replace(self, registers=self.registers | values, touched=self.touched | set(values))
 
-    def read(self, name: str) -> tuple[Array, "Warpgroup"]:
+    def read(self, name: str) -> tuple[Array, Warpgroup]:
         """Threads read a register: its value uint32[..., 4, 32, n], and the warpgroup afterwards.
 
         Raises ValueError if there is none of that name; checked: UndefinedBehaviour if a pending product uses it.
@@ -92,11 +94,11 @@ class Warpgroup:
         self._untouched_by_products(name, "read")
         return value, replace(self, touched=self.touched | {name})
 
-    def fence(self) -> "Warpgroup":
+    def fence(self) -> Warpgroup:
         """`wgmma.fence`: orders what threads did with registers before the products that are issued next."""
         return replace(self, fenced=True, touched=frozenset(), shapes=())
 
-    def store(self, offset: int | ArrayLike, words: ArrayLike, *, proxy: str = "generic") -> "Warpgroup":
+    def store(self, offset: int | ArrayLike, words: ArrayLike, *, proxy: str = "generic") -> Warpgroup:
         """Write words uint32[..., n] into shared memory from byte address `offset` on, an int or int32[...].
 
         proxy: "generic" for what threads store, which needs `fence_proxy_async` before a product reads it; "async" for a bulk copy whose
@@ -136,7 +138,7 @@ class Warpgroup:
             return changed
         return replace(changed, unfenced_writes=units if self.unfenced_writes is None else self.unfenced_writes | units)
 
-    def fence_proxy_async(self) -> "Warpgroup":
+    def fence_proxy_async(self) -> Warpgroup:
         """`fence.proxy.async`: makes what threads stored in shared memory visible to the products that are issued next."""
         return replace(self, unfenced_writes=None)
 
@@ -153,7 +155,7 @@ class Warpgroup:
         target: str,
         model: Model | None = None,
         **immediates: int,
-    ) -> "Warpgroup":
+    ) -> Warpgroup:
         """`wgmma.mma_async`: issue D = A·B + D on named registers; arguments as in `tcemu.wgmma`, which it raises as.
 
         d, a: names of registers. Descriptors may also be names, of registers uint32[..., 4, 32, 2], low word first, which must be the same
@@ -186,11 +188,11 @@ class Warpgroup:
         shapes = (*(pair for pair in self.shapes if pair[0] != d), (d, op.shape))
         return replace(self, uncommitted=(*self.uncommitted, Pending(result=result, reads=reads, d=d, a=a, op=op)), shapes=shapes)
 
-    def commit_group(self) -> "Warpgroup":
+    def commit_group(self) -> Warpgroup:
         """`wgmma.commit_group`: the products issued since the last one become a group, which may be empty."""
         return replace(self, uncommitted=(), groups=(*self.groups, self.uncommitted))
 
-    def wait_group(self, n: int) -> "Warpgroup":
+    def wait_group(self, n: int) -> Warpgroup:
         """`wgmma.wait_group n`: all groups but the n most recent are complete, and their accumulators hold their results.
 
         Raises ValueError unless n is an int, 0 or more: it is an immediate.

@@ -1,5 +1,7 @@
 """`wgmma`: A from registers or shared memory, B from shared memory, the accumulator in the registers of a warpgroup's four warps."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,5 +1,7 @@
 """`wmma`: matrices between memory and fragments, and the product of fragments, for any number of warps at once."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple

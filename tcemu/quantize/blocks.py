@@ -1,11 +1,14 @@
-"""Block quantisers, MX and NVFP4: narrow elements that share a scale, bit for bit as the named recipe computes them.
+"""Block formats, MX and NVFP4: `block_quantize` and `block_dequantize`, between arrays of floats and narrow elements that share a scale.
 
-Integers only, so that CPU and GPU give the same words; the roundings of a recipe's f32 arithmetic are `arithmetic.block_scales`' affair.
+Integers only, so that CPU and GPU give the same words. How a scale is found is in `scale_rules`.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +42,7 @@ from tcemu.formats import (
     decode_limbs,
     encode,
 )
+from tcemu.quantize.groups import in_groups, out_of_groups
 from tcemu.quantize.scale_rules import RULES, Rule
 
 
@@ -66,9 +70,7 @@ class BlockFormat:
             raise ValueError(f"{self.name}: block is {self.block!r}; wanted the number of elements in a block, 1 or more")
         if self.two_level and self.element != E2M1:
             fitting = ", ".join(name for name, rule in RULES.items() if rule.exponent)
-            raise ValueError(
-                f"{self.name}: the rule {self.rule!r} is a recipe for elements of e2m1, not {self.element}; use one of {fitting}"
-            )
+            raise ValueError(f"{self.name}: the rule {self.rule!r} is for elements of e2m1, not {self.element}; use one of {fitting}")
 
     def __repr__(self) -> str:
         return f"{self.name} (blocks of {self.block} {self.element}, scale {self.scale} by {self.rule!r})"
@@ -101,9 +103,9 @@ BLOCK_FORMATS = {
 class BlockQuantized:
     """An array in blocks. A pytree of its arrays, so that it goes through jit, vmap and scan.
 
-    codes: the elements' raw codes, in the array's own shape and the smallest unsigned dtype. scales: uint8, the same shape but for `axis`,
-    which counts blocks. tensor_scale: None, or float32 whose axes are the leading (batch) axes of codes. axis: where blocks lie, counted
-    from the end.
+    codes: the elements' raw codes, in the array's own shape and the smallest unsigned dtype. axis: the one that is cut into blocks, counted
+    from the end. scales: raw codes, uint8, of the same shape but for that axis, which counts blocks. tensor_scale: None, or float32 whose
+    axes are leading (batch) axes of codes.
     """
 
     codes: Array
@@ -142,20 +144,20 @@ def block_quantize(
     """x in blocks along `axis`: element codes, scale codes and, for NVFP4, the tensor's scale.
 
     x: a float array of any real dtype and one axis or more. The last block may be short: it is quantised as if filled with zeros, and the
-    codes keep x's shape (whoever feeds an instruction pads them with zeros, which is exact).
+    codes keep x's shape. (Before an instruction takes them they are padded with zeros, which is exact.)
     kind: a name of `tcemu.quantize.BLOCK_FORMATS` ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "nvfp4") or a
-    BlockFormat. rule: another rule for the scales than the format's own, of `tcemu.quantize.RULES`. Both are static under jit, as are
-    axis and rounding: one of "RN", "RZ", "RM", "RP", or "SR", stochastic, with a jax.random `key`. It is that of elements; scales follow
-    their rule.
-    amax: only with NVFP4: the largest magnitude of the tensor, where x is a part of it or it was calibrated; its axes are leading axes of
-    x, each with a tensor of its own. Without it, x is one tensor.
+    BlockFormat. rule: another rule for the scales than the format's own, of `tcemu.quantize.RULES`.
+    rounding: of the elements, "RN", "RZ", "RM", "RP", or "SR", stochastic, with a jax.random `key`; scales follow their rule.
+    kind, rule, axis and rounding are static under jit.
+    amax: only with NVFP4: the largest magnitude of the tensor, where x is a part of it or it was calibrated. Without it, x is one tensor.
+    Its axes are leading axes of x; each place along them is a tensor of its own.
 
     Elements beyond the largest finite one saturate, and -0 stays -0, as in PTX cvt.satfinite. An element is x / scale rounded once; in
-    NVFP4 x / scale is the recipe's own f32 value, which is then rounded to e2m1.
-    A block of zeros has the scale 2^-127 (NVFP4: what the recipe gives). Scales below 2^-127 become it, those above 2^127 become 2^127.
+    NVFP4 x / scale is the rule's own f32 value, which is then rounded to e2m1.
+    A block of zeros has the scale 2^-127 (NVFP4: what the rule gives). Scales below 2^-127 become it, those above 2^127 become 2^127.
     Inf or NaN anywhere in a block makes its scale NaN and so, by OCP MX 1.0, 5.1, all of its values, as in microxcaling and torchao. In
-    NVFP4 such a block does not count for the tensor's largest magnitude. Where that is so small that the tensor's scale is 0, "modelopt"
-    and "torchao" divide by it, as their code does: blocks of zeros then have NaN for a scale.
+    NVFP4 such a block does not count for the tensor's largest magnitude. If that is so small that the tensor's scale is 0, "modelopt" and
+    "torchao" divide by 0, as their code does: blocks of zeros then have NaN for a scale.
     Raises ValueError for another kind, rule, rounding, axis, or shape of amax, TypeError for arrays that hold no floats.
     """
     fmt = _block_format(kind, rule)
@@ -171,13 +173,13 @@ def block_quantize(
         raise ValueError('rounding="SR" needs random bits: give key= (a jax.random key)')
     axis = int(axis) % ndim - ndim
     tensors = None if amax is None else _tensors(fmt, amax, codes.shape[: ndim + axis])
-    found = RULES[fmt.rule]
-    recipe = found.two_level
-    target = F32 if found.in_f32 or source != F64 else F64
-    largest, tensor = _largest(source, target, fmt.block, axis, recipe and recipe.tensor, codes, *(tensors or (None, None)))
-    scales, needed = _scales(found, fmt.element, target, largest, tensor)
+    rule_row = RULES[fmt.rule]
+    scaling = rule_row.two_level
+    blocking = _Blocking(source, F32 if rule_row.in_f32 or source != F64 else F64, fmt.block, axis)
+    largest, tensor = _largest(blocking, scaling and scaling.tensor, codes, *(tensors or (None, None)))
+    scales, scalers = _scales(rule_row, fmt.element, blocking.arithmetic, largest, tensor)
     key = key if rounding == "SR" else None
-    elements = _elements(source, target, fmt.element, fmt.block, axis, rounding, recipe and recipe.apply, codes, scales, needed, key)
+    elements = _elements(blocking, fmt.element, rounding, scaling and scaling.apply, codes, scales, scalers, key)
     tensor_scale = lax.bitcast_convert_type(tensor[0], jnp.float32) if tensor else None
     return BlockQuantized(elements, jnp.moveaxis(scales, -1, axis), tensor_scale, fmt, axis)
 
@@ -185,9 +187,9 @@ def block_quantize(
 def block_dequantize(q: BlockQuantized, dtype: DTypeLike = jnp.float32) -> Array:
     """The numbers that a BlockQuantized stands for: element * scale (* tensor scale), exact, then rounded once to `dtype`, RN.
 
-    dtype: float32, float16 or bfloat16. float32 holds every value of the MX formats below 2^128; what is larger becomes Inf, and only comes
-    of an x near the end of f32 that the rules "ceil", "even" and "rceil" let round up, of a larger float64, or of codes of other origin.
-    NaN, of a scale or an element, is the canonical NaN.
+    dtype: float32, float16 or bfloat16. float32 holds every value of the MX formats below 2^128; what is larger becomes Inf. There are
+    larger values where x is near the end of f32 and the rule is "ceil", "even" or "rceil", which round up, where x is a larger float64,
+    and in codes of other origin. NaN, of a scale or an element, is the canonical NaN.
     Raises TypeError or ValueError if codes or scales have another dtype or shape than the format wants, or the tensor's scale is missing.
     """
     if not isinstance(q, BlockQuantized):
@@ -224,7 +226,7 @@ def _floats(name: str, x: ArrayLike) -> tuple[Format, Array]:
 
 
 def _tensors(fmt: BlockFormat, amax: ArrayLike, leading: tuple[int, ...]) -> tuple[Format, Array]:
-    """The format and the codes of the tensors' largest magnitudes."""
+    """The format and the codes of the tensors' largest magnitudes. leading: x's shape before the axis of blocks."""
     if not fmt.two_level:
         raise ValueError(f"amax: {fmt} has no scale for the whole tensor; leave amax out")
     source, codes = _floats("amax", amax)
@@ -234,88 +236,84 @@ def _tensors(fmt: BlockFormat, amax: ArrayLike, leading: tuple[int, ...]) -> tup
     return source, codes
 
 
-# Three programs for one call: XLA would else compute the scale of a tensor anew for each block, and of a block for each element. Their
-# static arguments are only what they use, so that formats and rules share them. source: x's format; target: F32 or F64, for the arithmetic.
+# Three programs for one call. In one program XLA would compute the scale of a tensor anew for each block, and that of a block for each
+# element. Their static arguments are only what they use, so that formats and rules share programs.
 
 
-@partial(jax.jit, static_argnames=("source", "target", "block", "axis", "recipe", "amax_source"))
+class _Blocking(NamedTuple):
+    """Which array is cut into blocks, and how."""
+
+    source: Format  # of the array
+    arithmetic: Format  # F32 or F64: its numbers are converted to it first
+    block: int
+    axis: int
+
+    def limbs(self, codes: Array) -> Limbs:
+        """The codes in the format of the arithmetic."""
+        return code_limbs(self.arithmetic, codes if self.source == self.arithmetic else convert(codes, self.source, self.arithmetic))
+
+    def in_blocks(self, x: Array) -> Array:
+        """[..., blocks, block]"""
+        return in_groups(x, self.block, self.axis)
+
+
+@partial(jax.jit, static_argnames=("blocking", "of_tensor", "amax_source"))
 def _largest(
-    source: Format,
-    target: Format,
-    block: int,
-    axis: int,
-    recipe: Callable[[Array], tuple[Array, ...]] | None,
+    blocking: _Blocking,
+    of_tensor: Callable[[Array], tuple[Array, ...]] | None,
     codes: Array,
     amax_source: Format | None,
     amax: Array | None,
 ) -> tuple[Limbs, tuple[Array, ...]]:
-    """The largest magnitude of each block, as codes in limbs, and what the recipe makes of the tensor's, its scale first."""
-    limbs = _converted(source, target, codes)
-    largest = _greatest(tuple(_in_blocks(limb, block, axis) for limb in (*limbs[:-1], limbs[-1] & 0x7FFFFFFF)))
-    if recipe is None:
+    """The largest magnitude of each block, as codes in limbs, and what the rule makes of the tensor's: its scale first."""
+    limbs = blocking.limbs(codes)
+    largest = _greatest(tuple(map(blocking.in_blocks, (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))))
+    if of_tensor is None:
         return largest, ()
     if amax_source is None or amax is None:
-        return largest, recipe(jnp.max(jnp.where(largest[0] < F32.infinity, largest[0], 0), initial=0))
-    return largest, recipe(convert(amax, amax_source, F32) & 0x7FFFFFFF)
+        return largest, of_tensor(jnp.max(jnp.where(largest[0] < F32.infinity, largest[0], 0), initial=0))
+    return largest, of_tensor(convert(amax, amax_source, F32) & 0x7FFFFFFF)
 
 
-@partial(jax.jit, static_argnames=("rule", "element", "target"))
-def _scales(rule: Rule, element: Format, target: Format, largest: Limbs, tensor: tuple[Array, ...]) -> tuple[Array, Array]:
-    """Each block's scale, and what its elements need of it: an exponent, or an operand of the recipe."""
-    number = decode_limbs(target, largest)
+@partial(jax.jit, static_argnames=("rule", "element", "arithmetic"))
+def _scales(rule: Rule, element: Format, arithmetic: Format, largest: Limbs, tensor: tuple[Array, ...]) -> tuple[Array, Array]:
+    """Each block's scale, and its scaler, what its elements are scaled by: the exponent of a power of two, or what `apply` takes."""
+    number = decode_limbs(arithmetic, largest)
     if rule.exponent is not None:
-        needed = jnp.clip(rule.exponent(number, element), UE8M0.least_exponent, UE8M0.greatest_exponent)
-        scales = (needed + UE8M0.bias).astype(jnp.uint8)
+        scalers = jnp.clip(rule.exponent(number, element), UE8M0.least_exponent, UE8M0.greatest_exponent)
+        scales = (scalers + UE8M0.bias).astype(jnp.uint8)
     else:
         assert rule.two_level is not None
         tensor = tuple(t.reshape(t.shape + (1,) * (largest[0].ndim - t.ndim)) for t in tensor)
-        scales, needed = rule.two_level.block(largest[0], *tensor)
-    return jnp.where(number.nan | number.infinite, rule.scale.nan, scales).astype(jnp.uint8), needed
+        scales, scalers = rule.two_level.block(largest[0], *tensor)
+    return jnp.where(number.nan | number.infinite, rule.scale.nan, scales).astype(jnp.uint8), scalers
 
 
-@partial(jax.jit, static_argnames=("source", "target", "element", "block", "axis", "rounding", "apply"))
+@partial(jax.jit, static_argnames=("blocking", "element", "rounding", "apply"))
 def _elements(
-    source: Format,
-    target: Format,
+    blocking: _Blocking,
     element: Format,
-    block: int,
-    axis: int,
     rounding: str,
     apply: Callable[[Array, Array, Format], Array] | None,
     codes: Array,
     scales: Array,
-    needed: Array,
+    scalers: Array,
     key: PRNGKey | None,
 ) -> Array:
-    limbs = _converted(source, target, codes)
+    """The codes of x / scale; apply: that of the rule's two levels, None where scales are powers of two."""
+    limbs = blocking.limbs(codes)
     shape = limbs[0].shape
-    random = None if key is None else _in_blocks(jax.random.bits(key, shape, jnp.uint32), block, axis)
-    limbs = tuple(_in_blocks(limb, block, axis) for limb in limbs)
+    random = None if key is None else blocking.in_blocks(jax.random.bits(key, shape, jnp.uint32))
+    limbs = tuple(map(blocking.in_blocks, limbs))
     if apply is None:
-        number = decode_limbs(target, limbs)
-        number = number._replace(exponent=number.exponent - needed[..., None])
+        number = decode_limbs(blocking.arithmetic, limbs)
+        number = number._replace(exponent=number.exponent - scalers[..., None])
     else:
-        number = decode(F32, apply(limbs[0], needed[..., None], F32))
-    spoilt = scales == (UE8M0 if apply is None else UE4M3).nan
-    number = number._replace(nan=number.nan | spoilt[..., None])
+        number = decode(F32, apply(limbs[0], scalers[..., None], F32))
+    scale_is_nan = scales == (UE8M0 if apply is None else UE4M3).nan
+    number = number._replace(nan=number.nan | scale_is_nan[..., None])
     elements = encode(element, number, rounding, overflow="saturate", random=random)
-    return jnp.moveaxis(_out_of_blocks(elements, shape[axis]), -1, axis)
-
-
-def _converted(source: Format, target: Format, codes: Array) -> Limbs:
-    return code_limbs(target, codes if source == target else convert(codes, source, target))
-
-
-def _in_blocks(x: Array, block: int, axis: int) -> Array:
-    """[..., K, ...] -> [..., blocks, block], the axis moved to the end and filled up with zeros."""
-    x = jnp.moveaxis(x, axis, -1)
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % block)])
-    return x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
-
-
-def _out_of_blocks(x: Array, length: int) -> Array:
-    """[..., blocks, block] -> [..., length]"""
-    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])[..., :length]
+    return out_of_groups(elements, shape[blocking.axis], blocking.axis)
 
 
 def _greatest(x: Limbs) -> Limbs:
@@ -355,7 +353,7 @@ def _check(q: BlockQuantized) -> None:
 def _dequantize(
     element: Format, scale: Format, block: int, axis: int, target: Format, codes: Array, scales: Array, tensor_scale: Array | None
 ) -> Array:
-    elements = decode(element, _in_blocks(codes, block, axis))
+    elements = decode(element, in_groups(codes, block, axis))
     scales = jnp.broadcast_to(jnp.moveaxis(scales, axis, -1)[..., None], elements.exponent.shape)
     number = product(elements, decode(scale, scales))
     number = number._replace(magnitude=number.magnitude[:1])  # at most 11 and 4 bits
@@ -363,4 +361,4 @@ def _dequantize(
         whole = tensor_scale.reshape(tensor_scale.shape + (1,) * (scales.ndim - tensor_scale.ndim))
         whole = jnp.broadcast_to(whole, scales.shape)
         number = product(number, decode(F32, whole))
-    return jnp.moveaxis(_out_of_blocks(encode(target, number), codes.shape[axis]), -1, axis)
+    return out_of_groups(encode(target, number), codes.shape[axis], axis)

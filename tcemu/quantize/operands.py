@@ -3,10 +3,11 @@
 Integers only. The f32 arithmetic of a scale is stated in `Quantizer` and rounded to nearest even, subnormals kept.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
@@ -15,11 +16,12 @@ from jax import Array, lax
 from tcemu.arithmetic.quotient import divide
 from tcemu.formats import F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
 from tcemu.quantize.blocks import BlockFormat, block_quantize
-from tcemu.quantize.scale_rules import RULES
+from tcemu.quantize.groups import GroupSizes, in_groups, spread
+from tcemu.quantize.scale_rules import RULES, largest_value
 
 SCALINGS = ("none", "tensor", "row", "column", "block")
 SCALES = ("f32", "power_of_two")
-ONE, LEAST = (np.float32(value).view(np.uint32) for value in (1.0, 2.0**-126))
+ONE, LEAST_SCALE = (np.float32(value).view(np.uint32) for value in (1.0, 2.0**-126))
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Quantizer:
     rounding: of the elements, "RN", "RZ", "RM", "RP", or "SR", stochastic, which needs a key where the product is computed.
     saturate: elements out of range become the largest finite value, not Inf or NaN; those of the instruction's own blocks always do.
 
-    An element is x / scale, in f32 and then in the format, each rounded once. Inf or NaN in a group makes all of it Inf, NaN or zero as
-    that division does. Raises ValueError for other words.
+    An element is x / scale, in f32 and then in the format, each rounded once. Inf or NaN in a group makes its scale Inf or NaN, and its
+    elements what the division by that gives. Raises ValueError for other words.
     """
 
     scaling: str = "none"
@@ -46,16 +48,16 @@ class Quantizer:
     scale: str = "f32"
     rule: str | None = None
     rounding: str = "RN"
-    saturate: bool = True
+    saturate: bool = False
 
     def __post_init__(self) -> None:
         for field, wanted in (("scaling", SCALINGS), ("scale", SCALES), ("rule", (None, *RULES)), ("rounding", ROUNDINGS)):
             if getattr(self, field) not in wanted:
                 raise ValueError(f"Quantizer({field}={getattr(self, field)!r}): wanted one of {', '.join(map(str, wanted))}")
-        sizes = self.block is None or (
+        block_fits = self.block is None or (
             isinstance(self.block, tuple) and len(self.block) == 2 and all(isinstance(v, int) and v > 0 for v in self.block)
         )
-        if not sizes or (self.block is not None and self.scaling != "block"):
+        if not block_fits or (self.block is not None and self.scaling != "block"):
             raise ValueError(
                 f"Quantizer(scaling={self.scaling!r}, block={self.block!r}): block is a pair of sizes, (rows of A or columns of B, "
                 'elements along K), with scaling="block" only'
@@ -73,13 +75,32 @@ class Quantizer:
             words.append("scales f32" if self.scale == "f32" else "scales powers of two")
         words += [f"by {self.rule!r}"] if self.rule else []
         words += [self.rounding] if self.rounding != "RN" else []
-        words += [] if self.saturate else ["not saturated"]
+        words += [] if self.saturate or self.in_unit else ["not saturated"]
         return ", ".join(words)
 
     @property
     def in_unit(self) -> bool:
         """The scales go into the instruction."""
         return self.scaling == "block" and self.block is None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one operand of an instruction is quantised: its quantiser, and what the instruction fixes. Hashable, so static under jit."""
+
+    format: Format
+    quantizer: Quantizer
+    scale_format: Format | None = None  # of the scales of the instruction's blocks, and
+    unit_block: int = 0  # how many elements along K share one; None and 0 if it has none
+
+    @property
+    def group_sizes(self) -> GroupSizes:
+        """How many rows and elements along K share a scale."""
+        if self.quantizer.in_unit:
+            return GroupSizes(rows=1, depth=self.unit_block)
+        if self.quantizer.scaling in ("row", "column"):
+            return GroupSizes(rows=1, depth=None)
+        return GroupSizes(*(self.quantizer.block or (None, None)))
 
 
 class Quantized(NamedTuple):
@@ -91,114 +112,89 @@ class Quantized(NamedTuple):
     tensor_scale: Array | None = None  # f32 code, a scalar
 
 
-def shared_by(quantizer: Quantizer, unit_block: int) -> tuple[int | None, int | None]:
-    """How many rows and elements along K share a scale; None: all."""
-    if quantizer.in_unit:
-        return 1, unit_block
-    return {"row": (1, None), "column": (1, None), "block": quantizer.block or (1, 1)}.get(quantizer.scaling, (None, None))
-
-
 def quantize(
-    fmt: Format,
-    quantizer: Quantizer,
-    x: Array,
-    given: Array | None,
-    key: PRNGKey | None,
-    *,
-    stype: Format | None = None,
-    unit_block: int = 0,
-    axis_name: str | None = None,
+    scheme: Scheme, x: Array, *, scales: Array | None = None, key: PRNGKey | None = None, axis_name: str | None = None
 ) -> Quantized:
-    """x [..., R, K] of floats -> an operand in format `fmt`.
+    """x [..., R, K] of floats -> an operand of the instruction.
 
-    given: float scales in place of those that x asks for, in their shape; those of the instruction's blocks are rounded to `stype`.
-    stype, unit_block: the instruction's scale format, and the elements along K that share one. axis_name: a mesh axis along which K is cut,
-    so that what rows or the tensor share is found over all of it.
+    scales: floats in place of the scales that x asks for, in their shape; those of the instruction's blocks are rounded to its format.
+    key: where the quantiser rounds stochastically. axis_name: a mesh axis along which K is cut; scales that rows or the tensor share are
+    then found over all of it.
     """
+    quantizer = scheme.quantizer
     key = key if quantizer.rounding == "SR" else None
     source, codes = array_codes(x)
     if quantizer.scaling == "none":
-        return Quantized(_rounded(fmt, quantizer, source, codes, key))
-    if quantizer.in_unit and given is None:
-        assert stype is not None
-        rule = quantizer.rule or ("floor" if stype == UE8M0 else "transformer_engine")
-        block = BlockFormat(f"{fmt} by {unit_block}", fmt, unit_block, rule)
-        amax = None
-        if axis_name is not None and block.two_level:
-            amax = to_float(F32, lax.pmax(_magnitudes(source, codes).max(initial=0), axis_name))
-        q = block_quantize(x, block, rounding=quantizer.rounding, key=key, amax=amax)
-        tensor = None if q.tensor_scale is None else lax.bitcast_convert_type(q.tensor_scale, jnp.uint32)
-        return Quantized(q.codes, q.scales, None, tensor)
-    rows, depth = shared_by(quantizer, unit_block)
+        return Quantized(codes=_rounded(scheme, source, codes, key))
+    if quantizer.in_unit and scales is None:
+        return _in_unit_blocks(scheme, x, key, axis_name)
     unit_scales = None
-    if given is None:
-        scales = _found(fmt, quantizer, _magnitudes(source, codes), rows, depth, axis_name)
+    if scales is None:
+        scale_codes = _scales_of(scheme, _magnitudes(source, codes), axis_name)
     else:
-        scales = convert(array_codes(given)[1], array_codes(given)[0], F32)
+        scale_source, scale_codes = array_codes(scales)
+        scale_codes = convert(scale_codes, scale_source, F32)
         if quantizer.in_unit:
-            assert stype is not None
-            unit_scales = convert(scales, F32, stype, saturate=True)
-            scales = convert(unit_scales, stype, F32)
-    values = divide(convert(codes, source, F32), spread(scales, x.shape, rows, depth), F32)
-    elements = _rounded(fmt, quantizer, F32, values, key)
-    return Quantized(elements, unit_scales) if quantizer.in_unit else Quantized(elements, None, scales)
+            assert scheme.scale_format is not None
+            unit_scales = convert(scale_codes, F32, scheme.scale_format, saturate=True)
+            scale_codes = convert(unit_scales, scheme.scale_format, F32)
+    ratios = divide(convert(codes, source, F32), spread(scale_codes, x.shape, scheme.group_sizes), F32)
+    elements = _rounded(scheme, F32, ratios, key)
+    if quantizer.in_unit:
+        return Quantized(codes=elements, unit_scales=unit_scales)
+    return Quantized(codes=elements, scales=scale_codes)
 
 
-def spread(scales: Array, shape: tuple[int, ...], rows: int | None, depth: int | None) -> Array:
-    """A scale for each element of [..., R, K]. rows, depth: as `shared_by` gives them."""
-    for axis, size in ((-2, rows), (-1, depth)):
-        if size is not None and size > 1:
-            scales = lax.slice_in_dim(jnp.repeat(scales, size, axis=axis), 0, shape[axis], axis=axis % scales.ndim)
-    return jnp.broadcast_to(scales, shape)
-
-
-def dequantized(fmt: Format, q: Quantized, quantizer: Quantizer, stype: Format | None, unit_block: int) -> Array:
+def dequantized(scheme: Scheme, q: Quantized) -> Array:
     """The numbers that an operand stands for, in plain float32: for derivatives, not for results."""
-    values, (rows, depth) = to_float(F32, convert(q.codes, fmt, F32)), shared_by(quantizer, unit_block)
-    if q.unit_scales is not None and stype is not None:
-        values = values * spread(to_float(stype, q.unit_scales), values.shape, rows, depth)
+    values = to_float(F32, convert(q.codes, scheme.format, F32))
+    if q.unit_scales is not None and scheme.scale_format is not None:
+        values = values * spread(to_float(scheme.scale_format, q.unit_scales), values.shape, scheme.group_sizes)
     if q.scales is not None:
-        values = values * spread(to_float(F32, q.scales), values.shape, rows, depth)
+        values = values * spread(to_float(F32, q.scales), values.shape, scheme.group_sizes)
     return values if q.tensor_scale is None else values * to_float(F32, q.tensor_scale)
 
 
-def _rounded(fmt: Format, quantizer: Quantizer, source: Format, codes: Array, key: PRNGKey | None) -> Array:
-    return codes if source == fmt else convert(codes, source, fmt, quantizer.rounding, quantizer.saturate, key)
+def _in_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: str | None) -> Quantized:
+    """By the rule of a block format."""
+    assert scheme.scale_format is not None
+    rule = scheme.quantizer.rule or ("floor" if scheme.scale_format == UE8M0 else "transformer_engine")
+    block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, rule)
+    amax = None
+    if axis_name is not None and block.two_level:
+        amax = to_float(F32, lax.pmax(_magnitudes(*array_codes(x)).max(initial=0), axis_name))
+    q = block_quantize(x, block, rounding=scheme.quantizer.rounding, key=key, amax=amax)
+    tensor_scale = None if q.tensor_scale is None else lax.bitcast_convert_type(q.tensor_scale, jnp.uint32)
+    return Quantized(codes=q.codes, unit_scales=q.scales, tensor_scale=tensor_scale)
+
+
+def _rounded(scheme: Scheme, source: Format, codes: Array, key: PRNGKey | None) -> Array:
+    quantizer = scheme.quantizer
+    if source == scheme.format:
+        return codes
+    return convert(codes, source, scheme.format, quantizer.rounding, quantizer.saturate or quantizer.in_unit, key)
 
 
 def _magnitudes(source: Format, codes: Array) -> Array:
+    """f32 codes without their signs."""
     return convert(codes, source, F32) & 0x7FFFFFFF
 
 
-def _found(fmt: Format, quantizer: Quantizer, magnitudes: Array, rows: int | None, depth: int | None, axis_name: str | None) -> Array:
-    """f32 codes of the scales that the largest magnitudes ask for."""
+def _scales_of(scheme: Scheme, magnitudes: Array, axis_name: str | None) -> Array:
+    """f32 codes of the scales that the largest magnitude of each group asks for."""
+    rows, depth = scheme.group_sizes
     if rows is None:
         amax = jnp.max(magnitudes, initial=0).reshape((1,) * magnitudes.ndim)
     else:
-        amax = _in_groups(_in_groups(magnitudes, rows, -2), depth or max(1, magnitudes.shape[-1]), -1)
+        amax = _largest_of_groups(_largest_of_groups(magnitudes, rows, -2), depth or max(1, magnitudes.shape[-1]), -1)
     if axis_name is not None and depth is None:
         amax = lax.pmax(amax, axis_name)
-    scale = jnp.maximum(divide(amax, greatest(fmt), F32), LEAST)
-    if quantizer.scale == "power_of_two":
+    scale = jnp.maximum(divide(amax, largest_value(scheme.format), F32), LEAST_SCALE)
+    if scheme.quantizer.scale == "power_of_two":
         up = (scale + ((1 << F32.mantissa_bits) - 1)) >> F32.mantissa_bits << F32.mantissa_bits
         scale = jnp.where(scale >= F32.infinity, scale, up)
     return jnp.where(amax == 0, ONE, scale)
 
 
-def greatest(fmt: Format) -> Array:
-    """f32 code of a format's largest value."""
-    return convert(np.array(fmt.greatest_magnitude << fmt.unused_bits, fmt.dtype), fmt, F32)
-
-
-def _in_groups(x: Array, size: int, axis: int) -> Array:
-    """The largest of each group of `size` along an axis, the last perhaps not full."""
-    if size == 1:
-        return x
-    x = jnp.moveaxis(x, axis, -1)
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % size)])
-    return jnp.moveaxis(jnp.max(x.reshape(*x.shape[:-1], -1, size), axis=-1, initial=0), -1, axis)
-
-
-def own_keys(key: PRNGKey | None) -> tuple[PRNGKey | None, ...]:
-    """A key for A, for B, and for each of the two products of the backward pass."""
-    return (None,) * 4 if key is None else tuple(jax.random.split(key, 4))
+def _largest_of_groups(x: Array, size: int, axis: int) -> Array:
+    return x if size == 1 else jnp.moveaxis(jnp.max(in_groups(x, size, axis), axis=-1, initial=0), -1, axis)

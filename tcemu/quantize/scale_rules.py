@@ -1,7 +1,7 @@
-"""How the scales of block formats come from the numbers in a block: one row a rule, as published code computes them.
+"""How the scales of block formats come from the numbers in a block: `RULES`, one row a rule, as published code computes them.
 
-Where a recipe is f32 arithmetic, each operation is rounded to nearest even as IEEE 754 has it, subnormals kept, and on integers: CPU and
-GPU give the same words.
+Where that code is f32 arithmetic, each operation is rounded to nearest even as IEEE 754 has it, subnormals kept. It is done on integers, so
+that CPU and GPU give the same words.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,17 @@ from tcemu import bits
 from tcemu.arithmetic.quotient import divide, multiply
 from tcemu.formats import F32, UE4M3, UE8M0, Format, Number, convert, decode, encode
 
+
+def largest_value(fmt: Format) -> Array:
+    """A format's largest finite value, as an f32 code."""
+    return convert(np.array(fmt.greatest_magnitude << fmt.unused_bits, fmt.dtype), fmt, F32)
+
+
 # ---- scales that are powers of two: the exponent, from a block's largest magnitude
 
 
 def _leading(amax: Number) -> tuple[Array, Array]:
-    """The exponent of the leading one, and what follows it: from the top bit down, with a last bit for all below."""
+    """The exponent of the leading one, and the bits that follow it, from bit 31 down; the last is set also where a lower bit was."""
     shift = bits.leading_zeros(amax.magnitude)
     top = bits.narrow_jam(bits.shift_left(amax.magnitude, shift), 1)[0]
     return amax.exponent + (bits.WORD * len(amax.magnitude) - 1) - shift, top << 1
@@ -42,20 +48,19 @@ def _even(amax: Number, element: Format) -> Array:
 
 
 def _rceil(amax: Number, element: Format) -> Array:
-    greatest = convert(np.array(element.greatest_magnitude, element.dtype), element, F32)
-    ratio = divide(encode(F32, amax), greatest, F32)
+    ratio = divide(encode(F32, amax), largest_value(element), F32)
     return encode(UE8M0, decode(F32, ratio), "RP", overflow="saturate").astype(jnp.int32) - UE8M0.bias
 
 
 # ---- scales of two levels, after the code of NVIDIA and PyTorch: all values are f32 codes without sign, but for the scales
 
 
-class Recipe(NamedTuple):
+class TwoLevelScaling(NamedTuple):
     """How a tensor's and its blocks' scales are found, and what is done to x before it is rounded to the element."""
 
     tensor: Callable[[Array], tuple[Array, ...]]  # the tensor's largest magnitude -> its scale, and what its blocks need besides
-    block: Callable[..., tuple[Array, Array]]  # (a block's largest magnitude, *tensor(...)) -> its scale, ue4m3; the other operand
-    apply: Callable[[Array, Array, Format], Array]  # multiply or divide: (x, other operand, F32)
+    block: Callable[..., tuple[Array, Array]]  # (a block's largest magnitude, *tensor(...)) -> its scale, ue4m3; what `apply` takes
+    apply: Callable[[Array, Array, Format], Array]  # multiply or divide: (x, what `block` gave, F32)
 
 
 def _f32(value: float) -> np.uint32:
@@ -107,13 +112,13 @@ class Rule:
 
     scale: Format
     exponent: Callable[[Number, Format], Array] | None = None  # of a ue8m0 scale: (block's largest magnitude, element format) -> int32
-    two_level: Recipe | None = None  # for a ue4m3 scale and one of the tensor
-    in_f32: bool = True  # the recipe is f32 arithmetic: a float64 x is rounded to f32 first
+    two_level: TwoLevelScaling | None = None  # for a ue4m3 scale and one of the tensor
+    in_f32: bool = True  # the rule is f32 arithmetic: a float64 x is rounded to f32 first
     source: str = ""
 
 
 def _two_level(tensor: Callable, block: Callable, apply: Callable, source: str) -> Rule:
-    return Rule(UE4M3, two_level=Recipe(tensor, block, apply), source=source)
+    return Rule(UE4M3, two_level=TwoLevelScaling(tensor=tensor, block=block, apply=apply), source=source)
 
 
 RULES = {

@@ -1,5 +1,7 @@
 """A comparison of policies as a picture: the relative error of every product, a mark for each policy. Needs matplotlib."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 MARKS = "osD^vP*X<>"
 
 
-def plot(comparison: Comparison) -> "Figure":
+def plot(comparison: Comparison) -> Figure:
     """The relative errors of what `tcemu.compare` found, products downwards, on a logarithmic axis; a matplotlib Figure.
 
     An error of 0 has no mark; a product that a policy leaves has none either. Raises ImportError if matplotlib is not installed.

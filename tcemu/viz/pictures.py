@@ -1,4 +1,6 @@
-"""Pictures of an instruction's operands. Where a cell sits is asked of the layout rows; here is only what it says and what that means."""
+"""Pictures of an instruction's operands. The layout rows know where a cell sits; what it says, and the legend, are made here."""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from tcemu.operations.fragments import fragments
 from tcemu.viz.atoms import DESCRIPTORS, atoms, described, legend
 from tcemu.viz.drawing import GAP, PAGE, Block, Cell, Grid, cell_width, document, flow, grid, paragraph, stack
 
-LONGEST = 32  # rows or columns that are drawn one by one; along longer ones, neighbours that a lane holds in turn share a cell
+LONGEST = 32  # rows or columns that are drawn one by one; of more, neighbours that one lane holds in turn share a cell
 FOLD = 4  # a row that is too long for the page breaks after a multiple of so many cells
 MARGIN = 64  # pixels of a page that headings may take
 METADATA = ("e", "sp_meta")
@@ -38,9 +40,9 @@ def svg(op: str | Instruction, operand: str, lane: int | None = None) -> str:
     lane that is no integer. Source: that of the layout, which the picture names.
     """
     op = parse(op)
-    found = operands(op)
-    if operand not in found:
-        raise ValueError(f"operand: {operand!r} of {op} has no picture; wanted one of {', '.join(found) or 'none'}. PTX ISA {section(op)}")
+    names = operands(op)
+    if operand not in names:
+        raise ValueError(f"operand: {operand!r} of {op} has no picture; wanted one of {', '.join(names) or 'none'}. PTX ISA {section(op)}")
     lane = _lane(op, lane)
     if lane is not None and operand in DESCRIPTORS:
         raise ValueError(f"lane: got {lane}; {operand} of {op} lies in shared memory and has no lanes. PTX ISA {section(op)}")
@@ -53,12 +55,12 @@ def page(op: str | Instruction, lane: int | None = None) -> str:
     Raises ValueError also if none has.
     """
     op = parse(op)
-    found = operands(op)
-    if not found:
+    names = operands(op)
+    if not names:
         raise ValueError(f"{op}: has no operand to draw. PTX ISA {section(op)}")
     lane = _lane(op, lane)
-    drawn = flow((_picture(op, name, lane) for name in found), 2 * GAP)
-    return document(stack([_headline(op, lane, found), drawn], GAP), f"{op}: {', '.join(found)}")
+    drawn = flow((_picture(op, name, lane) for name in names), 2 * GAP)
+    return document(stack([_headline(op, lane, names), drawn], GAP), f"{op}: {', '.join(names)}")
 
 
 def holders(fragment: Fragment) -> np.ndarray:
@@ -92,14 +94,14 @@ def _picture(op: Instruction, name: str, lane: int | None) -> Block:
     """An operand's grids, below its name and what a cell says."""
     if name in DESCRIPTORS:
         groups = list(atoms(op, name))
-        what, lines = described(op, name), legend(op, name, groups[0][-1].cells[-1])
+        description, lines = described(op, name), legend(op, name, groups[0][-1].cells[-1])
     else:
         fragment = fragments(op)[name]
         groups = [list(_grids(op, name, fragment))]
-        example = next(cell for one in groups[0] for cell in one.cells if EXAMPLE in cell.lanes)
-        what, lines = _what(op, name, fragment), _legend(op, name, fragment, example)
-    drawn = stack((flow(grid(one, lane) for one in group) for group in groups), GAP)
-    return stack([paragraph([f"{name}: {what}"], 13, bold=True), paragraph(lines), drawn], 8)
+        example = next(cell for part in groups[0] for cell in part.cells if EXAMPLE in cell.lanes)
+        description, lines = _description(op, name, fragment), _legend(op, name, fragment, example)
+    drawn = stack((flow(grid(part, lane) for part in group) for group in groups), GAP)
+    return stack([paragraph([f"{name}: {description}"], 13, bold=True), paragraph(lines), drawn], 8)
 
 
 def _grids(op: Instruction, name: str, fragment: Fragment) -> Iterator[Grid]:
@@ -162,7 +164,7 @@ def _elements(op: Instruction, name: str, fragment: Fragment, elements: np.ndarr
     if op.element:
         register, part = divmod(first[0], fragment.elements // op.registers(name))
         return f"{name}{register}[{part}]"
-    return (op.operand or name) + ",".join(_range(one, run) for one in dict.fromkeys(first))
+    return (op.operand or name) + ",".join(_range(element, run) for element in dict.fromkeys(first))
 
 
 def _title(op: Instruction, name: str, place: tuple[int, ...], held: np.ndarray) -> str:
@@ -185,7 +187,7 @@ def _title(op: Instruction, name: str, place: tuple[int, ...], held: np.ndarray)
 MATRICES = {"a": "A, M x K", "b": "B, K x N", "c": "C, M x N", "d": "D, M x N"}
 
 
-def _what(op: Instruction, name: str, fragment: Fragment) -> str:
+def _description(op: Instruction, name: str, fragment: Fragment) -> str:
     """The matrix that an operand holds."""
     if op.element:
         rows, columns = fragment.shape[-2:]
@@ -204,19 +206,19 @@ def _what(op: Instruction, name: str, fragment: Fragment) -> str:
 def _legend(op: Instruction, name: str, fragment: Fragment, example: Cell) -> list[str]:
     """What a cell says, and where that is written."""
     numbers = re.findall(r"\d+", example.text[1])
-    said = f"{' '.join(example.text)}: lane {EXAMPLE}"
+    cell = f"{' '.join(example.text)}: lane {EXAMPLE}"
     source = [f"PTX ISA {fragment.layout.source}"]
     if name in METADATA:
-        return [f"{said}, bits {numbers[0]} to {numbers[1]} of its {name}; {SELECTOR[name]} says whose bits count", *source]
+        return [f"{cell}, bits {numbers[0]} to {numbers[1]} of its {name}; {SELECTOR[name]} says whose bits count", *source]
     if name.startswith("scale"):
-        return [f"{said}, byte {numbers[0]} of its {name}; {name.replace('scale', 'selector')} is {{byte_id, thread_id}}", *source]
+        return [f"{cell}, byte {numbers[0]} of its {name}; {name.replace('scale', 'selector')} is {{byte_id, thread_id}}", *source]
     if op.element:
         more = ["A row is one of memory; address: the lane that points to it."] if op.num else []
         if not op.num and name == "d":
             more = ["Rows and columns are those of a."]  # so the transpose shows in who holds what
-        return [f"{said}, register {name}{numbers[0]}, part {numbers[1]} of it, low first", *more, *source]
+        return [f"{cell}, register {name}{numbers[0]}, part {numbers[1]} of it, low first", *more, *source]
     if op.family.startswith("wmma"):
         source = ["As sm_80 and later hold it;", "PTX leaves it open: PTX ISA 9.7.14.4.1"]
     if op.copies(name) > 1:
-        return [f"{said}, elements {', '.join(numbers)}, which are copies of one", *source]
-    return [f"{said}, element{'s' if numbers[1:] else ''} {' to '.join(numbers)}", *source]
+        return [f"{cell}, elements {', '.join(numbers)}, which are copies of one", *source]
+    return [f"{cell}, element{'s' if numbers[1:] else ''} {' to '.join(numbers)}", *source]
