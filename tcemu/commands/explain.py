@@ -10,6 +10,7 @@ import numpy as np
 
 from tcemu.architectures.lookup import row
 from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.what_if import what_if
 from tcemu.commands import EXAMPLE, CommandError
 from tcemu.explanation.comparison import Comparison
 from tcemu.explanation.explain import explain
@@ -118,20 +119,10 @@ def read(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def changed(model: Model, text: str) -> Model:
-    """The model with the fields that stand in `text`, FIELD=VALUE[,FIELD=VALUE]."""
-    changes: dict[str, Any] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        if name not in vars(model) or not value or name in ("result", "multiplicand"):
-            usable = ", ".join(field for field in vars(model) if field not in ("result", "multiplicand"))
-            raise CommandError(f"--what-if {text}: {part!r} is no FIELD=VALUE; the fields are {usable}")
-        try:
-            changes[name] = None if value == "None" else int(value)
-        except ValueError:
-            changes[name] = value
+    """The model that one --what-if asks for. Raises CommandError."""
     try:
-        return model.replace(**changes)
-    except (TypeError, ValueError) as error:
+        return what_if(model, text)
+    except ValueError as error:
         raise CommandError(f"--what-if {text}: {error}") from error
 
 

@@ -12,6 +12,7 @@ from jax import Array
 
 from tcemu.architectures.lookup import applied, model, row
 from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.what_if import what_if
 from tcemu.explanation.inputs import met, products
 from tcemu.explanation.steps import walk
 from tcemu.isa.catalog import check
@@ -24,10 +25,6 @@ from tcemu.silicon.gpu import gpu
 from tcemu.silicon.placement import product
 
 Operands = dict[str, Array]
-FIELDS = (
-    "terms", "fraction_bits", "floor", "rounding", "result_bits", "groups", "chain", "together", "summed", "alignment", "from_zero",
-    "multiplicand",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,23 +121,10 @@ def _of_words(op: Instruction, what: str) -> Side:
     target, _, lowering = target.partition("@")
     if lowering:
         given = {"unit": lowering} if lowering == "tcgen05" else {"toolkit": lowering}
-        used = changed(model(op, target, **given), changes)
+        lowered = model(op, target, **given)
+        used = what_if(lowered, changes) if changes else lowered
         return Side(what, lambda operands: codes(op, used, operands), target=target, model=used)
-    return emulated(op, target, changed(row(op, target).model, changes) if changes else None, what)
-
-
-def changed(base: Model, text: str) -> Model:
-    """The model with the fields that stand in `text`, "terms=8,rounding=RN". Raises ValueError."""
-    found: dict[str, Any] = {}
-    for part in text.split(",") if text else ():
-        name, _, value = part.partition("=")
-        if name not in FIELDS[:-1] or not value:
-            raise ValueError(f"{part!r} is no FIELD=VALUE; the fields are {', '.join(FIELDS[:-1])}")
-        if value in ("None", "True", "False"):
-            found[name] = {"None": None, "True": True, "False": False}[value]
-        else:
-            found[name] = int(value) if value.lstrip("-").isdigit() else value
-    return base.replace(**found)
+    return emulated(op, target, what_if(row(op, target).model, changes) if changes else None, what)
 
 
 def as_codes(op: Instruction, one: Side) -> Callable[[Operands], Any]:
