@@ -1,5 +1,6 @@
 """Codes and their exact values in plain Python integers and fractions, one at a time: the second implementation beside `formats`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -58,6 +59,28 @@ def decode(fmt: Format, code: int) -> Decoded:
 
 def infinity(negative: bool) -> str:
     return MINUS_INFINITY if negative else INFINITY
+
+
+def multiplied(x: Value, y: Value) -> Value:
+    """The exact product. An infinity times 0 is NaN."""
+    if isinstance(x, Fraction) and isinstance(y, Fraction):
+        return x * y
+    if NAN in (x, y) or 0 in (x, y):
+        return NAN
+    return infinity(_is_negative(x) != _is_negative(y))
+
+
+def _is_negative(x: Value) -> bool:
+    return x == MINUS_INFINITY if isinstance(x, str) else x < 0
+
+
+def total(values: Iterable[Value]) -> Value:
+    """The exact sum. Infinities of both signs make a NaN."""
+    values = list(values)
+    specials = {v for v in values if isinstance(v, str)}
+    if not specials:
+        return sum((v for v in values if isinstance(v, Fraction)), Fraction(0))
+    return specials.pop() if len(specials) == 1 else NAN
 
 
 def special_code(fmt: Format, value: str, saturate: bool = False) -> int:

@@ -10,8 +10,9 @@ from tcemu.arithmetic.model import Model, fills_k, fitted
 from tcemu.errors import Unsupported
 from tcemu.explanation.comparison import Comparison
 from tcemu.explanation.explanation import Explanation
-from tcemu.explanation.inputs import codes, met, metadata, products
-from tcemu.explanation.steps import concrete, walk
+from tcemu.explanation.inputs import codes, concrete, metadata
+from tcemu.explanation.products import met, products
+from tcemu.explanation.steps import walk
 from tcemu.explanation.view import FILLING
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
@@ -142,7 +143,7 @@ def _column(op: Instruction, a: Sequence[int], b: Sequence[int], e: Any, clamped
         raise ValueError(f"e: {op} has no sparsity metadata; leave it out. PTX ISA {section(op)}")
     if len(b) != 2 * len(a) or len(b) % op.chunk:
         raise ValueError(f"a_row has {len(a)} elements and b_col {len(b)}; with e wanted K/2 and K, K a multiple of {op.chunk}, for {op}")
-    return met(op, b, metadata(op, e, len(b) // op.chunk), clamped)
+    return met(op.chunk, b, metadata(op, e, len(b) // op.chunk), clamped)
 
 
 def _scales(

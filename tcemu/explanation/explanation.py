@@ -6,8 +6,9 @@ from typing import Any
 
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.explanation import view
-from tcemu.explanation.exact import Value, decode, encode, exact_decimal, shortest, spacing, word
-from tcemu.explanation.steps import Product, Step, Term, product, total
+from tcemu.explanation.exact import Value, decode, encode, exact_decimal, multiplied, shortest, spacing, total, word
+from tcemu.explanation.products import Product
+from tcemu.explanation.steps import Step, Term
 from tcemu.formats import Format
 from tcemu.isa.instructions import Instruction
 
@@ -50,12 +51,10 @@ class Explanation:
     def exact(self) -> Value:
         """A·B + C of the codes, without any rounding."""
         terms = [decode(self.signature.c, self.c).value]
-        for one in self.products:
-            value = one.value
-            if self.signature.bit_op == "xor":
-                value = Fraction(one.x.value != one.y.value)
-            for scale in one.scales or ():
-                value = product(value, scale.value)
+        for product in self.products:
+            value = Fraction(product.x.value != product.y.value) if self.signature.bit_op == "xor" else product.value
+            for scale in product.scales or ():
+                value = multiplied(value, scale.value)
             terms.append(value)
         return total(terms)
 

@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from tcemu import bits
 from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.order import Order
 from tcemu.formats import Format, Number, convert, cuts, decode
 from tcemu.fuzz.counter import Pair, mix
 from tcemu.isa.instructions import Instruction
@@ -164,8 +165,7 @@ def _magnitude_below(n: Number, hidden: int) -> Array:
 
 def _first_step(model: Model, k: int) -> np.ndarray:
     """Which products the first step of an instruction adds."""
-    order = np.arange(k).reshape(-1, model.groups, 2).swapaxes(0, 1).ravel() if model.groups > 1 else np.arange(k)
-    return order[: min(int(model.terms), k // model.groups)]
+    return np.array(Order.of(model.replace(terms=int(model.terms)), k).steps(k)[0])
 
 
 def _aligned(magnitude: tuple[Array, ...], up: Array) -> tuple[tuple[Array, ...], Array]:

@@ -13,7 +13,7 @@ from jax import Array
 from tcemu.architectures.lookup import applied, model, row
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.what_if import what_if
-from tcemu.explanation.inputs import met, products
+from tcemu.explanation.products import met, products
 from tcemu.explanation.steps import walk
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
@@ -75,7 +75,7 @@ def reference(op: Instruction, target: str) -> Side:
         a, b = [int(x) for x in given["a"][case, i]], [int(x) for x in given["b"][case, :, j]]
         names = [f"k {k}" for k in range(len(b))]
         if op.sparse:
-            b, names = met(op, b, [int(x) for x in given["e"][case, i]], found.clamped_metadata)
+            b, names = met(op.chunk, b, [int(x) for x in given["e"][case, i]], found.clamped_metadata)
         scales = None
         if op.block_scale:
             scales = tuple(int(x) for x in given["scale_a"][case, i]), tuple(int(x) for x in given["scale_b"][case, :, j])

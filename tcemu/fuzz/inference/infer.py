@@ -10,13 +10,14 @@ import numpy as np
 
 from tcemu.architectures.lookup import must_compute
 from tcemu.arithmetic.model import MAX_FRACTION_BITS, Model
+from tcemu.arithmetic.order import Order
 from tcemu.errors import Unsupported
 from tcemu.explanation.exact import leading, power, word
 from tcemu.formats import F16, F32, S32, Format
 from tcemu.fuzz.generators import FLOORS
 from tcemu.fuzz.inference.findings import Finding, Inferred
 from tcemu.fuzz.inference.probes import RAW, Bench, C, Unreachable
-from tcemu.fuzz.inference.trees import Order, matching, steps
+from tcemu.fuzz.inference.trees import matching
 from tcemu.fuzz.runs import run
 from tcemu.fuzz.sides import Side, emulated, side
 from tcemu.isa.catalog import targets
@@ -173,7 +174,7 @@ class Probe:
             )
             return None
         blocks = "" if bench.width == 1 else f" (blocks of {bench.width})"
-        meets = f"{found.terms} terms{blocks} meet in a step, {len(steps(found, n))} in all"
+        meets = f"{found.terms} terms{blocks} meet in a step, {found.steps_of_instruction(n)} in all"
         last = "C with the first" if found.chain is None else "C is added after them"
         self.note("terms", found.terms * bench.width, f"{how}: by what survives, {meets}, {last}")
         if found.groups > 1:
@@ -186,7 +187,7 @@ class Probe:
 
     def places(self, order: Order) -> list[int]:
         """Slots in the order in which they are added, and how many of the first are added at once."""
-        first = steps(order, self.bench.slots)
+        first = order.steps(self.bench.slots)
         with_c = order.chain is None
         self.room = len(first[0]) + with_c
         self.steps = len(first)
