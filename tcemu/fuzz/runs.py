@@ -18,7 +18,7 @@ from tcemu.fuzz import coverage
 from tcemu.fuzz.coverage import Coverage
 from tcemu.fuzz.generators import generate
 from tcemu.fuzz.kinds import Kind, chosen
-from tcemu.fuzz.loop import Found, chunks, result
+from tcemu.fuzz.loop import ChunkCounts, chunks, result
 from tcemu.fuzz.shrink import Shrunk, shrink
 from tcemu.fuzz.sides import Side, side
 from tcemu.isa.grammar import parse
@@ -143,7 +143,7 @@ def _advance(state: Run, path: Path | None, turns: int | None, devices: tuple[An
     try:
         while not state.complete:
             counted, start = min(chunk.per_turn * count, state.cases - state.done), now
-            state = added(state, chunk.run(state.seed, state.done, counted, count))
+            state = added(state, chunk.compare(state.seed, state.done, counted, count))
             now = time.monotonic()
             state = replace(state, seconds=spent + now - began)
             if turns is None and now - start < SHORT:
@@ -163,16 +163,16 @@ def _advance(state: Run, path: Path | None, turns: int | None, devices: tuple[An
     return state
 
 
-def added(state: Run, found: Found) -> Run:
+def added(state: Run, counts: ChunkCounts) -> Run:
     """The run after one more chunk."""
     return replace(
         state,
-        done=state.done + found.cases,
-        wrong_cases=state.wrong_cases + found.wrong_cases,
-        wrong_outputs=state.wrong_outputs + found.wrong_outputs,
-        first=(*state.first, *found.first)[:MOST],
-        by_kind=found.by_kind if state.by_kind is None else state.by_kind + found.by_kind,
-        coverage=found.coverage if state.coverage is None else state.coverage + found.coverage,
+        done=state.done + counts.cases,
+        wrong_cases=state.wrong_cases + counts.wrong_cases,
+        wrong_outputs=state.wrong_outputs + counts.wrong_outputs,
+        first=(*state.first, *counts.first)[:MOST],
+        by_kind=counts.by_kind if state.by_kind is None else state.by_kind + counts.by_kind,
+        coverage=counts.coverage if state.coverage is None else state.coverage + counts.coverage,
     )
 
 
