@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits errors checking gradients text",
+    "bits errors checking files gradients text",
     "formats layouts packing",
     "arithmetic sparsity shared_memory memory",
     "isa",

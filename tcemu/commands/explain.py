@@ -12,7 +12,7 @@ from tcemu.architectures.lookup import row
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.what_if import what_if
 from tcemu.commands import EXAMPLE, CommandError
-from tcemu.explanation.comparison import Comparison
+from tcemu.explanation.comparison import Explanations
 from tcemu.explanation.explain import explain
 from tcemu.formats import Format
 from tcemu.isa.catalog import check
@@ -59,7 +59,7 @@ def add_explain(subparsers) -> None:
     parser.add_argument("--steps", action="store_true", help="with several targets: each in full, before the comparison")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--colour", action="store_true", help="dim the bits that are cut away")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_explain)
 
 
 def number(token: str) -> float | Fraction:
@@ -126,7 +126,7 @@ def changed(model: Model, text: str) -> Model:
         raise CommandError(f"--what-if {text}: {error}") from error
 
 
-def run(args: argparse.Namespace) -> int:
+def run_explain(args: argparse.Namespace) -> int:
     """Does what the words say. Raises CommandError."""
     targets = args.target or ["sm_90a"]
     try:
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         json.dump(found.to_dict(), sys.stdout, indent=1)
         print()
-    elif isinstance(found, Comparison):
+    elif isinstance(found, Explanations):
         full = [e.text(args.colour) for e in found.explanations] if args.steps else []
         print("\n\n".join([*full, found.text()]))
     else:

@@ -39,7 +39,7 @@ def add_fuzz(subparsers) -> None:
     parser.add_argument("--out", metavar="DIRECTORY", help="hold the run there, so that it can go on")
     parser.add_argument("--resume", metavar="DIRECTORY", help="go on with the run that is held there")
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.set_defaults(run=fuzz)
+    parser.set_defaults(run=run_fuzz)
 
 
 def add_infer(subparsers) -> None:
@@ -54,7 +54,7 @@ def add_infer(subparsers) -> None:
     parser.add_argument("op", metavar="OP", help="a PTX spelling")
     parser.add_argument("--target", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
     parser.add_argument("--cases", type=number, default=512, help="on which the model is compared with the box (default: 512)")
-    parser.set_defaults(run=inferred)
+    parser.set_defaults(run=run_infer)
 
 
 def number(text: str) -> int:
@@ -68,7 +68,7 @@ def number(text: str) -> int:
     return int(text) if text.isdigit() else int(value)
 
 
-def fuzz(args: argparse.Namespace) -> int:
+def run_fuzz(args: argparse.Namespace) -> int:
     """Does what the words say; 1 if something differs. Raises CommandError."""
     each_core_a_device()
     report = None if args.quiet else lambda line: print(line, file=sys.stderr, flush=True)
@@ -150,7 +150,7 @@ def brief(found: Run) -> str:
     return f"{found.op}: {found.wrong_outputs:,} of {outputs:,} outputs differ"
 
 
-def inferred(args: argparse.Namespace) -> int:
+def run_infer(args: argparse.Namespace) -> int:
     """Does what the words say; 1 if no model was found and confirmed. Raises CommandError."""
     try:
         found = infer(args.op, args.target, cases=args.cases)

@@ -47,7 +47,7 @@ class Parting:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Explanations:
     """Explanations of one dot product, each by another arithmetic. str() is the view for a terminal, `to_dict()` plain values."""
 
     explanations: tuple[Explanation, ...]
@@ -110,7 +110,7 @@ class Comparison:
         return self.text()
 
     def __repr__(self) -> str:
-        return f"<Comparison of {len(self.explanations)}: {', '.join(map(repr, self.explanations))}>"
+        return f"<Explanations of {len(self.explanations)}: {', '.join(map(repr, self.explanations))}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that json can write."""

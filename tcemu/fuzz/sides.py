@@ -15,16 +15,15 @@ from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.what_if import what_if
 from tcemu.explanation.products import met, products
 from tcemu.explanation.steps import walk
+from tcemu.fuzz.operands import HostOperands, Operands, as_integers, from_integers
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
-from tcemu.operations.dot import _dot
+from tcemu.operations.dot import dot_by_model
 from tcemu.operations.operands import signature_of
 from tcemu.operations.registers import pack, unpack
 from tcemu.silicon.gpu import gpu
 from tcemu.silicon.placement import product
-
-Operands = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def emulated(op: Instruction, target: str, chosen: Model | None = None, name: st
 def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) -> Array:
     """D's codes by one model."""
     scales = (given["scale_a"], given["scale_b"]) if op.block_scale else None
-    return _dot(op, clamped, used, given["a"], given["b"], given["c"], given.get("e"), scales)
+    return dot_by_model(op, clamped, used, given["a"], given["b"], given["c"], given.get("e"), scales)
 
 
 def reference(op: Instruction, target: str) -> Side:
@@ -67,11 +66,7 @@ def reference(op: Instruction, target: str) -> Side:
     signature, found = signature_of(check(op, target)), row(op, target)
     used = found.model if signature.rounding is None else found.model.replace(rounding=signature.rounding.upper())
 
-    def numbers(x: Any, words: int) -> Any:
-        x = np.asarray(x)
-        return x.astype(object) if words == 1 else x[..., 0].astype(object) + (x[..., 1].astype(object) << 32)
-
-    def element(given: dict[str, Any], case: int, i: int, j: int) -> int:
+    def element(given: HostOperands, case: int, i: int, j: int) -> int:
         a, b = [int(x) for x in given["a"][case, i]], [int(x) for x in given["b"][case, :, j]]
         names = [f"k {k}" for k in range(len(b))]
         if op.sparse:
@@ -82,13 +77,11 @@ def reference(op: Instruction, target: str) -> Side:
         return walk(used, signature, products(used, signature, a, b, names, scales), int(given["c"][case, i, j]))[1]
 
     def call(given: Operands) -> np.ndarray:
-        whole = {name: numbers(x, signature.a.words if name in ("a", "b", "c") else 1) for name, x in given.items()}
-        found = np.array(
-            [[[element(whole, case, i, j) for j in range(op.n)] for i in range(op.m)] for case in range(len(whole["a"]))], object
-        )
-        if signature.d.words == 2:
-            return np.stack([(found & 0xFFFFFFFF).astype(np.uint32), (found >> 32).astype(np.uint32)], axis=-1)
-        return found.astype(signature.d.dtype)
+        formats = {"a": signature.a, "b": signature.b, "c": signature.c}
+        whole = {name: np.asarray(x) for name, x in given.items()}
+        whole |= {name: as_integers(fmt, whole[name]) for name, fmt in formats.items()}
+        results = [[[element(whole, case, i, j) for j in range(op.n)] for i in range(op.m)] for case in range(len(whole["a"]))]
+        return from_integers(signature.d, np.array(results, object))
 
     return Side(f"reference:{target}", call, traced=False, target=target)
 

@@ -46,9 +46,10 @@ def dot(
     fields = None if fields is None else codes_of(op, "e", fields, U4, op.matrix(op.metadata))
     scales = [given_or_not(op, name, value, op.block_scale) for name, value in zip(SCALES, (scale_a, scale_b), strict=True)]
     scales = tuple(scale_matrix(op, name, value) for name, value in zip(SCALES, scales, strict=True)) if op.block_scale else None
-    return _dot(op, clamped, model, *codes, fields, scales)
+    return dot_by_model(op, clamped, model, *codes, fields, scales)
 
 
 @partial(jax.jit, static_argnames=("op", "clamped"))
-def _dot(op: Instruction, clamped: bool, model: Model, a: Array, b: Array, c: Array, fields: Array | None, scales: Any) -> Array:
+def dot_by_model(op: Instruction, clamped: bool, model: Model, a: Array, b: Array, c: Array, fields: Array | None, scales: Any) -> Array:
+    """`dot` with checked operands and the model that applies. clamped: see `sparsity.gather`."""
     return multiply_add(op, model, a, b, c, fields, scales, clamped)

@@ -12,7 +12,7 @@ import numpy as np
 from tcemu.explanation.exact import Value, decode, encode, leading, power
 from tcemu.formats import Format
 from tcemu.fuzz.loop import result
-from tcemu.fuzz.shrink import _narrow, _wide
+from tcemu.fuzz.operands import as_integers, from_integers
 from tcemu.fuzz.sides import Side
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import signature_of
@@ -169,12 +169,12 @@ class Bench:
                 if scales:
                     scales["scale_a"][case, i], scales["scale_b"][case, :, i] = v["scale_a"], v["scale_b"]
             given: dict[str, Any] = {
-                name: _narrow(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))
+                name: from_integers(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))
             }
             given |= scales
             if op.sparse:
                 given["e"] = np.full((BATCH, *op.matrix(op.metadata)), plain, np.uint8)
-            d = _wide(signature.d, np.asarray(result(op, self.box, {name: jnp.asarray(v) for name, v in given.items()})))
+            d = as_integers(signature.d, np.asarray(result(op, self.box, {name: jnp.asarray(v) for name, v in given.items()})))
             found += [int(d[at // side, at % side, at % side]) for at in range(len(some))]
         return found
 
