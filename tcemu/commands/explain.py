@@ -108,11 +108,11 @@ def drawn(op: Instruction, seed: int) -> dict[str, Any]:
 def read(args: argparse.Namespace) -> dict[str, Any]:
     """The operands that stand on the command line."""
     meaning = code if args.codes else number
-    found = {name: [meaning(token) for token in words(text)] for name in VECTORS if (text := getattr(args, name)) is not None}
-    if "a" not in found or "b" not in found:
+    elements = {name: [meaning(token) for token in words(text)] for name in VECTORS if (text := getattr(args, name)) is not None}
+    if "a" not in elements or "b" not in elements:
         raise CommandError("the operands are missing: give --a and --b, or --random SEED")
-    operands: dict[str, Any] = {"a_row": found["a"], "b_col": found["b"], "c": found.get("c", 0)}
-    operands |= {name: found[name] for name in ("scale_a", "scale_b") if name in found}
+    operands: dict[str, Any] = {"a_row": elements["a"], "b_col": elements["b"], "c": elements.get("c", 0)}
+    operands |= {name: elements[name] for name in ("scale_a", "scale_b") if name in elements}
     if args.e is not None:
         operands["e"] = [code(digit) for text in words(args.e) for digit in text.removeprefix("0x")]
     return operands
@@ -139,17 +139,17 @@ def run_explain(args: argparse.Namespace) -> int:
             operands = drawn(op, args.random)
         models = [changed(row(op, targets[0]).model, text) for text in args.what_if]
         if len(targets) == 1 and not models:
-            found = explain(op, **operands, target=targets[0])
+            explained = explain(op, **operands, target=targets[0])
         else:
-            found = explain(op, **operands, target=targets + [targets[0]] * len(models), model=[None] * len(targets) + models)
+            explained = explain(op, **operands, target=targets + [targets[0]] * len(models), model=[None] * len(targets) + models)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
     if args.json:
-        json.dump(found.to_dict(), sys.stdout, indent=1)
+        json.dump(explained.to_dict(), sys.stdout, indent=1)
         print()
-    elif isinstance(found, Explanations):
-        full = [e.text(args.colour) for e in found.explanations] if args.steps else []
-        print("\n\n".join([*full, found.text()]))
+    elif isinstance(explained, Explanations):
+        full = [e.text(args.colour) for e in explained.explanations] if args.steps else []
+        print("\n\n".join([*full, explained.text()]))
     else:
-        print(found.text(args.colour))
+        print(explained.text(args.colour))
     return 0

@@ -165,8 +165,8 @@ def convert(code: int, source: Format, target: Format) -> int:
     """One code in another format, to the nearest."""
     if source == target:
         return code
-    found = decode(source, code)
-    return encode(target, found.value, negative_zero=found.negative)
+    meant = decode(source, code)
+    return encode(target, meant.value, negative_zero=meant.negative)
 
 
 def spacing(fmt: Format, value: Fraction) -> Fraction:
@@ -186,12 +186,12 @@ def decimal(value: Value, digits: int = 7) -> str:
     if value.denominator == 1 and abs(value) < 1 << 33:
         return str(value.numerator)
     context = Context(prec=digits, Emax=10**6, Emin=-(10**6))
-    found = context.divide(Decimal(value.numerator), Decimal(value.denominator)).normalize(context)
-    if not found:
+    rounded = context.divide(Decimal(value.numerator), Decimal(value.denominator)).normalize(context)
+    if not rounded:
         return "0"
-    mantissa, _, exponent = f"{found:e}".partition("e")
+    mantissa, _, exponent = f"{rounded:e}".partition("e")
     place = int(exponent)
-    return f"{found:f}" if -5 < place < digits else f"{mantissa}e{place:+03d}"
+    return f"{rounded:f}" if -5 < place < digits else f"{mantissa}e{place:+03d}"
 
 
 def exact_decimal(value: Value, digits: int = 24) -> str:
@@ -202,18 +202,18 @@ def exact_decimal(value: Value, digits: int = 24) -> str:
 
 def shortest(fmt: Format, code: int) -> str:
     """The value of a code, exactly if seven digits are enough, else the fewest digits that read as this code."""
-    found = decode(fmt, code)
-    if isinstance(found.value, str):
-        return found.value
-    if found.value == 0:
-        return "-0" if found.negative else "0"
-    if Fraction(decimal(found.value)) == found.value:
-        return decimal(found.value)
+    meant = decode(fmt, code)
+    if isinstance(meant.value, str):
+        return meant.value
+    if meant.value == 0:
+        return "-0" if meant.negative else "0"
+    if Fraction(decimal(meant.value)) == meant.value:
+        return decimal(meant.value)
     for digits in range(1, DIGITS):
-        text = decimal(found.value, digits)
-        if decode(fmt, encode(fmt, Fraction(text))).value == found.value:
+        text = decimal(meant.value, digits)
+        if decode(fmt, encode(fmt, Fraction(text))).value == meant.value:
             return decimal(Fraction(text), DIGITS)
-    return decimal(found.value, DIGITS)
+    return decimal(meant.value, DIGITS)
 
 
 def word(fmt: Format, code: int) -> str:

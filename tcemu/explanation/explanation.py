@@ -161,11 +161,11 @@ def step_dict(step: Step, number: int) -> dict[str, Any]:
 
 def term_dict(term: Term) -> dict[str, Any]:
     """One term as plain values."""
-    found = {"name": term.name, "value": str(term.value), "exponent": term.exponent, "shift": term.shift}
-    found |= {"kept": _number(term.kept), "cut": _number(term.cut)}
+    plain = {"name": term.name, "value": str(term.value), "exponent": term.exponent, "shift": term.shift}
+    plain |= {"kept": _number(term.kept), "cut": _number(term.cut)}
     if term.code is not None:
-        return found | {"code": term.code}
-    return found | {
+        return plain | {"code": term.code}
+    return plain | {
         "k": [p.index for p in term.products],
         "a": [p.a for p in term.products],
         "b": [p.b for p in term.products],

@@ -57,7 +57,7 @@ def _code(name: str, fmt: Format, code: int, wanted: str) -> int:
 def _rounded(name: str, fmt: Format, given: Sequence[Any], rounding: str, wanted: str) -> tuple[tuple[int, ...], bool]:
     if rounding not in DIRECTIONS:
         raise ValueError(f"rounding={rounding!r}: want one of {', '.join(DIRECTIONS)}")
-    found, inexact = [], False
+    codes, inexact = [], False
     for v in given:
         if isinstance(v, np.floating) or (hasattr(v, "dtype") and jnp.issubdtype(v.dtype, jnp.floating)):
             v = float(v)
@@ -70,8 +70,8 @@ def _rounded(name: str, fmt: Format, given: Sequence[Any], rounding: str, wanted
             else encode(fmt, value, rounding, negative_zero=negative)
         )
         inexact |= decode(fmt, code).value != value
-        found.append(code)
-    return tuple(found), inexact
+        codes.append(code)
+    return tuple(codes), inexact
 
 
 def number(v: int | float | Fraction) -> tuple[Value, bool]:
@@ -93,14 +93,14 @@ def metadata(op: Instruction, e: Any, count: int) -> list[int]:
 
 def concrete(model: Model) -> Model:
     """The model with plain numbers in place of arrays. Raises TypeError where they are traced."""
-    found = {}
+    changes = {}
     for name in ("terms", "fraction_bits", "floor", "result_bits", "rounding", "alignment"):
         value = getattr(model, name)
         if value is not None and not isinstance(value, int | str):
             try:
-                found[name] = int(value)
+                changes[name] = int(value)
             except TypeError as error:
                 raise TypeError(f"model: its {name} is traced; explain wants plain numbers, so call it outside jit and vmap") from error
-    for name in found.keys() & {"rounding", "alignment"}:
-        found[name] = ROUNDINGS[found[name]]
-    return model.replace(**found) if found else model
+    for name in changes.keys() & {"rounding", "alignment"}:
+        changes[name] = ROUNDINGS[changes[name]]
+    return model.replace(**changes) if changes else model

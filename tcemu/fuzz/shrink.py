@@ -230,16 +230,16 @@ def _device(given: HostOperands) -> Operands:
 
 def _vector(op: Instruction, given: HostOperands, i: int, j: int) -> Vector:
     signature = signature_of(op)
-    found = {
+    arrays = {
         "a": as_integers(signature.a, given["a"])[0, i],
         "b": as_integers(signature.b, given["b"])[0, :, j],
         "c": as_integers(signature.c, given["c"])[0, i, j : j + 1],
     }
     if op.sparse:
-        found["e"] = given["e"][0, i]
+        arrays["e"] = given["e"][0, i]
     if op.block_scale:
-        found |= {"scale_a": given["scale_a"][0, i], "scale_b": given["scale_b"][0, :, j]}
-    return {name: [int(x) for x in codes] for name, codes in found.items()}
+        arrays |= {"scale_a": given["scale_a"][0, i], "scale_b": given["scale_b"][0, :, j]}
+    return {name: [int(x) for x in codes] for name, codes in arrays.items()}
 
 
 def _cases(op: Instruction, vectors: list[Vector], i: int, j: int) -> HostOperands:
@@ -249,17 +249,17 @@ def _cases(op: Instruction, vectors: list[Vector], i: int, j: int) -> HostOperan
     whole = {"a": np.zeros((count, m, k), object), "b": np.zeros((count, op.k, n), object), "c": np.zeros((count, m, n), object)}
     for at, v in enumerate(vectors):
         whole["a"][at, i], whole["b"][at, :, j], whole["c"][at, i, j] = v["a"], v["b"], v["c"][0]
-    found = {name: from_integers(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))}
+    operands = {name: from_integers(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))}
     if op.sparse:
-        found["e"] = np.full((count, *op.matrix(op.metadata)), defined_fields(op.chunk, op.ordered)[0], np.uint8)
-        found["e"][:, i] = [v["e"] for v in vectors]
+        operands["e"] = np.full((count, *op.matrix(op.metadata)), defined_fields(op.chunk, op.ordered)[0], np.uint8)
+        operands["e"][:, i] = [v["e"] for v in vectors]
     if op.stype is not None:
         one = op.stype.bias << op.stype.mantissa_bits
         for name in ("scale_a", "scale_b"):
-            found[name] = np.full((count, *op.matrix(name)), one, np.uint8)
+            operands[name] = np.full((count, *op.matrix(name)), one, np.uint8)
             rows = [v[name] for v in vectors]
             if name == "scale_a":
-                found[name][:, i] = rows
+                operands[name][:, i] = rows
             else:
-                found[name][:, :, j] = rows
-    return found
+                operands[name][:, :, j] = rows
+    return operands

@@ -63,14 +63,14 @@ def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) 
 
 def reference(op: Instruction, target: str) -> Side:
     """The slow one: the same rules in Python's integers and fractions, an element at a time, which share no arithmetic with `dot`."""
-    signature, found = signature_of(check(op, target)), row(op, target)
-    used = found.model if signature.rounding is None else found.model.replace(rounding=signature.rounding.upper())
+    signature, own = signature_of(check(op, target)), row(op, target)
+    used = own.model if signature.rounding is None else own.model.replace(rounding=signature.rounding.upper())
 
     def element(given: HostOperands, case: int, i: int, j: int) -> int:
         a, b = [int(x) for x in given["a"][case, i]], [int(x) for x in given["b"][case, :, j]]
         names = [f"k {k}" for k in range(len(b))]
         if op.sparse:
-            b, names = met(op.chunk, b, [int(x) for x in given["e"][case, i]], found.clamped_metadata)
+            b, names = met(op.chunk, b, [int(x) for x in given["e"][case, i]], own.clamped_metadata)
         scales = None
         if op.block_scale:
             scales = tuple(int(x) for x in given["scale_a"][case, i]), tuple(int(x) for x in given["scale_b"][case, :, j])
@@ -140,12 +140,12 @@ def to_registers(op: Instruction, given: Operands) -> Operands:
     """
     names = {"c": "d"} if op.c is None else {}
     four = lambda x: jnp.stack([x] * op.products, axis=1) if op.products > 1 else x  # noqa: E731
-    found = {name: pack(op, names.get(name, name), four(given[name])) for name in ("a", "b", "c") if name != "b" or op.warps == 1}
+    registers = {name: pack(op, names.get(name, name), four(given[name])) for name in ("a", "b", "c") if name != "b" or op.warps == 1}
     if op.warps > 1:
-        found["b"] = given["b"]
+        registers["b"] = given["b"]
     if op.sparse:
-        found["e"] = pack(op, op.metadata, given["e"])
-    return found | {name: pack(op, name, given[name]) for name in ("scale_a", "scale_b") if name in given}
+        registers["e"] = pack(op, op.metadata, given["e"])
+    return registers | {name: pack(op, name, given[name]) for name in ("scale_a", "scale_b") if name in given}
 
 
 def _only(op: Instruction, d: Array) -> Array:
