@@ -44,7 +44,7 @@ def main() -> int:
             turns, seconds, counts = max(1, args.cases // chunk.per_turn), [], []
             for repeat in (*range(args.repeats + 1), 0):
                 start = time.perf_counter()
-                run = chunk.run(0, repeat * chunk.per_turn * turns, chunk.per_turn * turns, turns)
+                run = chunk.compare(0, repeat * chunk.per_turn * turns, chunk.per_turn * turns, turns)
                 seconds.append(time.perf_counter() - start)
                 counts.append((run.wrong_cases, run.wrong_outputs, run.first))
             wrong += counts[0] != counts[-1]

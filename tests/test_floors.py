@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits errors checking gradients meshes text",
+    "bits errors checking files gradients meshes text",
     "formats layouts packing",
     "arithmetic sparsity shared_memory memory",
     "isa",

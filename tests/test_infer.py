@@ -9,8 +9,9 @@ import tcemu
 from tcemu import fuzz
 from tcemu.architectures.lookup import UNITS, row_for
 from tcemu.architectures.rows import ROWS
+from tcemu.arithmetic.order import Order
 from tcemu.formats import F16, F32, S32
-from tcemu.fuzz.inference.trees import Order, matching, orders, sizes, tree
+from tcemu.fuzz.inference.trees import matching, orders, sizes, tree
 from tcemu.isa.catalog import instructions
 from tcemu.operations.operands import signature_of
 

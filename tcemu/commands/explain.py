@@ -10,8 +10,9 @@ import numpy as np
 
 from tcemu.architectures.lookup import row_for
 from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.what_if import what_if
 from tcemu.commands import EXAMPLE, CommandError
-from tcemu.explanation.comparison import Comparison
+from tcemu.explanation.comparison import Explanations
 from tcemu.explanation.explain import explain
 from tcemu.formats import Format
 from tcemu.isa.catalog import check
@@ -58,7 +59,7 @@ def add_explain(subparsers) -> None:
     parser.add_argument("--steps", action="store_true", help="with several targets: each in full, before the comparison")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--colour", action="store_true", help="dim the bits that are cut away")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_explain)
 
 
 def number(token: str) -> float | Fraction:
@@ -107,35 +108,25 @@ def drawn(op: Instruction, seed: int) -> dict[str, Any]:
 def read(args: argparse.Namespace) -> dict[str, Any]:
     """The operands that stand on the command line."""
     meaning = code if args.codes else number
-    found = {name: [meaning(token) for token in words(text)] for name in VECTORS if (text := getattr(args, name)) is not None}
-    if "a" not in found or "b" not in found:
+    elements = {name: [meaning(token) for token in words(text)] for name in VECTORS if (text := getattr(args, name)) is not None}
+    if "a" not in elements or "b" not in elements:
         raise CommandError("the operands are missing: give --a and --b, or --random SEED")
-    operands: dict[str, Any] = {"a_row": found["a"], "b_col": found["b"], "c": found.get("c", 0)}
-    operands |= {name: found[name] for name in ("scale_a", "scale_b") if name in found}
+    operands: dict[str, Any] = {"a_row": elements["a"], "b_col": elements["b"], "c": elements.get("c", 0)}
+    operands |= {name: elements[name] for name in ("scale_a", "scale_b") if name in elements}
     if args.e is not None:
         operands["e"] = [code(digit) for text in words(args.e) for digit in text.removeprefix("0x")]
     return operands
 
 
 def changed(model: Model, text: str) -> Model:
-    """The model with the fields that stand in `text`, FIELD=VALUE[,FIELD=VALUE]."""
-    changes: dict[str, Any] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        if name not in vars(model) or not value or name in ("result", "multiplicand"):
-            usable = ", ".join(field for field in vars(model) if field not in ("result", "multiplicand"))
-            raise CommandError(f"--what-if {text}: {part!r} is no FIELD=VALUE; the fields are {usable}")
-        try:
-            changes[name] = None if value == "None" else int(value)
-        except ValueError:
-            changes[name] = value
+    """The model that one --what-if asks for. Raises CommandError."""
     try:
-        return model.replace(**changes)
-    except (TypeError, ValueError) as error:
+        return what_if(model, text)
+    except ValueError as error:
         raise CommandError(f"--what-if {text}: {error}") from error
 
 
-def run(args: argparse.Namespace) -> int:
+def run_explain(args: argparse.Namespace) -> int:
     """Does what the words say. Raises CommandError."""
     targets = args.target or ["sm_90a"]
     try:
@@ -148,17 +139,17 @@ def run(args: argparse.Namespace) -> int:
             operands = drawn(op, args.random)
         models = [changed(row_for(op, targets[0]).model, text) for text in args.what_if]
         if len(targets) == 1 and not models:
-            found = explain(op, **operands, target=targets[0])
+            explained = explain(op, **operands, target=targets[0])
         else:
-            found = explain(op, **operands, target=targets + [targets[0]] * len(models), model=[None] * len(targets) + models)
+            explained = explain(op, **operands, target=targets + [targets[0]] * len(models), model=[None] * len(targets) + models)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
     if args.json:
-        json.dump(found.to_dict(), sys.stdout, indent=1)
+        json.dump(explained.to_dict(), sys.stdout, indent=1)
         print()
-    elif isinstance(found, Comparison):
-        full = [e.text(args.colour) for e in found.explanations] if args.steps else []
-        print("\n\n".join([*full, found.text()]))
+    elif isinstance(explained, Explanations):
+        full = [e.text(args.colour) for e in explained.explanations] if args.steps else []
+        print("\n\n".join([*full, explained.text()]))
     else:
-        print(found.text(args.colour))
+        print(explained.text(args.colour))
     return 0

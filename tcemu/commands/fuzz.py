@@ -39,7 +39,7 @@ def add_fuzz(subparsers) -> None:
     parser.add_argument("--out", metavar="DIRECTORY", help="hold the run there, so that it can go on")
     parser.add_argument("--resume", metavar="DIRECTORY", help="go on with the run that is held there")
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.set_defaults(run=fuzz)
+    parser.set_defaults(run=run_fuzz)
 
 
 def add_infer(subparsers) -> None:
@@ -54,7 +54,7 @@ def add_infer(subparsers) -> None:
     parser.add_argument("op", metavar="OP", help="a PTX spelling")
     parser.add_argument("--target", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
     parser.add_argument("--cases", type=number, default=512, help="on which the model is compared with the box (default: 512)")
-    parser.set_defaults(run=inferred)
+    parser.set_defaults(run=run_infer)
 
 
 def number(text: str) -> int:
@@ -68,19 +68,19 @@ def number(text: str) -> int:
     return int(text) if text.isdigit() else int(value)
 
 
-def fuzz(args: argparse.Namespace) -> int:
+def run_fuzz(args: argparse.Namespace) -> int:
     """Does what the words say; 1 if something differs. Raises CommandError."""
     each_core_a_device()
     report = None if args.quiet else lambda line: print(line, file=sys.stderr, flush=True)
     try:
-        given = resumed(args) if args.resume else asked(args)
+        asked_for = resumed(args) if args.resume else asked(args)
         wrong = 0
-        for one in given:
-            found = run(**one, report=report)
-            print(found if len(given) == 1 else brief(found), flush=True)
-            wrong += found.wrong_cases
-            if found.stopped:
-                print(f"stopped; {'the same words go on' if one['out'] else 'nothing was held: give --out to be able to go on'}")
+        for arguments in asked_for:
+            outcome = run(**arguments, report=report)
+            print(outcome if len(asked_for) == 1 else brief(outcome), flush=True)
+            wrong += outcome.wrong_cases
+            if outcome.stopped:
+                print(f"stopped; {'the same words go on' if arguments['out'] else 'nothing was held: give --out to be able to go on'}")
                 break
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
@@ -134,27 +134,27 @@ def resumed(args: argparse.Namespace) -> list[dict[str, Any]]:
     files = sorted(Path(args.resume).glob(f"**/{FILE}"))
     if not files:
         raise CommandError(f"--resume {args.resume}: no run is held there; --out DIRECTORY holds one")
-    found = []
+    asked_for = []
     for file in files:
         h = header(file)
-        found.append(
+        asked_for.append(
             {"op": h["op"], "left": h["left"], "right": h["right"], "cases": h["cases"], "seed": h["seed"], "out": str(file.parent),
              "kinds": list(h["kinds"]), "weights": list(h["kinds"].values())}
         )  # fmt: skip
-    return found
+    return asked_for
 
 
-def brief(found: Run) -> str:
+def brief(run: Run) -> str:
     """One line of a family."""
-    outputs = found.done * found.op.m * found.op.n
-    return f"{found.op}: {found.wrong_outputs:,} of {outputs:,} outputs differ"
+    outputs = run.done * run.op.m * run.op.n
+    return f"{run.op}: {run.wrong_outputs:,} of {outputs:,} outputs differ"
 
 
-def inferred(args: argparse.Namespace) -> int:
+def run_infer(args: argparse.Namespace) -> int:
     """Does what the words say; 1 if no model was found and confirmed. Raises CommandError."""
     try:
-        found = infer(args.op, args.target, cases=args.cases)
+        inferred = infer(args.op, args.target, cases=args.cases)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
-    print(found)
-    return int(not found.confirmed)
+    print(inferred)
+    return int(not inferred.confirmed)

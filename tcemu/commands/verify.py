@@ -19,6 +19,7 @@ import numpy as np
 
 from tcemu.commands import CommandError
 from tcemu.commands.fuzz import number
+from tcemu.files import replace_file
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -185,18 +186,8 @@ def _held(directory: Path, question: dict[str, Any]) -> Rows:
 def _hold(directory: Path, question: dict[str, Any], facts: dict[str, str], rows: Rows) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     held = {"question": question, "facts": facts, "rows": [row._asdict() for row in rows.values()]}
-    _replaced(directory / STATE, json.dumps(held, indent=1).encode())
-    _replaced(directory / TABLE, table(rows, facts, question["seed"]).encode())
-
-
-def _replaced(path: Path, content: bytes) -> None:
-    """A kill leaves the old file or the new one, whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    replace_file(directory / STATE, json.dumps(held, indent=1).encode())
+    replace_file(directory / TABLE, table(rows, facts, question["seed"]).encode())
 
 
 def table(rows: Rows, facts: dict[str, str], seed: int) -> str:

@@ -49,7 +49,7 @@ class Parting:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Explanations:
     """Explanations of one dot product, each by another arithmetic. str() is the view for a terminal, `to_dict()` plain values."""
 
     explanations: tuple[Explanation, ...]
@@ -86,7 +86,7 @@ class Comparison:
         keys = sorted(dict.fromkeys(key for some in seen for key in some), key=lambda key: (key[0] != "C", key[1:]))
         terms = {key: next(event.term for some in seen if (event := some.get(key)) is not None and event.term is not None) for key in keys}
         zeros = [key for key in keys if terms[key].value == 0 and all(some[key].taken == 0 for some in seen if key in some)]
-        found, partings = [], self.partings
+        table, partings = [], self.partings
         for first in range(0, len(seen), BESIDE):
             numbers = range(first, min(first + BESIDE, len(seen)))
             heads = ["", "exact value", *(head for number in numbers for head in (f"[{number + 1}] step", "shift", "cut")), ""]
@@ -96,23 +96,23 @@ class Comparison:
                 parted = [f"[{n + 1}]" for n in numbers if n and (p := partings[n - 1]) is not None and p.term == terms[key].name]
                 mark = f"<- [1] and {', '.join(parted)} part" if parted else ""
                 rows.append([terms[key].name, decimal(terms[key].value), *cells, mark])
-            found += [*([""] if first else []), *columns(heads, rows, left=(0, len(heads) - 1))]
-        return [*found, *wrapped(f"{listed([terms[key].name for key in zeros])}: zero", indent="  ")] if zeros else found
+            table += [*([""] if first else []), *columns(heads, rows, left=(0, len(heads) - 1))]
+        return [*table, *wrapped(f"{listed([terms[key].name for key in zeros])}: zero", indent="  ")] if zeros else table
 
     def _partings(self) -> list[str]:
-        found = []
+        lines = []
         for number, parting in enumerate(self.partings, 2):
             said = "take the same bits away all along" if parting is None else f"part {parting.reason}"
-            found += wrapped(f"[1] and [{number}] {said}")
+            lines += wrapped(f"[1] and [{number}] {said}")
         if self.agree and any(p is not None for p in self.partings):
-            found.append("The results are the same word all the same.")
-        return found
+            lines.append("The results are the same word all the same.")
+        return lines
 
     def __str__(self) -> str:
         return self.text()
 
     def __repr__(self) -> str:
-        return f"<Comparison of {len(self.explanations)}: {', '.join(map(repr, self.explanations))}>"
+        return f"<Explanations of {len(self.explanations)}: {', '.join(map(repr, self.explanations))}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that json can write."""
@@ -159,7 +159,7 @@ def _is_idle(step: Step) -> bool:
 
 def events(e: Explanation) -> dict[Key, Event]:
     """All alignments and roundings of an explanation, by a key that names the same thing in another."""
-    found: dict[Key, Event] = {}
+    events_by_key: dict[Key, Event] = {}
     before = 0
     for number, step in enumerate(e.steps, 1):
         count = 0
@@ -167,12 +167,12 @@ def events(e: Explanation) -> dict[Key, Event]:
             key = ("k", *(p.index for p in term.products)) if term.products else (term.name, *(() if term.name == "C" else (number,)))
             count += len(term.products)
             taken: Value = term.cut if term.cut is not None else str(step.value)
-            found.setdefault(key, Event(before + count, taken, number, step, term))
+            events_by_key.setdefault(key, Event(before + count, taken, number, step, term))
         before += count
-        same = sum(key[:2] == ("round", before) for key in found)
+        same = sum(key[:2] == ("round", before) for key in events_by_key)
         taken = step.lost if step.lost is not None else str(step.value)
-        found["round", before, same] = Event(before + 0.5, taken, number, step, None)
-    return found
+        events_by_key["round", before, same] = Event(before + 0.5, taken, number, step, None)
+    return events_by_key
 
 
 def part(one: Explanation, other: Explanation, names: tuple[str, str]) -> Parting | None:

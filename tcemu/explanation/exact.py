@@ -1,5 +1,6 @@
 """Codes and their exact values in plain Python integers and fractions, one at a time: the second implementation beside `formats`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -58,6 +59,28 @@ def decode(fmt: Format, code: int) -> Decoded:
 
 def infinity(negative: bool) -> str:
     return MINUS_INFINITY if negative else INFINITY
+
+
+def multiplied(x: Value, y: Value) -> Value:
+    """The exact product. An infinity times 0 is NaN."""
+    if isinstance(x, Fraction) and isinstance(y, Fraction):
+        return x * y
+    if NAN in (x, y) or 0 in (x, y):
+        return NAN
+    return infinity(_is_negative(x) != _is_negative(y))
+
+
+def _is_negative(x: Value) -> bool:
+    return x == MINUS_INFINITY if isinstance(x, str) else x < 0
+
+
+def total(values: Iterable[Value]) -> Value:
+    """The exact sum. Infinities of both signs make a NaN."""
+    values = list(values)
+    specials = {v for v in values if isinstance(v, str)}
+    if not specials:
+        return sum((v for v in values if isinstance(v, Fraction)), Fraction(0))
+    return specials.pop() if len(specials) == 1 else NAN
 
 
 def special_code(fmt: Format, value: str, saturate: bool = False) -> int:
@@ -142,8 +165,8 @@ def convert(code: int, source: Format, target: Format) -> int:
     """One code in another format, to the nearest."""
     if source == target:
         return code
-    found = decode(source, code)
-    return encode(target, found.value, negative_zero=found.negative)
+    meant = decode(source, code)
+    return encode(target, meant.value, negative_zero=meant.negative)
 
 
 def spacing(fmt: Format, value: Fraction) -> Fraction:
@@ -163,12 +186,12 @@ def decimal(value: Value, digits: int = 7) -> str:
     if value.denominator == 1 and abs(value) < 1 << 33:
         return str(value.numerator)
     context = Context(prec=digits, Emax=10**6, Emin=-(10**6))
-    found = context.divide(Decimal(value.numerator), Decimal(value.denominator)).normalize(context)
-    if not found:
+    rounded = context.divide(Decimal(value.numerator), Decimal(value.denominator)).normalize(context)
+    if not rounded:
         return "0"
-    mantissa, _, exponent = f"{found:e}".partition("e")
+    mantissa, _, exponent = f"{rounded:e}".partition("e")
     place = int(exponent)
-    return f"{found:f}" if -5 < place < digits else f"{mantissa}e{place:+03d}"
+    return f"{rounded:f}" if -5 < place < digits else f"{mantissa}e{place:+03d}"
 
 
 def exact_decimal(value: Value, digits: int = 24) -> str:
@@ -179,18 +202,18 @@ def exact_decimal(value: Value, digits: int = 24) -> str:
 
 def shortest(fmt: Format, code: int) -> str:
     """The value of a code, exactly if seven digits are enough, else the fewest digits that read as this code."""
-    found = decode(fmt, code)
-    if isinstance(found.value, str):
-        return found.value
-    if found.value == 0:
-        return "-0" if found.negative else "0"
-    if Fraction(decimal(found.value)) == found.value:
-        return decimal(found.value)
+    meant = decode(fmt, code)
+    if isinstance(meant.value, str):
+        return meant.value
+    if meant.value == 0:
+        return "-0" if meant.negative else "0"
+    if Fraction(decimal(meant.value)) == meant.value:
+        return decimal(meant.value)
     for digits in range(1, DIGITS):
-        text = decimal(found.value, digits)
-        if decode(fmt, encode(fmt, Fraction(text))).value == found.value:
+        text = decimal(meant.value, digits)
+        if decode(fmt, encode(fmt, Fraction(text))).value == meant.value:
             return decimal(Fraction(text), DIGITS)
-    return decimal(found.value, DIGITS)
+    return decimal(meant.value, DIGITS)
 
 
 def word(fmt: Format, code: int) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from tcemu.architectures.lookup import COMPUTING, applied
 from tcemu.architectures.rows import ModelRow
 from tcemu.arithmetic.fitting import fills_k, fitted
 from tcemu.arithmetic.model import Model
 from tcemu.errors import Unsupported
-from tcemu.explanation.comparison import Comparison
+from tcemu.explanation.comparison import Explanations
 from tcemu.explanation.explanation import Explanation
-from tcemu.explanation.inputs import codes, met, metadata, products
-from tcemu.explanation.steps import concrete, walk
+from tcemu.explanation.inputs import codes, concrete, metadata
+from tcemu.explanation.products import met, products
+from tcemu.explanation.steps import walk
 from tcemu.explanation.view import FILLING
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
@@ -33,7 +34,7 @@ def explain(
     scale_a: Any = None,
     scale_b: Any = None,
     rounding: str = "RN",
-) -> Explanation | Comparison:
+) -> Explanation | Explanations:
     """One element of D = A·B + C taken apart: each term's exact value, exponent and shift, the bits kept and cut, the sums, the roundings.
 
     op: a PTX spelling or an Instruction of mma, mma.sp, wmma.mma, wgmma or wgmma.sp. a_row, b_col: K elements each; K may be several
@@ -45,8 +46,8 @@ def explain(
     elements along K.
     target: as "sm_90a", or several; model: another arithmetic in place of the target's own, or several, of which None is the target's own.
     One of either goes with all of the other.
-    Returns an `Explanation` (for several a `Comparison` of them): print it, or take its `to_dict()`. Python integers and fractions all
-    the way, no arithmetic shared with `dot`.
+    Returns an `Explanation`, or for several `Explanations`, which compare them: print it, or take its `to_dict()`. It is made of Python
+    integers and fractions all the way, and shares no arithmetic with `dot`.
     Raises Unsupported if PTX does not give `op` to a target, NotModelled if nobody has evidence of its arithmetic there, TypeError or
     ValueError for operands of another kind or length, ValueError for a model that does not fit `op`.
     Source: for the arithmetic `tcemu.evidence`; PTX ISA 9.7.14, 9.7.15.
@@ -58,24 +59,36 @@ def explain(
         raise ValueError(f"got {len(targets)} targets and {len(models)} models; want one of either for all, or a model for each target")
     count = max(len(targets), len(models))
     targets, models = targets * (count // len(targets)), models * (count // len(models))
-    operands = {"e": e, "scale_a": scale_a, "scale_b": scale_b, "rounding": rounding}
-    found = [_explain(op, a_row, b_col, c, t, m, **operands) for t, m in zip(targets, models, strict=True)]
-    return Comparison(tuple(found)) if several else found[0]
+    given = Given(a_row=a_row, b_col=b_col, c=c, e=e, scale_a=scale_a, scale_b=scale_b, rounding=rounding)
+    explanations = [_explain(op, given, target, model) for target, model in zip(targets, models, strict=True)]
+    return Explanations(tuple(explanations)) if several else explanations[0]
 
 
-def _explain(
-    op: str | Instruction,
-    a_row: Any,
-    b_col: Any,
-    c: Any,
-    target: str,
-    model: Model | None,
-    *,
-    e: Any,
-    scale_a: Any,
-    scale_b: Any,
-    rounding: str,
-) -> Explanation:
+class Given(NamedTuple):
+    """The operands as the caller gave them, see `explain`."""
+
+    a_row: Any
+    b_col: Any
+    c: Any
+    e: Any
+    scale_a: Any
+    scale_b: Any
+    rounding: str
+
+
+class Elements(NamedTuple):
+    """The operands as codes, K filled up to whole instructions."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]  # those that A's elements meet
+    c: int
+    names: list[str]  # of the products' places along K
+    scales: tuple[tuple[int, ...], tuple[int, ...]] | None
+    rounded: tuple[str, ...]  # the operands that came as numbers their format does not hold
+    filled: int  # products that were added to fill K up
+
+
+def _explain(op: str | Instruction, given: Given, target: str, model: Model | None) -> Explanation:
     op = check(op, target)
     if op.family not in COMPUTING:
         raise Unsupported(f"{op} is {op.family}; tcemu.explain takes {', '.join(COMPUTING)}. PTX ISA {section(op)}")
@@ -84,53 +97,66 @@ def _explain(
     label, known = _label(target, model, used.row)
     signature = signature_of(op)
     model = fitted(used.model, signature, signature.k // signature.scale_vec if op.block_scale else None)
-    a, a_rounded = codes(op, "a_row", signature.a, a_row, rounding)
-    b, b_rounded = codes(op, "b_col", signature.b, b_col, rounding)
-    start, c_rounded = codes(op, "c", signature.c, c, rounding)
-    if len(start) != 1:
-        raise ValueError(f"c: got {len(start)} elements; wanted one of {signature.c}, for one element of D")
-    if not a:
-        raise ValueError("a_row: got no elements; wanted one at least")
-    b, names = _column(op, a, b, e, used.clamped_metadata)
-    inexact = [n for n, inexact in (("a_row", a_rounded), ("b_col", b_rounded), ("c", c_rounded)) if inexact]
-    missing = -len(a) % signature.k if fills_k(model, signature) else 0
-    filling = 0 if signature.a.is_integer else 1 << signature.a.bits - 1  # -0, as in gemm
-    a, b = (*a, *[filling] * missing), (*b, *[0] * missing)
-    names = [*names, *[FILLING] * missing]
-    scales = None
-    if op.block_scale or scale_a is not None or scale_b is not None:
-        scales, more = _scales(op, signature.k, len(a), missing, scale_a, scale_b, rounding)
-        inexact += more
-    ways = products(model, signature, a, b, names, scales)
-    steps, result = walk(model, signature, ways, start[0])
+    elements = _elements(op, given, fills_k(model, signature), used.clamped_metadata)
+    terms = products(model, signature, elements.a, elements.b, elements.names, elements.scales)
+    steps, result = walk(model, signature, terms, elements.c)
     return Explanation(
-        op,
-        target,
-        label,
-        known,
-        model,
-        signature,
-        tuple(a),
-        tuple(b),
-        start[0],
-        scales,
-        tuple(ways),
-        steps,
-        result,
-        tuple(inexact),
-        missing,
+        op=op,
+        target=target,
+        label=label,
+        known=known,
+        model=model,
+        signature=signature,
+        a=elements.a,
+        b=elements.b,
+        c=elements.c,
+        scales=elements.scales,
+        products=tuple(terms),
+        steps=steps,
+        result=result,
+        rounded=elements.rounded,
+        filled=elements.filled,
     )
 
 
-def _label(target: str, model: Model | None, found: ModelRow | None) -> tuple[str, str]:
+def _elements(op: Instruction, given: Given, filling: bool, clamped: bool) -> Elements:
+    """filling: K is filled up to whole instructions; clamped: see `met`. Raises TypeError or ValueError for operands that do not fit."""
+    signature = signature_of(op)
+    a, a_rounded = codes(op, "a_row", signature.a, given.a_row, given.rounding)
+    b, b_rounded = codes(op, "b_col", signature.b, given.b_col, given.rounding)
+    c, c_rounded = codes(op, "c", signature.c, given.c, given.rounding)
+    if len(c) != 1:
+        raise ValueError(f"c: got {len(c)} elements; wanted one of {signature.c}, for one element of D")
+    if not a:
+        raise ValueError("a_row: got no elements; wanted one at least")
+    b, names = _column(op, a, b, given.e, clamped)
+    rounded = [name for name, was_rounded in (("a_row", a_rounded), ("b_col", b_rounded), ("c", c_rounded)) if was_rounded]
+    missing = -len(a) % signature.k if filling else 0
+    zero = 0 if signature.a.is_integer else 1 << signature.a.bits - 1  # -0, as in gemm
+    scales = None
+    if op.block_scale or given.scale_a is not None or given.scale_b is not None:
+        scales, scales_rounded = _scales(op, given, len(a), len(a) + missing)
+        rounded += scales_rounded
+    return Elements(
+        a=(*a, *[zero] * missing),
+        b=(*b, *[0] * missing),
+        c=c[0],
+        names=[*names, *[FILLING] * missing],
+        scales=scales,
+        rounded=tuple(rounded),
+        filled=missing,
+    )
+
+
+def _label(target: str, model: Model | None, own: ModelRow | None) -> tuple[str, str]:
     """The target with what differs from its own arithmetic, and how that is known."""
     if model is None:
-        assert found is not None
-        return target, f"{found.evidence.level}: {found.evidence.source}"
-    if found is None:
+        assert own is not None
+        return target, f"{own.evidence.level}: {own.evidence.source}"
+    if own is None:
         return f"{target}, {model}", "a what-if; the target's own arithmetic is not modelled"
     changed = [(f.name, getattr(model, f.name)) for f in fields(model)]
-    changed = [f"{name} {value}" for name, value in changed if value != getattr(found.model, name, None)]
+    changed = [f"{name} {value}" for name, value in changed if value != getattr(own.model, name, None)]
     return f"{target}{''.join(', ' + c for c in changed)}", "a what-if" if changed else "a model given that is the target's own"
 
 
@@ -145,26 +171,27 @@ def _column(op: Instruction, a: Sequence[int], b: Sequence[int], e: Any, clamped
         raise ValueError(f"e: {op} has no sparsity metadata; leave it out. PTX ISA {section(op)}")
     if len(b) != 2 * len(a) or len(b) % op.chunk:
         raise ValueError(f"a_row has {len(a)} elements and b_col {len(b)}; with e wanted K/2 and K, K a multiple of {op.chunk}, for {op}")
-    return met(op, b, metadata(op, e, len(b) // op.chunk), clamped)
+    return met(op.chunk, b, metadata(op, e, len(b) // op.chunk), clamped)
 
 
-def _scales(
-    op: Instruction, k: int, count: int, missing: int, scale_a: Any, scale_b: Any, rounding: str
-) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], list[str]]:
-    """Both rows of scales, with ones for the instructions that were filled up; and which of them were rounded."""
+def _scales(op: Instruction, given: Given, count: int, filled: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], list[str]]:
+    """Both rows of scales, and which of them were rounded. count: products; filled: with those that fill K up, whose scales are ones."""
     if not op.block_scale or op.stype is None or op.scale_vec is None:
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. PTX ISA {section(op)}")
-    one, found, inexact = op.stype.bias << op.stype.mantissa_bits, [], []
-    block = k // op.scale_vec
-    wanted = -(-(count - missing) // block)
-    for name, given in (("scale_a", scale_a), ("scale_b", scale_b)):
-        if given is None:
-            raise ValueError(f"{name}: none came; wanted {wanted} of {op.stype}, one for {block} products, for {op}. PTX ISA {section(op)}")
-        own, was_rounded = codes(op, name, op.stype, given, rounding)
+    fmt = op.stype
+    one = fmt.bias << fmt.mantissa_bits
+    block = signature_of(op).k // op.scale_vec
+    wanted = -(-count // block)
+    expected = f"wanted {wanted} of {fmt}, one for {block} products, for {op}. PTX ISA {section(op)}"
+
+    def row(name: str, scales: Any) -> tuple[tuple[int, ...], bool]:
+        if scales is None:
+            raise ValueError(f"{name}: none came; {expected}")
+        own, was_rounded = codes(op, name, fmt, scales, given.rounding)
         if len(own) != wanted:
-            raise ValueError(
-                f"{name}: got {len(own)}; wanted {wanted} of {op.stype}, one for {block} products, for {op}. PTX ISA {section(op)}"
-            )
-        found.append((*own, *[one] * (count // block - wanted)))
-        inexact += [name] if was_rounded else []
-    return (found[0], found[1]), inexact
+            raise ValueError(f"{name}: got {len(own)}; {expected}")
+        return (*own, *[one] * (filled // block - wanted)), was_rounded
+
+    (of_a, a_rounded), (of_b, b_rounded) = row("scale_a", given.scale_a), row("scale_b", given.scale_b)
+    rounded = [name for name, was_rounded in (("scale_a", a_rounded), ("scale_b", b_rounded)) if was_rounded]
+    return (of_a, of_b), rounded

@@ -8,8 +8,9 @@ from typing import Any
 
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.explanation import view
-from tcemu.explanation.exact import Value, decode, encode, exact_decimal, shortest, spacing, word
-from tcemu.explanation.steps import Product, Step, Term, product, total
+from tcemu.explanation.exact import Value, decode, encode, exact_decimal, multiplied, shortest, spacing, total, word
+from tcemu.explanation.products import Product
+from tcemu.explanation.steps import Step, Term
 from tcemu.formats import Format
 from tcemu.isa.instructions import Instruction
 
@@ -52,12 +53,10 @@ class Explanation:
     def exact(self) -> Value:
         """A·B + C of the codes, without any rounding."""
         terms = [decode(self.signature.c, self.c).value]
-        for one in self.products:
-            value = one.value
-            if self.signature.bit_op == "xor":
-                value = Fraction(one.x.value != one.y.value)
-            for scale in one.scales or ():
-                value = product(value, scale.value)
+        for product in self.products:
+            value = Fraction(product.x.value != product.y.value) if self.signature.bit_op == "xor" else product.value
+            for scale in product.scales or ():
+                value = multiplied(value, scale.value)
             terms.append(value)
         return total(terms)
 
@@ -164,11 +163,11 @@ def step_dict(step: Step, number: int) -> dict[str, Any]:
 
 def term_dict(term: Term) -> dict[str, Any]:
     """One term as plain values."""
-    found = {"name": term.name, "value": str(term.value), "exponent": term.exponent, "shift": term.shift}
-    found |= {"kept": _number(term.kept), "cut": _number(term.cut)}
+    plain = {"name": term.name, "value": str(term.value), "exponent": term.exponent, "shift": term.shift}
+    plain |= {"kept": _number(term.kept), "cut": _number(term.cut)}
     if term.code is not None:
-        return found | {"code": term.code}
-    return found | {
+        return plain | {"code": term.code}
+    return plain | {
         "k": [p.index for p in term.products],
         "a": [p.a for p in term.products],
         "b": [p.b for p in term.products],

@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.model import Model, Signature
-from tcemu.explanation.exact import NAN, Value, convert, decode, encode, infinity
-from tcemu.explanation.steps import Product
-from tcemu.formats import F64, Format
+from tcemu.arithmetic.model import Model
+from tcemu.explanation.exact import NAN, Value, decode, encode, infinity
+from tcemu.formats import F64, ROUNDINGS, Format
 from tcemu.isa.catalog import section
 from tcemu.isa.instructions import Instruction
-from tcemu.sparsity import UNITS
 
-ROUNDINGS = ("RN", "RZ", "RM", "RP")
+DIRECTIONS = ROUNDINGS[:-1]  # stochastic rounding is left out
 
 
 def codes(op: Instruction, name: str, fmt: Format, given: Any, rounding: str = "RN") -> tuple[tuple[int, ...], bool]:
@@ -57,9 +55,9 @@ def _code(name: str, fmt: Format, code: int, wanted: str) -> int:
 
 
 def _rounded(name: str, fmt: Format, given: Sequence[Any], rounding: str, wanted: str) -> tuple[tuple[int, ...], bool]:
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"rounding={rounding!r}: want one of {', '.join(ROUNDINGS)}")
-    found, inexact = [], False
+    if rounding not in DIRECTIONS:
+        raise ValueError(f"rounding={rounding!r}: want one of {', '.join(DIRECTIONS)}")
+    codes, inexact = [], False
     for v in given:
         if isinstance(v, np.floating) or (hasattr(v, "dtype") and jnp.issubdtype(v.dtype, jnp.floating)):
             v = float(v)
@@ -72,8 +70,8 @@ def _rounded(name: str, fmt: Format, given: Sequence[Any], rounding: str, wanted
             else encode(fmt, value, rounding, negative_zero=negative)
         )
         inexact |= decode(fmt, code).value != value
-        found.append(code)
-    return tuple(found), inexact
+        codes.append(code)
+    return tuple(codes), inexact
 
 
 def number(v: int | float | Fraction) -> tuple[Value, bool]:
@@ -81,29 +79,6 @@ def number(v: int | float | Fraction) -> tuple[Value, bool]:
     if isinstance(v, float) and not np.isfinite(v):
         return (NAN if np.isnan(v) else infinity(v < 0)), v < 0
     return Fraction(v), v < 0 or str(v) == "-0.0"
-
-
-def met(op: Instruction, b: Sequence[int], fields: Sequence[int], clamped: bool) -> tuple[list[int], list[str]]:
-    """The elements of B that a row of a sparse A meets, and where they stand; b: a dense column; fields: the row's metadata.
-
-    By PTX ISA 9.7.14.6.1, and for fields that it leaves undefined as `sparsity.gather` says.
-    """
-    chunk, found, names = op.chunk, [], []
-    for at, field in enumerate(fields):
-        first, second = field & UNITS - 1, field >> 2 & UNITS - 1
-        units = (min(first, 2), max(second, 1)) if clamped else (first, second)
-        base = at * chunk
-        if chunk < UNITS:  # a unit is half an element of 32 bits
-            halves = [b[base + unit // 2] >> 16 * (unit % 2) & 0xFFFF for unit in units]
-            found.append(halves[0] | halves[1] << 16)
-            places = dict.fromkeys(base + unit // 2 for unit in units)
-            names.append("k " + "+".join(map(str, places)))
-            continue
-        size = chunk // UNITS
-        places = [base + size * unit + i for unit in units for i in range(size)]
-        found += [b[place] for place in places]
-        names += [f"k {place}" for place in places]
-    return found, names
 
 
 def metadata(op: Instruction, e: Any, count: int) -> list[int]:
@@ -116,23 +91,16 @@ def metadata(op: Instruction, e: Any, count: int) -> list[int]:
     return fields.tolist()
 
 
-def products(
-    model: Model,
-    signature: Signature,
-    a: Sequence[int],
-    b: Sequence[int],
-    names: Sequence[str],
-    scales: tuple[Sequence[int], Sequence[int]] | None,
-) -> list[Product]:
-    """The products of a row and a column, A and B converted as the model says. scales: one for each `k // scale_vec` of them."""
-    common, found = model.common, []
-    block = signature.k // signature.scale_vec if scales else 1
-    for index, (x, y, name) in enumerate(zip(a, b, names, strict=True)):
-        meant = [
-            decode(fmt, code) if common is None else decode(common, convert(code, fmt, common))
-            for code, fmt in ((x, signature.a), (y, signature.b))
-        ]
-        own = None if scales is None else (scales[0][index // block], scales[1][index // block])
-        decoded = None if own is None or signature.scale is None else (decode(signature.scale, own[0]), decode(signature.scale, own[1]))
-        found.append(Product(index, name, x, y, meant[0], meant[1], decoded, own))
-    return found
+def concrete(model: Model) -> Model:
+    """The model with plain numbers in place of arrays. Raises TypeError where they are traced."""
+    changes = {}
+    for name in ("terms", "fraction_bits", "floor", "result_bits", "rounding", "alignment"):
+        value = getattr(model, name)
+        if value is not None and not isinstance(value, int | str):
+            try:
+                changes[name] = int(value)
+            except TypeError as error:
+                raise TypeError(f"model: its {name} is traced; explain wants plain numbers, so call it outside jit and vmap") from error
+    for name in changes.keys() & {"rounding", "alignment"}:
+        changes[name] = ROUNDINGS[changes[name]]
+    return model.replace(**changes) if changes else model

@@ -64,18 +64,18 @@ def listed(names: Sequence[str]) -> str:
 
 def lines(steps: Sequence[Step], signature: Signature, colour: bool = False) -> list[str]:
     """All steps; the multiply-adds that follow each other make one table."""
-    views, found, at = {"fused": _fused, "integer": _integer}, [], 0
+    views, shown, at = {"fused": _fused, "integer": _integer}, [], 0
     while at < len(steps):
-        found.append("")
+        shown.append("")
         title = f"step {at + 1} of {len(steps)}"
         if steps[at].kind == "fma":
             some = list(takewhile(lambda step: step.kind == "fma", steps[at:]))
-            found += _fmas(some, signature, at + 1, len(steps))
+            shown += _fmas(some, signature, at + 1, len(steps))
             at += len(some)
         else:
-            found += views.get(steps[at].kind, _equation)(steps[at], signature, title, colour)
+            shown += views.get(steps[at].kind, _equation)(steps[at], signature, title, colour)
             at += 1
-    return found
+    return shown
 
 
 def outcome(step: Step) -> str:
@@ -153,19 +153,19 @@ def _fused(step: Step, signature: Signature, title: str, colour: bool) -> list[s
     place = max(map(len, table)) + 2
     bits_width = 1 + before + 1 + step.point - step.last
     room = max(LEAST_CUT, WIDTH - place - bits_width - 1)
-    found = wrapped(f"{title}: {said}; aligned to 2^{step.point}, {by}; the last bit kept is 2^{step.last}", indent="  ")
-    found.append(f"{table[0]:{place}}{'x 2^' + str(step.point)}")
+    lines = wrapped(f"{title}: {said}; aligned to 2^{step.point}, {by}; the last bit kept is 2^{step.last}", indent="  ")
+    lines.append(f"{table[0]:{place}}{'x 2^' + str(step.point)}")
     for row, term in zip(table[1:], shown, strict=True):
         assert term.kept is not None and term.cut is not None
         negative = isinstance(term.value, Fraction) and term.value < 0
         bits = fixed(term.kept, step.last, step.point, before, negative)
         added = "-" if term.cut and (term.cut < 0) != (term.kept + term.cut < 0) else ""
-        found.append(f"{row:{place}}{bits}|{_dim(added + cut_bits(term.cut, step.last, room - len(added)), colour)}")
-    found += _folded(step.terms)
+        lines.append(f"{row:{place}}{bits}|{_dim(added + cut_bits(term.cut, step.last, room - len(added)), colour)}")
+    lines += _folded(step.terms)
     total = fixed(step.total, step.last, step.point, before, step.total < 0)
-    found.append(f"{'sum':{place}}{total}|")
-    found.append(f"{step.rounding + ' to ' + str(step.fmt):{place}}{rounded_bits(step, before, colour)}")
-    return [*found, *wrapped(f"result {outcome(step)}; the sum is {exact_decimal(step.total)}, {loss(step)}", indent="  ")]
+    lines.append(f"{'sum':{place}}{total}|")
+    lines.append(f"{step.rounding + ' to ' + str(step.fmt):{place}}{rounded_bits(step, before, colour)}")
+    return [*lines, *wrapped(f"result {outcome(step)}; the sum is {exact_decimal(step.total)}, {loss(step)}", indent="  ")]
 
 
 def _dim(text: str, colour: bool) -> str:
@@ -220,26 +220,26 @@ def _equation(step: Step, signature: Signature, title: str, colour: bool) -> lis
 
 def _integer(step: Step, signature: Signature, title: str, colour: bool) -> list[str]:
     shown = [t for t in step.terms if not _is_zero(t)]
-    found = wrapped(f"{title}: {listed([t.name for t in step.terms])}", indent="  ")
+    lines = wrapped(f"{title}: {listed([t.name for t in step.terms])}", indent="  ")
     if signature.bit_op is not None:
-        found += _bit_rows(step, signature.bit_op)
+        lines += _bit_rows(step, signature.bit_op)
     else:
-        found += [*_rows(shown, ["", "a", "b", "a x b"], signature, [()] * len(shown)), *_folded(step.terms)]
+        lines += [*_rows(shown, ["", "a", "b", "a x b"], signature, [()] * len(shown)), *_folded(step.terms)]
     assert step.total is not None
-    return [*found, f"sum {exact_decimal(step.total)}", f"result {outcome(step)}" + (f", {step.rule}" if step.rule else "")]
+    return [*lines, f"sum {exact_decimal(step.total)}", f"result {outcome(step)}" + (f", {step.rule}" if step.rule else "")]
 
 
 def _bit_rows(step: Step, bit_op: str) -> list[str]:
-    found = [f"C {exact_decimal(step.terms[0].value)}"]
+    lines = [f"C {exact_decimal(step.terms[0].value)}"]
     bits = step.terms[1:]
     for at in range(0, len(bits), 64):
         some = bits[at : at + 64]
-        found.append(f"k {at} to {at + len(some) - 1}")
+        lines.append(f"k {at} to {at + len(some) - 1}")
         counted = [int(t.value) for t in some if isinstance(t.value, Fraction)]
         for name, row in (("a", [t.products[0].a for t in some]), ("b", [t.products[0].b for t in some]), (bit_op, counted)):
-            found.append(f"  {name:4}" + "".join(map(str, row)))
-        found[-1] += f"  {sum(counted)} set"
-    return found
+            lines.append(f"  {name:4}" + "".join(map(str, row)))
+        lines[-1] += f"  {sum(counted)} set"
+    return lines
 
 
 def vector(name: str, fmt: Format, codes: Sequence[int]) -> list[str]:

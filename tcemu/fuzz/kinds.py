@@ -47,12 +47,12 @@ def chosen(names: Sequence[str] | None = None, weights: Sequence[int] | None = N
     for name in names or ():
         if name not in known:
             raise ValueError(f"kinds: {name!r} is none of {', '.join(map(repr, known))}")
-    found = KINDS if names is None else tuple(known[name] for name in names)
+    kinds = KINDS if names is None else tuple(known[name] for name in names)
     if weights is not None:
-        if len(weights) != len(found) or min(weights, default=0) < 0 or not sum(weights):
-            raise ValueError(f"weights: got {list(weights)}; wanted {len(found)} numbers from 0 up, one a kind, not all 0")
-        found = tuple(kind._replace(weight=weight) for kind, weight in zip(found, weights, strict=True))
-    return found
+        if len(weights) != len(kinds) or min(weights, default=0) < 0 or not sum(weights):
+            raise ValueError(f"weights: got {list(weights)}; wanted {len(kinds)} numbers from 0 up, one a kind, not all 0")
+        kinds = tuple(kind._replace(weight=weight) for kind, weight in zip(kinds, weights, strict=True))
+    return kinds
 
 
 def bounds(kinds: Sequence[Kind]) -> np.ndarray:

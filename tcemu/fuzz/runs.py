@@ -14,11 +14,13 @@ import numpy as np
 
 from tcemu.architectures.lookup import must_compute
 from tcemu.arithmetic.model import Model
+from tcemu.files import replace_file
 from tcemu.fuzz import coverage
 from tcemu.fuzz.coverage import Coverage
 from tcemu.fuzz.generators import generate
 from tcemu.fuzz.kinds import Kind, chosen
-from tcemu.fuzz.loop import Found, chunks, result
+from tcemu.fuzz.loop import ChunkCounts, chunks, result
+from tcemu.fuzz.operands import HostOperands
 from tcemu.fuzz.shrink import Shrunk, shrink
 from tcemu.fuzz.sides import Side, side
 from tcemu.isa.grammar import parse
@@ -30,7 +32,7 @@ FILE = "run.npz"
 SHORT, LONG = 0.5, 4.0  # seconds: below the first a chunk is doubled; the second lies between two writings of the file
 MOST = 16  # mismatches whose operands the file keeps
 
-Report = Callable[[str], None]
+OnProgress = Callable[[str], None]  # is given a line of text
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class Run:
 
     def __str__(self) -> str:
         outputs = self.done * self.op.m * self.op.n
-        said = [str(self.op), f"{self.left.name} and {self.right.name}, seed {self.seed}: {self.done:,} of {self.cases:,} cases"]
-        said.append(
+        lines = [str(self.op), f"{self.left.name} and {self.right.name}, seed {self.seed}: {self.done:,} of {self.cases:,} cases"]
+        lines.append(
             f"{self.wrong_outputs:,} of {outputs:,} outputs differ, in {self.wrong_cases:,} cases"
             if self.wrong_cases
             else f"0 mismatches of {outputs:,} outputs"
@@ -70,19 +72,19 @@ class Run:
                 f"{kind.name} {n:,}" + (f" ({wrong:,} differ)" if wrong else "")
                 for kind, (n, wrong) in zip(self.kinds, self.by_kind, strict=True)
             ]
-            said.append("cases: " + ", ".join(parts))
+            lines.append("cases: " + ", ".join(parts))
         if self.coverage is not None and self.coverage.events.any():
-            said += coverage.lines(self.op, looked_at(self.left, self.right), self.coverage)
+            lines += coverage.lines(self.op, looked_at(self.left, self.right), self.coverage)
         if self.first:
-            said.append(f"first cases that differ: {', '.join(map(str, self.first[:8]))}")
+            lines.append(f"first cases that differ: {', '.join(map(str, self.first[:8]))}")
         if self.shrunk is not None:
-            said += ["", str(self.shrunk)]
-        return "\n".join(said)
+            lines += ["", str(self.shrunk)]
+        return "\n".join(lines)
 
-    def operands(self, number: int) -> dict[str, np.ndarray]:
+    def operands(self, number: int) -> HostOperands:
         """The operands of one case, [1, ...]."""
-        found = generate(self.op, self.seed, number, 1, kinds=[k.name for k in self.kinds], weights=[k.weight for k in self.kinds])
-        return {name: np.asarray(codes) for name, codes in found.items()}
+        codes = generate(self.op, self.seed, number, 1, kinds=[k.name for k in self.kinds], weights=[k.weight for k in self.kinds])
+        return {name: np.asarray(x) for name, x in codes.items()}
 
 
 def looked_at(left: Side, right: Side) -> Model | None:
@@ -102,7 +104,7 @@ def run(
     weights: Sequence[int] | None = None,
     turns: int | None = None,
     devices: Sequence[Any] | None = None,
-    report: Report | None = None,
+    report: OnProgress | None = None,
     covering: bool = True,
     shrinking: bool = True,
 ) -> Run:
@@ -134,45 +136,49 @@ def run(
     return state
 
 
-def _advance(state: Run, path: Path | None, turns: int | None, devices: tuple[Any, ...], report: Report | None, model: Model | None) -> Run:
+def _advance(
+    state: Run, path: Path | None, turns: int | None, devices: tuple[Any, ...], report: OnProgress | None, model: Model | None
+) -> Run:
+    """The run on to its end, or to Ctrl-C. path: of its file; model: whose steps the coverage looks at."""
     if state.complete:
         return state
     chunk = chunks(state.op, state.left, state.right, state.kinds, model, devices)
-    now = began = written = said = time.monotonic()
-    before, spent, count = state.done, state.seconds, turns or 1
+    now = began = last_saved = last_reported = time.monotonic()
+    done_before, seconds_before = state.done, state.seconds
+    turns_of_a_call = turns or 1
     try:
         while not state.complete:
-            counted, start = min(chunk.per_turn * count, state.cases - state.done), now
-            state = added(state, chunk.run(state.seed, state.done, counted, count))
+            counted, start = min(chunk.per_turn * turns_of_a_call, state.cases - state.done), now
+            state = added(state, chunk.compare(state.seed, state.done, counted, turns_of_a_call))
             now = time.monotonic()
-            state = replace(state, seconds=spent + now - began)
+            state = replace(state, seconds=seconds_before + now - began)
             if turns is None and now - start < SHORT:
-                count = min(2 * count, chunk.most)
-            if path is not None and now - written > LONG:
+                turns_of_a_call = min(2 * turns_of_a_call, chunk.most)
+            if path is not None and now - last_saved > LONG:
                 save(path, state)
-                written = now
-            if report is not None and now - said > 1:
-                report(progress(state, before, now - began))
-                said = now
+                last_saved = now
+            if report is not None and now - last_reported > 1:
+                report(progress(state, done_before, now - began))
+                last_reported = now
     except KeyboardInterrupt:
         state = replace(state, stopped=True)
     if path is not None:
         save(path, state)
     if report is not None:
-        report(progress(state, before, time.monotonic() - began))
+        report(progress(state, done_before, time.monotonic() - began))
     return state
 
 
-def added(state: Run, found: Found) -> Run:
+def added(state: Run, counts: ChunkCounts) -> Run:
     """The run after one more chunk."""
     return replace(
         state,
-        done=state.done + found.cases,
-        wrong_cases=state.wrong_cases + found.wrong_cases,
-        wrong_outputs=state.wrong_outputs + found.wrong_outputs,
-        first=(*state.first, *found.first)[:MOST],
-        by_kind=found.by_kind if state.by_kind is None else state.by_kind + found.by_kind,
-        coverage=found.coverage if state.coverage is None else state.coverage + found.coverage,
+        done=state.done + counts.cases,
+        wrong_cases=state.wrong_cases + counts.wrong_cases,
+        wrong_outputs=state.wrong_outputs + counts.wrong_outputs,
+        first=(*state.first, *counts.first)[:MOST],
+        by_kind=counts.by_kind if state.by_kind is None else state.by_kind + counts.by_kind,
+        coverage=counts.coverage if state.coverage is None else state.coverage + counts.coverage,
     )
 
 
@@ -205,7 +211,7 @@ def question(state: Run) -> dict[str, Any]:
 
 
 def save(path: Path, state: Run) -> None:
-    """Writes the run's file whole, beside the old one, and puts it in its place: a kill leaves one of the two."""
+    """Writes the run's file, with the operands and results of the first mismatches."""
     header = question(state) | {name: getattr(state, name) for name in ("done", "wrong_cases", "wrong_outputs", "first", "seconds")}
     arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header, indent=1).encode(), np.uint8)}
     if state.by_kind is not None:
@@ -215,16 +221,11 @@ def save(path: Path, state: Run) -> None:
     for number in state.first:
         given = state.operands(number)
         arrays |= {f"case_{number}_{name}": codes[0] for name, codes in given.items()}
-        for name, one in (("left", state.left), ("right", state.right)):
-            arrays[f"case_{number}_{name}"] = np.asarray(result(state.op, one, {k: jax.numpy.asarray(v) for k, v in given.items()}))[0]
+        for name, compared in (("left", state.left), ("right", state.right)):
+            arrays[f"case_{number}_{name}"] = np.asarray(result(state.op, compared, {k: jax.numpy.asarray(v) for k, v in given.items()}))[0]
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "wb") as file:
-        file.write(buffer.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    replace_file(path, buffer.getvalue())
 
 
 def header(path: str | os.PathLike) -> dict[str, Any]:
@@ -235,17 +236,14 @@ def header(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def _resumed(path: Path, state: Run) -> Run:
-    with np.load(path) as held:
-        found = json.loads(held["header"].tobytes())
-        # through JSON, as the file went
-        asked = json.loads(json.dumps(question(state)))
-        other = [name for name in asked if found.get(name) != asked[name]]
-        if other:
-            said = "; ".join(f"{name} is {found.get(name)!r} there and {asked[name]!r} here" for name in other)
-            raise ValueError(f"out: {path} holds another run: {said}. Choose another directory, or ask the same")
-        by_kind = held.get("by_kind")
-        seen = Coverage(*(held[f"coverage_{name}"] for name in Coverage._fields)) if "coverage_events" in held else None
-    return replace(
-        state, done=found["done"], wrong_cases=found["wrong_cases"], wrong_outputs=found["wrong_outputs"], first=tuple(found["first"]),
-        seconds=found["seconds"], by_kind=by_kind, coverage=seen,
-    )  # fmt: skip
+    """The run that the file holds. Raises ValueError if it is not the one that `state` asks for."""
+    with np.load(path) as file:
+        held = json.loads(file["header"].tobytes())
+        asked = json.loads(json.dumps(question(state)))  # through JSON, as the file went
+        differences = [f"{name} is {held.get(name)!r} there and {asked[name]!r} here" for name in asked if held.get(name) != asked[name]]
+        if differences:
+            raise ValueError(f"out: {path} holds another run: {'; '.join(differences)}. Choose another directory, or ask the same")
+        by_kind = file.get("by_kind")
+        counts = Coverage(*(file[f"coverage_{name}"] for name in Coverage._fields)) if "coverage_events" in file else None
+    counted = {name: held[name] for name in ("done", "wrong_cases", "wrong_outputs", "seconds")}
+    return replace(state, **counted, first=tuple(held["first"]), by_kind=by_kind, coverage=counts)

@@ -14,13 +14,13 @@ from tcemu.explanation.exact import word
 from tcemu.explanation.explain import explain
 from tcemu.formats import Format
 from tcemu.fuzz.loop import differing, result
+from tcemu.fuzz.operands import HostOperands, Operands, Vector, as_integers, from_integers
 from tcemu.fuzz.sides import Side
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import signature_of
 from tcemu.sparsity import defined_fields
 
 TRIED = 32  # variants in one call
-Vector = dict[str, list[int]]  # "a": K codes, "b": K, "c": 1, "e", "scale_a", "scale_b": those of one row and column
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def shrink(op: Instruction, left: Side, right: Side, given: dict[str, Any], numb
     """Makes the first mismatch of a case small, as long as the sides still differ somewhere. given: the operands of one case, [1, ...]."""
     given = {name: np.asarray(codes) for name, codes in given.items()}
     d = signature_of(op).d
-    x, y = (_wide(d, np.asarray(result(op, side, _device(given))))[0] for side in (left, right))
+    x, y = (as_integers(d, np.asarray(result(op, side, _device(given))))[0] for side in (left, right))
     places = np.argwhere(x != y)
     if not len(places):
         raise ValueError(f"given: {left.name} and {right.name} agree on it; there is nothing to make small")
@@ -106,7 +106,7 @@ def shrink(op: Instruction, left: Side, right: Side, given: dict[str, Any], numb
         if tried and not progress:
             progress, vector, _ = _take(differ, tried, vector)
     case = _device(_cases(op, [vector] * TRIED, i, j))
-    x, y = (_wide(d, np.asarray(result(op, side, case)))[0] for side in (left, right))
+    x, y = (as_integers(d, np.asarray(result(op, side, case)))[0] for side in (left, right))
     at = (i, j) if x[i, j] != y[i, j] else tuple(int(v) for v in np.argwhere(x != y)[0])
     return Shrunk(op, left, right, number, (at[0], at[1]), vector, (int(x[at]), int(y[at])), terms(vector))
 
@@ -224,53 +224,42 @@ def _simpler(fmt: Format, code: int) -> Iterator[int]:
 # ---- between vectors and cases
 
 
-def _wide(fmt: Format, codes: Any) -> Any:
-    """Codes as Python integers or uint32; two words as one object."""
-    return codes[..., 0].astype(object) + (codes[..., 1].astype(object) << 32) if fmt.words == 2 else codes
-
-
-def _narrow(fmt: Format, codes: np.ndarray) -> np.ndarray:
-    if fmt.words == 1:
-        return codes.astype(fmt.dtype)
-    return np.stack([(codes & 0xFFFFFFFF).astype(np.uint32), (codes >> 32).astype(np.uint32)], axis=-1)
-
-
-def _device(given: dict[str, np.ndarray]) -> dict[str, Any]:
+def _device(given: HostOperands) -> Operands:
     return {name: jnp.asarray(codes) for name, codes in given.items()}
 
 
-def _vector(op: Instruction, given: dict[str, np.ndarray], i: int, j: int) -> Vector:
+def _vector(op: Instruction, given: HostOperands, i: int, j: int) -> Vector:
     signature = signature_of(op)
-    found = {
-        "a": _wide(signature.a, given["a"])[0, i],
-        "b": _wide(signature.b, given["b"])[0, :, j],
-        "c": _wide(signature.c, given["c"])[0, i, j : j + 1],
+    arrays = {
+        "a": as_integers(signature.a, given["a"])[0, i],
+        "b": as_integers(signature.b, given["b"])[0, :, j],
+        "c": as_integers(signature.c, given["c"])[0, i, j : j + 1],
     }
     if op.sparse:
-        found["e"] = given["e"][0, i]
+        arrays["e"] = given["e"][0, i]
     if op.block_scale:
-        found |= {"scale_a": given["scale_a"][0, i], "scale_b": given["scale_b"][0, :, j]}
-    return {name: [int(x) for x in codes] for name, codes in found.items()}
+        arrays |= {"scale_a": given["scale_a"][0, i], "scale_b": given["scale_b"][0, :, j]}
+    return {name: [int(x) for x in codes] for name, codes in arrays.items()}
 
 
-def _cases(op: Instruction, vectors: list[Vector], i: int, j: int) -> dict[str, np.ndarray]:
+def _cases(op: Instruction, vectors: list[Vector], i: int, j: int) -> HostOperands:
     """Cases with one dot product each, at row i and column j; all else is zero, a scale one, metadata the plain ones."""
     signature, count = signature_of(op), len(vectors)
     (m, k), (_, n) = op.matrix("a"), op.matrix("d")
     whole = {"a": np.zeros((count, m, k), object), "b": np.zeros((count, op.k, n), object), "c": np.zeros((count, m, n), object)}
     for at, v in enumerate(vectors):
         whole["a"][at, i], whole["b"][at, :, j], whole["c"][at, i, j] = v["a"], v["b"], v["c"][0]
-    found = {name: _narrow(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))}
+    operands = {name: from_integers(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))}
     if op.sparse:
-        found["e"] = np.full((count, *op.matrix(op.metadata)), defined_fields(op.chunk, op.ordered)[0], np.uint8)
-        found["e"][:, i] = [v["e"] for v in vectors]
+        operands["e"] = np.full((count, *op.matrix(op.metadata)), defined_fields(op.chunk, op.ordered)[0], np.uint8)
+        operands["e"][:, i] = [v["e"] for v in vectors]
     if op.stype is not None:
         one = op.stype.bias << op.stype.mantissa_bits
         for name in ("scale_a", "scale_b"):
-            found[name] = np.full((count, *op.matrix(name)), one, np.uint8)
+            operands[name] = np.full((count, *op.matrix(name)), one, np.uint8)
             rows = [v[name] for v in vectors]
             if name == "scale_a":
-                found[name][:, i] = rows
+                operands[name][:, i] = rows
             else:
-                found[name][:, :, j] = rows
-    return found
+                operands[name][:, :, j] = rows
+    return operands

@@ -12,8 +12,10 @@ from jax import Array
 
 from tcemu.architectures.lookup import applied, model, row_for
 from tcemu.arithmetic.model import Model
-from tcemu.explanation.inputs import met, products
+from tcemu.arithmetic.what_if import what_if
+from tcemu.explanation.products import met, products
 from tcemu.explanation.steps import walk
+from tcemu.fuzz.operands import HostOperands, Operands, as_integers, from_integers
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -22,12 +24,6 @@ from tcemu.operations.operands import signature_of
 from tcemu.operations.registers import pack, unpack
 from tcemu.silicon.gpu import gpu
 from tcemu.silicon.placement import product
-
-Operands = dict[str, Array]
-FIELDS = (
-    "terms", "fraction_bits", "floor", "rounding", "result_bits", "groups", "chain", "together", "summed", "alignment", "from_zero",
-    "multiplicand",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,31 +63,25 @@ def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) 
 
 def reference(op: Instruction, target: str) -> Side:
     """The slow one: the same rules in Python's integers and fractions, an element at a time, which share no arithmetic with `dot`."""
-    signature, found = signature_of(check(op, target)), row_for(op, target)
-    used = found.model if signature.rounding is None else found.model.replace(rounding=signature.rounding.upper())
+    signature, own = signature_of(check(op, target)), row_for(op, target)
+    used = own.model if signature.rounding is None else own.model.replace(rounding=signature.rounding.upper())
 
-    def numbers(x: Any, words: int) -> Any:
-        x = np.asarray(x)
-        return x.astype(object) if words == 1 else x[..., 0].astype(object) + (x[..., 1].astype(object) << 32)
-
-    def element(given: dict[str, Any], case: int, i: int, j: int) -> int:
+    def element(given: HostOperands, case: int, i: int, j: int) -> int:
         a, b = [int(x) for x in given["a"][case, i]], [int(x) for x in given["b"][case, :, j]]
         names = [f"k {k}" for k in range(len(b))]
         if op.sparse:
-            b, names = met(op, b, [int(x) for x in given["e"][case, i]], found.clamped_metadata)
+            b, names = met(op.chunk, b, [int(x) for x in given["e"][case, i]], own.clamped_metadata)
         scales = None
         if op.block_scale:
             scales = tuple(int(x) for x in given["scale_a"][case, i]), tuple(int(x) for x in given["scale_b"][case, :, j])
         return walk(used, signature, products(used, signature, a, b, names, scales), int(given["c"][case, i, j]))[1]
 
     def call(given: Operands) -> np.ndarray:
-        whole = {name: numbers(x, signature.a.words if name in ("a", "b", "c") else 1) for name, x in given.items()}
-        found = np.array(
-            [[[element(whole, case, i, j) for j in range(op.n)] for i in range(op.m)] for case in range(len(whole["a"]))], object
-        )
-        if signature.d.words == 2:
-            return np.stack([(found & 0xFFFFFFFF).astype(np.uint32), (found >> 32).astype(np.uint32)], axis=-1)
-        return found.astype(signature.d.dtype)
+        formats = {"a": signature.a, "b": signature.b, "c": signature.c}
+        whole = {name: np.asarray(x) for name, x in given.items()}
+        whole |= {name: as_integers(fmt, whole[name]) for name, fmt in formats.items()}
+        results = [[[element(whole, case, i, j) for j in range(op.n)] for i in range(op.m)] for case in range(len(whole["a"]))]
+        return from_integers(signature.d, np.array(results, object))
 
     return Side(f"reference:{target}", call, traced=False, target=target)
 
@@ -124,23 +114,10 @@ def _of_words(op: Instruction, what: str) -> Side:
     target, _, lowering = target.partition("@")
     if lowering:
         given = {"unit": lowering} if lowering == "tcgen05" else {"toolkit": lowering}
-        used = changed(model(op, target, **given), changes)
+        lowered = model(op, target, **given)
+        used = what_if(lowered, changes) if changes else lowered
         return Side(what, lambda operands: codes(op, used, operands), target=target, model=used)
-    return emulated(op, target, changed(row_for(op, target).model, changes) if changes else None, what)
-
-
-def changed(base: Model, text: str) -> Model:
-    """The model with the fields that stand in `text`, "terms=8,rounding=RN". Raises ValueError."""
-    found: dict[str, Any] = {}
-    for part in text.split(",") if text else ():
-        name, _, value = part.partition("=")
-        if name not in FIELDS[:-1] or not value:
-            raise ValueError(f"{part!r} is no FIELD=VALUE; the fields are {', '.join(FIELDS[:-1])}")
-        if value in ("None", "True", "False"):
-            found[name] = {"None": None, "True": True, "False": False}[value]
-        else:
-            found[name] = int(value) if value.lstrip("-").isdigit() else value
-    return base.replace(**found)
+    return emulated(op, target, what_if(row_for(op, target).model, changes) if changes else None, what)
 
 
 def as_codes(op: Instruction, one: Side) -> Callable[[Operands], Any]:
@@ -163,12 +140,12 @@ def to_registers(op: Instruction, given: Operands) -> Operands:
     """
     names = {"c": "d"} if op.c is None else {}
     four = lambda x: jnp.stack([x] * op.products, axis=1) if op.products > 1 else x  # noqa: E731
-    found = {name: pack(op, names.get(name, name), four(given[name])) for name in ("a", "b", "c") if name != "b" or op.warps == 1}
+    registers = {name: pack(op, names.get(name, name), four(given[name])) for name in ("a", "b", "c") if name != "b" or op.warps == 1}
     if op.warps > 1:
-        found["b"] = given["b"]
+        registers["b"] = given["b"]
     if op.sparse:
-        found["e"] = pack(op, op.metadata, given["e"])
-    return found | {name: pack(op, name, given[name]) for name in ("scale_a", "scale_b") if name in given}
+        registers["e"] = pack(op, op.metadata, given["e"])
+    return registers | {name: pack(op, name, given[name]) for name in ("scale_a", "scale_b") if name in given}
 
 
 def _only(op: Instruction, d: Array) -> Array:

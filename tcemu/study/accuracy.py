@@ -96,7 +96,7 @@ class Tally:
     def add(self, error: np.ndarray, exact: np.ndarray) -> None:
         """error, exact: float64 [n], finite. Bits lost: log2 of the error in ulps, from 0 to all the format's significand bits."""
         error = np.abs(error)
-        error, ulps = error, (error / ulp(exact, self.fmt))[exact != 0]
+        ulps = (error / ulp(exact, self.fmt))[exact != 0]
         precision = self.fmt.bits if self.fmt.is_integer else self.fmt.mantissa_bits + 1
         bits = np.minimum(np.log2(np.maximum(ulps, 1.0)), precision)
         self.errors, self.ulps, self.bits = _with(self.errors, error), _with(self.ulps, ulps), _with(self.bits, bits)

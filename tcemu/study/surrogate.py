@@ -45,20 +45,24 @@ def expected_error(
     Means and variances of all these add up.
     Raises Unsupported for a model of another form, and as `gemm`.
     """
-    found = check(op, target)
-    chosen = applied(found, target, model).model
-    plain = chosen.fraction_bits is not None and chosen.chain is None and chosen.summed is None and chosen.groups == 1
-    if not plain or chosen.multiplicand is not None or not isinstance(chosen.terms, int) or found.sparse or found.block_scale:
-        raise Unsupported(
-            f"{found} on {target}: the surrogate is of steps that align all their products, one after the other, not of {chosen}"
-        )
-    if chosen.result not in (F32, F16) or not isinstance(chosen.rounding, str) or not cuts(chosen.alignment):
-        raise Unsupported(f"{chosen}: the surrogate is of results f32 or f16, with a rounding known beforehand, and of terms that are cut")
-    signature = signature_of(found)
+    op = check(op, target)
+    used = applied(op, target, model).model
+    terms, result_bits, rounding = used.terms, used.result_bits, used.rounding
+    simple = used.fraction_bits is not None and used.chain is None and used.summed is None and used.groups == 1
+    if not simple or used.multiplicand is not None or not isinstance(terms, int) or op.sparse or op.block_scale:
+        raise Unsupported(f"{op} on {target}: the surrogate is of steps that align all their products, one after the other, not of {used}")
+    if used.result not in (F32, F16) or not isinstance(rounding, str) or not cuts(used.alignment):
+        raise Unsupported(f"{used}: the surrogate is of results f32 or f16, with a rounding known beforehand, and of terms that are cut")
+    signature = signature_of(op)
     x, y = (round_to(fmt, jnp.asarray(v, jnp.float32)) for fmt, v in ((signature.a, a), (signature.b, b)))
-    bits = chosen.result_bits if isinstance(chosen.result_bits, int) else chosen.result.mantissa_bits
-    floor, terms = jnp.float32(chosen.floor), min(chosen.terms, signature.k)
-    return _error(signature.a, signature.b, terms, bits, chosen.rounding, x, y, floor, jnp.asarray(fraction_bits, jnp.float32))
+    step = Step(
+        a=signature.a,
+        b=signature.b,
+        terms=min(terms, signature.k),
+        result_bits=result_bits if isinstance(result_bits, int) else used.result.mantissa_bits,
+        rounding=rounding,
+    )
+    return _error(step, x, y, jnp.float32(used.floor), jnp.asarray(fraction_bits, jnp.float32))
 
 
 def surrogate(
@@ -79,47 +83,67 @@ def surrogate(
     """
     signature = signature_of(check(op, target))
     x, y = (round_to(fmt, jnp.asarray(v, jnp.float32)) for fmt, v in ((signature.a, a), (signature.b, b)))
-    mean, variance = expected_error(lax.stop_gradient(x), lax.stop_gradient(y), fraction_bits, op=op, target=target, model=model)
-    product = jnp.matmul(x, y, precision=lax.Precision.HIGHEST) + mean
-    return product if key is None else product + jnp.sqrt(variance + 1e-38) * jax.random.normal(key, product.shape)
+    error = expected_error(lax.stop_gradient(x), lax.stop_gradient(y), fraction_bits, op=op, target=target, model=model)
+    product = jnp.matmul(x, y, precision=lax.Precision.HIGHEST) + error.mean
+    return product if key is None else product + jnp.sqrt(error.variance + 1e-38) * jax.random.normal(key, product.shape)
 
 
-@partial(jax.jit, static_argnames=("a_format", "b_format", "terms", "result_bits", "rounding"))
-def _error(
-    a_format: Format,
-    b_format: Format,
-    terms: int,
-    result_bits: int,
-    rounding: str,
-    a: Array,
-    b: Array,
-    floor: Array,
-    fraction_bits: Array,
-) -> Error:
+class Step(NamedTuple):
+    """What is known of a step before it is traced."""
+
+    a: Format
+    b: Format
+    terms: int
+    result_bits: int  # fraction bits of its result
+    rounding: str
+
+
+class Running(NamedTuple):
+    """The sum after some steps. float32 [M, N] each."""
+
+    total: Array  # as if nothing had been lost
+    last_bit: Array  # of the running value
+    mean: Array  # of the error so far
+    variance: Array
+
+
+# which way a rounding moves a value of a given sign, in halves of an ulp on average
+TOWARD = {"RZ": lambda sign: -sign, "RN": jnp.zeros_like, "RM": lambda sign: -jnp.ones_like(sign), "RP": jnp.ones_like}
+
+
+@partial(jax.jit, static_argnames="step")
+def _error(step: Step, a: Array, b: Array, floor: Array, fraction_bits: Array) -> Error:
     """a: [M, K], b: [K, N], values of their formats."""
-    missing = -a.shape[1] % terms
-    a = jnp.pad(a, [(0, 0), (0, missing)]).T.reshape(-1, terms, a.shape[0])
-    b = jnp.pad(b, [(0, missing), (0, 0)]).reshape(-1, terms, b.shape[1])
-    exponents = _exponent(a, a_format.least_exponent), _exponent(b, b_format.least_exponent)
-    last = a_format.mantissa_bits + b_format.mantissa_bits
-    toward = {"RZ": lambda s: -jnp.sign(s), "RN": jnp.zeros_like, "RM": lambda s: -jnp.ones_like(s), "RP": jnp.ones_like}[rounding]
+    missing = -a.shape[1] % step.terms
+    a = jnp.pad(a, [(0, 0), (0, missing)]).T.reshape(-1, step.terms, a.shape[0])
+    b = jnp.pad(b, [(0, missing), (0, 0)]).reshape(-1, step.terms, b.shape[1])
+    exponents = _exponent(a, step.a.least_exponent), _exponent(b, step.b.least_exponent)
 
-    def step(state: tuple[Array, Array, Array, Array], one: tuple) -> tuple[tuple[Array, Array, Array, Array], None]:
-        (running, grain, mean, variance), (x, y, i, j) = state, one
-        products, exponent = x[:, :, None] * y[:, None, :], i[:, :, None] + j[:, None, :]
-        largest = jnp.maximum(jnp.max(jnp.where(products == 0, -1e4, exponent), axis=0), floor)
-        largest = jnp.maximum(largest, jnp.where(running == 0, -1e4, _exponent(running, -126)))
-        unit = jnp.exp2(largest - fraction_bits)
-        lost, spread = _cut(jnp.concatenate([products, running[None]]), jnp.concatenate([jnp.exp2(exponent - last), grain[None]]), unit)
-        total = running + jnp.sum(products, axis=0)
-        grain = jnp.maximum(unit, lax.stop_gradient(jnp.exp2(_exponent(total, -126) - result_bits)))
-        mean = mean - jnp.sum(lost, axis=0) + toward(total) * (grain - unit) / 2
-        variance = variance + jnp.sum(spread, axis=0) + (grain**2 - unit**2) / 12
-        return (total, grain, mean, variance), None
+    def add(running: Running, terms: tuple[Array, Array, Array, Array]) -> tuple[Running, None]:
+        return _after_step(step, running, *terms, floor, fraction_bits), None
 
     nothing = jnp.zeros((a.shape[-1], b.shape[-1]), jnp.float32)
-    _, _, mean, variance = lax.scan(step, (nothing, nothing, nothing, nothing), (a, b, *exponents))[0]
-    return Error(mean, variance)
+    last = lax.scan(add, Running(nothing, nothing, nothing, nothing), (a, b, *exponents))[0]
+    return Error(mean=last.mean, variance=last.variance)
+
+
+def _after_step(step: Step, running: Running, a: Array, b: Array, i: Array, j: Array, floor: Array, fraction_bits: Array) -> Running:
+    """a, i: the elements of A and their exponents, [terms, M]; b, j: those of B, [terms, N]."""
+    products, exponent = a[:, :, None] * b[:, None, :], i[:, :, None] + j[:, None, :]
+    largest = jnp.maximum(jnp.max(jnp.where(products == 0, -1e4, exponent), axis=0), floor)
+    largest = jnp.maximum(largest, jnp.where(running.total == 0, -1e4, _exponent(running.total, -126)))
+    unit = jnp.exp2(largest - fraction_bits)
+    last_bits = jnp.exp2(exponent - (step.a.mantissa_bits + step.b.mantissa_bits))
+    terms = jnp.concatenate([products, running.total[None]])
+    lost, spread = _cut(terms, jnp.concatenate([last_bits, running.last_bit[None]]), unit)
+    total = running.total + jnp.sum(products, axis=0)
+    last_bit = jnp.maximum(unit, lax.stop_gradient(jnp.exp2(_exponent(total, -126) - step.result_bits)))
+    return Running(
+        total=total,
+        last_bit=last_bit,
+        mean=running.mean - jnp.sum(lost, axis=0) + TOWARD[step.rounding](jnp.sign(total)) * (last_bit - unit) / 2,
+        variance=running.variance + jnp.sum(spread, axis=0) + (last_bit**2 - unit**2) / 12,
+    )
 
 
 def _exponent(x: Array, least: int) -> Array:
@@ -127,11 +151,11 @@ def _exponent(x: Array, least: int) -> Array:
     return lax.stop_gradient(jnp.maximum(jnp.frexp(x)[1] - 1, least).astype(jnp.float32))
 
 
-def _cut(terms: Array, grain: Array, unit: Array) -> tuple[Array, Array]:
+def _cut(terms: Array, last_bit: Array, unit: Array) -> tuple[Array, Array]:
     """The expectation, with the term's sign, and the variance of what is cut of each term below `unit`."""
     size = jnp.abs(terms) / unit
     first, second = _of_an_octave(size)
-    fine = jnp.minimum(grain / unit, 1)  # what is cut is a multiple of the term's last bit
+    fine = jnp.minimum(last_bit / unit, 1)  # what is cut is a multiple of the term's last bit
     mean, square = first * (1 - fine), second * (1 - fine) * (1 - fine / 2)
     return jnp.sign(terms) * unit * mean, unit**2 * jnp.maximum(square - mean**2, 0)
 

@@ -10,20 +10,20 @@ import numpy as np
 
 from tcemu.architectures.lookup import must_compute
 from tcemu.arithmetic.model import MAX_FRACTION_BITS, Model
+from tcemu.arithmetic.order import Order
 from tcemu.errors import Unsupported
 from tcemu.explanation.exact import leading, power, word
 from tcemu.formats import F16, F32, S32, Format
 from tcemu.fuzz.generators import FLOORS
 from tcemu.fuzz.inference.findings import Finding, Inferred
-from tcemu.fuzz.inference.probes import RAW, Bench, C, Unreachable
-from tcemu.fuzz.inference.trees import Order, matching, steps
+from tcemu.fuzz.inference.probes import RAW, Bench, C, Question, Unreachable
+from tcemu.fuzz.inference.trees import matching
 from tcemu.fuzz.runs import run
 from tcemu.fuzz.sides import Side, emulated, side
 from tcemu.isa.catalog import targets
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 
-Questions = list[dict[Any, Any]]
 APART = 32  # 25 fraction bits, and the sum of up to 64 terms
 
 
@@ -48,10 +48,10 @@ def infer(op: str | Instruction, box: str | Side | Callable, *, cases: int = 512
         raise Unsupported(
             f"{op}: its operands reach too little far apart: {error}; take an instruction of the kind with wider types"
         ) from error
-    return _confirmed(op, one, model, probe.found, probe.bench.asked, cases, seed)
+    return _confirmed(op, one, model, probe.findings, probe.bench.asked, cases, seed)
 
 
-def _confirmed(op: Instruction, box: Side, model: Model | None, found: list[Finding], asked: int, cases: int, seed: int) -> Inferred:
+def _confirmed(op: Instruction, box: Side, model: Model | None, findings: list[Finding], asked: int, cases: int, seed: int) -> Inferred:
     target = next(iter(targets(op)))
     comparison, best = None, model
     for changes in ({}, {"multiplicand": F16}):
@@ -63,25 +63,28 @@ def _confirmed(op: Instruction, box: Side, model: Model | None, found: list[Find
             comparison, best = now, tried
         if now.wrong_cases == 0:
             if changes:
-                found.append(Finding("multiplicand", F16, "only so do all cases agree: subnormal operands are aligned as normal numbers"))
-            return Inferred(op, box.name, best, tuple(found), asked, comparison)
-    return Inferred(op, box.name, model, tuple(found), asked, comparison)
+                findings.append(
+                    Finding("multiplicand", F16, "only so do all cases agree: subnormal operands are aligned as normal numbers")
+                )
+            return Inferred(op, box.name, best, tuple(findings), asked, comparison)
+    return Inferred(op, box.name, model, tuple(findings), asked, comparison)
 
 
 def _integers(op: Instruction, box: Side, cases: int, seed: int) -> Inferred:
-    found = [Finding("result", S32, "the only model with an s32 result: exact; what is probed is the end of its range")]
-    return _confirmed(op, box, Model(S32), found, 0, cases, seed)
+    findings = [Finding("result", S32, "the only model with an s32 result: exact; what is probed is the end of its range")]
+    return _confirmed(op, box, Model(S32), findings, 0, cases, seed)
 
 
 class Probe:
     """The probes of one box, in the order in which one finding serves the next."""
 
     def __init__(self, bench: Bench):
-        self.bench, self.signature, self.found = bench, bench.signature, list[Finding]()
+        self.bench, self.signature = bench, bench.signature
+        self.findings: list[Finding] = []
         self.up = Fraction(1)  # the sign of small terms that roundings do not carry away from what they are added to
 
     def note(self, field: str, value: Any, evidence: str) -> Any:
-        self.found.append(Finding(field, value, evidence))
+        self.findings.append(Finding(field, value, evidence))
         return value
 
     def find(self) -> Model | None:
@@ -98,8 +101,15 @@ class Probe:
         rounding = self.rounding(between, bits)
         kept = self.result_bits(between, bits) if fused and bits is not None else None
         model = Model(
-            between, order.terms * width, bits, -133, rounding, None, None, order.groups, self.chain(order), order.together, summed
-        )  # fmt: skip
+            result=between,
+            terms=order.terms * width,
+            fraction_bits=bits,
+            rounding=rounding,
+            groups=order.groups,
+            chain=self.chain(order),
+            together=order.together,
+            summed=summed,
+        )
         if bits is not None:
             model = model.replace(result_bits=kept, floor=self.floor(between, bits, rounding))
         elif model.chain is not None and zeros == 0:
@@ -119,7 +129,7 @@ class Probe:
         infinite = a.specials == "ieee" and b.specials == "ieee"
         nan_a = (a.infinity + 1 if a.specials == "ieee" else a.nan) << a.unused_bits
         inf_a = a.infinity << a.unused_bits
-        questions: dict[str, dict[Any, Any]] = {}
+        questions: dict[str, Question] = {}
         if a.specials != "none":
             questions["NaN x 1"] = {(RAW, "a", 0): nan_a, (RAW, "b", 0): one(b)}
         if infinite:
@@ -165,28 +175,30 @@ class Probe:
                 break
         if whole and n > 1 and all(table[i, j] == 2 for i, j in pairs):
             raise Unreachable(f"terms of 2^{bench.bottom} survive beside every 2^{bench.top}")
-        found = matching(table) if whole else None
+        matched = matching(table) if whole else None
         how = f"{len(pairs)} pairs of 2^{bench.top} and -2^{bench.top}, all other terms 2^{bench.bottom}"
-        if found is None:
+        if matched is None:
             self.note(
                 "terms", "unknown", f"{how}: the numbers of terms that survive are those of no model: {sorted(set(table[0, 1:].tolist()))}"
             )
             return None
         blocks = "" if bench.width == 1 else f" (blocks of {bench.width})"
-        meets = f"{found.terms} terms{blocks} meet in a step, {len(steps(found, n))} in all"
-        last = "C with the first" if found.chain is None else "C is added after them"
-        self.note("terms", found.terms * bench.width, f"{how}: by what survives, {meets}, {last}")
-        if found.groups > 1:
-            self.note("groups", found.groups, "which terms meet: pairs of them in turn")
-        if found.chain is not None:
+        meets = f"{matched.terms} terms{blocks} meet in a step, {matched.steps_of_instruction(n)} in all"
+        last = "C with the first" if matched.chain is None else "C is added after them"
+        self.note("terms", matched.terms * bench.width, f"{how}: by what survives, {meets}, {last}")
+        if matched.groups > 1:
+            self.note("groups", matched.groups, "which terms meet: pairs of them in turn")
+        if matched.chain is not None:
             self.note(
-                "chain", self.chain(found), "which terms survive beside C" + (", chains first with each other" if found.together else "")
+                "chain",
+                self.chain(matched),
+                "which terms survive beside C" + (", chains first with each other" if matched.together else ""),
             )
-        return found
+        return matched
 
     def places(self, order: Order) -> list[int]:
         """Slots in the order in which they are added, and how many of the first are added at once."""
-        first = steps(order, self.bench.slots)
+        first = order.steps(self.bench.slots)
         with_c = order.chain is None
         self.room = len(first[0]) + with_c
         self.steps = len(first)
@@ -195,7 +207,7 @@ class Probe:
             return [C, *sequence] if with_c else sequence
         return [*first[0], *([C] if with_c else [])]
 
-    def terms(self, *values: Fraction) -> dict[Any, Any]:
+    def terms(self, *values: Fraction) -> Question:
         """These values as the first terms that are added: at once where there is room, else one after the other."""
         if len(values) > len(self.sequence):
             raise Unreachable(f"{len(values)} terms do not meet")
@@ -215,13 +227,13 @@ class Probe:
             distances.append(d)
             questions.append(question)
         survived = [d for d, value in zip(distances, bench.values(questions), strict=True) if value == power(large - d)]
-        found = max(survived, default=0)
-        if survived != list(range(1, found + 1)):
+        furthest = max(survived, default=0)
+        if survived != list(range(1, furthest + 1)):
             raise Unreachable(f"terms survive at distances {survived}, which is no cut")
-        if distances and found == distances[-1]:
-            raise Unreachable(f"terms survive at every distance up to {found}, the last that they reach")
+        if distances and furthest == distances[-1]:
+            raise Unreachable(f"terms survive at every distance up to {furthest}, the last that they reach")
         return self.note(
-            "fraction_bits", found, f"2^{large} - 2^{large} + 2^({large} - d) in one step is 2^({large} - d) for d to {found}, then 0"
+            "fraction_bits", furthest, f"2^{large} - 2^{large} + 2^({large} - d) in one step is 2^({large} - d) for d to {furthest}, then 0"
         )
 
     # ---- what a step leaves
@@ -282,7 +294,7 @@ class Probe:
         if bits is None:
             return min(result.mantissa_bits, d.mantissa_bits)
         if not hasattr(self, "_kept"):
-            e, found = self.bench.top - 4, 0
+            e, furthest = self.bench.top - 4, 0
             carried = [(c, n) for c, n in ((0, 1), (1, 2), (2, 4), (3, 8)) if n + 1 <= len(self.sequence)]
             questions, wanted, distances = [], [], []
             for c, n in carried:
@@ -295,8 +307,8 @@ class Probe:
                     wanted.append(n * power(e) + power(e - lower))
                     distances.append(lower + c)
             for value, exact, distance in zip(self.bench.values(questions), wanted, distances, strict=True):
-                found = max(found, distance) if value == exact else found
-            self._kept, self._limit = found, max(distances)
+                furthest = max(furthest, distance) if value == exact else furthest
+            self._kept, self._limit = furthest, max(distances)
         return self._kept
 
     def result_bits(self, result: Format, bits: int | None) -> int | None:
@@ -309,7 +321,7 @@ class Probe:
         """Which products of a block are added before they are cut: two halves of the last bit that is kept."""
         bench, e = self.bench, 0
         pairs = [(0, j) for j in range(1, bench.width)]
-        questions: Questions = []
+        questions: list[Question] = []
         for _, j in pairs:
             parts = [Fraction(1), *[Fraction(0)] * (j - 1), Fraction(1)]
             questions.append({0: power(e), C: -power(e), 1: parts, (1, "scale"): e - bits - 1})
@@ -326,7 +338,7 @@ class Probe:
         d = self.signature.d
         q = result.least_exponent - result.mantissa_bits if result == d else d.least_exponent - d.mantissa_bits
         nearest, sign = result != d or rounding == "RN", -1 if rounding == "RP" else 1  # RP cuts what is negative
-        tried: list[tuple[int, dict[Any, Any], Fraction]] = []
+        tried: list[tuple[int, Question, Fraction]] = []
         for s in range(-self.bench.top, -q + bits + 24):
             values, exact = self._lowest(s, q, nearest)
             if s > bits - max(map(leading, values)):

@@ -12,7 +12,7 @@ import numpy as np
 from tcemu.explanation.exact import Value, decode, encode, leading, power
 from tcemu.formats import Format
 from tcemu.fuzz.loop import result
-from tcemu.fuzz.shrink import _narrow, _wide
+from tcemu.fuzz.operands import Vector, as_integers, from_integers
 from tcemu.fuzz.sides import Side
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import signature_of
@@ -20,7 +20,10 @@ from tcemu.sparsity import defined_fields
 
 C = -1  # the accumulator as a slot
 BATCH = 32  # cases in one call
-RAW = "raw"  # Values whose key is (RAW, operand, k) are codes
+RAW = "raw"  # values whose key is (RAW, operand, k) are codes
+
+# What the terms of one dot product are, all others being zero: see `Bench.vector` for the keys and their values
+Question = dict[Any, Any]
 
 
 class Unreachable(Exception):
@@ -45,17 +48,17 @@ def factors(a: Format, b: Format, value: Fraction) -> tuple[int, int]:
     splits = sorted({*((m, odd // m) for m in divisors), *((odd // m, m) for m in divisors)}, key=lambda s: abs(s[0] - s[1]), reverse=True)
     exponents = range(a.least_exponent - a.mantissa_bits, a.greatest_exponent + 1)
     near = sorted(exponents, key=lambda e: abs(2 * e - exponent))[:512]
-    found: tuple[int, int] | None = None
+    subnormal: tuple[int, int] | None = None
     for m, n in splits:
         for e in near:
             x, y = m * power(e), n * power(exponent - e) * (-1 if value < 0 else 1)
             if holds(a, x) and holds(b, y):
                 if leading(x) >= a.least_exponent and leading(y) >= b.least_exponent:
                     return encode(a, x), encode(b, y)
-                found = found or (encode(a, x), encode(b, y))
-    if found is None:
+                subnormal = subnormal or (encode(a, x), encode(b, y))
+    if subnormal is None:
         raise Unreachable(f"no product of {a} and {b} is {value}")
-    return found
+    return subnormal
 
 
 class Bench:
@@ -98,35 +101,38 @@ class Bench:
                 return encode(fmt, power(x)), encode(fmt, power(exponent - x))
         return None
 
-    def vector(self, values: dict[Any, Any]) -> dict[str, list[int]]:
-        """Codes of one dot product. values: slot (or C) -> Fraction, or a list of Fractions for the products of a block, before its
-        scales, with (slot, "scale") -> its exponent; (RAW, operand, k) -> a code. Raises Unreachable."""
+    def vector(self, values: Question) -> Vector:
+        """Codes of one dot product. Raises Unreachable.
+
+        values: the key is a slot, or C, and the value a Fraction. Or the value is a list of Fractions: the products of a block before its
+        scales, whose exponent then stands under (slot, "scale"). The key (RAW, operand, k) has a code.
+        """
         signature, op = self.signature, self.op
-        found = {"a": [0] * self.k, "b": [0] * self.k, "c": [0]}
+        codes = {"a": [0] * self.k, "b": [0] * self.k, "c": [0]}
         if op.stype is not None:
             one = op.stype.bias << op.stype.mantissa_bits
-            found |= {name: [one] * (op.scale_vec or 1) for name in ("scale_a", "scale_b")}
+            codes |= {name: [one] * (op.scale_vec or 1) for name in ("scale_a", "scale_b")}
         for slot, value in values.items():
             if isinstance(slot, tuple):
                 if slot[0] == RAW:
-                    found[slot[1]][slot[2]] = value
+                    codes[slot[1]][slot[2]] = value
                 continue
             if slot == C:
                 if not holds(signature.c, value):
                     raise Unreachable(f"{signature.c} has no {value}")
-                found["c"][0] = encode(signature.c, value)
+                codes["c"][0] = encode(signature.c, value)
             elif self.by_block:
                 parts = value if isinstance(value, list) else self._parts(value)
                 exponent: int = values[slot, "scale"] if isinstance(value, list) else self._exponent(value)
                 scales = self._scales_of(op.stype, exponent) if op.stype is not None else None
                 if scales is None or len(parts) > self.width:
                     raise Unreachable(f"no block holds {value}")
-                found["scale_a"][slot], found["scale_b"][slot] = scales
+                codes["scale_a"][slot], codes["scale_b"][slot] = scales
                 for at, part in enumerate(parts):
-                    found["a"][slot * self.width + at], found["b"][slot * self.width + at] = factors(signature.a, signature.b, part)
+                    codes["a"][slot * self.width + at], codes["b"][slot * self.width + at] = factors(signature.a, signature.b, part)
             else:
-                found["a"][slot], found["b"][slot] = factors(signature.a, signature.b, value)
-        return found
+                codes["a"][slot], codes["b"][slot] = factors(signature.a, signature.b, value)
+        return codes
 
     def _exponent(self, value: Fraction) -> int:
         """Of a block whose products sum to a value: such that they are integers in units of 2^-2 with the value's leading bits."""
@@ -136,27 +142,27 @@ class Bench:
 
     def _parts(self, value: Fraction) -> list[Fraction]:
         """The products of a block, before its scales."""
-        rest, sign, found = abs(value) / power(self._exponent(value)), 1 if value >= 0 else -1, []
+        rest, sign, parts = abs(value) / power(self._exponent(value)), 1 if value >= 0 else -1, []
         sizes = sorted({x * y for x, y in product(*(self._values(fmt) for fmt in (self.signature.a, self.signature.b)))}, reverse=True)
         while rest:
             part = next((s for s in sizes if s <= rest), None)
             if part is None:
                 raise Unreachable(f"no block holds {value}")
-            found.append(sign * part)
+            parts.append(sign * part)
             rest -= part
-        return found
+        return parts
 
     @staticmethod
     def _values(fmt: Format) -> list[Fraction]:
         return [v for code in range(1 << (fmt.bits - 1)) if isinstance(v := decode(fmt, code).value, Fraction) and v > 0]
 
-    def ask(self, questions: Sequence[dict[Any, Any]]) -> list[int]:
+    def ask(self, questions: Sequence[Question]) -> list[int]:
         """D's code for each. Raises Unreachable if one cannot be asked."""
         op, signature = self.op, self.signature
         vectors = [self.vector(q) for q in questions]
         self.asked += len(vectors)
         side = min(op.m, op.n, 8)  # questions of one case: on the diagonal
-        (m, k), n, found = op.matrix("a"), op.n, []
+        (m, k), n, answers = op.matrix("a"), op.n, []
         plain = defined_fields(op.chunk, op.ordered)[0] if op.sparse else 0
         kept = self._kept(plain)
         for start in range(0, len(vectors), BATCH * side):
@@ -169,14 +175,14 @@ class Bench:
                 if scales:
                     scales["scale_a"][case, i], scales["scale_b"][case, :, i] = v["scale_a"], v["scale_b"]
             given: dict[str, Any] = {
-                name: _narrow(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))
+                name: from_integers(fmt, whole[name]) for name, fmt in (("a", signature.a), ("b", signature.b), ("c", signature.c))
             }
             given |= scales
             if op.sparse:
                 given["e"] = np.full((BATCH, *op.matrix(op.metadata)), plain, np.uint8)
-            d = _wide(signature.d, np.asarray(result(op, self.box, {name: jnp.asarray(v) for name, v in given.items()})))
-            found += [int(d[at // side, at % side, at % side]) for at in range(len(some))]
-        return found
+            d = as_integers(signature.d, np.asarray(result(op, self.box, {name: jnp.asarray(v) for name, v in given.items()})))
+            answers += [int(d[at // side, at % side, at % side]) for at in range(len(some))]
+        return answers
 
     def _kept(self, field: int) -> np.ndarray:
         """Rows of B that the stored elements meet, all metadata being this field."""
@@ -188,6 +194,6 @@ class Bench:
         inside = [first >> 1] if op.chunk == 2 else [size * u + i for u in (first, second) for i in range(size)]
         return np.array([at * op.chunk + i for at in range(op.k // op.chunk) for i in inside])
 
-    def values(self, questions: Sequence[dict[Any, Any]]) -> list[Value]:
+    def values(self, questions: Sequence[Question]) -> list[Value]:
         """The same as numbers."""
         return [decode(self.signature.d, code).value for code in self.ask(questions)]

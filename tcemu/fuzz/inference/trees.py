@@ -5,57 +5,44 @@ result counts those outside the smallest subtree that holds both.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from tcemu.arithmetic.order import Order
 
 Tree = int | tuple  # a leaf's number, or its children, added in one step; C is the last number
 CHAINS = (None, "k", 2, 4, 8, 16, 32)
 
 
-@dataclass(frozen=True)
-class Order:
-    """The fields of Model that say which term meets which."""
-
-    terms: int
-    groups: int = 1
-    chain: int | str | None = None
-    together: bool = False
-
-
-def steps(order: Order, k: int) -> list[list[int]]:
-    """The products of each step of one instruction with k of them."""
-    dealt = np.arange(k).reshape(-1, order.groups, 2).swapaxes(0, 1).reshape(order.groups, -1) if order.groups > 1 else np.arange(k)[None]
-    return [row[at : at + order.terms].tolist() for row in dealt for at in range(0, len(row), order.terms)]
-
-
 def tree(order: Order, k: int) -> Tree:
     """How `arithmetic.program` adds k products and C, which is leaf number k."""
-    found, running = steps(order, k), k
-
-    def walk(start: Tree | None, some: Sequence[list[int]]) -> Tree:
-        for one in some:
-            members = one if start is None else [start, *one]
-            start = tuple(members) if len(members) > 1 else members[0]
-        assert start is not None
-        return start
-
+    accumulator: Tree = k
     if order.chain is None:
-        return walk(running, found)
-    length = len(found) if isinstance(order.chain, str) else max(1, order.chain * len(found) // k)
-    chains = [walk(None, found[at : at + length]) for at in range(0, len(found), length)]
+        return _added(accumulator, order.steps(k))
+    chains = [_added(None, steps) for steps in order.chains(k)]
     if order.together:
-        total: Tree = chains[0]
-        for one in chains[1:]:
-            total = total, one
-        return running, total
-    whole: Tree = running
-    for one in chains:
-        whole = whole, one
-    return whole
+        return accumulator, _one_after_the_other(chains[0], chains[1:])
+    return _one_after_the_other(accumulator, chains)
 
 
-def sizes(found: Tree, leaves: int) -> np.ndarray:
+def _added(start: Tree | None, steps: Sequence[list[int]]) -> Tree:
+    """Steps one after the other, each with what the one before left."""
+    running = start
+    for products in steps:
+        members = products if running is None else [running, *products]
+        running = tuple(members) if len(members) > 1 else members[0]
+    assert running is not None
+    return running
+
+
+def _one_after_the_other(start: Tree, others: Sequence[Tree]) -> Tree:
+    """Sums of two: the others are added one by one."""
+    for other in others:
+        start = start, other
+    return start
+
+
+def sizes(root: Tree, leaves: int) -> np.ndarray:
     """int [leaves, leaves]: the leaves of the smallest subtree that holds both; 0 on the diagonal."""
     table = np.zeros((leaves, leaves), int)
 
@@ -69,7 +56,7 @@ def sizes(found: Tree, leaves: int) -> np.ndarray:
                 table[np.ix_(part, other)] = table[np.ix_(other, part)] = len(every)
         return every
 
-    below(found)
+    below(root)
     return table
 
 
@@ -83,7 +70,7 @@ def orders(k: int) -> Iterator[Order]:
                 continue
             for terms in range(1, k // groups + 1):
                 # a chain of so many products holds whole steps
-                if isinstance(chain, int) and chain * len(steps(Order(terms, groups), k)) % k:
+                if isinstance(chain, int) and chain * Order(terms, groups).steps_of_instruction(k) % k:
                     continue
                 yield Order(terms, groups, chain)
                 if isinstance(chain, int):
