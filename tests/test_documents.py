@@ -1,4 +1,4 @@
-"""The documents list what there is: every test file, every helper, and what the usual run samples."""
+"""The documents list what there is: every file of the package, every test file, every helper, and what the usual run samples."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,31 @@ from times import renewed, seconds
 TESTS = Path(__file__).parent
 README = sampling.README.read_text()
 TABLE = {"test_a.py::test_one": Share(1, 3), "test_a.py::test_two": Share(0, 1), "test_b.py::test_three": Share(2, 4)}
+
+
+def files_of(chapter: str) -> set[str]:
+    """The files that the points of a list name. A name without folder lies in the folder that the point named last."""
+    files = set()
+    for point in re.findall(r"^- .*(?:\n  .*)*", chapter, re.MULTILINE):
+        folder = ""
+        for name in re.findall(r"`([\w/]+(?:\.py|/))`", point):
+            folder, name = (name[: name.rindex("/") + 1], name[name.rindex("/") + 1 :]) if "/" in name else (folder, name)
+            files |= {folder + name} if name else set()
+    return files
+
+
+def test_every_file_of_the_package_has_its_place_in_the_architecture():
+    chapter = (TESTS.parent / "ARCHITECTURE.md").read_text().partition("\n## The floors\n")[2].partition("\n## ")[0]
+    package = TESTS.parent / "tcemu"
+    whole = ("commands", "data")  # folders of which one line speaks
+    files = {path.relative_to(package) for path in package.rglob("*.py") if path.name != "__init__.py"}
+    named = {name for name in files_of(chapter) if not name.startswith(whole)}
+    assert named == {path.as_posix() for path in files if path.parts[0] not in whole}
+
+
+def test_a_name_without_folder_lies_in_the_last_one():
+    text = "- `a/b.py`: `Model`, `c.py`\n- `d.py` and\n  `e/`: `f.py`\n"
+    assert files_of(text) == {"a/b.py", "a/c.py", "d.py", "e/f.py"}
 
 
 def first_cells(heading: str) -> list[str]:

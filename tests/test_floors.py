@@ -1,15 +1,19 @@
 """The rules of the house. A module imports from floors below its own, and from a neighbour only where the table says so.
 
-No modules import each other in a circle.
+No modules import each other in a circle, no private name leaves its module, and files, functions and lists of parameters stay short.
 """
 
 import ast
-from collections.abc import Mapping
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+
+import tcemu
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
@@ -151,3 +155,147 @@ def test_no_modules_import_each_other_in_a_circle():
 )
 def test_a_circle_is_seen(sources, length):
     assert len(circle(sources)) == length
+
+
+# ---- what is private stays in its module
+
+
+def in_files(check: Callable[[Path, str], list[str]]) -> str:
+    """What a check says of all files, a line each; "" if it has nothing to say."""
+    return "\n".join(f"{path}: {said}" for path in (PACKAGE_ROOT, *FILES) for said in check(path, (ROOT / path).read_text()))
+
+
+def private_imports(source: str) -> list[str]:
+    """Private names of tcemu's other modules that a file uses: imported, or reached through an imported module."""
+    tree, modules, used = ast.parse(source), {}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tcemu":
+            used += [f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_")]
+            modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name.split(".")[0] == "tcemu"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = modules.get(ast.unparse(node.value))
+            used += [f"{owner}.{node.attr}"] if owner is not None and (ROOT / f"{owner.replace('.', '/')}.py").is_file() else []
+    return used
+
+
+def test_no_private_name_leaves_its_module():
+    wrong = in_files(lambda path, source: private_imports(source))
+    assert not wrong, f"\n{wrong}"
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("from tcemu.operations.dot import _dot", ["tcemu.operations.dot._dot"]),
+        ("def f():\n    from tcemu.bits import clz, _jam", ["tcemu.bits._jam"]),
+        ("from tcemu.arithmetic import program\nprogram._walk()", ["tcemu.arithmetic.program._walk"]),
+        ("import tcemu.bits\ntcemu.bits._jam", ["tcemu.bits._jam"]),
+        ("import tcemu.bits as b\nb._jam", ["tcemu.bits._jam"]),
+        ("from tcemu.bits import Limbs\nimport jax._src\nrow._replace(a=1)\nself._x\nLimbs.__name__", []),
+    ],
+)
+def test_a_private_name_from_elsewhere_is_seen(source, names):
+    assert private_imports(source) == names
+
+
+# ---- files, functions and lists of parameters stay short
+
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 400, 60, 8
+FACES = ("", "fuzz", "silicon", "formats", "viz", "quantize", "recipes")  # modules whose names are public: tcemu and these of its own
+
+
+def public_functions() -> set[tuple[str, str]]:
+    """(module, qualified name) of every public function, and of every method of a public class."""
+    found = set()
+    for face in (getattr(tcemu, name) if name else tcemu for name in FACES):
+        for name in getattr(face, "__all__", None) or [name for name in vars(face) if not name.startswith("_")]:
+            value = getattr(face, name)
+            here = hasattr(face, "__path__") or getattr(value, "__module__", "") == face.__name__  # a file's own; a folder lists its names
+            if isinstance(value, type):
+                found |= {(value.__module__, f"{value.__qualname__}.{method}") for method in vars(value)}
+            elif callable(value) and here and not isinstance(value, types.ModuleType):
+                value = inspect.unwrap(value)
+                found.add((value.__module__, value.__qualname__))
+    return found
+
+
+PUBLIC = public_functions()
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function of a file, however deep, with its qualified name."""
+    for node in ast.iter_child_nodes(tree):
+        inner = prefix
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + node.name, node
+            inner = f"{prefix}{node.name}.<locals>."
+        elif isinstance(node, ast.ClassDef):
+            inner = f"{prefix}{node.name}."
+        yield from functions(node, inner)
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef, method: bool) -> int:
+    """How many a caller may give; a method's first is not given."""
+    args = node.args
+    listed = [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg))]
+    static = any(isinstance(decorator, ast.Name) and decorator.id == "staticmethod" for decorator in node.decorator_list)
+    return len(listed) - (method and not static)
+
+
+def too_long(source: str) -> list[str]:
+    """The file, if it has too many lines, and its functions that have."""
+    lines = len(source.splitlines())
+    wrong = [f"the file has {lines} lines"] if lines > MOST_LINES else []
+    for name, node in functions(ast.parse(source)):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        wrong += [f"{name} has {lines} lines"] if lines > MOST_LINES_OF_A_FUNCTION else []
+    return wrong
+
+
+def too_many_parameters(path: Path, source: str, public: set[tuple[str, str]] = PUBLIC) -> list[str]:
+    """Functions with too many parameters, unless they are public."""
+    wrong = []
+    for name, node in functions(ast.parse(source)):
+        scope = name.rpartition(".")[0]
+        count = parameters(node, method=bool(scope) and not scope.endswith("<locals>"))
+        if count > MOST_PARAMETERS and (module_of(path), name) not in public:
+            wrong.append(f"{name} has {count} parameters")
+    return wrong
+
+
+def test_files_and_functions_are_short():
+    wrong = in_files(lambda path, source: too_long(source))
+    assert not wrong, f"\n{wrong}"
+
+
+def test_only_public_functions_have_many_parameters():
+    wrong = in_files(too_many_parameters)
+    assert not wrong, f"\n{wrong}"
+
+
+def test_what_is_too_long_is_seen():
+    body = "    x = 1\n" * 60
+    assert too_long("x = 1\n" * 400) == [] and too_long("x = 1\n" * 401) == ["the file has 401 lines"]
+    assert too_long("def f():\n" + body) == ["f has 61 lines"] and too_long("def f():\n" + body[10:]) == []
+    nested = "class C:\n    def m(self):\n        def g():\n" + "            x = 1\n" * 60
+    assert too_long(nested) == ["C.m has 62 lines", "C.m.<locals>.g has 61 lines"]
+
+
+def test_too_many_parameters_are_seen():
+    path, eight = Path("tcemu/bits.py"), "a, b, c, d, e, f, g, h"
+    assert too_many_parameters(path, f"def f({eight}): ...") == []
+    assert too_many_parameters(path, f"def f({eight}, *, i): ...") == ["f has 9 parameters"]
+    assert too_many_parameters(path, f"def f({eight}, **i): ...") == ["f has 9 parameters"]
+    assert too_many_parameters(path, f"class C:\n    def m(self, {eight}): ...") == []
+    assert too_many_parameters(path, f"class C:\n    @staticmethod\n    def m({eight}, i): ...") == ["C.m has 9 parameters"]
+    assert too_many_parameters(path, f"def f():\n    def g({eight}, i): ...") == ["f.<locals>.g has 9 parameters"]
+    assert too_many_parameters(path, f"def f({eight}, i): ...", {("tcemu.bits", "f")}) == []
+
+
+def test_public_is_what_the_package_exports():
+    assert {("tcemu.operations.mma", "mma"), ("tcemu.formats.coding", "encode"), ("tcemu.fuzz.runs", "run")} <= PUBLIC
+    assert ("tcemu.linalg.recipes", "Recipe.what_if") in PUBLIC
+    assert not {name for _, name in PUBLIC} & {"_mma", "applied", "dot_add", "must_compute"}
