@@ -16,7 +16,7 @@ import tcemu
 from tcemu import formats
 from tcemu.arithmetic import fma, integer
 from tcemu.arithmetic.model import Model, Signature
-from tcemu.arithmetic.program import run
+from tcemu.arithmetic.program import multiply_add
 
 SPELLINGS = [
     "m8n8k4.row.col.f16.f16.f16.f16", "m8n8k4.row.col.f32.f16.f16.f16", "m8n8k4.row.col.f32.f16.f16.f32",
@@ -90,7 +90,7 @@ K = 16
 def by_model(model, a_name, b_name, result, a, b, c):
     """`run` on `count` independent dot products: a [count, K], b [count, K], c [count]."""
     signature = Signature(formats.FORMATS[a_name], formats.FORMATS[b_name], result, result, K)
-    d = run(model, signature, a[:, None, :], b[:, :, None], c[:, None, None])
+    d = multiply_add(model, signature, a[:, None, :], b[:, :, None], c[:, None, None])
     return d[:, 0, 0]
 
 

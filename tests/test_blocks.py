@@ -8,7 +8,7 @@ import pytest
 import tcemu
 from tcemu.architectures.lookup import row_for
 from tcemu.arithmetic import blocks
-from tcemu.arithmetic.program import run
+from tcemu.arithmetic.program import multiply_add
 from tcemu.arithmetic.truncation import truncated_f32
 from tcemu.formats import F32, Number, encode_limbs
 from tcemu.linalg.gemm import _gemm
@@ -33,7 +33,7 @@ def test_blocks_change_no_bit(monkeypatch, op, a, b, c):
     codes = [tcemu.formats.from_float(fmt, rng.standard_normal(shape)) for fmt, shape in ((op.a, a), (op.b, b), (op.c, c))]
     codes[0] = codes[0].at[..., 3, 2].set(op.a.infinity)
     codes[1] = codes[1].at[..., 2, 1].set(op.b.nan)
-    product = lambda: jax.jit(lambda *codes: run(row_for(op, "sm_90").model, signature_of(op), *codes))(*codes)  # noqa: E731
+    product = lambda: jax.jit(lambda *codes: multiply_add(row_for(op, "sm_90").model, signature_of(op), *codes))(*codes)  # noqa: E731
     whole = np.asarray(product())
     monkeypatch.setattr(blocks, "COLUMNS", 8)
     monkeypatch.setattr(blocks, "ELEMENTS", 16)

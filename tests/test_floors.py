@@ -4,6 +4,7 @@ No modules import each other in a circle, no private name leaves its module, and
 """
 
 import ast
+import importlib
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -207,9 +208,14 @@ MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 400, 60, 8
 FACES = ("", "fuzz", "silicon", "formats", "viz", "quantize", "recipes")  # modules whose names are public: tcemu and these of its own
 
 
+BINDINGS = ("mma", "movement", "wgmma", "wmma")  # of operations; a `bind_...` there has the parameters of its public operation
+
+
 def public_functions() -> set[tuple[str, str]]:
-    """(module, qualified name) of every public function, and of every method of a public class."""
+    """(module, qualified name) of every public function, of its binding, and of every method of a public class."""
     found = set()
+    for module in (importlib.import_module(f"tcemu.operations.{name}") for name in BINDINGS):
+        found |= {(module.__name__, name) for name in vars(module) if name.startswith("bind_")}
     for face in (getattr(tcemu, name) if name else tcemu for name in FACES):
         for name in getattr(face, "__all__", None) or [name for name in vars(face) if not name.startswith("_")]:
             value = getattr(face, name)

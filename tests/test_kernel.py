@@ -30,7 +30,7 @@ def by_kernel(name, a, b, c, scales):
 
 @pytest.mark.parametrize("name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.full) for name in CASES])
 def test_the_kernel_is_the_walk(name):
-    both = jax.jit(lambda *args: (by_kernel(name, *args), program.run(CASES[name][0], signature(name), *args)))
+    both = jax.jit(lambda *args: (by_kernel(name, *args), program.multiply_add(CASES[name][0], signature(name), *args)))
     for raw in (True, False):
         got, wanted = both(*operands(name, raw, 40, 72, 128))
         wrong = int((got != wanted).sum())
@@ -45,7 +45,7 @@ def test_each_matrix_of_a_batch_has_special_steps_of_its_own(shared):
     a, b, c, _ = operands("f16", False, 16, 8, 48, (4,))
     a = a.at[1, 3, 5].set(F16.infinity).at[2, 1, 40].set(F16.infinity)
     b = b[0].at[20, 2].set(F16.infinity) if shared else b
-    wanted = program.run(HOPPER, signature("f16"), a, b, c)
+    wanted = program.multiply_add(HOPPER, signature("f16"), a, b, c)
     assert (by_kernel("f16", a, b, c, None) == wanted).all()
     finite = (wanted & 0x7FFFFFFF) < F32.infinity
     assert (~finite).any((1, 2)).tolist() == ([True] * 4 if shared else [False, True, True, False]) and finite.any()
@@ -54,10 +54,10 @@ def test_each_matrix_of_a_batch_has_special_steps_of_its_own(shared):
 @pytest.mark.full
 def test_batches_broadcast_and_vmap():
     a, b, c, _ = operands("f16", True, 16, 8, 32, (3, 2))
-    wanted = program.run(HOPPER, signature("f16"), a, b, c)
+    wanted = program.multiply_add(HOPPER, signature("f16"), a, b, c)
     assert (by_kernel("f16", a, b, c, None) == wanted).all()
     assert (jax.vmap(lambda a, b, c: by_kernel("f16", a, b, c, None), (1, 1, 1), 1)(a, b, c) == wanted).all()
-    one = program.run(HOPPER, signature("f16"), a, b[0, 0], c)
+    one = program.multiply_add(HOPPER, signature("f16"), a, b[0, 0], c)
     assert (by_kernel("f16", a, b[0, 0], c, None) == one).all()
     assert (jax.vmap(lambda a, c: by_kernel("f16", a, b[0, 0], c, None))(a, c) == one).all()
 
@@ -98,7 +98,7 @@ mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,
 put = lambda v, *spec: jax.device_put(v, NamedSharding(mesh, P(*spec)))
 for name in ("f16", "mxf8"):
     a, b, c, scales = t.operands(name, True, 64, 64, 64)
-    wanted = t.program.run(t.CASES[name][0], t.signature(name), a, b, c, scales)
+    wanted = t.program.multiply_add(t.CASES[name][0], t.signature(name), a, b, c, scales)
     if scales is not None:
         scales = put(scales[0], "x", None), put(scales[1], None, "y")
     call = jax.jit(lambda *args: t.by_kernel(name, *args)).lower(put(a, "x", None), put(b, None, "y"), put(c, "x", "y"), scales).compile()

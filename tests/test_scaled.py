@@ -12,7 +12,7 @@ from support.sampling import sampled
 
 import tcemu
 from tcemu.arithmetic.model import Signature
-from tcemu.arithmetic.program import run
+from tcemu.arithmetic.program import multiply_add
 from tcemu.formats import E2M1, E4M3, F32, UE4M3, UE8M0, from_float
 
 TARGET = "sm_120a"
@@ -352,8 +352,8 @@ def test_models_with_traced_fields_give_the_words_of_static_ones():
     signature = Signature(E2M1, E2M1, F32, F32, 64, scale=UE4M3)
     base = tcemu.Model(F32, 64, 35, -139, summed=16)
     settings = [(64, 35), (32, 20), (16, 12), (48, 25)]
-    static = [run(base.replace(terms=t, fraction_bits=f), signature, a, b, c, (x, y)) for t, f in settings]
-    traced = jax.vmap(lambda t, f: run(base.replace(terms=t, fraction_bits=f), signature, a, b, c, (x, y)))
+    static = [multiply_add(base.replace(terms=t, fraction_bits=f), signature, a, b, c, (x, y)) for t, f in settings]
+    traced = jax.vmap(lambda t, f: multiply_add(base.replace(terms=t, fraction_bits=f), signature, a, b, c, (x, y)))
     np.testing.assert_array_equal(traced(*map(jnp.array, zip(*settings, strict=True))), np.stack(static))
     assert len({np.asarray(d).tobytes() for d in static}) == 4
 
@@ -370,7 +370,7 @@ def test_models_that_do_not_fit_are_refused():
         (tcemu.Model(F32, 32, 25, summed=16), e4m3._replace(scale=None), (*zeros(32, 1)[:3], None), "only products with block scales"),
     ]:
         with pytest.raises(ValueError, match=said):
-            run(model, signature, *args)
+            multiply_add(model, signature, *args)
     for fields in ({"summed": 5}, {"summed": 0}, {"summed": 16, "groups": 2}):
         with pytest.raises(ValueError, match="summed"):
             tcemu.Model(F32, 64, 35, **fields)

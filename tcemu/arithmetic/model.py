@@ -176,7 +176,7 @@ class Model:
 
 
 class Signature(NamedTuple):
-    """What `run` must know of an instruction besides its model."""
+    """What `program.multiply_add` must know of an instruction besides its model."""
 
     a: Format
     b: Format

@@ -1,8 +1,8 @@
 """One product through a model's arithmetic: raw codes in, raw codes out.
 
-`run` brings the operands to the formats that the model multiplies and hands them to a backend. Which model a target uses is a row of
-`tcemu.architectures`. Who reads a Model: this file and what it calls (`order`, `walk`, `dot_add`, `grouped`, the kernels), which compute by
-it; `explanation.steps`, on purpose a second time and apart; and texts and studies, which compute no results.
+`multiply_add` brings the operands to the formats that the model multiplies and hands them to a backend. Which model a target uses is a row
+of `tcemu.architectures`. Who reads a Model: this file and what it calls (`order`, `walk`, `dot_add`, `grouped`, the kernels), which compute
+by it; `explanation.steps`, on purpose a second time and apart; and texts and studies, which compute no results.
 """
 
 import jax
@@ -19,7 +19,7 @@ from tcemu.formats import Format, convert, limbs_code
 from tcemu.meshes import alike
 
 
-def run(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: ArrayLike, scales: Scales | None = None) -> Array:
+def multiply_add(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: ArrayLike, scales: Scales | None = None) -> Array:
     """D = A·B + C on raw codes.
 
     a: [..., M, K]; b: [..., K, N]; c: [..., M, N]; leading axes broadcast; f64 codes have a trailing axis of two words.

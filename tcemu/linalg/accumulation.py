@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from tcemu.arithmetic.fma import add, fma
 from tcemu.arithmetic.model import Model, Signature
-from tcemu.arithmetic.program import run
+from tcemu.arithmetic.program import multiply_add
 from tcemu.arithmetic.quotient import multiply
 from tcemu.formats import F32, convert
 from tcemu.linalg.shapes import Pair, fill, fill_along_k, fill_scales
@@ -26,7 +26,7 @@ class Factors(NamedTuple):
     """What is multiplied, each as a pair, of A and of B."""
 
     codes: Pair  # [..., M, K] and [..., K, N]
-    unit_scales: Pair | None  # of the instruction's blocks, as `program.run` takes them
+    unit_scales: Pair | None  # of the instruction's blocks, as `program.multiply_add` takes them
     block_scales: Pair | None  # f32 codes [..., groups of M, chunks] and [..., chunks, groups of N]: each chunk's sum is multiplied by them
 
 
@@ -61,7 +61,7 @@ def sums_of_parts(
     factors = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), factors)
     if promote is None:
         a, b = factors.codes
-        return convert(run(model, signature, a, b, _zeros(signature, a, b), factors.unit_scales), signature.d, F32)
+        return convert(multiply_add(model, signature, a, b, _zeros(signature, a, b), factors.unit_scales), signature.d, F32)
     if isinstance(promote, int):
         return _promoted(model, signature, factors, group_sizes)
     return _promoted_when(promote, model, signature, factors)
@@ -89,7 +89,7 @@ def _promoted(model: Model, signature: Signature, factors: Factors, group_sizes:
     start = _start(signature, factors)
 
     def step(total: Array, chunk: Factors) -> tuple[Array, None]:
-        added = convert(run(model, signature, *chunk.codes, start, chunk.unit_scales), signature.d, F32)
+        added = convert(multiply_add(model, signature, *chunk.codes, start, chunk.unit_scales), signature.d, F32)
         if chunk.block_scales is None:
             return add(total, added, F32), None
         scale = multiply(*chunk.block_scales, F32)  # of groups of rows and columns
@@ -105,7 +105,7 @@ def _promoted_when(interval: Array, model: Model, signature: Signature, factors:
 
     def step(state: tuple[Array, Array], numbered: tuple[Array, Factors]) -> tuple[tuple[Array, Array], None]:
         (total, running), (number, instruction) = state, numbered
-        running = run(model, signature, *instruction.codes, running, instruction.unit_scales)
+        running = multiply_add(model, signature, *instruction.codes, running, instruction.unit_scales)
         due = (number % interval == 0) | (number == count)
         total = jnp.where(due, add(total, convert(running, signature.d, F32), F32), total)
         return (total, jnp.where(due, start, running)), None

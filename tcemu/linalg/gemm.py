@@ -16,7 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 from tcemu.architectures.lookup import applied
 from tcemu.arithmetic.fitting import fills_k
 from tcemu.arithmetic.model import Model, Signature
-from tcemu.arithmetic.program import run
+from tcemu.arithmetic.program import multiply_add
 from tcemu.errors import Unsupported
 from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert, to_float
 from tcemu.gradients import stand_in
@@ -180,13 +180,13 @@ def _gemm(
     if fills_k(model, signature):
         a, b = fill(signature, a, b, signature.k)
     if scales is not None:
-        return run(model, signature, a, b, c, fill_scales(signature, scales, signature.k))
+        return multiply_add(model, signature, a, b, c, fill_scales(signature, scales, signature.k))
     if not b_batch and a_batch:  # one B for all: the batch is more rows of A
         shape = c.shape
         a = jnp.broadcast_to(a, (*batch, *a.shape[len(a_batch) :]))
         a, c = (v.reshape(-1, *v.shape[len(batch) + 1 :]) for v in (a, c))
-        return run(model, signature, a, b, c).reshape(shape)
-    return run(model, signature, a, b, c)
+        return multiply_add(model, signature, a, b, c).reshape(shape)
+    return multiply_add(model, signature, a, b, c)
 
 
 def _rounded(signature: Signature, conversion: _Conversion, codes: _Codes, key: PRNGKey | None) -> list[Array]:

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from tcemu.arithmetic.model import Model
 from tcemu.formats import U4
 from tcemu.isa.instructions import Instruction
-from tcemu.operations.operands import codes_of, matrix_codes, modelled, multiply_add, require
+from tcemu.operations.operands import codes_of, instruction_product, matrix_codes, modelled, require
 from tcemu.operations.selected import scale_matrix
 
 
@@ -54,5 +54,5 @@ def dot(
 def dot_codes(
     op: Instruction, clamped: bool, model: Model, a: Array, b: Array, c: Array, fields: Array | None, scales: tuple[Array, Array] | None
 ) -> Array:
-    """`dot` on operands that were checked, by a model: see `multiply_add`."""
-    return multiply_add(op, model, a, b, c, fields, scales, clamped)
+    """`dot` on operands that were checked, by a model: see `instruction_product`."""
+    return instruction_product(op, model, a, b, c, fields, scales, clamped)

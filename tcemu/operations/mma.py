@@ -12,9 +12,9 @@ from jax.typing import ArrayLike
 from tcemu.arithmetic.model import Model
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import (
+    instruction_product,
     lane_words,
     modelled,
-    multiply_add,
     pack_matrix,
     register_words,
     require,
@@ -156,4 +156,4 @@ def _mma(op: Instruction, clamped: bool, model: Model, operands: MmaOperands) ->
     scales = None
     if scale_a is not None and scale_b is not None:
         scales = scale_codes(op, "scale_a", scale_a), scale_codes(op, "scale_b", scale_b)
-    return pack_matrix(op, "d", multiply_add(op, model, a, b, c, fields, scales, clamped))
+    return pack_matrix(op, "d", instruction_product(op, model, a, b, c, fields, scales, clamped))

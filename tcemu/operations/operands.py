@@ -1,7 +1,7 @@
 """What every operation does with its operands.
 
-It finds the instruction and its model, checks the operands' dtypes and shapes, and goes between registers and codes. `multiply_add` is the
-one way from the operations to the arithmetic.
+It finds the instruction and its model, checks the operands' dtypes and shapes, and goes between registers and codes.
+`instruction_product` is the one way from the operations to the arithmetic.
 
 Each operation has a function `bind_...`, which checks its operands and returns them by name. The emulated operation and the one on a real
 GPU (`tcemu.silicon.run`) both call it.
@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 
 from tcemu.architectures.lookup import Applied, applied
 from tcemu.arithmetic.model import Model, Signature
-from tcemu.arithmetic.program import run
+from tcemu.arithmetic.program import multiply_add
 from tcemu.errors import Unsupported
 from tcemu.formats import Format
 from tcemu.isa.catalog import check, section
@@ -69,7 +69,7 @@ def signature_of(op: Instruction) -> Signature:
     )
 
 
-def multiply_add(
+def instruction_product(
     op: Instruction,
     model: Model,
     a: Array,
@@ -85,7 +85,7 @@ def multiply_add(
     [..., M, S] and [..., S, N].
     """
     if fields is None:
-        return run(model, signature_of(op), a, b, c, scales)
+        return multiply_add(model, signature_of(op), a, b, c, scales)
     if op.warps > 1:  # one warp's rows after the other: B gathered for all of them at once would be large
         by_warp = [jnp.moveaxis(v.reshape(*v.shape[:-2], op.warps, op.m // op.warps, v.shape[-1]), -3, 0) for v in (a, fields, c)]
         d = jnp.moveaxis(lax.map(lambda warp: _sparse(op, model, warp[0], b, warp[2], warp[1], None, clamped), tuple(by_warp)), 0, -3)
@@ -100,7 +100,7 @@ def _sparse(
     gathered = gather(b, fields, op.chunk, clamped)
     if scales is not None:
         scales = scales[0][..., :, None, :], scales[1][..., None, :, :]
-    return run(model, signature_of(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
+    return multiply_add(model, signature_of(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
 
 
 def register_words(op: Instruction, name: str, value: ArrayLike, argument: str | None = None) -> Array:

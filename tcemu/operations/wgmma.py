@@ -19,7 +19,7 @@ from tcemu.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.catalog import section
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import as_memory
-from tcemu.operations.operands import lane_words, modelled, multiply_add, pack_matrix, register_words, unpack_matrix
+from tcemu.operations.operands import instruction_product, lane_words, modelled, pack_matrix, register_words, unpack_matrix
 from tcemu.operations.selected import Metadata, forbid_undefined_metadata, metadata_fields, sparsity_selector
 from tcemu.shared_memory import ADDRESS_BITS, UNIT, descriptor_words, extent, fields, outside, read, strays, unit_addresses
 
@@ -245,4 +245,4 @@ def _wgmma(op: Instruction, model: Model, operands: WgmmaOperands) -> Array:
     if operands.scale_d is not None:
         c = jnp.where(operands.scale_d[..., None, None], c, jnp.zeros((), c.dtype))  # +0, which adds nothing to a sum that is never -0
     kept = None if operands.metadata is None else metadata_fields(op, operands.metadata)
-    return pack_matrix(op, "d", multiply_add(op, model, a, b, c, kept))
+    return pack_matrix(op, "d", instruction_product(op, model, a, b, c, kept))

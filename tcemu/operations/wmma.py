@@ -18,7 +18,7 @@ from tcemu.checking import forbid, refuse
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import Lines, as_integers, as_memory, read_at, read_lines, write_at, write_lines
 from tcemu.operations.fragments import WMMA_SM
-from tcemu.operations.operands import modelled, moving, multiply_add, pack_matrix, register_words, unpack_matrix
+from tcemu.operations.operands import instruction_product, modelled, moving, pack_matrix, register_words, unpack_matrix
 from tcemu.packing import pack_registers, unpack_registers
 
 STORAGE = "PTX ISA 9.7.14.4.2"
@@ -251,4 +251,4 @@ def _line_starts(place: Place, count: int) -> tuple[Array, Array | None]:
 @partial(jax.jit, static_argnames=("op", "sm"))
 def _mma(op: Instruction, sm: int, model: Model, operands: WmmaMmaOperands) -> Array:
     a, b, c = (unpack_matrix(op, name, registers, sm) for name, registers in operands._asdict().items())
-    return pack_matrix(op, "d", multiply_add(op, model, a, b, c), sm)
+    return pack_matrix(op, "d", instruction_product(op, model, a, b, c), sm)
