@@ -10,7 +10,7 @@ from tcemu import fuzz
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.what_if import known_fields, what_if
 from tcemu.cli import main
-from tcemu.formats import BF16, F16, F32, F64
+from tcemu.formats import BF16, F16, F32
 
 QUAD = "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32"
 EXACT = Model(F32, 1, None, rounding="RN", chain=4, from_zero=True)
@@ -28,7 +28,7 @@ EXACT = Model(F32, 1, None, rounding="RN", chain=4, from_zero=True)
         ("result=f16,multiplicand=bf16", {"result": F16, "multiplicand": BF16}),
         ("multiplicand=None,summed=None", {"multiplicand": None, "summed": None}),
         ("summed=8", {"summed": 8}),
-        ("result=f64,result_bits=52", {"result": F64, "result_bits": 52}),
+        ("result=f16,result_bits=10", {"result": F16, "result_bits": 10}),
     ],
 )
 def test_each_field_reads_its_own_kind_of_value(text, changes):

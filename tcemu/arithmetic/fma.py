@@ -1,6 +1,6 @@
 """Exact fused multiply-add and addition in f16, f32 and f64, rounded once, on uint32 limbs: no x64 mode, no float operation.
 
-Source: IEEE 754-2019, 5.4.1 and 6.3 (signs of zero); NaN words as an NVIDIA H200 gives them (README, "What is exact").
+Source: IEEE 754-2019, 5.4.1 and 6.3 (signs of zero); NaN words as an NVIDIA H200 gives them (tests/golden, mma).
 """
 
 import jax.numpy as jnp
