@@ -260,7 +260,7 @@ class Walk:
         value, rule = special(terms)
         if rule is not None:
             code = special_code(fmt, value)
-            if value == NAN and fmt is F64 and codes:
+            if value == NAN and fmt == F64 and codes:
                 code = next((c | QUIET for c in codes if decode(F64, c).value == NAN), INVALID_F64)
             return self.record(kind, terms, code, rounding, rule=rule)
         terms = [uncut(term) for term in terms]
