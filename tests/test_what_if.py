@@ -28,7 +28,7 @@ EXACT = Model(F32, 1, None, rounding="RN", chain=4, from_zero=True)
         ("result=f16,multiplicand=bf16", {"result": F16, "multiplicand": BF16}),
         ("multiplicand=None,summed=None", {"multiplicand": None, "summed": None}),
         ("summed=8", {"summed": 8}),
-        ("result=f64,result_bits=52", {"result": F64, "result_bits": 52}),
+        ("result=f64,terms=1,fraction_bits=None", {"result": F64, "terms": 1, "fraction_bits": None}),
     ],
 )
 def test_each_field_reads_its_own_kind_of_value(text, changes):
