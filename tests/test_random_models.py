@@ -251,7 +251,7 @@ def test_traced_fields_agree_or_give_nan(name):
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_a_short_product_in_f64_ends(k):
-    """Two or three multiply-adds in f64, which XLA on CPU once made into one kernel that ran for more than ten minutes."""
+    """Two or three multiply-adds in f64. XLA on CPU once made one kernel of two, which was not done after a minute."""
     rng = np.random.default_rng(k)
     case = CASES["f64"]
     kind = case.kind._replace(rounding="RN")
