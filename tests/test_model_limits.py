@@ -1,5 +1,9 @@
 """What a Model may be: known values outside the limits raise with the limits, traced ones give NaN, and raise in checked mode."""
 
+import copy
+import pickle
+from enum import IntEnum
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,3 +156,43 @@ def test_a_model_goes_through_jax_with_anything_in_its_leaves():
     assert jax.tree.map(lambda _: 0, model).fraction_bits == 0
     assert jax.eval_shape(lambda m: m, model).fraction_bits.shape == (4,)
     assert jax.vmap(ones)(model).shape == (4, 1, 1)
+
+
+def test_a_traced_unsigned_value_beyond_an_int32_is_outside():
+    """2^32 - 133 is not -133."""
+    by_floor = jax.jit(lambda floor: ones(Model(F32, floor=floor)))
+    assert np.isnan(by_floor(jnp.uint32(2**32 - 133))).all() and by_floor(jnp.uint32(0))[0, 0] == 64
+    with jax.enable_x64(True):
+        assert np.isnan(by_floor(jnp.int64(2**32 - 133))).all() and by_floor(jnp.int64(-133))[0, 0] == 64
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_a_copied_model_is_the_model(copied):
+    for model in (Model(F32), Model(F32, multiplicand=F16), Model(F64, 1, None, rounding="RN")):
+        assert copied(model) == model and hash(copied(model)) == hash(model) and repr(copied(model)) == repr(model)
+    assert int(copied(Model(F32, fraction_bits=jnp.int32(7))).fraction_bits) == 7
+
+
+def test_a_copied_model_keeps_the_payload_of_a_nan():
+    """Its formats are equal to the package's own, and not the same objects."""
+    double, nan = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", 0xFFF0000000000123
+    model = copy.deepcopy(tcemu.model(double, "sm_90a"))
+    given = np.full((1, 4), nan, np.uint64).view(np.float64)
+    d = tcemu.gemm(given, np.ones((4, 1)), op=double, target="sm_90a", model=model)
+    explained = tcemu.explain(double, [nan] * 4, [1.0] * 4, target="sm_90a", model=model)
+    assert int(np.asarray(d).view(np.uint64)[0, 0]) == explained.result == nan | 1 << 51
+
+
+def test_subclasses_of_int_and_a_carried_model():
+    bits = IntEnum("Bits", {"ALL": 25}).ALL
+    assert Model(F32, fraction_bits=bits) == Model(F32) and float(ones(Model(F32, fraction_bits=bits))[0, 0]) == 64
+    step = lambda model, _: (model.replace(fraction_bits=model.fraction_bits + 1), ones(model)[0, 0])  # noqa: E731
+    swept = jax.lax.scan(step, Model(F32, fraction_bits=jnp.int32(39)), None, length=4)[1]
+    assert np.isnan(swept).tolist() == [False, False, True, True]
+
+
+def test_new_traced_values_compile_nothing():
+    """A sweep of a thousand values is one program: nothing grows."""
+    swept = jax.jit(lambda bits: ones(Model(F32, fraction_bits=bits)))
+    results = [swept(np.int32(1 + at % 40)) for at in range(1000)]
+    assert swept._cache_size() == 1 and float(results[24][0, 0]) == 64

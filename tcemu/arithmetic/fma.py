@@ -38,7 +38,7 @@ def fma_limbs(a: Limbs, b: Limbs, c: Limbs, fmt: Format, rounding: Rounding) -> 
     )
     width = len(product.magnitude)  # 2 limbs for f32, 4 for f64: at least 2p + 3 bits, so that no cancellation meets a jammed bit
     d = _add(product, z._replace(magnitude=bits.extend(z.magnitude, width)), fmt, rounding)
-    return _f64_nans(d, b, c, a) if fmt is F64 else d
+    return _f64_nans(d, b, c, a) if fmt == F64 else d
 
 
 def add_limbs(x: Limbs, y: Limbs, fmt: Format, rounding: Rounding = "RN") -> Limbs:

@@ -19,6 +19,7 @@ from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, cuts
 
 MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper ones still fit an s32 (see `dot_add`)
 PRODUCT_BITS = 24  # of a product's significand in a fused step, which an f32 holds whole (see `dot_add`)
+BEYOND = 1 << 30  # outside the limits of every field, and an int32
 MODES = ROUNDINGS[:-1]  # of steps and alignment: all but the stochastic one
 
 # the fields that may be traced: their least and greatest value; those that are roundings, as indices into MODES
@@ -106,6 +107,9 @@ class Model:
         if isinstance(value, Tracer):
             if not jnp.issubdtype(value.dtype, jnp.integer):
                 raise ValueError(f"Model({name}=...): got traced {value.dtype}; {name} must be {wanted}{_real(name)}")
+            if value.dtype.itemsize >= 4 and value.dtype != jnp.int32:  # what does not fit an int32 must not wrap into the limits
+                info = jnp.iinfo(value.dtype)
+                value = jnp.clip(value, max(info.min, -BEYOND), min(info.max, BEYOND))
             return value.astype(jnp.int32)
         whole = isinstance(value, int | np.integer | np.ndarray | jax.Array) and not isinstance(value, bool)
         array = np.asarray(value)

@@ -20,10 +20,10 @@ from tcemu.arithmetic.model import Model, Scales, Signature
 from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, Operand, Scale, has_special, operand, spread
 from tcemu.arithmetic.order import Order
 from tcemu.bits import Limbs
-from tcemu.formats import Format, code_limbs, convert, limbs_code
+from tcemu.formats import ROUNDINGS, Format, code_limbs, convert, limbs_code
 from tcemu.meshes import alike
 
-UNROLLED = 4  # fewer steps than this are no loop
+UNROLLED = 4  # fewer steps than this are no loop, but in f64
 
 Advance = Callable[[Limbs | None, Any], Limbs]  # (running value, or None for nothing; one step's products) -> the next running value
 
@@ -171,8 +171,10 @@ def _exact(model: Model, signature: Signature, order: Order, c: Array, a: Array,
     """Fused multiply-adds along K, in the format of A, B and the result alike; a, b: codes with K in front; otherwise as `_fused`."""
     fmt = model.result
     x, y, start = (code_limbs(fmt, v) for v in (a, b, c))
-    high = 0 if model.from_zero else 1 << (min(fmt.bits, 32) - 1)  # -0 adds nothing at all
-    nothing = code_limbs(fmt, jnp.asarray([0, high] if fmt.words == 2 else high, fmt.dtype))
+    # -0 adds nothing at all; +0 where sums are rounded down, since there +0 and -0 add up to -0
+    down = model.rounding == "RM" if isinstance(model.rounding, str) else model.rounding == ROUNDINGS.index("RM")
+    high = jnp.where(jnp.asarray(model.from_zero) | down, 0, jnp.uint32(1 << (min(fmt.bits, 32) - 1)))
+    nothing = code_limbs(fmt, (jnp.stack([jnp.zeros_like(high), high]) if fmt.words == 2 else high).astype(fmt.dtype))
 
     def step(accumulator: Limbs | None, products: tuple[Limbs, Limbs]) -> Limbs:
         rows, columns = tuple(v[..., :, None] for v in products[0]), tuple(v[..., None, :] for v in products[1])
@@ -214,7 +216,8 @@ def _scan(advance: Callable[[Limbs, Any], Limbs], start: Limbs, products: Any) -
     """advance(running, one) over the leading axis of `products`.
 
     The products of the next step are handed on as part of the loop's state, so that each step reads whole arrays. Otherwise XLA on CPU
-    fuses the indexing along K into the loop over D, which then no longer vectorises.
+    fuses the indexing along K into the loop over D, which then no longer vectorises. In f64 even two steps are a loop: of two in one
+    kernel, seen with K of 2, XLA on CPU was not done after a minute.
     """
 
     def body(state: tuple, following: Array) -> tuple[tuple, None]:
@@ -223,7 +226,7 @@ def _scan(advance: Callable[[Limbs, Any], Limbs], start: Limbs, products: Any) -
 
     steps = jax.tree.leaves(products)[0].shape[0]
     one = lambda at: jax.tree.map(lambda v: v[at], products)  # noqa: E731
-    if steps < UNROLLED:
+    if steps < (UNROLLED if len(start) == 1 else 2):
         for at in range(steps):
             start = advance(start, one(at))
         return start

@@ -66,7 +66,7 @@ def _rounded(name: str, fmt: Format, given: Sequence[Any], rounding: str, wanted
         value, negative = number(v)
         code = (
             int(np.float64(v).view(np.uint64))
-            if fmt is F64 and isinstance(v, float)
+            if fmt == F64 and isinstance(v, float)
             else encode(fmt, value, rounding, negative_zero=negative)
         )
         inexact |= decode(fmt, code).value != value

@@ -241,7 +241,8 @@ class Walk:
         """One product and the running value, exact, rounded once (IEEE 754-2019, 5.4.1). Without one: the product alone."""
         model, (product,) = self.model, products
         a, b = convert(product.a, self.signature.a, model.result), convert(product.b, self.signature.b, model.result)
-        nothing = encode(model.result, Fraction(0), negative_zero=True)  # -0 adds nothing at all
+        # -0 adds nothing at all; +0 where sums are rounded down, since there +0 and -0 add up to -0
+        nothing = encode(model.result, Fraction(0), negative_zero=model.rounding != "RM")
         before = nothing if running is None else running.code
         terms = [*([] if running is None else [self.carried(running)]), single(product)]
         signs = [product.x.negative != product.y.negative, decode(model.result, before).negative]
@@ -259,7 +260,7 @@ class Walk:
         value, rule = special(terms)
         if rule is not None:
             code = special_code(fmt, value)
-            if value == NAN and fmt is F64 and codes:
+            if value == NAN and fmt == F64 and codes:
                 code = next((c | QUIET for c in codes if decode(F64, c).value == NAN), INVALID_F64)
             return self.record(kind, terms, code, rounding, rule=rule)
         terms = [uncut(term) for term in terms]
