@@ -204,7 +204,7 @@ def test_blocks_of_rows_change_nothing(folder, capsys, monkeypatch):
     whole, found = np.load("D.npy"), figures(capsys.readouterr().out)
     monkeypatch.setattr(command, "BLOCK", 8 * 35 * 9)  # blocks of eight, eight and four rows
     assert command.rows_of_a_block(whole.shape, 35) == 8
-    assert main(words) == 0
+    assert main([*words, "--overwrite"]) == 0
     assert np.load("D.npy").tobytes() == whole.tobytes()
     again = figures(capsys.readouterr().out)
     for name in ("emulated", "inputs", "arithmetic"):

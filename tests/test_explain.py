@@ -112,7 +112,7 @@ def compare(spelling, target, count, seed=0):
     wrong, looked = [], 0
     for t, i, j in zip(*np.unravel_index(places, d.shape), strict=True):
         own = {name: v[t, :, j] if name == "scale_b" else v[t, i] for name, v in more.items()}
-        found = tcemu.explain(op, a[t, i], b[t, :, j], c[t, i, j], target=target, **own)
+        found = tcemu.explain(op, a[t, i], b[t, :, j], c[t, i, j], target=target, codes=True, **own)
         looked += readd(found)
         if found.result != int(d[t, i, j]):
             wrong.append(f"{(t, i, j)}: dot says {int(d[t, i, j]):#x}\n{found}")
@@ -267,7 +267,7 @@ def test_fp8_as_f16_chained_and_apart():
     b = bytes.fromhex("37bbb63504b830b73bbcbcbcbe3cba38b4c035b73cc032b734afbb3b3d3b393e")
     apart = tcemu.model(E5M2, "sm_90a", toolkit="12.6")
     wide = what_if(32, 25, -133)
-    found = tcemu.explain(E5M2, list(a), list(b), 0x3F01684F, target="sm_90a", model=(None, apart, wide, what_if(32, 13, -133)))
+    found = tcemu.explain(E5M2, list(a), list(b), 0x3F01684F, codes=True, target="sm_90a", model=(None, apart, wide, what_if(32, 13, -133)))
     assert [e.result for e in found.explanations] == [0xC10DDF7C, 0xC10DDF7D, 0xC10DDF7C, 0xC10DE000]
     assert [[step.kind for step in e.steps] for e in found.explanations[:2]] == [
         ["fused", "fused", "add"],
@@ -297,7 +297,8 @@ def test_half_results_are_rounded_once_or_twice():
     ],
 )
 def test_words_and_predictions_of_others(model, op, a, b, c, want):
-    assert tcemu.explain(op, a, b, c, target="sm_90a", model=model).result == want
+    found = tcemu.explain(op, a, b, c, target="sm_90a", model=model, codes=isinstance(c, int))
+    assert found.result == want
 
 
 def test_the_floor():
@@ -306,16 +307,16 @@ def test_the_floor():
     b = "9aaf 99f3 9acc 1b7c 19ed 1b25 9a1b 9a20 9af7 9a48 1ae1 1b32 1b12 1b0e 9a68 1735"
     row, column = ([int(word, 16) for word in words.split()] for words in (a, b))
     others = [what_if(16, 25, floor) for floor in (-132, -134)]
-    found = tcemu.explain(BF16, row, column, target="sm_90a", model=(None, *others))
+    found = tcemu.explain(BF16, row, column, codes=True, target="sm_90a", model=(None, *others))
     assert [e.result for e in found.explanations] == [11, 10, 10]
     assert "aligned to 2^-133, the floor" in " ".join(str(found.explanations[0]).split())
 
 
 def test_fp8_accumulators():
     """DeepGEMM issue 37: with zero products wgmma clears the low ten bits of C, mma keeps them; the view marks them."""
-    cleared = tcemu.explain(WGMMA, [0] * 32, [0] * 32, 0x40403017, target="sm_90a")
+    cleared = tcemu.explain(WGMMA, [0] * 32, [0] * 32, 0x40403017, codes=True, target="sm_90a")
     assert cleared.result == 0x40403000 and re.search(r"^C .*\|0000010111$", str(cleared), re.M)
-    assert tcemu.explain(E5M2, [0] * 32, [0] * 32, 0x40403017, target="sm_90a").result == 0x40403017
+    assert tcemu.explain(E5M2, [0] * 32, [0] * 32, 0x40403017, codes=True, target="sm_90a").result == 0x40403017
 
 
 def test_words_recorded_by_others_with_the_bits_of_each_gpu():
@@ -327,7 +328,7 @@ def test_words_recorded_by_others_with_the_bits_of_each_gpu():
         rows = data[f"{gpu}_fp16_d_fp32"]
         for at in range(0, len(rows), max(1, len(rows) // 12)):
             a, b = ([reference.convert(int(w), "f32", "f16") for w in data[f"{gpu}_fp16_{x}"][at]] for x in "ab")
-            found = tcemu.explain(HALF, a, b, int(data[f"{gpu}_fp16_c"][at]), target="sm_90a", model=model)
+            found = tcemu.explain(HALF, a, b, int(data[f"{gpu}_fp16_c"][at]), codes=True, target="sm_90a", model=model)
             assert found.result == int(rows[at]), f"{gpu} row {at}\n{found}"
             steps += readd(found)
     assert steps > 80
@@ -346,7 +347,7 @@ def against_silicon(family, cases, elements):
             g, i, j = (int(rng.integers(size)) for size in found.d.shape)
             column = found.b[g, :, j] if found.kept is None else found.b[g, :, j][found.kept[g, i].astype(int)]
             c = 0 if found.c is None else int(found.c[g, i, j])
-            one = tcemu.explain(op, found.a[g, i].tolist(), column.tolist(), c, target="sm_90a")
+            one = tcemu.explain(op, found.a[g, i].tolist(), column.tolist(), c, codes=True, target="sm_90a")
             count += 1
             if one.result != int(found.d[g, i, j]):
                 wrong.append(f"{case['ptx']} {(g, i, j)}: {int(found.d[g, i, j]):#x} was recorded\n{one}")
@@ -391,14 +392,14 @@ def test_the_special_rule_is_named(a, b, c, word, rule):
 def test_overflow_and_a_nan_scale():
     found = tcemu.explain(BF16, [2.0**127], [2.0], target="sm_90a")
     assert found.value == "+inf" and found.exact == 2**128 and "RZ: beyond the largest f32" in str(found)
-    found = tcemu.explain(SCALED, [1.0] * 32, [1.0] * 32, scale_a=[0xFF], scale_b=[127], target="sm_120a")
+    found = tcemu.explain(SCALED, [1.0] * 32, [1.0] * 32, scale_a=[np.nan], scale_b=[1], target="sm_120a")
     assert found.result == 0x7FFFFFFF and found.steps[0].rule == "NaN: the scale of A at k 0 is NaN"
 
 
 def test_f64_nan_words():
     op = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64"
     payload, one = 0x7FF4 << 48 | 5, 0x3FF0 << 48
-    found = tcemu.explain(op, [payload, one], [one, payload | 2], payload | 16, target="sm_90a")
+    found = tcemu.explain(op, [payload, one], [one, payload | 2], payload | 16, codes=True, target="sm_90a")
     assert [step.result for step in found.steps[:2]] == [payload | 16 | 1 << 51, payload | 2 | 1 << 51]  # B's NaN before C's before A's
     infinite = tcemu.explain(op, [float("inf")], [0.0], target="sm_90a")
     assert infinite.result == 0xFFF8 << 48 and infinite.steps[0].rule == "NaN: Inf x 0 at k 0"
@@ -457,8 +458,8 @@ def test_several_partings_and_wide_comparisons():
 
 
 def test_parting_at_c_and_at_the_last_rounding():
-    zeros = [0.0] * 32
-    found = tcemu.explain(E5M2, zeros, zeros, 0x40403017, target="sm_90a", model=(None, what_if(32, 13, -133)))
+    zeros = [0] * 32
+    found = tcemu.explain(E5M2, zeros, zeros, 0x40403017, codes=True, target="sm_90a", model=(None, what_if(32, 13, -133)))
     (one,) = found.partings
     assert (one.term, one.steps, one.taken) == ("C", (3, 1), (0, Fraction(0x17, 2**22)))
     nearest = HOPPER.replace(rounding="RN")
@@ -551,17 +552,21 @@ def test_numbers_and_codes_name_the_same_elements():
     codes = [0x3FC0, 0x8000, 0x3DCD, 0x7F80]
     spellings = (
         values, np.array(values), np.array(values, np.float32).astype(ml_dtypes.bfloat16), jnp.array(values, jnp.bfloat16),
-        [Fraction(3, 2), -0.0, Fraction(1, 10), np.float32(np.inf)], codes, np.array(codes, np.uint16), jnp.array(codes, jnp.uint16),
+        [Fraction(3, 2), -0.0, Fraction(1, 10), np.float32(np.inf)],
     )  # fmt: skip
     for given in spellings:
         assert tcemu.explain(BF16, given, [1.0] * 4, target="sm_90a").a[:4] == tuple(codes)
+    one = [0x3F80] * 4
+    for given in (codes, np.array(codes, np.uint16), jnp.array(codes, jnp.uint16), np.array(codes), [np.uint16(code) for code in codes]):
+        assert tcemu.explain(BF16, given, one, target="sm_90a", codes=True).a[:4] == tuple(codes)
     rounded = tcemu.explain(BF16, values, [1.0] * 4, target="sm_90a")
     assert rounded.rounded == ("a_row",) and "a_row came as numbers that the format does not hold" in str(rounded)
     up = tcemu.explain(BF16, values, [1.0] * 4, target="sm_90a", rounding="RZ")
     assert up.a[2] == 0x3DCC
     f64 = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64"
-    for given in ([0.1], [0x3FB999999999999A], np.array([0x3FB999999999999A], np.uint64), np.array([0.1]).view(np.uint32)[None]):
-        assert tcemu.explain(f64, given, [1.0], target="sm_90a").a == (0x3FB999999999999A,)
+    assert tcemu.explain(f64, [0.1], [1.0], target="sm_90a").a == (0x3FB999999999999A,)
+    for given in ([0x3FB999999999999A], np.array([0x3FB999999999999A], np.uint64), np.array([0.1]).view(np.uint32)[None]):
+        assert tcemu.explain(f64, given, [0x3FF0 << 48], target="sm_90a", codes=True).a == (0x3FB999999999999A,)
     s8 = "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32"
     assert tcemu.explain(s8, [-3.0, 1000.7], [2.0, -1.0], target="sm_90a").a[:2] == (0xFD, 0x7F)
 
@@ -584,6 +589,33 @@ def test_codes_and_values_are_the_reference(name):
         for mode in reference.MODES:
             assert encode(fmt, value, mode) == reference.encode(name, value, mode), (value, mode)
             assert encode(fmt, value, mode, overflow="saturate") == reference.encode(name, value, mode, saturate=True), (value, mode)
+
+
+def test_numbers_are_numbers_whatever_their_type():
+    """As gemm takes them: [1, 2] is [1.0, 2.0], and no list of codes."""
+    values, codes = [1, 2, 3, 200], (0x3F80, 0x4000, 0x4040, 0x4348)
+    spellings = [values, [1, 2.0, Fraction(3), np.float32(200)], [np.uint16(v) for v in values]]
+    spellings += [np.array(values, dtype) for dtype in (int, np.uint8, np.uint16, np.uint32, np.float16, np.longdouble)]
+    for given in (*spellings, jnp.array(values)):
+        found = tcemu.explain(BF16, given, [1] * 4, 5, target="sm_90a")
+        assert found.a[:4] == codes and found.b[:4] == (0x3F80,) * 4 and found.value == 211, given
+        d = tcemu.gemm(np.array([values]), np.ones((4, 1), int), np.array([[5]]), op=BF16, target="sm_90a")
+        assert found.result == int(d.view(np.uint32)[0, 0])
+    assert tcemu.explain(BF16, [True, False], [1, 1], target="sm_90a").value == 1
+    assert tcemu.explain(BF16, [10**400, 1], [1, 1], target="sm_90a").value == "+inf"
+    scaled = tcemu.explain(SCALED, [1], [1], scale_a=[2], scale_b=np.array([4]), target="sm_120a")
+    assert scaled.value == 8
+    with pytest.raises(TypeError, match=r"scale_a: got uint8, which gemm takes for raw codes; wanted floats, or raw codes and codes=True"):
+        tcemu.explain(SCALED, [1], [1], scale_a=np.array([127], np.uint8), scale_b=[1], target="sm_120a")
+
+
+def test_a_number_wider_than_float64_is_rounded_once():
+    """1 + 2^-8 + 2^-60 lies above the tie of bf16; float64 would drop the last bit, and the tie go down."""
+    if np.finfo(np.longdouble).nmant < 63:
+        pytest.skip("longdouble has no more bits than float64 here")
+    wide = np.longdouble(1) + np.longdouble(2) ** -8 + np.longdouble(2) ** -60
+    for given in ([wide], np.array([wide])):
+        assert tcemu.explain(BF16, given, [1.0], target="sm_90a").a[0] == 0x3F81
 
 
 def test_a_dense_column_with_metadata():
@@ -627,7 +659,7 @@ def test_every_view_keeps_its_width(spelling, target):
     a, b, c, more = tiles(op, rng)
     for t in range(len(a)):
         own = {name: v[t, :, 0] if name == "scale_b" else v[t, 0] for name, v in more.items()}
-        text = str(tcemu.explain(op, a[t, 0], b[t, :, 0], c[t, 0, 0], target=target, **own))
+        text = str(tcemu.explain(op, a[t, 0], b[t, :, 0], c[t, 0, 0], target=target, codes=True, **own))
         assert max(map(len, text.splitlines())) <= 120, text
 
 
@@ -639,11 +671,15 @@ def test_every_view_keeps_its_width(spelling, target):
     [
         (ValueError, r"a_row has 2 elements and b_col 3; they must be equally many", {"a_row": [1.0, 1.0], "b_col": [1.0] * 3}),
         (ValueError, r"a_row: got no elements", {"a_row": [], "b_col": []}),
-        (ValueError, r"a_row: -1 is no code of f16, .*as -1\.0", {"a_row": [-1], "b_col": [0]}),
-        (ValueError, r"b_col: 65536 is no code of f16", {"b_col": [1 << 16]}),
-        (TypeError, r"a_row: got int64\[1\], which may be codes or numbers", {"a_row": np.array([1])}),
-        (TypeError, r"a_row: got 'x'; wanted raw codes of f16", {"a_row": ["x"]}),
+        (ValueError, r"a_row: -1 is no code of f16, .*codes=False is for numbers", {"a_row": [-1], "b_col": [0], "codes": True}),
+        (ValueError, r"b_col: 65536 is no code of f16", {"a_row": [0], "b_col": [1 << 16], "codes": True}),
+        (ValueError, r"b_col: an integer of more than 64 bits is no code of f16", {"a_row": [0], "b_col": [10**5000], "codes": True}),
+        (TypeError, r"a_row: got 1\.0; wanted raw codes of f16 \(ints.*codes=False is for numbers", {"codes": True}),
+        (TypeError, r"a_row: got 1\.0; wanted raw codes of f16", {"a_row": np.ones(1, np.float32), "codes": True}),
+        (TypeError, r"a_row: got 'x'; wanted numbers \(ints, floats, .*codes=True is for raw codes", {"a_row": ["x"]}),
+        (TypeError, r"a_row: got complex128\[1\]; wanted numbers", {"a_row": np.ones(1, complex)}),
         (ValueError, r"a_row: got uint16\[1, 1\]; wanted one row or column", {"a_row": np.zeros((1, 1), np.uint16)}),
+        (ValueError, r"a_row: got float64\[1, 1\]; wanted one row or column", {"a_row": np.zeros((1, 1))}),
         (ValueError, r"c: got 2 elements", {"c": [1.0, 2.0]}),
         (ValueError, r"rounding='SR': want one of RN, RZ, RM, RP", {"rounding": "SR"}),
         (ValueError, r"e: .* has no sparsity metadata", {"e": [4]}),
@@ -758,6 +794,21 @@ def test_the_command_takes_scales_and_metadata(capsys):
         ((HALF, "--random", "1", "--what-if", "bits=3"), "'bits=3' is no FIELD=VALUE; the fields are terms, fraction_bits"),
         ((HALF, "--random", "1", "--what-if", "fraction_bits=99"), "fraction_bits must be from 1 to 40"),
         ((HALF, "--random", "1", "--target", "sm_75"), "needs sm_80 or later"),
+        ((HALF, "--random", "-1"), "--random -1: a seed is a whole number from 0 on"),
+        ((HALF, "--a", "1e999999999", "--b", "1"), "'1e999999999' is beyond every format, by far"),
+        ((HALF, "--a", "-1e-999999999", "--b", "1"), "'-1e-999999999' is beyond every format, by far"),
+        ((HALF, "--a", "0x1p99999", "--b", "1"), "'0x1p99999' is beyond every format, by far"),
+        ((HALF, "--a", "1/0", "--b", "1"), "'1/0' is no number"),
+        ((HALF, "--a", "1" * 9999, "--b", "1"), "is no number"),
+        ((HALF, "--codes", "--a", "f" * 9999, "--b", "1"), "an integer of more than 64 bits is no code of f16"),
+        ((HALF, "--codes", "--a", "-3c00", "--b", "1"), "is no code of f16"),
+        ((HALF, "--random", "1", "--what-if", "x" * 999), "is no FIELD=VALUE"),
+        ((HALF, "--random", "1", "--what-if", "floor=99999999999"), "floor must be from"),
+        ((HALF, "--random", "1", "--what-if", "groups=0"), "groups must be a number of groups, at least 1"),
+        ((HALF, "--random", "1", "--what-if", "rounding=7"), "rounding: got '7'"),
+        ((HALF, "--random", "1", "--what-if", "terms=" + "9" * 9999), "--what-if terms=999"),
+        ((HALF + "x" * 10**6, "--random", "1"), "unknown qualifier"),
+        ((HALF, "--random", "1", "--target", "x" * 10**6), "unknown target"),
         ((HALF, "--a", "1", "--b", "1", "2"), "a_row has 1 elements and b_col 2"),
         (("ldmatrix.sync.aligned.m8n8.x1.shared.b16", "--a", "1", "--b", "1"), "is ldmatrix; tcemu.explain takes mma"),
     ],
@@ -766,3 +817,23 @@ def test_the_command_says_what_is_wrong(words, said, capsys):
     assert run(*words) == 2
     out, error = capsys.readouterr()
     assert out == "" and error.startswith("tcemu explain: ") and said in error and error.count("\n") == 1
+    assert len(error) < 2000
+
+
+def test_the_command_takes_negative_numbers_as_they_are(capsys):
+    for words, value in (
+        ("--a -inf 2 --b 1 -1e-3", "-inf"),
+        ("--a -1e-3 2 --b -1000 -.5", "0"),
+        ("--a -1/4 --b -0x1p3 --c -1", "1"),
+        ("--a -1,-2 --b=-1,2 --c -INF", "-inf"),
+    ):
+        assert run(HALF, *words.split(), "--json") == 0
+        exact = json.loads(capsys.readouterr().out)["exact"]["value"]
+        assert exact == value or abs(Fraction(exact) - Fraction(value)) < Fraction(1, 1000)
+
+
+def test_numbers_beyond_float64_are_read_exactly(capsys):
+    words = ("--a", "1e400", "-1e-400", "--b", "1", "1")
+    assert run(HALF, *words, "--json") == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["a"][:2] == [0x7C00, 0x8000] and read["rounded"] == ["a_row"]

@@ -167,7 +167,7 @@ def test_a_mismatch_shrinks_to_two_terms_and_is_explained():
     assert present == found.shrunk.terms <= 2 and "part" in str(found.shrunk)
     v = found.shrunk.vector
     told = tcemu.explain(
-        SMALL, v["a"], v["b"], v["c"][0], target="sm_90a", model=[None, tcemu.model(SMALL, "sm_90a").replace(fraction_bits=24)]
+        SMALL, v["a"], v["b"], v["c"][0], codes=True, target="sm_90a", model=[None, tcemu.model(SMALL, "sm_90a").replace(fraction_bits=24)]
     )
     assert tuple(e.result for e in told.explanations) == found.shrunk.words
 

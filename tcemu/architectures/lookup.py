@@ -8,7 +8,7 @@ from tcemu.architectures.rows import ROWS, ModelRow
 from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import S32
-from tcemu.isa.catalog import check
+from tcemu.isa.catalog import check, check_target
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 
@@ -19,7 +19,8 @@ UNITS = ("tcgen05",)  # which compute on operands of these instructions without 
 
 @cache
 def rows_of(target: str) -> tuple[ModelRow, ...]:
-    """The rows of one target, in the order in which they are tried."""
+    """The rows of one target, in the order in which they are tried. Raises Unsupported for an unknown target."""
+    check_target(target)
     return tuple(row for row in ROWS if target in row.targets)
 
 

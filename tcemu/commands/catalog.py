@@ -2,10 +2,12 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from tcemu.architectures.lookup import row_for
-from tcemu.commands import EXAMPLE, CommandError
+from tcemu.commands import EXAMPLE, CommandError, printing
 from tcemu.commands.evidence import details, summary
+from tcemu.commands.outputs import Output, shown
 from tcemu.commands.tables import table
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.isa.catalog import check, describe, instructions, least, targets
@@ -26,7 +28,7 @@ def add_check(subparsers) -> None:
     parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it, or a whole statement")
     parser.add_argument("--target", required=True, help=f"one of {', '.join(targets())}")
     _add_isa(parser)
-    parser.set_defaults(run=_check)
+    parser.set_defaults(run=printing(_check))
 
 
 def add_list(subparsers) -> None:
@@ -42,7 +44,7 @@ def add_list(subparsers) -> None:
     parser.add_argument("--all-spellings", action="store_true", help="also with the qualifiers that may be left out")
     parser.add_argument("--evidence", action="store_true", help="instead: how the arithmetic of the target, or of all, is known")
     _add_isa(parser)
-    parser.set_defaults(run=_list)
+    parser.set_defaults(run=printing(_list))
 
 
 def add_show(subparsers) -> None:
@@ -59,7 +61,7 @@ def add_show(subparsers) -> None:
     parser.add_argument("--operand", metavar="NAME", help="with --svg: draw this one alone")
     parser.add_argument("--lane", type=int, metavar="N", help="with --svg: mark this lane; wgmma's count through its four warps")
     parser.add_argument("--overwrite", action="store_true", help="with --svg: FILE may exist")
-    parser.set_defaults(run=_show)
+    parser.set_defaults(run=printing(_show))
 
 
 def _add_isa(parser: argparse.ArgumentParser) -> None:
@@ -122,16 +124,15 @@ def _draw(args: argparse.Namespace) -> str:
             if getattr(args, option) not in (None, False):
                 raise CommandError(f"--{option} is about a picture: add --svg FILE")
         return ""
+    output = Output(Path(args.svg), args.overwrite)
     try:
-        shown = (args.operand,) if args.operand is not None else operands(args.spelling)
+        names = (args.operand,) if args.operand is not None else operands(args.spelling)
         text = page(args.spelling, args.lane) if args.operand is None else svg(args.spelling, args.operand, args.lane)
-        with open(args.svg, "w" if args.overwrite else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise CommandError(f"{args.svg} exists already; name another file, or add --overwrite") from None
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CommandError(str(error)) from None
-    return f"{args.svg}: {', '.join(shown)}, {len(text.encode()):,} bytes"
+    content = text.encode()
+    output.write(content)
+    return f"{shown(output.path)}: {', '.join(names)}, {len(content):,} bytes"
 
 
 def _arithmetic(op: Instruction) -> dict[str, list[str]]:

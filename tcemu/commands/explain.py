@@ -2,7 +2,8 @@
 
 import argparse
 import json
-import sys
+import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,15 +12,19 @@ import numpy as np
 from tcemu.architectures.lookup import row_for
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.what_if import what_if
-from tcemu.commands import EXAMPLE, CommandError
+from tcemu.commands import EXAMPLE, CommandError, printing
 from tcemu.explanation.comparison import Explanations
 from tcemu.explanation.explain import explain
 from tcemu.formats import Format
 from tcemu.isa.catalog import check
+from tcemu.isa.diagnosis import shown
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import signature_of
 from tcemu.sparsity import defined_fields
 
+NEGATIVE = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)  # how a negative number begins, and no option does
+EXPONENT = re.compile(r"e([+-]?[\d_]+)$", re.IGNORECASE)
+GREATEST_EXPONENT = 10_000  # ten to it is far beyond f64, and still quick to write out
 VECTORS = {
     "a": "elements of the row of A (sparse: the stored ones)",
     "b": "elements of the column of B (sparse: those that meet A's, or with --e all)",
@@ -36,7 +41,7 @@ def add_explain(subparsers) -> None:
         help="one dot product, step by step",
         description="Takes one dot product of an instruction apart: each term's exact value, alignment shift, kept and cut bits, the sums, "
         "the roundings, the result and the exact one beside it. With several targets: side by side, and where they part. A row shorter "
-        "than the instruction's K is filled up with zeros. A number such as -1e-3 or -inf wants an equals sign before it: --a=-1e-3,2.",
+        "than the instruction's K is filled up with zeros.",
         epilog=f"example: tcemu explain {EXAMPLE} --a -8192 -0.5 -0.25 -0.125 --b 1024 1 1 1 --c 0x1p23",
     )
     parser.add_argument("spelling", metavar="SPELLING", help="the instruction, as PTX spells it")
@@ -59,19 +64,40 @@ def add_explain(subparsers) -> None:
     parser.add_argument("--steps", action="store_true", help="with several targets: each in full, before the comparison")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--colour", action="store_true", help="dim the bits that are cut away")
-    parser.set_defaults(run=run_explain)
+    parser.set_defaults(run=printing(run_explain))
+    _take_negative_numbers(parser)
+
+
+def _take_negative_numbers(parser: argparse.ArgumentParser) -> None:
+    """argparse takes -1e-3, -1/3 and -inf for options. With a blank before them they are values, and `words` drops the blank."""
+    parse = parser.parse_known_args
+
+    def parse_known_args(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        return parse([f" {word}" if NEGATIVE.match(word) else word for word in args or ()], namespace)
+
+    parser.parse_known_args = parse_known_args  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def number(token: str) -> float | Fraction:
     """A number as it is written: exactly, so that it is rounded once."""
     try:
-        value = float.fromhex(token) if "0x" in token.lower() else float(token)
-        return value if value == 0 or not np.isfinite(value) or "0x" in token.lower() else Fraction(token)
+        if "0x" in token.lower():
+            return float.fromhex(token)
+        value, written = float(token), EXPONENT.search(token)
+        if value == 0 and (written is None or not any(digit in "123456789" for digit in token[: written.start()])):
+            return value  # with its sign
+        if np.isnan(value) or (np.isinf(value) and "inf" in token.lower()):
+            return value
+        if written is not None and abs(int(written[1])) > GREATEST_EXPONENT:
+            raise CommandError(f"{shown(token)!r} is beyond every format, by far; write inf or 0 for it")
+        return Fraction(token)
+    except OverflowError:
+        raise CommandError(f"{shown(token)!r} is beyond every format, by far; write inf for it") from None
     except ValueError:
         try:
             return Fraction(token)
         except (ValueError, ZeroDivisionError):
-            raise CommandError(f"{token!r} is no number; write it as -0.1, 1e-3, 1/3, 0x1p-24, inf or nan") from None
+            raise CommandError(f"{shown(token)!r} is no number; write it as -0.1, 1e-3, 1/3, 0x1p-24, inf or nan") from None
 
 
 def code(token: str) -> int:
@@ -79,7 +105,7 @@ def code(token: str) -> int:
     try:
         return int(token, 16)
     except ValueError:
-        raise CommandError(f"{token!r} is no code; write it in hex, such as 3c00") from None
+        raise CommandError(f"{shown(token)!r} is no code; write it in hex, such as 3c00") from None
 
 
 def words(given: list[str]) -> list[str]:
@@ -111,7 +137,7 @@ def read(args: argparse.Namespace) -> dict[str, Any]:
     elements = {name: [meaning(token) for token in words(text)] for name in VECTORS if (text := getattr(args, name)) is not None}
     if "a" not in elements or "b" not in elements:
         raise CommandError("the operands are missing: give --a and --b, or --random SEED")
-    operands: dict[str, Any] = {"a_row": elements["a"], "b_col": elements["b"], "c": elements.get("c", 0)}
+    operands: dict[str, Any] = {"a_row": elements["a"], "b_col": elements["b"], "c": elements.get("c", 0), "codes": args.codes}
     operands |= {name: elements[name] for name in ("scale_a", "scale_b") if name in elements}
     if args.e is not None:
         operands["e"] = [code(digit) for text in words(args.e) for digit in text.removeprefix("0x")]
@@ -123,7 +149,7 @@ def changed(model: Model, text: str) -> Model:
     try:
         return what_if(model, text)
     except ValueError as error:
-        raise CommandError(f"--what-if {text}: {error}") from error
+        raise CommandError(f"--what-if {shown(text)}: {error}") from error
 
 
 def run_explain(args: argparse.Namespace) -> int:
@@ -135,6 +161,8 @@ def run_explain(args: argparse.Namespace) -> int:
             operands = read(args)
         elif any(getattr(args, name) is not None for name in (*VECTORS, "e")):
             raise CommandError("--random draws all operands; leave --a, --b and the others out")
+        elif args.random < 0:
+            raise CommandError(f"--random {args.random}: a seed is a whole number from 0 on")
         else:
             operands = drawn(op, args.random)
         models = [changed(row_for(op, targets[0]).model, text) for text in args.what_if]
@@ -145,8 +173,7 @@ def run_explain(args: argparse.Namespace) -> int:
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
     if args.json:
-        json.dump(explained.to_dict(), sys.stdout, indent=1)
-        print()
+        print(json.dumps(explained.to_dict(), indent=1))
     elif isinstance(explained, Explanations):
         full = [e.text(args.colour) for e in explained.explanations] if args.steps else []
         print("\n\n".join([*full, explained.text()]))

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from tcemu.architectures.lookup import evidence
-from tcemu.commands import EXAMPLE, CommandError
-from tcemu.commands.arrays import check_writable, load, save, shape_of_files, without_wide_integers
+from tcemu.commands import EXAMPLE, CommandError, printing
+from tcemu.commands.arrays import check_size, load, npy, shape_of_files, without_wide_integers
+from tcemu.commands.outputs import Output, shown
 from tcemu.formats import F64
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -51,7 +52,8 @@ def add_gemm(subparsers) -> None:
     parser.add_argument("--target", default="sm_90a", help="the GPU to imitate (default: %(default)s)")
     parser.add_argument("--rounding", default="RN", choices=("RN", "RZ", "RM", "RP"), help="of the inputs (default: %(default)s)")
     parser.add_argument("-o", dest="output", metavar="D.npy", type=Path, help="where D goes (default: only the report is made)")
-    parser.set_defaults(run=run_gemm)
+    parser.add_argument("--overwrite", action="store_true", help="the file of -o may exist; one that is read is never overwritten")
+    parser.set_defaults(run=printing(run_gemm))
 
 
 @dataclass
@@ -226,20 +228,27 @@ def run_gemm(args: argparse.Namespace) -> int:
         known = evidence(op, args.target)
     except ValueError as error:
         raise CommandError(str(error)) from error
-    if args.output is not None:
-        check_writable(args.output)
-    a, b = load("A", args.a), load("B", args.b)
-    c = None if args.c is None else load("C", args.c)
+    inputs = {name: path for name, path in (("A", args.a), ("B", args.b), ("C", args.c)) if path is not None}
+    if args.output is None and args.overwrite:
+        raise CommandError("--overwrite is about the file of -o, which is missing")
+    output = None if args.output is None else Output(args.output, args.overwrite, "D", inputs)
+    arrays = {name: load(name, path) for name, path in inputs.items()}
+    a, b, c = arrays["A"], arrays["B"], arrays.get("C")
     shape = shape_of_files(a, b, c)
+    assert op.d is not None
+    check_size(shape, op.d)
     terms = [f"A {list(a.shape)} {a.dtype} · B {list(b.shape)} {b.dtype}"] + ([] if c is None else [f"C {list(c.shape)} {c.dtype}"])
     print(f"{op} on {args.target} (arithmetic known by {known.level}: {known.source})", flush=True)
     addend = None if c is None else without_wide_integers(c)
-    d, report = multiply(op, args, without_wide_integers(a), without_wide_integers(b), addend)
+    try:
+        d, report = multiply(op, args, without_wide_integers(a), without_wide_integers(b), addend)
+    except MemoryError as error:
+        raise CommandError(f"the product does not fit in memory: {error}") from error
+    unwritten = None if output is None else written(output, d)
     print(f"D {list(d.shape)} {d.dtype} = {' + '.join(terms)}")
     print(f"{prod(shape) * a.shape[-1]:,} multiply-accumulates in {report.seconds:.2f} s, compilation included")
-    if args.output is not None:
-        save(args.output, d)
-        print(f"D is in {args.output}")
+    if output is not None and unwritten is None:
+        print(f"D is in {shown(output.path)}")
     print()
     if report.counted:
         print("\n".join([*table(report), ""]))
@@ -249,4 +258,15 @@ def run_gemm(args: argparse.Namespace) -> int:
         print("D is empty, so there is no error to give.")
     else:
         print("\n".join(remarks(report, op)))
+    if unwritten is not None:
+        raise unwritten
     return 0
+
+
+def written(output: Output, d: np.ndarray) -> CommandError | None:
+    """Writes D. What prevents it comes back, so that the report is not lost with it."""
+    try:
+        output.write(npy(d))
+    except CommandError as error:
+        return error
+    return None

@@ -66,6 +66,7 @@ class Worst:
             model=self.recipe.model,
             scale_a=scale_a,
             scale_b=scale_b,
+            codes=True,
         )
         assert isinstance(explanation, Explanation)
         return explanation

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tcemu.architectures.lookup import COMPUTING, applied
 from tcemu.architectures.rows import ModelRow
 from tcemu.arithmetic.fitting import fills_k, fitted
@@ -13,10 +15,11 @@ from tcemu.arithmetic.model import Model
 from tcemu.errors import Unsupported
 from tcemu.explanation.comparison import Explanations
 from tcemu.explanation.explanation import Explanation
-from tcemu.explanation.inputs import codes, concrete, metadata
+from tcemu.explanation.inputs import as_codes, concrete, metadata
 from tcemu.explanation.products import met, products
 from tcemu.explanation.steps import walk
 from tcemu.explanation.view import FILLING
+from tcemu.formats import Format
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import signature_of
@@ -33,14 +36,16 @@ def explain(
     e: Any = None,
     scale_a: Any = None,
     scale_b: Any = None,
+    codes: bool = False,
     rounding: str = "RN",
 ) -> Explanation | Explanations:
     """One element of D = A·B + C taken apart: each term's exact value, exponent and shift, the bits kept and cut, the sums, the roundings.
 
     op: a PTX spelling or an Instruction of mma, mma.sp, wmma.mma, wgmma or wgmma.sp. a_row, b_col: K elements each; K may be several
     instructions long, which then follow each other, and is filled up to whole instructions as `gemm` does. c: one element, 0 if left out.
-    Elements, and scales, are raw codes (ints, unsigned arrays, f64 also uint32[K, 2]) or numbers (floats, Fractions), which are rounded to
-    the instruction's formats by `rounding`: a list of ints is one of codes, [1.0, 2.0] one of numbers.
+    Elements, and scales, are numbers (ints, floats, Fractions, arrays of any real dtype), which are rounded to the instruction's formats by
+    `rounding`; with codes=True all of them are raw codes (ints or integer arrays, f64 also uint32[K, 2]). Scales in an unsigned array,
+    which `gemm` takes for codes, are refused without it.
     A sparse instruction takes the stored elements in a_row, and in b_col the elements of B that they meet; or with e, the row's 4-bit
     metadata fields, the whole column. scale_a, scale_b: the block scales of the row and the column, each for `op.k // op.scale_vec`
     elements along K.
@@ -59,7 +64,7 @@ def explain(
         raise ValueError(f"got {len(targets)} targets and {len(models)} models; want one of either for all, or a model for each target")
     count = max(len(targets), len(models))
     targets, models = targets * (count // len(targets)), models * (count // len(models))
-    given = Given(a_row=a_row, b_col=b_col, c=c, e=e, scale_a=scale_a, scale_b=scale_b, rounding=rounding)
+    given = Given(a_row=a_row, b_col=b_col, c=c, e=e, scale_a=scale_a, scale_b=scale_b, codes=codes, rounding=rounding)
     explanations = [_explain(op, given, target, model) for target, model in zip(targets, models, strict=True)]
     return Explanations(tuple(explanations)) if several else explanations[0]
 
@@ -73,7 +78,12 @@ class Given(NamedTuple):
     e: Any
     scale_a: Any
     scale_b: Any
+    codes: bool
     rounding: str
+
+    def of(self, op: Instruction, name: str, fmt: Format) -> tuple[tuple[int, ...], bool]:
+        """The codes of the operand of this name, and whether they are of numbers, of which some were rounded."""
+        return as_codes(op, name, fmt, getattr(self, name), self.rounding, raw=self.codes)
 
 
 class Elements(NamedTuple):
@@ -122,9 +132,9 @@ def _explain(op: str | Instruction, given: Given, target: str, model: Model | No
 def _elements(op: Instruction, given: Given, filling: bool, clamped: bool) -> Elements:
     """filling: K is filled up to whole instructions; clamped: see `met`. Raises TypeError or ValueError for operands that do not fit."""
     signature = signature_of(op)
-    a, a_rounded = codes(op, "a_row", signature.a, given.a_row, given.rounding)
-    b, b_rounded = codes(op, "b_col", signature.b, given.b_col, given.rounding)
-    c, c_rounded = codes(op, "c", signature.c, given.c, given.rounding)
+    a, a_rounded = given.of(op, "a_row", signature.a)
+    b, b_rounded = given.of(op, "b_col", signature.b)
+    c, c_rounded = given.of(op, "c", signature.c)
     if len(c) != 1:
         raise ValueError(f"c: got {len(c)} elements; wanted one of {signature.c}, for one element of D")
     if not a:
@@ -187,7 +197,9 @@ def _scales(op: Instruction, given: Given, count: int, filled: int) -> tuple[tup
     def row(name: str, scales: Any) -> tuple[tuple[int, ...], bool]:
         if scales is None:
             raise ValueError(f"{name}: none came; {expected}")
-        own, was_rounded = codes(op, name, fmt, scales, given.rounding)
+        if not given.codes and np.dtype(getattr(scales, "dtype", float)).kind == "u":
+            raise TypeError(f"{name}: got {scales.dtype}, which gemm takes for raw codes; wanted floats, or raw codes and codes=True")
+        own, was_rounded = given.of(op, name, fmt)
         if len(own) != wanted:
             raise ValueError(f"{name}: got {len(own)}; {expected}")
         return (*own, *[one] * (filled // block - wanted)), was_rounded

@@ -17,50 +17,68 @@ from tcemu.isa.instructions import Instruction
 DIRECTIONS = ROUNDINGS[:-1]  # stochastic rounding is left out
 
 
-def codes(op: Instruction, name: str, fmt: Format, given: Any, rounding: str = "RN") -> tuple[tuple[int, ...], bool]:
+def as_codes(op: Instruction, name: str, fmt: Format, given: Any, rounding: str, *, raw: bool) -> tuple[tuple[int, ...], bool]:
     """The codes of a vector (or of one element), and whether they are of numbers, of which some were rounded.
 
-    given: raw codes, as Python ints or unsigned arrays (f64: also uint32[..., 2]), or numbers, as floats, Fractions or float arrays; a list
-    with one number in it is one of numbers.
+    given: numbers, as ints, floats, Fractions or arrays of any real dtype; or, if `raw`, codes, as ints or integer arrays (f64: also
+    uint32[..., 2], low word first).
     """
-    wanted = f"raw codes of {fmt} (ints, or an unsigned array) or numbers (floats), for {op}"
-    if isinstance(given, np.ndarray | np.generic | jax.Array):
-        return _of_array(name, fmt, np.asarray(given), rounding, wanted)
-    items = list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
-    items = [v.item() if isinstance(v, np.unsignedinteger) or (isinstance(v, np.ndarray | jax.Array) and v.ndim == 0) else v for v in items]
-    if any(isinstance(v, np.ndarray | jax.Array) for v in items):
-        return _of_array(name, fmt, np.asarray(items), rounding, wanted)
-    if all(isinstance(v, int) for v in items):
+    if rounding not in DIRECTIONS:
+        raise ValueError(f"rounding={rounding!r}: want one of {', '.join(DIRECTIONS)}")
+    wanted = f"raw codes of {fmt} (ints, or an integer array)" if raw else "numbers (ints, floats, Fractions, or an array of them)"
+    wanted += f", for {op}; codes={not raw} is for {'numbers' if raw else 'raw codes'}"
+    items = _items(name, fmt, given, wanted, raw)
+    if raw:
         return tuple(_code(name, fmt, v, wanted) for v in items), False
     return _rounded(name, fmt, items, rounding, wanted)
 
 
-def _of_array(name: str, fmt: Format, given: np.ndarray, rounding: str, wanted: str) -> tuple[tuple[int, ...], bool]:
-    if jnp.issubdtype(given.dtype, jnp.floating):
-        return _rounded(name, fmt, given.reshape(-1).astype(np.float64).tolist(), rounding, wanted)
-    if given.dtype != np.bool_ and not jnp.issubdtype(given.dtype, jnp.unsignedinteger):
-        raise TypeError(f"{name}: got {given.dtype}{list(given.shape)}, which may be codes or numbers; wanted {wanted}")
-    words = fmt.words if given.dtype == np.uint32 else 1
-    if given.ndim > words or (words == 2 and given.shape[-1:] != (2,)):
-        raise ValueError(f"{name}: got {given.dtype}{list(given.shape)}; wanted one row or column, {wanted}")
-    whole = given.reshape(-1, words).astype(np.uint64).tolist()
-    return tuple(_code(name, fmt, sum(w << 32 * i for i, w in enumerate(v)), wanted) for v in whole), False
+def _items(name: str, fmt: Format, given: Any, wanted: str, raw: bool) -> list[Any]:
+    """One Python value for each element; what each may be is looked at where it is used."""
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        given = [_items(name, fmt, v, wanted, raw)[0] if _is_array(v) and v.ndim == 0 else v for v in given]
+        if not any(_is_array(v) and v.ndim for v in given):
+            return given
+        given = np.asarray(given)
+    if not _is_array(given):
+        return [given]
+    array = np.asarray(given)
+    words = fmt.words if raw and array.dtype == np.uint32 else 1
+    if array.ndim > words or (words == 2 and array.shape[-1:] != (2,)):
+        raise ValueError(f"{name}: got {array.dtype}{list(array.shape)}; wanted one row or column, {wanted}")
+    if words == 2:
+        return [low | high << 32 for low, high in array.reshape(-1, 2).tolist()]
+    if not _is_plain(array):
+        raise TypeError(f"{name}: got {array.dtype}{list(array.shape)}; wanted {wanted}")
+    if jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 8:
+        array = array.astype(np.float64)
+    return array.reshape(-1).tolist()  # of longdouble, NumPy's own scalars
 
 
-def _code(name: str, fmt: Format, code: int, wanted: str) -> int:
+def _is_array(v: Any) -> bool:
+    return isinstance(v, np.ndarray | np.generic | jax.Array)
+
+
+def _is_plain(array: np.ndarray) -> bool:
+    """Real numbers or booleans."""
+    return array.dtype == np.bool_ or jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)
+
+
+def _code(name: str, fmt: Format, code: Any, wanted: str) -> int:
+    if not isinstance(code, int):
+        raise TypeError(f"{name}: got {code!r}; wanted {wanted}")
     held = 8 * fmt.dtype.itemsize * fmt.words
     if not 0 <= code < 1 << held:
-        raise ValueError(f"{name}: {code} is no code of {fmt}, which is from 0 to {(1 << held) - 1:#x}; wanted {wanted}, as {float(code)}")
+        what = code if abs(code) < 1 << 64 else "an integer of more than 64 bits"
+        raise ValueError(f"{name}: {what} is no code of {fmt}, which is from 0 to {(1 << held) - 1:#x}; wanted {wanted}")
     return code & (1 << fmt.bits) - 1
 
 
 def _rounded(name: str, fmt: Format, given: Sequence[Any], rounding: str, wanted: str) -> tuple[tuple[int, ...], bool]:
-    if rounding not in DIRECTIONS:
-        raise ValueError(f"rounding={rounding!r}: want one of {', '.join(DIRECTIONS)}")
     codes, inexact = [], False
     for v in given:
-        if isinstance(v, np.floating) or (hasattr(v, "dtype") and jnp.issubdtype(v.dtype, jnp.floating)):
-            v = float(v)
+        if isinstance(v, np.floating) and not isinstance(v, float):
+            v = Fraction(*v.as_integer_ratio()) if np.isfinite(v) and v else float(v)
         if not isinstance(v, int | float | Fraction):
             raise TypeError(f"{name}: got {v!r}; wanted {wanted}")
         value, negative = number(v)

@@ -56,7 +56,7 @@ class Shrunk:
         if not sides:
             raise ValueError("neither side has a target or a model")
         v = self.vector
-        given: dict[str, Any] = {"a_row": v["a"], "b_col": v["b"], "c": v["c"][0]}
+        given: dict[str, Any] = {"a_row": v["a"], "b_col": v["b"], "c": v["c"][0], "codes": True}
         given |= {name: v[name] for name in ("e", "scale_a", "scale_b") if name in v}
         targets, models = [str(s.target) for s in sides], [self._changed(s) for s in sides]
         return str(

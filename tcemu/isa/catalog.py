@@ -39,7 +39,7 @@ def instructions(target: str, family: str | None = None, isa: str | None = None)
     **Raises:** `Unsupported` for an unknown target; `ValueError` for an unknown family or version.
     """
     version = _version(isa)
-    _known(target)
+    check_target(target)
     families = tuple(FAMILIES)
     if family is not None and family not in families:
         raise ValueError(f"family {family!r}: want one of {', '.join(families)}")
@@ -71,8 +71,12 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
 
 
 def is_supported(op: str | Instruction, target: str, isa: str | None = None) -> bool:
-    """Whether `target` has the instruction in PTX ISA version `isa`: whether `check` returns it rather than raise Unsupported."""
+    """Whether `target` has the instruction in PTX ISA version `isa`. What is no instruction no target has.
+
+    **Raises:** `Unsupported` for an unknown target; `ValueError` for an unknown version.
+    """
     version = _version(isa)
+    check_target(target)
     try:
         since = least(parse(op), target)
     except Unsupported:
@@ -91,7 +95,7 @@ def least(op: Instruction, target: str) -> Version | None:
 
     **Raises:** `Unsupported` for an unknown target, or if no row of the catalogue gives the instruction's fields.
     """
-    _known(target)
+    check_target(target)
     row = syntax_rows().get(op)
     if row is None:
         raise Unsupported(f"{op}: no row of the catalogue gives these fields; make instructions with parse")
@@ -136,7 +140,8 @@ def _instead(op: Instruction, target: str) -> str:
     return f", whose nearest is {min(same, key=distance)}" if same else f", which has no {op.family} at all"
 
 
-def _known(target: str) -> None:
+def check_target(target: str) -> None:
+    """Raises `Unsupported` for a target that tcemu does not know, with those that it does; `TypeError` for what is no string."""
     if not isinstance(target, str):
         raise TypeError(f"target: want a string such as 'sm_90a', got {type(target).__name__}")
     if target not in TARGETS:

@@ -12,7 +12,7 @@ from tcemu.architectures.lookup import applied, must_compute
 from tcemu.arithmetic.model import Model
 from tcemu.errors import Unsupported
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0, Format
-from tcemu.isa.catalog import check, section
+from tcemu.isa.catalog import check, check_target, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.accumulation import REDUCTIONS
@@ -244,7 +244,8 @@ def recipe(name: str, target: str | None = None, **changes: Any) -> Recipe:
         raise ValueError(f"recipe {name!r}: wanted one of {', '.join(RECIPES)}")
     row = ROWS[name]
     assert row.backward is not None
-    target = target or ("sm_100a" if row.scaled else "sm_90a")
+    target = ("sm_100a" if row.scaled else "sm_90a") if target is None else target
+    check_target(target)
     if "backward" not in changes:
         changes["backward"] = tuple(_of_row(gradient, target) for gradient in row.backward)
     return _of_row(name, target, **changes)
