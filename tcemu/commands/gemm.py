@@ -14,7 +14,7 @@ import numpy as np
 
 from tcemu.architectures.lookup import evidence
 from tcemu.commands import EXAMPLE, CommandError
-from tcemu.commands.arrays import check_writable, load, save, shape_of_files, without_wide_integers
+from tcemu.commands.arrays import check_writable, load, save, shape_of_files
 from tcemu.formats import F64
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -233,8 +233,7 @@ def run_gemm(args: argparse.Namespace) -> int:
     shape = shape_of_files(a, b, c)
     terms = [f"A {list(a.shape)} {a.dtype} · B {list(b.shape)} {b.dtype}"] + ([] if c is None else [f"C {list(c.shape)} {c.dtype}"])
     print(f"{op} on {args.target} (arithmetic known by {known.level}: {known.source})", flush=True)
-    addend = None if c is None else without_wide_integers(c)
-    d, report = multiply(op, args, without_wide_integers(a), without_wide_integers(b), addend)
+    d, report = multiply(op, args, a, b, c)
     print(f"D {list(d.shape)} {d.dtype} = {' + '.join(terms)}")
     print(f"{prod(shape) * a.shape[-1]:,} multiply-accumulates in {report.seconds:.2f} s, compilation included")
     if args.output is not None:
