@@ -90,11 +90,6 @@ def _first_line(what: object) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def without_wide_integers(x: np.ndarray) -> np.ndarray:
-    """x as it is or, where it holds integers that int32 may not, as float64: a JAX array would clamp or wrap them."""
-    return x.astype(np.float64) if x.dtype.kind in "iu" and not np.can_cast(x.dtype, np.int32) else x
-
-
 def shape_of_files(a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> tuple[int, ...]:
     """The shape [..., M, N] of D = A·B + C; C must have it too, since it is taken in the same blocks of rows as A."""
     try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tcemu.architectures.lookup import evidence
 from tcemu.commands import EXAMPLE, CommandError, printing
-from tcemu.commands.arrays import check_size, load, npy, shape_of_files, without_wide_integers
+from tcemu.commands.arrays import check_size, load, npy, shape_of_files
 from tcemu.commands.outputs import Output, shown
 from tcemu.formats import F64
 from tcemu.isa.grammar import parse
@@ -239,9 +239,8 @@ def run_gemm(args: argparse.Namespace) -> int:
     check_size(shape, op.d)
     terms = [f"A {list(a.shape)} {a.dtype} · B {list(b.shape)} {b.dtype}"] + ([] if c is None else [f"C {list(c.shape)} {c.dtype}"])
     print(f"{op} on {args.target} (arithmetic known by {known.level}: {known.source})", flush=True)
-    addend = None if c is None else without_wide_integers(c)
     try:
-        d, report = multiply(op, args, without_wide_integers(a), without_wide_integers(b), addend)
+        d, report = multiply(op, args, a, b, c)
     except MemoryError as error:
         raise CommandError(f"the product does not fit in memory: {error}") from error
     unwritten = None if output is None else written(output, d)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from tcemu.emulation.policy import Policy, Report, checked
+from tcemu.emulation.policy import Policy, Report, checked, unused
 from tcemu.emulation.rewriting import Cache, Rewriter, Scope
+from tcemu.emulation.state import WHAT_WORKS, check_arrays, check_not_kept, check_unchanged
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,7 +32,11 @@ class Emulated(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         call = traced(self.fn, args, kwargs)
-        return call.rebuilt(self._rewriter().evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope()))
+        rewriter = self._rewriter()
+        results = rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope())
+        for line in unused(self.policy, rewriter.entries):
+            warnings.warn(f"emulate({getattr(self.fn, '__name__', type(self.fn).__name__)}): {line}", stacklevel=2)
+        return call.rebuilt(results)
 
     def report(self, *args: P.args, **kwargs: P.kwargs) -> Report:
         """What is replaced and what is left in a call with these arguments, arrays or `jax.ShapeDtypeStruct`; nothing is computed.
@@ -56,20 +64,35 @@ class TracedCall(NamedTuple):
 
 
 def traced(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> TracedCall:
-    """The program of a call. fn may be a pytree with arrays itself."""
+    """The program of a call. fn may be a pytree with arrays itself.
+
+    Raises TypeError for arrays that are not JAX's, which no program shows, and for state that the call changed, which would be lost.
+    """
     leaves, tree = jax.tree.flatten((fn, args, kwargs))
+    check_arrays("an argument", leaves)
     is_array = [_is_array(leaf) for leaf in leaves]
     arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
     kept: list[Any] = []
+    traces: list[Any] = []
 
     def flat(*arrays):
-        fn, args, kwargs = jax.tree.unflatten(tree, _merged(leaves, is_array, arrays))
-        results, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+        first: Any = arrays[0] if arrays else jnp.zeros(())
+        traces.append(weakref.ref(first._trace))
+        call = jax.tree.unflatten(tree, _merged(leaves, is_array, arrays))
+        results, out_tree = jax.tree.flatten(call[0](*call[1], **call[2]))
+        check_unchanged(call, arrays, results)
+        check_arrays("a result", results)
         which = [_is_array(leaf) for leaf in results]
         kept[:] = out_tree, which, [None if array else leaf for leaf, array in zip(results, which, strict=True)]
         return [leaf for leaf, array in zip(results, which, strict=True) if array]
 
-    program = jax.make_jaxpr(flat)(*arrays)
+    try:
+        program = jax.make_jaxpr(flat)(*arrays)
+    except Exception as error:
+        if type(error).__name__ == "TraceContextError":  # flax nnx refuses by itself to change what a traced function closes over
+            raise TypeError(f"emulate: the call would change what it closes over: {error}. {WHAT_WORKS}") from error
+        raise
+    check_not_kept((fn, args, kwargs), traces[-1]())
 
     def rebuilt(results: list[Any]) -> Any:
         out_tree, which, others = kept
@@ -107,6 +130,10 @@ def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False) -
     A result in another dtype than the product's is converted to that.
     The gradient of `emulate(fn, policy)` has the backward products of each choice. In `emulate(jax.grad(fn), policy)` they are products
     like others, named "transpose(...)", and the policy chooses.
-    Raises TypeError for a policy or choice of another kind, ValueError for a choice that returns another shape.
+    fn must be pure, as for `jax.jit`: state that it changes, in its arguments or in what it closes over, is refused (flax nnx: split the
+    model before, merge it in fn, and return the new state). Arrays must be JAX's or NumPy's.
+    A policy that replaces nothing, and a rule that fits no product, are said in a warning.
+    Raises TypeError for a policy or choice of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
+    another shape.
     """
     return Emulated(fn, policy, convolutions)

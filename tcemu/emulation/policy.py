@@ -44,8 +44,8 @@ class Product:
 
     @property
     def is_float(self) -> bool:
-        """Both operands are real floats."""
-        return all(jnp.issubdtype(dtype, jnp.floating) for dtype in (self.lhs_dtype, self.rhs_dtype))
+        """Both operands and the result are real floats."""
+        return all(jnp.issubdtype(dtype, jnp.floating) for dtype in (self.lhs_dtype, self.rhs_dtype, self.dtype))
 
     def __str__(self) -> str:
         operands = f"{_array(self.lhs_dtype, self.lhs_shape)} · {_array(self.rhs_dtype, self.rhs_shape)}"
@@ -123,6 +123,28 @@ class Entry:
     product: Product | None
     replaced: bool
     why: str
+
+
+def unused(policy: Policy, entries: Sequence[Entry]) -> list[str]:
+    """What to say of a policy in short form that replaced nothing, and of its rules that fit no product's name."""
+    if policy is None or (callable(policy) and not isinstance(policy, Recipe)):
+        return []
+    products = [entry.product for entry in entries if entry.product is not None]
+    names = ", ".join(dict.fromkeys(product.name for product in products[:8])) or "none"
+    wanted = True
+    lines = []
+    if not isinstance(policy, Recipe):
+        rules = [rule for rule in policy if isinstance(rule, tuple)]
+        lines = [
+            f"the rule for {pattern!r} fits no product; the products are {names}"
+            for pattern, _ in rules
+            if not any(fnmatchcase(product.name, pattern) for product in products)
+        ]
+        wanted = any(choice is not None for _, choice in rules) and not lines
+    if wanted and not any(entry.replaced or entry.why == "it is emulated already" for entry in entries):
+        why = "; ".join(dict.fromkeys(f"{entry.name}: {entry.why}" for entry in entries[:4])) or "it has no matrix products"
+        lines.append(f"no product is replaced ({why}); .report(...) lists all")
+    return lines
 
 
 @dataclass(frozen=True, repr=False)

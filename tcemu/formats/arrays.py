@@ -19,13 +19,22 @@ NO_GRADIENT = (
     "the bits of a float have no gradient, and JAX would take it for zero: differentiate tcemu.gemm with float results, tcemu.matmul, "
     "tcemu.dot_general or tcemu.formats.round_to, or put jax.lax.stop_gradient around what is not to be differentiated"
 )
+# integers that s32 may not hold: no instruction takes them, but their numbers are rounded to what one takes
+WIDE_INTEGERS = {
+    np.dtype(np.uint32): Format("u32", 32, signed=False),
+    np.dtype(np.int64): Format("s64", 64),
+    np.dtype(np.uint64): Format("u64", 64, signed=False),
+}
 
 
 def array_codes(x: ArrayLike) -> tuple[Format, Array]:
     """The format that an array's dtype stands for, and its raw codes: a reinterpretation, no arithmetic.
 
-    A NumPy float64 array keeps its 64 bits even where JAX would cut it to 32. Booleans and the integers that are no format of PTX become
-    s32, clamped to its range. float6 arrays must be NumPy's, since XLA on CPU cannot hold them.
+    No value changes here. Booleans and integers of 16 bits or less that are no format of PTX become s32; those of 32 and 64 bits that s32
+    may not hold have formats of their own (u32, s64, u64), so that what follows rounds or saturates the number itself, once.
+    A NumPy array keeps its 64 bits even where JAX would cut it to 32. What goes through `jax.jit` or another transformation as an argument
+    does not: while x64 mode is off, JAX has cut float64 to float32, and integers to 32 bits, before anything here sees them.
+    float6 arrays must be NumPy's, since XLA on CPU cannot hold them.
     Raises TypeError for complex and non-numeric dtypes, and where it is differentiated: bits have no gradient.
     """
     x = no_gradient(x, NO_GRADIENT) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating) else x
@@ -35,7 +44,8 @@ def array_codes(x: ArrayLike) -> tuple[Format, Array]:
     if fmt is None:
         if x.dtype != np.bool_ and not jnp.issubdtype(x.dtype, jnp.integer):
             raise TypeError(f"an array of dtype {x.dtype} holds no real numbers; give floats, integers or booleans")
-        fmt, x = S32, _clamped_to_s32(x)
+        fmt = WIDE_INTEGERS.get(np.dtype(x.dtype), S32)
+        x = x.astype(np.int32) if fmt == S32 else x
     if isinstance(x, jax.Array):
         if fmt.bits >= 8:
             return fmt, lax.bitcast_convert_type(x, fmt.dtype)
@@ -43,14 +53,6 @@ def array_codes(x: ArrayLike) -> tuple[Format, Array]:
     else:
         raw = np.asarray(x, order="C").reshape((*x.shape, *(1,) * (fmt.words - 1))).view(fmt.dtype)
     return fmt, jnp.asarray(raw & raw.dtype.type((1 << min(fmt.bits, 32)) - 1))
-
-
-def _clamped_to_s32(x: Array | np.ndarray) -> Array | np.ndarray:
-    xp = jnp if isinstance(x, jax.Array) else np
-    if x.dtype.itemsize >= 4:
-        x = xp.minimum(x, 2**31 - 1)
-        x = xp.maximum(x, -(2**31)) if jnp.issubdtype(x.dtype, jnp.signedinteger) else x
-    return x.astype(np.int32)
 
 
 def from_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None) -> Array:
@@ -68,13 +70,18 @@ def to_float(fmt: Format, codes: ArrayLike, dtype: DTypeLike = jnp.float32) -> A
 def round_to(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None) -> Array:
     """x with every element rounded to a value of `fmt`, in x's own float dtype (which must hold fmt's values to be exact).
 
-    x: float32, float16, bfloat16 or, in x64 mode, float64 [...]. Arguments as in `convert`. Its derivative counts the rounding as identity
-    (straight-through).
+    x: float32, float16, bfloat16 or float64 [...]. Arguments as in `convert`. Its derivative counts the rounding as identity
+    (straight-through). A NumPy float64 array is rounded once from its 64 bits, and comes back as float32 unless x64 mode is on.
     """
 
-    def bits_of(x: Array, traced: Array | None, key: PRNGKey | None) -> Array:
-        own, codes = array_codes(x)
-        rounded = convert(codes, own, fmt, rounding if traced is None else traced, saturate, key)
-        return lax.bitcast_convert_type(convert(rounded, fmt, own), x.dtype)
+    word, mode = (rounding, None) if isinstance(rounding, str) else ("RN", rounding)
 
-    return stand_in(bits_of, lambda x, *_: x, jnp.asarray(x), None if isinstance(rounding, str) else rounding, key)
+    def bits_of(x: Array | np.ndarray, traced: Array | None, key: PRNGKey | None) -> Array:
+        own, codes = array_codes(x)
+        rounded = convert(codes, own, fmt, word if traced is None else traced, saturate, key)
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+        return lax.bitcast_convert_type(convert(rounded, fmt, ARRAY_FORMATS[dtype]), dtype)
+
+    if not isinstance(x, jax.Array) and np.asarray(x).dtype == np.float64:
+        return bits_of(np.asarray(x), mode, key)  # JAX would cut it
+    return stand_in(bits_of, lambda x, *_: x, jnp.asarray(x), mode, key)

@@ -51,6 +51,12 @@ def decode(fmt: Format, codes: ArrayLike) -> Number:
 def decode_limbs(fmt: Format, code: Limbs) -> Number:
     """`decode` of codes that are already in limbs."""
     top = code[-1]
+    if fmt.is_integer and fmt.words == 2:
+        negative = top.astype(jnp.int32) < 0 if fmt.signed else jnp.zeros(top.shape, bool)
+        low, high = -code[0], ~top + (code[0] == 0).astype(jnp.uint32)  # of the negative, in two's complement
+        never = jnp.zeros(top.shape, bool)
+        magnitude = jnp.where(negative, low, code[0]), jnp.where(negative, high, top)
+        return Number(negative, magnitude, jnp.zeros(top.shape, jnp.int32), never, never)
     if fmt.is_integer:
         value = (top << (32 - fmt.bits)).astype(jnp.uint32)
         negative = value.astype(jnp.int32) < 0 if fmt.signed else jnp.zeros(top.shape, bool)

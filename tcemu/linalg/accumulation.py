@@ -17,6 +17,7 @@ from tcemu.arithmetic.program import multiply_add
 from tcemu.arithmetic.quotient import multiply
 from tcemu.formats import F32, convert
 from tcemu.linalg.shapes import Pair, fill, fill_along_k, fill_scales
+from tcemu.meshes import alike
 from tcemu.quantize.groups import spread
 
 REDUCTIONS = ("ascending", "tree")
@@ -95,7 +96,7 @@ def _promoted(model: Model, signature: Signature, factors: Factors, group_sizes:
         scale = multiply(*chunk.block_scales, F32)  # of groups of rows and columns
         return fma(spread(scale, added.shape, group_sizes), added, total, F32), None
 
-    return lax.scan(step, jnp.zeros(start.shape, jnp.uint32), factors)[0]
+    return lax.scan(step, alike(jnp.zeros(start.shape, jnp.uint32), *jax.tree.leaves(factors))[0], factors)[0]
 
 
 def _promoted_when(interval: Array, model: Model, signature: Signature, factors: Factors) -> Array:
@@ -111,7 +112,9 @@ def _promoted_when(interval: Array, model: Model, signature: Signature, factors:
         return (total, jnp.where(due, start, running)), None
 
     numbers = jnp.arange(1, count + 1)
-    return lax.scan(step, (jnp.zeros(start.shape, jnp.uint32), start), (numbers, factors))[0][0]
+    total, running, *_ = alike(jnp.zeros(start.shape, jnp.uint32), start, *jax.tree.leaves(factors), interval)
+    total = lax.scan(step, (total, running), (numbers, factors))[0][0]
+    return jnp.where(interval < 1, F32.nan, total)
 
 
 def _map_pairs(of_pair: Callable[[Pair], Pair], factors: Factors) -> Factors:

@@ -78,6 +78,8 @@ class DotGeneral:
             raise TypeError(f"dot_general(recipe) takes what jax.lax.dot_general takes; got {', '.join(unknown)} besides")
         lhs, rhs = floats("lhs", lhs), floats("rhs", rhs)
         dtype = np.dtype(jnp.result_type(lhs, rhs) if preferred_element_type is None else preferred_element_type)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"preferred_element_type: got {dtype}; a recipe's products are floats: take a float dtype and cast")
         axes = product_axes(dimension_numbers, lhs.ndim, rhs.ndim)
         contracting, batch = (axes.lhs_contracting, axes.rhs_contracting), (axes.lhs_batch, axes.rhs_batch)
         wanted = jax.eval_shape(partial(lax.dot_general, dimension_numbers=(contracting, batch)), lhs, rhs)

@@ -23,7 +23,7 @@ from tcemu.gradients import stand_in
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.shapes import fill, fill_scales, shape_of_product
-from tcemu.operations.operands import signature_of
+from tcemu.operations.operands import held_codes, signature_of
 
 
 def gemm(
@@ -44,7 +44,8 @@ def gemm(
 
     a: [..., M, K]; b: [..., K, N]; c: [..., M, N], or what broadcasts to it, or None for +0. Any real dtype: the values are rounded to the
     instruction's formats first, by `rounding` ("RN", "RZ", "RM", "RP", or "SR" with a jax.random `key`), out of range to Inf or NaN, or
-    with `saturate` to the largest finite value; integers always saturate. Leading axes are batch axes and broadcast.
+    with `saturate` to the largest finite value; integers always saturate. Leading axes are batch axes and broadcast. Each value is rounded
+    once, also NumPy's 64-bit ones (`formats.array_codes` says what JAX does to these where they are arguments of a transformation).
     op: a PTX spelling or an Instruction; target: the GPU, as "sm_90a". Both are static under `jit`.
     model: another arithmetic in place of the target's own; its fields may be traced (see `tcemu.Model`).
     scale_a, scale_b: the block scales of an instruction with .block_scale, [..., M, S] and [..., S, N], each for `op.k // op.scale_vec`
@@ -69,13 +70,15 @@ def gemm(
     if not op.block_scale and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. PTX ISA {section(op)}")
     product, operands = _Product(op, rounding, saturate), _Operands(a, b, c, scale_a, scale_b)
-    traced = {name: v for name, v in operands._asdict().items() if isinstance(v, Tracer) and jnp.issubdtype(v.dtype, jnp.floating)}
-    if not traced or op.d == S32:
+    traced = {name: v for name, v in operands._asdict().items() if isinstance(v, Tracer)}
+    if op.d == S32 or not any(jnp.issubdtype(v.dtype, jnp.floating) for v in traced.values()):
         return product.bits(model, key, operands)
-    # what is not traced stays outside: JAX would cut a NumPy float64
+    # all tracers go in as operands, integers too: a rule that closed over one would outlive it. What is not traced stays outside, since
+    # JAX would cut a NumPy float64
+    known = operands._replace(**dict.fromkeys(traced))
     return stand_in(
-        lambda model, key, traced: product.bits(model, key, operands._replace(**traced)),
-        lambda model, key, traced: product.smooth(key, operands._replace(**traced)),
+        lambda model, key, traced: product.bits(model, key, known._replace(**traced)),
+        lambda model, key, traced: product.smooth(key, known._replace(**traced)),
         model, key, traced,
     )  # fmt: skip
 
@@ -217,7 +220,7 @@ def _codes_of_scales(name: str, value: ArrayLike | None, op: Instruction, shape:
     if value.shape[-2:] != shape:
         raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
     if jnp.issubdtype(value.dtype, jnp.unsignedinteger):
-        return jnp.asarray(value).astype(op.stype.dtype)
+        return held_codes(name, value, op.stype)
     if jnp.issubdtype(value.dtype, jnp.integer) or value.dtype == bool:
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted raw codes of {op.stype}, unsigned, or floats")
     source, codes = _format_and_codes(name, value)

@@ -18,9 +18,10 @@ from tcemu.arithmetic.quotient import multiply
 from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
 from tcemu.gradients import stand_in
 from tcemu.linalg.accumulation import Factors, reduced, sums_of_parts
-from tcemu.linalg.arguments import check_recipe, floats, product_keys
+from tcemu.linalg.arguments import check_recipe, floats, in_jax, product_keys
 from tcemu.linalg.recipes import Recipe
 from tcemu.linalg.shapes import Pair, shape_of_product
+from tcemu.meshes import alike
 from tcemu.operations.operands import signature_of
 from tcemu.quantize.groups import repeated, spread
 from tcemu.quantize.operands import ONE, Quantized, Quantizer, Scheme, dequantized, quantize
@@ -41,7 +42,9 @@ def matmul(
 ) -> Array:
     """A·B (+ bias) by a recipe, every bit as the recipe states it.
 
-    a: [..., M, K]; b: [..., K, N]; bias: what broadcasts to [..., M, N]; floats of any dtype. Leading axes broadcast.
+    a: [..., M, K]; b: [..., K, N]; bias: what broadcasts to [..., M, N]; floats of any dtype. Leading axes broadcast. NumPy's float64 is
+    rounded from its 64 bits, once, where the recipe rounds operands as they are, and to f32 where it divides by f32 scales; as an argument
+    of a transformation JAX cuts it to float32 before, unless x64 mode is on.
     scale_a, scale_b: float scales in place of those that the recipe computes: a scalar for "tensor", [..., M, 1] for "row", [..., 1, N] for
     "column", [..., blocks of M, blocks of K] and [..., blocks of K, blocks of N] for "block" (of an instruction: rounded to its format).
     key: a jax.random key, where the recipe rounds stochastically.
@@ -59,14 +62,23 @@ def matmul(
         None if value is None else floats(name, value) for name, value in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b))
     )
     shape_of_product(a.shape, b.shape, None if bias is None else bias.shape, names=("a", "b", "bias"))
-    operands = Operands(recipe=recipe, a=a, b=b, bias=bias, scale_a=scale_a, scale_b=scale_b, key=key)
-    sizes_a, sizes_b = (scheme.group_sizes for scheme in recipe.schemes)
+    scheme_a, scheme_b = recipe.schemes
+    sizes_a, sizes_b = scheme_a.group_sizes, scheme_b.group_sizes
     _check_scale("scale_a", recipe.a, (sizes_a.rows, sizes_a.depth), scale_a, a.shape)
     _check_scale("scale_b", recipe.b, (sizes_b.depth, sizes_b.rows), scale_b, b.shape)
     target = ARRAY_FORMATS.get(np.dtype(dtype))
     if target is None or target.is_integer:
         raise TypeError(f"dtype: got {np.dtype(dtype)}; wanted a float dtype")
     options = Options(np.dtype(dtype), axis_name)
+    operands = Operands(
+        recipe=recipe,
+        a=in_jax(a, once=scheme_a.rounds_once and scale_a is None),
+        b=in_jax(b, once=scheme_b.rounds_once and scale_b is None),
+        bias=None if bias is None else in_jax(bias),
+        scale_a=None if scale_a is None else in_jax(scale_a),
+        scale_b=None if scale_b is None else in_jax(scale_b),
+        key=key,
+    ).alike()
     return stand_in(options.bits, options.smooth, operands) if recipe.gradients is None else _emulated(options, operands)
 
 
@@ -80,6 +92,12 @@ class Operands(NamedTuple):
     scale_a: Array | None
     scale_b: Array | None
     key: PRNGKey | None
+
+    def alike(self) -> Operands:
+        """Under `jax.shard_map`, all varying over the same axes of the mesh: a product's own derivative rule gives back what varies so, and
+        JAX sums it over the axes along which an operand did not vary."""
+        leaves, tree = jax.tree.flatten(self._replace(key=None))
+        return jax.tree.unflatten(tree, alike(*leaves))._replace(key=self.key)
 
 
 @dataclass(frozen=True)
@@ -111,7 +129,7 @@ def _smooth(options: Options, operands: Operands) -> Array:
     a, b = _multiplied(options, operands, raw=operands.recipe.backward == "straight_through")
     total = jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
     if options.axis_name is not None:
-        total = lax.psum(total, options.axis_name)
+        total, _ = alike(lax.psum(total, options.axis_name), a)  # as the gathered parts vary
     return total if operands.bias is None else total + operands.bias.astype(jnp.float32)
 
 
@@ -259,7 +277,7 @@ def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _check_scale(
-    name: str, quantizer: Quantizer, sizes: tuple[int | None, int | None], scale: Array | None, shape: tuple[int, ...]
+    name: str, quantizer: Quantizer, sizes: tuple[int | None, int | None], scale: Array | np.ndarray | None, shape: tuple[int, ...]
 ) -> None:
     """Raises ValueError unless the user's scales, if there are any, have the shape that the recipe's would have.
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from tcemu.architectures.lookup import applied, must_compute
 from tcemu.arithmetic.model import Model
@@ -16,7 +19,7 @@ from tcemu.isa.catalog import check, check_target, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.accumulation import REDUCTIONS
-from tcemu.quantize.operands import Quantizer, Scheme
+from tcemu.quantize.operands import Quantizer, Scheme, is_count
 
 BACKWARD = ("exact", "straight_through")
 UNSCALED = Quantizer()  # a cast
@@ -43,8 +46,8 @@ class Recipe:
     Outside the instruction all is f32, each operation rounded to nearest even, in this order: D = scale_a·scale_b · sum (NVFP4: the two
     tensor scales' product), D + bias, then out.
     A recipe is a pytree. The model's fields and promote may be arrays, which are its leaves, traced and swept by `jax.vmap`; it then has
-    no hash.
-    Raises Unsupported, NotModelled and ValueError for what cannot be.
+    no hash. A traced promote below 1 makes every result NaN.
+    Raises Unsupported, NotModelled, TypeError and ValueError for what cannot be.
     """
 
     op: Instruction
@@ -62,6 +65,7 @@ class Recipe:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        self._check_types()
         op = parse(self.op) if self.unit is not None else check(self.op, self.target)
         object.__setattr__(self, "op", op)
         must_compute(op)
@@ -70,10 +74,6 @@ class Recipe:
         applied(op, self.target, self.model, unit=self.unit)
         for name, quantizer, other in (("a", self.a, "column"), ("b", self.b, "row")):
             self._check_operand(name, quantizer, other)
-        if isinstance(self.promote, int) and self.promote < 1:
-            raise ValueError(f"promote={self.promote}: wanted a number of instructions, 1 or more, or None")
-        if not isinstance(self.split_k, int) or self.split_k < 1:
-            raise ValueError(f"split_k={self.split_k!r}: wanted a number of parts, 1 or more")
         if self.reduction not in REDUCTIONS:
             raise ValueError(f"reduction={self.reduction!r}: wanted one of {', '.join(REDUCTIONS)}")
         if self.out not in (F32, F16, BF16):
@@ -81,6 +81,29 @@ class Recipe:
         pair = isinstance(self.backward, tuple) and len(self.backward) == 2 and all(isinstance(r, Recipe) for r in self.backward)
         if not (pair or isinstance(self.backward, Recipe) or self.backward in BACKWARD):
             raise ValueError(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, a Recipe or a pair of them")
+
+    def _check_types(self) -> None:
+        """Each field by itself: numbers are ints or arrays of integers, in range; NumPy's integers become ints."""
+        for name in ("a", "b"):
+            if not isinstance(getattr(self, name), Quantizer):
+                raise TypeError(f"{name}={getattr(self, name)!r}: wanted a tcemu.Quantizer")
+        if not (self.model is None or isinstance(self.model, Model)):
+            raise TypeError(f"model={self.model!r}: wanted a tcemu.Model, or None for the target's own arithmetic")
+        for name in ("name", "source"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name}={getattr(self, name)!r}: wanted a string")
+        for name in ("split_k", "promote"):
+            if isinstance(value := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(value))
+        if not is_count(self.split_k):
+            raise ValueError(f"split_k={self.split_k!r}: wanted a number of parts, 1 or more")
+        if isinstance(self.promote, np.ndarray | jax.Array):
+            whole = jnp.issubdtype(self.promote.dtype, jnp.integer)
+            fits = whole and (isinstance(self.promote, Tracer) or bool((np.asarray(self.promote) >= 1).all()))
+        else:
+            fits = self.promote is None or is_count(self.promote)
+        if not fits:
+            raise ValueError(f"promote={self.promote!r}: wanted a number of instructions, 1 or more, or None")
 
     def _check_operand(self, name: str, quantizer: Quantizer, other: str) -> None:
         argument = f"{name}={quantizer!r}"
@@ -231,7 +254,7 @@ RECIPES = tuple(name for name, row in ROWS.items() if row.backward)
 FIFTH_GENERATION = ("sm_100", "sm_103", "sm_110")
 
 
-def recipe(name: str, target: str | None = None, **changes: Any) -> Recipe:
+def recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
     """One of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
 
     target: the GPU; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main instruction: wgmma on sm_90a,
@@ -247,12 +270,12 @@ def recipe(name: str, target: str | None = None, **changes: Any) -> Recipe:
     target = ("sm_100a" if row.scaled else "sm_90a") if target is None else target
     check_target(target)
     if "backward" not in changes:
-        changes["backward"] = tuple(_of_row(gradient, target) for gradient in row.backward)
-    return _of_row(name, target, **changes)
+        changes["backward"] = tuple(_of_row(gradient, target, {}) for gradient in row.backward)
+    return _of_row(name, target, changes)
 
 
-def _of_row(name: str, target: str, **changes: Any) -> Recipe:
-    """The recipe of one row on a target, without its gradients."""
+def _of_row(name: str, target: str, changes: dict[str, Any]) -> Recipe:
+    """The recipe of one row on a target, without its gradients unless they are among the changes."""
     row = ROWS[name]
     if row.scaled:
         kind, vectors, stype, k = row.scaled.kind, row.scaled.scale_vec, row.scaled.stype, row.scaled.k

@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.architectures.lookup import Applied, applied
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.program import multiply_add
 from tcemu.errors import Unsupported
-from tcemu.formats import Format
+from tcemu.formats import UE4M3, Format
 from tcemu.isa.catalog import check, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import LANES, Instruction
@@ -138,14 +139,40 @@ def matrix_codes(op: Instruction, name: str, value: ArrayLike, products: bool = 
 
 
 def codes_of(op: Instruction, name: str, value: ArrayLike, fmt: Format, shape: tuple[int, ...]) -> Array:
-    """Raw codes of `fmt` whose last axes are `shape`, or an error."""
+    """Raw codes of `fmt` whose last axes are `shape`, or an error; see `held_codes` for codes that the format does not have."""
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     wanted = f"the raw codes of {fmt}, {fmt.dtype}[..., {', '.join(map(str, shape))}] for {op}"
     if not jnp.issubdtype(value.dtype, jnp.unsignedinteger):
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. tcemu.formats.from_float makes codes from numbers")
     if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
         raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
-    return jnp.asarray(value)
+    return held_codes(name, value, fmt)
+
+
+def held_codes(name: str, value: Array | np.ndarray, fmt: Format) -> Array:
+    """Raw codes, unsigned of any width, in the format's own dtype. Raises ValueError for a code that the format does not have.
+
+    Bit 7 of a ue4m3 byte means nothing to the hardware, and may be set. What is traced shows its dtype alone: one that is wider than the
+    format's is refused; in that of a 4-, 6- or 7-bit format the bits above the format's are dropped.
+    """
+    own = fmt.dtype
+    bits = 32 if fmt.words == 2 else 8 if fmt == UE4M3 else fmt.bits
+    if isinstance(value, Tracer):
+        if value.dtype.itemsize > own.itemsize:
+            raise TypeError(
+                f"{name}: got traced {value.dtype}{list(value.shape)}; a code of {fmt} has {fmt.bits} bits, and which codes come is not "
+                f"known while tracing; wanted {own}: cast them (.astype({own.name!r}))"
+            )
+    elif value.dtype.itemsize * 8 > bits:
+        codes = np.asarray(value)
+        above = codes >= 1 << bits
+        if above.any():
+            place = np.unravel_index(int(np.argmax(above)), codes.shape)
+            raise ValueError(
+                f"{name}: got the code {int(codes[place])} at {[int(i) for i in place]}; {fmt} has {fmt.bits} bits, codes 0 to "
+                f"{(1 << bits) - 1}. tcemu.formats.from_float makes codes from numbers"
+            )
+    return jnp.asarray(value, own)
 
 
 @partial(jax.jit, static_argnames=("op", "operand", "sm"))

@@ -36,8 +36,8 @@ def pack(op: str | Instruction, operand: str, codes: ArrayLike, *, selector: Any
     """A matrix of raw codes -> the registers that hold it.
 
     operand: "a", "b", "c" or "d". codes: unsigned [..., rows, columns] of A (M x K, sparse: the stored M x K/2), B (K x N), C or D (M x N);
-    for m8n8k4 with f16, which is four products, [..., 4, rows, columns]; for f64 [..., rows, columns, 2]. Bits above the format's are
-    dropped. Returns uint32[..., 32, n], of wgmma uint32[..., 4, 32, n].
+    for m8n8k4 with f16, which is four products, [..., 4, rows, columns]; for f64 [..., rows, columns, 2]. A code that the format
+    does not have raises ValueError. Returns uint32[..., 32, n], of wgmma uint32[..., 4, 32, n].
     Or operand "e" (wgmma: "sp_meta"), the sparsity metadata: 4-bit fields [..., M, chunks], with the sparsity selector; "scale_a" or
     "scale_b": scale codes [..., M, scale_vec] or [..., scale_vec, N], with the selector (byte_id, thread_id). These return uint32[..., 32]
     (wgmma: [..., 4, 32]), zero where the selector does not look; several may be joined by `|`. The selector is 0 unless given.

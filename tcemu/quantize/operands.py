@@ -6,7 +6,7 @@ Integers only. The f32 arithmetic of a scale is stated in `Quantizer` and rounde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +22,11 @@ from tcemu.quantize.scale_rules import RULES, largest_value
 SCALINGS = ("none", "tensor", "row", "column", "block")
 SCALES = ("f32", "power_of_two")
 ONE, LEAST_SCALE = (np.float32(value).view(np.uint32) for value in (1.0, 2.0**-126))
+
+
+def is_count(value: Any) -> bool:
+    """An int of 1 or more; True is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,16 @@ class Quantizer:
 
     def __post_init__(self) -> None:
         for field, wanted in (("scaling", SCALINGS), ("scale", SCALES), ("rule", (None, *RULES)), ("rounding", ROUNDINGS)):
-            if getattr(self, field) not in wanted:
-                raise ValueError(f"Quantizer({field}={getattr(self, field)!r}): wanted one of {', '.join(map(str, wanted))}")
-        block_fits = self.block is None or (
-            isinstance(self.block, tuple) and len(self.block) == 2 and all(isinstance(v, int) and v > 0 for v in self.block)
-        )
+            value = getattr(self, field)
+            if not (value is None or isinstance(value, str)) or value not in wanted:
+                raise ValueError(f"Quantizer({field}={value!r}): wanted one of {', '.join(map(str, wanted))}")
+        if isinstance(self.saturate, np.bool_):
+            object.__setattr__(self, "saturate", bool(self.saturate))
+        if not isinstance(self.saturate, bool):
+            raise ValueError(f"Quantizer(saturate={self.saturate!r}): wanted True or False")
+        if isinstance(self.block, tuple):
+            object.__setattr__(self, "block", tuple(int(v) if isinstance(v, np.integer) else v for v in self.block))
+        block_fits = self.block is None or (isinstance(self.block, tuple) and len(self.block) == 2 and all(map(is_count, self.block)))
         if not block_fits or (self.block is not None and self.scaling != "block"):
             raise ValueError(
                 f"Quantizer(scaling={self.scaling!r}, block={self.block!r}): block is a pair of sizes, (rows of A or columns of B, "
@@ -101,6 +111,16 @@ class Scheme:
         if self.quantizer.scaling in ("row", "column"):
             return GroupSizes(rows=1, depth=None)
         return GroupSizes(*(self.quantizer.block or (None, None)))
+
+    @property
+    def rule(self) -> str:
+        """How the scales of the instruction's blocks are found."""
+        return self.quantizer.rule or ("floor" if self.scale_format == UE8M0 else "transformer_engine")
+
+    @property
+    def rounds_once(self) -> bool:
+        """Elements are rounded from the operand itself, or its quotients by powers of two, and not from quotients in f32."""
+        return self.quantizer.scaling == "none" or (self.quantizer.in_unit and not RULES[self.rule].in_f32)
 
 
 class Quantized(NamedTuple):
@@ -158,8 +178,7 @@ def dequantized(scheme: Scheme, q: Quantized) -> Array:
 def _in_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: str | None) -> Quantized:
     """By the rule of a block format."""
     assert scheme.scale_format is not None
-    rule = scheme.quantizer.rule or ("floor" if scheme.scale_format == UE8M0 else "transformer_engine")
-    block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, rule)
+    block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, scheme.rule)
     amax = None
     if axis_name is not None and block.two_level:
         amax = to_float(F32, lax.pmax(_magnitudes(*array_codes(x)).max(initial=0), axis_name))
