@@ -18,7 +18,7 @@ import tcemu
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits errors checking files gradients meshes text",
+    "bits errors checking files gradients interrupts meshes text",
     "formats layouts packing",
     "arithmetic sparsity shared_memory memory",
     "isa",
@@ -31,6 +31,7 @@ FLOORS = (
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 CHAINS = (  # neighbours on one floor: each may import those before it, and no other neighbour
     "errors checking",
+    "files interrupts",
     "formats packing",
     "memory shared_memory",
     "quantize linalg",

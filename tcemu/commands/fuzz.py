@@ -13,7 +13,9 @@ import jax
 from tcemu.architectures.lookup import COMPUTING
 from tcemu.commands import EXAMPLE, CommandError
 from tcemu.fuzz import KINDS, Run, infer, run
-from tcemu.fuzz.runs import FILE, header
+from tcemu.fuzz.kinds import MOST_WEIGHT
+from tcemu.fuzz.run_file import FILE
+from tcemu.fuzz.runs import NotWritten, header
 from tcemu.isa.catalog import instructions, is_supported, targets
 from tcemu.isa.grammar import parse
 
@@ -33,8 +35,8 @@ def add_fuzz(subparsers) -> None:
     parser.add_argument("op", metavar="OP", nargs="?", help=f"a PTX spelling, or a family: {', '.join(COMPUTING)}")
     parser.add_argument("--left", help=SIDES)
     parser.add_argument("--right", help="the same, or gpu")
-    parser.add_argument("--cases", type=number, help="instructions to compare, such as 1e6 (default: 1e5); of a family, all together")
-    parser.add_argument("--seed", type=int, help="of the operands (default: 0)")
+    parser.add_argument("--cases", type=positive, help="instructions to compare, such as 1e6 (default: 1e5); of a family, all together")
+    parser.add_argument("--seed", type=number, help="of the operands (default: 0)")
     parser.add_argument("--kind", action="append", metavar="KIND[=WEIGHT]", help=f"of {', '.join(kind.name for kind in KINDS)}")
     parser.add_argument("--out", metavar="DIRECTORY", help="hold the run there, so that it can go on")
     parser.add_argument("--resume", metavar="DIRECTORY", help="go on with the run that is held there")
@@ -53,7 +55,7 @@ def add_infer(subparsers) -> None:
     )
     parser.add_argument("op", metavar="OP", help="a PTX spelling")
     parser.add_argument("--target", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
-    parser.add_argument("--cases", type=number, default=512, help="on which the model is compared with the box (default: 512)")
+    parser.add_argument("--cases", type=positive, default=512, help="on which the model is compared with the box (default: 512)")
     parser.set_defaults(run=run_infer)
 
 
@@ -64,27 +66,41 @@ def number(text: str) -> int:
     except ValueError:
         value = -1.0
     if not (0 <= value < 1 << 62 and value == int(value)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no count; write it as 1000000 or 1e6")
-    return int(text) if text.isdigit() else int(value)
+        raise argparse.ArgumentTypeError(f"{text!r} is no count from 0 to 2^62 - 1; write it as 1000000 or 1e6")
+    return int(text) if text.isdecimal() else int(value)
+
+
+def positive(text: str) -> int:
+    """A count of something that must be: of nothing there is nothing to say."""
+    count = number(text)
+    if not count:
+        raise argparse.ArgumentTypeError(f"{text!r}: nothing would be done; want 1 at least")
+    return count
 
 
 def run_fuzz(args: argparse.Namespace) -> int:
     """Does what the words say; 1 if something differs. Raises CommandError."""
     each_core_a_device()
     report = None if args.quiet else lambda line: print(line, file=sys.stderr, flush=True)
+    status = 0
     try:
         asked_for = resumed(args) if args.resume else asked(args)
-        wrong = 0
         for arguments in asked_for:
             outcome = run(**arguments, report=report)
-            print(outcome if len(asked_for) == 1 else brief(outcome), flush=True)
-            wrong += outcome.wrong_cases
+            if jax.process_index() == 0:  # of several processes one speaks
+                print(outcome if len(asked_for) == 1 else brief(outcome), flush=True)
+            status = max(status, int(outcome.wrong_cases > 0))
             if outcome.stopped:
                 print(f"stopped; {'the same words go on' if arguments['out'] else 'nothing was held: give --out to be able to go on'}")
-                break
-    except (ValueError, TypeError) as error:
+                return 128 + outcome.signal
+    except BrokenPipeError:
+        raise
+    except NotWritten as error:
+        print(error.run, flush=True)
         raise CommandError(str(error)) from error
-    return int(wrong > 0)
+    except (ValueError, TypeError, OSError) as error:
+        raise CommandError(str(error)) from error
+    return status
 
 
 def each_core_a_device() -> None:
@@ -101,16 +117,24 @@ def asked(args: argparse.Namespace) -> list[dict[str, Any]]:
     ops = family(args.op, args.left, args.right) if args.op in COMPUTING else [parse(args.op)]
     cases, names, weights = 100_000 if args.cases is None else args.cases, None, None
     if args.kind:
-        parts = [text.partition("=") for text in args.kind]
-        names = [name for name, _, _ in parts]
-        known = {kind.name: kind.weight for kind in KINDS}
-        weights = [int(weight) if weight.isdigit() else known.get(name, 1) for name, _, weight in parts]
+        names, weights = map(list, zip(*map(weighted, args.kind), strict=True))
     share = -(-cases // len(ops))
     out = lambda op: args.out if args.out is None or len(ops) == 1 else str(Path(args.out) / re.sub(r"\W+", "_", str(op)))  # noqa: E731
     return [
         {"op": op, "left": args.left, "right": args.right, "cases": share, "seed": args.seed or 0, "out": out(op), "kinds": names,
          "weights": weights} for op in ops
     ]  # fmt: skip
+
+
+def weighted(text: str) -> tuple[str, int]:
+    """KIND[=WEIGHT]. Raises CommandError if it is none."""
+    name, equals, weight = text.partition("=")
+    known = {kind.name: kind.weight for kind in KINDS}
+    if name not in known:
+        raise CommandError(f"--kind {text}: {name!r} is none of {', '.join(map(repr, known))}")
+    if equals and not (weight.isascii() and weight.isdecimal() and int(weight[:11]) <= MOST_WEIGHT):
+        raise CommandError(f"--kind {text}: the weight is {weight!r}; want a whole number from 0 to {MOST_WEIGHT}, or no =")
+    return name, int(weight) if equals else known[name]
 
 
 def family(name: str, left: str, right: str) -> list[Any]:
@@ -137,9 +161,10 @@ def resumed(args: argparse.Namespace) -> list[dict[str, Any]]:
     asked_for = []
     for file in files:
         h = header(file)
+        names, weights = map(list, zip(*h["kinds"], strict=True))
         asked_for.append(
             {"op": h["op"], "left": h["left"], "right": h["right"], "cases": h["cases"], "seed": h["seed"], "out": str(file.parent),
-             "kinds": list(h["kinds"]), "weights": list(h["kinds"].values())}
+             "kinds": names, "weights": weights}
         )  # fmt: skip
     return asked_for
 
@@ -147,7 +172,7 @@ def resumed(args: argparse.Namespace) -> list[dict[str, Any]]:
 def brief(run: Run) -> str:
     """One line of a family."""
     outputs = run.done * run.op.m * run.op.n
-    return f"{run.op}: {run.wrong_outputs:,} of {outputs:,} outputs differ"
+    return f"{run.op}: {f'{run.wrong_outputs:,} of {outputs:,} outputs differ' if outputs else 'nothing was compared'}"
 
 
 def run_infer(args: argparse.Namespace) -> int:

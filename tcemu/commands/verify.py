@@ -1,25 +1,28 @@
 """`tcemu verify` and `tcemu record`: the emulation held to the GPU that is here, and that GPU's words written down."""
 
 import argparse
+import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import local
+from threading import Thread, local
 from typing import Any
 
 import jax
 import numpy as np
 
 from tcemu.commands import CommandError
-from tcemu.commands.fuzz import number
-from tcemu.files import replace_file
+from tcemu.commands.fuzz import number, positive
+from tcemu.files import locked, replace_file, sweep
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -41,9 +44,9 @@ def add_verify(subparsers) -> None:
         epilog="example: tcemu verify mma mma.sp --outputs 1e8 --jobs 8 --out verified/",
     )
     _add_shared(parser)
-    parser.add_argument("--outputs", type=number, default=10**7, help="to compare, over all spellings (default: 1e7)")
+    parser.add_argument("--outputs", type=positive, default=10**7, help="to compare, over all spellings (default: 1e7)")
     parser.add_argument("--out", metavar="DIRECTORY", help=f"hold the results there, {STATE}, and the record, {TABLE}")
-    parser.add_argument("--jobs", type=number, default=1, help="processes that share the GPU (default: 1); most of the time compiles")
+    parser.add_argument("--jobs", type=positive, default=1, help="processes that share the GPU (default: 1); most of the time compiles")
     parser.set_defaults(run=verify)
 
 
@@ -57,7 +60,7 @@ def add_record(subparsers) -> None:
         epilog="example: tcemu record mma --cases 16 --out mma.npz",
     )
     _add_shared(parser)
-    parser.add_argument("--cases", type=number, default=8, help="warps, or warpgroups, of each variant of each spelling (default: 8)")
+    parser.add_argument("--cases", type=positive, default=8, help="warps, or warpgroups, of each variant of each spelling (default: 8)")
     parser.add_argument("--out", metavar="FILE", required=True, help="such as words.npz")
     parser.set_defaults(run=record)
 
@@ -74,10 +77,27 @@ def verify(args: argparse.Namespace) -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share one GPU's memory
     try:
         runner = gpu()
-        results = compared(asked(args, runner), runner, args.outputs, args.seed, args.out, args.jobs, lambda line: print(line, flush=True))
-    except (ValueError, TypeError) as error:
+        report = lambda line: print(line, flush=True)  # noqa: E731
+        with to_itself(args.out):
+            results = compared(asked(args, runner), runner, args.outputs, args.seed, args.out, args.jobs, report)
+    except BrokenPipeError:
+        raise
+    except (ValueError, TypeError, OSError) as error:
         raise CommandError(str(error)) from error
-    return int(any(row.mismatches or row.failed for row in results.values()))
+    return int(any(row.mismatches or row.failed or not row.outputs + row.undefined for row in results.values()))
+
+
+@contextmanager
+def to_itself(out: str | None) -> Iterator[None]:
+    """The directory of the results, made, and locked against another run. Raises InUse and OSError."""
+    if out is None:
+        yield
+        return
+    Path(out).mkdir(parents=True, exist_ok=True)
+    with locked(Path(out)):
+        for name in (STATE, TABLE):
+            sweep(Path(out) / name)
+        yield
 
 
 def record(args: argparse.Namespace) -> int:
@@ -131,7 +151,7 @@ def _each(ops: list[Instruction], share: int, seed: int, runner: Runner, jobs: i
         yield from ([verified(op, runner, share, seed) for op in group] for group in groups)
         return
     pools = local()
-    with ThreadPoolExecutor(max(jobs, 1)) as threads:
+    with ThreadPoolExecutor(jobs) as threads:
         waiting = [threads.submit(_in_process, pools, group, share, seed) for group in groups]
         try:
             for future in as_completed(waiting):
@@ -145,7 +165,7 @@ def _in_process(pools: Any, group: list[Instruction], share: int, seed: int) -> 
     """By the process of this thread; after an error by a new one, since a fault of the GPU is the end of the process that met it."""
     results = []
     for op in group:
-        pool = getattr(pools, "own", None) or ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        pool = getattr(pools, "own", None) or ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_with_its_parent)
         pools.own = pool
         try:
             results.append(pool.submit(_work, str(op), share, seed).result())
@@ -155,6 +175,19 @@ def _in_process(pools: Any, group: list[Instruction], share: int, seed: int) -> 
             failure = f"{type(error).__name__}: {error}"
             results.append(Verified(op=str(op), family=op.family, outputs=0, mismatches=0, variants=0, failed=failure))
     return results
+
+
+def _with_its_parent() -> None:
+    """A process of the pool leaves Ctrl-C to its parent, whose end, however it comes, is its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+
+    def end() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=end, daemon=True).start()
 
 
 def _work(spelling: str, share: int, seed: int) -> Verified:
@@ -176,11 +209,22 @@ def _held(directory: Path, question: dict[str, Any]) -> Rows:
     path = directory / STATE
     if not path.exists():
         return {}
-    held = json.loads(path.read_text())
-    if held["question"] != question:
-        differences = "; ".join(f"{name} is {held['question'].get(name)!r} there and {question[name]!r} here" for name in question)
+    try:
+        held = json.loads(path.read_text())
+        there, rows = held["question"], [Verified(**row) for row in held["rows"]]
+        if not isinstance(there, dict) or not all(isinstance(row.op, str) and row.family in FAMILIES for row in rows):
+            raise ValueError("its rows are none of a comparison")
+        counts = [
+            row._asdict()[name] for row in rows for name in ("outputs", "mismatches", "variants", "undefined", "undefined_mismatches")
+        ]
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise ValueError("a count is none")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CommandError(f"--out {directory}: {path} is damaged: {error}. Choose another directory, or move the file away") from error
+    if there != question:
+        differences = "; ".join(f"{name} is {there.get(name)!r} there and {question[name]!r} here" for name in question)
         raise CommandError(f"--out {directory} holds another comparison: {differences}. Choose another directory, or ask the same")
-    return {row["op"]: Verified(**row) for row in held["rows"] if not row["failed"]}
+    return {row.op: row for row in rows if not row.failed}
 
 
 def _hold(directory: Path, question: dict[str, Any], facts: dict[str, str], rows: Rows) -> None:
@@ -221,8 +265,9 @@ def written(ops: tuple[Instruction, ...], runner: Runner, cases: int, seed: int,
             index.append({"i": len(index), **entry})
             arrays |= {f"{len(index) - 1:04d}_{name}": x for name, x in words.items()}
     header = {**runner.facts(), "tcemu": _version(), "date": _today(), "seed": seed, "cases": index}
-    with path.open("wb") as file:
-        np.savez_compressed(file, header=np.frombuffer(json.dumps(header, indent=1).encode(), np.uint8), **arrays)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, header=np.frombuffer(json.dumps(header, indent=1).encode(), np.uint8), **arrays)
+    replace_file(path, buffer.getvalue())
     print(f"{len(index)} cases of {len(ops)} spellings in {path}", file=sys.stderr)
 
 

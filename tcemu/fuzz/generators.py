@@ -96,9 +96,9 @@ def generate(
     op = parse(op)
     must_compute(op)
     for name, value, largest in (("seed", seed, 1 << 64), ("start", start, 1 << 64), ("count", count, 1 << 31)):
-        if not 0 <= value < largest:
-            raise ValueError(f"{name}: got {value}; wanted a number from 0 to {largest - 1}")
-    return _generate(op, chosen(kinds, weights), count, pair(seed), pair(start))
+        if not isinstance(value, int | np.integer) or not 0 <= value < largest:
+            raise ValueError(f"{name}: got {value}; wanted a whole number from 0 to {largest - 1}")
+    return _generate(op, chosen(kinds, weights), int(count), pair(int(seed)), pair(int(start)))
 
 
 @partial(jax.jit, static_argnames=("op", "kinds", "count"))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 EVERY = 255  # of 255 elements
+MOST_WEIGHT = (1 << 31) - 1  # so that the sum of all fits 64 bits beside a word
 ANY, AIMED = 0, 1  # bases: A's and B's exponents drawn each alone; or so that the products have an exponent at which something changes
 
 
@@ -47,11 +48,14 @@ def chosen(names: Sequence[str] | None = None, weights: Sequence[int] | None = N
     for name in names or ():
         if name not in known:
             raise ValueError(f"kinds: {name!r} is none of {', '.join(map(repr, known))}")
+    if names is not None and (not len(names) or len(set(names)) < len(names)):
+        raise ValueError(f"kinds: got {list(names)}; wanted one at least, each once; weights say how often each comes")
     kinds = KINDS if names is None else tuple(known[name] for name in names)
     if weights is not None:
-        if len(weights) != len(kinds) or min(weights, default=0) < 0 or not sum(weights):
-            raise ValueError(f"weights: got {list(weights)}; wanted {len(kinds)} numbers from 0 up, one a kind, not all 0")
-        kinds = tuple(kind._replace(weight=weight) for kind, weight in zip(kinds, weights, strict=True))
+        whole = all(isinstance(weight, int | np.integer) and 0 <= weight <= MOST_WEIGHT for weight in weights)
+        if len(weights) != len(kinds) or not whole or not any(weights):
+            raise ValueError(f"weights: got {list(weights)}; wanted {len(kinds)} whole numbers from 0 to 2^31 - 1, one a kind, not all 0")
+        kinds = tuple(kind._replace(weight=int(weight)) for kind, weight in zip(kinds, weights, strict=True))
     return kinds
 
 

@@ -16,6 +16,7 @@ from tcemu.fuzz.coverage import Coverage, count
 from tcemu.fuzz.generators import kind_of, operands
 from tcemu.fuzz.kinds import Kind
 from tcemu.fuzz.operands import Operands
+from tcemu.fuzz.processes import in_several_processes
 from tcemu.fuzz.sides import Side, as_codes
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import signature_of
@@ -103,7 +104,9 @@ def chunks(op: Instruction, left: Side, right: Side, kinds: tuple[Kind, ...], mo
         call, most = _apart(task, size), 1
 
     def compare(seed: int, start: int, counted: int, turns: int) -> ChunkCounts:
-        tally = jax.tree.map(np.asarray, call(pair(seed), pair(start), jnp.uint32(counted), jnp.int32(turns)))
+        # NumPy's numbers, which every one of several processes may hand to a program of them all
+        words_of_seed, words_of_start = jax.tree.map(np.asarray, (pair(seed), pair(start)))
+        tally = jax.tree.map(np.asarray, call(words_of_seed, words_of_start, np.uint32(counted), np.int32(turns)))
         over_devices = lambda x: x.sum(0, dtype=np.int64)  # noqa: E731
         return ChunkCounts(
             cases=counted,
@@ -161,7 +164,7 @@ def _joined(before: Tally, turn: Tally) -> Tally:
     return jax.tree.map(jnp.add, before._replace(first=first), turn._replace(first=0))
 
 
-Call = Callable[[Pair, Pair, Array, Array], Tally]  # (seed, first number, cases that count, turns), [devices, ...] comes back
+Call = Callable[[Any, Any, Any, Any], Tally]  # (seed, first number, cases that count, turns), [devices, ...] comes back
 
 
 def _fused(task: Task, size: int, devices: tuple[Any, ...]) -> Call:
@@ -181,10 +184,13 @@ def _fused(task: Task, size: int, devices: tuple[Any, ...]) -> Call:
         offsets = lambda t: (first_turn + t.astype(jnp.uint32)) * np.uint32(size) + jnp.arange(size, dtype=jnp.uint32)  # noqa: E731
         shapes = jax.eval_shape(turn, seed, start, counted, offsets(jnp.int32(0)))
         total = lax.fori_loop(0, turns, lambda t, before: _joined(before, turn(seed, start, counted, offsets(t))), _nothing(shapes))
-        return jax.tree.map(lambda v: v[None], total)
+        # of several processes each must have the counts of all
+        return jax.tree.map(lambda v: lax.all_gather(v, "cases") if several else v[None], total)
 
+    several = in_several_processes(devices)
     whole, mesh = PartitionSpec(), Mesh(np.array(devices), ("cases",))
-    return jax.jit(jax.shard_map(device, mesh=mesh, in_specs=(whole,) * 4, out_specs=PartitionSpec("cases"), check_vma=False))
+    outcome = whole if several else PartitionSpec("cases")
+    return jax.jit(jax.shard_map(device, mesh=mesh, in_specs=(whole,) * 4, out_specs=outcome, check_vma=False))
 
 
 def _apart(task: Task, size: int) -> Call:

@@ -1,12 +1,14 @@
 """A differential run and its file: two sides, any number of cases, progress, and a state from which it goes on after a kill."""
 
-import io
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 import jax
@@ -14,23 +16,24 @@ import numpy as np
 
 from tcemu.architectures.lookup import must_compute
 from tcemu.arithmetic.model import Model
-from tcemu.files import replace_file
+from tcemu.files import locked, replace_file, sweep
 from tcemu.fuzz import coverage
 from tcemu.fuzz.coverage import Coverage
 from tcemu.fuzz.generators import generate
 from tcemu.fuzz.kinds import Kind, chosen
-from tcemu.fuzz.loop import ChunkCounts, chunks, result
+from tcemu.fuzz.loop import ChunkCounts, Chunks, chunks, result
 from tcemu.fuzz.operands import HostOperands
+from tcemu.fuzz.processes import Processes, in_several_processes
+from tcemu.fuzz.run_file import ADVICE, FILE, FORMAT, MOST, Header, content, packed, parsed
 from tcemu.fuzz.shrink import Shrunk, shrink
 from tcemu.fuzz.sides import Side, side
+from tcemu.interrupts import Held, held_back
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 
-FORMAT = 1  # of the file
 STREAM = 1  # of the operands: another number where the same seed no longer gives the same cases
-FILE = "run.npz"
 SHORT, LONG = 0.5, 4.0  # seconds: below the first a chunk is doubled; the second lies between two writings of the file
-MOST = 16  # mismatches whose operands the file keeps
+UNWRITTEN = 1 << 20  # why a run ends, beside the numbers of signals: its file cannot be written
 
 OnProgress = Callable[[str], None]  # is given a line of text
 
@@ -51,7 +54,7 @@ class Run:
     first: tuple[int, ...] = ()  # numbers of the first cases that differ
     by_kind: np.ndarray | None = None  # int64 [kinds, 2]: cases, and those that differ
     coverage: Coverage | None = None
-    stopped: bool = False  # by Ctrl-C
+    signal: int = 0  # the number of the one that stopped it
     seconds: float = 0.0  # of work, over all sittings
     shrunk: Shrunk | None = None
 
@@ -59,14 +62,18 @@ class Run:
     def complete(self) -> bool:
         return self.done >= self.cases
 
+    @property
+    def stopped(self) -> bool:
+        """By Ctrl-C or SIGTERM."""
+        return self.signal != 0
+
     def __str__(self) -> str:
         outputs = self.done * self.op.m * self.op.n
         lines = [str(self.op), f"{self.left.name} and {self.right.name}, seed {self.seed}: {self.done:,} of {self.cases:,} cases"]
-        lines.append(
-            f"{self.wrong_outputs:,} of {outputs:,} outputs differ, in {self.wrong_cases:,} cases"
-            if self.wrong_cases
-            else f"0 mismatches of {outputs:,} outputs"
-        )
+        if self.wrong_cases:
+            lines.append(f"{self.wrong_outputs:,} of {outputs:,} outputs differ, in {self.wrong_cases:,} cases")
+        else:
+            lines.append(f"0 mismatches of {outputs:,} outputs" if self.done else "nothing was compared")
         if self.by_kind is not None:
             parts = [
                 f"{kind.name} {n:,}" + (f" ({wrong:,} differ)" if wrong else "")
@@ -85,6 +92,14 @@ class Run:
         """The operands of one case, [1, ...]."""
         codes = generate(self.op, self.seed, number, 1, kinds=[k.name for k in self.kinds], weights=[k.weight for k in self.kinds])
         return {name: np.asarray(x) for name, x in codes.items()}
+
+
+class NotWritten(OSError):
+    """The file of a run cannot be written. run: as far as it came, with all that was counted."""
+
+    def __init__(self, message: str, run: Run) -> None:
+        super().__init__(message)
+        self.run = run
 
 
 def looked_at(left: Side, right: Side) -> Model | None:
@@ -113,60 +128,101 @@ def run(
     op: a PTX spelling or an Instruction that computes. left, right: what `tcemu.fuzz.side` takes: a target, "sm_90a:fraction_bits=24",
     "sm_90@12.6", "reference:sm_90a", a Side, or a function from operands (NumPy codes) to D's codes.
     out: a directory that holds the run's file, run.npz; a run that stands there and asks the same goes on where it stopped, whatever
-    stopped it. kinds, weights: as in `generate`. turns: of the compiled loop in one call (None: by the time that they take). devices: those
-    that share the cases (all of JAX's). report: is given a line of progress now and then. covering: what was reached is counted.
-    shrinking: the first mismatch is made small.
-    Ctrl-C ends it after the file is written. Returns the Run. Raises Unsupported, NotModelled or ValueError for sides that do not go with
-    `op`, and ValueError if `out` holds another run.
+    stopped it. A side that is a function goes on only as a `Side` with an `identity`. One run at a time has the directory.
+    kinds, weights: as in `generate`. turns: of the compiled loop in one call (None: by the time that they take). devices: those that share
+    the cases (all of JAX's; where `jax.distributed` has several processes all must call this, and the first has the file).
+    report: is given a line of progress now and then. covering: what was reached is counted. shrinking: the first mismatch is made small.
+    Ctrl-C, and SIGTERM where it is handled, end it after a chunk, with its file written; a second Ctrl-C raises. Returns the Run.
+    Raises Unsupported, NotModelled or ValueError for sides that do not go with `op`, ValueError if `out` holds another run (Damaged: none
+    at all; InUse: another process has it), and NotWritten, an OSError with the Run so far, if it cannot be written.
     """
     op = parse(op)
     must_compute(op)
-    state = Run(op, side(op, left), side(op, right), cases, seed, chosen(kinds, weights))
-    if not 0 <= cases < 1 << 62 or not 0 <= seed < 1 << 64:
-        raise ValueError(f"cases: got {cases}, seed: got {seed}; want 0 to 2^62 - 1, and 0 to 2^64 - 1")
-    path = None if out is None else Path(out) / FILE
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        state = _resumed(path, state) if path.exists() else state
-    model = looked_at(state.left, state.right) if covering else None
-    state = _advance(replace(state, stopped=False), path, turns, tuple(devices or jax.devices()), report, model)
-    if state.first and shrinking:
-        number = state.first[0]
-        state = replace(state, shrunk=shrink(op, state.left, state.right, state.operands(number), number))
-    return state
+    for name, value, least, most in (("cases", cases, 1, 1 << 62), ("seed", seed, 0, 1 << 64), ("turns", turns or 1, 1, 1 << 31)):
+        if not isinstance(value, int | np.integer) or not least <= value < most:
+            raise ValueError(f"{name}: got {value}; want a whole number from {least} to {most - 1}")
+    asked = Run(op, side(op, left), side(op, right), int(cases), int(seed), chosen(kinds, weights))
+    among = tuple(devices or jax.devices())
+    processes = Processes(in_several_processes(among))
+    with ExitStack() as stack:
+        held = stack.enter_context(held_back())
+        state, path = (asked, None) if out is None else _opened(Path(out), asked, processes, stack, report)
+        if not state.complete:
+            model = looked_at(state.left, state.right) if covering else None
+            chunk = chunks(op, state.left, state.right, state.kinds, model, among)
+            state = _advance(state, Sitting(path, turns, report, held, processes), chunk)
+        if state.first and shrinking and not state.stopped:
+            state = _shrunk(state, held)
+        return replace(state, signal=state.signal or held.signal)
 
 
-def _advance(
-    state: Run, path: Path | None, turns: int | None, devices: tuple[Any, ...], report: OnProgress | None, model: Model | None
-) -> Run:
-    """The run on to its end, or to Ctrl-C. path: of its file; model: whose steps the coverage looks at."""
-    if state.complete:
-        return state
-    chunk = chunks(state.op, state.left, state.right, state.kinds, model, devices)
+@dataclass(frozen=True)
+class Sitting:
+    """How a run goes on. path: of its file; of the first process alone."""
+
+    path: Path | None
+    turns: int | None
+    report: OnProgress | None
+    held: Held
+    processes: Processes
+
+
+def _advance(state: Run, sitting: Sitting, chunk: Chunks) -> Run:
+    """The run on to its end, or to a signal. Raises NotWritten."""
+    path, report, held = sitting.path, sitting.report, sitting.held
     now = began = last_saved = last_reported = time.monotonic()
     done_before, seconds_before = state.done, state.seconds
-    turns_of_a_call = turns or 1
+    turns, failure, stop = sitting.turns or 1, None, 0
     try:
-        while not state.complete:
-            counted, start = min(chunk.per_turn * turns_of_a_call, state.cases - state.done), now
-            state = added(state, chunk.compare(state.seed, state.done, counted, turns_of_a_call))
+        while True:
+            turns, stop = sitting.processes.agreed(turns, held.signal if failure is None else UNWRITTEN)
+            if stop or state.complete:
+                break
+            counted, start = min(chunk.per_turn * turns, state.cases - state.done), now
+            state = added(state, chunk.compare(state.seed, state.done, counted, turns))
+            held.counted = True
             now = time.monotonic()
             state = replace(state, seconds=seconds_before + now - began)
-            if turns is None and now - start < SHORT:
-                turns_of_a_call = min(2 * turns_of_a_call, chunk.most)
+            if sitting.turns is None and now - start < SHORT:
+                turns = min(2 * turns, chunk.most)
             if path is not None and now - last_saved > LONG:
-                save(path, state)
-                last_saved = now
+                failure, last_saved = unwritten(path, state), now
             if report is not None and now - last_reported > 1:
                 report(progress(state, done_before, now - began))
                 last_reported = now
-    except KeyboardInterrupt:
-        state = replace(state, stopped=True)
-    if path is not None:
-        save(path, state)
+    except KeyboardInterrupt:  # a second one, or one of a side's own
+        stop = SIGINT
+    except Exception:  # of a side, or of `report`: what was counted before it stays
+        if path is not None:
+            unwritten(path, state)
+        raise
+    state = replace(state, signal=stop if stop < UNWRITTEN else 0)
+    if path is not None and failure is None:
+        failure = unwritten(path, state)
+    if failure is not None:
+        raise NotWritten(str(failure), state) from failure
     if report is not None:
         report(progress(state, done_before, time.monotonic() - began))
     return state
+
+
+def _shrunk(state: Run, held: Held) -> Run:
+    """The run with its first mismatch made small, unless a signal comes meanwhile."""
+
+    def looking(side: Side) -> Side:
+        def call(given: Any) -> Any:
+            if held.signal:
+                raise KeyboardInterrupt
+            return side.call(given)
+
+        return replace(side, call=call)
+
+    number = state.first[0]
+    try:
+        small = shrink(state.op, looking(state.left), looking(state.right), state.operands(number), number)
+    except KeyboardInterrupt:
+        return replace(state, signal=held.signal or SIGINT)
+    return replace(state, shrunk=replace(small, left=state.left, right=state.right))
 
 
 def added(state: Run, counts: ChunkCounts) -> Run:
@@ -201,49 +257,103 @@ def _span(seconds: float) -> str:
 # ---- the file
 
 
-def question(state: Run) -> dict[str, Any]:
+def question(state: Run) -> Header:
     """What two sittings of one run must have in common."""
+    sides = (state.left, state.right)
     return {
         "format": FORMAT, "stream": STREAM, "op": str(state.op), "left": state.left.name, "right": state.right.name,
-        "models": [str(s.model) for s in (state.left, state.right)],
-        "cases": state.cases, "seed": state.seed, "kinds": {kind.name: kind.weight for kind in state.kinds},
+        "identities": [s.identity for s in sides], "models": [str(s.model) for s in sides],
+        "cases": state.cases, "seed": state.seed, "kinds": [[kind.name, kind.weight] for kind in state.kinds],
     }  # fmt: skip
 
 
 def save(path: Path, state: Run) -> None:
-    """Writes the run's file, with the operands and results of the first mismatches."""
+    """Writes the run's file, with the operands and results of the first mismatches. Raises OSError."""
+    replace_file(path, content_of(state))
+
+
+def content_of(state: Run, cases: bool = True) -> bytes:
+    """The bytes of the run's file. cases: with the first mismatches."""
     header = question(state) | {name: getattr(state, name) for name in ("done", "wrong_cases", "wrong_outputs", "first", "seconds")}
-    arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header, indent=1).encode(), np.uint8)}
-    if state.by_kind is not None:
-        arrays["by_kind"] = state.by_kind
-    if state.coverage is not None:
-        arrays |= {f"coverage_{name}": counts for name, counts in state.coverage._asdict().items()}
-    for number in state.first:
-        given = state.operands(number)
-        arrays |= {f"case_{number}_{name}": codes[0] for name, codes in given.items()}
-        for name, compared in (("left", state.left), ("right", state.right)):
-            arrays[f"case_{number}_{name}"] = np.asarray(result(state.op, compared, {k: jax.numpy.asarray(v) for k, v in given.items()}))[0]
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    replace_file(path, buffer.getvalue())
+    arrays: dict[str, Any] = {}
+    if state.by_kind is not None and state.coverage is not None:
+        arrays = {"by_kind": state.by_kind} | {f"coverage_{name}": counts for name, counts in state.coverage._asdict().items()}
+    for number in state.first if cases else ():
+        words = case(Run(state.op, state.left, state.right, state.cases, state.seed, state.kinds), number)
+        arrays |= {f"case_{number}_{name}": codes for name, codes in words.items()}
+    return packed(header, arrays)
 
 
-def header(path: str | os.PathLike) -> dict[str, Any]:
-    """The header of a run's file, or of the directory with one."""
+@lru_cache(maxsize=4 * MOST)
+def case(asked: Run, number: int) -> HostOperands:
+    """The operands and both results of one case: made once, written every few seconds. asked: a run with nothing counted."""
+    given = asked.operands(number)
+    on_device = {name: jax.numpy.asarray(codes) for name, codes in given.items()}
+    results = {name: result(asked.op, compared, on_device) for name, compared in (("left", asked.left), ("right", asked.right))}
+    return {name: np.asarray(codes)[0] for name, codes in (given | results).items()}
+
+
+def unwritten(path: Path, state: Run) -> OSError | None:
+    """Writes the file; why it cannot be written, if so."""
+    try:
+        save(path, state)
+    except OSError as error:
+        return OSError(f"out: {path} cannot be written: {error.strerror or error}. It is as it was before; free or change the place")
+    return None
+
+
+def header(path: str | os.PathLike) -> Header:
+    """The header of a run's file, or of the directory with one. Raises Damaged, and OSError."""
     path = Path(path)
-    with np.load(path / FILE if path.is_dir() else path) as held:
-        return json.loads(held["header"].tobytes())
+    path = path / FILE if path.is_dir() else path
+    return parsed(content(path), path)[0]
 
 
-def _resumed(path: Path, state: Run) -> Run:
-    """The run that the file holds. Raises ValueError if it is not the one that `state` asks for."""
-    with np.load(path) as file:
-        held = json.loads(file["header"].tobytes())
-        asked = json.loads(json.dumps(question(state)))  # through JSON, as the file went
-        differences = [f"{name} is {held.get(name)!r} there and {asked[name]!r} here" for name in asked if held.get(name) != asked[name]]
-        if differences:
-            raise ValueError(f"out: {path} holds another run: {'; '.join(differences)}. Choose another directory, or ask the same")
-        by_kind = file.get("by_kind")
-        counts = Coverage(*(file[f"coverage_{name}"] for name in Coverage._fields)) if "coverage_events" in file else None
-    counted = {name: held[name] for name in ("done", "wrong_cases", "wrong_outputs", "seconds")}
-    return replace(state, **counted, first=tuple(held["first"]), by_kind=by_kind, coverage=counts)
+def _opened(folder: Path, asked: Run, processes: Processes, stack: ExitStack, report: OnProgress | None) -> tuple[Run, Path | None]:
+    """The run that the folder holds, or begins to hold, and the path of its file, both locked until `stack` ends."""
+    path = folder / FILE
+
+    def first() -> bytes:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            alone = stack.enter_context(locked(folder))
+        except OSError as error:
+            raise NotWritten(f"out: {folder} cannot be used: {error.strerror or error}; choose another directory", asked) from error
+        if report is not None and not alone:
+            report(f"{folder}: this file system has no locks; let no other run write there")
+        if report is not None and None in question(asked)["identities"]:
+            report("this run cannot go on after a stop: a side is a function without an identity; see tcemu.fuzz.Side")
+        state = _resumed(path, asked) if os.path.lexists(path) else asked
+        sweep(path)
+        failure = unwritten(path, state) if not state.done else None  # before hours of work, not after them
+        if failure is None and not state.complete and not os.access(folder, os.W_OK):
+            failure = OSError(f"out: {folder} cannot be written: Permission denied")
+        if failure is not None:
+            raise NotWritten(str(failure), state) from failure
+        return content_of(state, cases=False)
+
+    made = processes.of_first(first)
+    return _state(*parsed(made, path), asked), path if processes.first else None
+
+
+def _resumed(path: Path, asked: Run) -> Run:
+    """The run that the file holds. Raises Damaged, OSError, and ValueError if it is not the one that is asked for."""
+    header, counts = parsed(content(path), path)
+    wanted = json.loads(json.dumps(question(asked)))  # through JSON, as the file went
+    differences = [f"{name} is {header.get(name)!r} there and {wanted[name]!r} here" for name in wanted if header.get(name) != wanted[name]]
+    if differences:
+        raise ValueError(f"out: {path} holds another run: {'; '.join(differences)}. Choose another directory, or ask the same")
+    unknown = [compared.name for compared in (asked.left, asked.right) if compared.identity is None]
+    if unknown:
+        raise ValueError(
+            f"out: {path} holds a run that cannot go on: {unknown[0]} is a function, which cannot be told from another one of that name. "
+            f"Start with tcemu.fuzz.Side({unknown[0]!r}, function, traced=False, identity=...), whose words change when it does; {ADVICE}"
+        )
+    return _state(header, counts, asked)
+
+
+def _state(header: Header, counts: dict[str, np.ndarray], asked: Run) -> Run:
+    """The run as far as the header and the counts say."""
+    numbers = {name: header[name] for name in ("done", "wrong_cases", "wrong_outputs", "seconds")}
+    reached = Coverage(*(counts[f"coverage_{name}"] for name in Coverage._fields)) if counts else None
+    return replace(asked, **numbers, first=tuple(header["first"]), by_kind=counts.get("by_kind"), coverage=reached)

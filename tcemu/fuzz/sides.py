@@ -35,6 +35,8 @@ class Side:
     traced: it is made of JAX operations, and runs inside the compiled loop. Else it is called between two compiled parts, with NumPy
     arrays, and may be anything: another emulator, a GPU.
     target, model: what `explain` shows of it, if there is such a thing.
+    identity: words that change when what it computes does. A held run goes on only with sides that have one, and the same; those made of
+    words have theirs. None: it cannot be told from another side of its name.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Side:
     traced: bool = True
     target: str | None = None
     model: Model | None = field(default=None, compare=False)  # it may hold arrays
+    identity: str | None = None
 
     def __post_init__(self) -> None:
         if self.level not in ("codes", "registers"):
@@ -52,7 +55,9 @@ class Side:
 def emulated(op: Instruction, target: str, chosen: Model | None = None, name: str | None = None) -> Side:
     """The emulation of `op` on a target, or with another model. Raises Unsupported, NotModelled and ValueError as `dot`."""
     used = applied(op, target, chosen)
-    return Side(name or target, lambda given: codes(op, used.model, given, used.clamped_metadata), target=target, model=used.model)
+    call = lambda given: codes(op, used.model, given, used.clamped_metadata)  # noqa: E731
+    identity = f"{target}, {used.model}, clamped metadata {used.clamped_metadata}"
+    return Side(name or target, call, target=target, model=used.model, identity=identity)
 
 
 def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) -> Array:
@@ -83,7 +88,7 @@ def reference(op: Instruction, target: str) -> Side:
         results = [[[element(whole, case, i, j) for j in range(op.n)] for i in range(op.m)] for case in range(len(whole["a"]))]
         return from_integers(signature.d, np.array(results, object))
 
-    return Side(f"reference:{target}", call, traced=False, target=target)
+    return Side(f"reference:{target}", call, traced=False, target=target, identity=f"reference:{target}, {used}")
 
 
 def side(op: str | Instruction, what: "str | Side | Callable[[Operands], Any]") -> Side:
@@ -107,7 +112,8 @@ def _of_words(op: Instruction, what: str) -> Side:
     """The same Side for the same words, so that what was compiled for it serves again."""
     if what == "gpu":
         runner = gpu()
-        return Side("gpu", product(check(op, runner.target), runner), traced=False)
+        facts = ", ".join(f"{name} {fact}" for name, fact in runner.facts().items())
+        return Side("gpu", product(check(op, runner.target), runner), traced=False, identity=f"gpu, {facts}")
     if what.startswith("reference:"):
         return reference(op, what.removeprefix("reference:"))
     target, _, changes = what.partition(":")
@@ -116,7 +122,7 @@ def _of_words(op: Instruction, what: str) -> Side:
         given = {"unit": lowering} if lowering == "tcgen05" else {"toolkit": lowering}
         lowered = model(op, target, **given)
         used = what_if(lowered, changes) if changes else lowered
-        return Side(what, lambda operands: codes(op, used, operands), target=target, model=used)
+        return Side(what, lambda operands: codes(op, used, operands), target=target, model=used, identity=f"{what}, {used}")
     return emulated(op, target, what_if(row_for(op, target).model, changes) if changes else None, what)
 
 

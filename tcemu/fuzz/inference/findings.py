@@ -38,7 +38,8 @@ class Inferred:
     @property
     def confirmed(self) -> bool:
         """The model gives the words of the box on every case that was compared."""
-        return self.comparison is not None and self.comparison.wrong_cases == 0
+        comparison = self.comparison
+        return comparison is not None and comparison.complete and comparison.done > 0 and comparison.wrong_cases == 0
 
     def __str__(self) -> str:
         said = [

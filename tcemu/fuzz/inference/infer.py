@@ -20,6 +20,7 @@ from tcemu.fuzz.inference.probes import RAW, Bench, C, Question, Unreachable
 from tcemu.fuzz.inference.trees import matching
 from tcemu.fuzz.runs import run
 from tcemu.fuzz.sides import Side, emulated, side
+from tcemu.interrupts import Interrupted
 from tcemu.isa.catalog import targets
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -34,10 +35,13 @@ def infer(op: str | Instruction, box: str | Side | Callable, *, cases: int = 512
     box: what `tcemu.fuzz.side` takes: a function from operands (NumPy codes) to D's codes, a Side, or a target, whose emulation is then
     taken apart as if it were unknown. cases: on which the model that was found is compared with the box afterwards.
     Where operands of these formats cannot show a difference the plainer value is found, as evidence says.
-    Raises Unsupported if `op` computes nothing, or its operands reach too little far apart to tell where they are cut.
+    Raises Unsupported if `op` computes nothing, or its operands reach too little far apart to tell where they are cut; KeyboardInterrupt on
+    Ctrl-C.
     """
     op = parse(op)
     must_compute(op)
+    if not isinstance(cases, int | np.integer) or cases < 1:
+        raise ValueError(f"cases: got {cases}; want a whole number from 1: a model that was compared on nothing is not confirmed")
     one = side(op, box)
     if op.d == S32:
         return _integers(op, one, cases, seed)
@@ -59,6 +63,8 @@ def _confirmed(op: Instruction, box: Side, model: Model | None, findings: list[F
             break
         tried = model.replace(**changes) if model.summed is None else model
         now = run(op, box, emulated(op, target, tried, "the model found"), cases=cases, seed=seed, shrinking=False, covering=False)
+        if now.stopped:
+            raise Interrupted(now.signal)
         if comparison is None or now.wrong_cases == 0:
             comparison, best = now, tried
         if now.wrong_cases == 0:
