@@ -6,7 +6,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from tcemu.commands import CommandError
+from tcemu.commands import READER_GONE, CommandError
 from tcemu.commands.catalog import add_check, add_list, add_show
 from tcemu.commands.demo import add_demo
 from tcemu.commands.explain import add_explain
@@ -15,7 +15,6 @@ from tcemu.commands.gemm import add_gemm
 from tcemu.commands.verify import add_record, add_verify
 from tcemu.interrupts import Interrupted, leave_when_asked
 
-PIPE = 13  # the number of SIGPIPE, which not every system has
 COMMANDS = (add_demo, add_gemm, add_explain, add_fuzz, add_infer, add_verify, add_record, add_check, add_list, add_show)
 
 
@@ -50,7 +49,7 @@ def of_the_process(args: argparse.Namespace) -> int:
         status = status_of(args)
         sys.stdout.flush()
     except BrokenPipeError:  # who read the output has gone, as `head` does
-        status = 128 + PIPE
+        status = READER_GONE
     except Interrupted as stopped:
         print("tcemu: stopped", file=sys.stderr)
         status = 128 + stopped.number

@@ -17,7 +17,7 @@ F16_OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 MXF4_OP = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.f32.e2m1.e2m1.f32.ue8m0"
 TRACEABLE = {"terms": 16, "fraction_bits": 25, "floor": -133, "result_bits": 23, "rounding": 1, "alignment": 0}  # values inside
 OUTSIDE = {
-    "terms": (0, -1, 1 << 17), "fraction_bits": (-5, 0, 41, 60, 99), "floor": (-513, 513, 10**8), "result_bits": (0, 24, 40),
+    "terms": (0, -1, 1 << 17), "fraction_bits": (-5, 0, 41, 60, 99), "floor": (-1025, 513, 10**8), "result_bits": (0, 24, 40),
     "rounding": (-1, 4, 9), "alignment": (-1, 4, 9),
 }  # fmt: skip
 
@@ -131,7 +131,7 @@ def test_gemm_and_explain_refuse_alike(model, said):
 def test_what_is_no_model_is_named(model):
     with pytest.raises(TypeError, match=r"model: got .*; wanted a tcemu.Model"):
         ones(model)
-    with pytest.raises(TypeError, match=r"model: got .*; wanted a tcemu.Model"):
+    with pytest.raises(TypeError, match=r"model=.*: wanted a tcemu.Model"):
         tcemu.Recipe(F16_OP, "sm_90a", model=model)
 
 
@@ -179,7 +179,7 @@ def test_a_copied_model_keeps_the_payload_of_a_nan():
     model = copy.deepcopy(tcemu.model(double, "sm_90a"))
     given = np.full((1, 4), nan, np.uint64).view(np.float64)
     d = tcemu.gemm(given, np.ones((4, 1)), op=double, target="sm_90a", model=model)
-    explained = tcemu.explain(double, [nan] * 4, [1.0] * 4, target="sm_90a", model=model)
+    explained = tcemu.explain(double, [nan] * 4, [0x3FF0000000000000] * 4, 0, target="sm_90a", model=model, codes=True)
     assert int(np.asarray(d).view(np.uint64)[0, 0]) == explained.result == nan | 1 << 51
 
 

@@ -96,7 +96,8 @@ def by_gemm(case: Case, model: Model, drawn: Operands) -> np.ndarray:
 
 def by_explain(case: Case, model: Model, drawn: Operands, i: int, j: int) -> int:
     scales = {} if drawn.scales is None else {"scale_a": drawn.scales[0][i], "scale_b": drawn.scales[1][:, j]}
-    return tcemu.explain(case.op, drawn.a[i], drawn.b[:, j], drawn.c[i, j], target=case.target, model=model, **scales).result
+    operands = drawn.a[i], drawn.b[:, j], drawn.c[i, j]
+    return tcemu.explain(case.op, *operands, target=case.target, model=model, codes=True, **scales).result
 
 
 def by_reference(case: Case, model: Fields, drawn: Operands, i: int, j: int) -> int:

@@ -4,10 +4,9 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from tcemu.arithmetic.model import Model
-from tcemu.formats import FORMATS, ROUNDINGS, Format, Rounding
+from tcemu.arithmetic.model import MODES, Model
+from tcemu.formats import FORMATS, Format, Rounding
 
-DIRECTIONS = ROUNDINGS[:-1]  # of a step; the last one, "SR", is that of conversions alone
 CHAIN_OF_AN_INSTRUCTION = "k"  # the one word that a number of products may be
 
 
@@ -22,7 +21,7 @@ class Field:
         if self.is_format:
             self.values |= FORMATS
         if kind == Rounding:
-            self.values |= {word: word for word in DIRECTIONS}
+            self.values |= {word: word for word in MODES}
         elif str in kinds:
             self.values[CHAIN_OF_AN_INSTRUCTION] = CHAIN_OF_AN_INSTRUCTION
         if bool in kinds:
