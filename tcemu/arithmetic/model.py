@@ -63,6 +63,8 @@ class Model:
     fraction_bits, floor, result_bits, terms, rounding and alignment may be integer arrays, so that `jax.vmap` sweeps them in one compiled
     program (rounding and alignment as indices into `formats.ROUNDINGS`). As a pytree a model has just its arrays as leaves. Traced values
     outside the limits make all results NaN; in `tcemu.checked` functions they raise UndefinedBehaviour.
+    Each new combination of values that are no arrays is compiled anew, a second or more, and JAX keeps the program until
+    `jax.clear_caches()`. Arrays of one shape share one program, whatever their values.
     Raises ValueError for values outside the limits and for fields that exclude each other.
     """
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import jax
@@ -168,7 +168,7 @@ def _of_jax(number: int) -> Any:
     return next((device for device in _jax_devices() if device.local_hardware_id == number), None)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _filled(shape: tuple[int, ...]) -> Any:
     return jax.jit(lambda: jnp.zeros(shape, jnp.uint32))
 

@@ -5,7 +5,7 @@ inner operations twice: in PTX, and in plain integers for Pallas' interpret mode
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -24,6 +24,7 @@ from tcemu.arithmetic.multiplicands import Scale, spread
 from tcemu.arithmetic.order import Order
 from tcemu.formats import F32
 
+PROGRAMS = 512  # arithmetics whose programs are remembered
 LEAST_CAPABILITY = 9.0  # compute capability: the PTX uses add.s16x2
 
 
@@ -93,7 +94,7 @@ def product(steps: Steps, a: Array, b: Array, c: Array, scales: tuple[Scale, Sca
     return _batched(steps)(a, b, *flat(c), *a_scales, *b_scales).reshape(*batch, m, n)
 
 
-@cache
+@lru_cache(maxsize=PROGRAMS)
 def _batched(steps: Steps) -> Callable:
     """`_sharded`, which `vmap` gives a longer batch, not another axis."""
 
@@ -109,7 +110,7 @@ def _batched(steps: Steps) -> Callable:
     return batched
 
 
-@cache
+@lru_cache(maxsize=PROGRAMS)
 def _sharded(steps: Steps, alone: tuple[bool, ...]) -> Callable:
     """`_product`, which a mesh may cut along batch, M and N. alone: the operands that serve the whole batch."""
     whole = custom_partitioning(partial(_product, steps))

@@ -1,0 +1,105 @@
+"""What the package does to the process that it runs in: configuration, threads, fork, memory, caches."""
+
+import ast
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tcemu
+from tcemu import Model
+from tcemu.formats import F32
+
+ROOT = Path(__file__).parents[1]
+F16_OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot grow
+    "_groups": "the layouts of a table", "_names": "the layouts of a table", "_meeting": "the needs of a table",
+    "rows_of": "the targets of a table", "syntax_rows": "no argument", "grammars": "no argument", "_by_spelling": "no argument",
+    "known_fields": "no argument", "gpu": "no argument",
+}  # fmt: skip
+
+
+def in_a_process(code: str) -> str:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_importing_changes_nothing_in_the_configuration_of_jax():
+    shown = "{k: repr(v) for k, v in jax.config.values.items()}"
+    said = in_a_process(
+        f"import os, jax; before, env = {shown}, dict(os.environ); import tcemu; print({shown} == before, dict(os.environ) == env)"
+    )
+    assert said == "True True\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_is_forked_after_the_import_computes():
+    """Before JAX was used: its threads do not come along afterwards."""
+    code = f"""
+import os, tcemu
+child = os.fork()
+d = tcemu.gemm([[2.0]], [[3.0]], op={F16_OP!r}, target="sm_90a")
+print(float(d[0, 0]), flush=True)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    assert in_a_process(code) == "6.0\n6.0\n"
+
+
+def test_eight_threads_at_once_give_what_one_gives():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((16, 32), np.float32), rng.standard_normal((32, 8), np.float32)
+    models = [Model(F32, fraction_bits=bits) for bits in (25, 12, 8)]
+    product = lambda model: np.asarray(tcemu.gemm(a, b, op=F16_OP, target="sm_90a", model=model))  # noqa: E731
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(product, models * 8))
+    alone = [product(model) for model in models]
+    assert all((found == alone[at % len(models)]).all() for at, found in enumerate(together))
+    assert (alone[0] != alone[2]).any()
+
+
+def unbounded_caches(source: str) -> set[str]:
+    """The functions of a file whose results are all kept."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    unbounded = ("cache", "functools.cache", "lru_cache(maxsize=None)", "functools.lru_cache(maxsize=None)")
+    return {node.name for node in functions if any(ast.unparse(decorator) in unbounded for decorator in node.decorator_list)}
+
+
+def test_every_cache_has_a_bound_or_cannot_grow():
+    assert set().union(*(unbounded_caches(path.read_text()) for path in (ROOT / "tcemu").rglob("*.py"))) == set(WHOLE_TABLES)
+    planted = "@cache\ndef f(x): ...\n@lru_cache(maxsize=8)\ndef g(x): ...\n@functools.cache\ndef h(x): ..."
+    assert unbounded_caches(planted) == {"f", "h"}
+
+
+@pytest.mark.full
+def test_gemm_of_4096_cubed_stays_near_its_matrices():
+    """Peak memory of a process that does nothing else, in bytes: three matrices of f32, their codes, and 1.5 GiB for JAX and XLA."""
+    code = f"""
+import resource, numpy as np, tcemu
+a = np.random.default_rng(0).standard_normal((4096, 4096), np.float32)
+np.asarray(tcemu.gemm(a, a, op={F16_OP!r}, target="sm_90a"))
+print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    assert int(in_a_process(code)) < 1.5 * 2**30 + 8 * 4 * 4096**2
+
+
+@pytest.mark.full
+def test_models_in_arrays_cost_no_memory_and_static_ones_can_be_freed():
+    a, b = jnp.ones((16, 16)), jnp.ones((16, 8))
+    program = jax.jit(lambda model: tcemu.gemm(a, b, op=F16_OP, target="sm_90a", model=model))
+    for at in range(500):
+        program(Model(F32, fraction_bits=jnp.int32(1 + at % 40), floor=jnp.int32(-133 - at)))
+    assert program._cache_size() == 1
+    for bits in range(1, 21):
+        program(Model(F32, fraction_bits=bits))
+    assert program._cache_size() == 21
+    jax.clear_caches()
+    assert program._cache_size() == 0
