@@ -13,7 +13,7 @@ from tcemu.commands.explain import add_explain
 from tcemu.commands.fuzz import add_fuzz, add_infer
 from tcemu.commands.gemm import add_gemm
 from tcemu.commands.verify import add_record, add_verify
-from tcemu.interrupts import Interrupted, leave_when_asked
+from tcemu.interrupts import Interrupted, leave_when_asked, what_is_done_stays
 
 COMMANDS = (add_demo, add_gemm, add_explain, add_fuzz, add_infer, add_verify, add_record, add_check, add_list, add_show)
 
@@ -58,6 +58,7 @@ def of_the_process(args: argparse.Namespace) -> int:
         status = 2
     else:
         if status < 128:
+            what_is_done_stays()
             return status
     with suppress(OSError):
         sys.stdout.flush()

@@ -78,6 +78,12 @@ def leave_when_asked(name: str) -> None:
     threading.Thread(target=leaving.watch, args=(reading,), name="signals", daemon=True).start()
 
 
+def what_is_done_stays() -> None:
+    """From here on both signals are ignored: at the interpreter's own end they would take the status of work that is done."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def held_back() -> Iterator[Held]:
     """Ctrl-C and SIGTERM only set `signal` of what this gives. The second one does what it did before.

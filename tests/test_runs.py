@@ -244,12 +244,11 @@ HOLDS += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    ti
 
 @pytest.mark.full
 def test_a_crash_leaves_no_lock_behind(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="another run writes to"):
-        run(tmp_path)
-    process.kill()
-    process.wait()
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="another run writes to"):
+            run(tmp_path)
+        process.kill()
     assert run(tmp_path).done == 64
 
 

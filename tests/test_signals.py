@@ -100,6 +100,29 @@ def test_a_stopped_run_has_its_counts_in_the_file(tmp_path):
     assert ended[0] == 130 and f": {done:,} of 1,000,000,000 cases" in ended[1] and "stopped; the same words go on" in ended[1]
 
 
+ENDS = """
+import atexit, sys, time
+from tcemu import cli
+atexit.register(time.sleep, 2)
+sys.argv[1:] = ["list", "--target", "sm_70"]
+status = cli.main()
+print("done", file=sys.stderr, flush=True)
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize("number", STATUS)
+def test_a_signal_after_the_work_changes_nothing(number):
+    """Also while the interpreter ends, which gives signals back their default."""
+    words = [sys.executable, "-c", ENDS]
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith(" instructions\n") and process.stderr.readline() == "done\n"
+        process.send_signal(number)
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
 # ---- in a process of other people
 
 
@@ -170,7 +193,7 @@ def test_a_signal_waits_for_a_file_that_is_written(monkeypatch):
 
 @pytest.mark.full
 def test_who_reads_no_more_gets_no_traceback(tmp_path):
-    words = [sys.executable, "-m", "tcemu.cli", "list"]
+    words = [sys.executable, "-m", "tcemu.cli", "list", "--target", "sm_90a"]
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
@@ -178,4 +201,4 @@ def test_who_reads_no_more_gets_no_traceback(tmp_path):
     assert process.returncode == 141
     with open("/dev/full", "w") as full:
         ended = subprocess.run(words, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert ended.returncode == 2 and ended.stderr == "tcemu list: No space left on device\n"
+    assert ended.returncode == 2 and ended.stderr == "tcemu list: standard output cannot be written: No space left on device\n"
