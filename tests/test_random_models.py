@@ -114,7 +114,11 @@ def drawn_fields(case: Case, rng: np.random.Generator) -> dict[str, Any]:
     result = pick(*case.results)
     exact = kind.a == "f64" or (kind.scale is None and rng.random() < 0.3)
     mantissa = SPECS[result].fraction
-    fields: dict[str, Any] = {"result": result, "rounding": pick(*MODES), "floor": int(pick(-512, -133, -139, -21, 0, 40, 512, -14, -126))}
+    fields: dict[str, Any] = {
+        "result": result,
+        "rounding": pick(*MODES),
+        "floor": int(pick(-1024, -512, -133, -139, -21, 0, 40, 512, -14, -126)),
+    }
     fields["chain"] = pick(None, None, "k", kind.k, kind.k // 2, 2 * kind.k, kind.k // 4)
     fields["together"] = fields["chain"] is not None and bool(rng.integers(2))
     fields["groups"] = int(pick(1, 1, 1, 2, 4)) if kind.scale is None or kind.a != "e2m1" else 1
@@ -136,7 +140,7 @@ def drawn_fields(case: Case, rng: np.random.Generator) -> dict[str, Any]:
 def spoiled(fields: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """With a field out of range, or one that the others may not allow."""
     odd = {
-        "terms": (0, -1, 65537, 6, 12), "fraction_bits": (0, 41, -5, None), "floor": (-513, 513), "result_bits": (0, 11, 24, 53),
+        "terms": (0, -1, 65537, 6, 12), "fraction_bits": (0, 41, -5, None), "floor": (-1025, 513), "result_bits": (0, 11, 24, 53),
         "rounding": ("SR", 4, -1), "alignment": ("RP", "nonsense"), "multiplicand": ("f32", "f64", "e4m3", "e5m2"), "groups": (3, 0, 8, 64),
         "chain": (0, 5, 12, 3), "together": (True,), "summed": (3, 0, 4, 64), "from_zero": (True,), "result": ("f64", "f16"),
     }  # fmt: skip
@@ -225,7 +229,7 @@ def test_traced_fields_agree_or_give_nan(name):
     draw = {
         "terms": rng.choice([1, 2, 3, 8, 16, 32, 48, 64, 100, 65536, 0, 65537], count),
         "fraction_bits": np.where(rng.random(count) < 0.1, rng.choice([0, 41, -3], count), rng.integers(1, 41, count)),
-        "floor": rng.choice([-512, -139, -133, -21, 0, 30, 512, 513], count),
+        "floor": rng.choice([-1024, -139, -133, -21, 0, 30, 512, 513, -1025], count),
         "result_bits": rng.integers(1, mantissa + 2, count),
         "rounding": rng.integers(0, 4, count),
         "alignment": np.where(rng.random(count) < 0.1, 4, rng.integers(0, 4, count)),

@@ -79,7 +79,7 @@ def defined(model: Fields, kind: Kind) -> bool:
     """Whether the model has a meaning for the instruction: all that the documents exclude, written out."""
     exact, scaled = model.fraction_bits is None, kind.scale is not None
     mantissa = FORMATS[model.result].fraction
-    if not (1 <= model.terms <= 65536 and -512 <= model.floor <= 512 and (exact or 1 <= model.fraction_bits <= 40)):
+    if not (1 <= model.terms <= 65536 and -1024 <= model.floor <= 512 and (exact or 1 <= model.fraction_bits <= 40)):
         return False
     if model.result_bits is not None and not 1 <= model.result_bits <= mantissa:
         return False
