@@ -26,7 +26,7 @@ MODES = ROUNDINGS[:-1]  # of steps and alignment: all but the stochastic one
 LIMITS: dict[str, tuple[int, int]] = {
     "terms": (1, 1 << 16),
     "fraction_bits": (1, MAX_FRACTION_BITS),
-    "floor": (-1024, 512),  # beyond every exponent that a term of these formats has
+    "floor": (-1024, 512),  # beyond every exponent that a term of a fused step has
     "result_bits": (1, F64.mantissa_bits),  # and no more than the result has
     "rounding": (0, len(MODES) - 1),
     "alignment": (0, len(MODES) - 1),
