@@ -4,6 +4,7 @@ from tcemu import formats, fuzz, quantize, silicon, viz
 from tcemu.architectures.lookup import evidence, model, models
 from tcemu.arithmetic.model import Model
 from tcemu.checking import checked
+from tcemu.emulation import policies
 from tcemu.emulation.compare import compare
 from tcemu.emulation.emulate import emulate
 from tcemu.errors import NotModelled, UndefinedBehaviour, Unsupported
@@ -48,5 +49,5 @@ __all__ = [  # noqa: RUF022  in groups
     # errors
     "Unsupported", "NotModelled", "UndefinedBehaviour",
     # modules
-    "formats", "quantize", "recipes", "viz", "fuzz", "silicon",
+    "formats", "quantize", "recipes", "policies", "viz", "fuzz", "silicon",
 ]  # fmt: skip

@@ -14,7 +14,8 @@ from chex import PRNGKey
 from jax import Array, lax
 
 from tcemu.emulation.emulate import traced
-from tcemu.emulation.policy import Choice, Decision, Policy, Product, checked, decide
+from tcemu.emulation.policy import Choice, Decision, Policy, checked, decide
+from tcemu.emulation.products import Product
 from tcemu.emulation.rewriting import Rewriter, Scope
 from tcemu.explanation.exact import decimal
 from tcemu.explanation.explain import explain
@@ -189,7 +190,7 @@ def compare(
     call = traced(fn, tuple(inputs), {})
 
     def run(policy: Policy) -> list[np.ndarray]:
-        rewriter = Rewriter(policy, convolutions)
+        rewriter = Rewriter(policy, convolutions, call.survey)
         results = jax.jit(lambda *arrays: rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, Scope()))(*call.arrays)
         jax.effects_barrier()
         return [np.asarray(v, np.float64) for v in results if jax.numpy.issubdtype(v.dtype, jax.numpy.floating)]

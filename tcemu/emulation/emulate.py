@@ -14,9 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from tcemu.emulation.policy import Policy, Report, checked, unused
+from tcemu.emulation.parameters import Parameters, origins
+from tcemu.emulation.policy import Policy, checked, planned
+from tcemu.emulation.report import Report, positional, unused
 from tcemu.emulation.rewriting import Cache, Rewriter, Scope
 from tcemu.emulation.state import WHAT_WORKS, check_arrays, check_not_kept, check_unchanged
+from tcemu.emulation.survey import Place, Survey
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,16 +28,16 @@ R = TypeVar("R")
 class Emulated(Generic[P, R]):
     """What `emulate` returns: a function like the one given, and `report`."""
 
-    def __init__(self, fn: Callable[P, R], policy: Policy, convolutions: bool):
-        self.fn, self.policy, self.convolutions = fn, checked(policy), convolutions
+    def __init__(self, fn: Callable[P, R], policy: Policy, convolutions: bool, parameters: Parameters):
+        self.fn, self.policy, self.convolutions, self.parameters = fn, checked(policy), convolutions, parameters
         self._cache: Cache = WeakKeyDictionary()
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = traced(self.fn, args, kwargs)
-        rewriter = self._rewriter()
+        call = traced(self.fn, args, kwargs, self.parameters)
+        rewriter = self._rewriter(call)
         results = rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope())
-        for line in unused(self.policy, rewriter.entries):
+        for line in unused(self.policy, rewriter.entries) + positional(rewriter.entries):
             warnings.warn(f"emulate({getattr(self.fn, '__name__', type(self.fn).__name__)}): {line}", stacklevel=2)
         return call.rebuilt(results)
 
@@ -43,13 +46,14 @@ class Emulated(Generic[P, R]):
 
         The products of fn itself. Those of its gradient: `emulate(jax.grad(fn), policy).report(...)`.
         """
-        program = traced(self.fn, args, kwargs).program
-        rewriter = self._rewriter()
-        rewriter.trace(program.jaxpr, program.consts, Scope())
-        return Report(tuple(rewriter.entries))
+        call = traced(self.fn, args, kwargs, self.parameters)
+        rewriter = self._rewriter(call)
+        rewriter.trace(call.program.jaxpr, call.program.consts, Scope())
+        return Report(tuple(rewriter.entries), call.weights)
 
-    def _rewriter(self) -> Rewriter:
-        return Rewriter(self.policy, self.convolutions, self._cache)
+    def _rewriter(self, call: TracedCall) -> Rewriter:
+        policy = planned(self.policy, call.survey.products.values())
+        return Rewriter(policy, self.convolutions, call.survey, self._cache)
 
     def __repr__(self) -> str:
         return f"emulate({getattr(self.fn, '__name__', self.fn)}, {self.policy})"
@@ -59,14 +63,17 @@ class TracedCall(NamedTuple):
     """A call of a function as a program."""
 
     program: ClosedJaxpr
+    survey: Survey
+    weights: str  # what counts as parameters, in words
     arrays: list[Any]  # that it takes
     rebuilt: Callable[[list[Any]], Any]  # the program's results -> the function's
 
 
-def traced(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> TracedCall:
-    """The program of a call. fn may be a pytree with arrays itself.
+def traced(fn: Callable, args: tuple, kwargs: dict[str, Any], parameters: Parameters = None) -> TracedCall:
+    """The program of a call. fn may be a pytree with arrays itself. parameters: as `emulate` takes them.
 
-    Raises TypeError for arrays that are not JAX's, which no program shows, and for state that the call changed, which would be lost.
+    Raises ValueError for parameters that fit no array, and TypeError for arrays that are not JAX's, which no program shows, and for state
+    that the call changed, which would be lost.
     """
     leaves, tree = jax.tree.flatten((fn, args, kwargs))
     check_arrays("an argument", leaves)
@@ -98,7 +105,10 @@ def traced(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> TracedCall:
         out_tree, which, others = kept
         return jax.tree.unflatten(out_tree, _merged(others, which, results))
 
-    return TracedCall(program=program, arrays=arrays, rebuilt=rebuilt)
+    found = origins((fn, args, kwargs), is_array, program.consts, parameters)
+    survey = Survey()
+    survey.walk(program.jaxpr, found.arrays, Place(), found.constants)
+    return TracedCall(program=program, survey=survey, weights=found.why, arrays=arrays, rebuilt=rebuilt)
 
 
 def _merged(leaves: Sequence[Any], is_array: Sequence[bool], arrays: Sequence[Any]) -> list[Any]:
@@ -111,7 +121,7 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
-def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False) -> Emulated[P, R]:
+def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False, parameters: Parameters = None) -> Emulated[P, R]:
     """fn with every matrix product evaluated by the policy's choice, everything else as it was.
 
     fn: any JAX function, or a callable pytree such as an equinox module. It is traced at each call, as `jax.jit` traces it: arrays are
@@ -136,4 +146,4 @@ def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False) -
     Raises TypeError for a policy or choice of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
     another shape.
     """
-    return Emulated(fn, policy, convolutions)
+    return Emulated(fn, policy, convolutions, parameters)

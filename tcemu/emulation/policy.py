@@ -1,71 +1,87 @@
-"""A matrix product as a policy sees it, what was decided for each, and the table of that."""
+"""Policies: which product is evaluated by what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
-from tcemu.linalg.dot_general import DimensionNumbers, dot_general
+from tcemu.emulation.placing import placed, undecided
+from tcemu.emulation.products import Product
 from tcemu.linalg.recipes import Recipe
-from tcemu.text import columns
 
 DotGeneralLike = Callable[..., Array]  # takes the arguments of jax.lax.dot_general
 Choice = Recipe | DotGeneralLike | None
 
 
 @dataclass(frozen=True)
-class Product:
-    """One matrix product of a program, as a policy sees it.
+class Where:
+    """The products that a rule is for: those that fit every field that is given.
 
-    name: where it stands, as "encoder/mlp/dot_general": the jit functions, named scopes and loops around it. Where a name repeats, ".1",
-    ".2" and so on follow it. index: that number, 0 for the first.
-    primitive: "dot_general" or "conv_general_dilated". dimension_numbers, preferred_element_type: the primitive's parameters.
-    lhs_shape, lhs_dtype, rhs_shape, rhs_dtype: the operands; shape, dtype: the result.
-    repeats: how often the loops around it run it; None inside a `while`.
+    name: a pattern for the product's name, where "*" stands for anything (`fnmatch`). parameter: the same for the path of a parameter that
+    its weights come from, as "layers/0/*". role: what one operand is, "activation", "weight" or "gradient"; or a pair, what both are, in
+    either order. shape: of an operand, None for any size, as (None, 128). dtype: of an operand. primitive: "dot_general" or another.
+    It is a function from a `Product` to a bool; so is any other that a rule may have in its place.
     """
 
-    name: str
-    index: int
-    primitive: str
-    lhs_shape: tuple[int, ...]
-    lhs_dtype: DTypeLike
-    rhs_shape: tuple[int, ...]
-    rhs_dtype: DTypeLike
-    dimension_numbers: DimensionNumbers | lax.ConvDimensionNumbers
-    preferred_element_type: DTypeLike | None
-    shape: tuple[int, ...]
-    dtype: DTypeLike
-    repeats: int | None = 1
+    name: str | None = None
+    parameter: str | None = None
+    role: str | tuple[str, str] | None = None
+    shape: tuple[int | None, ...] | None = None
+    dtype: DTypeLike | None = None
+    primitive: str | None = None
 
-    @property
-    def is_float(self) -> bool:
-        """Both operands and the result are real floats."""
-        return all(jnp.issubdtype(dtype, jnp.floating) for dtype in (self.lhs_dtype, self.rhs_dtype, self.dtype))
+    def __call__(self, product: Product) -> bool:
+        wanted = (self.role,) if isinstance(self.role, str) else self.role or ()
+        shapes, dtypes = (product.lhs_shape, product.rhs_shape), (product.lhs_dtype, product.rhs_dtype)
+        return (
+            (self.name is None or fnmatchcase(product.name, self.name))
+            and (self.parameter is None or any(fnmatchcase(path, self.parameter) for path in product.parameters))
+            and (sorted(wanted) == sorted(product.roles) if len(wanted) == 2 else all(role in product.roles for role in wanted))
+            and (self.shape is None or any(_fits(self.shape, shape) for shape in shapes))
+            and (self.dtype is None or any(jnp.dtype(dtype) == jnp.dtype(self.dtype) for dtype in dtypes))
+            and (self.primitive is None or product.primitive == self.primitive)
+        )
 
-    def __str__(self) -> str:
-        operands = f"{_array(self.lhs_dtype, self.lhs_shape)} · {_array(self.rhs_dtype, self.rhs_shape)}"
-        return f"{self.name}: {operands} -> {_array(self.dtype, self.shape)}"
-
-
-Policy = Recipe | Callable[[Product], Choice] | Sequence[tuple[str, Choice]] | None
+    def __repr__(self) -> str:
+        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return f"Where({', '.join(f'{name}={value!r}' for name, value in given if value is not None)})"
 
 
-def _array(dtype: DTypeLike, shape: Sequence[int]) -> str:
-    return f"{jnp.dtype(dtype).name}[{','.join(map(str, shape))}]"
+def _fits(wanted: Sequence[int | None], shape: Sequence[int]) -> bool:
+    return len(wanted) == len(shape) and all(want in (None, size) for want, size in zip(wanted, shape, strict=True))
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """A policy that must know all products before it decides on one, as "the first and the last" does."""
+
+    def plan(self, products: Sequence[Product]) -> Callable[[Product], Choice]: ...
+
+
+Pattern = str | re.Pattern[str] | Callable[[Product], bool]
+Rules = Mapping[Pattern, Choice] | Sequence[tuple[Pattern, Choice]]
+Policy = Recipe | Callable[[Product], Choice] | Planned | Rules | None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a product. run: its evaluation, or None where it is left as it is; choice: what the policy gave; why: in words."""
+    """What becomes of a product.
+
+    run: its evaluation, or None where it is left as it is; choice: what the policy gave; why: in words. undecided: the recipe treats its
+    two operands differently, and the product does not show which is which.
+    """
 
     run: DotGeneralLike | None
     choice: Choice
     why: str
+    undecided: bool = False
 
 
 def decide(policy: Policy, product: Product, convolutions: bool) -> Decision:
@@ -76,7 +92,8 @@ def decide(policy: Policy, product: Product, convolutions: bool) -> Decision:
     if choice is None:
         return Decision(run=None, choice=None, why=why)
     if isinstance(choice, Recipe):
-        return Decision(run=dot_general(choice), choice=choice, why=choice.name or f"{choice.op} on {choice.target}")
+        run, why = placed(choice, product.roles)
+        return Decision(run=run, choice=choice, why=why, undecided=undecided(choice, product.roles))
     if not callable(choice):
         raise TypeError(f"policy: for {product} it gave {choice!r}; wanted a Recipe, a callable like jax.lax.dot_general, or None")
     return Decision(run=choice, choice=choice, why=getattr(choice, "__name__", None) or str(choice))
@@ -91,99 +108,48 @@ def _chosen(policy: Policy, product: Product) -> tuple[Choice, str]:
         return None, "not of real floats, which a policy in short form passes by"
     if isinstance(policy, Recipe):
         return policy, ""
+    assert isinstance(policy, tuple)  # as `checked` leaves rules
     for pattern, choice in policy:
-        if fnmatchcase(product.name, pattern):
-            return choice, f"the rule for {pattern!r} leaves it"
-    return None, "no pattern fits"
+        if fits(pattern, product):
+            return choice, f"the rule for {_shown(pattern)} leaves it"
+    return None, "no rule fits"
+
+
+def choice_of(policy: Policy, product: Product) -> Choice:
+    """What the policy chooses for a product."""
+    return _chosen(policy, product)[0]
+
+
+def fits(pattern: Pattern, product: Product) -> bool:
+    """A rule's pattern is for this product: a glob for its name or the path of a parameter, a regular expression that is found in one of
+    them, or a function."""
+    if isinstance(pattern, str):
+        return any(fnmatchcase(text, pattern) for text in (product.name, *product.parameters))
+    if isinstance(pattern, re.Pattern):
+        return any(pattern.search(text) for text in (product.name, *product.parameters))
+    return bool(pattern(product))
+
+
+def _shown(pattern: Pattern) -> str:
+    return repr(pattern.pattern if isinstance(pattern, re.Pattern) else pattern)
 
 
 def checked(policy: Policy) -> Policy:
-    """The policy itself, a list of rules as a tuple. Raises TypeError for anything that is no policy."""
-    if policy is None or isinstance(policy, Recipe) or callable(policy):
+    """The policy itself, rules as a tuple of pairs. Raises TypeError for anything that is no policy."""
+    if policy is None or isinstance(policy, Recipe | Planned) or callable(policy):
         return policy
-    if isinstance(policy, Sequence) and not isinstance(policy, str):
-        rules = tuple(policy)
-        if all(isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str) for rule in rules):
+    if isinstance(policy, Mapping | Sequence) and not isinstance(policy, str):
+        rules: tuple[Any, ...] = tuple(policy.items() if isinstance(policy, Mapping) else policy)
+        pairs = all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules)
+        if pairs and all(isinstance(pattern, str | re.Pattern) or callable(pattern) for pattern, _ in rules):
             return tuple((pattern, choice) for pattern, choice in rules)
     raise TypeError(
         f"policy: got {policy!r}; wanted a Recipe, a function from a Product to a Recipe, a callable like jax.lax.dot_general or None, "
-        "or a list of pairs of a pattern for names, as '*attention*', and one of these"
+        "or rules: a dict, or a list of pairs, from a pattern for names, as '*attention*', a regular expression or a "
+        "function from a Product to a bool, as tcemu.policies.Where(role='weight'), to one of these"
     )
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line of a report.
-
-    name: that of the product, or of what hides products. product: None for the latter. replaced: whether it is emulated. why: by what it
-    is, or why it is not.
-    """
-
-    name: str
-    product: Product | None
-    replaced: bool
-    why: str
-
-
-def unused(policy: Policy, entries: Sequence[Entry]) -> list[str]:
-    """What to say of a policy in short form that replaced nothing, and of its rules that fit no product's name."""
-    if policy is None or (callable(policy) and not isinstance(policy, Recipe)):
-        return []
-    products = [entry.product for entry in entries if entry.product is not None]
-    names = ", ".join(dict.fromkeys(product.name for product in products[:8])) or "none"
-    wanted = True
-    lines = []
-    if not isinstance(policy, Recipe):
-        rules = [rule for rule in policy if isinstance(rule, tuple)]
-        lines = [
-            f"the rule for {pattern!r} fits no product; the products are {names}"
-            for pattern, _ in rules
-            if not any(fnmatchcase(product.name, pattern) for product in products)
-        ]
-        wanted = any(choice is not None for _, choice in rules) and not lines
-    if wanted and not any(entry.replaced or entry.why == "it is emulated already" for entry in entries):
-        why = "; ".join(dict.fromkeys(f"{entry.name}: {entry.why}" for entry in entries[:4])) or "it has no matrix products"
-        lines.append(f"no product is replaced ({why}); .report(...) lists all")
-    return lines
-
-
-@dataclass(frozen=True, repr=False)
-class Report:
-    """What `emulate` replaces in a program and what it leaves, and why. A sequence of `Entry`; str() is a table."""
-
-    entries: tuple[Entry, ...]
-
-    @property
-    def replaced(self) -> tuple[Product, ...]:
-        """The products that are emulated."""
-        return tuple(e.product for e in self.entries if e.replaced and e.product is not None)
-
-    @property
-    def left(self) -> tuple[Entry, ...]:
-        """What is evaluated as it was."""
-        return tuple(e for e in self.entries if not e.replaced)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self.entries)
-
-    def __getitem__(self, index: int) -> Entry:
-        return self.entries[index]
-
-    def __str__(self) -> str:
-        rows = [[e.name, *_described(e.product), ("" if e.replaced else "left: ") + e.why] for e in self.entries]
-        heads = ["product", "operands", "result", "runs", "by"]
-        count = f"{len(self.replaced)} of {len(self.entries)} products replaced"
-        return "\n".join([*columns(heads, rows, left=(0, 1, 2, 4)), count] if rows else ["no products"])
-
-    def __repr__(self) -> str:
-        return f"<Report: {len(self.replaced)} products replaced, {len(self.left)} left>"
-
-
-def _described(product: Product | None) -> tuple[str, str, str]:
-    if product is None:
-        return "", "", ""
-    operands = f"{_array(product.lhs_dtype, product.lhs_shape)} · {_array(product.rhs_dtype, product.rhs_shape)}"
-    return operands, _array(product.dtype, product.shape), "?" if product.repeats is None else str(product.repeats)
+def planned(policy: Policy, products: Iterable[Product]) -> Policy:
+    """The policy for a program with these products."""
+    return policy.plan(tuple(products)) if isinstance(policy, Planned) else policy

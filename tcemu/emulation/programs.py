@@ -1,6 +1,7 @@
 """What the equations of a program (jaxpr) hold: products, other programs, or what nobody sees into."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,22 @@ def called(equation: JaxprEqn) -> str:
     if kind in RULED:
         return params["call_jaxpr"].jaxpr.debug_info.func_name
     return params.get("name") or {"remat2": "checkpoint"}.get(kind, kind)
+
+
+def named(path: str, equation: JaxprEqn, names: Counter[str]) -> tuple[str, int]:
+    """The name of an equation inside `path`, and which of that name it is. names: those given so far in its program."""
+    last = "dot_general" if equation.primitive.name == "dot_general" else called(equation)
+    name = "/".join(part for part in (path, str(equation.source_info.name_stack), last) if part)
+    index, names[name] = names[name], names[name] + 1
+    return (f"{name}.{index}" if index else name), index
+
+
+def parts_of_scan(params: dict[str, Any], values: Sequence[Any]) -> list[list[Any]]:
+    """What belongs to the operands of a scan: those alike in every turn, the carry's, and those cut along their first axis."""
+    if "ft_in" in params:  # JAX 0.12 and later
+        return [list(part) for part in params["ft_in"].update(values).unpack()]
+    carry = params["num_consts"] + params["num_carry"]
+    return [list(values[: params["num_consts"]]), list(values[params["num_consts"] : carry]), list(values[carry:])]
 
 
 def is_ours(equation: JaxprEqn) -> bool:

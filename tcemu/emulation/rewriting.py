@@ -20,10 +20,14 @@ from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import current_name_stack, user_context
 
 from tcemu.emulation.convolution import ConvolutionParams, through_patches
-from tcemu.emulation.policy import DotGeneralLike, Entry, Policy, Product, decide
-from tcemu.emulation.programs import OPAQUE, PRODUCTS, called, has_products, is_ours, programs
+from tcemu.emulation.origins import DATA, GRADIENT, Origin
+from tcemu.emulation.policy import DotGeneralLike, Policy, decide
+from tcemu.emulation.products import Product, as_product
+from tcemu.emulation.programs import OPAQUE, PRODUCTS, has_products, is_ours, named, parts_of_scan, programs
+from tcemu.emulation.report import Entry
+from tcemu.emulation.survey import Place, Survey
 
-Cache = WeakKeyDictionary[ClosedJaxpr, dict[str, tuple[ClosedJaxpr, tuple[Entry, ...]]]]
+Cache = WeakKeyDictionary[ClosedJaxpr, dict[tuple, tuple[ClosedJaxpr, tuple[Entry, ...]]]]
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,16 @@ class Scope:
 
 @dataclass
 class Rewriter:
-    """One walk through a program. entries: one for each product met, in the order of the program."""
+    """One walk through a program. survey: of the same program. entries: one for each product met, in the order of the program."""
 
     policy: Policy
     convolutions: bool
+    survey: Survey
     cache: Cache = field(default_factory=WeakKeyDictionary)
     entries: list[Entry] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.key = hash(tuple(self.survey.products.values()))  # of what the policy was told
 
     def evaluate(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], scope: Scope) -> list[Any]:
         """The results of a program."""
@@ -69,11 +77,9 @@ class Rewriter:
         kind, primitive = equation.primitive.name, equation.primitive
         rewritten = None
         if has_products(equation):
-            path = _name(scope, equation, "dot_general" if kind == "dot_general" else called(equation))
-            index, names[path] = names[path], names[path] + 1
-            inner = scope.at(f"{path}.{index}" if index else path)
+            inner = scope.at(named(scope.path, equation, names)[0])
             if kind in PRODUCTS:
-                return [self._product(equation, values, inner, index)]
+                return [self._product(equation, values, inner)]
             if kind in OPAQUE:
                 self.entries.append(Entry(inner.path, None, False, OPAQUE[kind]))
             elif is_ours(equation):
@@ -88,10 +94,10 @@ class Rewriter:
         results = primitive.bind(*operands, **primitive.get_bind_params(params))
         return list(results) if primitive.multiple_results else [results]
 
-    def _product(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope, index: int) -> Any:
-        product = _as_product(equation, scope, index)
+    def _product(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Any:
+        product = self.survey.products[scope.path]
         decision = decide(self.policy, product, self.convolutions)
-        self.entries.append(Entry(product.name, product, decision.run is not None, decision.why))
+        self.entries.append(Entry(product.name, product, decision.run is not None, decision.why, decision.undecided))
         if decision.run is None:
             result = equation.primitive.bind(*values, **equation.params)
         else:
@@ -105,7 +111,7 @@ class Rewriter:
     def closed(self, jaxpr: ClosedJaxpr, scope: Scope) -> tuple[ClosedJaxpr, list[Any]]:
         """The program rewritten, and the tracers that the policy's choices brought in, which it takes as its first arguments."""
         known = self.cache.setdefault(jaxpr, {}) if scope.saved is None else {}
-        key = f"{scope.path} {scope.repeats}"
+        key = scope.path, scope.repeats, self.key
         if key in known:
             self.entries += known[key][1]
             return known[key][0], []
@@ -134,8 +140,14 @@ class Rewriter:
         """The program rewritten, with constants of its own."""
         return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, scope))(*[v.aval for v in jaxpr.invars])
 
-    def function(self, call: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
-        """A function with its products by the policy. What is no array among arguments and the leaves of results goes through as it is."""
+    def surveyed(self, jaxpr: Jaxpr, origins: Sequence[Origin], scope: Scope, rest: Origin = DATA) -> list[Origin]:
+        """The survey of a program that comes to light while another is rewritten. origins: of its first arguments; rest: of the others."""
+        args = [*origins, *[rest] * len(jaxpr.invars)][: len(jaxpr.invars)]
+        return self.survey.walk(jaxpr, args, Place(scope.path, scope.repeats, transposed=rest.gradient))
+
+    def function(self, call: Callable[..., Any], scope: Scope, residuals: Sequence[Origin]) -> Callable[..., Any]:
+        """A backward rule with its products by the policy. What is no array among arguments and the leaves of results goes through as it
+        is. residuals: the origins of its first arguments; the others are cotangents."""
 
         def run(*args):
             arrays, merge = _arrays(args)
@@ -148,6 +160,7 @@ class Rewriter:
                 return results
 
             program = jax.make_jaxpr(traced)(*map(jax.typeof, arrays))
+            self.surveyed(program.jaxpr, residuals, scope, rest=GRADIENT)
             return kept[-1](self.evaluate(program.jaxpr, program.consts, arrays, scope))
 
         return run
@@ -165,26 +178,6 @@ def _arrays(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]],
 
 
 # ---- one product
-
-
-def _as_product(equation: JaxprEqn, scope: Scope, index: int) -> Product:
-    """What a policy is told of an equation."""
-    avals: list[Any] = [v.aval for v in (*equation.invars, *equation.outvars)]
-    (lhs, rhs, out), params = avals, equation.params
-    return Product(
-        name=scope.path,
-        index=index,
-        primitive=equation.primitive.name,
-        lhs_shape=tuple(lhs.shape),
-        lhs_dtype=lhs.dtype,
-        rhs_shape=tuple(rhs.shape),
-        rhs_dtype=rhs.dtype,
-        dimension_numbers=params["dimension_numbers"],
-        preferred_element_type=params["preferred_element_type"],
-        shape=tuple(out.shape),
-        dtype=out.dtype,
-        repeats=scope.repeats,
-    )
 
 
 def _run(run: DotGeneralLike, equation: JaxprEqn, values: Sequence[Any]) -> Array:
@@ -237,7 +230,7 @@ def _scan(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: 
     program, hoisted = rewriter.closed(params["jaxpr"], scope.at(scope.path, params["length"]))
     if not hoisted:
         return Binding(values, {**params, "jaxpr": program})
-    consts, init, xs = _parts_of_scan(params, values)
+    consts, init, xs = parts_of_scan(params, values)
 
     def body(state, x):
         results = eval_jaxpr(program.jaxpr, program.consts, *hoisted, *consts, *state, *x)
@@ -245,14 +238,6 @@ def _scan(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: 
 
     state, ys = lax.scan(body, init, xs, params["length"], params["reverse"], params["unroll"])
     return [*state, *ys]
-
-
-def _parts_of_scan(params: dict[str, Any], values: Sequence[Any]) -> list[list[Any]]:
-    """The operands of a scan: those alike in every turn, the carry's, and those cut along their first axis."""
-    if "ft_in" in params:  # JAX 0.12 and later
-        return [list(part) for part in params["ft_in"].update(values).unpack()]
-    carry = params["num_consts"] + params["num_carry"]
-    return [list(values[: params["num_consts"]]), list(values[params["num_consts"] : carry]), list(values[carry:])]
 
 
 def _while(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
@@ -318,11 +303,13 @@ def _custom_jvp(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], s
     params = dict(equation.params)
     params["call_jaxpr"], hoisted = rewriter.closed(params["call_jaxpr"], scope)
     params["num_consts"] += len(hoisted)
-    rule = params["jvp_jaxpr_fun"]
+    rule, primals = params["jvp_jaxpr_fun"], _of_primals(rewriter, equation, scope)
 
     def rewritten(*zeros):
         jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
-        program = rewriter.trace(jaxpr, consts, scope.at(f"{scope.path}/jvp"))
+        inner = scope.at(f"{scope.path}/jvp")
+        rewriter.surveyed(jaxpr, primals, inner)
+        program = rewriter.trace(jaxpr, consts, inner)
         return program.jaxpr, program.consts, out_zeros
 
     params["jvp_jaxpr_fun"] = wrap_init(rewritten, debug_info=rule.debug_info)
@@ -334,15 +321,26 @@ def _custom_vjp(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], s
     params["call_jaxpr"], hoisted = rewriter.closed(params["call_jaxpr"], scope)
     params["num_consts"] += len(hoisted)
     forward, backward = params["fwd_jaxpr_thunk"], params["bwd"]
+    primals, residuals = _of_primals(rewriter, equation, scope), []
 
     def rewritten(*nonzeros):
         jaxpr, consts = forward.call_wrapped(*nonzeros)
-        program = rewriter.trace(jaxpr, consts, scope.at(f"{scope.path}/fwd"))
+        inner = scope.at(f"{scope.path}/fwd")
+        computed = iter(rewriter.surveyed(jaxpr, primals, inner))
+        *_, forwarded = params["out_trees"]()  # for each residual: which primal it is, or None
+        residuals[:] = [next(computed) if at is None else primals[at] for at in forwarded]
+        program = rewriter.trace(jaxpr, consts, inner)
         return program.jaxpr, program.consts
 
     params["fwd_jaxpr_thunk"] = wrap_init(rewritten, debug_info=forward.debug_info)
-    params["bwd"] = wrap_init(rewriter.function(backward.call_wrapped, scope.at(f"{scope.path}/bwd")), debug_info=backward.debug_info)
+    by_policy = rewriter.function(backward.call_wrapped, scope.at(f"{scope.path}/bwd"), residuals)
+    params["bwd"] = wrap_init(by_policy, debug_info=backward.debug_info)
     return Binding([*hoisted, *values], params)
+
+
+def _of_primals(rewriter: Rewriter, equation: JaxprEqn, scope: Scope) -> list[Origin]:
+    """The origins of what a derivative rule is called with first: the operands but for those that the function closed over."""
+    return rewriter.survey.operands[scope.path][equation.params["num_consts"] :]
 
 
 RULES: dict[str, Callable[[Rewriter, JaxprEqn, Sequence[Any], Scope], Rewritten]] = {
@@ -364,19 +362,15 @@ RULES: dict[str, Callable[[Rewriter, JaxprEqn, Sequence[Any], Scope], Rewritten]
 # ---- looking at programs
 
 
-def _name(scope: Scope, equation: JaxprEqn, last: str) -> str:
-    return "/".join(part for part in (scope.path, str(equation.source_info.name_stack), last) if part)
-
-
 def _hidden(equation: JaxprEqn, scope: Scope) -> Iterator[Entry]:
     """An entry for each product inside a primitive that is not entered."""
     for program in programs(equation.params):
         for inner in filter(has_products, program.eqns):
             kind = inner.primitive.name
-            name = _name(scope, inner, called(inner))
+            name, _ = named(scope.path, inner, Counter())
             why = f"inside {equation.primitive.name}, which emulate does not enter"
             if kind in PRODUCTS:
-                yield Entry(name, _as_product(inner, replace(scope, path=name, repeats=None), 0), False, why)
+                yield Entry(name, as_product(inner, name, 0, None), False, why)
             elif kind in OPAQUE:
                 yield Entry(name, None, False, OPAQUE[kind])
             else:

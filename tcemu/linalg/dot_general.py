@@ -62,6 +62,7 @@ class DotGeneral:
 
     recipe: Recipe
     key: PRNGKey | None = field(default=None, compare=False)
+    a: str = "lhs"
 
     def __call__(
         self,
@@ -87,17 +88,23 @@ class DotGeneral:
         batch_shape, k = [lhs.shape[i] for i in axes.lhs_batch], size(lhs, axes.lhs_contracting)
         a = lhs.transpose(*axes.of_a).reshape(*batch_shape, size(lhs, axes.rows), k)
         b = rhs.transpose(*axes.of_b).reshape(*batch_shape, k, size(rhs, axes.columns))
-        d = matmul(a, b, recipe=self.recipe, key=self.key, dtype=dtype).reshape(wanted.shape)
+        if self.a == "rhs":  # D = A·B of the transposes, transposed
+            a, b = jnp.swapaxes(b, -1, -2), jnp.swapaxes(a, -1, -2)
+        d = matmul(a, b, recipe=self.recipe, key=self.key, dtype=dtype)
+        d = (jnp.swapaxes(d, -1, -2) if self.a == "rhs" else d).reshape(wanted.shape)
         return d if out_sharding is None else lax.with_sharding_constraint(d, out_sharding)
 
 
-def dot_general(recipe: Recipe, *, key: PRNGKey | None = None) -> DotGeneral:
+def dot_general(recipe: Recipe, *, key: PRNGKey | None = None, a: str = "lhs") -> DotGeneral:
     """What takes the place of `jax.lax.dot_general` in a model, as `nn.Dense(dot_general=tcemu.dot_general(recipe))`.
 
     key: a jax.random key, where the recipe rounds stochastically; every call of the result uses it anew.
+    a: which operand is the recipe's A, "lhs" or "rhs"; the other is its B. In the usual recipes A is the activation and B the weight.
     The result takes the arguments of `jax.lax.dot_general`: any batch and contracting axes, floats of any dtype, preferred_element_type.
     It is frozen, and hashes as the recipe does. K is the contracting axes in the order given, as one axis; M and N are the others.
-    Raises TypeError for what is no Recipe, ValueError where a key is missing; the result, as `matmul`.
+    Raises TypeError for what is no Recipe, ValueError where a key is missing and for another a; the result, as `matmul`.
     """
     check_recipe(recipe, key)
-    return DotGeneral(recipe, key)
+    if a not in ("lhs", "rhs"):
+        raise ValueError(f"a={a!r}: wanted 'lhs' or 'rhs', the operand that is the recipe's A")
+    return DotGeneral(recipe, key, a)
