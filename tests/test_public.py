@@ -19,7 +19,7 @@ NAMES = {
     "wmma_load", "wmma_mma", "wmma_store", "ldmatrix", "stmatrix", "movmatrix",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
-MODULES = {"formats", "recipes", "quantize", "viz", "fuzz", "silicon"}
+MODULES = {"formats", "recipes", "quantize", "policies", "viz", "fuzz", "silicon"}
 FUNCTIONS = sorted(name for name in NAMES if inspect.isfunction(getattr(tcemu, name)))
 
 
