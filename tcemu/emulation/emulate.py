@@ -12,8 +12,10 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax.extend.core import ClosedJaxpr
 
+from tcemu.emulation.keys import one_key
 from tcemu.emulation.policy import Policy, Report, checked, unused
 from tcemu.emulation.rewriting import Cache, Rewriter, Scope
 from tcemu.emulation.state import WHAT_WORKS, check_arrays, check_not_kept, check_unchanged
@@ -25,15 +27,15 @@ R = TypeVar("R")
 class Emulated(Generic[P, R]):
     """What `emulate` returns: a function like the one given, and `report`."""
 
-    def __init__(self, fn: Callable[P, R], policy: Policy, convolutions: bool):
-        self.fn, self.policy, self.convolutions = fn, checked(policy), convolutions
+    def __init__(self, fn: Callable[P, R], policy: Policy, convolutions: bool, key: PRNGKey | None):
+        self.fn, self.policy, self.convolutions, self.key = fn, checked(policy), convolutions, one_key(key)
         self._cache: Cache = WeakKeyDictionary()
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         call = traced(self.fn, args, kwargs)
         rewriter = self._rewriter()
-        results = rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope())
+        results = rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key))
         for line in unused(self.policy, rewriter.entries):
             warnings.warn(f"emulate({getattr(self.fn, '__name__', type(self.fn).__name__)}): {line}", stacklevel=2)
         return call.rebuilt(results)
@@ -45,7 +47,7 @@ class Emulated(Generic[P, R]):
         """
         program = traced(self.fn, args, kwargs).program
         rewriter = self._rewriter()
-        rewriter.trace(program.jaxpr, program.consts, Scope())
+        rewriter.trace(program.jaxpr, program.consts, Scope(key=self.key))
         return Report(tuple(rewriter.entries))
 
     def _rewriter(self) -> Rewriter:
@@ -111,7 +113,7 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
-def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False) -> Emulated[P, R]:
+def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False, key: PRNGKey | None = None) -> Emulated[P, R]:
     """fn with every matrix product evaluated by the policy's choice, everything else as it was.
 
     fn: any JAX function, or a callable pytree such as an equinox module. It is traced at each call, as `jax.jit` traces it: arrays are
@@ -136,4 +138,4 @@ def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False) -
     Raises TypeError for a policy or choice of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
     another shape.
     """
-    return Emulated(fn, policy, convolutions)
+    return Emulated(fn, policy, convolutions, key)

@@ -17,12 +17,13 @@ from jax.core import Tracer, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.extend.source_info_util import current_name_stack, user_context
 
-from tcemu.emulation.containers import RULES, Binding, Scope
+from tcemu.emulation.containers import RULES, Binding, Program, Scope, name_of
 from tcemu.emulation.convolution import ConvolutionParams, through_patches
+from tcemu.emulation.keys import at_place, on_device
 from tcemu.emulation.policy import DotGeneralLike, Entry, Policy, Product, decide
-from tcemu.emulation.programs import OPAQUE, PRODUCTS, called, has_products, is_ours, programs
+from tcemu.emulation.programs import OPAQUE, PRODUCTS, has_products, is_ours, programs
 
-Cache = WeakKeyDictionary[ClosedJaxpr, dict[str, tuple[ClosedJaxpr, tuple[Entry, ...]]]]
+Cache = WeakKeyDictionary[ClosedJaxpr, dict[Any, tuple[ClosedJaxpr, bool, tuple[Entry, ...]]]]
 
 
 @dataclass
@@ -52,9 +53,9 @@ class Rewriter:
         kind, primitive = equation.primitive.name, equation.primitive
         rewritten = None
         if has_products(equation):
-            path = _name(scope, equation, "dot_general" if kind == "dot_general" else called(equation))
-            index, names[path] = names[path], names[path] + 1
-            inner = scope.at(f"{path}.{index}" if index else path)
+            name = name_of(equation)
+            index, names[name] = names[name], names[name] + 1
+            inner = scope.of(equation, index)
             if kind in PRODUCTS:
                 return [self._product(equation, values, inner, index)]
             if kind in OPAQUE:
@@ -73,7 +74,9 @@ class Rewriter:
 
     def _product(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope, index: int) -> Any:
         product = _as_product(equation, scope, index)
-        decision = decide(self.policy, product, self.convolutions)
+        key = scope.key
+        random = None if key is None else lambda: on_device(at_place(key, scope.place), *values)
+        decision = decide(self.policy, product, self.convolutions, random)
         self.entries.append(Entry(product.name, product, decision.run is not None, decision.why))
         if decision.run is None:
             result = equation.primitive.bind(*values, **equation.params)
@@ -85,37 +88,46 @@ class Rewriter:
         scope.saved[label] = ([v.aval for v in equation.invars], equation.primitive, equation.params)
         return checkpoint_name(result, label)
 
-    def closed(self, jaxpr: ClosedJaxpr, scope: Scope) -> tuple[ClosedJaxpr, list[Any]]:
-        """The program rewritten, and the tracers that the policy's choices brought in, which it takes as its first arguments."""
+    def closed(self, jaxpr: ClosedJaxpr, scope: Scope) -> Program:
+        """The program rewritten. First among its arguments come the key, if it draws, and the tracers that choices brought in."""
         known = self.cache.setdefault(jaxpr, {}) if scope.saved is None else {}
-        key = f"{scope.path} {scope.repeats}"
-        if key in known:
-            self.entries += known[key][1]
-            return known[key][0], []
+        where = replace(scope, key=None, saved=None), scope.key is None
+        if where in known:
+            program, draws, entries = known[where]
+            self.entries += entries
+            return Program(program, draws, [scope.key] if draws else [])
         before = len(self.entries)
-        program, hoisted = self.open(jaxpr.jaxpr, jaxpr.consts, scope, lambda c: isinstance(c, Tracer))
-        if not hoisted:
-            known[key] = program, tuple(self.entries[before:])
-        return program, hoisted
+        rewritten = self.open(jaxpr.jaxpr, jaxpr.consts, scope, lambda c: isinstance(c, Tracer))
+        if len(rewritten.first) == rewritten.draws:
+            known[where] = rewritten.jaxpr, rewritten.draws, tuple(self.entries[before:])
+        return rewritten
 
-    def open(self, jaxpr: Jaxpr, consts: Sequence[Any], scope: Scope, hoist: Callable[[Any], bool]) -> tuple[ClosedJaxpr, list[Any]]:
+    def open(self, jaxpr: Jaxpr, consts: Sequence[Any], scope: Scope, hoist: Callable[[Any], bool]) -> Program:
         """`closed` for a program and its constants; hoist: which constants of the rewritten one come as arguments."""
         program = self.trace(jaxpr, consts, scope)
+        given = [] if scope.key is None else [scope.key]
+        draws = bool(given) and _reads(program.jaxpr, program.jaxpr.invars[0])
         moved = [hoist(c) for c in program.consts]
-        if not any(moved):
-            return program, []
         hoisted = [c for c, moves in zip(program.consts, moved, strict=True) if moves]
+        if not hoisted and draws == bool(given):
+            return Program(program, draws, given)
+        first = [*given[:draws], *hoisted]
 
-        def with_constants(*args):
-            arguments = iter(args[: len(hoisted)])
+        def run(*args):
+            arguments = iter(args)
+            key = [next(arguments)] if draws else given  # which is not read
             consts = [next(arguments) if moves else c for c, moves in zip(program.consts, moved, strict=True)]
-            return eval_jaxpr(program.jaxpr, consts, *args[len(hoisted) :])
+            return eval_jaxpr(program.jaxpr, consts, *key, *arguments)
 
-        return jax.make_jaxpr(with_constants)(*map(jax.typeof, hoisted), *program.in_avals), hoisted
+        return Program(jax.make_jaxpr(run)(*map(jax.typeof, first), *program.in_avals[len(given) :]), draws, first)
 
     def trace(self, jaxpr: Jaxpr, consts: Sequence[Any], scope: Scope) -> ClosedJaxpr:
-        """The program rewritten, with constants of its own."""
-        return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, scope))(*[v.aval for v in jaxpr.invars])
+        """The program rewritten, with constants of its own. Its first argument is the key, where the scope has one."""
+        avals = [v.aval for v in jaxpr.invars]
+        if scope.key is None:
+            return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, scope))(*avals)
+        run = lambda key, *args: self.evaluate(jaxpr, consts, args, replace(scope, key=key))  # noqa: E731
+        return jax.make_jaxpr(run)(jax.typeof(scope.key), *avals)
 
     def function(self, call: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
         """A function with its products by the policy. What is no array among arguments and the leaves of results goes through as it is."""
@@ -192,8 +204,8 @@ def _fitting(product: Product, result: Any) -> Array:
 # ---- looking at programs
 
 
-def _name(scope: Scope, equation: JaxprEqn, last: str) -> str:
-    return "/".join(part for part in (scope.path, str(equation.source_info.name_stack), last) if part)
+def _reads(jaxpr: Jaxpr, variable: Any) -> bool:
+    return any(v is variable for equation in jaxpr.eqns for v in equation.invars) or any(v is variable for v in jaxpr.outvars)
 
 
 def _hidden(equation: JaxprEqn, scope: Scope) -> Iterator[Entry]:
@@ -201,11 +213,11 @@ def _hidden(equation: JaxprEqn, scope: Scope) -> Iterator[Entry]:
     for program in programs(equation.params):
         for inner in filter(has_products, program.eqns):
             kind = inner.primitive.name
-            name = _name(scope, inner, called(inner))
+            within = scope.of(inner)
             why = f"inside {equation.primitive.name}, which emulate does not enter"
             if kind in PRODUCTS:
-                yield Entry(name, _as_product(inner, replace(scope, path=name, repeats=None), 0), False, why)
+                yield Entry(within.path, _as_product(inner, replace(within, repeats=None), 0), False, why)
             elif kind in OPAQUE:
-                yield Entry(name, None, False, OPAQUE[kind])
+                yield Entry(within.path, None, False, OPAQUE[kind])
             else:
-                yield from _hidden(inner, scope.at(name))
+                yield from _hidden(inner, within)
