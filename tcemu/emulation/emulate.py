@@ -12,8 +12,10 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 from jax.extend.core import ClosedJaxpr
 
+from tcemu.emulation.keys import one_key
 from tcemu.emulation.parameters import Parameters, origins
 from tcemu.emulation.policy import Policy, checked, planned
 from tcemu.emulation.report import Report, positional, unused
@@ -28,15 +30,16 @@ R = TypeVar("R")
 class Emulated(Generic[P, R]):
     """What `emulate` returns: a function like the one given, and `report`."""
 
-    def __init__(self, fn: Callable[P, R], policy: Policy, convolutions: bool, parameters: Parameters):
+    def __init__(self, fn: Callable[P, R], policy: Policy, convolutions: bool, parameters: Parameters, key: PRNGKey | None):
         self.fn, self.policy, self.convolutions, self.parameters = fn, checked(policy), convolutions, parameters
+        self.key = one_key(key)
         self._cache: Cache = WeakKeyDictionary()
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         call = traced(self.fn, args, kwargs, self.parameters)
         rewriter = self._rewriter(call)
-        results = rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope())
+        results = rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key))
         for line in unused(self.policy, rewriter.entries) + positional(rewriter.entries):
             warnings.warn(f"emulate({getattr(self.fn, '__name__', type(self.fn).__name__)}): {line}", stacklevel=2)
         return call.rebuilt(results)
@@ -48,7 +51,7 @@ class Emulated(Generic[P, R]):
         """
         call = traced(self.fn, args, kwargs, self.parameters)
         rewriter = self._rewriter(call)
-        rewriter.trace(call.program.jaxpr, call.program.consts, Scope())
+        rewriter.trace(call.program.jaxpr, call.program.consts, Scope(key=self.key))
         return Report(tuple(rewriter.entries), call.weights)
 
     def _rewriter(self, call: TracedCall) -> Rewriter:
@@ -121,7 +124,14 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
-def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False, parameters: Parameters = None) -> Emulated[P, R]:
+def emulate(
+    fn: Callable[P, R],
+    policy: Policy,
+    *,
+    convolutions: bool = False,
+    parameters: Parameters = None,
+    key: PRNGKey | None = None,
+) -> Emulated[P, R]:
     """fn with every matrix product evaluated by the policy's choice, everything else as it was.
 
     fn: any JAX function, or a callable pytree such as an equinox module. It is traced at each call, as `jax.jit` traces it: arrays are
@@ -146,4 +156,4 @@ def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False, p
     Raises TypeError for a policy or choice of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
     another shape.
     """
-    return Emulated(fn, policy, convolutions, parameters)
+    return Emulated(fn, policy, convolutions, parameters, key)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from chex import PRNGKey
+
 from tcemu.linalg.dot_general import DotGeneral, dot_general
 from tcemu.linalg.recipes import Recipe
 from tcemu.quantize.operands import Quantizer
@@ -17,19 +21,20 @@ PLACES = {  # roles of (lhs, rhs) -> which recipe's product it is, and which ope
 MIRRORED = {"row": "column", "column": "row"}
 
 
-def placed(recipe: Recipe, roles: tuple[str, str]) -> tuple[DotGeneral, str]:
+def placed(recipe: Recipe, roles: tuple[str, str], key: Callable[[], PRNGKey] | None = None) -> tuple[DotGeneral, str]:
     """The recipe as it takes part in a product with these roles, and that in words.
 
     A product with a gradient among its operands gets the recipe's own for gradients, if it has recipes for them. Where the roles do not
-    tell, lhs is A.
+    tell, lhs is A. key: gives the product's random bits, where the recipe rounds stochastically.
     """
     which, a = PLACES.get(roles, ("dA" if "gradient" in roles else "D", "lhs"))
     name = recipe.name or f"{recipe.op} on {recipe.target}"
     if which != "D" and recipe.gradients is not None:
         recipe, name = recipe.gradients[("dA", "dB").index(which)], f"{name}, {which}"
+    random = key() if key is not None and recipe.stochastic else None
     if symmetric(recipe):
-        return dot_general(recipe), name
-    return dot_general(recipe, a=a), name + ("" if a == "lhs" else ", A is rhs")
+        return dot_general(recipe, key=random), name
+    return dot_general(recipe, key=random, a=a), name + ("" if a == "lhs" else ", A is rhs")
 
 
 def undecided(recipe: Recipe, roles: tuple[str, str]) -> bool:

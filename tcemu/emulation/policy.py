@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
+from chex import PRNGKey
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -84,15 +85,23 @@ class Decision:
     undecided: bool = False
 
 
-def decide(policy: Policy, product: Product, convolutions: bool) -> Decision:
-    """The policy's decision. Raises TypeError for a choice that is no Recipe, callable or None."""
+def decide(policy: Policy, product: Product, convolutions: bool, key: Callable[[], PRNGKey] | None = None) -> Decision:
+    """The policy's decision. key: gives the product's random bits, to a recipe that rounds stochastically.
+
+    Raises TypeError for a choice that is no Recipe, callable or None, ValueError where a key is missing.
+    """
     choice, why = _chosen(policy, product)
     if choice is not None and product.primitive != "dot_general" and not convolutions:
         choice, why = None, "a convolution; convolutions=True takes it as a product of patches"
     if choice is None:
         return Decision(run=None, choice=None, why=why)
     if isinstance(choice, Recipe):
-        run, why = placed(choice, product.roles)
+        if choice.stochastic and key is None:
+            raise ValueError(
+                f"policy: for {product} it gave {choice.name or 'a recipe'}, which rounds stochastically and needs random bits: give key= "
+                "(a jax.random key)"
+            )
+        run, why = placed(choice, product.roles, key if choice.stochastic else None)
         return Decision(run=run, choice=choice, why=why, undecided=undecided(choice, product.roles))
     if not callable(choice):
         raise TypeError(f"policy: for {product} it gave {choice!r}; wanted a Recipe, a callable like jax.lax.dot_general, or None")

@@ -1,6 +1,5 @@
 """What the equations of a program (jaxpr) hold: products, other programs, or what nobody sees into."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,12 +52,15 @@ def called(equation: JaxprEqn) -> str:
     return params.get("name") or {"remat2": "checkpoint"}.get(kind, kind)
 
 
-def named(path: str, equation: JaxprEqn, names: Counter[str]) -> tuple[str, int]:
-    """The name of an equation inside `path`, and which of that name it is. names: those given so far in its program."""
-    last = "dot_general" if equation.primitive.name == "dot_general" else called(equation)
-    name = "/".join(part for part in (path, str(equation.source_info.name_stack), last) if part)
-    index, names[name] = names[name], names[name] + 1
-    return (f"{name}.{index}" if index else name), index
+def name_of(equation: JaxprEqn) -> str:
+    """An equation's part of the names of products: the scopes around it, and the function it calls or its primitive."""
+    return "/".join(part for part in (str(equation.source_info.name_stack), called(equation)) if part)
+
+
+def path_of(path: str, equation: JaxprEqn, index: int) -> str:
+    """The whole name of an equation inside `path`. index: how many before it have its name there."""
+    name = "/".join(part for part in (path, name_of(equation)) if part)
+    return f"{name}.{index}" if index else name
 
 
 def parts_of_scan(params: dict[str, Any], values: Sequence[Any]) -> list[list[Any]]:

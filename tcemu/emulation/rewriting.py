@@ -1,13 +1,13 @@
 """A program (jaxpr) evaluated with its matrix products by a policy.
 
-The programs inside jit, scan, cond and the like are rewritten; the primitive that holds them keeps its other parameters.
+The programs inside jit, scan, cond and the like are rewritten; `containers` says how these are bound with them.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
@@ -15,35 +15,19 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from jax.extend.core.primitives import name_p
-from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import current_name_stack, user_context
 
+from tcemu.emulation.containers import RULES, Binding, Program, Scope
 from tcemu.emulation.convolution import ConvolutionParams, through_patches
+from tcemu.emulation.keys import at_place, on_device
 from tcemu.emulation.origins import DATA, GRADIENT, Origin
 from tcemu.emulation.policy import DotGeneralLike, Policy, decide
 from tcemu.emulation.products import Product, as_product
-from tcemu.emulation.programs import OPAQUE, PRODUCTS, has_products, is_ours, named, parts_of_scan, programs
+from tcemu.emulation.programs import OPAQUE, PRODUCTS, has_products, is_ours, name_of, programs
 from tcemu.emulation.report import Entry
 from tcemu.emulation.survey import Place, Survey
 
-Cache = WeakKeyDictionary[ClosedJaxpr, dict[tuple, tuple[ClosedJaxpr, tuple[Entry, ...]]]]
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Where an equation stands.
-
-    path: the names around it. repeats: how often the loops around it run it; None if that is not known. saved: inside a checkpoint with a
-    policy, the products that were emulated (their operands' types, primitive and parameters), by the names that their results carry.
-    """
-
-    path: str = ""
-    repeats: int | None = 1
-    saved: dict[str, tuple] | None = None
-
-    def at(self, path: str, times: int | None = 1) -> "Scope":
-        return replace(self, path=path, repeats=None if self.repeats is None or times is None else self.repeats * times)
+Cache = WeakKeyDictionary[ClosedJaxpr, dict[Any, tuple[ClosedJaxpr, bool, tuple[Entry, ...]]]]
 
 
 @dataclass
@@ -77,7 +61,9 @@ class Rewriter:
         kind, primitive = equation.primitive.name, equation.primitive
         rewritten = None
         if has_products(equation):
-            inner = scope.at(named(scope.path, equation, names)[0])
+            name = name_of(equation)
+            index, names[name] = names[name], names[name] + 1
+            inner = scope.of(equation, index)
             if kind in PRODUCTS:
                 return [self._product(equation, values, inner)]
             if kind in OPAQUE:
@@ -95,8 +81,9 @@ class Rewriter:
         return list(results) if primitive.multiple_results else [results]
 
     def _product(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Any:
-        product = self.survey.products[scope.path]
-        decision = decide(self.policy, product, self.convolutions)
+        product, key = self.survey.products[scope.path], scope.key
+        random = None if key is None else lambda: on_device(at_place(key, scope.place), *values)
+        decision = decide(self.policy, product, self.convolutions, random)
         self.entries.append(Entry(product.name, product, decision.run is not None, decision.why, decision.undecided))
         if decision.run is None:
             result = equation.primitive.bind(*values, **equation.params)
@@ -108,37 +95,46 @@ class Rewriter:
         scope.saved[label] = ([v.aval for v in equation.invars], equation.primitive, equation.params)
         return checkpoint_name(result, label)
 
-    def closed(self, jaxpr: ClosedJaxpr, scope: Scope) -> tuple[ClosedJaxpr, list[Any]]:
-        """The program rewritten, and the tracers that the policy's choices brought in, which it takes as its first arguments."""
+    def closed(self, jaxpr: ClosedJaxpr, scope: Scope) -> Program:
+        """The program rewritten. First among its arguments come the key, if it draws, and the tracers that choices brought in."""
         known = self.cache.setdefault(jaxpr, {}) if scope.saved is None else {}
-        key = scope.path, scope.repeats, self.key
-        if key in known:
-            self.entries += known[key][1]
-            return known[key][0], []
+        where = replace(scope, key=None, saved=None), scope.key is None, self.key
+        if where in known:
+            program, draws, entries = known[where]
+            self.entries += entries
+            return Program(program, draws, [scope.key] if draws else [])
         before = len(self.entries)
-        program, hoisted = self.open(jaxpr.jaxpr, jaxpr.consts, scope, lambda c: isinstance(c, Tracer))
-        if not hoisted:
-            known[key] = program, tuple(self.entries[before:])
-        return program, hoisted
+        rewritten = self.open(jaxpr.jaxpr, jaxpr.consts, scope, lambda c: isinstance(c, Tracer))
+        if len(rewritten.first) == rewritten.draws:
+            known[where] = rewritten.jaxpr, rewritten.draws, tuple(self.entries[before:])
+        return rewritten
 
-    def open(self, jaxpr: Jaxpr, consts: Sequence[Any], scope: Scope, hoist: Callable[[Any], bool]) -> tuple[ClosedJaxpr, list[Any]]:
+    def open(self, jaxpr: Jaxpr, consts: Sequence[Any], scope: Scope, hoist: Callable[[Any], bool]) -> Program:
         """`closed` for a program and its constants; hoist: which constants of the rewritten one come as arguments."""
         program = self.trace(jaxpr, consts, scope)
+        given = [] if scope.key is None else [scope.key]
+        draws = bool(given) and _reads(program.jaxpr, program.jaxpr.invars[0])
         moved = [hoist(c) for c in program.consts]
-        if not any(moved):
-            return program, []
         hoisted = [c for c, moves in zip(program.consts, moved, strict=True) if moves]
+        if not hoisted and draws == bool(given):
+            return Program(program, draws, given)
+        first = [*given[:draws], *hoisted]
 
-        def with_constants(*args):
-            arguments = iter(args[: len(hoisted)])
+        def run(*args):
+            arguments = iter(args)
+            key = [next(arguments)] if draws else given  # which is not read
             consts = [next(arguments) if moves else c for c, moves in zip(program.consts, moved, strict=True)]
-            return eval_jaxpr(program.jaxpr, consts, *args[len(hoisted) :])
+            return eval_jaxpr(program.jaxpr, consts, *key, *arguments)
 
-        return jax.make_jaxpr(with_constants)(*map(jax.typeof, hoisted), *program.in_avals), hoisted
+        return Program(jax.make_jaxpr(run)(*map(jax.typeof, first), *program.in_avals[len(given) :]), draws, first)
 
     def trace(self, jaxpr: Jaxpr, consts: Sequence[Any], scope: Scope) -> ClosedJaxpr:
-        """The program rewritten, with constants of its own."""
-        return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, scope))(*[v.aval for v in jaxpr.invars])
+        """The program rewritten, with constants of its own. Its first argument is the key, where the scope has one."""
+        avals = [v.aval for v in jaxpr.invars]
+        if scope.key is None:
+            return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, scope))(*avals)
+        run = lambda key, *args: self.evaluate(jaxpr, consts, args, replace(scope, key=key))  # noqa: E731
+        return jax.make_jaxpr(run)(jax.typeof(scope.key), *avals)
 
     def surveyed(self, jaxpr: Jaxpr, origins: Sequence[Origin], scope: Scope, rest: Origin = DATA) -> list[Origin]:
         """The survey of a program that comes to light while another is rewritten. origins: of its first arguments; rest: of the others."""
@@ -199,167 +195,11 @@ def _fitting(product: Product, result: Any) -> Array:
     return result if result.dtype == product.dtype else lax.convert_element_type(result, product.dtype)
 
 
-# ---- what holds programs
-
-
-class Binding(NamedTuple):
-    """What a primitive is bound with."""
-
-    operands: Sequence[Any]
-    params: dict[str, Any]
-
-
-Rewritten = Binding | list[Any]  # an equation to be bound, or its results
-
-
-def _jit(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    body = equation.params["jaxpr"]
-    program, hoisted = rewriter.closed(body, scope)
-    if hoisted:  # its shardings speak of the operands it had: evaluated in place
-        return eval_jaxpr(program.jaxpr, program.consts, *hoisted, *values)
-    return Binding(values, {**equation.params, "jaxpr": program})
-
-
-def _call(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    program, hoisted = rewriter.closed(equation.params["call_jaxpr"], scope)
-    return Binding([*hoisted, *values], {**equation.params, "call_jaxpr": program})
-
-
-def _scan(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    params = equation.params
-    program, hoisted = rewriter.closed(params["jaxpr"], scope.at(scope.path, params["length"]))
-    if not hoisted:
-        return Binding(values, {**params, "jaxpr": program})
-    consts, init, xs = parts_of_scan(params, values)
-
-    def body(state, x):
-        results = eval_jaxpr(program.jaxpr, program.consts, *hoisted, *consts, *state, *x)
-        return results[: len(init)], results[len(init) :]
-
-    state, ys = lax.scan(body, init, xs, params["length"], params["reverse"], params["unroll"])
-    return [*state, *ys]
-
-
-def _while(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    params, first = dict(equation.params), equation.params["cond_nconsts"]
-    groups = [values[:first], values[first : first + params["body_nconsts"]]]
-    for number, part in enumerate(("cond", "body")):
-        params[f"{part}_jaxpr"], hoisted = rewriter.closed(params[f"{part}_jaxpr"], scope.at(f"{scope.path}/{part}", None))
-        groups[number] = [*hoisted, *groups[number]]
-        params[f"{part}_nconsts"] += len(hoisted)
-    return Binding([*groups[0], *groups[1], *values[first + equation.params["body_nconsts"] :]], params)
-
-
-def _cond(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    index, *operands = values
-    parts = [rewriter.closed(branch, scope.at(f"{scope.path}/{number}")) for number, branch in enumerate(equation.params["branches"])]
-    if not any(hoisted for _, hoisted in parts):
-        return Binding(values, {**equation.params, "branches": tuple(program for program, _ in parts)})
-    branches = [
-        lambda *args, program=program, hoisted=hoisted: eval_jaxpr(program.jaxpr, program.consts, *hoisted, *args)
-        for program, hoisted in parts
-    ]
-    return list(lax.switch(index, branches, *operands))
-
-
-def _checkpoint(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    params = dict(equation.params)
-    saved: dict[str, tuple] = {}
-    if params["policy"] is not None:
-        scope, params["policy"] = replace(scope, saved=saved), _saving(params["policy"], saved)
-    program, hoisted = rewriter.open(params["jaxpr"], (), scope, lambda c: True)
-    params["jaxpr"] = program.jaxpr
-    if isinstance(params["prevent_cse"], tuple):
-        params["prevent_cse"] = (True,) * len(hoisted) + params["prevent_cse"]
-    return Binding([*hoisted, *values], params)
-
-
-def _saving(policy: Callable, saved: dict[str, tuple]) -> Callable:
-    """A checkpoint's policy, asked of an emulated product's result as of the product that it stands for."""
-
-    def asked(primitive, *avals, **params):
-        if primitive is name_p and params["name"] in saved:
-            avals, primitive, params = saved[params["name"]]
-        return policy(primitive, *avals, **params)
-
-    return asked
-
-
-def _shard_map(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    params = equation.params
-    body = params["jaxpr"]
-    call = jax.shard_map(
-        lambda *args: tuple(rewriter.evaluate(body, (), args, scope)),
-        mesh=params["mesh"],
-        in_specs=tuple(params["in_specs"]),
-        out_specs=tuple(params["out_specs"]),
-        axis_names=set(params["newly_manual_axes"]),
-        check_vma=params["check_vma"],
-    )
-    return list(call(*values))
-
-
-def _custom_jvp(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    params = dict(equation.params)
-    params["call_jaxpr"], hoisted = rewriter.closed(params["call_jaxpr"], scope)
-    params["num_consts"] += len(hoisted)
-    rule, primals = params["jvp_jaxpr_fun"], _of_primals(rewriter, equation, scope)
-
-    def rewritten(*zeros):
-        jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
-        inner = scope.at(f"{scope.path}/jvp")
-        rewriter.surveyed(jaxpr, primals, inner)
-        program = rewriter.trace(jaxpr, consts, inner)
-        return program.jaxpr, program.consts, out_zeros
-
-    params["jvp_jaxpr_fun"] = wrap_init(rewritten, debug_info=rule.debug_info)
-    return Binding([*hoisted, *values], params)
-
-
-def _custom_vjp(rewriter: Rewriter, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Rewritten:
-    params = dict(equation.params)
-    params["call_jaxpr"], hoisted = rewriter.closed(params["call_jaxpr"], scope)
-    params["num_consts"] += len(hoisted)
-    forward, backward = params["fwd_jaxpr_thunk"], params["bwd"]
-    primals, residuals = _of_primals(rewriter, equation, scope), []
-
-    def rewritten(*nonzeros):
-        jaxpr, consts = forward.call_wrapped(*nonzeros)
-        inner = scope.at(f"{scope.path}/fwd")
-        computed = iter(rewriter.surveyed(jaxpr, primals, inner))
-        *_, forwarded = params["out_trees"]()  # for each residual: which primal it is, or None
-        residuals[:] = [next(computed) if at is None else primals[at] for at in forwarded]
-        program = rewriter.trace(jaxpr, consts, inner)
-        return program.jaxpr, program.consts
-
-    params["fwd_jaxpr_thunk"] = wrap_init(rewritten, debug_info=forward.debug_info)
-    by_policy = rewriter.function(backward.call_wrapped, scope.at(f"{scope.path}/bwd"), residuals)
-    params["bwd"] = wrap_init(by_policy, debug_info=backward.debug_info)
-    return Binding([*hoisted, *values], params)
-
-
-def _of_primals(rewriter: Rewriter, equation: JaxprEqn, scope: Scope) -> list[Origin]:
-    """The origins of what a derivative rule is called with first: the operands but for those that the function closed over."""
-    return rewriter.survey.operands[scope.path][equation.params["num_consts"] :]
-
-
-RULES: dict[str, Callable[[Rewriter, JaxprEqn, Sequence[Any], Scope], Rewritten]] = {
-    "jit": _jit,
-    "pjit": _jit,
-    "closed_call": _call,
-    "core_closed_call": _call,
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "remat2": _checkpoint,
-    "checkpoint": _checkpoint,
-    "shard_map": _shard_map,
-    "custom_jvp_call": _custom_jvp,
-    "custom_vjp_call": _custom_vjp,
-}
-
-
 # ---- looking at programs
+
+
+def _reads(jaxpr: Jaxpr, variable: Any) -> bool:
+    return any(v is variable for equation in jaxpr.eqns for v in equation.invars) or any(v is variable for v in jaxpr.outvars)
 
 
 def _hidden(equation: JaxprEqn, scope: Scope) -> Iterator[Entry]:
@@ -367,11 +207,11 @@ def _hidden(equation: JaxprEqn, scope: Scope) -> Iterator[Entry]:
     for program in programs(equation.params):
         for inner in filter(has_products, program.eqns):
             kind = inner.primitive.name
-            name, _ = named(scope.path, inner, Counter())
+            within = scope.of(inner)
             why = f"inside {equation.primitive.name}, which emulate does not enter"
             if kind in PRODUCTS:
-                yield Entry(name, as_product(inner, name, 0, None), False, why)
+                yield Entry(within.path, as_product(inner, within.path, 0, None), False, why)
             elif kind in OPAQUE:
-                yield Entry(name, None, False, OPAQUE[kind])
+                yield Entry(within.path, None, False, OPAQUE[kind])
             else:
-                yield from _hidden(inner, scope.at(name))
+                yield from _hidden(inner, within)

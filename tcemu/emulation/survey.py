@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from tcemu.emulation.origins import CONSTANT, GRADIENT, Origin, together
 from tcemu.emulation.products import Product, as_product
-from tcemu.emulation.programs import PRODUCTS, has_products, is_ours, named, parts_of_scan, programs
+from tcemu.emulation.programs import PRODUCTS, has_products, is_ours, name_of, parts_of_scan, path_of, programs
 
 UPDATES = ("add", "add_any", "sub", "select_n")  # that make the next parameters from the last and a gradient
 
@@ -49,7 +49,9 @@ class Survey:
         begins = "transpose(" in str(equation.source_info.name_stack)  # the backward pass, of which inner programs do not say so
         inner = Place(place.path, place.repeats, place.transposed or begins)
         if has_products(equation):
-            path, index = named(place.path, equation, names)
+            name = name_of(equation)
+            index, names[name] = names[name], names[name] + 1
+            path = path_of(place.path, equation, index)
             inner = Place(path, place.repeats, inner.transposed)
             if kind in PRODUCTS:
                 self.products[path] = as_product(equation, path, index, place.repeats, origins)
