@@ -136,11 +136,24 @@ def emulate(
 
     fn: any JAX function, or a callable pytree such as an equinox module. It is traced at each call, as `jax.jit` traces it: arrays are
     traced, everything else among its arguments is as it is. Put `jax.jit` around the result, as around fn, to compile it once.
-    policy: one of three. A `Recipe` for every product. A list of (pattern, choice): the first pattern that fits the product's name counts,
-    and "*" stands for anything (`fnmatch`). A function that takes a `Product` and returns the choice. A choice is a `Recipe`, a callable
-    with the signature of `jax.lax.dot_general`, or None, which leaves the product. The first two leave products of other than real floats.
+    policy: one of four. A `Recipe` for every product. Rules, a dict or a list of pairs from a pattern to a choice: the first that fits
+    counts. A pattern is a string for the product's name or the path of a parameter, in which "*" stands for anything (`fnmatch`), a
+    regular expression, or a function from a `Product` to a bool, as `tcemu.policies.Where`. A function that takes a `Product` and returns
+    the choice. A policy of `tcemu.policies`. A choice is a `Recipe`, a callable with the signature of `jax.lax.dot_general`, or None,
+    which leaves the product. All but functions leave products of other than real floats.
     convolutions: whether the policy's choice holds for convolutions too; without it they are left. Each is then one product of patches
     (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features.
+
+    parameters: which arrays are parameters, by which the roles of operands are told: positions or names of arguments, patterns for paths
+    as "layers/0/*", or a function from a path to a bool. None: the arrays of fn itself; else the argument named params, parameters,
+    variables, weights or model; else the first argument that is no plain array; else what fn closes over.
+    key: a jax.random key, traced or not, for recipes that round stochastically. Every product draws bits of its own: the key is folded by
+    the product's place in the program, by the turns of the loops around it, and by device where operands differ. The same key gives the
+    same bits under jit, vmap, scan and checkpoint.
+
+    A recipe's A is the activation and its B the weight, wherever they stand. An operand that depends on parameters and not on data is a
+    weight; one that comes from a cotangent is a gradient, and its product is computed by the recipe's own for gradients, if it has some.
+    Where the roles do not tell, lhs is A; a warning says so if it matters. A choice `tcemu.dot_general(recipe, a="rhs")` decides.
 
     The result works under jit, vmap, grad, jvp and shard_map as fn does, as far as the choices do. Products are found through jit, scan,
     while, cond, checkpoint, custom_jvp, custom_vjp, closed_call and shard_map. `report(*args)` of the result lists what is replaced, and
@@ -149,11 +162,11 @@ def emulate(
     ".../fwd/..." and ".../bwd/...". A checkpoint keeps its own policy, which sees an emulated product as the product that it stands for.
     A result in another dtype than the product's is converted to that.
     The gradient of `emulate(fn, policy)` has the backward products of each choice. In `emulate(jax.grad(fn), policy)` they are products
-    like others, named "transpose(...)", and the policy chooses.
+    of the program, named "transpose(...)", and the policy chooses.
     fn must be pure, as for `jax.jit`: state that it changes, in its arguments or in what it closes over, is refused (flax nnx: split the
     model before, merge it in fn, and return the new state). Arrays must be JAX's or NumPy's.
     A policy that replaces nothing, and a rule that fits no product, are said in a warning.
-    Raises TypeError for a policy or choice of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
-    another shape.
+    Raises TypeError for a policy, choice or key of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
+    another shape, parameters that fit no array, and a recipe that rounds stochastically without a key.
     """
     return Emulated(fn, policy, convolutions, parameters, key)
