@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tcemu.architectures.lookup import evidence
-from tcemu.commands import EXAMPLE, CommandError, printing
+from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.arrays import check_size, load, npy, shape_of_files
 from tcemu.commands.outputs import Output, shown
 from tcemu.formats import F64
@@ -53,7 +53,7 @@ def add_gemm(subparsers) -> None:
     parser.add_argument("--rounding", default="RN", choices=("RN", "RZ", "RM", "RP"), help="of the inputs (default: %(default)s)")
     parser.add_argument("-o", dest="output", metavar="D.npy", type=Path, help="where D goes (default: only the report is made)")
     parser.add_argument("--overwrite", action="store_true", help="the file of -o may exist; one that is read is never overwritten")
-    parser.set_defaults(run=printing(run_gemm))
+    parser.set_defaults(run=run_gemm)
 
 
 @dataclass
