@@ -1,5 +1,10 @@
 """tcemu.formats: what a code means, against ml_dtypes, gfloat and the reference, over all codes of every format of 16 bits or fewer."""
 
+import ast
+import copy
+import pickle
+from pathlib import Path
+
 import gfloat
 import jax
 import jax.numpy as jnp
@@ -180,6 +185,36 @@ def test_jit_and_vmap_change_nothing():
     plain = convert(codes, FORMATS["f32"], FORMATS["e4m3"])
     assert (jax.jit(convert, static_argnums=(1, 2))(codes, FORMATS["f32"], FORMATS["e4m3"]) == plain).all()
     assert (jax.vmap(lambda row: convert(row, FORMATS["f32"], FORMATS["e4m3"]))(codes) == plain).all()
+
+
+# ---- formats that are copies
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_a_copied_format_is_the_format(copied):
+    for fmt in FORMATS.values():
+        assert copied(fmt) is not fmt
+        assert copied(fmt) == fmt and hash(copied(fmt)) == hash(fmt) and [f for f in FORMATS.values() if f == copied(fmt)] == [fmt]
+
+
+def by_identity(source: str) -> list[str]:
+    """The comparisons that a copied format would not pass: `is` with a format's name."""
+    compared = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare)]
+    names = {name.upper() for name in FORMATS}
+    last = lambda node: getattr(node, "id", getattr(node, "attr", None))  # noqa: E731
+    return [
+        ast.unparse(node)
+        for node in compared
+        if any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops) and names & set(map(last, (node.left, *node.comparators)))
+    ]
+
+
+def test_formats_are_compared_by_their_fields():
+    package = Path(formats.__file__).parents[1]
+    found = {path.name: by_identity(path.read_text()) for path in package.rglob("*.py")}
+    assert {name: comparisons for name, comparisons in found.items() if comparisons} == {}
+    planted = "a is F64 or b == F64\nx = F16 is not c\nd is None\ne is formats.E4M3"
+    assert sorted(by_identity(planted)) == ["F16 is not c", "a is F64", "e is formats.E4M3"]
 
 
 # ---- errors

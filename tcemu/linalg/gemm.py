@@ -244,6 +244,6 @@ def _shape(fmt: Format, codes: Array) -> tuple[int, ...]:
 
 def _array(fmt: Format, codes: Array) -> Array | np.ndarray:
     """Codes of an accumulator as numbers: a reinterpretation of their bits."""
-    if fmt is F64 and not _x64_mode():
+    if fmt == F64 and not _x64_mode():
         return np.ascontiguousarray(codes).view(np.float64)[..., 0]
     return lax.bitcast_convert_type(codes, next(dtype for dtype, f in ARRAY_FORMATS.items() if f == fmt))
