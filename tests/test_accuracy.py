@@ -1,5 +1,6 @@
 """The figures of `tcemu gemm`, held against exact rational arithmetic and NumPy's own idea of an ulp."""
 
+import copy
 from fractions import Fraction
 from math import isinf, log2
 
@@ -42,6 +43,12 @@ def test_the_reference_is_within_its_bound(seed, k, spread, bits, with_c):
             assert reference.element((row + 1, column)) == exact
             if not isinf(value[row, column]):
                 assert abs(Fraction(float(value[row, column])) - exact) <= Fraction(float(bound[row, column]))
+
+
+@pytest.mark.parametrize("fmt", [F64, S32, F32, E4M3])
+def test_a_copied_format_rounds_as_the_format(fmt):
+    x = np.array([1 / 3, 1e300, -1e-310, 2.0**31 - 1, 3e9, np.inf])
+    np.testing.assert_array_equal(rounded(x, copy.deepcopy(fmt), "RZ"), rounded(x, fmt, "RZ"))
 
 
 @pytest.mark.parametrize(("bits", "spread", "exact"), [(11, 3, True), (24, 0, True), (24, 4, False), (53, 0, False)])

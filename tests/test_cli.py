@@ -1,5 +1,6 @@
 """The command line in this process: every message of a user's error, and whole runs."""
 
+import copy
 import io
 import re
 from fractions import Fraction
@@ -136,6 +137,16 @@ def test_a_product_from_files_to_a_file(op, folder, capsys):
     assert "(arithmetic known by silicon: " in out
     assert "D [20, 9]" in out
     assert "6,300 multiply-accumulates" in out
+
+
+def test_the_report_knows_a_copied_f64(folder, capsys, monkeypatch):
+    """float64 cannot judge it: all figures come from rational arithmetic."""
+    words = ["gemm", "A.npy", "B.npy", "--op", "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64"]
+    assert main(words) == 0
+    own, real = capsys.readouterr().out, command.parse
+    monkeypatch.setattr(command, "parse", lambda text: copy.deepcopy(real(text)))
+    assert main(words) == 0
+    assert re.sub(r"in [\d.]+ s", "", capsys.readouterr().out) == re.sub(r"in [\d.]+ s", "", own)
 
 
 def test_inputs_that_need_no_rounding_have_no_rounding_error(folder, capsys):

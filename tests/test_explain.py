@@ -180,7 +180,7 @@ def chained(found):
     op, rows = found.op, 0
 
     def held(code, source, name):
-        return code if source == name else reference.convert(code, source, name)  # a conversion would make NaNs alike
+        return code if source == name else reference.convert(source, name, code)  # a conversion would make NaNs alike
 
     for block in str(found).split("\n\n"):
         title = re.match(r"steps? (\d+) .*: fused multiply-adds in (\w+), from (\S+) on, each\s+rounded (R[NZMP])", block)
@@ -327,7 +327,7 @@ def test_words_recorded_by_others_with_the_bits_of_each_gpu():
     for gpu, model in models.items():
         rows = data[f"{gpu}_fp16_d_fp32"]
         for at in range(0, len(rows), max(1, len(rows) // 12)):
-            a, b = ([reference.convert(int(w), "f32", "f16") for w in data[f"{gpu}_fp16_{x}"][at]] for x in "ab")
+            a, b = ([reference.convert("f32", "f16", int(w)) for w in data[f"{gpu}_fp16_{x}"][at]] for x in "ab")
             found = tcemu.explain(HALF, a, b, int(data[f"{gpu}_fp16_c"][at]), codes=True, target="sm_90a", model=model)
             assert found.result == int(rows[at]), f"{gpu} row {at}\n{found}"
             steps += readd(found)

@@ -1,5 +1,11 @@
 """tcemu.formats: what a code means, against ml_dtypes, gfloat and the reference, over all codes of every format of 16 bits or fewer."""
 
+import ast
+import copy
+import inspect
+import pickle
+from pathlib import Path
+
 import gfloat
 import jax
 import jax.numpy as jnp
@@ -10,7 +16,8 @@ from support.other_formats import DTYPES, GFLOAT, same_floats
 from support.sampling import sampled
 
 from tcemu import formats
-from tcemu.formats import FORMATS, convert, from_float, round_to, to_float
+from tcemu.explanation import exact
+from tcemu.formats import FORMATS, Format, convert, from_float, round_to, to_float
 
 SMALL = [name for name, fmt in FORMATS.items() if fmt.bits <= 16]
 SMALL_FLOATS = [name for name in SMALL if not FORMATS[name].is_integer]
@@ -21,7 +28,7 @@ def all_codes(name: str) -> np.ndarray:
 
 
 def reference_floats(name: str, codes: np.ndarray) -> np.ndarray:
-    return np.array([reference.convert(code, name, "f32") for code in codes.tolist()], np.uint32).view(np.float32)
+    return np.array([reference.convert(name, "f32", code) for code in codes.tolist()], np.uint32).view(np.float32)
 
 
 def test_every_format_is_there_and_has_its_reference_s_fields():
@@ -92,7 +99,7 @@ def test_to_narrower_floats_rounds_to_nearest(name, dtype):
     got = to_float(FORMATS[name], all_codes(name), jnp.dtype(dtype))
     assert got.dtype == dtype
     words = np.asarray(got).view(np.uint16)
-    assert words.tolist() == [reference.convert(code, name, target) for code in all_codes(name).tolist()]
+    assert words.tolist() == [reference.convert(name, target, code) for code in all_codes(name).tolist()]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -114,7 +121,7 @@ def test_a_numpy_array_and_a_jax_array_say_the_same(dtype):
     name = next(name for name, other in DTYPES.items() if np.dtype(other) == np.dtype(jnp.dtype(dtype)))
     codes = np.concatenate([operands.codes(name, kind, (60,), np.random.default_rng(2)) for kind in operands.CLASSES])
     array = codes.view(jnp.dtype(dtype))
-    want = [reference.convert(code, name, "e5m2") for code in codes.tolist()]
+    want = [reference.convert(name, "e5m2", code) for code in codes.tolist()]
     assert np.asarray(from_float(FORMATS["e5m2"], array)).tolist() == want
     if dtype != "float64":  # JAX would cut it to 32 bits
         assert np.asarray(from_float(FORMATS["e5m2"], jnp.asarray(array))).tolist() == want
@@ -123,7 +130,7 @@ def test_a_numpy_array_and_a_jax_array_say_the_same(dtype):
 @pytest.mark.parametrize("name", ["e3m2", "e2m3", "e2m1", "s4", "u4"])
 def test_arrays_of_less_than_a_byte(name):
     array = all_codes(name).view(DTYPES[name])
-    want = [reference.convert(code, name, "f16") for code in all_codes(name).tolist()]
+    want = [reference.convert(name, "f16", code) for code in all_codes(name).tolist()]
     assert np.asarray(from_float(FORMATS["f16"], array)).tolist() == want
 
 
@@ -158,8 +165,8 @@ def test_round_to_is_there_and_back(name, dtype):
     for mode in reference.MODES:
         for saturate in (False, True):
             got = np.asarray(round_to(FORMATS[name], x, mode, saturate)).view(codes.dtype)
-            middle = [reference.convert(code, dtype, name, mode, saturate) for code in codes.tolist()]
-            assert got.tolist() == [reference.convert(code, name, dtype) for code in middle]
+            middle = [reference.convert(dtype, name, code, mode, saturate) for code in codes.tolist()]
+            assert got.tolist() == [reference.convert(name, dtype, code) for code in middle]
 
 
 # ---- tracing
@@ -169,17 +176,61 @@ def test_a_traced_rounding_is_the_named_one():
     codes = np.concatenate([operands.codes("f32", kind, (300,), np.random.default_rng(4)) for kind in operands.CLASSES])
     key = jax.random.key(1)
     for name in ("e4m3", "f16", "ue8m0", "s8"):
-        swept = jax.jit(jax.vmap(lambda mode, name=name: convert(codes, FORMATS["f32"], FORMATS[name], mode, key=key)))(jnp.arange(5))
+        swept = jax.jit(jax.vmap(lambda mode, name=name: convert(FORMATS["f32"], FORMATS[name], codes, mode, key=key)))(jnp.arange(5))
         for index, mode in enumerate(formats.ROUNDINGS):
-            want = convert(codes, FORMATS["f32"], FORMATS[name], mode, key=key)
+            want = convert(FORMATS["f32"], FORMATS[name], codes, mode, key=key)
             assert (swept[index] == want).all(), f"{name} {mode}"
 
 
 def test_jit_and_vmap_change_nothing():
     codes = operands.codes("f32", "full", (4, 50), np.random.default_rng(5))
-    plain = convert(codes, FORMATS["f32"], FORMATS["e4m3"])
-    assert (jax.jit(convert, static_argnums=(1, 2))(codes, FORMATS["f32"], FORMATS["e4m3"]) == plain).all()
-    assert (jax.vmap(lambda row: convert(row, FORMATS["f32"], FORMATS["e4m3"]))(codes) == plain).all()
+    plain = convert(FORMATS["f32"], FORMATS["e4m3"], codes)
+    assert (jax.jit(convert, static_argnums=(0, 1))(FORMATS["f32"], FORMATS["e4m3"], codes) == plain).all()
+    assert (jax.vmap(lambda row: convert(FORMATS["f32"], FORMATS["e4m3"], row))(codes) == plain).all()
+
+
+# ---- formats that are copies
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_a_copied_format_is_the_format(copied):
+    for fmt in FORMATS.values():
+        assert copied(fmt) is not fmt
+        assert copied(fmt) == fmt and hash(copied(fmt)) == hash(fmt) and [f for f in FORMATS.values() if f == copied(fmt)] == [fmt]
+
+
+def by_identity(source: str) -> list[str]:
+    """The comparisons that a copied format would not pass: `is` with a format's name."""
+    compared = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare)]
+    names = {name.upper() for name in FORMATS}
+    last = lambda node: getattr(node, "id", getattr(node, "attr", None))  # noqa: E731
+    return [
+        ast.unparse(node)
+        for node in compared
+        if any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops) and names & set(map(last, (node.left, *node.comparators)))
+    ]
+
+
+def test_formats_are_compared_by_their_fields():
+    package = Path(formats.__file__).parents[1]
+    found = {path.name: by_identity(path.read_text()) for path in package.rglob("*.py")}
+    assert {name: comparisons for name, comparisons in found.items() if comparisons} == {}
+    planted = "a is F64 or b == F64\nx = F16 is not c\nd is None\ne is formats.E4M3"
+    assert sorted(by_identity(planted)) == ["F16 is not c", "a is F64", "e is formats.E4M3"]
+
+
+# ---- one order of arguments
+
+
+@pytest.mark.parametrize("place", [formats, exact])
+def test_the_formats_come_first(place):
+    """In every function that takes formats."""
+    functions = {name: f for name, f in vars(place).items() if inspect.isfunction(f)}
+    is_format = {
+        name: [p.annotation in (Format, "Format") for p in inspect.signature(f).parameters.values()] for name, f in functions.items()
+    }
+    assert sum(is_format["convert"]) == 2 and sum(map(any, is_format.values())) >= 8
+    assert [name for name, flags in is_format.items() if sorted(flags, reverse=True) != flags] == []
 
 
 # ---- errors

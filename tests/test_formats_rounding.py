@@ -39,9 +39,9 @@ def agrees_with_gfloat(source: str, target: str, codes: np.ndarray, mode: str, s
 def agrees_with_reference(source: str, target: str, codes: np.ndarray, ways=WAYS) -> None:
     given = operands.two_words(codes) if source == "f64" else codes
     for mode, saturate in ways:
-        got = np.asarray(convert(given, FORMATS[source], FORMATS[target], mode, saturate))
+        got = np.asarray(convert(FORMATS[source], FORMATS[target], given, mode, saturate))
         got = operands.one_code(got) if target == "f64" else got
-        want = [reference.convert(code, source, target, mode, saturate) for code in codes.tolist()]
+        want = [reference.convert(source, target, code, mode, saturate) for code in codes.tolist()]
         wrong = [
             f"{source} {code:#x} -> {target} {mode} saturate={saturate}: {x:#x}, not {y:#x}"
             for code, x, y in zip(codes.tolist(), got.tolist(), want, strict=True)
@@ -158,7 +158,7 @@ def test_f64_to_others(target):
     rng = np.random.default_rng(10)
     drawn = [operands.codes("f64", kind, (60,), rng) for kind in operands.CLASSES]
     in_range = [
-        np.array([reference.convert(int(x), "f32", "f64") for x in f32_at_random(300)], np.uint64)
+        np.array([reference.convert("f32", "f64", int(x)) for x in f32_at_random(300)], np.uint64)
         + rng.integers(0, 1 << 29, 297, np.uint64)
     ]
     agrees_with_reference("f64", target, np.concatenate([f64_traps(target, 40), *drawn, *in_range]))

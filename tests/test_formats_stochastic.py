@@ -23,7 +23,7 @@ def drawn(source: str, target: str, value: Fraction, seed: int, saturate: bool =
     assert reference.decode(source, code) == value
     codes = np.full(DRAWS, code, operands.dtype_of(source))
     codes = operands.two_words(codes) if source == "f64" else codes
-    found = np.asarray(convert(codes, FORMATS[source], FORMATS[target], "SR", saturate, key=jax.random.key(seed)))
+    found = np.asarray(convert(FORMATS[source], FORMATS[target], codes, "SR", saturate, key=jax.random.key(seed)))
     return found.tolist()
 
 
@@ -84,7 +84,7 @@ def test_it_never_leaves_the_two_neighbours(target):
     codes = np.concatenate([operands.codes("f32", kind, (4000,), np.random.default_rng(2)) for kind in operands.CLASSES])
     for saturate in (False, True):
         found, down, up = (
-            np.asarray(convert(codes, FORMATS["f32"], FORMATS[target], mode, saturate, key=jax.random.key(3)))
+            np.asarray(convert(FORMATS["f32"], FORMATS[target], codes, mode, saturate, key=jax.random.key(3)))
             for mode in ("SR", "RM", "RP")
         )
         assert ((found == down) | (found == up)).all()
@@ -125,7 +125,7 @@ def test_formats_without_specials_always_saturate(target):
 def test_zeros_and_specials_draw_no_lots():
     x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], np.float32)
     for name in ("f16", "e5m2", "e4m3", "e2m1"):
-        want = [reference.convert(code, "f32", name) for code in x.view(np.uint32).tolist()]
+        want = [reference.convert("f32", name, code) for code in x.view(np.uint32).tolist()]
         assert np.asarray(from_float(FORMATS[name], x, "SR", key=jax.random.key(7))).tolist() == want
 
 

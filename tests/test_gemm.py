@@ -1,5 +1,6 @@
 """`gemm`: the same bits as a loop of instructions, any shape and dtype, and what bad input is told."""
 
+import copy
 import itertools
 
 import jax
@@ -189,6 +190,22 @@ def test_an_exact_model_is_a_chain_of_f32_multiply_adds():
     for k in range(23):  # a product of two bf16 values, and its sum with an f32, are rounded once by way of longdouble's 64 bits
         want = (np.longdouble(x[:, k : k + 1] * y[k]) + want).astype(np.float32)
     np.testing.assert_array_equal(bits(d), bits(want))
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64",
+        "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16",
+        "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32",
+    ],
+)
+def test_a_copied_instruction_is_the_instruction(spelling):
+    """As another process is given it: its formats are not the package's own objects."""
+    op = copy.deepcopy(tcemu.parse(spelling))
+    a, b = np.arange(32.0).reshape(2, 16) / 3, np.arange(48.0).reshape(16, 3) - 20
+    d, wanted = (np.asarray(tcemu.gemm(a, b, op=given, target="sm_90a")) for given in (op, spelling))
+    assert (d.dtype, d.shape, d.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
 
 
 @pytest.mark.full

@@ -1,10 +1,7 @@
 """Files as an enemy would give them: what a command reads is refused by name, and what it writes costs nothing that was there."""
 
-import io
 import os
 import resource
-import subprocess
-import sys
 import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +12,6 @@ from support import hostile
 from support.sampling import sampled
 
 from tcemu.cli import main
-from tcemu.commands import READER_GONE
 from tcemu.linalg.gemm import gemm
 
 F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -215,49 +211,3 @@ def test_a_folder_that_takes_no_file(command, folder, capsys):
         assert main([*command, place]) == 2
         assert f"{place} cannot be written: " in capsys.readouterr().err
     assert list((folder / "closed").iterdir()) == []
-
-
-# ---- who reads what is printed
-
-PRINTING = {
-    "show": ["show", F16, "--fragments"],
-    "list": ["list", "--target", "sm_90a"],
-    "check": ["check", F16, "--target", "sm_90a"],
-    "explain": ["explain", F16, "--random", "1"],
-    "compare": ["explain", F16, "--random", "1", "--target", "sm_80", "--target", "sm_90a", "--steps"],
-    "json": ["explain", F16, "--random", "1", "--json"],
-    "gemm": ["gemm", "A.npy", "B.npy", "--op", F16],
-    "demo": ["demo"],
-}
-
-
-@pytest.mark.parametrize("command", PRINTING)
-def test_a_reader_that_goes_away_ends_it_quietly(command, folder, monkeypatch, capsys):
-    read, write = os.pipe()
-    os.close(read)
-    with io.TextIOWrapper(os.fdopen(write, "wb")) as gone:
-        monkeypatch.setattr(sys, "stdout", gone)
-        assert main(PRINTING[command]) == READER_GONE
-    assert "tcemu" not in capsys.readouterr().err  # `list` says there how many there are
-
-
-@pytest.mark.parametrize("command", ["show", "json"])
-def test_an_output_that_is_full_is_said(command, folder, monkeypatch, capsys):
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        assert main(PRINTING[command]) == 2
-    assert "standard output cannot be written: No space left on device" in capsys.readouterr().err
-
-
-def test_head_in_a_shell(folder):
-    """Python's own end has nothing left to complain of."""
-    script = f"set -o pipefail; {sys.executable} -m tcemu.cli show {F16} --fragments | head -n 1"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (READER_GONE, f"{F16}\n", "")
-
-
-def test_a_terminal_that_knows_ascii_alone(folder, monkeypatch):
-    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", ascii_only)
-    assert multiply("A.npy", "B.npy") == 0
-    assert rb"\xb7" in ascii_only.buffer.getvalue()

@@ -23,7 +23,7 @@ def breadth(op):
         signature_of(op).k,
         op.stype is not None and op.stype.name == "ue8m0",
         reach,
-        op.a is op.b,
+        op.a == op.b,
         -op.n,
         not op.satfinite,
     )

@@ -224,7 +224,7 @@ def test_separate_fp8_sums_are_the_reference():
     d = np.asarray(tcemu.dot(op, a, b, c, target="sm_90", model=tcemu.model(op, "sm_90", toolkit="12.6")))
     chained = np.asarray(tcemu.dot(op, a, b, c, target="sm_90"))
     for t, i, j in np.ndindex(d.shape):
-        x, y = ([reference.convert(int(v), "e4m3", "f16") for v in codes] for codes in (a[t, i], b[t, :, j]))
+        x, y = ([reference.convert("e4m3", "f16", int(v)) for v in codes] for codes in (a[t, i], b[t, :, j]))
         parts = [[k for k in range(32) if k % 4 in half] for half in ((0, 1), (2, 3))]
         low, high = (reference.chain([x[k] for k in part], [y[k] for k in part], 0, "f16", "f16", "f32", 16) for part in parts)
         assert int(d[t, i, j]) == reference.add(reference.add(low, high, "f32"), int(c[t, i, j]), "f32")

@@ -146,7 +146,7 @@ def test_encode_is_ml_dtypes_cast(name):
         wide = codes.view(ml_dtypes.bfloat16).astype(np.float32)
         narrow = wide.astype(DTYPES[name]).view(np.uint16 if FORMATS[name].bits == 16 else np.uint8)
     for code in codes[~np.isnan(wide)].tolist():
-        assert reference.convert(code, "bf16", name) == narrow[code], hex(code)
+        assert reference.convert("bf16", name, code) == narrow[code], hex(code)
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -162,7 +162,7 @@ def test_integers_round_and_saturate(name):
 
 
 def test_specials_convert():
-    assert reference.convert(0x3F800000, "f32", "f16") == 0x3C00
+    assert reference.convert("f32", "f16", 0x3F800000) == 0x3C00
     expected = {  # NaN, +Inf, -Inf, +Inf saturating, -0 from f32
         "f64": ((1 << 63) - 1, 0x7FF0 << 48, 0xFFF0 << 48, (0x7FF << 52) - 1, 1 << 63),
         "f16": (0x7FFF, 0x7C00, 0xFC00, 0x7BFF, 0x8000),
@@ -179,11 +179,11 @@ def test_specials_convert():
         "u4": (0, 0xF, 0, 0xF, 0),
     }
     for name, (from_nan, plus, minus, saturated, zero) in expected.items():
-        assert reference.convert(0x7FC12345, "f32", name) == from_nan
-        assert reference.convert(0x7F800000, "f32", name) == plus
-        assert reference.convert(0xFF800000, "f32", name) == minus
-        assert reference.convert(0x7F800000, "f32", name, saturate=True) == saturated
-        assert reference.convert(0x80000000, "f32", name) == zero
+        assert reference.convert("f32", name, 0x7FC12345) == from_nan
+        assert reference.convert("f32", name, 0x7F800000) == plus
+        assert reference.convert("f32", name, 0xFF800000) == minus
+        assert reference.convert("f32", name, 0x7F800000, saturate=True) == saturated
+        assert reference.convert("f32", name, 0x80000000) == zero
 
 
 # ---- fma and add

@@ -127,9 +127,9 @@ def test_published_words(gpu):
         _, format_, _, output = key.split("_")
         type_, result = TYPES[format_], {"fp32": "f32", "fp16": "f16"}[output]
         for row in range(0, len(data[key]), max(1, len(data[key]) // 200)):
-            a, b = ([reference.convert(int(w), "f32", type_) for w in data[f"{gpu}_{format_}_{x}"][row]] for x in "ab")
-            c = reference.convert(int(data[f"{gpu}_{format_}_c"][row]), "f32", result)
+            a, b = ([reference.convert("f32", type_, int(w)) for w in data[f"{gpu}_{format_}_{x}"][row]] for x in "ab")
+            c = reference.convert("f32", result, int(data[f"{gpu}_{format_}_c"][row]))
             got = published_word(gpu, type_, a, b, c, result)
-            assert reference.convert(got, result, "f32") == int(data[key][row]), f"{key} row {row}"
+            assert reference.convert(result, "f32", got) == int(data[key][row]), f"{key} row {row}"
             compared += 1
     assert compared >= 40

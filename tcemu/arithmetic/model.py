@@ -31,8 +31,17 @@ LIMITS: dict[str, tuple[int, int]] = {
     "rounding": (0, len(MODES) - 1),
     "alignment": (0, len(MODES) - 1),
 }
-OPTIONAL = {"fraction_bits": "None for exact", "result_bits": "None for all"}  # what None means where it is allowed
+OPTIONAL = ("fraction_bits", "result_bits")  # which may be None
 ROUNDED = ("rounding", "alignment")  # which may be words
+WANTED = {  # how messages say what they may be
+    "terms": "an integer from {} to {}",
+    "fraction_bits": "an integer from {} to {}, or None for exact",
+    "floor": "an integer from {} to {}",
+    "result_bits": "an integer from {} to {}, or None for all",
+    "rounding": f"one of {', '.join(MODES)}",
+    "alignment": f"one of {', '.join(MODES)}",
+}
+ELSEWHERE = {"fraction_bits": "; tcemu.study.surrogate has a real number of bits"}  # said besides of what is no integer
 
 
 def _count(value: Any) -> bool:
@@ -100,26 +109,28 @@ class Model:
 
     def _within(self, name: str, value: Any) -> Any:
         """The value of a field of LIMITS, arrays as int32; or an error that says what it may be."""
-        least, greatest = self.limits(name)
-        wanted = f"one of {', '.join(MODES)}" if name in ROUNDED else f"an integer from {least} to {greatest}"
-        wanted = f"from {least} to {greatest}" if isinstance(value, int | np.integer) and name not in ROUNDED else wanted
-        wanted += f", or {OPTIONAL[name]}" if name in OPTIONAL else ""
         if (value is None and name in OPTIONAL) or (name in ROUNDED and isinstance(value, str) and value in MODES):
             return value
         if isinstance(value, Tracer):
-            if not jnp.issubdtype(value.dtype, jnp.integer):
-                raise ValueError(f"Model({name}=...): got traced {value.dtype}; {name} must be {wanted}{_real(name)}")
+            if not _of_integers(value):
+                raise ValueError(f"Model({name}=...): got traced {value.dtype}; {name} must be {self._wanted(name, value)}")
             if value.dtype.itemsize >= 4 and value.dtype != jnp.int32:  # what does not fit an int32 must not wrap into the limits
                 info = jnp.iinfo(value.dtype)
                 value = jnp.clip(value, max(info.min, -BEYOND), min(info.max, BEYOND))
             return value.astype(jnp.int32)
-        whole = isinstance(value, int | np.integer | np.ndarray | jax.Array) and not isinstance(value, bool)
-        array = np.asarray(value)
-        if not whole or not np.issubdtype(array.dtype, np.integer) or ((array < least) | (array > greatest)).any():
-            self._refuse(name, wanted + ("" if whole and np.issubdtype(array.dtype, np.integer) else _real(name)))
+        least, greatest = self.limits(name)
+        if not _of_integers(value) or ((np.asarray(value) < least) | (np.asarray(value) > greatest)).any():
+            self._refuse(name, self._wanted(name, value))
         if isinstance(value, int):
             return MODES[value] if name in ROUNDED else value
         return jnp.asarray(value, jnp.int32)
+
+    def _wanted(self, name: str, value: Any) -> str:
+        """What a field of LIMITS may be, in words for who gave this value."""
+        wanted = WANTED[name].format(*self.limits(name))
+        if isinstance(value, int | np.integer):
+            wanted = wanted.removeprefix("an integer ")
+        return wanted if _of_integers(value) else wanted + ELSEWHERE.get(name, "")
 
     def limits(self, name: str) -> tuple[int, int]:
         """The least and the greatest value of a field that may be traced."""
@@ -199,8 +210,11 @@ class Signature(NamedTuple):
 Scales = tuple[ArrayLike, ArrayLike]
 
 
-def _real(name: str) -> str:
-    return "; tcemu.study.surrogate has a real number of bits" if name == "fraction_bits" else ""
+def _of_integers(value: Any) -> bool:
+    """An integer, or an array of them, traced or not. A bool is none."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer | np.ndarray | jax.Array):
+        return False
+    return jnp.issubdtype(value.dtype if isinstance(value, jax.Array) else np.asarray(value).dtype, jnp.integer)
 
 
 def within_limits(model: Model) -> tuple[Model, Array | None]:

@@ -41,9 +41,9 @@ def multiply_add(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike,
     if scales is None:
         signature = signature._replace(scale=None, scale_vec=0)
     if (common := model.common) is not None:
-        a, b = (v if fmt == common else convert(v, fmt, common) for v, fmt in ((a, signature.a), (b, signature.b)))
+        a, b = (v if fmt == common else convert(fmt, common, v) for v, fmt in ((a, signature.a), (b, signature.b)))
         signature = signature._replace(a=common, b=common)
-    c = c if signature.c == model.result else convert(c, signature.c, model.result)
+    c = c if signature.c == model.result else convert(signature.c, model.result, c)
     model, inside = within_limits(model)
     d = product(model, signature, a, b, c, scales)
     return d if inside is None else _nan_unless(inside, signature.d, d)

@@ -63,11 +63,11 @@ def _by_instruction(steps: Callable[..., Array], model: Model, signature: Signat
 
     def instructions(c: Array, *products: Any) -> Array:
         def instruction(running: Array, products: tuple) -> tuple[Array, None]:
-            d = convert(steps(running, *products), model.result, signature.d)
-            return convert(d, signature.d, model.result), None
+            d = convert(model.result, signature.d, steps(running, *products))
+            return convert(signature.d, model.result, d), None
 
         products = jax.tree.map(lambda v: v.reshape(-1, length, *v.shape[1:]), products)
-        return convert(lax.scan(instruction, c, products)[0], model.result, signature.d)
+        return convert(model.result, signature.d, lax.scan(instruction, c, products)[0])
 
     return instructions
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tcemu.architectures.lookup import row_for
-from tcemu.commands import EXAMPLE, CommandError, printing
+from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.evidence import details, summary
 from tcemu.commands.outputs import Output, shown
 from tcemu.commands.tables import table
@@ -28,7 +28,7 @@ def add_check(subparsers) -> None:
     parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it, or a whole statement")
     parser.add_argument("--target", required=True, help=f"one of {', '.join(targets())}")
     _add_isa(parser)
-    parser.set_defaults(run=printing(_check))
+    parser.set_defaults(run=_check)
 
 
 def add_list(subparsers) -> None:
@@ -44,7 +44,7 @@ def add_list(subparsers) -> None:
     parser.add_argument("--all-spellings", action="store_true", help="also with the qualifiers that may be left out")
     parser.add_argument("--evidence", action="store_true", help="instead: how the arithmetic of the target, or of all, is known")
     _add_isa(parser)
-    parser.set_defaults(run=printing(_list))
+    parser.set_defaults(run=_list)
 
 
 def add_show(subparsers) -> None:
@@ -61,7 +61,7 @@ def add_show(subparsers) -> None:
     parser.add_argument("--operand", metavar="NAME", help="with --svg: draw this one alone")
     parser.add_argument("--lane", type=int, metavar="N", help="with --svg: mark this lane; wgmma's count through its four warps")
     parser.add_argument("--overwrite", action="store_true", help="with --svg: FILE may exist")
-    parser.set_defaults(run=printing(_show))
+    parser.set_defaults(run=_show)
 
 
 def _add_isa(parser: argparse.ArgumentParser) -> None:

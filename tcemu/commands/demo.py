@@ -10,7 +10,6 @@ from math import frexp
 import jax
 import numpy as np
 
-from tcemu.commands import printing
 from tcemu.formats import E4M3, Format
 from tcemu.isa.grammar import parse
 from tcemu.linalg.gemm import gemm
@@ -34,7 +33,7 @@ def add_demo(subparsers) -> None:
         description=f"Classifies handwritten digits with a small neural network whose matrix products are those of {TARGET}, in four "
         "formats, and compares them with plain float32. Everything it needs ships with the package.",
     )
-    parser.set_defaults(run=printing(run_demo))
+    parser.set_defaults(run=run_demo)
 
 
 @dataclass(frozen=True)

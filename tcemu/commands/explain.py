@@ -12,7 +12,7 @@ import numpy as np
 from tcemu.architectures.lookup import row_for
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.what_if import what_if
-from tcemu.commands import EXAMPLE, CommandError, printing
+from tcemu.commands import EXAMPLE, CommandError
 from tcemu.explanation.comparison import Explanations
 from tcemu.explanation.explain import explain
 from tcemu.formats import Format
@@ -64,7 +64,7 @@ def add_explain(subparsers) -> None:
     parser.add_argument("--steps", action="store_true", help="with several targets: each in full, before the comparison")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--colour", action="store_true", help="dim the bits that are cut away")
-    parser.set_defaults(run=printing(run_explain))
+    parser.set_defaults(run=run_explain)
     _take_negative_numbers(parser)
 
 

@@ -93,11 +93,11 @@ def run_fuzz(args: argparse.Namespace) -> int:
             if outcome.stopped:
                 print(f"stopped; {'the same words go on' if arguments['out'] else 'nothing was held: give --out to be able to go on'}")
                 return 128 + outcome.signal
-    except BrokenPipeError:
-        raise
     except NotWritten as error:
-        print(error.run, flush=True)
-        raise CommandError(str(error)) from error
+        try:
+            print(error.run, flush=True)
+        finally:  # also where that cannot be printed, as on the same full disk
+            raise CommandError(str(error)) from error
     except (ValueError, TypeError, OSError) as error:
         raise CommandError(str(error)) from error
     return status

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tcemu.architectures.lookup import evidence
-from tcemu.commands import EXAMPLE, CommandError, printing
+from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.arrays import check_size, load, npy, shape_of_files
 from tcemu.commands.outputs import Output, shown
 from tcemu.formats import F64
@@ -53,7 +53,7 @@ def add_gemm(subparsers) -> None:
     parser.add_argument("--rounding", default="RN", choices=("RN", "RZ", "RM", "RP"), help="of the inputs (default: %(default)s)")
     parser.add_argument("-o", dest="output", metavar="D.npy", type=Path, help="where D goes (default: only the report is made)")
     parser.add_argument("--overwrite", action="store_true", help="the file of -o may exist; one that is read is never overwritten")
-    parser.set_defaults(run=printing(run_gemm))
+    parser.set_defaults(run=run_gemm)
 
 
 @dataclass
@@ -137,7 +137,7 @@ def judge(report: ErrorReport, exact: Reference, held: Reference, start: int, d:
     chosen = places[np.random.default_rng(start).permutation(len(places))[:sample]]
     truths = [exact.element((*place[:-2], place[-2] + start, place[-1])) for place in chosen]
     report.sampled += len(chosen)
-    if fmt is F64:  # float64 inputs are not rounded, so `held` is `exact`
+    if fmt == F64:  # float64 inputs are not rounded, so `held` is `exact`
         at = tuple(chosen.T)
         of_d, of_plain = (
             np.array([float(Fraction(x) - truth) for x, truth in zip(y[at].tolist(), truths, strict=True)]) for y in (d, plain)
@@ -172,7 +172,7 @@ def multiply(
         held = exact
     size = rows_of_a_block(shape, a.shape[-1])
     starts = range(0, max(1, shape[-2]), size)  # one empty block where there are no rows
-    sample = -(-(F64_SAMPLE if op.d is F64 else SAMPLE) // len(starts))
+    sample = -(-(F64_SAMPLE if op.d == F64 else SAMPLE) // len(starts))
     progress = Progress(shape[-2], sys.stderr)
     pieces = []
     for start in starts:
@@ -209,7 +209,7 @@ def remarks(report: ErrorReport, op: Instruction) -> list[str]:
             f"{report.outputs - report.counted:,} of {report.outputs:,} outputs are not finite and left out of the figures. {kinds}."
         )
     lines.append(f"An ulp is the distance of neighbouring {op.d} values at the exact result; bits lost are log2 of the error in ulps.")
-    if op.d is F64:
+    if op.d == F64:
         return [
             *lines,
             f"Figures are of {report.sampled:,} outputs chosen with a fixed seed; their exact product is of rational arithmetic.",

@@ -80,8 +80,6 @@ def verify(args: argparse.Namespace) -> int:
         report = lambda line: print(line, flush=True)  # noqa: E731
         with to_itself(args.out):
             results = compared(asked(args, runner), runner, args.outputs, args.seed, args.out, args.jobs, report)
-    except BrokenPipeError:
-        raise
     except (ValueError, TypeError, OSError) as error:
         raise CommandError(str(error)) from error
     return int(any(row.mismatches or row.failed or not row.outputs + row.undefined for row in results.values()))

@@ -161,7 +161,7 @@ def encode(
     return _signed(fmt, magnitude, value < 0)
 
 
-def convert(code: int, source: Format, target: Format) -> int:
+def convert(source: Format, target: Format, code: int) -> int:
     """One code in another format, to the nearest."""
     if source == target:
         return code

@@ -45,7 +45,7 @@ def products(
     made = []
     for index, (x, y, name) in enumerate(zip(a, b, names, strict=True)):
         meant = [
-            decode(fmt, code) if common is None else decode(common, convert(code, fmt, common))
+            decode(fmt, code) if common is None else decode(common, convert(fmt, common, code))
             for fmt, code in ((signature.a, x), (signature.b, y))
         ]
         product = Product(index, name, a=x, b=y, x=meant[0], y=meant[1])

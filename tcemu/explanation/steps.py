@@ -163,8 +163,8 @@ class Walk:
             return self.instructions(instructions, running).code
         for first, own in enumerate(instructions, 1):
             code = self.converted("running", self.instructions([own], running, first).code, result, signature.d)
-            running = Running("running", convert(code, signature.d, result))
-        return convert(running.code, result, signature.d)
+            running = Running("running", convert(signature.d, result, code))
+        return convert(result, signature.d, running.code)
 
     def instructions(self, instructions: Sequence[Sequence[Product]], c: Running, first: int = 1) -> Running:
         """Some instructions, of which the first has this number: their steps one after the other from C on, or in chains."""
@@ -240,7 +240,7 @@ class Walk:
     def fma(self, products: Sequence[Product], running: Running | None) -> int:
         """One product and the running value, exact, rounded once (IEEE 754-2019, 5.4.1). Without one: the product alone."""
         model, (product,) = self.model, products
-        a, b = convert(product.a, self.signature.a, model.result), convert(product.b, self.signature.b, model.result)
+        a, b = convert(self.signature.a, model.result, product.a), convert(self.signature.b, model.result, product.b)
         # -0 adds nothing at all; +0 where sums are rounded down, since there +0 and -0 add up to -0
         nothing = encode(model.result, Fraction(0), negative_zero=model.rounding != "RM")
         before = nothing if running is None else running.code
@@ -272,7 +272,7 @@ class Walk:
         """A code in another format. It is a step only where the formats differ."""
         if source == target:
             return code
-        value, result = decode(source, code).value, convert(code, source, target)
+        value, result = decode(source, code).value, convert(source, target, code)
         term = Term(name, value, code=code)
         if isinstance(value, str):
             return self.record("convert", [term], result, "RN", target, rule=f"{name} is {value}, and stays so")

@@ -58,13 +58,13 @@ def array_codes(x: ArrayLike) -> tuple[Format, Array]:
 def from_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None) -> Array:
     """An array of numbers (any real dtype) -> codes of `fmt`, [...] (f64: uint32[..., 2]), each rounded once. Arguments as in `convert`."""
     source, codes = array_codes(x)
-    return convert(codes, source, fmt, rounding, saturate, key)
+    return convert(source, fmt, codes, rounding, saturate, key)
 
 
 def to_float(fmt: Format, codes: ArrayLike, dtype: DTypeLike = jnp.float32) -> Array:
     """Codes -> an array of `dtype` (float32, float16 or bfloat16), exact where the dtype holds the value, else rounded to nearest even."""
     target = ARRAY_FORMATS[np.dtype(dtype)]
-    return lax.bitcast_convert_type(convert(codes, fmt, target), dtype)
+    return lax.bitcast_convert_type(convert(fmt, target, codes), dtype)
 
 
 def round_to(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None) -> Array:
@@ -78,9 +78,9 @@ def round_to(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: boo
 
     def bits_of(x: Array | np.ndarray, traced: Array | None, key: PRNGKey | None) -> Array:
         own, codes = array_codes(x)
-        rounded = convert(codes, own, fmt, word if traced is None else traced, saturate, key)
+        rounded = convert(own, fmt, codes, word if traced is None else traced, saturate, key)
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-        return lax.bitcast_convert_type(convert(rounded, fmt, ARRAY_FORMATS[dtype]), dtype)
+        return lax.bitcast_convert_type(convert(fmt, ARRAY_FORMATS[dtype], rounded), dtype)
 
     if not isinstance(x, jax.Array) and np.asarray(x).dtype == np.float64:
         return bits_of(np.asarray(x), mode, key)  # JAX would cut it

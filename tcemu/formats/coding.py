@@ -215,9 +215,9 @@ def _finish(fmt: Format, number: Number, code: Limbs, exponent: Array, rounding:
 
 
 def convert(
-    codes: ArrayLike,
     source: Format,
     target: Format,
+    codes: ArrayLike,
     rounding: Rounding = "RN",
     saturate: bool = False,
     key: PRNGKey | None = None,

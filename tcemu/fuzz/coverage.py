@@ -163,7 +163,7 @@ def _element(op: Instruction, model: Model, operands: Operands, d: Array, number
         b = gather(b[:, :, None], operands["e"][case, i][:, None, :], op.chunk)[:, 0, :, 0]
     a_format, b_format = signature.a, signature.b
     if model.multiplicand is not None:
-        a, b = convert(a, a_format, model.multiplicand), convert(b, b_format, model.multiplicand)
+        a, b = convert(a_format, model.multiplicand, a), convert(b_format, model.multiplicand, b)
         a_format = b_format = model.multiplicand
     scale_exponents = scale_is_nan = None
     if op.block_scale and op.stype is not None:

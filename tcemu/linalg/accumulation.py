@@ -62,7 +62,7 @@ def sums_of_parts(
     factors = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), factors)
     if promote is None:
         a, b = factors.codes
-        return convert(multiply_add(model, signature, a, b, _zeros(signature, a, b), factors.unit_scales), signature.d, F32)
+        return convert(signature.d, F32, multiply_add(model, signature, a, b, _zeros(signature, a, b), factors.unit_scales))
     if isinstance(promote, int):
         return _promoted(model, signature, factors, group_sizes)
     return _promoted_when(promote, model, signature, factors)
@@ -90,7 +90,7 @@ def _promoted(model: Model, signature: Signature, factors: Factors, group_sizes:
     start = _start(signature, factors)
 
     def step(total: Array, chunk: Factors) -> tuple[Array, None]:
-        added = convert(multiply_add(model, signature, *chunk.codes, start, chunk.unit_scales), signature.d, F32)
+        added = convert(signature.d, F32, multiply_add(model, signature, *chunk.codes, start, chunk.unit_scales))
         if chunk.block_scales is None:
             return add(total, added, F32), None
         scale = multiply(*chunk.block_scales, F32)  # of groups of rows and columns
@@ -108,7 +108,7 @@ def _promoted_when(interval: Array, model: Model, signature: Signature, factors:
         (total, running), (number, instruction) = state, numbered
         running = multiply_add(model, signature, *instruction.codes, running, instruction.unit_scales)
         due = (number % interval == 0) | (number == count)
-        total = jnp.where(due, add(total, convert(running, signature.d, F32), F32), total)
+        total = jnp.where(due, add(total, convert(signature.d, F32, running), F32), total)
         return (total, jnp.where(due, start, running)), None
 
     numbers = jnp.arange(1, count + 1)

@@ -43,9 +43,9 @@ def in_jax(x: Array | np.ndarray, once: bool = False) -> Array:
         return x
     _, codes = array_codes(x)
     if not once:
-        return lax.bitcast_convert_type(convert(codes, F64, F32), jnp.float32)
-    cut = convert(codes, F64, F32, "RZ")
-    lost = jnp.any(convert(cut, F32, F64) != codes, axis=-1)
+        return lax.bitcast_convert_type(convert(F64, F32, codes), jnp.float32)
+    cut = convert(F64, F32, codes, "RZ")
+    lost = jnp.any(convert(F32, F64, cut) != codes, axis=-1)
     return lax.bitcast_convert_type(cut | lost.astype(jnp.uint32), jnp.float32)
 
 

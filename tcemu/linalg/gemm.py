@@ -179,7 +179,7 @@ def _gemm(
     batch = np.broadcast_shapes(tuple(a_batch), tuple(b_batch), _shape(signature.c, c)[:-2])
     c = jnp.broadcast_to(c, (*batch, m, n, *c.shape[c.ndim - signature.c.words + 1 :]))
     if k == 0 or m == 0 or n == 0 or 0 in batch:
-        return convert(c, signature.c, signature.d)
+        return convert(signature.c, signature.d, c)
     if fills_k(model, signature):
         a, b = fill(signature, a, b, signature.k)
     if scales is not None:
@@ -197,7 +197,7 @@ def _rounded(signature: Signature, conversion: _Conversion, codes: _Codes, key: 
     keys = (None,) * 3 if key is None else jax.random.split(key, 3)
     targets = signature.a, signature.b, signature.c
     return [
-        x if source == target else convert(x, source, target, conversion.rounding, conversion.saturate or target.is_integer, own_key)
+        x if source == target else convert(source, target, x, conversion.rounding, conversion.saturate or target.is_integer, own_key)
         for x, source, target, own_key in zip(codes, conversion.sources, targets, keys, strict=True)
     ]
 
@@ -224,7 +224,7 @@ def _codes_of_scales(name: str, value: ArrayLike | None, op: Instruction, shape:
     if jnp.issubdtype(value.dtype, jnp.integer) or value.dtype == bool:
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted raw codes of {op.stype}, unsigned, or floats")
     source, codes = _format_and_codes(name, value)
-    return convert(codes, source, op.stype)
+    return convert(source, op.stype, codes)
 
 
 def _x64_mode() -> bool:
@@ -244,6 +244,6 @@ def _shape(fmt: Format, codes: Array) -> tuple[int, ...]:
 
 def _array(fmt: Format, codes: Array) -> Array | np.ndarray:
     """Codes of an accumulator as numbers: a reinterpretation of their bits."""
-    if fmt is F64 and not _x64_mode():
+    if fmt == F64 and not _x64_mode():
         return np.ascontiguousarray(codes).view(np.float64)[..., 0]
     return lax.bitcast_convert_type(codes, next(dtype for dtype, f in ARRAY_FORMATS.items() if f == fmt))

@@ -142,9 +142,9 @@ def _product(options: Options, operands: Operands) -> Array:
     total = jnp.zeros(shape, jnp.uint32) if empty else _sum(options, operands)
     if bias is not None:
         source, codes = array_codes(bias)
-        total = add(total, convert(codes, source, F32), F32)
+        total = add(total, convert(source, F32, codes), F32)
     for source, target in ((F32, recipe.out), (recipe.out, ARRAY_FORMATS[options.dtype])):
-        total = total if source == target else convert(total, source, target)
+        total = total if source == target else convert(source, target, total)
     return total
 
 
@@ -229,7 +229,7 @@ def _with_derivative(side: Side, q: Quantized, raw: bool) -> Array:
 
 def _zero_with_derivative(scheme: Scheme, q: Quantized, values: Array, scales: Array) -> Array:
     """0, with the derivatives of scale * round(value / scale)."""
-    elements = to_float(F32, convert(q.codes, scheme.format, F32))
+    elements = to_float(F32, convert(scheme.format, F32, q.codes))
     scales = spread(scales, values.shape, scheme.group_sizes)
     ratios = lax.stop_gradient(values / scales)
     inside = jnp.abs(ratios) <= to_float(F32, largest_value(scheme.format))

@@ -250,7 +250,7 @@ class _Blocking(NamedTuple):
 
     def limbs(self, codes: Array) -> Limbs:
         """The codes in the format of the arithmetic."""
-        return code_limbs(self.arithmetic, codes if self.source == self.arithmetic else convert(codes, self.source, self.arithmetic))
+        return code_limbs(self.arithmetic, codes if self.source == self.arithmetic else convert(self.source, self.arithmetic, codes))
 
     def in_blocks(self, x: Array) -> Array:
         """[..., blocks, block]"""
@@ -272,7 +272,7 @@ def _largest(
         return largest, ()
     if amax_source is None or amax is None:
         return largest, of_tensor(jnp.max(jnp.where(largest[0] < F32.infinity, largest[0], 0), initial=0))
-    return largest, of_tensor(convert(amax, amax_source, F32) & 0x7FFFFFFF)
+    return largest, of_tensor(convert(amax_source, F32, amax) & 0x7FFFFFFF)
 
 
 @partial(jax.jit, static_argnames=("rule", "element", "arithmetic"))

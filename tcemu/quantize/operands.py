@@ -153,12 +153,12 @@ def quantize(
         scale_codes = _scales_of(scheme, _magnitudes(source, codes), axis_name)
     else:
         scale_source, scale_codes = array_codes(scales)
-        scale_codes = convert(scale_codes, scale_source, F32)
+        scale_codes = convert(scale_source, F32, scale_codes)
         if quantizer.in_unit:
             assert scheme.scale_format is not None
-            unit_scales = convert(scale_codes, F32, scheme.scale_format, saturate=True)
-            scale_codes = convert(unit_scales, scheme.scale_format, F32)
-    ratios = divide(convert(codes, source, F32), spread(scale_codes, x.shape, scheme.group_sizes), F32)
+            unit_scales = convert(F32, scheme.scale_format, scale_codes, saturate=True)
+            scale_codes = convert(scheme.scale_format, F32, unit_scales)
+    ratios = divide(convert(source, F32, codes), spread(scale_codes, x.shape, scheme.group_sizes), F32)
     elements = _rounded(scheme, F32, ratios, key)
     if quantizer.in_unit:
         return Quantized(codes=elements, unit_scales=unit_scales)
@@ -167,7 +167,7 @@ def quantize(
 
 def dequantized(scheme: Scheme, q: Quantized) -> Array:
     """The numbers that an operand stands for, in plain float32: for derivatives, not for results."""
-    values = to_float(F32, convert(q.codes, scheme.format, F32))
+    values = to_float(F32, convert(scheme.format, F32, q.codes))
     if q.unit_scales is not None and scheme.scale_format is not None:
         values = values * spread(to_float(scheme.scale_format, q.unit_scales), values.shape, scheme.group_sizes)
     if q.scales is not None:
@@ -191,12 +191,12 @@ def _rounded(scheme: Scheme, source: Format, codes: Array, key: PRNGKey | None) 
     quantizer = scheme.quantizer
     if source == scheme.format:
         return codes
-    return convert(codes, source, scheme.format, quantizer.rounding, quantizer.saturate or quantizer.in_unit, key)
+    return convert(source, scheme.format, codes, quantizer.rounding, quantizer.saturate or quantizer.in_unit, key)
 
 
 def _magnitudes(source: Format, codes: Array) -> Array:
     """f32 codes without their signs."""
-    return convert(codes, source, F32) & 0x7FFFFFFF
+    return convert(source, F32, codes) & 0x7FFFFFFF
 
 
 def _scales_of(scheme: Scheme, magnitudes: Array, axis_name: str | None) -> Array:

@@ -19,7 +19,7 @@ from tcemu.formats import F32, UE4M3, UE8M0, Format, Number, convert, decode, en
 
 def largest_value(fmt: Format) -> Array:
     """A format's largest finite value, as an f32 code."""
-    return convert(np.array(fmt.greatest_magnitude << fmt.unused_bits, fmt.dtype), fmt, F32)
+    return convert(fmt, F32, np.array(fmt.greatest_magnitude << fmt.unused_bits, fmt.dtype))
 
 
 # ---- scales that are powers of two: the exponent, from a block's largest magnitude
@@ -84,7 +84,7 @@ def _inverse_tensor(amax: Array) -> tuple[Array, ...]:
 
 def _inverse_block(amax: Array, tensor_scale: Array, multiplier: Array) -> tuple[Array, Array]:
     scale = _ue4m3(multiply(amax, multiplier, F32))
-    inverse = divide(ONE, multiply(convert(scale, UE4M3, F32), tensor_scale, F32), F32)
+    inverse = divide(ONE, multiply(convert(UE4M3, F32, scale), tensor_scale, F32), F32)
     return scale, jnp.minimum(inverse, GREATEST)
 
 
@@ -95,12 +95,12 @@ def _plain_tensor(amax: Array) -> tuple[Array, ...]:
 def _modelopt_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
     ratio = divide(amax, multiply(SIX, tensor_scale, F32), F32)
     scale = _ue4m3(jnp.maximum(jnp.where(ratio == 0, ONE, ratio), _f32(2**-9)))
-    return scale, multiply(convert(scale, UE4M3, F32), tensor_scale, F32)
+    return scale, multiply(convert(UE4M3, F32, scale), tensor_scale, F32)
 
 
 def _torchao_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
     scale = _ue4m3(jnp.maximum(divide(divide(amax, SIX, F32), tensor_scale, F32), _f32(2**-6)))
-    return scale, multiply(tensor_scale, convert(scale, UE4M3, F32), F32)
+    return scale, multiply(tensor_scale, convert(UE4M3, F32, scale), F32)
 
 
 # ---- the table

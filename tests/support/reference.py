@@ -182,7 +182,7 @@ def encode(name: str, value: Fraction | int, mode: str = "RN", saturate: bool = 
 
 
 @lru_cache(maxsize=1 << 18)
-def convert(code: int, source: str, target: str, mode: str = "RN", saturate: bool = False) -> int:
+def convert(source: str, target: str, code: int, mode: str = "RN", saturate: bool = False) -> int:
     """One code to another format; NaN becomes `Spec.nan`, Inf what an overflow in RN becomes."""
     value, spec = decode(source, code), FORMATS[target]
     if isinstance(value, Fraction):
@@ -335,7 +335,7 @@ def chain(
 
 def _fp8_as_f16(a_row: Sequence[int], b_col: Sequence[int], c_code: int, a: str, b: str, d: str) -> int:
     """FP8 through mma.sync: as f16 from zero, k mod 4 in {0, 1}, then {2, 3}; C added last. In mma.sp k counts the kept products."""
-    wide_a, wide_b = [convert(x, a, "f16") for x in a_row], [convert(x, b, "f16") for x in b_col]
+    wide_a, wide_b = [convert(a, "f16", x) for x in a_row], [convert(b, "f16", x) for x in b_col]
     order = [i for i in range(len(a_row)) if i % 4 < 2] + [i for i in range(len(a_row)) if i % 4 >= 2]
     partial = chain([wide_a[i] for i in order], [wide_b[i] for i in order], 0, "f16", "f16", d, len(order) // 2)
     return add(partial, c_code, d)
@@ -343,9 +343,9 @@ def _fp8_as_f16(a_row: Sequence[int], b_col: Sequence[int], c_code: int, a: str,
 
 def _quad_pair(a_row: Sequence[int], b_col: Sequence[int], c_code: int, c: str, d: str) -> int:
     """m8n8k4 f16 after sm_70: f32 operations on widened operands."""
-    a0, a1, a2, a3 = (convert(x, "f16", "f32") for x in a_row)
-    b0, b1, b2, b3 = (convert(x, "f16", "f32") for x in b_col)
-    minus_zero, wide_c = 1 << 31, convert(c_code, c, "f32")
+    a0, a1, a2, a3 = (convert("f16", "f32", x) for x in a_row)
+    b0, b1, b2, b3 = (convert("f16", "f32", x) for x in b_col)
+    minus_zero, wide_c = 1 << 31, convert(c, "f32", c_code)
     if d == "f32":  # from +0 on: an NVIDIA H200 gives +0 where all four products are -0
         total = 0
         for x, y in ((a0, b0), (a1, b1), (a2, b2), (a3, b3)):
@@ -353,7 +353,7 @@ def _quad_pair(a_row: Sequence[int], b_col: Sequence[int], c_code: int, c: str, 
         return add(total, wide_c, "f32")
     low = fma(a1, b1, fma(a0, b0, minus_zero, "f32"), "f32")  # x + (-0) is x: a product alone
     high = fma(a3, b3, fma(a2, b2, minus_zero, "f32"), "f32")
-    return convert(add(add(wide_c, low, "f32"), high, "f32"), "f32", "f16")
+    return convert("f32", "f16", add(add(wide_c, low, "f32"), high, "f32"))
 
 
 def _integers(a_row: Sequence[int], b_col: Sequence[int], c_code: int, a: str, b: str, satfinite: bool, bit_op: str | None) -> int:
@@ -407,9 +407,9 @@ def dot(
     if family == "mma" and a == "f16" and k == 4:
         return _quad_pair(a_row, b_col, c_code, c, d)
     if c == "f16" and d == "f32":
-        c_code = convert(c_code, "f16", "f32")
+        c_code = convert("f16", "f32", c_code)
     step = chain(a_row, b_col, c_code, a, b, "f16" if c == d == "f16" else "f32", 4 if family == "wmma" and a == "tf32" else wanted)
-    return convert(step, "f32", "f16") if c == "f32" and d == "f16" else step
+    return convert("f32", "f16", step) if c == "f32" and d == "f16" else step
 
 
 # ---- sparse metadata

@@ -136,19 +136,19 @@ def multiply_add(model: Fields, kind: Kind, a: Sequence[int], b: Sequence[int], 
     model = model if kind.rounding is None else model._replace(rounding=kind.rounding)
     common = model.result if model.fraction_bits is None else model.multiplicand
     if common is not None:
-        a, b = ([code if fmt == common else convert(code, fmt, common) for code in codes] for codes, fmt in ((a, kind.a), (b, kind.b)))
+        a, b = ([code if fmt == common else convert(fmt, common, code) for code in codes] for codes, fmt in ((a, kind.a), (b, kind.b)))
         kind = kind._replace(a=common, b=common)
     products = [Scaled(x, y) for x, y in zip(a, b, strict=True)]
     if scales is not None:
         spread = [[codes[at * len(codes) // len(a)] for at in range(len(a))] for codes in scales]
         products = [Scaled(x, y, *pair) for x, y, *pair in zip(a, b, *spread, strict=True)]
-    running = c if kind.c == model.result else convert(c, kind.c, model.result)
+    running = c if kind.c == model.result else convert(kind.c, model.result, c)
     instructions = [products[at : at + kind.k] for at in range(0, len(products), kind.k)]
     if kind.d == model.result:
         return _instructions(model, kind, instructions, running)
     for own in instructions:
-        running = convert(convert(_instructions(model, kind, [own], running), model.result, kind.d), kind.d, model.result)
-    return convert(running, model.result, kind.d)
+        running = convert(kind.d, model.result, convert(model.result, kind.d, _instructions(model, kind, [own], running)))
+    return convert(model.result, kind.d, running)
 
 
 def _instructions(model: Fields, kind: Kind, instructions: list[list[Scaled]], c: int) -> int:

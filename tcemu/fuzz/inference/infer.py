@@ -247,7 +247,7 @@ class Probe:
     def result(self, bits: int | None) -> Format:
         """The format between steps, which is D's unless D is f16."""
         d = self.signature.d
-        if d is not F16 and d != F16:
+        if d != F16:
             return d
         e = 10
         if bits is None:  # a running value: 1 + 2^-12 keeps its last bit only if it is wider than f16
