@@ -16,9 +16,10 @@ from chex import PRNGKey
 from jax.extend.core import ClosedJaxpr
 
 from tcemu.emulation.keys import one_key
+from tcemu.emulation.nnx_objects import Updates, updates
 from tcemu.emulation.policy import Policy, Report, checked, unused
 from tcemu.emulation.rewriting import Cache, Rewriter, Scope
-from tcemu.emulation.state import WHAT_WORKS, check_arrays, check_not_kept, check_unchanged
+from tcemu.emulation.state import check_arrays, check_not_kept, check_unchanged, refusing_what_is_closed_over
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,12 +34,13 @@ class Emulated(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = traced(self.fn, args, kwargs)
         rewriter = self._rewriter()
-        results = rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key))
+        with updates() as objects:
+            call = traced(self.fn, args, kwargs, objects)
+            results = call.rebuilt(rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key)))
         for line in unused(self.policy, rewriter.entries):
             warnings.warn(f"emulate({getattr(self.fn, '__name__', type(self.fn).__name__)}): {line}", stacklevel=2)
-        return call.rebuilt(results)
+        return results
 
     def report(self, *args: P.args, **kwargs: P.kwargs) -> Report:
         """What is replaced and what is left in a call with these arguments, arrays or `jax.ShapeDtypeStruct`; nothing is computed.
@@ -62,43 +64,51 @@ class TracedCall(NamedTuple):
 
     program: ClosedJaxpr
     arrays: list[Any]  # that it takes
-    rebuilt: Callable[[list[Any]], Any]  # the program's results -> the function's
+    rebuilt: Callable[[list[Any]], Any]  # the program's results -> the function's; what the call changed in nnx objects is written back
 
 
-def traced(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> TracedCall:
-    """The program of a call. fn may be a pytree with arrays itself.
+def traced(fn: Callable, args: tuple, kwargs: dict[str, Any], objects: Updates | None = None) -> TracedCall:
+    """The program of a call. fn may be a pytree with arrays itself. objects: for results to be rebuilt where nnx objects are at work.
 
     Raises TypeError for arrays that are not JAX's, which no program shows, and for state that the call changed, which would be lost.
     """
-    leaves, tree = jax.tree.flatten((fn, args, kwargs))
+    if objects is None:
+        with updates() as objects:
+            return traced(fn, args, kwargs, objects)
+    run, held = objects.opened(fn)
+    leaves, tree = jax.tree.flatten(objects.split((held, args, kwargs)))
     check_arrays("an argument", leaves)
     is_array = [_is_array(leaf) for leaf in leaves]
     arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
     kept: list[Any] = []
+    written: list[int] = []  # the numbers of the objects that are written back
     traces: list[Any] = []
 
     def flat(*arrays):
         first: Any = arrays[0] if arrays else jnp.zeros(())
         traces.append(weakref.ref(first._trace))
-        call = jax.tree.unflatten(tree, _merged(leaves, is_array, arrays))
-        results, out_tree = jax.tree.flatten(call[0](*call[1], **call[2]))
-        check_unchanged(call, arrays, results)
+        call = objects.merged(jax.tree.unflatten(tree, _merged(leaves, is_array, arrays)), traced=True)
+        inside = objects.among(call)
+        changed = objects.watch(inside)
+        results = run(call[0], *call[1], **call[2])
+        written[:] = changed(results)
+        results, out_tree = jax.tree.flatten(objects.split(([inside[number] for number in written], results)))
+        check_unchanged(objects.others(call), arrays, results)
         check_arrays("a result", results)
         which = [_is_array(leaf) for leaf in results]
         kept[:] = out_tree, which, [None if array else leaf for leaf, array in zip(results, which, strict=True)]
         return [leaf for leaf, array in zip(results, which, strict=True) if array]
 
-    try:
+    with refusing_what_is_closed_over():
         program = jax.make_jaxpr(flat)(*arrays)
-    except Exception as error:
-        if type(error).__name__ == "TraceContextError":  # flax nnx refuses by itself to change what a traced function closes over
-            raise TypeError(f"emulate: the call would change what it closes over: {error}. {WHAT_WORKS}") from error
-        raise
     check_not_kept((fn, args, kwargs), traces[-1]())
 
     def rebuilt(results: list[Any]) -> Any:
         out_tree, which, others = kept
-        return jax.tree.unflatten(out_tree, _merged(others, which, results))
+        with refusing_what_is_closed_over():
+            outside = objects.among((held, args, kwargs))
+            objects.check_writable([outside[number] for number in written])
+            return objects.merged(jax.tree.unflatten(out_tree, _merged(others, which, results)), traced=False)[1]
 
     return TracedCall(program=program, arrays=arrays, rebuilt=rebuilt)
 
