@@ -134,6 +134,12 @@ def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False, k
     convolutions: whether the policy's choice holds for convolutions too; without it they are left. Each is then one product of patches
     (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features.
 
+    key: a jax.random key, for recipes that round stochastically (rounding "SR"); it may be traced, and then a new one in each step of a
+    compiled loop compiles nothing anew. No two executions of a product share random bits: a product's key comes from this one, its place in
+    the program, the turns of the loops around it, and under shard_map the device, where the operands differ between devices. The products
+    of its gradient have keys that come from it. The same key gives the same bits under jit, in a checkpoint that computes again, and where
+    a function with a derivative rule is differentiated. `jax.vmap` around the result with one key: all members share its bits.
+
     The result works under jit, vmap, grad, jvp and shard_map as fn does, as far as the choices do. Products are found through jit, scan,
     while, cond, checkpoint, custom_jvp, custom_vjp, closed_call and shard_map. `report(*args)` of the result lists what is replaced, and
     what is left and why, also inside primitives that are not entered.
@@ -142,10 +148,11 @@ def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False, k
     A result in another dtype than the product's is converted to that.
     The gradient of `emulate(fn, policy)` has the backward products of each choice. In `emulate(jax.grad(fn), policy)` they are products
     like others, named "transpose(...)", and the policy chooses.
-    fn must be pure, as for `jax.jit`: state that it changes, in its arguments or in what it closes over, is refused (flax nnx: split the
-    model before, merge it in fn, and return the new state). Arrays must be JAX's or NumPy's.
+    Objects of flax nnx, as fn itself, what a method or partial function is bound to, or arguments, are updated as `nnx.jit` does it:
+    batch statistics, counters and random streams are written back. Else fn must be pure, as for `jax.jit`: state that it changes in other
+    arguments, or in what it closes over, is refused (flax nnx: give the model as an argument). Arrays must be JAX's or NumPy's.
     A policy that replaces nothing, and a rule that fits no product, are said in a warning.
-    Raises TypeError for a policy or choice of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
-    another shape.
+    Raises TypeError for a policy, choice or key of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
+    another shape, and for a recipe that rounds stochastically where there is no key.
     """
     return Emulated(fn, policy, convolutions, key)

@@ -20,7 +20,8 @@ FOREIGN = (
     "__matmul__",
 )  # what an array of another library has, or what multiplies as one
 WHAT_WORKS = (
-    "emulate takes pure functions: return what changes. With a flax nnx model, after graph, state = nnx.split(model):\n"
+    "emulate takes pure functions: return what changes. A flax nnx model is changed where it is the function or an argument, as in "
+    "tcemu.emulate(lambda m, x: m(x), policy)(model, x), and nowhere else; or, after graph, state = nnx.split(model):\n"
     "    def pure(state, x): m = nnx.merge(graph, state); return m(x), nnx.state(m)\n"
     "    y, state = tcemu.emulate(pure, policy)(state, x); nnx.update(model, state)"
 )
