@@ -1,10 +1,11 @@
-"""What `emulate` refuses, and what it warns of: nothing that it cannot see or keep is passed over without a word."""
+"""What `emulate` refuses, and what it warns of: nothing that it cannot see or keep is passed over without a word.
 
-import jax
+What it refuses of flax nnx is in test_emulate_state.py.
+"""
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax import lax
 
 import tcemu
@@ -44,39 +45,6 @@ def test_what_is_no_array_goes_through():
     run = tcemu.emulate(lambda x, words, act=jnp.tanh: (act(x @ x.T), words, np.float32(2)), RECIPE)
     y, words, two = run(X, {"name": "it", "n": 3, "none": None})
     assert y.shape == (2, 2) and words == {"name": "it", "n": 3, "none": None} and two == 2
-
-
-class Counting(nnx.Module):
-    def __init__(self, rngs):
-        self.linear, self.norm, self.dropout = nnx.Linear(4, 4, rngs=rngs), nnx.BatchNorm(4, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dropout(self.norm(self.linear(x)))
-
-
-def test_flax_nnx_state_is_refused_with_what_works():
-    model = Counting(nnx.Rngs(0))
-    calls = {
-        "the function": lambda: tcemu.emulate(model, RECIPE)(X),
-        "an argument": lambda: tcemu.emulate(lambda model, x: model(x), RECIPE)(model, X),
-        "an argument, jitted": lambda: jax.jit(tcemu.emulate(lambda model, x: model(x), RECIPE))(model, X),
-        "what it closes over": lambda: tcemu.emulate(lambda x: model(x), RECIPE)(X),
-    }
-    for place, call in calls.items():
-        with pytest.raises(TypeError, match=rf"{place.partition(',')[0]}(.|\n)*nnx\.merge(.|\n)*nnx\.update"):
-            call()
-    graph, state = nnx.split(model)
-
-    def pure(state, x):
-        m = nnx.merge(graph, state)
-        return m(x), nnx.state(m)
-
-    y, state = tcemu.emulate(pure, RECIPE)(state, X)
-    before = np.asarray(model.norm.mean[...])
-    nnx.update(model, state)
-    assert y.shape == (2, 4) and (np.asarray(model.norm.mean[...]) != before).any()
-    model.eval()
-    assert tcemu.emulate(model, RECIPE)(X).shape == (2, 4)  # nothing is written
 
 
 def test_values_left_outside_are_refused():

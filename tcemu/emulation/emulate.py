@@ -16,11 +16,12 @@ from chex import PRNGKey
 from jax.extend.core import ClosedJaxpr
 
 from tcemu.emulation.keys import one_key
+from tcemu.emulation.nnx_objects import Updates, states, updates
 from tcemu.emulation.parameters import Parameters, origins
 from tcemu.emulation.policy import Policy, checked, planned
 from tcemu.emulation.report import Report, positional, unused
 from tcemu.emulation.rewriting import Cache, Rewriter, Scope
-from tcemu.emulation.state import WHAT_WORKS, check_arrays, check_not_kept, check_unchanged
+from tcemu.emulation.state import check_arrays, check_not_kept, check_unchanged, refusing_what_is_closed_over
 from tcemu.emulation.survey import Place, Survey
 
 P = ParamSpec("P")
@@ -37,12 +38,13 @@ class Emulated(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = traced(self.fn, args, kwargs, self.parameters)
-        rewriter = self._rewriter(call)
-        results = rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key))
+        with updates() as objects:
+            call = traced(self.fn, args, kwargs, self.parameters, objects)
+            rewriter = self._rewriter(call)
+            results = call.rebuilt(rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key)))
         for line in unused(self.policy, rewriter.entries) + positional(rewriter.entries):
             warnings.warn(f"emulate({getattr(self.fn, '__name__', type(self.fn).__name__)}): {line}", stacklevel=2)
-        return call.rebuilt(results)
+        return results
 
     def report(self, *args: P.args, **kwargs: P.kwargs) -> Report:
         """What is replaced and what is left in a call with these arguments, arrays or `jax.ShapeDtypeStruct`; nothing is computed.
@@ -69,46 +71,56 @@ class TracedCall(NamedTuple):
     survey: Survey
     weights: str  # what counts as parameters, in words
     arrays: list[Any]  # that it takes
-    rebuilt: Callable[[list[Any]], Any]  # the program's results -> the function's
+    rebuilt: Callable[[list[Any]], Any]  # the program's results -> the function's; what the call changed in nnx objects is written back
 
 
-def traced(fn: Callable, args: tuple, kwargs: dict[str, Any], parameters: Parameters = None) -> TracedCall:
-    """The program of a call. fn may be a pytree with arrays itself. parameters: as `emulate` takes them.
+def traced(fn: Callable, args: tuple, kwargs: dict[str, Any], parameters: Parameters = None, objects: Updates | None = None) -> TracedCall:
+    """The program of a call. fn may be a pytree with arrays itself. parameters: as `emulate` takes them. objects: for results to be rebuilt
+    where nnx objects are at work.
 
     Raises ValueError for parameters that fit no array, and TypeError for arrays that are not JAX's, which no program shows, and for state
     that the call changed, which would be lost.
     """
-    leaves, tree = jax.tree.flatten((fn, args, kwargs))
+    if objects is None:
+        with updates() as objects:
+            return traced(fn, args, kwargs, parameters, objects)
+    run, held = objects.opened(fn)
+    split = objects.split((held, args, kwargs))
+    leaves, tree = jax.tree.flatten(split)
     check_arrays("an argument", leaves)
     is_array = [_is_array(leaf) for leaf in leaves]
     arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
     kept: list[Any] = []
+    written: list[int] = []  # the numbers of the objects that are written back
     traces: list[Any] = []
 
     def flat(*arrays):
         first: Any = arrays[0] if arrays else jnp.zeros(())
         traces.append(weakref.ref(first._trace))
-        call = jax.tree.unflatten(tree, _merged(leaves, is_array, arrays))
-        results, out_tree = jax.tree.flatten(call[0](*call[1], **call[2]))
-        check_unchanged(call, arrays, results)
+        call = objects.merged(jax.tree.unflatten(tree, _merged(leaves, is_array, arrays)), traced=True)
+        inside = objects.among(call)
+        changed = objects.watch(inside)
+        results = run(call[0], *call[1], **call[2])
+        written[:] = changed(results)
+        results, out_tree = jax.tree.flatten(objects.split(([inside[number] for number in written], results)))
+        check_unchanged(objects.others(call), arrays, results)
         check_arrays("a result", results)
         which = [_is_array(leaf) for leaf in results]
         kept[:] = out_tree, which, [None if array else leaf for leaf, array in zip(results, which, strict=True)]
         return [leaf for leaf, array in zip(results, which, strict=True) if array]
 
-    try:
+    with refusing_what_is_closed_over():
         program = jax.make_jaxpr(flat)(*arrays)
-    except Exception as error:
-        if type(error).__name__ == "TraceContextError":  # flax nnx refuses by itself to change what a traced function closes over
-            raise TypeError(f"emulate: the call would change what it closes over: {error}. {WHAT_WORKS}") from error
-        raise
     check_not_kept((fn, args, kwargs), traces[-1]())
 
     def rebuilt(results: list[Any]) -> Any:
         out_tree, which, others = kept
-        return jax.tree.unflatten(out_tree, _merged(others, which, results))
+        with refusing_what_is_closed_over():
+            outside = objects.among((held, args, kwargs))
+            objects.check_writable([outside[number] for number in written])
+            return objects.merged(jax.tree.unflatten(out_tree, _merged(others, which, results)), traced=False)[1]
 
-    found = origins((fn, args, kwargs), is_array, program.consts, parameters)
+    found = origins(fn, states(split), is_array, program.consts, parameters)
     survey = Survey()
     survey.walk(program.jaxpr, found.arrays, Place(), found.constants)
     return TracedCall(program=program, survey=survey, weights=found.why, arrays=arrays, rebuilt=rebuilt)
@@ -147,9 +159,11 @@ def emulate(
     parameters: which arrays are parameters, by which the roles of operands are told: positions or names of arguments, patterns for paths
     as "layers/0/*", or a function from a path to a bool. None: the arrays of fn itself; else the argument named params, parameters,
     variables, weights or model; else the first argument that is no plain array; else what fn closes over.
-    key: a jax.random key, traced or not, for recipes that round stochastically. Every product draws bits of its own: the key is folded by
-    the product's place in the program, by the turns of the loops around it, and by device where operands differ. The same key gives the
-    same bits under jit, vmap, scan and checkpoint.
+    key: a jax.random key, for recipes that round stochastically (rounding "SR"); it may be traced, and then a new one in each step of a
+    compiled loop compiles nothing anew. No two executions of a product share random bits: a product's key comes from this one, its place in
+    the program, the turns of the loops around it, and under shard_map the device, where the operands differ between devices. The products
+    of its gradient have keys that come from it. The same key gives the same bits under jit, in a checkpoint that computes again, and where
+    a function with a derivative rule is differentiated. `jax.vmap` around the result with one key: all members share its bits.
 
     A recipe's A is the activation and its B the weight, wherever they stand. An operand that depends on parameters and not on data is a
     weight; one that comes from a cotangent is a gradient, and its product is computed by the recipe's own for gradients, if it has some.
@@ -163,8 +177,9 @@ def emulate(
     A result in another dtype than the product's is converted to that.
     The gradient of `emulate(fn, policy)` has the backward products of each choice. In `emulate(jax.grad(fn), policy)` they are products
     of the program, named "transpose(...)", and the policy chooses.
-    fn must be pure, as for `jax.jit`: state that it changes, in its arguments or in what it closes over, is refused (flax nnx: split the
-    model before, merge it in fn, and return the new state). Arrays must be JAX's or NumPy's.
+    Objects of flax nnx, as fn itself, what a method or partial function is bound to, or arguments, are updated as `nnx.jit` does it:
+    batch statistics, counters and random streams are written back. Else fn must be pure, as for `jax.jit`: state that it changes in other
+    arguments, or in what it closes over, is refused (flax nnx: give the model as an argument). Arrays must be JAX's or NumPy's.
     A policy that replaces nothing, and a rule that fits no product, are said in a warning.
     Raises TypeError for a policy, choice or key of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
     another shape, parameters that fit no array, and a recipe that rounds stochastically without a key.

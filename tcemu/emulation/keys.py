@@ -59,7 +59,10 @@ def on_device(key: PRNGKey, lhs: Array, rhs: Array) -> PRNGKey:
 
 
 def _checksum(x: Array) -> Array:
-    """uint32 of an array's bits: the sum of its codes, each times an odd number of its own, so that a change of one code changes it."""
+    """uint32 of an array's bits: the sum of its codes, each scrambled with its place by a bijection (MurmurHash3's last step)."""
     _, codes = array_codes(lax.stop_gradient(x))
     words = codes.ravel().astype(jnp.uint32)
-    return jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
+    words += jnp.arange(words.size, dtype=jnp.uint32) * np.uint32(0x9E3779B9)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        words = (words ^ (words >> shift)) * np.uint32(factor)
+    return jnp.sum(words, dtype=jnp.uint32)

@@ -48,13 +48,16 @@ class Origins(NamedTuple):
     why: str
 
 
-def origins(call: tuple[Callable, tuple, dict[str, Any]], is_array: Sequence[bool], consts: Sequence[Any], wanted: Parameters) -> Origins:
-    """Of a call (fn, args, kwargs), of whose leaves these are arrays, with a program of these constants.
+def origins(
+    fn: Callable, call: tuple[list[Any], tuple, dict[str, Any]], is_array: Sequence[bool], consts: Sequence[Any], wanted: Parameters
+) -> Origins:
+    """Of the call of a function, with a program of these constants.
 
-    wanted: what `emulate` was given as `parameters`. Raises ValueError where it fits nothing.
+    call: what fn holds itself, its args and kwargs; is_array: which of their leaves are arrays. wanted: what `emulate` was given as
+    `parameters`. Raises ValueError where it fits nothing.
     """
-    leaves = [leaf for leaf, array in zip(_leaves(*call), is_array, strict=True) if array]
-    held = _closed_over(call[0])
+    leaves = [leaf for leaf, array in zip(_leaves(fn, *call), is_array, strict=True) if array]
+    held = _closed_over(fn)
     closed = [held.get(id(const), Leaf("", -1, "")) for const in consts]
     if wanted is None:
         chosen, why = _usual(leaves)
@@ -98,10 +101,10 @@ def _usual(leaves: Sequence[Leaf]) -> tuple[set[Leaf], str]:
     return set(), "none found: every argument is a plain array; parameters= names them"
 
 
-def _leaves(fn: Callable, args: tuple, kwargs: dict[str, Any]) -> list[Leaf]:
+def _leaves(fn: Callable, held: list[Any], args: tuple, kwargs: dict[str, Any]) -> list[Leaf]:
     """The leaves of a call in the order of its pytree."""
     names = _names(fn, len(args))
-    found = [Leaf("", -1, _path(path)) for path, _ in tree_leaves_with_path(fn)]
+    found = [Leaf("", -1, _path(path)) for part in held for path, _ in tree_leaves_with_path(part)]
     for position, arg in enumerate(args):
         found += [Leaf(names[position], position, _path(path)) for path, _ in tree_leaves_with_path(arg)]
     for number, name in enumerate(sorted(kwargs)):  # as the pytree of a dict has them

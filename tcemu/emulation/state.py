@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -19,7 +20,8 @@ FOREIGN = (
     "__matmul__",
 )  # what an array of another library has, or what multiplies as one
 WHAT_WORKS = (
-    "emulate takes pure functions: return what changes. With a flax nnx model, after graph, state = nnx.split(model):\n"
+    "emulate takes pure functions: return what changes. A flax nnx model is changed where it is the function or an argument, as in "
+    "tcemu.emulate(lambda m, x: m(x), policy)(model, x), and nowhere else; or, after graph, state = nnx.split(model):\n"
     "    def pure(state, x): m = nnx.merge(graph, state); return m(x), nnx.state(m)\n"
     "    y, state = tcemu.emulate(pure, policy)(state, x); nnx.update(model, state)"
 )
@@ -39,6 +41,17 @@ def check_arrays(what: str, leaves: Sequence[Any]) -> None:
                 f"emulate: {what} is {kind}, whose products no JAX program shows, so that none would be emulated; give JAX's or NumPy's "
                 "arrays of numbers (jax.numpy.asarray takes most others)"
             )
+
+
+@contextmanager
+def refusing_what_is_closed_over() -> Iterator[None]:
+    """flax nnx refuses to change what a traced function closes over; here that is a TypeError that says what works."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ == "TraceContextError":
+            raise TypeError(f"emulate: the call would change what it closes over: {error}. {WHAT_WORKS}") from error
+        raise
 
 
 def check_unchanged(call: tuple, arrays: Sequence[Any], results: Sequence[Any]) -> None:
