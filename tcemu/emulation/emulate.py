@@ -118,7 +118,8 @@ def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False) -
     traced, everything else among its arguments is as it is. Put `jax.jit` around the result, as around fn, to compile it once.
     policy: one of three. A `Recipe` for every product. A list of (pattern, choice): the first pattern that fits the product's name counts,
     and "*" stands for anything (`fnmatch`). A function that takes a `Product` and returns the choice. A choice is a `Recipe`, a callable
-    with the signature of `jax.lax.dot_general`, or None, which leaves the product. The first two leave products of other than real floats.
+    with the signature of `jax.lax.dot_general`, or None, which leaves the product. The first two leave products of other than real floats,
+    and what sums nothing, as einsum("btd,btd->btd"), whose elements are only multiplied.
     convolutions: whether the policy's choice holds for convolutions too; without it they are left. Each is then one product of patches
     (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features.
 

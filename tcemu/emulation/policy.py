@@ -47,6 +47,14 @@ class Product:
         """Both operands and the result are real floats."""
         return all(jnp.issubdtype(dtype, jnp.floating) for dtype in (self.lhs_dtype, self.rhs_dtype, self.dtype))
 
+    @property
+    def is_contraction(self) -> bool:
+        """It sums over an axis, be it of size 1. einsum("i,j->ij") and einsum("btd,btd->btd") do not: they only multiply elements."""
+        if isinstance(self.dimension_numbers, lax.ConvDimensionNumbers):
+            return True
+        (contracting, _), _ = getattr(self.dimension_numbers, "dot_dimension_numbers", self.dimension_numbers)
+        return len(contracting) > 0
+
     def __str__(self) -> str:
         operands = f"{_array(self.lhs_dtype, self.lhs_shape)} · {_array(self.rhs_dtype, self.rhs_shape)}"
         return f"{self.name}: {operands} -> {_array(self.dtype, self.shape)}"
@@ -89,6 +97,8 @@ def _chosen(policy: Policy, product: Product) -> tuple[Choice, str]:
         return policy(product), "the policy leaves it"
     if not product.is_float:
         return None, "not of real floats, which a policy in short form passes by"
+    if not product.is_contraction:
+        return None, "no contraction: nothing is summed, which a policy in short form passes by"
     if isinstance(policy, Recipe):
         return policy, ""
     for pattern, choice in policy:
