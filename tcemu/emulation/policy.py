@@ -24,7 +24,7 @@ class Product:
 
     name: where it stands, as "encoder/mlp/dot_general": the jit functions, named scopes and loops around it. Where a name repeats, ".1",
     ".2" and so on follow it. index: that number, 0 for the first.
-    primitive: "dot_general" or "conv_general_dilated". dimension_numbers, preferred_element_type: the primitive's parameters.
+    primitive: "dot_general", "conv_general_dilated" or "ragged_dot_general". dimension_numbers, preferred_element_type: its parameters.
     lhs_shape, lhs_dtype, rhs_shape, rhs_dtype: the operands; shape, dtype: the result.
     repeats: how often the loops around it run it; None inside a `while`.
     """
@@ -36,7 +36,7 @@ class Product:
     lhs_dtype: DTypeLike
     rhs_shape: tuple[int, ...]
     rhs_dtype: DTypeLike
-    dimension_numbers: DimensionNumbers | lax.ConvDimensionNumbers
+    dimension_numbers: DimensionNumbers | lax.ConvDimensionNumbers | lax.RaggedDotDimensionNumbers
     preferred_element_type: DTypeLike | None
     shape: tuple[int, ...]
     dtype: DTypeLike
@@ -52,7 +52,8 @@ class Product:
         """It sums over an axis, be it of size 1. einsum("i,j->ij") and einsum("btd,btd->btd") do not: they only multiply elements."""
         if isinstance(self.dimension_numbers, lax.ConvDimensionNumbers):
             return True
-        (contracting, _), _ = getattr(self.dimension_numbers, "dot_dimension_numbers", self.dimension_numbers)
+        numbers = self.dimension_numbers
+        (contracting, _), _ = numbers.dot_dimension_numbers if isinstance(numbers, lax.RaggedDotDimensionNumbers) else numbers
         return len(contracting) > 0
 
     def __str__(self) -> str:
@@ -79,7 +80,7 @@ class Decision:
 def decide(policy: Policy, product: Product, convolutions: bool) -> Decision:
     """The policy's decision. Raises TypeError for a choice that is no Recipe, callable or None."""
     choice, why = _chosen(policy, product)
-    if choice is not None and product.primitive != "dot_general" and not convolutions:
+    if choice is not None and product.primitive == "conv_general_dilated" and not convolutions:
         choice, why = None, "a convolution; convolutions=True takes it as a product of patches"
     if choice is None:
         return Decision(run=None, choice=None, why=why)

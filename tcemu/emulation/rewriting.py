@@ -19,8 +19,7 @@ from jax.extend.core.primitives import name_p
 from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import current_name_stack, user_context
 
-from tcemu.emulation.convolution import ConvolutionParams, through_patches
-from tcemu.emulation.policy import DotGeneralLike, Entry, Policy, Product, decide
+from tcemu.emulation.policy import Entry, Policy, Product, decide
 from tcemu.emulation.programs import OPAQUE, PRODUCTS, called, has_products, is_ours, programs
 
 Cache = WeakKeyDictionary[ClosedJaxpr, dict[str, tuple[ClosedJaxpr, tuple[Entry, ...]]]]
@@ -95,7 +94,7 @@ class Rewriter:
         if decision.run is None:
             result = equation.primitive.bind(*values, **equation.params)
         else:
-            result = _fitting(product, _run(decision.run, equation, values))
+            result = _fitting(product, PRODUCTS[product.primitive].through(decision.run, values, dict(equation.params)))
         if scope.saved is None:
             return result
         label = f"tcemu: {product.name}"
@@ -170,7 +169,7 @@ def _arrays(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]],
 def _as_product(equation: JaxprEqn, scope: Scope, index: int) -> Product:
     """What a policy is told of an equation."""
     avals: list[Any] = [v.aval for v in (*equation.invars, *equation.outvars)]
-    (lhs, rhs, out), params = avals, equation.params
+    (lhs, rhs, *_, out), params = avals, equation.params
     return Product(
         name=scope.path,
         index=index,
@@ -179,23 +178,12 @@ def _as_product(equation: JaxprEqn, scope: Scope, index: int) -> Product:
         lhs_dtype=lhs.dtype,
         rhs_shape=tuple(rhs.shape),
         rhs_dtype=rhs.dtype,
-        dimension_numbers=params["dimension_numbers"],
+        dimension_numbers=params[PRODUCTS[equation.primitive.name].numbers],
         preferred_element_type=params["preferred_element_type"],
         shape=tuple(out.shape),
         dtype=out.dtype,
         repeats=scope.repeats,
     )
-
-
-def _run(run: DotGeneralLike, equation: JaxprEqn, values: Sequence[Any]) -> Array:
-    """The product by `run`, a convolution as one of patches."""
-    lhs, rhs = values
-    params = dict(equation.params)
-    kept = {name: params.pop(name) for name in ("precision", "preferred_element_type")}
-    kept["out_sharding"] = params.pop("out_sharding", None)
-    if equation.primitive.name == "dot_general":
-        return run(lhs, rhs, params["dimension_numbers"], **kept)
-    return through_patches(lhs, rhs, ConvolutionParams(**params), lambda a, b, numbers: run(a, b, numbers, **kept))
 
 
 def _fitting(product: Product, result: Any) -> Array:
