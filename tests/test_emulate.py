@@ -216,10 +216,6 @@ def product_in_solver(x, w):
     return lax.custom_linear_solve(lambda y: w @ y, x[0], lambda matvec, y: y)
 
 
-def ragged(x, w):
-    return lax.ragged_dot(x, w[None], jnp.asarray([4]))
-
-
 def on_the_host(x, w):
     return jax.pure_callback(lambda x, w: np.asarray(x) @ np.asarray(w), jax.ShapeDtypeStruct((4, 4), jnp.float32), x, w)
 
@@ -230,7 +226,6 @@ def on_the_host(x, w):
         (product_in_pallas, "inside pallas_call, which emulate does not enter"),
         (product_in_custom_vmap, "inside custom_vmap_call, which emulate does not enter"),
         (product_in_solver, "inside custom_linear_solve, which emulate does not enter"),
-        (ragged, "a ragged product"),
         (on_the_host, "code of the host"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

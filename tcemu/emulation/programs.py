@@ -32,7 +32,7 @@ def _through_patches(run: Run, values: Sequence[Any], params: dict[str, Any]) ->
     (lhs, rhs), window = values, {**params}
     kept = {name: window.pop(name) for name in ("precision", "preferred_element_type")}
     kept["out_sharding"] = window.pop("out_sharding", None)
-    return through_patches(lhs, rhs, ConvolutionParams(**window), lambda a, b, numbers: run(a, b, numbers, **kept))
+    return through_patches(run, lhs, rhs, ConvolutionParams(**window), **kept)
 
 
 def _through_groups(run: Run, values: Sequence[Any], params: dict[str, Any]) -> Array:
