@@ -43,10 +43,11 @@ def through_patches(run: Callable[..., Array], lhs: Array, rhs: Array, params: C
     x = x.reshape(params.batch_group_count, batch, *x.shape[1:])
     windows = Windows(tuple(window), tuple(params.window_strides), tuple(params.rhs_dilation), params.feature_group_count)
     kernel = w.reshape(groups, outputs // groups, features, -1).transpose(0, 3, 2, 1).reshape(groups, -1, outputs // groups)
-    pieces = pieces_of(run.recipe, windows, x) if isinstance(run, DotGeneral) else None
-    if pieces is not None:
+    recipe = run.recipe if isinstance(run, DotGeneral) else None
+    pieces = None if recipe is None else pieces_of(recipe, windows, x)
+    if recipe is not None and pieces is not None:
         dtype = jnp.result_type(lhs, rhs) if kept["preferred_element_type"] is None else kept["preferred_element_type"]
-        y = patches_product(Convolution(windows, pieces, np.dtype(dtype)), Operands(run.recipe, x, jnp.swapaxes(kernel, -1, -2)))
+        y = patches_product(Convolution(windows, pieces, np.dtype(dtype)), Operands(recipe, x, jnp.swapaxes(kernel, -1, -2)))
     else:
         patches = windows.patches(x)
         y = run(patches[0], kernel[0], PLAIN, **kept)[None] if groups == 1 else run(patches, kernel, BATCHED, **kept)

@@ -182,7 +182,7 @@ def sum_of_quantized(recipe: Recipe, a: Quantized, b: Quantized, axis_name: str 
 def scaled(total: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
     """total * (scale_a * scale_b), f32 codes; None: there is no such scale."""
     given = [scale for scale in (scale_a, scale_b) if scale is not None]
-    scale = multiply(*given, F32) if len(given) == 2 else given[0] if given else None
+    scale = multiply(given[0], given[1], F32) if len(given) == 2 else given[0] if given else None
     return total if scale is None else multiply(total, scale, F32)
 
 

@@ -139,13 +139,14 @@ def _emulated(form: Form, operands: Operands) -> Array:
 
 def _emulated_backward(form: Form, operands: Operands, g: Array) -> tuple[Operands]:
     recipe, a, b, groups, keys = operands.recipe, operands.a, operands.b, operands.groups, product_keys(operands.key)
-    assert recipe.gradients is not None
+    gradients = recipe.gradients
+    assert gradients is not None
     g = g.astype(jnp.float32)
     t = lambda x: jnp.swapaxes(x, -1, -2)  # noqa: E731
     along_k = lambda x: t(x.reshape(x.shape[0], -1, x.shape[-1]))  # noqa: E731  [B, X, R, C] -> [B, C, X * R]
 
     def by(which: int, kind: str, x: Array, y: Array, groups: Array = groups) -> Array:
-        own, key = recipe.gradients[which], (keys.da, keys.db)[which]
+        own, key = gradients[which], (keys.da, keys.db)[which]
         return ragged_product(Form(kind, form.count, np.dtype(np.float32)), Operands(own, x, y, groups, key if own.stochastic else None))
 
     if form.kind == "rows":

@@ -153,7 +153,7 @@ def _by_depth(form: Form, operands: Operands) -> Array:
         return jnp.zeros((form.count, batch, m, n), jnp.uint32)
     tiles = depth_tiles(form, recipe, operands.groups)
     values, keys = (operands.a, operands.b), product_keys(operands.key)[:2]
-    amax = tuple(amax_of_depth(form, s, x, tiles) for s, x in zip(recipe.schemes, values, strict=True))
+    amax_a, amax_b = (amax_of_depth(form, s, x, tiles) for s, x in zip(recipe.schemes, values, strict=True))
     count = tiles.member.shape[1]
 
     def place(a: Array, b: Array, tiles: Tiles, keys: tuple, amax: tuple[Array, Array]) -> Array:
@@ -161,23 +161,24 @@ def _by_depth(form: Form, operands: Operands) -> Array:
 
         def tile(sums: Any, part: tuple) -> tuple[Any, None]:
             member, group, number, keys = part
-            q = [
+            q_a, q_b = (
                 quantize(scheme, v[:, member], key=key, amax=of_groups[group])
                 for scheme, v, key, of_groups in zip(recipe.schemes, padded, keys, amax, strict=True)
-            ]
-            factors = _stretches(recipe, *q, member < k)
-            return summed(recipe, sums, _segments(form, recipe, tiles.count, group, number, factors), factors), None
+            )
+            factors = _stretches(recipe, q_a, q_b, member < k)
+            return summed(recipe, sums, _segments(form, recipe, tiles.sizes, group, number, factors), factors), None
 
         start = no_sums(recipe, form.count * recipe.split_k, m, n, a, tiles.member)
         done = lax.scan(tile, start, (tiles.member, tiles.group, tiles.number, keys))[0].done[:-1]
         done = reduced(jnp.moveaxis(done.reshape(form.count, recipe.split_k, m, n), 1, 0), recipe.reduction)
-        for at_end, scales in _final_scales(recipe, tuple(of_groups[:-1] for of_groups in amax)):
+        for at_end, scales in _final_scales(recipe, (amax[0][:-1], amax[1][:-1])):
             done = scaled(done, *scales) if at_end else done
-        return jnp.where(tiles.count[:-1, None, None] == 0, 0, done)
+        return jnp.where(tiles.sizes[:-1, None, None] == 0, 0, done)
 
     # an amax of the tensor is the same for all places, one of rows is a place's own
-    axes = tuple(0 if of_groups.ndim == 4 else None for of_groups in amax)
-    return jax.vmap(place, in_axes=(0, 0, 0, 0, axes), out_axes=1)(*values, tiles, tuple(keys_for(key, batch, count) for key in keys), amax)
+    axes = tuple(0 if of_groups.ndim == 4 else None for of_groups in (amax_a, amax_b))
+    over_batch = jax.vmap(place, in_axes=(0, 0, 0, 0, axes), out_axes=1)
+    return over_batch(*values, tiles, tuple(keys_for(key, batch, count) for key in keys), (amax_a, amax_b))
 
 
 def _final_scales(recipe: Recipe, amax: tuple[Array, Array]) -> list[tuple[bool, tuple[Array | None, Array | None]]]:

@@ -32,7 +32,7 @@ class Running(NamedTuple):
 
     total: Array  # f32 codes: what is promoted
     accumulator: Array  # the instruction's, codes of its own format
-    count: Array  # int32: how many stretches it has
+    length: Array  # int32: how many stretches it has
 
 
 def stretch_length(recipe: Recipe) -> int:
@@ -71,7 +71,7 @@ def value(recipe: Recipe, running: Running) -> Array:
     last = convert(running.accumulator, signature_of(recipe.op).d, F32)
     if recipe.promote is None:
         return last
-    total = jnp.where(running.count % recipe.promote == 0, running.total, add(running.total, last, F32))
+    total = jnp.where(running.length % recipe.promote == 0, running.total, add(running.total, last, F32))
     return jnp.where(recipe.promote < 1, F32.nan, total)
 
 

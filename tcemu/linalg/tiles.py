@@ -17,7 +17,7 @@ class Tiles(NamedTuple):
     group: Array  # int32 [tiles]: whose tile it is; the number of groups for nobody's
     number: Array  # int32 [tiles]: the how-manieth tile of its group it is
     place: Array  # int32 [members]: where each stands among all places; their number for members of no group
-    count: Array  # int32 [groups + 1]: how many members each group has, last those of none
+    sizes: Array  # int32 [groups + 1]: how many members each group has, last those of none
 
     def gathered(self, x: Array, axis: int) -> Array:
         """x with members along `axis` -> [tiles, ...]: there `size` places, empty ones 0."""
@@ -60,7 +60,7 @@ def in_tiles(groups: Array, count: int, size: int) -> Tiles:
         group=group,
         number=numbers - starts[group],
         place=jnp.zeros(members, jnp.int32).at[order].set(to.astype(jnp.int32)),
-        count=counts,
+        sizes=counts,
     )
 
 

@@ -250,14 +250,14 @@ def _scales_of(scheme: Scheme, magnitudes: Array, axis_name: str | None, amax: A
     """f32 codes of the scales that the largest magnitude of each group asks for; amax: that of a whole of which these are a part."""
     rows, depth = scheme.group_sizes
     if amax is not None and scheme.spans_depth:
-        amax = amax.reshape((1,) * magnitudes.ndim) if rows is None else amax
+        found = amax.reshape((1,) * magnitudes.ndim) if rows is None else amax
     elif rows is None:
-        amax = jnp.max(magnitudes, initial=0).reshape((1,) * magnitudes.ndim)
+        found = jnp.max(magnitudes, initial=0).reshape((1,) * magnitudes.ndim)
     else:
-        amax = _largest_of_groups(_largest_of_groups(magnitudes, rows, -2), depth or max(1, magnitudes.shape[-1]), -1)
+        found = _largest_of_groups(_largest_of_groups(magnitudes, rows, -2), depth or max(1, magnitudes.shape[-1]), -1)
     if axis_name is not None and depth is None:
-        amax = lax.pmax(amax, axis_name)
-    return scale_of_largest(scheme, amax)
+        found = lax.pmax(found, axis_name)
+    return scale_of_largest(scheme, found)
 
 
 def _largest_of_groups(x: Array, size: int, axis: int) -> Array:
