@@ -87,6 +87,16 @@ def test_a_convolution_is_left_unless_it_is_asked_for():
     assert [e.replaced for e in by_policy.report(x, w)] == [False, True]
 
 
+def test_a_depthwise_convolution_sums_over_its_window():
+    """One feature in, one out, and still a product."""
+    x, w = np.ones((1, 5, 5, 3), np.float32), np.full((3, 3, 1, 3), 2, np.float32)
+    fn = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=IMAGE, feature_group_count=3)  # noqa: E731
+    emulated = tcemu.emulate(fn, [("*", lax.dot_general)], convolutions=True)
+    (product,) = emulated.report(x, w).replaced
+    assert product.is_contraction
+    np.testing.assert_array_equal(emulated(x, w), np.full((1, 3, 3, 3), 18))
+
+
 def test_what_the_product_of_patches_is_given():
     seen = []
 

@@ -1,5 +1,8 @@
 """Ragged products under `emulate`: a mixture of experts has the bits of a loop over its experts, and any callable may be the choice."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -124,6 +127,46 @@ def test_in_loops_and_batches_and_gradients():
         got = jax.jit(jax.vmap(found, (0, None, 0)))(x, w, sizes)
         for i, want in enumerate(wanted):
             jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b), got, want)
+
+
+@pytest.mark.parametrize("name", sampled(("deepseek", "fp8_rows", "mxfp8"), ("fp8_rows",)))
+def test_a_grouped_product_has_the_bits_of_each_group_alone(name):
+    """einsum with a batch axis, where no scale is of the whole tensor."""
+    recipe = tcemu.recipe(name)
+    x = np.stack([X[:12], 30 * X[12:]])
+    fn = lambda x, w: jnp.einsum("gtd,gdf->gtf", x, w)  # noqa: E731
+    got = tcemu.emulate(fn, recipe)(x, PARAMS["up"][:2])
+    for group in range(2):
+        same(got[group], tcemu.matmul(x[group], PARAMS["up"][group], recipe=recipe))
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+from functools import partial
+from jax import lax
+from jax.sharding import PartitionSpec as P
+import tcemu
+mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+rng = np.random.default_rng(0)
+x, w = rng.integers(-2, 3, (12, 8)).astype(np.float32), rng.integers(-2, 3, (3, 8, 4)).astype(np.float32)
+sizes = jnp.asarray([2, 0, 3, 1, 5, 0])
+recipe = tcemu.recipe("bf16")
+body = tcemu.emulate(lambda x, w, sizes: lax.ragged_dot(x, w, sizes), recipe)
+for check in (True, False):
+    over = jax.shard_map(body, mesh=mesh, in_specs=(P("d"), P(), P("d")), out_specs=P("d"), check_vma=check)
+    alone = lambda x, w: jnp.concatenate([lax.ragged_dot(x[:6], w, sizes[:3]), lax.ragged_dot(x[6:], w, sizes[3:])])
+    loss = lambda f: lambda x, w: (f(x, w) * jnp.arange(4)).sum()
+    both = jax.jit(jax.value_and_grad(loss(lambda x, w: over(x, w, sizes)), (0, 1)))(x, w)
+    jax.tree.map(np.testing.assert_array_equal, both, jax.value_and_grad(loss(alone), (0, 1))(x, w))
+print("equal")
+"""
+
+
+def test_under_shard_map():
+    """Each device with groups of its own, in a process with two of them."""
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, env=env, check=False)
+    assert done.stdout == "equal\n", done.stderr[-3000:]
 
 
 def test_what_the_policy_sees_and_what_it_leaves():

@@ -121,7 +121,10 @@ def emulate(fn: Callable[P, R], policy: Policy, *, convolutions: bool = False) -
     with the signature of `jax.lax.dot_general`, or None, which leaves the product. The first two leave products of other than real floats,
     and what sums nothing, as einsum("btd,btd->btd"), whose elements are only multiplied.
     convolutions: whether the policy's choice holds for convolutions too; without it they are left. Each is then one product of patches
-    (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features.
+    (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features. Where a recipe's
+    patches are more than 2^22 elements they are multiplied in pieces, with the same bits.
+    A ragged product, as `jax.lax.ragged_dot` of a mixture of experts, is one for each group: see `tcemu.ragged_dot`. A choice that is no
+    Recipe is called in a loop over the groups, each time with whole arrays in which all other groups' members are 0.
 
     The result works under jit, vmap, grad, jvp and shard_map as fn does, as far as the choices do. Products are found through jit, scan,
     while, cond, checkpoint, custom_jvp, custom_vjp, closed_call and shard_map. `report(*args)` of the result lists what is replaced, and
