@@ -72,15 +72,11 @@ def test_blocks_and_parts_of_k_begin_anew_with_each_group(name):
     """Groups of K too: its parts are those of the group's own K, and each block's first row, or element, is the group's."""
     recipe, sizes = OTHERS[name], jnp.asarray(SIZES)
     same(tcemu.ragged_dot(recipe)(LHS, RHS, sizes), looped(recipe, LHS, RHS, SIZES))
-    recipe = recipe.replace(backward=recipe)
-    found = jax.vjp(lambda a, b: tcemu.ragged_dot(recipe)(a, b, sizes), LHS, RHS)[1](G)
-    jax.tree.map(same, found, gradients_looped(recipe, LHS, RHS, SIZES, G))
-    depths = jnp.asarray([80, 0, 70])
-    rhs = RHS[0]
-    got, pull = jax.vjp(lambda a, b: along_k(recipe, a, b, depths), LHS, rhs)
+    recipe, rhs, depths = recipe.replace(backward=recipe), RHS[0], (70, 0, 70)
+    got, pull = jax.vjp(lambda a, b: along_k(recipe, a, b, jnp.asarray(depths)), LHS, rhs)
     gs = RNG.normal(size=got.shape).astype(np.float32)
     da, db = np.zeros_like(LHS), np.zeros_like(rhs)
-    for group, k in enumerate(spans((80, 0, 70))):
+    for group, k in enumerate(spans(depths)):
         want, own = jax.vjp(lambda a, b: tcemu.matmul(a, b, recipe=recipe), LHS[:, k], rhs[k])
         same(got[group], want)
         da[:, k], db[k] = own(jnp.asarray(gs[group]))
