@@ -16,6 +16,7 @@ from tcemu.linalg import recipes
 from tcemu.linalg.dot_general import dot_general
 from tcemu.linalg.gemm import gemm
 from tcemu.linalg.matmul import matmul
+from tcemu.linalg.ragged_dot import ragged_dot
 from tcemu.linalg.recipes import Recipe, recipe
 from tcemu.operations.dot import dot
 from tcemu.operations.mma import mma, mma_sp
@@ -42,7 +43,7 @@ __all__ = [  # noqa: RUF022  in groups
     # the same on matrices of codes
     "dot", "pack", "unpack", "sparsify", "densify",
     # products of float arrays, and how they are quantised
-    "gemm", "matmul", "dot_general", "Recipe", "recipe", "Quantizer",
+    "gemm", "matmul", "dot_general", "ragged_dot", "Recipe", "recipe", "Quantizer",
     "BlockFormat", "BlockQuantized", "block_quantize", "block_dequantize",
     # whole functions, and single results
     "emulate", "compare", "explain",

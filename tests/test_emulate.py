@@ -216,10 +216,6 @@ def product_in_solver(x, w):
     return lax.custom_linear_solve(lambda y: w @ y, x[0], lambda matvec, y: y)
 
 
-def ragged(x, w):
-    return lax.ragged_dot(x, w[None], jnp.asarray([4]))
-
-
 def on_the_host(x, w):
     return jax.pure_callback(lambda x, w: np.asarray(x) @ np.asarray(w), jax.ShapeDtypeStruct((4, 4), jnp.float32), x, w)
 
@@ -230,7 +226,6 @@ def on_the_host(x, w):
         (product_in_pallas, "inside pallas_call, which emulate does not enter"),
         (product_in_custom_vmap, "inside custom_vmap_call, which emulate does not enter"),
         (product_in_solver, "inside custom_linear_solve, which emulate does not enter"),
-        (ragged, "a ragged product"),
         (on_the_host, "code of the host"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -305,6 +300,30 @@ def test_short_forms_leave_what_is_not_of_floats():
         report = tcemu.emulate(product, [("*", tripled)]).report(x)
         assert [e.why for e in report.left] == ["not of real floats, which a policy in short form passes by"]
         assert len(tcemu.emulate(product, tripled_all).report(x).replaced) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "sums"),
+    [
+        ("btd,btd->btd", False), ("i,j->ij", False), ("bt,d->btd", False), ("bi,bj->bij", False),
+        ("btd,btd->bt", True), ("id,jd->ij", True), ("i,i->", True), ("gtd,gdf->gtf", True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [1, 3])
+def test_short_forms_leave_what_sums_nothing(spec, sums, size):
+    """A contraction over an axis of size 1 is a product like others; without any the elements are multiplied, not rounded to a format."""
+    rng = np.random.default_rng(0)
+    operands = [jnp.asarray(rng.normal(size=(size,) * len(axes)), jnp.float32) for axes in spec.split("->")[0].split(",")]
+    product = lambda *x: jnp.einsum(spec, *x)  # noqa: E731
+    emulated = tcemu.emulate(lambda *x: (product(*x), plain(X, W)), [("*", tripled)])
+    report = emulated.report(*operands)
+    assert [entry.replaced for entry in report] == [sums, True]
+    assert sums or report[0].why == "no contraction: nothing is summed, which a policy in short form passes by"
+    factor = 3 if sums else 1
+    np.testing.assert_allclose(emulated(*operands)[0], factor * product(*operands), rtol=1e-5)
+    chosen = tcemu.emulate(product, tripled_all)  # a function may still choose
+    assert len(chosen.report(*operands).replaced) == 1
+    np.testing.assert_allclose(chosen(*operands), 3 * product(*operands), rtol=1e-5)
 
 
 def test_a_product_in_a_loop_tells_how_often_it_runs():

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from support.sampling import sampled
 
 import tcemu
+from tcemu.linalg import patches
 
 LAYOUTS = {1: ("NCH", "OIH", "NCH"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("CNDHW", "DOIHW", "NDHCW")}
 
@@ -85,6 +87,16 @@ def test_a_convolution_is_left_unless_it_is_asked_for():
     assert [e.replaced for e in by_policy.report(x, w)] == [False, True]
 
 
+def test_a_depthwise_convolution_sums_over_its_window():
+    """One feature in, one out, and still a product."""
+    x, w = np.ones((1, 5, 5, 3), np.float32), np.full((3, 3, 1, 3), 2, np.float32)
+    fn = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=IMAGE, feature_group_count=3)  # noqa: E731
+    emulated = tcemu.emulate(fn, [("*", lax.dot_general)], convolutions=True)
+    (product,) = emulated.report(x, w).replaced
+    assert product.is_contraction
+    np.testing.assert_array_equal(emulated(x, w), np.full((1, 3, 3, 3), 18))
+
+
 def test_what_the_product_of_patches_is_given():
     seen = []
 
@@ -98,3 +110,73 @@ def test_what_the_product_of_patches_is_given():
     )
     assert tcemu.emulate(fn, [("*", product)], convolutions=True)(x, w).dtype == jnp.float32
     assert seen == [((3, 2 * 36, 9 * 2), (3, 9 * 2, 4), (((2,), (1,)), ((0,), (0,))), jnp.float32)]
+
+
+# ---- cut patches
+
+CUTS = {  # most elements of a piece: three images in pieces of two, of one, of some lines
+    "images": 2 * 5 * 4 * 24,
+    "an image": 5 * 4 * 24,
+    "lines": 3 * 4 * 24,
+    "a line": 1,
+}
+
+
+def whole_and_cut(monkeypatch, fn, operands, most):
+    """fn's results and gradients with all patches at once, and in pieces."""
+    found = []
+    for limit in (1 << 40, most):
+        monkeypatch.setattr(patches, "MOST_ELEMENTS", limit)
+        y, pull = jax.vjp(jax.jit(lambda *x: fn(*x)), *operands)
+        found.append((y, *pull(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))))
+    return found
+
+
+@pytest.mark.parametrize("cut", sampled(CUTS, ("lines",)))
+@pytest.mark.parametrize("name", sampled(("fp8", "deepseek", "nvfp4", "mxfp8", "fp8_rows"), ("fp8",)))
+def test_cut_patches_change_no_bit(monkeypatch, name, cut):
+    """No window stands on some pixels, and the scale of the tensor is that of the patches all the same."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(3, 12, 11, 4)).astype(np.float32), rng.normal(size=(3, 2, 4, 5)).astype(np.float32)
+    x[:, 11], x[:, :, 2] = 100, 100
+    fn = lambda x, w: lax.conv_general_dilated(x, w, (2, 3), "VALID", dimension_numbers=IMAGE)  # noqa: E731
+    emulated = tcemu.emulate(fn, tcemu.recipe(name), convolutions=True)
+    assert fn(x, w).shape[1:3] == (5, 4)
+    (y, dx, dw), (cut_y, cut_dx, cut_dw) = whole_and_cut(monkeypatch, emulated, (x, w), CUTS[cut])
+    for whole, in_pieces in ((y, cut_y), (dw, cut_dw)):
+        np.testing.assert_array_equal(np.asarray(whole).view(np.uint32), np.asarray(in_pieces).view(np.uint32))
+    if "image" in cut:
+        np.testing.assert_array_equal(np.asarray(dx).view(np.uint32), np.asarray(cut_dx).view(np.uint32))
+    np.testing.assert_allclose(dx, cut_dx, rtol=1e-5, atol=1e-5)  # of lines: the sums over windows in another order
+    assert np.abs(dx).max() > 0.1
+
+
+@pytest.mark.parametrize("backward", sampled(("emulated", "exact"), ("emulated",)))
+def test_cut_patches_of_any_convolution(monkeypatch, backward):
+    """On integers, whose sums are exact in any order, also over the windows."""
+    recipe = tcemu.recipe("tf32", backward="exact")
+    recipe = recipe if backward == "exact" else recipe.replace(backward=recipe)
+    rng = np.random.default_rng(5)
+    monkeypatch.setattr(patches, "MOST_ELEMENTS", 40)
+    for rank in (1, 2, 3):
+        lhs, rhs, options = case(rng, rank)
+        fn = lambda x, w, options=options: lax.conv_general_dilated(x, w, **options)  # noqa: E731
+        y, pull = jax.vjp(tcemu.emulate(fn, recipe, convolutions=True), lhs, rhs)
+        wanted, plain = jax.vjp(fn, lhs, rhs)
+        g = rng.integers(-3, 4, y.shape).astype(np.float32)
+        jax.tree.map(np.testing.assert_array_equal, (y, *pull(g)), (wanted, *plain(g)))
+
+
+def test_what_is_not_cut(monkeypatch):
+    """Random bits, and blocks of rows, would be others."""
+    monkeypatch.setattr(patches, "MOST_ELEMENTS", 1)
+    x, windows = jax.ShapeDtypeStruct((1, 3, 4, 9, 11), jnp.float32), patches.Windows((3, 3), (2, 2), (1, 1), 1)
+    tcast = tcemu.recipe("bf16")
+    assert patches.pieces_of(tcast, windows, x) == patches.Pieces(images=1, lines=1, batch=3, height=4, inner=5)
+    blocks = tcemu.Quantizer("block", (16, 128), saturate=True)
+    for recipe in (
+        tcast.replace(a=tcemu.Quantizer(rounding="SR", saturate=True)),
+        tcemu.recipe("deepseek", a=blocks),
+        tcast.replace(backward=(tcemu.recipe("deepseek", a=blocks), tcast)),
+    ):
+        assert patches.pieces_of(recipe, windows, x) is None

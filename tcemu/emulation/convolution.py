@@ -1,13 +1,14 @@
 """A convolution as one matrix product of patches, as implicit-GEMM kernels see it. All else is slices, pads and transposes."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tcemu.linalg.dot_general import DimensionNumbers
+from tcemu.linalg.dot_general import DotGeneral
+from tcemu.linalg.patches import Convolution, Operands, Windows, patches_product, pieces_of
 
 PLAIN, BATCHED = (((1,), (0,)), ((), ())), (((2,), (1,)), ((0,), (0,)))  # [M, K] · [K, N], and the same with the groups in front
 
@@ -24,38 +25,32 @@ class ConvolutionParams(NamedTuple):
     batch_group_count: int
 
 
-def through_patches(lhs: Array, rhs: Array, params: ConvolutionParams, product: Callable[[Array, Array, DimensionNumbers], Array]) -> Array:
-    """`lax.conv_general_dilated` by `product(patches, kernel, dimension_numbers)`.
+def through_patches(run: Callable[..., Array], lhs: Array, rhs: Array, params: ConvolutionParams, **kept: Any) -> Array:
+    """`lax.conv_general_dilated` by `run(patches, kernel, dimension_numbers, **kept)`.
 
     K runs over the places of the window in row-major order, and within a place over the input features of a group. M is the batch and the
     places of the output; N is the output features of a group. Padding and lhs_dilation put in zeros, which take part in the sums. Groups
-    are a batch axis of the product.
+    are a batch axis of the product. A recipe's product of many patches is cut along M, with the same bits: see `linalg.patches`.
     """
     lhs_spec, rhs_spec, out_spec = params.dimension_numbers
-    batch_group_count, feature_group_count = params.batch_group_count, params.feature_group_count
-    groups = feature_group_count * batch_group_count  # one of them is 1
+    groups = params.feature_group_count * params.batch_group_count  # one of them is 1
     x = lax.transpose(lhs, lhs_spec)  # [batch, features, *space]
     w = lax.transpose(rhs, rhs_spec)  # [output features, features of a group, *window]
-    (batch, _, *_), (outputs, features, *window) = x.shape, w.shape
+    outputs, features, *window = w.shape
     config = [(0, 0, 0)] * 2 + [(low, high, step - 1) for (low, high), step in zip(params.padding, params.lhs_dilation, strict=True)]
     x = lax.pad(x, jnp.zeros((), x.dtype), config)
-    for axis, (size, stride, dilation) in enumerate(zip(window, params.window_strides, params.rhs_dilation, strict=True), 2):
-        x = _windows(x, axis, size, stride, dilation)
-    space = x.shape[2 : 2 + len(window)]
-    batch //= batch_group_count
-    x = x.reshape(batch_group_count, batch, feature_group_count, features, int(np.prod(space)), int(np.prod(window)))
-    patches = x.transpose(0, 2, 1, 4, 5, 3).reshape(groups, batch * x.shape[4], x.shape[5] * features)
-    kernel = w.reshape(groups, outputs // groups, features, x.shape[5]).transpose(0, 3, 2, 1).reshape(groups, *patches.shape[2:], -1)
-    y = product(patches[0], kernel[0], PLAIN)[None] if groups == 1 else product(patches, kernel, BATCHED)
+    batch = x.shape[0] // params.batch_group_count
+    x = x.reshape(params.batch_group_count, batch, *x.shape[1:])
+    windows = Windows(tuple(window), tuple(params.window_strides), tuple(params.rhs_dilation), params.feature_group_count)
+    kernel = w.reshape(groups, outputs // groups, features, -1).transpose(0, 3, 2, 1).reshape(groups, -1, outputs // groups)
+    recipe = run.recipe if isinstance(run, DotGeneral) and run.a == "lhs" else None
+    pieces = None if recipe is None else pieces_of(recipe, windows, x)
+    if recipe is not None and pieces is not None:
+        dtype = jnp.result_type(lhs, rhs) if kept["preferred_element_type"] is None else kept["preferred_element_type"]
+        y = patches_product(Convolution(windows, pieces, np.dtype(dtype)), Operands(recipe, x, jnp.swapaxes(kernel, -1, -2)))
+    else:
+        patches = windows.patches(x)
+        y = run(patches[0], kernel[0], PLAIN, **kept)[None] if groups == 1 else run(patches, kernel, BATCHED, **kept)
+    space = windows.counts(x)
     y = jnp.moveaxis(y.reshape(groups, batch, *space, outputs // groups), (0, -1), (1, 2)).reshape(batch, outputs, *space)
     return lax.transpose(y, np.argsort(out_spec))
-
-
-def _windows(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array:
-    """The axis becomes the places of a window of `size` along it; what stands in the window is a new last axis."""
-    count = max((x.shape[axis] - (size - 1) * dilation - 1) // stride + 1, 0)
-    if count == 0 or size == 0:
-        return jnp.zeros((*x.shape[:axis], count, *x.shape[axis + 1 :], size), x.dtype)
-    last = (count - 1) * stride + 1
-    slices = [lax.slice_in_dim(x, at * dilation, at * dilation + last, stride, axis) for at in range(size)]
-    return jnp.stack(slices, axis=-1)

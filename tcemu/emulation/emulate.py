@@ -152,9 +152,13 @@ def emulate(
     counts. A pattern is a string for the product's name or the path of a parameter, in which "*" stands for anything (`fnmatch`), a
     regular expression, or a function from a `Product` to a bool, as `tcemu.policies.Where`. A function that takes a `Product` and returns
     the choice. A policy of `tcemu.policies`. A choice is a `Recipe`, a callable with the signature of `jax.lax.dot_general`, or None,
-    which leaves the product. All but functions leave products of other than real floats.
+    which leaves the product. All but functions leave products of other than real floats,
+    and what sums nothing, as einsum("btd,btd->btd"), whose elements are only multiplied.
     convolutions: whether the policy's choice holds for convolutions too; without it they are left. Each is then one product of patches
-    (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features.
+    (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features. Where a recipe's
+    patches are more than 2^22 elements they are multiplied in pieces, with the same bits.
+    A ragged product, as `jax.lax.ragged_dot` of a mixture of experts, is one for each group: see `tcemu.ragged_dot`. A choice that is no
+    Recipe is called in a loop over the groups, each time with whole arrays in which all other groups' members are 0.
 
     parameters: which arrays are parameters, by which the roles of operands are told: positions or names of arguments, patterns for paths
     as "layers/0/*", or a function from a path to a bool. None: the arrays of fn itself; else the argument named params, parameters,

@@ -73,4 +73,5 @@ def ends_left(policy: Policy, *, first: int = 1, last: int = 1) -> Policy:
 
 
 def _gradient_of_weight(product: Product) -> bool:
-    return set(product.roles) == {"activation", "gradient"} and product.primitive == "dot_general" and not any(product.dimension_numbers[1])
+    batched = isinstance(product.dimension_numbers, tuple) and any(product.dimension_numbers[1])
+    return set(product.roles) == {"activation", "gradient"} and not (product.primitive == "dot_general" and batched)

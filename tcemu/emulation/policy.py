@@ -91,7 +91,7 @@ def decide(policy: Policy, product: Product, convolutions: bool, key: Callable[[
     Raises TypeError for a choice that is no Recipe, callable or None, ValueError where a key is missing.
     """
     choice, why = _chosen(policy, product)
-    if choice is not None and product.primitive != "dot_general" and not convolutions:
+    if choice is not None and product.primitive == "conv_general_dilated" and not convolutions:
         choice, why = None, "a convolution; convolutions=True takes it as a product of patches"
     if choice is None:
         return Decision(run=None, choice=None, why=why)
@@ -115,6 +115,8 @@ def _chosen(policy: Policy, product: Product) -> tuple[Choice, str]:
         return policy(product), "the policy leaves it"
     if not product.is_float:
         return None, "not of real floats, which a policy in short form passes by"
+    if not product.is_contraction:
+        return None, "no contraction: nothing is summed, which a policy in short form passes by"
     if isinstance(policy, Recipe):
         return policy, ""
     assert isinstance(policy, tuple)  # as `checked` leaves rules

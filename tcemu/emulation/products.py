@@ -15,6 +15,7 @@ from jax.extend.source_info_util import summarize
 from jax.typing import DTypeLike
 
 from tcemu.emulation.origins import CONSTANT, Origin, roles
+from tcemu.emulation.programs import PRODUCTS
 from tcemu.linalg.dot_general import DimensionNumbers
 
 LINE = re.compile(r"(?P<file>.*?):(?P<line>\d+)(:\d+)? \((?P<function>.*)\)")
@@ -26,7 +27,7 @@ class Product:
 
     name: where it stands, as "encoder/mlp/dot_general": the jit functions, named scopes and loops around it. Where a name repeats, ".1",
     ".2" and so on follow it. index: that number, 0 for the first.
-    primitive: "dot_general" or "conv_general_dilated". dimension_numbers, preferred_element_type: the primitive's parameters.
+    primitive: "dot_general", "conv_general_dilated" or "ragged_dot_general". dimension_numbers, preferred_element_type: its parameters.
     lhs_shape, lhs_dtype, rhs_shape, rhs_dtype: the operands; shape, dtype: the result.
     repeats: how often the loops around it run it; None inside a `while`.
     roles: of lhs and rhs: "activation", "weight", "gradient" or "constant" (it depends on none of these).
@@ -41,7 +42,7 @@ class Product:
     lhs_dtype: DTypeLike
     rhs_shape: tuple[int, ...]
     rhs_dtype: DTypeLike
-    dimension_numbers: DimensionNumbers | lax.ConvDimensionNumbers
+    dimension_numbers: DimensionNumbers | lax.ConvDimensionNumbers | lax.RaggedDotDimensionNumbers
     preferred_element_type: DTypeLike | None
     shape: tuple[int, ...]
     dtype: DTypeLike
@@ -54,6 +55,15 @@ class Product:
     def is_float(self) -> bool:
         """Both operands and the result are real floats."""
         return all(jnp.issubdtype(dtype, jnp.floating) for dtype in (self.lhs_dtype, self.rhs_dtype, self.dtype))
+
+    @property
+    def is_contraction(self) -> bool:
+        """It sums over an axis, be it of size 1. einsum("i,j->ij") and einsum("btd,btd->btd") do not: they only multiply elements."""
+        if isinstance(self.dimension_numbers, lax.ConvDimensionNumbers):
+            return True
+        numbers = self.dimension_numbers
+        (contracting, _), _ = numbers.dot_dimension_numbers if isinstance(numbers, lax.RaggedDotDimensionNumbers) else numbers
+        return len(contracting) > 0
 
     @property
     def operands(self) -> str:
@@ -71,8 +81,8 @@ class Product:
 
 def as_product(equation: JaxprEqn, name: str, index: int, repeats: int | None, origins: Sequence[Origin] = (CONSTANT, CONSTANT)) -> Product:
     """What a policy is told of an equation. origins: those of its operands."""
-    avals: list[Any] = [v.aval for v in (*equation.invars[:2], *equation.outvars)]
-    (lhs, rhs, out), params = avals, equation.params
+    avals: list[Any] = [v.aval for v in (*equation.invars, *equation.outvars)]
+    (lhs, rhs, *_, out), params = avals, equation.params
     return Product(
         name=name,
         index=index,
@@ -81,7 +91,7 @@ def as_product(equation: JaxprEqn, name: str, index: int, repeats: int | None, o
         lhs_dtype=lhs.dtype,
         rhs_shape=tuple(rhs.shape),
         rhs_dtype=rhs.dtype,
-        dimension_numbers=params["dimension_numbers"],
+        dimension_numbers=params[PRODUCTS[equation.primitive.name].numbers],
         preferred_element_type=params["preferred_element_type"],
         shape=tuple(out.shape),
         dtype=out.dtype,

@@ -1,15 +1,52 @@
 """What the equations of a program (jaxpr) hold: products, other programs, or what nobody sees into."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-PRODUCTS = ("dot_general", "conv_general_dilated")
+from tcemu.emulation.convolution import ConvolutionParams, through_patches
+from tcemu.emulation.ragged import through_groups
+
+Run = Callable[..., Array]  # with the arguments of jax.lax.dot_general
+
+
+class ProductPrimitive(NamedTuple):
+    """A primitive that multiplies matrices. Its first two operands are lhs and rhs.
+
+    numbers: which of its parameters says what the axes are. through: (run, operands, parameters) -> the result by `run`.
+    """
+
+    numbers: str
+    through: Callable[[Run, Sequence[Any], dict[str, Any]], Array]
+
+
+def _through_dot(run: Run, values: Sequence[Any], params: dict[str, Any]) -> Array:
+    (lhs, rhs), kept = values, {"out_sharding": None, **params}
+    return run(lhs, rhs, kept.pop("dimension_numbers"), **kept)
+
+
+def _through_patches(run: Run, values: Sequence[Any], params: dict[str, Any]) -> Array:
+    (lhs, rhs), window = values, {**params}
+    kept = {name: window.pop(name) for name in ("precision", "preferred_element_type")}
+    kept["out_sharding"] = window.pop("out_sharding", None)
+    return through_patches(run, lhs, rhs, ConvolutionParams(**window), **kept)
+
+
+def _through_groups(run: Run, values: Sequence[Any], params: dict[str, Any]) -> Array:
+    lhs, rhs, group_sizes = values
+    return through_groups(run, lhs, rhs, group_sizes, params)
+
+
+PRODUCTS = {
+    "dot_general": ProductPrimitive("dimension_numbers", _through_dot),
+    "conv_general_dilated": ProductPrimitive("dimension_numbers", _through_patches),
+    "ragged_dot_general": ProductPrimitive("ragged_dot_dimension_numbers", _through_groups),
+}
 RULED = ("custom_jvp_call", "custom_vjp_call")
 OPAQUE = {  # primitives that multiply matrices, or may, where nobody sees it
-    "ragged_dot_general": "a ragged product, whose groups have sizes that are data",
     "scaled_dot": "a block-scaled product, with a quantisation of its own",
     "scaled_matmul": "a block-scaled product, with a quantisation of its own",
     "scaled_matmul_wrapper": "a block-scaled product, with a quantisation of its own",

@@ -18,10 +18,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.extend.source_info_util import current_name_stack, user_context
 
 from tcemu.emulation.containers import RULES, Binding, Program, Scope
-from tcemu.emulation.convolution import ConvolutionParams, through_patches
 from tcemu.emulation.keys import at_place, on_device
 from tcemu.emulation.origins import DATA, GRADIENT, Origin
-from tcemu.emulation.policy import DotGeneralLike, Policy, decide
+from tcemu.emulation.policy import Policy, decide
 from tcemu.emulation.products import Product, as_product
 from tcemu.emulation.programs import OPAQUE, PRODUCTS, has_products, is_ours, name_of, programs
 from tcemu.emulation.report import Entry
@@ -82,13 +81,13 @@ class Rewriter:
 
     def _product(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope) -> Any:
         product, key = self.survey.products[scope.path], scope.key
-        random = None if key is None else lambda: on_device(at_place(key, scope.place), *values)
+        random = None if key is None else lambda: on_device(at_place(key, scope.place), *values[:2])
         decision = decide(self.policy, product, self.convolutions, random)
         self.entries.append(Entry(product.name, product, decision.run is not None, decision.why, decision.undecided))
         if decision.run is None:
             result = equation.primitive.bind(*values, **equation.params)
         else:
-            result = _fitting(product, _run(decision.run, equation, values))
+            result = _fitting(product, PRODUCTS[product.primitive].through(decision.run, values, dict(equation.params)))
         if scope.saved is None:
             return result
         label = f"tcemu: {product.name}"
@@ -174,17 +173,6 @@ def _arrays(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]],
 
 
 # ---- one product
-
-
-def _run(run: DotGeneralLike, equation: JaxprEqn, values: Sequence[Any]) -> Array:
-    """The product by `run`, a convolution as one of patches."""
-    lhs, rhs = values
-    params = dict(equation.params)
-    kept = {name: params.pop(name) for name in ("precision", "preferred_element_type")}
-    kept["out_sharding"] = params.pop("out_sharding", None)
-    if equation.primitive.name == "dot_general":
-        return run(lhs, rhs, params["dimension_numbers"], **kept)
-    return through_patches(lhs, rhs, ConvolutionParams(**params), lambda a, b, numbers: run(a, b, numbers, **kept))
 
 
 def _fitting(product: Product, result: Any) -> Array:

@@ -143,38 +143,56 @@ def _product(options: Options, operands: Operands) -> Array:
     if bias is not None:
         source, codes = array_codes(bias)
         total = add(total, convert(source, F32, codes), F32)
-    for source, target in ((F32, recipe.out), (recipe.out, ARRAY_FORMATS[options.dtype])):
+    return rounded_result(recipe, total, options.dtype)
+
+
+def rounded_result(recipe: Recipe, total: Array, dtype: np.dtype) -> Array:
+    """f32 codes as codes of `dtype`, by way of the recipe's own format for results."""
+    for source, target in ((F32, recipe.out), (recipe.out, ARRAY_FORMATS[dtype])):
         total = total if source == target else convert(source, target, total)
     return total
 
 
 def _sum(options: Options, operands: Operands) -> Array:
     """A·B, scaled, as f32 codes."""
-    recipe = operands.recipe
-    a, b = _quantized(options, operands)
+    return sum_of_quantized(operands.recipe, *_quantized(options, operands), options.axis_name)
+
+
+def sum_of_quantized(recipe: Recipe, a: Quantized, b: Quantized, axis_name: str | None = None) -> Array:
+    """A·B of quantised operands, A [..., M, K] and B [..., N, K], scaled, as f32 codes [..., M, N]. Neither is empty."""
+    k = a.codes.shape[-1]
     b = jax.tree.map(lambda v: jnp.swapaxes(v, -1, -2) if v.ndim >= 2 else v, b)
     unit_scales = None if a.unit_scales is None or b.unit_scales is None else (a.unit_scales, b.unit_scales)
-    at_promotion = recipe.a.block is not None or recipe.b.block is not None
-    block_scales = _chunk_scales(recipe, a, b, operands.a.shape[-1]) if at_promotion else None
+    at_promotion = scales_at_promotion(recipe)
     parts = sums_of_parts(
         recipe.arithmetic,
         signature_of(recipe.op),
-        Factors(codes=(a.codes, b.codes), unit_scales=unit_scales, block_scales=block_scales),
+        Factors(codes=(a.codes, b.codes), unit_scales=unit_scales, block_scales=chunk_scales(recipe, a, b, k) if at_promotion else None),
         promote=recipe.promote,
         split=recipe.split_k,
         group_sizes=(recipe.schemes[0].group_sizes.rows, recipe.schemes[1].group_sizes.rows),
     )
-    if options.axis_name is not None:
-        parts = lax.all_gather(parts, options.axis_name, tiled=True)
+    if axis_name is not None:
+        parts = lax.all_gather(parts, axis_name, tiled=True)
     total = reduced(parts, recipe.reduction)
-    for x, y in ((a.tensor_scale, b.tensor_scale), (None, None) if at_promotion else (a.scales, b.scales)):
-        scale = multiply(x, y, F32) if x is not None and y is not None else x if y is None else y
-        total = total if scale is None else multiply(total, scale, F32)
-    return total
+    scales = (None, None) if at_promotion else (a.scales, b.scales)
+    return scaled(scaled(total, a.tensor_scale, b.tensor_scale), *scales)
 
 
-def _chunk_scales(recipe: Recipe, a: Quantized, b: Quantized, k: int) -> Pair:
-    """The scales of both operands for each chunk of promoted instructions, f32 codes."""
+def scaled(total: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
+    """total * (scale_a * scale_b), f32 codes; None: there is no such scale."""
+    given = [scale for scale in (scale_a, scale_b) if scale is not None]
+    scale = multiply(given[0], given[1], F32) if len(given) == 2 else given[0] if given else None
+    return total if scale is None else multiply(total, scale, F32)
+
+
+def scales_at_promotion(recipe: Recipe) -> bool:
+    """The scales multiply promoted chunks of a sum, not the sum."""
+    return recipe.a.block is not None or recipe.b.block is not None
+
+
+def chunk_scales(recipe: Recipe, a: Quantized, b: Quantized, k: int) -> Pair:
+    """The scales of both operands for each chunk of promoted instructions, f32 codes: of A [..., M, chunks], of B [..., chunks, N]."""
     assert isinstance(recipe.promote, int)
     chunk = recipe.promote * recipe.op.k
     count = -(-k // chunk)

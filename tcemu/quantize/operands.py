@@ -118,6 +118,21 @@ class Scheme:
         return self.quantizer.rule or ("floor" if self.scale_format == UE8M0 else "transformer_engine")
 
     @property
+    def is_two_level(self) -> bool:
+        """The scales of the instruction's blocks have one of the whole tensor above them, as NVFP4's."""
+        return self.quantizer.in_unit and RULES[self.rule].two_level is not None
+
+    @property
+    def spans_rows(self) -> bool:
+        """A scale is of all rows, so that one of a part of them needs the others."""
+        return self.quantizer.scaling == "tensor" or self.is_two_level
+
+    @property
+    def spans_depth(self) -> bool:
+        """A scale is of all of K, so that one of a part of K needs the rest."""
+        return self.spans_rows or self.quantizer.scaling in ("row", "column")
+
+    @property
     def rounds_once(self) -> bool:
         """Elements are rounded from the operand itself, or its quotients by powers of two, and not from quotients in f32."""
         return self.quantizer.scaling == "none" or (self.quantizer.in_unit and not RULES[self.rule].in_f32)
@@ -133,13 +148,19 @@ class Quantized(NamedTuple):
 
 
 def quantize(
-    scheme: Scheme, x: Array, *, scales: Array | None = None, key: PRNGKey | None = None, axis_name: str | None = None
+    scheme: Scheme,
+    x: Array,
+    *,
+    scales: Array | None = None,
+    key: PRNGKey | None = None,
+    axis_name: str | None = None,
+    amax: Array | None = None,
 ) -> Quantized:
     """x [..., R, K] of floats -> an operand of the instruction.
 
     scales: floats in place of the scales that x asks for, in their shape; those of the instruction's blocks are rounded to its format.
     key: where the quantiser rounds stochastically. axis_name: a mesh axis along which K is cut; scales that rows or the tensor share are
-    then found over all of it.
+    then found over all of it. amax: where x is a part, what `largest` gives for the whole, the greatest of what it gives for the parts.
     """
     quantizer = scheme.quantizer
     key = key if quantizer.rounding == "SR" else None
@@ -147,10 +168,10 @@ def quantize(
     if quantizer.scaling == "none":
         return Quantized(codes=_rounded(scheme, source, codes, key))
     if quantizer.in_unit and scales is None:
-        return _in_unit_blocks(scheme, x, key, axis_name)
+        return _in_unit_blocks(scheme, x, key, axis_name, amax)
     unit_scales = None
     if scales is None:
-        scale_codes = _scales_of(scheme, _magnitudes(source, codes), axis_name)
+        scale_codes = _scales_of(scheme, _magnitudes(source, codes), axis_name, amax)
     else:
         scale_source, scale_codes = array_codes(scales)
         scale_codes = convert(scale_source, F32, scale_codes)
@@ -165,6 +186,32 @@ def quantize(
     return Quantized(codes=elements, scales=scale_codes)
 
 
+def largest(scheme: Scheme, x: Array) -> Array:
+    """The magnitude that a scale of all of x [..., R, K] comes from, an f32 code: of rows [..., R, 1], of the tensor a scalar.
+
+    A scalar 0 where no scale is of more than a block. As in `block_quantize`, what is in blocks with Inf or NaN does not count for NVFP4.
+    """
+    if not scheme.spans_depth:
+        return jnp.zeros((), jnp.uint32)
+    magnitudes = _magnitudes(*array_codes(x))
+    if scheme.is_two_level:
+        of_blocks = _largest_of_groups(magnitudes, scheme.unit_block, -1)
+        return jnp.max(jnp.where(of_blocks < F32.infinity, of_blocks, 0), initial=0)
+    return jnp.max(magnitudes, initial=0) if scheme.spans_rows else jnp.max(magnitudes, axis=-1, keepdims=True, initial=0)
+
+
+def scale_of_largest(scheme: Scheme, amax: Array) -> Array:
+    """The scales, f32 codes, that follow from `largest`, in its shape."""
+    two_level = RULES[scheme.rule].two_level if scheme.quantizer.in_unit else None
+    if two_level is not None:
+        return two_level.tensor(amax)[0]
+    scale = jnp.maximum(divide(amax, largest_value(scheme.format), F32), LEAST_SCALE)
+    if scheme.quantizer.scale == "power_of_two":
+        up = (scale + ((1 << F32.mantissa_bits) - 1)) >> F32.mantissa_bits << F32.mantissa_bits
+        scale = jnp.where(scale >= F32.infinity, scale, up)
+    return jnp.where(amax == 0, ONE, scale)
+
+
 def dequantized(scheme: Scheme, q: Quantized) -> Array:
     """The numbers that an operand stands for, in plain float32: for derivatives, not for results."""
     values = to_float(F32, convert(scheme.format, F32, q.codes))
@@ -175,14 +222,14 @@ def dequantized(scheme: Scheme, q: Quantized) -> Array:
     return values if q.tensor_scale is None else values * to_float(F32, q.tensor_scale)
 
 
-def _in_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: str | None) -> Quantized:
+def _in_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: str | None, amax: Array | None) -> Quantized:
     """By the rule of a block format."""
     assert scheme.scale_format is not None
     block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, scheme.rule)
-    amax = None
     if axis_name is not None and block.two_level:
-        amax = to_float(F32, lax.pmax(_magnitudes(*array_codes(x)).max(initial=0), axis_name))
-    q = block_quantize(x, block, rounding=scheme.quantizer.rounding, key=key, amax=amax)
+        amax = lax.pmax(_magnitudes(*array_codes(x)).max(initial=0), axis_name)
+    of_tensor = None if amax is None or not block.two_level else to_float(F32, amax)
+    q = block_quantize(x, block, rounding=scheme.quantizer.rounding, key=key, amax=of_tensor)
     tensor_scale = None if q.tensor_scale is None else lax.bitcast_convert_type(q.tensor_scale, jnp.uint32)
     return Quantized(codes=q.codes, unit_scales=q.scales, tensor_scale=tensor_scale)
 
@@ -199,20 +246,18 @@ def _magnitudes(source: Format, codes: Array) -> Array:
     return convert(source, F32, codes) & 0x7FFFFFFF
 
 
-def _scales_of(scheme: Scheme, magnitudes: Array, axis_name: str | None) -> Array:
-    """f32 codes of the scales that the largest magnitude of each group asks for."""
+def _scales_of(scheme: Scheme, magnitudes: Array, axis_name: str | None, amax: Array | None) -> Array:
+    """f32 codes of the scales that the largest magnitude of each group asks for; amax: that of a whole of which these are a part."""
     rows, depth = scheme.group_sizes
-    if rows is None:
-        amax = jnp.max(magnitudes, initial=0).reshape((1,) * magnitudes.ndim)
+    if amax is not None and scheme.spans_depth:
+        found = amax.reshape((1,) * magnitudes.ndim) if rows is None else amax
+    elif rows is None:
+        found = jnp.max(magnitudes, initial=0).reshape((1,) * magnitudes.ndim)
     else:
-        amax = _largest_of_groups(_largest_of_groups(magnitudes, rows, -2), depth or max(1, magnitudes.shape[-1]), -1)
+        found = _largest_of_groups(_largest_of_groups(magnitudes, rows, -2), depth or max(1, magnitudes.shape[-1]), -1)
     if axis_name is not None and depth is None:
-        amax = lax.pmax(amax, axis_name)
-    scale = jnp.maximum(divide(amax, largest_value(scheme.format), F32), LEAST_SCALE)
-    if scheme.quantizer.scale == "power_of_two":
-        up = (scale + ((1 << F32.mantissa_bits) - 1)) >> F32.mantissa_bits << F32.mantissa_bits
-        scale = jnp.where(scale >= F32.infinity, scale, up)
-    return jnp.where(amax == 0, ONE, scale)
+        found = lax.pmax(found, axis_name)
+    return scale_of_largest(scheme, found)
 
 
 def _largest_of_groups(x: Array, size: int, axis: int) -> Array:

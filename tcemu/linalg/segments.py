@@ -1,0 +1,101 @@
+"""Sums along K of several products that lie one behind the other: the accumulator starts anew where another product begins.
+
+The sums are those of `accumulation.sums_of_parts`, each from its own beginning, and rounded in the same places.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from tcemu.arithmetic.fma import add, fma
+from tcemu.arithmetic.program import multiply_add
+from tcemu.arithmetic.quotient import multiply
+from tcemu.formats import F32, convert
+from tcemu.linalg.accumulation import Factors
+from tcemu.linalg.recipes import Recipe
+from tcemu.meshes import alike
+from tcemu.operations.operands import signature_of
+from tcemu.quantize.groups import spread
+
+
+class Stretch(NamedTuple):
+    """Which sum a stretch of K belongs to."""
+
+    segment: Array  # int32: the number of the sum
+    first: Array  # bool: it begins it
+
+
+class Running(NamedTuple):
+    """A sum on its way."""
+
+    total: Array  # f32 codes: what is promoted
+    accumulator: Array  # the instruction's, codes of its own format
+    length: Array  # int32: how many stretches it has
+
+
+def stretch_length(recipe: Recipe) -> int:
+    """Elements along K between two places where a sum may begin or be promoted."""
+    return recipe.op.k * (recipe.promote if isinstance(recipe.promote, int) else 1)
+
+
+def fresh(recipe: Recipe, m: int, n: int) -> Running:
+    signature = signature_of(recipe.op)
+    return Running(jnp.zeros((m, n), jnp.uint32), jnp.zeros((m, n), signature.c.dtype), jnp.zeros((), jnp.int32))
+
+
+def advanced(recipe: Recipe, running: Running, factors: Factors) -> Running:
+    """One stretch further. factors: its part of K; without promotion it may be several instructions long."""
+    signature, (total, accumulator, count) = signature_of(recipe.op), running
+    promoted = isinstance(recipe.promote, int)
+    start = jnp.zeros_like(accumulator) if promoted else accumulator
+    accumulator = multiply_add(recipe.arithmetic, signature, *factors.codes, start, factors.unit_scales)
+    if recipe.promote is None:
+        return Running(total, accumulator, count + 1)
+    added = convert(signature.d, F32, accumulator)
+    if not promoted:
+        due = (count + 1) % recipe.promote == 0
+        return Running(jnp.where(due, add(total, added, F32), total), jnp.where(due, 0, accumulator), count + 1)
+    if factors.block_scales is None:
+        return Running(add(total, added, F32), accumulator, count + 1)
+    sizes = (recipe.schemes[0].group_sizes.rows, recipe.schemes[1].group_sizes.rows)
+    scale = spread(multiply(*factors.block_scales, F32), added.shape, sizes)
+    return Running(fma(scale, added, total, F32), accumulator, count + 1)
+
+
+def value(recipe: Recipe, running: Running) -> Array:
+    """The sum as it would end here, f32 codes."""
+    if isinstance(recipe.promote, int):
+        return running.total
+    last = convert(signature_of(recipe.op).d, F32, running.accumulator)
+    if recipe.promote is None:
+        return last
+    total = jnp.where(running.length % recipe.promote == 0, running.total, add(running.total, last, F32))
+    return jnp.where(recipe.promote < 1, F32.nan, total)
+
+
+class Sums(NamedTuple):
+    """Sums of all segments, f32 codes [segments + 1, M, N], the last for what belongs to none; and the running one."""
+
+    done: Array
+    running: Running
+
+
+def no_sums(recipe: Recipe, segments: int, m: int, n: int, *like: Array) -> Sums:
+    """All +0. like: arrays that will be added, for their axes of a mesh."""
+    sums = Sums(jnp.zeros((segments + 1, m, n), jnp.uint32), fresh(recipe, m, n))
+    leaves, tree = jax.tree.flatten(sums)
+    return jax.tree.unflatten(tree, alike(*leaves, *like)[: len(leaves)])
+
+
+def summed(recipe: Recipe, sums: Sums, stretches: Stretch, factors: Factors) -> Sums:
+    """The sums after further stretches, all arrays with these in front."""
+
+    def step(sums: Sums, part: tuple[Stretch, Factors]) -> tuple[Sums, None]:
+        (segment, first), factors = part
+        running = jax.tree.map(lambda v: jnp.where(first, jnp.zeros_like(v), v), sums.running)
+        running = advanced(recipe, running, factors)
+        return Sums(lax.dynamic_update_index_in_dim(sums.done, value(recipe, running), segment, 0), running), None
+
+    return lax.scan(step, sums, (stretches, factors))[0]

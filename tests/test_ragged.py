@@ -1,0 +1,212 @@
+"""`ragged_dot`: every group has the bits of `matmul` of its members alone, gradients too, whatever axes and sizes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from support.ragged_cases import case
+from support.sampling import sampled
+
+import tcemu
+from tcemu import Quantizer, Recipe
+from tcemu.linalg.recipes import RECIPES
+
+BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+E4M3 = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
+CAST = Recipe(BF16, "sm_90a", name="cast")
+M, K, N, SIZES = 45, 160, 24, (21, 0, 21)  # three rows are in no group
+RNG = np.random.default_rng(0)
+LHS = (RNG.normal(size=(M, K)) * np.exp(2 * RNG.normal(size=(M, 1)))).astype(np.float32)
+RHS = (RNG.normal(size=(len(SIZES), K, N)) * np.array([1, 8, 100])[:, None, None]).astype(np.float32)
+G = RNG.normal(size=(M, N)).astype(np.float32)
+
+
+def same(got, want):
+    np.testing.assert_array_equal(np.asarray(got).view(np.uint32), np.asarray(want).view(np.uint32))
+
+
+def spans(sizes):
+    ends = np.cumsum(sizes)
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def looped(recipe, lhs, rhs, sizes):
+    """[M, K] · [groups, K, N] by a loop over the groups."""
+    out = np.zeros((lhs.shape[0], rhs.shape[-1]), np.float32)
+    for rows, b in zip(spans(sizes), rhs, strict=True):
+        out[rows] = tcemu.matmul(lhs[rows], b, recipe=recipe)
+    return out
+
+
+def gradients_looped(recipe, lhs, rhs, sizes, g):
+    da, db = np.zeros_like(lhs), np.zeros_like(rhs)
+    for group, rows in enumerate(spans(sizes)):
+        pull = jax.vjp(lambda a, b: tcemu.matmul(a, b, recipe=recipe), lhs[rows], rhs[group])[1]
+        da[rows], db[group] = pull(jnp.asarray(g[rows]))
+    return da, db
+
+
+@pytest.mark.parametrize("name", sampled(RECIPES, ("deepseek",)))
+def test_every_group_has_the_bits_of_its_own_product(name):
+    recipe = tcemu.recipe(name)
+    sizes = jnp.asarray(SIZES)
+    got, pull = jax.vjp(lambda a, b: tcemu.ragged_dot(recipe)(a, b, sizes), LHS, RHS)
+    same(got, looped(recipe, LHS, RHS, SIZES))
+    jax.tree.map(same, pull(G), gradients_looped(recipe, LHS, RHS, SIZES, G))
+
+
+BLOCKS = {"scaling": "block", "block": (8, 64), "saturate": True}
+OTHERS = {
+    "parts of K": CAST.replace(split_k=3, promote=2, reduction="tree"),
+    "chained parts of K": CAST.replace(split_k=2),
+    "blocks of rows": Recipe(E4M3, "sm_89", Quantizer(**BLOCKS), Quantizer(**BLOCKS), promote=1, split_k=2),
+    "blocks and a tensor": Recipe(E4M3, "sm_89", Quantizer(**BLOCKS), Quantizer("tensor", scale="power_of_two"), promote=2),
+    "rows": Recipe(E4M3, "sm_89", Quantizer("row", saturate=True), Quantizer("column", saturate=True)),
+    "f16 sums": Recipe("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", "sm_80", promote=3),
+}
+
+
+@pytest.mark.parametrize("name", sampled(OTHERS, ("blocks of rows",)))
+def test_blocks_and_parts_of_k_begin_anew_with_each_group(name):
+    """Groups of K too: its parts are those of the group's own K, and each block's first row, or element, is the group's."""
+    recipe, sizes = OTHERS[name], jnp.asarray(SIZES)
+    same(tcemu.ragged_dot(recipe)(LHS, RHS, sizes), looped(recipe, LHS, RHS, SIZES))
+    recipe, rhs, depths = recipe.replace(backward=recipe), RHS[0], (70, 0, 70)
+    got, pull = jax.vjp(lambda a, b: along_k(recipe, a, b, jnp.asarray(depths)), LHS, rhs)
+    gs = RNG.normal(size=got.shape).astype(np.float32)
+    da, db = np.zeros_like(LHS), np.zeros_like(rhs)
+    for group, k in enumerate(spans(depths)):
+        want, own = jax.vjp(lambda a, b: tcemu.matmul(a, b, recipe=recipe), LHS[:, k], rhs[k])
+        same(got[group], want)
+        da[:, k], db[k] = own(jnp.asarray(gs[group]))
+    jax.tree.map(same, pull(gs), (da, db))
+
+
+ALONG_K = lax.RaggedDotDimensionNumbers((((1,), (0,)), ((), ())), (1,), ())
+IN_BATCH = lax.RaggedDotDimensionNumbers((((2,), (1,)), ((0,), (0,))), (0,), ())
+
+
+def along_k(recipe, a, b, sizes):
+    return tcemu.ragged_dot(recipe)(a, b, sizes, ragged_dot_dimension_numbers=ALONG_K)
+
+
+@pytest.mark.full
+def test_traced_fields_and_a_traced_promotion():
+    sizes = jnp.asarray(SIZES)
+    for run, operands in ((tcemu.ragged_dot, (LHS, RHS)), (lambda recipe: lambda *x: along_k(recipe, *x), (LHS, RHS[0]))):
+        swept = jax.vmap(lambda n, run=run, operands=operands: run(CAST.replace(promote=n))(*operands, sizes))(jnp.array([1, 3, 99]))
+        for n, got in zip((1, 3, 99), swept, strict=True):
+            same(got, run(CAST.replace(promote=n))(*operands, sizes))
+
+
+@pytest.mark.parametrize("backward", ["exact", "straight_through"])
+def test_plain_gradients_are_near_those_of_the_loop(backward):
+    """Their sums are XLA's, so no bits are promised; forward mode goes through them too."""
+    recipe, sizes = tcemu.recipe("fp8_e4m3", backward=backward), jnp.asarray(SIZES)
+    for run, operands, g, want in (
+        (lambda a, b: tcemu.ragged_dot(recipe)(a, b, sizes), (LHS, RHS), G, gradients_looped(recipe, LHS, RHS, SIZES, G)),
+    ):
+        found = jax.vjp(run, *operands)[1](g)
+        for x, y in zip(found, want, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5 * np.abs(y).max())
+        _, tangent = jax.jvp(run, operands, (LHS, RHS))
+        np.testing.assert_allclose((tangent * g).sum(), sum((x * y).sum() for x, y in zip(found, (LHS, RHS), strict=True)), rtol=1e-3)
+
+
+def checks(count):
+    recipe = CAST.replace(backward=CAST)
+    rng = np.random.default_rng(count)
+    for _ in range(count):
+        lhs, rhs, sizes, options = case(rng)
+        want = lax.ragged_dot_general(lhs, rhs, sizes, **options)
+        got, pull = jax.vjp(lambda a, b, sizes=sizes, options=options: tcemu.ragged_dot(recipe)(a, b, sizes, **options), lhs, rhs)
+        np.testing.assert_array_equal(got, want, err_msg=str(options))
+        g = rng.integers(-3, 4, got.shape).astype(np.float32)
+        # the products are linear: <g, J x> is <Jt g, x>, exact on integers
+        da, db = pull(jnp.asarray(g))
+        for x, y, back in ((rng.integers(-3, 4, lhs.shape), None, da), (None, rng.integers(-3, 4, rhs.shape), db)):
+            moved = lax.ragged_dot_general(
+                *(np.asarray(v if u is None else u, np.float32) for u, v in ((x, lhs), (y, rhs))), sizes, **options
+            )
+            assert float((g * moved).sum()) == float((back * (x if y is None else y)).sum()), options
+
+
+def test_a_sample_of_axes():
+    checks(2)
+
+
+@pytest.mark.full
+def test_many_axes():
+    checks(150)
+
+
+def test_what_groups_do_not_have_reaches_nothing():
+    """NaN and Inf in a group, and in rows of none, stay there; sizes may be 0, all, or more than there are rows."""
+    recipe = tcemu.recipe("fp8")
+    run = jax.jit(tcemu.ragged_dot(recipe))
+    lhs, rhs = LHS.copy(), RHS.copy()
+    lhs[25], lhs[43], rhs[1] = np.nan, np.inf, np.nan
+    got = run(lhs, rhs, jnp.asarray(SIZES))
+    plain = run(LHS, RHS, jnp.asarray(SIZES))
+    same(got[:21], plain[:21])
+    same(got[42:], np.zeros((3, N), np.float32))
+    assert np.isnan(got[21:42]).all()
+    same(run(LHS, RHS, jnp.asarray([0, 0, 0])), np.zeros((M, N), np.float32))
+    same(run(LHS, RHS, jnp.asarray([0, M, 0])), tcemu.matmul(LHS, RHS[1], recipe=recipe))
+    same(run(LHS, RHS, jnp.asarray([0, 21, 1000]))[:21], tcemu.matmul(LHS[:21], RHS[1], recipe=recipe))
+    same(run(LHS, RHS, jnp.asarray(SIZES, jnp.uint8)), plain)
+    for lhs, rhs in ((LHS[:0], RHS), (LHS[:, :0], RHS[:, :0]), (LHS, RHS[..., :0])):
+        same(tcemu.ragged_dot(recipe)(lhs, rhs, jnp.asarray(SIZES)), np.zeros((lhs.shape[0], rhs.shape[-1]), np.float32))
+
+
+def test_a_scale_is_a_groups_in_all_places_of_the_batch():
+    recipe = tcemu.recipe("fp8")
+    lhs, rhs = np.stack([LHS, 64 * LHS]), np.stack([RHS, RHS], axis=1)
+    numbers = lax.RaggedDotDimensionNumbers((((2,), (2,)), ((0,), (1,))), (1,), (0,))
+    got = tcemu.ragged_dot(recipe)(lhs, rhs, jnp.asarray(SIZES), ragged_dot_dimension_numbers=numbers)
+    for group, rows in enumerate(spans(SIZES)):
+        same(got[:, rows], tcemu.matmul(lhs[:, rows], rhs[group], recipe=recipe))
+    alone = jax.vmap(tcemu.ragged_dot(recipe), (0, None, None))(lhs, RHS, jnp.asarray(SIZES))  # each a product of its own
+    same(alone[0], tcemu.ragged_dot(recipe)(LHS, RHS, jnp.asarray(SIZES)))
+    assert (np.asarray(alone[0]) != np.asarray(got[0])).any()
+
+
+def test_groups_of_places_in_the_batch():
+    recipe = tcemu.recipe("fp8", backward="exact")
+    lhs, rhs = np.stack([LHS, 4 * LHS, 8 * LHS]), np.stack([RHS[0], RHS[2], RHS[1]])
+    got = tcemu.ragged_dot(recipe)(lhs, rhs, jnp.asarray([2, 0]), ragged_dot_dimension_numbers=IN_BATCH)
+    for places in (slice(0, 2), slice(2, 3)):  # the last is in no group, and JAX multiplies it all the same
+        same(got[places], tcemu.matmul(lhs[places], rhs[places], recipe=recipe))
+
+
+def test_stochastic_rounding_and_dtypes():
+    recipe = Recipe(BF16, "sm_90", Quantizer(rounding="SR", saturate=True))
+    ones, rhs, sizes = np.full((8, 4096), 1 + 2.0**-9, np.float32), np.ones((2, 4096, 1), np.float32), jnp.asarray([3, 5])
+    first, again, other = (tcemu.ragged_dot(recipe, key=jax.random.key(seed))(ones, rhs, sizes) for seed in (0, 0, 1))
+    same(first, again)
+    assert (np.asarray(first) != np.asarray(other)).any() and len(np.unique(first)) > 4
+    assert np.abs(np.asarray(first) / 4096 - 1 - 2.0**-9).max() < 5 * 2.0**-7 * np.sqrt(0.25 * 0.75 / 4096)
+    with pytest.raises(ValueError, match="give key="):
+        tcemu.ragged_dot(recipe)
+    half = tcemu.ragged_dot(CAST)(jnp.asarray(LHS, jnp.bfloat16), jnp.asarray(RHS, jnp.bfloat16), jnp.asarray(SIZES))
+    assert half.dtype == jnp.bfloat16
+    wide = tcemu.ragged_dot(CAST)(LHS, RHS, jnp.asarray(SIZES), preferred_element_type=jnp.float16)
+    assert wide.dtype == jnp.float16
+
+
+def test_what_is_refused():
+    run, sizes = tcemu.ragged_dot(CAST), jnp.asarray(SIZES)
+    assert hash(run) == hash(tcemu.ragged_dot(CAST)) and run == tcemu.ragged_dot(CAST)
+    with pytest.raises(TypeError, match=r"wanted a tcemu\.Recipe"):
+        tcemu.ragged_dot("bf16")
+    with pytest.raises(TypeError, match="lhs: got int32"):
+        run(LHS.astype(np.int32), RHS, sizes)
+    with pytest.raises(TypeError, match="preferred_element_type: got int32"):
+        run(LHS, RHS, sizes, preferred_element_type=jnp.int32)
+    with pytest.raises(TypeError, match=r"group_sizes\.dtype"):
+        run(LHS, RHS, sizes.astype(jnp.float32))
+    with pytest.raises(TypeError, match="expected rhs group dimension size to be 3, got 2"):
+        run(LHS, RHS[:2], sizes)
+    with pytest.raises(NotImplementedError, match="group_offset"):
+        run(LHS, RHS, sizes, group_offset=jnp.asarray([1]))
