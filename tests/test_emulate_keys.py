@@ -6,7 +6,7 @@ Operands are the same wherever a product runs twice, so that only random bits ca
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,8 @@ def test_a_key_is_missing_or_is_none():
     for run in (lambda: tcemu.emulate(plain, RECIPE)(X, W), lambda: tcemu.emulate(plain, [("*", RECIPE)]).report(X, W)):
         with pytest.raises(ValueError, match=r"policy: for dot_general: .* it gave stochastic, .* needs random bits: give key="):
             run()
-    for key, what in ((3, "int"), (jax.random.split(KEY), r"key<fry>\[2\]"), (jnp.ones(3), r"float32\[3\]")):
+    wrong: list[tuple[Any, str]] = [(3, "int"), (jax.random.split(KEY), r"key<fry>\[2\]"), (jnp.ones(3), r"float32\[3\]")]
+    for key, what in wrong:
         with pytest.raises(TypeError, match=rf"key: got {what}; wanted one key"):
             emulated(plain, key)
     assert emulated(plain).report(X, W).replaced[0].name == "dot_general"
@@ -220,8 +221,10 @@ def test_what_a_rule_keeps_of_its_operands_is_found_where_a_choice_brings_in_oth
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np, sys
 from jax.sharding import PartitionSpec as P
-sys.path.insert(0, sys.argv[1])
-from test_emulate_keys import KEY, RECIPE, W, emulated
+import tcemu
+recipe = tcemu.recipe("bf16").replace(**dict.fromkeys("ab", tcemu.Quantizer(rounding="SR")))
+emulated = lambda fn: tcemu.emulate(fn, recipe, key=jax.random.key(3))
+W = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
 mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 rows = np.random.default_rng(5).normal(size=(4, 4)).astype(np.float32)
 other = np.concatenate([rows, -rows])  # -rows are rounded as rows where the bits are the same
@@ -239,6 +242,7 @@ for check in (True, False):
         gradient = jax.jit(jax.grad(lambda w: sum(y.sum() for y in run(other, w))))(W)
         wanted = jax.grad(lambda w: sum(y.sum() for y in both(other, w)))(W)
         assert jnp.linalg.norm(gradient - wanted) < 0.03 * jnp.linalg.norm(wanted)
+assert "flax" not in sys.modules  # nothing here asked for it
 print("apart")
 """
 
@@ -246,6 +250,5 @@ print("apart")
 def test_devices_draw_other_bits_where_their_operands_differ():
     """In a process of its own, with two host devices."""
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", SHARDED, str(Path(__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, env=env, check=False)
     assert done.stdout == "apart\n", done.stderr[-3000:]

@@ -98,7 +98,8 @@ class DotGeneral:
 def dot_general(recipe: Recipe, *, key: PRNGKey | None = None, a: str = "lhs") -> DotGeneral:
     """What takes the place of `jax.lax.dot_general` in a model, as `nn.Dense(dot_general=tcemu.dot_general(recipe))`.
 
-    key: a jax.random key, where the recipe rounds stochastically; every call of the result uses it anew.
+    key: a jax.random key, where the recipe rounds stochastically; every call of the result draws the same bits from it. `tcemu.emulate`
+    takes a key from which every execution of a product has bits of its own.
     a: which operand is the recipe's A, "lhs" or "rhs"; the other is its B. In the usual recipes A is the activation and B the weight.
     The result takes the arguments of `jax.lax.dot_general`: any batch and contracting axes, floats of any dtype, preferred_element_type.
     It is frozen, and hashes as the recipe does. K is the contracting axes in the order given, as one axis; M and N are the others.
