@@ -17,7 +17,7 @@ from tcemu.arithmetic.fma import add
 from tcemu.arithmetic.quotient import multiply
 from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
 from tcemu.gradients import stand_in
-from tcemu.linalg.accumulation import Factors, reduced, sums_of_parts
+from tcemu.linalg.accumulation import Blocks, Factors, reduced, sums_of_parts
 from tcemu.linalg.arguments import check_recipe, floats, in_jax, product_keys
 from tcemu.linalg.recipes import Recipe
 from tcemu.linalg.shapes import Pair, shape_of_product
@@ -162,7 +162,7 @@ def _sum(options: Options, operands: Operands) -> Array:
         Factors(codes=(a.codes, b.codes), unit_scales=unit_scales, block_scales=block_scales),
         promote=recipe.promote,
         split=recipe.split_k,
-        group_sizes=(recipe.schemes[0].group_sizes.rows, recipe.schemes[1].group_sizes.rows),
+        blocks=Blocks((recipe.schemes[0].group_sizes.rows, recipe.schemes[1].group_sizes.rows), recipe.block_instructions),
     )
     if options.axis_name is not None:
         parts = lax.all_gather(parts, options.axis_name, tiled=True)
@@ -174,9 +174,8 @@ def _sum(options: Options, operands: Operands) -> Array:
 
 
 def _chunk_scales(recipe: Recipe, a: Quantized, b: Quantized, k: int) -> Pair:
-    """The scales of both operands for each chunk of promoted instructions, f32 codes."""
-    assert isinstance(recipe.promote, int)
-    chunk = recipe.promote * recipe.op.k
+    """The scales of both operands for each chunk of promoted instructions, f32 codes; for each instruction where promote is traced."""
+    chunk = recipe.op.k * (recipe.promote if isinstance(recipe.promote, int) else 1)
     count = -(-k // chunk)
 
     def of_chunks(scheme: Scheme, scales: Array | None, axis: int) -> Array:
