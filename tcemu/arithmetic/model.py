@@ -200,7 +200,7 @@ Scales = tuple[ArrayLike, ArrayLike]
 
 
 def _real(name: str) -> str:
-    return "; tcemu.study.surrogate has a real number of bits" if name == "fraction_bits" else ""
+    return "; tcemu.study.surrogate.surrogate takes a real number of bits, with gradients" if name == "fraction_bits" else ""
 
 
 def within_limits(model: Model) -> tuple[Model, Array | None]:
