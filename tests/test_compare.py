@@ -7,10 +7,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax import lax
+from jax import lax, monitoring
+from support import reference_recipes as by_hand
 
 import tcemu
-from tcemu.emulation.compare import _lost, _quantized
+from tcemu.emulation.emulate import traced as traced_call
+from tcemu.emulation.policy import decide
+from tcemu.emulation.product_errors import lost, quantized
+from tcemu.emulation.sensitivity import sensitivity_of
 from tcemu.formats import to_float
 from tcemu.viz import plot
 
@@ -78,6 +82,127 @@ def test_the_figures_are_those_of_exact_arithmetic(found):
             assert 0 < row.bits_lost <= row.most_bits_lost <= 24
 
 
+def fractions(lines):
+    return [[Fraction(float(v)) for v in line] for line in lines]
+
+
+def as_held(x, recipe, rows, depth):
+    """x by the recipe's cast, or its scales for groups of rows x depth, each times its scale, in Fractions; None for NaN."""
+    if recipe is PLAIN:
+        with np.errstate(over="ignore"):
+            held = x.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        return [[None if np.isnan(v) else Fraction(v) for v in line] for line in held]
+    scales = by_hand.spread(by_hand.scales_of(x, "e4m3", rows, depth), x.shape, rows, depth)
+    elements = by_hand.elements(x, "e4m3", scales).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    return [[p * q for p, q in zip(*pair, strict=True)] for pair in zip(fractions(elements), fractions(scales), strict=True)]
+
+
+def parts_of_the_error(pairs, recipe, rows, depth):
+    """The relative errors by quantising the operands and by the sums."""
+    by_operands = by_sums = size = Fraction()
+    for a, b in pairs:
+        d = np.asarray(tcemu.matmul(a, b, recipe=recipe))
+        left, right = as_held(a, recipe, rows, depth), as_held(b.T, recipe, rows, depth)
+        exact_left, exact_right = fractions(a), fractions(b.T)
+        for i, j in np.ndindex(d.shape):
+            if np.isfinite(d[i, j]):
+                exact = sum((p * q for p, q in zip(exact_left[i], exact_right[j], strict=True)), Fraction())
+                held = sum((p * q for p, q in zip(left[i], right[j], strict=True)), Fraction())
+                by_operands, by_sums = by_operands + (held - exact) ** 2, by_sums + (Fraction(float(d[i, j])) - held) ** 2
+                size += exact**2
+    return float(by_operands / size) ** 0.5, float(by_sums / size) ** 0.5
+
+
+def test_the_error_is_parted_into_operands_and_sums(found):
+    for product, rows in zip(in_plain(X, W), (found.rows[:2], found.rows[2:]), strict=True):
+        for row, recipe in zip(rows, POLICIES, strict=True):
+            by_operands, by_sums = parts_of_the_error(product, recipe, 16, 16)
+            assert row.operand_error == pytest.approx(by_operands, rel=1e-9) and row.sum_error == pytest.approx(by_sums, rel=1e-6)
+            assert (0 if recipe is SCALED else -1) < row.sum_error < row.operand_error  # sums of 16 products of e4m3 may be exact
+
+
+def test_scales_of_f32_are_no_part_of_the_sums_error():
+    """One product: nothing is added, so that the sums lose what f32 loses, however the scales were rounded."""
+    x, y = RNG.normal(size=(8, 1)).astype(np.float32), RNG.normal(size=(1, 8)).astype(np.float32)
+    for recipe in (tcemu.recipe("fp8_e4m3", "sm_89"), tcemu.recipe("nvfp4", "sm_120a")):
+        (row,) = tcemu.compare(jnp.matmul, recipe, (x, y), results=False)
+        assert row.sum_error < 2.0**-22 < 2.0**-9 < row.operand_error
+    (row,) = tcemu.compare(jnp.matmul, tcemu.recipe("bf16", "sm_80"), (x, y), results=False)
+    assert row.sum_error == 0  # a product of two bf16 is an f32
+
+
+def test_targets_differ_where_their_sums_do():
+    """One recipe on several targets: the names say which, the operands are one error, and the sums are each target's own."""
+    targets = ("sm_80", "sm_90a", "sm_120a")
+    found = tcemu.compare(jnp.matmul, [tcemu.recipe("bf16", target) for target in targets], (X[4:], W[0] * 0.37), results=False)
+    assert [row.policy for row in found] == [f"bf16 on {target}" for target in targets]
+    assert len({row.operand_error for row in found}) == 1
+    assert found[0].sum_error != found[1].sum_error == found[2].sum_error  # 24 fraction bits kept, 25, and 25
+    bf16 = tcemu.recipe("bf16", "sm_80")
+    several = [bf16, bf16.what_if(fraction_bits=10), bf16.replace(promote=2), tcemu.recipe("f16", "sm_80")]
+    names = [row.policy for row in tcemu.compare(jnp.matmul, several, (X[4:6], W[0]), results=False)]
+    assert names == ["bf16 on sm_80", "bf16 on sm_80, fraction_bits=10", "bf16 on sm_80, promote=2", "f16"]
+
+
+# ---- what each product costs at the end
+
+
+def test_what_each_product_costs_at_the_end():
+    found = tcemu.compare(fn, {"scaled": SCALED}, (X, W), sensitivity=True)
+    plain = np.asarray(jax.jit(fn)(X, W)[0], np.float64)
+    norm = lambda policy: np.linalg.norm(np.asarray(jax.jit(tcemu.emulate(fn, policy))(X, W)[0]) - plain) / np.linalg.norm(plain)  # noqa: E731
+    for row, pattern in zip(found, ("scan*", "ij*"), strict=True):
+        assert row.output_error == pytest.approx(norm([(pattern, SCALED)]), rel=1e-3)
+    assert found.results["scaled"] == pytest.approx(norm(SCALED), rel=1e-3)
+    assert "output" in str(found).splitlines()[0] and f"{found[0].output_error:.2e}" in str(found)
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_the_sensitivity_of_any_number_of_products_is_one_program(count):
+    """It is compiled once, and holds each product's emulation once."""
+    traced, compiled = [], []
+
+    def double(lhs, rhs, dimension_numbers, **kwargs):
+        traced.append(None)
+        return 2 * lax.dot_general(lhs, rhs, dimension_numbers, **kwargs)
+
+    def chain(x):
+        for _ in range(count):
+            x = x @ x
+        return x
+
+    listen = lambda event, _, fun_name="", **more: compiled.append(fun_name) if event.endswith("backend_compile_duration") else None  # noqa: E731
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        call = traced_call(chain, (np.eye(4, dtype=np.float32),), {})
+        found = sensitivity_of(call, lambda product: decide(lambda product: double, product, False), False)
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
+    assert len([name for name in compiled if "with_selected" in name]) == 1 and len(traced) == count
+    assert [found.alone[product] for product in found.alone] == [2.0 ** (2 ** (count - 1 - i)) - 1 for i in range(count)]
+    assert found.together == 2.0 ** (2**count - 1) - 1
+
+
+def test_sensitivity_of_gradients_loops_and_convolutions():
+    """Products of a gradient, in a checkpoint, a cond and under vmap; one that a policy leaves has none."""
+
+    def conv(x, w):
+        return lax.conv_general_dilated(
+            x[None, :, :, None], w[:, :, None, None], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def loss(w, x):
+        y = jax.checkpoint(lambda x: jnp.tanh(x @ w))(x)
+        y = lax.cond(y[0, 0] > 9, lambda y: y, lambda y: y @ w, y)
+        return jnp.sum(jax.vmap(lambda row: row @ w)(y)) + jnp.sum(conv(y, w[:3, :3]))
+
+    twice = lambda *args, **kwargs: 2 * lax.dot_general(*args, **kwargs)  # noqa: E731
+    found = tcemu.compare(jax.grad(loss), {"twice": [("*transpose*", twice)]}, (W[0], X / 500), convolutions=True, sensitivity=True)
+    assert len(found) >= 5 and all("transpose" in row.product.name and row.output_error > 0 for row in found)
+    assert tcemu.compare(fn, {"nothing": None}, (X, W), sensitivity=True).results == {"nothing": 0}
+    assert all(row.output_error is None for row in tcemu.compare(fn, {"twice": [("scan*", twice)]}, (X, W), results=False))
+
+
 def test_what_quantisation_loses_is_counted(found):
     pairs = in_plain(X, W)[0]
     with np.errstate(over="ignore"):
@@ -93,10 +218,10 @@ def test_what_quantisation_loses_is_counted(found):
 
 def test_what_is_clamped_counts_as_out_of_range():
     """As many as ml_dtypes, which does not clamp, makes NaN."""
-    x = np.abs(RNG.normal(size=(1, 16, 16)) * 600)
+    x = np.abs(RNG.normal(size=(1, 16, 16)) * 600).astype(np.float32)
     with np.errstate(over="ignore"):
         beyond = int(np.isnan(x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)).sum())
-    counts = [sum(_lost(x, _quantized(recipe, None, x, x)[0])[:1]) for recipe in (PLAIN, CLAMPED)]
+    counts = [sum(lost(x, quantized(recipe, None, x, x)[0])[:1]) for recipe in (PLAIN, CLAMPED)]
     assert counts == [beyond, beyond] and 0 < beyond < x.size
 
 
@@ -104,6 +229,7 @@ def test_the_worst_element_can_be_explained(found):
     for row in found:
         worst = row.worst
         explained = worst.explain()
+        assert str(explained) == explained.summary() != explained.text() and "step" in str(explained)
         if row.choice is not SCALED:  # whose scales multiply outside the instruction
             assert to_float(tcemu.formats.F32, np.uint32(explained.result)) == np.float32(worst.value)
         a, b = (np.asarray(to_float(tcemu.formats.E4M3, codes)) for codes in (worst.a_codes, worst.b_codes))
@@ -123,11 +249,24 @@ def test_the_results_of_the_whole():
 
 def test_the_table(found):
     lines = str(found).splitlines()
-    heads = ("product", "shapes", "runs", "policy", "rel. error", "bits lost", "most", "overflow", "underflow", "not finite", "worst")
-    assert lines[0].split() == " ".join(heads).split()
-    assert lines[1].startswith("scan/matmul/dot_general  [16,16] · [16,16]     2  e4m3 ") and lines[2].startswith(" ")
-    assert f"{found[1].relative_error:.2e}" in lines[2] and "exact" in lines[2]
+    assert lines[0].split("  ")[1] == "policy"
+    assert lines[0].split()[1:] == ["rel.", "error", "operands", "sums", "bits", "lost", "most", "over", "under", "inf/NaN", "worst"]
+    assert (
+        lines[1] == "scan/matmul/dot_general: [16,16] · [16,16], 2 runs" and lines[4] == "ij,kj->ik/dot_general: [16,16] · [16,16], 1 run"
+    )
+    assert lines[2].startswith("  e4m3 ") and lines[3].startswith("  e4m3 by tensor ")
+    for part in (found[1].relative_error, found[1].operand_error, found[1].sum_error):
+        assert f"{part:.2e}" in lines[3] and "exact" in lines[3]
     assert repr(found) == "<Comparison of 2 products under 2 policies>"
+    assert max(map(len, lines)) <= 140
+
+
+def test_columns_in_which_nothing_happened_are_left_out():
+    plain = str(tcemu.compare(jnp.matmul, [SCALED], (np.ones((2, 2), np.float32),) * 2, results=False))
+    assert plain.splitlines()[0].split() == ["policy", "rel.", "error", "operands", "sums", "bits", "lost", "most", "worst"]
+    wide = dict.fromkeys((f"policy {i} of a long name" for i in range(3)), PLAIN)
+    with_all = str(tcemu.compare(fn, wide, (X, W), sensitivity=True)).splitlines()
+    assert {"output", "over", "under"} <= set(with_all[0].split()) and max(map(len, with_all)) <= 140
 
 
 def test_the_picture(found, tmp_path):

@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from support.sampling import sampled
 
 import tcemu
 from tcemu import fuzz
@@ -95,6 +96,35 @@ def test_a_changed_model_is_found_as_changed():
     found = fuzz.infer(op, "sm_90a:fraction_bits=19,terms=4,floor=-20,rounding=RM", cases=64)
     assert found.confirmed
     assert found.model == tcemu.Model(F16, 4, 19, -20, "RM")
+
+
+NARROW = [
+    (f"mma.sync.aligned.m16n8k8.row.col.{d}.{t}.{t}.{d}", {"fraction_bits": bits, "alignment": alignment, "rounding": rounding})
+    for d, t in (("f16", "f16"), ("f32", "f16"), ("f32", "bf16"))
+    for bits in (8, 12, 17, 20, 22)
+    for alignment in ("RZ", "RN", "RM", "RP")
+    for rounding in ("RZ", "RN", "RM", "RP")
+]
+NARROW_SAMPLE = [NARROW[5], NARROW[80]]  # f16 to f16, 8 bits; f16 to f32, 8 bits, whose sums are never rounded
+
+
+@pytest.mark.parametrize(
+    "case", sampled(NARROW, NARROW_SAMPLE, lambda case: f"{case[0].split('.', 6)[-1]} {' '.join(map(str, case[1].values()))}")
+)
+def test_narrow_widths_and_any_alignment_are_found_or_said_to_be_undetermined(case):
+    spelling, planted = case
+    op = tcemu.parse(spelling)
+    own = tcemu.model(op, "sm_90a").replace(**planted)
+    found = fuzz.infer(op, f"sm_90a:{','.join(f'{k}={v}' for k, v in planted.items())}", cases=64)
+    assert found.confirmed and found.survivors[0] == found.model, str(found)
+    assert (found.model.fraction_bits, found.model.alignment, found.model.terms) == (own.fraction_bits, own.alignment, 8), str(found)
+    assert own.rounding in [model.rounding for model in found.survivors], str(found)
+    if len(found.survivors) > 1:
+        assert "it is not determined" in str(found) and "rounding = unknown" in str(found)
+    for finding in found.findings:
+        if finding.field == "floor":
+            said = finding.value
+            assert own.floor <= int(said.removeprefix("at most ")) if isinstance(said, str) else own.floor == said, str(found)
 
 
 def test_a_box_without_a_model_is_not_given_one():

@@ -1,5 +1,7 @@
 """What-if through recipes: models swept in one compiled program, the theory of the curve, and the surrogate against measured errors."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,3 +140,35 @@ def test_the_noise_form_has_gradients_and_the_variance():
 def test_what_the_surrogate_does_not_cover_is_told():
     with pytest.raises(tcemu.Unsupported, match="align all their products"):
         expected_error(*operands(32), 20.0, op="mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", target="sm_90a")
+
+
+def test_the_surrogate_takes_batch_axes():
+    """Each matrix as by itself, with one width for all and with a width for each."""
+    rng, how = np.random.default_rng(3), {"op": BF16.op, "target": "sm_90a"}
+    a, b = rng.standard_normal((2, 1, 3, 40)).astype(np.float32), rng.standard_normal((4, 40, 2)).astype(np.float32)
+    widths = np.float32([8, 9.5, 11, 20])
+    both, each = (surrogate(a, b, w, **how) for w in (9.5, widths))
+    error = expected_error(a, b, widths, **how)
+    assert both.shape == each.shape == error.mean.shape == error.variance.shape == (2, 4, 3, 2)
+    for i, j in np.ndindex(2, 4):
+        np.testing.assert_allclose(each[i, j], surrogate(a[i, 0], b[j], widths[j], **how), rtol=1e-6)
+        np.testing.assert_allclose(error.variance[i, j], expected_error(a[i, 0], b[j], widths[j], **how).variance, rtol=1e-5)
+    np.testing.assert_array_equal(both[:, 1], each[:, 1])
+    slope = jax.grad(lambda w: jnp.sum(expected_error(a, b, w, **how).variance))(widths)
+    assert slope.shape == (4,) and (slope < 0).all()
+    assert surrogate(a, b, 9.5, **how, key=jax.random.key(0)).shape == (2, 4, 3, 2)
+    with pytest.raises(ValueError, match=r"K is 40 in a and 3 in b"):
+        surrogate(a, a, 9.5, **how)
+
+
+@pytest.mark.parametrize("width", [lambda f: f, lambda f: 10.5, lambda f: jnp.float32(10)], ids=["traced", "float", "array"])
+@pytest.mark.parametrize("by", ["gemm", "matmul"])
+def test_a_real_width_points_to_the_surrogate(by, width):
+    """By the name under which it can be imported."""
+    a, b = operands(16)
+    gemm = lambda f: tcemu.gemm(a, b, op=BF16.op, target="sm_90a", model=tcemu.Model(formats.F32, fraction_bits=width(f)))  # noqa: E731
+    matmul = lambda f: tcemu.matmul(a, b, recipe=BF16.what_if(fraction_bits=width(f)))  # noqa: E731
+    with pytest.raises(ValueError, match=r"fraction_bits must be an integer .*; (\S+) takes a real number of bits") as caught:
+        jax.grad(lambda f: jnp.sum((gemm if by == "gemm" else matmul)(f)))(10.0)
+    module, _, name = str(caught.value).rpartition("; ")[2].split()[0].rpartition(".")
+    assert getattr(importlib.import_module(module), name) is surrogate

@@ -260,7 +260,7 @@ def test_every_named_recipe_stands_on_a_row_with_evidence(name):
         (ValueError, "scaling='rows'", lambda: Quantizer("rows")),
         (ValueError, "pair of sizes", lambda: Quantizer("tensor", (1, 128))),
         (ValueError, "a rule is for", lambda: Quantizer("tensor", rule="floor")),
-        (ValueError, "known before tracing", lambda: tcemu.recipe("deepseek").replace(promote=jnp.array(4))),
+        (ValueError, "does not divide 128", lambda: tcemu.recipe("deepseek").replace(promote=jnp.array(3))),
         (ValueError, "key=", lambda: tcemu.matmul(A, B, recipe=Recipe(BF16, "sm_80", Quantizer(rounding="SR")))),
         (ValueError, "key=", lambda: tcemu.dot_general(Recipe(BF16, "sm_80", Quantizer(rounding="SR")))),
         (TypeError, "wanted a tcemu.Recipe", lambda: tcemu.dot_general("bf16")),

@@ -146,7 +146,7 @@ def test_codes_that_a_format_does_not_have_are_refused(dtype):
         ({"model": {}}, "model={}: wanted a tcemu.Model"),
         ({"name": 3}, "name=3: wanted a string"),
         ({"source": None}, "source=None"),
-        ({"out": "f32"}, "out='f32'"),
+        ({"out": "e4m3"}, "out='e4m3'"),
         ({"out": E2M1}, "out=e2m1"),
         ({"reduction": 1}, "reduction=1"),
         ({"backward": None}, "backward=None"),

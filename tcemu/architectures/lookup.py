@@ -48,12 +48,20 @@ def row_for(op: Instruction, target: str, *, toolkit: str | None = None, unit: s
         types_fit = {op.a, op.b} <= set(candidate.multiplicands) and op.d in candidate.accumulators and candidate.c in (None, op.c)
         if candidate.family == family and shape_fits and types_fit and (not candidate.toolkits or toolkit in candidate.toolkits):
             return candidate
-    modelled = list(dict.fromkeys(name for row in ROWS if row.family == family for name in row.targets))
+    modelled = targets_of(family)
     what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"
-    raise NotModelled(
-        f"{op}: legal on {target}, but there is no evidence of what {target} computes for it; {what_works}. "
-        "The rows, with their evidence: tcemu list --evidence"
+    legal = (
+        f"no evidence that {target} has a {unit}"
+        if unit
+        else f"legal on {target}, but there is no evidence of what {target} computes for it"
     )
+    raise NotModelled(f"{op}: {legal}; {what_works}. The rows, with their evidence: tcemu list --evidence")
+
+
+@cache
+def targets_of(unit: str) -> tuple[str, ...]:
+    """The targets that have a unit, one of UNITS, or a family of instructions, with an arithmetic that is known."""
+    return tuple(dict.fromkeys(target for row in ROWS if row.family == unit for target in row.targets))
 
 
 class Applied(NamedTuple):
@@ -115,7 +123,7 @@ def model(op: str | Instruction, target: str, *, toolkit: str | None = None, uni
     """The arithmetic by which `target` computes `op`, to look at, to change, and to give to `model=`.
 
     toolkit: the version of ptxas that made the code, "12.4" to "13.5", which matters to FP8 `mma` on sm_90 before 12.8; None is the newest.
-    unit: "tcgen05", the fifth-generation tensor core of sm_100 to sm_110, on operands of the types of `op`, which need not be legal there.
+    unit: "tcgen05", the fifth-generation tensor core of sm_100f to sm_110a, on operands of the types of `op`, which may be illegal there.
     Raises as `mma`, and ValueError for another toolkit or unit.
     """
     op = check(op, target) if unit is None else parse(op)

@@ -17,12 +17,12 @@ def in_blocks(walk: Callable[[Array, Any, Any], Array], c: Array, x: Any, y: Any
     """walk(c, x, y), on a CPU block after block of D.
 
     c: [..., M, N]; x: a pytree of [steps, ..., M, terms]; y: of [steps, ..., terms, N]; a leaf may have 1 in place of any of these sizes
-    but the first. walk may take its batch axes as one. Elsewhere than on a CPU all of D is one block.
+    but the first. walk may take its batch axes as one. Elsewhere than on a CPU, and where a size is a symbol of `jax.export`, all of D is
+    one block.
     """
     *batch, m, n = c.shape
     whole = (math.prod(batch), m, n)
-    tiles = _tiles(*whole)
-    if tiles == whole:
+    if not all(isinstance(size, int) for size in whole) or (tiles := _tiles(*whole)) == whole:
         return walk(c, x, y)
 
     def flat(v: Array) -> Array:

@@ -19,7 +19,8 @@ from tcemu.isa.instructions import Instruction
 class Explanation:
     """One dot product, D = A·B + C, step by step.
 
-    str() is the view for a terminal, `to_dict()` the same as plain values. Codes are Python ints of the formats in `signature`; numbers are
+    str() is the view for a terminal, of all steps, or with `brief` of those that lose the most; `text()` has all of them in any case, and
+    `to_dict()` the same as plain values. Codes are Python ints of the formats in `signature`; numbers are
     Fractions, or "nan", "+inf", "-inf".
     """
 
@@ -38,6 +39,7 @@ class Explanation:
     result: int
     rounded: tuple[str, ...] = ()  # the operands that came as numbers their format does not hold
     filled: int = 0  # products that were added, zeros, to fill K up to whole instructions
+    brief: bool = False
 
     @property
     def d(self) -> Format:
@@ -112,8 +114,13 @@ class Explanation:
             shown.append(f"error   {off if self.error else 'none'}")
         return shown
 
+    def summary(self) -> str:
+        """The view for a terminal in short: the arithmetic, the steps that lose the most, and the result."""
+        shown = [f"{self.op}", *view.wrapped(f"on {self.label} ({self.known})"), *view.wrapped(view.describe(self.model, self.signature))]
+        return "\n".join([*shown, "", *view.greatest_losses(self.steps), "", *self.verdict()])
+
     def __str__(self) -> str:
-        return self.text()
+        return self.summary() if self.brief else self.text()
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.op} on {self.label}: D = {word(self.d, self.result)}, print it for the steps>"

@@ -96,6 +96,29 @@ def loss(step: Step) -> str:
     return f"{step.rounding} {how} {decimal(abs(step.lost), 5)} ({decimal(abs(ulps), 3)} ulp)"
 
 
+MOST_STEPS = 5  # of a summary
+
+
+def greatest_losses(steps: Sequence[Step]) -> list[str]:
+    """A table of the few steps that lose the most by alignment and rounding, in their order. A step with NaN or infinity comes first."""
+
+    def size(step: Step) -> tuple[bool, Fraction]:
+        return step.total is None, sum((abs(t.cut) for t in step.terms if t.cut), abs(step.lost or Fraction(0)))
+
+    losing = sorted((at for at, step in enumerate(steps) if any(size(step))), key=lambda at: size(steps[at]), reverse=True)
+    if not losing:
+        return [f"{len(steps)} step{'s' if len(steps) > 1 else ''}, in which nothing is lost"]
+    rows = []
+    for at in sorted(losing[:MOST_STEPS]):
+        step = steps[at]
+        cut = sum((t.cut for t in step.terms if t.cut), Fraction(0))
+        point = "" if step.point is None else f"2^{step.point}"
+        rows.append([str(at + 1), listed([t.name for t in step.terms]), point, decimal(cut, 5) if cut else "", loss(step), outcome(step)])
+    some = len(losing) - len(rows)
+    lead = f"{len(steps)} steps; {len(losing)} of them lose something" + (f", most of all these {len(rows)}:" if some else ":")
+    return [lead, *columns(["step", "adds", "aligned to", "cut", "rounding", "result"], rows, left=(1, 4, 5))]
+
+
 def _is_zero(term: Term) -> bool:
     return term.value == 0 and term.exponent is None and term.code is None
 

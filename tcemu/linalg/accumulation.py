@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+from jax.experimental.checkify import debug_check
 
 from tcemu.arithmetic.fma import add, fma
-from tcemu.arithmetic.model import Model, Signature
+from tcemu.arithmetic.model import BEYOND, Model, Signature
 from tcemu.arithmetic.program import multiply_add
 from tcemu.arithmetic.quotient import multiply
 from tcemu.formats import F32, convert
@@ -21,6 +23,14 @@ from tcemu.meshes import alike
 from tcemu.quantize.groups import spread
 
 REDUCTIONS = ("ascending", "tree")
+MINUS_ZERO = np.uint32(1 << 31)  # of f32
+
+
+class Blocks(NamedTuple):
+    """How far a block scale of each operand reaches; None where there are no blocks, or all share one."""
+
+    rows: tuple[int | None, int | None] = (None, None)  # rows of A, columns of B
+    instructions: int | None = None  # along K: of the blocks of A and of B, the greatest common divisor
 
 
 class Factors(NamedTuple):
@@ -28,28 +38,26 @@ class Factors(NamedTuple):
 
     codes: Pair  # [..., M, K] and [..., K, N]
     unit_scales: Pair | None  # of the instruction's blocks, as `program.multiply_add` takes them
-    block_scales: Pair | None  # f32 codes [..., groups of M, chunks] and [..., chunks, groups of N]: each chunk's sum is multiplied by them
+    # f32 codes [..., groups of M, chunks] and [..., chunks, groups of N]: each chunk's sum is multiplied by them
+    block_scales: Pair | None
 
 
 def sums_of_parts(
-    model: Model,
-    signature: Signature,
-    factors: Factors,
-    *,
-    promote: int | Array | None,
-    split: int,
-    group_sizes: tuple[int | None, int | None] = (None, None),
+    model: Model, signature: Signature, factors: Factors, *, promote: int | Array | None, split: int, blocks: Blocks
 ) -> Array:
     """The sums of `split` parts of K, f32 codes [split, ..., M, N].
 
     promote: None: the instruction's accumulator is chained through a part. n: the sum of n instructions, begun at +0, is a chunk, and is
         added to an f32 sum, begun at +0: sum = sum + chunk, or with block scales fma(scale_a * scale_b, chunk, sum). An array: the same,
-        traced; it takes no block scales.
-    group_sizes: how many rows of A and columns of B share a block scale, or None for all.
+        traced, with the same bits; its block scales come for each instruction. Below 1, or where it does not divide the depth of the
+        blocks, all sums are NaN, and checked mode raises.
     A part is ceil(chunks / split) chunks; where there is no promotion, a chunk is an instruction. The last parts may be short, or +0.
+    Raises ValueError for a traced promote with chains that reach beyond one instruction.
     """
+    if promote is not None and not isinstance(promote, int):
+        return _promoted_when(promote, model, signature, factors, split, blocks)
     (a, b), unit, block = factors
-    chunk = signature.k * (promote if isinstance(promote, int) else 1)
+    chunk = signature.k * (promote or 1)
     length = chunk * -(-a.shape[-1] // (chunk * split))  # of a part
     whole = length * split
     unit = None if unit is None else fill_scales(signature, unit, whole)
@@ -63,9 +71,7 @@ def sums_of_parts(
     if promote is None:
         a, b = factors.codes
         return convert(signature.d, F32, multiply_add(model, signature, a, b, _zeros(signature, a, b), factors.unit_scales))
-    if isinstance(promote, int):
-        return _promoted(model, signature, factors, group_sizes)
-    return _promoted_when(promote, model, signature, factors)
+    return _promoted(model, signature, factors, blocks)
 
 
 def reduced(parts: Array, order: str) -> Array:
@@ -85,36 +91,71 @@ def reduced(parts: Array, order: str) -> Array:
     return sums[0]
 
 
-def _promoted(model: Model, signature: Signature, factors: Factors, group_sizes: tuple[int | None, int | None]) -> Array:
+def _promoted(model: Model, signature: Signature, factors: Factors, blocks: Blocks) -> Array:
     """All arrays with the chunks in front."""
     start = _start(signature, factors)
 
     def step(total: Array, chunk: Factors) -> tuple[Array, None]:
-        added = convert(signature.d, F32, multiply_add(model, signature, *chunk.codes, start, chunk.unit_scales))
-        if chunk.block_scales is None:
-            return add(total, added, F32), None
-        scale = multiply(*chunk.block_scales, F32)  # of groups of rows and columns
-        return fma(spread(scale, added.shape, group_sizes), added, total, F32), None
+        added = multiply_add(model, signature, *chunk.codes, start, chunk.unit_scales)
+        return with_chunk(total, added, signature, chunk.block_scales, blocks), None
 
     return lax.scan(step, alike(jnp.zeros(start.shape, jnp.uint32), *jax.tree.leaves(factors))[0], factors)[0]
 
 
-def _promoted_when(interval: Array, model: Model, signature: Signature, factors: Factors) -> Array:
-    """The same with a traced interval: instruction by instruction, and those that are due are promoted."""
+def with_chunk(total: Array, chunk: Array, signature: Signature, block_scales: Pair | None, blocks: Blocks) -> Array:
+    """The f32 sum with a chunk's, which are codes of the instruction's result."""
+    added = convert(signature.d, F32, chunk)
+    if block_scales is None:
+        return add(total, added, F32)
+    scale = multiply(*block_scales, F32)  # of groups of rows and columns
+    return fma(spread(scale, added.shape, blocks.rows), added, total, F32)
+
+
+def whole_interval(interval: Array, blocks: Blocks) -> tuple[Array, Array]:
+    """A traced interval as an int32 of 1 or more, and whether it is one that can be: else all sums are NaN, and checked mode raises."""
+    info = jnp.iinfo(interval.dtype)
+    interval = jnp.clip(interval, max(info.min, -BEYOND), min(info.max, BEYOND)).astype(jnp.int32)
+    whole, inside = jnp.maximum(interval, 1), interval >= 1
+    if blocks.instructions is not None:
+        inside &= blocks.instructions % whole == 0
+    debug_check(inside, "a traced promote is below 1, or does not divide the depth of the blocks, which tcemu.Recipe states")
+    return whole, inside
+
+
+def _promoted_when(interval: Array, model: Model, signature: Signature, factors: Factors, split: int, blocks: Blocks) -> Array:
+    """`sums_of_parts` with a traced interval: instruction by instruction, and those that are due are promoted to the sum of their part."""
+    if isinstance(model.chain, int) and model.chain > signature.k:
+        raise ValueError(
+            f"Model(chain={model.chain}): a traced promote cuts K after any instruction, of {signature.k} products, and so through chains "
+            "that are longer; give promote as an int, or a shorter chain"
+        )
+    (a, b), unit, block = factors
+    count = -(-a.shape[-1] // signature.k)
+    unit = None if unit is None else fill_scales(signature, unit, count * signature.k)
+    factors = Factors(fill(signature, a, b, count * signature.k), unit, block)
+    cut = partial(_in_pieces, count, max(v.ndim for v in jax.tree.leaves(factors)))
+    factors = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), factors)
+    interval, inside = whole_interval(interval, blocks)
+    chunk = jnp.clip(interval, 1, count)  # instructions
+    length = chunk * -(-count // (chunk * split))  # of a part
     start = _start(signature, factors)
-    count = factors.codes[0].shape[0]
 
     def step(state: tuple[Array, Array], numbered: tuple[Array, Factors]) -> tuple[tuple[Array, Array], None]:
-        (total, running), (number, instruction) = state, numbered
+        (parts, running), (number, instruction) = state, numbered
         running = multiply_add(model, signature, *instruction.codes, running, instruction.unit_scales)
-        due = (number % interval == 0) | (number == count)
-        total = jnp.where(due, add(total, convert(signature.d, F32, running), F32), total)
-        return (total, jnp.where(due, start, running)), None
+        part, place = number // length, number % length + 1
+        due = (place % chunk == 0) | (number + 1 == count)
+        total = with_chunk(parts[part], running, signature, instruction.block_scales, blocks)
+        return (parts.at[part].set(jnp.where(due, total, parts[part])), jnp.where(due, start, running)), None
 
-    numbers = jnp.arange(1, count + 1)
-    total, running, *_ = alike(jnp.zeros(start.shape, jnp.uint32), start, *jax.tree.leaves(factors), interval)
-    total = lax.scan(step, (total, running), (numbers, factors))[0][0]
-    return jnp.where(interval < 1, F32.nan, total)
+    zeros = jnp.zeros((split, *start.shape), jnp.uint32)
+    parts, running, *_ = alike(zeros, start, *jax.tree.leaves(factors), interval)
+    parts = lax.scan(step, (parts, running), (jnp.arange(count), factors))[0][0]
+    if block is not None:  # a part that is filled up with chunks of zeros ends with sum + 0
+        chunks = -(-count // chunk)
+        short = (jnp.arange(split) + 1) * (length // chunk) > chunks
+        parts = jnp.where(short.reshape(-1, *[1] * start.ndim) & (parts == MINUS_ZERO), 0, parts)
+    return jnp.where(inside, parts, F32.nan)
 
 
 def _map_pairs(of_pair: Callable[[Pair], Pair], factors: Factors) -> Factors:

@@ -176,7 +176,7 @@ def _gemm(
     """Codes of D."""
     a, b, c = _rounded(signature, conversion, codes, key)
     (*a_batch, m, k), (*b_batch, _, n) = _shape(signature.a, a), _shape(signature.b, b)
-    batch = np.broadcast_shapes(tuple(a_batch), tuple(b_batch), _shape(signature.c, c)[:-2])
+    batch = jnp.broadcast_shapes(tuple(a_batch), tuple(b_batch), _shape(signature.c, c)[:-2])
     c = jnp.broadcast_to(c, (*batch, m, n, *c.shape[c.ndim - signature.c.words + 1 :]))
     if k == 0 or m == 0 or n == 0 or 0 in batch:
         return convert(signature.c, signature.d, c)

@@ -17,7 +17,7 @@ from tcemu.arithmetic.fma import add
 from tcemu.arithmetic.quotient import multiply
 from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
 from tcemu.gradients import stand_in
-from tcemu.linalg.accumulation import Factors, reduced, sums_of_parts
+from tcemu.linalg.accumulation import Blocks, Factors, reduced, sums_of_parts
 from tcemu.linalg.arguments import check_recipe, floats, in_jax, product_keys
 from tcemu.linalg.recipes import Recipe
 from tcemu.linalg.shapes import Pair, shape_of_product
@@ -170,13 +170,18 @@ def sum_of_quantized(recipe: Recipe, a: Quantized, b: Quantized, axis_name: str 
         Factors(codes=(a.codes, b.codes), unit_scales=unit_scales, block_scales=chunk_scales(recipe, a, b, k) if at_promotion else None),
         promote=recipe.promote,
         split=recipe.split_k,
-        group_sizes=(recipe.schemes[0].group_sizes.rows, recipe.schemes[1].group_sizes.rows),
+        blocks=blocks_of(recipe),
     )
     if axis_name is not None:
         parts = lax.all_gather(parts, axis_name, tiled=True)
     total = reduced(parts, recipe.reduction)
     scales = (None, None) if at_promotion else (a.scales, b.scales)
     return scaled(scaled(total, a.tensor_scale, b.tensor_scale), *scales)
+
+
+def blocks_of(recipe: Recipe) -> Blocks:
+    """How far the block scales of a recipe reach."""
+    return Blocks((recipe.schemes[0].group_sizes.rows, recipe.schemes[1].group_sizes.rows), recipe.block_instructions)
 
 
 def scaled(total: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
@@ -192,9 +197,8 @@ def scales_at_promotion(recipe: Recipe) -> bool:
 
 
 def chunk_scales(recipe: Recipe, a: Quantized, b: Quantized, k: int) -> Pair:
-    """The scales of both operands for each chunk of promoted instructions, f32 codes: of A [..., M, chunks], of B [..., chunks, N]."""
-    assert isinstance(recipe.promote, int)
-    chunk = recipe.promote * recipe.op.k
+    """The scales of both operands for each chunk of promoted instructions, f32 codes; for each instruction where promote is traced."""
+    chunk = recipe.op.k * (recipe.promote if isinstance(recipe.promote, int) else 1)
     count = -(-k // chunk)
 
     def of_chunks(scheme: Scheme, scales: Array | None, axis: int) -> Array:

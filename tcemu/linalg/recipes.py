@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from math import gcd
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +13,11 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from tcemu.architectures.lookup import applied, must_compute
+from tcemu.architectures.lookup import applied, must_compute, targets_of
 from tcemu.arithmetic.model import Model
-from tcemu.errors import Unsupported
+from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0, Format
-from tcemu.isa.catalog import check, check_target, section
+from tcemu.isa.catalog import TARGETS, check, check_target, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.accumulation import REDUCTIONS
@@ -23,6 +25,7 @@ from tcemu.quantize.operands import Quantizer, Scheme, is_count
 
 BACKWARD = ("exact", "straight_through")
 UNSCALED = Quantizer()  # a cast
+OUT = {str(fmt): fmt for fmt in (F32, F16, BF16)}
 
 
 @jax.tree_util.register_pytree_node_class
@@ -38,7 +41,7 @@ class Recipe:
         `tcemu.linalg.accumulation.sums_of_parts`). Blocks whose scales multiply outside the instruction need it; n * op.k must divide
         their depth.
     split_k: K in so many parts, each summed by itself; reduction: the order in which their f32 sums are added, "ascending" or "tree".
-    out: the format that results are rounded to, f32, f16 or bf16.
+    out: the format that results are rounded to, f32, f16 or bf16, of `tcemu.formats` or by its name.
     backward: how the gradients' products are computed. "exact": from the quantised operands, in plain f32, rounding counted as identity.
         "straight_through": the same from the operands as they came. A Recipe, or a pair of them: dA = g·Bᵀ and dB = Aᵀ·g by these.
     name, source: what it is called and where it comes from; they take no part in equality.
@@ -46,7 +49,8 @@ class Recipe:
     Outside the instruction all is f32, each operation rounded to nearest even, in this order: D = scale_a·scale_b · sum (NVFP4: the two
     tensor scales' product), D + bias, then out.
     A recipe is a pytree. The model's fields and promote may be arrays, which are its leaves, traced and swept by `jax.vmap`; it then has
-    no hash. A traced promote below 1 makes every result NaN.
+    no hash. A traced promote below 1, or with an n * op.k that does not divide the depth of the blocks, makes every result NaN; in
+    `tcemu.checked` functions it raises UndefinedBehaviour.
     Raises Unsupported, NotModelled, TypeError and ValueError for what cannot be.
     """
 
@@ -76,8 +80,9 @@ class Recipe:
             self._check_operand(name, quantizer, other)
         if self.reduction not in REDUCTIONS:
             raise ValueError(f"reduction={self.reduction!r}: wanted one of {', '.join(REDUCTIONS)}")
-        if self.out not in (F32, F16, BF16):
-            raise ValueError(f"out={self.out!r}: wanted f32, f16 or bf16")
+        object.__setattr__(self, "out", OUT.get(self.out, self.out) if isinstance(self.out, str) else self.out)
+        if self.out not in OUT.values():
+            raise ValueError(f"out={self.out!r}: wanted f32, f16 or bf16, of tcemu.formats or by its name")
         pair = isinstance(self.backward, tuple) and len(self.backward) == 2 and all(isinstance(r, Recipe) for r in self.backward)
         if not (pair or isinstance(self.backward, Recipe) or self.backward in BACKWARD):
             raise ValueError(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, a Recipe or a pair of them")
@@ -116,14 +121,12 @@ class Recipe:
             wanted = 'scaling="block" with block=None' if self.op.block_scale else "another scaling, or an instruction with .block_scale"
             raise ValueError(f"{argument}: {self.op} {'wants' if self.op.block_scale else 'has no'} block scales; give {wanted}")
         if quantizer.block is not None:
-            if not isinstance(self.promote, int):
-                raise ValueError(
-                    f"{argument}: scales of blocks multiply promoted sums; give promote=, a number of instructions known before tracing "
-                    f"(an int), not {self.promote!r}"
-                )
-            taken, depth = self.promote * self.op.k, quantizer.block[1]
-            if depth % taken:
-                raise ValueError(f"{argument}: promote={self.promote} takes {taken} elements along K, which does not divide {depth}")
+            if self.promote is None:
+                raise ValueError(f"{argument}: scales of blocks multiply promoted sums; give promote=, a number of instructions")
+            depth, least = quantizer.block[1], isinstance(self.promote, Tracer)  # of a traced promote, 1 at least must fit
+            for promote in {1} if least else set(np.ravel(self.promote).tolist()):
+                if depth % (taken := promote * self.op.k):
+                    raise ValueError(f"{argument}: promote={promote} takes {taken} elements along K, which does not divide {depth}")
 
     def __repr__(self) -> str:
         op = self.op
@@ -152,6 +155,12 @@ class Recipe:
         return applied(self.op, self.target, self.model, unit=self.unit).model
 
     @property
+    def block_instructions(self) -> int | None:
+        """Instructions along K in a block whose scale multiplies outside, of A's and B's the greatest common divisor; None: no blocks."""
+        depths = [quantizer.block[1] for quantizer in (self.a, self.b) if quantizer.block is not None]
+        return gcd(*depths) // self.op.k if depths else None
+
+    @property
     def unit_block(self) -> int:
         """Elements along K that share a scale inside the instruction; 0 if it has none."""
         return self.op.k // self.op.scale_vec if self.op.scale_vec else 0
@@ -173,9 +182,35 @@ class Recipe:
         """The recipe with some fields changed. Raises as the constructor."""
         return replace(self, **changes)
 
-    def what_if(self, **changes: Any) -> Recipe:
-        """The recipe with some fields of its arithmetic changed: those of `tcemu.Model`."""
-        return replace(self, model=self.arithmetic.replace(**changes))
+    def what_if(self, *, backward: bool = True, **changes: Any) -> Recipe:
+        """The recipe with another arithmetic: some fields of `tcemu.Model`, and promote.
+
+        The recipes of its gradients change too, each from what it has: in the fields that are named and no others. backward=False leaves
+        them as they are. `replace` changes the other fields of a recipe, and promote without the gradients'.
+        Raises TypeError for another field, and as the constructors.
+        """
+        known = {f.name for f in fields(Model)}
+        if unknown := [name for name in changes if name not in known and name != "promote"]:
+            raise TypeError(
+                f"what_if({', '.join(f'{name}=...' for name in unknown)}): wanted backward=, promote= or fields of tcemu.Model, "
+                f"{', '.join(sorted(known))}; .replace() changes the other fields of a recipe"
+            )
+        given = {name: value for name, value in changes.items() if name != "promote"}
+        own: dict[str, Any] = {name: value for name, value in changes.items() if name == "promote"}
+        own |= {"model": self.arithmetic.replace(**given)} if given else {}
+        if backward and isinstance(self.backward, Recipe):
+            own["backward"] = self.backward._gradients_what_if("gradient", changes)
+        elif backward and isinstance(self.backward, tuple):
+            own["backward"] = tuple(r._gradients_what_if(name, changes) for r, name in zip(self.backward, ("dA", "dB"), strict=True))
+        return replace(self, **own)
+
+    def _gradients_what_if(self, gradient: str, changes: dict[str, Any]) -> Recipe:
+        try:
+            return self.what_if(**changes)
+        except ValueError as error:
+            raise ValueError(
+                f"backward {gradient}, {self.name or self.op}: {error}. backward=False leaves the gradients' recipes"
+            ) from error
 
     def tree_flatten(self) -> tuple[tuple, tuple]:
         promote = None if isinstance(self.promote, int) else self.promote
@@ -251,17 +286,17 @@ ROWS = {
     "nvfp4": RecipeRow(E2M1, E2M1, IN_UNIT, IN_UNIT, ("nvfp4", "nvfp4"), _NVFP4, scaled=NVF4),
 }
 RECIPES = tuple(name for name, row in ROWS.items() if row.backward)
-FIFTH_GENERATION = ("sm_100", "sm_103", "sm_110")
 
 
 def recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
     """One of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
 
     target: the GPU; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main instruction: wgmma on sm_90a,
-    the unit of tcgen05 on sm_100 to sm_110, mma elsewhere.
+    the unit of tcgen05 on those of sm_100 to sm_110 that end in f or a, mma elsewhere. (PTX gives tcgen05 to no other target, as sm_100:
+    9.7.16, Target ISA Notes.)
     changes: other fields of the Recipe. Gradients are emulated by recipes that belong to the name; `backward="exact"` and the like take
     their place.
-    Raises ValueError for another name, Unsupported if the target has no such instruction, and as `Recipe`.
+    Raises ValueError for another name, Unsupported, with the targets that work, if this one has no such instruction, and as `Recipe`.
     """
     if name not in RECIPES:
         raise ValueError(f"recipe {name!r}: wanted one of {', '.join(RECIPES)}")
@@ -269,9 +304,28 @@ def recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
     assert row.backward is not None
     target = ("sm_100a" if row.scaled else "sm_90a") if target is None else target
     check_target(target)
+    if target not in (working := _targets_of(name)):
+        try:
+            for one in (name, *row.backward):
+                _of_row(one, target, {})
+        except (Unsupported, NotModelled) as error:
+            raise Unsupported(f"recipe({name!r}, {target!r}): {error} The recipe works on {', '.join(working)}.") from None
     if "backward" not in changes:
         changes["backward"] = tuple(_of_row(gradient, target, {}) for gradient in row.backward)
     return _of_row(name, target, changes)
+
+
+@cache
+def _targets_of(name: str) -> tuple[str, ...]:
+    """Where a recipe in use works, its gradients too."""
+
+    def works(row: str, target: str) -> bool:
+        try:
+            return bool(_of_row(row, target, {}))
+        except (Unsupported, NotModelled):
+            return False
+
+    return tuple(target for target in TARGETS if all(works(row, target) for row in (name, *(ROWS[name].backward or ()))))
 
 
 def _of_row(name: str, target: str, changes: dict[str, Any]) -> Recipe:
@@ -285,7 +339,7 @@ def _of_row(name: str, target: str, changes: dict[str, Any]) -> Recipe:
         wgmma = f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
         op = wgmma if target == "sm_90a" else f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
     values: dict[str, Any] = {
-        "op": op, "target": target, "unit": "tcgen05" if target.startswith(FIFTH_GENERATION) else None,
+        "op": op, "target": target, "unit": "tcgen05" if target in targets_of("tcgen05") else None,
         "a": row.quantizer_a, "b": row.quantizer_b, "promote": row.promote, "name": name, "source": row.source,
     }  # fmt: skip
     return Recipe(**values | changes)

@@ -9,15 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tcemu.arithmetic.fma import add, fma
 from tcemu.arithmetic.program import multiply_add
-from tcemu.arithmetic.quotient import multiply
 from tcemu.formats import F32, convert
-from tcemu.linalg.accumulation import Factors
+from tcemu.linalg.accumulation import Factors, whole_interval, with_chunk
+from tcemu.linalg.matmul import blocks_of
 from tcemu.linalg.recipes import Recipe
 from tcemu.meshes import alike
 from tcemu.operations.operands import signature_of
-from tcemu.quantize.groups import spread
 
 
 class Stretch(NamedTuple):
@@ -45,34 +43,21 @@ def fresh(recipe: Recipe, m: int, n: int) -> Running:
     return Running(jnp.zeros((m, n), jnp.uint32), jnp.zeros((m, n), signature.c.dtype), jnp.zeros((), jnp.int32))
 
 
-def advanced(recipe: Recipe, running: Running, factors: Factors) -> Running:
-    """One stretch further. factors: its part of K; without promotion it may be several instructions long."""
-    signature, (total, accumulator, count) = signature_of(recipe.op), running
-    promoted = isinstance(recipe.promote, int)
-    start = jnp.zeros_like(accumulator) if promoted else accumulator
+def advanced(recipe: Recipe, running: Running, factors: Factors) -> tuple[Running, Array]:
+    """One stretch further, and the sum as it would end there, f32 codes. factors: the stretch's part of K; without promotion it may be
+    several instructions long."""
+    signature, blocks, (total, accumulator, count) = signature_of(recipe.op), blocks_of(recipe), running
+    start = jnp.zeros_like(accumulator) if isinstance(recipe.promote, int) else accumulator
     accumulator = multiply_add(recipe.arithmetic, signature, *factors.codes, start, factors.unit_scales)
     if recipe.promote is None:
-        return Running(total, accumulator, count + 1)
-    added = convert(signature.d, F32, accumulator)
-    if not promoted:
-        due = (count + 1) % recipe.promote == 0
-        return Running(jnp.where(due, add(total, added, F32), total), jnp.where(due, 0, accumulator), count + 1)
-    if factors.block_scales is None:
-        return Running(add(total, added, F32), accumulator, count + 1)
-    sizes = (recipe.schemes[0].group_sizes.rows, recipe.schemes[1].group_sizes.rows)
-    scale = spread(multiply(*factors.block_scales, F32), added.shape, sizes)
-    return Running(fma(scale, added, total, F32), accumulator, count + 1)
-
-
-def value(recipe: Recipe, running: Running) -> Array:
-    """The sum as it would end here, f32 codes."""
+        return Running(total, accumulator, count + 1), convert(signature.d, F32, accumulator)
+    promoted = with_chunk(total, accumulator, signature, factors.block_scales, blocks)
     if isinstance(recipe.promote, int):
-        return running.total
-    last = convert(signature_of(recipe.op).d, F32, running.accumulator)
-    if recipe.promote is None:
-        return last
-    total = jnp.where(running.length % recipe.promote == 0, running.total, add(running.total, last, F32))
-    return jnp.where(recipe.promote < 1, F32.nan, total)
+        return Running(promoted, accumulator, count + 1), promoted
+    interval, inside = whole_interval(recipe.promote, blocks)
+    due = (count + 1) % interval == 0
+    further = Running(jnp.where(due, promoted, total), jnp.where(due, 0, accumulator), count + 1)
+    return further, jnp.where(inside, promoted, F32.nan)
 
 
 class Sums(NamedTuple):
@@ -95,7 +80,7 @@ def summed(recipe: Recipe, sums: Sums, stretches: Stretch, factors: Factors) -> 
     def step(sums: Sums, part: tuple[Stretch, Factors]) -> tuple[Sums, None]:
         (segment, first), factors = part
         running = jax.tree.map(lambda v: jnp.where(first, jnp.zeros_like(v), v), sums.running)
-        running = advanced(recipe, running, factors)
-        return Sums(lax.dynamic_update_index_in_dim(sums.done, value(recipe, running), segment, 0), running), None
+        running, value = advanced(recipe, running, factors)
+        return Sums(lax.dynamic_update_index_in_dim(sums.done, value, segment, 0), running), None
 
     return lax.scan(step, sums, (stretches, factors))[0]

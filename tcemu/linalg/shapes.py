@@ -13,12 +13,18 @@ Pair = tuple[Array, Array]  # of A and of B
 def shape_of_product(a: Shape, b: Shape, addend: Shape | None = None, *, names: tuple[str, str, str] = ("a", "b", "c")) -> Shape:
     """The shape [..., M, N] of D = A·B + addend, of the shapes [..., M, K] and [..., K, N] and one that broadcasts to D's.
 
-    names: those of the arguments, for the errors. Raises ValueError where the shapes do not fit.
+    names: those of the arguments, for the errors. All sizes but K may be symbols of `jax.export`. Raises ValueError where they do not fit.
     """
     for name, shape, wanted in ((names[0], a, "[..., M, K]"), (names[1], b, "[..., K, N]")):
         if len(shape) < 2:
             raise ValueError(f"{name}: got shape {list(shape)}; wanted a matrix, {wanted}, with any batch axes in front")
     left, right = names[:2]
+    for name, k in ((left, a[-1]), (right, b[-2])):
+        if not isinstance(k, int):
+            raise ValueError(
+                f"{name}: K is {k}, a symbol of jax.export, and its steps must be known before tracing; export with K as a number (M, N "
+                'and batch axes may be symbols). In a gradient, M of the product is the K of dB: a recipe with backward="exact" takes it so'
+            )
     if a[-1] != b[-2]:
         hint = f"; {right} transposed would fit" if a[-1] == b[-1] else ""
         raise ValueError(
@@ -26,7 +32,7 @@ def shape_of_product(a: Shape, b: Shape, addend: Shape | None = None, *, names: 
             f"they must be equal{hint}"
         )
     try:
-        d = (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+        d = (*jnp.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
     except ValueError:
         raise ValueError(f"the batch axes of {left}, {list(a[:-2])}, and of {right}, {list(b[:-2])}, do not broadcast") from None
     if addend is not None and not _broadcasts(addend, d):
@@ -36,7 +42,7 @@ def shape_of_product(a: Shape, b: Shape, addend: Shape | None = None, *, names: 
 
 def _broadcasts(shape: Shape, to: Shape) -> bool:
     try:
-        return np.broadcast_shapes(shape, to) == to
+        return jnp.broadcast_shapes(shape, to) == to
     except ValueError:
         return False
 

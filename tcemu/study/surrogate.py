@@ -13,18 +13,19 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.architectures.lookup import applied
-from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.model import Model, Signature
 from tcemu.errors import Unsupported
 from tcemu.formats import F16, F32, Format, cuts, round_to
 from tcemu.isa.catalog import check
 from tcemu.isa.instructions import Instruction
+from tcemu.linalg.shapes import shape_of_product
 from tcemu.operations.operands import signature_of
 
 WHOLE_UNITS = 6  # beyond so many units what is cut of a term is as good as uniform
 
 
 class Error(NamedTuple):
-    """The error of each output as a random variable. Both float32 [M, N]."""
+    """The error of each output as a random variable. Both float32 [..., M, N]."""
 
     mean: Array
     variance: Array
@@ -35,15 +36,16 @@ def expected_error(
 ) -> Error:
     """The error that the sums of `gemm` make, with a real number of fraction bits: what the products of the rounded operands lose.
 
-    a: float32 [M, K]; b: float32 [K, N]; fraction_bits: a float, traced or not, in which the result is differentiable; it takes the place
-    of the model's. op, target, model: as in `gemm`; models that align all products of a step and chain their steps.
+    a: float32 [..., M, K]; b: float32 [..., K, N]; leading axes are batch axes and broadcast. fraction_bits: a float, traced or not, in
+    which the result is differentiable; it takes the place of the model's; or floats that broadcast with the batch axes. op, target, model:
+    as in `gemm`; models that align all products of a step and chain their steps.
 
     The surrogate: a step cuts what lies below u = 2^(E - fraction_bits), E its largest exponent. A term of magnitude t loses t mod u,
     toward zero; here its expectation over magnitudes from t / sqrt(2) to t * sqrt(2), so that it is smooth in u: t for t far below u, u / 2
     far above, less what the term's own last bit g spares: nothing is lost once u <= g. The running value is cut in the same way, and
     rounding a step's sum to the result loses half an ulp toward zero (RZ) or, on average, nothing (RN).
     Means and variances of all these add up.
-    Raises Unsupported for a model of another form, and as `gemm`.
+    Raises Unsupported for a model of another form, ValueError for shapes that do not fit, and as `gemm`.
     """
     op = check(op, target)
     used = applied(op, target, model).model
@@ -54,7 +56,7 @@ def expected_error(
     if used.result not in (F32, F16) or not isinstance(rounding, str) or not cuts(used.alignment):
         raise Unsupported(f"{used}: the surrogate is of results f32 or f16, with a rounding known beforehand, and of terms that are cut")
     signature = signature_of(op)
-    x, y = (round_to(fmt, jnp.asarray(v, jnp.float32)) for fmt, v in ((signature.a, a), (signature.b, b)))
+    x, y = _rounded(signature, a, b)
     step = Step(
         a=signature.a,
         b=signature.b,
@@ -62,7 +64,15 @@ def expected_error(
         result_bits=result_bits if isinstance(result_bits, int) else used.result.mantissa_bits,
         rounding=rounding,
     )
-    return _error(step, x, y, jnp.float32(used.floor), jnp.asarray(fraction_bits, jnp.float32))
+    of_batches = jnp.vectorize(partial(_error, step), signature="(m,k),(k,n),(),()->(m,n),(m,n)")
+    return Error(*of_batches(x, y, jnp.float32(used.floor), jnp.asarray(fraction_bits, jnp.float32)))
+
+
+def _rounded(signature: Signature, a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
+    """Both operands in the instruction's formats, float32."""
+    shape_of_product(jnp.shape(a), jnp.shape(b))
+    x, y = (round_to(fmt, jnp.asarray(v, jnp.float32)) for fmt, v in ((signature.a, a), (signature.b, b)))
+    return x, y
 
 
 def surrogate(
@@ -75,14 +85,13 @@ def surrogate(
     model: Model | None = None,
     key: PRNGKey | None = None,
 ) -> Array:
-    """A stand-in for `gemm` with a real number of fraction bits, float32 [M, N], differentiable in a, b and fraction_bits.
+    """A stand-in for `gemm` with a real number of fraction bits, float32 [..., M, N], differentiable in a, b and fraction_bits.
 
-    Without key the expected form: A·B of the rounded operands plus the mean of `expected_error`. With a jax.random key the noise form: that
-    plus a normal error of its variance. Gradients to a and b are those of the product, roundings counted as identity. Raises as
-    `expected_error`.
+    a, b, fraction_bits, op, target, model: as in `expected_error`. Without key the expected form: A·B of the rounded operands plus the
+    mean of `expected_error`. With a jax.random key the noise form: that plus a normal error of its variance. Gradients to a and b are those
+    of the product, roundings counted as identity. Raises as `expected_error`.
     """
-    signature = signature_of(check(op, target))
-    x, y = (round_to(fmt, jnp.asarray(v, jnp.float32)) for fmt, v in ((signature.a, a), (signature.b, b)))
+    x, y = _rounded(signature_of(check(op, target)), a, b)
     error = expected_error(lax.stop_gradient(x), lax.stop_gradient(y), fraction_bits, op=op, target=target, model=model)
     product = jnp.matmul(x, y, precision=lax.Precision.HIGHEST) + error.mean
     return product if key is None else product + jnp.sqrt(error.variance + 1e-38) * jax.random.normal(key, product.shape)
@@ -112,8 +121,8 @@ TOWARD = {"RZ": lambda sign: -sign, "RN": jnp.zeros_like, "RM": lambda sign: -jn
 
 
 @partial(jax.jit, static_argnames="step")
-def _error(step: Step, a: Array, b: Array, floor: Array, fraction_bits: Array) -> Error:
-    """a: [M, K], b: [K, N], values of their formats."""
+def _error(step: Step, a: Array, b: Array, floor: Array, fraction_bits: Array) -> tuple[Array, Array]:
+    """Mean and variance. a: [M, K], b: [K, N], values of their formats."""
     missing = -a.shape[1] % step.terms
     a = jnp.pad(a, [(0, 0), (0, missing)]).T.reshape(-1, step.terms, a.shape[0])
     b = jnp.pad(b, [(0, missing), (0, 0)]).reshape(-1, step.terms, b.shape[1])
@@ -124,7 +133,7 @@ def _error(step: Step, a: Array, b: Array, floor: Array, fraction_bits: Array) -
 
     nothing = jnp.zeros((a.shape[-1], b.shape[-1]), jnp.float32)
     last = lax.scan(add, Running(nothing, nothing, nothing, nothing), (a, b, *exponents))[0]
-    return Error(mean=last.mean, variance=last.variance)
+    return last.mean, last.variance
 
 
 def _after_step(step: Step, running: Running, a: Array, b: Array, i: Array, j: Array, floor: Array, fraction_bits: Array) -> Running:

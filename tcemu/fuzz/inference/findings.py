@@ -25,7 +25,8 @@ class Finding:
 class Inferred:
     """The arithmetic of a black box. `str()` is the account for people, with the Model as it would stand in a row.
 
-    model: None if the probes led to none; comparison: of the box with it, on cases of `tcemu.fuzz.generate`.
+    model: None if the probes led to none; comparison: of the box with it, on cases of `tcemu.fuzz.generate`. survivors: all models that
+    agree with the box on all cases, `model` first; more than one where neither probes nor cases tell them apart.
     """
 
     op: Instruction
@@ -34,6 +35,7 @@ class Inferred:
     findings: tuple[Finding, ...]
     asked: int  # probes
     comparison: Run | None
+    survivors: tuple[Model, ...] = ()
 
     @property
     def confirmed(self) -> bool:
@@ -55,7 +57,14 @@ class Inferred:
         outputs = self.comparison.done * self.op.m * self.op.n
         said += [f"Model({shown})"]
         if self.confirmed:
-            return "\n".join([*said, f"0 mismatches with it of {outputs:,} outputs."])
+            others = [_difference(self.model, other) for other in self.survivors[1:]]
+            also = f" The same with {', '.join(others)}: it is not determined." if others else ""
+            return "\n".join([*said, f"0 mismatches with it of {outputs:,} outputs.{also}"])
         return "\n".join(
             [*said, f"but {self.comparison.wrong_outputs:,} of {outputs:,} outputs differ from it, so it is not the whole truth."]
         )
+
+
+def _difference(model: Model, other: Model) -> str:
+    """The fields of another model that differ."""
+    return " and ".join(f"{name}={value}" for name, value in vars(other).items() if value != getattr(model, name))

@@ -15,16 +15,16 @@ from tcemu.errors import Unsupported
 from tcemu.explanation.exact import leading, power, word
 from tcemu.formats import F16, F32, S32, Format
 from tcemu.fuzz.generators import FLOORS
+from tcemu.fuzz.inference.confirmation import Account, confirmed
 from tcemu.fuzz.inference.findings import Finding, Inferred
-from tcemu.fuzz.inference.probes import RAW, Bench, C, Question, Unreachable
+from tcemu.fuzz.inference.probes import Bench, C, Question, Unreachable, special_questions
 from tcemu.fuzz.inference.trees import matching
-from tcemu.fuzz.runs import run
-from tcemu.fuzz.sides import Side, emulated, side
-from tcemu.interrupts import Interrupted
-from tcemu.isa.catalog import targets
+from tcemu.fuzz.sides import Side, side
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 
+MODES_PLAIN_FIRST: tuple[str, ...] = ("RZ", "RN", "RM", "RP")
+ALIGNED: dict[str, list[int]] = {"RZ": [0, 0, 1], "RN": [0, 0, 2], "RM": [0, -1, 1], "RP": [1, 0, 2]}  # 1/2, -1/2 and 3/2
 APART = 32  # 25 fraction bits, and the sum of up to 64 terms
 
 
@@ -34,7 +34,8 @@ def infer(op: str | Instruction, box: str | Side | Callable, *, cases: int = 512
     op: a PTX spelling or an Instruction that computes; its shape bounds what can be seen: a step larger than its K looks like one of K.
     box: what `tcemu.fuzz.side` takes: a function from operands (NumPy codes) to D's codes, a Side, or a target, whose emulation is then
     taken apart as if it were unknown. cases: on which the model that was found is compared with the box afterwards.
-    Where operands of these formats cannot show a difference the plainer value is found, as evidence says.
+    Where operands of these formats cannot show a difference the plainer value is found, as evidence says. A rounding that the probes
+    cannot show is left to the comparison: `survivors` of the result are all models that agree with the box on every case.
     Raises Unsupported if `op` computes nothing, or its operands reach too little far apart to tell where they are cut; KeyboardInterrupt on
     Ctrl-C.
     """
@@ -44,41 +45,16 @@ def infer(op: str | Instruction, box: str | Side | Callable, *, cases: int = 512
         raise ValueError(f"cases: got {cases}; want a whole number from 1: a model that was compared on nothing is not confirmed")
     one = side(op, box)
     if op.d == S32:
-        return _integers(op, one, cases, seed)
+        only = Finding("result", S32, "the only model with an s32 result: exact; what is probed is the end of its range")
+        return confirmed(op, one, [Model(S32)], Account([only], 0), cases=cases, seed=seed)
     probe = Probe(Bench(op, one))
     try:
-        model = probe.find()
+        models = probe.find()
     except Unreachable as error:
         raise Unsupported(
             f"{op}: its operands reach too little far apart: {error}; take an instruction of the kind with wider types"
         ) from error
-    return _confirmed(op, one, model, probe.findings, probe.bench.asked, cases, seed)
-
-
-def _confirmed(op: Instruction, box: Side, model: Model | None, findings: list[Finding], asked: int, cases: int, seed: int) -> Inferred:
-    target = next(iter(targets(op)))
-    comparison, best = None, model
-    for changes in ({}, {"multiplicand": F16}):
-        if model is None or (changes and (model.fraction_bits is None or not all(F16.holds(f) for f in (op.a, op.b) if f is not None))):
-            break
-        tried = model.replace(**changes) if model.summed is None else model
-        now = run(op, box, emulated(op, target, tried, "the model found"), cases=cases, seed=seed, shrinking=False, covering=False)
-        if now.stopped:
-            raise Interrupted(now.signal)
-        if comparison is None or now.wrong_cases == 0:
-            comparison, best = now, tried
-        if now.wrong_cases == 0:
-            if changes:
-                findings.append(
-                    Finding("multiplicand", F16, "only so do all cases agree: subnormal operands are aligned as normal numbers")
-                )
-            return Inferred(op, box.name, best, tuple(findings), asked, comparison)
-    return Inferred(op, box.name, model, tuple(findings), asked, comparison)
-
-
-def _integers(op: Instruction, box: Side, cases: int, seed: int) -> Inferred:
-    findings = [Finding("result", S32, "the only model with an s32 result: exact; what is probed is the end of its range")]
-    return _confirmed(op, box, Model(S32), findings, 0, cases, seed)
+    return confirmed(op, one, models, Account(probe.findings, probe.bench.asked), cases=cases, seed=seed)
 
 
 class Probe:
@@ -93,34 +69,36 @@ class Probe:
         self.findings.append(Finding(field, value, evidence))
         return value
 
-    def find(self) -> Model | None:
+    def find(self) -> list[Model]:
+        """The models that the probes leave, the plainest first; none if no model has the order of the box."""
         zeros = self.specials()
         order = self.order()
         if order is None:
-            return None
+            return []
         self.sequence = self.places(order)
         width = self.bench.width
-        fused = self.room > 2
-        bits = self.fraction_bits() if fused else None
+        bits = self.fraction_bits() if self.room > 2 else None
+        self.alignment = "RZ" if bits is None else self.how_aligned(bits)
         between = self.result(bits)
         summed = self.summed(bits) if self.bench.by_block and bits is not None else None
-        rounding = self.rounding(between, bits)
-        kept = self.result_bits(between, bits) if fused and bits is not None else None
+        roundings = self.roundings(between, bits)
         model = Model(
             result=between,
             terms=order.terms * width,
             fraction_bits=bits,
-            rounding=rounding,
+            rounding=roundings[0],
             groups=order.groups,
             chain=self.chain(order),
             together=order.together,
             summed=summed,
+            alignment=self.alignment,
         )
-        if bits is not None:
-            model = model.replace(result_bits=kept, floor=self.floor(between, bits, rounding))
-        elif model.chain is not None and zeros == 0:
-            model = model.replace(from_zero=self.note("from_zero", True, "C and products that are all -0 give +0"))
-        return model
+        if bits is None:
+            if model.chain is not None and zeros == 0:
+                model = model.replace(from_zero=self.note("from_zero", True, "C and products that are all -0 give +0"))
+            return [model.replace(rounding=rounding) for rounding in roundings]
+        model = model.replace(result_bits=self.result_bits(between, bits))
+        return [model.replace(rounding=rounding, floor=self.floor(between, bits, rounding)) for rounding in roundings]
 
     def chain(self, order: Order) -> Any:
         return order.chain * self.bench.width if isinstance(order.chain, int) else order.chain
@@ -129,26 +107,7 @@ class Probe:
 
     def specials(self) -> int:
         """NaN words and infinities, the same in every model, so that they can only be wrong; and what -0 with products of -0 gives."""
-        signature = self.signature
-        a, b, c = signature.a, signature.b, signature.c
-        one = lambda f: f.bias << f.mantissa_bits + f.unused_bits  # noqa: E731
-        infinite = a.specials == "ieee" and b.specials == "ieee"
-        nan_a = (a.infinity + 1 if a.specials == "ieee" else a.nan) << a.unused_bits
-        inf_a = a.infinity << a.unused_bits
-        questions: dict[str, Question] = {}
-        if a.specials != "none":
-            questions["NaN x 1"] = {(RAW, "a", 0): nan_a, (RAW, "b", 0): one(b)}
-        if infinite:
-            questions["Inf x 0"] = {(RAW, "a", 0): inf_a, (RAW, "b", 0): 0}
-            questions["Inf x 1"] = {(RAW, "a", 0): inf_a, (RAW, "b", 0): one(b)}
-            if self.bench.k > 1:
-                sign = 1 << a.bits - 1
-                two = {(RAW, "a", 0): inf_a, (RAW, "b", 0): one(b), (RAW, "a", 1): inf_a | sign, (RAW, "b", 1): one(b)}
-                questions["Inf - Inf"] = two
-        questions["C NaN"] = {(RAW, "c", 0): c.infinity + 1}
-        minus = {(RAW, "c", 0): 1 << c.bits - 1}
-        questions["-0 with products of +0"] = minus
-        questions["-0 with products of -0"] = minus | {(RAW, "a", k): 1 << a.bits - 1 for k in range(self.bench.k)}
+        questions, signature = special_questions(self.signature), self.signature
         answers = self.bench.ask(list(questions.values()))
         said = ", ".join(f"{name} gives {word(signature.d, code)}" for name, code in zip(questions, answers, strict=True))
         self.note("", "specials", said)
@@ -242,6 +201,23 @@ class Probe:
             "fraction_bits", furthest, f"2^{large} - 2^{large} + 2^({large} - d) in one step is 2^({large} - d) for d to {furthest}, then 0"
         )
 
+    def how_aligned(self, bits: int) -> str:
+        """How a term is rounded to the last bit that is kept: half of it, minus half, and one and a half."""
+        large, last = self.bench.top, power(self.bench.top - bits)
+        parts = [last / 2, -last / 2, 3 * last / 2]
+        try:
+            values = self.bench.values([self.terms(power(large), -power(large), part) for part in parts])
+        except Unreachable:
+            return self.note("alignment", "RZ", "as every known unit: these operands cannot show it")
+        in_units = [value / last for value in values if isinstance(value, Fraction)]
+        found = {way: rounded for way, rounded in ALIGNED.items() if in_units == rounded}
+        if len(found) != 1:
+            raise Unreachable(f"terms of {', '.join(map(str, parts))} are aligned to {', '.join(map(str, values))}, which is no rounding")
+        way = next(iter(found))
+        if way != "RZ":
+            self.note("alignment", way, f"beside 2^{large}, terms of 1/2, -1/2 and 3/2 of the last bit kept become {found[way]}")
+        return way
+
     # ---- what a step leaves
 
     def result(self, bits: int | None) -> Format:
@@ -264,6 +240,19 @@ class Probe:
         how = f"2^{e} + 2^{e} + half an ulp + 2^{e - bits} is {value}: rounded {'once' if direct else 'to f32 first'}"
         return self.note("result", F16 if direct else F32, how)
 
+    def roundings(self, result: Format, bits: int | None) -> list[str]:
+        """How the sum of a step is rounded; all ways if no sum of the probes needs to be."""
+        d = self.signature.d
+        if bits is not None and result == d and 2 ** self._carry(result, bits) + 1 > len(self.sequence):
+            seen = self._precision(result, bits)
+            self.note("rounding", "unknown", f"sums down to 2^-{seen} of their leading one are exact, and no probe makes a longer one")
+            return list(MODES_PLAIN_FIRST)
+        return [self.rounding(result, bits)]
+
+    def _carry(self, result: Format, bits: int) -> int:
+        """The sum of 2^carry equal terms has half an ulp of the result among the bits that alignment keeps."""
+        return max(0, self._precision(result, bits) + 1 - bits)
+
     def rounding(self, result: Format, bits: int | None) -> str:
         """Sums half an ulp above an odd and an even value, and below zero."""
         d, p = self.signature.d, self._precision(result, bits)
@@ -279,13 +268,11 @@ class Probe:
             ways = {(False, False): "RZ", (True, True): "RN", (True, False): "RP", (False, True): "RM"}
             found = ways[values[0] == high, values[1] == -high]
             return self.note("rounding", found, "half an ulp of f32 below the middle between two values of f16, of either sign")
-        wide = bits is not None and bits <= p
+        carry = 0 if bits is None else self._carry(result, bits)
         one, ulp, half = power(e), power(e - p), power(e - p - 1)
-        if wide:  # the half is the last bit that alignment keeps: two terms carry
-            one, parts = power(e), [power(e - 1), power(e - 1)]
-        else:
-            parts = [one]
-        odd, even = [*parts, ulp, half], [*parts, half]
+        parts = [power(e - carry)] * 2**carry
+        tail = [ulp, half] if len(parts) + 2 <= len(self.sequence) else [ulp + half]
+        odd, even = [*parts, *tail], [*parts, half]
         values = self.bench.values([self.terms(*odd), self.terms(*even), self.terms(*(-v for v in even))])
         ups = values[0] == one + 2 * ulp, values[1] == one + ulp, values[2] == -one - ulp
         ways = {(True, False, False): "RN", (False, False, False): "RZ", (True, True, False): "RP", (False, False, True): "RM"}
@@ -319,6 +306,12 @@ class Probe:
 
     def result_bits(self, result: Format, bits: int | None) -> int | None:
         kept = self._precision(result, bits)
+        if result == self.signature.d and kept == self._limit < result.mantissa_bits:
+            self.note(
+                "result_bits",
+                f"{kept} or more",
+                f"sums keep all bits down to 2^-{kept} of their leading one; the probes make no longer sum",
+            )
         if result != self.signature.d or kept >= min(result.mantissa_bits, self._limit):
             return None
         return self.note("result_bits", kept, f"sums keep bits down to 2^-{kept} of their leading one, of {result.mantissa_bits}")
@@ -343,7 +336,9 @@ class Probe:
         """The last place that a step of the smallest products keeps: `floor` less the fraction bits."""
         d = self.signature.d
         q = result.least_exponent - result.mantissa_bits if result == d else d.least_exponent - d.mantissa_bits
-        nearest, sign = result != d or rounding == "RN", -1 if rounding == "RP" else 1  # RP cuts what is negative
+        nearest, sign = result != d or rounding == "RN", -1 if "RP" in (rounding, self.alignment) else 1  # RP cuts what is negative
+        # sums that reach a value of D by what alignment or rounding adds show nothing
+        single = self.alignment == "RN" or {"RP", "RM"} == {rounding, self.alignment}
         tried: list[tuple[int, Question, Fraction]] = []
         for s in range(-self.bench.top, -q + bits + 24):
             values, exact = self._lowest(s, q, nearest)
@@ -351,10 +346,11 @@ class Probe:
                 break  # beside the largest of them the last place is cut whatever the floor
             values, exact = [sign * v for v in values], sign * exact
             alone = [{C: exact}] if -s >= q and C in self.sequence else []
-            for question in ([self.terms(*values)] if len(values) <= len(self.sequence) else []) + alone:
+            fits = len(values) <= len(self.sequence) and not (single and len(values) > 1)
+            for question in ([self.terms(*values)] if fits else []) + alone:
                 with suppress(Unreachable):
-                    self.bench.vector(question)
-                    tried.append((s, question, exact))
+                    if s <= bits - self.bench.exponent(question):  # else it is cut whatever the floor, as subnormal factors may be
+                        tried.append((s, question, exact))
         answers = self.bench.values([question for _, question, _ in tried])
         kept = {s for (s, _, exact), value in zip(tried, answers, strict=True) if value == exact}
         cut = {s for (s, _, exact), value in zip(tried, answers, strict=True) if value != exact}

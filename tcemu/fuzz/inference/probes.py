@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from tcemu.arithmetic.model import Signature
 from tcemu.explanation.exact import Value, decode, encode, leading, power
 from tcemu.formats import Format
 from tcemu.fuzz.loop import result
@@ -59,6 +60,28 @@ def factors(a: Format, b: Format, value: Fraction) -> tuple[int, int]:
     if subnormal is None:
         raise Unreachable(f"no product of {a} and {b} is {value}")
     return subnormal
+
+
+def special_questions(signature: Signature) -> dict[str, Question]:
+    """Where NaN, infinities and zeros alone are at work, each by a name."""
+    a, b, c = signature.a, signature.b, signature.c
+    one = b.bias << b.mantissa_bits + b.unused_bits
+    nan_a = (a.infinity + 1 if a.specials == "ieee" else a.nan) << a.unused_bits
+    inf_a, sign = a.infinity << a.unused_bits, 1 << a.bits - 1
+    questions: dict[str, Question] = {}
+    if a.specials != "none":
+        questions["NaN x 1"] = {(RAW, "a", 0): nan_a, (RAW, "b", 0): one}
+    if a.specials == "ieee" and b.specials == "ieee":
+        questions["Inf x 0"] = {(RAW, "a", 0): inf_a, (RAW, "b", 0): 0}
+        questions["Inf x 1"] = {(RAW, "a", 0): inf_a, (RAW, "b", 0): one}
+        if signature.k > 1:
+            two = {(RAW, "a", 0): inf_a, (RAW, "b", 0): one, (RAW, "a", 1): inf_a | sign, (RAW, "b", 1): one}
+            questions["Inf - Inf"] = two
+    questions["C NaN"] = {(RAW, "c", 0): c.infinity + 1}
+    minus = {(RAW, "c", 0): 1 << c.bits - 1}
+    questions["-0 with products of +0"] = minus
+    questions["-0 with products of -0"] = minus | {(RAW, "a", k): sign for k in range(signature.k)}
+    return questions
 
 
 class Bench:
@@ -133,6 +156,18 @@ class Bench:
             else:
                 codes["a"][slot], codes["b"][slot] = factors(signature.a, signature.b, value)
         return codes
+
+    def exponent(self, values: Question) -> int:
+        """The largest by which a term is aligned: of a product the sum of its factors', of which subnormal ones have the least normal's.
+
+        Raises Unreachable.
+        """
+        v, signature = self.vector(values), self.signature
+        if self.by_block:
+            return max(leading(value) for value in values.values() if isinstance(value, Fraction) and value)
+        pairs = [(decode(signature.a, a), decode(signature.b, b)) for a, b in zip(v["a"], v["b"], strict=True)]
+        c = decode(signature.c, v["c"][0])
+        return max([x.exponent + y.exponent for x, y in pairs if x.value and y.value] + ([c.exponent] if c.value else []))
 
     def _exponent(self, value: Fraction) -> int:
         """Of a block whose products sum to a value: such that they are integers in units of 2^-2 with the value's leading bits."""
