@@ -13,6 +13,7 @@ from tcemu.commands.explain import add_explain
 from tcemu.commands.fuzz import add_fuzz, add_infer
 from tcemu.commands.gemm import add_gemm
 from tcemu.commands.verify import add_record, add_verify
+from tcemu.compilation import cache_compilations
 from tcemu.interrupts import Interrupted, leave_when_asked, what_is_done_stays
 
 COMMANDS = (add_demo, add_gemm, add_explain, add_fuzz, add_infer, add_verify, add_record, add_check, add_list, add_show)
@@ -31,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     for add in COMMANDS:
         add(subparsers)
     args = parser.parse_args(argv)
+    if own:
+        cache_compilations()
     return of_the_process(args) if own else status_of(args)
 
 

@@ -169,7 +169,7 @@ def _with_derivative(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Array:
     return rounded + (value - lax.stop_gradient(value))
 
 
-@partial(jax.jit, static_argnames=("signature", "conversion"))
+@partial(jax.jit, static_argnums=(1, 2))
 def _gemm(
     model: Model, signature: Signature, conversion: _Conversion, codes: _Codes, scales: tuple[Array, Array] | None, key: PRNGKey | None
 ) -> Array:
