@@ -5,14 +5,16 @@ import sys
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -67,6 +69,45 @@ def _one_device() -> bool:
     try:
         return len(jax.devices("cpu")) == 1
     except RuntimeError:  # JAX was told to use no CPU
+        return False
+
+
+# ---- wide vectors
+
+
+def wide_vectors(*static_argnums: int) -> Callable[[Callable], Callable]:
+    """A decorator: `jax.jit`, compiled for vectors of 512 bits where tcemu's call is the whole program and the CPU has AVX-512.
+
+    XLA:CPU takes 256 bits of itself; products are 1.1 to 1.2 times as fast with 512. A function within another's trace is compiled as that
+    one's options say, which are the user's: JAX allows options at the outermost `jit` alone.
+    """
+
+    def decorated(fn: Callable) -> Callable:
+        plain = jax.jit(fn, static_argnums=static_argnums)
+        wide = jax.jit(fn, static_argnums=static_argnums, compiler_options={"xla_cpu_prefer_vector_width": 512})
+
+        @wraps(fn)
+        def called(*args: Any) -> Any:
+            return (wide if _has_wide_vectors() and not _traced() else plain)(*args)
+
+        return called
+
+    return decorated
+
+
+def _traced() -> bool:
+    """Whether what is computed here becomes part of a program that is being traced."""
+    return isinstance(jnp.zeros(()), Tracer)
+
+
+@cache
+def _has_wide_vectors() -> bool:
+    """Whether programs run on a CPU with AVX-512, and nobody has chosen the width of vectors."""
+    if jax.default_backend() != "cpu" or "xla_cpu_prefer_vector_width" in os.environ.get("XLA_FLAGS", ""):
+        return False
+    try:
+        return "avx512f" in Path("/proc/cpuinfo").read_text(errors="replace").split()
+    except OSError:  # not Linux
         return False
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tcemu
-from tcemu.compilation import CompileClock, compiled_once
+from tcemu.compilation import CompileClock, compiled_once, wide_vectors
 
 ROOT = Path(__file__).parents[1]
 E4M3 = "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3"
@@ -79,6 +79,30 @@ def test_the_clock_counts_traces_within_traces_once():
     before = clock.seconds
     jax.block_until_ready(jnp.ones(3))
     assert clock.seconds - before < 0.5 * passed
+
+
+def test_wide_vectors_where_the_call_is_the_whole_program_and_nowhere_else(monkeypatch):
+    """JAX refuses options within another `jit`; under its other transformations they may stay. The bits are the same."""
+    seen = []
+    jit = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda fn, **how: jit(lambda x: seen.append(how.get("compiler_options")) or fn(x), **how))
+    twice = wide_vectors()(lambda x: x + x)
+    monkeypatch.undo()
+    monkeypatch.setattr("tcemu.compilation._has_wide_vectors", lambda: True)
+    x, wide = jnp.arange(3.0), {"xla_cpu_prefer_vector_width": 512}
+    assert twice(x).tolist() == [0, 2, 4] and seen == [wide]
+    assert jax.jit(lambda x: twice(x) * 1)(x).tolist() == [0, 2, 4] and seen == [wide, None]
+    assert jax.lax.scan(lambda c, _: (twice(c), None), x, None, length=2)[0].tolist() == [0, 4, 8] and seen == [wide, None]
+    assert jax.vmap(twice)(x[None]).tolist() == [[0, 2, 4]]
+    monkeypatch.setattr("tcemu.compilation._has_wide_vectors", lambda: False)
+    assert twice(jnp.arange(4.0)).tolist() == [0, 2, 4, 6] and seen[-1] is None
+
+
+def test_the_width_that_the_user_chose_stays():
+    code = "from tcemu.compilation import _has_wide_vectors as wide; print(wide())"
+    assert in_a_process(code=code, XLA_FLAGS="--xla_cpu_prefer_vector_width=256") == ["False"]
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    assert in_a_process(code=code, XLA_FLAGS="") == [str("avx512f" in flags)]
 
 
 # ---- the cache on disk
