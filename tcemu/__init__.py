@@ -4,6 +4,7 @@ from tcemu import formats, fuzz, quantize, silicon, viz
 from tcemu.architectures.lookup import evidence, model, models
 from tcemu.arithmetic.model import Model
 from tcemu.checking import checked
+from tcemu.compilation import cache_compilations
 from tcemu.emulation import policies
 from tcemu.emulation.compare import compare
 from tcemu.emulation.emulate import emulate
@@ -39,7 +40,7 @@ __all__ = [  # noqa: RUF022  in groups
     "Model", "model", "models", "evidence",
     # instructions, on registers and on memory
     "mma", "mma_sp", "wmma_load", "wmma_mma", "wmma_store", "wgmma", "Warpgroup", "ldmatrix", "stmatrix", "movmatrix",
-    "SharedLayout", "descriptor", "uniform_descriptor", "to_shared", "from_shared", "checked",
+    "SharedLayout", "descriptor", "uniform_descriptor", "to_shared", "from_shared", "checked", "cache_compilations",
     # the same on matrices of codes
     "dot", "pack", "unpack", "sparsify", "densify",
     # products of float arrays, and how they are quantised

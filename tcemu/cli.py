@@ -14,6 +14,7 @@ from tcemu.commands.fuzz import add_fuzz, add_infer
 from tcemu.commands.gemm import add_gemm
 from tcemu.commands.printing import READER_GONE, Unwritten, printing
 from tcemu.commands.verify import add_record, add_verify
+from tcemu.compilation import cache_compilations
 from tcemu.interrupts import Interrupted, leave_when_asked, what_is_done_stays
 
 COMMANDS = (add_demo, add_gemm, add_explain, add_fuzz, add_infer, add_verify, add_record, add_check, add_list, add_show)
@@ -28,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     own = argv is None and threading.current_thread() is threading.main_thread()
     if own:
         leave_when_asked("tcemu")
+        cache_compilations()
     try:
         status = status_of(argv)
     except Interrupted as stopped:

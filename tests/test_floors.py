@@ -18,7 +18,7 @@ import tcemu
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits errors checking files gradients interrupts meshes text",
+    "bits compilation errors checking files gradients interrupts meshes text",
     "formats layouts packing",
     "arithmetic sparsity shared_memory memory",
     "isa",

@@ -15,7 +15,7 @@ NAMES = {
     "mma_sp", "sparsify", "densify",
     "wgmma", "descriptor", "uniform_descriptor", "Warpgroup", "SharedLayout", "to_shared", "from_shared",
     "block_quantize", "block_dequantize", "BlockFormat", "BlockQuantized",
-    "Recipe", "recipe", "Quantizer", "matmul", "dot_general", "ragged_dot", "emulate", "compare",
+    "cache_compilations", "Recipe", "recipe", "Quantizer", "matmul", "dot_general", "ragged_dot", "emulate", "compare",
     "wmma_load", "wmma_mma", "wmma_store", "ldmatrix", "stmatrix", "movmatrix",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip

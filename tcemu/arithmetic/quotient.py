@@ -8,7 +8,8 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu import bits
-from tcemu.formats import F64, Format, Number, Rounding, decode, encode
+from tcemu.compilation import compiled_once
+from tcemu.formats import F64, Format, Number, decode, encode
 
 
 def product(x: Number, y: Number) -> Number:
@@ -23,18 +24,27 @@ def product(x: Number, y: Number) -> Number:
     )
 
 
-def multiply(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
+def multiply(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Array:
     """x * y, rounded once. Codes of `fmt` in and out, which has 32 bits or fewer; x and y broadcast against each other."""
-    u, v = _decoded(x, y, fmt)
-    return encode(fmt, product(u, v), rounding)
+    return _multiply(fmt, rounding, *_of_one_shape(x, y, fmt))
 
 
-def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
+@compiled_once(0, 1)
+def _multiply(fmt: Format, rounding: str, x: Array, y: Array) -> Array:
+    return encode(fmt, product(decode(fmt, x), decode(fmt, y)), rounding)
+
+
+def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Array:
     """x / y, rounded once. Codes of `fmt` in and out, which has 32 bits or fewer; x and y broadcast against each other.
 
     A finite value over zero is Inf, 0/0 and Inf/Inf are NaN.
     """
-    u, v = _decoded(x, y, fmt)
+    return _divide(fmt, rounding, *_of_one_shape(x, y, fmt))
+
+
+@compiled_once(0, 1)
+def _divide(fmt: Format, rounding: str, x: Array, y: Array) -> Array:
+    u, v = decode(fmt, x), decode(fmt, y)
     kept = fmt.mantissa_bits + 1
     n, n_exponent = _normal(u, kept)
     d, d_exponent = _normal(v, kept)
@@ -61,11 +71,11 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -
     return encode(fmt, number, rounding)
 
 
-def _decoded(x: ArrayLike, y: ArrayLike, fmt: Format) -> tuple[Number, Number]:
+def _of_one_shape(x: ArrayLike, y: ArrayLike, fmt: Format) -> tuple[Array, Array]:
     assert fmt != F64 and not fmt.is_integer
     # each operation starts from words: of a chain in one kernel XLA copies each link into all its uses, and compiles for minutes
     x, y = jnp.broadcast_arrays(*lax.optimization_barrier((jnp.asarray(x), jnp.asarray(y))))
-    return decode(fmt, x), decode(fmt, y)
+    return x, y
 
 
 def _is_zero(x: Number) -> Array:

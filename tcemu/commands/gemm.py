@@ -16,6 +16,7 @@ from tcemu.architectures.lookup import evidence
 from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.arrays import check_size, load, npy, shape_of_files
 from tcemu.commands.outputs import Output, shown
+from tcemu.compilation import CompileClock
 from tcemu.formats import F64
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -75,7 +76,8 @@ class ErrorReport:
     outputs: int = 0
     counted: int = 0  # outputs in the figures
     not_finite: dict[str, NotFinite] = field(default_factory=lambda: {name: NotFinite() for name in ("D", "exact", "plain float32")})
-    seconds: float = 0.0  # spent in the emulation
+    seconds: float = 0.0  # spent in the emulation, without
+    compiling: float = 0.0  # what tracing and compiling it took
 
 
 @dataclass
@@ -86,11 +88,20 @@ class Progress:
     stream: TextIO
     started: float = field(default_factory=time.monotonic)
     shown: float = 0.0
+    covered: int = 0  # characters that the next line is to cover
+
+    def compiling(self, done: int) -> None:
+        """Before the first block, on a terminal: what it waits for."""
+        if not done and self.stream.isatty():
+            text = "tcemu gemm: compiling the product"
+            self.covered = len(text)
+            print(text, end="", file=self.stream, flush=True)
 
     def report(self, done: int) -> None:
         passed = time.monotonic() - self.started
         line = f"tcemu gemm: {done} of {self.total} rows, {passed:.0f} s"
         if self.stream.isatty():
+            line, self.covered = line.ljust(self.covered), 0
             print(f"\r{line}", end="\n" if done == self.total else "", file=self.stream, flush=True)
         elif passed - self.shown >= QUIET and done < self.total:
             self.shown = passed
@@ -173,17 +184,20 @@ def multiply(
     size = rows_of_a_block(shape, a.shape[-1])
     starts = range(0, max(1, shape[-2]), size)  # one empty block where there are no rows
     sample = -(-(F64_SAMPLE if op.d == F64 else SAMPLE) // len(starts))
-    progress = Progress(shape[-2], sys.stderr)
+    progress, clock = Progress(shape[-2], sys.stderr), CompileClock()
     pieces = []
     for start in starts:
         stop = min(start + size, shape[-2])
         rows, addend = take(a, start, size), None if c is None else take(c, start, size)
-        began = time.perf_counter()
+        began, compiled = time.perf_counter(), clock.seconds
+        progress.compiling(start)
         try:
             d = np.asarray(gemm(rows, b, addend, op=op, target=args.target, rounding=args.rounding))[..., : stop - start, :]
         except (ValueError, TypeError) as error:
             raise CommandError(str(error)) from error
-        report.seconds += time.perf_counter() - began
+        compiled = clock.seconds - compiled
+        report.compiling += compiled
+        report.seconds += time.perf_counter() - began - compiled
         pieces.append(d)
         if op.bit_op != "xor":
             with np.errstate(all="ignore"):
@@ -245,7 +259,7 @@ def run_gemm(args: argparse.Namespace) -> int:
         raise CommandError(f"the product does not fit in memory: {error}") from error
     unwritten = None if output is None else written(output, d)
     print(f"D {list(d.shape)} {d.dtype} = {' + '.join(terms)}")
-    print(f"{prod(shape) * a.shape[-1]:,} multiply-accumulates in {report.seconds:.2f} s, compilation included")
+    print(f"{prod(shape) * a.shape[-1]:,} multiply-accumulates in {report.seconds:.2f} s, after {report.compiling:.2f} s of compiling")
     if output is not None and unwritten is None:
         print(f"D is in {shown(output.path)}")
     print()

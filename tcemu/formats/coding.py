@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from tcemu import bits
 from tcemu.bits import Limbs
+from tcemu.compilation import compiled_once
 from tcemu.formats.rounding import Rounding, leads_outward, round_up
 from tcemu.formats.table import Format
 
@@ -227,6 +228,13 @@ def convert(
     codes: unsigned [...] (f64: uint32[..., 2]); saturate: out of range becomes the largest finite value instead of Inf or NaN;
     key: a jax.random key, for rounding="SR". Specials as in `encode`.
     """
-    number = decode(source, codes)
-    random = None if key is None else jax.random.bits(key, number.exponent.shape, jnp.uint32)
-    return encode(target, number, rounding, overflow="saturate" if saturate else "ieee", random=random)
+    codes = jnp.asarray(codes)
+    random = None if key is None else jax.random.bits(key, codes.shape[: codes.ndim - (source.words - 1)], jnp.uint32)
+    if isinstance(rounding, str):
+        return _convert(source, target, rounding, saturate, codes, random)
+    return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)
+
+
+@compiled_once(0, 1, 2, 3)
+def _convert(source: Format, target: Format, rounding: str, saturate: bool, codes: Array, random: Array | None) -> Array:
+    return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +16,7 @@ from tcemu.architectures.lookup import applied
 from tcemu.arithmetic.fitting import fills_k
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.program import multiply_add
+from tcemu.compilation import wide_vectors
 from tcemu.errors import Unsupported
 from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert, to_float
 from tcemu.gradients import stand_in
@@ -169,7 +169,7 @@ def _with_derivative(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Array:
     return rounded + (value - lax.stop_gradient(value))
 
 
-@partial(jax.jit, static_argnames=("signature", "conversion"))
+@wide_vectors(1, 2)
 def _gemm(
     model: Model, signature: Signature, conversion: _Conversion, codes: _Codes, scales: tuple[Array, Array] | None, key: PRNGKey | None
 ) -> Array:

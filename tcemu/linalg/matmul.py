@@ -15,6 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.arithmetic.fma import add
 from tcemu.arithmetic.quotient import multiply
+from tcemu.compilation import wide_vectors
 from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
 from tcemu.gradients import stand_in
 from tcemu.linalg.accumulation import Blocks, Factors, reduced, sums_of_parts
@@ -133,7 +134,7 @@ def _smooth(options: Options, operands: Operands) -> Array:
     return total if operands.bias is None else total + operands.bias.astype(jnp.float32)
 
 
-@partial(jax.jit, static_argnums=0)
+@wide_vectors(0)
 def _product(options: Options, operands: Operands) -> Array:
     """Codes of the result."""
     recipe, bias = operands.recipe, operands.bias

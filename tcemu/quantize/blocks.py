@@ -20,6 +20,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.arithmetic.quotient import product
 from tcemu.bits import Limbs
+from tcemu.compilation import compiled_once
 from tcemu.formats import (
     ARRAY_FORMATS,
     BF16,
@@ -236,8 +237,8 @@ def _tensors(fmt: BlockFormat, amax: ArrayLike, leading: tuple[int, ...]) -> tup
     return source, codes
 
 
-# Three programs for one call. In one program XLA would compute the scale of a tensor anew for each block, and that of a block for each
-# element. Their static arguments are only what they use, so that formats and rules share programs.
+# Each part is compiled apart. In one program XLA would compute the scale of a tensor anew for each block, and that of a block for each
+# element.
 
 
 class _Blocking(NamedTuple):
@@ -266,8 +267,7 @@ def _largest(
     amax: Array | None,
 ) -> tuple[Limbs, tuple[Array, ...]]:
     """The largest magnitude of each block, as codes in limbs, and what the rule makes of the tensor's: its scale first."""
-    limbs = blocking.limbs(codes)
-    largest = _greatest(tuple(map(blocking.in_blocks, (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))))
+    largest = _of_blocks(blocking, blocking.limbs(codes))
     if of_tensor is None:
         return largest, ()
     if amax_source is None or amax is None:
@@ -275,18 +275,34 @@ def _largest(
     return largest, of_tensor(convert(amax_source, F32, amax) & 0x7FFFFFFF)
 
 
+@compiled_once(0)
+def _of_blocks(blocking: _Blocking, limbs: Limbs) -> Limbs:
+    """The largest magnitude of each block."""
+    return _greatest(tuple(map(blocking.in_blocks, (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))))
+
+
 @partial(jax.jit, static_argnames=("rule", "element", "arithmetic"))
 def _scales(rule: Rule, element: Format, arithmetic: Format, largest: Limbs, tensor: tuple[Array, ...]) -> tuple[Array, Array]:
     """Each block's scale, and its scaler, what its elements are scaled by: the exponent of a power of two, or what `apply` takes."""
-    number = decode_limbs(arithmetic, largest)
     if rule.exponent is not None:
-        scalers = jnp.clip(rule.exponent(number, element), UE8M0.least_exponent, UE8M0.greatest_exponent)
-        scales = (scalers + UE8M0.bias).astype(jnp.uint8)
-    else:
-        assert rule.two_level is not None
-        tensor = tuple(t.reshape(t.shape + (1,) * (largest[0].ndim - t.ndim)) for t in tensor)
-        scales, scalers = rule.two_level.block(largest[0], *tensor)
-    return jnp.where(number.nan | number.infinite, rule.scale.nan, scales).astype(jnp.uint8), scalers
+        return _powers_of_two(rule.exponent, element, arithmetic, largest)
+    assert rule.two_level is not None
+    tensor = tuple(t.reshape(t.shape + (1,) * (largest[0].ndim - t.ndim)) for t in tensor)
+    scales, scalers = rule.two_level.block(largest[0], *tensor)
+    return _nan_if_special(rule.scale, arithmetic, largest, scales), scalers
+
+
+@compiled_once(0, 1, 2)
+def _powers_of_two(exponent: Callable[..., Array], element: Format, arithmetic: Format, largest: Limbs) -> tuple[Array, Array]:
+    """`_scales` where they are ue8m0."""
+    scalers = exponent(decode_limbs(arithmetic, largest), element)
+    scalers = jnp.clip(scalers, UE8M0.least_exponent, UE8M0.greatest_exponent)
+    return _nan_if_special(UE8M0, arithmetic, largest, (scalers + UE8M0.bias).astype(jnp.uint8)), scalers
+
+
+def _nan_if_special(scale: Format, arithmetic: Format, largest: Limbs, scales: Array) -> Array:
+    number = decode_limbs(arithmetic, largest)
+    return jnp.where(number.nan | number.infinite, scale.nan, scales).astype(jnp.uint8)
 
 
 @partial(jax.jit, static_argnames=("blocking", "element", "rounding", "apply"))
@@ -305,15 +321,23 @@ def _elements(
     shape = limbs[0].shape
     random = None if key is None else blocking.in_blocks(jax.random.bits(key, shape, jnp.uint32))
     limbs = tuple(map(blocking.in_blocks, limbs))
-    if apply is None:
-        number = decode_limbs(blocking.arithmetic, limbs)
-        number = number._replace(exponent=number.exponent - scalers[..., None])
-    else:
-        number = decode(F32, apply(limbs[0], scalers[..., None], F32))
-    scale_is_nan = scales == (UE8M0 if apply is None else UE4M3).nan
-    number = number._replace(nan=number.nan | scale_is_nan[..., None])
-    elements = encode(element, number, rounding, overflow="saturate", random=random)
+    if apply is not None:
+        limbs = (apply(limbs[0], scalers[..., None], F32),)
+    elements = _rounded(blocking.arithmetic, element, rounding, limbs, scales, scalers if apply is None else None, random)
     return out_of_groups(elements, shape[blocking.axis], blocking.axis)
+
+
+@compiled_once(0, 1, 2)
+def _rounded(
+    arithmetic: Format, element: Format, rounding: str, limbs: Limbs, scales: Array, exponents: Array | None, random: Array | None
+) -> Array:
+    """Numbers [..., blocks, block], divided by 2^exponents [..., blocks] if there are any, as codes of the element."""
+    number = decode_limbs(arithmetic, limbs)
+    if exponents is not None:
+        number = number._replace(exponent=number.exponent - exponents[..., None])
+    scale_is_nan = scales == (UE4M3 if exponents is None else UE8M0).nan
+    number = number._replace(nan=number.nan | scale_is_nan[..., None])
+    return encode(element, number, rounding, overflow="saturate", random=random)
 
 
 def _greatest(x: Limbs) -> Limbs:
@@ -349,7 +373,7 @@ def _check(q: BlockQuantized) -> None:
             )
 
 
-@partial(jax.jit, static_argnames=("element", "scale", "block", "axis", "target"))
+@compiled_once(0, 1, 2, 3, 4)
 def _dequantize(
     element: Format, scale: Format, block: int, axis: int, target: Format, codes: Array, scales: Array, tensor_scale: Array | None
 ) -> Array:

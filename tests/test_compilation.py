@@ -1,0 +1,164 @@
+"""Compiling: equal products once in a program, nothing twice in a second process, and nobody's configuration changed."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tcemu
+from tcemu.compilation import CompileClock, compiled_once, wide_vectors
+
+ROOT = Path(__file__).parents[1]
+E4M3 = "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3"
+CALL = r"call @\S+\(.*compilation_unit = \"(\w+)\""
+
+
+def chain(count):
+    """So many equal products, each of what the one before gave."""
+
+    def multiplied(a, b):
+        for _ in range(count):
+            a = jnp.tanh(tcemu.gemm(a, b, op=E4M3, target="sm_90a"))
+        return a
+
+    return multiplied
+
+
+TIMES = """
+import time, jax, jax.numpy as jnp, tcemu
+for count in (1, 1, 16):
+    def multiplied(a, b):
+        for _ in range(count):
+            a = jnp.tanh(tcemu.gemm(a, b, op="wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3", target="sm_90a"))
+        return a
+    matrix = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+    lowered = jax.jit(multiplied).lower(matrix, matrix)
+    start = time.process_time()
+    lowered.compile()
+    print(time.process_time() - start)
+"""
+
+
+def test_sixteen_equal_products_compile_like_one():
+    _, one, sixteen = map(float, in_a_process(code=TIMES))
+    assert sixteen < 2.5 * one  # each compiled where it stands, they took 8.9 times as long
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, jax.checkpoint, lambda f: jax.jit(f)], ids=["jit", "vmap", "remat", "nested"])
+def test_only_whole_functions_are_units(transform):
+    """No operation within them carries the name: XLA would keep each call among them apart, and fuse nothing across it."""
+    matrix = jnp.zeros((2, 32, 32))
+    text = jax.jit(transform(chain(2))).lower(matrix, matrix).as_text()
+    named = [line for line in text.splitlines() if "compilation_unit" in line]
+    assert len(named) == len(re.findall(CALL, text)) >= 4
+    assert set(re.findall(CALL, text)) == {"convert", "decoded", "steps"}
+
+
+def test_a_unit_within_a_unit_is_part_of_it():
+    inner = compiled_once(0)(lambda times, x: x * times)
+    outer = compiled_once()(lambda x: inner(3, x) + 1)
+    text = jax.jit(lambda x: outer(x) + inner(3, x)).lower(jnp.arange(3)).as_text()
+    assert text.count("compilation_unit") == 2
+    assert jax.jit(lambda x: outer(x) + inner(3, x))(jnp.arange(3)).tolist() == [1, 7, 13]
+
+
+def test_the_clock_counts_traces_within_traces_once():
+    clock = CompileClock()
+    start = time.perf_counter()
+    jax.block_until_ready(jax.jit(chain(2))(*np.ones((2, 40, 40), np.float32)))
+    passed = time.perf_counter() - start
+    assert 0.3 * passed < clock.seconds <= passed
+    before = clock.seconds
+    jax.block_until_ready(jnp.ones(3))
+    assert clock.seconds - before < 0.5 * passed
+
+
+def test_wide_vectors_where_the_call_is_the_whole_program_and_nowhere_else(monkeypatch):
+    """JAX refuses options within another `jit`; under its other transformations they may stay. The bits are the same."""
+    seen = []
+    jit = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda fn, **how: jit(lambda x: seen.append(how.get("compiler_options")) or fn(x), **how))
+    twice = wide_vectors()(lambda x: x + x)
+    monkeypatch.undo()
+    monkeypatch.setattr("tcemu.compilation._has_wide_vectors", lambda: True)
+    x, wide = jnp.arange(3.0), {"xla_cpu_prefer_vector_width": 512}
+    assert twice(x).tolist() == [0, 2, 4] and seen == [wide]
+    assert jax.jit(lambda x: twice(x) * 1)(x).tolist() == [0, 2, 4] and seen == [wide, None]
+    assert jax.lax.scan(lambda c, _: (twice(c), None), x, None, length=2)[0].tolist() == [0, 4, 8] and seen == [wide, None]
+    assert jax.vmap(twice)(x[None]).tolist() == [[0, 2, 4]]
+    monkeypatch.setattr("tcemu.compilation._has_wide_vectors", lambda: False)
+    assert twice(jnp.arange(4.0)).tolist() == [0, 2, 4, 6] and seen[-1] is None
+
+
+def test_the_width_that_the_user_chose_stays():
+    code = "from tcemu.compilation import _has_wide_vectors as wide; print(wide())"
+    assert in_a_process(code=code, XLA_FLAGS="--xla_cpu_prefer_vector_width=256") == ["False"]
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    assert in_a_process(code=code, XLA_FLAGS="") == [str("avx512f" in flags)]
+
+
+# ---- the cache on disk
+
+PROGRAM = """
+import sys, jax, numpy as np, tcemu
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("cache_hits") else None)
+print(tcemu.cache_compilations(*sys.argv[1:]))
+op = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+tcemu.gemm(np.ones((8, 16), np.float32), np.ones((16, 8), np.float32), op=op, target="sm_90a")
+print(len(hits), jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs)
+"""
+OWN = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "TCEMU_COMPILATION_CACHE", "XDG_CACHE_HOME")
+
+
+def in_a_process(*words, code=PROGRAM, **variables):
+    env = {k: v for k, v in os.environ.items() if k not in OWN} | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    env |= {k: str(v) for k, v in variables.items()}
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], env=env, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_a_second_process_reads_what_the_first_compiled(tmp_path):
+    first, second = (in_a_process(XDG_CACHE_HOME=tmp_path) for _ in range(2))
+    directory = str(tmp_path / "tcemu" / f"jaxlib-{version('jaxlib')}")
+    assert first == [directory, f"0 {directory} 0.1"]
+    assert second[0] == directory and int(second[1].split()[0]) > 0
+    assert list(Path(directory).iterdir())
+
+
+def test_the_path_and_the_variable_name_a_directory(tmp_path):
+    for words, variables in (((tmp_path / "a",), {}), ((), {"TCEMU_COMPILATION_CACHE": tmp_path / "a"})):
+        assert in_a_process(*words, **variables)[0] == str(tmp_path / "a")
+
+
+def test_what_the_user_configured_stays(tmp_path):
+    mine = in_a_process(tmp_path / "other", JAX_COMPILATION_CACHE_DIR=tmp_path / "mine", TCEMU_COMPILATION_CACHE=tmp_path / "third")
+    assert mine[0] == str(tmp_path / "mine") and mine[1].endswith(f"{tmp_path / 'mine'} 1.0")
+    assert in_a_process(tmp_path / "a", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=7)[1].endswith(" 7.0")
+    assert in_a_process(TCEMU_COMPILATION_CACHE="off") == ["None", "0 None 1.0"]
+    assert in_a_process(tmp_path / "b", JAX_ENABLE_COMPILATION_CACHE="false")[0] == "None"
+
+
+def test_a_home_that_cannot_be_written_does_no_harm(tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    assert in_a_process(XDG_CACHE_HOME=tmp_path / "file") == ["None", "0 None 1.0"]
+    with pytest.raises(AssertionError, match=r"NotADirectoryError|FileExistsError"):
+        in_a_process(tmp_path / "file")
+
+
+def test_the_command_line_keeps_its_programs(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((8, 16), np.float32))
+    np.save(tmp_path / "b.npy", np.ones((16, 8), np.float32))
+    words = ("gemm", tmp_path / "a.npy", tmp_path / "b.npy", "--op", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
+    said = in_a_process(*words, code="import sys; from tcemu.cli import main; sys.exit(main())", XDG_CACHE_HOME=tmp_path)
+    assert any(re.search(r"multiply-accumulates in [\d.]+ s, after [\d.]+ s of compiling", line) for line in said)
+    assert list((tmp_path / "tcemu").glob("jaxlib-*/*"))
