@@ -23,6 +23,7 @@ from tcemu.operations.dot import dot
 from tcemu.operations.mma import mma, mma_sp
 from tcemu.operations.movement import ldmatrix, movmatrix, stmatrix
 from tcemu.operations.registers import pack, unpack
+from tcemu.operations.serving import backends
 from tcemu.operations.sparsify import densify, sparsify
 from tcemu.operations.warpgroup import Warpgroup
 from tcemu.operations.wgmma import uniform_descriptor, wgmma
@@ -37,7 +38,7 @@ __all__ = [  # noqa: RUF022  in groups
     # what PTX has
     "Instruction", "parse", "check", "is_supported", "targets", "instructions",
     # the arithmetic of each instruction
-    "Model", "model", "models", "evidence",
+    "Model", "model", "models", "evidence", "backends",
     # instructions, on registers and on memory
     "mma", "mma_sp", "wmma_load", "wmma_mma", "wmma_store", "wgmma", "Warpgroup", "ldmatrix", "stmatrix", "movmatrix",
     "SharedLayout", "descriptor", "uniform_descriptor", "to_shared", "from_shared", "checked", "cache_compilations",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jax import Array, lax
 
-from tcemu.arithmetic.kernels import tile
+from tcemu.arithmetic.kernels import cuda, tile
 from tcemu.arithmetic.model import Model, Scales, Signature
 from tcemu.arithmetic.walk import walk
 
@@ -28,7 +28,8 @@ class Backend(NamedTuple):
 
 
 BACKENDS = (
-    Backend("tile", "cuda", tile.missing, tile.program),
+    Backend("cuda", "cuda", cuda.missing, cuda.program),
+    Backend("triton", "cuda", tile.missing, tile.program),
     Backend("walk", EVERY, lambda: "", lambda model, signature: partial(walk, model, signature)),
 )
 
@@ -42,6 +43,19 @@ def chosen(model: Model, signature: Signature) -> dict[str, tuple[Backend, Progr
             if program is not None:
                 serving[backend.platform] = backend, program
     return serving
+
+
+def reasons(model: Model, signature: Signature) -> dict[str, str]:
+    """Of each backend by name, why it does not serve this arithmetic on its platform; "" if it does."""
+    serving = chosen(model, signature)
+    said = {}
+    for backend in BACKENDS:
+        first, _ = serving.get(backend.platform, (None, None))
+        said[backend.name] = backend.missing()
+        if not said[backend.name] and first is not backend:
+            able = backend.program(model, signature) is not None
+            said[backend.name] = f"{first.name} comes first" if able and first is not None else "it does not take this arithmetic"
+    return said
 
 
 def product(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:

@@ -1,0 +1,148 @@
+"""Fused steps as CUDA kernels. The texts lie in `cuda/`; the shape is an argument at run time, so that each is compiled once an arithmetic.
+
+`tile` has a large tile of D a block and is for large matrices, whose operands `prepare` decodes once. `walk` has one element a thread. It
+reads the codes as they are, and takes every order of steps.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.custom_partitioning import custom_partitioning
+
+from tcemu.arithmetic.kernels import source
+from tcemu.arithmetic.kernels.launch import Entry, launch, route
+from tcemu.arithmetic.kernels.source import Numbers, Tiling
+from tcemu.arithmetic.model import Model, Scales, Signature
+from tcemu.formats import Format
+
+MOST_PREPARED = 4 << 30  # bytes of prepared operands at once: of a longer K, part after part
+PROGRAMS = 512  # arithmetics whose programs are remembered
+WALK_ROWS, WALK_COLUMNS = 16, 8  # elements of D of a block of `walk`
+LEAST_TILE = 32  # rows and columns of D from which on `tile` is faster, though most of its block may be empty
+
+
+class Kernels(NamedTuple):
+    """What the kernels of one arithmetic are compiled for. Hashable: a compiled program belongs to each."""
+
+    numbers: Numbers
+    tiling: Tiling | None  # None: `tile` cannot take it
+    signature: Signature
+    result: Format  # of the steps
+
+
+def missing() -> str:
+    """Why the kernels cannot run on the GPUs that are here; "" if they can."""
+    return route().missing
+
+
+def kernels_of(model: Model, signature: Signature) -> Kernels | None:
+    """The kernels that take a model; None where none does: fields are traced, or steps are no fused dot-adds of single products."""
+    numbers = source.numbers(model, signature)
+    return None if numbers is None else Kernels(numbers, source.tiling(model, signature), signature, model.result)
+
+
+def program(model: Model, signature: Signature) -> Callable[..., Array] | None:
+    """The function (a, b, c, scales) -> D that walks this model's steps; None where no kernel can. Codes as in `walk`."""
+    kernels = kernels_of(model, signature)
+    return None if kernels is None else partial(product, kernels)
+
+
+def product(kernels: Kernels, a: Array, b: Array, c: Array, scales: Scales | None = None) -> Array:
+    """All steps along K: codes of D.
+
+    a: codes [..., M, K]; b: codes [..., K, N], of whole instructions; c: codes [..., M, N] of the steps' results, with every batch axis;
+    scales: codes [..., M, S] and [..., S, N]. Under `vmap` the batch grows longer; under a mesh, batch, M and N may be sharded.
+    """
+    batch, (m, n) = c.shape[:-2], c.shape[-2:]
+
+    def flat(*together: Any) -> list[Array]:
+        """One batch axis, of length 1 where these serve all of c."""
+        own = jnp.broadcast_shapes(*(jnp.shape(v)[:-2] for v in together))
+        own = own if prod(own) == 1 else batch
+        return [jnp.broadcast_to(v, (*own, *jnp.shape(v)[-2:])).reshape(-1, *jnp.shape(v)[-2:]) for v in together]
+
+    (a, *a_scales), (b, *b_scales) = flat(a, *(scales[:1] if scales else ())), flat(b, *(scales[1:] if scales else ()))
+    return _batched(kernels)(a, b, *flat(c), *a_scales, *b_scales).reshape(*batch, m, n)
+
+
+@lru_cache(maxsize=PROGRAMS)
+def _batched(kernels: Kernels) -> Callable:
+    """`_sharded`, which `vmap` gives a longer batch, not another axis."""
+
+    @jax.custom_batching.custom_vmap
+    def batched(*operands: Array) -> Array:
+        return _sharded(kernels, tuple(v.shape[0] == 1 for v in operands))(*operands)
+
+    @batched.def_vmap
+    def rule(size: int, mapped: tuple[bool, ...], *operands: Array) -> tuple[Array, bool]:
+        alone = [not given and at != 2 and len(v) == 1 for at, (v, given) in enumerate(zip(operands, mapped, strict=True))]
+        every = [jnp.broadcast_to(v, (size, *v.shape)) if not given else v for v, given in zip(operands, mapped, strict=True)]
+        a, b, c, *scales = (v if one else whole for v, whole, one in zip(operands, every, alone, strict=True))
+        return product(kernels, a, b, c, (scales[0], scales[1]) if scales else None), True
+
+    return batched
+
+
+@lru_cache(maxsize=PROGRAMS)
+def _sharded(kernels: Kernels, alone: tuple[bool, ...]) -> Callable:
+    """`_product`, which a mesh may cut along batch, M and N. alone: the operands that serve the whole batch."""
+    whole = custom_partitioning(partial(_product, kernels))
+
+    def partition(mesh: Any, arguments: tuple, result: Any) -> tuple:
+        return mesh, partial(_product, kernels), result.sharding, tuple(argument.sharding for argument in arguments)
+
+    matrices = ("m k", "k n", "m n", "m s", "s n")[: len(alone)]
+    factors = [f"{f'u{at}' if one else 'b'} {matrix}" for at, (one, matrix) in enumerate(zip(alone, matrices, strict=True))]
+    rule = f"{', '.join(factors)} -> {factors[2]}"
+    replicated = ("k", "s") if len(alone) > 3 else ("k",)
+    whole.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=replicated)
+    return whole
+
+
+def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> Array:
+    """On one device. a, b: one batch axis, of length 1 where one matrix serves all."""
+    m, n = c.shape[1:]
+    tiles = source.within(kernels.numbers, kernels.tiling, route().shared_bytes)
+    if tiles is None or min(m, n) < LEAST_TILE:
+        return _by_walk(kernels, a, b, c, *scales)
+    k, step = a.shape[2], kernels.signature.k
+    prepared = (a.size + b.size) * source.bytes_of_step(kernels.numbers.terms, tiles.wide) // kernels.numbers.terms
+    length = -(-k // (step * -(-prepared // MOST_PREPARED))) * step  # of K, at once
+    for at in range(0, k, length):
+        part = [v[:, :, at * v.shape[2] // k : min(at + length, k) * v.shape[2] // k] for v in (a, *scales[:1])]
+        other = [v[:, at * v.shape[1] // k : min(at + length, k) * v.shape[1] // k] for v in (b, *scales[1:])]
+        c = _by_tiles(kernels, tiles, part[0], other[0], c, *part[1:], *other[1:])
+    return c
+
+
+def _shape(a: Array, b: Array, c: Array, scales: tuple[Array, ...], limit: int = 0) -> Array:
+    """The shape as the kernels have it: see `Shape` in decode.cu."""
+    share = a.shape[2] // scales[0].shape[2] if scales else 1
+    sizes = *c.shape, a.shape[2], a.shape[0], b.shape[0], share, limit
+    return jnp.stack([jnp.full((), size, jnp.int32) for size in sizes])  # custom_partitioning takes no array constants
+
+
+def _by_walk(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> Array:
+    text = source.text("walk", kernels.numbers, kernels.signature, kernels.result)
+    batch, m, n = c.shape
+    blocks = batch * -(-m // WALK_ROWS) * -(-n // WALK_COLUMNS)
+    d = jax.ShapeDtypeStruct(c.shape, kernels.signature.d.dtype)
+    return launch(Entry("walk", text, WALK_ROWS * WALK_COLUMNS), blocks, d, _shape(a, b, c, scales), a, b, c, *scales)[0]
+
+
+def _by_tiles(kernels: Kernels, tiles: Tiling, a: Array, b: Array, c: Array, *scales: Array) -> Array:
+    numbers, (batch, m, n), k = kernels.numbers, c.shape, a.shape[2]
+    preparing, text = (source.text(entry, numbers, kernels.signature, kernels.result, tiles) for entry in ("prepare", "tile"))
+    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers.terms, tiles.wide)
+    down, across, steps = -(-m // rows), -(-n // columns), k // numbers.terms
+    parts, sizes = (a.shape[0] * down * steps, b.shape[0] * across * steps), (rows * bytes_of_line, columns * bytes_of_line)
+    prepared = tuple(jax.ShapeDtypeStruct(v, jnp.uint8) for v in zip(parts, sizes, strict=True))
+    shape = _shape(a, b, c, scales, source.limit(tiles, k))
+    x, y = launch(Entry("prepare", preparing, max(rows, columns)), sum(parts), prepared, shape, a, b, *scales)
+    entry = Entry("tile", text, tiles.threads, source.shared_bytes(numbers, tiles))
+    return launch(entry, batch * down * across, jax.ShapeDtypeStruct(c.shape, c.dtype), shape, a, b, c, *scales, x, y)[0]

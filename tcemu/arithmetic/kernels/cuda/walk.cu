@@ -1,0 +1,105 @@
+// Any order of steps, one element of D a thread, in integers: groups, chains, and a second rounding of each instruction's result.
+//
+// A block has 16 x 8 elements of D. Of one instruction at a time it decodes the factors of its rows and columns into shared memory.
+
+constexpr int ROWS = 16, COLUMNS = 8;
+
+__device__ __forceinline__ u32 canonical(u32 c) { return (c & ~RESULT::sign) > RESULT::infinity ? RESULT::nan : c; }
+
+// x + y of codes of RESULT, rounded RN once
+__device__ __forceinline__ u32 add(u32 x, u32 y) {
+    if (RESULT::mantissa_bits == F32::mantissa_bits) return canonical(__float_as_uint(__fadd_rn(__uint_as_float(x), __uint_as_float(y))));
+    const Factor i = RESULT::decode(x), j = RESULT::decode(y);
+    const bool i_special = i.exponent == SPECIAL_EXPONENT, j_special = j.exponent == SPECIAL_EXPONENT;
+    if (i_special || j_special) {
+        const bool invalid = (i_special && i.significand == 0) || (j_special && j.significand == 0);
+        if (invalid || (i_special && j_special && i.significand != j.significand)) return RESULT::nan;
+        return i_special ? x : y;
+    }
+    // in units of the least subnormal a sum fits a long
+    const int last = RESULT::least_exponent;
+    const s64 sum = ((s64)i.significand << max(i.exponent - last, 0)) + ((s64)j.significand << max(j.exponent - last, 0));
+    if (sum == 0) return x & y & RESULT::sign;
+    return encode<RESULT, RN>(sum < 0, sum < 0 ? -sum : sum, last - RESULT::mantissa_bits, RESULT::mantissa_bits);
+}
+
+// what an instruction leaves where D has another format than the steps: f32 steps, D in f16
+__device__ __forceinline__ u32 to_result_format(u32 c) {
+    const Factor i = F32::decode(c);
+    if (i.exponent == SPECIAL_EXPONENT) return i.significand == 0 ? (u32)F16::nan : F16::infinity | (i.significand < 0 ? F16::sign : 0);
+    const u32 code = encode<F16, RN>(i.significand < 0, abs(i.significand), i.exponent - F32::mantissa_bits, F16::mantissa_bits);
+    return c >> 31 ? code | F16::sign : code;
+}
+
+__device__ __forceinline__ u32 from_result_format(u32 code) {
+    const Factor i = F16::decode(code);
+    const u32 sign = code & F16::sign ? F32::sign : 0;
+    if (i.exponent == SPECIAL_EXPONENT) return i.significand == 0 ? F32::nan : F32::infinity | sign;
+    return encode<F32, RZ>(false, abs(i.significand), i.exponent - F16::mantissa_bits, F32::mantissa_bits) | sign;
+}
+
+// The factors of one step in shared memory; those beyond the end of a group take no part
+struct StepFactors {
+    const Factor *factors;
+    int first, group;  // the step's first product in its group; the group's number
+
+    __device__ __forceinline__ Factor operator()(int t) const {
+        const int j = first + t;
+        if (OF_GROUP % TERMS != 0 && j >= OF_GROUP) return {0, ZERO_EXPONENT};
+        return factors[GROUPS == 1 ? j : (j / 2 * GROUPS + group) * 2 + j % 2];  // dealt out in pairs
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
+    walk(const Shape *shapes, const ACode *a, const BCode *b, const CCode *c,
+#if SCALED
+         const u8 *a_scales, const u8 *b_scales,
+#endif
+         DCode *d) {
+#if !SCALED
+    const u8 *a_scales = nullptr, *b_scales = nullptr;
+#endif
+    __shared__ Factor rows[ROWS][OF_INSTRUCTION + 1], columns[COLUMNS][OF_INSTRUCTION + 1];
+    const Shape shape = *shapes;
+    const int across = (shape.n + COLUMNS - 1) / COLUMNS, down = (shape.m + ROWS - 1) / ROWS;
+    const int batch = blockIdx.x / (across * down), tile = blockIdx.x % (across * down);
+    const int row0 = tile / across * ROWS, column0 = tile % across * COLUMNS;
+    const int i = threadIdx.x / COLUMNS, j = threadIdx.x % COLUMNS, row = row0 + i, column = column0 + j;
+    const bool inside = row < shape.m && column < shape.n;
+    const s64 at = ((s64)batch * shape.m + row) * shape.n + column;
+    u32 running = inside ? canonical(c[at]) : 0, chain = 0, chains = 0;
+    int steps_in_chain = 0;
+    for (int k = 0; k < shape.k; k += OF_INSTRUCTION) {
+        __syncthreads();
+        for (int v = threadIdx.x; v < ROWS * OF_INSTRUCTION; v += ROWS * COLUMNS) {
+            const int r = v / OF_INSTRUCTION, t = v % OF_INSTRUCTION;
+            if (row0 + r < shape.m) rows[r][t] = row_of(shape, a, a_scales, batch, row0 + r)(k + t);
+        }
+        for (int v = threadIdx.x; v < COLUMNS * OF_INSTRUCTION; v += ROWS * COLUMNS) {
+            const int r = v % COLUMNS, t = v / COLUMNS;
+            if (column0 + r < shape.n) columns[r][t] = column_of(shape, b, b_scales, batch, column0 + r)(k + t);
+        }
+        __syncthreads();
+        if (!inside) continue;
+        int chains_in_instruction = 0;
+        for (int group = 0; group < GROUPS; ++group)
+            for (int first = 0; first < OF_GROUP; first += TERMS) {
+                const StepFactors x = {rows[i], first, group}, y = {columns[j], first, group};
+                if (CHAIN == 0) {
+                    running = fused_step(x, y, running, false);
+                    continue;
+                }
+                chain = fused_step(x, y, chain, steps_in_chain == 0);
+                const bool last_of_all = (ROUNDED_AGAIN || k + OF_INSTRUCTION == shape.k) && group == GROUPS - 1 && first + TERMS >= OF_GROUP;
+                if (++steps_in_chain < CHAIN && !last_of_all) continue;
+                steps_in_chain = 0;
+                if (TOGETHER)
+                    chains = chains_in_instruction++ == 0 ? chain : add(chains, chain);
+                else
+                    running = add(running, chain);
+            }
+        if (TOGETHER) running = add(running, chains);
+        if (ROUNDED_AGAIN) running = from_result_format(to_result_format(running));
+    }
+    if (inside) d[at] = ROUNDED_AGAIN ? to_result_format(running) : running;
+}

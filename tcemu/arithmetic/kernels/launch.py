@@ -1,0 +1,111 @@
+"""A compiled kernel inside a JAX program, launched by XLA's custom call for kernels in text.
+
+XLA's name for it is internal, and it is said to take PTX. In truth the driver looks what it is given, and takes machine code too. That
+needs no compiling at run time, and no driver as new as the compiler. So two routes are tried once a process, machine code and PTX, on a
+small kernel whose result is compared. Where neither works, nothing here is used.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from tcemu.arithmetic.kernels import nvrtc, store
+
+TARGET = "__gpu$xla.gpu.ptx"
+ROUTES = ("sm", "compute")  # machine code; PTX
+LEAST_CAPABILITY = (8, 0)  # of the GPU: `cp.async`, `mma` of bf16
+SHARED_KIB = {"80": 163, "87": 163, "90": 227, "100": 227, "103": 227, "110": 227}  # that a block may have, by capability
+LEAST_SHARED_KIB = 99  # elsewhere
+PROBE = """
+extern "C" __global__ void probe(const unsigned *x, unsigned *y) { y[threadIdx.x] = 3 * x[threadIdx.x] + blockIdx.x; }
+"""
+
+
+Results = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
+
+
+class Entry(NamedTuple):
+    """A kernel of a text, and how its threads are arranged."""
+
+    name: str
+    text: str
+    threads: int  # of a block
+    shared_bytes: int = 0  # dynamic
+
+
+class Route(NamedTuple):
+    """How kernels get into programs here."""
+
+    kind: str  # of ROUTES; "" for none
+    capability: str  # of the GPUs, as "90"
+    missing: str  # why there is none; "" if there is one
+
+    @property
+    def shared_bytes(self) -> int:
+        """That a block may have."""
+        return SHARED_KIB.get(self.capability, LEAST_SHARED_KIB) << 10
+
+
+def capabilities() -> set[tuple[int, int]]:
+    """Of the NVIDIA GPUs that JAX has; empty where it has none."""
+    try:
+        devices = jax.devices("cuda")
+    except RuntimeError:
+        return set()
+    return {(int(major), int(minor)) for major, _, minor in (str(d.compute_capability).partition(".") for d in devices)}
+
+
+@cache
+def route() -> Route:
+    """The first of ROUTES that gives the right result, or why none does."""
+    found = capabilities()
+    if not found:
+        return Route("", "", "JAX finds no NVIDIA GPU")
+    if len(found) > 1 or min(found) < LEAST_CAPABILITY:
+        have = ", ".join(f"{major}.{minor}" for major, minor in sorted(found))
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        return Route("", "", f"the GPUs have compute capability {have}; a single one, of {least} or later, is needed")
+    if nvrtc.library() is None:
+        return Route("", "", "there is no NVRTC: libnvrtc.so comes with jax[cuda13], as the package nvidia-cuda-nvrtc")
+    ((major, minor),) = found
+    capability, said = f"{major}{minor}", []
+    for kind in ROUTES:
+        try:
+            with ThreadPoolExecutor(1) as other:  # a thread in which nothing is being traced
+                right = other.submit(_probe, f"{kind}_{capability}").result()
+        except Exception as error:  # whatever XLA, the driver or NVRTC says: the next route
+            said.append(f"{kind}_{capability}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            continue
+        if right:
+            return Route(kind, capability, "")
+        said.append(f"{kind}_{capability}: a wrong result")
+    return Route("", capability, f"XLA's call for kernels did not run the probe ({'; '.join(said)})")
+
+
+def _probe(architecture: str) -> bool:
+    entry = Entry("probe", PROBE, 32)
+    x = np.arange(32, dtype=np.uint32) * 0x01234567
+    run = jax.jit(lambda v: _call(entry, architecture, 1, jax.ShapeDtypeStruct(x.shape, x.dtype), (v,)))
+    with jax.default_device(jax.devices("cuda")[0]):
+        return bool((np.asarray(run(x)) == 3 * x).all())
+
+
+def launch(entry: Entry, blocks: int, results: Results, *operands: Array) -> tuple[Array, ...]:
+    """The kernel on `blocks` blocks of threads, at least one; its parameters are the operands, then the results."""
+    assert blocks > 0
+    here = route()
+    given = _call(entry, f"{here.kind}_{here.capability}", blocks, results, operands)
+    return (given,) if isinstance(results, jax.ShapeDtypeStruct) else tuple(given)
+
+
+def _call(entry: Entry, architecture: str, blocks: int, results: Results, operands: tuple[Array, ...]) -> Any:
+    sizes = {"grid_x": blocks, "block_x": entry.threads, "shared_mem_bytes": entry.shared_bytes}
+    sizes |= dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
+    numbers = {name: np.int32(size) for name, size in sizes.items()}
+    ffi_call: Any = jax.ffi.ffi_call
+    code = store.binary(entry.text, architecture)
+    return ffi_call(TARGET, results)(*operands, name=entry.name, kernel_type="ptx", kernel_data=code, **numbers)

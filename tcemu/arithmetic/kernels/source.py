@@ -1,0 +1,197 @@
+"""The text of a kernel for one arithmetic: the files of `cuda/`, after the numbers that they are compiled for."""
+
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from tcemu.arithmetic.model import MODES, Model, Signature
+from tcemu.arithmetic.order import Order
+from tcemu.formats import F16, F32, UE8M0, Format
+
+FILES = {  # entry point of a text -> its files, in order
+    "walk": ("machine", "decode", "step", "walk"),
+    "prepare": ("machine", "decode", "prepared", "prepare"),
+    "tile": ("machine", "decode", "step", "prepared", "tile"),
+}
+SPECIALS = {"none": "NO_SPECIALS", "ieee": "IEEE", "nan": "NAN_ONLY"}
+CODES = {8: "u8", 16: "u16", 32: "u32"}
+REACH, NEAR = 15, 12  # binades below the greatest exponents of a row and a column: those with a power, and those that a step may lie
+MACHINE_ENDS = "// ---- end of the machine\n"
+BYTE = 0x80  # of the bytes of lowest bits: where the flag stands
+
+
+class Numbers(NamedTuple):
+    """What is compiled into a text, besides the formats: a line `constexpr int NAME = value;` each, the name in capitals."""
+
+    terms: int  # products of a step
+    of_instruction: int
+    of_group: int
+    groups: int
+    chain: int  # steps in a chain; 0 for none
+    together: bool
+    fraction_bits: int
+    mantissas: int  # fraction bits of a product
+    floor: int
+    kept: int  # fraction bits of a result
+    rounding: str
+    alignment: str
+    rounded_again: bool
+    scaled: bool
+
+
+class Tiling(NamedTuple):
+    """What `tile` is compiled for besides; its file and `prepare` say what each number means."""
+
+    wide: bool  # sums in f64
+    relative: bool  # exponents count from the greatest one of the line in the step
+    base: int  # of the powers: 2^base
+    offset: int  # exponent fields of their sums, divided by base, begin here
+    power_of_a: int
+    power_of_b: int
+    low_bits_begin: int  # the exponents of lowest bits, of a product
+    absent: int
+    depth: int
+    most: int  # binades
+    least_unit: int
+    least_tops: int
+    floor_counts: bool
+    row_tiles: int  # of a warp, in tiles of 16 x 8 elements of D
+    column_tiles: int
+    warps_down: int  # of a block
+    warps_across: int
+    steps_together: int
+    ring: int  # stages in shared memory; with three, half of the warps lag behind
+    unrolled: int
+    pause: int  # tiles between which nothing is loaded ahead
+    relative_reach: int = REACH
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps_down * self.warps_across
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """Rows and columns of D of a block."""
+        return 16 * self.row_tiles * self.warps_down, 8 * self.column_tiles * self.warps_across
+
+
+def numbers(model: Model, signature: Signature) -> Numbers | None:
+    """The numbers of a model whose steps are fused dot-adds and known before tracing; else None."""
+    known = all(isinstance(v, int) for v in (model.terms, model.fraction_bits, model.floor)) and isinstance(model.result_bits, int | None)
+    modes = all(isinstance(v, str) for v in (model.rounding, model.alignment))
+    scale_fits = signature.scale in (None, UE8M0)
+    if not (known and modes and scale_fits) or model.summed is not None or model.result not in (F16, F32):
+        return None
+    if signature.d != model.result and (model.result, signature.d) != (F32, F16):
+        return None
+    order, k = Order.of(model, signature.k), signature.k
+    assert isinstance(model.fraction_bits, int) and isinstance(model.floor, int)
+    kept = model.result.mantissa_bits if model.result_bits is None else model.result_bits
+    assert isinstance(kept, int)
+    return Numbers(
+        order.step_size(k), k, k // order.groups, order.groups, order.steps_of_chain(k) or 0, order.together, model.fraction_bits,
+        signature.a.mantissa_bits + signature.b.mantissa_bits, model.floor, kept, str(model.rounding), str(model.alignment),
+        signature.d != model.result, signature.scale is not None,
+    )  # fmt: skip
+
+
+def tiling(model: Model, signature: Signature) -> Tiling | None:
+    """The numbers for `tile`, for a model that it can take; else None."""
+    n = numbers(model, signature)
+    plain = model.uses_only("result", "terms", "fraction_bits", "floor", "result_bits", "multiplicand")
+    if n is None or not plain or n.rounded_again or model.result != F32 or n.terms not in (4, 8, 16, 32) or signature.k % n.terms:
+        return None
+    relative = n.scaled or signature.a.exponent_bits > 5 or signature.b.exponent_bits > 5
+    return (_relative if relative else _absolute)(n, signature.a, signature.b)
+
+
+def bytes_of_step(terms: int, wide: bool) -> int:
+    """Of one line in a step, as `prepare` makes it."""
+    return terms * (8 if wide else 4) + 2 * terms + 2 * max(8, terms) + 4
+
+
+def _threads(n: Numbers, wide: bool) -> dict:
+    """How `tile` is cut among threads: the fastest of some dozens that were measured on an NVIDIA H200."""
+    tiles = {"row_tiles": 4, "column_tiles": 4, "warps_down": 2, "warps_across": 4, "steps_together": max(1, 16 // n.terms), "ring": 2}
+    return tiles | {"unrolled": 1 if wide else 4, "pause": 16 if n.terms < 16 else 2 if wide and n.terms > 16 else 4}
+
+
+def _absolute(n: Numbers, a: Format, b: Format) -> Tiling | None:
+    """Where the exponents of all products fit one float as powers."""
+    least, greatest = a.least_exponent + b.least_exponent, a.greatest_exponent + b.greatest_exponent
+    offset = 2 - least
+    base = 8 if 8 * (offset + greatest) + 7 < 255 else 4
+    wide = n.terms * 2 ** (n.fraction_bits + 2) + 2 ** (n.fraction_bits + 1) >= 2**21
+    low_bits_begin = least - n.mantissas
+    nearest = -offset - n.fraction_bits - low_bits_begin  # the least unit, counted as the sum of two bytes
+    absent = min((255 - BYTE + nearest) // 2, 127)
+    most = absent + n.fraction_bits + low_bits_begin  # E, so that a zero counts as whole
+    if not wide:
+        most = min(most, F32.greatest_exponent - (F32.mantissa_bits - n.fraction_bits) - 1)
+    fits = 4 * (offset + greatest) + 3 < 255 and greatest - low_bits_begin <= 255 - BYTE + nearest and absent >= 0
+    if not fits or most < greatest // 2 + 16 or n.fraction_bits > F32.mantissa_bits + 17:
+        return None
+    power = base * offset - F32.bias
+    return Tiling(
+        wide, False, base, offset, power // 2, power - power // 2, low_bits_begin, absent, 0, most - 1, -offset - n.fraction_bits, 0,
+        n.floor > -offset, **_threads(n, wide),
+    )  # fmt: skip
+
+
+def _relative(n: Numbers, a: Format, b: Format) -> Tiling | None:
+    """Where they do not: as powers relative to the greatest of the row and of the column in the step."""
+    depth, base = n.fraction_bits + NEAR + 1, 8
+    absent = (255 - BYTE + n.fraction_bits + NEAR + 2) // 2
+    least_unit = F32.least_exponent + 1
+    if 2 * depth + 1 > absent:
+        return None
+    power = BYTE + base * NEAR - F32.bias  # bit 30 of the sum of powers is set from -NEAR on
+    return Tiling(
+        True, True, base, (F32.bias + power) // base, power // 2, power - power // 2, 0, absent, depth, 120, least_unit,
+        least_unit + n.fraction_bits + NEAR, n.floor > least_unit + n.fraction_bits, **_threads(n, True),
+    )  # fmt: skip
+
+
+def limit(tiles: Tiling, k: int) -> int:
+    """On the sum of the greatest exponents of a row and a column in a step, so that no sum of k products leaves the binades."""
+    return 90 if tiles.relative else tiles.most - 2 - max(k - 1, 1).bit_length()
+
+
+def shared_bytes(n: Numbers, tiles: Tiling) -> int:
+    """Shared memory of a block of `tile`."""
+    return tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n.terms, tiles.wide)
+
+
+def within(n: Numbers, tiles: Tiling | None, most: int) -> Tiling | None:
+    """The same in so many bytes of shared memory; None where it has no room."""
+    sizes = () if tiles is None else (tiles, tiles._replace(ring=1))
+    return next((one for one in sizes if shared_bytes(n, one) <= most), None)
+
+
+def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None) -> str:
+    """CUDA C++ without any include. entry: of FILES; all but "walk" need `tiles`."""
+    constants = {name: value for name, value in n._asdict().items() if name != "scaled"} | ({} if tiles is None else tiles._asdict())
+    lines = [f"[[maybe_unused]] constexpr int {name.upper()} = {_word(value)};" for name, value in constants.items()]
+    formats = [f"typedef {_format(fmt)} {name};" for name, fmt in (("A", signature.a), ("B", signature.b), ("RESULT", result))]
+    codes = {"ACode": signature.a, "BCode": signature.b, "CCode": result, "DCode": signature.d}
+    types = [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in codes.items()]
+    machine, decode, *rest = (_file(name) for name in FILES[entry])
+    head, mark, tail = decode.partition("// Where the factors of one row")
+    scaled = f"#define SCALED {int(n.scaled)}"
+    return "\n".join([machine, MACHINE_ENDS, scaled, *lines, head, *formats, *types, mark + tail, *rest])
+
+
+def _word(value: int | str) -> str:
+    """A rounding is its index, as in step.cu."""
+    return str(MODES.index(value) if isinstance(value, str) else int(value))
+
+
+def _format(fmt: Format) -> str:
+    numbers = (fmt.bits, fmt.exponent_bits, fmt.mantissa_bits, fmt.bias, SPECIALS[fmt.specials], fmt.unused_bits)
+    return f"Format<{', '.join(map(str, numbers))}>"
+
+
+@cache
+def _file(name: str) -> str:
+    return resources.files("tcemu.arithmetic.kernels").joinpath("cuda", f"{name}.cu").read_text()
