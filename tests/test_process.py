@@ -23,6 +23,7 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
     "rows_of": "the targets of a table", "syntax_rows": "no argument", "grammars": "no argument", "_by_spelling": "no argument",
     "known_fields": "no argument", "gpu": "no argument", "_has_wide_vectors": "no argument",
     "targets_of": "the units of a table", "_targets_of": "the recipes of a table", "_free_operand": "no argument",
+    "_file": "the kernels' texts", "version": "no argument", "route": "no argument", "library": "no argument",
 }  # fmt: skip
 
 
