@@ -1,7 +1,16 @@
-"""How much slower is training with emulated products? `python benchmarks/training.py`: a step of a transformer, beside the plain f32 step.
+"""How long until the first training step with emulated products, and how much slower is each? `python benchmarks/training.py`
 
-One encoder block with attention, mean squared error, the gradient of every parameter and a step of gradient descent, compiled whole.
+A step of an encoder (`--model encoder`) or of a GPT with tied embeddings (`--model gpt`), `--layers` deep, its layers a Python loop: the
+gradient of every parameter and a step of gradient descent, compiled whole. Each recipe runs in a process of its own, and so does the same
+model in plain float32, so that each line has its own peak of memory. `--deep N` adds the time to the first step with N layers, over one's.
 """
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +19,9 @@ from harness import arguments, describe_machine, finish, timed
 
 import tcemu
 
-TOKENS, WIDTH, HEADS, HIDDEN = 64, 128, 4, 256
+WIDTH = {"encoder": 128, "gpt": 64}
+TOKENS, HEADS, HIDDEN, WORDS = 64, 4, 2, 256  # HIDDEN: times the width; WORDS: of the GPT's vocabulary
+COLUMNS = f"{'recipe':>10} {'trace s':>8} {'compile s':>10} {'CPU s':>7} {'best s':>9} {'x plain':>8} {'peak MB':>8}"
 
 
 def norm(x: jax.Array) -> jax.Array:
@@ -18,44 +29,114 @@ def norm(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
 
 
-def encoder(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+def block(params: dict[str, jax.Array], x: jax.Array, causal: bool) -> jax.Array:
     """x: [batch, tokens, width]"""
     q, k, v = (jnp.einsum("btw,whd->bthd", norm(x), params[name]) for name in "qkv")
-    weights = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k) / np.sqrt(WIDTH / HEADS), axis=-1)
-    x = x + jnp.einsum("bthd,hdw->btw", jnp.einsum("bhts,bshd->bthd", weights, v), params["o"])
+    scores = jnp.einsum("bthd,bshd->bhts", q, k) / np.sqrt(q.shape[-1])
+    scores = jnp.where(np.tri(x.shape[1], dtype=bool), scores, -1e9) if causal else scores
+    x = x + jnp.einsum("bthd,hdw->btw", jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, axis=-1), v), params["o"])
     return x + jax.nn.gelu(norm(x) @ params["up"]) @ params["down"]
 
 
-def step(model, params, x, y):
-    gradient = jax.grad(lambda params: ((model(params, x) - y) ** 2).mean())(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+def encoder(params: dict, x: jax.Array) -> jax.Array:
+    for layer in params["layers"]:
+        x = block(layer, x, causal=False)
+    return x
+
+
+def gpt(params: dict, words: jax.Array) -> jax.Array:
+    """Logits [batch, tokens, WORDS]; the embedding gives the last product its matrix too."""
+    x = params["embedding"][words] + params["places"]
+    for layer in params["layers"]:
+        x = block(layer, x, causal=True)
+    return norm(x) @ params["embedding"].T
+
+
+def encoder_loss(model, params: dict, x: jax.Array, y: jax.Array) -> jax.Array:
+    return ((model(params, x) - y) ** 2).mean()
+
+
+def gpt_loss(model, params: dict, words: jax.Array, following: jax.Array) -> jax.Array:
+    return -jnp.take_along_axis(jax.nn.log_softmax(model(params, words)), following[..., None], -1).mean()
+
+
+MODELS = {"encoder": (encoder, encoder_loss), "gpt": (gpt, gpt_loss)}
+
+
+def drawn(model: str, layers: int, batch: int) -> tuple[dict, jax.Array, jax.Array]:
+    """Parameters, inputs, targets."""
+    rng, width = np.random.default_rng(0), WIDTH[model]
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(width), jnp.float32)  # noqa: E731
+    shapes = {name: (width, HEADS, width // HEADS) for name in "qkv"} | {"o": (HEADS, width // HEADS, width)}
+    shapes |= {"up": (width, HIDDEN * width), "down": (HIDDEN * width, width)}
+    params: dict = {"layers": [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(layers)]}
+    if model == "encoder":
+        x, y = (jnp.asarray(rng.normal(size=(batch, TOKENS, width)), jnp.float32) for _ in range(2))
+        return params, x, y
+    words = jnp.asarray(rng.integers(0, WORDS, (batch, TOKENS + 1)))
+    return params | {"embedding": normal(WORDS, width), "places": normal(TOKENS, width)}, words[:, :-1], words[:, 1:]
+
+
+def measured(args) -> dict:
+    """One line: the first step, taken apart, and the best of those that follow."""
+    function, loss = MODELS[args.model]
+    (name,), (params, x, y) = args.recipes, drawn(args.model, args.layers, args.batch)
+    emulated = function if name == "plain" else tcemu.emulate(function, tcemu.recipe(name))
+
+    @jax.jit
+    def step(params: dict, x: jax.Array, y: jax.Array) -> dict:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss, argnums=1)(emulated, params, x, y))
+
+    began, cpu = time.perf_counter(), time.process_time()
+    lowered = step.lower(params, x, y)
+    traced = time.perf_counter()
+    compiled = lowered.compile()
+    done, cpu = time.perf_counter(), time.process_time() - cpu
+    _, best = timed(lambda: jax.tree.leaves(compiled(params, x, y))[0], args.repeats)
+    left = 0 if name == "plain" else len(emulated.report(params, x).left)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "linux" else 1 << 20)
+    times = {"trace_s": traced - began, "compile_s": done - traced, "first_cpu_s": cpu, "best_s": best}
+    return {"recipe": name, "model": args.model, "layers": args.layers, "batch": args.batch, **times, "peak_mb": peak, "left": left}
+
+
+def in_a_process(args, recipe: str, layers: int) -> dict:
+    words = ["--model", args.model, "--layers", layers, "--batch", args.batch, "--repeats", args.repeats, "--recipes", recipe, "--alone"]
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # it is to compile
+    run = subprocess.run([sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--recipes", nargs="+", default=["bf16", "fp8"])
+    parser.add_argument("--recipes", nargs="+", default=["bf16", "fp8", "mxfp8", "nvfp4"])
+    parser.add_argument("--model", choices=MODELS, default="encoder")
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--deep", type=int, metavar="N", help="also N layers against one")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--alone", action="store_true", help="one recipe, in this process, as a line of JSON")
     args = parser.parse_args()
+    if args.alone:
+        print(json.dumps(measured(args)))
+        return 0
 
     machine = describe_machine()
-    rng = np.random.default_rng(0)
-    shapes = {name: (WIDTH, HEADS, WIDTH // HEADS) for name in "qkv"}
-    shapes |= {"o": (HEADS, WIDTH // HEADS, WIDTH), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
-    params = {name: jnp.asarray(rng.normal(size=shape) / np.sqrt(WIDTH), jnp.float32) for name, shape in shapes.items()}
-    x, y = (jnp.asarray(rng.normal(size=(args.batch, TOKENS, WIDTH)), jnp.float32) for _ in range(2))
-    print(f"batch {args.batch}, {TOKENS} tokens, width {WIDTH}, {HEADS} heads, hidden {HIDDEN}; backward products by their own recipes")
-    print(f"{'recipe':>10} {'first call s':>13} {'best s':>9} {'x slower than plain f32':>24}")
-    lines, left, base = [], 0, 0.0
+    size = f"width {WIDTH[args.model]}, {HEADS} heads, hidden {HIDDEN * WIDTH[args.model]}"
+    print(f"{args.model}, {args.layers} layers, batch {args.batch}, {TOKENS} tokens, {size}; backward products by their own recipes")
+    print(COLUMNS)
+    lines, base = [], 0.0
     for name in ["plain", *args.recipes]:
-        model = encoder if name == "plain" else tcemu.emulate(encoder, tcemu.recipe(name))
-        train = jax.jit(lambda params, x, y, model=model: step(model, params, x, y))
-        first, best = timed(lambda train=train: train(params, x, y), args.repeats)
-        base = base or best
-        if name != "plain":
-            left += len(model.report(params, x).left)
-        lines.append({"recipe": name, "batch": args.batch, "first_call_s": first, "best_s": best, "ratio": best / base})
-        print(f"{name:>10} {first:>13.2f} {best:>9.4f} {best / base:>24.1f}", flush=True)
-    return finish(args, machine, lines, left, "the forward pass", "products left as they were")
+        line = in_a_process(args, name, args.layers)
+        base = base or line["best_s"]
+        lines.append(line | {"ratio": line["best_s"] / base})
+        figures = f"{line['trace_s']:>8.2f} {line['compile_s']:>10.2f} {line['first_cpu_s']:>7.1f} {line['best_s']:>9.4f}"
+        print(f"{name:>10} {figures} {line['best_s'] / base:>8.1f} {line['peak_mb']:>8}", flush=True)
+    for name in args.recipes if args.deep else ():
+        one, deep = (in_a_process(args, name, layers) for layers in (1, args.deep))
+        lines += [one, deep]
+        apart = ", ".join(f"{words} {deep[key] / one[key]:.2f}" for words, key in (("trace", "trace_s"), ("compile", "compile_s")))
+        cpu = deep["first_cpu_s"] / one["first_cpu_s"]
+        print(f"{name:>10} {args.deep} layers over 1, times as long to the first step: {apart}; both, in CPU time {cpu:.2f}", flush=True)
+    return finish(args, machine, lines, sum(line["left"] for line in lines), "the forward pass", "products left as they were")
 
 
 if __name__ == "__main__":

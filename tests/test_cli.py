@@ -231,6 +231,19 @@ def test_progress_on_a_terminal_is_one_line_rewritten():
     assert re.fullmatch(r"\rtcemu gemm: 4 of 8 rows, 0 s\rtcemu gemm: 8 of 8 rows, 0 s\n", progress.stream.getvalue())
 
 
+def test_progress_says_what_it_waits_for_before_the_first_block():
+    progress = command.Progress(8, Terminal())
+    for done in (0, 4):
+        progress.compiling(done)
+        progress.report(done + 4)
+    assert progress.stream.getvalue() == (
+        "tcemu gemm: compiling the product\rtcemu gemm: 4 of 8 rows, 0 s     \rtcemu gemm: 8 of 8 rows, 0 s\n"
+    )
+    elsewhere = command.Progress(8, io.StringIO())
+    elsewhere.compiling(0)
+    assert elsewhere.stream.getvalue() == ""
+
+
 def test_progress_elsewhere_is_a_line_now_and_then():
     progress = command.Progress(8, io.StringIO())
     progress.report(2)

@@ -88,17 +88,21 @@ class Progress:
     stream: TextIO
     started: float = field(default_factory=time.monotonic)
     shown: float = 0.0
+    covered: int = 0  # characters that the next line is to cover
 
     def compiling(self, done: int) -> None:
         """Before the first block, on a terminal: what it waits for."""
         if not done and self.stream.isatty():
-            print("tcemu gemm: compiling the product, once for these shapes", end="", file=self.stream, flush=True)
+            text = "tcemu gemm: compiling the product"
+            self.covered = len(text)
+            print(text, end="", file=self.stream, flush=True)
 
     def report(self, done: int) -> None:
         passed = time.monotonic() - self.started
         line = f"tcemu gemm: {done} of {self.total} rows, {passed:.0f} s"
         if self.stream.isatty():
-            print(f"\r{line:<60}", end="\n" if done == self.total else "", file=self.stream, flush=True)
+            line, self.covered = line.ljust(self.covered), 0
+            print(f"\r{line}", end="\n" if done == self.total else "", file=self.stream, flush=True)
         elif passed - self.shown >= QUIET and done < self.total:
             self.shown = passed
             print(line, file=self.stream, flush=True)
