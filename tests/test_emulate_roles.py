@@ -299,6 +299,10 @@ PARAMS = {"first": {"kernel": jnp.ones((4, 8))}, "second": {"kernel": jnp.ones((
 ROWS = jnp.ones((2, 4))
 
 
+def is_first_of_its_name(product):
+    return product.index == 0
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -306,7 +310,7 @@ ROWS = jnp.ones((2, 4))
         "*/kernel",
         re.compile("^first"),
         re.compile(r"kernel$"),
-        lambda product: product.index == 0,
+        is_first_of_its_name,
         Where(name="first*"),
         Where(parameter="first/*"),
         Where(role="weight", shape=(4, 8)),
@@ -316,7 +320,7 @@ ROWS = jnp.ones((2, 4))
         Where(primitive="dot_general", name="first/*"),
         Where(),
     ],
-    ids=str,
+    ids=lambda pattern: getattr(pattern, "__name__", str(pattern)),
 )
 def test_patterns(pattern):
     both = pattern in ("*/kernel", Where(role=("weight", "activation")), Where()) or not isinstance(pattern, str | re.Pattern | Where)
