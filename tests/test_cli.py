@@ -248,11 +248,7 @@ def test_progress_says_what_it_waits_for_before_the_first_block():
         progress.compiling(done)
         progress.report(done + 4)
     assert progress.stream.getvalue() == (
-<<<<<<< HEAD
-        "tcemu gemm: compiling the product\rtcemu gemm: 4 of 8 rows, 0 s    \rtcemu gemm: 8 of 8 rows, 0 s\n"
-=======
         "tcemu gemm: compiling the product\rtcemu gemm: 4 of 8 rows, 0 s     \rtcemu gemm: 8 of 8 rows, 0 s\n"
->>>>>>> compile
     )
     elsewhere = command.Progress(8, io.StringIO())
     elsewhere.compiling(0)
