@@ -267,7 +267,9 @@ def test_parameters_by_position_name_path_and_function():
 
 
 def test_a_closed_over_batch_is_data():
-    assert roles(lambda params: X @ params["w"], {"w": W.T}) == [(ACTIVATION_WEIGHT, ("w",))]
+    fn = lambda params: (X @ params["w"]).sum()  # noqa: E731
+    assert roles(fn, {"w": W.T}) == [(ACTIVATION_WEIGHT, ("w",))]
+    assert roles(jax.grad(fn), {"w": W.T})[-1] == (("gradient", "activation"), ())
     assert roles(lambda x: x @ W.T, X) == [(ACTIVATION_WEIGHT, ("W",))]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-BESIDE = {"activation": "weight", "weight": "activation"}  # what a constant is taken for, by the other operand's role
+BESIDE = {"activation": "weight", "weight": "activation", "gradient": "activation"}  # what a constant is taken for, by the other's role
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def together(origins: Iterable[Origin]) -> Origin:
 
 
 def roles(lhs: Origin, rhs: Origin) -> tuple[str, str]:
-    """The roles of a product's operands. A constant is a weight beside an activation, and data beside a weight; beside a gradient it may be
-    either, and stays a constant."""
+    """The roles of a product's operands. A constant is a weight beside an activation, and data beside a weight or a gradient: a batch that
+    the function closes over."""
     left, right = lhs.role, rhs.role
     return BESIDE.get(right, left) if left == "constant" else left, BESIDE.get(left, right) if right == "constant" else right
