@@ -136,11 +136,14 @@ __device__ __forceinline__ Value finish(Value s, u32 half) {
         return __uint_as_float(__float_as_uint(sum) & ~((1u << (23 - KEPT)) - 1));
 }
 
+// the code of a result. Where `finish` has cut what a result does not keep, nothing is left to cut, but for a C that no step has seen, which stays.
+// Elsewhere what is cut here lies below every unit of the next step.
 __device__ __forceinline__ u32 code_of(Value c) {
     float narrow;
     if constexpr (WIDE) narrow = __double2float_rz(c);
     else narrow = c;
-    return c != c ? F32::nan : __float_as_uint(narrow) & ~((1u << (23 - KEPT)) - 1);
+    constexpr u32 lost = KEPT >= FRACTION_BITS ? (1u << (23 - KEPT)) - 1 : 0;
+    return c != c ? F32::nan : __float_as_uint(narrow) & ~lost;
 }
 
 __device__ __forceinline__ Value value_of(u32 code) {
