@@ -9,7 +9,6 @@ import warnings
 
 import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -180,6 +179,7 @@ def test_equinox_nnx_haiku():
     assert roles(model, x) == roles(lambda m, x: m(x), model, x) == two
     assert roles(lambda state, x: nnx.merge(graph, state)(x), state, x) == two
 
+    hk = pytest.importorskip("haiku", reason="haiku is not installed (pip install 'tcemu[test]')")
     net = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([8, 2])(x)))
     params = net.init(jax.random.key(0), x)
     assert roles(net.apply, params, x) == [(ACTIVATION_WEIGHT, (f"mlp/~/linear_{number}/w",)) for number in range(2)]
