@@ -56,7 +56,7 @@ def compiled_once(*static_argnums: int) -> Callable[[Callable], Callable]:
                 return set_xla_metadata(call(*arrays), compilation_unit=name)
 
             arrays = [arg for at, arg in enumerate(args) if at not in static_argnums]
-            return lax.platform_dependent(*arrays, cpu=unit, default=call) if _one_device() else call(*arrays)
+            return lax.platform_dependent(*arrays, cpu=unit, default=call) if _on_one_device() else call(*arrays)
 
         apart = jax.jit(wraps(fn)(named), static_argnums=static_argnums)
         return wraps(fn)(lambda *args: whole(*args) if _inside.get() else apart(*args))
@@ -64,8 +64,14 @@ def compiled_once(*static_argnums: int) -> Callable[[Callable], Callable]:
     return decorated
 
 
-def _one_device() -> bool:
-    """Whether JAX has one CPU device. Of several, XLA would bring a unit's operands together on each: their sharding ends at its border."""
+def _on_one_device() -> bool:
+    """Whether what is traced runs on one CPU device: there is but one, or `jax.shard_map` has cut everything already.
+
+    Elsewhere XLA would bring a unit's operands together on each device: their sharding ends at its border.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty and set(mesh.manual_axes) == set(mesh.axis_names):
+        return True
     try:
         return len(jax.devices("cpu")) == 1
     except RuntimeError:  # JAX was told to use no CPU

@@ -1,18 +1,30 @@
 """Rule 8 of `dot_add`: what Inf and NaN among the products of a step make of its result.
 
 A step meets them seldom, so they stand apart from its arithmetic: they are put into the accumulator, from which the step then carries them
-on. Which products are special is counted by the machine's f32 dot: small counts, exact in any order and any precision mode.
+on.
 """
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, Operand
 from tcemu.formats import Format, Number
 
 PLUS, MINUS, NAN = 1, 2, 4  # what a step met: +Inf, -Inf, NaN; any sum above MINUS makes a NaN
+
+# the kinds of numbers: +Inf, -Inf, NaN, 0, positive, negative. For each: with which kinds its product is +Inf, -Inf, NaN
+KINDS = 6
+PARTNERS = tuple(
+    sum(1 << (KINDS * place + kind) for place, kinds in enumerate(sets) for kind in kinds)
+    for sets in (
+        ((0, 4), (1, 5), (2, 3)),
+        ((1, 5), (0, 4), (2, 3)),
+        ((), (), range(KINDS)),
+        ((), (), (0, 1, 2)),
+        ((0,), (1,), (2,)),
+        ((1,), (0,), (2,)),
+    )
+)
 
 
 def flags_of_number(x: Number) -> Array:
@@ -23,16 +35,16 @@ def flags_of_number(x: Number) -> Array:
 def flags_of_products(a: Operand, b: Operand) -> Array:
     """int32 [..., M, N], the sum of PLUS, MINUS and NAN over the products of a, [..., M, terms], and b, [..., terms, N].
 
-    A NaN counts as infinite without a sign, so that it shows in `plus` and in `minus`; a product with it is then a NaN.
+    Two operations a product: a number of a brings three sets, the kinds of partners that make +Inf, -Inf or NaN of it, in the bits of one
+    word; a number of b brings its own kind, as a bit in each of the three places.
     """
-    x, y = _counted(a), _counted(b)
-    rows = jnp.stack([_beside(x.infinity, x.sign, -1), _beside(x.special, 1 - x.zero, -1), _beside(x.special, x.zero, -1)], axis=-3)
-    columns = jnp.stack([_beside(y.sign, y.infinity, -2), _beside(1 - y.zero, y.special, -2), _beside(y.zero, y.special, -2)], axis=-3)
-    rows, columns = (v.astype(jnp.float32) for v in (rows, columns))
-    counts = jnp.matmul(rows, columns, precision=lax.Precision.HIGHEST).astype(jnp.int32)
-    difference, infinite, invalid = (counts[..., kind, :, :] for kind in range(3))
-    plus, minus = jnp.where(infinite + difference > 0, PLUS, 0), jnp.where(infinite - difference > 0, MINUS, 0)
-    return plus | minus | jnp.where(invalid > 0, NAN, 0)
+    sets, kinds = jnp.select([_kind(a) == kind for kind in range(KINDS)], [jnp.int32(word) for word in PARTNERS]), _kind(b)
+    own = jnp.int32(sum(1 << KINDS * place for place in range(3))) << kinds
+    met = jnp.int32(0)
+    for t in range(kinds.shape[-2]):
+        met = met | (sets[..., :, t, None] & own[..., t, None, :])
+    of = lambda place, flag: jnp.where(met & (((1 << KINDS) - 1) << KINDS * place) == 0, 0, flag)  # noqa: E731
+    return of(0, PLUS) | of(1, MINUS) | of(2, NAN)
 
 
 def overruled(result: Format, code: Array, flags: Array) -> Array:
@@ -42,21 +54,8 @@ def overruled(result: Format, code: Array, flags: Array) -> Array:
     return jnp.where(flags > MINUS, result.nan, code)
 
 
-class _Counted(NamedTuple):
-    """What of an operand decides about specials, int32 of its shape."""
-
-    infinity: Array  # +1, -1, or 0 for what is not infinite
-    sign: Array  # +1, -1, or 0 for zero
-    special: Array  # 1 for Inf and NaN
-    zero: Array  # 1 for zero
-
-
-def _counted(x: Operand) -> _Counted:
-    special, zero = x.exponent == SPECIAL_EXPONENT, x.exponent == ZERO_EXPONENT
-    negative, nan = x.significand < 0, x.significand == 0
-    sign = jnp.where(zero, 0, jnp.where(negative, -1, 1))
-    return _Counted(jnp.where(special & ~nan, sign, 0), sign, special.astype(jnp.int32), zero.astype(jnp.int32))
-
-
-def _beside(x: Array, y: Array, axis: int) -> Array:
-    return jnp.concatenate([x, y], axis)
+def _kind(x: Operand) -> Array:
+    """int32 of x's shape: the place of each number's kind in PARTNERS."""
+    negative = (x.significand < 0).astype(jnp.int32)
+    special = jnp.where(x.significand == 0, 2, negative)
+    return jnp.where(x.exponent == SPECIAL_EXPONENT, special, jnp.where(x.exponent == ZERO_EXPONENT, 3, 4 + negative))

@@ -136,12 +136,15 @@ def _fused(model: Model, signature: Signature, order: Order, c: Array, x: StepOp
     def step(accumulator: Limbs | None, products: tuple[StepOperand, StepOperand]) -> Limbs:
         x, y = products
         special = jnp.any(x.special) | jnp.any(y.special)
-        operands = _unpacked(x.words, -1), _unpacked(y.words, -2)
-        if accumulator is not None:  # before the step, which then goes on in the accumulator's own place in memory
-            accumulator = (_where_special(special, partial(_met, model.result), accumulator[0], x, y),)
-            return dot_add(model, signature, *operands, accumulator)
+        # before the step, which then goes on in the accumulator's own place in memory; and all the step reads has come through the
+        # condition, so that XLA does not compute it anew for each product
+        start = alike(jnp.zeros(c.shape, jnp.uint32), x.words, y.words)[0] if accumulator is None else accumulator[0]
+        start, *words = lax.cond(special, partial(_met, model.result), lambda *same: same, start, x.words, y.words)
+        operands = _unpacked(words[0], -1), _unpacked(words[1], -2)
+        if accumulator is not None:
+            return dot_add(model, signature, *operands, (start,))
         (d,) = dot_add(model, signature, *operands, None)
-        return (_where_special(special, partial(overruled, model.result), d, x, y),)
+        return (jnp.where(start == 0, d, start),)
 
     def only(chosen: Array, products: tuple[StepOperand, StepOperand]) -> tuple[StepOperand, StepOperand]:
         x, y = products
@@ -152,19 +155,11 @@ def _fused(model: Model, signature: Signature, order: Order, c: Array, x: StepOp
     return limbs_code(model.result, _chained(advance, model.result, order, signature.k, (x, y), code_limbs(model.result, c)))
 
 
-def _where_special(special: Array, change: Callable[[Array, Array], Array], code: Array, x: StepOperand, y: StepOperand) -> Array:
-    """The code, changed by the flags of the products where there are specials."""
-
-    def changed(code: Array, x: Array, y: Array) -> Array:
-        return change(code, flags_of_products(_unpacked(x, -1), _unpacked(y, -2)))
-
-    return lax.cond(special, changed, lambda code, *_: code, code, x.words, y.words)
-
-
-def _met(result: Format, accumulator: Array, flags: Array) -> Array:
-    """The accumulator, with the Inf and NaN of the products that are added to it."""
+def _met(result: Format, accumulator: Array, x: Array, y: Array) -> tuple[Array, Array, Array]:
+    """The accumulator, with the Inf and NaN of the products that are added to it; x and y, packed, as they are."""
+    flags = flags_of_products(_unpacked(x, -1), _unpacked(y, -2))
     own = flags_of_number(decode_limbs(result, (accumulator,)))
-    return overruled(result, accumulator, jnp.where(flags == 0, 0, flags | own))
+    return overruled(result, accumulator, jnp.where(flags == 0, 0, flags | own)), x, y
 
 
 def _only(chosen: Array, words: Array, axis: int) -> Array:
