@@ -35,12 +35,12 @@ from jax import Array, lax
 
 from tcemu import bits
 from tcemu.arithmetic.model import Model, Signature
-from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, Operand, is_compact, power_of_two
-from tcemu.arithmetic.specials import flags_of_number, overruled
+from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, Operand, is_compact, power_of_two
 from tcemu.arithmetic.truncation import truncated_f32
 from tcemu.bits import Limbs
 from tcemu.formats import F32, ROUNDINGS, Format, Number, Rounding, cuts, decode_limbs, encode_limbs, round_up
 
+PLUS, MINUS, NAN = 1, 2, 4  # what a step met: +Inf, -Inf, NaN; any sum above MINUS makes a NaN
 LOW_BITS = 24  # of a wide term
 
 
@@ -67,12 +67,12 @@ class ProductSum(NamedTuple):
     flags: Array  # int32, the sum of PLUS, MINUS and NAN over what the products hold
 
 
-def dot_add(model: Model, signature: Signature, a: Operand, b: Operand, accumulator: Limbs | None) -> Limbs:
+def dot_add(model: Model, signature: Signature, a: Operand, b: Operand, accumulator: Limbs | None, *, special: bool) -> Limbs:
     """One step: all products of a and b along K, and one accumulator.
 
     a: [..., M, terms]; b: [..., terms, N]; accumulator: codes of `model.result` [..., M, N], as one limb, or None for none at all.
     model: its numeric fields may be traced. signature: of the instruction, with the formats that are multiplied.
-    Inf and NaN of the accumulator are carried on; those of a and b are not looked for: see `specials`.
+    special: whether a or b may hold an Inf or NaN; False spares the search for them.
     Returns codes of `model.result` [..., M, N], as one limb.
     """
     products = _products(a, b)
@@ -88,7 +88,8 @@ def dot_add(model: Model, signature: Signature, a: Operand, b: Operand, accumula
     aligned = _aligned(model, signature, products, greatest)
     narrow = cuts(model.alignment) and _fits_one_limb(model, signature, len(products))
     negative, magnitude = _add_narrow(aligned) if narrow else add_wide(aligned)
-    return add_accumulator(model, ProductSum(negative, magnitude, greatest, jnp.zeros(greatest.shape, jnp.int32)), c)
+    flags = _specials_of_products(products) if special else jnp.zeros(greatest.shape, jnp.int32)
+    return add_accumulator(model, ProductSum(negative, magnitude, greatest, flags), c)
 
 
 def _products(a: Operand, b: Operand) -> list[Product]:
@@ -173,7 +174,11 @@ def add_accumulator(model: Model, products: ProductSum, c: Number | None) -> Lim
         (d,) = encode_limbs(result, total, model.rounding, overflow="infinity", signed_zero=False, fraction_bits=model.result_bits)
 
     # rule 8
-    return (overruled(result, d, flags if c is None else flags | flags_of_number(c)),)
+    if c is not None:
+        flags = flags | jnp.where(c.nan, NAN, jnp.where(c.infinite, jnp.where(c.negative, MINUS, PLUS), 0))
+    sign = jnp.where(flags == MINUS, jnp.uint32(1 << (result.bits - 1)), 0)
+    d = jnp.where(flags == 0, d, sign | result.infinity)
+    return (jnp.where(flags > MINUS, result.nan, d),)
 
 
 def _add_narrow(aligned: list[Array]) -> tuple[Array, Limbs]:
@@ -196,3 +201,14 @@ def add_wide(aligned: list[Array]) -> tuple[Array, Limbs]:
     total = bits.add(high, (low_sum.astype(jnp.uint32), sign(low_sum)))
     negative = total[1].astype(jnp.int32) < 0
     return negative, bits.select(negative, bits.negate(total), total)
+
+
+def _specials_of_products(products: list[Product]) -> Array:
+    """int32 [..., M, N], the sum of PLUS, MINUS and NAN over what the products hold."""
+    flags = jnp.int32(0)
+    for (x, y), (i, j) in products:
+        x_special, y_special = i == SPECIAL_EXPONENT, j == SPECIAL_EXPONENT
+        invalid = (x_special & ((x == 0) | (j == ZERO_EXPONENT))) | (y_special & ((y == 0) | (i == ZERO_EXPONENT)))
+        infinity = jnp.where((x < 0) != (y < 0), MINUS, PLUS)
+        flags = flags | jnp.where(invalid, NAN, jnp.where(x_special | y_special, infinity, 0))
+    return flags

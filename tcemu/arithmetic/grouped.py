@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.dot_add import ProductSum, add_accumulator, add_wide, decode_accumulator, whole
+from tcemu.arithmetic.dot_add import NAN, ProductSum, add_accumulator, add_wide, decode_accumulator, whole
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, Scale, power_of_two
-from tcemu.arithmetic.specials import NAN
 from tcemu.bits import Limbs
 from tcemu.formats import Format, cuts, decode
 

@@ -19,11 +19,12 @@ from tcemu.arithmetic.grouped import Groups, deal, grouped_dot_add, values
 from tcemu.arithmetic.model import Model, Scales, Signature
 from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, Operand, Scale, has_special, operand, spread
 from tcemu.arithmetic.order import Order
-from tcemu.arithmetic.specials import flags_of_number, flags_of_products, overruled
 from tcemu.bits import Limbs
 from tcemu.compilation import compiled_once
-from tcemu.formats import ROUNDINGS, Format, code_limbs, convert, decode_limbs, limbs_code
+from tcemu.formats import ROUNDINGS, Format, code_limbs, convert, limbs_code
 from tcemu.meshes import alike
+
+UNROLLED = 4  # fewer steps than this are no loop, but in f64
 
 Advance = Callable[[Limbs | None, Any], Limbs]  # (running value, or None for nothing; one step's products) -> the next running value
 
@@ -33,6 +34,11 @@ def walk(model: Model, signature: Signature, a: Array, b: Array, c: Array, scale
 
     a, b: codes in the formats that are multiplied; c: codes in that of the steps' results.
     """
+    return _walk(signature, model, a, b, c, scales)
+
+
+@compiled_once(0)
+def _walk(signature: Signature, model: Model, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
     words = signature.a.words - 1
     a_scales = b_scales = None
     if scales is not None:
@@ -40,26 +46,15 @@ def walk(model: Model, signature: Signature, a: Array, b: Array, c: Array, scale
         rank = max(map(jnp.ndim, (a, b, *scales)))  # one for all: the products, and groups of them, become a leading axis
         a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
         (a, a_scales), (b, b_scales) = spread(signature.scale, a, a_codes, -1), spread(signature.scale, b, b_codes, -2)
-    sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
     order = Order.of(model, signature.k)
     if model.fraction_bits is not None and model.summed is None:
-        products = (
-            _in_steps(order, signature, (signature.a, signature.b), a, a_scales, -1),
-            _in_steps(order, signature, (signature.b, signature.a), b, b_scales, -2),
-        )
-    else:
-        k_first = lambda v, axis: order.dealt(jnp.moveaxis(v, axis, 0), signature.k)  # noqa: E731
-        products = tuple(jax.tree.map(partial(k_first, axis=axis), side) for side, axis in sides if side is not None)
-    return _steps(signature, model, c, products)
-
-
-@compiled_once(0)
-def _steps(signature: Signature, model: Model, c: Array, products: tuple) -> Array:
-    """All steps, from c on; products: the multiplicands as the model's kind of step takes them."""
-    order = Order.of(model, signature.k)
-    if model.fraction_bits is not None and model.summed is None:
+        x = _in_steps(order, signature, operand(signature.a, a, signature.b, a_scales), -1)
+        y = _in_steps(order, signature, operand(signature.b, b, signature.a, b_scales), -2)
         steps = partial(_fused, model, signature, order)
-        return in_blocks(_by_instruction(steps, model, signature, order.steps_of_instruction(signature.k)), c, *products)
+        return in_blocks(_by_instruction(steps, model, signature, order.steps_of_instruction(signature.k)), c, x, y)
+    k_first = lambda v, axis: order.dealt(jnp.moveaxis(v, axis, 0), signature.k)  # noqa: E731
+    sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
+    products = tuple(jax.tree.map(partial(k_first, axis=axis), side) for side, axis in sides if side is not None)
     steps = partial(_exact if model.fraction_bits is None else _grouped, model, signature, order)
     return _by_instruction(steps, model, signature, signature.k)(c, *products)
 
@@ -89,45 +84,25 @@ def _by_instruction(steps: Callable[..., Array], model: Model, signature: Signat
 class StepOperand(NamedTuple):
     """One multiplicand's part in the steps. Leading axis: the steps."""
 
-    words: Array  # int32 [steps, ..., M, 2 * terms] or [steps, ..., 2 * terms, N]: an Operand as `_packed` leaves it
-    special: Array  # bool [steps, ..., 1, 1]: an Inf or NaN stands somewhere in the matrix
+    operand: Operand  # [steps, ..., M, terms] or [steps, ..., terms, N]
+    special: Array  # bool [steps, ..., 1, 1]
 
 
-def _in_steps(
-    order: Order, signature: Signature, formats: tuple[Format, Format], codes: Array, scales: Scale | None, axis: int
-) -> StepOperand:
-    """Codes [..., K, ...], K at `axis`, and a scale for each -> the steps. The last step of a group is filled with zeros.
-
-    formats: of these codes, and of the other multiplicand's.
-    """
+def _in_steps(order: Order, signature: Signature, x: Operand, axis: int) -> StepOperand:
+    """[..., K, ...], K at `axis` -> the steps. The last step of a group is filled with zeros, which take no part."""
     group, terms = signature.k // order.groups, order.step_size(signature.k)
 
-    def cut(v: Array) -> Array:
+    def cut(v: Array, nothing: float) -> Array:
         at = v.ndim + axis
         before, after = v.shape[:at], v.shape[at + 1 :]
         if order.groups > 1:
             v = jnp.moveaxis(order.dealt(jnp.moveaxis(v, at, 0), signature.k), 0, at)
         v = v.reshape(*before, -1, group, *after)
-        v = jnp.pad(v, [(0, 0)] * (at + 1) + [(0, -group % terms)] + [(0, 0)] * len(after))
+        v = jnp.pad(v, [(0, 0)] * (at + 1) + [(0, -group % terms)] + [(0, 0)] * len(after), constant_values=nothing)
         return jnp.moveaxis(v.reshape(*before, -1, terms, *after), at, 0)
 
-    return _decoded(formats, axis, *jax.tree.map(cut, (codes, scales)))
-
-
-@compiled_once(0, 1)
-def _decoded(formats: tuple[Format, Format], axis: int, codes: Array, scales: Scale | None) -> StepOperand:
-    x = operand(formats[0], codes, formats[1], scales)
-    return StepOperand(_packed(x, axis), has_special(x))
-
-
-def _packed(x: Operand, axis: int) -> Array:
-    """Both arrays of an operand side by side along K, in one: it is then cut, moved and handed on in half as many loops."""
-    return jnp.concatenate([lax.bitcast_convert_type(x.significand, jnp.int32), x.exponent], axis)
-
-
-def _unpacked(words: Array, axis: int) -> Operand:
-    significand, exponent = jnp.split(words, 2, axis)
-    return Operand(lax.bitcast_convert_type(significand, jnp.float32), exponent)
+    cut_operand = Operand(significand=cut(x.significand, 0), exponent=cut(x.exponent, ZERO_EXPONENT))
+    return StepOperand(cut_operand, has_special(cut_operand))
 
 
 def _fused(model: Model, signature: Signature, order: Order, c: Array, x: StepOperand, y: StepOperand) -> Array:
@@ -136,36 +111,21 @@ def _fused(model: Model, signature: Signature, order: Order, c: Array, x: StepOp
     def step(accumulator: Limbs | None, products: tuple[StepOperand, StepOperand]) -> Limbs:
         x, y = products
         special = jnp.any(x.special) | jnp.any(y.special)
-        # before the step, which then goes on in the accumulator's own place in memory; and all the step reads has come through the
-        # condition, so that XLA does not compute it anew for each product
-        start = alike(jnp.zeros(c.shape, jnp.uint32), x.words, y.words)[0] if accumulator is None else accumulator[0]
-        start, *words = lax.cond(special, partial(_met, model.result), lambda *same: same, start, x.words, y.words)
-        operands = _unpacked(words[0], -1), _unpacked(words[1], -2)
-        if accumulator is not None:
-            return dot_add(model, signature, *operands, (start,))
-        (d,) = dot_add(model, signature, *operands, None)
-        return (jnp.where(start == 0, d, start),)
+        careful, plain = (partial(dot_add, model, signature, special=special) for special in (True, False))
+        return lax.cond(special, careful, plain, x.operand, y.operand, accumulator)
 
     def only(chosen: Array, products: tuple[StepOperand, StepOperand]) -> tuple[StepOperand, StepOperand]:
         x, y = products
-        return x._replace(words=_only(chosen[None, :], x.words, -1)), y._replace(words=_only(chosen[:, None], y.words, -2))
+        return x._replace(operand=_only(chosen[None, :], x.operand)), y._replace(operand=_only(chosen[:, None], y.operand))
 
-    number = jnp.arange(order.step_size(signature.k)) // model.terms
+    number = jnp.arange(x.operand.exponent.shape[-1]) // model.terms
     advance = step if isinstance(model.terms, int) else _traced_terms(step, number, only, c.shape)
     return limbs_code(model.result, _chained(advance, model.result, order, signature.k, (x, y), code_limbs(model.result, c)))
 
 
-def _met(result: Format, accumulator: Array, x: Array, y: Array) -> tuple[Array, Array, Array]:
-    """The accumulator, with the Inf and NaN of the products that are added to it; x and y, packed, as they are."""
-    flags = flags_of_products(_unpacked(x, -1), _unpacked(y, -2))
-    own = flags_of_number(decode_limbs(result, (accumulator,)))
-    return overruled(result, accumulator, jnp.where(flags == 0, 0, flags | own)), x, y
-
-
-def _only(chosen: Array, words: Array, axis: int) -> Array:
-    """The chosen products of a packed operand; the others become zeros."""
-    x = _unpacked(words, axis)
-    return _packed(Operand(jnp.where(chosen, x.significand, 0), jnp.where(chosen, x.exponent, ZERO_EXPONENT)), axis)
+def _only(chosen: Array, x: Operand) -> Operand:
+    """The chosen products; the others become zeros."""
+    return Operand(jnp.where(chosen, x.significand, 0), jnp.where(chosen, x.exponent, ZERO_EXPONENT))
 
 
 def _traced_terms(step: Advance, number: Array, only: Callable, shape: tuple[int, ...]) -> Advance:
@@ -262,15 +222,18 @@ def _scan(advance: Callable[[Limbs, Any], Limbs], start: Limbs, products: Any) -
     """advance(running, one) over the leading axis of `products`.
 
     The products of the next step are handed on as part of the loop's state, so that each step reads whole arrays. Otherwise XLA on CPU
-    fuses the indexing along K into the loop over D, which then no longer vectorises.
+    fuses the indexing along K into the loop over D, which then no longer vectorises. In f64 even two steps are a loop: of two in one
+    kernel, seen with K of 2, XLA on CPU was not done after a minute.
     """
-    steps = jax.tree.leaves(products)[0].shape[0]
-    one = lambda at: jax.tree.map(lambda v: lax.dynamic_index_in_dim(v, at, keepdims=False), products)  # noqa: E731
 
-    def body(at: Array, state: tuple) -> tuple:
+    def body(state: tuple, following: Array) -> tuple[tuple, None]:
         running, current = state
-        return advance(running, current), one(at + 1)  # after the last step the last one again, since indices are clamped
+        return (advance(running, current), one(following)), None
 
-    if steps < 2:
-        return advance(start, one(0)) if steps else start
-    return lax.fori_loop(0, steps, body, (start, one(0)))[0]
+    steps = jax.tree.leaves(products)[0].shape[0]
+    one = lambda at: jax.tree.map(lambda v: v[at], products)  # noqa: E731
+    if steps < (UNROLLED if len(start) == 1 else 2):
+        for at in range(steps):
+            start = advance(start, one(at))
+        return start
+    return lax.scan(body, (start, one(0)), jnp.arange(1, steps + 1) % steps)[0][0]

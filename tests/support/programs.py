@@ -15,8 +15,8 @@ EXACT = {
 }
 # these move or reinterpret bits
 MOVES = {
-    "bitcast_convert_type", "broadcast_in_dim", "reshape", "transpose", "slice", "dynamic_slice", "squeeze", "select_n", "pad",
-    "jit", "scan", "while", "cond", "custom_jvp_call", "xla_metadata_value",
+    "bitcast_convert_type", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "select_n", "pad",
+    "jit", "scan", "while", "cond", "custom_jvp_call",
 }  # fmt: skip
 
 
