@@ -140,7 +140,7 @@ def test_cut_patches_change_no_bit(monkeypatch, name, cut):
     x, w = rng.normal(size=(3, 12, 11, 4)).astype(np.float32), rng.normal(size=(3, 2, 4, 5)).astype(np.float32)
     x[:, 11], x[:, :, 2] = 100, 100
     fn = lambda x, w: lax.conv_general_dilated(x, w, (2, 3), "VALID", dimension_numbers=IMAGE)  # noqa: E731
-    emulated = tcemu.emulate(fn, tcemu.recipe(name), convolutions=True)
+    emulated = tcemu.emulate(fn, tcemu.recipe(name), convolutions=True, parameters="w")
     assert fn(x, w).shape[1:3] == (5, 4)
     (y, dx, dw), (cut_y, cut_dx, cut_dw) = whole_and_cut(monkeypatch, emulated, (x, w), CUTS[cut])
     for whole, in_pieces in ((y, cut_y), (dw, cut_dw)):

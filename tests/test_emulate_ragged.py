@@ -135,7 +135,7 @@ def test_a_grouped_product_has_the_bits_of_each_group_alone(name):
     recipe = tcemu.recipe(name)
     x = np.stack([X[:12], 30 * X[12:]])
     fn = lambda x, w: jnp.einsum("gtd,gdf->gtf", x, w)  # noqa: E731
-    got = tcemu.emulate(fn, recipe)(x, PARAMS["up"][:2])
+    got = tcemu.emulate(fn, recipe, parameters="w")(x, PARAMS["up"][:2])
     for group in range(2):
         same(got[group], tcemu.matmul(x[group], PARAMS["up"][group], recipe=recipe))
 
