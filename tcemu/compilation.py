@@ -29,8 +29,8 @@ def compiled_once(*static_argnums: int) -> Callable[[Callable], Callable]:
     """A decorator: `jax.jit`, and on a CPU a function that is compiled once in a program, however often it is called there.
 
     XLA:CPU copies every other function into each of its callers, and compiles each copy. One that is named a compilation unit stays whole,
-    and equal ones are one. jaxlib before 0.10.1 does not know the name. A unit costs each call some 20 us, and nothing fuses across its
-    border: so it is also the way to have a value computed once and not anew for each of its uses.
+    and equal ones are one. jaxlib before 0.10.1 does not know the name. Nothing fuses across
+    a unit's border: so it is also the way to have a value computed once and not anew for each of its uses.
     The name is tied to the function's results: a context would pass it on to every operation within. A unit within a unit is part of the
     outer one, since XLA does not come to an end with some of those that are nested (jaxlib 0.10.2, seen with random bits between them).
     """
@@ -84,7 +84,7 @@ def _on_one_device() -> bool:
 def wide_vectors(*static_argnums: int) -> Callable[[Callable], Callable]:
     """A decorator: `jax.jit`, compiled for vectors of 512 bits where tcemu's call is the whole program and the CPU has AVX-512.
 
-    XLA:CPU takes 256 bits of itself; products are 1.1 to 1.2 times as fast with 512. A function within another's trace is compiled as that
+    XLA:CPU takes 256 bits of itself. A function within another's trace is compiled as that
     one's options say, which are the user's: JAX allows options at the outermost `jit` alone.
     """
 
@@ -138,7 +138,7 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
         return Path(configured["jax_compilation_cache_dir"])
     if path is None and os.environ.get(VARIABLE, "on") in OFF:
         return None
-    directory = Path(path) if path is not None else Path(os.environ.get(VARIABLE) or _place() / "tcemu" / f"jaxlib-{version('jaxlib')}")
+    directory = Path(path) if path is not None else Path(os.environ.get(VARIABLE) or user_cache() / f"jaxlib-{version('jaxlib')}")
     try:
         directory = directory.expanduser().absolute()
         directory.mkdir(parents=True, exist_ok=True)
@@ -158,13 +158,15 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     return directory
 
 
-def _place() -> Path:
-    """Where programs of this platform keep what can be made again."""
+def user_cache() -> Path:
+    """Where tcemu keeps what can be made again, as this platform has it. Raises RuntimeError if there is no home."""
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        place = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        place = Path.home() / "Library" / "Caches"
+    else:
+        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return place / "tcemu"
 
 
 class CompileClock:
