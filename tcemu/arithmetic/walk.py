@@ -29,16 +29,12 @@ UNROLLED = 4  # fewer steps than this are no loop, but in f64
 Advance = Callable[[Limbs | None, Any], Limbs]  # (running value, or None for nothing; one step's products) -> the next running value
 
 
+@compiled_once(1)
 def walk(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
     """D = A·B + C by all steps, as codes of `signature.d`.
 
     a, b: codes in the formats that are multiplied; c: codes in that of the steps' results.
     """
-    return _walk(signature, model, a, b, c, scales)
-
-
-@compiled_once(0)
-def _walk(signature: Signature, model: Model, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
     words = signature.a.words - 1
     a_scales = b_scales = None
     if scales is not None:
