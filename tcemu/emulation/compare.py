@@ -51,7 +51,7 @@ def compare(
     product do not reach the next. A policy that leaves a product has no row for it.
     The exact product is of the operands as fn has them, of any real float dtype. It is computed in float64 by NumPy, off by no more than
     `study.accuracy.Reference` bounds; for the worst element it is rational. So is, for recipes, the exact product of the quantised
-    operands, which parts the error in two: `Errors.operand_error`, `Errors.sum_error`.
+    operands, which splits the error in two: `Errors.operand_error`, `Errors.sum_error`.
     Returns a `Comparison`: a table when printed, one `Errors` for each product and policy, `tcemu.viz.plot` draws it.
     Raises TypeError for policies of another kind, and what `emulate` raises.
     """
