@@ -70,7 +70,7 @@ def end_in_integers(steps: Steps, negative: Array, magnitude: Limbs, exponent: A
     """What the PTX does at the end of a step: the products' sum, in units, and the accumulator c to f32 bits; c, if Inf or NaN, stays."""
     model = Model(F32, fraction_bits=steps.fraction_bits, floor=steps.floor, result_bits=F32.mantissa_bits - steps.lost)
     accumulator = decode_accumulator(F32, (lax.bitcast_convert_type(c, jnp.uint32),))
-    products = ProductSum(negative, magnitude, exponent, jnp.zeros(c.shape, jnp.int32))
+    products = ProductSum(negative, magnitude, exponent)
     (code,) = add_accumulator(model, products, accumulator)
     return jnp.where(is_special(c), c, lax.bitcast_convert_type(code, jnp.int32))
 
