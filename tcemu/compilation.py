@@ -21,6 +21,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 VARIABLE = "TCEMU_COMPILATION_CACHE"  # a directory, or one of OFF
 OFF = ("", "0", "off")
 LEAST_SECONDS = 0.1  # programs that took less to compile are not kept: reading one takes some milliseconds, and each is a file
+KEPT_SPANS = 64  # of a CompileClock: as deep as traces lie within traces, and more
 THRESHOLD = "jax_persistent_cache_min_compile_time_secs"
 _inside: ContextVar[bool] = ContextVar("tcemu_inside_a_unit", default=False)  # what is being traced belongs to a unit already
 
@@ -170,27 +171,37 @@ def user_cache() -> Path:
 
 
 class CompileClock:
-    """How long this process has traced, lowered and compiled since the clock was made, read from cache included. One a process is enough:
-    JAX forgets no listener."""
+    """How long this process has traced, lowered and compiled since the clock was made, read from cache included.
+
+    `compile_clock` gives the one of the process: JAX forgets no listener.
+    """
 
     def __init__(self) -> None:
-        self._spans: list[tuple[float, float]] = []
+        self._spans: list[tuple[float, float]] = []  # apart from each other, the last ones
+        self._before = 0.0  # the length of those that were dropped
         self._lock = Lock()
         jax.monitoring.register_event_duration_secs_listener(self._note)
 
     def _note(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith("/jax/core/compile/"):
-            now = time.perf_counter()
+            stop = time.perf_counter()
+            start = stop - duration_secs
             with self._lock:
-                self._spans.append((now - duration_secs, now))
+                while self._spans and self._spans[-1][1] > start:  # a trace within this one, or another thread's
+                    start = min(start, self._spans.pop()[0])
+                self._spans.append((start, stop))
+                if len(self._spans) > KEPT_SPANS:
+                    first = self._spans.pop(0)
+                    self._before += first[1] - first[0]
 
     @property
     def seconds(self) -> float:
         """Of the clock on the wall; traces within traces count once."""
         with self._lock:
-            spans = sorted(self._spans)
-        total, end = 0.0, 0.0
-        for start, stop in spans:
-            total += max(0.0, stop - max(start, end))
-            end = max(end, stop)
-        return total
+            return self._before + sum(stop - start for start, stop in self._spans)
+
+
+@cache
+def compile_clock() -> CompileClock:
+    """The clock of this process, which runs from the first call on."""
+    return CompileClock()
