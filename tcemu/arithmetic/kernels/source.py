@@ -30,7 +30,8 @@ class Numbers(NamedTuple):
     chain: int  # steps in a chain; 0 for none
     together: bool
     fraction_bits: int
-    mantissas: int  # fraction bits of a product
+    mantissas: int  # fraction bits of a product, or of a group's sum
+    summed: int  # products that are added exactly, as one term; 0 for none
     floor: int
     kept: int  # fraction bits of a result
     rounding: str
@@ -80,8 +81,7 @@ def numbers(model: Model, signature: Signature) -> Numbers | None:
     """The numbers of a model whose steps are fused dot-adds and known before tracing; else None."""
     known = all(isinstance(v, int) for v in (model.terms, model.fraction_bits, model.floor)) and isinstance(model.result_bits, int | None)
     modes = all(isinstance(v, str) for v in (model.rounding, model.alignment))
-    scale_fits = signature.scale in (None, UE8M0)
-    if not (known and modes and scale_fits) or model.summed is not None or model.result not in (F16, F32):
+    if not (known and modes) or model.result not in (F16, F32):
         return None
     if signature.d != model.result and (model.result, signature.d) != (F32, F16):
         return None
@@ -89,9 +89,13 @@ def numbers(model: Model, signature: Signature) -> Numbers | None:
     assert isinstance(model.fraction_bits, int) and isinstance(model.floor, int)
     kept = model.result.mantissa_bits if model.result_bits is None else model.result_bits
     assert isinstance(kept, int)
+    mantissas = signature.a.mantissa_bits + signature.b.mantissa_bits
+    if model.summed is not None:  # in units of 2^least_exponent, and of the scales' last places
+        assert signature.scale is not None
+        mantissas += 2 * signature.scale.mantissa_bits - signature.a.least_exponent - signature.b.least_exponent
     return Numbers(
         order.step_size(k), k, k // order.groups, order.groups, order.steps_of_chain(k) or 0, order.together, model.fraction_bits,
-        signature.a.mantissa_bits + signature.b.mantissa_bits, model.floor, kept, str(model.rounding), str(model.alignment),
+        mantissas, model.summed or 0, model.floor, kept, str(model.rounding), str(model.alignment),
         signature.d != model.result, signature.scale is not None,
     )  # fmt: skip
 
@@ -99,6 +103,8 @@ def numbers(model: Model, signature: Signature) -> Numbers | None:
 def tiling(model: Model, signature: Signature) -> Tiling | None:
     """The numbers for `tile`, for a model that it can take; else None."""
     n = numbers(model, signature)
+    if model.summed is not None:
+        return None
     plain = model.uses_only("result", "terms", "fraction_bits", "floor", "result_bits", "multiplicand")
     if n is None or not plain or n.rounded_again or model.result != F32 or n.terms not in (4, 8, 16, 32) or signature.k % n.terms:
         return None
@@ -174,12 +180,13 @@ def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Ti
     constants = {name: value for name, value in n._asdict().items() if name != "scaled"} | ({} if tiles is None else tiles._asdict())
     lines = [f"[[maybe_unused]] constexpr int {name.upper()} = {_word(value)};" for name, value in constants.items()]
     formats = [f"typedef {_format(fmt)} {name};" for name, fmt in (("A", signature.a), ("B", signature.b), ("RESULT", result))]
+    scale = f"typedef {_format(signature.scale or UE8M0)} SCALE;"
     codes = {"ACode": signature.a, "BCode": signature.b, "CCode": result, "DCode": signature.d}
     types = [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in codes.items()]
     machine, decode, *rest = (_file(name) for name in FILES[entry])
-    head, mark, tail = decode.partition("// Where the factors of one row")
+    head, mark, tail = decode.partition("// A factor under its block scale")
     scaled = f"#define SCALED {int(n.scaled)}"
-    return "\n".join([machine, MACHINE_ENDS, scaled, *lines, head, *formats, *types, mark + tail, *rest])
+    return "\n".join([machine, MACHINE_ENDS, scaled, *lines, head, *formats, scale, *types, mark + tail, *rest])
 
 
 def _word(value: int | str) -> str:
@@ -188,7 +195,7 @@ def _word(value: int | str) -> str:
 
 
 def _format(fmt: Format) -> str:
-    numbers = (fmt.bits, fmt.exponent_bits, fmt.mantissa_bits, fmt.bias, SPECIALS[fmt.specials], fmt.unused_bits)
+    numbers = (fmt.bits, fmt.exponent_bits, fmt.mantissa_bits, fmt.bias, SPECIALS[fmt.specials], fmt.unused_bits, int(fmt.signed), int(fmt.subnormals))
     return f"Format<{', '.join(map(str, numbers))}>"
 
 
