@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import cuda_on_cpu
-from support.kernel_cases import CASES, HOPPER, codes, operands, signature
+from support.kernel_cases import CASES, GROUPED, HOPPER, codes, operands, signature
 from support.sampling import sampled
 
 import tcemu
@@ -20,7 +20,7 @@ from tcemu.architectures.rows import ROWS
 from tcemu.arithmetic.kernels import cuda, launch, nvrtc, source, store
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.walk import walk
-from tcemu.formats import BF16, E4M3, F16, F32, UE8M0
+from tcemu.formats import BF16, E2M1, E2M3, E4M3, F16, F32, UE4M3, UE8M0
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
 TILED = [name for name in CASES if source.tiling(CASES[name][0], signature(name)) is not None]
@@ -29,11 +29,12 @@ ORDERS = {  # steps in other orders and with other ends, which `walk` alone take
     "chains of two groups": (HOPPER.replace(groups=2, chain="k"), Signature(F16, F16, F32, F32, 32)),
     "chains added together": (HOPPER.replace(groups=2, chain=16, together=True), Signature(F16, F16, F32, F32, 32)),
     "chains of two instructions": (HOPPER.replace(chain=32), Signature(F16, F16, F32, F32, 16)),
-    "an f16 result": (Model(F16, 16, 25, -21, "RN"), Signature(F16, F16, F16, F16, 16)),
-    "f16 chains": (Model(F16, 16, 25, -21, "RN", groups=2, chain="k"), Signature(F16, F16, F16, F16, 32)),
     "f32 steps, D in f16": (HOPPER, Signature(F16, F16, F32, F16, 16)),
     "a short last step": (HOPPER.replace(terms=12), Signature(BF16, BF16, F32, F32, 16)),
     "40 bits, rounded up": (Model(F32, 8, 40, -200, "RP", alignment="RM"), Signature(F16, E4M3, F32, F32, 16)),
+    "groups, a short last step": (GROUPED.replace(terms=96), Signature(E2M1, E2M1, F32, F32, 128, scale=UE4M3)),
+    "each product by itself, under its scale": (GROUPED.replace(summed=1), Signature(E2M1, E2M3, F32, F32, 64, scale=UE8M0)),
+    "groups of 8, in chains": (GROUPED.replace(summed=8, chain="k"), Signature(E2M1, E2M1, F32, F32, 64, scale=UE4M3)),
     "3 bits, to nearest": (Model(F32, 16, 3, -20, "RN", result_bits=7, alignment="RN"), Signature(E4M3, E4M3, F32, F32, 32)),
 }
 
@@ -43,6 +44,21 @@ def codes_of(name, raw, m, n, k):
     a, b, c, scales = operands(name, raw, m, n, k)
     batched = lambda v: np.asarray(v)[None]  # noqa: E731
     return batched(a), batched(b), batched(c), None if scales is None else tuple(map(batched, scales))
+
+
+BROKEN = 0x12345678  # what a careful step leaves once it is broken: no result of the cases here
+
+
+def with_broken_careful_steps(monkeypatch):
+    whole = source.text
+
+    def broken(entry, *arguments):
+        text = whole(entry, *arguments)
+        changed = text.replace("plain &= is_plain(codes[i][j]);", f"codes[i][j] = {BROKEN};")
+        assert changed != text or entry != "tile"
+        return changed
+
+    monkeypatch.setattr(source, "text", broken)
 
 
 def check(entry, model, sig, raw, given):
@@ -75,27 +91,48 @@ def test_every_order_of_steps(name):
     rng = np.random.default_rng(5)
     for raw in (False, True):
         shapes = (sig.a, (1, 17, 3 * sig.k)), (sig.b, (1, 3 * sig.k, 21)), (model.result, (1, 17, 21))
-        check("walk", model, sig, raw, (*(np.asarray(codes(rng, fmt, shape, raw)) for fmt, shape in shapes), None))
+        scales = None
+        if sig.scale is not None:  # a scale for each 16 products
+            draw = lambda *shape: rng.integers(0 if raw else 100, 128 if raw else 110, shape).astype(np.uint8)  # noqa: B023, E731
+            scales = draw(1, 17, 3 * sig.k // 16), draw(1, 3 * sig.k // 16, 21)
+        check("walk", model, sig, raw, (*(np.asarray(codes(rng, fmt, shape, raw)) for fmt, shape in shapes), scales))
 
 
 @compiled_here
-def test_steps_are_not_all_careful(monkeypatch):
-    """With the careful step broken, ordinary operands still give the right words: so they take the fast one."""
-    whole = source.text
+@pytest.mark.parametrize("name", sampled(TILED, ["e4m3", "nvf4", "f16 results"]))
+def test_steps_are_not_all_careful(monkeypatch, name):
+    """With the careful step broken, ordinary operands still give the right words: so they take the fast one. A NaN then gives no NaN."""
+    with_broken_careful_steps(monkeypatch)
+    model, sig = CASES[name][0], signature(name)
+    a, b, c, scales = codes_of(name, False, 40, 40, 2 * sig.k)
+    c = c & ~c.dtype.type((1 << sig.d.mantissa_bits) - 1)  # whole units of every step
+    got, wanted = cuda_on_cpu.run("tile", model, sig, a, b, c, scales), np.asarray(walk(model, sig, *map(jnp.asarray, (a, b, c)), scales))
+    assert (got == wanted).all()
+    if scales is None and sig.a.specials == "none":
+        return
+    first, at, nan = (a.copy(), (0, 3, 5), sig.a.nan) if scales is None else (scales[0].copy(), (0, 3, 0), sig.scale.nan)
+    first[at] = nan
+    got = cuda_on_cpu.run("tile", model, sig, *((first, b, c) if scales is None else (a, b, c, (first, scales[1]))))
+    assert (got[0, 3] != sig.d.nan).all() and (got[0, 3] != wanted[0, 3]).any()
 
-    def broken(entry, *arguments):
-        text = whole(entry, *arguments)
-        return text.replace("plain &= is_plain(codes[i][j]);", "codes[i][j] = 0x12345678;") if entry == "tile" else text
 
-    monkeypatch.setattr(source, "text", broken)
-    for name in ("e4m3", "bf16"):
-        model, sig = CASES[name][0], signature(name)
-        a, b, c, _ = codes_of(name, False, 40, 40, 2 * sig.k)
+@compiled_here
+@pytest.mark.parametrize("name", ["f16 results", "f16 chains"])
+def test_f16_results_among_the_subnormals_and_at_the_end(monkeypatch, name):
+    """Fast steps whose results are subnormal, or zero; and results that become infinite, after which steps are careful."""
+    model, sig = CASES[name][0], signature(name)
+    rng = np.random.default_rng(3)
+    for exponents, careful in (((2, 9), False), ((17, 22), True)):
+        shapes = (1, 70, 4 * sig.k), (1, 4 * sig.k, 70), (1, 70, 70)
+        a, b, c = ((rng.integers(0, 1 << 16, shape) & 0x83FF | rng.integers(*exponents, shape) << 10).astype(np.uint16) for shape in shapes)
+        if not careful:
+            c &= 0x83FF
+            with_broken_careful_steps(monkeypatch)
         got, wanted = cuda_on_cpu.run("tile", model, sig, a, b, c), np.asarray(walk(model, sig, *map(jnp.asarray, (a, b, c)), None))
+        monkeypatch.undo()
         assert (got == wanted).all()
-        a = a.copy()
-        a[0, 3, 5] = sig.a.nan
-        assert (cuda_on_cpu.run("tile", model, sig, a, b, c)[0, 3] != F32.nan).all()
+        fields = wanted >> 10 & 31
+        assert (fields == (31 if careful else 0)).any() and (fields != (31 if careful else 0)).any()
 
 
 @compiled_here
@@ -112,17 +149,16 @@ def test_a_batch_and_one_b_for_all_of_it():
 
 
 def test_which_rows_have_kernels():
-    """Every fused dot-add of single products; a large tile where results are f32, cut, and follow each other."""
+    """Every fused dot-add; a large tile where D has the format of the steps, and chains are not added to each other."""
     for row in ROWS:
         for a in row.multiplicands:
             model = row.model
             sig = Signature(
                 model.common or a, model.common or a, model.result, row.accumulators[0], 64, scale=UE8M0 if model.summed else None
             )
-            fused = model.fraction_bits is not None and model.summed is None and not model.result.is_integer
+            fused = model.fraction_bits is not None and not model.result.is_integer
             assert (source.numbers(model, sig) is not None) == fused, (row, a)
-            plain = fused and row.accumulators == (F32,) and model.chain is None
-            assert (source.tiling(model, sig) is not None) == plain, (row, a)
+            assert (source.tiling(model, sig) is not None) == (fused and not model.together and sig.d == model.result), (row, a)
 
 
 def test_what_is_traced_has_none():

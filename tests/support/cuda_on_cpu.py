@@ -26,8 +26,8 @@ extern "C" void run_prepare(int grid, const Shape *s, const ACode *a, const BCod
 }}
 """,
     "tile": """
-extern "C" void run_tile(int grid, const Shape *s, const ACode *a, const BCode *b, const u32 *c, const u8 *x, const u8 *y, const u8 *p,
-                         const u8 *q, u32 *d) {{
+extern "C" void run_tile(int grid, const Shape *s, const ACode *a, const BCode *b, const CCode *c, const u8 *x, const u8 *y, const u8 *p,
+                         const u8 *q, DCode *d) {{
     launch(grid, THREADS, [=] {{ tile(s, a, b, c, {scales} p, q, d); }});
 }}
 """,
@@ -75,7 +75,7 @@ def run(entry, model, signature, a, b, c, scales=None):
     if entry == "walk":
         texts[entry].run_walk(batch * -(-m // 16) * -(-n // 8), *map(at, (shape, a, b, c, x, y, d)))
         return d
-    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers.terms, tiles.wide)
+    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers, tiles.wide)
     down, across, steps = -(-m // rows), -(-n // columns), k // numbers.terms
     sizes = (len(a) * down * steps, rows * bytes_of_line), (len(b) * across * steps, columns * bytes_of_line)
     p, q = (np.full(size, 0xA5, np.uint8) for size in sizes)

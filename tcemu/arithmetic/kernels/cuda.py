@@ -6,7 +6,7 @@ reads the codes as they are, and takes every order of steps.
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from math import prod
+from math import lcm, prod
 from typing import Any, NamedTuple
 
 import jax
@@ -110,8 +110,9 @@ def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
     tiles = source.within(kernels.numbers, kernels.tiling, route().shared_bytes)
     if tiles is None or min(m, n) < LEAST_TILE:
         return _by_walk(kernels, a, b, c, *scales)
-    k, step = a.shape[2], kernels.signature.k
-    prepared = (a.size + b.size) * source.bytes_of_step(kernels.numbers.terms, tiles.wide) // kernels.numbers.terms
+    k, chain = a.shape[2], kernels.numbers.chain * kernels.numbers.terms
+    step = lcm(kernels.signature.k, chain or 1)
+    prepared = (a.size + b.size) * source.bytes_of_step(kernels.numbers, tiles.wide) // kernels.numbers.terms
     length = -(-k // (step * -(-prepared // MOST_PREPARED))) * step  # of K, at once
     for at in range(0, k, length):
         part = [v[:, :, at * v.shape[2] // k : min(at + length, k) * v.shape[2] // k] for v in (a, *scales[:1])]
@@ -138,7 +139,7 @@ def _by_walk(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
 def _by_tiles(kernels: Kernels, tiles: Tiling, a: Array, b: Array, c: Array, *scales: Array) -> Array:
     numbers, (batch, m, n), k = kernels.numbers, c.shape, a.shape[2]
     preparing, text = (source.text(entry, numbers, kernels.signature, kernels.result, tiles) for entry in ("prepare", "tile"))
-    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers.terms, tiles.wide)
+    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers, tiles.wide)
     down, across, steps = -(-m // rows), -(-n // columns), k // numbers.terms
     parts, sizes = (a.shape[0] * down * steps, b.shape[0] * across * steps), (rows * bytes_of_line, columns * bytes_of_line)
     prepared = tuple(jax.ShapeDtypeStruct(v, jnp.uint8) for v in zip(parts, sizes, strict=True))
