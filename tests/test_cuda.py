@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +86,7 @@ def test_the_walk_in_integers_is_the_walk(name):
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sampled(list(ORDERS), ["chains of two groups", "an f16 result"]))
+@pytest.mark.parametrize("name", sampled(list(ORDERS), ["chains of two groups", "groups, a short last step"]))
 def test_every_order_of_steps(name):
     model, sig = ORDERS[name]
     rng = np.random.default_rng(5)
@@ -135,14 +136,86 @@ def test_f16_results_among_the_subnormals_and_at_the_end(monkeypatch, name):
         assert (fields == (31 if careful else 0)).any() and (fields != (31 if careful else 0)).any()
 
 
+# ---- batches, meshes, a long K
+
+
+@pytest.fixture
+def called():
+    with cuda_on_cpu.instead_of_a_gpu():
+        yield cuda.program
+
+
 @compiled_here
-def test_a_batch_and_one_b_for_all_of_it():
-    rng = np.random.default_rng(1)
-    draw = lambda *shape: (rng.integers(0, 128, shape) + 0x3C00 - 64).astype(np.uint16)  # noqa: E731
-    a, b, c = draw(3, 33, 32), draw(1, 32, 34), np.zeros((3, 33, 34), np.uint32)
-    wanted = walk(HOPPER, signature("f16"), *map(jnp.asarray, (a, b, c)), None)
-    for entry in ("walk", "tile"):
-        assert (cuda_on_cpu.run(entry, HOPPER, signature("f16"), a, b, c) == np.asarray(wanted)).all()
+@pytest.mark.parametrize(("m", "n"), [(33, 34), (16, 8)])
+def test_batches_broadcast_and_vmap(called, m, n):
+    """By tiles, and by the walk."""
+    for name in ("f16", "nvf4"):
+        model, sig = CASES[name][0], signature(name)
+        call = called(model, sig)
+        a, b, c, scales = operands(name, True, m, n, 2 * sig.k, (3, 2))
+        wanted = walk(model, sig, a, b, c, scales)
+        assert (call(a, b, c, scales) == wanted).all()
+        assert (jax.vmap(call, (1, 1, 1, 1), 1)(a, b, c, scales) == wanted).all()
+        shared = None if scales is None else (scales[0], scales[1][0, 0])
+        one = walk(model, sig, a, b[0, 0], c, shared)
+        assert (call(a, b[0, 0], c, shared) == one).all()
+        by_axis = None if scales is None else (0, None)
+        assert (jax.vmap(call, (0, None, 0, by_axis))(a, b[0, 0], c, shared) == one).all()
+
+
+@compiled_here
+@pytest.mark.parametrize("shared", (True, False))
+def test_each_matrix_of_a_batch_has_special_steps_of_its_own(called, shared):
+    """Inf in the first step of one A, in the third of another; and in the second of a B that all of them share."""
+    a, b, c, _ = operands("f16", False, 33, 34, 48, (4,))
+    a = a.at[1, 3, 5].set(F16.infinity).at[2, 1, 40].set(F16.infinity)
+    b = b[0].at[20, 2].set(F16.infinity) if shared else b
+    wanted = walk(HOPPER, signature("f16"), a, b, c, None)
+    assert (called(HOPPER, signature("f16"))(a, b, c, None) == wanted).all()
+    finite = (wanted & 0x7FFFFFFF) < F32.infinity
+    assert (~finite).any((1, 2)).tolist() == ([True] * 4 if shared else [False, True, True, False]) and finite.any()
+
+
+@compiled_here
+@pytest.mark.parametrize("name", ["long chains", "mxf8"])
+def test_a_long_k_goes_in_parts(called, monkeypatch, name):
+    """Parts are whole instructions, and whole chains."""
+    model, sig = CASES[name][0], signature(name)
+    monkeypatch.setattr(cuda, "MOST_PREPARED", 1)
+    given = operands(name, False, 33, 34, 5 * sig.k)
+    assert (called(model, sig)(*given) == walk(model, sig, *given)).all()
+
+
+SHARDED = """
+import jax, numpy as np, jax.numpy as jnp, test_cuda as t
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+put = lambda v, *spec: jax.device_put(v, NamedSharding(mesh, P(*spec)))
+for name in ("f16", "mxf8"):
+    model, sig = t.CASES[name][0], t.signature(name)
+    a, b, c, scales = t.operands(name, True, 64, 64, 64)
+    wanted = t.walk(model, sig, a, b, c, scales)
+    if scales is not None:
+        scales = put(scales[0], "x", None), put(scales[1], None, "y")
+    given = put(a, "x", None), put(b, None, "y"), put(c, "x", "y"), scales
+    t.cuda.route = lambda: t.cuda_on_cpu.ROUTE
+    # a call back would not outlive the partitioning: the walk, which is traced, stands for the kernels
+    t.cuda._by_tiles = lambda kernels, tiles, a, b, c, *scales: t.walk(model, sig, a, b, c, scales or None)
+    call = jax.jit(t.cuda.program(model, sig)).lower(*given).compile()
+    d = call(*given)
+    assert d.sharding.spec == P("x", "y"), d.sharding
+    assert (np.asarray(d) == np.asarray(wanted)).all()
+    assert "all-gather" not in call.as_text()
+print("sharded", len(jax.devices()))
+"""
+
+
+@pytest.mark.full
+def test_the_kernel_is_cut_along_m_and_n_over_devices():
+    here = Path(__file__).parent
+    found = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=4", PYTHONPATH=f"{here.parent}{os.pathsep}{here}")
+    run = subprocess.run([sys.executable, "-c", SHARDED], env=found, capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout == "sharded 4\n", run.stderr[-3000:]
 
 
 # ---- which arithmetics have one
@@ -194,7 +267,7 @@ def assemble(text, architecture, folder):
 @pytest.mark.skipif(shutil.which("nvcc") is None and nvrtc.library() is None, reason="neither nvcc nor NVRTC is installed here")
 @pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
 def test_the_texts_compile(architecture, tmp_path):
-    cases = ("f16", "e4m3", "mxf8") if architecture != "sm_90" else ("f16",)
+    cases = ("f16", "e4m3", "mxf8", "mxf4", "f16 chains") if architecture != "sm_90" else ("f16", "nvf4")
     for name in cases:
         model, sig = CASES[name][0], signature(name)
         n, tiles = source.numbers(model, sig), source.tiling(model, sig)
@@ -292,7 +365,7 @@ def test_without_a_gpu_it_says_so():
         pytest.skip("here is a GPU")
     assert cuda.missing() == "JAX finds no NVIDIA GPU"
     said = tcemu.backends("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", target="sm_90a")
-    assert list(said) == ["cuda", "triton", "walk"] and said["cuda"] == "JAX finds no NVIDIA GPU" and said["walk"] == ""
+    assert list(said) == ["cuda", "walk"] and said["cuda"] == "JAX finds no NVIDIA GPU" and said["walk"] == ""
 
 
 def test_backends_say_which_serves(monkeypatch):
@@ -300,14 +373,12 @@ def test_backends_say_which_serves(monkeypatch):
 
     able = tuple(backend._replace(missing=lambda: "") for backend in backends.BACKENDS)
     monkeypatch.setattr(backends, "BACKENDS", able)
-    f16, nvf4 = (
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
-        "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X",
-    )
-    assert tcemu.backends(f16, target="sm_90a") == {"cuda": "", "triton": "cuda comes first", "walk": ""}
-    said = tcemu.backends(f"{nvf4}.f32.e2m1.e2m1.f32.ue4m3", target="sm_120a")
-    assert said == {"cuda": "it does not take this arithmetic", "triton": "", "walk": ""}
-    assert tcemu.backends("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", target="sm_90a") == {"walk": ""}
+    f16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+    f64, s8 = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
+    nvf4 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
+    assert tcemu.backends(f16, target="sm_90a") == tcemu.backends(nvf4, target="sm_120a") == {"cuda": "", "walk": ""}
+    assert tcemu.backends(f64, target="sm_90a") == {"cuda": "it does not take this arithmetic", "walk": ""}
+    assert tcemu.backends(s8, target="sm_90a") == {"walk": ""}
 
 
 @pytest.mark.parametrize(("name", "size", "calls"), [("f16", (64, 64, 64), 2), ("f16", (16, 8, 32), 1), ("mxf8", (128, 128, 64), 2)])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jax import Array, lax
 
-from tcemu.arithmetic.kernels import cuda, tile
+from tcemu.arithmetic.kernels import cuda
 from tcemu.arithmetic.model import Model, Scales, Signature
 from tcemu.arithmetic.walk import walk
 
@@ -29,7 +29,6 @@ class Backend(NamedTuple):
 
 BACKENDS = (
     Backend("cuda", "cuda", cuda.missing, cuda.program),
-    Backend("triton", "cuda", tile.missing, tile.program),
     Backend("walk", EVERY, lambda: "", lambda model, signature: partial(walk, model, signature)),
 )
 
