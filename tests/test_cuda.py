@@ -18,10 +18,12 @@ from support.sampling import sampled
 
 import tcemu
 from tcemu.architectures.rows import ROWS
+from tcemu.arithmetic import backends
 from tcemu.arithmetic.kernels import cuda, launch, nvrtc, source, store
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.walk import walk
 from tcemu.formats import BF16, E2M1, E2M3, E4M3, F16, F32, UE4M3, UE8M0
+from tcemu.linalg.accumulation import Blocks, Factors, sums_of_parts
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
 TILED = [name for name in CASES if source.tiling(CASES[name][0], signature(name)) is not None]
@@ -174,6 +176,36 @@ def test_each_matrix_of_a_batch_has_special_steps_of_its_own(called, shared):
     assert (called(HOPPER, signature("f16"))(a, b, c, None) == wanted).all()
     finite = (wanted & 0x7FFFFFFF) < F32.infinity
     assert (~finite).any((1, 2)).tolist() == ([True] * 4 if shared else [False, True, True, False]) and finite.any()
+
+
+@compiled_here
+@pytest.mark.parametrize(("m", "n", "in_parts"), [(70, 40, False), (33, 34, True), (17, 9, False)])
+@pytest.mark.parametrize("name", sampled(["e4m3", "f16", "f16 results", "nvf4", "chains of e4m3 as f16"], ["e4m3", "f16 results"]))
+def test_promotion_is_the_sum_of_parts(monkeypatch, name, m, n, in_parts):
+    """By tiles, by the walk, and a long K part after part. Scales of every row and of 16 columns, Inf and NaN among them; or none."""
+    model, sig = CASES[name][0], signature(name)
+    a, b, _, scales = operands(name, m < cuda.LEAST_TILE, m, n, 6 * sig.k, (2,))
+    rng = np.random.default_rng(8)
+    some = np.array([1.0, -0.0, 0.7, 1e-30, 3e38, np.inf, np.nan, 1.5], np.float32)
+    of_blocks = tuple(
+        jnp.asarray(rng.choice(some, shape, p=[0.4, 0.05, 0.3, 0.05, 0.02, 0.02, 0.01, 0.15]).view(np.uint32))
+        for shape in ((2, m, 3), (3, -(-n // 16)))
+    )
+    if in_parts:
+        monkeypatch.setattr(cuda, "MOST_PREPARED", 1)
+
+    def sums(block_scales):
+        factors = Factors((a, b), scales, block_scales)
+        blocks = Blocks((1, 16), 2) if block_scales is not None else Blocks()
+        return np.asarray(sums_of_parts(model, sig, factors, promote=2, split=1, blocks=blocks)[0])
+
+    wanted = [sums(given) for given in (None, of_blocks)]
+    on_gpus, portable = backends.BACKENDS
+    with cuda_on_cpu.instead_of_a_gpu():
+        monkeypatch.setattr(backends, "BACKENDS", (on_gpus._replace(platform="cpu", missing=lambda: ""), portable))
+        got = [sums(given) for given in (None, of_blocks)]
+    assert (got[0] == wanted[0]).all() and (got[1] == wanted[1]).all()
+    assert len(np.unique(wanted[1])) > (20 if m >= cuda.LEAST_TILE else 2)
 
 
 @compiled_here
@@ -369,8 +401,6 @@ def test_without_a_gpu_it_says_so():
 
 
 def test_backends_say_which_serves(monkeypatch):
-    from tcemu.arithmetic import backends
-
     able = tuple(backend._replace(missing=lambda: "") for backend in backends.BACKENDS)
     monkeypatch.setattr(backends, "BACKENDS", able)
     f16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"

@@ -20,10 +20,11 @@ from tcemu.arithmetic.kernels.launch import Route
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
 PARAMETERS = {  # types, in order; the scales are there where the text has them
-    "walk": ("Shape", "ACode", "BCode", "CCode", "scales", "DCode"),
-    "prepare": ("Shape", "ACode", "BCode", "scales", "u8", "u8"),
-    "tile": ("Shape", "ACode", "BCode", "CCode", "scales", "u8", "u8", "DCode"),
+    "walk": "Shape ACode BCode CCode SCALED BLOCK_SCALED DCode",
+    "prepare": "Shape ACode BCode SCALED u8 u8",
+    "tile": "Shape ACode BCode CCode SCALED BLOCK_SCALED u8 u8 DCode",
 }
+SCALES = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8"}
 
 
 def compiler() -> str | None:
@@ -35,7 +36,10 @@ def library(entry: str, text: str) -> ctypes.CDLL:
     machine, _, rest = text.partition(source.MACHINE_ENDS)
     assert machine
     rest = rest.replace("extern __shared__ __align__(16) u8 shared[];", "")
-    types = " ".join(PARAMETERS[entry]).replace("scales", "u8 u8" if "#define SCALED 1" in rest else "").split()
+    types = PARAMETERS[entry]
+    for name, two in SCALES.items():
+        types = types.replace(name, two if f"#define {name} 1" in rest else "")
+    types = types.split()
     given = ", ".join(f"({one} *)p[{at}]" for at, one in enumerate(types))
     launcher = f'extern "C" void run(int grid, int threads, void **p) {{ launch(grid, threads, [=] {{ {entry}({given}); }}); }}'
     whole = MACHINE.read_text() + rest + launcher

@@ -17,6 +17,7 @@ STEPS_OF_GROUPS = {"products": "groups"}  # where products are summed in groups
 SPECIALS = {"none": "NO_SPECIALS", "ieee": "IEEE", "nan": "NAN_ONLY"}
 CODES = {8: "u8", 16: "u16", 32: "u32"}
 REACH, NEAR = 15, 12  # binades below the greatest exponents of a row and a column: those with a power, and those that a step may lie
+DEFINED = ("scaled", "block_scaled")  # of Numbers, for the preprocessor: whether a kernel has these operands
 MACHINE_ENDS = "// ---- end of the machine\n"
 BYTE = 0x80  # of the bytes of lowest bits: where the flag stands
 
@@ -39,6 +40,8 @@ class Numbers(NamedTuple):
     alignment: str
     rounded_again: bool
     scaled: bool
+    promoted: int = 0  # instructions whose sum is promoted to f32; 0 for none
+    block_scaled: bool = False  # promoted sums are multiplied by f32 scales of their blocks
 
 
 class Tiling(NamedTuple):
@@ -214,16 +217,17 @@ def within(n: Numbers, tiles: Tiling | None, most: int) -> Tiling | None:
 
 def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None) -> str:
     """CUDA C++ without any include. entry: of FILES; all but "walk" need `tiles`."""
-    constants = {name: value for name, value in n._asdict().items() if name != "scaled"} | ({} if tiles is None else tiles._asdict())
+    constants = {name: value for name, value in n._asdict().items() if name not in DEFINED} | ({} if tiles is None else tiles._asdict())
     lines = [f"[[maybe_unused]] constexpr int {name.upper()} = {_word(value)};" for name, value in constants.items()]
     formats = [f"typedef {_format(fmt)} {name};" for name, fmt in (("A", signature.a), ("B", signature.b), ("RESULT", result))]
     scale = f"typedef {_format(signature.scale or UE8M0)} SCALE;"
-    codes = {"ACode": signature.a, "BCode": signature.b, "CCode": result, "DCode": signature.d}
+    c, d = (F32, F32) if n.promoted else (result, signature.d)
+    codes = {"ACode": signature.a, "BCode": signature.b, "CCode": c, "DCode": d}
     types = [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in codes.items()]
     machine, decode, *rest = (_file(STEPS_OF_GROUPS.get(name, name) if n.summed else name) for name in FILES[entry])
     head, mark, tail = decode.partition("// A factor under its block scale")
-    scaled = f"#define SCALED {int(n.scaled)}"
-    return "\n".join([machine, MACHINE_ENDS, scaled, *lines, head, *formats, scale, *types, mark + tail, *rest])
+    defined = [f"#define {name.upper()} {int(getattr(n, name))}" for name in DEFINED]
+    return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *rest])
 
 
 def _word(value: int | str) -> str:

@@ -1,5 +1,6 @@
 // A tile of D a block, in registers, while K goes by step after step. For steps that are cut toward zero, or rounded to f16: `fast_step` of
-// products.cu or groups.cu. Chains start from nothing; D holds the sum of those that are done.
+// products.cu or groups.cu. Chains, and parts of K whose sums are promoted to f32,
+// start from nothing; D holds the sum of those that are done.
 //
 // A step is fast where all that takes part is within reach: see `is_plain` and `is_fast`. All else (Inf, NaN, what is far above or below) takes
 // `careful`, the step in integers.
@@ -110,14 +111,46 @@ template <class F> __device__ __forceinline__ void for_each(const Shape &shape, 
         }
 }
 
+constexpr int STEPS_OF_PART = PROMOTED ? PROMOTED * OF_INSTRUCTION / TERMS : CHAIN;  // 0: all steps follow each other, from C on
+
+// The sums in D, or at first in C, with those of a part of K
+__device__ __forceinline__ void add_part(DCode *d, const CCode *totals, Accumulators &sums, const Shape &shape, const BlockScales &scales,
+                                         const Lane &at, int part) {
+    const Place place = Place::of(shape);
+    float of_rows[ROWS_OF_LANE] = {}, of_columns[COLUMNS_OF_LANE] = {};
+    if (BLOCK_SCALED) {
+#pragma unroll
+        for (int i = 0; i < ROWS_OF_LANE; ++i) {
+            const int row = place.row_tile * A_LINES + at.row(i);
+            if (row < shape.m) of_rows[i] = scales.row(shape, place.batch, row, part);
+        }
+#pragma unroll
+        for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
+            const int column = place.column_tile * B_LINES + at.column(j);
+            if (column < shape.n) of_columns[j] = scales.column(shape, place.batch, column, part);
+        }
+    }
+    for_each(shape, at, [&](int i, int j, s64 element) {
+        const u32 total = totals[element], sum = code_of(sums[i][j]);
+        d[element] = PROMOTED ? with_promoted(total, sum, __fmul_rn(of_rows[i], of_columns[j])) : add(total, sum);
+        sums[i][j] = 0;
+    });
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     tile(const Shape *shapes, const ACode *a, const BCode *b, const CCode *c,
 #if SCALED
          const u8 *a_scales, const u8 *b_scales,
 #endif
+#if BLOCK_SCALED
+         const float *row_scales, const float *column_scales,
+#endif
          const u8 *a_prepared, const u8 *b_prepared, DCode *d) {
 #if !SCALED
     const u8 *a_scales = nullptr, *b_scales = nullptr;
+#endif
+#if !BLOCK_SCALED
+    const float *row_scales = nullptr, *column_scales = nullptr;
 #endif
     extern __shared__ __align__(16) u8 shared[];
     const int warp = threadIdx.x / 32;
@@ -135,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const s64 b_tile = (s64)(shape.b_batch > 1 ? place.batch : 0) * ((shape.n + B_LINES - 1) / B_LINES) + place.column_tile;
         stages.a += a_tile * steps * APart::bytes, stages.b += b_tile * steps * BPart::bytes;
         if (RING > 1) stages.copy(0);
-        if (CHAIN == 0)
+        if (STEPS_OF_PART == 0)
             for_each(shape, at, [&](int i, int j, s64 element) {
                 const u32 code = c[element];
                 plain &= is_plain(code);
@@ -144,8 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     plain = __all_sync(ALL, plain);
 
-    const CCode *totals = c;  // of chains: C, and after the first one D
-    int in_chain = 0;
+    int in_part = 0, part = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
         if (step % STEPS == 0) stages.next(step);
@@ -155,14 +187,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             plain = still_plain(sums);
         } else
             plain = careful_step(sums, {opaque(shapes), opaque(a), opaque(b), opaque(a_scales), opaque(b_scales)}, at, step);
-        if (CHAIN == 0 || (++in_chain < CHAIN && step < steps - 1)) continue;
-        for_each(*opaque(shapes), at, [&](int i, int j, s64 element) {
-            d[element] = add(totals[element], code_of(sums[i][j]));
-            sums[i][j] = 0;
-        });
-        totals = d, in_chain = 0, plain = true;
+        if (STEPS_OF_PART == 0 || (++in_part < STEPS_OF_PART && step < steps - 1)) continue;
+        const Shape shape = *opaque(shapes);
+        const BlockScales scales = {opaque(row_scales), opaque(column_scales), PROMOTED ? shape.k / (PROMOTED * OF_INSTRUCTION) : 0};
+        add_part(d, part == 0 ? c : (const CCode *)d, sums, shape, scales, at, part);
+        in_part = 0, ++part, plain = true;
     }
 
     const Lane here = {opaque(at.lane), opaque(at.first_row), opaque(at.first_column)};
-    if (CHAIN == 0) for_each(*opaque(shapes), here, [&](int i, int j, s64 element) { d[element] = code_of(sums[i][j]); });
+    if (STEPS_OF_PART == 0) for_each(*opaque(shapes), here, [&](int i, int j, s64 element) { d[element] = code_of(sums[i][j]); });
 }
