@@ -69,6 +69,7 @@ class Tiling(NamedTuple):
     blocks: int  # of a multiprocessor, at least: so many registers a thread may have
     unrolled: int
     pause: int  # tiles between which nothing is loaded ahead
+    rows_at_once: int = 2  # of a lane, whose sums of parts are read at once
     relative_reach: int = REACH
 
     @property

@@ -113,28 +113,46 @@ template <class F> __device__ __forceinline__ void for_each(const Shape &shape, 
 
 constexpr int STEPS_OF_PART = PROMOTED ? PROMOTED * OF_INSTRUCTION / TERMS : CHAIN;  // 0: all steps follow each other, from C on
 
-// The sums in D, or at first in C, with those of a part of K
+// The sums in D, or at first in C, with those of a part of K. Of so many rows they are read before any is written, so that the reads do not wait
+// for each other.
 __device__ __forceinline__ void add_part(DCode *d, const CCode *totals, Accumulators &sums, const Shape &shape, const BlockScales &scales,
                                          const Lane &at, int part) {
     const Place place = Place::of(shape);
-    float of_rows[ROWS_OF_LANE] = {}, of_columns[COLUMNS_OF_LANE] = {};
+    const int first_row = place.row_tile * A_LINES, first_column = place.column_tile * B_LINES;
+    float of_columns[COLUMNS_OF_LANE] = {};
     if (BLOCK_SCALED) {
 #pragma unroll
-        for (int i = 0; i < ROWS_OF_LANE; ++i) {
-            const int row = place.row_tile * A_LINES + at.row(i);
-            if (row < shape.m) of_rows[i] = scales.row(shape, place.batch, row, part);
-        }
-#pragma unroll
         for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            const int column = place.column_tile * B_LINES + at.column(j);
+            const int column = first_column + at.column(j);
             if (column < shape.n) of_columns[j] = scales.column(shape, place.batch, column, part);
         }
     }
-    for_each(shape, at, [&](int i, int j, s64 element) {
-        const u32 total = totals[element], sum = code_of(sums[i][j]);
-        d[element] = PROMOTED ? with_promoted(total, sum, __fmul_rn(of_rows[i], of_columns[j])) : add(total, sum);
-        sums[i][j] = 0;
-    });
+#pragma unroll
+    for (int first = 0; first < ROWS_OF_LANE; first += ROWS_AT_ONCE) {
+        u32 read[ROWS_AT_ONCE][COLUMNS_OF_LANE];
+        float of_rows[ROWS_AT_ONCE] = {};
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; ++i) {
+            const int row = first_row + at.row(first + i);
+            if (BLOCK_SCALED && row < shape.m) of_rows[i] = scales.row(shape, place.batch, row, part);
+#pragma unroll
+            for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
+                const int column = first_column + at.column(j);
+                read[i][j] = row < shape.m && column < shape.n ? totals[((s64)place.batch * shape.m + row) * shape.n + column] : 0;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; ++i)
+#pragma unroll
+            for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
+                const int row = first_row + at.row(first + i), column = first_column + at.column(j);
+                Value &own = sums[first + i][j];
+                const u32 sum = code_of(own);
+                const u32 total = PROMOTED ? with_promoted(read[i][j], sum, __fmul_rn(of_rows[i], of_columns[j])) : add(read[i][j], sum);
+                if (row < shape.m && column < shape.n) d[((s64)place.batch * shape.m + row) * shape.n + column] = (DCode)total;
+                own = 0;
+            }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
