@@ -10,11 +10,12 @@ struct Factor {
     int significand, exponent;
 };
 
-template <int BITS, int EXPONENT_BITS, int MANTISSA, int BIAS, int SPECIALS, int UNUSED> struct Format {
-    static constexpr int mantissa_bits = MANTISSA, least_exponent = 1 - BIAS;
+template <int BITS, int EXPONENT_BITS, int MANTISSA, int BIAS, int SPECIALS, int UNUSED, bool SIGNED = true, bool SUBNORMALS = true>
+struct Format {
+    static constexpr int mantissa_bits = MANTISSA, least_exponent = SUBNORMALS - BIAS;
     static constexpr int greatest_exponent = (1 << EXPONENT_BITS) - 1 - BIAS - (SPECIALS == IEEE);
     static constexpr u32 infinity = ((1u << EXPONENT_BITS) - 1) << MANTISSA, nan = (1u << (EXPONENT_BITS + MANTISSA)) - 1;
-    static constexpr u32 sign = 1u << (BITS - UNUSED - 1);
+    static constexpr u32 sign = SIGNED ? 1u << (BITS - UNUSED - 1) : 0;
 
     static __device__ __forceinline__ Factor decode(u32 code) {
         code >>= UNUSED;
@@ -23,20 +24,24 @@ template <int BITS, int EXPONENT_BITS, int MANTISSA, int BIAS, int SPECIALS, int
         if (SPECIALS == IEEE && field == (1 << EXPONENT_BITS) - 1)
             return {fraction ? 0 : negative ? -1 : 1, SPECIAL_EXPONENT};
         if (SPECIALS == NAN_ONLY && (code & nan) == nan) return {0, SPECIAL_EXPONENT};
-        const int magnitude = field ? fraction | 1 << MANTISSA : fraction;
+        const int magnitude = field || !SUBNORMALS ? fraction | 1 << MANTISSA : fraction;
         if (magnitude == 0) return {0, ZERO_EXPONENT};
-        return {negative ? -magnitude : magnitude, (field ? field : 1) - BIAS};
+        return {negative ? -magnitude : magnitude, (field || !SUBNORMALS ? field : 1) - BIAS};
     }
 };
 
 typedef Format<32, 8, 23, 127, IEEE, 0> F32;
 typedef Format<16, 5, 10, 15, IEEE, 0> F16;
 
-// A factor under its block scale, a code of ue8m0
-__device__ __forceinline__ Factor scaled(Factor factor, u8 code) {
-    if (code == 0xFF) return {0, SPECIAL_EXPONENT};
-    if (factor.exponent != ZERO_EXPONENT && factor.exponent != SPECIAL_EXPONENT) factor.exponent += code - 127;
-    return factor;
+// A factor under its block scale. Where products are summed in groups, all factors of a group are integers, in units of 2^least_exponent and of
+// the scale's last place, and have the scale's exponent: that is the group's, whatever its values are.
+template <class FORMAT> __device__ __forceinline__ Factor scaled(Factor factor, u8 code) {
+    const Factor scale = SCALE::decode(code);
+    if (scale.exponent == SPECIAL_EXPONENT) return {0, SPECIAL_EXPONENT};
+    if (factor.exponent == ZERO_EXPONENT || factor.exponent == SPECIAL_EXPONENT) return factor;
+    if (SUMMED == 0) return {factor.significand, factor.exponent + scale.exponent};  // of a power of two
+    if (scale.significand == 0) return {0, ZERO_EXPONENT};
+    return {factor.significand * (1 << (factor.exponent - FORMAT::least_exponent)) * scale.significand, scale.exponent};
 }
 
 // What a product is of, in the order of the shape that every kernel is given
@@ -57,7 +62,7 @@ template <class FORMAT, class CODE> struct Line {
 
     __device__ __forceinline__ Factor operator()(int k) const {
         const Factor factor = FORMAT::decode(codes[k * stride]);
-        return SCALED ? scaled(factor, scales[k / share * scale_stride]) : factor;
+        return SCALED ? scaled<FORMAT>(factor, scales[k / share * scale_stride]) : factor;
     }
     // as many from k on, a multiple of their number; codes that lie together are read together
     template <int COUNT> __device__ __forceinline__ void read(int k, Factor (&factors)[COUNT]) const {
@@ -74,7 +79,7 @@ template <class FORMAT, class CODE> struct Line {
 #pragma unroll
         for (int v = 0; v < COUNT; ++v) {
             const Factor factor = FORMAT::decode(all.parts[v * sizeof(CODE) / PART].codes[v % (PART / sizeof(CODE))]);
-            factors[v] = SCALED ? scaled(factor, scales[(k + v) / share * scale_stride]) : factor;
+            factors[v] = SCALED ? scaled<FORMAT>(factor, scales[(k + v) / share * scale_stride]) : factor;
         }
     }
 };

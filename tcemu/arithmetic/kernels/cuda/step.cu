@@ -3,10 +3,12 @@
 enum { RN, RZ, RM, RP };
 constexpr int PLUS = 1, MINUS = 2, NOT_A_NUMBER = 4;  // what a step met; any sum above MINUS makes a NaN
 
+constexpr int OF_TERM = SUMMED ? SUMMED : 1;  // products that are one term: their exponents are the same, and they are added first
+
 constexpr __device__ int log2_up(int x) { return x <= 1 ? 0 : 1 + log2_up((x + 1) / 2); }
 
 // whether a sum of products and an accumulator, in units, fits an int; else it fits a long: 40 + 2 bits, and 2^16 terms
-constexpr bool SHORT = FRACTION_BITS + 3 + log2_up(TERMS) < 31;
+constexpr bool SHORT = SUMMED == 0 && FRACTION_BITS + 3 + log2_up(TERMS) < 31;
 template <bool> struct Integers { typedef s64 Signed; typedef u64 Unsigned; };
 template <> struct Integers<true> { typedef int Signed; typedef u32 Unsigned; };
 typedef Integers<SHORT>::Signed Sum;
@@ -66,9 +68,14 @@ template <class X, class Y> __device__ __forceinline__ u32 fused_step(const X &x
     greatest = max(max(greatest, start.exponent), FLOOR);
     Sum sum = 0;  // rules 4 and 5, in units of 2^(greatest - FRACTION_BITS)
 #pragma unroll (TERMS <= 32 ? TERMS : 1)
-    for (int t = 0; t < TERMS; ++t) {
-        const Factor i = x(t), j = y(t);
-        const int product = i.significand * j.significand, left = FRACTION_BITS - MANTISSAS - (greatest - i.exponent - j.exponent);
+    for (int term = 0; term < TERMS; term += OF_TERM) {
+        int product = 0, exponent = 2 * ZERO_EXPONENT;
+#pragma unroll
+        for (int t = term; t < term + OF_TERM; ++t) {
+            const Factor i = x(t), j = y(t);
+            product += i.significand * j.significand, exponent = max(exponent, i.exponent + j.exponent);
+        }
+        const int left = FRACTION_BITS - MANTISSAS - (greatest - exponent);
         const Sum whole = rounded<ALIGNMENT, Magnitude>(abs(product), max(left, -128), product < 0);
         sum += product < 0 ? -whole : whole;
     }
