@@ -27,7 +27,7 @@ from tcemu.shared_memory import MODES
 from tcemu.silicon.gpu import Runner
 from tcemu.silicon.launch import line_alignment
 from tcemu.silicon.placement import Variant, launched, placed, product, product_codes, variants
-from tcemu.silicon.text import SINGLES, runs
+from tcemu.native.text import SINGLES, runs
 from tcemu.sparsity import undefined
 
 MOVING = ("wmma.load", "wmma.store", "ldmatrix", "stmatrix", "movmatrix")

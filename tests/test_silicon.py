@@ -21,7 +21,7 @@ from tcemu.operations.wmma import memory_lines
 from tcemu.silicon.gpu import own_target
 from tcemu.silicon.launch import line_alignment
 from tcemu.silicon.placement import product, variants
-from tcemu.silicon.text import runs
+from tcemu.native.text import runs
 
 TEXTS = Path(__file__).parent / "kernels"
 F16 = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"

@@ -4,5 +4,5 @@ from tcemu.silicon.gpu import Gpu as Gpu
 from tcemu.silicon.gpu import Runner as Runner
 from tcemu.silicon.gpu import gpu as gpu
 from tcemu.silicon.launch import run as run
-from tcemu.silicon.text import Kernel as Kernel
-from tcemu.silicon.text import kernel as kernel
+from tcemu.native.text import Kernel as Kernel
+from tcemu.native.text import kernel as kernel

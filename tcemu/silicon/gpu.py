@@ -14,7 +14,7 @@ from jax import Array
 from tcemu.errors import Unsupported
 from tcemu.isa.catalog import TARGETS, check
 from tcemu.isa.instructions import Instruction
-from tcemu.silicon.text import ENTRY, Kernel, kernel
+from tcemu.native.text import ENTRY, Kernel, kernel
 
 BLOCKS = 8192  # in a launch; each goes on to further cases
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a block has without asking

@@ -19,7 +19,7 @@ from tcemu.operations.movement import bind_ldmatrix, bind_movmatrix, bind_stmatr
 from tcemu.operations.wgmma import bind_wgmma
 from tcemu.operations.wmma import Place, bind_wmma_load, bind_wmma_mma, bind_wmma_store, memory_lines
 from tcemu.silicon.gpu import Runner, gpu
-from tcemu.silicon.text import in_shared
+from tcemu.native.text import in_shared
 
 IMAGE_WORDS = 8  # 32 bytes, so that every case's image is aligned for anything
 EMULATED_ONLY = {"target", "model", "checked", "every_lane"}  # arguments that a GPU does not take
