@@ -5,6 +5,8 @@ of `tcemu.architectures`. Who reads a Model: this file and what it calls (`order
 by it; `explanation.steps`, on purpose a second time and apart; and texts and studies, which compute no results.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -35,6 +37,15 @@ def multiply_add(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike,
     if c.size == 0:
         return jnp.zeros(c.shape, signature.d.dtype)
     model, (a, b, c), scales = _alike(model, (a, b, c), scales)
+    emulated = partial(_emulated, model, signature._replace(native=None), scales)
+    return emulated(a, b, c) if signature.native is None else signature.native.product(emulated, model, signature, (a, b, c))
+
+
+Matrices = tuple[Array, Array, Array]
+
+
+def _emulated(model: Model, signature: Signature, scales: Scales | None, a: Array, b: Array, c: Array) -> Array:
+    """C has every batch axis."""
     if model.result.is_integer:
         return _integer_product(signature, a, b, c)
     model = fitted(model, signature, None if scales is None else a.shape[-1] // jnp.shape(scales[0])[-1])
@@ -47,9 +58,6 @@ def multiply_add(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike,
     model, inside = within_limits(model)
     d = product(model, signature, a, b, c, scales)
     return d if inside is None else _nan_unless(inside, signature.d, d)
-
-
-Matrices = tuple[Array, Array, Array]
 
 
 def _alike(model: Model, matrices: Matrices, scales: Scales | None) -> tuple[Model, Matrices, Scales | None]:

@@ -17,9 +17,11 @@ from tcemu.arithmetic.fma import add, fma
 from tcemu.arithmetic.model import BEYOND, Model, Signature
 from tcemu.arithmetic.program import multiply_add
 from tcemu.arithmetic.quotient import multiply
+from tcemu.executing import NATIVE
 from tcemu.formats import F32, convert
 from tcemu.linalg.shapes import Pair, fill, fill_along_k, fill_scales
 from tcemu.meshes import alike
+from tcemu.native.wgmma import Promotion
 from tcemu.quantize.groups import spread
 
 REDUCTIONS = ("ascending", "tree")
@@ -65,6 +67,11 @@ def sums_of_parts(
     factors = Factors(fill(signature, a, b, whole), unit, block)
     rank = max(v.ndim for v in jax.tree.leaves(factors))
     cut = partial(_in_pieces, split, rank)
+    if promote is not None and unit is None and signature.native is not None:
+        by_parts = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), factors)
+        promotion = Promotion(chunk, *blocks.rows, scaled=block is not None)
+        if (native := signature.native.promoted(model, signature, promotion)) is not None:
+            return _by_kernel(native, model, signature, by_parts, promote, blocks)
     if promote is not None:
         cut = lambda x, axis: _in_pieces(length // chunk, rank + 1, _in_pieces(split, rank, x, axis), axis)  # noqa: E731
     factors = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), factors)
@@ -72,6 +79,19 @@ def sums_of_parts(
         a, b = factors.codes
         return convert(signature.d, F32, multiply_add(model, signature, a, b, _zeros(signature, a, b), factors.unit_scales))
     return _promoted(model, signature, factors, blocks)
+
+
+def _by_kernel(native: Callable[..., Array], model: Model, signature: Signature, parts: Factors, promote: int, blocks: Blocks) -> Array:
+    """Promoted sums by one kernel, where that is chosen. parts: in front an axis of the parts of K."""
+    operands = *parts.codes, *(parts.block_scales or ())
+
+    def emulated(*operands: Array) -> Array:
+        given = Factors((operands[0], operands[1]), None, (operands[2], operands[3]) if operands[2:] else None)
+        return sums_of_parts(model, signature._replace(native=None), given, promote=promote, split=1, blocks=blocks)[0]
+
+    if signature.native.choice == NATIVE:
+        return native(*operands)
+    return lax.platform_dependent(*operands, cuda=native, default=emulated)
 
 
 def reduced(parts: Array, order: str) -> Array:

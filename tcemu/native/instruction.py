@@ -60,5 +60,3 @@ def executed(op: Instruction, target: str, form: int, immediates: Mapping[str, A
     """What the instruction writes: words with the cases in front, as a `silicon.Runner` takes and gives them."""
     statement = Statement(op, target, form, tuple(sorted(immediates.items())))
     return run(statement, *(words[name] for name in statement.read))
-
-

@@ -28,15 +28,15 @@ class Kernel(NamedTuple):
     """A PTX kernel, and what is needed to launch it."""
 
     text: str
-    parameters: tuple[Parameter, ...]  # the pointers that the entry takes; then the number of cases, and the words of an image. See `kernel`
+    parameters: tuple[
+        Parameter, ...
+    ]  # the pointers that the entry takes; then the number of cases, and the words of an image. See `kernel`
     written: str  # the parameter that the kernel writes
     threads: int
     shared: bool  # whether an image of each case is copied to shared memory
 
 
-def kernel(
-    op: Instruction, target: str, form: int = 0, immediates: Mapping[str, Any] | None = None, *, pointers: bool = False
-) -> Kernel:
+def kernel(op: Instruction, target: str, form: int = 0, immediates: Mapping[str, Any] | None = None, *, pointers: bool = False) -> Kernel:
     """The kernel of `op` for `target`. form: an index into `op.forms`; immediates: by the names of the manual, "f", "selector_a", ...
 
     pointers: the entry takes pointers alone, as XLA gives them: first one to the two numbers, uint32, then the parameters that are read, in
@@ -141,13 +141,13 @@ def _registers(op: Instruction, parameters: tuple[Parameter, ...]) -> Iterator[s
     yield f".reg .b64 {', '.join(f'%at_{parameter.name}' for parameter in parameters)};"
     for parameter in parameters:
         if parameter.of == LANE and parameter.name in VECTORS:
-            width = _width(op, parameter.name)
+            width = words_of_register(op, parameter.name)
             yield f".reg .b{32 * width} %{parameter.name}<{parameter.words // width}>;"
         elif parameter.of != MEMORY and parameter.name != "scale_d":
             yield f".reg .b{32 * parameter.words} %{parameter.name};"
 
 
-def _width(op: Instruction, name: str) -> int:
+def words_of_register(op: Instruction, name: str) -> int:
     """Words of one register."""
     fmt = getattr(op, op.operand or name, None)
     return 2 if fmt is not None and fmt.bits == 64 else 1
@@ -167,7 +167,7 @@ def _address(parameter: Parameter, threads: int) -> Iterator[str]:
 
 def _moved(op: Instruction, parameter: Parameter, access: str) -> Iterator[str]:
     """Between global memory and the registers of one operand; access: "ld" or "st"."""
-    width = _width(op, parameter.name) if parameter.of == LANE and parameter.name in VECTORS else parameter.words
+    width = words_of_register(op, parameter.name) if parameter.of == LANE and parameter.name in VECTORS else parameter.words
     for i in range(parameter.words // width):
         register = (
             f"%{parameter.name}{i}" if parameter.name in VECTORS else f"%{parameter.name}{'_word' if parameter.name == 'scale_d' else ''}"
@@ -215,7 +215,7 @@ def _operand(op: Instruction, name: str, immediates: dict[str, Any]) -> str:
     if name in VECTORS:
         if op.family == "movmatrix":
             return f"%{name}0"
-        return "{" + ", ".join(f"%{name}{i}" for i in range(op.registers(name) // _width(op, name))) + "}"
+        return "{" + ", ".join(f"%{name}{i}" for i in range(op.registers(name) // words_of_register(op, name))) + "}"
     if name == "p":
         return "[%place]"
     if name not in IMMEDIATES:

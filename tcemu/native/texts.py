@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 from tcemu.formats import F16, F32
 from tcemu.isa.instructions import Instruction, spell
+from tcemu.native.text import words_of_register
 
+MACHINE_ENDS, STATEMENT_ENDS = "// ---- end of the machine", "// ---- end of the statement"  # what a test puts its own in the place of
 CODES = {1: "u8", 2: "u16", 4: "u32"}
 LINE = 128  # bytes along K of a tile of `wgmma`
 ROWS, ATOM = 128, 1024  # of a block of `wgmma.cu`; bytes to which its ring is aligned
 THREADS = 288
+MOST_REGISTERS = 192  # for the fragments of a warp of `mma.cu`
 RING = 192 << 10  # bytes of the ring's stages
 
 
@@ -36,7 +39,8 @@ class Tiled(NamedTuple):
 @cache
 def place(size: int, lines: int) -> str:
     """The text of `place.cu`, for codes of `size` bytes and tiles of so many lines."""
-    return "\n".join([_file("machine"), f"typedef {CODES[size]} Code;", f"constexpr int LINES = {lines};", _file("place")])
+    head = [_file("machine"), MACHINE_ENDS, f"typedef {CODES[size]} Code;", f"constexpr int LINES = {lines};"]
+    return "\n".join([*head, MACHINE_ENDS, STATEMENT_ENDS, _file("place")])
 
 
 @cache
@@ -48,7 +52,54 @@ def tiled(kernel: Tiled) -> str:
     flags += [f"#define ADDENDS {_addends(kernel)}"]
     numbers = {"TILE_N": kernel.columns, "STAGES": kernel.stages, "ACCUMULATORS": count, "PAIRS": kernel.columns // 4}
     constants = [f"constexpr int {name} = {value};" for name, value in numbers.items()]
-    return "\n".join([_file("machine"), *flags, *constants, *_accumulator(op), _statement(op, count), _file("wgmma")])
+    head = [_file("machine"), MACHINE_ENDS, *flags, *constants, *_accumulator(op), MACHINE_ENDS]
+    return "\n".join([*head, _statement(op, count), STATEMENT_ENDS, _file("wgmma")])
+
+
+class Fragments(NamedTuple):
+    """What `mma.cu` is compiled for."""
+
+    op: Instruction
+    down: int  # fragments of D, of a warp
+    across: int
+
+    @classmethod
+    def of(cls, op: Instruction, rows: int, columns: int) -> "Fragments":
+        """For a D of so many fragments: the larger a warp's part, the less is loaded."""
+        a, b, d = (op.registers(name) for name in "abd")
+        for down, across in ((4, 8), (4, 4), (2, 4), (2, 2)):
+            if rows >= down and columns >= across and down * across * d + down * a + across * b <= MOST_REGISTERS:
+                return cls(op, down, across)
+        return cls(op, 1, 1)
+
+
+@cache
+def by_fragments(kernel: Fragments) -> str:
+    """The text of `mma.cu`."""
+    op = kernel.op
+    width = words_of_register(op, "d")
+    counts = {name: op.registers(name) // width for name in "abd"}
+    numbers = {f"{name.upper()}_REGISTERS": count for name, count in counts.items()}
+    numbers |= {"DOWN": kernel.down, "ACROSS": kernel.across, "UNROLLED": 1 if kernel.down * kernel.across > 1 else 4}
+    constants = [f"constexpr int {name} = {value};" for name, value in numbers.items()]
+    head, _, rest = _file("mma").partition("STATEMENT\n")
+    types = f"typedef {'u64' if width == 2 else 'u32'} Word;"
+    statement = _statement_of_warp(op, counts, "l" if width == 2 else "r")
+    return "\n".join([_file("machine"), MACHINE_ENDS, types, *constants, head, MACHINE_ENDS, statement, STATEMENT_ENDS, rest])
+
+
+def _statement_of_warp(op: Instruction, counts: dict[str, int], kind: str) -> str:
+    """`multiply`, the instruction on the registers of fragments: d = a·b + d."""
+    d, a, b = counts["d"], counts["a"], counts["b"]
+    listed = lambda first, count: "{" + ", ".join(f"%{first + i}" for i in range(count)) + "}"  # noqa: E731
+    constraints = lambda name, count, sign: ", ".join(f'"{sign}{kind}"({name}.r[{i}])' for i in range(count))  # noqa: E731
+    operands = f"{listed(0, d)}, {listed(d, a)}, {listed(d + a, b)}, {listed(0, d)}"
+    return f"""
+__device__ __forceinline__ void multiply(D &d, const A &a, const B &b) {{
+    asm volatile("{spell(op)} {operands};"
+                 : {constraints("d", d, "+")} : {constraints("a", a, "")}, {constraints("b", b, "")});
+}}
+"""
 
 
 def _addends(kernel: Tiled) -> str:
@@ -63,7 +114,10 @@ def _accumulator(op: Instruction) -> list[str]:
         types, put = "typedef u32 Accumulator; typedef u16 Result;", "sum[pair] = x | (u32)y << 16;"
         get = "x = (Result)sum[pair], y = (Result)(sum[pair] >> 16);"
     elif op.d == F32:
-        types, put = "typedef float Accumulator; typedef u32 Result;", "sum[2 * pair] = __uint_as_float(x), sum[2 * pair + 1] = __uint_as_float(y);"
+        types, put = (
+            "typedef float Accumulator; typedef u32 Result;",
+            "sum[2 * pair] = __uint_as_float(x), sum[2 * pair + 1] = __uint_as_float(y);",
+        )
         get = "x = __float_as_uint(sum[2 * pair]), y = __float_as_uint(sum[2 * pair + 1]);"
     else:
         types, put = "typedef u32 Accumulator; typedef u32 Result;", "sum[2 * pair] = x, sum[2 * pair + 1] = y;"

@@ -59,7 +59,8 @@ class Product(NamedTuple):
         given = len(self.axes) - 1
         return tuple(not (self.promotion is None and at == 2) for at in range(given))
 
-    def __call__(self, a: Array, b: Array, *others: Array) -> Array:
+    def __call__(self, *operands: Array) -> Array:
+        a, b, *others = operands
         (_, m, k), n = a.shape, b.shape[1]
         batch = max(v.shape[0] for v in (a, b, *others))
         columns = self._columns(batch, m, n)
@@ -76,7 +77,7 @@ class Product(NamedTuple):
         y = _placed(b, texts.place(size, columns), columns, tiles, along)
         scaled = self.promotion is not None and self.promotion.scaled
         kernel = Tiled(self.op, columns, self.promotion is not None, scaled)
-        shape = batch, m, n, tiles, a.shape[0], b.shape[0], chunk, *self._scales(others if scaled else ())
+        shape = batch, m, n, tiles, a.shape[0], b.shape[0], chunk, *self._scales(others if scaled else [])
         result = jax.ShapeDtypeStruct((batch, m, n), jnp.uint16 if self.op.d == F16 else jnp.uint32)
         entry = Entry("multiply_by_wgmma", texts.tiled(kernel), THREADS, kernel.shared_bytes, features="a")
         blocks = batch * -(-m // ROWS) * -(-n // columns)
@@ -86,7 +87,7 @@ class Product(NamedTuple):
         wide = batch * -(-m // ROWS) * -(-n // WIDE)
         return WIDE if self.promotion is None and wide >= BUSY else NARROW
 
-    def _scales(self, scales: tuple[Array, ...]) -> tuple[int, ...]:
+    def _scales(self, scales: list[Array]) -> tuple[int, ...]:
         if not scales or self.promotion is None:
             return (1,) * 5
         x, y = scales
