@@ -21,7 +21,7 @@ from tcemu.fuzz.operands import HostOperands, Operands, as_integers, from_intege
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
-from tcemu.native.units import driver_version, target_here
+from tcemu.native.units import device_here, driver_version, target_here
 from tcemu.operations.dot import dot_codes
 from tcemu.operations.launches import in_program
 from tcemu.operations.operands import signature_of
@@ -138,7 +138,7 @@ def _real(op: Instruction) -> Side:
         facts = ", ".join(f"{name} {fact}" for name, fact in runner.facts().items())
         return Side("gpu", product(check(op, runner.target), runner), traced=False, identity=f"gpu, {facts}")
     version = ".".join(map(str, driver_version()))
-    identity = f"gpu, device {jax.devices('cuda')[0].device_kind}, target {target}, CUDA {version} of the driver"
+    identity = f"gpu, device {device_here()}, target {target}, CUDA {version} of the driver"
     return Side("gpu", product(check(op, target), in_program(target)), identity=identity)
 
 

@@ -7,8 +7,10 @@ for a floor that no exponent reaches. It is so too if the GPU's step is longer a
 import ctypes
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import NamedTuple
+
+import jax
 
 from tcemu.architectures.evidence import Evidence
 from tcemu.architectures.lookup import TOOLKITS, row_for, rows_of
@@ -43,6 +45,11 @@ def target_here() -> str:
         raise Unsupported(missing)
     ((major, minor),) = capabilities()
     return own_target(major, minor)
+
+
+def device_here() -> str:
+    """What that GPU is called."""
+    return jax.devices("cuda")[0].device_kind
 
 
 class Arithmetic(NamedTuple):
@@ -208,7 +215,7 @@ def _verified(unit: Unit, row: ModelRow) -> Unit:
 
 
 class Equality(NamedTuple):
-    """A row of a target, and a row of a GPU that computes the same for these multiplicands."""
+    """An arithmetic of a target, and a row of a GPU that computes the same for these multiplicands."""
 
     target: str
     row: str  # its key
@@ -220,29 +227,29 @@ class Equality(NamedTuple):
 
 @cache
 def equalities(gpu: str) -> tuple[Equality, ...]:
-    """Every arithmetic that a GPU of this target computes by an instruction of its own, of all targets: from the models alone."""
-    own = [row for row in rows_of(gpu) if not row.toolkits]
+    """What a GPU of this target computes by an instruction of its own, of all targets: from the models alone.
+
+    A row is served by one of its own family, which takes the registers; products of dense matrices by one of MATRICES too.
+    """
     found = []
     for row in ROWS:
-        if not row.toolkits and row.kinds in ((), (None,)):
-            alike = [(pair, other, how) for other in own for pair, how in _pairs(row, other)]
-            found += [
-                Equality(target, row.key, pair, other.key, how, other.evidence.level)
-                for target in row.targets
-                for pair, other, how in alike
-            ]
+        families = {row.family} if row.family.endswith(".sp") else {row.family, *MATRICES}
+        own = [other for other in rows_of(gpu) if other.family in families and not other.toolkits]
+        alike = [(pair, other, how) for other in own for pair, how in _pairs(row, other, gpu)]
+        for target in row.targets:
+            found += [Equality(target, row.key, pair, other.key, how, other.evidence.level) for pair, other, how in alike]
     return tuple(found)
 
 
-def _pairs(row: ModelRow, own: ModelRow) -> Iterator[tuple[tuple[Format, Format], str]]:
+def _pairs(row: ModelRow, own: ModelRow, gpu: str) -> Iterator[tuple[tuple[Format, Format], str]]:
     """The multiplicands for which the second row computes what the first does, each by its longest K."""
-    if row.shapes != own.shapes or row.clamped_metadata != own.clamped_metadata or row.c != own.c:
+    limits = lambda one: (one.shapes, one.toolkits, one.clamped_metadata, one.c, one.kinds or (None,))  # noqa: E731
+    if limits(row) != limits(own):
         return
-    for a, b in product(row.multiplicands, row.multiplicands):
-        for d in row.accumulators:
-            if {a, b} <= set(own.multiplicands) and d in own.accumulators:
-                k = 4 if row.shapes else 256 // max(a.bits, 8)
-                signature = Signature(a, b, row.c or d, d, k)
-                how = fits(Arithmetic.of(row.model, signature), Arithmetic.of(own.model, signature))
-                if how:
-                    yield (a, b), how
+    for a, b in sorted({(op.a, op.b) for op in _of_types(gpu, own.family) if op.a and op.b}, key=str):
+        both = {a, b} <= {*row.multiplicands} & {*own.multiplicands}
+        for d in row.accumulators if both else ():
+            signature = Signature(a, b, row.c or d, d, 4 if row.shapes else max(256 // max(a.bits, 8), 4))
+            how = fits(Arithmetic.of(row.model, signature), Arithmetic.of(own.model, signature)) if d in own.accumulators else ""
+            if how:
+                yield (a, b), how

@@ -61,7 +61,7 @@ static void multiply(D &d, const A &a, const B &b) {  // m16n8k32 of s8
 
 
 @cache
-def library(name: str, text: str) -> ctypes.CDLL:
+def library(name: str, text: str) -> ctypes.PyDLL:
     """The text with a statement of its own, and `run`."""
     _, own, rest = text.split(texts.MACHINE_ENDS)
     statement, rest = rest.split(texts.STATEMENT_ENDS)
@@ -85,7 +85,7 @@ def library(name: str, text: str) -> ctypes.CDLL:
         assert done.returncode == 0, done.stderr[:4000]
         Path(f"{file.name}.so").replace(path)
         Path(file.name).unlink()
-    return ctypes.CDLL(str(path))
+    return ctypes.PyDLL(str(path))  # one at a time: a text has memory of its own, which is not a thread's
 
 
 def launch(entry, blocks, results, *operands):
