@@ -70,7 +70,7 @@ def sums_of_parts(
     if promote is not None and unit is None and signature.native is not None:
         by_parts = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), factors)
         promotion = Promotion(chunk, *blocks.rows, scaled=block is not None)
-        if (native := signature.native.promoted(model, signature, promotion)) is not None:
+        if (native := signature.native.promoted(model, signature, promotion, *by_parts.codes)) is not None:
             return _by_kernel(native, model, signature, by_parts, promote, blocks)
     if promote is not None:
         cut = lambda x, axis: _in_pieces(length // chunk, rank + 1, _in_pieces(split, rank, x, axis), axis)  # noqa: E731

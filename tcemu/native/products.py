@@ -14,7 +14,7 @@ from tcemu.executing import AUTO, NATIVE
 from tcemu.formats import F32, Format, convert
 from tcemu.isa.instructions import Instruction
 from tcemu.native import mma, wgmma
-from tcemu.native.calls import run
+from tcemu.native.calls import known_sizes, run
 from tcemu.native.units import Unit, target_here, unit_of_product
 
 Matrices = tuple[Array, Array, Array]
@@ -37,6 +37,7 @@ class Native(NamedTuple):
         """
         try:
             unit = self.unit(model, signature)
+            known_sizes(*matrices)
         except Unsupported as error:
             if self.choice == AUTO:
                 return emulated(*matrices)
@@ -46,13 +47,14 @@ class Native(NamedTuple):
             return by_unit(*matrices)
         return lax.platform_dependent(*matrices, cuda=by_unit, default=emulated)
 
-    def promoted(self, model: Model, signature: Signature, promotion: wgmma.Promotion) -> Callable[..., Array] | None:
+    def promoted(self, model: Model, signature: Signature, promotion: wgmma.Promotion, *operands: Array) -> Callable[..., Array] | None:
         """A call on a, b and the block scales of both that gives promoted sums, f32 codes [..., M, N]; None: there is none.
 
         a, b: codes [..., M, K] and [..., K, N]. Without the call, chunks are promoted outside, and `product` computes each.
         """
         try:
             unit = self.unit(model, signature)
+            known_sizes(*operands)
         except Unsupported:
             return None
         return partial(_promoted, unit, promotion) if unit.op.family == "wgmma" and unit.op.d == F32 else None
