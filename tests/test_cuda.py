@@ -271,12 +271,22 @@ def test_what_is_traced_has_none():
         assert cuda.kernels_of(HOPPER.replace(**{field: jnp.int32(1)}), signature("f16")) is None
 
 
-def test_less_shared_memory_gives_a_smaller_ring_or_none():
-    n, tiles = (make(HOPPER, signature("f16")) for make in (source.numbers, source.tiling))
+def test_less_shared_memory_gives_a_smaller_ring_a_smaller_tile_or_none():
+    n, tiles = source.numbers(HOPPER, signature("f16")), source.tiling(HOPPER, signature("f16"))
     assert n is not None and tiles is not None
     assert source.within(n, tiles, 227 << 10) == tiles
     assert source.within(n, tiles, 64 << 10) == tiles._replace(ring=1)
+    assert source.within(n, tiles, 40 << 10) == tiles._replace(ring=1, row_tiles=2)
     assert source.within(n, tiles, 16 << 10) is None
+    promoted = n._replace(promoted=4)  # whose sums lie there too
+    assert source.within(promoted, tiles, 227 << 10) == tiles
+    assert source.within(promoted, tiles, 99 << 10) == tiles._replace(ring=1, row_tiles=2)
+
+
+@compiled_here
+def test_a_smaller_tile_is_the_walk(monkeypatch):
+    monkeypatch.setattr(cuda_on_cpu, "ROUTE", launch.Route("sm", "120", ""))
+    check("tile", *ORDERS["chains of two groups"], False, codes_of("chains of e4m3 as f16", False, 150, 140, 96))
 
 
 # ---- compiling

@@ -2,7 +2,8 @@
 
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 from tcemu.arithmetic.model import MODES, Model, Signature
 from tcemu.arithmetic.order import Order
@@ -69,7 +70,6 @@ class Tiling(NamedTuple):
     blocks: int  # of a multiprocessor, at least: so many registers a thread may have
     unrolled: int
     pause: int  # tiles between which nothing is loaded ahead
-    rows_at_once: int = 2  # of a lane, whose sums of parts are read at once
     relative_reach: int = REACH
 
     @property
@@ -127,9 +127,16 @@ def bytes_of_step(n: Numbers, wide: bool) -> int:
     return 4 + powers + (powers if n.summed else n.terms * (8 if wide else 4) + 2 * n.terms)
 
 
-def _threads(n: Numbers, wide: bool) -> dict:
+def _threads(n: Numbers, wide: bool) -> dict[str, Any]:
     """How `tile` is cut among threads: the fastest of some dozens that were measured on an NVIDIA H200."""
-    tiles = {"row_tiles": 4, "column_tiles": 4, "warps_down": 2, "warps_across": 4, "steps_together": max(1, 16 // n.terms), "ring": 2}
+    tiles: dict[str, Any] = {
+        "row_tiles": 4,
+        "column_tiles": 4,
+        "warps_down": 2,
+        "warps_across": 4,
+        "steps_together": max(1, 16 // n.terms),
+        "ring": 2,
+    }
     tiles |= {"blocks": 1}
     return tiles | {"unrolled": 1 if wide else 4, "pause": 16 if n.terms < 16 else 2 if wide and n.terms > 16 else 4}
 
@@ -182,7 +189,15 @@ def _grouped(n: Numbers, signature: Signature) -> Tiling | None:
     sum_fits = n.fraction_bits + above + (n.terms // n.summed).bit_length() + 1 <= F64.mantissa_bits
     if not sum_fits or above + n.fraction_bits >= F64.mantissa_bits or n.fraction_bits < n.kept:
         return None
-    tiles = {"row_tiles": 2, "column_tiles": 4, "warps_down": 2, "warps_across": 2, "steps_together": 1, "ring": 2, "blocks": 3}
+    tiles: dict[str, Any] = {
+        "row_tiles": 2,
+        "column_tiles": 4,
+        "warps_down": 2,
+        "warps_across": 2,
+        "steps_together": 1,
+        "ring": 2,
+        "blocks": 3,
+    }
     tiles |= {"unrolled": 1, "pause": 1, "low_bits_begin": 0, "absent": 0, "depth": 0, "wide": True, "most": 120}
     if scale.exponent_bits <= 5:
         offset = 2 - 2 * scale.least_exponent
@@ -206,13 +221,14 @@ def limit(tiles: Tiling, k: int) -> int:
 
 
 def shared_bytes(n: Numbers, tiles: Tiling) -> int:
-    """Shared memory of a block of `tile`."""
-    return tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n, tiles.wide)
+    """Shared memory of a block of `tile`: the stages, and the sums of chains or promoted parts."""
+    sums = 4 * prod(tiles.lines) if n.chain or n.promoted else 0
+    return sums + tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n, tiles.wide)
 
 
 def within(n: Numbers, tiles: Tiling | None, most: int) -> Tiling | None:
-    """The same in so many bytes of shared memory; None where it has no room."""
-    sizes = () if tiles is None else (tiles, tiles._replace(ring=1))
+    """The same, or a smaller one, in so many bytes of shared memory; None where it has no room."""
+    sizes = () if tiles is None else (tiles, tiles._replace(ring=1), tiles._replace(ring=1, row_tiles=min(tiles.row_tiles, 2)))
     return next((one for one in sizes if shared_bytes(n, one) <= most), None)
 
 
