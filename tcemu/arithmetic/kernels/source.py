@@ -129,16 +129,15 @@ def bytes_of_step(n: Numbers, wide: bool) -> int:
 
 def _threads(n: Numbers, wide: bool) -> dict[str, Any]:
     """How `tile` is cut among threads: the fastest of some dozens that were measured on an NVIDIA H200."""
-    tiles: dict[str, Any] = {
-        "row_tiles": 4,
-        "column_tiles": 4,
-        "warps_down": 2,
-        "warps_across": 4,
-        "steps_together": max(1, 16 // n.terms),
-        "ring": 2,
-    }
-    tiles |= {"blocks": 1}
-    return tiles | {"unrolled": 1 if wide else 4, "pause": 16 if n.terms < 16 else 2 if wide and n.terms > 16 else 4}
+    if n.summed:
+        return {
+            "row_tiles": 2, "column_tiles": 4, "warps_down": 2, "warps_across": 2, "steps_together": 1, "ring": 2, "blocks": 3,
+            "unrolled": 1, "pause": 1,
+        }  # fmt: skip
+    return {
+        "row_tiles": 4, "column_tiles": 4, "warps_down": 2, "warps_across": 4, "steps_together": max(1, 16 // n.terms), "ring": 2,
+        "blocks": 1, "unrolled": 1 if wide else 4, "pause": 16 if n.terms < 16 else 2 if wide and n.terms > 16 else 4,
+    }  # fmt: skip
 
 
 def _absolute(n: Numbers, a: Format, b: Format) -> Tiling | None:
@@ -189,29 +188,16 @@ def _grouped(n: Numbers, signature: Signature) -> Tiling | None:
     sum_fits = n.fraction_bits + above + (n.terms // n.summed).bit_length() + 1 <= F64.mantissa_bits
     if not sum_fits or above + n.fraction_bits >= F64.mantissa_bits or n.fraction_bits < n.kept:
         return None
-    tiles: dict[str, Any] = {
-        "row_tiles": 2,
-        "column_tiles": 4,
-        "warps_down": 2,
-        "warps_across": 2,
-        "steps_together": 1,
-        "ring": 2,
-        "blocks": 3,
-    }
-    tiles |= {"unrolled": 1, "pause": 1, "low_bits_begin": 0, "absent": 0, "depth": 0, "wide": True, "most": 120}
-    if scale.exponent_bits <= 5:
-        offset = 2 - 2 * scale.least_exponent
-        assert 8 * (offset + 2 * scale.greatest_exponent) + 7 < 255
-        power, least_unit = 8 * offset - F32.bias, -offset - n.fraction_bits
-        return Tiling(
-            relative=False, base=8, offset=offset, power_of_a=power // 2, power_of_b=power - power // 2, least_unit=least_unit,
-            least_tops=0, floor_counts=n.floor > -offset, **tiles,
-        )  # fmt: skip
-    least_unit = F32.least_exponent + 1
-    power = BYTE + 8 * NEAR - F32.bias
+    base, least_unit, offset = 8, F32.least_exponent + 1, 2 - 2 * scale.least_exponent
+    relative = (
+        base * (offset + 2 * scale.greatest_exponent) + base - 1 >= F32.infinity >> F32.mantissa_bits
+    )  # as `_relative`, or `_absolute`
+    power = BYTE + base * NEAR - F32.bias if relative else base * offset - F32.bias
+    if not relative:
+        least_unit = -offset - n.fraction_bits
     return Tiling(
-        relative=True, base=8, offset=(F32.bias + power) // 8, power_of_a=power // 2, power_of_b=power - power // 2, least_unit=least_unit,
-        least_tops=least_unit + n.fraction_bits + NEAR, floor_counts=n.floor > least_unit + n.fraction_bits, **tiles,
+        True, relative, base, (F32.bias + power) // base, power // 2, power - power // 2, 0, 0, 0, 120, least_unit,
+        least_unit + n.fraction_bits + NEAR, n.floor > least_unit + n.fraction_bits, **_threads(n, True),
     )  # fmt: skip
 
 

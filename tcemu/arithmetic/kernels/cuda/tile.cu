@@ -1,6 +1,6 @@
 // A tile of D a block, in registers, while K goes by step after step. For steps that are cut toward zero, or rounded to f16: `fast_step` of
-// products.cu or groups.cu. Chains, and parts of K whose sums are promoted to f32,
-// start from nothing; shared memory holds the sum of those that are done.
+// products.cu or groups.cu. Chains, and parts of K whose sums are promoted to f32, start from nothing; shared memory holds the sum of those
+// that are done.
 //
 // A step is fast where all that takes part is within reach: see `is_plain` and `is_fast`. All else (Inf, NaN, what is far above or below) takes
 // `careful`, the step in integers.
