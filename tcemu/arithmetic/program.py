@@ -73,7 +73,7 @@ class Promoted(NamedTuple):
 
     a: Array
     b: Array
-    scales: Scales | None
+    scales: Pair | None
     block_scales: Pair | None  # f32 codes [..., groups of M, parts] and [..., parts, groups of N]
 
 
