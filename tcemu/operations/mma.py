@@ -9,6 +9,7 @@ import jax
 from jax import Array
 from jax.typing import ArrayLike
 
+from tcemu.arithmetic.kernels.warp import Words
 from tcemu.arithmetic.model import Model
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import (
@@ -29,6 +30,7 @@ from tcemu.operations.selected import (
     scale_selector,
     sparsity_selector,
 )
+from tcemu.operations.warps import by_kernel, kernel_of_instruction, selectors, warp_of
 
 SelectorPair = tuple[ArrayLike, ArrayLike]  # (byte_id, thread_id)
 
@@ -150,6 +152,17 @@ def _bind_scale(op: Instruction, name: str, registers: ArrayLike | None, selecto
 
 @partial(jax.jit, static_argnames=("op", "clamped"))
 def _mma(op: Instruction, clamped: bool, model: Model, operands: MmaOperands) -> Array:
+    kernel = kernel_of_instruction(op, model, warp_of(op, clamped))
+    return by_kernel(kernel, partial(_words, op), partial(_by_matrices, op, clamped, model), operands)
+
+
+def _words(op: Instruction, operands: MmaOperands) -> Words:
+    a, b, c, metadata, *scales = operands
+    registers = [None if v is None else v.registers for v in (metadata, *scales)]
+    return Words(a, b, c, *registers, selectors(op, metadata, tuple(scales)))
+
+
+def _by_matrices(op: Instruction, clamped: bool, model: Model, operands: MmaOperands) -> Array:
     a, b, c = (unpack_matrix(op, name, getattr(operands, name)) for name in ("a", "b", "c"))
     metadata, scale_a, scale_b = operands.metadata, operands.scale_a, operands.scale_b
     fields = None if metadata is None else metadata_fields(op, metadata)

@@ -1,4 +1,4 @@
-"""The kernels' own text, compiled for a CPU: `walk` and `tile`, on NumPy arrays, wherever there is g++."""
+"""The kernels' own text, compiled for a CPU: `walk`, `tile` and `warp`, on NumPy arrays, wherever there is g++."""
 
 import ctypes
 import hashlib
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tcemu.arithmetic.kernels import source
+from tcemu.arithmetic.kernels import source, warp
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
 PARTS = {"walk": ("walk",), "tile": ("prepare", "tile")}
@@ -31,6 +31,12 @@ extern "C" void run_tile(int grid, const Shape *s, const ACode *a, const BCode *
     launch(grid, THREADS, [=] {{ tile(s, a, b, c, {scales} p, q, d); }});
 }}
 """,
+    "warp": """
+extern "C" void run_warp(int grid, const Sizes *s, const u32 *a, const u32 *b, const u32 *c, const u32 *f, const u32 *x, const u32 *y,
+                         const int *t, u32 *d) {{
+    launch(grid, 32 * WARPS, [=] {{ warp(s, a, b, c, {fields} {scales} {selectors} d); }});
+}}
+""",
 }
 
 
@@ -43,8 +49,9 @@ def library(entry: str, text: str) -> ctypes.CDLL:
     machine, _, rest = text.partition(source.MACHINE_ENDS)
     assert machine
     scales = "x, y," if "#define SCALED 1" in rest else ""
+    fields = "f," if "#define SPARSE 1" in rest else ""
     rest = rest.replace("extern __shared__ __align__(16) u8 shared[];", "")
-    whole = MACHINE.read_text() + rest + LAUNCHERS[entry].format(scales=scales)
+    whole = MACHINE.read_text() + rest + LAUNCHERS[entry].format(scales=scales, fields=fields, selectors="t," if scales or fields else "")
     folder = Path(tempfile.gettempdir()) / "tcemu_cuda_on_cpu"
     folder.mkdir(exist_ok=True)
     path = folder / f"{hashlib.sha256(whole.encode()).hexdigest()}.so"
@@ -82,3 +89,17 @@ def run(entry, model, signature, a, b, c, scales=None):
     texts["prepare"].run_prepare(len(p) + len(q), *map(at, (shape, a, b, x, y, p, q)))
     texts["tile"].run_tile(batch * down * across, *map(at, (shape, a, b, c, x, y, p, q, d)))
     return d
+
+
+def run_warp(kernel, batch, each, operands):
+    """D's words of `warp`, uint32 [batch, ...]. operands: as `warp.Words`, NumPy arrays, each with one batch axis, of length 1 for all."""
+    given = [np.ascontiguousarray(v) for v in operands if v is not None]
+    sizes = np.array(warp.sizes_of(kernel, batch, each, tuple(len(v) < batch for v in given)), np.int32)
+    d = kernel.warp.d
+    made = np.full((batch, *d.fragment.lanes, d.fragment.elements * d.container_bits // 32), 0xA5A5A5A5, np.uint32)
+    at = lambda v: v.ctypes.data_as(ctypes.c_void_p)  # noqa: E731
+    nothing = [None] * (7 - len(operands))
+    pointers = [None if v is None else at(np.ascontiguousarray(v)) for v in (*operands, *nothing)]
+    items = batch * kernel.warp.warps * kernel.warp.tiles
+    library("warp", warp.text(kernel)).run_warp(-(-items // (each * warp.warps_of_block(kernel))), at(sizes), *pointers, at(made))
+    return made

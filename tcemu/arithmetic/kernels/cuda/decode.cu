@@ -17,16 +17,19 @@ struct Format {
     static constexpr u32 infinity = ((1u << EXPONENT_BITS) - 1) << MANTISSA, nan = (1u << (EXPONENT_BITS + MANTISSA)) - 1;
     static constexpr u32 sign = SIGNED ? 1u << (BITS - UNUSED - 1) : 0;
 
-    static __device__ __forceinline__ Factor decode(u32 code) {
+    static __device__ __forceinline__ bool negative(u32 code) { return code >> UNUSED & sign; }
+    // the factor without its sign; without branches, since most codes are no special ones
+    static __device__ __forceinline__ Factor absolute(u32 code) {
         code >>= UNUSED;
         const int field = code >> MANTISSA & ((1 << EXPONENT_BITS) - 1), fraction = code & ((1 << MANTISSA) - 1);
-        const bool negative = code & sign;
-        if (SPECIALS == IEEE && field == (1 << EXPONENT_BITS) - 1)
-            return {fraction ? 0 : negative ? -1 : 1, SPECIAL_EXPONENT};
-        if (SPECIALS == NAN_ONLY && (code & nan) == nan) return {0, SPECIAL_EXPONENT};
-        const int magnitude = field || !SUBNORMALS ? fraction | 1 << MANTISSA : fraction;
-        if (magnitude == 0) return {0, ZERO_EXPONENT};
-        return {negative ? -magnitude : magnitude, (field || !SUBNORMALS ? field : 1) - BIAS};
+        const bool special = SPECIALS == IEEE ? field == (1 << EXPONENT_BITS) - 1 : SPECIALS == NAN_ONLY && (code & nan) == nan;
+        const int magnitude = special ? SPECIALS == IEEE && fraction == 0 : field || !SUBNORMALS ? fraction | 1 << MANTISSA : fraction;
+        const int exponent = (SUBNORMALS ? max(field, 1) : field) - BIAS;
+        return {magnitude, special ? SPECIAL_EXPONENT : magnitude ? exponent : ZERO_EXPONENT};
+    }
+    static __device__ __forceinline__ Factor decode(u32 code) {
+        const Factor factor = absolute(code);
+        return {negative(code) ? -factor.significand : factor.significand, factor.exponent};
     }
 };
 
