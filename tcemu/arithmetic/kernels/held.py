@@ -152,7 +152,7 @@ def plan(n: Numbers, warp: Warp) -> Plan | None:
     words = a_lines * a_stride + b_lines * b_stride
     constants = {
         "row_stride": a_stride, "column_stride": b_stride, "columns_begin": a_lines * a_stride, "a_lines": a_lines, "b_lines": b_lines,
-        "words_of_warp": words, "warps": min(MOST_WARPS, 1 << (MOST_WORDS // words).bit_length() - 1), "rows_of_lane": len(rows), "columns_of_lane": len(columns),
+        "words_of_warp": words, "warps": min(MOST_WARPS, 1 << (MOST_WORDS // words).bit_length() >> 1), "rows_of_lane": len(rows), "columns_of_lane": len(columns),
         "padded": padded(n), "chunks": n.of_instruction * 2 // warp.chunk if sparse else 0,
         "a_run": _run(found["a_place"]), "b_run": 1 if sparse else _run(found["b_place"]),
     }  # fmt: skip

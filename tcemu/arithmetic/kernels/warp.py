@@ -11,7 +11,7 @@ from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
 
 from tcemu.arithmetic.kernels import source
-from tcemu.arithmetic.kernels.held import Plan, Warp, plan, tables
+from tcemu.arithmetic.kernels.held import Held, Plan, Warp, plan, row_by_row, tables
 from tcemu.arithmetic.kernels.launch import Entry, launch
 from tcemu.arithmetic.kernels.source import Numbers
 from tcemu.arithmetic.model import Model, Signature
@@ -20,6 +20,7 @@ from tcemu.layouts import LANES
 from tcemu.meshes import alike
 
 PROGRAMS = 512  # arithmetics whose programs are remembered
+MOST_ELEMENTS = 8  # of D, of a lane
 MANY, MOST_EACH = 1 << 14, 8  # from so many warps on each takes several instructions, at most so many
 
 
@@ -51,6 +52,22 @@ def kernel_of(model: Model, signature: Signature, warp: Warp) -> Kernel | None:
     if n is None or made is None:
         return None
     return Kernel(n, signature, model.result, warp)
+
+
+def kernel_of_matrices(numbers: Numbers, signature: Signature, result: Format, m: int, n: int) -> Kernel | None:
+    """The kernel for batches of A [M, K], B [K, N] and C [M, N], as codes, of one instruction each; None where they do not fit a warp."""
+    k, sizes = signature.k, {}
+    for name, fmt, rows, columns in (("a", signature.a, m, k), ("b", signature.b, k, n), ("c", result, m, n), ("d", signature.d, m, n)):
+        bits = fmt.dtype.itemsize * 8
+        whole = rows * columns * bits % (LANES * 32) == 0
+        if not whole or rows & (rows - 1) or columns & (columns - 1):
+            return None
+        sizes[name] = Held(row_by_row(rows, columns), fmt, bits)
+    warp = Warp(**sizes)
+    made = plan(numbers, warp)
+    if numbers.scaled or made is None or m * n > MOST_ELEMENTS * LANES or not made.constants["warps"]:
+        return None
+    return Kernel(numbers, signature, result, warp)
 
 
 def warps_of_block(kernel: Kernel) -> int:
@@ -128,11 +145,11 @@ def _batched(kernel: Kernel) -> Callable:
 
 @lru_cache(maxsize=PROGRAMS)
 def _sharded(kernel: Kernel, alone: tuple[bool, ...]) -> Callable:
-    """`_launched`, which a mesh may cut along the batch. alone: the operands that serve all of it."""
-    whole = custom_partitioning(partial(_launched, kernel, alone))
+    """`launched`, which a mesh may cut along the batch. alone: the operands that serve all of it."""
+    whole = custom_partitioning(partial(launched, kernel, alone))
 
     def partition(mesh: Any, arguments: tuple, result: Any) -> tuple:
-        return mesh, partial(_launched, kernel, alone), result.sharding, tuple(argument.sharding for argument in arguments)
+        return mesh, partial(launched, kernel, alone), result.sharding, tuple(argument.sharding for argument in arguments)
 
     factors = [f"{f'u{at}' if one else 'b'} w{at}" for at, one in enumerate(alone)]
     replicated = tuple(f"w{at}" for at in range(len(alone))) + tuple(f"u{at}" for at, one in enumerate(alone) if one) + ("d",)
@@ -140,14 +157,22 @@ def _sharded(kernel: Kernel, alone: tuple[bool, ...]) -> Callable:
     return whole
 
 
-def _launched(kernel: Kernel, alone: tuple[bool, ...], *operands: Array) -> Array:
-    """On one device."""
-    warp, batch = kernel.warp, next(len(v) for v, one in zip(operands, alone, strict=True) if not one)
-    items = batch * warp.warps * warp.tiles
+def launched(kernel: Kernel, alone: tuple[bool, ...], *operands: Array) -> Array:
+    """On one device: uint32 [batch, words]. alone: the operands that serve the whole batch. The kernel asks no operand for its dtype."""
+    batch = next(len(v) for v, one in zip(operands, alone, strict=True) if not one)
+    return _launch(kernel, alone, jax.ShapeDtypeStruct((batch, prod(_shape_of_d(kernel))), jnp.uint32), operands)
+
+
+def launched_on_matrices(kernel: Kernel, a: Array, b: Array, c: Array) -> Array:
+    """On one device: codes [batch, M, N]. a, b: one batch axis, of length 1 where one matrix serves all."""
+    alone = tuple(len(v) < len(c) for v in (a, b, c))
+    return _launch(kernel, alone, jax.ShapeDtypeStruct(c.shape, kernel.signature.d.dtype), (a, b, c))
+
+
+def _launch(kernel: Kernel, alone: tuple[bool, ...], d: jax.ShapeDtypeStruct, operands: tuple[Array, ...]) -> Array:
+    warps, items = warps_of_block(kernel), d.shape[0] * kernel.warp.warps * kernel.warp.tiles
     each = min(MOST_EACH, max(1, items // MANY))
-    sizes = jnp.stack([jnp.full((), size, jnp.int32) for size in sizes_of(kernel, batch, each, alone)])  # see `cuda.product`
-    d = jax.ShapeDtypeStruct((batch, LANES * warp.warps * _shape_of_d(kernel)[-1]), jnp.uint32)
-    warps = warps_of_block(kernel)
+    sizes = jnp.stack([jnp.full((), size, jnp.int32) for size in sizes_of(kernel, d.shape[0], each, alone)])  # see `cuda.product`
     return launch(Entry("warp", text(kernel), LANES * warps), -(-items // (each * warps)), d, sizes, *operands)[0]
 
 
