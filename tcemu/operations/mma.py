@@ -6,12 +6,14 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic.kernels.warp import Words
 from tcemu.arithmetic.model import Model
 from tcemu.isa.instructions import Instruction
+from tcemu.operations.fragments import matrix_fragment
 from tcemu.operations.operands import (
     instruction_product,
     lane_words,
@@ -30,7 +32,7 @@ from tcemu.operations.selected import (
     scale_selector,
     sparsity_selector,
 )
-from tcemu.operations.warps import by_kernel, kernel_of_instruction, selectors, warp_of
+from tcemu.operations.warps import by_kernel, held_alike, kernel_of_instruction, selectors, warp_of
 
 SelectorPair = tuple[ArrayLike, ArrayLike]  # (byte_id, thread_id)
 
@@ -158,6 +160,8 @@ def _mma(op: Instruction, clamped: bool, model: Model, operands: MmaOperands) ->
 
 def _words(op: Instruction, operands: MmaOperands) -> Words:
     a, b, c, metadata, *scales = operands
+    if not held_alike(op):
+        c = matrix_fragment(op, "d").encode(unpack_matrix(op, "c", c)).astype(jnp.uint32)
     registers = [None if v is None else v.registers for v in (metadata, *scales)]
     return Words(a, b, c, *registers, selectors(op, metadata, tuple(scales)))
 

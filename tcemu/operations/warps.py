@@ -15,7 +15,7 @@ from tcemu.arithmetic.kernels.held import Held, Warp, row_by_row
 from tcemu.arithmetic.kernels.warp import Kernel, Words, kernel_of, product
 from tcemu.arithmetic.model import Model
 from tcemu.isa.instructions import Instruction
-from tcemu.layouts import metadata_fragment, scale_fragment
+from tcemu.layouts import REGISTER_BITS, metadata_fragment, scale_fragment
 from tcemu.operations.fragments import matrix_fragment
 from tcemu.operations.operands import signature_of
 from tcemu.operations.selected import Metadata, Scale
@@ -34,6 +34,8 @@ def warp_of(op: Instruction, clamped: bool = False, *, a_in_memory: bool = False
     """The operands of an mma or wgmma, dense or sparse. a_in_memory: A comes as codes, row by row, as B of a wgmma always does."""
     group = op.warps > 1
     c = held(op, "c" if op.c is not None else "d")
+    if not held_alike(op):
+        c = Held(matrix_fragment(op, "d"), c.format, REGISTER_BITS)
     a = held(op, "a") if not a_in_memory else Held(row_by_row(*op.matrix("a"), warps=op.warps), *_whole(op, "a"))
     b = Held(row_by_row(TILE_COLUMNS, op.k, transposed=True), *_whole(op, "b")) if group else held(op, "b")
     return Warp(
@@ -45,6 +47,11 @@ def warp_of(op: Instruction, clamped: bool = False, *, a_in_memory: bool = False
         clamped=clamped,
         scales=None if op.scale_vec is None else (scale_fragment("a", op.scale_vec), scale_fragment("b", op.scale_vec)),
     )  # fmt: skip
+
+
+def held_alike(op: Instruction) -> bool:
+    """Whether C's elements are where D's are; else the kernel takes C as D is held, a register an element."""
+    return op.c is None or matrix_fragment(op, "c") == matrix_fragment(op, "d")
 
 
 def _whole(op: Instruction, name: str) -> tuple:

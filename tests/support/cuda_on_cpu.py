@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tcemu.arithmetic.kernels import source, warp
+from tcemu.arithmetic.kernels import source
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
 PARTS = {"walk": ("walk",), "tile": ("prepare", "tile")}
@@ -32,9 +32,8 @@ extern "C" void run_tile(int grid, const Shape *s, const ACode *a, const BCode *
 }}
 """,
     "warp": """
-extern "C" void run_warp(int grid, const Sizes *s, const u32 *a, const u32 *b, const u32 *c, const u32 *f, const u32 *x, const u32 *y,
-                         const int *t, u32 *d) {{
-    launch(grid, 32 * WARPS, [=] {{ warp(s, a, b, c, {fields} {scales} {selectors} d); }});
+extern "C" void run_warp(int grid, const Sizes *s, const u32 *const *p, u32 *d) {{
+    launch(grid, 32 * WARPS, [=] {{ warp(s, p[0], p[1], p[2], {more} d); }});
 }}
 """,
 }
@@ -49,9 +48,10 @@ def library(entry: str, text: str) -> ctypes.CDLL:
     machine, _, rest = text.partition(source.MACHINE_ENDS)
     assert machine
     scales = "x, y," if "#define SCALED 1" in rest else ""
-    fields = "f," if "#define SPARSE 1" in rest else ""
+    own = ["p[{}],"] * (("#define SPARSE 1" in rest) + 2 * bool(scales))
+    more = " ".join([*own, "(const int *)p[{}],"] if own else []).format(*range(3, 7))
     rest = rest.replace("extern __shared__ __align__(16) u8 shared[];", "")
-    whole = MACHINE.read_text() + rest + LAUNCHERS[entry].format(scales=scales, fields=fields, selectors="t," if scales or fields else "")
+    whole = MACHINE.read_text() + rest + LAUNCHERS[entry].format(scales=scales, more=more)
     folder = Path(tempfile.gettempdir()) / "tcemu_cuda_on_cpu"
     folder.mkdir(exist_ok=True)
     path = folder / f"{hashlib.sha256(whole.encode()).hexdigest()}.so"
@@ -91,15 +91,11 @@ def run(entry, model, signature, a, b, c, scales=None):
     return d
 
 
-def run_warp(kernel, batch, each, operands):
-    """D's words of `warp`, uint32 [batch, ...]. operands: as `warp.Words`, NumPy arrays, each with one batch axis, of length 1 for all."""
-    given = [np.ascontiguousarray(v) for v in operands if v is not None]
-    sizes = np.array(warp.sizes_of(kernel, batch, each, tuple(len(v) < batch for v in given)), np.int32)
-    d = kernel.warp.d
-    made = np.full((batch, *d.fragment.lanes, d.fragment.elements * d.container_bits // 32), 0xA5A5A5A5, np.uint32)
-    at = lambda v: v.ctypes.data_as(ctypes.c_void_p)  # noqa: E731
-    nothing = [None] * (7 - len(operands))
-    pointers = [None if v is None else at(np.ascontiguousarray(v)) for v in (*operands, *nothing)]
-    items = batch * kernel.warp.warps * kernel.warp.tiles
-    library("warp", warp.text(kernel)).run_warp(-(-items // (each * warp.warps_of_block(kernel))), at(sizes), *pointers, at(made))
-    return made
+def run_warp(text, blocks, sizes, operands, d):
+    """The words that `warp` writes to d, an array. operands: NumPy arrays, those that the text wants."""
+    given = [np.ascontiguousarray(v) for v in operands]
+    pointers = (ctypes.c_void_p * len(given))(*(v.ctypes.data for v in given))
+    sizes = np.ascontiguousarray(sizes, np.int32)
+    d.view(np.uint8)[...] = 0xA5
+    library("warp", text).run_warp(blocks, ctypes.c_void_p(sizes.ctypes.data), pointers, ctypes.c_void_p(d.ctypes.data))
+    return d

@@ -171,9 +171,14 @@ def launched_on_matrices(kernel: Kernel, a: Array, b: Array, c: Array) -> Array:
 
 def _launch(kernel: Kernel, alone: tuple[bool, ...], d: jax.ShapeDtypeStruct, operands: tuple[Array, ...]) -> Array:
     warps, items = warps_of_block(kernel), d.shape[0] * kernel.warp.warps * kernel.warp.tiles
-    each = min(MOST_EACH, max(1, items // MANY))
+    each = each_of(items)
     sizes = jnp.stack([jnp.full((), size, jnp.int32) for size in sizes_of(kernel, d.shape[0], each, alone)])  # see `cuda.product`
     return launch(Entry("warp", text(kernel), LANES * warps), -(-items // (each * warps)), d, sizes, *operands)[0]
+
+
+def each_of(items: int) -> int:
+    """Instructions of one warp, one after the other."""
+    return min(MOST_EACH, max(1, items // MANY))
 
 
 def sizes_of(kernel: Kernel, batch: int, each: int, alone: tuple[bool, ...]) -> list[int]:

@@ -450,7 +450,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 6)
         Codes codes;
 #pragma unroll
         for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v)
-            codes[v / COLUMNS_OF_LANE][v % COLUMNS_OF_LANE] = accumulator_of(code_of<C_BITS, C_BITS, 0>(start, d_element(v)));
+            codes[v / COLUMNS_OF_LANE][v % COLUMNS_OF_LANE] = accumulator_of(code_of<C_BITS, C_CONTAINER, 0>(start, d_element(v)));
         steps(codes, of);
         u32 words[D_WORDS];
 #pragma unroll

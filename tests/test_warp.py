@@ -1,0 +1,309 @@
+"""The kernel that takes registers, `cuda/warp.cu`, its text compiled for a CPU, against the way by matrices of codes and the portable walk."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import cuda_on_cpu
+from support.kernel_cases import CASES, HOPPER, codes, signature
+from support.sampling import sampled
+from test_cuda import ARCHITECTURES, ORDERS, assemble
+
+import tcemu
+from tcemu.architectures.lookup import applied
+from tcemu.arithmetic.kernels import cuda, held, launch, nvrtc, source, store, warp
+from tcemu.arithmetic.walk import walk
+from tcemu.formats import F32, from_float
+from tcemu.isa.catalog import TARGETS
+from tcemu.layouts import Fragment, Layout
+from tcemu.operations import mma, warps, wgmma
+
+compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
+F16_F32, F16_F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
+SPARSE = "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32"
+MXF8 = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e2m1.f32.ue8m0"
+
+
+def spellings(*families, columns=None):
+    """(spelling, target) of each kernel that the instructions of all targets have; columns: N of those that are looked at."""
+    found = {}
+    for target in TARGETS:
+        for family in families:
+            for op in tcemu.instructions(target, family=family):
+                kernel = kernel_of(op, target) if columns is None or op.n in columns else None
+                if kernel is not None:
+                    found.setdefault(kernel, (str(op), target))
+    return list(found.values())
+
+
+def kernel_of(op, target, **how):
+    """None where no kernel takes it, or nothing is known of its arithmetic."""
+    try:
+        own = applied(op, target)
+    except tcemu.NotModelled:
+        return None
+    return warps.kernel_of_instruction(own.op, own.model, warps.warp_of(own.op, own.clamped_metadata, **how))
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """The kernel in place of every other way, its launches run on this CPU; yields the kernels' texts, in the order of their launches."""
+    texts = []
+
+    def run(entry, blocks, results, sizes, *operands):
+        texts.append(entry.text)
+        call = lambda sizes, *given: cuda_on_cpu.run_warp(entry.text, blocks, sizes, given, np.empty(results.shape, results.dtype))  # noqa: E731
+        return (jax.pure_callback(call, results, sizes, *operands),)
+
+    def by_kernel(found, words, portable, operands):
+        return warp.product(found, words(operands))
+
+    monkeypatch.setattr(warp, "launch", run)
+    for module in (mma, wgmma):
+        monkeypatch.setattr(module, "by_kernel", by_kernel)
+    forget()
+    yield texts
+    forget()
+
+
+def forget():
+    for compiled in (mma._mma, wgmma._wgmma):
+        compiled.clear_cache()
+    warp._batched.cache_clear(), warp._sharded.cache_clear()
+
+
+# ---- operands
+
+
+def registers(rng, op, name, batch, raw):
+    fmt = op.d if name == "c" and op.c is None else getattr(op, name)
+    if raw:
+        lanes = (32,) if op.warps == 1 else (op.warps, 32)
+        return rng.integers(0, 1 << 32, (*batch, *lanes, op.registers(name)), dtype=np.uint64).astype(np.uint32)
+    shape = ((op.products,) if op.products > 1 else ()) + op.matrix(name)
+    return np.asarray(tcemu.pack(op, name, from_float(fmt, rng.normal(0, 3, (*batch, *shape)))))
+
+
+def words_of(rng, least, most, *shape):
+    """Registers of four bytes from `least` to `most`."""
+    return rng.integers(least, most + 1, (*shape, 4)).astype(np.uint8).view(np.uint32)[..., 0]
+
+
+def mma_call(spelling, target, raw, batch=(3,)):
+    """mma or mma_sp of drawn operands, as a function of a, b and c; and these."""
+    op, rng = tcemu.parse(spelling), np.random.default_rng(len(spelling))
+    given = {"target": target}
+    if op.sparse:
+        given |= {"e": words_of(rng, 0, 255, *batch, 32), "selector": int(rng.choice(op.selectors))}
+    if op.block_scale:
+        near = 0x7F if str(op.stype) == "ue8m0" else 0x38
+        for side, threads in (("a", op.thread_ids_a), ("b", op.thread_ids_b)):
+            given[f"scale_{side}"] = words_of(rng, *((0, 255) if raw else (near - 2, near + 2)), *batch, 32)
+            given[f"selector_{side}"] = int(rng.choice(op.byte_ids)), int(rng.choice(threads))
+    call = tcemu.mma_sp if op.sparse else tcemu.mma
+    return lambda *abc, **more: call(op, *abc, **given | more), [registers(rng, op, name, batch, raw) for name in "abc"]
+
+
+def agree(call, operands, emulated):
+    """Without a mismatch, and by the kernel; the words of several kinds."""
+    got = np.asarray(call(*operands))
+    assert len(emulated) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (mma, wgmma):
+            patch.setattr(module, "by_kernel", warps.by_kernel)
+        forget()
+        wanted = np.asarray(call(*operands))
+    forget()
+    wrong = int((got != wanted).sum())
+    assert wrong == 0, f"{wrong} mismatches of {wanted.size}"
+    return wanted
+
+
+# ---- bits
+
+
+@compiled_here
+@pytest.mark.parametrize(
+    "case",
+    sampled(spellings("mma", "mma.sp"), [(F16_F32, "sm_80"), (SPARSE, "sm_80"), (MXF8, "sm_120")], ids=" on ".join),
+)
+@pytest.mark.parametrize("raw", (False, True), ids=("near one", "any bits"))
+def test_registers_in_are_the_registers_out_of_the_walk(case, raw, emulated):
+    wanted = agree(*mma_call(*case, raw), emulated)
+    assert len(np.unique(wanted)) > 20
+
+
+def wgmma_call(spelling, in_memory, raw, batch=2):
+    """wgmma of drawn operands, as a function of d, the descriptor of B and shared memory; and these."""
+    op, rng = tcemu.parse(spelling), np.random.default_rng(len(spelling) + raw)
+    size = 4 * op.n * op.k * op.b.bits // 32 + 4096
+    shared = rng.integers(0, 1 << 32, (batch, size), dtype=np.uint64).astype(np.uint32)
+    if not raw:
+        codes = from_float(op.a, rng.normal(0, 3, (batch, size * 32 // op.a.bits)))
+        shared = np.ascontiguousarray(codes).view(np.uint32)
+    b = tcemu.descriptor(0, 128, 256, 0)
+    given = {"target": "sm_90a", "scale_d": jnp.asarray([True, False])[:batch], "imm_scale_a": -1 if op.a.exponent_bits else 1}
+    if op.sparse:
+        given |= {"sp_meta": words_of(rng, 0, 255, batch, 4, 32), "sp_sel": int(op.selectors[-1])}
+    given |= {"a_desc": tcemu.descriptor(64, 128, 256, 0)} if in_memory else {"a": registers(rng, op, "a", (batch,), raw)}
+    return lambda d: tcemu.wgmma(op, d, b, shared, **given), [registers(rng, op, "d", (batch,), raw)]
+
+
+WGMMA = spellings("wgmma", "wgmma.sp", columns=(24,))
+
+
+@compiled_here
+@pytest.mark.parametrize("spelling", sampled([spelling for spelling, _ in WGMMA], [WGMMA[0][0], WGMMA[-1][0]]))
+@pytest.mark.parametrize("in_memory", (False, True), ids=("A in registers", "A in memory"))
+def test_a_warpgroup(spelling, in_memory, emulated):
+    for raw in (False, True):
+        emulated.clear()
+        agree(*wgmma_call(spelling, in_memory, raw), emulated)
+
+
+@compiled_here
+@pytest.mark.parametrize("name", sampled(list(ORDERS), ["chains added together", "f32 steps, D in f16"]))
+def test_every_order_of_steps(name):
+    """Of batches of matrices, whose operands are another kind of words."""
+    model, sig = ORDERS[name]
+    check_matrices(model, sig, 3, 16, 8)
+
+
+def check_matrices(model, sig, batch, m, n):
+    numbers, rng = source.numbers(model, sig), np.random.default_rng(2)
+    kernel = warp.kernel_of_matrices(numbers, sig, model.result, m, n)
+    assert kernel is not None
+    for raw in (False, True):
+        shapes = (sig.a, (batch, m, sig.k)), (sig.b, (1, sig.k, n)), (model.result, (batch, m, n))
+        a, b, c = (np.asarray(codes(rng, fmt, shape, raw)) for fmt, shape in shapes)
+        blocks = -(-batch // (2 * warp.warps_of_block(kernel)))
+        sizes = warp.sizes_of(kernel, batch, 2, (False, True, False))
+        got = cuda_on_cpu.run_warp(warp.text(kernel), blocks, sizes, (a, b, c), np.empty(c.shape, sig.d.dtype))
+        wanted = np.asarray(walk(model, sig, *map(jnp.asarray, (a, b, c)), None))
+        assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
+
+
+@compiled_here
+@pytest.mark.parametrize("size", sampled([(16, 8), (8, 8), (4, 16), (32, 8)], [(32, 8)], ids=str))
+def test_small_matrices(size):
+    for name in ("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", "few bits"):
+        check_matrices(CASES[name][0], signature(name), 5, *size)
+
+
+def test_what_fits_no_warp_has_no_kernel():
+    for m, n in ((1, 8), (16, 24), (64, 64), (2, 8)):
+        assert warp.kernel_of_matrices(source.numbers(HOPPER, signature("f16")), signature("f16"), F32, m, n) is None
+    scaled, sig = CASES["mxf8"][0], signature("mxf8")
+    assert warp.kernel_of_matrices(source.numbers(scaled, sig), sig, F32, 16, 8) is None
+
+
+# ---- batches
+
+
+@compiled_here
+def test_batch_axes_broadcast(emulated):
+    call, (a, b, c) = mma_call(F16_F32, "sm_90", True, (3, 2))
+    wanted = agree(call, (a, b, c), emulated)
+    assert (np.asarray(call(a, b[:, :1], c)) == np.asarray(call(a, np.repeat(b[:, :1], 2, 1), c))).all()
+    assert (np.asarray(call(a[0, 0], b[0, 0], c[0, 0])) == wanted[0, 0]).all()
+    one = np.asarray(call(a, b[0, 0], c))  # which is not copied for each
+    assert (one[0, 0] == wanted[0, 0]).all() and one.shape == wanted.shape
+
+
+@compiled_here
+def test_vmap_gives_a_longer_batch(emulated):
+    call, (a, b, c) = mma_call(SPARSE, "sm_90", True, (2, 3))
+    op = tcemu.parse(SPARSE)
+    e = words_of(np.random.default_rng(3), 0, 255, 2, 3, 32)
+    plain = lambda a, b, c, e, s: tcemu.mma_sp(op, a, b, c, e, selector=s, target="sm_90")  # noqa: E731
+    wanted = np.stack([np.asarray(plain(a[:, i], b[0, 0], c[:, i], e[:, i], s)) for i, s in enumerate((0, 1, 1))], 1)
+    emulated.clear()
+    got = jax.vmap(plain, (1, None, 1, 1, 0), 1)(a, b[0, 0], c, e, jnp.array([0, 1, 1]))
+    assert (np.asarray(got) == wanted).all() and len(emulated) == 1
+    twice = jax.vmap(jax.vmap(plain, (0, None, 0, 0, None)), (0, None, 0, 0, None))(a, b[0, 0], c, e, jnp.int32(0))
+    assert (np.asarray(twice) == np.asarray(plain(a, b[0, 0], c, e, 0))).all()
+
+
+def test_an_empty_batch_asks_no_kernel(monkeypatch):
+    monkeypatch.setattr(launch, "route", lambda: launch.Route("sm", "90", ""))
+    forget()
+    call, operands = mma_call(F16_F32, "sm_90", True, (0, 2))
+    assert call(*operands).shape == (0, 2, 32, 4)
+    forget()
+
+
+def test_one_warp_takes_several_of_a_long_batch():
+    kernel = kernel_of(tcemu.parse(F16_F32), "sm_90")
+    assert warp.each_of(100) == 1 and warp.each_of(1 << 16) == 4 and warp.each_of(1 << 30) == warp.MOST_EACH
+    assert warp.sizes_of(kernel, 7, 2, (False, True, False)) == [7, 2, 1, 0, 1, 0, 0, 0, 0]
+
+
+# ---- what has no kernel
+
+
+def test_what_is_traced_or_not_fused_has_none():
+    op, own = tcemu.parse(F16_F32), tcemu.model(F16_F32, "sm_90")
+    tables = warps.warp_of(op)
+    assert warps.kernel_of_instruction(op, own, tables) is not None
+    for field in ("fraction_bits", "floor", "terms", "rounding"):
+        assert warps.kernel_of_instruction(op, own.replace(**{field: jnp.int32(1)}), tables) is None
+    for spelling in ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64"):
+        assert kernel_of(tcemu.parse(spelling), "sm_90") is None
+
+
+def test_every_instruction_whose_steps_have_numbers_has_a_kernel():
+    for target in ("sm_70", "sm_90a", "sm_120a"):
+        for family in ("mma", "mma.sp", "wgmma", "wgmma.sp"):
+            for op in tcemu.instructions(target, family=family):
+                own = applied(op, target)
+                serves = own.model.result.is_integer or tcemu.backends(op, target=target).get("cuda") is None
+                fused = not own.model.result.is_integer and own.model.fraction_bits is not None
+                assert serves or (kernel_of(op, target) is not None) == fused, op
+
+
+# ---- the tables
+
+
+def test_a_table_is_a_sum_or_none():
+    lanes = np.arange(32)[:, None]
+    assert held.form(lanes * 3 + np.array([0, 7])) == held.Form((3, 6, 12, 24, 48), (0, 7))
+    assert held.form((lanes * 3) % 31 + np.array([0, 7])) is None
+
+
+def test_a_layout_changed_is_other_words():
+    """With two digits of A exchanged, in its fragment and nowhere else, the tables change with it."""
+    op = tcemu.parse(F16_F32)
+    own = warps.warp_of(op)
+    layout = Layout("(w g t) (c m p)", "(w m g) (t c p)")
+    other = own._replace(a=own.a._replace(fragment=Fragment(layout, own.a.fragment.sizes)))
+    texts = [warp.text(warps.kernel_of_instruction(op, tcemu.model(op, "sm_90"), one)) for one in (own, other)]
+    assert texts[0] != texts[1]
+
+
+# ---- compiling, and what is launched
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None and nvrtc.library() is None, reason="neither nvcc nor NVRTC is installed here")
+@pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
+def test_the_texts_compile(architecture, tmp_path):
+    for spelling, target in ((F16_F32, "sm_90"), (F16_F16, "sm_80"), (SPARSE, "sm_90"), (MXF8, "sm_120a"))[: 4 if architecture != "sm_90" else 1]:
+        assemble(warp.text(kernel_of(tcemu.parse(spelling), target)), architecture, tmp_path)
+
+
+@pytest.mark.parametrize("spelling", [F16_F32, SPARSE])
+def test_it_lowers_for_cuda_as_one_kernel(monkeypatch, spelling):
+    here = launch.Route("sm", "90", "")
+    for module in (launch, cuda):
+        monkeypatch.setattr(module, "route", lambda: here)
+    monkeypatch.setattr(store, "binary", lambda text, architecture: f"{architecture} {len(text)}".encode())
+    forget()
+    call, operands = mma_call(spelling, "sm_90", True)
+    try:
+        text = jax.jit(call).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    except RuntimeError as error:  # JAX 0.11
+        pytest.skip(f"this JAX lowers for a GPU only where one is: {error}")
+    finally:
+        forget()
+    assert text.count(f"@{launch.TARGET}") == 1 and "transpose" not in text
