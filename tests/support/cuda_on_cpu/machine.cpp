@@ -120,6 +120,8 @@ static int __all_sync(u32, int v) { return reduced(v != 0, [](int x, int y) { re
 
 static void __syncwarp() { meet(warps[threadIdx.x / 32].meeting, 32, [] {}); }
 
+static int __any_sync(u32, int v) { return reduced(v != 0, [](int x, int y) { return x | y; }); }
+
 static double of_bf16(u32 bits) {
     const u32 word = bits << 16;
     float f;
@@ -199,6 +201,8 @@ static double __dadd_rz(double x, double y) { return toward_zero([=] { return hi
 static float __fadd_rn(float x, float y) { return x + y; }
 static double __dadd_rn(double x, double y) { return x + y; }
 static float __fmaf_rz(float x, float y, float z) { return toward_zero([=] { return __builtin_fmaf(hidden(x), hidden(y), hidden(z)); }); }
+static double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
+static float __double2float_rn(double v) { return (float)v; }
 static double __fma_rz(double x, double y, double z) { return toward_zero([=] { return __builtin_fma(hidden(x), hidden(y), hidden(z)); }); }
 static float __double2float_rz(double v) { return toward_zero([=] { return (float)hidden(v); }); }
 

@@ -18,17 +18,19 @@ struct Format {
     static constexpr u32 sign = SIGNED ? 1u << (BITS - UNUSED - 1) : 0;
 
     static __device__ __forceinline__ bool negative(u32 code) { return code >> UNUSED & sign; }
-    // the factor without its sign; without branches, since most codes are no special ones
+    // the factor without its sign. An Inf has the significand 2^MANTISSA, a NaN another one: see `special`
     static __device__ __forceinline__ Factor absolute(u32 code) {
-        code >>= UNUSED;
-        const int field = code >> MANTISSA & ((1 << EXPONENT_BITS) - 1), fraction = code & ((1 << MANTISSA) - 1);
-        const bool special = SPECIALS == IEEE ? field == (1 << EXPONENT_BITS) - 1 : SPECIALS == NAN_ONLY && (code & nan) == nan;
-        const int magnitude = special ? SPECIALS == IEEE && fraction == 0 : field || !SUBNORMALS ? fraction | 1 << MANTISSA : fraction;
-        const int exponent = (SUBNORMALS ? max(field, 1) : field) - BIAS;
-        return {magnitude, special ? SPECIAL_EXPONENT : magnitude ? exponent : ZERO_EXPONENT};
+        const int c = (int)(code >> UNUSED & nan), field = SUBNORMALS ? max(c >> MANTISSA, 1) : c >> MANTISSA;
+        const bool special = SPECIALS == IEEE ? c >= (int)infinity : SPECIALS == NAN_ONLY && c == (int)nan;
+        const int significand = c - ((field - 1) << MANTISSA), exponent = special ? SPECIAL_EXPONENT : field - BIAS;
+        return {significand, significand == 0 ? ZERO_EXPONENT : exponent};
+    }
+    // the same with the significands of specials as they are in a Factor
+    static __device__ __forceinline__ Factor special(Factor x) {
+        return {x.exponent == SPECIAL_EXPONENT ? SPECIALS == IEEE && x.significand == 1 << MANTISSA : x.significand, x.exponent};
     }
     static __device__ __forceinline__ Factor decode(u32 code) {
-        const Factor factor = absolute(code);
+        const Factor factor = special(absolute(code));
         return {negative(code) ? -factor.significand : factor.significand, factor.exponent};
     }
 };

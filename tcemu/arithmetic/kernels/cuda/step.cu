@@ -47,19 +47,19 @@ template <class FORMAT, int ROUNDING, class WORD = u64> __device__ __forceinline
     return code != 0 && negative ? code | FORMAT::sign : code;
 }
 
-// rule 8, of one product with an Inf or a NaN
+// rule 8, of one product with an Inf or a NaN; without branches
 __device__ __forceinline__ int special_product(Factor x, Factor y) {
-    const bool x_special = x.exponent == SPECIAL_EXPONENT, y_special = y.exponent == SPECIAL_EXPONENT;
-    if (!x_special && !y_special) return 0;
-    if (x.significand == 0 || y.significand == 0) return NOT_A_NUMBER;  // a NaN, or Inf x 0
-    return (x.significand < 0) != (y.significand < 0) ? MINUS : PLUS;
+    const int sign = (x.significand ^ y.significand) < 0 ? MINUS : PLUS;
+    const int flag = (x.significand == 0) | (y.significand == 0) ? NOT_A_NUMBER : sign;  // a NaN, or Inf x 0
+    return (x.exponent == SPECIAL_EXPONENT) | (y.exponent == SPECIAL_EXPONENT) ? flag : 0;
 }
 
-// rule 8, of a step with an Inf or a NaN: x, y: (t) -> the factors of product t
-template <class X, class Y> __device__ __forceinline__ u32 special_step(const X &x, const Y &y, Factor start) {
-    int flags = start.exponent != SPECIAL_EXPONENT ? 0 : start.significand == 0 ? NOT_A_NUMBER : start.significand < 0 ? MINUS : PLUS;
-#pragma unroll 1
-    for (int t = 0; t < TERMS; ++t) flags |= special_product(x(t), y(t));
+__device__ __forceinline__ int special_flags(Factor start) {
+    return start.exponent != SPECIAL_EXPONENT ? 0 : start.significand == 0 ? NOT_A_NUMBER : start.significand < 0 ? MINUS : PLUS;
+}
+
+// what a step gives that met something of it
+__device__ __forceinline__ u32 special_result(int flags) {
     return flags > MINUS ? RESULT::nan : RESULT::infinity | (flags == MINUS ? RESULT::sign : 0);
 }
 
@@ -70,7 +70,11 @@ template <class X, class Y> __device__ __forceinline__ u32 fused_step(const X &x
 #pragma unroll (TERMS <= 32 ? TERMS : 1)
     for (int t = 0; t < TERMS; ++t) greatest = max(greatest, x(t).exponent + y(t).exponent);
     greatest = max(max(greatest, start.exponent), FLOOR);
-    if (greatest > SPECIAL_EXPONENT / 2) return special_step(x, y, start);
+    if (greatest > SPECIAL_EXPONENT / 2) {
+        int flags = special_flags(start);
+        for (int t = 0; t < TERMS; ++t) flags |= special_product(x(t), y(t));
+        return special_result(flags);
+    }
     Sum sum = 0;  // rules 4 and 5, in units of 2^(greatest - FRACTION_BITS)
 #pragma unroll (TERMS <= 32 ? TERMS : 1)
     for (int term = 0; term < TERMS; term += OF_TERM) {

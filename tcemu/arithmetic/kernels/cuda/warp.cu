@@ -74,7 +74,8 @@ __device__ __forceinline__ u32 shifted_right(u32 v, u32 right) { return __funnel
 
 // A factor, without its sign, in the format that the model multiplies, which holds it: there what is subnormal in its own format may be normal
 template <class FROM, class TO> __device__ __forceinline__ Factor converted(Factor x) {
-    if (x.exponent == SPECIAL_EXPONENT || x.significand == 0) return x;
+    if (x.exponent == SPECIAL_EXPONENT) return {x.significand << (TO::mantissa_bits - FROM::mantissa_bits), x.exponent};
+    if (x.significand == 0) return x;
     const int top = 31 - __clz(x.significand);
     const int exponent = max(x.exponent - FROM::mantissa_bits + top, TO::least_exponent);
     const int left = x.exponent - FROM::mantissa_bits - (exponent - TO::mantissa_bits);
@@ -90,14 +91,44 @@ template <class HELD, class FORMAT, bool SAME> __device__ __forceinline__ Factor
 struct Parts {
     u32 magnitude;
     int sign, exponent;  // sign: +1 or -1
-    __device__ __forceinline__ Factor factor(int up) const { return {(int)(magnitude >> up) * sign, exponent}; }
+    template <class FORMAT> __device__ __forceinline__ Factor factor(int up) const {
+        const Factor x = FORMAT::special({(int)(magnitude >> up), exponent});
+        return {x.significand * sign, exponent};
+    }
 };
 
 __device__ __forceinline__ Parts parts_of(Factor absolute, bool negative, int up) {
-    return {(u32)absolute.significand << up, negative ? -1 : 1, absolute.exponent};
+    return {(u32)absolute.significand << up, 1 - 2 * (int)negative, absolute.exponent};
 }
 
 constexpr int ROW_UP = FAST ? ABOVE : 0;
+
+// The factors of all codes of a format of few bits, without their signs: then a code is decoded by one load
+template <class HELD, class FORMAT, bool SAME, int BITS, int UP> struct Table {
+    static constexpr bool used = BITS <= 8 && !HALVES;
+    static constexpr int codes = used ? 1 << (BITS - 1) : 1;
+    static __device__ __forceinline__ void fill(Words2 *table) {
+#pragma unroll 1
+        for (int code = threadIdx.x; used && code < codes; code += 32 * WARPS) {
+            const Factor x = absolute_of<HELD, FORMAT, SAME>(code);
+            table[code] = {(u32)x.significand << UP, (u32)x.exponent};
+        }
+    }
+    static __device__ __forceinline__ Factor of(const Words2 *table, u32 code) {
+        if constexpr (used) {
+            const Words2 w = table[code & (codes - 1)];
+            return {(int)w.x, (int)w.y};
+        } else {
+            const Factor x = absolute_of<HELD, FORMAT, SAME>(code);
+            return {x.significand << UP, x.exponent};
+        }
+    }
+};
+typedef Table<AHeld, A, A_SAME, A_BITS, ROW_UP> ATable;
+typedef Table<BHeld, B, B_SAME, B_BITS, 0> BTable;
+struct Tables {
+    Words2 a[ATable::codes], b[BTable::codes];
+};
 
 // Some factors that lie one after the other in their line
 template <int COUNT> __device__ __forceinline__ void write_parts(u32 *to, const Parts (&parts)[COUNT]) {
@@ -179,7 +210,7 @@ struct RowFactors {
     int i, first;
     __device__ __forceinline__ Factor operator()(int t) const {
         const u32 *from = of.row(i, first + t);
-        return Parts{from[0], (int)from[PARTS_APART], (int)from[2 * PARTS_APART]}.factor(ROW_UP);
+        return Parts{from[0], (int)from[PARTS_APART], (int)from[2 * PARTS_APART]}.factor<A>(ROW_UP);
     }
 };
 struct ColumnFactors {
@@ -187,31 +218,75 @@ struct ColumnFactors {
     int i, j, first;
     __device__ __forceinline__ Factor operator()(int t) const {
         if constexpr (SPARSE) {
-            return of.met(i, j, first + t).factor(0);
+            return of.met(i, j, first + t).factor<B>(0);
         } else {
             const u32 *from = of.column(j, first + t);
-            return Parts{from[0], (int)from[PARTS_APART], (int)from[2 * PARTS_APART]}.factor(0);
+            return Parts{from[0], (int)from[PARTS_APART], (int)from[2 * PARTS_APART]}.factor<B>(0);
         }
     }
 };
 
 typedef u32 Codes[ROWS_OF_LANE][COLUMNS_OF_LANE];
 
-// of a copy of the lines, whose address may be taken, while the lane's own stay in registers
-__device__ __noinline__ u32 special_element(const Lines of, int i, int j, int first, Factor start) {
-    return special_step(RowFactors{of, i, first}, ColumnFactors{of, i, j, first}, start);
+typedef int Numbers[ROWS_OF_LANE][COLUMNS_OF_LANE];
+
+// Rule 8, of the elements whose step has a special among its factors or as its accumulator: what it gives
+__device__ __forceinline__ void special_steps(Codes &ends, const Codes &codes, const Numbers &greatest, const Lines &of, int first, bool without) {
+    Numbers flags;
+#pragma unroll
+    for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) {
+        const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE;
+        flags[i][j] = without ? 0 : special_flags(RESULT::decode(codes[i][j]));
+    }
+#pragma unroll 1
+    for (int t = 0; t < TERMS; t += PIECE) {
+        Parts x[ROWS_OF_LANE][PIECE];
+        Columns<PIECE> y;
+        read_factors<PIECE>(x, y, of, first + t, false);
+#pragma unroll
+        for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v)
+#pragma unroll
+            for (int w = 0; w < PIECE; ++w) {
+                const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE;
+                flags[i][j] |= special_product(x[i][w].factor<A>(ROW_UP), y.at(i, j, w).template factor<B>(0));
+            }
+    }
+#pragma unroll
+    for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) {
+        const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE;
+        if (greatest[i][j] > SPECIAL_EXPONENT / 2) ends[i][j] = special_result(flags[i][j]);
+    }
+}
+
+__device__ __forceinline__ double power_of_two(int exponent) { return __hiloint2double((exponent + 1023) << 20, 0); }
+
+// whether a step can end in f64, which then holds its sum: the result is an f32, and every unit a normal number
+constexpr bool ENDS_IN_F64 = RESULT::mantissa_bits == F32::mantissa_bits && FLOOR > -900 &&
+                             (ROUNDING == RZ || (ROUNDING == RN && KEPT == F32::mantissa_bits));
+
+// Rules 4 to 7 for the accumulator and the sum of the products, in units of 2^unit
+__device__ __forceinline__ u32 end_in_f64(s64 sum, u32 c, int unit) {
+    const double own = (double)__uint_as_float(c), whole = __hiloint2double((int)((u32)(unit + 52 + 1023) << 20 | 1u << 19 | (c & F32::sign)), 0);
+    const double cut = __dadd_rn(__dadd_rz(own, whole), -whole);  // to units: they are the last places of `whole`
+    const double products = TERMS_OF_SUM >= TERMS ? (double)(int)sum : (double)sum;
+    const double total = __fma_rn(products, power_of_two(unit), cut);
+    const u32 high = (u32)__double2hiint(total);
+    u32 code = __float_as_uint(ROUNDING == RZ ? __double2float_rz(total) : __double2float_rn(total));
+    if ((high & 0x7FF00000) > (1023u + F32::greatest_exponent) << 20) code = F32::infinity | (high & F32::sign);
+    else code &= ~((1u << (F32::mantissa_bits - KEPT)) - 1);
+    return code << 1 ? code : 0;
 }
 
 // One step of all elements of the lane, where terms are cut toward zero and a product in units fits 31 bits: see `fused_step`
 __device__ __forceinline__ void fast_step(Codes &codes, const Lines &of, int first, bool without) {
-    int greatest[ROWS_OF_LANE][COLUMNS_OF_LANE], sums[ROWS_OF_LANE][COLUMNS_OF_LANE];
+    Numbers greatest, sums;
     s64 totals[ROWS_OF_LANE][COLUMNS_OF_LANE];
     Parts x[ROWS_OF_LANE][PIECE];
     Columns<PIECE> y;
 #pragma unroll
     for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) {
         const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE;
-        greatest[i][j] = 2 * ZERO_EXPONENT, sums[i][j] = 0, totals[i][j] = 0;
+        greatest[i][j] = without ? FLOOR : max(RESULT::decode(codes[i][j]).exponent, FLOOR), sums[i][j] = 0, totals[i][j] = 0;
     }
 #pragma unroll
     for (int t = 0; t < TERMS; t += PIECE) {
@@ -223,16 +298,9 @@ __device__ __forceinline__ void fast_step(Codes &codes, const Lines &of, int fir
             for (int w = 0; w < PIECE; ++w) greatest[i][j] = max(greatest[i][j], x[i][w].exponent + y.at(i, j, w).exponent);
         }
     }
-    Factor starts[ROWS_OF_LANE][COLUMNS_OF_LANE];
-    bool special[ROWS_OF_LANE][COLUMNS_OF_LANE];
+    int top = FLOOR;
 #pragma unroll
-    for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) {
-        const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE;
-        starts[i][j] = without ? Factor{0, ZERO_EXPONENT} : RESULT::decode(codes[i][j]);
-        greatest[i][j] = max(max(greatest[i][j], starts[i][j].exponent), FLOOR);
-        special[i][j] = greatest[i][j] > SPECIAL_EXPONENT / 2;
-        if (special[i][j]) codes[i][j] = special_element(of, i, j, first, starts[i][j]);
-    }
+    for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) top = max(top, greatest[v / COLUMNS_OF_LANE][v % COLUMNS_OF_LANE]);
     pause();
 #pragma unroll
     for (int t = 0; t < TERMS; t += PIECE) {
@@ -249,18 +317,25 @@ __device__ __forceinline__ void fast_step(Codes &codes, const Lines &of, int fir
             }
         }
     }
+    Codes ends;
 #pragma unroll
     for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) {
-        const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE;
-        const Factor start = starts[i][j];
-        const int own = (int)shifted_right((u32)abs(start.significand) << OWN_ABOVE, (u32)(greatest[i][j] + OWN_BELOW - start.exponent));
-        const s64 total = totals[i][j] + sums[i][j] + (start.significand < 0 ? -own : own);
-        const u64 magnitude = (u64)(total < 0 ? -total : total);
-        const int unit = greatest[i][j] - FRACTION_BITS;
-        if (special[i][j]) continue;
-        if constexpr (WORD_SUM) codes[i][j] = encode<RESULT, ROUNDING, u32>(total < 0, (u32)magnitude, unit, KEPT);
-        else codes[i][j] = encode<RESULT, ROUNDING, u64>(total < 0, magnitude, unit, KEPT);
+        const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE, unit = greatest[i][j] - FRACTION_BITS;
+        const s64 sum = totals[i][j] + sums[i][j];
+        if constexpr (ENDS_IN_F64) {
+            ends[i][j] = end_in_f64(sum, without ? 0 : codes[i][j], unit);
+        } else {
+            const Factor start = without ? Factor{0, ZERO_EXPONENT} : RESULT::decode(codes[i][j]);
+            const int own = (int)shifted_right((u32)abs(start.significand) << OWN_ABOVE, (u32)(greatest[i][j] + OWN_BELOW - start.exponent));
+            const s64 total = sum + (start.significand < 0 ? -own : own);
+            const u64 magnitude = (u64)(total < 0 ? -total : total);
+            if constexpr (WORD_SUM) ends[i][j] = encode<RESULT, ROUNDING, u32>(total < 0, (u32)magnitude, unit, KEPT);
+            else ends[i][j] = encode<RESULT, ROUNDING, u64>(total < 0, magnitude, unit, KEPT);
+        }
     }
+    if (__any_sync(0xFFFFFFFF, top > SPECIAL_EXPONENT / 2)) special_steps(ends, codes, greatest, of, first, without);
+#pragma unroll
+    for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) codes[v / COLUMNS_OF_LANE][v % COLUMNS_OF_LANE] = ends[v / COLUMNS_OF_LANE][v % COLUMNS_OF_LANE];
 }
 
 __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, bool without) {
@@ -308,7 +383,7 @@ __device__ __forceinline__ void steps(Codes &running, const Lines &of) {
 
 // C's code in the format of the steps' results
 __device__ __forceinline__ u32 accumulator_of(u32 code) {
-    if constexpr (C_SAME) return canonical(code);
+    if constexpr (C_SAME) return code;
     else if constexpr (RESULT::mantissa_bits == F32::mantissa_bits) return from_result_format(code);
     else return to_result_format(code);
 }
@@ -331,7 +406,7 @@ __device__ __forceinline__ Selected selected(const Given &given, const Sizes &si
 }
 
 // the factors of A into the warp's shared memory
-__device__ __forceinline__ void write_rows(u32 *lines, const Words<A_WORDS> &words, const u32 *scales, const Selected &selected, int lane) {
+__device__ __forceinline__ void write_rows(u32 *lines, const Tables &tables, const Words<A_WORDS> &words, const u32 *scales, const Selected &selected, int lane) {
     u32 *to = lines + a_place_of_lane(lane);
 #pragma unroll
     for (int i = 0; i < A_ELEMENTS; i += A_RUN) {
@@ -339,19 +414,19 @@ __device__ __forceinline__ void write_rows(u32 *lines, const Words<A_WORDS> &wor
 #pragma unroll
         for (int v = 0; v < A_RUN; ++v) {
             const u32 code = code_of<A_BITS, A_CONTAINER, A_SHIFT>(words, i + v);
-            Factor x = absolute_of<AHeld, A, A_SAME>(code);
+            Factor x = ATable::of(tables.a, code);
 #if SCALED
             const u32 word = scales[a_scale_lane_of_lane(lane) + a_scale_lane(i + v) + a_scale_lane_by(selected.a_group, selected.a_thread)];
             x = scaled<A>(x, (u8)(word >> 8 * (a_scale_number_of_lane(lane) + a_scale_number(i + v) + a_scale_number_by(selected.a_group, selected.a_thread))));
 #endif
-            parts[v] = parts_of(x, AHeld::negative(code), ROW_UP);
+            parts[v] = parts_of(x, AHeld::negative(code), 0);
         }
         write_parts(to + a_place(i), parts);
     }
 }
 
 // those of B; a sparse instruction's one by one, since rows choose among them, and as codes where they choose halves
-__device__ __forceinline__ void write_columns(u32 *lines, const Words<B_WORDS> &words, const u32 *scales, const Selected &selected, int lane) {
+__device__ __forceinline__ void write_columns(u32 *lines, const Tables &tables, const Words<B_WORDS> &words, const u32 *scales, const Selected &selected, int lane) {
     u32 *to = lines + COLUMNS_BEGIN + b_place_of_lane(lane);
 #pragma unroll
     for (int i = 0; i < B_ELEMENTS; i += B_RUN) {
@@ -363,7 +438,7 @@ __device__ __forceinline__ void write_columns(u32 *lines, const Words<B_WORDS> &
                 to[b_place(i + v)] = code;
                 continue;
             }
-            Factor x = absolute_of<BHeld, B, B_SAME>(code);
+            Factor x = BTable::of(tables.b, code);
 #if SCALED
             const u32 word = scales[b_scale_lane_of_lane(lane) + b_scale_lane(i + v) + b_scale_lane_by(selected.b_group, selected.b_thread)];
             x = scaled<B>(x, (u8)(word >> 8 * (b_scale_number_of_lane(lane) + b_scale_number(i + v) + b_scale_number_by(selected.b_group, selected.b_thread))));
@@ -429,6 +504,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 6)
     const Sizes sizes = *of_all;
     const int lane = threadIdx.x % 32, number = blockIdx.x * WARPS + threadIdx.x / 32;
     u32 *lines = (u32 *)memory[threadIdx.x / 32];
+    __shared__ Tables tables;
+    ATable::fill(tables.a), BTable::fill(tables.b);
+    if (ATable::used || BTable::used) __syncthreads();
     fill(lines, lane);
     const s64 items = (s64)sizes.batch * WARPGROUP * TILES, begin = (s64)number * sizes.each, end = min(items, begin + sizes.each);
 #pragma unroll 1
@@ -444,8 +522,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 6)
 #if SPARSE
         read_fields(of, fields + place.word(sizes.fields, 32 * WARPGROUP, 32, 0), by, lane);
 #endif
-        write_rows(lines, x, SCALED ? a_scales + place.word(sizes.a_scales, 32, 0, 0) : nullptr, by, lane);
-        write_columns(lines, y, SCALED ? b_scales + place.word(sizes.b_scales, 32, 0, 0) : nullptr, by, lane);
+        write_rows(lines, tables, x, SCALED ? a_scales + place.word(sizes.a_scales, 32, 0, 0) : nullptr, by, lane);
+        write_columns(lines, tables, y, SCALED ? b_scales + place.word(sizes.b_scales, 32, 0, 0) : nullptr, by, lane);
         __syncwarp();
         Codes codes;
 #pragma unroll
