@@ -6,21 +6,24 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import cuda_on_cpu
-from support.kernel_cases import CASES, HOPPER, codes, operands, signature
+from support.kernel_cases import CASES, GROUPED, HOPPER, codes, operands, signature
 from support.sampling import sampled
 
 import tcemu
 from tcemu.architectures.rows import ROWS
+from tcemu.arithmetic import backends
 from tcemu.arithmetic.kernels import cuda, launch, nvrtc, source, store
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.walk import walk
-from tcemu.formats import BF16, E4M3, F16, F32, UE8M0
+from tcemu.formats import BF16, E2M1, E2M3, E4M3, F16, F32, UE4M3, UE8M0
+from tcemu.linalg.accumulation import Blocks, Factors, sums_of_parts
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
 TILED = [name for name in CASES if source.tiling(CASES[name][0], signature(name)) is not None]
@@ -29,11 +32,12 @@ ORDERS = {  # steps in other orders and with other ends, which `walk` alone take
     "chains of two groups": (HOPPER.replace(groups=2, chain="k"), Signature(F16, F16, F32, F32, 32)),
     "chains added together": (HOPPER.replace(groups=2, chain=16, together=True), Signature(F16, F16, F32, F32, 32)),
     "chains of two instructions": (HOPPER.replace(chain=32), Signature(F16, F16, F32, F32, 16)),
-    "an f16 result": (Model(F16, 16, 25, -21, "RN"), Signature(F16, F16, F16, F16, 16)),
-    "f16 chains": (Model(F16, 16, 25, -21, "RN", groups=2, chain="k"), Signature(F16, F16, F16, F16, 32)),
     "f32 steps, D in f16": (HOPPER, Signature(F16, F16, F32, F16, 16)),
     "a short last step": (HOPPER.replace(terms=12), Signature(BF16, BF16, F32, F32, 16)),
     "40 bits, rounded up": (Model(F32, 8, 40, -200, "RP", alignment="RM"), Signature(F16, E4M3, F32, F32, 16)),
+    "groups, a short last step": (GROUPED.replace(terms=96), Signature(E2M1, E2M1, F32, F32, 128, scale=UE4M3)),
+    "each product by itself, under its scale": (GROUPED.replace(summed=1), Signature(E2M1, E2M3, F32, F32, 64, scale=UE8M0)),
+    "groups of 8, in chains": (GROUPED.replace(summed=8, chain="k"), Signature(E2M1, E2M1, F32, F32, 64, scale=UE4M3)),
     "3 bits, to nearest": (Model(F32, 16, 3, -20, "RN", result_bits=7, alignment="RN"), Signature(E4M3, E4M3, F32, F32, 32)),
 }
 
@@ -43,6 +47,21 @@ def codes_of(name, raw, m, n, k):
     a, b, c, scales = operands(name, raw, m, n, k)
     batched = lambda v: np.asarray(v)[None]  # noqa: E731
     return batched(a), batched(b), batched(c), None if scales is None else tuple(map(batched, scales))
+
+
+BROKEN = 0x12345678  # what a careful step leaves once it is broken: no result of the cases here
+
+
+def with_broken_careful_steps(monkeypatch):
+    whole = source.text
+
+    def broken(entry, *arguments):
+        text = whole(entry, *arguments)
+        changed = text.replace("plain &= is_plain(codes[i][j]);", f"codes[i][j] = {BROKEN};")
+        assert changed != text or entry != "tile"
+        return changed
+
+    monkeypatch.setattr(source, "text", broken)
 
 
 def check(entry, model, sig, raw, given):
@@ -69,60 +88,182 @@ def test_the_walk_in_integers_is_the_walk(name):
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sampled(list(ORDERS), ["chains of two groups", "an f16 result"]))
+@pytest.mark.parametrize("name", sampled(list(ORDERS), ["chains of two groups", "groups, a short last step"]))
 def test_every_order_of_steps(name):
     model, sig = ORDERS[name]
     rng = np.random.default_rng(5)
     for raw in (False, True):
         shapes = (sig.a, (1, 17, 3 * sig.k)), (sig.b, (1, 3 * sig.k, 21)), (model.result, (1, 17, 21))
-        check("walk", model, sig, raw, (*(np.asarray(codes(rng, fmt, shape, raw)) for fmt, shape in shapes), None))
+        scales = None
+        if sig.scale is not None:  # a scale for each 16 products
+            draw = lambda *shape: rng.integers(0 if raw else 100, 128 if raw else 110, shape).astype(np.uint8)  # noqa: B023, E731
+            scales = draw(1, 17, 3 * sig.k // 16), draw(1, 3 * sig.k // 16, 21)
+        check("walk", model, sig, raw, (*(np.asarray(codes(rng, fmt, shape, raw)) for fmt, shape in shapes), scales))
 
 
 @compiled_here
-def test_steps_are_not_all_careful(monkeypatch):
-    """With the careful step broken, ordinary operands still give the right words: so they take the fast one."""
-    whole = source.text
+@pytest.mark.parametrize("name", sampled(TILED, ["e4m3", "nvf4", "f16 results"]))
+def test_steps_are_not_all_careful(monkeypatch, name):
+    """With the careful step broken, ordinary operands still give the right words: so they take the fast one. A NaN then gives no NaN."""
+    with_broken_careful_steps(monkeypatch)
+    model, sig = CASES[name][0], signature(name)
+    a, b, c, scales = codes_of(name, False, 40, 40, 2 * sig.k)
+    c = c & ~c.dtype.type((1 << sig.d.mantissa_bits) - 1)  # whole units of every step
+    got, wanted = cuda_on_cpu.run("tile", model, sig, a, b, c, scales), np.asarray(walk(model, sig, *map(jnp.asarray, (a, b, c)), scales))
+    assert (got == wanted).all()
+    if scales is None and sig.a.specials == "none":
+        return
+    first, at, nan = (a.copy(), (0, 3, 5), sig.a.nan) if scales is None else (scales[0].copy(), (0, 3, 0), sig.scale.nan)
+    first[at] = nan
+    got = cuda_on_cpu.run("tile", model, sig, *((first, b, c) if scales is None else (a, b, c, (first, scales[1]))))
+    assert (got[0, 3] != sig.d.nan).all() and (got[0, 3] != wanted[0, 3]).any()
 
-    def broken(entry, *arguments):
-        text = whole(entry, *arguments)
-        return text.replace("plain &= is_plain(codes[i][j]);", "codes[i][j] = 0x12345678;") if entry == "tile" else text
 
-    monkeypatch.setattr(source, "text", broken)
-    for name in ("e4m3", "bf16"):
-        model, sig = CASES[name][0], signature(name)
-        a, b, c, _ = codes_of(name, False, 40, 40, 2 * sig.k)
+@compiled_here
+@pytest.mark.parametrize("name", ["f16 results", "f16 chains"])
+def test_f16_results_among_the_subnormals_and_at_the_end(monkeypatch, name):
+    """Fast steps whose results are subnormal, or zero; and results that become infinite, after which steps are careful."""
+    model, sig = CASES[name][0], signature(name)
+    rng = np.random.default_rng(3)
+    for exponents, careful in (((2, 9), False), ((17, 22), True)):
+        shapes = (1, 70, 4 * sig.k), (1, 4 * sig.k, 70), (1, 70, 70)
+        a, b, c = ((rng.integers(0, 1 << 16, shape) & 0x83FF | rng.integers(*exponents, shape) << 10).astype(np.uint16) for shape in shapes)
+        if not careful:
+            c &= 0x83FF
+            with_broken_careful_steps(monkeypatch)
         got, wanted = cuda_on_cpu.run("tile", model, sig, a, b, c), np.asarray(walk(model, sig, *map(jnp.asarray, (a, b, c)), None))
+        monkeypatch.undo()
         assert (got == wanted).all()
-        a = a.copy()
-        a[0, 3, 5] = sig.a.nan
-        assert (cuda_on_cpu.run("tile", model, sig, a, b, c)[0, 3] != F32.nan).all()
+        fields = wanted >> 10 & 31
+        assert (fields == (31 if careful else 0)).any() and (fields != (31 if careful else 0)).any()
+
+
+# ---- batches, meshes, a long K
+
+
+@pytest.fixture
+def called():
+    with cuda_on_cpu.instead_of_a_gpu():
+        yield cuda.program
 
 
 @compiled_here
-def test_a_batch_and_one_b_for_all_of_it():
-    rng = np.random.default_rng(1)
-    draw = lambda *shape: (rng.integers(0, 128, shape) + 0x3C00 - 64).astype(np.uint16)  # noqa: E731
-    a, b, c = draw(3, 33, 32), draw(1, 32, 34), np.zeros((3, 33, 34), np.uint32)
-    wanted = walk(HOPPER, signature("f16"), *map(jnp.asarray, (a, b, c)), None)
-    for entry in ("walk", "tile"):
-        assert (cuda_on_cpu.run(entry, HOPPER, signature("f16"), a, b, c) == np.asarray(wanted)).all()
+@pytest.mark.parametrize(("m", "n"), [(33, 34), (16, 8)])
+def test_batches_broadcast_and_vmap(called, m, n):
+    """By tiles, and by the walk."""
+    for name in ("f16", "nvf4"):
+        model, sig = CASES[name][0], signature(name)
+        call = called(model, sig)
+        a, b, c, scales = operands(name, True, m, n, 2 * sig.k, (3, 2))
+        wanted = walk(model, sig, a, b, c, scales)
+        assert (call(a, b, c, scales) == wanted).all()
+        assert (jax.vmap(call, (1, 1, 1, 1), 1)(a, b, c, scales) == wanted).all()
+        shared = None if scales is None else (scales[0], scales[1][0, 0])
+        one = walk(model, sig, a, b[0, 0], c, shared)
+        assert (call(a, b[0, 0], c, shared) == one).all()
+        by_axis = None if scales is None else (0, None)
+        assert (jax.vmap(call, (0, None, 0, by_axis))(a, b[0, 0], c, shared) == one).all()
+
+
+@compiled_here
+@pytest.mark.parametrize("shared", (True, False))
+def test_each_matrix_of_a_batch_has_special_steps_of_its_own(called, shared):
+    """Inf in the first step of one A, in the third of another; and in the second of a B that all of them share."""
+    a, b, c, _ = operands("f16", False, 33, 34, 48, (4,))
+    a = a.at[1, 3, 5].set(F16.infinity).at[2, 1, 40].set(F16.infinity)
+    b = b[0].at[20, 2].set(F16.infinity) if shared else b
+    wanted = walk(HOPPER, signature("f16"), a, b, c, None)
+    assert (called(HOPPER, signature("f16"))(a, b, c, None) == wanted).all()
+    finite = (wanted & 0x7FFFFFFF) < F32.infinity
+    assert (~finite).any((1, 2)).tolist() == ([True] * 4 if shared else [False, True, True, False]) and finite.any()
+
+
+@compiled_here
+@pytest.mark.parametrize(("m", "n", "in_parts"), [(70, 40, False), (33, 34, True), (17, 9, False)])
+@pytest.mark.parametrize("name", sampled(["e4m3", "f16", "f16 results", "nvf4", "chains of e4m3 as f16"], ["e4m3", "f16 results"]))
+def test_promotion_is_the_sum_of_parts(monkeypatch, name, m, n, in_parts):
+    """By tiles, by the walk, and a long K part after part. Scales of every row and of 16 columns, Inf and NaN among them; or none."""
+    model, sig = CASES[name][0], signature(name)
+    a, b, _, scales = operands(name, m < cuda.LEAST_TILE, m, n, 6 * sig.k, (2,))
+    rng = np.random.default_rng(8)
+    some = np.array([1.0, -0.0, 0.7, 1e-30, 3e38, np.inf, np.nan, 1.5], np.float32)
+    of_blocks = tuple(
+        jnp.asarray(rng.choice(some, shape, p=[0.4, 0.05, 0.3, 0.05, 0.02, 0.02, 0.01, 0.15]).view(np.uint32))
+        for shape in ((2, m, 3), (3, -(-n // 16)))
+    )
+    if in_parts:
+        monkeypatch.setattr(cuda, "MOST_PREPARED", 1)
+
+    def sums(block_scales):
+        factors = Factors((a, b), scales, block_scales)
+        blocks = Blocks((1, 16), 2) if block_scales is not None else Blocks()
+        return np.asarray(sums_of_parts(model, sig, factors, promote=2, split=1, blocks=blocks)[0])
+
+    wanted = [sums(given) for given in (None, of_blocks)]
+    on_gpus, portable = backends.BACKENDS
+    with cuda_on_cpu.instead_of_a_gpu():
+        monkeypatch.setattr(backends, "BACKENDS", (on_gpus._replace(platform="cpu", missing=lambda: ""), portable))
+        got = [sums(given) for given in (None, of_blocks)]
+    assert (got[0] == wanted[0]).all() and (got[1] == wanted[1]).all()
+    assert len(np.unique(wanted[1])) > (20 if m >= cuda.LEAST_TILE else 2)
+
+
+@compiled_here
+@pytest.mark.parametrize("name", ["long chains", "mxf8"])
+def test_a_long_k_goes_in_parts(called, monkeypatch, name):
+    """Parts are whole instructions, and whole chains."""
+    model, sig = CASES[name][0], signature(name)
+    monkeypatch.setattr(cuda, "MOST_PREPARED", 1)
+    given = operands(name, False, 33, 34, 5 * sig.k)
+    assert (called(model, sig)(*given) == walk(model, sig, *given)).all()
+
+
+SHARDED = """
+import jax, numpy as np, jax.numpy as jnp, test_cuda as t
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+put = lambda v, *spec: jax.device_put(v, NamedSharding(mesh, P(*spec)))
+for name in ("f16", "mxf8"):
+    model, sig = t.CASES[name][0], t.signature(name)
+    a, b, c, scales = t.operands(name, True, 64, 64, 64)
+    wanted = t.walk(model, sig, a, b, c, scales)
+    if scales is not None:
+        scales = put(scales[0], "x", None), put(scales[1], None, "y")
+    given = put(a, "x", None), put(b, None, "y"), put(c, "x", "y"), scales
+    t.cuda.route = lambda: t.cuda_on_cpu.ROUTE
+    # a call back would not outlive the partitioning: the walk, which is traced, stands for the kernels
+    t.cuda._by_tiles = lambda kernels, tiles, a, b, c, *scales: t.walk(model, sig, a, b, c, scales or None)
+    call = jax.jit(t.cuda.program(model, sig)).lower(*given).compile()
+    d = call(*given)
+    assert d.sharding.spec == P("x", "y"), d.sharding
+    assert (np.asarray(d) == np.asarray(wanted)).all()
+    assert "all-gather" not in call.as_text()
+print("sharded", len(jax.devices()))
+"""
+
+
+@pytest.mark.full
+def test_the_kernel_is_cut_along_m_and_n_over_devices():
+    here = Path(__file__).parent
+    found = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=4", PYTHONPATH=f"{here.parent}{os.pathsep}{here}")
+    run = subprocess.run([sys.executable, "-c", SHARDED], env=found, capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout == "sharded 4\n", run.stderr[-3000:]
 
 
 # ---- which arithmetics have one
 
 
 def test_which_rows_have_kernels():
-    """Every fused dot-add of single products; a large tile where results are f32, cut, and follow each other."""
+    """Every fused dot-add; a large tile where D has the format of the steps, and chains are not added to each other."""
     for row in ROWS:
         for a in row.multiplicands:
             model = row.model
             sig = Signature(
                 model.common or a, model.common or a, model.result, row.accumulators[0], 64, scale=UE8M0 if model.summed else None
             )
-            fused = model.fraction_bits is not None and model.summed is None and not model.result.is_integer
+            fused = model.fraction_bits is not None and not model.result.is_integer
             assert (source.numbers(model, sig) is not None) == fused, (row, a)
-            plain = fused and row.accumulators == (F32,) and model.chain is None
-            assert (source.tiling(model, sig) is not None) == plain, (row, a)
+            assert (source.tiling(model, sig) is not None) == (fused and not model.together and sig.d == model.result), (row, a)
 
 
 def test_what_is_traced_has_none():
@@ -158,7 +299,7 @@ def assemble(text, architecture, folder):
 @pytest.mark.skipif(shutil.which("nvcc") is None and nvrtc.library() is None, reason="neither nvcc nor NVRTC is installed here")
 @pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
 def test_the_texts_compile(architecture, tmp_path):
-    cases = ("f16", "e4m3", "mxf8") if architecture != "sm_90" else ("f16",)
+    cases = ("f16", "e4m3", "mxf8", "mxf4", "f16 chains") if architecture != "sm_90" else ("f16", "nvf4")
     for name in cases:
         model, sig = CASES[name][0], signature(name)
         n, tiles = source.numbers(model, sig), source.tiling(model, sig)
@@ -256,22 +397,18 @@ def test_without_a_gpu_it_says_so():
         pytest.skip("here is a GPU")
     assert cuda.missing() == "JAX finds no NVIDIA GPU"
     said = tcemu.backends("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", target="sm_90a")
-    assert list(said) == ["cuda", "triton", "walk"] and said["cuda"] == "JAX finds no NVIDIA GPU" and said["walk"] == ""
+    assert list(said) == ["cuda", "walk"] and said["cuda"] == "JAX finds no NVIDIA GPU" and said["walk"] == ""
 
 
 def test_backends_say_which_serves(monkeypatch):
-    from tcemu.arithmetic import backends
-
     able = tuple(backend._replace(missing=lambda: "") for backend in backends.BACKENDS)
     monkeypatch.setattr(backends, "BACKENDS", able)
-    f16, nvf4 = (
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
-        "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X",
-    )
-    assert tcemu.backends(f16, target="sm_90a") == {"cuda": "", "triton": "cuda comes first", "walk": ""}
-    said = tcemu.backends(f"{nvf4}.f32.e2m1.e2m1.f32.ue4m3", target="sm_120a")
-    assert said == {"cuda": "it does not take this arithmetic", "triton": "", "walk": ""}
-    assert tcemu.backends("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", target="sm_90a") == {"walk": ""}
+    f16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+    f64, s8 = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
+    nvf4 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
+    assert tcemu.backends(f16, target="sm_90a") == tcemu.backends(nvf4, target="sm_120a") == {"cuda": "", "walk": ""}
+    assert tcemu.backends(f64, target="sm_90a") == {"cuda": "it does not take this arithmetic", "walk": ""}
+    assert tcemu.backends(s8, target="sm_90a") == {"walk": ""}
 
 
 @pytest.mark.parametrize(("name", "size", "calls"), [("f16", (64, 64, 64), 2), ("f16", (16, 8, 32), 1), ("mxf8", (128, 128, 64), 2)])

@@ -1,4 +1,4 @@
-"""The kernel that takes registers, `cuda/warp.cu`, its text compiled for a CPU, against the way by matrices of codes and the portable walk."""
+"""The kernel that takes registers, `cuda/warp.cu`: its text, compiled for a CPU, against the way by matrices of codes and the walk."""
 
 import shutil
 
@@ -52,10 +52,9 @@ def emulated(monkeypatch):
     """The kernel in place of every other way, its launches run on this CPU; yields the kernels' texts, in the order of their launches."""
     texts = []
 
-    def run(entry, blocks, results, sizes, *operands):
+    def run(entry, *launched):
         texts.append(entry.text)
-        call = lambda sizes, *given: cuda_on_cpu.run_warp(entry.text, blocks, sizes, given, np.empty(results.shape, results.dtype))  # noqa: E731
-        return (jax.pure_callback(call, results, sizes, *operands),)
+        return cuda_on_cpu.launch(entry, *launched)
 
     def by_kernel(found, words, portable, operands):
         return warp.product(found, words(operands))
@@ -172,16 +171,15 @@ def test_every_order_of_steps(name):
 
 
 def check_matrices(model, sig, batch, m, n):
-    numbers, rng = source.numbers(model, sig), np.random.default_rng(2)
-    kernel = warp.kernel_of_matrices(numbers, sig, model.result, m, n)
-    assert kernel is not None
+    """By the program for matrices, to which one B serves all."""
+    rng, kernels = np.random.default_rng(2), cuda.kernels_of(model, sig)
+    assert kernels is not None and warp.kernel_of_matrices(kernels.numbers, sig, model.result, m, n) is not None
     for raw in (False, True):
         shapes = (sig.a, (batch, m, sig.k)), (sig.b, (1, sig.k, n)), (model.result, (batch, m, n))
-        a, b, c = (np.asarray(codes(rng, fmt, shape, raw)) for fmt, shape in shapes)
-        blocks = -(-batch // (2 * warp.warps_of_block(kernel)))
-        sizes = warp.sizes_of(kernel, batch, 2, (False, True, False))
-        got = cuda_on_cpu.run_warp(warp.text(kernel), blocks, sizes, (a, b, c), np.empty(c.shape, sig.d.dtype))
-        wanted = np.asarray(walk(model, sig, *map(jnp.asarray, (a, b, c)), None))
+        a, b, c = (codes(rng, fmt, shape, raw) for fmt, shape in shapes)
+        with cuda_on_cpu.instead_of_a_gpu():
+            got = cuda.product(kernels, a, b, c)
+        wanted = walk(model, sig, a, b, c, None)
         assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
 
 
@@ -214,7 +212,7 @@ def test_batch_axes_broadcast(emulated):
 
 @compiled_here
 def test_vmap_gives_a_longer_batch(emulated):
-    call, (a, b, c) = mma_call(SPARSE, "sm_90", True, (2, 3))
+    _, (a, b, c) = mma_call(SPARSE, "sm_90", True, (2, 3))
     op = tcemu.parse(SPARSE)
     e = words_of(np.random.default_rng(3), 0, 255, 2, 3, 32)
     plain = lambda a, b, c, e, s: tcemu.mma_sp(op, a, b, c, e, selector=s, target="sm_90")  # noqa: E731
@@ -288,7 +286,8 @@ def test_a_layout_changed_is_other_words():
 @pytest.mark.skipif(shutil.which("nvcc") is None and nvrtc.library() is None, reason="neither nvcc nor NVRTC is installed here")
 @pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
 def test_the_texts_compile(architecture, tmp_path):
-    for spelling, target in ((F16_F32, "sm_90"), (F16_F16, "sm_80"), (SPARSE, "sm_90"), (MXF8, "sm_120a"))[: 4 if architecture != "sm_90" else 1]:
+    cases = ((F16_F32, "sm_90"), (F16_F16, "sm_80"), (SPARSE, "sm_90"), (MXF8, "sm_120a"))
+    for spelling, target in cases if architecture != "sm_90" else cases[:1]:
         assemble(warp.text(kernel_of(tcemu.parse(spelling), target)), architecture, tmp_path)
 
 

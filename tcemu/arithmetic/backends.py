@@ -1,20 +1,19 @@
 """The backends: what can walk the steps of a model, and on which platform. The table to which kernels are added.
 
-A backend is asked for a program, a function (a, b, c, scales) -> D on codes. On each platform the first backend of the table that has one
-serves it; the portable walk is the last row and has one for every model. All give the same bits.
+A backend is asked for a program, a function (a, b, c, scales, block scales) -> D on codes. On each platform the first backend of the table
+that has one serves it. The portable walk is the last row and has one for every model. All give the same bits.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax import Array, lax
 
-from tcemu.arithmetic.kernels import cuda, tile
-from tcemu.arithmetic.model import Model, Scales, Signature
+from tcemu.arithmetic.kernels import cuda
+from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
 from tcemu.arithmetic.walk import walk
 
-Program = Callable[[Array, Array, Array, Scales | None], Array]
+Program = Callable[[Array, Array, Array, Scales | None, Scales | None], Array]
 EVERY = ""  # every platform
 
 
@@ -24,22 +23,26 @@ class Backend(NamedTuple):
     name: str
     platform: str  # as `lax.platform_dependent` names it: "cpu", "cuda", "tpu"; or EVERY
     missing: Callable[[], str]  # why it cannot run here; "" if it can
-    program: Callable[[Model, Signature], Program | None]  # None for a model that it cannot take
+    program: Callable[[Model, Signature, Promotion | None], Program | None]  # None for what it cannot take
+
+
+def _walk(model: Model, signature: Signature, promotion: Promotion | None) -> Program | None:
+    """Promotion is left to the caller."""
+    return None if promotion else lambda a, b, c, scales, _: walk(model, signature, a, b, c, scales)
 
 
 BACKENDS = (
     Backend("cuda", "cuda", cuda.missing, cuda.program),
-    Backend("triton", "cuda", tile.missing, tile.program),
-    Backend("walk", EVERY, lambda: "", lambda model, signature: partial(walk, model, signature)),
+    Backend("walk", EVERY, lambda: "", _walk),
 )
 
 
-def chosen(model: Model, signature: Signature) -> dict[str, tuple[Backend, Program]]:
+def chosen(model: Model, signature: Signature, promotion: Promotion | None = None) -> dict[str, tuple[Backend, Program]]:
     """The backend that serves each platform, and its program; EVERY stands for the platforms that have none of their own."""
     serving: dict[str, tuple[Backend, Program]] = {}
     for backend in BACKENDS:
         if backend.platform not in serving and not backend.missing():
-            program = backend.program(model, signature)
+            program = backend.program(model, signature, promotion)
             if program is not None:
                 serving[backend.platform] = backend, program
     return serving
@@ -53,7 +56,7 @@ def reasons(model: Model, signature: Signature) -> dict[str, str]:
         first, _ = serving.get(backend.platform, (None, None))
         said[backend.name] = backend.missing()
         if not said[backend.name] and first is not backend:
-            able = backend.program(model, signature) is not None
+            able = backend.program(model, signature, None) is not None
             said[backend.name] = f"{first.name} comes first" if able and first is not None else "it does not take this arithmetic"
     return said
 
@@ -61,5 +64,9 @@ def reasons(model: Model, signature: Signature) -> dict[str, str]:
 def product(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
     """D = A·B + C by the backends of the platform that the program is compiled for. Operands as in `walk`."""
     programs = {platform: program for platform, (_, program) in chosen(model, signature).items()}
-    portable = programs.pop(EVERY)
-    return lax.platform_dependent(a, b, c, scales, default=portable, **programs) if programs else portable(a, b, c, scales)
+    return by_platform(programs, programs.pop(EVERY), a, b, c, scales, None)
+
+
+def by_platform(programs: dict[str, Callable[..., Array]], portable: Callable[..., Array], *operands: Any) -> Array:
+    """What the platform's own program gives, or the portable one."""
+    return lax.platform_dependent(*operands, default=portable, **programs) if programs else portable(*operands)

@@ -212,6 +212,15 @@ class Signature(NamedTuple):
 Scales = tuple[ArrayLike, ArrayLike]
 
 
+class Promotion(NamedTuple):
+    """What happens to sums outside the instruction: a part of K begins at +0, and what it leaves is added to an f32 sum, rounded RN."""
+
+    instructions: int  # of a part
+    # None, or each part is multiplied first, by the f32 product of a scale of its rows and one of its columns: sum = fma(scale, part, sum).
+    # How many rows of A, and how many columns of B, share one; None: all
+    reach: tuple[int | None, int | None] | None
+
+
 def _of_integers(value: Any) -> bool:
     """An integer, or an array of them, traced or not. A bool is none."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer | np.ndarray | jax.Array):

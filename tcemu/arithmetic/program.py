@@ -5,18 +5,23 @@ of `tcemu.architectures`. Who reads a Model: this file and what it calls (`order
 by it; `explanation.steps`, on purpose a second time and apart; and texts and studies, which compute no results.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.checkify import debug_check
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic import integer
-from tcemu.arithmetic.backends import product
+from tcemu.arithmetic import backends, integer
 from tcemu.arithmetic.fitting import fitted
-from tcemu.arithmetic.model import Model, Scales, Signature, within_limits
+from tcemu.arithmetic.model import Model, Promotion, Scales, Signature, within_limits
 from tcemu.formats import Format, convert, limbs_code
 from tcemu.meshes import alike
+
+Tree = TypeVar("Tree")
+Pair = tuple[Array, Array]
 
 
 def multiply_add(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike, c: ArrayLike, scales: Scales | None = None) -> Array:
@@ -34,27 +39,69 @@ def multiply_add(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike,
     c = jnp.broadcast_to(c, (*batch, m, n, *words))
     if c.size == 0:
         return jnp.zeros(c.shape, signature.d.dtype)
-    model, (a, b, c), scales = _alike(model, (a, b, c), scales)
+    model, (a, b, c), scales = _alike((model, (a, b, c), scales))
     if model.result.is_integer:
         return _integer_product(signature, a, b, c)
-    model = fitted(model, signature, None if scales is None else a.shape[-1] // jnp.shape(scales[0])[-1])
-    if scales is None:
-        signature = signature._replace(scale=None, scale_vec=0)
-    if (common := model.common) is not None:
-        a, b = (v if fmt == common else convert(fmt, common, v) for v, fmt in ((a, signature.a), (b, signature.b)))
-        signature = signature._replace(a=common, b=common)
+    model, signature, (a, b) = _as_multiplied(model, signature, (a, b), scales)
     c = c if signature.c == model.result else convert(signature.c, model.result, c)
     model, inside = within_limits(model)
-    d = product(model, signature, a, b, c, scales)
+    d = backends.product(model, signature, a, b, c, scales)
     return d if inside is None else _nan_unless(inside, signature.d, d)
 
 
-Matrices = tuple[Array, Array, Array]
+def _as_multiplied(model: Model, signature: Signature, ab: Pair, scales: Scales | None) -> tuple[Model, Signature, Pair]:
+    """The model as the instruction uses it, and A and B in the formats that it multiplies."""
+    model = fitted(model, signature, None if scales is None else ab[0].shape[-1] // jnp.shape(scales[0])[-1])
+    if scales is None:
+        signature = signature._replace(scale=None, scale_vec=0)
+    if (common := model.common) is None:
+        return model, signature, ab
+    a, b = (v if fmt == common else convert(fmt, common, v) for v, fmt in zip(ab, (signature.a, signature.b), strict=True))
+    return model, signature._replace(a=common, b=common), (a, b)
 
 
-def _alike(model: Model, matrices: Matrices, scales: Scales | None) -> tuple[Model, Matrices, Scales | None]:
-    """The operands, all arrays varying over the same axes of a mesh."""
-    leaves, tree = jax.tree.flatten((model, matrices, scales))
+class Promoted(NamedTuple):
+    """The operands of a product whose sums are promoted: codes as in `multiply_add`, K in whole parts."""
+
+    a: Array
+    b: Array
+    scales: Scales | None
+    block_scales: Pair | None  # f32 codes [..., groups of M, parts] and [..., parts, groups of N]
+
+
+def promoted(model: Model, signature: Signature, promotion: Promotion, operands: Promoted, otherwise: Callable[[Promoted], Array]) -> Array:
+    """f32 codes [..., M, N]: A·B as the sum of promoted parts.
+
+    otherwise: the same by `multiply_add`, for the platforms of which no backend promotes.
+    """
+    model, operands = _alike((model, operands))
+    own, multiplied, _ = _as_multiplied(model, signature, (operands.a, operands.b), operands.scales)
+    batch = jnp.broadcast_shapes(*(v.shape[:-2] for v in jax.tree.leaves(operands)))
+
+    def by(program: backends.Program) -> Callable[[Promoted], Array]:
+        def call(operands: Promoted) -> Array:
+            _, _, (a, b) = _as_multiplied(model, signature, (operands.a, operands.b), operands.scales)
+            zeros, scales = jnp.zeros((*batch, a.shape[-2], b.shape[-1]), jnp.uint32), operands.block_scales
+            if scales is not None:
+                assert promotion.reach is not None
+                (rows, columns), (of_a, of_b) = promotion.reach, scales
+                scales = _for_each(of_a, rows, a.shape[-2], -2), _for_each(of_b, columns, b.shape[-1], -1)
+            return program(a, b, zeros, operands.scales, scales)
+
+        return call
+
+    serving = backends.chosen(own, multiplied, promotion)
+    return backends.by_platform({platform: by(program) for platform, (_, program) in serving.items()}, otherwise, operands)
+
+
+def _for_each(scales: Array, reach: int | None, length: int, axis: int) -> Array:
+    """A scale for each row or column; reach: how many share one, None: all."""
+    return lax.slice_in_dim(jnp.repeat(scales, reach or length, axis), 0, length, axis=axis)
+
+
+def _alike(arrays: Tree) -> Tree:
+    """The same, all arrays varying over the same axes of a mesh."""
+    leaves, tree = jax.tree.flatten(arrays)
     return jax.tree.unflatten(tree, alike(*map(jnp.asarray, leaves)))
 
 

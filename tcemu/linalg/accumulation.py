@@ -14,8 +14,8 @@ from jax import Array, lax
 from jax.experimental.checkify import debug_check
 
 from tcemu.arithmetic.fma import add, fma
-from tcemu.arithmetic.model import BEYOND, Model, Signature
-from tcemu.arithmetic.program import multiply_add
+from tcemu.arithmetic.model import BEYOND, Model, Promotion, Signature
+from tcemu.arithmetic.program import Promoted, multiply_add, promoted
 from tcemu.arithmetic.quotient import multiply
 from tcemu.formats import F32, convert
 from tcemu.linalg.shapes import Pair, fill, fill_along_k, fill_scales
@@ -63,15 +63,12 @@ def sums_of_parts(
     unit = None if unit is None else fill_scales(signature, unit, whole)
     block = None if block is None else fill_along_k(block, whole // chunk - block[0].shape[-1], 0)
     factors = Factors(fill(signature, a, b, whole), unit, block)
-    rank = max(v.ndim for v in jax.tree.leaves(factors))
-    cut = partial(_in_pieces, split, rank)
-    if promote is not None:
-        cut = lambda x, axis: _in_pieces(length // chunk, rank + 1, _in_pieces(split, rank, x, axis), axis)  # noqa: E731
+    cut = partial(_in_pieces, split, max(v.ndim for v in jax.tree.leaves(factors)))
     factors = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), factors)
     if promote is None:
         a, b = factors.codes
         return convert(signature.d, F32, multiply_add(model, signature, a, b, _zeros(signature, a, b), factors.unit_scales))
-    return _promoted(model, signature, factors, blocks)
+    return _promoted(model, signature, factors, promote, blocks)
 
 
 def reduced(parts: Array, order: str) -> Array:
@@ -91,15 +88,25 @@ def reduced(parts: Array, order: str) -> Array:
     return sums[0]
 
 
-def _promoted(model: Model, signature: Signature, factors: Factors, blocks: Blocks) -> Array:
-    """All arrays with the chunks in front."""
-    start = _start(signature, factors)
+def _promoted(model: Model, signature: Signature, factors: Factors, promote: int, blocks: Blocks) -> Array:
+    """All chunks of K: in one kernel where there is one, or chunk by chunk."""
+    chunks = factors.codes[0].shape[-1] // (signature.k * promote)
 
-    def step(total: Array, chunk: Factors) -> tuple[Array, None]:
-        added = multiply_add(model, signature, *chunk.codes, start, chunk.unit_scales)
-        return with_chunk(total, added, signature, chunk.block_scales, blocks), None
+    def by_chunks(operands: Promoted) -> Array:
+        whole = Factors((operands.a, operands.b), operands.scales, operands.block_scales)
+        cut = partial(_in_pieces, chunks, max(v.ndim for v in jax.tree.leaves(whole)))
+        in_chunks = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), whole)
+        start = _start(signature, in_chunks)
 
-    return lax.scan(step, alike(jnp.zeros(start.shape, jnp.uint32), *jax.tree.leaves(factors))[0], factors)[0]
+        def step(total: Array, chunk: Factors) -> tuple[Array, None]:
+            added = multiply_add(model, signature, *chunk.codes, start, chunk.unit_scales)
+            return with_chunk(total, added, signature, chunk.block_scales, blocks), None
+
+        return lax.scan(step, alike(jnp.zeros(start.shape, jnp.uint32), *jax.tree.leaves(in_chunks))[0], in_chunks)[0]
+
+    promotion = Promotion(promote, None if factors.block_scales is None else blocks.rows)
+    operands = Promoted(*factors.codes, factors.unit_scales, factors.block_scales)
+    return promoted(model, signature, promotion, operands, by_chunks)
 
 
 def with_chunk(total: Array, chunk: Array, signature: Signature, block_scales: Pair | None, blocks: Blocks) -> Array:

@@ -159,11 +159,16 @@ def _mma(op: Instruction, clamped: bool, model: Model, operands: MmaOperands) ->
 
 
 def _words(op: Instruction, operands: MmaOperands) -> Words:
-    a, b, c, metadata, *scales = operands
+    a, b, c, metadata, scale_a, scale_b = operands
     if not held_alike(op):
         c = matrix_fragment(op, "d").encode(unpack_matrix(op, "c", c)).astype(jnp.uint32)
-    registers = [None if v is None else v.registers for v in (metadata, *scales)]
-    return Words(a, b, c, *registers, selectors(op, metadata, tuple(scales)))
+    return Words(
+        a, b, c,
+        fields=None if metadata is None else metadata.registers,
+        a_scales=None if scale_a is None else scale_a.registers,
+        b_scales=None if scale_b is None else scale_b.registers,
+        selectors=selectors(op, metadata, (scale_a, scale_b)),
+    )  # fmt: skip
 
 
 def _by_matrices(op: Instruction, clamped: bool, model: Model, operands: MmaOperands) -> Array:

@@ -10,8 +10,7 @@ from tcemu.operations.operands import modelled, signature_of
 def backends(op: str | Instruction, *, target: str, model: Model | None = None) -> dict[str, str]:
     """What can add the products of `op` here, in the order in which it is asked: of each backend by name "" if it serves, else why not.
 
-    "cuda": kernels in CUDA C++, compiled at first use; "triton": the same by Pallas; "walk": plain JAX, on every platform that no other
-    serves. All give the same bits.
+    "cuda": kernels in CUDA C++, compiled at first use; "walk": plain JAX, on every platform that no other serves. All give the same bits.
     target, model: as in `mma`. Raises as `mma`.
     """
     applied = modelled(op, target, model, "backends")

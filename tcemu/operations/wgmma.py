@@ -264,8 +264,8 @@ def _from_memory(op: Instruction, name: str, operands: WgmmaOperands) -> Array:
 def _negated(op: Instruction, operands: WgmmaOperands, a: Array) -> Array:
     """A, as codes or as registers, negated if just one of the immediates says so; of integers none does.
 
-    Two negations cancel. A single one stands in A's sign, also that of B: silicon negates what metadata has gathered from B. A field that PTX
-    does not define gathers halves of tf32 elements, and their signs are not where B's were (tests/golden, tf32_negation).
+    Two negations cancel. A single one stands in A's sign, also that of B: silicon negates what metadata has gathered from B. A field that
+    PTX does not define gathers halves of tf32 elements, and their signs are not where B's were (tests/golden, tf32_negation).
     """
     assert op.a
     signs = sum(1 << at for at in range(op.a.bits - 1, a.dtype.itemsize * 8, op.a.bits))

@@ -1,42 +1,31 @@
-"""The kernels' own text, compiled for a CPU: `walk`, `tile` and `warp`, on NumPy arrays, wherever there is g++."""
+"""The kernels' own text, compiled for a CPU wherever there is g++, and launched by the program that would launch them on a GPU."""
 
 import ctypes
 import hashlib
 import shutil
 import subprocess
 import tempfile
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Lock
+from unittest import mock
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.kernels import source
+from tcemu.arithmetic.kernels import cuda, source, warp
+from tcemu.arithmetic.kernels.launch import Route
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
-PARTS = {"walk": ("walk",), "tile": ("prepare", "tile")}
-LAUNCHERS = {
-    "walk": """
-extern "C" void run_walk(int grid, const Shape *s, const ACode *a, const BCode *b, const CCode *c, const u8 *x, const u8 *y, DCode *d) {{
-    launch(grid, ROWS * COLUMNS, [=] {{ walk(s, a, b, c, {scales} d); }});
-}}
-""",
-    "prepare": """
-extern "C" void run_prepare(int grid, const Shape *s, const ACode *a, const BCode *b, const u8 *x, const u8 *y, u8 *p, u8 *q) {{
-    launch(grid, MOST_LINES, [=] {{ prepare(s, a, b, {scales} p, q); }});
-}}
-""",
-    "tile": """
-extern "C" void run_tile(int grid, const Shape *s, const ACode *a, const BCode *b, const u32 *c, const u8 *x, const u8 *y, const u8 *p,
-                         const u8 *q, u32 *d) {{
-    launch(grid, THREADS, [=] {{ tile(s, a, b, c, {scales} p, q, d); }});
-}}
-""",
-    "warp": """
-extern "C" void run_warp(int grid, const Sizes *s, const u32 *const *p, u32 *d) {{
-    launch(grid, 32 * WARPS, [=] {{ warp(s, p[0], p[1], p[2], {more} d); }});
-}}
-""",
+PARAMETERS = {  # types, in order; some are there where the text has them
+    "walk": "Shape ACode BCode CCode SCALED BLOCK_SCALED DCode",
+    "prepare": "Shape ACode BCode SCALED u8 u8",
+    "tile": "Shape ACode BCode CCode SCALED BLOCK_SCALED u8 u8 DCode",
+    "warp": "Sizes u32 u32 u32 SPARSE SCALED SELECTED u32",
 }
+OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int"}
 
 
 def compiler() -> str | None:
@@ -47,11 +36,14 @@ def compiler() -> str | None:
 def library(entry: str, text: str) -> ctypes.CDLL:
     machine, _, rest = text.partition(source.MACHINE_ENDS)
     assert machine
-    scales = "x, y," if "#define SCALED 1" in rest else ""
-    own = ["p[{}],"] * (("#define SPARSE 1" in rest) + 2 * bool(scales))
-    more = " ".join([*own, "(const int *)p[{}],"] if own else []).format(*range(3, 7))
     rest = rest.replace("extern __shared__ __align__(16) u8 shared[];", "")
-    whole = MACHINE.read_text() + rest + LAUNCHERS[entry].format(scales=scales, more=more)
+    types = PARAMETERS[entry]
+    for name, own in OPTIONAL.items():
+        types = types.replace(name, own if f"#define {name} 1" in rest else "")
+    types = types.split()
+    given = ", ".join(f"({one} *)p[{at}]" for at, one in enumerate(types))
+    launcher = f'extern "C" void run(int grid, int threads, void **p) {{ launch(grid, threads, [=] {{ {entry}({given}); }}); }}'
+    whole = MACHINE.read_text() + rest + launcher
     folder = Path(tempfile.gettempdir()) / "tcemu_cuda_on_cpu"
     folder.mkdir(exist_ok=True)
     path = folder / f"{hashlib.sha256(whole.encode()).hexdigest()}.so"
@@ -66,36 +58,40 @@ def library(entry: str, text: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
+ROUTE = Route("sm", "90", "")
+ONE_AT_A_TIME = Lock()  # the machine has one block, and one shared memory
+
+
+def launch(entry, blocks, results, *operands):
+    """In the place of `kernels.launch.launch`: the same kernels, the same operands, as a call back from the program."""
+
+    def called(*given):
+        given = [np.ascontiguousarray(v) for v in given]
+        made = [np.full(one.shape, 0xA5A5A5A5 & np.iinfo(one.dtype).max, one.dtype) for one in wanted]
+        pointers = (ctypes.c_void_p * (len(given) + len(made)))(*(v.ctypes.data for v in (*given, *made)))
+        assert entry.shared_bytes <= ROUTE.shared_bytes
+        with ONE_AT_A_TIME:
+            library(entry.name, entry.text).run(blocks, entry.threads, pointers)
+        return tuple(made)
+
+    wanted = (results,) if isinstance(results, jax.ShapeDtypeStruct) else results
+    return jax.pure_callback(called, wanted, *operands)
+
+
+@contextmanager
+def instead_of_a_gpu():
+    """Within, `kernels.cuda` and `kernels.warp` have their kernels run here."""
+    with (
+        mock.patch.object(cuda, "launch", launch),
+        mock.patch.object(warp, "launch", launch),
+        mock.patch.object(cuda, "route", lambda: ROUTE),
+    ):
+        yield
+
+
 def run(entry, model, signature, a, b, c, scales=None):
     """D of codes [batch, M, K] and so on, as the kernels compute it; a batch of one serves all."""
-    numbers = source.numbers(model, signature)
-    tiles = source.tiling(model, signature) if entry == "tile" else None
-    assert numbers is not None and (tiles is not None or entry == "walk")
-    texts = {name: library(name, source.text(name, numbers, signature, model.result, tiles)) for name in PARTS[entry]}
-    a, b, c = (np.ascontiguousarray(v, fmt.dtype) for v, fmt in ((a, signature.a), (b, signature.b), (c, model.result)))
-    batch, m, n, k = *c.shape, a.shape[-1]
-    share = 1 if scales is None else k // scales[0].shape[-1]
-    shape = np.array([batch, m, n, k, len(a), len(b), share, source.limit(tiles, k) if tiles else 0], np.int32)
-    x, y = (None, None) if scales is None else (np.ascontiguousarray(v, np.uint8) for v in scales)
-    d = np.full(c.shape, 0xA5A5A5A5 & ((1 << signature.d.bits) - 1), signature.d.dtype)
-    at = lambda v: None if v is None else v.ctypes.data_as(ctypes.c_void_p)  # noqa: E731
-    if entry == "walk":
-        texts[entry].run_walk(batch * -(-m // 16) * -(-n // 8), *map(at, (shape, a, b, c, x, y, d)))
-        return d
-    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers.terms, tiles.wide)
-    down, across, steps = -(-m // rows), -(-n // columns), k // numbers.terms
-    sizes = (len(a) * down * steps, rows * bytes_of_line), (len(b) * across * steps, columns * bytes_of_line)
-    p, q = (np.full(size, 0xA5, np.uint8) for size in sizes)
-    texts["prepare"].run_prepare(len(p) + len(q), *map(at, (shape, a, b, x, y, p, q)))
-    texts["tile"].run_tile(batch * down * across, *map(at, (shape, a, b, c, x, y, p, q, d)))
-    return d
-
-
-def run_warp(text, blocks, sizes, operands, d):
-    """The words that `warp` writes to d, an array. operands: NumPy arrays, those that the text wants."""
-    given = [np.ascontiguousarray(v) for v in operands]
-    pointers = (ctypes.c_void_p * len(given))(*(v.ctypes.data for v in given))
-    sizes = np.ascontiguousarray(sizes, np.int32)
-    d.view(np.uint8)[...] = 0xA5
-    library("warp", text).run_warp(blocks, ctypes.c_void_p(sizes.ctypes.data), pointers, ctypes.c_void_p(d.ctypes.data))
-    return d
+    kernels = cuda.kernels_of(model, signature)
+    assert kernels is not None and (entry == "walk" or (kernels.tiling is not None and min(c.shape[1:]) >= cuda.LEAST_TILE))
+    with instead_of_a_gpu():
+        return np.asarray(cuda.product(kernels if entry == "tile" else kernels._replace(tiling=None), *map(jnp.asarray, (a, b, c)), scales))

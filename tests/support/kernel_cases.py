@@ -1,4 +1,4 @@
-"""Arithmetics and operands for the GPU kernels: `CASES` is what `test_kernel` and `test_gpu` loop over."""
+"""Arithmetics and operands for the GPU kernels: `CASES` is what `test_cuda` and `test_gpu` loop over."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +7,7 @@ from tcemu.arithmetic.model import Model, Signature
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0
 
 HOPPER, FP8, BLACKWELL = Model(F32, 16, 25, -133), Model(F32, 32, 13, -133, result_bits=13), Model(F32, 32, 25, -133)
-GROUPED = Model(F32, 64, 35, -139, summed=16)
+GROUPED, HALF = Model(F32, 64, 35, -139, summed=16), Model(F16, 16, 25, -21, "RN")
 CASES = {  # model, formats, scale format, products that share a scale
     "f16": (HOPPER, F16, F16, None, 0),
     "bf16": (HOPPER, BF16, BF16, None, 0),
@@ -25,6 +25,15 @@ CASES = {  # model, formats, scale format, products that share a scale
     "fewer bits in an f64": (Model(F32, 8, 17, -133), F16, F16, None, 0),
     "a floor among the accumulators": (FP8.replace(floor=-100), E4M3, E4M3, None, 0),
     "27 bits": (Model(F32, 8, 27, -133), E4M3, E4M3, None, 0),
+    "f16 results": (HALF, F16, F16, None, 0),
+    "f16 results of 8": (Model(F16, 8, 24, -20, "RN"), F16, F16, None, 0),
+    "f16 results of e5m2": (Model(F16, 32, 13, -21, "RN"), E5M2, E4M3, None, 0),
+    "f16 results of few bits": (Model(F16, 16, 25, -21, "RN", result_bits=6), E4M3, E3M2, None, 0),
+    "chains of e4m3 as f16": (HOPPER.replace(groups=2, chain="k"), F16, F16, None, 0),
+    "f16 chains": (HALF.replace(groups=2, chain="k"), F16, F16, None, 0),
+    "long chains": (FP8.replace(chain=64), E4M3, E5M2, None, 0),
+    "groups of 32, few bits": (Model(F32, 32, 24, -20, summed=32, result_bits=20), E2M1, E2M1, UE4M3, 32),
+    "groups of e2m3": (Model(F32, 64, 30, -139, summed=16), E2M3, E2M1, UE8M0, 32),
 }
 
 
@@ -41,12 +50,12 @@ def codes(rng, fmt, shape, raw):
 def operands(name, raw, m, n, k, batch=(), seed=0):
     """a, b, c and the scales."""
     rng = np.random.default_rng(seed)
-    _, a, b, scale, share = CASES[name]
-    c = codes(rng, F32, (*batch, m, n), raw)
+    model, a, b, scale, share = CASES[name]
+    c, minus = codes(rng, model.result, (*batch, m, n), raw), 1 << (model.result.bits - 1)
     if raw:  # among them NaN of many words, and what stands far above and below the products
-        c = jnp.where(jnp.asarray(rng.random(c.shape) < 0.1), jnp.uint32(0xFF800000) + (c & 0xFFF), c)
+        c = jnp.where(jnp.asarray(rng.random(c.shape) < 0.1), c.dtype.type(minus | model.result.infinity) | (c & 0xFF), c)
     x, y = codes(rng, a, (*batch, m, k), raw), codes(rng, b, (*batch, k, n), raw)
-    x, c = x.at[..., ::8, :].set(0), c.at[..., ::8, ::4].set(1 << 31)  # the accumulator alone, and -0
+    x, c = x.at[..., ::8, :].set(0), c.at[..., ::8, ::4].set(c.dtype.type(minus))  # the accumulator alone, and -0
     if scale is None:
         return x, y, c, None
     size = lambda count: rng.integers(0 if raw else 100, 128 if raw else 110, count).astype(np.uint8)  # noqa: E731
@@ -58,4 +67,4 @@ def operands(name, raw, m, n, k, batch=(), seed=0):
 
 def signature(name):
     model, a, b, scale, _ = CASES[name]
-    return Signature(a, b, F32, F32, max(16, model.terms), scale=scale)
+    return Signature(a, b, model.result, model.result, max(16, model.terms) * model.groups, scale=scale)

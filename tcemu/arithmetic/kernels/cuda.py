@@ -4,9 +4,9 @@
 reads the codes as they are, and takes every order of steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from math import prod
+from math import lcm, prod
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +17,8 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from tcemu.arithmetic.kernels import source, warp
 from tcemu.arithmetic.kernels.launch import Entry, launch, route
 from tcemu.arithmetic.kernels.source import Numbers, Tiling
-from tcemu.arithmetic.model import Model, Scales, Signature
-from tcemu.formats import Format
+from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
+from tcemu.formats import F32, Format
 
 MOST_PREPARED = 4 << 30  # bytes of prepared operands at once: of a longer K, part after part
 PROGRAMS = 512  # arithmetics whose programs are remembered
@@ -34,29 +34,40 @@ class Kernels(NamedTuple):
     signature: Signature
     result: Format  # of the steps
 
+    @property
+    def out(self) -> Format:
+        """Of D."""
+        return F32 if self.numbers.promoted else self.signature.d
+
 
 def missing() -> str:
     """Why the kernels cannot run on the GPUs that are here; "" if they can."""
     return route().missing
 
 
-def kernels_of(model: Model, signature: Signature) -> Kernels | None:
-    """The kernels that take a model; None where none does: fields are traced, or steps are no fused dot-adds of single products."""
+def kernels_of(model: Model, signature: Signature, promotion: Promotion | None = None) -> Kernels | None:
+    """The kernels that take a model; None where none does: fields are traced, steps are no fused dot-adds, or chains would be promoted."""
     numbers = source.numbers(model, signature)
-    return None if numbers is None else Kernels(numbers, source.tiling(model, signature), signature, model.result)
+    if numbers is None or (promotion and numbers.chain):
+        return None
+    if promotion:
+        numbers = numbers._replace(promoted=promotion.instructions, block_scaled=promotion.reach is not None)
+    return Kernels(numbers, source.tiling(model, signature), signature, model.result)
 
 
-def program(model: Model, signature: Signature) -> Callable[..., Array] | None:
-    """The function (a, b, c, scales) -> D that walks this model's steps; None where no kernel can. Codes as in `walk`."""
-    kernels = kernels_of(model, signature)
+def program(model: Model, signature: Signature, promotion: Promotion | None = None) -> Callable[..., Array] | None:
+    """The function (a, b, c, scales, block scales) -> D that walks this model's steps; None where no kernel can. Codes as in `product`."""
+    kernels = kernels_of(model, signature, promotion)
     return None if kernels is None else partial(product, kernels)
 
 
-def product(kernels: Kernels, a: Array, b: Array, c: Array, scales: Scales | None = None) -> Array:
+def product(kernels: Kernels, a: Array, b: Array, c: Array, scales: Scales | None = None, block_scales: Scales | None = None) -> Array:
     """All steps along K: codes of D.
 
     a: codes [..., M, K]; b: codes [..., K, N], of whole instructions; c: codes [..., M, N] of the steps' results, with every batch axis;
-    scales: codes [..., M, S] and [..., S, N]. Under `vmap` the batch grows longer; under a mesh, batch, M and N may be sharded.
+    scales: codes [..., M, S] and [..., S, N]. Where parts of K are promoted, these are whole parts, c and D are f32, and block_scales are
+    f32 codes [..., M, parts] and [..., parts, N], or None.
+    Under `vmap` the batch grows longer; under a mesh, batch, M and N may be sharded.
     """
     batch, (m, n) = c.shape[:-2], c.shape[-2:]
 
@@ -66,8 +77,16 @@ def product(kernels: Kernels, a: Array, b: Array, c: Array, scales: Scales | Non
         own = own if prod(own) == 1 else batch
         return [jnp.broadcast_to(v, (*own, *jnp.shape(v)[-2:])).reshape(-1, *jnp.shape(v)[-2:]) for v in together]
 
-    (a, *a_scales), (b, *b_scales) = flat(a, *(scales[:1] if scales else ())), flat(b, *(scales[1:] if scales else ()))
-    return _batched(kernels)(a, b, *flat(c), *a_scales, *b_scales).reshape(*batch, m, n)
+    pairs = [pair for pair in (scales, block_scales) if pair is not None]
+    (a, *of_a), (b, *of_b) = flat(a, *(pair[0] for pair in pairs)), flat(b, *(pair[1] for pair in pairs))
+    every = [scale for pair in zip(of_a, of_b, strict=True) for scale in pair]
+    return _batched(kernels)(a, b, *flat(c), *every).reshape(*batch, m, n)
+
+
+def _pairs(kernels: Kernels, scales: Sequence[Array]) -> list[Scales | None]:
+    """Of the operands after a, b and c: the scales and the block scales, each a pair or None."""
+    pairs = iter(zip(scales[::2], scales[1::2], strict=True))
+    return [next(pairs) if has else None for has in (kernels.numbers.scaled, kernels.numbers.block_scaled)]
 
 
 @lru_cache(maxsize=PROGRAMS)
@@ -83,7 +102,7 @@ def _batched(kernels: Kernels) -> Callable:
         alone = [not given and at != 2 and len(v) == 1 for at, (v, given) in enumerate(zip(operands, mapped, strict=True))]
         every = [jnp.broadcast_to(v, (size, *v.shape)) if not given else v for v, given in zip(operands, mapped, strict=True)]
         a, b, c, *scales = (v if one else whole for v, whole, one in zip(operands, every, alone, strict=True))
-        return product(kernels, a, b, c, (scales[0], scales[1]) if scales else None), True
+        return product(kernels, a, b, c, *_pairs(kernels, scales)), True
 
     return batched
 
@@ -96,11 +115,11 @@ def _sharded(kernels: Kernels, alone: tuple[bool, ...]) -> Callable:
     def partition(mesh: Any, arguments: tuple, result: Any) -> tuple:
         return mesh, partial(_product, kernels), result.sharding, tuple(argument.sharding for argument in arguments)
 
-    matrices = ("m k", "k n", "m n", "m s", "s n")[: len(alone)]
+    names = [names for names, pair in zip(("s", "p"), _pairs(kernels, alone[3:]), strict=True) if pair]
+    matrices = ("m k", "k n", "m n", *(matrix for name in names for matrix in (f"m {name}", f"{name} n")))
     factors = [f"{f'u{at}' if one else 'b'} {matrix}" for at, (one, matrix) in enumerate(zip(alone, matrices, strict=True))]
     rule = f"{', '.join(factors)} -> {factors[2]}"
-    replicated = ("k", "s") if len(alone) > 3 else ("k",)
-    whole.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=replicated)
+    whole.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=("k", *names))
     return whole
 
 
@@ -114,19 +133,20 @@ def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
     tiles = source.within(kernels.numbers, kernels.tiling, route().shared_bytes)
     if tiles is None or min(m, n) < LEAST_TILE:
         return _by_walk(kernels, a, b, c, *scales)
-    k, step = a.shape[2], kernels.signature.k
-    prepared = (a.size + b.size) * source.bytes_of_step(kernels.numbers.terms, tiles.wide) // kernels.numbers.terms
+    k, chain = a.shape[2], kernels.numbers.chain * kernels.numbers.terms
+    step = lcm(kernels.signature.k * (kernels.numbers.promoted or 1), chain or 1)
+    prepared = (a.size + b.size) * source.bytes_of_step(kernels.numbers, tiles.wide) // kernels.numbers.terms
     length = -(-k // (step * -(-prepared // MOST_PREPARED))) * step  # of K, at once
     for at in range(0, k, length):
-        part = [v[:, :, at * v.shape[2] // k : min(at + length, k) * v.shape[2] // k] for v in (a, *scales[:1])]
-        other = [v[:, at * v.shape[1] // k : min(at + length, k) * v.shape[1] // k] for v in (b, *scales[1:])]
-        c = _by_tiles(kernels, tiles, part[0], other[0], c, *part[1:], *other[1:])
+        part, *of_a = (v[:, :, at * v.shape[2] // k : min(at + length, k) * v.shape[2] // k] for v in (a, *scales[::2]))
+        other, *of_b = (v[:, at * v.shape[1] // k : min(at + length, k) * v.shape[1] // k] for v in (b, *scales[1::2]))
+        c = _by_tiles(kernels, tiles, part, other, c, *(scale for pair in zip(of_a, of_b, strict=True) for scale in pair))
     return c
 
 
-def _shape(a: Array, b: Array, c: Array, scales: tuple[Array, ...], limit: int = 0) -> Array:
+def _shape(kernels: Kernels, a: Array, b: Array, c: Array, scales: tuple[Array, ...], limit: int = 0) -> Array:
     """The shape as the kernels have it: see `Shape` in decode.cu."""
-    share = a.shape[2] // scales[0].shape[2] if scales else 1
+    share = a.shape[2] // scales[0].shape[2] if kernels.numbers.scaled else 1
     sizes = *c.shape, a.shape[2], a.shape[0], b.shape[0], share, limit
     return jnp.stack([jnp.full((), size, jnp.int32) for size in sizes])  # custom_partitioning takes no array constants
 
@@ -135,18 +155,18 @@ def _by_walk(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
     text = source.text("walk", kernels.numbers, kernels.signature, kernels.result)
     batch, m, n = c.shape
     blocks = batch * -(-m // WALK_ROWS) * -(-n // WALK_COLUMNS)
-    d = jax.ShapeDtypeStruct(c.shape, kernels.signature.d.dtype)
-    return launch(Entry("walk", text, WALK_ROWS * WALK_COLUMNS), blocks, d, _shape(a, b, c, scales), a, b, c, *scales)[0]
+    d = jax.ShapeDtypeStruct(c.shape, kernels.out.dtype)
+    return launch(Entry("walk", text, WALK_ROWS * WALK_COLUMNS), blocks, d, _shape(kernels, a, b, c, scales), a, b, c, *scales)[0]
 
 
 def _by_tiles(kernels: Kernels, tiles: Tiling, a: Array, b: Array, c: Array, *scales: Array) -> Array:
     numbers, (batch, m, n), k = kernels.numbers, c.shape, a.shape[2]
     preparing, text = (source.text(entry, numbers, kernels.signature, kernels.result, tiles) for entry in ("prepare", "tile"))
-    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers.terms, tiles.wide)
+    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers, tiles.wide)
     down, across, steps = -(-m // rows), -(-n // columns), k // numbers.terms
     parts, sizes = (a.shape[0] * down * steps, b.shape[0] * across * steps), (rows * bytes_of_line, columns * bytes_of_line)
     prepared = tuple(jax.ShapeDtypeStruct(v, jnp.uint8) for v in zip(parts, sizes, strict=True))
-    shape = _shape(a, b, c, scales, source.limit(tiles, k))
-    x, y = launch(Entry("prepare", preparing, max(rows, columns)), sum(parts), prepared, shape, a, b, *scales)
+    shape, of_units = _shape(kernels, a, b, c, scales, source.limit(tiles, k)), scales[: 2 * numbers.scaled]
+    x, y = launch(Entry("prepare", preparing, max(rows, columns)), sum(parts), prepared, shape, a, b, *of_units)
     entry = Entry("tile", text, tiles.threads, source.shared_bytes(numbers, tiles))
     return launch(entry, batch * down * across, jax.ShapeDtypeStruct(c.shape, c.dtype), shape, a, b, c, *scales, x, y)[0]

@@ -3,7 +3,6 @@
 A layout permutes digits, so a place is a sum: of what each bit of the lane's number adds, and of what the element's number adds.
 """
 
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -99,9 +98,30 @@ def _order(n: Numbers) -> Table:
     return pair % n.groups * padded(n) + pair // n.groups * 2 + which
 
 
-def _stride(words: int) -> int:
-    """Words from one line to the next in shared memory: so many that eight lines lie in different banks."""
-    return next(words + more for more in range(0, 32, 4) if (words + more) % 8 == 4)
+class Shared(NamedTuple):
+    """Shared memory of a warp, in words: the rows' factors, then the columns'."""
+
+    row: int  # from one line to the next
+    column: int
+    rows: int  # lines
+    columns: int
+
+    @property
+    def words(self) -> int:
+        return self.row * self.rows + self.column * self.columns
+
+
+def _shared(n: Numbers, warp: Warp, rows: int, columns: int) -> Shared:
+    dense = n.groups * padded(n) * PARTS
+    own = dense if warp.metadata is None else 2 * n.of_instruction * _apart(warp)
+    # so far apart that eight lines lie in different banks
+    row, column = (next(words + more for more in range(0, 32, 4) if (words + more) % 8 == 4) for words in (dense, own))
+    return Shared(row, column, rows, columns)
+
+
+def _apart(warp: Warp) -> int:
+    """Words from one element of a sparse instruction's B to the next: its factor, or its code where metadata choose halves."""
+    return 1 if warp.chunk == 2 else TOGETHER
 
 
 class Plan(NamedTuple):
@@ -109,54 +129,50 @@ class Plan(NamedTuple):
 
     forms: dict[str, Form]  # by the names that they have in the text
     selected: dict[str, tuple[int, ...]]  # what the value of each selector is multiplied by, and then added
-    lists: dict[str, tuple[int, ...]]  # of numbers
-    constants: dict[str, int]
+    elements: tuple[int, ...]  # of D in a lane, row by row
+    rows: int  # of D in a lane
+    shared: Shared
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return min(MOST_WARPS, 1 << (MOST_WORDS // self.shared.words).bit_length() >> 1)
 
 
 def plan(n: Numbers, warp: Warp) -> Plan | None:
-    """The tables; None where a place is no such sum, or C is held in another way than D."""
-    sparse, halves = warp.metadata is not None, warp.chunk == 2
+    """The tables; None where a place is no such sum, C is held in another way than D, or a warp's factors are too many."""
     a, b = _lines(warp.a, warp), _lines(warp.b, warp)
     c, d = (_lines(held, warp, tiles=warp.tiles) for held in (warp.c, warp.d))
     if a is None or b is None or c is None or d is None or any((x != y).any() for x, y in zip(c, d, strict=True)):
         return None
-    k, across = warp.b.fragment.shape[-2:]
-    of_line, of_column = n.groups * padded(n) * PARTS, n.of_instruction * 2 * (1 if halves else TOGETHER)
-    a_stride, b_stride = _stride(of_line), _stride(of_column if sparse else of_line)
-    order, spread = _order(n), lambda at: at // TOGETHER * TOGETHER * PARTS + at % TOGETHER
-    b_line, b_at = b.column, b.row % k
-    b_place = b_at * (1 if halves else TOGETHER) if sparse else spread(order[b_at])
     rows, columns = np.unique(d.row[0]), np.unique(d.column[0])
     at = {(int(row), int(column)): element for element, (row, column) in enumerate(zip(d.row[0], d.column[0], strict=True))}
     if len(at) != len(rows) * len(columns):
         return None
-    a_columns = warp.a.fragment.shape[-1]
-    tables = {
-        "a_place": a.row * a_stride + spread(order[a.column % a_columns]),
-        "b_place": b_line * b_stride + b_place,
-        "row_place": _first(d.row, rows) * a_stride,
-        "column_place": _first(d.column, columns) * b_stride,
-    }
+    shared = _shared(n, warp, int(a.row.max()) + 1, int(b.column.max()) + 1)
     selected: dict[str, tuple[int, ...]] = {}
+    places = _places(n, warp, shared, a, b) | {
+        "row_place": _first(d.row, rows) * shared.row,
+        "column_place": _first(d.column, columns) * shared.column,
+    }
     if warp.metadata is not None:
-        tables |= _fields(warp.metadata, _first(d.row, rows), selected)
+        places |= _fields(warp.metadata, _first(d.row, rows), selected)
     if warp.scales is not None:
-        of_a, of_b = warp.scales
-        tables |= _scales("a", of_a, a.row, a.column * of_a.columns // a_columns, selected)
-        tables |= _scales("b", of_b, b_at * of_b.rows // k, b_line, selected)
-    forms = {name: form(table) for name, table in tables.items()}
+        (of_a, of_b), k, kept = warp.scales, warp.b.fragment.rows, warp.a.fragment.columns
+        places |= _scales("a", of_a, a.row, a.column * of_a.columns // kept, selected)
+        places |= _scales("b", of_b, b.row * of_b.rows // k, b.column, selected)
+    forms = {name: form(table) for name, table in places.items()}
     found = {name: one for name, one in forms.items() if one is not None}
-    if len(found) < len(forms):
-        return None
-    a_lines, b_lines = (int(lines.max()) + 1 for lines in (a.row, b_line))
-    words = a_lines * a_stride + b_lines * b_stride
-    constants = {
-        "row_stride": a_stride, "column_stride": b_stride, "columns_begin": a_lines * a_stride, "a_lines": a_lines, "b_lines": b_lines,
-        "words_of_warp": words, "warps": min(MOST_WARPS, 1 << (MOST_WORDS // words).bit_length() >> 1), "rows_of_lane": len(rows), "columns_of_lane": len(columns),
-        "padded": padded(n), "chunks": n.of_instruction * 2 // warp.chunk if sparse else 0,
-        "a_run": _run(found["a_place"]), "b_run": 1 if sparse else _run(found["b_place"]),
-    }  # fmt: skip
-    return Plan(found, selected, {"d_element": tuple(at[int(row), int(column)] for row in rows for column in columns)}, constants)
+    made = Plan(found, selected, tuple(at[int(row), int(column)] for row in rows for column in columns), len(rows), shared)
+    return made if len(found) == len(forms) and made.warps else None
+
+
+def _places(n: Numbers, warp: Warp, shared: Shared, a: Lines, b: Lines) -> dict[str, Table]:
+    """Where in shared memory each element of A and B goes."""
+    order, spread = _order(n), lambda at: at // TOGETHER * TOGETHER * PARTS + at % TOGETHER
+    of_a, of_b = a.column % warp.a.fragment.columns, b.row % warp.b.fragment.rows
+    in_line = spread(order[of_b]) if warp.metadata is None else of_b * _apart(warp)
+    return {"a_place": a.row * shared.row + spread(order[of_a]), "b_place": b.column * shared.column + in_line}
 
 
 def _first(line: Table, own: Table) -> Table:
@@ -167,10 +183,10 @@ def _first(line: Table, own: Table) -> Table:
 def _run(place: Form) -> int:
     """How many elements from each such number on lie side by side, wherever the lane's begin."""
     for run in (4, 2):
-        starts = np.array(place.element).reshape(-1, run) if len(place.element) % run == 0 else None
-        aligned = starts is not None and not (starts[:, 0] % run).any() and not any(weight % run for weight in place.lane)
-        if aligned and (starts == starts[:, :1] + np.arange(run)).all():
-            return run
+        if len(place.element) % run == 0 and not any(weight % run for weight in place.lane):
+            starts = np.array(place.element).reshape(-1, run)
+            if not (starts[:, 0] % run).any() and (starts == starts[:, :1] + np.arange(run)).all():
+                return run
     return 1
 
 
@@ -212,18 +228,23 @@ def _weights(place: Table, selectors: int) -> tuple[int, ...]:
 
 def tables(n: Numbers, warp: Warp, made: Plan, units: tuple[int, int]) -> str:
     """The tables, and what is compiled in besides. units: the most of a product, and of an accumulator; 0 where steps take the wide way."""
-    sparse = warp.metadata is not None
+    sparse, scaled, shared = warp.metadata is not None, warp.scales is not None, made.shared
+    chunks = n.of_instruction * 2 // warp.chunk if sparse else 0
     numbers = {
-        **made.constants, "chunk": warp.chunk, "clamped": warp.clamped, "warpgroup": warp.warps, "tiles": warp.tiles,
-        "field_words": max(1, -(-made.constants["chunks"] // FIELDS_OF_WORD)), "selectors": sparse + 4 * (warp.scales is not None),
+        "row_stride": shared.row, "column_stride": shared.column, "columns_begin": shared.row * shared.rows,
+        "a_lines": shared.rows, "b_lines": shared.columns, "words_of_warp": shared.words, "warps": made.warps,
+        "rows_of_lane": made.rows, "columns_of_lane": len(made.elements) // made.rows, "padded": padded(n),
+        "a_run": _run(made.forms["a_place"]), "b_run": 1 if sparse else _run(made.forms["b_place"]),
+        "chunk": warp.chunk, "chunks": chunks, "field_words": max(1, -(-chunks // FIELDS_OF_WORD)), "clamped": warp.clamped,
+        "selectors": sparse + 4 * scaled, "warpgroup": warp.warps, "tiles": warp.tiles,
         "terms_of_sum": _terms_of_sum(n, units[0]), **_words(warp),
     }  # fmt: skip
-    lines = [f"#define SPARSE {int(sparse)}"]
+    lines = [f"#define SPARSE {int(sparse)}", f"#define SELECTED {int(sparse or scaled)}"]
     lines += [f"[[maybe_unused]] constexpr int {name.upper()} = {int(value)};" for name, value in numbers.items()]
     lines += [f"constexpr s64 {name} = {value}ll;" for name, value in zip(("MOST_UNITS", "MOST_OWN_UNITS"), units, strict=True)]
     for name, one in made.forms.items():
         lines += [_function(f"{name}_of_lane", "int lane", _sum_of_bits(one.lane)), _list(name, one.element)]
-    lines += [_list(name, one) for name, one in made.lists.items()]
+    lines.append(_list("d_element", made.elements))
     for name, weights in made.selected.items():
         names = [f"v{at}" for at in range(len(weights))]
         added = " + ".join(f"{value} * {weight}" for value, weight in zip(names, weights, strict=True))

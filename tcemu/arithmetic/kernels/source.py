@@ -6,17 +6,19 @@ from typing import NamedTuple
 
 from tcemu.arithmetic.model import MODES, Model, Signature
 from tcemu.arithmetic.order import Order
-from tcemu.formats import F16, F32, UE8M0, Format
+from tcemu.formats import BF16, F16, F32, F64, UE8M0, Format
 
 FILES = {  # entry point of a text -> its files, in order
-    "walk": ("machine", "decode", "step", "accumulators", "walk"),
-    "warp": ("machine", "decode", "step", "accumulators", "warp"),
-    "prepare": ("machine", "decode", "prepared", "prepare"),
-    "tile": ("machine", "decode", "step", "prepared", "tile"),
+    "walk": ("machine", "decode", "step", "sums", "accumulators", "walk"),
+    "warp": ("machine", "decode", "step", "sums", "accumulators", "warp"),
+    "prepare": ("machine", "decode", "sums", "prepared", "prepare"),
+    "tile": ("machine", "decode", "step", "sums", "prepared", "align", "products", "tile"),
 }
+STEPS_OF_GROUPS = {"products": "groups"}  # where products are summed in groups
 SPECIALS = {"none": "NO_SPECIALS", "ieee": "IEEE", "nan": "NAN_ONLY"}
 CODES = {8: "u8", 16: "u16", 32: "u32"}
 REACH, NEAR = 15, 12  # binades below the greatest exponents of a row and a column: those with a power, and those that a step may lie
+DEFINED = ("scaled", "block_scaled")  # of Numbers, for the preprocessor: whether a kernel has these operands
 MACHINE_ENDS = "// ---- end of the machine\n"
 BYTE = 0x80  # of the bytes of lowest bits: where the flag stands
 
@@ -39,6 +41,8 @@ class Numbers(NamedTuple):
     alignment: str
     rounded_again: bool
     scaled: bool
+    promoted: int = 0  # instructions whose sum is promoted to f32; 0 for none
+    block_scaled: bool = False  # promoted sums are multiplied by f32 scales of their blocks
 
 
 class Tiling(NamedTuple):
@@ -62,9 +66,11 @@ class Tiling(NamedTuple):
     warps_down: int  # of a block
     warps_across: int
     steps_together: int
-    ring: int  # stages in shared memory; with three, half of the warps lag behind
+    ring: int  # stages in shared memory
+    blocks: int  # of a multiprocessor, at least: so many registers a thread may have
     unrolled: int
     pause: int  # tiles between which nothing is loaded ahead
+    rows_at_once: int = 2  # of a lane, whose sums of parts are read at once
     relative_reach: int = REACH
 
     @property
@@ -104,23 +110,28 @@ def numbers(model: Model, signature: Signature) -> Numbers | None:
 def tiling(model: Model, signature: Signature) -> Tiling | None:
     """The numbers for `tile`, for a model that it can take; else None."""
     n = numbers(model, signature)
-    if model.summed is not None:
+    served = "result", "terms", "fraction_bits", "floor", "result_bits", "multiplicand", "groups", "chain", "summed", "rounding"
+    rounding = "RZ" if model.result == F32 else "RN"
+    if n is None or not model.uses_only(*served) or n.rounding != rounding or n.rounded_again or n.of_group % n.terms:
         return None
-    plain = model.uses_only("result", "terms", "fraction_bits", "floor", "result_bits", "multiplicand")
-    if n is None or not plain or n.rounded_again or model.result != F32 or n.terms not in (4, 8, 16, 32) or signature.k % n.terms:
+    if n.summed:
+        return _grouped(n, signature)
+    if n.terms not in (4, 8, 16, 32):
         return None
     relative = n.scaled or signature.a.exponent_bits > 5 or signature.b.exponent_bits > 5
     return (_relative if relative else _absolute)(n, signature.a, signature.b)
 
 
-def bytes_of_step(terms: int, wide: bool) -> int:
+def bytes_of_step(n: Numbers, wide: bool) -> int:
     """Of one line in a step, as `prepare` makes it."""
-    return terms * (8 if wide else 4) + 2 * terms + 2 * max(8, terms) + 4
+    powers = 2 * max(8, n.terms)
+    return 4 + powers + (powers if n.summed else n.terms * (8 if wide else 4) + 2 * n.terms)
 
 
 def _threads(n: Numbers, wide: bool) -> dict:
     """How `tile` is cut among threads: the fastest of some dozens that were measured on an NVIDIA H200."""
     tiles = {"row_tiles": 4, "column_tiles": 4, "warps_down": 2, "warps_across": 4, "steps_together": max(1, 16 // n.terms), "ring": 2}
+    tiles |= {"blocks": 1}
     return tiles | {"unrolled": 1 if wide else 4, "pause": 16 if n.terms < 16 else 2 if wide and n.terms > 16 else 4}
 
 
@@ -160,6 +171,36 @@ def _relative(n: Numbers, a: Format, b: Format) -> Tiling | None:
     )  # fmt: skip
 
 
+def _grouped(n: Numbers, signature: Signature) -> Tiling | None:
+    """Of products that are summed in groups: the powers are of their scales, and bf16 holds each value with its scale's significand."""
+    a, b, scale = signature.a, signature.b, signature.scale
+    assert scale is not None
+    scales = (2 << scale.mantissa_bits) - 1
+    largest = [(((2 << fmt.mantissa_bits) - 1) << (fmt.greatest_exponent - fmt.least_exponent)) * scales for fmt in (a, b)]
+    above = (n.summed * largest[0] * largest[1]).bit_length() - n.mantissas  # a group's sum is below 2^above times the power of its scales
+    if max(largest) >= 2 << BF16.mantissa_bits or n.terms % 16 or n.summed % 16 or n.terms > 128:
+        return None
+    sum_fits = n.fraction_bits + above + (n.terms // n.summed).bit_length() + 1 <= F64.mantissa_bits
+    if not sum_fits or above + n.fraction_bits >= F64.mantissa_bits or n.fraction_bits < n.kept:
+        return None
+    tiles = {"row_tiles": 2, "column_tiles": 4, "warps_down": 2, "warps_across": 2, "steps_together": 1, "ring": 2, "blocks": 3}
+    tiles |= {"unrolled": 1, "pause": 1, "low_bits_begin": 0, "absent": 0, "depth": 0, "wide": True, "most": 120}
+    if scale.exponent_bits <= 5:
+        offset = 2 - 2 * scale.least_exponent
+        assert 8 * (offset + 2 * scale.greatest_exponent) + 7 < 255
+        power, least_unit = 8 * offset - F32.bias, -offset - n.fraction_bits
+        return Tiling(
+            relative=False, base=8, offset=offset, power_of_a=power // 2, power_of_b=power - power // 2, least_unit=least_unit,
+            least_tops=0, floor_counts=n.floor > -offset, **tiles,
+        )  # fmt: skip
+    least_unit = F32.least_exponent + 1
+    power = BYTE + 8 * NEAR - F32.bias
+    return Tiling(
+        relative=True, base=8, offset=(F32.bias + power) // 8, power_of_a=power // 2, power_of_b=power - power // 2, least_unit=least_unit,
+        least_tops=least_unit + n.fraction_bits + NEAR, floor_counts=n.floor > least_unit + n.fraction_bits, **tiles,
+    )  # fmt: skip
+
+
 def limit(tiles: Tiling, k: int) -> int:
     """On the sum of the greatest exponents of a row and a column in a step, so that no sum of k products leaves the binades."""
     return 90 if tiles.relative else tiles.most - 2 - max(k - 1, 1).bit_length()
@@ -167,7 +208,7 @@ def limit(tiles: Tiling, k: int) -> int:
 
 def shared_bytes(n: Numbers, tiles: Tiling) -> int:
     """Shared memory of a block of `tile`."""
-    return tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n.terms, tiles.wide)
+    return tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n, tiles.wide)
 
 
 def within(n: Numbers, tiles: Tiling | None, most: int) -> Tiling | None:
@@ -177,17 +218,18 @@ def within(n: Numbers, tiles: Tiling | None, most: int) -> Tiling | None:
 
 
 def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None, tables: str = "") -> str:
-    """CUDA C++ without any include. entry: of FILES; "prepare" and "tile" need `tiles`, "warp" needs `tables`, which go before its own file."""
-    constants = {name: value for name, value in n._asdict().items() if name != "scaled"} | ({} if tiles is None else tiles._asdict())
+    """CUDA C++ without any include. entry: of FILES; "prepare" and "tile" need `tiles`, "warp" needs `tables`, put before its own file."""
+    constants = {name: value for name, value in n._asdict().items() if name not in DEFINED} | ({} if tiles is None else tiles._asdict())
     lines = [f"[[maybe_unused]] constexpr int {name.upper()} = {_word(value)};" for name, value in constants.items()]
     formats = [f"typedef {format_type(fmt)} {name};" for name, fmt in (("A", signature.a), ("B", signature.b), ("RESULT", result))]
     scale = f"typedef {format_type(signature.scale or UE8M0)} SCALE;"
-    codes = {"ACode": signature.a, "BCode": signature.b, "CCode": result, "DCode": signature.d}
+    c, d = (F32, F32) if n.promoted else (result, signature.d)
+    codes = {"ACode": signature.a, "BCode": signature.b, "CCode": c, "DCode": d}
     types = [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in codes.items()]
-    machine, decode, *rest = (_file(name) for name in FILES[entry])
+    machine, decode, *rest = (_file(STEPS_OF_GROUPS.get(name, name) if n.summed else name) for name in FILES[entry])
     head, mark, tail = decode.partition("// A factor under its block scale")
-    scaled = f"#define SCALED {int(n.scaled)}"
-    return "\n".join([machine, MACHINE_ENDS, scaled, *lines, head, *formats, scale, *types, mark + tail, *rest[:-1], tables, rest[-1]])
+    defined = [f"#define {name.upper()} {int(getattr(n, name))}" for name in DEFINED]
+    return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *rest[:-1], tables, rest[-1]])
 
 
 def _word(value: int | str) -> str:
@@ -196,7 +238,16 @@ def _word(value: int | str) -> str:
 
 
 def format_type(fmt: Format) -> str:
-    numbers = (fmt.bits, fmt.exponent_bits, fmt.mantissa_bits, fmt.bias, SPECIALS[fmt.specials], fmt.unused_bits, int(fmt.signed), int(fmt.subnormals))
+    numbers = (
+        fmt.bits,
+        fmt.exponent_bits,
+        fmt.mantissa_bits,
+        fmt.bias,
+        SPECIALS[fmt.specials],
+        fmt.unused_bits,
+        int(fmt.signed),
+        int(fmt.subnormals),
+    )
     return f"Format<{', '.join(map(str, numbers))}>"
 
 

@@ -65,7 +65,7 @@ def kernel_of_matrices(numbers: Numbers, signature: Signature, result: Format, m
         sizes[name] = Held(row_by_row(rows, columns), fmt, bits)
     warp = Warp(**sizes)
     made = plan(numbers, warp)
-    if numbers.scaled or made is None or m * n > MOST_ELEMENTS * LANES or not made.constants["warps"]:
+    if numbers.scaled or numbers.promoted or made is None or m * n > MOST_ELEMENTS * LANES:
         return None
     return Kernel(numbers, signature, result, warp)
 
@@ -73,7 +73,7 @@ def kernel_of_matrices(numbers: Numbers, signature: Signature, result: Format, m
 def warps_of_block(kernel: Kernel) -> int:
     made = plan(kernel.numbers, kernel.warp)
     assert made is not None
-    return made.constants["warps"]
+    return made.warps
 
 
 def text(kernel: Kernel) -> str:
@@ -98,8 +98,9 @@ def _units(kernel: Kernel) -> tuple[int, int]:
 def product(kernel: Kernel, words: Words) -> Array:
     """D's words, uint32 [..., lanes, words]. Batch axes broadcast; under `vmap` the batch grows longer; under a mesh, it may be sharded."""
     group = len(kernel.warp.d.fragment.lanes) - 1
-    axes = Words(*(2 + group,) * 3, 1 + group, 1, 1, 1)  # of each operand's own
-    given = [(v, own) for v, own in zip(alike(*(v for v in words if v is not None)), _there(words, axes), strict=True)]
+    axes = (2 + group, 2 + group, 2 + group, 1 + group, 1, 1, 1)  # of each operand's own
+    own_axes = [own for v, own in zip(words, axes, strict=True) if v is not None]
+    given = list(zip(alike(*(v for v in words if v is not None)), own_axes, strict=True))
     batches = [v.shape[: v.ndim - own] for v, own in given]
     batch = jnp.broadcast_shapes(*batches)
     flat = []
@@ -107,11 +108,6 @@ def product(kernel: Kernel, words: Words) -> Array:
         whole = axis if prod(axis) == 1 else batch
         flat.append(jnp.broadcast_to(v, (*whole, *v.shape[v.ndim - own :])).reshape(prod(whole), -1))
     return _batched(kernel)(*flat).reshape(*batch, *_shape_of_d(kernel))
-
-
-def _there(words: Words, of_each: Words) -> list:
-    """Of those operands that there are."""
-    return [one for v, one in zip(words, of_each, strict=True) if v is not None]
 
 
 def _shape_of_d(kernel: Kernel) -> tuple[int, ...]:

@@ -92,9 +92,12 @@ static void run_block(int threads) {
     }
 }
 template <class F> static void launch(int grid, int threads, F body) {
+    const unsigned mode = _mm_getcsr();
+    _mm_setcsr(0x1F80);  // as a program begins: XLA's threads flush subnormals
     kernel = body;
     memset(shared, 0xA5, sizeof shared);
     for (int b = 0; b < grid; ++b) blockIdx.x = b, run_block(threads);
+    _mm_setcsr(mode);
 }
 static void __syncthreads() { meet(block, (int)fibers.size(), [] {}); }
 
@@ -198,6 +201,8 @@ template <class T> static T hidden(T v) {  // the compiler computes nothing with
 }
 static float __fadd_rz(float x, float y) { return toward_zero([=] { return hidden(x) + hidden(y); }); }
 static double __dadd_rz(double x, double y) { return toward_zero([=] { return hidden(x) + hidden(y); }); }
+static float __fmul_rn(float x, float y) { return x * y; }
+static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static float __fadd_rn(float x, float y) { return x + y; }
 static double __dadd_rn(double x, double y) { return x + y; }
 static float __fmaf_rz(float x, float y, float z) { return toward_zero([=] { return __builtin_fmaf(hidden(x), hidden(y), hidden(z)); }); }
@@ -205,6 +210,14 @@ static double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y
 static float __double2float_rn(double v) { return (float)v; }
 static double __fma_rz(double x, double y, double z) { return toward_zero([=] { return __builtin_fma(hidden(x), hidden(y), hidden(z)); }); }
 static float __double2float_rz(double v) { return toward_zero([=] { return (float)hidden(v); }); }
+
+// f16 -> f32 is exact; so is the sum of two in f64
+static float from_f16(u32 v) { return (float)as<_Float16>((u16)v); }
+static u32 to_f16(float v) { return v != v ? 0x7FFF : as<u16>((_Float16)v); }
+static u32 add_f16(u32 x, u32 y) {
+    const double sum = (double)from_f16(x) + from_f16(y);
+    return sum != sum ? 0x7FFF : as<u16>((_Float16)sum);
+}
 
 static void copy_16(void *to, const void *from) { memcpy(to, from, 16); }
 static void commit_copies() {}

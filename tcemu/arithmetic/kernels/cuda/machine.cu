@@ -23,6 +23,25 @@ __device__ __forceinline__ void mma_k8(float (&d)[4], u32 a0, u32 a1, u32 b) {
         : "r"(a0), "r"(a1), "r"(b));
 }
 
+// f16, in the low half of a word; rounded to nearest
+__device__ __forceinline__ u32 add_f16(u32 x, u32 y) {
+    u16 sum;
+    asm("add.rn.f16 %0, %1, %2;" : "=h"(sum) : "h"((u16)x), "h"((u16)y));
+    return sum;
+}
+
+__device__ __forceinline__ u32 to_f16(float v) {
+    u16 code;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(v));
+    return code;
+}
+
+__device__ __forceinline__ float from_f16(u32 code) {
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"((u16)code));
+    return v;
+}
+
 // 16 bytes from global to shared memory, behind the threads' back
 __device__ __forceinline__ void copy_16(void *shared, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(shared)), "l"(global) : "memory");

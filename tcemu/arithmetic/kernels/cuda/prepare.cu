@@ -20,10 +20,17 @@ template <class FORMAT> struct OneFactor {
 
     // what a factor is besides; a step with a special does not look at its factors here
     __device__ __forceinline__ bool zero() const { return factor.significand == 0 || factor.exponent == SPECIAL_EXPONENT; }
-    __device__ __forceinline__ int unit() const { return factor.exponent - FORMAT::mantissa_bits; }
+    __device__ __forceinline__ int unit() const {
+        return factor.exponent - FORMAT::mantissa_bits + (SUMMED ? FORMAT::least_exponent - SCALE::mantissa_bits : 0);
+    }
     __device__ __forceinline__ auto value() const {
         const auto power = PowerOfTwo<WIDE>::of(zero() ? 0 : unit());
         return (zero() ? 0 : factor.significand) * power;
+    }
+    __device__ __forceinline__ u32 in_bf16() const {  // of a group's: exact, or subnormal and exact, for exponents up to MOST_OF_SCALE
+        if (zero()) return 0;
+        const double value = factor.significand * PowerOfTwo<true>::of(unit());
+        return __float_as_uint((float)value) >> 16;
     }
     __device__ __forceinline__ u32 low_bit() const {
         if (zero()) return ABSENT;
@@ -39,19 +46,20 @@ template <class FORMAT> struct OneFactor {
     }
 };
 
+constexpr int MOST_OF_SCALE = 120;  // the exponent of a scale whose products bf16 holds
 constexpr int MOST_LINES = A_LINES > B_LINES ? A_LINES : B_LINES;
 
-template <class FORMAT, bool IS_A, class LINE> __device__ __forceinline__ void prepare_line(const LINE *source, int line, int k, u8 *to) {
+// words(t, the two in one word) -> the section of fragments
+template <bool IS_A, class F> __device__ __forceinline__ void store_fragments(u8 *section, int line, F half_of) {
     typedef Prepared<IS_A ? A_LINES : B_LINES> Part;
-    Factor factors[TERMS];
-    int top = NO_TOP;
-    if (source)
-        source->template read<TERMS>(k, factors);
 #pragma unroll
-    for (int t = 0; t < TERMS; ++t) {
-        if (!source) factors[t] = {0, ZERO_EXPONENT};
-        if (factors[t].exponent != ZERO_EXPONENT) top = max(top, min(factors[t].exponent, SPECIAL_TOP));
-    }
+    for (int t = 0; t < KP; t += 2)
+        *(u32 *)(section + (IS_A ? Part::in_fragment_of_a(line, t) : Part::in_fragment_of_b(line, t))) =
+            t < TERMS ? half_of(t) | half_of(t + 1) << 16 : 0;
+}
+
+// What a fast step of single products reads besides the powers
+template <class FORMAT, class PART> __device__ __forceinline__ void store_products(u8 *to, int line, const Factor (&factors)[TERMS], int top) {
 #pragma unroll
     for (int t = 0; t < TERMS; t += PIECE) {
         u32 low_bits[PIECE / 4], signs[PIECE / 4];
@@ -64,26 +72,36 @@ template <class FORMAT, bool IS_A, class LINE> __device__ __forceinline__ void p
                 low_bits[v / 4] |= one.low_bit() << (8 * w), signs[v / 4] |= one.sign() << (8 * w);
             }
         }
-        store(to + Part::low_bits + Part::byte(line, t), low_bits);
-        store(to + Part::signs + Part::byte(line, t), signs);
+        store(to + PART::low_bits + PART::byte(line, t), low_bits);
+        store(to + PART::signs + PART::byte(line, t), signs);
     }
 #pragma unroll
     for (int t = 0; t < TERMS; t += 16 / WORD) {
         Values values;
 #pragma unroll
         for (int v = 0; v < 16 / WORD; ++v) values.v[v] = OneFactor<FORMAT>{factors[t + v], top}.value();
-        *(Values *)(to + Part::values + Part::value(line, t)) = values;
+        *(Values *)(to + PART::values + PART::value(line, t)) = values;
     }
-    const int power_of_one = IS_A ? POWER_OF_A : POWER_OF_B;
+}
+
+template <class FORMAT, bool IS_A, class LINE> __device__ __forceinline__ void prepare_line(const LINE *source, int line, int step, u8 *to) {
+    typedef Prepared<IS_A ? A_LINES : B_LINES> Part;
+    Factor factors[TERMS];
+    int top = NO_TOP;
+    if (source && GROUPS == 1) source->template read<TERMS>(step * TERMS, factors);
 #pragma unroll
-    for (int t = 0; t < KP; t += 2) {
-        u32 both = 0;
-        if (t < TERMS) {
-            const u32 first = OneFactor<FORMAT>{factors[t], top}.power(power_of_one);
-            both = first | OneFactor<FORMAT>{factors[t + 1], top}.power(power_of_one) << 16;
-        }
-        *(u32 *)(to + Part::powers + (IS_A ? Part::power_of_a(line, t) : Part::power_of_b(line, t))) = both;
+    for (int t = 0; t < TERMS; ++t) {
+        if (source && GROUPS > 1) factors[t] = (*source)(product_of(step, t));
+        if (!source) factors[t] = {0, ZERO_EXPONENT};
+        if (factors[t].exponent != ZERO_EXPONENT) top = max(top, min(factors[t].exponent, SPECIAL_TOP));
     }
+    if (SUMMED && top > MOST_OF_SCALE) top = SPECIAL_TOP;
+    if constexpr (SUMMED)
+        store_fragments<IS_A>(to + Part::values, line, [&](int t) { return OneFactor<FORMAT>{factors[t], top}.in_bf16(); });
+    else
+        store_products<FORMAT, Part>(to, line, factors, top);
+    const int power_of_one = IS_A ? POWER_OF_A : POWER_OF_B;
+    store_fragments<IS_A>(to + Part::powers, line, [&](int t) { return OneFactor<FORMAT>{factors[t], top}.power(power_of_one); });
     *(int *)(to + Part::tops + line * 4) = top;
 }
 
@@ -104,12 +122,12 @@ extern "C" __global__ void __launch_bounds__(MOST_LINES) prepare(const Shape *sh
         const int step = (int)(part % steps), tile = (int)(part / steps % down), row = tile * A_LINES + line;
         const auto source = row_of(shape, a, a_scales, (int)(part / steps / down), row);
         if (line < A_LINES)
-            prepare_line<A, true>(row < shape.m ? &source : nullptr, line, step * TERMS, a_prepared + part * Prepared<A_LINES>::bytes);
+            prepare_line<A, true>(row < shape.m ? &source : nullptr, line, step, a_prepared + part * Prepared<A_LINES>::bytes);
     } else {
         const s64 part = blockIdx.x - of_a;
         const int step = (int)(part % steps), tile = (int)(part / steps % across), column = tile * B_LINES + line;
         const auto source = column_of(shape, b, b_scales, (int)(part / steps / across), column);
         if (line < B_LINES)
-            prepare_line<B, false>(column < shape.n ? &source : nullptr, line, step * TERMS, b_prepared + part * Prepared<B_LINES>::bytes);
+            prepare_line<B, false>(column < shape.n ? &source : nullptr, line, step, b_prepared + part * Prepared<B_LINES>::bytes);
     }
 }

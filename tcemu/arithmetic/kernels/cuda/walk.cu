@@ -12,7 +12,7 @@ struct StepFactors {
     __device__ __forceinline__ Factor operator()(int t) const {
         const int j = first + t;
         if (OF_GROUP % TERMS != 0 && j >= OF_GROUP) return {0, ZERO_EXPONENT};
-        return factors[GROUPS == 1 ? j : (j / 2 * GROUPS + group) * 2 + j % 2];  // dealt out in pairs
+        return factors[dealt(j, group)];
     }
 };
 
@@ -21,9 +21,15 @@ extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
 #if SCALED
          const u8 *a_scales, const u8 *b_scales,
 #endif
+#if BLOCK_SCALED
+         const float *row_scales, const float *column_scales,
+#endif
          DCode *d) {
 #if !SCALED
     const u8 *a_scales = nullptr, *b_scales = nullptr;
+#endif
+#if !BLOCK_SCALED
+    const float *row_scales = nullptr, *column_scales = nullptr;
 #endif
     __shared__ Factor rows[ROWS][OF_INSTRUCTION + 1], columns[COLUMNS][OF_INSTRUCTION + 1];
     const Shape shape = *shapes;
@@ -33,8 +39,10 @@ extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
     const int i = threadIdx.x / COLUMNS, j = threadIdx.x % COLUMNS, row = row0 + i, column = column0 + j;
     const bool inside = row < shape.m && column < shape.n;
     const s64 at = ((s64)batch * shape.m + row) * shape.n + column;
-    u32 running = inside ? canonical(c[at]) : 0, chain = 0, chains = 0;
-    int steps_in_chain = 0;
+    const BlockScales block_scales = {row_scales, column_scales, PROMOTED ? shape.k / (PROMOTED * OF_INSTRUCTION) : 0};
+    const u32 start = inside ? c[at] : 0;
+    u32 running = PROMOTED ? 0 : canonical(start), chain = 0, chains = 0, total = start;
+    int steps_in_chain = 0, instructions = 0;
     for (int k = 0; k < shape.k; k += OF_INSTRUCTION) {
         __syncthreads();
         for (int v = threadIdx.x; v < ROWS * OF_INSTRUCTION; v += ROWS * COLUMNS) {
@@ -48,6 +56,8 @@ extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
         __syncthreads();
         if (!inside) continue;
         int chains_in_instruction = 0;
+        const bool promoted = PROMOTED && ++instructions % (PROMOTED ? PROMOTED : 1) == 0;
+        const bool ends_chain = ROUNDED_AGAIN || promoted || k + OF_INSTRUCTION == shape.k;
         for (int group = 0; group < GROUPS; ++group)
             for (int first = 0; first < OF_GROUP; first += TERMS) {
                 const StepFactors x = {rows[i], first, group}, y = {columns[j], first, group};
@@ -56,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
                     continue;
                 }
                 chain = fused_step(x, y, chain, steps_in_chain == 0);
-                const bool last_of_all = (ROUNDED_AGAIN || k + OF_INSTRUCTION == shape.k) && group == GROUPS - 1 && first + TERMS >= OF_GROUP;
+                const bool last_of_all = ends_chain && group == GROUPS - 1 && first + TERMS >= OF_GROUP;
                 if (++steps_in_chain < CHAIN && !last_of_all) continue;
                 steps_in_chain = 0;
                 if (TOGETHER)
@@ -66,6 +76,11 @@ extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
             }
         if (TOGETHER) running = add(running, chains);
         if (ROUNDED_AGAIN) running = from_result_format(to_result_format(running));
+        if (!promoted) continue;
+        const int part = instructions / (PROMOTED ? PROMOTED : 1) - 1;
+        float scale = 0;
+        if (BLOCK_SCALED) scale = __fmul_rn(block_scales.row(shape, batch, row, part), block_scales.column(shape, batch, column, part));
+        total = with_promoted(total, running, scale), running = 0;
     }
-    if (inside) d[at] = ROUNDED_AGAIN ? to_result_format(running) : running;
+    if (inside) d[at] = PROMOTED ? total : ROUNDED_AGAIN ? to_result_format(running) : running;
 }

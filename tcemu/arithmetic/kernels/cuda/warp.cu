@@ -155,7 +155,7 @@ struct Lines {
         return !CLAMPED ? named : which ? max(named, 1) : min(named, 2);
     }
     __device__ __forceinline__ Parts met(int i, int j, int at) const {
-        const int in_group = at % PADDED, product = (in_group / 2 * GROUPS + at / PADDED) * 2 + in_group % 2;
+        const int in_group = at % PADDED, product = dealt(in_group, at / PADDED);
         if (OF_GROUP % TERMS != 0 && in_group >= OF_GROUP) return {0, 1, ZERO_EXPONENT};
         constexpr int STORED = CHUNK ? CHUNK / 2 : 1, PAIR = CHUNK > 4 ? CHUNK / 4 : 1;
         const int chunk = product / STORED, within = product % STORED;
@@ -388,17 +388,12 @@ __device__ __forceinline__ u32 accumulator_of(u32 code) {
     else return to_result_format(code);
 }
 
-struct Given {  // the kernel's parameters
-    const u32 *a, *b, *c, *fields, *a_scales, *b_scales;
-    const int *selectors;
-};
-
 struct Selected {  // by selectors: which lane of each quad holds what, and which of its bytes
     int metadata, a_group, a_thread, b_group, b_thread;
 };
 
-__device__ __forceinline__ Selected selected(const Given &given, const Sizes &sizes, int batch) {
-    const int *own = given.selectors + (sizes.selectors ? batch * SELECTORS : 0);
+__device__ __forceinline__ Selected selected(const int *selectors, const Sizes &sizes, int batch) {
+    const int *own = selectors + (sizes.selectors ? batch * SELECTORS : 0);
     Selected of = {0, 0, 0, 0, 0};
     if (SPARSE) of.metadata = own[0];
     if (SCALED) of.a_group = own[SPARSE], of.a_thread = own[SPARSE + 1], of.b_group = own[SPARSE + 2], of.b_thread = own[SPARSE + 3];
@@ -406,7 +401,7 @@ __device__ __forceinline__ Selected selected(const Given &given, const Sizes &si
 }
 
 // the factors of A into the warp's shared memory
-__device__ __forceinline__ void write_rows(u32 *lines, const Tables &tables, const Words<A_WORDS> &words, const u32 *scales, const Selected &selected, int lane) {
+__device__ __forceinline__ void write_rows(u32 *lines, const Tables &tables, const Words<A_WORDS> &words, const u8 *scales, const Selected &selected, int lane) {
     u32 *to = lines + a_place_of_lane(lane);
 #pragma unroll
     for (int i = 0; i < A_ELEMENTS; i += A_RUN) {
@@ -416,8 +411,9 @@ __device__ __forceinline__ void write_rows(u32 *lines, const Tables &tables, con
             const u32 code = code_of<A_BITS, A_CONTAINER, A_SHIFT>(words, i + v);
             Factor x = ATable::of(tables.a, code);
 #if SCALED
-            const u32 word = scales[a_scale_lane_of_lane(lane) + a_scale_lane(i + v) + a_scale_lane_by(selected.a_group, selected.a_thread)];
-            x = scaled<A>(x, (u8)(word >> 8 * (a_scale_number_of_lane(lane) + a_scale_number(i + v) + a_scale_number_by(selected.a_group, selected.a_thread))));
+            const int held = a_scale_lane_of_lane(lane) + a_scale_lane(i + v) + a_scale_lane_by(selected.a_group, selected.a_thread);
+            const int byte = a_scale_number_of_lane(lane) + a_scale_number(i + v) + a_scale_number_by(selected.a_group, selected.a_thread);
+            x = scaled<A>(x, scales[held * 4 + byte]);
 #endif
             parts[v] = parts_of(x, AHeld::negative(code), 0);
         }
@@ -426,7 +422,7 @@ __device__ __forceinline__ void write_rows(u32 *lines, const Tables &tables, con
 }
 
 // those of B; a sparse instruction's one by one, since rows choose among them, and as codes where they choose halves
-__device__ __forceinline__ void write_columns(u32 *lines, const Tables &tables, const Words<B_WORDS> &words, const u32 *scales, const Selected &selected, int lane) {
+__device__ __forceinline__ void write_columns(u32 *lines, const Tables &tables, const Words<B_WORDS> &words, const u8 *scales, const Selected &selected, int lane) {
     u32 *to = lines + COLUMNS_BEGIN + b_place_of_lane(lane);
 #pragma unroll
     for (int i = 0; i < B_ELEMENTS; i += B_RUN) {
@@ -440,8 +436,9 @@ __device__ __forceinline__ void write_columns(u32 *lines, const Tables &tables, 
             }
             Factor x = BTable::of(tables.b, code);
 #if SCALED
-            const u32 word = scales[b_scale_lane_of_lane(lane) + b_scale_lane(i + v) + b_scale_lane_by(selected.b_group, selected.b_thread)];
-            x = scaled<B>(x, (u8)(word >> 8 * (b_scale_number_of_lane(lane) + b_scale_number(i + v) + b_scale_number_by(selected.b_group, selected.b_thread))));
+            const int held = b_scale_lane_of_lane(lane) + b_scale_lane(i + v) + b_scale_lane_by(selected.b_group, selected.b_thread);
+            const int byte = b_scale_number_of_lane(lane) + b_scale_number(i + v) + b_scale_number_by(selected.b_group, selected.b_thread);
+            x = scaled<B>(x, scales[held * 4 + byte]);
 #endif
             parts[v] = parts_of(x, BHeld::negative(code), 0);
         }
@@ -484,23 +481,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 6)
          const u32 *__restrict__ fields,
 #endif
 #if SCALED
-         const u32 *__restrict__ a_scales, const u32 *__restrict__ b_scales,
+         const u8 *__restrict__ a_scales, const u8 *__restrict__ b_scales,
 #endif
-#if SPARSE || SCALED
+#if SELECTED
          const int *__restrict__ selectors,
 #endif
          u32 *__restrict__ d) {
-#if !SPARSE
-    const u32 *fields = nullptr;
-#endif
 #if !SCALED
-    const u32 *a_scales = nullptr, *b_scales = nullptr;
+    const u8 *a_scales = nullptr, *b_scales = nullptr;
 #endif
-#if !SPARSE && !SCALED
+#if !SELECTED
     const int *selectors = nullptr;
 #endif
     __shared__ Words4 memory[WARPS][WORDS_OF_WARP / 4];
-    const Given given = {a, b, c, fields, a_scales, b_scales, selectors};
     const Sizes sizes = *of_all;
     const int lane = threadIdx.x % 32, number = blockIdx.x * WARPS + threadIdx.x / 32;
     u32 *lines = (u32 *)memory[threadIdx.x / 32];
@@ -516,14 +509,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 6)
         const auto y = load_words<B_WORDS>(b + place.word(sizes.b, B_ALL, 0, B_TILE) + lane * B_APART);
         const auto start = load_words<C_WORDS>(c + place.word(sizes.c, C_ALL, C_PART, C_WORDS) + lane * C_APART);
         Selected by = {0, 0, 0, 0, 0};
-        if (SPARSE || SCALED) by = selected(given, sizes, place.batch);
+        if (SELECTED) by = selected(selectors, sizes, place.batch);
         Lines of;
         of.rows = lines + row_place_of_lane(lane), of.columns = lines + COLUMNS_BEGIN + column_place_of_lane(lane);
 #if SPARSE
         read_fields(of, fields + place.word(sizes.fields, 32 * WARPGROUP, 32, 0), by, lane);
 #endif
-        write_rows(lines, tables, x, SCALED ? a_scales + place.word(sizes.a_scales, 32, 0, 0) : nullptr, by, lane);
-        write_columns(lines, tables, y, SCALED ? b_scales + place.word(sizes.b_scales, 32, 0, 0) : nullptr, by, lane);
+        write_rows(lines, tables, x, SCALED ? a_scales + place.word(sizes.a_scales, 128, 0, 0) : nullptr, by, lane);
+        write_columns(lines, tables, y, SCALED ? b_scales + place.word(sizes.b_scales, 128, 0, 0) : nullptr, by, lane);
         __syncwarp();
         Codes codes;
 #pragma unroll

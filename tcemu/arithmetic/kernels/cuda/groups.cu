@@ -1,0 +1,34 @@
+// The fast step of products that are summed in groups. A group's factors are small integers under one pair of scales. Prepared in bf16, they are
+// exact, and so is the tensor core's sum of their products in f32: all are whole multiples of one power of two, and below 2^24 of it. That sum is
+// the group's term. The terms are cut beside M, each by itself, and added exactly in f64.
+
+constexpr int SUMS = TERMS / SUMMED;  // groups of a step
+
+__device__ __forceinline__ void fast_tile(Accumulators &c, const u8 *a, const u8 *b, const Lane &at, u32 half, int i, int j) {
+    const int row_tile = at.first_row / 16 + i, column_tile = at.first_column / 8 + j;
+    u32 powers[4];
+    float sums[SUMS][4] = {};
+    sum_powers(powers, a, b, row_tile, column_tile, at.lane);
+#pragma unroll
+    for (int k = 0; k < TERMS; k += 16) {
+        const Words4 x = APart::fragment_of_a(a + APart::values, row_tile, k, at.lane);
+        const Words2 y = BPart::fragment_of_b(b + BPart::values, column_tile, k, at.lane);
+        mma_k16(sums[k / SUMMED], x, y.x, y.y);
+    }
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+        Value &d = c[2 * i + v / 2][2 * j + v % 2];
+        const u32 word = greatest(powers[v], d, base_of(a, b, at.row(2 * i + v / 2), at.column(2 * j + v % 2)), half);
+        Value sum = cut(d, word);
+#pragma unroll
+        for (int group = 0; group < SUMS; ++group) sum = add_nearest(sum, cut(sums[group][v], word));
+        d = kept(sum, half);
+    }
+}
+
+__device__ __forceinline__ void fast_step(Accumulators &c, const u8 *a, const u8 *b, const Lane &at, u32 half) {
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; ++i)
+#pragma unroll
+        for (int j = 0; j < COLUMN_TILES; ++j) fast_tile(c, a, b, at, half, i, j);
+}

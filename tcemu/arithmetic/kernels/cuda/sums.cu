@@ -1,0 +1,38 @@
+// Sums outside the steps: of chains, and of what is promoted. And which products a step has.
+
+__device__ __forceinline__ u32 canonical(u32 c) { return (c & ~RESULT::sign) > RESULT::infinity ? RESULT::nan : c; }
+
+// x + y of codes of RESULT, rounded RN once
+__device__ __forceinline__ u32 add(u32 x, u32 y) {
+    if (RESULT::mantissa_bits == F16::mantissa_bits) return canonical(add_f16(x, y));
+    return canonical(__float_as_uint(__fadd_rn(__uint_as_float(x), __uint_as_float(y))));
+}
+
+// The f32 sum `total` with a promoted one, a code of RESULT. scale: of its block
+__device__ __forceinline__ u32 with_promoted(u32 total, u32 part, float scale) {
+    const float x = RESULT::mantissa_bits == F16::mantissa_bits ? from_f16(part) : __uint_as_float(part), sum = __uint_as_float(total);
+    const u32 code = __float_as_uint(BLOCK_SCALED ? __fmaf_rn(scale, x, sum) : __fadd_rn(sum, x));
+    return (code & ~F32::sign) > F32::infinity ? F32::nan : code;
+}
+
+// The f32 scales of promoted sums: one for each row of A and each column of B in each part of K
+struct BlockScales {
+    const float *of_rows, *of_columns;
+    int parts;
+    __device__ __forceinline__ float row(const Shape &shape, int batch, int row, int part) const {
+        return of_rows[((s64)(shape.a_batch > 1 ? batch : 0) * shape.m + row) * parts + part];
+    }
+    __device__ __forceinline__ float column(const Shape &shape, int batch, int column, int part) const {
+        return of_columns[((s64)(shape.b_batch > 1 ? batch : 0) * parts + part) * shape.n + column];
+    }
+};
+
+// The number in its instruction of a group's product: they are dealt out in pairs
+__device__ __forceinline__ int dealt(int j, int group) { return GROUPS == 1 ? j : (j / 2 * GROUPS + group) * 2 + j % 2; }
+
+// The number along K of a step's product, where the steps of a group are all whole
+__device__ __forceinline__ int product_of(int step, int t) {
+    if (GROUPS == 1) return step * TERMS + t;
+    const int j = step * TERMS % OF_INSTRUCTION;
+    return step * TERMS - j + dealt(j % OF_GROUP + t, j / OF_GROUP);
+}
