@@ -1,29 +1,31 @@
 """The kernel that takes registers, `cuda/warp.cu`: its text, compiled for a CPU, against the way by matrices of codes and the walk."""
 
-import shutil
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import cuda_on_cpu
+from support.assembling import ARCHITECTURES, assemble, assembled_here
 from support.kernel_cases import CASES, HOPPER, codes, signature
 from support.sampling import sampled
-from test_cuda import ARCHITECTURES, ORDERS, assemble
+from support.warp_cases import F16_F16, F16_F32, MXF8, SPARSE, mma_call, wgmma_call, words_of
 
 import tcemu
 from tcemu.architectures.lookup import applied
-from tcemu.arithmetic.kernels import cuda, held, launch, nvrtc, source, store, warp
+from tcemu.arithmetic.kernels import cuda, held, launch, source, store, warp
+from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.walk import walk
-from tcemu.formats import F32, from_float
+from tcemu.formats import F32
 from tcemu.isa.catalog import TARGETS
 from tcemu.layouts import Fragment, Layout
 from tcemu.operations import mma, warps, wgmma
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
-F16_F32, F16_F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
-SPARSE = "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32"
-MXF8 = "mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e2m1.f32.ue8m0"
 
 
 def spellings(*families, columns=None):
@@ -73,38 +75,6 @@ def forget():
     warp._batched.cache_clear(), warp._sharded.cache_clear()
 
 
-# ---- operands
-
-
-def registers(rng, op, name, batch, raw):
-    fmt = op.d if name == "c" and op.c is None else getattr(op, name)
-    if raw:
-        lanes = (32,) if op.warps == 1 else (op.warps, 32)
-        return rng.integers(0, 1 << 32, (*batch, *lanes, op.registers(name)), dtype=np.uint64).astype(np.uint32)
-    shape = ((op.products,) if op.products > 1 else ()) + op.matrix(name)
-    return np.asarray(tcemu.pack(op, name, from_float(fmt, rng.normal(0, 3, (*batch, *shape)))))
-
-
-def words_of(rng, least, most, *shape):
-    """Registers of four bytes from `least` to `most`."""
-    return rng.integers(least, most + 1, (*shape, 4)).astype(np.uint8).view(np.uint32)[..., 0]
-
-
-def mma_call(spelling, target, raw, batch=(3,)):
-    """mma or mma_sp of drawn operands, as a function of a, b and c; and these."""
-    op, rng = tcemu.parse(spelling), np.random.default_rng(len(spelling))
-    given = {"target": target}
-    if op.sparse:
-        given |= {"e": words_of(rng, 0, 255, *batch, 32), "selector": int(rng.choice(op.selectors))}
-    if op.block_scale:
-        near = 0x7F if str(op.stype) == "ue8m0" else 0x38
-        for side, threads in (("a", op.thread_ids_a), ("b", op.thread_ids_b)):
-            given[f"scale_{side}"] = words_of(rng, *((0, 255) if raw else (near - 2, near + 2)), *batch, 32)
-            given[f"selector_{side}"] = int(rng.choice(op.byte_ids)), int(rng.choice(threads))
-    call = tcemu.mma_sp if op.sparse else tcemu.mma
-    return lambda *abc, **more: call(op, *abc, **given | more), [registers(rng, op, name, batch, raw) for name in "abc"]
-
-
 def agree(call, operands, emulated):
     """Without a mismatch, and by the kernel; the words of several kinds."""
     got = np.asarray(call(*operands))
@@ -134,22 +104,6 @@ def test_registers_in_are_the_registers_out_of_the_walk(case, raw, emulated):
     assert len(np.unique(wanted)) > 20
 
 
-def wgmma_call(spelling, in_memory, raw, batch=2):
-    """wgmma of drawn operands, as a function of d, the descriptor of B and shared memory; and these."""
-    op, rng = tcemu.parse(spelling), np.random.default_rng(len(spelling) + raw)
-    size = 4 * op.n * op.k * op.b.bits // 32 + 4096
-    shared = rng.integers(0, 1 << 32, (batch, size), dtype=np.uint64).astype(np.uint32)
-    if not raw:
-        codes = from_float(op.a, rng.normal(0, 3, (batch, size * 32 // op.a.bits)))
-        shared = np.ascontiguousarray(codes).view(np.uint32)
-    b = tcemu.descriptor(0, 128, 256, 0)
-    given = {"target": "sm_90a", "scale_d": jnp.asarray([True, False])[:batch], "imm_scale_a": -1 if op.a.exponent_bits else 1}
-    if op.sparse:
-        given |= {"sp_meta": words_of(rng, 0, 255, batch, 4, 32), "sp_sel": int(op.selectors[-1])}
-    given |= {"a_desc": tcemu.descriptor(64, 128, 256, 0)} if in_memory else {"a": registers(rng, op, "a", (batch,), raw)}
-    return lambda d: tcemu.wgmma(op, d, b, shared, **given), [registers(rng, op, "d", (batch,), raw)]
-
-
 WGMMA = spellings("wgmma", "wgmma.sp", columns=(24,))
 
 
@@ -162,12 +116,28 @@ def test_a_warpgroup(spelling, in_memory, emulated):
         agree(*wgmma_call(spelling, in_memory, raw), emulated)
 
 
+ORDERS = {  # spelling, and a model in place of its own
+    "chains added together": (F16_F32, HOPPER.replace(groups=2, chain=8, together=True)),
+    "f32 steps, D in f16": (F16_F16, HOPPER),
+    "a short last step": (F16_F32, HOPPER.replace(terms=12)),
+    "short steps of two groups": (F16_F32, HOPPER.replace(terms=5, groups=2)),
+    "40 bits, rounded up": (F16_F32, Model(F32, 8, 40, -200, "RP", alignment="RM")),
+    "3 bits, to nearest": (F16_F32, Model(F32, 16, 3, -20, "RN", result_bits=7, alignment="RN")),
+    "rounded to nearest": (F16_F32, HOPPER.replace(rounding="RN")),
+    "sparse, a short last step": (SPARSE, HOPPER.replace(terms=12)),
+    "sparse, two groups": (SPARSE, HOPPER.replace(terms=4, groups=2, chain="k")),
+    "a floor below f64": (F16_F32, HOPPER.replace(floor=-1000)),
+}
+
+
 @compiled_here
-@pytest.mark.parametrize("name", sampled(list(ORDERS), ["chains added together", "f32 steps, D in f16"]))
-def test_every_order_of_steps(name):
-    """Of batches of matrices, whose operands are another kind of words."""
-    model, sig = ORDERS[name]
-    check_matrices(model, sig, 3, 16, 8)
+@pytest.mark.parametrize("name", sampled(list(ORDERS), ["chains added together", "f32 steps, D in f16", "40 bits, rounded up"]))
+def test_every_order_of_steps(name, emulated):
+    spelling, model = ORDERS[name]
+    for raw in (False, True):
+        call, operands = mma_call(spelling, "sm_90", raw)
+        emulated.clear()
+        agree(lambda *abc, call=call: call(*abc, model=model), operands, emulated)
 
 
 def check_matrices(model, sig, batch, m, n):
@@ -188,6 +158,13 @@ def check_matrices(model, sig, batch, m, n):
 def test_small_matrices(size):
     for name in ("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", "few bits"):
         check_matrices(CASES[name][0], signature(name), 5, *size)
+
+
+@pytest.mark.full
+@compiled_here
+def test_chains_of_matrices():
+    for name in ("chains of e4m3 as f16", "f16 chains", "long chains", "f16 results of few bits"):
+        check_matrices(CASES[name][0], signature(name), 3, 16, 8)
 
 
 def test_what_fits_no_warp_has_no_kernel():
@@ -283,7 +260,7 @@ def test_a_layout_changed_is_other_words():
 # ---- compiling, and what is launched
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None and nvrtc.library() is None, reason="neither nvcc nor NVRTC is installed here")
+@assembled_here
 @pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
 def test_the_texts_compile(architecture, tmp_path):
     cases = ((F16_F32, "sm_90"), (F16_F16, "sm_80"), (SPARSE, "sm_90"), (MXF8, "sm_120a"))
@@ -306,3 +283,42 @@ def test_it_lowers_for_cuda_as_one_kernel(monkeypatch, spelling):
     finally:
         forget()
     assert text.count(f"@{launch.TARGET}") == 1 and "transpose" not in text
+
+
+# ---- on a mesh
+
+SHARDED = """
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import tcemu
+from support.warp_cases import F16_F32, mma_call
+from tcemu.arithmetic.kernels import warp
+from tcemu.operations import mma
+mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+call, (a, b, c) = mma_call(F16_F32, "sm_90", True, (8,))
+wanted = call(a, b[:1], c)
+mma._mma.clear_cache()
+by_matrices, shapes = mma._by_matrices, ((32, 4), (32, 2), (32, 4))
+# a call back would not outlive the partitioning: the walk, which is traced, stands for the kernel
+def launched(kernel, alone, *words):
+    operands = mma.MmaOperands(*(v.reshape(-1, *shape) for v, shape in zip(words, shapes)), None, None, None)
+    return by_matrices(tcemu.parse(F16_F32), False, tcemu.model(F16_F32, "sm_90"), operands).reshape(-1, 128)
+warp.launched = launched
+mma.by_kernel = lambda found, words, portable, operands: warp.product(found, words(operands))
+put = lambda v, *spec: jax.device_put(v, NamedSharding(mesh, P(*spec)))
+given = put(a, "x"), put(b[:1]), put(c, "x")
+compiled = jax.jit(call).lower(*given).compile()
+d = compiled(*given)
+assert d.sharding.spec[:1] == ("x",) or d.sharding.spec == P("x"), d.sharding
+assert (np.asarray(d) == np.asarray(wanted)).all()
+assert "all-gather" not in compiled.as_text()
+print("sharded", len(jax.devices()))
+"""
+
+
+@pytest.mark.full
+def test_a_batch_is_cut_over_devices():
+    here = Path(__file__).parent
+    found = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=4", PYTHONPATH=f"{here.parent}{os.pathsep}{here}")
+    run = subprocess.run([sys.executable, "-c", SHARDED], env=found, capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout == "sharded 4\n", run.stderr[-3000:]

@@ -148,7 +148,7 @@ def _sharded(kernel: Kernel, alone: tuple[bool, ...]) -> Callable:
         return mesh, partial(launched, kernel, alone), result.sharding, tuple(argument.sharding for argument in arguments)
 
     factors = [f"{f'u{at}' if one else 'b'} w{at}" for at, one in enumerate(alone)]
-    replicated = tuple(f"w{at}" for at in range(len(alone))) + tuple(f"u{at}" for at, one in enumerate(alone) if one) + ("d",)
+    replicated = (*(name for factor in factors for name in factor.split() if name != "b"), "d")  # in their order, as Shardy wants them
     whole.def_partition(partition=partition, sharding_rule=f"{', '.join(factors)} -> b d", need_replication_factors=replicated)
     return whole
 
