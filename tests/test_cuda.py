@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import cuda_on_cpu
+from support.assembling import ARCHITECTURES, assemble, assembled_here
 from support.kernel_cases import CASES, GROUPED, HOPPER, codes, operands, signature
 from support.sampling import sampled
 
@@ -292,28 +292,14 @@ def test_a_smaller_tile_is_the_walk(monkeypatch):
 # ---- compiling
 
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
-
-
-def assemble(text, architecture, folder):
-    """By NVRTC or by nvcc, whichever is here."""
-    if nvrtc.library() is not None:
-        assert len(nvrtc.compiled(text, architecture)) > 1000
-        return
-    (folder / "kernel.cu").write_text(text)
-    command = ["nvcc", "--cubin", f"-arch={architecture}", "-Werror", "all-warnings", "-o", str(folder / "out"), str(folder / "kernel.cu")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None and nvrtc.library() is None, reason="neither nvcc nor NVRTC is installed here")
+@assembled_here
 @pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
 def test_the_texts_compile(architecture, tmp_path):
     names = ("f16", "mxf8", "mxf4", "f16 chains") if architecture != "sm_90" else ("f16", "nvf4")
     cases = [(name, None) for name in names] + [("e4m3", Promotion(4, (1, 128)))]
     for name, promotion in cases:
         kernels = cuda.kernels_of(CASES[name][0], signature(name), promotion)
-        for entry in source.FILES:
+        for entry in ("walk", "prepare", "tile"):
             tiles = None if entry == "walk" else kernels.tiling
             assemble(source.text(entry, kernels.numbers, kernels.signature, kernels.result, tiles), architecture, tmp_path)
 

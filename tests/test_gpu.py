@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 import replay
-from support import golden, kernel_cases
+from support import golden, kernel_cases, warp_cases
 
 import tcemu
 from tcemu.arithmetic import backends
 from tcemu.arithmetic.kernels import cuda, launch
 from tcemu.arithmetic.walk import walk
+from tcemu.operations import mma, wgmma
 
 
 def gpus():
@@ -125,3 +126,34 @@ def test_promoted_sums_are_two_kernels_and_have_the_bits_of_a_scan(monkeypatch):
         monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS[1:])
         jax.clear_caches()
         assert (got == tcemu.matmul(a, b, recipe=recipe)).all()
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize("raw", (False, True))
+@pytest.mark.parametrize("case", warp_cases.KINDS, ids=" on ".join)
+def test_registers_in_are_the_registers_out_of_the_walk(monkeypatch, case, raw):
+    """10^7 outputs of each; `mma` by the kernel that takes registers, and by matrices of codes and the portable walk."""
+    call, operands = warp_cases.mma_call(*case, raw, (80_000,))
+    with jax.default_device(gpus()[0]):
+        got = jax.jit(call)(*operands)
+        monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS[-1:])
+        monkeypatch.setattr(mma, "by_kernel", lambda found, words, portable, operands: portable(operands))
+        mma._mma.clear_cache()
+        wanted = jax.jit(call)(*operands)
+    mma._mma.clear_cache()
+    assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize("in_memory", (False, True))
+def test_a_warpgroup_is_the_walk(monkeypatch, in_memory):
+    spelling = "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16"
+    call, operands = warp_cases.wgmma_call(spelling, in_memory, True)
+    with jax.default_device(gpus()[0]):
+        got = call(*operands)
+        monkeypatch.setattr(wgmma, "by_kernel", lambda found, words, portable, operands: portable(operands))
+        wgmma._wgmma.clear_cache()
+        assert (got == call(*operands)).all()
+    wgmma._wgmma.clear_cache()

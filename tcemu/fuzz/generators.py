@@ -119,25 +119,26 @@ def operands(op: Instruction, keys: Pair, kinds: tuple[Kind, ...] = KINDS) -> Op
     row_a, column_b = np.arange(m, dtype=np.uint32), np.arange(n, dtype=np.uint32)
     ratio = op.k // k  # 2 if sparse: A holds one of two
     drop = _split_drop(op, case)
-    a_places = row_a * np.uint32(k) + case.k[:, :, None]
-    b_places = _dense(case.k, ratio)[:, :, None] * np.uint32(n) + column_b
+    places = {
+        "a": row_a[:, None] * np.uint32(k) + case.k[:, None, :],
+        "b": _dense(case.k, ratio)[:, :, None] * np.uint32(n) + column_b,
+    }
     made: Operands = {}
-    for name, fmt, places in (("a", signature.a, a_places), ("b", signature.b, b_places)):  # both [cases, K, ...]
-        drawn = words(_cases(keys), STREAMS[name], places)
+    for name, fmt, along_k in (("a", signature.a, (slice(None), None)), ("b", signature.b, (slice(None), slice(None), None))):
+        drawn = words(_cases(keys), STREAMS[name], places[name])
         if fmt.is_integer:
             made[name] = _integers(fmt, drawn, case)
             continue
-        flip, nudge = (case.flipped[:, :, None], case.nudged[:, :, None]) if name == "a" else (None, None)
-        made[name] = _floats(fmt, drawn, case.low[name] - drop[name][:, :, None], case.kind, flip, nudge)
-    places = np.arange(m * n, dtype=np.uint32).reshape(m, n)
-    made["c"] = _accumulators(signature.c, words(_cases(keys), STREAMS["c"], places), case)
+        flip, nudge = (case.flipped[along_k], case.nudged[along_k]) if name == "a" else (None, None)
+        made[name] = _floats(fmt, drawn, case.low[name] - drop[name][along_k], case.kind, flip, nudge)
+    of_c = np.arange(m * n, dtype=np.uint32).reshape(m, n)
+    made["c"] = _accumulators(signature.c, words(_cases(keys), STREAMS["c"], of_c), case)
     if op.sparse:
         made["e"] = _metadata(op, keys, case, k)
     if op.block_scale and op.stype is not None:
         for name in ("scale_a", "scale_b"):
             made[name] = _scales(op, op.stype, name, keys, case)
-    made = lax.optimization_barrier(made)  # else a fusion makes them again for each of their users
-    return made | {"a": jnp.swapaxes(made["a"], 1, 2)}  # K was in front, as `tile_kernel` wants it
+    return lax.optimization_barrier(made)  # else a fusion makes them again for each of their users
 
 
 def _cases(keys: Pair) -> Pair:

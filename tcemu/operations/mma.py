@@ -6,11 +6,14 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from tcemu.arithmetic.kernels.warp import Words
 from tcemu.arithmetic.model import Model
 from tcemu.isa.instructions import Instruction
+from tcemu.operations.fragments import matrix_fragment
 from tcemu.operations.launches import computed, of_mma
 from tcemu.operations.operands import (
     instruction_product,
@@ -30,6 +33,7 @@ from tcemu.operations.selected import (
     scale_selector,
     sparsity_selector,
 )
+from tcemu.operations.warps import by_kernel, held_alike, kernel_of_instruction, selectors, warp_of
 
 SelectorPair = tuple[ArrayLike, ArrayLike]  # (byte_id, thread_id)
 
@@ -153,6 +157,24 @@ def _bind_scale(op: Instruction, name: str, registers: ArrayLike | None, selecto
 
 @partial(jax.jit, static_argnames=("op", "clamped"))
 def _mma(op: Instruction, clamped: bool, model: Model, operands: MmaOperands) -> Array:
+    kernel = kernel_of_instruction(op, model, warp_of(op, clamped))
+    return by_kernel(kernel, partial(_words, op), partial(_by_matrices, op, clamped, model), operands)
+
+
+def _words(op: Instruction, operands: MmaOperands) -> Words:
+    a, b, c, metadata, scale_a, scale_b = operands
+    if not held_alike(op):
+        c = matrix_fragment(op, "d").encode(unpack_matrix(op, "c", c)).astype(jnp.uint32)
+    return Words(
+        a, b, c,
+        fields=None if metadata is None else metadata.registers,
+        a_scales=None if scale_a is None else scale_a.registers,
+        b_scales=None if scale_b is None else scale_b.registers,
+        selectors=selectors(op, metadata, (scale_a, scale_b)),
+    )  # fmt: skip
+
+
+def _by_matrices(op: Instruction, clamped: bool, model: Model, operands: MmaOperands) -> Array:
     a, b, c = (unpack_matrix(op, name, getattr(operands, name)) for name in ("a", "b", "c"))
     metadata, scale_a, scale_b = operands.metadata, operands.scale_a, operands.scale_b
     fields = None if metadata is None else metadata_fields(op, metadata)

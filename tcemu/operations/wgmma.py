@@ -13,6 +13,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from tcemu.arithmetic.kernels.warp import Words
 from tcemu.arithmetic.model import Model
 from tcemu.checking import forbid
 from tcemu.errors import UndefinedBehaviour, Unsupported
@@ -22,6 +23,7 @@ from tcemu.memory import as_memory
 from tcemu.operations.launches import computed, of_wgmma
 from tcemu.operations.operands import instruction_product, lane_words, modelled, pack_matrix, register_words, unpack_matrix
 from tcemu.operations.selected import Metadata, forbid_undefined_metadata, metadata_fields, sparsity_selector
+from tcemu.operations.warps import TILE_COLUMNS, by_kernel, kernel_of_instruction, selectors, warp_of
 from tcemu.shared_memory import ADDRESS_BITS, UNIT, descriptor_words, extent, fields, outside, read, strays, unit_addresses
 
 
@@ -228,22 +230,51 @@ def _bind_metadata(op: Instruction, sp_meta: ArrayLike | None, sp_sel: int) -> M
 
 @partial(jax.jit, static_argnames="op")
 def _wgmma(op: Instruction, model: Model, operands: WgmmaOperands) -> Array:
-    def from_memory(name: str, major: str, descriptor: Array) -> Array:
-        return read(operands.shared, operand_addresses(op, name, major, descriptor), getattr(op, name), major)
+    kernel = kernel_of_instruction(op, model, warp_of(op, a_in_memory=operands.a is None))
+    return by_kernel(kernel, partial(_words, op), partial(_by_matrices, op, model), operands)
 
+
+def _words(op: Instruction, operands: WgmmaOperands) -> Words:
+    """What lies in memory is read as codes; registers stay what they are."""
     assert op.a
-    if operands.a is not None:
-        a = unpack_matrix(op, "a", operands.a)
+    b = _from_memory(op, "b", operands)
+    if operands.a is None:
+        a = _negated(op, operands, _from_memory(op, "a", operands))
+        a = a.reshape(*a.shape[:-2], op.warps, op.m // op.warps, a.shape[-1])
     else:
-        assert operands.a_desc is not None
-        a = from_memory("a", operands.majors.a, operands.a_desc)
-    b = from_memory("b", operands.majors.b, operands.b_desc).swapaxes(-1, -2)
-    # Two negations cancel. A single one stands in A's sign, also that of B: silicon negates what metadata has gathered from B. A field that
-    # PTX does not define gathers halves of tf32 elements, and their signs are not where B's were (tests/golden, tf32_negation)
-    negated = jnp.not_equal(operands.imm_scale_a, operands.imm_scale_b)
-    a = a ^ jnp.where(negated, np.uint32(1 << (op.a.bits - 1)), np.uint32(0)).astype(a.dtype)
-    c = unpack_matrix(op, "d", operands.d)
-    if operands.scale_d is not None:
-        c = jnp.where(operands.scale_d[..., None, None], c, jnp.zeros((), c.dtype))  # +0, which adds nothing to a sum that is never -0
+        a = _negated(op, operands, operands.a)
+    fields = None if operands.metadata is None else operands.metadata.registers
+    b = b.reshape(*b.shape[:-2], op.n // TILE_COLUMNS, TILE_COLUMNS, op.k)
+    return Words(a, b, _accumulator(operands, operands.d, 3), fields, selectors=selectors(op, operands.metadata))
+
+
+def _by_matrices(op: Instruction, model: Model, operands: WgmmaOperands) -> Array:
+    a = _negated(op, operands, unpack_matrix(op, "a", operands.a) if operands.a is not None else _from_memory(op, "a", operands))
+    b = _from_memory(op, "b", operands).swapaxes(-1, -2)
+    c = _accumulator(operands, unpack_matrix(op, "d", operands.d), 2)
     kept = None if operands.metadata is None else metadata_fields(op, operands.metadata)
     return pack_matrix(op, "d", instruction_product(op, model, a, b, c, kept))
+
+
+def _from_memory(op: Instruction, name: str, operands: WgmmaOperands) -> Array:
+    """The codes of A [..., M, K], or of B's transpose [..., N, K]."""
+    major, descriptor = getattr(operands.majors, name), getattr(operands, f"{name}_desc")
+    return read(operands.shared, operand_addresses(op, name, major, descriptor), getattr(op, name), major)
+
+
+def _negated(op: Instruction, operands: WgmmaOperands, a: Array) -> Array:
+    """A, as codes or as registers, negated if just one of the immediates says so; of integers none does.
+
+    Two negations cancel. A single one stands in A's sign, also that of B: silicon negates what metadata has gathered from B. A field that
+    PTX does not define gathers halves of tf32 elements, and their signs are not where B's were (tests/golden, tf32_negation).
+    """
+    assert op.a
+    signs = sum(1 << at for at in range(op.a.bits - 1, a.dtype.itemsize * 8, op.a.bits))
+    return a ^ jnp.where(jnp.not_equal(operands.imm_scale_a, operands.imm_scale_b), np.uint32(signs), np.uint32(0)).astype(a.dtype)
+
+
+def _accumulator(operands: WgmmaOperands, d: Array, axes: int) -> Array:
+    """D with so many axes of its own; +0 where scale_d is false, which adds nothing to a sum that is never -0."""
+    if operands.scale_d is None:
+        return d
+    return jnp.where(operands.scale_d.reshape(*operands.scale_d.shape, *(1,) * axes), d, jnp.zeros((), d.dtype))

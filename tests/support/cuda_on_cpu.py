@@ -15,16 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.kernels import cuda, source
+from tcemu.arithmetic.kernels import cuda, source, warp
 from tcemu.arithmetic.kernels.launch import Route
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
-PARAMETERS = {  # types, in order; the scales are there where the text has them
+PARAMETERS = {  # types, in order; some are there where the text has them
     "walk": "Shape ACode BCode CCode SCALED BLOCK_SCALED DCode",
     "prepare": "Shape ACode BCode SCALED u8 u8",
     "tile": "Shape ACode BCode CCode SCALED BLOCK_SCALED u8 u8 DCode",
+    "warp": "Sizes u32 u32 u32 SPARSE SCALED SELECTED u32",
 }
-SCALES = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8"}
+OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int"}
 
 
 def compiler() -> str | None:
@@ -37,8 +38,8 @@ def library(entry: str, text: str) -> ctypes.CDLL:
     assert machine
     rest = rest.replace("extern __shared__ __align__(16) u8 shared[];", "")
     types = PARAMETERS[entry]
-    for name, two in SCALES.items():
-        types = types.replace(name, two if f"#define {name} 1" in rest else "")
+    for name, own in OPTIONAL.items():
+        types = types.replace(name, own if f"#define {name} 1" in rest else "")
     types = types.split()
     given = ", ".join(f"({one} *)p[{at}]" for at, one in enumerate(types))
     launcher = f'extern "C" void run(int grid, int threads, void **p) {{ launch(grid, threads, [=] {{ {entry}({given}); }}); }}'
@@ -79,8 +80,12 @@ def launch(entry, blocks, results, *operands):
 
 @contextmanager
 def instead_of_a_gpu():
-    """Within, `kernels.cuda` has its kernels run here."""
-    with mock.patch.object(cuda, "launch", launch), mock.patch.object(cuda, "route", lambda: ROUTE):
+    """Within, `kernels.cuda` and `kernels.warp` have their kernels run here."""
+    with (
+        mock.patch.object(cuda, "launch", launch),
+        mock.patch.object(warp, "launch", launch),
+        mock.patch.object(cuda, "route", lambda: ROUTE),
+    ):
         yield
 
 

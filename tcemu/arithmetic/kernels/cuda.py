@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
 
-from tcemu.arithmetic.kernels import source
+from tcemu.arithmetic.kernels import source, warp
 from tcemu.arithmetic.kernels.launch import Entry, launch, route
 from tcemu.arithmetic.kernels.source import Numbers, Tiling
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
@@ -126,6 +126,10 @@ def _sharded(kernels: Kernels, alone: tuple[bool, ...]) -> Callable:
 def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> Array:
     """On one device. a, b: one batch axis, of length 1 where one matrix serves all."""
     m, n = c.shape[1:]
+    if a.shape[2] == kernels.signature.k:
+        single = warp.kernel_of_matrices(kernels.numbers, kernels.signature, kernels.result, m, n)
+        if single is not None:
+            return warp.launched_on_matrices(single, a, b, c)
     tiles = source.within(kernels.numbers, kernels.tiling, route().shared_bytes)
     if tiles is None or min(m, n) < LEAST_TILE:
         return _by_walk(kernels, a, b, c, *scales)

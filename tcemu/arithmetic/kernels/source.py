@@ -10,7 +10,8 @@ from tcemu.arithmetic.order import Order
 from tcemu.formats import BF16, F16, F32, F64, UE8M0, Format
 
 FILES = {  # entry point of a text -> its files, in order
-    "walk": ("machine", "decode", "step", "sums", "walk"),
+    "walk": ("machine", "decode", "step", "sums", "accumulators", "walk"),
+    "warp": ("machine", "decode", "step", "sums", "accumulators", "warp"),
     "prepare": ("machine", "decode", "sums", "prepared", "prepare"),
     "tile": ("machine", "decode", "step", "sums", "prepared", "align", "products", "tile"),
 }
@@ -218,19 +219,19 @@ def within(n: Numbers, tiles: Tiling | None, most: int) -> Tiling | None:
     return next((one for one in sizes if shared_bytes(n, one) <= most), None)
 
 
-def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None) -> str:
-    """CUDA C++ without any include. entry: of FILES; all but "walk" need `tiles`."""
+def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None, tables: str = "") -> str:
+    """CUDA C++ without any include. entry: of FILES; "prepare" and "tile" need `tiles`, "warp" needs `tables`, put before its own file."""
     constants = {name: value for name, value in n._asdict().items() if name not in DEFINED} | ({} if tiles is None else tiles._asdict())
     lines = [f"[[maybe_unused]] constexpr int {name.upper()} = {_word(value)};" for name, value in constants.items()]
-    formats = [f"typedef {_format(fmt)} {name};" for name, fmt in (("A", signature.a), ("B", signature.b), ("RESULT", result))]
-    scale = f"typedef {_format(signature.scale or UE8M0)} SCALE;"
+    formats = [f"typedef {format_type(fmt)} {name};" for name, fmt in (("A", signature.a), ("B", signature.b), ("RESULT", result))]
+    scale = f"typedef {format_type(signature.scale or UE8M0)} SCALE;"
     c, d = (F32, F32) if n.promoted else (result, signature.d)
     codes = {"ACode": signature.a, "BCode": signature.b, "CCode": c, "DCode": d}
     types = [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in codes.items()]
     machine, decode, *rest = (_file(STEPS_OF_GROUPS.get(name, name) if n.summed else name) for name in FILES[entry])
     head, mark, tail = decode.partition("// A factor under its block scale")
     defined = [f"#define {name.upper()} {int(getattr(n, name))}" for name in DEFINED]
-    return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *rest])
+    return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *rest[:-1], tables, rest[-1]])
 
 
 def _word(value: int | str) -> str:
@@ -238,7 +239,7 @@ def _word(value: int | str) -> str:
     return str(MODES.index(value) if isinstance(value, str) else int(value))
 
 
-def _format(fmt: Format) -> str:
+def format_type(fmt: Format) -> str:
     numbers = (
         fmt.bits,
         fmt.exponent_bits,

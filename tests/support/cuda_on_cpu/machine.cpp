@@ -121,6 +121,10 @@ static int __reduce_max_sync(u32, int v) { return reduced(v, [](int x, int y) { 
 static int __reduce_min_sync(u32, int v) { return reduced(v, [](int x, int y) { return min(x, y); }); }
 static int __all_sync(u32, int v) { return reduced(v != 0, [](int x, int y) { return x & y; }); }
 
+static void __syncwarp() { meet(warps[threadIdx.x / 32].meeting, 32, [] {}); }
+
+static int __any_sync(u32, int v) { return reduced(v != 0, [](int x, int y) { return x | y; }); }
+
 static double of_bf16(u32 bits) {
     const u32 word = bits << 16;
     float f;
@@ -178,6 +182,8 @@ static int __double2hiint(double v) { return (int)(as<u64>(v) >> 32); }
 static double __hiloint2double(int high, int low) { return as<double>((u64)(u32)high << 32 | (u32)low); }
 static int __ffs(int v) { return __builtin_ffs(v); }
 static int __clzll(s64 v) { return __builtin_clzll(v); }
+static int __clz(int v) { return __builtin_clz(v); }
+static u32 __funnelshift_rc(u32 low, u32 high, u32 right) { return (u32)(((u64)high << 32 | low) >> min(right, 32u)); }
 static u32 __dp4a(u32 x, u32 y, u32 sum) {
     for (int v = 0; v < 32; v += 8) sum += (x >> v & 0xFF) * (y >> v & 0xFF);
     return sum;
@@ -200,6 +206,8 @@ static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, 
 static float __fadd_rn(float x, float y) { return x + y; }
 static double __dadd_rn(double x, double y) { return x + y; }
 static float __fmaf_rz(float x, float y, float z) { return toward_zero([=] { return __builtin_fmaf(hidden(x), hidden(y), hidden(z)); }); }
+static double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
+static float __double2float_rn(double v) { return (float)v; }
 static double __fma_rz(double x, double y, double z) { return toward_zero([=] { return __builtin_fma(hidden(x), hidden(y), hidden(z)); }); }
 static float __double2float_rz(double v) { return toward_zero([=] { return (float)hidden(v); }); }
 
@@ -215,5 +223,5 @@ static void copy_16(void *to, const void *from) { memcpy(to, from, 16); }
 static void commit_copies() {}
 static void await_copies() {}
 static void barrier() { __syncthreads(); }
-static void pause() {}
+static void pause() { __syncwarp(); }
 template <class T> static T opaque(T v) { return v; }

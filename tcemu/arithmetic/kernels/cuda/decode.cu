@@ -17,16 +17,21 @@ struct Format {
     static constexpr u32 infinity = ((1u << EXPONENT_BITS) - 1) << MANTISSA, nan = (1u << (EXPONENT_BITS + MANTISSA)) - 1;
     static constexpr u32 sign = SIGNED ? 1u << (BITS - UNUSED - 1) : 0;
 
+    static __device__ __forceinline__ bool negative(u32 code) { return code >> UNUSED & sign; }
+    // the factor without its sign. An Inf has the significand 2^MANTISSA, a NaN another one: see `special`
+    static __device__ __forceinline__ Factor absolute(u32 code) {
+        const int c = (int)(code >> UNUSED & nan), field = SUBNORMALS ? max(c >> MANTISSA, 1) : c >> MANTISSA;
+        const bool special = SPECIALS == IEEE ? c >= (int)infinity : SPECIALS == NAN_ONLY && c == (int)nan;
+        const int significand = c - ((field - 1) << MANTISSA), exponent = special ? SPECIAL_EXPONENT : field - BIAS;
+        return {significand, significand == 0 ? ZERO_EXPONENT : exponent};
+    }
+    // the same with the significands of specials as they are in a Factor
+    static __device__ __forceinline__ Factor special(Factor x) {
+        return {x.exponent == SPECIAL_EXPONENT ? SPECIALS == IEEE && x.significand == 1 << MANTISSA : x.significand, x.exponent};
+    }
     static __device__ __forceinline__ Factor decode(u32 code) {
-        code >>= UNUSED;
-        const int field = code >> MANTISSA & ((1 << EXPONENT_BITS) - 1), fraction = code & ((1 << MANTISSA) - 1);
-        const bool negative = code & sign;
-        if (SPECIALS == IEEE && field == (1 << EXPONENT_BITS) - 1)
-            return {fraction ? 0 : negative ? -1 : 1, SPECIAL_EXPONENT};
-        if (SPECIALS == NAN_ONLY && (code & nan) == nan) return {0, SPECIAL_EXPONENT};
-        const int magnitude = field || !SUBNORMALS ? fraction | 1 << MANTISSA : fraction;
-        if (magnitude == 0) return {0, ZERO_EXPONENT};
-        return {negative ? -magnitude : magnitude, (field || !SUBNORMALS ? field : 1) - BIAS};
+        const Factor factor = special(absolute(code));
+        return {negative(code) ? -factor.significand : factor.significand, factor.exponent};
     }
 };
 

@@ -3,7 +3,7 @@
 enum { RN, RZ, RM, RP };
 constexpr int PLUS = 1, MINUS = 2, NOT_A_NUMBER = 4;  // what a step met; any sum above MINUS makes a NaN
 
-constexpr int OF_TERM = SUMMED ? SUMMED : 1;  // products that are one term: their exponents are the same, and they are added first
+[[maybe_unused]] constexpr int OF_TERM = SUMMED ? SUMMED : 1;  // products that are one term: their exponents are the same, and they are added first
 
 constexpr __device__ int log2_up(int x) { return x <= 1 ? 0 : 1 + log2_up((x + 1) / 2); }
 
@@ -33,39 +33,48 @@ template <int ROUNDING, class WORD> __device__ __forceinline__ WORD rounded(WORD
     return whole + goes_up<ROUNDING, WORD>(rest, half, whole & 1, negative);
 }
 
+__device__ __forceinline__ int leading_zeros(u64 v) { return __clzll(v); }
+__device__ __forceinline__ int leading_zeros(u32 v) { return __clz(v); }
+
 // rules 6 and 7: the code of (-1)^negative * magnitude * 2^unit, rounded once, with `kept` fraction bits
-template <class FORMAT, int ROUNDING> __device__ __forceinline__ u32 encode(bool negative, u64 magnitude, int unit, int kept) {
+template <class FORMAT, int ROUNDING, class WORD = u64> __device__ __forceinline__ u32 encode(bool negative, WORD magnitude, int unit, int kept) {
     if (magnitude == 0) return 0;
-    const int exponent = unit + 63 - __clzll(magnitude), omitted = FORMAT::mantissa_bits - kept;
-    const int last = (exponent > FORMAT::least_exponent ? exponent : FORMAT::least_exponent) - kept;
-    const u64 whole = rounded<ROUNDING, u64>(magnitude, unit - last, negative) << omitted;
-    const int field = exponent > FORMAT::least_exponent ? exponent - FORMAT::least_exponent : 0;
-    if (exponent > FORMAT::greatest_exponent) return FORMAT::infinity | (negative ? FORMAT::sign : 0);
-    const u32 code = (u32)whole + ((u32)field << FORMAT::mantissa_bits);  // the hidden bit adds one to the field
-    if (code >= FORMAT::infinity) return FORMAT::infinity | (negative ? FORMAT::sign : 0);
+    const int zeros = leading_zeros(magnitude), last = 8 * sizeof(WORD) - 1, exponent = unit + last - zeros;
+    const int above = max(exponent - FORMAT::least_exponent, 0), below = max(FORMAT::least_exponent - exponent, 0);
+    const WORD whole = rounded<ROUNDING, WORD>(magnitude << zeros, kept - last - below, negative);
+    const u32 code = ((u32)whole << (FORMAT::mantissa_bits - kept)) + ((u32)above << FORMAT::mantissa_bits);  // the hidden bit adds one to the field
+    if (exponent > FORMAT::greatest_exponent || code >= FORMAT::infinity) return FORMAT::infinity | (negative ? FORMAT::sign : 0);
     return code != 0 && negative ? code | FORMAT::sign : code;
 }
 
-// rule 8, of one product with an Inf or a NaN
+// rule 8, of one product with an Inf or a NaN; without branches
 __device__ __forceinline__ int special_product(Factor x, Factor y) {
-    const bool x_special = x.exponent == SPECIAL_EXPONENT, y_special = y.exponent == SPECIAL_EXPONENT;
-    if (!x_special && !y_special) return 0;
-    if (x.significand == 0 || y.significand == 0) return NOT_A_NUMBER;  // a NaN, or Inf x 0
-    return (x.significand < 0) != (y.significand < 0) ? MINUS : PLUS;
+    const int sign = (x.significand ^ y.significand) < 0 ? MINUS : PLUS;
+    const int flag = (x.significand == 0) | (y.significand == 0) ? NOT_A_NUMBER : sign;  // a NaN, or Inf x 0
+    return (x.exponent == SPECIAL_EXPONENT) | (y.exponent == SPECIAL_EXPONENT) ? flag : 0;
+}
+
+__device__ __forceinline__ int special_flags(Factor start) {
+    return start.exponent != SPECIAL_EXPONENT ? 0 : start.significand == 0 ? NOT_A_NUMBER : start.significand < 0 ? MINUS : PLUS;
+}
+
+// what a step gives that met something of it
+__device__ __forceinline__ u32 special_result(int flags) {
+    return flags > MINUS ? RESULT::nan : RESULT::infinity | (flags == MINUS ? RESULT::sign : 0);
 }
 
 // x, y: (t) -> the factors of product t. c: a code of RESULT; first: there is no accumulator. Returns the code of the step's result.
 template <class X, class Y> __device__ __forceinline__ u32 fused_step(const X &x, const Y &y, u32 c, bool first) {
     const Factor start = first ? Factor{0, ZERO_EXPONENT} : RESULT::decode(c);
-    int flags = 0;
-    if (start.exponent == SPECIAL_EXPONENT) flags = start.significand == 0 ? NOT_A_NUMBER : start.significand < 0 ? MINUS : PLUS;
     int greatest = 2 * ZERO_EXPONENT;  // rule 3
 #pragma unroll (TERMS <= 32 ? TERMS : 1)
     for (int t = 0; t < TERMS; ++t) greatest = max(greatest, x(t).exponent + y(t).exponent);
-    if (greatest > SPECIAL_EXPONENT / 2)
-        for (int t = 0; t < TERMS; ++t) flags |= special_product(x(t), y(t));
-    if (flags != 0) return flags > MINUS ? RESULT::nan : RESULT::infinity | (flags == MINUS ? RESULT::sign : 0);
     greatest = max(max(greatest, start.exponent), FLOOR);
+    if (greatest > SPECIAL_EXPONENT / 2) {
+        int flags = special_flags(start);
+        for (int t = 0; t < TERMS; ++t) flags |= special_product(x(t), y(t));
+        return special_result(flags);
+    }
     Sum sum = 0;  // rules 4 and 5, in units of 2^(greatest - FRACTION_BITS)
 #pragma unroll (TERMS <= 32 ? TERMS : 1)
     for (int term = 0; term < TERMS; term += OF_TERM) {
@@ -82,5 +91,5 @@ template <class X, class Y> __device__ __forceinline__ u32 fused_step(const X &x
     const int left = FRACTION_BITS - RESULT::mantissa_bits - (greatest - start.exponent);
     const s64 own = rounded<ALIGNMENT, u64>(abs(start.significand), max(left, -128), start.significand < 0);
     const s64 total = (s64)sum + (start.significand < 0 ? -own : own);
-    return encode<RESULT, ROUNDING>(total < 0, total < 0 ? -total : total, greatest - FRACTION_BITS, KEPT);
+    return encode<RESULT, ROUNDING>(total < 0, (u64)(total < 0 ? -total : total), greatest - FRACTION_BITS, KEPT);
 }

@@ -1,0 +1,295 @@
+"""Where the elements of an instruction's operands are, as tables for the kernel in `cuda/warp.cu`: made of the layouts, none written anew.
+
+A layout permutes digits, so a place is a sum: of what each bit of the lane's number adds, and of what the element's number adds.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tcemu.arithmetic.kernels.source import Numbers
+from tcemu.formats import Format
+from tcemu.layouts import LANES, Fragment, Layout
+
+# a matrix in memory, row by row, cut evenly among the lanes: w warp of a warpgroup; r, j row; h, i column
+ROW_BY_ROW = Layout("(w r h) (j i)", "(w r j) (h i)")
+TOGETHER = 4  # factors whose magnitudes lie together, then their signs, then their exponents
+PARTS = 3
+FIELDS_OF_WORD = 8  # of metadata
+MOST_WARPS, MOST_WORDS = 4, 12 << 10  # of a block, and of its shared memory
+
+Table = NDArray[np.int64]
+
+
+class Held(NamedTuple):
+    """An operand as words: which element is where, and the bits that hold it."""
+
+    fragment: Fragment
+    format: Format
+    container_bits: int
+    shift: int = 0  # of the code in its container
+
+
+class Warp(NamedTuple):
+    """The operands of one instruction as a warp, or each warp of a group, holds them. Hashable: a compiled kernel belongs to each."""
+
+    a: Held
+    b: Held  # of a warpgroup: eight columns, row by row of their transpose
+    c: Held
+    d: Held
+    warps: int = 1
+    tiles: int = 1  # of eight columns, that B and D are cut in
+    metadata: Fragment | None = None  # of a sparse instruction
+    chunk: int = 0  # elements along K of one field of metadata
+    clamped: bool = False  # see `sparsity.gather`
+    scales: tuple[Fragment, Fragment] | None = None
+
+
+def row_by_row(rows: int, columns: int, *, warps: int = 1, transposed: bool = False) -> Fragment:
+    """A matrix in memory as lanes read it, each as many neighbouring elements. Rows, columns: powers of two; transposed: as `Fragment`."""
+    each = rows * columns // (LANES * warps)
+    of_row = min(each, columns)
+    sizes = {"w": warps, "r": rows * of_row // (each * warps), "h": columns // of_row, "j": each // of_row, "i": of_row}
+    return Fragment(ROW_BY_ROW, tuple(sizes.items()), transposed)
+
+
+class Form(NamedTuple):
+    """A table [lanes, elements] as a sum."""
+
+    lane: tuple[int, ...]  # what each bit of the lane's number adds
+    element: tuple[int, ...]  # what each element adds
+
+
+def form(table: Table) -> Form | None:
+    """The table as a sum; None where it is none."""
+    bits = tuple(int(table[1 << bit, 0] - table[0, 0]) for bit in range(LANES.bit_length() - 1))
+    made = sum(((np.arange(LANES) >> bit & 1) * weight for bit, weight in enumerate(bits)), np.zeros(LANES, np.int64))
+    return Form(bits, tuple(map(int, table[0]))) if (made[:, None] + table[0] == table).all() else None
+
+
+class Lines(NamedTuple):
+    """Where an operand's elements are, those of one warp and one tile: tables [lanes, elements]."""
+
+    row: Table  # of the four products of m8n8k4 one after the other
+    column: Table
+
+
+def _lines(held: Held, warp: Warp, *, tiles: int = 1) -> Lines | None:
+    """tiles: that the operand is cut in, along its columns."""
+    *_, rows, columns = held.fragment.shape
+    warps = warp.warps if len(held.fragment.lanes) > 1 else 1
+    flat = held.fragment.index().reshape(warps, LANES, tiles, -1)
+    product, row, column = flat // (rows * columns), flat // columns % rows, flat % columns
+    row = product * rows + row - np.arange(warps)[:, None, None, None] * (rows // warps)
+    column = product * columns + column - np.arange(tiles)[:, None] * (columns // tiles)
+    alike = (row == row[:1, :, :1]).all() and (column == column[:1, :, :1]).all()
+    return Lines(row[0, :, 0], column[0, :, 0]) if alike else None
+
+
+def padded(n: Numbers) -> int:
+    """Places of a group in a line: whole steps, and whole runs of factors that lie together."""
+    return -(-(-(-n.of_group // n.terms) * n.terms) // TOGETHER) * TOGETHER
+
+
+def _order(n: Numbers) -> Table:
+    """The place in its line of each product of an instruction, group after group."""
+    pair, which = np.divmod(np.arange(n.of_instruction), 2)
+    return pair % n.groups * padded(n) + pair // n.groups * 2 + which
+
+
+class Shared(NamedTuple):
+    """Shared memory of a warp, in words: the rows' factors, then the columns'."""
+
+    row: int  # from one line to the next
+    column: int
+    rows: int  # lines
+    columns: int
+
+    @property
+    def words(self) -> int:
+        return self.row * self.rows + self.column * self.columns
+
+
+def _shared(n: Numbers, warp: Warp, rows: int, columns: int) -> Shared:
+    dense = n.groups * padded(n) * PARTS
+    own = dense if warp.metadata is None else 2 * n.of_instruction * _apart(warp)
+    # so far apart that eight lines lie in different banks
+    row, column = (next(words + more for more in range(0, 32, 4) if (words + more) % 8 == 4) for words in (dense, own))
+    return Shared(row, column, rows, columns)
+
+
+def _apart(warp: Warp) -> int:
+    """Words from one element of a sparse instruction's B to the next: its factor, or its code where metadata choose halves."""
+    return 1 if warp.chunk == 2 else TOGETHER
+
+
+class Plan(NamedTuple):
+    """The tables of a kernel."""
+
+    forms: dict[str, Form]  # by the names that they have in the text
+    selected: dict[str, tuple[int, ...]]  # what the value of each selector is multiplied by, and then added
+    elements: tuple[int, ...]  # of D in a lane, row by row
+    rows: int  # of D in a lane
+    shared: Shared
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return min(MOST_WARPS, 1 << (MOST_WORDS // self.shared.words).bit_length() >> 1)
+
+
+def plan(n: Numbers, warp: Warp) -> Plan | None:
+    """The tables; None where a place is no such sum, C is held in another way than D, or a warp's factors are too many."""
+    a, b = _lines(warp.a, warp), _lines(warp.b, warp)
+    c, d = (_lines(held, warp, tiles=warp.tiles) for held in (warp.c, warp.d))
+    if a is None or b is None or c is None or d is None or any((x != y).any() for x, y in zip(c, d, strict=True)):
+        return None
+    rows, columns = np.unique(d.row[0]), np.unique(d.column[0])
+    at = {(int(row), int(column)): element for element, (row, column) in enumerate(zip(d.row[0], d.column[0], strict=True))}
+    if len(at) != len(rows) * len(columns):
+        return None
+    shared = _shared(n, warp, int(a.row.max()) + 1, int(b.column.max()) + 1)
+    selected: dict[str, tuple[int, ...]] = {}
+    places = _places(n, warp, shared, a, b) | {
+        "row_place": _first(d.row, rows) * shared.row,
+        "column_place": _first(d.column, columns) * shared.column,
+    }
+    if warp.metadata is not None:
+        places |= _fields(warp.metadata, _first(d.row, rows), selected)
+    if warp.scales is not None:
+        (of_a, of_b), k, kept = warp.scales, warp.b.fragment.rows, warp.a.fragment.columns
+        places |= _scales("a", of_a, a.row, a.column * of_a.columns // kept, selected)
+        places |= _scales("b", of_b, b.row * of_b.rows // k, b.column, selected)
+    forms = {name: form(table) for name, table in places.items()}
+    found = {name: one for name, one in forms.items() if one is not None}
+    made = Plan(found, selected, tuple(at[int(row), int(column)] for row in rows for column in columns), len(rows), shared)
+    return made if len(found) == len(forms) and made.warps else None
+
+
+def _places(n: Numbers, warp: Warp, shared: Shared, a: Lines, b: Lines) -> dict[str, Table]:
+    """Where in shared memory each element of A and B goes."""
+    order, spread = _order(n), lambda at: at // TOGETHER * TOGETHER * PARTS + at % TOGETHER
+    of_a, of_b = a.column % warp.a.fragment.columns, b.row % warp.b.fragment.rows
+    in_line = spread(order[of_b]) if warp.metadata is None else of_b * _apart(warp)
+    return {"a_place": a.row * shared.row + spread(order[of_a]), "b_place": b.column * shared.column + in_line}
+
+
+def _first(line: Table, own: Table) -> Table:
+    """A table [lanes, elements] of which lane 0 has some values in ascending order, with one column for each of them."""
+    return line[:, [int(np.argmax(line[0] == value)) for value in own]]
+
+
+def _run(place: Form) -> int:
+    """How many elements from each such number on lie side by side, wherever the lane's begin."""
+    for run in (4, 2):
+        if len(place.element) % run == 0 and not any(weight % run for weight in place.lane):
+            starts = np.array(place.element).reshape(-1, run)
+            if not (starts[:, 0] % run).any() and (starts == starts[:, :1] + np.arange(run)).all():
+                return run
+    return 1
+
+
+def _fields(fragment: Fragment, row: Table, selected: dict[str, tuple[int, ...]]) -> dict[str, Table]:
+    """Which lane holds the metadata of a lane's rows, chunk by chunk, and as which of its fields."""
+    place = _where(fragment)  # [selector, rows, chunks]
+    for name, own in place.items():
+        selected[f"field_{name}"] = _weights(own, 1)
+    return {f"field_{name}": own[0][row].reshape(LANES, -1) for name, own in place.items()}
+
+
+def _scales(name: str, fragment: Fragment, row: Table, column: Table, selected: dict[str, tuple[int, ...]]) -> dict[str, Table]:
+    """Which lane holds the scale of an element, and as which byte. row, column: in the matrix of scales."""
+    place = {key: np.swapaxes(own, 0, 1) for key, own in _where(fragment).items()}  # [group of bytes, thread, rows, columns]
+    for key, own in place.items():
+        selected[f"{name}_scale_{key}"] = _weights(own, 2)
+    return {f"{name}_scale_{key}": own[0, 0][row, column] for key, own in place.items()}
+
+
+def _where(fragment: Fragment) -> dict[str, Table]:
+    """Of each element of what a fragment is seen as, the lane and the number in the lane."""
+    flat = np.argsort(fragment.index().ravel()).reshape(fragment.shape)
+    return {"lane": flat // fragment.elements, "number": flat % fragment.elements}
+
+
+def _weights(place: Table, selectors: int) -> tuple[int, ...]:
+    """What one more of each selector, the first axes, adds to a place; of one that has a single value nothing."""
+    weights = []
+    for axis in range(selectors):
+        moved = np.moveaxis(place, axis, 0)
+        step = moved[1] - moved[0] if len(moved) > 1 else np.zeros(1, np.int64)
+        assert (moved == moved[0] + np.arange(len(moved)).reshape(-1, *(1,) * (moved.ndim - 1)) * step.flat[0]).all()
+        weights.append(int(step.flat[0]))
+    return tuple(weights)
+
+
+# ---- as text
+
+
+def tables(n: Numbers, warp: Warp, made: Plan, units: tuple[int, int]) -> str:
+    """The tables, and what is compiled in besides. units: the most of a product, and of an accumulator; 0 where steps take the wide way."""
+    sparse, scaled, shared = warp.metadata is not None, warp.scales is not None, made.shared
+    chunks = n.of_instruction * 2 // warp.chunk if sparse else 0
+    numbers = {
+        "row_stride": shared.row, "column_stride": shared.column, "columns_begin": shared.row * shared.rows,
+        "a_lines": shared.rows, "b_lines": shared.columns, "words_of_warp": shared.words, "warps": made.warps,
+        "rows_of_lane": made.rows, "columns_of_lane": len(made.elements) // made.rows, "padded": padded(n),
+        "a_run": _run(made.forms["a_place"]), "b_run": 1 if sparse else _run(made.forms["b_place"]),
+        "chunk": warp.chunk, "chunks": chunks, "field_words": max(1, -(-chunks // FIELDS_OF_WORD)), "clamped": warp.clamped,
+        "selectors": sparse + 4 * scaled, "warpgroup": warp.warps, "tiles": warp.tiles,
+        "terms_of_sum": _terms_of_sum(n, units[0]), **_words(warp),
+    }  # fmt: skip
+    lines = [f"#define SPARSE {int(sparse)}", f"#define SELECTED {int(sparse or scaled)}"]
+    lines += [f"[[maybe_unused]] constexpr int {name.upper()} = {int(value)};" for name, value in numbers.items()]
+    lines += [f"constexpr s64 {name} = {value}ll;" for name, value in zip(("MOST_UNITS", "MOST_OWN_UNITS"), units, strict=True)]
+    for name, one in made.forms.items():
+        lines += [_function(f"{name}_of_lane", "int lane", _sum_of_bits(one.lane)), _list(name, one.element)]
+    lines.append(_list("d_element", made.elements))
+    for name, weights in made.selected.items():
+        names = [f"v{at}" for at in range(len(weights))]
+        added = " + ".join(f"{value} * {weight}" for value, weight in zip(names, weights, strict=True))
+        lines.append(_function(f"{name}_by", ", ".join(f"int {value}" for value in names), added))
+    return "\n".join(lines)
+
+
+def _terms_of_sum(n: Numbers, most: int) -> int:
+    """So many products fit one sum of 32 bits, before it is added to the whole one."""
+    terms = (2**31 - 1) // most if most else n.terms
+    return terms if terms < n.terms else 2**30
+
+
+def _words(warp: Warp) -> dict[str, int]:
+    """Of each operand the words of a lane, and how far apart those of lanes, warps and tiles lie."""
+    sizes = {}
+    for name in "abcd":
+        held: Held = getattr(warp, name)
+        grouped, cut = len(held.fragment.lanes) > 1, warp.tiles if name in "cd" else 1
+        words = held.fragment.elements * held.container_bits // 32
+        of_part = LANES * words if grouped else 0
+        copies = warp.tiles if name == "b" else warp.warps if grouped else 1
+        sizes |= {f"{name}_words": words // cut, f"{name}_apart": words, f"{name}_part": of_part, f"{name}_all": LANES * words * copies}
+        sizes |= {f"{name}_elements": held.fragment.elements // cut, f"{name}_bits": held.format.bits}
+        sizes |= {f"{name}_container": held.container_bits, f"{name}_shift": held.shift}
+    return sizes | {"b_tile": LANES * sizes["b_words"] if warp.tiles > 1 else 0}
+
+
+def _function(name: str, arguments: str, value: str) -> str:
+    return f"[[maybe_unused]] constexpr __device__ int {name}({arguments}) {{ return {value}; }}"
+
+
+def _list(name: str, values: tuple[int, ...]) -> str:
+    body = f"constexpr int of[] = {{{', '.join(map(str, values))}}}; return of[i];"
+    return f"[[maybe_unused]] constexpr __device__ __forceinline__ int {name}(int i) {{ {body} }}"
+
+
+def _sum_of_bits(weights: tuple[int, ...]) -> str:
+    """Neighbouring bits that add twice as much each are a number."""
+    parts, at = [], 0
+    while at < len(weights):
+        end = at + 1
+        while end < len(weights) and weights[at] and weights[end] == 2 * weights[end - 1]:
+            end += 1
+        if weights[at]:
+            parts.append(f"(lane >> {at} & {(1 << (end - at)) - 1}) * {weights[at]}")
+        at = end
+    return " + ".join(parts) or "0"

@@ -1,0 +1,324 @@
+"""The kernel that takes registers, `cuda/warp.cu`: its text, compiled for a CPU, against the way by matrices of codes and the walk."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import cuda_on_cpu
+from support.assembling import ARCHITECTURES, assemble, assembled_here
+from support.kernel_cases import CASES, HOPPER, codes, signature
+from support.sampling import sampled
+from support.warp_cases import F16_F16, F16_F32, MXF8, SPARSE, mma_call, wgmma_call, words_of
+
+import tcemu
+from tcemu.architectures.lookup import applied
+from tcemu.arithmetic.kernels import cuda, held, launch, source, store, warp
+from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.walk import walk
+from tcemu.formats import F32
+from tcemu.isa.catalog import TARGETS
+from tcemu.layouts import Fragment, Layout
+from tcemu.operations import mma, warps, wgmma
+
+compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
+
+
+def spellings(*families, columns=None):
+    """(spelling, target) of each kernel that the instructions of all targets have; columns: N of those that are looked at."""
+    found = {}
+    for target in TARGETS:
+        for family in families:
+            for op in tcemu.instructions(target, family=family):
+                kernel = kernel_of(op, target) if columns is None or op.n in columns else None
+                if kernel is not None:
+                    found.setdefault(kernel, (str(op), target))
+    return list(found.values())
+
+
+def kernel_of(op, target, **how):
+    """None where no kernel takes it, or nothing is known of its arithmetic."""
+    try:
+        own = applied(op, target)
+    except tcemu.NotModelled:
+        return None
+    return warps.kernel_of_instruction(own.op, own.model, warps.warp_of(own.op, own.clamped_metadata, **how))
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """The kernel in place of every other way, its launches run on this CPU; yields the kernels' texts, in the order of their launches."""
+    texts = []
+
+    def run(entry, *launched):
+        texts.append(entry.text)
+        return cuda_on_cpu.launch(entry, *launched)
+
+    def by_kernel(found, words, portable, operands):
+        return warp.product(found, words(operands))
+
+    monkeypatch.setattr(warp, "launch", run)
+    for module in (mma, wgmma):
+        monkeypatch.setattr(module, "by_kernel", by_kernel)
+    forget()
+    yield texts
+    forget()
+
+
+def forget():
+    for compiled in (mma._mma, wgmma._wgmma):
+        compiled.clear_cache()
+    warp._batched.cache_clear(), warp._sharded.cache_clear()
+
+
+def agree(call, operands, emulated):
+    """Without a mismatch, and by the kernel; the words of several kinds."""
+    got = np.asarray(call(*operands))
+    assert len(emulated) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (mma, wgmma):
+            patch.setattr(module, "by_kernel", warps.by_kernel)
+        forget()
+        wanted = np.asarray(call(*operands))
+    forget()
+    wrong = int((got != wanted).sum())
+    assert wrong == 0, f"{wrong} mismatches of {wanted.size}"
+    return wanted
+
+
+# ---- bits
+
+
+@compiled_here
+@pytest.mark.parametrize(
+    "case",
+    sampled(spellings("mma", "mma.sp"), [(F16_F32, "sm_80"), (SPARSE, "sm_80"), (MXF8, "sm_120")], ids=" on ".join),
+)
+@pytest.mark.parametrize("raw", (False, True), ids=("near one", "any bits"))
+def test_registers_in_are_the_registers_out_of_the_walk(case, raw, emulated):
+    wanted = agree(*mma_call(*case, raw), emulated)
+    assert len(np.unique(wanted)) > 20
+
+
+WGMMA = spellings("wgmma", "wgmma.sp", columns=(24,))
+
+
+@compiled_here
+@pytest.mark.parametrize("spelling", sampled([spelling for spelling, _ in WGMMA], [WGMMA[0][0], WGMMA[-1][0]]))
+@pytest.mark.parametrize("in_memory", (False, True), ids=("A in registers", "A in memory"))
+def test_a_warpgroup(spelling, in_memory, emulated):
+    for raw in (False, True):
+        emulated.clear()
+        agree(*wgmma_call(spelling, in_memory, raw), emulated)
+
+
+ORDERS = {  # spelling, and a model in place of its own
+    "chains added together": (F16_F32, HOPPER.replace(groups=2, chain=8, together=True)),
+    "f32 steps, D in f16": (F16_F16, HOPPER),
+    "a short last step": (F16_F32, HOPPER.replace(terms=12)),
+    "short steps of two groups": (F16_F32, HOPPER.replace(terms=5, groups=2)),
+    "40 bits, rounded up": (F16_F32, Model(F32, 8, 40, -200, "RP", alignment="RM")),
+    "3 bits, to nearest": (F16_F32, Model(F32, 16, 3, -20, "RN", result_bits=7, alignment="RN")),
+    "rounded to nearest": (F16_F32, HOPPER.replace(rounding="RN")),
+    "sparse, a short last step": (SPARSE, HOPPER.replace(terms=12)),
+    "sparse, two groups": (SPARSE, HOPPER.replace(terms=4, groups=2, chain="k")),
+    "a floor below f64": (F16_F32, HOPPER.replace(floor=-1000)),
+}
+
+
+@compiled_here
+@pytest.mark.parametrize("name", sampled(list(ORDERS), ["chains added together", "f32 steps, D in f16", "40 bits, rounded up"]))
+def test_every_order_of_steps(name, emulated):
+    spelling, model = ORDERS[name]
+    for raw in (False, True):
+        call, operands = mma_call(spelling, "sm_90", raw)
+        emulated.clear()
+        agree(lambda *abc, call=call: call(*abc, model=model), operands, emulated)
+
+
+def check_matrices(model, sig, batch, m, n):
+    """By the program for matrices, to which one B serves all."""
+    rng, kernels = np.random.default_rng(2), cuda.kernels_of(model, sig)
+    assert kernels is not None and warp.kernel_of_matrices(kernels.numbers, sig, model.result, m, n) is not None
+    for raw in (False, True):
+        shapes = (sig.a, (batch, m, sig.k)), (sig.b, (1, sig.k, n)), (model.result, (batch, m, n))
+        a, b, c = (codes(rng, fmt, shape, raw) for fmt, shape in shapes)
+        with cuda_on_cpu.instead_of_a_gpu():
+            got = cuda.product(kernels, a, b, c)
+        wanted = walk(model, sig, a, b, c, None)
+        assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
+
+
+@compiled_here
+@pytest.mark.parametrize("size", sampled([(16, 8), (8, 8), (4, 16), (32, 8)], [(32, 8)], ids=str))
+def test_small_matrices(size):
+    for name in ("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", "few bits"):
+        check_matrices(CASES[name][0], signature(name), 5, *size)
+
+
+@pytest.mark.full
+@compiled_here
+def test_chains_of_matrices():
+    for name in ("chains of e4m3 as f16", "f16 chains", "long chains", "f16 results of few bits"):
+        check_matrices(CASES[name][0], signature(name), 3, 16, 8)
+
+
+def test_what_fits_no_warp_has_no_kernel():
+    for m, n in ((1, 8), (16, 24), (64, 64), (2, 8)):
+        assert warp.kernel_of_matrices(source.numbers(HOPPER, signature("f16")), signature("f16"), F32, m, n) is None
+    scaled, sig = CASES["mxf8"][0], signature("mxf8")
+    assert warp.kernel_of_matrices(source.numbers(scaled, sig), sig, F32, 16, 8) is None
+
+
+# ---- batches
+
+
+@compiled_here
+def test_batch_axes_broadcast(emulated):
+    call, (a, b, c) = mma_call(F16_F32, "sm_90", True, (3, 2))
+    wanted = agree(call, (a, b, c), emulated)
+    assert (np.asarray(call(a, b[:, :1], c)) == np.asarray(call(a, np.repeat(b[:, :1], 2, 1), c))).all()
+    assert (np.asarray(call(a[0, 0], b[0, 0], c[0, 0])) == wanted[0, 0]).all()
+    one = np.asarray(call(a, b[0, 0], c))  # which is not copied for each
+    assert (one[0, 0] == wanted[0, 0]).all() and one.shape == wanted.shape
+
+
+@compiled_here
+def test_vmap_gives_a_longer_batch(emulated):
+    _, (a, b, c) = mma_call(SPARSE, "sm_90", True, (2, 3))
+    op = tcemu.parse(SPARSE)
+    e = words_of(np.random.default_rng(3), 0, 255, 2, 3, 32)
+    plain = lambda a, b, c, e, s: tcemu.mma_sp(op, a, b, c, e, selector=s, target="sm_90")  # noqa: E731
+    wanted = np.stack([np.asarray(plain(a[:, i], b[0, 0], c[:, i], e[:, i], s)) for i, s in enumerate((0, 1, 1))], 1)
+    emulated.clear()
+    got = jax.vmap(plain, (1, None, 1, 1, 0), 1)(a, b[0, 0], c, e, jnp.array([0, 1, 1]))
+    assert (np.asarray(got) == wanted).all() and len(emulated) == 1
+    twice = jax.vmap(jax.vmap(plain, (0, None, 0, 0, None)), (0, None, 0, 0, None))(a, b[0, 0], c, e, jnp.int32(0))
+    assert (np.asarray(twice) == np.asarray(plain(a, b[0, 0], c, e, 0))).all()
+
+
+def test_an_empty_batch_asks_no_kernel(monkeypatch):
+    monkeypatch.setattr(launch, "route", lambda: launch.Route("sm", "90", ""))
+    forget()
+    call, operands = mma_call(F16_F32, "sm_90", True, (0, 2))
+    assert call(*operands).shape == (0, 2, 32, 4)
+    forget()
+
+
+def test_one_warp_takes_several_of_a_long_batch():
+    kernel = kernel_of(tcemu.parse(F16_F32), "sm_90")
+    assert warp.each_of(100) == 1 and warp.each_of(1 << 16) == 4 and warp.each_of(1 << 30) == warp.MOST_EACH
+    assert warp.sizes_of(kernel, 7, 2, (False, True, False)) == [7, 2, 1, 0, 1, 0, 0, 0, 0]
+
+
+# ---- what has no kernel
+
+
+def test_what_is_traced_or_not_fused_has_none():
+    op, own = tcemu.parse(F16_F32), tcemu.model(F16_F32, "sm_90")
+    tables = warps.warp_of(op)
+    assert warps.kernel_of_instruction(op, own, tables) is not None
+    for field in ("fraction_bits", "floor", "terms", "rounding"):
+        assert warps.kernel_of_instruction(op, own.replace(**{field: jnp.int32(1)}), tables) is None
+    for spelling in ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64"):
+        assert kernel_of(tcemu.parse(spelling), "sm_90") is None
+
+
+def test_every_instruction_whose_steps_have_numbers_has_a_kernel():
+    for target in ("sm_70", "sm_90a", "sm_120a"):
+        for family in ("mma", "mma.sp", "wgmma", "wgmma.sp"):
+            for op in tcemu.instructions(target, family=family):
+                own = applied(op, target)
+                serves = own.model.result.is_integer or tcemu.backends(op, target=target).get("cuda") is None
+                fused = not own.model.result.is_integer and own.model.fraction_bits is not None
+                assert serves or (kernel_of(op, target) is not None) == fused, op
+
+
+# ---- the tables
+
+
+def test_a_table_is_a_sum_or_none():
+    lanes = np.arange(32)[:, None]
+    assert held.form(lanes * 3 + np.array([0, 7])) == held.Form((3, 6, 12, 24, 48), (0, 7))
+    assert held.form((lanes * 3) % 31 + np.array([0, 7])) is None
+
+
+def test_a_layout_changed_is_other_words():
+    """With two digits of A exchanged, in its fragment and nowhere else, the tables change with it."""
+    op = tcemu.parse(F16_F32)
+    own = warps.warp_of(op)
+    layout = Layout("(w g t) (c m p)", "(w m g) (t c p)")
+    other = own._replace(a=own.a._replace(fragment=Fragment(layout, own.a.fragment.sizes)))
+    texts = [warp.text(warps.kernel_of_instruction(op, tcemu.model(op, "sm_90"), one)) for one in (own, other)]
+    assert texts[0] != texts[1]
+
+
+# ---- compiling, and what is launched
+
+
+@assembled_here
+@pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
+def test_the_texts_compile(architecture, tmp_path):
+    cases = ((F16_F32, "sm_90"), (F16_F16, "sm_80"), (SPARSE, "sm_90"), (MXF8, "sm_120a"))
+    for spelling, target in cases if architecture != "sm_90" else cases[:1]:
+        assemble(warp.text(kernel_of(tcemu.parse(spelling), target)), architecture, tmp_path)
+
+
+@pytest.mark.parametrize("spelling", [F16_F32, SPARSE])
+def test_it_lowers_for_cuda_as_one_kernel(monkeypatch, spelling):
+    here = launch.Route("sm", "90", "")
+    for module in (launch, cuda):
+        monkeypatch.setattr(module, "route", lambda: here)
+    monkeypatch.setattr(store, "binary", lambda text, architecture: f"{architecture} {len(text)}".encode())
+    forget()
+    call, operands = mma_call(spelling, "sm_90", True)
+    try:
+        text = jax.jit(call).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    except RuntimeError as error:  # JAX 0.11
+        pytest.skip(f"this JAX lowers for a GPU only where one is: {error}")
+    finally:
+        forget()
+    assert text.count(f"@{launch.TARGET}") == 1 and "transpose" not in text
+
+
+# ---- on a mesh
+
+SHARDED = """
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import tcemu
+from support.warp_cases import F16_F32, mma_call
+from tcemu.arithmetic.kernels import warp
+from tcemu.operations import mma
+mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+call, (a, b, c) = mma_call(F16_F32, "sm_90", True, (8,))
+wanted = call(a, b[:1], c)
+mma._mma.clear_cache()
+by_matrices, shapes = mma._by_matrices, ((32, 4), (32, 2), (32, 4))
+# a call back would not outlive the partitioning: the walk, which is traced, stands for the kernel
+def launched(kernel, alone, *words):
+    operands = mma.MmaOperands(*(v.reshape(-1, *shape) for v, shape in zip(words, shapes)), None, None, None)
+    return by_matrices(tcemu.parse(F16_F32), False, tcemu.model(F16_F32, "sm_90"), operands).reshape(-1, 128)
+warp.launched = launched
+mma.by_kernel = lambda found, words, portable, operands: warp.product(found, words(operands))
+put = lambda v, *spec: jax.device_put(v, NamedSharding(mesh, P(*spec)))
+given = put(a, "x"), put(b[:1]), put(c, "x")
+compiled = jax.jit(call).lower(*given).compile()
+d = compiled(*given)
+assert d.sharding.spec[:1] == ("x",) or d.sharding.spec == P("x"), d.sharding
+assert (np.asarray(d) == np.asarray(wanted)).all()
+assert "all-gather" not in compiled.as_text()
+print("sharded", len(jax.devices()))
+"""
+
+
+@pytest.mark.full
+def test_a_batch_is_cut_over_devices():
+    here = Path(__file__).parent
+    found = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=4", PYTHONPATH=f"{here.parent}{os.pathsep}{here}")
+    run = subprocess.run([sys.executable, "-c", SHARDED], env=found, capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout == "sharded 4\n", run.stderr[-3000:]
