@@ -3,16 +3,52 @@
 import contextlib
 import ctypes
 import gc
+import os
+import shutil
+import tempfile
 
 import jax
 import pytest
 from support.sampling import COLLECTED
+from times import usual
+
+PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_cache_min_entry_size_bytes": -1}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """A program that two files have, or two processes, is compiled once in a run: JAX keeps it in a folder, which goes when the run ends.
+
+    The environment says so, that the workers of pytest-xdist have too, and the processes that tests start. What you have configured stays.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    config.option.loadscopereorder = False  # of pytest-xdist, which has the file with the most tests first; below is a better order
+    if jax.config.jax_compilation_cache_dir is None:
+        folder = tempfile.mkdtemp(prefix="tcemu-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        for name, value in ({"jax_compilation_cache_dir": folder} | PROGRAMS).items():
+            os.environ[name.upper()] = str(value)
+            jax.config.update(name, value)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """All items, before `-m` and `-k` choose among them: the table of samples is held against them."""
+    """All items, before `-m` and `-k` choose among them: the table of samples is held against them.
+
+    Several processes take the longest files first, so that they end together.
+    """
     config.stash[COLLECTED] = list(items)
+    if hasattr(config, "workerinput"):
+        seconds = usual()
+        items.sort(key=lambda item: seconds.get(item.path.name, 0), reverse=True)
+
+
+def pytest_collection_finish(session):
+    """What is there now stays to the end. The garbage collector need not look at it each time, nor as often as it does of itself."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -122,6 +122,11 @@ def test_the_width_that_the_user_chose_stays():
 
 # ---- the cache on disk
 
+CONFIGURED = """
+import sys, jax, tcemu
+print(tcemu.cache_compilations(*sys.argv[1:]))
+print(jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs)
+"""
 PROGRAM = """
 import sys, jax, numpy as np, tcemu
 hits = []
@@ -152,22 +157,24 @@ def test_a_second_process_reads_what_the_first_compiled(tmp_path):
 
 def test_the_path_and_the_variable_name_a_directory(tmp_path):
     for words, variables in (((tmp_path / "a",), {}), ((), {"TCEMU_COMPILATION_CACHE": tmp_path / "a"})):
-        assert in_a_process(*words, **variables)[0] == str(tmp_path / "a")
+        assert in_a_process(*words, code=CONFIGURED, **variables)[0] == str(tmp_path / "a")
 
 
 def test_what_the_user_configured_stays(tmp_path):
-    mine = in_a_process(tmp_path / "other", JAX_COMPILATION_CACHE_DIR=tmp_path / "mine", TCEMU_COMPILATION_CACHE=tmp_path / "third")
+    mine = in_a_process(
+        tmp_path / "other", code=CONFIGURED, JAX_COMPILATION_CACHE_DIR=tmp_path / "mine", TCEMU_COMPILATION_CACHE=tmp_path / "third"
+    )
     assert mine[0] == str(tmp_path / "mine") and mine[1].endswith(f"{tmp_path / 'mine'} 1.0")
-    assert in_a_process(tmp_path / "a", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=7)[1].endswith(" 7.0")
-    assert in_a_process(TCEMU_COMPILATION_CACHE="off") == ["None", "0 None 1.0"]
-    assert in_a_process(tmp_path / "b", JAX_ENABLE_COMPILATION_CACHE="false")[0] == "None"
+    assert in_a_process(tmp_path / "a", code=CONFIGURED, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=7)[1].endswith(" 7.0")
+    assert in_a_process(code=CONFIGURED, TCEMU_COMPILATION_CACHE="off") == ["None", "None 1.0"]
+    assert in_a_process(tmp_path / "b", code=CONFIGURED, JAX_ENABLE_COMPILATION_CACHE="false")[0] == "None"
 
 
 def test_a_home_that_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("no directory")
-    assert in_a_process(XDG_CACHE_HOME=tmp_path / "file") == ["None", "0 None 1.0"]
+    assert in_a_process(code=CONFIGURED, XDG_CACHE_HOME=tmp_path / "file") == ["None", "None 1.0"]
     with pytest.raises(AssertionError, match=r"NotADirectoryError|FileExistsError"):
-        in_a_process(tmp_path / "file")
+        in_a_process(tmp_path / "file", code=CONFIGURED)
 
 
 def test_the_command_line_keeps_its_programs(tmp_path):

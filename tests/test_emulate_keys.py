@@ -135,7 +135,7 @@ DIFFERENTIATED = [in_scan, in_branches, in_checkpoint, in_custom_vjp, in_custom_
 @pytest.mark.parametrize("fn", sampled(DIFFERENTIATED, (in_custom_vjp,)), ids=lambda fn: fn.__name__)
 def test_differentiation_changes_no_bit_of_the_value(fn):
     f = emulated(fn, recipe=FORWARD if "custom_vjp" in fn.__name__ else RECIPE)
-    both = jax.value_and_grad(lambda x, w: (f(x, w).sum(), f(x, w)), (0, 1), has_aux=True)
+    both = jax.value_and_grad(lambda x, w: (lambda y: (y.sum(), y))(f(x, w)), (0, 1), has_aux=True)
     (_, value), gradients = both(X, W)
     (_, compiled), compiled_gradients = jax.jit(both)(X, W)
     np.testing.assert_array_equal(value, f(X, W))
@@ -145,7 +145,7 @@ def test_differentiation_changes_no_bit_of_the_value(fn):
     assert all(jnp.linalg.norm(a - b) < 0.03 * jnp.linalg.norm(b) for a, b in zip(gradients, wanted, strict=True))
 
 
-@pytest.mark.parametrize("itself", [False, True])
+@pytest.mark.parametrize("itself", sampled((False, True), (True,)))
 def test_forward_mode_through_a_rule_changes_no_bit_of_the_value(itself):
     @jax.custom_jvp
     def f(x, w):
@@ -162,9 +162,8 @@ def test_what_a_checkpoint_computes_again_has_the_bits_of_the_first_time():
     layer = jax.checkpoint(lambda c, x, w: (c * (x @ w), x @ w))
     for fn in (layer, lambda c, x, w: jax.tree.map(lambda y: y[0], lax.scan(lambda _, c: (0, layer(c, x, w)), 0, c[None])[1])):
         run = emulated(fn, recipe=FORWARD)
-        (_, (first, value)), again = jax.value_and_grad(lambda c, run=run: (run(c, X, W)[0].sum(), run(c, X, W)), has_aux=True)(
-            jnp.ones((4, 4))
-        )
+        summed = lambda c, run=run: (lambda found: (found[0].sum(), found))(run(c, X, W))  # noqa: E731
+        (_, (first, value)), again = jax.value_and_grad(summed, has_aux=True)(jnp.ones((4, 4)))
         np.testing.assert_array_equal(again, first)
         assert not np.array_equal(value, first)
 
@@ -234,12 +233,13 @@ for check in (True, False):
     def mapped(body):
         return jax.shard_map(body, mesh=mesh, in_specs=(P("d"), P()), out_specs=(P("d"), P()), check_vma=check)
     both = lambda x, w: (x @ w, w @ w)
-    for run in (emulated(mapped(both)), mapped(emulated(both))):
-        found, same = jax.jit(run)(other, W)
+    around, within = emulated(mapped(both)), mapped(emulated(both))
+    for run in (around, within) if sys.argv[1] == "all" else (around,) if check else (within,):
+        summed = lambda w: (lambda found: (sum(y.sum() for y in found), found))(run(other, w))
+        (_, (found, same)), gradient = jax.jit(jax.value_and_grad(summed, has_aux=True))(W)
         assert (np.abs(found - other @ W) < 0.05).all() and len(same.addressable_shards) == 2
         assert (np.asarray(found[:4]) != -np.asarray(found[4:])).any(), f"the same bits, check_vma={check}"
         assert alike(same), f"other bits where operands are alike, check_vma={check}"
-        gradient = jax.jit(jax.grad(lambda w: sum(y.sum() for y in run(other, w))))(W)
         wanted = jax.grad(lambda w: sum(y.sum() for y in both(other, w)))(W)
         assert jnp.linalg.norm(gradient - wanted) < 0.03 * jnp.linalg.norm(wanted)
 assert "flax" not in sys.modules  # nothing here asked for it
@@ -247,8 +247,9 @@ print("apart")
 """
 
 
-def test_devices_draw_other_bits_where_their_operands_differ():
-    """In a process of its own, with two host devices."""
+@pytest.mark.parametrize("which", sampled(("each way once", "all"), ("each way once",)))
+def test_devices_draw_other_bits_where_their_operands_differ(which):
+    """In a process of its own, with two host devices: `emulate` around `jax.shard_map` and within, with its checks and without."""
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run([sys.executable, "-c", SHARDED, which], capture_output=True, text=True, env=env, check=False)
     assert done.stdout == "apart\n", done.stderr[-3000:]

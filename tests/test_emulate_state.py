@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.sampling import sampled
 
 import tcemu
 
@@ -218,10 +219,13 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("what", STEPS)
-@pytest.mark.parametrize(("kind", "x"), [(Dense, X), (Convolutional, IMAGES)], ids=["dense", "convolutional"])
-def test_three_steps_of_training(kind, x, what):
-    model, wanted = two(kind)
+TRAINED = [(Dense, "the loss"), (Convolutional, "the step"), (Dense, "the step"), (Convolutional, "the loss")]
+
+
+@pytest.mark.parametrize("case", sampled(TRAINED, TRAINED[:2], lambda case: f"{case[0].__name__} {case[1]}"))
+def test_three_steps_of_training(case):
+    kind, what = case
+    x, (model, wanted) = {Dense: X, Convolutional: IMAGES}[kind], two(kind)
     adam = optax.adam(1e-2)
     optimizer, optimizer_wanted = (nnx.Optimizer(m, adam, wrt=nnx.Param) for m in (model, wanted))
     step, plain = nnx.jit(STEPS[what](None)), nnx.jit(partial(train, loss=loss))

@@ -4,6 +4,8 @@ import ast
 import copy
 import inspect
 import pickle
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import gfloat
@@ -151,8 +153,8 @@ def test_leading_axes_and_dtypes():
         assert codes.shape == ((2, 3, 4, 2) if name == "f64" else (2, 3, 4)) and codes.dtype == fmt.dtype
         back = to_float(fmt, codes)
         assert back.shape == x.shape and back.dtype == jnp.float32
-        for dtype in (jnp.float32, jnp.float16, jnp.bfloat16):
-            assert round_to(fmt, jnp.asarray(x, dtype)).dtype == dtype
+        for dtype in (jnp.float32, jnp.float16, jnp.bfloat16):  # `test_round_to_is_there_and_back` has the values
+            assert jax.eval_shape(partial(round_to, fmt), jax.ShapeDtypeStruct(x.shape, dtype)).dtype == dtype
     for number in (1.5, np.float32(1.5), jnp.float32(1.5)):
         assert from_float(FORMATS["f16"], number) == 0x3E00
 
@@ -162,11 +164,11 @@ def test_leading_axes_and_dtypes():
 def test_round_to_is_there_and_back(name, dtype):
     codes = np.concatenate([operands.codes(dtype, kind, (100,), np.random.default_rng(3)) for kind in operands.CLASSES])
     x = jnp.asarray(codes.view(DTYPES[dtype]))
-    for mode in reference.MODES:
-        for saturate in (False, True):
-            got = np.asarray(round_to(FORMATS[name], x, mode, saturate)).view(codes.dtype)
-            middle = [reference.convert(dtype, name, code, mode, saturate) for code in codes.tolist()]
-            assert got.tolist() == [reference.convert(name, dtype, code) for code in middle]
+    ways = list(product(reference.MODES, (False, True)))
+    rounded = jax.jit(lambda x: [round_to(FORMATS[name], x, mode, saturate) for mode, saturate in ways])(x)
+    for (mode, saturate), got in zip(ways, rounded, strict=True):
+        middle = [reference.convert(dtype, name, code, mode, saturate) for code in codes.tolist()]
+        assert np.asarray(got).view(codes.dtype).tolist() == [reference.convert(name, dtype, code) for code in middle]
 
 
 # ---- tracing
@@ -177,9 +179,9 @@ def test_a_traced_rounding_is_the_named_one():
     key = jax.random.key(1)
     for name in ("e4m3", "f16", "ue8m0", "s8"):
         swept = jax.jit(jax.vmap(lambda mode, name=name: convert(FORMATS["f32"], FORMATS[name], codes, mode, key=key)))(jnp.arange(5))
-        for index, mode in enumerate(formats.ROUNDINGS):
-            want = convert(FORMATS["f32"], FORMATS[name], codes, mode, key=key)
-            assert (swept[index] == want).all(), f"{name} {mode}"
+        in_each = lambda codes, name=name: [convert(FORMATS["f32"], FORMATS[name], codes, mode, key=key) for mode in formats.ROUNDINGS]  # noqa: E731
+        for mode, got, want in zip(formats.ROUNDINGS, swept, jax.jit(in_each)(codes), strict=True):
+            assert (got == want).all(), f"{name} {mode}"
 
 
 def test_jit_and_vmap_change_nothing():

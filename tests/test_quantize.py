@@ -24,6 +24,7 @@ from tcemu.quantize.blocks import BLOCK_FORMATS, RULES, BlockFormat, BlockQuanti
 MX = sorted(exact.ELEMENTS)
 POWERS = ("floor", "ceil", "even", "rceil")
 FIELDS = np.arange(255)  # the exponent fields of finite f32
+SHAPE = (64, 128)  # of most matrices here, so that they share their programs
 
 
 def as_float(words) -> np.ndarray:
@@ -119,9 +120,9 @@ def test_other_roundings(mode, kind, rule):
     agrees(words, kind, exact.ELEMENTS[kind], 32, rule, mode)
 
 
-@pytest.mark.parametrize("source", ["f64", "f16", "bf16"])
-@pytest.mark.parametrize("rule", ["floor", "ceil", "even"])
-def test_other_dtypes_are_rounded_once(source, rule):
+@pytest.mark.parametrize("case", sampled(product(["f64", "f16", "bf16"], ["floor", "ceil", "even"]), 4, "-".join))
+def test_other_dtypes_are_rounded_once(case):
+    source, rule = case
     spec = FORMATS[source]
     rng = np.random.default_rng(2)
     dtype = {"f64": np.uint64, "f16": np.uint16, "bf16": np.uint16}[source]
@@ -141,7 +142,7 @@ def test_the_largest_float64_is_found_in_both_of_its_words():
 
 
 def test_float64_is_rounded_to_f32_first_where_the_recipe_is_f32():
-    x = np.random.default_rng(3).normal(size=(8, 32)) * 448
+    x = np.random.default_rng(3).normal(size=SHAPE) * 448
     for kind, rule in (("mxfp8_e4m3", "rceil"), ("nvfp4", None)):
         chex.assert_trees_all_equal(block_quantize(x, kind, rule=rule), block_quantize(x.astype(np.float32), kind, rule=rule))
 
@@ -184,9 +185,10 @@ def test_what_is_representable_comes_back(kind):
     for rule in ("floor", "rceil"):
         q = block_quantize(x, kind, rule=rule)
         y = np.asarray(block_dequantize(q))
-        finite = np.isfinite(y).all(axis=1)  # rceil may round f32's last binade up to 2^128
-        again = block_quantize(y[finite], kind, rule=rule)
-        assert (np.asarray(block_dequantize(again)).view(np.uint32) == y[finite].view(np.uint32)).all()
+        finite = np.isfinite(y).all(axis=1, keepdims=True)  # rceil may round f32's last binade up to 2^128
+        y = np.where(finite, y, 0)
+        again = block_quantize(y, kind, rule=rule)
+        assert finite.mean() > 0.9 and (np.asarray(block_dequantize(again)).view(np.uint32) == y.view(np.uint32)).all()
         if rule == "floor":
             assert finite.all() and (again.codes == q.codes).all() and (again.scales == q.scales).all()
 
@@ -260,20 +262,19 @@ def test_nvfp4_is_the_recipe_on_many(recipe):
 
 @pytest.mark.parametrize("name", ["normal", "bits", "subnormal", "huge", "zeros"])
 def test_nvfp4_values(name):
-    x = TENSORS[name][:8].reshape(-1, 16)
-    q = block_quantize(x, "nvfp4")
+    q = block_quantize(TENSORS[name].reshape(SHAPE), "nvfp4")
     tensor_scale = int(np.asarray(q.tensor_scale).view(np.uint32))
-    got = np.asarray(block_dequantize(q)).view(np.uint32).tolist()
-    for row, codes, scale in zip(got, q.codes.tolist(), q.scales[:, 0].tolist(), strict=True):
-        assert row == [exact.value("e2m1", "ue4m3", code, scale, tensor_scale) for code in codes]
+    got, codes, scales = (np.asarray(x)[:8] for x in (block_dequantize(q), q.codes, q.scales))
+    for row, of_row, scale in zip(got.view(np.uint32).reshape(64, 16), codes.reshape(64, 16), scales.ravel().tolist(), strict=True):
+        assert row.tolist() == [exact.value("e2m1", "ue4m3", code, scale, tensor_scale) for code in of_row.tolist()]
 
 
 def test_nvfp4_values_that_are_representable_come_back():
     """A tensor of e2m1 values times e4m3 scales whose largest is 6 x 448 x a power of two: no code changes."""
     rng = np.random.default_rng(8)
-    codes = rng.integers(0, 16, (64, 16)).astype(np.uint8)
-    codes[:, 5] = 7
-    scales = rng.integers(1, 0x7F, (64, 1)).astype(np.uint8)
+    codes = rng.integers(0, 16, SHAPE).astype(np.uint8)
+    codes[:, 5::16] = 7
+    scales = rng.integers(1, 0x7F, (SHAPE[0], SHAPE[1] // 16)).astype(np.uint8)
     scales[0] = 0x7E
     for recipe in ("transformer_engine", "modelopt"):
         q = BlockQuantized(codes, scales, jnp.float32(2.0**-5), BlockFormat("own", formats.E2M1, 16, recipe), -1)
@@ -371,14 +372,13 @@ def test_no_float_operation_touches_a_value(rule):
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_dequantize_to_halves_rounds_once(dtype):
-    x = np.random.default_rng(13).normal(size=(8, 64)).astype(np.float32)
-    q = block_quantize(x, "nvfp4")
+    q = block_quantize(np.random.default_rng(13).normal(size=SHAPE).astype(np.float32), "nvfp4")
     name = {"float16": "f16", "bfloat16": "bf16"}[np.dtype(dtype).name]
-    got = np.asarray(block_dequantize(q, dtype)).view(np.uint16).ravel().tolist()
-    scales = np.repeat(np.asarray(q.scales), 16, axis=1).ravel().tolist()
+    got = np.asarray(block_dequantize(q, dtype))[:8].view(np.uint16).ravel().tolist()
+    scales, codes = np.repeat(np.asarray(q.scales), 16, axis=1)[:8].ravel().tolist(), np.asarray(q.codes)[:8].ravel().tolist()
     tensor_scale = decode("f32", int(np.asarray(q.tensor_scale).view(np.uint32)))
-    values = [decode("e2m1", c) * decode("ue4m3", s) * tensor_scale for c, s in zip(q.codes.ravel().tolist(), scales, strict=True)]
-    signs = [c >> 3 for c in q.codes.ravel().tolist()]
+    values = [decode("e2m1", c) * decode("ue4m3", s) * tensor_scale for c, s in zip(codes, scales, strict=True)]
+    signs = [c >> 3 for c in codes]
     assert got == [encode(name, v, zero_sign=sign) for v, sign in zip(values, signs, strict=True)]
 
 

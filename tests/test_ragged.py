@@ -1,5 +1,7 @@
 """`ragged_dot`: every group has the bits of `matmul` of its members alone, gradients too, whatever axes and sizes."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,27 +35,35 @@ def spans(sizes):
 
 def looped(recipe, lhs, rhs, sizes):
     """[M, K] · [groups, K, N] by a loop over the groups."""
-    out = np.zeros((lhs.shape[0], rhs.shape[-1]), np.float32)
+    out, alone = np.zeros((lhs.shape[0], rhs.shape[-1]), np.float32), jax.jit(lambda a, b: tcemu.matmul(a, b, recipe=recipe))
     for rows, b in zip(spans(sizes), rhs, strict=True):
-        out[rows] = tcemu.matmul(lhs[rows], b, recipe=recipe)
+        out[rows] = alone(lhs[rows], b)
     return out
 
 
-def gradients_looped(recipe, lhs, rhs, sizes, g):
-    da, db = np.zeros_like(lhs), np.zeros_like(rhs)
+def with_gradients(run):
+    """(lhs, rhs, gradient of the product, ...) -> the product and the gradients of both, in one program: eagerly it would be a hundred."""
+
+    def both(lhs, rhs, g, *rest):
+        out, pull = jax.vjp(lambda a, b: run(a, b, *rest), lhs, rhs)
+        return out, *pull(g)
+
+    return jax.jit(both)
+
+
+def looped_with_gradients(recipe, lhs, rhs, sizes, g):
+    out, da, db = np.zeros_like(g), np.zeros_like(lhs), np.zeros_like(rhs)
+    alone = with_gradients(lambda a, b: tcemu.matmul(a, b, recipe=recipe))
     for group, rows in enumerate(spans(sizes)):
-        pull = jax.vjp(lambda a, b: tcemu.matmul(a, b, recipe=recipe), lhs[rows], rhs[group])[1]
-        da[rows], db[group] = pull(jnp.asarray(g[rows]))
-    return da, db
+        out[rows], da[rows], db[group] = alone(lhs[rows], rhs[group], g[rows])
+    return out, da, db
 
 
 @pytest.mark.parametrize("name", sampled(RECIPES, ("deepseek",)))
 def test_every_group_has_the_bits_of_its_own_product(name):
     recipe = tcemu.recipe(name)
-    sizes = jnp.asarray(SIZES)
-    got, pull = jax.vjp(lambda a, b: tcemu.ragged_dot(recipe)(a, b, sizes), LHS, RHS)
-    same(got, looped(recipe, LHS, RHS, SIZES))
-    jax.tree.map(same, pull(G), gradients_looped(recipe, LHS, RHS, SIZES, G))
+    found = with_gradients(tcemu.ragged_dot(recipe))(LHS, RHS, G, jnp.asarray(SIZES))
+    jax.tree.map(same, found, looped_with_gradients(recipe, LHS, RHS, SIZES, G))
 
 
 BLOCKS = {"scaling": "block", "block": (8, 64), "saturate": True}
@@ -71,16 +81,15 @@ OTHERS = {
 def test_blocks_and_parts_of_k_begin_anew_with_each_group(name):
     """Groups of K too: its parts are those of the group's own K, and each block's first row, or element, is the group's."""
     recipe, sizes = OTHERS[name], jnp.asarray(SIZES)
-    same(tcemu.ragged_dot(recipe)(LHS, RHS, sizes), looped(recipe, LHS, RHS, SIZES))
+    same(jax.jit(tcemu.ragged_dot(recipe))(LHS, RHS, sizes), looped(recipe, LHS, RHS, SIZES))
     recipe, rhs, depths = recipe.replace(backward=recipe), RHS[0], (70, 0, 70)
-    got, pull = jax.vjp(lambda a, b: along_k(recipe, a, b, jnp.asarray(depths)), LHS, rhs)
-    gs = RNG.normal(size=got.shape).astype(np.float32)
-    da, db = np.zeros_like(LHS), np.zeros_like(rhs)
+    gs = RNG.normal(size=(len(depths), M, N)).astype(np.float32)
+    found = with_gradients(partial(along_k, recipe))(LHS, rhs, gs, jnp.asarray(depths))
+    out, da, db = np.zeros_like(gs), np.zeros_like(LHS), np.zeros_like(rhs)
+    alone = with_gradients(lambda a, b: tcemu.matmul(a, b, recipe=recipe))
     for group, k in enumerate(spans(depths)):
-        want, own = jax.vjp(lambda a, b: tcemu.matmul(a, b, recipe=recipe), LHS[:, k], rhs[k])
-        same(got[group], want)
-        da[:, k], db[k] = own(jnp.asarray(gs[group]))
-    jax.tree.map(same, pull(gs), (da, db))
+        out[group], da[:, k], db[k] = alone(LHS[:, k], rhs[k], gs[group])
+    jax.tree.map(same, found, (out, da, db))
 
 
 ALONG_K = lax.RaggedDotDimensionNumbers((((1,), (0,)), ((), ())), (1,), ())
@@ -104,14 +113,12 @@ def test_traced_fields_and_a_traced_promotion():
 def test_plain_gradients_are_near_those_of_the_loop(backward):
     """Their sums are XLA's, so no bits are promised; forward mode goes through them too."""
     recipe, sizes = tcemu.recipe("fp8_e4m3", backward=backward), jnp.asarray(SIZES)
-    for run, operands, g, want in (
-        (lambda a, b: tcemu.ragged_dot(recipe)(a, b, sizes), (LHS, RHS), G, gradients_looped(recipe, LHS, RHS, SIZES, G)),
-    ):
-        found = jax.vjp(run, *operands)[1](g)
-        for x, y in zip(found, want, strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5 * np.abs(y).max())
-        _, tangent = jax.jvp(run, operands, (LHS, RHS))
-        np.testing.assert_allclose((tangent * g).sum(), sum((x * y).sum() for x, y in zip(found, (LHS, RHS), strict=True)), rtol=1e-3)
+    run = tcemu.ragged_dot(recipe)
+    _, *found = with_gradients(run)(LHS, RHS, G, sizes)
+    for x, y in zip(found, looped_with_gradients(recipe, LHS, RHS, SIZES, G)[1:], strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5 * np.abs(y).max())
+    _, tangent = jax.jit(lambda sizes, *operands: jax.jvp(lambda *x: run(*x, sizes), operands, operands))(sizes, LHS, RHS)
+    np.testing.assert_allclose((tangent * G).sum(), sum((x * y).sum() for x, y in zip(found, (LHS, RHS), strict=True)), rtol=1e-3)
 
 
 def checks(count):
@@ -119,16 +126,15 @@ def checks(count):
     rng = np.random.default_rng(count)
     for _ in range(count):
         lhs, rhs, sizes, options = case(rng)
-        want = lax.ragged_dot_general(lhs, rhs, sizes, **options)
-        got, pull = jax.vjp(lambda a, b, sizes=sizes, options=options: tcemu.ragged_dot(recipe)(a, b, sizes, **options), lhs, rhs)
+        exactly = jax.jit(partial(lax.ragged_dot_general, **options))
+        want = np.asarray(exactly(lhs, rhs, sizes))
+        g = rng.integers(-3, 4, want.shape).astype(np.float32)
+        run = with_gradients(partial(tcemu.ragged_dot(recipe), **options))
+        got, da, db = map(np.asarray, run(lhs, rhs, g, sizes))
         np.testing.assert_array_equal(got, want, err_msg=str(options))
-        g = rng.integers(-3, 4, got.shape).astype(np.float32)
         # the products are linear: <g, J x> is <Jt g, x>, exact on integers
-        da, db = pull(jnp.asarray(g))
         for x, y, back in ((rng.integers(-3, 4, lhs.shape), None, da), (None, rng.integers(-3, 4, rhs.shape), db)):
-            moved = lax.ragged_dot_general(
-                *(np.asarray(v if u is None else u, np.float32) for u, v in ((x, lhs), (y, rhs))), sizes, **options
-            )
+            moved = np.asarray(exactly(*(np.asarray(v if u is None else u, np.float32) for u, v in ((x, lhs), (y, rhs))), sizes))
             assert float((g * moved).sum()) == float((back * (x if y is None else y)).sum()), options
 
 
@@ -141,10 +147,13 @@ def test_many_axes():
     checks(150)
 
 
+FP8 = tcemu.recipe("fp8")
+by_fp8 = jax.jit(tcemu.ragged_dot(FP8))
+
+
 def test_what_groups_do_not_have_reaches_nothing():
     """NaN and Inf in a group, and in rows of none, stay there; sizes may be 0, all, or more than there are rows."""
-    recipe = tcemu.recipe("fp8")
-    run = jax.jit(tcemu.ragged_dot(recipe))
+    run = by_fp8
     lhs, rhs = LHS.copy(), RHS.copy()
     lhs[25], lhs[43], rhs[1] = np.nan, np.inf, np.nan
     got = run(lhs, rhs, jnp.asarray(SIZES))
@@ -153,45 +162,47 @@ def test_what_groups_do_not_have_reaches_nothing():
     same(got[42:], np.zeros((3, N), np.float32))
     assert np.isnan(got[21:42]).all()
     same(run(LHS, RHS, jnp.asarray([0, 0, 0])), np.zeros((M, N), np.float32))
-    same(run(LHS, RHS, jnp.asarray([0, M, 0])), tcemu.matmul(LHS, RHS[1], recipe=recipe))
-    same(run(LHS, RHS, jnp.asarray([0, 21, 1000]))[:21], tcemu.matmul(LHS[:21], RHS[1], recipe=recipe))
+    same(run(LHS, RHS, jnp.asarray([0, M, 0])), tcemu.matmul(LHS, RHS[1], recipe=FP8))
+    same(run(LHS, RHS, jnp.asarray([0, 21, 1000])), run(LHS, RHS, jnp.asarray([0, 21, M - 21])))
     same(run(LHS, RHS, jnp.asarray(SIZES, jnp.uint8)), plain)
     for lhs, rhs in ((LHS[:0], RHS), (LHS[:, :0], RHS[:, :0]), (LHS, RHS[..., :0])):
-        same(tcemu.ragged_dot(recipe)(lhs, rhs, jnp.asarray(SIZES)), np.zeros((lhs.shape[0], rhs.shape[-1]), np.float32))
+        same(run(lhs, rhs, jnp.asarray(SIZES)), np.zeros((lhs.shape[0], rhs.shape[-1]), np.float32))
 
 
 def test_a_scale_is_a_groups_in_all_places_of_the_batch():
-    recipe = tcemu.recipe("fp8")
     lhs, rhs = np.stack([LHS, 64 * LHS]), np.stack([RHS, RHS], axis=1)
     numbers = lax.RaggedDotDimensionNumbers((((2,), (2,)), ((0,), (1,))), (1,), (0,))
-    got = tcemu.ragged_dot(recipe)(lhs, rhs, jnp.asarray(SIZES), ragged_dot_dimension_numbers=numbers)
+    got = jax.jit(lambda *x: tcemu.ragged_dot(FP8)(*x, ragged_dot_dimension_numbers=numbers))(lhs, rhs, jnp.asarray(SIZES))
+    matmul = jax.jit(lambda a, b: tcemu.matmul(a, b, recipe=FP8))
     for group, rows in enumerate(spans(SIZES)):
-        same(got[:, rows], tcemu.matmul(lhs[:, rows], rhs[group], recipe=recipe))
-    alone = jax.vmap(tcemu.ragged_dot(recipe), (0, None, None))(lhs, RHS, jnp.asarray(SIZES))  # each a product of its own
-    same(alone[0], tcemu.ragged_dot(recipe)(LHS, RHS, jnp.asarray(SIZES)))
+        same(got[:, rows], matmul(lhs[:, rows], rhs[group]))
+    alone = jax.jit(jax.vmap(tcemu.ragged_dot(FP8), (0, None, None)))(lhs, RHS, jnp.asarray(SIZES))  # each a product of its own
+    same(alone[0], by_fp8(LHS, RHS, jnp.asarray(SIZES)))
     assert (np.asarray(alone[0]) != np.asarray(got[0])).any()
 
 
 def test_groups_of_places_in_the_batch():
     recipe = tcemu.recipe("fp8", backward="exact")
     lhs, rhs = np.stack([LHS, 4 * LHS, 8 * LHS]), np.stack([RHS[0], RHS[2], RHS[1]])
-    got = tcemu.ragged_dot(recipe)(lhs, rhs, jnp.asarray([2, 0]), ragged_dot_dimension_numbers=IN_BATCH)
+    run = jax.jit(lambda *x: tcemu.ragged_dot(recipe)(*x, ragged_dot_dimension_numbers=IN_BATCH))
+    got, matmul = run(lhs, rhs, jnp.asarray([2, 0])), jax.jit(lambda a, b: tcemu.matmul(a, b, recipe=recipe))
     for places in (slice(0, 2), slice(2, 3)):  # the last is in no group, and JAX multiplies it all the same
-        same(got[places], tcemu.matmul(lhs[places], rhs[places], recipe=recipe))
+        same(got[places], matmul(lhs[places], rhs[places]))
 
 
 def test_stochastic_rounding_and_dtypes():
     recipe = Recipe(BF16, "sm_90", Quantizer(rounding="SR", saturate=True))
     ones, rhs, sizes = np.full((8, 4096), 1 + 2.0**-9, np.float32), np.ones((2, 4096, 1), np.float32), jnp.asarray([3, 5])
-    first, again, other = (tcemu.ragged_dot(recipe, key=jax.random.key(seed))(ones, rhs, sizes) for seed in (0, 0, 1))
+    run = jax.jit(lambda key, *operands: tcemu.ragged_dot(recipe, key=key)(*operands))
+    first, again, other = (run(jax.random.key(seed), ones, rhs, sizes) for seed in (0, 0, 1))
     same(first, again)
     assert (np.asarray(first) != np.asarray(other)).any() and len(np.unique(first)) > 4
     assert np.abs(np.asarray(first) / 4096 - 1 - 2.0**-9).max() < 5 * 2.0**-7 * np.sqrt(0.25 * 0.75 / 4096)
     with pytest.raises(ValueError, match="give key="):
         tcemu.ragged_dot(recipe)
-    half = tcemu.ragged_dot(CAST)(jnp.asarray(LHS, jnp.bfloat16), jnp.asarray(RHS, jnp.bfloat16), jnp.asarray(SIZES))
-    assert half.dtype == jnp.bfloat16
-    wide = tcemu.ragged_dot(CAST)(LHS, RHS, jnp.asarray(SIZES), preferred_element_type=jnp.float16)
+    half = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for x in (LHS, RHS)]
+    assert jax.eval_shape(tcemu.ragged_dot(CAST), *half, jnp.asarray(SIZES)).dtype == jnp.bfloat16
+    wide = jax.eval_shape(partial(tcemu.ragged_dot(CAST), preferred_element_type=jnp.float16), LHS, RHS, jnp.asarray(SIZES))
     assert wide.dtype == jnp.float16
 
 

@@ -1,5 +1,7 @@
 """Recipes with another arithmetic: the gradients follow, promotion is swept by tracing, and where a named recipe works."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from tcemu.linalg.recipes import RECIPES
 F16_SUMS = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
 BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 E4M3 = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
+DEEPSEEK = tcemu.recipe("deepseek", "sm_89", backward="exact")
 RNG = np.random.default_rng(0)
 A, B, G = (RNG.standard_normal(shape).astype(np.float32) for shape in ((3, 300), (300, 5), (3, 5)))
 
@@ -100,13 +103,18 @@ def with_minus_zeros():
     return a, b
 
 
+@jax.jit
+@partial(jax.vmap, in_axes=(0, None, None))
+def by_blocks(interval, a, b):
+    return tcemu.matmul(a, b, recipe=DEEPSEEK.what_if(promote=interval))
+
+
 @pytest.mark.parametrize("data", ["normal", "minus zeros"])
 def test_a_traced_promotion_of_blocks_is_the_loop_by_hand(data):
     """And 3, which does not divide the 4 instructions of a block, gives NaN, as do 0 and 8."""
     a, b = (A, B) if data == "normal" else with_minus_zeros()
-    recipe = tcemu.recipe("deepseek", "sm_89", backward="exact")
     intervals = (1, 2, 4, 3, 0, 8)
-    swept = jax.jit(jax.vmap(lambda n: tcemu.matmul(a, b, recipe=recipe.what_if(promote=n))))(jnp.array(intervals))
+    swept = by_blocks(jnp.array(intervals), a, b)
     sa, sb = by_hand.scales_of(a, "e4m3", 1, 128), by_hand.scales_of(b.T, "e4m3", 128, 128)
     x = by_hand.elements(a, "e4m3", by_hand.spread(sa, a.shape, 1, 128))
     y = by_hand.elements(b.T, "e4m3", by_hand.spread(sb, b.T.shape, 128, 128)).T

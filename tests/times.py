@@ -27,6 +27,11 @@ def seconds(report: str) -> dict[str, float]:
     return dict(total)
 
 
+def usual() -> dict[str, float]:
+    """What tests/README.md says of the usual run, for the files of which it says something."""
+    return {row["file"]: float(row["usual"]) for row in ROW.finditer(README.read_text()) if row["usual"] != "-"}
+
+
 def renewed(text: str, times: dict[str, float], column: str) -> str:
     """The text with new times in one column, "usual" or "full", of the table of files."""
 
