@@ -66,5 +66,6 @@ def operands(name, raw, m, n, k, batch=(), seed=0):
 
 
 def signature(name):
-    model, a, b, scale, _ = CASES[name]
-    return Signature(a, b, model.result, model.result, max(16, model.terms) * model.groups, scale=scale)
+    model, a, b, scale, share = CASES[name]
+    k = max(16, model.terms) * model.groups
+    return Signature(a, b, model.result, model.result, k, scale=scale, scale_vec=k // share if share else 0)

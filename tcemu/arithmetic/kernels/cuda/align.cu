@@ -16,7 +16,6 @@ constexpr int BIAS = Floats<WIDE>::bias, UP = Floats<WIDE>::mantissa_bits - FRAC
 constexpr int FIELD = WIDE ? 20 : 23;  // where the exponent begins in a float's upper word
 constexpr u32 FIELDS = WIDE ? 0x7FF00000 : 0x7F800000;
 constexpr u32 LEAST_FIELD = (u32)(RESULT::least_exponent + BIAS) << FIELD, TOO_LARGE = (u32)(RESULT::greatest_exponent + 1 + BIAS) << FIELD;
-constexpr bool IS_F16 = RESULT::mantissa_bits == F16::mantissa_bits;
 
 // a float's upper word, and a float of an upper word and what is below it
 __device__ __forceinline__ u32 upper(float v) { return __float_as_uint(v); }

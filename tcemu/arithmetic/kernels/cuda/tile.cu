@@ -111,7 +111,7 @@ template <class F> __device__ __forceinline__ void for_each(const Shape &shape, 
         }
 }
 
-constexpr int STEPS_OF_PART = PROMOTED ? PROMOTED * OF_INSTRUCTION / TERMS : CHAIN;  // 0: all steps follow each other, from C on
+constexpr int STEPS_OF_PART = PROMOTED ? OF_PART / TERMS : CHAIN;  // 0: all steps follow each other, from C on
 
 // The sums of the parts that are done, in shared memory behind the stages: each thread has its own, those of neighbours side by side
 struct Totals {
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             plain = careful_step(sums, {opaque(shapes), opaque(a), opaque(b), opaque(a_scales), opaque(b_scales)}, at, step);
         if (STEPS_OF_PART == 0 || (++in_part < STEPS_OF_PART && step < steps - 1)) continue;
         const Shape shape = *opaque(shapes);
-        const BlockScales scales = {opaque(row_scales), opaque(column_scales), PROMOTED ? shape.k / (PROMOTED * OF_INSTRUCTION) : 0};
+        const BlockScales scales = {opaque(row_scales), opaque(column_scales), shape.k / OF_PART};
         add_part(totals, sums, shape, scales, at, part);
         in_part = 0, ++part, plain = true;
     }

@@ -1,4 +1,4 @@
-// Any order of steps, one element of D a thread, in integers: groups, chains, and a second rounding of each instruction's result.
+// Any order of steps, one element of D a thread, in integers: groups, chains, a second rounding of each instruction's result, and promotion.
 //
 // A block has 16 x 8 elements of D. Of one instruction at a time it decodes the factors of its rows and columns into shared memory.
 
@@ -39,10 +39,10 @@ extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
     const int i = threadIdx.x / COLUMNS, j = threadIdx.x % COLUMNS, row = row0 + i, column = column0 + j;
     const bool inside = row < shape.m && column < shape.n;
     const s64 at = ((s64)batch * shape.m + row) * shape.n + column;
-    const BlockScales block_scales = {row_scales, column_scales, PROMOTED ? shape.k / (PROMOTED * OF_INSTRUCTION) : 0};
+    const BlockScales block_scales = {row_scales, column_scales, shape.k / OF_PART};
     const u32 start = inside ? c[at] : 0;
     u32 running = PROMOTED ? 0 : canonical(start), chain = 0, chains = 0, total = start;
-    int steps_in_chain = 0, instructions = 0;
+    int steps_in_chain = 0;
     for (int k = 0; k < shape.k; k += OF_INSTRUCTION) {
         __syncthreads();
         for (int v = threadIdx.x; v < ROWS * OF_INSTRUCTION; v += ROWS * COLUMNS) {
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
         __syncthreads();
         if (!inside) continue;
         int chains_in_instruction = 0;
-        const bool promoted = PROMOTED && ++instructions % (PROMOTED ? PROMOTED : 1) == 0;
+        const bool promoted = PROMOTED && (k + OF_INSTRUCTION) % OF_PART == 0;
         const bool ends_chain = ROUNDED_AGAIN || promoted || k + OF_INSTRUCTION == shape.k;
         for (int group = 0; group < GROUPS; ++group)
             for (int first = 0; first < OF_GROUP; first += TERMS) {
@@ -77,9 +77,9 @@ extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
         if (TOGETHER) running = add(running, chains);
         if (ROUNDED_AGAIN) running = from_result_format(to_result_format(running));
         if (!promoted) continue;
-        const int part = instructions / (PROMOTED ? PROMOTED : 1) - 1;
         float scale = 0;
-        if (BLOCK_SCALED) scale = __fmul_rn(block_scales.row(shape, batch, row, part), block_scales.column(shape, batch, column, part));
+        if (BLOCK_SCALED)
+            scale = __fmul_rn(block_scales.row(shape, batch, row, k / OF_PART), block_scales.column(shape, batch, column, k / OF_PART));
         total = with_promoted(total, running, scale), running = 0;
     }
     if (inside) d[at] = PROMOTED ? total : ROUNDED_AGAIN ? to_result_format(running) : running;
