@@ -1,6 +1,7 @@
 """How fast is an emulated product? `python benchmarks/gemm.py`: multiply-accumulates per second, beside a plain XLA f32 matmul.
 
 Each line is the best of several runs after the first, which compiles and stands apart. Sampled rows are checked against `tcemu.dot`.
+Operands are float32, rounded to the formats each time; with `--typed` those that JAX has a dtype for come in it.
 The other exact emulators, mmasim and mmaemu, run beside it where they are installed.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 from harness import arguments, describe_machine, finish, timed
 
 import tcemu
+from tcemu.formats import ARRAY_FORMATS
 
 MMA = "mma.sync.aligned."
 OPS = {  # name -> spelling and target
@@ -28,6 +30,7 @@ OPS = {  # name -> spelling and target
     "s8": (MMA + "m16n8k32.row.col.s32.s8.s8.s32", "sm_90a"),
     "f64": (MMA + "m8n8k4.row.col.f64.f64.f64.f64", "sm_90a"),
 }
+DTYPES = {fmt: dtype for dtype, fmt in ARRAY_FORMATS.items() if dtype != np.float32}
 
 
 def scales(op: tcemu.Instruction, a: np.ndarray, b: np.ndarray) -> dict[str, jax.Array]:
@@ -69,17 +72,28 @@ def mmaemu(n: int) -> tuple[Callable, int]:
     import mmaemu
     import torch
 
-    a, b = (torch.randn(n, n).to(torch.float8_e4m3fn) for _ in "ab")
-    return lambda: mmaemu.accumulate(a, b, use_fast_accum=True, profile="hopper-ws0", splitk=1), n**3
+    device = "cuda" if on_gpu() and torch.cuda.is_available() else "cpu"
+    a, b = (torch.randn(n, n, device=device).to(torch.float8_e4m3fn) for _ in "ab")
+
+    def product() -> None:
+        mmaemu.accumulate(a, b, use_fast_accum=True, profile="hopper-ws0", splitk=1)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return product, n**3
 
 
-def peers(repeats: int, n: int = 256) -> list[dict]:
-    lines = []
+def on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
+
+
+def peers(repeats: int) -> list[dict]:
+    lines, n = [], 4096 if on_gpu() else 256
     for name, make in (("mmasim", mmasim), ("mmaemu", mmaemu)):
         try:
             product, macs = make(n)
-        except ImportError:
-            print(f"{name:>12}: not installed")
+        except ImportError as error:
+            print(f"{name:>12}: not installed ({error})")
             continue
         seconds = []
         for _ in range(repeats + 1):
@@ -88,7 +102,7 @@ def peers(repeats: int, n: int = 256) -> list[dict]:
             seconds.append(time.perf_counter() - start)
         first, best = seconds[0], min(seconds[1:])
         lines.append({"format": name, "size": n, "first_call_s": first, "best_s": best, "mac_per_s": macs / best})
-        print(f"{name:>12} {'':>6} {first:>13.2f} {best:>9.4f} {macs / best:>10.2e}")
+        print(f"{name:>12} {round(macs ** (1 / 3)):>6} {first:>13.2f} {best:>9.4f} {macs / best:>10.2e}")
     return lines
 
 
@@ -96,6 +110,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--formats", nargs="+", choices=OPS, default=["f16", "bf16", "e4m3", "s8"])
+    parser.add_argument("--typed", action="store_true", help="operands in their formats' own dtypes, where JAX has them")
     args = parser.parse_args()
 
     machine = describe_machine()
@@ -114,6 +129,8 @@ def main() -> int:
             op, target = tcemu.parse(OPS[name][0]), OPS[name][1]
             block_scales = scales(op, a, b)
             u, v = bytes_ if op.a.is_integer else (x, y)
+            if args.typed and (dtypes := [DTYPES[fmt] for fmt in (op.a, op.b) if fmt in DTYPES])[1:]:
+                u, v = u.astype(dtypes[0]), v.astype(dtypes[1])
             product = partial(tcemu.gemm, u, v, op=op, target=target, **block_scales)
             rows.append((name, *timed(product, args.repeats)))
             wrong += check(op, target, np.asarray(u), np.asarray(v), block_scales, np.asarray(product()))

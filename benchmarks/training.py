@@ -2,7 +2,8 @@
 
 A step of an encoder (`--model encoder`) or of a GPT with tied embeddings (`--model gpt`), `--layers` deep, its layers a Python loop: the
 gradient of every parameter and a step of gradient descent, compiled whole. Each recipe runs in a process of its own, and so does the same
-model in plain float32, so that each line has its own peak of memory. `--deep N` adds the time to the first step with N layers, over one's.
+model in plain float32, so that each line has its own peak of memory. `--deep N` adds the time to the first step with N layers, over one's;
+`--again` that of a second process, which finds the compiled programs of a first one on disk.
 """
 
 import json
@@ -11,6 +12,7 @@ import resource
 import subprocess
 import sys
 import time
+from tempfile import TemporaryDirectory
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +20,10 @@ import numpy as np
 from harness import arguments, describe_machine, finish, timed
 
 import tcemu
+from tcemu.compilation import VARIABLE
 
 WIDTH = {"encoder": 128, "gpt": 64}
-TOKENS, HEADS, HIDDEN, WORDS = 64, 4, 2, 256  # HIDDEN: times the width; WORDS: of the GPT's vocabulary
+HEADS, HIDDEN, WORDS = 4, 2, 256  # HIDDEN: times the width; WORDS: of the GPT's vocabulary
 COLUMNS = f"{'recipe':>10} {'trace s':>8} {'compile s':>10} {'CPU s':>7} {'best s':>9} {'x plain':>8} {'peak MB':>8}"
 
 
@@ -63,24 +66,29 @@ def gpt_loss(model, params: dict, words: jax.Array, following: jax.Array) -> jax
 MODELS = {"encoder": (encoder, encoder_loss), "gpt": (gpt, gpt_loss)}
 
 
-def drawn(model: str, layers: int, batch: int) -> tuple[dict, jax.Array, jax.Array]:
+def drawn(args) -> tuple[dict, jax.Array, jax.Array]:
     """Parameters, inputs, targets."""
-    rng, width = np.random.default_rng(0), WIDTH[model]
+    rng, width, tokens = np.random.default_rng(0), width_of(args), args.tokens
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(width), jnp.float32)  # noqa: E731
     shapes = {name: (width, HEADS, width // HEADS) for name in "qkv"} | {"o": (HEADS, width // HEADS, width)}
     shapes |= {"up": (width, HIDDEN * width), "down": (HIDDEN * width, width)}
-    params: dict = {"layers": [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(layers)]}
-    if model == "encoder":
-        x, y = (jnp.asarray(rng.normal(size=(batch, TOKENS, width)), jnp.float32) for _ in range(2))
+    params: dict = {"layers": [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(args.layers)]}
+    if args.model == "encoder":
+        x, y = (jnp.asarray(rng.normal(size=(args.batch, tokens, width)), jnp.float32) for _ in range(2))
         return params, x, y
-    words = jnp.asarray(rng.integers(0, WORDS, (batch, TOKENS + 1)))
-    return params | {"embedding": normal(WORDS, width), "places": normal(TOKENS, width)}, words[:, :-1], words[:, 1:]
+    words = jnp.asarray(rng.integers(0, WORDS, (args.batch, tokens + 1)))
+    return params | {"embedding": normal(WORDS, width), "places": normal(tokens, width)}, words[:, :-1], words[:, 1:]
+
+
+def width_of(args) -> int:
+    return args.width or WIDTH[args.model]
 
 
 def measured(args) -> dict:
     """One line: the first step, taken apart, and the best of those that follow."""
     function, loss = MODELS[args.model]
-    (name,), (params, x, y) = args.recipes, drawn(args.model, args.layers, args.batch)
+    tcemu.cache_compilations()
+    (name,), (params, x, y) = args.recipes, drawn(args)
     emulated = function if name == "plain" else tcemu.emulate(function, tcemu.recipe(name))
 
     @jax.jit
@@ -99,9 +107,11 @@ def measured(args) -> dict:
     return {"recipe": name, "model": args.model, "layers": args.layers, "batch": args.batch, **times, "peak_mb": peak, "left": left}
 
 
-def in_a_process(args, recipe: str, layers: int) -> dict:
+def in_a_process(args, recipe: str, layers: int, cache: str = "off") -> dict:
     words = ["--model", args.model, "--layers", layers, "--batch", args.batch, "--repeats", args.repeats, "--recipes", recipe, "--alone"]
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # it is to compile
+    words += ["--width", width_of(args), "--tokens", args.tokens]
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # only what is asked for
+    environment[VARIABLE] = cache
     run = subprocess.run([sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(run.stdout.splitlines()[-1])
 
@@ -112,7 +122,10 @@ def main() -> int:
     parser.add_argument("--model", choices=MODELS, default="encoder")
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--deep", type=int, metavar="N", help="also N layers against one")
+    parser.add_argument("--again", action="store_true", help="also a second process, with the compiled programs of a first one on disk")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--width", type=int, help=f"of the model (default: {WIDTH})")
     parser.add_argument("--alone", action="store_true", help="one recipe, in this process, as a line of JSON")
     args = parser.parse_args()
     if args.alone:
@@ -120,8 +133,8 @@ def main() -> int:
         return 0
 
     machine = describe_machine()
-    size = f"width {WIDTH[args.model]}, {HEADS} heads, hidden {HIDDEN * WIDTH[args.model]}"
-    print(f"{args.model}, {args.layers} layers, batch {args.batch}, {TOKENS} tokens, {size}; backward products by their own recipes")
+    size = f"width {width_of(args)}, {HEADS} heads, hidden {HIDDEN * width_of(args)}"
+    print(f"{args.model}, {args.layers} layers, batch {args.batch}, {args.tokens} tokens, {size}; backward products by their own recipes")
     print(COLUMNS)
     lines, base = [], 0.0
     for name in ["plain", *args.recipes]:
@@ -136,6 +149,12 @@ def main() -> int:
         apart = ", ".join(f"{words} {deep[key] / one[key]:.2f}" for words, key in (("trace", "trace_s"), ("compile", "compile_s")))
         cpu = deep["first_cpu_s"] / one["first_cpu_s"]
         print(f"{name:>10} {args.deep} layers over 1, times as long to the first step: {apart}; both, in CPU time {cpu:.2f}", flush=True)
+    for name in args.recipes if args.again else ():
+        with TemporaryDirectory() as cache:
+            _, second = (in_a_process(args, name, args.layers, cache) for _ in range(2))
+        lines.append(second)
+        trace, compile_, cpu = (second[key] for key in ("trace_s", "compile_s", "first_cpu_s"))
+        print(f"{name:>10} in a second process: trace {trace:.2f} s, compile {compile_:.2f} s; both, in CPU time {cpu:.1f} s", flush=True)
     return finish(args, machine, lines, sum(line["left"] for line in lines), "the forward pass", "products left as they were")
 
 

@@ -9,6 +9,7 @@ from tcemu.emulation import policies
 from tcemu.emulation.compare import compare
 from tcemu.emulation.emulate import emulate
 from tcemu.errors import NotModelled, UndefinedBehaviour, Unsupported
+from tcemu.executing import execution
 from tcemu.explanation.explain import explain
 from tcemu.isa.catalog import check, instructions, is_supported, targets
 from tcemu.isa.grammar import parse
@@ -38,7 +39,7 @@ __all__ = [  # noqa: RUF022  in groups
     # what PTX has
     "Instruction", "parse", "check", "is_supported", "targets", "instructions",
     # the arithmetic of each instruction
-    "Model", "model", "models", "evidence", "backends",
+    "Model", "model", "models", "evidence", "backends", "execution",
     # instructions, on registers and on memory
     "mma", "mma_sp", "wmma_load", "wmma_mma", "wmma_store", "wgmma", "Warpgroup", "ldmatrix", "stmatrix", "movmatrix",
     "SharedLayout", "descriptor", "uniform_descriptor", "to_shared", "from_shared", "checked", "cache_compilations",

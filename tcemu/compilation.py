@@ -21,6 +21,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 VARIABLE = "TCEMU_COMPILATION_CACHE"  # a directory, or one of OFF
 OFF = ("", "0", "off")
 LEAST_SECONDS = 0.1  # programs that took less to compile are not kept: reading one takes some milliseconds, and each is a file
+KEPT_SPANS = 64  # of a CompileClock: as deep as traces lie within traces, and more
 THRESHOLD = "jax_persistent_cache_min_compile_time_secs"
 _inside: ContextVar[bool] = ContextVar("tcemu_inside_a_unit", default=False)  # what is being traced belongs to a unit already
 
@@ -29,8 +30,8 @@ def compiled_once(*static_argnums: int) -> Callable[[Callable], Callable]:
     """A decorator: `jax.jit`, and on a CPU a function that is compiled once in a program, however often it is called there.
 
     XLA:CPU copies every other function into each of its callers, and compiles each copy. One that is named a compilation unit stays whole,
-    and equal ones are one. jaxlib before 0.10.1 does not know the name. A unit costs each call some 20 us, and nothing fuses across its
-    border: so it is also the way to have a value computed once and not anew for each of its uses.
+    and equal ones are one. jaxlib before 0.10.1 does not know the name. Nothing fuses across
+    a unit's border: so it is also the way to have a value computed once and not anew for each of its uses.
     The name is tied to the function's results: a context would pass it on to every operation within. A unit within a unit is part of the
     outer one, since XLA does not come to an end with some of those that are nested (jaxlib 0.10.2, seen with random bits between them).
     """
@@ -84,7 +85,7 @@ def _on_one_device() -> bool:
 def wide_vectors(*static_argnums: int) -> Callable[[Callable], Callable]:
     """A decorator: `jax.jit`, compiled for vectors of 512 bits where tcemu's call is the whole program and the CPU has AVX-512.
 
-    XLA:CPU takes 256 bits of itself; products are 1.1 to 1.2 times as fast with 512. A function within another's trace is compiled as that
+    XLA:CPU takes 256 bits of itself. A function within another's trace is compiled as that
     one's options say, which are the user's: JAX allows options at the outermost `jit` alone.
     """
 
@@ -138,7 +139,7 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
         return Path(configured["jax_compilation_cache_dir"])
     if path is None and os.environ.get(VARIABLE, "on") in OFF:
         return None
-    directory = Path(path) if path is not None else Path(os.environ.get(VARIABLE) or _place() / "tcemu" / f"jaxlib-{version('jaxlib')}")
+    directory = Path(path) if path is not None else Path(os.environ.get(VARIABLE) or user_cache() / f"jaxlib-{version('jaxlib')}")
     try:
         directory = directory.expanduser().absolute()
         directory.mkdir(parents=True, exist_ok=True)
@@ -158,37 +159,49 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     return directory
 
 
-def _place() -> Path:
-    """Where programs of this platform keep what can be made again."""
+def user_cache() -> Path:
+    """Where tcemu keeps what can be made again, as this platform has it. Raises RuntimeError if there is no home."""
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        place = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        place = Path.home() / "Library" / "Caches"
+    else:
+        place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return place / "tcemu"
 
 
 class CompileClock:
-    """How long this process has traced, lowered and compiled since the clock was made, read from cache included. One a process is enough:
-    JAX forgets no listener."""
+    """How long this process has traced, lowered and compiled since the clock was made, read from cache included.
+
+    `compile_clock` gives the one of the process: JAX forgets no listener.
+    """
 
     def __init__(self) -> None:
-        self._spans: list[tuple[float, float]] = []
+        self._spans: list[tuple[float, float]] = []  # apart from each other, the last ones
+        self._before = 0.0  # the length of those that were dropped
         self._lock = Lock()
         jax.monitoring.register_event_duration_secs_listener(self._note)
 
     def _note(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith("/jax/core/compile/"):
-            now = time.perf_counter()
+            stop = time.perf_counter()
+            start = stop - duration_secs
             with self._lock:
-                self._spans.append((now - duration_secs, now))
+                while self._spans and self._spans[-1][1] > start:  # a trace within this one, or another thread's
+                    start = min(start, self._spans.pop()[0])
+                self._spans.append((start, stop))
+                if len(self._spans) > KEPT_SPANS:
+                    first = self._spans.pop(0)
+                    self._before += first[1] - first[0]
 
     @property
     def seconds(self) -> float:
         """Of the clock on the wall; traces within traces count once."""
         with self._lock:
-            spans = sorted(self._spans)
-        total, end = 0.0, 0.0
-        for start, stop in spans:
-            total += max(0.0, stop - max(start, end))
-            end = max(end, stop)
-        return total
+            return self._before + sum(stop - start for start, stop in self._spans)
+
+
+@cache
+def compile_clock() -> CompileClock:
+    """The clock of this process, which runs from the first call on."""
+    return CompileClock()

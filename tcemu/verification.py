@@ -21,13 +21,13 @@ from tcemu.fuzz.shrink import shrink
 from tcemu.fuzz.sides import Side, codes, emulated
 from tcemu.isa.catalog import instructions
 from tcemu.isa.instructions import LANES, Instruction
+from tcemu.native.text import SINGLES, runs
+from tcemu.operations.launches import line_alignment
 from tcemu.operations.movement import ldmatrix, movmatrix, stmatrix
 from tcemu.operations.wmma import memory_lines, wmma_load, wmma_store
 from tcemu.shared_memory import MODES
 from tcemu.silicon.gpu import Runner
-from tcemu.silicon.launch import line_alignment
 from tcemu.silicon.placement import Variant, launched, placed, product, product_codes, variants
-from tcemu.silicon.text import SINGLES, runs
 from tcemu.sparsity import undefined
 
 MOVING = ("wmma.load", "wmma.store", "ldmatrix", "stmatrix", "movmatrix")
@@ -216,7 +216,7 @@ def movement(op: Instruction, target: str, form: int, cases: int, seed: int, num
             return Movement(form=form, words=words, expected=ldmatrix(op, memory, address, target=target))
         return Movement(form=form, words=words | {"r": held}, expected=stmatrix(op, memory, address, held, target=target))
     lines, bits = memory_lines(op), getattr(op, op.operand or "").bits
-    step = 8 * line_alignment(op) // bits
+    step = 8 * line_alignment(op, lines) // bits
     offset = np.asarray(draw.words(cases) % 4).astype(np.int64) * step
     stride = op.default_stride + (np.asarray(draw.words(cases) % 4).astype(np.int64) * step if form else 0)
     size = -(-((lines.count - 1) * (op.default_stride + 3 * step) + lines.length + 3 * step) * bits // 32)

@@ -1,5 +1,6 @@
 """`compare` against figures made here in exact rational arithmetic, on one function whose products run in a loop and outside it."""
 
+import re
 from fractions import Fraction
 
 import jax
@@ -259,6 +260,14 @@ def test_the_table(found):
         assert f"{part:.2e}" in lines[3] and "exact" in lines[3]
     assert repr(found) == "<Comparison of 2 products under 2 policies>"
     assert max(map(len, lines)) <= 140
+
+
+def test_it_says_what_it_does_and_how_long_it_compiled(caplog):
+    with caplog.at_level("INFO", logger="tcemu"):
+        tcemu.compare(lambda x: x @ x, PLAIN, (X,))
+    said = [record.getMessage() for record in caplog.records]
+    assert said[:2] == ["compare: runs the function as it is, with 1 products", "compare: 1 of them by e4m3, then the whole function"]
+    assert re.fullmatch(r"compare: compiled for \d+\.\d s, ran for \d+\.\d s", said[-1])
 
 
 def test_columns_in_which_nothing_happened_are_left_out():

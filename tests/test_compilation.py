@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tcemu
+from tcemu import compilation
 from tcemu.compilation import CompileClock, compiled_once, wide_vectors
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +80,20 @@ def test_the_clock_counts_traces_within_traces_once():
     before = clock.seconds
     jax.block_until_ready(jnp.ones(3))
     assert clock.seconds - before < 0.5 * passed
+
+
+def test_the_clock_forgets_no_second(monkeypatch):
+    """Spans within each other, and more of them than it keeps."""
+    monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", lambda listener: None)
+    clock, now = CompileClock(), [0.0]
+    monkeypatch.setattr(compilation.time, "perf_counter", lambda: now[0])
+    for _ in range(3 * compilation.KEPT_SPANS):
+        for passed, length in ((1.0, 1.0), (1.0, 0.5), (0.5, 2.5)):  # the third began with the first
+            now[0] += passed
+            clock._note("/jax/core/compile/jaxpr_trace_duration", length)
+        now[0] += 7.0
+    clock._note("/jax/core/execute", 5.0)
+    assert clock.seconds == 2.5 * 3 * compilation.KEPT_SPANS and len(clock._spans) <= compilation.KEPT_SPANS
 
 
 def test_wide_vectors_where_the_call_is_the_whole_program_and_nowhere_else(monkeypatch):

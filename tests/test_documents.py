@@ -1,6 +1,7 @@
 """The documents list what there is: every file of the package, every test file, every helper, and what the usual run samples."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ def test_every_test_file_has_its_row():
 
 def test_every_helper_has_its_row():
     assert first_cells("Helpers") == sorted(path.name for path in (TESTS / "support").glob("*.py") if path.name != "__init__.py")
+
+
+def test_no_file_has_a_mark_of_a_merge():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=TESTS.parent, capture_output=True, check=False)
+    files = listed.stdout.decode().split("\0")[:-1] if listed.returncode == 0 else ["CHANGELOG.md", "README.md"]
+    marks = re.compile(rb"^(<<<<<<< |>>>>>>> |=======$)", re.MULTILINE)
+    assert [name for name in files if (TESTS.parent / name).is_file() and marks.search((TESTS.parent / name).read_bytes())] == []
 
 
 def test_no_test_file_imports_another():

@@ -18,11 +18,12 @@ import tcemu
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits compilation errors checking files gradients interrupts meshes text",
+    "bits compilation errors executing checking files gradients interrupts meshes text",
     "formats layouts packing",
     "arithmetic sparsity shared_memory memory",
     "isa",
     "architectures",
+    "native",
     "operations",
     "quantize linalg",
     "fuzz explanation study emulation silicon verification ptx viz",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from support.flax_models import linen_encoder
 from support.sampling import sampled
 
 import tcemu
@@ -113,13 +114,6 @@ def attend(dot, q, k, v, before=None, after=None):
 def linen_model(kind):
     nn = pytest.importorskip("flax.linen", reason="flax is not installed (pip install 'tcemu[flax]')")
 
-    class Encoder(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            y = nn.LayerNorm()(x)
-            x = x + nn.MultiHeadDotProductAttention(num_heads=2, name="attention")(y, y)
-            return x + nn.Dense(16, name="down")(nn.gelu(nn.Dense(16, name="up")(nn.LayerNorm()(x))))
-
     class MLP(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -137,8 +131,9 @@ def linen_model(kind):
         x = x + dense(dot, attend(dot, q, k, v, before=jnp.sqrt(8.0)), **attention["out"], axes=2)
         return x + mlp(dot, params, norm(1, x), nn.gelu)
 
-    model, by_hand = {"encoder": (Encoder, encoder), "mlp": (MLP, mlp)}[kind]
-    return model().apply, by_hand, model().init(jax.random.key(0), X)
+    model, by_hand = {"encoder": (linen_encoder, encoder), "mlp": (MLP, mlp)}[kind]
+    model = model()
+    return model.apply, by_hand, model.init(jax.random.key(0), X)
 
 
 def nnx_model(kind):

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -62,6 +63,16 @@ def test_that_a_run_cannot_go_on_is_said_at_its_start(tmp_path):
     lines = []
     run(tmp_path, right=right, report=lines.append)
     assert "cannot go on after a stop: a side is a function without an identity" in lines[0]
+
+
+def test_it_says_that_it_compiles_and_how_long_it_did():
+    lines = []
+    fuzz.run(SMALL, "sm_80", "sm_90a:fraction_bits=7", cases=1, report=lines.append, covering=False, shrinking=False)
+    assert lines[0] == "compiling both sides and what compares them" and lines[-1].endswith("done")
+    assert float(re.fullmatch(r"compiled in (\d+\.\d) s", lines[1])[1]) > 0
+    lines.clear()
+    fuzz.run(SMALL, "sm_80", "sm_90a:fraction_bits=7", cases=1, report=lines.append, covering=False, shrinking=False)
+    assert len(lines) == 2  # nothing was left to compile
 
 
 def test_two_gpus_are_two_sides(monkeypatch):

@@ -47,6 +47,15 @@ sys.exit(cli.main())
 """
 
 
+@pytest.fixture(autouse=True)
+def interrupts_arrive():
+    """Also where the tests were started in the background, whose processes ignore SIGINT; a child inherits that, but no handler."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def stopped(command, number, after, folder, until=None):
     """A command that gets a signal so many seconds after its start, or once `until` holds: (status, stdout, stderr)."""
     np.save(folder / "A.npy", np.ones((1024, 1024), np.float32))

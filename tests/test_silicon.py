@@ -17,11 +17,11 @@ import tcemu
 from tcemu import fuzz, silicon, verification
 from tcemu.cli import main
 from tcemu.commands import verify as command
+from tcemu.native.text import runs
+from tcemu.operations.launches import line_alignment
 from tcemu.operations.wmma import memory_lines
 from tcemu.silicon.gpu import own_target
-from tcemu.silicon.launch import line_alignment
 from tcemu.silicon.placement import product, variants
-from tcemu.silicon.text import runs
 
 TEXTS = Path(__file__).parent / "kernels"
 F16 = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32"
@@ -164,7 +164,7 @@ def test_what_cannot_be_run_is_said(op, operands, keywords, error, said):
 def test_lines_are_aligned_as_the_assembled_instruction_wants():
     """A fragment of PTX is enough, but for 36 loads by ldmatrix, those that stopped an H200; the emulation asks for PTX's alone."""
     found = [op for family in ("wmma.load", "wmma.store") for op in tcemu.instructions("sm_90a", family)]
-    more = [op for op in found if line_alignment(op) * 8 > memory_lines(op).alignment * memory_lines(op).bits]
+    more = [op for op in found if line_alignment(op, memory_lines(op)) * 8 > memory_lines(op).alignment * memory_lines(op).bits]
     assert len(more) == 36 and {op.operand for op in more} == {"a", "b"} and all(op.space.startswith("shared") for op in more)
     assert tcemu.wmma_load(LOADED, np.zeros(64, np.uint32), offset=8, target="sm_90a").shape == (32, 1)
 

@@ -285,7 +285,8 @@ def _blackwell_120() -> Iterator[ModelRow]:
 
 
 def _fifth_generation(targets: tuple[str, ...], known: Evidence) -> Iterator[ModelRow]:
-    """The unit behind tcgen05.mma, which PTX gives to targets that end in f or a alone: 9.7.16, Target ISA Notes."""
+    """The unit behind tcgen05.mma, which PTX gives to targets that end in f or a alone: 9.7.16, Target ISA Notes; ptxas 13.0 refuses
+    it on sm_100, sm_103 and sm_110."""
     row = partial(ModelRow, targets=tuple(target for target in targets if target[-1] in "fa"), family="tcgen05")
     yield row(multiplicands=(E2M1,), accumulators=(F32,), model=GROUPED, evidence=known, kinds=FP4_KINDS)
     yield row(multiplicands=(F16, BF16), accumulators=(F32,), model=HOPPER_F32, evidence=known)

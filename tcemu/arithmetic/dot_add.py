@@ -17,7 +17,7 @@ numbers fits every NVIDIA tensor core from Volta on (Khattak and Mikaitis, arXiv
 target are rows of `tcemu.architectures`.
 
 Floats appear here in four operations only. Each is exact wherever its result is used, on any backend, whether or not it flushes subnormals
-or contracts multiply-adds (tests/test_jaxpr.py holds the list):
+or contracts multiply-adds (tests/test_jaxpr.py holds the list). `specials` adds floats too, but asks only whether the sum is Inf or NaN.
   multiply     (1) two significands: the product has at most 24 bits, so an f32 holds it whole, and it is 0 or normal (see `Operand`).
                (2) by a power of two: every bit stays, unless the result leaves f32's normal range. Upward it cannot, since an aligned
                product is below 2^(fraction_bits + 2). Downward it is then below 1, and rule 4 cuts it to 0 all the same.
@@ -35,12 +35,12 @@ from jax import Array, lax
 
 from tcemu import bits
 from tcemu.arithmetic.model import Model, Signature
-from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, Operand, is_compact, power_of_two
+from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, Operand, is_compact, power_of_two
+from tcemu.arithmetic.specials import infinity
 from tcemu.arithmetic.truncation import truncated_f32
 from tcemu.bits import Limbs
 from tcemu.formats import F32, ROUNDINGS, Format, Number, Rounding, cuts, decode_limbs, encode_limbs, round_up
 
-PLUS, MINUS, NAN = 1, 2, 4  # what a step met: +Inf, -Inf, NaN; any sum above MINUS makes a NaN
 LOW_BITS = 24  # of a wide term
 
 
@@ -64,15 +64,13 @@ class ProductSum(NamedTuple):
     negative: Array
     magnitude: Limbs
     greatest: Array  # the exponent that the step aligns to
-    flags: Array  # int32, the sum of PLUS, MINUS and NAN over what the products hold
 
 
-def dot_add(model: Model, signature: Signature, a: Operand, b: Operand, accumulator: Limbs | None, *, special: bool) -> Limbs:
-    """One step: all products of a and b along K, and one accumulator.
+def dot_add(model: Model, signature: Signature, a: Operand, b: Operand, accumulator: Limbs) -> Limbs:
+    """One step: all products of a and b along K, and one accumulator, which has their Inf and NaN already: see `specials`.
 
-    a: [..., M, terms]; b: [..., terms, N]; accumulator: codes of `model.result` [..., M, N], as one limb, or None for none at all.
+    a: [..., M, terms]; b: [..., terms, N]; accumulator: codes of `model.result` [..., M, N], as one limb.
     model: its numeric fields may be traced. signature: of the instruction, with the formats that are multiplied.
-    special: whether a or b may hold an Inf or NaN; False spares the search for them.
     Returns codes of `model.result` [..., M, N], as one limb.
     """
     products = _products(a, b)
@@ -81,15 +79,14 @@ def dot_add(model: Model, signature: Signature, a: Operand, b: Operand, accumula
     greatest = products[0].exponents.a + products[0].exponents.b
     for product in products[1:]:
         greatest = jnp.maximum(greatest, product.exponents.a + product.exponents.b)
-    c = None if accumulator is None else decode_accumulator(model.result, accumulator)
-    greatest = jnp.maximum(greatest if c is None else jnp.maximum(greatest, c.exponent), model.floor)
+    c = decode_accumulator(model.result, accumulator)
+    greatest = jnp.maximum(jnp.maximum(greatest, c.exponent), model.floor)
 
     # rules 4 and 5: align, cut, add
     aligned = _aligned(model, signature, products, greatest)
     narrow = cuts(model.alignment) and _fits_one_limb(model, signature, len(products))
     negative, magnitude = _add_narrow(aligned) if narrow else add_wide(aligned)
-    flags = _specials_of_products(products) if special else jnp.zeros(greatest.shape, jnp.int32)
-    return add_accumulator(model, ProductSum(negative, magnitude, greatest, flags), c)
+    return add_accumulator(model, ProductSum(negative, magnitude, greatest), c)
 
 
 def _products(a: Operand, b: Operand) -> list[Product]:
@@ -149,20 +146,19 @@ def decode_accumulator(result: Format, accumulator: Limbs) -> Number:
     return c._replace(exponent=jnp.where(no_part, ZERO_EXPONENT, c.exponent + result.mantissa_bits))
 
 
-def add_accumulator(model: Model, products: ProductSum, c: Number | None) -> Limbs:
-    """The end of a step: align the accumulator, add it to the products, round once, and let the specials have their say.
+def add_accumulator(model: Model, products: ProductSum, c: Number) -> Limbs:
+    """The end of a step: align the accumulator, add it to the products, round once. An accumulator that is Inf or NaN stays.
 
-    c: from `decode_accumulator`, or None.
+    c: from `decode_accumulator`.
     """
     assert model.fraction_bits is not None
-    negative, magnitude, greatest, flags = products
+    negative, magnitude, greatest = products
     result, fraction_bits = model.result, model.fraction_bits
-    if c is not None:
-        up = bits.shift_left(bits.extend(c.magnitude, len(magnitude)), jnp.maximum(fraction_bits - result.mantissa_bits, 0))
-        down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + (greatest - c.exponent)
-        kept = bits.shift_right(up, down)
-        kept = round_up(kept, kept[0] & 1 == 1, up, down, c.negative, model.alignment)
-        negative, magnitude = bits.add_signed(negative, magnitude, c.negative, kept)
+    up = bits.shift_left(bits.extend(c.magnitude, len(magnitude)), jnp.maximum(fraction_bits - result.mantissa_bits, 0))
+    down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + (greatest - c.exponent)
+    kept = bits.shift_right(up, down)
+    kept = round_up(kept, kept[0] & 1 == 1, up, down, c.negative, model.alignment)
+    negative, magnitude = bits.add_signed(negative, magnitude, c.negative, kept)
 
     # rules 6 and 7
     unit = greatest - fraction_bits
@@ -174,11 +170,8 @@ def add_accumulator(model: Model, products: ProductSum, c: Number | None) -> Lim
         (d,) = encode_limbs(result, total, model.rounding, overflow="infinity", signed_zero=False, fraction_bits=model.result_bits)
 
     # rule 8
-    if c is not None:
-        flags = flags | jnp.where(c.nan, NAN, jnp.where(c.infinite, jnp.where(c.negative, MINUS, PLUS), 0))
-    sign = jnp.where(flags == MINUS, jnp.uint32(1 << (result.bits - 1)), 0)
-    d = jnp.where(flags == 0, d, sign | result.infinity)
-    return (jnp.where(flags > MINUS, result.nan, d),)
+    d = jnp.where(c.infinite, infinity(result, c.negative), d)
+    return (jnp.where(c.nan, result.nan, d),)
 
 
 def _add_narrow(aligned: list[Array]) -> tuple[Array, Limbs]:
@@ -201,14 +194,3 @@ def add_wide(aligned: list[Array]) -> tuple[Array, Limbs]:
     total = bits.add(high, (low_sum.astype(jnp.uint32), sign(low_sum)))
     negative = total[1].astype(jnp.int32) < 0
     return negative, bits.select(negative, bits.negate(total), total)
-
-
-def _specials_of_products(products: list[Product]) -> Array:
-    """int32 [..., M, N], the sum of PLUS, MINUS and NAN over what the products hold."""
-    flags = jnp.int32(0)
-    for (x, y), (i, j) in products:
-        x_special, y_special = i == SPECIAL_EXPONENT, j == SPECIAL_EXPONENT
-        invalid = (x_special & ((x == 0) | (j == ZERO_EXPONENT))) | (y_special & ((y == 0) | (i == ZERO_EXPONENT)))
-        infinity = jnp.where((x < 0) != (y < 0), MINUS, PLUS)
-        flags = flags | jnp.where(invalid, NAN, jnp.where(x_special | y_special, infinity, 0))
-    return flags

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.dot_add import NAN, ProductSum, add_accumulator, add_wide, decode_accumulator, whole
+from tcemu.arithmetic.dot_add import ProductSum, add_accumulator, add_wide, decode_accumulator, whole
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, Scale, power_of_two
 from tcemu.bits import Limbs
@@ -41,7 +41,7 @@ def values(fmt: Format, codes: ArrayLike) -> Array:
     return jnp.where(number.negative, -magnitude, magnitude)
 
 
-def grouped_dot_add(model: Model, signature: Signature, a: Groups, b: Groups, accumulator: Limbs | None) -> Limbs:
+def grouped_dot_add(model: Model, signature: Signature, a: Groups, b: Groups, accumulator: Limbs) -> Limbs:
     """One step: groups of products, and one accumulator, in a single fused sum, rounded once.
 
     A group's exponent is that of its two scales alone, whatever its sum, and even if its products cancel. It takes no part if all of its
@@ -56,9 +56,9 @@ def grouped_dot_add(model: Model, signature: Signature, a: Groups, b: Groups, ac
     exponent = row(a.exponent) + column(b.exponent)
 
     # rule 3
-    c = None if accumulator is None else decode_accumulator(model.result, accumulator)
+    c = decode_accumulator(model.result, accumulator)
     greatest = jnp.max(jnp.where(present, exponent, ZERO_EXPONENT), axis=0)
-    greatest = jnp.maximum(greatest if c is None else jnp.maximum(greatest, c.exponent), model.floor)
+    greatest = jnp.maximum(jnp.maximum(greatest, c.exponent), model.floor)
 
     # rules 4 and 5
     last = greatest - model.fraction_bits - unit(signature.a) - unit(signature.b) + 2 * signature.scale.mantissa_bits
@@ -68,7 +68,8 @@ def grouped_dot_add(model: Model, signature: Signature, a: Groups, b: Groups, ac
     negative, magnitude = add_wide(list(aligned))
 
     nan = row(jnp.any(a.exponent == SPECIAL_EXPONENT, axis=0)) | column(jnp.any(b.exponent == SPECIAL_EXPONENT, axis=0))
-    return add_accumulator(model, ProductSum(negative, magnitude, greatest, jnp.where(nan, NAN, 0)), c)
+    (d,) = add_accumulator(model, ProductSum(negative, magnitude, greatest), c)
+    return (jnp.where(nan, model.result.nan, d),)
 
 
 def deal(values: Array, scales: Scale, products: int, axis: int) -> Groups:

@@ -207,6 +207,7 @@ class Signature(NamedTuple):
     bit_op: str | None = None  # "xor" or "and", for b1
     scale: Format | None = None  # of the block scales
     scale_vec: int = 0  # block scales of one instruction, for a row of A or a column of B
+    native: Any = None  # how a GPU's own instruction may compute it, `tcemu.native.products.Native`; None: it is emulated
 
 
 Scales = tuple[ArrayLike, ArrayLike]

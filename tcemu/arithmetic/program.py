@@ -6,6 +6,7 @@ by it; `explanation.steps`, on purpose a second time and apart; and texts and st
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -17,6 +18,7 @@ from jax.typing import ArrayLike
 from tcemu.arithmetic import backends, integer
 from tcemu.arithmetic.fitting import fitted
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature, within_limits
+from tcemu.executing import NATIVE
 from tcemu.formats import Format, convert, limbs_code
 from tcemu.meshes import alike
 
@@ -40,6 +42,12 @@ def multiply_add(model: Model, signature: Signature, a: ArrayLike, b: ArrayLike,
     if c.size == 0:
         return jnp.zeros(c.shape, signature.d.dtype)
     model, (a, b, c), scales = _alike((model, (a, b, c), scales))
+    emulated = partial(_emulated, model, signature._replace(native=None), scales)
+    return emulated(a, b, c) if signature.native is None else signature.native.product(emulated, model, signature, (a, b, c))
+
+
+def _emulated(model: Model, signature: Signature, scales: Scales | None, a: Array, b: Array, c: Array) -> Array:
+    """C has every batch axis."""
     if model.result.is_integer:
         return _integer_product(signature, a, b, c)
     model, signature, (a, b) = _as_multiplied(model, signature, (a, b), scales)
@@ -75,6 +83,16 @@ def promoted(model: Model, signature: Signature, promotion: Promotion, operands:
     otherwise: the same by `multiply_add`, for the platforms of which no backend promotes.
     """
     model, operands = _alike((model, operands))
+    native = signature.native
+    by_unit = None if native is None or operands.scales is not None else native.promoted(model, signature, promotion)
+    if native is not None and native.choice == NATIVE:
+        return otherwise(operands) if by_unit is None else by_unit(operands)  # otherwise each part is computed natively
+    programs = _promoting(model, signature._replace(native=None), promotion, operands) if by_unit is None else {"cuda": by_unit}
+    return backends.by_platform(programs, otherwise, operands)
+
+
+def _promoting(model: Model, signature: Signature, promotion: Promotion, operands: Promoted) -> dict[str, Callable[[Promoted], Array]]:
+    """The backends that promote, by platform."""
     own, multiplied, _ = _as_multiplied(model, signature, (operands.a, operands.b), operands.scales)
     batch = jnp.broadcast_shapes(*(v.shape[:-2] for v in jax.tree.leaves(operands)))
 
@@ -90,8 +108,7 @@ def promoted(model: Model, signature: Signature, promotion: Promotion, operands:
 
         return call
 
-    serving = backends.chosen(own, multiplied, promotion)
-    return backends.by_platform({platform: by(program) for platform, (_, program) in serving.items()}, otherwise, operands)
+    return {platform: by(program) for platform, (_, program) in backends.chosen(own, multiplied, promotion).items()}
 
 
 def _for_each(scales: Array, reach: int | None, length: int, axis: int) -> Array:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from tcemu.arithmetic.blocks import in_blocks
 from tcemu.arithmetic.dot_add import dot_add
@@ -19,26 +20,21 @@ from tcemu.arithmetic.grouped import Groups, deal, grouped_dot_add, values
 from tcemu.arithmetic.model import Model, Scales, Signature
 from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, Operand, Scale, has_special, operand, spread
 from tcemu.arithmetic.order import Order
+from tcemu.arithmetic.specials import with_specials
 from tcemu.bits import Limbs
 from tcemu.compilation import compiled_once
 from tcemu.formats import ROUNDINGS, Format, code_limbs, convert, limbs_code
 from tcemu.meshes import alike
 
-UNROLLED = 4  # fewer steps than this are no loop, but in f64
-
-Advance = Callable[[Limbs | None, Any], Limbs]  # (running value, or None for nothing; one step's products) -> the next running value
+Advance = Callable[[Limbs, Any], Limbs]  # (running value, one step's products) -> the next running value
 
 
+@compiled_once(1)
 def walk(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
     """D = A·B + C by all steps, as codes of `signature.d`.
 
     a, b: codes in the formats that are multiplied; c: codes in that of the steps' results.
     """
-    return _walk(signature, model, a, b, c, scales)
-
-
-@compiled_once(0)
-def _walk(signature: Signature, model: Model, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
     words = signature.a.words - 1
     a_scales = b_scales = None
     if scales is not None:
@@ -108,18 +104,18 @@ def _in_steps(order: Order, signature: Signature, x: Operand, axis: int) -> Step
 def _fused(model: Model, signature: Signature, order: Order, c: Array, x: StepOperand, y: StepOperand) -> Array:
     """Steps of `dot_add` along K, from c on, [..., M, N] in `model.result`."""
 
-    def step(accumulator: Limbs | None, products: tuple[StepOperand, StepOperand]) -> Limbs:
+    def step(accumulator: Limbs, products: tuple[StepOperand, StepOperand]) -> Limbs:
         x, y = products
         special = jnp.any(x.special) | jnp.any(y.special)
-        careful, plain = (partial(dot_add, model, signature, special=special) for special in (True, False))
-        return lax.cond(special, careful, plain, x.operand, y.operand, accumulator)
+        start = lax.cond(special, partial(with_specials, model.result), lambda x, y, c: c, x.operand, y.operand, accumulator)
+        return dot_add(model, signature, x.operand, y.operand, start)
 
     def only(chosen: Array, products: tuple[StepOperand, StepOperand]) -> tuple[StepOperand, StepOperand]:
         x, y = products
         return x._replace(operand=_only(chosen[None, :], x.operand)), y._replace(operand=_only(chosen[:, None], y.operand))
 
     number = jnp.arange(x.operand.exponent.shape[-1]) // model.terms
-    advance = step if isinstance(model.terms, int) else _traced_terms(step, number, only, c.shape)
+    advance = step if isinstance(model.terms, int) else _traced_terms(step, number, only)
     return limbs_code(model.result, _chained(advance, model.result, order, signature.k, (x, y), code_limbs(model.result, c)))
 
 
@@ -128,15 +124,14 @@ def _only(chosen: Array, x: Operand) -> Operand:
     return Operand(jnp.where(chosen, x.significand, 0), jnp.where(chosen, x.exponent, ZERO_EXPONENT))
 
 
-def _traced_terms(step: Advance, number: Array, only: Callable, shape: tuple[int, ...]) -> Advance:
+def _traced_terms(step: Advance, number: Array, only: Callable) -> Advance:
     """Steps whose size is traced: one of the largest size, walked as often as `number` says, which gives each term its step.
 
     only(chosen, products): the chosen terms; the others take no part.
     """
 
-    def steps(accumulator: Limbs | None, products: tuple) -> Limbs:
-        start = (alike(jnp.zeros(shape, jnp.uint32), *jax.tree.leaves(products))[0],) if accumulator is None else accumulator
-        return lax.fori_loop(0, number[-1] + 1, lambda s, running: step(running, only(number == s, products)), start)
+    def steps(accumulator: Limbs, products: tuple) -> Limbs:
+        return lax.fori_loop(0, number[-1] + 1, lambda s, running: step(running, only(number == s, products)), accumulator)
 
     return steps
 
@@ -158,14 +153,14 @@ def _grouped(model: Model, signature: Signature, order: Order, c: Array, a: Arra
         v = jnp.pad(v, [(0, 0), (0, -groups % room)] + [(0, 0)] * (v.ndim - 2))
         return v.reshape(-1, room, *v.shape[2:])
 
-    def step(accumulator: Limbs | None, products: tuple[Groups, Groups]) -> Limbs:
+    def step(accumulator: Limbs, products: tuple[Groups, Groups]) -> Limbs:
         return grouped_dot_add(model, signature, *products, accumulator)
 
     def only(chosen: Array, products: tuple[Groups, Groups]) -> tuple[Groups, Groups]:
         return jax.tree.map(lambda v: jnp.where(chosen.reshape(-1, *(1,) * (v.ndim - 1)), v, 0), products)
 
     number = jnp.arange(room) * summed // model.terms
-    advance = step if isinstance(model.terms, int) else _traced_terms(step, number, only, c.shape)
+    advance = step if isinstance(model.terms, int) else _traced_terms(step, number, only)
     products = jax.tree.map(cut, (x, y))
     return limbs_code(model.result, _chained(advance, model.result, order, signature.k, products, code_limbs(model.result, c)))
 
@@ -182,25 +177,30 @@ def _exact(model: Model, signature: Signature, order: Order, c: Array, a: Array,
     high = jnp.where(jnp.asarray(model.from_zero) | down, 0, jnp.uint32(1 << (min(fmt.bits, 32) - 1)))
     nothing = code_limbs(fmt, (jnp.stack([jnp.zeros_like(high), high]) if fmt.words == 2 else high).astype(fmt.dtype))
 
-    def step(accumulator: Limbs | None, products: tuple[Limbs, Limbs]) -> Limbs:
+    def step(accumulator: Limbs, products: tuple[Limbs, Limbs]) -> Limbs:
         rows, columns = tuple(v[..., :, None] for v in products[0]), tuple(v[..., None, :] for v in products[1])
-        return fma_limbs(rows, columns, accumulator or nothing, fmt, model.rounding)
+        return fma_limbs(rows, columns, accumulator, fmt, model.rounding)
 
-    return limbs_code(fmt, _chained(step, fmt, order, signature.k, (x, y), start))
+    return limbs_code(fmt, _chained(step, fmt, order, signature.k, (x, y), start, nothing))
 
 
 # ---- one step after the other
 
 
-def _chained(advance: Advance, fmt: Format, order: Order, k: int, products: tuple, c: Limbs) -> Limbs:
-    """All steps, one after the other or in chains, which are added to c in `fmt`. products: arrays with the steps in front."""
+def _chained(
+    advance: Advance, fmt: Format, order: Order, k: int, products: tuple, c: Limbs, nothing: tuple[ArrayLike, ...] = (0,)
+) -> Limbs:
+    """All steps, one after the other or in chains, which are added to c in `fmt`.
+
+    products: arrays with the steps in front. nothing: the code from which a chain starts, limb by limb.
+    """
     length = order.steps_of_chain(k)
     if length is None:
         return _scan(advance, c, products)
 
     def chain(one: tuple) -> Limbs:
-        first, rest = jax.tree.map(lambda v: v[0], one), jax.tree.map(lambda v: v[1:], one)
-        return _scan(advance, advance(None, first), rest)
+        start = tuple(alike(jnp.full(v.shape, code, v.dtype), v)[0] for v, code in zip(c, nothing, strict=True))
+        return _scan(advance, start, one)
 
     def add_chain(accumulator: Limbs, one: tuple) -> Limbs:
         return add_limbs(accumulator, chain(one), fmt)
@@ -222,8 +222,7 @@ def _scan(advance: Callable[[Limbs, Any], Limbs], start: Limbs, products: Any) -
     """advance(running, one) over the leading axis of `products`.
 
     The products of the next step are handed on as part of the loop's state, so that each step reads whole arrays. Otherwise XLA on CPU
-    fuses the indexing along K into the loop over D, which then no longer vectorises. In f64 even two steps are a loop: of two in one
-    kernel, seen with K of 2, XLA on CPU was not done after a minute.
+    fuses the indexing along K into the loop over D, which then no longer vectorises. That holds for two steps too, so they are a loop.
     """
 
     def body(state: tuple, following: Array) -> tuple[tuple, None]:
@@ -232,8 +231,6 @@ def _scan(advance: Callable[[Limbs, Any], Limbs], start: Limbs, products: Any) -
 
     steps = jax.tree.leaves(products)[0].shape[0]
     one = lambda at: jax.tree.map(lambda v: v[at], products)  # noqa: E731
-    if steps < (UNROLLED if len(start) == 1 else 2):
-        for at in range(steps):
-            start = advance(start, one(at))
-        return start
+    if steps <= 1:
+        return advance(start, one(0)) if steps else start
     return lax.scan(body, (start, one(0)), jnp.arange(1, steps + 1) % steps)[0][0]

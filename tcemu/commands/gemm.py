@@ -16,7 +16,7 @@ from tcemu.architectures.lookup import evidence
 from tcemu.commands import EXAMPLE, CommandError
 from tcemu.commands.arrays import check_size, load, npy, shape_of_files
 from tcemu.commands.outputs import Output, shown
-from tcemu.compilation import CompileClock
+from tcemu.compilation import compile_clock
 from tcemu.formats import F64
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -184,7 +184,7 @@ def multiply(
     size = rows_of_a_block(shape, a.shape[-1])
     starts = range(0, max(1, shape[-2]), size)  # one empty block where there are no rows
     sample = -(-(F64_SAMPLE if op.d == F64 else SAMPLE) // len(starts))
-    progress, clock = Progress(shape[-2], sys.stderr), CompileClock()
+    progress, clock = Progress(shape[-2], sys.stderr), compile_clock()
     pieces = []
     for start in starts:
         stop = min(start + size, shape[-2])

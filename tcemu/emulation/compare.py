@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -15,6 +17,7 @@ from jax import Array, lax
 
 from tcemu.architectures.lookup import applied
 from tcemu.arithmetic.model import Model
+from tcemu.compilation import compile_clock
 from tcemu.emulation.comparison import Comparison
 from tcemu.emulation.emulate import traced
 from tcemu.emulation.keys import at_place, one_key
@@ -26,6 +29,8 @@ from tcemu.emulation.sensitivity import distance, results_by, sensitivity_of
 from tcemu.errors import NotModelled
 from tcemu.linalg.dot_general import DimensionNumbers
 from tcemu.linalg.recipes import Recipe
+
+log = logging.getLogger("tcemu")
 
 
 def compare(
@@ -51,7 +56,8 @@ def compare(
     product do not reach the next. A policy that leaves a product has no row for it.
     The exact product is of the operands as fn has them, of any real float dtype. It is computed in float64 by NumPy, off by no more than
     `study.accuracy.Reference` bounds; for the worst element it is rational. So is, for recipes, the exact product of the quantised
-    operands, which parts the error in two: `Errors.operand_error`, `Errors.sum_error`.
+    operands, which splits the error in two: `Errors.operand_error`, `Errors.sum_error`.
+    What it is doing, and how long it compiled, goes to the logger "tcemu" as INFO: `logging.basicConfig(level="INFO")` shows it.
     Returns a `Comparison`: a table when printed, one `Errors` for each product and policy, `tcemu.viz.plot` draws it.
     Raises TypeError for policies of another kind, and what `emulate` raises.
     """
@@ -62,18 +68,14 @@ def compare(
     def decided(policy: Policy, product: Product) -> Decision:
         return decide(policy, product, convolutions, None if random is None else partial(at_place, random, (product.name,)))
 
-    def keeping(product: Product) -> Choice:
-        if not product.is_float or all(decided(policy, product).run is None for policy in named.values()):
-            return None
-        runs = captured.setdefault(product, [])
+    def of_interest(product: Product) -> bool:
+        return product.is_float and any(decided(policy, product).run is not None for policy in named.values())
 
-        def product_as_it_is(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers, **kwargs: Any) -> Array:
-            jax.debug.callback(lambda a, b: runs.append(Run(np.asarray(a), np.asarray(b), dimension_numbers, kwargs)), lhs, rhs)
-            return lax.dot_general(lhs, rhs, dimension_numbers, **kwargs)
-
-        return product_as_it_is
-
-    plain = results_by(call, keeping, convolutions)
+    clock = compile_clock()
+    began, compiled = time.perf_counter(), clock.seconds
+    log.info("compare: runs the function as it is, with %d products", len(call.survey.products))
+    plain = results_by(call, partial(_capturing, captured, of_interest), convolutions)
+    log.info("compare: %d of them by %s, then the whole function", len(captured), ", ".join(named))
     rows = [
         errors_of(product, name, decision, runs)
         for product, runs in captured.items()
@@ -82,10 +84,27 @@ def compare(
     ]
     if not sensitivity:
         whole = {name: distance(results_by(call, policy, convolutions, random), plain) for name, policy in named.items()} if results else {}
-        return Comparison(tuple(rows), whole)
-    found = {name: sensitivity_of(call, partial(decided, policy), convolutions) for name, policy in named.items()}
-    rows = [replace(row, output_error=found[row.policy].alone[row.product]) for row in rows]
-    return Comparison(tuple(rows), {name: one.together for name, one in found.items()} if results else {})
+        compared = Comparison(tuple(rows), whole)
+    else:
+        found = {name: sensitivity_of(call, partial(decided, policy), convolutions) for name, policy in named.items()}
+        rows = [replace(row, output_error=found[row.policy].alone[row.product]) for row in rows]
+        compared = Comparison(tuple(rows), {name: one.together for name, one in found.items()} if results else {})
+    compiled = clock.seconds - compiled
+    log.info("compare: compiled for %.1f s, ran for %.1f s", compiled, time.perf_counter() - began - compiled)
+    return compared
+
+
+def _capturing(captured: dict[Product, list[Run]], of_interest: Callable[[Product], bool], product: Product) -> Choice:
+    """A policy that computes the products of interest as they are, and keeps their operands."""
+    if not of_interest(product):
+        return None
+    runs = captured.setdefault(product, [])
+
+    def product_as_it_is(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers, **kwargs: Any) -> Array:
+        jax.debug.callback(lambda a, b: runs.append(Run(np.asarray(a), np.asarray(b), dimension_numbers, kwargs)), lhs, rhs)
+        return lax.dot_general(lhs, rhs, dimension_numbers, **kwargs)
+
+    return product_as_it_is
 
 
 def _named(policies: Recipe | Mapping[str, Policy] | Sequence[Recipe]) -> dict[str, Policy]:

@@ -24,6 +24,7 @@ class Worst:
 
     run: which run of the product, from 0. index: of the result as [batch, row of A, column of B], the axes that dot_general multiplies out.
     value, exact: what came, and the exact sum of the products of a_row and b_col, the operands as fn has them, float64[K].
+    A and B are the recipe's: where the recipe's A is rhs, the result counts as transposed.
     recipe: the recipe at work, or None; a_codes, b_codes: that row and column as the recipe quantises them; scales: those of its
     instruction's blocks, or None.
     """

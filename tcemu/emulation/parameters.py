@@ -57,7 +57,7 @@ def origins(
     `parameters`. Raises ValueError where it fits nothing.
     """
     leaves = [leaf for leaf, array in zip(_leaves(fn, *call), is_array, strict=True) if array]
-    held = _closed_over(fn)
+    held = _closed_over(fn) if consts else {}
     closed = [held.get(id(const), Leaf("", -1, "")) for const in consts]
     if wanted is None:
         chosen, why = _usual(leaves)
@@ -95,9 +95,8 @@ def _usual(leaves: Sequence[Leaf]) -> tuple[set[Leaf], str]:
     containers = [leaf for leaf in leaves if leaf.path]
     if containers:
         first = min(containers, key=lambda leaf: leaf.position)
-        return {
-            leaf for leaf in leaves if leaf.position == first.position
-        }, f"the argument {first.owner!r}, the first that is no plain array"
+        inside = {leaf for leaf in leaves if leaf.position == first.position}
+        return inside, f"the argument {first.owner!r}, the first that is no plain array"
     return set(), "none found: every argument is a plain array; parameters= names them"
 
 

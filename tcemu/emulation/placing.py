@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from chex import PRNGKey
 
@@ -56,4 +57,4 @@ def symmetric(recipe: Recipe) -> bool:
 
 def _mirrored(quantizer: Quantizer) -> Quantizer:
     """The same of the other operand."""
-    return Quantizer(**{**vars(quantizer), "scaling": MIRRORED.get(quantizer.scaling, quantizer.scaling)})
+    return replace(quantizer, scaling=MIRRORED.get(quantizer.scaling, quantizer.scaling))

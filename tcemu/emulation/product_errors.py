@@ -14,7 +14,7 @@ from chex import PRNGKey
 from jax import Array
 
 from tcemu.emulation.comparison import Errors, Worst
-from tcemu.emulation.policy import Decision, DotGeneralLike
+from tcemu.emulation.policy import Decision
 from tcemu.emulation.products import Product
 from tcemu.formats import ARRAY_FORMATS, F32, Format, convert, to_float
 from tcemu.linalg.arguments import product_keys
@@ -67,8 +67,8 @@ class Sums:
 
 def errors_of(product: Product, policy: str, decision: Decision, runs: Sequence[Run]) -> Errors:
     """What a policy, which decided so, does to a product over its runs."""
-    by = _by_recipe(decision.run)
-    recipe, key, mirrored = (by.recipe, by.key, by.a == "rhs") if by else (None, None, False)
+    by = decision.run
+    recipe, key, mirrored = (by.recipe, by.key, by.a == "rhs") if isinstance(by, DotGeneral) else (None, None, False)
     sums = Sums(Tally(ARRAY_FORMATS[np.dtype(product.dtype)]))
     for number, run in enumerate(runs):
         assert decision.run is not None
@@ -99,10 +99,6 @@ def errors_of(product: Product, policy: str, decision: Decision, runs: Sequence[
         not_finite=sums.not_finite,
         worst=sums.worst,
     )
-
-
-def _by_recipe(run: DotGeneralLike | None) -> DotGeneral | None:
-    return run if isinstance(run, DotGeneral) else None
 
 
 def _matrices(run: Run) -> tuple[np.ndarray, np.ndarray]:

@@ -40,7 +40,7 @@ class Rewriter:
     entries: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.key = hash(tuple(self.survey.products.values()))  # of what the policy was told
+        self.told = hash(tuple(self.survey.products.values()))  # what the policy is told
 
     def evaluate(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], scope: Scope) -> list[Any]:
         """The results of a program."""
@@ -97,7 +97,7 @@ class Rewriter:
     def closed(self, jaxpr: ClosedJaxpr, scope: Scope) -> Program:
         """The program rewritten. First among its arguments come the key, if it draws, and the tracers that choices brought in."""
         known = self.cache.setdefault(jaxpr, {}) if scope.saved is None else {}
-        where = replace(scope, key=None, saved=None), scope.key is None, self.key
+        where = replace(scope, key=None, saved=None), scope.key is None, self.told
         if where in known:
             program, draws, entries = known[where]
             self.entries += entries

@@ -16,6 +16,7 @@ import numpy as np
 
 from tcemu.architectures.lookup import must_compute
 from tcemu.arithmetic.model import Model
+from tcemu.compilation import compile_clock
 from tcemu.files import locked, replace_file, sweep
 from tcemu.fuzz import coverage
 from tcemu.fuzz.coverage import Coverage
@@ -169,7 +170,10 @@ class Sitting:
 
 def _advance(state: Run, sitting: Sitting, chunk: Chunks) -> Run:
     """The run on to its end, or to a signal. Raises NotWritten."""
-    path, report, held = sitting.path, sitting.report, sitting.held
+    path, report, held, clock = sitting.path, sitting.report, sitting.held, compile_clock()
+    compiled_before, compiled = clock.seconds, 0.0
+    if report is not None:
+        report("compiling both sides and what compares them")
     now = began = last_saved = last_reported = time.monotonic()
     done_before, seconds_before = state.done, state.seconds
     turns, failure, stop = sitting.turns or 1, None, 0
@@ -181,14 +185,17 @@ def _advance(state: Run, sitting: Sitting, chunk: Chunks) -> Run:
             counted, start = min(chunk.per_turn * turns, state.cases - state.done), now
             state = added(state, chunk.compare(state.seed, state.done, counted, turns))
             held.counted = True
-            now = time.monotonic()
+            now, first = time.monotonic(), not compiled
+            compiled = clock.seconds - compiled_before
+            if report is not None and first and compiled:
+                report(f"compiled in {compiled:.1f} s")
             state = replace(state, seconds=seconds_before + now - began)
             if sitting.turns is None and now - start < SHORT:
                 turns = min(2 * turns, chunk.most)
             if path is not None and now - last_saved > LONG:
                 failure, last_saved = unwritten(path, state), now
             if report is not None and now - last_reported > 1:
-                report(progress(state, done_before, now - began))
+                report(progress(state, done_before, now - began - compiled))
                 last_reported = now
     except KeyboardInterrupt:  # a second one, or one of a side's own
         stop = SIGINT
@@ -202,7 +209,7 @@ def _advance(state: Run, sitting: Sitting, chunk: Chunks) -> Run:
     if failure is not None:
         raise NotWritten(str(failure), state) from failure
     if report is not None:
-        report(progress(state, done_before, time.monotonic() - began))
+        report(progress(state, done_before, time.monotonic() - began - compiled))
     return state
 
 
@@ -239,7 +246,7 @@ def added(state: Run, counts: ChunkCounts) -> Run:
 
 
 def progress(state: Run, before: int, seconds: float) -> str:
-    """One line: how far, how fast, how much longer."""
+    """One line: how far, how fast, how much longer. seconds: spent on what came after `before`, without compiling."""
     rate = (state.done - before) / max(seconds, 1e-9)
     left = (state.cases - state.done) / rate if rate else float("inf")
     share = state.done / max(state.cases, 1)

@@ -13,13 +13,17 @@ from jax import Array
 from tcemu.architectures.lookup import applied, model, row_for
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.what_if import what_if
+from tcemu.errors import Unsupported
+from tcemu.executing import EMULATED, execution
 from tcemu.explanation.products import met, products
 from tcemu.explanation.steps import walk
 from tcemu.fuzz.operands import HostOperands, Operands, as_integers, from_integers
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
+from tcemu.native.units import device_here, driver_version, target_here
 from tcemu.operations.dot import dot_codes
+from tcemu.operations.launches import in_program
 from tcemu.operations.operands import signature_of
 from tcemu.operations.registers import pack, unpack
 from tcemu.silicon.gpu import gpu
@@ -63,7 +67,8 @@ def emulated(op: Instruction, target: str, chosen: Model | None = None, name: st
 def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) -> Array:
     """D's codes by one model."""
     scales = (given["scale_a"], given["scale_b"]) if op.block_scale else None
-    return dot_codes(op, clamped, used, given["a"], given["b"], given["c"], given.get("e"), scales)
+    with execution(EMULATED):  # a comparison knows who computes
+        return dot_codes(op, clamped, used, given["a"], given["b"], given["c"], given.get("e"), scales)
 
 
 def reference(op: Instruction, target: str) -> Side:
@@ -111,9 +116,7 @@ def side(op: str | Instruction, what: "str | Side | Callable[[Operands], Any]") 
 def _of_words(op: Instruction, what: str) -> Side:
     """The same Side for the same words, so that what was compiled for it serves again."""
     if what == "gpu":
-        runner = gpu()
-        facts = ", ".join(f"{name} {fact}" for name, fact in runner.facts().items())
-        return Side("gpu", product(check(op, runner.target), runner), traced=False, identity=f"gpu, {facts}")
+        return _real(op)
     if what.startswith("reference:"):
         return reference(op, what.removeprefix("reference:"))
     target, _, changes = what.partition(":")
@@ -124,6 +127,19 @@ def _of_words(op: Instruction, what: str) -> Side:
         used = what_if(lowered, changes) if changes else lowered
         return Side(what, lambda operands: codes(op, used, operands), target=target, model=used, identity=f"{what}, {used}")
     return emulated(op, target, what_if(row_for(op, target).model, changes) if changes else None, what)
+
+
+def _real(op: Instruction) -> Side:
+    """The GPU that is here: inside the compiled loop if kernels run in programs, else called from outside through cuda-core."""
+    try:
+        target = target_here()
+    except Unsupported:
+        runner = gpu()
+        facts = ", ".join(f"{name} {fact}" for name, fact in runner.facts().items())
+        return Side("gpu", product(check(op, runner.target), runner), traced=False, identity=f"gpu, {facts}")
+    version = ".".join(map(str, driver_version()))
+    identity = f"gpu, device {device_here()}, target {target}, CUDA {version} of the driver"
+    return Side("gpu", product(check(op, target), in_program(target)), identity=identity)
 
 
 def as_codes(op: Instruction, one: Side) -> Callable[[Operands], Any]:

@@ -292,8 +292,8 @@ def recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
     """One of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
 
     target: the GPU; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main instruction: wgmma on sm_90a,
-    the unit of tcgen05 on those of sm_100 to sm_110 that end in f or a, mma elsewhere. (PTX gives tcgen05 to no other target, as sm_100:
-    9.7.16, Target ISA Notes.)
+    the unit of tcgen05 on those of sm_100 to sm_110 that end in f or a, mma elsewhere. PTX gives tcgen05 to no other target: 9.7.16,
+    Target ISA Notes; ptxas 13.0 refuses it on sm_100.
     changes: other fields of the Recipe. Gradients are emulated by recipes that belong to the name; `backward="exact"` and the like take
     their place.
     Raises ValueError for another name, Unsupported, with the targets that work, if this one has no such instruction, and as `Recipe`.

@@ -14,6 +14,7 @@ from tcemu.arithmetic.kernels.warp import Words
 from tcemu.arithmetic.model import Model
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.fragments import matrix_fragment
+from tcemu.operations.launches import computed, of_mma
 from tcemu.operations.operands import (
     instruction_product,
     lane_words,
@@ -66,7 +67,8 @@ def mma(
     """
     applied = modelled(op, target, model, "mma", "mma")
     operands = bind_mma(applied.op, a, b, c, scale_a=scale_a, scale_b=scale_b, selector_a=selector_a, selector_b=selector_b)
-    return _mma(applied.op, applied.clamped_metadata, applied.model, operands)
+    launch = partial(of_mma, applied.op, operands, selector_a=selector_a, selector_b=selector_b)
+    return computed(applied.op, applied, launch, lambda: _mma(applied.op, applied.clamped_metadata, applied.model, operands))
 
 
 def mma_sp(
@@ -100,7 +102,8 @@ def mma_sp(
     operands = bind_mma(op, a, b, c, e, selector=selector, scale_a=scale_a, scale_b=scale_b, selector_a=selector_a, selector_b=selector_b)
     if checked and operands.metadata is not None:
         forbid_undefined_metadata(op, operands.metadata)
-    return _mma(op, applied.clamped_metadata, applied.model, operands)
+    launch = partial(of_mma, op, operands, selector, selector_a=selector_a, selector_b=selector_b)
+    return computed(op, applied, launch, lambda: _mma(op, applied.clamped_metadata, applied.model, operands))
 
 
 class MmaOperands(NamedTuple):

@@ -18,6 +18,7 @@ from tcemu.isa.catalog import section
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.layouts import Fragment, mover_fragment
 from tcemu.memory import Integers, as_integers, as_memory, read_at, write_at
+from tcemu.operations.launches import moved, of_mover, of_movmatrix
 from tcemu.operations.operands import moving, register_words
 from tcemu.packing import pack_registers, unpack_registers
 
@@ -41,7 +42,7 @@ def ldmatrix(op: str | Instruction, shared: ArrayLike, address: ArrayLike, *, ta
     """
     op = moving(op, target, "ldmatrix", "ldmatrix")
     operands = bind_ldmatrix(op, shared, address, every_lane=target == "sm_75", checked=checked)
-    return _load(op, operands.shared, operands.rows)
+    return moved(op, lambda: of_mover(op, operands), lambda: _load(op, operands.shared, operands.rows))
 
 
 def stmatrix(
@@ -62,7 +63,7 @@ def stmatrix(
     """
     op = moving(op, target, "stmatrix", "stmatrix")
     operands = bind_stmatrix(op, shared, address, registers, checked=checked)
-    return _store(op, operands.shared, operands.rows, operands.registers)
+    return moved(op, lambda: of_mover(op, operands), lambda: _store(op, operands.shared, operands.rows, operands.registers))
 
 
 def movmatrix(op: str | Instruction, registers: ArrayLike, *, target: str | None = None) -> Array:
@@ -74,7 +75,8 @@ def movmatrix(op: str | Instruction, registers: ArrayLike, *, target: str | None
     Source: PTX ISA 9.7.14.5.17.
     """
     op = moving(op, target, "movmatrix", "movmatrix")
-    return _transpose(bind_movmatrix(op, registers).registers)
+    operands = bind_movmatrix(op, registers)
+    return moved(op, lambda: of_movmatrix(op, operands), lambda: _transpose(operands.registers))
 
 
 class Rows(NamedTuple):

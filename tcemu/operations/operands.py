@@ -24,10 +24,12 @@ from tcemu.architectures.lookup import Applied, applied
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.program import multiply_add
 from tcemu.errors import Unsupported
+from tcemu.executing import EMULATED, chosen
 from tcemu.formats import UE4M3, Format
 from tcemu.isa.catalog import check, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import LANES, Instruction
+from tcemu.native.products import Native
 from tcemu.operations.fragments import WMMA_SM, matrix_fragment
 from tcemu.packing import container, pack_registers, unpack_registers
 from tcemu.sparsity import gather
@@ -54,7 +56,7 @@ def of_family(op: Instruction, call: str, *families: str) -> None:
 
 
 def signature_of(op: Instruction) -> Signature:
-    """The types and modes of an instruction, as its arithmetic wants them."""
+    """The types and modes of an instruction, as its arithmetic wants them; and who computes it, as `tcemu.execution` says here."""
     assert op.a and op.b and op.d
     return Signature(
         a=op.a,
@@ -67,6 +69,7 @@ def signature_of(op: Instruction) -> Signature:
         bit_op=op.bit_op,
         scale=op.stype,
         scale_vec=op.scale_vec or 0,
+        native=None if chosen() == EMULATED else Native(op, chosen()),
     )
 
 

@@ -20,6 +20,7 @@ from tcemu.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.catalog import section
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import as_memory
+from tcemu.operations.launches import computed, of_wgmma
 from tcemu.operations.operands import instruction_product, lane_words, modelled, pack_matrix, register_words, unpack_matrix
 from tcemu.operations.selected import Metadata, forbid_undefined_metadata, metadata_fields, sparsity_selector
 from tcemu.operations.warps import TILE_COLUMNS, by_kernel, kernel_of_instruction, selectors, warp_of
@@ -69,7 +70,7 @@ def wgmma(
     )  # fmt: skip
     if checked and operands.metadata is not None:
         forbid_undefined_metadata(op, operands.metadata)
-    return _wgmma(op, applied.model, operands)
+    return computed(op, applied, lambda: of_wgmma(op, operands, sp_sel), lambda: _wgmma(op, applied.model, operands))
 
 
 def uniform_descriptor(registers: ArrayLike, *, checked: bool = False) -> Array:

@@ -15,9 +15,11 @@ from jax.typing import ArrayLike
 
 from tcemu.arithmetic.model import Model
 from tcemu.checking import forbid, refuse
+from tcemu.errors import Unsupported
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import Lines, as_integers, as_memory, read_at, read_lines, write_at, write_lines
 from tcemu.operations.fragments import WMMA_SM
+from tcemu.operations.launches import computed, moved, of_wmma_memory, of_wmma_mma
 from tcemu.operations.operands import instruction_product, modelled, moving, pack_matrix, register_words, unpack_matrix
 from tcemu.packing import pack_registers, unpack_registers
 
@@ -48,7 +50,9 @@ def wmma_load(
     """
     op = moving(op, target, "wmma_load", "wmma.load")
     operands = bind_wmma_load(op, memory, offset=offset, stride=stride, checked=checked)
-    return _load(replace(op, space=None), _generation(target), operands)
+    sm, lines = _generation(target), memory_lines(op)
+    launch = lambda: of_wmma_memory(_held_alike(op, sm), lines, operands, offset, stride)  # noqa: E731
+    return moved(op, launch, lambda: _load(replace(op, space=None), sm, operands))
 
 
 def wmma_store(
@@ -71,7 +75,9 @@ def wmma_store(
     """
     op = moving(op, target, "wmma_store", "wmma.store")
     operands = bind_wmma_store(op, memory, fragment, offset=offset, stride=stride, checked=checked)
-    return _store(replace(op, space=None), _generation(target), operands)
+    sm, lines = _generation(target), memory_lines(op)
+    launch = lambda: of_wmma_memory(_held_alike(op, sm), lines, operands, offset, stride)  # noqa: E731
+    return moved(op, launch, lambda: _store(replace(op, space=None), sm, operands))
 
 
 def wmma_mma(
@@ -95,9 +101,16 @@ def wmma_mma(
     if checked:
         for name, registers in operands._asdict().items():
             _forbid_unlike_copies(op, name, registers, sm)
-    if sm >= 75:  # the fragments do not depend on the layouts in memory, so that one compiled program does for all four
-        op = replace(op, alayout="row", blayout="col")
-    return _mma(op, sm, model, operands)
+    # from sm_75 on fragments do not depend on the layouts in memory, so that one compiled program does for all four
+    program = replace(op, alayout="row", blayout="col") if sm >= 75 else op
+    return computed(op, applied, lambda: of_wmma_mma(_held_alike(op, sm), operands), lambda: _mma(program, sm, model, operands))
+
+
+def _held_alike(op: Instruction, sm: int) -> Instruction:
+    """The instruction. Raises Unsupported for a generation whose fragments are not those of the GPUs that run it."""
+    if sm != _generation(None):
+        raise Unsupported(f"fragments of sm_{sm} hold elements elsewhere than those of sm_80 and later")
+    return op
 
 
 @jax.tree_util.register_dataclass

@@ -12,9 +12,10 @@ import numpy as np
 from jax import Array
 
 from tcemu.errors import Unsupported
-from tcemu.isa.catalog import TARGETS, check
+from tcemu.isa.catalog import check
 from tcemu.isa.instructions import Instruction
-from tcemu.silicon.text import ENTRY, Kernel, kernel
+from tcemu.native.text import ENTRY, Kernel, kernel
+from tcemu.native.units import own_target
 
 BLOCKS = 8192  # in a launch; each goes on to further cases
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a block has without asking
@@ -142,14 +143,6 @@ def gpu() -> Gpu:
         raise
     except Exception as error:  # whatever the driver's bindings raise where there is no driver
         raise Unsupported(f"gpu: {EXTRA}; none answers here: {error}") from error
-
-
-def own_target(major: int, minor: int) -> str:
-    """The target of a GPU of this compute capability that has most: "sm_90a" for 9.0. Raises Unsupported."""
-    names = [name for name in (f"sm_{major}{minor}a", f"sm_{major}{minor}") if name in TARGETS]
-    if not names:
-        raise Unsupported(f"gpu: this one is sm_{major}{minor}, of which tcemu knows nothing; it knows {', '.join(TARGETS)}")
-    return names[0]
 
 
 def _number() -> int:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from tcemu.isa.instructions import LANES, Instruction
+from tcemu.operations.launches import Run
 from tcemu.operations.operands import pack_matrix, unpack_matrix
 from tcemu.operations.registers import pack
 from tcemu.shared_memory import MODES, SharedLayout, descriptor_words, to_shared
-from tcemu.silicon.gpu import Runner, Words
+from tcemu.silicon.gpu import Words
 
 ATOM_BYTES = 1024  # the largest swizzle atom: an operand that begins at a multiple of it has base offset 0
 Codes = Mapping[str, Array]
@@ -117,7 +118,7 @@ def product_codes(op: Instruction, words: Array) -> Array:
     return codes.reshape(-1, *codes.shape[2:]) if op.products > 1 else codes
 
 
-def product(op: Instruction, runner: Runner, variant: Variant | None = None) -> Callable[[Codes], Array]:
+def product(op: Instruction, runner: Run, variant: Variant | None = None) -> Callable[[Codes], Array]:
     """The runner as a function of codes, for fuzzing: from the operands of `tcemu.dot` to the codes of D."""
     chosen = variants(op)[0] if variant is None else variant
 
@@ -130,7 +131,7 @@ def product(op: Instruction, runner: Runner, variant: Variant | None = None) -> 
     return call
 
 
-def launched(op: Instruction, variant: Variant, words: Words, runner: Runner) -> Array:
+def launched(op: Instruction, variant: Variant, words: Words, runner: Run) -> Array:
     """The runner's words for this variant."""
     return runner(op, variant.form, variant.values, words)
 

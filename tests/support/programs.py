@@ -7,7 +7,7 @@ EXACT = {
     "mul": "dot_add: of significands, at most 24 bits; by powers of two; see the head of arithmetic/dot_add.py",
     "sub": "dot_add, wide: a term less its own high bits",
     "convert_element_type": "int32 <-> f32 of values that fit 24 bits, or the cut toward zero that the step prescribes; see truncation.py",
-    "dot_general": "integer: f32 integers of 8 bits, sums below 2^24; see arithmetic/integer.py",
+    "dot_general": "integer: f32 integers of 8 bits, sums below 2^24; see arithmetic/integer.py. Or of 0, 1, Inf and NaN; see specials.py",
     "neg": "the sign bit",
     "abs": "the sign bit",
     "lt": "a comparison, of normal numbers, infinities aside, and zero",
@@ -15,7 +15,7 @@ EXACT = {
 }
 # these move or reinterpret bits
 MOVES = {
-    "bitcast_convert_type", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "select_n", "pad",
+    "bitcast_convert_type", "broadcast_in_dim", "reshape", "transpose", "slice", "dynamic_slice", "squeeze", "select_n", "pad",
     "jit", "scan", "while", "cond", "custom_jvp_call",
 }  # fmt: skip
 

@@ -35,6 +35,9 @@ class Entry(NamedTuple):
     text: str
     threads: int  # of a block
     shared_bytes: int = 0  # dynamic
+    features: str = ""  # after the architecture's number: "a" for instructions that it alone has
+    is_ptx: bool = False  # the text is PTX, which the driver assembles; else CUDA C++
+    in_place: int | None = None  # the operand that is the first result's buffer too
 
 
 class Route(NamedTuple):
@@ -98,7 +101,7 @@ def launch(entry: Entry, blocks: int, results: Results, *operands: Array) -> tup
     """The kernel on `blocks` blocks of threads, at least one; its parameters are the operands, then the results."""
     assert blocks > 0
     here = route()
-    given = _call(entry, f"{here.kind}_{here.capability}", blocks, results, operands)
+    given = _call(entry, f"{here.kind}_{here.capability}{entry.features}", blocks, results, operands)
     return (given,) if isinstance(results, jax.ShapeDtypeStruct) else tuple(given)
 
 
@@ -107,5 +110,7 @@ def _call(entry: Entry, architecture: str, blocks: int, results: Results, operan
     sizes |= dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
     numbers = {name: np.int32(size) for name, size in sizes.items()}
     ffi_call: Any = jax.ffi.ffi_call
-    code = store.binary(entry.text, architecture)
-    return ffi_call(TARGET, results)(*operands, name=entry.name, kernel_type="ptx", kernel_data=code, **numbers)
+    code = entry.text.encode() + bytes(1) if entry.is_ptx else store.binary(entry.text, architecture)
+    aliases = None if entry.in_place is None else {entry.in_place: 0}
+    call = ffi_call(TARGET, results, input_output_aliases=aliases)
+    return call(*operands, name=entry.name, kernel_type="ptx", kernel_data=code, **numbers)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tcemu.arithmetic.kernels import nvrtc
+from tcemu.compilation import user_cache
 from tcemu.files import replace_file
 
 FOLDER = "TCEMU_KERNELS"  # the environment's variable that names another folder
@@ -19,10 +20,9 @@ KEPT = 512  # binaries that a process remembers
 
 
 def folder() -> Path:
-    """Where binaries are kept: $TCEMU_KERNELS, or tcemu/kernels of the user's cache."""
+    """Where binaries are kept: $TCEMU_KERNELS, or tcemu/kernels of the user's cache. Raises RuntimeError if there is no home."""
     named = os.environ.get(FOLDER)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(named) if named else Path(cache) / "tcemu" / "kernels"
+    return Path(named) if named else user_cache() / "kernels"
 
 
 @lru_cache(maxsize=KEPT)
@@ -30,21 +30,18 @@ def binary(text: str, architecture: str) -> bytes:
     """What `nvrtc.compiled` gives, from the disk where it is there. Raises nvrtc.CompilationError."""
     major, minor = nvrtc.version()
     key = "\0".join((text, architecture, *nvrtc.OPTIONS, f"{major}.{minor}"))
-    path = folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.{architecture}"
-    kept = _read(path)
-    if kept is not None:
-        return kept
+    name = f"{hashlib.sha256(key.encode()).hexdigest()}.{architecture}"
+    with suppress(OSError, RuntimeError):  # not kept yet, or no home
+        if (kept := _intact((folder() / name).read_bytes())) is not None:
+            return kept
     made = nvrtc.compiled(text, architecture)
-    with suppress(OSError):  # a home that cannot be written
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, hashlib.sha256(made).digest() + made)
+    with suppress(OSError, RuntimeError):  # a home that cannot be written, or none
+        folder().mkdir(parents=True, exist_ok=True)
+        replace_file(folder() / name, hashlib.sha256(made).digest() + made)
     return made
 
 
-def _read(path: Path) -> bytes | None:
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
+def _intact(data: bytes) -> bytes | None:
+    """What follows the checksum, if it fits."""
     checksum, rest = data[:CHECKSUM], data[CHECKSUM:]
     return rest if rest and hashlib.sha256(rest).digest() == checksum else None

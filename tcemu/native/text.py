@@ -8,11 +8,7 @@ from tcemu.isa.catalog import least
 from tcemu.isa.instructions import FAMILIES, LANES, Instruction, spell
 
 ENTRY = "tcemu"
-LANE, CASE, MEMORY = (
-    "lane",
-    "case",
-    "memory",
-)  # a parameter has words for each lane of a case, for each case, or is an image of a case's memory
+LANE, CASE, MEMORY = "lane", "case", "memory"  # a parameter has words for each lane of a case, for each case, or is an image of its memory
 VECTORS, SINGLES = ("d", "a", "b", "c", "r"), ("e", "sp_meta", "scale_a", "scale_b")  # operands in registers
 IMMEDIATES = ("f", "sp_sel", "selector_a", "selector_b", "imm_scale_a", "imm_scale_b", "imm_trans_a", "imm_trans_b")
 STORES = ("wmma.store", "stmatrix")
@@ -32,19 +28,25 @@ class Kernel(NamedTuple):
     """A PTX kernel, and what is needed to launch it."""
 
     text: str
-    parameters: tuple[Parameter, ...]  # the pointers that the entry takes; after them the number of cases, and the words of an image
+    parameters: tuple[
+        Parameter, ...
+    ]  # the pointers that the entry takes; then the number of cases, and the words of an image. See `kernel`
     written: str  # the parameter that the kernel writes
     threads: int
     shared: bool  # whether an image of each case is copied to shared memory
 
 
-def kernel(op: Instruction, target: str, form: int = 0, immediates: Mapping[str, Any] | None = None) -> Kernel:
-    """The kernel of `op` for `target`. form: an index into `op.forms`; immediates: by the names of the manual, "f", "selector_a", ..."""
-    return _kernel(op, target, form, tuple(sorted((immediates or {}).items())))
+def kernel(op: Instruction, target: str, form: int = 0, immediates: Mapping[str, Any] | None = None, *, pointers: bool = False) -> Kernel:
+    """The kernel of `op` for `target`. form: an index into `op.forms`; immediates: by the names of the manual, "f", "selector_a", ...
+
+    pointers: the entry takes pointers alone, as XLA gives them: first one to the two numbers, uint32, then the parameters that are read, in
+    their order, and last the one that is written. If that one is read too, both are the same buffer.
+    """
+    return _kernel(op, target, form, tuple(sorted((immediates or {}).items())), pointers)
 
 
 @lru_cache(maxsize=4096)
-def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str, Any], ...]) -> Kernel:
+def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str, Any], ...], pointers: bool) -> Kernel:
     operands, threads, written = op.forms[form], LANES * op.warps, written_by(op)
     parameters = tuple(_parameters(op, operands))
     shared = in_shared(op)
@@ -56,8 +58,7 @@ def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str
         "cvt.u64.u32 %case, %word;",
         "mov.u32 %word, %nctaid.x;",
         "cvt.u64.u32 %step, %word;",
-        "ld.param.u64 %cases, [cases];",
-        "ld.param.u64 %words, [words];",
+        *_numbers(pointers),
         *([f"mov.u64 {WINDOW}, image;"] if shared else []),
         "NEXT:",
         "setp.ge.u64 %done, %case, %cases;",
@@ -65,7 +66,7 @@ def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str
     ]
     for parameter in parameters:
         body += _address(parameter, threads)
-        if parameter.of != MEMORY and (parameter.name != written or op.warps > 1):
+        if parameter.of != MEMORY and (parameter.name != written or rewrites(op)):
             body += _moved(op, parameter, "ld")
     if shared:
         body += [*_copied("IN", "global", "shared", threads), *(["fence.proxy.async;"] if op.warps > 1 else []), "bar.sync 0;"]
@@ -75,7 +76,7 @@ def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str
         body += ["bar.sync 0;"]
         body += [*_copied("OUT", "shared", "global", threads), "bar.sync 0;"] if written == "memory" else []
     body += ["add.u64 %case, %case, %step;", "bra NEXT;", "END:", "ret;"]
-    entry = ",\n".join(f"    .param .u64 {name}" for name in (*(parameter.name for parameter in parameters), "cases", "words"))
+    entry = ",\n".join(f"    .param .u64 {name}" for name in _entry(op, [parameter.name for parameter in parameters], pointers))
     text = [f".version {version}", f".target {target}", ".address_size 64"]
     text += [".extern .shared .align 1024 .b8 image[];"] if shared else []
     text += [f".visible .entry {ENTRY}(\n{entry}\n)", f".maxntid {threads}, 1, 1", "{"]
@@ -88,6 +89,32 @@ def _kernel(op: Instruction, target: str, form: int, immediates: tuple[tuple[str
 def written_by(op: Instruction) -> str:
     """The parameter that the instruction writes. If the instruction reads it too, it comes with the old words."""
     return "memory" if op.family in STORES else "d" if "d" in op.operands else "r"
+
+
+def rewrites(op: Instruction) -> bool:
+    """Whether what it writes comes with old words that it reads, or leaves in part."""
+    return op.warps > 1 or op.family in STORES
+
+
+def _entry(op: Instruction, names: list[str], pointers: bool) -> list[str]:
+    """The names of the entry's parameters."""
+    if not pointers:
+        return [*names, "cases", "words"]
+    written = written_by(op)
+    read = [name for name in names if name != written or rewrites(op)]
+    return ["numbers", *read, "result" if rewrites(op) else written]
+
+
+def _numbers(pointers: bool) -> Iterator[str]:
+    """The number of cases, and the words of an image."""
+    if pointers:
+        yield "ld.param.u64 %index, [numbers];"
+    for at, name in enumerate(("cases", "words")):
+        if pointers:
+            yield f"ld.global.u32 %index_word, [%index+{4 * at}];"
+            yield f"cvt.u64.u32 %{name}, %index_word;"
+        else:
+            yield f"ld.param.u64 %{name}, [{name}];"
 
 
 def in_shared(op: Instruction) -> bool:
@@ -114,13 +141,13 @@ def _registers(op: Instruction, parameters: tuple[Parameter, ...]) -> Iterator[s
     yield f".reg .b64 {', '.join(f'%at_{parameter.name}' for parameter in parameters)};"
     for parameter in parameters:
         if parameter.of == LANE and parameter.name in VECTORS:
-            width = _width(op, parameter.name)
+            width = words_of_register(op, parameter.name)
             yield f".reg .b{32 * width} %{parameter.name}<{parameter.words // width}>;"
         elif parameter.of != MEMORY and parameter.name != "scale_d":
             yield f".reg .b{32 * parameter.words} %{parameter.name};"
 
 
-def _width(op: Instruction, name: str) -> int:
+def words_of_register(op: Instruction, name: str) -> int:
     """Words of one register."""
     fmt = getattr(op, op.operand or name, None)
     return 2 if fmt is not None and fmt.bits == 64 else 1
@@ -140,7 +167,7 @@ def _address(parameter: Parameter, threads: int) -> Iterator[str]:
 
 def _moved(op: Instruction, parameter: Parameter, access: str) -> Iterator[str]:
     """Between global memory and the registers of one operand; access: "ld" or "st"."""
-    width = _width(op, parameter.name) if parameter.of == LANE and parameter.name in VECTORS else parameter.words
+    width = words_of_register(op, parameter.name) if parameter.of == LANE and parameter.name in VECTORS else parameter.words
     for i in range(parameter.words // width):
         register = (
             f"%{parameter.name}{i}" if parameter.name in VECTORS else f"%{parameter.name}{'_word' if parameter.name == 'scale_d' else ''}"
@@ -188,7 +215,7 @@ def _operand(op: Instruction, name: str, immediates: dict[str, Any]) -> str:
     if name in VECTORS:
         if op.family == "movmatrix":
             return f"%{name}0"
-        return "{" + ", ".join(f"%{name}{i}" for i in range(op.registers(name) // _width(op, name))) + "}"
+        return "{" + ", ".join(f"%{name}{i}" for i in range(op.registers(name) // words_of_register(op, name))) + "}"
     if name == "p":
         return "[%place]"
     if name not in IMMEDIATES:
