@@ -95,15 +95,37 @@ def test_scales_for_one_and_codes_for_many():
 @pytest.mark.gpu
 @here
 @pytest.mark.parametrize(
-    "spelling", ["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"]
+    ("spelling", "target", "calls"),
+    [
+        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90a", 2),
+        ("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", "sm_90a", 2),
+        ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", "sm_90a", 2),
+        ("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3", "sm_90a", 2),
+        ("mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.f32.e2m1.e2m1.f32.ue8m0", "sm_120a", 2),
+    ],
 )
-def test_gemm_runs_as_the_kernel(spelling):
-    """Not as the walk, whose bits are the same."""
+def test_gemm_runs_as_the_kernels(spelling, target, calls):
+    """Not as the walk, whose bits are the same: one kernel prepares both operands, one multiplies."""
     op = tcemu.parse(spelling)
     with jax.default_device(gpus()[0]):
         a, b = jnp.zeros((64, 128), jnp.float16), jnp.zeros((128, 64), jnp.float16)
-        compiled = jax.jit(lambda a, b: tcemu.gemm(a, b, op=op, target="sm_90a")).lower(a, b).compile().as_text()
-    assert launch.TARGET in compiled
+        scales = {"scale_a": jnp.ones((64, 4)), "scale_b": jnp.ones((4, 64))} if op.block_scale else {}
+        compiled = jax.jit(lambda a, b: tcemu.gemm(a, b, op=op, target=target, **scales)).lower(a, b).compile().as_text()
+    assert compiled.count(f'custom_call_target="{launch.TARGET}"') == calls
+
+
+@pytest.mark.gpu
+@here
+def test_promoted_sums_are_two_kernels_and_have_the_bits_of_a_scan(monkeypatch):
+    recipe = tcemu.recipe("deepseek", backward="exact")
+    with jax.default_device(gpus()[0]):
+        a, b = (jax.random.normal(jax.random.key(seed), (1024, 1024)) for seed in (0, 1))
+        compiled = jax.jit(lambda a, b: tcemu.matmul(a, b, recipe=recipe)).lower(a, b).compile()
+        got = compiled(a, b)
+        assert compiled.as_text().count(f'custom_call_target="{launch.TARGET}"') == 2
+        monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS[1:])
+        jax.clear_caches()
+        assert (got == tcemu.matmul(a, b, recipe=recipe)).all()
 
 
 @pytest.mark.gpu

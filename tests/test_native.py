@@ -185,6 +185,18 @@ def test_a_memory_that_no_block_has(monkeypatch):
     assert "a memory of 240000 bytes; a block of the GPU here has 232448" in said
 
 
+def test_sizes_that_are_symbols(monkeypatch):
+    native_gpu.here(monkeypatch)
+    rows = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 32"), jnp.float32)
+    for op in (F16_WGMMA, F16_MMA):
+        call = jax.jit(lambda a, op=op: tcemu.gemm(a, np.ones((32, 8), np.float32), op=op, target="sm_90a"))
+        with tcemu.execution("native"), pytest.raises(tcemu.Unsupported, match="b is a symbol"):
+            jax.export.export(call)(rows)
+        with tcemu.execution("auto"):
+            program = jax.export.export(call)(rows)
+        assert (program.call(np.ones((3, 32), np.float32)) == 32).all()
+
+
 def test_code_of_old_compilers(monkeypatch):
     """FP8 mma of sm_90 is software, which ptxas made otherwise before 12.8."""
     native_gpu.here(monkeypatch)

@@ -1,8 +1,11 @@
 """What `execution("native")` launches: statements and products reach it whole, its kernels on a CPU, its texts through the assembler."""
 
+import os
 import random
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,7 +17,7 @@ from support.sampling import sampled
 import tcemu
 from tcemu import fuzz, silicon, verification
 from tcemu.arithmetic.kernels import launch, store
-from tcemu.native import texts, wgmma
+from tcemu.native import sources, wgmma
 from tcemu.native.text import kernel, runs
 from tcemu.native.units import unit_of_product
 from tcemu.operations.operands import signature_of
@@ -206,6 +209,62 @@ def test_emulate_and_ragged_products(gpu):
     assert (found == a @ b).all() and len(gpu) == 2
 
 
+# ---- several devices
+
+SHARDED = """
+import jax, numpy as np, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+import tcemu
+from support import native_gpu
+from tcemu.native import instruction, wgmma
+
+class Patch:
+    setattr = staticmethod(setattr)
+
+def product(self, a, b, c):
+    shapes.append(c.shape)
+    a, b = (jax.lax.bitcast_convert_type(v, jnp.int8).astype(jnp.int32) for v in (a, b))
+    return (jnp.matmul(a, b.mT) + c.astype(jnp.int32)).astype(jnp.uint32)
+
+def statement(entry, blocks, result, numbers, a, b, c):
+    shapes.append(c.shape)
+    return (a + c,)
+
+native_gpu.here(Patch)
+wgmma.Product.__call__, instruction.launch, shapes = product, statement, []
+mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+put = lambda v, *spec: jax.device_put(v, NamedSharding(mesh, P(*spec)))
+whole = lambda seed, *shape: np.random.default_rng(seed).integers(-9, 10, shape).astype(np.int8)
+a, b = whole(0, 2, 8, 40), whole(1, 2, 40, 16)
+op = "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8"
+gemm = lambda a, b: tcemu.gemm(a, b, op=op, target="sm_90a")
+for specs in ((("x",), ("x",), ("x",)), ((None, "x"), (None, None, "y"), (None, "x", "y"))):
+    with tcemu.execution("native"):
+        call = jax.jit(gemm).lower(put(a, *specs[0]), put(b, *specs[1])).compile()
+        d = call(put(a, *specs[0]), put(b, *specs[1]))
+    assert d.sharding.is_equivalent_to(NamedSharding(mesh, P(*specs[2])), 3), d.sharding
+    assert (np.asarray(d) == np.matmul(a.astype(np.int32), b)).all()
+    assert "all-gather" not in call.as_text()
+with tcemu.execution("native"):
+    across = jax.shard_map(gemm, mesh=mesh, in_specs=(P("x"), P("x")), out_specs=P("x"))
+    assert (np.asarray(jax.jit(across)(a, b)) == np.matmul(a.astype(np.int32), b)).all()
+op = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+words = [put(np.arange(16 * 32 * n, dtype=np.uint32).reshape(16, 32, n), ("x", "y")) for n in (4, 2, 4)]
+with tcemu.execution("native"):
+    call = jax.jit(lambda *abc: tcemu.mma(op, *abc, target="sm_90a")).lower(*words).compile()
+assert (np.asarray(call(*words)) == np.asarray(words[0]) * 2).all() and "all-gather" not in call.as_text()
+assert {(1, 8, 16), (2, 4, 4), (2, 32, 4)} <= {*shapes}, shapes
+print("sharded", len(jax.devices()))
+"""
+
+
+def test_a_mesh_cuts_batch_rows_and_columns():
+    here = Path(__file__).parent
+    found = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=8", PYTHONPATH=f"{here.parent}{os.pathsep}{here}")
+    run = subprocess.run([sys.executable, "-c", SHARDED], env=found, capture_output=True, text=True, timeout=300, check=False)
+    assert run.stdout == "sharded 8\n", run.stderr[-3000:]
+
+
 # ---- lowering and texts
 
 
@@ -240,9 +299,14 @@ def test_products_lower_to_three_calls(monkeypatch):
     assert text.count(f"@{launch.TARGET}") == 3 and text.count('kernel_data = "sm_90a ') == 1 and "grid_x = 256" in text
 
 
-def test_auto_keeps_the_emulation_for_other_devices(monkeypatch, gpu):
+def test_auto_keeps_the_emulation_for_other_devices(monkeypatch):
+    native_gpu.here(monkeypatch)
     a, b = whole(16, 32), whole(32, 8, seed=1)
+    registers = [words(3, 32, n) for n in (4, 2, 4)]
+    wanted = tcemu.mma(F16_MMA, *registers, target="sm_90a")
     with tcemu.execution("auto"):
+        assert (tcemu.mma(F16_MMA, *registers, target="sm_90a") == wanted).all()
+        assert (jax.jit(jax.vmap(lambda *abc: tcemu.mma(F16_MMA, *abc, target="sm_90a")))(*registers) == wanted).all()
         call = jax.jit(lambda a, b: tcemu.gemm(a, b, op=F16_MMA, target="sm_90a"))
         assert (call(a, b) == a @ b).all()
         assert "custom_vmap" in str(jax.make_jaxpr(call)(a, b))
@@ -274,14 +338,14 @@ def kernels() -> dict[str, str]:
     for op in tcemu.instructions("sm_90a", "wgmma"):
         if op.n == 8 and op.a is not None and op.a.bits >= 8:
             for columns in (wgmma.NARROW, wgmma.WIDE):
-                made[f"{op} {columns}"] = texts.tiled(texts.Tiled(op, columns))
+                made[f"{op} {columns}"] = sources.tiled(sources.Tiled(op, columns))
             if op.d == tcemu.formats.F32:
                 for scaled in (False, True):
-                    made[f"{op} promoted, scaled {scaled}"] = texts.tiled(texts.Tiled(op, wgmma.NARROW, True, scaled))
+                    made[f"{op} promoted, scaled {scaled}"] = sources.tiled(sources.Tiled(op, wgmma.NARROW, True, scaled))
     for op in tcemu.instructions("sm_90a", "mma"):
         for count in (1, 100):
-            made[f"{op} {count}"] = texts.by_fragments(texts.Fragments.of(op, count, count))
-    return made | {f"place {size} {lines}": texts.place(size, lines) for size in (1, 2, 4) for lines in (wgmma.NARROW, wgmma.WIDE)}
+            made[f"{op} {count}"] = sources.by_fragments(sources.Fragments.of(op, count, count))
+    return made | {f"place {size} {lines}": sources.place(size, lines) for size in (1, 2, 4) for lines in (wgmma.NARROW, wgmma.WIDE)}
 
 
 KERNELS = kernels()

@@ -73,7 +73,7 @@ class Promoted(NamedTuple):
 
     a: Array
     b: Array
-    scales: Scales | None
+    scales: Pair | None
     block_scales: Pair | None  # f32 codes [..., groups of M, parts] and [..., parts, groups of N]
 
 
@@ -84,7 +84,9 @@ def promoted(model: Model, signature: Signature, promotion: Promotion, operands:
     """
     model, operands = _alike((model, operands))
     native = signature.native
-    by_unit = None if native is None or operands.scales is not None else native.promoted(model, signature, promotion)
+    by_unit = (
+        None if native is None or operands.scales is not None else native.promoted(model, signature, promotion, operands.a, operands.b)
+    )
     if native is not None and native.choice == NATIVE:
         return otherwise(operands) if by_unit is None else by_unit(operands)  # otherwise each part is computed natively
     programs = _promoting(model, signature._replace(native=None), promotion, operands) if by_unit is None else {"cuda": by_unit}

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.custom_partitioning import custom_partitioning
 
+from tcemu.errors import Unsupported
+
 PROGRAMS = 1024  # calls whose programs are remembered
 
 
@@ -34,6 +36,13 @@ class Call(Protocol):
 def run(call: Call, *operands: Array) -> Array:
     """The call on operands with one batch axis each, under `vmap` and sharding too."""
     return _batched(call)(*operands)
+
+
+def known_sizes(*operands: Array) -> None:
+    """Raises Unsupported for a size that is a symbol of `jax.export`: a launch has a number of blocks."""
+    for operand in operands:
+        if symbols := [size for size in operand.shape if not isinstance(size, int)]:
+            raise Unsupported(f"{symbols[0]} is a symbol of jax.export, and a launch has a number of blocks; export with numbers")
 
 
 def numbers(*values: int) -> Array:

@@ -10,9 +10,9 @@ from jax import Array
 from tcemu.arithmetic.kernels.launch import Entry, launch
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.layouts import Fragment, fragment
-from tcemu.native import texts
+from tcemu.native import sources
 from tcemu.native.calls import numbers, run
-from tcemu.native.texts import Fragments
+from tcemu.native.sources import Fragments
 from tcemu.packing import container, pack_registers, unpack_registers
 
 WARPS = 4  # of a block
@@ -39,7 +39,7 @@ class Walk(NamedTuple):
         (batch, rows, columns), steps = c.shape[:3], a.shape[2]
         kernel = Fragments.of(self.op, rows, columns)
         warps = batch * -(-rows // kernel.down) * -(-columns // kernel.across)
-        entry = Entry("multiply_by_mma", texts.by_fragments(kernel), WARPS * LANES)
+        entry = Entry("multiply_by_mma", sources.by_fragments(kernel), WARPS * LANES)
         shape = numbers(batch, rows, columns, steps, len(a), len(b))
         return launch(entry, -(-warps // WARPS), jax.ShapeDtypeStruct(c.shape, c.dtype), shape, a, b, c)[0]
 

@@ -14,7 +14,7 @@ from tcemu.executing import AUTO, NATIVE
 from tcemu.formats import F32, Format, convert
 from tcemu.isa.instructions import Instruction
 from tcemu.native import mma, wgmma
-from tcemu.native.calls import run
+from tcemu.native.calls import known_sizes, run
 from tcemu.native.units import Unit, target_here, unit_of_product
 
 Matrices = tuple[Array, Array, Array]
@@ -37,6 +37,7 @@ class Native(NamedTuple):
         """
         try:
             unit = self.unit(model, signature)
+            known_sizes(*matrices)
         except Unsupported as error:
             if self.choice == AUTO:
                 return emulated(*matrices)
@@ -46,13 +47,14 @@ class Native(NamedTuple):
             return by_unit(*matrices)
         return lax.platform_dependent(*matrices, cuda=by_unit, default=emulated)
 
-    def promoted(self, model: Model, signature: Signature, promotion: Promotion) -> Callable[[Any], Array] | None:
+    def promoted(self, model: Model, signature: Signature, promotion: Promotion, *matrices: Array) -> Callable[[Any], Array] | None:
         """Takes the operands of `program.promoted` and gives promoted sums, f32 codes [..., M, N]; None: there is no such kernel.
 
         Then parts are promoted outside, and `product` computes each.
         """
         try:
             unit = self.unit(model, signature)
+            known_sizes(*matrices)
         except Unsupported:
             return None
         if unit.op.family != "wgmma" or unit.op.d != F32:

@@ -10,9 +10,9 @@ from jax import Array
 from tcemu.arithmetic.kernels.launch import Entry, launch
 from tcemu.formats import F16
 from tcemu.isa.instructions import Instruction
-from tcemu.native import texts
+from tcemu.native import sources
 from tcemu.native.calls import numbers, run
-from tcemu.native.texts import LINE, ROWS, THREADS, Tiled
+from tcemu.native.sources import LINE, ROWS, THREADS, Tiled
 
 WIDE, NARROW = 256, 128  # columns of D of a block
 BUSY = 132  # blocks from which on wide ones are better: one for each of an H100's multiprocessors
@@ -73,13 +73,13 @@ class Product(NamedTuple):
         count = -(-k // products)
         tiles = chunk * count
         along = products, chunk * line, steps.asked, steps.own
-        x = _placed(a, texts.place(size, ROWS), ROWS, tiles, along)
-        y = _placed(b, texts.place(size, columns), columns, tiles, along)
+        x = _placed(a, sources.place(size, ROWS), ROWS, tiles, along)
+        y = _placed(b, sources.place(size, columns), columns, tiles, along)
         scaled = self.promotion is not None and self.promotion.scaled
         kernel = Tiled(self.op, columns, self.promotion is not None, scaled)
         shape = batch, m, n, tiles, a.shape[0], b.shape[0], chunk, *self._scales(others if scaled else [])
         result = jax.ShapeDtypeStruct((batch, m, n), jnp.uint16 if self.op.d == F16 else jnp.uint32)
-        entry = Entry("multiply_by_wgmma", texts.tiled(kernel), THREADS, kernel.shared_bytes, features="a")
+        entry = Entry("multiply_by_wgmma", sources.tiled(kernel), THREADS, kernel.shared_bytes, features="a")
         blocks = batch * -(-m // ROWS) * -(-n // columns)
         return launch(entry, blocks, result, numbers(*shape), x, y, *others)[0]
 

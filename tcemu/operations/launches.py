@@ -15,6 +15,7 @@ from tcemu.errors import Unsupported
 from tcemu.executing import AUTO, EMULATED, chosen, execution
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import Lines, as_integers
+from tcemu.native.calls import known_sizes
 from tcemu.native.instruction import executed
 from tcemu.native.products import refused
 from tcemu.native.text import in_shared
@@ -22,7 +23,6 @@ from tcemu.native.units import allow_movement, target_here, unit_of_instruction
 from tcemu.operations.operands import signature_of
 
 IMAGE_WORDS = 8  # 32 bytes, so that every case's image is aligned for anything
-SPARE = 1024  # bytes of a block's shared memory that are the system's
 LDMATRIX_ROW = 16  # bytes to which ldmatrix's rows are aligned: PTX ISA 9.7.14.5.15
 
 
@@ -91,6 +91,7 @@ def _either(
         target = target_here()
         allow(target)
         given = launch()
+        known_sizes(*given.words.values())
         _fits_shared_memory(op, given)
     except Unsupported as error:
         if chosen() == AUTO or others:
@@ -107,7 +108,7 @@ def _either(
 
 def _fits_shared_memory(op: Instruction, given: Launch) -> None:
     image = given.words["memory"].shape[-1] if in_shared(op) and "memory" in given.words else 0
-    if 4 * image > route().shared_bytes - SPARE:
+    if 4 * image > route().shared_bytes:
         raise Unsupported(f"a memory of {4 * image} bytes; a block of the GPU here has {route().shared_bytes} bytes of shared memory")
 
 

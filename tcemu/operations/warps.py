@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tcemu.arithmetic.fitting import fitted
-from tcemu.arithmetic.kernels import launch
 from tcemu.arithmetic.kernels.held import Held, Warp, row_by_row
+from tcemu.arithmetic.kernels.launch import route
 from tcemu.arithmetic.kernels.warp import Kernel, Words, kernel_of, product
 from tcemu.arithmetic.model import Model
 from tcemu.isa.instructions import Instruction
@@ -78,7 +78,7 @@ def by_kernel(found: Kernel | None, words: Callable[[Any], Words], portable: Cal
     words: makes of the operands what the kernel takes.
     """
     empty = any(0 in v.shape for v in jax.tree.leaves(operands))
-    if found is None or empty or launch.route().missing:
+    if found is None or empty or route().missing:
         return portable(operands)
     return lax.platform_dependent(operands, default=portable, cuda=lambda operands: product(found, words(operands)))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tcemu.native import texts
+from tcemu.native import sources
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 KINDS = {"s8": ("s", 1), "e4m3": ("8", 1), "f16": ("h", 2), "bf16": ("b", 2), "tf32": ("t", 4)}
@@ -63,8 +63,8 @@ static void multiply(D &d, const A &a, const B &b) {  // m16n8k32 of s8
 @cache
 def library(name: str, text: str) -> ctypes.PyDLL:
     """The text with a statement of its own, and `run`."""
-    _, own, rest = text.split(texts.MACHINE_ENDS)
-    statement, rest = rest.split(texts.STATEMENT_ENDS)
+    _, own, rest = text.split(sources.MACHINE_ENDS)
+    statement, rest = rest.split(sources.STATEMENT_ENDS)
     rest = rest.replace("extern __shared__ __align__(1024) u8 dynamic[];", "u8 *dynamic = memory;")
     if name == "multiply_by_wgmma":
         d, a = re.search(r"m64n\d+k\d+\.(?:satfinite\.)?(\w+)\.(\w+)\.", statement).groups()

@@ -83,7 +83,7 @@ def product(kernels: Kernels, a: Array, b: Array, c: Array, scales: Scales | Non
     return _batched(kernels)(a, b, *flat(c), *every).reshape(*batch, m, n)
 
 
-def _pairs(kernels: Kernels, scales: Sequence[Array]) -> list[Scales | None]:
+def _pairs(kernels: Kernels, scales: Sequence[Any]) -> list[Any]:
     """Of the operands after a, b and c: the scales and the block scales, each a pair or None."""
     pairs = iter(zip(scales[::2], scales[1::2], strict=True))
     return [next(pairs) if has else None for has in (kernels.numbers.scaled, kernels.numbers.block_scaled)]

@@ -2,7 +2,8 @@
 
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 from tcemu.arithmetic.model import MODES, Model, Signature
 from tcemu.arithmetic.order import Order
@@ -70,7 +71,6 @@ class Tiling(NamedTuple):
     blocks: int  # of a multiprocessor, at least: so many registers a thread may have
     unrolled: int
     pause: int  # tiles between which nothing is loaded ahead
-    rows_at_once: int = 2  # of a lane, whose sums of parts are read at once
     relative_reach: int = REACH
 
     @property
@@ -128,11 +128,17 @@ def bytes_of_step(n: Numbers, wide: bool) -> int:
     return 4 + powers + (powers if n.summed else n.terms * (8 if wide else 4) + 2 * n.terms)
 
 
-def _threads(n: Numbers, wide: bool) -> dict:
+def _threads(n: Numbers, wide: bool) -> dict[str, Any]:
     """How `tile` is cut among threads: the fastest of some dozens that were measured on an NVIDIA H200."""
-    tiles = {"row_tiles": 4, "column_tiles": 4, "warps_down": 2, "warps_across": 4, "steps_together": max(1, 16 // n.terms), "ring": 2}
-    tiles |= {"blocks": 1}
-    return tiles | {"unrolled": 1 if wide else 4, "pause": 16 if n.terms < 16 else 2 if wide and n.terms > 16 else 4}
+    if n.summed:
+        return {
+            "row_tiles": 2, "column_tiles": 4, "warps_down": 2, "warps_across": 2, "steps_together": 1, "ring": 2, "blocks": 3,
+            "unrolled": 1, "pause": 1,
+        }  # fmt: skip
+    return {
+        "row_tiles": 4, "column_tiles": 4, "warps_down": 2, "warps_across": 4, "steps_together": max(1, 16 // n.terms), "ring": 2,
+        "blocks": 1, "unrolled": 1 if wide else 4, "pause": 16 if n.terms < 16 else 2 if wide and n.terms > 16 else 4,
+    }  # fmt: skip
 
 
 def _absolute(n: Numbers, a: Format, b: Format) -> Tiling | None:
@@ -183,21 +189,16 @@ def _grouped(n: Numbers, signature: Signature) -> Tiling | None:
     sum_fits = n.fraction_bits + above + (n.terms // n.summed).bit_length() + 1 <= F64.mantissa_bits
     if not sum_fits or above + n.fraction_bits >= F64.mantissa_bits or n.fraction_bits < n.kept:
         return None
-    tiles = {"row_tiles": 2, "column_tiles": 4, "warps_down": 2, "warps_across": 2, "steps_together": 1, "ring": 2, "blocks": 3}
-    tiles |= {"unrolled": 1, "pause": 1, "low_bits_begin": 0, "absent": 0, "depth": 0, "wide": True, "most": 120}
-    if scale.exponent_bits <= 5:
-        offset = 2 - 2 * scale.least_exponent
-        assert 8 * (offset + 2 * scale.greatest_exponent) + 7 < 255
-        power, least_unit = 8 * offset - F32.bias, -offset - n.fraction_bits
-        return Tiling(
-            relative=False, base=8, offset=offset, power_of_a=power // 2, power_of_b=power - power // 2, least_unit=least_unit,
-            least_tops=0, floor_counts=n.floor > -offset, **tiles,
-        )  # fmt: skip
-    least_unit = F32.least_exponent + 1
-    power = BYTE + 8 * NEAR - F32.bias
+    base, least_unit, offset = 8, F32.least_exponent + 1, 2 - 2 * scale.least_exponent
+    relative = (
+        base * (offset + 2 * scale.greatest_exponent) + base - 1 >= F32.infinity >> F32.mantissa_bits
+    )  # as `_relative`, or `_absolute`
+    power = BYTE + base * NEAR - F32.bias if relative else base * offset - F32.bias
+    if not relative:
+        least_unit = -offset - n.fraction_bits
     return Tiling(
-        relative=True, base=8, offset=(F32.bias + power) // 8, power_of_a=power // 2, power_of_b=power - power // 2, least_unit=least_unit,
-        least_tops=least_unit + n.fraction_bits + NEAR, floor_counts=n.floor > least_unit + n.fraction_bits, **tiles,
+        True, relative, base, (F32.bias + power) // base, power // 2, power - power // 2, 0, 0, 0, 120, least_unit,
+        least_unit + n.fraction_bits + NEAR, n.floor > least_unit + n.fraction_bits, **_threads(n, True),
     )  # fmt: skip
 
 
@@ -207,13 +208,14 @@ def limit(tiles: Tiling, k: int) -> int:
 
 
 def shared_bytes(n: Numbers, tiles: Tiling) -> int:
-    """Shared memory of a block of `tile`."""
-    return tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n, tiles.wide)
+    """Shared memory of a block of `tile`: the stages, and the sums of chains or promoted parts."""
+    sums = 4 * prod(tiles.lines) if n.chain or n.promoted else 0
+    return sums + tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n, tiles.wide)
 
 
 def within(n: Numbers, tiles: Tiling | None, most: int) -> Tiling | None:
-    """The same in so many bytes of shared memory; None where it has no room."""
-    sizes = () if tiles is None else (tiles, tiles._replace(ring=1))
+    """The same, or a smaller one, in so many bytes of shared memory; None where it has no room."""
+    sizes = () if tiles is None else (tiles, tiles._replace(ring=1), tiles._replace(ring=1, row_tiles=min(tiles.row_tiles, 2)))
     return next((one for one in sizes if shared_bytes(n, one) <= most), None)
 
 

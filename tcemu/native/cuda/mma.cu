@@ -37,18 +37,28 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) multiply_by_mma(const S
 #pragma unroll
         for (int j = 0; j < ACROSS; ++j)
             sum[i][j] = c[(first + (s64)min(row + i, s.rows - 1) * s.columns + min(column + j, s.columns - 1)) * 32 + lane];
-#pragma unroll UNROLLED
-    for (int t = 0; t < s.steps; ++t) {
-        A x[DOWN];
-        B y[ACROSS];
+    A x[DOWN];
+    B y[ACROSS];
+    const auto load = [&](int t) {
 #pragma unroll
         for (int i = 0; i < DOWN; ++i) x[i] = left[i][(s64)t * 32];
 #pragma unroll
         for (int j = 0; j < ACROSS; ++j) y[j] = right[j][(s64)t * 32];
+    };
+    load(0);
+#pragma unroll 2
+    for (int t = 0; t < s.steps; ++t) {
+        A own[DOWN];
+        B other[ACROSS];
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i) own[i] = x[i];
+#pragma unroll
+        for (int j = 0; j < ACROSS; ++j) other[j] = y[j];
+        load(min(t + 1, s.steps - 1));  // ahead
 #pragma unroll
         for (int i = 0; i < DOWN; ++i)
 #pragma unroll
-            for (int j = 0; j < ACROSS; ++j) multiply(sum[i][j], x[i], y[j]);
+            for (int j = 0; j < ACROSS; ++j) multiply(sum[i][j], own[i], other[j]);
     }
 #pragma unroll
     for (int i = 0; i < DOWN; ++i)

@@ -26,8 +26,6 @@ static void copy(u32 to, const void *from, u32 bytes, u32 barrier) {
 static void wgmma_fence() {}
 static void wgmma_commit() {}
 template <int MOST> static void wgmma_wait() {}
-static float __fmul_rn(float x, float y) { return x * y; }
-static float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 
 template <class... T, size_t... AT> static void call(void (*entry)(T...), void **given, std::index_sequence<AT...>) { entry((T)given[AT]...); }
 template <class... T> static void run_entry(void (*entry)(T...), int grid, int threads, void **given) {

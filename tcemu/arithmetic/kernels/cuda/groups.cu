@@ -1,6 +1,7 @@
-// The fast step of products that are summed in groups. A group's factors are small integers under one pair of scales. Prepared in bf16, they are
-// exact, and so is the tensor core's sum of their products in f32: all are whole multiples of one power of two, and below 2^24 of it. That sum is
-// the group's term. The terms are cut beside M, each by itself, and added exactly in f64.
+// The fast step of products that are summed in groups. A group's factors are integers below 2^8 under one pair of scales, so that bf16 holds each
+// with its scale. A tensor core adds their products exactly: all are whole multiples of one power of two, below 2^16 of it, and their sum is below
+// 2^24 of it; it keeps 23 bits or more below the greatest product, and f32 holds the sum. That sum is the group's term. What lies too low for f32
+// lies below every unit of a fast step. The terms are cut beside M, each by itself, and added exactly in f64.
 
 constexpr int SUMS = TERMS / SUMMED;  // groups of a step
 

@@ -49,7 +49,7 @@ template <class FORMAT> struct OneFactor {
 constexpr int MOST_OF_SCALE = 120;  // the exponent of a scale whose products bf16 holds
 constexpr int MOST_LINES = A_LINES > B_LINES ? A_LINES : B_LINES;
 
-// words(t, the two in one word) -> the section of fragments
+// half_of(t), the bf16 of product t -> a section of fragments
 template <bool IS_A, class F> __device__ __forceinline__ void store_fragments(u8 *section, int line, F half_of) {
     typedef Prepared<IS_A ? A_LINES : B_LINES> Part;
 #pragma unroll

@@ -1,6 +1,6 @@
 // A tile of D a block, in registers, while K goes by step after step. For steps that are cut toward zero, or rounded to f16: `fast_step` of
-// products.cu or groups.cu. Chains, and parts of K whose sums are promoted to f32,
-// start from nothing; D holds the sum of those that are done.
+// products.cu or groups.cu. Chains, and parts of K whose sums are promoted to f32, start from nothing; shared memory holds the sum of those
+// that are done.
 //
 // A step is fast where all that takes part is within reach: see `is_plain` and `is_fast`. All else (Inf, NaN, what is far above or below) takes
 // `careful`, the step in integers.
@@ -113,46 +113,36 @@ template <class F> __device__ __forceinline__ void for_each(const Shape &shape, 
 
 constexpr int STEPS_OF_PART = PROMOTED ? PROMOTED * OF_INSTRUCTION / TERMS : CHAIN;  // 0: all steps follow each other, from C on
 
-// The sums in D, or at first in C, with those of a part of K. Of so many rows they are read before any is written, so that the reads do not wait
-// for each other.
-__device__ __forceinline__ void add_part(DCode *d, const CCode *totals, Accumulators &sums, const Shape &shape, const BlockScales &scales,
+// The sums of the parts that are done, in shared memory behind the stages: each thread has its own, those of neighbours side by side
+struct Totals {
+    u32 *own;
+    __device__ __forceinline__ u32 &operator()(int i, int j) const { return own[(i * COLUMNS_OF_LANE + j) * THREADS]; }
+};
+
+__device__ __forceinline__ void add_part(const Totals &totals, Accumulators &sums, const Shape &shape, const BlockScales &scales,
                                          const Lane &at, int part) {
-    const Place place = Place::of(shape);
-    const int first_row = place.row_tile * A_LINES, first_column = place.column_tile * B_LINES;
-    float of_columns[COLUMNS_OF_LANE] = {};
+    float of_rows[ROWS_OF_LANE] = {}, of_columns[COLUMNS_OF_LANE] = {};
     if (BLOCK_SCALED) {
+        const Place place = Place::of(shape);
+#pragma unroll
+        for (int i = 0; i < ROWS_OF_LANE; ++i) {
+            const int row = place.row_tile * A_LINES + at.row(i);
+            if (row < shape.m) of_rows[i] = scales.row(shape, place.batch, row, part);
+        }
 #pragma unroll
         for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            const int column = first_column + at.column(j);
+            const int column = place.column_tile * B_LINES + at.column(j);
             if (column < shape.n) of_columns[j] = scales.column(shape, place.batch, column, part);
         }
     }
 #pragma unroll
-    for (int first = 0; first < ROWS_OF_LANE; first += ROWS_AT_ONCE) {
-        u32 read[ROWS_AT_ONCE][COLUMNS_OF_LANE];
-        float of_rows[ROWS_AT_ONCE] = {};
+    for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
-        for (int i = 0; i < ROWS_AT_ONCE; ++i) {
-            const int row = first_row + at.row(first + i);
-            if (BLOCK_SCALED && row < shape.m) of_rows[i] = scales.row(shape, place.batch, row, part);
-#pragma unroll
-            for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-                const int column = first_column + at.column(j);
-                read[i][j] = row < shape.m && column < shape.n ? totals[((s64)place.batch * shape.m + row) * shape.n + column] : 0;
-            }
+        for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
+            const u32 total = totals(i, j), sum = code_of(sums[i][j]);
+            totals(i, j) = PROMOTED ? with_promoted(total, sum, __fmul_rn(of_rows[i], of_columns[j])) : add(total, sum);
+            sums[i][j] = 0;
         }
-#pragma unroll
-        for (int i = 0; i < ROWS_AT_ONCE; ++i)
-#pragma unroll
-            for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-                const int row = first_row + at.row(first + i), column = first_column + at.column(j);
-                Value &own = sums[first + i][j];
-                const u32 sum = code_of(own);
-                const u32 total = PROMOTED ? with_promoted(read[i][j], sum, __fmul_rn(of_rows[i], of_columns[j])) : add(read[i][j], sum);
-                if (row < shape.m && column < shape.n) d[((s64)place.batch * shape.m + row) * shape.n + column] = (DCode)total;
-                own = 0;
-            }
-    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -177,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     // the bit of a half, known to no compiler: then a mask and this bit are one instruction
     const u32 half = steps > 0 ? 1u << (FIELD - 1) : 0;
     Stages stages = {shared, a_prepared, b_prepared, steps};
+    const Totals totals = {(u32 *)(shared + RING * STAGE) + threadIdx.x};
     Accumulators sums = {};
     bool plain = true;
     {
@@ -186,12 +177,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const s64 b_tile = (s64)(shape.b_batch > 1 ? place.batch : 0) * ((shape.n + B_LINES - 1) / B_LINES) + place.column_tile;
         stages.a += a_tile * steps * APart::bytes, stages.b += b_tile * steps * BPart::bytes;
         if (RING > 1) stages.copy(0);
-        if (STEPS_OF_PART == 0)
-            for_each(shape, at, [&](int i, int j, s64 element) {
-                const u32 code = c[element];
+        for_each(shape, at, [&](int i, int j, s64 element) {
+            const u32 code = c[element];
+            if (STEPS_OF_PART) {
+                totals(i, j) = code;
+            } else {
                 plain &= is_plain(code);
                 sums[i][j] = value_of(code);
-            });
+            }
+        });
     }
     plain = __all_sync(ALL, plain);
 
@@ -208,10 +202,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (STEPS_OF_PART == 0 || (++in_part < STEPS_OF_PART && step < steps - 1)) continue;
         const Shape shape = *opaque(shapes);
         const BlockScales scales = {opaque(row_scales), opaque(column_scales), PROMOTED ? shape.k / (PROMOTED * OF_INSTRUCTION) : 0};
-        add_part(d, part == 0 ? c : (const CCode *)d, sums, shape, scales, at, part);
+        add_part(totals, sums, shape, scales, at, part);
         in_part = 0, ++part, plain = true;
     }
 
     const Lane here = {opaque(at.lane), opaque(at.first_row), opaque(at.first_column)};
-    if (STEPS_OF_PART == 0) for_each(*opaque(shapes), here, [&](int i, int j, s64 element) { d[element] = code_of(sums[i][j]); });
+    for_each(*opaque(shapes), here, [&](int i, int j, s64 element) { d[element] = STEPS_OF_PART ? totals(i, j) : code_of(sums[i][j]); });
 }

@@ -80,7 +80,7 @@ def by_fragments(kernel: Fragments) -> str:
     width = words_of_register(op, "d")
     counts = {name: op.registers(name) // width for name in "abd"}
     numbers = {f"{name.upper()}_REGISTERS": count for name, count in counts.items()}
-    numbers |= {"DOWN": kernel.down, "ACROSS": kernel.across, "UNROLLED": 1 if kernel.down * kernel.across > 1 else 4}
+    numbers |= {"DOWN": kernel.down, "ACROSS": kernel.across}
     constants = [f"constexpr int {name} = {value};" for name, value in numbers.items()]
     head, _, rest = _file("mma").partition("STATEMENT\n")
     types = f"typedef {'u64' if width == 2 else 'u32'} Word;"
