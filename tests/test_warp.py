@@ -202,7 +202,7 @@ def test_vmap_gives_a_longer_batch(emulated):
 
 
 def test_an_empty_batch_asks_no_kernel(monkeypatch):
-    monkeypatch.setattr(launch, "route", lambda: launch.Route("sm", "90", ""))
+    monkeypatch.setattr(warps, "route", lambda: launch.Route("sm", "90", ""))
     forget()
     call, operands = mma_call(F16_F32, "sm_90", True, (0, 2))
     assert call(*operands).shape == (0, 2, 32, 4)
@@ -271,7 +271,7 @@ def test_the_texts_compile(architecture, tmp_path):
 @pytest.mark.parametrize("spelling", [F16_F32, SPARSE])
 def test_it_lowers_for_cuda_as_one_kernel(monkeypatch, spelling):
     here = launch.Route("sm", "90", "")
-    for module in (launch, cuda):
+    for module in (launch, cuda, warps):
         monkeypatch.setattr(module, "route", lambda: here)
     monkeypatch.setattr(store, "binary", lambda text, architecture: f"{architecture} {len(text)}".encode())
     forget()

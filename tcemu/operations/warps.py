@@ -61,10 +61,11 @@ def _whole(op: Instruction, name: str) -> tuple:
 
 
 def kernel_of_instruction(op: Instruction, model: Model, warp: Warp) -> Kernel | None:
-    """The kernel that computes the instruction; None where its model's fields are traced, or its steps are no fused sums."""
-    if model.result.is_integer:
-        return None
+    """The kernel that computes the instruction; None where its model's fields are traced, its steps are no fused sums, or `tcemu.execution`
+    leaves it to the GPU's own instruction."""
     signature = signature_of(op)
+    if model.result.is_integer or signature.native is not None:
+        return None
     model = fitted(model, signature, None if signature.scale is None else signature.k // signature.scale_vec)
     if model.common is not None:
         signature = signature._replace(a=model.common, b=model.common)
