@@ -179,6 +179,15 @@ def test_a_gpu_that_nobody_verified(monkeypatch):
     assert "evidence is 'literature'" in refusal(product(FP8_MMA, "sm_120a"))
 
 
+def test_what_ptx_leaves_open_is_left_to_the_emulation(monkeypatch):
+    native_gpu.here(monkeypatch)
+    store, fragment = "wmma.store.d.sync.aligned.row.m16n16k16.f32", words(32, 8)
+    assert "stride 8 is below 16" in refusal(lambda: tcemu.wmma_store(store, words(300), fragment, stride=8))
+    address = np.arange(32, dtype=np.int32) // 2 * 16
+    said = refusal(lambda: tcemu.stmatrix("stmatrix.sync.aligned.m8n8.x4.b16", words(200), address, words(32, 4)))
+    assert "two lanes have one address" in said
+
+
 def test_a_memory_that_no_block_has(monkeypatch):
     native_gpu.here(monkeypatch)
     said = refusal(lambda: tcemu.ldmatrix(LOAD, np.zeros(60_000, np.uint32), np.zeros(32, np.int32)))
