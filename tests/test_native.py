@@ -16,7 +16,7 @@ from tcemu.arithmetic.kernels import launch, nvrtc
 from tcemu.arithmetic.model import Signature
 from tcemu.arithmetic.walk import walk
 from tcemu.formats import BF16, E4M3, F16, F32, from_float
-from tcemu.native import calls, units
+from tcemu.native import units
 from tcemu.operations.operands import signature_of
 
 F16_MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -31,11 +31,10 @@ assembled_here = pytest.mark.skipif(shutil.which("ptxas") is None or shutil.whic
 
 @pytest.fixture(autouse=True)
 def programs_of_one_gpu_alone():
-    """A program that was traced for one GPU must not serve the next test, which has another."""
-    yield
+    """A program that was traced for one GPU must not serve the next test, which has another; and none is a real one."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
     jax.clear_caches()
-    for cached in (calls._batched, calls._sharded):
-        getattr(cached, "cache_clear", lambda: None)()
 
 
 def words(*shape, seed=0):
@@ -177,6 +176,15 @@ def test_a_gpu_that_nobody_verified(monkeypatch):
     assert "is not verified" in refusal(lambda: tcemu.ldmatrix(LOAD, words(128), np.zeros(32, np.int32)))
     native_gpu.here(monkeypatch, "sm_120a")
     assert "evidence is 'literature'" in refusal(product(FP8_MMA, "sm_120a"))
+
+
+def test_what_ptx_leaves_open_is_left_to_the_emulation(monkeypatch):
+    native_gpu.here(monkeypatch)
+    store, fragment = "wmma.store.d.sync.aligned.row.m16n16k16.f32", words(32, 8)
+    assert "stride 8 is below 16" in refusal(lambda: tcemu.wmma_store(store, words(300), fragment, stride=8))
+    address = np.arange(32, dtype=np.int32) // 2 * 16
+    said = refusal(lambda: tcemu.stmatrix("stmatrix.sync.aligned.m8n8.x4.b16", words(200), address, words(32, 4)))
+    assert "two lanes have one address" in said
 
 
 def test_a_memory_that_no_block_has(monkeypatch):

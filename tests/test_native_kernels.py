@@ -34,8 +34,9 @@ nvcc_here = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc her
 
 @pytest.fixture(autouse=True)
 def programs_of_one_gpu_alone():
-    """A program that was traced for one GPU must not serve the next test, which has another."""
-    yield
+    """A program that was traced for one GPU must not serve the next test, which has another; and none is a real one."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
     jax.clear_caches()
 
 

@@ -14,7 +14,7 @@ from tcemu.executing import AUTO, NATIVE
 from tcemu.formats import F32, Format, convert
 from tcemu.isa.instructions import Instruction
 from tcemu.native import mma, wgmma
-from tcemu.native.calls import known_sizes, run
+from tcemu.native.calls import known_sizes
 from tcemu.native.units import Unit, target_here, unit_of_product
 
 Matrices = tuple[Array, Array, Array]
@@ -76,7 +76,7 @@ def _product(unit: Unit, addend: Format, a: Array, b: Array, c: Array) -> Array:
     c = c if addend == unit.op.d else convert(addend, unit.op.d, c)
     x, y, start = _flat(a, batch, words), _flat(b, batch, words), c.reshape(-1, *c.shape[len(batch) :])
     if unit.op.family == "wgmma":
-        d = run(wgmma.Product(unit.op, wgmma.Steps(unit.step, unit.own_step)), x, jnp.swapaxes(y, 1, 2), start)
+        d = wgmma.product(wgmma.Product(unit.op, wgmma.Steps(unit.step, unit.own_step)), x, y, start)
     else:
         d = mma.product(unit.op, *_filled(unit.op, x, y), start)
     return d.reshape(*batch, m, n, *c.shape[c.ndim - words :])
@@ -87,7 +87,7 @@ def _promoted(unit: Unit, promotion: wgmma.Promotion, a: Array, b: Array, *scale
     sides = zip((a, b), scales, strict=True) if scales else ((a,), (b,))
     (x, *of_a), (y, *of_b) = ([_flat(v, batch, 0, [other.shape[:-2] for other in side]) for v in side] for side in sides)
     call = wgmma.Product(unit.op, wgmma.Steps(unit.step, unit.own_step), promotion)
-    d = run(call, x, jnp.swapaxes(y, 1, 2), *of_a, *of_b)
+    d = wgmma.product(call, x, y, *of_a, *of_b)
     return d.reshape(*batch, *d.shape[1:])
 
 

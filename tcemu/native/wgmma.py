@@ -104,6 +104,6 @@ def _placed(codes: Array, text: str, lines: int, tiles: int, along: tuple[int, .
     return launch(entry, -(-pieces // PLACING), result, numbers(batch, count, k, *shape[1:3], *along), codes)[0]
 
 
-def product(call: Product, *operands: Array) -> Array:
-    """`Product` under `vmap` and sharding."""
-    return run(call, *operands)
+def product(call: Product, a: Array, b: Array, *others: Array) -> Array:
+    """`Product` under `vmap` and sharding, on b as [batch or 1, K, N]."""
+    return run(call, a, jnp.swapaxes(b, 1, 2), *others)

@@ -150,6 +150,8 @@ def of_wmma_memory(op: Instruction, lines: Lines, bound: Any, offset: ArrayLike,
                 f"{op}: {name} {value[misaligned].flat[0]} is no multiple of {8 * least // bits} elements, {least} bytes. PTX asks "
                 "for less, as tcemu.wmma_load does; but ptxas has this fragment read by ldmatrix, and the GPU stops if a row is not aligned"
             )
+    if op.family == "wmma.store" and (step < op.default_stride).any():
+        raise Unsupported(f"stride {step.min()} is below {op.default_stride}, so that rows overlap, and which stays is open in PTX")
     words["address"] = _words(start * bits // 8)[..., None]
     if stride is not None:
         words["stride"] = _words(step)[..., None]
@@ -172,6 +174,8 @@ def line_alignment(op: Instruction, lines: Lines) -> int:
 def of_mover(op: Instruction, bound: Any) -> Launch:
     """bound: of `bind_ldmatrix` or `bind_stmatrix`."""
     address, used = _known("address", bound.address), bound.rows.starts.shape[-1]
+    if op.family == "stmatrix" and (np.diff(np.sort(address[..., :used])) == 0).any():
+        raise Unsupported("two lanes have one address, and which row stays is open in PTX")
     address = np.where(np.arange(LANES) < used, address, 0)  # those of the other lanes may be anything
     words = {"memory": bound.shared, "address": _words(address)[..., None]}
     return Launch(form=0, immediates={}, words=words | ({"r": bound.registers} if op.family == "stmatrix" else {}))

@@ -33,9 +33,8 @@ def run(op: str | Instruction, *operands: ArrayLike, runner: Runner | None = Non
     Traced operands, as under `jax.jit` and `jax.vmap`, make the launch a part of the program, on the GPU that it is compiled for. Places in
     memory, descriptors and selectors must be known then too, since the GPU stops at a place that is outside.
     runner: what executes (default: the GPU that JAX computes on, or the first one); not with traced operands.
-    Returns uint32 words, on the GPU if JAX has it. Raises Unsupported without a GPU, or without cuda-core where nothing is traced, or with
-    a GPU that lacks the instruction;
-    ValueError, TypeError and UndefinedBehaviour for operands as the emulated operation does.
+    Returns uint32 words, on the GPU if JAX has it. Raises Unsupported without a GPU, with one that lacks the instruction, and without
+    cuda-core where nothing is traced; ValueError, TypeError and UndefinedBehaviour for operands as the emulated operation does.
     Source: the PTX is assembled by the driver's own compiler for the GPU's own target, such as sm_90a.
     """
     op = parse(op)
