@@ -136,11 +136,11 @@ def test_registers_in_are_the_registers_out_of_the_walk(monkeypatch, case, raw):
     """10^7 outputs of each; `mma` by the kernel that takes registers, and by matrices of codes and the portable walk."""
     call, operands = warp_cases.mma_call(*case, raw, (80_000,))
     with jax.default_device(gpus()[0]):
-        got = jax.jit(call)(*operands)
+        got = call(*operands)
         monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS[-1:])
         monkeypatch.setattr(mma, "by_kernel", lambda found, words, portable, operands: portable(operands))
         mma._mma.clear_cache()
-        wanted = jax.jit(call)(*operands)
+        wanted = call(*operands)
     mma._mma.clear_cache()
     assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
 
