@@ -302,6 +302,7 @@ def test_products_lower_to_three_calls(monkeypatch):
 
 def test_auto_keeps_the_emulation_for_other_devices(monkeypatch):
     native_gpu.here(monkeypatch)
+    monkeypatch.setattr(store, "binary", lambda text, architecture: b"")
     a, b = whole(16, 32), whole(32, 8, seed=1)
     registers = [words(3, 32, n) for n in (4, 2, 4)]
     wanted = tcemu.mma(F16_MMA, *registers, target="sm_90a")
