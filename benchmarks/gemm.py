@@ -12,7 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import arguments, describe_machine, finish, timed
+from harness import add_execution, arguments, describe_machine, finish, timed
 
 import tcemu
 from tcemu.formats import ARRAY_FORMATS
@@ -110,6 +110,8 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--formats", nargs="+", choices=OPS, default=["f16", "bf16", "e4m3", "s8"])
+    parser.add_argument("--recipes", nargs="*", default=[], help="lines of tcemu.matmul by these too")
+    add_execution(parser)
     parser.add_argument("--typed", action="store_true", help="operands in their formats' own dtypes, where JAX has them")
     args = parser.parse_args()
 
@@ -132,8 +134,13 @@ def main() -> int:
             if args.typed and (dtypes := [DTYPES[fmt] for fmt in (op.a, op.b) if fmt in DTYPES])[1:]:
                 u, v = u.astype(dtypes[0]), v.astype(dtypes[1])
             product = partial(tcemu.gemm, u, v, op=op, target=target, **block_scales)
-            rows.append((name, *timed(product, args.repeats)))
-            wrong += check(op, target, np.asarray(u), np.asarray(v), block_scales, np.asarray(product()))
+            with tcemu.execution(args.execution):
+                rows.append((name, *timed(product, args.repeats)))
+                d = np.asarray(product())
+            wrong += check(op, target, np.asarray(u), np.asarray(v), block_scales, d)
+        for name in args.recipes:
+            with tcemu.execution(args.execution):
+                rows.append((name, *timed(lambda x=x, y=y, name=name: tcemu.matmul(x, y, recipe=tcemu.recipe(name)), args.repeats)))
         for name, first, best in rows:
             lines.append({"format": name, "size": n, "first_call_s": first, "best_s": best, "mac_per_s": n**3 / best, "ratio": best / base})
             print(f"{name:>12} {n:>6} {first:>13.2f} {best:>9.4f} {n**3 / best:>10.2e} {best / base:>24.1f}")

@@ -18,6 +18,12 @@ def arguments(description: str | None, repeats: int = 5) -> argparse.ArgumentPar
     return parser
 
 
+def add_execution(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--execution", choices=("emulated", "native", "auto"), default="emulated", help="as tcemu.execution; checks are emulated"
+    )
+
+
 def describe_machine() -> dict[str, object]:
     """Prints, and returns, what ran this."""
     device = jax.devices()[0]

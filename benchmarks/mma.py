@@ -6,7 +6,7 @@ Each line is the best of several runs after the first, which compiles and stands
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import arguments, describe_machine, finish, timed
+from harness import add_execution, arguments, describe_machine, finish, timed
 
 import tcemu
 
@@ -55,6 +55,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--warps", type=int, nargs="+", default=[4096])
     parser.add_argument("--formats", nargs="+", choices=OPS, default=list(OPS), metavar="NAME", help=f"of {', '.join(OPS)}")
+    add_execution(parser)
     args = parser.parse_args()
     machine = describe_machine()
     print(f"{'':>15} {'warps':>7} {'first call s':>13} {'best ms':>9} {'warps/s':>10} {'MAC/s':>10}")
@@ -65,8 +66,9 @@ def main() -> int:
             op = tcemu.parse(spelling)
             run, operands = runner(op, target), drawn(op, warps)
             whole = jax.jit(run)
-            first, best = timed(lambda whole=whole, operands=operands: whole(*operands), args.repeats)
-            made = np.asarray(whole(*operands))
+            with tcemu.execution(args.execution):
+                first, best = timed(lambda whole=whole, operands=operands: whole(*operands), args.repeats)
+                made = np.asarray(whole(*operands))
             for i in {0, warps // 2, warps - 1}:
                 wrong += int((np.asarray(run(*(x[i] for x in operands))) != made[i]).sum())
             macs = warps * op.m * op.n * op.matrix("a")[1] / best

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import arguments, describe_machine, finish, timed
+from harness import add_execution, arguments, describe_machine, finish, timed
 
 import tcemu
 from tcemu.compilation import VARIABLE
@@ -96,7 +96,8 @@ def measured(args) -> dict:
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss, argnums=1)(emulated, params, x, y))
 
     began, cpu = time.perf_counter(), time.process_time()
-    lowered = step.lower(params, x, y)
+    with tcemu.execution(args.execution):
+        lowered = step.lower(params, x, y)
     traced = time.perf_counter()
     compiled = lowered.compile()
     done, cpu = time.perf_counter(), time.process_time() - cpu
@@ -109,7 +110,7 @@ def measured(args) -> dict:
 
 def in_a_process(args, recipe: str, layers: int, cache: str = "off") -> dict:
     words = ["--model", args.model, "--layers", layers, "--batch", args.batch, "--repeats", args.repeats, "--recipes", recipe, "--alone"]
-    words += ["--width", width_of(args), "--tokens", args.tokens]
+    words += ["--width", width_of(args), "--tokens", args.tokens, "--execution", args.execution]
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # only what is asked for
     environment[VARIABLE] = cache
     run = subprocess.run([sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True, env=environment)
@@ -125,6 +126,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also a second process, with the compiled programs of a first one on disk")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
+    add_execution(parser)
     parser.add_argument("--width", type=int, help=f"of the model (default: {WIDTH})")
     parser.add_argument("--alone", action="store_true", help="one recipe, in this process, as a line of JSON")
     args = parser.parse_args()
