@@ -124,9 +124,18 @@ def main() -> int:
         rng = np.random.default_rng(0)
         a, b = rng.standard_normal((n, n), np.float32), rng.standard_normal((n, n), np.float32)
         x, y = jnp.asarray(a), jnp.asarray(b)
-        first, base = timed(lambda x=x, y=y: plain(x, y), args.repeats)
+        base = 0.0  # seconds of the first line
+
+        def note(name: str, run: Callable, n: int = n) -> None:
+            nonlocal base
+            first, best = timed(run, args.repeats)
+            base = base or best
+            lines.append({"format": name, "size": n, "first_call_s": first, "best_s": best, "mac_per_s": n**3 / best, "ratio": best / base})
+            print(f"{name:>12} {n:>6} {first:>13.2f} {best:>9.4f} {n**3 / best:>10.2e} {best / base:>24.1f}", flush=True)
+
         bytes_ = [v.astype(jnp.int8) for v in (x, y)]
-        rows = [("plain", first, base), ("plain s8", *timed(lambda pair=bytes_: of_bytes(*pair), args.repeats))]
+        note("plain", partial(plain, x, y))
+        note("plain s8", partial(of_bytes, *bytes_))
         for name in args.formats:
             op, target = tcemu.parse(OPS[name][0]), OPS[name][1]
             block_scales = scales(op, a, b)
@@ -135,15 +144,12 @@ def main() -> int:
                 u, v = u.astype(dtypes[0]), v.astype(dtypes[1])
             product = partial(tcemu.gemm, u, v, op=op, target=target, **block_scales)
             with tcemu.execution(args.execution):
-                rows.append((name, *timed(product, args.repeats)))
+                note(name, product)
                 d = np.asarray(product())
             wrong += check(op, target, np.asarray(u), np.asarray(v), block_scales, d)
         for name in args.recipes:
             with tcemu.execution(args.execution):
-                rows.append((name, *timed(lambda x=x, y=y, name=name: tcemu.matmul(x, y, recipe=tcemu.recipe(name)), args.repeats)))
-        for name, first, best in rows:
-            lines.append({"format": name, "size": n, "first_call_s": first, "best_s": best, "mac_per_s": n**3 / best, "ratio": best / base})
-            print(f"{name:>12} {n:>6} {first:>13.2f} {best:>9.4f} {n**3 / best:>10.2e} {best / base:>24.1f}")
+                note(name, partial(tcemu.matmul, x, y, recipe=tcemu.recipe(name)))
     lines += peers(args.repeats)
     return finish(args, machine, lines, wrong, "the sampled rows")
 

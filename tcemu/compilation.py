@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, wraps
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -129,6 +130,8 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     What you have configured stays: a directory (jax_compilation_cache_dir, JAX_COMPILATION_CACHE_DIR), and the time from which on programs
     are kept (JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS). Without it, those are kept that took 0.1 s to compile; JAX's own limit is 1 s.
     The cache is of the whole process, not only of tcemu's programs. tcemu itself turns it on in its command line only.
+    With JAX for NVIDIA GPUs it is off unless a directory is named, here or by the variable: JAX 0.11.2 cannot read back programs that hold
+    kernels in machine code, warns of each, and compiles it again. The kernels themselves are kept in any case.
     Returns the directory that serves, or None: the cache is off (jax_enable_compilation_cache, or TCEMU_COMPILATION_CACHE=off), or no path
     was given and nothing can be written at the default one. Raises OSError if nothing can be written at the path that was given.
     """
@@ -137,9 +140,10 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
         return None
     if configured["jax_compilation_cache_dir"] is not None:
         return Path(configured["jax_compilation_cache_dir"])
-    if path is None and os.environ.get(VARIABLE, "on") in OFF:
+    named = os.environ.get(VARIABLE)
+    if path is None and (named in OFF or (named is None and _has_cuda())):
         return None
-    directory = Path(path) if path is not None else Path(os.environ.get(VARIABLE) or user_cache() / f"jaxlib-{version('jaxlib')}")
+    directory = Path(path) if path is not None else Path(named or user_cache() / f"jaxlib-{version('jaxlib')}")
     try:
         directory = directory.expanduser().absolute()
         directory.mkdir(parents=True, exist_ok=True)
@@ -157,6 +161,11 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
         jax.config.update(THRESHOLD, LEAST_SECONDS)
     compilation_cache.reset_cache()  # JAX looks at its configuration once, at the first compilation
     return directory
+
+
+def _has_cuda() -> bool:
+    """Whether JAX has its plugin for NVIDIA GPUs."""
+    return any(find_spec(f"jax_cuda{major}_plugin") is not None for major in (12, 13))
 
 
 def user_cache() -> Path:

@@ -12,6 +12,8 @@ import pytest
 from support.sampling import COLLECTED
 from times import usual
 
+from tcemu import compilation
+
 PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
@@ -24,7 +26,7 @@ def pytest_configure(config):
     if hasattr(config, "workerinput"):
         return
     config.option.loadscopereorder = False  # of pytest-xdist, which has the file with the most tests first; below is a better order
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None and not compilation._has_cuda():
         folder = tempfile.mkdtemp(prefix="tcemu-tests-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         for name, value in ({"jax_compilation_cache_dir": folder} | PROGRAMS).items():

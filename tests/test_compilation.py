@@ -167,6 +167,9 @@ def test_what_the_user_configured_stays(tmp_path):
     assert mine[0] == str(tmp_path / "mine") and mine[1].endswith(f"{tmp_path / 'mine'} 1.0")
     assert in_a_process(tmp_path / "a", code=CONFIGURED, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=7)[1].endswith(" 7.0")
     assert in_a_process(code=CONFIGURED, TCEMU_COMPILATION_CACHE="off") == ["None", "None 1.0"]
+    with_cuda = "from tcemu import compilation\ncompilation._has_cuda = lambda: True\n" + CONFIGURED
+    assert in_a_process(code=with_cuda) == ["None", "None 1.0"]
+    assert in_a_process(code=with_cuda, TCEMU_COMPILATION_CACHE=tmp_path / "c")[0] == str(tmp_path / "c")
     assert in_a_process(tmp_path / "b", code=CONFIGURED, JAX_ENABLE_COMPILATION_CACHE="false")[0] == "None"
 
 

@@ -22,6 +22,8 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
     "_groups": "the layouts of a table", "_names": "the layouts of a table", "_meeting": "the needs of a table",
     "rows_of": "the targets of a table", "syntax_rows": "no argument", "grammars": "no argument", "_by_spelling": "no argument",
     "known_fields": "no argument", "gpu": "no argument", "_has_wide_vectors": "no argument", "compile_clock": "no argument",
+    "driver_version": "no argument", "_of_types": "targets and families of a table", "equalities": "the targets of a table",
+    "place": "the instructions of a table", "tiled": "the instructions of a table", "by_fragments": "the instructions of a table",
     "targets_of": "the units of a table", "_targets_of": "the recipes of a table", "_free_operand": "no argument",
     "_file": "the kernels' texts", "version": "no argument", "route": "no argument", "library": "no argument",
 }  # fmt: skip

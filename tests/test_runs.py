@@ -75,6 +75,16 @@ def test_it_says_that_it_compiles_and_how_long_it_did():
     assert len(lines) == 2  # nothing was left to compile
 
 
+def test_what_was_counted_is_held_when_the_reports_reader_goes(tmp_path):
+    def report(line):
+        if "a second" in line:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        fuzz.run(SMALL, "sm_80", "sm_90a", cases=1, out=tmp_path, report=report, covering=False)
+    assert runs.header(tmp_path)["done"] == 1
+
+
 def test_two_gpus_are_two_sides(monkeypatch):
     from tcemu.fuzz import sides
 

@@ -34,6 +34,7 @@ def infinity(result: Format, negative: Array) -> Array:
 
 def _as_floats(x: Operand) -> Array:
     """f32: Inf and NaN themselves, 0 for a zero, 1 and -1 for all other numbers."""
-    special = jnp.where(x.significand == 0, jnp.nan, jnp.inf)
-    magnitude = jnp.where(x.exponent == SPECIAL_EXPONENT, special, jnp.where(x.exponent == ZERO_EXPONENT, 0.0, 1.0))
+    zero, one, infinite, none = map(jnp.float32, (0, 1, jnp.inf, jnp.nan))  # not Python's, which are f64 under x64
+    special = jnp.where(x.significand == 0, none, infinite)
+    magnitude = jnp.where(x.exponent == SPECIAL_EXPONENT, special, jnp.where(x.exponent == ZERO_EXPONENT, zero, one))
     return jnp.where(x.significand < 0, -magnitude, magnitude)
