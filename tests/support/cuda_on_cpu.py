@@ -32,6 +32,23 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
+def assembled(whole: str, *options: str) -> Path:
+    """C++ as a library, made once for all processes."""
+    folder = Path(tempfile.gettempdir()) / "tcemu_cuda_on_cpu"
+    folder.mkdir(exist_ok=True)
+    name = hashlib.sha256(" ".join((*options, whole)).encode()).hexdigest()
+    path = folder / f"{name}.so"
+    if not path.exists():
+        with tempfile.NamedTemporaryFile("w", suffix=".cpp", dir=folder, delete=False) as file:
+            file.write(whole)
+        flags = ["-std=c++17", "-O1", "-mfma", *options, "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
+        done = subprocess.run(["g++", *flags, "-o", f"{file.name}.so", file.name], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[:4000]
+        Path(f"{file.name}.so").replace(path)
+        Path(file.name).unlink()
+    return path
+
+
 @cache
 def library(entry: str, text: str) -> ctypes.CDLL:
     machine, _, rest = text.partition(source.MACHINE_ENDS)
@@ -44,18 +61,7 @@ def library(entry: str, text: str) -> ctypes.CDLL:
     given = ", ".join(f"({one} *)p[{at}]" for at, one in enumerate(types))
     launcher = f'extern "C" void run(int grid, int threads, void **p) {{ launch(grid, threads, [=] {{ {entry}({given}); }}); }}'
     whole = MACHINE.read_text() + rest + launcher
-    folder = Path(tempfile.gettempdir()) / "tcemu_cuda_on_cpu"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{hashlib.sha256(whole.encode()).hexdigest()}.so"
-    if not path.exists():
-        with tempfile.NamedTemporaryFile("w", suffix=".cpp", dir=folder, delete=False) as file:
-            file.write(whole)
-        options = ["-std=c++17", "-O1", "-mfma", "-frounding-math", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
-        done = subprocess.run(["g++", *options, "-o", f"{file.name}.so", file.name], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[:4000]
-        Path(f"{file.name}.so").replace(path)
-        Path(file.name).unlink()
-    return ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(assembled(whole, "-frounding-math")))
 
 
 ROUTE = Route("sm", "90", "")

@@ -1,16 +1,14 @@
 """The texts of `tcemu.native` compiled for a CPU, in the place of launches: products of small whole numbers, exact in every type."""
 
 import ctypes
-import hashlib
 import re
-import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from support.cuda_on_cpu import assembled
 from tcemu.native import sources
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
@@ -74,18 +72,7 @@ def library(name: str, text: str) -> ctypes.PyDLL:
         statement = MMA if name == "multiply_by_mma" else ""
     run = f'extern "C" void run(int grid, int threads, void **given) {{ run_entry({name}, grid, threads, given); }}'
     whole = "\n".join([*((FOLDER / f"{part}.cpp").read_text() for part in ("machine", "native")), own, statement, rest, run])
-    folder = Path(tempfile.gettempdir()) / "tcemu_cuda_on_cpu"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{hashlib.sha256(whole.encode()).hexdigest()}.so"
-    if not path.exists():
-        with tempfile.NamedTemporaryFile("w", suffix=".cpp", dir=folder, delete=False) as file:
-            file.write(whole)
-        options = ["-std=c++17", "-O1", "-mfma", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
-        done = subprocess.run(["g++", *options, "-o", f"{file.name}.so", file.name], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[:4000]
-        Path(f"{file.name}.so").replace(path)
-        Path(file.name).unlink()
-    return ctypes.PyDLL(str(path))  # one at a time: a text has memory of its own, which is not a thread's
+    return ctypes.PyDLL(str(assembled(whole, "-ffp-contract=off")))  # one at a time: a text has memory of its own, which is not a thread's
 
 
 def launch(entry, blocks, results, *operands):
