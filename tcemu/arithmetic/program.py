@@ -84,9 +84,9 @@ def promoted(model: Model, signature: Signature, promotion: Promotion, operands:
     """
     model, operands = _alike((model, operands))
     native = signature.native
-    by_unit = (
-        None if native is None or operands.scales is not None else native.promoted(model, signature, promotion, operands.a, operands.b)
-    )
+    by_unit = None
+    if native is not None and operands.scales is None:
+        by_unit = native.promoted(model, signature, promotion, operands.a, operands.b)
     if native is not None and native.choice == NATIVE:
         return otherwise(operands) if by_unit is None else by_unit(operands)  # otherwise each part is computed natively
     programs = _promoting(model, signature._replace(native=None), promotion, operands) if by_unit is None else {"cuda": by_unit}
