@@ -7,6 +7,7 @@ Only integers touch a value here, so that subnormals and roundings are the same 
 
 from tcemu.formats.arrays import NO_GRADIENT as NO_GRADIENT
 from tcemu.formats.arrays import array_codes as array_codes
+from tcemu.formats.arrays import array_format as array_format
 from tcemu.formats.arrays import from_float as from_float
 from tcemu.formats.arrays import round_to as round_to
 from tcemu.formats.arrays import to_float as to_float

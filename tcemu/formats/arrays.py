@@ -27,6 +27,17 @@ WIDE_INTEGERS = {
 }
 
 
+def array_format(dtype: DTypeLike) -> Format:
+    """The format that a dtype stands for, as `array_codes` takes it. Raises TypeError for complex and non-numeric dtypes."""
+    dtype = np.dtype(dtype)
+    fmt = ARRAY_FORMATS.get(dtype)
+    if fmt is not None:
+        return fmt
+    if dtype != np.bool_ and not jnp.issubdtype(dtype, jnp.integer):
+        raise TypeError(f"an array of dtype {dtype} holds no real numbers; give floats, integers or booleans")
+    return WIDE_INTEGERS.get(dtype, S32)
+
+
 def array_codes(x: ArrayLike) -> tuple[Format, Array]:
     """The format that an array's dtype stands for, and its raw codes: a reinterpretation, no arithmetic.
 
@@ -40,12 +51,9 @@ def array_codes(x: ArrayLike) -> tuple[Format, Array]:
     x = no_gradient(x, NO_GRADIENT) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating) else x
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
-    fmt = ARRAY_FORMATS.get(np.dtype(x.dtype))
-    if fmt is None:
-        if x.dtype != np.bool_ and not jnp.issubdtype(x.dtype, jnp.integer):
-            raise TypeError(f"an array of dtype {x.dtype} holds no real numbers; give floats, integers or booleans")
-        fmt = WIDE_INTEGERS.get(np.dtype(x.dtype), S32)
-        x = x.astype(np.int32) if fmt == S32 else x
+    fmt = array_format(x.dtype)
+    if fmt == S32 and x.dtype != np.int32:
+        x = x.astype(np.int32)
     if isinstance(x, jax.Array):
         if fmt.bits >= 8:
             return fmt, lax.bitcast_convert_type(x, fmt.dtype)

@@ -18,7 +18,7 @@ from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.program import multiply_add
 from tcemu.compilation import wide_vectors
 from tcemu.errors import Unsupported
-from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, convert, to_float
+from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, array_format, convert, to_float
 from tcemu.gradients import stand_in
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
@@ -94,7 +94,7 @@ class _Operands(NamedTuple):
 
 
 class _Codes(NamedTuple):
-    """A, B and C as raw codes."""
+    """A, B and C as raw codes, or as JAX's arrays of numbers: their bits are taken in the program that multiplies, not in one of their own."""
 
     a: Array
     b: Array
@@ -125,7 +125,8 @@ class _Product(NamedTuple):
                 f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
                 "(the result is then a NumPy array), or turn jax_enable_x64 on in your program"
             )
-        return _array(signature.d, _gemm(model, signature, conversion, codes, scales, key))
+        d = _gemm(model, signature, conversion, codes, scales, key)
+        return np.ascontiguousarray(d).view(np.float64)[..., 0] if op.d == F64 and not _x64_mode() else d
 
     def smooth(self, key: PRNGKey | None, operands: _Operands) -> Array:
         """The product of the rounded operands and scales in plain float arithmetic; all roundings count as identity."""
@@ -135,7 +136,7 @@ class _Product(NamedTuple):
         conversion, codes = self._codes(held)
         rounded = _rounded(signature, conversion, codes, key)
         formats = signature.a, signature.b, signature.c
-        numbers = (_array(F64, x) if fmt == F64 else to_float(fmt, x) for fmt, x in zip(formats, rounded, strict=True))
+        numbers = (_numbers(F64, x) if fmt == F64 else to_float(fmt, x) for fmt, x in zip(formats, rounded, strict=True))
         values = operands.a, operands.b, operands.c
         a, b, c = (_with_derivative(x, value, dtype) for x, value in zip(numbers, values, strict=True))
         if op.block_scale:
@@ -149,11 +150,11 @@ class _Product(NamedTuple):
         return jnp.matmul(a, b, precision=lax.Precision.HIGHEST) + c
 
     def _codes(self, operands: _Operands) -> tuple[_Conversion, _Codes]:
-        """The codes of A, B and C in the formats that they have, and how they come to the instruction's. Raises for what does not fit."""
-        c = np.zeros((1, 1), np.float32) if operands.c is None else operands.c
-        pairs = [_format_and_codes(name, value) for name, value in (("a", operands.a), ("b", operands.b), ("c", c))]
-        sources, codes = zip(*pairs, strict=True)
-        shape_a, shape_b, shape_c = (_shape(fmt, x) for fmt, x in pairs)
+        """A, B and C in the formats that they have, and how they come to the instruction's. Raises for what does not fit."""
+        c = jax.device_put(np.zeros((1, 1), np.float32)) if operands.c is None else operands.c
+        values = operands.a, operands.b, c
+        sources, codes = zip(*(_format_and_codes(name, value) for name, value in zip("abc", values, strict=True)), strict=True)
+        shape_a, shape_b, shape_c = (np.shape(value) for value in values)
         shape_of_product(shape_a, shape_b, shape_c)
         if len(shape_c) < 2:
             raise ValueError(f"c: got shape {list(shape_c)}; wanted a matrix, [..., M, N], with any batch axes in front")
@@ -171,6 +172,14 @@ def _with_derivative(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Array:
 
 @wide_vectors(1, 2)
 def _gemm(
+    model: Model, signature: Signature, conversion: _Conversion, codes: _Codes, scales: tuple[Array, Array] | None, key: PRNGKey | None
+) -> Array:
+    """D: an array of numbers, or codes where JAX has no dtype for them."""
+    d = _multiplied(model, signature, conversion, codes, scales, key)
+    return d if signature.d == F64 and not _x64_mode() else _numbers(signature.d, d)
+
+
+def _multiplied(
     model: Model, signature: Signature, conversion: _Conversion, codes: _Codes, scales: tuple[Array, Array] | None, key: PRNGKey | None
 ) -> Array:
     """Codes of D."""
@@ -196,9 +205,10 @@ def _rounded(signature: Signature, conversion: _Conversion, codes: _Codes, key: 
     """A, B and C in the instruction's formats."""
     keys = (None,) * 3 if key is None else jax.random.split(key, 3)
     targets = signature.a, signature.b, signature.c
+    bits = (x if x.dtype == source.dtype else array_codes(x)[1] for x, source in zip(codes, conversion.sources, strict=True))
     return [
         x if source == target else convert(source, target, x, conversion.rounding, conversion.saturate or target.is_integer, own_key)
-        for x, source, target, own_key in zip(codes, conversion.sources, targets, keys, strict=True)
+        for x, source, target, own_key in zip(bits, conversion.sources, targets, keys, strict=True)
     ]
 
 
@@ -223,7 +233,7 @@ def _codes_of_scales(name: str, value: ArrayLike | None, op: Instruction, shape:
         return held_codes(name, value, op.stype)
     if jnp.issubdtype(value.dtype, jnp.integer) or value.dtype == bool:
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted raw codes of {op.stype}, unsigned, or floats")
-    source, codes = _format_and_codes(name, value)
+    source, codes = array_codes(value)
     return convert(source, op.stype, codes)
 
 
@@ -232,7 +242,10 @@ def _x64_mode() -> bool:
 
 
 def _format_and_codes(name: str, value: ArrayLike) -> tuple[Format, Array]:
+    """The format of what came; its codes, or the array itself if it is JAX's."""
     try:
+        if isinstance(value, jax.Array):
+            return array_format(value.dtype), value
         return array_codes(value)
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
@@ -242,8 +255,6 @@ def _shape(fmt: Format, codes: Array) -> tuple[int, ...]:
     return codes.shape[: codes.ndim - (fmt.words - 1)]
 
 
-def _array(fmt: Format, codes: Array) -> Array | np.ndarray:
+def _numbers(fmt: Format, codes: Array) -> Array:
     """Codes of an accumulator as numbers: a reinterpretation of their bits."""
-    if fmt == F64 and not _x64_mode():
-        return np.ascontiguousarray(codes).view(np.float64)[..., 0]
     return lax.bitcast_convert_type(codes, next(dtype for dtype, f in ARRAY_FORMATS.items() if f == fmt))
