@@ -94,7 +94,7 @@ class _Operands(NamedTuple):
 
 
 class _Codes(NamedTuple):
-    """A, B and C as raw codes, or as JAX's arrays of numbers: their bits are taken in the program that multiplies, not in one of their own."""
+    """A, B and C as raw codes, or as JAX's arrays of numbers, whose bits are taken in the program that multiplies."""
 
     a: Array
     b: Array
