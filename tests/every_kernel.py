@@ -1,0 +1,98 @@
+"""Runs every CUDA kernel once on the GPU that is here, at small odd shapes, beside the same call on the CPU.
+
+For tools that watch a program's memory, which make it a hundred times slower:
+`XLA_PYTHON_CLIENT_ALLOCATOR=platform compute-sanitizer --tool memcheck --error-exitcode 9 python tests/every_kernel.py`
+and the same with `--tool racecheck`. That allocator gives each array memory of its own, so that a step beyond its end is seen.
+`--native`: the kernels of `execution("native")` too, which need a GPU of sm_90a. Arguments choose kernels by a part of their names.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from support import kernel_cases, warp_cases
+
+import tcemu
+from tcemu.arithmetic.kernels import cuda
+from tcemu.arithmetic.walk import walk
+
+NATIVE = (
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
+    "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2",
+)
+RECIPES = ("deepseek", "fp8")
+WARPGROUP = ("wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16", "wgmma.mma_async.sp.sync.aligned.m64n24k64.f32.e4m3.e5m2")
+Case = tuple[str, Callable, Callable, list]  # its name, what runs on the GPU, what on the CPU, the operands
+
+
+def of_matrices() -> Iterator[Case]:
+    for name, (model, *_) in kernel_cases.CASES.items():
+        signature = kernel_cases.signature(name)
+        kernels = cuda.kernels_of(model, signature)
+        assert kernels is not None, name
+        operands = list(kernel_cases.operands(name, True, 70, 45, 3 * signature.k, (2,)))
+        portable = jax.jit(lambda *given, model=model, signature=signature: walk(model, signature, *given))
+        for kind, one in (("tile", kernels), ("walk", kernels._replace(tiling=None))):
+            if kind == "walk" or one.tiling is not None:
+                yield f"{kind}: {name}", jax.jit(lambda *given, one=one: cuda.product(one, *given)), portable, operands
+
+
+def of_registers() -> Iterator[Case]:
+    for spelling, target in warp_cases.KINDS:
+        call, operands = warp_cases.mma_call(spelling, target, True, (5,))
+        yield f"registers: {spelling} on {target}", call, call, operands
+    for spelling in WARPGROUP:
+        for place in ("registers", "memory"):
+            call, operands = warp_cases.wgmma_call(spelling, place == "memory", True)
+            yield f"registers: {spelling}, A in {place}", call, call, operands
+
+
+def of_products(execution: str) -> Iterator[Case]:
+    rng = np.random.default_rng(0)
+    operands = [rng.normal(size=shape).astype(np.float32) for shape in ((130, 300), (300, 75))]
+    calls = {name: lambda a, b, name=name: tcemu.matmul(a, b, recipe=tcemu.recipe(name, backward="exact")) for name in RECIPES}
+    if execution == "native":
+        calls |= {op: lambda a, b, op=op: tcemu.gemm(a, b, op=op, target="sm_90a") for op in NATIVE}
+    for name, call in calls.items():
+        yield f"{execution}: {name}", lambda *given, call=call: chosen(execution, call, *given), call, operands
+
+
+def chosen(execution: str, call: Callable, *operands: Any) -> Any:
+    with tcemu.execution(execution):
+        return call(*operands)
+
+
+def mismatches(case: Case) -> int:
+    _, kernel, portable, operands = case
+    results = []
+    for call, platform in ((kernel, "cuda"), (portable, "cpu")):
+        with jax.default_device(jax.devices(platform)[0]):
+            results.append(np.asarray(call(*jax.device_put(operands, jax.devices(platform)[0]))))
+    got, wanted = (np.ascontiguousarray(v).view(f"u{v.itemsize}") for v in results)
+    return int((got != wanted).sum())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--native", action="store_true")
+    args = parser.parse_args()
+    wrong = ran = 0
+    for every in (of_matrices(), of_registers(), of_products("emulated"), of_products("native") if args.native else ()):
+        for case in every:
+            if not args.names or any(part in case[0] for part in args.names):
+                start, bad = time.perf_counter(), mismatches(case)
+                print(f"{bad:6d} mismatches  {time.perf_counter() - start:6.1f} s  {case[0]}", flush=True)
+                wrong, ran = wrong + bad, ran + 1
+    print(f"{wrong} mismatches in {ran} kernels")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
