@@ -87,8 +87,8 @@ def on_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def peers(repeats: int) -> list[dict]:
-    lines, n = [], 4096 if on_gpu() else 256
+def peers(repeats: int, largest: int) -> list[dict]:
+    lines, n = [], largest if on_gpu() else min(largest, 256)
     for name, make in (("mmasim", mmasim), ("mmaemu", mmaemu)):
         try:
             product, macs = make(n)
@@ -150,7 +150,7 @@ def main() -> int:
         for name in args.recipes:
             with tcemu.execution(args.execution):
                 note(name, partial(tcemu.matmul, x, y, recipe=tcemu.recipe(name)))
-    lines += peers(args.repeats)
+    lines += peers(args.repeats, max(args.sizes))
     return finish(args, machine, lines, wrong, "the sampled rows")
 
 
