@@ -186,10 +186,13 @@ def test_the_end_of_the_process_adds_nothing(case, folder):
     assert (ended.returncode, lines) == (2, [f"{speaker(PRINTING[case])}: standard output {FULL}"])
 
 
-def test_head_in_a_shell():
-    script = f"set -o pipefail; {sys.executable} -m tcemu.cli show {F16} --fragments | head -n 1"
-    done = subprocess.run(["bash", "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (READER_GONE, f"{F16}\n", "")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_head_in_a_shell(unbuffered):
+    """What is printed is longer than a pipe holds, so that the reader is gone before the end."""
+    script = f"set -o pipefail; {sys.executable} -m tcemu.cli list --target sm_90a | head -n 1"
+    environment = ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (READER_GONE, "mma.sync.aligned.m8n8k4.row.row.f16.f16.f16.f16\n", "")
 
 
 def test_a_terminal_that_knows_ascii_alone(folder, monkeypatch):

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from io import TextIOWrapper
+from io import BufferedWriter, RawIOBase, TextIOWrapper
 from typing import Any, TextIO
 
 READER_GONE = 141  # the exit status that shells give a command whose reader is gone: 128 + SIGPIPE
@@ -50,14 +50,32 @@ def printing() -> Iterator[None]:
     """What is printed inside leaves the process before the end. Raises Unwritten if it cannot."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the names of files may be no text, and a terminal may know ASCII alone
-    out, error = _stream(sys.stdout, "standard output"), _stream(sys.stderr, "standard error")
-    with redirect_stdout(out), redirect_stderr(error):
-        try:
-            yield
-        finally:
-            for stream in (out, error):
-                if stream is not None:
-                    stream.flush()
+    with _whole(sys.stdout) as whole:
+        out, error = _stream(whole, "standard output"), _stream(sys.stderr, "standard error")
+        with redirect_stdout(out), redirect_stderr(error):
+            try:
+                yield
+            finally:
+                for stream in (out, error):
+                    if stream is not None:
+                        stream.flush()
+
+
+@contextmanager
+def _whole(stream: TextIO | None) -> Iterator[TextIO | None]:
+    """The stream, but one that PYTHONUNBUFFERED has left without a buffer, line by line through one.
+
+    Without it Python takes a write of which the system did a part for a whole one: the rest is lost, and no error tells.
+    """
+    raw = getattr(stream, "buffer", None)
+    if stream is None or not isinstance(raw, RawIOBase):
+        yield stream
+        return
+    whole = TextIOWrapper(BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+    try:
+        yield whole
+    finally:
+        whole.detach().detach()  # else it would close the process's own
 
 
 def _stream(stream: TextIO | None, name: str) -> Any:
