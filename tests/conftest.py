@@ -17,6 +17,15 @@ from tcemu import compilation
 PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
+# The files whose subject is what becomes of the arithmetic in compiled programs. All others compile the usual run's programs without XLA's
+# optimisations, in two thirds of the time: the bits are the same, as these files show
+OPTIMISED = (
+    "arithmetic", "blocks", "compilation", "emulate_convolution", "gemm", "jaxpr", "mma", "models", "process", "random_models",
+    "reference_golden", "scaled", "sparse", "wgmma",
+)  # fmt: skip
+UNOPTIMISED = "jax_disable_most_optimizations"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     """A program that two files have, or two processes, is compiled once in a run: JAX keeps it in a folder, which goes when the run ends.
@@ -51,6 +60,14 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def programs_are_compiled_in_short_time(request):
+    """Without most of XLA's optimisations, but in the files above, in `-m full` and `-m gpu`, and where the environment says which."""
+    as_users = request.path.stem.removeprefix("test_") in OPTIMISED or any(map(request.node.get_closest_marker, ("full", "gpu")))
+    if UNOPTIMISED.upper() not in os.environ and jax.config.values[UNOPTIMISED] == as_users:
+        jax.config.update(UNOPTIMISED, not as_users)
 
 
 @pytest.fixture(autouse=True, scope="module")

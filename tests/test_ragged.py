@@ -77,7 +77,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(OTHERS, ("blocks of rows",)))
+@pytest.mark.parametrize("name", sampled(OTHERS, ("chained parts of K",)))
 def test_blocks_and_parts_of_k_begin_anew_with_each_group(name):
     """Groups of K too: its parts are those of the group's own K, and each block's first row, or element, is the group's."""
     recipe, sizes = OTHERS[name], jnp.asarray(SIZES)
@@ -109,7 +109,7 @@ def test_traced_fields_and_a_traced_promotion():
             same(got, run(CAST.replace(promote=n))(*operands, sizes))
 
 
-@pytest.mark.parametrize("backward", ["exact", "straight_through"])
+@pytest.mark.parametrize("backward", sampled(["exact", "straight_through"], ["straight_through"]))
 def test_plain_gradients_are_near_those_of_the_loop(backward):
     """Their sums are XLA's, so no bits are promised; forward mode goes through them too."""
     recipe, sizes = tcemu.recipe("fp8_e4m3", backward=backward), jnp.asarray(SIZES)
