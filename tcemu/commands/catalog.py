@@ -2,10 +2,11 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tcemu.architectures.lookup import row_for
-from tcemu.commands import EXAMPLE, CommandError
+from tcemu.commands import EXAMPLE, TARGET, CommandError
 from tcemu.commands.evidence import details, summary
 from tcemu.commands.outputs import Output, shown
 from tcemu.commands.tables import table
@@ -13,7 +14,9 @@ from tcemu.errors import NotModelled, Unsupported
 from tcemu.isa.catalog import check, describe, instructions, least, targets
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import FAMILIES, Instruction, spellings
+from tcemu.isa.targets import PRODUCTS, own_target
 from tcemu.operations.fragments import fragments
+from tcemu.text import WIDTH, wrapped
 from tcemu.viz import operands, page, svg
 
 
@@ -26,7 +29,7 @@ def add_check(subparsers) -> None:
         epilog=f"example: tcemu check {EXAMPLE} --target sm_90a",
     )
     parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it, or a whole statement")
-    parser.add_argument("--target", required=True, help=f"one of {', '.join(targets())}")
+    parser.add_argument("--target", required=True, help=TARGET)
     _add_isa(parser)
     parser.set_defaults(run=_check)
 
@@ -37,12 +40,13 @@ def add_list(subparsers) -> None:
         "list",
         help="the instructions of a target",
         description="Prints the instructions of a target, one spelling a line, and on standard error how many there are.",
-        epilog="examples: tcemu list --target sm_120a --family mma; tcemu list --evidence",
+        epilog="examples: tcemu list --target H100 --family mma; tcemu list --gpus; tcemu list --evidence",
     )
-    parser.add_argument("--target", help=f"one of {', '.join(targets())}")
+    parser.add_argument("--target", help=TARGET)
     parser.add_argument("--family", choices=tuple(FAMILIES), metavar="FAMILY", help=f"one of {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--all-spellings", action="store_true", help="also with the qualifiers that may be left out")
     parser.add_argument("--evidence", action="store_true", help="instead: how the arithmetic of the target, or of all, is known")
+    parser.add_argument("--gpus", action="store_true", help="instead: the targets, and the GPUs that have them, by name")
     _add_isa(parser)
     parser.set_defaults(run=_list)
 
@@ -82,13 +86,18 @@ def _check(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     target: str | None = args.target
     try:
+        if args.gpus:
+            if args.target or args.family or args.all_spellings or args.isa or args.evidence:
+                raise CommandError("--gpus goes alone")
+            print("\n".join(named_gpus()))
+            return 0
         if args.evidence:
             if args.family or args.all_spellings or args.isa:
                 raise CommandError("--evidence goes with --target alone")
             print("\n".join(summary() if target is None else details(target)))
             return 0
         if target is None:
-            raise CommandError(f"--target is missing: one of {', '.join(targets())}")
+            raise CommandError(f"--target is missing: one of {', '.join(targets())}, or a GPU by name, as H100")
         listed = instructions(target, args.family, args.isa)
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -97,6 +106,19 @@ def _list(args: argparse.Namespace) -> int:
     print("".join(f"{line}\n" for line in lines), end="")
     print(f"{len(lines)} {'spellings' if args.all_spellings else 'instructions'}", file=sys.stderr)
     return 0
+
+
+def named_gpus() -> Iterator[str]:
+    """A line a target: its name, its architecture, the GPUs that have it."""
+    rows = [(own_target(*capability), products.architecture, ", ".join(products.names)) for capability, products in PRODUCTS.items()]
+    for target, architecture, names in rows:
+        first, *more = wrapped(names, " " * 20, WIDTH - 20)
+        yield from (f"{target:9}{architecture:11}{first}", *more)
+    yield ""
+    yield from wrapped(
+        "A target may be given by any of these names, or by that of an architecture if all its GPUs have one target. Upper "
+        "and lower case, spaces, hyphens and words such as NVIDIA or 80GB make no difference."
+    )
 
 
 def _show(args: argparse.Namespace) -> int:

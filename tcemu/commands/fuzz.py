@@ -16,10 +16,11 @@ from tcemu.fuzz import KINDS, Run, infer, run
 from tcemu.fuzz.kinds import MOST_WEIGHT
 from tcemu.fuzz.run_file import FILE
 from tcemu.fuzz.runs import NotWritten, header
+from tcemu.fuzz.sides import GPU, REFERENCE, in_full, words
 from tcemu.isa.catalog import instructions, is_supported, targets
 from tcemu.isa.grammar import parse
 
-SIDES = 'a target (sm_90a), one with changes (sm_90a:fraction_bits=24,terms=8), an older lowering (sm_90@12.6), or "reference:sm_90a"'
+SIDES = 'a target (H100, sm_90a), one with changes (sm_90a:fraction_bits=24,terms=8), an older lowering (sm_90@12.6), or "reference:sm_90a"'
 
 
 def add_fuzz(subparsers) -> None:
@@ -54,7 +55,7 @@ def add_infer(subparsers) -> None:
         epilog=f"example: tcemu infer {EXAMPLE} --target sm_90a",
     )
     parser.add_argument("op", metavar="OP", help="a PTX spelling")
-    parser.add_argument("--target", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
+    parser.add_argument("--target", dest="box", metavar="TARGET", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
     parser.add_argument("--cases", type=positive, default=512, help="on which the model is compared with the box (default: 512)")
     parser.set_defaults(run=run_infer)
 
@@ -139,8 +140,7 @@ def weighted(text: str) -> tuple[str, int]:
 
 def family(name: str, left: str, right: str) -> list[Any]:
     """The instructions of a family that both sides have."""
-    both = [next((t for t in targets() if re.fullmatch(rf"(reference:)?{t}([:@].*)?", side)), None) for side in (left, right)]
-    known = [target for target in both if target is not None]
+    known = [words(in_full(side).removeprefix(REFERENCE))[0] for side in (left, right) if side != GPU]
     if not known:
         raise CommandError(
             f"--left {left}, --right {right}: a family needs a target on one side at least; there are {', '.join(targets())}"
@@ -178,7 +178,7 @@ def brief(run: Run) -> str:
 def run_infer(args: argparse.Namespace) -> int:
     """Does what the words say; 1 if no model was found and confirmed. Raises CommandError."""
     try:
-        inferred = infer(args.op, args.target, cases=args.cases)
+        inferred = infer(args.op, args.box, cases=args.cases)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
     print(inferred)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tcemu.architectures.lookup import evidence
-from tcemu.commands import EXAMPLE, CommandError
+from tcemu.commands import EXAMPLE, TARGET, CommandError
 from tcemu.commands.arrays import check_size, load, npy, shape_of_files
 from tcemu.commands.outputs import Output, shown
 from tcemu.compilation import compile_clock
@@ -50,7 +50,7 @@ def add_gemm(subparsers) -> None:
     parser.add_argument("b", metavar="B.npy", type=Path)
     parser.add_argument("-c", metavar="C.npy", type=Path, help="the matrix to add to (default: zero)")
     parser.add_argument("--op", required=True, metavar="SPELLING", help="the instruction, as PTX spells it")
-    parser.add_argument("--target", default="sm_90a", help="the GPU to imitate (default: %(default)s)")
+    parser.add_argument("--target", default="sm_90a", help=f"{TARGET} (default: %(default)s)")
     parser.add_argument("--rounding", default="RN", choices=("RN", "RZ", "RM", "RP"), help="of the inputs (default: %(default)s)")
     parser.add_argument("-o", dest="output", metavar="D.npy", type=Path, help="where D goes (default: only the report is made)")
     parser.add_argument("--overwrite", action="store_true", help="the file of -o may exist; one that is read is never overwritten")

@@ -17,9 +17,10 @@ from tcemu.architectures.lookup import applied, must_compute, targets_of
 from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0, Format
-from tcemu.isa.catalog import TARGETS, check, check_target, section
+from tcemu.isa.catalog import check, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.targets import TARGETS, named_target
 from tcemu.linalg.accumulation import REDUCTIONS
 from tcemu.quantize.operands import Quantizer, Scheme, is_count
 
@@ -70,6 +71,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self._check_types()
+        object.__setattr__(self, "target", named_target(self.target))
         op = parse(self.op) if self.unit is not None else check(self.op, self.target)
         object.__setattr__(self, "op", op)
         must_compute(op)
@@ -302,8 +304,7 @@ def recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
         raise ValueError(f"recipe {name!r}: wanted one of {', '.join(RECIPES)}")
     row = ROWS[name]
     assert row.backward is not None
-    target = ("sm_100a" if row.scaled else "sm_90a") if target is None else target
-    check_target(target)
+    target = ("sm_100a" if row.scaled else "sm_90a") if target is None else named_target(target)
     if target not in (working := _targets_of(name)):
         try:
             for one in (name, *row.backward):
