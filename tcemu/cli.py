@@ -67,13 +67,18 @@ def status_of(argv: list[str] | None) -> int:
         return 2
 
 
-def asked(argv: list[str] | None) -> argparse.Namespace:
-    """The words, read. Raises SystemExit."""
-    parser = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """What reads the words; the documentation lists its commands."""
+    made = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
+    subparsers = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(subparsers)
-    return parser.parse_args(argv)
+    return made
+
+
+def asked(argv: list[str] | None) -> argparse.Namespace:
+    """The words, read. Raises SystemExit."""
+    return parser().parse_args(argv)
 
 
 def in_full(args: argparse.Namespace) -> None:
