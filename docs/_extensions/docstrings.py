@@ -1,0 +1,71 @@
+"""Docstrings in plain English as reStructuredText: what a house docstring means by its lines is said in markup.
+
+A continuation line is indented, which would make a block quote. A line that begins with the names of arguments ("a, b: ...") and one that
+begins with "Returns", "Raises", "Gradients" or "Source:" begins a paragraph. Stars, bars and trailing underscores are text, not markup.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from textwrap import dedent
+from typing import Any
+
+OPENS = re.compile(r"(Returns|Raises|Gradients|Yields)\b|(\*\*)?Source:")
+NAMES = re.compile(r"(\w+(?:, \w+)*)(?: \([^)]*\))?: ")
+CODE = re.compile(r"(`[^`]*`|\*\*[A-Z]\w+:\*\*)")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """What Sphinx calls."""
+    app.connect("autodoc-process-docstring", process)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Replaces the lines of one docstring."""
+    if what == "module":
+        lines[:] = [escaped(line) for line in lines]
+        return
+    lines[:] = list(marked(dedent("\n".join(lines)).splitlines(), arguments(obj)))
+
+
+def arguments(obj: Any) -> set[str]:
+    """The names of the arguments of a function or a class."""
+    try:
+        return set(inspect.signature(obj).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def marked(lines: list[str], names: set[str]) -> Iterator[str]:
+    """The lines as paragraphs, each argument in a point of a list."""
+    in_point = False
+    for line in map(str.strip, lines):
+        found = NAMES.match(line)
+        if found and set(found[1].split(", ")) <= names:
+            if not in_point:
+                yield ""
+            head, text = line.split(": ", 1)
+            labels = re.sub(r"\w+", r"**\g<0>**", found[1]) + escaped(head[len(found[1]) :])
+            yield f"- {labels}: {named(escaped(text), names)}"
+            in_point = True
+        elif not line or OPENS.match(line):
+            yield ""
+            in_point = False
+            if line:
+                yield escaped(line)
+        else:
+            yield f"  {named(escaped(line), names)}" if in_point else escaped(line)
+    yield ""
+
+
+def named(line: str, names: set[str]) -> str:
+    """The line with the names of further arguments marked too: "...; b: [..., K, N]"."""
+    return re.sub(r"(?<=; )(\w+)(?=: )", lambda found: f"**{found[1]}**" if found[1] in names else found[1], line)
+
+
+def escaped(line: str) -> str:
+    """The line without markup but single backticks, which are code, and headings as "**Source:**"."""
+    parts = CODE.split(line)
+    parts[::2] = [re.sub(r"(?<=\w)_(?!\w)", r"\\_", re.sub(r"[*|\\]", r"\\\g<0>", part)) for part in parts[::2]]
+    return "".join(parts)
