@@ -167,6 +167,6 @@ def test_it_builds_without_a_warning_and_twice_the_same(tmp_path):
         assert time.monotonic() - began < MOST_SECONDS
     files = [sorted(p.relative_to(site) for p in site.rglob("*") if p.is_file() and ".doctrees" not in p.parts) for site in sites]
     assert files[0] == files[1]
-    _, other, errors = filecmp.cmpfiles(*sites, [str(name) for name in files[0]], shallow=False)
+    _, other, errors = filecmp.cmpfiles(sites[0], sites[1], [str(name) for name in files[0]], shallow=False)
     assert (other, errors) == ([], [])
     assert {Path("docs/index.html"), Path("docs/start.html"), Path("index.html"), Path("CHANGELOG.html")} <= set(files[0])

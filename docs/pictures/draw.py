@@ -95,7 +95,9 @@ def dot_product() -> str:
     places = [23, 22, None, 1, 0, -1, -2, -3]
     body: list[str] = []
     for number, name in enumerate(("A100", "H100")):
-        body += panel(name, tcemu.explain(OP, a, b, c, target=name), 8 + 242 * number, places)
+        explained = tcemu.explain(OP, a, b, c, target=name)
+        assert isinstance(explained, Explanation)
+        body += panel(name, explained, 8 + 242 * number, places)
     return document(LEFT + CELL * 8 + 16, 492, "The same dot product on an A100 and on an H100: the A100 cuts one bit more", body)
 
 
@@ -109,7 +111,8 @@ def errors() -> list[tuple[int, float, float]]:
     exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     widths = jnp.arange(6, 19)
     means = []
-    for recipe in (tcemu.Recipe(WGMMA, "H100"), tcemu.Recipe(WGMMA, "H100", promote=4)):
+    op = tcemu.parse(WGMMA)
+    for recipe in (tcemu.Recipe(op, "H100"), tcemu.Recipe(op, "H100", promote=4)):
         narrower = lambda bits, recipe=recipe: recipe.what_if(fraction_bits=bits, result_bits=bits)  # noqa: E731
         swept = jax.jit(jax.vmap(lambda bits, of=narrower: tcemu.matmul(a, b, recipe=of(bits))))(widths)
         means.append(np.abs(np.asarray(swept, np.float64) - exact).mean((1, 2)).tolist())

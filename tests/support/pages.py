@@ -38,7 +38,7 @@ class Block(NamedTuple):
     @property
     def runs(self) -> bool:
         """Whether it is run and printed: the demo is held by test_demo.py, and its times differ."""
-        return not self.why_not and (self.language == "python" or (self.commands and self.commands != ["tcemu demo"]))
+        return not self.why_not and (self.language == "python" or self.commands not in ([], ["tcemu demo"]))
 
 
 def blocks(text: str) -> list[Block]:
