@@ -1,12 +1,11 @@
 """Targets by the names of GPUs: every name of the table, everything that takes a target, and what is said of a name that is none."""
 
 import inspect
-import types
-from collections.abc import Callable
 
 import jax
 import numpy as np
 import pytest
+from support.public import public
 
 import tcemu
 from tcemu import verification
@@ -63,6 +62,7 @@ TAKING = {  # everything public that takes a target, by its name, and what is be
     "rows_of": lambda target: rows_of(target),
     "recipe": lambda target: tcemu.recipe("bf16", target),
     "recipe, with block scales": lambda target: tcemu.recipe("nvfp4", UNIT.get(target, target)),
+    "recipes.as_recipe": lambda target: tcemu.recipes.as_recipe("bf16", target),
     "Recipe": lambda target: tcemu.Recipe(HALF, target),
     "Recipe, of a unit": lambda target: tcemu.Recipe(HALF, UNIT.get(target, target), unit="tcgen05"),
     "Recipe, of a unit and a model": lambda target: tcemu.Recipe(HALF, target, unit="tcgen05", model=tcemu.model(HALF, "sm_90a")),
@@ -106,24 +106,6 @@ def group() -> tcemu.Warpgroup:
 
 def facts(one: tcemu.fuzz.Side) -> tuple:
     return one.name, one.target, one.identity
-
-
-def public() -> dict[str, Callable]:
-    """Every public function, method and class by its name, as a user writes it; what a module borrows counts where it is from."""
-    values = {name: getattr(tcemu, name) for name in tcemu.__all__}
-    for name, face in [(n, v) for n, v in values.items() if isinstance(v, types.ModuleType)] + [("surrogate", surrogate)]:
-        folder = hasattr(face, "__path__")  # whose __init__ lists its names
-        values |= {f"{name}.{n}": v for n, v in vars(face).items() if folder or getattr(v, "__module__", "") == face.__name__}
-    own = {name: v for name, v in values.items() if callable(v) and not name.split(".")[-1].startswith("_") and not is_error(v)}
-    for name, value in tuple(own.items()):
-        if isinstance(value, type):
-            own |= {f"{name}.{m}": f for m, f in vars(value).items() if inspect.isfunction(f) and not m.startswith("_")}
-    first = {id(value): name for name, value in reversed(own.items())}
-    return {name: own[name] for name in first.values()}
-
-
-def is_error(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Exception)
 
 
 def taking_a_target() -> set[str]:

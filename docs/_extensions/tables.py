@@ -7,6 +7,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 import tcemu
+from tcemu.isa.short_names import short_names as all_short_names
 
 F16 = ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")  # from Turing on; Volta
 Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]
@@ -59,7 +60,12 @@ def gpus() -> Rows:
     return ("target", "GPUs", "f16 mma known by"), rows
 
 
-TABLES = {"formats": formats, "recipes": recipes, "block_formats": block_formats, "gpus": gpus}
+def short_names() -> Rows:
+    """Every short name of an instruction, and its spelling."""
+    return ("short name", "instruction"), [(name, op) for name, op in all_short_names().items()]
+
+
+TABLES = {"short_names": short_names, "formats": formats, "recipes": recipes, "block_formats": block_formats, "gpus": gpus}
 
 
 class PackageTable(SphinxDirective):

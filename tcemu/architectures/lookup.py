@@ -18,10 +18,13 @@ TOOLKITS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.5")  # whose machine cod
 UNITS = ("tcgen05",)  # which compute on operands of these instructions without being one of them
 
 
-@cache
 def rows_of(target: str) -> tuple[ModelRow, ...]:
     """The rows of one target, in the order in which they are tried. Raises Unsupported for an unknown target."""
-    target = named_target(target)
+    return _rows_of(named_target(target))
+
+
+@cache
+def _rows_of(target: str) -> tuple[ModelRow, ...]:
     return tuple(row for row in ROWS if target in row.targets)
 
 

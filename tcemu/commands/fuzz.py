@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from tcemu.architectures.lookup import COMPUTING
-from tcemu.commands import EXAMPLE, CommandError
+from tcemu.commands import EXAMPLE, OP, CommandError
 from tcemu.fuzz import KINDS, Run, infer, run
 from tcemu.fuzz.kinds import MOST_WEIGHT
 from tcemu.fuzz.run_file import FILE
@@ -33,7 +33,7 @@ def add_fuzz(subparsers) -> None:
         "words, or --resume, go on where it stopped.",
         epilog=f"example: tcemu fuzz {EXAMPLE} --left sm_80 --right sm_90a --cases 1e5",
     )
-    parser.add_argument("op", metavar="OP", nargs="?", help=f"a PTX spelling, or a family: {', '.join(COMPUTING)}")
+    parser.add_argument("op", metavar="OP", nargs="?", help=f"{OP}, or a family: {', '.join(COMPUTING)}")
     parser.add_argument("--left", help=SIDES)
     parser.add_argument("--right", help="the same, or gpu")
     parser.add_argument("--cases", type=positive, help="instructions to compare, such as 1e6 (default: 1e5); of a family, all together")
@@ -54,7 +54,7 @@ def add_infer(subparsers) -> None:
         "floor. Prints the model with its evidence, and compares it with the box.",
         epilog=f"example: tcemu infer {EXAMPLE} --target sm_90a",
     )
-    parser.add_argument("op", metavar="OP", help="a PTX spelling")
+    parser.add_argument("op", metavar="OP", help=OP)
     parser.add_argument("--target", dest="box", metavar="TARGET", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
     parser.add_argument("--cases", type=positive, default=512, help="on which the model is compared with the box (default: 512)")
     parser.set_defaults(run=run_infer)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tcemu.architectures.lookup import evidence
-from tcemu.commands import EXAMPLE, TARGET, CommandError
+from tcemu.commands import OP, TARGET, CommandError
 from tcemu.commands.arrays import check_size, load, npy, shape_of_files
 from tcemu.commands.outputs import Output, shown
 from tcemu.compilation import compile_clock
@@ -44,12 +44,12 @@ def add_gemm(subparsers) -> None:
         help="a matrix product with an instruction's arithmetic, and its error",
         description="Computes D = A·B + C with the arithmetic of one tensor-core instruction, bit for bit, and prints how far D is from "
         "the exact product and from plain float32. Files are .npy: A is [..., M, K], B [..., K, N], C and D [..., M, N].",
-        epilog=f"example: tcemu gemm A.npy B.npy --op {EXAMPLE} --target sm_90a -o D.npy",
+        epilog="example: tcemu gemm A.npy B.npy --op f16 --target H100 -o D.npy",
     )
     parser.add_argument("a", metavar="A.npy", type=Path)
     parser.add_argument("b", metavar="B.npy", type=Path)
     parser.add_argument("-c", metavar="C.npy", type=Path, help="the matrix to add to (default: zero)")
-    parser.add_argument("--op", required=True, metavar="SPELLING", help="the instruction, as PTX spells it")
+    parser.add_argument("--op", required=True, metavar="SPELLING", help=OP)
     parser.add_argument("--target", default="sm_90a", help=f"{TARGET} (default: %(default)s)")
     parser.add_argument("--rounding", default="RN", choices=("RN", "RZ", "RM", "RP"), help="of the inputs (default: %(default)s)")
     parser.add_argument("-o", dest="output", metavar="D.npy", type=Path, help="where D goes (default: only the report is made)")

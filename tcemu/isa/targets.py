@@ -109,7 +109,7 @@ Meant = dict[str, list[str]]  # the targets that a name may mean, and the GPUs o
 
 
 @cache
-def _names() -> dict[str, Meant]:
+def _gpu_names() -> dict[str, Meant]:
     """Every name, squeezed, and what it may mean. What is a GPU's full name means nothing else."""
     full: dict[str, Meant] = {_squeezed(target): {target: []} for target in TARGETS}
     short: dict[str, Meant] = {}
@@ -139,7 +139,7 @@ def _named(name: str) -> str:
     """A name that is no target's own."""
     asked = " ".join(word for word in _words(name[:200]) if not fullmatch(_AROUND, word))
     for key in (_squeezed(asked), _squeezed(_without_brand(asked))):
-        meant = _names().get(key, {})
+        meant = _gpu_names().get(key, {})
         if len(meant) == 1:
             return next(iter(meant))
         if meant:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from difflib import get_close_matches
+from functools import cache, lru_cache
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0, Format
 from tcemu.isa.catalog import check, section
+from tcemu.isa.diagnosis import shown
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.isa.targets import TARGETS, named_target
@@ -45,6 +47,7 @@ class Recipe:
     out: the format that results are rounded to, f32, f16 or bf16, of `tcemu.formats` or by its name.
     backward: how the gradients' products are computed. "exact": from the quantised operands, in plain f32, rounding counted as identity.
         "straight_through": the same from the operands as they came. A Recipe, or a pair of them: dA = g·Bᵀ and dB = Aᵀ·g by these.
+        The name of a recipe in use, as "bf16", is that recipe on this target.
     name, source: what it is called and where it comes from; they take no part in equality.
 
     Outside the instruction all is f32, each operation rounded to nearest even, in this order: D = scale_a·scale_b · sum (NVFP4: the two
@@ -85,9 +88,15 @@ class Recipe:
         object.__setattr__(self, "out", OUT.get(self.out, self.out) if isinstance(self.out, str) else self.out)
         if self.out not in OUT.values():
             raise ValueError(f"out={self.out!r}: wanted f32, f16 or bf16, of tcemu.formats or by its name")
+        several = self.backward if isinstance(self.backward, tuple) else (self.backward,)
+        try:
+            given = tuple(as_recipe(one, self.target) if isinstance(one, str) and one not in BACKWARD else one for one in several)
+        except ValueError as error:
+            raise type(error)(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, or recipes; {error}") from None
+        object.__setattr__(self, "backward", given if isinstance(self.backward, tuple) else given[0])
         pair = isinstance(self.backward, tuple) and len(self.backward) == 2 and all(isinstance(r, Recipe) for r in self.backward)
         if not (pair or isinstance(self.backward, Recipe) or self.backward in BACKWARD):
-            raise ValueError(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, a Recipe or a pair of them")
+            raise ValueError(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, a Recipe, its name, or a pair of them")
 
     def _check_types(self) -> None:
         """Each field by itself: numbers are ints or arrays of integers, in range; NumPy's integers become ints."""
@@ -293,15 +302,17 @@ RECIPES = tuple(name for name, row in ROWS.items() if row.backward)
 def recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
     """One of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
 
-    target: the GPU; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main instruction: wgmma on sm_90a,
-    the unit of tcgen05 on those of sm_100 to sm_110 that end in f or a, mma elsewhere. PTX gives tcgen05 to no other target: 9.7.16,
-    Target ISA Notes; ptxas 13.0 refuses it on sm_100.
+    name: also with its target, as "deepseek on H100". Upper and lower case and hyphens make no difference. Wherever a recipe is taken, so
+    is its name.
+    target: the GPU, as "H100" or "sm_90a"; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main
+    instruction: wgmma on sm_90a, the unit of tcgen05 on those of sm_100 to sm_110 that end in f or a, mma elsewhere. PTX gives tcgen05 to
+    no other target: 9.7.16, Target ISA Notes; ptxas 13.0 refuses it on sm_100.
     changes: other fields of the Recipe. Gradients are emulated by recipes that belong to the name; `backward="exact"` and the like take
     their place.
-    Raises ValueError for another name, Unsupported, with the targets that work, if this one has no such instruction, and as `Recipe`.
+    Raises ValueError for another name and for two targets, Unsupported, with the targets that work, if this one has no such instruction,
+    and as `Recipe`.
     """
-    if name not in RECIPES:
-        raise ValueError(f"recipe {name!r}: wanted one of {', '.join(RECIPES)}")
+    name, target = _named(name, target)
     row = ROWS[name]
     assert row.backward is not None
     target = ("sm_100a" if row.scaled else "sm_90a") if target is None else named_target(target)
@@ -314,6 +325,37 @@ def recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
     if "backward" not in changes:
         changes["backward"] = tuple(_of_row(gradient, target, {}) for gradient in row.backward)
     return _of_row(name, target, changes)
+
+
+def as_recipe(what: Recipe | str, target: str | None = None) -> Recipe:
+    """A recipe, given as itself or by its name; target: where one that is named without a target works. Raises as `recipe`, and
+    TypeError.
+    """
+    if isinstance(what, str):
+        return _by_name(what, None if " on " in what else target)
+    if not isinstance(what, Recipe):
+        raise TypeError(f"recipe: got {type(what).__name__}; wanted a tcemu.Recipe, or a name of tcemu.recipes.RECIPES, as 'bf16'")
+    return what
+
+
+@lru_cache(maxsize=256)
+def _by_name(name: str, target: str | None) -> Recipe:
+    return recipe(name, target)
+
+
+def _named(name: str, target: str | None) -> tuple[str, str | None]:
+    """The name of a row, and the target that stands in the name or beside it."""
+    if not isinstance(name, str):
+        raise TypeError(f"recipe: want a name such as 'bf16', got {type(name).__name__}")
+    named, _, on = name.partition(" on ")
+    if on and target is not None:
+        raise ValueError(f"recipe {name!r}: the name says a target, and target={target!r} another; give one")
+    row = "_".join(named.lower().replace("-", "_").split())
+    if row not in RECIPES:
+        near = get_close_matches(row, RECIPES, n=2, cutoff=0.6)
+        hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"recipe {shown(name)!r}{hint}; wanted one of {', '.join(RECIPES)}, also with a target, as 'fp8 on H100'")
+    return row, on or target
 
 
 @cache
