@@ -1,6 +1,7 @@
 """The documentation: its blocks print what they show, its links lead somewhere, every public name has its place, and it builds."""
 
 import filecmp
+import html
 import json
 import re
 import runpy
@@ -10,6 +11,7 @@ import time
 import types
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
@@ -170,3 +172,18 @@ def test_it_builds_without_a_warning_and_twice_the_same(tmp_path):
     _, other, errors = filecmp.cmpfiles(sites[0], sites[1], [str(name) for name in files[0]], shallow=False)
     assert (other, errors) == ([], [])
     assert {Path("docs/index.html"), Path("docs/start.html"), Path("index.html"), Path("CHANGELOG.html")} <= set(files[0])
+    assert [f"{page.relative_to(sites[0])}: {link}" for page in sorted(sites[0].rglob("*.html")) for link in dead_in_html(page)] == []
+    searched = (sites[0] / "searchindex.js").read_text()
+    assert [word for word in ("h100", "fraction_bits", "wgmma") if f'"{word}":[[' not in searched] == []  # what an entry of the index says
+
+
+def dead_in_html(page: Path) -> list[str]:
+    """What a page of the site links to, or loads, and is not there; whatever it loads from elsewhere."""
+    text = page.read_text()
+    found = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="((?:https?:)?//[^"]+)"', text)
+    for link in re.findall(r'(?:href|src)="(?!https?:|mailto:|data:|//)([^"]+)"', text):
+        name, _, anchor = unquote(html.unescape(link)).partition("#")
+        target = (page.parent / name.partition("?")[0]).resolve() if name else page
+        if not target.exists() or (anchor and f'id="{anchor}"' not in target.read_text()):
+            found.append(link)
+    return found
