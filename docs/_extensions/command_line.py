@@ -60,6 +60,10 @@ def words(action: argparse.Action) -> str:
 def sentence(action: argparse.Action, command: argparse.ArgumentParser) -> str:
     """What it is, and whether it must be given."""
     text = command._get_formatter()._expand_help(action) if action.help else ""
+    for group in command._mutually_exclusive_groups:
+        if group.required and action in group._group_actions:
+            others = ", ".join(other.option_strings[0] for other in group._group_actions if other is not action)
+            return f"{text} (required: this or {others})"
     return f"{text} (required)" if action.required and action.option_strings else text
 
 
