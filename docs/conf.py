@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_design",
     "docstrings",
+    "linked_names",
     "command_line",
     "tables",
 ]

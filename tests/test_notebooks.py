@@ -18,6 +18,8 @@ PACKAGES = {  # what a notebook imports beside matplotlib, and how to install it
     }
 }
 TOLERANCE = {  # XLA's own f32 sums differ between machines, and what is made of them; what is made of bits alone is the same everywhere
+    "3_a_model.ipynb": {"rtol": 0.02},  # of an error
+    "5_differentiable_precision.ipynb": {"rtol": 0.02},  # of an estimate
     "digits_training.ipynb": {"rtol": 0.02},  # of a loss, of a share of 640 images
     "minilm.ipynb": {"atol": 0.003},  # a cosine
 }

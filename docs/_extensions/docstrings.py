@@ -2,6 +2,7 @@
 
 A continuation line is indented, which would make a block quote. A line that begins with the names of arguments ("a, b: ...") and one that
 begins with "Returns", "Raises", "Gradients" or "Source:" begins a paragraph. Stars, bars and trailing underscores are text, not markup.
+The fields of a class get the comments that stand beside them in its source.
 """
 
 import inspect
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from textwrap import dedent
 from typing import Any
 
-OPENS = re.compile(r"(Returns|Raises|Gradients|Yields)\b|(\*\*)?Source:")
+OPENS = re.compile(r"(Returns|Raises|Gradients|Yields|Source)\b|\*\*[A-Z]\w+:\*\*")
+FIELD = re.compile(r"^    (\w+): [^#=]+(?:= ([^#]+?))?  # (.+)$", re.MULTILINE)
 NAMES = re.compile(r"(\w+(?:, \w+)*)(?: \([^)]*\))?: ")
 CODE = re.compile(r"(`[^`]*`|\*\*[A-Z]\w+:\*\*)")
 
@@ -18,6 +20,7 @@ CODE = re.compile(r"(`[^`]*`|\*\*[A-Z]\w+:\*\*)")
 def setup(app: Any) -> dict[str, bool]:
     """What Sphinx calls."""
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -26,7 +29,7 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
     if what == "module":
         lines[:] = [escaped(line) for line in lines]
         return
-    lines[:] = list(marked(dedent("\n".join(lines)).splitlines(), arguments(obj)))
+    lines[:] = [*marked(dedent("\n".join(lines)).splitlines(), arguments(obj)), *(fields(obj) if what == "class" else ())]
 
 
 def arguments(obj: Any) -> set[str]:
@@ -35,6 +38,21 @@ def arguments(obj: Any) -> set[str]:
         return set(inspect.signature(obj).parameters)
     except (TypeError, ValueError):
         return set()
+
+
+def fields(of: type) -> Iterator[str]:
+    """The fields of a class, with the comments that its source has beside them."""
+    if not (hasattr(of, "__dataclass_fields__") or hasattr(of, "_fields")):
+        return
+    found = FIELD.findall(inspect.getsource(of).partition("    def ")[0])
+    for name, default, said in found:
+        yield f"- **{name}**{f' (`{default}`)' if default else ''}: {escaped(said)}"
+    yield ""
+
+
+def skip(app: Any, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    """The fields of a named tuple say of themselves only which number they have."""
+    return True if (inspect.getdoc(obj) or "").startswith("Alias for field number") else None
 
 
 def marked(lines: list[str], names: set[str]) -> Iterator[str]:
