@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
+from printed import renewed
 from support import pages
 from support.sampling import sampled
 
@@ -69,6 +70,14 @@ def test_blocks_are_found_with_what_follows_them():
     assert (first.language, pages.shown(first, text), first.runs) == ("python", "1\n", True)
     assert (second.why_not, second.commands, second.others, second.shown, second.runs) == ("slow", ["tcemu demo"], ["ls"], None, False)
     assert [out for _, out in pages.printed([first])] == ["1\n"]
+
+
+def test_texts_are_renewed_where_they_differ_in_more_than_times():
+    text = "```python\nprint({})\n```\n\n```text\n2\n```\n"
+    assert renewed(text.format(1), together=True) == text.format(1).replace("\n2\n", "\n1\n")
+    assert renewed(text.format(2), together=False) == text.format(2)
+    timed = text.format("'in 1.5 s'").replace("\n2\n", "\nin 0.3 s\n")
+    assert renewed(timed, together=True) == timed
 
 
 # ---- links
