@@ -20,6 +20,7 @@ from tcemu.explanation.explanation import Explanation
 
 OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 WGMMA = "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"
+WGMMA_SMALL = "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3"
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 INK, FAINT, PAPER, KEPT, CUT, LINE = "#1a1a1a", "#767676", "#ffffff", "#bcd9f5", "#f6b8b0", "#b3261e"
 CELL, ROW, LEFT = 40, 28, 108
@@ -154,6 +155,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "error_by_width.svg": error_by_width,
     "mma_a.svg": lambda: viz.svg(OP, "a"),
     "mma_d.svg": lambda: viz.svg(OP, "d", lane=5),
+    "wgmma_b_desc.svg": lambda: viz.svg(WGMMA_SMALL, "b_desc"),
     "mma_sp_e.svg": lambda: viz.svg("mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32", "e"),
 }
 
