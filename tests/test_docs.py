@@ -145,6 +145,23 @@ def test_every_public_name_is_on_a_page():
     assert public_names() - formats - silicon - set(documented) == set()
 
 
+def test_docstrings_become_markup():
+    """Arguments are points of a list, also those that are named inside a line; stars are text; a field has its comment."""
+    made = SimpleNamespace(**runpy.run_path(str(DOCS / "_extensions" / "docstrings.py")))
+    lines = [
+        "What it does, *args too.",
+        "",
+        "    a: [..., M]; b: what",
+        "        `it * b` is. cd: no argument. c, d: two",
+        "    Returns x_.",
+    ]
+    shown = [line for line in made.marked(lines, {"a", "b", "c", "d"}) if line]
+    assert shown[0] == r"What it does, \*args too."
+    assert shown[1:3] == ["- **a**: [..., M]; **b**: what", "  `it * b` is. cd: no argument. **c**, **d**: two"]
+    assert shown[3] == r"Returns x\_."
+    assert "- **terms** (`16`): products in one step" in list(made.fields(tcemu.Model))
+
+
 # ---- pictures
 
 

@@ -12,7 +12,8 @@ from textwrap import dedent
 from typing import Any
 
 OPENS = re.compile(r"(Returns|Raises|Gradients|Yields|Source)\b|\*\*[A-Z]\w+:\*\*")
-FIELD = re.compile(r"^    (\w+): [^#=]+(?:= ([^#]+?))?  # (.+)$", re.MULTILINE)
+FIELD = re.compile(r"^    (\w+): [^#=\n]+?(?: = ([^#\n]+?))?  # (.+)$", re.MULTILINE)
+FURTHER = re.compile(r"(?<=[;.] )\w+(?:, \w+)*(?=: )")
 NAMES = re.compile(r"(\w+(?:, \w+)*)(?: \([^)]*\))?: ")
 CODE = re.compile(r"(`[^`]*`|\*\*[A-Z]\w+:\*\*)")
 
@@ -78,12 +79,12 @@ def marked(lines: list[str], names: set[str]) -> Iterator[str]:
 
 
 def named(line: str, names: set[str]) -> str:
-    """The line with the names of further arguments marked too: "...; b: [..., K, N]"."""
-    return re.sub(r"(?<=; )(\w+)(?=: )", lambda found: f"**{found[1]}**" if found[1] in names else found[1], line)
+    """The line with the names of further arguments marked too: "...; b: [..., K, N]. left, right: ..."."""
+    return FURTHER.sub(lambda found: re.sub(r"\w+", r"**\g<0>**", found[0]) if set(found[0].split(", ")) <= names else found[0], line)
 
 
 def escaped(line: str) -> str:
     """The line without markup but single backticks, which are code, and headings as "**Source:**"."""
     parts = CODE.split(line)
-    parts[::2] = [re.sub(r"(?<=\w)_(?!\w)", r"\\_", re.sub(r"[*|\\]", r"\\\g<0>", part)) for part in parts[::2]]
+    parts[::2] = [re.sub(r"(?<=\w)_(?!\w)", r"\\_", re.sub(r"[*|@\\]", r"\\\g<0>", part)) for part in parts[::2]]
     return "".join(parts)
