@@ -58,7 +58,8 @@ def run(
     op: a PTX spelling or an Instruction that computes. left, right: what `tcemu.fuzz.side` takes: a target, "sm_90a:fraction_bits=24",
     "sm_90@12.6", "reference:sm_90a", a Side, or a function from operands (NumPy codes) to D's codes.
     out: a directory that holds the run's file, run.npz; a run that stands there and asks the same goes on where it stopped, whatever
-    stopped it. A side that is a function goes on only as a `Side` with an `identity`. One run at a time has the directory.
+    stopped it; one that asks for more cases goes on where it ended (for the coverage, every 16th case from there is looked at). A side that
+    is a function goes on only as a `Side` with an `identity`. One run at a time has the directory.
     kinds, weights: as in `generate`. turns: of the compiled loop in one call (None: by the time that they take). devices: those that share
     the cases (all of JAX's; where `jax.distributed` has several processes all must call this, and the first has the file).
     report: is given a line of progress now and then. covering: what was reached is counted. shrinking: the first mismatch is made small.
@@ -179,11 +180,12 @@ def progress(state: Run, before: int, seconds: float) -> str:
     rate = (state.done - before) / max(seconds, 1e-9)
     left = (state.cases - state.done) / rate if rate else float("inf")
     share = state.done / max(state.cases, 1)
-    end = "stopped" if state.stopped else "done" if state.complete else f"{_span(left)} left"
+    end = "stopped" if state.stopped else "done" if state.complete else f"{span(left)} left"
     return f"{state.done:,} of {state.cases:,} cases ({share:.1%}), {rate:,.0f} a second, {state.wrong_cases:,} differ, {end}"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A length of time in words."""
     if seconds == float("inf"):
         return "unknown time"
     whole = round(seconds)
@@ -276,7 +278,9 @@ def _resumed(path: Path, asked: Run) -> Run:
     """The run that the file holds. Raises Damaged, OSError, and ValueError if it is not the one that is asked for."""
     header, counts = parsed(content(path), path)
     wanted = json.loads(json.dumps(question(asked)))  # through JSON, as the file went
-    differences = [f"{name} is {header.get(name)!r} there and {wanted[name]!r} here" for name in wanted if header.get(name) != wanted[name]]
+    further = wanted["cases"] > header["cases"]  # a run that is to be longer than it was
+    same = {name: value for name, value in wanted.items() if not (further and name == "cases")}
+    differences = [f"{name} is {header.get(name)!r} there and {value!r} here" for name, value in same.items() if header.get(name) != value]
     if differences:
         raise ValueError(f"out: {path} holds another run: {'; '.join(differences)}. Choose another directory, or ask the same")
     unknown = [compared.name for compared in (asked.left, asked.right) if compared.identity is None]
