@@ -14,6 +14,7 @@ from tcemu.explanation.explain import explain
 from tcemu.isa.catalog import check, instructions, is_supported, targets
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.targets import gpus
 from tcemu.linalg import recipes
 from tcemu.linalg.dot_general import dot_general
 from tcemu.linalg.gemm import gemm
@@ -37,7 +38,7 @@ __version__ = "0.1.0"  # pyproject.toml takes it from here, so that it is the ve
 
 __all__ = [  # noqa: RUF022  in groups
     # what PTX has
-    "Instruction", "parse", "check", "is_supported", "targets", "instructions",
+    "Instruction", "parse", "check", "is_supported", "targets", "gpus", "instructions",
     # the arithmetic of each instruction
     "Model", "model", "models", "evidence", "backends", "execution",
     # instructions, on registers and on memory

@@ -16,6 +16,7 @@ from tcemu.commands.printing import READER_GONE, Unwritten, printing
 from tcemu.commands.verify import add_record, add_verify
 from tcemu.compilation import cache_compilations
 from tcemu.interrupts import Interrupted, leave_when_asked, what_is_done_stays
+from tcemu.isa.targets import named_target
 
 COMMANDS = (add_demo, add_gemm, add_explain, add_fuzz, add_infer, add_verify, add_record, add_check, add_list, add_show)
 
@@ -54,6 +55,7 @@ def status_of(argv: list[str] | None) -> int:
             args = asked(argv)
             name = f"tcemu {args.command}"
             try:
+                in_full(args)
                 return args.run(args)
             except (CommandError, OSError) as error:  # OSError: of a file, since those of the streams are Unwritten
                 _say(f"{name}: {error}")
@@ -65,13 +67,30 @@ def status_of(argv: list[str] | None) -> int:
         return 2
 
 
-def asked(argv: list[str] | None) -> argparse.Namespace:
-    """The words, read. Raises SystemExit."""
-    parser = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """What reads the words; the documentation lists its commands."""
+    made = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
+    subparsers = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(subparsers)
-    return parser.parse_args(argv)
+    return made
+
+
+def asked(argv: list[str] | None) -> argparse.Namespace:
+    """The words, read. Raises SystemExit."""
+    return parser().parse_args(argv)
+
+
+def in_full(args: argparse.Namespace) -> None:
+    """The targets among the words, by their own names. Raises CommandError for one that there is not."""
+    given = getattr(args, "target", None)
+    try:
+        if isinstance(given, str):
+            args.target = named_target(given)
+        elif given is not None:
+            args.target = [named_target(one) for one in given]
+    except ValueError as error:
+        raise CommandError(str(error)) from error
 
 
 def _say(line: str) -> None:

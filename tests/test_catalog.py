@@ -1,13 +1,8 @@
 """What is legal where, and the errors that say why not."""
 
-import numpy as np
 import pytest
 
-import tcemu
-from tcemu import verification
-from tcemu.architectures.lookup import applied, rows_of
 from tcemu.errors import Unsupported
-from tcemu.fuzz.sides import side
 from tcemu.isa.catalog import check, instructions, is_supported, spelled, targets
 from tcemu.isa.grammar import parse
 
@@ -103,45 +98,3 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="family 'nma': want one of mma"):
         instructions("sm_90", "nma")
     assert targets(F8)[0] == "sm_89" and targets(F8) == targets()[targets().index("sm_89") :]
-
-
-HALF = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-UNKNOWN = ("H100", "SM_90A", "sm_91", "", " sm_90a")
-MOVED = "wmma.load.a.sync.aligned.row.m16n16k16.f16"
-TAKING = {  # every public function that takes a target
-    "is_supported": lambda target: tcemu.is_supported(HALF, target),
-    "is_supported of no instruction": lambda target: tcemu.is_supported("nonsense", target),
-    "check": lambda target: tcemu.check(HALF, target),
-    "instructions": lambda target: tcemu.instructions(target),
-    "model": lambda target: tcemu.model(HALF, target),
-    "model of a unit": lambda target: tcemu.model(HALF, target, unit="tcgen05"),
-    "models": lambda target: tcemu.models(target),
-    "evidence": lambda target: tcemu.evidence(HALF, target),
-    "applied with a unit and a model": lambda target: applied(HALF, target, tcemu.model(HALF, "sm_90a"), unit="tcgen05"),
-    "rows_of": lambda target: rows_of(target),
-    "recipe": lambda target: tcemu.recipe("bf16", target),
-    "recipe with block scales": lambda target: tcemu.recipe("nvfp4", target),
-    "Recipe": lambda target: tcemu.Recipe(HALF, target),
-    "Recipe of a unit": lambda target: tcemu.Recipe(HALF, target, unit="tcgen05"),
-    "Recipe of a unit and a model": lambda target: tcemu.Recipe(HALF, target, unit="tcgen05", model=tcemu.model(HALF, "sm_90a")),
-    "gemm": lambda target: tcemu.gemm(np.ones((1, 1)), np.ones((1, 1)), op=HALF, target=target),
-    "dot": lambda target: tcemu.dot(HALF, *[np.zeros((1, 1), np.uint16)] * 2, np.zeros((1, 1), np.uint32), target=target),
-    "mma": lambda target: tcemu.mma(HALF, *[np.zeros((32, 4), np.uint32)] * 3, target=target),
-    "wmma_load": lambda target: tcemu.wmma_load(MOVED, np.zeros(256, np.uint32), target=target),
-    "explain": lambda target: tcemu.explain(HALF, [1], [1], target=target),
-    "explain of several": lambda target: tcemu.explain(HALF, [1], [1], target=["sm_90a", target]),
-    "fuzz.side": lambda target: side(HALF, target),
-    "fuzz.side, changed": lambda target: side(HALF, f"{target}:terms=8"),
-    "fuzz.side, reference": lambda target: side(HALF, f"reference:{target}"),
-    "fuzz.side, another unit": lambda target: side(HALF, f"{target}@tcgen05"),
-    "fuzz.side, another toolkit": lambda target: side(HALF, f"{target}@12.6"),
-    "spelled": lambda target: verification.spelled(target, "mma"),
-    "modelled": lambda target: verification.modelled(parse(HALF), target),
-}
-
-
-@pytest.mark.parametrize("taking", TAKING)
-def test_an_unknown_target_raises_everywhere(taking):
-    for target in UNKNOWN:
-        with pytest.raises(Unsupported, match=r"unknown target .*; tcemu knows sm_70, "):
-            TAKING[taking](target)

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from support.sampling import sampled
 
+import tcemu
 from tcemu.cli import main
 from tcemu.commands import gemm as command
+from tcemu.commands import products
 from tcemu.linalg.gemm import gemm
 
 F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -134,7 +136,7 @@ def test_a_product_from_files_to_a_file(op, folder, capsys):
     largest, mean, *_ = figures(out)["emulated"]
     assert f"{largest:.3g} {mean:.3g}" == f"{errors.max():.3g} {errors.mean():.3g}"
     assert 0 < errors.max() < OPS[op]
-    assert "(arithmetic known by silicon: " in out
+    assert out.splitlines()[0] == f"{op} on sm_90a" and "The arithmetic is known by silicon: " in out.splitlines()[-2]
     assert "D [20, 9]" in out
     assert "6,300 multiply-accumulates" in out
 
@@ -143,8 +145,8 @@ def test_the_report_knows_a_copied_f64(folder, capsys, monkeypatch):
     """float64 cannot judge it: all figures come from rational arithmetic."""
     words = ["gemm", "A.npy", "B.npy", "--op", "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64"]
     assert main(words) == 0
-    own, real = capsys.readouterr().out, command.parse
-    monkeypatch.setattr(command, "parse", lambda text: copy.deepcopy(real(text)))
+    own, real = capsys.readouterr().out, products.parse
+    monkeypatch.setattr(products, "parse", lambda text: copy.deepcopy(real(text)))
     assert main(words) == 0
     without_times = lambda text: re.sub(r"[\d.]+ s\b", "", text)  # noqa: E731
     assert without_times(capsys.readouterr().out) == without_times(own)
@@ -181,6 +183,106 @@ def test_an_overflow_is_counted(folder, capsys):
     assert "6 of 6 outputs are not finite" in out
     assert "D: 0 NaN, 6 infinite; exact: 0 NaN, 0 infinite; plain float32: 0 NaN, 0 infinite." in out
     assert figures(out) == {}
+
+
+# ---- recipes, saturation and what-ifs
+
+
+def test_inputs_out_of_range_are_counted_and_saturate(folder, capsys):
+    """Of e4m3 they become NaN, of f16 Inf, of e2m1, which has neither, the largest; infinities that were there before do not count."""
+    a = arrays("A")[0]
+    a[3, :2], a[4, 1], a[5, 0] = 70000, -460, np.inf
+    np.save("A.npy", a)
+    for op, largest, count, became in (("f16", "65504", 2, "Inf"), ("e4m3", "448", 2, "NaN"), ("e2m1", "6", 3, "the largest")):
+        target = [] if op != "e2m1" else ["--target", "RTX 5090"]
+        assert main(["gemm", "A.npy", "B.npy", "--op", op, *target]) == 0
+        assert f"{count} of 700 elements of A lie beyond {op}, whose largest is {largest}, and became {became}" in capsys.readouterr().out
+    words = ["gemm", "A.npy", "B.npy", "--op", "e4m3", "-o", "D.npy"]
+    assert main([*words, "--saturate"]) == 0
+    out = capsys.readouterr().out
+    assert "2 of 700 elements of A lie beyond e4m3, whose largest is 448, and became the largest; scale it down" in out
+    np.testing.assert_array_equal(np.load("D.npy"), gemm(a, arrays("B")[0], op="e4m3", target="sm_90a", saturate=True))
+    clipped = a.copy()
+    clipped[3, :2] = 448
+    np.save("A.npy", clipped)
+    assert main([*words, "--overwrite"]) == 0
+    assert "lie beyond" not in capsys.readouterr().out  # -460 rounds to -448, and what is infinite already is not counted
+
+
+def test_a_what_if(folder, capsys):
+    words = ["gemm", "A.npy", "B.npy", "--op", "f16", "-o", "D.npy", "--overwrite"]
+    a, b = arrays("A", "B")
+    assert main([*words, "--what-if", "fraction_bits=10,terms=4"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{F16} on sm_90a with fraction_bits=10,terms=4\n") and out.endswith("a what-if: no GPU is known to have it.\n")
+    model = tcemu.model(F16, "sm_90a").replace(fraction_bits=10, terms=4)
+    np.testing.assert_array_equal(np.load("D.npy"), gemm(a, b, op=F16, target="sm_90a", model=model))
+    assert main([*words, "--what-if", "bits=10"]) == 2
+    assert "--what-if bits=10: 'bits=10' is no FIELD=VALUE; the fields are terms, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bf16 on A100", "deepseek", "mxfp8", "fp8"])
+def test_a_recipe_from_files_to_a_file(name, folder, capsys, monkeypatch):
+    """D has the bits of matmul, whole, whatever the blocks of rows; the parts of its error are those of `compare`."""
+    monkeypatch.setattr(command, "BLOCK", 1)
+    a, b, c = arrays("A", "B", "C")
+    assert main(["gemm", "A.npy", "B.npy", "-c", "C.npy", "--recipe", name, "-o", "D.npy"]) == 0
+    out = capsys.readouterr().out
+    recipe = tcemu.recipe(name)
+    np.testing.assert_array_equal(np.load("D.npy"), tcemu.matmul(a, b, c, recipe=recipe))
+    assert out.splitlines()[:3] == repr(recipe).splitlines()[:3]
+    assert f"The arithmetic is known by {recipe.evidence['D'].level}: " in out
+    assert main(["gemm", "A.npy", "B.npy", "--recipe", name]) == 0
+    found = figures(capsys.readouterr().out)
+    (row,) = tcemu.compare(lambda a, b: a @ b, [recipe], (a, b), results=False)
+    assert found["emulated"][0] == pytest.approx(row.largest_error, rel=5e-3)
+    squares = found["inputs"][1], found["arithmetic"][1]
+    assert (squares[0] > squares[1]) == (row.operand_error > row.sum_error)
+
+
+def test_a_recipe_of_integers_and_of_doubles(folder, capsys):
+    """Whole numbers are taken as they are; a double is rounded once."""
+    a, b = np.arange(-20, 20).reshape(4, 10), np.arange(30.0).reshape(10, 3) + 1e-12
+    np.save("A.npy", a)
+    np.save("B.npy", b)
+    assert main(["gemm", "A.npy", "B.npy", "--recipe", "f16", "-o", "D.npy"]) == 0
+    np.testing.assert_array_equal(np.load("D.npy"), a @ np.rint(b))
+    assert figures(capsys.readouterr().out)["arithmetic"] == [0] * 6
+
+
+def test_a_recipe_says_what_its_quantisers_lose(folder, capsys):
+    a = arrays("A")[0]
+    a[0, 0], a[0, 1] = 1e6, 1e-9
+    np.save("A.npy", a)
+    assert main(["gemm", "A.npy", "B.npy", "--recipe", "f16"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 700 elements of A lie beyond what their scale and f16 reach and became Inf. --saturate takes the largest instead." in out
+    assert "1 of 700 elements of A are too small for f16 at their scale and became 0." in out
+    assert main(["gemm", "A.npy", "B.npy", "--recipe", "f16", "--saturate", "-o", "D.npy"]) == 0
+    assert "reach and became the largest." in capsys.readouterr().out and np.isfinite(np.load("D.npy")).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--recipe", "fp9"], "recipe 'fp9', did you mean 'fp8'?; wanted one of f16"),
+        (["--recipe", "fp8", "--rounding", "RZ"], "--rounding: the recipe says how operands are rounded"),
+        (["--recipe", "fp8", "--target", "A100"], "The recipe works on sm_89"),
+        (["--recipe", "fp8 on H100", "--target", "L4"], "the name says a target, and target='sm_89' another"),
+        (["--recipe", "bf16", "--what-if", "terms=0"], "--what-if terms=0: "),
+    ],
+)
+def test_a_recipe_that_cannot_be(words, said, folder, capsys):
+    assert main(["gemm", "A.npy", "B.npy", *words]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and said in error and error.count("\n") == 1
+
+
+def test_an_instruction_or_a_recipe(folder, capsys):
+    for words in (["--op", F16, "--recipe", "bf16"], []):
+        with pytest.raises(SystemExit) as stopped:
+            main(["gemm", "A.npy", "B.npy", *words])
+        assert stopped.value.code == 2 and "--recipe" in capsys.readouterr().err
 
 
 def test_integers_are_exact(folder, capsys):

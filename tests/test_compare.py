@@ -300,7 +300,7 @@ def test_policies_of_other_kinds():
     with pytest.raises(TypeError, match=r"the product was not by a tcemu.Recipe"):
         row.worst.explain()
     assert "\n\n" in str(tcemu.compare(fn, {"nothing": None}, (X, W), results=False))
-    for wrong in ("bf16", [PLAIN, "bf16"], [PLAIN, PLAIN], {"a": 3}):
+    for wrong in (16, [PLAIN, 16], [PLAIN, PLAIN], {"a": 3}):
         with pytest.raises(TypeError, match="polic"):
             tcemu.compare(fn, wrong, (X, W))
 

@@ -1,4 +1,4 @@
-"""`tcemu demo`: run once in this process, its table held against NumPy and against the README."""
+"""`tcemu demo`: run once in this process, its table held against NumPy and against docs/start.md."""
 
 import io
 import re
@@ -6,6 +6,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+from support import pages
 
 from tcemu.cli import main
 from tcemu.commands import demo
@@ -40,6 +41,13 @@ def test_the_table_holds(printed):
             logits = demo.classify(data, rounded_product(DTYPES[name]))
             assert (logits.argmax(1) == labels).mean() * 100 == pytest.approx(float(right.rstrip("%")), abs=0.2)
             assert float(error) == pytest.approx(np.abs(logits - exact).max(), rel=0.1)
+
+
+def test_what_it_prints_is_on_the_first_page(printed):
+    """But for times, and plain float32's line."""
+    text = (pages.ROOT / "docs" / "start.md").read_text()
+    shown = text.partition("```text\n640 images")[2].partition("```")[0]
+    assert pages.comparable(printed) == pages.comparable(f"640 images{shown}")
 
 
 def rounded_product(dtype):

@@ -343,7 +343,7 @@ def test_the_first_rule_that_fits_counts():
 
 
 def test_what_is_no_rule_is_refused():
-    for policy in ([(3, BF16)], {"a": BF16, 4: None}, "bf16", [("a", BF16, 1)]):
+    for policy in ([(3, BF16)], {"a": BF16, 4: None}, 16, [("a", BF16, 1)]):
         with pytest.raises(TypeError, match=r"wanted a Recipe, .* or rules: a dict, or a list of pairs"):
             tcemu.emulate(two, policy)
 

@@ -277,7 +277,7 @@ def test_fp8_as_f16_chained_and_apart():
 
 
 def test_half_results_are_rounded_once_or_twice():
-    """MMA-Sim's behaviour test: 0.5 * (1 + 1 + 2^-10 + 2^-23); wmma goes by way of f32 (README, "What is exact")."""
+    """MMA-Sim's behaviour test: 0.5 * (1 + 1 + 2^-10 + 2^-23); wmma goes by way of f32."""
     a, b = [0.5] * 4, [1.0, 1.0, 2.0**-10, 2.0**-23]
     wmma = "wmma.mma.sync.aligned.row.col.m16n16k16.f16.f32"
     found = {op: tcemu.explain(op, a, b, target="sm_90a") for op in (HALF_F16, HALF, wmma)}

@@ -18,7 +18,7 @@ import tcemu
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits compilation errors executing checking files gradients interrupts meshes text",
+    "bits compilation errors executing checking files gradients interrupts meshes plots results text",
     "formats layouts packing",
     "arithmetic sparsity shared_memory memory",
     "isa",
@@ -27,7 +27,7 @@ FLOORS = (
     "operations",
     "quantize linalg",
     "fuzz explanation study emulation silicon verification ptx viz",
-    "cli commands data",
+    "cli __main__ commands data",
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 CHAINS = (  # neighbours on one floor: each may import those before it, and no other neighbour
@@ -37,7 +37,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "memory shared_memory",
     "quantize linalg",
     "explanation study emulation silicon fuzz verification viz",
-    "commands cli",
+    "commands cli __main__",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
 PACKAGE_ROOT = Path("tcemu/__init__.py")  # the list of public names may import any floor

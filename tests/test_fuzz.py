@@ -20,7 +20,7 @@ from tcemu.cli import main
 from tcemu.commands.fuzz import family as asked_for
 from tcemu.commands.fuzz import number
 from tcemu.fuzz.counter import WORD, case_keys, mix, mix_int, pair, plus, words
-from tcemu.fuzz.coverage import EVENTS
+from tcemu.fuzz.counts import EVENTS
 from tcemu.fuzz.runs import header
 from tcemu.fuzz.sides import as_codes
 

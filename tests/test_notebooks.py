@@ -18,6 +18,8 @@ PACKAGES = {  # what a notebook imports beside matplotlib, and how to install it
     }
 }
 TOLERANCE = {  # XLA's own f32 sums differ between machines, and what is made of them; what is made of bits alone is the same everywhere
+    "3_a_model.ipynb": {"rtol": 0.02},  # of an error
+    "5_differentiable_precision.ipynb": {"rtol": 0.02},  # of an estimate
     "digits_training.ipynb": {"rtol": 0.02},  # of a loss, of a share of 640 images
     "minilm.ipynb": {"atol": 0.003},  # a cosine
 }
@@ -42,7 +44,8 @@ def pictures(cell: dict) -> int:
 
 
 def test_there_are_notebooks():
-    assert [path.name for path in NOTEBOOKS] == ["digits_training.ipynb", "main_job.ipynb", "minilm.ipynb"]
+    course = ["1_first_product", "2_explain", "3_a_model", "4_fuzz_and_infer", "5_differentiable_precision"]
+    assert [path.stem for path in NOTEBOOKS] == [*course, "digits_training", "minilm"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 F16_OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot grow
     "_groups": "the layouts of a table", "_names": "the layouts of a table", "_meeting": "the needs of a table",
-    "rows_of": "the targets of a table", "syntax_rows": "no argument", "grammars": "no argument", "_by_spelling": "no argument",
+    "_rows_of": "the targets of a table", "_gpu_names": "no argument", "short_names": "no argument",
+    "syntax_rows": "no argument", "grammars": "no argument", "_by_spelling": "no argument",
     "known_fields": "no argument", "gpu": "no argument", "_has_wide_vectors": "no argument", "compile_clock": "no argument",
     "driver_version": "no argument", "_of_types": "targets and families of a table", "equalities": "the targets of a table",
     "place": "the instructions of a table", "tiled": "the instructions of a table", "by_fragments": "the instructions of a table",

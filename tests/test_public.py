@@ -10,7 +10,7 @@ import tcemu
 
 ROOT = Path(__file__).parents[1]
 NAMES = {
-    "Instruction", "parse", "check", "is_supported", "targets", "instructions", "evidence",
+    "Instruction", "parse", "check", "is_supported", "targets", "gpus", "instructions", "evidence",
     "mma", "dot", "pack", "unpack", "gemm", "Model", "model", "models", "backends", "execution", "checked", "explain",
     "mma_sp", "sparsify", "densify",
     "wgmma", "descriptor", "uniform_descriptor", "Warpgroup", "SharedLayout", "to_shared", "from_shared",

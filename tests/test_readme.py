@@ -1,66 +1,70 @@
-"""Every Python block and every `tcemu` line of the README is run, and what follows it as text is what it prints."""
+"""The README is short, every block of it runs when it is pasted alone and prints what stands below it, and its table is true."""
 
 import re
-import shlex
-from pathlib import Path
+from codeop import compile_command
 
 import pytest
+from support import pages
 
-from tcemu.cli import main
+import tcemu
+from tcemu.isa.targets import named_target
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-DEMO = "tcemu demo"  # its text is held by test_demo.py
-
-
-def comparable(text: str) -> str:
-    """The text without what differs between runs and machines: times, and plain float32, whose sums are XLA's own affair."""
-    lines = [line for line in text.strip().splitlines() if not line.startswith(("plain float32", "D from plain float32"))]
-    return re.sub(r"\b\d+(\.\d+)? (m?s)\b", r"# \2", re.sub(r" +", " ", "\n".join(line.rstrip() for line in lines)))
+README = (pages.ROOT / "README.md").read_text()
+BLOCKS = pages.blocks(README)
+RUN = [block for block in BLOCKS if block.runs]
+MOST_WORDS = 700
+F16 = ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")
 
 
-def follower(index: int) -> str:
-    """The text block after this one, or nothing."""
-    return BLOCKS[index + 1][1] if BLOCKS[index + 1][0] == "text" else ""
+def test_it_is_short():
+    assert len(README.split()) <= MOST_WORDS
 
 
-def test_what_the_readme_runs_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("block", RUN, ids=lambda block: block.code.splitlines()[-1][:30])
+def test_a_block_that_is_pasted_alone_prints_what_is_shown(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    ran = []
-    for index, (language, text) in enumerate(BLOCKS):
-        commands = [line for line in text.splitlines() if language == "sh" and line.startswith("tcemu ")]
-        if language == "python":
-            exec(compile(text, "README.md", "exec"), names)
-        for line in commands:
-            assert main(shlex.split(line)[1:]) == 0
-        if language == "python" or commands:
-            ran.append(language)
-            assert comparable(capsys.readouterr().out) == comparable(follower(index)), text
-    assert ran.count("python") == README.count("```python") >= 4
-    assert ran.count("sh") == len(re.findall(r"^```sh\ntcemu ", README, re.MULTILINE)) >= 2
+    [(_, out)] = pages.printed([block])
+    assert pages.comparable(out) == pages.comparable(pages.shown(block, README))
+    assert out
 
 
-def test_every_shell_line_is_of_a_kind_that_is_run():
-    """By this file, by the CI script, or (the demo) by test_demo.py."""
-    lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
-    assert [line for line in lines if not line.startswith("tcemu ")] == [
+@pytest.mark.parametrize("block", RUN, ids=lambda block: block.code.splitlines()[-1][:30])
+def test_the_prompt_takes_it_line_by_line(block):
+    """Python's interactive prompt ends a loop at an empty line alone."""
+    waiting: list[str] = []
+    for line in [*block.code.splitlines(), ""]:
+        waiting.append(line)
+        if compile_command("\n".join(waiting), symbol="single") is not None:
+            waiting.clear()
+    assert waiting == []
+
+
+def test_there_are_four_of_them():
+    """A model, two GPUs, an explanation, registers."""
+    assert [block.language for block in RUN] == ["python"] * 4
+    assert all(f"tcemu.{name}(" in block.code for block, name in zip(RUN, ("emulate", "gemm", "explain", "mma"), strict=True))
+
+
+def test_the_two_commands():
+    """The first is what a user runs, the second what .ci/run runs, which finds it by its beginning."""
+    assert [line for block in BLOCKS for line in block.others] == [
         "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/tcemu demo",
         "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile",
-        ".venv/bin/pip install -e '.[dev]' && .venv/bin/ruff check && .venv/bin/ruff format --check && "
-        ".venv/bin/pyright --pythonpath .venv/bin/python",
     ]
 
 
-def test_files_that_the_readme_names_are_there():
-    named = {name for name in re.findall(r"`([\w.]+/[\w./]+)`", README) if not name.startswith(("..", ".venv"))}
-    assert {"tests/golden", "notebooks/main_job.ipynb", ".ci/run"} <= named
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+def test_the_table_of_gpus_is_what_the_package_says():
+    rows = re.findall(r"^\| (\w[^|]*) \| `(sm_\w+)` \| (\w+) \|$", README, re.MULTILINE)
+    assert len(rows) >= 8
+    for names, target, level in rows:
+        for name in names.split(", "):
+            assert named_target(name) == target
+        ops = [op for op in F16 if tcemu.is_supported(op, target)]
+        assert tcemu.evidence(ops[0], target).level == level
 
 
 @pytest.mark.parametrize(
     ("text", "other", "same"), [("9.1 s  x", "12 s x", True), ("9.1 ms", "9.1 s", False), ("0.1 ulps", "0.2 ulps", False)]
 )
 def test_only_times_are_forgiven(text, other, same):
-    assert (comparable(text) == comparable(other)) == same
+    assert (pages.comparable(text) == pages.comparable(other)) == same

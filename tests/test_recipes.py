@@ -263,7 +263,7 @@ def test_every_named_recipe_stands_on_a_row_with_evidence(name):
         (ValueError, "does not divide 128", lambda: tcemu.recipe("deepseek").replace(promote=jnp.array(3))),
         (ValueError, "key=", lambda: tcemu.matmul(A, B, recipe=Recipe(BF16, "sm_80", Quantizer(rounding="SR")))),
         (ValueError, "key=", lambda: tcemu.dot_general(Recipe(BF16, "sm_80", Quantizer(rounding="SR")))),
-        (TypeError, "wanted a tcemu.Recipe", lambda: tcemu.dot_general("bf16")),
+        (TypeError, "wanted a tcemu.Recipe", lambda: tcemu.dot_general(16)),
         (TypeError, "int32.*wanted floats", lambda: tcemu.matmul(jnp.ones((2, 2), int), B[:2], recipe=Recipe(BF16, "sm_80"))),
         (ValueError, "K is 300 in a and 21 in b", lambda: tcemu.matmul(A, A, recipe=Recipe(BF16, "sm_80"))),
         (ValueError, r"bias: got shape \[21\]", lambda: tcemu.matmul(A, B, A[:, 0], recipe=Recipe(BF16, "sm_80"))),

@@ -203,3 +203,18 @@ def test_the_result_may_be_named(name):
     assert recipe == tcemu.recipe("bf16", out=formats.FORMATS[name]) and recipe.out is formats.FORMATS[name]
     with pytest.raises(ValueError, match=r"out='fp16': wanted f32, f16 or bf16, of tcemu.formats or by its name"):
         tcemu.recipe("bf16", out="fp16")
+
+
+def test_the_evidence_of_a_recipe():
+    """Of each product that it emulates, as `tcemu.evidence` has it; a what-if is nobody's to know."""
+    recipe = tcemu.recipe("deepseek")
+    known = tcemu.evidence(recipe.op, "sm_90a")
+    assert recipe.evidence == {"D": known, "dA": known, "dB": known}
+    assert recipe.replace(backward="exact").evidence == {"D": known}
+    assert recipe.what_if(fraction_bits=20, backward=False).evidence == {"D": None, "dA": known, "dB": known}
+    assert recipe.replace(model=recipe.arithmetic).evidence["D"] == known
+    assert {name: evidence.level for name, evidence in tcemu.recipe("bf16", "A100").evidence.items()} == dict.fromkeys(
+        ("D", "dA", "dB"), "published"
+    )
+    by_unit = tcemu.recipe("mxfp8 on B200").evidence["D"]
+    assert by_unit.level == "literature" and "MMA-Sim" in by_unit.source

@@ -17,10 +17,10 @@ import tcemu
 from tcemu import fuzz, silicon, verification
 from tcemu.cli import main
 from tcemu.commands import verify as command
+from tcemu.isa.targets import own_target
 from tcemu.native.text import runs
 from tcemu.operations.launches import line_alignment
 from tcemu.operations.wmma import memory_lines
-from tcemu.silicon.gpu import own_target
 from tcemu.silicon.placement import product, variants
 
 TEXTS = Path(__file__).parent / "kernels"

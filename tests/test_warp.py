@@ -21,7 +21,7 @@ from tcemu.arithmetic.kernels import cuda, held, launch, source, store, warp
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.walk import walk
 from tcemu.formats import F32
-from tcemu.isa.catalog import TARGETS
+from tcemu.isa.targets import TARGETS
 from tcemu.layouts import Fragment, Layout
 from tcemu.operations import mma, warps, wgmma
 

@@ -175,7 +175,7 @@ def product():
     return op, np.asarray(convert(op.a, a)), np.asarray(convert(op.b, b.T)), np.asarray(tcemu.gemm(a, b, op=op, target=TARGET))
 
 
-@pytest.mark.full  # every run has the widest in README's block
+@pytest.mark.full  # every run has the widest in a block of docs/howto/kernels.md
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_a_tile_by_a_chain_that_steps_through_k_equals_gemm(swizzle, product):
     """128 x 256 x 64 of FP8: two warpgroups, two steps of K; with the wide swizzles these are two starts inside one atom."""

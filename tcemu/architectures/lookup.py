@@ -8,19 +8,23 @@ from tcemu.architectures.rows import ROWS, ModelRow
 from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import S32
-from tcemu.isa.catalog import check, check_target
+from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.targets import named_target
 
 COMPUTING = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")  # the families with an arithmetic
 TOOLKITS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.5")  # whose machine code was read
 UNITS = ("tcgen05",)  # which compute on operands of these instructions without being one of them
 
 
-@cache
 def rows_of(target: str) -> tuple[ModelRow, ...]:
     """The rows of one target, in the order in which they are tried. Raises Unsupported for an unknown target."""
-    check_target(target)
+    return _rows_of(named_target(target))
+
+
+@cache
+def _rows_of(target: str) -> tuple[ModelRow, ...]:
     return tuple(row for row in ROWS if target in row.targets)
 
 
@@ -68,6 +72,7 @@ class Applied(NamedTuple):
     """The arithmetic that applies to an instruction on a target."""
 
     op: Instruction
+    target: str  # as `tcemu.isa.targets.named_target` gives it
     model: Model
     row: ModelRow | None  # the target's own; None where that is not known, and a model was given in its place
 
@@ -86,6 +91,7 @@ def applied(
     Raises Unsupported if PTX does not give `op` to `target` or `op` computes nothing, NotModelled if neither the target's arithmetic is
     known nor a model given, TypeError for what is no Model, ValueError for a model whose results cannot be those of `op`.
     """
+    target = named_target(target)
     op = check(op, target) if unit is None else parse(op)
     try:
         own = row_for(op, target, toolkit=toolkit, unit=unit)
@@ -95,12 +101,12 @@ def applied(
         own = None
     if model is None:
         assert own is not None
-        return Applied(op=op, model=own.model, row=own)
+        return Applied(op=op, target=target, model=own.model, row=own)
     if not isinstance(model, Model):
         raise TypeError(f"model: got {model!r}; wanted a tcemu.Model, as tcemu.model(op, target) gives it, or None for the target's own")
     if model.result.is_integer != (op.d == S32):
         raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
-    return Applied(op=op, model=model, row=own)
+    return Applied(op=op, target=target, model=model, row=own)
 
 
 def must_compute(op: Instruction) -> None:

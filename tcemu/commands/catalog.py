@@ -2,10 +2,11 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tcemu.architectures.lookup import row_for
-from tcemu.commands import EXAMPLE, CommandError
+from tcemu.commands import EXAMPLE, OP, TARGET, CommandError
 from tcemu.commands.evidence import details, summary
 from tcemu.commands.outputs import Output, shown
 from tcemu.commands.tables import table
@@ -13,7 +14,10 @@ from tcemu.errors import NotModelled, Unsupported
 from tcemu.isa.catalog import check, describe, instructions, least, targets
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import FAMILIES, Instruction, spellings
+from tcemu.isa.short_names import short_names
+from tcemu.isa.targets import PRODUCTS, own_target
 from tcemu.operations.fragments import fragments
+from tcemu.text import WIDTH, wrapped
 from tcemu.viz import operands, page, svg
 
 
@@ -25,8 +29,8 @@ def add_check(subparsers) -> None:
         description="Says whether a target has an instruction, and if not why not and what would work. Exit status: 0 if it has, 1 if not.",
         epilog=f"example: tcemu check {EXAMPLE} --target sm_90a",
     )
-    parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it, or a whole statement")
-    parser.add_argument("--target", required=True, help=f"one of {', '.join(targets())}")
+    parser.add_argument("spelling", metavar="SPELLING", help=f"{OP}, or a whole statement")
+    parser.add_argument("--target", required=True, help=TARGET)
     _add_isa(parser)
     parser.set_defaults(run=_check)
 
@@ -37,12 +41,14 @@ def add_list(subparsers) -> None:
         "list",
         help="the instructions of a target",
         description="Prints the instructions of a target, one spelling a line, and on standard error how many there are.",
-        epilog="examples: tcemu list --target sm_120a --family mma; tcemu list --evidence",
+        epilog="examples: tcemu list --target H100 --family mma; tcemu list --gpus; tcemu list --evidence",
     )
-    parser.add_argument("--target", help=f"one of {', '.join(targets())}")
+    parser.add_argument("--target", help=TARGET)
     parser.add_argument("--family", choices=tuple(FAMILIES), metavar="FAMILY", help=f"one of {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--all-spellings", action="store_true", help="also with the qualifiers that may be left out")
     parser.add_argument("--evidence", action="store_true", help="instead: how the arithmetic of the target, or of all, is known")
+    parser.add_argument("--short", action="store_true", help="instead: the short names of instructions, and what each means")
+    parser.add_argument("--gpus", action="store_true", help="instead: the targets, and the GPUs that have them, by name")
     _add_isa(parser)
     parser.set_defaults(run=_list)
 
@@ -55,7 +61,7 @@ def add_show(subparsers) -> None:
         description="Prints an instruction's fields, operands and registers, where it is legal, and how its arithmetic is known.",
         epilog=f"examples: tcemu show {EXAMPLE} --fragments; tcemu show {EXAMPLE} --svg fragments.svg --lane 5",
     )
-    parser.add_argument("spelling", metavar="SPELLING", help="the instruction as PTX spells it")
+    parser.add_argument("spelling", metavar="SPELLING", help=OP)
     parser.add_argument("--fragments", action="store_true", help="also which lane holds which element, a table for each register operand")
     parser.add_argument("--svg", metavar="FILE", help="also draw which lane holds which element, and what lies where in shared memory")
     parser.add_argument("--operand", metavar="NAME", help="with --svg: draw this one alone")
@@ -82,13 +88,19 @@ def _check(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     target: str | None = args.target
     try:
+        for word, lines in (("gpus", named_gpus), ("short", named_instructions)):
+            if getattr(args, word):
+                if args.target or args.family or args.all_spellings or args.isa or args.evidence or (args.gpus and args.short):
+                    raise CommandError(f"--{word} goes alone")
+                print("\n".join(lines()))
+                return 0
         if args.evidence:
             if args.family or args.all_spellings or args.isa:
                 raise CommandError("--evidence goes with --target alone")
             print("\n".join(summary() if target is None else details(target)))
             return 0
         if target is None:
-            raise CommandError(f"--target is missing: one of {', '.join(targets())}")
+            raise CommandError(f"--target is missing: one of {', '.join(targets())}, or a GPU by name, as H100")
         listed = instructions(target, args.family, args.isa)
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -97,6 +109,30 @@ def _list(args: argparse.Namespace) -> int:
     print("".join(f"{line}\n" for line in lines), end="")
     print(f"{len(lines)} {'spellings' if args.all_spellings else 'instructions'}", file=sys.stderr)
     return 0
+
+
+def named_gpus() -> Iterator[str]:
+    """A line a target: its name, its architecture, the GPUs that have it."""
+    rows = [(own_target(*capability), products.architecture, ", ".join(products.names)) for capability, products in PRODUCTS.items()]
+    for target, architecture, names in rows:
+        first, *more = wrapped(names, " " * 20, WIDTH - 20)
+        yield from (f"{target:9}{architecture:11}{first}", *more)
+    yield ""
+    yield from wrapped(
+        "A target may be given by any of these names, or by that of an architecture if all its GPUs have one target. Upper "
+        "and lower case, spaces, hyphens and words such as NVIDIA or 80GB make no difference."
+    )
+
+
+def named_instructions() -> Iterator[str]:
+    """A line a short name: it, the instruction that it means, the first target that has that."""
+    for name, op in short_names().items():
+        yield f"{name:20}{targets(op)[0]:8}{op}"
+    yield ""
+    yield from wrapped(
+        "Name, first target, instruction. A name is the format of A and B, or a kind with block scales, and then wgmma, wmma or "
+        "sparse. It means the largest common shape, with sums in f32 (f64, s32), and is taken wherever an instruction is."
+    )
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from tcemu.architectures.lookup import row_for
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.what_if import what_if
-from tcemu.commands import EXAMPLE, CommandError
+from tcemu.commands import EXAMPLE, OP, TARGET, CommandError
 from tcemu.explanation.comparison import Explanations
 from tcemu.explanation.explain import explain
 from tcemu.formats import Format
@@ -44,8 +44,8 @@ def add_explain(subparsers) -> None:
         "than the instruction's K is filled up with zeros.",
         epilog=f"example: tcemu explain {EXAMPLE} --a -8192 -0.5 -0.25 -0.125 --b 1024 1 1 1 --c 0x1p23",
     )
-    parser.add_argument("spelling", metavar="SPELLING", help="the instruction, as PTX spells it")
-    parser.add_argument("--target", action="append", help="the GPU to imitate; several times to compare (default: sm_90a)")
+    parser.add_argument("spelling", metavar="SPELLING", help=OP)
+    parser.add_argument("--target", action="append", help=f"{TARGET}; several times to compare (default: sm_90a)")
     for name, meaning in VECTORS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", metavar="X", help=meaning)
     parser.add_argument("--e", nargs="+", metavar="FIELD", help="sparsity metadata of the row: hex digits, a field of four bits each")

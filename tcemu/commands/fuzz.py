@@ -4,22 +4,29 @@ import argparse
 import os
 import re
 import sys
+import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 
 from tcemu.architectures.lookup import COMPUTING
-from tcemu.commands import EXAMPLE, CommandError
+from tcemu.commands import EXAMPLE, OP, CommandError
+from tcemu.files import replace_file
 from tcemu.fuzz import KINDS, Run, infer, run
 from tcemu.fuzz.kinds import MOST_WEIGHT
+from tcemu.fuzz.outcome import NotWritten
 from tcemu.fuzz.run_file import FILE
-from tcemu.fuzz.runs import NotWritten, header
+from tcemu.fuzz.runs import header, span
+from tcemu.fuzz.sides import GPU, REFERENCE, in_full, words
 from tcemu.isa.catalog import instructions, is_supported, targets
 from tcemu.isa.grammar import parse
 
-SIDES = 'a target (sm_90a), one with changes (sm_90a:fraction_bits=24,terms=8), an older lowering (sm_90@12.6), or "reference:sm_90a"'
+REPORT = "report.txt"
+QUIET = 10.0  # seconds between two lines of progress where standard error is no terminal
+SIDES = 'a target (H100, sm_90a), one with changes (sm_90a:fraction_bits=24,terms=8), an older lowering (sm_90@12.6), or "reference:sm_90a"'
 
 
 def add_fuzz(subparsers) -> None:
@@ -32,14 +39,16 @@ def add_fuzz(subparsers) -> None:
         "words, or --resume, go on where it stopped.",
         epilog=f"example: tcemu fuzz {EXAMPLE} --left sm_80 --right sm_90a --cases 1e5",
     )
-    parser.add_argument("op", metavar="OP", nargs="?", help=f"a PTX spelling, or a family: {', '.join(COMPUTING)}")
+    parser.add_argument("op", metavar="OP", nargs="?", help=f"{OP}, or a family: {', '.join(COMPUTING)}")
     parser.add_argument("--left", help=SIDES)
     parser.add_argument("--right", help="the same, or gpu")
     parser.add_argument("--cases", type=positive, help="instructions to compare, such as 1e6 (default: 1e5); of a family, all together")
     parser.add_argument("--seed", type=number, help="of the operands (default: 0)")
     parser.add_argument("--kind", action="append", metavar="KIND[=WEIGHT]", help=f"of {', '.join(kind.name for kind in KINDS)}")
-    parser.add_argument("--out", metavar="DIRECTORY", help="hold the run there, so that it can go on")
-    parser.add_argument("--resume", metavar="DIRECTORY", help="go on with the run that is held there")
+    parser.add_argument(
+        "--out", metavar="DIRECTORY", help=f"hold the run there, so that it can go on, also to more cases, and {REPORT} for people"
+    )
+    parser.add_argument("--resume", metavar="DIRECTORY", help="go on with the run that is held there; with --cases, on to so many")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.set_defaults(run=run_fuzz)
 
@@ -53,8 +62,8 @@ def add_infer(subparsers) -> None:
         "floor. Prints the model with its evidence, and compares it with the box.",
         epilog=f"example: tcemu infer {EXAMPLE} --target sm_90a",
     )
-    parser.add_argument("op", metavar="OP", help="a PTX spelling")
-    parser.add_argument("--target", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
+    parser.add_argument("op", metavar="OP", help=OP)
+    parser.add_argument("--target", dest="box", metavar="TARGET", default="sm_90a", help=f"{SIDES}, or gpu (default: sm_90a)")
     parser.add_argument("--cases", type=positive, default=512, help="on which the model is compared with the box (default: 512)")
     parser.set_defaults(run=run_infer)
 
@@ -81,18 +90,29 @@ def positive(text: str) -> int:
 def run_fuzz(args: argparse.Namespace) -> int:
     """Does what the words say; 1 if something differs. Raises CommandError."""
     each_core_a_device()
-    report = None if args.quiet else lambda line: print(line, file=sys.stderr, flush=True)
-    status = 0
+    status, lines = 0, []
     try:
         asked_for = resumed(args) if args.resume else asked(args)
-        for arguments in asked_for:
+        several = len(asked_for) > 1
+        progress = Spellings(len(asked_for), sys.stderr) if several and not args.quiet else None
+        report = None if args.quiet or several else lambda line: print(line, file=sys.stderr, flush=True)
+        for number, arguments in enumerate(asked_for):
+            if progress is not None and jax.process_index() == 0:
+                progress.show(number)
             outcome = run(**arguments, report=report)
             if jax.process_index() == 0:  # of several processes one speaks
-                print(outcome if len(asked_for) == 1 else brief(outcome), flush=True)
+                lines.append(brief(outcome))
+                if progress is not None:
+                    progress.clear()
+                print(lines[-1] if several else outcome, flush=True)
+                if arguments["out"]:
+                    keep(Path(arguments["out"]), str(outcome))
             status = max(status, int(outcome.wrong_cases > 0))
             if outcome.stopped:
                 print(f"stopped; {'the same words go on' if arguments['out'] else 'nothing was held: give --out to be able to go on'}")
                 return 128 + outcome.signal
+        if several and jax.process_index() == 0 and (folder := args.out or args.resume):
+            keep(Path(folder), "\n".join(lines))
     except NotWritten as error:
         try:
             print(error.run, flush=True)
@@ -101,6 +121,42 @@ def run_fuzz(args: argparse.Namespace) -> int:
     except (ValueError, TypeError, OSError) as error:
         raise CommandError(str(error)) from error
     return status
+
+
+def keep(folder: Path, account: str) -> None:
+    """Writes what a run, or a family of runs, found beside its file, for people. Raises CommandError."""
+    try:
+        replace_file(folder / REPORT, f"{account}\n".encode())
+    except OSError as error:
+        raise CommandError(f"--out {folder}: {REPORT} cannot be written: {error.strerror or error}; the run's own file is whole") from error
+
+
+@dataclass
+class Spellings:
+    """How many spellings of a family are done: one line, rewritten in place on a terminal, and now and then elsewhere."""
+
+    total: int
+    stream: TextIO
+    started: float = field(default_factory=time.monotonic)
+    shown: float = 0.0
+    covered: int = 0  # characters of the line that stands there
+
+    def show(self, done: int) -> None:
+        passed = time.monotonic() - self.started
+        left = f", {span(passed / done * (self.total - done))} left" if done else ""
+        line = f"{done} of {self.total} spellings{left}"
+        if self.stream.isatty():
+            print(f"\r{line.ljust(self.covered)}", end="", file=self.stream, flush=True)
+            self.covered = len(line)
+        elif passed - self.shown >= QUIET:
+            self.shown = passed
+            print(line, file=self.stream, flush=True)
+
+    def clear(self) -> None:
+        """Makes room for a line of results."""
+        if self.covered:
+            print(f"\r{' ' * self.covered}\r", end="", file=self.stream, flush=True)
+            self.covered = 0
 
 
 def each_core_a_device() -> None:
@@ -139,8 +195,7 @@ def weighted(text: str) -> tuple[str, int]:
 
 def family(name: str, left: str, right: str) -> list[Any]:
     """The instructions of a family that both sides have."""
-    both = [next((t for t in targets() if re.fullmatch(rf"(reference:)?{t}([:@].*)?", side)), None) for side in (left, right)]
-    known = [target for target in both if target is not None]
+    known = [words(in_full(side).removeprefix(REFERENCE))[0] for side in (left, right) if side != GPU]
     if not known:
         raise CommandError(
             f"--left {left}, --right {right}: a family needs a target on one side at least; there are {', '.join(targets())}"
@@ -153,8 +208,8 @@ def family(name: str, left: str, right: str) -> list[Any]:
 
 def resumed(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The arguments of `run` as the held runs have them."""
-    if args.op or args.left or args.right or args.cases is not None or args.seed is not None or args.kind or args.out:
-        raise CommandError("--resume takes all words from the run that is held; leave the others out")
+    if args.op or args.left or args.right or args.seed is not None or args.kind or args.out:
+        raise CommandError("--resume takes all words from the run that is held; leave the others out, but for --cases, which may be more")
     files = sorted(Path(args.resume).glob(f"**/{FILE}"))
     if not files:
         raise CommandError(f"--resume {args.resume}: no run is held there; --out DIRECTORY holds one")
@@ -162,8 +217,11 @@ def resumed(args: argparse.Namespace) -> list[dict[str, Any]]:
     for file in files:
         h = header(file)
         names, weights = map(list, zip(*h["kinds"], strict=True))
+        share = h["cases"] if args.cases is None else -(-args.cases // len(files))
+        if share < h["cases"]:
+            raise CommandError(f"--cases {args.cases}: {file} is a run of {h['cases']:,} already; give more, or leave --cases out")
         asked_for.append(
-            {"op": h["op"], "left": h["left"], "right": h["right"], "cases": h["cases"], "seed": h["seed"], "out": str(file.parent),
+            {"op": h["op"], "left": h["left"], "right": h["right"], "cases": share, "seed": h["seed"], "out": str(file.parent),
              "kinds": names, "weights": weights}
         )  # fmt: skip
     return asked_for
@@ -178,7 +236,7 @@ def brief(run: Run) -> str:
 def run_infer(args: argparse.Namespace) -> int:
     """Does what the words say; 1 if no model was found and confirmed. Raises CommandError."""
     try:
-        inferred = infer(args.op, args.target, cases=args.cases)
+        inferred = infer(args.op, args.box, cases=args.cases)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
     print(inferred)

@@ -12,17 +12,16 @@ from typing import TextIO
 import jax
 import numpy as np
 
-from tcemu.architectures.lookup import evidence
-from tcemu.commands import EXAMPLE, CommandError
+from tcemu.commands import OP, TARGET, CommandError
 from tcemu.commands.arrays import check_size, load, npy, shape_of_files
 from tcemu.commands.outputs import Output, shown
+from tcemu.commands.products import Asked, Matrices, asked
 from tcemu.compilation import compile_clock
-from tcemu.formats import F64
-from tcemu.isa.grammar import parse
-from tcemu.isa.instructions import Instruction
-from tcemu.linalg.gemm import gemm
+from tcemu.formats import F64, Format
+from tcemu.linalg.recipes import RECIPES
 from tcemu.linalg.shapes import shape_of_product
-from tcemu.study.accuracy import Reference, Tally, rounded, ulp
+from tcemu.study.accuracy import Reference, Tally, ulp
+from tcemu.text import wrapped
 
 BLOCK = 2**28  # multiply-accumulates between two reports of progress, about
 QUIET = 10.0  # seconds between two lines of progress where standard error is no terminal
@@ -44,14 +43,18 @@ def add_gemm(subparsers) -> None:
         help="a matrix product with an instruction's arithmetic, and its error",
         description="Computes D = A·B + C with the arithmetic of one tensor-core instruction, bit for bit, and prints how far D is from "
         "the exact product and from plain float32. Files are .npy: A is [..., M, K], B [..., K, N], C and D [..., M, N].",
-        epilog=f"example: tcemu gemm A.npy B.npy --op {EXAMPLE} --target sm_90a -o D.npy",
+        epilog="example: tcemu gemm A.npy B.npy --op f16 --target H100 -o D.npy",
     )
     parser.add_argument("a", metavar="A.npy", type=Path)
     parser.add_argument("b", metavar="B.npy", type=Path)
     parser.add_argument("-c", metavar="C.npy", type=Path, help="the matrix to add to (default: zero)")
-    parser.add_argument("--op", required=True, metavar="SPELLING", help="the instruction, as PTX spells it")
-    parser.add_argument("--target", default="sm_90a", help="the GPU to imitate (default: %(default)s)")
-    parser.add_argument("--rounding", default="RN", choices=("RN", "RZ", "RM", "RP"), help="of the inputs (default: %(default)s)")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--op", metavar="SPELLING", help=OP)
+    given.add_argument("--recipe", metavar="NAME", help=f'instead: as a library multiplies, also as "fp8 on H100": {", ".join(RECIPES)}')
+    parser.add_argument("--target", help=f"{TARGET} (default: sm_90a, or where the recipe is used)")
+    parser.add_argument("--rounding", choices=("RN", "RZ", "RM", "RP"), help="of the inputs (default: RN; a recipe says it itself)")
+    parser.add_argument("--saturate", action="store_true", help="inputs beyond the format's largest value become it (else Inf or NaN)")
+    parser.add_argument("--what-if", metavar="FIELD=VALUE[,...]", help="change the arithmetic, as fraction_bits=13 (fields of tcemu.Model)")
     parser.add_argument("-o", dest="output", metavar="D.npy", type=Path, help="where D goes (default: only the report is made)")
     parser.add_argument("--overwrite", action="store_true", help="the file of -o may exist; one that is read is never overwritten")
     parser.set_defaults(run=run_gemm)
@@ -168,22 +171,17 @@ def judge(report: ErrorReport, exact: Reference, held: Reference, start: int, d:
         report.tallies[name].add(error, values[at])
 
 
-def multiply(
-    op: Instruction, args: argparse.Namespace, a: np.ndarray, b: np.ndarray, c: np.ndarray | None
-) -> tuple[np.ndarray, ErrorReport]:
-    """D and the report on it, made in blocks of rows, so that the reference of only one is held at a time."""
-    assert op.a and op.b and op.c and op.d
+def multiply(way: Asked, kept: Matrices, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> tuple[np.ndarray, ErrorReport]:
+    """D and the report on it, made in blocks of rows, so that the reference of only one is held at a time. kept: what is multiplied."""
     shape = shape_of_product(a.shape, b.shape)
-    report = ErrorReport({name: Tally(op.d) for name in KINDS})
-    inputs = [(x, fmt) for x, fmt in ((a, op.a), (b, op.b), (c, op.c)) if x is not None]
-    wide = [x.astype(np.float64) for x, _ in inputs]
-    kept = [rounded(x, fmt, args.rounding) for x, fmt in inputs]
-    exact, held = (Reference.of(x[0], x[1], x[2] if c is not None else None) for x in (wide, kept))
-    if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(wide, kept, strict=True)):
+    report = ErrorReport({name: Tally(way.result) for name in KINDS})
+    wide = a.astype(np.float64), b.astype(np.float64), None if c is None else c.astype(np.float64)
+    exact, held = Reference.of(*wide), Reference.of(*kept)
+    if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(wide, kept, strict=True) if x is not None and y is not None):
         held = exact
-    size = rows_of_a_block(shape, a.shape[-1])
+    size = rows_of_a_block(shape, a.shape[-1]) if way.by_rows else max(1, shape[-2])
     starts = range(0, max(1, shape[-2]), size)  # one empty block where there are no rows
-    sample = -(-(F64_SAMPLE if op.d == F64 else SAMPLE) // len(starts))
+    sample = -(-(F64_SAMPLE if way.result == F64 else SAMPLE) // len(starts))
     progress, clock = Progress(shape[-2], sys.stderr), compile_clock()
     pieces = []
     for start in starts:
@@ -192,14 +190,14 @@ def multiply(
         began, compiled = time.perf_counter(), clock.seconds
         progress.compiling(start)
         try:
-            d = np.asarray(gemm(rows, b, addend, op=op, target=args.target, rounding=args.rounding))[..., : stop - start, :]
+            d = np.asarray(way.product(rows, b, addend))[..., : stop - start, :]
         except (ValueError, TypeError) as error:
             raise CommandError(str(error)) from error
         compiled = clock.seconds - compiled
         report.compiling += compiled
         report.seconds += time.perf_counter() - began - compiled
         pieces.append(d)
-        if op.bit_op != "xor":
+        if way.op.bit_op != "xor":
             with np.errstate(all="ignore"):
                 plain = plain_product(rows, b, addend)[..., : stop - start, :]
                 judge(report, exact, held, start, d, plain, sample)
@@ -214,7 +212,7 @@ def table(report: ErrorReport) -> list[str]:
     return lines + [f"{KINDS[name]:36}" + "".join(f"{x:>11.3g}" for x in tally.figures) for name, tally in report.tallies.items()]
 
 
-def remarks(report: ErrorReport, op: Instruction) -> list[str]:
+def remarks(report: ErrorReport, fmt: Format) -> list[str]:
     """What a reader must know to use the figures: what is left out, what an ulp is, how exact the exact product is."""
     lines = []
     if report.counted < report.outputs:
@@ -222,8 +220,8 @@ def remarks(report: ErrorReport, op: Instruction) -> list[str]:
         lines.append(
             f"{report.outputs - report.counted:,} of {report.outputs:,} outputs are not finite and left out of the figures. {kinds}."
         )
-    lines.append(f"An ulp is the distance of neighbouring {op.d} values at the exact result; bits lost are log2 of the error in ulps.")
-    if op.d == F64:
+    lines.append(f"An ulp is the distance of neighbouring {fmt} values at the exact result; bits lost are log2 of the error in ulps.")
+    if fmt == F64:
         return [
             *lines,
             f"Figures are of {report.sampled:,} outputs chosen with a fixed seed; their exact product is of rational arithmetic.",
@@ -237,11 +235,7 @@ def remarks(report: ErrorReport, op: Instruction) -> list[str]:
 
 def run_gemm(args: argparse.Namespace) -> int:
     """Does what the words say. Raises CommandError."""
-    try:
-        op = parse(args.op)
-        known = evidence(op, args.target)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
+    way = asked(args)
     inputs = {name: path for name, path in (("A", args.a), ("B", args.b), ("C", args.c)) if path is not None}
     if args.output is None and args.overwrite:
         raise CommandError("--overwrite is about the file of -o, which is missing")
@@ -249,12 +243,12 @@ def run_gemm(args: argparse.Namespace) -> int:
     arrays = {name: load(name, path) for name, path in inputs.items()}
     a, b, c = arrays["A"], arrays["B"], arrays.get("C")
     shape = shape_of_files(a, b, c)
-    assert op.d is not None
-    check_size(shape, op.d)
+    check_size(shape, way.result)
     terms = [f"A {list(a.shape)} {a.dtype} · B {list(b.shape)} {b.dtype}"] + ([] if c is None else [f"C {list(c.shape)} {c.dtype}"])
-    print(f"{op} on {args.target} (arithmetic known by {known.level}: {known.source})", flush=True)
+    print(way.said, flush=True)
     try:
-        d, report = multiply(op, args, a, b, c)
+        kept, said = way.hold((a, b, c))
+        d, report = multiply(way, kept, a, b, c)
     except MemoryError as error:
         raise CommandError(f"the product does not fit in memory: {error}") from error
     unwritten = None if output is None else written(output, d)
@@ -265,12 +259,15 @@ def run_gemm(args: argparse.Namespace) -> int:
     print()
     if report.counted:
         print("\n".join([*table(report), ""]))
-    if op.bit_op == "xor":
+    if said:
+        print("\n".join([*said, ""]))
+    if way.op.bit_op == "xor":
         print("No error is given: .xor.popc counts bits that differ, which is no product.")
     elif not report.outputs:
         print("D is empty, so there is no error to give.")
     else:
-        print("\n".join(remarks(report, op)))
+        print("\n".join(remarks(report, way.result)))
+    print("\n".join(wrapped(way.known)))
     if unwritten is not None:
         raise unwritten
     return 0

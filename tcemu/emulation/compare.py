@@ -28,14 +28,14 @@ from tcemu.emulation.products import Product
 from tcemu.emulation.sensitivity import distance, results_by, sensitivity_of
 from tcemu.errors import NotModelled
 from tcemu.linalg.dot_general import DimensionNumbers
-from tcemu.linalg.recipes import Recipe
+from tcemu.linalg.recipes import Recipe, as_recipe
 
 log = logging.getLogger("tcemu")
 
 
 def compare(
     fn: Callable,
-    policies: Recipe | Mapping[str, Policy] | Sequence[Recipe],
+    policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str],
     inputs: Sequence[Any],
     *,
     convolutions: bool = False,
@@ -46,8 +46,9 @@ def compare(
 ) -> Comparison:
     """How far every product of fn(*inputs) is from the exact one under each policy, and where that comes from.
 
-    policies: by name, each as `emulate` takes it; or recipes, by their own names, which are told apart by target, arithmetic and promotion
-    where they are the same ("bf16 on sm_80"). inputs: fn's arguments. convolutions: as in `emulate`.
+    policies: by name, each as `emulate` takes it; or recipes, themselves or by name, as ["bf16 on A100", "bf16 on H100"], which are told
+    apart by target, arithmetic and promotion where they are the same ("bf16 on sm_80"). inputs: fn's arguments. convolutions: as in
+    `emulate`.
     results: whether to run fn under each policy too, to see what comes of the errors together; that compiles it once for each.
     sensitivity: whether to run fn with each product emulated alone too, to see what each costs at the end: `Errors.output_error`. All these
     runs of a policy, and that of `results`, are one compiled program; it runs once for each product, and twice more.
@@ -107,12 +108,13 @@ def _capturing(captured: dict[Product, list[Run]], of_interest: Callable[[Produc
     return product_as_it_is
 
 
-def _named(policies: Recipe | Mapping[str, Policy] | Sequence[Recipe]) -> dict[str, Policy]:
+def _named(policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]) -> dict[str, Policy]:
     if isinstance(policies, Mapping):
         return {str(name): checked(policy) for name, policy in policies.items()}
-    recipes = [policies] if isinstance(policies, Recipe) else policies
-    if not isinstance(recipes, Sequence) or not all(isinstance(recipe, Recipe) for recipe in recipes):
+    given = [policies] if isinstance(policies, Recipe | str) else policies
+    if not isinstance(given, Sequence) or not all(isinstance(recipe, Recipe | str) for recipe in given):
         raise TypeError(f"policies: got {policies!r}; wanted a dict from names to policies, or recipes")
+    recipes = [as_recipe(recipe) for recipe in given]
     names = [recipe.name or f"recipe {number}" for number, recipe in enumerate(recipes)]
     for further in (_on_target, _changes):
         often = Counter(names)

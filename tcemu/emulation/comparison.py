@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +16,12 @@ from tcemu.explanation.exact import decimal
 from tcemu.explanation.explain import explain
 from tcemu.explanation.explanation import Explanation
 from tcemu.linalg.recipes import Recipe
+from tcemu.plots import dots
+from tcemu.results import Result, Table
 from tcemu.text import columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,8 +109,8 @@ class Errors:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
-    """Errors of products under policies: a sequence of `Errors`; str() is a table, `tcemu.viz.plot` a picture.
+class Comparison(Result):
+    """Errors of products under policies: a sequence of `Errors`; str() is a table, `plot()` a picture, `records()` what pandas takes.
 
     results: for each policy, the relative error of all results of the function, with every product emulated, so that errors add up.
     """
@@ -136,6 +142,37 @@ class Comparison:
     def __repr__(self) -> str:
         products, policies = {row.product.name for row in self.rows}, {row.policy for row in self.rows}
         return f"<Comparison of {len(products)} products under {len(policies)} policies>"
+
+    def table(self) -> Table:
+        """A row for each product and policy, with all figures; of the worst element where it is, what came and what is exact."""
+        return Table(repr(self)[1:-1], RECORD, tuple(_record(row) for row in self.rows), {"results": dict(self.results)})
+
+    def plot(self) -> Figure:
+        """The relative errors as a matplotlib Figure: products downwards, on a logarithmic axis.
+
+        An error of 0 has no mark; a product that a policy leaves has none either. Raises ImportError if matplotlib is not installed.
+        """
+        series: dict[str, dict[str, float]] = {}
+        for row in self.rows:
+            series.setdefault(row.policy, {})[row.product.name] = row.relative_error
+        return dots(list(dict.fromkeys(row.product.name for row in self.rows)), series, "relative error")
+
+
+SIDES = ("overflow", "underflow")  # counts of A and of B
+FIGURES = (
+    "runs", "relative_error", "operand_error", "sum_error", "output_error", "largest_error", "bits_lost", "most_bits_lost", "not_finite",
+)  # fmt: skip
+RECORD = (
+    "product", "operands", "policy", "by", *FIGURES, *(f"{name}_{side}" for name in SIDES for side in "ab"),
+    "worst_run", "worst_batch", "worst_row", "worst_column", "worst_value", "worst_exact",
+)  # fmt: skip
+
+
+def _record(row: Errors) -> tuple[Any, ...]:
+    worst = (None,) * 6 if row.worst is None else (row.worst.run, *row.worst.index, row.worst.value, row.worst.exact)
+    counts = [count for name in SIDES for count in getattr(row, name) or (None, None)]
+    figures = [getattr(row, name) for name in FIGURES]
+    return (row.product.name, row.product.operands, row.policy, row.by, *figures, *counts, *worst)
 
 
 NOTE = """Each product gets the operands that the function itself has there, the same under every policy; the exact product is of these, in

@@ -148,11 +148,11 @@ def emulate(
 
     fn: any JAX function, or a callable pytree such as an equinox module. It is traced at each call, as `jax.jit` traces it: arrays are
     traced, everything else among its arguments is as it is. Put `jax.jit` around the result, as around fn, to compile it once.
-    policy: one of four. A `Recipe` for every product. Rules, a dict or a list of pairs from a pattern to a choice: the first that fits
-    counts. A pattern is a string for the product's name or the path of a parameter, in which "*" stands for anything (`fnmatch`), a
-    regular expression, or a function from a `Product` to a bool, as `tcemu.policies.Where`. A function that takes a `Product` and returns
-    the choice. A policy of `tcemu.policies`. A choice is a `Recipe`, a callable with the signature of `jax.lax.dot_general`, or None,
-    which leaves the product. All but functions leave products of other than real floats,
+    policy: one of four. A `Recipe`, or its name, for every product. Rules, a dict or a list of pairs from a pattern to a choice: the first
+    that fits counts. A pattern is a string for the product's name or the path of a parameter, in which "*" stands for anything (`fnmatch`),
+    a regular expression, or a function from a `Product` to a bool, as `tcemu.policies.Where`. A function that takes a `Product` and returns
+    the choice. A policy of `tcemu.policies`. A choice is a `Recipe`, the name of one, as "bf16" or "fp8 on H100", a callable with the
+    signature of `jax.lax.dot_general`, or None, which leaves the product. All but functions leave products of other than real floats,
     and what sums nothing, as einsum("btd,btd->btd"), whose elements are only multiplied.
     convolutions: whether the policy's choice holds for convolutions too; without it they are left. Each is then one product of patches
     (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features. Where a recipe's
@@ -185,7 +185,7 @@ def emulate(
     batch statistics, counters and random streams are written back. Else fn must be pure, as for `jax.jit`: state that it changes in other
     arguments, or in what it closes over, is refused (flax nnx: give the model as an argument). Arrays must be JAX's or NumPy's.
     A policy that replaces nothing, and a rule that fits no product, are said in a warning.
-    Raises TypeError for a policy, choice or key of another kind, arrays that are not JAX's, and state; ValueError for a choice that returns
-    another shape, parameters that fit no array, and a recipe that rounds stochastically without a key.
+    Raises TypeError for a policy, choice or key of another kind, arrays that are not JAX's, and state; ValueError for a name that is no
+    recipe's, a choice that returns another shape, parameters that fit no array, and a recipe that rounds stochastically without a key.
     """
     return Emulated(fn, policy, convolutions, parameters, key)

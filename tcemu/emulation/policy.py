@@ -15,10 +15,10 @@ from jax.typing import DTypeLike
 
 from tcemu.emulation.placing import placed, undecided
 from tcemu.emulation.products import Product
-from tcemu.linalg.recipes import Recipe
+from tcemu.linalg.recipes import Recipe, as_recipe
 
 DotGeneralLike = Callable[..., Array]  # takes the arguments of jax.lax.dot_general
-Choice = Recipe | DotGeneralLike | None
+Choice = Recipe | str | DotGeneralLike | None  # a string: the name of a recipe
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Planned(Protocol):
 
 Pattern = str | re.Pattern[str] | Callable[[Product], bool]
 Rules = Mapping[Pattern, Choice] | Sequence[tuple[Pattern, Choice]]
-Policy = Recipe | Callable[[Product], Choice] | Planned | Rules | None
+Policy = Recipe | str | Callable[[Product], Choice] | Planned | Rules | None
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def decide(policy: Policy, product: Product, convolutions: bool, key: Callable[[
     Raises TypeError for a choice that is no Recipe, callable or None, ValueError where a key is missing.
     """
     choice, why = _chosen(policy, product)
+    choice = as_recipe(choice) if isinstance(choice, str) else choice
     if choice is not None and product.primitive == "conv_general_dilated" and not convolutions:
         choice, why = None, "a convolution; convolutions=True takes it as a product of patches"
     if choice is None:
@@ -146,14 +147,19 @@ def _shown(pattern: Pattern) -> str:
 
 
 def checked(policy: Policy) -> Policy:
-    """The policy itself, rules as a tuple of pairs. Raises TypeError for anything that is no policy."""
+    """The policy itself, rules as a tuple of pairs, recipes that are named as recipes.
+
+    Raises TypeError for anything that is no policy, and as `tcemu.recipe` for a name.
+    """
+    if isinstance(policy, str):
+        return as_recipe(policy)
     if policy is None or isinstance(policy, Recipe | Planned) or callable(policy):
         return policy
-    if isinstance(policy, Mapping | Sequence) and not isinstance(policy, str):
+    if isinstance(policy, Mapping | Sequence):
         rules: tuple[Any, ...] = tuple(policy.items() if isinstance(policy, Mapping) else policy)
         pairs = all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules)
         if pairs and all(isinstance(pattern, str | re.Pattern) or callable(pattern) for pattern, _ in rules):
-            return tuple((pattern, choice) for pattern, choice in rules)
+            return tuple((pattern, as_recipe(choice) if isinstance(choice, str) else choice) for pattern, choice in rules)
     raise TypeError(
         f"policy: got {policy!r}; wanted a Recipe, a function from a Product to a Recipe, a callable like jax.lax.dot_general or None, "
         "or rules: a dict, or a list of pairs, from a pattern for names, as '*attention*', a regular expression or a "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tcemu.emulation.policy import Policy, fits
 from tcemu.emulation.products import Product
 from tcemu.linalg.recipes import Recipe
+from tcemu.results import Result, Table
 from tcemu.text import columns
 
 
@@ -27,8 +29,8 @@ class Entry:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
-    """What `emulate` replaces in a program and what it leaves, and why. A sequence of `Entry`; str() is a table.
+class Report(Result):
+    """What `emulate` replaces in a program and what it leaves, and why. A sequence of `Entry`; str() is a table, `records()` for pandas.
 
     weights: what counts as a parameter, in words, from which the roles of operands follow.
     """
@@ -62,8 +64,22 @@ class Report:
         lines = [*columns(heads, rows, left=(0, 1, 2, 3, 4, 6)), count] if rows else ["no products"]
         return "\n".join([*lines, f"weights: {self.weights}"] if self.weights and rows else lines)
 
+    def table(self) -> Table:
+        """A row for each line of the report."""
+        heads = ("product", "replaced", "by", "operands", "role_lhs", "role_rhs", "parameters", "result", "runs", "undecided", "source")
+        return Table(repr(self)[1:-1], heads, tuple(_record(entry) for entry in self.entries), {"weights": self.weights})
+
     def __repr__(self) -> str:
         return f"<Report: {len(self.replaced)} products replaced, {len(self.left)} left>"
+
+
+def _record(entry: Entry) -> tuple[Any, ...]:
+    product = entry.product
+    if product is None:
+        return (entry.name, entry.replaced, entry.why, *(None,) * 6, entry.undecided, None)
+    paths = ", ".join(product.parameters)
+    facts = (product.operands, *product.roles, paths, product.result, product.repeats, entry.undecided, product.source)
+    return (entry.name, entry.replaced, entry.why, *facts)
 
 
 def _described(product: Product | None) -> tuple[str, str, str, str, str]:

@@ -10,6 +10,7 @@ from tcemu.explanation.exact import Value, decimal, exact_decimal, shortest, wor
 from tcemu.explanation.explanation import Explanation
 from tcemu.explanation.steps import Step, Term
 from tcemu.explanation.view import describe, listed, loss, outcome
+from tcemu.results import Result, Table
 from tcemu.text import WIDTH, columns, wrapped
 
 Key = tuple
@@ -49,7 +50,7 @@ class Parting:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanations:
+class Explanations(Result):
     """Explanations of one dot product, each by another arithmetic. str() is the view for a terminal, `to_dict()` plain values."""
 
     explanations: tuple[Explanation, ...]
@@ -113,6 +114,12 @@ class Explanations:
 
     def __repr__(self) -> str:
         return f"<Explanations of {len(self.explanations)}: {', '.join(map(repr, self.explanations))}>"
+
+    def table(self) -> Table:
+        """The rows of all explanations, one after the other, told apart by "target"."""
+        tables = [e.table() for e in self.explanations]
+        results = {e.label: shortest(e.d, e.result) for e in self.explanations}
+        return Table(repr(self)[1:-1], tables[0].heads, tuple(row for one in tables for row in one.rows), {"results": results})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that json can write."""

@@ -22,6 +22,7 @@ from tcemu.explanation.view import FILLING
 from tcemu.formats import Format
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.targets import named_target
 from tcemu.operations.operands import signature_of
 
 
@@ -99,7 +100,7 @@ class Elements(NamedTuple):
 
 
 def _explain(op: str | Instruction, given: Given, target: str, model: Model | None) -> Explanation:
-    op = check(op, target)
+    op, target = check(op, target), named_target(target)
     if op.family not in COMPUTING:
         raise Unsupported(f"{op} is {op.family}; tcemu.explain takes {', '.join(COMPUTING)}. PTX ISA {section(op)}")
     model = None if model is None else concrete(model)

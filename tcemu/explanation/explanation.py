@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -13,10 +14,11 @@ from tcemu.explanation.products import Product
 from tcemu.explanation.steps import Step, Term
 from tcemu.formats import Format
 from tcemu.isa.instructions import Instruction
+from tcemu.results import Result, Table
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(Result):
     """One dot product, D = A·B + C, step by step.
 
     str() is the view for a terminal, of all steps, or with `brief` of those that lose the most; `text()` has all of them in any case, and
@@ -125,6 +127,11 @@ class Explanation:
     def __repr__(self) -> str:
         return f"<Explanation of {self.op} on {self.label}: D = {word(self.d, self.result)}, print it for the steps>"
 
+    def table(self) -> Table:
+        """A row for each term of each step: its value, its shift, what is kept and what is cut, as floats; `to_dict()` has them exactly."""
+        title = f"{self.op} on {self.label}: D = {shortest(self.d, self.result)}"
+        return Table(title, ("target", *TERM), tuple((self.label, *row) for row in term_rows(self.steps)))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that json can write. Codes are ints; a number is a string that Fraction reads, "nan", "+inf" or "-inf"."""
         s = self.signature
@@ -147,6 +154,17 @@ class Explanation:
             "error": None if self.error is None else str(self.error),
             "ulps": None if self.ulps is None else str(self.ulps),
         }
+
+
+TERM = ("step", "kind", "term", "value", "exponent", "shift", "kept", "cut", "result")
+
+
+def term_rows(steps: tuple[Step, ...]) -> Iterator[tuple[Any, ...]]:
+    """The terms of all steps, as values of TERM."""
+    for number, step in enumerate(steps, 1):
+        for term in step.terms:
+            value = term.value if isinstance(term.value, Fraction) else float(term.value)
+            yield number, step.kind, term.name, value, term.exponent, term.shift, term.kept, term.cut, str(step.value)
 
 
 def step_dict(step: Step, number: int) -> dict[str, Any]:

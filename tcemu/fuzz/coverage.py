@@ -6,7 +6,6 @@ What is counted was surely reached. What is not counted was perhaps reached else
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -17,42 +16,14 @@ from tcemu.arithmetic.order import Order
 from tcemu.bits import Limbs
 from tcemu.formats import Format, Number, convert, cuts, decode
 from tcemu.fuzz.counter import Pair, mix
+from tcemu.fuzz.counts import EVENTS, FAR, LEAST_CARRY, MOST_CARRY, Coverage
 from tcemu.fuzz.operands import Operands
 from tcemu.isa.instructions import Instruction
 from tcemu.operations.operands import signature_of
 from tcemu.sparsity import gather
 
-FAR = 64  # distances from here on are one
-LEAST_CARRY, MOST_CARRY = -32, 8
 NOWHERE = -(1 << 20)  # the exponent of a term that takes no part
-EVENTS = (
-    "an operand NaN", "Inf x 0", "+Inf and -Inf", "one infinity", "D zero", "D subnormal", "D normal",
-    "D infinite of finite terms", "D NaN",
-    "all products zero", "C zero", "the sum cancels to 0", "nothing cut", "something cut",
-    "rounding exact", "rounding below half", "rounding a tie", "rounding above half", "D negative", "s32 passed",
-)  # fmt: skip
 Events = dict[str, Array]  # by their names in EVENTS: bool [cases]
-
-
-class Coverage(NamedTuple):
-    """Counts of a run, NumPy arrays; of one turn of the compiled loop JAX arrays."""
-
-    products: np.ndarray | Array  # [FAR + 1]: distances of products to the largest exponent of their step
-    accumulator: np.ndarray | Array  # [FAR + 1]: those of C
-    carries: np.ndarray | Array  # [MOST_CARRY - LEAST_CARRY + 1]: the place of the sum's leading bit above (below) the largest exponent
-    events: np.ndarray | Array  # [len(EVENTS)]
-    cases: np.ndarray | Array  # [1]: those that were looked at
-
-    @classmethod
-    def none(cls) -> "Coverage":
-        zeros = lambda size: np.zeros(size, np.int64)  # noqa: E731
-        return cls(
-            products=zeros(FAR + 1), accumulator=zeros(FAR + 1), carries=zeros(MOST_CARRY - LEAST_CARRY + 1), events=zeros(len(EVENTS)),
-            cases=zeros(1),
-        )  # fmt: skip
-
-    def __add__(self, other: "Coverage") -> "Coverage":  # type: ignore[override]
-        return jax.tree.map(lambda x, y: np.asarray(x, np.int64) + np.asarray(y, np.int64), self, other)
 
 
 # ---- what is counted

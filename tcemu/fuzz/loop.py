@@ -12,7 +12,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from tcemu.arithmetic.model import Model
 from tcemu.fuzz.counter import Pair, case_keys, pair, plus
-from tcemu.fuzz.coverage import Coverage, count
+from tcemu.fuzz.counts import Coverage
+from tcemu.fuzz.coverage import count
 from tcemu.fuzz.generators import kind_of, operands
 from tcemu.fuzz.kinds import Kind
 from tcemu.fuzz.operands import Operands

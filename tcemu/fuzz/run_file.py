@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.fuzz.coverage import Coverage
+from tcemu.fuzz.counts import Coverage
 
 FILE = "run.npz"
 FORMAT = 2  # of the file

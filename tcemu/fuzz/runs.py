@@ -15,18 +15,16 @@ import jax
 import numpy as np
 
 from tcemu.architectures.lookup import must_compute
-from tcemu.arithmetic.model import Model
 from tcemu.compilation import compile_clock
 from tcemu.files import locked, replace_file, sweep
-from tcemu.fuzz import coverage
-from tcemu.fuzz.coverage import Coverage
-from tcemu.fuzz.generators import generate
-from tcemu.fuzz.kinds import Kind, chosen
+from tcemu.fuzz.counts import Coverage
+from tcemu.fuzz.kinds import chosen
 from tcemu.fuzz.loop import ChunkCounts, Chunks, chunks, result
 from tcemu.fuzz.operands import HostOperands
+from tcemu.fuzz.outcome import NotWritten, Run, looked_at
 from tcemu.fuzz.processes import Processes, in_several_processes
 from tcemu.fuzz.run_file import ADVICE, FILE, FORMAT, MOST, Header, content, packed, parsed
-from tcemu.fuzz.shrink import Shrunk, shrink
+from tcemu.fuzz.shrink import shrink
 from tcemu.fuzz.sides import Side, side
 from tcemu.interrupts import Held, held_back
 from tcemu.isa.grammar import parse
@@ -37,75 +35,6 @@ SHORT, LONG = 0.5, 4.0  # seconds: below the first a chunk is doubled; the secon
 UNWRITTEN = 1 << 20  # why a run ends, beside the numbers of signals: its file cannot be written
 
 OnProgress = Callable[[str], None]  # is given a line of text
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run as far as it came: what was asked, and what was found. `str()` is the account for people."""
-
-    op: Instruction
-    left: Side
-    right: Side
-    cases: int
-    seed: int
-    kinds: tuple[Kind, ...]
-    done: int = 0
-    wrong_cases: int = 0
-    wrong_outputs: int = 0
-    first: tuple[int, ...] = ()  # numbers of the first cases that differ
-    by_kind: np.ndarray | None = None  # int64 [kinds, 2]: cases, and those that differ
-    coverage: Coverage | None = None
-    signal: int = 0  # the number of the one that stopped it
-    seconds: float = 0.0  # of work, over all sittings
-    shrunk: Shrunk | None = None
-
-    @property
-    def complete(self) -> bool:
-        return self.done >= self.cases
-
-    @property
-    def stopped(self) -> bool:
-        """By Ctrl-C or SIGTERM."""
-        return self.signal != 0
-
-    def __str__(self) -> str:
-        outputs = self.done * self.op.m * self.op.n
-        lines = [str(self.op), f"{self.left.name} and {self.right.name}, seed {self.seed}: {self.done:,} of {self.cases:,} cases"]
-        if self.wrong_cases:
-            lines.append(f"{self.wrong_outputs:,} of {outputs:,} outputs differ, in {self.wrong_cases:,} cases")
-        else:
-            lines.append(f"0 mismatches of {outputs:,} outputs" if self.done else "nothing was compared")
-        if self.by_kind is not None:
-            parts = [
-                f"{kind.name} {n:,}" + (f" ({wrong:,} differ)" if wrong else "")
-                for kind, (n, wrong) in zip(self.kinds, self.by_kind, strict=True)
-            ]
-            lines.append("cases: " + ", ".join(parts))
-        if self.coverage is not None and self.coverage.events.any():
-            lines += coverage.lines(self.op, looked_at(self.left, self.right), self.coverage)
-        if self.first:
-            lines.append(f"first cases that differ: {', '.join(map(str, self.first[:8]))}")
-        if self.shrunk is not None:
-            lines += ["", str(self.shrunk)]
-        return "\n".join(lines)
-
-    def operands(self, number: int) -> HostOperands:
-        """The operands of one case, [1, ...]."""
-        codes = generate(self.op, self.seed, number, 1, kinds=[k.name for k in self.kinds], weights=[k.weight for k in self.kinds])
-        return {name: np.asarray(x) for name, x in codes.items()}
-
-
-class NotWritten(OSError):
-    """The file of a run cannot be written. run: as far as it came, with all that was counted."""
-
-    def __init__(self, message: str, run: Run) -> None:
-        super().__init__(message)
-        self.run = run
-
-
-def looked_at(left: Side, right: Side) -> Model | None:
-    """The model whose steps the coverage counts: the left one's, or the right one's if it has none."""
-    return left.model if left.model is not None else right.model
 
 
 def run(
@@ -129,7 +58,8 @@ def run(
     op: a PTX spelling or an Instruction that computes. left, right: what `tcemu.fuzz.side` takes: a target, "sm_90a:fraction_bits=24",
     "sm_90@12.6", "reference:sm_90a", a Side, or a function from operands (NumPy codes) to D's codes.
     out: a directory that holds the run's file, run.npz; a run that stands there and asks the same goes on where it stopped, whatever
-    stopped it. A side that is a function goes on only as a `Side` with an `identity`. One run at a time has the directory.
+    stopped it; one that asks for more cases goes on where it ended (for the coverage, every 16th case from there is looked at). A side that
+    is a function goes on only as a `Side` with an `identity`. One run at a time has the directory.
     kinds, weights: as in `generate`. turns: of the compiled loop in one call (None: by the time that they take). devices: those that share
     the cases (all of JAX's; where `jax.distributed` has several processes all must call this, and the first has the file).
     report: is given a line of progress now and then. covering: what was reached is counted. shrinking: the first mismatch is made small.
@@ -250,11 +180,12 @@ def progress(state: Run, before: int, seconds: float) -> str:
     rate = (state.done - before) / max(seconds, 1e-9)
     left = (state.cases - state.done) / rate if rate else float("inf")
     share = state.done / max(state.cases, 1)
-    end = "stopped" if state.stopped else "done" if state.complete else f"{_span(left)} left"
+    end = "stopped" if state.stopped else "done" if state.complete else f"{span(left)} left"
     return f"{state.done:,} of {state.cases:,} cases ({share:.1%}), {rate:,.0f} a second, {state.wrong_cases:,} differ, {end}"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A length of time in words."""
     if seconds == float("inf"):
         return "unknown time"
     whole = round(seconds)
@@ -347,7 +278,9 @@ def _resumed(path: Path, asked: Run) -> Run:
     """The run that the file holds. Raises Damaged, OSError, and ValueError if it is not the one that is asked for."""
     header, counts = parsed(content(path), path)
     wanted = json.loads(json.dumps(question(asked)))  # through JSON, as the file went
-    differences = [f"{name} is {header.get(name)!r} there and {wanted[name]!r} here" for name in wanted if header.get(name) != wanted[name]]
+    further = wanted["cases"] > header["cases"]  # a run that is to be longer than it was
+    same = {name: value for name, value in wanted.items() if not (further and name == "cases")}
+    differences = [f"{name} is {header.get(name)!r} there and {value!r} here" for name, value in same.items() if header.get(name) != value]
     if differences:
         raise ValueError(f"out: {path} holds another run: {'; '.join(differences)}. Choose another directory, or ask the same")
     unknown = [compared.name for compared in (asked.left, asked.right) if compared.identity is None]

@@ -21,6 +21,7 @@ from tcemu.fuzz.operands import HostOperands, Operands, as_integers, from_intege
 from tcemu.isa.catalog import check
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.targets import named_target
 from tcemu.native.units import device_here, driver_version, target_here
 from tcemu.operations.dot import dot_codes
 from tcemu.operations.launches import in_program
@@ -28,6 +29,8 @@ from tcemu.operations.operands import signature_of
 from tcemu.operations.registers import pack, unpack
 from tcemu.silicon.gpu import gpu
 from tcemu.silicon.placement import product
+
+GPU, REFERENCE = "gpu", "reference:"
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,13 @@ class Side:
     def __post_init__(self) -> None:
         if self.level not in ("codes", "registers"):
             raise ValueError(f"level: got {self.level!r}; want 'codes' or 'registers'")
+        if self.target is not None:
+            object.__setattr__(self, "target", named_target(self.target))
 
 
 def emulated(op: Instruction, target: str, chosen: Model | None = None, name: str | None = None) -> Side:
     """The emulation of `op` on a target, or with another model. Raises Unsupported, NotModelled and ValueError as `dot`."""
-    used = applied(op, target, chosen)
+    used, target = applied(op, target, chosen), named_target(target)
     call = lambda given: codes(op, used.model, given, used.clamped_metadata)  # noqa: E731
     identity = f"{target}, {used.model}, clamped metadata {used.clamped_metadata}"
     return Side(name or target, call, target=target, model=used.model, identity=identity)
@@ -73,6 +78,7 @@ def codes(op: Instruction, used: Model, given: Operands, clamped: bool = False) 
 
 def reference(op: Instruction, target: str) -> Side:
     """The slow one: the same rules in Python's integers and fractions, an element at a time, which share no arithmetic with `dot`."""
+    target = named_target(target)
     signature, own = signature_of(check(op, target)), row_for(op, target)
     used = own.model if signature.rounding is None else own.model.replace(rounding=signature.rounding.upper())
 
@@ -93,34 +99,51 @@ def reference(op: Instruction, target: str) -> Side:
         results = [[[element(whole, case, i, j) for j in range(op.n)] for i in range(op.m)] for case in range(len(whole["a"]))]
         return from_integers(signature.d, np.array(results, object))
 
-    return Side(f"reference:{target}", call, traced=False, target=target, identity=f"reference:{target}, {used}")
+    return Side(f"{REFERENCE}{target}", call, traced=False, target=target, identity=f"{REFERENCE}{target}, {used}")
 
 
 def side(op: str | Instruction, what: "str | Side | Callable[[Operands], Any]") -> Side:
     """One side of a comparison from its words.
 
-    what: a target ("sm_90a"); the same with fields of its model changed ("sm_90a:fraction_bits=24,terms=8"); as an older assembler lowered
-    it ("sm_90@12.6") or as another unit computes it ("sm_100a@tcgen05"); "reference:sm_90a", the slow one; "gpu", the NVIDIA GPU that is
-    here; a Side; or a function of operands, as codes, that is called with NumPy arrays. Raises ValueError (Unsupported, NotModelled) with
-    what would work.
+    what: a target ("sm_90a", or "H100"); the same with fields of its model changed ("sm_90a:fraction_bits=24,terms=8"); as an older
+    assembler lowered it ("sm_90@12.6") or as another unit computes it ("sm_100a@tcgen05"); "reference:sm_90a", the slow one; "gpu", the
+    NVIDIA GPU that is here; a Side; or a function of operands, as codes, that is called with NumPy arrays. Raises ValueError (Unsupported,
+    NotModelled) with what would work.
     """
     op = parse(op)
     if isinstance(what, Side):
         return what
     if callable(what):
         return Side(getattr(what, "__name__", "function"), what, traced=False)
-    return _of_words(op, what)
+    if not isinstance(what, str):
+        raise TypeError(f"side: want words such as 'sm_90a' or 'H100', a Side or a function of operands, got {type(what).__name__}")
+    return _of_words(op, in_full(what))
+
+
+def in_full(what: str) -> str:
+    """The words of a side with the target by its own name: "reference:H100" -> "reference:sm_90a". Raises Unsupported."""
+    if what == GPU:
+        return what
+    start = REFERENCE if what.startswith(REFERENCE) else ""
+    target, lowering, changes = words(what.removeprefix(start))
+    return start + named_target(target) + (f"@{lowering}" if lowering else "") + (f":{changes}" if changes else "")
+
+
+def words(what: str) -> tuple[str, str, str]:
+    """A target, the unit or older assembler after "@", the changes of its model after ":"; "" for what is not there."""
+    target, _, changes = what.partition(":")
+    target, _, lowering = target.partition("@")
+    return target, lowering, changes
 
 
 @lru_cache(maxsize=256)
 def _of_words(op: Instruction, what: str) -> Side:
     """The same Side for the same words, so that what was compiled for it serves again."""
-    if what == "gpu":
+    if what == GPU:
         return _real(op)
-    if what.startswith("reference:"):
-        return reference(op, what.removeprefix("reference:"))
-    target, _, changes = what.partition(":")
-    target, _, lowering = target.partition("@")
+    if what.startswith(REFERENCE):
+        return reference(op, what.removeprefix(REFERENCE))
+    target, lowering, changes = words(what)
     if lowering:
         given = {"unit": lowering} if lowering == "tcgen05" else {"toolkit": lowering}
         lowered = model(op, target, **given)

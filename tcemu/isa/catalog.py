@@ -1,7 +1,7 @@
-"""What is legal where: the targets, the PTX ISA version of each, and which instructions they have.
+"""What is legal where: which instructions the targets of `tcemu.isa.targets` have, and from which PTX ISA version on.
 
-To add a GPU: its target in `TARGETS`. It then has every instruction whose row in `tcemu.isa.syntax` gives it to this target or to all later
-ones; what it computes is said in `tcemu.architectures.rows`.
+A new target has every instruction whose row in `tcemu.isa.syntax` gives it to this target or to all later ones; what it computes is said
+in `tcemu.architectures.rows`.
 """
 
 from collections.abc import Iterator
@@ -10,21 +10,12 @@ from functools import cache, lru_cache
 from re import fullmatch
 
 from tcemu.errors import Unsupported
-from tcemu.isa.diagnosis import difference, shown
+from tcemu.isa.diagnosis import difference
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import FAMILIES, Instruction, slots, spellings
 from tcemu.isa.syntax import SINCE, Version, syntax_rows
+from tcemu.isa.targets import TARGETS, named_target
 
-# The targets, and the PTX ISA version that came with each: the notes of .target, to which the assembler holds. "a": features of this
-# architecture alone; "f": features of its family, from PTX ISA 8.8 on
-TARGETS: dict[str, Version] = {
-    "sm_70": (6, 0), "sm_72": (6, 1), "sm_75": (6, 3), "sm_80": (7, 0), "sm_86": (7, 1), "sm_87": (7, 4), "sm_88": (9, 0), "sm_89": (7, 8),
-    "sm_90": (7, 8), "sm_90a": (8, 0),
-    "sm_100": (8, 6), "sm_100f": (8, 8), "sm_100a": (8, 6), "sm_103": (8, 8), "sm_103f": (8, 8), "sm_103a": (8, 8),
-    "sm_110": (9, 0), "sm_110f": (9, 0), "sm_110a": (9, 0),
-    "sm_120": (8, 7), "sm_120f": (8, 8), "sm_120a": (8, 7), "sm_121": (8, 8), "sm_121f": (8, 8), "sm_121a": (8, 8),
-}  # fmt: skip
-RENAMED = {"sm_101": "sm_110", "sm_101f": "sm_110f", "sm_101a": "sm_110a"}  # 9.7.14.5.15, Target ISA Notes
 LATEST: Version = (9, 1)  # the PTX ISA version of the manual that the rows were read from
 
 
@@ -38,8 +29,7 @@ def instructions(target: str, family: str | None = None, isa: str | None = None)
 
     **Raises:** `Unsupported` for an unknown target; `ValueError` for an unknown family or version.
     """
-    version = _version(isa)
-    check_target(target)
+    version, target = _version(isa), named_target(target)
     families = tuple(FAMILIES)
     if family is not None and family not in families:
         raise ValueError(f"family {family!r}: want one of {', '.join(families)}")
@@ -58,7 +48,7 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
     **Raises:** `Unsupported` if the spelling is no instruction, the target is unknown or lacks it, or it needs a newer ISA version.
     **Source:** the Target ISA Notes and PTX ISA Notes of each instruction, PTX ISA 9.7.14 and 9.7.15.
     """
-    op, version = parse(op), _version(isa)
+    op, version, target = parse(op), _version(isa), named_target(target)
     since = least(op, target)
     if since is not None and since <= version:
         return op
@@ -75,8 +65,7 @@ def is_supported(op: str | Instruction, target: str, isa: str | None = None) -> 
 
     **Raises:** `Unsupported` for an unknown target; `ValueError` for an unknown version.
     """
-    version = _version(isa)
-    check_target(target)
+    version, target = _version(isa), named_target(target)
     try:
         since = least(parse(op), target)
     except Unsupported:
@@ -95,7 +84,7 @@ def least(op: Instruction, target: str) -> Version | None:
 
     **Raises:** `Unsupported` for an unknown target, or if no row of the catalogue gives the instruction's fields.
     """
-    check_target(target)
+    target = named_target(target)
     row = syntax_rows().get(op)
     if row is None:
         raise Unsupported(f"{op}: no row of the catalogue gives these fields; make instructions with parse")
@@ -138,15 +127,6 @@ def _instead(op: Instruction, target: str) -> str:
 
     same = instructions(target, op.family)
     return f", whose nearest is {min(same, key=distance)}" if same else f", which has no {op.family} at all"
-
-
-def check_target(target: str) -> None:
-    """Raises `Unsupported` for a target that tcemu does not know, with those that it does; `TypeError` for what is no string."""
-    if not isinstance(target, str):
-        raise TypeError(f"target: want a string such as 'sm_90a', got {type(target).__name__}")
-    if target not in TARGETS:
-        renamed = f"; {target} is {RENAMED[target]} since PTX ISA 9.0" if target in RENAMED else ""
-        raise Unsupported(f"unknown target {shown(target)!r}{renamed}; tcemu knows {', '.join(TARGETS)}")
 
 
 def _version(isa: str | None) -> Version:

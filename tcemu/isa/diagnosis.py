@@ -12,10 +12,17 @@ from typing import NamedTuple
 
 from tcemu.errors import Unsupported
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.short_names import near_short_names
 
 Slot = tuple[str, ...]  # the qualifiers in one slot
 Filling = tuple[Slot, ...]  # one for each slot of an instruction name
 LONGEST = 160  # characters of the user's text that a message repeats
+TCGEN05 = (
+    "tcgen05 is PTX ISA 9.7.16, and tcemu has the instructions of 9.7.14 and 9.7.15. Of tcgen05 it has the arithmetic, on sm_100f, sm_100a "
+    "and the same of sm_103 and sm_110: tcemu.matmul(a, b, recipe='fp8 on B200') and tcemu gemm --recipe 'fp8 on B200' multiply by it; "
+    "tcemu.model(op, 'B200', unit='tcgen05') gives it for model=, with an mma of the same types; B200@tcgen05 is a side of tcemu fuzz. "
+    "How it is known: tcemu list --evidence --target B200"
+)
 FIRST = ("type", "shape", "kind")  # the slots that say most about what was meant
 
 
@@ -142,6 +149,8 @@ def listed(values: Iterable[Slot]) -> str:
 def unknown_instruction(spelling: str, parts: list[str], heads: list[str]) -> Unsupported:
     """The error for a name that no instruction has."""
     asked = shown(spelling) or "an empty string"
+    if parts[0] == "tcgen05":
+        return Unsupported(f"{asked}: {TCGEN05}")
     same = [name for name in heads if name.split(".")[0] == parts[0]]
     if same:
         head = shown(".".join(parts[:2]))
@@ -149,8 +158,10 @@ def unknown_instruction(spelling: str, parts: list[str], heads: list[str]) -> Un
     first = list(dict.fromkeys(name.split(".")[0] for name in heads))
     forms = {shorter: name for name in first for shorter in (name, *shortened(name))}
     close = next((forms[w] for w in (parts[0], *shortened(parts[0][:20])) if w in forms), None)
-    hint = f", did you mean {close!r}?" if close else ""
-    return Unsupported(f"{asked}: unknown instruction {shown(parts[0])!r}{hint}; known are {', '.join(first)}. PTX ISA 9.7.14, 9.7.15.")
+    near = [close] if close else near_short_names(spelling) if len(parts) == 1 else []
+    hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
+    known = f"known are {', '.join(first)}, and short names as 'f16' or 'e4m3 wgmma' (tcemu list --short)"
+    return Unsupported(f"{asked}: unknown instruction {shown(parts[0])!r}{hint}; {known}. PTX ISA 9.7.14, 9.7.15.")
 
 
 class Fix(NamedTuple):

@@ -1,4 +1,4 @@
-"""From a PTX spelling to an `Instruction`. Qualifiers fall into slots; slots may come in any order, as the assembler takes them."""
+"""From a PTX spelling or a short name to an `Instruction`. Qualifiers fall into slots; slots may come in any order, as in the assembler."""
 
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -7,6 +7,7 @@ from re import DOTALL, compile
 from tcemu.errors import Unsupported
 from tcemu.isa.diagnosis import Filling, Grammar, Legal, unknown_instruction, why_not, wrong_arguments
 from tcemu.isa.instructions import FAMILIES, Instruction, head, slots, spell
+from tcemu.isa.short_names import by_short_name
 from tcemu.isa.syntax import syntax_rows
 
 # guard, spelling; the operands follow
@@ -33,7 +34,10 @@ def _by_spelling() -> dict[str, Instruction]:
 
 
 def parse(text: str | Instruction) -> Instruction:
-    """The instruction that a PTX spelling names; an `Instruction` comes back as it is.
+    """The instruction that a PTX spelling or a short name means; an `Instruction` comes back as it is.
+
+    Short names are as "f16", "e4m3 wgmma", "bf16 sparse", "nvf4": the format of A and B, or a kind with block scales, and what is not a
+    dense mma. The largest common shape is meant, with f32 sums; str() of the result says which. `tcemu list --short` has them all.
 
     Takes the qualifiers in any order that the assembler takes. Takes whole statements too: a guard, operands, a closing `;`. The guard and
     the operands are kept as text in `guard` and `arguments`; how many there are, and how many registers a `{...}` holds, is checked.
@@ -51,9 +55,11 @@ def parse(text: str | Instruction) -> Instruction:
 
 @lru_cache(maxsize=65536)
 def _parse(text: str) -> Instruction:
-    op = _by_spelling().get(text)
+    op = _by_spelling().get(text) or (None if "." in text else by_short_name(text))
     if op is not None:
         return op
+    if "." not in text and text.strip():
+        raise unknown_instruction(text, [" ".join(text.split())], list(grammars()))
     match = _STATEMENT.match(text)
     guard, spelling = match.groups() if match else (None, text)
     rest = text[match.end() :].strip() if match else ""

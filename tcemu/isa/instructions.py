@@ -85,6 +85,9 @@ class Instruction:
     def __str__(self) -> str:
         return spell(self)
 
+    def __repr__(self) -> str:
+        return f"tcemu.parse({spell(self)!r})"
+
     @property
     def shape(self) -> str:
         """Such as "m16n8k16"; "" where there is none."""

@@ -10,18 +10,19 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.formats import F32, F64, array_codes, convert
-from tcemu.linalg.recipes import Recipe
+from tcemu.linalg.recipes import Recipe, as_recipe
 
 
-def check_recipe(recipe: Recipe, key: PRNGKey | None) -> None:
-    if not isinstance(recipe, Recipe):
-        raise TypeError(f"recipe: got {type(recipe).__name__}; wanted a tcemu.Recipe, as tcemu.recipes.RECIPES holds them")
+def given_recipe(recipe: Recipe | str, key: PRNGKey | None) -> Recipe:
+    """The recipe of one product, given as itself or by its name. Raises TypeError and ValueError for what is none, or needs a key."""
+    recipe = as_recipe(recipe)
     if isinstance(recipe.promote, jax.Array | np.ndarray) and recipe.promote.ndim:
         raise ValueError(
             f"recipe: promote is an array {list(recipe.promote.shape)}; a product takes one number: sweep recipes with jax.vmap"
         )
     if recipe.stochastic and key is None:
         raise ValueError('recipe: rounding="SR" needs random bits: give key= (a jax.random key)')
+    return recipe
 
 
 def floats(name: str, value: ArrayLike) -> Array | np.ndarray:

@@ -15,7 +15,7 @@ from chex import PRNGKey
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.linalg.arguments import check_recipe, floats
+from tcemu.linalg.arguments import floats, given_recipe
 from tcemu.linalg.matmul import matmul
 from tcemu.linalg.recipes import Recipe
 
@@ -95,17 +95,19 @@ class DotGeneral:
         return d if out_sharding is None else lax.with_sharding_constraint(d, out_sharding)
 
 
-def dot_general(recipe: Recipe, *, key: PRNGKey | None = None, a: str = "lhs") -> DotGeneral:
+def dot_general(recipe: Recipe | str, *, key: PRNGKey | None = None, a: str = "lhs") -> DotGeneral:
     """What takes the place of `jax.lax.dot_general` in a model, as `nn.Dense(dot_general=tcemu.dot_general(recipe))`.
 
+    recipe: a Recipe, or the name of one, as "bf16" or "deepseek on H100".
     key: a jax.random key, where the recipe rounds stochastically; every call of the result draws the same bits from it. `tcemu.emulate`
     takes a key from which every execution of a product has bits of its own.
     a: which operand is the recipe's A, "lhs" or "rhs"; the other is its B. In the usual recipes A is the activation and B the weight.
     The result takes the arguments of `jax.lax.dot_general`: any batch and contracting axes, floats of any dtype, preferred_element_type.
     It is frozen, and hashes as the recipe does. K is the contracting axes in the order given, as one axis; M and N are the others.
-    Raises TypeError for what is no Recipe, ValueError where a key is missing and for another a; the result, as `matmul`.
+    Raises TypeError for what is no Recipe, ValueError for a name that is none, where a key is missing and for another a; the result, as
+    `matmul`.
     """
-    check_recipe(recipe, key)
+    recipe = given_recipe(recipe, key)
     if a not in ("lhs", "rhs"):
         raise ValueError(f"a={a!r}: wanted 'lhs' or 'rhs', the operand that is the recipe's A")
     return DotGeneral(recipe, key, a)

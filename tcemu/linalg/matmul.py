@@ -19,7 +19,7 @@ from tcemu.compilation import wide_vectors
 from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
 from tcemu.gradients import stand_in
 from tcemu.linalg.accumulation import Blocks, Factors, reduced, sums_of_parts
-from tcemu.linalg.arguments import check_recipe, floats, in_jax, product_keys
+from tcemu.linalg.arguments import floats, given_recipe, in_jax, product_keys
 from tcemu.linalg.recipes import Recipe
 from tcemu.linalg.shapes import Pair, shape_of_product
 from tcemu.meshes import alike
@@ -34,7 +34,7 @@ def matmul(
     b: ArrayLike,
     bias: ArrayLike | None = None,
     *,
-    recipe: Recipe,
+    recipe: Recipe | str,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
     key: PRNGKey | None = None,
@@ -46,6 +46,7 @@ def matmul(
     a: [..., M, K]; b: [..., K, N]; bias: what broadcasts to [..., M, N]; floats of any dtype. Leading axes broadcast. NumPy's float64 is
     rounded from its 64 bits, once, where the recipe rounds operands as they are, and to f32 where it divides by f32 scales; as an argument
     of a transformation JAX cuts it to float32 before, unless x64 mode is on.
+    recipe: a Recipe, or the name of one, as "bf16" or "deepseek on H100".
     scale_a, scale_b: float scales in place of those that the recipe computes: a scalar for "tensor", [..., M, 1] for "row", [..., 1, N] for
     "column", [..., blocks of M, blocks of K] and [..., blocks of K, blocks of N] for "block" (of an instruction: rounded to its format).
     key: a jax.random key, where the recipe rounds stochastically.
@@ -55,9 +56,9 @@ def matmul(
     Gradients flow to a, b, bias and the scales, as `recipe.backward` says. Forward mode wants "exact" or "straight_through" there; with a
     Recipe, which is of the products of reverse mode, JAX raises TypeError. The gradient of a scale is that of scale * round(x / scale), the
     rounding counted as identity, and no step where it saturates (LSQ, arXiv 1902.08153).
-    Raises TypeError or ValueError for arrays of another kind or shape, or where a key is missing.
+    Raises TypeError or ValueError for arrays of another kind or shape, a name that is no recipe's, or where a key is missing.
     """
-    check_recipe(recipe, key)
+    recipe = given_recipe(recipe, key)
     a, b = floats("a", a), floats("b", b)
     bias, scale_a, scale_b = (
         None if value is None else floats(name, value) for name, value in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b))

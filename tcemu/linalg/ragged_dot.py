@@ -14,7 +14,7 @@ from chex import PRNGKey
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.linalg.arguments import check_recipe, floats, in_jax
+from tcemu.linalg.arguments import floats, given_recipe, in_jax
 from tcemu.linalg.ragged import ragged_product
 from tcemu.linalg.ragged_sums import Form, Operands
 from tcemu.linalg.recipes import Recipe
@@ -110,9 +110,10 @@ def _ordered(x: Any, axes: tuple[tuple[int, ...], ...]) -> Any:
     return x.transpose([i for part in axes for i in part]).reshape([prod(x.shape[i] for i in part) for part in axes])
 
 
-def ragged_dot(recipe: Recipe, *, key: PRNGKey | None = None) -> RaggedDot:
+def ragged_dot(recipe: Recipe | str, *, key: PRNGKey | None = None) -> RaggedDot:
     """What takes the place of `jax.lax.ragged_dot` in a mixture of experts: `tcemu.ragged_dot(recipe)(lhs, rhs, group_sizes)`.
 
+    recipe: a Recipe, or the name of one, as "bf16" or "deepseek on H100".
     The result takes lhs [M, K], rhs [groups, K, N] and group_sizes, integers [groups], all as `jax.lax.ragged_dot`, and gives [M, N]:
     the first group_sizes[0] rows times rhs[0], and so on. With ragged_dot_dimension_numbers= it takes what
     `jax.lax.ragged_dot_general` takes: groups of rows, of elements along K (one result for each group) or of places in the batch.
@@ -122,8 +123,8 @@ def ragged_dot(recipe: Recipe, *, key: PRNGKey | None = None) -> RaggedDot:
     group are 0, as in JAX; places of a batch behind it are one more group.
     With stochastic rounding (key: a jax.random key, used anew by every call) the random bits are others than those of that loop.
     It is frozen, and hashes as the recipe does. Work and memory are those of about 1.5 times the rows, whatever the sizes.
-    Raises TypeError for what is no Recipe, ValueError where a key is missing; the result, TypeError and ValueError for arrays of other
-    kinds or shapes, and NotImplementedError for a group_offset.
+    Raises TypeError for what is no Recipe, ValueError for a name that is none and where a key is missing; the result, TypeError and
+    ValueError for arrays of other kinds or shapes, and NotImplementedError for a group_offset.
     """
-    check_recipe(recipe, key)
+    recipe = given_recipe(recipe, key)
     return RaggedDot(recipe, key)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from difflib import get_close_matches
+from functools import cache, lru_cache
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +14,21 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from tcemu.architectures.lookup import applied, must_compute, targets_of
+from tcemu.architectures.evidence import Evidence
+from tcemu.architectures.lookup import applied, must_compute, row_for, targets_of
 from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled, Unsupported
-from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0, Format
-from tcemu.isa.catalog import TARGETS, check, check_target, section
+from tcemu.formats import BF16, F16, F32, Format
+from tcemu.isa.catalog import check, section
+from tcemu.isa.diagnosis import shown
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.targets import TARGETS, named_target
 from tcemu.linalg.accumulation import REDUCTIONS
+from tcemu.linalg.recipe_rows import RECIPES, ROWS, UNSCALED
 from tcemu.quantize.operands import Quantizer, Scheme, is_count
 
 BACKWARD = ("exact", "straight_through")
-UNSCALED = Quantizer()  # a cast
 OUT = {str(fmt): fmt for fmt in (F32, F16, BF16)}
 
 
@@ -44,6 +48,7 @@ class Recipe:
     out: the format that results are rounded to, f32, f16 or bf16, of `tcemu.formats` or by its name.
     backward: how the gradients' products are computed. "exact": from the quantised operands, in plain f32, rounding counted as identity.
         "straight_through": the same from the operands as they came. A Recipe, or a pair of them: dA = g·Bᵀ and dB = Aᵀ·g by these.
+        The name of a recipe in use, as "bf16", is that recipe on this target.
     name, source: what it is called and where it comes from; they take no part in equality.
 
     Outside the instruction all is f32, each operation rounded to nearest even, in this order: D = scale_a·scale_b · sum (NVFP4: the two
@@ -70,6 +75,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self._check_types()
+        object.__setattr__(self, "target", named_target(self.target))
         op = parse(self.op) if self.unit is not None else check(self.op, self.target)
         object.__setattr__(self, "op", op)
         must_compute(op)
@@ -83,9 +89,15 @@ class Recipe:
         object.__setattr__(self, "out", OUT.get(self.out, self.out) if isinstance(self.out, str) else self.out)
         if self.out not in OUT.values():
             raise ValueError(f"out={self.out!r}: wanted f32, f16 or bf16, of tcemu.formats or by its name")
+        several = self.backward if isinstance(self.backward, tuple) else (self.backward,)
+        try:
+            given = tuple(as_recipe(one, self.target) if isinstance(one, str) and one not in BACKWARD else one for one in several)
+        except ValueError as error:
+            raise type(error)(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, or recipes; {error}") from None
+        object.__setattr__(self, "backward", given if isinstance(self.backward, tuple) else given[0])
         pair = isinstance(self.backward, tuple) and len(self.backward) == 2 and all(isinstance(r, Recipe) for r in self.backward)
         if not (pair or isinstance(self.backward, Recipe) or self.backward in BACKWARD):
-            raise ValueError(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, a Recipe or a pair of them")
+            raise ValueError(f"backward={self.backward!r}: wanted one of {', '.join(BACKWARD)}, a Recipe, its name, or a pair of them")
 
     def _check_types(self) -> None:
         """Each field by itself: numbers are ints or arrays of integers, in range; NumPy's integers become ints."""
@@ -153,6 +165,22 @@ class Recipe:
     def arithmetic(self) -> Model:
         """The model in use."""
         return applied(self.op, self.target, self.model, unit=self.unit).model
+
+    @property
+    def evidence(self) -> dict[str, Evidence | None]:
+        """How the arithmetic of each product is known: of "D", and of "dA" and "dB" where these are emulated, a `tcemu.evidence`.
+
+        None where it is not the target's own, and so nobody's to know: a what-if.
+        """
+        products = {"D": self} | dict(zip(("dA", "dB"), self.gradients or (), strict=False))
+        return {name: recipe._known() for name, recipe in products.items()}
+
+    def _known(self) -> Evidence | None:
+        try:
+            row = row_for(self.op, self.target, unit=self.unit)
+        except NotModelled:
+            return None
+        return row.evidence if self.model is None or self.model == row.model else None
 
     @property
     def block_instructions(self) -> int | None:
@@ -230,80 +258,26 @@ class Recipe:
         return recipe
 
 
-# ---- the usual ones
-
-
-class ScaledKind(NamedTuple):
-    """A kind of instruction with .block_scale, by its qualifiers."""
-
-    kind: str
-    scale_vec: int
-    stype: Format
-    k: int
-
-
-class RecipeRow(NamedTuple):
-    """One of the recipes in use."""
-
-    a: Format
-    b: Format
-    quantizer_a: Quantizer
-    quantizer_b: Quantizer
-    backward: tuple[str, str] | None  # the rows of dA = g·Bᵀ and dB = Aᵀ·g; None: this row is only the gradient of another
-    source: str
-    promote: int | None = None
-    scaled: ScaledKind | None = None  # of an instruction with .block_scale
-
-
-TENSOR, ROW, COLUMN = (Quantizer(shared, saturate=True) for shared in ("tensor", "row", "column"))
-ONE_BY_128, SQUARE_128 = (Quantizer("block", block, saturate=True) for block in ((1, 128), (128, 128)))
-IN_UNIT, UPWARD = (Quantizer("block", rule=rule, saturate=True) for rule in (None, "rceil"))
-MXF8F6F4, MXF4 = ScaledKind("mxf8f6f4", 1, UE8M0, k=32), ScaledKind("mxf4", 2, UE8M0, k=64)
-NVF4 = ScaledKind("mxf4nvf4", 4, UE4M3, k=64)
-_HYBRID = "arXiv 2209.05433, 4; TransformerEngine, Format.HYBRID with the scales of the tensors at hand"
-_DEEPSEEK = "arXiv 2412.19437, 3.3: tiles of activations, blocks of weights, sums promoted every 128 elements; DeepGEMM's fma"
-_MXFP8 = "arXiv 2506.08027: e4m3 for gradients too, scales rounded up; TransformerEngine MXFP8BlockScaling"
-_NVFP4 = "arXiv 2509.25149, without its Hadamard transforms, its stochastic rounding of gradients and its 16 x 16 blocks of weights"
-_OCP = "OCP MX 1.0, 5.2 and 6.3"
-
-ROWS = {
-    "f16": RecipeRow(F16, F16, UNSCALED, UNSCALED, ("f16", "f16"), "arXiv 1710.03740; scaling the loss is the caller's"),
-    "bf16": RecipeRow(BF16, BF16, UNSCALED, UNSCALED, ("bf16", "bf16"), "arXiv 1905.12322"),
-    "tf32": RecipeRow(TF32, TF32, UNSCALED, UNSCALED, ("tf32", "tf32"), "NVIDIA A100 whitepaper, 2020: f32 rounded to tf32, sums f32"),
-    "fp8": RecipeRow(E4M3, E4M3, TENSOR, TENSOR, ("fp8_da", "fp8_db"), _HYBRID),
-    "fp8_da": RecipeRow(E5M2, E4M3, TENSOR, TENSOR, None, _HYBRID),
-    "fp8_db": RecipeRow(E4M3, E5M2, TENSOR, TENSOR, None, _HYBRID),
-    "fp8_e4m3": RecipeRow(E4M3, E4M3, TENSOR, TENSOR, ("fp8_e4m3", "fp8_e4m3"), "TransformerEngine, Format.E4M3"),
-    "fp8_e5m2": RecipeRow(E5M2, E5M2, TENSOR, TENSOR, ("fp8_e5m2", "fp8_e5m2"), "arXiv 2209.05433, 3: the other format"),
-    "fp8_rows": RecipeRow(E4M3, E4M3, ROW, COLUMN, ("fp8_rows", "fp8_rows"), "torchao, Float8LinearRecipeName.ROWWISE"),
-    "deepseek": RecipeRow(E4M3, E4M3, ONE_BY_128, SQUARE_128, ("deepseek", "deepseek_db"), _DEEPSEEK, 4),
-    "deepseek_db": RecipeRow(E4M3, E4M3, ONE_BY_128, ONE_BY_128, None, _DEEPSEEK, 4),
-    "mxfp8": RecipeRow(E4M3, E4M3, UPWARD, UPWARD, ("mxfp8", "mxfp8"), _MXFP8, scaled=MXF8F6F4),
-    "mxfp8_e5m2": RecipeRow(E5M2, E5M2, IN_UNIT, IN_UNIT, ("mxfp8_e5m2", "mxfp8_e5m2"), _OCP, scaled=MXF8F6F4),
-    "mxfp6_e3m2": RecipeRow(E3M2, E3M2, IN_UNIT, IN_UNIT, ("mxfp6_e3m2", "mxfp6_e3m2"), _OCP, scaled=MXF8F6F4),
-    "mxfp6_e2m3": RecipeRow(E2M3, E2M3, IN_UNIT, IN_UNIT, ("mxfp6_e2m3", "mxfp6_e2m3"), _OCP, scaled=MXF8F6F4),
-    "mxfp4": RecipeRow(E2M1, E2M1, IN_UNIT, IN_UNIT, ("mxfp4", "mxfp4"), _OCP, scaled=MXF4),
-    "nvfp4": RecipeRow(E2M1, E2M1, IN_UNIT, IN_UNIT, ("nvfp4", "nvfp4"), _NVFP4, scaled=NVF4),
-}
-RECIPES = tuple(name for name, row in ROWS.items() if row.backward)
+# ---- by name
 
 
 def recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
     """One of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
 
-    target: the GPU; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main instruction: wgmma on sm_90a,
-    the unit of tcgen05 on those of sm_100 to sm_110 that end in f or a, mma elsewhere. PTX gives tcgen05 to no other target: 9.7.16,
-    Target ISA Notes; ptxas 13.0 refuses it on sm_100.
+    name: also with its target, as "deepseek on H100". Upper and lower case and hyphens make no difference. Wherever a recipe is taken, so
+    is its name.
+    target: the GPU, as "H100" or "sm_90a"; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main
+    instruction: wgmma on sm_90a, the unit of tcgen05 on those of sm_100 to sm_110 that end in f or a, mma elsewhere. PTX gives tcgen05 to
+    no other target: 9.7.16, Target ISA Notes; ptxas 13.0 refuses it on sm_100.
     changes: other fields of the Recipe. Gradients are emulated by recipes that belong to the name; `backward="exact"` and the like take
     their place.
-    Raises ValueError for another name, Unsupported, with the targets that work, if this one has no such instruction, and as `Recipe`.
+    Raises ValueError for another name and for two targets, Unsupported, with the targets that work, if this one has no such instruction,
+    and as `Recipe`.
     """
-    if name not in RECIPES:
-        raise ValueError(f"recipe {name!r}: wanted one of {', '.join(RECIPES)}")
+    name, target = _named(name, target)
     row = ROWS[name]
     assert row.backward is not None
-    target = ("sm_100a" if row.scaled else "sm_90a") if target is None else target
-    check_target(target)
+    target = ("sm_100a" if row.scaled else "sm_90a") if target is None else named_target(target)
     if target not in (working := _targets_of(name)):
         try:
             for one in (name, *row.backward):
@@ -313,6 +287,37 @@ def recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
     if "backward" not in changes:
         changes["backward"] = tuple(_of_row(gradient, target, {}) for gradient in row.backward)
     return _of_row(name, target, changes)
+
+
+def as_recipe(what: Recipe | str, target: str | None = None) -> Recipe:
+    """A recipe, given as itself or by its name; target: where one that is named without a target works. Raises as `recipe`, and
+    TypeError.
+    """
+    if isinstance(what, str):
+        return _by_name(what, None if " on " in what else target)
+    if not isinstance(what, Recipe):
+        raise TypeError(f"recipe: got {type(what).__name__}; wanted a tcemu.Recipe, or a name of tcemu.recipes.RECIPES, as 'bf16'")
+    return what
+
+
+@lru_cache(maxsize=256)
+def _by_name(name: str, target: str | None) -> Recipe:
+    return recipe(name, target)
+
+
+def _named(name: str, target: str | None) -> tuple[str, str | None]:
+    """The name of a row, and the target that stands in the name or beside it."""
+    if not isinstance(name, str):
+        raise TypeError(f"recipe: want a name such as 'bf16', got {type(name).__name__}")
+    named, _, on = name.partition(" on ")
+    if on and target is not None:
+        raise ValueError(f"recipe {name!r}: the name says a target, and target={target!r} another; give one")
+    row = "_".join(named.lower().replace("-", "_").split())
+    if row not in RECIPES:
+        near = get_close_matches(row, RECIPES, n=2, cutoff=0.6)
+        hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"recipe {shown(name)!r}{hint}; wanted one of {', '.join(RECIPES)}, also with a target, as 'fp8 on H100'")
+    return row, on or target
 
 
 @cache

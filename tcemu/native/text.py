@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from tcemu.isa.catalog import least
 from tcemu.isa.instructions import FAMILIES, LANES, Instruction, spell
+from tcemu.isa.targets import named_target
 
 ENTRY = "tcemu"
 LANE, CASE, MEMORY = "lane", "case", "memory"  # a parameter has words for each lane of a case, for each case, or is an image of its memory
@@ -42,7 +43,7 @@ def kernel(op: Instruction, target: str, form: int = 0, immediates: Mapping[str,
     pointers: the entry takes pointers alone, as XLA gives them: first one to the two numbers, uint32, then the parameters that are read, in
     their order, and last the one that is written. If that one is read too, both are the same buffer.
     """
-    return _kernel(op, target, form, tuple(sorted((immediates or {}).items())), pointers)
+    return _kernel(op, named_target(target), form, tuple(sorted((immediates or {}).items())), pointers)
 
 
 @lru_cache(maxsize=4096)

@@ -21,21 +21,14 @@ from tcemu.arithmetic.model import LIMITS, Model, Signature
 from tcemu.arithmetic.order import Order
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import Format
-from tcemu.isa.catalog import TARGETS, instructions, is_supported
+from tcemu.isa.catalog import instructions, is_supported
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.targets import own_target
 
 MATRICES = ("wgmma", "mma")  # families whose products have any shape, the fastest first
 EQUAL, FILLED = "equal", "filled with zeros"
 MOVEMENT_SEEN = ("sm_90", "sm_90a")  # tests/golden, families movement and wmma
 NEWEST = (1 << 16, 0)  # a version later than all
-
-
-def own_target(major: int, minor: int) -> str:
-    """The target of a GPU of this compute capability that has most: "sm_90a" for 9.0. Raises Unsupported."""
-    names = [name for name in (f"sm_{major}{minor}a", f"sm_{major}{minor}") if name in TARGETS]
-    if not names:
-        raise Unsupported(f"gpu: this one is sm_{major}{minor}, of which tcemu knows nothing; it knows {', '.join(TARGETS)}")
-    return names[0]
 
 
 def target_here() -> str:

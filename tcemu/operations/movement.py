@@ -40,7 +40,7 @@ def ldmatrix(op: str | Instruction, shared: ArrayLike, address: ArrayLike, *, ta
     it they load zeros.
     Source: PTX ISA 9.7.14.5.15; zeros above narrow elements are assumed from CUTLASS, no hardware seen.
     """
-    op = moving(op, target, "ldmatrix", "ldmatrix")
+    op, target = moving(op, target, "ldmatrix", "ldmatrix")
     operands = bind_ldmatrix(op, shared, address, every_lane=target == "sm_75", checked=checked)
     return moved(op, lambda: of_mover(op, operands), lambda: _load(op, operands.shared, operands.rows))
 
@@ -61,7 +61,7 @@ def stmatrix(
     (reported if `checked`); here that of the higher lane stays.
     Source: PTX ISA 9.7.14.5.16.
     """
-    op = moving(op, target, "stmatrix", "stmatrix")
+    op, _ = moving(op, target, "stmatrix", "stmatrix")
     operands = bind_stmatrix(op, shared, address, registers, checked=checked)
     return moved(op, lambda: of_mover(op, operands), lambda: _store(op, operands.shared, operands.rows, operands.registers))
 
@@ -74,7 +74,7 @@ def movmatrix(op: str | Instruction, registers: ArrayLike, *, target: str | None
     Raises Unsupported if `op` is no movmatrix, or none of `target`, TypeError or ValueError for another dtype or shape.
     Source: PTX ISA 9.7.14.5.17.
     """
-    op = moving(op, target, "movmatrix", "movmatrix")
+    op, _ = moving(op, target, "movmatrix", "movmatrix")
     operands = bind_movmatrix(op, registers)
     return moved(op, lambda: of_movmatrix(op, operands), lambda: _transpose(operands.registers))
 

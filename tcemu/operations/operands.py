@@ -29,17 +29,22 @@ from tcemu.formats import UE4M3, Format
 from tcemu.isa.catalog import check, section
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import LANES, Instruction
+from tcemu.isa.targets import named_target
 from tcemu.native.products import Native
 from tcemu.operations.fragments import WMMA_SM, matrix_fragment
 from tcemu.packing import container, pack_registers, unpack_registers
 from tcemu.sparsity import gather
 
 
-def moving(op: str | Instruction, target: str | None, call: str, family: str) -> Instruction:
-    """An instruction that only moves words. Raises Unsupported if it is of another family, or `target` is given and lacks it."""
+def moving(op: str | Instruction, target: str | None, call: str, family: str) -> tuple[Instruction, str | None]:
+    """An instruction that only moves words, and the target by its own name, None if none is given.
+
+    Raises Unsupported if it is of another family, or `target` is given and lacks it.
+    """
+    target = None if target is None else named_target(target)
     op = parse(op) if target is None else check(op, target)
     of_family(op, call, family)
-    return op
+    return op, target
 
 
 def modelled(op: str | Instruction, target: str, model: Model | None, call: str, *families: str) -> Applied:

@@ -48,7 +48,7 @@ def wmma_load(
     load zeros. A stride below the default, also 0, is undefined in PTX (reported if `checked`); here the rows overlap.
     Source: PTX ISA 9.7.14.4.1-3; the fragments, which PTX leaves open, are rows of `tcemu.layouts`.
     """
-    op = moving(op, target, "wmma_load", "wmma.load")
+    op, target = moving(op, target, "wmma_load", "wmma.load")
     operands = bind_wmma_load(op, memory, offset=offset, stride=stride, checked=checked)
     sm, lines = _generation(target), memory_lines(op)
     launch = lambda: of_wmma_memory(_held_alike(op, sm), lines, operands, offset, stride)  # noqa: E731
@@ -73,7 +73,7 @@ def wmma_store(
     is below the default (undefined in PTX, reported if `checked`), the last row (".col": column) stays.
     Source: PTX ISA 9.7.14.4.1, 9.7.14.4.2, 9.7.14.4.4.
     """
-    op = moving(op, target, "wmma_store", "wmma.store")
+    op, target = moving(op, target, "wmma_store", "wmma.store")
     operands = bind_wmma_store(op, memory, fragment, offset=offset, stride=stride, checked=checked)
     sm, lines = _generation(target), memory_lines(op)
     launch = lambda: of_wmma_memory(_held_alike(op, sm), lines, operands, offset, stride)  # noqa: E731
@@ -96,7 +96,7 @@ def wmma_mma(
     """
     applied = modelled(op, target, model, "wmma_mma", "wmma.mma")
     op, model = applied.op, applied.model
-    sm = _generation(target)
+    sm = _generation(applied.target)
     operands = bind_wmma_mma(op, a, b, c)
     if checked:
         for name, registers in operands._asdict().items():

@@ -14,8 +14,8 @@ from jax import Array
 from tcemu.errors import Unsupported
 from tcemu.isa.catalog import check
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.targets import own_target
 from tcemu.native.text import ENTRY, Kernel, kernel
-from tcemu.native.units import own_target
 
 BLOCKS = 8192  # in a launch; each goes on to further cases
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a block has without asking

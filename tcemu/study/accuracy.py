@@ -16,13 +16,16 @@ ROUNDOFF = 2.0**-53  # of float64
 WHOLE = {"RN": np.rint, "RZ": np.trunc, "RM": np.floor, "RP": np.ceil}
 
 
-def rounded(x: np.ndarray, fmt: Format, rounding: str) -> np.ndarray:
-    """The values of x once they are rounded to `fmt`, as float64, which holds them all. x: any real dtype, [...]."""
+def rounded(x: np.ndarray, fmt: Format, rounding: str, saturate: bool = False) -> np.ndarray:
+    """The values of x once they are rounded to `fmt`, as float64, which holds them all. x: any real dtype, [...].
+
+    saturate: what is out of range is the largest finite value, as in `gemm`.
+    """
     if fmt == F64:
         return x.astype(np.float64)
     if fmt == S32:  # float32, which `to_float` gives, does not hold them all
         return np.clip(WHOLE[rounding](x.astype(np.float64)), -(2.0**31), 2.0**31 - 1)
-    return np.asarray(to_float(fmt, from_float(fmt, x, rounding=rounding))).astype(np.float64)
+    return np.asarray(to_float(fmt, from_float(fmt, x, rounding=rounding, saturate=saturate))).astype(np.float64)
 
 
 def last_bit(x: np.ndarray) -> int:

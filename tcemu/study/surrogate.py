@@ -18,6 +18,7 @@ from tcemu.errors import Unsupported
 from tcemu.formats import F16, F32, Format, cuts, round_to
 from tcemu.isa.catalog import check
 from tcemu.isa.instructions import Instruction
+from tcemu.isa.targets import named_target
 from tcemu.linalg.shapes import shape_of_product
 from tcemu.operations.operands import signature_of
 
@@ -52,7 +53,9 @@ def expected_error(
     terms, result_bits, rounding = used.terms, used.result_bits, used.rounding
     simple = used.fraction_bits is not None and used.chain is None and used.summed is None and used.groups == 1
     if not simple or used.multiplicand is not None or not isinstance(terms, int) or op.sparse or op.block_scale:
-        raise Unsupported(f"{op} on {target}: the surrogate is of steps that align all their products, one after the other, not of {used}")
+        raise Unsupported(
+            f"{op} on {named_target(target)}: the surrogate is of steps that align all their products, one after the other, not of {used}"
+        )
     if used.result not in (F32, F16) or not isinstance(rounding, str) or not cuts(used.alignment):
         raise Unsupported(f"{used}: the surrogate is of results f32 or f16, with a rounding known beforehand, and of terms that are cut")
     signature = signature_of(op)

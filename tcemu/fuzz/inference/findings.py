@@ -6,6 +6,7 @@ from typing import Any
 from tcemu.arithmetic.model import Model
 from tcemu.fuzz.runs import Run
 from tcemu.isa.instructions import Instruction
+from tcemu.results import Result, Table, scalar
 from tcemu.text import wrapped
 
 
@@ -21,9 +22,9 @@ class Finding:
         return f"{f'{self.field} = {self.value}' if self.field else self.value}: {self.evidence}"
 
 
-@dataclass(frozen=True)
-class Inferred:
-    """The arithmetic of a black box. `str()` is the account for people, with the Model as it would stand in a row.
+@dataclass(frozen=True, repr=False)
+class Inferred(Result):
+    """The arithmetic of a black box. `str()` is the account for people, with the whole Model; `records()` has what was found, for pandas.
 
     model: None if the probes led to none; comparison: of the box with it, on cases of `tcemu.fuzz.generate`. survivors: all models that
     agree with the box on all cases, `model` first; more than one where neither probes nor cases tell them apart.
@@ -43,6 +44,19 @@ class Inferred:
         comparison = self.comparison
         return comparison is not None and comparison.complete and comparison.done > 0 and comparison.wrong_cases == 0
 
+    def __repr__(self) -> str:
+        found = "no model" if self.model is None else "a confirmed model" if self.confirmed else "a model that is not confirmed"
+        return f"<Inferred of {self.box} for {self.op}: {found}, print it for the account>"
+
+    def table(self) -> Table:
+        """A row for each finding; the facts are the model's fields and how it was confirmed."""
+        compared = self.comparison
+        facts: dict[str, Any] = {"op": str(self.op), "box": self.box, "probes": self.asked, "confirmed": self.confirmed}
+        facts["model"] = None if self.model is None else {name: scalar(value) for name, value in vars(self.model).items()}
+        facts |= {"survivors": len(self.survivors), "cases": compared.done if compared else 0}
+        facts |= {"wrong_outputs": compared.wrong_outputs if compared else None}
+        return Table(repr(self)[1:-1], ("field", "value", "evidence"), tuple((f.field, f.value, f.evidence) for f in self.findings), facts)
+
     def __str__(self) -> str:
         said = [
             f"{self.op}",
@@ -51,11 +65,8 @@ class Inferred:
         ]
         if self.model is None or self.comparison is None:
             return "\n".join([*said, "No model of tcemu has this arithmetic."])
-        shown = ", ".join(
-            f"{name}={value!r}" for name, value in vars(self.model).items() if value != Model.__dataclass_fields__[name].default
-        )
         outputs = self.comparison.done * self.op.m * self.op.n
-        said += [f"Model({shown})"]
+        said += wrapped(repr(self.model), indent="      ")
         if self.confirmed:
             others = [_difference(self.model, other) for other in self.survivors[1:]]
             also = f" The same with {', '.join(others)}: it is not determined." if others else ""

@@ -1,0 +1,89 @@
+"""The directive `package-table`: rows that the package itself holds, so that no page repeats them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+import tcemu
+from tcemu.isa.short_names import short_names as all_short_names
+
+F16 = ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")  # from Turing on; Volta
+Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """What Sphinx calls."""
+    app.add_directive("package-table", PackageTable)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def formats() -> Rows:
+    """Every number format; its least and greatest exponent as powers of two."""
+    head = ("format", "bits", "sign", "exponent", "fraction", "normal exponents", "Inf and NaN")
+    specials = {"ieee": "both", "nan": "NaN alone", "none": "none"}
+    rows = []
+    for name, fmt in tcemu.formats.FORMATS.items():
+        if fmt.is_integer:
+            rows.append((name, fmt.bits, "yes" if fmt.signed else "no", "", "", "", "an integer"))
+            continue
+        exponents = f"{fmt.least_exponent} to {fmt.greatest_exponent}"
+        rows.append(
+            (name, fmt.bits, "yes" if fmt.signed else "no", fmt.exponent_bits, fmt.mantissa_bits, exponents, specials[fmt.specials])
+        )
+    return head, rows
+
+
+def recipes() -> Rows:
+    """Every named recipe, as it is without a target."""
+    rows = []
+    for name in tcemu.recipes.RECIPES:
+        recipe = tcemu.recipe(name)
+        rows.append((name, recipe.op.a, recipe.target, "none" if recipe.promote is None else f"every {recipe.promote}", recipe.source))
+    return ("recipe", "operands", "target", "promoted", "source"), rows
+
+
+def block_formats() -> Rows:
+    """Every block format."""
+    rows = [(name, kind.element, kind.block, kind.scale, kind.rule) for name, kind in tcemu.quantize.BLOCK_FORMATS.items()]
+    return ("kind", "elements", "in a block", "scale", "rule"), rows
+
+
+def gpus() -> Rows:
+    """Every target, the GPUs that have it by name, and how the arithmetic of its f16 mma is known."""
+    by_target: dict[str, list[str]] = {}
+    for name, target in tcemu.gpus().items():
+        by_target.setdefault(target, []).append(name)
+    op = {target: next(op for op in F16 if tcemu.is_supported(op, target)) for target in by_target}
+    rows = [(target, ", ".join(names), tcemu.evidence(op[target], target).level) for target, names in by_target.items()]
+    return ("target", "GPUs", "f16 mma known by"), rows
+
+
+def short_names() -> Rows:
+    """Every short name of an instruction, and its spelling."""
+    return ("short name", "instruction"), [(name, op) for name, op in all_short_names().items()]
+
+
+TABLES = {"short_names": short_names, "formats": formats, "recipes": recipes, "block_formats": block_formats, "gpus": gpus}
+
+
+class PackageTable(SphinxDirective):
+    """A table by its name in TABLES."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        head, rows = TABLES[self.arguments[0]]()
+        group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in head), cols=len(head))
+        group += nodes.thead("", row(head))
+        group += nodes.tbody("", *(row(cells, code=True) for cells in rows))
+        return [nodes.container("", nodes.table("", group), classes=["table-wrapper"])]
+
+
+def row(cells: Iterable[Any], code: bool = False) -> nodes.row:
+    """One row; the first cell in code, if asked for."""
+    made = nodes.row()
+    for at, cell in enumerate(cells):
+        made += nodes.entry("", nodes.paragraph("", "", nodes.literal("", str(cell)) if code and at == 0 else nodes.Text(str(cell))))
+    return made

@@ -1,0 +1,69 @@
+"""How the documentation is built: `sphinx-build -W -c docs . build/docs`, from the root of the repository.
+
+The root is the source directory, so that a link between two documents is the same on the site and on a code host, and ARCHITECTURE.md,
+CHANGELOG.md, the notebooks and the rest are pages as they stand. Nothing is fetched and no notebook is run.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import tcemu  # noqa: E402  from the paths above
+
+project = "tcemu"
+author = "The tcemu developers"
+project_copyright = "The tcemu developers, Apache-2.0"
+release = version = tcemu.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx_design",
+    "docstrings",
+    "linked_names",
+    "command_line",
+    "tables",
+]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**.md",
+    "notebooks/*.ipynb",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    "tests/README.md",
+    "tests/golden/README.md",
+]
+html_static_path = ["_static"]
+html_css_files = ["tcemu.css"]
+html_theme = "furo"
+html_title = "tcemu"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_last_updated_fmt = None
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+nb_execution_mode = "off"
+nb_merge_streams = True
+suppress_warnings = ["myst.header"]  # an included part may begin at a lower heading
+
+default_role = "code"
+smartquotes = False  # an option is --gpus, not a dash
+autodoc_typehints = "none"  # the docstrings say what arrays are; a signature with every type is unreadable
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 100
+pygments_style = "tango"
+pygments_dark_style = "monokai"
+
+# the root of the site leads to the first page, whose place is that of its source
+html_additional_pages = {"index": "to_first_page.html"}
+templates_path = ["_templates"]

@@ -1,0 +1,167 @@
+"""Draws the pictures of the documentation, from what tcemu computes: `python docs/pictures/draw.py [FOLDER]`.
+
+The same bytes on every machine: nothing but integers and exact fractions decides where a line goes, or floats that are rounded to a pixel.
+"""
+
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from math import log2
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tcemu
+from tcemu import viz
+from tcemu.explanation.explanation import Explanation
+
+OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+WGMMA = "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"
+WGMMA_SMALL = "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3"
+FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
+INK, FAINT, PAPER, KEPT, CUT, LINE = "#1a1a1a", "#767676", "#ffffff", "#bcd9f5", "#f6b8b0", "#b3261e"
+CELL, ROW, LEFT = 40, 28, 108
+
+
+def document(width: int, height: int, title: str, body: list[str]) -> str:
+    """An SVG on white paper."""
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+            f'font-family="{escape(FONT)}" font-size="15">',
+            f"<title>{escape(title)}</title>",
+            f'<rect width="{width}" height="{height}" rx="6" fill="{PAPER}"/>',
+            *body,
+            "</svg>\n",
+        ]
+    )
+
+
+def text(x: int, y: int, words: str, anchor: str = "start", fill: str = INK, more: str = "") -> str:
+    """A line of text."""
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{fill}"{more}>{escape(words)}</text>'
+
+
+# ---- one dot product on two GPUs
+
+
+def panel(name: str, explained: Explanation, top: int, places: list[int | None]) -> list[str]:
+    """The terms of the first step, bit under bit, and what is cut of them."""
+    step = explained.steps[0]
+    assert step.last is not None
+    at = {place: LEFT + CELL * column for column, place in enumerate(places)}
+    right = LEFT + CELL * len(places)
+    bits = explained.model.fraction_bits
+    body = [text(16, top + 20, f"{name}: keeps {bits} bits, cuts the rest", more=' font-weight="600"')]
+    y = top + 34
+    for place in places:
+        label = "..." if place is None else f"2{superscript(place)}"
+        body.append(text(at[place] + CELL // 2, y + 12, label, "middle", FAINT, ' font-size="13"'))
+    y += 20
+    for number, term in enumerate(term for term in step.terms if term.value != 0):
+        assert isinstance(term.value, Fraction)
+        body.append(text(LEFT - 10, y + 19, f"{'C' if number == 0 else f'product {number}'}", "end"))
+        for place in places:
+            if place is None:
+                continue
+            one = abs(term.value) // Fraction(2) ** place % 2
+            cut = place < step.last
+            if one:
+                colour = CUT if cut else KEPT
+                body.append(f'<rect x="{at[place] + 3}" y="{y + 3}" width="{CELL - 6}" height="{ROW - 6}" rx="3" fill="{colour}"/>')
+                sign = "-" if term.value < 0 else "+"
+                body.append(text(at[place] + CELL // 2, y + 19, f"{sign}1", "middle", LINE if cut else INK))
+        y += ROW
+    edge = at[step.last] + CELL
+    body.append(f'<path d="M{edge} {top + 34}V{y}" stroke="{LINE}" stroke-width="2" stroke-dasharray="5 3"/>')
+    body.append(f'<path d="M16 {y + 4}H{right}" stroke="{INK}"/>')
+    body.append(text(LEFT - 10, y + 24, "sum", "end", more=' font-weight="600"'))
+    assert isinstance(explained.value, Fraction) and isinstance(explained.exact, Fraction)
+    said = f"{float(explained.value)}, where {float(explained.exact)} is exact"
+    body.append(text(LEFT, y + 24, said, more=' font-weight="600"'))
+    return body
+
+
+def superscript(number: int) -> str:
+    """-1 -> "⁻¹"."""
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def dot_product() -> str:
+    """-8192 x 1024 - 0.5 - 0.25 - 0.125 + 2^23 on an A100 and on an H100."""
+    a, b, c = [-8192, -0.5, -0.25, -0.125], [1024, 1, 1, 1], 2.0**23
+    places = [23, 22, None, 1, 0, -1, -2, -3]
+    body: list[str] = []
+    for number, name in enumerate(("A100", "H100")):
+        explained = tcemu.explain(OP, a, b, c, target=name)
+        assert isinstance(explained, Explanation)
+        body += panel(name, explained, 8 + 242 * number, places)
+    return document(LEFT + CELL * 8 + 16, 492, "The same dot product on an A100 and on an H100: the A100 cuts one bit more", body)
+
+
+# ---- the error of a narrower accumulator
+
+
+def errors() -> list[tuple[int, float, float]]:
+    """(fraction bits, mean error of the sums, the same with promotion) of a product with K = 1024 in e4m3."""
+    rng = np.random.default_rng(0)
+    a, b = (tcemu.formats.round_to(tcemu.formats.E4M3, rng.normal(size=shape).astype(np.float32)) for shape in ((16, 1024), (1024, 16)))
+    exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    widths = jnp.arange(6, 19)
+    means = []
+    op = tcemu.parse(WGMMA)
+    for recipe in (tcemu.Recipe(op, "H100"), tcemu.Recipe(op, "H100", promote=4)):
+        narrower = lambda bits, recipe=recipe: recipe.what_if(fraction_bits=bits, result_bits=bits)  # noqa: E731
+        swept = jax.jit(jax.vmap(lambda bits, of=narrower: tcemu.matmul(a, b, recipe=of(bits))))(widths)
+        means.append(np.abs(np.asarray(swept, np.float64) - exact).mean((1, 2)).tolist())
+    return list(zip(widths.tolist(), *means, strict=True))
+
+
+def error_by_width() -> str:
+    """The mean error of the sums over the bits that a step keeps."""
+    points = errors()
+    width, height, left, bottom = 560, 360, 64, 300
+    floor, top = -17, 3
+
+    def place(bits: int, error: float) -> str:
+        return f"{left + 38 * (bits - 6)} {round(bottom - (log2(error) - floor) * 260 / (top - floor))}"
+
+    body = []
+    for power in range(-15, top + 1, 5):
+        y = place(6, 2.0**power).split()[1]
+        body.append(f'<path d="M{left - 8} {y}H{width - 12}" stroke="#dddddd"/>')
+        body.append(text(left - 14, int(y) + 5, f"2{superscript(power)}", "end", FAINT, ' font-size="13"'))
+    for bits in range(6, 19):
+        if bits % 2 == 0 or bits == 13:
+            faint = INK if bits == 13 else FAINT
+            body.append(text(left + 38 * (bits - 6), bottom + 20, str(bits), "middle", faint, ' font-size="13"'))
+    body.append(text(width // 2, bottom + 44, "fraction bits of a step and its result (H100, FP8, wgmma: 13)", "middle"))
+    body.append(text(16, 22, "mean error of the sums, e4m3, K = 1024", more=' font-weight="600"'))
+    at = left + 38 * 7
+    body.append(f'<path d="M{at} 84V{bottom}" stroke="{FAINT}" stroke-dasharray="2 4"/>')
+    for column, (colour, words) in enumerate((("#1f5fa8", "one sum over K"), (LINE, "promoted every 4 instructions")), 1):
+        line = "L".join(place(point[0], point[column]) for point in points)
+        body.append(f'<path d="M{line}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        body.append(f'<path d="M{left + 190} {24 + 22 * column}h24" stroke="{colour}" stroke-width="2.5"/>')
+        body.append(text(left + 222, 29 + 22 * column, words, fill=colour))
+    return document(width, height, "The mean error of FP8 sums over the fraction bits of a step, with and without promotion", body)
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "dot_product.svg": dot_product,
+    "error_by_width.svg": error_by_width,
+    "mma_a.svg": lambda: viz.svg(OP, "a"),
+    "mma_d.svg": lambda: viz.svg(OP, "d", lane=5),
+    "wgmma_b_desc.svg": lambda: viz.svg(WGMMA_SMALL, "b_desc"),
+    "mma_sp_e.svg": lambda: viz.svg("mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32", "e"),
+}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    for name, draw in PICTURES.items():
+        (folder / name).write_text(draw())
+        print(folder / name)

@@ -1,0 +1,48 @@
+"""Pictures of results by matplotlib, which is imported when a picture is wanted, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MARKS = "osD^vP*X<>"
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plot() needs matplotlib: pip install 'tcemu[viz]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def dots(names: Sequence[str], series: Mapping[str, Mapping[str, float]], label: str) -> Figure:
+    """For each series a mark a name, names downwards, on a logarithmic axis; what is 0 has no mark, and neither has what is not there."""
+    figure = _figure(8, 1.2 + 0.3 * len(names))
+    axes: Any = figure.subplots()
+    for number, (title, values) in enumerate(series.items()):
+        places = [names.index(name) for name in values]
+        axes.plot([value if value > 0 else float("nan") for value in values.values()], places, MARKS[number % len(MARKS)], label=title)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel(label)
+    axes.grid(axis="x", alpha=0.3)
+    if series:
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return figure
+
+
+def bars(panels: Mapping[str, tuple[Sequence[int], Sequence[int]]], label: str) -> Figure:
+    """A panel of bars for each entry, places and counts, one below the other; counts on a logarithmic axis."""
+    figure = _figure(8, 2.2 * max(len(panels), 1))
+    for axes, (title, (places, counts)) in zip(figure.subplots(max(len(panels), 1), 1, squeeze=False).flat, panels.items(), strict=False):
+        axes.bar(places, counts, width=0.9)
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_ylim(0, None)
+        axes.set_xlabel(title)
+        axes.set_ylabel(label)
+    return figure

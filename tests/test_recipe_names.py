@@ -1,0 +1,117 @@
+"""Recipes by name: everything that takes a recipe takes its name, also with a target, and what is said of a name that is none."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tcemu
+from tcemu.linalg.recipes import RECIPES, as_recipe
+
+RNG = np.random.default_rng(0)
+X, W = RNG.standard_normal((5, 128), np.float32), RNG.standard_normal((128, 3), np.float32)
+EXPERTS, SIZES = RNG.standard_normal((2, 128, 3), np.float32), np.array([2, 3])
+AXES = (((1,), (0,)), ((), ()))
+
+
+def layer(params, x):
+    return x @ params
+
+
+def emulated(policy):
+    return tcemu.emulate(layer, policy)(W, X)
+
+
+def figures(policies):
+    return [(e.policy, e.relative_error, e.sum_error) for e in tcemu.compare(layer, policies, (W, X), results=False)]
+
+
+TAKING = {  # everything public that takes a recipe, by its name
+    "matmul": lambda recipe: tcemu.matmul(X, W, recipe=recipe),
+    "dot_general": lambda recipe: tcemu.dot_general(recipe)(X, W, AXES),
+    "ragged_dot": lambda recipe: tcemu.ragged_dot(recipe)(X, EXPERTS, SIZES),
+    "emulate": emulated,
+    "emulate, by rules": lambda recipe: emulated({"*": recipe}),
+    "emulate, by pairs": lambda recipe: emulated([(tcemu.policies.Where(role="weight"), recipe)]),
+    "emulate, by a function": lambda recipe: emulated(lambda product: recipe),
+    "compare": figures,
+    "compare, of several": lambda recipe: figures([recipe, tcemu.recipe("bf16", "sm_80")]),
+    "compare, by name": lambda recipe: figures({"mine": recipe}),
+    "policies.linear_only": lambda recipe: emulated(tcemu.policies.linear_only(recipe)),
+    "policies.attention_left": lambda recipe: emulated(tcemu.policies.attention_left(recipe)),
+    "policies.ends_left": lambda recipe: emulated(tcemu.policies.ends_left(recipe, first=0, last=0)),
+    "Recipe.replace": lambda recipe: repr(tcemu.recipe("fp8").replace(backward=recipe)),
+    "Recipe.replace, a pair": lambda recipe: repr(tcemu.recipe("fp8").replace(backward=("tf32", recipe))),
+}
+
+
+def test_what_takes_a_recipe_is_here():
+    """Found by the parameter, so that a new function cannot be forgotten."""
+    faces = {"": tcemu, "policies.": tcemu.policies}
+    named = {prefix + name: getattr(face, name) for prefix, face in faces.items() for name in face.__all__}
+    functions = {name: f for name, f in named.items() if inspect.isfunction(f)}
+    found = {name for name, f in functions.items() if {"recipe", "policy", "policies"} & set(inspect.signature(f).parameters)}
+    assert found == {name.partition(",")[0] for name in TAKING} - {"Recipe.replace"}
+
+
+@pytest.mark.parametrize("taking", TAKING)
+def test_a_name_is_its_recipe(taking):
+    """Bit for bit; and with the target in the name."""
+    for name, recipe in (("bf16", tcemu.recipe("bf16")), ("FP8-E4M3 on L40S", tcemu.recipe("fp8_e4m3", "sm_89"))):
+        by_name, by_recipe = TAKING[taking](name), TAKING[taking](recipe)
+        assert np.array_equal(by_name, by_recipe) if isinstance(by_name, jax.Array) else by_name == by_recipe, name
+
+
+@pytest.mark.parametrize("taking", TAKING)
+def test_a_name_that_is_none_is_refused_everywhere(taking):
+    with pytest.raises(ValueError, match=r"recipe 'bf61', did you mean '.*bf16.*'\?; wanted one of f16, bf16, tf32"):
+        TAKING[taking]("bf61")
+    with pytest.raises(tcemu.Unsupported, match="unknown target 'H10O', did you mean H100"):
+        TAKING[taking]("bf16 on H10O")
+    with pytest.raises(tcemu.Unsupported, match="The recipe works on sm_89"):
+        TAKING[taking]("fp8 on A100")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_name(name):
+    for written in (name, name.upper(), name.replace("_", "-"), name.replace("_", " "), f" {name} "):
+        assert tcemu.recipe(written) == tcemu.recipe(name) == as_recipe(written)
+        assert tcemu.recipe(f"{written} on RTX 5090") == tcemu.recipe(name, "sm_120a")
+        assert as_recipe(written, "RTX 5090") == tcemu.recipe(name, "sm_120a")
+
+
+def test_a_target_is_said_once():
+    with pytest.raises(ValueError, match="the name says a target, and target='sm_90a' another; give one"):
+        tcemu.recipe("bf16 on A100", "sm_90a")
+    with pytest.raises(ValueError, match=r"recipe 'bf16 on', did you mean 'bf16' or 'f16'\?"):
+        tcemu.recipe("bf16 on")
+    with pytest.raises(TypeError, match="want a name such as 'bf16', got int"):
+        tcemu.recipe(16)  # type: ignore[arg-type]
+    assert as_recipe("bf16 on A100", "sm_90a").target == "sm_80"  # a recipe's gradients may be of another GPU
+
+
+def test_gradients_by_name():
+    """They are of the recipe's own target, and flow as with the recipes themselves."""
+    recipe = tcemu.recipe("fp8", "H100", backward=("tf32", "bf16"))
+    assert recipe.gradients == (tcemu.recipe("tf32", "sm_90a"), tcemu.recipe("bf16", "sm_90a"))
+    assert tcemu.recipe("fp8", "L4", backward="bf16").gradients == (tcemu.recipe("bf16", "sm_89"),) * 2
+    gradient = lambda recipe: jax.grad(lambda w: jnp.sin(tcemu.matmul(X, w, recipe=recipe)).sum())(W)  # noqa: E731
+    np.testing.assert_array_equal(gradient("fp8 on L4"), gradient(tcemu.recipe("fp8", "sm_89")))
+
+
+def test_a_name_is_compiled_once():
+    """The same words give the same Recipe, so that what was compiled for it serves again."""
+    assert as_recipe("bf16 on H100") is as_recipe("bf16 on H100")
+    traced = jax.jit(lambda x: tcemu.matmul(x, W, recipe="bf16"))
+    traced(X)
+    traced(X + 1)
+    assert traced._cache_size() == 1
+
+
+def test_recipes_of_one_name_are_told_apart():
+    compared = tcemu.compare(layer, ["bf16 on A100", "bf16 on H100"], (W, X), results=False)
+    assert [e.policy for e in compared] == ["bf16 on sm_80", "bf16 on sm_90a"]
+    with pytest.raises(TypeError, match="do not tell them apart"):
+        tcemu.compare(layer, ["bf16 on H100", "BF16 on h200"], (W, X))
