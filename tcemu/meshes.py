@@ -1,7 +1,41 @@
-"""Arrays under `jax.shard_map`. Their types say over which axes of the mesh they vary, and a loop's carry may not change its type."""
+"""Arrays on meshes of devices.
+
+Under `jax.shard_map` their types say over which axes of the mesh they vary, and a loop's carry may not change its type. On a mesh with
+explicit axes, which `jax.make_mesh` gives, types say how arrays are sharded, and JAX asks to be told so of much that happens to bits.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax import Array, lax
+from jax.sharding import AxisType, auto_axes
+
+
+def with_axes_of(plain: Callable[[Any], Array], call: Callable[[Any], Any], operands: Any) -> Any:
+    """call(operands), of any pytree. On a mesh with explicit axes the result is sharded as plain(operands), whose rule JAX knows; XLA
+    chooses what is within.
+
+    Raises JAX's ShardingTypeError where it has no rule for plain(operands), as for a product whose K is sharded.
+    """
+    leaves, tree = jax.tree.flatten(operands)
+    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Array)]
+    arrays = [leaves[at] for at in places]
+    if not any(map(_has_explicit_axes, arrays)):
+        return call(operands)
+
+    def whole(arrays: Any) -> Any:
+        """What is no JAX array stays outside: NumPy's 64 bits would be cut."""
+        given = dict(zip(places, arrays, strict=True))
+        return jax.tree.unflatten(tree, [given.get(at, leaf) for at, leaf in enumerate(leaves)])
+
+    wanted = jax.eval_shape(lambda *arrays: plain(whole(arrays)), *arrays).sharding
+    explicit: Callable[..., Any] = auto_axes(lambda *arrays: call(whole(arrays)), out_sharding=wanted)
+    return explicit(*arrays)
+
+
+def _has_explicit_axes(array: Array) -> bool:
+    return AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types
 
 
 def alike(*arrays: Array) -> tuple[Array, ...]:

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 from tcemu.linalg.arguments import floats, given_recipe
 from tcemu.linalg.matmul import matmul
 from tcemu.linalg.recipes import Recipe
+from tcemu.meshes import with_axes_of
 
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -81,6 +82,16 @@ class DotGeneral:
         dtype = np.dtype(jnp.result_type(lhs, rhs) if preferred_element_type is None else preferred_element_type)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"preferred_element_type: got {dtype}; a recipe's products are floats: take a float dtype and cast")
+        plain = partial(lax.dot_general, dimension_numbers=dimension_numbers, out_sharding=out_sharding)
+        d = with_axes_of(
+            lambda given: plain(*(v.astype(jnp.float32) for v in given)),
+            lambda given: self._product(given, dimension_numbers, dtype),
+            (lhs, rhs),
+        )
+        return d if out_sharding is None else lax.with_sharding_constraint(d, out_sharding)
+
+    def _product(self, operands: tuple[Any, Any], dimension_numbers: DimensionNumbers, dtype: np.dtype) -> Array:
+        lhs, rhs = operands
         axes = product_axes(dimension_numbers, lhs.ndim, rhs.ndim)
         contracting, batch = (axes.lhs_contracting, axes.rhs_contracting), (axes.lhs_batch, axes.rhs_batch)
         wanted = jax.eval_shape(partial(lax.dot_general, dimension_numbers=(contracting, batch)), lhs, rhs)
@@ -91,8 +102,7 @@ class DotGeneral:
         if self.a == "rhs":  # D = A·B of the transposes, transposed
             a, b = jnp.swapaxes(b, -1, -2), jnp.swapaxes(a, -1, -2)
         d = matmul(a, b, recipe=self.recipe, key=self.key, dtype=dtype)
-        d = (jnp.swapaxes(d, -1, -2) if self.a == "rhs" else d).reshape(wanted.shape)
-        return d if out_sharding is None else lax.with_sharding_constraint(d, out_sharding)
+        return (jnp.swapaxes(d, -1, -2) if self.a == "rhs" else d).reshape(wanted.shape)
 
 
 def dot_general(recipe: Recipe | str, *, key: PRNGKey | None = None, a: str = "lhs") -> DotGeneral:

@@ -23,6 +23,7 @@ from tcemu.gradients import stand_in
 from tcemu.isa.catalog import check, section
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.shapes import fill, fill_scales, shape_of_product
+from tcemu.meshes import with_axes_of
 from tcemu.operations.operands import held_codes, signature_of
 
 
@@ -69,18 +70,9 @@ def gemm(
     model = applied(op, target, model).model
     if not op.block_scale and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. PTX ISA {section(op)}")
-    product, operands = _Product(op, rounding, saturate), _Operands(a, b, c, scale_a, scale_b)
-    traced = {name: v for name, v in operands._asdict().items() if isinstance(v, Tracer)}
-    if op.d == S32 or not any(jnp.issubdtype(v.dtype, jnp.floating) for v in traced.values()):
-        return product.bits(model, key, operands)
-    # all tracers go in as operands, integers too: a rule that closed over one would outlive it. What is not traced stays outside, since
-    # JAX would cut a NumPy float64
-    known = operands._replace(**dict.fromkeys(traced))
-    return stand_in(
-        lambda model, key, traced: product.bits(model, key, known._replace(**traced)),
-        lambda model, key, traced: product.smooth(key, known._replace(**traced)),
-        model, key, traced,
-    )  # fmt: skip
+    product = _Product(op, rounding, saturate)
+    plain = lambda given: jnp.matmul(*(v.astype(jnp.float32) for v in given[:2]))  # noqa: E731
+    return with_axes_of(plain, lambda given: product.differentiable(model, key, given), _Operands(a, b, c, scale_a, scale_b))
 
 
 class _Operands(NamedTuple):
@@ -115,6 +107,20 @@ class _Product(NamedTuple):
     op: Instruction
     rounding: str
     saturate: bool
+
+    def differentiable(self, model: Model, key: PRNGKey | None, operands: _Operands) -> Array | np.ndarray:
+        """`bits`, with the derivative of `smooth` where floats are traced."""
+        traced = {name: v for name, v in operands._asdict().items() if isinstance(v, Tracer)}
+        if self.op.d == S32 or not any(jnp.issubdtype(v.dtype, jnp.floating) for v in traced.values()):
+            return self.bits(model, key, operands)
+        # all tracers go in as operands, integers too: a rule that closed over one would outlive it. What is not traced stays outside, since
+        # JAX would cut a NumPy float64
+        known = operands._replace(**dict.fromkeys(traced))
+        return stand_in(
+            lambda model, key, traced: self.bits(model, key, known._replace(**traced)),
+            lambda model, key, traced: self.smooth(key, known._replace(**traced)),
+            model, key, traced,
+        )  # fmt: skip
 
     def bits(self, model: Model, key: PRNGKey | None, operands: _Operands) -> Array | np.ndarray:
         op, signature = self.op, signature_of(self.op)

@@ -22,7 +22,7 @@ from tcemu.linalg.accumulation import Blocks, Factors, reduced, sums_of_parts
 from tcemu.linalg.arguments import floats, given_recipe, in_jax, product_keys
 from tcemu.linalg.recipes import Recipe
 from tcemu.linalg.shapes import Pair, shape_of_product
-from tcemu.meshes import alike
+from tcemu.meshes import alike, with_axes_of
 from tcemu.operations.operands import signature_of
 from tcemu.quantize.groups import repeated, spread
 from tcemu.quantize.operands import ONE, Quantized, Quantizer, Scheme, dequantized, quantize
@@ -81,7 +81,8 @@ def matmul(
         scale_b=None if scale_b is None else in_jax(scale_b),
         key=key,
     ).alike()
-    return stand_in(options.bits, options.smooth, operands) if recipe.gradients is None else _emulated(options, operands)
+    call = partial(stand_in, options.bits, options.smooth) if recipe.gradients is None else partial(_emulated, options)
+    return with_axes_of(lambda given: jnp.matmul(given.a, given.b), call, operands)
 
 
 class Operands(NamedTuple):

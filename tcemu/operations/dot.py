@@ -9,8 +9,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic.model import Model
-from tcemu.formats import U4
+from tcemu.formats import F64, U4
 from tcemu.isa.instructions import Instruction
+from tcemu.meshes import with_axes_of
 from tcemu.operations.operands import codes_of, instruction_product, matrix_codes, modelled, require
 from tcemu.operations.selected import scale_matrix
 
@@ -47,7 +48,16 @@ def dot(
     scales = None
     if op.block_scale:
         scales = scale_matrix(op, "scale_a", scale_a), scale_matrix(op, "scale_b", scale_b)
-    return dot_codes(op, clamped, model, a, b, c, fields, scales)
+
+    of_words = op.d == F64
+
+    def plain(given: tuple[Array, ...]) -> Array:
+        """Something of D's shape. Codes of f64 have an axis of words."""
+        (a, b), c = (v[..., 0] if of_words else v for v in given[:2]), given[2]
+        axes = a[..., :1].astype(c.dtype) * b[..., :1, :].astype(c.dtype)
+        return c * (axes[..., None] if of_words else axes)
+
+    return with_axes_of(plain, lambda given: dot_codes(op, clamped, model, *given, fields, scales), (a, b, c))
 
 
 @partial(jax.jit, static_argnames=("op", "clamped"))

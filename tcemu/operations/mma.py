@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from tcemu.architectures.lookup import Applied
 from tcemu.arithmetic.kernels.warp import Words
 from tcemu.arithmetic.model import Model
 from tcemu.isa.instructions import Instruction
+from tcemu.meshes import with_axes_of
 from tcemu.operations.fragments import matrix_fragment
 from tcemu.operations.launches import computed, of_mma
 from tcemu.operations.operands import (
@@ -67,8 +69,7 @@ def mma(
     """
     applied = modelled(op, target, model, "mma", "mma")
     operands = bind_mma(applied.op, a, b, c, scale_a=scale_a, scale_b=scale_b, selector_a=selector_a, selector_b=selector_b)
-    launch = partial(of_mma, applied.op, operands, selector_a=selector_a, selector_b=selector_b)
-    return computed(applied.op, applied, launch, lambda: _mma(applied.op, applied.clamped_metadata, applied.model, operands))
+    return _computed(applied, operands, selector_a=selector_a, selector_b=selector_b)
 
 
 def mma_sp(
@@ -102,8 +103,7 @@ def mma_sp(
     operands = bind_mma(op, a, b, c, e, selector=selector, scale_a=scale_a, scale_b=scale_b, selector_a=selector_a, selector_b=selector_b)
     if checked and operands.metadata is not None:
         forbid_undefined_metadata(op, operands.metadata)
-    launch = partial(of_mma, op, operands, selector, selector_a=selector_a, selector_b=selector_b)
-    return computed(op, applied, launch, lambda: _mma(op, applied.clamped_metadata, applied.model, operands))
+    return _computed(applied, operands, selector, selector_a=selector_a, selector_b=selector_b)
 
 
 class MmaOperands(NamedTuple):
@@ -153,6 +153,15 @@ def _bind_scale(op: Instruction, name: str, registers: ArrayLike | None, selecto
     if registers is None:
         return None
     return Scale(registers=lane_words(op, name, registers), selector=scale_selector(op, name, selector))
+
+
+def _computed(applied: Applied, operands: MmaOperands, selector: ArrayLike | None = None, **selectors: SelectorPair) -> Array:
+    op, clamped, model = applied.op, applied.clamped_metadata, applied.model
+
+    def call(given: MmaOperands) -> Array:
+        return computed(op, applied, partial(of_mma, op, given, selector, **selectors), lambda: _mma(op, clamped, model, given))
+
+    return with_axes_of(lambda given: given.a[..., :1] | given.b[..., :1] | given.c[..., :1], call, operands)
 
 
 @partial(jax.jit, static_argnames=("op", "clamped"))

@@ -20,6 +20,7 @@ from tcemu.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.catalog import section
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import as_memory
+from tcemu.meshes import with_axes_of
 from tcemu.operations.launches import computed, of_wgmma
 from tcemu.operations.operands import instruction_product, lane_words, modelled, pack_matrix, register_words, unpack_matrix
 from tcemu.operations.selected import Metadata, forbid_undefined_metadata, metadata_fields, sparsity_selector
@@ -70,7 +71,11 @@ def wgmma(
     )  # fmt: skip
     if checked and operands.metadata is not None:
         forbid_undefined_metadata(op, operands.metadata)
-    return computed(op, applied, lambda: of_wgmma(op, operands, sp_sel), lambda: _wgmma(op, applied.model, operands))
+
+    def call(given: WgmmaOperands) -> Array:
+        return computed(op, applied, lambda: of_wgmma(op, given, sp_sel), lambda: _wgmma(op, applied.model, given))
+
+    return with_axes_of(lambda given: given.d[..., :1] | given.shared[..., None, None, :1], call, operands)
 
 
 def uniform_descriptor(registers: ArrayLike, *, checked: bool = False) -> Array:

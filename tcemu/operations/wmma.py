@@ -18,6 +18,7 @@ from tcemu.checking import forbid, refuse
 from tcemu.errors import Unsupported
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import Lines, as_integers, as_memory, read_at, read_lines, write_at, write_lines
+from tcemu.meshes import with_axes_of
 from tcemu.operations.fragments import WMMA_SM
 from tcemu.operations.launches import computed, moved, of_wmma_memory, of_wmma_mma
 from tcemu.operations.operands import instruction_product, modelled, moving, pack_matrix, register_words, unpack_matrix
@@ -103,7 +104,11 @@ def wmma_mma(
             _forbid_unlike_copies(op, name, registers, sm)
     # from sm_75 on fragments do not depend on the layouts in memory, so that one compiled program does for all four
     program = replace(op, alayout="row", blayout="col") if sm >= 75 else op
-    return computed(op, applied, lambda: of_wmma_mma(_held_alike(op, sm), operands), lambda: _mma(program, sm, model, operands))
+
+    def call(given: WmmaMmaOperands) -> Array:
+        return computed(op, applied, lambda: of_wmma_mma(_held_alike(op, sm), given), lambda: _mma(program, sm, model, given))
+
+    return with_axes_of(lambda given: given.a[..., :1] | given.b[..., :1] | given.c[..., :1], call, operands)
 
 
 def _held_alike(op: Instruction, sm: int) -> Instruction:
