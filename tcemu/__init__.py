@@ -1,5 +1,7 @@
 """NVIDIA's tensor-core instructions, bit for bit, as pure JAX functions over thousands of simulated warps."""
 
+from inspect import isfunction
+
 from tcemu import formats, fuzz, quantize, silicon, viz
 from tcemu.architectures.lookup import evidence, model, models
 from tcemu.arithmetic.model import Model
@@ -33,6 +35,7 @@ from tcemu.operations.wmma import wmma_load, wmma_mma, wmma_store
 from tcemu.quantize.blocks import BlockFormat, BlockQuantized, block_dequantize, block_quantize
 from tcemu.quantize.operands import Quantizer
 from tcemu.shared_memory import SharedLayout, descriptor, from_shared, to_shared
+from tcemu.signatures import readable
 
 __version__ = "0.1.0"  # pyproject.toml takes it from here, so that it is the version of the code that runs, installed or not
 
@@ -56,3 +59,12 @@ __all__ = [  # noqa: RUF022  in groups
     # modules
     "formats", "quantize", "recipes", "policies", "viz", "fuzz", "silicon",
 ]  # fmt: skip
+
+for _name in __all__:
+    if isfunction(globals()[_name]):
+        globals()[_name].__signature__ = readable(globals()[_name])
+
+
+def __dir__() -> list[str]:
+    """The public names; the package's own modules are there too, and no user needs them."""
+    return [*__all__, "__version__", "__doc__", "__file__", "__name__", "__path__"]

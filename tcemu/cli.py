@@ -70,6 +70,7 @@ def status_of(argv: list[str] | None) -> int:
 def asked(argv: list[str] | None) -> argparse.Namespace:
     """The words, read. Raises SystemExit."""
     parser = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
+    parser.add_argument("--version", action="version", version=f"tcemu {sys.modules['tcemu'].__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(subparsers)

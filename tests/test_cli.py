@@ -278,6 +278,12 @@ def test_a_recipe_that_cannot_be(words, said, folder, capsys):
     assert out == "" and said in error and error.count("\n") == 1
 
 
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0 and capsys.readouterr().out == f"tcemu {tcemu.__version__}\n"
+
+
 def test_an_instruction_or_a_recipe(folder, capsys):
     for words in (["--op", F16, "--recipe", "bf16"], []):
         with pytest.raises(SystemExit) as stopped:
