@@ -5,20 +5,49 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from importlib import import_module
+from typing import Any, NamedTuple
 
 from tcemu.commands import CommandError
-from tcemu.commands.catalog import add_check, add_list, add_show
-from tcemu.commands.demo import add_demo
-from tcemu.commands.explain import add_explain
-from tcemu.commands.fuzz import add_fuzz, add_infer
-from tcemu.commands.gemm import add_gemm
 from tcemu.commands.printing import READER_GONE, Unwritten, printing
-from tcemu.commands.verify import add_record, add_verify
-from tcemu.compilation import cache_compilations
 from tcemu.interrupts import Interrupted, leave_when_asked, what_is_done_stays
-from tcemu.isa.targets import named_target
 
-COMMANDS = (add_demo, add_gemm, add_explain, add_fuzz, add_infer, add_verify, add_record, add_check, add_list, add_show)
+
+class Command(NamedTuple):
+    """One command: `tcemu.commands.FILE` has its words, in add_NAME, and is imported when they are wanted. So --help needs no JAX."""
+
+    name: str
+    file: str
+    help: str
+
+    def __call__(self, subparsers: Any) -> None:
+        """Adds the command, with all its words, to argparse's `subparsers`."""
+        module = import_module(f"tcemu.commands.{self.file}")
+        getattr(module, f"add_{self.name}")(WithHelp(subparsers, self.help))
+
+
+class WithHelp(NamedTuple):
+    """argparse's `subparsers`, with the line that a command has in the list of all."""
+
+    subparsers: Any
+    help: str
+
+    def add_parser(self, name: str, **words: Any) -> argparse.ArgumentParser:
+        return self.subparsers.add_parser(name, help=self.help, **words)
+
+
+COMMANDS = (
+    Command("demo", "demo", "classify handwritten digits with emulated tensor cores"),
+    Command("gemm", "gemm", "a matrix product with an instruction's arithmetic, and its error"),
+    Command("explain", "explain", "one dot product, step by step"),
+    Command("fuzz", "fuzz", "compare two targets on millions of cases"),
+    Command("infer", "fuzz", "find the arithmetic of a black box"),
+    Command("verify", "verify", "compare the emulation with a real GPU"),
+    Command("record", "verify", "write down what a real GPU computes"),
+    Command("check", "catalog", "is this an instruction, and does this target have it?"),
+    Command("list", "catalog", "the instructions of a target"),
+    Command("show", "catalog", "what is known of an instruction"),
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,9 +59,8 @@ def main(argv: list[str] | None = None) -> int:
     own = argv is None and threading.current_thread() is threading.main_thread()
     if own:
         leave_when_asked("tcemu")
-        cache_compilations()
     try:
-        status = status_of(argv)
+        status = status_of(argv, caching=own)
     except Interrupted as stopped:
         if not own:
             raise
@@ -47,8 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
-def status_of(argv: list[str] | None) -> int:
-    """Reads the words and runs their command. Its errors are said in one line each."""
+def status_of(argv: list[str] | None, caching: bool = False) -> int:
+    """Reads the words and runs their command. Its errors are said in one line each. caching: what is compiled is kept for the next."""
     name = "tcemu"
     try:
         with printing():
@@ -56,6 +84,8 @@ def status_of(argv: list[str] | None) -> int:
             name = f"tcemu {args.command}"
             try:
                 in_full(args)
+                if caching:
+                    cache_compilations()
                 return args.run(args)
             except (CommandError, OSError) as error:  # OSError: of a file, since those of the streams are Unwritten
                 _say(f"{name}: {error}")
@@ -67,27 +97,43 @@ def status_of(argv: list[str] | None) -> int:
         return 2
 
 
-def parser() -> argparse.ArgumentParser:
-    """What reads the words; the documentation lists its commands."""
-    made = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
-    subparsers = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(subparsers)
-    return made
-
-
 def asked(argv: list[str] | None) -> argparse.Namespace:
     """The words, read. Raises SystemExit."""
-    return parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    return parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+
+
+def parser(name: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all words; or of those of one command, of which the others have their name and help alone."""
+    whole = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
+    whole.add_argument("--version", action="version", version=f"tcemu {sys.modules['tcemu'].__version__}")
+    subparsers = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        if name in (None, command.name):
+            command(subparsers)
+        else:
+            subparsers.add_parser(command.name, help=command.help)
+    return whole
+
+
+def cache_compilations() -> None:
+    """See `tcemu.cache_compilations`, which imports JAX."""
+    from tcemu.compilation import cache_compilations
+
+    cache_compilations()
 
 
 def in_full(args: argparse.Namespace) -> None:
     """The targets among the words, by their own names. Raises CommandError for one that there is not."""
     given = getattr(args, "target", None)
+    if given is None:
+        return
+    from tcemu.isa.targets import named_target  # with the tables of instructions, which --help does not need
+
     try:
         if isinstance(given, str):
             args.target = named_target(given)
-        elif given is not None:
+        else:
             args.target = [named_target(one) for one in given]
     except ValueError as error:
         raise CommandError(str(error)) from error

@@ -18,7 +18,7 @@ import tcemu
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    "bits compilation errors executing checking files gradients interrupts meshes plots results text",
+    "bits compilation errors executing checking files gradients interrupts meshes plots results signatures text",
     "formats layouts packing",
     "arithmetic sparsity shared_memory memory",
     "isa",

@@ -23,7 +23,7 @@ F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 S8 = "mma.sync.aligned.m8n8k16.row.col.satfinite.s32.s8.s8.s32"
 FUZZ = f"fuzz {S8} --left sm_80 --right sm_90a --cases 1"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-NAMES = [add.__name__.removeprefix("add_") for add in cli.COMMANDS]
+NAMES = [command.name for command in cli.COMMANDS]
 PRINTING = {
     "demo": "demo",
     "gemm": "gemm A.npy B.npy --op " + F16,

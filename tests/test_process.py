@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 F16_OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot grow
     "_groups": "the layouts of a table", "_names": "the layouts of a table", "_meeting": "the needs of a table",
-    "_rows_of": "the targets of a table", "_gpu_names": "no argument", "short_names": "no argument",
+    "_rows_of": "the targets of a table", "_gpu_names": "no argument", "short_names": "no argument", "_homes": "no argument",
     "syntax_rows": "no argument", "grammars": "no argument", "_by_spelling": "no argument",
     "known_fields": "no argument", "gpu": "no argument", "_has_wide_vectors": "no argument", "compile_clock": "no argument",
     "driver_version": "no argument", "_of_types": "targets and families of a table", "equalities": "the targets of a table",
@@ -43,6 +43,31 @@ def test_importing_changes_nothing_in_the_configuration_of_jax():
         f"import os, jax; before, env = {shown}, dict(os.environ); import tcemu; print({shown} == before, dict(os.environ) == env)"
     )
     assert said == "True True\n"
+
+
+def test_help_needs_no_jax_and_importing_no_backend():
+    """What is not wanted is not loaded: JAX for --help, and for an import; its backends before a product."""
+    loaded = "sorted(name for name in ('jax', 'numpy') if name in sys.modules)"
+    for words in ("--help", "--version"):
+        code = f"import sys; from tcemu.cli import main\ntry: main(['{words}'])\nexcept SystemExit: print({loaded})"
+        assert in_a_process(code).splitlines()[-1] == "[]"
+    assert in_a_process(f"import sys, tcemu; print(tcemu.__version__, {loaded})") == f"{tcemu.__version__} []\n"
+    backends = "from jax._src import xla_bridge; print(len(xla_bridge._backends))"
+    assert in_a_process(f"import tcemu; [getattr(tcemu, name) for name in tcemu.__all__]; {backends}") == "0\n"
+    assert in_a_process(f"import tcemu; tcemu.parse('f16'); tcemu.recipe('bf16'); tcemu.model('f16', 'H100'); {backends}") == "0\n"
+
+
+def test_every_public_name_comes_at_first_use():
+    """Also modules that are not public; and what there is not is said."""
+    used = "import tcemu; print([getattr(tcemu, name).__name__ for name in ('gemm', 'fuzz', 'recipes', 'study', 'Recipe')])"
+    assert in_a_process(used) == "['gemm', 'tcemu.fuzz', 'tcemu.linalg.recipes', 'tcemu.study', 'Recipe']\n"
+    assert in_a_process("from tcemu import *; print(gemm.__name__, fuzz.__name__, len(Recipe.__doc__) > 9)") == "gemm tcemu.fuzz True\n"
+    assert set(tcemu._homes()) == set(tcemu.__all__)
+    for name in ("gem", "__wrapped__"):
+        with pytest.raises(AttributeError, match=f"module 'tcemu' has no attribute '{name}'"):
+            getattr(tcemu, name)
+    with pytest.raises(ImportError, match="cannot import name 'gem' from 'tcemu'"):
+        exec("from tcemu import gem")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -1,6 +1,8 @@
 """The public names are those that other programs call, and nothing else by accident."""
 
+import ast
 import inspect
+import pydoc
 import tomllib
 import types
 from importlib.metadata import version
@@ -29,8 +31,18 @@ def test_the_public_names():
     assert all(isinstance(getattr(tcemu, name), types.ModuleType) for name in MODULES)
 
 
+def test_dir_shows_what_users_need():
+    assert {name for name in dir(tcemu) if not name.startswith("_")} == NAMES | MODULES
+    assert "__version__" in dir(tcemu)
+
+
 def test_nothing_else_is_public_but_the_submodules():
-    others = {name for name in dir(tcemu) if not name.startswith("_")} - NAMES - MODULES
+    others = (
+        {name for name in vars(tcemu) if not name.startswith("_")}
+        - NAMES
+        - MODULES
+        - {"isfunction", "import_module", "cache", "ast", "sys", "Any", "TYPE_CHECKING"}
+    )
     assert {name: getattr(tcemu, name).__name__ for name in others} == {name: f"tcemu.{name}" for name in others}
 
 
@@ -48,6 +60,20 @@ def test_signatures_have_short_names():
     long = {name: str(inspect.signature(getattr(tcemu, name))) for name in sorted(NAMES) if inspect.isfunction(getattr(tcemu, name))}
     assert len(long) > 30
     assert {name: text for name, text in long.items() if "Union[" in text or "jaxlib" in text} == {}
+
+
+def test_help_opens_with_a_readable_signature():
+    """A parameter a line, annotations unquoted; what inspect knows of it is what it knew."""
+    opened = pydoc.render_doc(tcemu.gemm, renderer=pydoc.plaintext).splitlines()[2:]
+    wanted = ["gemm(", "    a: ArrayLike,", "    b: ArrayLike,", "    c: ArrayLike | None = None,", "    *,", "    op: str | Instruction,"]
+    assert opened[:6] == wanted
+    assert opened[opened.index(") -> Array | np.ndarray") + 1].strip().startswith("D = A·B + C")
+    assert str(inspect.signature(tcemu.recipe)) == "(name: str, /, target: str | None = None, **changes: Any) -> Recipe"
+    for name in FUNCTIONS:
+        shown, inner = inspect.signature(getattr(tcemu, name)), inspect.unwrap(getattr(tcemu, name))
+        own = inspect.signature(types.FunctionType(inner.__code__, {}, name, None, inner.__closure__))
+        assert list(shown.parameters) == list(own.parameters) and "'" not in str(shown).replace("'RN'", "").replace("'lhs'", ""), name
+        ast.parse(f"def f{shown}: ...")
 
 
 def test_the_version_stands_once():

@@ -25,7 +25,6 @@ def add_check(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "check",
-        help="is this an instruction, and does this target have it?",
         description="Says whether a target has an instruction, and if not why not and what would work. Exit status: 0 if it has, 1 if not.",
         epilog=f"example: tcemu check {EXAMPLE} --target sm_90a",
     )
@@ -39,7 +38,6 @@ def add_list(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "list",
-        help="the instructions of a target",
         description="Prints the instructions of a target, one spelling a line, and on standard error how many there are.",
         epilog="examples: tcemu list --target H100 --family mma; tcemu list --gpus; tcemu list --evidence",
     )
@@ -57,7 +55,6 @@ def add_show(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "show",
-        help="what is known of an instruction",
         description="Prints an instruction's fields, operands and registers, where it is legal, and how its arithmetic is known.",
         epilog=f"examples: tcemu show {EXAMPLE} --fragments; tcemu show {EXAMPLE} --svg fragments.svg --lane 5",
     )

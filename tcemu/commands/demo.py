@@ -29,7 +29,6 @@ def add_demo(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "demo",
-        help="classify handwritten digits with emulated tensor cores",
         description=f"Classifies handwritten digits with a small neural network whose matrix products are those of {TARGET}, in four "
         "formats, and compares them with plain float32. Everything it needs ships with the package.",
     )

@@ -38,7 +38,6 @@ def add_explain(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "explain",
-        help="one dot product, step by step",
         description="Takes one dot product of an instruction apart: each term's exact value, alignment shift, kept and cut bits, the sums, "
         "the roundings, the result and the exact one beside it. With several targets: side by side, and where they part. A row shorter "
         "than the instruction's K is filled up with zeros.",

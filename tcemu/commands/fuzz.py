@@ -33,7 +33,6 @@ def add_fuzz(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "fuzz",
-        help="compare two targets on millions of cases",
         description="Compares two sides on generated operands of one instruction, or of every one that both have of a family: counts what "
         "differs, makes the first mismatch small and explains it, and says what the cases reached. Ctrl-C stops it; with --out the same "
         "words, or --resume, go on where it stopped.",
@@ -57,7 +56,6 @@ def add_infer(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "infer",
-        help="find the arithmetic of a black box",
         description="Takes a target as a black box and finds by probes how it adds: terms of a step, fraction bits, order, rounding, "
         "floor. Prints the model with its evidence, and compares it with the box.",
         epilog=f"example: tcemu infer {EXAMPLE} --target sm_90a",

@@ -40,7 +40,6 @@ def add_gemm(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "gemm",
-        help="a matrix product with an instruction's arithmetic, and its error",
         description="Computes D = A·B + C with the arithmetic of one tensor-core instruction, bit for bit, and prints how far D is from "
         "the exact product and from plain float32. Files are .npy: A is [..., M, K], B [..., K, N], C and D [..., M, N].",
         epilog="example: tcemu gemm A.npy B.npy --op f16 --target H100 -o D.npy",

@@ -38,7 +38,6 @@ def add_verify(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "verify",
-        help="compare the emulation with a real GPU",
         description="Runs every spelling of the families on the NVIDIA GPU that is here and on the emulation of its target, with generated "
         "operands, and compares all words. With --out the same words go on where it stopped.",
         epilog="example: tcemu verify mma mma.sp --outputs 1e8 --jobs 8 --out verified/",
@@ -54,7 +53,6 @@ def add_record(subparsers) -> None:
     """Adds the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "record",
-        help="write down what a real GPU computes",
         description="Runs every spelling of the families on the NVIDIA GPU that is here and writes the words of the operands and results: "
         "an .npz file of uint32 arrays NUMBER_NAME, and a JSON header with the cases, device, driver, compiler and date.",
         epilog="example: tcemu record mma --cases 16 --out mma.npz",

@@ -183,7 +183,8 @@ def emulate(
     of the program, named "transpose(...)", and the policy chooses.
     Objects of flax nnx, as fn itself, what a method or partial function is bound to, or arguments, are updated as `nnx.jit` does it:
     batch statistics, counters and random streams are written back. Else fn must be pure, as for `jax.jit`: state that it changes in other
-    arguments, or in what it closes over, is refused (flax nnx: give the model as an argument). Arrays must be JAX's or NumPy's.
+    arguments, or in what it closes over, is refused (flax nnx: give the model as an argument). Arrays must be JAX's or NumPy's. A product
+    of NumPy arrays with each other inside fn is NumPy's own: no program shows it, so that it stays as it is and nothing can be said of it.
     A policy that replaces nothing, and a rule that fits no product, are said in a warning.
     Raises TypeError for a policy, choice or key of another kind, arrays that are not JAX's, and state; ValueError for a name that is no
     recipe's, a choice that returns another shape, parameters that fit no array, and a recipe that rounds stochastically without a key.
