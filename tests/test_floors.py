@@ -26,7 +26,7 @@ FLOORS = (
     "native",
     "operations",
     "quantize linalg",
-    "fuzz explanation study emulation silicon verification ptx viz",
+    "fuzz explanation study emulation silicon verification ptx viz replay",
     "cli commands data",
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
@@ -36,7 +36,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "formats packing",
     "memory shared_memory",
     "quantize linalg",
-    "explanation study emulation silicon fuzz verification viz",
+    "explanation study emulation silicon fuzz verification viz replay",
     "commands cli",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
