@@ -1,9 +1,9 @@
 """Which order do the libraries of a GPU add in, and are their words replayed? `python benchmarks/replay_gpu.py --out FOLDER`: a survey.
 
-For torch's and JAX's matrix products it fingerprints the shapes of a list, then a stated random sample (m, n, k log-uniform in 1..8192, every
-second one aligned), replays each recipe on fresh operands and counts the words that differ. A line a shape is printed; FOLDER holds a line of
-JSON a shape, with the recipe, the kernels' names, and some words of the GPU. `--resume` leaves out the shapes that are there. A shape that
-fails is a line too. Without a GPU, `--stand-in` takes the same functions on the CPU: a dry run, whose lines are of that CPU.
+For torch's and JAX's matrix products it fingerprints the shapes of a list, then a random sample (m, n, k log-uniform in 1..8192, every other
+one aligned), replays each recipe on fresh operands and counts the words that differ. A line a shape is printed. FOLDER/survey.jsonl gets a
+line of JSON a shape, with the recipe, the kernels' names, and some words of the GPU. `--resume` leaves out the shapes that are there. A shape
+that fails is a line too. Without a GPU, `--stand-in` takes the same functions on the CPU: a dry run, whose lines are of that CPU.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import zlib
@@ -46,10 +47,12 @@ LISTED = [  # m, n, k, surveys: the shapes of which something is known or asked
     (129, 130, 131, ("torch-f16",)), (1, 4096, 4096, (*F16, "torch-bf16")), (4096, 1, 4096, BF16), (2, 4096, 45, F16), (8, 4096, 1200, F16),
     (8, 32, 30, F16), (1, 1, 8192, F16), (128, 128, 16384, (*F16, "torch-e4m3")), (192, 256, 12288, ("torch-e4m3",)),
     (64, 64, 4096, (*F16, "torch-e4m3")), (64, 64, 11528, F16), (64, 64, 11520, ("torch-f16",)), (100, 2560, 9728, BF16),
-    (128, 128, 65536, ("torch-bf16",)), (16, 64, 131072, ("torch-e4m3",)), (1023, 1025, 8192, ("torch-f16",)), (1, 8449, 4096, ("torch-f16",)),
-    (1, 8448, 4096, ("torch-f16",)), (2, 2048, 2048, BF16), (17, 2048, 2048, BF16), (33, 2048, 2048, BF16), (257, 2048, 2048, BF16),
+    (128, 128, 65536, ("torch-bf16",)), (16, 64, 131072, ("torch-e4m3",)), (1023, 1025, 8192, ("torch-f16",)),
+    (1, 8449, 4096, ("torch-f16",)), (1, 8448, 4096, ("torch-f16",)),
+    (2, 2048, 2048, BF16), (17, 2048, 2048, BF16), (33, 2048, 2048, BF16), (257, 2048, 2048, BF16),
     (2048, 2048, 2048, tuple(SURVEYS)), (4096, 4096, 4096, ("torch-f16", "torch-e4m3")),
 ]  # fmt: skip
+FILE = "survey.jsonl"
 WORDS = 16  # rows and columns of the words that are kept
 
 
@@ -57,7 +60,7 @@ def products(device: str) -> dict[str, Callable]:
     """The functions, by survey."""
     found: dict[str, Callable] = {"jax-f16": jax.jit(jnp.matmul), "jax-bf16": jax.jit(jnp.matmul)}
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         return found
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -88,7 +91,7 @@ def machine(device: str) -> dict[str, Any]:
     """What a recipe holds for."""
     said: dict[str, Any] = {"jax": jax.__version__, "numpy": np.__version__, "device": device}
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         said |= {"torch": torch.__version__, "cuda": torch.version.cuda}
         if device == "cuda":
@@ -110,11 +113,11 @@ def machine(device: str) -> dict[str, Any]:
 def kernels(fn: Callable, given: list) -> list[str]:
     """The names of the GPU kernels that one call of a torch function runs; none where that cannot be asked."""
     try:
-        from torch.profiler import ProfilerActivity, profile
+        from torch.profiler import ProfilerActivity, profile  # pyright: ignore[reportMissingImports]
 
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             fn(*given)
-            import torch
+            import torch  # pyright: ignore[reportMissingImports]
 
             torch.cuda.synchronize()
         return sorted({event.key for event in found.key_averages() if "Mem" not in event.key and not event.key.startswith("cuda")})
@@ -175,7 +178,7 @@ def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[s
         elif k >= 16 and m * n > 1:
             line["staircase"] = staircase(box)
         if framework == "torch" and device == "cuda":
-            import torch
+            import torch  # pyright: ignore[reportMissingImports]
 
             a, b = (torch.ones(shape, device=device).to(getattr(torch, TYPES[dtype])) for shape in ((m, k), (k, n)))
             line["kernels"] = kernels(fn, [a, b])
@@ -206,26 +209,33 @@ def worker(args: argparse.Namespace) -> int:
     """Every so many-th shape, until the time is up."""
     device = "cpu" if args.stand_in else "cuda"
     known, fns = machine(device), products(device)
-    path = args.out / f"part-{args.worker}.jsonl"
-    done = {key for part in args.out.glob("part-*.jsonl") for key in lines_of(part)} if args.resume else set()
-    with path.open("a") as file:
-        file.write(json.dumps({"machine": known, "date": time.strftime("%Y-%m-%d")}) + "\n")
-        for number, (name, m, n, k) in enumerate(shapes(args.count, args.seed)):
-            if number % args.processes != args.worker or (name, m, n, k) in done or name not in fns or name not in args.only:
-                continue
-            if max(m * k, k * n, m * n) > args.largest or time.time() > args.until:
-                continue
-            line = surveyed(name, (m, n, k), fns[name], known, device)
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            print(said(line), flush=True)
+    path = args.out / FILE
+    done = set(lines_of(path)) if args.resume else set()
+    append(path, {"machine": known, "date": time.strftime("%Y-%m-%d")})
+    for number, (name, m, n, k) in enumerate(shapes(args.count, args.seed)):
+        if number % args.processes != args.worker or (name, m, n, k) in done or name not in fns or name not in args.only:
+            continue
+        if max(m * k, k * n, m * n) > args.largest or time.time() > args.until:
+            continue
+        line = surveyed(name, (m, n, k), fns[name], known, device)
+        append(path, line)
+        print(said(line), flush=True)
     return 0
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """One line of JSON at the end of a file that several processes write, in one piece."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, (json.dumps(line) + "\n").encode())
+    finally:
+        os.close(file)
 
 
 def lines_of(path: Path) -> list[tuple]:
     """The shapes that a file has; a last line that was cut off is none."""
     found = []
-    for text in path.read_text().splitlines():
+    for text in path.read_text().splitlines() if path.exists() else ():
         try:
             line = json.loads(text)
         except ValueError:
@@ -238,11 +248,10 @@ def lines_of(path: Path) -> list[tuple]:
 def summary(out: Path) -> None:
     """How many were found, and replayed without a difference, by survey."""
     lines = {}
-    for path in sorted(out.glob("part-*.jsonl")):
-        for text in path.read_text().splitlines():
-            line = json.loads(text) if text.endswith("}") else {}
-            if "survey" in line:
-                lines[line["survey"], line["m"], line["n"], line["k"]] = line
+    for text in (out / FILE).read_text().splitlines():
+        line = json.loads(text) if text.endswith("}") else {}
+        if "survey" in line:
+            lines[line["survey"], line["m"], line["n"], line["k"]] = line
     for name in SURVEYS:
         own = [line for line in lines.values() if line["survey"] == name]
         found = [line for line in own if line.get("recipe")]
@@ -268,10 +277,10 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.worker is not None:
         return worker(args)
-    if not args.resume and any(args.out.glob("part-*.jsonl")):
-        parser.error(f"{args.out} has lines already; give --resume, or another folder")
+    if not args.resume and (args.out / FILE).exists():
+        parser.error(f"{args.out / FILE} is there already; give --resume, or another folder")
     until = time.time() + args.seconds
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(args.out.resolve() / "cache"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tcemu-replay-cache"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
     words = [sys.executable, __file__, *sys.argv[1:], "--until", str(until)]
     running = [subprocess.Popen([*words, "--worker", str(number)]) for number in range(args.processes)]

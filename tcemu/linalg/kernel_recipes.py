@@ -21,11 +21,14 @@ FACTORS = (F32, TF32, BF16, F16, E4M3, E5M2)
 
 
 def even_edges(k: int, count: int, grain: int) -> tuple[int, ...]:
-    """The edges of `count` contiguous slices of ceil(ceil(k / grain) / count) * grain elements; the last is shorter, empty ones are left out.
+    """The edges of `count` contiguous slices of ceil(ceil(k / grain) / count) * grain elements.
+
+    The last is shorter, and empty ones are left out.
 
     Source: cuBLASLt's split-K, and CUTLASS params_universal_base.h.
     """
-    chunk = -(-(-(-k // grain)) // count) * grain
+    grains = -(-k // grain)
+    chunk = -(-grains // count) * grain
     return (*range(0, k, chunk), k)
 
 
@@ -185,10 +188,10 @@ class Merge:
     """How the slices' f32 sums become one, each addition in f32 and rounded to nearest even.
 
     order: "ascending"; "descending"; "tree": neighbours in pairs; "folded": the upper half (from the greatest power of two below their
-        number) on the lower, and so on; "paired": p[i] + p[i + h], h half of them rounded up, where i + h is not the last, and then the last
-        with each of these in turn.
-    partial: the format in which sums wait. serial: the running sum is what waits, rounded to `partial` after each addition; else each slice's
-        sum is rounded to it once. start: the first addition is of two slices, or +0 is added to first.
+        number) on the lower, and so on; "paired": p[i] + p[i + h], h half of them rounded up, where i + h is not the last, and then the
+        last with each of these in turn.
+    partial: the format in which sums wait. serial: the running sum is what waits, rounded to `partial` after each addition; else each
+        slice's sum is rounded to it once. start: the first addition is of two slices, or +0 is added to first.
     """
 
     order: str = "ascending"
@@ -214,8 +217,8 @@ class Merge:
 class Epilogue:
     """What happens to the f32 total: y = alpha · total + beta · bias in f32, then one rounding to the result, to nearest even.
 
-    scaled: the total is multiplied by alpha (and by scale_a · scale_b of `tcemu.matmul`, folded into it, rounded once) in an fma with +0, or
-        with beta · bias; without it, it is not touched. roundings: 2: alpha · total is rounded before fma(beta, bias, it); 1:
+    scaled: the total is multiplied by alpha (and by scale_a · scale_b of `tcemu.matmul`, folded into it, rounded once) in an fma with +0,
+        or with bias; without it, the total is not touched. roundings: 2: alpha · total is rounded before fma(beta, bias, it); 1:
         fma(alpha, total, bias), which wants beta = 1. saturate: beyond the result's range comes its largest finite value, not Inf.
     """
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
-from tcemu.formats import E4M3, E5M2, F16, F32, BF16, FORMATS, Format
+from tcemu.formats import BF16, E4M3, E5M2, F16, F32, FORMATS, Format
 from tcemu.linalg.kernel_order import places_of_slices
 from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe, Slices
 from tcemu.replay.boxes import FRAMEWORKS, Box, Spent, framework_of
@@ -37,7 +38,7 @@ def fingerprint(
     targets: Sequence[str] = TARGETS,
     calls: int = MOST_CALLS,
     seed: int = 1,
-    conditions: Conditions = Conditions(),
+    conditions: Conditions | None = None,
 ) -> Fingerprint:
     """Finds out in which order, and with which arithmetic, a function computes A·B.
 
@@ -61,7 +62,7 @@ def fingerprint(
         raise ValueError(f"framework={framework!r}: wanted one of {', '.join(FRAMEWORKS)}")
     name = getattr(fn, "__qualname__", None) or type(fn).__name__
     box = Box(fn, (int(m), int(n), int(k)), (held, held), framework, device, min(int(calls), MOST_CALLS))
-    search = Search(box, name, tuple(targets), seed, replace(conditions, m=int(m), n=int(n)))
+    search = Search(box, name, tuple(targets), seed, replace(conditions or Conditions(), m=int(m), n=int(n)))
     try:
         return search.run()
     except Spent:
@@ -91,7 +92,8 @@ class Search:
         """The probes in turn. Raises Spent."""
         if not self.repeats():
             return self.undetermined(
-                f"the same operands gave other bits among {REPEATS} calls: sums in an order that changes, as by atomic additions, have no recipe"
+                f"the same operands gave other bits among {REPEATS} calls: sums in an order that changes, as by atomic additions, "
+                "have no recipe"
             )
         dropped = left_out(self.box)
         if dropped is None:
@@ -187,7 +189,7 @@ class Search:
             ends |= {j: _end(k, masks, int(windows.sum() - count)) for (_, j), count in zip(pairs, alive, strict=True)}
         self.note("slices of any length", f"the terms lost beside the pairs (0, j), every {grid}")
         values = [ends[j] for j in wanted]
-        repeated = [x for x, y in zip(values, values[1:], strict=False) if x == y]
+        repeated = [x for x, y in pairwise(values) if x == y]
         edges = sorted({*repeated, k})
         first = [j for j in wanted if ends[j] > j + 64]
         if not first or len(edges) > 65:
@@ -234,8 +236,8 @@ class Search:
         self.note("held-out operands", f"{self.compared:,} outputs, 0 differences")
         if len(self.left) > 1:
             return self.undetermined(
-                f"{len(self.left)} orders that are not one give the same bits on everything that was asked: a longer K, or results in a wider "
-                "format, would tell them apart",
+                f"{len(self.left)} orders that are not one give the same bits on everything that was asked: a longer K, or results "
+                "in a wider format, would tell them apart",
                 self.left,
             )
         evidence = f"{self.compared} held-out outputs, seed {self.seed}, {self.box.calls} calls"

@@ -104,10 +104,7 @@ def class_of(recipe: KernelRecipe) -> Any:
     def added(x: int | None, y: int) -> int:
         return y if x is None else node("add", frozenset((x, y)) if x != y else x)
 
-    if isinstance(unit, Steps):
-        sums = _steps(recipe, unit, exact, node, added)
-    else:
-        sums = _lanes(recipe, unit, exact, node, added)
+    sums = _steps(recipe, unit, exact, node, added) if isinstance(unit, Steps) else _lanes(recipe, unit, exact, node, added)
     zero_matters = (not exact and isinstance(unit, Lanes)) or (merge.partial != F32 and not merge.serial)
     total = _merged(recipe, sums, node, added, zero_matters)
     return (recipe.a, recipe.b, recipe.out, recipe.cast, recipe.epilogue, total)
@@ -124,10 +121,8 @@ def _steps(recipe: KernelRecipe, unit: Steps, exact: bool, node: Any, added: Any
             step = tuple(sorted(p for p in places[at : at + model.terms] if p != NONE))
             if not step:
                 continue
-            if running is None and len(step) == 1 and exact:
-                running = node("product", step[0])
-            else:
-                running = node("step", arithmetic, running, step)
+            alone = running is None and len(step) == 1 and exact
+            running = node("product", step[0]) if alone else node("step", arithmetic, running, step)
         if closes:
             assert running is not None
             sums[number] = added(sums.get(number), running) if order.restarted else running
