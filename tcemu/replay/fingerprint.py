@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32, FORMATS, Format
 from tcemu.linalg.kernel_order import places_of_slices
-from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe, Slices
+from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe
 from tcemu.replay.boxes import FRAMEWORKS, Box, Spent, framework_of
 from tcemu.replay.candidates import TARGETS, cuts, trees, variants
 from tcemu.replay.comparison import Sample, differing, sample
 from tcemu.replay.findings import Finding, Fingerprint
-from tcemu.replay.probes import Asked, ask, drawn, left_out, most_of, windows_of
+from tcemu.replay.probes import Asked, ask, drawn, left_out, most_of
+from tcemu.replay.reading import read_slices
 from tcemu.replay.trees import class_of
 
 HELD = (F16, BF16, F32, E4M3, E5M2)
@@ -158,45 +158,14 @@ class Search:
         found = cuts(k, dropped, (), answers)
         orders = trees(held, self.box.out, self.targets, found, answers)
         if not orders and not dropped:
-            read = self.edges()
+            read = read_slices(self.box, self.rng)
+            self.note("slices of any length", "none are read from the terms lost beside pairs (0, j)" if read is None else str(read))
             if read is not None:
                 found = cuts(k, dropped, (read,), answers)
                 orders = trees(held, self.box.out, self.targets, [f for f in found if f[0] == read], answers)
         several = {len(places_of_slices(o.slices)) for o in orders}
         self.note("orders", f"{len(orders)} candidates explain them all" + (f", with {sorted(several)} slices" if orders else ""))
         return orders
-
-    def edges(self) -> Slices | None:
-        """Slices of any lengths, added in ascending order, read from the terms that are lost beside a pair (0, j)."""
-        m, n, k = self.box.shape
-        assert self.box.out is not None
-        grid = 8 if k <= 4096 else 16
-        wanted = list(range(grid, k, grid))
-        per, most = max(m, n), most_of(self.box.held[0], self.box.out)
-        by_rows = m >= n
-        if -(-len(wanted) // per) > 16 or k > most * (n if by_rows else m):
-            return None
-        ends: dict[int, int] = {}
-        for at in range(0, len(wanted), per):
-            pairs = [(0, j) for j in wanted[at : at + per]]
-            masks = [0, *(j for _, j in pairs)]
-            free = np.setdiff1d(np.arange(k), masks)
-            windows = windows_of(self.rng, free, k, n if by_rows else m, most)
-            asked = ask(self.box, pairs, windows, by_rows=by_rows)
-            if (asked.counts < 0).any():
-                return None
-            alive = asked.counts.sum(1)
-            ends |= {j: _end(k, masks, int(windows.sum() - count)) for (_, j), count in zip(pairs, alive, strict=True)}
-        self.note("slices of any length", f"the terms lost beside the pairs (0, j), every {grid}")
-        values = [ends[j] for j in wanted]
-        repeated = [x for x, y in pairwise(values) if x == y]
-        edges = sorted({*repeated, k})
-        first = [j for j in wanted if ends[j] > j + 64]
-        if not first or len(edges) > 65:
-            return None
-        start = max((ends[j] for j in wanted if j < first[0]), default=0)
-        edges = [e for e in edges if e > start]
-        return Slices.listed((0, start, *edges)) if 0 < start < edges[0] else None
 
     # ---- elimination
 
@@ -243,11 +212,3 @@ class Search:
         evidence = f"{self.compared} held-out outputs, seed {self.seed}, {self.box.calls} calls"
         recipe = self.left[0].replace(conditions=replace(self.conditions, evidence=evidence))
         return Fingerprint(self.name, self.box.shape, recipe, tuple(self.findings), self.box.calls, self.compared)
-
-
-def _end(k: int, masks: list[int], lost: int) -> int:
-    """Where a prefix of K ends that has so many places besides those of the masks, and reaches up to the next."""
-    free = np.ones(k, bool)
-    free[masks] = False
-    at = np.flatnonzero(free)
-    return int(at[lost]) if lost < len(at) else k

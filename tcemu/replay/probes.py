@@ -1,7 +1,7 @@
 """Questions to a black box about its order: pairs of large terms that cancel, and how many small terms survive beside each.
 
-Every row of A has a pair (or every column of B), and every column of B has a window of small terms (or every row of A): one call answers all
-pairs with all windows. Source: the masks of FPRev (arXiv 2411.00442), with windows, so that narrow formats have room for the counts.
+Every row of A has a pair (or every column of B), and every column of B has a window of small terms (or every row of A): one call answers
+all pairs with all windows. Source: the masks of FPRev (arXiv 2411.00442), with windows, so that narrow formats have room for the counts.
 """
 
 from __future__ import annotations
