@@ -1,1 +1,17 @@
-"""Replay: how a library multiplies, found by probes and computed again bit for bit."""
+"""How a library multiplies, found by probes and computed again bit for bit on any machine.
+
+`fingerprint` asks a black box and returns a `tcemu.KernelRecipe`, or says why there is none; `tcemu.matmul` computes by it. `dumps` and
+`loads` write and read recipes as JSON.
+"""
+
+from tcemu.linalg.kernel_json import dumps as dumps
+from tcemu.linalg.kernel_json import loads as loads
+from tcemu.linalg.kernel_recipes import Conditions as Conditions
+from tcemu.linalg.kernel_recipes import Epilogue as Epilogue
+from tcemu.linalg.kernel_recipes import Lanes as Lanes
+from tcemu.linalg.kernel_recipes import Merge as Merge
+from tcemu.linalg.kernel_recipes import Slices as Slices
+from tcemu.linalg.kernel_recipes import Steps as Steps
+from tcemu.replay.findings import Finding as Finding
+from tcemu.replay.findings import Fingerprint as Fingerprint
+from tcemu.replay.fingerprint import fingerprint as fingerprint
