@@ -7,7 +7,7 @@ left, what adds up a slice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -38,7 +38,7 @@ def multiplied(held: Format) -> tuple[Format, ...]:
     return (F32, TF32) if held == F32 else (held,)
 
 
-@cache
+@lru_cache(maxsize=64)
 def instructions(fmt: Format, targets: tuple[str, ...]) -> tuple[Steps, ...]:
     """The tensor cores' ways with this format, one of each arithmetic and K. Those that take K in groups are left out."""
     if fmt == F32:
@@ -167,7 +167,8 @@ def trees(
                 known[key] = all(fits(tree, asked) for asked in inside)
             if known[key]:
                 kept.append(KernelRecipe(fmt, fmt, out, unit, slices, Merge(order)))
-    return kept
+    narrow = held in (E4M3, E5M2)  # whose accumulators are restarted for their width's sake; elsewhere such sums are slices
+    return sorted(kept, key=lambda recipe: not narrow and isinstance(recipe.unit, Steps) and recipe.unit.restart is not None)
 
 
 def variants(recipe: KernelRecipe) -> Iterator[KernelRecipe]:

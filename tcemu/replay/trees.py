@@ -139,10 +139,8 @@ def _lanes(recipe: KernelRecipe, unit: Lanes, exact: bool, node: Any, added: Any
             for place, closes in zip(order.places[:, number, lane].tolist(), order.closes[:, number, lane].tolist(), strict=True):
                 if place == NONE:
                     continue
-                if exact:
-                    running = added(running, node("product", place))
-                else:
-                    running = node("fma" if unit.fused else "multiply, add", running, place)
+                apart = exact or not unit.fused  # the product is a number of its own
+                running = added(running, node("product", place)) if apart else node("fma", running, place)
                 if closes:
                     total, running = added(total, running), None
             lanes.append(total)

@@ -38,10 +38,12 @@ def step(core: Core, fmt: str, a: np.ndarray, b: np.ndarray, running: np.ndarray
     exponents = exponent(a, LEAST[fmt])[:, :, None] + exponent(b, LEAST[fmt])[None]
     largest = np.maximum(np.maximum(exponents.max(1), exponent(running, -126)), -133)
     last = np.ldexp(1.0, (largest - core.fraction).astype(int))
-    terms = np.concatenate([a[:, :, None] * b[None], running[:, None]], 1)
+    infinite = ~np.isfinite(running)
+    terms = np.concatenate([a[:, :, None] * b[None], np.where(infinite, 0, running)[:, None]], 1)
     total = (np.trunc(terms / last[:, None]) * last[:, None]).sum(1)
     unit = np.ldexp(1.0, np.maximum(np.frexp(total)[1] - 1, -126) - core.result)
-    return (np.rint(total / unit) if core.rounded else np.trunc(total / unit)) * unit + 0.0
+    total = (np.rint(total / unit) if core.rounded else np.trunc(total / unit)) * unit + 0.0
+    return np.where(infinite, running, np.where(np.abs(total) < 2.0**128, total, np.copysign(np.inf, total)))
 
 
 def by_core(core: Core, fmt: str, steps: Sequence[Places], a: np.ndarray, b: np.ndarray) -> np.ndarray:
