@@ -13,11 +13,12 @@ from tcemu.commands.explain import add_explain
 from tcemu.commands.fuzz import add_fuzz, add_infer
 from tcemu.commands.gemm import add_gemm
 from tcemu.commands.printing import READER_GONE, Unwritten, printing
+from tcemu.commands.replay import add_replay
 from tcemu.commands.verify import add_record, add_verify
 from tcemu.compilation import cache_compilations
 from tcemu.interrupts import Interrupted, leave_when_asked, what_is_done_stays
 
-COMMANDS = (add_demo, add_gemm, add_explain, add_fuzz, add_infer, add_verify, add_record, add_check, add_list, add_show)
+COMMANDS = (add_demo, add_gemm, add_explain, add_fuzz, add_infer, add_replay, add_verify, add_record, add_check, add_list, add_show)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,7 +12,8 @@ import tcemu
 from tcemu.formats import BF16, E4M3, F16, F32, TF32
 from tcemu.linalg.kernel_order import additions, places_of_slices, step_order
 from tcemu.linalg.kernel_recipes import even_edges
-from tcemu.replay import Conditions, Epilogue, Lanes, Merge, Slices, Steps, dumps, loads
+from tcemu.replay import Conditions, Epilogue, Lanes, Merge, Slices, Steps, dumps, loads, parting
+from tcemu.replay.parting import sums_of
 
 WGMMA = {fmt: f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{fmt}.{fmt}" for fmt, k in ((F16, 16), (BF16, 16), (E4M3, 32), (TF32, 8))}
 HOPPER = Steps(WGMMA[F16], "sm_90a")  # pyright: ignore[reportArgumentType]  a spelling will do
@@ -292,3 +293,44 @@ def test_products_that_do_not_fit_are_refused():
             tcemu.matmul(*wrong, recipe=r, **options)
     part = tcemu.matmul(a[:2], b, recipe=r.of_any_shape())
     assert (np.asarray(part) == np.asarray(tcemu.matmul(a, b, recipe=r))[:2]).all()
+
+
+def test_subnormal_numbers_that_count_as_zeros():
+    a, b = np.float32([[2**-126, 2**-130, 1.5 * 2**-126]]), np.float32([[-1, 1], [1, 1], [1, -1]])
+    for flush, wanted in ((False, [2**-127 + 2**-130, -(2**-127) + 2**-130]), (True, [0, -0.0])):
+        got = np.asarray(tcemu.matmul(a, b, recipe=recipe(Lanes(flush=flush), Slices.whole(3), fmt=F32)))
+        assert got[0].view(np.uint32).tolist() == np.float32(wanted).view(np.uint32).tolist()
+
+
+# ---- where two part
+
+
+def test_where_two_recipes_part():
+    a, b = drawn(200, seed=3)
+    left, right = recipe(HOPPER, Slices.whole(200)), recipe(HOPPER, Slices.even(200, 2, 64))
+    found = parting(a, b, left, right)
+    x, y = (np.asarray(tcemu.matmul(a, b, recipe=r)) for r in (left, right))
+    assert found.outputs == ((x != y).sum(), x.size) and found.at == tuple(np.argwhere(x != y)[0])
+    assert found.number == 8 and [s.places for s in found.sums if s] == [tuple(range(128, 144))] * 2  # a new slice begins at k = 128
+    assert found.sums[1].before == 0 and "instruction of k 128 to 143" in str(found) and "right:\nwgmma" in str(found)
+    assert parting(a, b, left, left).number is None and "0 of 12 outputs differ" in str(parting(a, b, left, left))
+
+
+@pytest.mark.parametrize(
+    "r",
+    [
+        recipe(HOPPER, Slices.even(200, 3, 64), Merge(partial=F16, serial=True), F16),
+        recipe(HOPPER, Slices.even(200, 3, 64), Merge("paired", F16), F16),
+        recipe(steps(restart=64), Slices.dealt_out(200, 2, 32)),
+        recipe(Lanes(8, 2, 4, "tree"), Slices.even(200, 2, 8), Merge(start="zero")),
+        recipe(Lanes(3, 2, None, "folded", False), Slices.whole(200), fmt=F32),
+    ],
+    ids=str,
+)
+def test_sums_in_plain_python_are_the_engine(r):
+    """`explain` and fractions on one side, the engine on the other."""
+    a, b = drawn(200, dtype=np.float32 if r.a == F32 else np.float16)
+    got = np.asarray(tcemu.matmul(a, b, recipe=r.replace(out=F32) if r.merge.partial == F32 else r))
+    word = a.view(f"uint{r.a.bits}"), b.view(f"uint{r.a.bits}")
+    last = list(sums_of(r, word[0][1].tolist(), word[1][:, 2].tolist()))[-1].code
+    assert last == int(got[1, 2].view(np.uint32))

@@ -162,6 +162,8 @@ class Lanes:
     chunk: None, or after so many elements of its own a lane closes its chain; its chunks are added in ascending order.
     join: the order in which the lanes' sums are added, one of ORDERS.
     fused: a product and its addition are rounded once (fma), or each is rounded.
+    flush: f32 operands and sums below the least normal number, 2^-126, count as zeros of their sign, in the merge of slices too. A sum that
+        rounds up to 2^-126 stays.
     """
 
     lanes: int = 1
@@ -169,18 +171,21 @@ class Lanes:
     chunk: int | None = None
     join: str = "folded"
     fused: bool = True
+    flush: bool = False
 
     def __post_init__(self) -> None:
         _whole(lanes=self.lanes, vector=self.vector, chunk=self.chunk)
         _one_of("join", self.join, ORDERS)
-        if not isinstance(self.fused, bool):
-            raise ValueError(f"fused={self.fused!r}: wanted True or False")
+        for name in ("fused", "flush"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: wanted True or False")
 
     def __str__(self) -> str:
         said = "f32 fma" if self.fused else "f32 products and f32 sums, each rounded"
         if self.lanes > 1:
             said += f"; {self.lanes} lanes, {self.vector} elements each in turn, joined {self.join}"
-        return said + ("" if self.chunk is None else f"; a lane's chain closes every {self.chunk} of its elements")
+        said += "" if self.chunk is None else f"; a lane's chain closes every {self.chunk} of its elements"
+        return said + ("; subnormal numbers count as zeros" if self.flush else "")
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,14 @@ from tcemu.meshes import alike
 from tcemu.operations.operands import signature_of
 
 Floats = Array | np.ndarray
+EXPONENT, SIGN = np.uint32(0x7F800000), np.uint32(0x80000000)  # of f32
 KEPT, LAST = np.uint32(0xFFFFE000), np.uint32(0x1000)  # of a tf32 word: its bits, and half of its last one
 
 
 class Run(NamedTuple):
     """What is static in a product: all but the order."""
 
-    unit: tuple[Model, Signature] | Lanes  # of Lanes only `fused`; the rest is in the order
+    unit: tuple[Model, Signature] | Lanes  # of Lanes only `fused` and `flush`; the rest is in the order
     restarted: bool
     merge: Merge  # its order is in the order too
     factors: tuple[Format, Format]
@@ -72,7 +73,7 @@ def run_of(recipe: KernelRecipe) -> tuple[Run, Order]:
     else:
         order = lane_order(unit, recipe.slices)
         (_, count, lanes), slices = order.places.shape, np.zeros(0, np.int32)
-        fixed, restarted = Lanes(fused=unit.fused), order.chunked
+        fixed, restarted = Lanes(fused=unit.fused, flush=unit.flush), order.chunked
     of_lanes = additions(unit.join, lanes) if isinstance(unit, Lanes) else []
     run = Run(
         unit=fixed,
@@ -131,7 +132,7 @@ def product(run: Run, order: Order, a: Array, b: Array, extras: Extras) -> Array
     a = jnp.moveaxis(jnp.take(a, places, axis=-1), tuple(i - rank for i in axes), axes)
     b = jnp.moveaxis(jnp.take(b, places, axis=-2), tuple(i - rank - 1 for i in axes), axes)
     parts = _by_lanes(run, order, a, b) if isinstance(run.unit, Lanes) else _by_steps(run, order, a, b)
-    return _epilogue(run, _merged(run.merge, order, parts), extras)
+    return _epilogue(run, _merged(run, order, parts), extras)
 
 
 def _by_steps(run: Run, order: Order, a: Array, b: Array) -> Array:
@@ -156,24 +157,24 @@ def _by_steps(run: Run, order: Order, a: Array, b: Array) -> Array:
 def _by_lanes(run: Run, order: Order, a: Array, b: Array) -> Array:
     """f32 codes [S, ..., M, N]. a: [T, S, L, ..., M]; b: [T, S, L, ..., N]."""
     assert isinstance(run.unit, Lanes)
-    fused = run.unit.fused
+    fused, kept = run.unit.fused, flushed if run.unit.flush else lambda x: x
     of_a, of_b = run.factors
-    a, b = convert(of_a, F32, a)[..., None], convert(of_b, F32, b)[..., None, :]
+    a, b = kept(convert(of_a, F32, a))[..., None], kept(convert(of_b, F32, b))[..., None, :]
     shape = jnp.broadcast_shapes(a.shape[1:], b.shape[1:])
     ones = (1,) * (len(shape) - 2)
 
     def turn(state: tuple[Array, Array, Array], given: tuple) -> tuple[tuple[Array, Array, Array], None]:
         (total, begun, running), (x, y, closes) = state, given
-        running = fma(x, y, running, F32) if fused else add(multiply(x, y, F32), running, F32)
+        running = kept(fma(x, y, running, F32) if fused else add(kept(multiply(x, y, F32)), running, F32))
         closes = closes.reshape(*closes.shape, *ones)
-        closed = jnp.where(begun, add(total, running, F32), running) if run.restarted else running
+        closed = jnp.where(begun, kept(add(total, running, F32)), running) if run.restarted else running
         return (jnp.where(closes, closed, total), begun | closes, jnp.where(closes, 0, running)), None
 
     zeros = jnp.zeros(shape, jnp.uint32)
     total, begun, running, *_ = alike(zeros, jnp.zeros(shape, bool), zeros, a, b)
     totals = lax.scan(turn, (total, begun, running), (a, b, order.closes))[0][0]
     last = order.of_lanes[-1][0] if len(order.of_lanes) else 0
-    return _added(jnp.moveaxis(totals, 1, 0), order.of_lanes, lambda x, y: add(x, y, F32))[last]
+    return _added(jnp.moveaxis(totals, 1, 0), order.of_lanes, lambda x, y: kept(add(x, y, F32)))[last]
 
 
 def _added(sums: Array, pairs: Array | np.ndarray, adding: Callable[[Array, Array], Array]) -> Array:
@@ -187,8 +188,14 @@ def _added(sums: Array, pairs: Array | np.ndarray, adding: Callable[[Array, Arra
     return lax.scan(one, sums, jnp.asarray(pairs))[0]
 
 
-def _merged(merge: Merge, order: Order, parts: Array) -> Array:
+def flushed(x: Array) -> Array:
+    """f32 codes with zeros in place of subnormal numbers, of the same sign."""
+    return jnp.where((x & EXPONENT) == 0, x & SIGN, x)
+
+
+def _merged(run: Run, order: Order, parts: Array) -> Array:
     """The total of the slices, f32 codes."""
+    merge, flush = run.merge, isinstance(run.unit, Lanes) and run.unit.flush
     if len(order.of_slices) == 0:
         return parts[0]
 
@@ -196,7 +203,7 @@ def _merged(merge: Merge, order: Order, parts: Array) -> Array:
         return x if merge.partial == F32 else convert(merge.partial, F32, convert(F32, merge.partial, x))
 
     def adding(x: Array, y: Array) -> Array:
-        total = add(x, y, F32)
+        total = flushed(add(x, y, F32)) if flush else add(x, y, F32)
         return waiting(total) if merge.serial else total
 
     if merge.serial:
@@ -223,7 +230,7 @@ def operand_codes(fmt: Format, cast: str, x: Floats) -> Array:
     if cast != "RNA" or fmt != TF32:
         return convert(source, fmt, codes, "RN" if cast == "RNA" else cast)
     codes = codes if source == F32 else convert(source, F32, codes)
-    special = (codes & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
+    special = (codes & EXPONENT) == EXPONENT
     return jnp.where(special, convert(F32, TF32, codes), (codes + LAST) & KEPT)
 
 

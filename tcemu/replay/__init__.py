@@ -1,7 +1,7 @@
 """How a library multiplies, found by probes and computed again bit for bit on any machine.
 
 `fingerprint` asks a black box and returns a `tcemu.KernelRecipe`, or says why there is none; `tcemu.matmul` computes by it. `dumps` and
-`loads` write and read recipes as JSON.
+`loads` write and read recipes as JSON. `parting` says where two recipes part.
 """
 
 from tcemu.linalg.kernel_json import dumps as dumps
@@ -15,3 +15,5 @@ from tcemu.linalg.kernel_recipes import Steps as Steps
 from tcemu.replay.findings import Finding as Finding
 from tcemu.replay.findings import Fingerprint as Fingerprint
 from tcemu.replay.fingerprint import fingerprint as fingerprint
+from tcemu.replay.parting import Parting as Parting
+from tcemu.replay.parting import parting as parting

@@ -7,6 +7,7 @@ left, what adds up a slice.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
@@ -173,10 +174,9 @@ def trees(
 
 def variants(recipe: KernelRecipe) -> Iterator[KernelRecipe]:
     """The same order with every rounding that its sums may have on the way."""
-    fused = [recipe.unit]
+    units = [recipe.unit]
     if isinstance(recipe.unit, Lanes) and recipe.a in (F32, BF16):
-        lanes = recipe.unit
-        fused.append(Lanes(lanes.lanes, lanes.vector, lanes.chunk, lanes.join, False))
+        units = [replace(recipe.unit, fused=fused, flush=flush) for flush, fused in product((False, True), (True, False))]
     several = len(places_of_slices(recipe.slices)) > 1
     merges = [recipe.merge]
     if several:
@@ -189,5 +189,5 @@ def variants(recipe: KernelRecipe) -> Iterator[KernelRecipe]:
             if not serial or order in ORDERS[:2]
         ]
     casts = ("RN", "RZ", "RNA") if recipe.a == TF32 else ("RN",)
-    for unit, merge, cast in product(fused, merges, casts):
+    for unit, merge, cast in product(units, merges, casts):
         yield recipe.replace(unit=unit, merge=merge, cast=cast)

@@ -44,13 +44,13 @@ def late(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple
 
 
 def zeros(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Products that are all -0 in every second row, and in the others the least ones, negative, which vanish in some format on the way."""
+    """Products that are all -0, and in other rows and columns the least ones, negative, which vanish in some format on the way."""
     wide = fmt in (F32, TF32, BF16)
     least = 2.0**fmt.least_exponent if wide else 2.0 ** (fmt.least_exponent - fmt.mantissa_bits)
     scales = [1.0, 2.0**-12, 2.0**-20, 2.0**-30] if wide else [1.0, least]
-    a, first = np.zeros((m, k)), int(rng.integers(2))
-    a[first::2] = least
-    return a, np.repeat(-np.resize(scales, n)[None], k, 0)
+    a = np.full((m, k), least)
+    a[1 + int(rng.integers(2)) :: 2] = 0
+    return a, np.repeat(-np.resize(np.roll([*scales, 0.0], rng.integers(5)), n)[None], k, 0)
 
 
 def tiny(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from tcemu.replay.trees import class_of
 HELD = (F16, BF16, F32, E4M3, E5M2)
 MOST_CALLS = 64
 FIRST = ("cancelling", "flat", "spread", "late", "zeros", "tiny", "huge")  # by which candidates are eliminated
-HELD_OUT = ("cancelling", "late", "spread", "flat", "tiny")  # on which the one that is left is confirmed
+HELD_OUT = ("cancelling", "late", "spread", "flat", "tiny", "zeros")  # on which the one that is left is confirmed
 ENOUGH = 64  # outputs of held-out operands, at least, or so many as the calls allow
 REPEATS = 3
 

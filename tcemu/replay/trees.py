@@ -107,7 +107,8 @@ def class_of(recipe: KernelRecipe) -> Any:
     sums = _steps(recipe, unit, exact, node, added) if isinstance(unit, Steps) else _lanes(recipe, unit, exact, node, added)
     zero_matters = (not exact and isinstance(unit, Lanes)) or (merge.partial != F32 and not merge.serial)
     total = _merged(recipe, sums, node, added, zero_matters)
-    return (recipe.a, recipe.b, recipe.out, recipe.cast, recipe.epilogue, total)
+    flush = isinstance(unit, Lanes) and unit.flush
+    return (recipe.a, recipe.b, recipe.out, recipe.cast, recipe.epilogue, flush, total)
 
 
 def _steps(recipe: KernelRecipe, unit: Steps, exact: bool, node: Any, added: Any) -> list[int]:
