@@ -10,6 +10,7 @@ that CPU.
 import argparse
 import base64
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from tcemu.replay.comparison import differing, sample
 from tcemu.replay.data import operands
 from tcemu.replay.fingerprint import fingerprint
 from tcemu.replay.probes import ask, most_of, windows_of
+from tcemu.replay.profiles import KIND, VERSION
 
 SURVEYS = {  # name -> dtype of the operands, framework
     "torch-f16": ("f16", "torch"), "torch-bf16": ("bf16", "torch"), "torch-e4m3": ("e4m3", "torch"), "torch-tf32": ("f32", "torch"),
@@ -164,7 +166,8 @@ def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[s
     line: dict[str, Any] = {"survey": name, "m": m, "n": n, "k": k}
     start = time.perf_counter()
     try:
-        version = f"torch {known.get('torch')}, cuBLASLt {known.get('cublaslt')}" if framework == "torch" else f"jax {known['jax']}"
+        version = f"torch {known.get('torch')}, CUDA {known.get('cuda')}, cuBLASLt {known.get('cublaslt')}"
+        version = version if framework == "torch" else f"jax {known['jax']}, algorithm 0"
         conditions = Conditions(library=name, version=version, gpu=known.get("gpu"), sm_count=known.get("sm_count"))
         where = device if framework == "torch" else ("gpu" if device == "cuda" else "cpu")
         found = fingerprint(fn, m, n, k, dtype=dtype, framework=framework, device=where, conditions=conditions)
@@ -246,13 +249,53 @@ def lines_of(path: Path) -> list[tuple]:
     return found
 
 
-def summary(out: Path) -> None:
-    """How many were found, and replayed without a difference, by survey."""
-    lines = {}
-    for text in (out / FILE).read_text().splitlines():
-        line = json.loads(text) if text.endswith("}") else {}
+def lines_by_shape(path: Path) -> tuple[dict[str, Any], dict[tuple, dict[str, Any]]]:
+    """What a file says of the machine, and its lines; of a shape that was asked again, the last one."""
+    about, lines = {}, {}
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        about = line if "machine" in line else about
         if "survey" in line:
             lines[line["survey"], line["m"], line["n"], line["k"]] = line
+    return about, lines
+
+
+def distil(path: Path, out: Path) -> None:
+    """A survey as profiles, FOLDER/LIBRARY-GPU.json.xz, and the words that it kept, FOLDER/words.json.xz. Only what was replayed."""
+    about, lines = lines_by_shape(path)
+    known = about["machine"]
+    words = []
+    for name in SURVEYS:
+        recipes: list[dict[str, Any]] = []
+        shapes = []
+        for (survey, m, n, k), line in sorted(lines.items()):
+            if survey != name or not line.get("recipe") or line["wrong"]:
+                continue
+            recipe = line["recipe"]
+            recipe["conditions"] |= {"m": None, "n": None, "evidence": ""}
+            number = recipes.index(recipe) if recipe in recipes else len(recipes)
+            recipes += [recipe] if number == len(recipes) else []
+            shapes.append([m, n, k, number, line["fresh"]])
+            words.append({"survey": name, "m": m, "n": n, "k": k, "recipe": recipe} | line["words"])
+        if not shapes:
+            continue
+        gpu = known.get("gpu") or "CPU"
+        profile = {
+            "kind": KIND, "version": VERSION, "library": name, "library_version": recipes[0]["conditions"]["version"] or "", "gpu": gpu,
+            "sm_count": known.get("sm_count") or 0, "date": about["date"], "recipes": recipes, "shapes": shapes,
+        }  # fmt: skip
+        file = f"{name}-{gpu.replace(' ', '-')}.json.xz"
+        (out / file).write_bytes(lzma.compress(json.dumps(profile).encode(), preset=9))
+        print(f"{file}: {len(shapes)} shapes, {len(recipes)} recipes")
+    (out / "words.json.xz").write_bytes(lzma.compress(json.dumps({"machine": about, "words": words}).encode(), preset=9))
+
+
+def summary(out: Path) -> None:
+    """How many were found, and replayed without a difference, by survey."""
+    _, lines = lines_by_shape(out / FILE)
     for name in SURVEYS:
         own = [line for line in lines.values() if line["survey"] == name]
         found = [line for line in own if line.get("recipe")]
@@ -272,12 +315,16 @@ def main() -> int:
     parser.add_argument("--largest", type=int, default=1 << 27, help="elements of a matrix")
     parser.add_argument("--resume", action="store_true", help="leave out the shapes that are in the folder")
     parser.add_argument("--stand-in", action="store_true", help="the CPU in place of the GPU")
+    parser.add_argument("--distil", type=Path, metavar="SURVEY", help="write the profiles and words of a survey to the folder instead")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.worker is not None:
         return worker(args)
+    if args.distil is not None:
+        distil(args.distil, args.out)
+        return 0
     if not args.resume and (args.out / FILE).exists():
         parser.error(f"{args.out / FILE} is there already; give --resume, or another folder")
     until = time.time() + args.seconds

@@ -113,7 +113,8 @@ class Slices:
         else:
             sizes = [y - x for x, y in zip(self.edges, self.edges[1:], strict=False)]
             how = f" (ceil(ceil(K/{self.rule[1]})/{self.rule[0]})*{self.rule[1]} each)" if self.rule else ""
-            said = f"K = {self.k} in {len(sizes)} slices of {', '.join(map(str, sizes))}{how}"
+            shown = f"{sizes[0]}, the last {sizes[-1]}" if len(sizes) > 8 and self.rule else ", ".join(map(str, sizes))
+            said = f"K = {self.k} in {len(sizes)} slices of {shown}{how}"
         return said + (f", the last {self.dropped} products LEFT OUT (a fault of the library)" if self.dropped else "")
 
 
