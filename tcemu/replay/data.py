@@ -43,12 +43,51 @@ def late(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple
     return a * 2.0 ** SCALE[fmt], b * 2.0 ** SCALE[fmt]
 
 
+def near(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cancelling data whose pairs are within blocks of 32: so every slice's sum is what its roundings left, and shows in a short format."""
+    a, b = flat(rng, fmt, m, n, k)
+    for start in range(0, k, 32):
+        places = start + rng.permutation(min(32, k - start))
+        half = len(places) // 2
+        one, other = places[:half], places[half : 2 * half]
+        a[:, other], b[other] = a[:, one], -b[one]
+    return a * 2.0 ** SCALE[fmt], b * 2.0 ** SCALE[fmt]
+
+
+def steep(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """A large term and its opposite, and small terms between them of all magnitudes down to where a step cuts them."""
+    top, reach = (7, 16) if fmt != E4M3 else (6, 12)
+    a = rng.standard_normal((m, k)) * np.exp2(rng.integers(top - reach, top + 1, (m, k)))
+    b = rng.standard_normal((k, n)) * np.exp2(rng.integers(top - reach, top + 1, (k, n)))
+    if k >= 3:
+        one, other = rng.choice(k, 2, replace=False)
+        a[:, other] = a[:, one] = np.abs(rng.standard_normal(m) + 2) * 2.0**top
+        b[one] = np.abs(rng.standard_normal(n) + 2) * 2.0**top
+        b[other] = -b[one]
+    return a, b
+
+
+def ties(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """A large product in the middle between two numbers of a short result, and terms of one bit, so small that a step may cut them."""
+    bits = {F16: 6, E4M3: 4, E5M2: 3}.get(fmt, 5)
+    low = {F16: -11, E4M3: -6, E5M2: -11}.get(fmt, -12)
+    a = np.exp2(rng.integers(low, 1, (m, k)))
+    b = np.exp2(rng.integers(low, 1, (k, n))) * rng.choice([-1.0, 1.0], (k, n))
+    place = int(rng.integers(k))
+    for x in (a[:, place], b[place]):
+        x[...] = 2 * rng.integers(2 ** (bits - 2), 2 ** (bits - 1), x.shape) + 1
+    return a, b
+
+
 def zeros(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Products that are all -0, and in other rows and columns the least ones, negative, which vanish in some format on the way."""
     wide = fmt in (F32, TF32, BF16)
     least = 2.0**fmt.least_exponent if wide else 2.0 ** (fmt.least_exponent - fmt.mantissa_bits)
     scales = [1.0, 2.0**-12, 2.0**-20, 2.0**-30] if wide else [1.0, least]
     a = np.full((m, k), least)
+    if wide and n < 4:
+        a *= np.resize([1.0, 2.0**10, 2.0**18, 0.0, 2.0**30], m)[:, None]
+        return a, np.full((k, n), -(2.0**-30))
     a[1 + int(rng.integers(2)) :: 2] = 0
     return a, np.repeat(-np.resize(np.roll([*scales, 0.0], rng.integers(5)), n)[None], k, 0)
 
@@ -69,12 +108,19 @@ def huge(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple
 
 KINDS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "flat": flat, "spread": spread, "cancelling": cancelling, "late": late, "zeros": zeros, "tiny": tiny, "huge": huge,
+    "near": near, "steep": steep, "ties": ties, "halves": flat,
+}  # fmt: skip
+NUMBERS = {  # of the kinds, in seeds: words of GPUs are kept with operands that are drawn by them
+    "cancelling": 0, "flat": 1, "huge": 2, "late": 3, "spread": 4, "tiny": 5, "zeros": 6, "near": 7, "steep": 8, "ties": 9, "halves": 10,
 }  # fmt: skip
 
 
 def operands(kind: str, seed: int, formats: tuple[Format, Format], shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Codes of A [M, K] and of B [K, N], of one kind, by a seed. formats: in which they are held; f32 keeps all its bits."""
     m, n, k = shape
-    rng = np.random.default_rng([seed, m, n, k, sorted(KINDS).index(kind)])
+    rng = np.random.default_rng([seed, m, n, k, NUMBERS[kind]])
     a, b = KINDS[kind](rng, formats[0], m, n, k)
-    return codes_of(formats[0], np.clip(a, -3e38, 3e38)), codes_of(formats[1], np.clip(b, -3e38, 3e38))
+    a, b = codes_of(formats[0], np.clip(a, -3e38, 3e38)), codes_of(formats[1], np.clip(b, -3e38, 3e38))
+    if kind == "halves" and formats == (F32, F32):  # in the middle between two numbers of tf32
+        a, b = ((x & np.uint32(0xFFFFE000)) | np.uint32(0x1000) for x in (a, b))
+    return a, b

@@ -14,16 +14,17 @@ from tcemu.replay.boxes import FRAMEWORKS, Box, Spent, framework_of
 from tcemu.replay.candidates import TARGETS, cuts, trees, variants
 from tcemu.replay.comparison import Sample, differing, sample
 from tcemu.replay.findings import Finding, Fingerprint
-from tcemu.replay.probes import Asked, ask, drawn, left_out, most_of
+from tcemu.replay.probes import Asked, ask, drawn, fits, left_out, most_of, telling, windows_of
 from tcemu.replay.reading import read_slices
-from tcemu.replay.trees import class_of
+from tcemu.replay.trees import class_of, levels
 
 HELD = (F16, BF16, F32, E4M3, E5M2)
 MOST_CALLS = 64
-FIRST = ("cancelling", "flat", "spread", "late", "zeros", "tiny", "huge")  # by which candidates are eliminated
-HELD_OUT = ("cancelling", "late", "spread", "flat", "tiny", "zeros")  # on which the one that is left is confirmed
+FIRST = ("cancelling", "flat", "spread", "late", "near", "steep", "ties", "zeros", "tiny", "huge")  # candidates are eliminated by them
+HELD_OUT = ("cancelling", "steep", "late", "ties", "near", "zeros", "spread", "flat", "tiny")  # the one that is left is confirmed by them
 ENOUGH = 64  # outputs of held-out operands, at least, or so many as the calls allow
 REPEATS = 3
+ROUNDS = 3  # of pairs about which the candidates differ
 
 
 def fingerprint(
@@ -163,8 +164,25 @@ class Search:
             if read is not None:
                 found = cuts(k, dropped, (read,), answers)
                 orders = trees(held, self.box.out, self.targets, [f for f in found if f[0] == read], answers)
+        orders = self.told_apart(orders, k - dropped)
         several = {len(places_of_slices(o.slices)) for o in orders}
         self.note("orders", f"{len(orders)} candidates explain them all" + (f", with {sorted(several)} slices" if orders else ""))
+        return orders
+
+    def told_apart(self, orders: list[KernelRecipe], usable: int) -> list[KernelRecipe]:
+        """Those that explain answers about pairs for which they differ, too."""
+        assert self.box.out is not None
+        most = most_of(self.box.held[0], self.box.out)
+        for _ in range(ROUNDS):
+            kept = {class_of(recipe): levels(recipe) for recipe in reversed(orders)}
+            pairs = telling(self.rng, list(kept.values()), usable, max(self.box.shape[:2]))
+            if not pairs:
+                break
+            by_rows = self.box.shape[0] >= self.box.shape[1]
+            free = np.setdiff1d(np.arange(usable), [place for pair in pairs for place in pair])
+            windows = windows_of(self.rng, free, self.box.shape[2], min(256, self.box.shape[1 if by_rows else 0]), most)
+            asked = ask(self.box, pairs, windows, by_rows=by_rows)
+            orders = [recipe for recipe in orders if fits(levels(recipe), asked)]
         return orders
 
     # ---- elimination
@@ -172,7 +190,8 @@ class Search:
     def eliminated(self, candidates: list[KernelRecipe]) -> list[KernelRecipe]:
         """Those that give the box's bits on operands of every kind."""
         every = len(candidates)
-        for kind in FIRST:
+        kinds = (*FIRST, "halves") if self.box.held[0] == F32 else FIRST
+        for kind in kinds:
             if kind != self.samples[0].kind:
                 self.samples.append(sample(self.box, kind, self.seed))
             candidates = [c for c in candidates if not differing(c, self.samples[-1])]
@@ -182,7 +201,7 @@ class Search:
                 )
                 return []
         self.note(
-            "elimination", f"{len(candidates)} of {every} orders with their roundings give the bits on operands of {len(FIRST)} kinds"
+            "elimination", f"{len(candidates)} of {every} orders with their roundings give the bits on operands of {len(kinds)} kinds"
         )
         return candidates
 

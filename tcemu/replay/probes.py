@@ -35,6 +35,7 @@ SIZES: dict[Format, Sizes] = {
     TF32: Sizes(7, -11, 1 << 10),
     F32: Sizes(7, -12, 1 << 10),
 }
+TRIES = 200  # to find pairs about which two orders differ
 KEPT = {F32: 1 << 24, F16: 1 << 11, BF16: 1 << 8}  # whole numbers that a result holds, all of them up to this
 
 
@@ -105,6 +106,20 @@ def drawn(rng: np.random.Generator, box: Box, usable: int, most: int) -> tuple[l
     pairs = [pairs[x] for x in rng.permutation(len(pairs))[: min(with_pairs, 64)]]
     free = np.setdiff1d(np.arange(usable), [place for pair in pairs for place in pair])
     return pairs, windows_of(rng, free, box.shape[2], min(with_windows, 256), most), by_rows
+
+
+def telling(rng: np.random.Generator, trees: list[list[Level]], usable: int, most: int) -> list[tuple[int, int]]:
+    """Pairs for which the first order and another one lose other terms: none where no such pair was met. At most 16, and `most`."""
+    found: list[tuple[int, int]] = []
+    for other in trees[1:5]:
+        for _ in range(TRIES):
+            i = int(rng.integers(usable))
+            j = int(rng.integers(usable)) if rng.integers(2) else min(usable - 1, i + (1 << int(rng.integers(usable.bit_length()))))
+            if i != j and (lost(trees[0], i, j) != lost(other, i, j)).sum() > 1:
+                found.append((i, j))
+            if len(found) >= min(most, 16):
+                return found
+    return found
 
 
 def windows_of(rng: np.random.Generator, free: np.ndarray, k: int, count: int, most: int) -> np.ndarray:

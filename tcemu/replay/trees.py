@@ -14,6 +14,7 @@ from tcemu.formats import BF16, F32, TF32
 from tcemu.linalg.kernel_order import NONE, additions, lane_order, lanes_and_turns, places_of_slices, step_order
 from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Slices, Steps
 
+PRODUCT = 22  # bits of the longest product of a tensor core's formats, f16's and tf32's
 INEXACT = (F32, TF32, BF16)  # formats whose products an f32 may have to round, or has below its range
 
 
@@ -116,14 +117,16 @@ def _steps(recipe: KernelRecipe, unit: Steps, exact: bool, node: Any, added: Any
     assert isinstance(model.terms, int)
     sums: dict[int, int | None] = {}
     running: int | None = None
-    arithmetic = node(model.replace(terms=1))  # the terms of each step are in the nodes
+    same = {"terms": 1} | ({"floor": 0} if exact else {})  # the terms of a step are in the nodes; exact products are above every floor
+    arithmetic = node(model.replace(**same))
+    whole = exact or (model.rounding == "RZ" and (model.fraction_bits or 0) >= PRODUCT)  # a product alone is cut as f32 is
     for places, closes, number in zip(order.places.tolist(), order.closes.tolist(), order.slices.tolist(), strict=True):
         for at in range(0, len(places), model.terms):
             step = tuple(sorted(p for p in places[at : at + model.terms] if p != NONE))
             if not step:
                 continue
-            alone = running is None and len(step) == 1 and exact
-            running = node("product", step[0]) if alone else node("step", arithmetic, running, step)
+            alone = running is None and len(step) == 1 and whole
+            running = node("product" if exact else "product, cut", step[0]) if alone else node("step", arithmetic, running, step)
         if closes:
             assert running is not None
             sums[number] = added(sums.get(number), running) if order.restarted else running
