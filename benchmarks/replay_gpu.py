@@ -276,6 +276,8 @@ def distil(path: Path, out: Path) -> None:
                 continue
             recipe = line["recipe"]
             recipe["conditions"] |= {"m": None, "n": None, "evidence": ""}
+            if "lanes" in recipe["unit"]:
+                recipe["unit"]["lanes"].setdefault("flush", False)  # surveys before that field
             number = recipes.index(recipe) if recipe in recipes else len(recipes)
             recipes += [recipe] if number == len(recipes) else []
             shapes.append([m, n, k, number, line["fresh"]])
