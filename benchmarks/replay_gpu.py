@@ -2,8 +2,8 @@
 
 For torch's and JAX's matrix products it fingerprints the shapes of a list, then a random sample (m, n, k log-uniform in 1..8192, every
 other one aligned), replays each recipe on fresh operands and counts the words that differ. A line a shape is printed. FOLDER/survey.jsonl
-gets a line of JSON a shape, with the recipe, the kernels' names, and some words of the GPU. `--resume` leaves out the shapes that are
-there. A shape that fails is a line too. Without a GPU, `--stand-in` takes the same functions on the CPU: a dry run, whose lines are of
+gets a line of JSON a shape, with the recipe, the kernels' names, and some words of the GPU. `--resume` leaves out the shapes
+whose order is there. A shape that fails is a line too. Without a GPU, `--stand-in` takes the same functions on the CPU: a dry run, whose lines are of
 that CPU.
 """
 
@@ -41,12 +41,14 @@ from tcemu.replay.profiles import KIND, VERSION
 
 SURVEYS = {  # name -> dtype of the operands, framework
     "torch-f16": ("f16", "torch"), "torch-bf16": ("bf16", "torch"), "torch-e4m3": ("e4m3", "torch"), "torch-tf32": ("f32", "torch"),
-    "jax-f16": ("f16", "jax"), "jax-bf16": ("bf16", "jax"),
+    "jax-f16": ("f16", "jax"), "jax-bf16": ("bf16", "jax"), "torch-f32": ("f32", "torch"), "torch-e4m3-slow": ("e4m3", "torch"),
 }  # fmt: skip
+EXTRA, EXTRA_SHAPES = ("torch-f32", "torch-e4m3-slow"), 24  # surveys of fewer shapes
 F16, BF16 = ("torch-f16", "jax-f16"), ("torch-bf16", "jax-bf16")
 LISTED = [  # m, n, k, surveys: the shapes of which something is known or asked
-    (128, 128, 128, tuple(SURVEYS)), (64, 64, 8192, (*F16, "torch-e4m3")), (16, 4096, 4096, (*F16, "torch-tf32", "torch-e4m3")),
-    (256, 256, 1024, ("torch-tf32",)), (100, 300, 700, (*F16, *BF16)), (333, 77, 1000, F16), (333, 78, 1000, ("torch-f16",)),
+    (128, 128, 128, tuple(SURVEYS)), (64, 64, 8192, (*F16, "torch-e4m3", "torch-e4m3-slow")),
+    (16, 4096, 4096, (*F16, "torch-tf32", "torch-e4m3", "torch-f32")),
+    (256, 256, 1024, ("torch-tf32", "torch-f32")), (100, 300, 700, (*F16, *BF16)), (333, 77, 1000, F16), (333, 78, 1000, ("torch-f16",)),
     (129, 130, 131, ("torch-f16",)), (1, 4096, 4096, (*F16, "torch-bf16")), (4096, 1, 4096, BF16), (2, 4096, 45, F16), (8, 4096, 1200, F16),
     (8, 32, 30, F16), (1, 1, 8192, F16), (128, 128, 16384, (*F16, "torch-e4m3")), (192, 256, 12288, ("torch-e4m3",)),
     (64, 64, 4096, (*F16, "torch-e4m3")), (64, 64, 11528, F16), (64, 64, 11520, ("torch-f16",)), (100, 2560, 9728, BF16),
@@ -72,6 +74,17 @@ def products(device: str) -> dict[str, Callable]:
     def scaled(a: Any, b: Any) -> Any:
         return torch._scaled_mm(a, b.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
+    def slow(a: Any, b: Any) -> Any:
+        return torch._scaled_mm(a, b.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=False)
+
+    def plain(a: Any, b: Any) -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            return torch.mm(a, b)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = True
+
+    found |= {"torch-f32": plain, "torch-e4m3-slow": slow}
     return found | {"torch-f16": torch.mm, "torch-bf16": torch.mm, "torch-tf32": torch.mm, "torch-e4m3": scaled}
 
 
@@ -84,7 +97,9 @@ def shapes(count: int, seed: int) -> list[tuple[str, int, int, int]]:
             m, n, k = (int(x) for x in np.rint(np.exp2(rng.uniform(0, 13, 3))))
             if number % 2:
                 m, n, k = (-(-x // 16) * 16 for x in (m, n, k))
-            if name == "torch-e4m3":
+            if name in EXTRA and number >= EXTRA_SHAPES:
+                continue
+            if name.startswith("torch-e4m3"):
                 n, k = (-(-x // 16) * 16 for x in (n, k))
             found.append((name, m, n, k))
     return list(dict.fromkeys(found))
@@ -244,7 +259,7 @@ def lines_of(path: Path) -> list[tuple]:
             line = json.loads(text)
         except ValueError:
             continue
-        if "survey" in line and "error" not in line:
+        if "survey" in line and line.get("recipe") and line["wrong"] == 0:
             found.append((line["survey"], line["m"], line["n"], line["k"]))
     return found
 
@@ -315,7 +330,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=8, help="that share the GPU")
     parser.add_argument("--only", nargs="+", default=list(SURVEYS), choices=list(SURVEYS))
     parser.add_argument("--largest", type=int, default=1 << 27, help="elements of a matrix")
-    parser.add_argument("--resume", action="store_true", help="leave out the shapes that are in the folder")
+    parser.add_argument("--resume", action="store_true", help="leave out the shapes whose order is in the folder")
     parser.add_argument("--stand-in", action="store_true", help="the CPU in place of the GPU")
     parser.add_argument("--distil", type=Path, metavar="SURVEY", help="write the profiles and words of a survey to the folder instead")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.sampling import sampled
 
 import tcemu
 from tcemu.formats import BF16, E4M3, F16, F32, TF32
@@ -91,12 +92,16 @@ def butterfly(sums):
     return sums[0]
 
 
-@pytest.mark.parametrize(
-    ("unit", "fold"),
-    [(Lanes(1, 1), left_to_right), (Lanes(4, 2, 8, "ascending"), left_to_right), (Lanes(8, 1, None, "folded", False), butterfly)],
-    ids=str,
-)
-def test_lanes_are_sums_in_fractions(unit, fold):
+LANES = {
+    "one": (Lanes(1, 1), left_to_right),
+    "chunks": (Lanes(4, 2, 8, "ascending"), left_to_right),
+    "apart": (Lanes(8, 1, None, "folded", False), butterfly),
+}
+
+
+@pytest.mark.parametrize("name", sampled(LANES, ("chunks",), str))
+def test_lanes_are_sums_in_fractions(name):
+    unit, fold = LANES[name]
     a, b = drawn(61, dtype=np.float32)
     got = tcemu.matmul(a, b, recipe=recipe(unit, Slices.whole(61), fmt=F32))
     wanted = by_fractions(a, b, unit.lanes, unit.vector, unit.chunk or 61, fold, unit.fused)
@@ -316,17 +321,16 @@ def test_where_two_recipes_part():
     assert parting(a, b, left, left).number is None and "0 of 12 outputs differ" in str(parting(a, b, left, left))
 
 
-@pytest.mark.parametrize(
-    "r",
-    [
-        recipe(HOPPER, Slices.even(200, 3, 64), Merge(partial=F16, serial=True), F16),
-        recipe(HOPPER, Slices.even(200, 3, 64), Merge("paired", F16), F16),
-        recipe(steps(restart=64), Slices.dealt_out(200, 2, 32)),
-        recipe(Lanes(8, 2, 4, "tree"), Slices.even(200, 2, 8), Merge(start="zero")),
-        recipe(Lanes(3, 2, None, "folded", False), Slices.whole(200), fmt=F32),
-    ],
-    ids=str,
-)
+SUMMED = [
+    recipe(HOPPER, Slices.even(200, 3, 64), Merge(partial=F16, serial=True), F16),
+    recipe(HOPPER, Slices.even(200, 3, 64), Merge("paired", F16), F16),
+    recipe(steps(restart=64), Slices.dealt_out(200, 2, 32)),
+    recipe(Lanes(8, 2, 4, "tree"), Slices.even(200, 2, 8), Merge(start="zero")),
+    recipe(Lanes(3, 2, None, "folded", False), Slices.whole(200), fmt=F32),
+]
+
+
+@pytest.mark.parametrize("r", sampled(SUMMED, 3, lambda r: f"{r.merge} {r.unit}"))
 def test_sums_in_plain_python_are_the_engine(r):
     """`explain` and fractions on one side, the engine on the other."""
     a, b = drawn(200, dtype=np.float32 if r.a == F32 else np.float16)

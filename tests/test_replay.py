@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.sampling import sampled
 
 import tcemu
 from tcemu.cli import main
@@ -27,7 +28,7 @@ def chain(a, b):
     return np.asarray(tcemu.matmul(a, b, recipe=CHAIN.of_any_shape()))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", sampled(["f32", "bf16"], ["f32"]))
 def test_the_dot_of_xla_on_this_cpu(dtype):
     """Whatever XLA does here: what is found gives its bits on operands of its own, or nothing is claimed."""
     found = fingerprint(jnp.matmul, 8, 8, 96, dtype=dtype)
@@ -39,10 +40,10 @@ def test_the_dot_of_xla_on_this_cpu(dtype):
 
 
 def test_numpy_on_this_cpu():
-    found = fingerprint(np.matmul, 1, 16, 96, dtype="f32")
+    found = fingerprint(np.matmul, 1, 8, 40, dtype="f32")
     if found.recipe is not None:
         rng = np.random.default_rng(5)
-        a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 96), (96, 16)))
+        a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 40), (40, 8)))
         assert (np.asarray(tcemu.matmul(a, b, recipe=found.recipe)) == np.matmul(a, b)).all()
     assert found.calls <= 64
 

@@ -168,7 +168,7 @@ def f32_pairwise(a, b):
 REFUSED = {
     "atomic": Planted(Atomic(), 512, said="the same operands gave other bits"),
     "another cut below": Planted(position_dependent, 512, said="no order among the candidates"),
-    "one output differs": Planted(one_output_differs, 512, said="no arithmetic among the candidates"),
+    "one output differs": Planted(one_output_differs, 512),
     "20 fraction bits": Planted(in_f32([ALL], core=sim.STRANGE), 512),
     "steps rounded to nearest": Planted(in_f32([ALL], core=sim.NEAREST), 512, said="no arithmetic among the candidates"),
     "last slice first": Planted(in_f32(sim.even(480, 5, 96), last_slice_first), 480),
@@ -177,14 +177,15 @@ REFUSED = {
     "terms at an edge have changed places": Planted(shifted, 512),
     "another order for large operands": Planted(by_magnitude, 512),
     "a total cut before it is rounded": Planted(twice_rounded, 512),
-    "f32 pairwise": Planted(f32_pairwise, 96, "f32"),
+    "f32 pairwise": Planted(f32_pairwise, 40, "f32"),
     "ones are lost": Planted(lambda a, b: in_f32([ALL[:500]])(a, b) * np.float32(0.5), 512),
     "the middle is left out": Planted(in_f32([[*range(100), *range(116, 512)]]), 512),
 }  # fmt: skip
 
-USUAL = (
-    "serial in f16", "round robin", "uneven, as stream-K", "K's tail left out", "FP8 restarted in slices", "32 lanes of 4", "f32 fma",
-    "residue of 32",
+USUAL = ("serial in f16", "uneven, as stream-K", "K's tail left out", "32 lanes of 4", "residue of 32")
+CHEAP = (
+    "atomic", "another cut below", "one output differs", "20 fraction bits", "steps rounded to nearest", "one slice in f16",
+    "one step is short", "terms at an edge have changed places", "ones are lost", "the middle is left out",
 )  # fmt: skip
 M, N = 16, 24
 
@@ -201,7 +202,7 @@ def test_planted_kernels_are_found(name):
     assert found.calls <= 64 and found.compared >= 64
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", sampled(REFUSED, CHEAP, str))
 def test_what_is_no_candidate_is_refused(name):
     planted = REFUSED[name]
     found = fingerprint(planted.fn, M, N, planted.k, dtype=planted.dtype)

@@ -49,7 +49,8 @@ def fingerprint(
     The result has exactly one recipe, with which every answer agrees, or none, and says why. Nothing is guessed: an order that is not
     among the candidates (see `tcemu.replay.candidates`), one that differs from output to output, and one that differs from call to call
     are refused. What was compared is what is claimed: operands of many magnitudes, subnormal and infinite results, on all outputs. The word
-    of a NaN is not compared.
+    of a NaN is not compared. A recipe names one instruction of several that have the same arithmetic; which of them runs is no claim. A and B
+    come in row-major order, anew in each call.
     Raises ValueError or TypeError for arguments that cannot be, and what fn raises.
     """
     held = FORMATS.get(dtype, dtype) if isinstance(dtype, str) else dtype
@@ -63,7 +64,7 @@ def fingerprint(
         raise ValueError(f"framework={framework!r}: wanted one of {', '.join(FRAMEWORKS)}")
     name = getattr(fn, "__qualname__", None) or type(fn).__name__
     box = Box(fn, (int(m), int(n), int(k)), (held, held), framework, device, min(int(calls), MOST_CALLS))
-    search = Search(box, name, tuple(targets), seed, replace(conditions or Conditions(), m=int(m), n=int(n)))
+    search = Search(box, name, tuple(targets), seed, replace(conditions or Conditions(layout="rr"), m=int(m), n=int(n)))
     try:
         return search.run()
     except Spent:
