@@ -79,6 +79,12 @@ def ties(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple
     return a, b
 
 
+def positive(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers from 1 to 2, negative in every other row or column: sums with carries, which a short fraction rounds."""
+    signs = np.resize([1.0, -1.0], max(m, n))
+    return rng.uniform(1, 2, (m, k)) * signs[:m, None], rng.uniform(1, 2, (k, n)) * (signs[:n] if m == 1 else 1.0)
+
+
 def zeros(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Products that are all -0, and in other rows and columns the least ones, negative, which vanish in some format on the way."""
     wide = fmt in (F32, TF32, BF16)
@@ -108,10 +114,11 @@ def huge(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple
 
 KINDS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "flat": flat, "spread": spread, "cancelling": cancelling, "late": late, "zeros": zeros, "tiny": tiny, "huge": huge,
-    "near": near, "steep": steep, "ties": ties, "halves": flat,
+    "near": near, "steep": steep, "ties": ties, "halves": flat, "positive": positive,
 }  # fmt: skip
 NUMBERS = {  # of the kinds, in seeds: words of GPUs are kept with operands that are drawn by them
     "cancelling": 0, "flat": 1, "huge": 2, "late": 3, "spread": 4, "tiny": 5, "zeros": 6, "near": 7, "steep": 8, "ties": 9, "halves": 10,
+    "positive": 11,
 }  # fmt: skip
 
 

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
-from tcemu.formats import BF16, E4M3, E5M2, F16, F32, FORMATS, Format
-from tcemu.linalg.kernel_order import places_of_slices
-from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe
+from tcemu.formats import BF16, E4M3, E5M2, F16, F32, FORMATS, ROUNDINGS, Format
+from tcemu.linalg.kernel_order import places_of_slices, step_order
+from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe, Steps
 from tcemu.replay.boxes import FRAMEWORKS, Box, Spent, framework_of
 from tcemu.replay.candidates import TARGETS, cuts, trees, variants
 from tcemu.replay.comparison import Sample, differing, sample
 from tcemu.replay.findings import Finding, Fingerprint
 from tcemu.replay.probes import Asked, ask, drawn, fits, left_out, most_of, telling, windows_of
-from tcemu.replay.reading import read_slices
+from tcemu.replay.reading import read_fraction_bits, read_slices
 from tcemu.replay.trees import class_of, levels
 
 HELD = (F16, BF16, F32, E4M3, E5M2)
 MOST_CALLS = 64
-FIRST = ("cancelling", "flat", "spread", "late", "near", "steep", "ties", "zeros", "tiny", "huge")  # candidates are eliminated by them
-HELD_OUT = ("cancelling", "steep", "late", "ties", "near", "zeros", "spread", "flat", "tiny")  # the one that is left is confirmed by them
+# kinds of operands by which candidates are eliminated, and those by which the one that is left is confirmed
+FIRST = ("cancelling", "flat", "spread", "late", "near", "steep", "ties", "positive", "zeros", "tiny", "huge")
+HELD_OUT = ("cancelling", "steep", "late", "ties", "near", "positive", "zeros", "spread", "flat", "tiny")
 ENOUGH = 64  # outputs of held-out operands, at least, or so many as the calls allow
 REPEATS = 3
 ROUNDS = 3  # of pairs about which the candidates differ
@@ -49,8 +51,8 @@ def fingerprint(
     The result has exactly one recipe, with which every answer agrees, or none, and says why. Nothing is guessed: an order that is not
     among the candidates (see `tcemu.replay.candidates`), one that differs from output to output, and one that differs from call to call
     are refused. What was compared is what is claimed: operands of many magnitudes, subnormal and infinite results, on all outputs. The word
-    of a NaN is not compared. A recipe names one instruction of several that have the same arithmetic; which of them runs is no claim. A and B
-    come in row-major order, anew in each call.
+    of a NaN is not compared. A recipe names one instruction of several that have the same arithmetic; which of them runs is no claim.
+    A and B come in row-major order, anew in each call.
     Raises ValueError or TypeError for arguments that cannot be, and what fn raises.
     """
     held = FORMATS.get(dtype, dtype) if isinstance(dtype, str) else dtype
@@ -78,7 +80,7 @@ class Search:
         self.box, self.name, self.targets, self.seed, self.conditions = box, name, targets, seed, conditions
         self.rng = np.random.default_rng([seed, *box.shape])
         self.findings: list[Finding] = []
-        self.samples: list[Sample] = []
+        self.samples: dict[str, Sample] = {}
         self.left: list[KernelRecipe] = []
         self.compared = 0
         self.noted = 0
@@ -115,6 +117,8 @@ class Search:
             classes.setdefault(class_of(recipe), recipe)
         self.left = self.eliminated(list(classes.values()))
         if not self.left:
+            self.left = self.eliminated(self.by_other_steps(orders))
+        if not self.left:
             return self.undetermined(
                 "the order of the terms is that of a candidate, but no arithmetic among the candidates gives the bits: steps of another "
                 "width of fraction, other roundings on the way, subnormal numbers that are flushed, or outputs added in different orders",
@@ -133,7 +137,7 @@ class Search:
         again = [self.box(a, b) for _ in range(REPEATS - 1)]
         same = all((x == first.answer).all() for x in again)
         self.note("repeated", f"the same bits {REPEATS} times, results in {self.box.out}" if same else "other bits the next time")
-        self.samples.append(first)
+        self.samples[first.kind] = first
         return same
 
     def structure(self, dropped: int) -> list[Asked]:
@@ -186,6 +190,23 @@ class Search:
             orders = [recipe for recipe in orders if fits(levels(recipe), asked)]
         return orders
 
+    def by_other_steps(self, orders: list[KernelRecipe]) -> list[KernelRecipe]:
+        """The orders by steps that keep so many bits as a probe shows, with every rounding: of cores that nobody has measured."""
+        found = []
+        for recipe in orders:
+            if not isinstance(recipe.unit, Steps):
+                continue
+            bits = read_fraction_bits(self.box, step_order(recipe.unit, recipe.slices).places[0])
+            self.note("a step's fraction", "is not read" if bits is None else f"{bits} bits are kept below the largest exponent")
+            if bits is None:
+                break
+            own = recipe.unit.arithmetic
+            for rounding, kept in product(ROUNDINGS[:4], dict.fromkeys([None, min(bits, 22), own.result_bits])):
+                model = own.replace(fraction_bits=bits, rounding=rounding, result_bits=kept)
+                found += variants(recipe.replace(unit=replace(recipe.unit, model=model)))
+            break
+        return list({class_of(recipe): recipe for recipe in reversed(found)}.values())[::-1]
+
     # ---- elimination
 
     def eliminated(self, candidates: list[KernelRecipe]) -> list[KernelRecipe]:
@@ -193,9 +214,11 @@ class Search:
         every = len(candidates)
         kinds = (*FIRST, "halves") if self.box.held[0] == F32 else FIRST
         for kind in kinds:
-            if kind != self.samples[0].kind:
-                self.samples.append(sample(self.box, kind, self.seed))
-            candidates = [c for c in candidates if not differing(c, self.samples[-1])]
+            if not candidates:
+                return []
+            if kind not in self.samples:
+                self.samples[kind] = sample(self.box, kind, self.seed)
+            candidates = [c for c in candidates if not differing(c, self.samples[kind])]
             if not candidates:
                 self.note(
                     "elimination", f"{every} orders with their roundings, of which none gives the bits of the operands of kind {kind!r}"

@@ -9,12 +9,13 @@ import numpy as np
 
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32
 from tcemu.linalg.kernel_recipes import Slices
-from tcemu.replay.boxes import Box
+from tcemu.replay.boxes import Box, codes_of, values
 from tcemu.replay.candidates import MOST_SLICES
 from tcemu.replay.probes import ask, most_of, windows_of
 
 STEP = {F16: 16, BF16: 16, F32: 8, E4M3: 32, E5M2: 32}  # terms of the longest step of each format
 MOST_CALLS = 16
+LARGE = {F16: (7, 0, -24), BF16: (7, 0, -40), F32: (7, 0, -40), E5M2: (7, 0, -16), E4M3: (6, 4, -9)}  # exponents: large, small, least
 
 
 def read_slices(box: Box, rng: np.random.Generator) -> Slices | None:
@@ -75,3 +76,29 @@ def _end(free: np.ndarray, k: int, j: int, lost: int) -> int | None:
         return k
     end = max(int(free[lost - 1]) if lost else 0, j) + 1
     return end if free[lost] == end else None
+
+
+def read_fraction_bits(box: Box, places: np.ndarray) -> int | None:
+    """How many bits below the largest exponent a step keeps: 2^e - 2^e + 2^(e - d) is 2^(e - d) for so many d, then 0. One call.
+
+    places: along K, of one instruction, whose first three are of one step. None where there are fewer, or what survives is no cut.
+    """
+    m, n, k = box.shape
+    assert box.out is not None
+    own = [int(p) for p in places if p >= 0][:3]
+    if len(own) < 3 or max(m, n) < 32:
+        return None
+    top, small, least = LARGE[box.held[0]]
+    distances = np.arange(1, min(max(m, n), top + top - least - small + 1))
+    one, other = np.zeros((1, k)), np.zeros((max(m, n), k))
+    one[0, own] = 2.0**top, 2.0**top, 2.0**small
+    other[:, own[0]], other[:, own[1]] = 2.0**top, -(2.0**top)
+    other[: len(distances), own[2]] = np.exp2(2 * top - small - distances)
+    one, other = np.repeat(one, min(m, n), 0), other
+    a, b = (one, other) if m <= n else (other, one)
+    answer = values(box.out, box(codes_of(box.held[0], a), codes_of(box.held[1], b).T))
+    answer = (answer if m <= n else answer.T)[:, : len(distances)]
+    survived = answer == np.exp2(2.0 * top - distances)
+    bits = int(survived[0].sum())
+    whole = (survived[:, :bits]).all() and (answer[:, bits:] == 0).all()
+    return bits if whole and 0 < bits < len(distances) else None
