@@ -212,3 +212,30 @@ def test_what_is_no_candidate_is_refused(name):
 
 def test_there_are_at_least_forty():
     assert len(FOUND) + len(REFUSED) >= 40
+
+
+def drawn_kernel(rng):
+    """A kernel drawn at random, many of them none of the candidates, and its K."""
+    k, out = int(2 ** rng.uniform(3, 8)), str(rng.choice(["f16", "f32"]))
+    slices = [
+        sim.even(k, int(rng.integers(1, 6)), int(rng.choice([8, 16, 24, 32]))),
+        sim.uneven(*sorted({0, k, *rng.integers(1, k, 2).tolist()})),
+        [s for s in sim.round_robin(k, int(rng.integers(2, 4)), int(rng.choice([8, 16, 32, 48]))) if s],
+        [list(range(k))],
+    ][rng.integers(4)]
+    merge = [sim.added, sim.descending, sim.pairwise, sim.paired, last_slice_first, sim.serial("f16"), sim.stored("f16")]
+    tile = int(rng.choice([16, 24, 32, 64]))
+    steps = (lambda places: [s for s in sim.residue_first(places, tile) if s]) if rng.integers(3) == 0 else None
+    core = [sim.HOPPER, sim.HOPPER, sim.AMPERE, sim.STRANGE][rng.integers(4)]
+    return sim.tensor("f16", out, slices, merge[rng.integers(5 if out == "f32" else 7)], steps, core), k
+
+
+@pytest.mark.parametrize("seed", sampled(range(40), 20, str))
+def test_nothing_false_is_said_of_random_kernels(seed):
+    rng = np.random.default_rng(seed)
+    (fn, k), m, n = drawn_kernel(rng), int(rng.integers(1, 20)), int(rng.integers(1, 20))
+    found = fingerprint(fn, m, n, k)
+    if found.recipe is not None:
+        box = Box(fn, (m, n, k), (FORMATS["f16"],) * 2, "numpy", None, 64)
+        kinds = [(kind, 2000 + at) for at in range(4) for kind in ("flat", "late", "near", "steep")]
+        assert [differing(found.recipe, sample(box, kind, number)) for kind, number in kinds] == [0] * 16, str(found)
