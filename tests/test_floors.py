@@ -26,7 +26,7 @@ FLOORS = (
     "native",
     "operations",
     "quantize linalg",
-    "fuzz explanation study emulation silicon verification ptx viz",
+    "fuzz explanation study emulation silicon verification ptx viz replay",
     "cli __main__ commands data",
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
@@ -36,7 +36,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "formats packing",
     "memory shared_memory",
     "quantize linalg",
-    "explanation study emulation silicon fuzz verification viz",
+    "explanation study emulation silicon fuzz verification viz replay",
     "commands cli __main__",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
@@ -207,7 +207,7 @@ def test_a_private_name_from_elsewhere_is_seen(source, names):
 # ---- files, functions and lists of parameters stay short
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 400, 60, 8
-FACES = ("", "fuzz", "silicon", "formats", "viz", "quantize", "recipes")  # modules whose names are public: tcemu and these of its own
+FACES = ("", "fuzz", "replay", "silicon", "formats", "viz", "quantize", "recipes")  # whose names are public: tcemu, and these of its own
 
 
 BINDINGS = ("mma", "movement", "wgmma", "wmma")  # of operations; a `bind_...` there has the parameters of its public operation

@@ -17,7 +17,10 @@ from tcemu.cli import main
 from tcemu.commands import demo
 from tcemu.commands import verify as silicon
 from tcemu.commands.printing import READER_GONE
+from tcemu.formats import F32
 from tcemu.fuzz.runs import header
+from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Slices
+from tcemu.replay import dumps
 
 F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 S8 = "mma.sync.aligned.m8n8k16.row.col.satfinite.s32.s8.s8.s32"
@@ -32,6 +35,7 @@ PRINTING = {
     "explain as JSON": f"explain {F16} --random 1 --json",
     "fuzz": f"{FUZZ} --quiet",
     "infer": f"infer {S8} --cases 1",
+    "replay": "replay diff A.npy B.npy --left order.json --right order.json",
     "verify": f"verify {S8} --outputs 1",
     "check": f"check {F16} --target sm_90a",
     "list": "list --target sm_90a",
@@ -45,10 +49,11 @@ FULL = "cannot be written: No space left on device"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with A [4, 5] and B [5, 2], and the emulation where a GPU would be."""
+    """A working folder with A [4, 5] and B [5, 2], a kernel recipe, and the emulation where a GPU would be."""
     rng = np.random.default_rng(0)
     for name, shape in (("A", (4, 5)), ("B", (5, 2))):
         np.save(tmp_path / f"{name}.npy", rng.normal(size=shape).astype(np.float32))
+    (tmp_path / "order.json").write_text(dumps(KernelRecipe(F32, F32, F32, Lanes(), Slices.whole(5))))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(silicon, "gpu", EmulatedGpu)
     return tmp_path

@@ -17,11 +17,11 @@ NAMES = {
     "mma_sp", "sparsify", "densify",
     "wgmma", "descriptor", "uniform_descriptor", "Warpgroup", "SharedLayout", "to_shared", "from_shared",
     "block_quantize", "block_dequantize", "BlockFormat", "BlockQuantized",
-    "cache_compilations", "Recipe", "recipe", "Quantizer", "matmul", "dot_general", "ragged_dot", "emulate", "compare",
+    "cache_compilations", "Recipe", "recipe", "KernelRecipe", "Quantizer", "matmul", "dot_general", "ragged_dot", "emulate", "compare",
     "wmma_load", "wmma_mma", "wmma_store", "ldmatrix", "stmatrix", "movmatrix",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
-MODULES = {"formats", "recipes", "quantize", "policies", "viz", "fuzz", "silicon"}
+MODULES = {"formats", "recipes", "quantize", "policies", "viz", "fuzz", "replay", "silicon"}
 FUNCTIONS = sorted(name for name in NAMES if inspect.isfunction(getattr(tcemu, name)))
 
 

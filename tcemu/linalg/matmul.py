@@ -20,6 +20,8 @@ from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
 from tcemu.gradients import stand_in
 from tcemu.linalg.accumulation import Blocks, Factors, reduced, sums_of_parts
 from tcemu.linalg.arguments import floats, given_recipe, in_jax, product_keys
+from tcemu.linalg.kernel_matmul import Given, product_by_kernel
+from tcemu.linalg.kernel_recipes import KernelRecipe
 from tcemu.linalg.recipes import Recipe
 from tcemu.linalg.shapes import Pair, shape_of_product
 from tcemu.meshes import alike, with_axes_of
@@ -34,7 +36,7 @@ def matmul(
     b: ArrayLike,
     bias: ArrayLike | None = None,
     *,
-    recipe: Recipe | str,
+    recipe: Recipe | KernelRecipe | str,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
     key: PRNGKey | None = None,
@@ -46,7 +48,8 @@ def matmul(
     a: [..., M, K]; b: [..., K, N]; bias: what broadcasts to [..., M, N]; floats of any dtype. Leading axes broadcast. NumPy's float64 is
     rounded from its 64 bits, once, where the recipe rounds operands as they are, and to f32 where it divides by f32 scales; as an argument
     of a transformation JAX cuts it to float32 before, unless x64 mode is on.
-    recipe: a Recipe, or the name of one, as "bf16" or "deepseek on H100".
+    recipe: a Recipe, or the name of one, as "bf16" or "deepseek on H100"; or a `tcemu.KernelRecipe`, the order in which one kernel of a
+    library adds: then K is no mesh axis, there are no keys, and scales are single numbers.
     scale_a, scale_b: float scales in place of those that the recipe computes: a scalar for "tensor", [..., M, 1] for "row", [..., 1, N] for
     "column", [..., blocks of M, blocks of K] and [..., blocks of K, blocks of N] for "block" (of an instruction: rounded to its format).
     key: a jax.random key, where the recipe rounds stochastically.
@@ -58,11 +61,16 @@ def matmul(
     rounding counted as identity, and no step where it saturates (LSQ, arXiv 1902.08153).
     Raises TypeError or ValueError for arrays of another kind or shape, a name that is no recipe's, or where a key is missing.
     """
-    recipe = given_recipe(recipe, key)
+    if not isinstance(recipe, KernelRecipe):
+        recipe = given_recipe(recipe, key)
     a, b = floats("a", a), floats("b", b)
     bias, scale_a, scale_b = (
         None if value is None else floats(name, value) for name, value in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b))
     )
+    if isinstance(recipe, KernelRecipe):
+        if key is not None or axis_name is not None:
+            raise ValueError("key, axis_name: a kernel recipe rounds to nearest, on one device; leave them out")
+        return product_by_kernel(recipe, Given(a, b, bias, scale_a, scale_b), dtype)
     shape_of_product(a.shape, b.shape, None if bias is None else bias.shape, names=("a", "b", "bias"))
     scheme_a, scheme_b = recipe.schemes
     sizes_a, sizes_b = scheme_a.group_sizes, scheme_b.group_sizes

@@ -1,0 +1,358 @@
+"""Which order do the libraries of a GPU add in, and are their words replayed? `python benchmarks/replay_gpu.py --out FOLDER`: a survey.
+
+For torch's and JAX's matrix products it fingerprints the shapes of a list, then a random sample (m, n, k log-uniform in 1..8192, every
+other one aligned), replays each recipe on fresh operands and counts the words that differ. A line a shape is printed. FOLDER/survey.jsonl
+gets a line of JSON a shape, with the recipe, the kernels' names, and some words of the GPU. `--resume` leaves out the shapes whose order is
+there. A shape that fails is a line too. Without a GPU, `--stand-in` takes the same functions on the CPU: a dry run, whose lines are of
+that CPU.
+"""
+
+import argparse
+import base64
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tcemu.formats import FORMATS
+from tcemu.linalg.kernel_json import to_dict
+from tcemu.linalg.kernel_recipes import Conditions
+from tcemu.replay.boxes import Box
+from tcemu.replay.comparison import differing, sample
+from tcemu.replay.data import operands
+from tcemu.replay.fingerprint import fingerprint
+from tcemu.replay.probes import ask, most_of, windows_of
+from tcemu.replay.profiles import KIND, VERSION
+
+SURVEYS = {  # name -> dtype of the operands, framework
+    "torch-f16": ("f16", "torch"), "torch-bf16": ("bf16", "torch"), "torch-e4m3": ("e4m3", "torch"), "torch-tf32": ("f32", "torch"),
+    "jax-f16": ("f16", "jax"), "jax-bf16": ("bf16", "jax"), "torch-f32": ("f32", "torch"), "torch-e4m3-slow": ("e4m3", "torch"),
+}  # fmt: skip
+EXTRA, EXTRA_SHAPES = ("torch-f32", "torch-e4m3-slow"), 24  # surveys of fewer shapes
+F16, BF16 = ("torch-f16", "jax-f16"), ("torch-bf16", "jax-bf16")
+LISTED = [  # m, n, k, surveys: the shapes of which something is known or asked
+    (128, 128, 128, tuple(SURVEYS)), (64, 64, 8192, (*F16, "torch-e4m3", "torch-e4m3-slow")),
+    (16, 4096, 4096, (*F16, "torch-tf32", "torch-e4m3", "torch-f32")),
+    (256, 256, 1024, ("torch-tf32", "torch-f32")), (100, 300, 700, (*F16, *BF16)), (333, 77, 1000, F16), (333, 78, 1000, ("torch-f16",)),
+    (129, 130, 131, ("torch-f16",)), (1, 4096, 4096, (*F16, "torch-bf16")), (4096, 1, 4096, BF16), (2, 4096, 45, F16), (8, 4096, 1200, F16),
+    (8, 32, 30, F16), (1, 1, 8192, F16), (128, 128, 16384, (*F16, "torch-e4m3")), (192, 256, 12288, ("torch-e4m3",)),
+    (64, 64, 4096, (*F16, "torch-e4m3")), (64, 64, 11528, F16), (64, 64, 11520, ("torch-f16",)), (100, 2560, 9728, BF16),
+    (128, 128, 65536, ("torch-bf16",)), (16, 64, 131072, ("torch-e4m3",)), (1023, 1025, 8192, ("torch-f16",)),
+    (1, 8449, 4096, ("torch-f16",)), (1, 8448, 4096, ("torch-f16",)),
+    (2, 2048, 2048, BF16), (17, 2048, 2048, BF16), (33, 2048, 2048, BF16), (257, 2048, 2048, BF16),
+    (2048, 2048, 2048, tuple(SURVEYS)), (4096, 4096, 4096, ("torch-f16", "torch-e4m3")),
+]  # fmt: skip
+FILE = "survey.jsonl"
+WORDS = 16  # rows and columns of the words that are kept
+
+
+def products(device: str) -> dict[str, Callable]:
+    """The functions, by survey."""
+    found: dict[str, Callable] = {"jax-f16": jax.jit(jnp.matmul), "jax-bf16": jax.jit(jnp.matmul)}
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return found
+    torch.backends.cuda.matmul.allow_tf32 = True
+    one = torch.ones((), device=device)
+
+    def scaled(a: Any, b: Any) -> Any:
+        return torch._scaled_mm(a, b.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    def slow(a: Any, b: Any) -> Any:
+        return torch._scaled_mm(a, b.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=False)
+
+    def plain(a: Any, b: Any) -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            return torch.mm(a, b)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = True
+
+    found |= {"torch-f32": plain, "torch-e4m3-slow": slow}
+    return found | {"torch-f16": torch.mm, "torch-bf16": torch.mm, "torch-tf32": torch.mm, "torch-e4m3": scaled}
+
+
+def shapes(count: int, seed: int) -> list[tuple[str, int, int, int]]:
+    """Every shape of the survey, in the order in which they are taken: the listed ones, then the sample, each survey in turn."""
+    found = [(name, m, n, k) for m, n, k, names in LISTED for name in names]
+    rngs = {name: np.random.default_rng([seed, number]) for number, name in enumerate(SURVEYS)}
+    for number in range(count):
+        for name, rng in rngs.items():
+            m, n, k = (int(x) for x in np.rint(np.exp2(rng.uniform(0, 13, 3))))
+            if number % 2:
+                m, n, k = (-(-x // 16) * 16 for x in (m, n, k))
+            if name in EXTRA and number >= EXTRA_SHAPES:
+                continue
+            if name.startswith("torch-e4m3"):
+                n, k = (-(-x // 16) * 16 for x in (n, k))
+            found.append((name, m, n, k))
+    return list(dict.fromkeys(found))
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What a recipe holds for."""
+    said: dict[str, Any] = {"jax": jax.__version__, "numpy": np.__version__, "device": device}
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+
+        said |= {"torch": torch.__version__, "cuda": torch.version.cuda}
+        if device == "cuda":
+            import ctypes
+
+            about = torch.cuda.get_device_properties(0)
+            said |= {"gpu": about.name, "sm_count": about.multi_processor_count}
+            torch.mm(*(torch.ones((16, 16), device=device) for _ in range(2)))
+            loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libcublasLt.so" in line}
+            for path in sorted(loaded):
+                library = ctypes.CDLL(path)
+                library.cublasLtGetVersion.restype = ctypes.c_size_t
+                said["cublaslt"] = int(library.cublasLtGetVersion())
+    except Exception as error:
+        said["unknown"] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def kernels(fn: Callable, given: list) -> list[str]:
+    """The names of the GPU kernels that one call of a torch function runs; none where that cannot be asked."""
+    try:
+        from torch.profiler import ProfilerActivity, profile  # pyright: ignore[reportMissingImports]
+
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            fn(*given)
+            import torch  # pyright: ignore[reportMissingImports]
+
+            torch.cuda.synchronize()
+        return sorted({event.key for event in found.key_averages() if "Mem" not in event.key and not event.key.startswith("cuda")})
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def words_of(box: Box, seed: int) -> dict[str, Any]:
+    """A few hundred words of the box, with what brings its operands back: `tcemu.replay.data.operands`."""
+    m, n, k = box.shape
+    rows, columns = min(m, WORDS), min(n, WORDS)
+    a, b = operands("flat", seed, box.held, (rows, columns, k))
+    answer = box(a[np.arange(m) % rows], b[:, np.arange(n) % columns])[:rows, :columns]
+    crc = [zlib.crc32(np.ascontiguousarray(x).tobytes()) for x in (a, b)]
+    return {
+        "kind": "flat", "seed": seed, "rows": rows, "columns": columns, "crc": crc, "out": str(box.out),
+        "codes": base64.b64encode(np.ascontiguousarray(answer).tobytes()).decode(),
+    }  # fmt: skip
+
+
+def staircase(box: Box) -> dict[str, Any]:
+    """For what is undetermined: which windows survive beside pairs (0, j) and (j, j + 1), to be read later."""
+    m, n, k = box.shape
+    assert box.out is not None
+    by_rows = m >= n
+    pairs_at_most, windows_at_most = (m, n) if by_rows else (n, m)
+    count = min(pairs_at_most, 64, k // 4)
+    kept = {}
+    steps = sorted({max(1, k * x // count) for x in range(1, count)} - {k})
+    for name, pairs in (("from 0", [(0, j) for j in steps]), ("neighbours", [(j, j + 1) for j in steps if j + 1 < k])):
+        free = np.setdiff1d(np.arange(k), [place for pair in pairs for place in pair])
+        windows = windows_of(np.random.default_rng(0), free, k, min(windows_at_most, 64), most_of(box.held[0], box.out))
+        asked = ask(box, pairs, windows, by_rows=by_rows)
+        sizes, starts = windows.sum(1), windows.argmax(1)
+        kept[name] = {"pairs": pairs, "starts": starts.tolist(), "sizes": sizes.tolist(), "lost": (sizes - asked.counts).tolist()}
+    return kept
+
+
+def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[str, Any], device: str) -> dict[str, Any]:
+    """One shape as a line of JSON: a failure is told, not raised."""
+    m, n, k = shape
+    dtype, framework = SURVEYS[name]
+    line: dict[str, Any] = {"survey": name, "m": m, "n": n, "k": k}
+    start = time.perf_counter()
+    try:
+        version = f"torch {known.get('torch')}, CUDA {known.get('cuda')}, cuBLASLt {known.get('cublaslt')}"
+        version = version if framework == "torch" else f"jax {known['jax']}, algorithm 0"
+        conditions = Conditions(library=name, version=version, gpu=known.get("gpu"), sm_count=known.get("sm_count"))
+        where = device if framework == "torch" else ("gpu" if device == "cuda" else "cpu")
+        found = fingerprint(fn, m, n, k, dtype=dtype, framework=framework, device=where, conditions=conditions)
+        line |= {"calls": found.calls, "recipe": to_dict(found.recipe) if found.recipe else None, "why": found.why}
+        line |= {"findings": [str(f) for f in found.findings], "survivors": [to_dict(s) for s in found.survivors[:4]]}
+        held = FORMATS[dtype]
+        box = Box(fn, shape, (held, held), framework, where, 64)
+        line["words"] = words_of(box, 7)
+        if found.recipe is not None:
+            wrong = [differing(found.recipe, sample(box, kind, 999)) for kind in ("flat", "cancelling")]
+            line |= {"fresh": 2 * m * n, "wrong": sum(wrong)}
+        elif k >= 16 and m * n > 1:
+            line["staircase"] = staircase(box)
+        if framework == "torch" and device == "cuda":
+            import torch  # pyright: ignore[reportMissingImports]
+
+            a, b = (torch.ones(shape, device=device).to(getattr(torch, TYPES[dtype])) for shape in ((m, k), (k, n)))
+            line["kernels"] = kernels(fn, [a, b])
+    except Exception as error:
+        line |= {"error": f"{type(error).__name__}: {error}"[:500], "at": traceback.format_exc().splitlines()[-4:]}
+    return line | {"seconds": round(time.perf_counter() - start, 2)}
+
+
+TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "f32": "float32"}
+
+
+def said(line: dict[str, Any]) -> str:
+    """A line for people."""
+    head = f"{line['survey']:>10} {line['m']:>5} x {line['n']:>6} x {line['k']:>6} {line['seconds']:6.1f} s  "
+    if "error" in line:
+        return head + "FAILED " + line["error"][:120]
+    if line["recipe"] is None:
+        return head + "undetermined: " + line["why"][:70] + " " + ",".join(line.get("kernels", []))[:90]
+    recipe = line["recipe"]
+    edges = recipe["slices"]["edges"]
+    cut = f"{len(edges) - 1} of {edges[1]}" if edges else f"dealt {recipe['slices']['dealt']}"
+    ((kind, unit),) = recipe["unit"].items()
+    own = f"{unit['op'].split('.')[0]} residue {unit['residue']} restart {unit['restart']}" if kind == "steps" else str(list(unit.values()))
+    return head + f"{line['wrong']} of {line['fresh']} words differ; slices {cut}, {own}, merge {list(recipe['merge'].values())}"
+
+
+def worker(args: argparse.Namespace) -> int:
+    """Every so many-th shape, until the time is up."""
+    device = "cpu" if args.stand_in else "cuda"
+    known, fns = machine(device), products(device)
+    path = args.out / FILE
+    done = set(lines_of(path)) if args.resume else set()
+    append(path, {"machine": known, "date": time.strftime("%Y-%m-%d")})
+    for number, (name, m, n, k) in enumerate(shapes(args.count, args.seed)):
+        if number % args.processes != args.worker or (name, m, n, k) in done or name not in fns or name not in args.only:
+            continue
+        if max(m * k, k * n, m * n) > args.largest or time.time() > args.until:
+            continue
+        line = surveyed(name, (m, n, k), fns[name], known, device)
+        append(path, line)
+        print(said(line), flush=True)
+    return 0
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """One line of JSON at the end of a file that several processes write, in one piece."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, (json.dumps(line) + "\n").encode())
+    finally:
+        os.close(file)
+
+
+def lines_of(path: Path) -> list[tuple]:
+    """The shapes that a file has; a last line that was cut off is none."""
+    found = []
+    for text in path.read_text().splitlines() if path.exists() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if "survey" in line and line.get("recipe") and line["wrong"] == 0:
+            found.append((line["survey"], line["m"], line["n"], line["k"]))
+    return found
+
+
+def lines_by_shape(path: Path) -> tuple[dict[str, Any], dict[tuple, dict[str, Any]]]:
+    """What a file says of the machine, and its lines; of a shape that was asked again, the last one."""
+    about, lines = {}, {}
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        about = line if "machine" in line else about
+        if "survey" in line:
+            lines[line["survey"], line["m"], line["n"], line["k"]] = line
+    return about, lines
+
+
+def distil(path: Path, out: Path) -> None:
+    """A survey as profiles, FOLDER/LIBRARY-GPU.json.xz, and the words that it kept, FOLDER/words.json.xz. Only what was replayed."""
+    about, lines = lines_by_shape(path)
+    known = about["machine"]
+    words = []
+    for name in SURVEYS:
+        recipes: list[dict[str, Any]] = []
+        shapes = []
+        for (survey, m, n, k), line in sorted(lines.items()):
+            if survey != name or not line.get("recipe") or line["wrong"]:
+                continue
+            recipe = line["recipe"]
+            recipe["conditions"] |= {"m": None, "n": None, "evidence": ""}
+            if "lanes" in recipe["unit"]:
+                recipe["unit"]["lanes"].setdefault("flush", False)  # surveys before that field
+            number = recipes.index(recipe) if recipe in recipes else len(recipes)
+            recipes += [recipe] if number == len(recipes) else []
+            shapes.append([m, n, k, number, line["fresh"]])
+            words.append({"survey": name, "m": m, "n": n, "k": k, "recipe": recipe} | line["words"])
+        if not shapes:
+            continue
+        gpu = known.get("gpu") or "CPU"
+        profile = {
+            "kind": KIND, "version": VERSION, "library": name, "library_version": recipes[0]["conditions"]["version"] or "", "gpu": gpu,
+            "sm_count": known.get("sm_count") or 0, "date": about["date"], "recipes": recipes, "shapes": shapes,
+        }  # fmt: skip
+        file = f"{name}-{gpu.replace(' ', '-')}.json.xz"
+        (out / file).write_bytes(lzma.compress(json.dumps(profile).encode(), preset=9))
+        print(f"{file}: {len(shapes)} shapes, {len(recipes)} recipes")
+    (out / "words.json.xz").write_bytes(lzma.compress(json.dumps({"machine": about, "words": words}).encode(), preset=9))
+
+
+def summary(out: Path) -> None:
+    """How many were found, and replayed without a difference, by survey."""
+    _, lines = lines_by_shape(out / FILE)
+    for name in SURVEYS:
+        own = [line for line in lines.values() if line["survey"] == name]
+        found = [line for line in own if line.get("recipe")]
+        right = [line for line in found if line["wrong"] == 0]
+        failed = sum("error" in line for line in own)
+        print(f"{name:>10}: {len(own)} shapes, {len(found)} found, {len(right)} of them replayed with 0 words different, {failed} failed")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the folder for the lines of JSON")
+    parser.add_argument("--seconds", type=float, default=440, help="after which no shape is begun")
+    parser.add_argument("--count", type=int, default=400, help="shapes of the random sample, of each survey")
+    parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--processes", type=int, default=8, help="that share the GPU")
+    parser.add_argument("--only", nargs="+", default=list(SURVEYS), choices=list(SURVEYS))
+    parser.add_argument("--largest", type=int, default=1 << 27, help="elements of a matrix")
+    parser.add_argument("--resume", action="store_true", help="leave out the shapes whose order is in the folder")
+    parser.add_argument("--stand-in", action="store_true", help="the CPU in place of the GPU")
+    parser.add_argument("--distil", type=Path, metavar="SURVEY", help="write the profiles and words of a survey to the folder instead")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.worker is not None:
+        return worker(args)
+    if args.distil is not None:
+        distil(args.distil, args.out)
+        return 0
+    if not args.resume and (args.out / FILE).exists():
+        parser.error(f"{args.out / FILE} is there already; give --resume, or another folder")
+    until = time.time() + args.seconds
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tcemu-replay-cache"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+    words = [sys.executable, __file__, *sys.argv[1:], "--until", str(until)]
+    running = [subprocess.Popen([*words, "--worker", str(number)]) for number in range(args.processes)]
+    statuses = [process.wait() for process in running]
+    summary(args.out)
+    return max(statuses, default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

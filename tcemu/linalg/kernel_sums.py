@@ -1,0 +1,257 @@
+"""A product by a kernel recipe: the engine. Codes in, codes out, integers all the way.
+
+The order of the recipe is data, arrays of places along K, so that recipes of one shape share a compiled program, whatever their slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from tcemu.arithmetic.fma import add, fma
+from tcemu.arithmetic.model import Model, Signature
+from tcemu.arithmetic.program import multiply_add
+from tcemu.arithmetic.quotient import multiply
+from tcemu.compilation import wide_vectors
+from tcemu.formats import F32, TF32, Format, array_codes, convert
+from tcemu.linalg.kernel_order import NONE, additions, lane_order, step_order
+from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Merge, Steps
+from tcemu.meshes import alike
+from tcemu.operations.operands import signature_of
+
+Floats = Array | np.ndarray
+EXPONENT, SIGN = np.uint32(0x7F800000), np.uint32(0x80000000)  # of f32
+KEPT, LAST = np.uint32(0xFFFFE000), np.uint32(0x1000)  # of a tf32 word: its bits, and half of its last one
+
+
+class Run(NamedTuple):
+    """What is static in a product: all but the order."""
+
+    unit: tuple[Model, Signature] | Lanes  # of Lanes only `fused` and `flush`; the rest is in the order
+    restarted: bool
+    merge: Merge  # its order is in the order too
+    factors: tuple[Format, Format]
+    out: Format
+    scaled: bool
+    roundings: int
+    saturate: bool
+
+
+class Order(NamedTuple):
+    """What is data: see `kernel_order`. pairs: the additions of lanes, and those of slices, [P, 2] each."""
+
+    places: np.ndarray
+    closes: np.ndarray
+    slices: np.ndarray  # of Steps: [T]; of Lanes: none
+    numbers: np.ndarray  # [S]: nothing but how many sums the program keeps, as many as there are slices or more
+    of_lanes: np.ndarray
+    of_slices: np.ndarray
+    total: np.ndarray  # where the last addition of slices has the total
+
+
+class Extras(NamedTuple):
+    """What an epilogue takes besides the total: f32 codes, or None."""
+
+    factor: Array | None = None  # alpha · scale_a · scale_b
+    bias: Array | None = None
+    beta: Array | None = None
+
+
+def run_of(recipe: KernelRecipe) -> tuple[Run, Order]:
+    """A recipe as what is compiled, and what that program is given."""
+    unit, merge, epilogue = recipe.unit, recipe.merge, recipe.epilogue
+    if isinstance(unit, Steps):
+        order = step_order(unit, recipe.slices)
+        count, lanes = int(order.slices[-1]) + 1, 1
+        fixed, slices = (unit.arithmetic, signature_of(unit.op)), order.slices
+        restarted = order.restarted
+    else:
+        order = lane_order(unit, recipe.slices)
+        (_, count, lanes), slices = order.places.shape, np.zeros(0, np.int32)
+        fixed, restarted = Lanes(fused=unit.fused, flush=unit.flush), order.chunked
+    of_lanes = additions(unit.join, lanes) if isinstance(unit, Lanes) else []
+    run = Run(
+        unit=fixed,
+        restarted=restarted,
+        merge=Merge(partial=merge.partial, serial=merge.serial) if count > 1 else Merge(),
+        factors=(recipe.a, recipe.b),
+        out=recipe.out,
+        scaled=epilogue.scaled,
+        roundings=epilogue.roundings,
+        saturate=epilogue.saturate,
+    )
+    kept = 1 << (count - 1).bit_length() if isinstance(unit, Steps) else count
+    of_slices = _of_slices(merge, count, kept)
+    total = np.array(of_slices[-1][0] if of_slices else 0, np.int32)
+    of_slices += [(kept + 1, kept + 1)] * (kept - count)
+    data = Order(order.places, order.closes, slices, np.zeros(kept, bool), _pairs(of_lanes), _pairs(of_slices), total)
+    return run, _filled(data)
+
+
+def _of_slices(merge: Merge, count: int, zero: int) -> list[tuple[int, int]]:
+    """The additions of the slices. zero: where +0 is."""
+    pairs = additions(merge.order, count)
+    if merge.start == "zero" and count > 1:
+        first = pairs[0][0]
+        pairs = [(zero, first), *((zero, i) for _, i in pairs)]
+    return pairs
+
+
+def _pairs(pairs: list[tuple[int, int]]) -> np.ndarray:
+    return np.array(pairs, np.int32).reshape(-1, 2)
+
+
+def _filled(order: Order) -> Order:
+    """The order with turns that add nothing, so that their number is one of few and programs are shared."""
+    turns = len(order.places)
+    scale = 1 << max(turns.bit_length() - 2, 0)
+    missing = -turns % scale
+
+    def longer(x: np.ndarray, value: int) -> np.ndarray:
+        return np.concatenate([x, np.full((missing, *x.shape[1:]), value, x.dtype)]) if len(x) else x
+
+    last = order.slices[-1] if len(order.slices) else 0
+    return order._replace(places=longer(order.places, NONE), closes=longer(order.closes, 0), slices=longer(order.slices, last))
+
+
+@wide_vectors(0)
+def product(run: Run, order: Order, a: Array, b: Array, extras: Extras) -> Array:
+    """Codes of the result, [..., M, N]. a: codes [..., M, K]; b: codes [..., K, N]."""
+    rank = max(a.ndim, b.ndim)
+    a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
+    fill = 1 << (run.factors[0].bits - 1)  # -0: see `tcemu.linalg.shapes.fill`
+    a = jnp.pad(a, [(0, 0)] * (rank - 1) + [(0, 1)], constant_values=np.array(fill, a.dtype))
+    b = jnp.pad(b, [(0, 0)] * (rank - 2) + [(0, 1), (0, 0)])
+    places = jnp.where(order.places == NONE, a.shape[-1] - 1, order.places)
+    rank, axes = places.ndim, tuple(range(places.ndim))
+    a = jnp.moveaxis(jnp.take(a, places, axis=-1), tuple(i - rank for i in axes), axes)
+    b = jnp.moveaxis(jnp.take(b, places, axis=-2), tuple(i - rank - 1 for i in axes), axes)
+    parts = _by_lanes(run, order, a, b) if isinstance(run.unit, Lanes) else _by_steps(run, order, a, b)
+    return _epilogue(run, _merged(run, order, parts), extras)
+
+
+def _by_steps(run: Run, order: Order, a: Array, b: Array) -> Array:
+    """f32 codes [S, ..., M, N]: the sums of the slices. a: [T, k, ..., M]; b: [T, k, ..., N]."""
+    assert not isinstance(run.unit, Lanes)
+    model, signature = run.unit
+    a, b = jnp.moveaxis(a, 1, -1), jnp.moveaxis(b, 1, -2)  # [T, ..., M, k] and [T, ..., k, N]
+    shape = (*jnp.broadcast_shapes(a.shape[1:-2], b.shape[1:-2]), a.shape[-2], b.shape[-1])
+
+    def step(state: tuple[Array, Array], turn: tuple) -> tuple[tuple[Array, Array], None]:
+        (parts, running), (x, y, closes, number) = state, turn
+        running = multiply_add(model, signature, x, y, running)
+        total = add(parts[number], running, F32) if run.restarted else running
+        parts = parts.at[number].set(jnp.where(closes, total, parts[number]))
+        return (parts, jnp.where(closes, 0, running)), None
+
+    zeros = jnp.zeros((len(order.numbers), *shape), jnp.uint32)
+    parts, running, *_ = alike(zeros, jnp.zeros(shape, jnp.uint32), a, b)
+    return lax.scan(step, (parts, running), (a, b, order.closes, order.slices))[0][0]
+
+
+def _by_lanes(run: Run, order: Order, a: Array, b: Array) -> Array:
+    """f32 codes [S, ..., M, N]. a: [T, S, L, ..., M]; b: [T, S, L, ..., N]."""
+    assert isinstance(run.unit, Lanes)
+    fused, kept = run.unit.fused, flushed if run.unit.flush else lambda x: x
+    of_a, of_b = run.factors
+    a, b = kept(convert(of_a, F32, a))[..., None], kept(convert(of_b, F32, b))[..., None, :]
+    shape = jnp.broadcast_shapes(a.shape[1:], b.shape[1:])
+    ones = (1,) * (len(shape) - 2)
+
+    def turn(state: tuple[Array, Array, Array], given: tuple) -> tuple[tuple[Array, Array, Array], None]:
+        (total, begun, running), (x, y, closes) = state, given
+        running = kept(fma(x, y, running, F32) if fused else add(kept(multiply(x, y, F32)), running, F32))
+        closes = closes.reshape(*closes.shape, *ones)
+        closed = jnp.where(begun, kept(add(total, running, F32)), running) if run.restarted else running
+        return (jnp.where(closes, closed, total), begun | closes, jnp.where(closes, 0, running)), None
+
+    zeros = jnp.zeros(shape, jnp.uint32)
+    total, begun, running, *_ = alike(zeros, jnp.zeros(shape, bool), zeros, a, b)
+    totals = lax.scan(turn, (total, begun, running), (a, b, order.closes))[0][0]
+    last = order.of_lanes[-1][0] if len(order.of_lanes) else 0
+    return _added(jnp.moveaxis(totals, 1, 0), order.of_lanes, lambda x, y: kept(add(x, y, F32)))[last]
+
+
+def _added(sums: Array, pairs: Array | np.ndarray, adding: Callable[[Array, Array], Array]) -> Array:
+    """Sums along the first axis after the additions (to, from) of `kernel_order.additions`."""
+    if len(pairs) == 0:
+        return sums
+
+    def one(sums: Array, pair: Array) -> tuple[Array, None]:
+        return sums.at[pair[0]].set(adding(sums[pair[0]], sums[pair[1]])), None
+
+    return lax.scan(one, sums, jnp.asarray(pairs))[0]
+
+
+def flushed(x: Array) -> Array:
+    """f32 codes with zeros in place of subnormal numbers, of the same sign."""
+    return jnp.where((x & EXPONENT) == 0, x & SIGN, x)
+
+
+def _merged(run: Run, order: Order, parts: Array) -> Array:
+    """The total of the slices, f32 codes."""
+    merge, flush = run.merge, isinstance(run.unit, Lanes) and run.unit.flush
+    if len(order.of_slices) == 0:
+        return parts[0]
+
+    def waiting(x: Array) -> Array:
+        return x if merge.partial == F32 else convert(merge.partial, F32, convert(F32, merge.partial, x))
+
+    def adding(x: Array, y: Array) -> Array:
+        total = flushed(add(x, y, F32)) if flush else add(x, y, F32)
+        return waiting(total) if merge.serial else total
+
+    if merge.serial:
+        first = order.of_slices[0][0]
+        parts = parts.at[first].set(waiting(parts[first]))
+    else:
+        parts = waiting(parts)
+    zeros = jnp.zeros((2, *parts.shape[1:]), parts.dtype)  # +0 to start from, and what additions that fill the program up change
+    return _added(jnp.concatenate([parts, zeros]), order.of_slices, adding)[order.total]
+
+
+def _epilogue(run: Run, total: Array, extras: Extras) -> Array:
+    if run.scaled:
+        addend = jnp.uint32(0) if extras.bias is None or run.roundings == 2 else extras.bias
+        total = fma(jnp.asarray(extras.factor), total, addend, F32)
+    if extras.bias is not None and run.roundings == 2:
+        total = fma(jnp.asarray(extras.beta), extras.bias, total, F32)
+    return total if run.out == F32 else convert(F32, run.out, total, "RN", run.saturate)
+
+
+def operand_codes(fmt: Format, cast: str, x: Floats) -> Array:
+    """An operand's codes in the format that is multiplied. NumPy's float64 is rounded once, but to f32 first where cast is "RNA"."""
+    source, codes = array_codes(x)
+    if cast != "RNA" or fmt != TF32:
+        return convert(source, fmt, codes, "RN" if cast == "RNA" else cast)
+    codes = codes if source == F32 else convert(source, F32, codes)
+    special = (codes & EXPONENT) == EXPONENT
+    return jnp.where(special, convert(F32, TF32, codes), (codes + LAST) & KEPT)
+
+
+def extras_of(recipe: KernelRecipe, scales: tuple[Floats | None, Floats | None], bias: Floats | None) -> Extras:
+    """What the epilogue takes, from floats: scales are scalars."""
+
+    def f32(x: Floats | float) -> Array:
+        source, codes = array_codes(jnp.asarray(x, jnp.float32) if isinstance(x, float) else x)
+        return convert(source, F32, codes)
+
+    factor: Array | None = None
+    if recipe.epilogue.scaled:
+        given = [f32(scale) for scale in scales if scale is not None]
+        given += [f32(recipe.epilogue.alpha)] if recipe.epilogue.alpha != 1.0 or not given else []
+        factor = given[0]
+        for other in given[1:]:
+            factor = multiply(factor, other, F32)
+    return Extras(factor, None if bias is None else f32(bias), None if bias is None else f32(recipe.epilogue.beta))
+
+
+def outputs(recipe: KernelRecipe, a: Array, b: Array, extras: Extras) -> Array:
+    """Codes of the result, [..., M, N], of operands as codes in the recipe's formats. Neither M nor N is 0."""
+    run, order = run_of(recipe)
+    return product(run, jax.tree.map(jnp.asarray, order), a, b, extras)

@@ -1,0 +1,257 @@
+"""`fingerprint`: how a black box multiplies, found by probes and held against the box on operands that took no part in finding it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from tcemu.formats import BF16, E4M3, E5M2, F16, F32, FORMATS, ROUNDINGS, Format
+from tcemu.linalg.kernel_order import places_of_slices, step_order
+from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe, Steps
+from tcemu.replay.boxes import FRAMEWORKS, Box, Spent, framework_of
+from tcemu.replay.candidates import TARGETS, cuts, trees, variants
+from tcemu.replay.comparison import Sample, differing, sample
+from tcemu.replay.findings import Finding, Fingerprint
+from tcemu.replay.probes import Asked, ask, drawn, fits, left_out, most_of, telling, windows_of
+from tcemu.replay.reading import read_fraction_bits, read_slices
+from tcemu.replay.trees import class_of, levels
+
+HELD = (F16, BF16, F32, E4M3, E5M2)
+MOST_CALLS = 64
+# kinds of operands by which candidates are eliminated, and those by which the one that is left is confirmed
+FIRST = ("cancelling", "flat", "spread", "late", "near", "steep", "ties", "positive", "zeros", "tiny", "huge")
+HELD_OUT = ("cancelling", "steep", "late", "ties", "near", "positive", "zeros", "spread", "flat", "tiny")
+ENOUGH = 64  # outputs of held-out operands, at least, or so many as the calls allow
+REPEATS = 3
+ROUNDS = 3  # of pairs about which the candidates differ
+
+
+def fingerprint(
+    fn: Callable,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    dtype: str | Format = "f16",
+    framework: str | None = None,
+    device: str | None = None,
+    targets: Sequence[str] = TARGETS,
+    calls: int = MOST_CALLS,
+    seed: int = 1,
+    conditions: Conditions | None = None,
+) -> Fingerprint:
+    """Finds out in which order, and with which arithmetic, a function computes A·B.
+
+    fn: takes A [m, k] and B [k, n] and returns A·B [m, n], in f32, f16 or bf16. dtype: of both operands: f16, bf16, f32, e4m3 or e5m2.
+    framework: whose arrays it takes, "numpy", "jax" or "torch"; None: by the module it comes from, else NumPy. device: "cuda", "cpu".
+    targets: whose tensor cores are candidates. calls: of fn, at most. conditions: what is known of the library, for the recipe.
+    The result has exactly one recipe, with which every answer agrees, or none, and says why. Nothing is guessed: an order that is not
+    among the candidates (see `tcemu.replay.candidates`), one that differs from output to output, and one that differs from call to call
+    are refused. What was compared is what is claimed: operands of many magnitudes, subnormal and infinite results, on all outputs. The word
+    of a NaN is not compared. A recipe names one instruction of several that have the same arithmetic; which of them runs is no claim.
+    A and B come in row-major order, anew in each call.
+    Raises ValueError or TypeError for arguments that cannot be, and what fn raises.
+    """
+    held = FORMATS.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if held not in HELD:
+        raise ValueError(f"dtype={dtype!r}: wanted one of {', '.join(map(str, HELD))}")
+    for name, value, least in (("m", m, 1), ("n", n, 1), ("k", k, 1), ("calls", calls, 8)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name}={value!r}: wanted a whole number from {least}")
+    framework = framework_of(fn) if framework is None else framework
+    if framework not in FRAMEWORKS:
+        raise ValueError(f"framework={framework!r}: wanted one of {', '.join(FRAMEWORKS)}")
+    name = getattr(fn, "__qualname__", None) or type(fn).__name__
+    box = Box(fn, (int(m), int(n), int(k)), (held, held), framework, device, min(int(calls), MOST_CALLS))
+    search = Search(box, name, tuple(targets), seed, replace(conditions or Conditions(layout="rr"), m=int(m), n=int(n)))
+    try:
+        return search.run()
+    except Spent:
+        return search.undetermined(f"all {box.most} calls are spent before one order was left", search.left)
+
+
+class Search:
+    """One box, and what is known of it so far."""
+
+    def __init__(self, box: Box, name: str, targets: tuple[str, ...], seed: int, conditions: Conditions):
+        self.box, self.name, self.targets, self.seed, self.conditions = box, name, targets, seed, conditions
+        self.rng = np.random.default_rng([seed, *box.shape])
+        self.findings: list[Finding] = []
+        self.samples: dict[str, Sample] = {}
+        self.left: list[KernelRecipe] = []
+        self.compared = 0
+        self.noted = 0
+
+    def note(self, what: str, value: str) -> None:
+        self.findings.append(Finding(what, value, self.box.calls - self.noted))
+        self.noted = self.box.calls
+
+    def undetermined(self, why: str, survivors: Sequence[KernelRecipe] = ()) -> Fingerprint:
+        return Fingerprint(self.name, self.box.shape, None, tuple(self.findings), self.box.calls, 0, tuple(survivors), why)
+
+    def run(self) -> Fingerprint:
+        """The probes in turn. Raises Spent."""
+        if not self.repeats():
+            return self.undetermined(
+                f"the same operands gave other bits among {REPEATS} calls: sums in an order that changes, as by atomic additions, "
+                "have no recipe"
+            )
+        dropped = left_out(self.box)
+        if dropped is None:
+            return self.undetermined("ones at the end of K are not added up as ones: the outputs differ from each other, or are no sums")
+        self.note(
+            "all ones", "every product is added" if not dropped else f"the last {dropped} products are LEFT OUT: a fault of the library"
+        )
+        answers = self.structure(dropped)
+        orders = self.orders(dropped, answers)
+        if not orders:
+            return self.undetermined(
+                "no order among the candidates gives these answers: it is another one, or differs from output to output. "
+                "The kernel's name and its configuration would tell more"
+            )
+        classes: dict = {}
+        for recipe in (v for tree in orders for v in variants(tree)):
+            classes.setdefault(class_of(recipe), recipe)
+        self.left = self.eliminated(list(classes.values()))
+        if not self.left:
+            self.left = self.eliminated(self.by_other_steps(orders))
+        if not self.left:
+            return self.undetermined(
+                "the order of the terms is that of a candidate, but no arithmetic among the candidates gives the bits: steps of another "
+                "width of fraction, other roundings on the way, subnormal numbers that are flushed, or outputs added in different orders",
+                orders,
+            )
+        return self.confirmed()
+
+    # ---- probes
+
+    def repeats(self) -> bool:
+        """The same operands, several times."""
+        first = sample(self.box, "cancelling", self.seed)
+        assert self.box.out is not None
+        m, n, _ = self.box.shape
+        a, b = first.a[np.arange(m) % len(first.a)], first.b[:, np.arange(n) % first.b.shape[1]]
+        again = [self.box(a, b) for _ in range(REPEATS - 1)]
+        same = all((x == first.answer).all() for x in again)
+        self.note("repeated", f"the same bits {REPEATS} times, results in {self.box.out}" if same else "other bits the next time")
+        self.samples[first.kind] = first
+        return same
+
+    def structure(self, dropped: int) -> list[Asked]:
+        """Pairs and windows, drawn."""
+        m, n, k = self.box.shape
+        assert self.box.out is not None
+        if k - dropped < 3:
+            return []
+        count = 4 if m * n >= 256 else 6 if m * n >= 32 else 12
+        most = most_of(self.box.held[0], self.box.out)
+        answers = []
+        for _ in range(count):
+            pairs, windows, by_rows = drawn(self.rng, self.box, k - dropped, most)
+            if windows.any():
+                answers.append(ask(self.box, pairs, windows, by_rows=by_rows))
+        asked = sum(len(a.pairs) * len(a.windows) for a in answers)
+        self.note("pairs of large terms", f"{asked:,} counts of the small terms that survive beside them")
+        return answers
+
+    def orders(self, dropped: int, answers: list[Asked]) -> list[KernelRecipe]:
+        """The orders that explain them."""
+        assert self.box.out is not None
+        held, k = self.box.held[0], self.box.shape[2]
+        found = cuts(k, dropped, (), answers)
+        orders = trees(held, self.box.out, self.targets, found, answers)
+        if not orders and not dropped:
+            read = read_slices(self.box, self.rng)
+            self.note("slices of any length", "none are read from the terms lost beside pairs (0, j)" if read is None else str(read))
+            if read is not None:
+                found = cuts(k, dropped, (read,), answers)
+                orders = trees(held, self.box.out, self.targets, [f for f in found if f[0] == read], answers)
+        orders = self.told_apart(orders, k - dropped)
+        several = {len(places_of_slices(o.slices)) for o in orders}
+        self.note("orders", f"{len(orders)} candidates explain them all" + (f", with {sorted(several)} slices" if orders else ""))
+        return orders
+
+    def told_apart(self, orders: list[KernelRecipe], usable: int) -> list[KernelRecipe]:
+        """Those that explain answers about pairs for which they differ, too."""
+        assert self.box.out is not None
+        most = most_of(self.box.held[0], self.box.out)
+        for _ in range(ROUNDS):
+            kept = {class_of(recipe): levels(recipe) for recipe in reversed(orders)}
+            pairs = telling(self.rng, list(kept.values()), usable, max(self.box.shape[:2]))
+            if not pairs:
+                break
+            by_rows = self.box.shape[0] >= self.box.shape[1]
+            free = np.setdiff1d(np.arange(usable), [place for pair in pairs for place in pair])
+            windows = windows_of(self.rng, free, self.box.shape[2], min(256, self.box.shape[1 if by_rows else 0]), most)
+            asked = ask(self.box, pairs, windows, by_rows=by_rows)
+            orders = [recipe for recipe in orders if fits(levels(recipe), asked)]
+        return orders
+
+    def by_other_steps(self, orders: list[KernelRecipe]) -> list[KernelRecipe]:
+        """The orders by steps that keep so many bits as a probe shows, with every rounding: of cores that nobody has measured."""
+        found = []
+        for recipe in orders:
+            if not isinstance(recipe.unit, Steps):
+                continue
+            bits = read_fraction_bits(self.box, step_order(recipe.unit, recipe.slices).places[0])
+            self.note("a step's fraction", "is not read" if bits is None else f"{bits} bits are kept below the largest exponent")
+            if bits is None:
+                break
+            own = recipe.unit.arithmetic
+            for rounding, kept in product(ROUNDINGS[:4], dict.fromkeys([None, min(bits, 22), own.result_bits])):
+                model = own.replace(fraction_bits=bits, rounding=rounding, result_bits=kept)
+                found += variants(recipe.replace(unit=replace(recipe.unit, model=model)))
+            break
+        return list({class_of(recipe): recipe for recipe in reversed(found)}.values())[::-1]
+
+    # ---- elimination
+
+    def eliminated(self, candidates: list[KernelRecipe]) -> list[KernelRecipe]:
+        """Those that give the box's bits on operands of every kind."""
+        every = len(candidates)
+        kinds = (*FIRST, "halves") if self.box.held[0] == F32 else FIRST
+        for kind in kinds:
+            if not candidates:
+                return []
+            if kind not in self.samples:
+                self.samples[kind] = sample(self.box, kind, self.seed)
+            candidates = [c for c in candidates if not differing(c, self.samples[kind])]
+            if not candidates:
+                self.note(
+                    "elimination", f"{every} orders with their roundings, of which none gives the bits of the operands of kind {kind!r}"
+                )
+                return []
+        self.note(
+            "elimination", f"{len(candidates)} of {every} orders with their roundings give the bits on operands of {len(kinds)} kinds"
+        )
+        return candidates
+
+    def confirmed(self) -> Fingerprint:
+        """Until one class is left and has been held against the box on new operands."""
+        m, n, _ = self.box.shape
+        self.compared = 0
+        for number in range(self.box.most):
+            enough = number >= len(HELD_OUT) and (self.compared >= ENOUGH or number >= 24)
+            if enough and (len(self.left) == 1 or number >= 2 * len(HELD_OUT)):
+                break
+            asked = sample(self.box, HELD_OUT[number % len(HELD_OUT)], self.seed + 1000 + number)
+            survivors = [recipe for recipe in self.left if not differing(recipe, asked)]
+            if not survivors:
+                return self.undetermined(
+                    f"held-out operands of kind {asked.kind!r} refute the last {len(self.left)} candidates: the order is a near one",
+                    self.left,
+                )
+            self.left, self.compared = survivors, self.compared + m * n
+        self.note("held-out operands", f"{self.compared:,} outputs, 0 differences")
+        if len(self.left) > 1:
+            return self.undetermined(
+                f"{len(self.left)} orders that are not one give the same bits on everything that was asked: a longer K, or results "
+                "in a wider format, would tell them apart",
+                self.left,
+            )
+        evidence = f"{self.compared} held-out outputs, seed {self.seed}, {self.box.calls} calls"
+        recipe = self.left[0].replace(conditions=replace(self.conditions, evidence=evidence))
+        return Fingerprint(self.name, self.box.shape, recipe, tuple(self.findings), self.box.calls, self.compared)

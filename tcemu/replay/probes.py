@@ -1,0 +1,159 @@
+"""Questions to a black box about its order: pairs of large terms that cancel, and how many small terms survive beside each.
+
+Every row of A has a pair (or every column of B), and every column of B has a window of small terms (or every row of A): one call answers
+all pairs with all windows. Source: the masks of FPRev (arXiv 2411.00442), with windows, so that narrow formats have room for the counts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
+from tcemu.replay.boxes import Box, codes_of, values
+from tcemu.replay.trees import Level, lost
+
+
+class Sizes(NamedTuple):
+    """Exponents of a factor of the large terms and of the small ones, and how many small ones a window may have.
+
+    A step that keeps 25 fraction bits, and an f32 rounded to nearest, lose all small terms of a window beside a large one; a result of 11
+    bits counts them exactly; and a large term is within f16, so that partial sums may wait in it.
+    """
+
+    large: int
+    small: int
+    most: int
+
+
+SIZES: dict[Format, Sizes] = {
+    F16: Sizes(7, -11, 1 << 10),
+    E5M2: Sizes(7, -11, 1 << 10),
+    E4M3: Sizes(8, -9, 1 << 8),
+    BF16: Sizes(7, -11, 1 << 10),
+    TF32: Sizes(7, -11, 1 << 10),
+    F32: Sizes(7, -12, 1 << 10),
+}
+TRIES = 200  # to find pairs about which two orders differ
+KEPT = {F32: 1 << 24, F16: 1 << 11, BF16: 1 << 8}  # whole numbers that a result holds, all of them up to this
+
+
+class Asked(NamedTuple):
+    """Pairs, windows, and the answers."""
+
+    pairs: list[tuple[int, int]]
+    windows: np.ndarray  # bool [W, K]
+    counts: np.ndarray  # int [P, W]: small terms that survived; -1 where the answer is no number of them
+    window_of: np.ndarray  # int [K]: which window a place is in, or -1
+
+
+def asked_of(pairs: list[tuple[int, int]], windows: np.ndarray, counts: np.ndarray) -> Asked:
+    """Answers with their pairs and windows."""
+    return Asked(pairs, windows, counts, np.where(windows.any(0), windows.argmax(0), -1))
+
+
+def most_of(fmt: Format, out: Format) -> int:
+    """How many small terms a window may have."""
+    return min(SIZES[fmt].most, KEPT[out])
+
+
+def ask(box: Box, pairs: list[tuple[int, int]], windows: np.ndarray, *, by_rows: bool) -> Asked:
+    """One call. pairs: no more than rows (columns, without by_rows); windows: no more than columns (rows), none with a place of a pair."""
+    assert box.out is not None
+    m, n, k = box.shape
+    fmt = box.held[0]
+    sizes = SIZES[fmt]
+    with_pairs, with_windows = (m, n) if by_rows else (n, m)
+    large, small = 2.0**sizes.large, 2.0**sizes.small
+    places = sorted({place for pair in pairs for place in pair})
+    first = np.full((len(pairs), k), small)
+    first[:, places] = 0
+    for row, (i, j) in enumerate(pairs):
+        first[row, i], first[row, j] = large, -large
+    second = windows * small
+    second[:, places] = large
+    first, second = (_repeated(codes_of(fmt, x), count) for x, count in ((first, with_pairs), (second, with_windows)))
+    a, b = (first, second.T) if by_rows else (second, first.T)
+    answer = values(box.out, box(a, b))
+    answer = (answer if by_rows else answer.T)[: len(pairs), : len(windows)] / small**2
+    whole = (answer == np.rint(answer)) & (answer >= 0) & (answer <= windows.sum(1))
+    with np.errstate(invalid="ignore"):
+        return asked_of(pairs, windows, np.where(whole, answer, -1).astype(int))
+
+
+def _repeated(rows: np.ndarray, count: int) -> np.ndarray:
+    """So many rows: these, and then the first ones again."""
+    return rows[np.arange(count) % len(rows)]
+
+
+def drawn(rng: np.random.Generator, box: Box, usable: int, most: int) -> tuple[list[tuple[int, int]], np.ndarray, bool]:
+    """Pairs at all distances, and windows between them, for one call. usable: places along K from 0 on that may be asked about."""
+    m, n, _ = box.shape
+    by_rows = bool(rng.integers(2)) if min(m, n) >= 8 else m >= n
+    with_pairs, with_windows = (m, n) if by_rows else (n, m)
+    count = int(min(max(2, usable // 3), 24))
+    anchors = [0, usable - 1] if rng.integers(2) else []
+    anchors += rng.integers(0, usable, count).tolist()
+    near = [min(usable - 1, a + (1 << int(rng.integers(0, max(usable.bit_length(), 1))))) for a in anchors]
+    edges = [min(usable - 1, max(0, int(rng.integers(0, usable // 8 + 1)) * 8 - int(rng.integers(2)))) for _ in anchors]
+    places = list(dict.fromkeys([p for three in zip(anchors, near, edges, strict=True) for p in three]))[:count]
+    if len(places) < 2:
+        places = [0, usable - 1]
+    pairs = [(i, j) for x, i in enumerate(places) for j in places[x + 1 :]]
+    flips = rng.integers(0, 2, len(pairs))
+    pairs = [(j, i) if flip else (i, j) for (i, j), flip in zip(pairs, flips, strict=True)]
+    pairs = [pairs[x] for x in rng.permutation(len(pairs))[: min(with_pairs, 64)]]
+    free = np.setdiff1d(np.arange(usable), [place for pair in pairs for place in pair])
+    return pairs, windows_of(rng, free, box.shape[2], min(with_windows, 256), most), by_rows
+
+
+def telling(rng: np.random.Generator, trees: list[list[Level]], usable: int, most: int) -> list[tuple[int, int]]:
+    """Pairs for which the first order and another one lose other terms: none where no such pair was met. At most 16, and `most`."""
+    found: list[tuple[int, int]] = []
+    for other in trees[1:5]:
+        for _ in range(TRIES):
+            i = int(rng.integers(usable))
+            j = int(rng.integers(usable)) if rng.integers(2) else min(usable - 1, i + (1 << int(rng.integers(usable.bit_length()))))
+            if i != j and (lost(trees[0], i, j) != lost(other, i, j)).sum() > 1:
+                found.append((i, j))
+            if len(found) >= min(most, 16):
+                return found
+    return found
+
+
+def windows_of(rng: np.random.Generator, free: np.ndarray, k: int, count: int, most: int) -> np.ndarray:
+    """The free places in `count` windows, neighbours together; where they do not fit, some of them, evenly drawn."""
+    if len(free) > count * most:
+        free = np.sort(rng.choice(free, count * most, replace=False))
+    windows = np.zeros((min(count, max(len(free), 1)), k), bool)
+    for row, part in zip(windows, np.array_split(free, len(windows)), strict=True):
+        row[part] = True
+    return windows
+
+
+def left_out(box: Box) -> int | None:
+    """How many of the last products the box leaves out; None if what is missing is no end of K. One call."""
+    assert box.out is not None
+    m, n, k = box.shape
+    tail = min(k, 128, most_of(box.held[0], box.out))
+    small = 2.0 ** SIZES[box.held[0]].small
+    ends = np.where(np.arange(k) < k - tail, 0, small)[None]
+    a, b = (_repeated(codes_of(box.held[0], x), count) for x, count in ((np.full((1, k), small), m), (ends, n)))
+    counts = np.unique(values(box.out, box(a, b.T)) / small**2)
+    if len(counts) != 1 or counts[0] != np.rint(counts[0]) or not 0 <= tail - counts[0] < k:
+        return None
+    return int(tail - counts[0])
+
+
+def predicted(tree: list[Level], asked: Asked, first: int | None = None) -> np.ndarray:
+    """The counts that an order would give, of the first pairs or of all."""
+    window = asked.window_of
+    held = window >= 0
+    alive = [~lost(tree, i, j) & held for i, j in asked.pairs[:first]]
+    return np.stack([np.bincount(window[a], minlength=len(asked.windows)) for a in alive])
+
+
+def fits(tree: list[Level], asked: Asked) -> bool:
+    """An order explains all answers of a call. The first pairs are looked at first."""
+    return all((predicted(tree, asked, first) == asked.counts[:first]).all() for first in (1, 3, None))

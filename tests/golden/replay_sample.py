@@ -1,0 +1,32 @@
+"""Cuts the words of library products for tests/golden from a survey's: `python tests/golden/replay_sample.py words.json.xz`.
+
+words.json.xz is what `benchmarks/replay_gpu.py --distil` writes. Kept are the shapes of the survey's list and a few of its random sample.
+"""
+
+import json
+import lzma
+import sys
+from pathlib import Path
+
+KEPT = 4  # shapes of the random sample, of each survey
+LISTED = {
+    (128, 128, 128), (64, 64, 8192), (16, 4096, 4096), (256, 256, 1024), (100, 300, 700), (333, 77, 1000), (333, 78, 1000), (129, 130, 131),
+    (1, 4096, 4096), (4096, 1, 4096), (2, 4096, 45), (8, 32, 30), (128, 128, 16384), (64, 64, 11528), (1023, 1025, 8192), (1, 8449, 4096),
+}  # fmt: skip
+
+
+def main() -> None:
+    held = json.loads(lzma.decompress(Path(sys.argv[1]).read_bytes()))
+    kept, counts = [], {}
+    for word in held["words"]:
+        listed = (word["m"], word["n"], word["k"]) in LISTED
+        counts[word["survey"]] = counts.get(word["survey"], 0) + (not listed)
+        if listed or counts[word["survey"]] <= KEPT:
+            kept.append(word)
+    content = lzma.compress(json.dumps(held | {"words": kept}).encode(), preset=9)
+    (Path(__file__).parent / "replay.json.xz").write_bytes(content)
+    print(f"{len(kept)} of {len(held['words'])} shapes, {len(content):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

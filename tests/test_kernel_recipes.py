@@ -1,0 +1,340 @@
+"""Kernel recipes: values, JSON, and the engine against sums in Python fractions and a loop over `tcemu.gemm`."""
+
+import json
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.sampling import sampled
+
+import tcemu
+from tcemu.formats import BF16, E4M3, F16, F32, TF32
+from tcemu.linalg.kernel_order import additions, places_of_slices, step_order
+from tcemu.linalg.kernel_recipes import even_edges
+from tcemu.replay import Conditions, Epilogue, Lanes, Merge, Slices, Steps, dumps, loads, parting
+from tcemu.replay.parting import sums_of
+
+WGMMA = {fmt: f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{fmt}.{fmt}" for fmt, k in ((F16, 16), (BF16, 16), (E4M3, 32), (TF32, 8))}
+HOPPER = Steps(WGMMA[F16], "sm_90a")  # pyright: ignore[reportArgumentType]  a spelling will do
+
+
+def steps(fmt=F16, **options):
+    return Steps(WGMMA[fmt], "sm_90a", **options)
+
+
+PLAIN = Merge()
+
+
+def recipe(unit, slices, merge=PLAIN, out=F32, fmt=F16, **options):
+    return tcemu.KernelRecipe(fmt, fmt, out, unit, slices, merge, **options)
+
+
+def drawn(k, m=3, n=4, dtype=np.float16, seed=0):
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((m, k)) * np.exp2(rng.integers(-4, 5, (m, k))), rng.standard_normal((k, n))
+    return a.astype(dtype), b.astype(dtype)
+
+
+# ---- a reference in fractions: sums of f32 rounded to nearest even
+
+
+def rounded(x: Fraction, bits: int = 24, least: int = -149) -> Fraction:
+    """x to nearest even, by exact arithmetic."""
+    if x == 0:
+        return x
+    e = abs(x.numerator).bit_length() - x.denominator.bit_length()
+    e = e if abs(x) >= Fraction(2) ** e else e - 1
+    unit = Fraction(2) ** max(e - bits + 1, least)
+    return Fraction(round(x / unit)) * unit  # round() of a Fraction goes to the even one
+
+
+def chain(products, fused=True):
+    total = Fraction(0)
+    for x, y in products:
+        total = rounded(total + x * y) if fused else rounded(total + rounded(x * y))
+    return total
+
+
+def exact(x):
+    return [[Fraction(float(v)) for v in row] for row in np.asarray(x)]
+
+
+def by_fractions(a, b, lanes, vector, chunk, fold, fused=True):
+    a, b = exact(a), exact(np.asarray(b).T)
+    wanted = np.zeros((len(a), len(b)), np.float32)
+    for i, row in enumerate(a):
+        for j, column in enumerate(b):
+            sums = []
+            for lane in range(lanes):
+                own = [(row[k], column[k]) for k in range(len(row)) if k // vector % lanes == lane]
+                chunks = [chain(own[at : at + chunk], fused) for at in range(0, len(own), chunk)] or [Fraction(0)]
+                total = chunks[0]
+                for c in chunks[1:]:
+                    total = rounded(total + c)
+                sums.append(total)
+            wanted[i, j] = float(fold(sums))
+    return wanted
+
+
+def left_to_right(sums):
+    total = sums[0]
+    for s in sums[1:]:
+        total = rounded(total + s)
+    return total
+
+
+def butterfly(sums):
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = [rounded(sums[i] + sums[i + half]) for i in range(half)]
+    return sums[0]
+
+
+LANES = {
+    "one": (Lanes(1, 1), left_to_right),
+    "chunks": (Lanes(4, 2, 8, "ascending"), left_to_right),
+    "apart": (Lanes(8, 1, None, "folded", False), butterfly),
+}
+
+
+@pytest.mark.parametrize("name", sampled(LANES, ("chunks",), str))
+def test_lanes_are_sums_in_fractions(name):
+    unit, fold = LANES[name]
+    a, b = drawn(61, dtype=np.float32)
+    got = tcemu.matmul(a, b, recipe=recipe(unit, Slices.whole(61), fmt=F32))
+    wanted = by_fractions(a, b, unit.lanes, unit.vector, unit.chunk or 61, fold, unit.fused)
+    assert (np.asarray(got) == wanted).all()
+
+
+# ---- slices of instructions are a loop over gemm
+
+
+def parts(a, b, places, fmt=F16):
+    return [np.asarray(tcemu.gemm(a[:, p], b[p], op=WGMMA[fmt], target="sm_90a")) for p in places]
+
+
+def test_slices_are_a_loop_over_gemm():
+    a, b = drawn(300)
+    p = parts(a, b, [np.arange(0, 128), np.arange(128, 256), np.arange(256, 300)])
+    half = lambda x: x.astype(np.float16).astype(np.float32)  # noqa: E731
+    slices = Slices.even(300, 3, 64)
+    wanted = {
+        Merge(): p[0] + p[1] + p[2],
+        Merge("descending"): p[2] + p[1] + p[0],
+        Merge("tree"): (p[0] + p[1]) + p[2],
+        Merge(partial=F16): half(half(p[0]) + half(p[1]) + half(p[2])),
+        Merge(partial=F16, serial=True): half(half(half(p[0]) + p[1]) + p[2]),
+    }
+    for merge, want in wanted.items():
+        got = np.asarray(tcemu.matmul(a, b, recipe=recipe(HOPPER, slices, merge, F16)))
+        assert (got == half(want)).all(), merge
+    dealt = [np.concatenate([np.arange(t, min(t + 32, 300)) for t in range(s * 32, 300, 64)]) for s in (0, 1)]
+    p = parts(a, b, dealt)
+    assert (np.asarray(tcemu.matmul(a, b, recipe=recipe(HOPPER, Slices.dealt_out(300, 2, 32)))) == p[0] + p[1]).all()
+
+
+def test_residues_and_restarts_are_a_loop_over_gemm():
+    a, b = drawn(333)
+    first = tcemu.gemm(a[:, :13], b[:13], op=WGMMA[F16], target="sm_90a")
+    wanted = tcemu.gemm(a[:, 13:], b[13:], first, op=WGMMA[F16], target="sm_90a")
+    assert (np.asarray(tcemu.matmul(a, b, recipe=recipe(steps(residue=32), Slices.whole(333)))) == np.asarray(wanted)).all()
+    a, b = (x.astype(jnp.float8_e4m3fn) for x in drawn(320))
+    p = parts(a, b, [np.arange(0, 128), np.arange(128, 256), np.arange(256, 320)], E4M3)
+    got = tcemu.matmul(a, b, recipe=recipe(steps(E4M3, restart=128), Slices.whole(320), fmt=E4M3))
+    assert (np.asarray(got) == p[0] + p[1] + p[2]).all()
+
+
+def test_products_that_are_left_out():
+    a, b = drawn(200)
+    got = tcemu.matmul(a, b, recipe=recipe(HOPPER, Slices.even(200, 3, 64, dropped=8)))
+    p = parts(a, b, [np.arange(0, 64), np.arange(64, 128), np.arange(128, 192)])
+    assert (np.asarray(got) == p[0] + p[1] + p[2]).all()
+    assert "LEFT OUT" in str(Slices.even(200, 3, 64, dropped=8))
+
+
+def test_the_epilogue_and_the_ways_to_tf32():
+    a, b = drawn(64)
+    bias, total = np.float32([[1.5, -2, 0.25, 3]]), np.asarray(tcemu.gemm(a, b, op=WGMMA[F16], target="sm_90a"))
+    scaled = recipe(HOPPER, Slices.whole(64), epilogue=Epilogue(scaled=True, alpha=0.3))
+    alpha = np.float32(0.3) * np.float32(1.7)
+    assert (np.asarray(tcemu.matmul(a, b, bias, recipe=scaled, scale_a=np.float32(1.7))) == total * alpha + bias).all()
+    once = [Fraction(float(alpha)) * Fraction(float(x)) + Fraction(float(y)) for x, y in zip(total[0], bias[0], strict=True)]
+    got = tcemu.matmul(a, b, bias, recipe=scaled.replace(epilogue=Epilogue(True, 0.3, roundings=1)), scale_a=np.float32(1.7))
+    assert np.asarray(got)[0].tolist() == [float(rounded(x)) for x in once]
+    large = np.full((1, 64), 200, np.float16)
+    for saturate, wanted in ((False, np.inf), (True, 65504)):
+        cut = recipe(HOPPER, Slices.whole(64), out=F16, epilogue=Epilogue(saturate=saturate))
+        assert np.asarray(tcemu.matmul(large, large.T, recipe=cut))[0, 0] == wanted
+    tie = np.float32([[1 + 2**-11]])
+    one = np.float32([[1]])
+    for cast, wanted in (("RN", 1), ("RZ", 1), ("RNA", 1 + 2**-10)):
+        assert np.asarray(tcemu.matmul(tie, one, recipe=recipe(steps(TF32), Slices.whole(1), fmt=TF32, cast=cast)))[0, 0] == wanted
+
+
+def test_it_is_a_function_of_jax():
+    a, b = drawn(64)
+    r = recipe(HOPPER, Slices.even(64, 2, 32))
+    plain = np.asarray(tcemu.matmul(a, b, recipe=r))
+    assert (np.asarray(jax.jit(lambda a, b: tcemu.matmul(a, b, recipe=r))(a, b)) == plain).all()
+    batch = np.asarray(tcemu.matmul(np.stack([a, -a]), b, recipe=r))
+    assert (batch == np.stack([plain, -plain])).all()
+    mapped = jax.vmap(lambda a: tcemu.matmul(a, b, recipe=r))(np.stack([a, -a]))
+    assert (np.asarray(mapped) == batch).all()
+    gradient = jax.grad(lambda a: tcemu.matmul(a, b, recipe=r).sum())(jnp.asarray(a, jnp.float32))
+    assert np.allclose(gradient, np.asarray(b, np.float32).sum(1)[None], rtol=1e-5)
+
+
+# ---- the order, and values
+
+
+def test_every_order_adds_every_sum_once():
+    for order in ("ascending", "descending", "tree", "folded", "paired"):
+        for count in range(1, 20):
+            sums = {i: [i] for i in range(count)}
+            last = 0
+            for to, source in additions(order, count):
+                sums[to] = sums[to] + sums.pop(source)
+                last = to
+            assert sorted(sums[last]) == list(range(count)), (order, count)
+
+
+def test_every_place_is_taken_once():
+    for slices in (
+        Slices.even(1000, 7, 64),
+        Slices.dealt_out(1000, 3, 64),
+        Slices.listed((0, 10, 500, 1000)),
+        Slices.even(1000, 3, 8, dropped=5),
+    ):
+        assert np.concatenate(places_of_slices(slices)).size == slices.used
+        for unit in (HOPPER, steps(residue=32), steps(restart=128)):
+            places = step_order(unit, slices).places
+            assert sorted(places[places >= 0].tolist()) == list(range(slices.used))
+
+
+def test_the_rule_of_slices():
+    assert even_edges(8192, 6, 64) == (0, 1408, 2816, 4224, 5632, 7040, 8192)  # an H200's f16 64 x 64 x 8192
+    assert even_edges(16384, 6, 128)[1] == 2816 and even_edges(12288, 4, 128)[1] == 3072
+    assert even_edges(64, 6, 64) == (0, 64)
+
+
+EXAMPLES = [
+    recipe(HOPPER, Slices.even(300, 3, 64), Merge(partial=F16, serial=True), F16, conditions=Conditions(3, 4, gpu="H200", sm_count=132)),
+    recipe(Lanes(32, 4, 8), Slices.whole(77), fmt=F32, epilogue=Epilogue(True, 0.5)),
+    recipe(steps(E4M3, restart=128), Slices.dealt_out(512, 3, 64), out=BF16, fmt=E4M3),
+    recipe(steps(model=tcemu.model(WGMMA[F16], "sm_90a").replace(fraction_bits=20)), Slices.listed((0, 10, 64), dropped=3)),
+]
+
+
+@pytest.mark.parametrize("r", EXAMPLES, ids=lambda r: str(r.slices.k))
+def test_json_brings_it_back(r):
+    assert loads(dumps(r)) == r and loads(dumps(r)).conditions == r.conditions
+    assert hash(loads(dumps(r))) == hash(r)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d | {"version": 2}, "version 2"),
+        (lambda d: d | {"kind": "x"}, "wanted 'tcemu kernel recipe'"),
+        (lambda d: d | {"more": 1}, "unknown \\['more'\\]"),
+        (lambda d: {k: v for k, v in d.items() if k != "merge"}, "missing \\['merge'\\]"),
+        (lambda d: d | {"a": "f17"}, "a: got 'f17'"),
+        (lambda d: d | {"a": ["f16"]}, "wanted a number format"),
+        (lambda d: d | {"unit": {"steps": 3}}, "steps: got 3"),
+        (lambda d: d | {"slices": d["slices"] | {"edges": [0, 64, 32, 300]}}, "ascend"),
+        (lambda d: d | {"slices": d["slices"] | {"edges": [0, 100, 300]}}, "rule="),
+        (lambda d: d | {"slices": d["slices"] | {"k": True}}, "k=True"),
+        (lambda d: d | {"merge": d["merge"] | {"order": "any"}}, "order='any'"),
+        (lambda d: d | {"conditions": d["conditions"] | {"m": 1.5}}, "m=1.5"),
+    ],
+)
+def test_json_is_read_strictly(change, said):
+    held = json.loads(dumps(EXAMPLES[0]))
+    with pytest.raises(ValueError, match=said):
+        loads(json.dumps(change(held)))
+
+
+def test_json_that_is_none():
+    for text in ("", "[1]", '{"a": 1, "a": 2}', "NaN", "[" * 100_000):
+        with pytest.raises(ValueError):
+            loads(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Slices(10), "edges or dealt"),
+        (lambda: Slices.even(0, 1, 1), "k=0"),
+        (lambda: Merge("tree", F16, True), "ascending or descending"),
+        (lambda: Merge(serial=True), "serial=True"),
+        (lambda: Lanes(0), "lanes=0"),
+        (lambda: steps(restart=24), "restart=24"),
+        (lambda: Epilogue(alpha=2.0), "scaled=True"),
+        (lambda: recipe(HOPPER, Slices.whole(8), fmt=BF16), "multiplies f16"),
+        (lambda: recipe(HOPPER, Slices.whole(8), Merge(partial=BF16)), "partial=bf16"),
+        (lambda: recipe(HOPPER, Slices.whole(8), cast="RNA"), "tf32"),
+        (lambda: Steps("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", "sm_80"), "results f32"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_what_cannot_be_is_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_products_that_do_not_fit_are_refused():
+    a, b = drawn(300)
+    r = EXAMPLES[0]
+    tcemu.matmul(a, b, recipe=r)
+    for wrong, options, said in (
+        ((a[:, :299], b[:299]), {}, "this recipe is for K = 300"),
+        ((a[:2], b), {}, "of_any_shape"),
+        ((a, b), {"scale_a": np.float32(2)}, "not scaled"),
+        ((a, b), {"key": jax.random.key(0)}, "leave them out"),
+        ((a, b), {"dtype": np.int32}, "float dtype"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=said):
+            tcemu.matmul(*wrong, recipe=r, **options)
+    part = tcemu.matmul(a[:2], b, recipe=r.of_any_shape())
+    assert (np.asarray(part) == np.asarray(tcemu.matmul(a, b, recipe=r))[:2]).all()
+
+
+def test_subnormal_numbers_that_count_as_zeros():
+    a, b = np.float32([[2**-126, 2**-130, 1.5 * 2**-126]]), np.float32([[-1, 1], [1, 1], [1, -1]])
+    for flush, wanted in ((False, [2**-127 + 2**-130, -(2**-127) + 2**-130]), (True, [0, -0.0])):
+        got = np.asarray(tcemu.matmul(a, b, recipe=recipe(Lanes(flush=flush), Slices.whole(3), fmt=F32)))
+        assert got[0].view(np.uint32).tolist() == np.float32(wanted).view(np.uint32).tolist()
+
+
+# ---- where two part
+
+
+def test_where_two_recipes_part():
+    a, b = drawn(200, seed=3)
+    left, right = recipe(HOPPER, Slices.whole(200)), recipe(HOPPER, Slices.even(200, 2, 64))
+    found = parting(a, b, left, right)
+    x, y = (np.asarray(tcemu.matmul(a, b, recipe=r)) for r in (left, right))
+    assert found.outputs == ((x != y).sum(), x.size) and found.at == tuple(np.argwhere(x != y)[0])
+    assert found.number == 8 and [s.places for s in found.sums if s] == [tuple(range(128, 144))] * 2  # a new slice begins at k = 128
+    assert found.sums[1].before == 0 and "instruction of k 128 to 143" in str(found) and "right:\nwgmma" in str(found)
+    assert parting(a, b, left, left).number is None and "0 of 12 outputs differ" in str(parting(a, b, left, left))
+
+
+SUMMED = [
+    recipe(HOPPER, Slices.even(200, 3, 64), Merge(partial=F16, serial=True), F16),
+    recipe(HOPPER, Slices.even(200, 3, 64), Merge("paired", F16), F16),
+    recipe(steps(restart=64), Slices.dealt_out(200, 2, 32)),
+    recipe(Lanes(8, 2, 4, "tree"), Slices.even(200, 2, 8), Merge(start="zero")),
+    recipe(Lanes(3, 2, None, "folded", False), Slices.whole(200), fmt=F32),
+]
+
+
+@pytest.mark.parametrize("r", sampled(SUMMED, 3, lambda r: f"{r.merge} {r.unit}"))
+def test_sums_in_plain_python_are_the_engine(r):
+    """`explain` and fractions on one side, the engine on the other."""
+    a, b = drawn(200, dtype=np.float32 if r.a == F32 else np.float16)
+    got = np.asarray(tcemu.matmul(a, b, recipe=r.replace(out=F32) if r.merge.partial == F32 else r))
+    word = a.view(f"uint{r.a.bits}"), b.view(f"uint{r.a.bits}")
+    last = list(sums_of(r, word[0][1].tolist(), word[1][:, 2].tolist()))[-1].code
+    assert last == int(got[1, 2].view(np.uint32))

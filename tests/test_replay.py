@@ -1,0 +1,189 @@
+"""`tcemu replay` and what stands around the probes: frameworks, arguments, profiles, the command line, the libraries that are here."""
+
+import json
+import lzma
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.sampling import sampled
+
+import tcemu
+from tcemu.cli import main
+from tcemu.errors import NotModelled
+from tcemu.formats import BF16, F16, F32
+from tcemu.linalg.kernel_json import to_dict
+from tcemu.linalg.kernel_recipes import KernelRecipe
+from tcemu.replay import Lanes, Slices, Steps, dumps, fingerprint
+from tcemu.replay.boxes import framework_of
+from tcemu.replay.profiles import KIND, VERSION, profiles, read_profile, recipe_of
+
+WGMMA = "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16"
+CHAIN = KernelRecipe(F16, F16, F32, Steps(WGMMA, "sm_90a"), Slices.whole(64))  # pyright: ignore[reportArgumentType]
+
+
+def chain(a, b):
+    """A function of NumPy arrays: the module's own, for the command line."""
+    return np.asarray(tcemu.matmul(a, b, recipe=CHAIN.of_any_shape()))
+
+
+@pytest.mark.parametrize("dtype", sampled(["f32", "bf16"], ["f32"]))
+def test_the_dot_of_xla_on_this_cpu(dtype):
+    """Whatever XLA does here: what is found gives its bits on operands of its own, or nothing is claimed."""
+    found = fingerprint(jnp.matmul, 8, 8, 96, dtype=dtype)
+    assert found.determined == (found.recipe is not None) and found.calls <= 64 and ("undetermined" in str(found)) != found.determined
+    if found.recipe is not None:
+        rng = np.random.default_rng(5)
+        a, b = (jnp.asarray(rng.standard_normal(shape), {"f32": jnp.float32, "bf16": jnp.bfloat16}[dtype]) for shape in ((8, 96), (96, 8)))
+        assert (np.asarray(tcemu.matmul(a, b, recipe=found.recipe), np.float32) == np.asarray(jnp.matmul(a, b), np.float32)).all()
+
+
+def test_numpy_on_this_cpu():
+    found = fingerprint(np.matmul, 1, 8, 40, dtype="f32")
+    if found.recipe is not None:
+        rng = np.random.default_rng(5)
+        a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 40), (40, 8)))
+        assert (np.asarray(tcemu.matmul(a, b, recipe=found.recipe)) == np.matmul(a, b)).all()
+    assert found.calls <= 64
+
+
+def test_a_few_outputs_take_more_calls():
+    """One output a call: the order is found by more of them, or nothing is said."""
+    found = fingerprint(lambda a, b: np.asarray(tcemu.matmul(a, b, recipe=CHAIN.of_any_shape())), 1, 1, 64)
+    assert found.recipe is None or found.compared >= 24
+    assert 24 < found.calls <= 64
+
+
+def test_calls_that_are_spent():
+    found = fingerprint(chain, 4, 4, 64, calls=10)
+    assert found.recipe is None and "all 10 calls are spent" in str(found) and found.calls == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dtype": "f8"}, "dtype='f8'"),
+        ({"dtype": "f64"}, "wanted one of f16"),
+        ({"m": 0}, "m=0"),
+        ({"k": True}, "k=True"),
+        ({"calls": 3}, "calls=3"),
+        ({"framework": "tensorflow"}, "framework='tensorflow'"),
+    ],
+)
+def test_arguments_that_cannot_be(options, said):
+    with pytest.raises(ValueError, match=said):
+        fingerprint(chain, **({"m": 4, "n": 4, "k": 64} | options))
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (lambda a, b: a.astype(np.float64) @ b.astype(np.float64), "f64"),
+        (lambda a, b: (a @ b)[:1], "wanted \\[M, N\\]"),
+        (lambda a, b: np.zeros((4, 4), complex), "complex128"),
+    ],
+)
+def test_results_that_cannot_be(fn, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        fingerprint(fn, 4, 4, 8)
+
+
+def test_the_framework_is_that_of_the_function():
+    assert framework_of(jnp.matmul) == framework_of(jax.jit(chain)) == "jax" and framework_of(np.matmul) == framework_of(chain) == "numpy"
+
+
+# ---- profiles
+
+
+def profile_of(**changes):
+    recipes = [to_dict(CHAIN), to_dict(CHAIN.replace(slices=Slices.even(64, 2, 32)))]
+    held = {
+        "kind": KIND, "version": VERSION, "library": "torch-f16", "library_version": "torch 2.11", "gpu": "H200", "sm_count": 132,
+        "date": "2026-11-22", "recipes": recipes, "shapes": [[4, 4, 64, 0, 32], [8, 4, 64, 1, 64]],
+    }  # fmt: skip
+    return lzma.compress(json.dumps(held | changes).encode())
+
+
+def test_a_profile_has_what_was_measured_and_refuses_the_rest():
+    known = (read_profile(profile_of()),)
+    found = recipe_of(known, "torch-f16", (8, 4, 64), None, "H200")
+    assert len(found.slices.edges) == 3 and found.conditions.m == 8 and "64 outputs on 2026-11-22" in found.conditions.evidence
+    for library, shape, gpu, said in (
+        ("torch-f16", (8, 8, 64), None, "near it 8 x 4 x 64"),
+        ("torch-bf16", (8, 4, 64), None, "no profile of torch-bf16"),
+        ("torch-f16", (8, 4, 64), "H100", "no profile of torch-f16 H100"),
+    ):
+        with pytest.raises(NotModelled, match=said):
+            recipe_of(known, library, shape, None, gpu)
+    with pytest.raises(ValueError, match="give version= or gpu="):
+        recipe_of(known * 2, "torch-f16", (8, 4, 64), None, None)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", lzma.compress(b"[]"), profile_of(version=2), profile_of(shapes=[[1, 1, 64, 7, 2]]), profile_of(more=1)]
+)
+def test_what_is_no_profile_is_refused(content):
+    with pytest.raises(ValueError, match="no profile"):
+        read_profile(content)
+
+
+def test_what_is_shipped_can_be_read():
+    for profile in profiles():
+        for shape in profile.shapes:
+            assert profile.recipe(shape).k == shape[2]
+
+
+# ---- the command line
+
+
+def test_fingerprint_show_and_diff(tmp_path, capsys):
+    path, other = tmp_path / "one.json", tmp_path / "other.json"
+    assert main(["replay", "fingerprint", "test_replay:chain", "8", "8", "64", "--out", str(path)]) == 0
+    said = capsys.readouterr()
+    assert "K = 64 in one slice" in said.out and "call 19 of at most 64" in said.err
+    assert main(["replay", "show", str(path)]) == 0
+    assert "kernel recipe: f16 x f16 -> f32, M = 8, N = 8" in capsys.readouterr().out
+    other.write_text(dumps(CHAIN.replace(slices=Slices.even(64, 2, 32))))
+    rng = np.random.default_rng(0)
+    for name, shape in (("a", (3, 64)), ("b", (64, 4))):
+        np.save(tmp_path / f"{name}.npy", rng.standard_normal(shape).astype(np.float16))
+    files = [str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), "--left", str(path), "--right"]
+    assert main(["replay", "diff", *files, str(other)]) == 0
+    assert "the first sum that differs is number 2" in (said := capsys.readouterr().out) and "instruction of k 32 to 47" in said
+    assert main(["replay", "diff", *files, str(path)]) == 0
+    assert "0 of 12 outputs differ" in capsys.readouterr().out
+
+
+def strange(a, b):
+    """Sums that have no order of a candidate."""
+    return (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)
+
+
+def test_what_is_undetermined_has_a_status_of_its_own(tmp_path, capsys):
+    path = tmp_path / "none.json"
+    assert main(["replay", "fingerprint", "test_replay:strange", "8", "8", "64", "--quiet", "--out", str(path)]) == 3
+    assert "undetermined" in capsys.readouterr().out and not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fingerprint", "nothing", "4", "4", "8"], "'nothing' names no function"),
+        (["fingerprint", "no_such_module:f", "4", "4", "8"], "no_such_module"),
+        (["fingerprint", "numpy:pi", "4", "4", "8"], "is no function"),
+        (["fingerprint", "numpy", "4", "4", "8", "--dtype", "f9"], "dtype='f9'"),
+        (["show", "nothing.json"], "is no file"),
+    ],
+)
+def test_mistakes_are_told(words, said, capsys):
+    assert main(["replay", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_files_that_hold_no_recipe(tmp_path, capsys):
+    for content in (b"", b"{}", b"\xff\xfe", b"[" * 5000):
+        (tmp_path / "bad.json").write_bytes(content)
+        assert main(["replay", "show", str(tmp_path / "bad.json")]) == 2
+        assert "holds no recipe" in capsys.readouterr().err
+    assert str(CHAIN.replace(out=BF16)) and Lanes()

@@ -1,0 +1,66 @@
+"""Words that cuBLAS and XLA gave on an H200, and the recipes that were found there: `matmul` by them gives the words, on any machine."""
+
+import base64
+import json
+import lzma
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.sampling import sampled
+
+from tcemu.formats import FORMATS
+from tcemu.linalg.kernel_json import from_dict
+from tcemu.replay.boxes import DTYPES, values
+from tcemu.replay.comparison import Sample, differing
+from tcemu.replay.data import operands
+
+HELD = {"f16": "f16", "bf16": "bf16", "e4m3": "e4m3", "tf32": "f32"}
+RECORDED = json.loads(lzma.decompress((Path(__file__).parent / "golden" / "replay.json.xz").read_bytes()))
+WORDS = {f"{w['survey']} {w['m']}x{w['n']}x{w['k']}": w for w in RECORDED["words"]}
+USUAL = (
+    "torch-f16 64x64x8192", "torch-f16 64x64x11528", "torch-f16 333x78x1000", "torch-e4m3 64x64x8192", "torch-tf32 256x256x1024",
+)  # fmt: skip
+
+
+def sample_of(word):
+    """The recorded words as a sample: the operands are drawn again, and are those that were recorded."""
+    held = (FORMATS[HELD[word["survey"].split("-")[1]]],) * 2
+    a, b = operands(word["kind"], word["seed"], held, (word["rows"], word["columns"], word["k"]))
+    assert [zlib.crc32(np.ascontiguousarray(x).tobytes()) for x in (a, b)] == word["crc"]
+    out = FORMATS[word["out"]]
+    codes = np.frombuffer(base64.b64decode(word["codes"]), out.dtype).reshape(word["rows"], word["columns"])
+    return Sample(word["kind"], held, a, b, codes)
+
+
+@pytest.mark.parametrize("name", sampled(WORDS, USUAL, str))
+def test_the_words_of_a_library(name):
+    word = WORDS[name]
+    asked, recipe = sample_of(word), from_dict(word["recipe"])
+    assert differing(recipe, asked) == 0
+    exact = values(asked.held[0], asked.a) @ values(asked.held[1], asked.b)
+    assert np.allclose(asked.answer.view(DTYPES[recipe.out]).astype(float), exact, rtol=0.02, atol=0.2 * np.sqrt(word["k"]))
+
+
+def test_another_order_has_other_words():
+    """The control: one slice in place of six."""
+    word = WORDS["torch-f16 64x64x8192"]
+    recipe = from_dict(word["recipe"])
+    assert len(recipe.slices.edges) == 7 and recipe.slices.edges[1] == 1408
+    assert differing(recipe.replace(slices=recipe.slices.whole(8192)), sample_of(word)) > 0
+
+
+def test_the_shapes_that_were_predicted_and_found():
+    """As others measured them on an H100, and as this project had found by hand."""
+    cuts = {
+        "torch-f16 64x64x8192": (6, 1408), "torch-e4m3 64x64x8192": (3, 2816), "torch-e4m3 128x128x16384": (6, 2816),
+        "torch-f16 128x128x16384": (12, 1408), "torch-tf32 256x256x1024": (8, 128), "torch-tf32 16x4096x4096": (8, 512),
+    }  # fmt: skip
+    for name, (count, first) in cuts.items():
+        edges = from_dict(WORDS[name]["recipe"]).slices.edges
+        assert (len(edges) - 1, edges[1]) == (count, first), name
+    fault = from_dict(WORDS["torch-f16 64x64x11528"]["recipe"])
+    assert fault.slices.dropped == 8 and "LEFT OUT" in str(fault)  # as on an H100: K mod 64 = 8, and 9 slices of 20 tiles of 64
+    assert from_dict(WORDS["jax-f16 64x64x11528"]["recipe"]).slices.dropped == 0
+    assert {w["recipe"]["unit"].get("steps", {}).get("residue") for w in WORDS.values()} >= {None, 32, 64}
