@@ -207,6 +207,7 @@ def test_a_long_table_says_how_long_it_is():
 @pytest.mark.parametrize("name", ["Comparison", "Run", "Coverage"])
 def test_pictures(name):
     """The marks and bars are the figures."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install -e '.[viz]')")
     figure = made(name).plot()
     assert type(figure).__module__ == "matplotlib.figure" and type(tcemu.viz.plot(made(name))) is type(figure)
     if name == "Comparison":

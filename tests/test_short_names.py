@@ -74,6 +74,7 @@ TAKING = {  # everything public that takes an instruction and computes or says s
     "densify": ("f16 sparse", lambda op: tcemu.densify(np.ones((16, 16), np.float16), zeros(32), op=op)),
     "gemm": ("f16", lambda op: tcemu.gemm(ONES, ONES.T, op=op, target="sm_90a")),
     "Recipe": ("f16", lambda op: repr(tcemu.Recipe(op, "sm_90a"))),
+    "replay.Steps": ("f16", lambda op: repr(tcemu.replay.Steps(op, "sm_90a"))),
     "explain": ("f16", lambda op: tcemu.explain(op, [1], [1], target="sm_90a").to_dict()),
     "fuzz.generate": ("f16", lambda op: tcemu.fuzz.generate(op, 4, 0, 4)),
     "fuzz.Run": ("f16", None),  # what `run` gives back

@@ -66,6 +66,7 @@ TAKING = {  # everything public that takes a target, by its name, and what is be
     "Recipe": lambda target: tcemu.Recipe(HALF, target),
     "Recipe, of a unit": lambda target: tcemu.Recipe(HALF, UNIT.get(target, target), unit="tcgen05"),
     "Recipe, of a unit and a model": lambda target: tcemu.Recipe(HALF, target, unit="tcgen05", model=tcemu.model(HALF, "sm_90a")),
+    "replay.Steps": lambda target: tcemu.replay.Steps(HALF, target),
     "gemm": lambda target: tcemu.gemm(ONES, ONES.T, op=HALF, target=target),
     "dot": lambda target: tcemu.dot(HALF, HALVES, HALVES[:, :8], zeros(16, 8), target=target),
     "mma": lambda target: tcemu.mma(HALF, zeros(32, 4), zeros(32, 2), zeros(32, 4), target=target),

@@ -74,11 +74,13 @@ class Explanations(Result):
         first = self.explanations[0]
         shown = [str(first.op)]
         for number, e in enumerate(self.explanations, 1):
-            shown += wrapped(f"[{number}] {e.label} ({e.known})", indent="    ")
+            shown.append(f"[{number}] {e.label}")
             shown += [f"    {line}" for line in wrapped(describe(e.model, e.signature), width=WIDTH - 4)]
         shown += ["", *self._table(), ""]
         shown += [line for number, e in enumerate(self.explanations, 1) for line in _steps(e, number)]
         shown += ["", f"exact {exact_decimal(first.exact)}", *self._partings()]
+        for number, e in enumerate(self.explanations, 1):
+            shown += wrapped(f"[{number}] evidence: {e.known}")
         return "\n".join(shown)
 
     def _table(self) -> list[str]:

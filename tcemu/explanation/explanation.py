@@ -83,7 +83,7 @@ class Explanation(Result):
 
     def text(self, colour: bool = False) -> str:
         """The view for a terminal; colour: what is cut away is dimmed, by ANSI codes."""
-        shown = [f"{self.op}", *view.wrapped(f"on {self.label} ({self.known})"), *view.wrapped(view.describe(self.model, self.signature))]
+        shown = [*view.wrapped(f"{self.op} on {self.label}"), *view.wrapped(view.describe(self.model, self.signature))]
         if self.signature.bit_op is None:  # else the step shows them
             shown += [*view.vector("a", self.signature.a, self.a), *view.vector("b", self.signature.b, self.b)]
         shown.append(f"{view.vector('c', self.signature.c, (self.c,))[0]} = {shortest(self.signature.c, self.c)}")
@@ -114,11 +114,11 @@ class Explanation(Result):
         if self.error is not None and self.ulps is not None:
             off = exact_decimal(self.error, 12) + ("" if self.d.is_integer else f", {exact_decimal(self.ulps, 8)} ulps of {self.d}")
             shown.append(f"error   {off if self.error else 'none'}")
-        return shown
+        return [*shown, *view.wrapped(f"evidence: {self.known}")]
 
     def summary(self) -> str:
         """The view for a terminal in short: the arithmetic, the steps that lose the most, and the result."""
-        shown = [f"{self.op}", *view.wrapped(f"on {self.label} ({self.known})"), *view.wrapped(view.describe(self.model, self.signature))]
+        shown = [*view.wrapped(f"{self.op} on {self.label}"), *view.wrapped(view.describe(self.model, self.signature))]
         return "\n".join([*shown, "", *view.greatest_losses(self.steps), "", *self.verdict()])
 
     def __str__(self) -> str:

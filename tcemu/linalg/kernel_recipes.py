@@ -137,6 +137,7 @@ class Steps:
     def __post_init__(self) -> None:
         used = applied(self.op, self.target, self.model)
         object.__setattr__(self, "op", used.op)
+        object.__setattr__(self, "target", used.target)
         if used.op.sparse or used.op.block_scale or used.op.d != F32:
             raise Unsupported(f"{used.op}: a kernel recipe takes a dense instruction with results f32. PTX ISA {section(used.op)}")
         _whole(residue=self.residue, restart=self.restart)
