@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from tcemu.architectures.lookup import row_for
-from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.what_if import what_if
 from tcemu.commands import EXAMPLE, OP, TARGET, CommandError
+from tcemu.commands.what_ifs import changed
 from tcemu.explanation.comparison import Explanations
 from tcemu.explanation.explain import explain
 from tcemu.formats import Format
@@ -141,14 +140,6 @@ def read(args: argparse.Namespace) -> dict[str, Any]:
     if args.e is not None:
         operands["e"] = [code(digit) for text in words(args.e) for digit in text.removeprefix("0x")]
     return operands
-
-
-def changed(model: Model, text: str) -> Model:
-    """The model that one --what-if asks for. Raises CommandError."""
-    try:
-        return what_if(model, text)
-    except ValueError as error:
-        raise CommandError(f"--what-if {shown(text)}: {error}") from error
 
 
 def run_explain(args: argparse.Namespace) -> int:

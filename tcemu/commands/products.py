@@ -11,13 +11,11 @@ from jax.typing import ArrayLike
 
 from tcemu.architectures.evidence import Evidence
 from tcemu.architectures.lookup import row_for
-from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.what_if import what_if
 from tcemu.commands import CommandError
+from tcemu.commands.what_ifs import changed
 from tcemu.emulation.product_errors import lost, quantized
 from tcemu.formats import Format
 from tcemu.isa.catalog import check
-from tcemu.isa.diagnosis import shown
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.arguments import in_jax
@@ -60,14 +58,6 @@ def asked(args: argparse.Namespace) -> Asked:
         return _by_instruction(args) if args.recipe is None else _by_recipe(args)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
-
-
-def changed(model: Model, text: str) -> Model:
-    """The model that one --what-if asks for. Raises CommandError."""
-    try:
-        return what_if(model, text)
-    except ValueError as error:
-        raise CommandError(f"--what-if {shown(text)}: {error}") from error
 
 
 def _by_instruction(args: argparse.Namespace) -> Asked:
