@@ -19,7 +19,6 @@ from tcemu.linalg.ragged import ragged_product
 from tcemu.linalg.ragged_sums import Form, Operands
 from tcemu.linalg.recipes import Recipe
 from tcemu.linalg.tiles import groups_of
-from tcemu.meshes import with_axes_of
 
 BASIC = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))  # [M, K] · [groups, K, N]
 
@@ -89,19 +88,8 @@ class RaggedDot:
         dtype = np.dtype(jnp.result_type(lhs, rhs) if preferred_element_type is None else preferred_element_type)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"preferred_element_type: got {dtype}; a recipe's products are floats: take a float dtype and cast")
-        plain = partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=ragged_dot_dimension_numbers)
-        wanted = jax.eval_shape(plain, lhs, rhs, sizes).shape
-        d = with_axes_of(
-            lambda given: plain(*given, out_sharding=out_sharding),
-            lambda given: self._product(given, ragged_dot_dimension_numbers, dtype).reshape(wanted),
-            (lhs, rhs, sizes),
-        )
-        return d if out_sharding is None else lax.with_sharding_constraint(d, out_sharding)
-
-    def _product(self, operands: tuple[Any, Any, Array], numbers: lax.RaggedDotDimensionNumbers, dtype: np.dtype) -> Array:
-        """The product before its axes are parted again."""
-        lhs, rhs, sizes = operands
-        axes = ragged_axes(numbers, lhs.ndim, rhs.ndim)
+        wanted = jax.eval_shape(partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=ragged_dot_dimension_numbers), lhs, rhs, sizes)
+        axes = ragged_axes(ragged_dot_dimension_numbers, lhs.ndim, rhs.ndim)
         groups = members_of_groups(axes, lhs.shape, sizes)
         a, b = _ordered(lhs, axes.lhs), _ordered(rhs, axes.rhs)  # [batch, M, K], [groups or 1, batch, N, K]
         if axes.kind == "rows":
@@ -113,7 +101,8 @@ class RaggedDot:
             groups = groups.reshape(groups.shape[0], -1) if axes.kind == "depth" else groups.reshape(-1)
         (scheme_a, scheme_b), form = self.recipe.schemes, Form(axes.kind, sizes.shape[-1], dtype)
         a, b = in_jax(a, once=scheme_a.rounds_once), in_jax(b, once=scheme_b.rounds_once)
-        return ragged_product(form, Operands(self.recipe, a, b, groups, self.key))
+        d = ragged_product(form, Operands(self.recipe, a, b, groups, self.key)).reshape(wanted.shape)
+        return d if out_sharding is None else lax.with_sharding_constraint(d, out_sharding)
 
 
 def _ordered(x: Any, axes: tuple[tuple[int, ...], ...]) -> Any:
