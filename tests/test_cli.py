@@ -14,6 +14,7 @@ import tcemu
 from tcemu.cli import main
 from tcemu.commands import gemm as command
 from tcemu.commands import products
+from tcemu.commands.progress import QUIET
 from tcemu.linalg.gemm import gemm
 
 F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -368,7 +369,7 @@ def test_progress_elsewhere_is_a_line_now_and_then():
     progress = command.Progress(8, io.StringIO())
     progress.report(2)
     assert progress.stream.getvalue() == ""
-    progress.started -= command.QUIET + 0.2
+    progress.started -= QUIET + 0.2
     progress.report(4)
     progress.report(6)
     assert progress.stream.getvalue() == "tcemu gemm: 4 of 8 rows, 10 s\n"

@@ -4,16 +4,15 @@ import argparse
 import os
 import re
 import sys
-import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 
 from tcemu.architectures.lookup import COMPUTING
 from tcemu.commands import EXAMPLE, OP, CommandError
+from tcemu.commands.progress import ProgressLine
 from tcemu.files import replace_file
 from tcemu.fuzz import KINDS, Run, infer, run
 from tcemu.fuzz.kinds import MOST_WEIGHT
@@ -25,7 +24,6 @@ from tcemu.isa.catalog import instructions, is_supported, targets
 from tcemu.isa.grammar import parse
 
 REPORT = "report.txt"
-QUIET = 10.0  # seconds between two lines of progress where standard error is no terminal
 SIDES = 'a target (H100, sm_90a), one with changes (sm_90a:fraction_bits=24,terms=8), an older lowering (sm_90@12.6), or "reference:sm_90a"'
 
 
@@ -129,26 +127,12 @@ def keep(folder: Path, account: str) -> None:
         raise CommandError(f"--out {folder}: {REPORT} cannot be written: {error.strerror or error}; the run's own file is whole") from error
 
 
-@dataclass
-class Spellings:
-    """How many spellings of a family are done: one line, rewritten in place on a terminal, and now and then elsewhere."""
-
-    total: int
-    stream: TextIO
-    started: float = field(default_factory=time.monotonic)
-    shown: float = 0.0
-    covered: int = 0  # characters of the line that stands there
+class Spellings(ProgressLine):
+    """How many spellings of a family are done."""
 
     def show(self, done: int) -> None:
-        passed = time.monotonic() - self.started
-        left = f", {span(passed / done * (self.total - done))} left" if done else ""
-        line = f"{done} of {self.total} spellings{left}"
-        if self.stream.isatty():
-            print(f"\r{line.ljust(self.covered)}", end="", file=self.stream, flush=True)
-            self.covered = len(line)
-        elif passed - self.shown >= QUIET:
-            self.shown = passed
-            print(line, file=self.stream, flush=True)
+        left = f", {span(self.passed / done * (self.total - done))} left" if done else ""
+        self.say(f"{done} of {self.total} spellings{left}")
 
     def clear(self) -> None:
         """Makes room for a line of results."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
 from pathlib import Path
-from typing import TextIO
 
 import jax
 import numpy as np
@@ -16,6 +15,7 @@ from tcemu.commands import OP, TARGET, CommandError
 from tcemu.commands.arrays import check_size, load, npy, shape_of_files
 from tcemu.commands.outputs import Output, shown
 from tcemu.commands.products import Asked, Matrices, asked
+from tcemu.commands.progress import ProgressLine
 from tcemu.compilation import compile_clock
 from tcemu.formats import F64, Format
 from tcemu.linalg.recipes import RECIPES
@@ -24,7 +24,6 @@ from tcemu.study.accuracy import Reference, Tally, ulp
 from tcemu.text import wrapped
 
 BLOCK = 2**28  # multiply-accumulates between two reports of progress, about
-QUIET = 10.0  # seconds between two lines of progress where standard error is no terminal
 SAMPLE = 64  # outputs computed again in rational arithmetic, over all blocks
 F64_SAMPLE = 1024  # the same where float64 cannot judge, so that all figures come from the sample
 KINDS = {  # what is measured: its line in the report
@@ -82,15 +81,8 @@ class ErrorReport:
     compiling: float = 0.0  # what tracing and compiling it took
 
 
-@dataclass
-class Progress:
-    """Rows done, on standard error: rewritten in place on a terminal, a line now and then elsewhere, nothing for short work."""
-
-    total: int
-    stream: TextIO
-    started: float = field(default_factory=time.monotonic)
-    shown: float = 0.0
-    covered: int = 0  # characters that the next line is to cover
+class Progress(ProgressLine):
+    """Rows done."""
 
     def compiling(self, done: int) -> None:
         """Before the first block, on a terminal: what it waits for."""
@@ -100,14 +92,7 @@ class Progress:
             print(text, end="", file=self.stream, flush=True)
 
     def report(self, done: int) -> None:
-        passed = time.monotonic() - self.started
-        line = f"tcemu gemm: {done} of {self.total} rows, {passed:.0f} s"
-        if self.stream.isatty():
-            line, self.covered = line.ljust(self.covered), 0
-            print(f"\r{line}", end="\n" if done == self.total else "", file=self.stream, flush=True)
-        elif passed - self.shown >= QUIET and done < self.total:
-            self.shown = passed
-            print(line, file=self.stream, flush=True)
+        self.say(f"tcemu gemm: {done} of {self.total} rows, {self.passed:.0f} s", last=done == self.total)
 
 
 def rows_of_a_block(shape: tuple[int, ...], k: int) -> int:
