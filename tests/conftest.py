@@ -17,8 +17,8 @@ from tcemu import compilation
 PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
-# The files whose subject is what becomes of the arithmetic in compiled programs. All others compile the usual run's programs without XLA's
-# optimisations, in two thirds of the time: the bits are the same, as these files show
+# These files test what XLA makes of the arithmetic, so they compile as users do. In the usual run all other files compile without XLA's
+# optimisations, which takes about two thirds of the time. The bits are the same
 OPTIMISED = (
     "arithmetic", "blocks", "compilation", "emulate_convolution", "gemm", "jaxpr", "mma", "models", "process", "random_models",
     "reference_golden", "scaled", "sparse", "wgmma",
