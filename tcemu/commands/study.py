@@ -9,7 +9,7 @@ from tcemu.commands import CommandError
 from tcemu.commands.outputs import Output, shown
 from tcemu.commands.progress import ProgressLine
 from tcemu.plots import svg
-from tcemu.study.claims import claim, claims
+from tcemu.study.claims import claim, published
 from tcemu.study.claims.claim import Claim, Outcome
 from tcemu.text import columns
 
@@ -35,7 +35,7 @@ def run_study(args: argparse.Namespace) -> int:
     if args.name is None:
         if args.quick or args.seeds is not None or args.out is not None or args.overwrite:
             raise CommandError("--quick, --seeds, --out and --overwrite are about one claim; name it")
-        print("\n".join(columns(("claim", ""), [(one.name, one.title) for one in claims().values()], left=(0, 1))))
+        print("\n".join(columns(("claim", ""), [(one.name, one.title) for one in published().values()], left=(0, 1))))
         return 0
     if args.out is None and args.overwrite:
         raise CommandError("--overwrite is about the files of --out, which is missing")

@@ -1,6 +1,6 @@
 """Published claims about low-precision sums, each reproduced by one command: `tcemu study NAME`.
 
-`claims()` has them all by name, `claim(name)` one, and `claim(name).run()` gives its `Outcome`: for every quantity what the source
+`published()` has them all by name, `claim(name)` one, and `claim(name).run()` gives its `Outcome`: for every quantity what the source
 publishes, what this package finds over several seeds, the difference, and why it differs where it does.
 
 How a claim is added:
@@ -23,11 +23,14 @@ from importlib import import_module
 
 from tcemu.study.claims.claim import Claim
 
-MODULES = ("registers",)
+MODULES = (
+    "fp8_sums",
+    "registers",
+)
 
 
 @cache
-def claims() -> dict[str, Claim]:
+def published() -> dict[str, Claim]:
     """Every claim by its name."""
     listed = [one for module in MODULES for one in import_module(f"{__name__}.{module}").CLAIMS]
     named = {one.name: one for one in listed}
@@ -37,7 +40,7 @@ def claims() -> dict[str, Claim]:
 
 def claim(name: str) -> Claim:
     """One claim. Raises ValueError for another name."""
-    known = claims()
+    known = published()
     if name not in known:
         near = get_close_matches(str(name), known, n=2, cutoff=0.5)
         hint = f", did you mean {' or '.join(near)}?" if near else ""
