@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tcemu.arithmetic.model import LIMITS, MODES, ROUNDED, Model
+from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.recipes import Recipe, as_recipe, recipe
 
@@ -106,7 +107,7 @@ def _base(static: Mapping[str, Any], given: Recipe | str | None) -> Recipe:
     """The recipe of some points before their arithmetic is changed."""
     target = static.get("target")
     if "op" in static:
-        base = Recipe(static["op"], target or TARGET)
+        base = Recipe(parse(static["op"]), target or TARGET, name=str(static["op"]))
     else:
         chosen = static.get("recipe", given)
         if isinstance(chosen, str) and target is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from jax.typing import ArrayLike
 from tcemu.compilation import wide_vectors
 from tcemu.formats import ARRAY_FORMATS
 from tcemu.linalg.arguments import product_keys
+from tcemu.linalg.gemm import gemm
+from tcemu.linalg.matmul import matmul
 from tcemu.linalg.recipes import Recipe
 from tcemu.plots import dots, lines
 from tcemu.quantize.operands import exact_factors, exact_values, quantize
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Draw = Callable[..., tuple[ArrayLike, ...]]
+STATELESS = (matmul, gemm)  # which do the same whenever they are traced; of other functions nobody knows
 
 
 def sweep(
@@ -93,24 +97,43 @@ def sweep(
 
 def _program(programs: dict[Any, Callable], fn: Callable, takes: frozenset[str], group: Group, quantized: bool) -> Callable:
     """The compiled function of (operands, traced fields, seed) for a group: all its points, and what the quantised operands multiply to."""
-    own = {name: value for name, value in group.own.items() if name in takes}
-    same = (group.base, tuple(group.known.items()), tuple(group.traced), tuple(sorted(own.items())))
-    if same in programs:
-        return programs[same]
+    own = tuple(sorted((name, value) for name, value in group.own.items() if name in takes))
+    wanted = Wanted(fn, takes, group.base, tuple(group.known.items()), own, quantized)
+    same = (wanted, tuple(group.traced))
+    if same not in programs:
+        programs[same] = _kept(wanted) if fn in STATELESS else _compiled(wanted)
+    return programs[same]
+
+
+class Wanted(NamedTuple):
+    """What a program is made of. own: the user's axes that the function takes; quantized: whether it gives the factors of the operands."""
+
+    fn: Callable
+    takes: frozenset[str]
+    base: Recipe
+    known: tuple[tuple[str, Any], ...]
+    own: tuple[tuple[str, Any], ...]
+    quantized: bool
+
+
+def _compiled(wanted: Wanted) -> Callable:
+    fn, takes, base = wanted.fn, wanted.takes, wanted.base
 
     def run(operands: tuple[Array, ...], traced: dict[str, Array], seed: Array) -> tuple[Array, tuple[list[Array], ...]]:
-        key = jax.random.key(seed) if group.base.stochastic or "key" in takes else None
+        key = jax.random.key(seed) if base.stochastic or "key" in takes else None
 
         def at(fields: dict[str, Any]) -> Array:
-            used = group.base.what_if(**group.known, **fields)
+            used = base.what_if(**dict(wanted.known), **fields)
             ready = {"recipe": used, "op": used.op, "target": used.target, "model": used.arithmetic, "key": key}
-            return fn(*operands, **own, **{name: value for name, value in ready.items() if name in takes})
+            return fn(*operands, **dict(wanted.own), **{name: value for name, value in ready.items() if name in takes})
 
         values = jax.vmap(at)(traced) if traced else at({})[None]
-        return values, _factors(group.base, operands, key) if quantized else ()
+        return values, _factors(base, operands, key) if wanted.quantized else ()
 
-    programs[same] = wide_vectors()(run)
-    return programs[same]
+    return wide_vectors()(run)
+
+
+_kept = lru_cache(maxsize=64)(_compiled)  # equal sweeps of tcemu's own products share their programs
 
 
 def _factors(recipe: Recipe, operands: tuple[Array, ...], key: Array | None) -> tuple[list[Array], ...]:

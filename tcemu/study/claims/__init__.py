@@ -25,6 +25,9 @@ from tcemu.study.claims.claim import Claim
 
 MODULES = (
     "fp8_sums",
+    "splitting",
+    "narrow_sums",
+    "block_scales",
     "registers",
 )
 
