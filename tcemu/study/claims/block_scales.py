@@ -105,8 +105,8 @@ CLAIMS = (
         citation="NVIDIA, Pretraining Large Language Models with NVFP4, 2025, section 4",
         link="https://arxiv.org/abs/2509.25149",
         setting="512 x 1,024 numbers of N(0,1) in blocks of 16 (e2m1, ue4m3 scales, one scale for the tensor): the normwise error of "
-        "rounding. Outliers: 1% of the numbers have another N(0, 10^2) added. Hadamard: 16 neighbours at a time, random signs; its errors are "
-        "of the transformed numbers, which an orthogonal transform leaves as large.",
+        "rounding. Outliers: 1% of the numbers have another N(0, 10^2) added. Hadamard: 16 neighbours at a time, random signs; its errors "
+        "are of the transformed numbers, which an orthogonal transform leaves as large.",
         reduced="128 x 1,024 numbers.",
         differs="The paper's numbers are losses of a model of 12 billion parameters. What single roundings show: stochastic rounding costs "
         "about 1.4 times the error, and its mean is unbiased, but for elements that a block's scale, itself rounded, leaves out of range. "

@@ -110,6 +110,11 @@ class Outcome(Result):
     quick: bool
     values: Mapping[str, tuple[float, ...]]
 
+    @classmethod
+    def of(cls, claim: Claim, facts: Mapping[str, Any]) -> Outcome:
+        """The outcome that wrote a JSON file. facts: what was read, as `to_dict()` gives it."""
+        return cls(claim, tuple(facts["seeds"]), facts["quick"], {name: tuple(values) for name, values in facts["values"].items()})
+
     @property
     def rows(self) -> tuple[Row, ...]:
         return tuple(Row(quantity, self.values[quantity.name]) for quantity in self.claim.quantities if quantity.name in self.values)

@@ -77,7 +77,8 @@ CLAIMS = (
         "two small products have accumulators of their own.",
         reduced="K = 256 and 4,096.",
         differs="The paper shows curves, and no numbers to compare with: chained and corrected, the error grows with K; with sums outside "
-        "it is that of f32. So it is here; for long sums it is below plain f32's, since an instruction sums 16 products almost without loss.",
+        "it is that of f32. So it is here. For long sums it is below plain f32's, since an instruction sums 16 products almost without "
+        "loss.",
         quantities=tuple(Quantity(f"{words}, K = {k}", None, "", words, k) for k in LENGTHS for words in WAYS.values()),
         measure=error_correction,
         seeds=5,
