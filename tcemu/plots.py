@@ -20,14 +20,18 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def dots(names: Sequence[str], series: Mapping[str, Mapping[str, float]], label: str) -> Figure:
-    """For each series a mark a name, names downwards, on a logarithmic axis; what is 0 has no mark, and neither has what is not there."""
+def dots(names: Sequence[str], series: Mapping[str, Mapping[str, float]], label: str, linear: bool = False) -> Figure:
+    """For each series a mark a name, names downwards; what is not there has no mark.
+
+    The axis is logarithmic, where what is 0 has no mark either; or, with `linear`, as it is.
+    """
     figure = _figure(8, 1.2 + 0.3 * len(names))
     axes: Any = figure.subplots()
     for number, (title, values) in enumerate(series.items()):
         places = [names.index(name) for name in values]
-        axes.plot([value if value > 0 else float("nan") for value in values.values()], places, MARKS[number % len(MARKS)], label=title)
-    axes.set_xscale("log")
+        shown = [value if value > 0 or linear else float("nan") for value in values.values()]
+        axes.plot(shown, places, MARKS[number % len(MARKS)], label=title)
+    axes.set_xscale("linear" if linear else "log")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel(label)
@@ -50,9 +54,9 @@ def lines(series: Mapping[str, Sequence[tuple[float, float, float, float]]], x_l
         axes.fill_between(x, least, most, alpha=0.2)
     places = [x for points in series.values() for x, *_ in points]
     values = [y for points in series.values() for _, y, *_ in points]
-    if _spans(places):
+    if spans(places):
         axes.set_xscale("log", base=2)
-    if _spans(values):
+    if spans(values):
         axes.set_yscale("log")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
@@ -62,7 +66,7 @@ def lines(series: Mapping[str, Sequence[tuple[float, float, float, float]]], x_l
     return figure
 
 
-def _spans(values: Sequence[float]) -> bool:
+def spans(values: Sequence[float]) -> bool:
     """Whether a logarithmic axis serves these values."""
     return min(values, default=0) > 0 and max(values) > 8 * min(values)
 

@@ -35,26 +35,28 @@ class Axis:
         self.logarithmic = min(known) > 0 and max(known) > 8 * min(known)
         low, high = min(known), max(known)
         if self.logarithmic:
-            self.low, self.high = floor(self._log(low) + 1e-9), ceil(self._log(high) - 1e-9)
+            low, high, self.step = self._log(low), self._log(high), 1.0
+            self.step = float(max(1, round((high - low) / 6)))
         else:
-            room = 0.08 * (high - low) or 0.5 * abs(high) or 1.0
-            self.low, self.high = low - room, high + room
+            room = (high - low) or abs(high) or 1.0
+            whole = 10.0 ** floor(log10(room / 4))
+            self.step = next(whole * part for part in (1, 2, 5, 10) if whole * part * 5 >= room)
+        self.low, self.high = floor(low / self.step + 1e-9), ceil(high / self.step - 1e-9)  # in steps
+        self.high += self.low == self.high
 
     def _log(self, value: float) -> float:
         return log2(value) if self.base == 2 else log10(value)
 
     def at(self, value: float) -> int:
-        place = self._log(value) if self.logarithmic else value
+        place = (self._log(value) if self.logarithmic else value) / self.step
         return round(self.first + (self.last - self.first) * (place - self.low) / (self.high - self.low))
 
     def ticks(self) -> list[tuple[int, str]]:
-        """Pixels and words: powers, or five values."""
+        """Pixels and words, at each step."""
+        places = [number * self.step for number in range(self.low, self.high + 1)]
         if self.logarithmic:
-            step = max(1, round((self.high - self.low) / 6))
-            powers = range(int(self.low), int(self.high) + 1, step)
-            return [(self.at(self.base**power), f"{self.base}{DRAW.superscript(power)}") for power in powers]
-        values = [self.low + (self.high - self.low) * i / 4 for i in range(5)]
-        return [(self.at(value), f"{value:.3g}") for value in values]
+            return [(self.at(self.base**place), f"{self.base}{DRAW.superscript(int(place))}") for place in places]
+        return [(self.at(place), f"{place:.4g}") for place in places]
 
 
 def picture(found: Outcome) -> str:
@@ -96,7 +98,8 @@ def lines(found: Outcome, rows: list[Row]) -> str:
 
 def marks(found: Outcome) -> str:
     """A mark for each quantity, names downwards."""
-    rows, left = found.rows, 290
+    rows = found.rows
+    left = 24 + 7 * max(len(row.quantity.name) for row in rows)
     given = [row.quantity.published for row in rows if row.quantity.published is not None]
     x = Axis([value for row in rows for value in row.values] + given, left + 12, RIGHT - 12, 10)
     bottom = TOP + ROW * len(rows)

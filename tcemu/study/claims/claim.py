@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tcemu.plots import dots, lines
+from tcemu.plots import dots, lines, spans
 from tcemu.results import Result, Table
 from tcemu.text import columns, wrapped
 
@@ -51,7 +51,7 @@ class Claim:
     differs: str
     quantities: tuple[Quantity, ...]
     measure: Measure
-    seeds: int = 3
+    seeds: int = 5
     x_label: str = ""
     y_label: str = ""
 
@@ -157,9 +157,10 @@ class Outcome(Result):
         """Ours with its spread over seeds, and what is published, as a matplotlib Figure. Raises ImportError if matplotlib is missing."""
         placed = [row for row in self.rows if row.quantity.x is not None]
         if not placed:
-            values = {"ours": {row.quantity.name: abs(row.ours) for row in self.rows}}
-            given = {q.name: abs(q.published) for q in (row.quantity for row in self.rows) if q.published is not None}
-            return dots([row.quantity.name for row in self.rows], values | ({"published": given} if given else {}), self.claim.y_label)
+            ours = {row.quantity.name: row.ours for row in self.rows}
+            given = {q.name: q.published for q in (row.quantity for row in self.rows) if q.published is not None}
+            linear = not spans([*ours.values(), *given.values()])
+            return dots(list(ours), {"ours": ours} | ({"published": given} if given else {}), self.claim.y_label, linear)
         series: dict[str, list[tuple[float, float, float, float]]] = {}
         for row in placed:
             assert row.quantity.x is not None

@@ -147,7 +147,6 @@ CLAIMS = (
         "some results are almost 0. With uniform operands every sum loses in one direction, and errors are several times larger.",
         quantities=_accumulation_quantities(),
         measure=accumulation,
-        seeds=5,
         x_label="K",
         y_label="error",
     ),
@@ -163,7 +162,6 @@ CLAIMS = (
         "be seen: every halving of the interval still lowers the error, by about 1.7 (N(0,1)) to 3 (uniform) times.",
         quantities=tuple(Quantity(f"{draw}, {name}", None, "", draw, n) for draw in DRAWS for name, n in INTERVALS.items()),
         measure=promotion,
-        seeds=5,
         x_label="instructions between promotions",
         y_label="normwise error",
     ),
@@ -179,7 +177,6 @@ CLAIMS = (
         "here but known from publications (tcemu show).",
         quantities=tuple(Quantity(name) for name in GENERATIONS),
         measure=generations,
-        seeds=5,
         y_label="normwise error",
     ),
     Claim(
@@ -196,7 +193,6 @@ CLAIMS = (
             Quantity(f"{name}, K = {k}, {draw}", None, "", f"{name}, {draw}", k) for name in LAYER for k in DEPTHS for draw in DRAWS
         ),
         measure=fast_accumulation,
-        seeds=3,
         x_label="K",
         y_label="error of chained sums over that of promoted ones",
     ),

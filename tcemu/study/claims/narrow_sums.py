@@ -94,7 +94,6 @@ CLAIMS = (
             *(Quantity(f"chunks of {chunk}, {n}: error", None, "", f"chunks of {chunk}", n) for n in LENGTHS for chunk in CHUNKS),
         ),
         measure=chunked,
-        seeds=3,
         x_label="length of the sum",
         y_label="mean relative error",
     ),
@@ -113,7 +112,6 @@ CLAIMS = (
             Quantity(f"{n} products, {bits} bits", None, "", f"{n} products", bits) for n in LENGTHS for bits in VARIANCE_BITS
         ),
         measure=variance,
-        seeds=3,
         x_label="fraction bits of the running value",
         y_label="variance kept",
     ),

@@ -84,6 +84,6 @@ CLAIMS = (
         quantities=tuple(Quantity(name, published) for name, (_, _, published) in EQUATION_10.items()),
         measure=equation_10,
         seeds=1,
-        y_label="magnitude of the result (zero has no mark)",
+        y_label="result",
     ),
 )

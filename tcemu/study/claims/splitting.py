@@ -81,7 +81,6 @@ CLAIMS = (
         "loss.",
         quantities=tuple(Quantity(f"{words}, K = {k}", None, "", words, k) for k in LENGTHS for words in WAYS.values()),
         measure=error_correction,
-        seeds=5,
         x_label="K",
         y_label="normwise error",
     ),
