@@ -170,7 +170,7 @@ CLAIMS = (
     ),
     Claim(
         name="fast-accumulation",
-        title="libraries chain FP8 sums forward, where an error is seen once, and promote them in both products of the backward pass",
+        title="libraries chain FP8 sums in the forward pass, and promote them in both products of the backward pass",
         citation="NVIDIA, Transformer Engine 2.20.2, transformer_engine/common/recipe; PyTorch, torchao 0.18.0, Float8LinearConfig",
         link="https://github.com/NVIDIA/TransformerEngine https://github.com/pytorch/ao",
         setting="A layer's three products by wgmma on sm_90a, 256 x 256 outputs, gradients in e5m2, everything else in e4m3: the normwise "
