@@ -184,7 +184,8 @@ def _after_step(step: Step, running: Running, a: Array, b: Array, i: Array, j: A
     terms = jnp.concatenate([products, running.total[None]])
     lost, spread = _cut(terms, jnp.concatenate([last_bits, running.last_bit[None]]), units)
     total = running.total + jnp.sum(products, axis=0)
-    last_bit = jnp.maximum(unit, lax.stop_gradient(jnp.exp2(_exponent(total, -126) - step.result_bits)))
+    of_result = jnp.where(total == 0, 0, jnp.exp2(_exponent(total, -126) - step.result_bits))  # a sum of 0 rounds nothing
+    last_bit = jnp.maximum(unit, lax.stop_gradient(of_result))
     return Running(
         total=total,
         last_bit=last_bit,
