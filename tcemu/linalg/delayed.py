@@ -66,7 +66,8 @@ def delayed_matmul(
     a: [..., M, K]; b: [..., K, N]; floats; leading axes broadcast. Returns [..., M, N] of `dtype`, by way of `recipe.out`.
     state: of this product, from `DelayedScaling.start` or the step before. Its gradient is the next state, of all three tensors, whatever
     the loss: take `jax.grad` with respect to it too, and put what comes in its place. (flax calls this "overwrite with gradient"; the
-    gradient's own magnitude is known nowhere else.) So a state serves one product, once a step: gradients of two uses would be added.
+    gradient's own magnitude is known nowhere else.) So a state serves one product, once a step: gradients of two uses would be added, and
+    where a loss does not depend on the product, JAX gives zeros, which are no state.
     recipe: one with a scale for each tensor, forward and in both gradients, as "fp8_split", which is TransformerEngine's default.
     margin, amax: of the update. New scales are largest / 2^margin / amax, where amax is the largest in the history ("max") or the last one
     ("most_recent").

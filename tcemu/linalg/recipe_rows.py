@@ -47,7 +47,7 @@ _SPLIT = "forward CUBLASLT_MATMUL_DESC_FAST_ACCUM on, gradients off: Transformer
 _wgrad; torchao, Float8LinearConfig, gemm_config_output, _grad_input and _grad_weight. Scales amax / largest, as in fp8"
 _MXFP8 = "arXiv 2506.08027: e4m3 for gradients too, scales rounded up; TransformerEngine MXFP8BlockScaling"
 _NVFP4 = "arXiv 2509.25149, without its Hadamard transforms, its stochastic rounding of gradients and its 16 x 16 blocks of weights"
-_NVFP4_TRAINING = "arXiv 2509.25149, 4 and appendix C; TransformerEngine, NVFP4BlockScaling with its defaults and its fixed signs"
+_NVFP4_TRAINING = "arXiv 2509.25149; TransformerEngine, NVFP4BlockScaling with its defaults and its fixed signs"
 _OCP = "OCP MX 1.0, 5.2 and 6.3"
 
 # 4 instructions of 32 elements are the 128 after which FP8 sums begin anew on Hopper, as the order of mmaemu 0.1.0 and of bitequiv has it;

@@ -92,7 +92,8 @@ class Recipe:
                 f"a.hadamard={self.a.hadamard}, b.hadamard={self.b.hadamard}: a transform cancels in the product only where both operands "
                 "have the same; give both the same signs, or neither any"
             )
-        self._transform()  # raises where the target has no bf16 instruction
+        if self.a.hadamard is not None:
+            applied(HADAMARD_BY, self.target, unit=self.unit)  # raises where the target has no bf16 instruction
         if self.reduction not in REDUCTIONS:
             raise ValueError(f"reduction={self.reduction!r}: wanted one of {', '.join(REDUCTIONS)}")
         object.__setattr__(self, "out", OUT.get(self.out, self.out) if isinstance(self.out, str) else self.out)

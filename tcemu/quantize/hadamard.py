@@ -15,8 +15,7 @@ from tcemu.formats import BF16, F32, array_codes, convert
 from tcemu.quantize.groups import in_groups
 
 SIZES = (4, 16, 64, 256)
-# the fixed signs of TransformerEngine's weight gradients, get_wgrad_sign_vector in pytorch/tensor/nvfp4_tensor.py; arXiv 2509.25149 draws
-# one vector for a whole training
+# the fixed signs of TransformerEngine's weight gradients: get_wgrad_sign_vector in pytorch/custom_recipes/quantization_ref_nvfp4.py
 SIGNS_16 = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
