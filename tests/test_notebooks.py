@@ -125,7 +125,7 @@ def test_bits_by_gradient_run_reduced(quick_compilation):
     """A dear bit leaves fewer bits than a cheap one, and the estimate is near the real loss."""
     names = reduced("digits_bits.ipynb", PRICES=[0.001, 0.1], STEPS=60, EPOCHS=4, WIDTHS=range(3, 6))
     cheap, dear = names["chosen"]
-    assert (dear < cheap).any() and dear.sum() < cheap.sum() < 24
+    assert (dear < cheap).all() and dear.sum() < 3 * 8  # where the descent begins
     np.testing.assert_allclose(names["guess"], names["losses"], rtol=0.4)
 
 
@@ -137,8 +137,8 @@ def test_nvfp4_ablations_run_reduced(quick_compilation):
     ends = names["ends"]
     assert list(ends) == list(kept) and all((end[:, 2] > 0.6).all() for end in ends.values())
     assert len({end[:, 0].tobytes() for end in ends.values()}) == len(kept)
-    one, mean = names["errors"](names["LINES"]["whole"])
-    nearest, same = names["errors"](names["LINES"]["gradients to nearest"])
+    one, mean = map(float, names["errors"](names["LINES"]["whole"]))
+    nearest, same = map(float, names["errors"](names["LINES"]["gradients to nearest"]))
     assert mean < 0.8 * one and nearest < one and same == pytest.approx(nearest, rel=1e-5)
 
 
