@@ -39,7 +39,8 @@ class Operand(NamedTuple):
 
     format: Format
     quantized: Quantized
-    values: np.ndarray  # what the codes stand for, exactly, float64
+    values: np.ndarray  # what the codes stand for, exactly, float64; a Hadamard transform undone
+    rounded: tuple[np.ndarray, np.ndarray] | None = None  # where there is a transform: its outcome, and what that was rounded to
 
 
 Operands = tuple[Operand, Operand]
@@ -123,7 +124,12 @@ def _operand(scheme: Scheme, x: np.ndarray, key: PRNGKey | None) -> Operand:
     with np.errstate(invalid="ignore", over="ignore"):
         for factor in factors:  # of an element and its scales: 30 bits at most
             values = values * np.asarray(factor, np.float64)
-    return Operand(format=scheme.format, quantized=codes, values=np.asarray(values))
+    values = np.asarray(values)
+    if (transform := scheme.transform) is None:
+        return Operand(format=scheme.format, quantized=codes, values=values)
+    with np.errstate(invalid="ignore"):
+        undone = transform.undone(values, x.shape[-1])
+    return Operand(scheme.format, codes, undone, (np.asarray(transform.of(jnp.asarray(x)), np.float64), values))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -132,9 +138,9 @@ def _codes_and_factors(scheme: Scheme, x: Array, key: PRNGKey | None) -> tuple[Q
     q = quantize(scheme, x, key=key)
     factors = [convert(scheme.format, F32, q.codes)]
     if q.unit_scales is not None and scheme.scale_format is not None:
-        factors.append(spread(convert(scheme.scale_format, F32, q.unit_scales), x.shape, scheme.group_sizes))
+        factors.append(spread(convert(scheme.scale_format, F32, q.unit_scales), q.codes.shape, scheme.group_sizes))
     if q.scales is not None:
-        factors.append(spread(q.scales, x.shape, scheme.group_sizes))
+        factors.append(spread(q.scales, q.codes.shape, scheme.group_sizes))
     factors += [] if q.tensor_scale is None else [q.tensor_scale]
     return q, [to_float(F32, factor) for factor in factors]
 
@@ -195,8 +201,9 @@ def lost(x: np.ndarray, operand: Operand) -> tuple[int, int]:
     """How many elements of x quantisation takes out of range, to Inf or NaN or by clamping, and how many to zero.
 
     An element counts as clamped if it became the largest magnitude and lies beyond that by more than half the format's last spacing there.
+    Of an operand that is transformed first, the elements of what comes of it are counted.
     """
-    fmt, values = operand.format, operand.values
+    fmt, (x, values) = operand.format, operand.rounded or (x, operand.values)
     codes = np.asarray(operand.quantized.codes).astype(np.int64) >> fmt.unused_bits
     largest = (codes & (1 << fmt.exponent_bits + fmt.mantissa_bits) - 1) == fmt.greatest_magnitude
     significand = (1 << fmt.mantissa_bits) + (fmt.greatest_magnitude & (1 << fmt.mantissa_bits) - 1)  # of the largest magnitude
