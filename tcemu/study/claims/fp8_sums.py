@@ -1,0 +1,199 @@
+"""Claims about the sums of FP8 products: how much they lose, where, and what promotion gives back."""
+
+from collections.abc import Mapping
+
+from tcemu.isa.grammar import parse
+from tcemu.linalg.matmul import matmul
+from tcemu.linalg.recipes import Recipe
+from tcemu.study.claims.claim import Claim, Quantity
+from tcemu.study.operands import normal, uniform
+from tcemu.study.sweeps import Sweep, sweep
+
+WGMMA = Recipe(parse("e4m3 wgmma"), "sm_90a", name="e4m3 wgmma")
+DRAWS = {"N(0,1)": normal, "uniform": uniform}  # uniform from 0 to 1
+DEEPSEEK = "DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.3.2"
+DEEPSEEK_LINK = "https://arxiv.org/abs/2412.19437"
+SEVERAL_ERRORS = ("normwise", "elementwise", "mean_elementwise", "largest_over_rms", "bias")
+
+
+def _size(quick: bool) -> int:
+    """Rows and columns of the product."""
+    return 64 if quick else 256
+
+
+def _swept(draw: str, k: int, seed: int, quick: bool, **over: tuple) -> Sweep:
+    """wgmma's sums of products of e4m3 on an H100."""
+    size = _size(quick)
+    return sweep(
+        matmul, over or {"recipe": WGMMA}, recipe=WGMMA, operands=DRAWS[draw](size, size, k), measures=SEVERAL_ERRORS, seeds=(seed,)
+    )
+
+
+# ---- how much chained sums lose
+
+LONG = {"N(0,1)": (1024, 4096, 16384), "uniform": (1024, 4096, 16384)}
+SHOWN = {  # measures of the table, by what they are called there
+    "largest_over_rms": "largest error / rms",
+    "normwise": "normwise",
+    "elementwise": "largest relative error",
+    "mean_elementwise": "mean relative error",
+    "bias": "bias",
+}
+
+
+def accumulation(seed: int, quick: bool) -> Mapping[str, float]:
+    """The errors of chained sums, by distribution and length."""
+    found = {}
+    for draw, lengths in LONG.items():
+        for k in (4096,) if quick else lengths:
+            errors = _swept(draw, k, seed, quick)
+            for measure, name in SHOWN.items():
+                if (draw, measure) != ("N(0,1)", "elementwise"):  # no bound where sums cancel
+                    found[f"{draw}, K = {k}: {name}"] = errors.column(measure)[0]
+    return found
+
+
+def _accumulation_quantities() -> tuple[Quantity, ...]:
+    quantities = []
+    for draw, lengths in LONG.items():
+        for k in lengths:
+            for measure, name in SHOWN.items():
+                if (draw, measure) != ("N(0,1)", "elementwise"):
+                    published = (draw, k, measure) == ("N(0,1)", 4096, "largest_over_rms")
+                    line = {"largest_over_rms": f"{draw}, largest error / rms", "normwise": f"{draw}, normwise"}.get(measure)
+                    quantities.append(
+                        Quantity(
+                            f"{draw}, K = {k}: {name}",
+                            0.02 if published else None,
+                            "nearly 2%" if published else "",
+                            line or "",
+                            None if line is None else k,
+                        )
+                    )
+    return tuple(quantities)
+
+
+# ---- what promotion gives back
+
+INTERVALS = {"never": None, "every 16": 16, "every 8": 8, "every 4": 4, "every 2": 2, "every 1": 1}  # instructions, of 32 products each
+K = 4096
+
+
+def promotion(seed: int, quick: bool) -> Mapping[str, float]:
+    """The normwise error, by distribution and promotion."""
+    found = {}
+    for draw in DRAWS:
+        errors = _swept(draw, K, seed, quick, promote=tuple(INTERVALS.values()))
+        found |= {f"{draw}, {name}": errors.column("normwise", promote=n)[0] for name, n in INTERVALS.items()}
+    return found
+
+
+# ---- Hopper and Blackwell
+
+GENERATIONS = {
+    "sm_89, mma": ("e4m3", "sm_89"),
+    "sm_90a, wgmma": ("e4m3 wgmma", "sm_90a"),
+    "sm_100a, mma": ("e4m3", "sm_100a"),
+    "sm_120a, mma": ("e4m3", "sm_120a"),
+}
+
+
+def generations(seed: int, quick: bool) -> Mapping[str, float]:
+    """The normwise error of the same product by several GPUs."""
+    size = _size(quick)
+    recipes = [Recipe(parse(op), target, name=name) for name, (op, target) in GENERATIONS.items()]
+    errors = sweep(matmul, {"recipe": recipes}, operands=normal(size, size, K), measures="normwise", seeds=(seed,))
+    return {name: errors.column("normwise", recipe=name)[0] for name in GENERATIONS}
+
+
+# ---- fast accumulation
+
+LAYER = {  # the products of a layer: their instruction, and whether libraries chain their sums
+    "forward": ("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3", "fast"),
+    "gradient of the input": ("wgmma.mma_async.sync.aligned.m64n64k32.f32.e5m2.e4m3", "slow"),
+    "gradient of the weight": ("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2", "slow"),
+}
+DEPTHS = (1024, 4096, 16384)
+SLOW = 4  # instructions between two promotions
+
+
+def fast_accumulation(seed: int, quick: bool) -> Mapping[str, float]:
+    """How many times larger the error of chained sums is than that of promoted ones."""
+    found = {}
+    for name, (op, _) in (next(iter(LAYER.items())),) if quick else LAYER.items():
+        base = WGMMA.replace(op=op, name=name)
+        for k in (4096,) if quick else DEPTHS:
+            for draw, operands in DRAWS.items():
+                size = _size(quick)
+                errors = sweep(
+                    matmul, {"promote": (None, SLOW)}, recipe=base, operands=operands(size, size, k), measures="normwise", seeds=(seed,)
+                )
+                fast, slow = (errors.column("normwise", promote=promote)[0] for promote in (None, SLOW))
+                found[f"{name}, K = {k}, {draw}"] = fast / slow
+    return found
+
+
+CLAIMS = (
+    Claim(
+        name="deepseek-accumulation",
+        title="FP8 sums on an H800 keep about 14 bits: at K = 4096 the largest relative error is nearly 2%",
+        citation=DEEPSEEK,
+        link=DEEPSEEK_LINK,
+        setting="e4m3 x e4m3 by wgmma on sm_90a, 256 x 256 outputs, one chain of sums over K; the exact product is that of the operands as "
+        "they are rounded to e4m3. The paper multiplies two random matrices with K = 4096 and does not say how they are drawn.",
+        reduced="64 x 64 outputs, K = 4096 alone. A largest error over fewer outputs is smaller.",
+        differs="The paper does not say how its matrices are drawn, nor which relative error it means. With N(0,1) the largest error over "
+        "the root mean square of the results is what comes near its 2%; the relative error of single elements has no bound there, since "
+        "some results are almost 0. With uniform operands every sum loses in one direction, and errors are several times larger.",
+        quantities=_accumulation_quantities(),
+        measure=accumulation,
+        x_label="K",
+        y_label="error",
+    ),
+    Claim(
+        name="deepseek-promotion",
+        title="promotion to f32 every 128 elements (four wgmma) is the smallest interval that is worth its cost",
+        citation=DEEPSEEK,
+        link=DEEPSEEK_LINK,
+        setting="As deepseek-accumulation with K = 4096: the normwise error where the sums of every so many instructions, of 32 products "
+        "each, are added to an f32 sum.",
+        reduced="64 x 64 outputs.",
+        differs="The paper gives no error for any interval, and its cost is time on a GPU, which an emulation does not measure. What can "
+        "be seen: every halving of the interval still lowers the error, by about 1.7 (N(0,1)) to 3 (uniform) times.",
+        quantities=tuple(Quantity(f"{draw}, {name}", None, "", draw, n) for draw in DRAWS for name, n in INTERVALS.items()),
+        measure=promotion,
+        x_label="instructions between promotions",
+        y_label="normwise error",
+    ),
+    Claim(
+        name="hopper-blackwell-fp8",
+        title="the short FP8 sums of Ada and Hopper are gone in Blackwell",
+        citation="Xie et al., MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores, 2025",
+        link="https://arxiv.org/abs/2511.10909",
+        setting="e4m3 x e4m3, 256 x 256 outputs, K = 4096, N(0,1), one chain of sums over K: the normwise error from the exact product of "
+        "the operands as they are rounded to e4m3.",
+        reduced="64 x 64 outputs.",
+        differs="The paper gives the arithmetic of each GPU and no error of a product. The rows of sm_89 and of Blackwell are not measured "
+        "here but known from publications (tcemu show).",
+        quantities=tuple(Quantity(name) for name in GENERATIONS),
+        measure=generations,
+        y_label="normwise error",
+    ),
+    Claim(
+        name="fast-accumulation",
+        title="libraries chain FP8 sums forward, where an error is seen once, and promote them in both products of the backward pass",
+        citation="NVIDIA, Transformer Engine 2.20.2, transformer_engine/common/recipe; PyTorch, torchao 0.18.0, Float8LinearConfig",
+        link="https://github.com/NVIDIA/TransformerEngine https://github.com/pytorch/ao",
+        setting="A layer's three products by wgmma on sm_90a, 256 x 256 outputs, gradients in e5m2, everything else in e4m3: the normwise "
+        "error of chained sums (fast) over that of sums that are promoted to f32 every 4 instructions (slow).",
+        reduced="64 x 64 outputs, the forward product with K = 4096 alone.",
+        differs="The libraries give a default and no error. cuBLAS does not document its interval for slow sums; 4 instructions, as "
+        "DeepGEMM has, are assumed. Operands are rounded without scales, since N(0,1) needs none.",
+        quantities=tuple(
+            Quantity(f"{name}, K = {k}, {draw}", None, "", f"{name}, {draw}", k) for name in LAYER for k in DEPTHS for draw in DRAWS
+        ),
+        measure=fast_accumulation,
+        x_label="K",
+        y_label="error of chained sums over that of promoted ones",
+    ),
+)
