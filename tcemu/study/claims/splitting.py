@@ -54,7 +54,7 @@ def in_order(a: Array, b: Array) -> Array:
 def error_correction(seed: int, quick: bool) -> Mapping[str, float]:
     """The normwise error of each way to multiply, by length."""
     found = {}
-    for k in LENGTHS[:2] if quick else LENGTHS:
+    for k in LENGTHS[1:2] if quick else LENGTHS:
         rng = np.random.default_rng(seed)
         a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((SIZE, k), (k, SIZE)))
         exact = a.astype(np.float64) @ b.astype(np.float64)
@@ -75,7 +75,7 @@ CLAIMS = (
         setting="(16 x K) · (K x 16), uniform from -1 to 1, f32 = f16 + f16 / 2^11, three f16 products on sm_80: the normwise error from "
         "the exact product of the f32 operands. Sums outside: every instruction starts from zero, and what it gives is added in f32. The "
         "two small products have accumulators of their own.",
-        reduced="K = 256 and 4,096.",
+        reduced="K = 4,096 alone.",
         differs="The paper shows curves, and no numbers to compare with: chained and corrected, the error grows with K; with sums outside "
         "it is that of f32. So it is here. For long sums it is below plain f32's, since an instruction sums 16 products almost without "
         "loss.",
