@@ -1,5 +1,8 @@
 """Attention by recipes: every bit is that of a loop over heads and blocks, written out here with `matmul` and `gemm`."""
 
+import functools
+
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -136,7 +139,8 @@ def loop(q, k, v, bias, seen, flash: Flash, fp8: bool) -> np.ndarray:
 
 
 CASES = {  # name -> fp8, the value, what is masked
-    "bf16, causal": (False, Flash(block_k=32), "causal"),
+    "bf16": (False, Flash(block_k=32), "all"),
+    "bf16, causal": (False, Flash(16, 64), "causal"),
     "fp8, one scale": (True, Flash(block_k=32), None),
     "fp8, a scale a block": (True, Flash(16, 32, p_scale=256, scales="block"), "mask"),
     "fp8, two levels": (True, Flash(16, 32, scales="head", promote=64), "bias"),
@@ -149,21 +153,21 @@ def hidden(what: str | None, shape: tuple[int, ...]) -> tuple[dict, np.ndarray |
     """(arguments, bias, which query sees which key) of a case; shape: [B, N, T, S]."""
     rng = np.random.default_rng(7)
     query, key = np.arange(shape[2])[:, None], np.arange(shape[3])
-    bias = rng.normal(size=shape).astype(F32) if what == "bias" else None
+    bias = rng.normal(size=(shape[1], 1, shape[3])).astype(F32) if what in ("bias", "all") else None
     mask = (rng.random((shape[0], 1, *shape[2:])) < 0.5) & (query != 3)  # query 3 sees nothing
     lengths = np.array([9, 41])[: shape[0]]
     seen = {
         None: True, "bias": True, "causal": key <= query, "mask": mask, "window": (query <= key + 9) & (query >= key - 4),
-        "lengths": key < lengths[:, None, None, None],
+        "lengths": key < lengths[:, None, None, None], "all": mask & (key <= query),
     }[what]  # fmt: skip
     arguments = {
         None: {}, "bias": {"bias": bias}, "causal": {"is_causal": True}, "mask": {"mask": mask}, "window": {"local_window_size": (9, 4)},
-        "lengths": {"key_value_seq_lengths": lengths},
+        "lengths": {"key_value_seq_lengths": lengths}, "all": {"bias": bias, "mask": mask, "is_causal": True},
     }[what]  # fmt: skip
-    return arguments, bias, np.broadcast_to(seen, shape)
+    return arguments, None if bias is None else np.broadcast_to(bias, shape), np.broadcast_to(seen, shape)
 
 
-@pytest.mark.parametrize("name", sampled(CASES, ("fp8, a scale a block",)))
+@pytest.mark.parametrize("name", sampled(CASES, ("bf16", "fp8, a scale a block")))
 def test_every_bit_is_that_of_a_loop_over_blocks(name):
     fp8, flash, what = CASES[name]
     q, k, v = operands(1, 2, 21, 75, 4, 2, 32)
@@ -171,4 +175,28 @@ def test_every_bit_is_that_of_a_loop_over_blocks(name):
     out = np.asarray(tcemu.attention(q, k, v, recipe="fp8 on H100" if fp8 else "bf16 on H100", flash=flash, **arguments))
     wanted = loop(q, k, v, bias, seen, flash, fp8)
     assert np.count_nonzero(out.view(np.uint32) != wanted.view(np.uint32)) == 0
-    assert np.array_equal(out[:, 3] == 0, np.full(out[:, 3].shape, what == "mask"))
+    assert np.array_equal(out[:, 3] == 0, np.full(out[:, 3].shape, what in ("mask", "all")))
+
+
+def test_it_is_near_that_of_jax():
+    """Within what rounding Q, K, P and V to bf16 can do: u = 2^-8 each. A score moves by at most (2u + u²)·sum|q||k| / sqrt(H), and what
+    its additions more than 2^-20 of that; a weight by a factor of exp(2·that) and its own rounding; V by 1 + u."""
+    q, k, v = operands(1, 2, 21, 75, 4, 2, 32)
+    arguments, bias, seen = hidden("all", (2, 4, 21, 75))
+    call = functools.partial(tcemu.attention, recipe="bf16 on H100", flash=Flash(block_k=32))
+    out, residual = map(np.asarray, call(q, k, v, return_residual=True, **arguments))
+    near, of_jax = jax.nn.dot_product_attention(q, k, v, return_residual=True, **arguments | {"bias": arguments["bias"][None]})
+    rows = seen.any(-1).all((0, 1))  # where every head sees a key: JAX has the mean of V elsewhere
+    q, k, v = (x.astype(np.float64) for x in (q, np.repeat(k, 2, axis=2), np.repeat(v, 2, axis=2)))
+    scores = np.where(seen, np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(32) + bias, -np.inf)[:, :, rows]
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    exact = np.einsum("bnts,bsnh->btnh", weights, v)
+    u = 2.0**-8
+    moved = (2 * u + u * u + 2.0**-20) * np.einsum("btnh,bsnh->bnts", np.abs(q), np.abs(k))[:, :, rows] / np.sqrt(32)
+    moved = np.where(weights > 0, moved, 0).max(-1).transpose(0, 2, 1)  # [B, T, N]
+    bound = (np.exp(2 * moved) * (1 + u) ** 2 * (1 + 2.0**-18) - 1)[..., None] * np.einsum("bnts,bsnh->btnh", weights, np.abs(v))
+    error = np.abs(out[:, rows] - exact)
+    assert rows.sum() > 10 and np.allclose(near[:, rows], exact, atol=1e-4)
+    assert (error <= bound).all() and error.max() > 2.0**-10
+    assert (np.abs(residual - np.asarray(of_jax))[:, rows] <= moved + 1e-5).all() and (residual[:, 3] == -np.inf).all()

@@ -64,6 +64,18 @@ POINTS = {  # what each claim says, of its quick form's figures
     ),
     "nvfp4-rounding": lambda v: v["to nearest"] < v["stochastic"] and v["the mean of 64 stochastic"] < v["stochastic"] / 6,
     "fp22-registers": lambda v: (v["sm_90a, wgmma"], v["sm_90a, mma"]) == (13, 23),
+    "long-context-pv": lambda v: v["V of mean 0.5, 32768 keys, chained"] > 0.15 and v["V of mean 0.5, 32768 keys, every 128 keys"] < 1e-3,
+    "long-context-attention": lambda v: v["4096 keys, FP8, chained"] > 5 * v["4096 keys, FP8, every 128 keys"],
+    "attention-sink-underflow": lambda v: (
+        falls([v[f"P rounded to 0, S = 1, sinks at {height}"] for height in (8, 7, 6, 5, 4)])
+        and v["P rounded to 0, S = 256, sinks at 6"] < 1e-3
+        and v["mean squared error, sinks first over last, V of 0, sinks at 6"] > 3
+    ),
+    "flash-attention-3": lambda v: all(0 < error < 0.1 for error in v.values()),
+    "biased-attention": lambda v: (
+        v["a tail of the same sign"] < -0.05 < v["no tail"] < 0.05 < v["a tail of the other sign"]
+        and abs(v["a tail of the same sign, the maximum moved"]) < 0.05
+    ),
     "same-product": lambda v: list(v.values()) == [-0.5, -0.75, 0, -0.75],
 }
 

@@ -208,7 +208,7 @@ def _flash(settings: Settings, operands: Operands) -> Result:
         amax = jnp.uint32(np.float32(flash.p_scale).view(np.uint32))  # P is no larger, so that a tensor's scale need not be found
         rounded = quantize(scheme, _number(p), key=key_of_p(operands, block.number), amax=amax)
         state = sums.added(state, rounded, block, decay, block.number == settings.blocks - 1)
-        return state._replace(largest=largest, weights=weights), None
+        return State(*alike(*state._replace(largest=largest, weights=weights))), None
 
     state = lax.scan(step, _start(operands, blocks, sums), blocks)[0]
     weights = sum_of_lanes(state.weights)
