@@ -167,7 +167,7 @@ def hidden(what: str | None, shape: tuple[int, ...]) -> tuple[dict, np.ndarray |
     return arguments, None if bias is None else np.broadcast_to(bias, shape), np.broadcast_to(seen, shape)
 
 
-@pytest.mark.parametrize("name", sampled(CASES, ("bf16", "fp8, a scale a block")))
+@pytest.mark.parametrize("name", sampled(CASES, ("fp8, a scale a block",)))
 def test_every_bit_is_that_of_a_loop_over_blocks(name):
     fp8, flash, what = CASES[name]
     q, k, v = operands(1, 2, 21, 75, 4, 2, 32)
