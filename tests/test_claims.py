@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from claims import FILE, SEEDS
 from support import pages
@@ -199,9 +200,9 @@ def test_seeds_that_are_none(seeds):
 def test_pictures():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install -e '.[viz]')")
     (axes,) = OWN.run(3).plot().axes
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[3, 2]]]  # places beat marks
+    assert [np.asarray(line.get_xydata()).tolist() for line in axes.lines] == [[[3, 2]]]  # places beat marks
     (axes,) = OWN.run(2, quick=True).plot().axes
-    assert [(line.get_label(), line.get_xdata().tolist()) for line in axes.lines] == [("ours", [1.5, 10]), ("published", [2])]
+    assert [(line.get_label(), np.asarray(line.get_xdata()).tolist()) for line in axes.lines] == [("ours", [1.5, 10]), ("published", [2])]
     assert axes.get_xscale() == "linear" and spans([1, 9]) and not spans([0, 9])
 
 

@@ -22,7 +22,7 @@ NAMES = {
     "wmma_load", "wmma_mma", "wmma_store", "ldmatrix", "stmatrix", "movmatrix",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
-MODULES = {"formats", "recipes", "quantize", "policies", "viz", "fuzz", "replay", "silicon"}
+MODULES = {"formats", "recipes", "quantize", "policies", "viz", "fuzz", "study", "replay", "silicon"}
 FUNCTIONS = sorted(name for name in NAMES if inspect.isfunction(getattr(tcemu, name)))
 
 

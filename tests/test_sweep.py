@@ -18,7 +18,7 @@ SIZE = (8, 8, 96)  # M, N, K
 BITS, INTERVALS = (6, 13), (None, 1, 2, 4)  # of three instructions: a last chunk that is not full is cut once more at 6 bits
 COMPILED = []  # a word for each program that XLA compiled, or JAX took from its cache
 jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: COMPILED.append(event) if event == "/jax/core/compile/backend_compile_duration" else None
+    lambda event, duration_secs, **_: COMPILED.append(event) if event == "/jax/core/compile/backend_compile_duration" else None
 )
 
 
@@ -54,7 +54,7 @@ def test_every_row_is_the_error_of_its_product(swept):
     assert [(r["fraction_bits"], r["promote"], r["seed"]) for r in swept.records()] == [
         (f, p, s) for f in BITS for p in INTERVALS for s in (0, 1)
     ]
-    base = tcemu.Recipe(WGMMA, "H100")
+    base = tcemu.Recipe(tcemu.parse(WGMMA), "H100")
     for record in swept.records():
         a, b = normal(*SIZE)(record["seed"])
         bits = jnp.array(record["fraction_bits"])  # an array: one program for both widths
@@ -94,7 +94,7 @@ def test_pictures(swept):
     (axes,) = swept.plot("ulps", along="promote").axes
     assert len(axes.lines) == 2 and axes.get_ylabel() == "ulps"  # never is no number
     (axes,) = tcemu.study.Sweep({"op": ("a", "b")}, ("normwise",), (0,), (("a", 0, 0.5, 0), ("b", 0, 2.0, 0)), 1).plot().axes
-    assert axes.lines[0].get_xdata().tolist() == [0.5, 2]
+    assert np.asarray(axes.lines[0].get_xdata()).tolist() == [0.5, 2]
     with pytest.raises(KeyError, match=r"wanted one of normwise, .* along one of fraction_bits, promote, op"):
         swept.plot("speed")
 

@@ -1,6 +1,7 @@
 """Writes the page and the picture of each claim from the JSON of its whole form: `python docs/studies/write.py [NAME ...]`.
 
-The JSON comes of `tcemu study NAME --out docs/studies --overwrite`. Nothing is measured here, so that the same bytes come every time.
+The JSON comes of `tcemu study NAME --out docs/studies --overwrite`. Nothing is measured here, so that the same bytes come every time; the
+words in the JSON become those that the claim has now.
 """
 
 import json
@@ -158,7 +159,7 @@ def page(found: Outcome) -> str:
 def main(names: list[str]) -> int:
     for name in names or sorted(path.stem for path in HERE.glob("*.json")):
         found = outcome(name)
-        for end, text in (("svg", picture(found)), ("md", page(found))):
+        for end, text in (("json", found.to_json(indent=1) + "\n"), ("svg", picture(found)), ("md", page(found))):
             (HERE / f"{name}.{end}").write_text(text)
         print(HERE / f"{name}.md")
     return 0

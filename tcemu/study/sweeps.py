@@ -37,7 +37,7 @@ STATELESS = (matmul, gemm)  # which do the same whenever they are traced; of oth
 
 
 def sweep(
-    fn: Callable[..., Array],
+    fn: Callable[..., ArrayLike],
     over: Mapping[str, Iterable[Any] | Any],
     *,
     operands: Draw | tuple[ArrayLike, ...],

@@ -9,7 +9,8 @@ from tcemu.study.claims.claim import Claim, Quantity
 from tcemu.study.operands import normal, uniform
 from tcemu.study.sweeps import Sweep, sweep
 
-WGMMA = Recipe(parse("e4m3 wgmma"), "sm_90a", name="e4m3 wgmma")
+E4M3_WGMMA = "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"
+WGMMA = Recipe(parse(E4M3_WGMMA), "sm_90a", name="e4m3 wgmma")
 DRAWS = {"N(0,1)": normal, "uniform": uniform}  # uniform from 0 to 1
 DEEPSEEK = "DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.3.2"
 DEEPSEEK_LINK = "https://arxiv.org/abs/2412.19437"
@@ -21,56 +22,45 @@ def _size(quick: bool) -> int:
     return 32 if quick else 256
 
 
-def _swept(draw: str, k: int, seed: int, quick: bool, **over: tuple) -> Sweep:
+def _swept(draw: str, k: int, seed: int, quick: bool, intervals: tuple[int | None, ...] = (None,)) -> Sweep:
     """wgmma's sums of products of e4m3 on an H100."""
     size = _size(quick)
-    return sweep(
-        matmul, over or {"recipe": WGMMA}, recipe=WGMMA, operands=DRAWS[draw](size, size, k), measures=SEVERAL_ERRORS, seeds=(seed,)
-    )
+    operands = DRAWS[draw](size, size, k)
+    return sweep(matmul, {"promote": intervals}, recipe=WGMMA, operands=operands, measures=SEVERAL_ERRORS, seeds=(seed,))
 
 
 # ---- how much chained sums lose
 
-LONG = {"N(0,1)": (1024, 4096, 16384), "uniform": (1024, 4096, 16384)}
-SHOWN = {  # measures of the table, by what they are called there
+LENGTHS = (1024, 4096, 16384)
+SHOWN = {  # measures, by what they are called in the table
     "largest_over_rms": "largest error / rms",
     "normwise": "normwise",
     "elementwise": "largest relative error",
     "mean_elementwise": "mean relative error",
     "bias": "bias",
 }
+DRAWN = ("largest_over_rms", "normwise")  # in the picture
+PUBLISHED = ("N(0,1)", 4096, "largest_over_rms")
+TABLE = [  # but for the relative error of an element, which has no bound where sums cancel
+    (draw, k, measure) for draw in DRAWS for k in LENGTHS for measure in SHOWN if (draw, measure) != ("N(0,1)", "elementwise")
+]
 
 
 def accumulation(seed: int, quick: bool) -> Mapping[str, float]:
     """The errors of chained sums, by distribution and length."""
-    found = {}
-    for draw, lengths in LONG.items():
-        for k in (4096,) if quick else lengths:
-            errors = _swept(draw, k, seed, quick)
-            for measure, name in SHOWN.items():
-                if (draw, measure) != ("N(0,1)", "elementwise"):  # no bound where sums cancel
-                    found[f"{draw}, K = {k}: {name}"] = errors.column(measure)[0]
-    return found
+    lengths = (4096,) if quick else LENGTHS
+    errors = {(draw, k): _swept(draw, k, seed, quick) for draw in DRAWS for k in lengths}
+    return {_called(*row): errors[row[:2]].column(row[2])[0] for row in TABLE if row[1] in lengths}
 
 
-def _accumulation_quantities() -> tuple[Quantity, ...]:
-    quantities = []
-    for draw, lengths in LONG.items():
-        for k in lengths:
-            for measure, name in SHOWN.items():
-                if (draw, measure) != ("N(0,1)", "elementwise"):
-                    published = (draw, k, measure) == ("N(0,1)", 4096, "largest_over_rms")
-                    line = {"largest_over_rms": f"{draw}, largest error / rms", "normwise": f"{draw}, normwise"}.get(measure)
-                    quantities.append(
-                        Quantity(
-                            f"{draw}, K = {k}: {name}",
-                            0.02 if published else None,
-                            "nearly 2%" if published else "",
-                            line or "",
-                            None if line is None else k,
-                        )
-                    )
-    return tuple(quantities)
+def _called(draw: str, k: int, measure: str) -> str:
+    return f"{draw}, K = {k}: {SHOWN[measure]}"
+
+
+def _accumulated(draw: str, k: int, measure: str) -> Quantity:
+    published, said = (0.02, "nearly 2%") if (draw, k, measure) == PUBLISHED else (None, "")
+    series, x = (f"{draw}, {SHOWN[measure]}", k) if measure in DRAWN else ("", None)
+    return Quantity(_called(draw, k, measure), published, said, series, x)
 
 
 # ---- what promotion gives back
@@ -83,7 +73,7 @@ def promotion(seed: int, quick: bool) -> Mapping[str, float]:
     """The normwise error, by distribution and promotion."""
     found = {}
     for draw in DRAWS:
-        errors = _swept(draw, K, seed, quick, promote=tuple(INTERVALS.values()))
+        errors = _swept(draw, K, seed, quick, tuple(INTERVALS.values()))
         found |= {f"{draw}, {name}": errors.column("normwise", promote=n)[0] for name, n in INTERVALS.items()}
     return found
 
@@ -92,7 +82,7 @@ def promotion(seed: int, quick: bool) -> Mapping[str, float]:
 
 GENERATIONS = {
     "sm_89, mma": ("e4m3", "sm_89"),
-    "sm_90a, wgmma": ("e4m3 wgmma", "sm_90a"),
+    "sm_90a, wgmma": (E4M3_WGMMA, "sm_90a"),
     "sm_100a, mma": ("e4m3", "sm_100a"),
     "sm_120a, mma": ("e4m3", "sm_120a"),
 }
@@ -103,32 +93,30 @@ def generations(seed: int, quick: bool) -> Mapping[str, float]:
     """The normwise error of the same product by several GPUs."""
     size = _size(quick)
     recipes = [Recipe(parse(op), target, name=name) for name, (op, target) in GENERATIONS.items() if not quick or name in ONE_EACH]
-    errors = sweep(matmul, {"recipe": recipes}, operands=normal(size, size, K), measures="normwise", seeds=(seed,))
+    errors = sweep(matmul, {"recipe": recipes, "promote": (None,)}, operands=normal(size, size, K), measures="normwise", seeds=(seed,))
     return {recipe.name: errors.column("normwise", recipe=recipe)[0] for recipe in recipes}
 
 
 # ---- fast accumulation
 
-LAYER = {  # the products of a layer: their instruction, and whether libraries chain their sums
-    "forward": ("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3", "fast"),
-    "gradient of the input": ("wgmma.mma_async.sync.aligned.m64n64k32.f32.e5m2.e4m3", "slow"),
-    "gradient of the weight": ("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2", "slow"),
+LAYER = {  # the products of a layer; libraries chain the sums of the first alone
+    "forward": E4M3_WGMMA,
+    "gradient of the input": "wgmma.mma_async.sync.aligned.m64n64k32.f32.e5m2.e4m3",
+    "gradient of the weight": "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2",
 }
-DEPTHS = (1024, 4096, 16384)
 SLOW = 4  # instructions between two promotions
 
 
 def fast_accumulation(seed: int, quick: bool) -> Mapping[str, float]:
     """How many times larger the error of chained sums is than that of promoted ones."""
-    found = {}
-    for name, (op, _) in (next(iter(LAYER.items())),) if quick else LAYER.items():
+    found, intervals = {}, tuple(INTERVALS.values()) if quick else (None, SLOW)  # the quick form shares deepseek-promotion's programs
+    for name, op in tuple(LAYER.items())[: 1 if quick else None]:
         base = WGMMA.replace(op=op, name=name)
-        for k in (4096,) if quick else DEPTHS:
+        for k in (4096,) if quick else LENGTHS:
             for draw, operands in DRAWS.items():
                 size = _size(quick)
-                errors = sweep(
-                    matmul, {"promote": (None, SLOW)}, recipe=base, operands=operands(size, size, k), measures="normwise", seeds=(seed,)
-                )
+                drawn = operands(size, size, k)
+                errors = sweep(matmul, {"promote": intervals}, recipe=base, operands=drawn, measures="normwise", seeds=(seed,))
                 fast, slow = (errors.column("normwise", promote=promote)[0] for promote in (None, SLOW))
                 found[f"{name}, K = {k}, {draw}"] = fast / slow
     return found
@@ -146,7 +134,7 @@ CLAIMS = (
         differs="The paper does not say how its matrices are drawn, nor which relative error it means. With N(0,1) the largest error over "
         "the root mean square of the results is what comes near its 2%; the relative error of single elements has no bound there, since "
         "some results are almost 0. With uniform operands every sum loses in one direction, and errors are several times larger.",
-        quantities=_accumulation_quantities(),
+        quantities=tuple(_accumulated(*row) for row in TABLE),
         measure=accumulation,
         x_label="K",
         y_label="error",
@@ -182,7 +170,7 @@ CLAIMS = (
     ),
     Claim(
         name="fast-accumulation",
-        title="libraries chain FP8 sums forward, where an error is seen once, and promote them in both products of the backward pass",
+        title="libraries chain FP8 sums in the forward pass, and promote them in both products of the backward pass",
         citation="NVIDIA, Transformer Engine 2.20.2, transformer_engine/common/recipe; PyTorch, torchao 0.18.0, Float8LinearConfig",
         link="https://github.com/NVIDIA/TransformerEngine https://github.com/pytorch/ao",
         setting="A layer's three products by wgmma on sm_90a, 256 x 256 outputs, gradients in e5m2, everything else in e4m3: the normwise "
@@ -191,7 +179,7 @@ CLAIMS = (
         differs="The libraries give a default and no error. cuBLAS does not document its interval for slow sums; 4 instructions, as "
         "DeepGEMM has, are assumed. Operands are rounded without scales, since N(0,1) needs none.",
         quantities=tuple(
-            Quantity(f"{name}, K = {k}, {draw}", None, "", f"{name}, {draw}", k) for name in LAYER for k in DEPTHS for draw in DRAWS
+            Quantity(f"{name}, K = {k}, {draw}", None, "", f"{name}, {draw}", k) for name in LAYER for k in LENGTHS for draw in DRAWS
         ),
         measure=fast_accumulation,
         x_label="K",

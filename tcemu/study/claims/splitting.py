@@ -68,7 +68,7 @@ def error_correction(seed: int, quick: bool) -> Mapping[str, float]:
 CLAIMS = (
     Claim(
         name="error-corrected-sgemm",
-        title="rounding toward zero inside tensor cores, and not the split, spoils f32 products that are made of f16 products",
+        title="rounding inside tensor cores, not the split, spoils f32 products that are made of f16 products",
         citation="Ootomo and Yokota, Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak "
         "performance, IJHPCA 2022",
         link="https://arxiv.org/abs/2203.03341",
