@@ -42,6 +42,7 @@ COMMANDS = (
     Command("explain", "explain", "one dot product, step by step"),
     Command("fuzz", "fuzz", "compare two targets on millions of cases"),
     Command("infer", "fuzz", "find the arithmetic of a black box"),
+    Command("study", "study", "published claims about low-precision sums, reproduced"),
     Command("replay", "replay", "the order in which a library adds: find it, show it, compare two"),
     Command("verify", "verify", "compare the emulation with a real GPU"),
     Command("record", "verify", "write down what a real GPU computes"),

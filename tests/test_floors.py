@@ -207,7 +207,17 @@ def test_a_private_name_from_elsewhere_is_seen(source, names):
 # ---- files, functions and lists of parameters stay short
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 400, 60, 8
-FACES = ("", "fuzz", "replay", "silicon", "formats", "viz", "quantize", "recipes")  # whose names are public: tcemu, and these of its own
+FACES = (
+    "",
+    "fuzz",
+    "study",
+    "replay",
+    "silicon",
+    "formats",
+    "viz",
+    "quantize",
+    "recipes",
+)  # whose names are public: tcemu, and these of its own
 
 
 BINDINGS = ("mma", "movement", "wgmma", "wmma")  # of operations; a `bind_...` there has the parameters of its public operation

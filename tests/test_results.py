@@ -1,6 +1,7 @@
 """Results as records, as strict JSON, as tables of a notebook and as pictures; and short where they are shown by their repr."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -40,6 +41,8 @@ RESULTS = {
     "Run": ran,
     "Coverage": lambda: ran().coverage,
     "Inferred": lambda: tcemu.fuzz.infer("f16", "H100", cases=16),
+    "Sweep": lambda: tcemu.study.sweep(tcemu.matmul, {"recipe": ("bf16", "fp8_e4m3")}, operands=(X, W), seeds=2),
+    "Outcome": lambda: tcemu.study.claim("fp22-registers").run(2, quick=True),
     "Explanation": lambda: tcemu.explain("f16", [1.5, 2**-20], [1, math.inf], target="H100"),
     "Explanations": lambda: tcemu.explain("f16", [1.5, 2**-20], [1, 3], target=["A100", "H100"]),
 }
@@ -204,29 +207,47 @@ def test_a_long_table_says_how_long_it_is():
     assert len(table.records()) == MOST_ROWS + 1234
 
 
-@pytest.mark.parametrize("name", ["Comparison", "Run", "Coverage"])
+DRAWN = ("Comparison", "Report", "Run", "Coverage", "Inferred", "Sweep", "Outcome")
+
+
+def figures(name: str) -> list[float]:
+    """What the marks or bars of a picture are, from the records or the result."""
+    result = made(name)
+    if name in ("Run", "Coverage"):
+        return made("Coverage").products.tolist()
+    if name == "Inferred":
+        return result.comparison.by_kind.T.ravel().tolist()
+    if name == "Report":
+        return [12.0]  # [4, 32] · [32, 3], once
+    if name == "Sweep":
+        return [np.mean(result.column("normwise", recipe=recipe)) for recipe in result.axes["recipe"]]
+    figure = {"Comparison": "relative_error", "Outcome": "ours"}[name]
+    records = result.records()
+    return [r[figure] for r in records] + [r["published"] for r in records if r.get("published") is not None]
+
+
+@pytest.mark.parametrize("name", DRAWN)
 def test_pictures(name):
     """The marks and bars are the figures."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install -e '.[viz]')")
     figure = made(name).plot()
     assert type(figure).__module__ == "matplotlib.figure" and type(tcemu.viz.plot(made(name))) is type(figure)
-    if name == "Comparison":
-        drawn = [x for line in figure.axes[0].lines for x in line.get_xdata()]
-        assert drawn == [e.relative_error for e in made(name)]
-    else:
-        counts = made("Coverage").products.tolist()
-        assert [bar.get_height() for bar in figure.axes[0].patches] == counts
+    axes = figure.axes[0]
+    drawn = [bar.get_height() for bar in axes.patches] or [x for line in axes.lines for x in line.get_xdata()]
+    assert drawn == figures(name) != []
 
 
 def test_what_cannot_be_drawn():
     with pytest.raises(ValueError, match="did not count what its cases reached"):
         tcemu.fuzz.run("f16", "A100", "A100", cases=8, covering=False).plot()
-    with pytest.raises(TypeError, match="result: got int; wanted"):
+    with pytest.raises(ValueError, match="plot: no model was found, so nothing was compared"):
+        dataclasses.replace(made("Inferred"), comparison=None).plot()
+    with pytest.raises(TypeError, match="result: got int; wanted one of Comparison, Report"):
         tcemu.viz.plot(3)  # type: ignore[arg-type]
 
 
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    for name in ("Comparison", "Run", "Coverage"):
+    for name in DRAWN:
         with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib: pip install 'tcemu\[viz\]'"):
             made(name).plot()

@@ -16,12 +16,11 @@ from jax import Array
 from tcemu.emulation.comparison import Errors, Worst
 from tcemu.emulation.policy import Decision
 from tcemu.emulation.products import Product
-from tcemu.formats import ARRAY_FORMATS, F32, Format, convert, to_float
+from tcemu.formats import ARRAY_FORMATS, Format
 from tcemu.linalg.arguments import product_keys
 from tcemu.linalg.dot_general import DimensionNumbers, DotGeneral, product_axes
 from tcemu.linalg.recipes import Recipe
-from tcemu.quantize.groups import spread
-from tcemu.quantize.operands import Quantized, Scheme, quantize
+from tcemu.quantize.operands import Quantized, Scheme, exact_factors, exact_values, quantize
 from tcemu.study.accuracy import Reference, Tally
 
 
@@ -120,11 +119,7 @@ def quantized(recipe: Recipe, key: PRNGKey | None, a: np.ndarray, b: np.ndarray)
 
 def _operand(scheme: Scheme, x: np.ndarray, key: PRNGKey | None) -> Operand:
     codes, factors = _codes_and_factors(scheme, jnp.asarray(x), key)
-    values = np.float64(1)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for factor in factors:  # of an element and its scales: 30 bits at most
-            values = values * np.asarray(factor, np.float64)
-    values = np.asarray(values)
+    values = exact_values(factors)
     if (transform := scheme.transform) is None:
         return Operand(format=scheme.format, quantized=codes, values=values)
     with np.errstate(invalid="ignore"):
@@ -134,15 +129,9 @@ def _operand(scheme: Scheme, x: np.ndarray, key: PRNGKey | None) -> Operand:
 
 @partial(jax.jit, static_argnums=0)
 def _codes_and_factors(scheme: Scheme, x: Array, key: PRNGKey | None) -> tuple[Quantized, list[Array]]:
-    """The operand quantised, and its elements and scales in float32, whose products are what it stands for."""
+    """The operand quantised, and the factors of what it stands for."""
     q = quantize(scheme, x, key=key)
-    factors = [convert(scheme.format, F32, q.codes)]
-    if q.unit_scales is not None and scheme.scale_format is not None:
-        factors.append(spread(convert(scheme.scale_format, F32, q.unit_scales), q.codes.shape, scheme.group_sizes))
-    if q.scales is not None:
-        factors.append(spread(q.scales, q.codes.shape, scheme.group_sizes))
-    factors += [] if q.tensor_scale is None else [q.tensor_scale]
-    return q, [to_float(F32, factor) for factor in factors]
+    return q, exact_factors(scheme, q)
 
 
 def _add(sums: Sums, number: int, matrices: tuple[np.ndarray, np.ndarray], d: np.ndarray, operands: Operands | None) -> Worst | None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from tcemu.emulation.policy import Policy, fits
 from tcemu.emulation.products import Product
 from tcemu.linalg.recipes import Recipe
+from tcemu.plots import dots
 from tcemu.results import Result, Table
 from tcemu.text import columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,18 @@ class Report(Result):
         """A row for each line of the report."""
         heads = ("product", "replaced", "by", "operands", "role_lhs", "role_rhs", "parameters", "result", "runs", "undecided", "source")
         return Table(repr(self)[1:-1], heads, tuple(_record(entry) for entry in self.entries), {"weights": self.weights})
+
+    def plot(self) -> Figure:
+        """How many results each product computes over all its runs (those of a `while`: once), replaced or left, as a matplotlib Figure.
+
+        Raises ImportError if matplotlib is not installed.
+        """
+        series: dict[str, dict[str, float]] = {"replaced": {}, "left": {}}
+        for entry in self.entries:
+            if entry.product is not None:
+                count = prod(entry.product.shape) * (1 if entry.product.repeats is None else entry.product.repeats)
+                series["replaced" if entry.replaced else "left"][entry.name] = float(count)
+        return dots([entry.name for entry in self.entries], series, "elements of results, over all runs")
 
     def __repr__(self) -> str:
         return f"<Report: {len(self.replaced)} products replaced, {len(self.left)} left>"

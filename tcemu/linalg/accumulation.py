@@ -138,12 +138,14 @@ def _promoted_when(interval: Array, model: Model, signature: Signature, factors:
         )
     (a, b), unit, block = factors
     count = -(-a.shape[-1] // signature.k)
-    unit = None if unit is None else fill_scales(signature, unit, count * signature.k)
-    factors = Factors(fill(signature, a, b, count * signature.k), unit, block)
-    cut = partial(_in_pieces, count, max(v.ndim for v in jax.tree.leaves(factors)))
+    filled = signature.k * (count + 1)  # one instruction of zeros at the end, for a last chunk that is not full: see `fill`
+    unit = None if unit is None else fill_scales(signature, unit, filled)
+    block = None if block is None else (_with_last_again(block[0], -1), _with_last_again(block[1], -2))
+    factors = Factors(fill(signature, a, b, filled), unit, block)
+    cut = partial(_in_pieces, count + 1, max(v.ndim for v in jax.tree.leaves(factors)))
     factors = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), factors)
     interval, inside = whole_interval(interval, blocks)
-    chunk = jnp.clip(interval, 1, count)  # instructions
+    chunk = jnp.clip(interval, 1, count + 1)  # instructions; count + 1: one chunk, and it is not full
     length = chunk * -(-count // (chunk * split))  # of a part
     start = _start(signature, factors)
 
@@ -151,18 +153,23 @@ def _promoted_when(interval: Array, model: Model, signature: Signature, factors:
         (parts, running), (number, instruction) = state, numbered
         running = multiply_add(model, signature, *instruction.codes, running, instruction.unit_scales)
         part, place = number // length, number % length + 1
-        due = (place % chunk == 0) | (number + 1 == count)
+        due = jnp.where(number == count, count % chunk != 0, place % chunk == 0)
         total = with_chunk(parts[part], running, signature, instruction.block_scales, blocks)
         return (parts.at[part].set(jnp.where(due, total, parts[part])), jnp.where(due, start, running)), None
 
     zeros = jnp.zeros((split, *start.shape), jnp.uint32)
     parts, running, *_ = alike(zeros, start, *jax.tree.leaves(factors), interval)
-    parts = lax.scan(step, (parts, running), (jnp.arange(count), factors))[0][0]
+    parts = lax.scan(step, (parts, running), (jnp.arange(count + 1), factors))[0][0]
     if block is not None:  # a part that is filled up with chunks of zeros ends with sum + 0
         chunks = -(-count // chunk)
         short = (jnp.arange(split) + 1) * (length // chunk) > chunks
         parts = jnp.where(short.reshape(-1, *[1] * start.ndim) & (parts == MINUS_ZERO), 0, parts)
     return jnp.where(inside, parts, F32.nan)
+
+
+def _with_last_again(x: Array, axis: int) -> Array:
+    """The array with its last place along an axis once more."""
+    return jnp.concatenate([x, lax.slice_in_dim(x, x.shape[axis] - 1, None, axis=axis)], axis)
 
 
 def _map_pairs(of_pair: Callable[[Pair], Pair], factors: Factors) -> Factors:

@@ -51,7 +51,8 @@ def fill(signature: Signature, a: Array, b: Array, multiple: int) -> Pair:
     """A and B with K filled up to a multiple of `multiple`, whole instructions: A with -0 (integers: 0) and B with 0.
 
     That changes no bit. In a fused step a zero product takes part neither in the largest exponent nor in the sum. A step of zeros alone
-    rounds a value that already is of the result's format, +0 included (a step never leaves -0 behind). A rounded addition of the product
+    rounds a value that already is of the result's format, +0 included (a step never leaves -0 behind). (A what-if that keeps fewer fraction
+    bits than its result cuts the running value there, once, as an instruction of zeros does.) A rounded addition of the product
     -0 returns the other operand, -0 included, in RN, the mode of every chain of multiply-adds. Integer zeros add nothing.
     """
     missing = -(a.shape[-1] if signature.a.words == 1 else a.shape[-2]) % multiple

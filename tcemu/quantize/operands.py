@@ -5,6 +5,7 @@ Integers only. The f32 arithmetic of a scale is stated in `Quantizer` and rounde
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from tcemu.arithmetic.quotient import divide
 from tcemu.formats import F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
@@ -268,6 +270,26 @@ def dequantized(scheme: Scheme, q: Quantized, depth: int) -> Array:
         values = values * spread(to_float(F32, q.scales), values.shape, scheme.group_sizes)
     values = values if q.tensor_scale is None else values * to_float(F32, q.tensor_scale)
     return values if scheme.transform is None else scheme.transform.undone(values, depth)
+
+
+def exact_factors(scheme: Scheme, q: Quantized) -> list[Array]:
+    """An operand's elements and its scales, float32 arrays that broadcast. Their product, of 30 bits at most, is what it stands for."""
+    shape, factors = q.codes.shape, [convert(scheme.format, F32, q.codes)]
+    if q.unit_scales is not None and scheme.scale_format is not None:
+        factors.append(spread(convert(scheme.scale_format, F32, q.unit_scales), shape, scheme.group_sizes))
+    if q.scales is not None:
+        factors.append(spread(q.scales, shape, scheme.group_sizes))
+    factors += [] if q.tensor_scale is None else [q.tensor_scale]
+    return [to_float(F32, factor) for factor in factors]
+
+
+def exact_values(factors: Sequence[ArrayLike]) -> np.ndarray:
+    """What `exact_factors` multiply to, float64."""
+    values = np.float64(1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for factor in factors:
+            values = values * np.asarray(factor, np.float64)
+    return np.asarray(values)
 
 
 def _in_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: str | None, amax: Array | None) -> Quantized:

@@ -1,6 +1,6 @@
 """Pictures of layouts as SVG text, drawn from the layout rows: which lane holds which element, and what lies where in shared memory.
 
-And, with matplotlib, of what `tcemu.compare` finds."""
+And, with matplotlib, of results."""
 
 from tcemu.viz.errors import plot as plot
 from tcemu.viz.pictures import operands as operands

@@ -1,13 +1,21 @@
 """What probes of a black box showed, and the account of it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tcemu.arithmetic.model import Model
 from tcemu.fuzz.runs import Run
 from tcemu.isa.instructions import Instruction
+from tcemu.plots import dots
 from tcemu.results import Result, Table, scalar
 from tcemu.text import wrapped
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COUNTS = ("compared", "that differ")  # the columns of `Run.by_kind`
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,20 @@ class Inferred(Result):
         facts |= {"survivors": len(self.survivors), "cases": compared.done if compared else 0}
         facts |= {"wrong_outputs": compared.wrong_outputs if compared else None}
         return Table(repr(self)[1:-1], ("field", "value", "evidence"), tuple((f.field, f.value, f.evidence) for f in self.findings), facts)
+
+    def plot(self) -> Figure:
+        """The cases on which the box was compared with the model, by their kinds, and those that differ, as a matplotlib Figure.
+
+        Raises ValueError where nothing was compared, ImportError if matplotlib is not installed.
+        """
+        compared = self.comparison
+        if compared is None or compared.by_kind is None:
+            raise ValueError("plot: no model was found, so nothing was compared; str() has what the probes showed")
+        names = [kind.name for kind in compared.kinds]
+        series = {
+            title: dict(zip(names, map(float, counts), strict=True)) for title, counts in zip(COUNTS, compared.by_kind.T, strict=True)
+        }
+        return dots(names, series, "cases", linear=True)
 
     def __str__(self) -> str:
         said = [
