@@ -12,9 +12,9 @@ from jax import Array, lax
 from jax.sharding import AxisType, auto_axes
 
 
-def with_axes_of(plain: Callable[[Any], Array], call: Callable[[Any], Any], operands: Any) -> Any:
-    """call(operands), of any pytree. On a mesh with explicit axes the result is sharded as plain(operands), whose rule JAX knows; XLA
-    chooses what is within.
+def with_axes_of(plain: Callable[[Any], Any], call: Callable[[Any], Any], operands: Any) -> Any:
+    """call(operands), of any pytree. On a mesh with explicit axes the results are sharded as those of plain(operands), whose rule JAX
+    knows; XLA chooses what is within.
 
     Raises JAX's ShardingTypeError where it has no rule for plain(operands), as for a product whose K is sharded.
     """
@@ -29,7 +29,7 @@ def with_axes_of(plain: Callable[[Any], Array], call: Callable[[Any], Any], oper
         given = dict(zip(places, arrays, strict=True))
         return jax.tree.unflatten(tree, [given.get(at, leaf) for at, leaf in enumerate(leaves)])
 
-    wanted = jax.eval_shape(lambda *arrays: plain(whole(arrays)), *arrays).sharding
+    wanted = jax.tree.map(lambda one: one.sharding, jax.eval_shape(lambda *arrays: plain(whole(arrays)), *arrays))
     explicit: Callable[..., Any] = auto_axes(lambda *arrays: call(whole(arrays)), out_sharding=wanted)
     return explicit(*arrays)
 

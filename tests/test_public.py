@@ -19,12 +19,12 @@ NAMES = {
     "wgmma", "descriptor", "uniform_descriptor", "Warpgroup", "SharedLayout", "to_shared", "from_shared",
     "block_quantize", "block_dequantize", "BlockFormat", "BlockQuantized",
     "cache_compilations", "Recipe", "recipe", "KernelRecipe", "Quantizer", "matmul", "dot_general", "ragged_dot", "emulate", "compare",
-    "DelayedScaling", "delayed_matmul",
+    "DelayedScaling", "delayed_matmul", "attention", "Flash",
     "wmma_load", "wmma_mma", "wmma_store", "ldmatrix", "stmatrix", "movmatrix",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
-MODULES = {"formats", "recipes", "quantize", "policies", "viz", "fuzz", "study", "replay", "silicon"}
-DEFAULTS = {"'RN'", "'lhs'", "'fp8_split'", "'max'"}  # words in signatures; annotations are unquoted
+MODULES = {"formats", "recipes", "quantize", "policies", "viz", "fuzz", "replay", "silicon", "study"}
+DEFAULTS = {"'RN'", "'lhs'", "'fp8_split'", "'max'", "'tensor'"}  # words in signatures; annotations are unquoted
 FUNCTIONS = sorted(name for name in NAMES if inspect.isfunction(getattr(tcemu, name)))
 
 

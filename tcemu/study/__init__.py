@@ -1,6 +1,6 @@
-"""Studies of numerics: sweeps over arithmetics with named errors, published claims reproduced, and what a width costs, estimated.
+"""Studies: sweeps over arithmetics with named errors, published claims reproduced, and the error of a width as a smooth function.
 
-`surrogate` and `expected_error` estimate what an accumulator's width costs, smoothly, for gradients. `tcemu.study.accuracy` measures.
+`surrogate` and `expected_error` estimate what an accumulator's width costs, for gradients. `tcemu.study.accuracy` measures.
 """
 
 from tcemu.study.claims import claim as claim

@@ -29,6 +29,8 @@ MODULES = (
     "narrow_sums",
     "block_scales",
     "registers",
+    "long_context",
+    "attention_errors",
 )
 
 
