@@ -1,0 +1,15 @@
+"""PyTorch: products of tensors by a recipe, modules whose products are replaced, and a list of all products of a run (extra `torch`).
+
+A thin face over `tcemu.matmul` and recipes: torch tensors go in and come out, by DLPack, and the bits are JAX's.
+"""
+
+try:
+    import torch as _torch  # pyright: ignore[reportMissingImports]  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("tcemu.torch needs PyTorch, which is not installed here: pip install 'tcemu[torch]'", name="torch") from error
+
+from tcemu.torch.products import linear as linear
+from tcemu.torch.products import matmul as matmul
+from tcemu.torch.scaled import scaled_mm as scaled_mm
