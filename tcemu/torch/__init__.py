@@ -10,6 +10,10 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("tcemu.torch needs PyTorch, which is not installed here: pip install 'tcemu[torch]'", name="torch") from error
 
+from tcemu.torch.emulate import Emulation as Emulation
+from tcemu.torch.emulate import emulate as emulate
+from tcemu.torch.measured import as_measured as as_measured
 from tcemu.torch.products import linear as linear
 from tcemu.torch.products import matmul as matmul
 from tcemu.torch.scaled import scaled_mm as scaled_mm
+from tcemu.torch.watching import watch as watch

@@ -140,7 +140,7 @@ def linear(
     if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"linear: got x {list(x.shape)} and weight {list(weight.shape)}; wanted [..., K] and [N, K]")
     rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
-    dtype = torch.result_type(x, weight) if dtype is None else dtype
+    dtype = torch.promote_types(x.dtype, weight.dtype) if dtype is None else dtype
     y = matmul(rows, weight.mT, bias, recipe=recipe, seed=seed, dtype=dtype)
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
