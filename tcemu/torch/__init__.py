@@ -4,12 +4,13 @@ A thin face over `tcemu.matmul` and recipes: torch tensors go in and come out, b
 """
 
 try:
-    import torch as _torch  # pyright: ignore[reportMissingImports]  # noqa: F401
+    import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ImportError("tcemu.torch needs PyTorch, which is not installed here: pip install 'tcemu[torch]'", name="torch") from error
 
+from tcemu.torch.compare import compare as compare
 from tcemu.torch.emulate import Emulation as Emulation
 from tcemu.torch.emulate import emulate as emulate
 from tcemu.torch.measured import as_measured as as_measured

@@ -7,8 +7,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import torch  # pyright: ignore[reportMissingImports]
-import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
+import torch
+import torch.nn.functional as F
 
 
 def plainly(func: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from jax import lax
 
 from tcemu.emulation.policy import Planned, Policy, checked, decide, planned
@@ -27,8 +27,10 @@ WEIGHT, ACTIVATION = "weight", "activation"
 
 
 class Taken(NamedTuple):
-    """A product that is replaced: the names of what takes the place of `jax.lax.dot_general`; of its recipe, or ""; whether it wants a seed."""
+    """A product that is replaced: its name, the names of what takes the place of `jax.lax.dot_general` and of its recipe, or "", and
+    whether it wants a seed."""
 
+    name: str
     by: str
     recipe: str
     seeded: bool
@@ -57,6 +59,7 @@ class Decisions:
         if self.is_planned:
             self.plan = self.policy
         self.survey: Any = None  # what lists a run, if one is listed
+        self.capture: Callable[[Product, Any, Any], None] | None = None  # what is given the operands of each product that is taken
         self._known: dict[tuple, tuple[Product, Taken | None, Entry]] = {}
 
     def settle(self, products: Sequence[Product]) -> None:
@@ -82,6 +85,12 @@ class Decisions:
             why = f"operands of {facts[2].removeprefix('torch.')} and {facts[4].removeprefix('torch.')}; tcemu.torch takes {TAKEN}"
             self.survey.add(Entry(name, _product(name, facts, weights), False, why))
 
+    def captured(self, name: str, operands: Any, how: Any) -> None:
+        """The operands of a product that runs now."""
+        assert self.capture is not None
+        product = next(p for p, _, entry in self._known.values() if entry.name == name and fits_operands(p, operands))
+        self.capture(product, operands, how)
+
     def _decided(self, product: Product) -> tuple[Taken | None, Entry]:
         placeholder: Callable[[], Any] = lambda: jax.random.key(0)  # noqa: E731  in whose place a seed comes at each run
         decision = decide(self.plan, product, self.convolutions, placeholder)
@@ -92,7 +101,7 @@ class Decisions:
         recipe = run.recipe if isinstance(run, Measured) or (isinstance(run, DotGeneral) and run.a == "lhs") else None
         seeded = stochastic(run)
         run = replace(run, key=None) if isinstance(run, DotGeneral) else run
-        return Taken(name_of(run), "" if recipe is None else name_of(recipe), seeded), entry
+        return Taken(product.name, name_of(run), "" if recipe is None else name_of(recipe), seeded), entry
 
 
 def _product(name: str, facts: tuple, weights: tuple[str | None, str | None]) -> Product:
@@ -115,6 +124,11 @@ def _product(name: str, facts: tuple, weights: tuple[str | None, str | None]) ->
         roles=(lhs_role, rhs_role),
         parameters=tuple(path for path in weights if path),
     )
+
+
+def fits_operands(product: Product, operands: Any) -> bool:
+    """These may be its operands."""
+    return (product.lhs_shape, product.rhs_shape) == tuple(tuple(x.shape) for x in operands)
 
 
 def _dtype(name: str) -> np.dtype:

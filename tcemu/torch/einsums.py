@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 
 from tcemu.torch.attention import plainly
 

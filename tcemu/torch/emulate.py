@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch  # pyright: ignore[reportMissingImports]
-from torch._subclasses.fake_tensor import FakeTensorMode  # pyright: ignore[reportMissingImports]
-from torch.utils import _pytree as pytree  # pyright: ignore[reportMissingImports]
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from tcemu.emulation.policy import Policy
 from tcemu.emulation.report import Entry, Report, positional, unused

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from jax import Array
 from jax._src import xla_bridge
 

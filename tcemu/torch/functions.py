@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch  # pyright: ignore[reportMissingImports]
-import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
+import torch
+import torch.nn.functional as F
 
 from tcemu.torch.attention import multi_head_attention_forward, plainly, scaled_dot_product_attention
 from tcemu.torch.einsums import einsum, tensordot
@@ -65,23 +65,22 @@ def _adding(names: str, sums_batch: bool = False) -> Handler:
 
     def handler(mode: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         given = _given(f"input {names}", args, kwargs)
-        given = None if given is None else {"beta": 1, "alpha": 1} | given
-        if given is None or kwargs.keys() - set(given):
+        if given is None:
             return plainly(func, *args, **kwargs)
+        beta, alpha = given.get("beta", 1), given.get("alpha", 1)
         first, second = names.split()[:2]
         a, b, bias = given[first], given[second], given["input"]
-        plain = given["beta"] == 1 and given["alpha"] == 1
         if sums_batch:
             d = mode.dot_general("addbmm", (a, b), (((0, 2), (0, 1)), ((), ())))
-        elif plain and b.ndim == 2 and a.ndim == 2:
+        elif beta == alpha == 1 and b.ndim == 2 and a.ndim == 2:
             d = product(mode, a, b, bias)
             return plainly(func, *args, **kwargs) if d is None else d
         else:
             d = product(mode, a, b)
         if d is None:
             return plainly(func, *args, **kwargs)
-        d = d if given["alpha"] == 1 else given["alpha"] * d
-        return d if given["beta"] == 0 else d + (bias if given["beta"] == 1 else given["beta"] * bias).to(d.dtype)
+        d = d if alpha == 1 else alpha * d
+        return d if beta == 0 else d + (bias if beta == 1 else beta * bias).to(d.dtype)
 
     return handler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -70,7 +70,7 @@ class AsMeasured:
         numbers, dtype = product.dimension_numbers, jnp.dtype(product.lhs_dtype).name
         if product.primitive != "dot_general" or dtype not in LIBRARIES or not isinstance(numbers, tuple):
             raise NotModelled(f"{product}: nothing was measured of {product.primitive} of {dtype}")
-        axes = product_axes(numbers, len(product.lhs_shape), len(product.rhs_shape))
+        axes = product_axes(cast(DimensionNumbers, numbers), len(product.lhs_shape), len(product.rhs_shape))
         if axes.lhs_batch or len(product.rhs_shape) != 2 or axes.lhs_contracting != (len(product.lhs_shape) - 1,):
             raise NotModelled(f"{product}: products of two matrices were measured, row by row, and no batches of them")
         if axes.rhs_contracting != (0,) and not self.transposed:

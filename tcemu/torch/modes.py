@@ -5,8 +5,8 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-import torch  # pyright: ignore[reportMissingImports]
-from torch.overrides import TorchFunctionMode  # pyright: ignore[reportMissingImports]
+import torch
+from torch.overrides import TorchFunctionMode
 
 from tcemu.torch.decisions import Decisions, Numbers, decide_on
 from tcemu.torch.exchange import DTYPES
@@ -62,6 +62,8 @@ class Products(TorchFunctionMode):
         """A product by what takes its place."""
         dtype = _autocast(operands[0])
         lhs, rhs, bias = (_cast(value, dtype) for value in (*operands, bias))
+        if self.decisions.capture is not None:
+            self.decisions.captured(taken.name, (lhs, rhs), numbers)
         (left, right), (left_batch, right_batch) = numbers
         shape, result, seed = _shape(operands, numbers), torch.promote_types(lhs.dtype, rhs.dtype), _seed(taken)
         if taken.recipe and rhs.ndim == 2 and not left_batch and tuple(left) == (lhs.ndim - 1,):
@@ -86,6 +88,8 @@ class Products(TorchFunctionMode):
         if taken is None:
             return None
         x, w = _cast(x, dtype), _cast(w, dtype)
+        if self.decisions.capture is not None:
+            self.decisions.captured(taken.name, (x, w), windows)
         return convolution_op(x, w, _seed(taken), taken.by, list(stride), list(padding), list(dilation), groups, torch.promote_types(x.dtype, w.dtype))
 
     def _taken(self, kind: str, primitive: str, operands: tuple[torch.Tensor, torch.Tensor], numbers: Any, shape: Any) -> Taken | None:

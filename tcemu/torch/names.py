@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from threading import Lock
 from typing import Any
 
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 
 from tcemu.linalg.dot_general import DotGeneral
 from tcemu.linalg.kernel_recipes import KernelRecipe

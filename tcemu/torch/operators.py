@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from jax import Array
 
 from tcemu.compilation import wide_vectors
@@ -159,11 +159,11 @@ def _none(name: str, why: str, ctx: Any, *g: Any) -> Any:
     raise RuntimeError(f"tcemu::{name}: {why}")
 
 
-def _members(op: Callable, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
+def _members(op: Callable, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
     """`torch.vmap`: member by member. A scale is of one member then, and not of all."""
     results = []
     for number in range(info.batch_size):
-        own = [arg if dim is None else arg.select(dim, number) for arg, dim in zip(args, in_dims, strict=True)]
+        own = [arg.select(dim, number) if isinstance(dim, int) else arg for arg, dim in zip(args, in_dims, strict=True)]
         results.append(op(*own))
     if isinstance(results[0], torch.Tensor):
         return torch.stack(results), 0

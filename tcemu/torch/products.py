@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from jax import Array, lax
 
 from tcemu.emulation.convolution import ConvolutionParams, through_patches
@@ -58,19 +58,23 @@ def _dot_general_result(tensors: Sequence[Any], static: Static) -> tuple[Sequenc
     return [*(lhs.shape[at] for at in left_batch), *rows, *columns], dtype
 
 
-def _convolution(arrays: Sequence[Any], seed: Array | None, static: Static) -> Array:
-    (x, w), (name, stride, padding, dilation, groups, dtype) = arrays, static
-    ndim = len(stride)
-    axes = (0, 1, *range(2, ndim + 2))
-    params = ConvolutionParams(
+def convolution_params(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> ConvolutionParams:
+    """A convolution of torch as JAX has it; padding: low and high of each axis."""
+    axes = tuple(range(len(stride) + 2))
+    return ConvolutionParams(
         window_strides=stride,
-        padding=[(low, high) for low, high in zip(padding[::2], padding[1::2], strict=True)],
-        lhs_dilation=(1,) * ndim,
+        padding=list(zip(padding[::2], padding[1::2], strict=True)),
+        lhs_dilation=(1,) * len(stride),
         rhs_dilation=dilation,
         dimension_numbers=lax.ConvDimensionNumbers(axes, axes, axes),
         feature_group_count=groups,
         batch_group_count=1,
     )
+
+
+def _convolution(arrays: Sequence[Any], seed: Array | None, static: Static) -> Array:
+    (x, w), (name, stride, padding, dilation, groups, dtype) = arrays, static
+    params = convolution_params(stride, padding, dilation, groups)
     d = through_patches(_run(name, seed), x, w, params, precision=None, preferred_element_type=DTYPES[dtype], out_sharding=None)
     return d.astype(DTYPES[dtype])
 

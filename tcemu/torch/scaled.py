@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import torch  # pyright: ignore[reportMissingImports]
+import torch
 from jax import Array, lax
 
 from tcemu.arithmetic.fma import add

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch  # pyright: ignore[reportMissingImports]
-from torch.utils._python_dispatch import TorchDispatchMode  # pyright: ignore[reportMissingImports]
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tcemu.emulation.placing import placed, undecided
 from tcemu.linalg.recipes import Recipe, as_recipe
@@ -239,7 +239,7 @@ class watch(TorchDispatchMode):  # noqa: N801  used as a function is
 
 def _same_gradients(recipe: Recipe) -> bool:
     """Both products of a backward pass are by one recipe, whose operands are alike."""
-    return recipe.gradients is None or (recipe.gradients[0] == recipe.gradients[1] and not undecided(recipe.gradients[0], ("constant",) * 2))
+    return recipe.gradients is None or (recipe.gradients[0] == recipe.gradients[1] and not undecided(recipe.gradients[0], ("constant", "constant")))
 
 
 def _storage(tensor: torch.Tensor) -> int:
