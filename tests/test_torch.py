@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.sampling import sampled
-from support.torches import MISSING, by_jax, equal, tt, torch
+from support.torches import MISSING, by_jax, equal, torch, tt
 
 import tcemu
 from tcemu import replay
@@ -129,7 +129,7 @@ def test_scaled_mm_is_what_torch_gave_on_an_h200(library):
 
 
 def test_scaled_mm_takes_every_kind_of_scale():
-    """Beside the sum of the blocks in float64; where every sum is exact, as here with small whole numbers and powers of two, it is equal."""
+    """Beside float64: with small whole numbers and powers of two every sum is exact."""
     m, n, k = 4, 256, 256
     generator = torch.Generator().manual_seed(0)
     whole = lambda *shape: torch.randint(-3, 4, shape, generator=generator).float()  # noqa: E731
@@ -258,9 +258,8 @@ print(sum(batch.sum().item() for batch in torch.utils.data.DataLoader(Data(), nu
 )
 def test_forked_workers_do_not_hang(before, within, said):
     """A worker that computes nothing by JAX works; a product in one is refused after JAX was used, and works before."""
-    ran = subprocess.run(
-        [sys.executable, "-c", FORKED, before, within], capture_output=True, text=True, timeout=120, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    command, environment = [sys.executable, "-c", FORKED, before, within], os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
     assert said in ran.stdout + ran.stderr, ran.stderr
 
 
@@ -292,5 +291,6 @@ def test_errors_say_what_is_wanted():
 
 def test_the_package_does_not_import_torch():
     """Nor does it name the face among its public names, which `from tcemu import *` would import."""
-    code = "import sys, tcemu; from tcemu import *; assert 'torch' not in sys.modules; import tcemu.replay, tcemu.cli; assert 'torch' not in sys.modules"
+    seen = "assert 'torch' not in sys.modules"
+    code = f"import sys, tcemu; from tcemu import *; {seen}; import tcemu.replay, tcemu.cli; {seen}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)

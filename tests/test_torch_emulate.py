@@ -1,4 +1,4 @@
-"""`tcemu.torch.emulate`, `watch` and `compare`: modules with every product replaced, and nothing else; a GPT trained in torch and in JAX."""
+"""`tcemu.torch.emulate`, `watch` and `compare`: every product of a module, and nothing else; a GPT trained beside JAX."""
 
 import math
 import re
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support import pages
 from support.sampling import sampled
-from support.torches import MISSING, by_jax, equal, tt, torch
+from support.torches import MISSING, by_jax, equal, torch, tt
 
 import tcemu
 from tcemu.linalg.recipes import RECIPES
@@ -64,12 +64,14 @@ def attention(recipe, q, k, v, mask=None, split=True):
 
 
 def multi_head(recipe, m, x, split=False):
-    q, k, v = product(recipe, x, m.in_proj_weight.t(), m.in_proj_bias).chunk(3, -1)
-    q, k, v = (heads(y, m.num_heads).contiguous() for y in (q, k, v))
-    if not split:  # heads and batch are one axis there
-        q, k, v = (y.flatten(0, 1) for y in (q, k, v))
-    y = attention(recipe, q, k, v, split=split).reshape(x.shape[0], m.num_heads, x.shape[1], -1)
-    return affine(recipe, y.transpose(1, 2).reshape(x.shape), m.out_proj)
+    """Rows are places first, then members, as nn.MultiheadAttention has them."""
+    batch, length, width = x.shape
+    q, k, v = product(recipe, x.transpose(0, 1), m.in_proj_weight.t(), m.in_proj_bias).chunk(3, -1)
+    q, k, v = (y.reshape(length, batch * m.num_heads, -1).transpose(0, 1) for y in (q, k, v))
+    if split:  # without the weights, as scaled_dot_product_attention
+        q, k, v = (y.reshape(batch, m.num_heads, length, -1) for y in (q, k, v))
+    y = attention(recipe, q, k, v, split=split).reshape(batch * m.num_heads, length, -1)
+    return affine(recipe, y.transpose(0, 1).reshape(length, batch, width), m.out_proj).transpose(0, 1)
 
 
 def encoder(recipe, m, x):
@@ -99,10 +101,10 @@ def tied_by_jax(recipe, self, x):
 
 
 MODULES = {  # name -> module, shape of x, the same by JAX: (recipe, module, x)
-    "linear": lambda r: (nn.Linear(16, 8), (5, 16), affine),
-    "linear, no bias": lambda r: (nn.Linear(16, 8, bias=False), (5, 16), affine),
-    "linear, 3-D": lambda r: (nn.Linear(16, 8), (2, 5, 16), affine),
-    "linear, 4-D": lambda r: (nn.Linear(16, 8), (2, 2, 3, 16), affine),
+    "linear": lambda r: (nn.Linear(16, 8), (5, 16), lambda r, m, x: affine(r, x, m)),
+    "linear, no bias": lambda r: (nn.Linear(16, 8, bias=False), (5, 16), lambda r, m, x: affine(r, x, m)),
+    "linear, 3-D": lambda r: (nn.Linear(16, 8), (2, 5, 16), lambda r, m, x: affine(r, x, m)),
+    "linear, 4-D": lambda r: (nn.Linear(16, 8), (2, 2, 3, 16), lambda r, m, x: affine(r, x, m)),
     "linear, 1-D": lambda r: (nn.Linear(16, 8), (16,), lambda r, m, x: affine(r, x[None], m)[0]),
     "x @ w": lambda r: (Of(lambda s, x: x @ s.w, w=torch.randn(16, 8)), (2, 5, 16), lambda r, m, x: product(r, x, m.w)),
     "x @ w.T": lambda r: (Of(lambda s, x: x @ s.w.T, w=torch.randn(8, 16)), (5, 16), lambda r, m, x: product(r, x, m.w.T)),
@@ -133,14 +135,22 @@ MODULES = {  # name -> module, shape of x, the same by JAX: (recipe, module, x)
         lambda r, m, x: attention(r, x, 2 * x, 3 * x, torch.ones(6, 6, dtype=torch.bool).tril()),
     ),
     "MultiheadAttention": lambda r: (
-        Of(lambda s, x: s.a(x, x, x)[0], a=nn.MultiheadAttention(16, 2, batch_first=True)), (2, 5, 16), lambda r, m, x: multi_head(r, m.a, x)
+        Of(lambda s, x: s.a(x, x, x)[0], a=nn.MultiheadAttention(16, 2, batch_first=True)), (2, 5, 16),
+        lambda r, m, x: multi_head(r, m.a, x),
     ),
     "TransformerEncoderLayer": lambda r: (nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).eval(), (2, 5, 16), encoder),
     "Conv2d": lambda r: (nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), (2, 4, 7, 6), convolved),
     "Conv1d": lambda r: (nn.Conv1d(4, 6, 3, dilation=2, bias=False), (2, 4, 9), convolved),
     "tied embedding": lambda r: (Of(tied, e=nn.Embedding(8, 16)), (2, 5), tied_by_jax),
 }  # fmt: skip
-USUAL = [("fp8", name) for name in MODULES]
+CHEAP = (
+    "attention",
+    "MultiheadAttention",
+    "Conv2d",
+    "Conv1d",
+    "tied embedding",
+)  # those of many products are by the recipe that compiles soonest
+USUAL = [("bf16" if name in CHEAP else "fp8", name) for name in MODULES if name != "TransformerEncoderLayer"]
 
 
 @pytest.mark.parametrize("case", sampled([(recipe, name) for recipe in RECIPES for name in MODULES], USUAL, ids=", ".join))
@@ -262,7 +272,7 @@ def test_watch_lists_the_forward_and_the_backward_pass():
         y.sum().backward()
     forward, *backward = report
     assert (forward.name, forward.backward, forward.weight, forward.runs) == ("aten.addmm", "", "rhs", 1)
-    by = tt.linear(x, layer.weight, layer.bias, recipe="bf16")
+    by, y = tt.linear(x, layer.weight, layer.bias, recipe="bf16").detach(), y.detach()
     assert forward.changed == int((by != y).sum()) and forward.change == pytest.approx(float((by - y).norm() / y.norm()), rel=1e-5)
     assert [(line.name, line.backward, line.runs, line.by) for line in backward] == [
         ("aten.mm", "AddmmBackward0", 1, "bf16, dA"), ("aten.mm", "AddmmBackward0", 1, "bf16, dB")
@@ -374,35 +384,30 @@ def jax_loss(params, words):
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), words[:, 1:, None], -1).mean()
 
 
-def trained(model, words, steps=50, rate=0.3):
-    losses = []
-    for _ in range(steps):
-        loss = loss_of(model, words)
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= rate * gradient
-        losses.append(float(loss))
-    return losses
-
-
 def test_fifty_steps_of_a_gpt_beside_jax():
-    """The same losses but for the f32 functions between the products, whose last bits torch and XLA round differently: where they begin
-    to differ, and by how much, stays within a few units of the last place of a loss until training amplifies it."""
+    """The first steps have the same losses to a unit or two of the last place: the products are the same, and the f32 functions between
+    them (softmax, norms, cross-entropy) are rounded by torch and XLA each in its own way. Where such a bit crosses a rounding of bf16, a
+    product changes, and training amplifies it. So all fifty steps are held against JAX at torch's parameters of that step."""
     model, words = gpt()
-    params = {name: jnp.asarray(value.numpy()) for name, value in model.state_dict().items()}
-    numbers = jnp.asarray(words.numpy())
+    numbers, held = jnp.asarray(words.numpy()), lambda: {k: jnp.asarray(v.numpy().copy()) for k, v in model.state_dict().items()}
     step = jax.jit(jax.value_and_grad(tcemu.emulate(jax_loss, "bf16")))
-    wanted = []
-    for _ in range(50):
-        loss, gradients = step(params, numbers)
-        params = jax.tree.map(lambda p, g: p - 0.3 * g, params, gradients)
-        wanted.append(float(loss))
+    params, alone, losses, beside = held(), [], [], []
     with tt.emulate(model, "bf16"):
-        losses = trained(model, words)
+        for number in range(50):
+            if number < 5:
+                loss, gradients = step(params, numbers)
+                params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+                alone.append(float(loss))
+            beside.append(float(step(held(), numbers)[0]))
+            loss = loss_of(model, words)
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter -= 0.1 * gradient
+            losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
-    np.testing.assert_allclose(losses[:5], wanted[:5], rtol=1e-5)
-    np.testing.assert_allclose(losses, wanted, rtol=0.02)
+    np.testing.assert_allclose(losses[:5], alone, rtol=1e-5)
+    np.testing.assert_allclose(losses, beside, rtol=1e-3)
 
 
 def test_a_gpt_under_every_transformation():

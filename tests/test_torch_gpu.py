@@ -1,6 +1,6 @@
 """`tcemu.torch` on an NVIDIA GPU that torch and JAX share; skipped where there is none. It needs no network:
 
-    XLA_PYTHON_CLIENT_PREALLOCATE=false pytest -m gpu tests/test_torch_gpu.py
+XLA_PYTHON_CLIENT_PREALLOCATE=false pytest -m gpu tests/test_torch_gpu.py
 """
 
 import time

@@ -79,8 +79,8 @@ def _run(operands: tuple[torch.Tensor, torch.Tensor], how: tuple[Any, ...]) -> R
         found.append(Run(np.asarray(lhs), np.asarray(rhs), dimension_numbers, kwargs))
         return plain_product(lhs, rhs, dimension_numbers, **kwargs)
 
-    params = convolution_params(*how)
-    through_patches(kept, lhs, rhs, params, precision=None, preferred_element_type=jnp.promote_types(lhs.dtype, rhs.dtype), out_sharding=None)
+    params, dtype = convolution_params(*how), jnp.promote_types(lhs.dtype, rhs.dtype)
+    through_patches(kept, lhs, rhs, params, precision=None, preferred_element_type=dtype, out_sharding=None)
     return found[0]
 
 

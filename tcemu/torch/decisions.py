@@ -36,7 +36,7 @@ class Taken(NamedTuple):
     seeded: bool
 
 
-_all: WeakValueDictionary[str, "Decisions"] = WeakValueDictionary()
+_all: WeakValueDictionary[str, Decisions] = WeakValueDictionary()
 _numbers = count()
 
 

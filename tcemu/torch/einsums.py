@@ -14,7 +14,7 @@ def tensordot(mode: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) ->
     """Over the last axes of a and the first of b, or those that are listed."""
     given = dict(zip(("a", "b", "dims"), args, strict=False)) | kwargs
     a, b, dims = given["a"], given["b"], given.get("dims", 2)
-    if "out" in given or isinstance(dims, torch.Tensor):
+    if given.get("out") is not None or isinstance(dims, torch.Tensor):
         return plainly(func, *args, **kwargs)
     left, right = (range(a.ndim - dims, a.ndim), range(dims)) if isinstance(dims, int) else dims
     left, right = ([axis % x.ndim for axis in axes] for axes, x in ((left, a), (right, b)))
@@ -23,7 +23,7 @@ def tensordot(mode: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) ->
 
 
 def einsum(mode: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Operands are contracted from left to right, two at a time. Left as it is where it has one operand, or one axis of an operand twice."""
+    """Operands are contracted from left to right, two at a time. Left where it has one operand, or one axis of an operand twice."""
     if kwargs or not isinstance(args[0], str):
         return plainly(func, *args, **kwargs)
     operands = list(args[1]) if len(args) == 2 and isinstance(args[1], tuple | list) else list(args[1:])

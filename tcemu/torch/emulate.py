@@ -115,8 +115,8 @@ def emulate(model: torch.nn.Module, policy: Policy, *, convolutions: bool = Fals
 
     The forward of each module is wrapped: hooks, parameters and the state_dict stay. Taken are linear, matmul in all its forms (@, mm, bmm,
     mv, dot, addmm, baddbmm, addbmm, addmv), einsum and tensordot, convolutions, scaled_dot_product_attention in torch's math form ("scores"
-    and "values"), and nn.MultiheadAttention part by part; what torch would do there in one kernel is done so too. The bias of a linear layer
-    by a recipe is added before the result is rounded to its dtype. Kernels that hold other products, as nn.LSTM's, are left, and `.report()`
+    and "values"), and nn.MultiheadAttention part by part; also what torch would do there in one kernel. The bias of a linear layer
+    by a recipe is added before the result is rounded to its dtype. Kernels with other products, as nn.LSTM's, are left, and `.report()`
     lists them.
     Backward products are the recipe's own. Autocast holds: operands are brought to its dtype first. Works under
     `torch.compile(fullgraph=True)`, `torch.func` and in checkpoints of modules; a checkpoint around other functions computes their products

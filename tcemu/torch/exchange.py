@@ -34,8 +34,8 @@ def check_process() -> None:
     if _forked:
         raise RuntimeError(
             "tcemu.torch: this process was forked from one that had used JAX, whose threads a fork does not copy: JAX would wait for ever. "
-            'Give DataLoader multiprocessing_context="spawn" (or "forkserver"), compute emulated products outside its workers, or fork before '
-            "the first of them"
+            'Give DataLoader multiprocessing_context="spawn" (or "forkserver"), compute emulated products outside its workers, or fork '
+            "before the first of them"
         )
 
 

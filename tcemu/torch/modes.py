@@ -90,7 +90,9 @@ class Products(TorchFunctionMode):
         x, w = _cast(x, dtype), _cast(w, dtype)
         if self.decisions.capture is not None:
             self.decisions.captured(taken.name, (x, w), windows)
-        return convolution_op(x, w, _seed(taken), taken.by, list(stride), list(padding), list(dilation), groups, torch.promote_types(x.dtype, w.dtype))
+        return convolution_op(
+            x, w, _seed(taken), taken.by, list(stride), list(padding), list(dilation), groups, torch.promote_types(x.dtype, w.dtype)
+        )
 
     def _taken(self, kind: str, primitive: str, operands: tuple[torch.Tensor, torch.Tensor], numbers: Any, shape: Any) -> Taken | None:
         lhs, rhs = operands

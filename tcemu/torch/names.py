@@ -33,7 +33,7 @@ def name_of(what: Any) -> str:
         hash(key)
     except TypeError:
         raise TypeError(
-            f"recipe: {what!r} does not hash, as a recipe whose fields are arrays; a product of torch tensors takes one recipe of plain numbers"
+            f"recipe: {what!r} does not hash, as a recipe whose fields are arrays; tcemu.torch takes a recipe of plain numbers"
         ) from None
     with _lock:
         if key not in _names:

@@ -1,4 +1,4 @@
-"""torch's operators `tcemu::...`, each made of one function of JAX: its value, its shape, its gradients by `jax.vjp`, its members by loops."""
+"""torch's operators `tcemu::...`, each made of one function of JAX: value, shape, gradients by `jax.vjp`, members by loops."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tcemu.torch.exchange import check_process, on_device_of, to_jax, to_torch
 Static = tuple[Any, ...]
 Compute = Callable[..., Array]  # (arrays, seed, static arguments) -> the result
 NO_SECOND = (
-    "its gradients have no gradients of their own in torch, since the products of a backward pass are rounded. jax.grad of tcemu.matmul has "
-    "second derivatives, where recipe.backward is 'exact' or 'straight_through'"
+    "its gradients have no gradients of their own in torch, since the products of a backward pass are rounded. jax.grad of tcemu.matmul "
+    "has second derivatives, where recipe.backward is 'exact' or 'straight_through'"
 )
 
 
@@ -119,7 +119,7 @@ class Operator:
 
 
 def _callable(op: Any, save: Callable, gradients: Callable) -> Callable:
-    """An operator with its derivative. torch registers derivatives of operators for autograd alone; under `torch.func` a Function has them."""
+    """An operator with its derivative. What torch registers holds for autograd alone; under `torch.func` a Function has it."""
     op.register_autograd(gradients, setup_context=save)
     op.register_vmap(partial(_members, op))
 
@@ -143,7 +143,9 @@ def _callable(op: Any, save: Callable, gradients: Callable) -> Callable:
     return call
 
 
-def _given(tensors: Sequence[torch.Tensor | None], seed: torch.Tensor | None) -> tuple[list[Array | None], Array | None, list[torch.Tensor]]:
+def _given(
+    tensors: Sequence[torch.Tensor | None], seed: torch.Tensor | None
+) -> tuple[list[Array | None], Array | None, list[torch.Tensor]]:
     """Arrays, the key that a seed stands for, and the tensors that are there."""
     check_process()
     arrays = [None if tensor is None else to_jax(tensor) for tensor in tensors]

@@ -8,17 +8,15 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
 from tcemu.emulation.convolution import ConvolutionParams, through_patches
-from tcemu.linalg.dot_general import DotGeneral
 from tcemu.linalg.kernel_recipes import KernelRecipe
 from tcemu.linalg.matmul import matmul as jax_matmul
 from tcemu.linalg.recipes import Recipe
 from tcemu.torch.exchange import DTYPES, dtype_of
-from tcemu.torch.names import checked, name_of, named, stochastic
+from tcemu.torch.names import name_of, named, stochastic
 from tcemu.torch.operators import Operator, Static
 
 Seed = int | torch.Tensor | None
@@ -138,7 +136,7 @@ def linear(
 ) -> torch.Tensor:
     """x · weightᵀ (+ bias) by a recipe: what takes the place of `torch.nn.functional.linear`.
 
-    x: [..., K], whose leading axes are the rows of one product; weight: [N, K]; bias: [N]. dtype: of the result; None: that of x and weight.
+    x: [..., K], whose leading axes are the rows of one product; weight: [N, K]; bias: [N]. dtype: of the result; None: x's and weight's.
     The rest as in `matmul`: x is A, weightᵀ is B, and bias is added before the result is rounded to its dtype.
     """
     if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[-1]:

@@ -155,7 +155,7 @@ class Watched(Result):
         return Table(repr(self)[1:-1], heads, rows, {})
 
 
-class watch(TorchDispatchMode):  # noqa: N801  used as a function is
+class watch(TorchDispatchMode):
     """`with tcemu.torch.watch() as report:` lists every matrix product of what runs in it, forward and backward, a line for each kind.
 
     recipe: a Recipe, or its name. Each plain product is then computed by it too, and the line says how many elements of its results would
@@ -239,7 +239,9 @@ class watch(TorchDispatchMode):  # noqa: N801  used as a function is
 
 def _same_gradients(recipe: Recipe) -> bool:
     """Both products of a backward pass are by one recipe, whose operands are alike."""
-    return recipe.gradients is None or (recipe.gradients[0] == recipe.gradients[1] and not undecided(recipe.gradients[0], ("constant", "constant")))
+    return recipe.gradients is None or (
+        recipe.gradients[0] == recipe.gradients[1] and not undecided(recipe.gradients[0], ("constant", "constant"))
+    )
 
 
 def _storage(tensor: torch.Tensor) -> int:

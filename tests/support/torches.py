@@ -1,26 +1,23 @@
 """What the tests of `tcemu.torch` share. Without torch, `torch` and `tt` are None, and the tests say why they are skipped."""
 
+from importlib import import_module
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-torch: Any = None
-tt: Any = None
 try:
-    import torch  # noqa: F811
-
-    import tcemu.torch as tt  # noqa: F811
+    torch: Any = import_module("torch")
+    tt: Any = import_module("tcemu.torch")
 except ImportError:
-    pass
+    torch = tt = None
 
 MISSING = "torch is not installed: pip install -e '.[test,torch]', then pytest tests/test_torch*.py"
 
 
 def by_jax(fn, *tensors):
     """fn, a function of JAX arrays, of tensors, with its gradients by `jax.vjp`: through NumPy, and by nothing of tcemu.torch."""
-
     gradients = jax.jit(lambda given, g: jax.vjp(fn, *given)[1](g))
 
     class ByJax(torch.autograd.Function):
