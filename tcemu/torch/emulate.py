@@ -91,7 +91,8 @@ class Emulation:
             else:
                 module.forward = own
         self._before.clear()
-        vars(self.model).pop(MARK, None)
+        if vars(self.model).get(MARK) is self:
+            del vars(self.model)[MARK]
 
     def __enter__(self) -> Emulation:
         return self

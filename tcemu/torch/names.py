@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from tcemu.linalg.dot_general import DotGeneral
-from tcemu.linalg.kernel_recipes import KernelRecipe
 from tcemu.linalg.recipes import Recipe, as_recipe, recipe
 
 _known: dict[str, Any] = {}
@@ -69,8 +68,3 @@ def named(name: str) -> Any:
 def stochastic(what: Any) -> bool:
     """It rounds stochastically, and wants a seed."""
     return bool(getattr(what.recipe if isinstance(what, DotGeneral) else what, "stochastic", False))
-
-
-def checked(what: Any) -> Recipe | KernelRecipe:
-    """A recipe or a kernel recipe, given as itself or by its name. Raises TypeError and ValueError."""
-    return what if isinstance(what, KernelRecipe) else as_recipe(what)

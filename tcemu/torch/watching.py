@@ -34,7 +34,6 @@ FUSED = {  # beginnings of names of kernels that hold products -> what they are,
     "lstm": "a recurrent layer as one kernel",
     "gru": "a recurrent layer as one kernel",
     "rnn_": "a recurrent layer as one kernel",
-    "_linear_": "a linear layer of another format",
 }
 OWN = "tcemu"
 
