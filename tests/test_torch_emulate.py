@@ -247,6 +247,16 @@ def test_autocast_brings_operands_to_its_dtype():
     assert equal([y], [tt.matmul(x.to(torch.bfloat16), layer.weight.to(torch.bfloat16).t(), bias, recipe="bf16", dtype=torch.bfloat16)])
 
 
+def test_stochastic_rounding_draws_from_the_generator_of_torch():
+    recipe = tcemu.recipe("bf16").replace(a=tcemu.Quantizer(rounding="SR"), backward="exact")
+    layer, x = nn.Linear(16, 8), torch.randn(4, 16)
+    with tt.emulate(layer, recipe):
+        torch.manual_seed(1)
+        first, second = layer(x), layer(x)
+        torch.manual_seed(1)
+        assert torch.equal(layer(x), first) and not torch.equal(first, second)
+
+
 def test_what_tensors_have_no_operator_for_is_left():
     layer, x = nn.Linear(16, 8).double(), torch.randn(4, 16).double()
     want = layer(x)
