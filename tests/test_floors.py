@@ -26,7 +26,7 @@ FLOORS = (
     "native",
     "operations",
     "quantize linalg",
-    "fuzz explanation study emulation silicon verification ptx viz replay",
+    "fuzz explanation study emulation silicon verification ptx viz replay torch",
     "cli __main__ commands data",
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
@@ -36,7 +36,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "formats packing",
     "memory shared_memory",
     "quantize linalg",
-    "explanation study emulation silicon fuzz verification viz replay",
+    "explanation study emulation silicon fuzz verification viz replay torch",
     "commands cli __main__",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
@@ -210,6 +210,7 @@ MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 400, 60, 8
 FACES = ("", "fuzz", "study", "replay", "silicon", "formats", "viz", "quantize", "recipes")  # whose names are public, with those of tcemu
 
 
+OPTIONAL = ("tcemu/torch/__init__.py",)  # faces that import only with an extra: their public names are read, not imported
 BINDINGS = ("mma", "movement", "wgmma", "wmma")  # of operations; a `bind_...` there has the parameters of its public operation
 
 
@@ -227,6 +228,9 @@ def public_functions() -> set[tuple[str, str]]:
             elif callable(value) and here and not isinstance(value, types.ModuleType):
                 value = inspect.unwrap(value)
                 found.add((value.__module__, value.__qualname__))
+    for path in OPTIONAL:
+        imports = [node for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.ImportFrom)]
+        found |= {(node.module or "", alias.name) for node in imports for alias in node.names}
     return found
 
 

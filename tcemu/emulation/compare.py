@@ -63,7 +63,7 @@ def compare(
     Raises TypeError for policies of another kind, and what `emulate` raises.
     """
     call, random = traced(fn, tuple(inputs), {}, parameters), one_key(key)
-    named = {name: planned(policy, call.survey.products.values()) for name, policy in _named(policies).items()}
+    named = {name: planned(policy, call.survey.products.values()) for name, policy in named_policies(policies).items()}
     captured: dict[Product, list[Run]] = {}
 
     def decided(policy: Policy, product: Product) -> Decision:
@@ -108,7 +108,7 @@ def _capturing(captured: dict[Product, list[Run]], of_interest: Callable[[Produc
     return product_as_it_is
 
 
-def _named(policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]) -> dict[str, Policy]:
+def named_policies(policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]) -> dict[str, Policy]:
     if isinstance(policies, Mapping):
         return {str(name): checked(policy) for name, policy in policies.items()}
     given = [policies] if isinstance(policies, Recipe | str) else policies
