@@ -4,12 +4,13 @@ Under `jax.shard_map` their types say over which axes of the mesh they vary, and
 explicit axes, which `jax.make_mesh` gives, types say how arrays are sharded, and JAX asks to be told so of much that happens to bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import Array, lax
-from jax.sharding import AxisType, auto_axes
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 
 def with_axes_of(plain: Callable[[Any], Any], call: Callable[[Any], Any], operands: Any) -> Any:
@@ -52,3 +53,26 @@ def varying_axes(array: Array) -> frozenset:
     kind = jax.typeof(array)
     manual = getattr(kind, "mat", None)  # JAX 0.10.2 and later; before that, `vma` of the type itself
     return getattr(kind, "vma", frozenset()) if manual is None else manual.varying
+
+
+def cut_along_result(call: Callable[..., Array], operands: Sequence[str], result: str) -> Callable[..., Array]:
+    """The call on arrays, which a mesh may cut along those axes of the result that operands have too. Axes are named, as "b m k".
+
+    Every other axis is brought together on each device. JAX's rule alone does not see to that: it says what must be whole, and an operand
+    that comes cut is then handed to the call cut.
+    """
+    cut = {*result.split()} & {name for axes in operands for name in axes.split()}
+    whole = custom_partitioning(lambda *arrays: call(*arrays))
+
+    def partition(mesh: Any, arguments: tuple, d: Any) -> tuple:
+        along = dict(zip(result.split(), d.sharding.spec, strict=False))
+
+        def sharding(axes: str) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*(along.get(name) if name in cut else None for name in axes.split())))
+
+        return mesh, lambda *arrays: call(*arrays), sharding(result), tuple(map(sharding, operands))
+
+    replicated = tuple(dict.fromkeys(name for axes in (*operands, result) for name in axes.split() if name not in cut))  # in Shardy's order
+    rule = f"{', '.join(operands)} -> {result}"
+    whole.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=replicated)
+    return whole

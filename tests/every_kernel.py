@@ -10,15 +10,18 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from support import kernel_cases, warp_cases
+from support import kernel_cases, quantizer_cases, warp_cases
 
 import tcemu
 from tcemu.arithmetic.kernels import cuda
 from tcemu.arithmetic.walk import walk
+from tcemu.quantize import kernels as quantizers
+from tcemu.quantize.groups import GroupSizes
 
 NATIVE = (
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
@@ -63,6 +66,14 @@ def of_products(execution: str) -> Iterator[Case]:
         yield f"{execution}: {name}", lambda *given, call=call: chosen(execution, call, *given), call, operands
 
 
+def of_quantizers() -> Iterator[Case]:
+    sizes = GroupSizes(1, quantizer_cases.DEPTH)
+    for case, (source, target, saturate, _) in quantizer_cases.CASES.items():
+        kernel = partial(quantizers.elements, source, target, saturate, sizes)
+        portable = partial(quantizer_cases.portable, case)
+        yield f"quantize: {case}", jax.jit(kernel), jax.jit(portable), list(quantizer_cases.operands(case, 70, 45))
+
+
 def chosen(execution: str, call: Callable, *operands: Any) -> Any:
     with tcemu.execution(execution):
         return call(*operands)
@@ -84,7 +95,7 @@ def main() -> int:
     parser.add_argument("--native", action="store_true")
     args = parser.parse_args()
     wrong = ran = 0
-    for every in (of_matrices(), of_registers(), of_products("emulated"), of_products("native") if args.native else ()):
+    for every in (of_matrices(), of_registers(), of_quantizers(), of_products("emulated"), of_products("native") if args.native else ()):
         for case in every:
             if not args.names or any(part in case[0] for part in args.names):
                 start, bad = time.perf_counter(), mismatches(case)

@@ -238,6 +238,9 @@ for name in ("f16", "mxf8"):
     assert d.sharding.spec == P("x", "y"), d.sharding
     assert (np.asarray(d) == np.asarray(wanted)).all()
     assert "all-gather" not in call.as_text()
+    for of_a, of_b in ((("x", "y"), ("y", None)), ((None, "x"), (None, None))):  # cut along K, which is brought together
+        d = jax.jit(t.cuda.program(model, sig))(put(a, *of_a), put(b, *of_b), c, scales)
+        assert (np.asarray(d) == np.asarray(wanted)).all()
 print("sharded", len(jax.devices()))
 """
 

@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 import replay
-from support import golden, kernel_cases, warp_cases
+from support import golden, kernel_cases, quantizer_cases, warp_cases
 
 import tcemu
 from tcemu.arithmetic import backends
 from tcemu.arithmetic.kernels import cuda, launch
 from tcemu.arithmetic.walk import walk
 from tcemu.operations import mma, wgmma
+from tcemu.quantize import kernels
+from tcemu.quantize.groups import GroupSizes
 
 
 def gpus():
@@ -116,14 +118,16 @@ def test_gemm_runs_as_the_kernels(spelling, target, calls):
 
 @pytest.mark.gpu
 @here
-def test_promoted_sums_are_two_kernels_and_have_the_bits_of_a_scan(monkeypatch):
+def test_promoted_sums_are_kernels_and_have_the_bits_of_a_scan(monkeypatch):
+    """One quantises each operand, one prepares both for the sums, one adds."""
     recipe = tcemu.recipe("deepseek", backward="exact")
     with jax.default_device(gpus()[0]):
         a, b = (jax.random.normal(jax.random.key(seed), (1024, 1024)) for seed in (0, 1))
         compiled = jax.jit(lambda a, b: tcemu.matmul(a, b, recipe=recipe)).lower(a, b).compile()
         got = compiled(a, b)
-        assert compiled.as_text().count(f'custom_call_target="{launch.TARGET}"') == 2
+        assert compiled.as_text().count(f'custom_call_target="{launch.TARGET}"') == 4
         monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS[1:])
+        monkeypatch.setattr(kernels, "SOURCES", ())
         jax.clear_caches()
         assert (got == tcemu.matmul(a, b, recipe=recipe)).all()
 
@@ -157,3 +161,19 @@ def test_a_warpgroup_is_the_walk(monkeypatch, in_memory):
         wgmma._wgmma.clear_cache()
         assert (got == call(*operands)).all()
     wgmma._wgmma.clear_cache()
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize("case", quantizer_cases.CASES)
+def test_quantisers_round_as_the_portable_way(case):
+    """10^7 elements of each: all exponents, subnormals, Inf, NaN, zeros, borders of the formats; half under scales of all kinds."""
+    source, target, saturate, _ = quantizer_cases.CASES[case]
+    sizes = GroupSizes(1, quantizer_cases.DEPTH)
+    with jax.default_device(gpus()[0]):
+        x, scales = (None if v is None else jnp.asarray(v) for v in quantizer_cases.operands(case, 2500, 4001))
+        assert kernels.missing(source, target, "RN", x, scaled=scales is not None) == ""
+        got = jax.jit(lambda x, scales: kernels.elements(source, target, saturate, sizes, x, scales))(x, scales)
+        wanted = jax.jit(lambda x, scales: quantizer_cases.portable(case, x, scales))(x, scales)
+        wrong = int((got != wanted).sum())
+    assert wrong == 0, f"{wrong} mismatches of {wanted.size}"

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.custom_partitioning import custom_partitioning
 
 from tcemu.errors import Unsupported
+from tcemu.meshes import cut_along_result
 
 PROGRAMS = 1024  # calls whose programs are remembered
 
@@ -22,7 +22,7 @@ class Call(Protocol):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The other axes of each operand, and last those of the result, named: "m k". A mesh may cut those that stand in the result."""
+        """The other axes of each operand, and last those of the result, named: "m k". A mesh may cut those that stand in both."""
         ...
 
     @property
@@ -78,15 +78,6 @@ def _batched(call: Call) -> Callable:
 @lru_cache(maxsize=PROGRAMS)
 def _sharded(call: Call, alone: tuple[bool, ...]) -> Callable:
     """The call, which a mesh may cut. alone: the operands that serve the whole batch."""
-    whole = custom_partitioning(lambda *operands: call(*operands))
-
-    def partition(mesh: Any, arguments: tuple, result: Any) -> tuple:
-        return mesh, lambda *operands: call(*operands), result.sharding, tuple(argument.sharding for argument in arguments)
-
     *given, result = call.axes
-    factors = [f"{f'u{at}' if one else 'b'} {axes}".strip() for at, (one, axes) in enumerate(zip(alone, given, strict=True))]
-    kept = {*result.split()}
-    replicated = tuple(sorted({name for axes in given for name in axes.split()} - kept))
-    rule = f"{', '.join(factors)} -> {f'b {result}'.strip()}"
-    whole.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=replicated)
-    return whole
+    operands = [f"{f'u{at}' if one else 'b'} {axes}".strip() for at, (one, axes) in enumerate(zip(alone, given, strict=True))]
+    return cut_along_result(call, operands, f"b {result}".strip())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import lcm
 from typing import Any, NamedTuple
 
@@ -16,8 +17,10 @@ from chex import PRNGKey
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from tcemu.arithmetic.backends import by_platform
 from tcemu.arithmetic.quotient import divide
-from tcemu.formats import F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
+from tcemu.formats import BF16, F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
+from tcemu.quantize import kernels
 from tcemu.quantize.blocks import BlockFormat, block_quantize
 from tcemu.quantize.groups import GroupSizes, in_groups, spread
 from tcemu.quantize.hadamard import SIZES, Transform
@@ -215,7 +218,7 @@ def quantize(
     key = key if quantizer.rounding == "SR" else None
     source, codes = array_codes(x)
     if quantizer.scaling == "none":
-        return Quantized(codes=_rounded(scheme, source, codes, key))
+        return Quantized(codes=_elements(scheme, source, codes, None, key))
     if quantizer.in_unit and scales is None:
         return _in_unit_blocks(scheme, x, key, axis_name, amax)
     unit_scales = None
@@ -228,8 +231,7 @@ def quantize(
             assert scheme.scale_format is not None
             unit_scales = convert(F32, scheme.scale_format, scale_codes, saturate=True)
             scale_codes = convert(scheme.scale_format, F32, unit_scales)
-    ratios = divide(convert(source, F32, codes), spread(scale_codes, x.shape, scheme.group_sizes), F32)
-    elements = _rounded(scheme, F32, ratios, key)
+    elements = _elements(scheme, source, codes, scale_codes, key)
     if quantizer.in_unit:
         return Quantized(codes=elements, unit_scales=unit_scales)
     return Quantized(codes=elements, scales=scale_codes)
@@ -305,16 +307,34 @@ def _in_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: st
     return Quantized(codes=q.codes, unit_scales=q.scales, tensor_scale=tensor_scale)
 
 
-def _rounded(scheme: Scheme, source: Format, codes: Array, key: PRNGKey | None) -> Array:
-    quantizer = scheme.quantizer
-    if source == scheme.format:
-        return codes
-    return convert(source, scheme.format, codes, quantizer.rounding, quantizer.saturate or quantizer.in_unit, key)
+def _elements(scheme: Scheme, source: Format, codes: Array, scales: Array | None, key: PRNGKey | None) -> Array:
+    """x / scale, in f32 and then in the instruction's format, each rounded once; without scales x itself, rounded once."""
+    quantizer, target = scheme.quantizer, scheme.format
+    saturate = quantizer.saturate or quantizer.in_unit
+
+    def portable(codes: Array, scales: Array | None) -> Array:
+        own = source
+        if scales is not None:
+            numbers, own = _in_f32(source, codes), F32
+            codes = divide(numbers, spread(scales, numbers.shape, scheme.group_sizes), F32)
+        return codes if own == target else convert(own, target, codes, quantizer.rounding, saturate, key)
+
+    if kernels.missing(source, target, quantizer.rounding, codes, scaled=scales is not None):
+        return portable(codes, scales)
+    by_kernel = partial(kernels.elements, source, target, saturate, scheme.group_sizes)
+    return by_platform({kernels.PLATFORM: by_kernel}, portable, codes, scales)
+
+
+def _in_f32(source: Format, codes: Array) -> Array:
+    """f32 codes of the same numbers. A NaN may keep its payload, for which nothing here asks."""
+    if source in (F32, BF16):
+        return codes.astype(jnp.uint32) << (F32.bits - source.bits)
+    return convert(source, F32, codes)
 
 
 def _magnitudes(source: Format, codes: Array) -> Array:
     """f32 codes without their signs."""
-    return convert(source, F32, codes) & 0x7FFFFFFF
+    return _in_f32(source, codes) & 0x7FFFFFFF
 
 
 def _scales_of(scheme: Scheme, magnitudes: Array, axis_name: str | None, amax: Array | None) -> Array:

@@ -17,6 +17,8 @@ import numpy as np
 
 from tcemu.arithmetic.kernels import cuda, source, warp
 from tcemu.arithmetic.kernels.launch import Route
+from tcemu.native import calls
+from tcemu.quantize import kernels as quantizing
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
 PARAMETERS = {  # types, in order; some are there where the text has them
@@ -24,8 +26,9 @@ PARAMETERS = {  # types, in order; some are there where the text has them
     "prepare": "Shape ACode BCode SCALED u8 u8",
     "tile": "Shape ACode BCode CCode SCALED BLOCK_SCALED u8 u8 DCode",
     "warp": "Sizes u32 u32 u32 SPARSE SCALED SELECTED u32",
+    "quantize": "Places Source DIVIDED Target",
 }
-OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int"}
+OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int", "DIVIDED": "float"}
 
 
 def compiler() -> str | None:
@@ -86,11 +89,15 @@ def launch(entry, blocks, results, *operands):
 
 @contextmanager
 def instead_of_a_gpu():
-    """Within, `kernels.cuda` and `kernels.warp` have their kernels run here."""
+    """Within, `kernels.cuda` and `kernels.warp` have their kernels run here, and so have quantisers, on the platform "cpu"."""
     with (
         mock.patch.object(cuda, "launch", launch),
         mock.patch.object(warp, "launch", launch),
+        mock.patch.object(quantizing, "launch", launch),
         mock.patch.object(cuda, "route", lambda: ROUTE),
+        mock.patch.object(quantizing, "route", lambda: ROUTE),
+        mock.patch.object(quantizing, "PLATFORM", "cpu"),
+        mock.patch.object(calls, "_sharded", lambda call, alone: call),  # of which a call back would be lost
     ):
         yield
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.custom_partitioning import custom_partitioning
 
 from tcemu.arithmetic.kernels import source, warp
 from tcemu.arithmetic.kernels.launch import Entry, launch, route
 from tcemu.arithmetic.kernels.source import Numbers, Tiling
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
 from tcemu.formats import F32, Format
+from tcemu.meshes import cut_along_result
 
 MOST_PREPARED = 4 << 30  # bytes of prepared operands at once: of a longer K, part after part
 PROGRAMS = 512  # arithmetics whose programs are remembered
@@ -110,17 +110,10 @@ def _batched(kernels: Kernels) -> Callable:
 @lru_cache(maxsize=PROGRAMS)
 def _sharded(kernels: Kernels, alone: tuple[bool, ...]) -> Callable:
     """`_product`, which a mesh may cut along batch, M and N. alone: the operands that serve the whole batch."""
-    whole = custom_partitioning(partial(_product, kernels))
-
-    def partition(mesh: Any, arguments: tuple, result: Any) -> tuple:
-        return mesh, partial(_product, kernels), result.sharding, tuple(argument.sharding for argument in arguments)
-
     names = [names for names, pair in zip(("s", "p"), _pairs(kernels, alone[3:]), strict=True) if pair]
     matrices = ("m k", "k n", "m n", *(matrix for name in names for matrix in (f"m {name}", f"{name} n")))
     factors = [f"{f'u{at}' if one else 'b'} {matrix}" for at, (one, matrix) in enumerate(zip(alone, matrices, strict=True))]
-    rule = f"{', '.join(factors)} -> {factors[2]}"
-    whole.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=("k", *names))
-    return whole
+    return cut_along_result(partial(_product, kernels), factors, factors[2])
 
 
 def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> Array:

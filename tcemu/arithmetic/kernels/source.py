@@ -14,6 +14,7 @@ FILES = {  # entry point of a text -> its files, in order
     "warp": ("machine", "decode", "step", "sums", "accumulators", "warp"),
     "prepare": ("machine", "decode", "sums", "prepared", "prepare"),
     "tile": ("machine", "decode", "step", "sums", "prepared", "align", "products", "tile"),
+    "quantize": ("machine", "decode", "quantize"),
 }
 STEPS_OF_GROUPS = {"products": "groups"}  # where products are summed in groups
 SPECIALS = {"none": "NO_SPECIALS", "ieee": "IEEE", "nan": "NAN_ONLY"}
@@ -21,6 +22,7 @@ CODES = {8: "u8", 16: "u16", 32: "u32"}
 REACH, NEAR = 15, 12  # binades below the greatest exponents of a row and a column: those with a power, and those that a step may lie
 DEFINED = ("scaled", "block_scaled")  # of Numbers, for the preprocessor: whether a kernel has these operands
 MACHINE_ENDS = "// ---- end of the machine\n"
+FACTORS_END = "// A factor under its block scale"  # in decode.cu: what comes before knows formats only
 BYTE = 0x80  # of the bytes of lowest bits: where the flag stands
 
 
@@ -229,9 +231,19 @@ def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Ti
     codes = {"ACode": signature.a, "BCode": signature.b, "CCode": c, "DCode": d}
     types = [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in codes.items()]
     machine, decode, *rest = (_file(STEPS_OF_GROUPS.get(name, name) if n.summed else name) for name in FILES[entry])
-    head, mark, tail = decode.partition("// A factor under its block scale")
+    head, mark, tail = decode.partition(FACTORS_END)
     defined = [f"#define {name.upper()} {int(getattr(n, name))}" for name in DEFINED]
     return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *rest[:-1], tables, rest[-1]])
+
+
+@cache
+def quantizer_text(source: Format, target: Format, saturate: bool, scaled: bool) -> str:
+    """CUDA C++ of "quantize", which divides by scales, or by none, and rounds."""
+    machine, decode, rest = map(_file, FILES["quantize"])
+    types = [f"typedef {format_type(fmt)} {name};" for name, fmt in (("SOURCE", source), ("TARGET", target))]
+    types += [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in (("Source", source), ("Target", target))]
+    lines = [f"#define DIVIDED {int(scaled)}", f"constexpr bool SATURATE = {int(saturate)};"]
+    return "\n".join([machine, MACHINE_ENDS, *lines, decode.partition(FACTORS_END)[0], *types, rest])
 
 
 def _word(value: int | str) -> str:

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.custom_partitioning import custom_partitioning
 
 from tcemu.arithmetic.kernels import source
 from tcemu.arithmetic.kernels.held import Held, Plan, Warp, plan, row_by_row, tables
@@ -17,7 +16,7 @@ from tcemu.arithmetic.kernels.source import Numbers
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.formats import Format
 from tcemu.layouts import LANES
-from tcemu.meshes import alike
+from tcemu.meshes import alike, cut_along_result
 
 PROGRAMS = 512  # arithmetics whose programs are remembered
 MOST_ELEMENTS = 8  # of D, of a lane
@@ -142,15 +141,8 @@ def _batched(kernel: Kernel) -> Callable:
 @lru_cache(maxsize=PROGRAMS)
 def _sharded(kernel: Kernel, alone: tuple[bool, ...]) -> Callable:
     """`launched`, which a mesh may cut along the batch. alone: the operands that serve all of it."""
-    whole = custom_partitioning(partial(launched, kernel, alone))
-
-    def partition(mesh: Any, arguments: tuple, result: Any) -> tuple:
-        return mesh, partial(launched, kernel, alone), result.sharding, tuple(argument.sharding for argument in arguments)
-
-    factors = [f"{f'u{at}' if one else 'b'} w{at}" for at, one in enumerate(alone)]
-    replicated = (*(name for factor in factors for name in factor.split() if name != "b"), "d")  # in their order, as Shardy wants them
-    whole.def_partition(partition=partition, sharding_rule=f"{', '.join(factors)} -> b d", need_replication_factors=replicated)
-    return whole
+    operands = [f"{f'u{at}' if one else 'b'} w{at}" for at, one in enumerate(alone)]
+    return cut_along_result(partial(launched, kernel, alone), operands, "b d")
 
 
 def launched(kernel: Kernel, alone: tuple[bool, ...], *operands: Array) -> Array:

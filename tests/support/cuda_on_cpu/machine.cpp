@@ -202,6 +202,7 @@ template <class T> static T hidden(T v) {  // the compiler computes nothing with
 static float __fadd_rz(float x, float y) { return toward_zero([=] { return hidden(x) + hidden(y); }); }
 static double __dadd_rz(double x, double y) { return toward_zero([=] { return hidden(x) + hidden(y); }); }
 static float __fmul_rn(float x, float y) { return x * y; }
+static float __fdiv_rn(float x, float y) { return x / y; }
 static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static float __fadd_rn(float x, float y) { return x + y; }
 static double __dadd_rn(double x, double y) { return x + y; }

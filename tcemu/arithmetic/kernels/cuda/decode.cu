@@ -2,8 +2,8 @@
 
 enum { NO_SPECIALS, IEEE, NAN_ONLY };  // what a format's codes are besides numbers: none; Inf and NaN; NaN where all bits are ones
 
-constexpr int ZERO_EXPONENT = -(1 << 18);   // of what takes no part in the alignment
-constexpr int SPECIAL_EXPONENT = 1 << 20;   // of Inf and NaN
+[[maybe_unused]] constexpr int ZERO_EXPONENT = -(1 << 18);   // of what takes no part in the alignment
+[[maybe_unused]] constexpr int SPECIAL_EXPONENT = 1 << 20;   // of Inf and NaN
 
 // One factor of a product: its significand, signed, in units of its last place, and its exponent. A NaN has the significand 0, Inf +1 or -1.
 struct Factor {
@@ -16,6 +16,8 @@ struct Format {
     static constexpr int greatest_exponent = (1 << EXPONENT_BITS) - 1 - BIAS - (SPECIALS == IEEE);
     static constexpr u32 infinity = ((1u << EXPONENT_BITS) - 1) << MANTISSA, nan = (1u << (EXPONENT_BITS + MANTISSA)) - 1;
     static constexpr u32 sign = SIGNED ? 1u << (BITS - UNUSED - 1) : 0;
+    static constexpr u32 greatest = SPECIALS == IEEE ? infinity - 1 : SPECIALS == NAN_ONLY ? nan - 1 : nan;
+    static constexpr int specials = SPECIALS, unused_bits = UNUSED;
 
     static __device__ __forceinline__ bool negative(u32 code) { return code >> UNUSED & sign; }
     // the factor without its sign. An Inf has the significand 2^MANTISSA, a NaN another one: see `special`

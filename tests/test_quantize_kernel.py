@@ -1,0 +1,236 @@
+"""The kernel `cuda/quantize.cu`: its text, compiled for a CPU, against the portable way and fractions; what it takes; its launch."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import cuda_on_cpu, reference
+from support.assembling import ARCHITECTURES, assemble, assembled_here
+from support.devices import printed_on
+from support.quantizer_cases import CASES, DEPTH, operands, portable
+from support.sampling import sampled
+
+import tcemu
+from tcemu.arithmetic.kernels import launch, source, store
+from tcemu.arithmetic.quotient import divide
+from tcemu.formats import E4M3, E5M2, F16, F32, F64, S8, UE8M0, convert
+from tcemu.quantize import Quantizer, kernels
+from tcemu.quantize.groups import GroupSizes, spread
+from tcemu.quantize.operands import Scheme, quantize
+
+compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
+USUAL = ["f32 to e4m3 saturated by scales", "bf16 to e4m3 by scales", "f32 to tf32", "f16 to e2m1 saturated by scales"]
+
+
+@pytest.fixture(autouse=True)
+def programs_of_one_machine_alone():
+    """A program that was traced with the kernel must not serve the next test; and none is for a real GPU."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+    jax.clear_caches()
+
+
+@pytest.fixture
+def on_a_gpu():
+    with cuda_on_cpu.instead_of_a_gpu():
+        yield
+
+
+def by_kernel(case, x, scales):
+    fmt, target, saturate, _ = CASES[case]
+    return kernels.elements(fmt, target, saturate, GroupSizes(1, DEPTH), jnp.asarray(x), None if scales is None else jnp.asarray(scales))
+
+
+# ---- its bits
+
+
+@compiled_here
+@pytest.mark.parametrize("case", sampled(CASES, USUAL))
+def test_elements_are_those_of_the_portable_way(on_a_gpu, case):
+    """Numbers and scales of all exponents, subnormals, Inf, NaN, zeros; rows that are no whole pieces."""
+    x, scales = operands(case, 300, 101)
+    got, wanted = np.asarray(by_kernel(case, x, scales)), np.asarray(portable(case, x, scales))
+    wrong = int((got != wanted).sum())
+    assert wrong == 0 and got.dtype == wanted.dtype, f"{wrong} mismatches of {wanted.size}"
+    assert len(np.unique(wanted)) >= min(200, 2 ** CASES[case][1].bits)
+
+
+@compiled_here
+def test_elements_are_those_of_fractions(on_a_gpu):
+    case = USUAL[0]
+    x, scales = operands(case, 90, 24)
+    got = np.asarray(by_kernel(case, x, scales))
+    checked = 0
+    for row, codes, (scale,) in zip(x.tolist(), got.tolist(), scales.tolist(), strict=True):
+        divisor = reference.decode("f32", scale)
+        for word, code in zip(row, codes, strict=True):
+            value = reference.decode("f32", word)
+            if isinstance(value, Fraction) and isinstance(divisor, Fraction) and value and divisor:
+                negative = (word ^ scale) >> 31
+                quotient = reference.encode("f32", value / divisor, zero_sign=negative)
+                assert code == reference.convert("f32", "e4m3", quotient, saturate=True), (hex(word), hex(scale))
+                checked += 1
+    assert checked > 1500
+
+
+# ---- quantisers
+
+SCHEMES = {
+    "tensor": Quantizer("tensor", saturate=True),
+    "row": Quantizer("row", saturate=True),
+    "1 x 128": Quantizer("block", (1, 128), saturate=True),
+    "128 x 128, powers of two": Quantizer("block", (128, 128), scale="power_of_two", saturate=True),
+    "3 x 5": Quantizer("block", (3, 5), saturate=True),
+}
+
+
+def matrix(*shape, seed=0):
+    """With a row, a column and a block of zeros, numbers of many exponents, an Inf and a NaN."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=shape) * 2.0 ** rng.integers(-140, 120, (*shape[:-1], 1))
+    x[..., 1, :], x[..., :, 2], x[..., :130, :140] = 0, 0, 0
+    x[1, -1, 0], x[1, -2, 7] = np.inf, np.nan
+    return jnp.asarray(x.astype(np.float32))
+
+
+def same(got, wanted):
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert one.dtype == other.dtype and (np.asarray(one) == np.asarray(other)).all()
+
+
+@compiled_here
+@pytest.mark.parametrize("name", sampled(SCHEMES, ["tensor", "1 x 128", "3 x 5"]))
+def test_quantisers_with_and_without_it(name):
+    """A batch, `vmap`, scales of the user's."""
+    scheme = Scheme(E4M3, SCHEMES[name])
+    x = matrix(2, 150, 300)
+
+    def calls():
+        """Traced anew each time."""
+        own = quantize(scheme, x)
+        given = quantize(scheme, x[0], scales=jnp.full(own.scales.shape[1:], 0.7))
+        return own, jax.vmap(lambda v: quantize(scheme, v), 1, 1)(x[:, None]), given
+
+    wanted = jax.jit(lambda: calls())()
+    with cuda_on_cpu.instead_of_a_gpu():
+        launched = jax.make_jaxpr(lambda: calls())()
+        same(jax.jit(lambda: calls())(), wanted)
+    assert str(launched).count("pure_callback") == 3
+
+
+def product_and_gradients(recipe):
+    """Of bf16 and f32 operands, B transposed: traced anew each time."""
+    rng = np.random.default_rng(0)
+    a, b = jnp.asarray(rng.normal(size=(40, 150)), jnp.bfloat16), jnp.asarray(rng.normal(size=(150, 33)), jnp.float32)
+
+    def calls():
+        d, pull = jax.vjp(lambda a, b: tcemu.matmul(a, b, recipe=recipe), a, b)
+        return d, *pull(jnp.ones_like(d))
+
+    return calls
+
+
+@pytest.mark.full
+@compiled_here
+@pytest.mark.parametrize("name", ["fp8", "deepseek"])
+def test_a_product_and_its_gradients_with_and_without_it(name):
+    wanted = jax.jit(product_and_gradients(name))()
+    jax.clear_caches()
+    with cuda_on_cpu.instead_of_a_gpu():
+        same(jax.jit(product_and_gradients(name))(), wanted)
+
+
+@pytest.mark.parametrize(("backward", "calls"), [("exact", 4), ("straight_through", 2), (("fp8_e4m3", "fp8_e4m3"), 6)])
+def test_products_and_their_gradients_call_it(on_a_gpu, backward, calls):
+    """Twice in the product; twice in an exact gradient, which is of the rounded operands; twice in each product that is a gradient."""
+    recipe = tcemu.recipe("fp8", backward=backward)
+    text = jax.jit(product_and_gradients(recipe)).lower().as_text()
+    assert text.count("callback") == calls
+
+
+SHARDED = """
+import jax, numpy as np, jax.numpy as jnp, test_quantize_kernel as t
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+for name, along_k in (("tensor", 256), ("1 x 128", 512), ("128 x 128, powers of two", 512)):
+    scheme, x = t.Scheme(t.E4M3, t.SCHEMES[name]), t.matrix(2, 256, 512)
+    wanted = t.quantize(scheme, x)
+    put = jax.device_put(x, NamedSharding(mesh, P(None, "x", "y")))
+    t.kernels.PLATFORM, t.kernels.route = "cpu", lambda: t.cuda_on_cpu.ROUTE
+    # a call back would not outlive the partitioning: the portable way, which is traced, stands for the kernel
+    shapes = []
+    def call(self, codes, *scales):
+        shapes.append(codes.shape)
+        sizes = t.GroupSizes(1 if self.by_row else None, None if self.depth == t.kernels.EVERY else self.depth)
+        return t.rounded(self.source, self.target, self.saturate, sizes, codes, *scales)
+    t.kernels.Elements.__call__ = call
+    got = jax.jit(lambda v: t.quantize(scheme, v))(put)
+    t.same(got, wanted)
+    assert shapes[-1] == (2, 128, along_k), shapes
+    t.kernels.PLATFORM = "none"
+print("sharded", len(jax.devices()))
+"""
+
+
+def rounded(fmt, target, saturate, sizes, codes, scales):
+    quotients = divide(convert(fmt, F32, codes), spread(scales, codes.shape, sizes), F32)
+    return convert(F32, target, quotients, saturate=saturate)
+
+
+@pytest.mark.full
+def test_it_is_cut_over_devices():
+    """Along the rows, and along K where no group lies along it."""
+    assert printed_on(4, SHARDED) == "sharded 4\n"
+
+
+# ---- what it takes, its text, its launch
+
+
+def test_what_it_does_not_take_is_said(monkeypatch):
+    x = jnp.zeros((4, 8), jnp.uint32)
+    missing = lambda fmt, target, rounding="RN", codes=x: kernels.missing(fmt, target, rounding, codes, scaled=True)  # noqa: E731
+    assert kernels.route().missing == "" or missing(F32, E4M3) == kernels.route().missing
+    monkeypatch.setattr(kernels, "route", lambda: cuda_on_cpu.ROUTE)
+    assert missing(F32, E4M3) == missing(F16, F16) == ""
+    assert kernels.missing(F16, F16, "RN", x, scaled=False) == "f16 to f16 is no rounding of f32 numbers"
+    assert missing(F64, E4M3) == "f64 to e4m3 is no rounding of f32 numbers"
+    for target in (S8, UE8M0, F32):
+        assert missing(F32, target) == f"{target} is no signed float format narrower than f32"
+    assert missing(F32, E5M2, "SR") == "it rounds to nearest, not SR"
+    assert missing(F32, E5M2, codes=x[0]) == "the operand's shape is [8]"
+    assert "[65536, 524288]" in missing(F32, E5M2, codes=jax.ShapeDtypeStruct((1 << 16, 1 << 19), jnp.uint32))
+    (rows,) = jax.export.symbolic_shape("rows")
+    assert "rows is a symbol of jax.export" in missing(F32, E5M2, codes=jax.ShapeDtypeStruct((rows, 8), jnp.uint32))
+
+
+@assembled_here
+@pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
+def test_the_texts_compile(architecture, tmp_path):
+    for case in USUAL:
+        assemble(source.quantizer_text(*CASES[case]), architecture, tmp_path)
+
+
+def test_it_lowers_for_cuda(monkeypatch):
+    """Both operands by a kernel each; on other platforms none is called."""
+    here = launch.Route("sm", "90", "")
+    for module in (launch, kernels):
+        monkeypatch.setattr(module, "route", lambda: here)
+    monkeypatch.setattr(store, "binary", lambda text, architecture: f"{architecture} {len(text)}".encode())
+    scheme, x = Scheme(E4M3, SCHEMES["1 x 128"]), jnp.zeros((64, 256))
+    call = jax.jit(lambda a, b: (quantize(scheme, a), quantize(scheme, b.T)))
+    try:
+        text = {platform: call.trace(x, x).lower(lowering_platforms=(platform,)).as_text() for platform in ("cuda", "cpu")}
+    except RuntimeError as error:  # JAX 0.11
+        pytest.skip(f"this JAX lowers for a GPU only where one is: {error}")
+    assert text["cuda"].count(f"@{launch.TARGET}") == 2 and launch.TARGET not in text["cpu"]
+    assert "grid_x = 8 " in text["cuda"]
+
+
+def test_empty_operands(monkeypatch):
+    monkeypatch.setattr(kernels, "PLATFORM", "cpu")
+    monkeypatch.setattr(kernels, "route", lambda: cuda_on_cpu.ROUTE)
+    for shape in ((0, 128), (3, 0), (0, 2, 128)):
+        x = jnp.zeros(shape)
+        same(quantize(Scheme(E4M3, SCHEMES["tensor"]), x).codes, jnp.zeros(shape, jnp.uint8))
