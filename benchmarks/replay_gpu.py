@@ -12,6 +12,7 @@ import base64
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,8 @@ LISTED = [  # m, n, k, surveys: the shapes of which something is known or asked
     (1, 8449, 4096, ("torch-f16",)), (1, 8448, 4096, ("torch-f16",)),
     (2, 2048, 2048, BF16), (17, 2048, 2048, BF16), (33, 2048, 2048, BF16), (257, 2048, 2048, BF16),
     (2048, 2048, 2048, tuple(SURVEYS)), (4096, 4096, 4096, ("torch-f16", "torch-e4m3")),
+    (96, 256, 256, BF16), (96, 96, 64, BF16), (96, 64, 96, BF16), (96, 1024, 256, BF16), (96, 256, 1024, BF16),
+    (96, 512, 256, BF16),  # the products of replay_model.py
 ]  # fmt: skip
 FILE = "survey.jsonl"
 WORDS = 16  # rows and columns of the words that are kept
@@ -279,7 +282,10 @@ def lines_by_shape(path: Path) -> tuple[dict[str, Any], dict[tuple, dict[str, An
 
 
 def distil(path: Path, out: Path) -> None:
-    """A survey as profiles, FOLDER/LIBRARY-GPU.json.xz, and the words that it kept, FOLDER/words.json.xz. Only what was replayed."""
+    """A survey as profiles, FOLDER/LIBRARY-GPU.json.xz, and the words that it kept, FOLDER/words.json.xz. Only what was replayed.
+
+    Beside them a table of what was not found.
+    """
     about, lines = lines_by_shape(path)
     known = about["machine"]
     words = []
@@ -307,7 +313,32 @@ def distil(path: Path, out: Path) -> None:
         file = f"{name}-{gpu.replace(' ', '-')}.json.xz"
         (out / file).write_bytes(lzma.compress(json.dumps(profile).encode(), preset=9))
         print(f"{file}: {len(shapes)} shapes, {len(recipes)} recipes")
+    undetermined(path, out)
     (out / "words.json.xz").write_bytes(lzma.compress(json.dumps({"machine": about, "words": words}).encode(), preset=9))
+
+
+KNOWN = {  # how `Fingerprint.why` begins or goes on -> in a table
+    "orders that are not one": "several orders give the same bits",
+    "but no arithmetic": "a known order, another arithmetic",
+    "no order": "another order",
+}
+GROUP = re.compile(
+    r"(splitKreduce|gemv2N|gemv2T|gemvx|gemvNSP|gemmSN_NN|dot_kernel|reduce_1Block|cutlass_\w+?(?=>|\()|sm\d+_xmma_\w+?(?=_aligna|_execute|$))"
+)
+
+
+def undetermined(path: Path, out: Path) -> None:
+    """What was not found, with what is known of it, as rows of a Markdown table: FOLDER/undetermined.md."""
+    _, lines = lines_by_shape(path)
+    rows = ["| product | M x N x K | what is known | kernels |", "|---|---|---|---|"]
+    for (name, m, n, k), line in sorted(lines.items()):
+        if line.get("recipe"):
+            continue
+        known = [short for words, short in KNOWN.items() if words in line.get("why", "")] or [line.get("error", line.get("why", ""))]
+        kernels = sorted({found[0] for text in line.get("kernels", ()) for found in [GROUP.search(text)] if found})
+        rows.append(f"| {name} | {m} x {n} x {k} | {known[0]} | {', '.join(kernels)} |")
+    (out / "undetermined.md").write_text("\n".join(rows) + "\n")
+    print(f"undetermined.md: {len(rows) - 2} of {len(lines)} shapes")
 
 
 def summary(out: Path) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # where the public names are; `__getattr__` reads these lines
     from tcemu.isa.targets import gpus
     from tcemu.linalg import recipes
     from tcemu.linalg.attention import attention
+    from tcemu.linalg.delayed import DelayedScaling, delayed_matmul
     from tcemu.linalg.dot_general import dot_general
     from tcemu.linalg.flash import Flash
     from tcemu.linalg.gemm import gemm
@@ -58,7 +59,7 @@ __all__ = [  # noqa: RUF022  in groups
     # the same on matrices of codes
     "dot", "pack", "unpack", "sparsify", "densify",
     # products of float arrays, and how they are quantised
-    "gemm", "matmul", "dot_general", "ragged_dot", "Recipe", "recipe", "KernelRecipe", "Quantizer",
+    "gemm", "matmul", "dot_general", "ragged_dot", "Recipe", "recipe", "KernelRecipe", "Quantizer", "DelayedScaling", "delayed_matmul",
     "attention", "Flash",
     "BlockFormat", "BlockQuantized", "block_quantize", "block_dequantize",
     # whole functions, and single results

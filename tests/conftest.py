@@ -9,6 +9,7 @@ import tempfile
 
 import jax
 import pytest
+from support.compiling import compile_in_short_time
 from support.sampling import COLLECTED
 from times import usual
 
@@ -17,13 +18,11 @@ from tcemu import compilation
 PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
-# These files test what XLA makes of the arithmetic, so they compile as users do. In the usual run all other files compile without XLA's
-# optimisations, which takes about two thirds of the time. The bits are the same
+# These files test what XLA makes of the arithmetic, so they compile as users do. In the usual run all other files compile in short time, as
+# support/compiling.py says. The bits are the same
 OPTIMISED = (
-    "arithmetic", "blocks", "compilation", "emulate_convolution", "gemm", "jaxpr", "mma", "models", "process", "random_models",
-    "reference_golden", "scaled", "sparse", "wgmma",
+    "arithmetic", "blocks", "compilation", "gemm", "jaxpr", "mma", "models", "process", "random_models", "reference_golden",
 )  # fmt: skip
-UNOPTIMISED = "jax_disable_most_optimizations"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -64,10 +63,9 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(autouse=True)
 def programs_are_compiled_in_short_time(request):
-    """Without most of XLA's optimisations, but in the files above, in `-m full` and `-m gpu`, and where the environment says which."""
+    """But not in the files above, in `-m full` and `-m gpu`, and where the environment says which."""
     as_users = request.path.stem.removeprefix("test_") in OPTIMISED or any(map(request.node.get_closest_marker, ("full", "gpu")))
-    if UNOPTIMISED.upper() not in os.environ and jax.config.values[UNOPTIMISED] == as_users:
-        jax.config.update(UNOPTIMISED, not as_users)
+    compile_in_short_time(not as_users)
 
 
 @pytest.fixture(autouse=True, scope="module")

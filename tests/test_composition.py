@@ -1,16 +1,13 @@
 """`gemm`, `mma`, `matmul` and `emulate` under JAX's transformations and settings: the bits of a loop of single instructions."""
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from support.devices import printed_on
 from support.sampling import sampled
 
 import tcemu
@@ -230,8 +227,4 @@ EVERY = "gemm,bf16,deepseek,fp8,mxfp8"
 @pytest.mark.parametrize("case", sampled([(4, "bf16"), (4, EVERY), (8, EVERY)], ()))
 def test_shard_map_with_its_checks(case):
     devices, names = case
-    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
-    env["PYTHONPATH"] = str(Path(__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", SHARDED, names], env=env, capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == names.split(",")
+    assert printed_on(devices, SHARDED, names).split() == names.split(",")

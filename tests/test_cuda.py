@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from support import cuda_on_cpu
 from support.assembling import ARCHITECTURES, assemble, assembled_here
+from support.devices import printed_on
 from support.kernel_cases import CASES, GROUPED, HOPPER, codes, operands, signature
 from support.sampling import sampled
 
@@ -244,10 +244,7 @@ print("sharded", len(jax.devices()))
 
 @pytest.mark.full
 def test_the_kernel_is_cut_along_m_and_n_over_devices():
-    here = Path(__file__).parent
-    found = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=4", PYTHONPATH=f"{here.parent}{os.pathsep}{here}")
-    run = subprocess.run([sys.executable, "-c", SHARDED], env=found, capture_output=True, text=True, timeout=300, check=False)
-    assert run.stdout == "sharded 4\n", run.stderr[-3000:]
+    assert printed_on(4, SHARDED) == "sharded 4\n"
 
 
 # ---- which arithmetics have one

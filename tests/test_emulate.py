@@ -3,11 +3,6 @@
 The choice is mostly a product that is easily told from the plain one, `tripled`; the same function written with it is what must come out.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +10,7 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas
+from support.devices import printed_on
 from support.sampling import sampled
 
 import tcemu
@@ -404,8 +400,6 @@ def test_what_is_no_choice():
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-import sys
-sys.path.insert(0, sys.argv[1])
 import tcemu
 from test_emulate import plain, tripled, written
 mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -429,7 +423,4 @@ print("8 equal")
 
 def test_shard_map_and_shardings():
     """In a process of its own, with two host devices."""
-    tests = str(Path(__file__).parent)
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SHARDED, tests], capture_output=True, text=True, env=env, check=False)
-    assert done.stdout == "8 equal\n", done.stderr[-3000:]
+    assert printed_on(2, SHARDED) == "8 equal\n"

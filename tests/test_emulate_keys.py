@@ -3,9 +3,6 @@
 Operands are the same wherever a product runs twice, so that only random bits can make its results differ.
 """
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -13,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from support.devices import printed_on
 from support.sampling import sampled
 
 import tcemu
@@ -250,6 +248,4 @@ print("apart")
 @pytest.mark.parametrize("which", sampled(("each way once", "all"), ("each way once",)))
 def test_devices_draw_other_bits_where_their_operands_differ(which):
     """In a process of its own, with two host devices: `emulate` around `jax.shard_map` and within, with its checks and without."""
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SHARDED, which], capture_output=True, text=True, env=env, check=False)
-    assert done.stdout == "apart\n", done.stderr[-3000:]
+    assert printed_on(2, SHARDED, which) == "apart\n"

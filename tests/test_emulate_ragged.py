@@ -1,8 +1,5 @@
 """Ragged products under `emulate`: a mixture of experts has the bits of a loop over its experts, and any callable may be the choice."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 
 import jax
@@ -10,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from support.devices import printed_on
 from support.ragged_cases import case
 from support.sampling import sampled
 
@@ -166,9 +164,7 @@ print("equal")
 
 def test_under_shard_map():
     """Each device with groups of its own, in a process with two of them."""
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, env=env, check=False)
-    assert done.stdout == "equal\n", done.stderr[-3000:]
+    assert printed_on(2, SHARDED) == "equal\n"
 
 
 def test_what_the_policy_sees_and_what_it_leaves():

@@ -1,10 +1,7 @@
 """Arrays on a mesh with explicit axes, which `jax.make_mesh` gives: the bits of one device, sharded as plain JAX shards them."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from support.devices import printed_on
 from support.sampling import sampled
 
 COMMON = """
@@ -67,11 +64,4 @@ for spelling, target in (("f16", "A100"), ("f64", "H100")):
 def test_the_bits_of_one_device_sharded_as_plain_jax_shards_them(name):
     """In a process with two devices."""
     program = COMMON + {"products": PRODUCTS, "instructions": INSTRUCTIONS}[name] + 'print("equal")'
-    env = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
-    assert done.stdout == "equal\n", done.stderr[-3000:]
+    assert printed_on(2, program) == "equal\n"

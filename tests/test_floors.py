@@ -207,17 +207,7 @@ def test_a_private_name_from_elsewhere_is_seen(source, names):
 # ---- files, functions and lists of parameters stay short
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 400, 60, 8
-FACES = (
-    "",
-    "fuzz",
-    "study",
-    "replay",
-    "silicon",
-    "formats",
-    "viz",
-    "quantize",
-    "recipes",
-)  # whose names are public: tcemu, and these of its own
+FACES = ("", "fuzz", "study", "replay", "silicon", "formats", "viz", "quantize", "recipes")  # whose names are public, with those of tcemu
 
 
 BINDINGS = ("mma", "movement", "wgmma", "wmma")  # of operations; a `bind_...` there has the parameters of its public operation

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.devices import printed_on
 
 import tcemu
 from tcemu import fuzz, silicon
@@ -263,8 +264,7 @@ assert len(jax.devices()) == 8
 r = run({SMALL!r}, "sm_80", "sm_90a", cases=20000, shrinking=False, covering=False)
 print(json.dumps([r.done, r.wrong_cases, r.wrong_outputs, r.first]))
 """
-    environment = ENVIRONMENT | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    said = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout
+    said = printed_on(8, code)
     one = fuzz.run(SMALL, "sm_80", "sm_90a", cases=20000, shrinking=False, covering=False)
     assert json.loads(said) == [20000, one.wrong_cases, one.wrong_outputs, list(one.first)]
 

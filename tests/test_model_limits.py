@@ -42,7 +42,7 @@ def test_a_known_value_outside_raises_with_the_limits(field, value, kind):
         ({"result": "f32"}, "result must be f16, f32, f64 or s32, of tcemu.formats"),
         (
             {"fraction_bits": 10.0},
-            "an integer from 1 to 40, or None for exact; tcemu.study.surrogate.surrogate takes a real number of bits, with gradients",
+            "an integer from 1 to 40, or None for exact; tcemu.study.surrogate takes a real number of bits, with gradients",
         ),
         ({"fraction_bits": "10"}, "fraction_bits must be an integer"),
         ({"fraction_bits": True}, "fraction_bits must be"),

@@ -1,4 +1,4 @@
-"""The notebooks are committed as they ran; under `-m full` they run again and must print the same. One runs reduced in every run."""
+"""The notebooks are committed as they ran; under `-m full` they run again and must print the same. Two run reduced in every run."""
 
 import json
 import re
@@ -20,6 +20,9 @@ PACKAGES = {  # what a notebook imports beside matplotlib, and how to install it
 TOLERANCE = {  # XLA's own f32 sums differ between machines, and what is made of them; what is made of bits alone is the same everywhere
     "3_a_model.ipynb": {"rtol": 0.02},  # of an error
     "5_differentiable_precision.ipynb": {"rtol": 0.02},  # of an estimate
+    "digits_accumulators.ipynb": {"atol": 0.8},  # percent of 640 images
+    "digits_bits.ipynb": {"rtol": 0.05, "atol": 0.002},  # of a loss
+    "digits_nvfp4.ipynb": {"rtol": 0.05, "atol": 0.02},  # of a loss
     "digits_training.ipynb": {"rtol": 0.02},  # of a loss, of a share of 640 images
     "minilm.ipynb": {"atol": 0.003},  # a cosine
 }
@@ -45,7 +48,8 @@ def pictures(cell: dict) -> int:
 
 def test_there_are_notebooks():
     course = ["1_first_product", "2_explain", "3_a_model", "4_fuzz_and_infer", "5_differentiable_precision"]
-    assert [path.stem for path in NOTEBOOKS] == [*course, "digits_training", "minilm"]
+    studies = ["digits_accumulators", "digits_bits", "digits_nvfp4", "digits_training", "minilm"]
+    assert [path.stem for path in NOTEBOOKS] == [*course, *studies]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -83,17 +87,22 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-def test_training_runs_reduced(quick_compilation):
-    """The training notebook's cells but for its pictures, in this process: one recipe on two GPUs, one seed, two epochs."""
-    notebook = json.loads((Path(__file__).parents[1] / "notebooks" / "digits_training.ipynb").read_text())
+def reduced(name: str, **parameters) -> dict:
+    """The names that a notebook's cells leave, all but its pictures, run in this process with other parameters."""
+    notebook = json.loads((Path(__file__).parents[1] / "notebooks" / name).read_text())
     names: dict = {}
     for cell in code_cells(notebook):
         tags = cell["metadata"].get("tags", [])
         if "figure" not in tags:
             exec("".join(cell["source"]), names)
         if "parameters" in tags:
-            names |= {"RUNS": [("bf16", "sm_90a"), ("bf16", "sm_100a")], "EPOCHS": 2, "SEEDS": 1}
-    curves = names["curves"]
+            names |= {key: value(names) if callable(value) else value for key, value in parameters.items()}
+    return names
+
+
+def test_training_runs_reduced(quick_compilation):
+    """One recipe on two GPUs, one seed, two epochs."""
+    curves = reduced("digits_training.ipynb", RUNS=[("bf16", "sm_90a"), ("bf16", "sm_100a")], EPOCHS=2, SEEDS=1)["curves"]
     assert list(curves) == ["f32", "bf16 H100, B200"]
     for curve in curves.values():
         assert curve.shape == (1, 2, 2)
@@ -102,6 +111,35 @@ def test_training_runs_reduced(quick_compilation):
         assert right[0] < right[1] and right[1] > 0.7
     assert not np.array_equal(*curves.values())
     np.testing.assert_allclose(*(curve[:, 0] for curve in curves.values()), rtol=0.01)  # the losses
+
+
+def test_narrow_accumulators_run_reduced(quick_compilation):
+    """Two widths, one seed: two bits lose something, ten nothing, and fine-tuning gains where something was lost."""
+    names = reduced("digits_accumulators.ipynb", WIDTHS=(2, 10), SEEDS=1, EPOCHS=3, TUNING=1)
+    (low, low_tuned), (high, _) = names["shares"][..., 0]
+    assert low < low_tuned and low < high == pytest.approx(names["wide"][0], abs=0.005)
+
+
+@pytest.mark.full
+def test_bits_by_gradient_run_reduced(quick_compilation):
+    """A dear bit leaves fewer bits than a cheap one, and the estimate is near the real loss."""
+    names = reduced("digits_bits.ipynb", PRICES=[0.001, 0.1], STEPS=60, EPOCHS=4, WIDTHS=range(3, 6))
+    cheap, dear = names["chosen"]
+    assert (dear < cheap).all() and dear.sum() < 3 * 8  # where the descent begins
+    np.testing.assert_allclose(names["guess"], names["losses"], rtol=0.4)
+
+
+@pytest.mark.full
+def test_nvfp4_ablations_run_reduced(quick_compilation):
+    """The network learns, no two recipes train alike, and only stochastic rounding gains by a mean of draws."""
+    kept = ("float32", "whole", "gradients to nearest", "no transform")
+    names = reduced("digits_nvfp4.ipynb", RUNS=lambda n: {name: n["RUNS"][name] for name in kept}, EPOCHS=2, SEEDS=2, DRAWS=16)
+    ends = names["ends"]
+    assert list(ends) == list(kept) and all((end[:, 2] > 0.6).all() for end in ends.values())
+    assert len({end[:, 0].tobytes() for end in ends.values()}) == len(kept)
+    one, mean = map(float, names["errors"](names["LINES"]["whole"]))
+    nearest, same = map(float, names["errors"](names["LINES"]["gradients to nearest"]))
+    assert mean < 0.8 * one and nearest < one and same == pytest.approx(nearest, rel=1e-5)
 
 
 @pytest.mark.full

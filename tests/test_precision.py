@@ -1,6 +1,7 @@
 """What-if through recipes: models swept in one compiled program, the theory of the curve, and the surrogate against measured errors."""
 
 import importlib
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 import tcemu
 from tcemu import Recipe, formats
-from tcemu.study.surrogate import expected_error, surrogate
+from tcemu.study import expected_error, surrogate
 
 F16 = Recipe("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_90a")
 BF16 = Recipe("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "sm_90a")
@@ -108,6 +109,27 @@ def test_the_surrogate_follows_the_measured_error_of_bf16():
     follows_the_measured(BF16, measured(BF16, *operands(64), WIDTHS)[0], 0.3, 0.15)
 
 
+def drawn(kind, rng, k):
+    a, b = (rng.random(shape) if kind == "uniform" else rng.standard_normal(shape) for shape in ((16, k), (k, 16)))
+    if kind == "outliers":
+        a[:, ::50] *= 30
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [64, 1024])
+def test_the_range_of_validity_is_as_documented(k):
+    """docs/concepts/surrogate.md: from 2 to 22 bits the root mean square error is 0.75 to 1.34 times the measured one."""
+    widths = np.arange(2, 24)
+    predicted = jax.jit(lambda a, b: jax.lax.map(lambda w: expected_error(a, b, w, op=F16.op, target="sm_90a"), jnp.float32(widths[:-1])))
+    for kind in ("normal", "uniform", "outliers"):
+        a, b = drawn(kind, np.random.default_rng(0), k)
+        found, _ = measured(F16, a, b, widths)
+        mean, variance = (np.asarray(v, np.float64) for v in predicted(a, b))
+        ratios = np.sqrt((mean**2 + variance).mean((1, 2))) / found[:-1]
+        assert ratios.min() > 0.75 and ratios.max() < 1.34, (kind, ratios)
+
+
 def has_gradients(key):
     """In the width, by finite differences, and in the operands."""
     a, b = operands(32, seed=2)
@@ -140,6 +162,58 @@ def test_the_noise_form_has_gradients_and_the_variance():
 def test_what_the_surrogate_does_not_cover_is_told():
     with pytest.raises(tcemu.Unsupported, match="align all their products"):
         expected_error(*operands(32), 20.0, op="mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", target="sm_90a")
+
+
+ZEROS = operands(64, seed=4)[0][:16], operands(64, seed=4)[1][:, :16]
+ZEROS[0][3] = 0  # steps of zeros only
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    """log2 of the root mean square error that is expected, and its slope, compiled, of operands with a row of zeros."""
+
+    @jax.jit
+    @partial(jax.value_and_grad, has_aux=True)
+    def of_width(fraction_bits):
+        error = expected_error(*ZEROS, fraction_bits, op=BF16.op, target="sm_90a")
+        return jnp.log2(jnp.mean(error.mean**2 + error.variance)) / 2, error
+
+    return of_width
+
+
+def test_the_slope_is_that_of_the_real_thing(predicted):
+    """Finite differences of measured errors of 256 outputs, which are known to 4%."""
+    found, _ = measured(BF16, *ZEROS, np.arange(5, 15))
+    found = np.log2(found)
+    for width in range(6, 14, 2):
+        (value, _), slope = predicted(float(width))
+        assert abs(value - found[width - 5]) < 0.3
+        assert abs(slope - (found[width - 4] - found[width - 6]) / 2) < 0.15
+
+
+def test_a_traced_width_out_of_range_counts_as_the_nearest(predicted):
+    """Its slope is 0; NaN stays."""
+    for given, counted in ((-5.0, 1.0), (0.99, 1.0), (40.5, 40.0), (99.0, 40.0), (np.inf, 40.0)):
+        (value, error), slope = predicted(given)
+        (wanted, _), inside = predicted(counted)
+        assert value == wanted and slope == 0 and (inside < 0 or counted == 40.0)
+        assert (error.mean[3] == 0).all() and (error.variance[3] == 0).all()
+    (value, error), slope = predicted(np.nan)
+    assert np.isnan([value, slope]).all() and np.isnan(error.mean).all()
+
+
+def test_a_width_out_of_range_raises_in_checked_mode_and_where_it_is_known():
+    a, b = operands(16)
+    of_width = lambda width: surrogate(a, b, width, op=BF16.op, target="sm_90a")  # noqa: E731
+    checked = tcemu.checked(jax.jit(of_width))
+    np.testing.assert_array_equal(checked(7.5), of_width(7.5))
+    for width in (-5.0, 99.0, np.nan):
+        with pytest.raises(tcemu.UndefinedBehaviour, match=r"traced fraction_bits are not from 1 to 40"):
+            checked(width)
+        with pytest.raises(ValueError, match=r"fraction_bits=.*: wanted real numbers from 1 to 40"):
+            of_width(width)
+    with pytest.raises(ValueError, match="wanted real numbers from 1 to 40"):
+        of_width(np.float32([8, 0.5]))
 
 
 def test_the_surrogate_takes_batch_axes():

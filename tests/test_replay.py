@@ -15,7 +15,7 @@ from tcemu.errors import NotModelled
 from tcemu.formats import BF16, F16, F32
 from tcemu.linalg.kernel_json import to_dict
 from tcemu.linalg.kernel_recipes import KernelRecipe
-from tcemu.replay import Lanes, Slices, Steps, dumps, fingerprint
+from tcemu.replay import Lanes, Slices, Steps, dumps, fingerprint, policy, recipe
 from tcemu.replay.boxes import framework_of
 from tcemu.replay.profiles import KIND, VERSION, profiles, read_profile, recipe_of
 
@@ -187,3 +187,47 @@ def test_files_that_hold_no_recipe(tmp_path, capsys):
         assert main(["replay", "show", str(tmp_path / "bad.json")]) == 2
         assert "holds no recipe" in capsys.readouterr().err
     assert str(CHAIN.replace(out=BF16)) and Lanes()
+
+
+# ---- a policy by shapes
+
+
+def model(x, up, down):
+    return jnp.tanh(x @ up) @ down
+
+
+def matrices(*shapes, dtype=jnp.bfloat16):
+    return [jnp.asarray(np.random.default_rng(n).standard_normal(shape), dtype) for n, shape in enumerate(shapes)]
+
+
+def test_a_policy_takes_the_recipe_of_each_shape():
+    given = matrices((96, 256), (256, 1024), (1024, 256))
+    emulated = tcemu.emulate(model, policy("jax-bf16"))
+    assert [entry.why for entry in emulated.report(*given).entries] == ["jax-bf16 96 x 1024 x 256", "jax-bf16 96 x 256 x 1024"]
+    x, up, down = given
+    hidden = jnp.tanh(tcemu.matmul(x, up, recipe=recipe("jax-bf16", 96, 1024, 256), dtype=jnp.bfloat16))
+    wanted = tcemu.matmul(hidden, down, recipe=recipe("jax-bf16", 96, 256, 1024), dtype=jnp.bfloat16)
+    assert (jax.jit(emulated)(*given) == wanted).all()
+    assert "jax-bf16" in repr(emulated) and "NVIDIA H200" in repr(emulated)
+
+
+def test_a_policy_refuses_what_was_not_measured_or_does_what_it_is_told():
+    x, w = matrices((97, 256), (256, 256))
+    for fn, given, words in (
+        (jnp.matmul, (x, w), "97 x 256 x 256 was not measured"),
+        (lambda x, w: jnp.einsum("mk,nk->mn", x, w), (x, w), "has other axes"),
+        (jnp.matmul, matrices((96, 256), (256, 256), dtype=jnp.float16), "was measured for bf16 x bf16 -> bf16"),
+    ):
+        with pytest.raises(NotModelled, match=words) as error:
+            tcemu.emulate(fn, policy("jax-bf16"))(*given)
+        assert "missing=None) leaves such a product" in str(error.value)
+    left = tcemu.emulate(lambda x, w: (x @ w, x[:96] @ w), policy("jax-bf16", missing=None)).report(x, w)
+    assert [entry.replaced for entry in left.entries] == [False, True]
+    other = tcemu.emulate(jnp.matmul, policy("jax-bf16", missing="bf16"))
+    assert (other(x, w) == tcemu.matmul(x, w, recipe="bf16", dtype=jnp.bfloat16)).all()
+    whole = jnp.arange(6).reshape(2, 3)
+    assert (tcemu.emulate(lambda: whole @ whole.T, policy("jax-bf16", missing=None))() == whole @ whole.T).all()
+    with pytest.raises(NotModelled, match="no profile of jax-int8"):
+        policy("jax-int8")
+    with pytest.raises(ValueError, match="recipe"):
+        policy("jax-bf16", missing="nothing like it")

@@ -6,11 +6,14 @@ import lzma
 import zlib
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.sampling import sampled
 
-from tcemu.formats import FORMATS
+import tcemu
+from tcemu import replay
+from tcemu.formats import BF16, FORMATS
 from tcemu.linalg.kernel_json import from_dict
 from tcemu.replay.boxes import DTYPES, values
 from tcemu.replay.comparison import Sample, differing
@@ -64,3 +67,34 @@ def test_the_shapes_that_were_predicted_and_found():
     assert fault.slices.dropped == 8 and "LEFT OUT" in str(fault)  # as on an H100: K mod 64 = 8, and 9 slices of 20 tiles of 64
     assert from_dict(WORDS["jax-f16 64x64x11528"]["recipe"]).slices.dropped == 0
     assert {w["recipe"]["unit"].get("steps", {}).get("residue") for w in WORDS.values()} >= {None, 32, 64}
+
+
+# ---- a model's products
+
+
+MODEL = json.loads(lzma.decompress((Path(__file__).parent / "golden" / "replay_model.json.xz").read_bytes()))
+BY_SHAPE: dict[str, list] = {}
+for product in MODEL["products"]:
+    BY_SHAPE.setdefault(f"{product['m']}x{product['n']}x{product['k']}", []).append(product)
+
+
+def bf16(text, *shape):
+    return np.frombuffer(base64.b64decode(text), DTYPES[BF16]).reshape(shape)
+
+
+@pytest.mark.parametrize("shape", sampled(BY_SHAPE, ("96x256x1024",), str))
+def test_the_products_of_a_model(shape):
+    """A small GPT in bf16 by JAX on an H200: rows and columns of each product, all products of one shape at once."""
+    kept = BY_SHAPE[shape]
+    m, n, k = (kept[0][name] for name in "mnk")
+    a, b, d = (
+        np.stack([bf16(p[name], *size) for p in kept])
+        for name, size in (("a", (-1, k)), ("b", (k, -1)), ("d", (len(bf16(kept[0]["a"], -1, k)), -1)))
+    )
+    recipe = replay.recipe(MODEL["library"], m, n, k)
+    ours = np.asarray(tcemu.matmul(a, b, recipe=recipe.of_any_shape(), dtype=jnp.bfloat16))
+    assert (ours.view(np.uint16) == d.view(np.uint16)).all() and d.size == 32 * len(kept)
+
+
+def test_all_products_of_the_model_were_kept():
+    assert len(MODEL["products"]) == 29 and len(BY_SHAPE) == 6 and MODEL["gpu"] == "NVIDIA H200"

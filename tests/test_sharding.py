@@ -1,12 +1,9 @@
 """Products on a mesh of 8 devices, in a process of its own: the bits of one device, and which collectives the compiler puts in."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from support.devices import printed_on
 
 PROGRAM = """
 import re, sys
@@ -70,11 +67,7 @@ print("shard_map, K: the same bits")
 
 @pytest.mark.parametrize("which", ["sample", pytest.param("full", marks=pytest.mark.full)])
 def test_a_mesh_gives_the_bits_of_one_device(which):
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    env["PYTHONPATH"] = str(Path(__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", PROGRAM, which], env=env, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    *free, last = done.stdout.splitlines()
+    *free, last = printed_on(8, PROGRAM, which).splitlines()
     if which == "full":
         split = free.pop()
         assert "collective-permute" in split and "all-gather" not in split, split  # parts of D go round; A and B stay where they are

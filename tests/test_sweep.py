@@ -15,7 +15,7 @@ from tcemu.study.measures import FIGURES, MEASURES
 
 WGMMA = "e4m3 wgmma"
 SIZE = (8, 8, 96)  # M, N, K
-BITS, INTERVALS = (6, 13), (None, 1, 2, 4)  # of three instructions: a last chunk that is not full is cut once more at 6 bits
+BITS, INTERVALS = (6, 13), (None, 2, 4)  # of three instructions: a last chunk that is not full is cut once more at 6 bits
 COMPILED = []  # a word for each program that XLA compiled, or JAX took from its cache
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, duration_secs, **_: COMPILED.append(event) if event == "/jax/core/compile/backend_compile_duration" else None
@@ -81,7 +81,7 @@ def test_a_result_prints_means_over_seeds(swept):
     assert lines[0].split()[:7] == ["fraction", "bits", "promote", "op", "normwise", "deviation", "elementwise"]
     mean = np.mean(swept.column("normwise", fraction_bits=6, promote=None))
     assert lines[1].split()[:5] == ["6", "None", "e4m3", "wgmma", f"{mean:.3g}"]
-    assert repr(swept) == "<Sweep of 2 fraction_bits x 4 promote x 1 op, 2 seeds: 16 rows>"
+    assert repr(swept) == "<Sweep of 2 fraction_bits x 3 promote x 1 op, 2 seeds: 12 rows>"
 
 
 def test_pictures(swept):
@@ -89,7 +89,7 @@ def test_pictures(swept):
     (axes,) = swept.plot().axes
     drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     mean = lambda **at: np.mean(swept.column("normwise", **at))  # noqa: E731
-    assert drawn.keys() == {f"promote {p}, {WGMMA}" for p in ("never", 1, 2, 4)}
+    assert drawn.keys() == {f"promote {p}, {WGMMA}" for p in ("never", 2, 4)}
     assert drawn[f"promote 2, {WGMMA}"] == [[bits, mean(fraction_bits=bits, promote=2)] for bits in BITS]
     (axes,) = swept.plot("ulps", along="promote").axes
     assert len(axes.lines) == 2 and axes.get_ylabel() == "ulps"  # never is no number
@@ -134,6 +134,13 @@ def test_gemm_targets_and_roundings():
         wanted = np.asarray(tcemu.gemm(a, b, op=tcemu.recipe("f16", "H100").op, target="sm_90a", model=model), np.float64).sum()
         assert found.column("sum", rounding=rounding) == (wanted, wanted)
     assert found.column("sum", rounding="RZ") != found.column("sum", rounding="RN")
+
+
+def test_equal_recipes_keep_their_names():
+    recipes = [tcemu.recipe("f16").replace(name=name) for name in ("one", "two")]
+    found = sweep(tcemu.matmul, {"recipe": recipes}, operands=normal(4, 4, 16), exact="given", measures="normwise", seeds=(3, 1))
+    assert [(r["recipe"], r["seed"]) for r in found.records()] == [("one", 1), ("one", 3), ("two", 1), ("two", 3)]
+    assert found.column("normwise", recipe="one") == found.column("normwise", recipe="two") and found.programs == 1
 
 
 def test_axes_of_ones_own():
@@ -185,6 +192,8 @@ ROWWISE = lambda a, b, recipe: tcemu.matmul(a, b, recipe=recipe).sum(0)  # noqa:
         ),
         (tcemu.matmul, {"terms": (8,)}, {}, TypeError, "recipe: give the recipe that the axes change, or an axis 'recipe' or 'op'"),
         (tcemu.gemm, {"promote": (4,)}, {"recipe": "f16"}, TypeError, "over: promote would not reach fn, which does not take recipe="),
+        (tcemu.gemm, {"terms": (8,)}, {"recipe": "fp8"}, TypeError, "recipe: fp8 scales operands, promotes .* fn does not take recipe="),
+        (tcemu.matmul, {"seed": (1,)}, {"recipe": "f16"}, TypeError, "over: 'seed' is neither"),
         (lambda a, b, target: a, {"terms": (8,)}, {"recipe": "f16"}, TypeError, "terms would not reach fn, .* recipe= or model="),
         (lambda a, b: a, {"terms": (8,)}, {"recipe": "f16"}, TypeError, "fn: it takes none of recipe=, op=, target= and model="),
         (tcemu.matmul, {"fraction_bits": (8, 99)}, {"recipe": "f16"}, ValueError, "fraction_bits must be from 1 to 40"),

@@ -1,16 +1,12 @@
 """The kernel that takes registers, `cuda/warp.cu`: its text, compiled for a CPU, against the way by matrices of codes and the walk."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import cuda_on_cpu
 from support.assembling import ARCHITECTURES, assemble, assembled_here
+from support.devices import printed_on
 from support.kernel_cases import CASES, HOPPER, codes, signature
 from support.sampling import sampled
 from support.warp_cases import F16_F16, F16_F32, MXF8, SPARSE, mma_call, wgmma_call, words_of
@@ -318,7 +314,4 @@ print("sharded", len(jax.devices()))
 
 @pytest.mark.full
 def test_a_batch_is_cut_over_devices():
-    here = Path(__file__).parent
-    found = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=4", PYTHONPATH=f"{here.parent}{os.pathsep}{here}")
-    run = subprocess.run([sys.executable, "-c", SHARDED], env=found, capture_output=True, text=True, timeout=300, check=False)
-    assert run.stdout == "sharded 4\n", run.stderr[-3000:]
+    assert printed_on(4, SHARDED) == "sharded 4\n"

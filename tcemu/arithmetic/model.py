@@ -41,9 +41,7 @@ WANTED = {  # how messages say what they may be
     "rounding": f"one of {', '.join(MODES)}",
     "alignment": f"one of {', '.join(MODES)}",
 }
-ELSEWHERE = {
-    "fraction_bits": "; tcemu.study.surrogate.surrogate takes a real number of bits, with gradients"
-}  # said besides of what is no integer
+ELSEWHERE = {"fraction_bits": "; tcemu.study.surrogate takes a real number of bits, with gradients"}  # said besides of what is no integer
 
 
 def _count(value: Any) -> bool:

@@ -38,7 +38,8 @@ class Operand(NamedTuple):
 
     format: Format
     quantized: Quantized
-    values: np.ndarray  # what the codes stand for, exactly, float64
+    values: np.ndarray  # what the codes stand for, exactly, float64; a Hadamard transform undone
+    rounded: tuple[np.ndarray, np.ndarray] | None = None  # where there is a transform: its outcome, and what that was rounded to
 
 
 Operands = tuple[Operand, Operand]
@@ -118,7 +119,12 @@ def quantized(recipe: Recipe, key: PRNGKey | None, a: np.ndarray, b: np.ndarray)
 
 def _operand(scheme: Scheme, x: np.ndarray, key: PRNGKey | None) -> Operand:
     codes, factors = _codes_and_factors(scheme, jnp.asarray(x), key)
-    return Operand(format=scheme.format, quantized=codes, values=exact_values(factors))
+    values = exact_values(factors)
+    if (transform := scheme.transform) is None:
+        return Operand(format=scheme.format, quantized=codes, values=values)
+    with np.errstate(invalid="ignore"):
+        undone = transform.undone(values, x.shape[-1])
+    return Operand(scheme.format, codes, undone, (np.asarray(transform.of(jnp.asarray(x)), np.float64), values))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -184,8 +190,9 @@ def lost(x: np.ndarray, operand: Operand) -> tuple[int, int]:
     """How many elements of x quantisation takes out of range, to Inf or NaN or by clamping, and how many to zero.
 
     An element counts as clamped if it became the largest magnitude and lies beyond that by more than half the format's last spacing there.
+    Of an operand that is transformed first, the elements of what comes of it are counted.
     """
-    fmt, values = operand.format, operand.values
+    fmt, (x, values) = operand.format, operand.rounded or (x, operand.values)
     codes = np.asarray(operand.quantized.codes).astype(np.int64) >> fmt.unused_bits
     largest = (codes & (1 << fmt.exponent_bits + fmt.mantissa_bits) - 1) == fmt.greatest_magnitude
     significand = (1 << fmt.mantissa_bits) + (fmt.greatest_magnitude & (1 << fmt.mantissa_bits) - 1)  # of the largest magnitude

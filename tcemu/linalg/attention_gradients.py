@@ -121,14 +121,14 @@ def _gradients(settings: Settings, operands: Operands, result: Result, cotangent
 
 def _taken(recipe: Recipe, side: int, x: Array, q: Quantized) -> Array:
     """What a gradient's product takes of an operand, f32: as it came, or, where the recipe says "exact", as it was quantised."""
-    return dequantized(recipe.schemes[side], q) if recipe.backward == "exact" else x.astype(jnp.float32)
+    return dequantized(recipe.schemes[side], q, x.shape[-1]) if recipe.backward == "exact" else x.astype(jnp.float32)
 
 
 def _taken_of_p(settings: Settings, operands: Operands, p: Array, block: KeyBlock) -> Array:
     """P as it was rounded, but that it counts from the row's largest score of all, not from the largest so far."""
     times = np.float32(1 if settings.flash is None else settings.flash.p_scale)
     scheme = scheme_of_p(operands.pv, settings.flash)
-    return dequantized(scheme, quantize(scheme, p * times, key=key_of_p(operands, block.number))) / times
+    return dequantized(scheme, quantize(scheme, p * times, key=key_of_p(operands, block.number)), p.shape[-1]) / times
 
 
 def _product(operands: Operands, gradient: str, a: Array, b: Array, block: KeyBlock) -> Array:

@@ -251,7 +251,7 @@ def _multiplied(options: Options, operands: Operands, raw: bool) -> tuple[Array,
 def _with_derivative(side: Side, q: Quantized, raw: bool) -> Array:
     """One operand of the smooth product."""
     values = side.values.astype(jnp.float32)
-    rounded = lax.stop_gradient(values if raw else dequantized(side.scheme, q))
+    rounded = lax.stop_gradient(values if raw else dequantized(side.scheme, q, values.shape[-1]))
     if side.scales is None:
         moving = values - lax.stop_gradient(values)
     else:
@@ -293,8 +293,8 @@ def _emulated_backward(options: Options, operands: Operands, g: Array) -> tuple[
         return _multiplied(options, operands._replace(a=a, b=b, scale_a=scale_a, scale_b=scale_b), raw=True)
 
     _, pull = jax.vjp(multiplied, a, b, operands.scale_a, operands.scale_b)
-    da, db, dscale_a, dscale_b = pull((_unbroadcast(by_a, a.shape), _unbroadcast(by_b, b.shape)))
-    dbias = None if operands.bias is None else _unbroadcast(g, operands.bias.shape).astype(operands.bias.dtype)
+    da, db, dscale_a, dscale_b = pull((unbroadcast(by_a, a.shape), unbroadcast(by_b, b.shape)))
+    dbias = None if operands.bias is None else unbroadcast(g, operands.bias.shape).astype(operands.bias.dtype)
     nothing: Any = None  # recipe and key have no derivative
     return (Operands(recipe=nothing, a=da, b=db, bias=dbias, scale_a=dscale_a, scale_b=dscale_b, key=nothing),)
 
@@ -302,7 +302,7 @@ def _emulated_backward(options: Options, operands: Operands, g: Array) -> tuple[
 _emulated.defvjp(_emulated_forward, _emulated_backward)
 
 
-def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
+def unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
     """The sum over the axes along which `shape` was broadcast to x's."""
     x = jnp.sum(x, axis=tuple(range(x.ndim - len(shape))))
     wide = tuple(i for i, (n, size) in enumerate(zip(x.shape, shape, strict=True)) if n != size)
@@ -320,6 +320,10 @@ def _check_scale(
         return
     if quantizer.scaling == "none":
         raise ValueError(f"{name}: the recipe does not scale this operand; leave it out, or give the recipe another scaling")
+    if quantizer.hadamard is not None:
+        raise ValueError(
+            f"{name}: the recipe transforms this operand before it is scaled; leave it out: its scales come from what is then there"
+        )
     wanted: tuple[int, ...] = ()
     if quantizer.scaling != "tensor":
         wanted = (*shape[:-2], *(1 if size is None else -(-n // size) for n, size in zip(shape[-2:], sizes, strict=True)))

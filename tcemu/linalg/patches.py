@@ -130,8 +130,8 @@ def pieces_of(recipe: Recipe, windows: Windows, x: Array) -> Pieces | None:
     height, *inner = (*windows.counts(x), *(1,) * (not windows.sizes))
     line = prod(inner) * prod(windows.sizes) * x.shape[0] * x.shape[2]  # elements of a line's patches
     gradients = recipe.gradients or ()
-    blocks = [r.schemes[0].group_sizes.rows or 1 for r in (recipe, *gradients[:1])]
-    of_places = gradients[1].schemes[0].group_sizes.rows or 1 if gradients else 1
+    blocks = [r.schemes[0].rows_together for r in (recipe, *gradients[:1])]
+    of_places = gradients[1].schemes[0].rows_together if gradients else 1
     whole = recipe.stochastic or max(blocks) > 1 or x.shape[2] // windows.feature_groups % of_places != 0
     if whole or x.shape[1] * height * line <= MOST_ELEMENTS or prod(windows.counts(x)) == 0:
         return None
@@ -215,7 +215,7 @@ def _smooth(convolution: Convolution, operands: Operands) -> Array:
     def numbers(scheme: Scheme, x: Array, amax: Array | None) -> Array:
         values = x.astype(jnp.float32)
         fixed = lax.stop_gradient(x)
-        rounded = values if raw else dequantized(scheme, quantize(scheme, fixed, amax=amax))
+        rounded = values if raw else dequantized(scheme, quantize(scheme, fixed, amax=amax), x.shape[-1])
         return lax.stop_gradient(rounded) + (values - lax.stop_gradient(values))
 
     kernel = numbers(other, operands.kernel, None)

@@ -92,7 +92,7 @@ def _numbers(form: Form, operands: Operands) -> tuple[Array, Array]:
     recipe, keys = operands.recipe, product_keys(operands.key)
     if form.kind == "batch":
         a, b = (
-            jax.vmap(lambda x, own, key, scheme=scheme: dequantized(scheme, quantize(scheme, x, key=key, amax=own)))(
+            jax.vmap(lambda x, own, key, scheme=scheme: dequantized(scheme, quantize(scheme, x, key=key, amax=own), x.shape[-1]))(
                 x, amax_of_batch(form, scheme, x, operands.groups), keys_for(key, x.shape[0])
             )
             for scheme, x, key in zip(recipe.schemes, (operands.a, operands.b), keys[:2], strict=True)
@@ -108,7 +108,7 @@ def _numbers(form: Form, operands: Operands) -> tuple[Array, Array]:
     (scheme, x, key), (other_scheme, other, other_key) = sides_of(form, operands)
     tiles = row_tiles(form, scheme, operands.groups)
     ragged = _numbers_in_tiles(scheme, x, tiles, amax_of_rows(form, scheme, x, tiles), key, 0)
-    quantized = jax.vmap(lambda y, key: dequantized(other_scheme, quantize(other_scheme, y, key=key)))
+    quantized = jax.vmap(lambda y, key: dequantized(other_scheme, quantize(other_scheme, y, key=key), y.shape[-1]))
     whole = quantized(other, keys_for(other_key, form.count))
     return (ragged, whole) if form.kind == "rows" else (whole, ragged)
 
@@ -120,7 +120,9 @@ def _numbers_in_tiles(scheme: Scheme, x: Array, tiles: Tiles, amax: Array, key: 
 
     def place(x: Array, tiles: Tiles, keys: Any, amax: Array) -> Array:
         values = lax.map(
-            lambda part: dequantized(scheme, quantize(scheme, part[0], key=part[2], amax=amax[part[1]] if spans else None)),
+            lambda part: dequantized(
+                scheme, quantize(scheme, part[0], key=part[2], amax=amax[part[1]] if spans else None), part[0].shape[-1]
+            ),
             (tiles.gathered(x, axis), tiles.group, keys),
         )
         return tiles.scattered(values, axis)

@@ -84,7 +84,7 @@ def keys_for(key: PRNGKey | None, *shape: int) -> Any:
 
 def row_tiles(form: Form, scheme: Scheme, groups: Array) -> Tiles:
     """Of rows, of every place."""
-    size = tile_size(groups.shape[-1], form.count, scheme.group_sizes.rows or 1, MOST_ROWS)
+    size = tile_size(groups.shape[-1], form.count, scheme.rows_together, MOST_ROWS)
     return jax.vmap(jax.vmap(lambda own: in_tiles(own, form.count, size)))(groups)
 
 
@@ -198,7 +198,7 @@ def _final_scales(recipe: Recipe, amax: tuple[Array, Array]) -> list[tuple[bool,
 
 def depth_tiles(form: Form, recipe: Recipe, groups: Array) -> Tiles:
     """Of elements along K, whole blocks and stretches, of every place of the batch."""
-    depths = [scheme.group_sizes.depth or 1 for scheme in recipe.schemes]
+    depths = [scheme.depth_together for scheme in recipe.schemes]
     size = tile_size(groups.shape[-1], form.count, lcm(stretch_length(recipe), *depths), MOST_DEPTH)
     return jax.vmap(lambda own: in_tiles(own, form.count, size))(groups)
 
@@ -224,6 +224,8 @@ def _stretches(recipe: Recipe, a: Quantized, b: Quantized, inside: Array) -> Fac
     Places behind a group's last member are filled as `shapes.fill` fills K.
     """
     signature, size = signature_of(recipe.op), inside.shape[0]
+    if (transform := recipe.schemes[0].transform) is not None:  # its last group is mixed with the zeros that fill it
+        inside = jnp.repeat(jnp.any(inside.reshape(-1, transform.size), axis=-1), transform.size)
     length = stretch_length(recipe) if recipe.promote is not None or recipe.split_k > 1 else size
     minus_zero = np.array(1 << (signature.a.bits - 1), signature.a.dtype)
     x, y = jnp.where(inside, a.codes, minus_zero), jnp.where(inside, b.codes, 0)

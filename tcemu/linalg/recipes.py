@@ -25,11 +25,14 @@ from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.isa.targets import TARGETS, named_target
 from tcemu.linalg.accumulation import REDUCTIONS
-from tcemu.linalg.recipe_rows import RECIPES, ROWS, UNSCALED
+from tcemu.linalg.recipe_rows import RECIPES, ROWS, UNSCALED, split_accumulator
+from tcemu.operations.operands import signature_of
+from tcemu.quantize.hadamard import Transform
 from tcemu.quantize.operands import Quantizer, Scheme, is_count
 
 BACKWARD = ("exact", "straight_through")
 OUT = {str(fmt): fmt for fmt in (F32, F16, BF16)}
+HADAMARD_BY = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 
 
 @jax.tree_util.register_pytree_node_class
@@ -84,6 +87,13 @@ class Recipe:
         applied(op, self.target, self.model, unit=self.unit)
         for name, quantizer, other in (("a", self.a, "column"), ("b", self.b, "row")):
             self._check_operand(name, quantizer, other)
+        if self.a.hadamard != self.b.hadamard:
+            raise ValueError(
+                f"a.hadamard={self.a.hadamard}, b.hadamard={self.b.hadamard}: a transform cancels in the product only where both operands "
+                "have the same; give both the same signs, or neither any"
+            )
+        if self.a.hadamard is not None:
+            applied(HADAMARD_BY, self.target, unit=self.unit)  # raises where the target has no bf16 instruction
         if self.reduction not in REDUCTIONS:
             raise ValueError(f"reduction={self.reduction!r}: wanted one of {', '.join(REDUCTIONS)}")
         object.__setattr__(self, "out", OUT.get(self.out, self.out) if isinstance(self.out, str) else self.out)
@@ -198,8 +208,15 @@ class Recipe:
         """How A and B are quantised, with what the instruction fixes."""
         op = self.op
         assert op.a is not None and op.b is not None
-        unit = {"scale_format": op.stype, "unit_block": self.unit_block}
+        unit = {"scale_format": op.stype, "unit_block": self.unit_block, "transform": self._transform()}
         return Scheme(op.a, self.a, **unit), Scheme(op.b, self.b, **unit)
+
+    def _transform(self) -> Transform | None:
+        """The Hadamard transform of the operands, by the bf16 instruction of the target, or of its unit."""
+        if self.a.hadamard is None:
+            return None
+        used = applied(HADAMARD_BY, self.target, unit=self.unit)
+        return Transform(self.a.hadamard, used.model, signature_of(used.op))
 
     @property
     def stochastic(self) -> bool:
@@ -345,6 +362,7 @@ def _of_row(name: str, target: str, changes: dict[str, Any]) -> Recipe:
         op = wgmma if target == "sm_90a" else f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
     values: dict[str, Any] = {
         "op": op, "target": target, "unit": "tcgen05" if target in targets_of("tcgen05") else None,
-        "a": row.quantizer_a, "b": row.quantizer_b, "promote": row.promote, "name": name, "source": row.source,
+        "a": row.quantizer_a, "b": row.quantizer_b, "promote": split_accumulator(target) if row.split else row.promote,
+        "name": name, "source": row.source,
     }  # fmt: skip
     return Recipe(**values | changes)

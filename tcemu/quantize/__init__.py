@@ -5,5 +5,6 @@ from tcemu.quantize.blocks import BlockFormat as BlockFormat
 from tcemu.quantize.blocks import BlockQuantized as BlockQuantized
 from tcemu.quantize.blocks import block_dequantize as block_dequantize
 from tcemu.quantize.blocks import block_quantize as block_quantize
+from tcemu.quantize.hadamard import SIGNS_16 as SIGNS_16
 from tcemu.quantize.operands import Quantizer as Quantizer
 from tcemu.quantize.scale_rules import RULES as RULES

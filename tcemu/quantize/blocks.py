@@ -43,7 +43,7 @@ from tcemu.formats import (
     decode_limbs,
     encode,
 )
-from tcemu.quantize.groups import in_groups, out_of_groups
+from tcemu.quantize.groups import in_groups, out_of_groups, repeated
 from tcemu.quantize.scale_rules import RULES, Rule
 
 
@@ -141,6 +141,7 @@ def block_quantize(
     rounding: str = "RN",
     key: PRNGKey | None = None,
     amax: ArrayLike | None = None,
+    rows: int = 1,
 ) -> BlockQuantized:
     """x in blocks along `axis`: element codes, scale codes and, for NVFP4, the tensor's scale.
 
@@ -152,6 +153,8 @@ def block_quantize(
     kind, rule, axis and rounding are static under jit.
     amax: only with NVFP4: the largest magnitude of the tensor, where x is a part of it or it was calibrated. Without it, x is one tensor.
     Its axes are leading axes of x; each place along them is a tensor of its own.
+    rows: so many neighbours along the other of x's last two axes share their scales, from the first on: 16 for the 16 x 16 blocks of
+    NVFP4's weights (arXiv 2509.25149). `scales` has the scale of each of them; a block is then all that share one.
 
     Elements beyond the largest finite one saturate, and -0 stays -0, as in PTX cvt.satfinite. An element is x / scale rounded once; in
     NVFP4 x / scale is the rule's own f32 value, which is then rounded to e2m1.
@@ -159,7 +162,7 @@ def block_quantize(
     Inf or NaN anywhere in a block makes its scale NaN and so, by OCP MX 1.0, 5.1, all of its values, as in microxcaling and torchao. In
     NVFP4 such a block does not count for the tensor's largest magnitude. If that is so small that the tensor's scale is 0, "modelopt" and
     "torchao" divide by 0, as their code does: blocks of zeros then have NaN for a scale.
-    Raises ValueError for another kind, rule, rounding, axis, or shape of amax, TypeError for arrays that hold no floats.
+    Raises ValueError for another kind, rule, rounding, axis, rows, or shape of amax, TypeError for arrays that hold no floats.
     """
     fmt = _block_format(kind, rule)
     source, codes = _floats("x", x)
@@ -173,10 +176,12 @@ def block_quantize(
     if rounding == "SR" and key is None:
         raise ValueError('rounding="SR" needs random bits: give key= (a jax.random key)')
     axis = int(axis) % ndim - ndim
+    if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1 or (rows > 1 and (ndim == 1 or axis < -2)):
+        raise ValueError(f"rows: got {rows!r} with axis={axis} of {ndim} axes; wanted 1, or more where axis is one of the last two")
     tensors = None if amax is None else _tensors(fmt, amax, codes.shape[: ndim + axis])
     rule_row = RULES[fmt.rule]
     scaling = rule_row.two_level
-    blocking = _Blocking(source, F32 if rule_row.in_f32 or source != F64 else F64, fmt.block, axis)
+    blocking = _Blocking(source, F32 if rule_row.in_f32 or source != F64 else F64, fmt.block, axis, int(rows))
     largest, tensor = _largest(blocking, scaling and scaling.tensor, codes, *(tensors or (None, None)))
     scales, scalers = _scales(rule_row, fmt.element, blocking.arithmetic, largest, tensor)
     key = key if rounding == "SR" else None
@@ -248,6 +253,7 @@ class _Blocking(NamedTuple):
     arithmetic: Format  # F32 or F64: its numbers are converted to it first
     block: int
     axis: int
+    rows: int  # that share a scale, along the other of the last two axes
 
     def limbs(self, codes: Array) -> Limbs:
         """The codes in the format of the arithmetic."""
@@ -277,8 +283,13 @@ def _largest(
 
 @compiled_once(0)
 def _of_blocks(blocking: _Blocking, limbs: Limbs) -> Limbs:
-    """The largest magnitude of each block."""
-    return _greatest(tuple(map(blocking.in_blocks, (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))))
+    """The largest magnitude of each block, of those that share a scale."""
+    largest = _greatest(tuple(map(blocking.in_blocks, (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))))
+    if blocking.rows == 1:
+        return largest
+    count = largest[0].shape[-2]
+    together = _greatest(tuple(in_groups(limb, blocking.rows, -2) for limb in largest))
+    return tuple(repeated(jnp.swapaxes(limb, -1, -2), blocking.rows, count, -2) for limb in together)
 
 
 @partial(jax.jit, static_argnames=("rule", "element", "arithmetic"))

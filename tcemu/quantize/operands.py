@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from tcemu.arithmetic.quotient import divide
 from tcemu.formats import F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
 from tcemu.quantize.blocks import BlockFormat, block_quantize
 from tcemu.quantize.groups import GroupSizes, in_groups, spread
+from tcemu.quantize.hadamard import SIZES, Transform
 from tcemu.quantize.scale_rules import RULES, largest_value
 
 SCALINGS = ("none", "tensor", "row", "column", "block")
@@ -45,6 +47,11 @@ class Quantizer:
         "transformer_engine" for ue4m3, whose tensor scale multiplies the result.
     rounding: of the elements, "RN", "RZ", "RM", "RP", or "SR", stochastic, which needs a key where the product is computed.
     saturate: elements out of range become the largest finite value, not Inf or NaN; those of the instruction's own blocks always do.
+    rows: of blocks that go into the instruction: so many rows of A (columns of B) share each scale, as 16 in the 16 x 16 blocks of NVFP4's
+        weights. The instruction gets it once for each of them.
+    hadamard: None, or n signs, 1 or -1, n a power of 4 up to 256: before all else every n elements along K, filled up with zeros, are
+        multiplied by diag(signs) H / sqrt(n), H the Hadamard matrix of Sylvester's construction, as a kernel does it: rounded to bf16,
+        by the target's bf16 instruction with f32 sums, rounded to bf16 again. A product wants it of both operands alike: there it cancels.
 
     An element is x / scale, in f32 and then in the format, each rounded once. Inf or NaN in a group makes its scale Inf or NaN, and its
     elements what the division by that gives. Raises ValueError for other words.
@@ -56,6 +63,8 @@ class Quantizer:
     rule: str | None = None
     rounding: str = "RN"
     saturate: bool = False
+    rows: int = 1
+    hadamard: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for field, wanted in (("scaling", SCALINGS), ("scale", SCALES), ("rule", (None, *RULES)), ("rounding", ROUNDINGS)):
@@ -76,6 +85,25 @@ class Quantizer:
             )
         if self.rule is not None and (self.scaling != "block" or self.block is not None):
             raise ValueError(f'Quantizer(rule={self.rule!r}): a rule is for the instruction\'s own blocks: scaling="block", block=None')
+        self._check_rows_and_signs()
+
+    def _check_rows_and_signs(self) -> None:
+        if isinstance(self.rows, np.integer):
+            object.__setattr__(self, "rows", int(self.rows))
+        if not is_count(self.rows) or (self.rows > 1 and not self.in_unit):
+            raise ValueError(
+                f"Quantizer(rows={self.rows!r}): wanted 1, or how many rows share a scale of the instruction's own blocks: "
+                'scaling="block", block=None'
+            )
+        if self.hadamard is None:
+            return
+        signs = tuple(np.ravel(self.hadamard).tolist()) if isinstance(self.hadamard, tuple | list | np.ndarray) else ()
+        if len(signs) not in SIZES or any(isinstance(sign, bool) or sign not in (1, -1) for sign in signs):
+            raise ValueError(
+                f"Quantizer(hadamard={self.hadamard!r}): wanted None, or {', '.join(map(str, SIZES))} signs, each 1 or -1, "
+                "as tcemu.quantize.SIGNS_16; the root of their number is a power of two, so that dividing by it loses nothing"
+            )
+        object.__setattr__(self, "hadamard", tuple(int(sign) for sign in signs))
 
     def __str__(self) -> str:
         per = {
@@ -88,6 +116,8 @@ class Quantizer:
         words += [f"by {self.rule!r}"] if self.rule else []
         words += [self.rounding] if self.rounding != "RN" else []
         words += [] if self.saturate or self.in_unit else ["not saturated"]
+        words += [f"{self.rows} rows share a scale"] if self.rows > 1 else []
+        words += [f"after a Hadamard transform of {len(self.hadamard)}"] if self.hadamard else []
         return ", ".join(words)
 
     @property
@@ -104,6 +134,17 @@ class Scheme:
     quantizer: Quantizer
     scale_format: Format | None = None  # of the scales of the instruction's blocks, and
     unit_block: int = 0  # how many elements along K share one; None and 0 if it has none
+    transform: Transform | None = None  # what the quantiser's signs mean on the target
+
+    @property
+    def rows_together(self) -> int:
+        """Neighbouring rows whose scales depend on each other, of which a part must have all."""
+        return self.quantizer.rows if self.quantizer.in_unit else self.group_sizes.rows or 1
+
+    @property
+    def depth_together(self) -> int:
+        """Neighbours along K that depend on each other in the same way."""
+        return lcm(self.group_sizes.depth or 1, self.transform.size if self.transform else 1)
 
     @property
     def group_sizes(self) -> GroupSizes:
@@ -137,11 +178,16 @@ class Scheme:
     @property
     def rounds_once(self) -> bool:
         """Elements are rounded from the operand itself, or its quotients by powers of two, and not from quotients in f32."""
+        if self.transform is not None:
+            return True
         return self.quantizer.scaling == "none" or (self.quantizer.in_unit and not RULES[self.rule].in_f32)
 
 
 class Quantized(NamedTuple):
-    """An operand [..., R, K], R the rows of A or the columns of B, in an instruction's format."""
+    """An operand [..., R, K], R the rows of A or the columns of B, in an instruction's format.
+
+    Of one that was transformed, K is filled up to whole groups of the transform.
+    """
 
     codes: Array  # [..., R, K]
     unit_scales: Array | None = None  # codes of the instruction's scale format, [..., R, blocks along K]
@@ -165,6 +211,7 @@ def quantize(
     then found over all of it. amax: where x is a part, what `largest` gives for the whole, the greatest of what it gives for the parts.
     """
     quantizer = scheme.quantizer
+    x = x if scheme.transform is None else scheme.transform.of(x)
     key = key if quantizer.rounding == "SR" else None
     source, codes = array_codes(x)
     if quantizer.scaling == "none":
@@ -195,9 +242,9 @@ def largest(scheme: Scheme, x: Array) -> Array:
     """
     if not scheme.spans_depth:
         return jnp.zeros((), jnp.uint32)
-    magnitudes = _magnitudes(*array_codes(x))
+    magnitudes = _magnitudes(*array_codes(x if scheme.transform is None else scheme.transform.of(x)))
     if scheme.is_two_level:
-        of_blocks = _largest_of_groups(magnitudes, scheme.unit_block, -1)
+        of_blocks = _largest_of_groups(_largest_of_groups(magnitudes, scheme.unit_block, -1), scheme.quantizer.rows, -2)
         return jnp.max(jnp.where(of_blocks < F32.infinity, of_blocks, 0), initial=0)
     return jnp.max(magnitudes, initial=0) if scheme.spans_rows else jnp.max(magnitudes, axis=-1, keepdims=True, initial=0)
 
@@ -214,14 +261,15 @@ def scale_of_largest(scheme: Scheme, amax: Array) -> Array:
     return jnp.where(amax == 0, ONE, scale)
 
 
-def dequantized(scheme: Scheme, q: Quantized) -> Array:
-    """The numbers that an operand stands for, in plain float32: for derivatives, not for results."""
+def dequantized(scheme: Scheme, q: Quantized, depth: int) -> Array:
+    """The numbers that an operand [..., R, depth] stands for, in plain float32: for derivatives, not for results. A transform is undone."""
     values = to_float(F32, convert(scheme.format, F32, q.codes))
     if q.unit_scales is not None and scheme.scale_format is not None:
         values = values * spread(to_float(scheme.scale_format, q.unit_scales), values.shape, scheme.group_sizes)
     if q.scales is not None:
         values = values * spread(to_float(F32, q.scales), values.shape, scheme.group_sizes)
-    return values if q.tensor_scale is None else values * to_float(F32, q.tensor_scale)
+    values = values if q.tensor_scale is None else values * to_float(F32, q.tensor_scale)
+    return values if scheme.transform is None else scheme.transform.undone(values, depth)
 
 
 def exact_factors(scheme: Scheme, q: Quantized) -> list[Array]:
@@ -251,7 +299,8 @@ def _in_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: st
     if axis_name is not None and block.two_level:
         amax = lax.pmax(_magnitudes(*array_codes(x)).max(initial=0), axis_name)
     of_tensor = None if amax is None or not block.two_level else to_float(F32, amax)
-    q = block_quantize(x, block, rounding=scheme.quantizer.rounding, key=key, amax=of_tensor)
+    quantizer = scheme.quantizer
+    q = block_quantize(x, block, rounding=quantizer.rounding, key=key, amax=of_tensor, rows=quantizer.rows)
     tensor_scale = None if q.tensor_scale is None else lax.bitcast_convert_type(q.tensor_scale, jnp.uint32)
     return Quantized(codes=q.codes, unit_scales=q.scales, tensor_scale=tensor_scale)
 

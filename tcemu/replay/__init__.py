@@ -2,7 +2,7 @@
 
 `fingerprint` asks a black box and returns a `tcemu.KernelRecipe`, or says why there is none; `tcemu.matmul` computes by it. `dumps` and
 `loads` write and read recipes as JSON. `parting` says where two recipes part.
-`recipe` has the recipes that were measured on a GPU, `profiles` says which those are.
+`recipe` has the recipes that were measured on a GPU, `profiles` says which those are; `policy` has `tcemu.emulate` take them by shape.
 """
 
 from tcemu.linalg.kernel_json import dumps as dumps
@@ -18,6 +18,7 @@ from tcemu.replay.findings import Fingerprint as Fingerprint
 from tcemu.replay.fingerprint import fingerprint as fingerprint
 from tcemu.replay.parting import Parting as Parting
 from tcemu.replay.parting import parting as parting
+from tcemu.replay.policy import policy as policy
 from tcemu.replay.profiles import Profile as Profile
 from tcemu.replay.profiles import profiles as profiles
 from tcemu.replay.profiles import recipe as recipe

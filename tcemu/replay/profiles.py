@@ -75,6 +75,11 @@ def recipe(library: str, m: int, n: int, k: int, *, version: str | None = None, 
 
 def recipe_of(known: tuple[Profile, ...], library: str, shape: Shape, version: str | None, gpu: str | None) -> KernelRecipe:
     """`recipe`, from these profiles."""
+    return measured(profile_of(known, library, version, gpu), shape)
+
+
+def profile_of(known: tuple[Profile, ...], library: str, version: str | None, gpu: str | None) -> Profile:
+    """The one of these profiles that is meant. Raises as `recipe`."""
     own = [p for p in known if p.library == library and (version or "") in p.version and (gpu or "") in p.gpu]
     asked = " ".join(filter(None, (library, version, gpu)))
     if not own:
@@ -82,15 +87,19 @@ def recipe_of(known: tuple[Profile, ...], library: str, shape: Shape, version: s
         raise NotModelled(f"no profile of {asked}; there are {there}. tcemu.replay.fingerprint measures a library that is here")
     if len(own) > 1:
         raise ValueError(f"{asked} means {' and '.join(f'{p.version} on {p.gpu}' for p in own)}; give version= or gpu=")
-    (profile,) = own
-    if shape not in profile.shapes:
-        near = sorted(profile.shapes, key=lambda other: _apart(other, shape))[:3]
-        raise NotModelled(
-            f"{asked}: {' x '.join(map(str, shape))} was not measured on {profile.gpu} ({len(profile.shapes)} shapes were; near it "
-            f"{', '.join(' x '.join(map(str, s)) for s in near)}), and a library may take another kernel for each shape. "
-            "tcemu.replay.fingerprint measures it where that GPU is"
-        )
-    return profile.recipe(shape)
+    return own[0]
+
+
+def measured(profile: Profile, shape: Shape) -> KernelRecipe:
+    """The recipe of a shape, from this profile. Raises NotModelled for one that was not measured."""
+    if shape in profile.shapes:
+        return profile.recipe(shape)
+    near = sorted(profile.shapes, key=lambda other: _apart(other, shape))[:3]
+    raise NotModelled(
+        f"{profile.library}: {' x '.join(map(str, shape))} was not measured on {profile.gpu} ({len(profile.shapes)} shapes were; near it "
+        f"{', '.join(' x '.join(map(str, s)) for s in near)}), and a library may take another kernel for each shape. "
+        "tcemu.replay.fingerprint measures it where that GPU is"
+    )
 
 
 def _apart(one: Shape, other: Shape) -> int:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from tcemu.arithmetic.model import LIMITS, MODES, ROUNDED, Model
+from tcemu.formats import F32
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
 from tcemu.linalg.recipes import Recipe, as_recipe, recipe
+from tcemu.quantize.operands import Quantizer
 
 TRACED = (*LIMITS, "promote")  # what a recipe takes as an array
 OF_MODEL = tuple(field.name for field in fields(Model))
@@ -25,10 +27,10 @@ TARGET = "sm_90a"
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a grid: the value of each axis as it was given, and those of them that are the user's own."""
+    """One point of a grid: the number of each axis's value, and the values as they were given."""
 
+    place: tuple[int, ...]
     values: dict[str, Any]
-    own: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Group:
     """Points that one compiled program computes.
 
     base: the recipe that they share, without what is swept. known: fields that they share; traced: for each field that the program takes,
-    a value for each point, int32.
+    a value for each point, int32. own: the values of the user's own axes.
     """
 
     base: Recipe
@@ -75,27 +77,37 @@ def check_axes(axes: Mapping[str, Any], takes: frozenset[str], own: frozenset[st
             raise TypeError(f"over: {name!r} is neither one of {known}, nor a parameter of operands")
 
 
+def check_reach(base: Recipe, takes: frozenset[str]) -> None:
+    """Raises TypeError where a function that takes no recipe would not do what this one does besides an instruction's sums."""
+    plain = base.a == base.b == Quantizer() and base.promote is None and base.split_k == 1 and base.out in (F32, base.op.d)
+    if "recipe" not in takes and not plain:
+        raise TypeError(
+            f"recipe: {base.name or base.op} scales operands, promotes sums or rounds results, and fn does not take recipe=; give fn the "
+            "recipe, or an axis 'op'"
+        )
+
+
 def groups(axes: Mapping[str, tuple[Any, ...]], given: Recipe | str | None) -> Iterator[Group]:
     """The points in the order of the grid, those together that one program computes.
 
     Raises as `Recipe` and `recipe`, for the first point that cannot be.
     """
     several = {name for name, values in axes.items() if name in TRACED and len(set(values) - {None}) > 1}
-    collected: dict[tuple, list[dict[str, Any]]] = {}
-    for values in product(*axes.values()):
-        point = dict(zip(axes, values, strict=True))
-        fixed = tuple((name, None if name in several and value is not None else (value,)) for name, value in point.items())
-        collected.setdefault(fixed, []).append(point)
-    for fixed, points in collected.items():
-        static = {name: value[0] for name, value in fixed if value is not None}
+    collected: dict[tuple, list[Point]] = {}
+    for place in product(*(range(len(values)) for values in axes.values())):
+        point = Point(place, {name: values[i] for i, (name, values) in zip(place, axes.items(), strict=True)})
+        swept = tuple(name for name in axes if name in several and point.values[name] is not None)
+        fixed = tuple(i for i, name in zip(place, axes, strict=True) if name not in swept)
+        collected.setdefault((swept, fixed), []).append(point)
+    for (swept, _), points in collected.items():
+        static = {name: value for name, value in points[0].values.items() if name not in swept}
         base = _base(static, given)
         known = {name: value for name, value in static.items() if name in (*OF_MODEL, "promote")}
-        swept = [name for name, value in fixed if value is None]
         for point in points:
-            base.what_if(**known, **{name: point[name] for name in swept})  # says now what cannot be, and not by NaN
-        traced = {name: np.array([_number(name, point[name]) for point in points], np.int32) for name in swept}
+            base.what_if(**known, **{name: point.values[name] for name in swept})  # says now what cannot be, and not by NaN
+        traced = {name: np.array([_number(name, point.values[name]) for point in points], np.int32) for name in swept}
         own = {name: value for name, value in static.items() if name not in (*CHOSEN, *OF_MODEL, "promote", *OF_RECIPE)}
-        yield Group(base, known, traced, own, tuple(Point(point, own) for point in points))
+        yield Group(base, known, traced, own, tuple(points))
 
 
 def _number(name: str, value: Any) -> int:

@@ -8,12 +8,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
+from jax.core import Tracer
+from jax.experimental.checkify import debug_check
 from jax.typing import ArrayLike
 
 from tcemu.architectures.lookup import applied
-from tcemu.arithmetic.model import Model, Signature
+from tcemu.arithmetic.model import LIMITS, Model, Signature
 from tcemu.errors import Unsupported
 from tcemu.formats import F16, F32, Format, cuts, round_to
 from tcemu.isa.catalog import check
@@ -37,16 +40,19 @@ def expected_error(
 ) -> Error:
     """The error that the sums of `gemm` make, with a real number of fraction bits: what the products of the rounded operands lose.
 
-    a: float32 [..., M, K]; b: float32 [..., K, N]; leading axes are batch axes and broadcast. fraction_bits: a float, traced or not, in
-    which the result is differentiable; it takes the place of the model's; or floats that broadcast with the batch axes. op, target, model:
-    as in `gemm`; models that align all products of a step and chain their steps.
+    a: float32 [..., M, K]; b: float32 [..., K, N]; leading axes are batch axes and broadcast. op, target, model: as in `gemm`; models that
+    align all products of a step and chain their steps.
+    fraction_bits: a float from 1 to 40, traced or not, in which the result is differentiable; it takes the place of the model's; or floats
+    that broadcast with the batch axes. A traced one below 1 counts as 1, above 40 as 40, and the derivative there is 0; NaN gives NaN. In
+    `tcemu.checked` functions these raise UndefinedBehaviour.
 
     The surrogate: a step cuts what lies below u = 2^(E - fraction_bits), E its largest exponent. A term of magnitude t loses t mod u,
     toward zero; here its expectation over magnitudes from t / sqrt(2) to t * sqrt(2), so that it is smooth in u: t for t far below u, u / 2
     far above, less what the term's own last bit g spares: nothing is lost once u <= g. The running value is cut in the same way, and
     rounding a step's sum to the result loses half an ulp toward zero (RZ) or, on average, nothing (RN).
-    Means and variances of all these add up.
-    Raises Unsupported for a model of another form, ValueError for shapes that do not fit, and as `gemm`.
+    Means and variances of all these add up. All is f32: what is below 2^-126 is lost, of a variance what comes of errors below 2^-63.
+    Raises Unsupported for a model of another form, ValueError for shapes that do not fit and for known fraction_bits out of range, and as
+    `gemm`.
     """
     op = check(op, target)
     used = applied(op, target, model).model
@@ -68,7 +74,23 @@ def expected_error(
         rounding=rounding,
     )
     of_batches = jnp.vectorize(partial(_error, step), signature="(m,k),(k,n),(),()->(m,n),(m,n)")
-    return Error(*of_batches(x, y, jnp.float32(used.floor), jnp.asarray(fraction_bits, jnp.float32)))
+    return Error(*of_batches(x, y, jnp.float32(used.floor), _within_limits(fraction_bits)))
+
+
+def _within_limits(fraction_bits: ArrayLike) -> Array:
+    """float32, cut to the limits of a model's fraction_bits where it is traced; NaN stays."""
+    least, greatest = LIMITS["fraction_bits"]
+    if not isinstance(fraction_bits, Tracer):
+        known = np.asarray(fraction_bits, np.float64)
+        if not ((known >= least) & (known <= greatest)).all():
+            raise ValueError(f"fraction_bits={fraction_bits!r}: wanted real numbers from {least} to {greatest}, the limits of tcemu.Model")
+        return jnp.asarray(known, jnp.float32)
+    given = fraction_bits.astype(jnp.float32)
+    low, high = given < least, given > greatest
+    debug_check(
+        ~jnp.any(low | high | jnp.isnan(given)), f"traced fraction_bits are not from {least} to {greatest}, the limits of tcemu.Model"
+    )
+    return jnp.where(low, least, jnp.where(high, greatest, given))
 
 
 def _rounded(signature: Signature, a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
@@ -97,7 +119,11 @@ def surrogate(
     x, y = _rounded(signature_of(check(op, target)), a, b)
     error = expected_error(lax.stop_gradient(x), lax.stop_gradient(y), fraction_bits, op=op, target=target, model=model)
     product = jnp.matmul(x, y, precision=lax.Precision.HIGHEST) + error.mean
-    return product if key is None else product + jnp.sqrt(error.variance + 1e-38) * jax.random.normal(key, product.shape)
+    if key is None:
+        return product
+    some = error.variance > 0  # the root has no derivative at 0
+    deviation = jnp.where(some, jnp.sqrt(jnp.where(some, error.variance, 1)), 0)
+    return product + deviation * jax.random.normal(key, product.shape)
 
 
 class Step(NamedTuple):
@@ -108,6 +134,13 @@ class Step(NamedTuple):
     terms: int
     result_bits: int  # fraction bits of its result
     rounding: str
+
+
+class Units(NamedTuple):
+    """The unit below which a step cuts, as a quotient: itself it may be below what an f32 holds, and then nothing can be divided by it."""
+
+    top: Array  # 2^E, [M, N]
+    in_top: Array  # 2^fraction_bits, so many units in 2^E
 
 
 class Running(NamedTuple):
@@ -144,12 +177,15 @@ def _after_step(step: Step, running: Running, a: Array, b: Array, i: Array, j: A
     products, exponent = a[:, :, None] * b[:, None, :], i[:, :, None] + j[:, None, :]
     largest = jnp.maximum(jnp.max(jnp.where(products == 0, -1e4, exponent), axis=0), floor)
     largest = jnp.maximum(largest, jnp.where(running.total == 0, -1e4, _exponent(running.total, -126)))
-    unit = jnp.exp2(largest - fraction_bits)
+    largest = jnp.maximum(largest, -120)  # its power of two stays a normal f32, also where exp2 is rounded
+    units = Units(top=jnp.exp2(largest), in_top=jnp.exp2(fraction_bits))
+    unit = units.top / units.in_top
     last_bits = jnp.exp2(exponent - (step.a.mantissa_bits + step.b.mantissa_bits))
     terms = jnp.concatenate([products, running.total[None]])
-    lost, spread = _cut(terms, jnp.concatenate([last_bits, running.last_bit[None]]), unit)
+    lost, spread = _cut(terms, jnp.concatenate([last_bits, running.last_bit[None]]), units)
     total = running.total + jnp.sum(products, axis=0)
-    last_bit = jnp.maximum(unit, lax.stop_gradient(jnp.exp2(_exponent(total, -126) - step.result_bits)))
+    of_result = jnp.where(total == 0, 0, jnp.exp2(_exponent(total, -126) - step.result_bits))  # a sum of 0 rounds nothing
+    last_bit = jnp.maximum(unit, lax.stop_gradient(of_result))
     return Running(
         total=total,
         last_bit=last_bit,
@@ -163,11 +199,12 @@ def _exponent(x: Array, least: int) -> Array:
     return lax.stop_gradient(jnp.maximum(jnp.frexp(x)[1] - 1, least).astype(jnp.float32))
 
 
-def _cut(terms: Array, last_bit: Array, unit: Array) -> tuple[Array, Array]:
-    """The expectation, with the term's sign, and the variance of what is cut of each term below `unit`."""
-    size = jnp.abs(terms) / unit
-    first, second = _of_an_octave(size)
-    fine = jnp.minimum(last_bit / unit, 1)  # what is cut is a multiple of the term's last bit
+def _cut(terms: Array, last_bit: Array, units: Units) -> tuple[Array, Array]:
+    """The expectation, with the term's sign, and the variance of what is cut of each term below the unit."""
+    in_units = lambda x: x / units.top * units.in_top  # noqa: E731
+    first, second = _of_an_octave(in_units(jnp.abs(terms)))
+    fine = jnp.minimum(in_units(last_bit), 1)  # what is cut is a multiple of the term's last bit
+    unit = units.top / units.in_top
     mean, square = first * (1 - fine), second * (1 - fine) * (1 - fine / 2)
     return jnp.sign(terms) * unit * mean, unit**2 * jnp.maximum(square - mean**2, 0)
 

@@ -25,7 +25,7 @@ from tcemu.plots import dots, lines
 from tcemu.quantize.operands import exact_factors, exact_values, quantize
 from tcemu.results import Result, Table
 from tcemu.study.accuracy import Reference
-from tcemu.study.grid import GIVEN, Group, axes_of, check_axes, groups, label, parameters
+from tcemu.study.grid import GIVEN, Group, axes_of, check_axes, check_reach, groups, label, parameters
 from tcemu.study.measures import USUAL, Measure, checked, measured
 from tcemu.text import columns
 
@@ -69,7 +69,7 @@ def sweep(
     """
     axes, named = axes_of(over), checked(measures)
     takes, drawn = parameters(fn), parameters(operands) if callable(operands) else frozenset()
-    check_axes(axes, takes & frozenset(GIVEN), (drawn | takes) - frozenset(GIVEN))
+    check_axes(axes, takes & frozenset(GIVEN), (drawn | takes) - frozenset((*GIVEN, "seed")))
     if recipe is None and not {"recipe", "op"} & axes.keys():
         raise TypeError("recipe: give the recipe that the axes change, or an axis 'recipe' or 'op'")
     if not (exact in ("quantized", "given") or callable(exact)):
@@ -80,6 +80,7 @@ def sweep(
     rows: dict[tuple, tuple[Any, ...]] = {}
     programs: dict[Any, Callable] = {}
     for group in groups(axes, recipe):
+        check_reach(group.base, takes)
         program = _program(programs, fn, takes, group, exact == "quantized")
         for seed in chosen:
             given = _operands(operands, drawn, seed, group.own)
@@ -90,7 +91,7 @@ def sweep(
                     raise ValueError(f"fn gave {list(value.shape)}, and the exact result is {list(truth.shape)}; give exact= a function")
                 found, lost = measured(named, ARRAY_FORMATS[value.dtype], value.astype(np.float64), truth)
                 labels = tuple(label(one) for one in point.values.values())
-                rows[tuple(axes[name].index(one) for name, one in point.values.items()), seed] = (*labels, seed, *found.values(), lost)
+                rows[point.place, seed] = (*labels, seed, *found.values(), lost)
     ordered = tuple(row for _, row in sorted(rows.items(), key=lambda pair: pair[0]))
     return Sweep({name: tuple(map(label, values)) for name, values in axes.items()}, tuple(named), chosen, ordered, len(programs))
 
