@@ -103,7 +103,7 @@ class Loop:
             p, of_v = p.astype(self.dtype).astype(F32), one(scales[2], vj)
             if number == 0:
                 unit = of_v
-            change = decay if flash.promote is not None else decay * (unit / of_v)
+            change = decay * (unit / of_v)
             unit = of_v
             vj = self.rounded(vj, of_v)
             anew = flash.promote is not None and number % (flash.promote // step) == 0
@@ -144,7 +144,8 @@ CASES = {  # name -> fp8, the value, what is masked
     "fp8, one scale": (True, Flash(block_k=32), None),
     "fp8, a scale a block": (True, Flash(16, 32, p_scale=256, scales="block"), "mask"),
     "fp8, two levels": (True, Flash(16, 32, scales="head", promote=64), "bias"),
-    "fp8, two levels, a scale a block": (True, Flash(16, 32, scales="block", promote=32), "window"),
+    "fp8, two levels, a scale a block": (True, Flash(16, 32, scales="block", promote=64), "window"),
+    "fp8, each block apart": (True, Flash(16, 32, scales="block", promote=32), "window"),
     "fp8, P by 448": (True, Flash(8, 64, p_scale=448, promote=64), "lengths"),
 }
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.sampling import sampled
 
 import tcemu
 from tcemu import Flash
@@ -61,12 +60,25 @@ def power(x: np.ndarray) -> np.ndarray:
 # ---- the plain form
 
 
-@pytest.mark.parametrize("name", sampled(("bf16", "fp8", "mxfp8"), ()))
-def test_the_plain_form_is_two_products_and_a_softmax(name):
+WHOLE = {
+    "bf16": None,
+    "fp8": None,
+    "mxfp8": None,
+    "deepseek, a block": Flash(),
+    "mxfp8, a block": Flash(),
+    "mxfp8, a block apart": Flash(promote=128),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_plain_form_and_a_single_block_are_two_products_and_a_softmax(name):
+    """The plain form divides P by its sum before its cast, a block divides the result."""
+    flash, recipe = WHOLE[name], name.partition(",")[0]
     q, k, v = operands()
-    out = tcemu.attention(q, k, v, recipe=name, flash=None)
+    out = tcemu.attention(q, k, v, recipe=recipe, flash=flash)
     rows = q.reshape(2, 21, 2, 2, 16).transpose(0, 2, 3, 1, 4).reshape(2, 2, 42, 16)
-    scores = np.asarray(tcemu.matmul(rows, k.transpose(0, 2, 3, 1), recipe=name))
+    scores = np.asarray(tcemu.matmul(rows, k.transpose(0, 2, 3, 1), recipe=recipe))
     m, times = scores.max(-1, keepdims=True), F32(F32(1 / 4) * 1.4426950408889634)
     shift = (m.astype(np.float64) * -np.float64(times)).astype(F32)
     p = power((scores.astype(np.float64) * times + shift).astype(F32))  # 48 bits and 24 near them: float64 holds the sum
@@ -76,8 +88,9 @@ def test_the_plain_form_is_two_products_and_a_softmax(name):
         for one in range(2):
             lanes = lanes + padded[..., tile, :, one]
     pairs = lanes[..., :2] + lanes[..., 2:]
-    p = p * (F32(1) / (pairs[..., :1] + pairs[..., 1:]))
-    wanted = np.asarray(tcemu.matmul(p, v.transpose(0, 2, 1, 3), recipe=name)).reshape(2, 2, 2, 21, 16).transpose(0, 3, 1, 2, 4)
+    inverse = F32(1) / (pairs[..., :1] + pairs[..., 1:])
+    wanted = np.asarray(tcemu.matmul(p * inverse if flash is None else p, v.transpose(0, 2, 1, 3), recipe=recipe))
+    wanted = (wanted if flash is None else wanted * inverse).reshape(2, 2, 2, 21, 16).transpose(0, 3, 1, 2, 4)
     assert np.count_nonzero(np.asarray(out).view(np.uint32) != wanted.reshape(out.shape).view(np.uint32)) == 0
 
 
@@ -89,6 +102,22 @@ def masked() -> dict[str, object]:
     mask, bias = np.ones((1, 1, 21, 41), bool), np.random.default_rng(4).normal(size=(4, 1, 41)).astype(F32)
     mask[..., 3, :] = False
     return {"bias": bias, "mask": mask, "is_causal": True, "return_residual": True}
+
+
+@pytest.mark.full
+def test_stochastic_rounding_and_a_sweep_of_widths():
+    q, k, v = operands()
+    exact = smooth(q, k, v)[0]
+    stochastic = tcemu.Quantizer("tensor", rounding="SR", saturate=True)
+    recipe = tcemu.recipe("fp8", a=stochastic, b=stochastic)
+    one, again, other = (ATTENTION(q, k, v, recipe=recipe, random_key=jax.random.key(seed)) for seed in (0, 0, 1))
+    assert np.array_equal(one, again) and not np.array_equal(one, other)
+    widths = np.array([2, 6, 10, 14])
+    narrow = lambda bits: ATTENTION(q, k, v, recipe=tcemu.recipe("bf16").what_if(fraction_bits=bits, backward=False))  # noqa: E731
+    swept = jax.vmap(narrow)(widths)
+    assert np.array_equal(swept[1], narrow(6))
+    errors = [float(np.linalg.norm(one - exact)) for one in np.asarray(swept)]
+    assert errors[0] > 2 * errors[1] > 2 * errors[2] and errors == sorted(errors, reverse=True)
 
 
 @pytest.mark.full

@@ -1,7 +1,11 @@
 """With an NVIDIA GPU as JAX's device, the recorded words again, and the kernels against the walk; skipped where there is none."""
 
+import functools
+import time
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import replay
 from support import golden, kernel_cases, quantizer_cases, warp_cases
@@ -177,3 +181,31 @@ def test_quantisers_round_as_the_portable_way(case):
         wanted = jax.jit(lambda x, scales: quantizer_cases.portable(case, x, scales))(x, scales)
         wrong = int((got != wanted).sum())
     assert wrong == 0, f"{wrong} mismatches of {wanted.size}"
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize("recipe", ["bf16", "fp8"])
+def test_attention_has_the_bits_of_the_cpu(recipe):
+    """0 of 0.5 million, in blocks with everything that a block can do, and whole."""
+    rng = np.random.default_rng(0)
+    operands = [rng.normal(size=(2, size, heads, 128)).astype(np.float32) for size, heads in ((500, 4), (700, 2), (700, 2))]
+    blocks = tcemu.Flash(scales="block", hadamard=True, promote=256, p_scale=256)
+    for flash in (blocks, None):
+        call = functools.partial(tcemu.attention, recipe=recipe, flash=flash, is_causal=True, random_key=jax.random.key(0))
+        results = []
+        for device in (gpus()[0], jax.devices("cpu")[0]):
+            with jax.default_device(device):
+                results.append(np.asarray(call(*operands)).view(np.uint32))
+        assert np.count_nonzero(results[0] != results[1]) == 0
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize("name", ["long-context-pv", "long-context-attention"])
+def test_the_claim_of_131072_keys_takes_less_than_two_minutes(name):
+    claim = tcemu.study.claim(name)
+    with jax.default_device(gpus()[0]):
+        start = time.perf_counter()
+        claim.run(1)
+        assert time.perf_counter() - start < 120

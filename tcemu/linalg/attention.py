@@ -254,6 +254,10 @@ def _recipes(recipe: Any, key: PRNGKey | None) -> tuple[Recipe, Recipe]:
         qk, pv = (given_recipe(one, key) for one in pair)
     except ValueError as error:
         raise type(error)(str(error).replace("give key=", "give random_key=")) from None
+    if any(one.hadamard is not None for two in (qk, pv) for one in (two.a, two.b)):
+        raise ValueError(
+            "recipe: it transforms its operands itself (Quantizer.hadamard); in attention Flash(hadamard=True) rotates Q and K"
+        )
     return qk, pv
 
 

@@ -154,7 +154,7 @@ class Sums(NamedTuple):
             added = sum_of_quantized(self.recipe, p, v)
             added = multiply(added, unit, F32) if self.varies else added
             return state._replace(total=add(multiply(state.total, decay, F32), added, F32), unit=_like(unit, state.unit))
-        change = multiply(decay, divide(state.unit, unit, F32), F32) if self.varies and self.chained is None else decay
+        change = multiply(decay, divide(state.unit, unit, F32), F32) if self.varies else decay
         running = self._running(state.running, p, block.v, change, self.chained is not None and block.number % self.chained == 0)
         if self.chained is None:
             return state._replace(running=running, unit=_like(unit, state.unit))
@@ -176,7 +176,7 @@ class Sums(NamedTuple):
         return d if types.d == types.c else convert(types.d, types.c, d)
 
     def finished(self, state: State) -> Array:
-        """The sums in f32, and what they are still to be multiplied by."""
+        """The sums in f32."""
         types = signature(self.recipe)
         return convert(types.c, F32, state.running) if self.chained is None else state.total
 

@@ -22,7 +22,8 @@ class Flash:
     block_q, block_k: queries and keys of a block. All queries of a head take the keys block by block, in ascending order; block_q matters
         to scales="block" alone.
     p_scale: P = exp(S - m) is multiplied by it before its cast, inside the exponential, and the row's sum with it, so that it leaves the
-        result by itself. FlashAttention 3 has 1, and 256 in the FP8 kernels of its repository. In place of what the recipe would find.
+        result by itself. The paper of FlashAttention 3 has 1, its kernels for FP8 have 256 (arXiv 2606.06521). It takes the place of the
+        scale that a recipe would find for P.
     scales: what a scale of a recipe's "tensor" reaches. "tensor": all of Q, of K, of V; "head": a head of the keys, with the queries that
         share it; "block": a block of block_q queries, or block_k keys, of one head (FlashAttention 3, section 3.3).
     hadamard: Q and K are multiplied by a Hadamard matrix with random signs, over sqrt(H), which leaves Q·Kᵀ as it is ("incoherent
