@@ -151,7 +151,7 @@ def test_products_and_their_gradients_call_it(on_a_gpu, backward, calls):
 
 
 SHARDED = """
-import jax, numpy as np, jax.numpy as jnp, test_quantize_kernel as t
+import jax, numpy as np, jax.numpy as jnp, tcemu, test_quantize_kernel as t
 from jax.sharding import NamedSharding, PartitionSpec as P
 mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 for name, along_k in (("tensor", 256), ("1 x 128", 512), ("128 x 128, powers of two", 512)):
@@ -161,20 +161,33 @@ for name, along_k in (("tensor", 256), ("1 x 128", 512), ("128 x 128, powers of 
     t.kernels.PLATFORM, t.kernels.route = "cpu", lambda: t.cuda_on_cpu.ROUTE
     # a call back would not outlive the partitioning: the portable way, which is traced, stands for the kernel
     shapes = []
-    def call(self, codes, *scales):
+    def call(self, codes, scales=None):
         shapes.append(codes.shape)
         sizes = t.GroupSizes(1 if self.by_row else None, None if self.depth == t.kernels.EVERY else self.depth)
-        return t.rounded(self.source, self.target, self.saturate, sizes, codes, *scales)
+        return t.rounded(self.source, self.target, self.saturate, sizes, codes, scales)
     t.kernels.Elements.__call__ = call
     got = jax.jit(lambda v: t.quantize(scheme, v))(put)
     t.same(got, wanted)
     assert shapes[-1] == (2, 128, along_k), shapes
     t.kernels.PLATFORM = "none"
+a, b = (jax.numpy.asarray(np.random.default_rng(seed).normal(size=(64, 64)).astype(np.float32)) for seed in (0, 1))
+for name in ("fp8", "bf16"):
+    split = lambda a, b: tcemu.matmul(a, b, recipe=tcemu.recipe(name, backward="exact"), axis_name="y")
+    call = lambda: jax.shard_map(split, mesh=mesh, in_specs=(P("x", "y"), P("y", None)), out_specs=P(("x", "y"), None))(a, b)
+    jax.clear_caches()
+    t.kernels.PLATFORM, before = "none", len(shapes)
+    wanted = jax.jit(lambda: call())()
+    jax.clear_caches()
+    t.kernels.PLATFORM = "cpu"
+    t.same(jax.jit(lambda: call())(), wanted)
+    assert shapes[-2:] == [(1, 32, 32), (1, 64, 32)], shapes
 print("sharded", len(jax.devices()))
 """
 
 
 def rounded(fmt, target, saturate, sizes, codes, scales):
+    if scales is None:
+        return convert(fmt, target, codes, saturate=saturate)
     quotients = divide(convert(fmt, F32, codes), spread(scales, codes.shape, sizes), F32)
     return convert(F32, target, quotients, saturate=saturate)
 
