@@ -19,7 +19,9 @@ from support import kernel_cases, quantizer_cases, warp_cases
 
 import tcemu
 from tcemu.arithmetic.kernels import cuda
+from tcemu.arithmetic.quotient import multiply
 from tcemu.arithmetic.walk import walk
+from tcemu.formats import F32
 from tcemu.quantize import kernels as quantizers
 from tcemu.quantize.groups import GroupSizes
 
@@ -72,6 +74,8 @@ def of_quantizers() -> Iterator[Case]:
         kernel = partial(quantizers.elements, source, target, saturate, sizes)
         portable = partial(quantizer_cases.portable, case)
         yield f"quantize: {case}", jax.jit(kernel), jax.jit(portable), list(quantizer_cases.operands(case, 70, 45))
+    words = [np.random.default_rng(0).integers(0, 1 << 32, shape, dtype=np.uint32) for shape in ((70, 45), (70, 1))]
+    yield "quantize: sums by scales", jax.jit(quantizers.product), jax.jit(partial(multiply, fmt=F32)), words
 
 
 def chosen(execution: str, call: Callable, *operands: Any) -> Any:

@@ -13,7 +13,9 @@ from support import golden, kernel_cases, quantizer_cases, warp_cases
 import tcemu
 from tcemu.arithmetic import backends
 from tcemu.arithmetic.kernels import cuda, launch
+from tcemu.arithmetic.quotient import multiply
 from tcemu.arithmetic.walk import walk
+from tcemu.formats import F32
 from tcemu.operations import mma, wgmma
 from tcemu.quantize import kernels
 from tcemu.quantize.groups import GroupSizes
@@ -209,3 +211,14 @@ def test_the_claim_of_131072_keys_takes_less_than_two_minutes(name):
         start = time.perf_counter()
         claim.run(1)
         assert time.perf_counter() - start < 120
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize("shape", [(1, 1), (2500, 1), (2500, 4001)])
+def test_sums_under_their_scales_are_those_of_the_portable_way(shape):
+    """10^7 products of any f32 words."""
+    with jax.default_device(gpus()[0]):
+        x, scale = (jax.random.bits(jax.random.key(seed), of, jnp.uint32) for seed, of in ((0, (2500, 4001)), (1, shape)))
+        wrong = int((jax.jit(kernels.product)(x, scale) != multiply(x, scale, F32)).sum())
+    assert wrong == 0, f"{wrong} mismatches of {x.size}"

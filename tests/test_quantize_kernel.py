@@ -9,12 +9,12 @@ import pytest
 from support import cuda_on_cpu, reference
 from support.assembling import ARCHITECTURES, assemble, assembled_here
 from support.devices import printed_on
-from support.quantizer_cases import CASES, DEPTH, operands, portable
+from support.quantizer_cases import CASES, DEPTH, SPECIAL, operands, portable
 from support.sampling import sampled
 
 import tcemu
 from tcemu.arithmetic.kernels import launch, source, store
-from tcemu.arithmetic.quotient import divide
+from tcemu.arithmetic.quotient import divide, multiply
 from tcemu.formats import E4M3, E5M2, F16, F32, F64, S8, UE8M0, convert
 from tcemu.quantize import Quantizer, kernels
 from tcemu.quantize.groups import GroupSizes, spread
@@ -73,6 +73,20 @@ def test_elements_are_those_of_fractions(on_a_gpu):
                 assert code == reference.convert("f32", "e4m3", quotient, saturate=True), (hex(word), hex(scale))
                 checked += 1
     assert checked > 1500
+
+
+@compiled_here
+def test_products_with_scales_are_those_of_the_portable_way(on_a_gpu):
+    """Of all exponents, by a scale for all, for each row, for each element, and in batches."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 1 << 32, (2, 37, 1003), dtype=np.uint32)
+    x[..., : len(SPECIAL)] = SPECIAL
+    for shape in ((), (1, 1), (37, 1), (2, 37, 1), (37, 1003), (2, 1, 1003)):
+        scales = rng.integers(0, 1 << 32, shape, dtype=np.uint32)
+        if scales.size > len(SPECIAL):
+            scales.reshape(-1)[: len(SPECIAL)] = SPECIAL
+        got, wanted = kernels.product(jnp.asarray(x), jnp.asarray(scales)), multiply(x, scales, F32)
+        assert int((got != wanted).sum()) == 0 and (np.asarray(wanted) == F32.nan).any()
 
 
 # ---- quantisers
@@ -142,16 +156,16 @@ def test_a_product_and_its_gradients_with_and_without_it(name):
         same(jax.jit(product_and_gradients(name))(), wanted)
 
 
-@pytest.mark.parametrize(("backward", "calls"), [("exact", 4), ("straight_through", 2), (("fp8_e4m3", "fp8_e4m3"), 6)])
+@pytest.mark.parametrize(("backward", "calls"), [("exact", 5), ("straight_through", 3), (("fp8_e4m3", "fp8_e4m3"), 9)])
 def test_products_and_their_gradients_call_it(on_a_gpu, backward, calls):
-    """Twice in the product; twice in an exact gradient, which is of the rounded operands; twice in each product that is a gradient."""
+    """Three times in a product, whose sums it scales; twice in an exact gradient, which is of the rounded operands."""
     recipe = tcemu.recipe("fp8", backward=backward)
     text = jax.jit(product_and_gradients(recipe)).lower().as_text()
     assert text.count("callback") == calls
 
 
 SHARDED = """
-import jax, numpy as np, jax.numpy as jnp, test_quantize_kernel as t
+import jax, numpy as np, jax.numpy as jnp, tcemu, test_quantize_kernel as t
 from jax.sharding import NamedSharding, PartitionSpec as P
 mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 for name, along_k in (("tensor", 256), ("1 x 128", 512), ("128 x 128, powers of two", 512)):
@@ -161,20 +175,35 @@ for name, along_k in (("tensor", 256), ("1 x 128", 512), ("128 x 128, powers of 
     t.kernels.PLATFORM, t.kernels.route = "cpu", lambda: t.cuda_on_cpu.ROUTE
     # a call back would not outlive the partitioning: the portable way, which is traced, stands for the kernel
     shapes = []
-    def call(self, codes, *scales):
+    def call(self, codes, scales=None):
         shapes.append(codes.shape)
+        if self.multiplied:
+            return t.multiply(codes, scales, t.F32)
         sizes = t.GroupSizes(1 if self.by_row else None, None if self.depth == t.kernels.EVERY else self.depth)
-        return t.rounded(self.source, self.target, self.saturate, sizes, codes, *scales)
+        return t.rounded(self.source, self.target, self.saturate, sizes, codes, scales)
     t.kernels.Elements.__call__ = call
     got = jax.jit(lambda v: t.quantize(scheme, v))(put)
     t.same(got, wanted)
     assert shapes[-1] == (2, 128, along_k), shapes
     t.kernels.PLATFORM = "none"
+a, b = (jax.numpy.asarray(np.random.default_rng(seed).normal(size=(64, 64)).astype(np.float32)) for seed in (0, 1))
+for name in ("fp8", "bf16"):
+    split = lambda a, b: tcemu.matmul(a, b, recipe=tcemu.recipe(name, backward="exact"), axis_name="y")
+    call = lambda: jax.shard_map(split, mesh=mesh, in_specs=(P("x", "y"), P("y", None)), out_specs=P(("x", "y"), None))(a, b)
+    jax.clear_caches()
+    t.kernels.PLATFORM, before = "none", len(shapes)
+    wanted = jax.jit(lambda: call())()
+    jax.clear_caches()
+    t.kernels.PLATFORM = "cpu"
+    t.same(jax.jit(lambda: call())(), wanted)
+    assert [(1, 32, 32), (1, 64, 32)] == shapes[before:before + 2], shapes
 print("sharded", len(jax.devices()))
 """
 
 
 def rounded(fmt, target, saturate, sizes, codes, scales):
+    if scales is None:
+        return convert(fmt, target, codes, saturate=saturate)
     quotients = divide(convert(fmt, F32, codes), spread(scales, codes.shape, sizes), F32)
     return convert(F32, target, quotients, saturate=saturate)
 
@@ -208,8 +237,8 @@ def test_what_it_does_not_take_is_said(monkeypatch):
 @assembled_here
 @pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
 def test_the_texts_compile(architecture, tmp_path):
-    for case in USUAL:
-        assemble(source.quantizer_text(*CASES[case]), architecture, tmp_path)
+    for of_text in (*map(CASES.get, USUAL), (F32, F32, False, True, True)):
+        assemble(source.quantizer_text(*of_text), architecture, tmp_path)
 
 
 def test_it_lowers_for_cuda(monkeypatch):

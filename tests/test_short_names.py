@@ -12,7 +12,6 @@ import tcemu
 from tcemu.cli import main
 from tcemu.isa.catalog import is_supported, targets
 from tcemu.isa.short_names import by_short_name, short_names
-from tcemu.study import surrogate
 
 MEANT = {
     "f16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
@@ -88,8 +87,8 @@ TAKING = {  # everything public that takes an instruction and computes or says s
     "viz.svg": ("f16", lambda op: tcemu.viz.svg(op, "a")),
     "viz.operands": ("f16", tcemu.viz.operands),
     "viz.page": ("f16", tcemu.viz.page),
-    "surrogate.expected_error": ("f16", lambda op: surrogate.expected_error(ONES, ONES.T, 13.0, op=op, target="sm_90a")),
-    "surrogate.surrogate": ("f16", lambda op: surrogate.surrogate(ONES, ONES.T, 13.0, op=op, target="sm_90a")),
+    "study.expected_error": ("f16", lambda op: tcemu.study.expected_error(ONES, ONES.T, 13.0, op=op, target="sm_90a")),
+    "study.surrogate": ("f16", lambda op: tcemu.study.surrogate(ONES, ONES.T, 13.0, op=op, target="sm_90a")),
     # movers have no short names: their spellings are short
     **dict.fromkeys(("wmma_load", "wmma_store", "ldmatrix", "stmatrix", "movmatrix"), ("f16", None)),
 }

@@ -15,7 +15,6 @@ from tcemu.errors import Unsupported
 from tcemu.fuzz.sides import side
 from tcemu.isa.grammar import parse
 from tcemu.isa.targets import PRODUCTS, TARGETS, named_target, own_target
-from tcemu.study import surrogate
 
 HALF = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 SPARSE = "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -92,8 +91,8 @@ TAKING = {  # everything public that takes a target, by its name, and what is be
     "fuzz.side, another toolkit": lambda target: facts(side(HALF, f"{target}@12.6")),
     "fuzz.emulated": lambda target: facts(tcemu.fuzz.emulated(parse(HALF), target)),
     "fuzz.Side": lambda target: facts(tcemu.fuzz.Side("mine", np.copy, target=target)),
-    "surrogate.expected_error": lambda target: surrogate.expected_error(ONES, ONES.T, 13.0, op=HALF, target=target),
-    "surrogate.surrogate": lambda target: surrogate.surrogate(ONES, ONES.T, 13.0, op=HALF, target=target),
+    "study.expected_error": lambda target: tcemu.study.expected_error(ONES, ONES.T, 13.0, op=HALF, target=target),
+    "study.surrogate": lambda target: tcemu.study.surrogate(ONES, ONES.T, 13.0, op=HALF, target=target),
     "silicon.kernel": lambda target: tcemu.silicon.kernel(parse(HALF), target).text,
     "spelled": lambda target: verification.spelled(target, "mma"),
     "modelled": lambda target: verification.modelled(parse(HALF), target),

@@ -13,6 +13,7 @@ from chex import PRNGKey
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
+from tcemu.arithmetic.backends import by_platform
 from tcemu.arithmetic.fma import add
 from tcemu.arithmetic.quotient import multiply
 from tcemu.compilation import wide_vectors
@@ -26,6 +27,7 @@ from tcemu.linalg.recipes import Recipe
 from tcemu.linalg.shapes import Pair, shape_of_product
 from tcemu.meshes import alike, with_axes_of
 from tcemu.operations.operands import signature_of
+from tcemu.quantize import kernels
 from tcemu.quantize.groups import repeated, spread
 from tcemu.quantize.operands import ONE, Quantized, Quantizer, Scheme, dequantized, quantize
 from tcemu.quantize.scale_rules import largest_value
@@ -198,8 +200,11 @@ def blocks_of(recipe: Recipe) -> Blocks:
 def scaled(total: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
     """total * (scale_a * scale_b), f32 codes; None: there is no such scale."""
     given = [scale for scale in (scale_a, scale_b) if scale is not None]
-    scale = multiply(given[0], given[1], F32) if len(given) == 2 else given[0] if given else None
-    return total if scale is None else multiply(total, scale, F32)
+    if not given:
+        return total
+    scale = multiply(given[0], given[1], F32) if len(given) == 2 else given[0]
+    programs = {} if kernels.missing_here(total) else {kernels.PLATFORM: kernels.product}
+    return by_platform(programs, lambda total, scale: multiply(total, scale, F32), total, scale)
 
 
 def scales_at_promotion(recipe: Recipe) -> bool:

@@ -1,4 +1,4 @@
-"""The elements of quantised operands by a CUDA kernel: which quantisers it takes, and its call.
+"""The elements of quantised operands by a CUDA kernel, and sums under their scales: which quantisers it takes, and its call.
 
 On integers, as XLA compiles them, a division and a rounding take hundreds of operations an element. The kernel has the GPU's own division,
 which is that of IEEE 754. Scales are found before, by XLA: a largest magnitude is exact in any order.
@@ -26,9 +26,9 @@ EVERY = (1 << 31) - 1  # elements along K that share a scale, where all do
 
 
 class Elements(NamedTuple):
-    """x / scale, rounded: a call of `calls.run` on codes of x [batch, R, K] and f32 codes of scales [batch or 1, R or 1, groups along K].
+    """x / scale or x * scale, rounded: a call of `calls.run`, which gives codes of the target [batch, R, K].
 
-    Gives codes of the target, [batch, R, K].
+    It takes codes of x [batch, R, K] and f32 codes of scales [batch or 1, R or 1, groups along K].
     """
 
     source: Format
@@ -36,13 +36,14 @@ class Elements(NamedTuple):
     saturate: bool
     depth: int | None  # elements along K that share a scale; None: there are no scales
     by_row: bool = False  # each row has scales of its own
+    multiplied: bool = False
 
     @property
     def axes(self) -> tuple[str, ...]:
         if self.depth is None:
             return "r k", "r k"
-        of_scales = "r g" if self.by_row else "s g"
-        return "r k", of_scales, "r k" if self.depth == EVERY else "r j"  # a group along K may reach over a cut
+        of_scales = f"{'r' if self.by_row else 's'} {'k' if self.depth == 1 else 'g'}"
+        return "r k", of_scales, "r k" if self.depth in (1, EVERY) else "r j"  # a group along K may reach over a cut
 
     @property
     def shared(self) -> tuple[bool, ...]:
@@ -53,9 +54,9 @@ class Elements(NamedTuple):
         result = jax.ShapeDtypeStruct(codes.shape, self.target.dtype)
         if codes.size == 0:
             return jnp.zeros(result.shape, result.dtype)
-        entry = Entry("quantize", quantizer_text(self.source, self.target, self.saturate, bool(scales)), THREADS)
+        text = quantizer_text(self.source, self.target, self.saturate, bool(scales), self.multiplied)
         shape = numbers(batch * rows, rows, k, *(scales[0].shape if scales else (1, 1, 1)), self.depth or 1)
-        return launch(entry, -(-_pieces(codes.shape) // THREADS), result, shape, codes, *scales)[0]
+        return launch(Entry("quantize", text, THREADS), -(-_pieces(codes.shape) // THREADS), result, shape, codes, *scales)[0]
 
 
 def _pieces(shape: tuple[int, ...]) -> int:
@@ -71,6 +72,11 @@ def missing(source: Format, target: Format, rounding: str, codes: Array, *, scal
         return f"{target} is no signed float format narrower than f32"
     if rounding != "RN":
         return f"it rounds to nearest, not {rounding}"
+    return missing_here(codes)
+
+
+def missing_here(codes: Array) -> str:
+    """Why no kernel can run on these; "" if one can."""
     try:
         known_sizes(codes)
     except Unsupported as error:
@@ -85,15 +91,24 @@ def elements(source: Format, target: Format, saturate: bool, sizes: GroupSizes, 
 
     codes: of x [..., R, K]; scales: f32 codes, as `groups.spread` takes them; None: there are none. sizes: how many share one.
     """
-    *batch, rows, k = codes.shape
-    flat = codes.reshape(prod(batch), rows, k)
     if scales is None:
-        return run(Elements(source, target, saturate, None), flat).reshape(codes.shape)
+        *batch, rows, k = codes.shape
+        return run(Elements(source, target, saturate, None), codes.reshape(prod(batch), rows, k)).reshape(codes.shape)
+    return _under_scales(Elements(source, target, saturate, sizes.depth), sizes, codes, scales)
+
+
+def product(x: Array, scales: Array) -> Array:
+    """x * scale, rounded to nearest once: f32 codes [..., R, K]; scales: f32 codes, as what broadcasts to them."""
+    return _under_scales(Elements(F32, F32, False, 1, multiplied=True), GroupSizes(1, 1), x, scales)
+
+
+def _under_scales(call: Elements, sizes: GroupSizes, codes: Array, scales: Array) -> Array:
+    *batch, rows, k = codes.shape
     scales = scales.reshape((1,) * (2 - scales.ndim) + scales.shape)
     if sizes.rows is not None and sizes.rows > 1:
         scales = repeated(scales, sizes.rows, rows, -2)  # few bytes; then a mesh may cut the rows
     *own, of_rows, groups = scales.shape
     own = own if prod(own) == 1 else batch
     scales = jnp.broadcast_to(scales, (*own, of_rows, groups)).reshape(prod(own), of_rows, groups)
-    depth = EVERY if groups == 1 or sizes.depth is None else sizes.depth
-    return run(Elements(source, target, saturate, depth, of_rows > 1), flat, scales).reshape(codes.shape)
+    call = call._replace(depth=EVERY if groups == 1 or sizes.depth is None else sizes.depth, by_row=of_rows > 1)
+    return run(call, codes.reshape(prod(batch), rows, k), scales).reshape(codes.shape)

@@ -26,9 +26,9 @@ PARAMETERS = {  # types, in order; some are there where the text has them
     "prepare": "Shape ACode BCode SCALED u8 u8",
     "tile": "Shape ACode BCode CCode SCALED BLOCK_SCALED u8 u8 DCode",
     "warp": "Sizes u32 u32 u32 SPARSE SCALED SELECTED u32",
-    "quantize": "Places Source DIVIDED Target",
+    "quantize": "Places Source SCALES Target",
 }
-OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int", "DIVIDED": "float"}
+OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int", "SCALES": "float"}
 
 
 def compiler() -> str | None:

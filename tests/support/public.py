@@ -5,13 +5,12 @@ import types
 from collections.abc import Callable
 
 import tcemu
-from tcemu.study import surrogate
 
 
 def public() -> dict[str, Callable]:
     """Every public function, method and class by its name, as a user writes it; what a module borrows counts where it is from."""
     values = {name: getattr(tcemu, name) for name in tcemu.__all__}
-    for name, face in [(n, v) for n, v in values.items() if isinstance(v, types.ModuleType)] + [("surrogate", surrogate)]:
+    for name, face in [(n, v) for n, v in values.items() if isinstance(v, types.ModuleType)]:
         folder = hasattr(face, "__path__")  # whose __init__ lists its names
         values |= {f"{name}.{n}": v for n, v in vars(face).items() if folder or getattr(v, "__module__", "") == face.__name__}
     own = {name: v for name, v in values.items() if callable(v) and not name.split(".")[-1].startswith("_") and not is_error(v)}

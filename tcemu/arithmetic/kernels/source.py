@@ -237,12 +237,15 @@ def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Ti
 
 
 @cache
-def quantizer_text(source: Format, target: Format, saturate: bool, scaled: bool) -> str:
-    """CUDA C++ of "quantize", which divides by scales, or by none, and rounds."""
+def quantizer_text(source: Format, target: Format, saturate: bool, scaled: bool, multiplied: bool = False) -> str:
+    """CUDA C++ of "quantize", which divides by scales, or multiplies, or there are none, and rounds."""
     machine, decode, rest = map(_file, FILES["quantize"])
     types = [f"typedef {format_type(fmt)} {name};" for name, fmt in (("SOURCE", source), ("TARGET", target))]
     types += [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in (("Source", source), ("Target", target))]
-    lines = [f"#define DIVIDED {int(scaled)}", f"constexpr bool SATURATE = {int(saturate)};"]
+    lines = [
+        f"#define SCALES {int(scaled)}",
+        f"[[maybe_unused]] constexpr bool SATURATE = {int(saturate)}, MULTIPLIED = {int(multiplied)};",
+    ]
     return "\n".join([machine, MACHINE_ENDS, *lines, decode.partition(FACTORS_END)[0], *types, rest])
 
 

@@ -1,5 +1,6 @@
 // The elements of a quantised operand: x / scale, in f32 and then in the format, each rounded to nearest once. tcemu/quantize/operands.py has
-// the same on integers. A division is IEEE 754's here: the text is compiled without -ftz, and __fdiv_rn is never replaced by a reciprocal.
+// the same on integers. And the way back, of a product's sums: x * scale in f32. Both are IEEE 754's: the text is compiled without -ftz, and
+// __fdiv_rn is never replaced by a reciprocal.
 
 struct Places {
     int lines, rows, k;                  // of x, [lines, k]: a batch of `rows` each
@@ -24,6 +25,7 @@ __device__ __forceinline__ Target rounded(float value) {
     constexpr u32 nan = (finite_only ? TARGET::greatest : TARGET::nan) << TARGET::unused_bits | ((1u << TARGET::unused_bits) - 1);
     const u32 word = __float_as_uint(value), magnitude = word & ~F32::sign, sign = word & F32::sign ? TARGET::sign : 0;
     if (magnitude > F32::infinity) return nan;
+    if constexpr (TARGET::mantissa_bits == F32::mantissa_bits) return word;
     if (magnitude == F32::infinity) return (beyond | sign) << TARGET::unused_bits;
     const int field = magnitude >> F32::mantissa_bits, exponent = max(field, 1) - 127;
     const u32 significand = field == 0 ? magnitude : (magnitude & 0x7FFFFF) | 0x800000;
@@ -35,7 +37,7 @@ __device__ __forceinline__ Target rounded(float value) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) quantize(const Places *places, const Source *x,
-#if DIVIDED
+#if SCALES
                                                                const float *scales,
 #endif
                                                                Target *out) {
@@ -52,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantize(const Places *pla
     else
         for (int i = 0; i < count; ++i) given.codes[i] = from[i];
     Piece<Target> made;
-#if DIVIDED
+#if SCALES
     const s64 batch = s.scale_batch > 1 ? line / (u32)s.rows : 0;
     const s64 row = batch * s.scale_rows + (s.scale_rows > 1 ? line % (u32)s.rows : 0);
     const float *own = scales + row * s.groups;
@@ -62,7 +64,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantize(const Places *pla
     for (int i = 0; i < PIECE; ++i) {
         if (inside == s.depth && i < count) inside = 0, scale = own[++group];
         ++inside;
-        made.codes[i] = rounded(__fdiv_rn(number(given.codes[i]), scale));
+        const float v = number(given.codes[i]);
+        made.codes[i] = rounded(MULTIPLIED ? __fmul_rn(v, scale) : __fdiv_rn(v, scale));
     }
 #else
 #pragma unroll
