@@ -21,7 +21,7 @@ from tcemu.quantize.groups import GroupSizes, spread
 from tcemu.quantize.operands import Scheme, quantize
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
-USUAL = ["f32 to e4m3 saturated by scales", "bf16 to e4m3 by scales", "f32 to tf32", "f16 to e2m1 saturated by scales"]
+USUAL = ["f32 to e4m3 saturated by scales", "bf16 to e5m2 by scales", "f32 to tf32"]
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ def same(got, wanted):
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sampled(SCHEMES, ["tensor", "1 x 128", "3 x 5"]))
+@pytest.mark.parametrize("name", sampled(SCHEMES, ["tensor", "3 x 5"]))
 def test_quantisers_with_and_without_it(name):
     """A batch, `vmap`, scales of the user's."""
     scheme = Scheme(E4M3, SCHEMES[name])
@@ -156,9 +156,10 @@ def test_a_product_and_its_gradients_with_and_without_it(name):
         same(jax.jit(product_and_gradients(name))(), wanted)
 
 
-@pytest.mark.parametrize(("backward", "calls"), [("exact", 5), ("straight_through", 3), (("fp8_e4m3", "fp8_e4m3"), 9)])
-def test_products_and_their_gradients_call_it(on_a_gpu, backward, calls):
+@pytest.mark.parametrize("case", sampled([("exact", 5), ("straight_through", 3), (("fp8_e4m3", "fp8_e4m3"), 9)], 3, str))
+def test_products_and_their_gradients_call_it(on_a_gpu, case):
     """Three times in a product, whose sums it scales; twice in an exact gradient, which is of the rounded operands."""
+    backward, calls = case
     recipe = tcemu.recipe("fp8", backward=backward)
     text = jax.jit(product_and_gradients(recipe)).lower().as_text()
     assert text.count("callback") == calls
@@ -237,7 +238,7 @@ def test_what_it_does_not_take_is_said(monkeypatch):
 @assembled_here
 @pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, ["sm_90"]))
 def test_the_texts_compile(architecture, tmp_path):
-    for of_text in (*map(CASES.get, USUAL), (F32, F32, False, True, True)):
+    for of_text in (CASES["f16 to tf32 by scales"], (F32, F32, False, True, True)):
         assemble(source.quantizer_text(*of_text), architecture, tmp_path)
 
 

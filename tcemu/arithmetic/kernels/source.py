@@ -236,7 +236,6 @@ def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Ti
     return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *rest[:-1], tables, rest[-1]])
 
 
-@cache
 def quantizer_text(source: Format, target: Format, saturate: bool, scaled: bool, multiplied: bool = False) -> str:
     """CUDA C++ of "quantize", which divides by scales, or multiplies, or there are none, and rounds."""
     machine, decode, rest = map(_file, FILES["quantize"])
