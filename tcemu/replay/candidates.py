@@ -172,11 +172,13 @@ def trees(
     return sorted(kept, key=lambda recipe: not narrow and isinstance(recipe.unit, Steps) and recipe.unit.restart is not None)
 
 
-def variants(recipe: KernelRecipe) -> Iterator[KernelRecipe]:
-    """The same order with every rounding that its sums may have on the way."""
-    units = [recipe.unit]
-    if isinstance(recipe.unit, Lanes) and recipe.a in (F32, BF16):
-        units = [replace(recipe.unit, fused=fused, flush=flush) for flush, fused in product((False, True), (True, False))]
+def variants(recipe: KernelRecipe, *, rare: bool = False) -> Iterator[KernelRecipe]:
+    """The same order with every rounding that its sums may have on the way.
+
+    rare: with what few kernels do, too: XLA's products rounded to f16 or bf16, chains begun at their first product, and one slice's sum
+    that waits and is added to +0.
+    """
+    units = list(_lanes_like(recipe.unit, recipe.a, rare)) if isinstance(recipe.unit, Lanes) else [recipe.unit]
     several = len(places_of_slices(recipe.slices)) > 1
     merges = [recipe.merge]
     if several:
@@ -191,3 +193,18 @@ def variants(recipe: KernelRecipe) -> Iterator[KernelRecipe]:
     casts = ("RN", "RZ", "RNA") if recipe.a == TF32 else ("RN",)
     for unit, merge, cast in product(units, merges, casts):
         yield recipe.replace(unit=unit, merge=merge, cast=cast)
+    if rare and not several:
+        waiting = [Merge(partial=partial, start="zero") for partial in dict.fromkeys((F32, recipe.out))]
+        units = [unit for unit in units if not (isinstance(unit, Lanes) and (unit.product or unit.start == "first"))]  # as without it
+        for unit, merge, cast in product(units, waiting, casts):
+            yield recipe.replace(unit=unit, merge=merge, cast=cast)
+
+
+def _lanes_like(unit: Lanes, fmt: Format, rare: bool) -> Iterator[Lanes]:
+    """The same lanes with every rounding of their products. fmt: of the operands."""
+    inexact = fmt in (F32, BF16)  # products that an f32 may have to round, or has below its range
+    for start in ("zero", "first") if rare else ("zero",):
+        for flush, fused in product((False, True), (True, False)) if inexact else ((False, True),):
+            yield replace(unit, fused=fused, flush=flush, start=start)
+        if rare and fmt in (F16, BF16):
+            yield replace(unit, fused=False, product=fmt, start=start)
