@@ -59,6 +59,7 @@ FOUND = {
     "6 slices": Planted(f16(sim.even(1000, 6, 64)), 1000, said="6 slices of 192"),
     "3 slices of 128": Planted(in_f32(sim.even(1000, 3, 128)), 1000, said="3 slices of 384, 384, 232"),
     "17 slices": Planted(in_f32(sim.even(1088, 17, 64)), 1088, said="17 slices of 64"),
+    "113 slices": Planted(in_f32(sim.even(901, 113, 8)), 901, said="113 slices of 8, the last 5"),
     "slices with residues": Planted(
         f16(sim.even(333, 2, 8), steps=lambda p: sim.residue_first(p, 32)), 333, said="2 slices of 168, 165"
     ),

@@ -23,7 +23,7 @@ from tcemu.replay.trees import Level, levels_of_slices, levels_of_unit, lost
 
 TARGETS = ("sm_90a", "sm_80", "sm_89", "sm_120")  # between them, every known arithmetic of these formats but that of sm_90's FP8 mma
 GRAINS = (64, 128, 32, 16, 8, 256, 4, 1)  # of slices: tiles of K, or what is aligned
-MOST_SLICES = 64
+FEW_SLICES, MOST_SLICES = 64, 512  # every count up to the first; cuBLASLt takes as many as there are multiprocessors, and more
 TILES = (64, 32, 128, 16)  # that are dealt out
 RESIDUES = (32, 64, 16, 128)
 RESTARTS = (128, 64, 256, 32, 512)
@@ -68,7 +68,7 @@ def slicings(k: int, dropped: int, read: Sequence[Slices] = ()) -> Iterator[Slic
         yield Slices.whole(k)
         seen.add((0, k))
     for grain in GRAINS:
-        for count in range(2, MOST_SLICES + 1):
+        for count in counts_of_slices(k - dropped, grain):
             edges = even_edges(k - dropped, count, grain)
             if len(edges) > 2 and edges not in seen:
                 seen.add(edges)
@@ -83,6 +83,15 @@ def slicings(k: int, dropped: int, read: Sequence[Slices] = ()) -> Iterator[Slic
     for tile, count in product(TILES, range(2, 17)):
         if tile * count < k:
             yield Slices.dealt_out(k, count, tile)
+
+
+def counts_of_slices(k: int, grain: int) -> Iterator[int]:
+    """Every count up to FEW_SLICES, and of more slices up to MOST_SLICES one count for each length."""
+    yield from range(2, FEW_SLICES + 1)
+    for grains in range(-(-k // grain) // FEW_SLICES + 1, 0, -1):
+        count = -(-k // (grains * grain))
+        if FEW_SLICES < count <= MOST_SLICES:
+            yield count
 
 
 def units(held: Format, targets: tuple[str, ...], slices: Slices) -> Iterator[tuple[Format, Steps | Lanes]]:
@@ -145,7 +154,7 @@ def cuts(k: int, dropped: int, read: Sequence[Slices], answers: Sequence[Asked])
     found = []
     for slices in slicings(k, dropped, read):
         count = len(places_of_slices(slices))
-        for order in ORDERS if count > 2 else ORDERS[:1]:
+        for order in ORDERS if 2 < count <= FEW_SLICES else ORDERS[:1]:
             level = levels_of_slices(slices, order)
             if all(may_fit(level, asked) for asked in answers):
                 found.append((slices, order, level))

@@ -29,6 +29,8 @@ class Level(NamedTuple):
 @lru_cache(maxsize=1 << 16)
 def lost_members(order: str, count: int, x: int, y: int) -> np.ndarray:
     """Which of `count` sums are lost when large ones are in the sums x and y, as bool [count]."""
+    if order == "ascending":
+        return np.arange(count) <= max(x, y)
     sums = [{i} for i in range(count)]
     for to, source in additions(order, count):
         sums[to] = sums[to] | sums[source]
