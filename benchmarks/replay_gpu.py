@@ -31,12 +31,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.formats import FORMATS
-from tcemu.linalg.kernel_json import to_dict
+from tcemu.linalg.kernel_json import LATER, to_dict
 from tcemu.linalg.kernel_recipes import Conditions
 from tcemu.replay.boxes import Box
 from tcemu.replay.comparison import differing, sample
 from tcemu.replay.data import operands
 from tcemu.replay.fingerprint import fingerprint
+from tcemu.replay.heuristic import heuristic
 from tcemu.replay.probes import ask, most_of, windows_of
 from tcemu.replay.profiles import KIND, VERSION
 
@@ -146,6 +147,15 @@ def kernels(fn: Callable, given: list) -> list[str]:
         return [f"{type(error).__name__}: {error}"]
 
 
+def proposed(name: str, shape: tuple[int, int, int]) -> list[Any]:
+    """What cuBLASLt proposes for a survey's product, or why it does not."""
+    dtype = name.split("-")[1]
+    try:
+        return heuristic(*shape, dtype=dtype, fast_accumulation=name == "torch-e4m3").records()
+    except RuntimeError as error:
+        return [str(error)]
+
+
 def words_of(box: Box, seed: int) -> dict[str, Any]:
     """A few hundred words of the box, with what brings its operands back: `tcemu.replay.data.operands`."""
     m, n, k = box.shape
@@ -204,6 +214,7 @@ def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[s
 
             a, b = (torch.ones(shape, device=device).to(getattr(torch, TYPES[dtype])) for shape in ((m, k), (k, n)))
             line["kernels"] = kernels(fn, [a, b])
+            line["proposed"] = proposed(name, shape)
     except Exception as error:
         line |= {"error": f"{type(error).__name__}: {error}"[:500], "at": traceback.format_exc().splitlines()[-4:]}
     return line | {"seconds": round(time.perf_counter() - start, 2)}
@@ -298,7 +309,7 @@ def distil(path: Path, out: Path) -> None:
             recipe = line["recipe"]
             recipe["conditions"] |= {"m": None, "n": None, "evidence": ""}
             if "lanes" in recipe["unit"]:
-                recipe["unit"]["lanes"].setdefault("flush", False)  # surveys before that field
+                recipe["unit"]["lanes"] = LATER["lanes"] | {"flush": False} | recipe["unit"]["lanes"]  # surveys before these fields
             number = recipes.index(recipe) if recipe in recipes else len(recipes)
             recipes += [recipe] if number == len(recipes) else []
             shapes.append([m, n, k, number, line["fresh"]])

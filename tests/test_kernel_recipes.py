@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from support.sampling import sampled
@@ -222,6 +223,7 @@ def test_the_rule_of_slices():
 EXAMPLES = [
     recipe(HOPPER, Slices.even(300, 3, 64), Merge(partial=F16, serial=True), F16, conditions=Conditions(3, 4, gpu="H200", sm_count=132)),
     recipe(Lanes(32, 4, 8), Slices.whole(77), fmt=F32, epilogue=Epilogue(True, 0.5)),
+    recipe(Lanes(32, 4, 8, fused=False, product=F16, start="first"), Slices.whole(77)),
     recipe(steps(E4M3, restart=128), Slices.dealt_out(512, 3, 64), out=BF16, fmt=E4M3),
     recipe(steps(model=tcemu.model(WGMMA[F16], "sm_90a").replace(fraction_bits=20)), Slices.listed((0, 10, 64), dropped=3)),
 ]
@@ -270,6 +272,9 @@ def test_json_that_is_none():
         (lambda: Merge("tree", F16, True), "ascending or descending"),
         (lambda: Merge(serial=True), "serial=True"),
         (lambda: Lanes(0), "lanes=0"),
+        (lambda: Lanes(product=F16), "wanted fused=False"),
+        (lambda: Lanes(product=F32, fused=False), "product="),
+        (lambda: Lanes(start="none"), "start="),
         (lambda: steps(restart=24), "restart=24"),
         (lambda: Epilogue(alpha=2.0), "scaled=True"),
         (lambda: recipe(HOPPER, Slices.whole(8), fmt=BF16), "multiplies f16"),
@@ -307,6 +312,58 @@ def test_subnormal_numbers_that_count_as_zeros():
         assert got[0].view(np.uint32).tolist() == np.float32(wanted).view(np.uint32).tolist()
 
 
+@pytest.mark.parametrize("fmt", [F16, BF16], ids=str)
+def test_products_that_are_rounded_before_they_are_added(fmt):
+    """XLA's sums of products that its f16 or bf16 has already: NumPy's and ml_dtypes' casts, f32 sums in the order of the lanes."""
+    dtype = {F16: np.float16, BF16: ml_dtypes.bfloat16}[fmt]
+    a, b = (x.astype(dtype) for x in drawn(61, dtype=np.float32))
+    a[0, :20] *= dtype(2.0**-14 if fmt == F16 else 2.0**-60)
+    b[:, 0] *= dtype(2.0**-8 if fmt == F16 else 2.0**-70)  # subnormal products
+    products = (a[:, :, None].astype(np.float64) * b[None].astype(np.float64)).astype(np.float32).astype(dtype).astype(np.float32)
+    own = [np.float32(0)] * 4
+    for k in range(61):
+        own[k % 4] = own[k % 4] + products[:, k]
+    wanted = ((own[0] + own[2]) + (own[1] + own[3])).astype(dtype)
+    got = np.asarray(tcemu.matmul(a, b, recipe=recipe(Lanes(4, 1, None, "folded", False, product=fmt), Slices.whole(61), out=fmt, fmt=fmt)))
+    assert (got.astype(dtype).view(np.uint16) == wanted.view(np.uint16)).all()
+    fused = tcemu.matmul(a, b, recipe=recipe(Lanes(4, 1), Slices.whole(61), out=fmt, fmt=fmt))
+    assert (np.asarray(fused, np.float32) != wanted.astype(np.float32)).any()  # the control
+
+
+def test_negative_zeros():
+    """Sums of negative zeros are one where a chain begins at its first product; +0 that is added to one slice ends that."""
+    a, b = np.float32([[-0.0, -0.0, -0.0, -0.0, -0.0]]), np.ones((5, 1), np.float32)
+    for unit, merge, negative in (
+        (Lanes(), Merge(), False),
+        (Lanes(start="first"), Merge(), True),
+        (Lanes(8, 1, None, "folded", start="first"), Merge(), True),  # lanes without products take no part
+        (Lanes(2, 1, 2, "ascending", False, start="first"), Merge(), True),
+        (Lanes(start="first"), Merge(start="zero"), False),
+    ):
+        got = np.asarray(tcemu.matmul(a, b, recipe=recipe(unit, Slices.whole(5), merge, fmt=F32)))
+        assert got.view(np.uint32).tolist() == [[0x80000000 * negative]], (unit, merge)
+
+
+def test_one_slice_that_waits():
+    """A result below the least number of f16 is -0, and +0 once it has waited in f16 and was added to +0."""
+    a, b = np.float16([[-(2.0**-24)]]), np.float16([[2.0**-24]])
+    for merge, word in ((Merge(), 0x8000), (Merge(start="zero"), 0x8000), (Merge(partial=F16, start="zero"), 0)):
+        made = recipe(HOPPER, Slices.whole(1), merge, F16)
+        got = np.asarray(tcemu.matmul(a, b, recipe=made)).astype(np.float16)
+        assert got.view(np.uint16).tolist() == [[word]] and ("begun at +0" in str(made)) == (merge.start == "zero")
+
+
+def test_files_from_before_products_were_rounded():
+    made = recipe(Lanes(4, 1), Slices.whole(20))
+    held = json.loads(dumps(made))
+    for name in ("product", "start"):
+        del held["unit"]["lanes"][name]
+    assert loads(json.dumps(held)) == made
+    del held["unit"]["lanes"]["flush"]
+    with pytest.raises(ValueError, match="missing"):
+        loads(json.dumps(held))
+
+
 # ---- where two part
 
 
@@ -327,6 +384,8 @@ SUMMED = [
     recipe(steps(restart=64), Slices.dealt_out(200, 2, 32)),
     recipe(Lanes(8, 2, 4, "tree"), Slices.even(200, 2, 8), Merge(start="zero")),
     recipe(Lanes(3, 2, None, "folded", False), Slices.whole(200), fmt=F32),
+    recipe(Lanes(4, 1, None, "tree", False, product=F16, start="first"), Slices.whole(200)),
+    recipe(HOPPER, Slices.whole(200), Merge(partial=F16, start="zero"), F16),
 ]
 
 

@@ -42,6 +42,11 @@ def in_f32(slices, merge=sim.added, **options):
     return sim.tensor("f16", "f32", slices, merge, **options)
 
 
+def plus_zero(fn):
+    """Where the result is -0 it becomes +0: another kernel adds up the one slice."""
+    return lambda a, b: (d := fn(a, b)) + d.dtype.type(0)
+
+
 FOUND = {
     "one chain": Planted(f16([ALL]), 512, said="one slice"),
     "one chain, f32 out": Planted(in_f32([ALL]), 512, said="one slice"),
@@ -54,6 +59,7 @@ FOUND = {
     "6 slices": Planted(f16(sim.even(1000, 6, 64)), 1000, said="6 slices of 192"),
     "3 slices of 128": Planted(in_f32(sim.even(1000, 3, 128)), 1000, said="3 slices of 384, 384, 232"),
     "17 slices": Planted(in_f32(sim.even(1088, 17, 64)), 1088, said="17 slices of 64"),
+    "113 slices": Planted(in_f32(sim.even(901, 113, 8)), 901, said="113 slices of 8, the last 5"),
     "slices with residues": Planted(
         f16(sim.even(333, 2, 8), steps=lambda p: sim.residue_first(p, 32)), 333, said="2 slices of 168, 165"
     ),
@@ -101,6 +107,30 @@ FOUND = {
     "neighbouring lanes": Planted(sim.lanes("f16", "f32", [sim.dealt(ALL, 8, 1)], sim.pairwise), 512, said="joined tree"),
     "f32 fma": Planted(sim.lanes("f32", "f32", [sim.dealt(range(128), 1, 1)]), 128, "f32", "f32 fma"),
     "f32 products and sums": Planted(sim.lanes("f32", "f32", [sim.dealt(range(128), 1, 1)], fused=False), 128, "f32", "each rounded"),
+    "a product alone, f16": Planted(sim.lanes("f16", "f16", [sim.dealt([0], 1, 1)], start=-0.0), 1, said="begun at the first product"),
+    "a product alone, bf16": Planted(
+        sim.lanes("bf16", "bf16", [sim.dealt([0], 1, 1)], start=-0.0), 1, "bf16", "begun at the first product"
+    ),
+    "products in f16, as XLA's": Planted(
+        sim.lanes("f16", "f16", [sim.dealt(range(300), 32, 1)], sim.halves, fused=False, product="f16"), 300, said="f16 products"
+    ),
+    "products in bf16, as XLA's": Planted(
+        sim.lanes("bf16", "bf16", [sim.dealt(range(78), 32, 1)], sim.halves, fused=False, product="bf16"), 78, "bf16", "bf16 products"
+    ),
+    "products in f16, slices": Planted(
+        sim.lanes("f16", "f16", [sim.dealt(p, 1, 1) for p in sim.even(300, 4, 1)], fused=False, product="f16"), 300, said="f16 products"
+    ),
+    "f32 from the first product": Planted(
+        sim.lanes("f32", "f32", [sim.dealt(range(32), 1, 1)], start=-0.0), 32, "f32", "fma, begun at the first product"
+    ),
+    "f32, +0 at the end": Planted(plus_zero(sim.lanes("f32", "f32", [sim.dealt(range(32), 1, 1)])), 32, "f32", "begun at +0"),
+    "one slice that waits in bf16": Planted(
+        plus_zero(sim.tensor("bf16", "bf16", [ALL[:4]])), 4, "bf16", "partial sums wait in bf16, begun at +0"
+    ),
+    "two residues": Planted(
+        sim.tensor("bf16", "bf16", sim.even(1406, 16, 8), sim.stored("bf16"), lambda p: [s for s in sim.residue_first(p, 32) if s]),
+        1406, "bf16", "K modulo 32 comes first",
+    ),
     "f32 in lanes": Planted(sim.lanes("f32", "f32", [sim.dealt(range(128), 8, 1)], sim.pairwise), 128, "f32", "joined tree"),
 }  # fmt: skip
 
@@ -182,7 +212,8 @@ REFUSED = {
     "the middle is left out": Planted(in_f32([[*range(100), *range(116, 512)]]), 512),
 }  # fmt: skip
 
-USUAL = ("serial in f16", "uneven, as stream-K", "K's tail left out", "32 lanes of 4", "residue of 32")
+USUAL = ("serial in f16", "uneven, as stream-K", "K's tail left out", "32 lanes of 4", "residue of 32", "a product alone, f16",
+)  # fmt: skip
 CHEAP = (
     "atomic", "another cut below", "one output differs", 
     "one step is short", "terms at an edge have changed places", "ones are lost", "the middle is left out",
@@ -208,6 +239,12 @@ def test_what_is_no_candidate_is_refused(name):
     found = fingerprint(planted.fn, M, N, planted.k, dtype=planted.dtype)
     assert found.recipe is None, str(found)
     assert planted.said in " ".join(str(found).split()), str(found)
+
+
+def test_outputs_that_are_added_in_different_orders_by_their_place():
+    """Rows repeat after 48: the upper half's and the lower half's are compared with each other, at no further call."""
+    found = fingerprint(position_dependent, 128, 8, 512)
+    assert found.recipe is None and found.calls == 3 and "the same rows and columns give other bits" in found.why, str(found)
 
 
 def test_there_are_at_least_forty():

@@ -16,8 +16,9 @@ KIND = "tcemu kernel recipe"
 UNITS = {"steps": Steps, "lanes": Lanes}
 PARTS = {"slices": Slices, "merge": Merge, "epilogue": Epilogue, "conditions": Conditions}
 NAMES = FORMATS
-IN_FORMATS = ("partial", "result", "multiplicand")  # fields of the parts that are formats
+IN_FORMATS = ("partial", "result", "multiplicand", "product")  # fields of the parts that are formats
 PAIRS = ("edges", "rule", "dealt")  # and those that are tuples
+LATER = {"lanes": {"product": None, "start": "zero"}}  # fields that files of this version may be without, and what that means
 
 
 def to_dict(recipe: KernelRecipe) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def from_dict(held: Any) -> KernelRecipe:
 
 
 def _part(name: str, kind: type, held: Any) -> Any:
-    held = _members(name, held, [f.name for f in fields(kind)])
+    held = _members(name, LATER.get(name, {}) | held if isinstance(held, dict) else held, [f.name for f in fields(kind)])
     values: dict[str, Any] = {}
     for key, value in held.items():
         if key == "model" and value is not None:

@@ -158,12 +158,14 @@ class Steps:
 
 @dataclass(frozen=True)
 class Lanes:
-    """A slice added up without a tensor core: each lane has a chain of f32 multiply-adds from +0, and the lanes' sums are joined.
+    """A slice added up without a tensor core: each lane has a chain of f32 multiply-adds, and the lanes' sums are joined.
 
     lanes, vector: element k of a slice is of lane (k // vector) % lanes, so that a lane takes `vector` consecutive elements at once.
     chunk: None, or after so many elements of its own a lane closes its chain; its chunks are added in ascending order.
     join: the order in which the lanes' sums are added, one of ORDERS.
     fused: a product and its addition are rounded once (fma), or each is rounded.
+    product: None, or f16 or bf16: products, rounded to f32, are rounded to this format before they are added. It wants fused=False.
+    start: chains begin at +0 ("zero"), or at their first product ("first"), so that a sum of negative zeros is one.
     flush: f32 operands and sums below the least normal number, 2^-126, count as zeros of their sign, in the merge of slices too. A sum that
         rounds up to 2^-126 stays.
     """
@@ -174,16 +176,23 @@ class Lanes:
     join: str = "folded"
     fused: bool = True
     flush: bool = False
+    product: Format | None = None
+    start: str = "zero"
 
     def __post_init__(self) -> None:
         _whole(lanes=self.lanes, vector=self.vector, chunk=self.chunk)
         _one_of("join", self.join, ORDERS)
+        _one_of("product", self.product, (None, F16, BF16))
+        _one_of("start", self.start, STARTS)
+        if self.product is not None and self.fused:
+            raise ValueError(f"product={self.product}: wanted fused=False with it: a product that is rounded is not part of an fma")
         for name in ("fused", "flush"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: wanted True or False")
 
     def __str__(self) -> str:
-        said = "f32 fma" if self.fused else "f32 products and f32 sums, each rounded"
+        said = "f32 fma" if self.fused else f"{self.product or F32} products and f32 sums, each rounded"
+        said += ", begun at the first product" if self.start == "first" else ""
         if self.lanes > 1:
             said += f"; {self.lanes} lanes, {self.vector} elements each in turn, joined {self.join}"
         said += "" if self.chunk is None else f"; a lane's chain closes every {self.chunk} of its elements"
@@ -198,7 +207,8 @@ class Merge:
         number) on the lower, and so on; "paired": p[i] + p[i + h], h half of them rounded up, where i + h is not the last, and then the
         last with each of these in turn.
     partial: the format in which sums wait. serial: the running sum is what waits, rounded to `partial` after each addition; else each
-        slice's sum is rounded to it once. start: the first addition is of two slices, or +0 is added to first.
+        slice's sum is rounded to it once. start: the first addition is of two slices, or +0 is added to first. One slice alone waits only
+        where start is "zero": it is rounded to `partial`, and +0 is added to it.
     """
 
     order: str = "ascending"
@@ -340,7 +350,7 @@ class KernelRecipe:
 
     def __str__(self) -> str:
         lines = [f"kernel recipe: {self.a} x {self.b} -> {self.out}, {self.conditions}", f"  {self.slices}", f"  slices by {self.unit}"]
-        if len(self.slices.edges) != 2:
+        if len(self.slices.edges) != 2 or self.merge.start == "zero":
             lines.append(f"  slices {self.merge}")
         lines.append(f"  the total {self.epilogue}, rounded to {self.out}")
         return "\n".join([*lines, *([f"  seen: {self.conditions.evidence}"] if self.conditions.evidence else [])])

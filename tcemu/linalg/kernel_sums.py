@@ -32,7 +32,7 @@ KEPT, LAST = np.uint32(0xFFFFE000), np.uint32(0x1000)  # of a tf32 word: its bit
 class Run(NamedTuple):
     """What is static in a product: all but the order."""
 
-    unit: tuple[Model, Signature] | Lanes  # of Lanes only `fused` and `flush`; the rest is in the order
+    unit: tuple[Model, Signature] | Lanes  # of Lanes only how each sum is rounded and begun; the rest is in the order
     restarted: bool
     merge: Merge  # its order is in the order too
     factors: tuple[Format, Format]
@@ -73,12 +73,12 @@ def run_of(recipe: KernelRecipe) -> tuple[Run, Order]:
     else:
         order = lane_order(unit, recipe.slices)
         (_, count, lanes), slices = order.places.shape, np.zeros(0, np.int32)
-        fixed, restarted = Lanes(fused=unit.fused, flush=unit.flush), order.chunked
+        fixed, restarted = Lanes(fused=unit.fused, flush=unit.flush, product=unit.product, start=unit.start), order.chunked
     of_lanes = additions(unit.join, lanes) if isinstance(unit, Lanes) else []
     run = Run(
         unit=fixed,
         restarted=restarted,
-        merge=Merge(partial=merge.partial, serial=merge.serial) if count > 1 else Merge(),
+        merge=Merge(partial=merge.partial, serial=merge.serial) if count > 1 or merge.start == "zero" else Merge(),
         factors=(recipe.a, recipe.b),
         out=recipe.out,
         scaled=epilogue.scaled,
@@ -96,8 +96,8 @@ def run_of(recipe: KernelRecipe) -> tuple[Run, Order]:
 def _of_slices(merge: Merge, count: int, zero: int) -> list[tuple[int, int]]:
     """The additions of the slices. zero: where +0 is."""
     pairs = additions(merge.order, count)
-    if merge.start == "zero" and count > 1:
-        first = pairs[0][0]
+    if merge.start == "zero":
+        first = pairs[0][0] if pairs else 0
         pairs = [(zero, first), *((zero, i) for _, i in pairs)]
     return pairs
 
@@ -157,20 +157,25 @@ def _by_steps(run: Run, order: Order, a: Array, b: Array) -> Array:
 def _by_lanes(run: Run, order: Order, a: Array, b: Array) -> Array:
     """f32 codes [S, ..., M, N]. a: [T, S, L, ..., M]; b: [T, S, L, ..., N]."""
     assert isinstance(run.unit, Lanes)
-    fused, kept = run.unit.fused, flushed if run.unit.flush else lambda x: x
+    fused, narrow, kept = run.unit.fused, run.unit.product, flushed if run.unit.flush else lambda x: x
     of_a, of_b = run.factors
     a, b = kept(convert(of_a, F32, a))[..., None], kept(convert(of_b, F32, b))[..., None, :]
     shape = jnp.broadcast_shapes(a.shape[1:], b.shape[1:])
     ones = (1,) * (len(shape) - 2)
+    begin = SIGN if run.unit.start == "first" else np.uint32(0)  # -0 + x is x, whatever its sign
+
+    def product(x: Array, y: Array) -> Array:
+        exact = kept(multiply(x, y, F32))
+        return exact if narrow is None else convert(narrow, F32, convert(F32, narrow, exact))
 
     def turn(state: tuple[Array, Array, Array], given: tuple) -> tuple[tuple[Array, Array, Array], None]:
         (total, begun, running), (x, y, closes) = state, given
-        running = kept(fma(x, y, running, F32) if fused else add(kept(multiply(x, y, F32)), running, F32))
+        running = kept(fma(x, y, running, F32) if fused else add(product(x, y), running, F32))
         closes = closes.reshape(*closes.shape, *ones)
         closed = jnp.where(begun, kept(add(total, running, F32)), running) if run.restarted else running
-        return (jnp.where(closes, closed, total), begun | closes, jnp.where(closes, 0, running)), None
+        return (jnp.where(closes, closed, total), begun | closes, jnp.where(closes, begin, running)), None
 
-    zeros = jnp.zeros(shape, jnp.uint32)
+    zeros = jnp.full(shape, begin)
     total, begun, running, *_ = alike(zeros, jnp.zeros(shape, bool), zeros, a, b)
     totals = lax.scan(turn, (total, begun, running), (a, b, order.closes))[0][0]
     last = order.of_lanes[-1][0] if len(order.of_lanes) else 0

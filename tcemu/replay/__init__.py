@@ -16,6 +16,9 @@ from tcemu.linalg.kernel_recipes import Steps as Steps
 from tcemu.replay.findings import Finding as Finding
 from tcemu.replay.findings import Fingerprint as Fingerprint
 from tcemu.replay.fingerprint import fingerprint as fingerprint
+from tcemu.replay.heuristic import Configuration as Configuration
+from tcemu.replay.heuristic import Heuristic as Heuristic
+from tcemu.replay.heuristic import heuristic as heuristic
 from tcemu.replay.parting import Parting as Parting
 from tcemu.replay.parting import parting as parting
 from tcemu.replay.policy import policy as policy

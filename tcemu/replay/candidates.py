@@ -23,7 +23,7 @@ from tcemu.replay.trees import Level, levels_of_slices, levels_of_unit, lost
 
 TARGETS = ("sm_90a", "sm_80", "sm_89", "sm_120")  # between them, every known arithmetic of these formats but that of sm_90's FP8 mma
 GRAINS = (64, 128, 32, 16, 8, 256, 4, 1)  # of slices: tiles of K, or what is aligned
-MOST_SLICES = 64
+FEW_SLICES, MOST_SLICES = 64, 512  # every count up to the first; cuBLASLt takes as many as there are multiprocessors, and more
 TILES = (64, 32, 128, 16)  # that are dealt out
 RESIDUES = (32, 64, 16, 128)
 RESTARTS = (128, 64, 256, 32, 512)
@@ -68,7 +68,7 @@ def slicings(k: int, dropped: int, read: Sequence[Slices] = ()) -> Iterator[Slic
         yield Slices.whole(k)
         seen.add((0, k))
     for grain in GRAINS:
-        for count in range(2, MOST_SLICES + 1):
+        for count in counts_of_slices(k - dropped, grain):
             edges = even_edges(k - dropped, count, grain)
             if len(edges) > 2 and edges not in seen:
                 seen.add(edges)
@@ -83,6 +83,15 @@ def slicings(k: int, dropped: int, read: Sequence[Slices] = ()) -> Iterator[Slic
     for tile, count in product(TILES, range(2, 17)):
         if tile * count < k:
             yield Slices.dealt_out(k, count, tile)
+
+
+def counts_of_slices(k: int, grain: int) -> Iterator[int]:
+    """Every count up to FEW_SLICES, and of more slices up to MOST_SLICES one count for each length."""
+    yield from range(2, FEW_SLICES + 1)
+    for grains in range(-(-k // grain) // FEW_SLICES + 1, 0, -1):
+        count = -(-k // (grains * grain))
+        if FEW_SLICES < count <= MOST_SLICES:
+            yield count
 
 
 def units(held: Format, targets: tuple[str, ...], slices: Slices) -> Iterator[tuple[Format, Steps | Lanes]]:
@@ -145,7 +154,7 @@ def cuts(k: int, dropped: int, read: Sequence[Slices], answers: Sequence[Asked])
     found = []
     for slices in slicings(k, dropped, read):
         count = len(places_of_slices(slices))
-        for order in ORDERS if count > 2 else ORDERS[:1]:
+        for order in ORDERS if 2 < count <= FEW_SLICES else ORDERS[:1]:
             level = levels_of_slices(slices, order)
             if all(may_fit(level, asked) for asked in answers):
                 found.append((slices, order, level))
@@ -172,11 +181,13 @@ def trees(
     return sorted(kept, key=lambda recipe: not narrow and isinstance(recipe.unit, Steps) and recipe.unit.restart is not None)
 
 
-def variants(recipe: KernelRecipe) -> Iterator[KernelRecipe]:
-    """The same order with every rounding that its sums may have on the way."""
-    units = [recipe.unit]
-    if isinstance(recipe.unit, Lanes) and recipe.a in (F32, BF16):
-        units = [replace(recipe.unit, fused=fused, flush=flush) for flush, fused in product((False, True), (True, False))]
+def variants(recipe: KernelRecipe, *, rare: bool = False) -> Iterator[KernelRecipe]:
+    """The same order with every rounding that its sums may have on the way.
+
+    rare: with what few kernels do, too: XLA's products rounded to f16 or bf16, chains begun at their first product, and one slice's sum
+    that waits and is added to +0.
+    """
+    units = list(_lanes_like(recipe.unit, recipe.a, rare)) if isinstance(recipe.unit, Lanes) else [recipe.unit]
     several = len(places_of_slices(recipe.slices)) > 1
     merges = [recipe.merge]
     if several:
@@ -191,3 +202,18 @@ def variants(recipe: KernelRecipe) -> Iterator[KernelRecipe]:
     casts = ("RN", "RZ", "RNA") if recipe.a == TF32 else ("RN",)
     for unit, merge, cast in product(units, merges, casts):
         yield recipe.replace(unit=unit, merge=merge, cast=cast)
+    if rare and not several:
+        waiting = [Merge(partial=partial, start="zero") for partial in dict.fromkeys((F32, recipe.out))]
+        units = [unit for unit in units if not (isinstance(unit, Lanes) and (unit.product or unit.start == "first"))]  # as without it
+        for unit, merge, cast in product(units, waiting, casts):
+            yield recipe.replace(unit=unit, merge=merge, cast=cast)
+
+
+def _lanes_like(unit: Lanes, fmt: Format, rare: bool) -> Iterator[Lanes]:
+    """The same lanes with every rounding of their products. fmt: of the operands."""
+    inexact = fmt in (F32, BF16)  # products that an f32 may have to round, or has below its range
+    for start in ("zero", "first") if rare else ("zero",):
+        for flush, fused in product((False, True), (True, False)) if inexact else ((False, True),):
+            yield replace(unit, fused=fused, flush=flush, start=start)
+        if rare and fmt in (F16, BF16):
+            yield replace(unit, fused=False, product=fmt, start=start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,6 +17,17 @@ from tcemu.replay.data import operands
 
 MOST = 48  # different rows of A, and columns of B, in one comparison: the others repeat them, so that every output is compared
 SIZES = (1, 2, 4, 8, 16, 24, 32, MOST)  # to which they are filled up, so that programs are shared
+
+
+TRIES = 36  # of operands, until two recipes are told apart
+TELLING = ("window", "zeros", "window", "brink", "window", "subnormal", "window", "ties", "window", "tiny", "window", "brink")
+
+
+class Telling(NamedTuple):
+    """Operands that tell recipes apart: see `sample`."""
+
+    kind: str
+    seed: int
 
 
 class Sample(NamedTuple):
@@ -34,6 +46,19 @@ def sample(box: Box, kind: str, seed: int) -> Sample:
     a, b = operands(kind, seed, box.held, (min(m, MOST), min(n, MOST), k))
     answer = box(a[np.arange(m) % len(a)], b[:, np.arange(n) % b.shape[1]])
     return Sample(kind, box.held, a, b, answer)
+
+
+def telling_sample(shape: tuple[int, int, int], held: tuple[Format, Format], recipes: Sequence[KernelRecipe], seed: int) -> Telling | None:
+    """The first drawn operands on which the first recipe and another one give other bits, at no call of a box; None where none were met."""
+    m, n, k = shape
+    for number in range(TRIES):
+        kind = TELLING[number % len(TELLING)]
+        a, b = operands(kind, seed + number, held, (min(m, MOST), min(n, MOST), k))
+        asked = Sample(kind, held, a, b, np.zeros((0, 0)))
+        first = given(recipes[0], asked)
+        if any(unlike(other.out, given(other, asked), first) for other in recipes[1:3]):
+            return Telling(kind, seed + number)
+    return None
 
 
 def _filled(x: np.ndarray, rows: int, k: int) -> np.ndarray:

@@ -105,6 +105,12 @@ def tiny(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple
     return a * 2.0**low, b * 2.0**low
 
 
+def subnormal(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Products that are subnormal numbers of bf16 and of f32."""
+    a, b = flat(rng, fmt, m, n, k)
+    return a * 2.0**-65, b * 2.0**-65
+
+
 def huge(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Sums about the greatest number of f16, or beyond the one of f32."""
     a, b = flat(rng, fmt, m, n, k)
@@ -112,13 +118,36 @@ def huge(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple
     return a * 2.0**high, b * 2.0**high
 
 
+def window(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers in a few places along K, zeros elsewhere: what only these places show is hidden by no other sum."""
+    length = min(k, int(rng.integers(2, 65)))
+    start = int(rng.integers(k - length + 1))
+    a, b = np.zeros((m, k)), np.zeros((k, n))
+    inner = (cancelling, late, steep, positive, ties, spread)[int(rng.integers(6))]
+    a[:, start : start + length], b[start : start + length] = inner(rng, fmt, m, n, length)
+    return a, b
+
+
+def brink(rng: np.random.Generator, fmt: Format, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """A product one unit of f32's last place (2^-149) below the middle of two numbers of bf16, and products of a half and of three halves.
+
+    Whether an f32 rounds these before it adds them decides the result. 217 · 151 = 2^15 - 1 is the one such product of numbers of bf16.
+    """
+    a = rng.choice([1.0, 3.0], (m, k)) * 2.0**-75
+    b = rng.choice([1.0, -1.0], (k, n)) * 2.0**-75
+    place = int(rng.integers(k))
+    a[:, place], b[place] = 217 * 2.0**-75, 151 * 2.0**-74
+    return a, b
+
+
 KINDS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "flat": flat, "spread": spread, "cancelling": cancelling, "late": late, "zeros": zeros, "tiny": tiny, "huge": huge,
     "near": near, "steep": steep, "ties": ties, "halves": flat, "positive": positive,
+    "subnormal": subnormal, "window": window, "brink": brink,
 }  # fmt: skip
 NUMBERS = {  # of the kinds, in seeds: words of GPUs are kept with operands that are drawn by them
     "cancelling": 0, "flat": 1, "huge": 2, "late": 3, "spread": 4, "tiny": 5, "zeros": 6, "near": 7, "steep": 8, "ties": 9, "halves": 10,
-    "positive": 11,
+    "positive": 11, "subnormal": 12, "window": 13, "brink": 14,
 }  # fmt: skip
 
 

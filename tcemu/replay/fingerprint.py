@@ -13,7 +13,7 @@ from tcemu.linalg.kernel_order import places_of_slices, step_order
 from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe, Steps
 from tcemu.replay.boxes import FRAMEWORKS, Box, Spent, framework_of
 from tcemu.replay.candidates import TARGETS, cuts, trees, variants
-from tcemu.replay.comparison import Sample, differing, sample
+from tcemu.replay.comparison import Sample, differing, sample, telling_sample
 from tcemu.replay.findings import Finding, Fingerprint
 from tcemu.replay.probes import Asked, ask, drawn, fits, left_out, most_of, telling, windows_of
 from tcemu.replay.reading import read_fraction_bits, read_slices
@@ -99,6 +99,11 @@ class Search:
                 f"the same operands gave other bits among {REPEATS} calls: sums in an order that changes, as by atomic additions, "
                 "have no recipe"
             )
+        if not self.alike():
+            return self.undetermined(
+                "the same rows and columns give other bits in other places: outputs are added in different orders, as by a kernel that "
+                "cuts K where a thread block's share of the work ends (stream-K, segment-K)"
+            )
         dropped = left_out(self.box)
         if dropped is None:
             return self.undetermined("ones at the end of K are not added up as ones: the outputs differ from each other, or are no sums")
@@ -116,6 +121,9 @@ class Search:
         for recipe in (v for tree in orders for v in variants(tree)):
             classes.setdefault(class_of(recipe), recipe)
         self.left = self.eliminated(list(classes.values()))
+        if not self.left:
+            rare = {class_of(recipe): recipe for tree in reversed(orders) for recipe in reversed([*variants(tree, rare=True)])}
+            self.left = self.eliminated([recipe for key, recipe in reversed(rare.items()) if key not in classes])
         if not self.left:
             self.left = self.eliminated(self.by_other_steps(orders))
         if not self.left:
@@ -138,6 +146,16 @@ class Search:
         same = all((x == first.answer).all() for x in again)
         self.note("repeated", f"the same bits {REPEATS} times, results in {self.box.out}" if same else "other bits the next time")
         self.samples[first.kind] = first
+        return same
+
+    def alike(self) -> bool:
+        """Rows and columns that are repeated give what the first ones give, wherever they are."""
+        (asked,) = self.samples.values()
+        m, n, _ = self.box.shape
+        first = asked.answer[: len(asked.a), : asked.b.shape[1]]
+        same = bool((first[np.arange(m) % len(first)][:, np.arange(n) % first.shape[1]] == asked.answer).all())
+        if not same:
+            self.note("places", "equal operands, other bits")
         return same
 
     def structure(self, dropped: int) -> list[Asked]:
@@ -212,7 +230,7 @@ class Search:
     def eliminated(self, candidates: list[KernelRecipe]) -> list[KernelRecipe]:
         """Those that give the box's bits on operands of every kind."""
         every = len(candidates)
-        kinds = (*FIRST, "halves") if self.box.held[0] == F32 else FIRST
+        kinds = (*FIRST, "halves") if self.box.held[0] == F32 else (*FIRST, *self.small())
         for kind in kinds:
             if not candidates:
                 return []
@@ -229,15 +247,35 @@ class Search:
         )
         return candidates
 
+    def by_telling_operands(self) -> None:
+        """Fewer of those that are left, by operands on which they differ, until none are met."""
+        m, n, _ = self.box.shape
+        several = len(self.left)
+        for number in range(several):
+            if len(self.left) < 2:
+                break
+            found = telling_sample(self.box.shape, self.box.held, self.left, self.seed + 2000 + 100 * number)
+            if found is None:
+                break
+            asked = sample(self.box, *found)
+            self.left = [recipe for recipe in self.left if not differing(recipe, asked)]
+            self.compared += m * n
+        self.note("operands on which they differ", f"{len(self.left)} of {several} orders give the bits")
+
+    def small(self) -> tuple[str, ...]:
+        """The kinds of operands whose results are subnormal numbers of the result's format, where "tiny" ones are below it."""
+        return ("subnormal",) if self.box.out == BF16 and self.box.held[0] == BF16 else ()
+
     def confirmed(self) -> Fingerprint:
         """Until one class is left and has been held against the box on new operands."""
         m, n, _ = self.box.shape
         self.compared = 0
+        kinds = (*HELD_OUT, *self.small())
         for number in range(self.box.most):
-            enough = number >= len(HELD_OUT) and (self.compared >= ENOUGH or number >= 24)
-            if enough and (len(self.left) == 1 or number >= 2 * len(HELD_OUT)):
+            enough = number >= len(kinds) and (self.compared >= ENOUGH or number >= 24)
+            if enough:
                 break
-            asked = sample(self.box, HELD_OUT[number % len(HELD_OUT)], self.seed + 1000 + number)
+            asked = sample(self.box, kinds[number % len(kinds)], self.seed + 1000 + number)
             survivors = [recipe for recipe in self.left if not differing(recipe, asked)]
             if not survivors:
                 return self.undetermined(
@@ -246,6 +284,10 @@ class Search:
                 )
             self.left, self.compared = survivors, self.compared + m * n
         self.note("held-out operands", f"{self.compared:,} outputs, 0 differences")
+        if len(self.left) > 1:
+            self.by_telling_operands()
+        if not self.left:
+            return self.undetermined("operands on which the last candidates differ refute them all: the order is a near one")
         if len(self.left) > 1:
             return self.undetermined(
                 f"{len(self.left)} orders that are not one give the same bits on everything that was asked: a longer K, or results "

@@ -106,13 +106,15 @@ def sums_of(recipe: KernelRecipe, a: list[int], b: list[int]) -> Iterator[Sum]:
     def waiting(code: int) -> int:
         return code if merge.partial == F32 else _cast(merge.partial, F32, _cast(F32, merge.partial, code))
 
-    if pairs:
+    if pairs or merge.start == "zero":
+        first = pairs[0][0] if pairs else 0
         if merge.serial:
-            totals[pairs[0][0]] = waiting(totals[pairs[0][0]])
+            totals[first] = waiting(totals[first])
         else:
             totals = {number: waiting(code) for number, code in totals.items()}
         if merge.start == "zero":
-            totals[pairs[0][0]] = _added(0, totals[pairs[0][0]])
+            totals[first] = _added(0, totals[first])
+            yield Sum(f"slice {first} and +0", (), totals[first], 0)
     total = totals[pairs[-1][0] if pairs else 0]
     for to, source in pairs:
         before = totals[to]
@@ -144,7 +146,8 @@ def _of_lanes(recipe: KernelRecipe, unit: Lanes, a: list[int], b: list[int]) -> 
                 if place == NONE:
                     continue
                 product = _value(recipe.a, a[place]) * _value(recipe.b, b[place])
-                product = product if unit.fused else _value(F32, encode(F32, product))
+                for narrower in () if unit.fused else filter(None, (F32, unit.product)):
+                    product = _value(narrower, encode(narrower, product))
                 before, running = running, encode(F32, product + _value(F32, running))
                 yield number, Sum(f"slice {number}, lane {lane}, fma", (place,), running, before)
                 if closes:

@@ -29,6 +29,8 @@ class Level(NamedTuple):
 @lru_cache(maxsize=1 << 16)
 def lost_members(order: str, count: int, x: int, y: int) -> np.ndarray:
     """Which of `count` sums are lost when large ones are in the sums x and y, as bool [count]."""
+    if order == "ascending":
+        return np.arange(count) <= max(x, y)
     sums = [{i} for i in range(count)]
     for to, source in additions(order, count):
         sums[to] = sums[to] | sums[source]
@@ -98,6 +100,10 @@ def class_of(recipe: KernelRecipe) -> Any:
     """
     exact = recipe.a not in INEXACT
     unit, merge = recipe.unit, recipe.merge
+    signed = isinstance(unit, Lanes) and unit.start == "first"  # whose sums of negative zeros are negative
+    places = places_of_slices(recipe.slices)
+    waits = merge.partial != F32 and not merge.serial and (exact or merge.start == "zero")
+    one = isinstance(unit, Lanes) and signed and recipe.slices.used == 1 and unit.product in (None, recipe.out) and merge.start == "first"
 
     def node(*what: Any) -> int:
         return hash(what)
@@ -105,11 +111,14 @@ def class_of(recipe: KernelRecipe) -> Any:
     def added(x: int | None, y: int) -> int:
         return y if x is None else node("add", frozenset((x, y)) if x != y else x)
 
-    sums = _steps(recipe, unit, exact, node, added) if isinstance(unit, Steps) else _lanes(recipe, unit, exact, node, added)
-    zero_matters = (not exact and isinstance(unit, Lanes)) or (merge.partial != F32 and not merge.serial)
+    if one or (waits and not signed and all(len(part) == 1 for part in places)):  # products rounded alone, whatever multiplies them
+        sums = [node("product", int(part[0])) for part in places]
+    else:
+        sums = _steps(recipe, unit, exact, node, added) if isinstance(unit, Steps) else _lanes(recipe, unit, exact, node, added)
+    zero_matters = signed or (not exact and isinstance(unit, Lanes) and unit.product is None) or (merge.partial != F32 and not merge.serial)
     total = _merged(recipe, sums, node, added, zero_matters)
     flush = isinstance(unit, Lanes) and unit.flush
-    return (recipe.a, recipe.b, recipe.out, recipe.cast, recipe.epilogue, flush, total)
+    return (recipe.a, recipe.b, recipe.out, recipe.cast, recipe.epilogue, flush, signed, total)
 
 
 def _steps(recipe: KernelRecipe, unit: Steps, exact: bool, node: Any, added: Any) -> list[int]:
@@ -144,7 +153,10 @@ def _lanes(recipe: KernelRecipe, unit: Lanes, exact: bool, node: Any, added: Any
                 if place == NONE:
                     continue
                 apart = exact or not unit.fused  # the product is a number of its own
-                running = added(running, node("product", place)) if apart else node("fma", running, place)
+                one = node("product", place) if unit.product is None else node("rounded", unit.product, node("product", place))
+                if unit.product is not None and running is None and unit.start == "zero":
+                    one = node("from zero", one)
+                running = added(running, one) if apart else node("fma", running, place)
                 if closes:
                     total, running = added(total, running), None
             lanes.append(total)
@@ -164,14 +176,14 @@ def _lanes(recipe: KernelRecipe, unit: Lanes, exact: bool, node: Any, added: Any
 
 def _merged(recipe: KernelRecipe, sums: list[int], node: Any, added: Any, zero_matters: bool) -> int:
     merge = recipe.merge
-    if len(sums) == 1:
+    if len(sums) == 1 and merge.start != "zero":
         return sums[0]
 
     def waiting(x: int) -> int:
         return x if merge.partial == F32 else node("rounded", merge.partial, x)
 
     pairs = additions(merge.order, len(sums))
-    first = pairs[0][0]
+    first = pairs[0][0] if pairs else 0
     if merge.serial:
         sums[first] = waiting(sums[first])
     else:
@@ -181,4 +193,4 @@ def _merged(recipe: KernelRecipe, sums: list[int], node: Any, added: Any, zero_m
     for to, source in pairs:
         total = added(sums[to], sums[source])
         sums[to] = waiting(total) if merge.serial else total
-    return sums[pairs[-1][0]]
+    return sums[pairs[-1][0] if pairs else 0]

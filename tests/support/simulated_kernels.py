@@ -71,12 +71,12 @@ def fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         return f32(np.where((error != 0) & even & np.isfinite(s), odd, s))
 
 
-def by_fma(places: Places, a: np.ndarray, b: np.ndarray, fused: bool = True) -> np.ndarray:
-    """A chain of f32 multiply-adds, from +0."""
-    running = np.zeros((a.shape[0], b.shape[1]))
+def by_fma(places: Places, a: np.ndarray, b: np.ndarray, fused: bool = True, product: str = "f32", start: float = 0.0) -> np.ndarray:
+    """A chain of f32 multiply-adds, from +0, or from -0, which leaves the first product as it is. product: in which products wait."""
+    running = np.full((a.shape[0], b.shape[1]), start)
     for k in places:
         x, y = np.broadcast_arrays(a[:, k, None], b[None, k])
-        running = fma(x.copy(), y.copy(), running) if fused else f32(f32(x * y) + running)
+        running = fma(x.copy(), y.copy(), running) if fused else f32(of_format(product)(x * y) + running)
     return running
 
 
@@ -198,11 +198,14 @@ def tensor(
     return box(fmt, out, lambda a, b: merge([of_slice(places, a, b) for places in slices]))
 
 
-def lanes(fmt: str, out: str, chains: Sequence[Sequence[Sequence[Places]]], join: Callable = added, fused: bool = True) -> Callable:
-    """A kernel without a tensor core. chains: slices of lanes of chunks of places; a lane's chunks and the slices are added ascending."""
+def lanes(fmt: str, out: str, chains: Sequence[Sequence[Sequence[Places]]], join: Callable = added, **options) -> Callable:
+    """A kernel without a tensor core. chains: slices of lanes of chunks of places; a lane's chunks and the slices are added ascending.
+
+    options: of `by_fma`.
+    """
 
     def total(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return added([join([added([by_fma(chunk, a, b, fused) for chunk in lane]) for lane in slice_]) for slice_ in chains])
+        return added([join([added([by_fma(chunk, a, b, **options) for chunk in lane]) for lane in slice_]) for slice_ in chains])
 
     return box(fmt, out, total)
 
