@@ -65,6 +65,7 @@ def test_calls_that_are_spent():
     [
         ({"dtype": "f8"}, "dtype='f8'"),
         ({"dtype": "f64"}, "wanted one of f16"),
+        ({"dtype": "int8"}, "sums of integers are exact"),
         ({"m": 0}, "m=0"),
         ({"k": True}, "k=True"),
         ({"calls": 3}, "calls=3"),

@@ -201,7 +201,8 @@ def variants(recipe: KernelRecipe, *, rare: bool = False) -> Iterator[KernelReci
         ]
     casts = ("RN", "RZ", "RNA") if recipe.a == TF32 else ("RN",)
     for unit, merge, cast in product(units, merges, casts):
-        yield recipe.replace(unit=unit, merge=merge, cast=cast)
+        if merge.start == "first" or not (isinstance(unit, Lanes) and (unit.product or unit.start == "first")):  # else as others
+            yield recipe.replace(unit=unit, merge=merge, cast=cast)
     if rare and not several:
         waiting = [Merge(partial=partial, start="zero") for partial in dict.fromkeys((F32, recipe.out))]
         units = [unit for unit in units if not (isinstance(unit, Lanes) and (unit.product or unit.start == "first"))]  # as without it

@@ -20,6 +20,7 @@ from tcemu.replay.reading import read_fraction_bits, read_slices
 from tcemu.replay.trees import class_of, levels
 
 HELD = (F16, BF16, F32, E4M3, E5M2)
+INTEGERS = ("s8", "u8", "int8", "uint8")
 MOST_CALLS = 64
 # kinds of operands by which candidates are eliminated, and those by which the one that is left is confirmed
 FIRST = ("cancelling", "flat", "spread", "late", "near", "steep", "ties", "positive", "zeros", "tiny", "huge")
@@ -56,6 +57,11 @@ def fingerprint(
     Raises ValueError or TypeError for arguments that cannot be, and what fn raises.
     """
     held = FORMATS.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if str(dtype) in INTEGERS:
+        raise ValueError(
+            f"dtype={str(dtype)!r}: sums of integers are exact, also where they wrap, so that every order gives the same bits and none can "
+            "be found. tcemu.gemm(a, b, op='s8', target=...) gives the words"
+        )
     if held not in HELD:
         raise ValueError(f"dtype={dtype!r}: wanted one of {', '.join(map(str, HELD))}")
     for name, value, least in (("m", m, 1), ("n", n, 1), ("k", k, 1), ("calls", calls, 8)):

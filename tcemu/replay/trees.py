@@ -117,6 +117,8 @@ def class_of(recipe: KernelRecipe) -> Any:
         sums = _steps(recipe, unit, exact, node, added) if isinstance(unit, Steps) else _lanes(recipe, unit, exact, node, added)
     zero_matters = signed or (not exact and isinstance(unit, Lanes) and unit.product is None) or (merge.partial != F32 and not merge.serial)
     total = _merged(recipe, sums, node, added, zero_matters)
+    if isinstance(unit, Lanes) and unit.product is not None and unit.start == "zero":  # at the start of each slice: it is the same once
+        total = node("from zero", total)
     flush = isinstance(unit, Lanes) and unit.flush
     return (recipe.a, recipe.b, recipe.out, recipe.cast, recipe.epilogue, flush, signed, total)
 
@@ -154,8 +156,6 @@ def _lanes(recipe: KernelRecipe, unit: Lanes, exact: bool, node: Any, added: Any
                     continue
                 apart = exact or not unit.fused  # the product is a number of its own
                 one = node("product", place) if unit.product is None else node("rounded", unit.product, node("product", place))
-                if unit.product is not None and running is None and unit.start == "zero":
-                    one = node("from zero", one)
                 running = added(running, one) if apart else node("fma", running, place)
                 if closes:
                     total, running = added(total, running), None
@@ -188,9 +188,11 @@ def _merged(recipe: KernelRecipe, sums: list[int], node: Any, added: Any, zero_m
         sums[first] = waiting(sums[first])
     else:
         sums = [waiting(x) for x in sums]
-    if merge.start == "zero" and zero_matters:
+    started = merge.start == "zero" and zero_matters
+    if started and merge.serial:
         sums[first] = node("from zero", sums[first])
     for to, source in pairs:
         total = added(sums[to], sums[source])
         sums[to] = waiting(total) if merge.serial else total
-    return sums[pairs[-1][0] if pairs else 0]
+    total = sums[pairs[-1][0] if pairs else 0]
+    return node("from zero", total) if started and not merge.serial else total  # +0 at the start changes what is -0 to the end
