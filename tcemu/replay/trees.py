@@ -12,7 +12,7 @@ import numpy as np
 
 from tcemu.formats import BF16, F32, TF32
 from tcemu.linalg.kernel_order import NONE, additions, lane_order, lanes_and_turns, places_of_slices, step_order
-from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Slices, Steps
+from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Merge, Slices, Steps
 
 PRODUCT = 22  # bits of the longest product of a tensor core's formats, f16's and tf32's
 INEXACT = (F32, TF32, BF16)  # formats whose products an f32 may have to round, or has below its range
@@ -98,6 +98,7 @@ def class_of(recipe: KernelRecipe) -> Any:
 
     It errs on one side only: recipes with equal values are one; some with unequal ones may be one too.
     """
+    recipe = _as_one_slice(recipe)
     exact = recipe.a not in INEXACT
     unit, merge = recipe.unit, recipe.merge
     signed = isinstance(unit, Lanes) and unit.start == "first"  # whose sums of negative zeros are negative
@@ -121,6 +122,16 @@ def class_of(recipe: KernelRecipe) -> Any:
         total = node("from zero", total)
     flush = isinstance(unit, Lanes) and unit.flush
     return (recipe.a, recipe.b, recipe.out, recipe.cast, recipe.epilogue, flush, signed, total)
+
+
+def _as_one_slice(recipe: KernelRecipe) -> KernelRecipe:
+    """Slices of one element that are added to +0 in turn, each a product rounded alone: the chain of products and sums that they are."""
+    slices, merge = recipe.slices, recipe.merge
+    alone = slices.used == recipe.k > 1 and all(len(part) == 1 for part in places_of_slices(slices))
+    plain = isinstance(recipe.unit, Lanes) and recipe.unit in (Lanes(), Lanes(fused=False))
+    if not (alone and plain and merge == Merge(start="zero")):
+        return recipe
+    return recipe.replace(slices=Slices.whole(recipe.k), unit=Lanes(fused=False), merge=Merge())
 
 
 def _steps(recipe: KernelRecipe, unit: Steps, exact: bool, node: Any, added: Any) -> list[int]:
