@@ -453,3 +453,13 @@ def test_a_gpt_under_every_transformation():
     with tt.emulate(model, {"*qkv*": "bf16"}):
         assert torch.equal(compiled(words[:, :-1]), model(words[:, :-1])) and not torch.equal(compiled(words[:, :-1]), plain)
     assert torch.equal(compiled(words[:, :-1]), model(words[:, :-1])) and torch.equal(plain, compiled(words[:, :-1]))
+
+
+def test_attention_of_torch_compiles_whole():
+    """nn.TransformerEncoderLayer, whose nn.MultiheadAttention calls Tensor.unflatten, in one program: forward and gradients."""
+    torch.manual_seed(0)
+    model, x = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), torch.randn(2, 5, 16)
+    with tt.emulate(model, "bf16"):
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        results = [[y, *torch.autograd.grad(y.sum(), list(model.parameters()))] for y in (compiled(x), model(x))]
+    assert equal(*results)
