@@ -216,6 +216,7 @@ def test_a_width_out_of_range_raises_in_checked_mode_and_where_it_is_known():
         of_width(np.float32([8, 0.5]))
 
 
+@pytest.mark.full
 def test_the_surrogate_takes_batch_axes():
     """Each matrix as by itself, with one width for all and with a width for each."""
     rng, how = np.random.default_rng(3), {"op": BF16.op, "target": "sm_90a"}

@@ -36,6 +36,7 @@ PRINTING = {
     "fuzz": f"{FUZZ} --quiet",
     "infer": f"infer {S8} --cases 1",
     "replay": "replay diff A.npy B.npy --left order.json --right order.json",
+    "study": "study",
     "verify": f"verify {S8} --outputs 1",
     "check": f"check {F16} --target sm_90a",
     "list": "list --target sm_90a",
