@@ -21,7 +21,7 @@ PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_
 # These files test what XLA makes of the arithmetic, so they compile as users do. In the usual run all other files compile in short time, as
 # support/compiling.py says. The bits are the same
 OPTIMISED = (
-    "arithmetic", "blocks", "compilation", "gemm", "jaxpr", "mma", "process", "reference_golden",
+    "arithmetic", "blocks", "compilation", "jaxpr", "mma", "process", "reference_golden",
 )  # fmt: skip
 
 

@@ -105,7 +105,7 @@ NARROW = [
     for alignment in ("RZ", "RN", "RM", "RP")
     for rounding in ("RZ", "RN", "RM", "RP")
 ]
-NARROW_SAMPLE = [NARROW[5], NARROW[80]]  # f16 to f16, 8 bits; f16 to f32, 8 bits, whose sums are never rounded
+NARROW_SAMPLE = [NARROW[5]]  # f16 to f16, 8 bits
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def entries():
 ENTRIES = entries()
 
 
-@pytest.mark.parametrize("name", sampled(ENTRIES, 6))
+@pytest.mark.parametrize("name", sampled(ENTRIES, 12))
 def test_entries_that_are_not_the_same_value_give_the_same_bits(name):
     model, unit, (a, b), how = ENTRIES[name]
     k = max(256 // max(a.bits, 8), 4)

@@ -34,6 +34,7 @@ def gradients(recipe):
 # ---- the gradients' products follow
 
 
+@pytest.mark.full
 def test_what_if_changes_the_gradients_products_too():
     recipe = tcemu.recipe("bf16", "sm_80")
     coarse = recipe.what_if(fraction_bits=4)

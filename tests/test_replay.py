@@ -39,6 +39,7 @@ def test_the_dot_of_xla_on_this_cpu(dtype):
         assert (np.asarray(tcemu.matmul(a, b, recipe=found.recipe), np.float32) == np.asarray(jnp.matmul(a, b), np.float32)).all()
 
 
+@pytest.mark.full
 def test_numpy_on_this_cpu():
     found = fingerprint(np.matmul, 1, 8, 40, dtype="f32")
     if found.recipe is not None:
