@@ -1,0 +1,1 @@
+"""PTX files run without a GPU, bit for bit."""
