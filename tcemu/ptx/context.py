@@ -31,12 +31,16 @@ class Operation(NamedTuple):
     counts with each of its elements.
     compute: raw bits in, raw bits out, a tuple (see `tcemu.ptx.values`); pure, under any shape, under `jax.enable_x64(True)`.
     exact: every bit is that of the GPU; False: within the error that the manual states.
+    carry_in, carry_out: the last source, the last result is the carry flag CC.CF, of type "pred", which no operand names (PTX ISA 9.7.2).
+    Equal opcodes with operands of equal sizes have the same `compute`, the very object: what is compiled for one serves all.
     """
 
     results: tuple[str, ...]
     sources: tuple[str, ...]
     compute: Callable[..., tuple[Array, ...]]
     exact: bool = True
+    carry_in: bool = False
+    carry_out: bool = False
 
 
 class Step(NamedTuple):
