@@ -15,7 +15,7 @@ from tcemu.errors import Unsupported
 from tcemu.ptx import faults, memory
 from tcemu.ptx.memory import LOCAL_ROOM, PARAM_ROOM, SHARED_ROOM, Rooms, window
 from tcemu.ptx.module import Address, Float, Integer, Negated, Operand, Register, Sink, Statement
-from tcemu.ptx.special import SPECIAL
+from tcemu.ptx.special_values import SPECIAL
 from tcemu.ptx.values import KINDS, dtype
 
 LANES = 32
@@ -28,7 +28,7 @@ class Machine:
     Values of threads are [blocks, threads], threads padded to whole warps; raw bits, see `tcemu.ptx.values`.
     active: bool, the threads that execute the statement. registers: by name. memory: uint32 [words], the buffers of global memory, in
     `rooms`. shared: uint32 [blocks, words]. local: uint32 [blocks, threads, words]. parameters: uint32 [blocks, words] of the entry.
-    blocks: uint32 [blocks, 3], %ctaid. dimensions: uint32, see `special.DIMENSIONS`. statement: int32, the statement's number; clock: uint64.
+    blocks: uint32 [blocks, 3], %ctaid. dimensions: uint32, see `special_values.DIMENSIONS`. statement: int32, the statement's number; clock: uint64.
     faults: uint64 [faults.WORDS], the first one. extra: what families of instructions keep, by their names. kinds: of the registers.
     """
 
@@ -171,7 +171,7 @@ class Machine:
         room = address >> np.uint64(memory.ROOM_BITS)
         held = [("shared", SHARED_ROOM, self.shared), ("local", LOCAL_ROOM, self.local), ("param", PARAM_ROOM, self.parameters)]
         found = [(name, room == np.uint64(number)) for name, number, words in held if words.size]
-        return [("global", room >= np.uint64(memory.FIRST_ROOM)), *found]
+        return [("global", room >= np.uint64(memory.CONST_ROOM)), *found]
 
     def _places(self, space: str, address: Array, size: int) -> tuple[Array, memory.Places]:
         """The words of a space, flat, and where `size` bytes at addresses lie in them. A generic address may stand for one of the space."""
