@@ -254,8 +254,8 @@ def begin(
 
 
 def name_of(register: Register) -> str:
-    """The name under which a register is held: a component of a vector register has one of its own."""
-    return register.name if register.component is None else f"{register.name}.{register.component}"
+    """The name under which a register is held."""
+    return register.name
 
 
 def fitted(value: Array, have: str, want: str, extends: bool = False) -> Array:
