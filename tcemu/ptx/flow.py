@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from tcemu.errors import Unsupported
 from tcemu.ptx.module import Function, Guard, Operand, Register, Statement, Symbol, Vector
@@ -15,12 +16,16 @@ from tcemu.ptx.module import Function, Guard, Operand, Register, Statement, Symb
 LANES, WARPGROUP = 32, 128
 MEMBERS = {"shfl": -1, "vote": -1, "match": -1, "redux": -1, "elect": -1, "bar": 0, "barrier": 0}  # where the member mask stands
 BARRIERS = ("bar", "barrier")
-POLLS = ("try_wait", "test_wait", "cas", "exch", "volatile", "acquire", "relaxed")  # what a thread repeats until another has done something
+WAITING = ("ld", "atom", "mbarrier")
+POLLS = {"try_wait", "test_wait", "cas", "exch", "volatile", "acquire", "relaxed"}  # what a thread repeats until another has done something
 
 
 @dataclass(frozen=True)
 class Gathering:
-    """Threads that must be at a statement before any of them runs it. width: 32, or 128 for a warpgroup; members: the mask, None for all."""
+    """Threads that must be at a statement before any of them runs it.
+
+    width: 32, or 128 for a warpgroup; members: the mask, None for all.
+    """
 
     statement: int
     width: int
@@ -50,7 +55,7 @@ def ending(statement: Statement) -> str | None:
     """How a statement ends a piece; None: it does not."""
     name, qualifiers = statement.name, statement.qualifiers
     if name in BARRIERS:
-        return None if "warp" in qualifiers or name == "barrier" and "cluster" in qualifiers else "barrier"
+        return None if "warp" in qualifiers or (name == "barrier" and "cluster" in qualifiers) else "barrier"
     if name == "brx":
         return "indexed"
     return {"bra": "branch", "call": "call", "ret": "return", "exit": "exit", "trap": "trap"}.get(name)
@@ -61,7 +66,7 @@ def gathering(statement: Statement, number: int) -> Gathering:
     if statement.name.startswith("wgmma"):
         return Gathering(number, WARPGROUP)
     members = MEMBERS.get(statement.name)
-    if members is None or not statement.operands or statement.name == "elect" and len(statement.operands) < 2:
+    if members is None or not statement.operands or (statement.name == "elect" and len(statement.operands) < 2):
         return Gathering(number, LANES)
     operand = statement.operands[members]
     return Gathering(number, LANES, operand, statement.guard)
@@ -109,7 +114,7 @@ def _cut(function: Function, together: Mapping[int, Gathering]) -> list[Piece]:
     bounds = sorted(starts)
     at = {start: i for i, start in enumerate(bounds)}
     found = []
-    for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(bounds)):
         piece = Piece(start, stop, after=i + 1)
         last = ending(statements[stop - 1])
         if last:
@@ -163,11 +168,9 @@ def _ordered(found: list[Piece], function: Function) -> tuple[list[int], set[int
 def _polls(nodes: Iterable[int], found: list[Piece], function: Function) -> set[int]:
     """The pieces of an innermost loop, if it waits for what other threads do."""
     nodes = set(nodes)
-    for node in nodes:
-        for statement in function.statements[found[node].start : found[node].stop]:
-            if statement.name == "nanosleep" or any(part in POLLS for part in statement.qualifiers) and statement.name in ("ld", "atom", "mbarrier"):
-                return nodes
-    return set()
+    statements = [each for node in nodes for each in function.statements[found[node].start : found[node].stop]]
+    waits = any(each.name == "nanosleep" or (each.name in WAITING and set(each.qualifiers) & POLLS) for each in statements)
+    return nodes if waits else set()
 
 
 def _reached(edges: Mapping[int, list[int]], start: int) -> list[int]:

@@ -11,10 +11,10 @@ from tcemu.ptx.module import Statement
 from tcemu.ptx.scalar import table as scalars
 
 FAMILIES = (loads.PREPARE, atomics.PREPARE, ordering.PREPARE, scalars.PREPARE)
+BARRIER = ("cta", "sync", "arrive", "red", "popc", "and", "or", "u32", "pred", "aligned")
 ENDINGS = {  # instructions that end a piece, which the scheduler runs, with the qualifiers that each may have
     "bra": ("uni",), "brx": ("idx", "uni"), "call": ("uni",), "ret": ("uni",), "exit": (), "trap": (),
-    "bar": ("cta", "sync", "arrive", "red", "popc", "and", "or", "u32", "pred", "aligned"),
-    "barrier": ("cta", "sync", "arrive", "red", "popc", "and", "or", "u32", "pred", "aligned", "cluster", "wait", "release", "acquire", "relaxed"),
+    "bar": BARRIER, "barrier": (*BARRIER, "cluster", "wait", "release", "acquire", "relaxed"),
 }  # fmt: skip
 PREPARE: dict[str, Prepare] = {name: prepare for family in FAMILIES for name, prepare in family.items()}
 
@@ -39,7 +39,9 @@ def check_ending(statement: Statement, context: Context) -> None:
     known = ENDINGS[statement.name]
     wrong = [part for part in statement.qualifiers if part not in known]
     if wrong:
-        raise Unsupported(f"{statement.name!r} with {', '.join(f'.{part}' for part in wrong)} is not run; known are: {', '.join(known) or 'none'}")
+        raise Unsupported(
+            f"{statement.name!r} with {', '.join(f'.{part}' for part in wrong)} is not run; known are: {', '.join(known) or 'none'}"
+        )
     counts = {"bra": (1, 1), "brx": (2, 2), "call": (1, 4), "ret": (0, 0), "exit": (0, 0), "trap": (0, 0)}
     least, most = counts.get(statement.name, _barrier_operands(statement))
     if not least <= len(statement.operands) <= most:

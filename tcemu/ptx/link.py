@@ -16,6 +16,7 @@ from tcemu.ptx.module import Address, Function, Module, Operand, Register, State
 from tcemu.ptx.statements import Chunk, Names, Run, bind_operation, bind_step
 from tcemu.ptx.values import KINDS
 
+NOTHING = Operation((), (), lambda: ())  # of a statement that the scheduler runs
 FRAME_ALIGNMENT = 16  # of the variables of a frame, in bytes; a parameter is copied in whole words
 
 
@@ -118,8 +119,8 @@ def link(module: Module, entry: Function, target: str, checked: bool) -> Kernel:
 
 
 def _callee(statement: Statement) -> str:
-    name = next((operand for operand in statement.operands if isinstance(operand, Symbol)), None)
-    if name is None:
+    name = statement.operands[1]
+    if not isinstance(name, Symbol):
         raise Unsupported("a call through a register is not run; a call of a function of the module by its name is")
     return name.name
 
@@ -161,7 +162,7 @@ def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str
             _known(statement, function, names)
             if flow.ending(statement):
                 check_ending(statement, context)
-                ready: Operation | Step = Operation((), (), tuple)
+                ready: Operation | Step = NOTHING
                 if statement.name in ("bra", "brx"):
                     flow.targets_of(statement, function)
             else:
@@ -216,7 +217,7 @@ def _in_frame(statement: Statement, function: Function, frame: dict[str, int]) -
         return statement
     address = next((operand for operand in statement.operands if isinstance(operand, Address)), None)
     base = None if address is None else address.base
-    if isinstance(base, Symbol) and base.name in frame or not function.entry:
+    if (isinstance(base, Symbol) and base.name in frame) or not function.entry:
         opcode = ".".join([statement.name, *("local" if part.startswith("param") else part for part in parts)])
         return replace(statement, opcode=opcode)
     return statement
@@ -224,11 +225,8 @@ def _in_frame(statement: Statement, function: Function, frame: dict[str, int]) -
 
 def _passed(call: Line, callee: Function, names: Names) -> tuple[list[Line], list[Line]]:
     """Statements that hand a call's arguments over, and those that fetch its results."""
-    operands = call.statement.operands
-    place = next(i for i, operand in enumerate(operands) if isinstance(operand, Symbol))
-    results = operands[0].elements if place and isinstance(operands[0], Vector) else ()
-    given = operands[place + 1] if len(operands) > place + 1 else None
-    arguments = given.elements if isinstance(given, Vector) else ()
+    lists = [operand.elements for operand in call.statement.operands if isinstance(operand, Vector)]
+    results, arguments = lists[0], lists[1]
     for what, here, wanted in (("arguments", arguments, callee.parameters), ("results", results, callee.results)):
         if len(here) != len(wanted):
             raise at(call.statement, Unsupported(f"{callee.name} has {len(wanted)} {what}; got {len(here)}"))
@@ -300,7 +298,8 @@ def _frame(kernel: Kernel, function: Function) -> dict[str, int]:
 
 def _place_variables(kernel: Kernel, functions: list[Function]) -> None:
     declared = [*kernel.module.variables, *(variable for function in functions for variable in function.variables)]
-    used = {part.name for function in functions for each in function.statements for part in _parts(each.operands) if isinstance(part, Symbol)}
+    statements = [each for function in functions for each in function.statements]
+    used = {part.name for each in statements for part in _parts(each.operands) if isinstance(part, Symbol)}
     dynamic = []
     for variable in declared:
         if variable.space == "shared" and (variable.extern or None in variable.shape):

@@ -8,9 +8,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
-
 from tcemu.errors import Unsupported
 from tcemu.ptx.context import Context, Prepare, Step
 from tcemu.ptx.module import Address, Operand, Statement, Vector
@@ -40,7 +37,7 @@ class Access(NamedTuple):
 
     space: str
     kind: str
-    count: int
+    elements: int
     registers: tuple[Operand, ...]
     address: Address
 
@@ -50,7 +47,9 @@ def read_access(statement: Statement) -> Access:
     found = PATTERNS[statement.name].fullmatch(".".join(statement.qualifiers))
     kind = found["type"] if found else ""
     if found is None or kind not in TYPES:
-        raise Unsupported(f"{statement.opcode!r} is not run: it is no {statement.name} whose qualifiers are known, of type {', '.join(TYPES)}")
+        raise Unsupported(
+            f"{statement.opcode!r} is not run: it is no {statement.name} whose qualifiers are known, of type {', '.join(TYPES)}"
+        )
     count = int((found["vector"] or "v1")[1:])
     operands = statement.operands
     first, second = (operands[:2] if statement.name != "st" else operands[1::-1]) if len(operands) >= 2 else (None, None)
@@ -70,7 +69,7 @@ def prepare_load(statement: Statement, context: Context) -> Step:
     access = read_access(statement)
 
     def run(machine: Machine) -> Machine:
-        values, machine = machine.load(access.space, machine.address(access.address), access.kind, access.count)
+        values, machine = machine.load(access.space, machine.address(access.address), access.kind, access.elements)
         for register, value in zip(access.registers, values, strict=True):
             machine = machine.write(register, access.kind, value)
         return machine

@@ -54,7 +54,7 @@ def prepare_cvta(statement: Statement, context: Context) -> Operation:
     """`cvta`: between an address in a space and the generic one (9.7.9.20)."""
     parts = statement.qualifiers
     back = parts[:1] == ("to",)
-    space, kind = (parts[back:] + ("", ""))[:2]
+    space, kind = (*parts[back:], "", "")[:2]
     if space not in SPACES or kind != "u64" or len(parts) != 2 + back:
         raise Unsupported(f"{statement.opcode!r} is not run; cvta[.to].space.u64 is, with {', '.join(SPACES)}")
     room = _room(space, context)
@@ -85,7 +85,7 @@ _tests: dict[tuple[int, int], Operation] = {}
 
 
 def _in_rooms(first: int, stop: int) -> Operation:
-    def compute(address):  # noqa: ANN001, ANN202
+    def compute(address):
         room = address >> np.uint64(ROOM_BITS)
         return ((room >= np.uint64(first)) & (room < np.uint64(stop)),)
 
@@ -104,7 +104,11 @@ def prepare_mapa(statement: Statement, context: Context) -> Operation:
     return MAPA[kind]
 
 
-MAPA = {kind: Operation((kind,), (kind, "u32"), lambda address, rank: (jnp.where(rank == 0, address, ~address),)) for kind in ("u32", "u64")}
+def _mapped(kind: str) -> Operation:
+    return Operation((kind,), (kind, "u32"), lambda address, rank: (jnp.where(rank == 0, address, ~address),))
+
+
+MAPA = {kind: _mapped(kind) for kind in ("u32", "u64")}
 
 
 def prepare_getctarank(statement: Statement, context: Context) -> Operation:

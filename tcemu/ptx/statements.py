@@ -18,7 +18,7 @@ from jax import Array
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from tcemu.ptx.context import Context, Operation, Prepare, Step
-from tcemu.ptx.machine import Machine, constant, fitted, name_of
+from tcemu.ptx.machine import Machine, constant, fitted
 from tcemu.ptx.module import (
     Address,
     Function,
@@ -55,7 +55,10 @@ def flattened(operands: tuple[Operand, ...]) -> list[Operand]:
 
 
 class Names(NamedTuple):
-    """What the operands of a function's statements stand for. prefix: of its registers in a chunk; kinds: their types; symbols: addresses."""
+    """What the operands of a function's statements stand for.
+
+    prefix: of its registers in a chunk; kinds: their types; symbols: addresses.
+    """
 
     prefix: str
     kinds: Mapping[str, str]
@@ -63,12 +66,12 @@ class Names(NamedTuple):
 
     def kind(self, register: Register) -> str:
         """The type of a register, also of a special one."""
-        name = name_of(register)
+        name = register.name
         return SPECIAL[name][0] if name in SPECIAL else self.kinds[name]
 
     def held(self, register: Register) -> str:
         """The name under which a chunk holds it."""
-        name = name_of(register)
+        name = register.name
         return name if name in SPECIAL else self.prefix + name
 
     def resolved(self, operand: Operand) -> Operand:
@@ -245,7 +248,7 @@ def canonical(statement: Statement, names: Names) -> _Canonical:
 
     def renamed(operand: Operand | None) -> Any:
         if isinstance(operand, Register):
-            if name_of(operand) in SPECIAL:
+            if operand.name in SPECIAL:
                 return operand
             return Register(registers.setdefault(operand, f"%{len(registers)}"))
         if isinstance(operand, Symbol):
