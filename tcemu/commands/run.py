@@ -17,8 +17,13 @@ from tcemu.commands.arrays import load, npy
 from tcemu.commands.outputs import Output, shown
 from tcemu.commands.progress import ProgressLine
 from tcemu.ptx import parse
+from tcemu.ptx.link import Line
 from tcemu.ptx.module import Module
 from tcemu.ptx.run import STEP_LIMIT, run
+from tcemu.ptx.scheduler import StepLimit
+from tcemu.ptx.statements import Chunk
+
+PAUSE = 0.2  # seconds between two reports
 
 TYPES = {f"{letter}{bits}": np.dtype(f"{kind}{bits // 8}") for letter, kind in (("u", "u"), ("s", "i")) for bits in (8, 16, 32, 64)}
 TYPES |= {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
@@ -87,7 +92,9 @@ def read_text(path: Path) -> str:
             raise CommandError(f"{shown(path)} is no regular file")
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise CommandError(f"{shown(path)} is no text: {error.reason} at byte {error.start}; a cubin is not PTX, nvcc -ptx writes it") from error
+        raise CommandError(
+            f"{shown(path)} is no text: {error.reason} at byte {error.start}; a cubin is not PTX, nvcc -ptx writes it"
+        ) from error
     except (OSError, ValueError) as error:
         raise CommandError(f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -147,12 +154,28 @@ def outputs(args: argparse.Namespace, given: list[Argument]) -> dict[int, Output
 
 
 class Progress(ProgressLine):
-    """Blocks done."""
+    """Blocks done, and statements executed."""
 
-    def report(self, done: int, statements: int) -> None:
-        """done: blocks that have ended; statements: executed so far, each by all threads of a chunk of blocks at once."""
-        text = f"tcemu run: {done:,} of {self.total:,} blocks, {statements:,} statements, {self.passed:.0f} s"
-        self.say(text, last=done == self.total)
+    def __init__(self, total: int) -> None:
+        super().__init__(total, sys.stderr)
+        self.done = self.statements = 0
+        self.chunk: Chunk | None = None  # the blocks that run now
+        self.said = 0.0
+
+    def watch(self, _line: Line, chunk: Chunk, _active: np.ndarray) -> None:
+        """What `tcemu.ptx.run` calls after each statement."""
+        if chunk is not self.chunk:
+            self.done += self.chunk.shape[0] if self.chunk is not None else 0
+            self.chunk = chunk
+        self.statements += 1
+        if self.passed - self.said >= PAUSE:
+            self.said = self.passed
+            self.say(f"tcemu run: {self.done:,} of {self.total:,} blocks, {self.statements:,} statements, {self.passed:.0f} s")
+
+    def end(self) -> None:
+        """The last line, if there was one."""
+        if self.said:
+            self.say(f"tcemu run: {self.total:,} blocks, {self.statements:,} statements, {self.passed:.0f} s", last=True)
 
 
 def run_run(args: argparse.Namespace) -> int:
@@ -165,22 +188,23 @@ def run_run(args: argparse.Namespace) -> int:
         entry = _entry(module, args.entry)
         target = args.target or module.target
         files = outputs(args, given)
-        progress = Progress(prod(grid), sys.stderr)
+        progress = Progress(prod(grid))
         began = time.perf_counter()
         results = run(
             module, entry=entry, grid=grid, block=block, args=[arg.value for arg in given], target=target,
-            shared_bytes=args.shared_bytes, checked=args.checked, step_limit=args.step_limit, progress=progress.report,
+            shared_bytes=args.shared_bytes, checked=args.checked, step_limit=args.step_limit, watch=progress.watch,
         )  # fmt: skip
     except MemoryError as error:
         raise CommandError(f"the kernel's memory does not fit in this machine's: {error}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, StepLimit) as error:
         raise CommandError(f"{shown(args.file)}: {error}") from error
+    progress.end()
     seconds = time.perf_counter() - began
     sizes = " by ".join(",".join(map(str, size)) for size in (grid, block))
     print(f"{entry}, {sizes}, {target}: {prod(grid) * prod(block):,} threads in {seconds:.2f} s, compilation included")
-    for at, arg in enumerate(given):
-        if arg.is_array:
-            print(_written(at, arg, np.asarray(results[at]), files.get(at)))
+    arrays = [(at, arg) for at, arg in enumerate(given) if arg.is_array]
+    for (at, arg), result in zip(arrays, results, strict=True):
+        print(_written(at, arg, np.asarray(result), files.get(at)))
     return 0
 
 

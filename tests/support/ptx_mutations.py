@@ -5,10 +5,57 @@ import re
 from collections.abc import Callable
 
 WORD = re.compile(r"[%$\w.:]+|[^\s\w]")
-PARTS = ("f32", "f64", "b8", "u64", "s16", "pred", "rn", "sat", "ftz", "v4", "shared", "param", "wide", "x", "", "sync", "m16n8k16", "approx")
+PARTS = (
+    "f32",
+    "f64",
+    "b8",
+    "u64",
+    "s16",
+    "pred",
+    "rn",
+    "sat",
+    "ftz",
+    "v4",
+    "shared",
+    "param",
+    "wide",
+    "x",
+    "",
+    "sync",
+    "m16n8k16",
+    "approx",
+)
 MARKS = "{}[]()<>,;:+-*/%&|^~!?=@.\"'\\\0\t\n #$_0xF9é"
-NUMBERS = ("0", "1", "-1", "3", "31", "33", "255", "4096", "65537", "0x7fffffff", "4294967296", "-9223372036854775808", "0f7FC00000", "1e400")
-OPCODES = ("add.s32", "mov.b64", "ld.global.u32", "st.shared.v4.f32", "bar.sync", "bra", "ret", "mma.sync", "cvt.f32", "call", "exit", "trap")
+NUMBERS = (
+    "0",
+    "1",
+    "-1",
+    "3",
+    "31",
+    "33",
+    "255",
+    "4096",
+    "65537",
+    "0x7fffffff",
+    "4294967296",
+    "-9223372036854775808",
+    "0f7FC00000",
+    "1e400",
+)
+OPCODES = (
+    "add.s32",
+    "mov.b64",
+    "ld.global.u32",
+    "st.shared.v4.f32",
+    "bar.sync",
+    "bra",
+    "ret",
+    "mma.sync",
+    "cvt.f32",
+    "call",
+    "exit",
+    "trap",
+)
 
 
 def _line(text: str, pick: random.Random, change: Callable[[list[str], int], None]) -> str:
