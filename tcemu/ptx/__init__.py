@@ -1,1 +1,10 @@
-"""PTX files run without a GPU, bit for bit."""
+"""PTX files run without a GPU, bit for bit: `parse` reads one. Its errors are `PtxError`s, with line and column."""
+
+from tcemu.errors import PtxError as PtxError
+from tcemu.ptx.module import Function as Function
+from tcemu.ptx.module import Module as Module
+from tcemu.ptx.module import Statement as Statement
+from tcemu.ptx.module import Variable as Variable
+from tcemu.ptx.parser import parse as parse
+
+__all__ = ["Function", "Module", "PtxError", "Statement", "Variable", "parse"]

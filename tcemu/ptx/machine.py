@@ -15,7 +15,7 @@ from tcemu.errors import Unsupported
 from tcemu.ptx import faults, memory
 from tcemu.ptx.memory import LOCAL_ROOM, PARAM_ROOM, SHARED_ROOM, Rooms, window
 from tcemu.ptx.module import Address, Float, Integer, Negated, Operand, Register, Sink, Statement
-from tcemu.ptx.special import SPECIAL
+from tcemu.ptx.special_values import SPECIAL
 from tcemu.ptx.values import KINDS, dtype
 
 LANES = 32
@@ -28,7 +28,7 @@ class Machine:
     Values of threads are [blocks, threads], threads padded to whole warps; raw bits, see `tcemu.ptx.values`.
     active: bool, the threads that execute the statement. registers: by name. memory: uint32 [words], the buffers of global memory, in
     `rooms`. shared: uint32 [blocks, words]. local: uint32 [blocks, threads, words]. parameters: uint32 [blocks, words] of the entry.
-    blocks: uint32 [blocks, 3], %ctaid. dimensions: uint32, see `special.DIMENSIONS`. statement: int32, the statement's number; clock: uint64.
+    blocks: uint32 [blocks, 3], %ctaid. dimensions: uint32, see `special_values.DIMENSIONS`. statement: int32, the statement's number; clock: uint64.
     faults: uint64 [faults.WORDS], the first one. extra: what families of instructions keep, by their names. kinds: of the registers.
     """
 
@@ -254,8 +254,8 @@ def begin(
 
 
 def name_of(register: Register) -> str:
-    """The name under which a register is held: a component of a vector register has one of its own."""
-    return register.name if register.component is None else f"{register.name}.{register.component}"
+    """The name under which a register is held."""
+    return register.name
 
 
 def fitted(value: Array, have: str, want: str, extends: bool = False) -> Array:

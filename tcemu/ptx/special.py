@@ -1,98 +1,18 @@
-"""Special registers: what `%tid.x` and the like read, from what a `tcemu.ptx.machine.Machine` holds. Source: PTX ISA chapter 10."""
+"""The special registers that PTX has, with their types (PTX ISA, section 10). What tcemu gives for them: `special_values`."""
 
-from __future__ import annotations
+_VECTORS = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+_WORDS = (
+    "laneid", "warpid", "nwarpid", "smid", "nsmid", "cluster_ctarank", "cluster_nctarank",
+    *(f"lanemask_{which}" for which in ("eq", "le", "lt", "ge", "gt")),
+    "clock", "clock_hi", "globaltimer_lo", "globaltimer_hi", *(f"pm{at}" for at in range(8)), *(f"envreg{at}" for at in range(32)),
+    "total_smem_size", "aggr_smem_size", "dynamic_smem_size",
+    *(f"reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")),
+)  # fmt: skip
+_LONG = ("gridid", "clock64", "globaltimer", "current_graph_exec", *(f"pm{at}_64" for at in range(8)))
 
-from collections.abc import Callable
-from typing import Any
-
-import jax.numpy as jnp
-import numpy as np
-from jax import Array
-
-LANES = 32
-DIMENSIONS = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z", "total_smem_size", "dynamic_smem_size")
-WARPS_OF_A_PROCESSOR, PROCESSORS = 64, 132  # of an H100; what %nwarpid and %nsmid read
-
-
-def _linear(machine: Any) -> Array:
-    """The number of each thread in its block."""
-    return jnp.broadcast_to(jnp.arange(machine.active.shape[1], dtype=jnp.uint32), machine.active.shape)
-
-
-def _tid(axis: int) -> Callable[[Any], Array]:
-    def value(machine: Any) -> Array:
-        x, y = machine.dimensions[0], machine.dimensions[1]
-        thread = _linear(machine)
-        return (thread % x, thread // x % y, thread // (x * y))[axis]
-
-    return value
-
-
-def _dimension(name: str) -> Callable[[Any], Array]:
-    return lambda machine: machine.dimensions[DIMENSIONS.index(name)]
-
-
-def _block(axis: int) -> Callable[[Any], Array]:
-    return lambda machine: machine.blocks[:, axis, None]
-
-
-def _number(machine: Any) -> Array:
-    """The number of each block in the grid."""
-    x, y, z = (machine.blocks[:, axis, None] for axis in range(3))
-    return x + machine.dimensions[3] * (y + machine.dimensions[4] * z)
-
-
-def _mask(low: int, high: int) -> Callable[[Any], Array]:
-    """Bits of lanes from this one plus `low` up to it plus `high`; -32 and 32 stand for the first and the last."""
-
-    def value(machine: Any) -> Array:
-        lane = (_linear(machine) % np.uint32(LANES)).astype(jnp.int64)
-        first, last = jnp.clip(lane + low, 0, LANES), jnp.clip(lane + high + 1, 0, LANES)
-        return ((np.int64(1) << last) - (np.int64(1) << first)).clip(0).astype(jnp.uint32)
-
-    return value
-
-
-def _fixed(value: int) -> Callable[[Any], Array]:
-    return lambda _machine: jnp.uint32(value)
-
-
-def _axes(name: str, values: tuple[Callable[[Any], Array], ...]) -> dict[str, tuple[str, Callable[[Any], Array]]]:
-    rows = {f"%{name}.{axis}": ("u32", value) for axis, value in zip("xyz", values, strict=True)}
-    return {**rows, f"%{name}.w": ("u32", _fixed(0))}
-
-
-SPECIAL: dict[str, tuple[str, Callable[[Any], Array]]] = {
-    **_axes("tid", tuple(map(_tid, range(3)))),
-    **_axes("ntid", tuple(_dimension(f"ntid.{axis}") for axis in "xyz")),
-    **_axes("ctaid", tuple(map(_block, range(3)))),
-    **_axes("nctaid", tuple(_dimension(f"nctaid.{axis}") for axis in "xyz")),
-    **_axes("clusterid", tuple(map(_block, range(3)))),  # clusters of one block
-    **_axes("nclusterid", tuple(_dimension(f"nctaid.{axis}") for axis in "xyz")),
-    **_axes("cluster_ctaid", (_fixed(0),) * 3),
-    **_axes("cluster_nctaid", (_fixed(1),) * 3),
-    "%cluster_ctarank": ("u32", _fixed(0)),
-    "%cluster_nctarank": ("u32", _fixed(1)),
-    "%is_explicit_cluster": ("pred", lambda _machine: jnp.bool_(False)),
-    "%laneid": ("u32", lambda machine: _linear(machine) % np.uint32(LANES)),
-    "%warpid": ("u32", lambda machine: _linear(machine) // np.uint32(LANES)),
-    "%nwarpid": ("u32", _fixed(WARPS_OF_A_PROCESSOR)),
-    "%smid": ("u32", lambda machine: _number(machine) % np.uint32(PROCESSORS)),
-    "%nsmid": ("u32", _fixed(PROCESSORS)),
-    "%gridid": ("u64", lambda _machine: jnp.uint64(1)),
-    "%lanemask_eq": ("u32", _mask(0, 0)),
-    "%lanemask_le": ("u32", _mask(-LANES, 0)),
-    "%lanemask_lt": ("u32", _mask(-LANES, -1)),
-    "%lanemask_ge": ("u32", _mask(0, LANES)),
-    "%lanemask_gt": ("u32", _mask(1, LANES)),
-    "%clock": ("u32", lambda machine: machine.clock.astype(jnp.uint32)),
-    "%clock_hi": ("u32", lambda machine: (machine.clock >> np.uint64(32)).astype(jnp.uint32)),
-    "%clock64": ("u64", lambda machine: machine.clock),
-    "%globaltimer": ("u64", lambda machine: machine.clock),
-    "%globaltimer_lo": ("u32", lambda machine: machine.clock.astype(jnp.uint32)),
-    "%globaltimer_hi": ("u32", lambda machine: (machine.clock >> np.uint64(32)).astype(jnp.uint32)),
-    "%total_smem_size": ("u32", _dimension("total_smem_size")),
-    "%aggr_smem_size": ("u32", _dimension("total_smem_size")),
-    "%dynamic_smem_size": ("u32", _dimension("dynamic_smem_size")),
+SPECIAL = {
+    **{f"%{name}.{axis}": "u32" for name in _VECTORS for axis in "xyzw"},
+    **{f"%{name}": "u32" for name in _WORDS},
+    **{f"%{name}": "u64" for name in _LONG},
+    "%is_explicit_cluster": "pred",
 }
-TIMERS = ("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
