@@ -232,7 +232,8 @@ def _loaded(machine: Machine, mine: Values) -> Machine:
 
 
 def _stored(machine: Machine, mine: Values) -> Machine:
-    """A box from shared memory into global memory, for each block that has one. Units may share a word, but no byte."""
+    """A box from shared memory into global memory, for each block that has one. Neighbouring units share a word: one
+    has it as its last word, the other as its first, and these are written one after the other."""
 
     def carry(machine: Machine, unit: Array, there: Array) -> Machine:
         where = _carried(machine, mine, unit, there)
@@ -246,9 +247,8 @@ def _stored(machine: Machine, mine: Values) -> Machine:
         for at in range(UNIT // 4 + 1):
             straight = [words[at] if at < UNIT // 4 else nothing[0] for words in (values, masks)]
             value, mask = (jnp.where(shift == 0, x, if_turned(words)[at]) for x, words in zip(straight, (values, masks), strict=True))
-            old = memory.at[first + np.int32(at)].get(mode="fill", fill_value=0)
-            place = jnp.where(mask != 0, first + np.int32(at), np.int32(memory.shape[0]))
-            memory = memory.at[place].add((value & mask) - (old & mask), mode="drop")
+            place = first + np.int32(at)
+            memory = scatter(memory, place, gather(memory, place, 1)[0] & ~mask | value & mask, mask != 0)
         return replace(machine, memory=memory)
 
     return carried(machine, _units(mine), carry)
