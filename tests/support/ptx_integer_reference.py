@@ -79,7 +79,7 @@ def div(parts, a, b):
 
 
 def rem(parts, a, b):
-    return a if b == 0 else a - b * div(parts, a, b)
+    return -1 if b == 0 else a - b * div(parts, a, b)
 
 
 def extremum(pick):
@@ -99,6 +99,8 @@ def bfind(parts, a):
 
 def fns(parts, mask, base, offset):
     offset = value(offset, "s32")
+    if offset == -(2**31):  # as silicon has it
+        return (0,)
     if base > 31:
         return (0xFFFFFFFF,)
     if offset == 0:
@@ -112,14 +114,16 @@ def bfe(parts, a, b, c):
     kind = parts[-1]
     bits = bits_of(kind)
     top = bits - 1
-    start, length = b & 0xFF, c & 0xFF
+    start, length = (b, c) if bits == 64 else (b & 0xFF, c & 0xFF)
+    length = min(length, 64)
     sign = 0 if kind[0] == "u" or length == 0 else a >> min(start + length - 1, top) & 1
     return (sum((a >> (start + i) & 1 if i < length and start + i <= top else sign) << i for i in range(bits)),)
 
 
 def bfi(parts, a, b, c, d):
     bits = bits_of(parts[-1])
-    start, length = c & 0xFF, d & 0xFF
+    start, length = (c, d) if bits == 64 else (c & 0xFF, d & 0xFF)
+    length = min(length, 255)
     for i in range(length):
         if start + i < bits:
             b = (b & ~(1 << (start + i))) | ((a >> i & 1) << (start + i)) if i < bits else b & ~(1 << (start + i))

@@ -123,7 +123,7 @@ def find_leading(qualifiers: Qualifiers) -> Operation:
 def find_nth(mask: Array, base: Array, offset: Array) -> Array:
     """fns: the place of the n-th set bit of the mask from the base on, upward for n > 0, downward for n < 0 (9.7.1.17).
 
-    For n = 0 the base itself, if its bit is set. A base above 31 has no bit.
+    For n = 0 the base itself, if its bit is set. A base above 31 has no bit. n = -2^31 gives 0, as on an H200.
     """
     n = signed(offset, "s32")
     at = base & 31
@@ -139,7 +139,8 @@ def find_nth(mask: Array, base: Array, offset: Array) -> Array:
     found = (wanted <= lax.population_count(counted)) & (n != 0)
     place = jnp.where(n < 0, 31 - place, place)
     here = (n == 0) & ((mask >> at) & 1 == 1)
-    return jnp.where(base > 31, jnp.uint32(NONE), jnp.where(found, place, jnp.where(here, base, jnp.uint32(NONE))))
+    result = jnp.where(base > 31, jnp.uint32(NONE), jnp.where(found, place, jnp.where(here, base, jnp.uint32(NONE))))
+    return jnp.where(offset == 1 << 31, 0, result).astype(jnp.uint32)
 
 
 FIND_NTH = Operation(("u32",), ("b32", "b32", "s32"), lambda *values: (find_nth(*values),))
@@ -165,19 +166,25 @@ def reverse_bits(qualifiers: Qualifiers) -> Operation:
 # ---- fields
 
 
+def places(start: Array, length: Array, like: Array) -> tuple[Array, Array]:
+    """Start and length, of which 32-bit fields take 8 bits; those of 64 bits take all, as on an H200 (the manual: 0 to 255)."""
+    mask = 0xFF if like.dtype.itemsize == 4 else NONE
+    return (start & mask).astype(like.dtype), (length & mask).astype(like.dtype)
+
+
 def extract(qualifiers: Qualifiers) -> Operation:
     """bfe: `length` bits from `start` on; a signed one is filled with its sign, or with a's where it reaches beyond (9.7.1.19)."""
     kind = qualifiers.type
     bits = width(kind)
 
     def compute(a: Array, start: Array, length: Array) -> tuple[Array]:
-        start, length = (start & 0xFF).astype(a.dtype), (length & 0xFF).astype(a.dtype)
+        start, length = places(start, length, a)
         field = jnp.minimum(length, bits)
         value = (a >> jnp.minimum(start, bits)) & _low(field, a)
         if KINDS[kind].signed:
             last = jnp.minimum(start + length - 1, bits - 1)  # of a length 0 nothing is used
             sign = (a >> last) & 1
-            beyond = ~_low(jnp.minimum(field, jnp.maximum(bits - start.astype(jnp.int32), 0).astype(a.dtype)), a)
+            beyond = ~_low(jnp.minimum(field, bits - jnp.minimum(start, bits)), a)
             value = jnp.where((sign == 1) & (length != 0), value | beyond, value)
         return (value,)
 
@@ -195,7 +202,7 @@ def insert(qualifiers: Qualifiers) -> Operation:
     bits = width(kind)
 
     def compute(a: Array, b: Array, start: Array, length: Array) -> tuple[Array]:
-        start, length = (start & 0xFF).astype(a.dtype), (length & 0xFF).astype(a.dtype)
+        start, length = places(start, length, a)
         at = jnp.minimum(start, bits)
         mask = _low(jnp.minimum(length, bits), a) << at
         return ((b & ~mask) | ((a << at) & mask),)

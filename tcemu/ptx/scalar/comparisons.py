@@ -61,6 +61,8 @@ def set_predicate(qualifiers: Qualifiers, shape: Shape) -> Operation:
     packed, two = kind in PACKED, shape.sizes[0] == 2
     if packed and not two:
         raise Unsupported(f"setp of .{kind} has two destinations, p|q, for the lower and the upper half (PTX ISA 9.7.7.3)")
+    if kind in ("f16", "bf16") and two:
+        raise Unsupported(f"setp of .{kind} has one destination (PTX ISA 9.7.7.3)")
 
     def compute(a: Array, b: Array, c: Array | None = None) -> tuple[Array, ...]:
         held = holds(a, b)
@@ -92,7 +94,7 @@ TESTS: dict[str, Callable[[Array, int, int], Array]] = {  # by the magnitude's c
     "infinite": lambda m, infinity, least: m == infinity,
     "number": lambda m, infinity, least: m <= infinity,
     "notanumber": lambda m, infinity, least: m > infinity,
-    "normal": lambda m, infinity, least: (m >= least) & (m < infinity),
+    "normal": lambda m, infinity, least: ((m >= least) & (m < infinity)) | (m == 0),  # 0 is one on an H200
     "subnormal": lambda m, infinity, least: (m > 0) & (m < least),
 }
 

@@ -20,19 +20,21 @@ RELATION = "eq|ne|lt|le|gt|ge|lo|ls|hi|hs"
 RELATION_OF_FLOATS = "|".join(comparisons.OF_FLOATS)
 FLUSHED = "f16|f16x2|f32"
 FLOATS = "bf16|bf16x2|f64"
+BOOLEAN = "and|or|xor?"
 SETP = (
-    f"{RELATION} and|or|xor? {COMPARED}",
-    f"{RELATION_OF_FLOATS} and|or|xor? ftz? {FLUSHED}",
-    f"{RELATION_OF_FLOATS} and|or|xor? {FLOATS}",
+    f"{RELATION} {BOOLEAN} {COMPARED}",
+    f"{RELATION_OF_FLOATS} {BOOLEAN} ftz? {FLUSHED}",
+    f"{RELATION_OF_FLOATS} {BOOLEAN} {FLOATS}",
 )
 SET = (
-    f"{RELATION} and|or|xor? u32|s32|f32|f16|bf16 {COMPARED}",
-    f"{RELATION_OF_FLOATS} and|or|xor? ftz? u32|s32|f32|f16|bf16 f32|f16",
-    f"{RELATION_OF_FLOATS} and|or|xor? u32|s32|f32|f16|bf16 f64|bf16",
-    f"{RELATION_OF_FLOATS} and|or|xor? ftz? u16|s16 f16",
-    f"{RELATION_OF_FLOATS} and|or|xor? u16|s16 bf16",
-    f"{RELATION_OF_FLOATS} and|or|xor? ftz? f16x2|u32|s32 f16x2",
-    f"{RELATION_OF_FLOATS} and|or|xor? bf16x2|u32|s32 bf16x2",
+    f"{RELATION} {BOOLEAN} u32|s32|f32|f16|bf16 {COMPARED}",
+    f"{RELATION_OF_FLOATS} {BOOLEAN} ftz? u32|s32|f32|f16 f32",
+    f"{RELATION_OF_FLOATS} {BOOLEAN} u32|s32|f32|f16|bf16 f64",
+    f"{RELATION_OF_FLOATS} {BOOLEAN} bf16 f32",
+    f"{RELATION_OF_FLOATS} {BOOLEAN} ftz? u16|s16|u32|s32|f16 f16",
+    f"{RELATION_OF_FLOATS} {BOOLEAN} u16|s16|u32|s32|bf16 bf16",
+    f"{RELATION_OF_FLOATS} {BOOLEAN} ftz? f16x2|u32|s32 f16x2",
+    f"{RELATION_OF_FLOATS} {BOOLEAN} bf16x2|u32|s32 bf16x2",
 )
 
 INTEGER_ROWS: dict[str, Row] = {

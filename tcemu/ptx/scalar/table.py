@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tcemu.ptx.context import Prepare
+from tcemu.ptx.scalar.float_table import FLOAT_ROWS
 from tcemu.ptx.scalar.integer_table import INTEGER_ROWS
 from tcemu.ptx.scalar.syntax import either
 
-TABLES = (INTEGER_ROWS,)
+TABLES = (INTEGER_ROWS, FLOAT_ROWS)
 NAMES = sorted({name.partition(".")[0] for table in TABLES for name in table})
 
 
