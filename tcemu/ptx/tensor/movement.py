@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.compilation import compiled_once
 from tcemu.isa.catalog import section
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.layouts import mover_fragment
@@ -47,7 +46,6 @@ def prepare_ldmatrix(statement: Statement, context: Context) -> Step:
     return Step(run, together=True)
 
 
-@compiled_once(0)
 def _ldmatrix(op: Instruction, rows: Array) -> Array:
     return ldmatrix(op, rows.reshape(*rows.shape[:2], LANES * ROW_WORDS), ROWS)
 
@@ -65,7 +63,6 @@ def prepare_stmatrix(statement: Statement, context: Context) -> Step:
     return Step(run, together=True)
 
 
-@compiled_once(0)
 def _stmatrix(op: Instruction, words: Array) -> Array:
     rows = stmatrix(op, jnp.zeros((*words.shape[:2], LANES * ROW_WORDS), jnp.uint32), ROWS, words)
     return rows.reshape(*words.shape[:2], LANES, ROW_WORDS)
@@ -82,7 +79,6 @@ def prepare_movmatrix(statement: Statement, context: Context) -> Step:
     return Step(run, together=True)
 
 
-@compiled_once(0)
 def _movmatrix(op: Instruction, words: Array) -> Array:
     return movmatrix(op, words)
 
@@ -142,12 +138,10 @@ def prepare_wmma_memory(bound: Bound) -> Step:
     return Step(run, together=True)
 
 
-@compiled_once(0, 1)
 def _wmma_load(op: Instruction, target: str, parts: Array) -> Array:
     return wmma_load(op, parts.reshape(*parts.shape[:2], -1), target=target)
 
 
-@compiled_once(0, 1, 2)
 def _wmma_store(op: Instruction, target: str, words: int, fragment: Array) -> Array:
     memory = jnp.zeros((*fragment.shape[:2], LANES * words), jnp.uint32)
     return wmma_store(op, memory, fragment, target=target).reshape(*fragment.shape[:2], LANES, words)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.compilation import compiled_once
 from tcemu.errors import Unsupported
 from tcemu.isa.catalog import section
 from tcemu.isa.instructions import Instruction
@@ -53,7 +52,6 @@ def prepare_mma(statement: Statement, context: Context) -> Step:
     return Step(run, together=True)
 
 
-@compiled_once(0, 1, 2)
 def _mma(op: Instruction, target: str, fixed: Selectors, words: dict[str, Array], chosen: Array | None) -> Array:
     """D of every warp. chosen: int32[blocks, warps, 4], the selectors of the scales where registers hold them."""
 
@@ -126,7 +124,6 @@ def _prepare_wmma_mma(bound: Bound) -> Step:
     return Step(run, together=True)
 
 
-@compiled_once(0, 1)
 def _wmma(op: Instruction, target: str, a: Array, b: Array, c: Array) -> Array:
     return wmma_mma(op, a, b, c, target=target)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.compilation import compiled_once
 from tcemu.errors import Unsupported
 from tcemu.isa.catalog import section
 from tcemu.isa.instructions import LANES, Instruction
@@ -77,7 +76,6 @@ def _prepare_product(bound: Bound) -> Step:
     return Step(run, together=True)
 
 
-@compiled_once(0, 1, 2, 3)
 def _wgmma(op: Instruction, target: str, fixed: Immediates, selector: int, words: dict[str, Array]) -> Array:
     given: dict[str, Any] = dict(words)
     d, b_desc, shared = given.pop("d"), given.pop("b_desc"), given.pop("shared")
