@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import tcemu
-from tcemu import ptx
+from support.emulated_gpu import EmulatedGpu
 from tcemu.isa.grammar import arguments
 from tcemu.native import text
+from tcemu.ptx.run import run as run_ptx
 from tcemu.silicon.placement import Variant, placed, variants
-from support.emulated_gpu import EmulatedGpu
 
 CASES = 4
 IMAGE = 1024  # words of the memory of a case that movers and wmma read or write
@@ -34,7 +34,9 @@ def words_of(op, variant: Variant, seed=0) -> dict[str, np.ndarray]:
     made = text.kernel(op, _target(op), variant.form, variant.values)
     words = {parameter.name: draw(CASES, made.threads, parameter.words) for parameter in made.parameters if parameter.of == text.LANE}
     if op.sparse:
-        words["e"] = np.full_like(words["e"], 0x44444444) if op.chunk == 2 else rng.choice(np.uint32([0x4444EEEE, 0x8C9DED49]), words["e"].shape)
+        words["e"] = (
+            np.full_like(words["e"], 0x44444444) if op.chunk == 2 else rng.choice(np.uint32([0x4444EEEE, 0x8C9DED49]), words["e"].shape)
+        )
     if "memory" in {parameter.name for parameter in made.parameters}:
         words["memory"] = draw(CASES, IMAGE)
     if op.family in ("ldmatrix", "stmatrix"):
@@ -69,7 +71,7 @@ def run(op, variant: Variant, words, target=None, source=None, checked=False):
     held = {**words} if text.rewrites(op) else {**words, made.written: np.zeros(shape, np.uint32)}
     image = words["memory"].shape[-1] if "memory" in words else 0
     given: list[Any] = [np.ascontiguousarray(held[parameter.name]) for parameter in made.parameters]
-    results = ptx.run(
+    results = run_ptx(
         source or made.text, grid=CASES - 1, block=made.threads, args=[*given, CASES, image], target=target,
         shared_bytes=4 * image if made.shared else 0, checked=checked,
     )  # fmt: skip
