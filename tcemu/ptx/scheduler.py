@@ -146,8 +146,8 @@ class Schedule:
             taking = mask
             if gathering.guard is not None:
                 taking = mask & (self.value(Register(gathering.guard.register), "pred", names) != gathering.guard.negated)
-            members = np.bitwise_or.reduce(np.where(taking, members, 0).reshape(blocks, -1, width), axis=-1)
-            wanted = np.asarray(members)[..., None] >> np.arange(LANES, dtype=np.uint32) & 1 != 0
+            wanted = np.where(taking, members, 0).reshape(blocks, -1, width)
+            wanted = np.bitwise_or.reduce(wanted, axis=-1, keepdims=True) >> np.arange(LANES, dtype=np.uint32) & 1 != 0
             whole = (here | ~wanted).all(-1)
         return np.broadcast_to(whole[..., None], here.shape).reshape(self.shape)
 
