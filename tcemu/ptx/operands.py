@@ -26,11 +26,11 @@ def operand(tokens: Tokens, scopes: Scopes, depth: int = 0) -> Operand:
         return address(tokens, scopes)
     if token.kind == "{":
         return vector(tokens, scopes, depth)
-    if token.kind == "!":
+    if token.kind == "!" and tokens.ahead().kind == NAME:
         tokens.take()
         name = tokens.expect(NAME, "a predicate register")
         return Negated(Register(_predicate(tokens, scopes, name)))
-    if starts(token):
+    if token.kind == "!" or starts(token):
         return constant(tokens)
     raise tokens.unexpected(_ANY)
 

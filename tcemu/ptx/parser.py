@@ -257,6 +257,7 @@ class _Body:
     def read(self, function: Function) -> Function:
         """The function with its body, which begins at the next token. Blocks are followed by counting, so that none is too deep."""
         tokens = self.tokens
+        first = tokens.token
         blocks, last = blocks_of(tokens)
         self.scopes.body(blocks)
         while True:
@@ -269,6 +270,8 @@ class _Body:
                     tokens.take()
                     break
                 tokens.take()
+            elif tokens.token.kind == END:
+                raise tokens.wrong("this bracket is not closed", first)
             else:
                 self._item()
         return replace(

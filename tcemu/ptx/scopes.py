@@ -101,7 +101,7 @@ class Scopes:
 def blocks_of(tokens: Tokens) -> tuple[dict[int, dict[str, Token]], int]:
     """The labels of every block of the body that begins at the next token, by the number of its bracket; and that of the last bracket.
 
-    Raises PtxError if a bracket is not closed, if blocks are nested too deep, or if a block has a label twice.
+    If a bracket is not closed, that is the end of the text. Raises PtxError if blocks are nested too deep, or if a block has a label twice.
     """
     found: dict[int, dict[str, Token]] = {}
     open_brackets: list[int] = []
@@ -123,4 +123,4 @@ def blocks_of(tokens: Tokens) -> tuple[dict[int, dict[str, Token]], int]:
                 first = tokens.place(block[label.text]).line
                 raise tokens.wrong(f"{label.text} is declared twice; first as a label in line {first}", label)
             block[label.text] = label
-    raise tokens.wrong("this bracket is not closed", everything[open_brackets[0]])
+    return found, len(everything) - 1
