@@ -14,12 +14,12 @@ import numpy as np
 
 from tcemu.errors import UndefinedBehaviour
 from tcemu.ptx.barriers import Barriers
+from tcemu.ptx.chunk import Chunk, Names
 from tcemu.ptx.faults import Trapped
 from tcemu.ptx.flow import Gathering
 from tcemu.ptx.link import Kernel, Line, Linked
 from tcemu.ptx.machine import constant
 from tcemu.ptx.module import Negated, Operand, Register
-from tcemu.ptx.statements import Chunk, Names
 
 LANES = 32
 IDLE = np.int64(2**62)  # the key of threads that wait or have exited
