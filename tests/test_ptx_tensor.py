@@ -9,9 +9,9 @@ from support.sampling import sampled
 from test_grammar import SLIPS
 
 import tcemu
+from tcemu import ptx
 from tcemu.isa.syntax import syntax_rows
 from tcemu.native.text import runs
-from tcemu.ptx.run import run
 
 LINES = (Path(__file__).parent / "manual_examples.txt").read_text().splitlines()[1:]
 EXAMPLES = [SLIPS.get(statement, ("", statement))[1] for _, statement in (line.split(" ", 1) for line in LINES)]
@@ -56,7 +56,7 @@ def test_every_instruction_is_the_operation(spelling):
 def test_examples_of_the_manual_run(statement):
     if not tcemu.parse(statement).operands or "wait_group" in statement:
         entry = f".version 8.6\n.target sm_90a\n.address_size 64\n.visible .entry e() {{ {statement.replace(' N;', ' 3;')} }}"
-        assert run(entry, grid=1, block=128, args=[], target="sm_90a") == []
+        assert ptx.run(entry, grid=1, block=128, args=[], target="sm_90a") == []
         return
     op, variant, source, given = ptx_statements.example(statement)
     words = ptx_statements.words_of(op, variant)

@@ -8,9 +8,9 @@ import numpy as np
 
 import tcemu
 from support.emulated_gpu import EmulatedGpu
+from tcemu import ptx
 from tcemu.isa.grammar import arguments
 from tcemu.native import text
-from tcemu.ptx.run import run as run_ptx
 from tcemu.silicon.placement import Variant, placed, variants
 
 CASES = 4
@@ -71,7 +71,7 @@ def run(op, variant: Variant, words, target=None, source=None, checked=False):
     held = {**words} if text.rewrites(op) else {**words, made.written: np.zeros(shape, np.uint32)}
     image = words["memory"].shape[-1] if "memory" in words else 0
     given: list[Any] = [np.ascontiguousarray(held[parameter.name]) for parameter in made.parameters]
-    results = run_ptx(
+    results = ptx.run(
         source or made.text, grid=CASES - 1, block=made.threads, args=[*given, CASES, image], target=target,
         shared_bytes=4 * image if made.shared else 0, checked=checked,
     )  # fmt: skip

@@ -1,11 +1,9 @@
-"""Instructions around asynchronous kernels that change nothing a program can see here: fences, register budgets, dependent grids, policies.
+"""Instructions around asynchronous kernels that change nothing a program can see here: register budgets, dependent grids, policies.
 
-Source: PTX ISA 9.7.13.4, 9.7.13.16, 9.7.19.5, 9.7.9.18.
+Source: PTX ISA 9.7.13.16, 9.7.19.5, 9.7.9.18.
 """
 
 from __future__ import annotations
-
-from re import fullmatch
 
 import jax.numpy as jnp
 
@@ -15,18 +13,6 @@ from tcemu.ptx.context import Context, Prepare, Step
 from tcemu.ptx.module import Statement
 from tcemu.ptx.tensor.variants import Form, chosen, constant, slot
 
-FENCE_SECTION = "PTX ISA 9.7.13.4"
-SCOPE = "(cta|cluster|gpu|sys)"
-RESTRICTED = r"(acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster"
-FENCES = (
-    rf"((sc|acq_rel|acquire|release)\.)?{SCOPE}",
-    RESTRICTED,
-    r"mbarrier_init\.release\.cluster",
-    r"proxy\.(alias|async(\.(global|shared::cta|shared::cluster))?)",
-    rf"proxy\.async::generic\.{RESTRICTED}",
-    rf"proxy\.tensormap::generic\.(acquire|release)\.{SCOPE}",
-)
-FENCE_NAMES = ("acq_rel.gpu and the like", "mbarrier_init.release.cluster", "proxy.async.shared::cta and the like", "proxy.alias")
 GRID = tuple(Form(f"griddepcontrol.{what}", (), (0,), 90, "PTX ISA 9.7.13.16") for what in ("launch_dependents", "wait"))
 REGISTERS = Form(
     "setmaxnreg",
@@ -85,17 +71,7 @@ def prepare_policy(statement: Statement, context: Context) -> Step:
     return Step(lambda machine: machine.write(result, "b64", jnp.zeros(machine.active.shape, jnp.uint64)))
 
 
-def prepare_fence(statement: Statement, context: Context) -> Step:
-    """`fence`, also of proxies: every access is seen by all threads, and by all proxies, at once."""
-    if not fullmatch("|".join(FENCES), ".".join(statement.qualifiers)):
-        raise Unsupported(
-            f"{statement.opcode}: is not a fence that is known; known are fence.{', fence.'.join(FENCE_NAMES)}. {FENCE_SECTION}"
-        )
-    return Step(lambda machine: machine)
-
-
 PREPARE: dict[str, Prepare] = {
-    "fence": prepare_fence,
     "griddepcontrol": prepare_grid,
     "setmaxnreg": prepare_registers,
     "createpolicy": prepare_policy,
