@@ -32,9 +32,7 @@ INTEGER_REDUCTIONS: dict[str, tuple[tuple[str, ...], Callable[..., Array], int]]
 }
 faults.add(
     member_mask=faults.Message("the membermask {0} lacks the thread's own lane, {1} (PTX ISA 9.7.13)", UndefinedBehaviour),
-    absent_member=faults.Message(
-        "the membermask {0} names lanes that do not take part: those that do are {1}", UndefinedBehaviour
-    ),
+    absent_member=faults.Message("the membermask {0} names lanes that do not take part: those that do are {1}", UndefinedBehaviour),
 )
 
 
