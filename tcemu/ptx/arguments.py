@@ -84,7 +84,7 @@ def place(kernel: Kernel, args: Sequence[Any], cases: int | None) -> Launched:
         raise ValueError(f"args: got {len(args)}; {kernel.entry.name} has {len(parameters)} parameters: {listed or 'none'}")
     launched = Launched(parameters=np.zeros((cases or 1, aligned(max(kernel.parameter_bytes, 1), 16)), np.uint8))
     launched.words = ALIGNMENT // 4  # the first words are no buffer's
-    launched.add("constant memory", CONST_ROOM, np.frombuffer(bytes(kernel.constants), np.uint8))
+    launched.add("constant memory", CONST_ROOM, np.frombuffer(bytes(kernel.constants), np.uint8).copy())
     for number, variable in enumerate(kernel.globals):
         launched.add(variable.name, FIRST_ROOM + number, _initial(variable))
     _point(kernel, launched)
@@ -133,12 +133,15 @@ def _initial(variable: Variable) -> np.ndarray:
 def _point(kernel: Kernel, launched: Launched) -> None:
     """Addresses of variables within the bytes of others."""
     by_name = {buffer.name: buffer for buffer in launched.buffers}
-    for variable in [*kernel.globals, *kernel.module.variables]:
+    for variable in kernel.module.variables:
+        if variable.space not in ("global", "const"):
+            continue
         data = by_name[variable.name].data if variable.name in by_name else by_name["constant memory"].data
         base = 0 if variable.name in by_name else kernel.symbols.get(variable.name, 0) - window(CONST_ROOM)
-        for at, symbol in variable.pointers:
-            address = np.uint64(kernel.symbols[symbol.name] + symbol.offset)
-            data[base + at : base + at + 8] = np.frombuffer(address.tobytes(), np.uint8)
+        for pointer in variable.pointers:
+            address = kernel.symbols[pointer.symbol.name] + pointer.symbol.offset >> pointer.shift
+            part = np.frombuffer(np.uint64(address).tobytes(), np.uint8)[: pointer.width]
+            data[base + pointer.byte : base + pointer.byte + pointer.width] = part
 
 
 def _bytes_of(parameter: Variable, value: Any, size: int) -> bytes:

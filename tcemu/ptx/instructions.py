@@ -5,12 +5,13 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from tcemu.errors import Unsupported
-from tcemu.ptx import atomics, loads, ordering
+from tcemu.ptx import atomics, loads, ordering, warp
 from tcemu.ptx.context import Context, Operation, Prepare, Step
 from tcemu.ptx.module import Statement
 from tcemu.ptx.scalar import table as scalars
+from tcemu.ptx.tensor import table as tensor
 
-FAMILIES = (loads.PREPARE, atomics.PREPARE, ordering.PREPARE, scalars.PREPARE)
+FAMILIES = (loads.PREPARE, atomics.PREPARE, ordering.PREPARE, scalars.PREPARE, warp.PREPARE, tensor.PREPARE)
 BARRIER = ("cta", "sync", "arrive", "red", "popc", "and", "or", "u32", "pred", "aligned")
 ENDINGS = {  # instructions that end a piece, which the scheduler runs, with the qualifiers that each may have
     "bra": ("uni",), "brx": ("idx", "uni"), "call": ("uni",), "ret": ("uni",), "exit": (), "trap": (),

@@ -8,12 +8,13 @@ from math import prod
 
 from tcemu.errors import Unsupported
 from tcemu.ptx import flow
+from tcemu.ptx.chunk import Chunk, Names
 from tcemu.ptx.context import Context, Operation, Step
 from tcemu.ptx.flow import Piece
 from tcemu.ptx.instructions import check_ending, prepare, prepared_by
 from tcemu.ptx.memory import CONST_ROOM, FIRST_ROOM, window
 from tcemu.ptx.module import Address, Function, Module, Operand, Register, Statement, Symbol, Variable, Vector
-from tcemu.ptx.statements import Chunk, Names, Run, bind_operation, bind_step
+from tcemu.ptx.statements import Run, bind_operation, bind_step
 from tcemu.ptx.values import KINDS
 
 NOTHING = Operation((), (), lambda: ())  # of a statement that the scheduler runs

@@ -120,9 +120,14 @@ def prepare_getctarank(statement: Statement, context: Context) -> Operation:
 
 RANK = Operation(("u32",), ("u64",), lambda address: (jnp.zeros(address.shape, jnp.uint32),))
 
+FENCE = (
+    r"((sc|acq_rel)\.)?(cta|cluster|gpu|sys)|(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster|mbarrier_init\.release\.cluster"
+    r"|proxy\.(alias|async(\.(global|shared::cta|shared::cluster|shared))?|tensormap::generic\.\w+\.\w+|async::generic\..*)"
+)
 PREFETCH = r"(global|local)?\.?(L1|L2|L2::evict_last|L2::evict_normal)|tensormap|(const|param)\.tensormap"
 PREPARE: dict[str, Prepare] = {
     "membar": _nothing(r"cta|gl|sys|(sc\.|acq_rel\.)?(cta|cluster|gpu|sys)|proxy\..*"),
+    "fence": _nothing(FENCE),
     "nanosleep": _nothing(r"u32"),
     "prefetch": _nothing(PREFETCH),
     "prefetchu": _nothing("L1"),

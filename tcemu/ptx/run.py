@@ -13,13 +13,13 @@ from tcemu.errors import Unsupported
 from tcemu.isa.targets import named_target
 from tcemu.ptx import faults
 from tcemu.ptx.arguments import Buffer, Launched, place
+from tcemu.ptx.chunk import Chunk
 from tcemu.ptx.link import Kernel, Line, aligned, link
 from tcemu.ptx.machine import Machine
 from tcemu.ptx.memory import Rooms
 from tcemu.ptx.module import Function, Module
 from tcemu.ptx.parser import parse
 from tcemu.ptx.scheduler import Schedule, Watch
-from tcemu.ptx.statements import Chunk
 from tcemu.ptx.values import dtype
 
 MOST_THREADS = 1024  # of a block

@@ -14,12 +14,12 @@ import numpy as np
 
 from tcemu.errors import UndefinedBehaviour
 from tcemu.ptx.barriers import Barriers
+from tcemu.ptx.chunk import Chunk, Names
 from tcemu.ptx.faults import Trapped
 from tcemu.ptx.flow import Gathering
 from tcemu.ptx.link import Kernel, Line, Linked
 from tcemu.ptx.machine import constant
 from tcemu.ptx.module import Negated, Operand, Register
-from tcemu.ptx.statements import Chunk, Names
 
 LANES = 32
 IDLE = np.int64(2**62)  # the key of threads that wait or have exited
@@ -146,8 +146,8 @@ class Schedule:
             taking = mask
             if gathering.guard is not None:
                 taking = mask & (self.value(Register(gathering.guard.register), "pred", names) != gathering.guard.negated)
-            members = np.bitwise_or.reduce(np.where(taking, members, 0).reshape(blocks, -1, width), axis=-1)
-            wanted = np.asarray(members)[..., None] >> np.arange(LANES, dtype=np.uint32) & 1 != 0
+            wanted = np.where(taking, members, 0).reshape(blocks, -1, width)
+            wanted = np.bitwise_or.reduce(wanted, axis=-1, keepdims=True) >> np.arange(LANES, dtype=np.uint32) & 1 != 0
             whole = (here | ~wanted).all(-1)
         return np.broadcast_to(whole[..., None], here.shape).reshape(self.shape)
 
