@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,9 @@ class Tracer:
         self.asked, self.threads, self.results = tuple(asked), threads, results
         self.visits: list[Visit] = []
         self._counts: dict[tuple[int, int], int] = {}  # by the number of what is asked, and that of the statement
-        self._first, self._chunk = 0, None  # the first block of the chunk that runs
+        self._first = 0  # block of the chunk that runs
+        self._chunk: Chunk | None = None
+        self._before: dict[str, Any] = {}  # the registers before the statement
         for keep in self.asked:
             _check(keep, kernel, threads)
 
@@ -79,18 +82,19 @@ class Tracer:
         """After a statement."""
         if chunk is not self._chunk:
             self._first += self._chunk.shape[0] if self._chunk is not None else 0
-            self._chunk = chunk
+            self._chunk, self._before = chunk, {}
         for number, keep in enumerate(self.asked):
             if keep.line == line.statement.place.line:
                 self._keep(number, keep, line, chunk, active)
+        self._before = dict(chunk.registers)
 
     def _keep(self, number: int, keep: Keep, line: Line, chunk: Chunk, active: np.ndarray) -> None:
         here = range(self._first, self._first + chunk.shape[0])
         blocks = list(here if keep.blocks is None else [block for block in keep.blocks if block in here])
         threads = list(range(self.threads) if keep.threads is None else keep.threads)
         rows = np.array(blocks, int) - self._first
-        chosen = np.ix_(rows, threads)
-        taking = executing(line, chunk, active)[chosen]
+        chosen = np.ix_(rows, np.array(threads, int))
+        taking = executing(line, self._before, active)[chosen]
         visit = self._counts.get((number, line.number), 0)
         if not taking.any() or visit >= keep.visits:
             return
@@ -115,12 +119,13 @@ def named(line: Line) -> list[Register]:
     return list(dict.fromkeys(register for register in found if isinstance(register, Register)))
 
 
-def executing(line: Line, chunk: Chunk, active: np.ndarray) -> np.ndarray:
-    """The threads that execute a statement, its guard included. The guard must not be what it has written."""
+def executing(line: Line, before: Mapping[str, Any], active: np.ndarray) -> np.ndarray:
+    """The threads that execute a statement, its guard included. before: the registers before it; those not written yet are missing."""
     guard = line.statement.guard
     if guard is None:
         return active
-    return active & (np.asarray(chunk.register(line.names.held(Register(guard.register)), "pred")) != guard.negated)
+    predicate = before.get(line.names.held(Register(guard.register)))
+    return active & ((False if predicate is None else np.asarray(predicate)) != guard.negated)
 
 
 def values(names: Names, chunk: Chunk, name: str) -> np.ndarray:
