@@ -17,11 +17,12 @@ from tcemu.ptx.module import Variable as Variable
 from tcemu.ptx.parser import parse as parse
 from tcemu.ptx.run import run as run
 from tcemu.ptx.scheduler import StepLimit as StepLimit
+from tcemu.ptx.tensor_maps import TensorMap as TensorMap
 from tcemu.ptx.tracing import Arrays as Arrays
 from tcemu.ptx.tracing import Keep as Keep
 from tcemu.ptx.tracing import Visit as Visit
 
 __all__ = [
     "Arrays", "Comparison", "Function", "Keep", "Misaligned", "Module", "OutOfBounds", "Parting", "PtxError", "Statement", "StepLimit",
-    "Trapped", "Variable", "Visit", "compare", "parse", "run",
+    "TensorMap", "Trapped", "Variable", "Visit", "compare", "parse", "run",
 ]  # fmt: skip
