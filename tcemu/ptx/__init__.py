@@ -1,4 +1,4 @@
-"""PTX files run without a GPU, bit for bit: `parse` reads one. Its errors are `PtxError`s, with line and column."""
+"""PTX files run without a GPU, bit for bit: `parse` reads one, `run` launches a kernel. What is wrong with a text is a `PtxError`."""
 
 from tcemu.errors import PtxError as PtxError
 from tcemu.ptx.module import Function as Function
@@ -6,5 +6,6 @@ from tcemu.ptx.module import Module as Module
 from tcemu.ptx.module import Statement as Statement
 from tcemu.ptx.module import Variable as Variable
 from tcemu.ptx.parser import parse as parse
+from tcemu.ptx.run import run as run
 
-__all__ = ["Function", "Module", "PtxError", "Statement", "Variable", "parse"]
+__all__ = ["Function", "Module", "PtxError", "Statement", "Variable", "parse", "run"]

@@ -52,7 +52,6 @@ for _space in ("global", "shared", "local", "const", "param", ""):
         }
     )
 add(
-    trap=Message("the kernel executed trap", Trapped),
     uninitialised=Message("{0} bytes of shared memory are read that nothing has written", UndefinedBehaviour, "shared"),
     race_write=Message("thread {1} wrote another value there since the last barrier", UndefinedBehaviour, "shared"),
     race_read=Message("thread {1} wrote there since the last barrier", UndefinedBehaviour, "shared"),

@@ -28,8 +28,9 @@ class Machine:
     Values of threads are [blocks, threads], threads padded to whole warps; raw bits, see `tcemu.ptx.values`.
     active: bool, the threads that execute the statement. registers: by name. memory: uint32 [words], the buffers of global memory, in
     `rooms`. shared: uint32 [blocks, words]. local: uint32 [blocks, threads, words]. parameters: uint32 [blocks, words] of the entry.
-    blocks: uint32 [blocks, 3], %ctaid. dimensions: uint32, see `special_values.DIMENSIONS`. statement: int32, the statement's number; clock: uint64.
-    faults: uint64 [faults.WORDS], the first one. extra: what families of instructions keep, by their names. kinds: of the registers.
+    blocks: uint32 [blocks, 3], %ctaid. dimensions: uint32, see `special_values.DIMENSIONS`. statement: int32, its number.
+    clock: uint64. faults: uint64 [faults.WORDS], the first one. extra: what families of instructions keep, by their names.
+    kinds: the types of the registers.
     """
 
     active: Array
@@ -68,15 +69,15 @@ class Machine:
 
     def kind_of(self, register: Register) -> str:
         """The declared type of a register."""
-        special = SPECIAL.get(name_of(register))
-        return special[0] if special else dict(self.kinds)[name_of(register)]
+        special = SPECIAL.get(register.name)
+        return special[0] if special else dict(self.kinds)[register.name]
 
     def read(self, operand: Operand, kind: str) -> Array:
         """The raw bits of a register or a constant as a value of `kind`: cut to its width, or extended by zeros."""
         if isinstance(operand, Negated):
             return ~self.read(operand.register, kind)
         if isinstance(operand, Register):
-            name = name_of(operand)
+            name = operand.name
             value = SPECIAL[name][1](self) if name in SPECIAL else self.registers[name]
             return self._full(fitted(value, self.kind_of(operand), kind))
         return self._full(constant(operand, kind))
@@ -87,7 +88,7 @@ class Machine:
             return self
         if not isinstance(operand, Register):
             raise Unsupported(f"{operand}: a destination is a register, or _")
-        name = name_of(operand)
+        name = operand.name
         value = fitted(value, kind, self.kind_of(operand), extends=True)
         return replace(self, registers={**self.registers, name: jnp.where(self.active, value, self.registers[name])})
 
@@ -114,17 +115,17 @@ class Machine:
         """
         bits = KINDS[kind].bits
         size = count * bits // 8
-        machine, good = self._checked(space, address, size, alignment or size)
+        parts, machine = self.parts(space, address, size, alignment)
         words = [jnp.zeros(self.active.shape, jnp.uint32)] * (-(-size // 4))
-        for room, mine in self._spaces(space, address):
-            flat, places = self._places(room, address, size)
-            for i, word in enumerate(memory.gather(flat, places.at, len(words))):
-                words[i] = jnp.where(mine & good, word, words[i])
+        for room, at, mine in parts:
+            for i, word in enumerate(memory.gather(self.words(room), at, len(words))):
+                words[i] = jnp.where(mine, word, words[i])
         if bits < 32:
             per_word = 32 // bits
             values = [memory.element(words[i // per_word :], address + np.uint64(i % per_word * bits // 8), bits) for i in range(count)]
         else:
             values = [memory.element(words[i * bits // 32 :], address, bits) for i in range(count)]
+        good = sum((mine for _, _, mine in parts), jnp.zeros(self.active.shape, bool))
         return tuple(jnp.where(good, value, jnp.zeros((), value.dtype)) for value in values), machine
 
     def store(self, space: str, address: Array, kind: str, values: tuple[Array, ...], alignment: int | None = None) -> Machine:
@@ -133,16 +134,24 @@ class Machine:
         Of threads that meet in one place, the last one wins.
         """
         bits = KINDS[kind].bits
-        size = len(values) * bits // 8
-        machine, good = self._checked(space, address, size, alignment or size)
-        for room, mine in self._spaces(space, address):
-            flat, places = self._places(room, address, size)
-            first = (address & np.uint64(3)).astype(jnp.int32)
+        parts, machine = self.parts(space, address, len(values) * bits // 8, alignment)
+        first = (address & np.uint64(3)).astype(jnp.int32)
+        for room, start, mine in parts:
+            flat = self.words(room)
             for i, value in enumerate(values):
-                at = places.at + ((first + np.int32(i * bits // 8)) >> 2)
-                flat = memory.scatter_element(flat, at, address + np.uint64(i * bits // 8), value, good & mine, bits)
+                at = start + ((first + np.int32(i * bits // 8)) >> 2)
+                flat = memory.scatter_element(flat, at, address + np.uint64(i * bits // 8), value, mine, bits)
             machine = machine.with_words(room, flat)
         return machine
+
+    def parts(self, space: str, address: Array, size: int, alignment: int | None = None) -> tuple[list[tuple[str, Array, Array]], Machine]:
+        """Where accesses of `size` bytes go: for each space that they may touch its name, the first words, and which threads touch it.
+
+        The machine comes back with the faults noted.
+        """
+        machine, good = self._checked(space, address, size, alignment or size)
+        spaces = self._spaces(space, address)
+        return [(room, self._places(room, address, size).at, mine & good) for room, mine in spaces], machine
 
     def with_shared(self, words: Array) -> Machine:
         """The machine with other words in shared memory."""
@@ -160,7 +169,7 @@ class Machine:
     def place(self, space: str, address: Array, size: int) -> tuple[memory.Places, Array, Machine]:
         """Where `size` bytes at each address lie in `words(space)`, where threads may touch them, and the machine with the faults noted."""
         machine, good = self._checked(space, address, size, size)
-        return self._places(space, address, size)[1], good, machine
+        return self._places(space, address, size), good, machine
 
     def _spaces(self, space: str, address: Array) -> list[tuple[str, Array]]:
         """The spaces that an access may touch, and which threads touch each."""
@@ -171,12 +180,12 @@ class Machine:
         room = address >> np.uint64(memory.ROOM_BITS)
         held = [("shared", SHARED_ROOM, self.shared), ("local", LOCAL_ROOM, self.local), ("param", PARAM_ROOM, self.parameters)]
         found = [(name, room == np.uint64(number)) for name, number, words in held if words.size]
-        return [("global", room >= np.uint64(memory.FIRST_ROOM)), *found]
+        return [("global", room >= np.uint64(memory.CONST_ROOM)), *found]
 
-    def _places(self, space: str, address: Array, size: int) -> tuple[Array, memory.Places]:
-        """The words of a space, flat, and where `size` bytes at addresses lie in them. A generic address may stand for one of the space."""
-        if space == "global":
-            return self.memory, memory.in_rooms(self.rooms, address, size)
+    def _places(self, space: str, address: Array, size: int) -> memory.Places:
+        """Where `size` bytes at addresses lie in the words of a space. A generic address may stand for one of the space."""
+        if space in ("global", "const"):
+            return memory.in_rooms(self.rooms, address, size)
         blocks, threads = self.active.shape
         row = jnp.arange(blocks, dtype=jnp.int32)[:, None]
         number = {"shared": SHARED_ROOM, "local": LOCAL_ROOM, "param": PARAM_ROOM}[space]
@@ -185,14 +194,14 @@ class Machine:
         if space == "local":
             row = row * np.int32(threads) + jnp.arange(threads, dtype=jnp.int32)
         held = {"shared": self.shared, "local": self.local, "param": self.parameters}[space]
-        return held.ravel(), memory.in_rows(address, size, held.shape[-1], row)
+        return memory.in_rows(address, size, held.shape[-1], row)
 
     def _checked(self, space: str, address: Array, size: int, alignment: int) -> tuple[Machine, Array]:
         """The machine with the fault of an access noted, and the threads that may make it."""
         named = space or "generic"
         inside = self._full(np.bool_(False))
         for room, mine in self._spaces(space, address):
-            inside |= mine & self._places(room, address, size)[1].good
+            inside |= mine & self._places(room, address, size).good
         aligned = (address & np.uint64(alignment - 1)) == 0
         machine = self.fault(~inside, f"bounds.{named}", None, address, size)
         machine = machine.fault(~aligned, f"alignment.{named}", None, address, size, alignment)
@@ -251,11 +260,6 @@ def begin(
 
 
 # ---- values of other widths
-
-
-def name_of(register: Register) -> str:
-    """The name under which a register is held."""
-    return register.name
 
 
 def fitted(value: Array, have: str, want: str, extends: bool = False) -> Array:

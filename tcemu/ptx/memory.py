@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 ROOM_BITS = 40
-SHARED_ROOM, LOCAL_ROOM, PARAM_ROOM, FUNCTION_ROOM, FIRST_ROOM = 1, 2, 3, 4, 16  # FIRST_ROOM: of the buffers
+SHARED_ROOM, LOCAL_ROOM, PARAM_ROOM, CONST_ROOM, FIRST_ROOM = 1, 2, 3, 5, 16  # FIRST_ROOM: of the buffers
 INSIDE = (1 << ROOM_BITS) - 1
 WORD = 4  # bytes
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from tcemu.ptx.special import SPECIAL as TYPES
+
 LANES = 32
 DIMENSIONS = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z", "total_smem_size", "dynamic_smem_size")
 WARPS_OF_A_PROCESSOR, PROCESSORS = 64, 132  # of an H100; what %nwarpid and %nsmid read
@@ -57,12 +59,11 @@ def _fixed(value: int) -> Callable[[Any], Array]:
     return lambda _machine: jnp.uint32(value)
 
 
-def _axes(name: str, values: tuple[Callable[[Any], Array], ...]) -> dict[str, tuple[str, Callable[[Any], Array]]]:
-    rows = {f"%{name}.{axis}": ("u32", value) for axis, value in zip("xyz", values, strict=True)}
-    return {**rows, f"%{name}.w": ("u32", _fixed(0))}
+def _axes(name: str, values: tuple[Callable[[Any], Array], ...]) -> dict[str, Callable[[Any], Array]]:
+    return {f"%{name}.{axis}": value for axis, value in zip("xyzw", (*values, _fixed(0)), strict=True)}
 
 
-SPECIAL: dict[str, tuple[str, Callable[[Any], Array]]] = {
+VALUES: dict[str, Callable[[Any], Array]] = {
     **_axes("tid", tuple(map(_tid, range(3)))),
     **_axes("ntid", tuple(_dimension(f"ntid.{axis}") for axis in "xyz")),
     **_axes("ctaid", tuple(map(_block, range(3)))),
@@ -71,28 +72,29 @@ SPECIAL: dict[str, tuple[str, Callable[[Any], Array]]] = {
     **_axes("nclusterid", tuple(_dimension(f"nctaid.{axis}") for axis in "xyz")),
     **_axes("cluster_ctaid", (_fixed(0),) * 3),
     **_axes("cluster_nctaid", (_fixed(1),) * 3),
-    "%cluster_ctarank": ("u32", _fixed(0)),
-    "%cluster_nctarank": ("u32", _fixed(1)),
-    "%is_explicit_cluster": ("pred", lambda _machine: jnp.bool_(False)),
-    "%laneid": ("u32", lambda machine: _linear(machine) % np.uint32(LANES)),
-    "%warpid": ("u32", lambda machine: _linear(machine) // np.uint32(LANES)),
-    "%nwarpid": ("u32", _fixed(WARPS_OF_A_PROCESSOR)),
-    "%smid": ("u32", lambda machine: _number(machine) % np.uint32(PROCESSORS)),
-    "%nsmid": ("u32", _fixed(PROCESSORS)),
-    "%gridid": ("u64", lambda _machine: jnp.uint64(1)),
-    "%lanemask_eq": ("u32", _mask(0, 0)),
-    "%lanemask_le": ("u32", _mask(-LANES, 0)),
-    "%lanemask_lt": ("u32", _mask(-LANES, -1)),
-    "%lanemask_ge": ("u32", _mask(0, LANES)),
-    "%lanemask_gt": ("u32", _mask(1, LANES)),
-    "%clock": ("u32", lambda machine: machine.clock.astype(jnp.uint32)),
-    "%clock_hi": ("u32", lambda machine: (machine.clock >> np.uint64(32)).astype(jnp.uint32)),
-    "%clock64": ("u64", lambda machine: machine.clock),
-    "%globaltimer": ("u64", lambda machine: machine.clock),
-    "%globaltimer_lo": ("u32", lambda machine: machine.clock.astype(jnp.uint32)),
-    "%globaltimer_hi": ("u32", lambda machine: (machine.clock >> np.uint64(32)).astype(jnp.uint32)),
-    "%total_smem_size": ("u32", _dimension("total_smem_size")),
-    "%aggr_smem_size": ("u32", _dimension("total_smem_size")),
-    "%dynamic_smem_size": ("u32", _dimension("dynamic_smem_size")),
+    "%cluster_ctarank": _fixed(0),
+    "%cluster_nctarank": _fixed(1),
+    "%is_explicit_cluster": lambda _machine: jnp.bool_(False),
+    "%laneid": lambda machine: _linear(machine) % np.uint32(LANES),
+    "%warpid": lambda machine: _linear(machine) // np.uint32(LANES),
+    "%nwarpid": _fixed(WARPS_OF_A_PROCESSOR),
+    "%smid": lambda machine: _number(machine) % np.uint32(PROCESSORS),
+    "%nsmid": _fixed(PROCESSORS),
+    "%gridid": lambda _machine: jnp.uint64(1),
+    "%lanemask_eq": _mask(0, 0),
+    "%lanemask_le": _mask(-LANES, 0),
+    "%lanemask_lt": _mask(-LANES, -1),
+    "%lanemask_ge": _mask(0, LANES),
+    "%lanemask_gt": _mask(1, LANES),
+    "%clock": lambda machine: machine.clock.astype(jnp.uint32),
+    "%clock_hi": lambda machine: (machine.clock >> np.uint64(32)).astype(jnp.uint32),
+    "%clock64": lambda machine: machine.clock,
+    "%globaltimer": lambda machine: machine.clock,
+    "%globaltimer_lo": lambda machine: machine.clock.astype(jnp.uint32),
+    "%globaltimer_hi": lambda machine: (machine.clock >> np.uint64(32)).astype(jnp.uint32),
+    "%total_smem_size": _dimension("total_smem_size"),
+    "%aggr_smem_size": _dimension("total_smem_size"),
+    "%dynamic_smem_size": _dimension("dynamic_smem_size"),
 }
+SPECIAL = {name: (TYPES[name], value) for name, value in VALUES.items()}  # those that are run: the type, and what it reads
 TIMERS = ("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")

@@ -57,7 +57,7 @@ def shifted_jam(x: Array, count: Array) -> Array:
     return moved | ((moved << count) != x).astype(jnp.uint64)
 
 
-def shifted(x: Array, count: Array, negative: Array, rounding: str) -> Array:
+def shifted(x: Array, count: Array | int, negative: Array, rounding: str) -> Array:
     """x >> count, rounded ("rn", "rz", "rm", "rp", and "rna": ties away from zero); uint64, count from 1."""
     count = jnp.minimum(jnp.asarray(count), 65).astype(jnp.uint64)
     whole = x >> count

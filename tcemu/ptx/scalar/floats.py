@@ -19,6 +19,7 @@ from tcemu.ptx.scalar.syntax import Qualifiers, Shape
 from tcemu.ptx.values import dtype
 
 QUIET = 1 << 51  # the bit of an f64 NaN that makes it quiet
+OUT_OF_BOUNDS = 0x7FF7
 Exact = Callable[..., Parts]
 
 
@@ -88,10 +89,8 @@ def paired_words(compute: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def out_of_bounds(result: Array, values: tuple[Array, ...], kind: str) -> Array:
-    """`.oob`: +0 where an operand is the NaN that stands for out of bounds, 0xFFFF (9.7.4.4)."""
-    marked = jnp.zeros(result.shape, bool)
-    for x in values:
-        marked = marked | (x == 0xFFFF)
+    """`.oob`: +0 where a factor is the NaN that stands for out of bounds (9.7.4.4): 0x7FF7 on an H200, of either sign."""
+    marked = (magnitude(values[0], kind) == OUT_OF_BOUNDS) | (magnitude(values[1], kind) == OUT_OF_BOUNDS)
     return jnp.where(marked, 0, result).astype(result.dtype)
 
 
