@@ -107,21 +107,21 @@ def _wmma(entry: str, kind: str, grid: tuple[int, int], m: int, n: int, k: int, 
 WMMA = (
     _wmma("wmma_f16", "f16", (2, 2), 32, 64, 48, "f32", False),
     _wmma("wmma_f16_sums", "f16", (2, 2), 64, 32, 32, "f16", True),
-    _wmma("wmma_bf16", "bf16", (1, 2), 16, 64, 48, "f32", False, "specials"),
+    _wmma("wmma_bf16", "bf16", (1, 2), 16, 64, 48, "f32", False, "rare"),
     _wmma("wmma_tf32", "f32", (1, 2), 32, 32, 24, "f32", True),
     _wmma("wmma_s8", "s8", (1, 2), 32, 32, 64, "s32", True, "raw"),
     _wmma("wmma_f64", "f64", (1, 2), 16, 16, 12, "f64", False),
 )
 
 
-def _tiles(file: str, entry: str, kind: str, k: int, *rest, how: str = "near", sums: str = "f32", **more) -> Kernel:
+def _tiles(file: str, entry: str, kind: str, k: int, *rest, how: str = "near", sums: str = "f32", other: str = "", **more) -> Kernel:
     """32 x 64 by a kernel of block_tile.cuh, 96 bytes of each row; `rest` follows A and B, or d, n and the bytes of a row."""
     rest = rest or (zeros(sums, 32, 64), i32(64), i32(96))
-    return Kernel(file, entry, (2, 1), (128,), (drawn(kind, how, 32, k), drawn(kind, how, 64, k), *rest), **more)
+    return Kernel(file, entry, (2, 1), (128,), (drawn(kind, how, 32, k), drawn(other or kind, how, 64, k), *rest), **more)
 
 
 MMA = (
-    _tiles("mma_gemm", "mma_f16", "f16", 48, how="specials"),
+    _tiles("mma_gemm", "mma_f16", "f16", 48, how="rare"),
     _tiles("mma_gemm", "mma_bf16", "bf16", 48),
     _tiles("mma_gemm", "mma_tf32", "f32", 24),
     _tiles("mma_gemm", "mma_s8", "s8", 96, how="raw", sums="s32"),
@@ -130,9 +130,9 @@ MMA = (
     _tiles("mma_gemm", "mma_b1", "u8", 96, how="raw", sums="s32"),
     Kernel("mma_gemm", "mma_f16_trans", (1,), (32,), (near("f16", 16, 48), near("f16", 48, 16), zeros("f16", 16, 16), i32(48))),
     Kernel("mma_gemm", "mma_f64", (1,), (32,), (near("f64", 8, 24), near("f64", 8, 24), zeros("f64", 8, 8), i32(24))),
-    _tiles("mma_fp8", "mma_e4m3", "e4m3", 96, how="raw", sm_80=False),
+    _tiles("mma_fp8", "mma_e4m3", "e4m3", 96, how="wide", sm_80=False),
     _tiles("mma_fp8", "mma_e5m2", "e5m2", 96, sm_80=False),
-    _tiles("mma_fp8", "mma_e4m3_e5m2", "e4m3", 96, how="wide", sm_80=False),
+    _tiles("mma_fp8", "mma_e4m3_e5m2", "e4m3", 96, how="wide", other="e5m2", sm_80=False),
     _tiles(
         "mma_fp8", "mma_e4m3_quantised", "e4m3", 96, zeros("e4m3", 32, 64), zeros("f32", 1), i32(64), i32(96), f32(7.25), sm_80=False
     ),
@@ -140,7 +140,7 @@ MMA = (
         Kernel("sparse", entry, (1,), (32,), (drawn(kind, how, 16, 64 // size), drawn(kind, how, 8, 128 // size),
                drawn("u32", "metadata", 2, 32), zeros(sums, 16, 8), i32(2)))
         for entry, kind, how, size, sums in (
-            ("sparse_f16", "f16", "near", 2, "f32"), ("sparse_bf16", "bf16", "specials", 2, "f32"), ("sparse_s8", "s8", "raw", 1, "s32"))
+            ("sparse_f16", "f16", "near", 2, "f32"), ("sparse_bf16", "bf16", "rare", 2, "f32"), ("sparse_s8", "s8", "raw", 1, "s32"))
     ),
 )  # fmt: skip
 _GELU = Within("bf16", 2.0**-7, 2.0**-5, "2 * 2**-11 of tanh.approx times |x| / 2 < 30; bf16 rounds by 2**-8")
@@ -178,7 +178,7 @@ def _wgmma(entry: str, kind: str, size: int, how: str = "near", sums: str = "f32
 
 HOPPER = (
     _wgmma("wgmma_f16", "f16", 2),
-    _wgmma("wgmma_bf16_negated", "bf16", 2, "specials"),
+    _wgmma("wgmma_bf16_negated", "bf16", 2, "rare"),
     _wgmma("wgmma_tf32", "f32", 4),
     _wgmma("wgmma_e4m3", "e4m3", 1, "wide"),
     _wgmma("wgmma_e5m2_e4m3", "e5m2", 1, other="e4m3"),
@@ -187,7 +187,7 @@ HOPPER = (
     _wgmma("wgmma_e4m3_registers", "e4m3", 1),
     Kernel("wgmma", "wgmma_transposed", (1,), (128,), (near("f16", 64, 16), near("f16", 16, 32), zeros("f32", 64, 32)), sm_80=False),
     Kernel("pipeline", "specialised", (2, 1), (256,),
-           (near("f16", 3, 8, 8, 8, 8), near("f16", 2, 3, 8, 4, 8, 8), zeros("f32", 64, 64), i32(3)), 24576, sm_80=False),
+           (near("f16", 3, 8, 8, 8, 8), near("f16", 2, 3, 4, 8, 8, 8), zeros("f32", 64, 64), i32(3)), 24576, sm_80=False),
     Kernel("pipeline", "bulk_round_trip", (2,), (64,), (drawn("u32", "raw", 512), zeros("u32", 512)), sm_80=False),
     Kernel("tma", "tma_boxes", (3, 3), (64,), (TensorMap(1, "u32", (36, 20), (16, 8)), zeros("u32", 9, 8, 16)),
            behind=(drawn("u32", "raw", 20, 36),), sm_80=False),

@@ -45,7 +45,7 @@ def storage(kind: str) -> np.dtype:
 def _float(kind: str, how: str, word: np.ndarray, choice: np.ndarray) -> np.ndarray:
     """near: 2**-3 <= |x| < 4. positive: such ones without a sign. specials: one of eight is zero, infinite, NaN, subnormal, or at a limit.
 
-    limits: one of eight is zero, infinite or NaN. wide: any number. integers: -4 to 4.
+    rare: one of 256, for products, which one NaN makes NaN. limits: one of eight is zero, infinite or NaN. wide: any number. integers: -4 to 4.
     """
     exponent_bits, fraction_bits = FLOATS[kind]
     top, one = (1 << exponent_bits) - 1, (1 << exponent_bits - 1) - 1
@@ -60,13 +60,13 @@ def _float(kind: str, how: str, word: np.ndarray, choice: np.ndarray) -> np.ndar
     if how == "integers":
         table = [_small(value, one, exponent_bits, fraction_bits) for value in range(-4, 5)]
         codes = np.array(table, np.uint64)[(spread % np.uint64(9)).astype(int)]
-    if how in ("specials", "limits"):
+    if how in ("specials", "rare", "limits"):
         inf = top << fraction_bits
         values = [0, inf, inf + (1 << fraction_bits - 1)]
-        values += [1, (1 << fraction_bits) - 1, 1 << fraction_bits, inf - 1] if how == "specials" else []
+        values += [1, (1 << fraction_bits) - 1, 1 << fraction_bits, inf - 1] if how != "limits" else []
         signed = [value | bit << exponent_bits + fraction_bits for value in values for bit in (0, 1)]
         special = np.array(signed, np.uint64)[(choice >> np.uint64(8) & np.uint64(0xFFFF)).astype(int) % len(signed)]
-        codes = np.where(choice & np.uint64(7) == 0, special, codes)
+        codes = np.where(choice & np.uint64(255 if how == "rare" else 7) == 0, special, codes)
     return codes.astype(storage(kind))
 
 
