@@ -1,4 +1,4 @@
-"""`python tests/ptx_kernels/compile.py [FILE ...]` makes ptx/ from sources/ with nvcc 13.0; `--triton` the kernels of Triton 3.6, with no GPU."""
+"""`python tests/ptx_kernels/compile.py [FILE ...]` makes ptx/ from sources/ with nvcc 13.0; `--triton` with Triton 3.6. It needs no GPU."""
 
 import os
 import subprocess

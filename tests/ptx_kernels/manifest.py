@@ -77,6 +77,11 @@ class Kernel(NamedTuple):
             return own.read_text()
         return (FOLDER / "ptx" / f"{self.file}.ptx").read_text().replace(".target sm_80", f".target {target}")
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The targets whose texts differ in more than the line `.target`."""
+        return self.targets if (FOLDER / "ptx" / f"{self.file}.sm_90a.ptx").exists() else self.targets[:1]
+
 
 def zeros(kind: str, *shape: int) -> Operand:
     return Operand(kind, shape, "constant")
@@ -161,7 +166,8 @@ def _split(entry: str, kind: str, k: int, *rest, how: str = "near") -> Kernel:
 TILED = (
     Kernel("gemm_async", "gemm_128x128", (1, 1), (256,),
            (near("f16", 128, 96), near("f16", 96, 128), zeros("f32", 128, 128), i32(128), i32(96)), 49152),
-    Kernel("gemm_async", "gemm_edges", (2, 2), (128,), (near("f16", 41, 40), near("f16", 40, 56), zeros("f32", 41, 56), i32(41), i32(56), i32(40))),
+    Kernel("gemm_async", "gemm_edges", (2, 2), (128,),
+           (near("f16", 41, 40), near("f16", 40, 56), zeros("f32", 41, 56), i32(41), i32(56), i32(40))),
     _split("split_k_atomics", "f16", 96, drawn("f32", "integers", 32, 64), how="integers"),
     _split("split_k_s8", "s8", 192, uniform("s32", -99, 99, 32, 64), how="raw"),
     _split("split_k_semaphore", "f16", 96, zeros("f32", 32, 64), zeros("s32", 2)),
@@ -192,7 +198,8 @@ HOPPER = (
     Kernel("tma", "tma_boxes", (3, 3), (64,), (TensorMap(1, "u32", (36, 20), (16, 8)), zeros("u32", 9, 8, 16)),
            behind=(drawn("u32", "raw", 20, 36),), sm_80=False),
     Kernel("tma", "tma_gemm", (2, 1), (128,),
-           (TensorMap(0, "f16", (192, 64), (64, 64), 128), TensorMap(1, "f16", (192, 64), (64, 32), 128), TensorMap(2, "f32", (64, 64), (32, 64)), i32(3)),
+           (TensorMap(0, "f16", (192, 64), (64, 64), 128), TensorMap(1, "f16", (192, 64), (64, 32), 128),
+            TensorMap(2, "f32", (64, 64), (32, 64)), i32(3)),
            24576, behind=(near("f16", 64, 192), near("f16", 64, 192), zeros("f32", 64, 64)), sm_80=False),
 )  # fmt: skip
 _SOFTMAX = Within("f32", 2.0**-18, 2.0**-120, "2 ulp a side and ex2.approx, of which up to six multiply; 1 or 2 for the division")
@@ -243,7 +250,8 @@ SHARED = (
     Kernel("atomics", "compacted", (2,), (64,),
            (uniform("s32", -40, 80, 128), zeros("s32", 128), zeros("s32", 2), zeros("u32", 512), i32(17)), compared={1: "sorted"}),
 )  # fmt: skip
-_APPROXIMATIONS = Within("f32", why="twice the manual's error (PTX ISA 9.7.3), row by row: rcp, sqrt, rsqrt, ex2, lg2, sin, cos, tanh, div, div.full", rows=(
+_WHY = "twice the manual's error (PTX ISA 9.7.3): rcp, sqrt, rsqrt, ex2, lg2, sin, cos, tanh, div, div.full"
+_APPROXIMATIONS = Within("f32", why=_WHY, rows=(
     (2 * ULP, 0), (2 * ULP, 0), (2 * 2**-22.9, 0), (4 * ULP, 0), (2 * 2**-22, 2 * 2**-22), (0, 2 * 2**-20.5), (0, 2 * 2**-20.5),
     (2 * 2**-11, 0), (4 * ULP, 0), (4 * ULP, 0)))  # fmt: skip
 _LIBRARY = Within("f32", 2.0**-20, 0, "made of ex2.approx or lg2.approx, 2 ulp a side, and a few roundings")
@@ -260,7 +268,8 @@ NUMBERS = (
     Kernel("approximations", "approximations", (1,), (64,), (drawn("f32", "limits", 64), zeros("f32", 10, 64), i32(64)),
            compared={1: _APPROXIMATIONS}),
     Kernel("approximations", "sines", (1,), (64,), (drawn("f32", "wide", 64), zeros("f32", 3, 64), i32(64))),
-    Kernel("approximations", "exponentials", (1,), (64,), (drawn("f32", "specials", 64), zeros("f32", 4, 64), i32(64)), compared={1: _LIBRARY}),
+    Kernel("approximations", "exponentials", (1,), (64,), (drawn("f32", "specials", 64), zeros("f32", 4, 64), i32(64)),
+           compared={1: _LIBRARY}),
 )  # fmt: skip
 HIDDEN = (u64(0), u64(0))  # Triton's last two parameters: scratch memory for the kernel and for its profile, which none of these use
 
@@ -275,7 +284,8 @@ TRITON = (
     Kernel("triton_matmul", "triton_matmul", (2, 2), (128,),
            (near("f16", 80, 64), near("f16", 64, 96), zeros("f16", 80, 96), i32(80), i32(96), i32(64), *HIDDEN), 16384),
     Kernel("triton_matmul_fp8", "triton_matmul_fp8", (1, 1), (128,),
-           (near("e4m3", 64, 128), near("e4m3", 32, 128), near("f32", 64), zeros("bf16", 64, 32), i32(32), i32(128), *HIDDEN), 12288, sm_80=False),
+           (near("e4m3", 64, 128), near("e4m3", 32, 128), near("f32", 64), zeros("bf16", 64, 32), i32(32), i32(128), *HIDDEN),
+           12288, sm_80=False),
     Kernel("triton_matmul_tma", "triton_matmul_tma", (1, 1), (128,),
            (*_described(0, 64, 128), *_described(1, 128, 64), *_described(2, 64, 64), i32(128), *HIDDEN), 32784,
            behind=(near("f16", 64, 128), near("f16", 128, 64), zeros("f16", 64, 64)), sm_80=False),

@@ -43,9 +43,10 @@ def storage(kind: str) -> np.dtype:
 
 
 def _float(kind: str, how: str, word: np.ndarray, choice: np.ndarray) -> np.ndarray:
-    """near: 2**-3 <= |x| < 4. positive: such ones without a sign. specials: one of eight is zero, infinite, NaN, subnormal, or at a limit.
+    """near: 2**-3 <= |x| < 4. positive: such ones without a sign. wide: any number. integers: -4 to 4.
 
-    rare: one of 256, for products, which one NaN makes NaN. limits: one of eight is zero, infinite or NaN. wide: any number. integers: -4 to 4.
+    specials: one of eight is zero, infinite, NaN, subnormal, or at a limit. rare: one of 256, for products, which one NaN makes NaN.
+    limits: one of eight is zero, infinite or NaN.
     """
     exponent_bits, fraction_bits = FLOATS[kind]
     top, one = (1 << exponent_bits) - 1, (1 << exponent_bits - 1) - 1
@@ -93,8 +94,9 @@ def floats(kind: str, codes: np.ndarray) -> np.ndarray:
     fraction = (codes & np.uint64((1 << fraction_bits) - 1)).astype(np.float64)
     exponent = (codes >> np.uint64(fraction_bits) & np.uint64((1 << exponent_bits) - 1)).astype(np.int64)
     normal = exponent > 0
-    values = np.ldexp(fraction + normal * 2.0**fraction_bits, np.maximum(exponent, 1) - bias - fraction_bits)
     top = exponent == (1 << exponent_bits) - 1
+    power = np.where(top & (kind != "e4m3"), 0, np.maximum(exponent, 1) - bias - fraction_bits)
+    values = np.ldexp(fraction + normal * 2.0**fraction_bits, power)
     if kind == "e4m3":
         values = np.where(top & (fraction == 7), np.nan, values)
     else:

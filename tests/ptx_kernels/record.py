@@ -1,7 +1,7 @@
-"""`python -m ptx_kernels.record OUT`, in tests/, on a machine with the GPU: runs the PTX that is kept, and writes OUT/recorded.npz and .json.
+"""`python -m ptx_kernels.record OUT`, in tests/, on a machine with the GPU: runs the PTX that is kept, writes OUT/recorded.npz and .json.
 
-The text goes to the driver as it is (cuModuleLoadData). Each kernel runs twice, each time in a new module and new memory; what differs between
-the two runs is named. A process runs the kernels of one file, so that one that hangs stops no other. Needs NumPy and libcuda alone.
+The text goes to the driver as it is (cuModuleLoadData). Each kernel runs twice, each time in a new module and new memory; what differs
+between the two runs is named. A process runs the kernels of one file, so that one that hangs stops no other. Needs NumPy and libcuda alone.
 """
 
 from __future__ import annotations
@@ -153,8 +153,9 @@ def main(out: Path) -> int:
     version = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     gpu = next((path.read_text() for path in parts.glob("*.gpu")), "")
-    machine = {"gpu": gpu, "driver": Path("/proc/driver/nvidia/version").read_text().split("\n")[0] if Path("/proc/driver/nvidia/version").exists() else "",
-               "CUDA of the driver": version.value, "date": date.today().isoformat()}  # fmt: skip
+    text = Path("/proc/driver/nvidia/version")
+    driver = text.read_text().split("\n")[0] if text.exists() else ""
+    machine = {"gpu": gpu, "driver": driver, "CUDA of the driver": version.value, "date": date.today().isoformat()}
     np.savez_compressed(out / "recorded.npz", **words)
     (out / "recorded.json").write_text(json.dumps({"machine": machine, "kernels": said}, indent=0))
     differ = [f"{name}: {places}" for name, row in said.items() for places in row["runs differ"]]

@@ -10,8 +10,8 @@ from tcemu.ptx.tensor_maps import TensorMap as Map
 from .manifest import Kernel, TensorMap
 
 
-def replayed(kernel: Kernel, target: str, **options) -> list[np.ndarray]:
-    """What each buffer holds after the text for `target` has run with the arithmetic of sm_90a, which is that of the GPU that recorded."""
+def replayed(kernel: Kernel, compiled: str, *, target: str = "sm_90a", **options) -> list[np.ndarray]:
+    """What each buffer holds after the text compiled for sm_80 or sm_90a has run, by default with the arithmetic of the GPU that recorded."""
     buffers = kernel.drawn()
     pointers, args, places = iter(range(len(buffers))), [], []
     for argument in kernel.arguments:
@@ -23,7 +23,7 @@ def replayed(kernel: Kernel, target: str, **options) -> list[np.ndarray]:
         else:
             places.append(next(pointers))
             args.append(buffers[places[-1]])
-    options = {"target": "sm_90a", "shared_bytes": kernel.shared} | options
-    made = run(kernel.text(target), entry=kernel.entry, grid=kernel.grid, block=kernel.block, args=args, **options)
+    launch = {"grid": kernel.grid, "block": kernel.block, "args": args, "shared_bytes": kernel.shared}
+    made = run(kernel.text(compiled), entry=kernel.entry, target=target, **launch, **options)
     after = dict(zip(places, made, strict=True))
     return [np.asarray(after[i]) for i in range(len(buffers))]

@@ -14,6 +14,8 @@ from .operands import floats
 
 WHOLE = 1 << 18  # bytes up to which an array is kept whole
 
+PARTS = (".rows", ".columns", ".sample")
+
 
 def kept(array: np.ndarray) -> dict[str, np.ndarray]:
     """An array as it is kept, by suffixes of its name. Of a large matrix: a checksum of each row and of each column, and every 31st word of
@@ -45,6 +47,13 @@ def differing(kernel: Kernel, buffer: int, ours: np.ndarray, theirs: np.ndarray)
         ours, theirs = np.sort(ours, axis=None), np.sort(theirs, axis=None)
     wrong = np.atleast_1d(ours != theirs)
     return Differing(int(wrong.sum()), wrong.size, [tuple(map(int, place)) for place in np.argwhere(wrong)[:4]])
+
+
+def differing_large(ours: np.ndarray, theirs: dict[str, np.ndarray]) -> tuple[list[int], list[int], int]:
+    """Of an array that is kept by parts: the rows and the columns whose checksums differ, and how many of the words that are kept."""
+    made = kept(ours)
+    rows, columns = (np.flatnonzero(made[part] != theirs[part]).tolist() for part in (".rows", ".columns"))
+    return rows, columns, int((made[".sample"] != theirs[".sample"]).sum())
 
 
 def _beyond(how: Within, ours: np.ndarray, theirs: np.ndarray) -> Differing:
