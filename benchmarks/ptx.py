@@ -18,7 +18,7 @@ from harness import arguments, describe_machine, finish
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from ptx_kernels.manifest import KERNELS, LARGE, Kernel
 from ptx_kernels.replay import replayed
-from ptx_kernels.words import differing, differing_large, recorded
+from ptx_kernels.words import differing, differing_large, recorded, recorded_large
 
 TENSOR = ("mma", "wmma", "wgmma")  # the tensor core's own instructions, loads of fragments apart
 D = 2  # the buffer of the result
@@ -40,11 +40,10 @@ class Clock:
 
 def wrong_words(kernel: Kernel, made: np.ndarray) -> int:
     """How many words, or rows and columns of a large result, are not those of the GPU."""
-    theirs = recorded(kernel, "sm_80")[D]
-    if isinstance(theirs, dict):
-        rows, columns, words = differing_large(made, theirs)
+    if kernel is LARGE:
+        rows, columns, words = differing_large(made, recorded_large(kernel, D))
         return len(rows) + len(columns) + words
-    return differing(kernel, D, made, theirs).count
+    return differing(kernel, D, made, recorded(kernel, "sm_80")[D]).count
 
 
 def main() -> int:

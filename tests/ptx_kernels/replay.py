@@ -11,7 +11,7 @@ from .manifest import Kernel, TensorMap
 
 
 def replayed(kernel: Kernel, compiled: str, *, target: str = "sm_90a", **options) -> list[np.ndarray]:
-    """What each buffer holds after the text compiled for sm_80 or sm_90a has run, by default with the arithmetic of the GPU that recorded."""
+    """What each buffer holds after the text compiled for sm_80 or sm_90a has run; by default with the recording GPU's arithmetic."""
     buffers = kernel.drawn()
     pointers, args, places = iter(range(len(buffers))), [], []
     for argument in kernel.arguments:

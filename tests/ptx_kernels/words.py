@@ -81,16 +81,14 @@ def said() -> dict:
     return _archive()[0]
 
 
-def recorded(kernel: Kernel, target: str) -> list[np.ndarray | dict[str, np.ndarray]]:
-    """What each buffer held after the GPU ran the text for the target; for a large one, what `kept` says."""
-    words, after = _archive()[1], []
-    for i, before in enumerate(kernel.drawn()):
-        names = [f"{kernel.name}.{i}.{target}", f"{kernel.name}.{i}"]
-        whole = [words[name] for name in names if name in words]
-        parts = {
-            suffix: words[f"{kernel.name}.{i}{suffix}"]
-            for suffix in (".rows", ".columns", ".sample")
-            if f"{kernel.name}.{i}{suffix}" in words
-        }
-        after.append(parts or (whole[0] if whole else before))
-    return after
+def recorded(kernel: Kernel, target: str) -> list[np.ndarray]:
+    """What each buffer held after the GPU ran the text for the target."""
+    words = _archive()[1]
+    assert not any(name.startswith(f"{kernel.name}.") and name.endswith(PARTS) for name in words), "kept by parts: see recorded_large"
+    names = [(f"{kernel.name}.{i}.{target}", f"{kernel.name}.{i}") for i in range(len(kernel.operands))]
+    return [words.get(own, words.get(shared, before)) for (own, shared), before in zip(names, kernel.drawn(), strict=True)]
+
+
+def recorded_large(kernel: Kernel, buffer: int) -> dict[str, np.ndarray]:
+    """What is kept of a large buffer, as `kept` has it."""
+    return {part: _archive()[1][f"{kernel.name}.{buffer}{part}"] for part in PARTS}
