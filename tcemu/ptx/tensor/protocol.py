@@ -136,7 +136,9 @@ class Protocol:
 
 
 def protocol(kernel: Kernel, shape: tuple[int, int], where: Where) -> Protocol | None:
-    """What watches a chunk of so many blocks and threads; None if the kernel has no products of warpgroups."""
+    """What watches a chunk of so many blocks and threads; None if the kernel is not checked, or has no products of warpgroups."""
+    if not any(line.context.checked for line in kernel.lines):
+        return None
     bound = {line.number: _bound(line) for line in kernel.lines if line.statement.name == "wgmma"}
     if not any(each.op.k for each in bound.values()):
         return None
