@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import tcemu
+from support.emulated_gpu import EmulatedGpu
 from tcemu import ptx
 from tcemu.isa.grammar import arguments
 from tcemu.native import text
 from tcemu.silicon.placement import Variant, placed, variants
-from support.emulated_gpu import EmulatedGpu
 
 CASES = 4
 IMAGE = 1024  # words of the memory of a case that movers and wmma read or write
@@ -34,7 +34,9 @@ def words_of(op, variant: Variant, seed=0) -> dict[str, np.ndarray]:
     made = text.kernel(op, _target(op), variant.form, variant.values)
     words = {parameter.name: draw(CASES, made.threads, parameter.words) for parameter in made.parameters if parameter.of == text.LANE}
     if op.sparse:
-        words["e"] = np.full_like(words["e"], 0x44444444) if op.chunk == 2 else rng.choice(np.uint32([0x4444EEEE, 0x8C9DED49]), words["e"].shape)
+        words["e"] = (
+            np.full_like(words["e"], 0x44444444) if op.chunk == 2 else rng.choice(np.uint32([0x4444EEEE, 0x8C9DED49]), words["e"].shape)
+        )
     if "memory" in {parameter.name for parameter in made.parameters}:
         words["memory"] = draw(CASES, IMAGE)
     if op.family in ("ldmatrix", "stmatrix"):
