@@ -7,5 +7,6 @@ from tcemu.ptx.module import Statement as Statement
 from tcemu.ptx.module import Variable as Variable
 from tcemu.ptx.parser import parse as parse
 from tcemu.ptx.run import run as run
+from tcemu.ptx.tensor_maps import TensorMap as TensorMap
 
-__all__ = ["Function", "Module", "PtxError", "Statement", "Variable", "parse", "run"]
+__all__ = ["Function", "Module", "PtxError", "Statement", "TensorMap", "Variable", "parse", "run"]

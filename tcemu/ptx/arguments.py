@@ -12,6 +12,7 @@ import numpy as np
 from tcemu.ptx.link import Kernel, aligned, size_of
 from tcemu.ptx.memory import CONST_ROOM, FIRST_ROOM, window
 from tcemu.ptx.module import Variable
+from tcemu.ptx.tensor_maps import BYTES, TensorMap
 from tcemu.ptx.values import KINDS
 
 ALIGNMENT = 256  # of a buffer, in bytes, as cudaMalloc has it
@@ -89,22 +90,50 @@ def place(kernel: Kernel, args: Sequence[Any], cases: int | None) -> Launched:
         launched.add(variable.name, FIRST_ROOM + number, _initial(variable))
     _point(kernel, launched)
     room = FIRST_ROOM + len(kernel.globals)
-    for parameter, value in zip(parameters, args, strict=True):
+    held: dict[int, list[Buffer]] = {}
+    for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
+        data = value.data if isinstance(value, TensorMap) and _is_array(value.data) else value
+        if _is_pointer(parameter, value, cases) or data is not value:
+            held[number] = _buffers(launched, parameter, np.asarray(data), cases, room)
+            room += len(held[number])
+    for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         start, size = kernel.parameters[parameter.name], size_of(parameter)
-        if not _is_pointer(parameter, value, cases):
-            for case, single in enumerate([value] if cases is None else _of_cases(parameter, value, cases)):
-                launched.parameters[case, start : start + size] = np.frombuffer(_bytes_of(parameter, single, size), np.uint8)
-            continue
-        array = np.asarray(value)
-        numbers = []
-        for case, data in enumerate(array[None] if cases is None else _of_cases(parameter, array, cases)):
-            name = parameter.name if cases is None else f"{parameter.name} of case {case}"
-            buffer = launched.add(name, room, np.ascontiguousarray(data).reshape(-1).view(np.uint8))
-            numbers.append(len(launched.buffers) - 1)
-            room += 1
-            launched.parameters[case, start : start + 8] = np.frombuffer(np.uint64(buffer.address).tobytes(), np.uint8)
-        launched.returned.append((array.shape, array.dtype, numbers))
+        if isinstance(value, TensorMap):
+            given = [map_.view(np.uint8) for map_ in _maps(parameter, value, held.get(number), held, args, size)]
+        elif number in held:
+            given = [np.frombuffer(np.uint64(buffer.address).tobytes(), np.uint8) for buffer in held[number]]
+        else:
+            values = [value] if cases is None else _of_cases(parameter, value, cases)
+            given = [np.frombuffer(_bytes_of(parameter, single, size), np.uint8) for single in values]
+        for case, data in enumerate(given):
+            launched.parameters[case, start : start + size] = data
     return launched
+
+
+def _buffers(launched: Launched, parameter: Variable, array: np.ndarray, cases: int | None, room: int) -> list[Buffer]:
+    """The buffers of an array that comes back, one for each case, in rooms from `room` on."""
+    buffers = []
+    for case, data in enumerate(array[None] if cases is None else _of_cases(parameter, array, cases)):
+        name = parameter.name if cases is None else f"{parameter.name} of case {case}"
+        buffers.append(launched.add(name, room + case, np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+    numbers = range(len(launched.buffers) - len(buffers), len(launched.buffers))
+    launched.returned.append((array.shape, array.dtype, list(numbers)))
+    return buffers
+
+
+def _maps(
+    parameter: Variable, value: TensorMap, own: list[Buffer] | None, held: dict[int, list[Buffer]], args: Sequence[Any], size: int
+) -> list[np.ndarray]:
+    """The objects of a tensor map, one for each case. own: the buffers of its array; held: those of all arguments, which it may name."""
+    if size != BYTES:
+        raise TypeError(f"{parameter.name}: got a TensorMap, which has {BYTES} bytes; the parameter has {size}")
+    buffers = own if own is not None else held.get(value.data) if isinstance(value.data, int) else None
+    if buffers is None:
+        raise ValueError(
+            f"{parameter.name}: its TensorMap points to {value.data!r}; wanted an array, or the number of an argument that is one, 0 to "
+            f"{len(args) - 1}"
+        )
+    return [value.encoded(buffer.address, buffer.data.nbytes) for buffer in buffers]
 
 
 def _is_pointer(parameter: Variable, value: Any, cases: int | None) -> bool:

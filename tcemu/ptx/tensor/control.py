@@ -1,4 +1,4 @@
-"""Instructions around asynchronous kernels that change nothing a program can see here: register budgets, dependent grids, cache policies.
+"""Instructions around asynchronous kernels that change nothing a program can see here: register budgets, dependent grids, policies.
 
 Source: PTX ISA 9.7.13.16, 9.7.19.5, 9.7.9.18.
 """
@@ -71,4 +71,8 @@ def prepare_policy(statement: Statement, context: Context) -> Step:
     return Step(lambda machine: machine.write(result, "b64", jnp.zeros(machine.active.shape, jnp.uint64)))
 
 
-PREPARE: dict[str, Prepare] = {"griddepcontrol": prepare_grid, "setmaxnreg": prepare_registers, "createpolicy": prepare_policy}
+PREPARE: dict[str, Prepare] = {
+    "griddepcontrol": prepare_grid,
+    "setmaxnreg": prepare_registers,
+    "createpolicy": prepare_policy,
+}

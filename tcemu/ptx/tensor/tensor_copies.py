@@ -172,11 +172,15 @@ def _inside(machine: Machine, statement: Statement, at: Array, boxes: Box) -> tu
 
 
 class Carried(NamedTuple):
-    """The units of a copy. shared: int32[blocks, lanes], the word of each in shared memory; source: uint64[blocks, lanes], its address in
-    global memory; within: bool[blocks, lanes, 16], which of its bytes lie in the tensor."""
+    """The units of a copy.
+
+    shared: int32[blocks, lanes], the word of each in shared memory; first: int32[blocks, lanes], the word of global memory in which it
+    begins, and shift: uint32, at which bit; within: bool[blocks, lanes, 16], which of its bytes lie in the tensor.
+    """
 
     shared: Array
-    source: Array
+    first: Array
+    shift: Array
     within: Array
 
 
@@ -187,19 +191,25 @@ def _carried(machine: Machine, mine: Values, unit: Array, there: Array) -> Carri
     along, rest = unit % in_row, unit // in_row
     size = box.size[:, None]
     first = mine["coordinates"][:, 0, None] + along * (UNIT // size)
-    address = box.start[:, None] + (first * size).astype(jnp.uint64)
+    offset = first * size  # from the tensor's beginning, in bytes; below 0 left of it
     inside = there
     for axis in range(1, maps.RANKS):
         count = box.boxes[:, axis, None]
         place = mine["coordinates"][:, axis, None] + rest % count * box.steps[:, axis, None]
         rest = rest // count
         inside &= (place >= 0) & (place < box.dims[:, axis, None])
-        address += place.astype(jnp.uint64) * box.strides[:, axis, None]
+        offset += place * box.strides[:, axis, None].astype(jnp.int64)
     element = first[..., None] + jnp.arange(UNIT) // size[..., None]
     within = inside[..., None] & (element >= 0) & (element < box.dims[:, :1, None])
     at = swizzle(mine["at"][:, None].astype(jnp.int64) + unit * UNIT, box.width[:, None])
     row = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None]
-    return Carried(in_rows(at.astype(jnp.uint64), UNIT, machine.shared.shape[-1], row).at, address, within)
+    start = in_rooms(machine.rooms, box.start[:, None], UNIT).at
+    return Carried(
+        shared=in_rows(at.astype(jnp.uint64), UNIT, machine.shared.shape[-1], row).at,
+        first=start + (offset >> 2).astype(jnp.int32),
+        shift=(offset & 3).astype(jnp.uint32) * np.uint32(8),
+        within=within,
+    )
 
 
 def _masks(within: Array) -> list[Array]:
@@ -220,9 +230,7 @@ def _loaded(machine: Machine, mine: Values) -> Machine:
 
     def carry(machine: Machine, unit: Array, there: Array) -> Machine:
         where = _carried(machine, mine, unit, there)
-        first = in_rooms(machine.rooms, where.source & np.uint64(2**64 - 4), 4).at
-        shift = (where.source & np.uint64(3)).astype(jnp.uint32) * np.uint32(8)
-        values = _turned(gather(machine.memory, first, UNIT // 4 + 1), shift)
+        values = _turned(gather(machine.memory, where.first, UNIT // 4 + 1), where.shift)
         flat = machine.words("shared")
         for at, (value, mask) in enumerate(zip(values, _masks(where.within), strict=True)):
             flat = scatter(flat, where.shared + np.int32(at), value & mask, there)
@@ -237,8 +245,7 @@ def _stored(machine: Machine, mine: Values) -> Machine:
 
     def carry(machine: Machine, unit: Array, there: Array) -> Machine:
         where = _carried(machine, mine, unit, there)
-        first = in_rooms(machine.rooms, where.source & np.uint64(2**64 - 4), 4).at
-        shift = (where.source & np.uint64(3)).astype(jnp.uint32) * np.uint32(8)
+        first, shift = where.first, where.shift
         nothing = [jnp.zeros(shift.shape, jnp.uint32)]
         back = (np.uint32(32) - shift) & np.uint32(31)
         values, masks = gather(machine.words("shared"), where.shared, UNIT // 4), _masks(where.within)
