@@ -1,4 +1,4 @@
-"""PTX text is read: this repository's files, every instruction's kernel, each rule of the grammar by itself, and errors where it is not PTX."""
+"""PTX text is read: files, the kernel of every instruction, each rule of the grammar by itself, and errors where it is not PTX."""
 
 import pickle
 import shutil

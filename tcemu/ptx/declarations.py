@@ -65,11 +65,11 @@ def _numbered(tokens: Tokens, token: Token, left: int) -> Iterator[str]:
         yield token.text
         return
     at = tokens.token
-    count = int(literal(tokens, tokens.expect(NUMBER, "how many registers")).value)
-    if not 0 < count <= left:
+    count, kind = literal(tokens, tokens.expect(NUMBER, "how many registers"))
+    if kind not in ("s64", "u64") or not 0 < count <= left:
         raise tokens.wrong(f"the number of registers is a number from 1 on, and a function has at most {_REGISTER_LIMIT}", at)
     tokens.expect(">")
-    yield from (f"{token.text}{number}" for number in range(count))
+    yield from (f"{token.text}{number}" for number in range(int(count)))
 
 
 # ---- variables and parameters

@@ -23,6 +23,7 @@ _TOKEN = re.compile(
 )
 _KINDS = {"number": NUMBER, "name": NAME, "directive": DIRECTIVE, "string": STRING}
 _WIDTH = 120  # characters of a long line that an error shows
+_LONGEST, _SAID = 60, 500  # and of a long token, and of what is said of it
 
 
 class Token(NamedTuple):
@@ -101,7 +102,7 @@ class Tokens:
     def unexpected(self, expected: str, token: Token | None = None) -> PtxError:
         """The error that another thing stands where `expected` should. token: the one found, by default the next."""
         token = token or self.token
-        found = END if token.kind == END else f"'{token.text}'"
+        found = END if token.kind == END else f"'{_shown(token.text)}'"
         return self.error_at(token.offset, f"expected {expected}, found {found}", found=token.text, expected=expected)
 
     def wrong(self, problem: str, token: Token | None = None) -> PtxError:
@@ -115,7 +116,14 @@ class Tokens:
         end = self._lines[line] - 1 if line < len(self._lines) else len(self.text)
         source = self.text[self._lines[line - 1] : end].rstrip("\r")
         first = max(0, min(column - 1 - _WIDTH // 2, len(source) - _WIDTH))
-        shown = source[first : first + _WIDTH]
+        shown = _shown(source[first : first + _WIDTH], _WIDTH)
         mark = "".join("\t" if letter == "\t" else " " for letter in shown[: column - 1 - first]) + "^"
+        problem = _shown(problem, _SAID)
         message = f"PTX, line {line}, column {column}: {problem}\n    {shown}\n    {mark}"
         return PtxError(message, line=line, column=column, found=found, expected=expected, source=source)
+
+
+def _shown(text: str, longest: int = _LONGEST) -> str:
+    """The text as a message has it: cut where it is long, and no sign that a terminal obeys."""
+    text = "".join(letter if letter.isprintable() or letter == "\t" else "\N{REPLACEMENT CHARACTER}" for letter in text[: longest + 1])
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

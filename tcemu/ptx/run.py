@@ -20,6 +20,7 @@ from tcemu.ptx.memory import Rooms
 from tcemu.ptx.module import Function, Module
 from tcemu.ptx.parser import parse
 from tcemu.ptx.scheduler import Schedule, Watch
+from tcemu.ptx.tracing import Arrays, Keep, Tracer
 from tcemu.ptx.values import dtype
 
 MOST_THREADS = 1024  # of a block
@@ -40,8 +41,9 @@ def run(
     checked: bool = False,
     step_limit: int = STEP_LIMIT,
     cases: int | None = None,
+    trace: Keep | Sequence[Keep] = (),
     watch: Watch | None = None,
-) -> list[np.ndarray]:
+) -> Arrays:
     """Runs a kernel, bit for bit, and returns what it leaves in each argument that is an array. The inputs stay as they are.
 
     text: PTX, or a module from `tcemu.ptx.parse`. entry: its name; None: the only one. grid, block: one to three numbers, x first.
@@ -51,6 +53,7 @@ def run(
     target: whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100". shared_bytes: of dynamic shared memory.
     checked: what PTX leaves undefined raises. step_limit: how many statements a chunk of blocks may execute, each for all threads at once.
     cases: so many launches in one call. Every argument has a first axis more, also numbers; each case has buffers of its own.
+    trace: what to keep on the way, see `tcemu.ptx.Keep`; what was kept is `visits` of the list that comes back.
     watch: called after each statement with it, the chunk and the threads that executed it.
 
     Blocks that wait for each other must run at once: those whose registers and memory fit into 1 GiB do.
@@ -69,7 +72,22 @@ def run(
         kernel = link(module, function, target, checked)
         launched = place(kernel, args, cases)
         launch = _Launch(kernel, launched, blocks, threads, shared_bytes)
-        return launched.results(launch.run(step_limit, watch))
+        tracer = Tracer((trace,) if isinstance(trace, Keep) else trace, kernel, launch.threads, launched.results)
+        arrays = Arrays(launched.results(launch.run(step_limit, _both(tracer, watch))))
+    arrays.visits = tuple(tracer.visits)
+    return arrays
+
+
+def _both(tracer: Tracer, watch: Watch | None) -> Watch | None:
+    """What is called after each statement."""
+    if not tracer.asked or watch is None:
+        return tracer if tracer.asked else watch
+
+    def call(line: Line, chunk: Chunk, active: np.ndarray) -> None:
+        tracer(line, chunk, active)
+        watch(line, chunk, active)
+
+    return call
 
 
 # ---- what a launch is told
