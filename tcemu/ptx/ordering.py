@@ -59,7 +59,7 @@ def prepare_cvta(statement: Statement, context: Context) -> Operation:
         raise Unsupported(f"{statement.opcode!r} is not run; cvta[.to].space.u64 is, with {', '.join(SPACES)}")
     room = _room(space, context)
     start = 0 if room is None else window(room)
-    return _moved_by(np.uint64(-start % 2**64 if back else start))
+    return _moved_by(np.uint64((-start if back else start) % 2**64))
 
 
 _moves: dict[int, Operation] = {}
