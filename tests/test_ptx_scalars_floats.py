@@ -55,7 +55,7 @@ def differing(found, count, seed):
 
 
 def test_arithmetic_is_that_of_fractions():
-    found = operations(ARITHMETIC)
+    found = operations(name for name in ARITHMETIC if name.replace(".", ".rn.", 1) not in ARITHMETIC)  # what rounds as .rn if told nothing
     assert differing(found, 60, 2) == 60 * len(found) and len(found) > 150
 
 

@@ -1,7 +1,7 @@
 """What floating-point instructions of PTX give, by fractions of Python's integers, one value at a time. It shares nothing with tcemu.
 
-IEEE 754-2019 for the numbers; the words of NaNs, `.ftz` and what the manual leaves open as an H200 gives them. Each function takes the parts
-of the opcode and one value for each source, raw bits; it returns a tuple of raw bits.
+IEEE 754-2019 for the numbers; the words of NaNs, `.ftz` and what the manual leaves open as an H200 gives them. Each function takes the
+parts of the opcode and one value for each source, raw bits; it returns a tuple of raw bits.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ def opposite(x):
 
 ARITHMETIC = {  # the exact value of the operands, and of f64 whose NaN comes first
     "add": (plus, (1, 0)), "sub": (lambda x, y, mode: plus(x, opposite(y), mode), (1, 0)), "mul": (lambda x, y, mode: times(x, y), (1, 0)),
-    "fma": (lambda x, y, z, mode: plus(times(x, y), z, mode), (1, 2, 0)), "mad": (lambda x, y, z, mode: plus(times(x, y), z, mode), (1, 2, 0)),
+    "fma": (lambda x, y, z, mode: plus(times(x, y), z, mode), (1, 2, 0)),
+    "mad": (lambda x, y, z, mode: plus(times(x, y), z, mode), (1, 2, 0)),
     "div": (lambda x, y, mode: over(x, y), (0, 1)), "sqrt": (lambda x, mode: root(x), (0,)),
     "rcp": (lambda x, mode: over(Value(False, Fraction(1)), x), (0,)),
 }  # fmt: skip

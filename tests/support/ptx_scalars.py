@@ -13,6 +13,7 @@ from tcemu.ptx.module import Place, Register, Statement, Vector
 from tcemu.ptx.scalar.table import PREPARE
 from tcemu.ptx.values import KINDS, dtype
 
+TOGETHER = 60
 HERE = Context(None, None, "sm_90a", False)  # type: ignore[arg-type]  # no instruction of values looks at its module
 
 
@@ -30,13 +31,17 @@ def operation(opcode: str, *sizes: int) -> Operation:
 
 
 def run(operations: Sequence[Operation], operands: Sequence[Sequence[np.ndarray]]) -> list[tuple[np.ndarray, ...]]:
-    """All of them as one compiled program: raw bits in, raw bits out."""
+    """All of them: raw bits in, raw bits out. Many are one compiled program: hundreds of small ones would take minutes."""
+    found = []
     with jax.enable_x64(True):
-        # one program: hundreds of small ones would take minutes to compile
-        def all_of_them(given: Any) -> Any:
-            return [operation.compute(*values) for operation, values in zip(operations, given, strict=True)]
+        for first in range(0, len(operations), TOGETHER):
+            part = operations[first : first + TOGETHER]
 
-        return jax.device_get(jax.jit(all_of_them)([tuple(values) for values in operands]))
+            def all_of_them(given: Any, part: Sequence[Operation] = part) -> Any:
+                return [operation.compute(*values) for operation, values in zip(part, given, strict=True)]
+
+            found += jax.device_get(jax.jit(all_of_them)([tuple(values) for values in operands[first : first + TOGETHER]]))
+    return found
 
 
 EDGES = {

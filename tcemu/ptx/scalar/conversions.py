@@ -22,7 +22,12 @@ def scalar(qualifiers: Qualifiers) -> Operation:
     to, of = qualifiers.types
     rounding = qualifiers.one_of(*TO_INTEGERS, "rn", "rz", "rm", "rp")
     if of not in FLOATS and to not in FLOATS:
+        holds = _greatest(to) >= _greatest(of) and _least(to) <= _least(of)
+        if rounding or "ftz" in qualifiers or ("sat" in qualifiers and holds):
+            raise Unsupported(f"cvt.{to}.{of} takes .sat alone, and only where .{to} does not hold every .{of} (PTX ISA 9.7.9.21)")
         return integers(to, of, "sat" in qualifiers)
+    if "sat" in qualifiers and "bf16" in (to, of):
+        raise Unsupported("cvt.sat is not for bf16 (PTX ISA 9.7.9.21)")
     if "ftz" in qualifiers and "f32" not in (to, of):
         raise Unsupported("cvt.ftz flushes f32 only (PTX ISA 9.7.9.21): neither type is")
     if to not in FLOATS:
@@ -50,8 +55,9 @@ def integers(to: str, of: str, saturates: bool) -> Operation:
         value = number(a, of)
         value = value.astype(jnp.int64 if KINDS[of].signed else jnp.uint64)
         if saturates:
-            value = jnp.minimum(value, min(_greatest(to), _greatest("s64" if KINDS[of].signed else "u64")))
-            value = jnp.maximum(value, _least(to)) if KINDS[of].signed else value
+            most = min(_greatest(to), _greatest("s64" if KINDS[of].signed else "u64"))
+            value = jnp.minimum(value, value.dtype.type(most))
+            value = jnp.maximum(value, value.dtype.type(_least(to))) if KINDS[of].signed else value
         return (cut(value, to),)
 
     return Operation((to,), (of,), compute)
@@ -119,7 +125,7 @@ def between_floats(qualifiers: Qualifiers, to: str, of: str, rounding: str) -> O
 def nan_word(a: Array, to: str, of: str, qualifiers: Qualifiers) -> Array:
     """What an H200 makes of a NaN: of or to f64 its sign and upper bits, made quiet; bf16 to f32 its bits; else the canonical one."""
     target = dtype(to).type
-    if to == of and not qualifiers[:-2]:
+    if to == of and to in ("f32", "f64") and not qualifiers[:-2]:
         return a
     if (to, of) == ("f32", "bf16") and not qualifiers[:-2]:
         return a << 16

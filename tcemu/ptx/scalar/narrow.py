@@ -8,9 +8,10 @@ from jax import Array
 from tcemu.formats import BF16, F16, F32, FORMATS, Format, decode, encode
 from tcemu.ptx.context import Operation
 from tcemu.ptx.scalar.lanes import halves
-from tcemu.ptx.scalar.number_codes import is_nan, sign
+from tcemu.ptx.scalar.number_codes import code, is_nan, magnitude, sign
 from tcemu.ptx.scalar.syntax import Qualifiers
 
+LEAST_SCALE = 0x00400000  # 2^-127 as f32
 SOURCES = {"f16": F16, "bf16": BF16, "f32": F32}
 
 
@@ -36,6 +37,27 @@ def to_narrow(qualifiers: Qualifiers) -> Operation:
         return (lower | (upper << place(fmt)),)
 
     return Operation((to,), (of,) if of != source else (of, of), compute)
+
+
+def to_scale(qualifiers: Qualifiers) -> Operation:
+    """Two f32, the first in the upper part, or a bf16x2 -> a pair of ue8m0, powers of two; signs are dropped.
+
+    Source: what NVIDIA computes where a GPU has no such instruction, CUDA 13.0 cuda_fp8.hpp, __nv_cvt_bfloat16raw_to_e8m0.
+    """
+    of = qualifiers.types[1]
+
+    def compute(*values: Array) -> tuple[Array]:
+        x = jnp.stack(jnp.broadcast_arrays(*values[::-1])) if len(values) == 2 else halves(values[0]) << 16
+        size = magnitude(x, "f32")
+        field = size >> 23
+        if "rp" in qualifiers:
+            above = (size > LEAST_SCALE) & (size < code("f32").infinity) & (size & 0x7FFFFF != 0)
+            field = field + above.astype(jnp.uint32)
+        if "satfinite" in qualifiers:
+            field = jnp.where((field == 0xFF) & ~is_nan(x, "f32"), jnp.uint32(0xFE), field)
+        return (field[0] | (field[1] << 8),)
+
+    return Operation(("ue8m0x2",), (of,) if of == "bf16x2" else (of, of), compute)
 
 
 def from_narrow(qualifiers: Qualifiers) -> Operation:

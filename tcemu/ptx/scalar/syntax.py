@@ -66,6 +66,14 @@ def size(operand: Operand) -> int:
     return 2 if isinstance(operand, Pair) else len(operand.elements) if isinstance(operand, Vector) else 1
 
 
+def _refusal(statement: Statement, lines: list[str]) -> str:
+    """What is known of an instruction of that name: the lines with the statement's last type, or all."""
+    last = statement.qualifiers[-1] if statement.qualifiers else ""
+    near = [line for line in lines if last in line.split()[-1].split("|")] or lines
+    known = "; ".join(".".join(f"({part.removesuffix('?')})?" if part[-1] == "?" else part for part in line.split()) for line in near)
+    return f"{statement.opcode!r} is not run: of {statement.name!r} these are: {known} (| either, ? may be left out)"
+
+
 class Row(NamedTuple):
     """Syntax, and what makes an `Operation` of an opcode that follows it."""
 
@@ -93,8 +101,7 @@ def either(*rows: Row) -> Prepare:
         parts = "".join(f".{part}" for part in statement.qualifiers)
         found = next((row for row in rows if any(_pattern(line).fullmatch(parts) for line in row.lines)), None)
         if found is None:
-            known = "; ".join(line.replace("? ", "?.").replace(" ", ".") for row in rows for line in row.lines)
-            raise Unsupported(f"{statement.opcode!r} is not run: of {statement.name!r} these are: {known} (? may be left out)")
+            raise Unsupported(_refusal(statement, [line for row in rows for line in row.lines]))
         shape = Shape(tuple(map(size, statement.operands)))
         operation = found.build(Qualifiers(statement.qualifiers), shape)
         wanted = len(operation.results) + len(operation.sources) - operation.carry_in - operation.carry_out
