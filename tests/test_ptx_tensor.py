@@ -23,10 +23,7 @@ USUAL_EXAMPLES = [
         "sp::ordered_metadata.sync.aligned.m16n8k16",
         "f64.f64.f64.f64.rn",
         "m64n72k16",
-        "x2.trans.shared.b16",
-        "[C]",
         "[D]",
-        "movmatrix",
     )
 ]
 INSTRUCTIONS = [str(op) for op in syntax_rows() if runs(op)]
