@@ -20,6 +20,7 @@ from tcemu.ptx.memory import Rooms
 from tcemu.ptx.module import Function, Module
 from tcemu.ptx.parser import parse
 from tcemu.ptx.scheduler import Schedule, Watch
+from tcemu.ptx.tensor.protocol import protocol
 from tcemu.ptx.tracing import Arrays, Keep, Tracer
 from tcemu.ptx.values import dtype
 
@@ -73,21 +74,21 @@ def run(
         launched = place(kernel, args, cases)
         launch = _Launch(kernel, launched, blocks, threads, shared_bytes)
         tracer = Tracer((trace,) if isinstance(trace, Keep) else trace, kernel, launch.threads, launched.results)
-        arrays = Arrays(launched.results(launch.run(step_limit, _both(tracer, watch))))
+        arrays = Arrays(launched.results(launch.run(step_limit, _both(tracer if tracer.asked else None, watch))))
     arrays.visits = tuple(tracer.visits)
     return arrays
 
 
-def _both(tracer: Tracer, watch: Watch | None) -> Watch | None:
-    """What is called after each statement."""
-    if not tracer.asked or watch is None:
-        return tracer if tracer.asked else watch
+def _both(one: Watch | None, other: Watch | None) -> Watch | None:
+    """What watches for both."""
+    if one is None or other is None:
+        return one or other
 
-    def call(line: Line, chunk: Chunk, active: np.ndarray) -> None:
-        tracer(line, chunk, active)
-        watch(line, chunk, active)
+    def watched(line: Line, chunk: Chunk, active: np.ndarray) -> None:
+        one(line, chunk, active)
+        other(line, chunk, active)
 
-    return call
+    return watched
 
 
 # ---- what a launch is told
@@ -175,7 +176,9 @@ class _Launch:
             chunk = Chunk(self._machine(memory, rooms, numbers))
             present = np.zeros((len(numbers), self.padded), bool)
             present[:, : self.threads] = True
-            Schedule(self.kernel, chunk, present, step_limit, _Report(self, numbers), watch).run()
+            report = _Report(self, numbers)
+            watched = _both(protocol(self.kernel, present.shape, report.where), watch)
+            Schedule(self.kernel, chunk, present, step_limit, report, watched).run()
             memory = chunk["memory"]
         return np.asarray(memory)
 

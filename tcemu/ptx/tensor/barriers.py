@@ -162,21 +162,19 @@ def _defined(machine: Machine, statement: Statement, change: Change, found: Arra
     """Checked mode: what PTX leaves undefined in a change of objects that were found like this."""
     if change is initialised:
         bad = (by.amount < 1) | (by.amount > int(ONES))
-        return undefined(machine, where & bad, f"mbarrier.init: the count must be 1 to {int(ONES)}. {SECTION}", statement, by.address)
+        return undefined(machine, where & bad, f"the count must be 1 to {int(ONES)}. {SECTION}", statement, by.address)
     barrier = unpacked(found)
     made = "the object is used before mbarrier.init has made it, or after mbarrier.inval"
-    machine = undefined(machine, where & ~barrier.valid, f"{statement.opcode}: {made}. {SECTION}", statement, by.address)
+    machine = undefined(machine, where & ~barrier.valid, f"{made}. {SECTION}", statement, by.address)
     if change is invalidated:
         return machine
     after = change(barrier, by.amount)
     bytes_ = jnp.abs(after.bytes) > int(ONES)
-    machine = undefined(
-        machine, where & bytes_, f"{statement.opcode}: more than {int(ONES)} bytes are pending. {SECTION}", statement, by.address
-    )
+    machine = undefined(machine, where & bytes_, f"more than {int(ONES)} bytes are pending. {SECTION}", statement, by.address)
     if change not in (arrived, dropped):
         return machine
     more = "there are more arrivals than the phase still expects"
-    return undefined(machine, where & (by.amount > barrier.pending), f"{statement.opcode}: {more}. {SECTION}", statement, by.address)
+    return undefined(machine, where & (by.amount > barrier.pending), f"{more}. {SECTION}", statement, by.address)
 
 
 # ---- statements
@@ -226,9 +224,9 @@ def _prepare_change(statement: Statement, choices: Choices, change: Change, chec
     token = None if isinstance(operands[0], Address) else operands.pop(0)
     address, count = operands[0], operands[1] if len(operands) > 1 else None
     if not isinstance(address, Address) or len(operands) > 2:
-        raise Unsupported(f"{statement.opcode}: the operands are {{state,}} [address] {{, count}}. {SECTION}")
+        raise Unsupported(f"the operands are {{state,}} [address] {{, count}}. {SECTION}")
     if token is not None and change in (initialised, invalidated, expecting, brought):
-        raise Unsupported(f"{statement.opcode}: gives no state; its operands are [address] {{, count}}. {SECTION}")
+        raise Unsupported(f"it gives no state; its operands are [address] {{, count}}. {SECTION}")
 
     def run(machine: Machine) -> Machine:
         counts = jnp.ones(machine.active.shape, jnp.int64) if count is None else machine.read(count, "u32").astype(jnp.int64)
@@ -242,14 +240,14 @@ def _prepare_change(statement: Statement, choices: Choices, change: Change, chec
 def _prepare_wait(statement: Statement, choices: Choices, checked: bool) -> Step:
     done, address, phase = statement.operands[:3]
     if not isinstance(address, Address):
-        raise Unsupported(f"{statement.opcode}: the second operand is the object's address, in brackets. {SECTION}")
+        raise Unsupported(f"the second operand is the object's address, in brackets. {SECTION}")
 
     def run(machine: Machine) -> Machine:
         at = machine.address(address)
         places, good, machine = machine.place("shared", at, OBJECT)
         barrier = unpacked(_objects(machine, places.at))
         if checked:
-            made = f"{statement.opcode}: the object is not one that mbarrier.init has made. {SECTION}"
+            made = f"the object is not one that mbarrier.init has made. {SECTION}"
             machine = undefined(machine, good & ~barrier.valid, made, statement, at)
         return machine.write(done, "pred", barrier.phase != _parity(machine, phase, choices))
 

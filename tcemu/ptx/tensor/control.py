@@ -58,9 +58,9 @@ def prepare_registers(statement: Statement, context: Context) -> Step:
     chosen(statement, context, (REGISTERS,))
     count, target = constant(statement, statement.operands[0], "the number of registers", REGISTERS.section), named_target(context.target)
     if not FEWEST <= count <= MOST or count % STEP:
-        raise Unsupported(f"{statement.opcode}: got {count}; wanted a multiple of {STEP} from {FEWEST} to {MOST}. {REGISTERS.section}")
+        raise Unsupported(f"got {count}; wanted a multiple of {STEP} from {FEWEST} to {MOST}. {REGISTERS.section}")
     if not target.endswith(("a", "f")):
-        raise Unsupported(f"{statement.opcode}: needs a target as sm_90a; the target is {target}. {REGISTERS.section}")
+        raise Unsupported(f"it needs a target as sm_90a; the target is {target}. {REGISTERS.section}")
     return Step(lambda machine: machine, together=True)
 
 

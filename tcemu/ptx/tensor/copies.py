@@ -81,7 +81,7 @@ def prepare_copy(statement: Statement, context: Context) -> Step:
     form, choices = chosen(statement, context, FORMS)
     if form in (WAIT, BULK_WAIT):
         if constant(statement, statement.operands[0], "how many groups may stay pending", form.section) < 0:
-            raise Unsupported(f"{statement.opcode}: how many groups may stay pending is 0 or more. {form.section}")
+            raise Unsupported(f"how many groups may stay pending is 0 or more. {form.section}")
         return Step(lambda machine: machine)
     if form in NOTHING_TO_DO:
         return Step(lambda machine: machine)
@@ -96,7 +96,7 @@ def prepare_copy(statement: Statement, context: Context) -> Step:
 
 def _address(statement: Statement, operand: Operand) -> Address:
     if not isinstance(operand, Address):
-        raise Unsupported(f"{statement.opcode}: an address is written in brackets. {SECTION}")
+        raise Unsupported(f"an address is written in brackets. {SECTION}")
     return operand
 
 
@@ -120,12 +120,10 @@ def _prepare_small(statement: Statement, choices: Choices, context: Context) -> 
     size = constant(statement, statement.operands[2], "cp-size", SECTION)
     sizes = SIZES[choices["cache"] or ""]
     if size not in sizes:
-        raise Unsupported(f"{statement.opcode}: cp-size is {size}; wanted {' or '.join(map(str, sizes))}. {SECTION}")
+        raise Unsupported(f"cp-size is {size}; wanted {' or '.join(map(str, sizes))}. {SECTION}")
     further = statement.operands[3 : None if choices["hint"] is None else -1]
     if len(further) > 1 or (choices["hint"] and len(statement.operands) < 4):
-        raise Unsupported(
-            f"{statement.opcode}: the operands are [dst], [src], cp-size {{, src-size or ignore-src}} {{, cache-policy}}. {SECTION}"
-        )
+        raise Unsupported(f"the operands are [dst], [src], cp-size {{, src-size or ignore-src}} {{, cache-policy}}. {SECTION}")
     given = further[0] if further else None
     ignores = isinstance(given, Negated) or (isinstance(given, Register) and context.function.registers.get(given.name) == "pred")
 
@@ -177,19 +175,19 @@ def _prepare_bulk(statement: Statement, choices: Choices, context: Context) -> S
     """`cp.async.bulk` between global and shared memory, or within shared memory; each thread copies so many bytes."""
     to_global = choices["to"] == "global"
     if to_global and choices["from"] == "global":
-        raise Unsupported(f"{statement.opcode}: copies from global to global memory; one side must be shared memory. {BULK_SECTION}")
+        raise Unsupported(f"it copies from global to global memory; one side must be shared memory. {BULK_SECTION}")
     if to_global != (choices["completion"] == "bulk_group"):
         wanted = "bulk_group" if to_global else "mbarrier::complete_tx::bytes"
-        raise Unsupported(f"{statement.opcode}: wanted .{wanted} with .{choices['to']}. {BULK_SECTION}")
+        raise Unsupported(f"wanted .{wanted} with .{choices['to']}. {BULK_SECTION}")
     if choices["mask"]:
-        raise Unsupported(f"{statement.opcode}: .cp_mask is not run; a copy of whole units of 16 bytes is. {BULK_SECTION}")
+        raise Unsupported(f".cp_mask is not run; a copy of whole units of 16 bytes is. {BULK_SECTION}")
     count = 3 + (not to_global) + (choices["hint"] is not None)
     if len(statement.operands) != count:
-        raise Unsupported(f"{statement.opcode}: has {len(statement.operands)} operands; wanted {count}. {BULK_SECTION}")
+        raise Unsupported(f"it has {len(statement.operands)} operands; wanted {count}. {BULK_SECTION}")
     target, source = (_address(statement, operand) for operand in statement.operands[:2])
     object_ = None if to_global else _address(statement, statement.operands[3])
     spaces = tuple("global" if choices[side] == "global" else "shared" for side in ("from", "to"))
-    bad_size = Message(f"{statement.opcode}: the size must be a multiple of {UNIT} bytes. {BULK_SECTION}", Misaligned)
+    bad_size = Message(f"the size must be a multiple of {UNIT} bytes. {BULK_SECTION}", Misaligned)
 
     def run(machine: Machine) -> Machine:
         active = machine.active

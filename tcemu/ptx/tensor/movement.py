@@ -172,14 +172,14 @@ def _defined_place(machine: Machine, bound: Bound, lines: Lines, address: Array,
     """
     op, unit = bound.op, lines.alignment * lines.bits // 8
     misaligned = (address % np.uint64(unit) != 0) | (step % unit != 0)
-    aligned = f"{op}: the address and the stride must be multiples of {unit} bytes, the size of a lane's fragment. {STORAGE}"
+    aligned = f"the address and the stride must be multiples of {unit} bytes, the size of a lane's fragment. {STORAGE}"
     machine = undefined(machine, machine.active & misaligned, aligned, bound.statement, address)
     unlike = jnp.zeros(address.shape, bool)
     for value in (machine.warps(address), machine.warps(step)):
         unlike |= machine.threads(value != value[..., :1])
-    one = f"{op}: the address and the stride must be the same in all lanes of the warp. PTX ISA {section(op)}"
+    one = f"the address and the stride must be the same in all lanes of the warp. PTX ISA {section(op)}"
     machine = undefined(machine, machine.active & unlike, one, bound.statement, address)
-    below = f"{op}: the stride is below {op.default_stride} elements, a line's length. {STORAGE}"
+    below = f"the stride is below {op.default_stride} elements, a line's length. {STORAGE}"
     return undefined(machine, machine.active & (step < op.default_stride * lines.bits // 8), below, bound.statement)
 
 

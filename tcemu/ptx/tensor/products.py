@@ -39,7 +39,7 @@ def prepare_mma(statement: Statement, context: Context) -> Step:
     op = bound.op
     fixed = Selectors(bound.integer("f", 0), _constant_pairs(bound))
     if op.sparse and fixed.sparsity not in op.selectors:
-        raise Unsupported(f"{op}: the sparsity selector is {fixed.sparsity}; wanted one of {op.selectors}. PTX ISA {section(op)}")
+        raise Unsupported(f"the sparsity selector is {fixed.sparsity}; wanted one of {op.selectors}. PTX ISA {section(op)}")
 
     def run(machine: Machine) -> Machine:
         machine = whole_warps(machine, bound)
@@ -79,7 +79,7 @@ def _constant_pairs(bound: Bound) -> tuple[tuple[int, int], ...] | None:
     for name, (byte_id, thread_id), threads in zip(SELECTORS, values, (op.thread_ids_a, op.thread_ids_b), strict=True):
         if byte_id not in op.byte_ids or thread_id not in threads:
             raise Unsupported(
-                f"{op}: {name} is {{{byte_id}, {thread_id}}}; byte-id may be {op.byte_ids}, thread-id {threads}. PTX ISA {section(op)}"
+                f"{name} is {{{byte_id}, {thread_id}}}; byte-id may be {op.byte_ids}, thread-id {threads}. PTX ISA {section(op)}"
             )
     return values
 
@@ -87,7 +87,7 @@ def _constant_pairs(bound: Bound) -> tuple[tuple[int, int], ...] | None:
 def _pair(bound: Bound, name: str) -> tuple[Operand, ...]:
     operand = bound.operands[name]
     if not isinstance(operand, Vector) or len(operand.elements) != 2:
-        raise Unsupported(f"{bound.op}: {name} must be a pair {{byte-id, thread-id}}. PTX ISA {section(bound.op)}")
+        raise Unsupported(f"{name} must be a pair {{byte-id, thread-id}}. PTX ISA {section(bound.op)}")
     return operand.elements
 
 
@@ -103,7 +103,7 @@ def _defined_metadata(machine: Machine, bound: Bound, metadata: Array, selector:
     fields = metadata_fields(op, Metadata(metadata, sparsity_selector(op, selector)))
     wrong = undefined_fields(fields, op.chunk, op.ordered).any((-1, -2))
     where = machine.threads(jnp.broadcast_to(wrong[..., None], metadata.shape)) & machine.active
-    return undefined(machine, where, f"{op}: a field of the sparsity metadata is not defined. PTX ISA 9.7.14.6.1", bound.statement)
+    return undefined(machine, where, "a field of the sparsity metadata is not defined. PTX ISA 9.7.14.6.1", bound.statement)
 
 
 # ---- wmma

@@ -117,7 +117,7 @@ def whole_warps(machine: Machine, bound: Bound) -> Machine:
         return machine
     active = machine.warps(machine.active)
     part = active & ~active.all(-1, keepdims=True)
-    message = f"{bound.op} needs all {LANES} threads of the warp. PTX ISA {section(bound.op)}"
+    message = f"all {LANES} threads of the warp must execute it. PTX ISA {section(bound.op)}"
     return undefined(machine, machine.threads(part), message, bound.statement)
 
 

@@ -110,19 +110,19 @@ def prepare_tensor_copy(statement: Statement, choices: Choices, context: Context
     """`cp.async.bulk.tensor` with its operands [dst], [map, {coordinates}], [mbar] or [map, {coordinates}], [src]."""
     to_global = choices["to"] == "global"
     if to_global and choices["from"] == "global":
-        raise Unsupported(f"{statement.opcode}: copies from global to global memory; one side must be shared memory. {SECTION}")
+        raise Unsupported(f"it copies from global to global memory; one side must be shared memory. {SECTION}")
     if to_global != (choices["completion"] == "bulk_group"):
         wanted = "bulk_group" if to_global else "mbarrier::complete_tx::bytes"
-        raise Unsupported(f"{statement.opcode}: wanted .{wanted} with .{choices['to']}. {SECTION}")
+        raise Unsupported(f"wanted .{wanted} with .{choices['to']}. {SECTION}")
     operands = list(statement.operands[: -1 if choices["hint"] else None])
     tensor = operands.pop(0 if to_global else 1)
     rank = int((choices["dim"] or "1d")[0])
     coordinates = tensor.coordinates if isinstance(tensor, Address) else None
     if not all(isinstance(operand, Address) for operand in operands) or len(operands) != 2 - to_global:
         form = "[map, {coordinates}], [src]" if to_global else "[dst], [map, {coordinates}], [mbar]"
-        raise Unsupported(f"{statement.opcode}: the operands are {form}. {SECTION}")
+        raise Unsupported(f"the operands are {form}. {SECTION}")
     if coordinates is None or len(coordinates.elements) != rank:
-        raise Unsupported(f"{statement.opcode}: wanted {rank} coordinates beside the tensor map. {SECTION}")
+        raise Unsupported(f"wanted {rank} coordinates beside the tensor map. {SECTION}")
     assert isinstance(tensor, Address)
     return _prepare(statement, tensor, [place for place in operands if isinstance(place, Address)], context)
 
@@ -150,10 +150,10 @@ def _prepare(statement: Statement, tensor: Address, places: list[Address], conte
 def _boxes(machine: Machine, statement: Statement, tensor: Address, rank: int) -> tuple[Box, Machine]:
     """What the tensor maps of the threads say, and the machine with those threads active whose maps are good."""
     words, machine = machine.load("", machine.address(replace(tensor, coordinates=None)), "b32", maps.BYTES // 4, maps.ALIGNMENT)
-    none = f"{statement.opcode}: there is no tensor map of tcemu.ptx.TensorMap at the address. {SECTION}"
+    none = f"there is no tensor map of tcemu.ptx.TensorMap at the address. {SECTION}"
     machine = undefined(machine, words[0] != maps.MAGIC, none, statement, machine.address(tensor))
     boxes = box_of(jnp.stack(words, axis=-1))
-    other = f"{statement.opcode}: the tensor map has another rank. {SECTION}"
+    other = f"the tensor map has another rank. {SECTION}"
     machine = undefined(machine, (words[0] == maps.MAGIC) & (boxes.rank != rank), other, statement, machine.address(tensor))
     return boxes, machine.within((words[0] == maps.MAGIC) & (boxes.rank == rank))
 
@@ -162,11 +162,11 @@ def _inside(machine: Machine, statement: Statement, at: Array, boxes: Box) -> tu
     """Where the boxes lie in shared memory, and the machine with those threads active whose boxes lie inside and are aligned."""
     start = np.uint64(window(SHARED_ROOM))
     at = jnp.where(at >= start, at - start, at)
-    aligned = f"{statement.opcode}: the box in shared memory must lie at a multiple of {BOX_ALIGNMENT} bytes. {SECTION}"
+    aligned = f"the box in shared memory must lie at a multiple of {BOX_ALIGNMENT} bytes. {SECTION}"
     good = at % BOX_ALIGNMENT == 0
     machine = fault(machine, ~good, Message(aligned, Misaligned, "shared"), statement, at)
     fits = at + (boxes.units * UNIT).astype(jnp.uint64) <= np.uint64(4 * machine.shared.shape[-1])
-    beyond = f"{statement.opcode}: the box does not fit the block's shared memory. {SECTION}"
+    beyond = f"the box does not fit the block's shared memory. {SECTION}"
     machine = fault(machine, ~fits, Message(beyond, OutOfBounds, "shared"), statement, at)
     return at, machine.within(good & fits)
 

@@ -51,39 +51,37 @@ def chosen(statement: Statement, context: Context, forms: tuple[Form, ...]) -> t
     fitting = [form for form in forms if words[: form.head.count(".") + 1] == form.head.split(".")]
     if not fitting:
         known = ", ".join(dict.fromkeys(form.head for form in forms))
-        raise Unsupported(f"{statement.opcode}: is not run by tcemu.ptx; of {statement.name} it runs {known}")
+        raise Unsupported(f"it is not run by tcemu.ptx; of {statement.name} it runs {known}")
     form = max(fitting, key=lambda form: len(form.head))
-    found = _by_slot(statement.opcode, words[form.head.count(".") + 1 :], form)
+    found = _by_slot(words[form.head.count(".") + 1 :], form)
     if len(statement.operands) not in form.operands:
         wanted = " or ".join(map(str, form.operands))
-        raise Unsupported(f"{statement.opcode}: has {len(statement.operands)} operands; wanted {wanted}. {form.section}")
+        raise Unsupported(f"it has {len(statement.operands)} operands; wanted {wanted}. {form.section}")
     target = named_target(context.target)
     if int("".join(filter(str.isdigit, target))) < form.target:
-        raise Unsupported(f"{statement.opcode}: needs sm_{form.target} or later; the target is {target}. {form.section}")
+        raise Unsupported(f"it needs sm_{form.target} or later; the target is {target}. {form.section}")
     return form, found
 
 
-def _by_slot(opcode: str, qualifiers: list[str], form: Form) -> Choices:
+def _by_slot(qualifiers: list[str], form: Form) -> Choices:
     found: Choices = {place.name: None for place in form.slots}
     for qualifier in qualifiers:
         if qualifier in form.apart:
-            raise Unsupported(f"{opcode}: .{qualifier} is not run: {form.apart[qualifier]}. {form.section}")
+            raise Unsupported(f".{qualifier} is not run: {form.apart[qualifier]}. {form.section}")
         place = next((place for place in form.slots if qualifier in place.choices and found[place.name] is None), None)
         if place is None:
             known = ", ".join(f".{choice}" for place in form.slots for choice in place.choices)
-            raise Unsupported(
-                f"{opcode}: .{qualifier} is not a qualifier of {form.head} that tcemu.ptx runs; it knows {known}. {form.section}"
-            )
+            raise Unsupported(f".{qualifier} is not a qualifier of {form.head} that tcemu.ptx runs; it knows {known}. {form.section}")
         found[place.name] = qualifier
     missing = [place for place in form.slots if place.needed and found[place.name] is None]
     if missing:
         wanted = " or ".join(f".{choice}" for choice in missing[0].choices)
-        raise Unsupported(f"{opcode}: lacks {wanted}. {form.section}")
+        raise Unsupported(f"it lacks {wanted}. {form.section}")
     return found
 
 
 def constant(statement: Statement, operand: Operand, what: str, section: str) -> int:
     """The value of an operand that must be a constant."""
     if not isinstance(operand, Integer):
-        raise Unsupported(f"{statement.opcode}: {what} must be an integer constant. {section}")
+        raise Unsupported(f"{what} must be an integer constant. {section}")
     return operand.value

@@ -44,7 +44,7 @@ def prepare_wgmma(statement: Statement, context: Context) -> Step:
     bound = bind(statement, context)
     if bound.op.family not in ("wgmma", "wgmma.sp"):
         if bound.integer("n", 0) < 0:
-            raise Unsupported(f"{bound.op}: how many groups may stay pending is 0 or more. PTX ISA {section(bound.op)}")
+            raise Unsupported(f"how many groups may stay pending is 0 or more. PTX ISA {section(bound.op)}")
         return Step(lambda machine: whole_warps(machine, bound), together=True)
     return _prepare_product(bound)
 
@@ -54,7 +54,7 @@ def _prepare_product(bound: Bound) -> Step:
     fixed = _immediates(bound)
     selector = bound.integer("sp_sel", 0)
     if op.sparse and selector not in op.selectors:
-        raise Unsupported(f"{op}: sp_sel is {selector}; wanted one of {op.selectors}. PTX ISA {section(op)}")
+        raise Unsupported(f"sp_sel is {selector}; wanted one of {op.selectors}. PTX ISA {section(op)}")
 
     def run(machine: Machine) -> Machine:
         machine = whole_warps(machine, bound)
@@ -88,7 +88,7 @@ def _immediates(bound: Bound) -> Immediates:
     values = {name: bound.integer(name, legal[0]) for name, legal in LEGAL.items()}
     for name, value in values.items():
         if value not in LEGAL[name]:
-            raise Unsupported(f"{bound.op}: {name} is {value}; wanted {LEGAL[name][0]} or {LEGAL[name][1]}. PTX ISA {section(bound.op)}")
+            raise Unsupported(f"{name} is {value}; wanted {LEGAL[name][0]} or {LEGAL[name][1]}. PTX ISA {section(bound.op)}")
     return Immediates(**values)
 
 
@@ -105,7 +105,7 @@ def _uniform(machine: Machine, bound: Bound, name: str, kind: str) -> tuple[Arra
     if bound.checked:
         unlike = (active & (each != first)).reshape(shape[0], -1, 4, LANES)
         where = machine.threads(of_warpgroups(unlike, shape[1] // LANES))
-        message = f"{bound.op}: {name} must be the same in all threads of the warpgroup. PTX ISA {section(bound.op)}"
+        message = f"{name} must be the same in all threads of the warpgroup. PTX ISA {section(bound.op)}"
         machine = undefined(machine, where, message, bound.statement)
     return first[..., 0], machine
 
@@ -117,13 +117,13 @@ def _inside(machine: Machine, bound: Bound, fixed: Immediates, name: str, words:
     addresses = operand_addresses(op, matrix, major, words)
     beyond = outside(addresses, machine.shared.shape[-1]).any((-1, -2))
     at = jnp.max(addresses, axis=(-1, -2)).astype(jnp.uint64)
-    message = f"{op}: {name} leads beyond the block's shared memory. PTX ISA 9.7.15.5.1.2"
+    message = f"{name} leads beyond the block's shared memory. PTX ISA 9.7.15.5.1.2"
     where = _of_threads(machine, beyond) & machine.active
     machine = fault(machine, where, Message(message, OutOfBounds, "shared"), bound.statement, _of_threads(machine, at))
     if not bound.checked:
         return machine
     stray = _of_threads(machine, strays(words)) & machine.active
-    return undefined(machine, stray, f"{op}: {name} has bits that belong to no field. PTX ISA 9.7.15.5.1.2.2", bound.statement)
+    return undefined(machine, stray, f"{name} has bits that belong to no field. PTX ISA 9.7.15.5.1.2.2", bound.statement)
 
 
 def _defined_metadata(machine: Machine, bound: Bound, metadata: Array, selector: int) -> Machine:
@@ -135,7 +135,7 @@ def _defined_metadata(machine: Machine, bound: Bound, metadata: Array, selector:
     wrong = undefined_fields(fields, op.chunk, op.ordered).any(-1).reshape(*fields.shape[:2], 4, -1).any(-1)
     lanes = jnp.broadcast_to(wrong[..., None], metadata.shape)
     where = machine.threads(of_warpgroups(lanes, machine.active.shape[1] // LANES)) & machine.active
-    return undefined(machine, where, f"{op}: a field of the sparsity metadata is not defined. PTX ISA 9.7.15.6.1", bound.statement)
+    return undefined(machine, where, "a field of the sparsity metadata is not defined. PTX ISA 9.7.15.6.1", bound.statement)
 
 
 def _of_threads(machine: Machine, value: Array) -> Array:
