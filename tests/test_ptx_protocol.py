@@ -72,12 +72,19 @@ def test_hazards_of_the_protocol(name):
     run(body, checked=False)
 
 
+COPY = "mov.u32 %r0, tiles; mad.lo.u32 %r0, %r7, 16, %r0; cp.async.cg.shared.global [%r0], [%out], 16;"
+READ = "ld.shared.u32 %r1, [%r0];"
 INIT = "mov.u32 %r0, object; setp.eq.u32 %p, %r7, 0; @%p mbarrier.init.shared.b64 [%r0], {}; bar.sync 0;"
 UNDEFINED = {
     "a barrier that was not made": ("mov.u32 %r0, object; mbarrier.arrive.shared.b64 _, [%r0];", "before mbarrier.init has made it"),
     "more arrivals than expected": (INIT.format(16) + "mbarrier.arrive.shared.b64 _, [%r0], 17;", "more arrivals than the phase"),
     "a count of 0": (INIT.format(0), "the count must be 1 to 1048575"),
     "a test of nothing": ("mov.u32 %r0, object; mbarrier.test_wait.parity.shared.b64 %q, [%r0], 0;", "not one that mbarrier.init has made"),
+    "a copy that nobody waits for": (f"{COPY} cp.async.commit_group; {READ}", "a cp.async of thread 0 writes there"),
+    "a wait for the group before": (
+        f"{COPY} cp.async.commit_group; {COPY} cp.async.commit_group; cp.async.wait_group 1; {READ}",
+        "a cp.async of thread 0 writes there",
+    ),
     "half a warp": (
         "setp.lt.u32 %p, %r7, 16; @%p mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%r0, %r1}, {%r2}, {%r3}, {%r0, %r1};",
         "all 32 threads of the warp must execute it",
@@ -96,6 +103,11 @@ def test_what_is_undefined_raises_in_checked_mode(name):
     with pytest.raises(UndefinedBehaviour, match=said):
         run(body)
     run(body, checked=False)
+
+
+@pytest.mark.parametrize("wait_", ["cp.async.commit_group; cp.async.wait_group 0;", "cp.async.wait_all;"])
+def test_copies_that_are_waited_for(wait_):
+    run(f"{COPY} {wait_} {READ}")
 
 
 def test_arrivals_of_many_threads_end_phases_exactly():

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from tcemu.errors import Unsupported
-from tcemu.ptx import checks, faults, memory
+from tcemu.ptx import checks, faults, memory, pending
 from tcemu.ptx.memory import LOCAL_ROOM, PARAM_ROOM, SHARED_ROOM, Rooms, window
 from tcemu.ptx.module import Address, Float, Integer, Negated, Operand, Register, Sink, Statement
 from tcemu.ptx.special_values import SPECIAL
@@ -121,7 +121,7 @@ class Machine:
             for i, word in enumerate(memory.gather(self.words(room), at, len(words))):
                 words[i] = jnp.where(mine, word, words[i])
             if room == "shared":
-                machine = checks.reading(machine, at, address, size, mine)
+                machine = pending.reading(checks.reading(machine, at, address, size, mine), at, address, size, mine)
         if bits < 32:
             per_word = 32 // bits
             values = [memory.element(words[i // per_word :], address + np.uint64(i % per_word * bits // 8), bits) for i in range(count)]

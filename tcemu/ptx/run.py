@@ -11,7 +11,7 @@ import numpy as np
 
 from tcemu.errors import Unsupported
 from tcemu.isa.targets import named_target
-from tcemu.ptx import checks, faults
+from tcemu.ptx import checks, faults, pending
 from tcemu.ptx.arguments import Buffer, Launched, place
 from tcemu.ptx.chunk import Chunk
 from tcemu.ptx.link import Kernel, Line, aligned, link
@@ -206,11 +206,14 @@ class _Launch:
         )
 
     def _extra(self, blocks: int) -> dict[str, Any]:
-        """What checked mode keeps. Copies into shared memory that go on by themselves are not followed."""
+        """What checked mode keeps. Of bulk copies into shared memory it is not followed when they end."""
         if not self.kernel.checked or not self.shared_words:
             return {}
         copies = any(line.statement.name == "cp" for line in self.kernel.lines)
-        return {checks.KEY: checks.shadow(blocks, 4 * self.shared_words, initialised=copies)}
+        kept: dict[str, Any] = {checks.KEY: checks.shadow(blocks, 4 * self.shared_words, initialised=copies)}
+        if any(line.statement.opcode.startswith("cp.async.c") for line in self.kernel.lines):
+            kept[pending.KEY] = pending.none_pending(blocks, self.shared_words, self.padded)
+        return kept
 
     def coordinates(self, number: int) -> str:
         """A block by its place in the grid, and its case."""

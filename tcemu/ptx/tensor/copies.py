@@ -1,6 +1,7 @@
 """`cp.async` and `cp.async.bulk`: copies between global and shared memory that threads issue and wait for.
 
-A copy is made at once, when it is issued: one of the outcomes that the manual allows. So the instructions that wait have nothing to do.
+A copy is made at once, when it is issued: one of the outcomes that the manual allows. So the instructions that wait have nothing to do,
+but in checked mode: see `tcemu.ptx.pending`.
 Source: PTX ISA 9.7.9.25.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from tcemu.errors import Unsupported
+from tcemu.ptx import pending
 from tcemu.ptx.context import Context, Prepare, Step
 from tcemu.ptx.faults import Message, Misaligned
 from tcemu.ptx.module import Address, Negated, Operand, Register, Statement
@@ -71,8 +73,8 @@ BULK_WAIT = Form("cp.async.bulk.wait_group", (slot("read", "read"),), (1,), 90, 
 PREFETCH = Form(
     "cp.async.bulk.prefetch", (slot("level", "L2", needed=True), slot("from", "global", needed=True), HINT), (2, 3), 90, BULK_SECTION
 )
-NOTHING_TO_DO = (COMMIT, WAIT_ALL, BULK_COMMIT, PREFETCH, PREFETCH_TENSOR)
-FORMS = (COPY, ARRIVE, WAIT, BULK, BULK_WAIT, TENSOR, *NOTHING_TO_DO)
+NOTHING_TO_DO = (BULK_COMMIT, PREFETCH, PREFETCH_TENSOR)
+FORMS = (COPY, ARRIVE, COMMIT, WAIT, WAIT_ALL, BULK, BULK_WAIT, TENSOR, *NOTHING_TO_DO)
 SIZES = {"ca": (4, 8, 16), "cg": (16,)}  # of a cp.async, in bytes
 
 
@@ -80,9 +82,14 @@ def prepare_copy(statement: Statement, context: Context) -> Step:
     """Every `cp.async`."""
     form, choices = chosen(statement, context, FORMS)
     if form in (WAIT, BULK_WAIT):
-        if constant(statement, statement.operands[0], "how many groups may stay pending", form.section) < 0:
+        groups = constant(statement, statement.operands[0], "how many groups may stay pending", form.section)
+        if groups < 0:
             raise Unsupported(f"how many groups may stay pending is 0 or more. {form.section}")
-        return Step(lambda machine: machine)
+        return Step(lambda machine: pending.waited(machine, groups) if form is WAIT else machine)
+    if form is WAIT_ALL:
+        return Step(lambda machine: pending.waited(machine, None))
+    if form is COMMIT:
+        return Step(pending.committed)
     if form in NOTHING_TO_DO:
         return Step(lambda machine: machine)
     if form is ARRIVE:
@@ -105,6 +112,7 @@ def _prepare_arrival(statement: Statement, change: Change, checked: bool) -> Ste
     address = _address(statement, statement.operands[0])
 
     def run(machine: Machine) -> Machine:
+        machine = pending.waited(machine, None)
         by = Arrivals(machine.address(address), jnp.ones(machine.active.shape, jnp.int64))
         return changed(machine, statement, change, by, checked)[1]
 
@@ -130,7 +138,11 @@ def _prepare_small(statement: Statement, choices: Choices, context: Context) -> 
     def run(machine: Machine) -> Machine:
         read = _bytes_read(machine, given, ignores, size)
         values, machine = _read(machine, machine.address(source), read, size, partial=given is not None and not ignores)
-        return machine.store("shared", machine.address(target), "b32", values)
+        machine = machine.store("shared", machine.address(target), "b32", values)
+        if pending.KEY not in machine.extra:
+            return machine
+        places, good, machine = machine.place("shared", machine.address(target), size)
+        return replace(pending.copied(machine.within(good), places.at, size // 4), active=machine.active)
 
     return Step(run)
 
