@@ -64,6 +64,12 @@ def test_every_code_of_up_to_16_bits():
     assert differing(every, operands) == sum(len(values) for (values,) in operands)
 
 
+@pytest.mark.parametrize("opcode", ["cvt.rs.f16x2.f32", "cvt.rs.satfinite.e4m3x4.f32"])
+def test_stochastic_roundings_say_why_they_are_not_run(opcode):
+    with pytest.raises(Unsupported, match="random bits"):
+        operation(opcode)
+
+
 @pytest.mark.parametrize("opcode", ["cvt.s32.f32", "cvt.f32.s32", "cvt.f16.f32", "cvt.rn.f64.f32", "cvt.rz.e4m3x2.f32", "cvt.ftz.s32.f64"])
 def test_roundings_are_asked_for(opcode):
     with pytest.raises(Unsupported):
