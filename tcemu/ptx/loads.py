@@ -31,8 +31,10 @@ PATTERNS = {
     "st": re.compile(rf"{ORDER}{SPACE}{CACHE}{EVICT}{HINT}{VECTOR}(?P<type>\w+)"),
 }
 # ptxas takes the parts of an opcode in any order; the patterns have those of a class in this one
-CLASSES = ("mmio", "weak|volatile|relaxed|acquire|release|acq_rel", "cta|cluster|gpu|sys", SPACE, CACHE, "nc", r"L[12]::(evict_\w+|no_allocate)",
-           "L2::cache_hint", r"L2::\d+B")  # fmt: skip
+CLASSES = (
+    "mmio", "weak|volatile|relaxed|acquire|release|acq_rel", "cta|cluster|gpu|sys", SPACE, CACHE, "nc",
+    r"L[12]::(evict_\w+|no_allocate)", "L2::cache_hint", r"L2::\d+B",
+)  # fmt: skip
 RANKS = [re.compile(part.replace(r"\.", "")) for part in CLASSES]
 MOST_BYTES = 32  # of a vector: 256 bits from PTX ISA 8.8 on
 SHARED_FAR = "shared::cluster"  # clusters have one block
