@@ -12,7 +12,8 @@ START = """
 
 def entry(body: str, name: str = "k", declared: str = "") -> str:
     """An entry whose result is %r5."""
-    return f"{declared}\n.visible .entry {name}(.param .u64 in, .param .u64 out, .param .u32 n)\n{{{START}{body}\n    st.global.u32 [%rd2], %r5;\n    ret;\n}}\n"
+    head = f"{declared}\n.visible .entry {name}(.param .u64 in, .param .u64 out, .param .u32 n)\n"
+    return f"{head}{{{START}{body}\n    st.global.u32 [%rd2], %r5;\n    ret;\n}}\n"
 
 
 def module(body: str, declared: str = "") -> str:
@@ -83,7 +84,8 @@ BYTES = """
     cvta.shared.u64 %rd4, bytes; isspacep.shared %p1, %rd4; isspacep.global %p2, %rd1; cvt.u64.u32 %rd5, %r1; add.u64 %rd4, %rd4, %rd5;
     ld.u8 %r14, [%rd4]; and.pred %p1, %p1, %p2; selp.u32 %r15, 1, 0, %p1;
     .local .align 8 .b8 mine[16]; st.local.u64 [mine+8], %rd5; ld.local.u32 %r16, [mine+8];
-    add.u32 %r5, %r10, %r11; mad.lo.u32 %r5, %r13, 3, %r5; mad.lo.u32 %r5, %r14, 5, %r5; add.u32 %r5, %r5, %r15; mad.lo.u32 %r5, %r16, 7, %r5;
+    add.u32 %r5, %r10, %r11; mad.lo.u32 %r5, %r13, 3, %r5; mad.lo.u32 %r5, %r14, 5, %r5; add.u32 %r5, %r5, %r15;
+    mad.lo.u32 %r5, %r16, 7, %r5;
 """
 MEETING = """
     setp.lt.u32 %p1, %r3, %r4;
