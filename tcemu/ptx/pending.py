@@ -7,7 +7,7 @@ by `cp.async.mbarrier.arrive` counts as a wait, since it follows the copies. Sou
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +15,6 @@ from jax import Array
 
 from tcemu.errors import UndefinedBehaviour
 from tcemu.ptx.faults import Message, add
-
-if TYPE_CHECKING:
-    from tcemu.ptx.machine import Machine
 
 KEY = "copies"  # in `Machine.extra`
 NOBODY = np.int32(-1)
@@ -42,11 +39,11 @@ def none_pending(blocks: int, words: int, threads: int) -> Copies:
     return Copies(jnp.full((blocks, words), NOBODY), jnp.zeros((blocks, words), jnp.int32), nothing, nothing.copy())
 
 
-def _with(machine: Machine, copies: Copies) -> Machine:
+def _with(machine: Any, copies: Copies) -> Any:
     return replace(machine, extra={**machine.extra, KEY: copies})
 
 
-def copied(machine: Machine, at: Array, words: int) -> Machine:
+def copied(machine: Any, at: Array, words: int) -> Any:
     """The machine after active threads have issued copies of so many words each, to the words `at` of shared memory."""
     if KEY not in machine.extra:
         return machine
@@ -61,7 +58,7 @@ def copied(machine: Machine, at: Array, words: int) -> Machine:
     return _with(machine, copies._replace(copier=copier.reshape(shape), group=group.reshape(shape)))
 
 
-def committed(machine: Machine) -> Machine:
+def committed(machine: Any) -> Any:
     """The machine after `cp.async.commit_group`."""
     if KEY not in machine.extra:
         return machine
@@ -69,7 +66,7 @@ def committed(machine: Machine) -> Machine:
     return _with(machine, copies._replace(committed=copies.committed + machine.active))
 
 
-def waited(machine: Machine, pending: int | None) -> Machine:
+def waited(machine: Any, pending: int | None) -> Any:
     """The machine after active threads have waited for all groups but so many; None: for all copies, also those in no group."""
     if KEY not in machine.extra:
         return machine
