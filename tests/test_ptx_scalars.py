@@ -49,6 +49,13 @@ def test_integers_are_those_of_python():
     assert not wrong, f"{len(wrong)} of {len(names)}: {wrong[:20]}"
 
 
+def test_modifiers_may_stand_in_any_order():
+    assert operation("min.f16x2.NaN.xorsign.abs") is operation("min.NaN.xorsign.abs.f16x2")
+    assert operation("cvt.rn.relu.satfinite.e4m3x2.f32") is operation("cvt.rn.satfinite.relu.e4m3x2.f32")
+    with pytest.raises(Unsupported, match="cvt"):
+        operation("cvt.f32.rn.f16.relu")  # an opcode of f32 from f16, which rounds nothing
+
+
 @pytest.mark.parametrize(
     "opcode", ["add.sat.u32", "shl.s32", "mul.u32", "mov.b128", "popc.b16", "setp.lo.s32", "setp.lt.b32", "add.rn.s32"]
 )

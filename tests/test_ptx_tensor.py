@@ -23,17 +23,14 @@ USUAL_EXAMPLES = [
         "sp::ordered_metadata.sync.aligned.m16n8k16",
         "f64.f64.f64.f64.rn",
         "m64n72k16",
-        "x2.trans.shared.b16",
-        "[C]",
         "[D]",
-        "movmatrix",
     )
 ]
 INSTRUCTIONS = [str(op) for op in syntax_rows() if runs(op)]
 USUAL = [
     next(spelling for spelling in INSTRUCTIONS if part in spelling)
     for part in (
-        "m16n8k16.row.col.f32.bf16.bf16.f32", "m8n8k4.row.col.f32.f16.f16.f32", "m16n8k64.row.col.satfinite.s32.s8.u8",
+        "m8n8k4.row.col.f32.f16.f16.f32", "m16n8k64.row.col.satfinite.s32.s8.u8",
         "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f16", "stmatrix.sync.aligned.m8n8.x4.trans",
         "wgmma.mma_async.sp.sync.aligned.m64n16k64",
     )

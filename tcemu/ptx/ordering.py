@@ -58,8 +58,8 @@ def prepare_cvta(statement: Statement, context: Context) -> Operation:
     if space not in SPACES or kind != "u64" or len(parts) != 2 + back:
         raise Unsupported(f"{statement.opcode!r} is not run; cvta[.to].space.u64 is, with {', '.join(SPACES)}")
     room = _room(space, context)
-    start = np.uint64(0 if room is None else window(room))
-    return _moved_by(-start if back else start)
+    start = 0 if room is None else window(room)
+    return _moved_by(np.uint64((-start if back else start) % 2**64))
 
 
 _moves: dict[int, Operation] = {}

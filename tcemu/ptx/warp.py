@@ -228,7 +228,7 @@ def _reduction(parts: tuple[str, ...]) -> Callable[[Array, Array, Array], Array]
     operator, kind = parts[1], parts[-1]
     if len(parts) == 3 and kind in INTEGER_REDUCTIONS.get(operator, (("u32", "s32") if operator in ("min", "max") else (),))[0]:
         return lambda *values: reduce_integers(operator, kind, *values)
-    if kind != "f32" or operator not in ("min", "max") or parts[2:-1] not in ((), ("abs",), ("NaN",), ("abs", "NaN")):
+    if kind != "f32" or operator not in ("min", "max") or sorted(parts[2:-1]) not in ([], ["abs"], ["NaN"], ["NaN", "abs"]):
         return None
     nan = "NaN" in parts
     fold = extremum(Qualifiers((*("NaN",) * nan, "f32")), Shape((1, 1, 1)), operator == "min").compute

@@ -25,7 +25,7 @@ EXTREMUM = (
 NUMBERS = "u8|u16|u32|u64|s8|s16|s32|s64|bf16|f16|f32|f64"
 BYTES = "e4m3x2|e5m2x2"
 SMALL = "e2m1x2|e2m3x2|e3m2x2"
-NARROW = (f"rn satfinite relu? {BYTES} f32|f16x2", f"rn satfinite relu? {SMALL} f32")
+NARROW = (f"rn satfinite relu? {BYTES} f32|f16x2", f"rn satfinite relu? {SMALL} f32", "rn satfinite relu? e2m1x2 f16x2")
 
 FLOAT_ROWS: dict[str, Row] = {
     "add": row(SUM, floats.add),

@@ -6,7 +6,6 @@ order: "rn|rz? ftz? f32" takes ".f32", ".ftz.f32", ".rz.ftz.f32" and so on. "?" 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -52,13 +51,19 @@ Build = Callable[[Qualifiers], Operation]
 ShapedBuild = Callable[[Qualifiers, Shape], Operation]
 
 
-@cache
-def _pattern(line: str) -> re.Pattern[str]:
-    parts = []
-    for part in line.split():
-        names = "|".join(re.escape(name) for name in part.removesuffix("?").split("|"))
-        parts.append(rf"(?:\.(?:{names}))" + ("?" if part.endswith("?") else ""))
-    return re.compile("".join(parts))
+def ordered(line: str, parts: tuple[str, ...]) -> Qualifiers | None:
+    """The parts in the line's order, or None: they are none of it. Types keep their order; the others may stand anywhere, as in ptxas."""
+    rest, found = list(parts), []
+    for slot in line.split():
+        names = slot.removesuffix("?").split("|")
+        types = [part for part in rest if part in KINDS]
+        chosen = next((part for part in rest if part in names and (part not in KINDS or part == types[0])), None)
+        if chosen is not None:
+            rest.remove(chosen)
+            found.append(chosen)
+        elif slot[-1] != "?":
+            return None
+    return None if rest else Qualifiers(found)
 
 
 def size(operand: Operand) -> int:
@@ -98,12 +103,12 @@ def either(*rows: Row) -> Prepare:
     """
 
     def prepare(statement: Statement, context: Context) -> Operation:
-        parts = "".join(f".{part}" for part in statement.qualifiers)
-        found = next((row for row in rows if any(_pattern(line).fullmatch(parts) for line in row.lines)), None)
-        if found is None:
+        fitting = ((row, ordered(line, statement.qualifiers)) for row in rows for line in row.lines)
+        build, qualifiers = next(((row.build, found) for row, found in fitting if found is not None), (None, None))
+        if build is None or qualifiers is None:
             raise Unsupported(_refusal(statement, [line for row in rows for line in row.lines]))
         shape = Shape(tuple(map(size, statement.operands)))
-        operation = found.build(Qualifiers(statement.qualifiers), shape)
+        operation = build(qualifiers, shape)
         wanted = len(operation.results) + len(operation.sources) - operation.carry_in - operation.carry_out
         if sum(shape.sizes) != wanted:
             raise Unsupported(f"{statement.opcode!r} takes {wanted} operands, elements of vectors counted; got {sum(shape.sizes)}")

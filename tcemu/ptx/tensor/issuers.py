@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from tcemu.ptx.memory import SHARED_ROOM, gather, in_rooms, in_rows, scatter, window
+
 if TYPE_CHECKING:
     from tcemu.ptx.machine import Machine
 
@@ -66,11 +68,27 @@ def _with(machine: Machine, held: tuple[Array, Array]) -> Machine:
 def moved(machine: Machine, spaces: tuple[str, str], source: Array, target: Array, active: Array) -> Machine:
     """The machine with 16 bytes copied for each active lane, from `source` to `target`, uint64[blocks, lanes], in these spaces.
 
-    What is not inside is left out: the issuing thread's fault has been noted.
+    They must lie inside: see `whole`.
     """
-    threads, lanes = machine.active, replace(machine, active=active)
-    values, lanes = lanes.load(spaces[0], source, "b32", UNIT // 4)
-    return replace(lanes.store(spaces[1], target, "b32", values), active=threads)
+    values = gather(*_words(machine, spaces[0], source), UNIT // 4)
+    flat, at = _words(machine, spaces[1], target)
+    for number, value in enumerate(values):
+        flat = scatter(flat, at + np.int32(number), value, active)
+    return machine.with_words(spaces[1], flat)
+
+
+def _words(machine: Machine, space: str, address: Array) -> tuple[Array, Array]:
+    """The words of a space, and the numbers of those in which addresses uint64[blocks, lanes] lie."""
+    if space == "global":
+        return machine.words(space), in_rooms(machine.rooms, address, UNIT).at
+    return machine.words(space), shared_words(machine, address)
+
+
+def shared_words(machine: Machine, address: Array) -> Array:
+    """The numbers of the words of shared memory, of all blocks, in which units at addresses uint64[blocks, lanes] lie."""
+    start = np.uint64(window(SHARED_ROOM))
+    row = jnp.arange(address.shape[0], dtype=jnp.int32)[:, None]
+    return in_rows(jnp.where(address >= start, address - start, address), UNIT, machine.shared.shape[-1], row).at
 
 
 def whole(machine: Machine, space: str, address: Array, size: Array) -> tuple[Array, Machine]:

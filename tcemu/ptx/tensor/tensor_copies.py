@@ -18,10 +18,10 @@ from tcemu.errors import Unsupported
 from tcemu.ptx import tensor_maps as maps
 from tcemu.ptx.context import Context, Step
 from tcemu.ptx.faults import Message, Misaligned, OutOfBounds
-from tcemu.ptx.memory import SHARED_ROOM, gather, in_rooms, in_rows, scatter, window
+from tcemu.ptx.memory import SHARED_ROOM, gather, in_rooms, scatter, window
 from tcemu.ptx.module import Address, Statement, Vector
 from tcemu.ptx.tensor.barriers import Arrivals, brought, changed
-from tcemu.ptx.tensor.issuers import UNIT, Values, carried, issued
+from tcemu.ptx.tensor.issuers import UNIT, Values, carried, issued, shared_words
 from tcemu.ptx.tensor.statements import fault, undefined
 from tcemu.ptx.tensor.variants import Choices, Form, slot
 from tcemu.shared_memory import swizzle
@@ -202,10 +202,9 @@ def _carried(machine: Machine, mine: Values, unit: Array, there: Array) -> Carri
     element = first[..., None] + jnp.arange(UNIT) // size[..., None]
     within = inside[..., None] & (element >= 0) & (element < box.dims[:, :1, None])
     at = swizzle(mine["at"][:, None].astype(jnp.int64) + unit * UNIT, box.width[:, None])
-    row = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None]
     start = in_rooms(machine.rooms, box.start[:, None], UNIT).at
     return Carried(
-        shared=in_rows(at.astype(jnp.uint64), UNIT, machine.shared.shape[-1], row).at,
+        shared=shared_words(machine, at.astype(jnp.uint64)),
         first=start + (offset >> 2).astype(jnp.int32),
         shift=(offset & 3).astype(jnp.uint32) * np.uint32(8),
         within=within,
