@@ -1,12 +1,13 @@
 """Kernels of CUDA C++ and Triton, as PTX, against the words that an H200 gave. ptx_kernels/README.md says what they are, and whence."""
 
+from fractions import Fraction
 from zlib import crc32
 
 import numpy as np
 import pytest
-from ptx_kernels.manifest import KERNELS, LARGE, Kernel
+from ptx_kernels.manifest import CONTRACTED, KERNELS, LARGE, MORE, Kernel
 from ptx_kernels.replay import replayed
-from ptx_kernels.words import differing, differing_large, kept, recorded, recorded_large, said
+from ptx_kernels.words import differing, differing_large, kept, recorded, recorded_large, recorded_names, said
 from support.ptx_references import REFERENCES, expected, values
 from support.sampling import sampled
 
@@ -46,14 +47,16 @@ def test_the_words_of_a_large_product():
 
 
 def test_what_was_recorded_is_what_is_kept():
-    """The checksums of the texts that ran and of the operands; both targets gave the same words where the texts are the same."""
+    """The checksums of the texts that ran and of the operands; where both targets have one text, both gave the same words."""
     rows = said()["kernels"]
-    assert list(rows) == [kernel.name for kernel in sorted((*KERNELS, LARGE), key=lambda kernel: kernel.file)]
-    for kernel in (*KERNELS, LARGE):
+    assert list(rows) == [kernel.name for kernel in sorted((*KERNELS, *MORE), key=lambda kernel: kernel.file)]
+    for kernel in (*KERNELS, *MORE):
         row = rows[kernel.name]
         assert row["texts"] == {target: crc32(kernel.text(target).encode()) for target in kernel.targets}, kernel.name
         assert row["operands"] == [crc32(array.tobytes()) for array in kernel.drawn()], kernel.name
         assert not row["runs differ"] and row["changed"], kernel.name
+    apart = {kernel.name for kernel in KERNELS if len(kernel.texts) == 2 or "sorted" in kernel.compared.values()}
+    assert {name.split(".")[0] for name in recorded_names() if name.endswith(".sm_90a")} <= apart
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
@@ -98,6 +101,17 @@ def test_a_word_that_differs_is_found():
     changed[100, 200] ^= 1
     assert differing_large(changed, kept(whole)) == ([100], [200], 0)
     assert not any(differing_large(whole, kept(whole)))
+
+
+def test_what_ptx_leaves_to_the_driver():
+    """A product and a difference without a rounding in their names: here each is rounded, as PTX reads; the H200's driver fused them."""
+    x, y = (codes.view(np.float64) for codes in CONTRACTED.drawn()[:2])
+    theirs = [codes.view(np.float64) for codes in recorded(CONTRACTED, "sm_80")[2:]]
+    ours = [codes.view(np.float64) for codes in replayed(CONTRACTED, "sm_80")[2:]]
+    fused = [float(Fraction(a) - Fraction(a) * Fraction(b)) for a, b in zip(x, y, strict=True)]
+    assert np.array_equal(theirs[0], fused)
+    assert np.array_equal(ours[0], x - x * y) and (ours[0] != theirs[0]).sum() > 8
+    assert np.array_equal(ours[1], theirs[1]) and np.array_equal(ours[1], x - x * y)
 
 
 def test_another_gpu_has_other_words():

@@ -17,6 +17,7 @@ from tcemu.commands.arrays import load, npy
 from tcemu.commands.outputs import Output, shown
 from tcemu.commands.progress import ProgressLine
 from tcemu.ptx import parse
+from tcemu.ptx.comparing import compare
 from tcemu.ptx.link import Line
 from tcemu.ptx.module import Module
 from tcemu.ptx.run import STEP_LIMIT, run
@@ -42,7 +43,7 @@ class Argument(NamedTuple):
     @property
     def is_array(self) -> bool:
         """Whether the kernel gets a pointer."""
-        return isinstance(self.value, np.ndarray)
+        return isinstance(self.value, np.ndarray) and self.value.ndim > 0
 
 
 def add_run(subparsers) -> None:
@@ -64,6 +65,7 @@ def add_run(subparsers) -> None:
         "array of that shape filled with it. Once for each parameter",
     )  # fmt: skip
     parser.add_argument("--target", help=f"{TARGET} (default: that of the file)")
+    parser.add_argument("--compare-target", metavar="TARGET", help="run it there too, and explain the first statement that differs")
     parser.add_argument("--shared-bytes", metavar="N", type=_count, default=0, help="dynamic shared memory of a block (default: 0)")
     parser.add_argument("--checked", action="store_true", help="refuse what PTX leaves undefined: races and uninitialised shared memory")
     parser.add_argument("--step-limit", metavar="N", type=_count, default=STEP_LIMIT, help=f"statements at most (default: {STEP_LIMIT:,})")
@@ -158,7 +160,7 @@ class Progress(ProgressLine):
 
     def __init__(self, total: int) -> None:
         super().__init__(total, sys.stderr)
-        self.done = self.statements = 0
+        self.done = self.statements = 0  # with --compare-target the blocks count once a run
         self.chunk: Chunk | None = None  # the blocks that run now
         self.said = 0.0
 
@@ -170,7 +172,8 @@ class Progress(ProgressLine):
         self.statements += 1
         if self.passed - self.said >= PAUSE:
             self.said = self.passed
-            self.say(f"tcemu run: {self.done:,} of {self.total:,} blocks, {self.statements:,} statements, {self.passed:.0f} s")
+            done = min(self.done, self.total)
+            self.say(f"tcemu run: {done:,} of {self.total:,} blocks, {self.statements:,} statements, {self.passed:.0f} s")
 
     def end(self) -> None:
         """The last line, if there was one."""
@@ -183,17 +186,19 @@ def run_run(args: argparse.Namespace) -> int:
     grid, block = axes("grid", args.grid), axes("block", args.block)
     text = read_text(args.file)
     given = [argument(at, word) for at, word in enumerate(args.args)]
+    if args.compare_target is not None and args.checked:
+        raise CommandError("--checked and --compare-target do not go together: what is undefined has no first difference")
     try:
         module = parse(text)
         entry = _entry(module, args.entry)
-        target = args.target or module.target
+        target, other = args.target or module.target, args.compare_target
         files = outputs(args, given)
         progress = Progress(prod(grid))
+        words: dict[str, Any] = {"entry": entry, "grid": grid, "block": block, "args": [arg.value for arg in given]}
+        words |= {"shared_bytes": args.shared_bytes, "step_limit": args.step_limit, "watch": progress.watch}
         began = time.perf_counter()
-        results = run(
-            module, entry=entry, grid=grid, block=block, args=[arg.value for arg in given], target=target,
-            shared_bytes=args.shared_bytes, checked=args.checked, step_limit=args.step_limit, watch=progress.watch,
-        )  # fmt: skip
+        found = compare(module, targets=(target, other), **words) if other else None
+        results = found.outputs[0] if found else run(module, target=target, checked=args.checked, **words)
     except MemoryError as error:
         raise CommandError(f"the kernel's memory does not fit in this machine's: {error}") from error
     except (ValueError, TypeError, StepLimit) as error:
@@ -202,9 +207,12 @@ def run_run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - began
     sizes = " by ".join(",".join(map(str, size)) for size in (grid, block))
     print(f"{entry}, {sizes}, {target}: {prod(grid) * prod(block):,} threads in {seconds:.2f} s, compilation included")
-    arrays = [(at, arg) for at, arg in enumerate(given) if arg.is_array]
+    pairs = zip(given, module.entries[entry].parameters, strict=True)
+    arrays = [(at, arg) for at, (arg, parameter) in enumerate(pairs) if arg.is_array and not parameter.shape]
     for (at, arg), result in zip(arrays, results, strict=True):
         print(_written(at, arg, np.asarray(result), files.get(at)))
+    if found:
+        print(f"\n{found}")
     return 0
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from tcemu.errors import Unsupported
-from tcemu.ptx import memory
+from tcemu.ptx import checks, memory
 from tcemu.ptx.context import Context, Operation, Prepare, Step
 from tcemu.ptx.loads import EVICT, HINT
 from tcemu.ptx.module import Address, Operand, Sink, Statement, Vector
@@ -125,6 +125,8 @@ def prepare_atomic(statement: Statement, context: Context) -> Step:
             for room, at, mine in parts:
                 words, old = _at_once(atomic, machine.words(room), _Lanes(at, address, b, jnp.broadcast_to(c, b.shape), mine))
                 machine = machine.with_words(room, words)
+                if room == "shared":
+                    machine = checks.forget(checks.written(machine, at, address, size, mine))
                 found = jnp.where(mine, old, found)
             machine = machine.write(to, atomic.kind, found)
         return machine

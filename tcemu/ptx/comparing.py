@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcemu.explanation.comparison import Explanations
+from tcemu.isa.targets import named_target
 from tcemu.ptx.explaining import explained
 from tcemu.ptx.link import Line
 from tcemu.ptx.module import Module
 from tcemu.ptx.parser import parse
 from tcemu.ptx.run import STEP_LIMIT, run
+from tcemu.ptx.scheduler import Watch
 from tcemu.ptx.statements import Chunk
 from tcemu.ptx.tracing import named
 from tcemu.results import Result, Table
@@ -123,11 +125,11 @@ class _Found(Exception):
 class _Watch:
     """Follows a run statement by statement: a digest of what each writes, held against those of another run where there are any.
 
-    wanted: the digests; step: the number of the one to stop at, with what it left in `found`.
+    wanted: the digests; step: the number of the one to stop at, with what it left in `found`; follow: what else is called.
     """
 
-    def __init__(self, wanted: list[bytes] | None = None, step: int | None = None) -> None:
-        self.wanted, self.step = wanted, step
+    def __init__(self, follow: Watch | None, wanted: list[bytes] | None = None, step: int | None = None) -> None:
+        self.follow, self.wanted, self.step = follow, wanted, step
         self.digests: list[bytes] = []
         self.found: _Step | None = None
         self._chunk: Chunk | None = None
@@ -135,7 +137,9 @@ class _Watch:
         self._first = self._number = 0
         self._visits: dict[int, int] = {}
 
-    def __call__(self, line: Line, chunk: Chunk, _active: np.ndarray) -> None:
+    def __call__(self, line: Line, chunk: Chunk, active: np.ndarray) -> None:
+        if self.follow is not None:
+            self.follow(line, chunk, active)
         if self.found is not None:
             return
         if chunk is not self._chunk:
@@ -179,6 +183,7 @@ def compare(
     shared_bytes: int = 0,
     cases: int | None = None,
     step_limit: int = STEP_LIMIT,
+    watch: Watch | None = None,
 ) -> Comparison:
     """Runs a kernel on two targets, and finds the first statement after which a register differs.
 
@@ -189,16 +194,17 @@ def compare(
     """
     if isinstance(targets, str) or len(targets) != 2:
         raise ValueError(f"targets: got {targets!r}; wanted two, as ('sm_80', 'sm_90a')")
+    targets = named_target(targets[0]), named_target(targets[1])
     module = parse(text) if isinstance(text, str) else text
     given: dict[str, Any] = {"entry": entry, "grid": grid, "block": block, "args": args, "shared_bytes": shared_bytes, "cases": cases}
     given |= {"step_limit": step_limit}
-    left = _Watch()
+    left = _Watch(watch)
     outputs = [list(run(module, target=targets[0], watch=left, **given))]
-    right = _Watch(wanted=left.digests)
+    right = _Watch(watch, wanted=left.digests)
     outputs.append(list(run(module, target=targets[1], watch=right, **given)))
     parting = None
     if right.found is not None:
-        again = _Watch(step=right.found.number)
+        again = _Watch(watch, step=right.found.number)
         with suppress(_Found):
             run(module, target=targets[0], watch=again, **given)
         assert again.found is not None  # what ran once runs again
@@ -207,7 +213,7 @@ def compare(
     by_case = [each.reshape(cases or 1, -1).any(-1) for each in unlike if each.size]
     return Comparison(
         entry=entry or next(iter(module.entries)),
-        targets=(targets[0], targets[1]),
+        targets=targets,
         outputs=(outputs[0], outputs[1]),
         differing=tuple(int(each.sum()) for each in unlike),
         cases=cases or 1,

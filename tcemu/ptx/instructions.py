@@ -8,6 +8,7 @@ from tcemu.errors import Unsupported
 from tcemu.ptx import atomics, loads, ordering, warp
 from tcemu.ptx.context import Context, Operation, Prepare, Step
 from tcemu.ptx.module import Statement
+from tcemu.ptx.operand_types import check_types
 from tcemu.ptx.scalar import table as scalars
 from tcemu.ptx.tensor import table as tensor
 
@@ -31,7 +32,10 @@ def prepared_by(statement: Statement) -> Prepare:
 
 def prepare(statement: Statement, context: Context) -> Operation | Step:
     """What a statement does. Raises Unsupported."""
-    return prepared_by(statement)(statement, context)
+    ready = prepared_by(statement)(statement, context)
+    if isinstance(ready, Operation):
+        check_types(ready, statement, context)
+    return ready
 
 
 def check_ending(statement: Statement, context: Context) -> None:

@@ -8,7 +8,7 @@ from math import prod
 
 from tcemu.errors import Unsupported
 from tcemu.ptx import flow
-from tcemu.ptx.chunk import Chunk, Names
+from tcemu.ptx.chunk import PARAMETER, Chunk, Names
 from tcemu.ptx.context import Context, Operation, Step
 from tcemu.ptx.flow import Piece
 from tcemu.ptx.instructions import check_ending, prepare, prepared_by
@@ -23,22 +23,23 @@ FRAME_ALIGNMENT = 16  # of the variables of a frame, in bytes; a parameter is co
 
 @dataclass
 class Line:
-    """A statement of the linked kernel. It is bound to its registers when it first runs."""
+    """A statement of the linked kernel. It is bound to its registers when it first runs. runs: what runs in its place."""
 
     number: int
     statement: Statement
     prepared: Operation | Step
     context: Context
     names: Names
+    runs: Statement
     bound: Run | None = None
 
     def run(self, chunk: Chunk) -> None:
         """Runs it for the active threads of a chunk."""
         if self.bound is None:
             if isinstance(self.prepared, Operation):
-                self.bound = bind_operation(self.prepared, self.statement, self.names)
+                self.bound = bind_operation(self.prepared, self.runs, self.names)
             else:
-                self.bound = bind_step(prepared_by(self.statement), self.statement, self.number, self.context, self.names)
+                self.bound = bind_step(prepared_by(self.runs), self.runs, self.number, self.context, self.names)
         self.bound(chunk)
 
 
@@ -70,6 +71,7 @@ class Kernel:
     module: Module
     entry: Function
     target: str
+    checked: bool
     pieces: list[Linked] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     shared: int = 0
@@ -102,7 +104,7 @@ def at(statement: Statement, error: Exception) -> Exception:
 
 def link(module: Module, entry: Function, target: str, checked: bool) -> Kernel:
     """The kernel of an entry. Raises Unsupported, with line and column, for what is not run."""
-    kernel = Kernel(module, entry, target)
+    kernel = Kernel(module, entry, target, checked)
     functions = _called(module, entry, kernel)
     _place_variables(kernel, functions)
     starts = {}
@@ -153,7 +155,7 @@ def _called(module: Module, entry: Function, kernel: Kernel) -> list[Function]:
 
 def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str, int]], checked: bool) -> None:
     context = Context(kernel.module, function, kernel.target, checked)
-    names = Names(f"{function.name}:", function.registers, {**kernel.symbols, **frames[function.name]})
+    names = Names(f"{function.name}:", dict(function.registers), {**kernel.symbols, **frames[function.name]})
     lines: list[Line] = []
     together: dict[int, flow.Gathering] = {}
     first = len(kernel.lines)
@@ -168,11 +170,14 @@ def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str
                     flow.targets_of(statement, function)
             else:
                 ready = prepare(statement, context)
+                parameter = _as_move(statement, kernel, function, names)
+                if parameter is not None:
+                    statement, ready = parameter, prepare(parameter, context)
         except Unsupported as error:
             raise at(original, error) from None
         if isinstance(ready, Step) and ready.together:
             together[number] = flow.gathering(statement, number)
-        lines.append(Line(first + number, statement, ready, context, names))
+        lines.append(Line(first + number, original, ready, context, names, statement))
     kernel.lines += lines
     base = len(kernel.pieces)
     found = flow.pieces(function, together)
@@ -222,6 +227,22 @@ def _in_frame(statement: Statement, function: Function, frame: dict[str, int]) -
         opcode = ".".join([statement.name, *("local" if part.startswith("param") else part for part in parts)])
         return replace(statement, opcode=opcode)
     return statement
+
+
+def _as_move(statement: Statement, kernel: Kernel, function: Function, names: Names) -> Statement | None:
+    """A load of one of the entry's parameters as a move of a register, whose value is known before anything runs; None for what is none."""
+    if not function.entry or statement.name != "ld" or len(statement.qualifiers) != 2 or statement.qualifiers[0] != "param":
+        return None
+    (to, address), kind = statement.operands, KINDS[statement.qualifiers[1]]
+    base = address.base if isinstance(address, Address) else None
+    if not isinstance(to, Register) or not isinstance(base, Symbol) or base.name not in kernel.parameters:
+        return None
+    start, size = kernel.parameters[base.name] + base.offset + address.offset, kind.bits // 8  # type: ignore[union-attr]
+    if size < 4 or start % size or not 0 <= start <= kernel.parameter_bytes - size or KINDS[names.kind(to)].bits != kind.bits:
+        return None
+    source = Register(f"{PARAMETER}{start}")
+    names.kinds[source.name] = f"b{kind.bits}"
+    return replace(statement, opcode=f"mov.b{kind.bits}", operands=(to, source))
 
 
 def _passed(call: Line, callee: Function, names: Names) -> tuple[list[Line], list[Line]]:
@@ -279,7 +300,7 @@ class _Handover:
 
     def _line(self, opcode: str, operands: tuple[Operand, ...]) -> Line:
         statement = Statement(opcode, operands, None, self.call.statement.place)
-        return Line(self.call.number, statement, prepare(statement, self.call.context), self.call.context, self.names)
+        return Line(self.call.number, statement, prepare(statement, self.call.context), self.call.context, self.names, statement)
 
 
 # ---- variables

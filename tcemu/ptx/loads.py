@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from tcemu.errors import Unsupported
+from tcemu.ptx import checks
 from tcemu.ptx.context import Context, Prepare, Step
 from tcemu.ptx.module import Address, Operand, Statement, Vector
 from tcemu.ptx.values import KINDS
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 TYPES = ("b8", "b16", "b32", "b64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f32", "f64", "b128")
 ORDER = r"(weak\.|volatile\.|(relaxed|acquire|release)\.(cta|cluster|gpu|sys)\.|mmio\.relaxed\.sys\.)?"
+STRONG = {"volatile", "relaxed", "acquire", "release"}  # no race by itself, and it may order others
 SPACE = r"((?P<space>global|shared::cta|shared::cluster|shared|local|const\[\d+\]|const|param::entry|param::func|param)\.)?"
 CACHE = r"(c[agsv]\.|wb\.|wt\.|cg\.)?"
 EVICT = r"((L1|L2)::(evict_\w+|no_allocate)\.)*"
@@ -66,10 +68,12 @@ def read_access(statement: Statement) -> Access:
 
 def prepare_load(statement: Statement, context: Context) -> Step:
     """`ld`, `ldu`."""
-    access = read_access(statement)
+    access, strong = read_access(statement), bool(STRONG & set(statement.qualifiers))
 
     def run(machine: Machine) -> Machine:
+        machine = checks.forget(machine) if strong else machine
         values, machine = machine.load(access.space, machine.address(access.address), access.kind, access.elements)
+        machine = checks.forget(machine) if strong else machine
         for register, value in zip(access.registers, values, strict=True):
             machine = machine.write(register, access.kind, value)
         return machine
@@ -79,13 +83,15 @@ def prepare_load(statement: Statement, context: Context) -> Step:
 
 def prepare_store(statement: Statement, context: Context) -> Step:
     """`st`."""
-    access = read_access(statement)
+    access, strong = read_access(statement), bool(STRONG & set(statement.qualifiers))
     if access.space == "const":
         raise Unsupported(f"{statement.opcode!r}: constant memory is not written")
 
     def run(machine: Machine) -> Machine:
         values = tuple(machine.read(register, access.kind) for register in access.registers)
-        return machine.store(access.space, machine.address(access.address), access.kind, values)
+        machine = checks.forget(machine) if strong else machine
+        machine = machine.store(access.space, machine.address(access.address), access.kind, values)
+        return checks.forget(machine) if strong else machine
 
     return Step(run)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from tcemu.errors import Unsupported
-from tcemu.ptx import faults, memory
+from tcemu.ptx import checks, faults, memory
 from tcemu.ptx.memory import LOCAL_ROOM, PARAM_ROOM, SHARED_ROOM, Rooms, window
 from tcemu.ptx.module import Address, Float, Integer, Negated, Operand, Register, Sink, Statement
 from tcemu.ptx.special_values import SPECIAL
@@ -29,7 +29,7 @@ class Machine:
     active: bool, the threads that execute the statement. registers: by name. memory: uint32 [words], the buffers of global memory, in
     `rooms`. shared: uint32 [blocks, words]. local: uint32 [blocks, threads, words]. parameters: uint32 [blocks, words] of the entry.
     blocks: uint32 [blocks, 3], %ctaid. dimensions: uint32, see `special_values.DIMENSIONS`. statement: int32, its number.
-    clock: uint64. faults: uint64 [faults.WORDS], the first one. extra: what families of instructions keep, by their names.
+    clock: uint64. faults: the first one of each thread. extra: what families of instructions keep, by their names.
     kinds: the types of the registers.
     """
 
@@ -44,7 +44,7 @@ class Machine:
     dimensions: Array
     statement: Array
     clock: Array
-    faults: Array
+    faults: faults.Noted
     extra: dict[str, Any] = field(default_factory=dict)
     kinds: tuple[tuple[str, str], ...] = ()
 
@@ -120,6 +120,8 @@ class Machine:
         for room, at, mine in parts:
             for i, word in enumerate(memory.gather(self.words(room), at, len(words))):
                 words[i] = jnp.where(mine, word, words[i])
+            if room == "shared":
+                machine = checks.reading(machine, at, address, size, mine)
         if bits < 32:
             per_word = 32 // bits
             values = [memory.element(words[i // per_word :], address + np.uint64(i % per_word * bits // 8), bits) for i in range(count)]
@@ -142,6 +144,10 @@ class Machine:
                 at = start + ((first + np.int32(i * bits // 8)) >> 2)
                 flat = memory.scatter_element(flat, at, address + np.uint64(i * bits // 8), value, mine, bits)
             machine = machine.with_words(room, flat)
+            if room == "shared":
+                size = len(values) * bits // 8
+                machine = checks.writing(machine, self.shared, start, address, size, mine)
+                machine = checks.colliding(machine, checks.bytes_of(values, bits), start, address, size, mine)
         return machine
 
     def parts(self, space: str, address: Array, size: int, alignment: int | None = None) -> tuple[list[tuple[str, Array, Array]], Machine]:
@@ -203,28 +209,28 @@ class Machine:
         for room, mine in self._spaces(space, address):
             inside |= mine & self._places(room, address, size).good
         aligned = (address & np.uint64(alignment - 1)) == 0
-        machine = self.fault(~inside, f"bounds.{named}", None, address, size)
-        machine = machine.fault(~aligned, f"alignment.{named}", None, address, size, alignment)
-        return machine, self.active & inside & aligned
+        good = self.active & inside & aligned
+        if alignment == 1:
+            return self.fault(~inside, f"bounds.{named}", None, address, size), good
+        outside, misaligned = (f"bounds.{named}", (size,)), (f"alignment.{named}", (size, alignment))
+        code = jnp.where(inside, faults.coded(*misaligned, True)[0], faults.coded(*outside, True)[0])
+        return self._noted(self.active & ~good, code, address, []), good
 
     # ---- faults
 
     def fault(self, where: Array, key: str, statement: Statement | None = None, address: Array | None = None, *values: Any) -> Machine:
-        """The machine with a fault noted, if an active thread is in `where` and none was noted before.
+        """The machine with a fault noted, of the active threads in `where` that have met none before.
 
-        key: of `faults.MESSAGES`. The machine knows its statement; the argument is for the reader. values: up to four integers, of each
-        thread or of all, for the message's places. The driver raises it after the statement's piece.
+        key: of `faults.MESSAGES`. The machine knows its statement; the argument is for the reader. values: of the message's places, ints
+        or integers of each thread, two of these at most. The driver raises the fault after the statement's piece.
         """
         del statement
-        code = list(faults.MESSAGES).index(key) + 1
-        flat = (self.active & self._full(where)).ravel()
-        first = jnp.argmax(flat)
-        of_first = [self._full(value).ravel()[first] for value in values]
-        told = np.uint64(0) if address is None else self._full(address).ravel()[first]
-        block, thread = first // self.active.shape[1], first % self.active.shape[1]
-        row = [code, self.statement, block, thread, int(address is not None), told, *of_first, *[0] * (faults.VALUES - len(values))]
-        noted = jnp.stack([jnp.asarray(value).astype(jnp.uint64) for value in row])
-        return replace(self, faults=jnp.where(flat.any() & (self.faults[0] == 0), noted, self.faults))
+        code, told = faults.coded(key, values, address is not None)
+        return self._noted(self.active & self._full(where), code, address, told)
+
+    def _noted(self, where: Array, code: Any, address: Array | None, values: list[Array]) -> Machine:
+        number = self.statement.astype(jnp.uint64) << np.uint64(faults.STATEMENT) | jnp.asarray(code, jnp.uint64)
+        return replace(self, faults=faults.note(self.faults, jnp.where(where, number, np.uint64(0)), address, values))
 
 
 jax.tree_util.register_dataclass(Machine, [name for name in Machine.__dataclass_fields__ if name != "kinds"], ["kinds"])
@@ -254,7 +260,7 @@ def begin(
         dimensions=jnp.asarray([threads, 1, 1, blocks, 1, 1, 4 * shared, 0], jnp.uint32),
         statement=jnp.int32(0),
         clock=jnp.uint64(0),
-        faults=jnp.zeros(faults.WORDS, jnp.uint64),
+        faults=faults.none_noted((blocks, threads)),
         kinds=tuple(kinds.items()),
     )
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.errors import Unsupported
-from tcemu.ptx import memory
+from tcemu.ptx import checks, memory
 from tcemu.ptx.context import Context, Operation, Prepare, Step
 from tcemu.ptx.memory import CONST_ROOM, LOCAL_ROOM, PARAM_ROOM, ROOM_BITS, SHARED_ROOM, window
 from tcemu.ptx.module import Integer, Register, Statement
@@ -19,13 +19,13 @@ from tcemu.ptx.module import Integer, Register, Statement
 SCOPES = "cta|cluster|gpu|sys"
 
 
-def _nothing(pattern: str) -> Prepare:
-    """An instruction that changes nothing; pattern: its qualifiers, joined by dots."""
+def _nothing(pattern: str, orders: bool = False) -> Prepare:
+    """An instruction that changes nothing; pattern: its qualifiers, joined by dots. orders: it orders accesses of its threads."""
 
     def prepare(statement: Statement, context: Context) -> Step:
         if not re.fullmatch(pattern, ".".join(statement.qualifiers)):
             raise Unsupported(f"{statement.opcode!r} is not run: its qualifiers are none that are known for {statement.name!r}")
-        return Step(lambda machine: machine)
+        return Step(checks.forget if orders else lambda machine: machine)
 
     return prepare
 
@@ -34,7 +34,7 @@ def prepare_sync(statement: Statement, context: Context) -> Step:
     """`bar.warp.sync`: lanes of a warp meet. What orders their accesses orders them here already."""
     if statement.opcode != "bar.warp.sync" or len(statement.operands) != 1:
         raise Unsupported(f"{statement.opcode!r} is not run here; bar.warp.sync takes one operand, the member mask")
-    return Step(lambda machine: machine, together=True)
+    return Step(checks.forget_warps, together=True)
 
 
 # ---- generic addresses
@@ -126,8 +126,8 @@ FENCE = (
 )
 PREFETCH = r"(global|local)?\.?(L1|L2|L2::evict_last|L2::evict_normal)|tensormap|(const|param)\.tensormap"
 PREPARE: dict[str, Prepare] = {
-    "membar": _nothing(r"cta|gl|sys|(sc\.|acq_rel\.)?(cta|cluster|gpu|sys)|proxy\..*"),
-    "fence": _nothing(FENCE),
+    "membar": _nothing(r"cta|gl|sys|(sc\.|acq_rel\.)?(cta|cluster|gpu|sys)|proxy\..*", orders=True),
+    "fence": _nothing(FENCE, orders=True),
     "nanosleep": _nothing(r"u32"),
     "prefetch": _nothing(PREFETCH),
     "prefetchu": _nothing("L1"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from tcemu.errors import Unsupported
 from tcemu.isa.targets import named_target
-from tcemu.ptx import faults
+from tcemu.ptx import checks, faults
 from tcemu.ptx.arguments import Buffer, Launched, place
 from tcemu.ptx.chunk import Chunk
 from tcemu.ptx.link import Kernel, Line, aligned, link
@@ -201,8 +201,16 @@ class _Launch:
             dimensions=jnp.asarray(sizes, jnp.uint32),
             statement=jnp.int32(0),
             clock=jnp.uint64(0),
-            faults=jnp.zeros(faults.WORDS, jnp.uint64),
+            faults=faults.none_noted(shape),
+            extra=self._extra(len(numbers)),
         )
+
+    def _extra(self, blocks: int) -> dict[str, Any]:
+        """What checked mode keeps. Copies into shared memory that go on by themselves are not followed."""
+        if not self.kernel.checked or not self.shared_words:
+            return {}
+        copies = any(line.statement.name == "cp" for line in self.kernel.lines)
+        return {checks.KEY: checks.shadow(blocks, 4 * self.shared_words, initialised=copies)}
 
     def coordinates(self, number: int) -> str:
         """A block by its place in the grid, and its case."""
@@ -231,15 +239,14 @@ class _Report:
 
     def check(self, chunk: Chunk) -> None:
         """Raises the fault that the chunk has noted, if there is one."""
-        noted = np.asarray(chunk["faults"])
-        if not noted[0]:
+        found = faults.found(chunk.faults)
+        if found is None:
             return
-        code, statement, block, thread, has_address, address, *values = map(int, noted)
-        message = list(faults.MESSAGES.values())[code - 1]
-        said = f"{self.where(self.launch.kernel.lines[statement], block, thread)}: {message.text.format(*values)}"
-        if has_address:
-            said += f"; address {address:#x}{self._near(address, message.space)}"
-        raise message.error(said)
+        where = self.where(self.launch.kernel.lines[found.statement], found.block, found.thread)
+        said = f"{where}: {found.message.text.format(*found.values)}"
+        if found.address is not None:
+            said += f"; address {found.address:#x}{self._near(found.address, found.message.space)}"
+        raise found.message.error(said)
 
     def _near(self, address: int, space: str) -> str:
         """The buffer that is nearest to an address."""

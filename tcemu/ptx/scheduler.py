@@ -140,15 +140,16 @@ class Schedule:
         width = gathering.width if threads % gathering.width == 0 else LANES
         here = (mask | self.exited).reshape(blocks, -1, width)
         if gathering.members is None:
-            whole = here.all(-1)
+            whole = np.asarray(here.all(-1))
         else:
-            members: np.ndarray = self.value(gathering.members, "b32", names)
+            members = self.value(gathering.members, "b32", names)
             taking = mask
             if gathering.guard is not None:
                 taking = mask & (self.value(Register(gathering.guard.register), "pred", names) != gathering.guard.negated)
             wanted = np.where(taking, members, 0).reshape(blocks, -1, width)
-            wanted = np.bitwise_or.reduce(wanted, axis=-1, keepdims=True) >> np.arange(LANES, dtype=np.uint32) & 1 != 0
-            whole = (here | ~wanted).all(-1)
+            wanted = np.asarray(np.bitwise_or.reduce(wanted, axis=-1, keepdims=True))
+            wanted = wanted >> np.arange(LANES, dtype=np.uint32) & 1 != 0
+            whole = np.asarray((here | ~wanted).all(-1))
         return np.broadcast_to(whole[..., None], here.shape).reshape(self.shape)
 
     # ---- running
@@ -287,6 +288,7 @@ class Schedule:
         freed = self.barriers.release(self.exited, self)
         if freed is not None:
             self._stand(freed)
+            self.chunk.order(np.asarray(freed.any(-1)))
 
     def _standing(self) -> str:
         """Where the threads stand, in words."""

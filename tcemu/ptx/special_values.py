@@ -1,13 +1,14 @@
-"""Special registers: what `%tid.x` and the like read, from what a `tcemu.ptx.machine.Machine` holds. Source: PTX ISA chapter 10."""
+"""Special registers: what `%tid.x` and the like read, from what a `tcemu.ptx.machine.Machine` holds, traced or on the host.
+
+Source: PTX ISA chapter 10.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from tcemu.ptx.special import SPECIAL as TYPES
 
@@ -16,13 +17,13 @@ DIMENSIONS = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z", 
 WARPS_OF_A_PROCESSOR, PROCESSORS = 64, 132  # of an H100; what %nwarpid and %nsmid read
 
 
-def _linear(machine: Any) -> Array:
+def _linear(machine: Any) -> Any:
     """The number of each thread in its block."""
-    return jnp.broadcast_to(jnp.arange(machine.active.shape[1], dtype=jnp.uint32), machine.active.shape)
+    return np.broadcast_to(np.arange(machine.active.shape[1], dtype=np.uint32), machine.active.shape)
 
 
-def _tid(axis: int) -> Callable[[Any], Array]:
-    def value(machine: Any) -> Array:
+def _tid(axis: int) -> Callable[[Any], Any]:
+    def value(machine: Any) -> Any:
         x, y = machine.dimensions[0], machine.dimensions[1]
         thread = _linear(machine)
         return (thread % x, thread // x % y, thread // (x * y))[axis]
@@ -30,40 +31,40 @@ def _tid(axis: int) -> Callable[[Any], Array]:
     return value
 
 
-def _dimension(name: str) -> Callable[[Any], Array]:
+def _dimension(name: str) -> Callable[[Any], Any]:
     return lambda machine: machine.dimensions[DIMENSIONS.index(name)]
 
 
-def _block(axis: int) -> Callable[[Any], Array]:
+def _block(axis: int) -> Callable[[Any], Any]:
     return lambda machine: machine.blocks[:, axis, None]
 
 
-def _number(machine: Any) -> Array:
+def _number(machine: Any) -> Any:
     """The number of each block in the grid."""
     x, y, z = (machine.blocks[:, axis, None] for axis in range(3))
     return x + machine.dimensions[3] * (y + machine.dimensions[4] * z)
 
 
-def _mask(low: int, high: int) -> Callable[[Any], Array]:
+def _mask(low: int, high: int) -> Callable[[Any], Any]:
     """Bits of lanes from this one plus `low` up to it plus `high`; -32 and 32 stand for the first and the last."""
 
-    def value(machine: Any) -> Array:
-        lane = (_linear(machine) % np.uint32(LANES)).astype(jnp.int64)
-        first, last = jnp.clip(lane + low, 0, LANES), jnp.clip(lane + high + 1, 0, LANES)
-        return ((np.int64(1) << last) - (np.int64(1) << first)).clip(0).astype(jnp.uint32)
+    def value(machine: Any) -> Any:
+        lane = (_linear(machine) % np.uint32(LANES)).astype(np.int64)
+        first, last = (lane + low).clip(0, LANES), (lane + high + 1).clip(0, LANES)
+        return ((np.int64(1) << last) - (np.int64(1) << first)).clip(0).astype(np.uint32)
 
     return value
 
 
-def _fixed(value: int) -> Callable[[Any], Array]:
-    return lambda _machine: jnp.uint32(value)
+def _fixed(value: int) -> Callable[[Any], Any]:
+    return lambda _machine: np.uint32(value)
 
 
-def _axes(name: str, values: tuple[Callable[[Any], Array], ...]) -> dict[str, Callable[[Any], Array]]:
+def _axes(name: str, values: tuple[Callable[[Any], Any], ...]) -> dict[str, Callable[[Any], Any]]:
     return {f"%{name}.{axis}": value for axis, value in zip("xyzw", (*values, _fixed(0)), strict=True)}
 
 
-VALUES: dict[str, Callable[[Any], Array]] = {
+VALUES: dict[str, Callable[[Any], Any]] = {
     **_axes("tid", tuple(map(_tid, range(3)))),
     **_axes("ntid", tuple(_dimension(f"ntid.{axis}") for axis in "xyz")),
     **_axes("ctaid", tuple(map(_block, range(3)))),
@@ -74,24 +75,24 @@ VALUES: dict[str, Callable[[Any], Array]] = {
     **_axes("cluster_nctaid", (_fixed(1),) * 3),
     "%cluster_ctarank": _fixed(0),
     "%cluster_nctarank": _fixed(1),
-    "%is_explicit_cluster": lambda _machine: jnp.bool_(False),
+    "%is_explicit_cluster": lambda _machine: np.bool_(False),
     "%laneid": lambda machine: _linear(machine) % np.uint32(LANES),
     "%warpid": lambda machine: _linear(machine) // np.uint32(LANES),
     "%nwarpid": _fixed(WARPS_OF_A_PROCESSOR),
     "%smid": lambda machine: _number(machine) % np.uint32(PROCESSORS),
     "%nsmid": _fixed(PROCESSORS),
-    "%gridid": lambda _machine: jnp.uint64(1),
+    "%gridid": lambda _machine: np.uint64(1),
     "%lanemask_eq": _mask(0, 0),
     "%lanemask_le": _mask(-LANES, 0),
     "%lanemask_lt": _mask(-LANES, -1),
     "%lanemask_ge": _mask(0, LANES),
     "%lanemask_gt": _mask(1, LANES),
-    "%clock": lambda machine: machine.clock.astype(jnp.uint32),
-    "%clock_hi": lambda machine: (machine.clock >> np.uint64(32)).astype(jnp.uint32),
+    "%clock": lambda machine: machine.clock.astype(np.uint32),
+    "%clock_hi": lambda machine: (machine.clock >> np.uint64(32)).astype(np.uint32),
     "%clock64": lambda machine: machine.clock,
     "%globaltimer": lambda machine: machine.clock,
-    "%globaltimer_lo": lambda machine: machine.clock.astype(jnp.uint32),
-    "%globaltimer_hi": lambda machine: (machine.clock >> np.uint64(32)).astype(jnp.uint32),
+    "%globaltimer_lo": lambda machine: machine.clock.astype(np.uint32),
+    "%globaltimer_hi": lambda machine: (machine.clock >> np.uint64(32)).astype(np.uint32),
     "%total_smem_size": _dimension("total_smem_size"),
     "%aggr_smem_size": _dimension("total_smem_size"),
     "%dynamic_smem_size": _dimension("dynamic_smem_size"),

@@ -34,13 +34,18 @@ def keep(name: str, texts: dict[str, str]) -> None:
 
 
 def by_nvcc(source: Path) -> None:
-    """Lines of comment `// use_fast_math` and `// sm_90a only` in a source say how it wants to be compiled."""
+    """Lines of comment `// use_fast_math`, `// sm_90a only` and `// CUTLASS` in a source say how it wants to be compiled.
+
+    The environment variable CUTLASS names the folder of CUTLASS's headers (`include`).
+    """
     lines = source.read_text().splitlines()
-    fast = ["--use_fast_math"] if "// use_fast_math" in lines else []
+    more = ["--use_fast_math"] if "// use_fast_math" in lines else []
+    if "// CUTLASS" in lines:
+        more += [f"-I{os.environ['CUTLASS']}", "--expt-relaxed-constexpr", "-DNDEBUG"]
     texts = {}
     for target in ("sm_90a",) if "// sm_90a only" in lines else ("sm_80", "sm_90a"):
         with tempfile.NamedTemporaryFile(suffix=".ptx") as made:
-            command = ["nvcc", "-ptx", f"-arch={target}", "-std=c++17", *fast, source.name, "-o", made.name]
+            command = ["nvcc", "-ptx", f"-arch={target}", "-std=c++17", *more, source.name, "-o", made.name]
             subprocess.run(command, cwd=source.parent, check=True, timeout=100)
             texts[target] = Path(made.name).read_text()
     keep(source.stem, texts)

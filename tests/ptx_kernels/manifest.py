@@ -135,6 +135,8 @@ MMA = (
     _tiles("mma_gemm", "mma_b1", "u8", 96, how="raw", sums="s32"),
     Kernel("mma_gemm", "mma_f16_trans", (1,), (32,), (near("f16", 16, 48), near("f16", 48, 16), zeros("f16", 16, 16), i32(48))),
     Kernel("mma_gemm", "mma_f64", (1,), (32,), (near("f64", 8, 24), near("f64", 8, 24), zeros("f64", 8, 8), i32(24))),
+    _tiles("stmatrix", "stored_by_matrices", "f16", 48, sums="f16", sm_80=False),
+    _tiles("stmatrix", "stored_transposed", "f16", 48, sums="f16", sm_80=False),
     _tiles("mma_fp8", "mma_e4m3", "e4m3", 96, how="wide", sm_80=False),
     _tiles("mma_fp8", "mma_e5m2", "e5m2", 96, sm_80=False),
     _tiles("mma_fp8", "mma_e4m3_e5m2", "e4m3", 96, how="wide", other="e5m2", sm_80=False),
@@ -173,6 +175,8 @@ TILED = (
     _split("split_k_semaphore", "f16", 96, zeros("f32", 32, 64), zeros("s32", 2)),
     _split("split_k_last", "f16", 96, zeros("f32", 3, 32, 64), zeros("u32", 2), zeros("f16", 32, 64)),
 )  # fmt: skip
+# PTX 9.7.3 and 9.7.4: without a rounding in its name, a product may be fused with the sum that takes it
+CONTRACTED = Kernel("numbers", "contracted", (1,), (64,), (near("f64", 64), near("f64", 64), zeros("f64", 64), zeros("f64", 64)))
 LARGE = Kernel("gemm_async", "gemm_128x128", (4, 4), (256,),
                (near("f16", 512, 512), near("f16", 512, 512), zeros("f32", 512, 512), i32(512), i32(512)), 49152, size=" 512")  # fmt: skip
 
@@ -228,6 +232,8 @@ THREADS = (
     Kernel("scans", "block_scan", (2,), (96,), (uniform("s32", -500, 500, 192), zeros("s32", 192))),
     Kernel("scans", "blelloch", (2,), (128,), (near("f32", 512), zeros("f32", 512))),
     Kernel("shuffles", "shuffles", (2,), (32,), (drawn("s32", "raw", 64), zeros("s32", 64, 8), near("f64", 64), zeros("f64", 64))),
+    Kernel("barriers", "handed_on", (2,), (64,), (drawn("s32", "raw", 2, 5, 32), zeros("s32", 64), i32(5))),
+    Kernel("barriers", "counted", (2,), (96,), (uniform("s32", -99, 99, 192), zeros("s32", 192))),
     Kernel("control", "collatz", (2,), (64,),
            (uniform("u32", 1, 3000, 128), zeros("s32", 128), zeros("u32", 128), i32(100), i32(60), u32(5000))),
     Kernel("control", "nested_breaks", (1,), (64,), (uniform("s32", 1, 300, 64), zeros("s32", 64), zeros("s32", 64), i32(12))),
@@ -296,4 +302,12 @@ TRITON = (
     Kernel("triton_attention", "triton_attention", (2, 1), (128,), (*_LONG, zeros("f16", 1, 128, 64), i32(128), f32(0.05), *HIDDEN), 24576,
            compared={3: _ATTENTION}),
 )  # fmt: skip
-KERNELS = (*WMMA, *MMA, *EPILOGUES, *TILED, *HOPPER, *ROWS, *THREADS, *SHARED, *NUMBERS, *TRITON)
+LIBRARIES = (
+    Kernel("cutlass_gemm", "cutlass_gemm", (2, 2), (128,),
+           (near("f16", 80, 96), near("f16", 72, 96), near("f16", 80, 72), zeros("f16", 80, 72), i32(80), i32(72), i32(96),
+            f32(0.75), f32(-1.25)), 24576),
+    Kernel("cute_wgmma", "cute_wgmma", (2,), (256,),
+           (near("bf16", 128, 320), near("bf16", 128, 320), zeros("f32", 128, 128), i32(128), i32(320)), 73728, sm_80=False),
+)  # fmt: skip
+MORE = (LARGE, CONTRACTED)  # with tests of their own
+KERNELS = (*WMMA, *MMA, *EPILOGUES, *TILED, *HOPPER, *ROWS, *THREADS, *SHARED, *NUMBERS, *TRITON, *LIBRARIES)

@@ -17,7 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
-from .manifest import KERNELS, LARGE, Kernel, TensorMap
+from .manifest import KERNELS, MORE, Kernel, TensorMap
 from .words import differing, kept
 
 TYPES = {"u8": 0, "u16": 1, "u32": 2, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType
@@ -122,7 +122,7 @@ def record(kernel: Kernel, driver: Driver) -> tuple[dict, dict[str, np.ndarray]]
 
 def record_file(file: str, out: Path) -> None:
     driver, said, words = Driver(), {}, {}
-    for kernel in (*KERNELS, LARGE):
+    for kernel in (*KERNELS, *MORE):
         if kernel.file == file:
             said[kernel.name], made = record(kernel, driver)
             words |= made

@@ -81,6 +81,11 @@ def said() -> dict:
     return _archive()[0]
 
 
+def recorded_names() -> tuple[str, ...]:
+    """Of the arrays that are kept."""
+    return tuple(_archive()[1])
+
+
 def recorded(kernel: Kernel, target: str) -> list[np.ndarray]:
     """What each buffer held after the GPU ran the text for the target."""
     words = _archive()[1]

@@ -158,6 +158,26 @@ def _(x, _):
     return {3: Expected(x[0] @ x[1].T * x[2][:, None], 5e-3)}
 
 
+@reference("stored_by_matrices")
+def _(x, _):
+    return {2: Expected(x[0] @ x[1].T, 1e-3)}
+
+
+@reference("stored_transposed")
+def _(x, _):
+    return {2: Expected(np.hstack([(x[0] @ x[1][i : i + 32].T).T for i in (0, 32)]), 1e-3)}
+
+
+@reference("cutlass_gemm")
+def _(x, numbers):
+    return {3: Expected(np.maximum(numbers[3] * (x[0] @ x[1].T) + numbers[4] * x[2], 0), 1e-3)}
+
+
+@reference("cute_wgmma")
+def _(x, _):
+    return {2: Expected(x[0] @ x[1].T, 1e-4)}
+
+
 # ---- rows
 
 

@@ -54,6 +54,26 @@ def _(x, _):
     return {1: Expected(np.stack(rows, -1).reshape(64, 8)), 3: Expected(np.repeat(x[2].reshape(2, 32).sum(1), 32), 1e-12)}
 
 
+@reference("handed_on")
+def _(x, _):
+    sums = []
+    for block in x[0]:
+        total = np.zeros(32, int)
+        for i, row in enumerate(block):
+            total = total * 3 + (row + i)[::-1]
+        sums.append(signed(total))
+    return {1: Expected(np.concatenate(sums))}
+
+
+@reference("counted")
+def _(x, _):
+    out = []
+    for block in x[0].reshape(2, 96):
+        said = (block & 1).sum() * 1000 + (block > -90).all() * 100 + (block == 7).any() * 200
+        out += [said + max(-(-int(block.max()) // 16), 0)] * 96
+    return {1: Expected(np.array(out))}
+
+
 @reference("collatz")
 def _(x, numbers):
     size, limit, ceiling = numbers

@@ -24,6 +24,7 @@ EXTREMUM = (
 )  # fmt: skip
 NUMBERS = "u8|u16|u32|u64|s8|s16|s32|s64|bf16|f16|f32|f64"
 BYTES = "e4m3x2|e5m2x2"
+QUADS = "e4m3x4|e5m2x4|e2m1x4|e2m3x4|e3m2x4"
 SMALL = "e2m1x2|e2m3x2|e3m2x2"
 NARROW = (f"rn satfinite relu? {BYTES} f32|f16x2", f"rn satfinite relu? {SMALL} f32", "rn satfinite relu? e2m1x2 f16x2")
 
@@ -62,6 +63,7 @@ FLOAT_ROWS: dict[str, Row] = {
     "cvt.tf32": row(("rna satfinite? tf32 f32", "rn|rz satfinite? relu? tf32 f32"), conversions.to_tf32),
     "cvt.narrow": row(NARROW, narrow.to_narrow),
     "cvt.scale": row("rz|rp satfinite? ue8m0x2 f32|bf16x2", narrow.to_scale),
+    "cvt.stochastic": row(("rs relu? satfinite? f16x2|bf16x2 f32", f"rs relu? satfinite {QUADS} f32"), narrow.stochastic),
     "cvt.wide": row((f"rn relu? f16x2 {BYTES}|{SMALL}", "rn bf16x2 ue8m0x2"), narrow.from_narrow),
     "cvt.pack": row(
         ("pack sat u16|s16 s32", "pack sat u8|s8|u4|s4|u2|s2 s32 b32"), conversions.packed

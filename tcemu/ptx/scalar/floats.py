@@ -19,7 +19,7 @@ from tcemu.ptx.scalar.syntax import Qualifiers, Shape
 from tcemu.ptx.values import dtype
 
 QUIET = 1 << 51  # the bit of an f64 NaN that makes it quiet
-OUT_OF_BOUNDS = 0x7FF7
+OUT_OF_BOUNDS = 0x7FF7  # without its sign; of f16 and of bf16
 Exact = Callable[..., Parts]
 
 
@@ -89,7 +89,7 @@ def paired_words(compute: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def out_of_bounds(result: Array, values: tuple[Array, ...], kind: str) -> Array:
-    """`.oob`: +0 where a factor is the NaN that stands for out of bounds (9.7.4.4): 0x7FF7 on an H200, of either sign."""
+    """`.oob`: +0 where a factor is the NaN that stands for out of bounds, as an H200 has it (9.7.4.4)."""
     marked = (magnitude(values[0], kind) == OUT_OF_BOUNDS) | (magnitude(values[1], kind) == OUT_OF_BOUNDS)
     return jnp.where(marked, 0, result).astype(result.dtype)
 

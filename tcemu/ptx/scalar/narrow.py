@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
+from tcemu.errors import Unsupported
 from tcemu.formats import BF16, F16, F32, FORMATS, Format, decode, encode
 from tcemu.ptx.context import Operation
 from tcemu.ptx.scalar.lanes import halves
@@ -58,6 +59,14 @@ def to_scale(qualifiers: Qualifiers) -> Operation:
         return (field[0] | (field[1] << 8),)
 
     return Operation(("ue8m0x2",), (of,) if of == "bf16x2" else (of, of), compute)
+
+
+def stochastic(qualifiers: Qualifiers) -> Operation:
+    """cvt.rs is refused: nobody has measured which random bits round which element. Raises Unsupported."""
+    raise Unsupported(
+        f"cvt.{'.'.join(qualifiers)} rounds by random bits, and no GPU that has it was measured: which of them round which element "
+        "is not known to the bit. .rn is run, and .rz for f16x2 and bf16x2 (PTX ISA 9.7.9.21)"
+    )
 
 
 def from_narrow(qualifiers: Qualifiers) -> Operation:

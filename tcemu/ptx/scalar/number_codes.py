@@ -47,11 +47,6 @@ def is_nan(x: Array, kind: str) -> Array:
     return magnitude(x, kind) > x.dtype.type(code(kind).infinity)
 
 
-def full(like: Array, value: int) -> Array:
-    """The constant in the dtype of `like`."""
-    return jnp.asarray(like.dtype.type(value))
-
-
 def flushed(x: Array, kind: str) -> Array:
     """`.ftz`: a subnormal as the zero of its sign."""
     return jnp.where(magnitude(x, kind) < x.dtype.type(code(kind).hidden), sign(x, kind), x)
