@@ -53,7 +53,7 @@ class Launched:
 
     def memory(self) -> np.ndarray:
         """The words of global memory at the beginning."""
-        words = np.zeros(self.words, np.uint32)
+        words = np.zeros(_rounded(self.words), np.uint32)
         flat = words.view(np.uint8)
         for buffer in self.buffers:
             flat[4 * buffer.start : 4 * buffer.start + buffer.data.nbytes] = buffer.data
@@ -61,7 +61,7 @@ class Launched:
 
     def rooms(self) -> tuple[np.ndarray, np.ndarray]:
         """Where each room begins, in words, and its size in bytes."""
-        count = max((buffer.room for buffer in self.buffers), default=0) + 1
+        count = _rounded(max((buffer.room for buffer in self.buffers), default=0) + 1)
         starts, sizes = np.zeros(count, np.int64), np.zeros(count, np.uint64)
         for buffer in self.buffers:
             starts[buffer.room], sizes[buffer.room] = buffer.start, buffer.data.nbytes
@@ -75,6 +75,12 @@ class Launched:
             parts = [flat[4 * buffer.start : 4 * buffer.start + buffer.data.nbytes] for buffer in buffers]
             found.append(np.concatenate(parts).view(dtype).reshape(shape) if parts else np.zeros(shape, dtype))
         return found
+
+
+def _rounded(count: int) -> int:
+    """A little more: launches of about the same size then share what is compiled."""
+    step = max(1 << max(count - 1, 1).bit_length() - 3, 32)
+    return aligned(count, step)
 
 
 def place(kernel: Kernel, args: Sequence[Any], cases: int | None) -> Launched:

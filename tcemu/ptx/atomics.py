@@ -16,7 +16,7 @@ from jax import Array, lax
 from tcemu.errors import Unsupported
 from tcemu.ptx import checks, memory
 from tcemu.ptx.context import Context, Operation, Prepare, Step
-from tcemu.ptx.loads import EVICT, HINT
+from tcemu.ptx.loads import EVICT, HINT, in_order
 from tcemu.ptx.module import Address, Operand, Sink, Statement, Vector
 from tcemu.ptx.scalar import table as scalars
 from tcemu.ptx.values import KINDS
@@ -39,7 +39,7 @@ ROWS: dict[tuple[str, str], str | None] = {
 SUMS = ("add", "and", "or", "xor", "min", "max")  # of integers: the same however threads are taken together
 PATTERN = re.compile(
     r"((relaxed|acquire|release|acq_rel)\.)?((cta|cluster|gpu|sys)\.)?((?P<space>global|shared::cta|shared::cluster|shared)\.)?"
-    rf"(?P<operation>\w+?)\.(?P<rounding>noftz\.)?{EVICT}{HINT}((?P<vector>v[248])\.)?(?P<type>\w+)"
+    rf"{EVICT}{HINT}(?P<operation>\w+?)\.(?P<rounding>noftz\.)?((?P<vector>v[248])\.)?(?P<type>\w+)"
 )
 
 
@@ -59,7 +59,7 @@ class Atomic(NamedTuple):
 
 def read_atomic(statement: Statement, context: Context) -> Atomic:
     """The parts of an `atom` or a `red`. Raises Unsupported."""
-    found = PATTERN.fullmatch(".".join(statement.qualifiers))
+    found = PATTERN.fullmatch(in_order(statement.qualifiers))
     if found is None:
         raise Unsupported(f"{statement.opcode!r} is not run: its qualifiers are none that are known for {statement.name}")
     operation, kind = found["operation"] + (".noftz" if found["rounding"] else ""), found["type"]

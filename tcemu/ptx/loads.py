@@ -21,7 +21,7 @@ TYPES = ("b8", "b16", "b32", "b64", "u8", "u16", "u32", "u64", "s8", "s16", "s32
 ORDER = r"(weak\.|volatile\.|(relaxed|acquire|release)\.(cta|cluster|gpu|sys)\.|mmio\.relaxed\.sys\.)?"
 STRONG = {"volatile", "relaxed", "acquire", "release"}  # no race by itself, and it may order others
 SPACE = r"((?P<space>global|shared::cta|shared::cluster|shared|local|const\[\d+\]|const|param::entry|param::func|param)\.)?"
-CACHE = r"(c[agsv]\.|wb\.|wt\.|cg\.)?"
+CACHE = r"(c[agsv]\.|lu\.|wb\.|wt\.)?"
 EVICT = r"((L1|L2)::(evict_\w+|no_allocate)\.)*"
 HINT = r"(?P<hint>L2::cache_hint\.)?(L2::\d+B\.)?"
 VECTOR = r"((?P<vector>v[248])\.)?"
@@ -30,6 +30,12 @@ PATTERNS = {
     "ldu": re.compile(rf"{SPACE}{VECTOR}(?P<type>\w+)"),
     "st": re.compile(rf"{ORDER}{SPACE}{CACHE}{EVICT}{HINT}{VECTOR}(?P<type>\w+)"),
 }
+# ptxas takes the parts of an opcode in any order; the patterns have those of a class in this one
+CLASSES = (
+    "mmio", "weak|volatile|relaxed|acquire|release|acq_rel", "cta|cluster|gpu|sys", SPACE, CACHE, "nc",
+    r"L[12]::(evict_\w+|no_allocate)", "L2::cache_hint", r"L2::\d+B",
+)  # fmt: skip
+RANKS = [re.compile(part.replace(r"\.", "")) for part in CLASSES]
 MOST_BYTES = 32  # of a vector: 256 bits from PTX ISA 8.8 on
 SHARED_FAR = "shared::cluster"  # clusters have one block
 
@@ -44,9 +50,14 @@ class Access(NamedTuple):
     address: Address
 
 
+def in_order(parts: tuple[str, ...]) -> str:
+    """The parts of an opcode in the manual's order, joined by dots."""
+    return ".".join(sorted(parts, key=lambda part: next((i for i, rank in enumerate(RANKS) if rank.fullmatch(part)), len(RANKS))))
+
+
 def read_access(statement: Statement) -> Access:
     """The access of an `ld`, `ldu` or `st`. Raises Unsupported."""
-    found = PATTERNS[statement.name].fullmatch(".".join(statement.qualifiers))
+    found = PATTERNS[statement.name].fullmatch(in_order(statement.qualifiers))
     kind = found["type"] if found else ""
     if found is None or kind not in TYPES:
         raise Unsupported(

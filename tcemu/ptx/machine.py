@@ -15,7 +15,7 @@ from tcemu.errors import Unsupported
 from tcemu.ptx import checks, faults, memory
 from tcemu.ptx.memory import LOCAL_ROOM, PARAM_ROOM, SHARED_ROOM, Rooms, window
 from tcemu.ptx.module import Address, Float, Integer, Negated, Operand, Register, Sink, Statement
-from tcemu.ptx.special_values import SPECIAL
+from tcemu.ptx.special_values import DIMENSIONS, SPECIAL
 from tcemu.ptx.values import KINDS, dtype
 
 LANES = 32
@@ -200,7 +200,11 @@ class Machine:
         if space == "local":
             row = row * np.int32(threads) + jnp.arange(threads, dtype=jnp.int32)
         held = {"shared": self.shared, "local": self.local, "param": self.parameters}[space]
-        return memory.in_rows(address, size, held.shape[-1], row)
+        places = memory.in_rows(address, size, held.shape[-1], row)
+        if space != "shared":
+            return places
+        end = self.dimensions[DIMENSIONS.index("total_smem_size")].astype(jnp.uint64)  # the words are whole, the bytes need not be
+        return places._replace(good=places.good & (address + np.uint64(size) <= end))
 
     def _checked(self, space: str, address: Array, size: int, alignment: int) -> tuple[Machine, Array]:
         """The machine with the fault of an access noted, and the threads that may make it."""

@@ -16,7 +16,6 @@ import numpy as np
 from jax import Array
 from jax.extend.core import Literal, jaxpr_as_fun
 
-from tcemu.ptx import checks
 from tcemu.ptx.chunk import Chunk, Names
 from tcemu.ptx.context import Context, Operation, Prepare, Step
 from tcemu.ptx.machine import constant, fitted
@@ -274,8 +273,6 @@ def _step(form: _Form, chunk: Chunk) -> _Compiled:
         guard = form.guard
         active = machine.active if guard is None else machine.active & (registers[guard.register] != guard.negated)
         machine = _steps[form].run(replace(machine, active=active))
-        if form.opcode.startswith("mbarrier"):
-            machine = checks.forget(machine)
         rest = jax.tree.leaves(replace(machine, registers={}, kinds=(), active=others[chunk.field["active"]]))
         return [*(machine.registers[name] for name in names), *leaves[count : count + addresses], *rest]
 

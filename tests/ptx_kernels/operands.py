@@ -22,7 +22,7 @@ class Operand(NamedTuple):
     high: int = 0
 
     def draw(self, seed: str) -> np.ndarray:
-        """Raw bits, as unsigned integers of the kind's width; s8 and the like as they are. The seed is any text."""
+        """Raw bits, as unsigned integers of the kind's width, of s8 and the like as signed ones. The seed is any text."""
         rng = np.random.default_rng(crc32(seed.encode()))
         if self.how == "constant":
             return np.full(self.shape, self.low, storage(self.kind))
@@ -43,7 +43,7 @@ def storage(kind: str) -> np.dtype:
 
 
 def _float(kind: str, how: str, word: np.ndarray, choice: np.ndarray) -> np.ndarray:
-    """near: 2**-3 <= |x| < 4. positive: such ones without a sign. wide: any number. integers: -4 to 4.
+    """near: 2**-3 <= |x| < 4. wide: any number. integers: -4 to 4.
 
     specials: one of eight is zero, infinite, NaN, subnormal, or at a limit. rare: one of 256, for products, which one NaN makes NaN.
     limits: one of eight is zero, infinite or NaN.
@@ -55,8 +55,6 @@ def _float(kind: str, how: str, word: np.ndarray, choice: np.ndarray) -> np.ndar
     exponent = one - 3 + spread % np.uint64(5)
     if how == "wide":
         exponent = spread % np.uint64(top - 1) + np.uint64(1)
-    if how == "positive":
-        sign = np.zeros_like(sign)
     codes = sign << np.uint64(exponent_bits + fraction_bits) | exponent << np.uint64(fraction_bits) | fraction
     if how == "integers":
         table = [_small(value, one, exponent_bits, fraction_bits) for value in range(-4, 5)]

@@ -13,7 +13,6 @@ from .manifest import FOLDER, Kernel, Within
 from .operands import floats
 
 WHOLE = 1 << 18  # bytes up to which an array is kept whole
-
 PARTS = (".rows", ".columns", ".sample")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from tcemu.errors import Unsupported
+from tcemu.ptx import checks
 from tcemu.ptx.context import Context, Prepare, Step
 from tcemu.ptx.memory import element, gather, scatter_element
 from tcemu.ptx.module import Address, Operand, Sink, Statement
@@ -150,6 +151,7 @@ def changed(machine: Machine, statement: Statement, change: Change, by: Arrivals
     _, after, found = lax.while_loop(lambda state: state[0] < turns.max(), one, start)
     if checked:
         machine = _defined(machine, statement, change, found, by, where)
+    machine = checks.forget(machine)  # arrivals order what their threads have done
     return found, machine.with_words("shared", scatter_element(machine.words("shared"), places.at, by.address, after, where, 64))
 
 
@@ -249,7 +251,7 @@ def _prepare_wait(statement: Statement, choices: Choices, checked: bool) -> Step
         if checked:
             made = f"the object is not one that mbarrier.init has made. {SECTION}"
             machine = undefined(machine, good & ~barrier.valid, made, statement, at)
-        return machine.write(done, "pred", barrier.phase != _parity(machine, phase, choices))
+        return checks.forget(machine).write(done, "pred", barrier.phase != _parity(machine, phase, choices))
 
     return Step(run)
 
