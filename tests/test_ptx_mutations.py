@@ -19,7 +19,7 @@ from tcemu.ptx.link import link
 FOLDER = Path(__file__).parent
 LARGEST = 60_000  # characters of a file that is mutated
 NAMED = (PtxError, Unsupported, NotModelled, UndefinedBehaviour, OutOfBounds, Misaligned, Trapped, StepLimit)
-STEPS, SECONDS = 300, 60
+STEPS, SECONDS = 300, 300
 COUNTS = ("cases", "words")  # parameters of 64 bits that are no pointers
 FILES, BATCH = 1000, 50
 
