@@ -139,6 +139,11 @@ def test_targets_part_at_the_first_product_which_is_explained(cases):
     assert "They part at line 12" in str(found)
 
 
+def test_addresses_of_32_bits_are_refused():
+    with pytest.raises(tcemu.Unsupported, match="the module has addresses of 32 bits"):
+        ptx.run(SUMS.replace(".address_size 64", ""), grid=1, block=32, args=[np.zeros(32, np.float32), 1], target="sm_80")
+
+
 def test_targets_that_agree_do_not_part():
     found = ptx.compare(SUMS, targets=("sm_80", "H100"), grid=1, block=32, args=[np.zeros(32, np.float32), 2])
     assert (found.equal, found.parting, found.differing) == (True, None, (0,))

@@ -246,6 +246,15 @@ def test_calls():
     assert [given.name for given in module.functions["f"].results] == ["o"]
 
 
+def test_functions_that_are_declared_only():
+    module = read_twice(f"{HEAD}.extern .func (.param .b32 r) vprintf(.param .b64 f) .noreturn;\n.entry k(.param .u64 a);\n")
+    assert [(function.name, function.entry, function.defined) for function in module.functions.values()] == [
+        ("vprintf", False, False), ("k", True, False),
+    ]  # fmt: skip
+    assert module.functions["vprintf"].directives == {"noreturn": ()}
+    assert module.entries == {}
+
+
 def test_lists_of_labels():
     text = f"{HEAD}{ENTRY}{{ .reg .b32 i; T: .branchtargets A, B; brx.idx i, T; A: ret; B: ret; }}"
     function = read_twice(text).functions["k"]

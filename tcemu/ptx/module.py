@@ -335,12 +335,12 @@ class Module:
     @property
     def entries(self) -> dict[str, Function]:
         """The functions that a host can launch."""
-        return {name: function for name, function in self.functions.items() if function.entry}
+        return {name: function for name, function in self.functions.items() if function.entry and function.defined}
 
     def __str__(self) -> str:
         version = ".".join(map(str, self.version))
         head = [f".version {version}", f".target {self.target}", f".address_size {self.address_size}", ""]
-        functions = [function for function in self.functions.values() if not function.entry]
+        functions = [function for function in self.functions.values() if not (function.entry and function.defined)]
         head += [f"{function.declaration};" for function in functions]
         head += [f"{variable};" for variable in self.variables]
         return "\n".join([*head, *("\n" + str(function) for function in self.functions.values() if function.defined), ""])

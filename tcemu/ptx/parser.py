@@ -10,7 +10,7 @@ from tcemu.ptx.declarations import SPACES, TYPES, axes, head, register, register
 from tcemu.ptx.lexer import DIRECTIVE, END, NAME, NUMBER, STRING, Token, Tokens
 from tcemu.ptx.module import Function, Guard, Module, Operand, Prototype, Register, Statement, Symbol, Variable, Vector
 from tcemu.ptx.operands import guard, operand
-from tcemu.ptx.scopes import Meaning, Scopes, blocks_of
+from tcemu.ptx.scopes import Scopes, blocks_of
 
 _LINKAGE = (".visible", ".weak", ".extern", ".common")
 _LISTS = {".branchtargets": "list of labels", ".calltargets": "list of functions", ".callprototype": "prototype"}
@@ -60,7 +60,6 @@ class _File:
     def __init__(self, tokens: Tokens) -> None:
         self.tokens, self.scopes = tokens, Scopes(tokens)
         self.functions: dict[str, Function] = {}
-        self.meanings: dict[str, Meaning] = {}
         self.variables: dict[str, Variable] = {}
         self.names = _outer_names(tokens)
 

@@ -96,6 +96,10 @@ def _both(one: Watch | None, other: Watch | None) -> Watch | None:
 
 
 def _entry(module: Module, name: str | None) -> Function:
+    if module.address_size != 64:
+        raise Unsupported(
+            f"the module has addresses of {module.address_size} bits, as PTX has without .address_size 64; those of 64 are run"
+        )
     entries = module.entries
     if name is None and len(entries) == 1:
         return next(iter(entries.values()))
