@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from support import ptx_run_kernels as kernels
@@ -88,6 +90,10 @@ def test_atomics_go_one_after_the_other():
     equal(found, wanted)
 
 
+def test_of_threads_that_store_in_one_place_the_last_one_wins():
+    equal(launched(module(SHARED + "st.shared.u32 [word], %r1; bar.sync 0; ld.shared.u32 %r5, [word];")), np.full(128, 63))
+
+
 def test_special_registers():
     thread = THREAD
     equal(launched(module(kernels.REGISTERS)), thread % 32 + thread // 32 * 100 + 2000 + thread % 32 * 10000 + 1000000 + 1)
@@ -101,6 +107,15 @@ def test_cases_are_launches_of_their_own():
     out = ptx.run(text, grid=2, block=64, args=[given, np.zeros_like(given), numbers], target="H100", cases=3)
     equal(out[1].ravel(), (given.astype(np.uint64) * 3 + numbers[:, None]).ravel() % 2**32)
     assert (given == before).all() and out[0].dtype == given.dtype
+
+
+def test_blocks_in_chunks(monkeypatch):
+    monkeypatch.setattr(sys.modules["tcemu.ptx.run"], "CHUNK_BYTES", 1)  # one block at a time
+    declared = ".global .align 4 .b32 counter[1];"
+    body = "atom.global.add.u32 %r6, [counter], 1; mov.u32 %r7, %ctaid.x; sub.u32 %r5, %r6, %r1; mad.lo.u32 %r5, %r7, 1000, %r5;"
+    equal(launched(module(body, declared)), np.where(np.arange(128) < 64, 0, 1064))
+    with pytest.raises(Trapped, match=r"block \(1, 0, 0\), thread \(6, 0, 0\)"):
+        launched(module("setp.eq.u32 %p1, %r2, 70; @%p1 trap;"))
 
 
 STRUCT = (

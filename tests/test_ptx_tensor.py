@@ -1,21 +1,17 @@
 """The tensor-core instructions of `tcemu.ptx.run`: the manual's examples, and each instruction against the operation called directly."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from support import ptx_statements
+from support.manual_examples import EXAMPLES, SLIPS
 from support.sampling import sampled
-from test_grammar import SLIPS
 
 import tcemu
 from tcemu import ptx
 from tcemu.isa.syntax import syntax_rows
 from tcemu.native.text import runs
 
-LINES = (Path(__file__).parent / "manual_examples.txt").read_text().splitlines()[1:]
-EXAMPLES = [SLIPS.get(statement, ("", statement))[1] for _, statement in (line.split(" ", 1) for line in LINES)]
-DISTINCT = list(dict.fromkeys(EXAMPLES))
+DISTINCT = list(dict.fromkeys(SLIPS.get(statement, ("", statement))[1] for _, statement in EXAMPLES))
 USUAL_EXAMPLES = [
     next(statement for statement in DISTINCT if part in statement)
     for part in (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from tcemu.errors import Unsupported
+from tcemu.errors import NotModelled, Unsupported
 from tcemu.ptx import flow
 from tcemu.ptx.chunk import PARAMETER, Chunk, Names
 from tcemu.ptx.context import Context, Operation, Step
@@ -173,7 +173,7 @@ def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str
                 parameter = _as_move(statement, kernel, function, names)
                 if parameter is not None:
                     statement, ready = parameter, prepare(parameter, context)
-        except Unsupported as error:
+        except (Unsupported, NotModelled) as error:
             raise at(original, error) from None
         if isinstance(ready, Step) and ready.together:
             together[number] = flow.gathering(statement, number)

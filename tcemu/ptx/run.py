@@ -53,7 +53,8 @@ def run(
     value its bytes, or a NumPy value of as many bytes.
     target: whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100". shared_bytes: of dynamic shared memory.
     checked: what PTX leaves undefined raises. step_limit: how many statements a chunk of blocks may execute, each for all threads at once.
-    cases: so many launches in one call. Every argument has a first axis more, also numbers; each case has buffers of its own.
+    cases: so many launches in one call. Every argument has a first axis more, also numbers; each case has buffers of its own. So an array
+    with that axis alone holds numbers.
     trace: what to keep on the way, see `tcemu.ptx.Keep`; what was kept is `visits` of the list that comes back.
     watch: called after each statement with it, the chunk and the threads that executed it.
 
