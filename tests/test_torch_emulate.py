@@ -148,6 +148,7 @@ SCALED = ("linear", "bmm", "x @ w")  # the others are by the recipe that compile
 USUAL = [("fp8" if name in SCALED else "bf16", name) for name in MODULES if name != "TransformerEncoderLayer"]
 
 
+@pytest.mark.filterwarnings("ignore:.*the recipe treats its A and its B differently")  # of deepseek, where activations meet activations
 @pytest.mark.parametrize("case", sampled([(recipe, name) for recipe in RECIPES for name in MODULES], USUAL, ids=", ".join))
 def test_a_module_is_that_of_jax(case):
     """Results and all gradients: 0 words differ. Afterwards the module is as it was."""
