@@ -8,22 +8,23 @@ from tcemu.formats import Format
 from tcemu.replay.boxes import codes_of, values
 from tcemu.replay.forms import Besides, Form
 
-HOWS = {"mild": 0, "low a": 1, "low b": 2, "aimed": 3}  # numbers of the kinds, in seeds
+HOWS = {"mild": 0, "low a": 1, "low b": 2, "aimed": 3, "beyond": 4}  # numbers of the kinds, in seeds
 LEAST, GREATEST = -148, 127  # exponents of scales
+FOLDED = ((90, 40), (-64, -80))  # exponents whose sum is beyond f32, or a subnormal number of few bits
 LOST = -143  # exponent of a product of the total and one scale, of which few bits are left
 
 
 def hows_of(form: Form) -> tuple[str, ...]:
     """The kinds that tell a form's epilogues apart."""
-    return ("mild", *(("low a", "low b") if form.scales else ()), *(("aimed",) if form.bias is not None else ()))
+    return ("mild", *(("low a", "low b", "beyond") if form.scales else ()), *(("aimed",) if form.bias is not None else ()))
 
 
 def besides(form: Form, how: str, seed: int, totals: np.ndarray) -> Besides:
     """Scales and a bias of one kind, by a seed, for these totals of A·B, [M, N].
 
-    "mild": of all signs, about the totals' own magnitude, also biases of zero. "low a", "low b": a product of the total and one scale has few
-    bits left, which the other scale brings back: whether a kernel folds the scales, and which one comes first. "aimed": the bias takes
-    away nearly all of the scaled total, so that the result is what was rounded before they met.
+    "mild": of all signs, about the totals' own magnitude, also biases of zero. "low a", "low b": a product of the total and one scale has
+    few bits left, which the other scale brings back, and shows which one comes first. "beyond": the scales' product has few bits, or is
+    beyond f32. "aimed": the bias takes away nearly all of the scaled total, so that the result is what was rounded before they met.
     """
     m, n = totals.shape
     rng = np.random.default_rng([seed, m, n, HOWS[how]])
@@ -43,7 +44,7 @@ def besides(form: Form, how: str, seed: int, totals: np.ndarray) -> Besides:
         typical = np.abs(whole).mean(0, keepdims=True) if form.of == "columns" else np.abs(whole)
         bias = rng.standard_normal(size) * typical * np.exp2(rng.integers(-2, 4, size))
         bias = np.where(rng.integers(0, 8, size) == 0, np.copysign(0, rng.standard_normal(size)), bias)
-    codes = codes_of(form.bias, bias.astype(np.float32))
+    codes = codes_of(form.bias, np.clip(bias, -3e38, 3e38))
     if how == "aimed" and a is not None:
         a = _aimed(rng, totals, a, of_b, form.beta * np.broadcast_to(values(form.bias, codes), totals.shape))
     return Besides(_codes(a), _codes(b), codes[0] if form.of == "columns" else codes)
@@ -56,8 +57,10 @@ def _scales(rng: np.random.Generator, form: Form, how: str, middle: int, m: int,
     found = []
     for size, low in (((m, 1), "low a"), ((1, n), "low b")):
         size = size if form.scales == "rows" else ()
-        if how not in ("low a", "low b"):
+        if how in ("mild", "aimed"):
             exponents = rng.integers(-4, 5, size)
+        elif how == "beyond":
+            exponents = FOLDED[middle > 0][low == "low b"] + rng.integers(0, 2, size)
         elif how == low:
             exponents = np.clip(LOST - middle + rng.integers(-2, 3, size), LEAST, GREATEST)
         else:

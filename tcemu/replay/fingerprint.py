@@ -29,7 +29,8 @@ MOST_CALLS = 64
 FIRST = ("cancelling", "flat", "spread", "late", "near", "steep", "ties", "positive", "zeros", "tiny", "huge")
 HELD_OUT = ("cancelling", "steep", "late", "ties", "near", "positive", "zeros", "spread", "flat", "tiny")
 EPILOGUES = (  # kinds of operands, and of scales and biases
-    ("flat", "mild"), ("flat", "low a"), ("flat", "low b"), ("flat", "aimed"), ("zeros", "mild"), ("spread", "mild"), ("positive", "aimed"),
+    ("flat", "mild"), ("flat", "low a"), ("flat", "low b"), ("tiny", "beyond"), ("huge", "beyond"), ("flat", "aimed"), ("zeros", "mild"),
+    ("spread", "mild"), ("positive", "aimed"),
 )  # fmt: skip
 ENOUGH = 64  # outputs of held-out operands, at least, or so many as the calls allow
 REPEATS = 3
@@ -141,7 +142,9 @@ class Search:
             "all ones", "every product is added" if not dropped else f"the last {dropped} products are LEFT OUT: a fault of the library"
         )
         answers = self.structure(dropped)
-        orders = self.orders(dropped, answers)
+        assert self.box.out is not None
+        neutral = next(self.box.form.epilogues(self.box.out))  # with scales of 1 and a bias of 0 all are one, but for signs of zeros
+        orders = [recipe.replace(epilogue=neutral) for recipe in self.orders(dropped, answers)]
         if not orders:
             return self.undetermined(
                 "no order among the candidates gives these answers: it is another one, or differs from output to output. "
