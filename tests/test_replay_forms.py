@@ -98,11 +98,11 @@ FOUND = {
     ),
     "alpha and beta": Planted(
         scaled(None, linear(1.7, 0.3, once=False), F16, "f16", "f16"), "f16", Form(bias="f16", of="outputs", alpha=1.7, beta=0.3),
-        ("times 1.7, ", "plus 0.3 · bias"),
+        ("times 1.7 · ", "plus 0.3 · bias"),
     ),
     "alpha and beta, as CUTLASS": Planted(
         scaled(None, linear(1.7, 0.3, once=True), F16, "f16", "f16"), "f16", Form(bias="f16", of="outputs", alpha=1.7, beta=0.3),
-        ("times 1.7, ", "in one rounding"),
+        ("times 1.7 · ", "in one rounding"),
     ),
     "beta": Planted(
         scaled(None, linear(1, -0.3, once=False), F16, "f16", "f16"), "f16", Form(bias="f16", beta=-0.3), ("as it is, plus -0.3 · bias",)

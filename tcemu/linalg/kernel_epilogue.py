@@ -71,7 +71,7 @@ class Epilogue:
             raise ValueError(f"between={self.between}: wanted roundings=2; with one rounding there is nothing between")
 
     def __str__(self) -> str:
-        factor = "" if self.alpha == 1.0 else f"{self.alpha:g}, "
+        factor = "" if self.alpha == 1.0 else f"{self.alpha:g} · "
         how = {"folded": "scale_a · scale_b", "a first": "scale_a, then scale_b", "b first": "scale_b, then scale_a"}[self.scaling]
         said = "as it is" if not self.scaled else f"times {factor}{how}, by {'fma' if self.plus_zero else 'multiplication'}"
         said += "" if self.between is None else f", rounded to {self.between} before a bias"

@@ -67,10 +67,13 @@ class Box:
             raise Spent(f"{self.most} calls are spent")
         self.calls += 1
         arrays = [self._given(fmt, codes) for fmt, codes in zip(self.held, (a, b), strict=True)]
-        besides = self.form.neutral(*self.shape[:2]) if besides is None else besides
-        more = {name: self._given(self.form.formats[name], codes) for name, codes in besides._asdict().items() if codes is not None}
         with np.errstate(all="ignore"):
-            return self._codes(self.fn(*arrays, **more))
+            return self._codes(self.fn(*arrays, **self.more(besides)))
+
+    def more(self, besides: Besides | None = None) -> dict[str, Any]:
+        """What the function is given besides A and B, as its framework's arrays; None: what changes no result."""
+        besides = self.form.neutral(*self.shape[:2]) if besides is None else besides
+        return {name: self._given(self.form.formats[name], codes) for name, codes in besides._asdict().items() if codes is not None}
 
     def _given(self, fmt: Format, codes: np.ndarray) -> Any:
         """A new array each time, so that nothing that the function does to it is seen here."""

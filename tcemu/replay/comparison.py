@@ -37,6 +37,7 @@ class Asking(NamedTuple):
     kind: str
     seed: int
     how: str | None = None  # None: what changes no result
+    most: int = MOST
 
 
 class Sample(NamedTuple):
@@ -52,9 +53,9 @@ class Sample(NamedTuple):
 
 
 def drawn(asking: Asking, totals_by: KernelRecipe | None = None) -> Sample:
-    """Operands whose rows and columns repeat after at most MOST, and no answer. totals_by: whose totals scales and biases are drawn for."""
+    """Operands whose rows and columns repeat after so many, and no answer. totals_by: whose totals scales and biases are drawn for."""
     m, n, k = asking.shape
-    size = min(m, MOST), min(n, MOST)
+    size = min(m, asking.most), min(n, asking.most)
     a, b = operands(asking.kind, asking.seed, asking.held, (*size, k))
     plain = Sample(asking.kind, asking.held, a, b, np.zeros((0, 0)), asking.form)
     if asking.form.plain:
