@@ -28,7 +28,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune
 
 import jax
 import numpy as np
-from replay_products import SURVEYS, TORCH, products, shapes
+from replay_products import FORMS, SURVEYS, TORCH, products, shapes
 
 from tcemu.linalg.kernel_json import LATER, to_dict
 from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe
@@ -314,6 +314,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--processes", type=int, default=8, help="that share the GPU")
     parser.add_argument("--only", nargs="+", default=list(SURVEYS), choices=list(SURVEYS))
+    parser.add_argument("--forms", dest="only", action="store_const", const=list(FORMS), help="two formats, scales and biases alone")
     parser.add_argument("--largest", type=int, default=1 << 27, help="elements of a matrix")
     parser.add_argument("--resume", action="store_true", help="leave out the shapes whose order is in the folder")
     parser.add_argument("--stand-in", action="store_true", help="the CPU in place of the GPU")

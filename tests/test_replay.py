@@ -190,7 +190,7 @@ def scaled(a, b, scale_a, scale_b):
 
 def test_fingerprint_takes_two_formats_and_scales(tmp_path, capsys):
     path = tmp_path / "one.json"
-    words = "fingerprint test_replay:scaled 8 8 64 --dtype e5m2,e4m3 --scales tensor --quiet --out".split()
+    words = ["fingerprint", "test_replay:scaled", "8", "8", "64", "--dtype", "e5m2,e4m3", "--scales", "tensor", "--quiet", "--out"]
     assert main(["replay", *words, str(path)]) == 0
     assert "e5m2 x e4m3 -> bf16, M = 8, N = 8, scales tensor" in capsys.readouterr().out
     found = replace(loads(path.read_text()).of_any_shape(), conditions=MIXED.conditions)
