@@ -27,86 +27,21 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0"
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from replay_products import FORMS, SURVEYS, TORCH, products, shapes
 
-from tcemu.formats import FORMATS
 from tcemu.linalg.kernel_json import LATER, to_dict
-from tcemu.linalg.kernel_recipes import Conditions
+from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe
 from tcemu.replay.boxes import Box
-from tcemu.replay.comparison import differing, sample
-from tcemu.replay.data import operands
+from tcemu.replay.comparison import Asking, answered, differing, drawn, sample
+from tcemu.replay.extras import hows_of
 from tcemu.replay.fingerprint import fingerprint
 from tcemu.replay.heuristic import heuristic
 from tcemu.replay.probes import ask, most_of, windows_of
 from tcemu.replay.profiles import KIND, VERSION
 
-SURVEYS = {  # name -> dtype of the operands, framework
-    "torch-f16": ("f16", "torch"), "torch-bf16": ("bf16", "torch"), "torch-e4m3": ("e4m3", "torch"), "torch-tf32": ("f32", "torch"),
-    "jax-f16": ("f16", "jax"), "jax-bf16": ("bf16", "jax"), "torch-f32": ("f32", "torch"), "torch-e4m3-slow": ("e4m3", "torch"),
-}  # fmt: skip
-EXTRA, EXTRA_SHAPES = ("torch-f32", "torch-e4m3-slow"), 24  # surveys of fewer shapes
-F16, BF16 = ("torch-f16", "jax-f16"), ("torch-bf16", "jax-bf16")
-LISTED = [  # m, n, k, surveys: the shapes of which something is known or asked
-    (128, 128, 128, tuple(SURVEYS)), (64, 64, 8192, (*F16, "torch-e4m3", "torch-e4m3-slow")),
-    (16, 4096, 4096, (*F16, "torch-tf32", "torch-e4m3", "torch-f32")),
-    (256, 256, 1024, ("torch-tf32", "torch-f32")), (100, 300, 700, (*F16, *BF16)), (333, 77, 1000, F16), (333, 78, 1000, ("torch-f16",)),
-    (129, 130, 131, ("torch-f16",)), (1, 4096, 4096, (*F16, "torch-bf16")), (4096, 1, 4096, BF16), (2, 4096, 45, F16), (8, 4096, 1200, F16),
-    (8, 32, 30, F16), (1, 1, 8192, F16), (128, 128, 16384, (*F16, "torch-e4m3")), (192, 256, 12288, ("torch-e4m3",)),
-    (64, 64, 4096, (*F16, "torch-e4m3")), (64, 64, 11528, F16), (64, 64, 11520, ("torch-f16",)), (100, 2560, 9728, BF16),
-    (128, 128, 65536, ("torch-bf16",)), (16, 64, 131072, ("torch-e4m3",)), (1023, 1025, 8192, ("torch-f16",)),
-    (1, 8449, 4096, ("torch-f16",)), (1, 8448, 4096, ("torch-f16",)),
-    (2, 2048, 2048, BF16), (17, 2048, 2048, BF16), (33, 2048, 2048, BF16), (257, 2048, 2048, BF16),
-    (2048, 2048, 2048, tuple(SURVEYS)), (4096, 4096, 4096, ("torch-f16", "torch-e4m3")),
-    (96, 256, 256, BF16), (96, 96, 64, BF16), (96, 64, 96, BF16), (96, 1024, 256, BF16), (96, 256, 1024, BF16),
-    (96, 512, 256, BF16),  # the products of replay_model.py
-]  # fmt: skip
 FILE = "survey.jsonl"
 WORDS = 16  # rows and columns of the words that are kept
-
-
-def products(device: str) -> dict[str, Callable]:
-    """The functions, by survey."""
-    found: dict[str, Callable] = {"jax-f16": jax.jit(jnp.matmul), "jax-bf16": jax.jit(jnp.matmul)}
-    try:
-        import torch  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return found
-    torch.backends.cuda.matmul.allow_tf32 = True
-    one = torch.ones((), device=device)
-
-    def scaled(a: Any, b: Any) -> Any:
-        return torch._scaled_mm(a, b.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-    def slow(a: Any, b: Any) -> Any:
-        return torch._scaled_mm(a, b.t().contiguous().t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=False)
-
-    def plain(a: Any, b: Any) -> Any:
-        torch.backends.cuda.matmul.allow_tf32 = False
-        try:
-            return torch.mm(a, b)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = True
-
-    found |= {"torch-f32": plain, "torch-e4m3-slow": slow}
-    return found | {"torch-f16": torch.mm, "torch-bf16": torch.mm, "torch-tf32": torch.mm, "torch-e4m3": scaled}
-
-
-def shapes(count: int, seed: int) -> list[tuple[str, int, int, int]]:
-    """Every shape of the survey, in the order in which they are taken: the listed ones, then the sample, each survey in turn."""
-    found = [(name, m, n, k) for m, n, k, names in LISTED for name in names]
-    rngs = {name: np.random.default_rng([seed, number]) for number, name in enumerate(SURVEYS)}
-    for number in range(count):
-        for name, rng in rngs.items():
-            m, n, k = (int(x) for x in np.rint(np.exp2(rng.uniform(0, 13, 3))))
-            if number % 2:
-                m, n, k = (-(-x // 16) * 16 for x in (m, n, k))
-            if name in EXTRA and number >= EXTRA_SHAPES:
-                continue
-            if name.startswith("torch-e4m3"):
-                n, k = (-(-x // 16) * 16 for x in (n, k))
-            found.append((name, m, n, k))
-    return list(dict.fromkeys(found))
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -132,13 +67,13 @@ def machine(device: str) -> dict[str, Any]:
     return said
 
 
-def kernels(fn: Callable, given: list) -> list[str]:
+def kernels(fn: Callable, given: list, besides: dict[str, Any]) -> list[str]:
     """The names of the GPU kernels that one call of a torch function runs; none where that cannot be asked."""
     try:
         from torch.profiler import ProfilerActivity, profile  # pyright: ignore[reportMissingImports]
 
         with profile(activities=[ProfilerActivity.CUDA]) as found:
-            fn(*given)
+            fn(*given, **besides)
             import torch  # pyright: ignore[reportMissingImports]
 
             torch.cuda.synchronize()
@@ -148,31 +83,32 @@ def kernels(fn: Callable, given: list) -> list[str]:
 
 
 def proposed(name: str, shape: tuple[int, int, int]) -> list[Any]:
-    """What cuBLASLt proposes for a survey's product, or why it does not."""
-    dtype = name.split("-")[1]
+    """What cuBLASLt proposes for a survey's product, or why it does not. It is asked without scales and bias."""
+    survey = SURVEYS[name]
+    dtypes = ("tf32", "tf32") if name == "torch-tf32" else survey.dtypes
     try:
-        return heuristic(*shape, dtype=dtype, fast_accumulation=name == "torch-e4m3").records()
-    except RuntimeError as error:
+        return heuristic(*shape, dtype=dtypes, fast_accumulation=survey.fast).records()
+    except (RuntimeError, ValueError) as error:
         return [str(error)]
 
 
-def words_of(box: Box, seed: int) -> dict[str, Any]:
-    """A few hundred words of the box, with what brings its operands back: `tcemu.replay.data.operands`."""
-    m, n, k = box.shape
-    rows, columns = min(m, WORDS), min(n, WORDS)
-    a, b = operands("flat", seed, box.held, (rows, columns, k))
-    answer = box(a[np.arange(m) % rows], b[:, np.arange(n) % columns])[:rows, :columns]
-    crc = [zlib.crc32(np.ascontiguousarray(x).tobytes()) for x in (a, b)]
-    return {
-        "kind": "flat", "seed": seed, "rows": rows, "columns": columns, "crc": crc, "out": str(box.out),
-        "codes": base64.b64encode(np.ascontiguousarray(answer).tobytes()).decode(),
+def words_of(box: Box, seed: int, how: str | None, totals_by: KernelRecipe | None) -> dict[str, Any]:
+    """A few hundred words of the box, with what brings its operands back: `tcemu.replay.comparison.drawn`."""
+    asked = answered(box, drawn(Asking(box.shape, box.held, box.form, "flat", seed, how, WORDS), totals_by))
+    rows, columns = len(asked.a), asked.b.shape[1]
+    given = [asked.a, asked.b, *(x for x in asked.besides if x is not None)]
+    kept = {
+        "kind": "flat", "seed": seed, "rows": rows, "columns": columns, "out": str(box.out),
+        "crc": [zlib.crc32(np.ascontiguousarray(x).tobytes()) for x in given],
+        "codes": base64.b64encode(np.ascontiguousarray(asked.answer[:rows, :columns]).tobytes()).decode(),
     }  # fmt: skip
+    more = {name: base64.b64encode(x.tobytes()).decode() for name, x in asked.besides._asdict().items() if x is not None}
+    return kept | ({"how": how, "besides": more} if more else {})
 
 
 def staircase(box: Box) -> dict[str, Any]:
     """For what is undetermined: which windows survive beside pairs (0, j) and (j, j + 1), to be read later."""
     m, n, k = box.shape
-    assert box.out is not None
     by_rows = m >= n
     pairs_at_most, windows_at_most = (m, n) if by_rows else (n, m)
     count = min(pairs_at_most, 64, k // 4)
@@ -180,7 +116,7 @@ def staircase(box: Box) -> dict[str, Any]:
     steps = sorted({max(1, k * x // count) for x in range(1, count)} - {k})
     for name, pairs in (("from 0", [(0, j) for j in steps]), ("neighbours", [(j, j + 1) for j in steps if j + 1 < k])):
         free = np.setdiff1d(np.arange(k), [place for pair in pairs for place in pair])
-        windows = windows_of(np.random.default_rng(0), free, k, min(windows_at_most, 64), most_of(box.held[0], box.out))
+        windows = windows_of(np.random.default_rng(0), free, k, min(windows_at_most, 64), most_of(box))
         asked = ask(box, pairs, windows, by_rows=by_rows)
         sizes, starts = windows.sum(1), windows.argmax(1)
         kept[name] = {"pairs": pairs, "starts": starts.tolist(), "sizes": sizes.tolist(), "lost": (sizes - asked.counts).tolist()}
@@ -190,7 +126,8 @@ def staircase(box: Box) -> dict[str, Any]:
 def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[str, Any], device: str) -> dict[str, Any]:
     """One shape as a line of JSON: a failure is told, not raised."""
     m, n, k = shape
-    dtype, framework = SURVEYS[name]
+    survey = SURVEYS[name]
+    framework = survey.framework
     line: dict[str, Any] = {"survey": name, "m": m, "n": n, "k": k}
     start = time.perf_counter()
     try:
@@ -198,29 +135,32 @@ def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[s
         version = version if framework == "torch" else f"jax {known['jax']}, algorithm 0"
         conditions = Conditions(library=name, version=version, gpu=known.get("gpu"), sm_count=known.get("sm_count"))
         where = device if framework == "torch" else ("gpu" if device == "cuda" else "cpu")
-        found = fingerprint(fn, m, n, k, dtype=dtype, framework=framework, device=where, conditions=conditions)
+        found = fingerprint(fn, m, n, k, dtype=survey.dtypes, form=survey.form, framework=framework, device=where, conditions=conditions)
         line |= {"calls": found.calls, "recipe": to_dict(found.recipe) if found.recipe else None, "why": found.why}
         line |= {"findings": [str(f) for f in found.findings], "survivors": [to_dict(s) for s in found.survivors[:4]]}
-        held = FORMATS[dtype]
-        box = Box(fn, shape, (held, held), framework, where, 64)
-        line["words"] = words_of(box, 7)
+        box = Box(fn, shape, survey.held, framework, where, 64, survey.form)
+        known_by = found.recipe or next(iter(found.survivors), None)
+        hows = (None,) if survey.form.plain else hows_of(survey.form) if known_by is not None else (None,)
+        line["words"] = words_of(box, 7, hows[0], known_by)
+        line["more_words"] = [words_of(box, 7, how, known_by) for how in hows[1:]]
         if found.recipe is not None:
-            wrong = [differing(found.recipe, sample(box, kind, 999)) for kind in ("flat", "cancelling")]
+            how = hows[-1] if survey.form.plain else "mild"
+            wrong = [differing(found.recipe, sample(box, kind, 999, how, found.recipe)) for kind in ("flat", "cancelling")]
             line |= {"fresh": 2 * m * n, "wrong": sum(wrong)}
         elif k >= 16 and m * n > 1:
             line["staircase"] = staircase(box)
         if framework == "torch" and device == "cuda":
             import torch  # pyright: ignore[reportMissingImports]
 
-            a, b = (torch.ones(shape, device=device).to(getattr(torch, TYPES[dtype])) for shape in ((m, k), (k, n)))
-            line["kernels"] = kernels(fn, [a, b])
+            a, b = (
+                torch.ones(size, device=device).to(getattr(torch, TORCH[dtype]))
+                for size, dtype in zip(((m, k), (k, n)), survey.dtypes, strict=True)
+            )
+            line["kernels"] = kernels(fn, [a, b], box.more())
             line["proposed"] = proposed(name, shape)
     except Exception as error:
         line |= {"error": f"{type(error).__name__}: {error}"[:500], "at": traceback.format_exc().splitlines()[-4:]}
     return line | {"seconds": round(time.perf_counter() - start, 2)}
-
-
-TYPES = {"f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "f32": "float32"}
 
 
 def said(line: dict[str, Any]) -> str:
@@ -235,7 +175,9 @@ def said(line: dict[str, Any]) -> str:
     cut = f"{len(edges) - 1} of {edges[1]}" if edges else f"dealt {recipe['slices']['dealt']}"
     ((kind, unit),) = recipe["unit"].items()
     own = f"{unit['op'].split('.')[0]} residue {unit['residue']} restart {unit['restart']}" if kind == "steps" else str(list(unit.values()))
-    return head + f"{line['wrong']} of {line['fresh']} words differ; slices {cut}, {own}, merge {list(recipe['merge'].values())}"
+    formed = recipe["conditions"]["scales"] or recipe["conditions"]["bias"]
+    epilogue = f", epilogue {list(recipe['epilogue'].values())}" if formed else ""
+    return head + f"{line['wrong']} of {line['fresh']} words differ; slices {cut}, {own}, merge {list(recipe['merge'].values())}" + epilogue
 
 
 def worker(args: argparse.Namespace) -> int:
@@ -330,6 +272,7 @@ def distil(path: Path, out: Path) -> None:
 
 KNOWN = {  # how `Fingerprint.why` begins or goes on -> in a table
     "orders that are not one": "several orders give the same bits",
+    "enter in none of the ways": "a known order, scales or a bias enter otherwise",
     "but no arithmetic": "a known order, another arithmetic",
     "no order": "another order",
 }
@@ -371,6 +314,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--processes", type=int, default=8, help="that share the GPU")
     parser.add_argument("--only", nargs="+", default=list(SURVEYS), choices=list(SURVEYS))
+    parser.add_argument("--forms", dest="only", action="store_const", const=list(FORMS), help="two formats, scales and biases alone")
     parser.add_argument("--largest", type=int, default=1 << 27, help="elements of a matrix")
     parser.add_argument("--resume", action="store_true", help="leave out the shapes whose order is in the folder")
     parser.add_argument("--stand-in", action="store_true", help="the CPU in place of the GPU")

@@ -6,6 +6,7 @@ CHANGELOG.md, the notebooks and the rest are pages as they stand. Nothing is fet
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -60,6 +61,7 @@ smartquotes = False  # an option is --gpus, not a dash
 autodoc_typehints = "none"  # the docstrings say what arrays are; a signature with every type is unreadable
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_mock_imports = [] if find_spec("torch") else ["torch"]  # of tcemu.torch only its docstrings are wanted
 python_maximum_signature_line_length = 100
 pygments_style = "tango"
 pygments_dark_style = "monokai"

@@ -12,8 +12,10 @@ from support.sampling import sampled
 
 import tcemu
 from tcemu.formats import BF16, E4M3, F16, F32, TF32
+from tcemu.linalg.kernel_json import LATER
 from tcemu.linalg.kernel_order import additions, places_of_slices, step_order
 from tcemu.linalg.kernel_recipes import even_edges
+from tcemu.linalg.kernel_totals import extras_of, finish_of, finished
 from tcemu.replay import Conditions, Epilogue, Lanes, Merge, Slices, Steps, dumps, loads, parting
 from tcemu.replay.parting import sums_of
 
@@ -174,6 +176,83 @@ def test_the_epilogue_and_the_ways_to_tf32():
         assert np.asarray(tcemu.matmul(tie, one, recipe=recipe(steps(TF32), Slices.whole(1), fmt=TF32, cast=cast)))[0, 0] == wanted
 
 
+EPILOGUES = [
+    Epilogue(True, 0.7), Epilogue(True, plus_zero=False), Epilogue(True, scaling="a first"),
+    Epilogue(True, scaling="b first", plus_zero=False),
+    Epilogue(True, scaling="a first", roundings=1), Epilogue(True, beta=0.3, roundings=1), Epilogue(True, scaling="b first", between=BF16),
+    Epilogue(beta=-0.3),
+]  # fmt: skip
+
+
+def f32(x):
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(x, np.float64).astype(np.float32).astype(np.float64)
+
+
+def by_numpy(epilogue, total, scale_a, scale_b, bias):
+    """The epilogue in NumPy: products of two f32 are exact in float64; a sum of one and an f32 by fractions."""
+    alpha, beta = (float(np.float32(x)) for x in (epilogue.alpha, epilogue.beta))
+    first, second = (scale_b, scale_a) if epilogue.scaling == "b first" else (scale_a, scale_b)
+    if epilogue.scaling == "folded":
+        last = f32(f32(scale_a * scale_b) * alpha)
+    else:
+        total, last = f32(total * first), second
+    d = total * last if epilogue.scaled else total
+
+    def once(x, y):
+        pairs = zip(x.flat, np.broadcast_to(y, x.shape).flat, strict=True)
+        return np.reshape([float(rounded(Fraction(p) + Fraction(q))) for p, q in pairs], x.shape)
+
+    if epilogue.roundings == 1:
+        return once(d, f32(beta * bias))
+    d = f32(d + 0.0 if epilogue.plus_zero else d) if epilogue.scaled else d
+    d = d if epilogue.between is None else d.astype(ml_dtypes.bfloat16).astype(np.float64)
+    return once(d, beta * bias)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+def test_scales_and_a_bias_enter_as_the_epilogue_says(epilogue):
+    rng = np.random.default_rng(3)
+    total = f32(rng.standard_normal((4, 8)) * np.exp2(rng.integers(-20, 20, (4, 8))))
+    total[0, :2] = 0
+    scale_a, scale_b = f32(rng.standard_normal((4, 1)) * 2.0**-130), f32(rng.standard_normal((1, 8)) * 2.0**100)
+    bias = np.where(np.arange(8) == 3, 0, rng.standard_normal((1, 8)) * 2.0**-30).astype(ml_dtypes.bfloat16)
+    scales = tuple(x.astype(np.float32) for x in (scale_a, scale_b))
+    extras = extras_of(epilogue, scales if epilogue.scaled else (None, None), bias)
+    got = jax.jit(finished, static_argnums=0)(finish_of(epilogue, F32), total.astype(np.float32).view(np.uint32), extras)
+    wanted = by_numpy(epilogue, total, scale_a, scale_b, bias.astype(np.float64))
+    assert (np.asarray(got).view(np.float32) == wanted).all()
+    other = Epilogue(True, scaling="a first" if epilogue.scaling == "b first" else "b first")
+    assert (by_numpy(other, total, scale_a, scale_b, bias.astype(np.float64)) != wanted).any()  # the control
+
+
+def test_scales_of_rows_in_matmul():
+    a, b = drawn(64)
+    rng = np.random.default_rng(1)
+    rows = recipe(
+        HOPPER, Slices.whole(64), epilogue=Epilogue(True, scaling="a first"), conditions=Conditions(scales="rows", bias="f32 columns")
+    )
+    total = np.asarray(tcemu.gemm(a, b, op=WGMMA[F16], target="sm_90a"), np.float64)
+    scale_a, scale_b = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 1), (1, 4)))
+    bias = rng.standard_normal(4).astype(np.float32)
+    given = {"recipe": rows, "scale_a": scale_a, "scale_b": scale_b}
+    batch = np.stack([a, a])
+    got = np.asarray(tcemu.matmul(batch, b, bias, **given))
+    assert (got == f32(f32(f32(total * scale_a) * scale_b) + bias)).all()
+    slope = jax.grad(lambda s: tcemu.matmul(batch, b, bias, **(given | {"scale_a": s})).sum())(jnp.asarray(scale_a))
+    assert np.allclose(slope[..., 0], (total * scale_b).sum(-1), rtol=1e-4)
+    for wrong, said in (
+        ({"scale_a": np.float32(2)}, "wanted \\[..., 3, 1\\], as this recipe was seen"),
+        ({"scale_b": scale_b[:, :3]}, "wanted \\[..., 1, 4\\]"),
+        ({"bias": np.zeros((3, 4), np.float32)}, "seen with a bias in f32 columns"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tcemu.matmul(batch, b, **({"bias": bias} | given | wrong))
+    one = rows.replace(conditions=Conditions(scales="tensor"))
+    with pytest.raises(ValueError, match="wanted one number, as"):
+        tcemu.matmul(a, b, recipe=one, scale_a=scale_a[0])
+
+
 def test_it_is_a_function_of_jax():
     a, b = drawn(64)
     r = recipe(HOPPER, Slices.even(64, 2, 32))
@@ -224,6 +303,14 @@ EXAMPLES = [
     recipe(HOPPER, Slices.even(300, 3, 64), Merge(partial=F16, serial=True), F16, conditions=Conditions(3, 4, gpu="H200", sm_count=132)),
     recipe(Lanes(32, 4, 8), Slices.whole(77), fmt=F32, epilogue=Epilogue(True, 0.5)),
     recipe(Lanes(32, 4, 8, fused=False, product=F16, start="first"), Slices.whole(77)),
+    recipe(
+        steps(E4M3),
+        Slices.whole(64),
+        out=BF16,
+        fmt=E4M3,
+        conditions=Conditions(scales="rows", bias="bf16 columns"),
+        epilogue=Epilogue(True, scaling="a first", plus_zero=False, between=BF16),
+    ),
     recipe(steps(E4M3, restart=128), Slices.dealt_out(512, 3, 64), out=BF16, fmt=E4M3),
     recipe(steps(model=tcemu.model(WGMMA[F16], "sm_90a").replace(fraction_bits=20)), Slices.listed((0, 10, 64), dropped=3)),
 ]
@@ -249,6 +336,9 @@ def test_json_brings_it_back(r):
         (lambda d: d | {"slices": d["slices"] | {"edges": [0, 100, 300]}}, "rule="),
         (lambda d: d | {"slices": d["slices"] | {"k": True}}, "k=True"),
         (lambda d: d | {"merge": d["merge"] | {"order": "any"}}, "order='any'"),
+        (lambda d: d | {"epilogue": d["epilogue"] | {"between": "f17"}}, "between: got 'f17'"),
+        (lambda d: d | {"epilogue": d["epilogue"] | {"scaling": "c first"}}, "scaling='c first'"),
+        (lambda d: d | {"conditions": d["conditions"] | {"bias": "bf16"}}, "bias='bf16'"),
         (lambda d: d | {"conditions": d["conditions"] | {"m": 1.5}}, "m=1.5"),
     ],
 )
@@ -256,6 +346,17 @@ def test_json_is_read_strictly(change, said):
     held = json.loads(dumps(EXAMPLES[0]))
     with pytest.raises(ValueError, match=said):
         loads(json.dumps(change(held)))
+
+
+def test_files_from_before_scales_are_read():
+    """As they were written: an epilogue and conditions of fewer fields."""
+    for r in EXAMPLES[:2]:
+        held = json.loads(dumps(r))
+        for name, later in LATER.items():
+            part = held["unit"] if name in held["unit"] else held
+            if name in part:
+                part[name] = {key: value for key, value in part[name].items() if key not in later}
+        assert "plus_zero" not in held["epilogue"] and loads(json.dumps(held)) == r
 
 
 def test_json_that_is_none():
@@ -277,6 +378,10 @@ def test_json_that_is_none():
         (lambda: Lanes(start="none"), "start="),
         (lambda: steps(restart=24), "restart=24"),
         (lambda: Epilogue(alpha=2.0), "scaled=True"),
+        (lambda: Epilogue(scaling="a first"), "scaled=True"),
+        (lambda: Epilogue(True, 2.0, scaling="a first"), "wanted alpha=1"),
+        (lambda: Epilogue(True, roundings=1, between=F16), "wanted roundings=2"),
+        (lambda: Conditions(scales="columns"), "scales='columns'"),
         (lambda: recipe(HOPPER, Slices.whole(8), fmt=BF16), "multiplies f16"),
         (lambda: recipe(HOPPER, Slices.whole(8), Merge(partial=BF16)), "partial=bf16"),
         (lambda: recipe(HOPPER, Slices.whole(8), cast="RNA"), "tf32"),
@@ -375,6 +480,8 @@ def test_where_two_recipes_part():
     assert found.outputs == ((x != y).sum(), x.size) and found.at == tuple(np.argwhere(x != y)[0])
     assert found.number == 8 and [s.places for s in found.sums if s] == [tuple(range(128, 144))] * 2  # a new slice begins at k = 128
     assert found.sums[1].before == 0 and "instruction of k 128 to 143" in str(found) and "right:\nwgmma" in str(found)
+    halved = parting(a, b, left, left.replace(epilogue=Epilogue(True, 0.5)))
+    assert "the total times alpha" in str(halved) and halved.results[1] == halved.results[0] / 2
     assert parting(a, b, left, left).number is None and "0 of 12 outputs differ" in str(parting(a, b, left, left))
 
 

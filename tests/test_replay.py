@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,19 @@ from support.sampling import sampled
 import tcemu
 from tcemu.cli import main
 from tcemu.errors import NotModelled
-from tcemu.formats import BF16, F16, F32
+from tcemu.formats import BF16, E4M3, E5M2, F16, F32
 from tcemu.linalg.kernel_json import to_dict
 from tcemu.linalg.kernel_recipes import KernelRecipe
-from tcemu.replay import Lanes, Slices, Steps, dumps, fingerprint, policy, recipe
+from tcemu.replay import Epilogue, Form, Lanes, Slices, Steps, dumps, fingerprint, loads, policy, recipe
 from tcemu.replay.boxes import framework_of
+from tcemu.replay.policy import ByShape
 from tcemu.replay.profiles import KIND, VERSION, profiles, read_profile, recipe_of
 
 WGMMA = "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16"
+FP8 = "wgmma.mma_async.sync.aligned.m64n64k32.f32.e5m2.e4m3"
 CHAIN = KernelRecipe(F16, F16, F32, Steps(WGMMA, "sm_90a"), Slices.whole(64))  # pyright: ignore[reportArgumentType]
+
+MIXED = KernelRecipe(E5M2, E4M3, BF16, Steps(FP8, "sm_90a"), Slices.whole(64), epilogue=Epilogue(True))  # pyright: ignore[reportArgumentType]
 
 
 def chain(a, b):
@@ -67,6 +72,8 @@ def test_calls_that_are_spent():
         ({"dtype": "f8"}, "dtype='f8'"),
         ({"dtype": "f64"}, "wanted one of f16"),
         ({"dtype": "int8"}, "sums of integers are exact"),
+        ({"dtype": ("f16", "bf16")}, "two formats are of FP8"),
+        ({"dtype": ("e4m3",) * 3}, "or two of e4m3 and e5m2"),
         ({"m": 0}, "m=0"),
         ({"k": True}, "k=True"),
         ({"calls": 3}, "calls=3"),
@@ -76,6 +83,25 @@ def test_calls_that_are_spent():
 def test_arguments_that_cannot_be(options, said):
     with pytest.raises(ValueError, match=said):
         fingerprint(chain, **({"m": 4, "n": 4, "k": 64} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scales": "columns"}, "scales='columns'"),
+        ({"bias": "e4m3"}, "bias='e4m3': wanted None, or one of f32, f16, bf16"),
+        ({"bias": "f16", "of": "rows"}, "of='rows'"),
+        ({"alpha": 0}, "numbers other than 0"),
+        ({"alpha": float("nan")}, "alpha=nan"),
+        ({"scales": "rows", "alpha": 2}, "wanted 1 with scales"),
+        ({"beta": 2}, "wanted bias="),
+    ],
+)
+def test_forms_that_cannot_be(options, said):
+    with pytest.raises(ValueError, match=said):
+        Form(**options)
+    with pytest.raises(TypeError, match="wanted a tcemu"):
+        fingerprint(chain, 4, 4, 64, form="rows")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +183,20 @@ def test_fingerprint_show_and_diff(tmp_path, capsys):
     assert "0 of 12 outputs differ" in capsys.readouterr().out
 
 
+def scaled(a, b, scale_a, scale_b):
+    """Two formats, and a scale for each tensor."""
+    return np.asarray(tcemu.matmul(a, b, recipe=MIXED, scale_a=scale_a, scale_b=scale_b, dtype=jnp.bfloat16))
+
+
+def test_fingerprint_takes_two_formats_and_scales(tmp_path, capsys):
+    path = tmp_path / "one.json"
+    words = ["fingerprint", "test_replay:scaled", "8", "8", "64", "--dtype", "e5m2,e4m3", "--scales", "tensor", "--quiet", "--out"]
+    assert main(["replay", *words, str(path)]) == 0
+    assert "e5m2 x e4m3 -> bf16, M = 8, N = 8, scales tensor" in capsys.readouterr().out
+    found = replace(loads(path.read_text()).of_any_shape(), conditions=MIXED.conditions)
+    assert found == MIXED
+
+
 def strange(a, b):
     """Sums that have no order of a candidate."""
     return (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)
@@ -211,6 +251,16 @@ def test_a_policy_takes_the_recipe_of_each_shape():
     wanted = tcemu.matmul(hidden, down, recipe=recipe("jax-bf16", 96, 256, 1024), dtype=jnp.bfloat16)
     assert (jax.jit(emulated)(*given) == wanted).all()
     assert "jax-bf16" in repr(emulated) and "NVIDIA H200" in repr(emulated)
+
+
+def test_a_policy_of_two_formats():
+    profile = read_profile(profile_of(library="torch-e5m2-e4m3", recipes=[to_dict(MIXED)], shapes=[[4, 8, 64, 0, 32]]))
+    by_shape = ByShape(profile, None, refuses=True)
+    x, w = (matrix.astype(dtype) for matrix, dtype in zip(matrices((4, 64), (64, 8)), (jnp.float8_e5m2, jnp.float8_e4m3fn), strict=True))
+    product = lambda x, w: jax.lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.bfloat16)  # noqa: E731
+    assert (tcemu.emulate(product, by_shape)(x, w) == tcemu.matmul(x, w, recipe=MIXED, dtype=jnp.bfloat16)).all()
+    with pytest.raises(NotModelled, match="was measured for e5m2 x e4m3 -> bf16"):
+        tcemu.emulate(lambda w, x: product(w.T, x.T), by_shape)(w, x)
 
 
 def test_a_policy_refuses_what_was_not_measured_or_does_what_it_is_told():

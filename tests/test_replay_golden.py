@@ -13,13 +13,13 @@ from support.sampling import sampled
 
 import tcemu
 from tcemu import replay
-from tcemu.formats import BF16, FORMATS
+from tcemu.formats import BF16, F32, FORMATS, TF32
 from tcemu.linalg.kernel_json import from_dict
 from tcemu.replay.boxes import DTYPES, values
 from tcemu.replay.comparison import Sample, differing
 from tcemu.replay.data import operands
+from tcemu.replay.forms import Besides
 
-HELD = {"f16": "f16", "bf16": "bf16", "e4m3": "e4m3", "tf32": "f32"}
 RECORDED = json.loads(lzma.decompress((Path(__file__).parent / "golden" / "replay.json.xz").read_bytes()))
 WORDS = {f"{w['survey']} {w['m']}x{w['n']}x{w['k']}": w for w in RECORDED["words"]}
 USUAL = (
@@ -29,12 +29,34 @@ USUAL = (
 
 def sample_of(word):
     """The recorded words as a sample: the operands are drawn again, and are those that were recorded."""
-    held = (FORMATS[HELD[word["survey"].split("-")[1]]],) * 2
-    a, b = operands(word["kind"], word["seed"], held, (word["rows"], word["columns"], word["k"]))
-    assert [zlib.crc32(np.ascontiguousarray(x).tobytes()) for x in (a, b)] == word["crc"]
-    out = FORMATS[word["out"]]
-    codes = np.frombuffer(base64.b64decode(word["codes"]), out.dtype).reshape(word["rows"], word["columns"])
-    return Sample(word["kind"], held, a, b, codes)
+    recipe = from_dict(word["recipe"])
+    rows, columns, out = word["rows"], word["columns"], FORMATS[word["out"]]
+    held = tuple(F32 if fmt == TF32 else fmt for fmt in (recipe.a, recipe.b))
+    a, b = operands(word["kind"], word["seed"], held, (rows, columns, word["k"]))
+    form, besides = form_of(recipe), besides_of(recipe, word)
+    given = [a, b, *(x for x in besides if x is not None)]
+    assert [zlib.crc32(np.ascontiguousarray(x).tobytes()) for x in given] == word["crc"]
+    codes = np.frombuffer(base64.b64decode(word["codes"]), out.dtype).reshape(rows, columns)
+    return Sample(word["kind"], held, a, b, codes, form, besides)
+
+
+def form_of(recipe):
+    """What the product took besides A and B."""
+    fmt, _, of = (recipe.conditions.bias or "").partition(" ")
+    return replay.Form(recipe.conditions.scales, fmt or None, of or "columns", recipe.epilogue.alpha, recipe.epilogue.beta)
+
+
+def besides_of(recipe, word):
+    """Scales and a bias as they were kept."""
+    form, (rows, columns) = form_of(recipe), (word["rows"], word["columns"])
+    tall, wide = ((rows, 1), (1, columns)) if form.scales == "rows" else ((), ())
+    shapes = {"scale_a": tall, "scale_b": wide, "bias": (columns,) if form.of == "columns" else (rows, columns)}
+    return Besides(
+        **{
+            name: np.frombuffer(base64.b64decode(text), form.formats[name].dtype).reshape(shapes[name])
+            for name, text in word.get("besides", {}).items()
+        }
+    )
 
 
 @pytest.mark.parametrize("name", sampled(WORDS, USUAL, str))
@@ -42,8 +64,11 @@ def test_the_words_of_a_library(name):
     word = WORDS[name]
     asked, recipe = sample_of(word), from_dict(word["recipe"])
     assert differing(recipe, asked) == 0
-    exact = values(asked.held[0], asked.a) @ values(asked.held[1], asked.b)
-    assert np.allclose(asked.answer.view(DTYPES[recipe.out]).astype(float), exact, rtol=0.02, atol=0.2 * np.sqrt(word["k"]))
+    exact, form = values(asked.held[0], asked.a) @ values(asked.held[1], asked.b), asked.form
+    given = {name: values(form.formats[name], codes) for name, codes in asked.besides._asdict().items() if codes is not None}
+    factor = form.alpha * given.get("scale_a", 1) * given.get("scale_b", 1)
+    ours = asked.answer.view(DTYPES[recipe.out]).astype(float) - form.beta * given.get("bias", 0)
+    assert np.allclose(ours / factor, exact, rtol=0.02, atol=0.2 * np.sqrt(word["k"]))
 
 
 def test_another_order_has_other_words():

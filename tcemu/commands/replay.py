@@ -12,10 +12,12 @@ import numpy as np
 from tcemu.commands import CommandError
 from tcemu.commands.arrays import load
 from tcemu.commands.outputs import Output, shown
+from tcemu.linalg.kernel_epilogue import SCALES
 from tcemu.linalg.kernel_json import dumps, loads
 from tcemu.linalg.kernel_recipes import KernelRecipe
 from tcemu.replay.boxes import FRAMEWORKS
 from tcemu.replay.fingerprint import fingerprint
+from tcemu.replay.forms import Form
 from tcemu.replay.parting import parting
 
 KNOWN = {"numpy": "numpy:matmul", "jax": "jax.numpy:matmul", "torch": "torch:matmul"}
@@ -40,7 +42,11 @@ def add_replay(subparsers) -> None:
     found.add_argument("function", help=f"{', '.join(KNOWN)} for their matmul, or MODULE:FUNCTION, which takes A [M, K] and B [K, N]")
     for name in ("m", "n", "k"):
         found.add_argument(name, type=int, metavar=name.upper())
-    found.add_argument("--dtype", default="f16", help="of both operands: f16, bf16, f32, e4m3, e5m2 (default: f16)")
+    found.add_argument(
+        "--dtype", default="f16", help="of both operands: f16, bf16, f32, e4m3, e5m2; or of A and B: e5m2,e4m3 (default: f16)"
+    )
+    found.add_argument("--scales", choices=SCALES, help="it takes scale_a and scale_b: one for each tensor, or each row and column")
+    found.add_argument("--bias", choices=("f32", "f16", "bf16"), help="it takes a bias in this format, [N]")
     found.add_argument("--framework", choices=FRAMEWORKS, help="whose arrays the function takes (default: by its module)")
     found.add_argument("--device", help="where its operands are: cuda, cpu, gpu (default: the framework's own)")
     found.add_argument("--calls", type=int, default=64, help="of the function, at most (default: 64)")
@@ -72,17 +78,19 @@ def _fingerprint(args: argparse.Namespace) -> int:
     fn = function(args.function)
     framework = args.framework or (args.function if args.function in KNOWN else None)
 
-    def asked(a: Any, b: Any, calls: list[int] = [0]) -> Any:  # noqa: B006  one command, one count
+    def asked(a: Any, b: Any, calls: list[int] = [0], **besides: Any) -> Any:  # noqa: B006  one command, one count
         calls[0] += 1
         if not args.quiet:
             print(f"call {calls[0]} of at most {args.calls}", file=sys.stderr, flush=True)
-        return fn(a, b)
+        return fn(a, b, **besides)
 
     try:
         asked.__module__, asked.__qualname__ = str(getattr(fn, "__module__", None) or ""), args.function
+        dtypes = tuple(args.dtype.split(","))
         found = fingerprint(
-            asked, args.m, args.n, args.k, dtype=args.dtype, framework=framework, device=args.device, calls=args.calls, seed=args.seed
-        )
+            asked, args.m, args.n, args.k, dtype=dtypes if len(dtypes) > 1 else args.dtype, form=Form(args.scales, args.bias),
+            framework=framework, device=args.device, calls=args.calls, seed=args.seed,
+        )  # fmt: skip
     except (ValueError, TypeError, RuntimeError, ImportError) as error:
         raise CommandError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
     print(found)

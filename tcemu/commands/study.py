@@ -63,14 +63,16 @@ def seeds_of(text: str) -> int | tuple[int, ...]:
 
 def measured(chosen: Claim, seeds: int | tuple[int, ...] | None, quick: bool) -> Outcome:
     """The outcome, with a line of progress while it comes."""
-    lines = []
+    line: ProgressLine | None = None
 
     def progress(done: int, total: int) -> None:
-        lines.append(lines[0] if lines else ProgressLine(total, sys.stderr))
-        lines[0].say(f"tcemu study: {chosen.name}, {done} of {total} seeds, {lines[0].passed:.0f} s")
+        nonlocal line
+        line = line or ProgressLine(total, sys.stderr)
+        line.say(f"tcemu study: {chosen.name}, {done} of {total} seeds, {line.passed:.0f} s")
 
     outcome = chosen.run(seeds, quick=quick, progress=progress)
-    lines[0].say(f"tcemu study: {chosen.name}, {len(outcome.seeds)} seeds, {lines[0].passed:.0f} s", last=True)
+    if line is not None:
+        line.say(f"tcemu study: {chosen.name}, {len(outcome.seeds)} seeds, {line.passed:.0f} s", last=True)
     return outcome
 
 

@@ -9,16 +9,21 @@ from typing import Any
 
 from tcemu.arithmetic.model import Model
 from tcemu.formats import FORMATS, Format
-from tcemu.linalg.kernel_recipes import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
+from tcemu.linalg.kernel_epilogue import Conditions, Epilogue
+from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Merge, Slices, Steps
 
 VERSION = 1
 KIND = "tcemu kernel recipe"
 UNITS = {"steps": Steps, "lanes": Lanes}
 PARTS = {"slices": Slices, "merge": Merge, "epilogue": Epilogue, "conditions": Conditions}
 NAMES = FORMATS
-IN_FORMATS = ("partial", "result", "multiplicand", "product")  # fields of the parts that are formats
+IN_FORMATS = ("partial", "result", "multiplicand", "product", "between")  # fields of the parts that are formats
 PAIRS = ("edges", "rule", "dealt")  # and those that are tuples
-LATER = {"lanes": {"product": None, "start": "zero"}}  # fields that files of this version may be without, and what that means
+LATER = {  # fields that files of this version may be without, and what that means
+    "lanes": {"product": None, "start": "zero"},
+    "epilogue": {"scaling": "folded", "plus_zero": True, "between": None},
+    "conditions": {"scales": None, "bias": None},
+}
 
 
 def to_dict(recipe: KernelRecipe) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from tcemu.formats import ARRAY_FORMATS, Format, convert, to_float
 from tcemu.gradients import stand_in
 from tcemu.linalg.arguments import in_jax
 from tcemu.linalg.kernel_recipes import KernelRecipe
-from tcemu.linalg.kernel_sums import extras_of, operand_codes, outputs
-from tcemu.linalg.shapes import shape_of_product
+from tcemu.linalg.kernel_sums import operand_codes, outputs
+from tcemu.linalg.kernel_totals import extras_of
+from tcemu.linalg.shapes import broadcasts, shape_of_product
 
 Floats = Array | np.ndarray
 
@@ -43,7 +44,7 @@ def product_by_kernel(recipe: KernelRecipe, given: Given, dtype: DTypeLike) -> A
 
     def bits(given: Given) -> Array:
         a, b = operand_codes(recipe.a, recipe.cast, given.a), operand_codes(recipe.b, recipe.cast, given.b)
-        codes = outputs(recipe, a, b, extras_of(recipe, (given.scale_a, given.scale_b), given.bias))
+        codes = outputs(recipe, a, b, extras_of(recipe.epilogue, (given.scale_a, given.scale_b), given.bias))
         codes = codes if recipe.out == target else convert(recipe.out, target, codes)
         return lax.bitcast_convert_type(codes, np.dtype(dtype))
 
@@ -62,15 +63,25 @@ def _check(recipe: KernelRecipe, given: Given, shape: tuple[int, ...]) -> None:
                 f"{name} is {size}, and this recipe was seen at {name} = {wanted}; a library may take another kernel for another shape. "
                 "recipe.of_any_shape() computes some rows and columns of that product, or what this kernel would compute"
             )
+    rows = {"scale_a": (shape[-2], 1), "scale_b": (1, shape[-1])}
     for name, scale in (("scale_a", given.scale_a), ("scale_b", given.scale_b)):
         if scale is None:
             continue
         if not recipe.epilogue.scaled:
             raise ValueError(f"{name}: this recipe's epilogue is not scaled; leave it out, or give the recipe Epilogue(scaled=True)")
-        if scale.size != 1:
-            raise ValueError(f"{name}: got shape {list(scale.shape)}; wanted one number: a kernel recipe scales the total as a whole")
-    if given.bias is not None and not (recipe.epilogue.roundings == 2 or recipe.epilogue.scaled):
-        raise ValueError("bias: this recipe's epilogue has no place for it")
+        if scale.size == 1 and conditions.scales != "rows":
+            continue
+        if conditions.scales == "tensor" or scale.shape[-2:] != rows[name] or not broadcasts(scale.shape, shape):
+            wanted = {"tensor": "one number", "rows": f"[..., {rows[name][0]}, {rows[name][1]}]"}
+            either = wanted.get(conditions.scales or "", f"one number, or {wanted['rows']}")
+            raise ValueError(
+                f"{name}: got shape {list(scale.shape)}; wanted {either}"
+                + ("" if conditions.scales is None else f", as this recipe was seen with (conditions.scales={conditions.scales!r})")
+            )
+    if given.bias is not None and conditions.bias is not None:
+        of_columns = given.bias.ndim < 2 or given.bias.shape[-2] == 1
+        if of_columns != conditions.bias.endswith("columns") and shape[-2] != 1:
+            raise ValueError(f"bias: got shape {list(given.bias.shape)}; this recipe was seen with a bias in {conditions.bias}")
 
 
 def _smooth(recipe: KernelRecipe, given: Given) -> Array:
@@ -86,5 +97,6 @@ def _smooth(recipe: KernelRecipe, given: Given) -> Array:
     total = jnp.matmul(a[..., :k], b[..., :k, :], precision=lax.Precision.HIGHEST)
     total *= recipe.epilogue.alpha
     for scale in (given.scale_a, given.scale_b):
-        total = total if scale is None else total * jnp.reshape(scale, ()).astype(jnp.float32)
+        if scale is not None:
+            total = total * (jnp.reshape(scale, ()) if scale.size == 1 else scale).astype(jnp.float32)
     return total if given.bias is None else total + recipe.epilogue.beta * given.bias.astype(jnp.float32)

@@ -11,6 +11,7 @@ from tcemu.errors import Unsupported
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
 from tcemu.isa.catalog import section
 from tcemu.isa.instructions import Instruction
+from tcemu.linalg.kernel_epilogue import Conditions, Epilogue, check_one_of, check_whole
 
 ORDERS = ("ascending", "descending", "tree", "folded", "paired")
 STARTS = ("first", "zero")
@@ -32,18 +33,6 @@ def even_edges(k: int, count: int, grain: int) -> tuple[int, ...]:
     return (*range(0, k, chunk), k)
 
 
-def _whole(**values: Any) -> None:
-    """Raises ValueError unless all are whole numbers from 1, or None."""
-    for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value!r}: wanted a whole number from 1")
-
-
-def _one_of(name: str, value: Any, wanted: tuple) -> None:
-    if value not in wanted:
-        raise ValueError(f"{name}={value!r}: wanted one of {', '.join(map(str, wanted))}")
-
-
 @dataclass(frozen=True)
 class Slices:
     """K cut into slices, each summed by itself. Made by `whole`, `even`, `listed` or `dealt_out`.
@@ -60,7 +49,7 @@ class Slices:
     dropped: int = 0
 
     def __post_init__(self) -> None:
-        _whole(k=self.k)
+        check_whole(k=self.k)
         if isinstance(self.dropped, bool) or not isinstance(self.dropped, int) or not 0 <= self.dropped < self.k:
             raise ValueError(f"dropped={self.dropped!r}: wanted a whole number from 0, below k={self.k}")
         if (self.dealt is None) == (not self.edges):
@@ -69,7 +58,7 @@ class Slices:
             if (pair := getattr(self, name)) is not None:
                 if not isinstance(pair, tuple) or len(pair) != 2:
                     raise ValueError(f"{name}={pair!r}: wanted two whole numbers")
-                _whole(**{f"{name}[{i}]": value for i, value in enumerate(pair)})
+                check_whole(**{f"{name}[{i}]": value for i, value in enumerate(pair)})
         if self.edges:
             ascending = all(isinstance(e, int) for e in self.edges) and all(x < y for x, y in zip(self.edges, self.edges[1:], strict=False))
             if not ascending or len(self.edges) < 2 or self.edges[0] != 0 or self.edges[-1] != self.used:
@@ -92,7 +81,7 @@ class Slices:
     @classmethod
     def even(cls, k: int, count: int, grain: int, *, dropped: int = 0) -> Slices:
         """Contiguous slices by `even_edges`."""
-        _whole(k=k, count=count, grain=grain)
+        check_whole(k=k, count=count, grain=grain)
         return cls(k, even_edges(k - dropped, count, grain), (count, grain), None, dropped)
 
     @classmethod
@@ -140,7 +129,7 @@ class Steps:
         object.__setattr__(self, "target", used.target)
         if used.op.sparse or used.op.block_scale or used.op.d != F32:
             raise Unsupported(f"{used.op}: a kernel recipe takes a dense instruction with results f32. PTX ISA {section(used.op)}")
-        _whole(residue=self.residue, restart=self.restart)
+        check_whole(residue=self.residue, restart=self.restart)
         if self.restart is not None and (self.restart % used.op.k or self.residue is not None):
             raise ValueError(f"restart={self.restart}: wanted a multiple of the instruction's K, {used.op.k}, and no residue")
 
@@ -180,10 +169,10 @@ class Lanes:
     start: str = "zero"
 
     def __post_init__(self) -> None:
-        _whole(lanes=self.lanes, vector=self.vector, chunk=self.chunk)
-        _one_of("join", self.join, ORDERS)
-        _one_of("product", self.product, (None, F16, BF16))
-        _one_of("start", self.start, STARTS)
+        check_whole(lanes=self.lanes, vector=self.vector, chunk=self.chunk)
+        check_one_of("join", self.join, ORDERS)
+        check_one_of("product", self.product, (None, F16, BF16))
+        check_one_of("start", self.start, STARTS)
         if self.product is not None and self.fused:
             raise ValueError(f"product={self.product}: wanted fused=False with it: a product that is rounded is not part of an fma")
         for name in ("fused", "flush"):
@@ -217,9 +206,9 @@ class Merge:
     start: str = "first"
 
     def __post_init__(self) -> None:
-        _one_of("order", self.order, ORDERS)
-        _one_of("partial", self.partial, PARTIALS)
-        _one_of("start", self.start, STARTS)
+        check_one_of("order", self.order, ORDERS)
+        check_one_of("partial", self.partial, PARTIALS)
+        check_one_of("start", self.start, STARTS)
         if not isinstance(self.serial, bool) or (self.serial and self.partial == F32):
             raise ValueError(f"serial={self.serial!r}: wanted True or False, and False where partial is f32")
         if (self.serial or self.start == "zero") and self.order not in ("ascending", "descending"):
@@ -228,75 +217,6 @@ class Merge:
     def __str__(self) -> str:
         waits = "the running sum waits" if self.serial else "partial sums wait"
         return f"added {self.order}, {waits} in {self.partial}, begun at {'+0' if self.start == 'zero' else 'the first'}"
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What happens to the f32 total: y = alpha · total + beta · bias in f32, then one rounding to the result, to nearest even.
-
-    scaled: the total is multiplied by alpha (and by scale_a · scale_b of `tcemu.matmul`, folded into it, rounded once) in an fma with +0,
-        or with bias; without it, the total is not touched. roundings: 2: alpha · total is rounded before fma(beta, bias, it); 1:
-        fma(alpha, total, bias), which wants beta = 1. saturate: beyond the result's range comes its largest finite value, not Inf.
-    """
-
-    scaled: bool = False
-    alpha: float = 1.0
-    beta: float = 1.0
-    roundings: int = 2
-    saturate: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("scaled", "saturate"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: wanted True or False")
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
-                raise ValueError(f"{name}={value!r}: wanted a finite number")
-            object.__setattr__(self, name, float(value))
-        _one_of("roundings", self.roundings, (1, 2))
-        if not self.scaled and self.alpha != 1.0:
-            raise ValueError(f"alpha={self.alpha}: wanted scaled=True with it")
-        if self.roundings == 1 and not (self.scaled and self.beta == 1.0):
-            raise ValueError("roundings=1: wanted scaled=True and beta=1: one fma of alpha, the total and bias")
-
-    def __str__(self) -> str:
-        said = "as it is" if not self.scaled else f"times {self.alpha:g}, by fma"
-        return said + ("; saturating" if self.saturate else "")
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """Under which conditions a kernel recipe was seen to hold. None: not said. m, n: None: any.
-
-    layout: of A and B as "row" and "column" memory orders, "rr", "rc", ...; alignment, workspace: in bytes.
-    evidence: what shows it, in words: shapes, seeds, outputs that were compared.
-    """
-
-    m: int | None = None
-    n: int | None = None
-    library: str | None = None
-    version: str | None = None
-    gpu: str | None = None
-    sm_count: int | None = None
-    layout: str | None = None
-    alignment: int | None = None
-    workspace: int | None = None
-    evidence: str = ""
-
-    def __post_init__(self) -> None:
-        _whole(m=self.m, n=self.n, sm_count=self.sm_count, alignment=self.alignment)
-        if self.workspace is not None and (isinstance(self.workspace, bool) or not isinstance(self.workspace, int) or self.workspace < 0):
-            raise ValueError(f"workspace={self.workspace!r}: wanted bytes, a whole number from 0")
-        for name in ("library", "version", "gpu", "layout", "evidence"):
-            value = getattr(self, name)
-            if not (isinstance(value, str) or (value is None and name != "evidence")):
-                raise ValueError(f"{name}={value!r}: wanted text")
-
-    def __str__(self) -> str:
-        shape = f"M = {self.m or 'any'}, N = {self.n or 'any'}"
-        known = [f"{name} {value}" for name in ("library", "version", "gpu", "sm_count") if (value := getattr(self, name)) is not None]
-        return ", ".join([shape, *known])
 
 
 @dataclass(frozen=True)
@@ -315,7 +235,7 @@ class KernelRecipe:
     unit: Steps | Lanes
     slices: Slices
     merge: Merge = Merge()
-    epilogue: Epilogue = Epilogue()
+    epilogue: Epilogue = field(default=Epilogue())
     conditions: Conditions = field(default=Conditions(), compare=False)
     cast: str = "RN"
 
@@ -325,9 +245,9 @@ class KernelRecipe:
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name}={getattr(self, name)!r}: wanted {kind}")
         for name in ("a", "b"):
-            _one_of(name, getattr(self, name), FACTORS)
-        _one_of("out", self.out, RESULTS)
-        _one_of("cast", self.cast, CASTS)
+            check_one_of(name, getattr(self, name), FACTORS)
+        check_one_of("out", self.out, RESULTS)
+        check_one_of("cast", self.cast, CASTS)
         if self.cast == "RNA" and (self.a, self.b) != (TF32, TF32):
             raise ValueError('cast="RNA": wanted operands in tf32')
         if isinstance(self.unit, Steps) and (self.unit.op.a, self.unit.op.b) != (self.a, self.b):

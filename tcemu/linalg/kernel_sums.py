@@ -21,6 +21,7 @@ from tcemu.compilation import wide_vectors
 from tcemu.formats import F32, TF32, Format, array_codes, convert
 from tcemu.linalg.kernel_order import NONE, additions, lane_order, step_order
 from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Merge, Steps
+from tcemu.linalg.kernel_totals import Extras, Finish, finish_of, finished
 from tcemu.meshes import alike
 from tcemu.operations.operands import signature_of
 
@@ -36,10 +37,7 @@ class Run(NamedTuple):
     restarted: bool
     merge: Merge  # its order is in the order too
     factors: tuple[Format, Format]
-    out: Format
-    scaled: bool
-    roundings: int
-    saturate: bool
+    finish: Finish
 
 
 class Order(NamedTuple):
@@ -54,17 +52,9 @@ class Order(NamedTuple):
     total: np.ndarray  # where the last addition of slices has the total
 
 
-class Extras(NamedTuple):
-    """What an epilogue takes besides the total: f32 codes, or None."""
-
-    factor: Array | None = None  # alpha · scale_a · scale_b
-    bias: Array | None = None
-    beta: Array | None = None
-
-
 def run_of(recipe: KernelRecipe) -> tuple[Run, Order]:
     """A recipe as what is compiled, and what that program is given."""
-    unit, merge, epilogue = recipe.unit, recipe.merge, recipe.epilogue
+    unit, merge = recipe.unit, recipe.merge
     if isinstance(unit, Steps):
         order = step_order(unit, recipe.slices)
         count, lanes = int(order.slices[-1]) + 1, 1
@@ -80,10 +70,7 @@ def run_of(recipe: KernelRecipe) -> tuple[Run, Order]:
         restarted=restarted,
         merge=Merge(partial=merge.partial, serial=merge.serial) if count > 1 or merge.start == "zero" else Merge(),
         factors=(recipe.a, recipe.b),
-        out=recipe.out,
-        scaled=epilogue.scaled,
-        roundings=epilogue.roundings,
-        saturate=epilogue.saturate,
+        finish=finish_of(recipe.epilogue, recipe.out),
     )
     kept = 1 << (count - 1).bit_length() if isinstance(unit, Steps) else count
     of_slices = _of_slices(merge, count, kept)
@@ -132,7 +119,7 @@ def product(run: Run, order: Order, a: Array, b: Array, extras: Extras) -> Array
     a = jnp.moveaxis(jnp.take(a, places, axis=-1), tuple(i - rank for i in axes), axes)
     b = jnp.moveaxis(jnp.take(b, places, axis=-2), tuple(i - rank - 1 for i in axes), axes)
     parts = _by_lanes(run, order, a, b) if isinstance(run.unit, Lanes) else _by_steps(run, order, a, b)
-    return _epilogue(run, _merged(run, order, parts), extras)
+    return finished(run.finish, _merged(run, order, parts), extras)
 
 
 def _by_steps(run: Run, order: Order, a: Array, b: Array) -> Array:
@@ -220,15 +207,6 @@ def _merged(run: Run, order: Order, parts: Array) -> Array:
     return _added(jnp.concatenate([parts, zeros]), order.of_slices, adding)[order.total]
 
 
-def _epilogue(run: Run, total: Array, extras: Extras) -> Array:
-    if run.scaled:
-        addend = jnp.uint32(0) if extras.bias is None or run.roundings == 2 else extras.bias
-        total = fma(jnp.asarray(extras.factor), total, addend, F32)
-    if extras.bias is not None and run.roundings == 2:
-        total = fma(jnp.asarray(extras.beta), extras.bias, total, F32)
-    return total if run.out == F32 else convert(F32, run.out, total, "RN", run.saturate)
-
-
 def operand_codes(fmt: Format, cast: str, x: Floats) -> Array:
     """An operand's codes in the format that is multiplied. NumPy's float64 is rounded once, but to f32 first where cast is "RNA"."""
     source, codes = array_codes(x)
@@ -237,23 +215,6 @@ def operand_codes(fmt: Format, cast: str, x: Floats) -> Array:
     codes = codes if source == F32 else convert(source, F32, codes)
     special = (codes & EXPONENT) == EXPONENT
     return jnp.where(special, convert(F32, TF32, codes), (codes + LAST) & KEPT)
-
-
-def extras_of(recipe: KernelRecipe, scales: tuple[Floats | None, Floats | None], bias: Floats | None) -> Extras:
-    """What the epilogue takes, from floats: scales are scalars."""
-
-    def f32(x: Floats | float) -> Array:
-        source, codes = array_codes(jnp.asarray(x, jnp.float32) if isinstance(x, float) else x)
-        return convert(source, F32, codes)
-
-    factor: Array | None = None
-    if recipe.epilogue.scaled:
-        given = [f32(scale) for scale in scales if scale is not None]
-        given += [f32(recipe.epilogue.alpha)] if recipe.epilogue.alpha != 1.0 or not given else []
-        factor = given[0]
-        for other in given[1:]:
-            factor = multiply(factor, other, F32)
-    return Extras(factor, None if bias is None else f32(bias), None if bias is None else f32(recipe.epilogue.beta))
 
 
 def outputs(recipe: KernelRecipe, a: Array, b: Array, extras: Extras) -> Array:

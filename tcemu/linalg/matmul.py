@@ -51,7 +51,7 @@ def matmul(
     rounded from its 64 bits, once, where the recipe rounds operands as they are, and to f32 where it divides by f32 scales; as an argument
     of a transformation JAX cuts it to float32 before, unless x64 mode is on.
     recipe: a Recipe, or the name of one, as "bf16" or "deepseek on H100"; or a `tcemu.KernelRecipe`, the order in which one kernel of a
-    library adds: then K is no mesh axis, there are no keys, and scales are single numbers.
+    library adds: then K is no mesh axis, there are no keys, and scales are single numbers, or [..., M, 1] and [..., 1, N].
     scale_a, scale_b: float scales in place of those that the recipe computes: a scalar for "tensor", [..., M, 1] for "row", [..., 1, N] for
     "column", [..., blocks of M, blocks of K] and [..., blocks of K, blocks of N] for "block" (of an instruction: rounded to its format).
     key: a jax.random key, where the recipe rounds stochastically.

@@ -35,12 +35,12 @@ def shape_of_product(a: Shape, b: Shape, addend: Shape | None = None, *, names: 
         d = (*jnp.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
     except ValueError:
         raise ValueError(f"the batch axes of {left}, {list(a[:-2])}, and of {right}, {list(b[:-2])}, do not broadcast") from None
-    if addend is not None and not _broadcasts(addend, d):
+    if addend is not None and not broadcasts(addend, d):
         raise ValueError(f"{names[2]}: got shape {list(addend)}; wanted one that broadcasts to D, [..., M, N] = {list(d)}")
     return d
 
 
-def _broadcasts(shape: Shape, to: Shape) -> bool:
+def broadcasts(shape: Shape, to: Shape) -> bool:
     try:
         return jnp.broadcast_shapes(shape, to) == to
     except ValueError:

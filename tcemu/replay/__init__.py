@@ -16,6 +16,7 @@ from tcemu.linalg.kernel_recipes import Steps as Steps
 from tcemu.replay.findings import Finding as Finding
 from tcemu.replay.findings import Fingerprint as Fingerprint
 from tcemu.replay.fingerprint import fingerprint as fingerprint
+from tcemu.replay.forms import Form as Form
 from tcemu.replay.heuristic import Configuration as Configuration
 from tcemu.replay.heuristic import Heuristic as Heuristic
 from tcemu.replay.heuristic import heuristic as heuristic

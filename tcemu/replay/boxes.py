@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.formats import ARRAY_FORMATS, BF16, E4M3, E5M2, F16, F32, Format
+from tcemu.replay.forms import PLAIN, Besides, Form
 
 FRAMEWORKS = ("numpy", "jax", "torch")
 DTYPES: dict[Format, Any] = {
@@ -37,23 +38,42 @@ def framework_of(fn: Callable) -> str:
 
 
 class Box:
-    """A function of A [M, K] and B [K, N] to A·B [M, N]; it counts its calls, and takes no more than `most`."""
+    """A function of A [M, K] and B [K, N], and of what its form says besides, to A·B [M, N].
+
+    It counts its calls, and takes no more than `most`.
+    """
 
     def __init__(
-        self, fn: Callable, shape: tuple[int, int, int], held: tuple[Format, Format], framework: str, device: str | None, most: int
+        self,
+        fn: Callable,
+        shape: tuple[int, int, int],
+        held: tuple[Format, Format],
+        framework: str,
+        device: str | None,
+        most: int,
+        form: Form = PLAIN,
     ):
         self.fn, self.shape, self.held, self.framework, self.device, self.most = fn, shape, held, framework, device, most
+        self.form = form
         self.calls = 0
         self.out: Format | None = None
 
-    def __call__(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Codes of A·B. a, b: codes of the formats that are held. Raises Spent, TypeError or ValueError."""
+    def __call__(self, a: np.ndarray, b: np.ndarray, besides: Besides | None = None) -> np.ndarray:
+        """Codes of A·B. a, b: codes of the formats that are held; besides: None: what changes no result.
+
+        Raises Spent, TypeError or ValueError.
+        """
         if self.calls >= self.most:
             raise Spent(f"{self.most} calls are spent")
         self.calls += 1
         arrays = [self._given(fmt, codes) for fmt, codes in zip(self.held, (a, b), strict=True)]
         with np.errstate(all="ignore"):
-            return self._codes(self.fn(*arrays))
+            return self._codes(self.fn(*arrays, **self.more(besides)))
+
+    def more(self, besides: Besides | None = None) -> dict[str, Any]:
+        """What the function is given besides A and B, as its framework's arrays; None: what changes no result."""
+        besides = self.form.neutral(*self.shape[:2]) if besides is None else besides
+        return {name: self._given(self.form.formats[name], codes) for name, codes in besides._asdict().items() if codes is not None}
 
     def _given(self, fmt: Format, codes: np.ndarray) -> Any:
         """A new array each time, so that nothing that the function does to it is seen here."""

@@ -21,6 +21,7 @@ from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Merge, Slices, Step
 from tcemu.replay.probes import Asked, fits
 from tcemu.replay.trees import Level, levels_of_slices, levels_of_unit, lost
 
+Formats = tuple[Format, Format]  # of A and of B
 TARGETS = ("sm_90a", "sm_80", "sm_89", "sm_120")  # between them, every known arithmetic of these formats but that of sm_90's FP8 mma
 GRAINS = (64, 128, 32, 16, 8, 256, 4, 1)  # of slices: tiles of K, or what is aligned
 FEW_SLICES, MOST_SLICES = 64, 512  # every count up to the first; cuBLASLt takes as many as there are multiprocessors, and more
@@ -34,23 +35,24 @@ JOINS = ("folded", "ascending", "tree")
 ORDERS = ("ascending", "descending", "tree", "folded", "paired")
 
 
-def multiplied(held: Format) -> tuple[Format, ...]:
-    """The formats that operands of this one may be multiplied in."""
-    return (F32, TF32) if held == F32 else (held,)
+def multiplied(held: Formats) -> tuple[Formats, ...]:
+    """The formats that operands of these may be multiplied in."""
+    return ((F32, F32), (TF32, TF32)) if held == (F32, F32) else (held,)
 
 
 @lru_cache(maxsize=64)
-def instructions(fmt: Format, targets: tuple[str, ...]) -> tuple[Steps, ...]:
-    """The tensor cores' ways with this format, one of each arithmetic and K. Those that take K in groups are left out."""
-    if fmt == F32:
+def instructions(fmts: Formats, targets: tuple[str, ...]) -> tuple[Steps, ...]:
+    """The tensor cores' ways with these formats, one of each arithmetic and K. Those that take K in groups are left out."""
+    a, b = fmts
+    if a == F32:
         return ()
-    k = {TF32: 8, BF16: 16, F16: 16, E4M3: 32, E5M2: 32}[fmt]
+    k = {TF32: 8, BF16: 16, F16: 16, E4M3: 32, E5M2: 32}[a]
     found: dict = {}
     for target in targets:
         for spelling in (
-            f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{fmt}.{fmt}",
-            f"mma.sync.aligned.m16n8k{k}.row.col.f32.{fmt}.{fmt}.f32",
-            f"mma.sync.aligned.m16n8k{k // 2}.row.col.f32.{fmt}.{fmt}.f32",
+            f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{a}.{b}",
+            f"mma.sync.aligned.m16n8k{k}.row.col.f32.{a}.{b}.f32",
+            f"mma.sync.aligned.m16n8k{k // 2}.row.col.f32.{a}.{b}.f32",
         ):
             try:
                 used = applied(spelling, target)
@@ -94,23 +96,23 @@ def counts_of_slices(k: int, grain: int) -> Iterator[int]:
             yield count
 
 
-def units(held: Format, targets: tuple[str, ...], slices: Slices) -> Iterator[tuple[Format, Steps | Lanes]]:
-    """What may add up a slice, with the format that it multiplies."""
+def units(held: Formats, targets: tuple[str, ...], slices: Slices) -> Iterator[tuple[Formats, Steps | Lanes]]:
+    """What may add up a slice, with the formats that it multiplies."""
     longest = max(len(part) for part in places_of_slices(slices))
     lengths = {len(part) for part in places_of_slices(slices)}
-    for fmt in multiplied(held):
-        steps = instructions(fmt, targets)
+    for fmts in multiplied(held):
+        steps = instructions(fmts, targets)
         for step in steps:
-            yield fmt, step
+            yield fmts, step
         for step, residue in product(steps, RESIDUES):
             if any(length % residue % step.op.k and length > residue for length in lengths):
-                yield fmt, Steps(step.op, step.target, None, residue)
+                yield fmts, Steps(step.op, step.target, None, residue)
         for step, restart in product(steps, RESTARTS):
             if step.op.k <= restart < longest and restart % step.op.k == 0:
-                yield fmt, Steps(step.op, step.target, None, None, restart)
-        if fmt != TF32:
+                yield fmts, Steps(step.op, step.target, None, None, restart)
+        if fmts[0] != TF32:
             for lanes in lane_structures(longest):
-                yield fmt, lanes
+                yield fmts, lanes
 
 
 def lane_structures(length: int) -> Iterator[Lanes]:
@@ -162,7 +164,7 @@ def cuts(k: int, dropped: int, read: Sequence[Slices], answers: Sequence[Asked])
 
 
 def trees(
-    held: Format, out: Format, targets: tuple[str, ...], found: Sequence[tuple[Slices, str, Level]], answers: Sequence[Asked]
+    held: Formats, out: Format, targets: tuple[str, ...], found: Sequence[tuple[Slices, str, Level]], answers: Sequence[Asked]
 ) -> list[KernelRecipe]:
     """The orders that explain every answer, as recipes whose sums wait in f32."""
     kept = []
@@ -170,14 +172,14 @@ def trees(
         inside = [in_one_slice(level, asked) for asked in answers]
         inside = [asked for asked in inside if asked.pairs]
         known: dict = {}
-        for fmt, unit in units(held, targets, slices):
+        for (a, b), unit in units(held, targets, slices):
             key = unit if isinstance(unit, Lanes) else (unit.arithmetic.terms, unit.op.k, unit.residue, unit.restart)
             if key not in known:
                 tree = [level, *levels_of_unit(unit, slices)]
                 known[key] = all(fits(tree, asked) for asked in inside)
             if known[key]:
-                kept.append(KernelRecipe(fmt, fmt, out, unit, slices, Merge(order)))
-    narrow = held in (E4M3, E5M2)  # whose accumulators are restarted for their width's sake; elsewhere such sums are slices
+                kept.append(KernelRecipe(a, b, out, unit, slices, Merge(order)))
+    narrow = held[0] in (E4M3, E5M2)  # whose accumulators are restarted for their width's sake; elsewhere such sums are slices
     return sorted(kept, key=lambda recipe: not narrow and isinstance(recipe.unit, Steps) and recipe.unit.restart is not None)
 
 

@@ -13,18 +13,25 @@ from tcemu.linalg.kernel_order import places_of_slices, step_order
 from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe, Steps
 from tcemu.replay.boxes import FRAMEWORKS, Box, Spent, framework_of
 from tcemu.replay.candidates import TARGETS, cuts, trees, variants
-from tcemu.replay.comparison import Sample, differing, sample, telling_sample
+from tcemu.replay.comparison import Sample, answered, sample, surviving, telling_sample
+from tcemu.replay.extras import hows_of
 from tcemu.replay.findings import Finding, Fingerprint
+from tcemu.replay.forms import PLAIN, Form
 from tcemu.replay.probes import Asked, ask, drawn, fits, left_out, most_of, telling, windows_of
 from tcemu.replay.reading import read_fraction_bits, read_slices
 from tcemu.replay.trees import class_of, levels
 
 HELD = (F16, BF16, F32, E4M3, E5M2)
+NARROW = (E4M3, E5M2)
 INTEGERS = ("s8", "u8", "int8", "uint8")
 MOST_CALLS = 64
 # kinds of operands by which candidates are eliminated, and those by which the one that is left is confirmed
 FIRST = ("cancelling", "flat", "spread", "late", "near", "steep", "ties", "positive", "zeros", "tiny", "huge")
 HELD_OUT = ("cancelling", "steep", "late", "ties", "near", "positive", "zeros", "spread", "flat", "tiny")
+EPILOGUES = (  # kinds of operands, and of scales and biases
+    ("flat", "mild"), ("flat", "low a"), ("flat", "low b"), ("tiny", "beyond"), ("huge", "beyond"), ("flat", "aimed"), ("zeros", "mild"),
+    ("spread", "mild"), ("positive", "aimed"),
+)  # fmt: skip
 ENOUGH = 64  # outputs of held-out operands, at least, or so many as the calls allow
 REPEATS = 3
 ROUNDS = 3  # of pairs about which the candidates differ
@@ -36,7 +43,8 @@ def fingerprint(
     n: int,
     k: int,
     *,
-    dtype: str | Format = "f16",
+    dtype: str | Format | tuple[str | Format, str | Format] = "f16",
+    form: Form = PLAIN,
     framework: str | None = None,
     device: str | None = None,
     targets: Sequence[str] = TARGETS,
@@ -46,7 +54,8 @@ def fingerprint(
 ) -> Fingerprint:
     """Finds out in which order, and with which arithmetic, a function computes A·B.
 
-    fn: takes A [m, k] and B [k, n] and returns A·B [m, n], in f32, f16 or bf16. dtype: of both operands: f16, bf16, f32, e4m3 or e5m2.
+    fn: takes A [m, k] and B [k, n] and returns A·B [m, n], in f32, f16 or bf16. dtype: of both operands: f16, bf16, f32, e4m3 or e5m2; or
+    of A and of B, each e4m3 or e5m2. form: what fn takes besides, as keyword arguments: scales, a bias.
     framework: whose arrays it takes, "numpy", "jax" or "torch"; None: by the module it comes from, else NumPy. device: "cuda", "cpu".
     targets: whose tensor cores are candidates. calls: of fn, at most. conditions: what is known of the library, for the recipe.
     The result has exactly one recipe, with which every answer agrees, or none, and says why. Nothing is guessed: an order that is not
@@ -54,29 +63,45 @@ def fingerprint(
     are refused. What was compared is what is claimed: operands of many magnitudes, subnormal and infinite results, on all outputs. The word
     of a NaN is not compared. A recipe names one instruction of several that have the same arithmetic; which of them runs is no claim.
     A and B come in row-major order, anew in each call.
+    With a form, the order is found with scales of one and a bias of zero, and then by drawn ones how they enter: which product is rounded
+    first, and whether a bias is added before or after a rounding. A bias that a kernel begins its sums with is none of the candidates.
     Raises ValueError or TypeError for arguments that cannot be, and what fn raises.
     """
-    held = FORMATS.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    if str(dtype) in INTEGERS:
-        raise ValueError(
-            f"dtype={str(dtype)!r}: sums of integers are exact, also where they wrap, so that every order gives the same bits and none can "
-            "be found. tcemu.gemm(a, b, op='s8', target=...) gives the words"
-        )
-    if held not in HELD:
-        raise ValueError(f"dtype={dtype!r}: wanted one of {', '.join(map(str, HELD))}")
+    held = _held(dtype)
     for name, value, least in (("m", m, 1), ("n", n, 1), ("k", k, 1), ("calls", calls, 8)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"{name}={value!r}: wanted a whole number from {least}")
+    if not isinstance(form, Form):
+        raise TypeError(f"form={form!r}: wanted a tcemu.replay.Form")
     framework = framework_of(fn) if framework is None else framework
     if framework not in FRAMEWORKS:
         raise ValueError(f"framework={framework!r}: wanted one of {', '.join(FRAMEWORKS)}")
     name = getattr(fn, "__qualname__", None) or type(fn).__name__
-    box = Box(fn, (int(m), int(n), int(k)), (held, held), framework, device, min(int(calls), MOST_CALLS))
-    search = Search(box, name, tuple(targets), seed, replace(conditions or Conditions(layout="rr"), m=int(m), n=int(n)))
+    box = Box(fn, (int(m), int(n), int(k)), held, framework, device, min(int(calls), MOST_CALLS), form)
+    known = form.conditions(replace(conditions or Conditions(layout="rr"), m=int(m), n=int(n)))
+    search = Search(box, name, tuple(targets), seed, known)
     try:
         return search.run()
     except Spent:
         return search.undetermined(f"all {box.most} calls are spent before one order was left", search.left)
+
+
+def _held(dtype: str | Format | tuple[str | Format, str | Format]) -> tuple[Format, Format]:
+    """The formats of A and B. Raises ValueError."""
+    pair = dtype if isinstance(dtype, tuple) else (dtype, dtype)
+    if any(str(one) in INTEGERS for one in pair):
+        raise ValueError(
+            f"dtype={str(dtype)!r}: sums of integers are exact, also where they wrap, so that every order gives the same bits and none can "
+            "be found. tcemu.gemm(a, b, op='s8', target=...) gives the words"
+        )
+    held = [FORMATS.get(one) if isinstance(one, str) else one for one in pair]
+    if len(held) != 2 or any(one not in HELD for one in held):
+        raise ValueError(f"dtype={dtype!r}: wanted one of {', '.join(map(str, HELD))}, or two of e4m3 and e5m2")
+    a, b = held
+    if a != b and not {a, b} <= set(NARROW):
+        raise ValueError(f"dtype={dtype!r}: two formats are of FP8, or one")
+    assert a is not None and b is not None
+    return a, b
 
 
 class Search:
@@ -117,7 +142,9 @@ class Search:
             "all ones", "every product is added" if not dropped else f"the last {dropped} products are LEFT OUT: a fault of the library"
         )
         answers = self.structure(dropped)
-        orders = self.orders(dropped, answers)
+        assert self.box.out is not None
+        neutral = next(self.box.form.epilogues(self.box.out))  # with scales of 1 and a bias of 0 all are one, but for signs of zeros
+        orders = [recipe.replace(epilogue=neutral) for recipe in self.orders(dropped, answers)]
         if not orders:
             return self.undetermined(
                 "no order among the candidates gives these answers: it is another one, or differs from output to output. "
@@ -138,6 +165,16 @@ class Search:
                 "width of fraction, other roundings on the way, subnormal numbers that are flushed, or outputs added in different orders",
                 orders,
             )
+        if not self.box.form.plain:
+            orders = self.left
+            self.left = self.with_epilogues(orders)
+            if not self.left:
+                return self.undetermined(
+                    f"the order is known where scales are 1 and a bias is 0, but {self.box.form} enter in none of the ways that are "
+                    "tried: multiplied or added elsewhere, as in each slice or at the start of the sums, rounded otherwise, or with "
+                    "subnormal numbers that are flushed",
+                    orders,
+                )
         return self.confirmed()
 
     # ---- probes
@@ -171,7 +208,7 @@ class Search:
         if k - dropped < 3:
             return []
         count = 4 if m * n >= 256 else 6 if m * n >= 32 else 12
-        most = most_of(self.box.held[0], self.box.out)
+        most = most_of(self.box)
         answers = []
         for _ in range(count):
             pairs, windows, by_rows = drawn(self.rng, self.box, k - dropped, most)
@@ -184,7 +221,7 @@ class Search:
     def orders(self, dropped: int, answers: list[Asked]) -> list[KernelRecipe]:
         """The orders that explain them."""
         assert self.box.out is not None
-        held, k = self.box.held[0], self.box.shape[2]
+        held, k = self.box.held, self.box.shape[2]
         found = cuts(k, dropped, (), answers)
         orders = trees(held, self.box.out, self.targets, found, answers)
         if not orders and not dropped:
@@ -201,7 +238,7 @@ class Search:
     def told_apart(self, orders: list[KernelRecipe], usable: int) -> list[KernelRecipe]:
         """Those that explain answers about pairs for which they differ, too."""
         assert self.box.out is not None
-        most = most_of(self.box.held[0], self.box.out)
+        most = most_of(self.box)
         for _ in range(ROUNDS):
             kept = {class_of(recipe): levels(recipe) for recipe in reversed(orders)}
             pairs = telling(self.rng, list(kept.values()), usable, max(self.box.shape[:2]))
@@ -242,7 +279,7 @@ class Search:
                 return []
             if kind not in self.samples:
                 self.samples[kind] = sample(self.box, kind, self.seed)
-            candidates = [c for c in candidates if not differing(c, self.samples[kind])]
+            candidates = surviving(candidates, self.samples[kind], signs=self.box.form.plain)
             if not candidates:
                 self.note(
                     "elimination", f"{every} orders with their roundings, of which none gives the bits of the operands of kind {kind!r}"
@@ -253,6 +290,30 @@ class Search:
         )
         return candidates
 
+    def with_epilogues(self, orders: list[KernelRecipe]) -> list[KernelRecipe]:
+        """The orders with every way in which scales and a bias may enter, as far as they give the box's bits."""
+        assert self.box.out is not None
+        every: dict = {}
+        for order, epilogue in product(orders, self.box.form.epilogues(self.box.out)):
+            recipe = order.replace(epilogue=epilogue)
+            every.setdefault(class_of(recipe), recipe)
+        candidates = list(every.values())
+        for asked in self.samples.values():
+            candidates = surviving(candidates, asked)
+        hows = hows_of(self.box.form)
+        kinds = [(kind, how) for kind, how in EPILOGUES if how in hows]
+        for number, (kind, how) in enumerate(kinds):
+            if not candidates:
+                break
+            candidates = surviving(candidates, sample(self.box, kind, self.seed + 500 + number, how, orders[0]))
+        self.note("scales and bias", f"{len(candidates)} of {len(every)} ways give the bits with {len(kinds)} draws of them")
+        return candidates
+
+    def how(self, number: int) -> str | None:
+        """A kind of scales and biases, each in turn."""
+        hows = (*hows_of(self.box.form), "mild")
+        return None if self.box.form.plain else hows[number % len(hows)]
+
     def by_telling_operands(self) -> None:
         """Fewer of those that are left, by operands on which they differ, until none are met."""
         m, n, _ = self.box.shape
@@ -260,11 +321,11 @@ class Search:
         for number in range(several):
             if len(self.left) < 2:
                 break
-            found = telling_sample(self.box.shape, self.box.held, self.left, self.seed + 2000 + 100 * number)
+            hows = [None] if self.box.form.plain else [*hows_of(self.box.form), None]
+            found = telling_sample(self.box, self.left, self.seed + 2000 + 100 * number, hows)
             if found is None:
                 break
-            asked = sample(self.box, *found)
-            self.left = [recipe for recipe in self.left if not differing(recipe, asked)]
+            self.left = surviving(self.left, answered(self.box, found))
             self.compared += m * n
         self.note("operands on which they differ", f"{len(self.left)} of {several} orders give the bits")
 
@@ -281,8 +342,8 @@ class Search:
             enough = number >= len(kinds) and (self.compared >= ENOUGH or number >= 24)
             if enough:
                 break
-            asked = sample(self.box, kinds[number % len(kinds)], self.seed + 1000 + number)
-            survivors = [recipe for recipe in self.left if not differing(recipe, asked)]
+            asked = sample(self.box, kinds[number % len(kinds)], self.seed + 1000 + number, self.how(number), self.left[0])
+            survivors = surviving(self.left, asked)
             if not survivors:
                 return self.undetermined(
                     f"held-out operands of kind {asked.kind!r} refute the last {len(self.left)} candidates: the order is a near one",

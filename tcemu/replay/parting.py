@@ -86,7 +86,7 @@ def parting(a: Any, b: Any, left: KernelRecipe, right: KernelRecipe) -> Parting:
     row, column = (int(i) for i in places[0])
     of_a, of_b = operand_codes(left.a, left.cast, np.asarray(a)[row]), operand_codes(left.b, left.cast, np.asarray(b)[:, column])
     codes = np.asarray(of_a).tolist(), np.asarray(of_b).tolist()
-    sums = [list(sums_of(recipe, *codes)) for recipe in (left, right)]
+    sums = [[*found, *_of_epilogue(recipe, found[-1].code)] for recipe in (left, right) for found in [list(sums_of(recipe, *codes))]]
     pairs = enumerate(zip_longest(*sums))
     number, (one, other) = next((n, pair) for n, pair in pairs if pair[0] is None or pair[1] is None or pair[0][1:3] != pair[1][1:3])
     explained = _explained(left, one, codes), _explained(right, other, codes)
@@ -121,6 +121,16 @@ def sums_of(recipe: KernelRecipe, a: list[int], b: list[int]) -> Iterator[Sum]:
         total = _added(before, totals[source])
         total = totals[to] = waiting(total) if merge.serial else total
         yield Sum(f"slice {to} and slice {source}", (), total, before)
+
+
+def _of_epilogue(recipe: KernelRecipe, total: int) -> Iterator[Sum]:
+    """What becomes of the total where there are no scales and no bias, for finite results."""
+    if recipe.epilogue.scaled:
+        before, factor = total, _value(F32, encode(F32, Fraction(recipe.epilogue.alpha)))
+        total = encode(F32, _value(F32, total) * factor)
+        yield Sum("the total times alpha", (), total, before)
+    if recipe.out != F32:
+        yield Sum(f"the total in {recipe.out}", (), _cast(recipe.out, F32, _cast(F32, recipe.out, total)), total)
 
 
 def _of_steps(recipe: KernelRecipe, unit: Steps, a: list[int], b: list[int]) -> Iterator[tuple[int, Sum]]:

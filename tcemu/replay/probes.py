@@ -53,33 +53,44 @@ def asked_of(pairs: list[tuple[int, int]], windows: np.ndarray, counts: np.ndarr
     return Asked(pairs, windows, counts, np.where(windows.any(0), windows.argmax(0), -1))
 
 
-def most_of(fmt: Format, out: Format) -> int:
+def most_of(box: Box) -> int:
     """How many small terms a window may have."""
-    return min(SIZES[fmt].most, KEPT[out])
+    assert box.out is not None
+    exact = np.frexp(box.form.alpha)[0] in (0.5, -0.5)  # alpha is a power of two; else each count is rounded once more
+    return min(*(SIZES[fmt].most for fmt in box.held), KEPT[box.out] if exact else KEPT[box.out] // 4)
+
+
+def counted(box: Box, codes: np.ndarray, unit: float) -> np.ndarray:
+    """How many units each result is, int64; -1 where it is no number of them."""
+    assert box.out is not None
+    answer, one = values(box.out, codes), float(np.float32(box.form.alpha)) * unit
+    with np.errstate(invalid="ignore", over="ignore"):
+        counts = np.rint(answer / one)
+        right = (counts >= 0) & (counts <= 1 << 24)
+        counts = np.where(right, counts, 0)
+        right &= values(box.out, codes_of(box.out, counts * one)) == answer
+    return np.where(right, counts, -1).astype(np.int64)
 
 
 def ask(box: Box, pairs: list[tuple[int, int]], windows: np.ndarray, *, by_rows: bool) -> Asked:
     """One call. pairs: no more than rows (columns, without by_rows); windows: no more than columns (rows), none with a place of a pair."""
     assert box.out is not None
     m, n, k = box.shape
-    fmt = box.held[0]
-    sizes = SIZES[fmt]
     with_pairs, with_windows = (m, n) if by_rows else (n, m)
-    large, small = 2.0**sizes.large, 2.0**sizes.small
+    of_pairs, of_windows = box.held if by_rows else box.held[::-1]
+    (large, small), (other_large, other_small) = ((2.0 ** SIZES[fmt].large, 2.0 ** SIZES[fmt].small) for fmt in (of_pairs, of_windows))
     places = sorted({place for pair in pairs for place in pair})
     first = np.full((len(pairs), k), small)
     first[:, places] = 0
     for row, (i, j) in enumerate(pairs):
         first[row, i], first[row, j] = large, -large
-    second = windows * small
-    second[:, places] = large
-    first, second = (_repeated(codes_of(fmt, x), count) for x, count in ((first, with_pairs), (second, with_windows)))
+    second = windows * other_small
+    second[:, places] = other_large
+    first, second = _repeated(codes_of(of_pairs, first), with_pairs), _repeated(codes_of(of_windows, second), with_windows)
     a, b = (first, second.T) if by_rows else (second, first.T)
-    answer = values(box.out, box(a, b))
-    answer = (answer if by_rows else answer.T)[: len(pairs), : len(windows)] / small**2
-    whole = (answer == np.rint(answer)) & (answer >= 0) & (answer <= windows.sum(1))
-    with np.errstate(invalid="ignore"):
-        return asked_of(pairs, windows, np.where(whole, answer, -1).astype(int))
+    counts = counted(box, box(a, b), small * other_small)
+    counts = (counts if by_rows else counts.T)[: len(pairs), : len(windows)]
+    return asked_of(pairs, windows, np.where(counts <= windows.sum(1), counts, -1))
 
 
 def _repeated(rows: np.ndarray, count: int) -> np.ndarray:
@@ -134,14 +145,13 @@ def windows_of(rng: np.random.Generator, free: np.ndarray, k: int, count: int, m
 
 def left_out(box: Box) -> int | None:
     """How many of the last products the box leaves out; None if what is missing is no end of K. One call."""
-    assert box.out is not None
     m, n, k = box.shape
-    tail = min(k, 128, most_of(box.held[0], box.out))
-    small = 2.0 ** SIZES[box.held[0]].small
-    ends = np.where(np.arange(k) < k - tail, 0, small)[None]
-    a, b = (_repeated(codes_of(box.held[0], x), count) for x, count in ((np.full((1, k), small), m), (ends, n)))
-    counts = np.unique(values(box.out, box(a, b.T)) / small**2)
-    if len(counts) != 1 or counts[0] != np.rint(counts[0]) or not 0 <= tail - counts[0] < k:
+    tail = min(k, 128, most_of(box))
+    of_a, of_b = (2.0 ** SIZES[fmt].small for fmt in box.held)
+    ends = np.where(np.arange(k) < k - tail, 0, of_b)[None]
+    a, b = _repeated(codes_of(box.held[0], np.full((1, k), of_a)), m), _repeated(codes_of(box.held[1], ends), n)
+    counts = np.unique(counted(box, box(a, b.T), of_a * of_b))
+    if len(counts) != 1 or counts[0] < 0 or not 0 <= tail - counts[0] < k:
         return None
     return int(tail - counts[0])
 

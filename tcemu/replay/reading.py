@@ -52,8 +52,7 @@ def read_slices(box: Box, rng: np.random.Generator) -> Slices | None:
 def lost_prefixes(box: Box, rng: np.random.Generator, places: Sequence[int]) -> list[int] | None:
     """Where the terms end that are lost beside pairs (0, j), for each place j; None where what is lost cannot be a prefix of K."""
     m, n, k = box.shape
-    assert box.out is not None
-    by_rows, most = m >= n, most_of(box.held[0], box.out)
+    by_rows, most = m >= n, most_of(box)
     per, across = (m, n) if by_rows else (n, m)
     if k > most * across:
         return None
@@ -88,17 +87,19 @@ def read_fraction_bits(box: Box, places: np.ndarray) -> int | None:
     own = [int(p) for p in places if p >= 0][:3]
     if len(own) < 3 or max(m, n) < 32:
         return None
-    top, small, least = LARGE[box.held[0]]
-    distances = np.arange(1, min(max(m, n), top + top - least - small + 1))
+    of_one, of_other = box.held if m <= n else box.held[::-1]
+    (top, small, _), (other_top, other_small, least) = LARGE[of_one], LARGE[of_other]
+    small, tops = max(small, other_small), top + other_top
+    distances = np.arange(1, min(max(m, n), tops - least - small + 1))
     one, other = np.zeros((1, k)), np.zeros((max(m, n), k))
     one[0, own] = 2.0**top, 2.0**top, 2.0**small
-    other[:, own[0]], other[:, own[1]] = 2.0**top, -(2.0**top)
-    other[: len(distances), own[2]] = np.exp2(2 * top - small - distances)
-    one, other = np.repeat(one, min(m, n), 0), other
-    a, b = (one, other) if m <= n else (other, one)
-    answer = values(box.out, box(codes_of(box.held[0], a), codes_of(box.held[1], b).T))
+    other[:, own[0]], other[:, own[1]] = 2.0**other_top, -(2.0**other_top)
+    other[: len(distances), own[2]] = np.exp2(tops - small - distances)
+    one, other = codes_of(of_one, np.repeat(one, min(m, n), 0)), codes_of(of_other, other)
+    answer = values(box.out, box(*((one, other.T) if m <= n else (other, one.T))))
     answer = (answer if m <= n else answer.T)[:, : len(distances)]
-    survived = answer == np.exp2(2.0 * top - distances)
+    wanted = values(box.out, codes_of(box.out, float(np.float32(box.form.alpha)) * np.exp2(float(tops) - distances)))
+    survived = answer == wanted
     bits = int(survived[0].sum())
     whole = (survived[:, :bits]).all() and (answer[:, bits:] == 0).all()
     return bits if whole and 0 < bits < len(distances) else None

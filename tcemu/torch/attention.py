@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ def plainly(func: Callable, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
+@cache
 def _opened(func: types.FunctionType) -> types.FunctionType:
     """The same function, which does not ask a mode to take it as a whole, so that the mode sees what it calls."""
     names = {**func.__globals__, "has_torch_function": lambda tensors: False}
@@ -25,14 +27,11 @@ def _opened(func: types.FunctionType) -> types.FunctionType:
     return opened
 
 
-_parts_of_multi_head_attention = _opened(F.multi_head_attention_forward)
-
-
 def multi_head_attention_forward(mode: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Its projections and products, each by itself."""
     mode.opening = True
     with mode:
-        return _parts_of_multi_head_attention(*args, **kwargs)
+        return _opened(F.multi_head_attention_forward)(*args, **kwargs)
 
 
 def scaled_dot_product_attention(mode: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, Union
 
 import jax
 import torch
@@ -19,7 +19,7 @@ from tcemu.torch.exchange import DTYPES, dtype_of
 from tcemu.torch.names import name_of, named, stochastic
 from tcemu.torch.operators import Operator, Static
 
-Seed = int | torch.Tensor | None
+Seed = Union[int, torch.Tensor, None]  # noqa: UP007 the documentation is built with a stand-in for torch, which has no |
 
 
 def _run(name: str, seed: Array | None) -> Any:

@@ -1,6 +1,7 @@
 """Cuts the words of library products for tests/golden from a survey's: `python tests/golden/replay_sample.py words.json.xz`.
 
-words.json.xz is what `benchmarks/replay_gpu.py --distil` writes. Kept are the shapes of the survey's list and a few of its random sample.
+words.json.xz is what `benchmarks/replay_gpu.py --distil` writes. Kept are the shapes of the survey's list and a few of its
+random sample; and of surveys that it has not, what was kept before.
 """
 
 import json
@@ -23,9 +24,12 @@ def main() -> None:
         counts[word["survey"]] = counts.get(word["survey"], 0) + (not listed)
         if listed or counts[word["survey"]] <= KEPT:
             kept.append(word)
-    content = lzma.compress(json.dumps(held | {"words": kept}).encode(), preset=9)
-    (Path(__file__).parent / "replay.json.xz").write_bytes(content)
-    print(f"{len(kept)} of {len(held['words'])} shapes, {len(content):,} bytes")
+    path = Path(__file__).parent / "replay.json.xz"
+    before = json.loads(lzma.decompress(path.read_bytes())) if path.exists() else {"words": []}
+    kept = [word for word in before["words"] if word["survey"] not in counts] + kept
+    content = lzma.compress(json.dumps(before | held | {"words": kept}).encode(), preset=9)
+    path.write_bytes(content)
+    print(f"{len(kept)} shapes, of which {len(held['words'])} were offered, {len(content):,} bytes")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import ml_dtypes
 import numpy as np
 
 Places = Sequence[int]
-FLOATS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn}
-LEAST = {"f16": -14, "bf16": -126, "e4m3": -6, "tf32": -126}  # exponents of the least normal number
+Formats = str | tuple[str, str]  # of both operands, or of A and of B
+FLOATS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+LEAST = {"f16": -14, "bf16": -126, "e4m3": -6, "e5m2": -14, "tf32": -126}  # exponents of the least normal number
 
 
 class Core(NamedTuple):
@@ -33,9 +34,10 @@ def exponent(x: np.ndarray, least: int) -> np.ndarray:
         return np.where(x == 0, -10_000, np.maximum(np.frexp(x)[1] - 1, least))
 
 
-def step(core: Core, fmt: str, a: np.ndarray, b: np.ndarray, running: np.ndarray) -> np.ndarray:
+def step(core: Core, fmt: Formats, a: np.ndarray, b: np.ndarray, running: np.ndarray) -> np.ndarray:
     """running + A·B of a few products, a [M, t] and b [t, N], added at once."""
-    exponents = exponent(a, LEAST[fmt])[:, :, None] + exponent(b, LEAST[fmt])[None]
+    of_a, of_b = (fmt, fmt) if isinstance(fmt, str) else fmt
+    exponents = exponent(a, LEAST[of_a])[:, :, None] + exponent(b, LEAST[of_b])[None]
     largest = np.maximum(np.maximum(exponents.max(1), exponent(running, -126)), -133)
     last = np.ldexp(1.0, (largest - core.fraction).astype(int))
     infinite = ~np.isfinite(running)
@@ -46,7 +48,7 @@ def step(core: Core, fmt: str, a: np.ndarray, b: np.ndarray, running: np.ndarray
     return np.where(infinite, running, np.where(np.abs(total) < 2.0**128, total, np.copysign(np.inf, total)))
 
 
-def by_core(core: Core, fmt: str, steps: Sequence[Places], a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def by_core(core: Core, fmt: Formats, steps: Sequence[Places], a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A chain of steps, from +0."""
     running = np.zeros((a.shape[0], b.shape[1]))
     for places in steps:
@@ -166,8 +168,68 @@ def round_robin(k: int, count: int, tile: int) -> list[list[int]]:
     return [[p for p in range(k) if p // tile % count == s] for s in range(count)]
 
 
-def box(fmt: str, out: str, total: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """A function of arrays of one format to an array of another."""
+def folded(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """One factor, and an fma with +0."""
+    return f32(total * f32(a * b) + 0.0)
+
+
+def folded_plainly(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return f32(total * f32(a * b))
+
+
+def a_first(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return f32(f32(total * a) * b)
+
+
+def b_first(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return f32(f32(total * b) * a)
+
+
+def rounded_once(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Both products without a rounding between them."""
+    return f32((total.astype(np.longdouble) * a * b).astype(np.float64))
+
+
+def flushing(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """As with subnormal numbers that count as zeros."""
+    kept = lambda x: np.where(np.abs(x) < 2.0**-126, np.copysign(0, x), x)  # noqa: E731
+    return kept(f32(kept(f32(kept(total) * kept(a))) * kept(b)))
+
+
+def added_last(total: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    return f32(total + bias)
+
+
+def with_extras(fmt: Formats, out: str, total: Callable, scaling: Callable | None = None, adding: Callable = added_last) -> Callable:
+    """A function that takes scales or a bias too. total: of a box with f32 results; adding: of the scaled total and the bias."""
+
+    def product(a, b, scale_a=None, scale_b=None, bias=None):
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            d = total(a, b).astype(np.float64)
+            if scaling is not None:
+                d = scaling(d, *(x.astype(np.float64) for x in (scale_a, scale_b)))
+            return (d if bias is None else adding(d, bias.astype(np.float64))).astype(np.float32).astype(FLOATS[out])
+
+    return product
+
+
+def fused(scaling: Callable) -> Callable:
+    """A bias that is added in the last product of the scales, in one rounding: a function in place of `with_extras`' product."""
+
+    def made(fmt: Formats, out: str, total: Callable) -> Callable:
+        def product(a, b, scale_a, scale_b, bias):
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                d, x, y, z = (v.astype(np.float64) for v in (total(a, b), scale_a, scale_b, bias))
+                first, last = (d, f32(x * y)) if scaling is folded else (f32(d * x), y)
+                return fma(*(v.copy() for v in np.broadcast_arrays(first, last, z))).astype(np.float32).astype(FLOATS[out])
+
+        return product
+
+    return made
+
+
+def box(fmt: Formats, out: str, total: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A function of arrays of one format, or of two, to an array of another."""
 
     def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if fmt == "tf32":  # to nearest, ties away from zero
@@ -179,7 +241,7 @@ def box(fmt: str, out: str, total: Callable[[np.ndarray, np.ndarray], np.ndarray
 
 
 def tensor(
-    fmt: str,
+    fmt: Formats,
     out: str,
     slices: Sequence[Places],
     merge: Callable = added,
@@ -188,7 +250,7 @@ def tensor(
     restart: int | None = None,
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """A kernel with a tensor core."""
-    width = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32}[fmt]
+    width = {"f16": 16, "bf16": 16, "tf32": 8}.get(fmt if isinstance(fmt, str) else "", 32)
 
     def of_slice(places: Places, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if restart is None:
