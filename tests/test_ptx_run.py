@@ -79,6 +79,11 @@ def test_blocks_take_turns_by_a_lock():
     assert not found[~holders].any()
 
 
+def test_who_waits_lets_the_others_go_on():
+    found = launched(module(kernels.TURNS, ".global .align 4 .b32 lock[3];"))
+    assert int(GIVEN.astype(np.uint64).sum() % 2**32) in found
+
+
 def test_atomics_go_one_after_the_other():
     found = launched(module(SHARED + kernels.ATOMS))
     wanted = []

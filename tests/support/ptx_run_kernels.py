@@ -111,6 +111,28 @@ WAIT:
     atom.global.release.gpu.exch.b32 %r7, [lock], 0;
 DONE:
 """
+# a lock whose holder is inside the loop of those who wait, and a block that waits for the other
+TURNS = """
+    mov.u32 %r6, 0; mov.u32 %r9, %ctaid.x; setp.eq.u32 %p1, %r9, 0;
+LOOP:
+    setp.ne.u32 %p2, %r6, 0;
+    @%p2 bra OUT;
+    atom.global.acquire.gpu.cas.b32 %r7, [lock], 0, 1; setp.ne.u32 %p3, %r7, 0;
+    @%p3 bra LOOP;
+    ld.global.relaxed.gpu.u32 %r8, [lock+4]; add.u32 %r8, %r8, %r3; st.global.relaxed.gpu.u32 [lock+4], %r8; mov.u32 %r6, 1;
+    atom.global.release.gpu.exch.b32 %r7, [lock], 0;
+    bra LOOP;
+OUT:
+    @!%p1 bra LAST;
+WAITS:
+    ld.global.relaxed.gpu.u32 %r5, [lock+8]; setp.lt.u32 %p4, %r5, 64;
+    @%p4 bra WAITS;
+    bra DONE;
+LAST:
+    atom.global.add.u32 %r5, [lock+8], 1;
+DONE:
+    ld.global.relaxed.gpu.u32 %r5, [lock+4];
+"""
 ATOMS = """
     mov.u32 %r6, word; st.shared.u32 [%r6], 0; st.shared.u32 [%r6+4], 5; st.shared.u32 [%r6+8], 0; bar.sync 0;
     atom.shared.add.u32 %r7, [%r6], %r3;

@@ -56,7 +56,7 @@ def prepare_grid(statement: Statement, context: Context) -> Step:
 def prepare_registers(statement: Statement, context: Context) -> Step:
     """`setmaxnreg`: threads have all the registers that they name."""
     chosen(statement, context, (REGISTERS,))
-    count, target = constant(statement, statement.operands[0], "the number of registers", REGISTERS.section), named_target(context.target)
+    count, target = constant(statement.operands[0], "the number of registers", REGISTERS.section), named_target(context.target)
     if not FEWEST <= count <= MOST or count % STEP:
         raise Unsupported(f"got {count}; wanted a multiple of {STEP} from {FEWEST} to {MOST}. {REGISTERS.section}")
     if not target.endswith(("a", "f")):

@@ -82,7 +82,7 @@ def prepare_copy(statement: Statement, context: Context) -> Step:
     """Every `cp.async`."""
     form, choices = chosen(statement, context, FORMS)
     if form in (WAIT, BULK_WAIT):
-        groups = constant(statement, statement.operands[0], "how many groups may stay pending", form.section)
+        groups = constant(statement.operands[0], "how many groups may stay pending", form.section)
         if groups < 0:
             raise Unsupported(f"how many groups may stay pending is 0 or more. {form.section}")
         return Step(lambda machine: pending.waited(machine, groups) if form is WAIT else machine)
@@ -101,7 +101,7 @@ def prepare_copy(statement: Statement, context: Context) -> Step:
     return _prepare_small(statement, choices, context)
 
 
-def _address(statement: Statement, operand: Operand) -> Address:
+def _address(operand: Operand) -> Address:
     if not isinstance(operand, Address):
         raise Unsupported(f"an address is written in brackets. {SECTION}")
     return operand
@@ -109,7 +109,7 @@ def _address(statement: Statement, operand: Operand) -> Address:
 
 def _prepare_arrival(statement: Statement, change: Change, checked: bool) -> Step:
     """`cp.async.mbarrier.arrive`: the copies of the thread are done, so it arrives."""
-    address = _address(statement, statement.operands[0])
+    address = _address(statement.operands[0])
 
     def run(machine: Machine) -> Machine:
         machine = pending.waited(machine, None)
@@ -124,8 +124,8 @@ def _prepare_arrival(statement: Statement, change: Change, checked: bool) -> Ste
 
 def _prepare_small(statement: Statement, choices: Choices, context: Context) -> Step:
     """`cp.async` of 4, 8 or 16 bytes. What is beyond src-size, and all of it under ignore-src, becomes zeros and is not read."""
-    target, source = (_address(statement, operand) for operand in statement.operands[:2])
-    size = constant(statement, statement.operands[2], "cp-size", SECTION)
+    target, source = (_address(operand) for operand in statement.operands[:2])
+    size = constant(statement.operands[2], "cp-size", SECTION)
     sizes = SIZES[choices["cache"] or ""]
     if size not in sizes:
         raise Unsupported(f"cp-size is {size}; wanted {' or '.join(map(str, sizes))}. {SECTION}")
@@ -196,8 +196,8 @@ def _prepare_bulk(statement: Statement, choices: Choices, context: Context) -> S
     count = 3 + (not to_global) + (choices["hint"] is not None)
     if len(statement.operands) != count:
         raise Unsupported(f"it has {len(statement.operands)} operands; wanted {count}. {BULK_SECTION}")
-    target, source = (_address(statement, operand) for operand in statement.operands[:2])
-    object_ = None if to_global else _address(statement, statement.operands[3])
+    target, source = (_address(operand) for operand in statement.operands[:2])
+    object_ = None if to_global else _address(statement.operands[3])
     spaces = tuple("global" if choices[side] == "global" else "shared" for side in ("from", "to"))
     bad_size = Message(f"the size must be a multiple of {UNIT} bytes. {BULK_SECTION}", Misaligned)
 

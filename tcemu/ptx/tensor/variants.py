@@ -80,7 +80,7 @@ def _by_slot(qualifiers: list[str], form: Form) -> Choices:
     return found
 
 
-def constant(statement: Statement, operand: Operand, what: str, section: str) -> int:
+def constant(operand: Operand, what: str, section: str) -> int:
     """The value of an operand that must be a constant."""
     if not isinstance(operand, Integer):
         raise Unsupported(f"{what} must be an integer constant. {section}")
