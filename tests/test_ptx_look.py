@@ -128,9 +128,9 @@ def test_targets_part_at_the_first_product_which_is_explained(cases):
     assert (parting.line, parting.visit) == (12, 0)
     where = np.argwhere((after[0] != after[1]).any(-1))[0]
     assert (parting.case, parting.block, parting.thread) == (where[0], (0, 0, 0), (where[1], 0, 0))
-    differ = [at for at in range(4) if (after[0] != after[1])[..., at].any()]
+    first = {at: tuple(np.argwhere((after[0] != after[1])[..., at])[0]) for at in range(4) if (after[0] != after[1])[..., at].any()}
     assert [(each.name, each.words) for each in parting.registers] == [
-        (f"%f{at + 1}", (after[0][(*where, at)], after[1][(*where, at)])) for at in differ
+        (f"%f{at + 1}", (after[0][(*place, at)], after[1][(*place, at)])) for at, place in first.items()
     ]
     codes = [np.asarray(tcemu.unpack(MMA, "d", each[where[0]])) for each in after]
     row, column = np.argwhere(codes[0] != codes[1])[0]

@@ -25,7 +25,7 @@ from tcemu.results import Result, Table
 
 
 class Register(NamedTuple):
-    """A register that differs. differing: in how many threads; words: its raw bits on either target, in the first thread that differs."""
+    """A register that differs. differing: in how many threads; words: its raw bits on either target, in the first of these threads."""
 
     name: str
     differing: int
@@ -89,9 +89,8 @@ class Comparison(Result):
         place = f"block {found.block}, thread {found.thread}" + (f", case {found.case:,}" if self.cases > 1 else "")
         before = f"{found.steps:,} statements before it, and {found.visit:,} visits of it, left equal registers"
         lines += [f"They part at line {found.line}, {place}: {before}.", f"    {found.statement}"]
-        lines += [
-            f"{name}: {left} has {one:#x}, {right} {other:#x}; {count:,} threads differ" for name, count, (one, other) in found.registers
-        ]
+        for name, count, (one, other) in found.registers:
+            lines.append(f"{name}: {count:,} threads differ, the first has {one:#x} on {left}, {other:#x} on {right}")
         return "\n".join([*lines, "", str(found.explanation) if found.explanation is not None else found.unexplained])
 
     def __repr__(self) -> str:
@@ -245,8 +244,7 @@ def _parting(steps: tuple[_Step, _Step], targets: Sequence[str], grid: tuple[int
     names.sort(key=lambda name: order.index(name) if name in order else len(order))
     unlike = {name: left.after[name] != right.after[name] for name in names}
     row, thread = (int(n) for n in np.argwhere(np.any(list(unlike.values()), axis=0))[0])
-    here = lambda step, name: int(step.after[name][row, thread])  # noqa: E731
-    registers = tuple(Register(name.removeprefix(prefix), int(unlike[name].sum()), (here(left, name), here(right, name))) for name in names)
+    registers = tuple(_register(name.removeprefix(prefix), left.after[name], right.after[name]) for name in names)
     explanation, why = explained(line, left.before, (left.after, right.after), (row, thread // 32), targets)
     number, place = left.first + row, line.statement.place
     return Parting(
@@ -254,6 +252,13 @@ def _parting(steps: tuple[_Step, _Step], targets: Sequence[str], grid: tuple[int
         case=number // prod(grid), block=_place(number % prod(grid), grid), thread=_place(thread, block), registers=registers,
         explanation=explanation, unexplained=why,
     )  # fmt: skip
+
+
+def _register(name: str, left: np.ndarray, right: np.ndarray) -> Register:
+    """A register that differs, with its words in the first thread where it does."""
+    unlike = left != right
+    at = tuple(np.argwhere(unlike)[0])
+    return Register(name, int(unlike.sum()), (int(left[at]), int(right[at])))
 
 
 def _place(number: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ from tcemu.ptx.module import Address, Negated, Operand, Register, Statement
 from tcemu.ptx.tensor.barriers import Arrivals, Change, arrived, awaited, brought, changed
 from tcemu.ptx.tensor.issuers import UNIT, Values, carried, issued, moved, whole
 from tcemu.ptx.tensor.statements import fault
-from tcemu.ptx.tensor.tensor_copies import PREFETCH_TENSOR, TENSOR, prepare_tensor_copy
+from tcemu.ptx.tensor.tensor_copies import PREFETCH_TENSOR, TENSOR, goes_to_global, prepare_tensor_copy
 from tcemu.ptx.tensor.variants import Choices, Form, chosen, constant, slot
 
 if TYPE_CHECKING:
@@ -185,12 +185,7 @@ def _read(machine: Machine, address: Array, read: Array, size: int, *, partial: 
 
 def _prepare_bulk(statement: Statement, choices: Choices, context: Context) -> Step:
     """`cp.async.bulk` between global and shared memory, or within shared memory; each thread copies so many bytes."""
-    to_global = choices["to"] == "global"
-    if to_global and choices["from"] == "global":
-        raise Unsupported(f"it copies from global to global memory; one side must be shared memory. {BULK_SECTION}")
-    if to_global != (choices["completion"] == "bulk_group"):
-        wanted = "bulk_group" if to_global else "mbarrier::complete_tx::bytes"
-        raise Unsupported(f"wanted .{wanted} with .{choices['to']}. {BULK_SECTION}")
+    to_global = goes_to_global(choices, BULK_SECTION)
     if choices["mask"]:
         raise Unsupported(f".cp_mask is not run; a copy of whole units of 16 bytes is. {BULK_SECTION}")
     count = 3 + (not to_global) + (choices["hint"] is not None)

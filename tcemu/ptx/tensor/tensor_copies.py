@@ -106,14 +106,20 @@ def box_of(words: Array) -> Box:
     )
 
 
-def prepare_tensor_copy(statement: Statement, choices: Choices, context: Context) -> Step:
-    """`cp.async.bulk.tensor` with its operands [dst], [map, {coordinates}], [mbar] or [map, {coordinates}], [src]."""
+def goes_to_global(choices: Choices, section: str) -> bool:
+    """Whether a bulk copy leads to global memory. Raises Unsupported if its two spaces or its completion do not go together."""
     to_global = choices["to"] == "global"
     if to_global and choices["from"] == "global":
-        raise Unsupported(f"it copies from global to global memory; one side must be shared memory. {SECTION}")
+        raise Unsupported(f"it copies from global to global memory; one side must be shared memory. {section}")
     if to_global != (choices["completion"] == "bulk_group"):
         wanted = "bulk_group" if to_global else "mbarrier::complete_tx::bytes"
-        raise Unsupported(f"wanted .{wanted} with .{choices['to']}. {SECTION}")
+        raise Unsupported(f"wanted .{wanted} with .{choices['to']}. {section}")
+    return to_global
+
+
+def prepare_tensor_copy(statement: Statement, choices: Choices, context: Context) -> Step:
+    """`cp.async.bulk.tensor` with its operands [dst], [map, {coordinates}], [mbar] or [map, {coordinates}], [src]."""
+    to_global = goes_to_global(choices, SECTION)
     operands = list(statement.operands[: -1 if choices["hint"] else None])
     tensor = operands.pop(0 if to_global else 1)
     rank = int((choices["dim"] or "1d")[0])
