@@ -8,7 +8,7 @@ from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # where the public names are; `__getattr__` reads these lines, so that --help needs no JAX
-    from tcemu import formats, fuzz, quantize, replay, silicon, study, viz
+    from tcemu import formats, fuzz, ptx, quantize, replay, silicon, study, viz
     from tcemu.architectures.lookup import evidence, model, models
     from tcemu.arithmetic.model import Model
     from tcemu.checking import checked
@@ -67,7 +67,7 @@ __all__ = [  # noqa: RUF022  in groups
     # errors
     "Unsupported", "NotModelled", "UndefinedBehaviour",
     # modules
-    "formats", "quantize", "recipes", "policies", "viz", "fuzz", "study", "replay", "silicon",
+    "formats", "quantize", "recipes", "policies", "viz", "fuzz", "study", "replay", "silicon", "ptx",
 ]  # fmt: skip
 
 

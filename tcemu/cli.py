@@ -39,6 +39,7 @@ class WithHelp(NamedTuple):
 COMMANDS = (
     Command("demo", "demo", "classify handwritten digits with emulated tensor cores"),
     Command("gemm", "gemm", "a matrix product with an instruction's arithmetic, and its error"),
+    Command("run", "run", "run a kernel's PTX without a GPU, bit for bit"),
     Command("explain", "explain", "one dot product, step by step"),
     Command("fuzz", "fuzz", "compare two targets on millions of cases"),
     Command("infer", "fuzz", "find the arithmetic of a black box"),

@@ -11,3 +11,15 @@ class NotModelled(ValueError):
 
 class UndefinedBehaviour(ValueError):
     """PTX leaves the result open; raised in checked mode only."""
+
+
+class PtxError(ValueError):
+    """Text that is not PTX: `tcemu.ptx.parse` cannot read it.
+
+    line, column: where, from 1; found: what stands there; expected: what could, in words, or "" if the problem is another;
+    source: the line of text.
+    """
+
+    def __init__(self, message: str, *, line: int = 0, column: int = 0, found: str = "", expected: str = "", source: str = "") -> None:
+        super().__init__(message)
+        self.line, self.column, self.found, self.expected, self.source = line, column, found, expected, source

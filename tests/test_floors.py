@@ -37,6 +37,7 @@ CHAINS = (  # neighbours on one floor: each may import those before it, and no o
     "memory shared_memory",
     "quantize linalg",
     "explanation study emulation silicon fuzz verification viz replay torch",
+    "explanation ptx",
     "commands cli __main__",
 )
 NEIGHBOURS = {pair[::-1] for chain in CHAINS for pair in combinations(chain.split(), 2)}
@@ -207,7 +208,18 @@ def test_a_private_name_from_elsewhere_is_seen(source, names):
 # ---- files, functions and lists of parameters stay short
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 400, 60, 8
-FACES = ("", "fuzz", "study", "replay", "silicon", "formats", "viz", "quantize", "recipes")  # whose names are public, with those of tcemu
+FACES = (
+    "",
+    "fuzz",
+    "study",
+    "replay",
+    "silicon",
+    "ptx",
+    "formats",
+    "viz",
+    "quantize",
+    "recipes",
+)  # whose names are public, with those of tcemu
 
 
 OPTIONAL = ("tcemu/torch/__init__.py",)  # faces that import only with an extra: their public names are read, not imported

@@ -3,36 +3,14 @@
 import random
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from support.manual_examples import EXAMPLES, SLIPS
 
 from tcemu.errors import Unsupported
 from tcemu.isa.grammar import arguments, parse
 from tcemu.isa.instructions import spellings
 from tcemu.isa.syntax import syntax_rows
-
-EXAMPLES = [tuple(line.split(" ", 1)) for line in (Path(__file__).parent / "manual_examples.txt").read_text().splitlines()[1:]]
-# examples of the manual that are no instructions as printed: statement -> what the error says, the statement as it should be
-SLIPS = {
-    "wmma.load.a.sync.aligned.row.m16n16k16.f16 {x0,...,x7}, [p], s;": (
-        "operand r has 3 registers, but takes 8",  # an ellipsis for people
-        "wmma.load.a.sync.aligned.row.m16n16k16.f16 {x0,x1,x2,x3,x4,x5,x6,x7}, [p], s;",
-    ),
-    "wmma.mma.sync.m16n16k16.row.col.f32.f32 {d0, d1, d2, d3, d4, d5, d6, d7}, ...;": (
-        "missing qualifier .aligned;",  # mandatory from PTX ISA 6.3 on; and an ellipsis
-        "wmma.mma.sync.aligned.m16n16k16.row.col.f32.f32 {d0, d1, d2, d3, d4, d5, d6, d7}, {a0, a1, a2, a3, a4, a5, a6, a7}, "
-        "{b0, b1, b2, b3, b4, b5, b6, b7}, {c0, c1, c2, c3, c4, c5, c6, c7};",
-    ),
-    "wmma.store.d.sync.m16n16k16.row.f32 [ptr], {d0, d1, d2, d3, d4, d5, d6, d7};": (
-        "missing qualifier .aligned;",
-        "wmma.store.d.sync.aligned.m16n16k16.row.f32 [ptr], {d0, d1, d2, d3, d4, d5, d6, d7};",
-    ),
-    "stmatrix.sync.aligned.m16n8.x4.b8 [addr], {r0, r1, r2, r3};": (
-        "missing qualifier .trans;",  # mandatory with m16n8 by the manual's own words
-        "stmatrix.sync.aligned.m16n8.x4.trans.b8 [addr], {r0, r1, r2, r3};",
-    ),
-}
 
 
 @pytest.mark.parametrize(("section", "statement"), EXAMPLES)

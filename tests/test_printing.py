@@ -30,6 +30,7 @@ NAMES = [command.name for command in cli.COMMANDS]
 PRINTING = {
     "demo": "demo",
     "gemm": "gemm A.npy B.npy --op " + F16,
+    "run": "run kernel.ptx --grid 1 --block 1 --arg A.npy",
     "explain": f"explain {F16} --random 1",
     "explain several": f"explain {F16} --random 1 --target sm_80 --target sm_90a --steps",
     "explain as JSON": f"explain {F16} --random 1 --json",
@@ -48,12 +49,16 @@ SILENT = {"record": f"record {S8} --cases 1 --out words.npz"}  # what prints not
 FULL = "cannot be written: No space left on device"
 
 
+KERNEL = ".version 8.0 .target sm_80 .address_size 64 .entry k(.param .u64 a) { ret; }"
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with A [4, 5] and B [5, 2], a kernel recipe, and the emulation where a GPU would be."""
+    """A working folder with A [4, 5] and B [5, 2], a kernel and a kernel recipe, and the emulation where a GPU would be."""
     rng = np.random.default_rng(0)
     for name, shape in (("A", (4, 5)), ("B", (5, 2))):
         np.save(tmp_path / f"{name}.npy", rng.normal(size=shape).astype(np.float32))
+    (tmp_path / "kernel.ptx").write_text(KERNEL)
     (tmp_path / "order.json").write_text(dumps(KernelRecipe(F32, F32, F32, Lanes(), Slices.whole(5))))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(silicon, "gpu", EmulatedGpu)

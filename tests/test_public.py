@@ -23,7 +23,7 @@ NAMES = {
     "wmma_load", "wmma_mma", "wmma_store", "ldmatrix", "stmatrix", "movmatrix",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
-MODULES = {"formats", "recipes", "quantize", "policies", "viz", "fuzz", "replay", "silicon", "study"}
+MODULES = {"formats", "recipes", "quantize", "policies", "viz", "fuzz", "replay", "silicon", "study", "ptx"}
 DEFAULTS = {"'RN'", "'lhs'", "'fp8_split'", "'max'", "'tensor'"}  # words in signatures; annotations are unquoted
 FUNCTIONS = sorted(name for name in NAMES if inspect.isfunction(getattr(tcemu, name)))
 

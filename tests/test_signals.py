@@ -24,8 +24,10 @@ COMMANDS = {
     "gemm": f"gemm A.npy A.npy --op {SMALL} -o D.npy",
     "infer": f"infer {SMALL} --target sm_90a",
     "explain": f"explain {SMALL} --a 1 --b 1",
+    "run": "run kernel.ptx --grid 1 --block 1",
     "verify": "verify mma --outputs 1e9 --out out",
 }
+ENDLESS = ".version 8.0 .target sm_80 .address_size 64 .entry k() { .reg .b32 r; L: add.u32 r, r, 1; bra L; }"
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 # the process of a command, which says when its words are read: before that Python itself answers
 START = """
@@ -59,6 +61,7 @@ def interrupts_arrive():
 def stopped(command, number, after, folder, until=None):
     """A command that gets a signal so many seconds after its start, or once `until` holds: (status, stdout, stderr)."""
     np.save(folder / "A.npy", np.ones((1024, 1024), np.float32))
+    (folder / "kernel.ptx").write_text(ENDLESS)
     words = [sys.executable, "-c", START, *COMMANDS[command].split()]
     process = subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None and process.stderr.readline() == "begun\n"

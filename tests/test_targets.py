@@ -47,6 +47,8 @@ def zeros(*shape: int) -> np.ndarray:
 
 
 HALVES, ONES = np.zeros((16, 16), np.uint16), np.ones((1, 16), np.float32)
+KERNEL = """.version 8.0 .target sm_80 .address_size 64 .entry k(.param .u64 a) {
+    .reg .b64 %rd; .reg .b32 %r; ld.param.u64 %rd, [a]; mov.u32 %r, %tid.x; st.global.u32 [%rd], %r; ret; }"""
 TAKING = {  # everything public that takes a target, by its name, and what is below it
     "is_supported": lambda target: tcemu.is_supported(HALF, target),
     "is_supported, of no instruction": lambda target: tcemu.is_supported("nonsense", target),
@@ -93,6 +95,8 @@ TAKING = {  # everything public that takes a target, by its name, and what is be
     "fuzz.Side": lambda target: facts(tcemu.fuzz.Side("mine", np.copy, target=target)),
     "study.expected_error": lambda target: tcemu.study.expected_error(ONES, ONES.T, 13.0, op=HALF, target=target),
     "study.surrogate": lambda target: tcemu.study.surrogate(ONES, ONES.T, 13.0, op=HALF, target=target),
+    "ptx.run": lambda target: tcemu.ptx.run(KERNEL, grid=1, block=32, args=[zeros(32)], target=target)[0],
+    "ptx.compare": lambda target: str(tcemu.ptx.compare(KERNEL, grid=1, block=32, args=[zeros(32)], targets=("sm_80", target))),
     "silicon.kernel": lambda target: tcemu.silicon.kernel(parse(HALF), target).text,
     "spelled": lambda target: verification.spelled(target, "mma"),
     "modelled": lambda target: verification.modelled(parse(HALF), target),
@@ -109,9 +113,11 @@ def facts(one: tcemu.fuzz.Side) -> tuple:
 
 
 def taking_a_target() -> set[str]:
-    """By its parameter `target`; that of `formats.convert` is a format."""
+    """By its parameter `target`; that of `formats.convert` is a format, and that of `ptx.Module` what a file says."""
     found = {name: inspect.signature(value).parameters.get("target") for name, value in public().items()}
-    return {name for name, parameter in found.items() if parameter is not None and "Format" not in str(parameter.annotation)}
+    return {name for name, parameter in found.items() if parameter is not None and "Format" not in str(parameter.annotation)} - {
+        "ptx.Module"
+    }
 
 
 def test_the_table_names_targets_that_are():

@@ -19,8 +19,8 @@ from tcemu.linalg.shapes import shape_of_product
 LONGEST = 160  # characters of a file's own text that a message repeats
 
 
-def load(name: str, path: Path) -> np.ndarray:
-    """The array of real numbers in a .npy file, in this machine's byte order.
+def load(name: str, path: Path, *, exact: bool = True) -> np.ndarray:
+    """The array of real numbers in a .npy file, in this machine's byte order. exact: float64 must hold each of them.
 
     The header is read first, by itself, and held against the file's length: what it claims takes no memory until it is there.
     """
@@ -37,7 +37,7 @@ def load(name: str, path: Path) -> np.ndarray:
         raise CommandError(f"{name}: {shown(path)} does not fit in memory") from error
     except (ValueError, RuntimeError, OverflowError) as error:  # RuntimeError: links in a circle
         raise CommandError(f"{name}: {shown(path)} is damaged: {error}") from error
-    if x.dtype.kind in "iu" and x.size and max(int(x.max()), -int(x.min())) > 2**53:
+    if exact and x.dtype.kind in "iu" and x.size and max(int(x.max()), -int(x.min())) > 2**53:
         raise CommandError(f"{name}: {shown(path)} holds integers beyond 2^53, which float64 does not hold exactly; scale them down")
     return x.astype(x.dtype.newbyteorder("="), copy=False)
 

@@ -1,0 +1,82 @@
+"""`python tests/ptx_kernels/compile.py [FILE ...]` makes ptx/ from sources/ with nvcc 13.0; `--triton` with Triton 3.6. It needs no GPU."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+H, F, I, E = "*fp16", "*fp32", "i32", "*fp8e4nv"  # noqa: E741
+TILES = {f"{name}": "tensordesc<fp16[64,64]>" for name in "abd"}
+TRITON = {  # kernel -> types of its parameters, constants, architectures
+    "triton_matmul": ({"a": H, "b": H, "d": H, "m": I, "n": I, "k": I}, {"M": 64, "N": 64, "K": 32}, (80, 90)),
+    "triton_matmul_fp8": ({"a": E, "b": E, "scales": F, "d": "*bf16", "n": I, "k": I}, {"M": 64, "N": 32, "K": 64}, (90,)),
+    "triton_matmul_tma": ({**TILES, "k": I}, {"M": 64, "N": 64, "K": 64}, (90,)),
+    "triton_softmax": ({"x": F, "y": F, "columns": I}, {"SIZE": 256}, (80, 90)),
+    "triton_layer_norm": ({"x": H, "gain": F, "bias": F, "y": H, "columns": I, "epsilon": "fp32"}, {"SIZE": 256}, (80, 90)),
+    "triton_attention": (
+        {"q": H, "k": H, "v": H, "out": H, "length": I, "scale": "fp32"}, {"M": 64, "N": 32, "D": 64, "CAUSAL": True}, (80, 90)),
+}  # fmt: skip
+
+
+def keep(name: str, texts: dict[str, str]) -> None:
+    """As NAME.ptx, that of sm_90a apart only where more than the line `.target` differs."""
+    first, *others = texts.values()
+    (FOLDER / "ptx").mkdir(exist_ok=True)
+    if "sm_80" not in texts:
+        (FOLDER / "ptx" / f"{name}.sm_90a.ptx").write_text(first)
+        return
+    (FOLDER / "ptx" / f"{name}.ptx").write_text(first)
+    for text in others:
+        if text != first.replace(".target sm_80", ".target sm_90a"):
+            (FOLDER / "ptx" / f"{name}.sm_90a.ptx").write_text(text)
+
+
+def by_nvcc(source: Path) -> None:
+    """Lines of comment `// use_fast_math`, `// sm_90a only` and `// CUTLASS` in a source say how it wants to be compiled.
+
+    The environment variable CUTLASS names the folder of CUTLASS's headers (`include`).
+    """
+    lines = source.read_text().splitlines()
+    more = ["--use_fast_math"] if "// use_fast_math" in lines else []
+    if "// CUTLASS" in lines:
+        more += [f"-I{os.environ['CUTLASS']}", "--expt-relaxed-constexpr", "-DNDEBUG"]
+    texts = {}
+    for target in ("sm_90a",) if "// sm_90a only" in lines else ("sm_80", "sm_90a"):
+        with tempfile.NamedTemporaryFile(suffix=".ptx") as made:
+            command = ["nvcc", "-ptx", f"-arch={target}", "-std=c++17", *more, source.name, "-o", made.name]
+            subprocess.run(command, cwd=source.parent, check=True, timeout=100)
+            texts[target] = Path(made.name).read_text()
+    keep(source.stem, texts)
+
+
+def by_triton() -> None:
+    """Line information is kept in the layer norm alone: its sections take more room than the kernels."""
+    sys.path.insert(0, str(FOLDER / "sources"))
+    import triton
+    import triton_kernels
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    for name, (types, constants, architectures) in TRITON.items():
+        os.environ["TRITON_DISABLE_LINE_INFO"] = "0" if name == "triton_layer_norm" else "1"
+        aligned = [i for i, (key, kind) in enumerate(types.items()) if kind[0] == "*" or ("matmul" in name and key in "mnk")]
+        source = ASTSource(
+            getattr(triton_kernels, name), types | dict.fromkeys(constants, "constexpr"), constants,
+            {(i,): [["tt.divisibility", 16]] for i in aligned},
+        )  # fmt: skip
+        texts = {}
+        for architecture in architectures:
+            made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": 4, "num_stages": 2})
+            texts[{80: "sm_80", 90: "sm_90a"}[architecture]] = made.asm["ptx"]
+            print(name, architecture, "shared bytes", made.metadata.shared, "warps", made.metadata.num_warps)
+        keep(name, texts)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--triton"]:
+        by_triton()
+    else:
+        for path in [FOLDER / "sources" / f"{name}.cu" for name in sys.argv[1:]] or sorted((FOLDER / "sources").glob("*.cu")):
+            by_nvcc(path)

@@ -1,0 +1,140 @@
+"""PTX files with mistakes: each mutation of a text comes from a seed, so that a file that fails can be made again."""
+
+import random
+import re
+from collections.abc import Callable
+
+WORD = re.compile(r"[%$\w.:]+|[^\s\w]")
+PARTS = (
+    "f32",
+    "f64",
+    "b8",
+    "u64",
+    "s16",
+    "pred",
+    "rn",
+    "sat",
+    "ftz",
+    "v4",
+    "shared",
+    "param",
+    "wide",
+    "x",
+    "",
+    "sync",
+    "m16n8k16",
+    "approx",
+)
+MARKS = "{}[]()<>,;:+-*/%&|^~!?=@.\"'\\\0\t\n #$_0xF9é"
+NUMBERS = (
+    "0",
+    "1",
+    "-1",
+    "3",
+    "31",
+    "33",
+    "255",
+    "4096",
+    "65537",
+    "0x7fffffff",
+    "4294967296",
+    "-9223372036854775808",
+    "0f7FC00000",
+    "1e400",
+)
+OPCODES = (
+    "add.s32",
+    "mov.b64",
+    "ld.global.u32",
+    "st.shared.v4.f32",
+    "bar.sync",
+    "bra",
+    "ret",
+    "mma.sync",
+    "cvt.f32",
+    "call",
+    "exit",
+    "trap",
+)
+
+
+def _line(text: str, pick: random.Random, change: Callable[[list[str], int], None]) -> str:
+    lines = text.split("\n")
+    change(lines, pick.randrange(len(lines)))
+    return "\n".join(lines)
+
+
+def _word(text: str, pick: random.Random, change: Callable[[str], str], pattern: re.Pattern[str] = WORD) -> str:
+    """One word that the pattern finds, changed."""
+    found = [match for match in pattern.finditer(text) if not match[0].isspace()]
+    if not found:
+        return text
+    match = pick.choice(found)
+    return text[: match.start()] + change(match[0]) + text[match.end() :]
+
+
+def a_character(text: str, pick: random.Random) -> str:
+    """One dropped, put in, or replaced."""
+    at, how = pick.randrange(len(text)), pick.randrange(3)
+    return text[:at] + ("" if how == 0 else pick.choice(MARKS)) + text[at + (how != 1) :]
+
+
+def a_token(text: str, pick: random.Random) -> str:
+    """One dropped, doubled, or replaced by another of the file."""
+    other = pick.choice(WORD.findall(text))
+    return _word(text, pick, lambda word: pick.choice(("", f"{word} {word}", other)))
+
+
+def a_line(text: str, pick: random.Random) -> str:
+    """One dropped or doubled, or two swapped."""
+    how = pick.randrange(3)
+
+    def change(lines: list[str], at: int) -> None:
+        if how == 2:
+            other = pick.randrange(len(lines))
+            lines[at], lines[other] = lines[other], lines[at]
+        else:
+            lines[at : at + 1] = [lines[at]] * (2 * how)
+
+    return _line(text, pick, change)
+
+
+def a_number(text: str, pick: random.Random) -> str:
+    """One replaced."""
+    return _word(text, pick, lambda _: pick.choice(NUMBERS), re.compile(r"(?<![\w$%.])-?\d\w*"))
+
+
+def a_register(text: str, pick: random.Random) -> str:
+    """One use of a register made another's."""
+    names = re.findall(r"%\w+", text) or ["%r1"]
+    return _word(text, pick, lambda _: pick.choice(names), re.compile(r"%\w+"))
+
+
+def an_opcode(text: str, pick: random.Random) -> str:
+    """One part of an opcode replaced, dropped or put in; or all of it."""
+
+    def change(opcode: str) -> str:
+        parts = opcode.split(".")
+        at, how = pick.randrange(len(parts)), pick.randrange(4)
+        if how == 3:
+            return pick.choice(OPCODES)
+        parts[at : at + (how != 2)] = [] if how == 0 else [pick.choice(PARTS)]
+        return ".".join(parts)
+
+    return _word(text, pick, change, re.compile(r"(?m)(?<=^    )[a-z][\w.:]+|(?<=^\t)[a-z][\w.:]+"))
+
+
+def the_end(text: str, pick: random.Random) -> str:
+    """Cut off."""
+    return text[: pick.randrange(len(text))]
+
+
+KINDS = (a_character, a_token, a_line, a_number, a_register, an_opcode, an_opcode, a_register, the_end)
+
+
+def mutated(text: str, seed: int) -> str:
+    """The text with one to three mistakes, chosen by the seed."""
+    pick = random.Random(seed)
+    for _ in range(pick.choice((1, 1, 1, 2, 3))):
+        text = pick.choice(KINDS)(text, pick) or "."
+    return text

@@ -1,0 +1,138 @@
+"""Floating-point instructions of PTX against fractions: every opcode of every row that promises bits."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from support.ptx_float_reference import FIELDS, QUIET, Value, decode, encode, flushed, reference, width
+from support.ptx_opcodes import opcodes
+from support.ptx_scalars import draw, operation, run
+
+from tcemu.errors import Unsupported
+from tcemu.ptx.scalar.float_table import FLOAT_ROWS
+from tcemu.ptx.scalar.integer_table import INTEGER_ROWS
+
+FLOAT = re.compile(r"\.(f16|bf16|f32|f64)(x2)?$")
+ARITHMETIC = sorted(
+    opcode for key, row in FLOAT_ROWS.items() if not key.startswith("cvt") for opcode in opcodes(key.partition(".")[0], row)
+)
+COMPARISONS = sorted(
+    opcode for key in ("setp", "set", "testp", "copysign", "slct") for opcode in opcodes(key, INTEGER_ROWS[key]) if FLOAT.search(opcode)
+)
+
+
+def sizes(name):
+    """Of setp, which has two destinations but for f16 and bf16."""
+    parts = name.split(".")
+    two = parts[0] == "setp" and parts[-1] not in ("f16", "bf16")
+    return (2,) + (1,) * (3 if parts[2] in ("and", "or", "xor") else 2) if two else ()
+
+
+def operations(names):
+    """The operations of the opcodes that are exact; some combinations are none, and their `Prepare` says so."""
+    found = {}
+    for name in names:
+        try:
+            made = operation(name, *sizes(name))
+        except Unsupported as error:
+            assert "three operands" in str(error), name
+            continue
+        if made.exact:
+            found[name] = made
+    return found
+
+
+def differing(found, count, seed):
+    """How many of the values of all opcodes differ from the reference, and the first of each opcode that does."""
+    rng = np.random.default_rng(seed)
+    operands = [[draw(kind, count, rng) for kind in each.sources] for each in found.values()]
+    wrong, seen = [], 0
+    for name, values, words in zip(found, operands, run(list(found.values()), operands), strict=True):
+        wanted = reference(name)
+        for row, got in zip(zip(*values, strict=True), zip(*words, strict=True), strict=True):
+            seen += 1
+            expected = tuple(map(int, wanted(*map(int, row))))
+            if tuple(map(int, got)) != expected:
+                wrong.append((name, *(list(map(hex, map(int, values))) for values in (row, got, expected))))
+                break
+    assert not wrong, f"{len(wrong)} of {len(found)} opcodes: {wrong[:12]}"
+    return seen
+
+
+def test_arithmetic_is_that_of_fractions():
+    """Without what rounds as .rn if told nothing, and where the other roundings go the same way as those of f32."""
+    told = [name for name in ARITHMETIC if name.replace(".", ".rn.", 1) not in ARITHMETIC]
+    found = operations(name for name in told if not re.search(r"\.r[zmp]\..*(sat|f32x2|bf16$)|^mad", name))
+    assert differing(found, 60, 2) == 60 * len(found) and len(found) > 100
+
+
+def test_comparisons_are_those_of_fractions():
+    found = operations([name for at, name in enumerate(COMPARISONS) if at % 12 == 0])
+    assert differing(found, 60, 3) == 60 * len(found) and len(found) > 50
+
+
+@pytest.mark.full
+def test_many_operands_of_arithmetic_and_comparisons():
+    found = operations(ARITHMETIC) | operations(COMPARISONS)
+    assert differing(found, 300, 4) == 300 * len(found)
+
+
+# ---- approximations
+
+
+def plain(name, x):
+    """The function in Python's floats, 29 bits wider than f32."""
+    if math.isnan(x):
+        return x
+    if name == "ex2":
+        return 2.0**x if x < 1024 else math.inf
+    if name == "lg2":
+        return math.nan if x < 0 else -math.inf if x == 0 else math.log2(x)
+    if name == "rsqrt":
+        return math.copysign(math.inf, x) if x == 0 else math.nan if x < 0 else 1 / math.sqrt(x)
+    if name in ("sin", "cos"):
+        return math.nan if math.isinf(x) else getattr(math, name)(x)
+    return math.tanh(x)
+
+
+LEAST = {kind: Value(False, Fraction(2) ** (2 - (1 << (FIELDS[kind][0] - 1)))) for kind in FIELDS}
+APPROXIMATE = ["ex2.approx.f32", "ex2.approx.ftz.f32", "ex2.approx.f16", "ex2.approx.ftz.bf16x2", "lg2.approx.f32", "lg2.approx.ftz.f32"]
+APPROXIMATE += [
+    "rsqrt.approx.f32",
+    "rsqrt.approx.f64",
+    "sin.approx.f32",
+    "cos.approx.ftz.f32",
+    "tanh.approx.f32",
+    "tanh.approx.bf16",
+    "tanh.approx.f16x2",
+]
+
+
+def test_approximations_are_rounded_once():
+    """Within one place of the exact result, where the manual allows 2 and more; special values are exact."""
+    rng = np.random.default_rng(9)
+    found = [operation(name) for name in APPROXIMATE]
+    assert not any(each.exact for each in found)
+    operands = [[draw(each.sources[0], 400, rng)] for each in found]
+    for opcode, (codes,), (words,) in zip(APPROXIMATE, operands, run(found, operands), strict=True):
+        name, *parts = opcode.split(".")
+        kind = parts[-1].removesuffix("x2")
+        top = 1 << (width(kind) - 1)
+        for code, word in zip(codes.tolist(), words.tolist(), strict=True):
+            code, word = code & (2 * top - 1), word & (2 * top - 1)
+            code = flushed(code, kind) if "ftz" in parts else code
+            value = decode(code, kind)
+            x = math.nan if value.nan else math.copysign(float(value.size), -1 if value.negative else 1)
+            y = plain(name, x)
+            wanted = encode(Value(math.copysign(1, y) < 0, "nan" if math.isnan(y) else "inf" if math.isinf(y) else Fraction(abs(y))), kind)
+            wanted = flushed(wanted, kind) if "ftz" in parts else wanted
+            if value.nan and kind == "f64":
+                wanted = code | QUIET
+            special = math.isnan(y) or math.isinf(y) or y == 0
+            close = word >> (width(kind) - 1) == wanted >> (width(kind) - 1) and abs(word - wanted) <= (0 if special else 1)
+            least = encode(LEAST[kind], kind)  # where .ftz cuts, one place away is 0
+            assert close or {wanted & ~top, word & ~top} == {0, least}, (opcode, hex(code), hex(word), hex(wanted))
