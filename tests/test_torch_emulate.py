@@ -144,12 +144,13 @@ MODULES = {  # name -> module, shape of x, the same by JAX: (recipe, module, x)
     "Conv1d": lambda r: (nn.Conv1d(4, 6, 3, dilation=2, bias=False), (2, 4, 9), convolved),
     "tied embedding": lambda r: (Of(tied, e=nn.Embedding(8, 16)), (2, 5), tied_by_jax),
 }  # fmt: skip
+FIXED = [name for name in RECIPES if not tcemu.recipe(name).stochastic]  # the others draw from torch's generator, as a test below says
 SCALED = ("linear", "bmm", "x @ w")  # the others are by the recipe that compiles soonest
 USUAL = [("fp8" if name in SCALED else "bf16", name) for name in MODULES if name != "TransformerEncoderLayer"]
 
 
 @pytest.mark.filterwarnings("ignore:.*the recipe treats its A and its B differently")  # of deepseek, where activations meet activations
-@pytest.mark.parametrize("case", sampled([(recipe, name) for recipe in RECIPES for name in MODULES], USUAL, ids=", ".join))
+@pytest.mark.parametrize("case", sampled([(recipe, name) for recipe in FIXED for name in MODULES], USUAL, ids=", ".join))
 def test_a_module_is_that_of_jax(case):
     """Results and all gradients: 0 words differ. Afterwards the module is as it was."""
     recipe, name = case
