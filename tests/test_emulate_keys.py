@@ -245,7 +245,7 @@ print("apart")
 """
 
 
-@pytest.mark.parametrize("which", sampled(("each way once", "all"), ("each way once",)))
+@pytest.mark.parametrize("which", sampled(("each way once", "all"), ()))
 def test_devices_draw_other_bits_where_their_operands_differ(which):
     """In a process of its own, with two host devices: `emulate` around `jax.shard_map` and within, with its checks and without."""
     assert printed_on(2, SHARDED, which) == "apart\n"

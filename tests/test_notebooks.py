@@ -116,6 +116,7 @@ def test_training_runs_reduced(quick_compilation):
     np.testing.assert_allclose(*(curve[:, 0] for curve in curves.values()), rtol=0.01)  # the losses
 
 
+@pytest.mark.full
 def test_narrow_accumulators_run_reduced(quick_compilation):
     """Two widths, one seed: two bits lose something, ten nothing, and fine-tuning gains where something was lost."""
     names = reduced("digits_accumulators.ipynb", WIDTHS=(2, 10), SEEDS=1, EPOCHS=3, TUNING=1)

@@ -27,7 +27,7 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
     "place": "the instructions of a table", "tiled": "the instructions of a table", "by_fragments": "the instructions of a table",
     "targets_of": "the units of a table", "_targets_of": "the recipes of a table", "_free_operand": "no argument",
     "_file": "the kernels' texts", "version": "no argument", "route": "no argument", "library": "no argument",
-    "published": "no argument", "_pattern": "the lines of a table",
+    "published": "no argument", "_opened": "one function of torch",
 }  # fmt: skip
 
 

@@ -74,6 +74,7 @@ def test_boxes_of_tensors(dtype, swizzle):
     assert np.count_nonzero(stored != np.where(covered[160:-160, 160:-160], tensor, 0)) == 0
 
 
+@pytest.mark.full
 def test_boxes_of_five_dimensions_with_element_strides():
     """A box of every second plane, with strides that leave gaps, in both directions."""
     source = """.version 8.6

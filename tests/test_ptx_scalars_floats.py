@@ -64,10 +64,11 @@ def differing(found, count, seed):
 
 
 def test_arithmetic_is_that_of_fractions():
-    """Without what rounds as .rn if told nothing, and where the other roundings go the same way as those of f32."""
+    """Every other opcode, without what rounds as .rn if told nothing, and where the other roundings go the same way as those of f32."""
     told = [name for name in ARITHMETIC if name.replace(".", ".rn.", 1) not in ARITHMETIC]
-    found = operations(name for name in told if not re.search(r"\.r[zmp]\..*(sat|f32x2|bf16$)|^mad", name))
-    assert differing(found, 60, 2) == 60 * len(found) and len(found) > 100
+    some = [name for name in told if not re.search(r"\.r[zmp]\..*(sat|f32x2|bf16$)|^mad", name)][::2]
+    found = operations(some)
+    assert differing(found, 60, 2) == 60 * len(found) and len(found) > 60
 
 
 def test_comparisons_are_those_of_fractions():

@@ -170,13 +170,13 @@ def test_redux_of_floats(name, wanted):
 def test_masks_are_checked():
     mask = np.full(64, 0xFFFFFFFE, np.uint32)
     machine = stepped("redux.sync.add.u32", D, A, MASK, mask=mask, checked=True)
-    message = faults.MESSAGES[list(faults.MESSAGES)[int(machine.faults[0]) - 1]]
-    assert message.error is UndefinedBehaviour and message == faults.MESSAGES["member_mask"]
-    assert machine.faults[6:8].tolist() == [0xFFFFFFFE, 0]
-    machine = stepped("redux.sync.add.u32", D, A, FULL, active=np.arange(64) != 3, checked=True)
-    assert faults.MESSAGES[list(faults.MESSAGES)[int(machine.faults[0]) - 1]] == faults.MESSAGES["absent_member"]
-    assert stepped("redux.sync.add.u32", D, A, FULL, active=np.arange(64) != 3).faults[0] == 0
-    assert stepped("redux.sync.add.u32", D, A, FULL, checked=True).faults[0] == 0
+    noted = faults.found(machine.faults)
+    assert noted is not None and noted.message is faults.MESSAGES["member_mask"] and noted.message.error is UndefinedBehaviour
+    assert noted.values == (0xFFFFFFFE, 0)
+    noted = faults.found(stepped("redux.sync.add.u32", D, A, FULL, active=np.arange(64) != 3, checked=True).faults)
+    assert noted is not None and noted.message is faults.MESSAGES["absent_member"]
+    assert faults.found(stepped("redux.sync.add.u32", D, A, FULL, active=np.arange(64) != 3).faults) is None
+    assert faults.found(stepped("redux.sync.add.u32", D, A, FULL, checked=True).faults) is None
 
 
 @pytest.mark.parametrize(

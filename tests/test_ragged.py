@@ -82,7 +82,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(OTHERS, ("chained parts of K",)))
+@pytest.mark.parametrize("name", sampled(OTHERS, ("f16 sums",)))
 def test_blocks_and_parts_of_k_begin_anew_with_each_group(name):
     """Groups of K too: its parts are those of the group's own K, and each block's first row, or element, is the group's."""
     recipe, sizes = OTHERS[name], jnp.asarray(SIZES)
@@ -174,6 +174,7 @@ def test_what_groups_do_not_have_reaches_nothing():
         same(run(lhs, rhs, jnp.asarray(SIZES)), np.zeros((lhs.shape[0], rhs.shape[-1]), np.float32))
 
 
+@pytest.mark.full
 def test_a_scale_is_a_groups_in_all_places_of_the_batch():
     lhs, rhs = np.stack([LHS, 64 * LHS]), np.stack([RHS, RHS], axis=1)
     numbers = lax.RaggedDotDimensionNumbers((((2,), (2,)), ((0,), (1,))), (1,), (0,))
