@@ -130,7 +130,7 @@ def test_no_two_executions_share_bits_and_jit_changes_none(fn):
 DIFFERENTIATED = [in_scan, in_branches, in_checkpoint, in_custom_vjp, in_custom_vjp_that_calls_itself]
 
 
-@pytest.mark.parametrize("fn", sampled(DIFFERENTIATED, (in_custom_vjp,)), ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", sampled(DIFFERENTIATED, ()), ids=lambda fn: fn.__name__)
 def test_differentiation_changes_no_bit_of_the_value(fn):
     f = emulated(fn, recipe=FORWARD if "custom_vjp" in fn.__name__ else RECIPE)
     both = jax.value_and_grad(lambda x, w: (lambda y: (y.sum(), y))(f(x, w)), (0, 1), has_aux=True)

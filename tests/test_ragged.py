@@ -114,7 +114,7 @@ def test_traced_fields_and_a_traced_promotion():
             same(got, run(CAST.replace(promote=n))(*operands, sizes))
 
 
-@pytest.mark.parametrize("backward", sampled(["exact", "straight_through"], ["straight_through"]))
+@pytest.mark.parametrize("backward", sampled(["exact", "straight_through"], []))
 def test_plain_gradients_are_near_those_of_the_loop(backward):
     """Their sums are XLA's, so no bits are promised; forward mode goes through them too."""
     recipe, sizes = tcemu.recipe("fp8_e4m3", backward=backward), jnp.asarray(SIZES)

@@ -124,7 +124,7 @@ sys.exit(status)
 """
 
 
-@pytest.mark.parametrize("number", STATUS)
+@pytest.mark.parametrize("number", sampled(list(STATUS), (signal.SIGTERM,)))
 def test_a_signal_after_the_work_changes_nothing(number):
     """Also while the interpreter ends, which gives signals back their default."""
     words = [sys.executable, "-c", ENDS]
