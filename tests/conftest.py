@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import jax
 import pytest
@@ -23,6 +24,10 @@ PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_
 OPTIMISED = (
     "arithmetic", "blocks", "compilation", "jaxpr", "mma", "process", "reference_golden",
 )  # fmt: skip
+
+
+RUN = pytest.StashKey[int]()  # how many tests this process has run
+LOOKS, MOST_MAPS = 20, 30_000
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,6 +77,18 @@ def programs_are_compiled_in_short_time(request):
 def compiled_programs_are_dropped():
     """One module's programs are of little use to the next, and hundreds of them fill gigabytes, which only the C library can give back."""
     yield
+    drop_programs()
+
+
+def pytest_runtest_teardown(item):
+    """Each program takes some of the 65,530 maps of memory that Linux lets a process have; without a free one jaxlib dies."""
+    item.session.stash[RUN] = count = item.session.stash.get(RUN, 0) + 1
+    with contextlib.suppress(OSError):  # not Linux
+        if count % LOOKS == 0 and Path("/proc/self/maps").read_bytes().count(b"\n") > MOST_MAPS:
+            drop_programs()
+
+
+def drop_programs():
     jax.clear_caches()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
