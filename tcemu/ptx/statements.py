@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -54,15 +55,23 @@ def flattened(operands: tuple[Operand, ...]) -> list[Operand]:
 
 
 Run = Callable[[Chunk], None]
-_scalars: dict[tuple[str, Any], Array] = {}
+MOST = 2048  # entries of a cache here; each program takes memory and maps of it
 
 
+@lru_cache(maxsize=MOST, typed=True)
 def scalar(value: np.generic) -> Array:
     """A constant on the device, made once."""
-    key = (value.dtype.name, value.item())
-    if key not in _scalars:
-        _scalars[key] = jnp.asarray(value)
-    return _scalars[key]
+    return jnp.asarray(value)
+
+
+def _kept(cache: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """What a cache has for a key, made if it has nothing; the oldest entry goes where it is full."""
+    if key not in cache:
+        made = make()
+        if len(cache) >= MOST:
+            del cache[next(iter(cache))]
+        cache[key] = made
+    return cache[key]
 
 
 # ---- operations
@@ -78,26 +87,22 @@ class _Shape(NamedTuple):
     guard: bool | None
 
 
-_operations: dict[_Shape, Callable[..., Any]] = {}
-
-
+@lru_cache(maxsize=MOST)
 def _operation(shape: _Shape) -> Callable[..., Any]:
-    if shape not in _operations:
-        operation = shape.operation
-        kept = [i for i, kind in enumerate(shape.destinations) if kind is not None]
+    operation = shape.operation
+    kept = [i for i, kind in enumerate(shape.destinations) if kind is not None]
 
-        def run(active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Array]:
-            mask = active if guard is None else active & (guard != shape.guard)
-            values = []
-            for value, have, want, negated in zip(sources, shape.sources, operation.sources, shape.negated, strict=True):
-                value = value if have is None else fitted(value, have, want)
-                values.append(~value if negated else value)
-            results = operation.compute(*values)
-            fresh = [fitted(results[i], operation.results[i], shape.destinations[i] or "", extends=True) for i in kept]
-            return [jnp.where(mask, value, old) for value, old in zip(fresh, olds, strict=True)]
+    def run(active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Array]:
+        mask = active if guard is None else active & (guard != shape.guard)
+        values = []
+        for value, have, want, negated in zip(sources, shape.sources, operation.sources, shape.negated, strict=True):
+            value = value if have is None else fitted(value, have, want)
+            values.append(~value if negated else value)
+        results = operation.compute(*values)
+        fresh = [fitted(results[i], operation.results[i], shape.destinations[i] or "", extends=True) for i in kept]
+        return [jnp.where(mask, value, old) for value, old in zip(fresh, olds, strict=True)]
 
-        _operations[shape] = jax.jit(run)
-    return _operations[shape]
+    return jax.jit(run)
 
 
 def bind_operation(operation: Operation, statement: Statement, names: Names) -> Run:
@@ -224,8 +229,7 @@ def bind_step(prepare: Prepare, statement: Statement, number: int, context: Cont
         context.checked,
         context.module.version,
     )
-    if form not in _steps:
-        _steps[form] = prepare(same.statement, _context(form, context))
+    step = _kept(_steps, form, lambda: prepare(same.statement, _context(form, context)))
     held = [(names.held(register), names.kind(register)) for register in same.registers]
     added = [scalar(np.uint64(offset % 2**64)) for offset in same.offsets]
     count, told = len(held), scalar(np.int32(number))
@@ -233,7 +237,7 @@ def bind_step(prepare: Prepare, statement: Statement, number: int, context: Cont
 
     def run(chunk: Chunk) -> None:
         if known[0] is not chunk.signature:
-            known[:] = chunk.signature, _step(form, chunk)
+            known[:] = chunk.signature, _kept(_compiled, (form, chunk.signature), lambda: _step(form, step, chunk))
         compiled: _Compiled = known[1]
         chunk["statement"] = told
         leaves = [*(chunk.register(*each) for each in held), *added, *chunk.others]
@@ -255,11 +259,8 @@ def _context(form: _Form, context: Context) -> Context:
     return Context(module, function, form.target, form.checked)
 
 
-def _step(form: _Form, chunk: Chunk) -> _Compiled:
+def _step(form: _Form, step: Step, chunk: Chunk) -> _Compiled:
     """The step's function for the shapes of a chunk."""
-    key = (form, chunk.signature)
-    if key in _compiled:
-        return _compiled[key]
     count, addresses = len(form.kinds), len(form.bases)
     kinds = (*form.kinds, *((f"%address{i}", "b64") for i in range(addresses)))
     names = [name for name, _ in form.kinds]
@@ -272,15 +273,14 @@ def _step(form: _Form, chunk: Chunk) -> _Compiled:
         machine = replace(jax.tree.unflatten(chunk.structure, others), registers=registers, kinds=kinds)
         guard = form.guard
         active = machine.active if guard is None else machine.active & (registers[guard.register] != guard.negated)
-        machine = _steps[form].run(replace(machine, active=active))
+        machine = step.run(replace(machine, active=active))
         rest = jax.tree.leaves(replace(machine, registers={}, kinds=(), active=others[chunk.field["active"]]))
         return [*(machine.registers[name] for name in names), *leaves[count : count + addresses], *rest]
 
     shapes = [jax.ShapeDtypeStruct(chunk.shape, dtype(kind)) for _, kind in form.kinds]
     shapes += [jax.ShapeDtypeStruct((), np.uint64)] * addresses
     shapes += [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in chunk.others]
-    _compiled[key] = _reduced(jax.make_jaxpr(whole)(*shapes), {count + addresses + i for i in chunk.donated})
-    return _compiled[key]
+    return _reduced(jax.make_jaxpr(whole)(*shapes), {count + addresses + i for i in chunk.donated})
 
 
 def _moved(base: Array, offset: Array) -> Array:
