@@ -7,14 +7,16 @@ volatile, relaxed, acquire or release. `bar.warp.sync` orders its warp's. So wha
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from tcemu.isa.instructions import LANES
+
 KEY = "checks"  # in `Machine.extra`
-LANES = 32
 NOBODY = np.int32(-1)
 LAST = np.int32(2**30)  # above every thread
 MET = np.int32(1 << 20)  # added to a writer whose warp has met since
@@ -67,11 +69,7 @@ def _unordered(state: Shadow, touched: _Bytes) -> Array:
 def _held(machine: Any, **changes: Array) -> Any:
     old: Shadow = machine.extra[KEY]
     new = old._replace(**{name: value.reshape(getattr(old, name).shape) for name, value in changes.items()})
-    return type(machine)(**{**_fields(machine), "extra": {**machine.extra, KEY: new}})
-
-
-def _fields(machine: Any) -> dict[str, Any]:
-    return {name: getattr(machine, name) for name in machine.__dataclass_fields__}
+    return replace(machine, extra={**machine.extra, KEY: new})
 
 
 def reading(machine: Any, at: Array, address: Array, size: int, mask: Array) -> Any:

@@ -10,13 +10,13 @@ import numpy as np
 from tcemu.errors import Unsupported
 from tcemu.explanation.comparison import Explanations
 from tcemu.explanation.explain import explain
+from tcemu.isa.instructions import LANES
 from tcemu.operations.registers import unpack
 from tcemu.ptx.link import Line
 from tcemu.ptx.module import Float, Integer, Operand, Register, Vector
 from tcemu.ptx.special import SPECIAL
 from tcemu.ptx.tensor.statements import Bound, bind, elements
 
-LANES = 32
 FAMILIES = ("mma", "mma.sp", "wmma.mma")  # wgmma is of one target alone, so that no two part there
 SCALES = ("scale_a", "scale_b")
 Registers = Mapping[str, Any]

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tcemu.errors import Unsupported
+from tcemu.isa.instructions import LANES
 from tcemu.ptx.module import Function, Guard, Operand, Register, Statement, Symbol, Vector
 
-LANES, WARPGROUP = 32, 128
+WARPGROUP = 4 * LANES
 MEMBERS = {"shfl": -1, "vote": -1, "match": -1, "redux": -1, "elect": -1, "bar": 0, "barrier": 0}  # where the member mask stands
 BARRIERS = ("bar", "barrier")
 WAITING = ("ld", "atom", "mbarrier")

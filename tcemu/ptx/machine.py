@@ -12,13 +12,12 @@ import numpy as np
 from jax import Array
 
 from tcemu.errors import Unsupported
+from tcemu.isa.instructions import LANES
 from tcemu.ptx import checks, faults, memory, pending
 from tcemu.ptx.memory import LOCAL_ROOM, PARAM_ROOM, SHARED_ROOM, Rooms, window
 from tcemu.ptx.module import Address, Float, Integer, Negated, Operand, Register, Sink, Statement
 from tcemu.ptx.special_values import DIMENSIONS, SPECIAL
 from tcemu.ptx.values import KINDS, dtype
-
-LANES = 32
 
 
 @dataclass(frozen=True)

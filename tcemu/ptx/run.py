@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.errors import Unsupported
+from tcemu.isa.instructions import LANES
 from tcemu.isa.targets import named_target
 from tcemu.ptx import checks, faults, pending
 from tcemu.ptx.arguments import Buffer, Launched, place
@@ -27,7 +28,6 @@ from tcemu.ptx.values import dtype
 MOST_THREADS = 1024  # of a block
 CHUNK_BYTES = 1 << 30  # of the registers, the local and the shared memory of the blocks that run at once
 STEP_LIMIT = 5_000_000
-LANES = 32
 
 
 def run(

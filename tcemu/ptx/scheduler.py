@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.errors import UndefinedBehaviour
+from tcemu.isa.instructions import LANES
 from tcemu.ptx.barriers import Barriers
 from tcemu.ptx.chunk import Chunk, Names
 from tcemu.ptx.faults import Trapped
@@ -21,7 +22,6 @@ from tcemu.ptx.link import Kernel, Line, Linked
 from tcemu.ptx.machine import constant
 from tcemu.ptx.module import Negated, Operand, Register
 
-LANES = 32
 IDLE = np.int64(2**62)  # the key of threads that wait or have exited
 PATIENCE = 4096  # pieces after which one that was passed over runs
 LOOKS = 256  # pieces between looks at who was passed over

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tcemu.isa.instructions import LANES
 from tcemu.ptx.special import SPECIAL as TYPES
 
-LANES = 32
 DIMENSIONS = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z", "total_smem_size", "dynamic_smem_size")
 WARPS_OF_A_PROCESSOR, PROCESSORS = 64, 132  # of an H100; what %nwarpid and %nsmid read
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tcemu.errors import UndefinedBehaviour, Unsupported
+from tcemu.isa.instructions import LANES
 from tcemu.ptx import faults
 from tcemu.ptx.context import Context, Prepare, Step
 from tcemu.ptx.machine import Machine
@@ -21,7 +22,6 @@ from tcemu.ptx.scalar.lanes import signed
 from tcemu.ptx.scalar.syntax import Qualifiers, Shape
 from tcemu.ptx.values import KINDS
 
-LANES = 32
 MODES = ("up", "down", "bfly", "idx")
 VOTES = ("all", "any", "uni", "ballot")
 INTEGER_REDUCTIONS: dict[str, tuple[tuple[str, ...], Callable[..., Array], int]] = {  # types, the sum, and what changes nothing in it
