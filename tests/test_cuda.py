@@ -120,6 +120,24 @@ def test_steps_are_not_all_careful(monkeypatch, name):
 
 
 @compiled_here
+def test_products_far_below_the_greatest_factors_are_careful(monkeypatch):
+    """One factor of each row is large. Where those of the columns meet it, a step is fast; else all products are too small for that."""
+    model, sig = CASES["bf16"][0], signature("bf16")
+    rng = np.random.default_rng(4)
+    draw = lambda *shape: (rng.integers(0, 1 << 16, shape) & 0x807F | (127 - 14) << 7).astype(np.uint16)  # noqa: E731
+    a, c = draw(1, 40, sig.k), np.zeros((1, 40, 40), np.uint32)
+    a[..., 0] += 14 << 7
+    for at in (0, 1):
+        b = draw(1, sig.k, 40)
+        b[:, at] += 14 << 7
+        wanted = np.asarray(walk(model, sig, *map(jnp.asarray, (a, b, c)), None))
+        assert (cuda_on_cpu.run("tile", model, sig, a, b, c) == wanted).all()
+        with monkeypatch.context() as context:
+            with_broken_careful_steps(context)
+            assert (cuda_on_cpu.run("tile", model, sig, a, b, c) == (wanted if at == 0 else BROKEN)).all()
+
+
+@compiled_here
 @pytest.mark.parametrize("name", ["f16 results", "f16 chains"])
 def test_f16_results_among_the_subnormals_and_at_the_end(monkeypatch, name):
     """Fast steps whose results are subnormal, or zero; and results that become infinite, after which steps are careful."""

@@ -128,7 +128,7 @@ def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
         return _by_walk(kernels, a, b, c, *scales)
     k, chain = a.shape[2], kernels.numbers.chain * kernels.numbers.terms
     step = lcm(kernels.signature.k * (kernels.numbers.promoted or 1), chain or 1)
-    prepared = (a.size + b.size) * source.bytes_of_step(kernels.numbers, tiles.wide) // kernels.numbers.terms
+    prepared = (a.size + b.size) * source.bytes_of_step(kernels.numbers, tiles) // kernels.numbers.terms
     length = -(-k // (step * -(-prepared // MOST_PREPARED))) * step  # of K, at once
     for at in range(0, k, length):
         part, *of_a = (v[:, :, at * v.shape[2] // k : min(at + length, k) * v.shape[2] // k] for v in (a, *scales[::2]))
@@ -155,7 +155,7 @@ def _by_walk(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
 def _by_tiles(kernels: Kernels, tiles: Tiling, a: Array, b: Array, c: Array, *scales: Array) -> Array:
     numbers, (batch, m, n), k = kernels.numbers, c.shape, a.shape[2]
     preparing, text = (source.text(entry, numbers, kernels.signature, kernels.result, tiles) for entry in ("prepare", "tile"))
-    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers, tiles.wide)
+    (rows, columns), bytes_of_line = tiles.lines, source.bytes_of_step(numbers, tiles)
     down, across, steps = -(-m // rows), -(-n // columns), k // numbers.terms
     parts, sizes = (a.shape[0] * down * steps, b.shape[0] * across * steps), (rows * bytes_of_line, columns * bytes_of_line)
     prepared = tuple(jax.ShapeDtypeStruct(v, jnp.uint8) for v in zip(parts, sizes, strict=True))

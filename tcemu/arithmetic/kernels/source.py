@@ -74,6 +74,7 @@ class Tiling(NamedTuple):
     unrolled: int
     pause: int  # tiles between which nothing is loaded ahead
     relative_reach: int = REACH
+    near: int = NEAR
 
     @property
     def threads(self) -> int:
@@ -124,10 +125,10 @@ def tiling(model: Model, signature: Signature) -> Tiling | None:
     return (_relative if relative else _absolute)(n, signature.a, signature.b)
 
 
-def bytes_of_step(n: Numbers, wide: bool) -> int:
+def bytes_of_step(n: Numbers, tiles: Tiling) -> int:
     """Of one line in a step, as `prepare` makes it."""
-    powers = 2 * max(8, n.terms)
-    return 4 + powers + (powers if n.summed else n.terms * (8 if wide else 4) + 2 * n.terms)
+    powers, wide = 2 * max(8, n.terms), tiles.wide
+    return 4 + 4 * tiles.relative + powers + (powers if n.summed else n.terms * (8 if wide else 4) + 2 * n.terms)
 
 
 def _threads(n: Numbers, wide: bool) -> dict[str, Any]:
@@ -212,7 +213,7 @@ def limit(tiles: Tiling, k: int) -> int:
 def shared_bytes(n: Numbers, tiles: Tiling) -> int:
     """Shared memory of a block of `tile`: the stages, and the sums of chains or promoted parts."""
     sums = 4 * prod(tiles.lines) if n.chain or n.promoted else 0
-    return sums + tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n, tiles.wide)
+    return sums + tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n, tiles)
 
 
 def within(n: Numbers, tiles: Tiling | None, most: int) -> Tiling | None:

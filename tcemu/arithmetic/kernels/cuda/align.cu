@@ -13,7 +13,6 @@ constexpr u32 ALL = 0xFFFFFFFF;
 constexpr int NONE = 1000;  // above every exponent
 
 constexpr int BIAS = Floats<WIDE>::bias, UP = Floats<WIDE>::mantissa_bits - FRACTION_BITS;
-constexpr int FIELD = WIDE ? 20 : 23;  // where the exponent begins in a float's upper word
 constexpr u32 FIELDS = WIDE ? 0x7FF00000 : 0x7F800000;
 constexpr u32 LEAST_FIELD = (u32)(RESULT::least_exponent + BIAS) << FIELD, TOO_LARGE = (u32)(RESULT::greatest_exponent + 1 + BIAS) << FIELD;
 
@@ -77,20 +76,21 @@ __device__ __forceinline__ u32 own_exponent(Value c) {
     return IS_F16 && word != 0 ? max(word, LEAST_FIELD) : word;
 }
 
-// The upper word of M. base: of the relative exponents, the sum of both lines' greatest exponents, at the exponent's place
+// The upper word of M. base: see `base_of`
 __device__ __forceinline__ u32 greatest(u32 powers, Value c, int base, u32 half) {
     constexpr int SHIFT = 23 - FIELD + (BASE == 8 ? 3 : 2);  // an exponent's field, divided by BASE
-    const int by_products = (int)(powers >> SHIFT) + ((UP + BIAS - OFFSET) << FIELD) + base;
+    const int by_products = (int)(powers >> SHIFT) + base;
     const int by_c = (int)own_exponent(c) + (UP << FIELD);
     int both = max(by_c, by_products);
     if (FLOOR_COUNTS) both = max(both, (FLOOR + UP + BIAS) << FIELD);
     return ((u32)both & FIELDS) | half;
 }
 
-// the sum of both lines' greatest exponents, of the elements of a tile of m16n8, at the exponent's place; 0 where exponents are not relative
+// What is added to the sum of powers of an element, so that it is the exponent of M; where exponents are relative, both lines' greatest are in it
+constexpr int BASE_OF_ABSOLUTE = (UP + BIAS - OFFSET) << FIELD;
 __device__ __forceinline__ int base_of(const u8 *a, const u8 *b, int row, int column) {
-    if (!RELATIVE) return 0;
-    return (((const int *)(a + APart::tops))[row] << FIELD) + (((const int *)(b + BPart::tops))[column] << FIELD);
+    if (!RELATIVE) return BASE_OF_ABSOLUTE;
+    return ((const int *)(a + APart::tops))[row] + (((const int *)(b + BPart::tops))[column] + BASE_OF_ABSOLUTE);
 }
 
 // v cut toward zero to whole units: rounded down beside M, or beside -M where v is negative
@@ -145,26 +145,40 @@ __device__ __forceinline__ bool still_plain(const Accumulators &c) {
     return __all_sync(ALL, most < TOO_LARGE);
 }
 
+// the fewest products of a line, among those of this warp, that are near its greatest exponent
+template <int LINES> __device__ __forceinline__ int fewest_near(const int *near, int lane) {
+    int fewest = TERMS;
+#pragma unroll
+    for (int line = 0; line < LINES; line += 32)
+        if (line + 32 <= LINES || line + lane < LINES) fewest = min(fewest, near[line + lane]);
+    return __reduce_min_sync(ALL, fewest);
+}
+
 // whether a step of this warp is fast, the same for all of its lanes
 __device__ __forceinline__ bool is_fast(const u8 *a, const u8 *b, const Lane &at, int limit) {
     const int *a_tops = (const int *)(a + APart::tops) + at.first_row, *b_tops = (const int *)(b + BPart::tops) + at.first_column;
-    int a_most = NO_TOP, b_most = NO_TOP, a_least = NONE, b_least = NONE;
+    int a_most = NO_TOP * TOP, b_most = NO_TOP * TOP, a_least = NONE * TOP, b_least = NONE * TOP;
 #pragma unroll
     for (int line = 0; line < 16 * ROW_TILES; line += 32) {
-        const int top = line + 32 <= 16 * ROW_TILES || line + at.lane < 16 * ROW_TILES ? a_tops[line + at.lane] : NO_TOP;
+        const int top = line + 32 <= 16 * ROW_TILES || line + at.lane < 16 * ROW_TILES ? a_tops[line + at.lane] : NO_TOP * TOP;
         a_most = max(a_most, top);
-        a_least = min(a_least, top == NO_TOP ? NONE : top);
+        a_least = min(a_least, top == NO_TOP * TOP ? NONE * TOP : top);
     }
 #pragma unroll
     for (int line = 0; line < 8 * COLUMN_TILES; line += 32) {
-        const int top = line + 32 <= 8 * COLUMN_TILES || line + at.lane < 8 * COLUMN_TILES ? b_tops[line + at.lane] : NO_TOP;
+        const int top = line + 32 <= 8 * COLUMN_TILES || line + at.lane < 8 * COLUMN_TILES ? b_tops[line + at.lane] : NO_TOP * TOP;
         b_most = max(b_most, top);
-        b_least = min(b_least, top == NO_TOP ? NONE : top);
+        b_least = min(b_least, top == NO_TOP * TOP ? NONE * TOP : top);
     }
-    if (__reduce_max_sync(ALL, a_most) + __reduce_max_sync(ALL, b_most) > limit) return false;
+    if (__reduce_max_sync(ALL, a_most) + __reduce_max_sync(ALL, b_most) > limit * TOP) return false;
     if (!RELATIVE) return true;
-    if (__reduce_min_sync(ALL, a_least) + __reduce_min_sync(ALL, b_least) < LEAST_TOPS) return false;
-    // and every largest product within a few binades of what both lines' greatest exponents allow: then bit 30 of its power is set
+    if (__reduce_min_sync(ALL, a_least) + __reduce_min_sync(ALL, b_least) < LEAST_TOPS * TOP) return false;
+    // And every largest product within NEAR binades of what both lines' greatest exponents allow. So it is where one product of each two lines is
+    // within half of that of both: they have TERMS products
+    if (fewest_near<16 * ROW_TILES>((const int *)(a + APart::near) + at.first_row, at.lane) +
+            fewest_near<8 * COLUMN_TILES>((const int *)(b + BPart::near) + at.first_column, at.lane) > TERMS)
+        return true;
+    // Else the sums of powers tell: bit 30 is set
     u32 near = ALL;
 #pragma unroll
     for (int j = 0; j < COLUMN_TILES; ++j)

@@ -38,6 +38,7 @@ template <class FORMAT> struct OneFactor {
         return RELATIVE ? max(low - top, -DEPTH) + DEPTH : low - (FORMAT::least_exponent - FORMAT::mantissa_bits);
     }
     __device__ __forceinline__ u32 sign() const { return factor.significand < 0 && !zero() ? 0x80 : 0; }
+    __device__ __forceinline__ bool near() const { return top == NO_TOP || (!zero() && factor.exponent >= top - NEAR / 2); }
     // relative exponents: of a line of zeros all powers are those of its greatest, NO_TOP
     __device__ __forceinline__ u32 power(int power_of_one) const {
         const int up = factor.exponent - (RELATIVE ? top : 0);
@@ -102,7 +103,13 @@ template <class FORMAT, bool IS_A, class LINE> __device__ __forceinline__ void p
         store_products<FORMAT, Part>(to, line, factors, top);
     const int power_of_one = IS_A ? POWER_OF_A : POWER_OF_B;
     store_fragments<IS_A>(to + Part::powers, line, [&](int t) { return OneFactor<FORMAT>{factors[t], top}.power(power_of_one); });
-    *(int *)(to + Part::tops + line * 4) = top;
+    *(int *)(to + Part::tops + line * 4) = top * TOP;
+    if (RELATIVE) {
+        int near = 0;
+#pragma unroll
+        for (int t = 0; t < TERMS; ++t) near += OneFactor<FORMAT>{factors[t], top}.near();
+        *(int *)(to + Part::near + line * 4) = near;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_LINES) prepare(const Shape *shapes, const ACode *a, const BCode *b,

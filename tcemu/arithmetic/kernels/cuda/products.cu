@@ -33,7 +33,7 @@ template <class PART> __device__ __forceinline__ Bytes load_bytes(const u8 *part
 // What is added to the sum of two bytes of lowest bits, four to a word, so that 0x80 is reached where the product's lowest bit reaches the unit
 __device__ __forceinline__ u32 reach(u32 word, int base) {
     int unit = ((int)word >> FIELD) - (UP + BIAS) - FRACTION_BITS - LOW_BITS_BEGIN;
-    if (RELATIVE) unit = min((((int)word - base) >> FIELD) - (UP + BIAS) - FRACTION_BITS + 2 * DEPTH, 2 * DEPTH + 1);
+    if (RELATIVE) unit = min((((int)word - base) >> FIELD) - OFFSET - FRACTION_BITS + 2 * DEPTH, 2 * DEPTH + 1);
     return 0x80808080u - (u32)unit * ONES;
 }
 
