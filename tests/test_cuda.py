@@ -293,12 +293,39 @@ def test_less_shared_memory_gives_a_smaller_ring_a_smaller_tile_or_none():
     n, tiles = source.numbers(HOPPER, signature("f16")), source.tiling(HOPPER, signature("f16"))
     assert n is not None and tiles is not None
     assert source.within(n, tiles, 227 << 10) == tiles
-    assert source.within(n, tiles, 64 << 10) == tiles._replace(ring=1)
-    assert source.within(n, tiles, 40 << 10) == tiles._replace(ring=1, row_tiles=2)
+    assert source.within(n, tiles, 99 << 10) == tiles._replace(ring=1)
+    alone = tiles._replace(ring=1, warps_across=4, blocks=1)
+    assert source.within(n, tiles, 64 << 10) == alone
+    assert source.within(n, tiles, 40 << 10) == alone._replace(row_tiles=2)
     assert source.within(n, tiles, 16 << 10) is None
     promoted = n._replace(promoted=4)  # whose sums lie there too
     assert source.within(promoted, tiles, 227 << 10) == tiles
-    assert source.within(promoted, tiles, 99 << 10) == tiles._replace(ring=1, row_tiles=2)
+    assert source.within(promoted, tiles, 99 << 10) == alone._replace(row_tiles=2)
+
+
+@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("most", sorted({launch.LEAST_SHARED_KIB, *launch.SHARED_KIB.values()}))
+def test_the_blocks_of_a_multiprocessor_share_its_memory(name, most):
+    """A block may have all of it but OF_BLOCK bytes. Each arithmetic has a large or a small tile on each GPU."""
+    n, tiles = source.numbers(CASES[name][0], signature(name)), source.tiling(CASES[name][0], signature(name))
+    for promoted in (0, 4):
+        whole = n._replace(promoted=promoted)
+        found = [one for small in (False, True) if (one := source.within(whole, tiles, most << 10, small)) is not None]
+        assert len(found) == 2 or (found and promoted and most < 100)
+        assert all(one.blocks * (source.shared_bytes(whole, one) + 1024) <= (most + 1) << 10 for one in found)
+
+
+@compiled_here
+@pytest.mark.parametrize("name", sampled(TILED, ["bf16"]))
+def test_small_products_have_small_tiles(monkeypatch, name):
+    """And the bits of the walk."""
+    monkeypatch.setattr(cuda_on_cpu, "ROUTE", launch.Route("sm", "90", "", 132))
+    kernels = cuda.kernels_of(CASES[name][0], signature(name))
+    with cuda_on_cpu.instead_of_a_gpu():
+        small, large = (cuda._tiles(kernels, batch, 512, 512) for batch in (1, 64))
+    assert (small.lines < large.lines) == (not kernels.numbers.summed)
+    for raw in (False, True):
+        check("tile", CASES[name][0], signature(name), raw, codes_of(name, raw, 70, 40, 3 * signature(name).k))
 
 
 @compiled_here
@@ -318,7 +345,7 @@ def test_the_texts_compile(architecture, tmp_path):
     for name, promotion in cases:
         kernels = cuda.kernels_of(CASES[name][0], signature(name), promotion)
         for entry in ("walk", "prepare", "tile"):
-            tiles = None if entry == "walk" else kernels.tiling
+            tiles = None if entry == "walk" else source.within(kernels.numbers, kernels.tiling, 227 << 10, small=name == "f16")
             assemble(source.text(entry, kernels.numbers, kernels.signature, kernels.result, tiles), architecture, tmp_path)
 
 

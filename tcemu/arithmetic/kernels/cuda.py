@@ -23,6 +23,7 @@ from tcemu.meshes import cut_along_result
 MOST_PREPARED = 4 << 30  # bytes of prepared operands at once: of a longer K, part after part
 PROGRAMS = 512  # arithmetics whose programs are remembered
 WALK_ROWS, WALK_COLUMNS = 16, 8  # elements of D of a block of `walk`
+FEW_TILES = 1.5  # large tiles of D for each multiprocessor, below which smaller ones are faster
 LEAST_TILE = 32  # rows and columns of D from which on `tile` is faster, though most of its block may be empty
 
 
@@ -123,7 +124,7 @@ def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
         single = warp.kernel_of_matrices(kernels.numbers, kernels.signature, kernels.result, m, n)
         if single is not None:
             return warp.launched_on_matrices(single, a, b, c)
-    tiles = source.within(kernels.numbers, kernels.tiling, route().shared_bytes)
+    tiles = _tiles(kernels, *c.shape)
     if tiles is None or min(m, n) < LEAST_TILE:
         return _by_walk(kernels, a, b, c, *scales)
     k, chain = a.shape[2], kernels.numbers.chain * kernels.numbers.terms
@@ -135,6 +136,17 @@ def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
         other, *of_b = (v[:, at * v.shape[1] // k : min(at + length, k) * v.shape[1] // k] for v in (b, *scales[1::2]))
         c = _by_tiles(kernels, tiles, part, other, c, *(scale for pair in zip(of_a, of_b, strict=True) for scale in pair))
     return c
+
+
+def _tiles(kernels: Kernels, batch: int, m: int, n: int) -> Tiling | None:
+    """How `tile` is cut for a result of this shape: smaller where large tiles are too few for all multiprocessors."""
+    shared, processors = route().shared_bytes, route().multiprocessors
+    large = source.within(kernels.numbers, kernels.tiling, shared)
+    if large is not None:
+        rows, columns = large.lines
+        if kernels.numbers.summed or batch * -(-m // rows) * -(-n // columns) >= FEW_TILES * processors:
+            return large
+    return source.within(kernels.numbers, kernels.tiling, shared, small=True) or large
 
 
 def _shape(kernels: Kernels, a: Array, b: Array, c: Array, scales: tuple[Array, ...], limit: int = 0) -> Array:

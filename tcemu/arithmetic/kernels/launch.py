@@ -46,6 +46,7 @@ class Route(NamedTuple):
     kind: str  # of ROUTES; "" for none
     capability: str  # of the GPUs, as "90"
     missing: str  # why there is none; "" if there is one
+    multiprocessors: int = 0  # of a GPU
 
     @property
     def shared_bytes(self) -> int:
@@ -84,7 +85,7 @@ def route() -> Route:
             said.append(f"{kind}_{capability}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             continue
         if right:
-            return Route(kind, capability, "")
+            return Route(kind, capability, "", min(getattr(device, "core_count", 0) for device in jax.devices("cuda")))
         said.append(f"{kind}_{capability}: a wrong result")
     return Route("", capability, f"XLA's call for kernels did not run the probe ({'; '.join(said)})")
 

@@ -3,7 +3,7 @@
 from functools import cache
 from importlib import resources
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tcemu.arithmetic.model import MODES, Model, Signature
 from tcemu.arithmetic.order import Order
@@ -23,6 +23,7 @@ REACH, NEAR = 15, 12  # binades below the greatest exponents of a row and a colu
 DEFINED = ("scaled", "block_scaled")  # of Numbers, for the preprocessor: whether a kernel has these operands
 MACHINE_ENDS = "// ---- end of the machine\n"
 FACTORS_END = "// A factor under its block scale"  # in decode.cu: what comes before knows formats only
+OF_BLOCK = 1024  # bytes of shared memory that are the driver's
 BYTE = 0x80  # of the bytes of lowest bits: where the flag stands
 
 
@@ -131,17 +132,27 @@ def bytes_of_step(n: Numbers, tiles: Tiling) -> int:
     return 4 + 4 * tiles.relative + powers + (powers if n.summed else n.terms * (8 if wide else 4) + 2 * n.terms)
 
 
-def _threads(n: Numbers, wide: bool) -> dict[str, Any]:
-    """How `tile` is cut among threads: the fastest of some dozens that were measured on an NVIDIA H200."""
+def _arrangements(n: Numbers, wide: bool, small: bool = False) -> tuple[dict[str, int], ...]:
+    """How `tile` may be cut among threads: the first that has room is the fastest of some hundreds that were measured on an NVIDIA H200.
+
+    small: for products whose large tiles would leave multiprocessors without work.
+    """
     if n.summed:
-        return {
+        groups = {
             "row_tiles": 2, "column_tiles": 4, "warps_down": 2, "warps_across": 2, "steps_together": 1, "ring": 2, "blocks": 3,
             "unrolled": 1, "pause": 1,
         }  # fmt: skip
-    return {
-        "row_tiles": 4, "column_tiles": 4, "warps_down": 2, "warps_across": 4, "steps_together": max(1, 16 // n.terms), "ring": 2,
-        "blocks": 1, "unrolled": 1 if wide else 4, "pause": 16 if n.terms < 16 else 2 if wide and n.terms > 16 else 4,
+        return groups, groups | {"ring": 1}, groups | {"ring": 1, "blocks": 1}
+    large = {
+        "row_tiles": 4, "column_tiles": 4, "warps_down": 2, "warps_across": 2, "steps_together": max(1, 16 // n.terms),
+        "ring": 2 if wide and n.terms <= 16 else 1, "blocks": 2 if wide else 3,
+        "unrolled": 1, "pause": 8 if n.terms < 16 else 4 if wide and n.terms == 16 else 2,
     }  # fmt: skip
+    if small:
+        few = large | {"row_tiles": 2, "column_tiles": 2, "ring": 2, "blocks": 4, "pause": 2}
+        return few, few | {"ring": 1}, few | {"ring": 1, "blocks": 2}
+    alone = large | {"warps_across": 4, "ring": 2, "blocks": 1} | ({} if wide else {"unrolled": 4, "pause": 4})
+    return large, large | {"ring": 1}, alone, alone | {"ring": 1}, alone | {"ring": 1, "row_tiles": 2}
 
 
 def _absolute(n: Numbers, a: Format, b: Format) -> Tiling | None:
@@ -162,7 +173,7 @@ def _absolute(n: Numbers, a: Format, b: Format) -> Tiling | None:
     power = base * offset - F32.bias
     return Tiling(
         wide, False, base, offset, power // 2, power - power // 2, low_bits_begin, absent, 0, most - 1, -offset - n.fraction_bits, 0,
-        n.floor > -offset, **_threads(n, wide),
+        n.floor > -offset, **_arrangements(n, wide)[0],
     )  # fmt: skip
 
 
@@ -176,7 +187,7 @@ def _relative(n: Numbers, a: Format, b: Format) -> Tiling | None:
     power = BYTE + base * NEAR - F32.bias  # bit 30 of the sum of powers is set from -NEAR on
     return Tiling(
         True, True, base, (F32.bias + power) // base, power // 2, power - power // 2, 0, absent, depth, 120, least_unit,
-        least_unit + n.fraction_bits + NEAR, n.floor > least_unit + n.fraction_bits, **_threads(n, True),
+        least_unit + n.fraction_bits + NEAR, n.floor > least_unit + n.fraction_bits, **_arrangements(n, True)[0],
     )  # fmt: skip
 
 
@@ -201,7 +212,7 @@ def _grouped(n: Numbers, signature: Signature) -> Tiling | None:
         least_unit = -offset - n.fraction_bits
     return Tiling(
         True, relative, base, (F32.bias + power) // base, power // 2, power - power // 2, 0, 0, 0, 120, least_unit,
-        least_unit + n.fraction_bits + NEAR, n.floor > least_unit + n.fraction_bits, **_threads(n, True),
+        least_unit + n.fraction_bits + NEAR, n.floor > least_unit + n.fraction_bits, **_arrangements(n, True)[0],
     )  # fmt: skip
 
 
@@ -216,10 +227,18 @@ def shared_bytes(n: Numbers, tiles: Tiling) -> int:
     return sums + tiles.ring * tiles.steps_together * sum(tiles.lines) * bytes_of_step(n, tiles)
 
 
-def within(n: Numbers, tiles: Tiling | None, most: int) -> Tiling | None:
-    """The same, or a smaller one, in so many bytes of shared memory; None where it has no room."""
-    sizes = () if tiles is None else (tiles, tiles._replace(ring=1), tiles._replace(ring=1, row_tiles=min(tiles.row_tiles, 2)))
-    return next((one for one in sizes if shared_bytes(n, one) <= most), None)
+def within(n: Numbers, tiles: Tiling | None, most: int, small: bool = False) -> Tiling | None:
+    """The same in the first arrangement that has room, where a block may have so many bytes of shared memory; None where none has.
+
+    The blocks of a multiprocessor share what one may have and OF_BLOCK bytes; the driver takes so many for itself of each.
+    """
+    if tiles is None:
+        return None
+    for arrangement in _arrangements(n, tiles.wide, small):
+        one = tiles._replace(**arrangement)
+        if one.blocks * (shared_bytes(n, one) + OF_BLOCK) <= most + OF_BLOCK:
+            return one
+    return None
 
 
 def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None, tables: str = "") -> str:
