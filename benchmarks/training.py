@@ -2,8 +2,9 @@
 
 A step of an encoder (`--model encoder`) or of a GPT with tied embeddings (`--model gpt`), `--layers` deep, its layers a Python loop: the
 gradient of every parameter and a step of gradient descent, compiled whole. Each recipe runs in a process of its own, and so does the same
-model in plain float32, so that each line has its own peak of memory. `--deep N` adds the time to the first step with N layers, over one's;
-`--again` that of a second process, which finds the compiled programs of a first one on disk.
+model in plain float32, so that each line has its own peak of memory. A GPU multiplies float32 as TF32 unless it is told otherwise, so it has
+one more plain line, with products in full float32; each recipe's time is divided by either. `--deep N` adds the time to the first step with N
+layers, over one's; `--again` that of a second process, which finds the compiled programs of a first one on disk.
 """
 
 import json
@@ -23,8 +24,9 @@ import tcemu
 from tcemu.compilation import VARIABLE
 
 WIDTH = {"encoder": 128, "gpt": 64}
+PLAIN = {"plain": None, "plain f32": "highest"}  # JAX's precision of matrix products
 HEADS, HIDDEN, WORDS = 4, 2, 256  # HIDDEN: times the width; WORDS: of the GPT's vocabulary
-COLUMNS = f"{'recipe':>10} {'trace s':>8} {'compile s':>10} {'CPU s':>7} {'best s':>9} {'x plain':>8} {'peak MB':>8}"
+COLUMNS = f"{'recipe':>10} {'trace s':>8} {'compile s':>10} {'CPU s':>7} {'best s':>9} {'x plain':>8} {'x f32':>7} {'peak MB':>8}"
 
 
 def norm(x: jax.Array) -> jax.Array:
@@ -89,20 +91,20 @@ def measured(args) -> dict:
     function, loss = MODELS[args.model]
     tcemu.cache_compilations()
     (name,), (params, x, y) = args.recipes, drawn(args)
-    emulated = function if name == "plain" else tcemu.emulate(function, tcemu.recipe(name))
+    emulated = function if name in PLAIN else tcemu.emulate(function, tcemu.recipe(name))
 
     @jax.jit
     def step(params: dict, x: jax.Array, y: jax.Array) -> dict:
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss, argnums=1)(emulated, params, x, y))
 
     began, cpu = time.perf_counter(), time.process_time()
-    with tcemu.execution(args.execution):
+    with tcemu.execution(args.execution), jax.default_matmul_precision(PLAIN.get(name)):
         lowered = step.lower(params, x, y)
     traced = time.perf_counter()
     compiled = lowered.compile()
     done, cpu = time.perf_counter(), time.process_time() - cpu
     _, best = timed(lambda: jax.tree.leaves(compiled(params, x, y))[0], args.repeats)
-    left = 0 if name == "plain" else len(emulated.report(params, x).left)
+    left = 0 if name in PLAIN else len(emulated.report(params, x).left)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "linux" else 1 << 20)
     times = {"trace_s": traced - began, "compile_s": done - traced, "first_cpu_s": cpu, "best_s": best}
     return {"recipe": name, "model": args.model, "layers": args.layers, "batch": args.batch, **times, "peak_mb": peak, "left": left}
@@ -138,13 +140,14 @@ def main() -> int:
     size = f"width {width_of(args)}, {HEADS} heads, hidden {HIDDEN * width_of(args)}"
     print(f"{args.model}, {args.layers} layers, batch {args.batch}, {args.tokens} tokens, {size}; backward products by their own recipes")
     print(COLUMNS)
-    lines, base = [], 0.0
-    for name in ["plain", *args.recipes]:
+    lines, seconds = [], {}
+    for name in [*(PLAIN if jax.default_backend() == "gpu" else ["plain"]), *args.recipes]:
         line = in_a_process(args, name, args.layers)
-        base = base or line["best_s"]
-        lines.append(line | {"ratio": line["best_s"] / base})
+        seconds[name] = line["best_s"]
+        ratios = [line["best_s"] / seconds.get(plain, seconds["plain"]) for plain in PLAIN]
+        lines.append(line | {"ratio": ratios[0], "ratio_f32": ratios[1]})
         figures = f"{line['trace_s']:>8.2f} {line['compile_s']:>10.2f} {line['first_cpu_s']:>7.1f} {line['best_s']:>9.4f}"
-        print(f"{name:>10} {figures} {line['best_s'] / base:>8.1f} {line['peak_mb']:>8}", flush=True)
+        print(f"{name:>10} {figures} {ratios[0]:>8.1f} {ratios[1]:>7.1f} {line['peak_mb']:>8}", flush=True)
     for name in args.recipes if args.deep else ():
         one, deep = (in_a_process(args, name, layers) for layers in (1, args.deep))
         lines += [one, deep]

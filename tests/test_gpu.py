@@ -42,22 +42,23 @@ def test_recorded_words_on_a_gpu(family):
 
 @pytest.mark.gpu
 @here
-@pytest.mark.parametrize("entry", ["tile", "walk"])
+@pytest.mark.parametrize("entry", ["tile", "small tile", "walk"])
 @pytest.mark.parametrize("name", kernel_cases.CASES)
-def test_the_cuda_kernels_are_the_walk(name, entry):
-    """10^8 outputs of each arithmetic by tiles, a tenth as many in integers. Half with all exponents, Inf and NaN, half with near ones."""
+def test_the_cuda_kernels_are_the_walk(monkeypatch, name, entry):
+    """10^8 outputs of each by tiles of either size, a tenth in integers. Half with all exponents, Inf and NaN, half with near ones."""
     model, signature = kernel_cases.CASES[name][0], kernel_cases.signature(name)
     kernels = cuda.kernels_of(model, signature)
-    if kernels is None or (entry == "tile" and kernels.tiling is None):
+    if kernels is None or (entry != "walk" and kernels.tiling is None):
         pytest.skip("no such kernel takes it")
-    kernels = kernels if entry == "tile" else kernels._replace(tiling=None)
+    kernels = kernels._replace(tiling=None) if entry == "walk" else kernels
+    monkeypatch.setattr(cuda, "FEW_TILES", 1 << 30 if entry == "small tile" else 0)
 
     @jax.jit
     def mismatches(*operands):
         got, wanted = cuda.product(kernels, *operands), walk(model, signature, *operands)
         return (got != wanted).sum(), wanted.size
 
-    size = (5120, 10240) if entry == "tile" else (2560, 2048)
+    size = (2560, 2048) if entry == "walk" else (5120, 10240)
     with jax.default_device(gpus()[0]):
         for raw in (True, False):
             wrong, words = mismatches(*kernel_cases.operands(name, raw, *size, 2 * signature.k))
