@@ -2,9 +2,9 @@
 
 A step of an encoder (`--model encoder`) or of a GPT with tied embeddings (`--model gpt`), `--layers` deep, its layers a Python loop: the
 gradient of every parameter and a step of gradient descent, compiled whole. Each recipe runs in a process of its own, and so does the same
-model in plain float32, so that each line has its own peak of memory. A GPU multiplies float32 as TF32 unless it is told otherwise, so it has
-one more plain line, with products in full float32; each recipe's time is divided by either. `--deep N` adds the time to the first step with N
-layers, over one's; `--again` that of a second process, which finds the compiled programs of a first one on disk.
+model in plain float32, so that each line has its own peak of memory. A GPU multiplies float32 as TF32 unless it is told otherwise: it has
+one more plain line, with products in full float32, and each recipe's time is divided by either. `--deep N` adds the time to the first step
+with N layers, over one's; `--again` that of a second process, which finds the compiled programs of a first one on disk.
 """
 
 import json
