@@ -18,6 +18,7 @@ from support.sampling import sampled
 
 import tcemu
 from tcemu import formats
+from tcemu.arithmetic import quotient
 from tcemu.arithmetic.quotient import divide, multiply
 from tcemu.quantize.blocks import BLOCK_FORMATS, RULES, BlockFormat, BlockQuantized, block_dequantize, block_quantize
 
@@ -411,6 +412,32 @@ def test_f32_products_and_quotients_by_numpy():
             want = ufunc(as_float(a), as_float(b))
         want = np.where(np.isnan(want), np.uint32(0x7FFFFFFF), want.view(np.uint32))
         assert (np.asarray(jax.jit(operation, static_argnums=2)(a, b, formats.F32)) == want).all()
+
+
+def test_ordinary_quotients_are_the_machines_own(monkeypatch):
+    """With the division by integers broken, what may be subnormal or infinite comes out wrong. All else is right, by a constant too."""
+    monkeypatch.setattr(quotient, "_divide", lambda fmt, rounding, x, y: x)
+    rng = np.random.default_rng(16)
+    signed = lambda fields: rng.integers(0, 1 << 32, fields.shape, np.uint32) & 0x807FFFFF | fields.astype(np.uint32) << 23  # noqa: E731
+    quotients = jax.jit(divide, static_argnums=2)
+    for apart in (-125, -30, 0, 125):  # of the exponents
+        fields = rng.integers(max(1, 1 + apart), 255 + min(0, apart), 100_003)
+        a, b = signed(fields), signed(fields - apart)
+        a[::7] &= 1 << 31
+        assert (np.asarray(quotients(a, b, formats.F32)) == (as_float(a) / as_float(b)).view(np.uint32)).all()
+    for constant in (3, 7, 448, 1 / 3, 1e30):
+        b = np.float32(constant).view(np.uint32)
+        got = jax.jit(lambda a: divide(a, b, formats.F32))(a := signed(rng.integers(110, 130, 100_003)))  # noqa: B023
+        assert (np.asarray(got) == (as_float(a) / np.float32(constant)).view(np.uint32)).all()
+    for x, y in (
+        (0x3F800000, 0),
+        (0x7F800000, 0x3F800000),
+        (1, 0x3F800000),
+        (0x3F800000, 1),
+        (0x3F800000, 0x7F800000),
+        (0x00800000, 0x40000000),
+    ):
+        assert np.asarray(quotients(np.uint32([x] * 5), np.uint32([y] * 5), formats.F32)).tolist() == [x] * 5
 
 
 def test_the_reciprocal_of_transformer_engine_gives_the_same_scales():

@@ -3,13 +3,15 @@
 Source: IEEE 754-2019, 5.4.1, 6.1 to 6.3. Subnormals are kept; every NaN is the canonical one.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu import bits
 from tcemu.compilation import compiled_once
-from tcemu.formats import F64, Format, Number, decode, encode
+from tcemu.formats import F32, F64, Format, Number, decode, encode
 
 
 def product(x: Number, y: Number) -> Number:
@@ -39,7 +41,26 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Arr
 
     A finite value over zero is Inf, 0/0 and Inf/Inf are NaN.
     """
-    return _divide(fmt, rounding, *_of_one_shape(x, y, fmt))
+    x, y = _of_one_shape(x, y, fmt)
+    by_integers = partial(_divide, fmt, rounding)
+    if fmt != F32 or rounding != "RN":
+        return by_integers(x, y)
+    return lax.platform_dependent(x, y, cpu=_divide_on_cpu, default=by_integers)
+
+
+@compiled_once()
+def _divide_on_cpu(x: Array, y: Array) -> Array:
+    """By the machine's own division, which rounds once, to nearest. XLA has it flush subnormals: where one may take part, by integers."""
+
+    def by_machine(x: Array, y: Array) -> Array:
+        quotient = lax.bitcast_convert_type(x, jnp.float32) / lax.bitcast_convert_type(y, jnp.float32)
+        return lax.bitcast_convert_type(quotient, jnp.uint32)
+
+    most = F32.infinity >> F32.mantissa_bits  # the exponent's field of Inf and NaN
+    of_x, of_y = (jnp.int32(v >> F32.mantissa_bits) & most for v in (x, y))
+    normal = (of_x - of_y < F32.bias - 1) & (of_x - of_y > -F32.bias + 1) & (of_x > 0) & (of_x < most)
+    ordinary = (normal | (x << 1 == 0)) & (of_y > 0) & (of_y < most)
+    return lax.cond(ordinary.all(), by_machine, partial(_divide, F32, "RN"), x, y)
 
 
 @compiled_once(0, 1)
