@@ -364,10 +364,11 @@ def test_vmap_of_an_axis_in_the_middle():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_float_operation_touches_a_value(rule):
+    """But for quotients, which are the machine's own where `divide` finds that none can be subnormal."""
     kind = "nvfp4" if RULES[rule].two_level else "mxfp8_e4m3"
     x = jax.ShapeDtypeStruct((4, 64), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda x: block_dequantize(block_quantize(x, kind, rule=rule)))(x).jaxpr
-    assert float_operations(jaxpr) <= MOVES
+    assert float_operations(jaxpr) <= MOVES | {"div"}
     assert not {e.primitive.name for e in equations(jaxpr)} & {"gather", "scatter", "sort", "while"}
 
 
