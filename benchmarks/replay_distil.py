@@ -1,8 +1,8 @@
 """Surveys as profiles: `python benchmarks/replay_distil.py SURVEY ... --out FOLDER --profiles tcemu/replay/measured`.
 
 SURVEY is a survey.jsonl that `replay_gpu.py` wrote; of a shape that was asked twice, the last line counts. Only what was replayed without
-a difference is taken. Written are profiles, LIBRARY-GPU.json.xz, to which shapes are added where such a file is there; FOLDER/words.json.xz,
-the words that the surveys kept; and a table of what was not found, FOLDER/undetermined.md, or the end of the page --table, to which rows
+a difference is taken. Written are profiles, LIBRARY-GPU.json.xz, to which shapes are added where such a file is there; the words that the
+surveys kept, FOLDER/words.json.xz; and a table of what was not found, FOLDER/undetermined.md, or the end of the page --table, to which rows
 are added. What the profiles and that table hold together is printed as a table.
 """
 
@@ -120,8 +120,8 @@ def undetermined(lines: Lines, before: str, found: set[Shape]) -> list[str]:
     """Rows of what was not found, with what is known of it: those of a table before, and of these lines."""
     rows = {(hit[1], int(hit[2]), int(hit[3]), int(hit[4])): hit[0] for hit in ROW.finditer(before)}
     for (name, m, n, k), line in lines.items():
-        said = " ".join(str(line.get(part, "")) for part in ("why", "error"))
-        known = next((short for words, short in KNOWN.items() if words in said), said.strip())
+        said = " ".join(f"{line.get('why', '')} {line.get('error', '')}".split())
+        known = next((short for words, short in KNOWN.items() if words in said), said[:90])
         known = "fresh operands refute the order" if line.get("recipe") else known
         kernels = sorted({hit[0] for text in line.get("kernels", ()) for hit in [GROUP.search(text)] if hit})
         rows[name, m, n, k] = f"| {name} | {m} x {n} x {k} | {known} | {', '.join(kernels)} |"

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tcemu.compilation import wide_vectors
 from tcemu.formats import F32, Format
 from tcemu.linalg.kernel_epilogue import Epilogue
-from tcemu.linalg.kernel_recipes import KernelRecipe
-from tcemu.linalg.kernel_sums import operand_codes, product, run_of
+from tcemu.linalg.kernel_order import places_of_slices
+from tcemu.linalg.kernel_recipes import KernelRecipe, Merge
+from tcemu.linalg.kernel_sums import Merging, Order, Run, merged, merging_of, operand_codes, run_of, sums_of_slices
 from tcemu.linalg.kernel_totals import Extras, Finish, extras_of, finish_of, finished
 from tcemu.replay.boxes import DTYPES, Box
 from tcemu.replay.data import operands
@@ -22,8 +24,8 @@ from tcemu.replay.forms import PLAIN, Besides, Form
 
 MOST = 48  # different rows of A, and columns of B, in one comparison: the others repeat them, so that every output is compared
 SIZES = (1, 2, 4, 8, 16, 24, 32, MOST)  # to which they are filled up, so that programs are shared
-
-
+OUTPUTS = MOST * MOST
+COUNTS = (8, 64, 512)  # of sums of slices
 TRIES = 36  # of operands, until two recipes are told apart
 TELLING = ("window", "zeros", "window", "brink", "window", "subnormal", "window", "ties", "window", "tiny", "window", "brink")
 
@@ -63,7 +65,7 @@ def drawn(asking: Asking, totals_by: KernelRecipe | None = None) -> Sample:
     if asking.how is None:
         return plain._replace(besides=asking.form.neutral(*size))
     assert totals_by is not None
-    found = totals(totals_by, plain).view(np.float32).astype(np.float64)
+    found = Computed(plain).totals(totals_by).view(np.float32).astype(np.float64)
     return plain._replace(besides=besides(asking.form, asking.how, asking.seed, found))
 
 
@@ -84,8 +86,9 @@ def telling_sample(box: Box, recipes: Sequence[KernelRecipe], seed: int, hows: S
     for number in range(TRIES):
         kind, how = TELLING[number % len(TELLING)], hows[number % len(hows)]
         asked = drawn(Asking(box.shape, box.held, box.form, kind, seed + number, how), recipes[0])
-        first = given(recipes[0], asked)
-        if any(unlike(other.out, given(other, asked), first) for other in recipes[1:3]):
+        computed = Computed(asked)
+        first = computed.codes(recipes[0])
+        if any(unlike(other.out, computed.codes(other), first) for other in recipes[1:3]):
             return asked
     return None
 
@@ -97,33 +100,82 @@ def _filled(x: np.ndarray, rows: int, k: int) -> np.ndarray:
 
 
 def given(recipe: KernelRecipe, asked: Sample) -> np.ndarray:
-    """The codes that a recipe gives on the different rows and columns of a sample. Computed on a CPU."""
-    if asked.form.plain:
-        return _product(recipe, asked)
-    return finished_totals(recipe, totals(recipe, asked), asked)
+    """The codes that a recipe gives on the different rows and columns of a sample."""
+    return Computed(asked).codes(recipe)
 
 
-def totals(recipe: KernelRecipe, asked: Sample) -> np.ndarray:
-    """f32 codes of a recipe's totals on the different rows and columns of a sample, before scales and bias."""
-    return _product(recipe, asked, Finish(F32))
+class Computed:
+    """What recipes give on one sample, computed on a CPU.
+
+    Recipes that differ in how their slices are merged share the slices' sums, and those that differ in their epilogues share totals.
+    Everything is brought to few sizes, so that they share compiled programs, too.
+    """
+
+    def __init__(self, asked: Sample):
+        self.asked = asked
+        self.size = len(asked.a), asked.b.shape[1]
+        self.sums: dict = {}
+        self.found: dict = {}
+
+    def codes(self, recipe: KernelRecipe) -> np.ndarray:
+        """Of the results."""
+        formats, (a, b, bias) = self.asked.form.formats, self.asked.besides
+
+        def flat(codes: np.ndarray | None, fmt: Format | None) -> np.ndarray | None:
+            if codes is None or fmt is None:
+                return None
+            return np.resize(np.broadcast_to(codes, self.size).reshape(-1), OUTPUTS).view(DTYPES[fmt])
+
+        total = self.totals(recipe)
+        with jax.default_device(jax.devices("cpu")[0]):
+            scales, of_columns = (flat(a, formats["scale_a"]), flat(b, formats["scale_b"])), flat(bias, formats["bias"])
+            extras = Extras() if self.asked.form.plain else extras_of(recipe.epilogue, scales, of_columns)
+            codes = np.asarray(_finished(finish_of(recipe.epilogue, recipe.out), np.resize(total, OUTPUTS), extras))
+        return codes[: total.size].reshape(self.size)
+
+    def totals(self, recipe: KernelRecipe) -> np.ndarray:
+        """f32 codes, before scales and bias."""
+        order = recipe.replace(epilogue=Epilogue())
+        if order not in self.found:
+            sums = self._sums_of(recipe)
+            with jax.default_device(jax.devices("cpu")[0]):
+                total = np.asarray(_merged(recipe.out, merging_of(recipe, len(sums)), sums))
+            self.found[order] = total[: self.size[0] * self.size[1]].reshape(self.size)
+        return self.found[order]
+
+    def _sums_of(self, recipe: KernelRecipe) -> np.ndarray:
+        """f32 codes [S, OUTPUTS] of the slices' sums, and zeros: all outputs of a sum, and then the first ones again."""
+        key = recipe.a, recipe.b, recipe.cast, recipe.unit, recipe.slices
+        if key not in self.sums:
+            (rows, columns), count = self.size, len(places_of_slices(recipe.slices))
+            kept = _size(count, COUNTS)
+            run, order = run_of(recipe.replace(merge=Merge(), epilogue=Epilogue(), out=F32))
+            order = order._replace(numbers=np.zeros(kept, bool), of_slices=np.zeros((0, 2), np.int32), total=np.zeros((), np.int32))
+            with jax.default_device(jax.devices("cpu")[0]):
+                found = np.asarray(_sums(run, jax.tree.map(jnp.asarray, order), *self._operands(recipe)))
+            found = found[:count, :rows, :columns].reshape(count, -1)[:, np.arange(OUTPUTS) % (rows * columns)]
+            self.sums[key] = np.concatenate([found, np.zeros((kept - count, OUTPUTS), found.dtype)])
+        return self.sums[key]
+
+    def _operands(self, recipe: KernelRecipe) -> tuple[jax.Array, jax.Array]:
+        """Codes of A and B in the formats that are multiplied."""
+        k = self.asked.a.shape[1]
+        step = 1 << max(k.bit_length() - 2, 3)
+        found = []
+        for fmt, held, x in ((recipe.a, self.asked.held[0], self.asked.a), (recipe.b, self.asked.held[1], self.asked.b.T)):
+            codes = np.ascontiguousarray(_filled(x, _size(len(x), SIZES), k + -k % step))
+            found.append(jnp.asarray(codes) if fmt == held else operand_codes(fmt, recipe.cast, codes.view(DTYPES[held])))
+        return found[0], found[1].T
 
 
-def _product(recipe: KernelRecipe, asked: Sample, finish: Finish | None = None) -> np.ndarray:
-    rows, columns, k = len(asked.a), asked.b.shape[1], asked.a.shape[1]
-    step = 1 << max(k.bit_length() - 2, 3)
-    longer = k + -k % step
-    with jax.default_device(jax.devices("cpu")[0]):
-        a, b = (
-            operand_codes(fmt, recipe.cast, np.ascontiguousarray(x).view(DTYPES[held]))
-            for fmt, held, x in (
-                (recipe.a, asked.held[0], _filled(asked.a, _size(rows), longer)),
-                (recipe.b, asked.held[1], _filled(asked.b.T, _size(columns), longer)),
-            )
-        )
-        run, order = run_of(recipe)
-        run, extras = (run, extras_of(recipe.epilogue, (None, None), None)) if finish is None else (run._replace(finish=finish), Extras())
-        codes = product(run, jax.tree.map(jnp.asarray, order), a, b.T, extras)
-        return np.asarray(codes)[:rows, :columns]
+@wide_vectors(0)
+def _sums(run: Run, order: Order, a: jax.Array, b: jax.Array) -> jax.Array:
+    return sums_of_slices(run, order, a, b)
+
+
+@partial(jax.jit, static_argnums=0)
+def _merged(partial: Format, how: Merging, sums: jax.Array) -> jax.Array:
+    return merged(partial, how, sums)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -131,26 +183,8 @@ def _finished(finish: Finish, total: jax.Array, extras: Extras) -> jax.Array:
     return finished(finish, total, extras)
 
 
-def finished_totals(recipe: KernelRecipe, total: np.ndarray, asked: Sample) -> np.ndarray:
-    """The codes of the result, of totals that a recipe gave. Everything is brought to one size, so that programs are shared."""
-
-    def flat(codes: np.ndarray | None, fmt: Format | None) -> np.ndarray | None:
-        if codes is None or fmt is None:
-            return None
-        every = np.broadcast_to(codes, total.shape).reshape(-1)
-        return np.resize(every, MOST * MOST).view(DTYPES[fmt])
-
-    formats, (a, b, bias) = asked.form.formats, asked.besides
-    with jax.default_device(jax.devices("cpu")[0]):
-        scales = flat(a, formats["scale_a"]), flat(b, formats["scale_b"])
-        extras = extras_of(recipe.epilogue, scales, flat(bias, formats["bias"]))
-        held = jnp.asarray(np.resize(total.reshape(-1), MOST * MOST))
-        codes = np.asarray(_finished(finish_of(recipe.epilogue, recipe.out), held, extras))
-    return codes[: total.size].reshape(total.shape)
-
-
-def _size(count: int) -> int:
-    return next(size for size in SIZES if size >= count)
+def _size(count: int, sizes: tuple[int, ...]) -> int:
+    return next((size for size in sizes if size >= count), count)
 
 
 def differing(recipe: KernelRecipe, asked: Sample) -> int:
@@ -159,17 +193,9 @@ def differing(recipe: KernelRecipe, asked: Sample) -> int:
 
 
 def surviving(recipes: Sequence[KernelRecipe], asked: Sample, *, signs: bool = True) -> list[KernelRecipe]:
-    """The recipes that give every output of the box. signs: of zeros too. Recipes that differ in their epilogues share their totals."""
-    if asked.form.plain:
-        return [recipe for recipe in recipes if not differing(recipe, asked)]
-    found, known = [], {}
-    for recipe in recipes:
-        order = recipe.replace(epilogue=Epilogue())
-        if order not in known:
-            known[order] = totals(recipe, asked)
-        if not _unlike_all(recipe, finished_totals(recipe, known[order], asked), asked, signs=signs):
-            found.append(recipe)
-    return found
+    """The recipes that give every output of the box. signs: of zeros too."""
+    computed = Computed(asked)
+    return [recipe for recipe in recipes if not _unlike_all(recipe, computed.codes(recipe), asked, signs=signs)]
 
 
 def _unlike_all(recipe: KernelRecipe, codes: np.ndarray, asked: Sample, *, signs: bool = True) -> int:
