@@ -72,8 +72,12 @@ def drawn(asking: Asking, totals_by: KernelRecipe | None = None) -> Sample:
 def answered(box: Box, asked: Sample) -> Sample:
     """One call of the box about a sample, whose rows and columns are repeated."""
     m, n, _ = box.shape
-    a, b = asked.a[np.arange(m) % len(asked.a)], asked.b[:, np.arange(n) % asked.b.shape[1]]
-    return asked._replace(answer=box(a, b, asked.besides.repeated(m, n)))
+    return asked._replace(answer=box(*repeated(asked, m, n), asked.besides.repeated(m, n)))
+
+
+def repeated(asked: Sample, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """A and B with so many rows and columns, of which there are fewer, in row-major order."""
+    return asked.a.take(np.arange(m) % len(asked.a), axis=0), asked.b.take(np.arange(n) % asked.b.shape[1], axis=1)
 
 
 def sample(box: Box, kind: str, seed: int, how: str | None = None, totals_by: KernelRecipe | None = None) -> Sample:
