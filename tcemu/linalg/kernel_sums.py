@@ -21,7 +21,7 @@ from tcemu.compilation import wide_vectors
 from tcemu.formats import F32, TF32, Format, array_codes, convert
 from tcemu.linalg.kernel_order import NONE, additions, lane_order, places_of_slices, step_order
 from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Merge, Steps
-from tcemu.linalg.kernel_totals import Extras, Finish, finish_of, finished
+from tcemu.linalg.kernel_totals import Extras, Finish, Flag, chosen, finish_of, finished, rounded_to
 from tcemu.meshes import alike
 from tcemu.operations.operands import signature_of
 
@@ -53,13 +53,21 @@ class Order(NamedTuple):
 
 
 class Merging(NamedTuple):
-    """How the sums of slices become one. Its flags are static, or data, so that all merges share a program."""
+    """How the sums of slices become one."""
 
     pairs: Array | np.ndarray  # [P, 2]: the additions
     total: Array | np.ndarray  # where the last one has the total
-    narrow: bool | Array | np.ndarray  # sums wait in a format narrower than f32
-    serial: bool | Array | np.ndarray
-    flush: bool | Array | np.ndarray
+    narrow: Flag  # sums wait in a format narrower than f32
+    serial: Flag
+    flush: Flag
+
+
+class Chains(NamedTuple):
+    """How a lane's chain is rounded and begun: fields of `Lanes`."""
+
+    fused: Flag
+    flush: Flag
+    first: Flag
 
 
 def run_of(recipe: KernelRecipe) -> tuple[Run, Order]:
@@ -134,8 +142,15 @@ def product(run: Run, order: Order, a: Array, b: Array, extras: Extras) -> Array
     return finished(run.finish, merged(run.merge.partial, merging, sums_of_slices(run, order, a, b)), extras)
 
 
-def sums_of_slices(run: Run, order: Order, a: Array, b: Array) -> Array:
-    """f32 codes [S, ..., M, N], before they are merged; beyond the recipe's slices there may be zeros."""
+def chains_of(unit: Lanes) -> Chains:
+    return Chains(unit.fused, unit.flush, unit.start == "first")
+
+
+def sums_of_slices(run: Run, order: Order, a: Array, b: Array, chains: Chains | None = None) -> Array:
+    """f32 codes [S, ..., M, N], before they are merged; beyond the recipe's slices there may be zeros.
+
+    chains: of lanes; None: those of the unit, static.
+    """
     rank = max(a.ndim, b.ndim)
     a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
     fill = 1 << (run.factors[0].bits - 1)  # -0: see `tcemu.linalg.shapes.fill`
@@ -145,7 +160,9 @@ def sums_of_slices(run: Run, order: Order, a: Array, b: Array) -> Array:
     rank, axes = places.ndim, tuple(range(places.ndim))
     a = jnp.moveaxis(jnp.take(a, places, axis=-1), tuple(i - rank for i in axes), axes)
     b = jnp.moveaxis(jnp.take(b, places, axis=-2), tuple(i - rank - 1 for i in axes), axes)
-    return _by_lanes(run, order, a, b) if isinstance(run.unit, Lanes) else _by_steps(run, order, a, b)
+    if isinstance(run.unit, Lanes):
+        return _by_lanes(run, order, a, b, chains_of(run.unit) if chains is None else chains)
+    return _by_steps(run, order, a, b)
 
 
 def _by_steps(run: Run, order: Order, a: Array, b: Array) -> Array:
@@ -167,15 +184,18 @@ def _by_steps(run: Run, order: Order, a: Array, b: Array) -> Array:
     return lax.scan(step, (parts, running), (a, b, order.closes, order.slices))[0][0]
 
 
-def _by_lanes(run: Run, order: Order, a: Array, b: Array) -> Array:
+def _by_lanes(run: Run, order: Order, a: Array, b: Array, chains: Chains) -> Array:
     """f32 codes [S, ..., M, N]. a: [T, S, L, ..., M]; b: [T, S, L, ..., N]."""
     assert isinstance(run.unit, Lanes)
-    fused, narrow, kept = run.unit.fused, run.unit.product, flushed if run.unit.flush else lambda x: x
-    of_a, of_b = run.factors
+    narrow, (of_a, of_b) = run.unit.product, run.factors
+
+    def kept(x: Array) -> Array:
+        return chosen(chains.flush, lambda: flushed(x), lambda: x)
+
     a, b = kept(convert(of_a, F32, a))[..., None], kept(convert(of_b, F32, b))[..., None, :]
     shape = jnp.broadcast_shapes(a.shape[1:], b.shape[1:])
     ones = (1,) * (len(shape) - 2)
-    begin = SIGN if run.unit.start == "first" else np.uint32(0)  # -0 + x is x, whatever its sign
+    begin = chosen(chains.first, lambda: jnp.asarray(SIGN), lambda: jnp.uint32(0))  # -0 + x is x, whatever its sign
 
     def product(x: Array, y: Array) -> Array:
         exact = kept(multiply(x, y, F32))
@@ -183,12 +203,12 @@ def _by_lanes(run: Run, order: Order, a: Array, b: Array) -> Array:
 
     def turn(state: tuple[Array, Array, Array], given: tuple) -> tuple[tuple[Array, Array, Array], None]:
         (total, begun, running), (x, y, closes) = state, given
-        running = kept(fma(x, y, running, F32) if fused else add(product(x, y), running, F32))
+        running = kept(chosen(chains.fused, lambda: fma(x, y, running, F32), lambda: add(product(x, y), running, F32)))
         closes = closes.reshape(*closes.shape, *ones)
         closed = jnp.where(begun, kept(add(total, running, F32)), running) if run.restarted else running
         return (jnp.where(closes, closed, total), begun | closes, jnp.where(closes, begin, running)), None
 
-    zeros = jnp.full(shape, begin)
+    zeros = jnp.broadcast_to(begin, shape)
     total, begun, running, *_ = alike(zeros, jnp.zeros(shape, bool), zeros, a, b)
     totals = lax.scan(turn, (total, begun, running), (a, b, order.closes))[0][0]
     last = order.of_lanes[-1][0] if len(order.of_lanes) else 0
@@ -217,24 +237,17 @@ def merged(partial: Format, how: Merging, sums: Array) -> Array:
         return sums[0]
 
     def waiting(x: Array) -> Array:
-        return _where(how.narrow, lambda: convert(partial, F32, convert(F32, partial, x)), lambda: x)
+        return chosen(how.narrow, lambda: rounded_to(partial, x), lambda: x)
 
     def adding(x: Array, y: Array) -> Array:
         exact = add(x, y, F32)
-        total = _where(how.flush, lambda: flushed(exact), lambda: exact)
-        return _where(how.serial, lambda: waiting(total), lambda: total)
+        total = chosen(how.flush, lambda: flushed(exact), lambda: exact)
+        return chosen(how.serial, lambda: waiting(total), lambda: total)
 
     first = how.pairs[0][0]
-    sums = _where(how.serial, lambda: sums.at[first].set(waiting(sums[first])), lambda: waiting(sums))
+    sums = chosen(how.serial, lambda: sums.at[first].set(waiting(sums[first])), lambda: waiting(sums))
     zeros = jnp.zeros((2, *sums.shape[1:]), sums.dtype)  # +0 to start from, and what additions that fill the program up change
     return _added(jnp.concatenate([sums, zeros]), how.pairs, adding)[how.total]
-
-
-def _where(flag: bool | Array | np.ndarray, one: Callable[[], Array], other: Callable[[], Array]) -> Array:
-    """One of the two: only that one is traced where the flag is static."""
-    if isinstance(flag, bool):
-        return one() if flag else other()
-    return jnp.where(flag, one(), other())
 
 
 def operand_codes(fmt: Format, cast: str, x: Floats) -> Array:

@@ -14,9 +14,9 @@ from tcemu.compilation import wide_vectors
 from tcemu.formats import F32, Format
 from tcemu.linalg.kernel_epilogue import Epilogue
 from tcemu.linalg.kernel_order import places_of_slices
-from tcemu.linalg.kernel_recipes import KernelRecipe, Merge
-from tcemu.linalg.kernel_sums import Merging, Order, Run, merged, merging_of, operand_codes, run_of, sums_of_slices
-from tcemu.linalg.kernel_totals import Extras, Finish, extras_of, finish_of, finished
+from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Merge
+from tcemu.linalg.kernel_sums import Chains, Merging, Order, Run, chains_of, merged, merging_of, operand_codes, run_of, sums_of_slices
+from tcemu.linalg.kernel_totals import Extras, Finish, Ways, extras_of, finish_of, finished
 from tcemu.replay.boxes import DTYPES, Box
 from tcemu.replay.data import operands
 from tcemu.replay.extras import besides
@@ -25,6 +25,7 @@ from tcemu.replay.forms import PLAIN, Besides, Form
 MOST = 48  # different rows of A, and columns of B, in one comparison: the others repeat them, so that every output is compared
 SIZES = (1, 2, 4, 8, 16, 24, 32, MOST)  # to which they are filled up, so that programs are shared
 OUTPUTS = MOST * MOST
+ONE = np.uint32(0x3F800000)  # f32
 COUNTS = (8, 64, 512)  # of sums of slices
 TRIES = 36  # of operands, until two recipes are told apart
 TELLING = ("window", "zeros", "window", "brink", "window", "subnormal", "window", "ties", "window", "tiny", "window", "brink")
@@ -130,11 +131,15 @@ class Computed:
                 return None
             return np.resize(np.broadcast_to(codes, self.size).reshape(-1), OUTPUTS).view(DTYPES[fmt])
 
-        total = self.totals(recipe)
+        total, form, epilogue = self.totals(recipe), self.asked.form, recipe.epilogue
         with jax.default_device(jax.devices("cpu")[0]):
-            scales, of_columns = (flat(a, formats["scale_a"]), flat(b, formats["scale_b"])), flat(bias, formats["bias"])
-            extras = Extras() if self.asked.form.plain else extras_of(recipe.epilogue, scales, of_columns)
-            codes = np.asarray(_finished(finish_of(recipe.epilogue, recipe.out), np.resize(total, OUTPUTS), extras))
+            extras = extras_of(epilogue, (flat(a, formats["scale_a"]), flat(b, formats["scale_b"])), flat(bias, formats["bias"]))
+            missing = (2 if form.scales else int(form.beta != 1)) - len(extras.factors)
+            factors = [np.full(OUTPUTS, ONE)] * missing + [np.broadcast_to(np.asarray(x), OUTPUTS) for x in extras.factors]
+            finish = finish_of(epilogue, recipe.out)
+            ways = finish.ways._replace(plus_zero=epilogue.scaled and epilogue.plus_zero)  # what is not scaled is multiplied by one
+            shared = Finish(recipe.out, saturate=finish.saturate, between=None if recipe.out == F32 else recipe.out)
+            codes = np.asarray(_finished(shared, np.resize(total, OUTPUTS), extras._replace(factors=tuple(factors)), ways))
         return codes[: total.size].reshape(self.size)
 
     def totals(self, recipe: KernelRecipe) -> np.ndarray:
@@ -154,9 +159,13 @@ class Computed:
             (rows, columns), count = self.size, len(places_of_slices(recipe.slices))
             kept = _size(count, COUNTS)
             run, order = run_of(recipe.replace(merge=Merge(), epilogue=Epilogue(), out=F32))
+            chains = None
+            if isinstance(recipe.unit, Lanes):
+                chains, narrow = chains_of(recipe.unit), recipe.unit.product
+                run = run._replace(unit=Lanes(fused=narrow is None, product=narrow), restarted=True)  # as without, where there is one chain
             order = order._replace(numbers=np.zeros(kept, bool), of_slices=np.zeros((0, 2), np.int32), total=np.zeros((), np.int32))
             with jax.default_device(jax.devices("cpu")[0]):
-                found = np.asarray(_sums(run, jax.tree.map(jnp.asarray, order), *self._operands(recipe)))
+                found = np.asarray(_sums(run, order, *self._operands(recipe), chains))
             found = found[:count, :rows, :columns].reshape(count, -1)[:, np.arange(OUTPUTS) % (rows * columns)]
             self.sums[key] = np.concatenate([found, np.zeros((kept - count, OUTPUTS), found.dtype)])
         return self.sums[key]
@@ -173,8 +182,8 @@ class Computed:
 
 
 @wide_vectors(0)
-def _sums(run: Run, order: Order, a: jax.Array, b: jax.Array) -> jax.Array:
-    return sums_of_slices(run, order, a, b)
+def _sums(run: Run, order: Order, a: jax.Array, b: jax.Array, chains: Chains | None) -> jax.Array:
+    return sums_of_slices(run, order, a, b, chains)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -183,8 +192,8 @@ def _merged(partial: Format, how: Merging, sums: jax.Array) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def _finished(finish: Finish, total: jax.Array, extras: Extras) -> jax.Array:
-    return finished(finish, total, extras)
+def _finished(finish: Finish, total: jax.Array, extras: Extras, ways: Ways) -> jax.Array:
+    return finished(finish, total, extras, ways)
 
 
 def _size(count: int, sizes: tuple[int, ...]) -> int:
