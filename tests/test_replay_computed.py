@@ -39,12 +39,14 @@ def with_epilogues(recipe, form):
 
 EVEN = Slices.even(K, 3, 32)
 CHAIN = KernelRecipe(F16, F16, F16, steps(F16, 16), EVEN)
+WHOLE = CHAIN.replace(slices=Slices.whole(K))
 FP8 = KernelRecipe(E4M3, E4M3, BF16, steps(E4M3, 32), Slices.whole(K))
 CASES = {
     "merges": Case(all_of(CHAIN)),
     "serial": Case([CHAIN.replace(merge=Merge(partial=F16, serial=serial, start="zero")) for serial in (False, True)]),
     "merges backwards": Case(all_of(CHAIN.replace(merge=Merge("descending")))),
     "merges of many": Case(all_of(KernelRecipe(F16, F16, F16, Lanes(), Slices.even(K, 12, 8)))),
+    "one slice that waits or not": Case([WHOLE.replace(merge=Merge(partial=F16, start=start)) for start in ("first", "zero")]),
     "one slice": Case(all_of(KernelRecipe(BF16, BF16, BF16, steps(BF16, 16), Slices.whole(K)))),
     "casts": Case(all_of(KernelRecipe(TF32, TF32, F32, steps(TF32, 8), EVEN))),
     "restarts": Case([FP8.replace(unit=steps(E4M3, 32, restart=restart)) for restart in (None, 32)]),

@@ -103,8 +103,9 @@ def merging_of(recipe: KernelRecipe, kept: int) -> Merging:
     merge = recipe.merge
     pairs = _of_slices(merge, len(places_of_slices(recipe.slices)), kept)
     total = np.array(pairs[-1][0] if pairs else 0, np.int32)
+    waits = bool(pairs) and merge.partial != F32  # one slice alone does not
+    flags = waits, merge.serial, isinstance(recipe.unit, Lanes) and recipe.unit.flush
     pairs += [(kept + 1, kept + 1)] * (kept - len(pairs))
-    flags = merge.partial != F32, merge.serial, isinstance(recipe.unit, Lanes) and recipe.unit.flush
     return Merging(_pairs(pairs), total, *map(np.array, flags))
 
 

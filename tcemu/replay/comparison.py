@@ -147,8 +147,10 @@ class Computed:
         order = recipe.replace(epilogue=Epilogue())
         if order not in self.found:
             sums = self._sums_of(recipe)
-            with jax.default_device(jax.devices("cpu")[0]):
-                total = np.asarray(_merged(recipe.out, merging_of(recipe, len(sums)), sums))
+            total = sums[0]
+            if len(places_of_slices(recipe.slices)) > 1 or recipe.merge.start == "zero":
+                with jax.default_device(jax.devices("cpu")[0]):
+                    total = np.asarray(_merged(recipe.out, merging_of(recipe, len(sums)), sums))
             self.found[order] = total[: self.size[0] * self.size[1]].reshape(self.size)
         return self.found[order]
 
