@@ -11,7 +11,7 @@ import json
 import lzma
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +39,30 @@ HEAD = ["| product | M x N x K | what is known | kernels |", "|---|---|---|---|"
 ROW = re.compile(r"\| (\S+) \| (\d+) x (\d+) x (\d+) \| (.*?) \| .*\|")
 
 
-def lines_by_shape(paths: Iterable[Path]) -> tuple[dict[str, Any], Lines]:
-    """What the files say of the machine, and their lines. A last line that was cut off is none. Raises ValueError for two machines."""
-    about: dict[str, Any] = {}
-    lines: Lines = {}
+def lines_of(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The lines of the files. A last one that was cut off is none."""
     for text in (text for path in paths for text in path.read_text().splitlines()):
         try:
-            line = json.loads(text)
+            yield json.loads(text)
         except ValueError:
             continue
-        if "machine" in line:
-            if about and about["machine"] != line["machine"]:
-                raise ValueError(f"the lines are of two machines, {about['machine']} and {line['machine']}; distil each by itself")
-            about = line | {"date": dates(about.get("date", ""), line["date"])}
-        if "survey" in line:
-            lines[line["survey"], line["m"], line["n"], line["k"]] = line
+
+
+def lines_by_shape(paths: Iterable[Path]) -> Lines:
+    """The lines about shapes; of a shape that was asked again, the last one."""
+    return {(line["survey"], line["m"], line["n"], line["k"]): line for line in lines_of(paths) if "survey" in line}
+
+
+def machine_of(paths: Iterable[Path]) -> dict[str, Any]:
+    """What the files say of the machine, and the date. Raises ValueError for two machines, and for none."""
+    about: dict[str, Any] = {}
+    for line in (line for line in lines_of(paths) if "machine" in line):
+        if about and about["machine"] != line["machine"]:
+            raise ValueError(f"the lines are of two machines, {about['machine']} and {line['machine']}; distil each by itself")
+        about = line | {"date": dates(about.get("date", ""), line["date"])}
     if not about:
         raise ValueError("no line says on which machine; these are no surveys")
-    return about, lines
+    return about
 
 
 def dates(one: str, other: str) -> str:
@@ -148,7 +154,7 @@ def counted(found: set[Shape], outputs: dict[str, int], rows: list[str]) -> list
 
 def distil(surveys: list[Path], out: Path, profiles: Path, table: Path) -> None:
     """Writes all files. Raises ValueError for what does not belong together, before anything is written."""
-    about, lines = lines_by_shape(surveys)
+    about, lines = machine_of(surveys), lines_by_shape(surveys)
     gpu = (about["machine"].get("gpu") or "CPU").replace(" ", "-")
     files: dict[Path, bytes] = {}
     found: set[Shape] = set()

@@ -220,7 +220,7 @@ def lines_of(path: Path) -> list[tuple]:
 
 def summary(out: Path) -> None:
     """How many were found, and replayed without a difference, by survey."""
-    _, lines = lines_by_shape([out / FILE])
+    lines = lines_by_shape([out / FILE])
     for name in SURVEYS:
         own = [line for line in lines.values() if line["survey"] == name]
         found = [line for line in own if line.get("recipe")]

@@ -138,7 +138,7 @@ class Computed:
             factors = [np.full(OUTPUTS, ONE)] * missing + [np.broadcast_to(np.asarray(x), OUTPUTS) for x in extras.factors]
             finish = finish_of(epilogue, recipe.out)
             ways = finish.ways._replace(plus_zero=epilogue.scaled and epilogue.plus_zero)  # what is not scaled is multiplied by one
-            shared = Finish(recipe.out, saturate=finish.saturate, between=None if recipe.out == F32 else recipe.out)
+            shared = Finish(recipe.out, saturate=finish.saturate, between=finish.between or (None if recipe.out == F32 else recipe.out))
             codes = np.asarray(_finished(shared, np.resize(total, OUTPUTS), extras._replace(factors=tuple(factors)), ways))
         return codes[: total.size].reshape(self.size)
 
@@ -147,29 +147,29 @@ class Computed:
         order = recipe.replace(epilogue=Epilogue())
         if order not in self.found:
             sums = self._sums_of(recipe)
-            total = sums[0]
-            if len(places_of_slices(recipe.slices)) > 1 or recipe.merge.start == "zero":
+            total, kept = sums[0], _size(len(sums), COUNTS)
+            if len(sums) > 1 or recipe.merge.start == "zero":
                 with jax.default_device(jax.devices("cpu")[0]):
-                    total = np.asarray(_merged(recipe.out, merging_of(recipe, len(sums)), sums))
+                    total = np.asarray(_merged(recipe.out, merging_of(recipe, kept), np.pad(sums, [(0, kept - len(sums)), (0, 0)])))
             self.found[order] = total[: self.size[0] * self.size[1]].reshape(self.size)
         return self.found[order]
 
     def _sums_of(self, recipe: KernelRecipe) -> np.ndarray:
-        """f32 codes [S, OUTPUTS] of the slices' sums, and zeros: all outputs of a sum, and then the first ones again."""
+        """f32 codes [S, OUTPUTS] of the slices' sums: all outputs, and then the first ones again."""
         key = recipe.a, recipe.b, recipe.cast, recipe.unit, recipe.slices
         if key not in self.sums:
             (rows, columns), count = self.size, len(places_of_slices(recipe.slices))
-            kept = _size(count, COUNTS)
             run, order = run_of(recipe.replace(merge=Merge(), epilogue=Epilogue(), out=F32))
             chains = None
             if isinstance(recipe.unit, Lanes):
                 chains, narrow = chains_of(recipe.unit), recipe.unit.product
                 run = run._replace(unit=Lanes(fused=narrow is None, product=narrow), restarted=True)  # as without, where there is one chain
-            order = order._replace(numbers=np.zeros(kept, bool), of_slices=np.zeros((0, 2), np.int32), total=np.zeros((), np.int32))
+            order = order._replace(
+                numbers=np.zeros(_size(count, COUNTS), bool), of_slices=np.zeros((0, 2), np.int32), total=np.zeros((), np.int32)
+            )
             with jax.default_device(jax.devices("cpu")[0]):
                 found = np.asarray(_sums(run, order, *self._operands(recipe), chains))
-            found = found[:count, :rows, :columns].reshape(count, -1)[:, np.arange(OUTPUTS) % (rows * columns)]
-            self.sums[key] = np.concatenate([found, np.zeros((kept - count, OUTPUTS), found.dtype)])
+            self.sums[key] = found[:count, :rows, :columns].reshape(count, -1)[:, np.arange(OUTPUTS) % (rows * columns)]
         return self.sums[key]
 
     def _operands(self, recipe: KernelRecipe) -> tuple[jax.Array, jax.Array]:
@@ -189,8 +189,8 @@ def _sums(run: Run, order: Order, a: jax.Array, b: jax.Array, chains: Chains | N
 
 
 @partial(jax.jit, static_argnums=0)
-def _merged(partial: Format, how: Merging, sums: jax.Array) -> jax.Array:
-    return merged(partial, how, sums)
+def _merged(waiting: Format, how: Merging, sums: jax.Array) -> jax.Array:
+    return merged(waiting, how, sums)
 
 
 @partial(jax.jit, static_argnums=0)
