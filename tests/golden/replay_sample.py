@@ -14,7 +14,7 @@ LISTED = {
     (128, 128, 128), (64, 64, 8192), (16, 4096, 4096), (256, 256, 1024), (100, 300, 700), (333, 77, 1000), (333, 78, 1000), (129, 130, 131),
     (1, 4096, 4096), (4096, 1, 4096), (2, 4096, 45), (8, 32, 30), (128, 128, 16384), (64, 64, 11528), (1023, 1025, 8192), (1, 8449, 4096),
 }  # fmt: skip
-KEPT_OF_FORMS = 1  # products with scales or a bias have up to five times the words: fewer shapes
+KEPT_OF_FORMS = 1  # of products with scales or a bias, which have up to five times the words, and with two formats
 LISTED_OF_FORMS = {(128, 128, 128), (64, 64, 8192), (100, 300, 700)}
 
 
@@ -29,7 +29,8 @@ def main() -> None:
     every = {shape_of(word): word for word in [*before["words"], *held["words"]]}  # asked again: the later words, in the earlier place
     kept, counts = [], {}
     for (survey, *shape), word in every.items():
-        known, most = (LISTED_OF_FORMS, KEPT_OF_FORMS) if "more_words" in word else (LISTED, KEPT)
+        of_forms = "more_words" in word or word["recipe"]["a"] != word["recipe"]["b"]
+        known, most = (LISTED_OF_FORMS, KEPT_OF_FORMS) if of_forms else (LISTED, KEPT)
         listed = tuple(shape) in known
         counts[survey] = counts.get(survey, 0) + (not listed)
         if listed or counts[survey] <= most:
