@@ -4,15 +4,13 @@ For torch's and JAX's matrix products it fingerprints the shapes of a list, then
 other one aligned), replays each recipe on fresh operands and counts the words that differ. A line a shape is printed. FOLDER/survey.jsonl
 gets a line of JSON a shape, with the recipe, the kernels' names, and some words of the GPU. `--resume` leaves out the shapes whose order is
 there. A shape that fails is a line too. Without a GPU, `--stand-in` takes the same functions on the CPU: a dry run, whose lines are of
-that CPU.
+that CPU. `replay_distil.py` makes profiles of a survey.
 """
 
 import argparse
 import base64
 import json
-import lzma
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -28,9 +26,10 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune
 
 import jax
 import numpy as np
+from replay_distil import lines_by_shape
 from replay_products import FORMS, SURVEYS, TORCH, products, shapes
 
-from tcemu.linalg.kernel_json import LATER, to_dict
+from tcemu.linalg.kernel_json import to_dict
 from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe
 from tcemu.replay.boxes import Box
 from tcemu.replay.comparison import Asking, answered, differing, drawn, sample
@@ -38,7 +37,6 @@ from tcemu.replay.extras import hows_of
 from tcemu.replay.fingerprint import fingerprint
 from tcemu.replay.heuristic import heuristic
 from tcemu.replay.probes import ask, most_of, windows_of
-from tcemu.replay.profiles import KIND, VERSION
 
 FILE = "survey.jsonl"
 WORDS = 16  # rows and columns of the words that are kept
@@ -220,84 +218,9 @@ def lines_of(path: Path) -> list[tuple]:
     return found
 
 
-def lines_by_shape(path: Path) -> tuple[dict[str, Any], dict[tuple, dict[str, Any]]]:
-    """What a file says of the machine, and its lines; of a shape that was asked again, the last one."""
-    about, lines = {}, {}
-    for text in path.read_text().splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        about = line if "machine" in line else about
-        if "survey" in line:
-            lines[line["survey"], line["m"], line["n"], line["k"]] = line
-    return about, lines
-
-
-def distil(path: Path, out: Path) -> None:
-    """A survey as profiles, FOLDER/LIBRARY-GPU.json.xz, and the words that it kept, FOLDER/words.json.xz. Only what was replayed.
-
-    Beside them a table of what was not found.
-    """
-    about, lines = lines_by_shape(path)
-    known = about["machine"]
-    words = []
-    for name in SURVEYS:
-        recipes: list[dict[str, Any]] = []
-        shapes = []
-        for (survey, m, n, k), line in sorted(lines.items()):
-            if survey != name or not line.get("recipe") or line["wrong"]:
-                continue
-            recipe = line["recipe"]
-            recipe["conditions"] |= {"m": None, "n": None, "evidence": ""}
-            if "lanes" in recipe["unit"]:
-                recipe["unit"]["lanes"] = LATER["lanes"] | {"flush": False} | recipe["unit"]["lanes"]  # surveys before these fields
-            number = recipes.index(recipe) if recipe in recipes else len(recipes)
-            recipes += [recipe] if number == len(recipes) else []
-            shapes.append([m, n, k, number, line["fresh"]])
-            words.append({"survey": name, "m": m, "n": n, "k": k, "recipe": recipe} | line["words"])
-        if not shapes:
-            continue
-        gpu = known.get("gpu") or "CPU"
-        profile = {
-            "kind": KIND, "version": VERSION, "library": name, "library_version": recipes[0]["conditions"]["version"] or "", "gpu": gpu,
-            "sm_count": known.get("sm_count") or 0, "date": about["date"], "recipes": recipes, "shapes": shapes,
-        }  # fmt: skip
-        file = f"{name}-{gpu.replace(' ', '-')}.json.xz"
-        (out / file).write_bytes(lzma.compress(json.dumps(profile).encode(), preset=9))
-        print(f"{file}: {len(shapes)} shapes, {len(recipes)} recipes")
-    undetermined(path, out)
-    (out / "words.json.xz").write_bytes(lzma.compress(json.dumps({"machine": about, "words": words}).encode(), preset=9))
-
-
-KNOWN = {  # how `Fingerprint.why` begins or goes on -> in a table
-    "orders that are not one": "several orders give the same bits",
-    "enter in none of the ways": "a known order, scales or a bias enter otherwise",
-    "but no arithmetic": "a known order, another arithmetic",
-    "no order": "another order",
-}
-GROUP = re.compile(
-    r"(splitKreduce|gemv2N|gemv2T|gemvx|gemvNSP|gemmSN_NN|dot_kernel|reduce_1Block|cutlass_\w+?(?=>|\()|sm\d+_xmma_\w+?(?=_aligna|_execute|$))"
-)
-
-
-def undetermined(path: Path, out: Path) -> None:
-    """What was not found, with what is known of it, as rows of a Markdown table: FOLDER/undetermined.md."""
-    _, lines = lines_by_shape(path)
-    rows = ["| product | M x N x K | what is known | kernels |", "|---|---|---|---|"]
-    for (name, m, n, k), line in sorted(lines.items()):
-        if line.get("recipe"):
-            continue
-        known = [short for words, short in KNOWN.items() if words in line.get("why", "")] or [line.get("error", line.get("why", ""))]
-        kernels = sorted({found[0] for text in line.get("kernels", ()) for found in [GROUP.search(text)] if found})
-        rows.append(f"| {name} | {m} x {n} x {k} | {known[0]} | {', '.join(kernels)} |")
-    (out / "undetermined.md").write_text("\n".join(rows) + "\n")
-    print(f"undetermined.md: {len(rows) - 2} of {len(lines)} shapes")
-
-
 def summary(out: Path) -> None:
     """How many were found, and replayed without a difference, by survey."""
-    _, lines = lines_by_shape(out / FILE)
+    lines = lines_by_shape([out / FILE])
     for name in SURVEYS:
         own = [line for line in lines.values() if line["survey"] == name]
         found = [line for line in own if line.get("recipe")]
@@ -318,16 +241,12 @@ def main() -> int:
     parser.add_argument("--largest", type=int, default=1 << 27, help="elements of a matrix")
     parser.add_argument("--resume", action="store_true", help="leave out the shapes whose order is in the folder")
     parser.add_argument("--stand-in", action="store_true", help="the CPU in place of the GPU")
-    parser.add_argument("--distil", type=Path, metavar="SURVEY", help="write the profiles and words of a survey to the folder instead")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.worker is not None:
         return worker(args)
-    if args.distil is not None:
-        distil(args.distil, args.out)
-        return 0
     if not args.resume and (args.out / FILE).exists():
         parser.error(f"{args.out / FILE} is there already; give --resume, or another folder")
     until = time.time() + args.seconds

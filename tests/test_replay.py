@@ -283,3 +283,5 @@ def test_a_policy_refuses_what_was_not_measured_or_does_what_it_is_told():
         policy("jax-int8")
     with pytest.raises(ValueError, match="recipe"):
         policy("jax-bf16", missing="nothing like it")
+    with pytest.raises(NotModelled, match=r"with scales \(rows\) and a bias \(bf16 columns\), and the products of a program"):
+        policy("torch-e4m3-rows-bias")

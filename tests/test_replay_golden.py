@@ -4,6 +4,7 @@ import base64
 import json
 import lzma
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -16,15 +17,18 @@ from tcemu import replay
 from tcemu.formats import BF16, F32, FORMATS, TF32
 from tcemu.linalg.kernel_json import from_dict
 from tcemu.replay.boxes import DTYPES, values
-from tcemu.replay.comparison import Sample, differing
+from tcemu.replay.comparison import Sample, differing, surviving
 from tcemu.replay.data import operands
 from tcemu.replay.forms import Besides
+from tcemu.replay.trees import class_of
 
 RECORDED = json.loads(lzma.decompress((Path(__file__).parent / "golden" / "replay.json.xz").read_bytes()))
 WORDS = {f"{w['survey']} {w['m']}x{w['n']}x{w['k']}": w for w in RECORDED["words"]}
 USUAL = (
     "torch-f16 64x64x8192", "torch-f16 64x64x11528", "torch-f16 333x78x1000", "torch-e4m3 64x64x8192", "torch-tf32 256x256x1024",
+    "torch-e5m2-e4m3 128x128x128", "torch-e4m3-rows 128x128x128", "torch-e4m3-rows-bias 128x128x128", "torch-f16-addmm 128x128x128",
 )  # fmt: skip
+USUAL_FORMS = ("torch-e4m3-rows-bias 128x128x128",)
 
 
 def sample_of(word):
@@ -63,12 +67,29 @@ def besides_of(recipe, word):
 def test_the_words_of_a_library(name):
     word = WORDS[name]
     asked, recipe = sample_of(word), from_dict(word["recipe"])
-    assert differing(recipe, asked) == 0
+    more = [sample_of(word | one) for one in word.get("more_words", ())]
+    assert [differing(recipe, one) for one in (asked, *more)] == [0] * (1 + len(more))
     exact, form = values(asked.held[0], asked.a) @ values(asked.held[1], asked.b), asked.form
     given = {name: values(form.formats[name], codes) for name, codes in asked.besides._asdict().items() if codes is not None}
     factor = form.alpha * given.get("scale_a", 1) * given.get("scale_b", 1)
-    ours = asked.answer.view(DTYPES[recipe.out]).astype(float) - form.beta * given.get("bias", 0)
-    assert np.allclose(ours / factor, exact, rtol=0.02, atol=0.2 * np.sqrt(word["k"]))
+    wanted, ours = factor * exact + form.beta * given.get("bias", 0), asked.answer.view(DTYPES[recipe.out]).astype(float)
+    assert (np.abs(ours - wanted) <= 0.02 * np.abs(wanted) + 0.2 * np.sqrt(word["k"]) * np.abs(factor)).all()
+
+
+FORMS = {name: word for name, word in WORDS.items() if word.get("more_words")}
+
+
+@pytest.mark.parametrize("name", sampled(FORMS, USUAL_FORMS, str))
+def test_the_words_show_how_scales_and_a_bias_enter(name):
+    """Of all ways one gives the words of every kind of scales and biases, but for the sign of a zero, which few words show."""
+    word = FORMS[name]
+    recipe = from_dict(word["recipe"])
+    ways = {class_of(way): way for way in (recipe.replace(epilogue=e) for e in form_of(recipe).epilogues(recipe.out))}
+    left = list(ways.values())
+    for one in (word, *word["more_words"]):
+        left = surviving(left, sample_of(word | one))
+    assert len(ways) > 1 and {way.epilogue.plus_zero for way in left} >= {recipe.epilogue.plus_zero}
+    assert {replace(way.epilogue, plus_zero=True) for way in left} == {replace(recipe.epilogue, plus_zero=True)}
 
 
 def test_another_order_has_other_words():

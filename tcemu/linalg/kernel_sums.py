@@ -19,9 +19,9 @@ from tcemu.arithmetic.program import multiply_add
 from tcemu.arithmetic.quotient import multiply
 from tcemu.compilation import wide_vectors
 from tcemu.formats import F32, TF32, Format, array_codes, convert
-from tcemu.linalg.kernel_order import NONE, additions, lane_order, step_order
+from tcemu.linalg.kernel_order import NONE, additions, lane_order, places_of_slices, step_order
 from tcemu.linalg.kernel_recipes import KernelRecipe, Lanes, Merge, Steps
-from tcemu.linalg.kernel_totals import Extras, Finish, finish_of, finished
+from tcemu.linalg.kernel_totals import Extras, Finish, Flag, chosen, finish_of, finished, rounded_to
 from tcemu.meshes import alike
 from tcemu.operations.operands import signature_of
 
@@ -52,6 +52,24 @@ class Order(NamedTuple):
     total: np.ndarray  # where the last addition of slices has the total
 
 
+class Merging(NamedTuple):
+    """How the sums of slices become one."""
+
+    pairs: Array | np.ndarray  # [P, 2]: the additions
+    total: Array | np.ndarray  # where the last one has the total
+    narrow: Flag  # sums wait in a format narrower than f32
+    serial: Flag
+    flush: Flag
+
+
+class Chains(NamedTuple):
+    """How a lane's chain is rounded and begun: fields of `Lanes`."""
+
+    fused: Flag
+    flush: Flag
+    first: Flag
+
+
 def run_of(recipe: KernelRecipe) -> tuple[Run, Order]:
     """A recipe as what is compiled, and what that program is given."""
     unit, merge = recipe.unit, recipe.merge
@@ -78,6 +96,17 @@ def run_of(recipe: KernelRecipe) -> tuple[Run, Order]:
     of_slices += [(kept + 1, kept + 1)] * (kept - count)
     data = Order(order.places, order.closes, slices, np.zeros(kept, bool), _pairs(of_lanes), _pairs(of_slices), total)
     return run, _filled(data)
+
+
+def merging_of(recipe: KernelRecipe, kept: int) -> Merging:
+    """How a recipe's slices are merged, as data: the first of so many sums, in as many additions, so that programs are shared."""
+    merge = recipe.merge
+    pairs = _of_slices(merge, len(places_of_slices(recipe.slices)), kept)
+    total = np.array(pairs[-1][0] if pairs else 0, np.int32)
+    waits = bool(pairs) and merge.partial != F32  # one slice alone does not
+    flags = waits, merge.serial, isinstance(recipe.unit, Lanes) and recipe.unit.flush
+    pairs += [(kept + 1, kept + 1)] * (kept - len(pairs))
+    return Merging(_pairs(pairs), total, *map(np.array, flags))
 
 
 def _of_slices(merge: Merge, count: int, zero: int) -> list[tuple[int, int]]:
@@ -109,6 +138,20 @@ def _filled(order: Order) -> Order:
 @wide_vectors(0)
 def product(run: Run, order: Order, a: Array, b: Array, extras: Extras) -> Array:
     """Codes of the result, [..., M, N]. a: codes [..., M, K]; b: codes [..., K, N]."""
+    flush = isinstance(run.unit, Lanes) and run.unit.flush
+    merging = Merging(order.of_slices, order.total, run.merge.partial != F32, run.merge.serial, flush)
+    return finished(run.finish, merged(run.merge.partial, merging, sums_of_slices(run, order, a, b)), extras)
+
+
+def chains_of(unit: Lanes) -> Chains:
+    return Chains(unit.fused, unit.flush, unit.start == "first")
+
+
+def sums_of_slices(run: Run, order: Order, a: Array, b: Array, chains: Chains | None = None) -> Array:
+    """f32 codes [S, ..., M, N], before they are merged; beyond the recipe's slices there may be zeros.
+
+    chains: of lanes; None: those of the unit, static.
+    """
     rank = max(a.ndim, b.ndim)
     a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
     fill = 1 << (run.factors[0].bits - 1)  # -0: see `tcemu.linalg.shapes.fill`
@@ -118,8 +161,9 @@ def product(run: Run, order: Order, a: Array, b: Array, extras: Extras) -> Array
     rank, axes = places.ndim, tuple(range(places.ndim))
     a = jnp.moveaxis(jnp.take(a, places, axis=-1), tuple(i - rank for i in axes), axes)
     b = jnp.moveaxis(jnp.take(b, places, axis=-2), tuple(i - rank - 1 for i in axes), axes)
-    parts = _by_lanes(run, order, a, b) if isinstance(run.unit, Lanes) else _by_steps(run, order, a, b)
-    return finished(run.finish, _merged(run, order, parts), extras)
+    if isinstance(run.unit, Lanes):
+        return _by_lanes(run, order, a, b, chains_of(run.unit) if chains is None else chains)
+    return _by_steps(run, order, a, b)
 
 
 def _by_steps(run: Run, order: Order, a: Array, b: Array) -> Array:
@@ -141,15 +185,18 @@ def _by_steps(run: Run, order: Order, a: Array, b: Array) -> Array:
     return lax.scan(step, (parts, running), (a, b, order.closes, order.slices))[0][0]
 
 
-def _by_lanes(run: Run, order: Order, a: Array, b: Array) -> Array:
+def _by_lanes(run: Run, order: Order, a: Array, b: Array, chains: Chains) -> Array:
     """f32 codes [S, ..., M, N]. a: [T, S, L, ..., M]; b: [T, S, L, ..., N]."""
     assert isinstance(run.unit, Lanes)
-    fused, narrow, kept = run.unit.fused, run.unit.product, flushed if run.unit.flush else lambda x: x
-    of_a, of_b = run.factors
+    narrow, (of_a, of_b) = run.unit.product, run.factors
+
+    def kept(x: Array) -> Array:
+        return chosen(chains.flush, lambda: flushed(x), lambda: x)
+
     a, b = kept(convert(of_a, F32, a))[..., None], kept(convert(of_b, F32, b))[..., None, :]
     shape = jnp.broadcast_shapes(a.shape[1:], b.shape[1:])
     ones = (1,) * (len(shape) - 2)
-    begin = SIGN if run.unit.start == "first" else np.uint32(0)  # -0 + x is x, whatever its sign
+    begin = chosen(chains.first, lambda: jnp.asarray(SIGN), lambda: jnp.uint32(0))  # -0 + x is x, whatever its sign
 
     def product(x: Array, y: Array) -> Array:
         exact = kept(multiply(x, y, F32))
@@ -157,12 +204,12 @@ def _by_lanes(run: Run, order: Order, a: Array, b: Array) -> Array:
 
     def turn(state: tuple[Array, Array, Array], given: tuple) -> tuple[tuple[Array, Array, Array], None]:
         (total, begun, running), (x, y, closes) = state, given
-        running = kept(fma(x, y, running, F32) if fused else add(product(x, y), running, F32))
+        running = kept(chosen(chains.fused, lambda: fma(x, y, running, F32), lambda: add(product(x, y), running, F32)))
         closes = closes.reshape(*closes.shape, *ones)
         closed = jnp.where(begun, kept(add(total, running, F32)), running) if run.restarted else running
         return (jnp.where(closes, closed, total), begun | closes, jnp.where(closes, begin, running)), None
 
-    zeros = jnp.full(shape, begin)
+    zeros = jnp.broadcast_to(begin, shape)
     total, begun, running, *_ = alike(zeros, jnp.zeros(shape, bool), zeros, a, b)
     totals = lax.scan(turn, (total, begun, running), (a, b, order.closes))[0][0]
     last = order.of_lanes[-1][0] if len(order.of_lanes) else 0
@@ -185,26 +232,23 @@ def flushed(x: Array) -> Array:
     return jnp.where((x & EXPONENT) == 0, x & SIGN, x)
 
 
-def _merged(run: Run, order: Order, parts: Array) -> Array:
-    """The total of the slices, f32 codes."""
-    merge, flush = run.merge, isinstance(run.unit, Lanes) and run.unit.flush
-    if len(order.of_slices) == 0:
-        return parts[0]
+def merged(partial: Format, how: Merging, sums: Array) -> Array:
+    """The total of the slices, f32 codes. partial: the format in which sums wait where they are narrow; sums: [S, ...]."""
+    if len(how.pairs) == 0:
+        return sums[0]
 
     def waiting(x: Array) -> Array:
-        return x if merge.partial == F32 else convert(merge.partial, F32, convert(F32, merge.partial, x))
+        return chosen(how.narrow, lambda: rounded_to(partial, x), lambda: x)
 
     def adding(x: Array, y: Array) -> Array:
-        total = flushed(add(x, y, F32)) if flush else add(x, y, F32)
-        return waiting(total) if merge.serial else total
+        exact = add(x, y, F32)
+        total = chosen(how.flush, lambda: flushed(exact), lambda: exact)
+        return chosen(how.serial, lambda: waiting(total), lambda: total)
 
-    if merge.serial:
-        first = order.of_slices[0][0]
-        parts = parts.at[first].set(waiting(parts[first]))
-    else:
-        parts = waiting(parts)
-    zeros = jnp.zeros((2, *parts.shape[1:]), parts.dtype)  # +0 to start from, and what additions that fill the program up change
-    return _added(jnp.concatenate([parts, zeros]), order.of_slices, adding)[order.total]
+    first = how.pairs[0][0]
+    sums = chosen(how.serial, lambda: sums.at[first].set(waiting(sums[first])), lambda: waiting(sums))
+    zeros = jnp.zeros((2, *sums.shape[1:]), sums.dtype)  # +0 to start from, and what additions that fill the program up change
+    return _added(jnp.concatenate([sums, zeros]), how.pairs, adding)[how.total]
 
 
 def operand_codes(fmt: Format, cast: str, x: Floats) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -14,6 +15,22 @@ from tcemu.formats import F32, Format, array_codes, convert
 from tcemu.linalg.kernel_epilogue import Epilogue
 
 Floats = Array | np.ndarray
+Flag = bool | Array | np.ndarray  # static; or data, so that what differs in it shares a program
+
+
+def chosen(flag: Flag, one: Callable[[], Array], other: Callable[[], Array]) -> Array:
+    """One of the two. Where the flag is static, the other one is not traced."""
+    if isinstance(flag, bool):
+        return one() if flag else other()
+    return jnp.where(flag, one(), other())
+
+
+class Ways(NamedTuple):
+    """What an epilogue does with scales and a bias."""
+
+    once: Flag  # the last product and the bias in one rounding
+    plus_zero: Flag
+    narrow: Flag  # rounded to the format between before a bias
 
 
 class Finish(NamedTuple):
@@ -24,6 +41,10 @@ class Finish(NamedTuple):
     saturate: bool = False
     plus_zero: bool = True
     between: Format | None = None
+
+    @property
+    def ways(self) -> Ways:
+        return Ways(self.roundings == 1, self.plus_zero, self.between is not None)
 
 
 class Extras(NamedTuple):
@@ -39,21 +60,34 @@ def finish_of(epilogue: Epilogue, out: Format) -> Finish:
     return Finish(out, epilogue.roundings, epilogue.saturate, epilogue.plus_zero, epilogue.between)
 
 
-def finished(finish: Finish, total: Array, extras: Extras) -> Array:
-    """Codes of the result. total: f32 codes [..., M, N]; extras broadcast against it."""
-    bias, zero = extras.bias, jnp.uint32(0)
-    once = bias is not None and finish.roundings == 1
+def rounded_to(fmt: Format | None, total: Array) -> Array:
+    """f32 codes of what a format leaves of them."""
+    return total if fmt in (None, F32) else convert(fmt, F32, convert(F32, fmt, total))
+
+
+def finished(finish: Finish, total: Array, extras: Extras, ways: Ways | None = None) -> Array:
+    """Codes of the result. total: f32 codes [..., M, N]; extras broadcast against it. ways: None: those of `finish`, static."""
+    once, plus_zero, narrow = finish.ways if ways is None else ways
     for factor in extras.factors[:-1]:
         total = multiply(total, factor, F32)
-    if extras.factors:
-        last = extras.factors[-1]
-        if once:
-            total = fma(last, total, multiply(jnp.asarray(extras.beta), jnp.asarray(bias), F32), F32)
-        else:
-            total = fma(last, total, zero, F32) if finish.plus_zero else multiply(last, total, F32)
-    if bias is not None and not once:
-        total = total if finish.between is None else convert(finish.between, F32, convert(F32, finish.between, total))
-        total = fma(jnp.asarray(extras.beta), bias, total, F32)
+    last, bias, beta = extras.factors[-1:], extras.bias, extras.beta
+
+    def scaled() -> Array:
+        if not last:
+            return total
+        return chosen(plus_zero, lambda: fma(last[0], total, jnp.uint32(0), F32), lambda: multiply(last[0], total, F32))
+
+    def with_bias() -> Array:
+        exact = scaled()
+        waiting = chosen(narrow, lambda: rounded_to(finish.between, exact), lambda: exact)
+        return fma(jnp.asarray(beta), jnp.asarray(bias), waiting, F32)
+
+    if bias is None:
+        total = scaled()
+    elif last:
+        total = chosen(once, lambda: fma(last[0], total, multiply(jnp.asarray(beta), bias, F32), F32), with_bias)
+    else:
+        total = with_bias()
     return total if finish.out == F32 else convert(F32, finish.out, total, "RN", finish.saturate)
 
 

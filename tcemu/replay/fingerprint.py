@@ -13,7 +13,7 @@ from tcemu.linalg.kernel_order import places_of_slices, step_order
 from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe, Steps
 from tcemu.replay.boxes import FRAMEWORKS, Box, Spent, framework_of
 from tcemu.replay.candidates import TARGETS, cuts, trees, variants
-from tcemu.replay.comparison import Sample, answered, sample, surviving, telling_sample
+from tcemu.replay.comparison import Sample, answered, repeated, sample, surviving, telling_sample
 from tcemu.replay.extras import hows_of
 from tcemu.replay.findings import Finding, Fingerprint
 from tcemu.replay.forms import PLAIN, Form
@@ -183,8 +183,7 @@ class Search:
         """The same operands, several times."""
         first = sample(self.box, "cancelling", self.seed)
         assert self.box.out is not None
-        m, n, _ = self.box.shape
-        a, b = first.a[np.arange(m) % len(first.a)], first.b[:, np.arange(n) % first.b.shape[1]]
+        a, b = repeated(first, *self.box.shape[:2])
         again = [self.box(a, b) for _ in range(REPEATS - 1)]
         same = all((x == first.answer).all() for x in again)
         self.note("repeated", f"the same bits {REPEATS} times, results in {self.box.out}" if same else "other bits the next time")

@@ -96,10 +96,17 @@ def policy(
     The library was asked call by call, with both matrices in row-major order. A compiler that fuses a product with what stands around it,
     or tries several kernels, may take another one.
     Gradients are those of the product in plain f32, as `tcemu.matmul` with a kernel recipe has them.
-    Raises NotModelled or ValueError as `tcemu.replay.recipe`, ValueError for a name that is no recipe's; the policy raises NotModelled for
-    a product that was not measured.
+    Raises NotModelled or ValueError as `tcemu.replay.recipe`, NotModelled for a library that was measured with scales or a bias, ValueError
+    for a name that is no recipe's; the policy raises NotModelled for a product that was not measured.
     """
     found = profile_of(profiles(), library, version, gpu)
+    known = found.recipe(next(iter(found.shapes))).conditions
+    if known.scales is not None or known.bias is not None:
+        besides = " and ".join(filter(None, (known.scales and f"scales ({known.scales})", known.bias and f"a bias ({known.bias})")))
+        raise NotModelled(
+            f"{library} was measured with {besides}, and the products of a program have none. replay.recipe({library!r}, m, n, k) is for "
+            "tcemu.matmul, which takes them"
+        )
     if missing is ...:
         return ByShape(found, None, refuses=True)
     return ByShape(found, as_recipe(missing) if isinstance(missing, str) else missing, refuses=False)

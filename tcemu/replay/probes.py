@@ -76,7 +76,6 @@ def ask(box: Box, pairs: list[tuple[int, int]], windows: np.ndarray, *, by_rows:
     """One call. pairs: no more than rows (columns, without by_rows); windows: no more than columns (rows), none with a place of a pair."""
     assert box.out is not None
     m, n, k = box.shape
-    with_pairs, with_windows = (m, n) if by_rows else (n, m)
     of_pairs, of_windows = box.held if by_rows else box.held[::-1]
     (large, small), (other_large, other_small) = ((2.0 ** SIZES[fmt].large, 2.0 ** SIZES[fmt].small) for fmt in (of_pairs, of_windows))
     places = sorted({place for pair in pairs for place in pair})
@@ -86,16 +85,17 @@ def ask(box: Box, pairs: list[tuple[int, int]], windows: np.ndarray, *, by_rows:
         first[row, i], first[row, j] = large, -large
     second = windows * other_small
     second[:, places] = other_large
-    first, second = _repeated(codes_of(of_pairs, first), with_pairs), _repeated(codes_of(of_windows, second), with_windows)
+    first, second = codes_of(of_pairs, first), codes_of(of_windows, second)
     a, b = (first, second.T) if by_rows else (second, first.T)
+    a, b = _repeated(a, m, 0), _repeated(b, n, 1)
     counts = counted(box, box(a, b), small * other_small)
     counts = (counts if by_rows else counts.T)[: len(pairs), : len(windows)]
     return asked_of(pairs, windows, np.where(counts <= windows.sum(1), counts, -1))
 
 
-def _repeated(rows: np.ndarray, count: int) -> np.ndarray:
-    """So many rows: these, and then the first ones again."""
-    return rows[np.arange(count) % len(rows)]
+def _repeated(x: np.ndarray, count: int, axis: int) -> np.ndarray:
+    """So many rows or columns: these, and then the first ones again. In row-major order, as a box takes them."""
+    return np.ascontiguousarray(x).take(np.arange(count) % x.shape[axis], axis)
 
 
 def drawn(rng: np.random.Generator, box: Box, usable: int, most: int) -> tuple[list[tuple[int, int]], np.ndarray, bool]:
@@ -149,8 +149,8 @@ def left_out(box: Box) -> int | None:
     tail = min(k, 128, most_of(box))
     of_a, of_b = (2.0 ** SIZES[fmt].small for fmt in box.held)
     ends = np.where(np.arange(k) < k - tail, 0, of_b)[None]
-    a, b = _repeated(codes_of(box.held[0], np.full((1, k), of_a)), m), _repeated(codes_of(box.held[1], ends), n)
-    counts = np.unique(counted(box, box(a, b.T), of_a * of_b))
+    a, b = _repeated(codes_of(box.held[0], np.full((1, k), of_a)), m, 0), _repeated(codes_of(box.held[1], ends).T, n, 1)
+    counts = np.unique(counted(box, box(a, b), of_a * of_b))
     if len(counts) != 1 or counts[0] < 0 or not 0 <= tail - counts[0] < k:
         return None
     return int(tail - counts[0])

@@ -1,6 +1,6 @@
 """Profiles: the kernel recipes that a survey of a GPU found, shape by shape, shipped as files. What was not measured is refused.
 
-A file of the folder `measured` is JSON in xz, made from a survey by `benchmarks/replay_gpu.py --distil`: which library, version and GPU,
+A file of the folder `measured` is JSON in xz, made from surveys by `benchmarks/replay_distil.py`: which library, version and GPU,
 the date, and for each shape its recipe, with the outputs on which the GPU's words were the recipe's.
 """
 

@@ -62,13 +62,20 @@ def levels_of_unit(unit: Steps | Lanes, slices: Slices) -> list[Level]:
         blocks[at], steps[at] = block[row], row * per + slot // terms
         inner = [Level(steps, None, 0)]
         return [Level(blocks, None, 0), *inner] if order.restarted else inner
-    lanes, turns = np.full(slices.k, -1), np.full(slices.k, -1)
-    for part in places_of_slices(slices):
-        lanes[part], turns[part] = lanes_and_turns(unit, len(part))
+    lanes, turns = _dealt(unit.lanes, unit.vector, slices)
     found = [Level(lanes, unit.join, unit.lanes)] if unit.lanes > 1 else []
     if unit.chunk is not None:
         found.append(Level(np.where(turns < 0, -1, turns // unit.chunk), None, 0))
     return [*found, Level(turns, None, 0)]
+
+
+@lru_cache(maxsize=16)
+def _dealt(lanes: int, vector: int, slices: Slices) -> tuple[np.ndarray, np.ndarray]:
+    """The lane and the turn of each place along K; -1 for products that are left out."""
+    lane, turn = np.full(slices.k, -1), np.full(slices.k, -1)
+    for part in places_of_slices(slices):
+        lane[part], turn[part] = lanes_and_turns(Lanes(lanes, vector), len(part))
+    return lane, turn
 
 
 def levels(recipe: KernelRecipe) -> list[Level]:
