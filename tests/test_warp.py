@@ -108,7 +108,7 @@ def test_registers_of_every_kernel(share, raw, emulated):
     for case in spellings("mma", "mma.sp")[share::SHARES]:
         emulated.clear()
         wanted = agree(*mma_call(*case, raw), emulated)
-        assert len(np.unique(wanted)) > 20, case
+        assert len(np.unique(wanted)) > (5 if raw else 20), case  # any bits in 8-bit formats with f16 sums: most of D is NaN and Inf
 
 
 WGMMA = spellings("wgmma", "wgmma.sp", columns=(24,))
