@@ -1,4 +1,4 @@
-"""What the package does to the process that it runs in: configuration, threads, fork, memory, caches."""
+"""What the package does to the process that it runs in: configuration, threads, fork, memory, caches and containers."""
 
 import ast
 import os
