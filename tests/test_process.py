@@ -144,7 +144,7 @@ def filled_containers(tree: ast.Module) -> set[str]:
         if node.value is not None and _is_empty(node.value):
             found |= {ast.unparse(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])}
     for written, local in _writes(tree, None):
-        root = next(node for node in ast.walk(written) if isinstance(node, ast.Name | ast.Call))
+        root = next((node for node in ast.walk(written) if isinstance(node, ast.Name | ast.Call)), None)
         last = (written.attr if isinstance(written, ast.Attribute) else root.id) if isinstance(root, ast.Name) else ""
         if isinstance(root, ast.Name) and root.id not in local and (root.id not in imported or last.isupper() or last.startswith("_")):
             found.add(ast.unparse(written))
