@@ -171,16 +171,16 @@ def test_batches_broadcast_and_vmap(called, m, n):
     """By tiles, and by the walk."""
     for name in ("f16", "nvf4"):
         model, sig = CASES[name][0], signature(name)
-        call = called(model, sig)
+        call = jax.jit(called(model, sig))  # else each of its small operations is a program
         a, b, c, scales = operands(name, True, m, n, 2 * sig.k, (3, 2))
-        wanted = walk(model, sig, a, b, c, scales)
-        assert (call(a, b, c, scales) == wanted).all()
-        assert (jax.vmap(call, (1, 1, 1, 1), 1)(a, b, c, scales) == wanted).all()
+        wanted = np.asarray(walk(model, sig, a, b, c, scales))
+        assert (np.asarray(call(a, b, c, scales)) == wanted).all()
+        assert (np.asarray(jax.vmap(call, (1, 1, 1, 1), 1)(a, b, c, scales)) == wanted).all()
         shared = None if scales is None else (scales[0], scales[1][0, 0])
-        one = walk(model, sig, a, b[0, 0], c, shared)
-        assert (call(a, b[0, 0], c, shared) == one).all()
+        one = np.asarray(walk(model, sig, a, b[0, 0], c, shared))
+        assert (np.asarray(call(a, b[0, 0], c, shared)) == one).all()
         by_axis = None if scales is None else (0, None)
-        assert (jax.vmap(call, (0, None, 0, by_axis))(a, b[0, 0], c, shared) == one).all()
+        assert (np.asarray(jax.vmap(call, (0, None, 0, by_axis))(a, b[0, 0], c, shared)) == one).all()
 
 
 @compiled_here
@@ -213,9 +213,11 @@ def test_promotion_is_the_sum_of_parts(monkeypatch, name, m, n, in_parts):
         monkeypatch.setattr(cuda, "MOST_PREPARED", 1)
 
     def sums(block_scales):
-        factors = Factors((a, b), scales, block_scales)
-        blocks = Blocks((1, 16), 2) if block_scales is not None else Blocks()
-        return np.asarray(sums_of_parts(model, sig, factors, promote=2, split=1, blocks=blocks)[0])
+        def parts(a, b, scales, block_scales):
+            blocks = Blocks((1, 16), 2) if block_scales is not None else Blocks()
+            return sums_of_parts(model, sig, Factors((a, b), scales, block_scales), promote=2, split=1, blocks=blocks)[0]
+
+        return np.asarray(jax.jit(parts)(a, b, scales, block_scales))
 
     wanted = [sums(given) for given in (None, of_blocks)]
     on_gpus, portable = backends.BACKENDS

@@ -1,10 +1,11 @@
-"""What the package does to the process that it runs in: configuration, threads, fork, memory, caches."""
+"""What the package does to the process that it runs in: configuration, threads, fork, memory, caches and containers."""
 
 import ast
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -23,12 +24,24 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
     "_rows_of": "the targets of a table", "_gpu_names": "no argument", "short_names": "no argument", "_homes": "no argument",
     "syntax_rows": "no argument", "grammars": "no argument", "_by_spelling": "no argument",
     "known_fields": "no argument", "gpu": "no argument", "_has_wide_vectors": "no argument", "compile_clock": "no argument",
-    "driver_version": "no argument", "_of_types": "targets and families of a table", "equalities": "the targets of a table",
+    "driver_version": "no argument", "_of_types": "targets and families of a table", "_multiplicands": "the same",
+    "equalities": "the targets of a table",
     "place": "the instructions of a table", "tiled": "the instructions of a table", "by_fragments": "the instructions of a table",
     "targets_of": "the units of a table", "_targets_of": "the recipes of a table", "_free_operand": "no argument",
     "_file": "the kernels' texts", "version": "no argument", "route": "no argument", "library": "no argument",
     "published": "no argument", "_opened": "one function of torch",
 }  # fmt: skip
+
+CONTAINERS = {  # which functions fill, each with its bound and the reason for it
+    "ptx/statements.py: _steps": "MOST entries, the oldest goes", "ptx/statements.py: _compiled": "MOST entries, the oldest goes",
+    "ptx/faults.py: MESSAGES": "the faults of a table, each with the sizes that accesses have",
+    "ptx/faults.py: _codes": "one for each message", "ptx/ordering.py: _moves": "two for each state space of a table",
+    "ptx/ordering.py: _tests": "the state spaces of a table", "torch/decisions.py: _all": "weak: what nobody holds goes",
+    "torch/names.py: _names": "the recipes that torch's operators were given: their names must hold as long as the process",
+    "torch/names.py: _known": "one for each name", "results.py: facts": "nothing fills it: what a result says that has no facts",
+}  # fmt: skip
+FILLING = {"add", "append", "appendleft", "extend", "insert", "setdefault", "update"}
+EMPTY = {"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary", "WeakSet"}
 
 
 def in_a_process(code: str) -> str:
@@ -97,17 +110,94 @@ def test_eight_threads_at_once_give_what_one_gives():
     assert (alone[0] != alone[2]).any()
 
 
-def unbounded_caches(source: str) -> set[str]:
+@cache
+def package() -> dict[str, ast.Module]:
+    """The files of the package by path."""
+    folder = ROOT / "tcemu"
+    return {str(path.relative_to(folder)): ast.parse(path.read_text()) for path in folder.rglob("*.py")}
+
+
+def unbounded_caches(tree: ast.Module) -> set[str]:
     """The functions of a file whose results are all kept."""
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     unbounded = ("cache", "functools.cache", "lru_cache(maxsize=None)", "functools.lru_cache(maxsize=None)")
     return {node.name for node in functions if any(ast.unparse(decorator) in unbounded for decorator in node.decorator_list)}
 
 
 def test_every_cache_has_a_bound_or_cannot_grow():
-    assert set().union(*(unbounded_caches(path.read_text()) for path in (ROOT / "tcemu").rglob("*.py"))) == set(WHOLE_TABLES)
+    assert set().union(*map(unbounded_caches, package().values())) == set(WHOLE_TABLES)
     planted = "@cache\ndef f(x): ...\n@lru_cache(maxsize=8)\ndef g(x): ...\n@functools.cache\ndef h(x): ..."
-    assert unbounded_caches(planted) == {"f", "h"}
+    assert unbounded_caches(ast.parse(planted)) == {"f", "h"}
+
+
+def filled_containers(tree: ast.Module) -> set[str]:
+    """The containers of a file, and of the files that it imports from, which live as long as the process and may grow.
+
+    They are empty at first, in the module or in a class, or a function writes into them: by index, by name, or by a method that fills.
+    """
+    found = set()
+    imported = {
+        alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    }
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    for node in (node for body in bodies for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
+        if node.value is not None and _is_empty(node.value):
+            found |= {ast.unparse(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])}
+    for written, local in _writes(tree, None):
+        root = next((node for node in ast.walk(written) if isinstance(node, ast.Name | ast.Call)), None)
+        last = (written.attr if isinstance(written, ast.Attribute) else root.id) if isinstance(root, ast.Name) else ""
+        if isinstance(root, ast.Name) and root.id not in local and (root.id not in imported or last.isupper() or last.startswith("_")):
+            found.add(ast.unparse(written))
+    return found
+
+
+def _is_empty(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        name = ast.unparse(value.func).rpartition(".")[2]
+        return name in EMPTY and (name == "defaultdict" or not value.args + value.keywords)
+    return (isinstance(value, ast.Dict) and not value.keys) or (isinstance(value, ast.List) and not value.elts)
+
+
+def _writes(node: ast.AST, local: set[str] | None):
+    """What the functions below a node write into, each with the names of its function; local: the names here, None outside of functions."""
+    for child in ast.iter_child_nodes(node):
+        names = local
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            inner = list(ast.walk(child))
+            others = {name for each in inner if isinstance(each, ast.Global) for name in each.names}
+            stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)} - others
+            names = (local or set()) | stored | {each.arg for each in inner if isinstance(each, ast.arg)}
+        if local is not None and isinstance(child, ast.Subscript) and isinstance(child.ctx, ast.Store):
+            yield child.value, local
+        if local is not None and isinstance(child, ast.AugAssign) and isinstance(child.target, ast.Name):
+            yield child.target, local
+        if local is not None and isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr in FILLING:
+            yield child.func.value, local
+        yield from _writes(child, names)
+
+
+def test_every_container_that_grows_has_a_bound():
+    assert {f"{path}: {name}" for path, tree in package().items() for name in filled_containers(tree)} == set(CONTAINERS)
+    planted = """
+import numpy as np
+from tcemu.ptx import faults
+empty: dict[int, str] = {}
+full = {"a": 1}
+table = {"b": 2}
+line = []
+class Kept:
+    seen = WeakSet()
+def f(x, mine):
+    local = []
+    local.append(x), mine.append(x), np.add(x, 1)
+    full[x] = 1
+    def inner():
+        global total
+        total += [x]
+        faults.MESSAGES.setdefault(x, table[x])
+        local[0] = x
+"""
+    assert filled_containers(ast.parse(planted)) == {"empty", "line", "seen", "full", "total", "faults.MESSAGES"}
 
 
 @pytest.mark.full

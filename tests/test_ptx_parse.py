@@ -17,7 +17,10 @@ from tcemu.ptx.module import Address, Float, Guard, Integer, Negated, Pair, Poin
 FILES = sorted(Path(__file__).parent.glob("*kernels/**/*.ptx"))
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 ENTRY = ".visible .entry k(.param .u64 a)\n"
-INSTRUCTIONS = [(target, op) for target in tcemu.targets() for op in tcemu.instructions(target) if "wait_group" not in str(op)]
+
+
+def instructions():
+    return [(target, op) for target in tcemu.targets() for op in tcemu.instructions(target) if "wait_group" not in str(op)]
 
 
 def body(text):
@@ -64,7 +67,7 @@ def test_the_printed_text_is_what_ptxas_takes(path, tmp_path):
 
 
 def test_the_kernels_of_instructions_are_read():
-    for target, op in INSTRUCTIONS[::200]:
+    for target, op in instructions()[::200]:
         made = kernel(op, target)
         (entry,) = read_twice(made.text).entries.values()
         assert [parameter.name for parameter in entry.parameters] == [*(given.name for given in made.parameters), "cases", "words"]
@@ -74,7 +77,7 @@ def test_the_kernels_of_instructions_are_read():
 
 @pytest.mark.full
 def test_the_kernels_of_all_instructions_are_read():
-    for target, op in INSTRUCTIONS:
+    for target, op in instructions():
         read_twice(kernel(op, target).text)
 
 

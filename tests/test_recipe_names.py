@@ -109,7 +109,7 @@ def test_gradients_by_name():
     recipe = tcemu.recipe("fp8", "H100", backward=("tf32", "bf16"))
     assert recipe.gradients == (tcemu.recipe("tf32", "sm_90a"), tcemu.recipe("bf16", "sm_90a"))
     assert tcemu.recipe("fp8", "L4", backward="bf16").gradients == (tcemu.recipe("bf16", "sm_89"),) * 2
-    gradient = lambda recipe: jax.grad(lambda w: jnp.sin(tcemu.matmul(X, w, recipe=recipe)).sum())(W)  # noqa: E731
+    gradient = lambda recipe: jax.jit(jax.grad(lambda w: jnp.sin(tcemu.matmul(X, w, recipe=recipe)).sum()))(W)  # noqa: E731
     np.testing.assert_array_equal(gradient("fp8 on L4"), gradient(tcemu.recipe("fp8", "sm_89")))
 
 

@@ -41,7 +41,7 @@ RESULTS = {
     "Comparison": compared,
     "Report": lambda: tcemu.emulate(layer, "bf16").report(PARAMS, X),
     "Run": ran,
-    "Coverage": lambda: ran().coverage,
+    "Coverage": lambda: made("Run").coverage,
     "Inferred": lambda: tcemu.fuzz.infer("f16", "H100", cases=16),
     "Sweep": lambda: tcemu.study.sweep(tcemu.matmul, {"recipe": "bf16"}, operands=(X, W), seeds=2),
     "Outcome": lambda: tcemu.study.Outcome.of(tcemu.study.claim("same-product"), json.loads(RECORDED.read_text())),

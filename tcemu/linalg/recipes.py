@@ -19,7 +19,7 @@ from tcemu.architectures.lookup import applied, must_compute, row_for, targets_o
 from tcemu.arithmetic.model import Model
 from tcemu.errors import NotModelled, Unsupported
 from tcemu.formats import BF16, F16, F32, Format
-from tcemu.isa.catalog import check, section
+from tcemu.isa.catalog import check, is_supported, section
 from tcemu.isa.diagnosis import shown
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -342,6 +342,8 @@ def _targets_of(name: str) -> tuple[str, ...]:
     """Where a recipe in use works, its gradients too."""
 
     def works(row: str, target: str) -> bool:
+        if _unit_of(target) is None and not is_supported(_spelling(row, target), target):
+            return False  # an error would say what the target has instead, and takes longer to word than all else here
         try:
             return bool(_of_row(row, target, {}))
         except (Unsupported, NotModelled):
@@ -350,18 +352,26 @@ def _targets_of(name: str) -> tuple[str, ...]:
     return tuple(target for target in TARGETS if all(works(row, target) for row in (name, *(ROWS[name].backward or ()))))
 
 
-def _of_row(name: str, target: str, changes: dict[str, Any]) -> Recipe:
-    """The recipe of one row on a target, without its gradients unless they are among the changes."""
+def _spelling(name: str, target: str) -> str:
+    """The instruction of one row on a target, which need not have it."""
     row = ROWS[name]
     if row.scaled:
         kind, vectors, stype, k = row.scaled.kind, row.scaled.scale_vec, row.scaled.stype, row.scaled.k
-        op = f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.block_scale.scale_vec::{vectors}X.f32.{row.a}.{row.b}.f32.{stype}"
-    else:
-        k = 256 // max(row.a.bits, 8)
-        wgmma = f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
-        op = wgmma if target == "sm_90a" else f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
+        return f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.block_scale.scale_vec::{vectors}X.f32.{row.a}.{row.b}.f32.{stype}"
+    k = 256 // max(row.a.bits, 8)
+    wgmma = f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
+    return wgmma if target == "sm_90a" else f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
+
+
+def _unit_of(target: str) -> str | None:
+    return "tcgen05" if target in targets_of("tcgen05") else None
+
+
+def _of_row(name: str, target: str, changes: dict[str, Any]) -> Recipe:
+    """The recipe of one row on a target, without its gradients unless they are among the changes."""
+    row = ROWS[name]
     values: dict[str, Any] = {
-        "op": op, "target": target, "unit": "tcgen05" if target in targets_of("tcgen05") else None,
+        "op": _spelling(name, target), "target": target, "unit": _unit_of(target),
         "a": row.quantizer_a, "b": row.quantizer_b, "promote": split_accumulator(target) if row.split else row.promote,
         "name": name, "source": row.source,
     }  # fmt: skip

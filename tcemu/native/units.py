@@ -157,6 +157,12 @@ def _of_types(target: str, family: str) -> tuple[Instruction, ...]:
     return tuple(instructions(target, family))
 
 
+@cache
+def _multiplicands(target: str, family: str) -> tuple[tuple[Format, Format], ...]:
+    """The formats of A and B that a family takes, each pair once."""
+    return tuple(sorted({(op.a, op.b) for op in _of_types(target, family) if op.a and op.b}, key=str))
+
+
 def _types(op: Instruction) -> tuple:
     return op.a, op.b, op.d, op.c or op.d, op.satfinite, op.bit_op, op.rounding
 
@@ -239,7 +245,7 @@ def _pairs(row: ModelRow, own: ModelRow, gpu: str) -> Iterator[tuple[tuple[Forma
     limits = lambda one: (one.shapes, one.toolkits, one.clamped_metadata, one.c, one.kinds or (None,))  # noqa: E731
     if limits(row) != limits(own):
         return
-    for a, b in sorted({(op.a, op.b) for op in _of_types(gpu, own.family) if op.a and op.b}, key=str):
+    for a, b in _multiplicands(gpu, own.family):
         both = {a, b} <= {*row.multiplicands} & {*own.multiplicands}
         for d in row.accumulators if both else ():
             signature = Signature(a, b, row.c or d, d, 4 if row.shapes else max(256 // max(a.bits, 8), 4))

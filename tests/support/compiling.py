@@ -1,52 +1,73 @@
 """How the usual run's programs are compiled: as users do, or in short time.
 
-In short time means without most of XLA's optimisations, and without its emitters of fusions by MLIR: LLVM gets plain loops, which take half
-as long to compile and run slower. The bits are the same: what users compile is tested by the files that `conftest.py` names.
+In short time means without most of XLA's optimisations, without its emitters of fusions by MLIR, and in one piece: LLVM gets plain
+loops, which take half as long to compile and run slower, and is set up once for each program. The bits are the same: what users
+compile is tested by the files that `conftest.py` names.
+
+JAX also makes a context of MLIR, with all its dialects, for each program that it lowers, which takes longer than lowering a small
+one. In short time one context serves many programs. What it keeps of them, such as their constants, goes with it.
 """
 
 import os
+import threading
 from functools import cache
 
 import jax
 from jax._src import compiler  # JAX has options of one `jit`, and none of a process that can change
+from jax._src.interpreters import mlir
 
 UNOPTIMISED = "jax_disable_most_optimizations"
-EMITTERS = "xla_cpu_use_fusion_emitters"
+IN_SHORT_TIME = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}  # options of XLA
 CHOSEN = UNOPTIMISED.upper() in os.environ  # then it stays
+PROGRAMS_OF_A_CONTEXT = 100
 
 _options_of = compiler.get_compile_options
+_new_context = mlir.make_ir_context
+_here = threading.local()  # a context is of one thread
 
 
 def compile_in_short_time(short: bool) -> None:
     """Says it of this process and of those that it starts. Does nothing where the environment has chosen.
 
-    JAX compiles a function anew where the first of the two options differs; the other goes with it.
+    JAX compiles a function anew where the first of the options differs; the others go with it.
     """
     if CHOSEN or jax.config.values[UNOPTIMISED] == short:
         return
     jax.config.update(UNOPTIMISED, short)
-    plain = short and _has_option()
-    compiler.get_compile_options = _options_without_emitters if plain else _options_of
-    _set("XLA_FLAGS", f"--{EMITTERS}=false" if plain else None)
+    options = _known_options() if short else {}
+    compiler.get_compile_options = _options_in_short_time if options else _options_of
+    mlir.make_ir_context = _shared_context if short else _new_context
+    _set("XLA_FLAGS", " ".join(f"--{name}={str(value).lower()}" for name, value in options.items()) or None)
     _set(UNOPTIMISED.upper(), "1" if short else None)
 
 
 @cache
-def _has_option() -> bool:
-    """Whether there is a CPU alone, and this jaxlib knows the option. It also has XLA read XLA_FLAGS before it is changed."""
+def _known_options() -> dict[str, bool | int]:
+    """The options above that this jaxlib knows; none unless there is a CPU alone. It also has XLA read XLA_FLAGS before it is changed."""
     if jax.default_backend() != "cpu" or "XLA_FLAGS" in os.environ:
-        return False
+        return {}
+    return {name: value for name, value in IN_SHORT_TIME.items() if _knows(name, value)}
+
+
+def _knows(name: str, value: bool | int) -> bool:
     try:
-        jax.jit(lambda x: x + 1, compiler_options={EMITTERS: False})(0.0).block_until_ready()
+        jax.jit(lambda x: x + 1, compiler_options={name: value})(0.0).block_until_ready()
     except jax.errors.JaxRuntimeError:
         return False
     return True
 
 
-def _options_without_emitters(*args, **kwargs):
+def _options_in_short_time(*args, **kwargs):
     options = _options_of(*args, **kwargs)
-    options.env_option_overrides = [*options.env_option_overrides, (EMITTERS, False)]
+    options.env_option_overrides = [*options.env_option_overrides, *_known_options().items()]
     return options
+
+
+def _shared_context():
+    _here.programs = programs = getattr(_here, "programs", -1) + 1
+    if programs % PROGRAMS_OF_A_CONTEXT == 0:
+        _here.context = _new_context()
+    return _here.context
 
 
 def _set(name: str, value: str | None) -> None:

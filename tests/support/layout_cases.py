@@ -62,8 +62,9 @@ def _wgmma():
         return 16 * w + (lane >> 2) + 8 * ((i >> 1) & 1), 8 * (i >> 2) + 2 * (lane & 3) + (i & 1)
 
     for n in range(8, 257, 8):
+        want = warps(d, n // 2, (64, n))
         for bits in (16, 32):
-            yield Case(f"9.7.15.5.1.1 n{n} d {bits}", fragment("d", (64, n, 16), bits, warps=4), bits, warps(d, n // 2, (64, n)))
+            yield Case(f"9.7.15.5.1.1 n{n} d {bits}", fragment("d", (64, n, 16), bits, warps=4), bits, want)
     for k, bits in ((16, 16), (8, 32), (32, 8), (256, 1)):
         q = 32 // bits
 

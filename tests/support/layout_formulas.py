@@ -20,7 +20,8 @@ def thread(lane):
 
 def table(formula, elements, shape, lanes=32):
     """int[lanes, elements]: the row-major position in `shape` that the formula gives."""
-    return np.array([[np.ravel_multi_index(formula(lane, i), shape) for i in range(elements)] for lane in range(lanes)])
+    positions = np.array([[formula(lane, i) for i in range(elements)] for lane in range(lanes)])
+    return np.ravel_multi_index(tuple(np.moveaxis(positions, -1, 0)), shape)
 
 
 @dataclass(frozen=True)

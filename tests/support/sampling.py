@@ -13,7 +13,10 @@ BEGIN, END = "<!-- samples: begin -->", "<!-- samples: end -->"
 
 
 def sampled(cases: Iterable[Any], usual: Collection[Any] | int, ids: Callable[[Any], str] | None = None) -> list[Any]:
-    """The cases, for `parametrize`. usual: those that every run has, or one of so many."""
+    """The cases, for `parametrize`. usual: those that every run has, or one of so many. ValueError where one of them is no case."""
+    cases = list(cases)
+    if not isinstance(usual, int) and (none := [case for case in usual if case not in cases]):
+        raise ValueError(f"of the usual run, and no cases: {none}")
     every = lambda at, case: at % usual == 0 if isinstance(usual, int) else case in usual  # noqa: E731
     return [pytest.param(case, id=ids and ids(case), marks=[] if every(at, case) else [pytest.mark.full]) for at, case in enumerate(cases)]
 
