@@ -415,30 +415,39 @@ def test_f32_products_and_quotients_by_numpy():
         assert (np.asarray(jax.jit(operation, static_argnums=2)(a, b, formats.F32)) == want).all()
 
 
-def test_ordinary_quotients_are_the_machines_own(monkeypatch):
+def signed(rng, fields):
+    """Codes with these exponents."""
+    return rng.integers(0, 1 << 32, fields.shape, np.uint32) & 0x807FFFFF | fields.astype(np.uint32) << 23
+
+
+def test_ordinary_quotients_are_made_of_the_machines_own(monkeypatch):
     """With the division by integers broken, what may be subnormal or infinite comes out wrong. All else is right, by a constant too."""
     monkeypatch.setattr(quotient, "_divide", lambda fmt, rounding, x, y: x)
     rng = np.random.default_rng(16)
-    signed = lambda fields: rng.integers(0, 1 << 32, fields.shape, np.uint32) & 0x807FFFFF | fields.astype(np.uint32) << 23  # noqa: E731
     quotients = jax.jit(divide, static_argnums=2)
-    for apart in (-125, -30, 0, 125):  # of the exponents
-        fields = rng.integers(max(1, 1 + apart), 255 + min(0, apart), 100_003)
-        a, b = signed(fields), signed(fields - apart)
+    for apart in (-124, -30, 0, 124):  # of the exponents
+        fields = rng.integers(max(28, 28 + apart), 227 + min(0, apart), 100_003)
+        a, b = signed(rng, fields), signed(rng, fields - apart)
         a[::7] &= 1 << 31
         assert (np.asarray(quotients(a, b, formats.F32)) == (as_float(a) / as_float(b)).view(np.uint32)).all()
     for constant in (3, 7, 448, 1 / 3, 1e30):
         b = np.float32(constant).view(np.uint32)
-        got = jax.jit(lambda a: divide(a, b, formats.F32))(a := signed(rng.integers(110, 130, 100_003)))  # noqa: B023
+        got = jax.jit(lambda a: divide(a, b, formats.F32))(a := signed(rng, rng.integers(110, 130, 100_003)))  # noqa: B023
         assert (np.asarray(got) == (as_float(a) / np.float32(constant)).view(np.uint32)).all()
-    for x, y in (
-        (0x3F800000, 0),
-        (0x7F800000, 0x3F800000),
-        (1, 0x3F800000),
-        (0x3F800000, 1),
-        (0x3F800000, 0x7F800000),
-        (0x00800000, 0x40000000),
-    ):
-        assert np.asarray(quotients(np.uint32([x] * 5), np.uint32([y] * 5), formats.F32)).tolist() == [x] * 5
+    one, infinity = 0x3F800000, 0x7F800000
+    for x, y in ((one, 0), (infinity, one), (1, one), (one, 1), (one, infinity), (0x00800000, 0x40000000), (one, 0x7F000000)):
+        assert (np.asarray(quotients(np.full(1009, x, np.uint32), np.full(1009, y, np.uint32), formats.F32)) == x).all()
+
+
+def test_a_guess_of_a_quotient_may_be_two_units_off():
+    """Significands next to each other among them, whose quotients are next to powers of two."""
+    rng = np.random.default_rng(17)
+    a, b = (signed(rng, rng.integers(90, 160, 300_000)) for _ in "ab")
+    a[::3] = (b[::3] & 0x7FFFFF) + rng.integers(-2, 3, len(a[::3])).astype(np.uint32) + 0x3F800000
+    want = (as_float(a) / as_float(b)).view(np.uint32)
+    for off in range(-2, 3):
+        got = jax.jit(quotient.nearest_quotient)(a, b, (want & 0x7FFFFFFF) + np.uint32(off % (1 << 32)))
+        assert (np.asarray(got) == want).all()
 
 
 def test_the_reciprocal_of_transformer_engine_gives_the_same_scales():

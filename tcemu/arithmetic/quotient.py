@@ -13,6 +13,8 @@ from tcemu import bits
 from tcemu.compilation import compiled_once
 from tcemu.formats import F32, F64, Format, Number, decode, encode
 
+REACH = 100  # binades: the exponents of divisors whose reciprocals are far from subnormal
+
 
 def product(x: Number, y: Number) -> Number:
     """x * y, exact: the limbs of both, side by side. The two have one shape."""
@@ -50,17 +52,34 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Arr
 
 @compiled_once()
 def _divide_on_cpu(x: Array, y: Array) -> Array:
-    """By the machine's own division, which rounds once, to nearest. XLA has it flush subnormals: where one may take part, by integers."""
-
-    def by_machine(x: Array, y: Array) -> Array:
-        quotient = lax.bitcast_convert_type(x, jnp.float32) / lax.bitcast_convert_type(y, jnp.float32)
-        return lax.bitcast_convert_type(quotient, jnp.uint32)
-
+    """By the machine's division, made exact. By integers where an Inf, a NaN or a subnormal number may take part: XLA flushes the last."""
     most = F32.infinity >> F32.mantissa_bits  # the exponent's field of Inf and NaN
     of_x, of_y = (jnp.int32(v >> F32.mantissa_bits) & most for v in (x, y))
-    normal = (of_x - of_y < F32.bias - 1) & (of_x - of_y > -F32.bias + 1) & (of_x > 0) & (of_x < most)
-    ordinary = (normal | (x << 1 == 0)) & (of_y > 0) & (of_y < most)
-    return lax.cond(ordinary.all(), by_machine, partial(_divide, F32, "RN"), x, y)
+    apart = abs(of_x - of_y) < F32.bias - 2
+    ordinary = ((apart & (of_x > 0) & (of_x < most)) | (x << 1 == 0)) & (abs(of_y - F32.bias) < REACH)
+    return lax.cond(ordinary.all(), _by_machine, partial(_divide, F32, "RN"), x, y)
+
+
+def _by_machine(x: Array, y: Array) -> Array:
+    floats = (lax.bitcast_convert_type(v & jnp.uint32(0x7FFFFFFF), jnp.float32) for v in (x, y))
+    return nearest_quotient(x, y, lax.bitcast_convert_type(next(floats) / next(floats), jnp.uint32))
+
+
+def nearest_quotient(x: Array, y: Array, guess: Array) -> Array:
+    """x / y, rounded to nearest once: f32 codes, normal ones, also of the quotient; x may be zero.
+
+    guess: the code of a magnitude two units off at most. Where y is a constant, XLA may multiply by a rounded 1 / y, and be one off.
+    """
+    hidden = jnp.uint32(1 << F32.mantissa_bits)
+    (of_x, m), (of_y, d) = ((v & F32.infinity, v & (hidden - 1) | hidden) for v in (x, y))
+    less = jnp.uint32(m < d)
+    least = of_x - of_y + (jnp.uint32(F32.bias) - less) * hidden  # of the quotient's binade, in which a code more is a unit more
+    # what guess * y lacks of x, in units of the last places of both: it is below 2^27, so that what overflows does no harm
+    rest = lax.bitcast_convert_type((m << (F32.mantissa_bits + less)) - (guess - least + hidden) * d, jnp.int32) * 2
+    d = d.astype(jnp.int32)  # a quotient is never in the middle between two floats
+    units = sum((rest > d * i).astype(jnp.int32) - (rest < -d * i).astype(jnp.int32) for i in (1, 3))
+    magnitude = guess + lax.bitcast_convert_type(units, jnp.uint32)
+    return jnp.where(x << 1 == 0, 0, magnitude) | ((x ^ y) & jnp.uint32(1 << 31))
 
 
 @compiled_once(0, 1)
