@@ -197,7 +197,7 @@ def test_each_matrix_of_a_batch_has_special_steps_of_its_own(called, shared):
 
 
 @compiled_here
-@pytest.mark.parametrize(("m", "n", "in_parts"), [(70, 40, False), (33, 34, True), (17, 9, False)])
+@pytest.mark.parametrize(("m", "n", "in_parts"), [(70, 40, False), (33, 34, True), pytest.param(17, 9, False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", sampled(["e4m3", "f16", "f16 results", "nvf4", "chains of e4m3 as f16"], ["e4m3"]))
 def test_promotion_is_the_sum_of_parts(monkeypatch, name, m, n, in_parts):
     """By tiles, by the walk, and a long K part after part. Scales of every row and of 16 columns, Inf and NaN among them; or none."""

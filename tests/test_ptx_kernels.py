@@ -16,9 +16,8 @@ BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 # Where nvcc makes the same text for both targets it is run once
 CASES = [f"{kernel.name} {target}" for kernel in KERNELS for target in kernel.texts]
 USUAL = {
-    "mma_f16 sm_80", "mma_e4m3_quantised sm_90a", "sparse_s8 sm_80", "gemm_edges sm_80", "split_k_semaphore sm_80",
-    "wgmma_e4m3_registers sm_90a", "specialised sm_90a", "attention_causal sm_80", "collatz sm_80",
-    "compacted sm_80", "histogram sm_80", "triton_matmul sm_90a",
+    "sparse_s8 sm_80", "gemm_edges sm_80", "split_k_semaphore sm_80", "wgmma_e4m3_registers sm_90a", "specialised sm_90a",
+    "collatz sm_80", "triton_matmul sm_90a",
 }  # fmt: skip
 
 
