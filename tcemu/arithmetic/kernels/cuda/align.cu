@@ -173,8 +173,8 @@ __device__ __forceinline__ bool is_fast(const u8 *a, const u8 *b, const Lane &at
     if (__reduce_max_sync(ALL, a_most) + __reduce_max_sync(ALL, b_most) > limit * TOP) return false;
     if (!RELATIVE) return true;
     if (__reduce_min_sync(ALL, a_least) + __reduce_min_sync(ALL, b_least) < LEAST_TOPS * TOP) return false;
-    // And every largest product within NEAR binades of what both lines' greatest exponents allow. So it is where one product of each two lines is
-    // within half of that of both: they have TERMS products
+    // And every largest product within NEAR binades of what both lines' greatest exponents allow. So it is where one of the TERMS places has factors
+    // that are near the greatest of their lines, in both: if the two lines have more than TERMS such factors together, they share a place
     if (fewest_near<16 * ROW_TILES>((const int *)(a + APart::near) + at.first_row, at.lane) +
             fewest_near<8 * COLUMN_TILES>((const int *)(b + BPart::near) + at.first_column, at.lane) > TERMS)
         return true;
