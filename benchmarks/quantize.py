@@ -1,7 +1,7 @@
 """How fast are operands quantised? `python benchmarks/quantize.py`: milliseconds of each operand of a recipe, and the bytes a second of it.
 
-Bytes are those of the operand, read once, and of its elements. On an NVIDIA GPU a kernel divides and rounds; "portable" is the same on
-integers, as every other device computes it, and all words are compared. Each line is the best of several runs after the first,
+Bytes are those of the operand, read once, and of its elements. On an NVIDIA GPU a kernel divides and rounds; "portable" is the same
+without it, as every other device computes it, and all words are compared. Each line is the best of several runs after the first,
 which compiles.
 """
 

@@ -61,8 +61,8 @@ def _divide_on_cpu(x: Array, y: Array) -> Array:
 
 
 def _by_machine(x: Array, y: Array) -> Array:
-    floats = (lax.bitcast_convert_type(v & jnp.uint32(0x7FFFFFFF), jnp.float32) for v in (x, y))
-    return nearest_quotient(x, y, lax.bitcast_convert_type(next(floats) / next(floats), jnp.uint32))
+    of_x, of_y = (lax.bitcast_convert_type(v & jnp.uint32(0x7FFFFFFF), jnp.float32) for v in (x, y))
+    return nearest_quotient(x, y, lax.bitcast_convert_type(of_x / of_y, jnp.uint32))
 
 
 def nearest_quotient(x: Array, y: Array, guess: Array) -> Array:
