@@ -230,7 +230,7 @@ def shared_bytes(n: Numbers, tiles: Tiling) -> int:
 def within(n: Numbers, tiles: Tiling | None, most: int, small: bool = False) -> Tiling | None:
     """The same in the first arrangement that has room, where a block may have so many bytes of shared memory; None where none has.
 
-    A multiprocessor has OF_BLOCK bytes more than one of its blocks may have. Its blocks share them all, and the driver takes OF_BLOCK of each.
+    A multiprocessor has OF_BLOCK bytes more than a block may have. Its blocks share all of them, and the driver takes OF_BLOCK for each.
     """
     if tiles is None:
         return None
