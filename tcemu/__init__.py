@@ -42,7 +42,8 @@ if TYPE_CHECKING:  # where the public names are; `__getattr__` reads these lines
     from tcemu.operations.warpgroup import Warpgroup
     from tcemu.operations.wgmma import uniform_descriptor, wgmma
     from tcemu.operations.wmma import wmma_load, wmma_mma, wmma_store
-    from tcemu.quantize.blocks import BlockFormat, BlockQuantized, block_dequantize, block_quantize
+    from tcemu.quantize.block_formats import BlockFormat, BlockQuantized
+    from tcemu.quantize.blocks import block_dequantize, block_quantize
     from tcemu.quantize.operands import Quantizer
     from tcemu.shared_memory import SharedLayout, descriptor, from_shared, to_shared
 

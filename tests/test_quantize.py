@@ -20,7 +20,8 @@ import tcemu
 from tcemu import formats
 from tcemu.arithmetic import quotient
 from tcemu.arithmetic.quotient import divide, multiply
-from tcemu.quantize.blocks import BLOCK_FORMATS, RULES, BlockFormat, BlockQuantized, block_dequantize, block_quantize
+from tcemu.quantize.block_formats import BLOCK_FORMATS, RULES, BlockFormat, BlockQuantized
+from tcemu.quantize.blocks import block_dequantize, block_quantize
 
 MX = sorted(exact.ELEMENTS)
 POWERS = ("floor", "ceil", "even", "rceil")

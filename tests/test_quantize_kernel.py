@@ -13,14 +13,15 @@ from support.quantizer_cases import CASES, DEPTH, SPECIAL, operands, portable
 from support.sampling import sampled
 
 import tcemu
-from tcemu.arithmetic.kernels import launch, source, store
-from tcemu.arithmetic.quotient import divide, multiply
+from tcemu.arithmetic.kernels import elementwise, launch, source, store
+from tcemu.arithmetic.quotient import divide_on_integers, multiply_on_integers
 from tcemu.formats import E4M3, E5M2, F16, F32, F64, S8, UE8M0, convert
-from tcemu.quantize import Quantizer, kernels
+from tcemu.quantize import BLOCK_FORMATS, RULES, BlockFormat, Quantizer, block_quantize, kernels
 from tcemu.quantize.groups import GroupSizes, spread
 from tcemu.quantize.operands import Scheme, quantize
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
+MX, NVFP4 = ([name for name, rule in RULES.items() if (rule.two_level is None) == alone] for alone in (True, False))
 USUAL = ["f32 to e4m3 saturated by scales", "bf16 to e5m2 by scales", "f32 to tf32"]
 
 
@@ -76,7 +77,7 @@ def test_elements_are_those_of_fractions(on_a_gpu):
 
 
 @compiled_here
-def test_products_with_scales_are_those_of_the_portable_way(on_a_gpu):
+def test_products_and_quotients_are_those_of_the_portable_way(on_a_gpu):
     """Of all exponents, by a scale for all, for each row, for each element, and in batches."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 1 << 32, (2, 37, 1003), dtype=np.uint32)
@@ -85,8 +86,10 @@ def test_products_with_scales_are_those_of_the_portable_way(on_a_gpu):
         scales = rng.integers(0, 1 << 32, shape, dtype=np.uint32)
         if scales.size > len(SPECIAL):
             scales.reshape(-1)[: len(SPECIAL)] = SPECIAL
-        got, wanted = kernels.product(jnp.asarray(x), jnp.asarray(scales)), multiply(x, scales, F32)
-        assert int((got != wanted).sum()) == 0 and (np.asarray(wanted) == F32.nan).any()
+        given = jnp.asarray(x), jnp.asarray(scales)
+        for kernel, on_integers in ((elementwise.product, multiply_on_integers), (elementwise.quotient, divide_on_integers)):
+            got, wanted = kernel(*given), on_integers(*given, F32)
+            assert int((got != wanted).sum()) == 0 and (np.asarray(wanted) == F32.nan).any()
 
 
 # ---- quantisers
@@ -131,7 +134,33 @@ def test_quantisers_with_and_without_it(name):
     with cuda_on_cpu.instead_of_a_gpu():
         launched = jax.make_jaxpr(lambda: calls())()
         same(jax.jit(lambda: calls())(), wanted)
-    assert str(launched).count("pure_callback") == 3
+    assert str(launched).count("pure_callback") == 8  # elements 3 times, scales twice; and quotients in the way for other platforms
+
+
+BLOCKS = {  # a format by a rule, the dtype of x, the axis that is cut, rows that share a scale
+    f"{kind} by {rule}, {dtype}, axis {axis}, {rows} rows": (BlockFormat(kind, BLOCK_FORMATS[kind].element, size, rule), dtype, axis, rows)
+    for kind, rules in (("mxfp8_e4m3", MX), ("mxfp8_e5m2", MX), ("mxfp6_e2m3", MX), ("mxfp4", MX), ("nvfp4", NVFP4))
+    for rule in rules
+    for size, dtype, axis, rows in ((16, "float32", -1, 1), (32, "bfloat16", -2, 1), (5, "float16", -1, 16))
+}
+USUAL_BLOCKS = [name for name in BLOCKS if name.startswith(("mxfp8_e4m3 by floor, bf", "nvfp4 by modelopt, float32"))]
+
+
+@compiled_here
+@pytest.mark.parametrize("name", sampled(BLOCKS, USUAL_BLOCKS))
+def test_blocks_with_and_without_it(name):
+    """Elements of all exponents, with zeros of both signs, Inf and NaN: codes and scales."""
+    fmt, dtype, axis, rows = BLOCKS[name]
+    x = matrix(2, 150, 300)
+    x = jnp.where(jnp.arange(300) % 7 == 3, -jnp.abs(x) * 2.0**-9, x)
+    x = (x if dtype != "float16" else jnp.where(jnp.isinf(x), x, jnp.clip(x, -3e4, 3e4))).astype(dtype)
+    call = lambda v: block_quantize(v, fmt, axis=axis, rows=rows)  # noqa: E731
+    wanted = jax.jit(lambda v: call(v))(x)
+    jax.clear_caches()
+    with cuda_on_cpu.instead_of_a_gpu():
+        text = jax.jit(lambda v: call(v)).lower(x).as_text()
+        same(jax.jit(lambda v: call(v))(x), wanted)
+    assert "callback" in text and len(np.unique(wanted.codes)) > 10 and (wanted.scales == fmt.scale.nan).any()
 
 
 def product_and_gradients(recipe):
@@ -156,9 +185,11 @@ def test_a_product_and_its_gradients_with_and_without_it(name):
         same(jax.jit(product_and_gradients(name))(), wanted)
 
 
-@pytest.mark.parametrize("case", sampled([("exact", 5), ("straight_through", 3), (("fp8_e4m3", "fp8_e4m3"), 9)], 3, str))
+@pytest.mark.parametrize("case", sampled([("exact", 10), ("straight_through", 6), (("fp8_e4m3", "fp8_e4m3"), 18)], 3, str))
 def test_products_and_their_gradients_call_it(on_a_gpu, case):
-    """Three times in a product, whose sums it scales; twice in an exact gradient, which is of the rounded operands."""
+    """Six times in a product: the scale and the elements of each operand, both scales together, and the sums under them. Four times in an
+    exact gradient, which is of the rounded operands.
+    """
     backward, calls = case
     recipe = tcemu.recipe("fp8", backward=backward)
     text = jax.jit(product_and_gradients(recipe)).lower().as_text()
@@ -173,29 +204,30 @@ for name, along_k in (("tensor", 256), ("1 x 128", 512), ("128 x 128, powers of 
     scheme, x = t.Scheme(t.E4M3, t.SCHEMES[name]), t.matrix(2, 256, 512)
     wanted = t.quantize(scheme, x)
     put = jax.device_put(x, NamedSharding(mesh, P(None, "x", "y")))
-    t.kernels.PLATFORM, t.kernels.route = "cpu", lambda: t.cuda_on_cpu.ROUTE
+    t.elementwise.PLATFORM, t.elementwise.route = "cpu", lambda: t.cuda_on_cpu.ROUTE
     # a call back would not outlive the partitioning: the portable way, which is traced, stands for the kernel
     shapes = []
     def call(self, codes, scales=None):
-        shapes.append(codes.shape)
+        if self.target != t.F32:
+            shapes.append(codes.shape)
         if self.multiplied:
-            return t.multiply(codes, scales, t.F32)
-        sizes = t.GroupSizes(1 if self.by_row else None, None if self.depth == t.kernels.EVERY else self.depth)
+            return t.multiply_on_integers(codes, scales, t.F32)
+        sizes = t.GroupSizes(1 if self.by_row else None, None if self.depth == t.elementwise.EVERY else self.depth)
         return t.rounded(self.source, self.target, self.saturate, sizes, codes, scales)
-    t.kernels.Elements.__call__ = call
+    t.elementwise.Elements.__call__ = call
     got = jax.jit(lambda v: t.quantize(scheme, v))(put)
     t.same(got, wanted)
     assert shapes[-1] == (2, 128, along_k), shapes
-    t.kernels.PLATFORM = "none"
+    t.elementwise.PLATFORM = "none"
 a, b = (jax.numpy.asarray(np.random.default_rng(seed).normal(size=(64, 64)).astype(np.float32)) for seed in (0, 1))
 for name in ("fp8", "bf16"):
     split = lambda a, b: tcemu.matmul(a, b, recipe=tcemu.recipe(name, backward="exact"), axis_name="y")
     call = lambda: jax.shard_map(split, mesh=mesh, in_specs=(P("x", "y"), P("y", None)), out_specs=P(("x", "y"), None))(a, b)
     jax.clear_caches()
-    t.kernels.PLATFORM, before = "none", len(shapes)
+    t.elementwise.PLATFORM, before = "none", len(shapes)
     wanted = jax.jit(lambda: call())()
     jax.clear_caches()
-    t.kernels.PLATFORM = "cpu"
+    t.elementwise.PLATFORM = "cpu"
     t.same(jax.jit(lambda: call())(), wanted)
     assert [(1, 32, 32), (1, 64, 32)] == shapes[before:before + 2], shapes
 print("sharded", len(jax.devices()))
@@ -205,7 +237,7 @@ print("sharded", len(jax.devices()))
 def rounded(fmt, target, saturate, sizes, codes, scales):
     if scales is None:
         return convert(fmt, target, codes, saturate=saturate)
-    quotients = divide(convert(fmt, F32, codes), spread(scales, codes.shape, sizes), F32)
+    quotients = divide_on_integers(convert(fmt, F32, codes), spread(scales, codes.shape, sizes), F32)
     return convert(F32, target, quotients, saturate=saturate)
 
 
@@ -221,8 +253,8 @@ def test_it_is_cut_over_devices():
 def test_what_it_does_not_take_is_said(monkeypatch):
     x = jnp.zeros((4, 8), jnp.uint32)
     missing = lambda fmt, target, rounding="RN", codes=x: kernels.missing(fmt, target, rounding, codes, scaled=True)  # noqa: E731
-    assert kernels.route().missing == "" or missing(F32, E4M3) == kernels.route().missing
-    monkeypatch.setattr(kernels, "route", lambda: cuda_on_cpu.ROUTE)
+    assert elementwise.route().missing == "" or missing(F32, E4M3) == elementwise.route().missing
+    monkeypatch.setattr(elementwise, "route", lambda: cuda_on_cpu.ROUTE)
     assert missing(F32, E4M3) == missing(F16, F16) == ""
     assert kernels.missing(F16, F16, "RN", x, scaled=False) == "f16 to f16 is no rounding of f32 numbers"
     assert missing(F64, E4M3) == "f64 to e4m3 is no rounding of f32 numbers"
@@ -243,9 +275,9 @@ def test_the_texts_compile(architecture, tmp_path):
 
 
 def test_it_lowers_for_cuda(monkeypatch):
-    """Both operands by a kernel each; on other platforms none is called."""
+    """The scales and the elements of both operands; on other platforms no kernel is called."""
     here = launch.Route("sm", "90", "")
-    for module in (launch, kernels):
+    for module in (launch, elementwise):
         monkeypatch.setattr(module, "route", lambda: here)
     monkeypatch.setattr(store, "binary", lambda text, architecture: f"{architecture} {len(text)}".encode())
     scheme, x = Scheme(E4M3, SCHEMES["1 x 128"]), jnp.zeros((64, 256))
@@ -254,13 +286,12 @@ def test_it_lowers_for_cuda(monkeypatch):
         text = {platform: call.trace(x, x).lower(lowering_platforms=(platform,)).as_text() for platform in ("cuda", "cpu")}
     except RuntimeError as error:  # JAX 0.11
         pytest.skip(f"this JAX lowers for a GPU only where one is: {error}")
-    assert text["cuda"].count(f"@{launch.TARGET}") == 2 and launch.TARGET not in text["cpu"]
+    assert text["cuda"].count(f"@{launch.TARGET}") == 4 and launch.TARGET not in text["cpu"]
     assert "grid_x = 8 " in text["cuda"]
 
 
-def test_empty_operands(monkeypatch):
-    monkeypatch.setattr(kernels, "PLATFORM", "cpu")
-    monkeypatch.setattr(kernels, "route", lambda: cuda_on_cpu.ROUTE)
+@compiled_here
+def test_empty_operands(on_a_gpu):
     for shape in ((0, 128), (3, 0), (0, 2, 128)):
         x = jnp.zeros(shape)
         same(quantize(Scheme(E4M3, SCHEMES["tensor"]), x).codes, jnp.zeros(shape, jnp.uint8))

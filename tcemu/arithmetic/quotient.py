@@ -10,6 +10,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu import bits
+from tcemu.arithmetic.kernels import elementwise
 from tcemu.compilation import compiled_once
 from tcemu.formats import F32, F64, Format, Number, decode, encode
 
@@ -30,6 +31,14 @@ def product(x: Number, y: Number) -> Number:
 
 def multiply(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Array:
     """x * y, rounded once. Codes of `fmt` in and out, which has 32 bits or fewer; x and y broadcast against each other."""
+    x, y, on_integers = jnp.asarray(x), jnp.asarray(y), partial(multiply_on_integers, fmt=fmt, rounding=rounding)
+    if fmt != F32 or rounding != "RN":
+        return on_integers(x, y)
+    return lax.platform_dependent(x, y, default=on_integers, **elementwise.programs(elementwise.product, x, y))
+
+
+def multiply_on_integers(x: Array, y: Array, fmt: Format, rounding: str = "RN") -> Array:
+    """`multiply` as every device can do it."""
     return _multiply(fmt, rounding, *_of_one_shape(x, y, fmt))
 
 
@@ -43,15 +52,24 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Arr
 
     A finite value over zero is Inf, 0/0 and Inf/Inf are NaN.
     """
-    x, y = _of_one_shape(x, y, fmt)
-    by_integers = partial(_divide, fmt, rounding)
+    x, y, on_integers = jnp.asarray(x), jnp.asarray(y), partial(divide_on_integers, fmt=fmt, rounding=rounding)
     if fmt != F32 or rounding != "RN":
-        return by_integers(x, y)
-    return lax.platform_dependent(x, y, cpu=_divide_on_cpu, default=by_integers)
+        return on_integers(x, y)
+    programs = {"cpu": _divide_on_cpu} | elementwise.programs(elementwise.quotient, x, y)
+    return lax.platform_dependent(x, y, default=on_integers, **programs)
+
+
+def divide_on_integers(x: Array, y: Array, fmt: Format, rounding: str = "RN") -> Array:
+    """`divide` as every device can do it."""
+    return _divide(fmt, rounding, *_of_one_shape(x, y, fmt))
+
+
+def _divide_on_cpu(x: Array, y: Array) -> Array:
+    return _by_machine_or_integers(*_of_one_shape(x, y, F32))
 
 
 @compiled_once()
-def _divide_on_cpu(x: Array, y: Array) -> Array:
+def _by_machine_or_integers(x: Array, y: Array) -> Array:
     """By the machine's division, made exact. By integers where an Inf, a NaN or a subnormal number may take part: XLA flushes the last."""
     most = F32.infinity >> F32.mantissa_bits  # the exponent's field of Inf and NaN
     of_x, of_y = (jnp.int32(v >> F32.mantissa_bits) & most for v in (x, y))
@@ -111,10 +129,10 @@ def _divide(fmt: Format, rounding: str, x: Array, y: Array) -> Array:
     return encode(fmt, number, rounding)
 
 
-def _of_one_shape(x: ArrayLike, y: ArrayLike, fmt: Format) -> tuple[Array, Array]:
+def _of_one_shape(x: Array, y: Array, fmt: Format) -> tuple[Array, Array]:
     assert fmt != F64 and not fmt.is_integer
     # each operation starts from words: of a chain in one kernel XLA copies each link into all its uses, and compiles for minutes
-    x, y = jnp.broadcast_arrays(*lax.optimization_barrier((jnp.asarray(x), jnp.asarray(y))))
+    x, y = jnp.broadcast_arrays(*lax.optimization_barrier((x, y)))
     return x, y
 
 

@@ -235,6 +235,11 @@ def convert(
     return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)
 
 
+def recoded(source: Format, target: Format, codes: Array) -> Array:
+    """`convert`, and nothing where the formats are one: for what an operation here gave, whose NaN is the canonical one."""
+    return codes if source == target else convert(source, target, codes)
+
+
 @compiled_once(0, 1, 2, 3)
 def _convert(source: Format, target: Format, rounding: str, saturate: bool, codes: Array, random: Array | None) -> Array:
     return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)

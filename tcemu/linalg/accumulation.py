@@ -17,7 +17,7 @@ from tcemu.arithmetic.fma import add, fma
 from tcemu.arithmetic.model import BEYOND, Model, Promotion, Signature
 from tcemu.arithmetic.program import Promoted, multiply_add, promoted
 from tcemu.arithmetic.quotient import multiply
-from tcemu.formats import F32, convert
+from tcemu.formats import F32, recoded
 from tcemu.linalg.shapes import Pair, fill, fill_along_k, fill_scales
 from tcemu.meshes import alike
 from tcemu.quantize.groups import spread
@@ -67,7 +67,7 @@ def sums_of_parts(
     factors = _map_pairs(lambda pair: (cut(pair[0], -1), cut(pair[1], -2)), factors)
     if promote is None:
         a, b = factors.codes
-        return convert(signature.d, F32, multiply_add(model, signature, a, b, _zeros(signature, a, b), factors.unit_scales))
+        return recoded(signature.d, F32, multiply_add(model, signature, a, b, _zeros(signature, a, b), factors.unit_scales))
     return _promoted(model, signature, factors, promote, blocks)
 
 
@@ -111,7 +111,7 @@ def _promoted(model: Model, signature: Signature, factors: Factors, promote: int
 
 def with_chunk(total: Array, chunk: Array, signature: Signature, block_scales: Pair | None, blocks: Blocks) -> Array:
     """The f32 sum with a chunk's, which are codes of the instruction's result."""
-    added = convert(signature.d, F32, chunk)
+    added = recoded(signature.d, F32, chunk)
     if block_scales is None:
         return add(total, added, F32)
     scale = multiply(*block_scales, F32)  # of groups of rows and columns

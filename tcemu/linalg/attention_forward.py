@@ -20,7 +20,7 @@ from tcemu.arithmetic.fma import add, fma
 from tcemu.arithmetic.program import multiply_add
 from tcemu.arithmetic.quotient import divide, multiply
 from tcemu.compilation import wide_vectors
-from tcemu.formats import ARRAY_FORMATS, F32, convert
+from tcemu.formats import ARRAY_FORMATS, F32, recoded
 from tcemu.linalg.attention_blocks import KeyBlock, Operands, Settings, allowed, by_rows, quantized, scheme_of_p, signature
 from tcemu.linalg.matmul import rounded_result, scales_at_promotion, sum_of_quantized
 from tcemu.linalg.recipes import Recipe
@@ -61,7 +61,7 @@ def scores(settings: Settings, operands: Operands, q: Quantized, block: KeyBlock
     """Q·Kᵀ of a block of keys by the recipe, -Inf where nothing is seen: f32 codes [B, K, R, block]. With a bias: times scale, plus it."""
     recipe = operands.qk
     total = sum_of_quantized(recipe, q, block.k)
-    total = total if recipe.out == F32 else convert(recipe.out, F32, convert(F32, recipe.out, total))
+    total = recoded(recipe.out, F32, recoded(F32, recipe.out, total))
     if block.bias is not None:
         total = fma(np.float32(settings.scale).view(np.uint32), total, _codes(by_rows(settings, block.bias, total.shape)), F32)
     seen = allowed(settings, operands, block)
@@ -158,7 +158,7 @@ class Sums(NamedTuple):
         running = self._running(state.running, p, block.v, change, self.chained is not None and block.number % self.chained == 0)
         if self.chained is None:
             return state._replace(running=running, unit=_like(unit, state.unit))
-        own = convert(signature(self.recipe).d, F32, running)
+        own = recoded(signature(self.recipe).d, F32, running)
         total = multiply(state.total, decay, F32)
         due = (block.number % self.chained == self.chained - 1) | last
         with_own = add(total, multiply(own, unit, F32) if self.varies else own, F32)
@@ -167,18 +167,18 @@ class Sums(NamedTuple):
     def _running(self, before: Array, p: Quantized, v: Quantized, change: Array, anew: bool | Array) -> Array:
         """The accumulator, times `change` or begun anew, with a block's products on top."""
         types = signature(self.recipe)
-        changed = convert(F32, types.c, multiply(convert(types.c, F32, before), change, F32))
-        start = jnp.where(anew, jnp.zeros_like(changed), changed)
+        kept = recoded(F32, types.c, multiply(recoded(types.c, F32, before), change, F32))
+        start = jnp.where(anew, jnp.zeros_like(kept), kept)
         unit_scales = None
         if p.unit_scales is not None and v.unit_scales is not None:
             unit_scales = p.unit_scales, jnp.swapaxes(v.unit_scales, -1, -2)
         d = multiply_add(self.recipe.arithmetic, types, p.codes, jnp.swapaxes(v.codes, -1, -2), start, unit_scales)
-        return d if types.d == types.c else convert(types.d, types.c, d)
+        return recoded(types.d, types.c, d)
 
     def finished(self, state: State) -> Array:
         """The sums in f32."""
         types = signature(self.recipe)
-        return convert(types.c, F32, state.running) if self.chained is None else state.total
+        return recoded(types.c, F32, state.running) if self.chained is None else state.total
 
     def rest(self, state: State) -> Array | None:
         """What finished sums are still counted in."""

@@ -13,11 +13,10 @@ from chex import PRNGKey
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.arithmetic.backends import by_platform
 from tcemu.arithmetic.fma import add
 from tcemu.arithmetic.quotient import multiply
 from tcemu.compilation import wide_vectors
-from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
+from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, recoded, to_float
 from tcemu.gradients import stand_in
 from tcemu.linalg.accumulation import Blocks, Factors, reduced, sums_of_parts
 from tcemu.linalg.arguments import floats, given_recipe, in_jax, product_keys
@@ -27,7 +26,6 @@ from tcemu.linalg.recipes import Recipe
 from tcemu.linalg.shapes import Pair, shape_of_product
 from tcemu.meshes import alike, with_axes_of
 from tcemu.operations.operands import signature_of
-from tcemu.quantize import kernels
 from tcemu.quantize.groups import repeated, spread
 from tcemu.quantize.operands import ONE, Quantized, Quantizer, Scheme, dequantized, quantize
 from tcemu.quantize.scale_rules import largest_value
@@ -162,7 +160,7 @@ def _product(options: Options, operands: Operands) -> Array:
 def rounded_result(recipe: Recipe, total: Array, dtype: np.dtype) -> Array:
     """f32 codes as codes of `dtype`, by way of the recipe's own format for results."""
     for source, target in ((F32, recipe.out), (recipe.out, ARRAY_FORMATS[dtype])):
-        total = total if source == target else convert(source, target, total)
+        total = recoded(source, target, total)
     return total
 
 
@@ -202,9 +200,7 @@ def scaled(total: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
     given = [scale for scale in (scale_a, scale_b) if scale is not None]
     if not given:
         return total
-    scale = multiply(given[0], given[1], F32) if len(given) == 2 else given[0]
-    programs = {} if kernels.missing_here(total) else {kernels.PLATFORM: kernels.product}
-    return by_platform(programs, lambda total, scale: multiply(total, scale, F32), total, scale)
+    return multiply(total, multiply(given[0], given[1], F32) if len(given) == 2 else given[0], F32)
 
 
 def scales_at_promotion(recipe: Recipe) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tcemu.arithmetic.program import multiply_add
-from tcemu.formats import F32, convert
+from tcemu.formats import F32, recoded
 from tcemu.linalg.accumulation import Factors, whole_interval, with_chunk
 from tcemu.linalg.matmul import blocks_of
 from tcemu.linalg.recipes import Recipe
@@ -50,7 +50,7 @@ def advanced(recipe: Recipe, running: Running, factors: Factors) -> tuple[Runnin
     start = jnp.zeros_like(accumulator) if isinstance(recipe.promote, int) else accumulator
     accumulator = multiply_add(recipe.arithmetic, signature, *factors.codes, start, factors.unit_scales)
     if recipe.promote is None:
-        return Running(total, accumulator, count + 1), convert(signature.d, F32, accumulator)
+        return Running(total, accumulator, count + 1), recoded(signature.d, F32, accumulator)
     promoted = with_chunk(total, accumulator, signature, factors.block_scales, blocks)
     if isinstance(recipe.promote, int):
         return Running(promoted, accumulator, count + 1), promoted

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tcemu.arithmetic.kernels.calls import numbers, run
 from tcemu.arithmetic.kernels.launch import Entry, launch
 from tcemu.isa.instructions import Instruction
-from tcemu.native.calls import numbers, run
 from tcemu.native.text import ENTRY, LANE, Kernel, kernel, rewrites
 
 BLOCKS = 1 << 16  # in a launch; each goes on to further cases

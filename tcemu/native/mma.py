@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from tcemu.arithmetic.kernels.calls import numbers, run
 from tcemu.arithmetic.kernels.launch import Entry, launch
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.layouts import Fragment, fragment
 from tcemu.native import sources
-from tcemu.native.calls import numbers, run
 from tcemu.native.sources import Fragments
 from tcemu.packing import container, pack_registers, unpack_registers
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from tcemu.arithmetic.kernels.calls import known_sizes
 from tcemu.arithmetic.model import Model, Promotion, Signature
 from tcemu.errors import Unsupported
 from tcemu.executing import AUTO, NATIVE
 from tcemu.formats import F32, Format, convert
 from tcemu.isa.instructions import Instruction
 from tcemu.native import mma, wgmma
-from tcemu.native.calls import known_sizes
 from tcemu.native.units import Unit, target_here, unit_of_product
 
 Matrices = tuple[Array, Array, Array]

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from tcemu.arithmetic.kernels.calls import numbers, run
 from tcemu.arithmetic.kernels.launch import Entry, launch
 from tcemu.formats import F16
 from tcemu.isa.instructions import Instruction
 from tcemu.native import sources
-from tcemu.native.calls import numbers, run
 from tcemu.native.sources import LINE, ROWS, THREADS, Tiled
 
 WIDE, NARROW = 256, 128  # columns of D of a block

@@ -10,12 +10,12 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.architectures.lookup import Applied
+from tcemu.arithmetic.kernels.calls import known_sizes
 from tcemu.arithmetic.kernels.launch import route
 from tcemu.errors import Unsupported
 from tcemu.executing import AUTO, EMULATED, chosen, execution
 from tcemu.isa.instructions import LANES, Instruction
 from tcemu.memory import Lines, as_integers
-from tcemu.native.calls import known_sizes
 from tcemu.native.instruction import executed
 from tcemu.native.products import refused
 from tcemu.native.text import in_shared

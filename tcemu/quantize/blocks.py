@@ -6,7 +6,7 @@ Integers only, so that CPU and GPU give the same words. How a scale is found is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -15,20 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
-from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.arithmetic.quotient import product
+from tcemu.arithmetic.backends import by_platform
+from tcemu.arithmetic.kernels import elementwise
+from tcemu.arithmetic.kernels.elementwise import Elements
+from tcemu.arithmetic.quotient import multiply, product
 from tcemu.bits import Limbs
 from tcemu.compilation import compiled_once
 from tcemu.formats import (
     ARRAY_FORMATS,
     BF16,
-    E2M1,
-    E2M3,
-    E3M2,
-    E4M3,
-    E5M2,
     F16,
     F32,
     F64,
@@ -43,91 +40,10 @@ from tcemu.formats import (
     decode_limbs,
     encode,
 )
+from tcemu.quantize import kernels
+from tcemu.quantize.block_formats import BLOCK_FORMATS, BlockFormat, BlockQuantized, dims
 from tcemu.quantize.groups import in_groups, out_of_groups, repeated
 from tcemu.quantize.scale_rules import RULES, Rule
-
-
-@dataclass(frozen=True)
-class BlockFormat:
-    """A block format: the elements, how many of them share a scale, and the rule that finds the scale.
-
-    element: a signed float format of at most 16 bits. block: elements in a block, at least 1. rule: one of `tcemu.quantize.RULES`, which
-    also says what a scale is: a power of two (ue8m0: "floor", "ceil", "even", "rceil") or ue4m3 times an f32 for the whole tensor
-    ("transformer_engine", "modelopt", "torchao"; these know elements of e2m1 only). Frozen and hashable. Raises ValueError for others.
-    """
-
-    name: str
-    element: Format
-    block: int
-    rule: str
-    source: str = field(default="", compare=False)
-
-    def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"{self.name}: rule {self.rule!r} is not one of {', '.join(RULES)}")
-        if self.element.is_integer or not self.element.signed or self.element.bits > 16:
-            raise ValueError(f"{self.name}: an element is a signed float format of at most 16 bits, as e4m3 or e2m1, not {self.element}")
-        if not isinstance(self.block, int) or self.block < 1:
-            raise ValueError(f"{self.name}: block is {self.block!r}; wanted the number of elements in a block, 1 or more")
-        if self.two_level and self.element != E2M1:
-            fitting = ", ".join(name for name, rule in RULES.items() if rule.exponent)
-            raise ValueError(f"{self.name}: the rule {self.rule!r} is for elements of e2m1, not {self.element}; use one of {fitting}")
-
-    def __repr__(self) -> str:
-        return f"{self.name} (blocks of {self.block} {self.element}, scale {self.scale} by {self.rule!r})"
-
-    @property
-    def scale(self) -> Format:
-        return RULES[self.rule].scale
-
-    @property
-    def two_level(self) -> bool:
-        """A scale of the whole tensor, f32, comes on top."""
-        return RULES[self.rule].two_level is not None
-
-
-BLOCK_FORMATS = {
-    row.name: row
-    for row in (
-        BlockFormat("mxfp8_e4m3", E4M3, 32, "floor", "OCP MX 1.0, 5.2"),
-        BlockFormat("mxfp8_e5m2", E5M2, 32, "floor", "OCP MX 1.0, 5.2"),
-        BlockFormat("mxfp6_e3m2", E3M2, 32, "floor", "OCP MX 1.0, 5.2"),
-        BlockFormat("mxfp6_e2m3", E2M3, 32, "floor", "OCP MX 1.0, 5.2"),
-        BlockFormat("mxfp4", E2M1, 32, "floor", "OCP MX 1.0, 5.2"),
-        BlockFormat("nvfp4", E2M1, 16, "transformer_engine", "arXiv 2509.25149; PTX ISA 9.7.14.3, .kind::mxf4nvf4.scale_vec::4X"),
-    )
-}
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales", "tensor_scale"], meta_fields=["format", "axis"])
-@dataclass(frozen=True)
-class BlockQuantized:
-    """An array in blocks. A pytree of its arrays, so that it goes through jit, vmap and scan.
-
-    codes: the elements' raw codes, in the array's own shape and the smallest unsigned dtype. axis: the one that is cut into blocks, counted
-    from the end. scales: raw codes, uint8, of the same shape but for that axis, which counts blocks. tensor_scale: None, or float32 whose
-    axes are leading (batch) axes of codes.
-    """
-
-    codes: Array
-    scales: Array
-    tensor_scale: Array | None
-    format: BlockFormat
-    axis: int = -1
-
-    def __repr__(self) -> str:
-        fmt, axis = self.format, "" if self.axis == -1 else f" along axis {self.axis}"
-        text = f"{fmt.name}: {_dims(self.codes)} {fmt.element} in blocks of {fmt.block}{axis}, scales {_dims(self.scales)} {fmt.scale}"
-        if self.tensor_scale is None:
-            return text
-        value = self.tensor_scale
-        known = isinstance(value, jax.Array | np.ndarray | np.generic) and not isinstance(value, Tracer) and value.ndim == 0
-        return f"{text}, tensor scale {float(value) if known else _dims(value)}"
-
-
-def _dims(x: Array) -> str:
-    return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") else repr(x)
-
 
 # ---- quantise
 
@@ -312,8 +228,8 @@ def _powers_of_two(exponent: Callable[..., Array], element: Format, arithmetic: 
 
 
 def _nan_if_special(scale: Format, arithmetic: Format, largest: Limbs, scales: Array) -> Array:
-    number = decode_limbs(arithmetic, largest)
-    return jnp.where(number.nan | number.infinite, scale.nan, scales).astype(jnp.uint8)
+    special = largest[-1] >= np.uint32(arithmetic.infinity >> 32 * (arithmetic.words - 1))  # magnitudes: Inf or NaN
+    return jnp.where(special, scale.nan, scales).astype(jnp.uint8)
 
 
 @partial(jax.jit, static_argnames=("blocking", "element", "rounding", "apply"))
@@ -328,14 +244,35 @@ def _elements(
     key: PRNGKey | None,
 ) -> Array:
     """The codes of x / scale; apply: that of the rule's two levels, None where scales are powers of two."""
-    limbs = blocking.limbs(codes)
-    shape = limbs[0].shape
-    random = None if key is None else blocking.in_blocks(jax.random.bits(key, shape, jnp.uint32))
-    limbs = tuple(map(blocking.in_blocks, limbs))
-    if apply is not None:
-        limbs = (apply(limbs[0], scalers[..., None], F32),)
-    elements = _rounded(blocking.arithmetic, element, rounding, limbs, scales, scalers if apply is None else None, random)
-    return out_of_groups(elements, shape[blocking.axis], blocking.axis)
+
+    def portable(codes: Array, scales: Array, scalers: Array) -> Array:
+        limbs = blocking.limbs(codes)
+        shape = limbs[0].shape
+        random = None if key is None else blocking.in_blocks(jax.random.bits(key, shape, jnp.uint32))
+        limbs = tuple(map(blocking.in_blocks, limbs))
+        if apply is not None:
+            limbs = (apply(limbs[0], scalers[..., None], F32),)
+        elements = _rounded(blocking.arithmetic, element, rounding, limbs, scales, scalers if apply is None else None, random)
+        return out_of_groups(elements, shape[blocking.axis], blocking.axis)
+
+    small_is_zero = element.least_exponent - element.mantissa_bits > F32.least_exponent
+    in_last = jnp.moveaxis(codes, blocking.axis, -1)
+    if blocking.arithmetic != F32 or not small_is_zero or kernels.missing(blocking.source, element, rounding, in_last, scaled=True):
+        return portable(codes, scales, scalers)
+    by_kernel = partial(_elements_by_kernel, blocking, element, apply)
+    return by_platform({elementwise.PLATFORM: by_kernel}, portable, codes, scales, scalers)
+
+
+def _elements_by_kernel(
+    blocking: _Blocking, element: Format, apply: Callable[[Array, Array, Format], Array] | None, codes: Array, scales: Array, scalers: Array
+) -> Array:
+    """`_elements` by the kernel, which divides by powers of two. A quotient too small for f32 is zero in an element's format."""
+    if apply is None:
+        scalers = jnp.maximum((scalers + F32.bias) << F32.mantissa_bits, 1 << F32.mantissa_bits - 1).astype(jnp.uint32)  # 2^-127: subnormal
+    scalers = jnp.where(scales == (UE8M0 if apply is None else UE4M3).nan, F32.nan, scalers)
+    call = Elements(blocking.source, element, True, None, multiplied=apply is multiply)
+    elements = elementwise.rounded(call, jnp.moveaxis(codes, blocking.axis, -1), scalers, blocking.block)
+    return jnp.moveaxis(elements, -1, blocking.axis)
 
 
 @compiled_once(0, 1, 2)
@@ -366,22 +303,20 @@ def _check(q: BlockQuantized) -> None:
     fmt = q.format
     for name, value, dtype in (("codes", q.codes, fmt.element.dtype), ("scales", q.scales, fmt.scale.dtype)):
         if value.dtype != dtype:
-            raise TypeError(f"{name}: got {_dims(value)}; wanted {dtype}, raw codes, for {fmt}")
+            raise TypeError(f"{name}: got {dims(value)}; wanted {dtype}, raw codes, for {fmt}")
     ndim = q.codes.ndim
     if not -ndim <= q.axis < 0:
         raise ValueError(f"axis: got {q.axis}; codes have {ndim} axes, so wanted one from {-ndim} to -1")
     wanted = list(q.codes.shape)
     wanted[q.axis] = -(-wanted[q.axis] // fmt.block)
     if list(q.scales.shape) != wanted:
-        raise ValueError(f"scales: got {_dims(q.scales)} for codes {_dims(q.codes)}; wanted {wanted}, one for each block of {fmt.block}")
+        raise ValueError(f"scales: got {dims(q.scales)} for codes {dims(q.codes)}; wanted {wanted}, one for each block of {fmt.block}")
     if fmt.two_level != (q.tensor_scale is not None):
         raise ValueError(f"tensor_scale: got {q.tensor_scale}; {fmt} {'needs one, float32' if fmt.two_level else 'has none'}")
     if q.tensor_scale is not None:
         shape = q.tensor_scale.shape
         if q.tensor_scale.dtype != jnp.float32 or shape != q.codes.shape[: len(shape)] or len(shape) > ndim + q.axis:
-            raise ValueError(
-                f"tensor_scale: got {_dims(q.tensor_scale)}; wanted float32, a scalar or with leading axes of {_dims(q.codes)}"
-            )
+            raise ValueError(f"tensor_scale: got {dims(q.tensor_scale)}; wanted float32, a scalar or with leading axes of {dims(q.codes)}")
 
 
 @compiled_once(0, 1, 2, 3, 4)

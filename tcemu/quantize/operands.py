@@ -18,10 +18,12 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic.backends import by_platform
+from tcemu.arithmetic.kernels import elementwise
 from tcemu.arithmetic.quotient import divide
 from tcemu.formats import BF16, F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
 from tcemu.quantize import kernels
-from tcemu.quantize.blocks import BlockFormat, block_quantize
+from tcemu.quantize.block_formats import BlockFormat
+from tcemu.quantize.blocks import block_quantize
 from tcemu.quantize.groups import GroupSizes, in_groups, spread
 from tcemu.quantize.hadamard import SIZES, Transform
 from tcemu.quantize.scale_rules import RULES, largest_value
@@ -322,7 +324,7 @@ def _elements(scheme: Scheme, source: Format, codes: Array, scales: Array | None
     if kernels.missing(source, target, quantizer.rounding, codes, scaled=scales is not None):
         return portable(codes, scales)
     by_kernel = partial(kernels.elements, source, target, saturate, scheme.group_sizes)
-    return by_platform({kernels.PLATFORM: by_kernel}, portable, codes, scales)
+    return by_platform({elementwise.PLATFORM: by_kernel}, portable, codes, scales)
 
 
 def _in_f32(source: Format, codes: Array) -> Array:

@@ -17,9 +17,14 @@ from tcemu.arithmetic.quotient import divide, multiply
 from tcemu.formats import F32, UE4M3, UE8M0, Format, Number, convert, decode, encode
 
 
-def largest_value(fmt: Format) -> Array:
-    """A format's largest finite value, as an f32 code."""
-    return convert(fmt, F32, np.array(fmt.greatest_magnitude << fmt.unused_bits, fmt.dtype))
+def _f32(value: float) -> np.uint32:
+    return np.float32(value).view(np.uint32)
+
+
+def largest_value(fmt: Format) -> np.uint32:
+    """The largest finite value of a format narrower than f32, as an f32 code."""
+    field, fraction = divmod(fmt.greatest_magnitude, 1 << fmt.mantissa_bits)
+    return _f32((1 + fraction / (1 << fmt.mantissa_bits)) * 2.0 ** (field - fmt.bias))
 
 
 # ---- scales that are powers of two: the exponent, from a block's largest magnitude
@@ -61,10 +66,6 @@ class TwoLevelScaling(NamedTuple):
     tensor: Callable[[Array], tuple[Array, ...]]  # the tensor's largest magnitude -> its scale, and what its blocks need besides
     block: Callable[..., tuple[Array, Array]]  # (a block's largest magnitude, *tensor(...)) -> its scale, ue4m3; what `apply` takes
     apply: Callable[[Array, Array, Format], Array]  # multiply or divide: (x, what `block` gave, F32)
-
-
-def _f32(value: float) -> np.uint32:
-    return np.float32(value).view(np.uint32)
 
 
 SIX, SIXTH = _f32(6), _f32(1 / 6)

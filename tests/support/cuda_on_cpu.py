@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.kernels import cuda, source, warp
+from tcemu.arithmetic.kernels import calls, cuda, elementwise, source, warp
 from tcemu.arithmetic.kernels.launch import Route
-from tcemu.native import calls
-from tcemu.quantize import kernels as quantizing
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
 PARAMETERS = {  # types, in order; some are there where the text has them
@@ -93,10 +91,10 @@ def instead_of_a_gpu():
     with (
         mock.patch.object(cuda, "launch", launch),
         mock.patch.object(warp, "launch", launch),
-        mock.patch.object(quantizing, "launch", launch),
+        mock.patch.object(elementwise, "launch", launch),
         mock.patch.object(cuda, "route", lambda: ROUTE),
-        mock.patch.object(quantizing, "route", lambda: ROUTE),
-        mock.patch.object(quantizing, "PLATFORM", "cpu"),
+        mock.patch.object(elementwise, "route", lambda: ROUTE),
+        mock.patch.object(elementwise, "PLATFORM", "cpu"),
         mock.patch.object(calls, "_sharded", lambda call, alone: call),  # of which a call back would be lost
     ):
         yield

@@ -5,8 +5,8 @@ import re
 import tcemu
 from support import native_on_cpu
 from support.emulated_gpu import EmulatedGpu
-from tcemu.arithmetic.kernels import launch
-from tcemu.native import calls, instruction, mma, products, units, wgmma
+from tcemu.arithmetic.kernels import calls, launch
+from tcemu.native import instruction, mma, products, units, wgmma
 from tcemu.operations import launches, serving
 from tcemu.silicon import launch as run
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tcemu.arithmetic.quotient import divide
+from tcemu.arithmetic.quotient import divide_on_integers
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, convert
 from tcemu.quantize.groups import GroupSizes, spread
 
@@ -55,5 +55,5 @@ def portable(case, x, scales):
     source, target, saturate, _ = CASES[case]
     if scales is None:
         return convert(source, target, x, saturate=saturate)
-    quotients = divide(convert(source, F32, x), spread(scales, x.shape, GroupSizes(1, DEPTH)), F32)
+    quotients = divide_on_integers(convert(source, F32, x), spread(scales, x.shape, GroupSizes(1, DEPTH)), F32)
     return convert(F32, target, quotients, saturate=saturate)

@@ -8,7 +8,8 @@ import numpy as np
 from jax import Array
 
 from tcemu.formats import to_float
-from tcemu.quantize.blocks import BLOCK_FORMATS, BlockQuantized, block_dequantize, block_quantize
+from tcemu.quantize.block_formats import BLOCK_FORMATS, BlockQuantized
+from tcemu.quantize.blocks import block_dequantize, block_quantize
 from tcemu.study.claims.claim import Claim, Quantity
 from tcemu.study.measures import normwise
 
