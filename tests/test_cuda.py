@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import jax
 import jax.numpy as jnp
@@ -413,6 +414,24 @@ def test_where_nothing_can_be_written_it_is_compiled(monkeypatch, tmp_path):
     store.binary.cache_clear()
 
 
+def test_kernels_are_compiled_side_by_side(monkeypatch, kept):
+    """Each waits for the other one to be asked for; what is asked for twice meanwhile is compiled once."""
+    both = Barrier(2)
+    monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))
+    calls = []
+
+    def compiled(text, architecture):
+        calls.append(text)
+        both.wait(60)
+        return text.encode()
+
+    monkeypatch.setattr(nvrtc, "compiled", compiled)
+    first, other = store.begun("first", "sm_90"), store.begun("other", "sm_90")
+    again = store.begun("first", "sm_90")
+    assert [one.result(60) for one in (first, other, again)] == [b"first", b"other", b"first"]
+    assert sorted(calls) == ["first", "other"] and store.begun("first", "sm_90").result(60) == b"first"
+
+
 TWO = """
 import sys
 from tcemu.arithmetic.kernels import nvrtc, store
@@ -455,6 +474,42 @@ def test_backends_say_which_serves(monkeypatch):
     assert emulating(f16, "sm_90a") == emulating(nvf4, "sm_120a") == {"cuda": "", "walk": ""}
     assert emulating(f64, "sm_90a") == {"cuda": "it does not take this arithmetic", "walk": ""}
     assert emulating(s8, "sm_90a") == {"walk": ""}
+
+
+PROBED = launch.Entry("probe", launch.PROBE, 32)
+
+
+def probe(*, late, monkeypatch):
+    """A program with one kernel, and what stands in it."""
+    monkeypatch.setattr(launch, "_asks_late", lambda: late)
+    call = jax.jit(lambda v: launch._call(PROBED, "sm_90", 1, jax.ShapeDtypeStruct((32,), jnp.uint32), (v,)))
+    return call.trace(jnp.zeros(32, jnp.uint32))
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_program_holds_the_code(monkeypatch, late):
+    """Also where JAX wants it before it lowers, as one that does not ask late would."""
+    assert launch._asks_late()
+    monkeypatch.setattr(store, "binary", lambda text, architecture: f"{architecture} {len(text)}".encode())
+    try:
+        text = probe(late=late, monkeypatch=monkeypatch).lower(lowering_platforms=("cuda",)).as_text()
+    except RuntimeError as error:  # JAX 0.11
+        pytest.skip(f"this JAX lowers for a GPU only where one is: {error}")
+    assert f'kernel_data = "sm_90 {len(launch.PROBE)}"' in text
+
+
+def test_a_text_that_does_not_compile_is_said_when_the_program_is_lowered(monkeypatch):
+    def refused(text, architecture):
+        raise nvrtc.CompilationError("the log")
+
+    monkeypatch.setattr(store, "binary", refused)
+    traced = probe(late=True, monkeypatch=monkeypatch)
+    assert f"Code(sm_90, {len(launch.PROBE)} characters)" in str(traced.jaxpr)
+    with pytest.raises(RuntimeError) as caught:
+        traced.lower(lowering_platforms=("cuda",))
+    if not isinstance(caught.value, nvrtc.CompilationError):  # JAX 0.11
+        pytest.skip(f"this JAX lowers for a GPU only where one is: {caught.value}")
+    assert str(caught.value) == "the log"
 
 
 @pytest.mark.parametrize(("name", "size", "calls"), [("f16", (64, 64, 64), 2), ("f16", (16, 8, 32), 1), ("mxf8", (128, 128, 64), 2)])

@@ -29,10 +29,11 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
     "place": "the instructions of a table", "tiled": "the instructions of a table", "by_fragments": "the instructions of a table",
     "targets_of": "the units of a table", "_targets_of": "the recipes of a table", "_free_operand": "no argument",
     "_file": "the kernels' texts", "version": "no argument", "route": "no argument", "library": "no argument",
-    "published": "no argument", "_opened": "one function of torch",
+    "published": "no argument", "_opened": "one function of torch", "_asks_late": "no argument", "_threads": "no argument",
 }  # fmt: skip
 
 CONTAINERS = {  # which functions fill, each with its bound and the reason for it
+    "arithmetic/kernels/store.py: _running": "a compilation leaves it when it ends",
     "ptx/statements.py: _steps": "MOST entries, the oldest goes", "ptx/statements.py: _compiled": "MOST entries, the oldest goes",
     "ptx/faults.py: MESSAGES": "the faults of a table, each with the sizes that accesses have",
     "ptx/faults.py: _codes": "one for each message", "ptx/ordering.py: _moves": "two for each state space of a table",

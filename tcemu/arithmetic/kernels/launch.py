@@ -6,12 +6,14 @@ small kernel whose result is compared. Where neither works, nothing here is used
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
+from jax.interpreters import mlir
 
 from tcemu.arithmetic.kernels import nvrtc, store
 
@@ -38,6 +40,44 @@ class Entry(NamedTuple):
     features: str = ""  # after the architecture's number: "a" for instructions that it alone has
     is_ptx: bool = False  # the text is PTX, which the driver assembles; else CUDA C++
     in_place: int | None = None  # the operand that is the first result's buffer too
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kernel's code as an attribute of its call. It is compiled in another thread from now on; JAX asks for it when it lowers the call.
+
+    So all kernels of a program are compiled at once, while the program is still being traced.
+    """
+
+    text: str
+    architecture: str
+
+    def __post_init__(self) -> None:
+        store.begun(self.text, self.architecture)
+
+    def __repr__(self) -> str:
+        return f"Code({self.architecture}, {len(self.text)} characters)"
+
+    def __jax_array__(self) -> bytes:
+        """The protocol by which JAX turns an object into what it can lower."""
+        return store.begun(self.text, self.architecture).result()
+
+
+@cache
+def _asks_late() -> bool:
+    """Whether this JAX lowers such an attribute; it is no documented use of the protocol."""
+    with mlir.make_ir_context():
+        try:
+            return mlir.ir_attribute(_Late()) == mlir.ir_attribute(_Late.CODE)
+        except TypeError:
+            return False
+
+
+class _Late:
+    CODE = b"code"
+
+    def __jax_array__(self) -> bytes:
+        return self.CODE
 
 
 class Route(NamedTuple):
@@ -111,7 +151,10 @@ def _call(entry: Entry, architecture: str, blocks: int, results: Results, operan
     sizes |= dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), 1)
     numbers = {name: np.int32(size) for name, size in sizes.items()}
     ffi_call: Any = jax.ffi.ffi_call
-    code = entry.text.encode() + bytes(1) if entry.is_ptx else store.binary(entry.text, architecture)
+    if entry.is_ptx:
+        code: Any = entry.text.encode() + bytes(1)
+    else:
+        code = Code(entry.text, architecture) if _asks_late() else store.binary(entry.text, architecture)
     aliases = None if entry.in_place is None else {entry.in_place: 0}
     call = ffi_call(TARGET, results, input_output_aliases=aliases)
     return call(*operands, name=entry.name, kernel_type="ptx", kernel_data=code, **numbers)

@@ -6,9 +6,11 @@ checksum of its rest; one that does not fit is compiled again. Where nothing can
 
 import hashlib
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from threading import Lock
 
 from tcemu.arithmetic.kernels import nvrtc
 from tcemu.compilation import user_cache
@@ -17,6 +19,8 @@ from tcemu.files import replace_file
 FOLDER = "TCEMU_KERNELS"  # the environment's variable that names another folder
 CHECKSUM = hashlib.sha256().digest_size
 KEPT = 512  # binaries that a process remembers
+_running: dict[tuple[str, str], Future[bytes]] = {}  # compilations
+_guard = Lock()  # of what runs
 
 
 def folder() -> Path:
@@ -39,6 +43,22 @@ def binary(text: str, architecture: str) -> bytes:
         folder().mkdir(parents=True, exist_ok=True)
         replace_file(folder() / name, hashlib.sha256(made).digest() + made)
     return made
+
+
+def begun(text: str, architecture: str) -> Future[bytes]:
+    """`binary` in another thread; what is asked for again while it runs is the same one."""
+    key = text, architecture
+    with _guard:
+        if (running := _running.get(key)) is not None:
+            return running
+        started = _running[key] = _threads().submit(binary, text, architecture)
+    started.add_done_callback(lambda _: _running.pop(key, None))
+    return started
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), "tcemu compiles a kernel")
 
 
 def _intact(data: bytes) -> bytes | None:
