@@ -25,7 +25,8 @@ from tcemu.operations.operands import signature_of
 KEPT = 16  # mismatches of a chunk and device whose numbers come back; all are counted
 NEVER = 2**31 - 1  # the offset of no case
 WORK = 1 << 20  # products that one device computes in one turn of the loop on a CPU: what fits its cache
-AHEAD = {"cpu": 1, "gpu": 256, "tpu": 64}  # times as many elsewhere, so that a turn is long beside the starts of its kernels
+AHEAD = {"cpu": 1, "gpu": 1024, "tpu": 64}  # times as many elsewhere, so that a turn is long beside the starts of its kernels
+MOST_CASES = 1 << 20  # of a turn: some 2 GB of operands and results
 LOOKED_AT = 16  # one of so many cases is looked at for the coverage, which would take as long as a side
 
 
@@ -89,7 +90,7 @@ def differing(op: Instruction, left: Array, right: Array) -> Array:
 def turn_size(op: Instruction, platform: str) -> int:
     """Cases in one turn of the loop on one device."""
     ahead = AHEAD.get(platform, 1)
-    size = min(4096 * ahead, ahead * WORK // (op.m * op.n * op.k))
+    size = min(MOST_CASES, ahead * WORK // (op.m * op.n * op.k))
     return size // LOOKED_AT * LOOKED_AT or max(1, size)
 
 
