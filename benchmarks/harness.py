@@ -45,6 +45,16 @@ def timed(run: Callable[[], jax.Array], repeats: int) -> tuple[float, float]:
     return seconds[0], min(seconds[1:])
 
 
+def back_to_back(run: Callable[[], jax.Array], repeats: int, calls: int = 20) -> float:
+    """Seconds of a call among `calls` that follow each other, whose end alone is waited for: the best of `repeats`."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready([run() for _ in range(calls)][-1])
+        seconds.append((time.perf_counter() - start) / calls)
+    return min(seconds)
+
+
 def finish(args: argparse.Namespace, machine: dict, lines: list[dict], wrong: int, where: str, what: str = "mismatches") -> int:
     """The last line, the JSON file if one is wanted, and the exit status: 1 if a word differed, or something else is `wrong`."""
     print(f"{wrong} {what} in {where}")

@@ -1,12 +1,13 @@
 """How many warps execute `mma` a second? `python benchmarks/mma.py`: registers in and out, dense, sparse and block-scaled.
 
-Each line is the best of several runs after the first, which compiles and stands apart. A few warps are checked against runs of their own.
+Each line is the best of several runs after the first, which compiles and stands apart: of one call and its end, and of 20 calls that
+follow each other. The line "nothing" is a program that adds one to eight words. A few warps are checked against runs of their own.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import add_execution, arguments, describe_machine, finish, timed
+from harness import add_execution, arguments, back_to_back, describe_machine, finish, timed
 
 import tcemu
 
@@ -58,8 +59,12 @@ def main() -> int:
     add_execution(parser)
     args = parser.parse_args()
     machine = describe_machine()
-    print(f"{'':>15} {'warps':>7} {'first call s':>13} {'best ms':>9} {'warps/s':>10} {'MAC/s':>10}")
+    print(f"{'':>15} {'warps':>7} {'first call s':>13} {'best ms':>9} {'warps/s':>10} {'in a row ms':>12} {'warps/s':>10} {'MAC/s':>10}")
     lines, wrong = [], 0
+    nothing, eight = jax.jit(lambda x: x + 1), jnp.zeros(8, jnp.uint32)
+    first, best = timed(lambda: nothing(eight), 10 * args.repeats)
+    lines.append({"name": "nothing", "first_call_s": first, "best_s": best})
+    print(f"{'nothing':>15} {'':>7} {first:>13.2f} {1e3 * best:>9.3f}")
     for warps in args.warps:
         for name in args.formats:
             spelling, target = OPS[name]
@@ -67,15 +72,19 @@ def main() -> int:
             run, operands = runner(op, target), drawn(op, warps)
             whole = jax.jit(run)
             with tcemu.execution(args.execution):
-                first, best = timed(lambda whole=whole, operands=operands: whole(*operands), args.repeats)
+                call = lambda whole=whole, operands=operands: whole(*operands)  # noqa: E731
+                first, best = timed(call, args.repeats)
+                in_a_row = back_to_back(call, args.repeats)
                 made = np.asarray(whole(*operands))
             for i in {0, warps // 2, warps - 1}:
                 wrong += int((np.asarray(run(*(x[i] for x in operands))) != made[i]).sum())
-            macs = warps * op.m * op.n * op.matrix("a")[1] / best
+            macs = warps * op.m * op.n * op.matrix("a")[1] / in_a_row
             lines.append(
-                {"name": name, "warps": warps, "first_call_s": first, "best_s": best, "warps_per_s": warps / best, "mac_per_s": macs}
+                {"name": name, "warps": warps, "first_call_s": first, "best_s": best, "warps_per_s": warps / best}
+                | {"in_a_row_s": in_a_row, "in_a_row_warps_per_s": warps / in_a_row, "mac_per_s": macs}
             )
-            print(f"{name:>15} {warps:>7} {first:>13.2f} {1e3 * best:>9.2f} {warps / best:>10.2e} {macs:>10.2e}")
+            one = f"{name:>15} {warps:>7} {first:>13.2f} {1e3 * best:>9.3f} {warps / best:>10.2e}"
+            print(f"{one} {1e3 * in_a_row:>12.3f} {warps / in_a_row:>10.2e} {macs:>10.2e}")
     return finish(args, machine, lines, wrong, "the warps that ran alone")
 
 
