@@ -19,7 +19,7 @@ from support import kernel_cases, quantizer_cases, warp_cases
 
 import tcemu
 from tcemu.arithmetic.kernels import cuda, elementwise
-from tcemu.arithmetic.quotient import multiply_on_integers
+from tcemu.arithmetic.quotient import divide_on_integers, multiply_on_integers
 from tcemu.arithmetic.walk import walk
 from tcemu.formats import F32
 from tcemu.quantize import kernels as quantizers
@@ -75,7 +75,11 @@ def of_quantizers() -> Iterator[Case]:
         portable = partial(quantizer_cases.portable, case)
         yield f"quantize: {case}", jax.jit(kernel), jax.jit(portable), list(quantizer_cases.operands(case, 70, 45))
     words = [np.random.default_rng(0).integers(0, 1 << 32, shape, dtype=np.uint32) for shape in ((70, 45), (70, 1))]
-    yield "quantize: sums by scales", jax.jit(elementwise.product), jax.jit(partial(multiply_on_integers, fmt=F32)), words
+    for name, kernel, portable in (
+        ("sums by scales", elementwise.product, multiply_on_integers),
+        ("quotients", elementwise.quotient, divide_on_integers),
+    ):
+        yield f"quantize: {name}", jax.jit(kernel), jax.jit(partial(portable, fmt=F32)), words
 
 
 def chosen(execution: str, call: Callable, *operands: Any) -> Any:

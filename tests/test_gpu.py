@@ -13,11 +13,11 @@ from support import golden, kernel_cases, quantizer_cases, warp_cases
 import tcemu
 from tcemu.arithmetic import backends
 from tcemu.arithmetic.kernels import cuda, elementwise, launch
-from tcemu.arithmetic.quotient import multiply_on_integers
+from tcemu.arithmetic.quotient import divide_on_integers, multiply_on_integers
 from tcemu.arithmetic.walk import walk
 from tcemu.formats import F32
 from tcemu.operations import mma, wgmma
-from tcemu.quantize import kernels
+from tcemu.quantize import block_quantize, kernels
 from tcemu.quantize.groups import GroupSizes
 
 
@@ -126,13 +126,13 @@ def test_gemm_runs_as_the_kernels(spelling, target, calls):
 @pytest.mark.gpu
 @here
 def test_promoted_sums_are_kernels_and_have_the_bits_of_a_scan(monkeypatch):
-    """One quantises each operand, one prepares both for the sums, one adds."""
+    """One finds the scales of each operand, one quantises it, one prepares both for the sums, one adds."""
     recipe = tcemu.recipe("deepseek", backward="exact")
     with jax.default_device(gpus()[0]):
         a, b = (jax.random.normal(jax.random.key(seed), (1024, 1024)) for seed in (0, 1))
         compiled = jax.jit(lambda a, b: tcemu.matmul(a, b, recipe=recipe)).lower(a, b).compile()
         got = compiled(a, b)
-        assert compiled.as_text().count(f'custom_call_target="{launch.TARGET}"') == 4
+        assert compiled.as_text().count(f'custom_call_target="{launch.TARGET}"') == 6
         monkeypatch.setattr(backends, "BACKENDS", backends.BACKENDS[1:])
         monkeypatch.setattr(elementwise, "missing", lambda *_: "not wanted")
         jax.clear_caches()
@@ -217,9 +217,26 @@ def test_the_claim_of_131072_keys_takes_less_than_two_minutes(name):
 @pytest.mark.gpu
 @here
 @pytest.mark.parametrize("shape", [(1, 1), (2500, 1), (2500, 4001)])
-def test_sums_under_their_scales_are_those_of_the_portable_way(shape):
-    """10^7 products of any f32 words."""
+@pytest.mark.parametrize("operation", ["product", "quotient"])
+def test_products_and_quotients_are_those_of_the_portable_way(operation, shape):
+    """10^7 of any f32 words."""
+    on_integers = {"product": multiply_on_integers, "quotient": divide_on_integers}[operation]
     with jax.default_device(gpus()[0]):
         x, scale = (jax.random.bits(jax.random.key(seed), of, jnp.uint32) for seed, of in ((0, (2500, 4001)), (1, shape)))
-        wrong = int((jax.jit(elementwise.product)(x, scale) != multiply_on_integers(x, scale, F32)).sum())
+        wrong = int((jax.jit(getattr(elementwise, operation))(x, scale) != on_integers(x, scale, F32)).sum())
     assert wrong == 0, f"{wrong} mismatches of {x.size}"
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize("name", quantizer_cases.BLOCKS)
+def test_blocks_have_the_words_of_the_cpu(name):
+    """1.2 million elements of each, and their scales."""
+    fmt, _, axis, rows = quantizer_cases.BLOCKS[name]
+    results = []
+    for device in (gpus()[0], jax.devices("cpu")[0]):
+        with jax.default_device(device):
+            x = jax.device_put(np.asarray(quantizer_cases.of_blocks(name, 2, 1000, 600)), device)
+            q = jax.jit(lambda v: block_quantize(v, fmt, axis=axis, rows=rows))(x)
+            results.append([np.asarray(v) for v in (q.codes, q.scales, *([] if q.tensor_scale is None else [q.tensor_scale]))])
+    assert all((one.view(np.uint8) == other.view(np.uint8)).all() for one, other in zip(*results, strict=True))

@@ -9,19 +9,18 @@ import pytest
 from support import cuda_on_cpu, reference
 from support.assembling import ARCHITECTURES, assemble, assembled_here
 from support.devices import printed_on
-from support.quantizer_cases import CASES, DEPTH, SPECIAL, operands, portable
+from support.quantizer_cases import BLOCKS, CASES, DEPTH, SPECIAL, matrix, of_blocks, operands, portable
 from support.sampling import sampled
 
 import tcemu
 from tcemu.arithmetic.kernels import elementwise, launch, source, store
 from tcemu.arithmetic.quotient import divide_on_integers, multiply_on_integers
 from tcemu.formats import E4M3, E5M2, F16, F32, F64, S8, UE8M0, convert
-from tcemu.quantize import BLOCK_FORMATS, RULES, BlockFormat, Quantizer, block_quantize, kernels
+from tcemu.quantize import Quantizer, block_quantize, kernels
 from tcemu.quantize.groups import GroupSizes, spread
 from tcemu.quantize.operands import Scheme, quantize
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
-MX, NVFP4 = ([name for name, rule in RULES.items() if (rule.two_level is None) == alone] for alone in (True, False))
 USUAL = ["f32 to e4m3 saturated by scales", "bf16 to e5m2 by scales", "f32 to tf32"]
 
 
@@ -103,15 +102,6 @@ SCHEMES = {
 }
 
 
-def matrix(*shape, seed=0):
-    """With a row, a column and a block of zeros, numbers of many exponents, an Inf and a NaN."""
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=shape) * 2.0 ** rng.integers(-140, 120, (*shape[:-1], 1))
-    x[..., 1, :], x[..., :, 2], x[..., :130, :140] = 0, 0, 0
-    x[1, -1, 0], x[1, -2, 7] = np.inf, np.nan
-    return jnp.asarray(x.astype(np.float32))
-
-
 def same(got, wanted):
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert one.dtype == other.dtype and (np.asarray(one) == np.asarray(other)).all()
@@ -137,12 +127,6 @@ def test_quantisers_with_and_without_it(name):
     assert str(launched).count("pure_callback") == 8  # elements 3 times, scales twice; and quotients in the way for other platforms
 
 
-BLOCKS = {  # a format by a rule, the dtype of x, the axis that is cut, rows that share a scale
-    f"{kind} by {rule}, {dtype}, axis {axis}, {rows} rows": (BlockFormat(kind, BLOCK_FORMATS[kind].element, size, rule), dtype, axis, rows)
-    for kind, rules in (("mxfp8_e4m3", MX), ("mxfp8_e5m2", MX), ("mxfp6_e2m3", MX), ("mxfp4", MX), ("nvfp4", NVFP4))
-    for rule in rules
-    for size, dtype, axis, rows in ((16, "float32", -1, 1), (32, "bfloat16", -2, 1), (5, "float16", -1, 16))
-}
 USUAL_BLOCKS = [name for name in BLOCKS if name.startswith(("mxfp8_e4m3 by floor, bf", "nvfp4 by modelopt, float32"))]
 
 
@@ -150,10 +134,8 @@ USUAL_BLOCKS = [name for name in BLOCKS if name.startswith(("mxfp8_e4m3 by floor
 @pytest.mark.parametrize("name", sampled(BLOCKS, USUAL_BLOCKS))
 def test_blocks_with_and_without_it(name):
     """Elements of all exponents, with zeros of both signs, Inf and NaN: codes and scales."""
-    fmt, dtype, axis, rows = BLOCKS[name]
-    x = matrix(2, 150, 300)
-    x = jnp.where(jnp.arange(300) % 7 == 3, -jnp.abs(x) * 2.0**-9, x)
-    x = (x if dtype != "float16" else jnp.where(jnp.isinf(x), x, jnp.clip(x, -3e4, 3e4))).astype(dtype)
+    fmt, _, axis, rows = BLOCKS[name]
+    x = of_blocks(name, 2, 150, 300)
     call = lambda v: block_quantize(v, fmt, axis=axis, rows=rows)  # noqa: E731
     wanted = jax.jit(lambda v: call(v))(x)
     jax.clear_caches()

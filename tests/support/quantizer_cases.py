@@ -1,9 +1,12 @@
 """Operands for the kernel `quantize`: numbers of all exponents under scales of all kinds, and many on the borders of the format."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tcemu.arithmetic.quotient import divide_on_integers
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, convert
+from tcemu.quantize import BLOCK_FORMATS, RULES, BlockFormat
 from tcemu.quantize.groups import GroupSizes, spread
 
 SOURCES, TARGETS = (F32, BF16, F16), (E4M3, E5M2, F16, BF16, TF32, E2M3, E3M2, E2M1)
@@ -57,3 +60,29 @@ def portable(case, x, scales):
         return convert(source, target, x, saturate=saturate)
     quotients = divide_on_integers(convert(source, F32, x), spread(scales, x.shape, GroupSizes(1, DEPTH)), F32)
     return convert(F32, target, quotients, saturate=saturate)
+
+
+MX, NVFP4 = ([name for name, rule in RULES.items() if (rule.two_level is None) == alone] for alone in (True, False))
+BLOCKS = {  # a format by a rule, the dtype of x, the axis that is cut, rows that share a scale
+    f"{kind} by {rule}, {dtype}, axis {axis}, {rows} rows": (BlockFormat(kind, BLOCK_FORMATS[kind].element, size, rule), dtype, axis, rows)
+    for kind, rules in (("mxfp8_e4m3", MX), ("mxfp8_e5m2", MX), ("mxfp6_e2m3", MX), ("mxfp4", MX), ("nvfp4", NVFP4))
+    for rule in rules
+    for size, dtype, axis, rows in ((16, "float32", -1, 1), (32, "bfloat16", -2, 1), (5, "float16", -1, 16))
+}
+
+
+def matrix(*shape, seed=0):
+    """With a row, a column and a block of zeros, numbers of many exponents, an Inf and a NaN."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=shape) * 2.0 ** rng.integers(-140, 120, (*shape[:-1], 1))
+    x[..., 1, :], x[..., :, 2], x[..., :130, :140] = 0, 0, 0
+    x[1, -1, 0], x[1, -2, 7] = np.inf, np.nan
+    return jnp.asarray(x.astype(np.float32))
+
+
+def of_blocks(name: str, *shape: int) -> jax.Array:
+    """An x for a row of BLOCKS, as `matrix`, with small numbers in one column of seven."""
+    dtype = BLOCKS[name][1]
+    x = matrix(*shape)
+    x = jnp.where(jnp.arange(shape[-1]) % 7 == 3, -jnp.abs(x) * 2.0**-9, x)
+    return (x if dtype != "float16" else jnp.where(jnp.isinf(x), x, jnp.clip(x, -3e4, 3e4))).astype(dtype)
