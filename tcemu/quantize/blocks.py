@@ -222,7 +222,7 @@ def _scales(rule: Rule, element: Format, arithmetic: Format, largest: Limbs, ten
 @compiled_once(0, 1, 2)
 def _powers_of_two(exponent: Callable[..., Array], element: Format, arithmetic: Format, largest: Limbs) -> tuple[Array, Array]:
     """`_scales` where they are ue8m0."""
-    scalers = exponent(decode_limbs(arithmetic, largest), element)
+    scalers = exponent(largest, arithmetic, element)
     scalers = jnp.clip(scalers, UE8M0.least_exponent, UE8M0.greatest_exponent)
     return _nan_if_special(UE8M0, arithmetic, largest, (scalers + UE8M0.bias).astype(jnp.uint8)), scalers
 

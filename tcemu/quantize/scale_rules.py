@@ -14,7 +14,8 @@ from jax import Array
 
 from tcemu import bits
 from tcemu.arithmetic.quotient import divide, multiply
-from tcemu.formats import F32, UE4M3, UE8M0, Format, Number, convert, decode, encode
+from tcemu.bits import Limbs
+from tcemu.formats import F32, UE4M3, UE8M0, Format, convert, decode, encode
 
 
 def _f32(value: float) -> np.uint32:
@@ -30,31 +31,38 @@ def largest_value(fmt: Format) -> np.uint32:
 # ---- scales that are powers of two: the exponent, from a block's largest magnitude
 
 
-def _leading(amax: Number) -> tuple[Array, Array]:
-    """The exponent of the leading one, and the bits that follow it, from bit 31 down; the last is set also where a lower bit was."""
-    shift = bits.leading_zeros(amax.magnitude)
-    top = bits.narrow_jam(bits.shift_left(amax.magnitude, shift), 1)[0]
-    return amax.exponent + (bits.WORD * len(amax.magnitude) - 1) - shift, top << 1
+def _leading(amax: Limbs, arithmetic: Format) -> tuple[Array, Array]:
+    """The exponent of the leading one, and the bits that follow it, from bit 31 down; the last is set also where a lower bit was.
+
+    Of a subnormal number these are its fields, which say less than 2^-126: then the scale is 2^-127 by every rule that takes them.
+    """
+    kept = arithmetic.mantissa_bits % bits.WORD  # bits of the fraction in the upper limb
+    fraction = amax[-1] << (bits.WORD - kept)
+    if len(amax) == 2:
+        fraction = fraction | amax[0] >> kept | (amax[0] << (bits.WORD - kept) != 0)
+    return (amax[-1] >> kept).astype(jnp.int32) - arithmetic.bias, fraction
 
 
-def _floor(amax: Number, element: Format) -> Array:
-    return _leading(amax)[0] - element.greatest_exponent
+def _floor(amax: Limbs, arithmetic: Format, element: Format) -> Array:
+    return _leading(amax, arithmetic)[0] - element.greatest_exponent
 
 
-def _ceil(amax: Number, element: Format) -> Array:
-    exponent, fraction = _leading(amax)
+def _ceil(amax: Limbs, arithmetic: Format, element: Format) -> Array:
+    exponent, fraction = _leading(amax, arithmetic)
     return exponent + (fraction != 0) - element.greatest_exponent
 
 
-def _even(amax: Number, element: Format) -> Array:
-    exponent, fraction = _leading(amax)
+def _even(amax: Limbs, arithmetic: Format, element: Format) -> Array:
+    exponent, fraction = _leading(amax, arithmetic)
     rounded_bits = element.mantissa_bits + 1  # all ones: half up reaches the next power of two
     return exponent + (fraction >> (bits.WORD - rounded_bits) == (1 << rounded_bits) - 1) - element.greatest_exponent
 
 
-def _rceil(amax: Number, element: Format) -> Array:
-    ratio = divide(encode(F32, amax), largest_value(element), F32)
-    return encode(UE8M0, decode(F32, ratio), "RP", overflow="saturate").astype(jnp.int32) - UE8M0.bias
+def _rceil(amax: Limbs, arithmetic: Format, element: Format) -> Array:
+    ratio = divide(amax[0], largest_value(element), arithmetic)
+    exponent, fraction = _leading((ratio,), arithmetic)
+    least = ratio <= 1 << (F32.mantissa_bits - 1)  # at most 2^-127, which is subnormal
+    return jnp.where(least, UE8M0.least_exponent, exponent + (fraction != 0))
 
 
 # ---- scales of two levels, after the code of NVIDIA and PyTorch: all values are f32 codes without sign, but for the scales
@@ -112,7 +120,8 @@ class Rule:
     """How the scales of blocks come from the numbers in them."""
 
     scale: Format
-    exponent: Callable[[Number, Format], Array] | None = None  # of a ue8m0 scale: (block's largest magnitude, element format) -> int32
+    # of a ue8m0 scale: (block's largest magnitude, a code in limbs; its format, F32 or F64; element format) -> int32
+    exponent: Callable[[Limbs, Format, Format], Array] | None = None
     two_level: TwoLevelScaling | None = None  # for a ue4m3 scale and one of the tensor
     in_f32: bool = True  # the rule is f32 arithmetic: a float64 x is rounded to f32 first
     source: str = ""
