@@ -19,7 +19,7 @@ from support.sampling import sampled
 
 from tcemu import formats
 from tcemu.explanation import exact
-from tcemu.formats import FORMATS, Format, convert, from_float, round_to, to_float
+from tcemu.formats import F32, FORMATS, Format, convert, decode, encode, from_float, round_to, to_float
 
 SMALL = [name for name, fmt in FORMATS.items() if fmt.bits <= 16]
 SMALL_FLOATS = [name for name in SMALL if not FORMATS[name].is_integer]
@@ -102,6 +102,17 @@ def test_to_narrower_floats_rounds_to_nearest(name, dtype):
     assert got.dtype == dtype
     words = np.asarray(got).view(np.uint16)
     assert words.tolist() == [reference.convert(name, target, code) for code in all_codes(name).tolist()]
+
+
+@pytest.mark.parametrize("name", SMALL_FLOATS)
+def test_every_code_by_its_fields(name):
+    """To f32, where `convert` takes a short way: as by numbers. And as many codes again with bits above them."""
+    fmt = FORMATS[name]
+    codes = jnp.arange(1 << min(fmt.bits, 16), dtype=jnp.uint32)
+    codes = jnp.concatenate([codes, codes | 1 << fmt.bits if fmt.bits < 16 else codes]).astype(fmt.dtype)
+    wanted = encode(F32, decode(fmt, codes))
+    assert (convert(fmt, F32, codes) == wanted).all() and len(np.unique(wanted)) > min(fmt.bits, 8)
+    assert (convert(fmt, F32, codes, saturate=True) == encode(F32, decode(fmt, codes), overflow="saturate")).all()
 
 
 @pytest.mark.parametrize("name", SMALL)

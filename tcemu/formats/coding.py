@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from chex import PRNGKey
 from jax import Array
 from jax.typing import ArrayLike
@@ -14,7 +15,7 @@ from tcemu import bits
 from tcemu.bits import Limbs
 from tcemu.compilation import compiled_once
 from tcemu.formats.rounding import Rounding, leads_outward, round_up
-from tcemu.formats.table import Format
+from tcemu.formats.table import F32, Format
 
 
 class Number(NamedTuple):
@@ -235,6 +236,30 @@ def convert(
     return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)
 
 
+def _widens(source: Format) -> bool:
+    """Every number of the format is a normal one of f32, or zero, or has the same exponent field there."""
+    of_f32 = source.bias == F32.bias or source.least_exponent - source.mantissa_bits >= F32.least_exponent
+    return not source.is_integer and source.subnormals and not source.unused_bits and source.mantissa_bits < F32.mantissa_bits and of_f32
+
+
+def _widened(source: Format, codes: Array) -> Array:
+    """`convert` to f32 of a format that `_widens`, in a tenth of the operations."""
+    code = codes.astype(jnp.uint32)
+    magnitude = code & source.nan
+    wide = magnitude << (F32.mantissa_bits - source.mantissa_bits)
+    if source.bias != F32.bias:
+        least = source.least_exponent - source.mantissa_bits  # the exponent of a subnormal number's unit; of these it has a whole number
+        units = jax.lax.bitcast_convert_type(magnitude.astype(jnp.int32).astype(jnp.float32), jnp.uint32)
+        subnormal = jnp.where(magnitude == 0, 0, units - np.uint32(-least << F32.mantissa_bits))
+        normal = wide + np.uint32((F32.bias - source.bias) << F32.mantissa_bits)
+        wide = jnp.where(magnitude < 1 << source.mantissa_bits, subnormal, normal)
+    signed = wide | (code >> (source.bits - 1) & 1) << 31 if source.signed else wide
+    if source.specials == "ieee":
+        signed = jnp.where(magnitude == source.infinity, signed & np.uint32(1 << 31) | np.uint32(F32.infinity), signed)
+        return jnp.where(magnitude > source.infinity, np.uint32(F32.nan), signed)
+    return jnp.where(magnitude == source.nan, np.uint32(F32.nan), signed) if source.specials == "nan" else signed
+
+
 def recoded(source: Format, target: Format, codes: Array) -> Array:
     """`convert`, and nothing where the formats are one: for what an operation here gave, whose NaN is the canonical one."""
     return codes if source == target else convert(source, target, codes)
@@ -242,4 +267,6 @@ def recoded(source: Format, target: Format, codes: Array) -> Array:
 
 @compiled_once(0, 1, 2, 3)
 def _convert(source: Format, target: Format, rounding: str, saturate: bool, codes: Array, random: Array | None) -> Array:
+    if target == F32 and not saturate and _widens(source):
+        return _widened(source, codes)
     return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)
