@@ -6,6 +6,7 @@ that CPU and GPU give the same words.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,9 +14,11 @@ import numpy as np
 from jax import Array
 
 from tcemu import bits
+from tcemu.arithmetic.backends import by_platform
+from tcemu.arithmetic.kernels import elementwise
 from tcemu.arithmetic.quotient import divide, multiply
 from tcemu.bits import Limbs
-from tcemu.formats import F32, UE4M3, UE8M0, Format, convert, decode, encode
+from tcemu.formats import E4M3, F32, UE4M3, UE8M0, Format, convert, decode, encode
 
 
 def _f32(value: float) -> np.uint32:
@@ -82,7 +85,9 @@ ONE, GREATEST = _f32(1), _f32(float(np.finfo(np.float32).max))
 
 
 def _ue4m3(x: Array) -> Array:
-    return encode(UE4M3, decode(F32, x), overflow="saturate")
+    """Of f32 codes without sign; a kernel may take them for e4m3, whose codes without sign are the same."""
+    portable = lambda x: encode(UE4M3, decode(F32, x), overflow="saturate")  # noqa: E731
+    return by_platform(elementwise.programs(partial(elementwise.narrowed, E4M3), x), portable, x)
 
 
 def _inverse_tensor(amax: Array) -> tuple[Array, ...]:

@@ -102,12 +102,17 @@ def quotient(x: Array, y: Array) -> Array:
     return _by_words(Elements(F32, F32, False, 1), x, y)
 
 
+def narrowed(target: Format, x: Array) -> Array:
+    """f32 codes as those of a signed float format, rounded to nearest; what is out of range becomes the largest finite value."""
+    return rounded(Elements(F32, target, True, None), x.reshape((1,) * (2 - x.ndim) + x.shape), None, None).reshape(x.shape)
+
+
 def _by_words(call: Elements, x: Array, y: Array) -> Array:
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     matrix = (1,) * (2 - len(shape)) + shape
     return rounded(call, jnp.broadcast_to(x, shape).reshape(matrix), y, 1).reshape(shape)
 
 
-def programs(by_kernel: Callable[[Array, Array], Array], x: Array, y: Array) -> dict[str, Callable[[Array, Array], Array]]:
-    """`product` or `quotient` on its platform, for `lax.platform_dependent`; empty where it cannot run."""
-    return {} if missing(x, y) else {PLATFORM: by_kernel}
+def programs(by_kernel: Callable[..., Array], *operands: Array) -> dict[str, Callable[..., Array]]:
+    """One of these functions on its platform, for `lax.platform_dependent`; empty where it cannot run."""
+    return {} if missing(*operands) else {PLATFORM: by_kernel}
