@@ -218,7 +218,10 @@ def test_an_empty_batch_asks_no_kernel(monkeypatch):
 
 def test_one_warp_takes_several_of_a_long_batch():
     kernel = kernel_of(tcemu.parse(F16_F32), "sm_90")
-    assert warp.each_of(100) == 1 and warp.each_of(1 << 16) == 4 and warp.each_of(1 << 30) == warp.MOST_EACH
+    assert warp.each_of(100, 0) == 1 and warp.each_of(1 << 16, 0) == 4 and warp.each_of(1 << 30, 0) == warp.MOST_EACH
+    at_once = warp.resident(kernel, launch.Route("sm", "90", "", 132))
+    assert at_once == 132 * 6 * 4 and warp.resident(kernel, launch.Route("sm", "90", "")) == 0
+    assert [warp.each_of(items, at_once) for items in (1, at_once, at_once + 1, 1 << 16)] == [1, 1, 2, 21]
     assert warp.sizes_of(kernel, 7, 2, (False, True, False)) == [7, 2, 1, 0, 1, 0, 0, 0, 0]
 
 
