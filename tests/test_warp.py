@@ -14,9 +14,9 @@ from support.warp_cases import F16_F16, F16_F32, MXF8, SPARSE, mma_call, wgmma_c
 import tcemu
 from tcemu.architectures.lookup import applied
 from tcemu.arithmetic.kernels import cuda, held, launch, source, store, warp
-from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.walk import walk
-from tcemu.formats import F32
+from tcemu.formats import BF16, E5M2, F16, F32, TF32
 from tcemu.isa.targets import TARGETS
 from tcemu.layouts import Fragment, Layout
 from tcemu.operations import mma, warps, wgmma
@@ -172,6 +172,45 @@ def test_small_matrices(size):
 def test_chains_of_matrices():
     for name in ("chains of e4m3 as f16", "f16 chains", "long chains", "f16 results of few bits"):
         check_matrices(CASES[name][0], signature(name), 3, 16, 8)
+
+
+def of_a_range(rng, fmt, batch, *shape):
+    """Codes whose exponents lie, in each of the batch, within a range of their own; some are zeros, and in some of the batch Inf or NaN."""
+    top, size = (1 << fmt.exponent_bits) - 1, (batch, *shape)
+    first, width = rng.integers(0, top, (batch, 1, 1)), 1 + rng.integers(0, top, (batch, 1, 1)) // rng.choice((1, 4, 64), (batch, 1, 1))
+    field = np.minimum(first + rng.integers(0, 1 << 16, size) % width, top - 1)
+    field = np.where((rng.random((batch, 1, 1)) < 0.2) & (rng.random(size) < 0.02), top, field).astype(np.uint64)
+    code = rng.integers(0, 1 << fmt.bits, size, dtype=np.uint64)
+    at = np.uint64(fmt.mantissa_bits + fmt.unused_bits)
+    code = (code & ~(np.uint64(top) << at)) | field << at
+    return np.where(rng.random(size) < rng.choice((0, 0.1, 0.9), (batch, 1, 1)), 0, code).astype(fmt.dtype)
+
+
+RANGES = {  # model, formats of A and B
+    "bf16": (HOPPER, BF16, BF16),
+    "tf32": (HOPPER.replace(terms=4), TF32, TF32),
+    "f16": (HOPPER, F16, F16),
+    "bf16 and f16, 28 bits": (HOPPER.replace(fraction_bits=28), BF16, F16),
+    "bf16, 1 bit": (HOPPER.replace(fraction_bits=1, terms=8), BF16, BF16),
+    "bf16, a low floor": (HOPPER.replace(floor=-140), BF16, BF16),
+    "e5m2 and tf32, to f16": (Model(F16, 8, 25, -21, "RN"), E5M2, TF32),
+}
+
+
+@compiled_here
+@pytest.mark.parametrize("name", sampled(list(RANGES), ["bf16"]))
+def test_every_range_of_exponents(name, batch=192):
+    (model, a, b), rng, k = RANGES[name], np.random.default_rng(4), 16
+    sig = Signature(a, b, model.result, model.result, k)
+    kernels = cuda.kernels_of(model, sig)
+    kernel = warp.kernel_of_matrices(kernels.numbers, sig, model.result, 16, 8)
+    assert held.as_floats(kernel.numbers, kernel.warp, (a, b))
+    operands = of_a_range(rng, a, batch, 16, k), of_a_range(rng, b, batch, k, 8), of_a_range(rng, model.result, batch, 16, 8)
+    with cuda_on_cpu.instead_of_a_gpu():
+        got = np.asarray(cuda.product(kernels, *map(jnp.asarray, operands)))
+    wanted = np.asarray(walk(model, sig, *map(jnp.asarray, operands), None))
+    assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
+    assert len(np.unique(wanted)) > 1000
 
 
 def test_what_fits_no_warp_has_no_kernel():
