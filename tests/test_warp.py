@@ -255,7 +255,17 @@ def test_an_empty_batch_asks_no_kernel(monkeypatch):
     forget()
 
 
-def test_one_warp_takes_several_of_a_long_batch():
+@compiled_here
+@pytest.mark.parametrize("case", [(F16_F32, "sm_90"), (SPARSE, "sm_80")], ids=" on ".join)
+def test_several_instructions_of_one_warp(case, emulated, monkeypatch):
+    monkeypatch.setattr(warp, "route", lambda: launch.Route("sm", "90", "", 1))
+    call, operands = mma_call(*case, True, (61,))
+    agree(call, operands, emulated)
+    at_once = warp.resident(kernel_of(tcemu.parse(case[0]), case[1]), warp.route())
+    assert warp.each_of(61, at_once) == 3 and 61 % 3  # the last warp has fewer
+
+
+def test_all_warps_are_there_at_once():
     kernel = kernel_of(tcemu.parse(F16_F32), "sm_90")
     assert warp.each_of(100, 0) == 1 and warp.each_of(1 << 16, 0) == 4 and warp.each_of(1 << 30, 0) == warp.MOST_EACH
     at_once = warp.resident(kernel, launch.Route("sm", "90", "", 132))

@@ -8,6 +8,7 @@
 // f32 knows Inf and NaN as rule 8 has them. So where a warp has any, the f32 sum of a step's products tells what became of them, when ones stand
 // for what is finite.
 
+constexpr bool AHEAD = true;  // the next instruction's words are loaded while one's steps go
 constexpr int NOT_ZERO = 1 << 12, VALUES = GROUPS * PADDED;
 constexpr int PIECE_OF_EXPONENTS = TERMS % 8 == 0 ? 8 : 4;
 // whether every product, and all of it, lies within f32

@@ -11,10 +11,14 @@ struct Sizes {
     int a, b, c, fields, a_scales, b_scales, selectors;         // 1 where each of the batch has its own, 0 where one serves all
 };
 
+constexpr int PARTS = WARPGROUP * TILES;  // of an instruction, which a warp takes one of at once
+typedef Integers<PARTS == 1>::Signed Item;  // its number in the batch
+
 struct Place {
     int batch, part, tile;  // the warp in its warpgroup, and the eight columns of its D
+    static __device__ __forceinline__ Place of(Item item) { return {(int)(item / PARTS), (int)(item / TILES % WARPGROUP), (int)(item % TILES)}; }
     __device__ __forceinline__ s64 word(int whole, int all, int of_part, int of_tile) const {
-        return (s64)(whole ? batch : 0) * all + part * of_part + tile * of_tile;
+        return (s64)batch * (whole ? all : 0) + part * of_part + tile * of_tile;
     }
 };
 

@@ -42,6 +42,13 @@ __device__ __forceinline__ u32 accumulator_of(u32 code) {
     else return to_result_format(code);
 }
 
+// The words of one instruction
+struct Given {
+    Words<A_WORDS> a;
+    Words<B_WORDS> b;
+    Words<C_WORDS> c;
+};
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     warp(const Sizes *of_all, const u32 *__restrict__ a, const u32 *__restrict__ b, const u32 *__restrict__ c,
 #if SPARSE
@@ -61,29 +68,37 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
     tables.fill();
     if (Tables::used) __syncthreads();
     Lines lines((u32 *)memory[threadIdx.x / 32], lane);
-    const s64 items = (s64)sizes.batch * WARPGROUP * TILES, begin = (s64)number * sizes.each, end = min(items, begin + sizes.each);
+    const s64 items = (s64)sizes.batch * PARTS, first = (s64)number * sizes.each;
+    if (first >= items) return;
+    const Item end = (Item)min(items, first + sizes.each);
+    const auto load = [&](Item item) {
+        const Place place = Place::of(item);
+        return Given{load_words<A_WORDS>(a + place.word(sizes.a, A_ALL, A_PART, 0) + lane * A_APART),
+                     load_words<B_WORDS>(b + place.word(sizes.b, B_ALL, 0, B_TILE) + lane * B_APART),
+                     load_words<C_WORDS>(c + place.word(sizes.c, C_ALL, C_PART, C_WORDS) + lane * C_APART)};
+    };
+    Given next = load((Item)first);
 #pragma unroll 1
-    for (s64 item = begin; item < end; ++item) {
-        const Place place = {(int)(item / (WARPGROUP * TILES)), (int)(item / TILES % WARPGROUP), (int)(item % TILES)};
-        const auto x = load_words<A_WORDS>(a + place.word(sizes.a, A_ALL, A_PART, 0) + lane * A_APART);
-        const auto y = load_words<B_WORDS>(b + place.word(sizes.b, B_ALL, 0, B_TILE) + lane * B_APART);
-        const auto start = load_words<C_WORDS>(c + place.word(sizes.c, C_ALL, C_PART, C_WORDS) + lane * C_APART);
-        OfBatch given = {};
+    for (Item item = (Item)first; item < end; ++item) {
+        const Place place = Place::of(item);
+        const Given own = AHEAD ? next : load(item);
+        OfBatch beside = {};
 #if SPARSE
-        given.fields = fields + place.word(sizes.fields, 32 * WARPGROUP, 32, 0);
+        beside.fields = fields + place.word(sizes.fields, 32 * WARPGROUP, 32, 0);
 #endif
 #if SCALED
-        given.a_scales = a_scales + place.word(sizes.a_scales, 128, 0, 0), given.b_scales = b_scales + place.word(sizes.b_scales, 128, 0, 0);
+        beside.a_scales = a_scales + place.word(sizes.a_scales, 128, 0, 0), beside.b_scales = b_scales + place.word(sizes.b_scales, 128, 0, 0);
 #endif
 #if SELECTED
-        given.selected = selected(selectors, sizes, place.batch);
+        beside.selected = selected(selectors, sizes, place.batch);
 #endif
-        lines.write(tables, x, y, given, lane);
+        lines.write(tables, own.a, own.b, beside, lane);
         __syncwarp();
         Codes codes;
 #pragma unroll
         for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v)
-            codes[v / COLUMNS_OF_LANE][v % COLUMNS_OF_LANE] = accumulator_of(code_of<C_BITS, C_CONTAINER, 0>(start, d_element(v)));
+            codes[v / COLUMNS_OF_LANE][v % COLUMNS_OF_LANE] = accumulator_of(code_of<C_BITS, C_CONTAINER, 0>(own.c, d_element(v)));
+        if (AHEAD && item + 1 < end) next = load(item + 1);  // while the steps go
         steps(codes, lines);
         u32 words[D_WORDS];
 #pragma unroll
