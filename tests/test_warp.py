@@ -163,7 +163,8 @@ def check_matrices(model, sig, batch, m, n):
 @compiled_here
 @pytest.mark.parametrize("size", sampled([(16, 8), (8, 8), (4, 16), (32, 8)], [(32, 8)], ids=str))
 def test_small_matrices(size):
-    for name in ("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", "few bits"):
+    few = () if size == (4, 16) else ("few bits",)  # whose A of 4 x 16 has no word for every lane
+    for name in ("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", *few):
         check_matrices(CASES[name][0], signature(name), 5, *size)
 
 

@@ -9,7 +9,7 @@
 // for what is finite.
 
 constexpr bool AHEAD = true;  // the next instruction's words are loaded while one's steps go
-constexpr int NOT_ZERO = 1 << 12, VALUES = GROUPS * PADDED;
+constexpr int NOT_ZERO = 1 << 9, VALUES = GROUPS * PADDED;
 constexpr int PIECE_OF_EXPONENTS = TERMS % 8 == 0 ? 8 : 4;
 // whether every product, and all of it, lies within f32
 constexpr bool WITHIN = A::greatest_exponent + B::greatest_exponent < 100 && A::least_exponent + B::least_exponent - MANTISSAS > -120;
@@ -137,10 +137,21 @@ struct Lines {
     }
 };
 
-// the accumulator's exponent; that of a zero does not matter where every product's is greater
-__device__ __forceinline__ int exponent_of(u32 c) {
-    const int exponent = max((int)(c >> RESULT::mantissa_bits & ((RESULT::infinity >> RESULT::mantissa_bits))), 1) - 1 + RESULT::least_exponent;
-    return A::least_exponent + B::least_exponent < RESULT::least_exponent && (c & ~RESULT::sign) == 0 ? FLOOR : exponent;
+// An exponent as the upper word of an f64 has it. What lies below bit 20 is of no account until `cleared`
+constexpr int FIELD_64 = 20;
+constexpr __device__ int field_64(int exponent) { return (exponent + 1023) * (1 << FIELD_64); }
+constexpr int NO_PRODUCT = field_64(-300);  // two factors that are not zero give more than it, others less
+__device__ __forceinline__ int cleared(int word) { return word & 0x7FF00000; }
+__device__ __forceinline__ int exponent_of_word(int word) { return (word >> FIELD_64) - 1023; }
+
+// the accumulator's. Where every product's is far greater than a subnormal's, that does not matter, nor a zero's
+__device__ __forceinline__ int own_word(u32 c) {
+    if constexpr (WITHIN && ENDS_IN_F64) {
+        return __double2hiint((double)__uint_as_float(c)) & 0x7FFFFFFF;
+    } else {
+        const int field = max((int)(c >> RESULT::mantissa_bits & (RESULT::infinity >> RESULT::mantissa_bits)), 1);
+        return (c & ~RESULT::sign) == 0 ? 0 : field_64(field - 1 + RESULT::least_exponent);
+    }
 }
 
 // 1 for what is finite and not zero
@@ -184,13 +195,13 @@ __device__ __forceinline__ float float_power(int exponent) { return __uint_as_fl
 
 // The sums of products where some may leave f32's exponents: both factors are multiplied by 2^up first. Below 2^-64 no factor of a product that is
 // not zero reaches 2^62; above 2^100 what becomes too small is far below a unit.
-__device__ __forceinline__ void careful(Numbers &sums, s64 (&totals)[ROWS_OF_LANE][COLUMNS_OF_LANE], const Numbers &greatest, const Lines &of, int first) {
+__device__ __forceinline__ void careful(Numbers &sums, s64 (&totals)[ROWS_OF_LANE][COLUMNS_OF_LANE], const Numbers &words, const Lines &of, int first) {
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
         for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            const int up = greatest[i][j] < -64 ? 64 : greatest[i][j] > 100 ? -64 : 0;
-            const float moved = float_power(up), units = float_power(FRACTION_BITS - greatest[i][j] - 2 * up);
+            const int greatest = exponent_of_word(words[i][j]), up = greatest < -64 ? 64 : greatest > 100 ? -64 : 0;
+            const float moved = float_power(up), units = float_power(FRACTION_BITS - greatest - 2 * up);
             s64 total = 0;
 #pragma unroll 1
             for (int t = 0; t < TERMS; ++t) {
@@ -216,19 +227,19 @@ __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, b
 #pragma unroll
                 for (int j = 0; j < COLUMNS_OF_LANE; ++j) tops[i][j] = __viaddmax_s16x2(x[i].v[w], y[j].v[w], tops[i][j]);
     }
-    Numbers greatest, sums;
+    Numbers words, sums;  // of the exponents that terms are aligned to, and the sums in units
     s64 totals[ROWS_OF_LANE][COLUMNS_OF_LANE];
     float units[ROWS_OF_LANE][COLUMNS_OF_LANE];
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
         for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            const int products = max((int)(tops[i][j] & 0xFFFF), (int)(tops[i][j] >> 16)) - AFloats::up - BFloats::up;
-            greatest[i][j] = max(max(products, without ? FLOOR : exponent_of(codes[i][j])), FLOOR);
+            const int products = (int)(max(tops[i][j], tops[i][j] << 16) << (FIELD_64 - 16)) + field_64(-AFloats::up - BFloats::up);
+            words[i][j] = cleared(max(max(products, without ? 0 : own_word(codes[i][j])), field_64(FLOOR)));
             most = max(most, without ? 0 : codes[i][j] & ~RESULT::sign);
-            // from what lies beyond f32's powers, there is no product, or it is done with care
-            units[i][j] = float_power(max(min(FRACTION_BITS - greatest[i][j], 127), -127));
-            if (!WITHIN) far |= products > 125 || (products > -NOT_ZERO / 2 && greatest[i][j] < FRACTION_BITS - 125);
+            // 2^(FRACTION_BITS - exponent). Where that is no float, every product is 0, and 0 of whatever this is; or it is done with care
+            units[i][j] = __uint_as_float((u32)(FRACTION_BITS + 127 + 1023) * (1u << F32::mantissa_bits) - ((u32)words[i][j] << (F32::mantissa_bits - FIELD_64)));
+            if (!WITHIN) far |= products >= field_64(126) || (products > NO_PRODUCT && words[i][j] < field_64(FRACTION_BITS - 125));
             sums[i][j] = 0, totals[i][j] = 0;
         }
     pause();
@@ -247,12 +258,16 @@ __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, b
                     if ((t + w) % TERMS_OF_SUM == TERMS_OF_SUM - 1) totals[i][j] += sums[i][j], sums[i][j] = 0;
                 }
     }
-    if (!WITHIN && __any_sync(0xFFFFFFFF, far)) careful(sums, totals, greatest, of, first);
+    if (!WITHIN && __any_sync(0xFFFFFFFF, far)) careful(sums, totals, words, of, first);
     Codes ends;
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j) ends[i][j] = end_of_step(totals[i][j] + sums[i][j], without ? 0 : codes[i][j], greatest[i][j]);
+        for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
+            const u32 c = without ? 0 : codes[i][j];
+            if constexpr (ENDS_IN_F64) ends[i][j] = end_by_word(totals[i][j] + sums[i][j], c, words[i][j]);
+            else ends[i][j] = end_of_step(totals[i][j] + sums[i][j], c, exponent_of_word(words[i][j]));
+        }
     if (__any_sync(0xFFFFFFFF, of.special || most >= RESULT::infinity)) special_steps(ends, codes, of, first, without);
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)

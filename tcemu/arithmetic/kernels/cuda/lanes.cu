@@ -86,21 +86,20 @@ typedef u32 Codes[ROWS_OF_LANE][COLUMNS_OF_LANE];
 
 typedef int Numbers[ROWS_OF_LANE][COLUMNS_OF_LANE];
 
-__device__ __forceinline__ double power_of_two(int exponent) { return __hiloint2double((exponent + 1023) << 20, 0); }
-
 // whether a step can end in f64, which then holds its sum: the result is an f32, and every unit a normal number
 constexpr bool ENDS_IN_F64 = RESULT::mantissa_bits == F32::mantissa_bits && FLOOR > -900 &&
                              (ROUNDING == RZ || (ROUNDING == RN && KEPT == F32::mantissa_bits));
 
-// Rules 4 to 7 for the accumulator and the sum of the products, in units of 2^unit
-__device__ __forceinline__ u32 end_in_f64(s64 sum, u32 c, int unit) {
-    const double own = (double)__uint_as_float(c), whole = __hiloint2double((int)((u32)(unit + 52 + 1023) << 20 | 1u << 19 | (c & F32::sign)), 0);
+// Rules 4 to 7 for the accumulator and the sum of the products in units. word: the exponent that terms were aligned to, where an f64's stands
+__device__ __forceinline__ u32 end_by_word(s64 sum, u32 c, int word) {
+    const double own = (double)__uint_as_float(c), power = __hiloint2double(word - (FRACTION_BITS << 20), 0);
+    const double whole = __hiloint2double((word + ((52 - FRACTION_BITS) << 20) + (1 << 19)) | (int)(c & F32::sign), 0);
     const double cut = __dadd_rn(__dadd_rz(own, whole), -whole);  // to units: they are the last places of `whole`
     const double products = TERMS_OF_SUM >= TERMS ? (double)(int)sum : (double)sum;
-    const double total = __fma_rn(products, power_of_two(unit), cut);
+    const double total = __fma_rn(products, power, cut);
     const u32 high = (u32)__double2hiint(total);
     u32 code = __float_as_uint(ROUNDING == RZ ? __double2float_rz(total) : __double2float_rn(total));
-    if ((high & 0x7FF00000) > (1023u + F32::greatest_exponent) << 20) code = F32::infinity | (high & F32::sign);
+    if ((high & 0x7FFFFFFF) >= (1023u + F32::greatest_exponent + 1) << 20) code = F32::infinity | (high & F32::sign);
     else code &= ~((1u << (F32::mantissa_bits - KEPT)) - 1);
     return code << 1 ? code : 0;
 }
@@ -109,7 +108,7 @@ __device__ __forceinline__ u32 end_in_f64(s64 sum, u32 c, int unit) {
 __device__ __forceinline__ u32 end_of_step(s64 sum, u32 c, int greatest) {
     const int unit = greatest - FRACTION_BITS;
     if constexpr (ENDS_IN_F64) {
-        return end_in_f64(sum, c, unit);
+        return end_by_word(sum, c, (greatest + 1023) << 20);
     } else {
         const Factor start = RESULT::decode(c);
         const int own = (int)shifted_right((u32)abs(start.significand) << OWN_ABOVE, (u32)(greatest + OWN_BELOW - start.exponent));
