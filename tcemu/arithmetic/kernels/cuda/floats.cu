@@ -154,8 +154,9 @@ __device__ __forceinline__ int own_word(u32 c) {
     }
 }
 
-// 1 for what is finite and not zero
+// 1 for what is finite and not zero, or itself where finite products cannot overflow
 __device__ __forceinline__ float class_of(u32 value) {
+    if (WITHIN) return __uint_as_float(value);
     const u32 absolute = value & ~F32::sign;
     return __uint_as_float(absolute == 0 || absolute >= F32::infinity ? value : 127u << 23 | (value & F32::sign));
 }
