@@ -117,7 +117,7 @@ def as_floats(n: Numbers, warp: Warp, multiplied: tuple[Format, Format]) -> bool
     """Whether the kernel keeps factors as f32: where products are exact there, and below 2^30 as units. Its steps read four at a time."""
     formats = warp.a.format, warp.b.format
     exact = n.mantissas + 2 <= F32.mantissa_bits + 1 and all(
-        fmt.bits <= 8 or fmt in (F16, BF16, TF32) and fmt == own for fmt, own in zip(formats, multiplied, strict=True)
+        fmt.bits <= 8 or (fmt in (F16, BF16, TF32) and fmt == own) for fmt, own in zip(formats, multiplied, strict=True)
     )
     cut = n.alignment == "RZ" and not n.summed and 1 <= n.fraction_bits <= 28 and n.floor >= -140
     return cut and exact and n.terms % TOGETHER == 0 and warp.metadata is None and warp.scales is None

@@ -243,7 +243,9 @@ def within(n: Numbers, tiles: Tiling | None, most: int, small: bool = False) -> 
     return None
 
 
-def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None, tables: str = "", floats: bool = False) -> str:
+def text(
+    entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None, tables: str = "", floats: bool = False
+) -> str:
     """CUDA C++ without any include. entry: of FILES; "prepare" and "tile" need `tiles`, "warp" needs `tables`, put before its own files.
 
     floats: its factors are kept as f32.
@@ -259,7 +261,8 @@ def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Ti
     machine, decode, *rest = (_file(instead.get(name, name)) for name in FILES[entry])
     head, mark, tail = decode.partition(FACTORS_END)
     defined = [f"#define {name.upper()} {int(getattr(n, name))}" for name in DEFINED]
-    return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *rest[:-OF_WARP], tables, *rest[-OF_WARP:]])
+    before, own = rest[:-OF_WARP], rest[-OF_WARP:]
+    return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *before, tables, *own])
 
 
 def quantizer_text(source: Format, target: Format, saturate: bool, scaled: bool, multiplied: bool = False) -> str:

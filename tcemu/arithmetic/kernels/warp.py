@@ -85,7 +85,8 @@ def text(kernel: Kernel) -> str:
     same = {"a": signature.a == warp.a.format, "b": signature.b == warp.b.format, "c": kernel.result == warp.c.format}
     lines = [f"typedef {source.format_type(held.format)} {name}Held;" for name, held in (("A", warp.a), ("B", warp.b))]
     lines += [f"constexpr bool {name.upper()}_SAME = {int(value)};" for name, value in same.items()]
-    return source.text("warp", n, signature, kernel.result, tables="\n".join([*lines, tables(n, warp, made, _units(kernel))]), floats=made.floats)
+    lines.append(tables(n, warp, made, _units(kernel)))
+    return source.text("warp", n, signature, kernel.result, tables="\n".join(lines), floats=made.floats)
 
 
 def _units(kernel: Kernel) -> tuple[int, int]:
