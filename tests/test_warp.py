@@ -16,7 +16,7 @@ from tcemu.architectures.lookup import applied
 from tcemu.arithmetic.kernels import cuda, held, launch, source, store, warp
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.walk import walk
-from tcemu.formats import BF16, E5M2, F16, F32, TF32
+from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, convert
 from tcemu.isa.targets import TARGETS
 from tcemu.layouts import Fragment, Layout
 from tcemu.operations import mma, warps, wgmma
@@ -212,6 +212,20 @@ def test_every_range_of_exponents(name, batch=192):
     wanted = np.asarray(walk(model, sig, *map(jnp.asarray, operands), None))
     assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
     assert len(np.unique(wanted)) > 1000
+
+
+@compiled_here
+@pytest.mark.parametrize("shape", [(16, 8), (16, 24)], ids=("one instruction", "by the walk"))
+def test_matrices_of_codes_that_are_converted(shape):
+    """e4m3 and e5m2, multiplied as f16, in the sizes of a warp and in others."""
+    (m, n), rng = shape, np.random.default_rng(5)
+    model, sig = HOPPER.replace(groups=2, chain="k"), Signature(F16, F16, F32, F32, 32)
+    for raw in (False, True):
+        a, b, c = (codes(rng, fmt, size, raw) for fmt, size in ((E4M3, (5, m, 32)), (E5M2, (1, 32, n)), (F32, (5, m, n))))
+        with cuda_on_cpu.instead_of_a_gpu():
+            got = cuda.program(model, sig, None, (E4M3, E5M2))(a, b, c, None, None)
+        wanted = walk(model, sig, convert(E4M3, F16, a), convert(E5M2, F16, b), c, None)
+        assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
 
 
 def test_what_fits_no_warp_has_no_kernel():

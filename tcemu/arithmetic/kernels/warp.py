@@ -53,10 +53,16 @@ def kernel_of(model: Model, signature: Signature, warp: Warp) -> Kernel | None:
     return Kernel(n, signature, model.result, warp)
 
 
-def kernel_of_matrices(numbers: Numbers, signature: Signature, result: Format, m: int, n: int) -> Kernel | None:
-    """The kernel for batches of A [M, K], B [K, N] and C [M, N], as codes, of one instruction each; None where they do not fit a warp."""
+def kernel_of_matrices(
+    numbers: Numbers, signature: Signature, result: Format, m: int, n: int, held: tuple[Format, Format] | None = None
+) -> Kernel | None:
+    """The kernel for batches of A [M, K], B [K, N] and C [M, N], as codes, of one instruction each; None where they do not fit a warp.
+
+    held: the formats of A's and B's codes, where they are not those that are multiplied.
+    """
     k, sizes = signature.k, {}
-    for name, fmt, rows, columns in (("a", signature.a, m, k), ("b", signature.b, k, n), ("c", result, m, n), ("d", signature.d, m, n)):
+    a, b = held or (signature.a, signature.b)
+    for name, fmt, rows, columns in (("a", a, m, k), ("b", b, k, n), ("c", result, m, n), ("d", signature.d, m, n)):
         bits = fmt.dtype.itemsize * 8
         whole = rows * columns * bits % (LANES * 32) == 0
         if not whole or rows & (rows - 1) or columns & (columns - 1):
