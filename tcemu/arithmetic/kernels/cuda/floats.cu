@@ -33,7 +33,7 @@ template <class HELD, class FORMAT, bool SAME, int BITS, int CONTAINER, int SHIF
 #pragma unroll 1
         for (int code = threadIdx.x; narrow && code < codes; code += 32 * WARPS) table[code] = of_code(code);
     }
-    // of two codes of 16 bits in a word. greatest: collects the fields of exponents
+    // The exponents of two codes of 16 bits in a word. greatest: collects their fields
     static __device__ __forceinline__ u32 exponents_of(u32 word, u32 &greatest) {
         const u32 fields = __vmaxu2(word & HALVES_OF * HELD::infinity, HALVES_OF << HELD::mantissa_bits);
         greatest = __vmaxu2(greatest, fields);
