@@ -14,9 +14,9 @@ from support.warp_cases import F16_F16, F16_F32, MXF8, SPARSE, mma_call, wgmma_c
 import tcemu
 from tcemu.architectures.lookup import applied
 from tcemu.arithmetic.kernels import cuda, held, launch, source, store, warp
-from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.model import Model, Signature
 from tcemu.arithmetic.walk import walk
-from tcemu.formats import F32
+from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, convert
 from tcemu.isa.targets import TARGETS
 from tcemu.layouts import Fragment, Layout
 from tcemu.operations import mma, warps, wgmma
@@ -163,7 +163,8 @@ def check_matrices(model, sig, batch, m, n):
 @compiled_here
 @pytest.mark.parametrize("size", sampled([(16, 8), (8, 8), (4, 16), (32, 8)], [(32, 8)], ids=str))
 def test_small_matrices(size):
-    for name in ("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", "few bits"):
+    few = () if size == (4, 16) else ("few bits",)  # whose A of 4 x 16 has no word for every lane
+    for name in ("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", *few):
         check_matrices(CASES[name][0], signature(name), 5, *size)
 
 
@@ -172,6 +173,59 @@ def test_small_matrices(size):
 def test_chains_of_matrices():
     for name in ("chains of e4m3 as f16", "f16 chains", "long chains", "f16 results of few bits"):
         check_matrices(CASES[name][0], signature(name), 3, 16, 8)
+
+
+def of_a_range(rng, fmt, batch, *shape):
+    """Codes whose exponents lie, in each of the batch, within a range of their own; some are zeros, and in some of the batch Inf or NaN."""
+    top, size = (1 << fmt.exponent_bits) - 1, (batch, *shape)
+    first, width = rng.integers(0, top, (batch, 1, 1)), 1 + rng.integers(0, top, (batch, 1, 1)) // rng.choice((1, 4, 64), (batch, 1, 1))
+    field = np.minimum(first + rng.integers(0, 1 << 16, size) % width, top - 1)
+    field = np.where((rng.random((batch, 1, 1)) < 0.2) & (rng.random(size) < 0.02), top, field).astype(np.uint64)
+    code = rng.integers(0, 1 << fmt.bits, size, dtype=np.uint64)
+    at = np.uint64(fmt.mantissa_bits + fmt.unused_bits)
+    code = (code & ~(np.uint64(top) << at)) | field << at
+    return np.where(rng.random(size) < rng.choice((0, 0.1, 0.9), (batch, 1, 1)), 0, code).astype(fmt.dtype)
+
+
+RANGES = {  # model, formats of A and B
+    "bf16": (HOPPER, BF16, BF16),
+    "tf32": (HOPPER.replace(terms=4), TF32, TF32),
+    "f16": (HOPPER, F16, F16),
+    "bf16 and f16, 28 bits": (HOPPER.replace(fraction_bits=28), BF16, F16),
+    "bf16, 1 bit": (HOPPER.replace(fraction_bits=1, terms=8), BF16, BF16),
+    "bf16, a low floor": (HOPPER.replace(floor=-140), BF16, BF16),
+    "e5m2 and tf32, to f16": (Model(F16, 8, 25, -21, "RN"), E5M2, TF32),
+}
+
+
+@compiled_here
+@pytest.mark.parametrize("name", sampled(list(RANGES), ["bf16"]))
+def test_every_range_of_exponents(name, batch=192):
+    (model, a, b), rng, k = RANGES[name], np.random.default_rng(4), 16
+    sig = Signature(a, b, model.result, model.result, k)
+    kernels = cuda.kernels_of(model, sig)
+    kernel = warp.kernel_of_matrices(kernels.numbers, sig, model.result, 16, 8)
+    assert held.as_floats(kernel.numbers, kernel.warp, (a, b))
+    operands = of_a_range(rng, a, batch, 16, k), of_a_range(rng, b, batch, k, 8), of_a_range(rng, model.result, batch, 16, 8)
+    with cuda_on_cpu.instead_of_a_gpu():
+        got = np.asarray(cuda.product(kernels, *map(jnp.asarray, operands)))
+    wanted = np.asarray(walk(model, sig, *map(jnp.asarray, operands), None))
+    assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
+    assert len(np.unique(wanted)) > 1000
+
+
+@compiled_here
+@pytest.mark.parametrize("shape", [(16, 8), (16, 24)], ids=("one instruction", "by the walk"))
+def test_matrices_of_codes_that_are_converted(shape):
+    """e4m3 and e5m2, multiplied as f16, in the sizes of a warp and in others."""
+    (m, n), rng = shape, np.random.default_rng(5)
+    model, sig = HOPPER.replace(groups=2, chain="k"), Signature(F16, F16, F32, F32, 32)
+    for raw in (False, True):
+        a, b, c = (codes(rng, fmt, size, raw) for fmt, size in ((E4M3, (5, m, 32)), (E5M2, (1, 32, n)), (F32, (5, m, n))))
+        with cuda_on_cpu.instead_of_a_gpu():
+            got = cuda.program(model, sig, None, (E4M3, E5M2))(a, b, c, None, None)
+        wanted = walk(model, sig, convert(E4M3, F16, a), convert(E5M2, F16, b), c, None)
+        assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
 
 
 def test_what_fits_no_warp_has_no_kernel():
@@ -216,9 +270,22 @@ def test_an_empty_batch_asks_no_kernel(monkeypatch):
     forget()
 
 
-def test_one_warp_takes_several_of_a_long_batch():
+@compiled_here
+@pytest.mark.parametrize("case", [(F16_F32, "sm_90"), (SPARSE, "sm_80")], ids=" on ".join)
+def test_several_instructions_of_one_warp(case, emulated, monkeypatch):
+    monkeypatch.setattr(warp, "route", lambda: launch.Route("sm", "90", "", 1))
+    call, operands = mma_call(*case, True, (61,))
+    agree(call, operands, emulated)
+    at_once = warp.resident(kernel_of(tcemu.parse(case[0]), case[1]), warp.route())
+    assert warp.each_of(61, at_once) == 3 and 61 % 3  # the last warp has fewer
+
+
+def test_all_warps_are_there_at_once():
     kernel = kernel_of(tcemu.parse(F16_F32), "sm_90")
-    assert warp.each_of(100) == 1 and warp.each_of(1 << 16) == 4 and warp.each_of(1 << 30) == warp.MOST_EACH
+    assert warp.each_of(100, 0) == 1 and warp.each_of(1 << 16, 0) == 4 and warp.each_of(1 << 30, 0) == warp.MOST_EACH
+    at_once = warp.resident(kernel, launch.Route("sm", "90", "", 132))
+    assert at_once == 132 * 6 * 4 and warp.resident(kernel, launch.Route("sm", "90", "")) == 0
+    assert [warp.each_of(items, at_once) for items in (1, at_once, at_once + 1, 1 << 16)] == [1, 1, 2, 21]
     assert warp.sizes_of(kernel, 7, 2, (False, True, False)) == [7, 2, 1, 0, 1, 0, 0, 0, 0]
 
 

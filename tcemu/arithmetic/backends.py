@@ -12,6 +12,7 @@ from jax import Array, lax
 from tcemu.arithmetic.kernels import cuda
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
 from tcemu.arithmetic.walk import walk
+from tcemu.formats import Format
 
 Program = Callable[[Array, Array, Array, Scales | None, Scales | None], Array]
 EVERY = ""  # every platform
@@ -61,9 +62,22 @@ def reasons(model: Model, signature: Signature) -> dict[str, str]:
     return said
 
 
-def product(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+class Codes(NamedTuple):
+    """A and B as they came, before they were converted to what a model multiplies: a backend may do that itself."""
+
+    formats: tuple[Format, Format]
+    a: Array
+    b: Array
+
+
+def product(model: Model, signature: Signature, a: Array, b: Array, c: Array, scales: Scales | None, came: Codes | None = None) -> Array:
     """D = A·B + C by the backends of the platform that the program is compiled for. Operands as in `walk`."""
-    programs = {platform: program for platform, (_, program) in chosen(model, signature).items()}
+    serving = chosen(model, signature)
+    programs = {platform: program for platform, (_, program) in serving.items()}
+    if came is not None and came.formats != (signature.a, signature.b) and "cuda" in serving:
+        by_codes = cuda.program(model, signature, None, came.formats)
+        if by_codes is not None:
+            programs["cuda"] = lambda _a, _b, c, scales, none: by_codes(came.a, came.b, c, scales, none)
     return by_platform(programs, programs.pop(EVERY), a, b, c, scales, None)
 
 

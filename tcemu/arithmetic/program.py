@@ -50,10 +50,11 @@ def _emulated(model: Model, signature: Signature, scales: Scales | None, a: Arra
     """C has every batch axis."""
     if model.result.is_integer:
         return _integer_product(signature, a, b, c)
+    came = backends.Codes((signature.a, signature.b), a, b)
     model, signature, (a, b) = _as_multiplied(model, signature, (a, b), scales)
     c = c if signature.c == model.result else convert(signature.c, model.result, c)
     model, inside = within_limits(model)
-    d = backends.product(model, signature, a, b, c, scales)
+    d = backends.product(model, signature, a, b, c, scales, came)
     return d if inside is None else _nan_unless(inside, signature.d, d)
 
 

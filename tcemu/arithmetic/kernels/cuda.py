@@ -17,7 +17,7 @@ from tcemu.arithmetic.kernels import source, warp
 from tcemu.arithmetic.kernels.launch import Entry, launch, route
 from tcemu.arithmetic.kernels.source import Numbers, Tiling
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
-from tcemu.formats import F32, Format
+from tcemu.formats import F32, Format, convert
 from tcemu.meshes import cut_along_result
 
 MOST_PREPARED = 4 << 30  # bytes of prepared operands at once: of a longer K, part after part
@@ -34,6 +34,7 @@ class Kernels(NamedTuple):
     tiling: Tiling | None  # None: `tile` cannot take it
     signature: Signature
     result: Format  # of the steps
+    held: tuple[Format, Format] | None = None  # of A's and B's codes, where they are not what is multiplied: these are converted
 
     @property
     def out(self) -> Format:
@@ -56,10 +57,15 @@ def kernels_of(model: Model, signature: Signature, promotion: Promotion | None =
     return Kernels(numbers, source.tiling(model, signature), signature, model.result)
 
 
-def program(model: Model, signature: Signature, promotion: Promotion | None = None) -> Callable[..., Array] | None:
-    """The function (a, b, c, scales, block scales) -> D that walks this model's steps; None where no kernel can. Codes as in `product`."""
+def program(
+    model: Model, signature: Signature, promotion: Promotion | None = None, held: tuple[Format, Format] | None = None
+) -> Callable[..., Array] | None:
+    """The function (a, b, c, scales, block scales) -> D that walks this model's steps; None where no kernel can. Codes as in `product`.
+
+    held: of A and B, where their codes come in other formats than those of the signature, which hold them.
+    """
     kernels = kernels_of(model, signature, promotion)
-    return None if kernels is None else partial(product, kernels)
+    return None if kernels is None else partial(product, kernels._replace(held=held))
 
 
 def product(kernels: Kernels, a: Array, b: Array, c: Array, scales: Scales | None = None, block_scales: Scales | None = None) -> Array:
@@ -121,9 +127,12 @@ def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
     """On one device. a, b: one batch axis, of length 1 where one matrix serves all."""
     m, n = c.shape[1:]
     if a.shape[2] == kernels.signature.k:
-        single = warp.kernel_of_matrices(kernels.numbers, kernels.signature, kernels.result, m, n)
+        single = warp.kernel_of_matrices(kernels.numbers, kernels.signature, kernels.result, m, n, kernels.held)
         if single is not None:
             return warp.launched_on_matrices(single, a, b, c)
+    if kernels.held is not None:
+        own = kernels.signature.a, kernels.signature.b
+        a, b = (v if fmt == to else convert(fmt, to, v) for v, fmt, to in zip((a, b), kernels.held, own, strict=True))
     tiles = _tiles(kernels, *c.shape)
     if tiles is None or min(m, n) < LEAST_TILE:
         return _by_walk(kernels, a, b, c, *scales)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcemu.arithmetic.kernels.source import Numbers
-from tcemu.formats import Format
+from tcemu.formats import BF16, F16, F32, TF32, Format
 from tcemu.layouts import LANES, Fragment, Layout
 
 # a matrix in memory, row by row, cut evenly among the lanes: w warp of a warpgroup; r, j row; h, i column
@@ -18,6 +18,8 @@ TOGETHER = 4  # factors whose magnitudes lie together, then their signs, then th
 PARTS = 3
 FIELDS_OF_WORD = 8  # of metadata
 MOST_WARPS, MOST_WORDS = 4, 12 << 10  # of a block, and of its shared memory
+BLOCKS = 6  # of a multiprocessor, at least, if its shared memory suffices: so many registers a thread may have
+TABLE_BYTES = 4 << 10  # at most, of the factors of all codes
 
 Table = NDArray[np.int64]
 
@@ -111,8 +113,20 @@ class Shared(NamedTuple):
         return self.row * self.rows + self.column * self.columns
 
 
-def _shared(n: Numbers, warp: Warp, rows: int, columns: int) -> Shared:
+def as_floats(n: Numbers, warp: Warp, multiplied: tuple[Format, Format]) -> bool:
+    """Whether the kernel keeps factors as f32: where products are exact there, and below 2^30 as units. Its steps read four at a time."""
+    formats = warp.a.format, warp.b.format
+    exact = n.mantissas + 2 <= F32.mantissa_bits + 1 and all(
+        fmt.bits <= 8 or (fmt in (F16, BF16, TF32) and fmt == own) for fmt, own in zip(formats, multiplied, strict=True)
+    )
+    cut = n.alignment == "RZ" and not n.summed and 1 <= n.fraction_bits <= 28 and n.floor >= -140
+    return cut and exact and n.terms % TOGETHER == 0 and warp.metadata is None and warp.scales is None
+
+
+def _shared(n: Numbers, warp: Warp, rows: int, columns: int, floats: bool) -> Shared:
     dense = n.groups * padded(n) * PARTS
+    if floats:  # a word of value and half a word of exponent
+        dense = -(-dense // (2 * TOGETHER)) * TOGETHER
     own = dense if warp.metadata is None else 2 * n.of_instruction * _apart(warp)
     # so far apart that eight lines lie in different banks
     row, column = (next(words + more for more in range(0, 32, 4) if (words + more) % 8 == 4) for words in (dense, own))
@@ -127,6 +141,7 @@ def _apart(warp: Warp) -> int:
 class Plan(NamedTuple):
     """The tables of a kernel."""
 
+    floats: bool  # factors are kept as f32: see `as_floats`
     forms: dict[str, Form]  # by the names that they have in the text
     selected: dict[str, tuple[int, ...]]  # what the value of each selector is multiplied by, and then added
     elements: tuple[int, ...]  # of D in a lane, row by row
@@ -138,9 +153,17 @@ class Plan(NamedTuple):
         """Of a block."""
         return min(MOST_WARPS, 1 << (MOST_WORDS // self.shared.words).bit_length() >> 1)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block, at most."""
+        return 4 * self.shared.words * self.warps + TABLE_BYTES
 
-def plan(n: Numbers, warp: Warp) -> Plan | None:
-    """The tables; None where a place is no such sum, C is held in another way than D, or a warp's factors are too many."""
+
+def plan(n: Numbers, warp: Warp, multiplied: tuple[Format, Format]) -> Plan | None:
+    """The tables; None where a place is no such sum, C is held in another way than D, or a warp's factors are too many.
+
+    multiplied: the formats that A's and B's elements are multiplied in.
+    """
     a, b = _lines(warp.a, warp), _lines(warp.b, warp)
     c, d = (_lines(held, warp, tiles=warp.tiles) for held in (warp.c, warp.d))
     if a is None or b is None or c is None or d is None or any((x != y).any() for x, y in zip(c, d, strict=True)):
@@ -149,9 +172,10 @@ def plan(n: Numbers, warp: Warp) -> Plan | None:
     at = {(int(row), int(column)): element for element, (row, column) in enumerate(zip(d.row[0], d.column[0], strict=True))}
     if len(at) != len(rows) * len(columns):
         return None
-    shared = _shared(n, warp, int(a.row.max()) + 1, int(b.column.max()) + 1)
+    floats = as_floats(n, warp, multiplied)
+    shared = _shared(n, warp, int(a.row.max()) + 1, int(b.column.max()) + 1, floats)
     selected: dict[str, tuple[int, ...]] = {}
-    places = _places(n, warp, shared, a, b) | {
+    places = (_float_places if floats else _places)(n, warp, shared, a, b) | {
         "row_place": _first(d.row, rows) * shared.row,
         "column_place": _first(d.column, columns) * shared.column,
     }
@@ -163,7 +187,7 @@ def plan(n: Numbers, warp: Warp) -> Plan | None:
         places |= _scales("b", of_b, b.row * of_b.rows // k, b.column, selected)
     forms = {name: form(table) for name, table in places.items()}
     found = {name: one for name, one in forms.items() if one is not None}
-    made = Plan(found, selected, tuple(at[int(row), int(column)] for row in rows for column in columns), len(rows), shared)
+    made = Plan(floats, found, selected, tuple(at[int(row), int(column)] for row in rows for column in columns), len(rows), shared)
     return made if len(found) == len(forms) and made.warps else None
 
 
@@ -173,6 +197,14 @@ def _places(n: Numbers, warp: Warp, shared: Shared, a: Lines, b: Lines) -> dict[
     of_a, of_b = a.column % warp.a.fragment.columns, b.row % warp.b.fragment.rows
     in_line = spread(order[of_b]) if warp.metadata is None else of_b * _apart(warp)
     return {"a_place": a.row * shared.row + spread(order[of_a]), "b_place": b.column * shared.column + in_line}
+
+
+def _float_places(n: Numbers, warp: Warp, shared: Shared, a: Lines, b: Lines) -> dict[str, Table]:
+    """The same where values lie together in a line, and after them their exponents, in halves of words."""
+    order, values = _order(n), n.groups * padded(n)
+    of_a, of_b = order[a.column % warp.a.fragment.columns], order[b.row % warp.b.fragment.rows]
+    place = {"a_place": a.row * shared.row + of_a, "b_place": b.column * shared.column + of_b}
+    return place | {"a_half": 2 * (a.row * shared.row + values) + of_a, "b_half": 2 * (b.column * shared.column + values) + of_b}
 
 
 def _first(line: Table, own: Table) -> Table:
@@ -232,7 +264,7 @@ def tables(n: Numbers, warp: Warp, made: Plan, units: tuple[int, int]) -> str:
     chunks = n.of_instruction * 2 // warp.chunk if sparse else 0
     numbers = {
         "row_stride": shared.row, "column_stride": shared.column, "columns_begin": shared.row * shared.rows,
-        "a_lines": shared.rows, "b_lines": shared.columns, "words_of_warp": shared.words, "warps": made.warps,
+        "a_lines": shared.rows, "b_lines": shared.columns, "words_of_warp": shared.words, "warps": made.warps, "blocks": BLOCKS,
         "rows_of_lane": made.rows, "columns_of_lane": len(made.elements) // made.rows, "padded": padded(n),
         "a_run": _run(made.forms["a_place"]), "b_run": 1 if sparse else _run(made.forms["b_place"]),
         "chunk": warp.chunk, "chunks": chunks, "field_words": max(1, -(-chunks // FIELDS_OF_WORD)), "clamped": warp.clamped,

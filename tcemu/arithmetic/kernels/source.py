@@ -11,12 +11,14 @@ from tcemu.formats import BF16, F16, F32, F64, UE8M0, Format
 
 FILES = {  # entry point of a text -> its files, in order
     "walk": ("machine", "decode", "step", "sums", "accumulators", "walk"),
-    "warp": ("machine", "decode", "step", "sums", "accumulators", "warp"),
+    "warp": ("machine", "decode", "step", "sums", "accumulators", "lanes", "significands", "warp"),
     "prepare": ("machine", "decode", "sums", "prepared", "prepare"),
     "tile": ("machine", "decode", "step", "sums", "prepared", "align", "products", "tile"),
     "quantize": ("machine", "decode", "quantize"),
 }
 STEPS_OF_GROUPS = {"products": "groups"}  # where products are summed in groups
+FLOATS = {"significands": "floats"}  # where a warp keeps factors as f32
+OF_WARP = 3  # files of "warp" that need its tables
 SPECIALS = {"none": "NO_SPECIALS", "ieee": "IEEE", "nan": "NAN_ONLY"}
 CODES = {8: "u8", 16: "u16", 32: "u32"}
 REACH, NEAR = 15, 12  # binades below the greatest exponents of a row and a column: those with a power, and those that a step may lie
@@ -241,8 +243,14 @@ def within(n: Numbers, tiles: Tiling | None, most: int, small: bool = False) -> 
     return None
 
 
-def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None, tables: str = "") -> str:
-    """CUDA C++ without any include. entry: of FILES; "prepare" and "tile" need `tiles`, "warp" needs `tables`, put before its own file."""
+def text(
+    entry: str, n: Numbers, signature: Signature, result: Format, tiles: Tiling | None = None, tables: str = "", floats: bool = False
+) -> str:
+    """CUDA C++ without any include. entry: of FILES; "prepare" and "tile" need `tiles`, "warp" needs `tables`, put before its own files.
+
+    floats: its factors are kept as f32.
+    """
+    instead = (STEPS_OF_GROUPS if n.summed else {}) | (FLOATS if floats else {})
     constants = {name: value for name, value in n._asdict().items() if name not in DEFINED} | ({} if tiles is None else tiles._asdict())
     lines = [f"[[maybe_unused]] constexpr int {name.upper()} = {_word(value)};" for name, value in constants.items()]
     formats = [f"typedef {format_type(fmt)} {name};" for name, fmt in (("A", signature.a), ("B", signature.b), ("RESULT", result))]
@@ -250,10 +258,11 @@ def text(entry: str, n: Numbers, signature: Signature, result: Format, tiles: Ti
     c, d = (F32, F32) if n.promoted else (result, signature.d)
     codes = {"ACode": signature.a, "BCode": signature.b, "CCode": c, "DCode": d}
     types = [f"typedef {CODES[fmt.dtype.itemsize * 8]} {name};" for name, fmt in codes.items()]
-    machine, decode, *rest = (_file(STEPS_OF_GROUPS.get(name, name) if n.summed else name) for name in FILES[entry])
+    machine, decode, *rest = (_file(instead.get(name, name)) for name in FILES[entry])
     head, mark, tail = decode.partition(FACTORS_END)
     defined = [f"#define {name.upper()} {int(getattr(n, name))}" for name in DEFINED]
-    return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *rest[:-1], tables, rest[-1]])
+    before, own = rest[:-OF_WARP], rest[-OF_WARP:]
+    return "\n".join([machine, MACHINE_ENDS, *defined, *lines, head, *formats, scale, *types, mark + tail, *before, tables, *own])
 
 
 def quantizer_text(source: Format, target: Format, saturate: bool, scaled: bool, multiplied: bool = False) -> str:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from tcemu.arithmetic.kernels import source
-from tcemu.arithmetic.kernels.held import Held, Plan, Warp, plan, row_by_row, tables
-from tcemu.arithmetic.kernels.launch import Entry, launch
+from tcemu.arithmetic.kernels.held import BLOCKS, Held, Plan, Warp, plan, row_by_row, tables
+from tcemu.arithmetic.kernels.launch import Entry, Route, launch, route
 from tcemu.arithmetic.kernels.source import Numbers
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.formats import Format
@@ -20,7 +20,7 @@ from tcemu.meshes import alike, cut_along_result
 
 PROGRAMS = 512  # arithmetics whose programs are remembered
 MOST_ELEMENTS = 8  # of D, of a lane
-MANY, MOST_EACH = 1 << 14, 8  # from so many warps on each takes several instructions, at most so many
+MANY, MOST_EACH = 1 << 14, 8  # where multiprocessors are not known: from so many warps on each takes several instructions, at most so many
 
 
 class Kernel(NamedTuple):
@@ -47,43 +47,52 @@ class Words(NamedTuple):
 def kernel_of(model: Model, signature: Signature, warp: Warp) -> Kernel | None:
     """The kernel that takes a model; None where none does. signature: its a and b as they are multiplied."""
     n = source.numbers(model, signature)
-    made = None if n is None else plan(n, warp)
+    made = None if n is None else plan(n, warp, (signature.a, signature.b))
     if n is None or made is None:
         return None
     return Kernel(n, signature, model.result, warp)
 
 
-def kernel_of_matrices(numbers: Numbers, signature: Signature, result: Format, m: int, n: int) -> Kernel | None:
-    """The kernel for batches of A [M, K], B [K, N] and C [M, N], as codes, of one instruction each; None where they do not fit a warp."""
+def kernel_of_matrices(
+    numbers: Numbers, signature: Signature, result: Format, m: int, n: int, held: tuple[Format, Format] | None = None
+) -> Kernel | None:
+    """The kernel for batches of A [M, K], B [K, N] and C [M, N], as codes, of one instruction each; None where they do not fit a warp.
+
+    held: the formats of A's and B's codes, where they are not those that are multiplied.
+    """
     k, sizes = signature.k, {}
-    for name, fmt, rows, columns in (("a", signature.a, m, k), ("b", signature.b, k, n), ("c", result, m, n), ("d", signature.d, m, n)):
+    a, b = held or (signature.a, signature.b)
+    for name, fmt, rows, columns in (("a", a, m, k), ("b", b, k, n), ("c", result, m, n), ("d", signature.d, m, n)):
         bits = fmt.dtype.itemsize * 8
         whole = rows * columns * bits % (LANES * 32) == 0
         if not whole or rows & (rows - 1) or columns & (columns - 1):
             return None
         sizes[name] = Held(row_by_row(rows, columns), fmt, bits)
     warp = Warp(**sizes)
-    made = plan(numbers, warp)
+    made = plan(numbers, warp, (signature.a, signature.b))
     if numbers.scaled or numbers.promoted or made is None or m * n > MOST_ELEMENTS * LANES:
         return None
     return Kernel(numbers, signature, result, warp)
 
 
 def warps_of_block(kernel: Kernel) -> int:
-    made = plan(kernel.numbers, kernel.warp)
+    return _plan(kernel).warps
+
+
+def _plan(kernel: Kernel) -> Plan:
+    made = plan(kernel.numbers, kernel.warp, (kernel.signature.a, kernel.signature.b))
     assert made is not None
-    return made.warps
+    return made
 
 
 def text(kernel: Kernel) -> str:
     """Its CUDA C++."""
-    n, signature, warp = kernel.numbers, kernel.signature, kernel.warp
-    made = plan(n, warp)
-    assert isinstance(made, Plan)
+    n, signature, warp, made = kernel.numbers, kernel.signature, kernel.warp, _plan(kernel)
     same = {"a": signature.a == warp.a.format, "b": signature.b == warp.b.format, "c": kernel.result == warp.c.format}
     lines = [f"typedef {source.format_type(held.format)} {name}Held;" for name, held in (("A", warp.a), ("B", warp.b))]
     lines += [f"constexpr bool {name.upper()}_SAME = {int(value)};" for name, value in same.items()]
-    return source.text("warp", n, signature, kernel.result, tables="\n".join([*lines, tables(n, warp, made, _units(kernel))]))
+    lines.append(tables(n, warp, made, _units(kernel)))
+    return source.text("warp", n, signature, kernel.result, tables="\n".join(lines), floats=made.floats)
 
 
 def _units(kernel: Kernel) -> tuple[int, int]:
@@ -159,14 +168,21 @@ def launched_on_matrices(kernel: Kernel, a: Array, b: Array, c: Array) -> Array:
 
 def _launch(kernel: Kernel, alone: tuple[bool, ...], d: jax.ShapeDtypeStruct, operands: tuple[Array, ...]) -> Array:
     warps, items = warps_of_block(kernel), d.shape[0] * kernel.warp.warps * kernel.warp.tiles
-    each = each_of(items)
+    each = each_of(items, resident(kernel, route()))
     sizes = jnp.stack([jnp.full((), size, jnp.int32) for size in sizes_of(kernel, d.shape[0], each, alone)])  # see `cuda.product`
     return launch(Entry("warp", text(kernel), LANES * warps), -(-items // (each * warps)), d, sizes, *operands)[0]
 
 
-def each_of(items: int) -> int:
-    """Instructions of one warp, one after the other."""
-    return min(MOST_EACH, max(1, items // MANY))
+def resident(kernel: Kernel, here: Route) -> int:
+    """Warps that a GPU holds at once; 0 where its multiprocessors are not known."""
+    made = _plan(kernel)
+    blocks = min(BLOCKS, (here.shared_bytes + source.OF_BLOCK) // (made.shared_bytes + source.OF_BLOCK))
+    return here.multiprocessors * blocks * made.warps
+
+
+def each_of(items: int, at_once: int) -> int:
+    """Instructions of one warp, one after the other: all warps are there at once, and have the same share. at_once: see `resident`."""
+    return -(-items // at_once) if at_once else min(MOST_EACH, max(1, items // MANY))
 
 
 def sizes_of(kernel: Kernel, batch: int, each: int, alone: tuple[bool, ...]) -> list[int]:

@@ -188,6 +188,18 @@ static u32 __dp4a(u32 x, u32 y, u32 sum) {
     for (int v = 0; v < 32; v += 8) sum += (x >> v & 0xFF) * (y >> v & 0xFF);
     return sum;
 }
+template <class F> static u32 by_halves(u32 x, u32 y, F f) { return (u32)(u16)f(x & 0xFFFF, y & 0xFFFF) | (u32)(u16)f(x >> 16, y >> 16) << 16; }
+static u32 __vmaxu2(u32 x, u32 y) {
+    return by_halves(x, y, [](u32 v, u32 w) { return max(v, w); });
+}
+static u32 __vminu2(u32 x, u32 y) {
+    return by_halves(x, y, [](u32 v, u32 w) { return min(v, w); });
+}
+static u32 __viaddmax_s16x2(u32 x, u32 y, u32 z) {
+    const u32 sums = by_halves(x, y, [](u32 v, u32 w) { return v + w; });
+    return by_halves(sums, z, [](u32 v, u32 w) { return max((int16_t)v, (int16_t)w); });
+}
+static int __float2int_rz(float v) { return std::fabs(v) < 2147483648.0f ? (int)v : v > 0 ? INT32_MAX : v < 0 ? INT32_MIN : 0; }
 template <class F> __attribute__((noinline)) static auto toward_zero(F f) {
     const unsigned mode = _mm_getcsr();
     _mm_setcsr(mode | 0x6000);
