@@ -150,7 +150,7 @@ def test_every_order_of_steps(name, emulated):
 def check_matrices(model, sig, batch, m, n):
     """By the program for matrices, to which one B serves all."""
     rng, kernels = np.random.default_rng(2), cuda.kernels_of(model, sig)
-    assert kernels is not None and warp.kernel_of_matrices(kernels.numbers, sig, model.result, m, n) is not None
+    assert kernels is not None and warp.kernel_of_matrices(kernels.numbers, sig, model.result, kernels.held, m, n) is not None
     for raw in (False, True):
         shapes = (sig.a, (batch, m, sig.k)), (sig.b, (1, sig.k, n)), (model.result, (batch, m, n))
         a, b, c = (codes(rng, fmt, shape, raw) for fmt, shape in shapes)
@@ -173,6 +173,25 @@ def test_small_matrices(size):
 def test_chains_of_matrices():
     for name in ("chains of e4m3 as f16", "f16 chains", "long chains", "f16 results of few bits"):
         check_matrices(CASES[name][0], signature(name), 3, 16, 8)
+
+
+ALONE = [name for name in CASES if signature(name).scale is None and source.numbers(CASES[name][0], signature(name)) is not None]
+
+
+@compiled_here
+@pytest.mark.parametrize("name", sampled(ALONE, ["fewer bits in an f64"]))
+def test_subnormal_accumulators_alone(name):
+    """Every product is zero, so that they are what terms are aligned to."""
+    model, sig, rng = CASES[name][0], signature(name), np.random.default_rng(6)
+    kernels = cuda.kernels_of(model, sig)
+    a, fields = np.zeros((64, 16, sig.k), sig.a.dtype), (1 << sig.b.exponent_bits) - 1 << sig.b.mantissa_bits + sig.b.unused_bits
+    b = (rng.integers(0, 1 << sig.b.bits, (64, sig.k, 8)) & ~(fields if sig.b.specials != "none" else 0)).astype(sig.b.dtype)
+    bits = model.result.mantissa_bits
+    c = (rng.integers(0, 1 << bits, (64, 16, 8)) >> rng.integers(0, bits, (64, 16, 8))).astype(model.result.dtype)
+    with cuda_on_cpu.instead_of_a_gpu():
+        got = np.asarray(cuda.product(kernels, *map(jnp.asarray, (a, b, c))))
+    wanted = np.asarray(walk(model, sig, *map(jnp.asarray, (a, b, c)), None))
+    assert (got == wanted).all(), f"{int((got != wanted).sum())} mismatches of {wanted.size}"
 
 
 def of_a_range(rng, fmt, batch, *shape):
@@ -204,7 +223,7 @@ def test_every_range_of_exponents(name, batch=192):
     (model, a, b), rng, k = RANGES[name], np.random.default_rng(4), 16
     sig = Signature(a, b, model.result, model.result, k)
     kernels = cuda.kernels_of(model, sig)
-    kernel = warp.kernel_of_matrices(kernels.numbers, sig, model.result, 16, 8)
+    kernel = warp.kernel_of_matrices(kernels.numbers, sig, model.result, kernels.held, 16, 8)
     assert held.as_floats(kernel.numbers, kernel.warp, (a, b))
     operands = of_a_range(rng, a, batch, 16, k), of_a_range(rng, b, batch, k, 8), of_a_range(rng, model.result, batch, 16, 8)
     with cuda_on_cpu.instead_of_a_gpu():
@@ -230,9 +249,9 @@ def test_matrices_of_codes_that_are_converted(shape):
 
 def test_what_fits_no_warp_has_no_kernel():
     for m, n in ((1, 8), (16, 24), (64, 64), (2, 8)):
-        assert warp.kernel_of_matrices(source.numbers(HOPPER, signature("f16")), signature("f16"), F32, m, n) is None
+        assert warp.kernel_of_matrices(source.numbers(HOPPER, signature("f16")), signature("f16"), F32, (F16, F16), m, n) is None
     scaled, sig = CASES["mxf8"][0], signature("mxf8")
-    assert warp.kernel_of_matrices(source.numbers(scaled, sig), sig, F32, 16, 8) is None
+    assert warp.kernel_of_matrices(source.numbers(scaled, sig), sig, F32, (sig.a, sig.b), 16, 8) is None
 
 
 # ---- batches
@@ -273,19 +292,15 @@ def test_an_empty_batch_asks_no_kernel(monkeypatch):
 @compiled_here
 @pytest.mark.parametrize("case", [(F16_F32, "sm_90"), (SPARSE, "sm_80")], ids=" on ".join)
 def test_several_instructions_of_one_warp(case, emulated, monkeypatch):
-    monkeypatch.setattr(warp, "route", lambda: launch.Route("sm", "90", "", 1))
+    monkeypatch.setattr(warp, "MANY", 20)
     call, operands = mma_call(*case, True, (61,))
     agree(call, operands, emulated)
-    at_once = warp.resident(kernel_of(tcemu.parse(case[0]), case[1]), warp.route())
-    assert warp.each_of(61, at_once) == 3 and 61 % 3  # the last warp has fewer
+    assert warp.each_of(61) == 3 and 61 % 3  # the last warp has fewer
 
 
-def test_all_warps_are_there_at_once():
+def test_one_warp_takes_several_of_a_long_batch():
     kernel = kernel_of(tcemu.parse(F16_F32), "sm_90")
-    assert warp.each_of(100, 0) == 1 and warp.each_of(1 << 16, 0) == 4 and warp.each_of(1 << 30, 0) == warp.MOST_EACH
-    at_once = warp.resident(kernel, launch.Route("sm", "90", "", 132))
-    assert at_once == 132 * 6 * 4 and warp.resident(kernel, launch.Route("sm", "90", "")) == 0
-    assert [warp.each_of(items, at_once) for items in (1, at_once, at_once + 1, 1 << 16)] == [1, 1, 2, 21]
+    assert warp.each_of(100) == 1 and warp.each_of(1 << 16) == 4 and warp.each_of(1 << 30) == warp.MOST_EACH
     assert warp.sizes_of(kernel, 7, 2, (False, True, False)) == [7, 2, 1, 0, 1, 0, 0, 0, 0]
 
 

@@ -19,7 +19,7 @@ from tcemu.arithmetic import backends, integer
 from tcemu.arithmetic.fitting import fitted
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature, within_limits
 from tcemu.executing import NATIVE
-from tcemu.formats import Format, convert, limbs_code
+from tcemu.formats import Format, limbs_code, recoded
 from tcemu.meshes import alike
 
 Tree = TypeVar("Tree")
@@ -50,23 +50,19 @@ def _emulated(model: Model, signature: Signature, scales: Scales | None, a: Arra
     """C has every batch axis."""
     if model.result.is_integer:
         return _integer_product(signature, a, b, c)
-    came = backends.Codes((signature.a, signature.b), a, b)
-    model, signature, (a, b) = _as_multiplied(model, signature, (a, b), scales)
-    c = c if signature.c == model.result else convert(signature.c, model.result, c)
+    held, (model, signature) = (signature.a, signature.b), _as_multiplied(model, signature, a.shape[-1], scales)
+    c = recoded(signature.c, model.result, c)
     model, inside = within_limits(model)
-    d = backends.product(model, signature, a, b, c, scales, came)
+    d = backends.product(model, signature, held, a, b, c, scales)
     return d if inside is None else _nan_unless(inside, signature.d, d)
 
 
-def _as_multiplied(model: Model, signature: Signature, ab: Pair, scales: Scales | None) -> tuple[Model, Signature, Pair]:
-    """The model as the instruction uses it, and A and B in the formats that it multiplies."""
-    model = fitted(model, signature, None if scales is None else ab[0].shape[-1] // jnp.shape(scales[0])[-1])
+def _as_multiplied(model: Model, signature: Signature, k: int, scales: Scales | None) -> tuple[Model, Signature]:
+    """The model as the instruction uses it, and the signature with the formats of A and B that it multiplies."""
+    model = fitted(model, signature, None if scales is None else k // jnp.shape(scales[0])[-1])
     if scales is None:
         signature = signature._replace(scale=None, scale_vec=0)
-    if (common := model.common) is None:
-        return model, signature, ab
-    a, b = (v if fmt == common else convert(fmt, common, v) for v, fmt in zip(ab, (signature.a, signature.b), strict=True))
-    return model, signature._replace(a=common, b=common), (a, b)
+    return model, signature if model.common is None else signature._replace(a=model.common, b=model.common)
 
 
 class Promoted(NamedTuple):
@@ -96,12 +92,12 @@ def promoted(model: Model, signature: Signature, promotion: Promotion, operands:
 
 def _promoting(model: Model, signature: Signature, promotion: Promotion, operands: Promoted) -> dict[str, Callable[[Promoted], Array]]:
     """The backends that promote, by platform."""
-    own, multiplied, _ = _as_multiplied(model, signature, (operands.a, operands.b), operands.scales)
+    held, (own, multiplied) = (signature.a, signature.b), _as_multiplied(model, signature, operands.a.shape[-1], operands.scales)
     batch = jnp.broadcast_shapes(*(v.shape[:-2] for v in jax.tree.leaves(operands)))
 
     def by(program: backends.Program) -> Callable[[Promoted], Array]:
         def call(operands: Promoted) -> Array:
-            _, _, (a, b) = _as_multiplied(model, signature, (operands.a, operands.b), operands.scales)
+            a, b = operands.a, operands.b
             zeros, scales = jnp.zeros((*batch, a.shape[-2], b.shape[-1]), jnp.uint32), operands.block_scales
             if scales is not None:
                 assert promotion.reach is not None
@@ -111,7 +107,7 @@ def _promoting(model: Model, signature: Signature, promotion: Promotion, operand
 
         return call
 
-    return {platform: by(program) for platform, (_, program) in backends.chosen(own, multiplied, promotion).items()}
+    return {platform: by(program) for platform, (_, program) in backends.chosen(own, multiplied, promotion, held).items()}
 
 
 def _for_each(scales: Array, reach: int | None, length: int, axis: int) -> Array:

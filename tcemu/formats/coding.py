@@ -261,7 +261,7 @@ def _widened(source: Format, codes: Array) -> Array:
 
 
 def recoded(source: Format, target: Format, codes: Array) -> Array:
-    """`convert`, and nothing where the formats are one: for what an operation here gave, whose NaN is the canonical one."""
+    """`convert`, and nothing where the formats are one: a NaN stays as it is."""
     return codes if source == target else convert(source, target, codes)
 
 

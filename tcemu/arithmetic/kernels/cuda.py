@@ -17,7 +17,7 @@ from tcemu.arithmetic.kernels import source, warp
 from tcemu.arithmetic.kernels.launch import Entry, launch, route
 from tcemu.arithmetic.kernels.source import Numbers, Tiling
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
-from tcemu.formats import F32, Format, convert
+from tcemu.formats import F32, Format, recoded
 from tcemu.meshes import cut_along_result
 
 MOST_PREPARED = 4 << 30  # bytes of prepared operands at once: of a longer K, part after part
@@ -34,7 +34,7 @@ class Kernels(NamedTuple):
     tiling: Tiling | None  # None: `tile` cannot take it
     signature: Signature
     result: Format  # of the steps
-    held: tuple[Format, Format] | None = None  # of A's and B's codes, where they are not what is multiplied: these are converted
+    held: tuple[Format, Format]  # of A's and B's codes, which may be others than those of the signature, and are converted
 
     @property
     def out(self) -> Format:
@@ -47,33 +47,35 @@ def missing() -> str:
     return route().missing
 
 
-def kernels_of(model: Model, signature: Signature, promotion: Promotion | None = None) -> Kernels | None:
-    """The kernels that take a model; None where none does: fields are traced, steps are no fused dot-adds, or chains would be promoted."""
+def kernels_of(
+    model: Model, signature: Signature, promotion: Promotion | None = None, held: tuple[Format, Format] | None = None
+) -> Kernels | None:
+    """The kernels that take a model; None where none does: fields are traced, steps are no fused dot-adds, or chains would be promoted.
+
+    held: of A's and B's codes; None: what is multiplied.
+    """
     numbers = source.numbers(model, signature)
     if numbers is None or (promotion and numbers.chain):
         return None
     if promotion:
         numbers = numbers._replace(promoted=promotion.instructions, block_scaled=promotion.reach is not None)
-    return Kernels(numbers, source.tiling(model, signature), signature, model.result)
+    return Kernels(numbers, source.tiling(model, signature), signature, model.result, held or (signature.a, signature.b))
 
 
 def program(
     model: Model, signature: Signature, promotion: Promotion | None = None, held: tuple[Format, Format] | None = None
 ) -> Callable[..., Array] | None:
-    """The function (a, b, c, scales, block scales) -> D that walks this model's steps; None where no kernel can. Codes as in `product`.
-
-    held: of A and B, where their codes come in other formats than those of the signature, which hold them.
-    """
-    kernels = kernels_of(model, signature, promotion)
-    return None if kernels is None else partial(product, kernels._replace(held=held))
+    """The function (a, b, c, scales, block scales) -> D that walks this model's steps; None where no kernel can. Codes as in `product`."""
+    kernels = kernels_of(model, signature, promotion, held)
+    return None if kernels is None else partial(product, kernels)
 
 
 def product(kernels: Kernels, a: Array, b: Array, c: Array, scales: Scales | None = None, block_scales: Scales | None = None) -> Array:
     """All steps along K: codes of D.
 
-    a: codes [..., M, K]; b: codes [..., K, N], of whole instructions; c: codes [..., M, N] of the steps' results, with every batch axis;
-    scales: codes [..., M, S] and [..., S, N]. Where parts of K are promoted, these are whole parts, c and D are f32, and block_scales are
-    f32 codes [..., M, parts] and [..., parts, N], or None.
+    a: codes [..., M, K]; b: codes [..., K, N], of whole instructions, as they are held; c: codes [..., M, N] of the steps' results, with
+    every batch axis; scales: codes [..., M, S] and [..., S, N]. Where parts of K are promoted, these are whole parts, c and D are f32, and
+    block_scales are f32 codes [..., M, parts] and [..., parts, N], or None.
     Under `vmap` the batch grows longer; under a mesh, batch, M and N may be sharded.
     """
     batch, (m, n) = c.shape[:-2], c.shape[-2:]
@@ -127,12 +129,10 @@ def _product(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> 
     """On one device. a, b: one batch axis, of length 1 where one matrix serves all."""
     m, n = c.shape[1:]
     if a.shape[2] == kernels.signature.k:
-        single = warp.kernel_of_matrices(kernels.numbers, kernels.signature, kernels.result, m, n, kernels.held)
+        single = warp.kernel_of_matrices(kernels.numbers, kernels.signature, kernels.result, kernels.held, m, n)
         if single is not None:
             return warp.launched_on_matrices(single, a, b, c)
-    if kernels.held is not None:
-        own = kernels.signature.a, kernels.signature.b
-        a, b = (v if fmt == to else convert(fmt, to, v) for v, fmt, to in zip((a, b), kernels.held, own, strict=True))
+    a, b = recoded(kernels.held[0], kernels.signature.a, a), recoded(kernels.held[1], kernels.signature.b, b)
     tiles = _tiles(kernels, *c.shape)
     if tiles is None or min(m, n) < LEAST_TILE:
         return _by_walk(kernels, a, b, c, *scales)

@@ -19,7 +19,6 @@ PARTS = 3
 FIELDS_OF_WORD = 8  # of metadata
 MOST_WARPS, MOST_WORDS = 4, 12 << 10  # of a block, and of its shared memory
 BLOCKS = 6  # of a multiprocessor, at least, if its shared memory suffices: so many registers a thread may have
-TABLE_BYTES = 4 << 10  # at most, of the factors of all codes
 
 Table = NDArray[np.int64]
 
@@ -152,11 +151,6 @@ class Plan(NamedTuple):
     def warps(self) -> int:
         """Of a block."""
         return min(MOST_WARPS, 1 << (MOST_WORDS // self.shared.words).bit_length() >> 1)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a block, at most."""
-        return 4 * self.shared.words * self.warps + TABLE_BYTES
 
 
 def plan(n: Numbers, warp: Warp, multiplied: tuple[Format, Format]) -> Plan | None:

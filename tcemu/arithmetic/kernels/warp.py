@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from tcemu.arithmetic.kernels import source
-from tcemu.arithmetic.kernels.held import BLOCKS, Held, Plan, Warp, plan, row_by_row, tables
-from tcemu.arithmetic.kernels.launch import Entry, Route, launch, route
+from tcemu.arithmetic.kernels.held import Held, Plan, Warp, plan, row_by_row, tables
+from tcemu.arithmetic.kernels.launch import Entry, launch
 from tcemu.arithmetic.kernels.source import Numbers
 from tcemu.arithmetic.model import Model, Signature
 from tcemu.formats import Format
@@ -20,7 +20,7 @@ from tcemu.meshes import alike, cut_along_result
 
 PROGRAMS = 512  # arithmetics whose programs are remembered
 MOST_ELEMENTS = 8  # of D, of a lane
-MANY, MOST_EACH = 1 << 14, 8  # where multiprocessors are not known: from so many warps on each takes several instructions, at most so many
+MANY, MOST_EACH = 1 << 14, 8  # from so many warps on each takes several instructions, at most so many
 
 
 class Kernel(NamedTuple):
@@ -54,15 +54,14 @@ def kernel_of(model: Model, signature: Signature, warp: Warp) -> Kernel | None:
 
 
 def kernel_of_matrices(
-    numbers: Numbers, signature: Signature, result: Format, m: int, n: int, held: tuple[Format, Format] | None = None
+    numbers: Numbers, signature: Signature, result: Format, held: tuple[Format, Format], m: int, n: int
 ) -> Kernel | None:
     """The kernel for batches of A [M, K], B [K, N] and C [M, N], as codes, of one instruction each; None where they do not fit a warp.
 
-    held: the formats of A's and B's codes, where they are not those that are multiplied.
+    held: the formats of A's and B's codes.
     """
     k, sizes = signature.k, {}
-    a, b = held or (signature.a, signature.b)
-    for name, fmt, rows, columns in (("a", a, m, k), ("b", b, k, n), ("c", result, m, n), ("d", signature.d, m, n)):
+    for name, fmt, rows, columns in (("a", held[0], m, k), ("b", held[1], k, n), ("c", result, m, n), ("d", signature.d, m, n)):
         bits = fmt.dtype.itemsize * 8
         whole = rows * columns * bits % (LANES * 32) == 0
         if not whole or rows & (rows - 1) or columns & (columns - 1):
@@ -168,21 +167,14 @@ def launched_on_matrices(kernel: Kernel, a: Array, b: Array, c: Array) -> Array:
 
 def _launch(kernel: Kernel, alone: tuple[bool, ...], d: jax.ShapeDtypeStruct, operands: tuple[Array, ...]) -> Array:
     warps, items = warps_of_block(kernel), d.shape[0] * kernel.warp.warps * kernel.warp.tiles
-    each = each_of(items, resident(kernel, route()))
+    each = each_of(items)
     sizes = jnp.stack([jnp.full((), size, jnp.int32) for size in sizes_of(kernel, d.shape[0], each, alone)])  # see `cuda.product`
     return launch(Entry("warp", text(kernel), LANES * warps), -(-items // (each * warps)), d, sizes, *operands)[0]
 
 
-def resident(kernel: Kernel, here: Route) -> int:
-    """Warps that a GPU holds at once; 0 where its multiprocessors are not known."""
-    made = _plan(kernel)
-    blocks = min(BLOCKS, (here.shared_bytes + source.OF_BLOCK) // (made.shared_bytes + source.OF_BLOCK))
-    return here.multiprocessors * blocks * made.warps
-
-
-def each_of(items: int, at_once: int) -> int:
-    """Instructions of one warp, one after the other: all warps are there at once, and have the same share. at_once: see `resident`."""
-    return -(-items // at_once) if at_once else min(MOST_EACH, max(1, items // MANY))
+def each_of(items: int) -> int:
+    """Instructions of one warp, one after the other."""
+    return min(MOST_EACH, max(1, items // MANY))
 
 
 def sizes_of(kernel: Kernel, batch: int, each: int, alone: tuple[bool, ...]) -> list[int]:

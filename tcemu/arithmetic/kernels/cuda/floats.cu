@@ -144,7 +144,10 @@ constexpr int NO_PRODUCT = field_64(-300);  // two factors that are not zero giv
 __device__ __forceinline__ int cleared(int word) { return word & 0x7FF00000; }
 __device__ __forceinline__ int exponent_of_word(int word) { return (word >> FIELD_64) - 1023; }
 
-// the accumulator's. Where every product's is far greater than a subnormal's, that does not matter, nor a zero's
+// As an f64, a subnormal f32 has an exponent of its own. This is that which it should have, far below those of products that are not zero
+constexpr int LEAST = WITHIN && ENDS_IN_F64 && FLOOR < F32::least_exponent ? F32::least_exponent : FLOOR;
+
+// the accumulator's
 __device__ __forceinline__ int own_word(u32 c) {
     if constexpr (WITHIN && ENDS_IN_F64) {
         return __double2hiint((double)__uint_as_float(c)) & 0x7FFFFFFF;
@@ -236,7 +239,7 @@ __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, b
 #pragma unroll
         for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
             const int products = (int)(max(tops[i][j], tops[i][j] << 16) << (FIELD_64 - 16)) + field_64(-AFloats::up - BFloats::up);
-            words[i][j] = cleared(max(max(products, without ? 0 : own_word(codes[i][j])), field_64(FLOOR)));
+            words[i][j] = cleared(max(max(products, without ? 0 : own_word(codes[i][j])), field_64(LEAST)));
             most = max(most, without ? 0 : codes[i][j] & ~RESULT::sign);
             // 2^(FRACTION_BITS - exponent). Where that is no float, every product is 0, and 0 of whatever this is; or it is done with care
             units[i][j] = __uint_as_float((u32)(FRACTION_BITS + 127 + 1023) * (1u << F32::mantissa_bits) - ((u32)words[i][j] << (F32::mantissa_bits - FIELD_64)));
