@@ -29,7 +29,7 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
     "place": "the instructions of a table", "tiled": "the instructions of a table", "by_fragments": "the instructions of a table",
     "targets_of": "the units of a table", "_targets_of": "the recipes of a table", "_free_operand": "no argument",
     "_file": "the kernels' texts", "version": "no argument", "route": "no argument", "library": "no argument",
-    "published": "no argument", "_opened": "one function of torch", "_asks_late": "no argument", "_threads": "no argument",
+    "published": "no argument", "_asks_late": "no argument", "_threads": "no argument",
 }  # fmt: skip
 
 CONTAINERS = {  # which functions fill, each with its bound and the reason for it

@@ -112,7 +112,7 @@ def same(got, wanted):
 def test_quantisers_with_and_without_it(name):
     """A batch, `vmap`, scales of the user's."""
     scheme = Scheme(E4M3, SCHEMES[name])
-    x = matrix(2, 150, 300)
+    x = jnp.asarray(matrix(2, 150, 300))
 
     def calls():
         """Traced anew each time."""
@@ -135,7 +135,7 @@ USUAL_BLOCKS = [name for name in BLOCKS if name.startswith(("mxfp8_e4m3 by floor
 def test_blocks_with_and_without_it(name):
     """Elements of all exponents, with zeros of both signs, Inf and NaN: codes and scales."""
     fmt, _, axis, rows = BLOCKS[name]
-    x = of_blocks(name, 2, 150, 300)
+    x = jnp.asarray(of_blocks(name, 2, 150, 300))
     call = lambda v: block_quantize(v, fmt, axis=axis, rows=rows)  # noqa: E731
     wanted = jax.jit(lambda v: call(v))(x)
     jax.clear_caches()
@@ -183,7 +183,7 @@ import jax, numpy as np, jax.numpy as jnp, tcemu, test_quantize_kernel as t
 from jax.sharding import NamedSharding, PartitionSpec as P
 mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 for name, along_k in (("tensor", 256), ("1 x 128", 512), ("128 x 128, powers of two", 512)):
-    scheme, x = t.Scheme(t.E4M3, t.SCHEMES[name]), t.matrix(2, 256, 512)
+    scheme, x = t.Scheme(t.E4M3, t.SCHEMES[name]), jnp.asarray(t.matrix(2, 256, 512))
     wanted = t.quantize(scheme, x)
     put = jax.device_put(x, NamedSharding(mesh, P(None, "x", "y")))
     t.elementwise.PLATFORM, t.elementwise.route = "cpu", lambda: t.cuda_on_cpu.ROUTE

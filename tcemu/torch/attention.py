@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ def plainly(func: Callable, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-@cache
 def _opened(func: types.FunctionType) -> types.FunctionType:
     """The same function, which does not ask a mode to take it as a whole, so that the mode sees what it calls."""
     names = {**func.__globals__, "has_torch_function": lambda tensors: False}
@@ -27,11 +25,14 @@ def _opened(func: types.FunctionType) -> types.FunctionType:
     return opened
 
 
+OPENED = _opened(F.multi_head_attention_forward)  # once, as torch.compile wants it: it warns of functions that remember what they returned
+
+
 def multi_head_attention_forward(mode: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Its projections and products, each by itself."""
     mode.opening = True
     with mode:
-        return _opened(F.multi_head_attention_forward)(*args, **kwargs)
+        return OPENED(*args, **kwargs)
 
 
 def scaled_dot_product_attention(mode: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
