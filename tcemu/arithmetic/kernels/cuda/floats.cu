@@ -1,6 +1,6 @@
 // The fast step of factors that are kept as f32, for formats whose products are exact there: their significands have 24 bits together. A product
 // is multiplied by the power of two that makes it a number of units, below 2^30, and is cut toward zero by the conversion to an integer. That is
-// exact too; what f32 cannot hold of a number below one unit is cut all the same. Where exponents may leave f32's, `careful` moves both factors.
+// exact too; what f32 cannot hold of a number below one unit is cut all the same. Where exponents may leave f32's, both factors are moved first.
 //
 // Two neighbours' exponents lie in one word, 16 bits each. They count from -up, and a zero's is far below those of all other factors, so that a
 // sum of two that are not zero is greater than every other sum.
@@ -197,24 +197,28 @@ __device__ __forceinline__ void special_steps(Codes &ends, const Codes &codes, c
 
 __device__ __forceinline__ float float_power(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
 
-// The sums of products where some may leave f32's exponents: both factors are multiplied by 2^up first. Below 2^-64 no factor of a product that is
-// not zero reaches 2^62; above 2^100 what becomes too small is far below a unit.
-__device__ __forceinline__ void careful(Numbers &sums, s64 (&totals)[ROWS_OF_LANE][COLUMNS_OF_LANE], const Numbers &words, const Lines &of, int first) {
+typedef float Powers[ROWS_OF_LANE][COLUMNS_OF_LANE];
+typedef s64 Totals[ROWS_OF_LANE][COLUMNS_OF_LANE];
+
+// The sums of products in units. MOVED: both factors are multiplied by a power of two first
+template <bool MOVED>
+__device__ __forceinline__ void add_products(Numbers &sums, Totals &totals, const Powers &units, const Powers &moved, const Lines &of, int first) {
 #pragma unroll
-    for (int i = 0; i < ROWS_OF_LANE; ++i)
+    for (int t = 0; t < TERMS; t += 4) {
+        Words<4> x[ROWS_OF_LANE], y[COLUMNS_OF_LANE];
+        of.read<4>(x, y, first + t);
 #pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            const int greatest = exponent_of_word(words[i][j]), up = greatest < -64 ? 64 : greatest > 100 ? -64 : 0;
-            const float moved = float_power(up), units = float_power(FRACTION_BITS - greatest - 2 * up);
-            s64 total = 0;
-#pragma unroll 1
-            for (int t = 0; t < TERMS; ++t) {
-                const float x = __uint_as_float(of.rows[row_place(i) + first + t]), y = __uint_as_float(of.columns[column_place(j) + first + t]);
-                total += __float2int_rz(__fmul_rn(__fmul_rn(__fmul_rn(x, moved), __fmul_rn(y, moved)), units));
-            }
-            if (TERMS_OF_SUM >= TERMS) sums[i][j] = (int)total;
-            else totals[i][j] = total, sums[i][j] = 0;
-        }
+        for (int w = 0; w < 4; ++w)
+#pragma unroll
+            for (int i = 0; i < ROWS_OF_LANE; ++i)
+#pragma unroll
+                for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
+                    float one = __uint_as_float(x[i].v[w]), other = __uint_as_float(y[j].v[w]);
+                    if (MOVED) one = __fmul_rn(one, moved[i][j]), other = __fmul_rn(other, moved[i][j]);
+                    sums[i][j] += __float2int_rz(__fmul_rn(__fmul_rn(one, other), units[i][j]));
+                    if ((t + w) % TERMS_OF_SUM == TERMS_OF_SUM - 1) totals[i][j] += sums[i][j], sums[i][j] = 0;
+                }
+    }
 }
 
 __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, bool without) {
@@ -232,8 +236,8 @@ __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, b
                 for (int j = 0; j < COLUMNS_OF_LANE; ++j) tops[i][j] = __viaddmax_s16x2(x[i].v[w], y[j].v[w], tops[i][j]);
     }
     Numbers words, sums;  // of the exponents that terms are aligned to, and the sums in units
-    s64 totals[ROWS_OF_LANE][COLUMNS_OF_LANE];
-    float units[ROWS_OF_LANE][COLUMNS_OF_LANE];
+    Totals totals;
+    Powers units;
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
@@ -241,28 +245,26 @@ __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, b
             const int products = (int)(max(tops[i][j], tops[i][j] << 16) << (FIELD_64 - 16)) + field_64(-AFloats::up - BFloats::up);
             words[i][j] = cleared(max(max(products, without ? 0 : own_word(codes[i][j])), field_64(LEAST)));
             most = max(most, without ? 0 : codes[i][j] & ~RESULT::sign);
-            // 2^(FRACTION_BITS - exponent). Where that is no float, every product is 0, and 0 of whatever this is; or it is done with care
+            // 2^(FRACTION_BITS - exponent). Where that is no float, every product is 0, and 0 of whatever this is; or factors are moved
             units[i][j] = __uint_as_float((u32)(FRACTION_BITS + 127 + 1023) * (1u << F32::mantissa_bits) - ((u32)words[i][j] << (F32::mantissa_bits - FIELD_64)));
             if (!WITHIN) far |= products >= field_64(126) || (products > NO_PRODUCT && words[i][j] < field_64(FRACTION_BITS - 125));
             sums[i][j] = 0, totals[i][j] = 0;
         }
     pause();
+    Powers moved = {};
+    if (!WITHIN && __any_sync(0xFFFFFFFF, far)) {
+        // Below 2^-64 no factor of a product that is not zero reaches 2^62; above 2^100 what becomes too small is far below a unit
 #pragma unroll
-    for (int t = 0; t < TERMS; t += 4) {
-        Words<4> x[ROWS_OF_LANE], y[COLUMNS_OF_LANE];
-        of.read<4>(x, y, first + t);
+        for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
-        for (int w = 0; w < 4; ++w)
-#pragma unroll
-            for (int i = 0; i < ROWS_OF_LANE; ++i)
-#pragma unroll
-                for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-                    const float product = __fmul_rn(__uint_as_float(x[i].v[w]), __uint_as_float(y[j].v[w]));
-                    sums[i][j] += __float2int_rz(__fmul_rn(product, units[i][j]));
-                    if ((t + w) % TERMS_OF_SUM == TERMS_OF_SUM - 1) totals[i][j] += sums[i][j], sums[i][j] = 0;
-                }
+            for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
+                const int greatest = exponent_of_word(words[i][j]), up = greatest < -64 ? 64 : greatest > 100 ? -64 : 0;
+                moved[i][j] = float_power(up), units[i][j] = float_power(FRACTION_BITS - greatest - 2 * up);
+            }
+        add_products<true>(sums, totals, units, moved, of, first);
+    } else {
+        add_products<false>(sums, totals, units, moved, of, first);
     }
-    if (!WITHIN && __any_sync(0xFFFFFFFF, far)) careful(sums, totals, words, of, first);
     Codes ends;
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
