@@ -238,8 +238,9 @@ def convert(
 
 def _widens(source: Format) -> bool:
     """Every number of the format is a normal one of f32, or zero, or has the same exponent field there."""
-    of_f32 = source.bias == F32.bias or source.least_exponent - source.mantissa_bits >= F32.least_exponent
-    return not source.is_integer and source.subnormals and not source.unused_bits and source.mantissa_bits < F32.mantissa_bits and of_f32
+    same_fields = source.bias == F32.bias or source.least_exponent - source.mantissa_bits >= F32.least_exponent
+    narrower = not source.is_integer and source.mantissa_bits < F32.mantissa_bits and F32.holds(source)
+    return narrower and source.subnormals and not source.unused_bits and same_fields
 
 
 def _widened(source: Format, codes: Array) -> Array:
@@ -248,9 +249,10 @@ def _widened(source: Format, codes: Array) -> Array:
     magnitude = code & source.nan
     wide = magnitude << (F32.mantissa_bits - source.mantissa_bits)
     if source.bias != F32.bias:
-        least = source.least_exponent - source.mantissa_bits  # the exponent of a subnormal number's unit; of these it has a whole number
-        units = jax.lax.bitcast_convert_type(magnitude.astype(jnp.int32).astype(jnp.float32), jnp.uint32)
-        subnormal = jnp.where(magnitude == 0, 0, units - np.uint32(-least << F32.mantissa_bits))
+        top = bits.WORD - 1 - bits.leading_zeros((magnitude,))  # of a subnormal number: the place of its leading one
+        field = top + (source.least_exponent - source.mantissa_bits + F32.bias - 1)  # the leading one adds one to it
+        leading = magnitude << (F32.mantissa_bits - top).astype(jnp.uint32)
+        subnormal = jnp.where(magnitude == 0, 0, (field.astype(jnp.uint32) << F32.mantissa_bits) + leading)
         normal = wide + np.uint32((F32.bias - source.bias) << F32.mantissa_bits)
         wide = jnp.where(magnitude < 1 << source.mantissa_bits, subnormal, normal)
     signed = wide | (code >> (source.bits - 1) & 1) << 31 if source.signed else wide

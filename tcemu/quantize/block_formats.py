@@ -18,9 +18,10 @@ from tcemu.quantize.scale_rules import RULES
 class BlockFormat:
     """A block format: the elements, how many of them share a scale, and the rule that finds the scale.
 
-    element: a signed float format of at most 16 bits. block: elements in a block, at least 1. rule: one of `tcemu.quantize.RULES`, which
-    also says what a scale is: a power of two (ue8m0: "floor", "ceil", "even", "rceil") or ue4m3 times an f32 for the whole tensor
-    ("transformer_engine", "modelopt", "torchao"; these know elements of e2m1 only). Frozen and hashable. Raises ValueError for others.
+    element: a signed float format of at most 16 bits that holds 2. block: elements in a block, at least 1. rule: one of
+    `tcemu.quantize.RULES`, which also says what a scale is: a power of two (ue8m0: "floor", "ceil", "even", "rceil") or ue4m3 times an f32
+    for the whole tensor ("transformer_engine", "modelopt", "torchao"; these know elements of e2m1 only). Frozen and hashable. Raises
+    ValueError for others.
     """
 
     name: str
@@ -32,8 +33,9 @@ class BlockFormat:
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ValueError(f"{self.name}: rule {self.rule!r} is not one of {', '.join(RULES)}")
-        if self.element.is_integer or not self.element.signed or self.element.bits > 16:
-            raise ValueError(f"{self.name}: an element is a signed float format of at most 16 bits, as e4m3 or e2m1, not {self.element}")
+        if self.element.is_integer or not self.element.signed or self.element.bits > 16 or self.element.greatest_exponent < 1:
+            wanted = "a signed float format of at most 16 bits that holds 2, as e4m3 or e2m1"
+            raise ValueError(f"{self.name}: an element is {wanted}, not {self.element}")
         if not isinstance(self.block, int) or self.block < 1:
             raise ValueError(f"{self.name}: block is {self.block!r}; wanted the number of elements in a block, 1 or more")
         if self.two_level and self.element != E2M1:

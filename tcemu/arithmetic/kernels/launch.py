@@ -63,6 +63,13 @@ class Code:
         return store.begun(self.text, self.architecture).result()
 
 
+class _Late:
+    CODE = b"code"
+
+    def __jax_array__(self) -> bytes:
+        return self.CODE
+
+
 @cache
 def _asks_late() -> bool:
     """Whether this JAX lowers such an attribute; it is no documented use of the protocol."""
@@ -71,13 +78,6 @@ def _asks_late() -> bool:
             return mlir.ir_attribute(_Late()) == mlir.ir_attribute(_Late.CODE)
         except TypeError:
             return False
-
-
-class _Late:
-    CODE = b"code"
-
-    def __jax_array__(self) -> bytes:
-        return self.CODE
 
 
 class Route(NamedTuple):
