@@ -13,7 +13,8 @@ from jax import Array, lax
 from tcemu.arithmetic.kernels import cuda
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
 from tcemu.arithmetic.walk import walk
-from tcemu.formats import Format, recoded
+from tcemu.formats import Format
+from tcemu.formats.coding import recoded
 
 Program = Callable[[Array, Array, Array, Scales | None, Scales | None], Array]
 Held = tuple[Format, Format]  # of A's and B's codes

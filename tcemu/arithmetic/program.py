@@ -19,7 +19,8 @@ from tcemu.arithmetic import backends, integer
 from tcemu.arithmetic.fitting import fitted
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature, within_limits
 from tcemu.executing import NATIVE
-from tcemu.formats import Format, limbs_code, recoded
+from tcemu.formats import Format, limbs_code
+from tcemu.formats.coding import recoded
 from tcemu.meshes import alike
 
 Tree = TypeVar("Tree")

@@ -19,7 +19,6 @@ from tcemu.formats.coding import decode_limbs as decode_limbs
 from tcemu.formats.coding import encode as encode
 from tcemu.formats.coding import encode_limbs as encode_limbs
 from tcemu.formats.coding import limbs_code as limbs_code
-from tcemu.formats.coding import recoded as recoded
 from tcemu.formats.rounding import ROUNDINGS as ROUNDINGS
 from tcemu.formats.rounding import Rounding as Rounding
 from tcemu.formats.rounding import cuts as cuts

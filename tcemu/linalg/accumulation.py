@@ -17,7 +17,8 @@ from tcemu.arithmetic.fma import add, fma
 from tcemu.arithmetic.model import BEYOND, Model, Promotion, Signature
 from tcemu.arithmetic.program import Promoted, multiply_add, promoted
 from tcemu.arithmetic.quotient import multiply
-from tcemu.formats import F32, recoded
+from tcemu.formats import F32
+from tcemu.formats.coding import recoded
 from tcemu.linalg.shapes import Pair, fill, fill_along_k, fill_scales
 from tcemu.meshes import alike
 from tcemu.quantize.groups import spread

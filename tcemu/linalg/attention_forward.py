@@ -20,7 +20,8 @@ from tcemu.arithmetic.fma import add, fma
 from tcemu.arithmetic.program import multiply_add
 from tcemu.arithmetic.quotient import divide, multiply
 from tcemu.compilation import wide_vectors
-from tcemu.formats import ARRAY_FORMATS, F32, recoded
+from tcemu.formats import ARRAY_FORMATS, F32
+from tcemu.formats.coding import recoded
 from tcemu.linalg.attention_blocks import KeyBlock, Operands, Settings, allowed, by_rows, quantized, scheme_of_p, signature
 from tcemu.linalg.matmul import rounded_result, scales_at_promotion, sum_of_quantized
 from tcemu.linalg.recipes import Recipe

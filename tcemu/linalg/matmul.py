@@ -16,7 +16,8 @@ from jax.typing import ArrayLike, DTypeLike
 from tcemu.arithmetic.fma import add
 from tcemu.arithmetic.quotient import multiply
 from tcemu.compilation import wide_vectors
-from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, recoded, to_float
+from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
+from tcemu.formats.coding import recoded
 from tcemu.gradients import stand_in
 from tcemu.linalg.accumulation import Blocks, Factors, reduced, sums_of_parts
 from tcemu.linalg.arguments import floats, given_recipe, in_jax, product_keys

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tcemu.arithmetic.program import multiply_add
-from tcemu.formats import F32, recoded
+from tcemu.formats import F32
+from tcemu.formats.coding import recoded
 from tcemu.linalg.accumulation import Factors, whole_interval, with_chunk
 from tcemu.linalg.matmul import blocks_of
 from tcemu.linalg.recipes import Recipe

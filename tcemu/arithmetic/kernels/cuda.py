@@ -17,7 +17,8 @@ from tcemu.arithmetic.kernels import source, warp
 from tcemu.arithmetic.kernels.launch import Entry, launch, route
 from tcemu.arithmetic.kernels.source import Numbers, Tiling
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
-from tcemu.formats import F32, Format, recoded
+from tcemu.formats import F32, Format
+from tcemu.formats.coding import recoded
 from tcemu.meshes import cut_along_result
 
 MOST_PREPARED = 4 << 30  # bytes of prepared operands at once: of a longer K, part after part
