@@ -17,15 +17,17 @@ def plainly(func: Callable, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def _opened(func: types.FunctionType) -> types.FunctionType:
+def _opened(func: Callable) -> Callable:
     """The same function, which does not ask a mode to take it as a whole, so that the mode sees what it calls."""
+    if not isinstance(func, types.FunctionType):  # a stand-in, with which the documentation is built where torch is missing
+        return func
     names = {**func.__globals__, "has_torch_function": lambda tensors: False}
     opened = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     opened.__kwdefaults__ = func.__kwdefaults__
     return opened
 
 
-OPENED = _opened(F.multi_head_attention_forward)  # once, as torch.compile wants it: it warns of functions that remember what they returned
+OPENED = _opened(F.multi_head_attention_forward)  # once; of functions that remember what they returned torch.compile warns
 
 
 def multi_head_attention_forward(mode: Any, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
