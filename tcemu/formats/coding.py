@@ -244,7 +244,7 @@ def _widens(source: Format) -> bool:
 
 
 def _widened(source: Format, codes: Array) -> Array:
-    """`convert` to f32 of a format that `_widens`, in a tenth of the operations."""
+    """`convert` to f32 of a format that `_widens`, in fewer operations: with neither a rounding nor an overflow."""
     code = codes.astype(jnp.uint32)
     magnitude = code & source.nan
     wide = magnitude << (F32.mantissa_bits - source.mantissa_bits)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.arithmetic.kernels import source, warp
+from tcemu.arithmetic.kernels import calls, source, warp
 from tcemu.arithmetic.kernels.launch import Entry, launch, route
 from tcemu.arithmetic.kernels.source import Numbers, Tiling
 from tcemu.arithmetic.model import Model, Promotion, Scales, Signature
@@ -162,8 +162,7 @@ def _tiles(kernels: Kernels, batch: int, m: int, n: int) -> Tiling | None:
 def _shape(kernels: Kernels, a: Array, b: Array, c: Array, scales: tuple[Array, ...], limit: int = 0) -> Array:
     """The shape as the kernels have it: see `Shape` in decode.cu."""
     share = a.shape[2] // scales[0].shape[2] if kernels.numbers.scaled else 1
-    sizes = *c.shape, a.shape[2], a.shape[0], b.shape[0], share, limit
-    return jnp.stack([jnp.full((), size, jnp.int32) for size in sizes])  # custom_partitioning takes no array constants
+    return calls.numbers(*c.shape, a.shape[2], a.shape[0], b.shape[0], share, limit)
 
 
 def _by_walk(kernels: Kernels, a: Array, b: Array, c: Array, *scales: Array) -> Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.arithmetic.kernels import source
+from tcemu.arithmetic.kernels import calls, source
 from tcemu.arithmetic.kernels.held import Held, Plan, Warp, plan, row_by_row, tables
 from tcemu.arithmetic.kernels.launch import Entry, launch
 from tcemu.arithmetic.kernels.source import Numbers
@@ -168,7 +168,7 @@ def launched_on_matrices(kernel: Kernel, a: Array, b: Array, c: Array) -> Array:
 def _launch(kernel: Kernel, alone: tuple[bool, ...], d: jax.ShapeDtypeStruct, operands: tuple[Array, ...]) -> Array:
     warps, items = warps_of_block(kernel), d.shape[0] * kernel.warp.warps * kernel.warp.tiles
     each = each_of(items)
-    sizes = jnp.stack([jnp.full((), size, jnp.int32) for size in sizes_of(kernel, d.shape[0], each, alone)])  # see `cuda.product`
+    sizes = calls.numbers(*sizes_of(kernel, d.shape[0], each, alone))
     return launch(Entry("warp", text(kernel), LANES * warps), -(-items // (each * warps)), d, sizes, *operands)[0]
 
 
