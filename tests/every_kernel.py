@@ -3,7 +3,8 @@
 For tools that watch a program's memory, which make it a hundred times slower:
 `XLA_PYTHON_CLIENT_ALLOCATOR=platform compute-sanitizer --tool memcheck --error-exitcode 9 python tests/every_kernel.py`
 and the same with `--tool racecheck`. That allocator gives each array memory of its own, so that a step beyond its end is seen.
-`--native`: the kernels of `execution("native")` too, which need a GPU of sm_90a. Arguments choose kernels by a part of their names.
+`--native`: the kernels of `execution("native")` too, which need a GPU of sm_90a. Arguments choose kernels by a part of their names;
+`--shard 0/7` runs the first of seven shares of them, so that seven processes run all.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import jax
@@ -101,16 +103,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--native", action="store_true")
+    parser.add_argument("--shard", default="0/1")
     args = parser.parse_args()
+    shard, shards = map(int, args.shard.split("/"))
+    native = of_products("native") if args.native else ()
+    every = chain(of_matrices(), of_registers(), of_quantizers(), of_products("emulated"), native)
+    named = (case for case in every if not args.names or any(part in case[0] for part in args.names))
     wrong = ran = 0
-    for every in (of_matrices(), of_registers(), of_quantizers(), of_products("emulated"), of_products("native") if args.native else ()):
-        for case in every:
-            if not args.names or any(part in case[0] for part in args.names):
-                start, bad = time.perf_counter(), mismatches(case)
-                print(f"{bad:6d} mismatches  {time.perf_counter() - start:6.1f} s  {case[0]}", flush=True)
-                wrong, ran = wrong + bad, ran + 1
+    for case in islice(named, shard, None, shards):
+        start, bad = time.perf_counter(), mismatches(case)
+        print(f"{bad:6d} mismatches  {time.perf_counter() - start:6.1f} s  {case[0]}", flush=True)
+        wrong, ran = wrong + bad, ran + 1
     print(f"{wrong} mismatches in {ran} kernels")
-    return 1 if wrong else 0
+    return 1 if wrong or not ran else 0
 
 
 if __name__ == "__main__":
