@@ -84,6 +84,8 @@ def _convolution_result(tensors: Sequence[Any], static: Static) -> tuple[Sequenc
     return [x.shape[0], w.shape[0], *((n - r) // s + 1 for n, r, s in zip(extent, reach, stride, strict=True))], dtype
 
 
+COMPILES_OBJECTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)  # 2.11 stops at a frozen dataclass
+
 AXES = "int[] contracting_lhs, int[] contracting_rhs, int[] batch_lhs, int[] batch_rhs"
 WINDOWS = "int[] stride, int[] padding, int[] dilation, int groups"
 matmul_op = Operator(
@@ -148,6 +150,11 @@ def linear(
 
 
 def _name(recipe: Any, seed: Seed) -> str:
+    if not isinstance(recipe, str) and torch.compiler.is_compiling() and not COMPILES_OBJECTS:
+        raise TypeError(
+            f"recipe: the compiler of PyTorch {torch.__version__} takes a recipe by its name alone, as 'fp8 on H100', got an object; "
+            "2.15 takes both, and tcemu.torch.emulate takes any recipe (docs/howto/torch.md)"
+        )
     name = name_of(recipe)
     if needs_seed(name) and seed is None:
         raise ValueError('recipe: rounding="SR" needs random bits: give seed= (a number, or an integer tensor)')
