@@ -25,7 +25,7 @@ OPS = {  # name -> spelling and two sides
 
 def main() -> int:
     parser = arguments(__doc__, repeats=3)
-    parser.add_argument("--cases", type=int, default=32768, help="in one call")
+    parser.add_argument("--cases", type=int, default=32768, help="in one call, as many at most as `tcemu fuzz` has in one")
     args = parser.parse_args()
     each_core_a_device()
     machine = describe_machine()
@@ -41,7 +41,7 @@ def main() -> int:
             alone.append(time.perf_counter() - start)
         for covering in (False, True):
             chunk = chunks(op, *sides, KINDS, sides[0].model if covering else None, tuple(jax.devices()))
-            turns, seconds, counts = max(1, args.cases // chunk.per_turn), [], []
+            turns, seconds, counts = min(chunk.most, max(1, args.cases // chunk.per_turn)), [], []
             for repeat in (*range(args.repeats + 1), 0):
                 start = time.perf_counter()
                 run = chunk.compare(0, repeat * chunk.per_turn * turns, chunk.per_turn * turns, turns)

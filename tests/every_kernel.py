@@ -16,6 +16,7 @@ from itertools import chain, islice
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from support import kernel_cases, quantizer_cases, warp_cases
 
@@ -24,6 +25,7 @@ from tcemu.arithmetic.kernels import cuda, elementwise
 from tcemu.arithmetic.quotient import divide_on_integers, multiply_on_integers
 from tcemu.arithmetic.walk import walk
 from tcemu.formats import F32
+from tcemu.fuzz import generators
 from tcemu.quantize import kernels as quantizers
 from tcemu.quantize.groups import GroupSizes
 
@@ -34,6 +36,11 @@ NATIVE = (
     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2",
 )
 RECIPES = ("deepseek", "fp8")
+DRAWN = (
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32",
+    "wgmma.mma_async.sp.sync.aligned.m64n24k64.f32.e4m3.e5m2",
+)
 WARPGROUP = ("wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16", "wgmma.mma_async.sp.sync.aligned.m64n24k64.f32.e4m3.e5m2")
 Case = tuple[str, Callable, Callable, list]  # its name, what runs on the GPU, what on the CPU, the operands
 
@@ -58,6 +65,17 @@ def of_registers() -> Iterator[Case]:
         for place in ("registers", "memory"):
             call, operands = warp_cases.wgmma_call(spelling, place == "memory", True)
             yield f"registers: {spelling}, A in {place}", call, call, operands
+
+
+def of_drawings() -> Iterator[Case]:
+    for spelling in DRAWN:
+        op = tcemu.parse(spelling)
+
+        def call(keys: jax.Array, op: tcemu.Instruction = op) -> jax.Array:
+            made = generators.operands(op, (keys[0], keys[1]))
+            return jnp.concatenate([made[name].ravel().astype(jnp.uint32) for name in "abc"])
+
+        yield f"draw: {spelling}", jax.jit(call), jax.jit(call), [np.random.default_rng(0).integers(0, 1 << 32, (2, 300), dtype=np.uint32)]
 
 
 def of_products(execution: str) -> Iterator[Case]:
@@ -107,7 +125,7 @@ def main() -> int:
     args = parser.parse_args()
     shard, shards = map(int, args.shard.split("/"))
     native = of_products("native") if args.native else ()
-    every = chain(of_matrices(), of_registers(), of_quantizers(), of_products("emulated"), native)
+    every = chain(of_matrices(), of_registers(), of_quantizers(), of_drawings(), of_products("emulated"), native)
     named = (case for case in every if not args.names or any(part in case[0] for part in args.names))
     wrong = ran = 0
     for case in islice(named, shard, None, shards):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import replay
 from support import golden, kernel_cases, quantizer_cases, warp_cases
+from support.drawn_ops import OPS
 
 import tcemu
 from tcemu.arithmetic import backends
@@ -16,6 +17,7 @@ from tcemu.arithmetic.kernels import cuda, elementwise, launch
 from tcemu.arithmetic.quotient import divide_on_integers, multiply_on_integers
 from tcemu.arithmetic.walk import walk
 from tcemu.formats import F32
+from tcemu.fuzz import generate
 from tcemu.operations import mma, wgmma
 from tcemu.quantize import block_quantize, kernels
 from tcemu.quantize.groups import GroupSizes
@@ -239,3 +241,16 @@ def test_blocks_have_the_words_of_the_cpu(name):
             q = jax.jit(lambda v: block_quantize(v, fmt, axis=axis, rows=rows))(jax.device_put(x, device))
             results.append([np.asarray(v) for v in (q.codes, q.scales, *([] if q.tensor_scale is None else [q.tensor_scale]))])
     assert all(one.tobytes() == other.tobytes() for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.gpu
+@here
+@pytest.mark.parametrize("op", OPS)
+def test_cases_are_those_of_the_cpu(op):
+    """20,000 of each instruction, drawn by the kernel."""
+    found = []
+    for device in (gpus()[0], jax.devices("cpu")[0]):
+        with jax.default_device(device):
+            found.append({name: np.asarray(codes) for name, codes in generate(op, 7, 1 << 33, 20_000).items()})
+    wrong = {name: int((codes != found[1][name]).sum()) for name, codes in found[0].items()}
+    assert not any(wrong.values()), wrong

@@ -5,6 +5,7 @@ Two fields share bits only where no kind of case looks at both, or where it does
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -17,10 +18,24 @@ class Bits(NamedTuple):
     low: int  # the first of them
     width: int
 
+    @property
+    def mask(self) -> int:
+        """A word of these bits."""
+        return (1 << self.width) - 1 << self.low
+
     def of(self, word: Array) -> Array:
         """Their value, uint32 from 0 to 2^width - 1."""
         shifted = word >> self.low if self.low else word
         return shifted if self.low + self.width == WORD else shifted & np.uint32((1 << self.width) - 1)
+
+    def below(self, word: Array, bound: Array | int) -> Array:
+        """Whether their value is below a number from 0 to 2^width - 1: both are compared as the uppermost bits of words."""
+        up = np.uint32(WORD - self.width)
+        return word << (up - np.uint32(self.low)) < jnp.asarray(bound).astype(jnp.uint32) << up
+
+    def at(self, value: Array) -> Array:
+        """A word that has the value's lowest bits there, and zeros elsewhere."""
+        return (value.astype(jnp.uint32) & np.uint32((1 << self.width) - 1)) << self.low
 
 
 class CaseBits(NamedTuple):
@@ -112,3 +127,24 @@ class SecondOfScale:
 
     WHICH_SPECIAL = Bits(0, 2)
     SPECIAL = Bits(8, 8)  # below the kind's share: a special value
+
+
+class OfPacked:
+    """Two words of a case, in which the kernel of floats is given what an element looks at. Shares as in Kind."""
+
+    SPAN = CaseBits(0, Bits(0, 8))
+    EDGE = CaseBits(0, Bits(8, 8))
+    SPECIAL = CaseBits(0, Bits(16, 8))
+    ZERO = CaseBits(1, Bits(0, 9))  # 256: all elements
+    SAME_SIGN = CaseBits(1, Bits(9, 1))
+    RAW = CaseBits(1, Bits(10, 1))
+    TWINS = CaseBits(1, Bits(11, 1))
+
+
+class OfPlace:
+    """The word of those elements that have one drop: a k's, or all of C."""
+
+    PLACE = Bits(0, 14)  # whose words they take
+    FLIPPED = Bits(14, 1)
+    NUDGED = Bits(15, 1)
+    FIELD = Bits(16, 16)  # their exponent field, signed

@@ -19,17 +19,16 @@ from tcemu.formats import Format
 from tcemu.fuzz.bit_fields import (
     CaseBits,
     OfCase,
-    OfFloat,
     OfIntegerC,
     OfMetadata,
     OfScale,
     OfTerm,
-    SecondOfFloat,
     SecondOfInteger,
     SecondOfScale,
 )
-from tcemu.fuzz.counter import Pair, case_keys, mix, pair, plus, second, words
-from tcemu.fuzz.kinds import AIMED, EVERY, KINDS, Kind, bounds, chosen
+from tcemu.fuzz.counter import Pair, case_keys, pair, plus, second, words
+from tcemu.fuzz.elements import Drawing, Given, floats, last_field, words_of
+from tcemu.fuzz.kinds import AIMED, ALL, EVERY, KINDS, Kind, bounds, chosen
 from tcemu.fuzz.operands import Operands
 from tcemu.isa.grammar import parse
 from tcemu.isa.instructions import Instruction
@@ -116,29 +115,34 @@ def operands(op: Instruction, keys: Pair, kinds: tuple[Kind, ...] = KINDS) -> Op
     """The operands of the cases with these keys, uint32[cases] each."""
     signature, case = signature_of(op), _case_draw(op, keys, kinds)
     (m, k), (_, n) = op.matrix("a"), op.matrix("d")
-    row_a, column_b = np.arange(m, dtype=np.uint32), np.arange(n, dtype=np.uint32)
-    ratio = op.k // k  # 2 if sparse: A holds one of two
-    drop = _split_drop(op, case)
-    places = {
-        "a": row_a[:, None] * np.uint32(k) + case.k[:, None, :],
-        "b": _dense(case.k, ratio)[:, :, None] * np.uint32(n) + column_b,
+    shapes, drop = {"a": (m, k), "b": (op.k, n), "c": (m, n)}, _split_drop(op, case)
+    drawings = {
+        "a": Drawing(signature.a, STREAMS["a"], m, k, 1),
+        "b": Drawing(signature.b, STREAMS["b"], 1, op.k, n),
+        "c": Drawing(signature.c, STREAMS["c"], 1, 1, m * n),
     }
+    places = {"a": case.k, "b": _dense(case.k, op.k // k), "c": jnp.zeros((len(keys[0]), 1), jnp.uint32)}
     made: Operands = {}
-    for name, fmt, along_k in (("a", signature.a, (slice(None), None)), ("b", signature.b, (slice(None), slice(None), None))):
-        drawn = words(_cases(keys), STREAMS[name], places[name])
-        if fmt.is_integer:
-            made[name] = _integers(fmt, drawn, case)
+    for name, which in drawings.items():
+        if which.fmt.is_integer:
+            word = words_of(which, keys, places[name]).reshape(-1, *shapes[name])
+            made[name] = (_integer_accumulators if name == "c" else _integers)(which.fmt, word, case)
             continue
-        flip, nudge = (case.flipped[along_k], case.nudged[along_k]) if name == "a" else (None, None)
-        made[name] = _floats(fmt, drawn, case.low[name] - drop[name][along_k], case.kind, flip, nudge)
-    of_c = np.arange(m * n, dtype=np.uint32).reshape(m, n)
-    made["c"] = _accumulators(signature.c, words(_cases(keys), STREAMS["c"], of_c), case)
+        kind, field = _of_c(case) if name == "c" else (_flat(case.kind), case.low[name][:, :, 0] - drop[name])
+        twins = (case.flipped, case.nudged) if name == "a" else (None, None)
+        codes = floats(which, Given(keys, kind, field, places[name], *twins))
+        made[name] = codes.reshape(-1, *shapes[name], *codes.shape[2:])
     if op.sparse:
         made["e"] = _metadata(op, keys, case, k)
     if op.block_scale and op.stype is not None:
         for name in ("scale_a", "scale_b"):
             made[name] = _scales(op, op.stype, name, keys, case)
     return lax.optimization_barrier(made)  # else a fusion makes them again for each of their users
+
+
+def _flat(kind: dict[str, Array]) -> dict[str, Array]:
+    """[cases] each."""
+    return {name: v[:, 0, 0] for name, v in kind.items()}
 
 
 def _cases(keys: Pair) -> Pair:
@@ -197,7 +201,7 @@ def _start_exponents(op: Instruction, draw: Draw, kind: dict[str, Array]) -> dic
     """The exponent field that A's and B's elements start from, int32 [cases]: each drawn alone, or aimed by their product."""
     signature = signature_of(op)
     a, b = signature.a, signature.b
-    last = {"a": _last_field(a), "b": _last_field(b)}
+    last = {"a": last_field(a), "b": last_field(b)}
     alone = {"a": _below(draw(OfCase.EXPONENT_A), last["a"] + 1), "b": _below(draw(OfCase.EXPONENT_B), last["b"] + 1)}
     targets = _targets(op)
     aim = jnp.asarray(targets)[_below(draw(OfCase.TARGET), len(targets))] + _signed(draw(OfCase.MISS), 8)
@@ -251,7 +255,7 @@ def _start_exponent_of_c(op: Instruction, draw: Draw, low: dict[str, Array], dis
     sign = jnp.where(draw(OfCase.C_ABOVE) == 1, 1, -1)
     mode = draw(OfCase.C_MODE)
     near = jnp.where(mode < 3, of_products + _signed(draw(OfCase.C_BESIDE), 3), of_products + sign * distance)
-    anywhere = jnp.where(draw(OfCase.C_DRAWN) == 1, _below(draw(OfCase.EXPONENT_C), _last_field(signature.c) + 1), 0)
+    anywhere = jnp.where(draw(OfCase.C_DRAWN) == 1, _below(draw(OfCase.EXPONENT_C), last_field(signature.c) + 1), 0)
     return jnp.where(mode < 6, near, anywhere)
 
 
@@ -266,73 +270,6 @@ def _split_drop(op: Instruction, case: CaseDraw) -> dict[str, Array]:
     if op.sparse:
         return {"a": a, "b": jnp.zeros((*case.drop.shape[:-1], op.k), jnp.int32)}
     return {"a": a, "b": case.drop - a}
-
-
-def _last_field(fmt: Format) -> int:
-    """The exponent field of the largest finite value."""
-    return fmt.greatest_magnitude >> fmt.mantissa_bits
-
-
-def _specials(fmt: Format) -> list[int]:
-    """Eight magnitudes, without unused bits."""
-    one, hidden = fmt.bias << fmt.mantissa_bits, 1 << fmt.mantissa_bits
-    infinity = fmt.infinity if fmt.specials == "ieee" else fmt.greatest_magnitude
-    nan = {"ieee": fmt.infinity + 1, "nan": fmt.nan, "none": fmt.greatest_magnitude}[fmt.specials]
-    return [0, infinity, nan, fmt.greatest_magnitude, 1, hidden - 1, hidden, one]
-
-
-def one_of(values: Sequence[int], which: Array) -> Array:
-    """values[which] as uint32, by selection: a gather is slow where it stands for each element."""
-    chosen_value = jnp.full(which.shape, values[0], jnp.uint32)
-    for i, value in enumerate(values[1:], 1):
-        chosen_value = jnp.where(which == i, np.uint32(value), chosen_value)
-    return chosen_value
-
-
-def _floats(fmt: Format, word: Array, field: Array, kind: dict[str, Array], flip: Array | None = None, nudge: Array | None = None) -> Array:
-    """Codes of the words' shape. field: the exponent field of the lowest elements; flip: negate; nudge: change the last bit."""
-    more = second(word)
-    low = mix(more) if fmt.words == 2 else None  # the lower word of f64
-    code, edged = _finite(fmt, word, more, low, field, kind)
-    greatest = fmt.greatest_magnitude >> (32 * (fmt.words - 1))
-    code = jnp.minimum(code, greatest - (fmt.words - 1))
-    pick, special = SecondOfFloat.SPECIAL.of(more), kind["special"].astype(jnp.uint32)
-    is_special = pick < special
-    is_zero = ~is_special & (pick < special + kind["zero"].astype(jnp.uint32))
-    magnitudes, which = _specials(fmt), SecondOfFloat.WHICH_SPECIAL.of(more)
-    value = lambda part: one_of([v >> (32 * part) & 0xFFFFFFFF for v in magnitudes], which)  # noqa: E731
-    top = jnp.where(is_special, value(fmt.words - 1), jnp.where(is_zero, 0, code))
-    if nudge is not None and low is None:
-        top = jnp.where(nudge & ~is_special & (top < greatest), top ^ 1, top)
-    sign = (SecondOfFloat.SIGN.of(more) & (kind["same_sign"] == 0)).astype(jnp.uint32)
-    sign = sign if flip is None else sign ^ flip
-    raw = kind["raw"] == 1
-    if low is not None:
-        variant = SecondOfFloat.VARIANT.of(more)
-        bottom = jnp.where(edged, jnp.where(variant < 5, 0, jnp.where(variant == 5, np.uint32(0xFFFFFFFF), low & 1)), low)
-        bottom = jnp.where(is_special, value(0), jnp.where(is_zero, 0, bottom))
-        bottom = bottom if nudge is None else bottom ^ nudge
-        return jnp.stack([jnp.where(raw, low, bottom), jnp.where(raw, word, top | sign << 31)], axis=-1)
-    code = top << fmt.unused_bits | (word & ((1 << fmt.unused_bits) - 1)) | (sign << (fmt.bits - 1) if fmt.signed else 0)
-    return jnp.where(raw, word & np.uint32((1 << fmt.bits) - 1), code).astype(fmt.dtype)
-
-
-def _finite(fmt: Format, word: Array, more: Array, low: Array | None, field: Array, kind: dict[str, Array]) -> tuple[Array, Array]:
-    """Exponent and fraction of a number as they stand in the upper word, and where the fraction is a significant one."""
-    m = fmt.mantissa_bits - 32 * (fmt.words - 1)  # fraction bits in the upper word
-    full = word >> (32 - m) if m else jnp.zeros_like(word)
-    variant = SecondOfFloat.VARIANT.of(more)
-    one = np.uint32(1) << (SecondOfFloat.ONE.of(more) * np.uint32(m) >> 5)
-    all_ones = np.uint32((1 << m) - 1)
-    fraction = jnp.where(variant < 3, 0, jnp.where(variant < 5, one, jnp.where(variant == 5, all_ones & ~(one - 1), one - 1)))
-    edge = SecondOfFloat.EDGE.of(more)
-    edged = (edge < kind["edge"].astype(jnp.uint32)) & (variant < 7) if m else jnp.zeros(word.shape, bool)
-    fraction = jnp.where(edged, fraction, full) if m else full
-    every_field = (1 << fmt.exponent_bits) - 1
-    span = kind["span"] if fmt.exponent_bits == 8 else jnp.where(kind["span"] == EVERY, every_field, kind["span"])
-    bits, drawn = (OfFloat.EXPONENT, word) if low is None else (OfFloat.LOW_EXPONENT, low)
-    field = field + (bits.of(drawn) * (span + 1).astype(jnp.uint32) >> bits.width).astype(jnp.int32)
-    return jnp.clip(field, 0, _last_field(fmt)).astype(jnp.uint32) << m | fraction, edged
 
 
 def _integers(fmt: Format, word: Array, case: CaseDraw) -> Array:
@@ -350,14 +287,21 @@ def _integers(fmt: Format, word: Array, case: CaseDraw) -> Array:
     return jnp.where(is_zero, 0, jnp.where(is_end, ends, word & mask)).astype(fmt.dtype)
 
 
-def _accumulators(fmt: Format, word: Array, case: CaseDraw) -> Array:
-    """C by the case's mode: beside the products, at a distance that matters, anywhere, or zero."""
-    if not fmt.is_integer:
-        everywhere = case.kind["span"] == EVERY
-        kind = case.kind | {"span": jnp.where(everywhere, EVERY, 3), "same_sign": jnp.zeros_like(case.c_mode)}
-        codes = _floats(fmt, word, jnp.where(everywhere, 0, case.c_field), kind)
-        zero = (case.c_mode == 7) & (case.kind["raw"] == 0)
-        return jnp.where(zero[..., None] if fmt.words == 2 else zero, 0, codes)
+def _of_c(case: CaseDraw) -> tuple[dict[str, Array], Array]:
+    """The kind of floats C, [cases], and the exponent field of its lowest ones, [cases, 1]: by the case's mode."""
+    kind = _flat(case.kind)
+    everywhere, zero = kind["span"] == EVERY, (case.c_mode[:, 0, 0] == 7) & (kind["raw"] == 0)
+    own = {
+        "span": jnp.where(everywhere, EVERY, 3),
+        "special": jnp.where(zero, 0, kind["special"]),
+        "zero": jnp.where(zero, ALL, kind["zero"]),
+        "same_sign": zero.astype(jnp.int32),
+    }
+    return kind | own, jnp.where(everywhere[:, None], 0, case.c_field[:, :, 0])
+
+
+def _integer_accumulators(fmt: Format, word: Array, case: CaseDraw) -> Array:
+    """C by the case's mode: beside an end of the range, anywhere, or zero."""
     least = np.uint32(1 << (fmt.bits - 1))
     beside = jnp.where(OfIntegerC.LEAST.of(word) == 1, least, least - 1) + OfIntegerC.FROM_END.of(word) - np.uint32(0x8000)
     return jnp.where(case.c_mode < 4, beside, jnp.where(case.c_mode == 7, 0, word)).astype(fmt.dtype)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 EVERY = 255  # of 255 elements
+ALL = EVERY + 1  # a share that leaves out none
 MOST_WEIGHT = (1 << 31) - 1  # so that the sum of all fits 64 bits beside a word
 ANY, AIMED = 0, 1  # bases: A's and B's exponents drawn each alone; or so that the products have an exponent at which something changes
 

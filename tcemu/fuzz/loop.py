@@ -25,7 +25,7 @@ from tcemu.operations.operands import signature_of
 KEPT = 16  # mismatches of a chunk and device whose numbers come back; all are counted
 NEVER = 2**31 - 1  # the offset of no case
 WORK = 1 << 20  # products that one device computes in one turn of the loop on a CPU: what fits its cache
-AHEAD = {"cpu": 1, "gpu": 1024, "tpu": 64}  # times as many elsewhere, so that a turn is long beside the starts of its kernels
+AHEAD = {"cpu": 1, "gpu": 2048, "tpu": 64}  # times as many elsewhere, so that a turn is long beside the starts of its kernels
 MOST_CASES = 1 << 20  # of a turn: some 2 GB of operands and results
 LOOKED_AT = 16  # one of so many cases is looked at for the coverage, which would take as long as a side
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from tcemu.arithmetic.kernels import calls, cuda, elementwise, source, warp
 from tcemu.arithmetic.kernels.launch import Route
+from tcemu.fuzz import elements
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
 PARAMETERS = {  # types, in order; some are there where the text has them
@@ -25,6 +26,7 @@ PARAMETERS = {  # types, in order; some are there where the text has them
     "tile": "Shape ACode BCode CCode SCALED BLOCK_SCALED u8 u8 DCode",
     "warp": "Sizes u32 u32 u32 SPARSE SCALED SELECTED u32",
     "quantize": "Places Source SCALES Target",
+    "draw": "int Case u32 Code",
 }
 OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int", "SCALES": "float"}
 
@@ -87,11 +89,12 @@ def launch(entry, blocks, results, *operands):
 
 @contextmanager
 def instead_of_a_gpu():
-    """Within, `kernels.cuda` and `kernels.warp` have their kernels run here, and so have quantisers, on the platform "cpu"."""
+    """Within, `kernels.cuda` and `kernels.warp` have their kernels run here; quantisers and what is drawn too, on the platform "cpu"."""
     with (
         mock.patch.object(cuda, "launch", launch),
         mock.patch.object(warp, "launch", launch),
         mock.patch.object(elementwise, "launch", launch),
+        mock.patch.object(elements, "launch", launch),
         mock.patch.object(cuda, "route", lambda: ROUTE),
         mock.patch.object(elementwise, "route", lambda: ROUTE),
         mock.patch.object(elementwise, "PLATFORM", "cpu"),

@@ -277,6 +277,11 @@ def quantizer_text(source: Format, target: Format, saturate: bool, scaled: bool,
     return "\n".join([machine, MACHINE_ENDS, *lines, decode.partition(FACTORS_END)[0], *types, rest])
 
 
+def after_machine(*parts: str) -> str:
+    """The text of a kernel of another package, which may use the names of machine.cu."""
+    return "\n".join([_file("machine"), MACHINE_ENDS, *parts])
+
+
 def _word(value: int | str) -> str:
     """A rounding is its index, as in step.cu."""
     return str(MODES.index(value) if isinstance(value, str) else int(value))
