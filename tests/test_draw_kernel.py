@@ -94,9 +94,9 @@ def test_the_loop_and_vmap_call_it():
 
 
 def test_doubles_and_integers_are_left_to_xla():
-    for op, launched in (("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", 0), ("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32", 0)):
+    for op in ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32"):
         wanted, found, launches = both_ways(lambda op=op: generate(op, 1, 0, 10))
-        assert launches == launched and all((found[name] == codes).all() for name, codes in wanted.items())
+        assert launches == 0 and all((found[name] == codes).all() for name, codes in wanted.items())
 
 
 @assembled_here

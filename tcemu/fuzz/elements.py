@@ -190,7 +190,7 @@ def text(which: Drawing) -> str:
         return one_float(which.fmt, word, field, kind, OfPlace.FLIPPED.of(place) == 1, OfPlace.NUDGED.of(place) == 1)
 
     code, size = which.fmt.dtype, which.size
-    piece = next(n for n in (16, 8, 4, 2, 1) if size % n == 0 and n * code.itemsize <= BYTES and (n == 1 or size >= 32 * n))
+    piece = next(n for n in (4, 2, 1) if size % n == 0 and n * code.itemsize <= BYTES and (n == 1 or size >= 32 * n))
     numbers = {"ELEMENTS": size, "PLACES": which.places, "INNER": which.inner, "PIECE": piece, "WARPS": WARPS}
     masks = {name.upper(): bits.mask for name, (_, bits) in PACKED.items()} | {
         "ALL": ALL << OfPacked.ZERO.bits.low,

@@ -17,12 +17,16 @@ INFIX = {
 }  # fmt: skip
 WRAPPING = ("add", "sub", "mul", "shift_left", "shift_right_logical")  # on the words of signed numbers, as XLA has them
 SHAPELESS = ("broadcast_in_dim", "reshape", "squeeze", "copy")  # what does nothing to a single number
-OTHERS = ("shift_right_arithmetic", "not", "convert_element_type", "select_n", "max", "min", "clamp")
+OTHERS = ("shift_right_arithmetic", "not", "convert_element_type", "select_n", "max", "min")
 CALLS = ("jit", "pjit", "closed_call")  # whose trace is a part of this one
 
 
 def function(name: str, fn: Callable[..., Any], *types: Any) -> str:
-    """The text of `fn`, which takes numbers of these dtypes, of TYPES, and gives one. Raises TypeError for other operations."""
+    """The text of `fn`, which takes numbers of these dtypes, of TYPES, and gives one.
+
+    Its shifts are by fewer bits than the type has: by more, C++ promises nothing. Raises TypeError for an operation or a type that is not
+    listed above.
+    """
     closed = jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct((), one) for one in types))
     given = [f"x{at}" for at in range(len(types))]
     parameters = ", ".join(f"{_type(var)} {word}" for var, word in zip(closed.jaxpr.invars, given, strict=True))
@@ -79,7 +83,4 @@ def _expression(name: str, operand: str, result: str, words: Sequence[str]) -> s
         return f"{words[0]} ? {words[2]} : {words[1]}"
     if name in ("max", "min"):
         return f"{words[0]} {'>' if name == 'max' else '<'} {words[1]} ? {words[0]} : {words[1]}"
-    if name == "clamp":
-        low, x, high = words
-        return f"{x} < {low} ? {low} : {x} > {high} ? {high} : {x}"
     raise TypeError(f"{name} of {operand} is no operation that a function for kernels has; they are {', '.join((*INFIX, *OTHERS))}")
