@@ -1,0 +1,61 @@
+"""Derivatives of functions that compute on bits: a straight-through estimate or an error, but never a silent zero.
+
+A bitcast has derivative 0 in JAX. So every function of this package that maps floats to floats or to codes uses `straight_through` or
+`no_gradient`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def straight_through(bits: Callable, smooth: Callable, *operands: Any) -> Any:
+    """Compute one function and differentiate another, in forward and reverse mode and to any order.
+
+    Args:
+        bits: Function that computes the value.
+        smooth: Function that is differentiated. Its output has the shape of the value, and is cast to the dtype of the value.
+        *operands: Arguments of both functions.
+
+    Returns:
+        bits(*operands), with the derivatives of smooth(*operands).
+    """
+    return bits(*operands)
+
+
+@straight_through.defjvp
+def _(bits: Callable, smooth: Callable, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    value = straight_through(bits, smooth, *primals)
+    dtype = value.dtype
+    return value, jax.jvp(lambda *operands: smooth(*operands).astype(dtype), primals, tangents)[1]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def no_gradient(x: Array, message: str) -> Array:
+    """Return x unchanged, and raise an error when it is differentiated.
+
+    Args:
+        x: Array. Apply `jax.lax.stop_gradient` to it first where no gradient is needed; then nothing is raised.
+        message: Text of the error.
+
+    Returns:
+        x.
+
+    Raises:
+        TypeError: Raised when x is differentiated.
+    """
+    return x
+
+
+def _refuse(message: str, primals: tuple, tangents: tuple) -> tuple[Array, Any]:
+    if not isinstance(tangents[0], SymbolicZero):
+        raise TypeError(message)
+    return primals[0], tangents[0]
+
+
+no_gradient.defjvp(_refuse, symbolic_zeros=True)

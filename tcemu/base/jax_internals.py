@@ -1,0 +1,251 @@
+"""The only module that uses behaviour which JAX and XLA do not document.
+
+`INTERNALS` lists each such behaviour with the first release that has it. `tests/base/test_jax_internals.py` has a canary for each entry,
+which fails when a release of JAX changes it; `pyproject.toml` bounds JAX to the releases for which the canaries were run.
+"""
+
+from _thread import start_new_thread
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cache, wraps
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+from jax._src import config, xla_bridge
+from jax.experimental.compilation_cache import compilation_cache
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.linear_util import wrap_init
+from jax.extend.source_info_util import current, register_exclusion, user_context
+from jax.interpreters import mlir
+from jax.interpreters.ad import Zero
+
+ZeroCotangent = Zero  # the cotangent of an operand that needs none, which a `custom_vjp` equation's backward rule returns
+
+
+class Internal(NamedTuple):
+    """An undocumented behaviour that the package relies on."""
+
+    name: str  # the function of this module that uses it
+    relies_on: str
+    since: str  # the first release that has it in its source, of JAX or, for XLA's behaviour, of jaxlib
+
+
+OLDEST_SOURCE = "0.4.16"  # the oldest release whose source was read: what it has may be older
+
+INTERNALS = (
+    Internal(
+        "name_compilation_unit", "XLA:CPU leaves calls with the attribute compilation_unit in place and compiles equal ones once", "0.10.1"
+    ),
+    Internal("reset_compilation_cache", "the persistent cache reads its configuration once, at the first compilation", OLDEST_SOURCE),
+    Internal("COMPILE_EVENTS", "the names of monitored events begin so for tracing, lowering and compiling", OLDEST_SOURCE),
+    Internal(
+        "without_source_locations", "jax_traceback_in_locations_limit is a thread-local setting, read while a program is lowered", "0.4.26"
+    ),
+    Internal(
+        "without_call_stacks", "operations have the call stack of user_context; registered files are left out of locations", OLDEST_SOURCE
+    ),
+    Internal("varying_axes", "types under shard_map have the mesh axes along which they vary, as `mat.varying`", "0.10.0"),
+    Internal("failed_check_message", "checkify appends ' (`check` failed)' to a message", OLDEST_SOURCE),
+    Internal("backends_are_initialized", "jax._src.xla_bridge knows whether a backend has started", "0.4.26"),
+    Internal("find_trace", "a tracer has its trace as `_trace`", OLDEST_SOURCE),
+    Internal(
+        "without_outer_transform", "name stacks begin with the outermost transform; those of inner programs do not repeat it", OLDEST_SOURCE
+    ),
+    Internal("is_backward", "name stacks mark equations of a backward pass by a transform named transpose", OLDEST_SOURCE),
+    Internal("jvp_rule", "the parameters of custom_jvp_call", "0.5.1"),
+    Internal("vjp_rules", "the parameters of custom_vjp_call", "0.6.2"),
+    Internal("split_scan_operands", "the parameters of scan: num_consts and num_carry, from JAX 0.11 on ft_in", OLDEST_SOURCE),
+    Internal("function_name", "programs know the name and the file of the function that was traced", "0.5.3"),
+    Internal(
+        "lowers_late_attributes", "an attribute may be an object with __jax_array__, which is read while a program is lowered", "0.4.26"
+    ),
+)
+
+
+# ---- compiling
+
+COMPILE_EVENTS = "/jax/core/compile/"
+COMPILED_EVENT = f"{COMPILE_EVENTS}backend_compile_duration"  # event of one compiled program
+
+
+def name_compilation_unit(value: Any, name: str) -> Any:
+    """Name the operations that compute a value, so that XLA:CPU compiles equal ones once and copies them into no caller.
+
+    The name belongs to the value: a context would pass it on to every operation within.
+    """
+    return set_xla_metadata(value, compilation_unit=name)
+
+
+def reset_compilation_cache() -> None:
+    """Make JAX read the configuration of its persistent compilation cache again."""
+    compilation_cache.reset_cache()
+
+
+def without_source_locations() -> AbstractContextManager:
+    """Return a context in which programs are lowered without the source lines of their operations; see `without_call_stacks`.
+
+    The setting holds for this thread alone, and the user's setting is
+    back after the context.
+    """
+    return config.traceback_in_locations_limit(0)
+
+
+@cache
+def _empty_call_stack() -> Any:
+    """Return a traceback without a user's frame: that of a thread in which only this file runs, which JAX leaves out of locations."""
+    register_exclusion(__file__)
+    stacks, done = [], Lock()
+    done.acquire()
+
+    def note_stack() -> None:
+        stacks.append(current().traceback)
+        done.release()
+
+    start_new_thread(note_stack, ())
+    done.acquire()
+    return stacks[0]
+
+
+def without_call_stacks(fn: Callable) -> Callable:
+    """Return the function, traced to operations without source lines.
+
+    jaxlib 0.10 prepends a call's source lines to those of each operation inside, unless these begin with them
+    (`xla::PropagateCallMetadata`). JAX traces a function once and calls it from several places, so that lines pile up on paths through
+    nested calls, and compiling a second recipe in one process does not end. Operations without lines take those of their caller.
+    """
+
+    @wraps(fn)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        with user_context(_empty_call_stack()):
+            return fn(*args, **kwargs)
+
+    return traced
+
+
+class _LateAttribute:
+    CODE = b"code"
+
+    def __jax_array__(self) -> bytes:
+        return self.CODE
+
+
+@cache
+def lowers_late_attributes() -> bool:
+    """Return whether JAX lowers an attribute that is an object with `__jax_array__`."""
+    with mlir.make_ir_context():
+        try:
+            return mlir.ir_attribute(_LateAttribute()) == mlir.ir_attribute(_LateAttribute.CODE)
+        except TypeError:
+            return False
+
+
+def backends_are_initialized() -> bool:
+    """Return whether JAX has started a backend in this process."""
+    return xla_bridge.backends_are_initialized()
+
+
+# ---- traced values
+
+
+def varying_axes(array: Array) -> frozenset:
+    """Return the mesh axes along which the array's type says that devices may hold different values; none under `check_vma=False`."""
+    manual = getattr(jax.typeof(array), "mat", None)  # types that are no arrays have none
+    return frozenset() if manual is None else manual.varying
+
+
+def find_trace(tracer: Any) -> Any:
+    """Return the trace to which a tracer belongs."""
+    return tracer._trace
+
+
+def failed_check_message(message: str) -> str:
+    """Return the message of a failed `checkify.check` as it was given."""
+    return message.removesuffix(" (`check` failed)")
+
+
+# ---- programs
+
+
+def is_backward(equation: JaxprEqn) -> bool:
+    """Return whether an equation belongs to a backward pass. Equations of inner programs do not show it."""
+    stack = equation.source_info.name_stack.stack
+    return any(type(part).__name__ == "Transform" and part.name == "transpose" for part in stack)
+
+
+def without_outer_transform(program: ClosedJaxpr, name: str) -> ClosedJaxpr:
+    """Return a program whose equations' names do not show the outermost transform, if that is `name`."""
+
+    def rename(equation: JaxprEqn) -> JaxprEqn:
+        names = equation.source_info.name_stack
+        if not names.stack or (type(names.stack[0]).__name__, names.stack[0].name) != ("Transform", name):
+            return equation
+        return equation.replace(source_info=equation.source_info.replace(name_stack=type(names)(names.stack[1:])))
+
+    return program.replace(jaxpr=program.jaxpr.replace(eqns=[rename(equation) for equation in program.jaxpr.eqns]))
+
+
+def function_name(program: Jaxpr) -> str:
+    """Return the name of the function from which a program was traced."""
+    return program.debug_info.func_name
+
+
+def function_file(program: Jaxpr) -> Path | None:
+    """Return the file of the function from which a program was traced, or None if it is unknown."""
+    source = program.debug_info.func_filename
+    return Path(source) if source else None
+
+
+def split_scan_operands(params: Mapping[str, Any], values: Sequence[Any]) -> list[list[Any]]:
+    """Split values that belong to a scan's operands into those of the constants, of the carry and of the scanned arrays."""
+    if "ft_in" in params:  # JAX 0.11 and later
+        return [list(part) for part in params["ft_in"].update(values).unpack()]
+    carry = params["num_consts"] + params["num_carry"]
+    return [list(values[: params["num_consts"]]), list(values[params["num_consts"] : carry]), list(values[carry:])]
+
+
+class DerivativeRule(NamedTuple):
+    """A derivative rule of a `custom_jvp` or `custom_vjp` equation."""
+
+    call: Callable[..., Any]  # of the `jvp` and forward rules: (program, constants, ...)
+    debug_info: Any
+
+    def replace(self, call: Callable[..., Any]) -> Any:
+        """Return another rule as the equation's parameter."""
+        return wrap_init(call, debug_info=self.debug_info)
+
+
+class VjpRules(NamedTuple):
+    """The rules of a `custom_vjp` equation."""
+
+    forward: DerivativeRule
+    backward: DerivativeRule
+    out_trees: Callable[[], tuple]  # trees of the results and residuals, and for each residual the operand that it is, or None
+
+
+def jvp_rule(params: Mapping[str, Any]) -> DerivativeRule:
+    """Return the rule of a `custom_jvp` equation with these parameters."""
+    return DerivativeRule(params["jvp_jaxpr_fun"].call_wrapped, params["jvp_jaxpr_fun"].debug_info)
+
+
+def replace_jvp_rule(params: Mapping[str, Any], call: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters of a `custom_jvp` equation with another rule."""
+    return {**params, "jvp_jaxpr_fun": jvp_rule(params).replace(call)}
+
+
+def vjp_rules(params: Mapping[str, Any]) -> VjpRules:
+    """Return the rules of a `custom_vjp` equation with these parameters."""
+    forward, backward = (DerivativeRule(params[name].call_wrapped, params[name].debug_info) for name in ("fwd_jaxpr_thunk", "bwd"))
+    return VjpRules(forward, backward, params["out_trees"])
+
+
+def replace_vjp_rules(
+    params: Mapping[str, Any], forward: Callable[..., Any], backward: Callable[..., Any], out_trees: Callable[[], tuple]
+) -> dict[str, Any]:
+    """Return the parameters of a `custom_vjp` equation with other rules."""
+    rules = vjp_rules(params)
+    changes = {"fwd_jaxpr_thunk": rules.forward.replace(forward), "bwd": rules.backward.replace(backward), "out_trees": out_trees}
+    return {**params, **changes}
