@@ -1,4 +1,4 @@
-"""Codes and the numbers that they stand for: `decode` and `encode`, from one to the other, and `convert`, from format to format."""
+"""Codes and the numbers that they represent: `decode`, `encode`, and `convert` from one format to another."""
 
 from __future__ import annotations
 
@@ -11,51 +11,83 @@ from chex import PRNGKey
 from jax import Array
 from jax.typing import ArrayLike
 
-from tcemu import bits
-from tcemu.bits import Limbs
-from tcemu.compilation import compiled_once
-from tcemu.formats.rounding import Rounding, leads_outward, round_up
-from tcemu.formats.table import F32, Format
+from tcemu.base import bits
+from tcemu.base.bits import Limbs
+from tcemu.base.compilation import compile_once
+from tcemu.formats.number_formats import F32, Format
+from tcemu.formats.rounding import Rounding, overflows_to_infinity, round_magnitude
 
 
 class Number(NamedTuple):
-    """Decoded values: (-1)^negative * magnitude * 2^exponent, unless nan or infinite. All fields have one shape; each limb too."""
+    """Decoded values: (-1)^negative * magnitude * 2^exponent, unless nan or infinite.
 
-    negative: Array  # bool
-    magnitude: Limbs  # of a NaN: its fraction bits
-    exponent: Array  # int32: the weight of the magnitude's bit 0
-    nan: Array  # bool
-    infinite: Array  # bool
+    All fields and all limbs have the same shape.
+    """
+
+    negative: Array  # bool: the sign
+    magnitude: Limbs  # unsigned significand; for a NaN, the fraction bits
+    exponent: Array  # int32: log2 of the weight of the magnitude's bit 0
+    nan: Array  # bool: NaN elements
+    infinite: Array  # bool: infinite elements
 
 
-def code_limbs(fmt: Format, codes: Array) -> Limbs:
-    """Codes as one uint32 limb, or two for 64-bit formats (whose trailing axis of two words is taken off)."""
+def codes_to_limbs(fmt: Format, codes: Array) -> Limbs:
+    """Split codes into uint32 limbs: one limb, or two for a 64-bit format.
+
+    Args:
+        fmt: Format of the codes.
+        codes: Unsigned [...]; uint32[..., 2] for a 64-bit format.
+
+    Returns:
+        Limbs [...], the least significant first.
+    """
     if fmt.words == 2:
         return codes[..., 0], codes[..., 1]
     return (codes.astype(jnp.uint32),)
 
 
-def limbs_code(fmt: Format, limbs: Limbs) -> Array:
-    """The inverse of `code_limbs`."""
+def limbs_to_codes(fmt: Format, limbs: Limbs) -> Array:
+    """Join limbs into codes; the inverse of `codes_to_limbs`.
+
+    Args:
+        fmt: Format of the codes.
+        limbs: One limb [...], or two for a 64-bit format.
+
+    Returns:
+        Codes [...] in the format's dtype; uint32[..., 2] for a 64-bit format.
+    """
     if fmt.words == 2:
         return jnp.stack(limbs, axis=-1)
     return limbs[0].astype(fmt.dtype)
 
 
 def decode(fmt: Format, codes: ArrayLike) -> Number:
-    """Raw codes -> values. Bits above `fmt.bits` and the format's unused bits are ignored.
+    """Decode raw codes to values.
 
-    codes: unsigned [...] (f64: uint32[..., 2]).
+    Args:
+        fmt: Format of the codes.
+        codes: Unsigned [...]; uint32[..., 2] for a 64-bit format. Bits above `fmt.bits` and the format's unused bits are ignored.
+
+    Returns:
+        The exact values [...].
     """
-    return decode_limbs(fmt, code_limbs(fmt, jnp.asarray(codes)))
+    return decode_limbs(fmt, codes_to_limbs(fmt, jnp.asarray(codes)))
 
 
 def decode_limbs(fmt: Format, code: Limbs) -> Number:
-    """`decode` of codes that are already in limbs."""
+    """Decode raw codes that are already split into limbs.
+
+    Args:
+        fmt: Format of the codes.
+        code: Limbs [...], as `codes_to_limbs` returns them.
+
+    Returns:
+        The exact values [...], as `decode` returns them.
+    """
     top = code[-1]
     if fmt.is_integer and fmt.words == 2:
         negative = top.astype(jnp.int32) < 0 if fmt.signed else jnp.zeros(top.shape, bool)
-        low, high = -code[0], ~top + (code[0] == 0).astype(jnp.uint32)  # of the negative, in two's complement
+        low, high = -code[0], ~top + (code[0] == 0).astype(jnp.uint32)  # limbs of -code, in two's complement
         never = jnp.zeros(top.shape, bool)
         magnitude = jnp.where(negative, low, code[0]), jnp.where(negative, high, top)
         return Number(negative, magnitude, jnp.zeros(top.shape, jnp.int32), never, never)
@@ -65,7 +97,7 @@ def decode_limbs(fmt: Format, code: Limbs) -> Number:
         extended = (value.astype(jnp.int32) >> (32 - fmt.bits)).astype(jnp.uint32) if fmt.signed else value >> (32 - fmt.bits)
         never = jnp.zeros(top.shape, bool)
         return Number(negative, (jnp.where(negative, -extended, extended),), jnp.zeros(top.shape, jnp.int32), never, never)
-    top_bits = fmt.bits - 32 * (len(code) - 1)  # of the format, in the top limb
+    top_bits = fmt.bits - 32 * (len(code) - 1)  # the format's bits in the top limb
     top_mantissa = fmt.mantissa_bits + fmt.unused_bits - 32 * (len(code) - 1)
     field = ((top >> top_mantissa) & ((1 << fmt.exponent_bits) - 1)).astype(jnp.int32)
     negative = ((top >> (top_bits - 1)) & 1) == 1 if fmt.signed else jnp.zeros(top.shape, bool)
@@ -94,8 +126,23 @@ def decode_limbs(fmt: Format, code: Limbs) -> Number:
 
 
 def encode(fmt: Format, number: Number, rounding: Rounding = "RN", **options: Any) -> Array:
-    """Values -> raw codes, rounded once; arguments as in `encode_limbs`."""
-    return limbs_code(fmt, encode_limbs(fmt, number, rounding, **options))
+    """Encode values as raw codes, rounded once.
+
+    Args:
+        fmt: Format of the result.
+        number: Values [...].
+        rounding: As in `encode_limbs`.
+        **options: Keyword arguments of `encode_limbs`.
+
+    Returns:
+        Codes [...] in the format's dtype; uint32[..., 2] for a 64-bit format.
+
+    Raises:
+        ValueError: The rounding is unknown, or "SR" lacks random bits.
+
+    Source: as in `encode_limbs`.
+    """
+    return limbs_to_codes(fmt, encode_limbs(fmt, number, rounding, **options))
 
 
 def encode_limbs(
@@ -108,92 +155,108 @@ def encode_limbs(
     fraction_bits: ArrayLike | None = None,
     random: Array | None = None,
 ) -> Limbs:
-    """Values -> raw codes in limbs, rounded once.
+    """Encode values as raw codes in limbs, rounded once.
 
-    rounding: one of ROUNDINGS, or a traced int32 index into it. "SR" needs `random`: uint32 of the number's shape. A value that lies a
-        fraction f of the way from its lower neighbour to its upper goes up with probability f; that is exact where up to 32 bits are
-        dropped, else within 2^-32.
-    overflow: what a magnitude above the largest finite one becomes. "ieee": Inf (NaN in formats that have only NaN) if the rounding leads
-        there, else the largest finite one. "infinity": Inf in every rounding, as tensor cores do. "saturate": the largest finite one, also
-        for Inf. Formats without specials always saturate. So do integers; NaN becomes 0 there.
-    signed_zero: False makes every zero result +0.
-    fraction_bits: keep only so many of the format's fraction bits (may be traced); None keeps all.
-    NaN becomes the canonical NaN; in formats without one the largest finite value (PTX ISA 9.7.9, cvt to e2m1, e2m3, e3m2).
-    Unsigned floats: a negative value becomes NaN, or the least value with overflow="saturate"; ue8m0 has no zero and treats it so too.
-    A tie in "RN" goes to the even code, which in ue8m0, where every significand is 1, is the even exponent field (ml_dtypes goes up).
+    NaN becomes the canonical NaN. In a format without NaN it becomes the largest finite value (PTX ISA 9.7.9, cvt to e2m1, e2m3, e3m2),
+    and in an integer format 0. In an unsigned float format a negative value becomes NaN, or the least value with overflow="saturate";
+    ue8m0 has no zero and treats zero the same way. A tie in "RN" goes to the even code. In ue8m0, where every significand is 1, that is
+    the even exponent field (ml_dtypes rounds up).
+
+    Args:
+        fmt: Format of the result.
+        number: Values [...].
+        rounding: One of ROUNDINGS, or a traced int32 index into it. "SR" rounds a value that lies a fraction f of the way from its lower
+            to its upper neighbour up with probability f. The probability is exact if at most 32 bits are dropped, else within 2^-32.
+        overflow: Result for a magnitude above the largest finite one. "ieee": Inf (NaN in formats that have only NaN) if the rounding
+            leads there, else the largest finite value. "infinity": Inf in every rounding, as tensor cores do. "saturate": the largest
+            finite value, for Inf too. Integers and formats without specials always saturate.
+        signed_zero: False makes every zero result +0.
+        fraction_bits: Number of the format's fraction bits to keep; may be traced. None keeps all.
+        random: Random bits for "SR", uint32 of the number's shape.
+
+    Returns:
+        Limbs [...] of the codes.
+
+    Raises:
+        ValueError: The rounding is unknown, or "SR" lacks random bits.
+
+    Source: PTX ISA 9.7.9; IEEE 754-2019, 7.4.
     """
-    omitted = 0 if fraction_bits is None else fmt.mantissa_bits - fraction_bits  # of the format's fraction bits
+    omitted = 0 if fraction_bits is None else fmt.mantissa_bits - fraction_bits  # fraction bits to leave out
     negative = number.negative
     shift = bits.leading_zeros(number.magnitude)
     magnitude = bits.shift_left(number.magnitude, shift)
-    exponent = number.exponent + (32 * len(magnitude) - 1) - shift  # of the leading one
+    exponent = number.exponent + (32 * len(magnitude) - 1) - shift  # log2 of the leading one's weight
     if len(magnitude) < fmt.words:
         magnitude = _widen(magnitude, fmt.words)
-    elif not fmt.is_integer and random is None:  # a float leaves room below its last bit for half and the jammed rest
+    elif not fmt.is_integer and random is None:  # a float has room below its last bit for the half bit and the sticky bit
         magnitude = bits.narrow_jam(magnitude, fmt.words)
     width = 32 * len(magnitude)
     zero = bits.is_zero(magnitude)
     if fmt.is_integer:
-        # the unit is 1: bits below weight 0 are dropped; too large a value is caught by its exponent
-        least, kept = 0, 0
+        # bits of weight below 1 are dropped; the exponent detects a value that is too large
+        min_exponent, mantissa_bits = 0, 0
         drop = width - 1 - exponent
     else:
-        least, kept = fmt.least_exponent, fmt.mantissa_bits
-        drop = (width - 1 - kept) + omitted + jnp.maximum(least - exponent, 0)
+        min_exponent, mantissa_bits = fmt.min_exponent, fmt.mantissa_bits
+        drop = (width - 1 - mantissa_bits) + omitted + jnp.maximum(min_exponent - exponent, 0)
     drop = jnp.clip(drop, 0, 2 * width)
-    whole = bits.shift_right(magnitude, drop)
-    odd = whole[0] if fmt.subnormals else (exponent - least).astype(jnp.uint32)  # without fraction bits a tie looks at the exponent
-    whole = round_up(whole, (odd & 1) == 1, magnitude, drop, negative, rounding, random)
+    significand = bits.shift_right(magnitude, drop)
+    # without fraction bits, the exponent decides which of the two codes of a tie is even
+    odd = significand[0] if fmt.subnormals else (exponent - min_exponent).astype(jnp.uint32)
+    significand = round_magnitude(significand, (odd & 1) == 1, magnitude, drop, negative, rounding, random)
     if fmt.is_integer:
-        return _integer_code(fmt, number, whole, exponent, zero)
-    whole = whole[: fmt.words]
+        return _integer_code(fmt, number, significand, exponent, zero)
+    significand = significand[: fmt.words]
     if fraction_bits is not None:
-        whole = bits.shift_left(whole, omitted)
-    # the hidden bit of `whole` adds one to the exponent field, and a carry out of the fraction one more
-    field = jnp.clip(exponent - least, 0, fmt.greatest_exponent - least + 1).astype(jnp.uint32)
+        significand = bits.shift_left(significand, omitted)
+    # the hidden bit of the significand adds one to the exponent field, and a carry out of the fraction adds one more
+    field = jnp.clip(exponent - min_exponent, 0, fmt.max_exponent - min_exponent + 1).astype(jnp.uint32)
     field = jnp.where(zero, 0, field)
     if fmt.subnormals:
-        code = bits.add(whole, bits.shift_left((field, *(jnp.zeros_like(field),) * (fmt.words - 1)), fmt.mantissa_bits))
+        code = bits.add(significand, bits.shift_left((field, *(jnp.zeros_like(field),) * (fmt.words - 1)), fmt.mantissa_bits))
     else:
-        code = (field + whole[0] - 1,)  # always a hidden bit; a value below the least normal rounds to it
-        code = (jnp.where(exponent < least, 0, code[0]),)
-    return _finish(fmt, number, code, exponent, rounding, overflow, signed_zero)
+        code = (field + significand[0] - 1,)  # the hidden bit is always set; a value below the smallest normal rounds to that normal
+        code = (jnp.where(exponent < min_exponent, 0, code[0]),)
+    return _apply_specials(fmt, number, code, exponent, rounding, overflow, signed_zero)
 
 
 def _widen(magnitude: Limbs, count: int) -> Limbs:
-    """A normalised magnitude in more limbs, still with its leading one at the top."""
+    """Extend a normalised magnitude to `count` limbs; its leading one stays at the top."""
     return (jnp.zeros_like(magnitude[0]),) * (count - len(magnitude)) + magnitude
 
 
-def _integer_code(fmt: Format, number: Number, whole: Limbs, exponent: Array, zero: Array) -> Limbs:
-    """Sign and magnitude to two's complement, clamped to the format's range; NaN gives 0 (PTX ISA 9.7.9, cvt)."""
-    limit = jnp.uint32(fmt.greatest_magnitude) + (number.negative & fmt.signed).astype(jnp.uint32)
+def _integer_code(fmt: Format, number: Number, integer: Limbs, exponent: Array, zero: Array) -> Limbs:
+    """Encode a rounded magnitude in two's complement, clamped to the format's range; NaN becomes 0 (PTX ISA 9.7.9, cvt)."""
+    limit = jnp.uint32(fmt.max_magnitude) + (number.negative & fmt.signed).astype(jnp.uint32)
     limit = jnp.where(number.negative & (not fmt.signed), 0, limit)
-    too_large = number.infinite | (~zero & (exponent > 31)) | (whole[0] > limit)
-    for limb in whole[1:]:
+    too_large = number.infinite | (~zero & (exponent > 31)) | (integer[0] > limit)
+    for limb in integer[1:]:
         too_large = too_large | (limb != 0)
-    magnitude = jnp.where(too_large, limit, whole[0])
+    magnitude = jnp.where(too_large, limit, integer[0])
     magnitude = jnp.where(number.nan, 0, magnitude)
     code = jnp.where(number.negative, -magnitude, magnitude) & jnp.uint32((1 << fmt.bits) - 1)
     return (code,)
 
 
-def _finish(fmt: Format, number: Number, code: Limbs, exponent: Array, rounding: Rounding, overflow: str, signed_zero: bool) -> Limbs:
-    """Overflow, specials and the sign, onto a rounded magnitude code."""
+def _apply_specials(
+    fmt: Format, number: Number, code: Limbs, exponent: Array, rounding: Rounding, overflow: str, signed_zero: bool
+) -> Limbs:
+    """Apply overflow, special values and the sign to the code of a rounded magnitude."""
 
     def constant(value: int) -> Limbs:
         return tuple(jnp.full(exponent.shape, (value >> (32 * i)) & 0xFFFFFFFF, jnp.uint32) for i in range(fmt.words))
 
     negative = number.negative
-    greatest, beyond = constant(fmt.greatest_magnitude), constant(fmt.infinity if fmt.specials == "ieee" else fmt.nan)
+    max_finite, infinity_or_nan = constant(fmt.max_magnitude), constant(fmt.infinity if fmt.specials == "ieee" else fmt.nan)
     nonzero = ~bits.is_zero(number.magnitude)
-    too_large = ((exponent > fmt.greatest_exponent) & nonzero) | bits.less(greatest, code)
+    too_large = ((exponent > fmt.max_exponent) & nonzero) | bits.less(max_finite, code)
     if overflow == "saturate" or fmt.specials == "none":
-        code = bits.select(too_large | number.infinite, greatest, code)
+        code = bits.select(too_large | number.infinite, max_finite, code)
     else:
-        outward = jnp.ones_like(negative) if overflow == "infinity" else leads_outward(negative, rounding)
-        code = bits.select(too_large, bits.select(outward, beyond, greatest), code)
-        code = bits.select(number.infinite, beyond, code)
+        outward = jnp.ones_like(negative) if overflow == "infinity" else overflows_to_infinity(negative, rounding)
+        code = bits.select(too_large, bits.select(outward, infinity_or_nan, max_finite), code)
+        code = bits.select(number.infinite, infinity_or_nan, code)
     not_a_number = number.nan
     if not fmt.signed:
         below = negative & (nonzero | number.infinite)
@@ -202,7 +265,7 @@ def _finish(fmt: Format, number: Number, code: Limbs, exponent: Array, rounding:
         code = bits.select(below, constant(0), code)
         if overflow != "saturate":
             not_a_number = not_a_number | below
-    canonical = fmt.greatest_magnitude if fmt.specials == "none" else fmt.nan
+    canonical = fmt.max_magnitude if fmt.specials == "none" else fmt.nan
     code = bits.select(not_a_number, constant(canonical), code)
     if fmt.signed:
         negative = negative & ~number.nan
@@ -224,10 +287,23 @@ def convert(
     saturate: bool = False,
     key: PRNGKey | None = None,
 ) -> Array:
-    """Codes of one format -> codes of another, rounded once; integers only.
+    """Convert codes of one format to codes of another, rounded once, in integer arithmetic.
 
-    codes: unsigned [...] (f64: uint32[..., 2]); saturate: out of range becomes the largest finite value instead of Inf or NaN;
-    key: a jax.random key, for rounding="SR". Specials as in `encode`.
+    Args:
+        source: Format of the codes.
+        target: Format of the result.
+        codes: Unsigned [...]; uint32[..., 2] for a 64-bit format.
+        rounding: One of ROUNDINGS, or a traced int32 index into it.
+        saturate: Replace a value out of range by the largest finite value instead of Inf or NaN.
+        key: A `jax.random` key, for rounding="SR".
+
+    Returns:
+        Codes of `target`, [...]; uint32[..., 2] for a 64-bit format. Special values are treated as in `encode_limbs`.
+
+    Raises:
+        ValueError: The rounding is unknown, or "SR" lacks a key.
+
+    Source: as in `encode_limbs`.
     """
     codes = jnp.asarray(codes)
     random = None if key is None else jax.random.bits(key, codes.shape[: codes.ndim - (source.words - 1)], jnp.uint32)
@@ -236,21 +312,21 @@ def convert(
     return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)
 
 
-def _widens(source: Format) -> bool:
-    """Every number of the format is a normal one of f32, or zero, or has the same exponent field there."""
-    same_fields = source.bias == F32.bias or source.least_exponent - source.mantissa_bits >= F32.least_exponent
-    narrower = not source.is_integer and source.mantissa_bits < F32.mantissa_bits and F32.holds(source)
+def _widens_exactly(source: Format) -> bool:
+    """Return True if every number of the format is zero, a normal number of f32, or a number with the same exponent field in f32."""
+    same_fields = source.bias == F32.bias or source.min_exponent - source.mantissa_bits >= F32.min_exponent
+    narrower = not source.is_integer and source.mantissa_bits < F32.mantissa_bits and F32.can_represent(source)
     return narrower and source.subnormals and not source.unused_bits and same_fields
 
 
-def _widened(source: Format, codes: Array) -> Array:
-    """`convert` to f32 of a format that `_widens`, in fewer operations: with neither a rounding nor an overflow."""
+def _widen_to_f32(source: Format, codes: Array) -> Array:
+    """Convert codes to f32 in fewer operations than `convert`, for a format that `_widens_exactly`: nothing rounds or overflows."""
     code = codes.astype(jnp.uint32)
     magnitude = code & source.nan
     wide = magnitude << (F32.mantissa_bits - source.mantissa_bits)
     if source.bias != F32.bias:
-        top = bits.WORD - 1 - bits.leading_zeros((magnitude,))  # of a subnormal number: the place of its leading one
-        field = top + (source.least_exponent - source.mantissa_bits + F32.bias - 1)  # the leading one adds one to it
+        top = bits.LIMB_BITS - 1 - bits.leading_zeros((magnitude,))  # for a subnormal number: the index of its leading one
+        field = top + (source.min_exponent - source.mantissa_bits + F32.bias - 1)  # the leading one adds one to it
         leading = magnitude << (F32.mantissa_bits - top).astype(jnp.uint32)
         subnormal = jnp.where(magnitude == 0, 0, (field.astype(jnp.uint32) << F32.mantissa_bits) + leading)
         normal = wide + np.uint32((F32.bias - source.bias) << F32.mantissa_bits)
@@ -262,13 +338,23 @@ def _widened(source: Format, codes: Array) -> Array:
     return jnp.where(magnitude == source.nan, np.uint32(F32.nan), signed) if source.specials == "nan" else signed
 
 
-def recoded(source: Format, target: Format, codes: Array) -> Array:
-    """`convert`, and nothing where the formats are one: a NaN stays as it is."""
+def recode(source: Format, target: Format, codes: Array) -> Array:
+    """Convert codes as `convert` does, but return them unchanged if the formats are equal, so that a NaN keeps its bits.
+
+    Args:
+        source: Format of the codes.
+        target: Format of the result.
+        codes: Unsigned [...]; uint32[..., 2] for a 64-bit format.
+
+    Returns:
+        Codes of `target`, rounded to nearest even.
+    """
     return codes if source == target else convert(source, target, codes)
 
 
-@compiled_once(0, 1, 2, 3)
+@compile_once(0, 1, 2, 3)
 def _convert(source: Format, target: Format, rounding: str, saturate: bool, codes: Array, random: Array | None) -> Array:
-    if target == F32 and not saturate and _widens(source):
-        return _widened(source, codes)
+    """Compile one conversion for each pair of formats and rounding."""
+    if target == F32 and not saturate and _widens_exactly(source):
+        return _widen_to_f32(source, codes)
     return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)

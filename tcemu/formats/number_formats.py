@@ -1,4 +1,4 @@
-"""The number formats, one row each, and the dtypes of arrays that hold them."""
+"""The number formats, one row each, and the array dtypes that store them."""
 
 from __future__ import annotations
 
@@ -10,72 +10,86 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Format:
-    """One number format, as PTX names it.
+    """One number format.
 
     A finite float is (-1)^sign * significand * 2^(exponent - mantissa_bits); subnormals use the exponent of the smallest normal.
     """
 
-    name: str
-    bits: int  # width of a code, from bit 0
-    exponent_bits: int = 0  # 0: an integer
+    name: str  # PTX's name, without the dot
+    bits: int  # width of a code, counted from bit 0
+    exponent_bits: int = 0  # width of the exponent field; 0 for an integer
     mantissa_bits: int = 0  # stored fraction bits
-    bias: int = 0
-    signed: bool = True
-    specials: str = "none"  # "ieee": Inf and NaN; "nan": all ones is NaN; "none": every code is finite
-    unused_bits: int = 0  # low bits of the code that the hardware ignores (tf32 in a 32-bit word)
-    subnormals: bool = True  # False: exponent field 0 is an ordinary exponent, and there is no zero
+    bias: int = 0  # exponent bias
+    signed: bool = True  # presence of a sign bit
+    specials: str = "none"  # special values: "ieee": Inf and NaN; "nan": only NaN, all ones; "none": every code is finite
+    unused_bits: int = 0  # low bits of the code that the hardware ignores (tf32 in a 32-bit register)
+    subnormals: bool = True  # presence of subnormals and zero; False: exponent field 0 is an ordinary exponent
 
     def __repr__(self) -> str:
         return self.name
 
     @property
     def is_integer(self) -> bool:
+        """True for an integer format."""
         return self.exponent_bits == 0
 
     @property
     def dtype(self) -> np.dtype:
-        """The unsigned dtype that holds one code (one word of it, for 64 bits)."""
+        """Smallest unsigned dtype that holds one code; uint32 for a 64-bit code, which is two words."""
         return np.dtype(np.uint8 if self.bits <= 8 else np.uint16 if self.bits <= 16 else np.uint32)
 
     @property
     def words(self) -> int:
+        """Number of words of one code: 2 for 64 bits, else 1."""
         return 2 if self.bits == 64 else 1
 
     @property
-    def least_exponent(self) -> int:
+    def min_exponent(self) -> int:
         """Exponent of the smallest normal, and of every subnormal."""
         return (1 if self.subnormals else 0) - self.bias
 
     @property
-    def greatest_exponent(self) -> int:
+    def max_exponent(self) -> int:
+        """Exponent of the largest finite value."""
         return (1 << self.exponent_bits) - 1 - self.bias - (self.specials == "ieee" or not self.subnormals)
 
     @property
-    def greatest_magnitude(self) -> int:
-        """The code of the largest finite value, without sign and unused bits."""
+    def max_magnitude(self) -> int:
+        """Code of the largest finite value, without the sign and the unused bits."""
         if self.is_integer:
             return (1 << (self.bits - self.signed)) - 1
         return self.infinity - 1 if self.specials == "ieee" else self.nan - 1 if self.specials == "nan" else self.nan
 
-    def holds(self, other: Format) -> bool:
-        """Every finite value of `other` is one of this format."""
+    def can_represent(self, other: Format) -> bool:
+        """Check if this format can represent every finite value of another format.
+
+        Args:
+            other: The other format. False if one format is an integer and the other a float.
+
+        Returns:
+            True if every finite value of `other` is a value of this format.
+        """
         if self.signed < other.signed or self.is_integer != other.is_integer:
             return False
         if self.is_integer:
             return self.bits - self.signed >= other.bits - other.signed
         return (
             self.mantissa_bits >= other.mantissa_bits
-            and self.least_exponent - self.mantissa_bits <= other.least_exponent - other.mantissa_bits
-            and self.greatest_exponent >= other.greatest_exponent
+            and self.min_exponent - self.mantissa_bits <= other.min_exponent - other.mantissa_bits
+            and self.max_exponent >= other.max_exponent
         )
 
     @property
     def infinity(self) -> int:
+        """Code of +Inf in a format with "ieee" specials, without the unused bits."""
         return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
 
     @property
     def nan(self) -> int:
-        """The canonical NaN that PTX conversions give: all ones, positive (PTX ISA 9.7.9, cvt). Unused bits are ones too when packed."""
+        """Code of the canonical NaN of PTX conversions: all ones, positive (PTX ISA 9.7.9, cvt).
+
+        A stored code has ones in its unused bits too.
+        """
         return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
 
 
@@ -101,7 +115,7 @@ B1 = Format("b1", 1, signed=False)
 
 FORMATS = {f.name: f for f in (F64, F32, TF32, F16, BF16, E5M2, E4M3, E3M2, E2M3, E2M1, UE8M0, UE4M3, S32, S8, U8, S4, U4, B1)}
 
-ARRAY_FORMATS = {  # what an array of this dtype holds
+ARRAY_FORMATS = {  # the format of an array by its dtype
     np.dtype(dtype): fmt
     for dtype, fmt in {
         np.float64: F64, np.float32: F32, np.float16: F16, ml_dtypes.bfloat16: BF16, ml_dtypes.float8_e5m2: E5M2,

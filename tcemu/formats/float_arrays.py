@@ -1,0 +1,151 @@
+"""Arrays of numbers and their codes: `array_codes`, `from_float`, `to_float`, `round_float`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+from jax import Array, lax
+from jax.core import Tracer
+from jax.typing import ArrayLike, DTypeLike
+
+from tcemu.base.gradients import no_gradient, straight_through
+from tcemu.formats.coding import convert
+from tcemu.formats.number_formats import ARRAY_FORMATS, S32, Format
+from tcemu.formats.rounding import Rounding
+
+NO_GRADIENT = (
+    "the bits of a float have no gradient, and JAX would use zero: differentiate tcemu.gemm with float results, tcemu.matmul, "
+    "tcemu.dot_general or tcemu.formats.round_float, or wrap the values that need no gradient in jax.lax.stop_gradient"
+)
+# dtypes with integers that s32 cannot hold. No instruction takes them; their values are rounded to a format that an instruction takes
+WIDE_INTEGERS = {
+    np.dtype(np.uint32): Format("u32", 32, signed=False),
+    np.dtype(np.int64): Format("s64", 64),
+    np.dtype(np.uint64): Format("u64", 64, signed=False),
+}
+
+
+def array_format(dtype: DTypeLike) -> Format:
+    """Return the format that `array_codes` uses for arrays of a dtype.
+
+    Args:
+        dtype: Any dtype of floats, integers or booleans.
+
+    Returns:
+        The format of the array's codes.
+
+    Raises:
+        TypeError: The dtype is complex or not numeric.
+    """
+    dtype = np.dtype(dtype)
+    fmt = ARRAY_FORMATS.get(dtype)
+    if fmt is not None:
+        return fmt
+    if dtype != np.bool_ and not jnp.issubdtype(dtype, jnp.integer):
+        raise TypeError(f"an array of dtype {dtype} holds no real numbers; give floats, integers or booleans")
+    return WIDE_INTEGERS.get(dtype, S32)
+
+
+def array_codes(x: ArrayLike) -> tuple[Format, Array]:
+    """Reinterpret an array as the format of its dtype and raw codes; no value changes.
+
+    Booleans and integers of at most 16 bits become s32 if PTX has no such format. Integers of 32 and 64 bits that s32 cannot hold have the
+    formats u32, s64 and u64, so that a later conversion rounds or saturates the number itself, once.
+
+    A NumPy array keeps its 64 bits even where JAX would truncate it to 32. An argument of `jax.jit` or of another transformation does not:
+    while x64 mode is off, JAX truncates float64 to float32, and integers to 32 bits, before this function sees them.
+
+    Args:
+        x: Array of floats, integers or booleans [...]. A float6 array must be a NumPy array, because XLA on CPU cannot hold it.
+
+    Returns:
+        The format and the codes [...]; uint32[..., 2] for a 64-bit format.
+
+    Raises:
+        TypeError: The dtype is complex or not numeric, or the function is differentiated: bits have no gradient.
+    """
+    x = no_gradient(x, NO_GRADIENT) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating) else x
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x)
+    fmt = array_format(x.dtype)
+    if fmt == S32 and x.dtype != np.int32:
+        x = x.astype(np.int32)
+    if isinstance(x, jax.Array):
+        if fmt.bits >= 8:
+            return fmt, lax.bitcast_convert_type(x, fmt.dtype)
+        raw = x.astype(jnp.int8).astype(jnp.uint8) if fmt.is_integer else lax.bitcast_convert_type(x, jnp.uint4).astype(jnp.uint8)
+    else:
+        raw = np.asarray(x, order="C").reshape((*x.shape, *(1,) * (fmt.words - 1))).view(fmt.dtype)
+    return fmt, jnp.asarray(raw & raw.dtype.type((1 << min(fmt.bits, 32)) - 1))
+
+
+def from_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None) -> Array:
+    """Convert an array of numbers to codes of a format, each rounded once.
+
+    Args:
+        fmt: Format of the result.
+        x: Array of any real dtype, [...].
+        rounding: As in `convert`.
+        saturate: As in `convert`.
+        key: As in `convert`.
+
+    Returns:
+        Codes [...]; uint32[..., 2] for a 64-bit format.
+
+    Raises:
+        TypeError: The dtype is complex or not numeric, or the function is differentiated.
+        ValueError: The rounding is unknown, or "SR" lacks a key.
+    """
+    source, codes = array_codes(x)
+    return convert(source, fmt, codes, rounding, saturate, key)
+
+
+def to_float(fmt: Format, codes: ArrayLike, dtype: DTypeLike = jnp.float32) -> Array:
+    """Convert codes to a float array, exactly where the dtype can represent the value, else rounded to nearest even.
+
+    Args:
+        fmt: Format of the codes.
+        codes: Unsigned [...]; uint32[..., 2] for a 64-bit format.
+        dtype: float32, float16 or bfloat16.
+
+    Returns:
+        Array [...] of `dtype`.
+    """
+    target = ARRAY_FORMATS[np.dtype(dtype)]
+    return lax.bitcast_convert_type(convert(fmt, target, codes), dtype)
+
+
+def round_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None) -> Array:
+    """Round every element of a float array to a value of a format; the dtype stays the same.
+
+    The derivative is the straight-through estimate: rounding counts as the identity. A NumPy float64 array is rounded once from its 64
+    bits, and the result is float32 unless x64 mode is on.
+
+    Args:
+        fmt: Format to round to. The result is exact if x's dtype can represent the format's values.
+        x: float32, float16, bfloat16 or float64 [...].
+        rounding: As in `convert`.
+        saturate: As in `convert`.
+        key: As in `convert`.
+
+    Returns:
+        Array [...] of x's dtype.
+
+    Raises:
+        TypeError: The dtype is complex or not numeric.
+        ValueError: The rounding is unknown, or "SR" lacks a key.
+    """
+
+    static_rounding, traced_rounding = (rounding, None) if isinstance(rounding, str) else ("RN", rounding)
+
+    def rounded_values(x: Array | np.ndarray, traced: Array | None, key: PRNGKey | None) -> Array:
+        source, codes = array_codes(x)
+        rounded = convert(source, fmt, codes, static_rounding if traced is None else traced, saturate, key)
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+        return lax.bitcast_convert_type(convert(fmt, ARRAY_FORMATS[dtype], rounded), dtype)
+
+    if not isinstance(x, jax.Array) and np.asarray(x).dtype == np.float64:
+        return rounded_values(np.asarray(x), traced_rounding, key)  # JAX would truncate it to 32 bits
+    return straight_through(rounded_values, lambda x, *_: x, jnp.asarray(x), traced_rounding, key)
