@@ -52,14 +52,14 @@ def sizes(spelling: str) -> tuple[int, int, int]:
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (16, 8, 16)
 
 
-def types_of(spelling: str) -> list[str]:
+def wmma_types(spelling: str) -> list[str]:
     known = {*BITS, *FLOATS, *INTEGERS, "ue8m0", "ue4m3"}
     return [word for word in spelling.split(".") if word in known]
 
 
 def mma_operands(spelling: str) -> tuple[str, ...]:
     m, n, k = sizes(spelling)
-    d, a, b, c = (*types_of(spelling), "f32", "f32", "f32", "f32")[:4]
+    d, a, b, c = (*wmma_types(spelling), "f32", "f32", "f32", "f32")[:4]
     contained = "f8f6f4" in spelling
     width_a, width_b = (8 if contained and name in NARROW else bits(name) for name in (a, b))
     times = 4 if (m, n, k, a) == (8, 8, 4, "f16") else 1
@@ -128,7 +128,7 @@ def wmma_words(spelling: str, operand: str, name: str) -> float:
 
 
 def wmma_mma_operands(spelling: str) -> tuple[str, ...]:
-    types = types_of(spelling)
+    types = wmma_types(spelling)
     d, a, b, c = (types[0], "f16", "f16", types[1]) if len(types) == 2 else (*types, "f32", "f32", "f32", "f32")[:4]
     return (", ".join(vector(wmma_words(spelling, operand, name), name) for operand, name in zip("dabc", (d, a, b, c), strict=True)),)
 
@@ -154,7 +154,7 @@ def wmma_mma() -> Iterator[str]:
 
 def wmma_memory_operands(spelling: str) -> tuple[str, ...]:
     operand = spelling.split(".")[2]
-    name = (*types_of(spelling), "f32")[0]
+    name = (*wmma_types(spelling), "f32")[0]
     registers = vector(wmma_words(spelling, operand, name), name)
     orders = (
         (f"{registers}, [%d0]", f"{registers}, [%d0], %r99") if "load" in spelling else (f"[%d0], {registers}", f"[%d0], {registers}, 64")
@@ -202,7 +202,7 @@ WGMMA_K = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "u8": 32, "
 
 def wgmma_operands(spelling: str) -> dict[str, tuple[str, ...]]:
     m, n, k = sizes(spelling)
-    d, a = (*types_of(spelling), "f32", "f32")[:2]
+    d, a = (*wmma_types(spelling), "f32", "f32")[:2]
     sparse = ".sp" in spelling
     registers = vector(words(m, n, bits(d), 128))
     held = vector(words(m, k // 2 if sparse else k, bits(a), 128), first=256)
@@ -308,7 +308,7 @@ BASES = {
 }
 
 
-def operands_of(spelling: str) -> dict[str, tuple[str, ...]]:
+def operand_forms(spelling: str) -> dict[str, tuple[str, ...]]:
     name = spelling.split(".")[0]
     if name in ("ldmatrix", "stmatrix", "movmatrix"):
         return {"": mover_operands(spelling)}
@@ -331,4 +331,4 @@ def candidates() -> list[Candidate]:
     everything += [f"movmatrix.{'.'.join(order)}" for order in permutations(("sync", "aligned", "m8n8", "trans", "b16"))]
     for heads, bases in BASES.items():
         everything += mutations(bases, heads, seed=heads)
-    return [Candidate(s, form, operands) for s in dict.fromkeys(everything) for form, operands in operands_of(s).items()]
+    return [Candidate(s, form, operands) for s in dict.fromkeys(everything) for form, operands in operand_forms(s).items()]

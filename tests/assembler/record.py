@@ -71,7 +71,7 @@ def ask(ptxas: str, isa: str, target: str, statements: list[str]) -> list[list[s
     raise RuntimeError(f"{ptxas} {target} ISA {isa}: the last line was not read: {(done.stdout + done.stderr)[-400:]}")
 
 
-def assembled(ptxas: str, isa: str, target: str, statements: list[str]) -> list[bool]:
+def assemble_statements(ptxas: str, isa: str, target: str, statements: list[str]) -> list[bool]:
     """Whether each statement, in a kernel of its own, goes through the whole assembler. Some are refused only after the first reading."""
     if not statements:
         return []
@@ -87,12 +87,12 @@ def assembled(ptxas: str, isa: str, target: str, statements: list[str]) -> list[
     lines = re.findall(r"kernels.ptx, line (\d+); (?:error|fatal)", done.stdout + done.stderr)
     faulty = {(int(line) - 4) // 3 for line in lines}
     if faulty:
-        rest = iter(assembled(ptxas, isa, target, [text for i, text in enumerate(statements) if i not in faulty]))
+        rest = iter(assemble_statements(ptxas, isa, target, [text for i, text in enumerate(statements) if i not in faulty]))
         return [i not in faulty and next(rest) for i in range(len(statements))]
     if len(statements) == 1:
         return [False]
     half = len(statements) // 2
-    return assembled(ptxas, isa, target, statements[:half]) + assembled(ptxas, isa, target, statements[half:])
+    return assemble_statements(ptxas, isa, target, statements[:half]) + assemble_statements(ptxas, isa, target, statements[half:])
 
 
 def column(ptxas: str, isa: str, target: str, asked: list[Candidate], *, whole: bool = True) -> tuple[list[bool], list[int]]:
@@ -111,7 +111,7 @@ def column(ptxas: str, isa: str, target: str, asked: list[Candidate], *, whole: 
     texts = list(read.items())
     for start in range(0, len(texts) if whole else 0, KERNELS):
         part = texts[start : start + KERNELS]
-        for (i, _), yes in zip(part, assembled(ptxas, isa, target, [text for _, text in part]), strict=True):
+        for (i, _), yes in zip(part, assemble_statements(ptxas, isa, target, [text for _, text in part]), strict=True):
             taken[i] = yes
     return taken, doubted
 
