@@ -1,29 +1,44 @@
-"""Whether a model fits an instruction, and how the instruction uses it."""
+"""Models specialised to an instruction, and the check that they fit it."""
 
-from tcemu.arithmetic.model import PRODUCT_BITS, Model, Signature
+from tcemu.arithmetic.model import PRODUCT_BITS, Model
 from tcemu.arithmetic.order import Order
+from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.formats import Format
 
 
-def fills_k(model: Model, signature: Signature) -> bool:
-    """Whether K is filled up to whole instructions; else it is a row of single multiply-adds, of any length."""
-    return signature.a.is_integer or model.fraction_bits is not None or model.chain is not None or signature.d != model.result
+def needs_whole_instructions(model: Model, spec: ProductSpec) -> bool:
+    """Returns whether K is filled up to whole instructions; else it is a row of single multiply-adds, of any length."""
+    return spec.a.is_integer or model.fraction_bits is not None or model.chain is not None or spec.d != model.result
 
 
-def fitted(model: Model, signature: Signature, block: int | None) -> Model:
-    """The model as the instruction uses it: with the instruction's own rounding, if it states one.
+def specialize(model: Model, spec: ProductSpec, block: int | None) -> tuple[Model, ProductSpec]:
+    """Brings a model and a product to the form in which steps are computed.
 
-    block: products that share a scale; None: there are no scales. Raises ValueError for a model whose arithmetic is not defined for the
-    instruction.
+    Args:
+        model: The arithmetic.
+        spec: The instruction's formats and modes.
+        block: Products that share a block scale; None where there are no scales.
+
+    Returns:
+        The model with the instruction's own rounding, if it states one, and the spec with the formats that are multiplied. That spec names
+        no family, so that the programs of equal arithmetics are shared.
+
+    Raises:
+        ValueError: The model's arithmetic is not defined for the instruction.
     """
-    _check(model, signature, block)
-    return model if signature.rounding is None else model.replace(rounding=signature.rounding.upper())
+    _check(model, spec, block)
+    if spec.rounding is not None:
+        model = model.replace(rounding=spec.rounding.upper())
+    spec = spec._replace(family="")
+    if block is None:
+        spec = spec._replace(scale=None, scale_vec=0)
+    return model, spec if model.common_format is None else spec._replace(a=model.common_format, b=model.common_format)
 
 
-def _check(model: Model, signature: Signature, block: int | None) -> None:
+def _check(model: Model, spec: ProductSpec, block: int | None) -> None:
     if model.result.is_integer:
         return
-    k, summed, groups, common, scaling = signature.k, model.summed, model.groups, model.common, signature.scale
+    k, summed, groups, common, scaling = spec.k, model.summed, model.groups, model.common_format, spec.scale
     if block is None or scaling is None:
         if summed is not None:
             raise ValueError(f"Model(summed={summed}): only products with block scales are summed in groups; give None. PTX ISA 9.7.14.3")
@@ -35,23 +50,23 @@ def _check(model: Model, signature: Signature, block: int | None) -> None:
     elif block % summed:
         raise ValueError(f"Model(summed={summed}): must divide the {block} products that share a scale. PTX ISA 9.7.14.3")
     else:
-        check_exact(signature.a, signature.b, scaling, summed)
+        check_exact(spec.a, spec.b, scaling, summed)
     if groups > 1 and k % (2 * groups):
         raise ValueError(f"Model(groups={groups}): the {k} products of an instruction are no {groups} groups of pairs")
     if isinstance(model.chain, int):
         if not isinstance(model.terms, int):
             raise ValueError(f"Model(chain={model.chain}): with a chain of so many products, terms must be known before tracing")
-        _check_chain(model.chain, model.together, Order.of(model, k), k)
-    if model.fraction_bits is not None and signature.a.words == 2:
+        _check_chain(model.chain, model.together, Order.from_model(model, k), k)
+    if model.fraction_bits is not None and spec.a.words == 2:
         raise ValueError("Model(fraction_bits=...): products of f64 are fused multiply-adds; give fraction_bits=None. PTX ISA 9.7.14.5.14")
-    multiplied = (common or signature.a, common or signature.b)
+    multiplied = (common or spec.a, common or spec.b)
     if model.fraction_bits is not None and sum(fmt.mantissa_bits + 1 for fmt in multiplied) > PRODUCT_BITS:
         raise ValueError(
             f"the model multiplies {multiplied[0]} by {multiplied[1]}, whose products have more than the {PRODUCT_BITS} bits that a fused "
             "step adds; give a narrower multiplicand, such as f16, or fraction_bits=None"
         )
-    for fmt in (signature.a, signature.b):
-        if common is not None and not common.holds(fmt):
+    for fmt in (spec.a, spec.b):
+        if common is not None and not common.can_represent(fmt):
             raise ValueError(
                 f"the model converts A and B to {common} first, which does not hold every value of {fmt}; choose a wider format"
             )
@@ -59,7 +74,7 @@ def _check(model: Model, signature: Signature, block: int | None) -> None:
 
 def _check_chain(chain: int, together: bool, order: Order, k: int) -> None:
     """Raises ValueError for chains that are no whole steps, or that do not fill an instruction where they are added to each other."""
-    steps = order.steps_of_instruction(k)
+    steps = order.steps_per_instruction(k)
     whole, rest = divmod(chain * steps, k)
     if rest:
         raise ValueError(f"Model(chain={chain}): an instruction adds its {k} products in {steps} steps, and a chain must be whole steps")
@@ -69,8 +84,8 @@ def _check_chain(chain: int, together: bool, order: Order, k: int) -> None:
 
 def check_exact(a: Format, b: Format, scale: Format, products: int) -> None:
     """Raises ValueError if the sum of so many products, with its scales, would not be exact."""
-    largest = [2 ** (fmt.mantissa_bits + 1 + fmt.greatest_exponent - fmt.least_exponent) for fmt in (a, b)]
-    finite = all(fmt.specials == "none" and fmt.greatest_exponent - fmt.least_exponent + fmt.mantissa_bits < 8 for fmt in (a, b))
+    largest = [2 ** (fmt.mantissa_bits + 1 + fmt.max_exponent - fmt.min_exponent) for fmt in (a, b)]
+    finite = all(fmt.specials == "none" and fmt.max_exponent - fmt.min_exponent + fmt.mantissa_bits < 8 for fmt in (a, b))
     if not finite or products * largest[0] * largest[1] * 4 ** (scale.mantissa_bits + 1) > 2**24:
         raise ValueError(
             f"summed={products}: the exact sum of {products} products of {a} and {b}, times two scales of {scale}, does not fit 24 bits; "

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from tcemu import bits
-from tcemu.bits import Limbs
-from tcemu.formats import F64, Format, Number, Rounding, code_limbs, decode_limbs, encode_limbs, limbs_code
+from tcemu.base import bits
+from tcemu.base.bits import Limbs
+from tcemu.formats import F64, Format, Number, Rounding, codes_to_limbs, decode_limbs, encode_limbs, limbs_to_codes
 
 QUIET = 1 << 19  # the quiet bit of an f64 NaN, in its upper word
 INVALID_F64 = (0x00000000, 0xFFF80000)  # Inf x 0 and Inf - Inf, low word first
@@ -21,12 +21,12 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, fmt: Format, rounding: Roundin
     NaN: f32 and f16 give the canonical NaN; f64 the quieted first NaN in the order b, c, a, and 0xFFF8000000000000 for an invalid
     operation.
     """
-    x, y, z = (code_limbs(fmt, jnp.asarray(v)) for v in (a, b, c))
-    return limbs_code(fmt, fma_limbs(x, y, z, fmt, rounding))
+    x, y, z = (codes_to_limbs(fmt, jnp.asarray(v)) for v in (a, b, c))
+    return limbs_to_codes(fmt, fma_limbs(x, y, z, fmt, rounding))
 
 
 def fma_limbs(a: Limbs, b: Limbs, c: Limbs, fmt: Format, rounding: Rounding) -> Limbs:
-    """`fma` of codes in limbs. Everything is brought to one shape first: XLA computes what it broadcasts anew for every use."""
+    """`fma` of codes in limbs. The operands are brought to one shape first, since XLA recomputes a broadcast for every use."""
     a, b, c = _one_shape(a, b, c)
     x, y, z = (decode_limbs(fmt, v) for v in (a, b, c))
     product = Number(
@@ -51,7 +51,7 @@ def add_limbs(x: Limbs, y: Limbs, fmt: Format, rounding: Rounding = "RN") -> Lim
 
 def add(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
     """x + y, rounded once. Codes of `fmt` in and out; every NaN is the canonical one."""
-    return limbs_code(fmt, add_limbs(code_limbs(fmt, jnp.asarray(x)), code_limbs(fmt, jnp.asarray(y)), fmt, rounding))
+    return limbs_to_codes(fmt, add_limbs(codes_to_limbs(fmt, jnp.asarray(x)), codes_to_limbs(fmt, jnp.asarray(y)), fmt, rounding))
 
 
 def _one_shape(*operands: Limbs) -> tuple[Limbs, ...]:
@@ -64,7 +64,7 @@ def _is_zero(x: Number) -> Array:
 
 
 def _normalize(x: Number) -> tuple[Limbs, Array]:
-    """The magnitude with two bits free at the top, for the carry, and its exponent."""
+    """Returns the magnitude with two free bits at the top, for the carry, and its exponent."""
     shift = jnp.maximum(bits.leading_zeros(x.magnitude) - 2, 0)
     return bits.shift_left(x.magnitude, shift), x.exponent - shift
 
@@ -87,7 +87,7 @@ def _add(x: Number, y: Number, fmt: Format, rounding: Rounding) -> Limbs:
 
 
 def _f64_nans(d: Limbs, *operands: Limbs) -> Limbs:
-    """Put the payload rule of f64 in place of the canonical NaN; operands in order of precedence."""
+    """Replaces the canonical NaN by the payload rule of f64. operands: in order of precedence."""
     nan = decode_limbs(F64, d).nan
     d = bits.select(nan, tuple(jnp.full(nan.shape, word, jnp.uint32) for word in INVALID_F64), d)
     for low, high in reversed(operands):

@@ -1,26 +1,27 @@
-"""The arithmetic of an instruction as a value: `Model`, and `Signature`, what an engine must know of the instruction besides.
+"""The arithmetic of an instruction as a value: `Model`.
 
-What a field may be is said once, in LIMITS and FIXED. A field that may be traced is held to its limits in two ways. A value that is known
-raises where the Model is made. A traced value outside its limits makes every result NaN, and raises in checked mode (see `within_limits`).
+LIMITS and STATIC_FIELDS state the values that a field may have. A known value outside the limits raises where the Model is made. A traced
+value outside its limits makes every result NaN, and raises in checked mode (see `clip_to_limits`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jax.typing import ArrayLike
 
-from tcemu.formats import F16, F32, F64, ROUNDINGS, S32, Format, Rounding, cuts
+from tcemu.formats import F16, F32, F64, FORMATS, ROUNDINGS, S32, Format, Rounding, truncates
 
 MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper ones still fit an s32 (see `dot_add`)
-PRODUCT_BITS = 24  # of a product's significand in a fused step, which an f32 holds whole (see `dot_add`)
-BEYOND = 1 << 30  # outside the limits of every field, and an int32
-MODES = ROUNDINGS[:-1]  # of steps and alignment: all but the stochastic one
+PRODUCT_BITS = 24  # bits of a product's significand in a fused step, which an f32 holds exactly (see `fused_dot_add`)
+OUT_OF_RANGE = 1 << 30  # outside the limits of every field, and an int32
+ROUNDING_MODES = ROUNDINGS[:-1]  # rounding modes of steps and alignment: all but the stochastic one
 
 # the fields that may be traced: their least and greatest value; those that are roundings, as indices into MODES
 LIMITS: dict[str, tuple[int, int]] = {
@@ -28,34 +29,34 @@ LIMITS: dict[str, tuple[int, int]] = {
     "fraction_bits": (1, MAX_FRACTION_BITS),
     "floor": (-1024, 512),  # beyond every exponent that a term of a fused step has
     "result_bits": (1, F64.mantissa_bits),  # and no more than the result has
-    "rounding": (0, len(MODES) - 1),
-    "alignment": (0, len(MODES) - 1),
+    "rounding": (0, len(ROUNDING_MODES) - 1),
+    "alignment": (0, len(ROUNDING_MODES) - 1),
 }
-OPTIONAL = ("fraction_bits", "result_bits")  # which may be None
-ROUNDED = ("rounding", "alignment")  # which may be words
-WANTED = {  # how messages say what they may be
+OPTIONAL_FIELDS = ("fraction_bits", "result_bits")  # fields that may be None
+ROUNDING_FIELDS = ("rounding", "alignment")  # fields that may be words
+EXPECTED = {  # how messages say what they may be
     "terms": "an integer from {} to {}",
     "fraction_bits": "an integer from {} to {}, or None for exact",
     "floor": "an integer from {} to {}",
     "result_bits": "an integer from {} to {}, or None for all",
-    "rounding": f"one of {', '.join(MODES)}",
-    "alignment": f"one of {', '.join(MODES)}",
+    "rounding": f"one of {', '.join(ROUNDING_MODES)}",
+    "alignment": f"one of {', '.join(ROUNDING_MODES)}",
 }
-ELSEWHERE = {"fraction_bits": "; tcemu.study.surrogate takes a real number of bits, with gradients"}  # said besides of what is no integer
+HINTS = {"fraction_bits": "; tcemu.study.surrogate takes a real number of bits, with gradients"}  # said besides of what is no integer
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 # the fields that must be known before tracing: which values they may have, and how that is said
-FIXED: dict[str, tuple[Callable[[Any], bool], str]] = {
+STATIC_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "result": (lambda v: isinstance(v, Format) and v in (F16, F32, F64, S32), "f16, f32, f64 or s32, of tcemu.formats"),
     "multiplicand": (lambda v: v is None or (isinstance(v, Format) and not v.is_integer), "a float format of tcemu.formats, or None"),
-    "groups": (_count, "a number of groups, at least 1"),
-    "chain": (lambda v: v is None or v == "k" or _count(v), 'a number of products, "k" for those of one instruction, or None'),
+    "groups": (_is_count, "a number of groups, at least 1"),
+    "chain": (lambda v: v is None or v == "k" or _is_count(v), 'a number of products, "k" for those of one instruction, or None'),
     "together": (lambda v: isinstance(v, bool), "True or False"),
-    "summed": (lambda v: v is None or _count(v), "a number of products, or None"),
+    "summed": (lambda v: v is None or _is_count(v), "a number of products, or None"),
     "from_zero": (lambda v: isinstance(v, bool), "True or False"),
 }
 
@@ -65,34 +66,36 @@ FIXED: dict[str, tuple[Callable[[Any], bool], str]] = {
 class Model:
     """The arithmetic of an instruction, as a value: D = A·B + C by steps along K.
 
-    A step adds `terms` products and the running value in one fused sum and rounds it to `result`; with `fraction_bits=None` it is exact
+    A step adds `terms` products and the running value in one fused sum and rounds it to `result`. With `fraction_bits=None` a step is exact
     and has one product: an IEEE fused multiply-add. A step never reaches into the next instruction. Without `chain`, all steps follow each
-    other, from C on. With it, every chain of products starts from nothing, and its outcome is added to C, rounded RN.
+    other, beginning at C. With `chain`, every chain of products starts from nothing, and its sum is added to C, rounded RN.
 
     fraction_bits, floor, result_bits, terms, rounding and alignment may be integer arrays, so that `jax.vmap` sweeps them in one compiled
     program (rounding and alignment as indices into `formats.ROUNDINGS`). As a pytree a model has just its arrays as leaves. Traced values
-    outside the limits make all results NaN; in `tcemu.checked` functions they raise UndefinedBehaviour.
-    Each new combination of values that are no arrays is compiled anew, a second or more, and JAX keeps the program until
-    `jax.clear_caches()`. Arrays of one shape share one program, whatever their values.
-    Raises ValueError for values outside the limits and for fields that exclude each other.
+    outside the limits make all results NaN; in `tcemu.checked` functions they raise UndefinedBehaviour. Each new combination of values that
+    are not arrays is compiled anew, a second or more, and JAX keeps the program until `jax.clear_caches()`. Arrays of one shape share one
+    program, whatever their values.
+
+    Raises:
+        ValueError: A value is outside its limits, or fields exclude each other.
     """
 
     result: Format  # F32, F16 or F64, of every step; S32 for integers, which are exact and use no other field
     terms: int | Array = 16  # products in one step
     fraction_bits: int | Array | None = 25  # kept below the unit of the largest exponent in a step; None: exact
     floor: int | Array = -133  # the least exponent that a step aligns to
-    rounding: Rounding = "RZ"  # of a step: "RN", "RZ", "RM" or "RP"
+    rounding: Rounding = "RZ"  # rounding of a step: "RN", "RZ", "RM" or "RP"
     result_bits: int | Array | None = None  # fraction bits that a step's result keeps; None: all of `result`
     multiplicand: Format | None = None  # A and B are converted to it first, exactly; exact steps convert them to `result` by themselves
-    groups: int = 1  # an instruction's products are dealt out in pairs to so many groups, which are then walked one after the other
+    groups: int = 1  # an instruction's products are dealt out in pairs to so many groups, which are then reduced one after the other
     chain: int | str | None = None  # products in a chain; "k": those of one instruction
     together: bool = False  # the chains of one instruction are added to each other, and their sum to C
     summed: int | None = None  # products that are first added exactly, then scaled and aligned as one term (block scaling of 4-bit types)
-    alignment: Rounding = "RZ"  # of a term to the bits that are kept: "RZ" cuts it, as every known unit does; "RN", "RM", "RP" are what-if
+    alignment: Rounding = "RZ"  # rounding of an aligned term: "RZ" truncates, as every known unit does; "RN", "RM", "RP" are what-if
     from_zero: bool = False  # an exact chain starts from +0, so that products that are all -0 sum to +0; else from its first product
 
     def __post_init__(self) -> None:
-        for name, (allowed, wanted) in FIXED.items():
+        for name, (allowed, wanted) in STATIC_FIELDS.items():
             value = getattr(self, name)
             if isinstance(value, np.integer | np.bool_):
                 object.__setattr__(self, name, value := value.item())
@@ -101,48 +104,48 @@ class Model:
             if not allowed(value):
                 self._refuse(name, wanted)
         for name in LIMITS:
-            object.__setattr__(self, name, self._within(name, getattr(self, name)))
+            object.__setattr__(self, name, self._validated(name, getattr(self, name)))
         self._check_together()
 
     def _refuse(self, field: str, wanted: str) -> None:
         raise ValueError(f"Model({field}={getattr(self, field)!r}): {field} must be {wanted}")
 
-    def _within(self, name: str, value: Any) -> Any:
+    def _validated(self, name: str, value: Any) -> Any:
         """The value of a field of LIMITS, arrays as int32; or an error that says what it may be."""
-        if (value is None and name in OPTIONAL) or (name in ROUNDED and isinstance(value, str) and value in MODES):
+        if (value is None and name in OPTIONAL_FIELDS) or (name in ROUNDING_FIELDS and isinstance(value, str) and value in ROUNDING_MODES):
             return value
         if isinstance(value, Tracer):
-            if not _of_integers(value):
-                raise ValueError(f"Model({name}=...): got traced {value.dtype}; {name} must be {self._wanted(name, value)}")
+            if not _is_integer_valued(value):
+                raise ValueError(f"Model({name}=...): got traced {value.dtype}; {name} must be {self._expected(name, value)}")
             if value.dtype.itemsize >= 4 and value.dtype != jnp.int32:  # what does not fit an int32 must not wrap into the limits
                 info = jnp.iinfo(value.dtype)
-                value = jnp.clip(value, max(info.min, -BEYOND), min(info.max, BEYOND))
+                value = jnp.clip(value, max(info.min, -OUT_OF_RANGE), min(info.max, OUT_OF_RANGE))
             return value.astype(jnp.int32)
         least, greatest = self.limits(name)
-        if not _of_integers(value) or ((np.asarray(value) < least) | (np.asarray(value) > greatest)).any():
-            self._refuse(name, self._wanted(name, value))
+        if not _is_integer_valued(value) or ((np.asarray(value) < least) | (np.asarray(value) > greatest)).any():
+            self._refuse(name, self._expected(name, value))
         if isinstance(value, int):
-            return MODES[value] if name in ROUNDED else value
+            return ROUNDING_MODES[value] if name in ROUNDING_FIELDS else value
         return jnp.asarray(value, jnp.int32)
 
-    def _wanted(self, name: str, value: Any) -> str:
-        """What a field of LIMITS may be, in words for who gave this value."""
-        wanted = WANTED[name].format(*self.limits(name))
+    def _expected(self, name: str, value: Any) -> str:
+        """Describes the values that a field of LIMITS may have, for a message about this value."""
+        wanted = EXPECTED[name].format(*self.limits(name))
         if isinstance(value, int | np.integer):
             wanted = wanted.removeprefix("an integer ")
-        return wanted if _of_integers(value) else wanted + ELSEWHERE.get(name, "")
+        return wanted if _is_integer_valued(value) else wanted + HINTS.get(name, "")
 
     def limits(self, name: str) -> tuple[int, int]:
-        """The least and the greatest value of a field that may be traced."""
+        """Returns the least and the greatest value of a field that may be traced."""
         least, greatest = LIMITS[name]
         return least, min(greatest, self.result.mantissa_bits) if name == "result_bits" and self.result.mantissa_bits else greatest
 
     def _check_together(self) -> None:
-        """The fields that exclude each other."""
+        """Raises ValueError for fields that exclude each other."""
         exact = self.fraction_bits is None
         if exact and not (isinstance(self.terms, int) and self.terms == 1):
             self._refuse("terms", "1 where fraction_bits is None: an exact step is a fused multiply-add")
-        if exact and not cuts(self.alignment):
+        if exact and not truncates(self.alignment):
             self._refuse("alignment", '"RZ" where fraction_bits is None: nothing is cut')
         if exact and self.result_bits is not None:
             self._refuse("result_bits", "None where fraction_bits is None: an exact step keeps all bits of its result")
@@ -162,19 +165,27 @@ class Model:
             )
 
     @property
-    def common(self) -> Format | None:
-        """The format that A and B are converted to before they are multiplied; None: they stay as they are."""
+    def common_format(self) -> Format | None:
+        """The format to which A and B are converted before they are multiplied; None: they are not converted."""
         if self.result.is_integer:
             return None
         return self.result if self.fraction_bits is None else self.multiplicand
 
     def uses_only(self, *names: str) -> bool:
-        """All other fields have their defaults: for code that knows these fields, and must refuse what it does not know."""
+        """Returns whether all other fields have their defaults, for code that knows these fields and must reject the rest."""
         others = (f for f in fields(self) if f.name not in names)
         return all(type(value := getattr(self, f.name)) is type(f.default) and value == f.default for f in others)
 
     def replace(self, **changes: Any) -> "Model":
-        """The model with some fields changed. Raises TypeError for an unknown field."""
+        """Return the model with some fields changed.
+
+        Args:
+            changes: New values by the names of fields.
+
+        Raises:
+            TypeError: A field is unknown.
+            ValueError: As for a new model.
+        """
         return replace(self, **changes)
 
     def tree_flatten(self) -> tuple[list, tuple]:
@@ -192,43 +203,15 @@ class Model:
         return model
 
 
-class Signature(NamedTuple):
-    """What `program.multiply_add` must know of an instruction besides its model."""
-
-    a: Format
-    b: Format
-    c: Format
-    d: Format
-    k: int  # products of one instruction
-    rounding: str | None = None  # the instruction's own, in place of the model's (f64)
-    clamp: bool = False  # .satfinite
-    bit_op: str | None = None  # "xor" or "and", for b1
-    scale: Format | None = None  # of the block scales
-    scale_vec: int = 0  # block scales of one instruction, for a row of A or a column of B
-    native: Any = None  # how a GPU's own instruction may compute it, `tcemu.native.products.Native`; None: it is emulated
-
-
-Scales = tuple[ArrayLike, ArrayLike]
-
-
-class Promotion(NamedTuple):
-    """What happens to sums outside the instruction: a part of K begins at +0, and what it leaves is added to an f32 sum, rounded RN."""
-
-    instructions: int  # of a part
-    # None, or each part is multiplied first, by the f32 product of a scale of its rows and one of its columns: sum = fma(scale, part, sum).
-    # How many rows of A, and how many columns of B, share one; None: all
-    reach: tuple[int | None, int | None] | None
-
-
-def _of_integers(value: Any) -> bool:
-    """An integer, or an array of them, traced or not. A bool is none."""
+def _is_integer_valued(value: Any) -> bool:
+    """Returns whether the value is an integer, or an array of integers, traced or not. Booleans are rejected."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer | np.ndarray | jax.Array):
         return False
     return jnp.issubdtype(value.dtype if isinstance(value, jax.Array) else np.asarray(value).dtype, jnp.integer)
 
 
-def within_limits(model: Model) -> tuple[Model, Array | None]:
-    """The model with its traced fields cut to their limits, and whether none of them was outside: bool, or None if none is traced.
+def clip_to_limits(model: Model) -> tuple[Model, Array | None]:
+    """Clips traced fields to their limits; returns the model, and bool: all were inside (None if no field is traced).
 
     Raises ValueError for a field that is an array of several values: `jax.vmap` gives each its own.
     """
@@ -247,3 +230,70 @@ def within_limits(model: Model) -> tuple[Model, Array | None]:
         if name == "terms" and model.summed is not None:
             inside.append(value % model.summed == 0)
     return (model.replace(**cut), jnp.all(jnp.stack(inside))) if inside else (model, None)
+
+
+# ---- models changed by text
+
+
+CHAIN_OF_AN_INSTRUCTION = "k"  # the one word that a number of products may be
+
+
+class WhatIfField:
+    """One field of `Model` as text: the values that its words stand for, and whether it may be any whole number."""
+
+    def __init__(self, name: str, kind: Any) -> None:
+        kinds = get_args(kind) or (kind,)
+        self.name, self.is_number = name, int in kinds
+        self.is_format = Format in kinds
+        self.values: dict[str, Any] = {}
+        if self.is_format:
+            self.values |= FORMATS
+        if kind == Rounding:
+            self.values |= {word: word for word in ROUNDING_MODES}
+        elif str in kinds:
+            self.values[CHAIN_OF_AN_INSTRUCTION] = CHAIN_OF_AN_INSTRUCTION
+        if bool in kinds:
+            self.values |= {"True": True, "False": False}
+        if type(None) in kinds:
+            self.values["None"] = None
+
+    def parse(self, word: str) -> Any:
+        """Returns the value that a word stands for in this field. Raises ValueError."""
+        if word in self.values:
+            return self.values[word]
+        if self.is_number and word.removeprefix("-").isdecimal():
+            return int(word)
+        raise ValueError(f"{self.name}: got {word!r}; wanted {self.expected}")
+
+    @property
+    def expected(self) -> str:
+        """The words that this field takes, as text."""
+        allowed = [*(["a whole number"] if self.is_number else []), *self.values]
+        return allowed[0] if len(allowed) == 1 else f"{', '.join(allowed[:-1])} or {allowed[-1]}"
+
+
+@cache
+def what_if_fields() -> dict[str, WhatIfField]:
+    """Every field of `Model` by its name, the formats last."""
+    kinds = get_type_hints(Model)
+    known = [WhatIfField(field.name, kinds[field.name]) for field in fields(Model)]
+    return {field.name: field for field in sorted(known, key=lambda field: field.is_format)}
+
+
+def what_if(model: Model, text: str) -> Model:
+    """The model with the fields that stand in `text` changed.
+
+    text: FIELD=VALUE[,FIELD=VALUE...], such as "fraction_bits=24,terms=8", "from_zero=False" or "multiplicand=f16". The fields are those of
+    `Model`, the values are as Python writes them, formats by their names.
+    Raises ValueError for an unknown field, for a value that the field does not take, and for a model that cannot be.
+    """
+    known, changes = what_if_fields(), {}
+    for part in text.split(","):
+        name, _, word = (piece.strip() for piece in part.partition("="))
+        if not word:
+            raise ValueError(f"{part!r} is no FIELD=VALUE; the fields are {', '.join(known)}")
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise ValueError(f"unknown field {name!r}{f', did you mean {near[0]!r}?' if near else ''}; the fields are {', '.join(known)}")
+        changes[name] = known[name].parse(word)
+    return model.replace(**changes)

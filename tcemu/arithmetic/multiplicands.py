@@ -1,6 +1,6 @@
-"""Multiplicands and their block scales, decoded once a matrix: codes -> significands and exponents.
+"""Multiplicands and their block scales, decoded once a matrix: from codes to significands and exponents.
 
-Zeros and specials ride on the exponent, so that one maximum finds the alignment of a step and shows whether a special takes part.
+Zeros and specials are marked in the exponent, so that one maximum finds the alignment of a step and shows whether a special takes part.
 """
 
 from typing import NamedTuple
@@ -12,23 +12,24 @@ from jax.typing import ArrayLike
 
 from tcemu.formats import F32, Format, decode
 
-ZERO_EXPONENT = -(1 << 18)  # of what takes no part in the alignment
-SPECIAL_EXPONENT = 1 << 20  # of Inf and NaN
+ZERO_EXPONENT = -(1 << 18)  # exponent of a term that takes no part in the alignment
+SPECIAL_EXPONENT = 1 << 20  # exponent of Inf and NaN
 
 
-class Scale(NamedTuple):
+class DecodedScales(NamedTuple):
     """Block scales decoded, one for each product of a row of A or a column of B: (significand) * 2^exponent."""
 
     significand: Array  # f32 integer, in units of its format's last place at exponent 0; a NaN's is 0
     exponent: Array  # int32; SPECIAL_EXPONENT for NaN
 
 
-class Operand(NamedTuple):
-    """A multiplicand decoded for `dot_add`. Two arrays of the codes' shape.
+class Multiplicand(NamedTuple):
+    """A multiplicand decoded for `fused_dot_add`: two arrays of the codes' shape.
 
     significand: f32, signed. If every product of the two formats is a normal f32 (`is_compact`) and there are no scales, the value
         itself; else the integer significand. NaN: 0. Inf: +1 or -1.
-    exponent: int32, that of the value as rule 2 of `dot_add` counts it; ZERO_EXPONENT for 0, SPECIAL_EXPONENT for Inf and NaN.
+    exponent: int32, the exponent of the value as rule 2 of `fused_dot_add` counts it; ZERO_EXPONENT for 0, SPECIAL_EXPONENT for Inf and
+        NaN.
     """
 
     significand: Array
@@ -36,36 +37,38 @@ class Operand(NamedTuple):
 
 
 def is_compact(a: Format, b: Format) -> bool:
-    """Every product of two non-zero values is a normal f32, with room for the alignment: the values themselves can be multiplied."""
-    least = a.least_exponent - a.mantissa_bits + b.least_exponent - b.mantissa_bits
-    greatest = a.greatest_exponent + b.greatest_exponent + 2
-    return least >= F32.least_exponent and greatest <= F32.greatest_exponent
+    """Returns whether every product of two non-zero values is a normal f32, with room for the alignment, so that values can be
+    multiplied.
+    """
+    least = a.min_exponent - a.mantissa_bits + b.min_exponent - b.mantissa_bits
+    greatest = a.max_exponent + b.max_exponent + 2
+    return least >= F32.min_exponent and greatest <= F32.max_exponent
 
 
 def power_of_two(exponent: ArrayLike) -> Array:
-    """f32 2^exponent, by its bits; 0 below the normal range. exponent: int32 <= 127."""
+    """Returns f32 2^exponent, made of its bits; 0 below the normal range. exponent: int32 <= 127."""
     return lax.bitcast_convert_type(jnp.maximum(jnp.asarray(exponent) + F32.bias, 0) << F32.mantissa_bits, jnp.float32)
 
 
-def scale(fmt: Format, codes: ArrayLike) -> Scale:
+def decode_scales(fmt: Format, codes: ArrayLike) -> DecodedScales:
     """Decode the codes of block scales."""
     number = decode(fmt, codes)
     significand = jnp.where(number.nan, 0, number.magnitude[0]).astype(jnp.int32).astype(jnp.float32)
-    return Scale(significand, jnp.where(number.nan, SPECIAL_EXPONENT, number.exponent + fmt.mantissa_bits))
+    return DecodedScales(significand, jnp.where(number.nan, SPECIAL_EXPONENT, number.exponent + fmt.mantissa_bits))
 
 
-def spread(fmt: Format, codes: Array, scales: ArrayLike, axis: int) -> tuple[Array, Scale]:
-    """Codes [..., M, K] (axis -1) or [..., K, N] (axis -2) with the batch axes of their scales, and a scale for each code.
+def spread_scales(fmt: Format, codes: Array, scales: ArrayLike, axis: int) -> tuple[Array, DecodedScales]:
+    """Returns codes [..., M, K] (axis -1) or [..., K, N] (axis -2) with the batch axes of their scales, and a scale for each code.
 
     fmt: of the scales; scales: codes [..., M, S] or [..., S, N].
     """
     scales = jnp.asarray(scales)
     batch = jnp.broadcast_shapes(codes.shape[:-2], scales.shape[:-2])
     codes, scales = (jnp.broadcast_to(v, (*batch, *v.shape[-2:])) for v in (codes, scales))
-    return codes, jax.tree.map(lambda v: jnp.repeat(v, codes.shape[axis] // scales.shape[axis], axis=axis), scale(fmt, scales))
+    return codes, jax.tree.map(lambda v: jnp.repeat(v, codes.shape[axis] // scales.shape[axis], axis=axis), decode_scales(fmt, scales))
 
 
-def operand(fmt: Format, codes: ArrayLike, other: Format, scales: Scale | None = None) -> Operand:
+def decode_multiplicand(fmt: Format, codes: ArrayLike, other: Format, scales: DecodedScales | None = None) -> Multiplicand:
     """Decode the codes of one multiplicand, whose partner has the format `other`.
 
     scales: powers of two, of the codes' shape, whose exponents join those of the values; a NaN among them makes its values NaN.
@@ -81,9 +84,9 @@ def operand(fmt: Format, codes: ArrayLike, other: Format, scales: Scale | None =
         magnitude = magnitude * power_of_two(number.exponent)
     magnitude = jnp.where(number.nan, 0.0, jnp.where(number.infinite, 1.0, magnitude))
     exponent = jnp.where(number.magnitude[0] == 0, ZERO_EXPONENT, exponent)
-    return Operand(jnp.where(number.negative, -magnitude, magnitude), jnp.where(special, SPECIAL_EXPONENT, exponent))
+    return Multiplicand(jnp.where(number.negative, -magnitude, magnitude), jnp.where(special, SPECIAL_EXPONENT, exponent))
 
 
-def has_special(x: Operand) -> Array:
-    """bool [..., 1, 1]: an Inf or NaN stands somewhere in the matrix."""
+def has_special(x: Multiplicand) -> Array:
+    """Returns bool [..., 1, 1]: there is an Inf or NaN in the matrix."""
     return jnp.any(x.exponent == SPECIAL_EXPONENT, axis=(-2, -1), keepdims=True)

@@ -1,11 +1,11 @@
-"""In which order products are added: groups, steps and chains along K.
+"""Order in which products are added: groups, steps and chains along K.
 
-One instruction has `k` products. They are dealt out in pairs to `groups`: pair number p goes to group p mod `groups`. The groups are walked
+One instruction has `k` products. They are assigned in pairs to `groups`: pair number p goes to group p mod `groups`. The groups are reduced
 one after the other, each in steps of `terms` products; the last step of a group may be short. Without chains the steps follow each other
 from C on. With chains, so many steps start from nothing, and their outcome is added to C.
 
-The engine (`program`), the coverage of fuzzing and the inference of black boxes read the order here. The reference in `explanation.steps`
-has it a second time on purpose: it shares no code with the engine.
+The engine, the coverage of fuzzing and the inference of black boxes read the order here. The reference in `arithmetic.reference` states it
+a second time on purpose: it shares no code with the engine.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Order:
     together: bool = False  # the chains of one instruction are added to each other, and their sum to C
 
     @classmethod
-    def of(cls, model: Model, k: int) -> "Order":
+    def from_model(cls, model: Model, k: int) -> "Order":
         """The order of a model whose instruction has k products."""
         return cls(model.terms if isinstance(model.terms, int) else k, model.groups, model.chain, model.together)
 
@@ -35,17 +35,17 @@ class Order:
         """Products that one step has room for: a step reaches neither into the next group nor into the next instruction."""
         return min(self.terms, k // self.groups)
 
-    def steps_of_instruction(self, k: int) -> int:
+    def steps_per_instruction(self, k: int) -> int:
         return self.groups * -(-k // (self.groups * self.step_size(k)))
 
-    def steps_of_chain(self, k: int) -> int | None:
+    def steps_per_chain(self, k: int) -> int | None:
         """Steps in a chain, at least one; None where there are no chains."""
         if self.chain is None:
             return None
-        steps = self.steps_of_instruction(k)
+        steps = self.steps_per_instruction(k)
         return steps if isinstance(self.chain, str) else max(1, self.chain * steps // k)
 
-    def dealt(self, products: Any, k: int) -> Any:
+    def deal(self, products: Any, k: int) -> Any:
         """[K, ...] of whole instructions, NumPy or JAX: the products of each instruction, group after group."""
         if self.groups == 1:
             return products
@@ -54,13 +54,13 @@ class Order:
 
     def steps(self, k: int) -> list[list[int]]:
         """The products of each step of one instruction, by their numbers along K."""
-        groups, size = self.dealt(np.arange(k), k).reshape(self.groups, -1), self.step_size(k)
+        groups, size = self.deal(np.arange(k), k).reshape(self.groups, -1), self.step_size(k)
         return [group[at : at + size].tolist() for group in groups for at in range(0, len(group), size)]
 
     def chains(self, k: int) -> list[list[list[int]]]:
         """The steps of one instruction, chain by chain; one chain of all where there are none."""
-        return _in_runs(self.steps(k), self.steps_of_chain(k) or self.steps_of_instruction(k))
+        return _split_runs(self.steps(k), self.steps_per_chain(k) or self.steps_per_instruction(k))
 
 
-def _in_runs(items: Sequence[Any], length: int) -> list[Any]:
+def _split_runs(items: Sequence[Any], length: int) -> list[Any]:
     return [list(items[at : at + length]) for at in range(0, len(items), length)]

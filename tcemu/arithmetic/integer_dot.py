@@ -8,26 +8,26 @@ from functools import partial
 import jax.numpy as jnp
 from jax import Array, lax
 
+from tcemu.base.meshes import match_varying_axes
 from tcemu.formats import Format, decode
-from tcemu.meshes import alike
 
 BLOCK = 256  # products in one float dot: 256 * 255 * 255 < 2^24
 
 
-def values(fmt: Format, codes: Array) -> Array:
-    """Codes of a format of at most 8 bits -> f32 values."""
+def decode_integers(fmt: Format, codes: Array) -> Array:
+    """Decodes codes of a format of at most 8 bits into f32 values."""
     number = decode(fmt, codes)
     magnitude = number.magnitude[0].astype(jnp.int32)
     return jnp.where(number.negative, -magnitude, magnitude).astype(jnp.float32)
 
 
-def lowest(fmt: Format) -> int:
-    """-128 or 0, a lower bound of the format's values."""
+def min_value(fmt: Format) -> int:
+    """Returns -128 or 0, a lower bound of the format's values."""
     return -128 if fmt.signed else 0
 
 
-def dot(a: Array, b: Array, lowest: tuple[int, int] = (-128, -128)) -> Array:
-    """int32 [..., M, N]: a [..., M, K] times b [..., K, N], f32 integers of at most 8 bits, summed modulo 2^32.
+def integer_dot(a: Array, b: Array, lowest: tuple[int, int] = (-128, -128)) -> Array:
+    """Returns int32 [..., M, N]: a [..., M, K] times b [..., K, N], f32 integers of at most 8 bits, summed modulo 2^32.
 
     lowest: the least value of either's format, -128 or 0.
     """
@@ -58,7 +58,7 @@ def _by_floats(a: Array, b: Array) -> Array:
     a = jnp.moveaxis(a.reshape(*a.shape[:-1], blocks, -1), -2, 0)
     b = jnp.moveaxis(b.reshape(*b.shape[:-2], blocks, -1, b.shape[-1]), -3, 0)
     total = jnp.zeros((*jnp.broadcast_shapes(a.shape[1:-2], b.shape[1:-2]), a.shape[-2], b.shape[-1]), jnp.int32)
-    total, a, b = alike(total, a, b)
+    total, a, b = match_varying_axes(total, a, b)
 
     def add_block(total: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
         return total + jnp.matmul(*block, precision=lax.Precision.HIGHEST).astype(jnp.int32), None
@@ -66,14 +66,14 @@ def _by_floats(a: Array, b: Array) -> Array:
     return lax.scan(add_block, total, (a, b))[0]
 
 
-def clamping_add(c: Array, s: Array) -> Array:
-    """The exact c + s clamped to the s32 range; int32 in and out."""
+def add_clamped(c: Array, s: Array) -> Array:
+    """Returns the exact c + s clamped to the s32 range; int32 in and out."""
     total = c + s
     overflow = ((c ^ total) & (s ^ total)) < 0
     return jnp.where(overflow, jnp.where(c < 0, jnp.int32(-(2**31)), jnp.int32(2**31 - 1)), total)
 
 
 def xor_popcount(a: Array, b: Array) -> Array:
-    """int32 [..., M, N]: set bits of row XOR column, |a| + |b| - 2 |a AND b|; a [..., M, K] and b [..., K, N] hold 0.0 and 1.0."""
-    count = lambda x, axis: jnp.sum(x.astype(jnp.int32), axis=axis, keepdims=True)  # noqa: E731
-    return count(a, -1) + count(b, -2) - 2 * dot(a, b)
+    """Returns int32 [..., M, N]: set bits of row XOR column, |a| + |b| - 2 |a AND b|; a [..., M, K] and b [..., K, N] hold 0.0 and 1.0."""
+    count = lambda x, axis: jnp.sum(x.astype(jnp.int32), axis=axis, keepdims=True)
+    return count(a, -1) + count(b, -2) - 2 * integer_dot(a, b)

@@ -1,0 +1,102 @@
+"""Products and quotients of floats on integers, exact or rounded once.
+
+Source: IEEE 754-2019, 5.4.1, 6.1 to 6.3. Subnormals are kept; every NaN is the canonical one.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from tcemu.base import bits
+from tcemu.base.compilation import compile_once
+from tcemu.formats import F32, F64, Format, Number, decode, encode
+
+
+def exact_product(x: Number, y: Number) -> Number:
+    """x * y, exact: the limbs of both, side by side. The two have one shape."""
+    infinite = x.infinite | y.infinite
+    return Number(
+        x.negative != y.negative,
+        bits.multiply(x.magnitude, y.magnitude),
+        x.exponent + y.exponent,
+        x.nan | y.nan | (infinite & (_is_zero(x) | _is_zero(y))),
+        infinite,
+    )
+
+
+def multiply_on_integers(x: Array, y: Array, fmt: Format, rounding: str = "RN") -> Array:
+    """x * y, rounded once, as every device can do it. Codes of `fmt` in and out, which has 32 bits or fewer; x and y broadcast."""
+    return _multiply(fmt, rounding, *broadcast_words(x, y, fmt))
+
+
+@compile_once(0, 1)
+def _multiply(fmt: Format, rounding: str, x: Array, y: Array) -> Array:
+    return encode(fmt, exact_product(decode(fmt, x), decode(fmt, y)), rounding)
+
+
+def divide_on_integers(x: Array, y: Array, fmt: Format, rounding: str = "RN") -> Array:
+    """x / y, rounded once, as every device can do it. Codes of `fmt` in and out, which has 32 bits or fewer; x and y broadcast."""
+    return _divide(fmt, rounding, *broadcast_words(x, y, fmt))
+
+
+@compile_once(0, 1)
+def _divide(fmt: Format, rounding: str, x: Array, y: Array) -> Array:
+    u, v = decode(fmt, x), decode(fmt, y)
+    kept = fmt.mantissa_bits + 1
+    n, n_exponent = _normalize(u, kept)
+    d, d_exponent = _normalize(v, kept)
+    d = jnp.maximum(d, 1)  # of a zero nothing of the division is used
+    # Long division, 7 bits at a time; kept + 2 bits or more, so that the last one may stand for the rest. A loop, into which XLA cannot
+    # copy what n and d come from, once for each use.
+    count = -(-(kept + 2) // 7)
+
+    def digits(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        quotient, rest = state[0], state[1] << 7
+        return (quotient << 7) | (rest // d), rest % d
+
+    quotient, rest = lax.fori_loop(0, count, digits, (n // d, n % d))
+    inexact = rest != 0
+    u_zero, v_zero = _is_zero(u), _is_zero(v)
+    infinite = u.infinite | (v_zero & ~u_zero)
+    number = Number(
+        u.negative != v.negative,
+        (jnp.where(u_zero | v.infinite, 0, quotient | inexact),),
+        n_exponent - d_exponent - 7 * count,
+        u.nan | v.nan | (u_zero & v_zero) | (u.infinite & v.infinite),
+        infinite,
+    )
+    return encode(fmt, number, rounding)
+
+
+def nearest_quotient(x: Array, y: Array, guess: Array) -> Array:
+    """x / y, rounded to nearest once: f32 codes, normal ones, also of the quotient; x may be zero.
+
+    guess: the code of a magnitude two units off at most. Where y is a constant, XLA may multiply by a rounded 1 / y, and be one off.
+    """
+    hidden = jnp.uint32(1 << F32.mantissa_bits)
+    (of_x, m), (of_y, d) = ((v & F32.infinity, v & (hidden - 1) | hidden) for v in (x, y))
+    less = jnp.uint32(m < d)
+    least = of_x - of_y + (jnp.uint32(F32.bias) - less) * hidden  # of the quotient's binade, in which a code more is a unit more
+    # what guess * y lacks of x, in units of the last places of both: it is below 2^27, so that what overflows does no harm
+    rest = lax.bitcast_convert_type((m << (F32.mantissa_bits + less)) - (guess - least + hidden) * d, jnp.int32) * 2
+    d = d.astype(jnp.int32)  # a quotient is never in the middle between two floats
+    units = sum((rest > d * i).astype(jnp.int32) - (rest < -d * i).astype(jnp.int32) for i in (1, 3))
+    magnitude = guess + lax.bitcast_convert_type(units, jnp.uint32)
+    return jnp.where(x << 1 == 0, 0, magnitude) | ((x ^ y) & jnp.uint32(1 << 31))
+
+
+def broadcast_words(x: Array, y: Array, fmt: Format) -> tuple[Array, Array]:
+    """Broadcast codes of a float format of 32 bits or fewer against each other."""
+    assert fmt != F64 and not fmt.is_integer
+    # each operation starts from words: of a chain in one kernel XLA copies each link into all its uses, and compiles for minutes
+    x, y = jnp.broadcast_arrays(*lax.optimization_barrier((x, y)))
+    return x, y
+
+
+def _is_zero(x: Number) -> Array:
+    return bits.is_zero(x.magnitude) & ~x.nan & ~x.infinite
+
+
+def _normalize(x: Number, kept: int) -> tuple[Array, Array]:
+    """The magnitude with its leading one at bit kept - 1, and its exponent."""
+    shift = bits.leading_zeros(x.magnitude) - (bits.LIMB_BITS - kept)
+    return bits.shift_left(x.magnitude, shift)[0], x.exponent - shift

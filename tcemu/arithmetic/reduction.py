@@ -1,0 +1,317 @@
+"""The portable reduction over K: every step, in the order that `order` gives, as plain JAX operations on any device.
+
+There are three kinds of step: fused dot-adds, fused dot-adds over groups (both in `fused_dot_add`), and fused multiply-adds (`fma`). For
+each kind the multiplicands are brought to one form, with the steps as the leading axis, and one function computes a step.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from tcemu.arithmetic.fma import add_limbs, fma_limbs
+from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, deal_groups, decode_in_units, fused_dot_add, grouped_dot_add
+from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, DecodedScales, Multiplicand, decode_multiplicand, has_special, spread_scales
+from tcemu.arithmetic.order import Order
+from tcemu.arithmetic.product_spec import ProductSpec, Scales
+from tcemu.base.bits import Limbs
+from tcemu.base.compilation import compile_once
+from tcemu.base.meshes import match_varying_axes
+from tcemu.formats import ROUNDINGS, Format, codes_to_limbs, convert, limbs_to_codes
+
+COLUMNS = 128  # columns of D in a block: a step's part of B then stays in the first-level cache
+ELEMENTS = 1 << 17  # elements of D in a block
+
+
+Advance = Callable[[Limbs, Any], Limbs]  # (running value, one step's products) -> the next running value
+
+
+@compile_once(1)
+def reduce_k(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+    """Computes D = A·B + C by all steps and returns codes of `spec.d`.
+
+    a, b: codes in the formats that are multiplied; c: codes in the format of the steps' results.
+    """
+    words = spec.a.words - 1
+    a_scales = b_scales = None
+    if scales is not None:
+        assert spec.scale is not None
+        rank = max(map(jnp.ndim, (a, b, *scales)))  # one rank for all: the products, and groups of them, become a leading axis
+        a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
+        (a, a_scales), (b, b_scales) = spread_scales(spec.scale, a, a_codes, -1), spread_scales(spec.scale, b, b_codes, -2)
+    order = Order.from_model(model, spec.k)
+    if model.fraction_bits is not None and model.summed is None:
+        x = _split_steps(order, spec, decode_multiplicand(spec.a, a, spec.b, a_scales), -1)
+        y = _split_steps(order, spec, decode_multiplicand(spec.b, b, spec.a, b_scales), -2)
+        steps = partial(_reduce_fused, model, spec, order)
+        return reduce_in_blocks(_rounded_per_instruction(steps, model, spec, order.steps_per_instruction(spec.k)), c, x, y)
+    k_first = lambda v, axis: order.deal(jnp.moveaxis(v, axis, 0), spec.k)
+    sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
+    products = tuple(jax.tree.map(partial(k_first, axis=axis), side) for side, axis in sides if side is not None)
+    steps = partial(_reduce_exact if model.fraction_bits is None else _reduce_grouped, model, spec, order)
+    return _rounded_per_instruction(steps, model, spec, spec.k)(c, *products)
+
+
+def _rounded_per_instruction(steps: Callable[..., Array], model: Model, spec: ProductSpec, length: int) -> Callable[..., Array]:
+    """Returns the steps. Where D has another format than their results, each instruction's sum is rounded to it, and the next one starts
+    from the rounded sum.
+
+    length: entries of one instruction along the leading axis of the products.
+    """
+    if spec.d == model.result:
+        return steps
+
+    def instructions(c: Array, *products: Any) -> Array:
+        def instruction(running: Array, products: tuple) -> tuple[Array, None]:
+            d = convert(model.result, spec.d, steps(running, *products))
+            return convert(spec.d, model.result, d), None
+
+        products = jax.tree.map(lambda v: v.reshape(-1, length, *v.shape[1:]), products)
+        return convert(model.result, spec.d, lax.scan(instruction, c, products)[0])
+
+    return instructions
+
+
+# ---- fused dot-adds
+
+
+class StepOperand(NamedTuple):
+    """One multiplicand's part in the steps. Leading axis: the steps."""
+
+    operand: Multiplicand  # [steps, ..., M, terms] or [steps, ..., terms, N]
+    special: Array  # bool [steps, ..., 1, 1]
+
+
+def _split_steps(order: Order, spec: ProductSpec, x: Multiplicand, axis: int) -> StepOperand:
+    """Splits [..., K, ...], K at `axis`, into steps. The last step of a group is filled with zeros, which take no part."""
+    group, terms = spec.k // order.groups, order.step_size(spec.k)
+
+    def cut(v: Array, nothing: float) -> Array:
+        at = v.ndim + axis
+        before, after = v.shape[:at], v.shape[at + 1 :]
+        if order.groups > 1:
+            v = jnp.moveaxis(order.deal(jnp.moveaxis(v, at, 0), spec.k), 0, at)
+        v = v.reshape(*before, -1, group, *after)
+        v = jnp.pad(v, [(0, 0)] * (at + 1) + [(0, -group % terms)] + [(0, 0)] * len(after), constant_values=nothing)
+        return jnp.moveaxis(v.reshape(*before, -1, terms, *after), at, 0)
+
+    cut_operand = Multiplicand(significand=cut(x.significand, 0), exponent=cut(x.exponent, ZERO_EXPONENT))
+    return StepOperand(cut_operand, has_special(cut_operand))
+
+
+def _reduce_fused(model: Model, spec: ProductSpec, order: Order, c: Array, x: StepOperand, y: StepOperand) -> Array:
+    """Reduces K by steps of `fused_dot_add`, beginning at c, [..., M, N] in `model.result`."""
+
+    def step(accumulator: Limbs, products: tuple[StepOperand, StepOperand]) -> Limbs:
+        x, y = products
+        special = jnp.any(x.special) | jnp.any(y.special)
+        start = lax.cond(special, partial(absorb_specials, model.result), lambda x, y, c: c, x.operand, y.operand, accumulator)
+        return fused_dot_add(model, spec, x.operand, y.operand, start)
+
+    def only(chosen: Array, products: tuple[StepOperand, StepOperand]) -> tuple[StepOperand, StepOperand]:
+        x, y = products
+        return x._replace(operand=_select_products(chosen[None, :], x.operand)), y._replace(
+            operand=_select_products(chosen[:, None], y.operand)
+        )
+
+    number = jnp.arange(x.operand.exponent.shape[-1]) // model.terms
+    advance = step if isinstance(model.terms, int) else _step_of_traced_size(step, number, only)
+    return limbs_to_codes(model.result, _reduce_chains(advance, model.result, order, spec.k, (x, y), codes_to_limbs(model.result, c)))
+
+
+def _select_products(chosen: Array, x: Multiplicand) -> Multiplicand:
+    """Keeps the chosen products; the others become zeros."""
+    return Multiplicand(jnp.where(chosen, x.significand, 0), jnp.where(chosen, x.exponent, ZERO_EXPONENT))
+
+
+def _step_of_traced_size(step: Advance, number: Array, only: Callable) -> Advance:
+    """Returns a step of traced size: a loop over steps of the largest size, as many as `number` has, which gives each term its step.
+
+    only(chosen, products): the chosen terms; the others take no part.
+    """
+
+    def steps(accumulator: Limbs, products: tuple) -> Limbs:
+        return lax.fori_loop(0, number[-1] + 1, lambda s, running: step(running, only(number == s, products)), accumulator)
+
+    return steps
+
+
+# ---- fused dot-adds over groups
+
+
+def _reduce_grouped(
+    model: Model, spec: ProductSpec, order: Order, c: Array, a: Array, b: Array, a_scales: DecodedScales, b_scales: DecodedScales
+) -> Array:
+    """Reduces K by steps of `grouped_dot_add`. a, b: codes with K in front, each with its scale; otherwise as `_reduce_fused`."""
+    summed = model.summed
+    assert summed is not None
+    x = deal_groups(decode_in_units(spec.a, a), a_scales, summed, -1)
+    y = deal_groups(decode_in_units(spec.b, b), b_scales, summed, -2)
+    groups, room = spec.k // summed, order.step_size(spec.k) // summed  # of an instruction, of a step
+
+    def cut(v: Array) -> Array:
+        """Cuts [groups, ...] into [steps, groups of a step, ...]. The last step of an instruction is filled with groups that take no
+        part.
+        """
+        v = v.reshape(-1, groups, *v.shape[1:])
+        v = jnp.pad(v, [(0, 0), (0, -groups % room)] + [(0, 0)] * (v.ndim - 2))
+        return v.reshape(-1, room, *v.shape[2:])
+
+    def step(accumulator: Limbs, products: tuple[Groups, Groups]) -> Limbs:
+        return grouped_dot_add(model, spec, *products, accumulator)
+
+    def only(chosen: Array, products: tuple[Groups, Groups]) -> tuple[Groups, Groups]:
+        return jax.tree.map(lambda v: jnp.where(chosen.reshape(-1, *(1,) * (v.ndim - 1)), v, 0), products)
+
+    number = jnp.arange(room) * summed // model.terms
+    advance = step if isinstance(model.terms, int) else _step_of_traced_size(step, number, only)
+    products = jax.tree.map(cut, (x, y))
+    return limbs_to_codes(model.result, _reduce_chains(advance, model.result, order, spec.k, products, codes_to_limbs(model.result, c)))
+
+
+# ---- fused multiply-adds
+
+
+def _reduce_exact(model: Model, spec: ProductSpec, order: Order, c: Array, a: Array, b: Array) -> Array:
+    """Reduces K by fused multiply-adds in the one format of A, B and the result. a, b: codes with K in front; otherwise as
+    `_reduce_fused`.
+    """
+    fmt = model.result
+    x, y, start = (codes_to_limbs(fmt, v) for v in (a, b, c))
+    # -0 adds nothing at all; +0 where sums are rounded down, since there +0 and -0 add up to -0
+    down = model.rounding == "RM" if isinstance(model.rounding, str) else model.rounding == ROUNDINGS.index("RM")
+    high = jnp.where(jnp.asarray(model.from_zero) | down, 0, jnp.uint32(1 << (min(fmt.bits, 32) - 1)))
+    nothing = codes_to_limbs(fmt, (jnp.stack([jnp.zeros_like(high), high]) if fmt.words == 2 else high).astype(fmt.dtype))
+
+    def step(accumulator: Limbs, products: tuple[Limbs, Limbs]) -> Limbs:
+        rows, columns = tuple(v[..., :, None] for v in products[0]), tuple(v[..., None, :] for v in products[1])
+        return fma_limbs(rows, columns, accumulator, fmt, model.rounding)
+
+    return limbs_to_codes(fmt, _reduce_chains(step, fmt, order, spec.k, (x, y), start, nothing))
+
+
+# ---- one step after the other
+
+
+def _reduce_chains(
+    advance: Advance, fmt: Format, order: Order, k: int, products: tuple, c: Limbs, nothing: tuple[ArrayLike, ...] = (0,)
+) -> Limbs:
+    """Computes all steps, one after the other or in chains, which are added to c in `fmt`.
+
+    products: arrays with the steps in front. nothing: the code from which a chain starts, limb by limb.
+    """
+    length = order.steps_per_chain(k)
+    if length is None:
+        return _scan(advance, c, products)
+
+    def chain(one: tuple) -> Limbs:
+        start = tuple(match_varying_axes(jnp.full(v.shape, code, v.dtype), v)[0] for v, code in zip(c, nothing, strict=True))
+        return _scan(advance, start, one)
+
+    def add_chain(accumulator: Limbs, one: tuple) -> Limbs:
+        return add_limbs(accumulator, chain(one), fmt)
+
+    def add_instruction(accumulator: Limbs, chains: tuple) -> Limbs:
+        first, rest = jax.tree.map(lambda v: v[0], chains), jax.tree.map(lambda v: v[1:], chains)
+        return add_limbs(accumulator, _scan(add_chain, chain(first), rest), fmt)
+
+    steps, per_instruction = jax.tree.leaves(products)[0].shape[0], order.steps_per_instruction(k)
+    whole = steps - steps % length
+    chains = jax.tree.map(lambda v: v[:whole].reshape(-1, length, *v.shape[1:]), products)
+    if order.together:
+        return _scan(add_instruction, c, jax.tree.map(lambda v: v.reshape(-1, per_instruction // length, *v.shape[1:]), chains))
+    c = _scan(add_chain, c, chains)
+    return c if whole == steps else add_chain(c, jax.tree.map(lambda v: v[whole:], products))
+
+
+def _scan(advance: Callable[[Limbs, Any], Limbs], start: Limbs, products: Any) -> Limbs:
+    """Scans advance(running, one) over the leading axis of `products`.
+
+    The products of the next step are handed on as part of the loop's state, so that each step reads whole arrays. Otherwise XLA on CPU
+    fuses the indexing along K into the loop over D, which then no longer vectorises. That holds for two steps too, so they are a loop.
+    """
+
+    def body(state: tuple, following: Array) -> tuple[tuple, None]:
+        running, current = state
+        return (advance(running, current), one(following)), None
+
+    steps = jax.tree.leaves(products)[0].shape[0]
+    one = lambda at: jax.tree.map(lambda v: v[at], products)
+    if steps <= 1:
+        return advance(start, one(0)) if steps else start
+    return lax.scan(body, (start, one(0)), jnp.arange(1, steps + 1) % steps)[0][0]
+
+
+# ---- D in blocks
+
+
+def reduce_in_blocks(reduce: Callable[[Array, Any, Any], Array], c: Array, x: Any, y: Any) -> Array:
+    """Calls reduce(c, x, y), on a CPU in blocks of D that stay in the cache of a core while K is reduced.
+
+    c: [..., M, N]; x: a pytree of [steps, ..., M, terms]; y: of [steps, ..., terms, N]; a leaf may have 1 in place of any of these sizes
+    but the first. `reduce` may get its batch axes as one. On other devices, and where a size is a symbol of `jax.export`, all of D is one
+    block.
+    """
+    *batch, m, n = c.shape
+    whole = (math.prod(batch), m, n)
+    if not all(isinstance(size, int) for size in whole) or (tiles := _block_shape(*whole)) == whole:
+        return reduce(c, x, y)
+
+    def flat(v: Array) -> Array:
+        """Merges the batch axes, to size 1 if all are 1."""
+        if v.size == v.shape[0] * v.shape[-2] * v.shape[-1]:
+            return v.reshape(v.shape[0], 1, *v.shape[-2:])
+        v = v.reshape(v.shape[0], *(1,) * (len(batch) + 3 - v.ndim), *v.shape[1:])
+        return jnp.broadcast_to(v, (v.shape[0], *batch, *v.shape[-2:])).reshape(v.shape[0], -1, *v.shape[-2:])
+
+    def blocked(c: Array, x: Any, y: Any) -> Array:
+        d = _map_axis(0, tiles, reduce, c.reshape(whole), *jax.tree.map(flat, (x, y)))
+        return d.reshape(c.shape)
+
+    return lax.platform_dependent(c, x, y, cpu=blocked, default=reduce)
+
+
+def _block_shape(b: int, m: int, n: int) -> tuple[int, int, int]:
+    """Returns the sizes of a block."""
+    columns = _even_tile(n, COLUMNS)
+    rows = _even_tile(m, ELEMENTS // columns)
+    return _even_tile(b, max(1, ELEMENTS // (rows * columns))), rows, columns
+
+
+def _even_tile(size: int, most: int) -> int:
+    """Returns the smallest tile that needs no more tiles than `most` does; whole vectors of a CPU where there are several tiles."""
+    count = -(-size // most)
+    return size if count == 1 else min(most, -(-size // count // 8) * 8)
+
+
+def _map_axis(axis: int, tiles: tuple[int, int, int], reduce: Callable, c: Array, x: Any, y: Any) -> Array:
+    """Reduces the blocks along one axis of c, [B, M, N], and along the later axes, one after the other."""
+    if axis == len(tiles):
+        return reduce(c, x, y)
+    size, tile = c.shape[axis], tiles[axis]
+    if size == tile:
+        return _map_axis(axis + 1, tiles, reduce, c, x, y)
+    found = (axis, (1, 2, None)[axis], (1, None, 3)[axis])  # x is [steps, B, M, terms], y is [steps, B, terms, N]
+
+    def cut(v: Array, at: int | None) -> Array | None:
+        return None if at is None or v.shape[at] == 1 else _split(v, at, tile)
+
+    def block(moving: tuple) -> Array:
+        whole = jax.tree.map(lambda part, all_of_it: all_of_it if part is None else part, moving, (c, x, y), is_leaf=lambda v: v is None)
+        return _map_axis(axis + 1, tiles, reduce, *whole)
+
+    d = lax.map(block, tuple(jax.tree.map(partial(cut, at=at), side) for side, at in zip((c, x, y), found, strict=True)))
+    d = jnp.moveaxis(d, 0, axis)
+    return lax.slice_in_dim(d.reshape(*d.shape[:axis], -1, *d.shape[axis + 2 :]), 0, size, axis=axis)
+
+
+def _split(v: Array, axis: int, tile: int) -> Array:
+    """Cuts [..., size, ...] into [blocks, ..., tile, ...], the last block filled with zeros."""
+    v = jnp.pad(v, [(0, -v.shape[axis] % tile if at == axis else 0) for at in range(v.ndim)])
+    return jnp.moveaxis(v.reshape(*v.shape[:axis], -1, tile, *v.shape[axis + 1 :]), axis, 0)
