@@ -1,0 +1,189 @@
+"""The special function unit against the words of an H200 and against a second implementation in NumPy."""
+
+from __future__ import annotations
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import special_functions_reference as reference
+from support.ptx_recorded import array, document
+from support.ptx_scalars import FLOAT_EDGES, draw
+
+from tcemu.arithmetic import special_functions
+from tcemu.arithmetic.special_functions import DIVISIONS, UNARY, multiply_f32
+
+UNMODELLED = ("tanh", "rsqrt.approx.f64")  # tanh has no table; rsqrt.approx.f64 is a program of the assembler: tests/ptx
+FORMS = [(name, flush) for name in UNARY for flush in (False, True)]
+DIVISION_FORMS = [(name, flush) for name in DIVISIONS for flush in (False, True)]
+NAN, INFINITY, NEGATIVE_INFINITY, ZERO, NEGATIVE_ZERO = 0x7FFFFFFF, 0x7F800000, 0xFF800000, 0, 0x80000000
+ONE, TINY, NEGATIVE_TINY, PAYLOAD = 0x3F800000, 0x00000001, 0x80400000, 0xFFC0002A
+
+
+@jax.jit
+def all_functions(codes):
+    """Every form of every function in one program."""
+    return [UNARY[name](codes, flush) for name, flush in FORMS]
+
+
+@jax.jit
+def all_divisions(a, b):
+    return [DIVISIONS[name](a, b, flush) for name, flush in DIVISION_FORMS] + [multiply_f32(a, b, flush) for flush in (False, True)]
+
+
+def recorded(opcode):
+    """Return a case's operands and words, as stored."""
+    case = next(case for case in document()["cases"] if case["op"] == opcode)
+    bits = 64 if opcode.endswith("f64") else 16 if case["sources"] == ["codes"] else 32
+    given = [array(document()["codes"] if name == "codes" else document()["operands"][name], bits) for name in case["sources"]]
+    return given, array(case["words"][0], bits)[: len(given[0])]
+
+
+def words_of(opcode):
+    """Compute the words of an opcode for its recorded operands."""
+    given, _ = recorded(opcode)
+    name, *parts = opcode.split(".")
+    flush, kind = "ftz" in parts, parts[-1]
+    if kind == "f64":
+        upper = {"rcp": special_functions.rcp_upper, "rsqrt": special_functions.rsqrt_upper}[name]
+        return np.asarray(upper(jnp.asarray((given[0] >> np.uint64(32)).astype(np.uint32)))).astype(np.uint64) << np.uint64(32)
+    if name == "div":
+        at = DIVISION_FORMS.index((".".join(opcode.split(".")[:2]), flush))
+        return np.asarray(all_divisions(*given)[at])
+    if kind == "f32":
+        return np.asarray(all_functions(given[0])[FORMS.index((name, flush))])
+    narrow = special_functions.ex2_f16 if kind.startswith("f16") else special_functions.ex2_bf16
+    if kind.endswith("x2"):
+        return np.asarray(narrow(given[0] & 0xFFFF)) | (np.asarray(narrow(given[0] >> 16)) << 16)
+    return np.asarray(narrow(given[0]))
+
+
+def test_the_words_of_an_h200():
+    """All recorded words of the unit's functions: 0 mismatches of 2,800."""
+    opcodes = [case["op"] for case in document()["cases"] if ".approx" in case["op"] or ".full" in case["op"]]
+    opcodes = [opcode for opcode in opcodes if not opcode.startswith(UNMODELLED)]
+    compared, differing = 0, {}
+    for opcode in opcodes:
+        ours, theirs = words_of(opcode), recorded(opcode)[1]
+        compared += len(theirs)
+        if count := int((ours != theirs).sum()):
+            differing[opcode] = count
+    assert not differing and len(opcodes) == 24 and compared == 2800
+
+
+def drawn_codes(count, seed):
+    """Edge cases, numbers in the range of exponentials and angles, and any codes."""
+    rng = np.random.default_rng(seed)
+    near = (rng.uniform(-150, 150, count) * rng.choice([1.0, 2.0**-8, 2.0**-20], count)).astype(np.float32).view(np.uint32)
+    whole = (rng.integers(-300, 300, 600) / 2).astype(np.float32).view(np.uint32)
+    return np.concatenate([np.array(FLOAT_EDGES["f32"], np.uint32), near, whole, draw("f32", count, rng)])
+
+
+def test_random_operands_against_the_reference():
+    codes = drawn_codes(4000, 1)
+    for (name, flush), ours in zip(FORMS, all_functions(codes), strict=True):
+        differs = np.flatnonzero(np.asarray(ours) != reference.unary(name, codes, flush))
+        assert differs.size == 0, (name, flush, differs.size, hex(codes[differs[0]]))
+
+
+def test_divisions_against_the_reference():
+    rng = np.random.default_rng(2)
+    edges = np.array(FLOAT_EDGES["f32"], np.uint32)
+    a = np.concatenate([rng.choice(edges, 3000), drawn_codes(3000, 3)])
+    b = rng.permutation(np.concatenate([rng.choice(edges, len(a) - 2000), draw("f32", 2000, rng)]))
+    results = all_divisions(a, b)
+    for (name, flush), ours in zip(DIVISION_FORMS, results, strict=False):
+        differs = np.flatnonzero(np.asarray(ours) != reference.divide(name, a, b, flush))
+        assert differs.size == 0, (name, flush, differs.size, hex(a[differs[0]]), hex(b[differs[0]]))
+    x, y = a.view(np.float32), b.view(np.float32)
+    with np.errstate(all="ignore"):
+        product = np.where(np.isnan(x * y), np.uint32(NAN), (x * y).view(np.uint32))
+    assert np.array_equal(results[-2], product)
+
+
+# operand: NaN with a payload, +Inf, -Inf, +0, -0, 2^-149, -2^-127; of each function without .ftz and with it
+SPECIALS = {
+    ("ex2", False): (NAN, INFINITY, ZERO, ONE, ONE, ONE, ONE),
+    ("ex2", True): (NAN, INFINITY, ZERO, ONE, ONE, ONE, ONE),
+    ("lg2", False): (NAN, INFINITY, NAN, NEGATIVE_INFINITY, NEGATIVE_INFINITY, 0xC3150000, NAN),
+    ("lg2", True): (NAN, INFINITY, NAN, NEGATIVE_INFINITY, NEGATIVE_INFINITY, NEGATIVE_INFINITY, NEGATIVE_INFINITY),
+    ("rcp", False): (NAN, ZERO, NEGATIVE_ZERO, INFINITY, NEGATIVE_INFINITY, INFINITY, 0xFF000000),
+    ("rcp", True): (NAN, ZERO, NEGATIVE_ZERO, INFINITY, NEGATIVE_INFINITY, INFINITY, NEGATIVE_INFINITY),
+    ("rsqrt", False): (NAN, ZERO, NAN, INFINITY, NEGATIVE_INFINITY, 0x64B504F2, NAN),
+    ("rsqrt", True): (NAN, ZERO, NAN, INFINITY, NEGATIVE_INFINITY, INFINITY, NEGATIVE_INFINITY),
+    ("sqrt", False): (NAN, INFINITY, NAN, ZERO, NEGATIVE_ZERO, 0x1A3504F3, NAN),
+    ("sqrt", True): (NAN, INFINITY, NAN, ZERO, NEGATIVE_ZERO, ZERO, NEGATIVE_ZERO),
+    ("sin", False): (NAN, NAN, NAN, ZERO, NEGATIVE_ZERO, ZERO, NEGATIVE_ZERO),
+    ("sin", True): (NAN, NAN, NAN, ZERO, NEGATIVE_ZERO, ZERO, NEGATIVE_ZERO),
+    ("cos", False): (NAN, NAN, NAN, ONE, ONE, ONE, ONE),
+    ("cos", True): (NAN, NAN, NAN, ONE, ONE, ONE, ONE),
+}
+
+
+def test_special_operands():
+    codes = np.array([PAYLOAD, INFINITY, NEGATIVE_INFINITY, ZERO, NEGATIVE_ZERO, TINY, NEGATIVE_TINY], np.uint32)
+    found = {form: tuple(int(x) for x in words) for form, words in zip(FORMS, all_functions(codes), strict=True)}
+    assert found == SPECIALS
+
+
+def test_any_shape_vmap_and_x64_mode():
+    codes = drawn_codes(64, 4)[:128]
+    flat = np.asarray(special_functions.ex2(codes, True))
+    assert np.array_equal(special_functions.ex2(codes.reshape(2, 4, 16), True), flat.reshape(2, 4, 16))
+    assert np.array_equal(jax.vmap(lambda x: special_functions.ex2(x, True))(codes.reshape(8, 16)), flat.reshape(8, 16))
+    with jax.enable_x64(True):
+        assert np.array_equal(special_functions.ex2(codes, True), flat)
+        assert special_functions.ex2(codes, True).dtype == np.uint32
+
+
+def test_a_changed_coefficient_is_seen(monkeypatch):
+    """Control: one unit of one coefficient of the reference's table differs in some significands of its row alone."""
+    table = reference.TABLES["rcp"]
+    rows = list(table.rows)
+    rows[5] = (rows[5][0], rows[5][1] + 1, rows[5][2])
+    codes = (np.uint32(127 << 23) + np.arange(0, 1 << 23, 997, dtype=np.uint32)).astype(np.uint32)
+    ours = np.asarray(special_functions.rcp(codes, True))
+    assert np.array_equal(ours, reference.unary("rcp", codes, True))
+    monkeypatch.setitem(reference.TABLES, "rcp", table._replace(rows=tuple(rows)))
+    differs = np.flatnonzero(ours != reference.unary("rcp", codes, True))
+    assert differs.size > 5 and set((codes[differs] >> 16) & 127) == {5}
+
+
+SWEPT = {  # the exponent fields and signs of which all 2^23 significands are compared
+    "ex2": ((127, 0), (127, 1), (121, 1), (133, 1), (133, 0)),
+    "lg2": ((126, 0), (127, 0), (3, 0), (140, 0)),
+    "rcp": ((127, 0), (253, 1)),
+    "rsqrt": ((127, 0), (128, 0)),
+    "sqrt": ((127, 0), (128, 0)),
+    "sin": ((118, 0), (126, 0), (127, 1), (128, 0), (129, 0), (131, 1), (140, 0)),
+    "cos": ((118, 0), (126, 0), (127, 1), (128, 0), (129, 0), (131, 1), (140, 0)),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SWEPT)
+def test_all_significands(name):
+    """Every significand at some exponents, without .ftz: the table, the sums and their truncation are those of the reference."""
+    chunk = 1 << 20
+    compute = jax.jit(lambda x: UNARY[name](x, False))
+    for field, sign in SWEPT[name]:
+        for first in range(0, 1 << 23, chunk):
+            codes = np.uint32((sign << 31) | (field << 23) | first) + np.arange(chunk, dtype=np.uint32)
+            assert np.array_equal(compute(codes), reference.unary(name, codes, False)), (name, field, sign, first)
+
+
+def test_the_sweep_for_a_gpu_sees_a_wrong_word(capsys, monkeypatch):
+    """The script's own check, and the same with one bit of one word flipped."""
+    script = importlib.import_module("sweep_special_functions")
+    assert script.main(["--check", "rsqrt"]) == 0 and "rsqrt.approx.ftz.f32: 0 of 8,192 words differ" in capsys.readouterr().out
+    by_interpreter = script.words_by_interpreter
+
+    def flipped(opcode, first, count):
+        words = by_interpreter(opcode, first, count)
+        words[7] ^= 1
+        return words
+
+    monkeypatch.setattr(script, "words_by_interpreter", flipped)
+    assert script.main(["--check", "rsqrt"]) == 1 and "rsqrt.approx.f32: 2 of 8,192 words differ" in capsys.readouterr().out
