@@ -1,6 +1,8 @@
-"""`Evidence`: how it is known what a target computes, as fields, and the same in words."""
+"""`Evidence`: how the arithmetic of a target is known, as fields and in words."""
 
 from typing import NamedTuple
+
+from tcemu.architectures.bibliography import make_bibtex
 
 LEVELS = {
     "silicon": "0 mismatches against words that we recorded on hardware",
@@ -12,62 +14,67 @@ LEVELS = {
 
 
 class Spellings(NamedTuple):
-    """The spellings that were recorded, where those were not all."""
+    """The recorded part of an instruction family's spellings."""
 
-    recorded: int
-    all: int
-    which: str
+    recorded: int  # number of recorded spellings
+    all: int  # number of all spellings
+    which: str  # description of the recorded spellings
 
 
 class Evidence(NamedTuple):
-    """How it is known what a target computes. `source` says it in words.
+    """The evidence for the arithmetic of a target; `source` is its text.
 
-    The level says which fields there are. silicon: `gpus` to `spellings`. published: `gpus`, `family`, `recorded`, `operands`, `papers`,
-    and `k` with `step` where the words show less than the instructions. literature: `papers`, perhaps `assembler`. lowering: `assembler`
-    and `note`. assumed: `note`.
+    The level decides which fields are set. silicon: `gpus` to `spellings`. published: `gpus`, `family`, `recorded`, `operands`, `papers`,
+    and `k` with `step` if the row also has instructions with a larger K than the recorded products. literature: `papers`, and `assembler`
+    if machine code was read. lowering: `assembler` and `note`. assumed: `note`.
     """
 
     level: str  # one of LEVELS
-    gpus: tuple[str, ...] = ()  # on which words were recorded
-    driver: str = ""  # of that GPU
-    assembler: tuple[str, ...] = ()  # versions of ptxas: that made the recorded code, or whose machine code was read
-    family: str = ""  # of the recordings: the name of their file
-    recorded: int = 0  # output words, none of them different
+    gpus: tuple[str, ...] = ()  # GPUs on which words were recorded
+    driver: str = ""  # driver version of the recording GPU
+    assembler: tuple[str, ...] = ()  # versions of ptxas that made the recorded code, or whose machine code was read
+    family: str = ""  # name of the file of recordings; without a suffix, an .npz
+    recorded: int = 0  # recorded output words, all equal to the model's
     compared: int = 0  # further outputs that `tcemu verify` compared on the GPU: tests/golden/verified_h200.txt
-    spellings: Spellings | None = None  # those recorded; None: all
-    operands: str = ""  # the types of the recorded operands, and of the result if that is not f32
-    k: int = 0  # of the recorded products, where instructions with a larger K belong to the row too; 0: where none do
-    step: int = 0  # how much of a larger K is summed in one step, by the last of the papers
-    papers: tuple[str, ...] = ()  # who says so, and what, where that is not plain
-    note: str = ""  # the reason, or what was seen
+    spellings: Spellings | None = None  # recorded spellings; None: all
+    operands: str = ""  # types of the recorded operands, and of the result if it is not f32
+    k: int = 0  # K of the recorded products if the row also has instructions with a larger K; otherwise 0
+    step: int = 0  # part of a larger K that is summed in one step, according to the last of the papers
+    papers: tuple[str, ...] = ()  # authors or publications, with their claim if it needs explanation
+    note: str = ""  # reason or observation
 
     @property
     def golden(self) -> str:
-        """The file of the recorded words, from the root of the repository; "" without any."""
-        return f"tests/golden/{self.family}.npz" if self.family else ""
+        """Path of the file of recorded words from the root of the repository; "" without recordings."""
+        return f"tests/golden/{self.family}{'' if '.' in self.family else '.npz'}" if self.family else ""
 
     @property
     def source(self) -> str:
-        """Where the level comes from and where it can be checked, in words."""
+        """The reason for the level, and where it can be checked, in words."""
         if self.level == "silicon":
-            return self._recorded()
+            return self._describe_recordings()
         if self.level == "published":
-            return self._published()
+            return self._describe_publications()
         *most, last = self.assembler or ("",)
-        read = f"machine code of ptxas {', '.join(most)}{' and ' if most else ''}{last}" if last else ""
-        return ": ".join(filter(None, ["; ".join(filter(None, [read, *self.papers])), self.note]))
+        machine_code = f"machine code of ptxas {', '.join(most)}{' and ' if most else ''}{last}" if last else ""
+        return ": ".join(filter(None, ["; ".join(filter(None, [machine_code, *self.papers])), self.note]))
 
-    def _recorded(self) -> str:
-        covered = f"; {self.spellings.recorded} of {self.spellings.all} spellings, {self.spellings.which}" if self.spellings else ""
+    def bibtex(self) -> str:
+        """Return BibTeX entries of tcemu and of the publications on which this evidence rests."""
+        return make_bibtex(self.source)
+
+    def _describe_recordings(self) -> str:
+        coverage = f"; {self.spellings.recorded} of {self.spellings.all} spellings, {self.spellings.which}" if self.spellings else ""
         setting = f"one {' and '.join(self.gpus)}, driver {self.driver}, ptxas {', '.join(self.assembler)}"
-        return f"{setting}{covered}; {self.compared / 1e9:.1f}e9 more compared; tests/golden, family {self.family}"
+        compared = f"; {self.compared / 1e9:.1f}e9 more compared" if self.compared else ""
+        return f"{setting}{coverage}{compared}; tests/golden, family {self.family}"
 
-    def _published(self) -> str:
+    def _describe_publications(self) -> str:
         recorder, *others = self.papers
-        reach = beyond = ""
+        recorded_k = larger_k = ""
         if self.k:
             chained = self.step == self.k
-            reach = f", one step of K = {self.k}" if chained else f", K = {self.k}"
-            larger = "a larger K as a chain of such steps" if chained else f"K = {self.step} as one step"
-            beyond = f"; {larger}: {', '.join(others)}"
-        return f"{' and '.join(self.gpus)}, {self.operands}{reach}: {recorder}{beyond}; {self.golden}"
+            recorded_k = f", one step of K = {self.k}" if chained else f", K = {self.k}"
+            rule = "a larger K as a chain of such steps" if chained else f"K = {self.step} as one step"
+            larger_k = f"; {rule}: {', '.join(others)}"
+        return f"{' and '.join(self.gpus)}, {self.operands}{recorded_k}: {recorder}{larger_k}; {self.golden}"

@@ -1,136 +1,192 @@
-"""Which model applies: from an instruction and a target to its row in `tcemu.architectures.rows`, its model, its evidence."""
+"""The model that applies: from an instruction and a target to a row of `tcemu.architectures.model_rows`, its model and its evidence."""
 
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 from tcemu.architectures.evidence import Evidence
-from tcemu.architectures.rows import ROWS, ModelRow
-from tcemu.arithmetic.model import Model
-from tcemu.errors import NotModelled, Unsupported
+from tcemu.architectures.model_rows import ROWS, ModelRow
+from tcemu.arithmetic.model import Model, what_if
+from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.formats import S32
-from tcemu.isa.catalog import check
-from tcemu.isa.grammar import parse
-from tcemu.isa.instructions import Instruction
-from tcemu.isa.targets import named_target
+from tcemu.isa.families import Instruction, MatrixMultiply
+from tcemu.isa.legality import check
+from tcemu.isa.targets import resolve_target
+from tcemu.isa.tcgen05 import KINDS, LONG_K, Tcgen05Mma, Tcgen05Product, usual_products
 
-COMPUTING = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")  # the families with an arithmetic
-TOOLKITS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.5")  # whose machine code was read
-UNITS = ("tcgen05",)  # which compute on operands of these instructions without being one of them
-
-
-def rows_of(target: str) -> tuple[ModelRow, ...]:
-    """The rows of one target, in the order in which they are tried. Raises Unsupported for an unknown target."""
-    return _rows_of(named_target(target))
+COMPUTING_FAMILIES = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")  # families whose spellings say what they compute
+# families whose instruction descriptor says it: only a `Tcgen05Product` has an arithmetic
+DESCRIBED_FAMILIES = ("tcgen05.mma", "tcgen05.mma.sp", "tcgen05.mma.ws", "tcgen05.mma.ws.sp")
+TOOLKITS = ("12.4", "12.6", "12.8", "12.9", "13.0", "13.5")  # versions of ptxas whose machine code was read
 
 
-@cache
-def _rows_of(target: str) -> tuple[ModelRow, ...]:
-    return tuple(row for row in ROWS if target in row.targets)
+def list_models(target: str) -> dict[str, Model]:
+    """Return every arithmetic of one target.
 
+    `tcemu.get_model` finds the model of one instruction: the first that fits it, in the order of this table.
 
-def models(target: str) -> dict[str, Model]:
-    """Every arithmetic of one target: from what it belongs to, such as "mma f16 to f32 (m8n8k4)", to the model.
+    Args:
+        target: GPU name or target, such as "H100" or "sm_90a".
 
-    In the order in which they are tried: of those that fit an instruction, the first is its own. `tcemu.model` finds it.
+    Returns:
+        The models by the instructions that they belong to, such as "mma f16 to f32 (m8n8k4)".
+
+    Raises:
+        Unsupported: The target is unknown.
     """
-    return {row.key: row.model for row in rows_of(target)}
+    return {row.label: row.model for row in target_rows(target)}
 
 
-@lru_cache(maxsize=65536)
-def row_for(op: Instruction, target: str, *, toolkit: str | None = None, unit: str | None = None) -> ModelRow:
-    """The row that says how `target` computes `op`. Raises NotModelled if there is none, Unsupported if `op` computes nothing.
+def get_model(op: str | Instruction, target: str, *, toolkit: str | None = None) -> Model:
+    """Return the arithmetic by which a target computes an instruction, to look at, to change, and to pass as `model=`.
 
-    toolkit: the version of ptxas that made the code, one of TOOLKITS; None is the newest. unit: "tcgen05" for the arithmetic of that unit
-    on operands of this instruction's types, in place of the instruction's own.
+    Args:
+        op: PTX spelling, short name or `Instruction`.
+        target: GPU name or target.
+        toolkit: Version of ptxas that made the code, "12.4" to "13.5"; None is the newest. It matters to FP8 `mma` on sm_90 before 12.8.
+
+    Raises:
+        Unsupported: PTX does not give `op` to `target`, or `op` computes nothing.
+        NotModelled: There is no evidence for this arithmetic.
+        ValueError: The toolkit is unknown.
     """
-    if toolkit not in (None, *TOOLKITS) or unit not in (None, *UNITS):
-        raise ValueError(f"toolkit={toolkit!r}, unit={unit!r}: want one of {', '.join(TOOLKITS)}, and of {', '.join(UNITS)}, or None")
-    must_compute(op)
-    family = unit or op.family
-    for candidate in rows_of(target):
-        shape_fits = op.shape in (candidate.shapes or (op.shape,)) and op.kind in (candidate.kinds or (op.kind,))
-        types_fit = {op.a, op.b} <= set(candidate.multiplicands) and op.d in candidate.accumulators and candidate.c in (None, op.c)
-        if candidate.family == family and shape_fits and types_fit and (not candidate.toolkits or toolkit in candidate.toolkits):
-            return candidate
-    modelled = targets_of(family)
-    what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"
-    legal = (
-        f"no evidence that {target} has a {unit}"
-        if unit
-        else f"legal on {target}, but there is no evidence of what {target} computes for it"
-    )
-    raise NotModelled(f"{op}: {legal}; {what_works}. The rows, with their evidence: tcemu list --evidence")
-
-
-@cache
-def targets_of(unit: str) -> tuple[str, ...]:
-    """The targets that have a unit, one of UNITS, or a family of instructions, with an arithmetic that is known."""
-    return tuple(dict.fromkeys(target for row in ROWS if row.family == unit for target in row.targets))
-
-
-class Applied(NamedTuple):
-    """The arithmetic that applies to an instruction on a target."""
-
-    op: Instruction
-    target: str  # as `tcemu.isa.targets.named_target` gives it
-    model: Model
-    row: ModelRow | None  # the target's own; None where that is not known, and a model was given in its place
-
-    @property
-    def clamped_metadata(self) -> bool:
-        """See `sparsity.gather`."""
-        return self.row is not None and self.row.clamped_metadata
-
-
-def applied(
-    op: str | Instruction, target: str, model: Model | None = None, *, toolkit: str | None = None, unit: str | None = None
-) -> Applied:
-    """The arithmetic of `op` on `target`: the target's own, or the model given in its place.
-
-    toolkit, unit: as in `row_for`; with a unit, `op` need not be legal on the target.
-    Raises Unsupported if PTX does not give `op` to `target` or `op` computes nothing, NotModelled if neither the target's arithmetic is
-    known nor a model given, TypeError for what is no Model, ValueError for a model whose results cannot be those of `op`.
-    """
-    target = named_target(target)
-    op = check(op, target) if unit is None else parse(op)
-    try:
-        own = row_for(op, target, toolkit=toolkit, unit=unit)
-    except NotModelled:
-        if model is None:
-            raise
-        own = None
-    if model is None:
-        assert own is not None
-        return Applied(op=op, target=target, model=own.model, row=own)
-    if not isinstance(model, Model):
-        raise TypeError(f"model: got {model!r}; wanted a tcemu.Model, as tcemu.model(op, target) gives it, or None for the target's own")
-    if model.result.is_integer != (op.d == S32):
-        raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
-    return Applied(op=op, target=target, model=model, row=own)
-
-
-def must_compute(op: Instruction) -> None:
-    """Raises Unsupported if `op` only moves words or orders others."""
-    if op.a is None or op.b is None or op.d is None:
-        *most, last = COMPUTING
-        raise Unsupported(f"{op} computes nothing; {', '.join(most)} and {last} do. PTX ISA 9.7.14, 9.7.15")
+    return find_row(check(op, target), target, toolkit=toolkit).model
 
 
 def evidence(op: str | Instruction, target: str) -> Evidence:
-    """How it is known what `target` computes for `op`: `level` is one of `tcemu.architectures.evidence.LEVELS`, `source` says it in words.
+    """Return how it is known what a target computes for an instruction.
 
-    Raises as `mma`.
+    Args:
+        op: PTX spelling, short name or `Instruction`.
+        target: GPU name or target.
+
+    Returns:
+        An `Evidence`: its `level` is one of `tcemu.architectures.evidence.LEVELS`, its `source` says the same in words.
+
+    Raises:
+        Unsupported: PTX does not give `op` to `target`, or `op` computes nothing.
+        NotModelled: There is no evidence for this arithmetic.
     """
-    op = check(op, target)
-    return row_for(op, target).evidence
+    return find_row(check(op, target), target).evidence
 
 
-def model(op: str | Instruction, target: str, *, toolkit: str | None = None, unit: str | None = None) -> Model:
-    """The arithmetic by which `target` computes `op`, to look at, to change, and to give to `model=`.
+class Arithmetic(NamedTuple):
+    """The arithmetic that applies to an instruction on a target."""
 
-    toolkit: the version of ptxas that made the code, "12.4" to "13.5", which matters to FP8 `mma` on sm_90 before 12.8; None is the newest.
-    unit: "tcgen05", the fifth-generation tensor core of sm_100f to sm_110a, on operands of the types of `op`, which may be illegal there.
-    Raises as `mma`, and ValueError for another toolkit or unit.
+    op: MatrixMultiply
+    target: str  # as `tcemu.isa.targets.resolve_target` returns it
+    model: Model
+    row: ModelRow | None  # the target's own row; None where it is unknown and a model was given in its place
+
+    @property
+    def clamped_metadata(self) -> bool:
+        """True if undefined metadata fields are clamped: see `sparsity.gather`."""
+        return self.row is not None and self.row.clamped_metadata
+
+
+def change_model(model: Model, words: str) -> Model:
+    """Return a model with the changes that a `model=` in words states.
+
+    Raises:
+        ValueError: The words are no changes of a model.
     """
-    op = check(op, target) if unit is None else parse(op)
-    return row_for(op, target, toolkit=toolkit, unit=unit).model
+    try:
+        return what_if(model, words)
+    except ValueError as error:
+        raise ValueError(f"model={words!r}: {error}") from error
+
+
+def resolve_arithmetic(op: str | Instruction, target: str, model: Model | str | None = None, *, toolkit: str | None = None) -> Arithmetic:
+    """Return the arithmetic of `op` on `target`: the target's own, or the given model in its place.
+
+    Args:
+        op: PTX spelling, short name or `Instruction`.
+        target: GPU name or target.
+        model: Model to use instead of the target's own, or changes of that one in words, such as "fraction_bits=13,terms=8"; None: its own.
+        toolkit: As in `get_model`.
+
+    Raises:
+        Unsupported: PTX does not give `op` to `target`, or `op` computes nothing.
+        NotModelled: The target's arithmetic is unknown and no model is given.
+        TypeError: `model` is no Model.
+        ValueError: The results of `model` cannot be those of `op`.
+    """
+    target = resolve_target(target)
+    op = require_product(check(op, target))
+    try:
+        row = find_row(op, target, toolkit=toolkit)
+    except NotModelled:
+        if model is None:
+            raise
+        row = None
+    if model is None and row is not None:
+        return Arithmetic(op=op, target=target, model=row.model, row=row)
+    if isinstance(model, str):
+        if row is None:
+            raise NotModelled(f"model={model!r}: {target} has no known arithmetic of {op} to change; give a tcemu.Model")
+        model = change_model(row.model, model)
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"model: got {model!r}; expected a tcemu.Model, as tcemu.get_model(op, target) returns it, changes of it in words, such as "
+            "'fraction_bits=13', or None for the target's own"
+        )
+    if model.result.is_integer != (op.d == S32):
+        raise ValueError(f"model: its result is {model.result}, but {op} accumulates in {op.d}; give a model whose result fits")
+    return Arithmetic(op=op, target=target, model=model, row=row)
+
+
+@lru_cache(maxsize=65536)
+def find_row(op: Instruction, target: str, *, toolkit: str | None = None) -> ModelRow:
+    """Return the row that says how `target` computes `op`; the arguments are those of `get_model`.
+
+    Raises:
+        Unsupported: `op` computes nothing, or the target is unknown.
+        NotModelled: No row fits.
+        ValueError: The toolkit is unknown.
+    """
+    if toolkit not in (None, *TOOLKITS):
+        raise ValueError(f"toolkit={toolkit!r}: expected one of {', '.join(TOOLKITS)}, or None")
+    op = require_product(op)
+    if isinstance(op, Tcgen05Product) and op.k == LONG_K:
+        raise NotModelled(
+            f"{op}: nobody has published how K = {LONG_K} is summed, at once or in parts; K = {KINDS[op.kind].k} is modelled. "
+            "PTX ISA 9.7.16.4.2"
+        )
+    family = op.family
+    for row in target_rows(target):
+        shape_fits = op.shape in (row.shapes or (op.shape,)) and op.kind in (row.kinds or (op.kind,))
+        types_fit = {op.a, op.b} <= set(row.multiplicands) and op.d in row.accumulators and row.c in (None, op.accumulator)
+        if row.family == family and shape_fits and types_fit and (not row.toolkits or toolkit in row.toolkits):
+            return row
+    modelled = family_targets(family)
+    what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"
+    legal = f"there is no evidence of what {target} computes for it"
+    raise NotModelled(f"{op}: {legal}; {what_works}. The rows, with their evidence: tcemu list --evidence")
+
+
+def require_product(op: Instruction) -> MatrixMultiply:
+    """Return an instruction that computes D = A·B + C; raises Unsupported for one that only moves words or orders others."""
+    if isinstance(op, Tcgen05Mma):
+        example = next(one for one in usual_products() if (one.kind, one.sparse) == (op.kind, op.sparse))
+        raise Unsupported(
+            f"{op}: its shape and types are in its instruction descriptor; write them behind it, as {example}. PTX ISA 9.7.16.4.2"
+        )
+    if not isinstance(op, MatrixMultiply):
+        *most, last = COMPUTING_FAMILIES
+        raise Unsupported(f"{op} computes nothing; {', '.join(most)} and {last} do. PTX ISA 9.7.14 to 9.7.16")
+    return op
+
+
+def target_rows(target: str) -> tuple[ModelRow, ...]:
+    """Return the rows of one target in the order in which they are tried; raises Unsupported for an unknown target."""
+    return _target_rows(resolve_target(target))
+
+
+@cache
+def _target_rows(target: str) -> tuple[ModelRow, ...]:
+    return tuple(row for row in ROWS if target in row.targets)
+
+
+@cache
+def family_targets(family: str) -> tuple[str, ...]:
+    """Return the targets with a modelled arithmetic for a family of instructions."""
+    return tuple(dict.fromkeys(target for row in ROWS if row.family == family for target in row.targets))

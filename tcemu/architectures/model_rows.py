@@ -1,15 +1,17 @@
-"""The table of arithmetic: which model each target uses for which instructions, and how that is known.
+"""The table of arithmetic: the model that each target uses for each instruction, with its evidence.
 
-Three parts: the models, by the generation of tensor cores that they describe; the evidence; the rows, which join a model and its evidence
-to targets and instructions. Of a target's rows the first that fits an instruction is its own, so the special ones stand first.
+The file has three parts: the models, by the generation of tensor cores that they describe; the evidence; and the rows, which join a model
+and its evidence to targets and instructions. The first row of a target that fits an instruction applies, so special rows precede general
+ones.
 
-To add a GPU: its target in `tcemu.isa.catalog.TARGETS`, then here its rows, with a model where none of these describes it. To add an
-instruction: its line of syntax in `tcemu.isa.syntax`, then here the rows of the targets that have it. Recordings lie in tests/golden, and a
-row's `Evidence` names them.
+To add a GPU: its target in `tcemu.isa.targets.TARGETS`, then its rows here, with a new model if no existing model describes it.
+To add an instruction: its row of syntax in `tcemu.isa.syntax_table`, then the rows of its targets here.
+Recordings are in tests/golden; a row's `Evidence` names the file.
 """
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 from tcemu.architectures.evidence import Evidence, Spellings
@@ -18,30 +20,30 @@ from tcemu.formats import B1, BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64,
 
 
 class ModelRow(NamedTuple):
-    """One arithmetic: the instructions it belongs to, on which targets, the model and its evidence."""
+    """One arithmetic: a model with its evidence, and the targets and instructions to which it applies."""
 
     targets: tuple[str, ...]
-    family: str  # of instructions; or "tcgen05", the fifth-generation unit, which has no instruction here: for `gemm`
-    multiplicands: tuple[Format, ...]  # A and B are each one of them
-    accumulators: tuple[Format, ...]  # D is one of them
+    family: str  # family of instructions
+    multiplicands: tuple[Format, ...]  # formats that A and B may have
+    accumulators: tuple[Format, ...]  # formats that D may have
     model: Model
     evidence: Evidence
-    shapes: tuple[str, ...] = ()  # "m8n8k4"; empty: every shape
-    c: Format | None = None  # C is it; None: any
-    kinds: tuple[str | None, ...] = ()  # .kind; empty: any
-    clamped_metadata: bool = False  # a metadata field outside the defined ones: see `sparsity.gather`
-    toolkits: tuple[str, ...] = ()  # versions of ptxas whose code computes otherwise than today's; empty: today's, and all others
+    shapes: tuple[str, ...] = ()  # shapes, such as "m8n8k4"; empty: all
+    c: Format | None = None  # format of C; None: any
+    kinds: tuple[str | None, ...] = ()  # values of .kind; empty: all
+    clamped_metadata: bool = False  # True if undefined metadata fields are clamped: see `sparsity.gather`
+    toolkits: tuple[str, ...] = ()  # versions of ptxas whose code computes differently from today's; empty: all others
 
     @property
-    def key(self) -> str:
-        """What the row belongs to, such as "mma f16 to f32 (m8n8k4)"; each row of a target has its own."""
+    def label(self) -> str:
+        """The row's instructions in words, such as "mma f16 to f32 (m8n8k4)"; unique among the rows of a target."""
         types = f"{'/'.join(map(str, self.multiplicands))} to {'/'.join(map(str, self.accumulators))}"
         limits = [*self.shapes, *(f"kind::{kind}" for kind in self.kinds if kind), *([f"C {self.c}"] if self.c else [])]
         limits += [f"ptxas {version}" for version in self.toolkits]
         return f"{self.family} {types}" + (f" ({', '.join(limits)})" if limits else "")
 
 
-# ---- the arithmetic: a step of each generation's tensor cores
+# ---- the models: one step of each generation's tensor cores
 
 FMA = Model(F64, terms=1, fraction_bits=None, rounding="RN")
 EXACT = Model(S32)
@@ -59,14 +61,14 @@ HOPPER_FP8 = Model(F32, terms=32, fraction_bits=13, floor=-133, rounding="RZ", r
 HOPPER_FP8_F16 = Model(F16, terms=32, fraction_bits=13, floor=-21, rounding="RN")
 BLACKWELL_F32 = Model(F32, terms=32, fraction_bits=25, floor=-133, rounding="RZ")
 BLACKWELL_F16 = Model(F16, terms=32, fraction_bits=25, floor=-21, rounding="RN")
-# each group of 16 products is added exactly and carries its scales; an e2m1 block of 32 is two such groups
+# each group of 16 products is added exactly, and its sum carries the group's scales; an e2m1 block of 32 is two such groups
 GROUPED = Model(F32, terms=64, fraction_bits=35, floor=-139, rounding="RZ", summed=16)
-# where silicon has no FP8 mma, ptxas makes it of f16 steps: two, chained, from zero on. C comes in last, by an ordinary addition
+# on GPUs without an FP8 mma, ptxas builds it from two f16 steps, chained from zero. C is added last, by an ordinary addition
 FP8_AS_F16 = HOPPER_F32.replace(multiplicand=F16, groups=2, chain="k")
 FP8_AS_F16_F16 = HOPPER_F16.replace(multiplicand=F16, groups=2, chain="k")
-# ptxas before 12.8 kept the two steps apart: it added their results, and their sum to C
+# ptxas before 12.8 computed the two steps separately, added their results, and added the sum to C
 FP8_AS_F16_APART = HOPPER_F32.replace(multiplicand=F16, groups=2, chain=16, together=True)
-# f16 m8n8k4 after sm_75 is made of f32 multiply-adds: for an f32 result one chain of four, from +0 on, and for an f16 one two chains of two
+# f16 m8n8k4 after sm_75 is built from f32 multiply-adds: one chain of four from +0 for an f32 result, two chains of two for an f16 result
 M8N8K4_F32 = Model(F32, terms=1, fraction_bits=None, rounding="RN", chain="k", from_zero=True)
 M8N8K4_F16 = Model(F32, terms=1, fraction_bits=None, rounding="RN", chain=2)
 
@@ -78,11 +80,12 @@ FP4_KINDS = ("mxf4", "mxf4nvf4")
 
 MMA_SIM = "MMA-Sim, arXiv 2511.10909 v2 and its code, mmasim 2.1.1"
 KHATTAK = "Khattak and Mikaitis, arXiv 2512.07004"
+SF_TENSOR = "sf-tensor/tcgen05, commit 6f19f22"
 REUTER = "D. Reuter's public notes count 0 mismatches on"
 
 
 def _recorded(family: str, recorded: int, compared: int, spellings: Spellings | None = None) -> Evidence:
-    """Words of our own, of which tests/golden/README.md says how they were made."""
+    """Return the evidence of words that this project recorded; tests/golden/README.md describes the recording."""
     return Evidence(
         level="silicon",
         gpus=("NVIDIA H200",),
@@ -96,9 +99,16 @@ def _recorded(family: str, recorded: int, compared: int, spellings: Spellings | 
 
 
 def _published(gpus: tuple[str, ...], operands: str, recorded: int, *, k: int = 0, step: int = 0) -> Evidence:
-    """Words of others. k, step: as in `Evidence`; MMA-Sim says how a larger K is summed."""
+    """Return the evidence of words that others published; with `k` and `step` of `Evidence`, MMA-Sim states how a larger K is summed."""
     papers = (KHATTAK, MMA_SIM) if k else (KHATTAK,)
     return Evidence(level="published", gpus=gpus, family="published", recorded=recorded, operands=operands, k=k, step=step, papers=papers)
+
+
+def _published_tcgen05(operands: str, recorded: int) -> Evidence:
+    """Return the evidence of the words of tcgen05.mma on a B200 that sf-tensor published."""
+    return Evidence(
+        level="published", gpus=("B200",), family="tcgen05_b200.json", recorded=recorded, operands=operands, papers=(SF_TENSOR, MMA_SIM)
+    )
 
 
 def _assumed(reason: str) -> Evidence:
@@ -116,8 +126,8 @@ BY_ASSEMBLER = Evidence(level="lowering", assembler=("12.9", "13.0", "13.5"), no
 BY_SAME_CODE = Evidence(
     level="lowering", assembler=("12.9", "13.0", "13.5"), note="the same machine instruction as mma's, chained upward in k"
 )
-BY_STEP = _assumed("the target's dense step, over the products that are kept: so it was measured on sm_90")
-BY_F32 = _assumed("as with f32 accumulators, rounded as f16 results of the same target are")
+BY_STEP = _assumed("the target's dense step over the products of the stored elements, as measured on sm_90")
+BY_F32 = _assumed("as with f32 accumulators, but rounded like the other f16 results of the same target")
 
 # ---- the targets
 
@@ -133,7 +143,7 @@ def _integers(targets: tuple[str, ...], *families: str) -> Iterator[ModelRow]:
 
 
 def _common(targets: tuple[str, ...]) -> Iterator[ModelRow]:
-    """What is the same from sm_80 on: integers, f64, and f16 m8n8k4."""
+    """Yield the rows that all targets from sm_80 on share: integers, f64, and f16 m8n8k4."""
     yield from _integers(targets, "mma", "mma.sp", "wmma.mma")
     yield from _m8n8k4(targets, BY_ASSEMBLER)
     yield ModelRow(targets=targets, family="mma", multiplicands=(F64,), accumulators=(F64,), model=FMA, evidence=BY_DEFINITION)
@@ -141,7 +151,7 @@ def _common(targets: tuple[str, ...]) -> Iterator[ModelRow]:
 
 
 def _m8n8k4(targets: tuple[str, ...], known: Evidence) -> Iterator[ModelRow]:
-    """f16 m8n8k4, which only sm_70 to sm_75 have in silicon."""
+    """Yield the rows of f16 m8n8k4 on targets later than sm_75, whose hardware does not have it."""
     row = partial(ModelRow, targets=targets, family="mma", shapes=("m8n8k4",))
     yield row(multiplicands=(F16,), accumulators=(F32,), model=M8N8K4_F32, evidence=known)
     yield row(multiplicands=(F16,), accumulators=(F16,), model=M8N8K4_F16, evidence=known)
@@ -150,8 +160,8 @@ def _m8n8k4(targets: tuple[str, ...], known: Evidence) -> Iterator[ModelRow]:
 def _half_and_tf32(
     targets: tuple[str, ...], f32: Model, f16: Model, tf32: Model, *, mma: tuple[Evidence, ...], wmma: Evidence, sparse: Evidence = BY_STEP
 ) -> Iterator[ModelRow]:
-    """f16, bf16 and tf32 by steps of one size. mma: the evidence of f16 to f32, bf16, f16 to f16, and tf32, in this order."""
-    tf32_of_wmma = tf32.replace(terms=4)  # wmma m16n16k8 is two steps of four everywhere
+    """Yield the rows of f16, bf16 and tf32. `mma` is the evidence of f16 to f32, bf16, f16 to f16, and tf32, in this order."""
+    wmma_tf32 = tf32.replace(terms=4)  # wmma m16n16k8 is two steps of four everywhere
     row = partial(ModelRow, targets=targets)
     yield row(family="mma", multiplicands=(F16,), accumulators=(F32,), model=f32, evidence=mma[0])
     yield row(family="mma", multiplicands=(BF16,), accumulators=(F32,), model=f32, evidence=mma[1])
@@ -161,13 +171,16 @@ def _half_and_tf32(
     yield row(family="mma.sp", multiplicands=(F16,), accumulators=(F16,), model=f16, evidence=sparse)
     yield row(family="mma.sp", multiplicands=(TF32,), accumulators=(F32,), model=tf32, evidence=sparse)
     yield from _wmma(targets, f32, f16, wmma, (F16, BF16))
-    yield row(family="wmma.mma", multiplicands=(TF32,), accumulators=(F32,), model=tf32_of_wmma, evidence=wmma)
+    yield row(family="wmma.mma", multiplicands=(TF32,), accumulators=(F32,), model=wmma_tf32, evidence=wmma)
 
 
 def _wmma(
     targets: tuple[str, ...], f32: Model, f16: Model, known: Evidence, types: tuple[Format, ...], mixed: Evidence | None = None
 ) -> Iterator[ModelRow]:
-    """wmma of f16 and bf16. mixed: the evidence where the types of C and D differ; an f32 sum is rounded once more where D is f16."""
+    """Yield the rows of wmma with f16 and bf16; `mixed` is the evidence for C and D of different types.
+
+    With C of f32 and D of f16, the f32 sum is rounded a second time.
+    """
     row = partial(ModelRow, targets=targets, family="wmma.mma")
     yield row(multiplicands=(F16,), accumulators=(F32,), model=f32, evidence=mixed or known, c=F16)
     yield row(multiplicands=types, accumulators=(F32,), model=f32, evidence=known)
@@ -177,7 +190,7 @@ def _wmma(
 
 def _volta_and_turing() -> Iterator[ModelRow]:
     v100, as_sm_70 = _published(("V100",), "f16", 1000), _assumed("as sm_70")
-    by_wmma = _assumed("C of f16 is converted to f32 first, as from sm_75 on; mmasim 2.1.1 keeps f16's exponent for a subnormal C")
+    by_wmma = _assumed("C of f16 is converted to f32 first, as on sm_75 and later; mmasim 2.1.1 keeps f16's exponent for a subnormal C")
     for targets, f32, f16 in (
         (("sm_70",), v100, _published(("V100",), "f16 to f16", 1000)),
         (("sm_72",), as_sm_70, as_sm_70),
@@ -264,11 +277,11 @@ def _blackwell() -> Iterator[ModelRow]:
         yield row(family="mma", accumulators=(F32,), model=FP8_AS_F16, evidence=known_fp8[0])
         yield row(family="mma", accumulators=(F16,), model=FP8_AS_F16_F16, evidence=known_fp8[1])
         yield row(family="mma.sp", accumulators=(F32,), model=FP8_AS_F16, evidence=_assumed("lowered as on sm_90"))
-        yield from _fifth_generation(targets, BY_MMA_SIM if targets == SM_100 else _assumed("as sm_100"))
+        yield from _fifth_generation(targets)
 
 
 def _blackwell_120() -> Iterator[ModelRow]:
-    """sm_120 and sm_121, whose mma takes the narrow types and block scales."""
+    """Yield the rows of sm_120 and sm_121, whose mma takes the narrow types and block scales."""
     yield from _common(SM_120)
     half = (BY_MMA_SIM, BY_REUTER, BY_MMA_SIM, BY_MMA_SIM)
     yield from _half_and_tf32(SM_120, HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=half, wmma=BY_SAME_CODE)
@@ -284,17 +297,63 @@ def _blackwell_120() -> Iterator[ModelRow]:
     yield row(multiplicands=F8F6F4, accumulators=(F16,), model=BLACKWELL_F16, evidence=BY_F32)
 
 
-def _fifth_generation(targets: tuple[str, ...], known: Evidence) -> Iterator[ModelRow]:
-    """The unit behind tcgen05.mma, which PTX gives to targets that end in f or a alone: 9.7.16, Target ISA Notes; ptxas 13.0 refuses
-    it on sm_100, sm_103 and sm_110."""
-    row = partial(ModelRow, targets=tuple(target for target in targets if target[-1] in "fa"), family="tcgen05")
-    yield row(multiplicands=(E2M1,), accumulators=(F32,), model=GROUPED, evidence=known, kinds=FP4_KINDS)
-    yield row(multiplicands=(F16, BF16), accumulators=(F32,), model=HOPPER_F32, evidence=known)
-    yield row(multiplicands=(F16,), accumulators=(F16,), model=HOPPER_F16, evidence=known)
-    yield row(multiplicands=(TF32,), accumulators=(F32,), model=HOPPER_TF32, evidence=known)
-    yield row(multiplicands=F8F6F4, accumulators=(F32,), model=BLACKWELL_F32, evidence=known)
-    yield row(multiplicands=F8F6F4, accumulators=(F16,), model=BLACKWELL_F16, evidence=known)
-    yield row(multiplicands=(S8, U8), accumulators=(S32,), model=EXACT, evidence=BY_DEFINITION)
+class TensorMemoryRow(NamedTuple):
+    """One arithmetic of tcgen05.mma, with the words of a B200 that others published for the dense instruction."""
+
+    multiplicands: tuple[Format, ...]
+    accumulators: tuple[Format, ...]
+    model: Model
+    kinds: tuple[str | None, ...] = ()
+    operands: str = ""  # types of the published words
+    recorded: int = 0  # number of published words
+
+
+TENSOR_MEMORY_ROWS = (  # special rows precede general ones
+    TensorMemoryRow((E2M1,), (F32,), GROUPED, ("mxf4",), "e2m1 with ue8m0 scales", 1),
+    TensorMemoryRow((E2M1,), (F32,), GROUPED, ("mxf4nvf4",), "e2m1 with ue4m3 or ue8m0 scales", 6),
+    TensorMemoryRow((E2M1,), (F32,), BLACKWELL_F32, ("mxf8f6f4",), "e2m1 with ue8m0 scales", 2),
+    TensorMemoryRow(F8F6F4, (F32,), BLACKWELL_F32, ("mxf8f6f4",)),
+    TensorMemoryRow((BF16,), (F32,), HOPPER_F32, (), "bf16", 8),
+    TensorMemoryRow((F16,), (F32,), HOPPER_F32, (), "f16", 7),
+    TensorMemoryRow((F16,), (F16,), HOPPER_F16),
+    TensorMemoryRow((TF32,), (F32,), HOPPER_TF32, (), "tf32", 8),
+    TensorMemoryRow((E5M2,), (F32,), BLACKWELL_F32, ("f8f6f4",), "e5m2", 7),
+    TensorMemoryRow((E4M3,), (F32,), BLACKWELL_F32, ("f8f6f4",), "e4m3", 5),
+    TensorMemoryRow((E2M3,), (F32,), BLACKWELL_F32, ("f8f6f4",), "e2m3", 2),
+    TensorMemoryRow((E3M2,), (F32,), BLACKWELL_F32, ("f8f6f4",), "e3m2", 2),
+    TensorMemoryRow((E2M1,), (F32,), BLACKWELL_F32, ("f8f6f4",), "e2m1", 2),
+    TensorMemoryRow(F8F6F4, (F32,), BLACKWELL_F32, ("f8f6f4",)),
+    TensorMemoryRow(F8F6F4, (F16,), BLACKWELL_F16, ("f8f6f4",)),
+    TensorMemoryRow((S8, U8), (S32,), EXACT, (), "s8 and u8, with and without saturation", 8),
+)
+
+
+def _fifth_generation(targets: tuple[str, ...]) -> Iterator[ModelRow]:
+    """Yield the rows of tcgen05.mma, which PTX has only on targets that end in f or a.
+
+    Each dense step is one truncated sum of all its products. Nobody has published words of sparse or weight-stationary instructions.
+
+    Source: PTX ISA 9.7.16, Target ISA Notes; ptxas 13.0 rejects the family on sm_100, sm_103 and sm_110, and .kind::i8 on all but sm_100a
+    and sm_110a.
+    """
+    exact = tuple(target for target in targets if target[-1] in "fa")
+    with_integers = tuple(target for target in exact if target in ("sm_100a", "sm_110a"))
+    for family, row in product(("tcgen05.mma", "tcgen05.mma.sp", "tcgen05.mma.ws", "tcgen05.mma.ws.sp"), TENSOR_MEMORY_ROWS):
+        integers, scaled = row.accumulators == (S32,), any(kind and kind.startswith("mx") for kind in row.kinds)
+        served = with_integers if integers else exact
+        if not served or (scaled and ".ws" in family):
+            continue
+        if targets != SM_100:
+            known = _assumed("as sm_100")
+        elif integers and family != "tcgen05.mma":
+            known = BY_DEFINITION
+        elif family.endswith(".sp"):
+            known = BY_STEP
+        elif family.endswith(".ws"):
+            known = _assumed("the step of the same instruction without .ws")
+        else:
+            known = _published_tcgen05(row.operands, row.recorded) if row.recorded else BY_MMA_SIM
+        yield ModelRow(served, family, row.multiplicands, row.accumulators, row.model, known, kinds=row.kinds)
 
 
 ROWS = (*_volta_and_turing(), *_ampere_and_ada(), *_hopper(), *_blackwell(), *_blackwell_120())
