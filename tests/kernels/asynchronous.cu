@@ -1,4 +1,4 @@
-// Kernels with mbarriers, asynchronous copies and tensor maps, for tests/test_ptx_asynchronous.py.
+// Kernels with mbarriers, asynchronous copies and tensor maps, for tests/ptx/test_ptx_asynchronous.py.
 // asynchronous.ptx beside this file: nvcc -arch=sm_90a -O3 -ptx asynchronous.cu
 #include <cstdint>
 #include <cuda_fp16.h>

@@ -1,0 +1,62 @@
+"""The portable backend: plain JAX operations, for every model on any device."""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.checkify import debug_check
+
+from tcemu.arithmetic.fitting import specialize
+from tcemu.arithmetic.integer_dot import add_clamped, decode_integers, integer_dot, min_value, xor_popcount
+from tcemu.arithmetic.model import clip_to_limits
+from tcemu.arithmetic.product_spec import ProductSpec, Scales
+from tcemu.arithmetic.reduction import reduce_k
+from tcemu.backends.product_requests import MatrixProduct, Program, PromotedProduct, RegisterProduct
+from tcemu.formats import Format, limbs_to_codes
+from tcemu.formats.coding import recode
+
+
+def registers_program(product: RegisterProduct) -> Program:
+    """Registers go through matrices, which `multiply_matrices` multiplies."""
+    return lambda operands: product.forms.by_matrices(product.op, product.clamped_metadata, product.model, operands)
+
+
+def promoted_program(product: PromotedProduct) -> Program:
+    """Chunks are multiplied one after the other by `multiply_matrices`."""
+    return product.by_chunks
+
+
+def matrices_program(product: MatrixProduct) -> Program:
+    """K is reduced step by step: see `arithmetic.reduction`."""
+    spec = product.spec
+    if product.model.result.is_integer:
+        return lambda a, b, c, scales: _integer_product(spec, a, b, c)
+    model, multiplied = specialize(product.model, spec, product.scale_block)
+    model, inside = clip_to_limits(model)
+
+    def program(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+        a, b = recode(spec.a, multiplied.a, a), recode(spec.b, multiplied.b, b)
+        d = reduce_k(model, multiplied, a, b, recode(spec.c, model.result, c), scales)
+        return d if inside is None else _nan_unless(inside, spec.d, d)
+
+    return program
+
+
+def _nan_unless(inside: Array, fmt: Format, d: Array) -> Array:
+    """NaN where a traced field of the model is outside its limits, so that no number comes of it. Checked mode raises there."""
+    debug_check(inside, "a traced field of the model is outside its limits, which tcemu.Model states")
+    nan = limbs_to_codes(fmt, tuple(jnp.asarray(fmt.nan >> 32 * limb & 0xFFFFFFFF, jnp.uint32) for limb in range(fmt.words)))
+    return jnp.where(inside, d, nan)
+
+
+def _integer_product(spec: ProductSpec, a: Array, b: Array, c: Array) -> Array:
+    """Exact sums in s32, wrapped, or clamped once an instruction."""
+    x, y = decode_integers(spec.a, a), decode_integers(spec.b, b)
+    lowest = min_value(spec.a), min_value(spec.b)
+    total = c.astype(jnp.int32)
+    if spec.bit_op == "xor":
+        return (total + xor_popcount(x, y)).astype(jnp.uint32)
+    if not spec.clamp:
+        return (total + integer_dot(x, y, lowest)).astype(jnp.uint32)
+    x = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, spec.k), -2, 0)
+    y = jnp.moveaxis(y.reshape(*y.shape[:-2], -1, spec.k, y.shape[-1]), -3, 0)
+    add_instruction = lambda t, xy: (add_clamped(t, integer_dot(xy[0], xy[1], lowest)), None)
+    return lax.scan(add_instruction, total, (x, y))[0].astype(jnp.uint32)
