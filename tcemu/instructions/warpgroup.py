@@ -16,13 +16,13 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic.model import Model
-from tcemu.checking import forbid
-from tcemu.errors import UndefinedBehaviour
-from tcemu.isa.instructions import LANES, Instruction
-from tcemu.memory import as_memory
-from tcemu.operations.operands import modelled
-from tcemu.operations.wgmma import operand_addresses, uniform_descriptor, wgmma
-from tcemu.shared_memory import UNIT, UNIT_WORDS, descriptor_words
+from tcemu.base.checking import forbid
+from tcemu.base.errors import UndefinedBehaviour
+from tcemu.instructions.operand_checks import resolve_model
+from tcemu.instructions.wgmma import operand_addresses, uniform_descriptor, wgmma
+from tcemu.isa.families import LANES, Instruction
+from tcemu.layouts.shared_memory import UNIT, UNIT_WORDS, descriptor_words
+from tcemu.layouts.strided_memory import as_memory
 
 PROXIES = ("generic", "async")
 FENCE, WAIT = "PTX ISA 9.7.15.7.1", "PTX ISA 9.7.15.7.3"
@@ -31,7 +31,7 @@ STATIC = {"static": True}
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Pending:
+class PendingProduct:
     """A product under way: what it will leave in the accumulator, and, in checked mode, which 16-byte units of shared memory it reads."""
 
     result: Array
@@ -44,36 +44,48 @@ class Pending:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Warpgroup:
-    """A warpgroup that issues asynchronous products, as a value: each method returns the next one.
+    """A warpgroup that issues asynchronous products, as a value: each method returns the next state.
 
-    Registers have names: `write` and `read` are what the threads do with them, `wgmma` what the tensor cores do. The result of a product
-    is in its accumulator after the `wait_group` that covers it; until then the accumulator shows its old value, and only further products
-    go on from the new one. Starts as Warpgroup(shared), shared: uint32[..., words], or Warpgroup(shared, checked=True).
+    Registers have names: threads `write` and `read` them, and the tensor cores use them in `wgmma`. The result of a product is in its
+    accumulator after the `wait_group` that covers it. Until then the accumulator shows its old value, and only further products go on from
+    the new one. Make one by Warpgroup(shared), shared: uint32[..., words], or Warpgroup(shared, checked=True).
 
-    In checked mode the uses that PTX calls undefined raise UndefinedBehaviour. Those of registers follow from the order of the calls, so
-    they raise while the program is built, under jit too; those of shared memory and of descriptors do so where the addresses are known,
-    and otherwise, as those of metadata, need `tcemu.checked` under jit. Without checked mode nothing is watched, and nothing is computed
-    but the products.
-    What cannot be seen: registers and memory that are used without these methods (`shared` may be read freely), two names for one
-    register, other warpgroups and what orders them, warps that do not all issue the same instruction.
-    A pytree: it may be carried through jit, vmap and scan; the names and what is pending are static.
+    In checked mode the uses that PTX calls undefined raise UndefinedBehaviour. Uses of registers follow from the order of the calls, so
+    they raise while the program is built, under jit too. Uses of shared memory and descriptors raise there if the addresses are known;
+    otherwise, as for metadata, they need `tcemu.checked` under jit. Without checked mode nothing is watched, and only the products are
+    computed.
+
+    Checked mode cannot see: registers and memory that are used without these methods (`shared` may be read freely), two names for one
+    register, other warpgroups and their ordering, and warps that do not all issue the same instruction.
+
+    A Warpgroup is a pytree: jit, vmap and scan may carry it. The names and the pending products' kinds are static.
+
     Source: PTX ISA 9.7.15.4, 9.7.15.5.2, 9.7.15.7.
     """
 
     shared: Array
     registers: dict[str, Array] = field(default_factory=dict)
-    uncommitted: tuple[Pending, ...] = ()
-    groups: tuple[tuple[Pending, ...], ...] = ()  # committed, the oldest first
+    uncommitted: tuple[PendingProduct, ...] = ()
+    groups: tuple[tuple[PendingProduct, ...], ...] = ()  # committed, the oldest first
     unfenced_writes: Any = None  # bool[..., units]: written through the generic proxy since its last fence
     checked: bool = field(default=False, metadata=STATIC)
     fenced: bool = field(default=False, metadata=STATIC)  # there has been a wgmma.fence
-    touched: frozenset[str] = field(default=frozenset(), metadata=STATIC)  # registers that a thread has used since the last one
+    used_registers: frozenset[str] = field(default=frozenset(), metadata=STATIC)  # registers that a thread has used since the last one
     shapes: tuple[tuple[str, str], ...] = field(default=(), metadata=STATIC)  # accumulators that products used since then, and their shape
 
     def write(self, **registers: ArrayLike) -> Warpgroup:
-        """Threads write registers: uint32[..., 4, 32, n], warp, lane, register, by name.
+        """Write registers from the threads.
 
-        Raises TypeError or ValueError for another dtype or axes; checked: UndefinedBehaviour if a pending product uses one of them.
+        Args:
+            registers: uint32[..., 4, 32, n], warp, lane, register, by name.
+
+        Returns:
+            The warpgroup with the new registers.
+
+        Raises:
+            TypeError: A value has another dtype.
+            ValueError: A value has other axes.
+            UndefinedBehaviour: In checked mode, a pending product uses one of the registers.
         """
         for name, value in registers.items():
             self._untouched_by_products(name, "written")
@@ -83,28 +95,45 @@ class Warpgroup:
             if len(shape) < 3 or shape[-3:-1] != (4, LANES):
                 raise ValueError(f"{name}: got uint32{list(shape)}; wanted uint32[..., 4, 32, n]: warp, lane, register")
         values = {name: jnp.asarray(value) for name, value in registers.items()}
-        return replace(self, registers=self.registers | values, touched=self.touched | set(values))
+        return replace(self, registers=self.registers | values, used_registers=self.used_registers | set(values))
 
     def read(self, name: str) -> tuple[Array, Warpgroup]:
-        """Threads read a register: its value uint32[..., 4, 32, n], and the warpgroup afterwards.
+        """Read a register from the threads.
 
-        Raises ValueError if there is none of that name; checked: UndefinedBehaviour if a pending product uses it.
+        Args:
+            name: Name of the register.
+
+        Returns:
+            The value, uint32[..., 4, 32, n], and the warpgroup afterwards.
+
+        Raises:
+            ValueError: No register has that name.
+            UndefinedBehaviour: In checked mode, a pending product uses the register.
         """
         value = self._register(name)
         self._untouched_by_products(name, "read")
-        return value, replace(self, touched=self.touched | {name})
+        return value, replace(self, used_registers=self.used_registers | {name})
 
     def fence(self) -> Warpgroup:
-        """`wgmma.fence`: orders what threads did with registers before the products that are issued next."""
-        return replace(self, fenced=True, touched=frozenset(), shapes=())
+        """Issue `wgmma.fence`, which orders the threads' uses of registers before the products that are issued next."""
+        return replace(self, fenced=True, used_registers=frozenset(), shapes=())
 
     def store(self, offset: int | ArrayLike, words: ArrayLike, *, proxy: str = "generic") -> Warpgroup:
-        """Write words uint32[..., n] into shared memory from byte address `offset` on, an int or int32[...].
+        """Write words into shared memory.
 
-        proxy: "generic" for what threads store, which needs `fence_proxy_async` before a product reads it; "async" for a bulk copy whose
-        completion was waited for. Raises TypeError or ValueError for another dtype, an unknown proxy, and an offset of known value that is
-        no multiple of 4 or does not fit; checked: UndefinedBehaviour for such a traced one, of which only what fits is written otherwise,
-        and if a pending product reads there.
+        Args:
+            offset: Byte address of the first word, an int or int32[...].
+            words: uint32[..., n].
+            proxy: "generic" for stores of threads, which need `fence_proxy_async` before a product reads them; "async" for a bulk copy
+                whose completion was waited for.
+
+        Returns:
+            The warpgroup with the new memory. A traced offset that does not fit writes only the words that fit.
+
+        Raises:
+            TypeError: `words` or `offset` has another dtype.
+            ValueError: The proxy is unknown, or a known offset is no multiple of 4 or does not fit.
+            UndefinedBehaviour: In checked mode, a traced offset does not fit, or a pending product reads there.
         """
         if proxy not in PROXIES:
             raise ValueError(f"proxy: got {proxy!r}; wanted 'generic' or 'async'. PTX ISA 9.7.15.4")
@@ -131,7 +160,7 @@ class Warpgroup:
         units = _units(written)
         for product in self._pending():
             forbid(
-                _meet(product.reads, units),
+                _overlap(product.reads, units),
                 f"shared memory is overwritten while {product.op} still reads it; wait for its group first. PTX ISA 9.7.15.4",
             )
         if proxy == "async":
@@ -139,7 +168,7 @@ class Warpgroup:
         return replace(changed, unfenced_writes=units if self.unfenced_writes is None else self.unfenced_writes | units)
 
     def fence_proxy_async(self) -> Warpgroup:
-        """`fence.proxy.async`: makes what threads stored in shared memory visible to the products that are issued next."""
+        """Issue `fence.proxy.async`, which makes the threads' stores in shared memory visible to the products that are issued next."""
         return replace(self, unfenced_writes=None)
 
     def wgmma(
@@ -153,26 +182,41 @@ class Warpgroup:
         sp_meta: str | ArrayLike | None = None,
         scale_d: bool | ArrayLike = True,
         target: str,
-        model: Model | None = None,
+        model: Model | str | None = None,
         **immediates: int,
     ) -> Warpgroup:
-        """`wgmma.mma_async`: issue D = A·B + D on named registers; arguments as in `tcemu.wgmma`, which it raises as.
+        """Issue `wgmma.mma_async`: D = A·B + D on named registers.
 
-        d, a: names of registers. Descriptors may also be names, of registers uint32[..., 4, 32, 2], low word first, which must be the same
-        in all lanes; sp_meta may be the name of a register [..., 4, 32, 1]. A d that was never written is allowed with scale_d False.
-        checked: UndefinedBehaviour before the first `fence`; if d or a was used by a thread, or d by a product of another shape, since the
-        last one; if a pending product writes a, or holds its A in d; if threads stored what it reads since the last `fence_proxy_async`;
-        if the lanes' descriptors differ.
+        Args:
+            op: As in `tcemu.wgmma`.
+            d: Name of the accumulator. It need not have been written if `scale_d` is False.
+            b_desc: As in `tcemu.wgmma`, or the name of a register uint32[..., 4, 32, 2], low word first, equal in all lanes.
+            a: Name of the registers of A.
+            a_desc: As `b_desc`.
+            sp_meta: As in `tcemu.wgmma`, or the name of a register [..., 4, 32, 1].
+            scale_d: As in `tcemu.wgmma`.
+            target: As in `tcemu.wgmma`.
+            model: As in `tcemu.wgmma`.
+            immediates: The immediates of `tcemu.wgmma`.
+
+        Returns:
+            The warpgroup with one more pending product.
+
+        Raises:
+            As `tcemu.wgmma`.
+            UndefinedBehaviour: In checked mode: before the first `fence`; if a thread used d or a, or a product of another shape used d,
+                since the last fence; if a pending product writes a, or holds its A in d; if threads stored the memory that it reads since
+                the last `fence_proxy_async`; if the lanes' descriptors differ.
         """
-        applied = modelled(op, target, model, "Warpgroup.wgmma", "wgmma", "wgmma.sp")
+        applied = resolve_model(op, target, model, "Warpgroup.wgmma", "wgmma", "wgmma.sp")
         op, model = applied.op, applied.model
-        self._in_order(op, d, a)
+        self._check_order(op, d, a)
         descriptors = {"b": self._descriptor(b_desc)} | ({} if a_desc is None else {"a": self._descriptor(a_desc)})
         if isinstance(sp_meta, str):
             sp_meta = self._register(sp_meta)[..., 0]
         latest = next((product.result for product in reversed(tuple(self._pending())) if product.d == d), None)
         if latest is None and d not in self.registers and isinstance(scale_d, bool | np.bool_) and not scale_d:
-            latest = jnp.zeros((op.warps, LANES, op.registers("d")), jnp.uint32)
+            latest = jnp.zeros((op.warps, LANES, op.register_count("d")), jnp.uint32)
         result = wgmma(
             op, self._register(d) if latest is None else latest, descriptors["b"], self.shared, a=None if a is None else self._register(a),
             a_desc=descriptors.get("a"), sp_meta=sp_meta, scale_d=scale_d, target=target, model=model, checked=self.checked, **immediates,
@@ -182,20 +226,27 @@ class Warpgroup:
             reads = reduce(or_, (self._reads(op, name, value, immediates) for name, value in descriptors.items()))
             if self.unfenced_writes is not None:
                 forbid(
-                    _meet(reads, self.unfenced_writes),
+                    _overlap(reads, self.unfenced_writes),
                     f"{op} reads shared memory that threads stored since the last fence.proxy.async. {FENCE}",
                 )
         shapes = (*(pair for pair in self.shapes if pair[0] != d), (d, op.shape))
-        return replace(self, uncommitted=(*self.uncommitted, Pending(result=result, reads=reads, d=d, a=a, op=op)), shapes=shapes)
+        return replace(self, uncommitted=(*self.uncommitted, PendingProduct(result=result, reads=reads, d=d, a=a, op=op)), shapes=shapes)
 
     def commit_group(self) -> Warpgroup:
-        """`wgmma.commit_group`: the products issued since the last one become a group, which may be empty."""
+        """Issue `wgmma.commit_group`: the products issued since the last one become a group, which may be empty."""
         return replace(self, uncommitted=(), groups=(*self.groups, self.uncommitted))
 
     def wait_group(self, n: int) -> Warpgroup:
-        """`wgmma.wait_group n`: all groups but the n most recent are complete, and their accumulators hold their results.
+        """Issue `wgmma.wait_group n`: all groups but the n most recent are complete, and their accumulators hold the results.
 
-        Raises ValueError unless n is an int, 0 or more: it is an immediate.
+        Args:
+            n: Groups that may remain pending, an int constant of 0 or more.
+
+        Returns:
+            The warpgroup with the results in its registers.
+
+        Raises:
+            ValueError: `n` is no int of 0 or more.
         """
         if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 0:
             raise ValueError(f"n: got {n!r}; wanted an integer constant, 0 or more: how many groups may remain pending. {WAIT}")
@@ -203,7 +254,7 @@ class Warpgroup:
         results = {product.d: product.result for group in self.groups[:done] for product in group}
         return replace(self, groups=self.groups[done:], registers=self.registers | results)
 
-    def _pending(self) -> Iterator[Pending]:
+    def _pending(self) -> Iterator[PendingProduct]:
         """The products under way, the oldest first."""
         for group in (*self.groups, self.uncommitted):
             yield from group
@@ -241,14 +292,14 @@ class Warpgroup:
                 missing = "no group holds it: commit_group, then wait_group" if open_ else "wait_group must cover its group"
                 _undefined(f"register {name!r} is {verb} while it is the {role} of a pending {product.op}; {missing}. {WAIT}")
 
-    def _in_order(self, op: Instruction, d: str, a: str | None) -> None:
-        """What can be wrong with the registers of a product to be issued."""
+    def _check_order(self, op: Instruction, d: str, a: str | None) -> None:
+        """Raises UndefinedBehaviour for registers that a product to be issued may not use."""
         if not self.checked:
             return
         if not self.fenced:
             _undefined(f"{op} is issued before any wgmma.fence; the first product of a warpgroup needs one. {FENCE}")
         for name, role in ((d, "accumulator"), (a, "A")):
-            if name in self.touched:
+            if name in self.used_registers:
                 _undefined(f"register {name!r}, the {role} of {op}, was used by a thread since the last wgmma.fence. {FENCE}")
         last = dict(self.shapes).get(d, op.shape)
         if last != op.shape:
@@ -266,7 +317,7 @@ def _units(words: Any) -> Any:
     return words[..., : count * UNIT_WORDS].reshape(*words.shape[:-1], count, UNIT_WORDS).any(-1)
 
 
-def _meet(x: Any, y: Any) -> Any:
+def _overlap(x: Any, y: Any) -> Any:
     return (x & y).any(-1)
 
 

@@ -10,45 +10,45 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.checking import forbid
+from tcemu.base.checking import forbid
 from tcemu.formats import U4, Format
-from tcemu.isa.catalog import section
-from tcemu.isa.instructions import LANES, Instruction
-from tcemu.layouts import Fragment, metadata_fragment, scale_fragment
-from tcemu.operations.operands import codes_of
-from tcemu.packing import pack_registers, unpack_registers
-from tcemu.sparsity import defined_fields, undefined
+from tcemu.instructions.operand_checks import check_codes
+from tcemu.isa.families import LANES, Instruction, MatrixMultiply
+from tcemu.isa.legality import manual_section
+from tcemu.layouts.fragment_layouts import Fragment, metadata_fragment, scale_fragment
+from tcemu.layouts.packing import pack_registers, unpack_registers
+from tcemu.layouts.sparsity import defined_fields, undefined_fields
 
 SCALES = ("scale_a", "scale_b")
 BYTE = 8  # a scale's container
 
 
 class ScaleSelector(NamedTuple):
-    """Which bytes of which lane of each quad hold the scales, int32."""
+    """The bytes, and the lane of each quad, that hold the scales, int32."""
 
     byte_id: Array
     thread_id: Array
 
 
-def _metadata(op: Instruction) -> Fragment:
+def _metadata(op: MatrixMultiply) -> Fragment:
     return metadata_fragment(op.k, op.container_bits("a"))
 
 
-def sparsity_selector(op: Instruction, value: ArrayLike, name: str = "selector") -> Array:
+def sparsity_selector(op: MatrixMultiply, value: ArrayLike, name: str = "selector") -> Array:
     """A sparsity selector as int32, or an error; a traced one is taken modulo what its bits can say."""
     return _selector(op, name, value, op.selectors)
 
 
-def scale_selector(op: Instruction, name: str, value: tuple[ArrayLike, ArrayLike]) -> ScaleSelector:
+def scale_selector(op: MatrixMultiply, name: str, value: tuple[ArrayLike, ArrayLike]) -> ScaleSelector:
     """{byte-id, thread-id} of "scale_a" or "scale_b", or an error; traced ones are taken modulo what their bits can say."""
     selector = name.replace("scale", "selector")
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"{selector}: got {value!r}; wanted a pair (byte_id, thread_id) for {op}. PTX ISA 9.7.14.3")
     byte_id, thread_id = value
-    thread_ids = op.thread_ids_a if name == "scale_a" else op.thread_ids_b
+    scaling = op.require_scaling()
     return ScaleSelector(
-        byte_id=_selector(op, f"{selector}, its byte_id", byte_id, op.byte_ids),
-        thread_id=_selector(op, f"{selector}, its thread_id", thread_id, thread_ids),
+        byte_id=_selector(op, f"{selector}, its byte_id", byte_id, scaling.byte_ids),
+        thread_id=_selector(op, f"{selector}, its thread_id", thread_id, scaling.thread_ids[name[-1]]),
     )
 
 
@@ -56,21 +56,23 @@ def _selector(op: Instruction, name: str, value: ArrayLike, wanted: tuple[int, .
     """One of the wanted numbers as int32, or an error."""
     if isinstance(value, Tracer):
         if value.shape or not jnp.issubdtype(value.dtype, jnp.integer):
-            raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted one integer for {op}. PTX ISA {section(op)}")
+            raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted one integer for {op}. PTX ISA {manual_section(op)}")
         return value.astype(jnp.int32) & wanted[-1]
     if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.integer) or int(np.asarray(value)) not in wanted:
-        raise ValueError(f"{name}: got {value!r}; {op} takes {', '.join(map(str, wanted))}. PTX ISA {section(op)}, 9.7.14.3, 9.7.14.6.1")
+        raise ValueError(
+            f"{name}: got {value!r}; {op} takes {', '.join(map(str, wanted))}. PTX ISA {manual_section(op)}, 9.7.14.3, 9.7.14.6.1"
+        )
     return jnp.int32(int(np.asarray(value)))
 
 
-class Metadata(NamedTuple):
+class MetadataRegisters(NamedTuple):
     """Sparsity metadata: uint32[..., 32] (a warpgroup's: [..., 4, 32]), and which lanes of each quad hold it."""
 
     registers: Array
     selector: Array
 
 
-class Scale(NamedTuple):
+class ScaleRegisters(NamedTuple):
     """The scales of A or B: uint32[..., 32], and the selector."""
 
     registers: Array
@@ -78,13 +80,13 @@ class Scale(NamedTuple):
 
 
 @partial(jax.jit, static_argnames="op")
-def metadata_fields(op: Instruction, metadata: Metadata) -> Array:
+def metadata_fields(op: MatrixMultiply, metadata: MetadataRegisters) -> Array:
     """The 4-bit fields [..., M, chunks] that the metadata hold, uint8."""
     fields = _metadata(op).decode(unpack_registers(metadata.registers[..., None], U4))[..., metadata.selector, :, :]
     return fields if op.warps == 1 else fields.reshape(*fields.shape[:-3], op.m, fields.shape[-1])
 
 
-def metadata_registers(op: Instruction, fields: Array, selector: Array) -> Array:
+def metadata_registers(op: MatrixMultiply, fields: Array, selector: Array) -> Array:
     """The registers of `Metadata`: the inverse of `metadata_fields`; what the selector leaves out is zero."""
     if op.warps > 1:
         fields = fields.reshape(*fields.shape[:-2], op.warps, op.m // op.warps, fields.shape[-1])
@@ -92,14 +94,14 @@ def metadata_registers(op: Instruction, fields: Array, selector: Array) -> Array
     return pack_registers(_metadata(op).encode(every), U4)[..., 0]
 
 
-def scale_codes(op: Instruction, name: str, scale: Scale) -> Array:
-    """The codes of `op.stype` that the registers hold: [..., M, scale_vec] of "scale_a", [..., scale_vec, N] of "scale_b"."""
+def scale_codes(op: MatrixMultiply, name: str, scale: ScaleRegisters) -> Array:
+    """The codes that the registers hold: [..., M, scale_vec] of "scale_a", [..., scale_vec, N] of "scale_b"."""
     fmt, fragment, group = _scales(op, name, scale.selector)
     every = fragment.decode(unpack_registers(scale.registers[..., None], fmt, container_bits=BYTE))
     return every[..., scale.selector.thread_id, group, :, :]
 
 
-def scale_registers(op: Instruction, name: str, codes: Array, selector: ScaleSelector) -> Array:
+def scale_registers(op: MatrixMultiply, name: str, codes: Array, selector: ScaleSelector) -> Array:
     """The registers of `Scale`: the inverse of `scale_codes`; what the selector leaves out is zero."""
     fmt, fragment, group = _scales(op, name, selector)
     every = jnp.zeros((*codes.shape[:-2], *fragment.shape), jnp.uint8)
@@ -107,22 +109,22 @@ def scale_registers(op: Instruction, name: str, codes: Array, selector: ScaleSel
     return pack_registers(fragment.encode(every), fmt, container_bits=BYTE)[..., 0]
 
 
-def _scales(op: Instruction, name: str, selector: ScaleSelector) -> tuple[Format, Fragment, Array]:
+def _scales(op: MatrixMultiply, name: str, selector: ScaleSelector) -> tuple[Format, Fragment, Array]:
     """The scales' format and fragment, and which group of `scale_vec` bytes the selector names."""
-    assert op.stype is not None and op.scale_vec is not None
-    return op.stype, scale_fragment(name.removeprefix("scale_"), op.scale_vec), selector.byte_id // op.scale_vec
+    scaling = op.require_scaling()
+    return scaling.format, scale_fragment(name.removeprefix("scale_"), scaling.count), selector.byte_id // scaling.count
 
 
-def forbid_undefined_metadata(op: Instruction, metadata: Metadata) -> None:
+def forbid_undefined_metadata(op: MatrixMultiply, metadata: MetadataRegisters) -> None:
     """Checked mode: raises UndefinedBehaviour for the first field whose value PTX does not define."""
     fields = metadata_fields(op, metadata)
     per_lane = _metadata(op).elements
     place = _metadata(op).decode(np.arange(LANES * per_lane).reshape(LANES, per_lane))  # lane and field of each (selector, row, chunk)
     place = jnp.asarray(np.tile(place, (1, op.warps, 1)))[metadata.selector]
-    defined = ", ".join(f"{field:04b}" for field in defined_fields(op.chunk, op.ordered))
+    defined = ", ".join(f"{field:04b}" for field in defined_fields(op.chunk_size, op.ordered))
     warp = "warp {warp}, " if op.warps > 1 else ""
     forbid(
-        undefined(fields, op.chunk, op.ordered),
+        undefined_fields(fields, op.chunk_size, op.ordered),
         f"{op}: {warp}lane {{lane}}, field {{field}} (bits {{low}} to {{high}}) of the sparsity metadata is {{value:04b}}, for row {{row}} "
         f"and chunk {{chunk}}; defined are {defined}. PTX ISA 9.7.14.6.1, 9.7.15.6.1",
         warp=np.arange(op.m)[:, None] // (op.m // op.warps),
@@ -136,7 +138,6 @@ def forbid_undefined_metadata(op: Instruction, metadata: Metadata) -> None:
     )
 
 
-def scale_matrix(op: Instruction, name: str, codes: Any) -> Array:
+def check_scale_matrix(op: MatrixMultiply, name: str, codes: Any) -> Array:
     """The raw scale codes of "scale_a" or "scale_b" as the caller gives them, or an error."""
-    assert op.stype is not None
-    return codes_of(op, name, codes, op.stype, op.matrix(name))
+    return check_codes(op, name, codes, op.require_scaling().format, op.matrix_shape(name))

@@ -1,4 +1,4 @@
-"""What every operation does with its operands.
+"""Checks and conversions of operands that all operations share.
 
 It finds the instruction and its model, checks the operands' dtypes and shapes, and goes between registers and codes.
 `instruction_product` is the one way from the operations to the arithmetic.
@@ -20,66 +20,48 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.architectures.lookup import Applied, applied
-from tcemu.arithmetic.model import Model, Signature
-from tcemu.arithmetic.program import multiply_add
-from tcemu.errors import Unsupported
-from tcemu.executing import EMULATED, chosen
+from tcemu.architectures.lookup import Arithmetic, resolve_arithmetic
+from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.product_spec import product_spec
+from tcemu.backends.dispatch import multiply_matrices
+from tcemu.base.errors import Unsupported
 from tcemu.formats import UE4M3, Format
-from tcemu.isa.catalog import check, section
+from tcemu.isa.families import LANES, Instruction, MatrixMultiply, Record, WmmaMemory
 from tcemu.isa.grammar import parse
-from tcemu.isa.instructions import LANES, Instruction
-from tcemu.isa.targets import named_target
-from tcemu.native.products import Native
-from tcemu.operations.fragments import WMMA_SM, matrix_fragment
-from tcemu.packing import container, pack_registers, unpack_registers
-from tcemu.sparsity import gather
+from tcemu.isa.legality import check, manual_section
+from tcemu.isa.operand_fragments import WMMA_SM, matrix_fragment
+from tcemu.isa.targets import resolve_target
+from tcemu.layouts.packing import Container, container, pack_registers, unpack_registers
+from tcemu.layouts.sparsity import gather
 
 
-def moving(op: str | Instruction, target: str | None, call: str, family: str) -> tuple[Instruction, str | None]:
+def resolve_mover(op: str | Instruction, target: str | None, call: str, record: type[Record], family: str) -> tuple[Record, str | None]:
     """An instruction that only moves words, and the target by its own name, None if none is given.
 
     Raises Unsupported if it is of another family, or `target` is given and lacks it.
     """
-    target = None if target is None else named_target(target)
+    target = None if target is None else resolve_target(target)
     op = parse(op) if target is None else check(op, target)
-    of_family(op, call, family)
+    if not isinstance(op, record) or op.family != family:
+        raise wrong_family(op, call, family)
     return op, target
 
 
-def modelled(op: str | Instruction, target: str, model: Model | None, call: str, *families: str) -> Applied:
+def resolve_model(op: str | Instruction, target: str, model: Model | str | None, call: str, *families: str) -> Arithmetic:
     """The arithmetic of an instruction that `call` takes. Raises as `applied`, and Unsupported if `call` takes no such family."""
     op = check(op, target)
-    of_family(op, call, *families)
-    return applied(op, target, model)
-
-
-def of_family(op: Instruction, call: str, *families: str) -> None:
-    """Raises Unsupported unless `op` belongs to one of the families that `call` takes."""
     if families and op.family not in families:
-        raise Unsupported(f"{op} is {op.family}; tcemu.{call} runs {' and '.join(families)}. PTX ISA {section(op)}")
+        raise wrong_family(op, call, *families)
+    return resolve_arithmetic(op, target, model)
 
 
-def signature_of(op: Instruction) -> Signature:
-    """The types and modes of an instruction, as its arithmetic wants them; and who computes it, as `tcemu.execution` says here."""
-    assert op.a and op.b and op.d
-    return Signature(
-        a=op.a,
-        b=op.b,
-        c=op.c or op.d,
-        d=op.d,
-        k=op.k // 2 if op.sparse else op.k,
-        rounding=op.rounding,
-        clamp=op.satfinite,
-        bit_op=op.bit_op,
-        scale=op.stype,
-        scale_vec=op.scale_vec or 0,
-        native=None if chosen() == EMULATED else Native(op, chosen()),
-    )
+def wrong_family(op: Instruction, call: str, *families: str) -> Unsupported:
+    """The error for an instruction of a family that `call` does not take."""
+    return Unsupported(f"{op} is {op.family}; tcemu.{call} runs {' and '.join(families)}. PTX ISA {manual_section(op)}")
 
 
 def instruction_product(
-    op: Instruction,
+    op: MatrixMultiply,
     model: Model,
     a: Array,
     b: Array,
@@ -94,7 +76,7 @@ def instruction_product(
     [..., M, S] and [..., S, N].
     """
     if fields is None:
-        return multiply_add(model, signature_of(op), a, b, c, scales)
+        return multiply_matrices(model, product_spec(op), a, b, c, scales)
     if op.warps > 1:  # one warp's rows after the other: B gathered for all of them at once would be large
         by_warp = [jnp.moveaxis(v.reshape(*v.shape[:-2], op.warps, op.m // op.warps, v.shape[-1]), -3, 0) for v in (a, fields, c)]
         d = jnp.moveaxis(lax.map(lambda warp: _sparse(op, model, warp[0], b, warp[2], warp[1], None, clamped), tuple(by_warp)), 0, -3)
@@ -103,25 +85,25 @@ def instruction_product(
 
 
 def _sparse(
-    op: Instruction, model: Model, a: Array, b: Array, c: Array, fields: Array, scales: tuple[Array, Array] | None, clamped: bool
+    op: MatrixMultiply, model: Model, a: Array, b: Array, c: Array, fields: Array, scales: tuple[Array, Array] | None, clamped: bool
 ) -> Array:
     """Each row of A meets its own elements of B: a row is a product of its own."""
-    gathered = gather(b, fields, op.chunk, clamped)
+    gathered = gather(b, fields, op.chunk_size, clamped)
     if scales is not None:
         scales = scales[0][..., :, None, :], scales[1][..., None, :, :]
-    return multiply_add(model, signature_of(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
+    return multiply_matrices(model, product_spec(op), a[..., :, None, :], gathered, c[..., :, None, :], scales)[..., 0, :]
 
 
-def register_words(op: Instruction, name: str, value: ArrayLike, argument: str | None = None) -> Array:
+def check_registers(op: Instruction, name: str, value: ArrayLike, argument: str | None = None) -> Array:
     """The operand's registers, uint32[..., 32, n] (a warpgroup's: [..., 4, 32, n]), or an error that names what came and what is wanted.
 
     argument: what the caller calls it, if not as the manual does.
     """
     axes = "lane, register" if op.warps == 1 else "warp, lane, register"
-    return _words(op, argument or name, value, (op.registers(name),), f" ({axes}) for {op}", "registers are raw words,")
+    return _words(op, argument or name, value, (op.register_count(name),), f" ({axes}) for {op}", "registers are raw words,")
 
 
-def lane_words(op: Instruction, name: str, value: ArrayLike) -> Array:
+def check_lane_registers(op: Instruction, name: str, value: ArrayLike) -> Array:
     """An operand of one register a lane, uint32[..., 32] (a warpgroup's: [..., 4, 32])."""
     return _words(op, name, value, (), f", one register a lane, for {op}", "wanted")
 
@@ -132,32 +114,32 @@ def _words(op: Instruction, name: str, value: ArrayLike, in_lane: tuple[int, ...
     shape = ((LANES,) if op.warps == 1 else (op.warps, LANES)) + in_lane
     wanted = f"uint32[..., {', '.join(map(str, shape))}]{meaning}"
     if value.dtype != jnp.uint32:
-        hint = "tcemu.pack makes them from codes" if in_lane else f"PTX ISA {section(op)}"
+        hint = "tcemu.pack makes them from codes" if in_lane else f"PTX ISA {manual_section(op)}"
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; {lead} {wanted}. {hint}")
     if value.shape[-len(shape) :] != shape:
-        raise ValueError(f"{name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
+        raise ValueError(f"{name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA {manual_section(op)}")
     return jnp.asarray(value)
 
 
-def matrix_codes(op: Instruction, name: str, value: ArrayLike, products: bool = False) -> Array:
+def check_matrix(op: MatrixMultiply | WmmaMemory, name: str, value: ArrayLike, products: bool = False) -> Array:
     """The raw codes of an operand's matrix, or an error. products: with the leading axis of the four products of m8n8k4 with f16."""
-    fmt = getattr(op, name)
-    shape = ((op.products,) if products and op.products > 1 else ()) + op.matrix(name) + ((2,) if fmt.words == 2 else ())
-    return codes_of(op, name, value, fmt, shape)
+    fmt = op.operand_format(name)
+    shape = ((op.matrix_count,) if products and op.matrix_count > 1 else ()) + op.matrix_shape(name) + ((2,) if fmt.words == 2 else ())
+    return check_codes(op, name, value, fmt, shape)
 
 
-def codes_of(op: Instruction, name: str, value: ArrayLike, fmt: Format, shape: tuple[int, ...]) -> Array:
+def check_codes(op: Instruction, name: str, value: ArrayLike, fmt: Format, shape: tuple[int, ...]) -> Array:
     """Raw codes of `fmt` whose last axes are `shape`, or an error; see `held_codes` for codes that the format does not have."""
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     wanted = f"the raw codes of {fmt}, {fmt.dtype}[..., {', '.join(map(str, shape))}] for {op}"
     if not jnp.issubdtype(value.dtype, jnp.unsignedinteger):
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. tcemu.formats.from_float makes codes from numbers")
     if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
-        raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {section(op)}")
-    return held_codes(name, value, fmt)
+        raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {manual_section(op)}")
+    return as_stored_codes(name, value, fmt)
 
 
-def held_codes(name: str, value: Array | np.ndarray, fmt: Format) -> Array:
+def as_stored_codes(name: str, value: Array | np.ndarray, fmt: Format) -> Array:
     """Raw codes, unsigned of any width, in the format's own dtype. Raises ValueError for a code that the format does not have.
 
     Bit 7 of a ue4m3 byte means nothing to the hardware, and may be set. What is traced shows its dtype alone: one that is wider than the
@@ -183,26 +165,30 @@ def held_codes(name: str, value: Array | np.ndarray, fmt: Format) -> Array:
     return jnp.asarray(value, own)
 
 
+def _container(op: MatrixMultiply | WmmaMemory, operand: str) -> Container:
+    return container(op.operand_format(operand), op.kind if isinstance(op, MatrixMultiply) and operand in "ab" else None)
+
+
 @partial(jax.jit, static_argnames=("op", "operand", "sm"))
-def pack_matrix(op: Instruction, operand: str, codes: Array, sm: int = WMMA_SM) -> Array:
+def pack_matrix(op: MatrixMultiply | WmmaMemory, operand: str, codes: Array, sm: int = WMMA_SM) -> Array:
     """The matrix of codes of "a", "b", "c" or "d" -> its registers; wmma's as the target number `sm` holds it."""
-    fmt = getattr(op, operand)
+    fmt = op.operand_format(operand)
     elements = matrix_fragment(op, operand, sm).encode(codes, trailing=fmt.words - 1)
-    return pack_registers(elements, fmt, **container(fmt, op.kind if operand in "ab" else None)._asdict())
+    return pack_registers(elements, fmt, **_container(op, operand)._asdict())
 
 
 @partial(jax.jit, static_argnames=("op", "operand", "sm"))
-def unpack_matrix(op: Instruction, operand: str, registers: Array, sm: int = WMMA_SM) -> Array:
+def unpack_matrix(op: MatrixMultiply | WmmaMemory, operand: str, registers: Array, sm: int = WMMA_SM) -> Array:
     """The registers of "a", "b", "c" or "d" -> its matrix of codes; the inverse of `pack_matrix`."""
-    fmt = getattr(op, operand)
-    elements = unpack_registers(registers, fmt, **container(fmt, op.kind if operand in "ab" else None)._asdict())
+    fmt = op.operand_format(operand)
+    elements = unpack_registers(registers, fmt, **_container(op, operand)._asdict())
     return matrix_fragment(op, operand, sm).decode(elements, trailing=fmt.words - 1)
 
 
-def require(op: Instruction, name: str, value: Any, has: bool) -> None:
+def require_operand(op: Instruction, name: str, value: Any, has: bool) -> None:
     """Raises ValueError if `op` has the operand and it did not come, or has none and it came."""
     kind = "sparsity metadata" if name == "e" else "block scales"
     if has and value is None:
-        raise ValueError(f"{name}: {op} has {kind}, and none came. PTX ISA {section(op)}")
+        raise ValueError(f"{name}: {op} has {kind}, and none came. PTX ISA {manual_section(op)}")
     if not has and value is not None:
-        raise ValueError(f"{name}: {op} has no {kind}; leave it out. PTX ISA {section(op)}")
+        raise ValueError(f"{name}: {op} has no {kind}; leave it out. PTX ISA {manual_section(op)}")

@@ -11,15 +11,15 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.bits import Limbs, is_zero
-from tcemu.errors import Unsupported
-from tcemu.formats import Format, array_codes, code_limbs, decode
-from tcemu.isa.catalog import section
+from tcemu.base.bits import Limbs, is_zero
+from tcemu.base.errors import Unsupported
+from tcemu.formats import Format, array_codes, codes_to_limbs, decode
+from tcemu.instructions.operand_checks import check_lane_registers
+from tcemu.instructions.selected_operands import MetadataRegisters, metadata_fields, metadata_registers, sparsity_selector
+from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.grammar import parse
-from tcemu.isa.instructions import Instruction
-from tcemu.operations.operands import lane_words
-from tcemu.operations.selected import Metadata, metadata_fields, metadata_registers, sparsity_selector
-from tcemu.sparsity import PATTERNS, compress, expand, keep_largest
+from tcemu.isa.legality import manual_section
+from tcemu.layouts.sparsity import PATTERNS, compress, decompress, keep_largest
 
 DEFAULT_PATTERN = "2:4"
 
@@ -27,7 +27,7 @@ DEFAULT_PATTERN = "2:4"
 class Sparse(NamedTuple):
     """A structured-sparse matrix."""
 
-    kept: Any  # [..., M, K/2], what is stored, in the dtype of the dense matrix
+    values: Any  # [..., M, K/2], the stored elements, in the dtype of the dense matrix
     metadata: Array  # 4-bit fields uint8[..., M, chunks], or with `op` its registers: uint32[..., 32], of wgmma [..., 4, 32]
 
 
@@ -39,15 +39,27 @@ def sparsify(
     selector: ArrayLike = 0,
     already_sparse: bool = False,
 ) -> Sparse:
-    """Prune a matrix to a structured-sparse one: of each chunk along K the elements of largest magnitude are kept, in their order.
+    """Prune a matrix to a structured-sparse one: in each chunk along K the elements of largest magnitude are kept, in their order.
 
-    dense: [..., M, K], any real dtype; NumPy in, NumPy out, and JAX in, JAX out. pattern: "2:4" (the default: two elements of four), "1:2"
-    (one of two, tf32), "4:8" (two neighbouring pairs of four, the 4-bit types: a pair counts by the larger magnitude, then the smaller).
-    Of equal magnitudes the first is kept; a NaN is larger than Inf; -0 is zero; magnitudes are compared by their bits, so subnormals count.
-    op: an mma.sp or wgmma.sp spelling; it fixes the pattern, and the metadata come as its registers, for this sparsity selector. dense has
-    then the shape of its A, M x K, and unsigned integers are the raw codes of its A.
-    already_sparse: raise ValueError if pruning would lose a value that is not zero (not under a trace, where values are unknown).
-    Returns Sparse(kept, metadata). Raises ValueError for another pattern or shape, Unsupported if `op` is not sparse.
+    Of equal magnitudes the first is kept. A NaN is larger than Inf, -0 is zero, and magnitudes are compared by their bits, so that
+    subnormals count.
+
+    Args:
+        dense: [..., M, K], any real dtype. NumPy in gives NumPy out, and JAX in gives JAX out.
+        pattern: "2:4" (the default: two elements of four), "1:2" (one of two, tf32) or "4:8" (two neighbouring pairs of four, the 4-bit
+            types: a pair counts by its larger magnitude, then by the smaller).
+        op: An mma.sp or wgmma.sp spelling. It fixes the pattern, and the metadata come as its registers. `dense` then has the shape of its
+            A, M x K, and unsigned integers are the raw codes of its A.
+        selector: Sparsity selector of those registers.
+        already_sparse: Raise if pruning would lose a value that is not zero. Not under a trace, where values are unknown.
+
+    Returns:
+        `Sparse(values, metadata)`.
+
+    Raises:
+        Unsupported: `op` is not sparse.
+        ValueError: The pattern or the shape does not fit, or `already_sparse` does not hold.
+
     Source: PTX ISA 9.7.14.6.1, 9.7.15.6.1.
     """
     instruction, chunk = _chunk(pattern, op)
@@ -62,11 +74,11 @@ def sparsify(
     magnitude = _magnitude(instruction, dense)
     fields = keep_largest(magnitude, chunk)
     if already_sparse:
-        _nothing_lost(magnitude, fields, chunk)
+        _check_nothing_lost(magnitude, fields, chunk)
     kept = compress(dense, fields, chunk)
     if instruction is None:
-        return Sparse(kept=kept, metadata=fields)
-    return Sparse(kept=kept, metadata=metadata_registers(instruction, fields, sparsity_selector(instruction, selector)))
+        return Sparse(values=kept, metadata=fields)
+    return Sparse(values=kept, metadata=metadata_registers(instruction, fields, sparsity_selector(instruction, selector)))
 
 
 def densify(
@@ -77,9 +89,22 @@ def densify(
     op: str | Instruction | None = None,
     selector: ArrayLike = 0,
 ) -> Any:
-    """The dense matrix [..., M, K], zero where nothing is kept: the inverse of `sparsify`, with the same arguments and errors.
+    """Return the dense matrix of a structured-sparse one, zero where no element is kept; the inverse of `sparsify`.
 
     Where a field names an element twice, which PTX leaves undefined, the later one stays.
+
+    Args:
+        kept: [..., M, K/2], the stored elements.
+        metadata: As `sparsify` returns them.
+        pattern: As in `sparsify`.
+        op: As in `sparsify`.
+        selector: As in `sparsify`.
+
+    Returns:
+        [..., M, K].
+
+    Raises:
+        As `sparsify`.
     """
     instruction, chunk = _chunk(pattern, op)
     if not isinstance(kept, jax.Array):
@@ -89,49 +114,49 @@ def densify(
         if not jnp.issubdtype(fields.dtype, jnp.unsignedinteger):
             raise TypeError(f"metadata: got {fields.dtype}{list(fields.shape)}; wanted 4-bit fields, unsigned integers [..., M, chunks]")
     else:
-        words = lane_words(instruction, instruction.metadata, metadata)
-        fields = metadata_fields(instruction, Metadata(registers=words, selector=sparsity_selector(instruction, selector)))
+        words = check_lane_registers(instruction, instruction.metadata_operand, metadata)
+        fields = metadata_fields(instruction, MetadataRegisters(registers=words, selector=sparsity_selector(instruction, selector)))
     if kept.ndim < 2 or kept.shape[-1] * 2 != fields.shape[-1] * chunk or kept.shape[-2] != fields.shape[-2]:
         raise ValueError(
             f"kept is {kept.dtype}{list(kept.shape)} and the metadata's fields are {list(fields.shape)}; wanted [..., M, K/2] and "
             f"[..., M, K/{chunk}]. PTX ISA 9.7.14.6.1"
         )
-    return expand(kept, fields, chunk)
+    return decompress(kept, fields, chunk)
 
 
-def _chunk(pattern: str | None, op: str | Instruction | None) -> tuple[Instruction | None, int]:
+def _chunk(pattern: str | None, op: str | Instruction | None) -> tuple[MatrixMultiply | None, int]:
     """The instruction, if one is given, and the elements of a chunk."""
     if pattern is not None and pattern not in PATTERNS:
         raise ValueError(f"pattern: got {pattern!r}; wanted {', '.join(map(repr, PATTERNS))}. PTX ISA 9.7.14.6.1")
     if op is None:
         return None, PATTERNS[pattern or DEFAULT_PATTERN]
     op = parse(op)
-    if not op.sparse:
-        raise Unsupported(f"{op} is dense; sparsify and densify take mma.sp and wgmma.sp. PTX ISA {section(op)}")
-    if pattern is not None and PATTERNS[pattern] != op.chunk:
-        fits = next(name for name, chunk in PATTERNS.items() if chunk == op.chunk)
+    if not isinstance(op, MatrixMultiply) or not op.sparse:
+        raise Unsupported(f"{op} is dense; sparsify and densify take mma.sp and wgmma.sp. PTX ISA {manual_section(op)}")
+    if pattern is not None and PATTERNS[pattern] != op.chunk_size:
+        fits = next(name for name, chunk in PATTERNS.items() if chunk == op.chunk_size)
         raise ValueError(f"pattern: got {pattern!r}; {op} has {fits!r}. PTX ISA 9.7.14.6.1")
-    return op, op.chunk
+    return op, op.chunk_size
 
 
-def _magnitude(op: Instruction | None, dense: Any) -> Limbs:
+def _magnitude(op: MatrixMultiply | None, dense: Any) -> Limbs:
     """Unsigned integers that order the elements as their magnitudes do."""
     fmt: Format
-    if op is not None and op.a is not None and jnp.issubdtype(dense.dtype, jnp.unsignedinteger):
+    if op is not None and jnp.issubdtype(dense.dtype, jnp.unsignedinteger):
         fmt, codes = op.a, jnp.asarray(dense)
     else:
         fmt, codes = array_codes(lax.stop_gradient(dense) if isinstance(dense, Tracer) else dense)  # which are kept has no derivative
     if fmt.is_integer:
         return decode(fmt, codes).magnitude
-    *low, top = code_limbs(fmt, codes)
+    *low, top = codes_to_limbs(fmt, codes)
     bits = fmt.bits - 32 * len(low) - fmt.signed  # of the magnitude, in the top limb
     top = (top & ((1 << bits) - 1)) >> fmt.unused_bits
     return (*low, top)
 
 
-def _nothing_lost(magnitude: Limbs, fields: Array, chunk: int) -> None:
+def _check_nothing_lost(magnitude: Limbs, fields: Array, chunk: int) -> None:
     present = (~is_zero(magnitude)).astype(jnp.uint8)
-    left = present & (1 - expand(jnp.ones((*present.shape[:-1], present.shape[-1] // 2), jnp.uint8), fields, chunk))
+    left = present & (1 - decompress(jnp.ones((*present.shape[:-1], present.shape[-1] // 2), jnp.uint8), fields, chunk))
     if isinstance(left, Tracer):
         raise ValueError("already_sparse: values are unknown under jit and vmap; check the matrix outside them")
     lost = np.argwhere(np.asarray(left))

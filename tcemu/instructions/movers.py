@@ -12,37 +12,47 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.checking import forbid, refuse
+from tcemu.backends.dispatch import move_words
+from tcemu.base.checking import forbid, forbid_concrete
 from tcemu.formats import U8, Format
-from tcemu.isa.catalog import section
-from tcemu.isa.instructions import LANES, Instruction
-from tcemu.layouts import Fragment, mover_fragment
-from tcemu.memory import Integers, as_integers, as_memory, read_at, write_at
-from tcemu.operations.launches import moved, of_mover, of_movmatrix
-from tcemu.operations.operands import moving, register_words
-from tcemu.packing import pack_registers, unpack_registers
+from tcemu.instructions.operand_checks import check_registers, resolve_mover
+from tcemu.instructions.statement_operands import mover_launch, movmatrix_launch
+from tcemu.isa.families import LANES, Instruction, Mover
+from tcemu.isa.legality import manual_section
+from tcemu.layouts.fragment_layouts import Fragment, mover_fragment
+from tcemu.layouts.packing import pack_registers, unpack_registers
+from tcemu.layouts.strided_memory import Integers, as_integers, as_memory, read_runs, write_runs
 
 B16 = Format("b16", 16, signed=False)
-ROW_BYTES, ROW_WORDS = 16, 4  # of one matrix row in memory: 9.7.14.5.15
+ROW_BYTES, ROW_WORDS = 16, 4  # size of one matrix row in memory: 9.7.14.5.15
 PACKED_BITS = {"b6x16_p32": 6, "b4x16_p64": 4}  # sixteen elements from the low end of a row; the rest is padding: 9.7.14.5.15
 
 
 def ldmatrix(op: str | Instruction, shared: ArrayLike, address: ArrayLike, *, target: str | None = None, checked: bool = False) -> Array:
-    """One `ldmatrix` for each batch element: rows of shared memory -> registers.
+    """Load matrices from shared memory into registers for each warp of a batch, as `ldmatrix` does.
 
-    op: a PTX spelling or an Instruction, static under `jit`. shared: uint32[..., words], little-endian, from shared address 0.
-    address: integers [..., 32], for each lane the byte offset of its row of 16 bytes; lane r + rows * j has row r of matrix j, and lanes
-    beyond the last row are not looked at (on sm_75 theirs must be good too). Leading axes are batch axes and broadcast.
-    target: if given, `op` must be legal there; None: any target, since all hold the matrices alike.
-    Returns uint32[..., 32, n], lane, then register. Elements of six and four bits come as bytes, in the low bits, with zeros above.
-    Raises Unsupported if `op` is no ldmatrix, or none of `target`, TypeError or ValueError for another dtype or shape, and
-    UndefinedBehaviour for an address that is no multiple of 16 or leads outside `shared`. Traced ones are reported if `checked`; without
-    it they load zeros.
-    Source: PTX ISA 9.7.14.5.15; zeros above narrow elements are assumed from CUTLASS, no hardware seen.
+    Args:
+        op: PTX spelling or `Instruction`. Static under `jit`.
+        shared: uint32[..., words], little-endian, from shared address 0. Leading axes are batch axes; they broadcast.
+        address: Integers [..., 32], the byte offset of each lane's row of 16 bytes. Lane r + rows * j has row r of matrix j. The addresses
+            of lanes beyond the last row are ignored, except on sm_75, where they must be valid too.
+        target: GPU or target that must have `op`. None: any target, since all hold the matrices alike.
+        checked: Report traced addresses that are misaligned or lead outside `shared`. Without it they load zeros.
+
+    Returns:
+        uint32[..., 32, n], lane, then register. Elements of six and four bits come as bytes, in the low bits, with zeros above.
+
+    Raises:
+        Unsupported: `op` is no ldmatrix, or `target` does not have it.
+        TypeError: An operand has another dtype.
+        ValueError: An operand has another shape.
+        UndefinedBehaviour: A known address is no multiple of 16 or leads outside `shared`; with `checked`, a traced one too.
+
+    Source: PTX ISA 9.7.14.5.15. Zeros above narrow elements are assumed from CUTLASS; no hardware was seen.
     """
-    op, target = moving(op, target, "ldmatrix", "ldmatrix")
+    op, target = resolve_mover(op, target, "ldmatrix", Mover, "ldmatrix")
     operands = bind_ldmatrix(op, shared, address, every_lane=target == "sm_75", checked=checked)
-    return moved(op, lambda: of_mover(op, operands), lambda: _load(op, operands.shared, operands.rows))
+    return move_words(op, lambda: mover_launch(op, operands), lambda: _load(op, operands.shared, operands.rows))
 
 
 def stmatrix(
@@ -54,33 +64,56 @@ def stmatrix(
     target: str | None = None,
     checked: bool = False,
 ) -> Array:
-    """One `stmatrix` for each batch element: the new shared memory, in which the matrices in `registers` stand.
+    """Store matrices from registers into shared memory for each warp of a batch, as `stmatrix` does, and return the new memory.
 
-    registers: uint32[..., 32, n]. The rest is as in `ldmatrix`. Returns uint32[..., words]; what is in no addressed row keeps its bits.
-    Raises as `ldmatrix`. Traced addresses that are not good store nothing. If two lanes have one address, which row stays is open in PTX
-    (reported if `checked`); here that of the higher lane stays.
+    If two lanes have one address, PTX leaves open which row stays; here the row of the higher lane stays.
+
+    Args:
+        op: PTX spelling or `Instruction`. Static under `jit`.
+        shared: As in `ldmatrix`.
+        address: As in `ldmatrix`.
+        registers: uint32[..., 32, n].
+        target: As in `ldmatrix`.
+        checked: Report traced addresses that are not valid, and lanes with one address. Without it, invalid traced addresses store nothing.
+
+    Returns:
+        uint32[..., words]. Memory outside the addressed rows keeps its bits.
+
+    Raises:
+        As `ldmatrix`.
+
     Source: PTX ISA 9.7.14.5.16.
     """
-    op, _ = moving(op, target, "stmatrix", "stmatrix")
+    op, _ = resolve_mover(op, target, "stmatrix", Mover, "stmatrix")
     operands = bind_stmatrix(op, shared, address, registers, checked=checked)
-    return moved(op, lambda: of_mover(op, operands), lambda: _store(op, operands.shared, operands.rows, operands.registers))
+    return move_words(op, lambda: mover_launch(op, operands), lambda: _store(op, operands.shared, operands.rows, operands.registers))
 
 
 def movmatrix(op: str | Instruction, registers: ArrayLike, *, target: str | None = None) -> Array:
-    """One `movmatrix` for each batch element: the 8 x 8 matrix in the registers of a warp, transposed.
+    """Transpose the 8 x 8 matrix in the registers of each warp of a batch, as `movmatrix` does.
 
-    op: a PTX spelling or an Instruction, static under `jit`. registers: uint32[..., 32, 1], any leading axes. target: if given, `op` must
-    be legal there; the result is the same everywhere. Returns the same shape.
-    Raises Unsupported if `op` is no movmatrix, or none of `target`, TypeError or ValueError for another dtype or shape.
+    Args:
+        op: PTX spelling or `Instruction`. Static under `jit`.
+        registers: uint32[..., 32, 1], with any leading axes.
+        target: GPU or target that must have `op`; the result is the same everywhere.
+
+    Returns:
+        uint32[..., 32, 1].
+
+    Raises:
+        Unsupported: `op` is no movmatrix, or `target` does not have it.
+        TypeError: `registers` has another dtype.
+        ValueError: `registers` has another shape.
+
     Source: PTX ISA 9.7.14.5.17.
     """
-    op, _ = moving(op, target, "movmatrix", "movmatrix")
+    op, _ = resolve_mover(op, target, "movmatrix", Mover, "movmatrix")
     operands = bind_movmatrix(op, registers)
-    return moved(op, lambda: of_movmatrix(op, operands), lambda: _transpose(operands.registers))
+    return move_words(op, lambda: movmatrix_launch(op, operands), lambda: _transpose(operands.registers))
 
 
 class Rows(NamedTuple):
-    """Where the matrices' rows lie in shared memory."""
+    """The places of the matrices' rows in shared memory."""
 
     starts: Array | np.ndarray  # int32[..., num * rows]: the word at which each begins
     good: Array | None  # bool: where that is legal; None: everywhere
@@ -109,9 +142,7 @@ class MovmatrixOperands(NamedTuple):
     registers: Array
 
 
-def bind_ldmatrix(
-    op: Instruction, shared: ArrayLike, address: ArrayLike, *, every_lane: bool = False, checked: bool = False
-) -> LdmatrixOperands:
+def bind_ldmatrix(op: Mover, shared: ArrayLike, address: ArrayLike, *, every_lane: bool = False, checked: bool = False) -> LdmatrixOperands:
     """The operands of an ldmatrix, checked. Arguments and errors are those of `ldmatrix`.
 
     every_lane: the address of every lane must be legal, not only those of the lanes that name a row.
@@ -121,7 +152,7 @@ def bind_ldmatrix(
 
 
 def bind_stmatrix(
-    op: Instruction,
+    op: Mover,
     shared: ArrayLike,
     address: ArrayLike,
     registers: ArrayLike,
@@ -131,22 +162,24 @@ def bind_stmatrix(
 ) -> StmatrixOperands:
     """The operands of an stmatrix, checked. Arguments and errors are those of `stmatrix`; every_lane: as in `bind_ldmatrix`."""
     memory = as_memory("shared", shared)
-    words = register_words(op, "r", registers, "registers")
+    words = check_registers(op, "r", registers, "registers")
     at = _bind_address(op, address)
     rows = _bind_rows(op, memory.shape[-1], at, checked, every_lane)
     if checked:
         lanes = np.arange(rows.starts.shape[-1])
         again = ((rows.starts[..., :, None] == rows.starts[..., None, :]) & (lanes[:, None] > lanes)).any(-1)
-        forbid(again, f"{op}: lane {{lane}} stores where a lower lane does, which PTX leaves open. PTX ISA {section(op)}", lane=lanes)
+        forbid(
+            again, f"{op}: lane {{lane}} stores where a lower lane does, which PTX leaves open. PTX ISA {manual_section(op)}", lane=lanes
+        )
     return StmatrixOperands(shared=memory, address=at, rows=rows, registers=words)
 
 
 def bind_movmatrix(op: Instruction, registers: ArrayLike) -> MovmatrixOperands:
     """The operand of a movmatrix, checked. Arguments and errors are those of `movmatrix`."""
-    return MovmatrixOperands(registers=register_words(op, "a", registers, "registers"))
+    return MovmatrixOperands(registers=check_registers(op, "a", registers, "registers"))
 
 
-def _fragment(op: Instruction) -> Fragment:
+def _fragment(op: Mover) -> Fragment:
     """Registers against memory: [matrix, row of 16 bytes in memory, place in that row]."""
     return mover_fragment((op.m, op.n), op.num, trans=op.trans)
 
@@ -154,20 +187,28 @@ def _fragment(op: Instruction) -> Fragment:
 def _bind_address(op: Instruction, address: ArrayLike) -> Integers:
     at = as_integers("address", address)
     if at.ndim < 1 or at.shape[-1] != LANES:
-        raise ValueError(f"address: got shape {list(at.shape)}; wanted byte offsets [..., 32], one a lane, for {op}. PTX ISA {section(op)}")
+        raise ValueError(
+            f"address: got shape {list(at.shape)}; wanted byte offsets [..., 32], one a lane, for {op}. PTX ISA {manual_section(op)}"
+        )
     return at
 
 
-def _bind_rows(op: Instruction, words: int, address: Integers, checked: bool, every_lane: bool) -> Rows:
+def _bind_rows(op: Mover, words: int, address: Integers, checked: bool, every_lane: bool) -> Rows:
     """The rows that the addresses name in a memory of so many words, or an error."""
     used = address[..., : op.num * _fragment(op).rows]
-    looked_at = address if every_lane else used
-    lanes = np.arange(looked_at.shape[-1])
-    misaligned, outside = _bad(looked_at, words)
+    checked_addresses = address if every_lane else used
+    lanes = np.arange(checked_addresses.shape[-1])
+    misaligned, outside = _bad(checked_addresses, words)
     where = f"{op}: lane {{lane}} has address {{address}}"
-    refuse(misaligned, f"{where}, which is no multiple of {ROW_BYTES}. PTX ISA {section(op)}", checked, lane=lanes, address=looked_at)
+    forbid_concrete(
+        misaligned,
+        f"{where}, which is no multiple of {ROW_BYTES}. PTX ISA {manual_section(op)}",
+        checked,
+        lane=lanes,
+        address=checked_addresses,
+    )
     last = f"the last row that fits {words} words begins at {_last(words)}"
-    refuse(outside, f"{where}; {last}. PTX ISA {section(op)}", checked, lane=lanes, address=looked_at)
+    forbid_concrete(outside, f"{where}; {last}. PTX ISA {manual_section(op)}", checked, lane=lanes, address=checked_addresses)
     if not isinstance(used, Tracer):
         return Rows(starts=(used // 4).astype(np.int32), good=None)
     misaligned, outside = _bad(used, words)
@@ -176,7 +217,7 @@ def _bind_rows(op: Instruction, words: int, address: Integers, checked: bool, ev
 
 
 def _bad(address: Integers, words: int) -> tuple[Array | np.ndarray, Array | np.ndarray]:
-    """Which addresses are misaligned, and which lead outside a memory of so many words."""
+    """Returns which addresses are misaligned, and which lead outside a memory of so many words."""
     return address % ROW_BYTES != 0, (address < 0) | (address > _last(words))
 
 
@@ -186,20 +227,20 @@ def _last(words: int) -> int:
 
 
 @partial(jax.jit, static_argnames="op")
-def _load(op: Instruction, shared: Array, rows: Rows) -> Array:
+def _load(op: Mover, shared: Array, rows: Rows) -> Array:
     fragment = _fragment(op)
-    words = read_at(shared, jnp.asarray(rows.starts), rows.good, length=ROW_WORDS)
+    words = read_runs(shared, jnp.asarray(rows.starts), rows.good, length=ROW_WORDS)
     codes = _unpacked(words, PACKED_BITS[op.src_fmt]) if op.src_fmt else unpack_registers(words, _element(op))
     matrices = codes.reshape(*codes.shape[:-2], *fragment.shape)
     return pack_registers(fragment.encode(matrices), _element(op))
 
 
 @partial(jax.jit, static_argnames="op")
-def _store(op: Instruction, shared: Array, rows: Rows, registers: Array) -> Array:
+def _store(op: Mover, shared: Array, rows: Rows, registers: Array) -> Array:
     fragment = _fragment(op)
     words = pack_registers(fragment.decode(unpack_registers(registers, _element(op))), _element(op))
     words = words.reshape(*words.shape[:-3], op.num * fragment.rows, ROW_WORDS)
-    return write_at(shared, jnp.asarray(rows.starts), words, rows.good)
+    return write_runs(shared, jnp.asarray(rows.starts), words, rows.good)
 
 
 @jax.jit
@@ -208,7 +249,7 @@ def _transpose(registers: Array) -> Array:
     return pack_registers(mover_fragment((8, 8), 1, trans=True).encode(matrix), B16)
 
 
-def _element(op: Instruction) -> Format:
+def _element(op: Mover) -> Format:
     return B16 if op.element == "b16" else U8
 
 

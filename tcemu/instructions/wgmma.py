@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,19 +12,39 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.kernels.warp import Words
 from tcemu.arithmetic.model import Model
-from tcemu.checking import forbid
-from tcemu.errors import UndefinedBehaviour, Unsupported
-from tcemu.isa.catalog import section
-from tcemu.isa.instructions import LANES, Instruction
-from tcemu.memory import as_memory
-from tcemu.meshes import with_axes_of
-from tcemu.operations.launches import computed, of_wgmma
-from tcemu.operations.operands import instruction_product, lane_words, modelled, pack_matrix, register_words, unpack_matrix
-from tcemu.operations.selected import Metadata, forbid_undefined_metadata, metadata_fields, sparsity_selector
-from tcemu.operations.warps import TILE_COLUMNS, by_kernel, kernel_of_instruction, selectors, warp_of
-from tcemu.shared_memory import ADDRESS_BITS, UNIT, descriptor_words, extent, fields, outside, read, strays, unit_addresses
+from tcemu.backends.cuda.fragment_tables import WarpOperands
+from tcemu.backends.cuda.register_kernel import KernelRegisters
+from tcemu.backends.dispatch import multiply_registers
+from tcemu.backends.product_requests import RegisterForms
+from tcemu.base.checking import forbid
+from tcemu.base.errors import UndefinedBehaviour, Unsupported
+from tcemu.base.meshes import shard_like
+from tcemu.instructions.kernel_operands import TILE_COLUMNS, stack_selectors, warp_operands
+from tcemu.instructions.operand_checks import (
+    check_lane_registers,
+    check_registers,
+    instruction_product,
+    pack_matrix,
+    resolve_model,
+    unpack_matrix,
+)
+from tcemu.instructions.selected_operands import MetadataRegisters, forbid_undefined_metadata, metadata_fields, sparsity_selector
+from tcemu.instructions.statement_operands import wgmma_launch
+from tcemu.isa.families import LANES, Instruction, MatrixMultiply
+from tcemu.isa.legality import manual_section
+from tcemu.layouts.shared_memory import (
+    ADDRESS_BITS,
+    UNIT,
+    decode_descriptor,
+    descriptor_words,
+    has_stray_bits,
+    is_outside,
+    read_matrix,
+    unit_addresses,
+    unit_extent,
+)
+from tcemu.layouts.strided_memory import as_memory
 
 
 def wgmma(
@@ -44,26 +63,45 @@ def wgmma(
     sp_meta: ArrayLike | None = None,
     sp_sel: int = 0,
     target: str,
-    model: Model | None = None,
+    model: Model | str | None = None,
     checked: bool = False,
 ) -> Array:
-    """One `wgmma.mma_async`, dense or sparse, for each warpgroup of the batch, and the wait for it: D = A·B + D, bit for bit.
+    """Compute one `wgmma.mma_async`, dense or sparse, for each warpgroup of a batch, and wait for it: D = A·B + D, bit for bit.
 
-    op: a PTX spelling or an Instruction; target: the GPU, as "sm_90a". Both are static under `jit`, and so are the immediates and sp_sel.
-    d: uint32[..., 4, 32, n], warp, lane, register. shared: uint32[..., words], little-endian, from shared address 0. A is either
-    a: uint32[..., 4, 32, 4], or a_desc; descriptors are ints from `tcemu.descriptor` or uint32[..., 2], low word first, and may be traced.
-    scale_d: bool[...]; false leaves D out of the sum. imm_scale_a, imm_scale_b: -1 negates the operand; imm_trans_a, imm_trans_b: 1 if it
-    lies MN-major in shared memory. sp_meta: uint32[..., 4, 32], sparse only, with sp_sel. Leading axes are batch axes and broadcast.
-    model: another arithmetic in place of the target's own; its fields may be traced (see `tcemu.Model`).
-    checked: raise UndefinedBehaviour for metadata that PTX leaves undefined, and for traced descriptors that reach beyond `shared` or have
-    bits outside their fields. Without it, traced addresses beyond `shared` give what lies at its end.
-    Returns uint32[..., 4, 32, n]: D's registers. To play the asynchronous protocol too, see `tcemu.Warpgroup`.
-    Raises Unsupported if PTX does not give `op`, or this form of it, to `target`; NotModelled if nobody has evidence of its arithmetic;
-    UndefinedBehaviour for an sp_sel that the shape does not have; TypeError or ValueError for other shapes and dtypes, and for descriptors
-    of known value that reach beyond `shared` or have bits outside their fields.
-    Source: PTX ISA 9.7.15.5.2, 9.7.15.6.3; for the arithmetic `tcemu.evidence`, and `tcemu.model` gives it.
+    `tcemu.instructions.Warpgroup` also plays the asynchronous protocol.
+
+    Args:
+        op: PTX spelling, short name or `Instruction`. Static under `jit`, as are the immediates and `sp_sel`.
+        d: uint32[..., 4, 32, n], warp, lane, register. Leading axes are batch axes; they broadcast.
+        b_desc: Descriptor of B: an int from `tcemu.layouts.descriptor` or uint32[..., 2], low word first. It may be traced.
+        shared: uint32[..., words], little-endian, from shared address 0.
+        a: Registers of A, uint32[..., 4, 32, 4]; give either `a` or `a_desc`.
+        a_desc: Descriptor of A, as `b_desc`.
+        scale_d: bool[...]; False leaves D out of the sum.
+        imm_scale_a: -1 negates A.
+        imm_scale_b: -1 negates B.
+        imm_trans_a: 1 if A lies MN-major in shared memory.
+        imm_trans_b: 1 if B lies MN-major in shared memory.
+        sp_meta: Metadata of a sparse instruction, uint32[..., 4, 32].
+        sp_sel: Sparsity selector.
+        target: GPU or target to emulate, as "H100" or "sm_90a". Static under `jit`.
+        model: Another arithmetic in place of the target's own. Its fields may be traced (see `tcemu.Model`).
+        checked: Report undefined metadata, and traced descriptors that reach beyond `shared` or have bits outside their fields. Without it
+            a traced address beyond `shared` reads the end of the memory.
+
+    Returns:
+        D's registers, uint32[..., 4, 32, n].
+
+    Raises:
+        Unsupported: PTX does not give `op`, or this form of it, to `target`.
+        NotModelled: There is no evidence of the target's arithmetic for `op`.
+        UndefinedBehaviour: The shape does not have `sp_sel`; with `checked`, metadata or a traced descriptor is undefined.
+        TypeError: An operand has another dtype.
+        ValueError: An operand has another shape, or a known descriptor reaches beyond `shared` or has bits outside its fields.
+
+    Source: PTX ISA 9.7.15.5.2, 9.7.15.6.3; the arithmetic is `tcemu.evidence(op, target)`.
     """
-    applied = modelled(op, target, model, "wgmma", "wgmma", "wgmma.sp")
+    applied = resolve_model(op, target, model, "wgmma", "wgmma", "wgmma.sp")
     op = applied.op
     operands = bind_wgmma(
         op, d, b_desc, shared, a=a, a_desc=a_desc, scale_d=scale_d, imm_scale_a=imm_scale_a, imm_scale_b=imm_scale_b,
@@ -73,17 +111,27 @@ def wgmma(
         forbid_undefined_metadata(op, operands.metadata)
 
     def call(given: WgmmaOperands) -> Array:
-        return computed(op, applied, lambda: of_wgmma(op, given, sp_sel), lambda: _wgmma(op, applied.model, given))
+        return multiply_registers(applied, WGMMA_FORMS, given, lambda: wgmma_launch(op, given, sp_sel))
 
-    return with_axes_of(lambda given: given.d[..., :1] | given.shared[..., None, None, :1], call, operands)
+    return shard_like(lambda given: given.d[..., :1] | given.shared[..., None, None, :1], call, operands)
 
 
 def uniform_descriptor(registers: ArrayLike, *, checked: bool = False) -> Array:
-    """The descriptor that a warpgroup's lanes hold in a 64-bit register, for `wgmma`.
+    """Return the descriptor that the lanes of a warpgroup hold in a 64-bit register, for `wgmma`.
 
-    registers: uint32[..., 4, 32, 2], warp, lane, word, low word first. Returns uint32[..., 2]: that of warp 0, lane 0.
-    checked: raise UndefinedBehaviour where another lane holds another one. Raises TypeError or ValueError for another dtype or shape.
-    Source: PTX ISA 9.7.15.5.2: its contents must be the same across all the warps of the warpgroup.
+    Args:
+        registers: uint32[..., 4, 32, 2], warp, lane, word, low word first.
+        checked: Report a lane that holds another descriptor than lane 0 of warp 0.
+
+    Returns:
+        uint32[..., 2], the descriptor of lane 0 of warp 0.
+
+    Raises:
+        TypeError: `registers` has another dtype.
+        ValueError: `registers` has another shape.
+        UndefinedBehaviour: With `checked`, the lanes differ.
+
+    Source: PTX ISA 9.7.15.5.2: the contents must be the same across all the warps of the warpgroup.
     """
     registers = registers if isinstance(registers, jax.Array) else np.asarray(registers)
     if registers.dtype != jnp.uint32:
@@ -106,7 +154,7 @@ def uniform_descriptor(registers: ArrayLike, *, checked: bool = False) -> Array:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Majors:
-    """How A and B lie in shared memory, "k" or "mn". Static under jit."""
+    """The major axes of A and B in shared memory, "k" or "mn". Static under jit."""
 
     a: str
     b: str
@@ -124,11 +172,11 @@ class WgmmaOperands(NamedTuple):
     imm_scale_a: int
     imm_scale_b: int
     majors: Majors  # by imm-trans-a and imm-trans-b
-    metadata: Metadata | None  # of a sparse one
+    metadata: MetadataRegisters | None  # metadata of a sparse instruction
 
 
 def bind_wgmma(
-    op: Instruction,
+    op: MatrixMultiply,
     d: ArrayLike,
     b_desc: int | ArrayLike,
     shared: ArrayLike,
@@ -148,13 +196,13 @@ def bind_wgmma(
     immediates = {"imm_scale_a": imm_scale_a, "imm_scale_b": imm_scale_b, "imm_trans_a": imm_trans_a, "imm_trans_b": imm_trans_b}
     _check_form(op, a, a_desc, immediates)
     majors = Majors(a="mn" if imm_trans_a else "k", b="mn" if imm_trans_b else "k")
-    d, memory = register_words(op, "d", d), as_memory("shared", shared)
+    d, memory = check_registers(op, "d", d), as_memory("shared", shared)
     metadata = _bind_metadata(op, sp_meta, sp_sel)
     return WgmmaOperands(
         d=d,
         shared=memory,
         b_desc=_bind_descriptor(op, "b", majors.b, b_desc, memory, checked),
-        a=None if a is None else register_words(op, "a", a),
+        a=None if a is None else check_registers(op, "a", a),
         a_desc=None if a is not None else _bind_descriptor(op, "a", majors.a, a_desc, memory, checked),
         scale_d=_bind_scale_d(op, scale_d),
         imm_scale_a=imm_scale_a,
@@ -166,25 +214,25 @@ def bind_wgmma(
 
 def operand_addresses(op: Instruction, name: str, major: str, words: Any) -> Any:
     """int32 [..., lines, units]: where A or B lies, by its descriptor's words uint32[..., 2], NumPy or JAX."""
-    rows, columns = op.matrix(name)
+    rows, columns = op.matrix_shape(name)
     size = (rows, columns) if name == "a" else (columns, rows)
-    return unit_addresses(fields(words), major, *extent(getattr(op, name), major, *size))
+    return unit_addresses(decode_descriptor(words), major, *unit_extent(getattr(op, name), major, *size))
 
 
 def _check_form(op: Instruction, a: ArrayLike | None, a_desc: int | ArrayLike | None, immediates: dict[str, int]) -> None:
     """Raises ValueError or Unsupported if no form of the instruction has A and the immediates like this."""
     if (a is None) == (a_desc is None):
         raise ValueError(f"{op}: A comes either in registers, a=, or from shared memory, a_desc=; got {'neither' if a is None else 'both'}")
-    from_descriptor, from_registers = op.forms
+    from_descriptor, from_registers = op.operand_forms
     names = from_descriptor if a is None else from_registers
     for name, value in immediates.items():
         valid, default = ((1, -1), 1) if "scale" in name else ((0, 1), 0)
         if not isinstance(value, int | np.integer) or value not in valid:
-            raise ValueError(f"{name}: got {value!r}; an immediate, {valid[0]} or {valid[1]}. PTX ISA {section(op)}")
+            raise ValueError(f"{name}: got {value!r}; an immediate, {valid[0]} or {valid[1]}. PTX ISA {manual_section(op)}")
         if value != default and name not in names:
             takers = "floating-point types" if "scale" in name else "f16 and bf16 in shared memory"
             raise Unsupported(
-                f"{op}: {name}={value}, which only {takers} take; this form's operands are {', '.join(names)}. PTX ISA {section(op)}"
+                f"{op}: {name}={value}, which only {takers} take; this form's operands are {', '.join(names)}. PTX ISA {manual_section(op)}"
             )
 
 
@@ -195,15 +243,17 @@ def _bind_descriptor(op: Instruction, name: str, major: str, value: Any, shared:
     if isinstance(words, Tracer) and not checked:
         return words
     addresses = operand_addresses(op, name, major, words)
-    stray, beyond = strays(words), outside(addresses, shared.shape[-1])
+    stray, beyond = has_stray_bits(words), is_outside(addresses, shared.shape[-1])
     limit = f"{4 * shared.shape[-1]} bytes of shared memory" if 4 * shared.shape[-1] < 1 << ADDRESS_BITS else "the 2^18 that it can address"
     if isinstance(words, Tracer):
         forbid(stray, argument + ": bits are set that belong to no field. PTX ISA 9.7.15.5.1.2.2")
         forbid(beyond, f"{argument}: the operand's 16 bytes at {{address}} lie beyond {limit}. PTX ISA 9.7.15.5.1.2", address=addresses)
     elif stray.any():
-        raise ValueError(f"{argument}: bits are set that belong to no field; tcemu.descriptor makes descriptors. PTX ISA 9.7.15.5.1.2.2")
+        raise ValueError(
+            f"{argument}: bits are set that belong to no field; tcemu.layouts.descriptor makes descriptors. PTX ISA 9.7.15.5.1.2.2"
+        )
     elif beyond.any():
-        worst = fields(words.reshape(-1, 2)[np.argmax(addresses.max((-2, -1)))])._asdict()
+        worst = decode_descriptor(words.reshape(-1, 2)[np.argmax(addresses.max((-2, -1)))])._asdict()
         reason = ", ".join(f"{field} {value}" for field, value in worst.items())
         raise ValueError(
             f"{argument}: {reason} reaches to byte {addresses.max() + UNIT - 1}, beyond {limit}; lower its start or strides, or give "
@@ -213,34 +263,32 @@ def _bind_descriptor(op: Instruction, name: str, major: str, value: Any, shared:
 
 
 def _bind_scale_d(op: Instruction, value: Any) -> Array | None:
-    """None for a plain true, else bool[...]."""
+    """Returns None for a plain True, else bool[...]."""
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     if value.dtype != jnp.bool_:
-        raise TypeError(f"scale_d: got {value.dtype}{list(value.shape)}; a predicate, bool or bool[...]. PTX ISA {section(op)}")
+        raise TypeError(f"scale_d: got {value.dtype}{list(value.shape)}; a predicate, bool or bool[...]. PTX ISA {manual_section(op)}")
     return None if not isinstance(value, Tracer) and bool(np.all(value)) else jnp.asarray(value)
 
 
-def _bind_metadata(op: Instruction, sp_meta: ArrayLike | None, sp_sel: int) -> Metadata | None:
+def _bind_metadata(op: MatrixMultiply, sp_meta: ArrayLike | None, sp_sel: int) -> MetadataRegisters | None:
     """A sparse instruction's metadata, or an error."""
     if not op.sparse:
         if sp_meta is not None or sp_sel != 0:
-            raise ValueError(f"{op}: is dense; sp_meta and sp_sel belong to wgmma.mma_async.sp. PTX ISA {section(op)}")
+            raise ValueError(f"{op}: is dense; sp_meta and sp_sel belong to wgmma.mma_async.sp. PTX ISA {manual_section(op)}")
         return None
     if sp_meta is None:
-        raise ValueError(f"{op}: is sparse; give its metadata, sp_meta=uint32[..., 4, 32]. PTX ISA {section(op)}")
+        raise ValueError(f"{op}: is sparse; give its metadata, sp_meta=uint32[..., 4, 32]. PTX ISA {manual_section(op)}")
     if not isinstance(sp_sel, int | np.integer) or sp_sel not in op.selectors:
-        raise UndefinedBehaviour(f"sp_sel: got {sp_sel!r}; {op} takes {' or '.join(map(str, op.selectors))}. PTX ISA {section(op)}")
-    return Metadata(registers=lane_words(op, "sp_meta", sp_meta), selector=sparsity_selector(op, sp_sel, "sp_sel"))
+        raise UndefinedBehaviour(f"sp_sel: got {sp_sel!r}; {op} takes {' or '.join(map(str, op.selectors))}. PTX ISA {manual_section(op)}")
+    return MetadataRegisters(registers=check_lane_registers(op, "sp_meta", sp_meta), selector=sparsity_selector(op, sp_sel, "sp_sel"))
 
 
-@partial(jax.jit, static_argnames="op")
-def _wgmma(op: Instruction, model: Model, operands: WgmmaOperands) -> Array:
-    kernel = kernel_of_instruction(op, model, warp_of(op, a_in_memory=operands.a is None))
-    return by_kernel(kernel, partial(_words, op), partial(_by_matrices, op, model), operands)
+def _warp(op: MatrixMultiply, clamped: bool, operands: WgmmaOperands) -> WarpOperands:
+    return warp_operands(op, clamped, a_in_memory=operands.a is None)
 
 
-def _words(op: Instruction, operands: WgmmaOperands) -> Words:
-    """What lies in memory is read as codes; registers stay what they are."""
+def _kernel_registers(op: MatrixMultiply, operands: WgmmaOperands) -> KernelRegisters:
+    """Reads matrices in memory as codes; registers stay as they are."""
     assert op.a
     b = _from_memory(op, "b", operands)
     if operands.a is None:
@@ -250,24 +298,24 @@ def _words(op: Instruction, operands: WgmmaOperands) -> Words:
         a = _negated(op, operands, operands.a)
     fields = None if operands.metadata is None else operands.metadata.registers
     b = b.reshape(*b.shape[:-2], op.n // TILE_COLUMNS, TILE_COLUMNS, op.k)
-    return Words(a, b, _accumulator(operands, operands.d, 3), fields, selectors=selectors(op, operands.metadata))
+    return KernelRegisters(a, b, _accumulator(operands, operands.d, 3), fields, selectors=stack_selectors(op, operands.metadata))
 
 
-def _by_matrices(op: Instruction, model: Model, operands: WgmmaOperands) -> Array:
+def _by_matrices(op: MatrixMultiply, clamped: bool, model: Model, operands: WgmmaOperands) -> Array:
     a = _negated(op, operands, unpack_matrix(op, "a", operands.a) if operands.a is not None else _from_memory(op, "a", operands))
     b = _from_memory(op, "b", operands).swapaxes(-1, -2)
     c = _accumulator(operands, unpack_matrix(op, "d", operands.d), 2)
     kept = None if operands.metadata is None else metadata_fields(op, operands.metadata)
-    return pack_matrix(op, "d", instruction_product(op, model, a, b, c, kept))
+    return pack_matrix(op, "d", instruction_product(op, model, a, b, c, kept, clamped=clamped))
 
 
-def _from_memory(op: Instruction, name: str, operands: WgmmaOperands) -> Array:
+def _from_memory(op: MatrixMultiply, name: str, operands: WgmmaOperands) -> Array:
     """The codes of A [..., M, K], or of B's transpose [..., N, K]."""
     major, descriptor = getattr(operands.majors, name), getattr(operands, f"{name}_desc")
-    return read(operands.shared, operand_addresses(op, name, major, descriptor), getattr(op, name), major)
+    return read_matrix(operands.shared, operand_addresses(op, name, major, descriptor), getattr(op, name), major)
 
 
-def _negated(op: Instruction, operands: WgmmaOperands, a: Array) -> Array:
+def _negated(op: MatrixMultiply, operands: WgmmaOperands, a: Array) -> Array:
     """A, as codes or as registers, negated if just one of the immediates says so; of integers none does.
 
     Two negations cancel. A single one stands in A's sign, also that of B: silicon negates what metadata has gathered from B. A field that
@@ -283,3 +331,6 @@ def _accumulator(operands: WgmmaOperands, d: Array, axes: int) -> Array:
     if operands.scale_d is None:
         return d
     return jnp.where(operands.scale_d.reshape(*operands.scale_d.shape, *(1,) * axes), d, jnp.zeros((), d.dtype))
+
+
+WGMMA_FORMS = RegisterForms(_by_matrices, _warp, _kernel_registers)
