@@ -9,18 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tcemu.arithmetic.model import Model, Signature
-from tcemu.arithmetic.program import multiply_add
+from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.product_spec import ProductSpec
+from tcemu.backends.dispatch import multiply_matrices
 from tcemu.formats import BF16, F32, array_codes, convert
-from tcemu.quantize.groups import in_groups
+from tcemu.quantize.scale_groups import split_groups
 
-SIZES = (4, 16, 64, 256)
+HADAMARD_SIZES = (4, 16, 64, 256)
 # the fixed signs of TransformerEngine's weight gradients: get_wgrad_sign_vector in pytorch/custom_recipes/quantization_ref_nvfp4.py
 SIGNS_16 = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
 @dataclass(frozen=True)
-class Transform:
+class HadamardTransform:
     """x -> x diag(signs) H / sqrt(n), for every n = len(signs) elements along K, with the arithmetic of a target's bf16 instruction.
 
     TransformerEngine's row_cast_col_hadamard_transform_cast_fusion.cu: bf16 operands, a tensor core's f32 sum from +0, rounded to bf16
@@ -29,7 +30,7 @@ class Transform:
 
     signs: tuple[int, ...]
     model: Model
-    signature: Signature
+    spec: ProductSpec
 
     @property
     def size(self) -> int:
@@ -43,21 +44,21 @@ class Transform:
             h = np.block([[h, h], [h, -h]])
         return np.array(self.signs, np.float32)[:, None] * h / np.float32(self.size**0.5)
 
-    def of(self, x: Array) -> Array:
-        """bfloat16 [..., R, K filled up to whole groups] of floats [..., R, K]."""
+    def apply(self, x: Array) -> Array:
+        """Transforms floats [..., R, K] to bfloat16 [..., R, K padded to whole groups]."""
         source, codes = array_codes(x)
         codes = codes if source == BF16 else convert(source, BF16, codes)
-        groups = in_groups(codes, self.size, -1)
+        groups = split_groups(codes, self.size, -1)
         rows = groups.reshape(*groups.shape[:-3], groups.shape[-3] * groups.shape[-2], self.size)
-        missing = -self.size % self.signature.k
+        missing = -self.size % self.spec.k
         rows = jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)])
         h = np.pad(self.matrix.astype(jnp.bfloat16).view(np.uint16), [(0, missing), (0, 0)])
-        d = multiply_add(self.model, self.signature, rows, h, jnp.zeros((*rows.shape[:-1], self.size), jnp.uint32))
+        d = multiply_matrices(self.model, self.spec, rows, h, jnp.zeros((*rows.shape[:-1], self.size), jnp.uint32))
         done = lax.bitcast_convert_type(convert(F32, BF16, d), jnp.bfloat16)
         return done.reshape(*groups.shape[:-2], groups.shape[-2] * self.size)
 
-    def undone(self, x: Array | np.ndarray, depth: int) -> Any:
-        """The inverse, [..., R, depth], in x's own float dtype, NumPy's of NumPy's: for derivatives and errors, not for results."""
+    def invert(self, x: Array | np.ndarray, depth: int) -> Any:
+        """Inverts the transform, [..., R, depth], in x's own float dtype and array type. For derivatives and errors, not for results."""
         groups = x.reshape(*x.shape[:-1], x.shape[-1] // self.size, self.size)
         inverse = self.matrix.T.astype(x.dtype)
         back = groups @ inverse if isinstance(x, np.ndarray) else jnp.matmul(groups, inverse, precision=lax.Precision.HIGHEST)
