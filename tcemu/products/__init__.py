@@ -1,0 +1,17 @@
+"""Products of any size, as libraries compute them; the common ones stand at the root of tcemu."""
+
+from typing import TYPE_CHECKING
+
+from tcemu.base.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from tcemu.products.attention.flash_blocks import Flash as Flash
+    from tcemu.products.delayed_scaling import DelayedScaling as DelayedScaling
+    from tcemu.products.delayed_scaling import delayed_matmul as delayed_matmul
+
+PUBLIC_NAMES = (
+    ("tcemu.products.attention.flash_blocks", "Flash"),
+    ("tcemu.products.delayed_scaling", "DelayedScaling delayed_matmul"),
+)
+
+__all__, __getattr__, __dir__ = lazy_names(__name__, PUBLIC_NAMES)
