@@ -1,34 +1,38 @@
-"""`compare`: every product of a function under several policies, beside the exact product of the same operands."""
+"""`compare`: every product of a function under several policies, beside the exact product of the same operands.
+
+With `sensitivity` it also measures the error that each product alone causes in the function's results. One program runs the function with
+one product emulated at a time.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
 
-from tcemu.architectures.lookup import applied
-from tcemu.arithmetic.model import Model
-from tcemu.compilation import compile_clock
-from tcemu.emulation.comparison import Comparison
-from tcemu.emulation.emulate import traced
-from tcemu.emulation.keys import at_place, one_key
-from tcemu.emulation.parameters import Parameters
-from tcemu.emulation.policy import Choice, Decision, Policy, checked, decide, planned
-from tcemu.emulation.product_errors import Run, errors_of
-from tcemu.emulation.products import Product
-from tcemu.emulation.sensitivity import distance, results_by, sensitivity_of
-from tcemu.errors import NotModelled
-from tcemu.linalg.dot_general import DimensionNumbers
-from tcemu.linalg.recipes import Recipe, as_recipe
+from tcemu.base.compilation import compile_clock
+from tcemu.base.progress import interactive_line
+from tcemu.base.provenance import describe_arrays, function_name
+from tcemu.emulation.decisions import Choice, Decision, DotGeneralLike, Policy, as_policy, decide, plan_policy
+from tcemu.emulation.emulate import TracedCall, check_function, trace_call
+from tcemu.emulation.origins import Parameters
+from tcemu.emulation.product_errors import CapturedRun, Comparison, measure_errors
+from tcemu.emulation.random_keys import as_typed_key, fold_in_location
+from tcemu.emulation.rewriting import Rewriter, Scope
+from tcemu.emulation.survey import Product
+from tcemu.products.dot_general import DimensionNumbers
+from tcemu.products.recipe_facts import model_changes
+from tcemu.products.recipes import Recipe, as_recipe
 
 log = logging.getLogger("tcemu")
 
@@ -36,87 +40,147 @@ log = logging.getLogger("tcemu")
 def compare(
     fn: Callable,
     policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str],
-    inputs: Sequence[Any],
+    inputs: Sequence[Any] | Callable[[int], Sequence[Any]],
     *,
     convolutions: bool = False,
     results: bool = True,
     sensitivity: bool = False,
     parameters: Parameters = None,
     key: PRNGKey | None = None,
+    seeds: int | Iterable[int] | None = None,
 ) -> Comparison:
-    """How far every product of fn(*inputs) is from the exact one under each policy, and where that comes from.
+    """Compare every product of fn(*inputs) under several policies with the exact product of the same operands.
 
-    policies: by name, each as `emulate` takes it; or recipes, themselves or by name, as ["bf16 on A100", "bf16 on H100"], which are told
-    apart by target, arithmetic and promotion where they are the same ("bf16 on sm_80"). inputs: fn's arguments. convolutions: as in
-    `emulate`.
-    results: whether to run fn under each policy too, to see what comes of the errors together; that compiles it once for each.
-    sensitivity: whether to run fn with each product emulated alone too, to see what each costs at the end: `Errors.output_error`. All these
-    runs of a policy, and that of `results`, are one compiled program; it runs once for each product, and twice more.
-    parameters, key: as in `emulate`; all runs of a product draw the same random bits.
-    fn runs once as it is. The operands of its products are kept in memory and multiplied by each policy's choice, so that errors of one
-    product do not reach the next. A policy that leaves a product has no row for it.
-    The exact product is of the operands as fn has them, of any real float dtype. It is computed in float64 by NumPy, off by no more than
-    `study.accuracy.Reference` bounds; for the worst element it is rational. So is, for recipes, the exact product of the quantised
-    operands, which splits the error in two: `Errors.operand_error`, `Errors.sum_error`.
-    What it is doing, and how long it compiled, goes to the logger "tcemu" as INFO: `logging.basicConfig(level="INFO")` shows it.
-    Returns a `Comparison`: a table when printed, one `Errors` for each product and policy, `tcemu.viz.plot` draws it.
-    Raises TypeError for policies of another kind, and what `emulate` raises.
+    The function runs once unchanged. The operands of its products are kept in memory and multiplied by each policy's choice, so that errors
+    of one product do not reach the next. A policy that leaves a product has no row for it. The exact product is of the operands as the
+    function has them, of any real float dtype. It is computed in float64 by NumPy, with an error below the bound of
+    `study.accuracy.Reference`; for the worst element it is rational. With a recipe the exact product of the quantised operands divides the
+    error into `ProductErrors.operand_error` and `ProductErrors.sum_error`.
+
+    The logger "tcemu" reports progress and the time of compilations as INFO: `logging.basicConfig(level="INFO")` shows it. With
+    `sensitivity` a terminal or a notebook also shows a line of progress.
+
+    Args:
+        fn: Function as `emulate` takes it.
+        policies: Policies by name; or recipes or their names, as ["bf16 on A100", "bf16 on H100"]. Target, arithmetic and
+            promotion distinguish recipes with equal names ("bf16 on sm_80").
+        inputs: Arguments of the function, as a tuple or list. With `seeds`, a function of a seed that returns them, as
+            `lambda seed: (params, draw(seed))` or `lambda i: (params, batches[i])`.
+        convolutions: Whether convolutions are products too, as in `emulate`.
+        results: Whether to run the function under each policy too, to see the errors together. This compiles it once for each policy.
+        sensitivity: Whether to run the function with each product emulated alone too, for `ProductErrors.output_error`. All these runs of
+            a policy, and that of `results`, are one compiled program, which runs once for each product and twice more.
+        parameters: Parameters as in `emulate`.
+        key: A jax.random key as in `emulate`. All runs of a product draw the same random bits. Each seed draws others.
+        seeds: Number of seeds, counted from 0, or the seeds themselves: everything is compared anew for each. The table then has means,
+            with their 95 % intervals by Student's t distribution, and `summary()` has them as numbers. With a key, `inputs` may be the
+            arguments themselves: then only the random bits differ.
+
+    Returns:
+        A `Comparison`: it prints as a table, has one `ProductErrors` for each product and policy, and `tcemu.viz.plot` draws it.
+
+    Raises:
+        TypeError: Policies or inputs of another kind, and as `emulate`.
+        ValueError: As `emulate`; there are no seeds; or two seeds give other products.
     """
-    call, random = traced(fn, tuple(inputs), {}, parameters), one_key(key)
-    named = {name: planned(policy, call.survey.products.values()) for name, policy in named_policies(policies).items()}
-    captured: dict[Product, list[Run]] = {}
+    check_function("compare", fn, policies)
+    settings = ComparisonSettings(fn, policies, convolutions, results, sensitivity, parameters)
+    if seeds is None:
+        if callable(inputs):
+            raise TypeError(f"inputs: got the function {function_name(inputs)}; expected the arguments of fn, or give seeds= too")
+        return _compare_inputs(settings, inputs, as_typed_key(key))
+    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    if not chosen or len(set(chosen)) < len(chosen) or not all(isinstance(seed, int) for seed in chosen):
+        raise ValueError(f"seeds: got {seeds!r}; expected a number of seeds, 1 or more, or different integers")
+    if not callable(inputs) and key is None:
+        raise TypeError("seeds: without a key the same inputs give the same errors; give inputs= a function of a seed, or key=")
+    compared, random = {}, as_typed_key(key)
+    for seed in chosen:
+        arguments = inputs(seed) if callable(inputs) else inputs
+        compared[seed] = _compare_inputs(settings, arguments, None if random is None else jax.random.fold_in(random, seed))
+    law = f"{function_name(inputs)}(seed)" if callable(inputs) else compared[chosen[0]].provenance.inputs
+    digests = ", ".join(f"{seed}: {one.provenance.inputs}" for seed, one in compared.items())
+    return Comparison.from_seeds(compared, f"{law}; {digests}" if callable(inputs) else law)
 
-    def decided(policy: Policy, product: Product) -> Decision:
-        return decide(policy, product, convolutions, None if random is None else partial(at_place, random, (product.name,)))
 
-    def of_interest(product: Product) -> bool:
-        return product.is_float and any(decided(policy, product).run is not None for policy in named.values())
+class ComparisonSettings(NamedTuple):
+    """The arguments of `compare` that hold for all seeds."""
+
+    fn: Callable
+    policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]
+    convolutions: bool
+    results: bool
+    sensitivity: bool
+    parameters: Parameters
+
+
+def _compare_inputs(settings: ComparisonSettings, inputs: Sequence[Any], key: PRNGKey | None) -> Comparison:
+    """Compare for one set of inputs."""
+    fn, policies, convolutions, results, sensitivity, parameters = settings
+    if not isinstance(inputs, tuple | list):
+        given: Any = inputs
+        got = f"{given.dtype}{list(given.shape)}" if hasattr(given, "shape") else type(given).__name__
+        raise TypeError(f"inputs: got {got}; expected the arguments of fn as a tuple, such as (weights, x)")
+    call, random = trace_call(fn, tuple(inputs), {}, parameters), key
+    policies_by_name = {name: plan_policy(policy, call.survey.products.values()) for name, policy in name_policies(policies).items()}
+    captured: dict[Product, list[CapturedRun]] = {}
+
+    def decide_product(policy: Policy, product: Product) -> Decision:
+        return decide(policy, product, convolutions, None if random is None else partial(fold_in_location, random, (product.name,)))
+
+    def is_replaced(product: Product) -> bool:
+        return product.is_float and any(decide_product(policy, product).dot_general is not None for policy in policies_by_name.values())
 
     clock = compile_clock()
     began, compiled = time.perf_counter(), clock.seconds
     log.info("compare: runs the function as it is, with %d products", len(call.survey.products))
-    plain = results_by(call, partial(_capturing, captured, of_interest), convolutions)
-    log.info("compare: %d of them by %s, then the whole function", len(captured), ", ".join(named))
+    plain = float_results(call, partial(_capture_product, captured, is_replaced), convolutions)
+    log.info("compare: %d of them by %s, then the whole function", len(captured), ", ".join(policies_by_name))
     rows = [
-        errors_of(product, name, decision, runs)
+        measure_errors(product, name, decision, runs)
         for product, runs in captured.items()
-        for name, policy in named.items()
-        if (decision := decided(policy, product)).run is not None
+        for name, policy in policies_by_name.items()
+        if (decision := decide_product(policy, product)).dot_general is not None
     ]
     if not sensitivity:
-        whole = {name: distance(results_by(call, policy, convolutions, random), plain) for name, policy in named.items()} if results else {}
-        compared = Comparison(tuple(rows), whole)
+        emulated = {name: float_results(call, policy, convolutions, random) for name, policy in policies_by_name.items()} if results else {}
+        whole = {name: relative_distance(values, plain) for name, values in emulated.items()}
     else:
-        found = {name: sensitivity_of(call, partial(decided, policy), convolutions) for name, policy in named.items()}
-        rows = [replace(row, output_error=found[row.policy].alone[row.product]) for row in rows]
-        compared = Comparison(tuple(rows), {name: one.together for name, one in found.items()} if results else {})
+        sensitivities = {
+            name: measure_sensitivity(call, partial(decide_product, policy), convolutions, name)
+            for name, policy in policies_by_name.items()
+        }
+        rows = [replace(row, output_error=sensitivities[row.policy].single_errors[row.product]) for row in rows]
+        whole = {name: one.total_error for name, one in sensitivities.items()} if results else {}
+    compared = Comparison.from_rows(rows, whole, describe_arrays(call.arrays))
     compiled = clock.seconds - compiled
     log.info("compare: compiled for %.1f s, ran for %.1f s", compiled, time.perf_counter() - began - compiled)
     return compared
 
 
-def _capturing(captured: dict[Product, list[Run]], of_interest: Callable[[Product], bool], product: Product) -> Choice:
-    """A policy that computes the products of interest as they are, and keeps their operands."""
-    if not of_interest(product):
+def _capture_product(captured: dict[Product, list[CapturedRun]], is_replaced: Callable[[Product], bool], product: Product) -> Choice:
+    """Decide on a product as a policy that computes replaced products unchanged and captures their operands."""
+    if not is_replaced(product):
         return None
     runs = captured.setdefault(product, [])
 
-    def product_as_it_is(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers, **kwargs: Any) -> Array:
-        jax.debug.callback(lambda a, b: runs.append(Run(np.asarray(a), np.asarray(b), dimension_numbers, kwargs)), lhs, rhs)
+    def capture_and_multiply(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers, **kwargs: Any) -> Array:
+        jax.debug.callback(lambda a, b: runs.append(CapturedRun(np.asarray(a), np.asarray(b), dimension_numbers, kwargs)), lhs, rhs)
         return lax.dot_general(lhs, rhs, dimension_numbers, **kwargs)
 
-    return product_as_it_is
+    return capture_and_multiply
 
 
-def named_policies(policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]) -> dict[str, Policy]:
+def name_policies(policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]) -> dict[str, Policy]:
+    """Return policies by name. Recipes with equal names are distinguished by target, arithmetic and promotion."""
     if isinstance(policies, Mapping):
-        return {str(name): checked(policy) for name, policy in policies.items()}
-    given = [policies] if isinstance(policies, Recipe | str) else policies
-    if not isinstance(given, Sequence) or not all(isinstance(recipe, Recipe | str) for recipe in given):
-        raise TypeError(f"policies: got {policies!r}; wanted a dict from names to policies, or recipes")
-    recipes = [as_recipe(recipe) for recipe in given]
+        return {str(name): as_policy(policy) for name, policy in policies.items()}
+    recipes_or_names = [policies] if isinstance(policies, Recipe | str) else policies
+    if not isinstance(recipes_or_names, Sequence) or not all(isinstance(recipe, Recipe | str) for recipe in recipes_or_names):
+        raise TypeError(f"policies: got {policies!r}; expected a dict from names to policies, or recipes")
+    recipes = [as_recipe(recipe) for recipe in recipes_or_names]
     names = [recipe.name or f"recipe {number}" for number, recipe in enumerate(recipes)]
-    for further in (_on_target, _changes):
+    for further in (_target_suffix, _changes_suffix):
         often = Counter(names)
         names = [name + further(recipe) if often[name] > 1 else name for name, recipe in zip(names, recipes, strict=True)]
     if len(set(names)) < len(names):
@@ -124,23 +188,98 @@ def named_policies(policies: Recipe | str | Mapping[str, Policy] | Sequence[Reci
     return dict(zip(names, recipes, strict=True))
 
 
-def _on_target(recipe: Recipe) -> str:
+def _target_suffix(recipe: Recipe) -> str:
     return f" on {recipe.target}"
 
 
-def _changes(recipe: Recipe) -> str:
-    """The promotion, and what a recipe changes of its target's arithmetic."""
-    said = [] if recipe.promote is None else [f"promote={recipe.promote}"]
-    if recipe.model is not None:
-        try:
-            own = applied(recipe.op, recipe.target, unit=recipe.unit).model
-        except NotModelled:
-            own = None
-        names = (f.name for f in fields(Model))
-        said += [f"{name}={getattr(recipe.model, name)}" for name in names if own is None or _differ(name, recipe.model, own)]
-    return f", {', '.join(said)}" if said else ""
+def _changes_suffix(recipe: Recipe) -> str:
+    """Return the promotion and the fields that a recipe changes in its target's arithmetic, as a suffix of its name."""
+    changes = [] if recipe.promote is None else [f"promote={recipe.promote}"]
+    changes += filter(None, [model_changes(recipe)])
+    return f", {', '.join(changes)}" if changes else ""
 
 
-def _differ(name: str, model: Model, other: Model) -> bool:
-    mine, theirs = getattr(model, name), getattr(other, name)
-    return type(mine) is not type(theirs) or mine != theirs
+# ---- runs of the whole function
+
+ALL, NONE = -1, -2  # selections of every product and of no product, in the place of a product's number
+
+
+def float_results(call: TracedCall, policy: Policy, convolutions: bool, key: PRNGKey | None = None) -> list[np.ndarray]:
+    """Return the float results of a call under a policy, as float64."""
+    rewriter = Rewriter(policy, convolutions, call.survey)
+    scope = Scope(key=key)
+    values = jax.jit(lambda *arrays: rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, scope))(*call.arrays)
+    jax.effects_barrier()
+    return _as_float64(values)
+
+
+def relative_distance(results: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
+    """Return the norm of the differences over the norm of the reference, or the norm of the differences if the reference is all zero."""
+    error = sum(float(((x - y) ** 2).sum()) for x, y in zip(results, reference, strict=True))
+    size = sum(float((y**2).sum()) for y in reference)
+    return float(np.sqrt(error / size)) if size else float(np.sqrt(error))
+
+
+class Sensitivity(NamedTuple):
+    """Relative errors of all results of a function."""
+
+    single_errors: dict[Product, float]  # errors with one product emulated
+    total_error: float  # error with all products emulated
+
+
+def measure_sensitivity(
+    call: TracedCall, decide_product: Callable[[Product], Decision], convolutions: bool, policy_name: str = "the policy"
+) -> Sensitivity:
+    """Measure the errors of a call's results with each product emulated alone and with all of them emulated.
+
+    One program serves all runs; the number of the emulated product is its argument. The results are compared with those of the same program
+    with no product emulated, so that nothing but the emulation differs.
+    """
+    numbers: dict[Product, int] = {}
+
+    @jax.jit
+    def with_selected(selected: Array, arrays: Sequence[Any]) -> list[Any]:
+        rewriter = Rewriter(partial(_select_product, decide_product, selected, numbers), convolutions, call.survey)
+        return rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, Scope())
+
+    def compute_results(selected: int) -> list[np.ndarray]:
+        return _as_float64(with_selected(jnp.int32(selected), call.arrays))
+
+    line = interactive_line(len(call.survey.products))
+
+    def show(text: str, last: bool = False) -> None:
+        log.info("compare: sensitivity under %s: %s", policy_name, text)
+        if line is not None:
+            line.update(f"compare: sensitivity under {policy_name}: {text}, {line.elapsed:.0f} s", last)
+
+    show("compiles one program for all runs")
+    plain = compute_results(NONE)
+    alone = {}
+    for count, (product, number) in enumerate(numbers.items(), 1):
+        show(f"product {count} of {len(numbers)}")
+        alone[product] = relative_distance(compute_results(number), plain)
+    show("all products", last=True)
+    return Sensitivity(single_errors=alone, total_error=relative_distance(compute_results(ALL), plain))
+
+
+def _select_product(
+    decide_product: Callable[[Product], Decision], selected: Array, numbers: dict[Product, int], product: Product
+) -> DotGeneralLike | None:
+    """Return a dot_general that emulates a product if it is selected and else computes it unchanged."""
+    emulation = decide_product(product).dot_general
+    if emulation is None:
+        return None
+    number = numbers.setdefault(product, len(numbers))
+
+    def emulate_if_selected(lhs: Array, rhs: Array, dimension_numbers: Any, **kwargs: Any) -> Array:
+        def compute(dot_general: DotGeneralLike, lhs: Array, rhs: Array) -> Array:
+            return dot_general(lhs, rhs, dimension_numbers, **kwargs).astype(product.dtype)
+
+        is_selected = (selected == number) | (selected == ALL)
+        return lax.cond(is_selected, partial(compute, emulation), partial(compute, lax.dot_general), lhs, rhs)
+
+    return emulate_if_selected
+
+
+def _as_float64(values: Sequence[Array]) -> list[np.ndarray]:
+    return [np.asarray(v, np.float64) for v in values if jnp.issubdtype(v.dtype, jnp.floating)]

@@ -1,7 +1,12 @@
-"""`emulate`: any JAX function, its matrix products by a policy."""
+"""`emulate`: any JAX function with its matrix products computed by a policy.
+
+A call is traced to a program (jaxpr), the program is surveyed for its products and the roles of their operands, and then evaluated with
+each product replaced by the policy's choice. `survey`, `decisions` and `rewriting` do one part each.
+"""
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,53 +20,114 @@ import numpy as np
 from chex import PRNGKey
 from jax.extend.core import ClosedJaxpr
 
-from tcemu.emulation.keys import one_key
-from tcemu.emulation.nnx_objects import Updates, states, updates
-from tcemu.emulation.parameters import Parameters, origins
-from tcemu.emulation.policy import Policy, checked, planned
-from tcemu.emulation.report import Report, positional, unused
-from tcemu.emulation.rewriting import Cache, Rewriter, Scope
-from tcemu.emulation.state import check_arrays, check_not_kept, check_unchanged, refusing_what_is_closed_over
-from tcemu.emulation.survey import Place, Survey
+from tcemu.base.compilation import compile_clock, is_tracing
+from tcemu.base.jax_internals import find_trace
+from tcemu.emulation.call_state import (
+    ObjectUpdates,
+    check_arrays,
+    check_no_leaked_tracers,
+    check_unchanged,
+    object_states,
+    open_updates,
+    refuse_closure_updates,
+)
+from tcemu.emulation.decisions import Policy, as_policy, plan_policy
+from tcemu.emulation.origins import Parameters, Rows, find_origins, find_rows
+from tcemu.emulation.random_keys import as_typed_key
+from tcemu.emulation.report import Report, policy_warnings
+from tcemu.emulation.rewriting import ProgramCache, Rewriter, Scope
+from tcemu.emulation.row_programs import vectorize_rows
+from tcemu.emulation.survey import Survey, SurveyScope
+from tcemu.products.recipes import Recipe
 
+log = logging.getLogger("tcemu")
+EAGER_LIMIT = 10  # compilations of one call outside jit after which a log entry says so
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Emulated(Generic[P, R]):
-    """What `emulate` returns: a function like the one given, and `report`."""
+class EmulatedFunction(Generic[P, R]):
+    """A function with emulated matrix products, as `emulate` returns it.
 
-    def __init__(self, fn: Callable[P, R], policy: Policy, convolutions: bool, parameters: Parameters, key: PRNGKey | None):
-        self.fn, self.policy, self.convolutions, self.parameters = fn, checked(policy), convolutions, parameters
-        self.key = one_key(key)
-        self._cache: Cache = WeakKeyDictionary()
+    It works under jit, vmap, grad, jvp and shard_map as the original function does, as far as the policy's choices do.
+
+    - Products are found through jit, scan, while, cond, checkpoint, custom_jvp, custom_vjp, closed_call and shard_map. `report` also lists
+      products inside primitives that are not entered.
+    - Functions with derivative rules of their own keep these rules. The products in the rules go by the policy too, under the names
+      ".../jvp/...", ".../fwd/..." and ".../bwd/...".
+    - A checkpoint keeps its own policy, which sees an emulated product as the product that it replaces.
+    - The gradient of `emulate(fn, policy)` has the backward products of each choice. In `emulate(jax.grad(fn), policy)` they are products
+      of the program, named "transpose(...)", and the policy chooses for them too.
+    - A result in another dtype than the product's is converted to the product's dtype.
+    - A product of two NumPy arrays inside the function is computed by NumPy. No program shows it: it is neither emulated nor listed.
+    """
+
+    def __init__(self, fn: Callable[P, R], policy: Policy, convolutions: bool, parameters: Parameters, key: PRNGKey | None, rows: Rows):
+        self.fn, self.policy, self.convolutions, self.parameters, self.rows = fn, as_policy(policy), convolutions, parameters, rows
+        self.key = as_typed_key(key)
+        self._cache: ProgramCache = WeakKeyDictionary()
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        with updates() as objects:
-            call = traced(self.fn, args, kwargs, self.parameters, objects)
-            rewriter = self._rewriter(call)
-            results = call.rebuilt(rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key)))
-        for line in unused(self.policy, rewriter.entries) + positional(rewriter.entries):
+        with open_updates() as objects:
+            call = trace_call(self.fn, args, kwargs, self.parameters, objects, self.rows)
+            rewriter = self._make_rewriter(call)
+            rewriter.after_product = None if is_tracing() else EagerCompilations().check
+            results = call.rebuild(rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key)))
+        lines = policy_warnings(self.policy, rewriter.entries)
+        left = [entry.name for entry in rewriter.entries if not entry.replaced]
+        if self.rows is not None and left:
+            lines.append(
+                f"{len(left)} products are left to XLA, as {left[0]}, whose bits may depend on the number of rows; a recipe for every "
+                "product "
+                "makes the results independent of it"
+            )
+        for line in lines:
             warnings.warn(f"emulate({getattr(self.fn, '__name__', type(self.fn).__name__)}): {line}", stacklevel=2)
         return results
 
     def report(self, *args: P.args, **kwargs: P.kwargs) -> Report:
-        """What is replaced and what is left in a call with these arguments, arrays or `jax.ShapeDtypeStruct`; nothing is computed.
+        """List what is replaced and what is left unchanged in a call, without computing anything.
 
-        The products of fn itself. Those of its gradient: `emulate(jax.grad(fn), policy).report(...)`.
+        The list has the products of the function itself; `emulate(jax.grad(fn), policy).report(...)` lists those of its gradient.
+
+        Args:
+            *args: Positional arguments of the function, arrays or `jax.ShapeDtypeStruct`.
+            **kwargs: Keyword arguments of the function.
+
+        Returns:
+            A `Report`, which prints as a table.
         """
-        call = traced(self.fn, args, kwargs, self.parameters)
-        rewriter = self._rewriter(call)
+        call = trace_call(self.fn, args, kwargs, self.parameters, rows=self.rows)
+        rewriter = self._make_rewriter(call)
         rewriter.trace(call.program.jaxpr, call.program.consts, Scope(key=self.key))
-        return Report(tuple(rewriter.entries), call.weights)
+        return Report.from_entries(rewriter.entries, call.weights)
 
-    def _rewriter(self, call: TracedCall) -> Rewriter:
-        policy = planned(self.policy, call.survey.products.values())
+    def _make_rewriter(self, call: TracedCall) -> Rewriter:
+        policy = plan_policy(self.policy, call.survey.products.values())
         return Rewriter(policy, self.convolutions, call.survey, self._cache)
 
     def __repr__(self) -> str:
         return f"emulate({getattr(self.fn, '__name__', self.fn)}, {self.policy})"
+
+
+class EagerCompilations:
+    """The compilations of one call outside `jax.jit`, of which a log entry warns once in a process."""
+
+    has_warned = False
+
+    def __init__(self) -> None:
+        self.began = compile_clock().programs
+
+    def check(self) -> None:
+        """Warn if the call has compiled many programs."""
+        if not EagerCompilations.has_warned and compile_clock().programs - self.began >= EAGER_LIMIT:
+            EagerCompilations.has_warned = True
+            log.warning(
+                "emulate: this call has compiled %d programs, one for each operation, and goes on. One program for all of them takes a "
+                "fraction of the time: put jax.jit (nnx.jit) around the outermost function, a gradient included",
+                EAGER_LIMIT,
+            )
 
 
 class TracedCall(NamedTuple):
@@ -69,65 +135,88 @@ class TracedCall(NamedTuple):
 
     program: ClosedJaxpr
     survey: Survey
-    weights: str  # what counts as parameters, in words
-    arrays: list[Any]  # that it takes
-    rebuilt: Callable[[list[Any]], Any]  # the program's results -> the function's; what the call changed in nnx objects is written back
+    weights: str  # description of the arrays that count as parameters
+    arrays: list[Any]  # operands of the program
+    rebuild: Callable[[list[Any]], Any]  # function from the program's results to the call's; it also writes changes back into nnx objects
 
 
-def traced(fn: Callable, args: tuple, kwargs: dict[str, Any], parameters: Parameters = None, objects: Updates | None = None) -> TracedCall:
-    """The program of a call. fn may be a pytree with arrays itself. parameters: as `emulate` takes them. objects: for results to be rebuilt
-    where nnx objects are at work.
+def trace_call(
+    fn: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    parameters: Parameters = None,
+    objects: ObjectUpdates | None = None,
+    rows: Rows = None,
+) -> TracedCall:
+    """Trace a call to a program.
 
-    Raises ValueError for parameters that fit no array, and TypeError for arrays that are not JAX's, which no program shows, and for state
-    that the call changed, which would be lost.
+    Args:
+        fn: Function, which may itself be a pytree with arrays.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        parameters: Parameters as `emulate` takes them.
+        objects: Open scope for nnx objects; needed if the results are to be rebuilt.
+        rows: Rows as `emulate` takes them.
+
+    Raises:
+        ValueError: `parameters` or `rows` matches no array, or a result that depends on the rows has no axis for them.
+        TypeError: An array is not JAX's, so that no program would show its products, or the call changed state that would be lost.
     """
     if objects is None:
-        with updates() as objects:
-            return traced(fn, args, kwargs, parameters, objects)
-    run, held = objects.opened(fn)
-    split = objects.split((held, args, kwargs))
+        with open_updates() as objects:
+            return trace_call(fn, args, kwargs, parameters, objects, rows)
+    function, bound = objects.unbind(fn)
+    split = objects.split((bound, args, kwargs))
     leaves, tree = jax.tree.flatten(split)
     check_arrays("an argument", leaves)
     is_array = [_is_array(leaf) for leaf in leaves]
     arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
-    kept: list[Any] = []
-    written: list[int] = []  # the numbers of the objects that are written back
+    output: list[Any] = []  # tree of the results, which of its leaves are arrays, and its other leaves
+    changed: list[int] = []  # indices of the objects that are written back
     traces: list[Any] = []
 
     def flat(*arrays):
         first: Any = arrays[0] if arrays else jnp.zeros(())
-        traces.append(weakref.ref(first._trace))
-        call = objects.merged(jax.tree.unflatten(tree, _merged(leaves, is_array, arrays)), traced=True)
-        inside = objects.among(call)
-        changed = objects.watch(inside)
-        results = run(call[0], *call[1], **call[2])
-        written[:] = changed(results)
-        results, out_tree = jax.tree.flatten(objects.split(([inside[number] for number in written], results)))
-        check_unchanged(objects.others(call), arrays, results)
+        traces.append(weakref.ref(find_trace(first)))
+        call = objects.merge(jax.tree.unflatten(tree, _replace_arrays(leaves, is_array, arrays)), traced=True)
+        inside = objects.list_objects(call)
+        find_changed = objects.watch_changes(inside)
+        results = function(call[0], *call[1], **call[2])
+        changed[:] = find_changed(results)
+        results, out_tree = jax.tree.flatten(objects.split(([inside[number] for number in changed], results)))
+        check_unchanged(objects.without_objects(call), arrays, results)
         check_arrays("a result", results)
-        which = [_is_array(leaf) for leaf in results]
-        kept[:] = out_tree, which, [None if array else leaf for leaf, array in zip(results, which, strict=True)]
-        return [leaf for leaf, array in zip(results, which, strict=True) if array]
+        is_result_array = [_is_array(leaf) for leaf in results]
+        others = [None if array else leaf for leaf, array in zip(results, is_result_array, strict=True)]
+        output[:] = out_tree, is_result_array, others
+        return [leaf for leaf, array in zip(results, is_result_array, strict=True) if array]
 
-    with refusing_what_is_closed_over():
+    row_count, is_row = find_rows(fn, object_states(split), is_array, arrays, rows)
+    one_row = [
+        jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype) if row else array for array, row in zip(arrays, is_row, strict=True)
+    ]
+    with refuse_closure_updates():
+        program_of_row = jax.make_jaxpr(flat)(*one_row) if row_count else None
         program = jax.make_jaxpr(flat)(*arrays)
-    check_not_kept((fn, args, kwargs), traces[-1]())
+    if program_of_row is not None:
+        program = vectorize_rows(program_of_row, is_row, row_count, program.out_avals)
+    check_no_leaked_tracers((fn, args, kwargs), traces[-1]())
 
-    def rebuilt(results: list[Any]) -> Any:
-        out_tree, which, others = kept
-        with refusing_what_is_closed_over():
-            outside = objects.among((held, args, kwargs))
-            objects.check_writable([outside[number] for number in written])
-            return objects.merged(jax.tree.unflatten(out_tree, _merged(others, which, results)), traced=False)[1]
+    def rebuild(results: list[Any]) -> Any:
+        out_tree, is_result_array, others = output
+        with refuse_closure_updates():
+            outside = objects.list_objects((bound, args, kwargs))
+            objects.check_writable([outside[number] for number in changed])
+            return objects.merge(jax.tree.unflatten(out_tree, _replace_arrays(others, is_result_array, results)), traced=False)[1]
 
-    found = origins(fn, states(split), is_array, program.consts, parameters)
+    origins = find_origins(fn, object_states(split), is_array, program.consts, parameters)
     survey = Survey()
-    survey.walk(program.jaxpr, found.arrays, Place(), found.constants)
-    return TracedCall(program=program, survey=survey, weights=found.why, arrays=arrays, rebuilt=rebuilt)
+    survey.walk(program.jaxpr, origins.arrays, SurveyScope(), origins.constants)
+    return TracedCall(program=program, survey=survey, weights=origins.reason, arrays=arrays, rebuild=rebuild)
 
 
-def _merged(leaves: Sequence[Any], is_array: Sequence[bool], arrays: Sequence[Any]) -> list[Any]:
-    """The leaves, those that are arrays replaced by these."""
+def _replace_arrays(leaves: Sequence[Any], is_array: Sequence[bool], arrays: Sequence[Any]) -> list[Any]:
+    """Put arrays in the places of the leaves that are arrays."""
     remaining = iter(arrays)
     return [next(remaining) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
 
@@ -143,50 +232,58 @@ def emulate(
     convolutions: bool = False,
     parameters: Parameters = None,
     key: PRNGKey | None = None,
-) -> Emulated[P, R]:
-    """fn with every matrix product evaluated by the policy's choice, everything else as it was.
+    rows: Rows = None,
+) -> EmulatedFunction[P, R]:
+    """Return a function with every matrix product computed by a policy's choice and everything else unchanged.
 
-    fn: any JAX function, or a callable pytree such as an equinox module. It is traced at each call, as `jax.jit` traces it: arrays are
-    traced, everything else among its arguments is as it is. Put `jax.jit` around the result, as around fn, to compile it once.
-    policy: one of four. A `Recipe`, or its name, for every product. Rules, a dict or a list of pairs from a pattern to a choice: the first
-    that fits counts. A pattern is a string for the product's name or the path of a parameter, in which "*" stands for anything (`fnmatch`),
-    a regular expression, or a function from a `Product` to a bool, as `tcemu.policies.Where`. A function that takes a `Product` and returns
-    the choice. A policy of `tcemu.policies`. A choice is a `Recipe`, the name of one, as "bf16" or "fp8 on H100", a callable with the
-    signature of `jax.lax.dot_general`, or None, which leaves the product. All but functions leave products of other than real floats,
-    and what sums nothing, as einsum("btd,btd->btd"), whose elements are only multiplied.
-    convolutions: whether the policy's choice holds for convolutions too; without it they are left. Each is then one product of patches
-    (im2col) with the kernel, whose K runs over the places of the window, and within a place over the input features. Where a recipe's
-    patches are more than 2^22 elements they are multiplied in pieces, with the same bits.
-    A ragged product, as `jax.lax.ragged_dot` of a mixture of experts, is one for each group: see `tcemu.ragged_dot`. A choice that is no
-    Recipe is called in a loop over the groups, each time with whole arrays in which all other groups' members are 0.
+    Products are found wherever they stand in the program; see `EmulatedFunction`. A recipe's A is the
+    activation and its B the weight, on either side of the product. An operand that depends on parameters and not on data is a weight; one
+    that comes from a cotangent is a gradient, and its product is computed by the recipe's own recipe for gradients, if there is one. Where
+    the roles do not tell, lhs is taken as A, with a warning if that matters; a choice `tcemu.dot_general(recipe, a="rhs")` decides.
+    A ragged product, such as `jax.lax.ragged_dot`, is one product for each group: see `tcemu.ragged_dot`.
 
-    parameters: which arrays are parameters, by which the roles of operands are told: positions or names of arguments, patterns for paths
-    as "layers/0/*", or a function from a path to a bool. None: the arrays of fn itself; else the argument named params, parameters,
-    variables, weights or model; else the first argument that is no plain array; else what fn closes over.
-    key: a jax.random key, for recipes that round stochastically (rounding "SR"); it may be traced, and then a new one in each step of a
-    compiled loop compiles nothing anew. No two executions of a product share random bits: a product's key comes from this one, its place in
-    the program, the turns of the loops around it, and under shard_map the device, where the operands differ between devices. The products
-    of its gradient have keys that come from it. The same key gives the same bits under jit, in a checkpoint that computes again, and where
-    a function with a derivative rule is differentiated. `jax.vmap` around the result with one key: all members share its bits.
+    Args:
+        fn: Any JAX function, or a callable pytree such as an equinox module. It is traced at each call as `jax.jit` traces it; put
+            `jax.jit` around the result to compile it once. Functions must be pure, except that objects of flax nnx (fn itself, arguments,
+            and objects that a method or partial function is bound to) are updated as `nnx.jit` updates them: batch statistics, counters and
+            random streams are written back. Other changes of state are refused.
+        policy: A `Recipe` or its name for every product; rules from patterns to choices, as a dict or a list of pairs, of which the first
+            match counts; a function from a `Product` to a choice; or a policy of `tcemu.policies`, which describes all forms. A choice is a
+            `Recipe`, its name ("bf16", "fp8 on H100"), a callable with the signature of `jax.lax.dot_general`, or None, which leaves the
+            product unchanged. All forms but functions leave products of anything but real floats, and products without a contracted axis
+            such as einsum("btd,btd->btd").
+        convolutions: Whether convolutions are products too. Each is then one product of patches (im2col) with the kernel. K runs over the
+            positions of the window, and within a position over the input features. Patches of more than 2^22 elements are multiplied in
+            pieces by a recipe, with the same bits.
+        parameters: Arrays that are parameters: positions or names of arguments, patterns for paths ("layers/0/*"), or a function from a
+            path to a bool. None: the arrays of fn itself; else the argument named params, parameters, variables, weights or model; else the
+            first argument that is no plain array; else the arrays that fn closes over.
+        key: A jax.random key for recipes that round stochastically (rounding "SR"). It may be traced: a new key in each step of a compiled
+            loop compiles nothing anew. No two executions of a product share random bits, and equal keys give equal bits; see
+            `tcemu.emulation.random_keys`. Under `jax.vmap` with one key all elements of the batch share its bits.
+        rows: Positions or names of arguments, or patterns for paths, of the arrays whose first axis counts rows that do not depend on each
+            other, such as "tokens". Products then still see all rows at once, and what lies between them is computed row by row, so that
+            its bits do not depend on the number of rows. Results that depend on the rows must have them on their first axis. None: XLA
+            compiles what lies between products for the whole batch.
 
-    A recipe's A is the activation and its B the weight, wherever they stand. An operand that depends on parameters and not on data is a
-    weight; one that comes from a cotangent is a gradient, and its product is computed by the recipe's own for gradients, if it has some.
-    Where the roles do not tell, lhs is A; a warning says so if it matters. A choice `tcemu.dot_general(recipe, a="rhs")` decides.
+    Returns:
+        A function like fn, whose method `report` lists what is replaced. Calls warn if the policy replaces nothing or a rule matches no
+        product.
 
-    The result works under jit, vmap, grad, jvp and shard_map as fn does, as far as the choices do. Products are found through jit, scan,
-    while, cond, checkpoint, custom_jvp, custom_vjp, closed_call and shard_map. `report(*args)` of the result lists what is replaced, and
-    what is left and why, also inside primitives that are not entered.
-    Functions with derivative rules of their own keep them; the products in these rules go by the policy too, named ".../jvp/...",
-    ".../fwd/..." and ".../bwd/...". A checkpoint keeps its own policy, which sees an emulated product as the product that it stands for.
-    A result in another dtype than the product's is converted to that.
-    The gradient of `emulate(fn, policy)` has the backward products of each choice. In `emulate(jax.grad(fn), policy)` they are products
-    of the program, named "transpose(...)", and the policy chooses.
-    Objects of flax nnx, as fn itself, what a method or partial function is bound to, or arguments, are updated as `nnx.jit` does it:
-    batch statistics, counters and random streams are written back. Else fn must be pure, as for `jax.jit`: state that it changes in other
-    arguments, or in what it closes over, is refused (flax nnx: give the model as an argument). Arrays must be JAX's or NumPy's. A product
-    of NumPy arrays with each other inside fn is NumPy's own: no program shows it, so that it stays as it is and nothing can be said of it.
-    A policy that replaces nothing, and a rule that fits no product, are said in a warning.
-    Raises TypeError for a policy, choice or key of another kind, arrays that are not JAX's, and state; ValueError for a name that is no
-    recipe's, a choice that returns another shape, parameters that fit no array, and a recipe that rounds stochastically without a key.
+    Raises:
+        TypeError: The policy, a choice or the key is of another kind; an array is neither JAX's nor NumPy's; or a call changes state.
+        ValueError: A name is no recipe's, a choice returns another shape, `parameters` or `rows` matches no array, a result has no axis for
+            the rows, or a recipe that rounds stochastically gets no key.
     """
-    return Emulated(fn, policy, convolutions, parameters, key)
+    check_function("emulate", fn, policy)
+    return EmulatedFunction(fn, policy, convolutions, parameters, key, rows)
+
+
+def check_function(caller: str, fn: Any, policy: Any) -> None:
+    """Raise TypeError unless `fn` is a function; the message shows the right order if the arguments are swapped."""
+    if callable(fn) and not isinstance(fn, Recipe):
+        return
+    if callable(policy):
+        shown = fn.name or "recipe" if isinstance(fn, Recipe) else fn
+        raise TypeError(f"{caller}({shown!r}, {policy!r}): the function comes first: {caller}(fn, {shown!r})")
+    raise TypeError(f"fn: got {fn!r}; {caller} takes a JAX function, or a callable pytree such as a module, before the policy")

@@ -1,18 +1,28 @@
-"""What was decided for every product of a program, and the table of that."""
+"""The report of an emulation: the decision on every product of a program, as a sequence and as a table."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tcemu.emulation.policy import Policy, fits
-from tcemu.emulation.products import Product
-from tcemu.linalg.recipes import Recipe
-from tcemu.plots import dots
-from tcemu.results import Result, Table
-from tcemu.text import columns
+from tcemu.base.plots import dot_plot
+from tcemu.base.provenance import Provenance
+from tcemu.base.results import Result, Table, check_type, read_result
+from tcemu.base.text import table_lines
+from tcemu.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text
+from tcemu.emulation.saved_results import (
+    product_from_dict,
+    read_choice,
+    read_number,
+    save_result,
+)
+from tcemu.emulation.survey import Product
+from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts
+from tcemu.products.recipes import Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,26 +32,52 @@ if TYPE_CHECKING:
 class Entry:
     """A line of a report.
 
-    name: that of the product, or of what hides products. product: None for the latter. replaced: whether it is emulated. why: by what it
-    is, or why it is not. undecided: the recipe treats its operands differently, and nothing tells which is which; lhs was taken as A.
+    Attributes:
+        name: Name of the product, or of an equation that hides products.
+        product: The product; None for an equation that hides products.
+        replaced: Whether the product is emulated.
+        reason: Name of the replacement, or why the product is left.
+        undecided: Whether the recipe treats its operands differently and nothing shows which is which; lhs was taken as A.
+        choice: The policy's choice for the product.
     """
 
     name: str
     product: Product | None
     replaced: bool
-    why: str
+    reason: str
     undecided: bool = False
+    choice: Choice = None
+
+    @property
+    def recipe(self) -> Recipe | KernelRecipe | None:
+        """The recipe that computes the product; None if the product is left, or computed by a function."""
+        return applied_recipe(self.choice, self.product.roles) if self.replaced and self.product is not None else None
+
+
+REPORT_KIND, REPORT_VERSION = "tcemu report", 1
+REPORT_MEMBERS = ("title", "weights", "provenance", "products", "choices", "entries", "records")
 
 
 @dataclass(frozen=True, repr=False)
 class Report(Result):
-    """What `emulate` replaces in a program and what it leaves, and why. A sequence of `Entry`; str() is a table, `records()` for pandas.
+    """The products that `emulate` replaces in a program, and those that it leaves, with the reason.
 
-    weights: what counts as a parameter, in words, from which the roles of operands follow.
+    A report is a sequence of `Entry`; str() is a table, `records()` is what pandas takes, and `from_json` reads what `to_json` writes.
+
+    Attributes:
+        entries: A line for each product, in the order of the program.
+        weights: Description of the arrays that count as parameters; the roles of operands follow from them.
+        provenance: Versions, and the evidence of each arithmetic.
     """
 
     entries: tuple[Entry, ...]
     weights: str = ""
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @classmethod
+    def from_entries(cls, entries: Sequence[Entry], weights: str = "") -> Report:
+        """Make the report of these lines, with the provenance of now."""
+        return cls(tuple(entries), weights, make_provenance(entry.recipe for entry in entries))
 
     @property
     def replaced(self) -> tuple[Product, ...]:
@@ -49,8 +85,8 @@ class Report(Result):
         return tuple(e.product for e in self.entries if e.replaced and e.product is not None)
 
     @property
-    def left(self) -> tuple[Entry, ...]:
-        """What is evaluated as it was."""
+    def unchanged(self) -> tuple[Entry, ...]:
+        """The lines of products that are left unchanged."""
         return tuple(e for e in self.entries if not e.replaced)
 
     def __len__(self) -> int:
@@ -63,43 +99,99 @@ class Report(Result):
         return self.entries[index]
 
     def __str__(self) -> str:
-        rows = [[e.name, *_described(e.product), ("" if e.replaced else "left: ") + e.why] for e in self.entries]
-        heads = ["product", "operands", "roles", "parameters", "result", "runs", "by"]
+        rows = [[*self._text_cells(entry)] for entry in self.entries]
+        heads = ["product", "operands", "roles", "parameters", "result", "runs", "by", "target", "evidence"]
         count = f"{len(self.replaced)} of {len(self.entries)} products replaced"
-        lines = [*columns(heads, rows, left=(0, 1, 2, 3, 4, 6)), count] if rows else ["no products"]
+        lines = [*table_lines(heads, rows, left=(0, 1, 2, 3, 4, 6, 7, 8)), count] if rows else ["no products"]
         return "\n".join([*lines, f"weights: {self.weights}"] if self.weights and rows else lines)
 
+    def _text_cells(self, entry: Entry) -> Iterator[str]:
+        target, *_, evidence = self._facts(entry)
+        yield from (entry.name, *_product_cells(entry.product), ("" if entry.replaced else "left: ") + entry.reason)
+        yield from (target or "", evidence or "")
+
+    def _facts(self, entry: Entry) -> tuple[str | None, ...]:
+        return recipe_facts(entry.recipe, self.provenance.evidence)
+
     def table(self) -> Table:
-        """A row for each line of the report."""
-        heads = ("product", "replaced", "by", "operands", "role_lhs", "role_rhs", "parameters", "result", "runs", "undecided", "source")
-        return Table(repr(self)[1:-1], heads, tuple(_record(entry) for entry in self.entries), {"weights": self.weights})
+        """Return the report with a row for each line."""
+        rows = tuple((*_entry_record(entry), *self._facts(entry)) for entry in self.entries)
+        return Table(repr(self)[1:-1], RECORD_COLUMNS, rows, {"weights": self.weights, "provenance": self.provenance.to_dict()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the title, the provenance, the products, the choices and the records as plain values."""
+        entries = ((entry.product, entry.choice, {}) for entry in self.entries)
+        return save_result(REPORT_KIND, REPORT_VERSION, self.table(), entries)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Read the report of `to_json`.
+
+        Args:
+            text: JSON text. It is not trusted: unknown names are rejected, and records must agree with the products and choices.
+
+        Returns:
+            A report that equals the saved one, except that functions in the policy come back as their names.
+
+        Raises:
+            ValueError: The text is no report of this version of the format.
+        """
+        return read_result(text, REPORT_KIND, REPORT_VERSION, REPORT_MEMBERS, cls._from_members)
+
+    @classmethod
+    def _from_members(cls, data: dict[str, Any]) -> Report:
+        products, choices = list(map(product_from_dict, data["products"])), list(map(read_choice, data["choices"]))
+        entries = []
+        for numbers, record in zip(data["entries"], data["records"], strict=True):
+            product = None if numbers["product"] is None else products[read_number(numbers["product"], len(products))]
+            choice = choices[read_number(numbers["choice"], len(choices))]
+            name, reason = (check_type(f"record.{name}", record[name], str) for name in ("product", "by"))
+            replaced, undecided = (check_type(f"record.{name}", record[name], bool) for name in ("replaced", "undecided"))
+            entries.append(Entry(name, product, replaced, reason, undecided, choice))
+        return cls(tuple(entries), check_type("weights", data["weights"], str), Provenance.from_dict(data["provenance"]))
 
     def plot(self) -> Figure:
-        """How many results each product computes over all its runs (those of a `while`: once), replaced or left, as a matplotlib Figure.
+        """Draw the number of results that each product computes over all its runs, replaced or left.
 
-        Raises ImportError if matplotlib is not installed.
+        A product in a `while` counts as one run.
+
+        Returns:
+            A matplotlib Figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
         """
         series: dict[str, dict[str, float]] = {"replaced": {}, "left": {}}
         for entry in self.entries:
             if entry.product is not None:
                 count = prod(entry.product.shape) * (1 if entry.product.repeats is None else entry.product.repeats)
                 series["replaced" if entry.replaced else "left"][entry.name] = float(count)
-        return dots([entry.name for entry in self.entries], series, "elements of results, over all runs")
+        facts = {entry.reason: self._facts(entry) for entry in self.entries if entry.replaced}
+        known = [f"{name}: {target}, {evidence}." for name, (target, *_, evidence) in facts.items() if target]
+        note = " ".join(["A run is one execution of the product in a call of the function; one in a `while` counts as one run.", *known])
+        title = f"Size of each matrix product: {len(self.replaced)} of {len(self.entries)} are replaced"
+        names = [entry.name for entry in self.entries]
+        return dot_plot(names, series, title=title, label="elements of the result, over all runs", note=note)
 
     def __repr__(self) -> str:
-        return f"<Report: {len(self.replaced)} products replaced, {len(self.left)} left>"
+        return f"<Report: {len(self.replaced)} products replaced, {len(self.unchanged)} left>"
 
 
-def _record(entry: Entry) -> tuple[Any, ...]:
+RECORD_COLUMNS = (
+    "product", "replaced", "by", "operands", "role_lhs", "role_rhs", "parameters", "result", "runs", "undecided", "source", *RECIPE_COLUMNS,
+)  # fmt: skip
+
+
+def _entry_record(entry: Entry) -> tuple[Any, ...]:
     product = entry.product
     if product is None:
-        return (entry.name, entry.replaced, entry.why, *(None,) * 6, entry.undecided, None)
+        return (entry.name, entry.replaced, entry.reason, *(None,) * 6, entry.undecided, None)
     paths = ", ".join(product.parameters)
     facts = (product.operands, *product.roles, paths, product.result, product.repeats, entry.undecided, product.source)
-    return (entry.name, entry.replaced, entry.why, *facts)
+    return (entry.name, entry.replaced, entry.reason, *facts)
 
 
-def _described(product: Product | None) -> tuple[str, str, str, str, str]:
+def _product_cells(product: Product | None) -> tuple[str, str, str, str, str]:
     if product is None:
         return "", "", "", "", ""
     first, *more = product.parameters or ("",)
@@ -107,36 +199,72 @@ def _described(product: Product | None) -> tuple[str, str, str, str, str]:
     return product.operands, " · ".join(product.roles), parameters, product.result, "?" if product.repeats is None else str(product.repeats)
 
 
-def unused(policy: Policy, entries: Sequence[Entry]) -> list[str]:
-    """What to say of a policy in short form that replaced nothing, and of its rules that fit no product."""
+def unused_policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str]:
+    """Return warnings for a policy (functions excepted) that replaced nothing and for its rules that match no product."""
     if policy is None or (callable(policy) and not isinstance(policy, Recipe)):
         return []
     products = [entry.product for entry in entries if entry.product is not None]
     names = ", ".join(dict.fromkeys(product.name for product in products[:8])) or "none"
-    wanted = True
+    expects_product = True
     lines = []
     if isinstance(policy, tuple):
         lines = [
-            f"the rule for {pattern!r} fits no product; the products are {names}"
+            f"the rule for {pattern!r} matches no product; the products are {names}"
             for pattern, _ in policy
-            if not any(fits(pattern, product) for product in products)
+            if not any(matches_pattern(pattern, product) for product in products)
         ]
-        wanted = any(choice is not None for _, choice in policy) and not lines
-    if wanted and not any(entry.replaced or entry.why == "it is emulated already" for entry in entries):
-        why = "; ".join(dict.fromkeys(f"{entry.name}: {entry.why}" for entry in entries[:4])) or "it has no matrix products"
+        expects_product = any(choice is not None for _, choice in policy) and not lines
+    if expects_product and not any(entry.replaced or entry.reason == "it is emulated already" for entry in entries):
+        why = "; ".join(dict.fromkeys(f"{entry.name}: {entry.reason}" for entry in entries[:4])) or "it has no matrix products"
         lines.append(f"no product is replaced ({why}); .report(...) lists all")
     return lines
 
 
-def positional(entries: Sequence[Entry]) -> list[str]:
-    """What to say of products whose operands got the recipe's sides by position alone."""
-    found = [e for e in entries if e.undecided and e.product is not None]
-    if not found:
+def divided_layer_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str]:
+    """Return a warning for a rule by names that takes some layers and leaves the products of two activations that come from these alone.
+
+    So a rule for the weights of attention leaves attention's own two products. There is no warning where rules take every weight.
+    """
+    if not isinstance(policy, tuple):
         return []
-    shown = "; ".join(f"{e.name} ({' · '.join(e.product.roles)})" for e in found[:4] if e.product is not None)
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    weighted = [
+        entry for entry in entries if entry.product is not None and entry.product.parameters and "activation" in entry.product.roles
+    ]
+    if all(entry.replaced for entry in weighted):
+        return []
+    left = [entry.product for entry in entries if entry.product is not None and not entry.replaced and entry.reason == NO_RULE]
+    lines = []
+    for pattern, choice in policy:
+        if choice is None or not isinstance(pattern, str | re.Pattern):
+            continue
+        products = [entry.product for entry in weighted if entry.product is not None]
+        taken = {path for product in products if matches_pattern(pattern, product) for path in product.parameters}
+        divided = [product for product in left if product.layers and taken.issuperset(product.layers)]
+        if divided:
+            names = ", ".join(product.name for product in divided[:4]) + (f" and {len(divided) - 4} more" if len(divided) > 4 else "")
+            lines.append(
+                f"the rule for {pattern_text(pattern)} takes the products with {', '.join(divided[0].layers)} and leaves {names}: products "
+                "of "
+                "the activations that come from these, as attention has them. A rule for these names takes them; the rule "
+                "(tcemu.policies.Where(role=('activation', 'activation')), None) leaves them without this warning"
+            )
+    return lines
+
+
+def undecided_warnings(entries: Sequence[Entry]) -> list[str]:
+    """Return a warning for products whose lhs was taken as A because nothing shows which operand is which."""
+    undecided = [e for e in entries if e.undecided and e.product is not None]
+    if not undecided:
+        return []
+    shown = "; ".join(f"{e.name} ({' · '.join(e.product.roles)})" for e in undecided[:4] if e.product is not None)
+    more = f" and {len(undecided) - 4} more" if len(undecided) > 4 else ""
     return [
-        f"the recipe treats its A and its B differently, and nothing tells which operand is which of {shown}{more}; lhs was taken as A. "
-        "Say which arguments are the parameters, as parameters='w', or give these products a rule, as "
+        f"the recipe treats its A and its B differently, and nothing shows which operand is which of {shown}{more}; lhs was taken as A. "
+        "Name the arguments that are parameters, as parameters='w', or give these products a rule, as "
         "('NAME', tcemu.dot_general(recipe, a='rhs'))"
     ]
+
+
+def policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str]:
+    """Return all warnings for a policy and the products of a run."""
+    return unused_policy_warnings(policy, entries) + divided_layer_warnings(policy, entries) + undecided_warnings(entries)

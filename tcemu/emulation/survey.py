@@ -1,149 +1,317 @@
-"""A walk through a program (jaxpr) that computes nothing: which products it has, and where their operands come from."""
+"""The matrix products of a program (jaxpr) with the roles of their operands, found without computing anything.
+
+`Product` describes one product to a policy. `Survey` walks a program and follows where each operand comes from.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.source_info_util import summarize
+from jax.typing import DTypeLike
 
-from tcemu.emulation.origins import CONSTANT, GRADIENT, Origin, together
-from tcemu.emulation.products import Product, as_product
-from tcemu.emulation.programs import PRODUCTS, has_products, is_ours, name_of, parts_of_scan, path_of, programs
+from tcemu.base.jax_internals import is_backward, split_scan_operands
+from tcemu.emulation.origins import CONSTANT, GRADIENT, Origin, join_origins, operand_roles
+from tcemu.emulation.primitives import (
+    PRODUCT_PRIMITIVES,
+    equation_name,
+    equation_path,
+    has_products,
+    inner_programs,
+    is_package_program,
+)
+from tcemu.products.dot_general import DimensionNumbers
 
-UPDATES = ("add", "add_any", "sub", "select_n")  # that make the next parameters from the last and a gradient
+SOURCE_PATTERN = re.compile(r"(?P<file>.*?):(?P<line>\d+)(:\d+)? \((?P<function>.*)\)")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an equation stands. path: the names around it; repeats: how often loops run it, None where that is not known; transposed: in
-    the backward pass."""
+class Product:
+    """One matrix product of a program, as a policy sees it.
 
-    path: str = ""
+    Attributes:
+        name: The path of the weight, as "layers/0/up/kernel"; or, where named scopes show the weight's module as in flax linen, or there is
+            no weight, the scope. A product of two activations has before it the path that the weights of their own products share. Where a
+            name repeats, ".1", ".2" and so on follow it.
+        index: Number after the name, 0 for the first product of that name.
+        primitive: "dot_general", "conv_general_dilated" or "ragged_dot_general".
+        lhs_shape: Shape of the left operand.
+        lhs_dtype: Dtype of the left operand.
+        rhs_shape: Shape of the right operand.
+        rhs_dtype: Dtype of the right operand.
+        dimension_numbers: The primitive's parameter that describes the axes.
+        preferred_element_type: The primitive's parameter of this name.
+        shape: Shape of the result.
+        dtype: Dtype of the result.
+        repeats: Number of times that the loops around the product run it; None inside a `while`.
+        roles: Roles of lhs and rhs: "activation", "weight", "gradient" or "constant" (without any of these origins).
+        parameters: Paths of the parameters that the weights come from, as "params/up/kernel" or "layers/0/weight".
+        source: Source line of the product, as "model.py:31 (mlp)".
+        scope: The jit functions, named scopes and loops around the product, then its primitive, as "encoder/mlp/dot_general".
+        layers: For a product of two activations, the paths of the weights of the nearest products that they come from.
+    """
+
+    name: str
+    index: int
+    primitive: str
+    lhs_shape: tuple[int, ...]
+    lhs_dtype: DTypeLike
+    rhs_shape: tuple[int, ...]
+    rhs_dtype: DTypeLike
+    dimension_numbers: DimensionNumbers | lax.ConvDimensionNumbers | lax.RaggedDotDimensionNumbers
+    preferred_element_type: DTypeLike | None
+    shape: tuple[int, ...]
+    dtype: DTypeLike
     repeats: int | None = 1
-    transposed: bool = False
+    roles: tuple[str, str] = ("constant", "constant")
+    parameters: tuple[str, ...] = ()
+    source: str = ""
+    scope: str = ""
+    layers: tuple[str, ...] = ()
+
+    @property
+    def is_float(self) -> bool:
+        """True if both operands and the result are real floats."""
+        return all(jnp.issubdtype(dtype, jnp.floating) for dtype in (self.lhs_dtype, self.rhs_dtype, self.dtype))
+
+    @property
+    def is_contraction(self) -> bool:
+        """True if the product sums over an axis, be it of size 1.
+
+        einsum("i,j->ij") and einsum("btd,btd->btd") sum over none: they only multiply elements.
+        """
+        if isinstance(self.dimension_numbers, lax.ConvDimensionNumbers):
+            return True
+        numbers = self.dimension_numbers
+        (contracting, _), _ = numbers.dot_dimension_numbers if isinstance(numbers, lax.RaggedDotDimensionNumbers) else numbers
+        return len(contracting) > 0
+
+    @property
+    def operands(self) -> str:
+        """Both operands as text: "float32[4,8] · float32[8,2]"."""
+        return f"{_format_array(self.lhs_dtype, self.lhs_shape)} · {_format_array(self.rhs_dtype, self.rhs_shape)}"
+
+    @property
+    def result(self) -> str:
+        """The result as text: "float32[4,2]"."""
+        return _format_array(self.dtype, self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.operands} -> {self.result}"
+
+
+def make_product(
+    equation: JaxprEqn, name: str, index: int, repeats: int | None, origins: Sequence[Origin] = (CONSTANT, CONSTANT)
+) -> Product:
+    """Describe an equation to a policy. origins: origins of the equation's operands."""
+    avals: list[Any] = [v.aval for v in (*equation.invars, *equation.outvars)]
+    (lhs, rhs, *_, out), params = avals, equation.params
+    return Product(
+        name=name,
+        index=index,
+        primitive=equation.primitive.name,
+        lhs_shape=tuple(lhs.shape),
+        lhs_dtype=lhs.dtype,
+        rhs_shape=tuple(rhs.shape),
+        rhs_dtype=rhs.dtype,
+        dimension_numbers=params[PRODUCT_PRIMITIVES[equation.primitive.name].axes_parameter],
+        preferred_element_type=params["preferred_element_type"],
+        shape=tuple(out.shape),
+        dtype=out.dtype,
+        repeats=repeats,
+        roles=operand_roles(*origins[:2]),
+        parameters=tuple(dict.fromkeys(path for origin in origins[:2] for path in origin.parameters)),
+        source=_source_line(equation),
+        scope=name,
+        layers=join_origins(origins[:2]).layers if operand_roles(*origins[:2]) == ("activation", "activation") else (),
+    )
+
+
+def _describe_place(product: Product) -> str:
+    """Return a product's name before it is numbered: see `Product.name`."""
+    if "gradient" in product.roles or not (product.parameters or product.layers):
+        return product.scope
+    paths = [path.removeprefix("params/").split("/") for path in product.parameters or product.layers]
+    modules = [path[:-1] for path in paths]
+    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))]
+    module = "/".join(shared)
+    if not module or f"/{module}/" in f"/{re.sub('[()]', '/', product.scope)}/":
+        return product.scope
+    return "/".join(paths[0]) if len(product.parameters) == 1 else f"{module}/{product.scope}"
+
+
+def _source_line(equation: JaxprEqn) -> str:
+    """Return the innermost source line outside JAX, as "model.py:31 (mlp)"."""
+    match = SOURCE_PATTERN.fullmatch(summarize(equation.source_info))
+    return f"{Path(match['file']).name}:{match['line']} ({match['function']})" if match else ""
+
+
+def _format_array(dtype: DTypeLike, shape: Sequence[int]) -> str:
+    return f"{jnp.dtype(dtype).name}[{','.join(map(str, shape))}]"
+
+
+# ---- the walk through a program
+
+UPDATE_PRIMITIVES = ("add", "add_any", "sub", "select_n")  # primitives that make the next parameters from the last ones and a gradient
+
+
+@dataclass(frozen=True)
+class SurveyScope:
+    """The surroundings of an equation."""
+
+    path: str = ""  # names around it
+    repeats: int | None = 1  # number of times that loops run it, None if unknown
+    transposed: bool = False  # whether it is in the backward pass
 
 
 @dataclass
 class Survey:
-    """What a walk found, by name. products: in the order of the program. operands: origins, of other equations that have products."""
+    """The products of a program and the origins of operands, by name."""
 
-    products: dict[str, Product] = field(default_factory=dict)
-    operands: dict[str, list[Origin]] = field(default_factory=dict)
+    products: dict[str, Product] = field(default_factory=dict)  # in the order of the program
+    operands: dict[str, list[Origin]] = field(default_factory=dict)  # origins of the operands of equations that contain products
+    scopes: dict[str, list[str]] = field(default_factory=dict)  # for each name before it is numbered, the scopes of its products
 
-    def walk(self, jaxpr: Jaxpr, args: Sequence[Origin], place: Place, consts: Sequence[Origin] = ()) -> list[Origin]:
-        """The origins of a program's results. consts: of its constants, where something is known of them."""
+    def walk(self, jaxpr: Jaxpr, args: Sequence[Origin], place: SurveyScope, consts: Sequence[Origin] = ()) -> list[Origin]:
+        """Add the products of a program and return the origins of its results. consts: origins of its constants, if they are known."""
         env: dict[Any, Origin] = dict.fromkeys(jaxpr.constvars, CONSTANT) | dict(zip(jaxpr.constvars, consts, strict=False))
         env |= zip(jaxpr.invars, args, strict=True)
         names: Counter[str] = Counter()
         for equation in jaxpr.eqns:
             origins = [CONSTANT if isinstance(v, Literal) else env[v] for v in equation.invars]
-            env.update(zip(equation.outvars, self._equation(equation, origins, place, names), strict=True))
+            env.update(zip(equation.outvars, self._visit_equation(equation, origins, place, names), strict=True))
         return [CONSTANT if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
-    def _equation(self, equation: JaxprEqn, origins: list[Origin], place: Place, names: Counter[str]) -> list[Origin]:
+    def _visit_equation(self, equation: JaxprEqn, origins: list[Origin], place: SurveyScope, names: Counter[str]) -> list[Origin]:
         kind = equation.primitive.name
-        begins = "transpose(" in str(equation.source_info.name_stack)  # the backward pass, of which inner programs do not say so
-        inner = Place(place.path, place.repeats, place.transposed or begins)
+        begins = is_backward(equation)  # backward pass; names in inner programs do not show it
+        inner = SurveyScope(place.path, place.repeats, place.transposed or begins)
         if has_products(equation):
-            name = name_of(equation)
+            name = equation_name(equation)
             index, names[name] = names[name], names[name] + 1
-            path = path_of(place.path, equation, index)
-            inner = Place(path, place.repeats, inner.transposed)
-            if kind in PRODUCTS:
-                self.products[path] = as_product(equation, path, index, place.repeats, origins)
+            path = equation_path(place.path, equation, index)
+            inner = SurveyScope(path, place.repeats, inner.transposed)
+            if kind in PRODUCT_PRIMITIVES:
+                self.products[path] = self._number_name(make_product(equation, path, index, place.repeats, origins))
             else:
                 self.operands[path] = origins
-        rule = WALKS.get(kind)
-        if rule is not None and not is_ours(equation):
+        rule = CONTAINER_WALKS.get(kind)
+        if rule is not None and not is_package_program(equation):
             return rule(self, equation, origins, inner)
         if kind == "select_n":
-            origins = [CONSTANT, *origins[1:]]  # what is selected from counts, not by what
-        result = together(origins)
+            origins = [CONSTANT, *origins[1:]]  # the selected values count, not the selector
+        result = join_origins(origins)
+        if kind in PRODUCT_PRIMITIVES and result.data:
+            weights = [origin for origin in origins[:2] if origin.role == "weight"]
+            result = replace(result, layers=join_origins(weights).parameters or result.layers)
         if not inner.transposed:
-            result = _updated(equation, origins) or result
+            result = _updated_parameter(equation, origins) or result
         elif begins and _begins_reverse_mode(equation):
             result = GRADIENT
         return [result] * len(equation.outvars)
 
+    def _number_name(self, product: Product) -> Product:
+        """Return a product with its name, numbered where products in other scopes have the same one."""
+        name = _describe_place(product)
+        if name == product.scope:
+            return product
+        scopes = self.scopes.setdefault(name, [])
+        if product.scope not in scopes:
+            scopes.append(product.scope)
+        index = scopes.index(product.scope)
+        return replace(product, name=f"{name}.{index}" if index else name, index=index)
+
 
 def _begins_reverse_mode(equation: JaxprEqn) -> bool:
-    """The cotangent 1 of a loss is a literal: it is spread at once, or multiplied as a scalar first."""
+    """Return whether an equation of the backward pass uses a loss's cotangent.
+
+    The cotangent 1 of a loss is a literal. It is broadcast at once, or multiplied as a scalar first.
+    """
     literals = [isinstance(v, Literal) for v in equation.invars]
     out: Any = equation.outvars[0].aval
     return any(literals) and (all(literals) or out.shape == ()) and jnp.issubdtype(out.dtype, jnp.floating)
 
 
-def _updated(equation: JaxprEqn, origins: Sequence[Origin]) -> Origin | None:
-    """A parameter with a gradient added is the same parameter, as in a training step inside the program."""
-    if equation.primitive.name not in UPDATES or not any(o.gradient for o in origins):
+def _updated_parameter(equation: JaxprEqn, origins: Sequence[Origin]) -> Origin | None:
+    """Return the parameter's origin if the equation adds a gradient to a parameter, as a training step inside the program does."""
+    if equation.primitive.name not in UPDATE_PRIMITIVES or not any(o.gradient for o in origins):
         return None
     avals: list[Any] = [v.aval for v in (*equation.invars, *equation.outvars)]
     shapes = [aval.shape for aval in avals]
     old = [o for o, shape in zip(origins, shapes[:-1], strict=True) if o.role == "weight" and shape == shapes[-1]]
-    return together(old) if old else None
+    return join_origins(old) if old else None
 
 
-# ---- what holds programs
+# ---- equations that contain programs
 
 
-def _one(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: Place) -> list[Origin]:
-    (program,) = programs(equation.params)
+def _walk_program(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: SurveyScope) -> list[Origin]:
+    (program,) = inner_programs(equation.params)
     return survey.walk(program, origins, place)
 
 
-def _scan(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: Place) -> list[Origin]:
+def _walk_scan(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: SurveyScope) -> list[Origin]:
     params = equation.params
-    (program,) = programs(params)
-    place = Place(place.path, None if place.repeats is None else place.repeats * params["length"], place.transposed)
-    consts, init, xs = parts_of_scan(params, origins)
-    state, results = _until_settled(lambda state: survey.walk(program, [*consts, *state, *xs], place), init)
+    (program,) = inner_programs(params)
+    place = SurveyScope(place.path, None if place.repeats is None else place.repeats * params["length"], place.transposed)
+    consts, init, xs = split_scan_operands(params, origins)
+    state, results = _find_fixed_point(lambda state: survey.walk(program, [*consts, *state, *xs], place), init)
     return [*state, *results[len(init) :]]
 
 
-def _while(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: Place) -> list[Origin]:
+def _walk_while(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: SurveyScope) -> list[Origin]:
     params = equation.params
     first = params["cond_nconsts"]
     second = first + params["body_nconsts"]
-    condition, body = (Place(f"{place.path}/{part}", None, place.transposed) for part in ("cond", "body"))
+    condition, body = (SurveyScope(f"{place.path}/{part}", None, place.transposed) for part in ("cond", "body"))
     program = params["body_jaxpr"].jaxpr
-    state, _ = _until_settled(lambda state: survey.walk(program, [*origins[first:second], *state], body), origins[second:])
+    state, _ = _find_fixed_point(lambda state: survey.walk(program, [*origins[first:second], *state], body), origins[second:])
     survey.walk(params["cond_jaxpr"].jaxpr, [*origins[:first], *state], condition)
     return state
 
 
-def _until_settled(turn: Callable[[list[Origin]], list[Origin]], state: list[Origin]) -> tuple[list[Origin], list[Origin]]:
-    """The origins of a loop's carry, which only grow, and the results of its last turn."""
+def _find_fixed_point(turn: Callable[[list[Origin]], list[Origin]], state: list[Origin]) -> tuple[list[Origin], list[Origin]]:
+    """Iterate a loop's body until the origins of its carry, which only grow, no longer change.
+
+    Returns:
+        The origins of the carry, and the results of the last iteration.
+    """
     while True:
         results = turn(state)
-        grown = [together(pair) for pair in zip(state, results[: len(state)], strict=True)]
+        grown = [join_origins(pair) for pair in zip(state, results[: len(state)], strict=True)]
         if grown == state:
             return state, results
         state = grown
 
 
-def _cond(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: Place) -> list[Origin]:
+def _walk_cond(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: SurveyScope) -> list[Origin]:
     branches = [
-        survey.walk(branch, origins[1:], Place(f"{place.path}/{number}", place.repeats, place.transposed))
-        for number, branch in enumerate(programs(equation.params["branches"]))
+        survey.walk(branch, origins[1:], SurveyScope(f"{place.path}/{number}", place.repeats, place.transposed))
+        for number, branch in enumerate(inner_programs(equation.params["branches"]))
     ]
-    return [together(results) for results in zip(*branches, strict=True)]
+    return [join_origins(results) for results in zip(*branches, strict=True)]
 
 
-WALKS: dict[str, Callable[[Survey, JaxprEqn, list[Origin], Place], list[Origin]]] = {
-    "jit": _one,
-    "pjit": _one,
-    "closed_call": _one,
-    "core_closed_call": _one,
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "remat2": _one,
-    "checkpoint": _one,
-    "shard_map": _one,
-    "custom_jvp_call": _one,
-    "custom_vjp_call": _one,
+CONTAINER_WALKS: dict[str, Callable[[Survey, JaxprEqn, list[Origin], SurveyScope], list[Origin]]] = {
+    "jit": _walk_program,
+    "pjit": _walk_program,
+    "closed_call": _walk_program,
+    "core_closed_call": _walk_program,
+    "scan": _walk_scan,
+    "while": _walk_while,
+    "cond": _walk_cond,
+    "remat2": _walk_program,
+    "checkpoint": _walk_program,
+    "shard_map": _walk_program,
+    "custom_jvp_call": _walk_program,
+    "custom_vjp_call": _walk_program,
 }
