@@ -7,55 +7,55 @@ import jax
 import numpy as np
 
 from tcemu.formats import BF16
-from tcemu.linalg.attention import attention
-from tcemu.linalg.flash import Flash
-from tcemu.linalg.matmul import matmul
-from tcemu.linalg.recipes import Recipe, recipe
+from tcemu.products.attention.dot_product_attention import attention
+from tcemu.products.attention.flash_blocks import Flash
+from tcemu.products.matmul import matmul
+from tcemu.products.recipes import Recipe, get_recipe
 from tcemu.study.accuracy import ulp
-from tcemu.study.claims.claim import Claim, Quantity
+from tcemu.study.claims.claim_types import Claim, Quantity
 
 WIDTH = 128
 
 
-class Column(NamedTuple):
-    """One column of the table: how attention is computed, and the RMSE that the paper has."""
+class AttentionSetting(NamedTuple):
+    """One column of the table: how attention is computed, and the paper's RMSE."""
 
     recipe: Recipe
     flash: Flash | None
     published: float
 
 
-F16, FP8 = recipe("f16", "sm_90a"), recipe("fp8", "sm_90a")
-BY_BLOCKS = Flash(scales="block", hadamard=True)
-COLUMNS = {
-    "standard f16": Column(F16.replace(out="f16"), None, 3.2e-4),
-    "FlashAttention, f16": Column(F16, Flash(), 1.9e-4),
-    "FP8 baseline": Column(FP8.replace(out="f16"), None, 2.4e-2),
-    "FlashAttention 3, FP8": Column(FP8, BY_BLOCKS, 9.1e-3),
-    "without scales of blocks": Column(FP8, BY_BLOCKS.replace(scales="tensor"), 9.3e-3),
-    "without Hadamard": Column(FP8, BY_BLOCKS.replace(hadamard=False), 2.4e-2),
+F16, FP8 = get_recipe("f16", "sm_90a"), get_recipe("fp8", "sm_90a")
+BLOCK_SCALES = Flash(scales="block", hadamard=True)
+ATTENTION_SETTINGS = {
+    "standard f16": AttentionSetting(F16.replace(dtype="f16"), None, 3.2e-4),
+    "FlashAttention, f16": AttentionSetting(F16, Flash(), 1.9e-4),
+    "FP8 baseline": AttentionSetting(FP8.replace(dtype="f16"), None, 2.4e-2),
+    "FlashAttention 3, FP8": AttentionSetting(FP8, BLOCK_SCALES, 9.1e-3),
+    "without scales of blocks": AttentionSetting(FP8, BLOCK_SCALES.replace(scales="tensor"), 9.3e-3),
+    "without Hadamard": AttentionSetting(FP8, BLOCK_SCALES.replace(hadamard=False), 2.4e-2),
 }
 
 
-def flash_attention_3(seed: int, quick: bool) -> Mapping[str, float]:
-    """The root mean square error of each column, on operands with outliers."""
+def measure_flash_attention_3(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the root mean square error of each column on operands with outliers."""
     queries, keys = (64, 512) if quick else (512, 4096)
     rng = np.random.default_rng(seed)
-    q, k, v = (_with_outliers(rng, rows) for rows in (queries, keys, keys))
+    q, k, v = (_draw_with_outliers(rng, rows) for rows in (queries, keys, keys))
     scores = (q.astype(np.float64) @ k.astype(np.float64).T) / np.sqrt(WIDTH)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     exact = p @ v.astype(np.float64) / p.sum(-1, keepdims=True)
-    found = {}
-    for name in ("FlashAttention 3, FP8",) if quick else COLUMNS:
-        column = COLUMNS[name]
+    results = {}
+    for name in ("FlashAttention 3, FP8",) if quick else ATTENTION_SETTINGS:
+        column = ATTENTION_SETTINGS[name]
         key = jax.random.key(seed) if column.flash is not None and column.flash.hadamard else None
         out = attention(q[:, None], k[:, None], v[:, None], recipe=column.recipe, flash=column.flash, dtype=np.float16, random_key=key)
-        found[name] = float(np.sqrt(np.mean((np.asarray(out)[:, 0].astype(np.float64) - exact) ** 2)))
-    return found
+        results[name] = float(np.sqrt(np.mean((np.asarray(out)[:, 0].astype(np.float64) - exact) ** 2)))
+    return results
 
 
-def _with_outliers(rng: np.random.Generator, rows: int) -> np.ndarray:
-    """N(0,1) + N(0,100) · Bernoulli(0.001): float32 [rows, WIDTH]."""
+def _draw_with_outliers(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Draw N(0,1) + N(0,100) · Bernoulli(0.001), float32 [rows, WIDTH]."""
     shape = rows, WIDTH
     return rng.standard_normal(shape, np.float32) + 10 * rng.standard_normal(shape, np.float32) * (rng.random(shape) < 0.001)
 
@@ -63,21 +63,21 @@ def _with_outliers(rng: np.random.Generator, rows: int) -> np.ndarray:
 # ---- bias
 
 KEYS, TAIL = 64, 2.0**-18  # the weight of each key of the tail, far below half a last bit of the sum together
-BIASED = {"a tail of the same sign": 1, "no tail": 0, "a tail of the other sign": -1}
+TAIL_SIGNS = {"a tail of the same sign": 1, "no tail": 0, "a tail of the other sign": -1}
 
 
-def repeated_maximum(seed: int, quick: bool) -> Mapping[str, float]:
-    """The mean error, in last bits of bf16 and in the direction of zero or away from it, of P·V where P has two ones."""
+def measure_repeated_maximum(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the mean signed error, in last bits of bf16, of P·V where P has two ones."""
     columns = 8192 if quick else 65536
     rng = np.random.default_rng(seed)
-    v = _bf16(-np.abs(rng.standard_normal((KEYS, columns), np.float32)))  # V < 0
-    by = recipe("bf16", "sm_90a").replace(out="bf16")
-    found = {}
-    for name, sign in BIASED.items():
-        found[name] = _mean_error(np.array([1, 1, *[TAIL] * (KEYS - 2)], np.float32), v, sign, by)
-    below = _bf16(np.exp(np.array([-1, -1, *[np.log(TAIL) - 1] * (KEYS - 2)], np.float32)))  # all of P is less than 1
-    found["a tail of the same sign, the maximum moved"] = _mean_error(below, v, 1, by)
-    return found
+    v = _round_to_bf16(-np.abs(rng.standard_normal((KEYS, columns), np.float32)))  # V < 0
+    by = get_recipe("bf16", "sm_90a").replace(dtype="bf16")
+    results = {}
+    for name, sign in TAIL_SIGNS.items():
+        results[name] = _mean_error(np.array([1, 1, *[TAIL] * (KEYS - 2)], np.float32), v, sign, by)
+    below = _round_to_bf16(np.exp(np.array([-1, -1, *[np.log(TAIL) - 1] * (KEYS - 2)], np.float32)))  # all of P is less than 1
+    results["a tail of the same sign, the maximum moved"] = _mean_error(below, v, 1, by)
+    return results
 
 
 def _mean_error(p: np.ndarray, v: np.ndarray, sign: int, by: Recipe) -> float:
@@ -87,7 +87,7 @@ def _mean_error(p: np.ndarray, v: np.ndarray, sign: int, by: Recipe) -> float:
     return float(np.mean((out - exact) / ulp(exact, BF16)))
 
 
-def _bf16(x: np.ndarray) -> np.ndarray:
+def _round_to_bf16(x: np.ndarray) -> np.ndarray:
     return np.asarray(jax.numpy.asarray(x).astype("bfloat16").astype("float32"))
 
 
@@ -108,8 +108,8 @@ CLAIMS = (
         "before or after f16 rounds them; here it is before. Where Q and K are not rotated, errors also depend on the few"
         " outliers of both that meet, and spread over seeds. The paper says little of its FP8 baseline; here scores are "
         "rounded to f16, and P is divided by its sum before its cast.",
-        quantities=tuple(Quantity(name, column.published) for name, column in COLUMNS.items()),
-        measure=flash_attention_3,
+        quantities=tuple(Quantity(name, column.published) for name, column in ATTENTION_SETTINGS.items()),
+        measure=measure_flash_attention_3,
         x_label="",
         y_label="root mean square error",
     ),
@@ -124,8 +124,8 @@ CLAIMS = (
         differs="The paper shows the loss of a GPT-2 run explode and gives no mean error of a sum. The sum of two bf16 numbers is"
         " often a tie; the tail decides where it goes. How often, depends on how near in size the two are. Without a tail"
         " ties go to even, without bias; where the maximum is moved, so that no weight is 1, ties are rare.",
-        quantities=tuple(Quantity(name) for name in (*BIASED, "a tail of the same sign, the maximum moved")),
-        measure=repeated_maximum,
+        quantities=tuple(Quantity(name) for name in (*TAIL_SIGNS, "a tail of the same sign, the maximum moved")),
+        measure=measure_repeated_maximum,
         y_label="mean error in last bits",
     ),
 )

@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
+from tcemu.architectures.lookup import require_product
 from tcemu.isa.grammar import parse
-from tcemu.linalg.matmul import matmul
-from tcemu.linalg.recipes import Recipe
-from tcemu.study.claims.claim import Claim, Quantity
-from tcemu.study.operands import normal, uniform
-from tcemu.study.sweeps import Sweep, sweep
+from tcemu.products.matmul import matmul
+from tcemu.products.recipes import Recipe
+from tcemu.study.claims.claim_types import Claim, Quantity
+from tcemu.study.sweeps import Sweep, normal, sweep, uniform
 
 E4M3_WGMMA = "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"
-WGMMA = Recipe(parse(E4M3_WGMMA), "sm_90a", name="e4m3 wgmma")
+WGMMA = Recipe(require_product(parse(E4M3_WGMMA)), "sm_90a", name="e4m3 wgmma")
 DRAWS = {"N(0,1)": normal, "uniform": uniform}  # uniform from 0 to 1
 DEEPSEEK = "DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 3.3.2"
 DEEPSEEK_LINK = "https://arxiv.org/abs/2412.19437"
@@ -18,12 +18,12 @@ SEVERAL_ERRORS = ("normwise", "elementwise", "mean_elementwise", "largest_over_r
 
 
 def _size(quick: bool) -> int:
-    """Rows and columns of the product."""
+    """Return the number of rows and columns of the product."""
     return 32 if quick else 256
 
 
-def _swept(draw: str, k: int, seed: int, quick: bool, intervals: tuple[int | None, ...] = (None,)) -> Sweep:
-    """wgmma's sums of products of e4m3 on an H100."""
+def _sweep_wgmma(draw: str, k: int, seed: int, quick: bool, intervals: tuple[int | None, ...] = (None,)) -> Sweep:
+    """Sweep promotion intervals of wgmma's e4m3 sums on an H100."""
     size = _size(quick)
     operands = DRAWS[draw](size, size, k)
     return sweep(matmul, {"promote": intervals}, recipe=WGMMA, operands=operands, measures=SEVERAL_ERRORS, seeds=(seed,))
@@ -32,35 +32,35 @@ def _swept(draw: str, k: int, seed: int, quick: bool, intervals: tuple[int | Non
 # ---- how much chained sums lose
 
 LENGTHS = (1024, 4096, 16384)
-SHOWN = {  # measures, by what they are called in the table
+MEASURE_LABELS = {  # labels of the measures in the table
     "largest_over_rms": "largest error / rms",
     "normwise": "normwise",
     "elementwise": "largest relative error",
     "mean_elementwise": "mean relative error",
     "bias": "bias",
 }
-DRAWN = ("largest_over_rms", "normwise")  # in the picture
-PUBLISHED = ("N(0,1)", 4096, "largest_over_rms")
-TABLE = [  # but for relative errors of elements, which have no bound where sums cancel, nor has their mean
-    (draw, k, measure) for draw in DRAWS for k in LENGTHS for measure in SHOWN if draw == "uniform" or "elementwise" not in measure
+PLOTTED_MEASURES = ("largest_over_rms", "normwise")  # measures in the picture
+PUBLISHED_ROW = ("N(0,1)", 4096, "largest_over_rms")
+ACCUMULATION_ROWS = [  # without relative errors of elements of N(0,1), which have no bound where sums cancel
+    (draw, k, measure) for draw in DRAWS for k in LENGTHS for measure in MEASURE_LABELS if draw == "uniform" or "elementwise" not in measure
 ]
 
 
-def accumulation(seed: int, quick: bool) -> Mapping[str, float]:
-    """The errors of chained sums, by distribution and length."""
+def measure_accumulation(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the errors of chained sums by distribution and length."""
     lengths = (4096,) if quick else LENGTHS
-    errors = {(draw, k): _swept(draw, k, seed, quick) for draw in DRAWS for k in lengths}
-    return {_called(*row): errors[row[:2]].column(row[2])[0] for row in TABLE if row[1] in lengths}
+    errors = {(draw, k): _sweep_wgmma(draw, k, seed, quick) for draw in DRAWS for k in lengths}
+    return {_quantity_name(*row): errors[row[:2]].column(row[2])[0] for row in ACCUMULATION_ROWS if row[1] in lengths}
 
 
-def _called(draw: str, k: int, measure: str) -> str:
-    return f"{draw}, K = {k}: {SHOWN[measure]}"
+def _quantity_name(draw: str, k: int, measure: str) -> str:
+    return f"{draw}, K = {k}: {MEASURE_LABELS[measure]}"
 
 
-def _accumulated(draw: str, k: int, measure: str) -> Quantity:
-    published, said = (0.02, "nearly 2%") if (draw, k, measure) == PUBLISHED else (None, "")
-    series, x = (f"{draw}, {SHOWN[measure]}", k) if measure in DRAWN else ("", None)
-    return Quantity(_called(draw, k, measure), published, said, series, x)
+def _accumulation_quantity(draw: str, k: int, measure: str) -> Quantity:
+    published, text = (0.02, "nearly 2%") if (draw, k, measure) == PUBLISHED_ROW else (None, "")
+    series, x = (f"{draw}, {MEASURE_LABELS[measure]}", k) if measure in PLOTTED_MEASURES else ("", None)
+    return Quantity(_quantity_name(draw, k, measure), published, text, series, x)
 
 
 # ---- what promotion gives back
@@ -69,13 +69,13 @@ INTERVALS = {"never": None, "every 16": 16, "every 8": 8, "every 4": 4, "every 2
 K = 4096
 
 
-def promotion(seed: int, quick: bool) -> Mapping[str, float]:
-    """The normwise error, by distribution and promotion."""
-    found = {}
+def measure_promotion(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the normwise error by distribution and promotion interval."""
+    results = {}
     for draw in DRAWS:
-        errors = _swept(draw, K, seed, quick, tuple(INTERVALS.values()))
-        found |= {f"{draw}, {name}": errors.column("normwise", promote=n)[0] for name, n in INTERVALS.items()}
-    return found
+        errors = _sweep_wgmma(draw, K, seed, quick, tuple(INTERVALS.values()))
+        results |= {f"{draw}, {name}": errors.column("normwise", promote=n)[0] for name, n in INTERVALS.items()}
+    return results
 
 
 # ---- Hopper and Blackwell
@@ -86,13 +86,17 @@ GENERATIONS = {
     "sm_100a, mma": ("e4m3", "sm_100a"),
     "sm_120a, mma": ("e4m3", "sm_120a"),
 }
-ONE_EACH = ("sm_90a, wgmma", "sm_120a, mma")
+QUICK_GENERATIONS = ("sm_90a, wgmma", "sm_120a, mma")
 
 
-def generations(seed: int, quick: bool) -> Mapping[str, float]:
-    """The normwise error of the same product by several GPUs."""
+def measure_generations(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the normwise error of the same product on several GPUs."""
     size = _size(quick)
-    recipes = [Recipe(parse(op), target, name=name) for name, (op, target) in GENERATIONS.items() if not quick or name in ONE_EACH]
+    recipes = [
+        Recipe(require_product(parse(op)), target, name=name)
+        for name, (op, target) in GENERATIONS.items()
+        if not quick or name in QUICK_GENERATIONS
+    ]
     errors = sweep(matmul, {"recipe": recipes, "promote": (None,)}, operands=normal(size, size, K), measures="normwise", seeds=(seed,))
     return {recipe.name: errors.column("normwise", recipe=recipe)[0] for recipe in recipes}
 
@@ -104,12 +108,15 @@ LAYER = {  # the products of a layer; libraries chain the sums of the first alon
     "gradient of the input": "wgmma.mma_async.sync.aligned.m64n64k32.f32.e5m2.e4m3",
     "gradient of the weight": "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e5m2",
 }
-SLOW = 4  # instructions between two promotions
+SLOW_INTERVAL = 4  # instructions between two promotions
 
 
-def fast_accumulation(seed: int, quick: bool) -> Mapping[str, float]:
-    """How many times larger the error of chained sums is than that of promoted ones."""
-    found, intervals = {}, tuple(INTERVALS.values()) if quick else (None, SLOW)  # the quick form shares deepseek-promotion's programs
+def measure_fast_accumulation(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the ratio of the error of chained sums to that of promoted sums."""
+    results, intervals = (
+        {},
+        tuple(INTERVALS.values()) if quick else (None, SLOW_INTERVAL),
+    )  # the quick form shares deepseek-promotion's programs
     for name, op in tuple(LAYER.items())[: 1 if quick else None]:
         base = WGMMA.replace(op=op, name=name)
         for k in (4096,) if quick else LENGTHS:
@@ -117,9 +124,9 @@ def fast_accumulation(seed: int, quick: bool) -> Mapping[str, float]:
                 size = _size(quick)
                 drawn = operands(size, size, k)
                 errors = sweep(matmul, {"promote": intervals}, recipe=base, operands=drawn, measures="normwise", seeds=(seed,))
-                fast, slow = (errors.column("normwise", promote=promote)[0] for promote in (None, SLOW))
-                found[f"{name}, K = {k}, {draw}"] = fast / slow
-    return found
+                fast, slow = (errors.column("normwise", promote=promote)[0] for promote in (None, SLOW_INTERVAL))
+                results[f"{name}, K = {k}, {draw}"] = fast / slow
+    return results
 
 
 CLAIMS = (
@@ -134,8 +141,8 @@ CLAIMS = (
         differs="The paper does not say how its matrices are drawn, nor which relative error it means. With N(0,1) the largest error over "
         "the root mean square of the results is what comes near its 2%; the relative error of single elements has no bound there, since "
         "some results are almost 0. With uniform operands every sum loses in one direction, and errors are several times larger.",
-        quantities=tuple(_accumulated(*row) for row in TABLE),
-        measure=accumulation,
+        quantities=tuple(_accumulation_quantity(*row) for row in ACCUMULATION_ROWS),
+        measure=measure_accumulation,
         x_label="K",
         y_label="error",
     ),
@@ -150,7 +157,7 @@ CLAIMS = (
         differs="The paper gives no error for any interval, and its cost is time on a GPU, which an emulation does not measure. What can "
         "be seen: every halving of the interval still lowers the error, by about 1.7 (N(0,1)) to 3 (uniform) times.",
         quantities=tuple(Quantity(f"{draw}, {name}", None, "", draw, n) for draw in DRAWS for name, n in INTERVALS.items()),
-        measure=promotion,
+        measure=measure_promotion,
         x_label="instructions between promotions",
         y_label="normwise error",
     ),
@@ -165,7 +172,7 @@ CLAIMS = (
         differs="The paper gives the arithmetic of each GPU and no error of a product. The rows of sm_89 and of Blackwell are not measured "
         "here but known from publications (tcemu show).",
         quantities=tuple(Quantity(name) for name in GENERATIONS),
-        measure=generations,
+        measure=measure_generations,
         y_label="normwise error",
     ),
     Claim(
@@ -181,7 +188,7 @@ CLAIMS = (
         quantities=tuple(
             Quantity(f"{name}, K = {k}, {draw}", None, "", f"{name}, {draw}", k) for name in LAYER for k in LENGTHS for draw in DRAWS
         ),
-        measure=fast_accumulation,
+        measure=measure_fast_accumulation,
         x_label="K",
         y_label="error of chained sums over that of promoted ones",
     ),

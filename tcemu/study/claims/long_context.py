@@ -5,23 +5,23 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.formats import E4M3, round_to
+from tcemu.architectures.lookup import require_product
+from tcemu.formats import E4M3, round_float
 from tcemu.isa.grammar import parse
-from tcemu.linalg.attention import attention
-from tcemu.linalg.flash import Flash
-from tcemu.linalg.matmul import matmul
-from tcemu.linalg.recipes import Recipe, recipe
-from tcemu.study.claims.claim import Claim, Quantity
-from tcemu.study.measures import normwise
-from tcemu.study.operands import Pair
-from tcemu.study.sweeps import sweep
+from tcemu.products.attention.dot_product_attention import attention
+from tcemu.products.attention.flash_blocks import Flash
+from tcemu.products.matmul import matmul
+from tcemu.products.recipes import Recipe, get_recipe
+from tcemu.study.accuracy import normwise
+from tcemu.study.claims.claim_types import Claim, Quantity
+from tcemu.study.sweeps import OperandPair, sweep
 
-WGMMA = Recipe(parse("e4m3 wgmma"), "sm_90a", name="e4m3 wgmma")
+WGMMA = Recipe(require_product(parse("e4m3 wgmma")), "sm_90a", name="e4m3 wgmma")
 KEYS = (4096, 32768, 131072)
 MEANS = {"mean 0.5": 0.5, "mean 0": 0.0}  # of V, whose deviation is 1
-SUMS = {"chained": None, "every 8192 keys": 256, "every 512 keys": 16, "every 128 keys": 4}  # instructions, of 32 keys each
+PROMOTIONS = {"chained": None, "every 8192 keys": 256, "every 512 keys": 16, "every 128 keys": 4}  # instructions, of 32 keys each
 P_SCALE = 256
-IN_ATTENTION = {  # the recipe, and when its accumulator is added to an f32 sum
+ATTENTION_RECIPES = {  # the recipe, and when its accumulator is added to an f32 sum
     "bf16": ("bf16", None),
     "FP8, chained": ("fp8", None),
     "FP8, every 8192 keys": ("fp8", 8192),
@@ -30,32 +30,32 @@ IN_ATTENTION = {  # the recipe, and when its accumulator is added to an f32 sum
 
 
 def _sizes(quick: bool) -> tuple[int, int]:
-    """Queries, and columns of V."""
+    """Return the numbers of queries and of columns of V."""
     return (8, 16) if quick else (32, 64)
 
 
-def _weights_and_values(seed: int, keys: int, quick: bool, mean: float) -> Pair:
-    """P, largest 1, times P_SCALE, and V, f32 [queries, keys] and [keys, columns]."""
+def _draw_operands(seed: int, keys: int, quick: bool, mean: float) -> OperandPair:
+    """Draw P with maximum 1, times P_SCALE, and V: f32 [queries, keys] and [keys, columns]."""
     (queries, columns), rng = _sizes(quick), np.random.default_rng(seed)
     scores = rng.standard_normal((queries, keys), np.float32)
     p = np.exp(scores - scores.max(-1, keepdims=True)) * np.float32(P_SCALE)
     return p, rng.standard_normal((keys, columns), np.float32) + np.float32(mean)
 
 
-def alone(seed: int, quick: bool) -> Mapping[str, float]:
-    """The normwise error of P·V."""
-    found = {}
+def measure_product(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the normwise error of P·V."""
+    results = {}
     for name in ("mean 0.5",) if quick else MEANS:
         for keys in KEYS[1:2] if quick else KEYS:
-            operands = _weights_and_values(seed, keys, quick, MEANS[name])
-            errors = sweep(matmul, {"promote": tuple(SUMS.values())}, recipe=WGMMA, operands=operands, measures="normwise")
-            found |= {f"V of {name}, {keys} keys, {how}": errors.column("normwise", promote=n)[0] for how, n in SUMS.items()}
-    return found
+            operands = _draw_operands(seed, keys, quick, MEANS[name])
+            errors = sweep(matmul, {"promote": tuple(PROMOTIONS.values())}, recipe=WGMMA, operands=operands, measures="normwise")
+            results |= {f"V of {name}, {keys} keys, {how}": errors.column("normwise", promote=n)[0] for how, n in PROMOTIONS.items()}
+    return results
 
 
-def through(seed: int, quick: bool) -> Mapping[str, float]:
-    """The normwise error of attention's output from that of the same Q, K and V in float64."""
-    (queries, columns), found = _sizes(quick), {}
+def measure_attention(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the normwise error of attention's output from the float64 output of the same Q, K and V."""
+    (queries, columns), results = _sizes(quick), {}
     for keys in KEYS[:1] if quick else KEYS:
         rng = np.random.default_rng(seed)
         q, k, v = (rng.standard_normal(shape, np.float32) for shape in ((queries, 1, 64), (keys, 1, 64), (keys, 1, columns)))
@@ -63,12 +63,12 @@ def through(seed: int, quick: bool) -> Mapping[str, float]:
         scores = q[:, 0].astype(np.float64) @ k[:, 0].T.astype(np.float64) / 8
         p = np.exp(scores - scores.max(-1, keepdims=True))
         exact = p @ v[:, 0].astype(np.float64) / p.sum(-1, keepdims=True)
-        for name in ("FP8, chained", "FP8, every 128 keys") if quick else IN_ATTENTION:
-            by, promote = IN_ATTENTION[name]
+        for name in ("FP8, chained", "FP8, every 128 keys") if quick else ATTENTION_RECIPES:
+            by, promote = ATTENTION_RECIPES[name]
             flash = Flash(p_scale=P_SCALE if by == "fp8" else 1, promote=promote)
-            out = attention(q, k, v, recipe=recipe(by, "sm_90a"), flash=flash)
-            found[f"{keys} keys, {name}"] = normwise(np.asarray(out)[:, 0].astype(np.float64), exact)
-    return found
+            out = attention(q, k, v, recipe=get_recipe(by, "sm_90a"), flash=flash)
+            results[f"{keys} keys, {name}"] = normwise(np.asarray(out)[:, 0].astype(np.float64), exact)
+    return results
 
 
 # ---- P after a sink
@@ -76,13 +76,13 @@ def through(seed: int, quick: bool) -> Mapping[str, float]:
 HEIGHTS = (4, 5, 6, 7, 8)  # of the sinks' scores over those of other keys, which are N(0,1)
 SINKS = 4
 P_SCALES = (1, 256)
-SCALED, LAST = "mean squared error, S = 1 over S = 256", "mean squared error, sinks first over last"
+SCALE_RATIO, ORDER_RATIO = "mean squared error, S = 1 over S = 256", "mean squared error, sinks first over last"
 SINK_VALUES = ("V as elsewhere", "V of 0")  # of the sinks
 
 
-def underflow(seed: int, quick: bool) -> Mapping[str, float]:
-    """The share of P that e4m3 rounds to 0, and how far attention's output is from the exact one."""
-    queries, keys, found = 32 if quick else 128, 1024, {}
+def measure_underflow(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the share of P that e4m3 rounds to 0, and the errors of attention's output."""
+    queries, keys, results = 32 if quick else 128, 1024, {}
     rng = np.random.default_rng(seed)
     scores = rng.standard_normal((queries, keys), np.float32)
     v = rng.standard_normal((keys, 64), np.float32)
@@ -92,22 +92,22 @@ def underflow(seed: int, quick: bool) -> Mapping[str, float]:
         raised = scores + np.where(is_sink, np.float32(height), np.float32(0))
         p = np.exp(raised - raised.max(-1, keepdims=True))
         for scale in P_SCALES:
-            zeros = np.asarray(round_to(E4M3, jnp.asarray(p * np.float32(scale)))) == 0
-            found[f"P rounded to 0, S = {scale}, sinks at {height}"] = float(zeros.mean())
+            zeros = np.asarray(round_float(E4M3, jnp.asarray(p * np.float32(scale)))) == 0
+            results[f"P rounded to 0, S = {scale}, sinks at {height}"] = float(zeros.mean())
         for name, v in () if quick else values.items():
             first = _squared_error(raised, v, 1)
-            found[f"{SCALED}, {name}, sinks at {height}"] = first / _squared_error(raised, v, 256)
-            found[f"{LAST}, {name}, sinks at {height}"] = first / _squared_error(raised[:, ::-1], v[::-1], 1)
-    return found
+            results[f"{SCALE_RATIO}, {name}, sinks at {height}"] = first / _squared_error(raised, v, 256)
+            results[f"{ORDER_RATIO}, {name}, sinks at {height}"] = first / _squared_error(raised[:, ::-1], v[::-1], 1)
+    return results
 
 
 def _squared_error(scores: np.ndarray, v: np.ndarray, p_scale: int) -> float:
-    """Of attention with these scores, given as a bias to products that are 0."""
+    """Return the mean squared error of attention with these scores, given as a bias to products that are 0."""
     p = np.exp(scores.astype(np.float64) - scores.max(-1, keepdims=True))
     exact = p @ v.astype(np.float64) / p.sum(-1, keepdims=True)
     zeros = np.zeros((len(v), 1, 32), np.float32)
     flash = Flash(block_k=64, p_scale=p_scale, promote=64)
-    out = attention(zeros[: len(scores)], zeros, v[:, None], scores, recipe=recipe("fp8", "sm_90a"), flash=flash)
+    out = attention(zeros[: len(scores)], zeros, v[:, None], scores, recipe=get_recipe("fp8", "sm_90a"), flash=flash)
     return float(np.mean((np.asarray(out)[:, 0] - exact) ** 2))
 
 
@@ -134,9 +134,9 @@ CLAIMS = (
             Quantity(f"V of {mean}, {keys} keys, {how}", series=f"V of {mean}, {how}", x=keys)
             for mean in MEANS
             for keys in KEYS
-            for how in SUMS
+            for how in PROMOTIONS
         ),
-        measure=alone,
+        measure=measure_product,
         x_label="keys",
         y_label="normwise error of P·V",
     ),
@@ -152,8 +152,8 @@ CLAIMS = (
         differs=ACCURACY
         + "Here is the error of one head's output, quantisation of Q, K, P and V included: with two-level sums it is what that "
         "quantisation leaves.",
-        quantities=tuple(Quantity(f"{keys} keys, {name}", series=name, x=keys) for keys in KEYS for name in IN_ATTENTION),
-        measure=through,
+        quantities=tuple(Quantity(f"{keys} keys, {name}", series=name, x=keys) for keys in KEYS for name in ATTENTION_RECIPES),
+        measure=measure_attention,
         x_label="keys",
         y_label="normwise error of the output",
     ),
@@ -175,11 +175,11 @@ CLAIMS = (
             Quantity(f"{what}, sinks at {height}", series=what, x=height)
             for what in (
                 *(f"P rounded to 0, S = {scale}" for scale in P_SCALES),
-                *(f"{what}, {name}" for what in (SCALED, LAST) for name in SINK_VALUES),
+                *(f"{what}, {name}" for what in (SCALE_RATIO, ORDER_RATIO) for name in SINK_VALUES),
             )
             for height in HEIGHTS
         ),
-        measure=underflow,
+        measure=measure_underflow,
         x_label="height of the sinks",
         y_label="share, or ratio",
     ),

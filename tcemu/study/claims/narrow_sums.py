@@ -4,76 +4,75 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tcemu.linalg.gemm import gemm
-from tcemu.linalg.matmul import matmul
-from tcemu.linalg.recipes import recipe
-from tcemu.study.claims.claim import Claim, Quantity
-from tcemu.study.operands import Pair
-from tcemu.study.sweeps import sweep
+from tcemu.products.gemm import gemm
+from tcemu.products.matmul import matmul
+from tcemu.products.recipes import get_recipe
+from tcemu.study.claims.claim_types import Claim, Quantity
+from tcemu.study.sweeps import OperandPair, sweep
 
-ONE_BY_ONE = recipe("f16", "sm_80").what_if(terms=1, fraction_bits=40, rounding="RN")  # exact, then rounded to what the result keeps
+ONE_BY_ONE = get_recipe("f16", "sm_80").what_if(terms=1, fraction_bits=40, rounding="RN")  # exact, then rounded to what the result keeps
 BITS = 9  # fraction bits of (1,6,9)
-SUMS = 16  # for each seed
+SUMS = 16  # number of sums for each seed
 LENGTHS = (4096, 16384, 65536)
 CHUNKS = (32, 64, 256)
-PIECE = 4096  # of a long sum, so that sums of all lengths are one program
+SEGMENT = 4096  # terms of one call, so that sums of all lengths are one program
 
 
-def rounded(x: np.ndarray, bits: int) -> np.ndarray:
-    """float64 to nearest even with so many fraction bits, of any exponent."""
+def round_significand(x: np.ndarray, bits: int) -> np.ndarray:
+    """Round float64 to nearest even with `bits` fraction bits and any exponent."""
     fraction, exponent = np.frexp(x)
     return np.ldexp(np.rint(np.ldexp(fraction, bits + 1)), exponent - bits - 1)
 
 
-def summed(x: np.ndarray) -> np.ndarray:
-    """The sums of the rows of x, float32 [rows, n], each addition rounded to nearest with BITS fraction bits."""
-    model, ones = ONE_BY_ONE.arithmetic.replace(result_bits=BITS), np.ones((min(PIECE, x.shape[1]), 1), np.float32)
+def sum_rows(x: np.ndarray) -> np.ndarray:
+    """Sum the rows of x, float32 [rows, n], with each addition rounded to nearest with BITS fraction bits."""
+    model, ones = ONE_BY_ONE.arithmetic.replace(result_bits=BITS), np.ones((min(SEGMENT, x.shape[1]), 1), np.float32)
     total = np.zeros((len(x), 1), np.float32)
-    for start in range(0, x.shape[1], PIECE):
-        total = np.asarray(gemm(x[:, start : start + PIECE], ones, total, op=ONE_BY_ONE.op, target=ONE_BY_ONE.target, model=model))
+    for start in range(0, x.shape[1], SEGMENT):
+        total = np.asarray(gemm(x[:, start : start + SEGMENT], ones, total, op=ONE_BY_ONE.op, target=ONE_BY_ONE.target, model=model))
     return total[:, 0]
 
 
-def chunked(seed: int, quick: bool) -> Mapping[str, float]:
-    """The sums over their true values, by length, and what chunks are off."""
-    rng, found, chained = np.random.default_rng(seed), {}, np.zeros(SUMS)
-    x = rounded(rng.uniform(1 - np.sqrt(3), 1 + np.sqrt(3), (SUMS, LENGTHS[-1])), BITS).astype(np.float32)
+def measure_chunks(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the sums over their true values by length, and the errors of chunked sums."""
+    rng, results, chained = np.random.default_rng(seed), {}, np.zeros(SUMS)
+    x = round_significand(rng.uniform(1 - np.sqrt(3), 1 + np.sqrt(3), (SUMS, LENGTHS[-1])), BITS).astype(np.float32)
     for n in LENGTHS[1:2] if quick else LENGTHS:
         part = x[:, :n]
         true = part.sum(axis=1, dtype=np.float64)
-        chained = summed(part)
-        found[f"one sum of {n}, over the true sum"] = float(np.mean(chained / true))
+        chained = sum_rows(part)
+        results[f"one sum of {n}, over the true sum"] = float(np.mean(chained / true))
         for chunk in (64,) if quick else CHUNKS:
-            of_chunks = summed(part.reshape(-1, chunk)).reshape(SUMS, -1)
-            found[f"chunks of {chunk}, {n}: error"] = float(np.mean(np.abs(summed(of_chunks) / true - 1)))
-    found["where a long sum stops growing"] = float(np.mean(chained))
-    return found
+            of_chunks = sum_rows(part.reshape(-1, chunk)).reshape(SUMS, -1)
+            results[f"chunks of {chunk}, {n}: error"] = float(np.mean(np.abs(sum_rows(of_chunks) / true - 1)))
+    results["where a long sum stops growing"] = float(np.mean(chained))
+    return results
 
 
 # ---- variance
 
 VARIANCE_BITS = (5, 6, 7, 8, 9)
-ROWS = 32  # their square is the number of sums
+ROWS = 32  # rows and columns; their product is the number of sums
 
 
-def products(seed: int, n: int, size: int) -> Pair:
-    """Normal operands whose products have significands of 5 bits: each factor has 2 fraction bits."""
+def draw_operands(seed: int, n: int, size: int) -> OperandPair:
+    """Draw normal operands whose products have significands of 5 bits: each factor has 2 fraction bits."""
     rng = np.random.default_rng(seed)
-    a, b = (rounded(rng.standard_normal(shape), 2).astype(np.float32) for shape in ((size, n), (n, size)))
+    a, b = (round_significand(rng.standard_normal(shape), 2).astype(np.float32) for shape in ((size, n), (n, size)))
     return a, b
 
 
-def variance(seed: int, quick: bool) -> Mapping[str, float]:
-    """The variance of sums over that of the exact ones, by length and width."""
-    kept = {"kept": lambda value, exact: float(np.mean(value**2) / np.mean(exact**2))}
-    found = {}
+def measure_variance(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the variance of sums over the variance of exact sums, by length and width."""
+    retention = {"kept": lambda value, exact: float(np.mean(value**2) / np.mean(exact**2))}
+    results = {}
     for n in LENGTHS[:1] if quick else LENGTHS:
         swept = sweep(
-            matmul, {"result_bits": VARIANCE_BITS}, recipe=ONE_BY_ONE, measures=kept, seeds=(seed,),
-            operands=lambda seed, n=n: products(seed, n, ROWS),
+            matmul, {"result_bits": VARIANCE_BITS}, recipe=ONE_BY_ONE, measures=retention, seeds=(seed,),
+            operands=lambda seed, n=n: draw_operands(seed, n, ROWS),
         )  # fmt: skip
-        found |= {f"{n} products, {bits} bits": swept.column("kept", result_bits=bits)[0] for bits in VARIANCE_BITS}
-    return found
+        results |= {f"{n} products, {bits} bits": swept.column("kept", result_bits=bits)[0] for bits in VARIANCE_BITS}
+    return results
 
 
 CLAIMS = (
@@ -93,7 +92,7 @@ CLAIMS = (
             *(Quantity(f"one sum of {n}, over the true sum", None) for n in LENGTHS),
             *(Quantity(f"chunks of {chunk}, {n}: error", None, "", f"chunks of {chunk}", n) for n in LENGTHS for chunk in CHUNKS),
         ),
-        measure=chunked,
+        measure=measure_chunks,
         x_label="length of the sum",
         y_label="mean relative error",
     ),
@@ -111,7 +110,7 @@ CLAIMS = (
         quantities=tuple(
             Quantity(f"{n} products, {bits} bits", None, "", f"{n} products", bits) for n in LENGTHS for bits in VARIANCE_BITS
         ),
-        measure=variance,
+        measure=measure_variance,
         x_label="fraction bits of the running value",
         y_label="variance kept",
     ),

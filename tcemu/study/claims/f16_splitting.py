@@ -7,15 +7,15 @@ import numpy as np
 from jax import Array, jit, lax
 
 from tcemu.arithmetic.fma import fma
-from tcemu.formats import F16, F32, round_to
-from tcemu.linalg.matmul import matmul
-from tcemu.linalg.recipes import Recipe, recipe
-from tcemu.study.claims.claim import Claim, Quantity
-from tcemu.study.measures import normwise
+from tcemu.formats import F16, F32, round_float
+from tcemu.products.matmul import matmul
+from tcemu.products.recipes import Recipe, get_recipe
+from tcemu.study.accuracy import normwise
+from tcemu.study.claims.claim_types import Claim, Quantity
 
-CHAINED = recipe("f16", "sm_80")
-OUTSIDE = CHAINED.replace(promote=1)
-SHIFT = np.float32(2.0**11)  # of the lower part, so that it is no subnormal of f16
+CHAINED = get_recipe("f16", "sm_80")
+PROMOTED = CHAINED.replace(promote=1)
+SHIFT = np.float32(2.0**11)  # factor of the lower part, so that it is no subnormal of f16
 LENGTHS = (256, 4096, 65536)
 SIZE = 16  # rows and columns of the product
 WAYS = {
@@ -26,43 +26,46 @@ WAYS = {
 }
 
 
-def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 as two f16 values, float32 arrays: the rounded value, and 2^11 times what is left."""
-    high = np.asarray(round_to(F16, x))
-    return high, np.asarray(round_to(F16, (x - high) * SHIFT))
+def split_in_two(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Split float32 into two f16 values as float32 arrays: the rounded value, and 2^11 times the rest."""
+    high = np.asarray(round_float(F16, x))
+    return high, np.asarray(round_float(F16, (x - high) * SHIFT))
 
 
-def corrected(a: np.ndarray, b: np.ndarray, recipe: Recipe) -> tuple[np.ndarray, np.ndarray]:
-    """A·B by three f16 products, and the first of them alone. The small ones are added in f32 and scaled back, rounded to nearest."""
-    (high_a, low_a), (high_b, low_b) = split(a), split(b)
+def corrected_product(a: np.ndarray, b: np.ndarray, recipe: Recipe) -> tuple[np.ndarray, np.ndarray]:
+    """Return A·B by three f16 products, and the first of them alone.
+
+    The two small products are added in f32 and scaled back, rounded to nearest.
+    """
+    (high_a, low_a), (high_b, low_b) = split_in_two(a), split_in_two(b)
     main, *small = np.asarray(matmul(np.stack([high_a, low_a, high_a]), np.stack([high_b, high_b, low_b]), recipe=recipe))
     return main + (small[0] + small[1]) / SHIFT, main
 
 
 @jit
-def in_order(a: Array, b: Array) -> Array:
-    """A·B in f32, one fused multiply-add after the other along K. a: [M, K], b: [K, N], float32; codes of f32."""
+def fma_product(a: Array, b: Array) -> Array:
+    """Return codes of A·B in f32, one fused multiply-add after the other along K. a: [M, K]; b: [K, N], float32."""
     columns, rows = (lax.bitcast_convert_type(x, jnp.uint32) for x in (a.T, b))
 
-    def step(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+    def add_product(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
         x, y = jnp.broadcast_arrays(pair[0][:, None], pair[1][None, :])
         return fma(x, y, total, F32), None
 
-    return lax.scan(step, jnp.zeros((a.shape[0], b.shape[1]), jnp.uint32), (columns, rows))[0]
+    return lax.scan(add_product, jnp.zeros((a.shape[0], b.shape[1]), jnp.uint32), (columns, rows))[0]
 
 
-def error_correction(seed: int, quick: bool) -> Mapping[str, float]:
-    """The normwise error of each way to multiply, by length."""
-    found = {}
+def measure_error_correction(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the normwise error of each way to multiply, by length."""
+    results = {}
     for k in LENGTHS[1:2] if quick else LENGTHS:
         rng = np.random.default_rng(seed)
         a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((SIZE, k), (k, SIZE)))
         exact = a.astype(np.float64) @ b.astype(np.float64)
-        chained, plain = corrected(a, b, CHAINED)
-        values = {"plain f16": plain, "chained": chained, "outside": corrected(a, b, OUTSIDE)[0]}
-        values["fma"] = np.asarray(in_order(a, b)).view(np.float32)
-        found |= {f"{WAYS[way]}, K = {k}": normwise(value.astype(np.float64), exact) for way, value in values.items()}
-    return found
+        chained, plain = corrected_product(a, b, CHAINED)
+        values = {"plain f16": plain, "chained": chained, "outside": corrected_product(a, b, PROMOTED)[0]}
+        values["fma"] = np.asarray(fma_product(a, b)).view(np.float32)
+        results |= {f"{WAYS[way]}, K = {k}": normwise(value.astype(np.float64), exact) for way, value in values.items()}
+    return results
 
 
 CLAIMS = (
@@ -80,7 +83,7 @@ CLAIMS = (
         "it is that of f32. So it is here. For long sums it is below plain f32's, since an instruction sums 16 products almost without "
         "loss.",
         quantities=tuple(Quantity(f"{words}, K = {k}", None, "", words, k) for k in LENGTHS for words in WAYS.values()),
-        measure=error_correction,
+        measure=measure_error_correction,
         x_label="K",
         y_label="normwise error",
     ),

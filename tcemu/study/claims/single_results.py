@@ -4,13 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tcemu.linalg.gemm import gemm
-from tcemu.linalg.recipes import recipe
-from tcemu.study.claims.claim import Claim, Quantity
+from tcemu.products.gemm import gemm
+from tcemu.study.claims.claim_types import Claim, Quantity
 
 WGMMA = "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"
 MMA = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
-PLACES = {  # where FP8 products are added, by its name in the table: the instruction, the target, and the bits that are published
+FP8_UNITS = {  # by the name in the table: instruction, target, published bits and the text of it
     "sm_89, mma": (MMA, "sm_89", 13.0, "13 (SageAttention2)"),
     "sm_90a, wgmma": (WGMMA, "sm_90a", 13.0, "13 (both)"),
     "sm_90a, mma": (MMA, "sm_90a", None, ""),
@@ -20,21 +19,21 @@ PLACES = {  # where FP8 products are added, by its name in the table: the instru
 F32_BITS = 23  # fraction bits of an f32
 
 
-def kept_bits(seed: int, quick: bool) -> Mapping[str, float]:
-    """How many fraction bits of random C the result of 0 · 0 + C has."""
+def count_kept_bits(seed: int, quick: bool) -> Mapping[str, float]:
+    """Count the fraction bits of random C that the result of 0 · 0 + C keeps."""
     words = np.random.default_rng(seed).integers(0x3F800000, 0x40000000, 1024, np.uint32)  # from 1 to 2, so that all bits are fraction
     c, zero = words.view(np.float32).reshape(32, 32), np.zeros((32, 32), np.float32)
-    found = {}
-    for name, (op, target, *_) in PLACES.items():
+    results = {}
+    for name, (op, target, *_) in FP8_UNITS.items():
         if quick and target != "sm_90a":
             continue
-        seen = int(np.bitwise_or.reduce(np.asarray(gemm(zero, zero, c, op=op, target=target)).view(np.uint32).ravel()))
-        found[name] = float(F32_BITS - (seen & -seen).bit_length() + 1)
-    return found
+        bits_set = int(np.bitwise_or.reduce(np.asarray(gemm(zero, zero, c, op=op, target=target)).view(np.uint32).ravel()))
+        results[name] = float(F32_BITS - (bits_set & -bits_set).bit_length() + 1)
+    return results
 
 
 A, B, C = [-(2.0**13), -0.5, -0.25, -0.125], [2.0**10, 1.0, 1.0, 1.0], 2.0**23
-EQUATION_10 = {  # by its name in the table: the instruction, the target, and the result that the paper's table has
+EQUATION_10 = {  # by the name in the table: instruction, target, and the result in the paper's table
     "V100, f16": ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32", "sm_70", 0.0),
     "T4, f16": ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "sm_75", -0.5),
     "A100, f16": ("f16", "sm_80", -0.5),
@@ -43,22 +42,21 @@ EQUATION_10 = {  # by its name in the table: the instruction, the target, and th
     "H100, f16": ("f16", "sm_90a", -0.75),
     "H100, e5m2 by wgmma": ("e5m2 wgmma", "sm_90a", 0.0),
     "B200, f16": ("f16", "sm_100a", -0.75),
-    "B200, e5m2 by tcgen05": ("e5m2", "sm_100a", -0.75),
+    "B200, e5m2 by tcgen05": ("e5m2 tcgen05", "sm_100a", -0.75),
     "B200, e5m2 by mma.sync": ("e5m2", "sm_100a", None),
 }
-QUICK = ("A100, f16", "H100, f16", "H100, e5m2 by wgmma", "B200, e5m2 by tcgen05")
+QUICK_ROWS = ("A100, f16", "H100, f16", "H100, e5m2 by wgmma", "B200, e5m2 by tcgen05")
 
 
 def equation_10(seed: int, quick: bool) -> Mapping[str, float]:
-    """The dot product on every GPU of the table."""
+    """Compute the dot product on every GPU of the table."""
     a, b, c = np.array([A], np.float32), np.array([B], np.float32).T, np.array([[C]], np.float32)
-    found = {}
+    results = {}
     for name, (op, target, _) in EQUATION_10.items():
-        if quick and name not in QUICK:
+        if quick and name not in QUICK_ROWS:
             continue
-        model = recipe("fp8_e5m2", target).arithmetic if name.endswith("tcgen05") else None  # it has no instruction in tcemu
-        found[name] = float(np.asarray(gemm(a, b, c, op=op, target=target, model=model))[0, 0])
-    return found
+        results[name] = float(np.asarray(gemm(a, b, c, op=op, target=target))[0, 0])
+    return results
 
 
 CLAIMS = (
@@ -72,8 +70,8 @@ CLAIMS = (
         differs="The sources speak of the FP8 tensor core of a GPU; the emulation, which was compared with an H200, has two on Hopper: "
         "wgmma keeps 13 bits, mma.sync with the same types keeps all 23. So a test with mma.sync on Hopper finds D = C "
         "(https://github.com/deepseek-ai/DeepGEMM/issues/37 asks why).",
-        quantities=tuple(Quantity(name, published, said) for name, (_, _, published, said) in PLACES.items()),
-        measure=kept_bits,
+        quantities=tuple(Quantity(name, published, said) for name, (_, _, published, said) in FP8_UNITS.items()),
+        measure=count_kept_bits,
         seeds=1,
         y_label="fraction bits of C in D",
     ),
