@@ -1,28 +1,29 @@
-"""How a library multiplies, found by probes and computed again bit for bit on any machine.
+"""The order in which a library's kernel adds, found by probes and computed again bit for bit on any machine.
 
-`fingerprint` asks a black box and returns a `tcemu.KernelRecipe`, or says why there is none; `tcemu.matmul` computes by it. `dumps` and
-`loads` write and read recipes as JSON. `parting` says where two recipes part.
-`recipe` has the recipes that were measured on a GPU, `profiles` says which those are; `policy` has `tcemu.emulate` take them by shape.
+`fingerprint` probes a black box and returns a `KernelRecipe`, or the reason why there is none. `tcemu.matmul` computes by a recipe. `dumps`
+and `loads` write and read recipes as JSON. `find_divergence` finds the first sum in which two recipes differ. `get_kernel_recipe` returns
+recipes that were measured on a GPU, `list_profiles` lists the measurements, and `library_policy` applies them in `tcemu.emulate` by shape.
 """
 
-from tcemu.linalg.kernel_json import dumps as dumps
-from tcemu.linalg.kernel_json import loads as loads
-from tcemu.linalg.kernel_recipes import Conditions as Conditions
-from tcemu.linalg.kernel_recipes import Epilogue as Epilogue
-from tcemu.linalg.kernel_recipes import Lanes as Lanes
-from tcemu.linalg.kernel_recipes import Merge as Merge
-from tcemu.linalg.kernel_recipes import Slices as Slices
-from tcemu.linalg.kernel_recipes import Steps as Steps
-from tcemu.replay.findings import Finding as Finding
-from tcemu.replay.findings import Fingerprint as Fingerprint
-from tcemu.replay.fingerprint import fingerprint as fingerprint
-from tcemu.replay.forms import Form as Form
-from tcemu.replay.heuristic import Configuration as Configuration
-from tcemu.replay.heuristic import Heuristic as Heuristic
-from tcemu.replay.heuristic import heuristic as heuristic
-from tcemu.replay.parting import Parting as Parting
-from tcemu.replay.parting import parting as parting
-from tcemu.replay.policy import policy as policy
-from tcemu.replay.profiles import Profile as Profile
-from tcemu.replay.profiles import profiles as profiles
-from tcemu.replay.profiles import recipe as recipe
+from tcemu.products.library.kernel_json import dumps as dumps
+from tcemu.products.library.kernel_json import loads as loads
+from tcemu.products.library.kernel_recipe import Conditions as Conditions
+from tcemu.products.library.kernel_recipe import Epilogue as Epilogue
+from tcemu.products.library.kernel_recipe import KernelRecipe as KernelRecipe
+from tcemu.products.library.kernel_recipe import Lanes as Lanes
+from tcemu.products.library.kernel_recipe import Merge as Merge
+from tcemu.products.library.kernel_recipe import Slices as Slices
+from tcemu.products.library.kernel_recipe import Steps as Steps
+from tcemu.replay.black_box import ProductForm as ProductForm
+from tcemu.replay.cublaslt_heuristic import AlgorithmConfiguration as AlgorithmConfiguration
+from tcemu.replay.cublaslt_heuristic import HeuristicProposals as HeuristicProposals
+from tcemu.replay.cublaslt_heuristic import query_heuristic as query_heuristic
+from tcemu.replay.fingerprinting import Fingerprint as Fingerprint
+from tcemu.replay.fingerprinting import OrderFinding as OrderFinding
+from tcemu.replay.fingerprinting import fingerprint as fingerprint
+from tcemu.replay.kernel_profiles import Profile as Profile
+from tcemu.replay.kernel_profiles import get_kernel_recipe as get_kernel_recipe
+from tcemu.replay.kernel_profiles import library_policy as library_policy
+from tcemu.replay.kernel_profiles import list_profiles as list_profiles
+from tcemu.replay.recipe_divergence import RecipeDivergence as RecipeDivergence
+from tcemu.replay.recipe_divergence import find_divergence as find_divergence

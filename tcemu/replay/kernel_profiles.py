@@ -1,0 +1,261 @@
+"""Profiles: kernel recipes that a survey of a GPU found shape by shape, shipped as files, and a policy that applies them.
+
+A file of the folder `measured` is JSON in xz, made from surveys by `benchmarks/replay_distil.py`. It has the library, its version, the
+GPU, the date, and for each shape the recipe with the number of outputs on which the GPU's bits were the recipe's. Shapes that were not
+measured are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from types import EllipsisType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tcemu.base.errors import NotModelled
+from tcemu.base.saved_files import DamagedFile, check_kind, check_members, decompress_json
+from tcemu.emulation.decisions import Choice
+from tcemu.emulation.survey import Product
+from tcemu.formats import ARRAY_FORMATS
+from tcemu.products.dot_general import DotGeneral
+from tcemu.products.library.kernel_json import from_dict
+from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.recipe_json import recipe_from_dict, recipe_to_dict
+from tcemu.products.recipes import Recipe, as_recipe
+
+MEASURED = Path(__file__).parent / "measured"
+PROFILE_KIND, PROFILE_VERSION = "tcemu replay profile", 1
+PROFILE_FIELDS = ("kind", "version", "library", "library_version", "gpu", "sm_count", "date", "recipes", "shapes")
+Shape = tuple[int, int, int]  # m, n, k
+
+
+class Profile(NamedTuple):
+    """The measurements of one library on one GPU."""
+
+    library: str  # name in the survey: "torch-f16", "jax-bf16", ...
+    version: str
+    gpu: str
+    sm_count: int
+    date: str
+    recipes: tuple[dict[str, Any], ...]  # without conditions on M and N
+    shapes: dict[Shape, tuple[int, int]]  # index of the recipe, and number of compared outputs, all equal
+
+    def kernel_recipe(self, shape: Shape) -> KernelRecipe:
+        """Return the recipe of a measured shape.
+
+        Args:
+            shape: M, N and K.
+
+        Returns:
+            The recipe, with its conditions and evidence.
+
+        Raises:
+            KeyError: The shape was not measured.
+        """
+        number, outputs = self.shapes[shape]
+        m, n, _ = shape
+        stored = self.recipes[number]
+        conditions = stored["conditions"] | {"m": m, "n": n, "evidence": f"{outputs:,} outputs on {self.date}, 0 different"}
+        return from_dict(stored | {"conditions": conditions})
+
+
+def read_profile(content: bytes) -> Profile:
+    """Read the contents of a profile's file. Raises DamagedFile, a ValueError, if it is not a profile."""
+    try:
+        profile = check_members("a profile", decompress_json(content), PROFILE_FIELDS)
+        check_kind(profile, PROFILE_KIND, PROFILE_VERSION)
+    except DamagedFile as error:
+        raise DamagedFile(f"this is not a profile: {error}") from None
+    recipes = tuple(profile["recipes"])
+    shapes = {(m, n, k): (number, outputs) for m, n, k, number, outputs in profile["shapes"]}
+    if any(not 0 <= number < len(recipes) for number, _ in shapes.values()):
+        raise DamagedFile("this is not a profile: a shape names a recipe that does not exist")
+    return Profile(profile["library"], profile["library_version"], profile["gpu"], profile["sm_count"], profile["date"], recipes, shapes)
+
+
+@lru_cache(maxsize=1)
+def list_profiles() -> tuple[Profile, ...]:
+    """List all shipped profiles.
+
+    Returns:
+        The profiles.
+    """
+    return tuple(read_profile(path.read_bytes()) for path in sorted(MEASURED.glob("*.json.xz")))
+
+
+def get_kernel_recipe(library: str, m: int, n: int, k: int, *, version: str | None = None, gpu: str | None = None) -> KernelRecipe:
+    """Return the kernel recipe of a library's product of one shape, as measured on a GPU.
+
+    A library takes another kernel for another shape, so nothing is interpolated.
+
+    Args:
+        library: Name in `list_profiles()`, such as "torch-f16".
+        m: Rows of A.
+        n: Columns of B.
+        k: Columns of A.
+        version: Part of the library's version. None: the only one.
+        gpu: Part of the GPU's name. None: the only one.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        NotModelled: The library or the shape was not measured. The message names what was.
+        ValueError: Several profiles match.
+    """
+    return find_kernel_recipe(list_profiles(), library, (m, n, k), version, gpu)
+
+
+def find_kernel_recipe(known: tuple[Profile, ...], library: str, shape: Shape, version: str | None, gpu: str | None) -> KernelRecipe:
+    """Find a recipe among these profiles; see `get_kernel_recipe`."""
+    return measured_recipe(find_profile(known, library, version, gpu), shape)
+
+
+def find_profile(known: tuple[Profile, ...], library: str, version: str | None, gpu: str | None) -> Profile:
+    """Find the one matching profile. Raises as `get_kernel_recipe`."""
+    matching = [p for p in known if p.library == library and (version or "") in p.version and (gpu or "") in p.gpu]
+    request = " ".join(filter(None, (library, version, gpu)))
+    if not matching:
+        available = ", ".join(sorted({f"{p.library} ({p.version}, {p.gpu})" for p in known})) or "none"
+        raise NotModelled(f"no profile of {request}; there are {available}. tcemu.replay.fingerprint measures a library that is here")
+    if len(matching) > 1:
+        raise ValueError(f"{request} means {' and '.join(f'{p.version} on {p.gpu}' for p in matching)}; give version= or gpu=")
+    return matching[0]
+
+
+def measured_recipe(profile: Profile, shape: Shape) -> KernelRecipe:
+    """Return the recipe of a shape of this profile. Raises NotModelled if the shape was not measured."""
+    if shape in profile.shapes:
+        return profile.kernel_recipe(shape)
+    near = sorted(profile.shapes, key=lambda other: _shape_distance(other, shape))[:3]
+    raise NotModelled(
+        f"{profile.library}: {' x '.join(map(str, shape))} was not measured on {profile.gpu} ({len(profile.shapes)} shapes were; near it "
+        f"{', '.join(' x '.join(map(str, s)) for s in near)}), and a library may take another kernel for each shape. "
+        "tcemu.replay.fingerprint measures it where that GPU is"
+    )
+
+
+def _shape_distance(shape: Shape, other: Shape) -> int:
+    return sum(abs(x.bit_length() - y.bit_length()) + (x != y) for x, y in zip(shape, other, strict=True))
+
+
+# ---- policies
+
+
+@dataclass(frozen=True, eq=False)
+class ShapePolicy:
+    """A policy that chooses the measured kernel recipe by shape; see `library_policy`."""
+
+    profile: Profile
+    missing: Recipe | None
+    refuse_missing: bool  # products that were not measured raise
+
+    def __call__(self, product: Product) -> Choice:
+        if not (product.is_float and product.is_contraction):
+            return None
+        try:
+            m, k, n = self._measured_shape(product)
+            return DotGeneral(measured_recipe(self.profile, (m, n, k)), name=f"{self.profile.library} {m} x {n} x {k}")
+        except NotModelled as error:
+            if self.refuse_missing:
+                raise NotModelled(
+                    f"{product}: {error}. replay.library_policy(..., missing=None) leaves such a product, missing=RECIPE computes it by "
+                    "that "
+                    "recipe"
+                ) from None
+            return self.missing
+
+    def note(self, product: Product) -> str:
+        """Return "" for a product that was measured, and why it has no measurement otherwise, for reports."""
+        if not (product.is_float and product.is_contraction):
+            return "not of real floats, or nothing is summed"
+        try:
+            m, k, n = self._measured_shape(product)
+            measured_recipe(self.profile, (m, n, k))
+        except NotModelled:
+            return f"not measured for {self.profile.library}"
+        return ""
+
+    def _measured_shape(self, product: Product) -> tuple[int, int, int]:
+        """Return M, K and N. The leading axes of A are rows of one product.
+
+        Raises:
+            NotModelled: The product is of another kind than the profile's, whatever its size.
+        """
+        library, numbers = self.profile.library, product.dimension_numbers
+        *rows, k = product.lhs_shape or (0,)
+        rows_by_columns = (((len(rows),), (0,)), ((), ()))  # A [..., K] times B [K, N]
+        if product.primitive != "dot_general" or numbers != rows_by_columns or len(product.rhs_shape) != 2:
+            raise NotModelled(f"{library} was measured for A [..., K] times B [K, N], and this product has other axes")
+        recipe = self.profile.kernel_recipe(next(iter(self.profile.shapes)))
+        formats = tuple(ARRAY_FORMATS.get(np.dtype(dtype)) for dtype in (product.lhs_dtype, product.rhs_dtype, product.dtype))
+        if formats != (recipe.a, recipe.b, recipe.dtype):
+            raise NotModelled(f"{library} was measured for {recipe.a} x {recipe.b} -> {recipe.dtype}")
+        return prod(rows), k, product.rhs_shape[1]
+
+    def __repr__(self) -> str:
+        return f"library_policy({self.profile.library!r}, gpu={self.profile.gpu!r})"
+
+    saved_kind = "library_policy"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments of `library_policy` as plain values, for `tcemu.policies.to_json`."""
+        missing = "refuse" if self.refuse_missing else None if self.missing is None else recipe_to_dict(self.missing)
+        return {"library": self.profile.library, "library_version": self.profile.version, "gpu": self.profile.gpu, "missing": missing}
+
+
+def library_policy(
+    library: str, *, version: str | None = None, gpu: str | None = None, missing: Recipe | str | EllipsisType | None = ...
+) -> ShapePolicy:
+    """Return a policy for `tcemu.emulate` that computes each product as a library's kernel for that shape, as measured on a GPU.
+
+    The policy knows products A [..., K] times B [K, N] in the measured formats. The leading axes of A are rows of one product, as
+    libraries compute a linear layer of [batch, time, features]. Products of other than real floats, and
+    products that sum nothing, stay unchanged. The library was measured call by call with both matrices in row-major order. A compiler
+    that fuses a product with its surroundings, or tries several kernels, may take another kernel. Gradients are those of the product in
+    plain f32, as in `tcemu.matmul` with a kernel recipe.
+
+    Args:
+        library: As in `tcemu.replay.get_kernel_recipe`.
+        version: As in `tcemu.replay.get_kernel_recipe`.
+        gpu: As in `tcemu.replay.get_kernel_recipe`.
+        missing: Recipe, or its name, for products that were not measured. None leaves these unchanged. Reports say of either that the
+            product was not measured. Without it, such a product raises.
+
+    Returns:
+        The policy. It raises NotModelled for a product that was not measured, unless `missing` is given.
+
+    Raises:
+        NotModelled: The library was not measured, or was measured with scales or a bias.
+        ValueError: Several profiles match, or `missing` names no recipe.
+    """
+    profile = find_profile(list_profiles(), library, version, gpu)
+    conditions = profile.kernel_recipe(next(iter(profile.shapes))).conditions
+    if conditions.scales is not None or conditions.bias is not None:
+        epilogue = " and ".join(
+            filter(None, (conditions.scales and f"scales ({conditions.scales})", conditions.bias and f"a bias ({conditions.bias})"))
+        )
+        raise NotModelled(
+            f"{library} was measured with {epilogue}, and the products of a program have none. replay.get_kernel_recipe({library!r}, m, n, "
+            "k) is for "
+            "tcemu.matmul, which takes them"
+        )
+    if missing is ...:
+        return ShapePolicy(profile, None, refuse_missing=True)
+    return ShapePolicy(profile, as_recipe(missing) if isinstance(missing, str) else missing, refuse_missing=False)
+
+
+def policy_from_dict(data: Any) -> ShapePolicy:
+    """Convert the plain values of `ShapePolicy.to_dict` to their policy. Raises as `library_policy`, and DamagedFile."""
+    members = check_members("library_policy", data, ("library", "library_version", "gpu", "missing"))
+    names = [members[name] for name in ("library", "library_version", "gpu")]
+    if not all(isinstance(name, str) for name in names):
+        raise DamagedFile(f"library_policy: got {str(names)[:80]}; expected text")
+    library, version, gpu = names
+    saved = members["missing"]
+    missing = ... if saved == "refuse" else None if saved is None else recipe_from_dict(Recipe, saved)
+    return library_policy(library, version=version, gpu=gpu, missing=missing)
