@@ -1,1 +1,1 @@
-"""The instructions that take values and give values, thread by thread: integers, logic, floats, comparisons, conversions, moves."""
+"""Scalar instructions, which map values to values thread by thread: integers, logic, floats, comparisons, conversions, moves."""
