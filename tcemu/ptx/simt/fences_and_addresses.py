@@ -1,0 +1,181 @@
+"""Fences and hints, which change nothing since all threads see every access at once; and conversions between address spaces.
+
+Source: PTX ISA 9.7.9.15 to 9.7.9.21, 9.7.13.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tcemu.base.errors import Unsupported
+from tcemu.ptx.instruction_interface import Context, Operation, Prepare, Step
+from tcemu.ptx.simt import shared_memory_checks as checks
+from tcemu.ptx.simt.device_memory import (
+    CONST_ROOM,
+    FIRST_ROOM,
+    LOCAL_ROOM,
+    PARAM_ROOM,
+    ROOM_BITS,
+    SHARED_ROOM,
+    extract_rank,
+    replace_rank,
+    room_start,
+)
+from tcemu.ptx.text.module import Statement
+
+if TYPE_CHECKING:
+    from tcemu.ptx.simt.machine import Machine
+
+
+def _no_effect(pattern: str, orders: bool = False) -> Prepare:
+    """Return the preparer of an instruction that changes nothing.
+
+    Args:
+        pattern: Regular expression of its qualifiers, joined by dots.
+        orders: It orders accesses of its threads.
+    """
+
+    def prepare(statement: Statement, context: Context) -> Step:
+        if not re.fullmatch(pattern, ".".join(statement.qualifiers)):
+            raise Unsupported(f"{statement.opcode!r} is not supported: its qualifiers are not known for {statement.name!r}")
+        return Step(checks.order_blocks if orders else lambda machine: machine)
+
+    return prepare
+
+
+def prepare_warp_sync(statement: Statement, context: Context) -> Step:
+    """Prepare a `bar.warp.sync`: the lanes of a warp synchronise."""
+    if statement.opcode != "bar.warp.sync" or len(statement.operands) != 1:
+        raise Unsupported(f"{statement.opcode!r} is not supported here; bar.warp.sync takes one operand, the member mask")
+    return Step(checks.order_warps, collective=True)
+
+
+# ---- generic addresses
+
+
+def _room_number(space: str, context: Context) -> int | None:
+    """Return the room of a space in generic addresses; None if addresses in the space are generic ones."""
+    if space.startswith("param"):
+        return PARAM_ROOM if context.function.entry else LOCAL_ROOM
+    return {"shared": SHARED_ROOM, "shared::cta": SHARED_ROOM, "shared::cluster": SHARED_ROOM, "local": LOCAL_ROOM}.get(space)
+
+
+ADDRESS_SPACES = ("global", "const", "local", "shared", "shared::cta", "shared::cluster", "param", "param::entry")
+
+
+def prepare_cvta(statement: Statement, context: Context) -> Operation:
+    """Prepare a `cvta`: conversion between an address in a space and the generic one (9.7.9.20)."""
+    parts = statement.qualifiers
+    back = parts[:1] == ("to",)
+    space, kind = (*parts[back:], "", "")[:2]
+    if space not in ADDRESS_SPACES or kind != "u64" or len(parts) != 2 + back:
+        raise Unsupported(f"{statement.opcode!r} is not supported; cvta[.to].space.u64 is, with {', '.join(ADDRESS_SPACES)}")
+    room = _room_number(space, context)
+    start = 0 if room is None else room_start(room)
+    return _offset_operation((-start if back else start) % 2**64)
+
+
+@cache
+def _offset_operation(offset: int) -> Operation:
+    """Return the operation that adds an offset; one object for each offset, since compiled programs are cached by it."""
+    return Operation(("u64",), ("u64",), lambda address: (address + np.uint64(offset),))
+
+
+def prepare_isspacep(statement: Statement, context: Context) -> Operation | Step:
+    """Prepare an `isspacep`: a test whether a generic address lies in a space (9.7.9.19)."""
+    space = ".".join(statement.qualifiers)
+    if space not in ADDRESS_SPACES:
+        raise Unsupported(f"{statement.opcode!r} is not supported; isspacep takes one of {', '.join(ADDRESS_SPACES)}")
+    if space == "global":
+        return _room_test(FIRST_ROOM, 1 << 64 - ROOM_BITS)
+    if space in ("shared", "shared::cta"):
+        return _own_shared_test(statement)
+    room = CONST_ROOM if space == "const" else _room_number(space, context)
+    return _room_test(room or 0, (room or 0) + 1)
+
+
+@cache
+def _room_test(first: int, stop: int) -> Operation:
+    """Return the operation that tests whether an address lies in the rooms from `first` to `stop`."""
+
+    def compute(address):
+        room = address >> np.uint64(ROOM_BITS)
+        return ((room >= np.uint64(first)) & (room < np.uint64(stop)),)
+
+    return Operation(("pred",), ("u64",), compute)
+
+
+def _own_shared_test(statement: Statement) -> Step:
+    """Prepare the test whether a generic address lies in the shared memory of the thread's own block."""
+    result, operand = statement.operands
+
+    def apply(machine: Machine) -> Machine:
+        address = machine.read(operand, "u64")
+        own = (address >> np.uint64(ROOM_BITS) == np.uint64(SHARED_ROOM)) & (extract_rank(address) == machine.ranks())
+        return machine.write(result, "pred", own)
+
+    return Step(apply)
+
+
+# ---- addresses of the other blocks of a cluster
+
+RANK_TYPES = {"u32": "u32", "u64": "u64", "shared::cluster.u32": "u32", "shared::cluster.u64": "u64"}  # qualifiers, type of the address
+
+
+def prepare_mapa(statement: Statement, context: Context) -> Operation:
+    """Prepare a `mapa`: the same address in the shared memory of another block of the cluster (9.7.9.23).
+
+    A rank that the cluster does not have gives an address at which every access is out of bounds.
+    """
+    kind = RANK_TYPES.get(".".join(statement.qualifiers))
+    if kind is None or len(statement.operands) != 3:
+        raise Unsupported(f"{statement.opcode!r} is not supported; mapa[.shared::cluster].u32 and .u64 are")
+    return MAPA[kind]
+
+
+def _map_operation(kind: str) -> Operation:
+    return Operation((kind,), (kind, "u32"), lambda address, rank: (replace_rank(address, rank),))
+
+
+MAPA = {kind: _map_operation(kind) for kind in ("u32", "u64")}
+
+
+def prepare_getctarank(statement: Statement, context: Context) -> Operation:
+    """Prepare a `getctarank`: the rank of the block to which an address of shared memory belongs (9.7.9.24)."""
+    kind = RANK_TYPES.get(".".join(statement.qualifiers))
+    if kind is None or len(statement.operands) != 2:
+        raise Unsupported(f"{statement.opcode!r} is not supported; getctarank[.shared::cluster].u32 and .u64 are")
+    return GET_RANK[kind]
+
+
+def _rank_operation(kind: str) -> Operation:
+    return Operation(("u32",), (kind,), lambda address: (extract_rank(address),))
+
+
+GET_RANK = {kind: _rank_operation(kind) for kind in ("u32", "u64")}
+
+FENCE = (
+    r"((sc|acq_rel)\.)?(cta|cluster|gpu|sys)|(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster|mbarrier_init\.release\.cluster"
+    r"|proxy\.(alias|async(\.(global|shared::cta|shared::cluster|shared))?|tensormap::generic\.\w+\.\w+|async::generic\..*)"
+)
+PREFETCH = r"(global|local)?\.?(L1|L2|L2::evict_last|L2::evict_normal)|tensormap|(const|param)\.tensormap"
+PREPARE: dict[str, Prepare] = {
+    "membar": _no_effect(r"cta|gl|sys|(sc\.|acq_rel\.)?(cta|cluster|gpu|sys)|proxy\..*", orders=True),
+    "fence": _no_effect(FENCE, orders=True),
+    "nanosleep": _no_effect(r"u32"),
+    "prefetch": _no_effect(PREFETCH),
+    "prefetchu": _no_effect("L1"),
+    "applypriority": _no_effect(r"(global\.)?L2::evict_normal"),
+    "discard": _no_effect(r"(global\.)?L2"),
+    "pmevent": _no_effect("(mask)?"),
+    "brkpt": _no_effect(""),
+    "bar": prepare_warp_sync,
+    "cvta": prepare_cvta,
+    "isspacep": prepare_isspacep,
+    "mapa": prepare_mapa,
+    "getctarank": prepare_getctarank,
+}

@@ -1,0 +1,156 @@
+"""Tensor maps: the box of a tensor that `cp.async.bulk.tensor` copies, and its layout in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+MAP_BYTES = 128  # the opaque object
+ALIGNMENT = 64
+MAGIC = 0x7CE37A90  # first word of an object that `TensorMap.encode` made
+BITS = {  # the data types of cuTensorMapEncodeTiled that are copied unchanged; b4x16 is 16U4_ALIGN8B
+    **{name: 8 for name in ("u8", "e4m3", "e5m2")},
+    **{name: 16 for name in ("u16", "f16", "bf16")},
+    **{name: 32 for name in ("u32", "s32", "f32")},
+    **{name: 64 for name in ("u64", "s64", "f64")},
+    "b4x16": 4,
+}
+# numbers of the data types in tensormap.replace and in CUtensorMapDataType (PTX ISA 9.7.9.28, table of .elemtype); None: one that rounds,
+# flushes
+# or pads
+ELEMENT_TYPES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", None, "f64", "bf16", None, None, "b4x16", None, None)
+TYPE_NUMBERS = {name: ELEMENT_TYPES.index("u8" if name in ("e4m3", "e5m2") else name) for name in BITS}
+SWIZZLES = (0, 32, 64, 128)  # in bytes, by their numbers in tensormap.replace
+ATOMS = (16, 32, None, 64)  # bytes that the swizzle of 128 moves as one, by their numbers; None: 32 with 8 bytes flipped
+MAX_RANK, MAX_BOX, MAX_ELEMENT_STRIDE, DIMENSION_LIMIT, STRIDE_LIMIT = 5, 256, 8, 1 << 32, 1 << 40
+UNIT_BYTES = 16  # rows of a copy and strides are multiples of it
+SECTION = "CUDA driver API, cuTensorMapEncodeTiled"
+# first words of the fields of the encoded object
+KIND_WORD, ADDRESS_WORD, DIMENSION_WORDS, STRIDE_WORDS, BOX_WORDS, ELEMENT_STRIDE_WORDS = 1, 2, 4, 9, 19, 24
+FIELD_SHIFTS = {"rank": 0, "elemtype": 8, "swizzle_mode": 16, "swizzle_atomicity": 24}  # lowest bits of the bytes in the word KIND_WORD
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tensor map: the argument of `tcemu.ptx.run` for a parameter `.param .align 64 .b8 map[128]`.
+
+    Elements outside the tensor are read as zeros and not stored. Interleaved layouts, im2col boxes, the fill with NaN, and the data types
+    that round (TFLOAT32), flush (FTZ) or pad (16U4_ALIGN16B, 16U6_ALIGN16B) are not supported.
+
+    Args:
+        data: The array that contains the tensor, whose contents `run` returns; or an int, the number of the argument that is that array.
+        dtype: "f16", "bf16", "f32", "f64", "u8", "e4m3", "e5m2", "u16", "u32", "s32", "u64", "s64", or "b4x16" for
+            packed elements of 4 bits.
+        global_dims: Elements along each dimension, 1 to 5 dimensions, innermost first as in `cuTensorMapEncodeTiled`.
+        box_dims: Elements of the box that one copy moves.
+        global_strides: Bytes from one element to the next along each dimension but the first; None: no gaps.
+        element_strides: Strides in elements; None: all 1.
+        swizzle: 0, 32, 64 or 128 bytes.
+        swizzle_atom: Bytes that stay together: 16; for the swizzle of 128 also 32 or 64 (SWIZZLE_128B_ATOM_32B, _ATOM_64B).
+        offset: Byte of `data` at which the tensor begins.
+
+    Raises:
+        ValueError: cuTensorMapEncodeTiled rejects the arguments.
+
+    Source: CUDA driver API, tensor map object management; PTX ISA 5.5.
+    """
+
+    data: Any = field(repr=False)
+    dtype: str
+    global_dims: Sequence[int]
+    box_dims: Sequence[int]
+    global_strides: Sequence[int] | None = None
+    element_strides: Sequence[int] | None = None
+    swizzle: int = 0
+    offset: int = 0
+    swizzle_atom: int = 16
+
+    def __post_init__(self) -> None:
+        if self.dtype not in BITS:
+            raise ValueError(f"dtype: got {self.dtype!r}; expected one of {', '.join(BITS)}. {SECTION}")
+        rank = len(self.global_dims)
+        if not 1 <= rank <= MAX_RANK:
+            raise ValueError(f"global_dims: got {rank} dimensions; expected 1 to {MAX_RANK}. {SECTION}")
+        _check_integers("global_dims", self.global_dims, rank, 1, DIMENSION_LIMIT - 1)
+        _check_integers("box_dims", self.box_dims, rank, 1, MAX_BOX)
+        _check_integers("element_strides", self.element_steps, rank, 1, MAX_ELEMENT_STRIDE)
+        _check_integers("global_strides", self.strides, rank - 1, UNIT_BYTES, STRIDE_LIMIT - UNIT_BYTES, UNIT_BYTES)
+        _check_integers("offset", (self.offset,), 1, 0, STRIDE_LIMIT, UNIT_BYTES)
+        if self.swizzle not in SWIZZLES:
+            raise ValueError(f"swizzle: got {self.swizzle}; expected one of {', '.join(map(str, SWIZZLES))}, in bytes. {SECTION}")
+        if self.swizzle_atom not in (16, 32, 64) or (self.swizzle_atom != 16 and self.swizzle != 128):
+            raise ValueError(f"swizzle_atom: got {self.swizzle_atom}; expected 16, or 32 or 64 with swizzle=128. {SECTION}")
+        row = self.box_dims[0] * self.bits // 8
+        if self.box_dims[0] * self.bits % (8 * UNIT_BYTES):
+            raise ValueError(f"box_dims: the innermost one has {row} bytes; expected a multiple of {UNIT_BYTES}. {SECTION}")
+        if self.swizzle and row > self.swizzle:
+            raise ValueError(f"box_dims: the innermost one has {row} bytes; the swizzle takes at most {self.swizzle}. {SECTION}")
+
+    @property
+    def bits(self) -> int:
+        """Bits of an element."""
+        return BITS[self.dtype]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """`global_strides` in bytes, or the strides without gaps."""
+        if self.global_strides is not None:
+            return tuple(self.global_strides)
+        return tuple(int(np.prod(self.global_dims[:axis])) * self.bits // 8 for axis in range(1, len(self.global_dims)))
+
+    @property
+    def element_steps(self) -> tuple[int, ...]:
+        """`element_strides`; the stride of the innermost dimension is ignored, and 1."""
+        return (1, *self.element_strides[1:]) if self.element_strides is not None else (1,) * len(self.global_dims)
+
+    @property
+    def end_byte(self) -> int:
+        """The byte of `data` behind the tensor."""
+        extent = sum((count - 1) * stride for count, stride in zip(self.global_dims[1:], self.strides, strict=True))
+        return self.offset + extent + -(-self.global_dims[0] * self.bits // 8)
+
+    def encode(self, address: int, nbytes: int) -> np.ndarray:
+        """Encode the map as an opaque object of 128 bytes.
+
+        The words have a layout of tcemu's own, since programs treat the object as opaque.
+
+        Args:
+            address: Address of `data`.
+            nbytes: Bytes of `data`.
+
+        Returns:
+            uint32[32].
+
+        Raises:
+            ValueError: The tensor does not fit in `data`.
+        """
+        if self.end_byte > nbytes:
+            raise ValueError(f"tensor map: the tensor ends at byte {self.end_byte}, but its array has {nbytes}. {SECTION}")
+        words = np.zeros(MAP_BYTES // 4, np.uint32)
+        rank, start = len(self.global_dims), address + self.offset
+        words[0] = MAGIC
+        numbers = rank, TYPE_NUMBERS[self.dtype], SWIZZLES.index(self.swizzle), ATOMS.index(self.swizzle_atom)
+        words[KIND_WORD] = sum(number << FIELD_SHIFTS[name] for name, number in zip(FIELD_SHIFTS, numbers, strict=True))
+        words[ADDRESS_WORD : ADDRESS_WORD + 2] = start & 0xFFFFFFFF, start >> 32
+        words[DIMENSION_WORDS : DIMENSION_WORDS + MAX_RANK] = 1
+        words[DIMENSION_WORDS : DIMENSION_WORDS + rank] = self.global_dims
+        for axis, stride in enumerate(self.strides):
+            words[STRIDE_WORDS + 2 * axis : STRIDE_WORDS + 2 * axis + 2] = stride & 0xFFFFFFFF, stride >> 32
+        words[BOX_WORDS : BOX_WORDS + MAX_RANK] = 1
+        words[BOX_WORDS : BOX_WORDS + rank] = self.box_dims
+        words[ELEMENT_STRIDE_WORDS : ELEMENT_STRIDE_WORDS + MAX_RANK] = 1
+        words[ELEMENT_STRIDE_WORDS : ELEMENT_STRIDE_WORDS + rank] = self.element_steps
+        return words
+
+
+def _check_integers(name: str, values: Sequence[int], count: int, least: int, most: int, multiple: int = 1) -> None:
+    """Raise ValueError unless there are `count` integers within the limits."""
+    if len(values) != count:
+        raise ValueError(f"{name}: got {len(values)} numbers; expected {count}. {SECTION}")
+    for value in values:
+        if not isinstance(value, int | np.integer) or not least <= value <= most or value % multiple:
+            kind = f"multiples of {multiple}" if multiple > 1 else "integers"
+            raise ValueError(f"{name}: got {value!r}; expected {kind} from {least} to {most}. {SECTION}")
