@@ -1,0 +1,149 @@
+"""Stores and reductions that signal an mbarrier, `st.async` and `red.async`, and the filling of shared memory with zeros, `st.bulk`.
+
+A store takes effect when it is issued, which is one of the outcomes that the manual allows; its bytes are then complete at the mbarrier.
+Source: PTX ISA 9.7.9.12, 9.7.9.13, 9.7.13.8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+import numpy as np
+
+from tcemu.base.errors import Unsupported
+from tcemu.ptx.instruction_interface import Context, Prepare, Step
+from tcemu.ptx.simt import shared_memory_checks as checks
+from tcemu.ptx.simt.faults import Message, Misaligned
+from tcemu.ptx.simt.memory_access import prepare_atomic, prepare_store
+from tcemu.ptx.tensor.async_copies import check_ranges
+from tcemu.ptx.tensor.mbarriers import Arrivals, complete_bytes, update_barriers
+from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, slot, vector_elements
+from tcemu.ptx.text.module import Address, Integer, Statement
+from tcemu.ptx.text.ptx_types import KINDS
+
+if TYPE_CHECKING:
+    from tcemu.ptx.simt.machine import Machine
+
+STORE_SECTION, BULK_SECTION, REDUCTION_SECTION = "PTX ISA 9.7.9.12", "PTX ISA 9.7.9.13", "PTX ISA 9.7.13.8"
+COMPLETION_SLOT = slot("completion", "mbarrier::complete_tx::bytes", required=True)
+MMIO = {"mmio": "stores to another device's memory signal nothing that a kernel sees"}
+STORE_FORM = InstructionForm(
+    "st.async",
+    (
+        slot("sem", "weak"),
+        slot("space", "shared::cluster"),
+        COMPLETION_SLOT,
+        slot("vector", "v2 v4"),
+        slot("type", "b32 b64 u32 u64 s32 s64 f32 f64", required=True),
+    ),
+    (3,),
+    90,
+    STORE_SECTION,
+    MMIO,
+)
+MAX_STORE_BYTES = 16
+REDUCTIONS = {  # types of each operation
+    "inc": ("u32",), "dec": ("u32",), "add": ("u32", "s32", "u64", "s64"), "min": ("u32", "s32"), "max": ("u32", "s32"),
+    "and": ("b32",), "or": ("b32",), "xor": ("b32",),
+}  # fmt: skip
+REDUCTION_FORM = InstructionForm(
+    "red.async",
+    (
+        slot("sem", "relaxed", required=True),
+        slot("scope", "cluster", required=True),
+        slot("space", "shared::cluster"),
+        COMPLETION_SLOT,
+        slot("operation", " ".join(REDUCTIONS), required=True),
+        slot("type", "u32 s32 u64 s64 b32", required=True),
+    ),
+    (3,),
+    90,
+    REDUCTION_SECTION,
+    MMIO,
+)
+BULK_FORM = InstructionForm("st.bulk", (slot("sem", "weak"), slot("space", "shared::cta")), (3,), 100, BULK_SECTION)
+BULK_UNIT = 8  # address and size of a st.bulk are multiples of it
+
+
+def prepare_any_store(statement: Statement, context: Context) -> Step:
+    """Prepare `st`, `st.async` or `st.bulk`."""
+    kind = statement.qualifiers[:1]
+    if kind == ("async",):
+        return _prepare_async_store(statement, context)
+    return _prepare_bulk_store(statement, context) if kind == ("bulk",) else prepare_store(statement, context)
+
+
+def prepare_any_reduction(statement: Statement, context: Context) -> Step:
+    """Prepare `red` or `red.async`."""
+    return _prepare_async_reduction(statement, context) if statement.qualifiers[:1] == ("async",) else prepare_atomic(statement, context)
+
+
+def _prepare_async_store(statement: Statement, context: Context) -> Step:
+    """Prepare `st.async [a], b, [mbar]`."""
+    _, choices = match_form(statement, context, (STORE_FORM,))
+    address, value, barrier = statement.operands
+    kind, count = choices["type"] or "", int((choices["vector"] or "v1")[1:])
+    registers, size = vector_elements(value), count * KINDS[choices["type"] or ""].bits // 8
+    if not isinstance(address, Address) or not isinstance(barrier, Address) or len(registers) != count:
+        raise Unsupported(f"the operands are [address], {count} registers, [mbar]. {STORE_SECTION}")
+    if size > MAX_STORE_BYTES:
+        raise Unsupported(f"it stores {size} bytes; at most {MAX_STORE_BYTES} are possible. {STORE_SECTION}")
+
+    def execute(machine: Machine) -> Machine:
+        space = choices["space"] or ""
+        values = tuple(machine.read(register, kind) for register in registers)
+        machine = machine.store(space, machine.address(address), kind, values)
+        return _complete_store(machine, statement, barrier, size, context.checked)
+
+    return Step(execute)
+
+
+def _complete_store(machine: Machine, statement: Statement, barrier: Address, size: int, checked: bool) -> Machine:
+    """Complete the bytes of each thread's store at its mbarrier."""
+    arrivals = Arrivals(machine.address(barrier), jnp.full(machine.active.shape, size, jnp.int64))
+    return update_barriers(machine, statement, complete_bytes, arrivals, checked)[1]
+
+
+def _prepare_async_reduction(statement: Statement, context: Context) -> Step:
+    """Prepare `red.async [a], b, [mbar]`."""
+    _, choices = match_form(statement, context, (REDUCTION_FORM,))
+    operation, kind = choices["operation"] or "", choices["type"] or ""
+    address, value, barrier = statement.operands
+    if kind not in REDUCTIONS[operation]:
+        raise Unsupported(f"red.async.{operation} has {', '.join(REDUCTIONS[operation])}; got {kind}. {REDUCTION_SECTION}")
+    if not isinstance(address, Address) or not isinstance(barrier, Address):
+        raise Unsupported(f"the operands are [address], b, [mbar]. {REDUCTION_SECTION}")
+    space = f".{choices['space']}" if choices["space"] else ""
+    reduction = prepare_atomic(replace(statement, opcode=f"red{space}.{operation}.{kind}", operands=(address, value)), context)
+    return Step(lambda machine: _complete_store(reduction.apply(machine), statement, barrier, KINDS[kind].bits // 8, context.checked))
+
+
+def _prepare_bulk_store(statement: Statement, context: Context) -> Step:
+    """Prepare `st.bulk [a], size, 0`: zeros in shared memory."""
+    match_form(statement, context, (BULK_FORM,))
+    address, size, value = statement.operands
+    if not isinstance(address, Address) or value != Integer(0):
+        raise Unsupported(f"the operands are [address], size, 0. {BULK_SECTION}")
+    misaligned = Message(f"address and size must be multiples of {BULK_UNIT}. {BULK_SECTION}", Misaligned, "shared")
+
+    def execute(machine: Machine) -> Machine:
+        active, start, count = machine.active, machine.address(address), machine.read(size, "b64")
+        aligned = (start | count) % BULK_UNIT == 0
+        machine = note_fault(machine, ~aligned, misaligned, statement, start).restrict_active(aligned & (count > 0))
+        valid, machine = check_ranges(machine, "shared", start, count.astype(jnp.int64), BULK_UNIT)
+        machine = machine.restrict_active(valid)
+        places = machine.locate_shared(start, BULK_UNIT)
+        words = machine.words("shared")
+        first = jnp.where(machine.active, places.first_word, words.shape[0])
+        last = first + (count // 4).astype(jnp.int32)
+        edges = jnp.zeros(words.shape[0] + 1, jnp.int32).at[first].add(1, mode="drop").at[last].add(-1, mode="drop")
+        zeroed = jnp.cumsum(edges)[:-1] > 0
+        machine = machine.with_words("shared", jnp.where(zeroed, np.uint32(0), words))
+        return replace(checks.mark_words_written(machine, zeroed), active=active)
+
+    return Step(execute)
+
+
+PREPARE: dict[str, Prepare] = {"st": prepare_any_store, "red": prepare_any_reduction}

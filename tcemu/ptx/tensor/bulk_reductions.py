@@ -1,0 +1,141 @@
+"""Bulk reductions: `cp.reduce.async.bulk`, from shared memory into global memory or into the shared memory of a block of the cluster.
+
+Each element is one atomic operation. Copies of several blocks that meet at an element are applied in the order of the blocks, which is one
+of the orders that the manual allows. Source: PTX ISA 9.7.9.25.4.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tcemu.base.errors import Unsupported
+from tcemu.ptx.instruction_interface import Context, Prepare, Step
+from tcemu.ptx.simt.device_memory import locate_in_rooms
+from tcemu.ptx.simt.faults import Message, Misaligned
+from tcemu.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, parse_atomic
+from tcemu.ptx.tensor import async_copies as copies
+from tcemu.ptx.tensor.async_copies import UNIT_BYTES, CopyValues
+from tcemu.ptx.tensor.mbarriers import Arrivals, complete_bytes, update_barriers
+from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, slot
+from tcemu.ptx.text.module import Address, Register, Statement
+from tcemu.ptx.text.ptx_types import KINDS
+
+if TYPE_CHECKING:
+    from tcemu.ptx.simt.machine import Machine
+
+SECTION = "PTX ISA 9.7.9.25.4.2"
+INTEGERS = ("u32", "s32", "u64", "s64")
+TYPES = {  # types of each operation by the space of the destination
+    "global": {
+        "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"), "min": (*INTEGERS, "f16", "bf16"), "max": (*INTEGERS, "f16", "bf16"),
+        "inc": ("u32",), "dec": ("u32",), "and": ("b32", "b64"), "or": ("b32", "b64"), "xor": ("b32", "b64"),
+    },
+    "shared::cluster": {
+        "add": ("u32", "s32", "u64"), "min": ("u32", "s32"), "max": ("u32", "s32"), "inc": ("u32",), "dec": ("u32",), "and": ("b32",),
+        "or": ("b32",), "xor": ("b32",),
+    },
+}  # fmt: skip
+FORM = InstructionForm(
+    "cp.reduce.async.bulk",
+    (
+        slot("to", "global shared::cluster", required=True),
+        slot("from", "shared::cta", required=True),
+        slot("completion", "bulk_group mbarrier::complete_tx::bytes", required=True),
+        copies.HINT_SLOT,
+        slot("operation", " ".join(TYPES["global"]), required=True),
+        slot("rounding", "noftz"),
+        slot("type", "u32 s32 u64 s64 b32 b64 f16 bf16 f32 f64", required=True),
+    ),
+    (3, 4, 5),
+    90,
+    SECTION,
+    {"tensor": "cp.reduce.async.bulk of a run of bytes is"},
+)
+
+
+def prepare_any_copy(statement: Statement, context: Context) -> Step:
+    """Prepare `cp.async` or `cp.reduce.async.bulk`."""
+    return _prepare_reduction(statement, context) if statement.qualifiers[:1] == ("reduce",) else copies.prepare_copy(statement, context)
+
+
+def _prepare_reduction(statement: Statement, context: Context) -> Step:
+    """Prepare `cp.reduce.async.bulk [dst], [src], size {, [mbar]} {, policy}`."""
+    _, choices = match_form(statement, context, (FORM,))
+    to_global = copies.goes_to_global(choices, SECTION)
+    space, operation, kind = choices["to"] or "", choices["operation"] or "", choices["type"] or ""
+    known = TYPES[space].get(operation, ())
+    if kind not in known:
+        raise Unsupported(f"cp.reduce.async.bulk.{space}.{operation} has {', '.join(known)}; got {kind}. {SECTION}")
+    if (choices["rounding"] is not None) != (operation == "add" and kind in ("f16", "bf16")):
+        raise Unsupported(f".noftz belongs to .add of .f16 and .bf16, and to nothing else. {SECTION}")
+    if len(statement.operands) != 3 + (not to_global) + (choices["hint"] is not None):
+        raise Unsupported(f"the operands are [dst], [src], size{'' if to_global else ', [mbar]'} {{, policy}}. {SECTION}")
+    target, source, size = statement.operands[:3]
+    barrier = None if to_global else statement.operands[3]
+    if not isinstance(target, Address) or not isinstance(source, Address) or (barrier is not None and not isinstance(barrier, Address)):
+        raise Unsupported(f"an address must be in brackets. {SECTION}")
+    atomic = _element_operation(statement, context, space, operation, kind)
+    misaligned = Message(f"the size must be a multiple of {UNIT_BYTES} bytes. {SECTION}", Misaligned)
+
+    def execute(machine: Machine) -> Machine:
+        active, count = machine.active, machine.read(size, "u32").astype(jnp.int64)
+        machine = note_fault(machine, count % UNIT_BYTES != 0, misaligned, statement)
+        machine = machine.restrict_active((count % UNIT_BYTES == 0) & (count > 0))
+        values = {"units": count // UNIT_BYTES}
+        for name, place, address in (("source", "shared", source), ("target", space, target)):
+            values[name] = machine.address(address)
+            valid, machine = copies.check_ranges(machine, place, values[name], count)
+            machine = replace(machine, active=valid)
+        machine = copies.issue_copies(machine, values, partial(_reduce_range, atomic=atomic, space=space))
+        if isinstance(barrier, Address):
+            arrivals = Arrivals(machine.address(barrier), count)
+            machine = update_barriers(machine, statement, complete_bytes, arrivals, context.checked)[1]
+        return replace(machine, active=active)
+
+    return Step(execute)
+
+
+def _element_operation(statement: Statement, context: Context, space: str, operation: str, kind: str) -> Atomic:
+    """Return the operation on an element, which is that of `red`."""
+    rounding = ".noftz" if kind in ("f16", "bf16") else ""
+    element = replace(statement, opcode=f"red.{space}.{operation}{rounding}.{kind}", operands=(Address(None), Register("%element")))
+    return parse_atomic(element, context)
+
+
+def _reduce_range(machine: Machine, copy: CopyValues, *, atomic: Atomic, space: str) -> Machine:
+    """Make one reduction for each block that has one."""
+    bits = KINDS[atomic.kind].bits
+
+    def reduce_units(machine: Machine, unit: Array, present: Array) -> Machine:
+        offset = unit.astype(jnp.uint64) * np.uint64(UNIT_BYTES)
+        source, target = copy["source"][:, None] + offset, copy["target"][:, None] + offset
+        words = copies.load_units(machine, "shared", source)
+        for i in range(8 * UNIT_BYTES // bits):
+            value = _extract_element(words, i, bits)
+            address = target + np.uint64(i * bits // 8)
+            index = (
+                locate_in_rooms(machine.rooms, address, bits // 8) if space == "global" else machine.locate_shared(address, bits // 8)
+            ).first_word
+            requests = AtomicRequests(index, address, value, jnp.zeros_like(value), present)
+            machine = machine.with_words(space, apply_atomic(atomic, machine.words(space), requests)[0])
+        return machine
+
+    return copies.carry_units(machine, jnp.where(copy["live"], copy["units"], 0), reduce_units)
+
+
+def _extract_element(words: list[Array], i: int, bits: int) -> Array:
+    """Return element i of a unit's four words."""
+    if bits == 64:
+        return words[2 * i].astype(jnp.uint64) | words[2 * i + 1].astype(jnp.uint64) << np.uint64(32)
+    if bits == 32:
+        return words[i]
+    return words[i // 2] >> np.uint32(16 * (i % 2)) & np.uint32(0xFFFF)
+
+
+PREPARE: dict[str, Prepare] = {"cp": prepare_any_copy}

@@ -1,0 +1,27 @@
+"""The table of tensor-core and asynchronous instructions by the first part of their opcodes."""
+
+from tcemu.ptx.instruction_interface import Prepare
+from tcemu.ptx.tensor import (
+    async_copies,
+    async_stores,
+    bulk_reductions,
+    cluster_launch_control,
+    launch_control,
+    mbarriers,
+    tensor_map_edits,
+    warp_matrices,
+    warpgroup_products,
+)
+
+MODULES = (
+    warp_matrices,
+    warpgroup_products,
+    async_copies,
+    bulk_reductions,
+    async_stores,
+    cluster_launch_control,
+    mbarriers,
+    launch_control,
+    tensor_map_edits,
+)
+PREPARE: dict[str, Prepare] = {name: prepare for module in MODULES for name, prepare in module.PREPARE.items()}
