@@ -1,0 +1,285 @@
+"""Statements bound to registers, each as one compiled function of the arrays that it reads and writes.
+
+Statements that differ only in the names of their registers, in addresses and in constants share one compiled function: registers are
+renamed by their position in the statement, and the offset of an address is an argument. The caches are `functools` ones, which threads may
+share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.extend.core import Literal, jaxpr_as_fun
+
+from tcemu.ptx.instruction_interface import Context, Operation, Step
+from tcemu.ptx.linker.instruction_table import find_preparer
+from tcemu.ptx.simt.chunk import Chunk, ChunkLayout, NameTable
+from tcemu.ptx.simt.machine import constant_bits, convert_width
+from tcemu.ptx.simt.special_registers import SPECIAL_VALUES
+from tcemu.ptx.text.module import (
+    Address,
+    Function,
+    Guard,
+    Integer,
+    Module,
+    Negated,
+    Operand,
+    Pair,
+    Position,
+    Register,
+    Sink,
+    Statement,
+    Symbol,
+    Vector,
+    flatten_operands,
+)
+from tcemu.ptx.text.ptx_types import storage_dtype
+
+CARRY = "carry"  # the register of condition codes, CC.CF
+CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and memory maps
+Executor = Callable[[Chunk], None]
+
+
+@lru_cache(maxsize=CACHE_SIZE, typed=True)
+def device_constant(value: np.generic) -> Array:
+    """Return a constant as an array on the device."""
+    return jnp.asarray(value)
+
+
+# ---- operations
+
+
+class _OperationKey(NamedTuple):
+    """The part of a statement that the compiled function of an operation depends on."""
+
+    operation: Operation
+    destinations: tuple[str | None, ...]  # types of the registers; None: the result is discarded
+    sources: tuple[str | None, ...]  # types of the registers; None: a constant
+    negated: tuple[bool, ...]  # sources that are negated predicates
+    guard: bool | None  # the guard is negated; None: there is no guard
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _compile_operation(key: _OperationKey) -> Callable[..., Any]:
+    operation = key.operation
+    used = [i for i, kind in enumerate(key.destinations) if kind is not None]
+
+    def execute(active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Array]:
+        mask = active if guard is None else active & (guard != key.guard)
+        values = []
+        for value, have, want, negated in zip(sources, key.sources, operation.sources, key.negated, strict=True):
+            value = value if have is None else convert_width(value, have, want)
+            values.append(~value if negated else value)
+        results = operation.compute(*values)
+        fresh = [convert_width(results[i], operation.results[i], key.destinations[i] or "", extends=True) for i in used]
+        return [jnp.where(mask, value, old) for value, old in zip(fresh, olds, strict=True)]
+
+    return jax.jit(execute)
+
+
+def bind_operation(operation: Operation, statement: Statement, names: NameTable) -> Executor:
+    """Return the function that executes a statement of an operation on a chunk."""
+    carry = Register(CARRY)
+    flat = [names.resolve(operand) for operand in flatten_operands(statement.operands)]
+    count = len(operation.results) - operation.carry_out
+    destinations = flat[:count] + [carry] * operation.carry_out
+    sources = flat[count:] + [carry] * operation.carry_in
+    kind = lambda register: "pred" if register == carry else names.kind(register)
+    read, kinds, negated = [], [], []
+    for operand, expected in zip(sources, operation.sources, strict=True):
+        negated.append(isinstance(operand, Negated))
+        operand = operand.register if isinstance(operand, Negated) else operand
+        if isinstance(operand, Register):
+            read.append((names.qualified_name(operand), kind(operand)))
+            kinds.append(kind(operand))
+        else:
+            read.append(device_constant(constant_bits(operand, expected)))
+            kinds.append(None)
+    written = [None if isinstance(operand, Sink) else kind(operand) for operand in destinations]
+    guard = statement.guard
+    key = _OperationKey(operation, tuple(written), tuple(kinds), tuple(negated), None if guard is None else guard.negated)
+    function = _compile_operation(key)
+    targets = [(names.qualified_name(operand), kind(operand)) for operand in destinations if isinstance(operand, Register)]
+    guard_name = None if guard is None else names.prefix + guard.register
+
+    def execute(chunk: Chunk) -> None:
+        olds = [chunk.register(*target) for target in targets]
+        values = [chunk.register(*each) if isinstance(each, tuple) else each for each in read]
+        mask = None if guard_name is None else chunk.register(guard_name, "pred")
+        fresh = function(chunk["active"], mask, olds, values)
+        for (name, _), value in zip(targets, fresh, strict=True):
+            chunk.write_register(name, value)
+
+    return execute
+
+
+# ---- steps
+
+
+class _CanonicalStatement(NamedTuple):
+    """A statement with its registers renamed."""
+
+    statement: Statement
+    registers: tuple[Register, ...]  # the original ones, in the order of the new names
+    bases: tuple[str | None, ...]  # for each address the new name of its base; None: an absolute address
+    offsets: tuple[int, ...]  # for each address the bytes added to its base
+
+
+def canonicalise(statement: Statement, names: NameTable) -> _CanonicalStatement:
+    """Rename registers by their position and take the offsets out of addresses, so that statements of one form become equal."""
+    registers: dict[Register, str] = {}
+    bases: list[str | None] = []
+    offsets: list[int] = []
+
+    def rename(operand: Operand | None) -> Any:
+        if isinstance(operand, Register):
+            if operand.name in SPECIAL_VALUES:
+                return operand
+            return Register(registers.setdefault(operand, f"%{len(registers)}"))
+        if isinstance(operand, Symbol):
+            return rename(names.resolve(operand))
+        if isinstance(operand, Negated):
+            return Negated(rename(operand.register))
+        if isinstance(operand, Vector):
+            return Vector(tuple(map(rename, operand.elements)))
+        if isinstance(operand, Pair):
+            return Pair(rename(operand.first), rename(operand.second))
+        if isinstance(operand, Address):
+            base = rename(operand.base)
+            offsets.append(operand.offset + (base.value if isinstance(base, Integer) else 0))
+            bases.append(base.name if isinstance(base, Register) else None)
+            return Address(Register(f"%address{len(bases) - 1}"), 0, rename(operand.coordinates))
+        return operand
+
+    operands = tuple(map(rename, statement.operands))
+    guard = statement.guard
+    if guard is not None:
+        guard = Guard(rename(Register(guard.register)).name, guard.negated)
+    return _CanonicalStatement(replace(statement, operands=operands, guard=guard), tuple(registers), tuple(bases), tuple(offsets))
+
+
+class _StepKey(NamedTuple):
+    """All that the step of a canonical statement depends on."""
+
+    opcode: str
+    operands: tuple[Operand, ...]
+    guard: Guard | None
+    bases: tuple[str | None, ...]
+    kinds: tuple[tuple[str, str], ...]
+    target: str
+    checked: bool
+    version: tuple[int, int]  # of the PTX ISA
+
+    @property
+    def address_kinds(self) -> tuple[tuple[str, str], ...]:
+        """The registers that stand for the addresses, with their type."""
+        return tuple((f"%address{i}", "b64") for i in range(len(self.bases)))
+
+
+class _CompiledStep(NamedTuple):
+    """A step compiled for one layout. Its leaves are the registers, the offsets of addresses, and the arrays of the chunk."""
+
+    function: Callable[..., Any]  # (leaves of `donated`, leaves of `read`) -> leaves of `writes`
+    donated: list[int]  # leaves changed in place
+    read_only: list[int]
+    writes: list[int]
+
+
+def bind_step(statement: Statement, number: int, context: Context, names: NameTable) -> Executor:
+    """Return the function that executes a statement of a step on a chunk. number: the statement's number, which faults name."""
+    canonical = canonicalise(statement, names)
+    kinds = tuple((f"%{i}", names.kind(register)) for i, register in enumerate(canonical.registers))
+    same = canonical.statement
+    key = _StepKey(same.opcode, same.operands, same.guard, canonical.bases, kinds, context.target, context.checked, context.module.version)
+    registers = [(names.qualified_name(register), names.kind(register)) for register in canonical.registers]
+    offsets = [device_constant(np.uint64(offset % 2**64)) for offset in canonical.offsets]
+    count, statement_number = len(registers), device_constant(np.int32(number))
+    layout: ChunkLayout | None = None
+    compiled: _CompiledStep
+
+    def execute(chunk: Chunk) -> None:
+        nonlocal layout, compiled
+        if layout is not chunk.layout:
+            layout, compiled = chunk.layout, _compile_step(key, chunk.layout)
+        chunk["statement"] = statement_number
+        leaves = [*(chunk.register(*each) for each in registers), *offsets, *chunk.leaves]
+        fresh = compiled.function([leaves[i] for i in compiled.donated], [leaves[i] for i in compiled.read_only])
+        for i, value in zip(compiled.writes, fresh, strict=True):
+            if i < count:
+                chunk.write_register(registers[i][0], value)
+            else:
+                chunk.leaves[i - count - len(offsets)] = value
+
+    return execute
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _prepare_step(key: _StepKey) -> Step:
+    """Prepare a canonical statement, in a function that has its registers and nothing else."""
+    nowhere = Position(0, 0)
+    function = Function("", False, (), (), dict((*key.kinds, *key.address_kinds)), (), (), {}, nowhere)
+    statement = Statement(key.opcode, key.operands, key.guard, nowhere)
+    context = Context(Module(key.version, key.target, 64, {}, ()), function, key.target, key.checked)
+    return find_preparer(statement)(statement, context)
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def _compile_step(key: _StepKey, layout: ChunkLayout) -> _CompiledStep:
+    """Compile a step for the shapes of a chunk."""
+    step = _prepare_step(key)
+    count, addresses = len(key.kinds), len(key.bases)
+    kinds = (*key.kinds, *key.address_kinds)
+    names = [name for name, _ in key.kinds]
+    active_leaf = layout.leaf_index["active"]
+
+    def apply_leaves(*leaves: Array) -> list[Array]:
+        registers = dict(zip(names, leaves, strict=False))
+        others = leaves[count + addresses :]
+        for i, (base, offset) in enumerate(zip(key.bases, leaves[count:], strict=False)):
+            registers[f"%address{i}"] = offset if base is None else _add_offset(registers[base], offset)
+        machine = replace(jax.tree.unflatten(layout.structure, others), registers=registers, kinds=kinds)
+        guard = key.guard
+        active = machine.active if guard is None else machine.active & (registers[guard.register] != guard.negated)
+        machine = step.apply(replace(machine, active=active))
+        rest = jax.tree.leaves(replace(machine, registers={}, kinds=(), active=others[active_leaf]))
+        return [*(machine.registers[name] for name in names), *leaves[count : count + addresses], *rest]
+
+    shapes = [jax.ShapeDtypeStruct(layout.shape, storage_dtype(kind)) for _, kind in key.kinds]
+    shapes += [jax.ShapeDtypeStruct((), np.uint64)] * addresses
+    return _prune_program(jax.make_jaxpr(apply_leaves)(*shapes, *layout.leaves), {count + addresses + i for i in layout.donated_leaves})
+
+
+def _add_offset(base: Array, offset: Array) -> Array:
+    """Return an address, uint64. The sum wraps at 32 bits if the base has 32."""
+    if base.dtype == jnp.uint64:
+        return base + offset
+    return (base + offset.astype(jnp.uint32)).astype(jnp.uint64)
+
+
+def _prune_program(program: Any, in_place: set[int]) -> _CompiledStep:
+    """Compile a program as a function of the leaves that it reads, which returns the leaves that it changes."""
+    inputs, outputs = program.jaxpr.invars, program.jaxpr.outvars
+    writes = [i for i, (old, new) in enumerate(zip(inputs, outputs, strict=True)) if old is not new]
+    used = {var for equation in program.jaxpr.eqns for var in equation.invars if not isinstance(var, Literal)}
+    used |= {outputs[i] for i in writes if not isinstance(outputs[i], Literal)}
+    reads = [i for i, var in enumerate(inputs) if var in used]
+    donated = [i for i in reads if i in in_place and i in writes]
+    read = [i for i in reads if i not in donated]
+    call = jaxpr_as_fun(program)
+    fill = [jnp.zeros((), var.aval.dtype) for var in inputs]
+
+    def function(changing: list[Array], others: list[Array]) -> list[Array]:
+        leaves: list[Any] = list(fill)
+        for i, value in zip((*donated, *read), (*changing, *others), strict=True):
+            leaves[i] = value
+        results = call(*leaves)
+        return [results[i] for i in writes]
+
+    return _CompiledStep(jax.jit(function, donate_argnums=0), donated, read, writes)
