@@ -1,0 +1,319 @@
+"""`tcemu.ptx.run`: a kernel launched, its blocks run in chunks that fit memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tcemu.base.errors import Unsupported
+from tcemu.isa.families import LANES
+from tcemu.isa.targets import resolve_target
+from tcemu.ptx.linker.inexact_arrays import inexact_arrays
+from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
+from tcemu.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
+from tcemu.ptx.runtime.launch_shape import LaunchShape, coordinates, launch_shape
+from tcemu.ptx.runtime.runtime_functions import RuntimeFunctions, add_heap
+from tcemu.ptx.runtime.scheduler import Schedule
+from tcemu.ptx.runtime.tracing import KernelOutputs, Observer, Tracepoint, Tracer
+from tcemu.ptx.simt import faults
+from tcemu.ptx.simt import shared_memory_checks as checks
+from tcemu.ptx.simt.chunk import Chunk
+from tcemu.ptx.simt.cluster_checks import CLUSTER_KEY, new_record
+from tcemu.ptx.simt.device_memory import Rooms
+from tcemu.ptx.simt.machine import Machine
+from tcemu.ptx.simt.special_registers import SM_COUNT
+from tcemu.ptx.tensor.cluster_launch_control import LAUNCH_KEY, PendingClusters
+from tcemu.ptx.tensor.wgmma_protocol import wgmma_protocol
+from tcemu.ptx.text.module import Function, Module
+from tcemu.ptx.text.parser import parse
+from tcemu.ptx.text.ptx_types import storage_dtype
+
+CHUNK_BYTES = 1 << 30  # registers, local and shared memory of the blocks that run at once
+STEP_LIMIT = 5_000_000
+
+
+def run(
+    text: str | Module,
+    *,
+    entry: str | None = None,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[Any] = (),
+    target: str,
+    shared_bytes: int = 0,
+    checked: bool = False,
+    cluster: int | Sequence[int] | None = None,
+    cooperative: bool = False,
+    step_limit: int = STEP_LIMIT,
+    cases: int | None = None,
+    trace: Tracepoint | Sequence[Tracepoint] = (),
+    watch: Observer | Sequence[Observer] = (),
+) -> KernelOutputs:
+    """Run a kernel, bit for bit, and return the arrays that it leaves in its arguments. The inputs are not changed.
+
+    Blocks that wait for each other must run at once. The blocks of a cluster do; others do if `cooperative` is True, or if the registers
+    and memory of all fit in 1 GiB.
+
+    Args:
+        text: PTX, or a module from `tcemu.ptx.parse` or `tcemu.ptx.compile`.
+        entry: Name of the kernel, or its name expression for `compile`; None: the only one.
+        grid: Blocks, one to three numbers, x first.
+        block: Threads of a block, one to three numbers, x first.
+        args: Arguments in the order of the entry's parameters. For a pointer: a NumPy or JAX array of any dtype, which becomes a buffer of
+            its own at a multiple of 256, or a `BufferPointer` into one. For a number: a Python or NumPy scalar in the range of the
+            parameter's type. For a struct by value: its bytes, or a NumPy value of as many bytes.
+        target: GPU whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100".
+        shared_bytes: Dynamic shared memory.
+        checked: Raise for what PTX leaves undefined.
+        cluster: Blocks of a cluster, one to three numbers, x first; None: what `.reqnctapercluster` says, else 1.
+        cooperative: All blocks of the grid run at once, as by cudaLaunchCooperativeKernel.
+        step_limit: Statements that a chunk of blocks may execute, each for all threads at once.
+        cases: Number of launches in one call. Every argument, also a number, then has an additional first axis, and each case has buffers
+            of its own. An array with that axis alone holds numbers.
+        trace: Tracepoints; see `tcemu.ptx.Tracepoint`.
+        watch: Functions that are called with an `ExecutedStatement` after each statement.
+
+    Returns:
+        The arrays among the arguments as the kernel leaves them. The attribute `snapshots` has what `trace` recorded, and `printed` the
+        text of the kernel's `printf`. `inexact` has the numbers of the arrays that may not be the GPU's bits, because `tanh.approx` took
+        part; it is empty for most kernels.
+
+    Raises:
+        PtxError: The text is not PTX.
+        Unsupported: A statement is not supported, with line and column. Nothing has run.
+        OutOfBounds, Misaligned: An access is wrong, with block, thread, line and address.
+        Trapped: The kernel executed `trap`.
+        UndefinedBehaviour: A deadlock; in checked mode also what PTX leaves undefined.
+        StepLimit: The kernel executed more statements than `step_limit`.
+        TypeError, ValueError: An argument does not fit.
+    """
+    module = parse(text) if isinstance(text, str) else text
+    function = _find_entry(module, entry)
+    target = _compatible_target(module, target)
+    shape = launch_shape(function, target, grid, block, cluster)
+    if cases is not None and cases < 1:
+        raise ValueError(f"cases: got {cases}; expected 1 or more, or None")
+    with jax.enable_x64(True):
+        kernel = link(module, function, target, checked, shape.cluster_size)
+        inputs = place_arguments(kernel, args, cases)
+        launch = _Launch(kernel, inputs, shape, shared_bytes, cooperative)
+        tracer = Tracer((trace,) if isinstance(trace, Tracepoint) else trace, kernel, launch.threads, inputs.read_outputs)
+        watching = (watch,) if callable(watch) else tuple(watch)
+        observers = (tracer, *watching) if tracer.tracepoints else watching
+        outputs = KernelOutputs(inputs.read_outputs(launch.execute(step_limit, observers)))
+    outputs.snapshots = tuple(tracer.snapshots)
+    outputs.printed = launch.runtime.printed
+    outputs.inexact = inexact_arrays(kernel, inputs.arrays)
+    return outputs
+
+
+# ---- arguments of the launch
+
+
+def _find_entry(module: Module, name: str | None) -> Function:
+    if module.address_size != 64:
+        raise Unsupported(
+            f"the module has addresses of {module.address_size} bits, the default without .address_size 64; only 64 bits are supported"
+        )
+    entries = module.entries
+    name = module.name_expressions.get(name, name) if name is not None else None
+    if name is None and len(entries) == 1:
+        return next(iter(entries.values()))
+    if name is None or name not in entries:
+        raise ValueError(f"entry: got {name!r}; the module has {', '.join(entries) or 'none'}")
+    return entries[name]
+
+
+def _compatible_target(module: Module, target: str) -> str:
+    """Return the target by its name. Raises Unsupported if PTX for the module's target does not run there."""
+    named = resolve_target(target)
+    have, want = named.removeprefix("sm_"), module.target.removeprefix("sm_")
+    number = int(want.rstrip("af"))
+    runs = have == want or int(have.rstrip("af")) >= number
+    if want.endswith("a"):
+        runs = have == want
+    elif want.endswith("f"):
+        runs = int(have.rstrip("af")) // 10 == number // 10 and int(have.rstrip("af")) >= number and have[-1] in "af"
+    if not runs:
+        raise Unsupported(f"target: got {named}; the module is for .target {module.target}, which does not run there. PTX ISA 11.1.2")
+    return named
+
+
+# ---- the launch
+
+
+class _Launch:
+    """The blocks of a launch, which run in chunks."""
+
+    def __init__(self, kernel: Kernel, inputs: LaunchInputs, shape: LaunchShape, shared_bytes: int, cooperative: bool) -> None:
+        self.kernel, self.inputs, self.shape, self.cooperative = kernel, inputs, shape, cooperative
+        self.grid, self.block = shape.grid, shape.block
+        self.threads = int(np.prod(shape.block))
+        self.padded_threads = align_up(self.threads, LANES)
+        self.blocks_per_case = int(np.prod(shape.grid))
+        self.blocks = self.blocks_per_case * len(inputs.parameters)
+        dynamic = shared_bytes > 0 or kernel.dynamic_start > kernel.shared_bytes
+        self.shared_bytes = kernel.dynamic_start + shared_bytes if dynamic else kernel.shared_bytes
+        self.shared_words = align_up(self.shared_bytes, 16) // 4
+        self.dynamic_bytes = shared_bytes
+        self.runtime = RuntimeFunctions(inputs, add_heap(inputs) if "malloc" in kernel.runtime_functions else 0)
+
+    def blocks_per_chunk(self) -> int:
+        """Return the number of blocks that run at once, whole clusters."""
+        tables = {linked.names.prefix: linked.names for linked in self.kernel.blocks}.values()
+        registers = sum(storage_dtype(kind).itemsize for names in tables for kind in names.kinds.values())
+        bytes_per_thread = registers + self.kernel.local_bytes
+        clusters = CHUNK_BYTES // (bytes_per_thread * self.padded_threads + 4 * self.shared_words + 1) // self.shape.cluster_size
+        count = int(np.clip(clusters * self.shape.cluster_size, self.shape.cluster_size, self.blocks))
+        return -(-count // self.blocks_per_case) * self.blocks_per_case if self.cooperative else count
+
+    def execute(self, step_limit: int, observers: Sequence[Observer]) -> np.ndarray:
+        """Run all blocks, and return the words of global memory afterwards."""
+        memory = jnp.asarray(self.inputs.initial_memory())
+        starts, sizes = self.inputs.room_table()
+        rooms = Rooms(jnp.asarray(starts), jnp.asarray(sizes))
+        size, order = self.blocks_per_chunk(), self.shape.block_order()
+        numbers_in_order = (np.arange(len(self.inputs.parameters))[:, None] * self.blocks_per_case + order).ravel()
+        first = 0
+        while first < self.blocks:
+            numbers = numbers_in_order[first : self._chunk_end(first, size)]
+            chunk = Chunk(self._machine(memory, rooms, numbers, first))
+            present = np.zeros((len(numbers), self.padded_threads), bool)
+            present[:, : self.threads] = True
+            reporter = _FaultReporter(self, numbers)
+            protocol = wgmma_protocol(self.kernel, present.shape, reporter.describe)
+            watching = [*([protocol] if protocol is not None else []), *observers]
+            Schedule(self.kernel, chunk, present, step_limit, reporter, watching, numbers, self.runtime).run_to_completion()
+            memory = chunk["memory"]
+            first += len(numbers) + self._cancelled_blocks(chunk)
+        return np.asarray(memory)
+
+    @property
+    def _cancels(self) -> bool:
+        """The kernel may cancel clusters that have not begun."""
+        return any(linked.statement.opcode.startswith("clusterlaunchcontrol.try_cancel") for linked in self.kernel.statements)
+
+    def _chunk_end(self, first: int, size: int) -> int:
+        """Return the number, in the order of execution, behind the last block of the chunk that begins at `first`."""
+        if not self._cancels:
+            return min(first + size, self.blocks)
+        count = max(min(size, SM_COUNT) // self.shape.cluster_size, 1) * self.shape.cluster_size
+        return min(first + count, (first // self.blocks_per_case + 1) * self.blocks_per_case)
+
+    def _pending_clusters(self, first: int, count: int) -> PendingClusters:
+        """Return the clusters that may be cancelled while the `count` blocks from `first` on run: those after them, of the same case."""
+        size, case = self.shape.cluster_size, first // self.blocks_per_case
+        places = np.stack(coordinates(self.shape.block_order()[::size], self.grid), axis=-1)
+        begun = (first + count - case * self.blocks_per_case) // size
+        return PendingClusters(jnp.int64(begun), jnp.int64(len(places)), jnp.asarray(places, jnp.uint32))
+
+    def _cancelled_blocks(self, chunk: Chunk) -> int:
+        """Return the number of blocks that the chunk has cancelled."""
+        leaves = chunk.layout.leaves_below("extra", LAUNCH_KEY)
+        return (
+            (int(PendingClusters(*(chunk.leaves[index] for index in leaves)).next) - self._begun) * self.shape.cluster_size if leaves else 0
+        )
+
+    def _machine(self, memory: Any, rooms: Rooms, numbers: np.ndarray, first: int) -> Machine:
+        shape = (len(numbers), self.padded_threads)
+        blocks = np.stack(coordinates(numbers % self.blocks_per_case, self.grid), axis=-1)
+        parameters = np.ascontiguousarray(self.inputs.parameters[numbers // self.blocks_per_case]).view(np.uint32)
+        sizes = (*self.block, *self.grid, self.shared_bytes, self.dynamic_bytes)
+        return Machine(
+            active=jnp.ones(shape, bool),
+            registers={},
+            memory=memory,
+            rooms=rooms,
+            shared=jnp.zeros((len(numbers), self.shared_words), jnp.uint32),
+            local=jnp.zeros((*shape, align_up(self.kernel.local_bytes, 16) // 4), jnp.uint32),
+            parameters=jnp.asarray(parameters),
+            blocks=jnp.asarray(blocks, jnp.uint32),
+            dimensions=jnp.asarray(sizes, jnp.uint32),
+            statement=jnp.int32(0),
+            clock=jnp.uint64(0),
+            faults=faults.no_faults(shape),
+            extra=self._extra(len(numbers)) | self._launch_state(first, len(numbers)),
+            cluster=self.shape.cluster,
+            explicit_cluster=self.shape.explicit_cluster,
+        )
+
+    def _launch_state(self, first: int, count: int) -> dict[str, Any]:
+        """Return the clusters that may be cancelled, if the kernel does so."""
+        if not self._cancels:
+            return {}
+        pending = self._pending_clusters(first, count)
+        self._begun = int(pending.next)
+        return {LAUNCH_KEY: pending}
+
+    def _extra(self, blocks: int) -> dict[str, Any]:
+        """Return the state of checked mode. Uninitialised reads are not reported beside bulk copies, whose end is not followed."""
+        if not self.kernel.checked or not self.shared_words:
+            return {}
+        copies = any(linked.statement.name == "cp" for linked in self.kernel.statements)
+        extra: dict[str, Any] = {checks.ACCESS_KEY: checks.new_shadow(blocks, 4 * self.shared_words, initialised=copies)}
+        if self.shape.cluster_size > 1:
+            extra[CLUSTER_KEY] = new_record(blocks, 4 * self.shared_words, self.shape.cluster_size)
+        if any(linked.statement.opcode.startswith("cp.async.c") for linked in self.kernel.statements):
+            extra[checks.COPY_KEY] = checks.no_pending_copies(blocks, self.shared_words, self.padded_threads)
+        return extra
+
+    def block_name(self, number: int) -> str:
+        """Return the name of a block: its coordinates in the grid, and its case."""
+        place = f"block {coordinates(number % self.blocks_per_case, self.grid)}"
+        return place if len(self.inputs.parameters) == 1 else f"case {number // self.blocks_per_case}, {place}"
+
+    def thread_name(self, number: int) -> str:
+        """Return the name of a thread: its coordinates in the block."""
+        return f"thread {coordinates(number, self.block)}"
+
+
+class _FaultReporter:
+    """Names of a chunk's places, and its faults as exceptions."""
+
+    def __init__(self, launch: _Launch, numbers: np.ndarray) -> None:
+        self.launch, self.numbers = launch, numbers  # numbers: of the chunk's blocks in the launch
+
+    def describe(self, linked: LinkedStatement, block: int, thread: int) -> str:
+        """Return a statement and the thread that executed it in words."""
+        statement = linked.statement
+        place = f"{self.launch.block_name(int(self.numbers[block]))}, {self.launch.thread_name(thread)}"
+        return f"line {statement.position.line}: {statement.opcode}: {place}"
+
+    def block_name(self, row: int) -> str:
+        """Return the name of a block of the chunk."""
+        return self.launch.block_name(int(self.numbers[row]))
+
+    def raise_fault(self, chunk: Chunk) -> None:
+        """Raise the first fault of the chunk, if there is one."""
+        fault = faults.first_fault(chunk.faults)
+        if fault is None:
+            return
+        place = self.describe(self.launch.kernel.statements[fault.statement], fault.block, fault.thread)
+        message = f"{place}: {fault.message.text.format(*fault.values)}"
+        if fault.address is not None:
+            message += f"; address {fault.address:#x}{self._nearest_buffer(fault.address, fault.message.space)}"
+        raise fault.message.error(message)
+
+    def _nearest_buffer(self, address: int, space: str) -> str:
+        """Return the buffer that is nearest to an address, or the size of the space, in words."""
+        kernel = self.launch.kernel
+        sizes = {"shared": self.launch.shared_bytes, "local": kernel.local_bytes, "param": kernel.parameter_bytes}
+        if space in sizes:
+            return f"; the block has {sizes[space]} bytes of {space} memory"
+        buffers = [buffer for buffer in self.launch.inputs.buffers if buffer.data.size]
+        if not buffers:
+            return ""
+
+        def distance(buffer: Buffer) -> int:
+            return max(buffer.address - address, address - (buffer.address + buffer.data.nbytes - 1), 0)
+
+        buffer = min(buffers, key=distance)
+        offset = address - buffer.address
+        if abs(offset) >= 1 << 39:
+            return ", near no buffer"
+        where = f"{-offset} bytes before" if offset < 0 else f"byte {offset} of"
+        return f", {where} {buffer.name}, which has {buffer.data.nbytes} bytes"

@@ -1,0 +1,179 @@
+"""Observers of a running kernel, and `trace=` of `tcemu.ptx.run`, which records registers and memory after the statements of a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jax import Array
+
+from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement
+from tcemu.ptx.simt.chunk import Chunk, NameTable
+from tcemu.ptx.text.module import SPECIAL_REGISTERS, Register, Statement, nested_operands
+from tcemu.ptx.text.ptx_types import KINDS
+
+FLOATS = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+
+
+@dataclass(frozen=True)
+class ExecutedStatement:
+    """One execution of a statement, as observers see it. The arrays of the chunk are those after the statement."""
+
+    linked: LinkedStatement
+    chunk: Chunk
+    active: np.ndarray  # bool[blocks, threads]: the threads at the statement
+    block_numbers: np.ndarray  # numbers in the launch of the chunk's blocks
+
+    def executing(self) -> np.ndarray:
+        """Return the threads that execute the statement, its guard included."""
+        guard = self.linked.statement.guard
+        if guard is None:
+            return self.active
+        predicate = self.previous_value(self.linked.names.qualified_name(Register(guard.register)))
+        return self.active & ((False if predicate is None else np.asarray(predicate)) != guard.negated)
+
+    def previous_value(self, name: str) -> Array | None:
+        """Return a register's values before the statement, by its qualified name; None if it was never used."""
+        return self.chunk.previous[name] if name in self.chunk.previous else self.chunk.registers.get(name)
+
+    def written_registers(self) -> dict[str, Array]:
+        """Return the registers that the statement has written, by qualified names."""
+        return {name: self.chunk.registers[name] for name in self.chunk.previous}
+
+
+Observer = Callable[[ExecutedStatement], None]  # called after each statement
+
+
+@dataclass(frozen=True)
+class Tracepoint:
+    """A line of a kernel at which `tcemu.ptx.run` records snapshots, for `trace=`.
+
+    Args:
+        line: Line of the PTX text, from 1.
+        registers: Names of registers, as "%f1" or "%tid.x"; (): the registers that the statement names.
+        blocks: Numbers of blocks in the grid, x first, case after case; None: all.
+        threads: Numbers of threads in the block; None: all.
+        shared: First byte and end of the blocks' shared memory to record; None: nothing.
+        arrays: Numbers of the arrays to record, among the arguments that are arrays.
+        max_snapshots: Snapshots of each statement at most.
+    """
+
+    line: int
+    registers: tuple[str, ...] = ()
+    blocks: tuple[int, ...] | None = (0,)
+    threads: tuple[int, ...] | None = None
+    shared: tuple[int, int] | None = None
+    arrays: tuple[int, ...] = ()
+    max_snapshots: int = 1000
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Registers and memory after one execution of a statement, as a `Tracepoint` requests them.
+
+    Values of registers are bool for predicates, floats for .f16, .f32 and .f64, signed integers for .s types, unsigned bits for all others.
+    A register that was never written is zero.
+    """
+
+    line: int
+    statement: str
+    hit: int  # earlier executions of the statement by the chosen threads
+    blocks: tuple[int, ...]
+    threads: tuple[int, ...]
+    active: np.ndarray  # bool[blocks, threads]: the threads that executed the statement
+    registers: dict[str, np.ndarray]  # [blocks, threads], also of threads that did not execute the statement
+    shared: np.ndarray | None = None  # uint8[blocks, bytes]
+    arrays: dict[int, np.ndarray] = field(default_factory=dict)  # by number, as `run` would return them now
+
+
+class KernelOutputs(list[np.ndarray]):
+    """The arrays that a kernel leaves in its arguments, with the snapshots of `trace=` in the order of execution and the printed text."""
+
+    snapshots: tuple[Snapshot, ...] = ()
+    printed: str = ""  # the text of the kernel's `vprintf`
+    inexact: frozenset[int] = frozenset()  # numbers of the arrays that may not be the GPU's bits: `tanh.approx` took part
+
+
+class Tracer:
+    """The observer that records snapshots.
+
+    Raises:
+        ValueError: A line has no statement that can be recorded, or the kernel has no such register or thread.
+    """
+
+    def __init__(
+        self, tracepoints: Sequence[Tracepoint], kernel: Kernel, threads: int, read_outputs: Callable[[np.ndarray], list[np.ndarray]]
+    ) -> None:
+        self.tracepoints, self.threads, self.read_outputs = tuple(tracepoints), threads, read_outputs
+        self.snapshots: list[Snapshot] = []
+        self._hits: dict[tuple[int, int], int] = {}  # by the number of the tracepoint and of the statement
+        for tracepoint in self.tracepoints:
+            _check_tracepoint(tracepoint, kernel, threads)
+
+    def __call__(self, event: ExecutedStatement) -> None:
+        """Record the snapshots of a statement."""
+        for number, tracepoint in enumerate(self.tracepoints):
+            if tracepoint.line == event.linked.statement.position.line:
+                self._record(number, tracepoint, event)
+
+    def _record(self, number: int, tracepoint: Tracepoint, event: ExecutedStatement) -> None:
+        linked, chunk = event.linked, event.chunk
+        present = {int(number): row for row, number in enumerate(event.block_numbers)}
+        blocks = sorted(present) if tracepoint.blocks is None else [block for block in tracepoint.blocks if block in present]
+        threads = list(range(self.threads) if tracepoint.threads is None else tracepoint.threads)
+        rows = np.array([present[block] for block in blocks], int)
+        chosen = np.ix_(rows, np.array(threads, int))
+        active = event.executing()[chosen]
+        hit = self._hits.get((number, linked.number), 0)
+        if not active.any() or hit >= tracepoint.max_snapshots:
+            return
+        self._hits[number, linked.number] = hit + 1
+        names = tracepoint.registers or tuple(register.name for register in named_registers(linked.statement))
+        shared = None
+        if tracepoint.shared is not None:
+            shared = np.ascontiguousarray(np.asarray(chunk["shared"])[rows]).view(np.uint8)[:, slice(*tracepoint.shared)].copy()
+        outputs = self.read_outputs(np.asarray(chunk["memory"])) if tracepoint.arrays else []
+        self.snapshots.append(
+            Snapshot(
+                line=tracepoint.line, statement=str(linked.statement), hit=hit, blocks=tuple(blocks), threads=tuple(threads), active=active,
+                registers={name: register_values(linked.names, chunk, name)[chosen] for name in names}, shared=shared,
+                arrays={index: outputs[index].copy() for index in tracepoint.arrays},
+            )
+        )  # fmt: skip
+
+
+def named_registers(statement: Statement) -> list[Register]:
+    """Return the registers that a statement names, each once, the destinations first."""
+    return list(dict.fromkeys(operand for operand in nested_operands(statement.operands) if isinstance(operand, Register)))
+
+
+def register_values(names: NameTable, chunk: Chunk, name: str) -> np.ndarray:
+    """Return a register's values [blocks, threads], in the dtype of its type."""
+    register = Register(name)
+    kind = KINDS[names.kind(register)]
+    bits = np.asarray(chunk.register(names.qualified_name(register), kind.name))
+    if kind.bits == 1:
+        return bits
+    unsigned = bits.astype(np.dtype(f"u{kind.bits // 8}"))
+    return unsigned.view(FLOATS[kind.name]) if kind.name in FLOATS else unsigned.view(f"i{kind.bits // 8}") if kind.signed else unsigned
+
+
+def _check_tracepoint(tracepoint: Tracepoint, kernel: Kernel, threads: int) -> None:
+    """Raise ValueError for a tracepoint that would never record anything."""
+    reachable = {id(linked): linked for block in kernel.blocks for linked in block.statements}.values()
+    chosen = [linked for linked in reachable if linked.statement.position.line == tracepoint.line]
+    if not chosen:
+        lines = {linked.statement.position.line for linked in reachable}
+        nearest = sorted(lines, key=lambda line: abs(line - tracepoint.line))[:3]
+        raise ValueError(
+            f"trace: line {tracepoint.line} has no statement of {kernel.entry.name} that changes a register or memory; nearest are lines "
+            f"{', '.join(map(str, sorted(nearest)))}. Branches, calls, barriers and the end of a thread are not recorded"
+        )
+    for linked in chosen:
+        for name in tracepoint.registers:
+            if name not in SPECIAL_REGISTERS and name not in linked.names.kinds:
+                raise ValueError(f"trace: there is no register {name} in the function of line {tracepoint.line}")
+    wrong = [number for number in tracepoint.threads or () if not 0 <= number < threads]
+    if wrong:
+        raise ValueError(f"trace: threads: got {wrong[0]}; a block has {threads}, from 0 on")
