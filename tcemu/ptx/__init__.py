@@ -1,28 +1,52 @@
-"""PTX files run without a GPU, bit for bit: `parse` reads one, `run` launches a kernel. What is wrong with a text is a `PtxError`.
+"""PTX kernels run without a GPU, bit for bit.
 
-`run(trace=Keep(...))` keeps registers and memory at a line; `compare` finds the first line at which two targets part.
+`parse` reads PTX, `compile` makes it from CUDA C++, `run` launches a kernel, `compare` finds where two targets diverge.
+
+`run(trace=Tracepoint(...))` records registers and memory at a line. Text that is not PTX raises `PtxError`.
 """
 
-from tcemu.errors import PtxError as PtxError
-from tcemu.ptx.comparing import Comparison as Comparison
-from tcemu.ptx.comparing import Parting as Parting
-from tcemu.ptx.comparing import compare as compare
-from tcemu.ptx.faults import Misaligned as Misaligned
-from tcemu.ptx.faults import OutOfBounds as OutOfBounds
-from tcemu.ptx.faults import Trapped as Trapped
-from tcemu.ptx.module import Function as Function
-from tcemu.ptx.module import Module as Module
-from tcemu.ptx.module import Statement as Statement
-from tcemu.ptx.module import Variable as Variable
-from tcemu.ptx.parser import parse as parse
-from tcemu.ptx.run import run as run
-from tcemu.ptx.scheduler import StepLimit as StepLimit
-from tcemu.ptx.tensor_maps import TensorMap as TensorMap
-from tcemu.ptx.tracing import Arrays as Arrays
-from tcemu.ptx.tracing import Keep as Keep
-from tcemu.ptx.tracing import Visit as Visit
+from tcemu.base.errors import PtxError as PtxError
+from tcemu.ptx.cuda_source import compile as compile
+from tcemu.ptx.runtime.kernel_arguments import BufferPointer as BufferPointer
+from tcemu.ptx.runtime.kernel_runner import run as run
+from tcemu.ptx.runtime.scheduler import StepLimit as StepLimit
+from tcemu.ptx.runtime.target_comparison import Comparison as Comparison
+from tcemu.ptx.runtime.target_comparison import Divergence as Divergence
+from tcemu.ptx.runtime.target_comparison import compare as compare
+from tcemu.ptx.runtime.tracing import ExecutedStatement as ExecutedStatement
+from tcemu.ptx.runtime.tracing import KernelOutputs as KernelOutputs
+from tcemu.ptx.runtime.tracing import Snapshot as Snapshot
+from tcemu.ptx.runtime.tracing import Tracepoint as Tracepoint
+from tcemu.ptx.simt.faults import Misaligned as Misaligned
+from tcemu.ptx.simt.faults import OutOfBounds as OutOfBounds
+from tcemu.ptx.simt.faults import Trapped as Trapped
+from tcemu.ptx.simt.tensor_maps import TensorMap as TensorMap
+from tcemu.ptx.text.module import Function as Function
+from tcemu.ptx.text.module import Module as Module
+from tcemu.ptx.text.module import Statement as Statement
+from tcemu.ptx.text.module import Variable as Variable
+from tcemu.ptx.text.parser import parse as parse
 
 __all__ = [
-    "Arrays", "Comparison", "Function", "Keep", "Misaligned", "Module", "OutOfBounds", "Parting", "PtxError", "Statement", "StepLimit",
-    "TensorMap", "Trapped", "Variable", "Visit", "compare", "parse", "run",
-]  # fmt: skip
+    "BufferPointer",
+    "Comparison",
+    "Divergence",
+    "ExecutedStatement",
+    "Function",
+    "KernelOutputs",
+    "Misaligned",
+    "Module",
+    "OutOfBounds",
+    "PtxError",
+    "Snapshot",
+    "Statement",
+    "StepLimit",
+    "TensorMap",
+    "Tracepoint",
+    "Trapped",
+    "Variable",
+    "compare",
+    "compile",
+    "parse",
+    "run",
+]

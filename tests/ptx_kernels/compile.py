@@ -20,8 +20,8 @@ TRITON = {  # kernel -> types of its parameters, constants, architectures
 }  # fmt: skip
 
 
-def keep(name: str, texts: dict[str, str]) -> None:
-    """As NAME.ptx, that of sm_90a apart only where more than the line `.target` differs."""
+def write_texts(name: str, texts: dict[str, str]) -> None:
+    """Write NAME.ptx, and a separate text of sm_90a only where more than the line `.target` differs."""
     first, *others = texts.values()
     (FOLDER / "ptx").mkdir(exist_ok=True)
     if "sm_80" not in texts:
@@ -33,8 +33,8 @@ def keep(name: str, texts: dict[str, str]) -> None:
             (FOLDER / "ptx" / f"{name}.sm_90a.ptx").write_text(text)
 
 
-def by_nvcc(source: Path) -> None:
-    """Lines of comment `// use_fast_math`, `// sm_90a only` and `// CUTLASS` in a source say how it wants to be compiled.
+def compile_with_nvcc(source: Path) -> None:
+    """Compile a source. Its comment lines `// use_fast_math`, `// sm_90a only` and `// CUTLASS` select options.
 
     The environment variable CUTLASS names the folder of CUTLASS's headers (`include`).
     """
@@ -48,11 +48,11 @@ def by_nvcc(source: Path) -> None:
             command = ["nvcc", "-ptx", f"-arch={target}", "-std=c++17", *more, source.name, "-o", made.name]
             subprocess.run(command, cwd=source.parent, check=True, timeout=100)
             texts[target] = Path(made.name).read_text()
-    keep(source.stem, texts)
+    write_texts(source.stem, texts)
 
 
-def by_triton() -> None:
-    """Line information is kept in the layer norm alone: its sections take more room than the kernels."""
+def compile_with_triton() -> None:
+    """Compile the Triton kernels. Only the layer norm keeps line information, whose sections are larger than the kernels."""
     sys.path.insert(0, str(FOLDER / "sources"))
     import triton
     import triton_kernels
@@ -71,12 +71,12 @@ def by_triton() -> None:
             made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": 4, "num_stages": 2})
             texts[{80: "sm_80", 90: "sm_90a"}[architecture]] = made.asm["ptx"]
             print(name, architecture, "shared bytes", made.metadata.shared, "warps", made.metadata.num_warps)
-        keep(name, texts)
+        write_texts(name, texts)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--triton"]:
-        by_triton()
+        compile_with_triton()
     else:
         for path in [FOLDER / "sources" / f"{name}.cu" for name in sys.argv[1:]] or sorted((FOLDER / "sources").glob("*.cu")):
-            by_nvcc(path)
+            compile_with_nvcc(path)

@@ -1,4 +1,4 @@
-"""Operands of the kernels, as raw bits: drawn by a generator of NumPy from integers alone, so that every machine draws the same ones."""
+"""Operands of the kernels as raw bits, drawn by a NumPy generator from integers alone, so that every machine draws the same ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOATS = {  # name -> bits of the exponent, bits of the fraction
 
 
 class Operand(NamedTuple):
-    """An array that a kernel gets. kind: "f16", "s32", ...; how: the name of a way below, and `low`, `high` its range."""
+    """An array that a kernel takes. kind: "f16", "s32", ...; how: the name of a distribution below; `low`, `high`: its range."""
 
     kind: str
     shape: tuple[int, ...]
@@ -22,7 +22,7 @@ class Operand(NamedTuple):
     high: int = 0
 
     def draw(self, seed: str) -> np.ndarray:
-        """Raw bits, as unsigned integers of the kind's width, of s8 and the like as signed ones. The seed is any text."""
+        """Draw raw bits as unsigned integers of the kind's width, signed ones for s8 and the like. The seed is any text."""
         rng = np.random.default_rng(crc32(seed.encode()))
         if self.how == "constant":
             return np.full(self.shape, self.low, storage(self.kind))
@@ -37,7 +37,7 @@ class Operand(NamedTuple):
 
 
 def storage(kind: str) -> np.dtype:
-    """The dtype that holds the kind."""
+    """Return the storage dtype of a kind."""
     bits = int("".join(filter(str.isdigit, kind))) if kind not in ("e4m3", "e5m2") else 8
     return np.dtype(f"{'i' if kind[0] == 's' else 'u'}{bits // 8}")
 
@@ -70,7 +70,7 @@ def _float(kind: str, how: str, word: np.ndarray, choice: np.ndarray) -> np.ndar
 
 
 def _small(value: int, one: int, exponent_bits: int, fraction_bits: int) -> int:
-    """The code of a small integer."""
+    """Return the code of a small integer."""
     if value == 0:
         return 0
     exponent = abs(value).bit_length() - 1
@@ -79,14 +79,14 @@ def _small(value: int, one: int, exponent_bits: int, fraction_bits: int) -> int:
 
 
 def _metadata(words: np.ndarray) -> np.ndarray:
-    """Of each four elements two are kept, in their order: every four bits of metadata are one of six."""
+    """Draw metadata that selects two of each four elements, in their order: each four bits have one of six values."""
     pairs = np.array([0x4, 0x8, 0xC, 0x9, 0xD, 0xE], np.uint64)
     fields = (words[..., None] >> np.arange(0, 64, 8, dtype=np.uint64) & np.uint64(0xFF)) % np.uint64(6)
     return (pairs[fields.astype(int)] << np.arange(0, 32, 4, dtype=np.uint64)).sum(-1, dtype=np.uint64)
 
 
 def floats(kind: str, codes: np.ndarray) -> np.ndarray:
-    """The values of codes of a type of floats, as float64, exactly."""
+    """Return the exact values of codes of a float type, as float64."""
     exponent_bits, fraction_bits = FLOATS[kind]
     codes, bias = codes.astype(np.uint64), (1 << exponent_bits - 1) - 1
     fraction = (codes & np.uint64((1 << fraction_bits) - 1)).astype(np.float64)

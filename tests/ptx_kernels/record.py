@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from .manifest import KERNELS, MORE, Kernel, TensorMap
-from .words import differing, kept
+from .words import differing, stored_arrays
 
 TYPES = {"u8": 0, "u16": 1, "u32": 2, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
@@ -27,7 +27,7 @@ DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class Driver:
-    """A context of the first GPU."""
+    """Open a context on the first GPU."""
 
     def __init__(self) -> None:
         self.cuda = ctypes.CDLL("libcuda.so.1")
@@ -47,7 +47,7 @@ class Driver:
             self.cuda.cuGetErrorString(status, ctypes.byref(text))
             raise RuntimeError(f"{name}: {status} {(text.value or b'').decode()}")
 
-    def loaded(self, text: str, entry: str, shared: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    def load_function(self, text: str, entry: str, shared: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
         module, function, log = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.create_string_buffer(8192)
         options = (ctypes.c_int * 2)(5, 6)  # CU_JIT_ERROR_LOG_BUFFER, its size
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), 8192)
@@ -59,10 +59,10 @@ class Driver:
         self("cuFuncSetAttribute", function, DYNAMIC_SHARED, shared)
         return module, function
 
-    def run(self, kernel: Kernel, target: str) -> list[np.ndarray]:
-        """What the buffers hold after the launch."""
-        module, function = self.loaded(kernel.text(target), kernel.entry, kernel.shared)
-        arrays, places = [np.ascontiguousarray(array) for array in kernel.drawn()], []
+    def launch(self, kernel: Kernel, target: str) -> list[np.ndarray]:
+        """Launch a kernel; return the buffers afterwards."""
+        module, function = self.load_function(kernel.text(target), kernel.entry, kernel.shared)
+        arrays, places = [np.ascontiguousarray(array) for array in kernel.draw_buffers()], []
         for array in arrays:
             place = ctypes.c_uint64()
             self("cuMemAlloc_v2", ctypes.byref(place), array.nbytes)
@@ -87,7 +87,7 @@ class Driver:
         return arrays
 
     def map(self, argument: TensorMap, places: list) -> ctypes.c_void_p:
-        """By cuTensorMapEncodeTiled."""
+        """Encode a tensor map with cuTensorMapEncodeTiled."""
         rank, size = len(argument.sizes), int("".join(filter(str.isdigit, argument.kind))) // 8
         room = ctypes.create_string_buffer(128 + 64)
         place = (ctypes.addressof(room) + 63) // 64 * 64
@@ -102,20 +102,20 @@ class Driver:
 
 
 def record(kernel: Kernel, driver: Driver) -> tuple[dict, dict[str, np.ndarray]]:
-    """What is said of the kernel, and the words of the buffers that it changed, by name; those of sm_90a where they are others."""
-    before = kernel.drawn()
+    """Return the description of a kernel, and the words of the buffers that it changed, by name; separate ones of sm_90a if they differ."""
+    before = kernel.draw_buffers()
     said: dict = {"operands": [crc32(array.tobytes()) for array in before], "texts": {}, "changed": [], "runs differ": []}
     words, first = {}, None
     for target in kernel.targets:
         said["texts"][target] = crc32(kernel.text(target).encode())
-        made, again = driver.run(kernel, target), driver.run(kernel, target)
+        made, again = driver.launch(kernel, target), driver.launch(kernel, target)
         said["runs differ"] += [f"{target} {i}" for i in range(len(made)) if differing(kernel, i, again[i], made[i])]
         for i, array in enumerate(made):
             if first is None and array.tobytes() != before[i].tobytes():
                 said["changed"].append(i)
-                words |= {f"{kernel.name}.{i}{suffix}": part for suffix, part in kept(array).items()}
+                words |= {f"{kernel.name}.{i}{suffix}": part for suffix, part in stored_arrays(array).items()}
             elif first is not None and array.tobytes() != first[i].tobytes():
-                words |= {f"{kernel.name}.{i}.{target}{suffix}": part for suffix, part in kept(array).items()}
+                words |= {f"{kernel.name}.{i}.{target}{suffix}": part for suffix, part in stored_arrays(array).items()}
         first = first or made
     return said, words
 

@@ -1,18 +1,18 @@
-"""A kernel of the corpus, run by `tcemu.ptx.run`."""
+"""Kernels of the corpus, run by `tcemu.ptx.run`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tcemu.ptx.run import run
-from tcemu.ptx.tensor_maps import TensorMap as Map
+from tcemu.ptx.runtime.kernel_runner import run
+from tcemu.ptx.simt.tensor_maps import TensorMap as Map
 
 from .manifest import Kernel, TensorMap
 
 
-def replayed(kernel: Kernel, compiled: str, *, target: str = "sm_90a", **options) -> list[np.ndarray]:
-    """What each buffer holds after the text compiled for sm_80 or sm_90a has run; by default with the recording GPU's arithmetic."""
-    buffers = kernel.drawn()
+def replay_kernel(kernel: Kernel, compiled: str, *, target: str = "sm_90a", **options) -> list[np.ndarray]:
+    """Run the text compiled for sm_80 or sm_90a, by default with the recording GPU's arithmetic; return the buffers."""
+    buffers = kernel.draw_buffers()
     pointers, args, places = iter(range(len(buffers))), [], []
     for argument in kernel.arguments:
         if isinstance(argument, TensorMap):

@@ -1,4 +1,4 @@
-"""Words that a GPU gave, as they are kept, and how others are compared with them."""
+"""Recorded words of a GPU, and the comparison of others with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHOLE = 1 << 18  # bytes up to which an array is kept whole
 PARTS = (".rows", ".columns", ".sample")
 
 
-def kept(array: np.ndarray) -> dict[str, np.ndarray]:
+def stored_arrays(array: np.ndarray) -> dict[str, np.ndarray]:
     """An array as it is kept, by suffixes of its name. Of a large matrix: a checksum of each row and of each column, and every 31st word of
     every 17th row; a word that differs lies where the rows and columns whose checksums differ cross."""
     if array.nbytes <= WHOLE:
@@ -26,7 +26,7 @@ def kept(array: np.ndarray) -> dict[str, np.ndarray]:
 
 
 class Differing(NamedTuple):
-    """How many words differ of how many, and where the first ones do. largest: of approximate ones, the difference over what is allowed."""
+    """The number of differing words, of all words, and the first differences. largest: for approximate words, difference over tolerance."""
 
     count: int
     of: int
@@ -38,10 +38,10 @@ class Differing(NamedTuple):
 
 
 def differing(kernel: Kernel, buffer: int, ours: np.ndarray, theirs: np.ndarray) -> Differing:
-    """The words of a buffer, compared as the manifest says."""
+    """Compare the words of a buffer as the manifest requires."""
     how = kernel.compared.get(buffer, "bits")
     if isinstance(how, Within):
-        return _beyond(how, ours, theirs)
+        return _compare_within(how, ours, theirs)
     if how == "sorted":
         ours, theirs = np.sort(ours, axis=None), np.sort(theirs, axis=None)
     wrong = np.atleast_1d(ours != theirs)
@@ -49,14 +49,14 @@ def differing(kernel: Kernel, buffer: int, ours: np.ndarray, theirs: np.ndarray)
 
 
 def differing_large(ours: np.ndarray, theirs: dict[str, np.ndarray]) -> tuple[list[int], list[int], int]:
-    """Of an array that is kept by parts: the rows and the columns whose checksums differ, and how many of the words that are kept."""
-    made = kept(ours)
+    """Compare an array recorded by parts: the rows and columns whose checksums differ, and the number of differing recorded words."""
+    made = stored_arrays(ours)
     rows, columns = (np.flatnonzero(made[part] != theirs[part]).tolist() for part in (".rows", ".columns"))
     return rows, columns, int((made[".sample"] != theirs[".sample"]).sum())
 
 
-def _beyond(how: Within, ours: np.ndarray, theirs: np.ndarray) -> Differing:
-    """Numbers further from each other than allowed, or not of the same class."""
+def _compare_within(how: Within, ours: np.ndarray, theirs: np.ndarray) -> Differing:
+    """Compare numbers within a tolerance; NaNs and infinities must agree."""
     a, b = floats(how.kind, ours), floats(how.kind, theirs)
     bounds = np.array(how.rows or [(how.relative, how.absolute)]).reshape(-1, 2, *[1] * (a.ndim - 1))
     both = np.isfinite(a) & np.isfinite(b)
@@ -75,24 +75,24 @@ def _archive() -> tuple[dict, dict[str, np.ndarray]]:
     return json.loads((FOLDER / "recorded.json").read_text()), words
 
 
-def said() -> dict:
-    """What recorded.json says: the machine; of each kernel the checksums of its operands and texts, and which buffers it changed."""
+def recorded_facts() -> dict:
+    """Return recorded.json: the machine, and for each kernel checksums of its operands and texts, and the buffers that it changed."""
     return _archive()[0]
 
 
 def recorded_names() -> tuple[str, ...]:
-    """Of the arrays that are kept."""
+    """Return the names of the recorded arrays."""
     return tuple(_archive()[1])
 
 
-def recorded(kernel: Kernel, target: str) -> list[np.ndarray]:
-    """What each buffer held after the GPU ran the text for the target."""
+def recorded_buffers(kernel: Kernel, target: str) -> list[np.ndarray]:
+    """Return each buffer after the GPU ran the text for the target."""
     words = _archive()[1]
     assert not any(name.startswith(f"{kernel.name}.") and name.endswith(PARTS) for name in words), "kept by parts: see recorded_large"
     names = [(f"{kernel.name}.{i}.{target}", f"{kernel.name}.{i}") for i in range(len(kernel.operands))]
-    return [words.get(own, words.get(shared, before)) for (own, shared), before in zip(names, kernel.drawn(), strict=True)]
+    return [words.get(own, words.get(shared, before)) for (own, shared), before in zip(names, kernel.draw_buffers(), strict=True)]
 
 
 def recorded_large(kernel: Kernel, buffer: int) -> dict[str, np.ndarray]:
-    """What is kept of a large buffer, as `kept` has it."""
+    """Return the recorded parts of a large buffer."""
     return {part: _archive()[1][f"{kernel.name}.{buffer}{part}"] for part in PARTS}

@@ -1,0 +1,81 @@
+"""Instructions of values against the words of an H200."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.ptx_recorded import document, operands, results
+from support.ptx_scalars import operation, run_operations
+
+FLOATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
+
+
+def case_operation(case):
+    """The operation of a case: setp of wide types has two destinations there."""
+    parts = case["op"].split(".")
+    two = len(case["words"]) == 2 and parts[0] == "setp"
+    return operation(case["op"], *((2,) + (1,) * len(case["sources"]) if two else ()))
+
+
+def compare_cases(cases):
+    """(words compared, cases of which some differ) of those that promise bits."""
+    operations = [case_operation(case) for case in cases]
+    given = [operands(case, each.sources) for case, each in zip(cases, operations, strict=True)]
+    seen, wrong = 0, []
+    for case, each, values, words in zip(cases, operations, given, run_operations(operations, given), strict=True):
+        kinds = each.results[: len(case["words"])]
+        for got, wanted in zip(words, results(case, kinds, len(values[0])), strict=True):
+            seen += wanted.size
+            differs = np.flatnonzero(got != wanted)
+            if differs.size:
+                at = differs[0]
+                row = [hex(x[at]) for x in values]
+                wrong.append(f"{case['op']}: {differs.size} of {wanted.size}, first {row} -> {hex(got[at])}, the GPU {hex(wanted[at])}")
+    return seen, wrong
+
+
+def exact(case):
+    """tanh.approx alone is not the GPU's."""
+    return not case["op"].startswith("tanh")
+
+
+def test_words_are_those_of_the_gpu():
+    cases = [case for case in document()["cases"] if exact(case)]
+    seen, wrong = compare_cases([case for at, case in enumerate(cases) if at % 16 == 0 or (".ftz.f32" in case["op"][-8:] and at % 2 == 0)])
+    assert wrong == [] and seen > 15_000
+
+
+@pytest.mark.full
+def test_all_words_are_those_of_the_gpu():
+    cases = [case for case in document()["cases"] if exact(case)]
+    seen, wrong = compare_cases(cases)
+    assert wrong == [] and seen > 250_000
+
+
+def places(words, kind):
+    """Return the number of values of the format between each value and zero, signed; NaNs are handled apart."""
+    exponent_bits, mantissa_bits = FLOATS[kind]
+    top = exponent_bits + mantissa_bits
+    sizes = [int(word) & ((1 << top) - 1) for word in words]
+    nan = [size > ((1 << exponent_bits) - 1) << mantissa_bits for size in sizes]
+    return np.array([-size if int(word) >> top else size for size, word in zip(sizes, words, strict=True)], object), np.array(nan)
+
+
+def test_approximations_are_those_of_the_gpu():
+    """All recorded words of ex2, lg2, rcp, rsqrt, sqrt, sin, cos, div.approx and div.full, of all types."""
+    cases = [case for case in document()["cases"] if exact(case) and (".approx" in case["op"] or ".full" in case["op"])]
+    assert all(case_operation(case).exact for case in cases)
+    seen, wrong = compare_cases(cases)
+    assert wrong == [] and seen == 2922 and len(cases) == 25
+
+
+def test_tanh_is_near_the_gpu():
+    """Its results are rounded once; the manual allows f32 a relative error of 2^-11, and the narrow types about one place more."""
+    cases = [case for case in document()["cases"] if case["op"] in ("tanh.approx.f32", "tanh.approx.f16", "tanh.approx.bf16")]
+    operations = [case_operation(case) for case in cases]
+    given = [operands(case, each.sources) for case, each in zip(cases, operations, strict=True)]
+    for case, each, values, words in zip(cases, operations, given, run_operations(operations, given), strict=True):
+        (wanted,) = results(case, each.results, len(values[0]))
+        (ours, our_nan), (theirs, their_nan) = places(words[0], each.results[0]), places(wanted, each.results[0])
+        assert not each.exact and (our_nan == their_nan).all(), case["op"]
+        assert max(abs(ours - theirs)[~our_nan]) <= {"f32": 1 << 13, "f16": 3, "bf16": 3}[each.results[0]], case["op"]
