@@ -1,8 +1,6 @@
-"""Pictures of layouts as SVG text, drawn from the layout rows: which lane holds which element, and what lies where in shared memory.
+"""Pictures of layouts as SVG text, and of results by matplotlib."""
 
-And, with matplotlib, of results."""
-
-from tcemu.viz.errors import plot as plot
-from tcemu.viz.pictures import operands as operands
-from tcemu.viz.pictures import page as page
-from tcemu.viz.pictures import svg as svg
+from tcemu.viz.layout_pictures import operands as operands
+from tcemu.viz.layout_pictures import page as page
+from tcemu.viz.layout_pictures import svg as svg
+from tcemu.viz.result_plots import plot as plot
