@@ -1,20 +1,22 @@
 """PyTorch: products of tensors by a recipe, modules whose products are replaced, and a list of all products of a run (extra `torch`).
 
-A thin face over `tcemu.matmul` and recipes: torch tensors go in and come out, by DLPack, and the bits are JAX's.
+A thin wrapper of `tcemu.matmul` and recipes: torch tensors go in and come out by DLPack, and the bits are those of JAX.
 """
 
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ImportError("tcemu.torch needs PyTorch, which is not installed here: pip install 'tcemu[torch]'", name="torch") from error
+    raise ImportError(
+        "tcemu.torch needs PyTorch, which is not installed here: pip install '.[torch]' in a clone of tcemu", name="torch"
+    ) from error
 
-from tcemu.torch.compare import compare as compare
-from tcemu.torch.emulate import Emulation as Emulation
-from tcemu.torch.emulate import emulate as emulate
-from tcemu.torch.measured import as_measured as as_measured
-from tcemu.torch.products import linear as linear
-from tcemu.torch.products import matmul as matmul
-from tcemu.torch.scaled import scaled_mm as scaled_mm
+from tcemu.torch.kernel_policy import measured_policy as measured_policy
+from tcemu.torch.matrix_products import linear as linear
+from tcemu.torch.matrix_products import matmul as matmul
+from tcemu.torch.matrix_products import scaled_mm as scaled_mm
+from tcemu.torch.module_comparison import compare as compare
+from tcemu.torch.module_emulation import Emulation as Emulation
+from tcemu.torch.module_emulation import emulate as emulate
 from tcemu.torch.watching import watch as watch

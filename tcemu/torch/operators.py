@@ -1,10 +1,16 @@
-"""torch's operators `tcemu::...`, each made of one function of JAX: value, shape, gradients by `jax.vjp`, members by loops."""
+"""torch's operators `tcemu::...`, each made of one function of JAX, and the names that they take for recipes and functions.
+
+torch's operators take strings and no Python objects, so that recipes and functions are registered by name. An operator has its value, its
+shape for fake tensors, gradients by `jax.vjp`, and `torch.vmap` by a loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import jax
@@ -12,116 +18,217 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 
-from tcemu.compilation import wide_vectors
-from tcemu.torch.exchange import check_process, on_device_of, to_jax, to_torch
+from tcemu.base.compilation import jit_wide_vectors
+from tcemu.products.dot_general import DotGeneral
+from tcemu.products.recipes import Recipe, as_recipe, get_recipe
+from tcemu.torch.compile_progress import compile_progress
+from tcemu.torch.exchange import check_process, program_context, to_jax, to_torch
+
+_registered: dict[str, Any] = {}
+_names: dict[Hashable, str] = {}
+_lock = Lock()
+
+
+@torch.compiler.assume_constant_result
+def register_name(what: Any) -> str:
+    """Return the name by which operators know a recipe, a kernel recipe, a `tcemu.dot_general`, or another callable like it.
+
+    Equal objects have one name. It is valid in this process; the name of a standard recipe, as "fp8 on sm_90a", is valid everywhere.
+
+    Raises:
+        TypeError: The object does not hash, as a recipe of arrays.
+        ValueError: A string names no recipe.
+    """
+    if isinstance(what, str) and what in _registered:
+        return what
+    if isinstance(what, str):
+        what = as_recipe(what)
+    try:
+        key = (type(what), what, getattr(what, "key", None) is None)
+        hash(key)
+    except TypeError:
+        raise TypeError(
+            f"recipe: {what!r} does not hash, as a recipe whose fields are arrays; tcemu.torch takes a recipe of plain numbers"
+        ) from None
+    with _lock:
+        if key not in _names:
+            label = getattr(what, "name", "") or getattr(what, "__name__", type(what).__name__)
+            name = _standard_name(what) or f"{label} #{len(_registered)}"
+            _registered[name], _names[key] = what, name
+        return _names[key]
+
+
+def _standard_name(what: Any) -> str | None:
+    """Return the name and target of a recipe if it is one of the standard recipes."""
+    if not (isinstance(what, Recipe) and what.name):
+        return None
+    try:
+        same = get_recipe(what.name, what.target) == what
+    except (TypeError, ValueError):
+        return None
+    return f"{what.name} on {what.target}" if same else None
+
+
+def find_by_name(name: str) -> Any:
+    """Return the object of a name. Raises ValueError for a name of another process."""
+    if name not in _registered:
+        try:
+            return as_recipe(name)
+        except ValueError:
+            raise ValueError(
+                f"{name!r} names no recipe in use, and nothing in this process; names with '#' are given to a recipe at its first product, "
+                "and hold in that process only"
+            ) from None
+    return _registered[name]
+
+
+def rounds_stochastically(what: Any) -> bool:
+    """Return whether a recipe or function rounds stochastically and needs a seed."""
+    return bool(getattr(what.recipe if isinstance(what, DotGeneral) else what, "is_stochastic", False))
+
+
+# ---- operators
 
 Static = tuple[Any, ...]
 Compute = Callable[..., Array]  # (arrays, seed, static arguments) -> the result
-NO_SECOND = (
+NO_SECOND_DERIVATIVES = (
     "its gradients have no gradients of their own in torch, since the products of a backward pass are rounded. jax.grad of tcemu.matmul "
     "has second derivatives, where recipe.backward is 'exact' or 'straight_through'"
 )
 
 
-@wide_vectors(0, 1)
-def _value(compute: Compute, static: Static, arrays: Sequence[Array | None], seed: Array | None) -> Array:
+@jit_wide_vectors(0, 1)
+def _compute_value(compute: Compute, static: Static, arrays: Sequence[Array | None], seed: Array | None) -> Array:
     return compute(arrays, seed, static)
 
 
-@wide_vectors(0, 1, 2)
-def _gradients(compute: Compute, static: Static, needed: tuple[int, ...], arrays: Sequence[Array | None], seed: Array | None, g: Array):
-    def of_needed(*moving: Array) -> Array:
+@jit_wide_vectors(0, 1, 2)
+def _compute_gradients(
+    compute: Compute, static: Static, needed: tuple[int, ...], arrays: Sequence[Array | None], seed: Array | None, g: Array
+):
+    def compute_moving(*moving: Array) -> Array:
         given = list(arrays)
-        for at, value in zip(needed, moving, strict=True):
-            given[at] = value
+        for index, value in zip(needed, moving, strict=True):
+            given[index] = value
         return compute(given, seed, static)
 
-    _, pull = jax.vjp(of_needed, *(arrays[at] for at in needed))
+    _, pull = jax.vjp(compute_moving, *(arrays[index] for index in needed))
     return pull(g)
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator. Its arguments: `tensors` that are differentiated, some of them None; a seed; static ones, hashable.
+    """One operator of torch.
 
-    tensors, statics: as a schema of torch has them. compute: the function of JAX. result: (tensors, statics) -> shape and dtype, for fake
-    tensors too. statics of a list type come as tuples.
+    Its arguments are tensors that are differentiated, some of them None, a seed, and hashable static arguments. Static lists become tuples.
+
+    Attributes:
+        name: Name after "tcemu::".
+        tensors: The tensors in torch's schema language.
+        statics: The static arguments in torch's schema language.
+        compute: The function of JAX, of (arrays, seed, static arguments).
+        result_type: Function from (tensors, static arguments) to shape and dtype, for fake tensors too.
+        has_gradients: Whether the operator has gradients.
     """
 
     name: str
     tensors: str
     statics: str
     compute: Compute
-    result: Callable[[Sequence[Any], Static], tuple[Sequence[int], torch.dtype]]
+    result_type: Callable[[Sequence[Any], Static], tuple[Sequence[int], torch.dtype]]
     has_gradients: bool = True
 
     @property
-    def count(self) -> int:
-        """How many tensors are differentiated."""
+    def tensor_count(self) -> int:
+        """Number of tensors that are differentiated."""
         return len(self.tensors.split(","))
 
-    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Any, Static]:
-        """Tensors, seed and static arguments."""
-        static = tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args[self.count + 1 :])
-        return args[: self.count], args[self.count], static
+    def split_arguments(self, args: Sequence[Any]) -> tuple[Sequence[Any], Any, Static]:
+        """Split arguments into tensors, seed and static arguments."""
+        static = tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args[self.tensor_count + 1 :])
+        return args[: self.tensor_count], args[self.tensor_count], static
 
-    def run(self, *args: Any) -> torch.Tensor:
-        """The value."""
-        tensors, seed, static = self.split(args)
-        arrays, key, given = _given(tensors, seed)
-        with on_device_of(next(array for array in arrays if array is not None)):
-            return to_torch(_value(self.compute, static, arrays, key), given)
+    def evaluate(self, *args: Any) -> torch.Tensor:
+        """Compute the value."""
+        tensors, seed, static = self.split_arguments(args)
+        arrays, key, present = _to_arrays(tensors, seed)
+        first = next(array for array in arrays if array is not None)
+        with program_context(first), self.show_progress(static, arrays, key):
+            return to_torch(_compute_value(self.compute, static, arrays, key), present)
 
-    def run_backward(self, g: torch.Tensor, *args: Any) -> list[torch.Tensor]:
-        """The gradients of the tensors that are asked for. The last argument says which."""
-        (tensors, seed, static), needed = self.split(args[:-1]), args[-1]
-        arrays, key, given = _given(tensors, seed)
-        wanted = tuple(at for at, need in enumerate(needed) if need)
+    def evaluate_backward(self, g: torch.Tensor, *args: Any) -> list[torch.Tensor]:
+        """Compute the gradients of the requested tensors. The last argument says which these are."""
+        (tensors, seed, static), needed = self.split_arguments(args[:-1]), args[-1]
+        arrays, key, present = _to_arrays(tensors, seed)
+        requested = tuple(index for index, need in enumerate(needed) if need)
         cotangent = to_jax(g)
-        with on_device_of(cotangent):
-            found = _gradients(self.compute, static, wanted, arrays, key, cotangent)
-        return [to_torch(gradient, [g, *given]) for gradient in found]
+        with program_context(cotangent), self.show_progress(static, arrays, key, requested, cotangent):
+            gradients = _compute_gradients(self.compute, static, requested, arrays, key, cotangent)
+        return [to_torch(gradient, [g, *present]) for gradient in gradients]
 
-    def fake(self, *args: Any) -> torch.Tensor:
-        """An empty tensor like the value."""
-        tensors, _, static = self.split(args)
-        shape, dtype = self.result(tensors, static)
+    def show_progress(
+        self,
+        static: Static,
+        arrays: Sequence[Array | None],
+        key: Array | None,
+        requested: tuple[int, ...] | None = None,
+        cotangent: Array | None = None,
+    ) -> AbstractContextManager[None]:
+        """Return a context that shows progress while a program compiles. requested: indices of the gradients, None for the value."""
+        types = tuple(array if array is None else (array.shape, array.dtype, *array.devices()) for array in (*arrays, key, cotangent))
+        shapes = " · ".join(f"{array.dtype.name}{list(array.shape)}" for array in arrays[:2] if array is not None)
+        name = f"{self.name}{'' if requested is None else ' backward'} of {shapes}"
+        return compile_progress.show(name, (self.name, requested, static, types))
+
+    def make_fake(self, *args: Any) -> torch.Tensor:
+        """Return an empty tensor like the value."""
+        tensors, _, static = self.split_arguments(args)
+        shape, dtype = self.result_type(tensors, static)
         return tensors[0].new_empty(shape, dtype=dtype)
 
-    def fake_backward(self, g: torch.Tensor, *args: Any) -> list[torch.Tensor]:
-        """Empty tensors like the gradients."""
+    def make_fake_gradients(self, g: torch.Tensor, *args: Any) -> list[torch.Tensor]:
+        """Return empty tensors like the gradients."""
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x, need in zip(args, args[-1], strict=False) if need]
 
-    def define(self) -> Callable[..., torch.Tensor]:
-        """The operator and that of its gradients, registered with torch. The result calls it, inside `torch.func`'s transformations too."""
+    def register(self) -> Callable[..., torch.Tensor]:
+        """Register the operator and the operator of its gradients with torch.
+
+        Returns:
+            A function that calls the operator, also inside `torch.func`'s transformations.
+        """
         inputs = f"{self.tensors}, Tensor? seed, {self.statics}"
-        forward = torch.library.custom_op(f"tcemu::{self.name}", self.run, mutates_args=(), schema=f"({inputs}) -> Tensor")
-        forward.register_fake(self.fake)
+        forward = torch.library.custom_op(f"tcemu::{self.name}", self.evaluate, mutates_args=(), schema=f"({inputs}) -> Tensor")
+        forward.register_fake(self.make_fake)
         if not self.has_gradients:
-            return _callable(forward, _nothing, partial(_none, self.name, "it has no gradients, as torch._scaled_mm has none"))
+            return _add_derivative(
+                forward, _save_nothing, partial(_raise_no_gradient, self.name, "it has no gradients, as torch._scaled_mm has none")
+            )
         backward = torch.library.custom_op(
-            f"tcemu::{self.name}_backward", self.run_backward, mutates_args=(), schema=f"(Tensor grad, {inputs}, bool[] needed) -> Tensor[]"
+            f"tcemu::{self.name}_backward",
+            self.evaluate_backward,
+            mutates_args=(),
+            schema=f"(Tensor grad, {inputs}, bool[] needed) -> Tensor[]",
         )
-        backward.register_fake(self.fake_backward)
-        backwards = _callable(backward, _nothing, partial(_none, self.name, NO_SECOND))
-        return _callable(forward, self.save, partial(self.gradients, lambda *args: backwards(*args)))
+        backward.register_fake(self.make_fake_gradients)
+        backwards = _add_derivative(backward, _save_nothing, partial(_raise_no_gradient, self.name, NO_SECOND_DERIVATIVES))
+        return _add_derivative(forward, self.save_context, partial(self.collect_gradients, lambda *args: backwards(*args)))
 
-    def save(self, ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
-        """What the gradients need."""
-        ctx.save_for_backward(*inputs[: self.count + 1])
-        ctx.static = inputs[self.count + 1 :]
+    def save_context(self, ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+        """Save the inputs that the gradients need."""
+        ctx.save_for_backward(*inputs[: self.tensor_count + 1])
+        ctx.static = inputs[self.tensor_count + 1 :]
 
-    def gradients(self, backward: Callable, ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
-        """The gradients of all inputs, None where none is asked for."""
-        needed = [bool(need) for need in ctx.needs_input_grad[: self.count]]
-        found = iter(backward(g, *ctx.saved_tensors, *ctx.static, needed) if any(needed) else ())
-        return (*(next(found) if need else None for need in needed), None, *(None for _ in ctx.static))
+    def collect_gradients(self, backward: Callable, ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of all inputs, with None where none is requested."""
+        needed = [bool(need) for need in ctx.needs_input_grad[: self.tensor_count]]
+        computed = iter(backward(g, *ctx.saved_tensors, *ctx.static, needed) if any(needed) else ())
+        return (*(next(computed) if need else None for need in needed), None, *(None for _ in ctx.static))
 
 
-def _callable(op: Any, save: Callable, gradients: Callable) -> Callable:
-    """An operator with its derivative. What torch registers holds for autograd alone; under `torch.func` a Function has it."""
+def _add_derivative(op: Any, save: Callable, gradients: Callable) -> Callable:
+    """Add a derivative to an operator. torch's registration works for autograd alone; under `torch.func` a Function has the derivative."""
     op.register_autograd(gradients, setup_context=save)
-    op.register_vmap(partial(_members, op))
+    op.register_vmap(partial(_vmap_by_loop, op))
 
     class Within(torch.autograd.Function):
         @staticmethod
@@ -134,7 +241,7 @@ def _callable(op: Any, save: Callable, gradients: Callable) -> Callable:
 
         @staticmethod
         def vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
-            result, dims = _members(call, info, in_dims, *args)
+            result, dims = _vmap_by_loop(call, info, in_dims, *args)
             return (tuple(result), tuple(dims)) if isinstance(result, list) else (result, dims)
 
     def call(*args: Any) -> Any:
@@ -143,26 +250,26 @@ def _callable(op: Any, save: Callable, gradients: Callable) -> Callable:
     return call
 
 
-def _given(
+def _to_arrays(
     tensors: Sequence[torch.Tensor | None], seed: torch.Tensor | None
 ) -> tuple[list[Array | None], Array | None, list[torch.Tensor]]:
-    """Arrays, the key that a seed stands for, and the tensors that are there."""
+    """Return the arrays, the seed as a uint32, and the tensors that are not None."""
     check_process()
     arrays = [None if tensor is None else to_jax(tensor) for tensor in tensors]
     key = None if seed is None else jnp.uint32(int(seed) & 0xFFFFFFFF)
     return arrays, key, [tensor for tensor in tensors if tensor is not None]
 
 
-def _nothing(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    """Nothing is kept."""
+def _save_nothing(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    """Save nothing for the gradients."""
 
 
-def _none(name: str, why: str, ctx: Any, *g: Any) -> Any:
+def _raise_no_gradient(name: str, why: str, ctx: Any, *g: Any) -> Any:
     raise RuntimeError(f"tcemu::{name}: {why}")
 
 
-def _members(op: Callable, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
-    """`torch.vmap`: member by member. A scale is of one member then, and not of all."""
+def _vmap_by_loop(op: Callable, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
+    """Implement `torch.vmap` by a loop over the batch. A scale belongs to one element of the batch, not to all of them."""
     results = []
     for number in range(info.batch_size):
         own = [arg.select(dim, number) if isinstance(dim, int) else arg for arg, dim in zip(args, in_dims, strict=True)]
