@@ -1,0 +1,232 @@
+"""`tcemu.triton.interpreted`: Triton's interpreter with `tl.dot` in the bits of a GPU's tensor cores.
+
+The interpreter runs a kernel program by program in NumPy. Here its operations `create_dot` and `create_dot_scaled` are `tcemu.gemm` by the
+instruction that Triton's compiler would choose. All else stays NumPy's: special functions, and the order of sums within a reduction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache, lru_cache
+from inspect import getcallargs
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import ml_dtypes
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tcemu.base.errors import Unsupported
+from tcemu.formats import BF16, E4M3, E5M2, F16, F32, F64, TF32, Format
+from tcemu.isa.families import MatrixMultiply
+from tcemu.isa.legality import instructions
+from tcemu.isa.targets import resolve_target
+from tcemu.products.gemm import gemm
+from tcemu.ptx.runtime.launch_shape import read_dimensions
+from tcemu.triton.cuda_redirection import cuda_on_cpu
+from tcemu.triton.device_properties import PROPERTIES
+from tcemu.triton.launches import Launch, LaunchReport
+from tcemu.triton.tensors import InterpreterTensor, NumpyTensor
+
+WARPS_PER_GROUP = 4
+EXACT_ACCUMULATION = 1 << 30  # `max_num_imprecise_acc` from which on Triton does not promote FP8 sums
+FP8 = (E4M3, E5M2)
+
+
+class DotRule(NamedTuple):
+    """The instructions that Triton's compiler takes for `tl.dot` on some targets.
+
+    Source: kernels that Triton 3.9.0 compiled for sm_80, sm_89 and sm_90. The other targets are assumed to follow their neighbours.
+    """
+
+    capabilities: tuple[int, ...]
+    fp8: bool  # FP8 operands are multiplied as they are; else they are first converted to f16
+    warpgroup: bool  # wgmma for tiles of 64 rows and more by 4 warps and more; else always mma.sync
+
+
+RULES = (
+    DotRule((75, 80, 86, 87, 88), fp8=False, warpgroup=False),
+    DotRule((89, 120, 121), fp8=True, warpgroup=False),
+    DotRule((90,), fp8=True, warpgroup=True),
+)
+
+
+@contextmanager
+def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchReport]:
+    """Run every Triton kernel that is launched inside by Triton's interpreter, with `tl.dot` in the bits of the target's tensor cores.
+
+    It is faster than `emulated`, and less exact: `tl.dot` and `tl.dot_scaled` have the bits of the instruction that Triton's compiler would
+    choose, in ascending order of K, with the accumulator as C. Other operations are NumPy's: the order in which `tl.sum` adds, special
+    functions, and the fusion of products and sums are not the GPU's.
+
+    Args:
+        target: GPU, as "H100" or "sm_90a".
+        redirect_cuda: As for `emulated`.
+
+    Yields:
+        The launches so far.
+
+    Raises:
+        Unsupported: The target is unknown or has no rule for `tl.dot`; or, at a dot, an `input_precision` of several products, or
+            `max_num_imprecise_acc`.
+    """
+    name = resolve_target(target)
+    capability = int(name.removeprefix("sm_").rstrip("af"))
+    rule = next((rule for rule in RULES if capability in rule.capabilities), None)
+    if rule is None:
+        covered = ", ".join(f"sm_{number}" for rule in RULES for number in rule.capabilities)
+        raise Unsupported(
+            f"interpreted: there is no rule for tl.dot on {name}; covered are {covered}. tcemu.triton.emulated has no such limit"
+        )
+    report = LaunchReport(name)
+    dots = _Dots(name, rule, report)
+    with ExitStack() as stack:
+        builder = interpreter.interpreter_builder
+        stack.enter_context(patch.object(builder, "create_dot", dots.create_dot))
+        stack.enter_context(patch.object(builder, "create_dot_scaled", dots.create_dot_scaled))
+        stack.enter_context(patch.object(JITFunction, "run", lambda function, *args, **kwargs: dots.run(function, *args, **kwargs)))
+        stack.enter_context(patch.object(JITFunction, "__call__", _call_interpreted))
+        if redirect_cuda:
+            stack.enter_context(cuda_on_cpu(capability, PROPERTIES[capability].processors, target))
+        yield report
+
+
+@lru_cache(maxsize=1024)
+def _interpreted_function(function: JITFunction) -> interpreter.InterpretedFunction:
+    return interpreter.InterpretedFunction(function.fn)
+
+
+def _call_interpreted(function: JITFunction, *args: Any, **kwargs: Any) -> Any:
+    """Call a function from within an interpreted kernel."""
+    return _interpreted_function(function)(*args, **kwargs)
+
+
+def _for_interpreter(argument: Any) -> Any:
+    """Return an argument of a launch with NumPy arrays as the interpreter takes them."""
+    if isinstance(argument, NumpyTensor):
+        return InterpreterTensor(argument)
+    if isinstance(argument, TensorDescriptor):
+        return replace(argument, base=_for_interpreter(argument.base))
+    return tuple(map(_for_interpreter, argument)) if type(argument) is tuple else argument
+
+
+class _Dots:
+    """The products of the kernels that run."""
+
+    def __init__(self, target: str, rule: DotRule, report: LaunchReport) -> None:
+        self.target, self.rule, self.report = target, rule, report
+        self.warps = WARPS_PER_GROUP
+
+    def run(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        """Run a kernel, in place of `JITFunction.run`."""
+        if warmup:
+            return
+        self.warps = kwargs.get("num_warps", WARPS_PER_GROUP)
+        began = time.perf_counter()
+        args, kwargs = tuple(map(_for_interpreter, args)), {key: _for_interpreter(value) for key, value in kwargs.items()}
+        _interpreted_function(function).run(*args, grid=grid, warmup=False, **kwargs)
+        bound = getcallargs(function.fn, *args, **{n: v for n, v in kwargs.items() if n in function.arg_names})
+        axes: Any = grid(bound) if callable(grid) else grid
+        settings = {name: bound[name] for name in function.arg_names if function.params[function.arg_names.index(name)].is_constexpr}
+        self.report.launches.append(
+            Launch(
+                kernel=function.fn.__name__, grid=read_dimensions("grid", axes), threads=32 * self.warps,
+                settings=settings | {"num_warps": self.warps},
+                statements=0, seconds=time.perf_counter() - began, inexact=("all but tl.dot",),
+            )
+        )  # fmt: skip
+
+    def create_dot(self, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: int) -> Any:
+        """Return a·b + d as a handle of the interpreter."""
+        left, right = _values(a), _values(b)
+        result = d.dtype.scalar
+        if left.dtype == np.int8:
+            total = np.matmul(left.astype(np.int32), right.astype(np.int32)) + d.data
+            return interpreter.TensorHandle(total.astype(np.int32), result)
+        formats = [FORMATS[value.dtype] for value in (left, right)]
+        if formats[0] == F32:
+            return interpreter.TensorHandle(
+                self._multiply_f32(left, right, d.data, str(input_precision).rpartition(".")[2].lower()), result
+            )
+        if any(each in FP8 for each in formats):
+            if not self.rule.fp8 and E4M3 in formats:
+                raise Unsupported(f"tl.dot of float8e4nv: Triton does not compile it for {self.target}; sm_89 and later have it")
+            if not self.rule.fp8 or not all(each in FP8 for each in formats):
+                left, right, formats = left.astype(np.float16), right.astype(np.float16), [F16, F16]
+            elif 0 < max_num_imprecise_acc < left.shape[-1]:
+                raise Unsupported(
+                    f"tl.dot with max_num_imprecise_acc={max_num_imprecise_acc}: its promotion of FP8 sums is not interpreted; "
+                    "tcemu.triton.emulated runs it"
+                )
+        op = self._instruction(formats[0], formats[1], F16 if d.data.dtype == np.float16 else F64 if formats[0] == F64 else F32, left)
+        return interpreter.TensorHandle(self._multiply(op, left, right, d.data), result)
+
+    def _multiply_f32(self, left: np.ndarray, right: np.ndarray, total: np.ndarray, precision: str) -> np.ndarray:
+        if precision != "tf32":
+            raise Unsupported(
+                f"tl.dot of float32 with input_precision {precision}: only tf32 is one instruction; tcemu.triton.emulated runs the others"
+            )
+        return self._multiply(self._instruction(TF32, TF32, F32, left), left, right, total, rounding="RZ")  # the unit ignores the low bits
+
+    def create_dot_scaled(
+        self, lhs: Any, lhs_scale: Any, lhs_format: Any, rhs: Any, rhs_scale: Any, rhs_format: Any, fast_math: bool, lhs_k_pack: bool,
+        rhs_k_pack: bool, accumulator: Any,
+    ) -> Any:  # fmt: skip
+        """Return the product of scaled operands, which the compiler converts to bf16, or to f16 if one of them is f16."""
+        half = "FP16" in f"{lhs_format} {rhs_format}".upper()
+        compute = tl.float16 if half else tl.bfloat16
+        prepare = interpreter._prepare_dot_scaled_operand
+        values = (
+            prepare(lhs, lhs_scale, lhs_format, lhs_k_pack, compute, is_rhs=False),
+            prepare(rhs, rhs_scale, rhs_format, rhs_k_pack, compute, is_rhs=True),
+        )
+        left, right = (value.astype(np.float16 if half else ml_dtypes.bfloat16) for value in values)
+        form = F16 if half else BF16
+        return interpreter.TensorHandle(self._multiply(self._instruction(form, form, F32, left), left, right, accumulator.data), tl.float32)
+
+    def _instruction(self, a: Format, b: Format, result: Format, left: np.ndarray) -> MatrixMultiply:
+        """Return the instruction that Triton's compiler takes."""
+        grouped = self.rule.warpgroup and left.ndim == 2 and left.shape[0] % 64 == 0 and self.warps % WARPS_PER_GROUP == 0
+        family = "wgmma" if grouped and a != F64 else "mma"
+        return _largest(self.target, family, a, b, result)
+
+    def _multiply(self, op: MatrixMultiply, left: np.ndarray, right: np.ndarray, total: np.ndarray, **options: Any) -> np.ndarray:
+        return np.asarray(gemm(left, right, total, op=op, target=self.target, **options)).astype(total.dtype)
+
+
+# formats by NumPy's dtypes; float32 operands are those of tf32
+FORMATS = {
+    np.dtype(np.float16): F16, np.dtype(ml_dtypes.bfloat16): BF16, np.dtype(np.float32): F32, np.dtype(np.float64): F64,
+    np.dtype(ml_dtypes.float8_e4m3fn): E4M3, np.dtype(ml_dtypes.float8_e5m2): E5M2,
+}  # fmt: skip
+DTYPES = {  # of the interpreter's raw codes
+    tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float8e5: ml_dtypes.float8_e5m2,
+}  # fmt: skip
+
+
+def _values(handle: Any) -> np.ndarray:
+    """Return the array of a handle with the dtype of its numbers; the interpreter stores bf16 and FP8 as raw codes."""
+    kind = handle.dtype.scalar
+    if kind in DTYPES:
+        return handle.data.view(DTYPES[kind]) if handle.data.dtype.kind == "u" else handle.data.astype(DTYPES[kind])
+    if handle.data.dtype != np.int8 and handle.data.dtype not in FORMATS:
+        raise Unsupported(f"tl.dot of {kind}: not interpreted; expected float16, bfloat16, float32, float64, int8, float8e4nv or float8e5")
+    return handle.data
+
+
+@cache
+def _largest(target: str, family: str, a: Format, b: Format, result: Format) -> MatrixMultiply:
+    """Return the largest dense instruction of a family for some formats. Raises Unsupported if the target has none."""
+    found = [
+        op for op in instructions(target, family)
+        if isinstance(op, MatrixMultiply) and (op.a, op.b, op.d) == (a, b, result) and not op.sparse and op.scaling is None
+    ]  # fmt: skip
+    if not found:
+        raise Unsupported(f"tl.dot: {target} has no {family} of {a} by {b} with sums in {result}")
+    return max(found, key=lambda op: op.m * op.n * op.k)

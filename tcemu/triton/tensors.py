@@ -1,0 +1,152 @@
+"""Memory of Triton's arguments: torch tensors on the CPU and NumPy arrays as bytes that kernels read and write in place."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class NumpyTensor(np.ndarray):
+    """A NumPy array with the members that Triton's launches ask of a tensor."""
+
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        return self.ctypes.data
+
+    def stride(self, axis: int | None = None) -> Any:
+        """Strides in elements, as torch counts them."""
+        strides = tuple(step // self.itemsize for step in self.strides)
+        return strides if axis is None else strides[axis]
+
+
+class InterpreterTensor:
+    """A NumPy array with the members that Triton's interpreter asks of a torch tensor and of its storage.
+
+    The interpreter copies storages to the host and back, and makes tensors on the copies. An array is its own copy.
+    """
+
+    def __init__(self, array: NumpyTensor) -> None:
+        self._array, self.dtype = array, array.dtype
+
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        return self._array.data_ptr()
+
+    def size(self) -> tuple[int, ...]:
+        """The shape."""
+        return self._array.shape
+
+    def stride(self) -> tuple[int, ...]:
+        """Strides in elements."""
+        return self._array.stride()
+
+    def storage_offset(self) -> int:
+        """0: the storage is the array."""
+        return 0
+
+    def untyped_storage(self) -> InterpreterTensor:
+        """The array."""
+        return self
+
+    def cpu(self) -> InterpreterTensor:
+        """The array, which is in the memory of the CPU."""
+        return self
+
+    def new_empty(self, size: int, device: str) -> InterpreterTensor:
+        """The tensor for `set_`."""
+        return self
+
+    def set_(self, storage: InterpreterTensor, offset: int, size: Any, stride: Any) -> None:
+        """Nothing: the tensor already has its storage."""
+
+    def copy_(self, other: InterpreterTensor) -> None:
+        """Nothing: the copy is the array itself."""
+
+
+def as_tensor(array: np.ndarray) -> NumpyTensor:
+    """Return a view of a NumPy array that Triton kernels accept as a pointer. Kernels write into the array itself.
+
+    Args:
+        array: Array of a dtype that Triton has; bfloat16 and FP8 are those of ml_dtypes.
+
+    Raises:
+        TypeError: It is no NumPy array, or read-only.
+    """
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"as_tensor: got {type(array).__name__}; expected a NumPy array. Torch tensors on the CPU are passed as they are")
+    if not array.flags.writeable:
+        raise TypeError("as_tensor: the array is read-only, and kernels write in place; pass a copy")
+    return array.view(NumpyTensor)
+
+
+class Extent(NamedTuple):
+    """The memory behind an argument: all bytes of the storage of which a tensor is a view."""
+
+    start: int  # address
+    end: int
+
+
+def storage_extent(value: Any) -> Extent:
+    """Return the memory that a kernel may reach through a tensor: its whole storage.
+
+    Raises:
+        TypeError: The tensor is not in the memory of the CPU.
+    """
+    if isinstance(value, np.ndarray):
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        low, high = np.lib.array_utils.byte_bounds(value)
+        return Extent(low, high)
+    device = getattr(value, "device", None)
+    if device is not None and getattr(device, "type", "cpu") != "cpu":
+        raise TypeError(f"a tensor is on the device {device}; tcemu.triton runs kernels on tensors of the CPU: pass tensor.cpu()")
+    if hasattr(value, "untyped_storage"):
+        storage = value.untyped_storage()
+        return Extent(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+    if not hasattr(value, "nbytes"):
+        raise TypeError(f"got {type(value).__name__}; expected a torch tensor on the CPU, or tcemu.triton.as_tensor of a NumPy array")
+    return Extent(value.data_ptr(), value.data_ptr() + value.nbytes)
+
+
+class Region(NamedTuple):
+    """A piece of the CPU's memory that one or more arguments share, as a buffer of the simulated GPU."""
+
+    extent: Extent
+    padding: int  # bytes before it in the buffer, so that addresses have the alignment that Triton saw
+
+    def offset(self, address: int) -> int:
+        """The byte of the buffer at an address of the CPU."""
+        return address - self.extent.start + self.padding
+
+    def read(self) -> np.ndarray:
+        """The buffer, uint8."""
+        return np.concatenate([np.zeros(self.padding, np.uint8), self._bytes()])
+
+    def write(self, data: np.ndarray) -> None:
+        """Store a buffer back."""
+        self._bytes()[...] = data[self.padding :]
+
+    def _bytes(self) -> np.ndarray:
+        size = self.extent.end - self.extent.start
+        if not size:
+            return np.zeros(0, np.uint8)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.extent.start))
+
+
+def merge_regions(extents: Sequence[Extent], alignment: int) -> list[Region]:
+    """Return the regions of several extents: those that overlap become one, so that pointers alias as they do on the CPU."""
+    merged: list[Extent] = []
+    for extent in sorted(set(extents)):
+        if merged and extent.start < merged[-1].end:
+            merged[-1] = Extent(merged[-1].start, max(merged[-1].end, extent.end))
+        else:
+            merged.append(extent)
+    return [Region(extent, extent.start % alignment) for extent in merged]
+
+
+def find_region(regions: Sequence[Region], extent: Extent) -> int:
+    """Return the number of the region that contains an extent."""
+    return next(n for n, region in enumerate(regions) if region.extent.start <= extent.start and extent.end <= region.extent.end)

@@ -1,0 +1,58 @@
+"""`tcemu.triton.interpreted`: the interpreter's dots have the bits of compiled kernels."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+triton = pytest.importorskip("triton", reason="triton is not installed: pip install 'tcemu[triton]'")
+
+from triton_kernels import kernels  # noqa: E402
+
+import tcemu  # noqa: E402
+from tcemu.triton import as_tensor, emulated, interpreted  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9 announces another default
+RNG = np.random.default_rng(1)
+CASES = (  # operands, target, M: mma.sync, and on Hopper from 64 rows on wgmma
+    (np.float16, "A100", 32), (np.float16, "H100", 64), (ml_dtypes.bfloat16, "H100", 16), (ml_dtypes.float8_e4m3fn, "H100", 64),
+    (ml_dtypes.float8_e5m2, "L4", 16), (np.float32, "H100", 64), (np.int8, "A100", 16),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "target", "m"), CASES)
+def test_dots_have_the_bits_of_the_compiled_kernel(dtype, target, m):
+    a, b = ((3 * RNG.normal(size=shape)).astype(dtype) for shape in ((m, 128), (128, 32)))
+    start = RNG.integers(-9, 9, size=(m, 32)).astype(np.int32 if dtype is np.int8 else np.float32)
+    results = []
+    for run in (emulated, interpreted):
+        c = start.copy()
+        with run(target) as report:
+            kernels.accumulated_dot_kernel[(1,)](as_tensor(a), as_tensor(b), as_tensor(c), M=m, N=32, K=128)
+        assert report.launches[0].settings["K"] == 128 and report.launches[0].grid == (1, 1, 1)
+        results.append(c.view(np.uint32))
+    assert (results[0] != results[1]).sum() == 0 and (results[0] != start.view(np.uint32)).any()
+
+
+def test_helpers_grids_and_views():
+    out, memory = np.zeros((2, 3, 4), np.int32), np.arange(20, dtype=np.float32)
+    with interpreted("A100"):
+        kernels.place_kernel[(4, 3, 2)](as_tensor(out), 4, 3)
+        kernels.scale_kernel[(1,)](as_tensor(memory[4:]), 2.0, 1.0, 8, BLOCK=8)
+    z, y, x = np.indices((2, 3, 4))
+    assert np.array_equal(out, x + 10 * y + 100 * z)
+    assert np.array_equal(memory, [*range(4), *(2 * n + 1 for n in range(4, 12)), *range(12, 20)])
+
+
+def test_what_is_no_single_instruction_is_refused():
+    x = np.ones((16, 16), np.float32)
+    with interpreted("A100"), pytest.raises(Exception, match=r"ieee.*emulated runs"):
+        kernels.precise_dot_kernel[(1,)](as_tensor(x), as_tensor(x), as_tensor(x.copy()), PRECISION="ieee")
+    with pytest.raises(tcemu.Unsupported, match=r"no rule for tl\.dot on sm_70"), interpreted("V100"):
+        pass
+    codes = np.ones((16, 16), ml_dtypes.float8_e4m3fn)
+    with interpreted("A100"), pytest.raises(Exception, match="sm_89 and later"):
+        kernels.accumulated_dot_kernel[(1,)](as_tensor(codes), as_tensor(codes), as_tensor(x.copy()), M=16, N=16, K=16)
+    run = triton.runtime.jit.JITFunction.run
+    with interpreted("A100"):
+        assert triton.runtime.jit.JITFunction.run is not run
+    assert triton.runtime.jit.JITFunction.run is run
