@@ -1,4 +1,4 @@
-"""`python -m tcemu`: the command line, as `tcemu`."""
+"""`python -m tcemu` is the command line `tcemu`."""
 
 import sys
 

@@ -1,33 +1,34 @@
-"""The command line: words in, words out. What a command does is in `tcemu.commands`."""
+"""The command line: parses the arguments and runs a command of `tcemu.commands`."""
 
 import argparse
 import os
 import sys
 import threading
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from tcemu.base.interrupts import Interrupted, exit_on_signals, ignore_signals
 from tcemu.commands import CommandError
-from tcemu.commands.printing import READER_GONE, Unwritten, printing
-from tcemu.interrupts import Interrupted, leave_when_asked, what_is_done_stays
+from tcemu.commands.standard_streams import READER_GONE_STATUS, StreamError, checked_streams
 
 
 class Command(NamedTuple):
-    """One command: `tcemu.commands.FILE` has its words, in add_NAME, and is imported when they are wanted. So --help needs no JAX."""
+    """A command. `tcemu.commands.FILE` defines its arguments in add_NAME and is imported only when needed, so that --help needs no JAX."""
 
     name: str
     file: str
     help: str
 
     def __call__(self, subparsers: Any) -> None:
-        """Adds the command, with all its words, to argparse's `subparsers`."""
+        """Add the command with all its arguments to argparse's `subparsers`."""
         module = import_module(f"tcemu.commands.{self.file}")
-        getattr(module, f"add_{self.name}")(WithHelp(subparsers, self.help))
+        getattr(module, f"add_{self.name}")(SubparsersWithHelp(subparsers, self.help))
 
 
-class WithHelp(NamedTuple):
-    """argparse's `subparsers`, with the line that a command has in the list of all."""
+class SubparsersWithHelp(NamedTuple):
+    """argparse's `subparsers`, which give a parser its line in the list of commands."""
 
     subparsers: Any
     help: str
@@ -37,113 +38,140 @@ class WithHelp(NamedTuple):
 
 
 COMMANDS = (
-    Command("demo", "demo", "classify handwritten digits with emulated tensor cores"),
-    Command("gemm", "gemm", "a matrix product with an instruction's arithmetic, and its error"),
-    Command("run", "run", "run a kernel's PTX without a GPU, bit for bit"),
-    Command("explain", "explain", "one dot product, step by step"),
-    Command("fuzz", "fuzz", "compare two targets on millions of cases"),
-    Command("infer", "fuzz", "find the arithmetic of a black box"),
-    Command("study", "study", "published claims about low-precision sums, reproduced"),
-    Command("replay", "replay", "the order in which a library adds: find it, show it, compare two"),
-    Command("verify", "verify", "compare the emulation with a real GPU"),
-    Command("record", "verify", "write down what a real GPU computes"),
-    Command("check", "catalog", "is this an instruction, and does this target have it?"),
-    Command("list", "catalog", "the instructions of a target"),
-    Command("show", "catalog", "what is known of an instruction"),
+    Command("demo", "demo_command", "classify handwritten digits with emulated tensor cores"),
+    Command("gemm", "gemm_command", "a matrix product with an instruction's arithmetic, and its error"),
+    Command("run", "run_command", "run a kernel's PTX without a GPU, bit for bit"),
+    Command("explain", "explain_command", "one dot product, step by step"),
+    Command("fuzz", "fuzz_commands", "compare two targets on millions of cases"),
+    Command("infer", "fuzz_commands", "find the arithmetic of a black box"),
+    Command("study", "study_command", "published claims about low-precision sums, reproduced"),
+    Command("replay", "replay_command", "the order in which a library adds: find it, show it, compare two"),
+    Command("verify", "verify_commands", "compare the emulation with a real GPU"),
+    Command("record", "verify_commands", "write down what a real GPU computes"),
+    Command("check", "catalog_commands", "is this an instruction, and does this target have it?"),
+    Command("list", "catalog_commands", "the instructions of a target"),
+    Command("show", "catalog_commands", "what is known of an instruction"),
 )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. argv: its words (default: those of the process, which is then the command's alone).
+    """Run one command.
 
-    Returns the exit status: 2 with a message for a user's error, and for an output that cannot be written; 141 if its reader is gone.
-    A process that is stopped ends with 130 (Ctrl-C) or 143 (SIGTERM). Raises SystemExit for --help and for words that are no command.
+    Args:
+        argv: The arguments. By default those of the process, which is then dedicated to the command.
+
+    Returns:
+        The exit status: 0 or 1 as the command defines it; 2 after a message about a user's error or an output that cannot be written; 141
+        if the reader of the output is gone. A process that is stopped exits with 130 (Ctrl-C) or 143 (SIGTERM).
+
+    Raises:
+        SystemExit: --help, or arguments that are no command.
     """
-    own = argv is None and threading.current_thread() is threading.main_thread()
-    if own:
-        leave_when_asked("tcemu")
+    dedicated = argv is None and threading.current_thread() is threading.main_thread()
+    if dedicated:
+        exit_on_signals("tcemu")
     try:
-        status = status_of(argv, caching=own)
+        status = run_command(argv, caching=dedicated)
     except Interrupted as stopped:
-        if not own:
+        if not dedicated:
             raise
-        _say("tcemu: stopped")
+        _print_error("tcemu: stopped")
         status = 128 + stopped.number
-    if own and status < 128:
-        what_is_done_stays()
-    elif own:
+    if dedicated and status < 128:
+        ignore_signals()
+    elif dedicated:
         with suppress(OSError):
             sys.stdout.flush()
-        os._exit(status)  # past the interpreter's own end, under which a compiled call may still run
+        os._exit(status)  # without the interpreter's shutdown, during which a compiled call may still run
     return status
 
 
-def status_of(argv: list[str] | None, caching: bool = False) -> int:
-    """Reads the words and runs their command. Its errors are said in one line each. caching: what is compiled is kept for the next."""
+def run_command(argv: list[str] | None, caching: bool = False) -> int:
+    """Parse the arguments and run their command. Errors become one line each. caching: keep compiled programs for the next command."""
     name = "tcemu"
     try:
-        with printing():
-            args = asked(argv)
+        with checked_streams():
+            args = parse_arguments(argv)
             name = f"tcemu {args.command}"
             try:
-                in_full(args)
+                resolve_targets(args)
                 if caching:
                     cache_compilations()
                 return args.run(args)
-            except (CommandError, OSError) as error:  # OSError: of a file, since those of the streams are Unwritten
-                _say(f"{name}: {error}")
+            except (CommandError, OSError) as error:  # an OSError concerns a file; those of the streams are StreamError
+                _print_error(f"{name}: {error}")
                 return 2
-    except Unwritten as error:
+    except StreamError as error:
         if error.gone:
-            return READER_GONE
-        _say(f"{name}: {error}")
+            return READER_GONE_STATUS
+        _print_error(f"{name}: {error}")
         return 2
 
 
-def asked(argv: list[str] | None) -> argparse.Namespace:
-    """The words, read. Raises SystemExit."""
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Parse the arguments."""
     words = sys.argv[1:] if argv is None else argv
-    return parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+    name = next((word for word in words if not word.startswith("-")), "")
+    root = parser(name)
+    if name and name not in (names := [command.name for command in COMMANDS]):
+        near = get_close_matches(name, names, n=1)
+        root.error(f"unknown command {name!r}{f', did you mean {near[0]!r}?' if near else ''}; the commands are {', '.join(names)}")
+    args, unknown = root.parse_known_args(words)
+    if unknown:
+        known = [option for action in _command_parser(root, name)._actions for option in action.option_strings if option.startswith("--")]
+        near = [option for word in unknown if word.startswith("--") for option in get_close_matches(word.partition("=")[0], known, n=1)]
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        _command_parser(root, name).error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
+
+
+def _command_parser(root: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
+    """The parser of one command, which prints the usage of that command."""
+    return next(action.choices[name] for action in root._actions if isinstance(action, argparse._SubParsersAction))
 
 
 def parser(name: str | None = None) -> argparse.ArgumentParser:
-    """The parser of all words; or of those of one command, of which the others have their name and help alone."""
-    whole = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
-    whole.add_argument("--version", action="version", version=f"tcemu {sys.modules['tcemu'].__version__}")
-    subparsers = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    """The parser of all commands. With a name, only that command has its arguments; the others have their name and help."""
+    root = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
+    root.add_argument("--version", action="version", version=f"tcemu {sys.modules['tcemu'].__version__}")
+    subparsers = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         if name in (None, command.name):
             command(subparsers)
         else:
             subparsers.add_parser(command.name, help=command.help)
-    return whole
+    return root
 
 
 def cache_compilations() -> None:
-    """See `tcemu.cache_compilations`, which imports JAX."""
-    from tcemu.compilation import cache_compilations
+    """Call `tcemu.cache_compilations`, which imports JAX."""
+    from tcemu.base.compilation import cache_compilations
 
     cache_compilations()
 
 
-def in_full(args: argparse.Namespace) -> None:
-    """The targets among the words, by their own names. Raises CommandError for one that there is not."""
+def resolve_targets(args: argparse.Namespace) -> None:
+    """Replace the targets among the arguments by their PTX names.
+
+    Raises:
+        CommandError: There is no such target.
+    """
     given = getattr(args, "target", None)
     if given is None:
         return
-    from tcemu.isa.targets import named_target  # with the tables of instructions, which --help does not need
+    from tcemu.isa.targets import resolve_target  # it imports the tables of instructions, which --help does not need
 
     try:
         if isinstance(given, str):
-            args.target = named_target(given)
+            args.target = resolve_target(given)
         else:
-            args.target = [named_target(one) for one in given]
+            args.target = [resolve_target(name) for name in given]
     except ValueError as error:
         raise CommandError(str(error)) from error
 
 
-def _say(line: str) -> None:
-    with suppress(OSError):  # there is no other place to say it
+def _print_error(line: str) -> None:
+    with suppress(OSError):  # standard error is closed
         print(line, file=sys.stderr)
 
 

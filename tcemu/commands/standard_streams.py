@@ -1,4 +1,4 @@
-"""What a command prints: written to its end, or an error that says that it is not."""
+"""Standard output and error of a command: fully written, or an error says that they are not."""
 
 import os
 import sys
@@ -7,19 +7,19 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from io import BufferedWriter, RawIOBase, TextIOWrapper
 from typing import Any, TextIO
 
-READER_GONE = 141  # the exit status that shells give a command whose reader is gone: 128 + SIGPIPE
+READER_GONE_STATUS = 141  # exit status of a command whose reader is gone, as in shells: 128 + SIGPIPE
 
 
-class Unwritten(Exception):
-    """A standard stream cannot be written. gone: because its reader went away, as `head` does."""
+class StreamError(Exception):
+    """A standard stream cannot be written. `gone` is True if its reader has closed it, as `head` does."""
 
     def __init__(self, name: str, error: OSError) -> None:
         super().__init__(f"{name} cannot be written: {error.strerror or error}")
         self.gone = isinstance(error, BrokenPipeError)
 
 
-class Stream:
-    """A standard stream whose faults are raised as Unwritten, so that an OSError of a command is one of its files."""
+class CheckedStream:
+    """A standard stream that raises StreamError, so that an OSError of a command concerns its files."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name
@@ -41,17 +41,21 @@ class Stream:
             yield
         except OSError as error:
             with suppress(OSError):  # some streams have no descriptor
-                _silence(self._stream)
-            raise Unwritten(self._name, error) from error
+                _discard(self._stream)
+            raise StreamError(self._name, error) from error
 
 
 @contextmanager
-def printing() -> Iterator[None]:
-    """What is printed inside leaves the process before the end. Raises Unwritten if it cannot."""
+def checked_streams() -> Iterator[None]:
+    """Flush everything that is printed inside.
+
+    Raises:
+        StreamError: A stream cannot be written.
+    """
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # the names of files may be no text, and a terminal may know ASCII alone
-    with _whole(sys.stdout) as whole:
-        out, error = _stream(whole, "standard output"), _stream(sys.stderr, "standard error")
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may not be text, and a terminal may support only ASCII
+    with _buffered(sys.stdout) as whole:
+        out, error = _checked(whole, "standard output"), _checked(sys.stderr, "standard error")
         with redirect_stdout(out), redirect_stderr(error):
             try:
                 yield
@@ -62,10 +66,10 @@ def printing() -> Iterator[None]:
 
 
 @contextmanager
-def _whole(stream: TextIO | None) -> Iterator[TextIO | None]:
-    """The stream, but one that PYTHONUNBUFFERED has left without a buffer, line by line through one.
+def _buffered(stream: TextIO | None) -> Iterator[TextIO | None]:
+    """The stream, with a line buffer if PYTHONUNBUFFERED has removed its buffer.
 
-    Without it Python takes a write of which the system did a part for a whole one: the rest is lost, and no error tells.
+    Without a buffer Python takes a partial write for a complete one: the rest is lost without an error.
     """
     raw = getattr(stream, "buffer", None)
     if stream is None or not isinstance(raw, RawIOBase):
@@ -75,15 +79,15 @@ def _whole(stream: TextIO | None) -> Iterator[TextIO | None]:
     try:
         yield whole
     finally:
-        whole.detach().detach()  # else it would close the process's own
+        whole.detach().detach()  # otherwise it would close the stream of the process
 
 
-def _stream(stream: TextIO | None, name: str) -> Any:
-    return None if stream is None else Stream(stream, name)  # None where it was closed before
+def _checked(stream: TextIO | None, name: str) -> Any:
+    return None if stream is None else CheckedStream(stream, name)  # None if it was closed before
 
 
-def _silence(stream: TextIO) -> None:
-    """What the stream still holds goes nowhere: else Python tries again at its end, and complains."""
+def _discard(stream: TextIO) -> None:
+    """Send the rest of the stream to the null device; otherwise Python writes it again at exit, and fails."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, stream.fileno())
