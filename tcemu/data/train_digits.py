@@ -15,7 +15,7 @@ FIRST_TEST = 1157  # a writer's form begins here: each form repeats the same tex
 HIDDEN, EPOCHS, BATCH, RATE, DECAY = 64, 60, 32, 2e-3, 1e-4
 
 
-def shifted(images: np.ndarray) -> np.ndarray:
+def shift_images(images: np.ndarray) -> np.ndarray:
     """The images, and each moved by one pixel in the four directions, `[5 * n, 8, 8]`: nine forms are few writers."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1)))
     return np.concatenate([padded[:, y : y + 8, x : x + 8] for y, x in ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))])
@@ -54,7 +54,7 @@ def train(x: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> list[n
 def main(path: Path) -> None:
     digits: Any = load_digits()
     images, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
-    known = shifted(images[:FIRST_TEST])
+    known = shift_images(images[:FIRST_TEST])
     weights = train(known.reshape(-1, 64) / 16, np.tile(labels[:FIRST_TEST], 5), np.random.default_rng(0))
     w1, b1, w2, b2 = (w.astype(np.float32) for w in weights)
     np.savez_compressed(path, images=images, labels=labels, first_test=np.int32(FIRST_TEST), w1=w1, b1=b1, w2=w2, b2=b2)
