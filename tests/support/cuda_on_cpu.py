@@ -15,13 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.kernels import calls, cuda, elementwise, source, warp
-from tcemu.arithmetic.kernels.launch import Route
-from tcemu.fuzz import elements
+from tcemu.backends.cuda import batched_calls as calls
+from tcemu.backends.cuda import elementwise, xla_launch
+from tcemu.backends.cuda import kernel_text as source
+from tcemu.backends.cuda import matrix_kernels as cuda
+from tcemu.backends.cuda import register_kernel as warp
+from tcemu.backends.cuda.xla_launch import Route
+from tcemu.fuzz import case_generator as elements
 
 MACHINE = Path(__file__).parent / "cuda_on_cpu" / "machine.cpp"
 PARAMETERS = {  # types, in order; some are there where the text has them
-    "walk": "Shape ACode BCode CCode SCALED BLOCK_SCALED DCode",
+    "integer": "Shape ACode BCode CCode SCALED BLOCK_SCALED DCode",
     "prepare": "Shape ACode BCode SCALED u8 u8",
     "tile": "Shape ACode BCode CCode SCALED BLOCK_SCALED u8 u8 DCode",
     "warp": "Sizes u32 u32 u32 SPARSE SCALED SELECTED u32",
@@ -35,21 +39,43 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def assembled(whole: str, *options: str) -> Path:
-    """C++ as a library, made once for all processes."""
+def build_library(whole: str, *options: str, head: str = "") -> Path:
+    """C++ as a library, made once for all processes. head: its beginning, which many texts share and which is compiled once."""
     folder = Path(tempfile.gettempdir()) / "tcemu_cuda_on_cpu"
     folder.mkdir(exist_ok=True)
-    name = hashlib.sha256(" ".join((*options, whole)).encode()).hexdigest()
-    path = folder / f"{name}.so"
+    flags = ["-std=c++17", "-O1", "-mfma", *options, "-fno-strict-aliasing", "-fPIC", "-w"]
+    include = ["-include", str(_compile_head(folder, head, flags))] if head else []
+    path = folder / f"{_hash(*options, head, whole)}.so"
     if not path.exists():
         with tempfile.NamedTemporaryFile("w", suffix=".cpp", dir=folder, delete=False) as file:
             file.write(whole)
-        flags = ["-std=c++17", "-O1", "-mfma", *options, "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
-        done = subprocess.run(["g++", *flags, "-o", f"{file.name}.so", file.name], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[:4000]
-        Path(f"{file.name}.so").replace(path)
+        _compile(["-shared", *flags, *include, file.name], path)
         Path(file.name).unlink()
     return path
+
+
+def _compile_head(folder: Path, head: str, flags: list[str]) -> Path:
+    """The path of a header whose precompiled form stands beside it: the C++ library is half of a kernel's compilation."""
+    path = folder / f"{_hash(*flags, head)}.h"
+    compiled = path.with_suffix(".h.gch")
+    if not compiled.exists():
+        with tempfile.NamedTemporaryFile("w", suffix=".h", dir=folder, delete=False) as file:
+            file.write(head)
+        _compile(["-x", "c++-header", *flags, file.name], compiled)
+        Path(file.name).replace(path)
+    return path
+
+
+def _compile(arguments: list[str], path: Path) -> None:
+    """Runs g++ and moves what it made to `path` in one step, so that two processes may do so at once."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as made:
+        done = subprocess.run(["g++", *arguments, "-o", made.name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+    Path(made.name).replace(path)
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256(" ".join(texts).encode()).hexdigest()
 
 
 @cache
@@ -63,8 +89,7 @@ def library(entry: str, text: str) -> ctypes.CDLL:
     types = types.split()
     given = ", ".join(f"({one} *)p[{at}]" for at, one in enumerate(types))
     launcher = f'extern "C" void run(int grid, int threads, void **p) {{ launch(grid, threads, [=] {{ {entry}({given}); }}); }}'
-    whole = MACHINE.read_text() + rest + launcher
-    return ctypes.CDLL(str(assembled(whole, "-frounding-math")))
+    return ctypes.CDLL(str(build_library(rest + launcher, "-frounding-math", head=MACHINE.read_text())))
 
 
 ROUTE = Route("sm", "90", "")
@@ -88,7 +113,7 @@ def launch(entry, blocks, results, *operands):
 
 
 @contextmanager
-def instead_of_a_gpu():
+def kernels_on_cpu():
     """Within, `kernels.cuda` and `kernels.warp` have their kernels run here; quantisers and what is drawn too, on the platform "cpu"."""
     with (
         mock.patch.object(cuda, "launch", launch),
@@ -97,15 +122,23 @@ def instead_of_a_gpu():
         mock.patch.object(elements, "launch", launch),
         mock.patch.object(cuda, "route", lambda: ROUTE),
         mock.patch.object(elementwise, "route", lambda: ROUTE),
+        mock.patch.object(xla_launch, "route", lambda: ROUTE),
         mock.patch.object(elementwise, "PLATFORM", "cpu"),
         mock.patch.object(calls, "_sharded", lambda call, alone: call),  # of which a call back would be lost
     ):
-        yield
+        # JAX 0.12 traces a `custom_vmap` once: a program from before has the launches and the texts of before
+        calls._batched.cache_clear()
+        try:
+            yield
+        finally:
+            calls._batched.cache_clear()
 
 
-def run(entry, model, signature, a, b, c, scales=None):
+def run_kernel(entry, model, signature, a, b, c, scales=None):
     """D of codes [batch, M, K] and so on, as the kernels compute it; a batch of one serves all."""
-    kernels = cuda.kernels_of(model, signature)
-    assert kernels is not None and (entry == "walk" or (kernels.tiling is not None and min(c.shape[1:]) >= cuda.LEAST_TILE))
-    with instead_of_a_gpu():
-        return np.asarray(cuda.product(kernels if entry == "tile" else kernels._replace(tiling=None), *map(jnp.asarray, (a, b, c)), scales))
+    kernels = cuda.find_matrix_kernels(model, signature)
+    assert kernels is not None and (entry == "integer" or (kernels.tiling is not None and min(c.shape[1:]) >= cuda.LEAST_TILE))
+    with kernels_on_cpu():
+        return np.asarray(
+            cuda.multiply_by_kernels(kernels if entry == "tile" else kernels._replace(tiling=None), *map(jnp.asarray, (a, b, c)), scales)
+        )

@@ -16,7 +16,7 @@ class EmulatedGpu:
 
     def __call__(self, op, form, immediates, words):
         self.calls += 1
-        found = self.run(op, op.forms[form], immediates, words)
+        found = self.run(op, op.operand_forms[form], immediates, words)
         return found if self.fault is None else self.fault(op, found)
 
     def run(self, op, operands, immediates, words):
@@ -31,7 +31,7 @@ class EmulatedGpu:
         if op.family == "wmma.mma":
             return tcemu.wmma_mma(op, *(words[name] for name in "abc"), **target)
         if op.family in ("wmma.load", "wmma.store"):
-            bits = getattr(op, op.operand).bits
+            bits = op.format.bits
             place = {"offset": words["address"][:, 0].astype(jnp.int32) * 8 // bits}
             if "stride" in operands:
                 place["stride"] = words["stride"][:, 0].astype(jnp.int32)
@@ -45,7 +45,7 @@ class EmulatedGpu:
             return tcemu.ldmatrix(op, words["memory"], address, **target)
         if op.family == "stmatrix":
             return tcemu.stmatrix(op, words["memory"], address, words["r"], **target)
-        warps = lambda x: x.reshape(x.shape[0], 4, 32, -1)  # noqa: E731
+        warps = lambda x: x.reshape(x.shape[0], 4, 32, -1)
         given = {name: value for name, value in immediates.items() if name.startswith("imm")}
         given |= {"a": warps(words["a"])} if "a" in operands else {"a_desc": words["a_desc"]}
         if op.sparse:

@@ -36,7 +36,7 @@ def arrays(case: dict) -> dict[str, np.ndarray]:
         return {name.removeprefix(prefix): file[name] for name in file.files if name.startswith(prefix)}
 
 
-def published() -> dict[str, np.ndarray]:
+def published_arrays() -> dict[str, np.ndarray]:
     """The words of eight GPUs that others recorded, by `{GPU}_{format}_{operand}`, uint32."""
     with np.load(root() / "published.npz") as file:
         return {name: file[name] for name in file.files}

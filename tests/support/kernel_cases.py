@@ -1,9 +1,13 @@
 """Arithmetics and operands for the GPU kernels: `CASES` is what `test_cuda` and `test_gpu` loop over."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.model import Model, Signature
+from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.product_spec import ProductSpec
+from tcemu.backends.cuda.matrix_kernels import find_matrix_kernels, multiply_by_kernels
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0
 
 HOPPER, FP8, BLACKWELL = Model(F32, 16, 25, -133), Model(F32, 32, 13, -133, result_bits=13), Model(F32, 32, 25, -133)
@@ -58,7 +62,7 @@ def operands(name, raw, m, n, k, batch=(), seed=0):
     x, c = x.at[..., ::8, :].set(0), c.at[..., ::8, ::4].set(c.dtype.type(minus))  # the accumulator alone, and -0
     if scale is None:
         return x, y, c, None
-    size = lambda count: rng.integers(0 if raw else 100, 128 if raw else 110, count).astype(np.uint8)  # noqa: E731
+    size = lambda count: rng.integers(0 if raw else 100, 128 if raw else 110, count).astype(np.uint8)
     scales = [size((*batch, m, k // share)), size((*batch, k // share, n))]
     for v in scales if raw else ():
         v[rng.random(v.shape) < 0.02] = scale.nan
@@ -68,4 +72,11 @@ def operands(name, raw, m, n, k, batch=(), seed=0):
 def signature(name):
     model, a, b, scale, share = CASES[name]
     k = max(16, model.terms) * model.groups
-    return Signature(a, b, model.result, model.result, k, scale=scale, scale_vec=k // share if share else 0)
+    return ProductSpec(a, b, model.result, model.result, k, scale=scale, scale_vec=k // share if share else 0)
+
+
+def kernel_program(model, spec, promotion=None, stored=None):
+    """The function (a, b, c, scales, block scales) -> D by the kernels that take a model."""
+    kernels = find_matrix_kernels(model, spec, promotion, stored)
+    assert kernels is not None
+    return partial(multiply_by_kernels, kernels)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
+from oracles import layout_formulas as formulas
 
-from support import layout_formulas as formulas
-from tcemu.layouts import Fragment, fragment, metadata_fragment, mover_fragment, scale_fragment, wmma_fragment
+from tcemu.layouts.fragment_layouts import Fragment, metadata_fragment, mma_fragment, mover_fragment, scale_fragment, wmma_fragment
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +34,9 @@ def _name(shape):
 def _dense():
     for row in formulas.MANUAL:
         for bits in row.bits:
-            made = fragment(row.operand, row.shape, bits, volta=row.volta)
+            made = mma_fragment(row.operand, row.shape, bits, volta=row.volta)
             name = f"{row.section} {_name(row.shape)} {row.operand} {bits} {row.volta or ''}".strip()
-            yield Case(name, made, bits, formulas.table(row.formula, row.elements, row.seen))
+            yield Case(name, made, bits, formulas.table(row.formula, row.elements, row.visible))
 
 
 def _sparse():
@@ -46,10 +46,10 @@ def _sparse():
         def stored(n, i, run=run, row=row, first=first):  # half of the chunk's columns are stored, in order
             return row(n, i), first(n, i) // 2 + i % run
 
-        made = fragment("a", (16, 8, k), bits, sparse=True)
+        made = mma_fragment("a", (16, 8, k), bits, sparse=True)
         yield Case(f"9.7.14.6.2 k{k} a {bits} chunk {chunk}", made, bits, formulas.table(stored, elements, (16, k // 2)))
     for k, bits, elements, formula in formulas.SPARSE_B:
-        made = fragment("b", (16, 8, k), bits, sparse=True)
+        made = mma_fragment("b", (16, 8, k), bits, sparse=True)
         yield Case(f"9.7.14.6.2 k{k} b {bits}", made, bits, formulas.table(formula, elements, (k, 8)))
 
 
@@ -64,7 +64,7 @@ def _wgmma():
     for n in range(8, 257, 8):
         want = warps(d, n // 2, (64, n))
         for bits in (16, 32):
-            yield Case(f"9.7.15.5.1.1 n{n} d {bits}", fragment("d", (64, n, 16), bits, warps=4), bits, want)
+            yield Case(f"9.7.15.5.1.1 n{n} d {bits}", mma_fragment("d", (64, n, 16), bits, warps=4), bits, want)
     for k, bits in ((16, 16), (8, 32), (32, 8), (256, 1)):
         q = 32 // bits
 
@@ -73,9 +73,9 @@ def _wgmma():
             return 16 * w + (lane >> 2) + 8 * (r & 1), q * (lane & 3) + e + 4 * q * (r >> 1)
 
         want = warps(a, 4 * q, (64, k))
-        yield Case(f"9.7.15.5.1.1 k{k} a {bits}", fragment("a", (64, 8, k), bits, warps=4), bits, want)
+        yield Case(f"9.7.15.5.1.1 k{k} a {bits}", mma_fragment("a", (64, 8, k), bits, warps=4), bits, want)
         if bits != 1:
-            yield Case(f"9.7.15.6.1 k{2 * k} a {bits}", fragment("a", (64, 8, 2 * k), bits, warps=4, sparse=True), bits, want)
+            yield Case(f"9.7.15.6.1 k{2 * k} a {bits}", mma_fragment("a", (64, 8, 2 * k), bits, warps=4, sparse=True), bits, want)
 
 
 def _metadata():

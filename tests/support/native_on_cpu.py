@@ -1,4 +1,4 @@
-"""The texts of `tcemu.native` compiled for a CPU, in the place of launches: products of small whole numbers, exact in every type."""
+"""The texts of `tcemu.backends.native` compiled for a CPU and run there: products of small whole numbers, exact in every type."""
 
 import ctypes
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from support.cuda_on_cpu import assembled
-from tcemu.native import sources
+from support.cuda_on_cpu import build_library
+from tcemu.backends.native import native_text as sources
 
 FOLDER = Path(__file__).parent / "cuda_on_cpu"
 KINDS = {"s8": ("s", 1), "e4m3": ("8", 1), "f16": ("h", 2), "bf16": ("b", 2), "tf32": ("t", 4)}
@@ -71,8 +71,9 @@ def library(name: str, text: str) -> ctypes.PyDLL:
     else:
         statement = MMA if name == "multiply_by_mma" else ""
     run = f'extern "C" void run(int grid, int threads, void **given) {{ run_entry({name}, grid, threads, given); }}'
-    whole = "\n".join([*((FOLDER / f"{part}.cpp").read_text() for part in ("machine", "native")), own, statement, rest, run])
-    return ctypes.PyDLL(str(assembled(whole, "-ffp-contract=off")))  # one at a time: a text has memory of its own, which is not a thread's
+    head = "\n".join((FOLDER / f"{part}.cpp").read_text() for part in ("machine", "native"))
+    # one at a time: a text has memory of its own, which is not a thread's
+    return ctypes.PyDLL(str(build_library("\n".join([own, statement, rest, run]), "-ffp-contract=off", head=head)))
 
 
 def launch(entry, blocks, results, *operands):

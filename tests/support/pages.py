@@ -52,12 +52,12 @@ def blocks(text: str) -> list[Block]:
     ]
 
 
-def words(line: str) -> list[str]:
+def page_words(line: str) -> list[str]:
     """A line of the shell as the words of tcemu's command."""
     return shlex.split(line)[1:]
 
 
-def printed(page: list[Block], together: bool = True) -> Iterator[tuple[Block, str]]:
+def run_page(page: list[Block], together: bool = True) -> Iterator[tuple[Block, str]]:
     """Runs what is run, in the current folder, and says what each block printed. together: the blocks of Python share their names."""
     names: dict = {}
     for block in (block for block in page if block.runs):
@@ -65,7 +65,7 @@ def printed(page: list[Block], together: bool = True) -> Iterator[tuple[Block, s
             if block.language == "python":
                 exec(compile(block.code, "a page", "exec"), names if together else {})
             for line in block.commands:
-                assert main(words(line)) == 0, line
+                assert main(page_words(line)) == 0, line
         yield block, stream.getvalue()
 
 
@@ -75,6 +75,6 @@ def comparable(text: str) -> str:
     return re.sub(r"\b\d+(\.\d+)? (m?s)\b", r"# \2", re.sub(r" +", " ", "\n".join(line.rstrip() for line in lines)))
 
 
-def shown(block: Block, text: str) -> str:
+def shown_text(block: Block, text: str) -> str:
     """What the page says that the block prints."""
     return text[slice(*block.shown)] if block.shown else ""

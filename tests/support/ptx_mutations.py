@@ -1,4 +1,4 @@
-"""PTX files with mistakes: each mutation of a text comes from a seed, so that a file that fails can be made again."""
+"""PTX files with mistakes. Each mutation of a text follows from a seed, so that a failing file can be made again."""
 
 import random
 import re
@@ -65,7 +65,7 @@ def _line(text: str, pick: random.Random, change: Callable[[list[str], int], Non
 
 
 def _word(text: str, pick: random.Random, change: Callable[[str], str], pattern: re.Pattern[str] = WORD) -> str:
-    """One word that the pattern finds, changed."""
+    """Change one match of the pattern."""
     found = [match for match in pattern.finditer(text) if not match[0].isspace()]
     if not found:
         return text
@@ -74,19 +74,19 @@ def _word(text: str, pick: random.Random, change: Callable[[str], str], pattern:
 
 
 def a_character(text: str, pick: random.Random) -> str:
-    """One dropped, put in, or replaced."""
+    """Drop, insert or replace one character."""
     at, how = pick.randrange(len(text)), pick.randrange(3)
     return text[:at] + ("" if how == 0 else pick.choice(MARKS)) + text[at + (how != 1) :]
 
 
 def a_token(text: str, pick: random.Random) -> str:
-    """One dropped, doubled, or replaced by another of the file."""
+    """Drop, double or replace one token."""
     other = pick.choice(WORD.findall(text))
     return _word(text, pick, lambda word: pick.choice(("", f"{word} {word}", other)))
 
 
 def a_line(text: str, pick: random.Random) -> str:
-    """One dropped or doubled, or two swapped."""
+    """Drop or double one line, or swap two."""
     how = pick.randrange(3)
 
     def change(lines: list[str], at: int) -> None:
@@ -100,18 +100,18 @@ def a_line(text: str, pick: random.Random) -> str:
 
 
 def a_number(text: str, pick: random.Random) -> str:
-    """One replaced."""
+    """Replace one number."""
     return _word(text, pick, lambda _: pick.choice(NUMBERS), re.compile(r"(?<![\w$%.])-?\d\w*"))
 
 
 def a_register(text: str, pick: random.Random) -> str:
-    """One use of a register made another's."""
+    """Replace one use of a register by another register."""
     names = re.findall(r"%\w+", text) or ["%r1"]
     return _word(text, pick, lambda _: pick.choice(names), re.compile(r"%\w+"))
 
 
 def an_opcode(text: str, pick: random.Random) -> str:
-    """One part of an opcode replaced, dropped or put in; or all of it."""
+    """Replace, drop or insert one qualifier of an opcode, or replace the opcode."""
 
     def change(opcode: str) -> str:
         parts = opcode.split(".")
@@ -125,15 +125,15 @@ def an_opcode(text: str, pick: random.Random) -> str:
 
 
 def the_end(text: str, pick: random.Random) -> str:
-    """Cut off."""
+    """Truncate the text."""
     return text[: pick.randrange(len(text))]
 
 
 KINDS = (a_character, a_token, a_line, a_number, a_register, an_opcode, an_opcode, a_register, the_end)
 
 
-def mutated(text: str, seed: int) -> str:
-    """The text with one to three mistakes, chosen by the seed."""
+def mutate(text: str, seed: int) -> str:
+    """Return the text with one to three mistakes, which the seed chooses."""
     pick = random.Random(seed)
     for _ in range(pick.choice((1, 1, 1, 2, 3))):
         text = pick.choice(KINDS)(text, pick) or "."

@@ -1,14 +1,14 @@
-"""The opcodes that a row's syntax has: all of them, written out."""
+"""All opcodes of a row's syntax, written out."""
 
 from __future__ import annotations
 
 from itertools import product
 
-from tcemu.ptx.scalar.syntax import Row
+from tcemu.ptx.scalar.opcode_syntax import Row
 
 
 def opcodes(name: str, row: Row) -> list[str]:
-    """Every opcode of a row; some combinations of comparisons and types are none, and their `Prepare` says so."""
+    """Yield every opcode of a row. Its `Prepare` rejects some combinations of comparisons and types."""
     found = []
     for line in row.lines:
         choices = []

@@ -1,4 +1,4 @@
-"""The words of an H200 in tests/golden/ptx_scalars.json.xz: what each instruction of values gave, and those of warps."""
+"""The words of an H200 in tests/golden/ptx_scalars.json.xz: results of the instructions of values and of the warp collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.ptx.values import KINDS, dtype
+from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
 
 FILE = Path(__file__).parents[1] / "golden" / "ptx_scalars.json.xz"
 WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
@@ -23,25 +23,25 @@ def document() -> dict[str, Any]:
 
 
 def array(text: str, bits: int) -> np.ndarray:
-    """Words of so many bits; of one bit: packed, [...] to a multiple of 8."""
+    """Decode words of `bits` bits; single bits are packed, padded to a multiple of 8."""
     raw = base64.b64decode(text)
     return np.unpackbits(np.frombuffer(raw, np.uint8)).astype(bool) if bits == 1 else np.frombuffer(raw, WORDS[bits])
 
 
-def held(values: np.ndarray, kind: str) -> np.ndarray:
-    """Words as values of a type are held."""
+def to_typed_array(values: np.ndarray, kind: str) -> np.ndarray:
+    """Convert words to the storage dtype of a type."""
     bits = KINDS[kind].bits
-    return values.astype(bool) if bits == 1 else (values & values.dtype.type((1 << bits) - 1)).astype(dtype(kind))
+    return values.astype(bool) if bits == 1 else (values & values.dtype.type((1 << bits) - 1)).astype(storage_dtype(kind))
 
 
 def operands(case: dict[str, Any], kinds: tuple[str, ...]) -> list[np.ndarray]:
-    """The operands of a case for sources of these types; one that has a table or fixed factors has them behind or between."""
+    """Return the operands of a case for sources of these types, with the case's table or fixed factors where it has them."""
     if case["sources"] == ["codes"]:
-        return [held(array(document()["codes"], 16), kinds[0])]
+        return [to_typed_array(array(document()["codes"], 16), kinds[0])]
     given = []
     for name in case["sources"]:
         kind = "f16" if name == "oob" else name.partition(":")[0]
-        given.append(held(array(document()["operands"][name], max(8, KINDS[kind].bits)), kind))
+        given.append(to_typed_array(array(document()["operands"][name], max(8, KINDS[kind].bits)), kind))
     if "table" in case:
         given.insert(3, np.full(len(given[0]), case["table"], np.uint32))
     if "slot" in case:
@@ -51,12 +51,12 @@ def operands(case: dict[str, Any], kinds: tuple[str, ...]) -> list[np.ndarray]:
 
 
 def results(case: dict[str, Any], kinds: tuple[str, ...], count: int) -> list[np.ndarray]:
-    """The words that the GPU gave."""
-    return [held(array(text, KINDS[kind].bits)[:count], kind) for text, kind in zip(case["words"], kinds, strict=True)]
+    """Return the recorded results."""
+    return [to_typed_array(array(text, KINDS[kind].bits)[:count], kind) for text, kind in zip(case["words"], kinds, strict=True)]
 
 
 def warps() -> list[tuple[str, list[np.ndarray], list[np.ndarray]]]:
-    """Of each instruction of warps: its opcode, operands [warps, 32] (the membermask last), and results."""
+    """Return each warp collective's opcode, operands [warps, 32] (the membermask last) and results."""
     found = []
     for case in document()["warps"]:
         given = []

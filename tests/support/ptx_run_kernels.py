@@ -11,13 +11,13 @@ START = """
 
 
 def entry(body: str, name: str = "k", declared: str = "") -> str:
-    """An entry whose result is %r5."""
+    """Return an entry whose result is %r5."""
     head = f"{declared}\n.visible .entry {name}(.param .u64 in, .param .u64 out, .param .u32 n)\n"
     return f"{head}{{{START}{body}\n    st.global.u32 [%rd2], %r5;\n    ret;\n}}\n"
 
 
 def module(body: str, declared: str = "") -> str:
-    """A file with one such entry."""
+    """Return a file with one such entry."""
     return HEAD + entry(body, declared=declared)
 
 

@@ -1,4 +1,4 @@
-"""Instructions of values, called by their opcodes; and operands full of edges. Nothing here computes what an instruction does."""
+"""Instructions of values, called by opcode, and operands with many edge cases. Nothing here computes a result."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 import jax
 import numpy as np
 
-from tcemu.ptx.context import Context, Operation
-from tcemu.ptx.module import Place, Register, Statement, Vector
-from tcemu.ptx.scalar.table import PREPARE
-from tcemu.ptx.values import KINDS, dtype
+from tcemu.ptx.instruction_interface import Context, Operation
+from tcemu.ptx.scalar.scalar_table import PREPARE
+from tcemu.ptx.text.module import Position, Register, Statement, Vector
+from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
 
 TOGETHER = 60
 HERE = Context(None, None, "sm_90a", False)  # type: ignore[arg-type]  # no instruction of values looks at its module
 
 
 def operation(opcode: str, *sizes: int) -> Operation:
-    """The operation of an opcode. sizes: of each operand how many elements it has; found by trying where left out."""
+    """Return the operation of an opcode. sizes: elements of each operand; without them, the first ones that fit."""
     name = opcode.partition(".")[0]
     tried: Exception | None = None
     for shape in [sizes] if sizes else [(1,) * count for count in range(1, 7)] + [(2, 1, 1), (2, 1, 1, 1), (2, 1, 1, 1, 1, 1)]:
         operands = tuple(Register("%r") if size == 1 else Vector((Register("%r"),) * size) for size in shape)
         try:
-            return PREPARE[name](Statement(opcode, operands, None, Place(1, 1)), HERE)
+            return PREPARE[name](Statement(opcode, operands, None, Position(1, 1)), HERE)
         except ValueError as error:
             tried = error
     raise tried or AssertionError
 
 
-def run(operations: Sequence[Operation], operands: Sequence[Sequence[np.ndarray]]) -> list[tuple[np.ndarray, ...]]:
-    """All of them: raw bits in, raw bits out. Many are one compiled program: hundreds of small ones would take minutes."""
+def run_operations(operations: Sequence[Operation], operands: Sequence[Sequence[np.ndarray]]) -> list[tuple[np.ndarray, ...]]:
+    """Compute several operations on raw bits, in one compiled program, since hundreds of small ones would take minutes."""
     found = []
     with jax.enable_x64(True):
         for first in range(0, len(operations), TOGETHER):
@@ -53,7 +53,7 @@ EDGES = {
 
 
 def float_edges(exponent_bits: int, mantissa_bits: int) -> list[int]:
-    """Codes around every special place of a format, both signs."""
+    """Return codes around every special value of a format, with both signs."""
     top, one = (1 << exponent_bits) - 1, 1 << mantissa_bits
     bias = top >> 1
     fields = {0, 1, 2, bias - mantissa_bits - 2, bias - mantissa_bits - 1, bias - 1, bias, bias + 1, bias + mantissa_bits, top - 1, top}
@@ -68,8 +68,8 @@ FLOAT_EDGES = {kind: float_edges(*fields) for kind, fields in FLOAT_FIELDS.items
 
 
 def draw(kind: str, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Raw bits of a type: a third of them edges, a third close exponents (floats) or small numbers, a third any bits."""
-    held = dtype(kind)
+    """Draw raw bits of a type: a third edge cases, a third close exponents (floats) or small numbers, a third any bits."""
+    held = storage_dtype(kind)
     if kind == "pred":
         return rng.integers(0, 2, count).astype(bool)
     if kind.endswith("x2") and KINDS[kind].bits == 32:

@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.arithmetic.quotient import divide_on_integers
+from tcemu.arithmetic.integer_quotients import divide_on_integers
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, convert
 from tcemu.quantize import BLOCK_FORMATS, RULES, BlockFormat
-from tcemu.quantize.groups import GroupSizes, spread
+from tcemu.quantize.scale_groups import GroupSizes, broadcast_scales
 
 SOURCES, TARGETS = (F32, BF16, F16), (E4M3, E5M2, F16, BF16, TF32, E2M3, E3M2, E2M1)
 CASES = {  # source, target, saturate, divided by scales; but no rounding of a format to itself
@@ -29,7 +29,7 @@ def operands(case, rows, k, seed=0):
     """
     source, target, _, scaled = CASES[case]
     rng = np.random.default_rng(seed)
-    word = lambda *shape: rng.integers(0, 1 << 32, shape, dtype=np.uint32)  # noqa: E731
+    word = lambda *shape: rng.integers(0, 1 << 32, shape, dtype=np.uint32)
     part = np.arange(rows) * 3 // rows
     scales = word(rows, -(-k // DEPTH))
     if scaled:
@@ -39,7 +39,7 @@ def operands(case, rows, k, seed=0):
         scales = np.full_like(scales, 0x3F800000)
     x = word(rows, k)
     fields = np.repeat(scales >> 23 & 255, DEPTH, 1)[:, :k].astype(int)
-    reach = target.least_exponent - target.mantissa_bits - 3, target.greatest_exponent + 3
+    reach = target.min_exponent - target.mantissa_bits - 3, target.max_exponent + 3
     near = np.clip(fields + rng.integers(*reach, x.shape), 0, 254).astype(np.uint32)
     x = np.where(part[:, None] > 0, x & 0x807FFFFF | near << 23, x)
     kept = rng.integers(0, target.mantissa_bits + 3, x.shape).astype(np.uint32)
@@ -52,12 +52,12 @@ def operands(case, rows, k, seed=0):
     return x, scales if scaled else None
 
 
-def portable(case, x, scales):
+def quantize_portably(case, x, scales):
     """Codes of the target, on integers."""
     source, target, saturate, _ = CASES[case]
     if scales is None:
         return convert(source, target, x, saturate=saturate)
-    quotients = divide_on_integers(convert(source, F32, x), spread(scales, x.shape, GroupSizes(1, DEPTH)), F32)
+    quotients = divide_on_integers(convert(source, F32, x), broadcast_scales(scales, x.shape, GroupSizes(1, DEPTH)), F32)
     return convert(F32, target, quotients, saturate=saturate)
 
 
@@ -79,7 +79,7 @@ def matrix(*shape, seed=0):
     return x.astype(np.float32)
 
 
-def of_blocks(name: str, *shape: int) -> np.ndarray:
+def block_matrix(name: str, *shape: int) -> np.ndarray:
     """An x for a row of BLOCKS, as `matrix`, with small numbers in one column of seven."""
     dtype = BLOCKS[name][1]
     x = matrix(*shape)

@@ -1,65 +1,56 @@
-"""Which cases of a list every run has, and which only `pytest -m full`; and the table of that in tests/README.md."""
+"""Which cases of a list every run has, and which only `pytest -m full`; and the shares in which `-m full` is run a part at a time."""
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import pytest
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-COLLECTED = pytest.StashKey[list]()  # where conftest.py leaves all items of a session, before `-m` and `-k` choose among them
-BEGIN, END = "<!-- samples: begin -->", "<!-- samples: end -->"
 
+def sample_cases(cases: Iterable[Any], usual: Collection[Any] | int, ids: Callable[[Any], str] | None = None) -> list[Any]:
+    """The cases for `parametrize`, those outside the usual run marked `full`.
 
-def sampled(cases: Iterable[Any], usual: Collection[Any] | int, ids: Callable[[Any], str] | None = None) -> list[Any]:
-    """The cases, for `parametrize`. usual: those that every run has, or one of so many. ValueError where one of them is no case."""
+    Args:
+        cases: All cases.
+        usual: The cases of the usual run; or a number n, for one case of every n.
+        ids: The name of a case.
+
+    Raises:
+        ValueError: `usual` names something that is no case.
+    """
     cases = list(cases)
-    if not isinstance(usual, int) and (none := [case for case in usual if case not in cases]):
-        raise ValueError(f"of the usual run, and no cases: {none}")
-    every = lambda at, case: at % usual == 0 if isinstance(usual, int) else case in usual  # noqa: E731
-    return [pytest.param(case, id=ids and ids(case), marks=[] if every(at, case) else [pytest.mark.full]) for at, case in enumerate(cases)]
+    if not isinstance(usual, int) and (unknown := [case for case in usual if case not in cases]):
+        raise ValueError(f"not among the cases: {unknown}")
+    every = lambda index, case: index % usual == 0 if isinstance(usual, int) else case in usual
+    return [
+        pytest.param(case, id=ids and ids(case), marks=[] if every(index, case) else [pytest.mark.full]) for index, case in enumerate(cases)
+    ]
 
 
 class Share(NamedTuple):
-    """How many cases of a test the usual run has, and how many there are."""
+    """How many cases of a test the usual run has."""
 
     usual: int
-    every: int
+    total: int
 
 
-Shares = Mapping[str, Share]  # "test_mma.py::test_recorded_words" -> its share
-
-
-def shares(items: Iterable[pytest.Item]) -> dict[str, Share]:
-    """The tests that the usual run does not have whole."""
+def count_shares(items: Iterable[pytest.Item]) -> dict[str, Share]:
+    """The tests that the usual run does not have whole, by "test_mma.py::test_recorded_words"."""
     counts: dict[str, Share] = {}
     for item in items:
         name = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
-        usual, every = counts.get(name, (0, 0))
-        counts[name] = Share(usual + (item.get_closest_marker("full") is None), every + 1)
-    return {name: share for name, share in sorted(counts.items()) if share.usual < share.every}
+        usual, total = counts.get(name, (0, 0))
+        counts[name] = Share(usual + (item.get_closest_marker("full") is None), total + 1)
+    return {name: share for name, share in sorted(counts.items()) if share.usual < share.total}
 
 
-def table(counted: Shares) -> str:
-    """The lines of the table in tests/README.md."""
-    rows = [f"| `{name}` | {share.usual} | {share.every} |" for name, share in counted.items()]
-    return "\n".join(["| test | cases of the usual run | all cases |", "|---|---|---|", *rows])
+def in_share(name: str, share: str) -> bool:
+    """Whether a test belongs to a share such as "3/30". Every name belongs to one of the 30; the rest of the suite does not matter.
 
-
-def read(text: str) -> dict[str, Share]:
-    """The shares that a text says, from its lines as `table` writes them."""
-    rows = re.findall(r"^\| `(\S+\.py::\w+)` \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
-    return {name: Share(int(usual), int(every)) for name, usual, every in rows}
-
-
-def misfits(said: Shares, counted: Shares, files: Collection[str], by_name: Collection[str] = ()) -> list[str]:
-    """Where a table does not fit what was counted in some files. by_name: files in which only the names must fit, not the numbers."""
-    wrong = []
-    for name in sorted({*said, *counted}):
-        file = name.partition("::")[0]
-        row, share = said.get(name), counted.get(name)
-        alike = (row is None) == (share is None) if file in by_name else row == share
-        if file in files and not alike:
-            wrong.append(f"{name}: the table says {row and tuple(row)}, the tests have {share and tuple(share)}")
-    return wrong
+    Raises:
+        ValueError: the share is not I/N with 0 <= I < N.
+    """
+    index, _, count = share.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ValueError(f"--share {share}: expected I/N with I from 0 to N - 1, such as 3/30")
+    return crc32(name.encode()) % int(count) == int(index)

@@ -20,15 +20,15 @@ KINDS = (  # of steps, operands and orders, each with a target
 
 
 def registers(rng, op, name, batch, raw):
-    fmt = op.d if name == "c" and op.c is None else getattr(op, name)
+    fmt = op.operand_format(op.accumulator_operand if name == "c" else name)
     if raw:
         lanes = (32,) if op.warps == 1 else (op.warps, 32)
-        return rng.integers(0, 1 << 32, (*batch, *lanes, op.registers(name)), dtype=np.uint64).astype(np.uint32)
-    shape = ((op.products,) if op.products > 1 else ()) + op.matrix(name)
+        return rng.integers(0, 1 << 32, (*batch, *lanes, op.register_count(name)), dtype=np.uint64).astype(np.uint32)
+    shape = ((op.matrix_count,) if op.matrix_count > 1 else ()) + op.matrix_shape(name)
     return np.asarray(tcemu.pack(op, name, from_float(fmt, rng.normal(0, 3, (*batch, *shape)))))
 
 
-def words_of(rng, least, most, *shape):
+def byte_words(rng, least, most, *shape):
     """Registers of four bytes from `least` to `most`."""
     return rng.integers(least, most + 1, (*shape, 4)).astype(np.uint8).view(np.uint32)[..., 0]
 
@@ -38,12 +38,12 @@ def mma_call(spelling, target, raw, batch=(3,)):
     op, rng = tcemu.parse(spelling), np.random.default_rng(len(spelling))
     given = {"target": target}
     if op.sparse:
-        given |= {"e": words_of(rng, 0, 255, *batch, 32), "selector": int(rng.choice(op.selectors))}
-    if op.block_scale:
-        near = 0x7F if str(op.stype) == "ue8m0" else 0x38
-        for side, threads in (("a", op.thread_ids_a), ("b", op.thread_ids_b)):
-            given[f"scale_{side}"] = words_of(rng, *((0, 255) if raw else (near - 2, near + 2)), *batch, 32)
-            given[f"selector_{side}"] = int(rng.choice(op.byte_ids)), int(rng.choice(threads))
+        given |= {"e": byte_words(rng, 0, 255, *batch, 32), "selector": int(rng.choice(op.selectors))}
+    if op.scaling:
+        near = 0x7F if str(op.scaling.format) == "ue8m0" else 0x38
+        for side, threads in (("a", op.scaling.thread_ids["a"]), ("b", op.scaling.thread_ids["b"])):
+            given[f"scale_{side}"] = byte_words(rng, *((0, 255) if raw else (near - 2, near + 2)), *batch, 32)
+            given[f"selector_{side}"] = int(rng.choice(op.scaling.byte_ids)), int(rng.choice(threads))
     call = tcemu.mma_sp if op.sparse else tcemu.mma
     return lambda *abc, **more: call(op, *abc, **given | more), [registers(rng, op, name, batch, raw) for name in "abc"]
 
@@ -56,9 +56,9 @@ def wgmma_call(spelling, in_memory, raw, batch=2):
     if not raw:
         codes = from_float(op.a, rng.normal(0, 3, (batch, size * 32 // op.a.bits)))
         shared = np.ascontiguousarray(codes).view(np.uint32)
-    b = tcemu.descriptor(0, 128, 256, 0)
+    b = tcemu.layouts.descriptor(0, 128, 256, 0)
     given = {"target": "sm_90a", "scale_d": jnp.asarray([True, False])[:batch], "imm_scale_a": -1 if op.a.exponent_bits else 1}
     if op.sparse:
-        given |= {"sp_meta": words_of(rng, 0, 255, batch, 4, 32), "sp_sel": int(op.selectors[-1])}
-    given |= {"a_desc": tcemu.descriptor(64, 128, 256, 0)} if in_memory else {"a": registers(rng, op, "a", (batch,), raw)}
+        given |= {"sp_meta": byte_words(rng, 0, 255, batch, 4, 32), "sp_sel": int(op.selectors[-1])}
+    given |= {"a_desc": tcemu.layouts.descriptor(64, 128, 256, 0)} if in_memory else {"a": registers(rng, op, "a", (batch,), raw)}
     return lambda d: tcemu.wgmma(op, d, b, shared, **given), [registers(rng, op, "d", (batch,), raw)]

@@ -13,10 +13,10 @@ try:
 except ImportError:
     torch = tt = None
 
-MISSING = "torch is not installed: pip install -e '.[test,torch]', then pytest tests/test_torch*.py"
+MISSING = "torch is not installed: pip install -e '.[test,torch]', then pytest tests/pytorch"
 
 
-def by_jax(fn, *tensors):
+def run_through_jax(fn, *tensors):
     """fn, a function of JAX arrays, of tensors, with its gradients by `jax.vjp`: through NumPy, and by nothing of tcemu.torch."""
     gradients = jax.jit(lambda given, g: jax.vjp(fn, *given)[1](g))
 
@@ -35,7 +35,7 @@ def by_jax(fn, *tensors):
 
 def equal(found, wanted) -> bool:
     """Every tensor has the wanted one's dtype, shape and words."""
-    words = lambda x: x.detach().contiguous().reshape(-1).view(torch.uint8)  # noqa: E731
+    words = lambda x: x.detach().contiguous().reshape(-1).view(torch.uint8)
     return len(found) == len(wanted) and all(
         x.dtype == y.dtype and x.shape == y.shape and torch.equal(words(x), words(y)) for x, y in zip(found, wanted, strict=True)
     )

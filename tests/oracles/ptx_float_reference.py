@@ -66,7 +66,7 @@ def decode(code, kind):
     return Value(negative, Fraction(fraction) * Fraction(2) ** (max(field, 1) - bias - mantissa_bits))
 
 
-def whole(x, mode, negative):
+def round_to_integer(x, mode, negative):
     """A fraction from 0 rounded to an integer."""
     n = x.numerator // x.denominator
     rest = x - n
@@ -96,7 +96,7 @@ def encode(value, kind, mode="rn", ftz=False):
     least = 2 - (1 << (exponent_bits - 1))
     exponent = logarithm(value.size)
     unit = Fraction(2) ** ((exponent if ftz else max(exponent, least)) - mantissa_bits)
-    rounded = whole(value.size / unit, mode, value.negative) * unit
+    rounded = round_to_integer(value.size / unit, mode, value.negative) * unit
     if ftz and rounded < Fraction(2) ** least:
         return sign
     if rounded >= Fraction(2) ** (1 - least + 1):
@@ -108,17 +108,17 @@ def encode(value, kind, mode="rn", ftz=False):
     return sign | ((exponent - least) << mantissa_bits) + int(rounded / Fraction(2) ** (exponent - mantissa_bits))
 
 
-def flushed(code, kind):
+def flush_subnormal(code, kind):
     exponent_bits, mantissa_bits = FIELDS[kind]
     field = code >> mantissa_bits & ((1 << exponent_bits) - 1)
     return code if field else code >> (width(kind) - 1) << (width(kind) - 1)
 
 
-def mode_of(parts):
+def rounding_mode(parts):
     return next((part for part in parts if part in ("rn", "rz", "rm", "rp")), "rn")
 
 
-def clamped(code, kind, parts):
+def saturate(code, kind, parts):
     value = decode(code, kind)
     one = encode(Value(False, Fraction(1)), kind)
     if "sat" in parts:
@@ -131,7 +131,7 @@ def clamped(code, kind, parts):
 # ---- arithmetic
 
 
-def plus(x, y, mode):
+def add_values(x, y, mode):
     if x.nan or y.nan or (x.infinite and y.infinite and x.negative != y.negative):
         return Value(False, "nan")
     if x.infinite or y.infinite:
@@ -142,14 +142,14 @@ def plus(x, y, mode):
     return Value(total < 0, abs(total))
 
 
-def times(x, y):
+def multiply_values(x, y):
     negative = x.negative != y.negative
     if x.nan or y.nan or (x.infinite and y.zero) or (x.zero and y.infinite):
         return Value(False, "nan")
     return Value(negative, "inf" if x.infinite or y.infinite else x.size * y.size)
 
 
-def over(x, y):
+def divide(x, y):
     negative = x.negative != y.negative
     if x.nan or y.nan or (x.zero and y.zero) or (x.infinite and y.infinite):
         return Value(False, "nan")
@@ -158,7 +158,7 @@ def over(x, y):
     return Value(negative, Fraction(0) if y.infinite else x.size / y.size)
 
 
-def root(x):
+def square_root(x):
     """A fraction near enough to the root for every rounding to 53 bits."""
     if x.nan or (x.negative and not x.zero):
         return Value(False, "nan")
@@ -172,40 +172,41 @@ def root(x):
     return Value(False, Fraction(2 * near + (not exact), 2) / Fraction(2) ** (scale // 2))
 
 
-def opposite(x):
+def negate(x):
     return x._replace(negative=not x.negative)
 
 
 ARITHMETIC = {  # the exact value of the operands, and of f64 whose NaN comes first
-    "add": (plus, (1, 0)), "sub": (lambda x, y, mode: plus(x, opposite(y), mode), (1, 0)), "mul": (lambda x, y, mode: times(x, y), (1, 0)),
-    "fma": (lambda x, y, z, mode: plus(times(x, y), z, mode), (1, 2, 0)),
-    "mad": (lambda x, y, z, mode: plus(times(x, y), z, mode), (1, 2, 0)),
-    "div": (lambda x, y, mode: over(x, y), (0, 1)), "sqrt": (lambda x, mode: root(x), (0,)),
-    "rcp": (lambda x, mode: over(Value(False, Fraction(1)), x), (0,)),
+    "add": (add_values, (1, 0)), "sub": (lambda x, y, mode: add_values(x, negate(y), mode), (1, 0)), "mul": (lambda x, y,
+        mode: multiply_values(x, y), (1, 0)),
+    "fma": (lambda x, y, z, mode: add_values(multiply_values(x, y), z, mode), (1, 2, 0)),
+    "mad": (lambda x, y, z, mode: add_values(multiply_values(x, y), z, mode), (1, 2, 0)),
+    "div": (lambda x, y, mode: divide(x, y), (0, 1)), "sqrt": (lambda x, mode: square_root(x), (0,)),
+    "rcp": (lambda x, mode: divide(Value(False, Fraction(1)), x), (0,)),
 }  # fmt: skip
 
 
 def arithmetic(name, parts, codes, kind):
     exact, order = ARITHMETIC[name]
-    mode, ftz = mode_of(parts), "ftz" in parts
-    codes = [flushed(code, kind) for code in codes] if ftz else codes
+    mode, ftz = rounding_mode(parts), "ftz" in parts
+    codes = [flush_subnormal(code, kind) for code in codes] if ftz else codes
     values = [decode(code, kind) for code in codes]
     if "oob" in parts and 0x7FF7 in (codes[0] & 0x7FFF, codes[1] & 0x7FFF):
         return 0
     result = encode(exact(*values, mode), kind, mode, ftz)
     nans = [codes[i] | QUIET for i in order if values[i].nan] if kind == "f64" else []
-    return nans[0] if nans else clamped(result, kind, parts)
+    return nans[0] if nans else saturate(result, kind, parts)
 
 
-def mixed(name, parts, codes):
+def mixed_arithmetic(name, parts, codes):
     """Narrow factors or terms, an f32 sum."""
-    mode, narrow = mode_of(parts), parts[-1]
+    mode, narrow = rounding_mode(parts), parts[-1]
     values = [*(decode(code, narrow) for code in codes[:-1]), decode(codes[-1], "f32")]
-    return clamped(encode(ARITHMETIC[name][0](*values, mode), "f32", mode), "f32", parts)
+    return saturate(encode(ARITHMETIC[name][0](*values, mode), "f32", mode), "f32", parts)
 
 
 def signs(name, parts, code, kind):
-    code = flushed(code, kind) if "ftz" in parts else code
+    code = flush_subnormal(code, kind) if "ftz" in parts else code
     if decode(code, kind).nan:
         return code | QUIET if kind == "f64" else NAN[kind]
     top = 1 << (width(kind) - 1)
@@ -214,7 +215,7 @@ def signs(name, parts, code, kind):
 
 def extremum(name, parts, codes, kind):
     top = 1 << (width(kind) - 1)
-    codes = [flushed(code, kind) for code in codes] if "ftz" in parts else list(codes)
+    codes = [flush_subnormal(code, kind) for code in codes] if "ftz" in parts else list(codes)
     sizes = [code & ~top for code in codes] if "abs" in parts else codes
     numbers = [code for code in sizes if not decode(code, kind).nan]
     if not numbers or ("NaN" in parts and len(numbers) < len(sizes)):
@@ -227,8 +228,8 @@ def extremum(name, parts, codes, kind):
 # ---- comparisons
 
 
-def compared(parts, codes, kind):
-    codes = [flushed(code, kind) for code in codes] if "ftz" in parts else codes
+def compare_values(parts, codes, kind):
+    codes = [flush_subnormal(code, kind) for code in codes] if "ftz" in parts else codes
     x, y = (decode(code, kind) for code in codes)
     name, nan = parts[0], x.nan or y.nan
     if name in ("num", "nan"):
@@ -246,9 +247,9 @@ def boolean(parts, held, c):
 def setp(parts, a, b, *c):
     kind = parts[-1]
     if kind.endswith("x2"):
-        halves = [compared(parts, [(x >> at) & 0xFFFF for x in (a, b)], kind[:-2]) for at in (0, 16)]
+        halves = [compare_values(parts, [(x >> at) & 0xFFFF for x in (a, b)], kind[:-2]) for at in (0, 16)]
         return tuple(boolean(parts, held, c) for held in halves)
-    held = compared(parts, [a, b], kind)
+    held = compare_values(parts, [a, b], kind)
     both = (held,) if kind in ("f16", "bf16") else (held, not held)
     return tuple(boolean(parts, each, c) for each in both)
 
@@ -260,12 +261,12 @@ def set_(parts, a, b, *c):
         low, high = setp(parts, a, b, *c)
         one = ones.get(result, 0xFFFF)
         return ((one if low else 0) | (one if high else 0) << 16,)
-    return (ones.get(result, 0xFFFFFFFF) if boolean(parts, compared(parts, [a, b], kind), c) else 0,)
+    return (ones.get(result, 0xFFFFFFFF) if boolean(parts, compare_values(parts, [a, b], kind), c) else 0,)
 
 
 def testp(parts, a):
     value, kind = decode(a, parts[-1]), parts[-1]
-    subnormal = value.size not in ("inf", "nan") and not value.zero and flushed(a, kind) != a
+    subnormal = value.size not in ("inf", "nan") and not value.zero and flush_subnormal(a, kind) != a
     return ({
         "finite": value.size not in ("inf", "nan"), "infinite": value.infinite, "number": not value.nan, "notanumber": value.nan,
         "subnormal": subnormal, "normal": value.size not in ("inf", "nan") and not subnormal,
@@ -278,7 +279,7 @@ def copysign(parts, a, b):
 
 
 def slct(parts, a, b, c):
-    value = decode(flushed(c, "f32") if "ftz" in parts else c, "f32")
+    value = decode(flush_subnormal(c, "f32") if "ftz" in parts else c, "f32")
     return (a if not value.nan and value.order >= 0 else b,)
 
 
@@ -300,7 +301,7 @@ def reference(opcode):
         return lambda *values: others[name](parts, *values)
     kinds = [part for part in parts if part.removesuffix("x2") in FIELDS]
     if len(kinds) == 2:
-        return lambda *values: (mixed(name, parts, values),)
+        return lambda *values: (mixed_arithmetic(name, parts, values),)
     kind = kinds[0].removesuffix("x2")
     if kind == kinds[0]:
         return lambda *values: (single(name, parts, values, kind),)

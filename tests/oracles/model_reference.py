@@ -9,11 +9,11 @@ from fractions import Fraction
 from math import ceil, floor, trunc
 from typing import Any, NamedTuple
 
-from support.reference import FORMATS, add, convert, decode, encode, encode_inf, fma, parts, sign_of
+from oracles.reference import FORMATS, add, convert, decode, encode, encode_inf, fma, parts, sign_bit
 
 Value = Fraction | str | tuple[str, int]  # exact, "nan", or ("inf", sign)
 MODES = ("RN", "RZ", "RM", "RP")
-WHOLE = {"RN": round, "RZ": trunc, "RM": floor, "RP": ceil}  # of a Fraction; round goes to the even one of two
+INTEGER_FIELDS = {"RN": round, "RZ": trunc, "RM": floor, "RP": ceil}  # of a Fraction; round goes to the even one of two
 
 
 class Kind(NamedTuple):
@@ -47,7 +47,7 @@ class Fields(NamedTuple):
     from_zero: bool
 
     @classmethod
-    def of(cls, model: Any) -> "Fields":
+    def from_model(cls, model: Any) -> "Fields":
         """Arrays become numbers, numbers of roundings their names, formats their names."""
         values = {name: getattr(model, name) for name in cls._fields}
         for name in ("terms", "fraction_bits", "floor", "result_bits"):
@@ -75,7 +75,7 @@ class Term(NamedTuple):
     exponent: int | None
 
 
-def defined(model: Fields, kind: Kind) -> bool:
+def is_defined(model: Fields, kind: Kind) -> bool:
     """Whether the model has a meaning for the instruction: all that the documents exclude, written out."""
     exact, scaled = model.fraction_bits is None, kind.scale is not None
     mantissa = FORMATS[model.result].fraction
@@ -110,7 +110,7 @@ def defined(model: Fields, kind: Kind) -> bool:
 def _whole_chains(model: Fields, k: int) -> bool:
     if not isinstance(model.chain, int):
         return True
-    count = len(steps_of(model, list(range(k))))
+    count = len(model_steps(model, list(range(k))))
     steps = Fraction(model.chain * count, k)
     return steps.denominator == 1 and not (model.together and Fraction(count) % steps)
 
@@ -122,7 +122,7 @@ def _holds(wide: str, narrow: str) -> bool:
     return w.fraction >= n.fraction and w.least - w.fraction <= n.least - n.fraction and tops[0] >= tops[1] and w.top == "ieee"
 
 
-def steps_of(model: Fields, products: list) -> list[list]:
+def model_steps(model: Fields, products: list) -> list[list]:
     """The products of one instruction, step by step: pairs dealt out to groups, a group after the other, `terms` at a time."""
     steps = []
     for group in range(model.groups):
@@ -154,18 +154,18 @@ def multiply_add(model: Fields, kind: Kind, a: Sequence[int], b: Sequence[int], 
 def _instructions(model: Fields, kind: Kind, instructions: list[list[Scaled]], c: int) -> int:
     """From c on, a code of the result, to another."""
 
-    def walk(steps: list[list[Scaled]], running: int | None) -> int:
+    def reduce_steps(steps: list[list[Scaled]], running: int | None) -> int:
         for step in steps:
-            running = _fma(model, step[0], running) if model.fraction_bits is None else _fused(model, kind, step, running)
+            running = _fma(model, step[0], running) if model.fraction_bits is None else _fused_step(model, kind, step, running)
         return running
 
-    dealt = [steps_of(model, products) for products in instructions]
+    dealt = [model_steps(model, products) for products in instructions]
     every = [step for steps in dealt for step in steps]
     if model.chain is None:
-        return walk(every, c)
+        return reduce_steps(every, c)
     length = len(dealt[0]) if model.chain == "k" else model.chain * len(dealt[0]) // kind.k
     start = 0 if model.from_zero else None
-    cut = lambda steps: [walk(steps[at : at + length], start) for at in range(0, len(steps), length)]  # noqa: E731
+    cut = lambda steps: [reduce_steps(steps[at : at + length], start) for at in range(0, len(steps), length)]
     if model.together:
         sums = []
         for own in dealt:
@@ -184,7 +184,7 @@ def _fma(model: Fields, product: Scaled, running: int | None) -> int:
     """An exact step. Without a running value the product alone, rounded: a zero keeps the product's sign."""
     fmt = model.result
     if running is None:
-        negative = sign_of(fmt, product.a) ^ sign_of(fmt, product.b)
+        negative = sign_bit(fmt, product.a) ^ sign_bit(fmt, product.b)
         running = negative << FORMATS[fmt].bits - 1  # a zero of the product's own sign changes nothing, in any rounding
     return fma(product.a, product.b, running, fmt, model.rounding)
 
@@ -219,7 +219,7 @@ def _group(kind: Kind, products: list[Scaled]) -> Term:
     return Term(sum(values) * scale, sum(parts(*s)[3] for s in scales) if present else None)
 
 
-def _fused(model: Fields, kind: Kind, products: list[Scaled], running: int | None) -> int:
+def _fused_step(model: Fields, kind: Kind, products: list[Scaled], running: int | None) -> int:
     if model.summed is None:
         terms = [_term(kind, product) for product in products]
     else:
@@ -235,18 +235,18 @@ def _fused(model: Fields, kind: Kind, products: list[Scaled], running: int | Non
         return encode_inf(spec, signs.pop())
     point = max([model.floor, *(term.exponent for term in terms if term.exponent is not None)])  # rule 3
     unit = Fraction(2) ** (point - model.fraction_bits)
-    total = sum(WHOLE[model.alignment](value / unit) for value in values) * unit  # rules 4 and 5
-    return _rounded(model, Fraction(total))
+    total = sum(INTEGER_FIELDS[model.alignment](value / unit) for value in values) * unit  # rules 4 and 5
+    return _round_sum(model, Fraction(total))
 
 
-def _rounded(model: Fields, value: Fraction) -> int:
+def _round_sum(model: Fields, value: Fraction) -> int:
     """Rules 6 and 7: rounded once, to so many fraction bits; zero is +0, and an overflow infinite."""
     spec, kept = FORMATS[model.result], model.result_bits
     size = abs(value)
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
     exponent -= Fraction(2) ** exponent > size
     last = max(exponent, spec.least) - (spec.fraction if kept is None else kept)
-    result = WHOLE[model.rounding](value / Fraction(2) ** last) * Fraction(2) ** last
+    result = INTEGER_FIELDS[model.rounding](value / Fraction(2) ** last) * Fraction(2) ** last
     if abs(result) > decode(model.result, spec.greatest):
         return encode_inf(spec, int(value < 0))
     return encode(model.result, result) if result else 0

@@ -6,7 +6,7 @@ Each function takes one warp: lists of 32. Lanes that are not active get None.
 from __future__ import annotations
 
 
-def members(active, masks, lane):
+def member_lanes(active, masks, lane):
     return [j for j in range(32) if masks[lane] >> j & 1 and active[j]]
 
 
@@ -25,8 +25,8 @@ def shfl(mode, a, b, c, active):
 def vote(mode, p, active, masks):
     found = []
     for lane in range(32):
-        held = [p[j] for j in members(active, masks, lane)]
-        ballot = sum(1 << j for j in members(active, masks, lane) if p[j])
+        held = [p[j] for j in member_lanes(active, masks, lane)]
+        ballot = sum(1 << j for j in member_lanes(active, masks, lane) if p[j])
         found.append({"all": all(held), "any": any(held), "uni": all(held) or not any(held), "ballot": ballot}[mode])
     return found
 
@@ -34,8 +34,8 @@ def vote(mode, p, active, masks):
 def match(mode, a, active, masks):
     found = []
     for lane in range(32):
-        same = [j for j in members(active, masks, lane) if a[j] == a[lane]]
-        every = same == members(active, masks, lane)
+        same = [j for j in member_lanes(active, masks, lane) if a[j] == a[lane]]
+        every = same == member_lanes(active, masks, lane)
         mask = sum(1 << j for j in same)
         found.append(mask if mode == "any" else (mask if every else 0, every))
     return found
@@ -47,7 +47,7 @@ def redux(operator, kind, a, active, masks):
 
     found = []
     for lane in range(32):
-        values = [number(a[j]) for j in members(active, masks, lane)] or [0]
+        values = [number(a[j]) for j in member_lanes(active, masks, lane)] or [0]
         total = values[0]
         for value in values[1:]:
             total = {

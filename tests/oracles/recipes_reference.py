@@ -4,14 +4,14 @@ import ml_dtypes
 import numpy as np
 
 import tcemu
-from support import reference
+from oracles import reference
 
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 F32 = np.float32
 
 
-def scale_of(group, fmt, power_of_two=False):
+def find_scale(group, fmt, power_of_two=False):
     amax = np.abs(group).max(initial=0)
     if amax == 0:
         return F32(1)
@@ -22,17 +22,17 @@ def scale_of(group, fmt, power_of_two=False):
     return F32(scale)
 
 
-def scales_of(x, fmt, rows, depth, power_of_two=False):
+def block_scales(x, fmt, rows, depth, power_of_two=False):
     """One scale for each block of `rows` x `depth` of x [R, K]."""
     return np.array(
         [
-            [scale_of(x[i : i + rows, j : j + depth], fmt, power_of_two) for j in range(0, x.shape[1], depth)]
+            [find_scale(x[i : i + rows, j : j + depth], fmt, power_of_two) for j in range(0, x.shape[1], depth)]
             for i in range(0, x.shape[0], rows)
         ]
     )
 
 
-def spread(scales, shape, rows, depth):
+def expand_scales(scales, shape, rows, depth):
     return np.repeat(np.repeat(scales, rows, 0), depth, 1)[: shape[0], : shape[1]]
 
 
@@ -69,23 +69,23 @@ def instruction(op, target, a, b, c, **how):
     return d.reshape(d.shape[0] * d.shape[1], -1)[:m, :n].view(F32)
 
 
-def chained(op, target, a, b, c, scales=None):
+def chain_product(op, target, a, b, c, scales=None):
     """Instruction after instruction along K; scales: codes for each of the blocks along K, or None."""
     op = tcemu.parse(op)
     for k in range(0, a.shape[1], op.k):
         how = {}
         if scales is not None:
-            at = slice(k // op.k * op.scale_vec, (k // op.k + 1) * op.scale_vec)
+            at = slice(k // op.k * op.scaling.count, (k // op.k + 1) * op.scaling.count)
             how = {"scale_a": scales[0][:, at], "scale_b": scales[1][at]}
         c = instruction(op, target, a[:, k : k + op.k], b[k : k + op.k], c, **how)
     return c
 
 
-def promoted(op, target, a, b, every, scale=None):
+def promoted_product(op, target, a, b, every, scale=None):
     """scale(k): what multiplies the sum that begins at k, [M, N]; None: nothing does."""
     k, total = tcemu.parse(op).k * every, np.zeros((a.shape[0], b.shape[1]), F32)
     for start in range(0, a.shape[1], k):
-        part = chained(op, target, a[:, start : start + k], b[start : start + k], np.zeros_like(total))
+        part = chain_product(op, target, a[:, start : start + k], b[start : start + k], np.zeros_like(total))
         total = total + part if scale is None else fma(scale(start), part, total)
     return total
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from oracles import fragment_formulas as fragments
+from oracles import reference
+from oracles.fragment_formulas import BITS, a_place, b_place, c_place, quad_pair_place
 
-from support import fragments, golden, reference
-from support.fragments import BITS, a_place, b_place, c_place, quad_pair_place
+from support import golden
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Recorded:
     d: np.ndarray
     kept: np.ndarray | None = None
 
-    def by_reference(self, group: int, row: int, column: int) -> int:
+    def reference_word(self, group: int, row: int, column: int) -> int:
         """The reference's word for one element of D."""
         depth = slice(None) if self.kept is None else self.kept[group, row].astype(int)
         return reference.dot(
@@ -41,7 +43,7 @@ def load(case: dict) -> Recorded:
     return {"mma": mma, "mma_sp": mma_sp, "wmma": wmma, "wgmma": wgmma, "wgmma_sp": wgmma}[case["family"]](case)
 
 
-def gathered(registers: np.ndarray, bits: int, shape: Sequence[int], place) -> np.ndarray:
+def gather_registers(registers: np.ndarray, bits: int, shape: Sequence[int], place) -> np.ndarray:
     """Registers [W, 32, n] -> matrices [W, *shape]: element i of a lane goes to `place(lane, i)`."""
     codes = fragments.elements(registers, bits)
     matrix = np.full((len(codes), *shape), None)
@@ -64,18 +66,18 @@ def mma(case: dict, stored: int = 1) -> Recorded:
         run = max(1, 32 // bits)
         if quad:
             layout = dict(zip("ab", op["layouts"], strict=True)).get(name, "")
-            by_warp = gathered(words[name], bits, (4, *shape), partial(quad_pair_place, operand=name, layout=layout, type_=type_))
+            by_warp = gather_registers(words[name], bits, (4, *shape), partial(quad_pair_place, operand=name, layout=layout, type_=type_))
             found[name] = by_warp.reshape(-1, *shape)
         elif name == "a":
-            found[name] = gathered(words[name], bits, shape, partial(a_place, rows=m, run=run))
+            found[name] = gather_registers(words[name], bits, shape, partial(a_place, rows=m, run=run))
         elif name == "b":
-            found[name] = gathered(words[name], bits, shape, partial(b_place, run=run))
+            found[name] = gather_registers(words[name], bits, shape, partial(b_place, run=run))
         else:
-            found[name] = gathered(words[name], bits, shape, c_place)
+            found[name] = gather_registers(words[name], bits, shape, c_place)
     return Recorded(op, **found)
 
 
-def kept(op: dict, metadata: np.ndarray, selector: int) -> np.ndarray:
+def kept_depths(op: dict, metadata: np.ndarray, selector: int) -> np.ndarray:
     """Metadata words [W, 32] of warps that hold 16 rows each -> [W, 16, K/2], the depth of each stored element."""
     chunks = op["k"] // reference.CHUNK.get(op["a"], 4)
     found = []
@@ -88,7 +90,7 @@ def kept(op: dict, metadata: np.ndarray, selector: int) -> np.ndarray:
 
 def mma_sp(case: dict) -> Recorded:
     dense = mma(case, stored=2)
-    return replace(dense, kept=kept(dense.op, golden.arrays(case)["e"], case["selector"]))
+    return replace(dense, kept=kept_depths(dense.op, golden.arrays(case)["e"], case["selector"]))
 
 
 def wmma(case: dict) -> Recorded:
@@ -131,7 +133,7 @@ def wgmma(case: dict) -> Recorded:
         return codes
 
     def rows(name: str, bits: int, columns: int, place) -> np.ndarray:
-        return gathered(words[name], bits, (16, columns), place).reshape(64, columns)
+        return gather_registers(words[name], bits, (16, columns), place).reshape(64, columns)
 
     bits = BITS[op["a"]]
     if case["a"] == "registers":
@@ -143,5 +145,5 @@ def wgmma(case: dict) -> Recorded:
         if sign == -1:
             codes ^= 1 << bits - 1
     c, d = (rows(name, BITS[op["d"]], n, c_place) for name in ("d_in", "d_out"))
-    positions = kept(op, words["sp_meta"], case["sp_sel"]).reshape(1, 64, -1) if sparse else None
+    positions = kept_depths(op, words["sp_meta"], case["sp_sel"]).reshape(1, 64, -1) if sparse else None
     return Recorded(op, a[None], b.T[None], c[None] if case["scale_d"] else None, d[None], positions)

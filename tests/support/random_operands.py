@@ -6,14 +6,13 @@ Codes are the smallest unsigned NumPy dtype that holds them, uint64 for f64; the
 import hypothesis.extra.numpy as arrays
 import numpy as np
 from hypothesis import strategies as st
-
-from support.reference import FORMATS, Spec
+from oracles.reference import FORMATS, Spec
 
 CLASSES = ("full", "near one", "narrow", "subnormal", "special", "sparse", "raw", "cancelling", "ties")
 Shape = tuple[int, ...]
 
 
-def dtype_of(name: str) -> np.dtype:
+def storage_dtype(name: str) -> np.dtype:
     bits = FORMATS[name].bits
     return np.dtype(np.uint8 if bits <= 8 else np.uint16 if bits <= 16 else np.uint32 if bits <= 32 else np.uint64)
 
@@ -62,10 +61,10 @@ def codes(name: str, kind: str, shape: Shape, rng: np.random.Generator) -> np.nd
         else rng.integers(0, 1 << 64, shape, np.uint64)
     )
     if kind == "raw":
-        return raw.astype(dtype_of(name))
+        return raw.astype(storage_dtype(name))
     if kind == "special":
         picked = rng.choice(np.array(special_codes(name), np.uint64), shape)
-        return np.where(rng.random(shape) < 0.7, picked, raw).astype(dtype_of(name))
+        return np.where(rng.random(shape) < 0.7, picked, raw).astype(storage_dtype(name))
     sign = (raw >> np.uint64(spec.bits - 1) << np.uint64(spec.bits - 1)) if spec.signed else np.zeros(shape, np.uint64)
     unused = raw & np.uint64((1 << spec.ignored) - 1)
     fraction = raw >> np.uint64(spec.ignored) & np.uint64((1 << spec.fraction) - 1)
@@ -93,14 +92,14 @@ def codes(name: str, kind: str, shape: Shape, rng: np.random.Generator) -> np.nd
         nudged = (rng.random((*shape[:-1], even // 2)) < 0.3) & (magnitude[..., 0:even:2] != spec.greatest)
         nudge = nudged.astype(np.uint64) << np.uint64(spec.ignored)
         found[..., 1:even:2] = found[..., 0:even:2] ^ np.uint64(1 << spec.bits - 1) ^ nudge
-    return found.astype(dtype_of(name))
+    return found.astype(storage_dtype(name))
 
 
 def integers(name: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
     """Codes of an integer format: any, with its ends often enough for sums to overflow."""
     any_code = rng.integers(0, 1 << FORMATS[name].bits, shape, np.uint64)
     ends = rng.choice(np.array(special_codes(name), np.uint64), shape)
-    return np.where(rng.random(shape) < 0.4, ends, any_code).astype(dtype_of(name))
+    return np.where(rng.random(shape) < 0.4, ends, any_code).astype(storage_dtype(name))
 
 
 def dot_operands(
@@ -118,7 +117,7 @@ def dot_operands(
             field = np.clip(spec.bias + rng.integers(-14, 3, (count, width)), 0, spec.greatest >> spec.fraction).astype(np.uint64)
             sign = rng.integers(0, 2, (count, width)).astype(np.uint64) << np.uint64(spec.bits - 1) if spec.signed else np.uint64(0)
             zero = rng.random((count, width)) < 0.3
-            drawn.append(np.where(zero, 0, field << np.uint64(spec.fraction + spec.ignored) | sign).astype(dtype_of(name)))
+            drawn.append(np.where(zero, 0, field << np.uint64(spec.fraction + spec.ignored) | sign).astype(storage_dtype(name)))
         return drawn[0], drawn[1], drawn[2][:, 0]
     left, right = codes(a, kind, (count, k), rng), codes(b, kind, (count, k), rng)
     if kind == "cancelling":
@@ -135,14 +134,14 @@ def words(bits: int = 32) -> st.SearchStrategy[int]:
     return st.integers(0, (1 << bits) - 1)
 
 
-def codes_of(name: str) -> st.SearchStrategy[int]:
+def code_strategy(name: str) -> st.SearchStrategy[int]:
     """Any code of a format, its special codes often."""
     return st.one_of(words(FORMATS[name].bits), st.sampled_from(special_codes(name)))
 
 
-def arrays_of(name: str, shape: Shape) -> st.SearchStrategy[np.ndarray]:
+def array_strategy(name: str, shape: Shape) -> st.SearchStrategy[np.ndarray]:
     """An array of any codes of a format."""
-    return arrays.arrays(dtype_of(name), shape, elements=codes_of(name))
+    return arrays.arrays(storage_dtype(name), shape, elements=code_strategy(name))
 
 
 def registers(shape: Shape) -> st.SearchStrategy[np.ndarray]:

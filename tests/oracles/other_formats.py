@@ -72,7 +72,7 @@ GFLOAT_MODES = {
 }
 
 
-def by_gfloat(name: str, x: np.ndarray, mode: str, saturate: bool) -> tuple[np.ndarray, np.ndarray]:
+def round_with_gfloat(name: str, x: np.ndarray, mode: str, saturate: bool) -> tuple[np.ndarray, np.ndarray]:
     """float64 values rounded by gfloat, and where gfloat has an answer.
 
     It has none for NaN in a format without one, nor for the sign of unsigned formats; a format without specials is asked to saturate, as it

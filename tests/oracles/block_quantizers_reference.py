@@ -9,7 +9,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 
-from support.reference import FORMATS, decode, encode, sign_of
+from oracles.reference import FORMATS, decode, encode, sign_bit
 
 ELEMENTS = {"mxfp8_e4m3": "e4m3", "mxfp8_e5m2": "e5m2", "mxfp6_e3m2": "e3m2", "mxfp6_e2m3": "e2m3", "mxfp4": "e2m1"}
 
@@ -53,7 +53,7 @@ def mx_block(codes: list[int], source: str, element: str, rule: str, mode: str =
     exponent = scale_exponent(rule, max(map(abs, values)), element)
     scale = Fraction(2) ** exponent
     pairs = zip(values, codes, strict=True)
-    return [encode(element, value / scale, mode, True, sign_of(source, code)) for value, code in pairs], exponent + 127
+    return [encode(element, value / scale, mode, True, sign_bit(source, code)) for value, code in pairs], exponent + 127
 
 
 def value(element: str, scale_format: str, code: int, scale: int, tensor_scale: int | None = None) -> int:
@@ -64,7 +64,7 @@ def value(element: str, scale_format: str, code: int, scale: int, tensor_scale: 
     exact = Fraction(1)
     for part in parts:
         exact *= part
-    return encode("f32", exact, zero_sign=sign_of(element, code))
+    return encode("f32", exact, zero_sign=sign_bit(element, code))
 
 
 # ---- NVFP4: x [..., blocks, 16] float32, the tensor's amax float32 -> values for e2m1, e4m3 scales, tensor scale

@@ -37,7 +37,7 @@ class Row:
     volta: str | None = None
 
     @property
-    def seen(self):
+    def visible(self):
         m, n, k = self.shape
         matrix = {"a": (m, k), "b": (k, n), "c": (m, n)}[self.operand]
         return (4, *matrix) if self.section.endswith("5.1") else matrix

@@ -5,7 +5,7 @@ arXiv 2511.10909 v2, table 5, and the sm_120 measurements that agree with it. Th
 
 from collections.abc import Sequence
 
-from support.reference import NAN, align_add_round, parts, product_terms
+from oracles.reference import NAN, align_add_round, parts, product_terms
 
 
 def scaled_dot_add(

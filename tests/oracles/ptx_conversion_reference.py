@@ -7,7 +7,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 
-from support.ptx_float_reference import FIELDS, Value, clamped, decode, encode, flushed, mode_of, whole, width
+from oracles.ptx_float_reference import FIELDS, Value, decode, encode, flush_subnormal, round_to_integer, rounding_mode, saturate, width
 
 INTEGERS = tuple(f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64))
 TO_INTEGER = {"rni": "rn", "rzi": "rz", "rmi": "rm", "rpi": "rp"}
@@ -28,11 +28,11 @@ def limits(kind):
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
 
 
-def rounded(value, mode):
+def round_value_to_integer(value, mode):
     """A float rounded to an integer, still a float."""
     if value.size in ("nan", "inf"):
         return value
-    return Value(value.negative, Fraction(whole(value.size, mode, value.negative)))
+    return Value(value.negative, Fraction(round_to_integer(value.size, mode, value.negative)))
 
 
 def nan_word(a, to, of, parts):
@@ -56,31 +56,31 @@ def scalar(parts, a):
         if to in INTEGERS:
             low, high = limits(to)
             return ((max(low, min(high, value)) if "sat" in parts else value) % (1 << int(to[1:])),)
-        return (clamped(encode(Value(value < 0, Fraction(abs(value))), to, mode_of(parts)), to, parts),)
-    a = flushed(a, of) if "ftz" in parts and of == "f32" and to != "f16" else a
+        return (saturate(encode(Value(value < 0, Fraction(abs(value))), to, rounding_mode(parts)), to, parts),)
+    a = flush_subnormal(a, of) if "ftz" in parts and of == "f32" and to != "f16" else a
     value = decode(a, of)
     if to in INTEGERS:
         low, high = limits(to)
         if value.nan:
             return ((1 << (int(to[1:]) - 1)) if to[1:] == "64" or of == "f64" else 0,)
-        value = rounded(value, TO_INTEGER[mode])
+        value = round_value_to_integer(value, TO_INTEGER[mode])
         found = (low if value.negative else high) if value.infinite else max(low, min(high, int(value.number)))
         return (found % (1 << int(to[1:])),)
-    value = rounded(value, TO_INTEGER[mode]) if mode else value
-    code = nan_word(a, to, of, parts) if value.nan else encode(value, to, mode_of(parts), "ftz" in parts and to == "f32")
-    return (finished(code, to, parts),)
+    value = round_value_to_integer(value, TO_INTEGER[mode]) if mode else value
+    code = nan_word(a, to, of, parts) if value.nan else encode(value, to, rounding_mode(parts), "ftz" in parts and to == "f32")
+    return (finish_code(code, to, parts),)
 
 
-def finished(code, kind, parts):
+def finish_code(code, kind, parts):
     value = decode(code, kind)
     if "satfinite" in parts and value.infinite:
         code -= 1
-    return clamped(code, kind, parts)
+    return saturate(code, kind, parts)
 
 
 def pair(parts, a, b):
     kind = parts[-2].removesuffix("x2")
-    high, low = (finished(encode(decode(x, "f32"), kind, mode_of(parts)), kind, parts) for x in (a, b))
+    high, low = (finish_code(encode(decode(x, "f32"), kind, rounding_mode(parts)), kind, parts) for x in (a, b))
     return (low | high << 16,)
 
 
@@ -90,7 +90,7 @@ def tf32(parts, a):
     if value.nan and mode != "rna":
         return (0x7FFFE000,)
     size = a & 0x7FFFFFFF
-    size = size if value.size in ("nan", "inf") else whole(Fraction(size, 1 << 13), mode, False) << 13
+    size = size if value.size in ("nan", "inf") else round_to_integer(Fraction(size, 1 << 13), mode, False) << 13
     size = size >> 13 << 13
     if "satfinite" in parts and size >= 0x7F800000:
         size -= 1 << 13
@@ -142,7 +142,7 @@ def wide(parts, a):
     return (int(codes[0]) | int(codes[1]) << 16,)
 
 
-def packed(parts, a, b, *c):
+def convert_packed(parts, a, b, *c):
     low, high = limits(parts[2])
     bits = int(parts[2][1:])
     upper, lower = (max(low, min(high, integer(x, "s32"))) % (1 << bits) for x in (a, b))
@@ -152,7 +152,7 @@ def packed(parts, a, b, *c):
 def reference(opcode):
     parts = opcode.split(".")[1:]
     if parts[0] == "pack":
-        return lambda *values: packed(parts, *values)
+        return lambda *values: convert_packed(parts, *values)
     to, of = parts[-2:]
     if to == "tf32":
         function = tf32

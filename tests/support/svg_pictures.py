@@ -40,7 +40,7 @@ class Rect:
 
 
 @dataclass
-class Seen:
+class Grid:
     """One grid: texts by what they are, rectangles with the texts in them."""
 
     title: str
@@ -58,7 +58,7 @@ class Seen:
         return row[0], column[0]
 
 
-def parse(svg: str) -> tuple[ET.Element, list[Seen]]:
+def parse(svg: str) -> tuple[ET.Element, list[Grid]]:
     """The document and its grids, in its own coordinates."""
     root = ET.fromstring(svg)
     return root, list(_grids(root, 0.0, 0.0))
@@ -88,7 +88,7 @@ def _grids(element: ET.Element, x: float, y: float):
         yield from _grids(child, x + dx, y + dy)
 
 
-def _grid(element: ET.Element, x: float, y: float) -> Seen:
+def _grid(element: ET.Element, x: float, y: float) -> Grid:
     groups = {child.get("class"): child for child in element}
     named = {child.get("class"): child for child in groups[None]}
     size = 11.0
@@ -96,7 +96,7 @@ def _grid(element: ET.Element, x: float, y: float) -> Seen:
     upright = [child.text or "" for child in groups[None] if "rotate" in child.get("transform", "")]
     columns, rows = (list(texts(named[name], x, y, size=size)) for name in ("columns", "rows"))
     cells, addresses = (_rects(groups.get(name), x, y, size) for name in ("cells", "address"))
-    return Seen(title[0] if title else "", columns, rows, upright, cells, addresses)
+    return Grid(title[0] if title else "", columns, rows, upright, cells, addresses)
 
 
 def _rects(group: ET.Element | None, x: float, y: float, size: float) -> list[Rect]:

@@ -7,14 +7,14 @@ import numpy as np
 from ptx_kernels.manifest import Kernel
 
 from . import ptx_references_products, ptx_references_threads
-from .ptx_expected import REFERENCES, Expected, values
+from .ptx_expected import REFERENCES, ExpectedBuffer, values
 
-__all__ = ["REFERENCES", "expected", "ptx_references_products", "ptx_references_threads", "values"]
+__all__ = ["REFERENCES", "expected_buffers", "ptx_references_products", "ptx_references_threads", "values"]
 
 
-def expected(kernel: Kernel) -> dict[int, Expected]:
+def expected_buffers(kernel: Kernel) -> dict[int, ExpectedBuffer]:
     """By the number of the buffer."""
-    buffers = [values(operand.kind, codes) for operand, codes in zip(kernel.operands, kernel.drawn(), strict=True)]
+    buffers = [values(operand.kind, codes) for operand, codes in zip(kernel.operands, kernel.draw_buffers(), strict=True)]
     numbers = [argument.item() for argument in kernel.arguments if isinstance(argument, np.generic)]
     with np.errstate(all="ignore"):
         return REFERENCES[kernel.entry](buffers, numbers)

@@ -8,7 +8,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 
-def printed_on(devices: int, program: str, *words: str, seconds: float = 1500) -> str:
+def run_on_devices(devices: int, program: str, *words: str, seconds: float = 1500) -> str:
     """What a Python program prints on so many CPU devices. It may import tcemu and tests/support; `words` are its sys.argv[1:].
 
     Raises AssertionError with the end of its standard error where it fails.
@@ -17,7 +17,7 @@ def printed_on(devices: int, program: str, *words: str, seconds: float = 1500) -
         **os.environ,
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}",
+        "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS, *sorted(path for path in TESTS.iterdir() if path.is_dir())))),
     }
     done = subprocess.run(
         [sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True, timeout=seconds, check=False

@@ -11,12 +11,12 @@ from collections.abc import Callable
 BITS = re.compile(r"[bsuf](\d+)$")
 
 
-def bits_of(kind: str) -> int:
+def type_bits(kind: str) -> int:
     return int(re.sub(r"x2$", "", kind)[1:])
 
 
 def value(x: int, kind: str) -> int:
-    bits = bits_of(kind)
+    bits = type_bits(kind)
     return x - (1 << bits) if kind[0] == "s" and x >> (bits - 1) else x
 
 
@@ -34,7 +34,7 @@ def each(function: Callable[..., int]) -> Callable[..., tuple[int]]:
             lower, upper = ([(x >> at) & 0xFFFF for x in raw] for at in (0, 16))
             low, high = (function(parts, *(value(x, single) for x in half)) & 0xFFFF for half in (lower, upper))
             return (low | (high << 16),)
-        return (function(parts, *(value(x, kind) for x in raw)) & ((1 << bits_of(kind)) - 1),)
+        return (function(parts, *(value(x, kind) for x in raw)) & ((1 << type_bits(kind)) - 1),)
 
     return whole
 
@@ -49,7 +49,7 @@ def sub(parts, a, b):
 
 def mul(parts, a, b, c=0):
     kind = parts[-1]
-    bits = bits_of(kind)
+    bits = type_bits(kind)
     product = value(a, kind) * value(b, kind)
     if "wide" in parts:
         return ((product + c) % (1 << 2 * bits),)
@@ -88,7 +88,7 @@ def extremum(pick):
 
 def bfind(parts, a):
     kind = parts[-1]
-    bits = bits_of(kind)
+    bits = type_bits(kind)
     if kind[0] == "s" and a >> (bits - 1):
         a = a ^ ((1 << bits) - 1)
     place = a.bit_length() - 1
@@ -112,7 +112,7 @@ def fns(parts, mask, base, offset):
 
 def bfe(parts, a, b, c):
     kind = parts[-1]
-    bits = bits_of(kind)
+    bits = type_bits(kind)
     top = bits - 1
     start, length = (b, c) if bits == 64 else (b & 0xFF, c & 0xFF)
     length = min(length, 64)
@@ -121,7 +121,7 @@ def bfe(parts, a, b, c):
 
 
 def bfi(parts, a, b, c, d):
-    bits = bits_of(parts[-1])
+    bits = type_bits(parts[-1])
     start, length = (c, d) if bits == 64 else (c & 0xFF, d & 0xFF)
     length = min(length, 255)
     for i in range(length):
@@ -157,7 +157,7 @@ def dot(parts, a, b, c):
 
 def carry_add(sign):
     def compute(parts, a, b, flag=0):
-        bits = bits_of(parts[-1])
+        bits = type_bits(parts[-1])
         total = a + sign * (b + flag)
         return (total % (1 << bits), not 0 <= total < 1 << bits)[: 1 + ("cc" in parts)]
 
@@ -166,7 +166,7 @@ def carry_add(sign):
 
 def carry_mad(parts, a, b, c, flag=0):
     kind = parts[-1]
-    bits = bits_of(kind)
+    bits = type_bits(kind)
     part = (value(a, kind) * value(b, kind) >> (bits if "hi" in parts else 0)) % (1 << bits)
     total = part + c + flag
     return (total % (1 << bits), total >= 1 << bits)[: 1 + ("cc" in parts)]
@@ -184,13 +184,13 @@ def shf(parts, a, b, n):
 
 
 def shl(parts, a, n):
-    bits = bits_of(parts[-1])
+    bits = type_bits(parts[-1])
     return ((a << n) % (1 << bits) if n < bits else 0,)
 
 
 def shr(parts, a, n):
     kind = parts[-1]
-    return ((value(a, kind) >> min(n, 64)) % (1 << bits_of(kind)),)
+    return ((value(a, kind) >> min(n, 64)) % (1 << type_bits(kind)),)
 
 
 def prmt(parts, a, b, c):
@@ -236,13 +236,13 @@ REFERENCE = {
     "add": each(add), "sub": each(sub), "mul": mul, "mad": mul, "mul24": mul24, "mad24": mul24,
     "sad": each(lambda parts, a, b, c: c + abs(a - b)), "div": each(div), "rem": each(rem),
     "abs": each(lambda parts, a: abs(a)), "neg": each(lambda parts, a: -a), "min": extremum(min), "max": extremum(max),
-    "popc": lambda parts, a: (bin(a).count("1"),), "clz": lambda parts, a: (bits_of(parts[-1]) - a.bit_length(),), "bfind": bfind,
-    "fns": fns, "brev": lambda parts, a: (int(f"{a:0{bits_of(parts[-1])}b}"[::-1], 2),), "bfe": bfe, "bfi": bfi, "bmsk": bmsk,
+    "popc": lambda parts, a: (bin(a).count("1"),), "clz": lambda parts, a: (type_bits(parts[-1]) - a.bit_length(),), "bfind": bfind,
+    "fns": fns, "brev": lambda parts, a: (int(f"{a:0{type_bits(parts[-1])}b}"[::-1], 2),), "bfe": bfe, "bfi": bfi, "bmsk": bmsk,
     "szext": szext, "dp4a": dot, "dp2a": dot, "addc": carry_add(1), "subc": carry_add(-1), "madc": carry_mad, "add.cc": carry_add(1),
     "sub.cc": carry_add(-1), "mad.cc": carry_mad, "lop3": lop3, "shf": shf, "shl": shl, "shr": shr, "prmt": prmt, "setp": setp, "set": set_,
     "cnot": cnot, "selp": lambda parts, a, b, c: (a if c else b,), "slct": lambda parts, a, b, c: (a if value(c, "s32") >= 0 else b,),
     "and": lambda parts, a, b: (a & b,), "or": lambda parts, a, b: (a | b,), "xor": lambda parts, a, b: (a ^ b,),
-    "not": lambda parts, a: ((not a) if parts[-1] == "pred" else a ^ ((1 << bits_of(parts[-1])) - 1),),
+    "not": lambda parts, a: ((not a) if parts[-1] == "pred" else a ^ ((1 << type_bits(parts[-1])) - 1),),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-Places = Sequence[int]
+Indices = Sequence[int]
 Formats = str | tuple[str, str]  # of both operands, or of A and of B
 FLOATS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 LEAST = {"f16": -14, "bf16": -126, "e4m3": -6, "e5m2": -14, "tf32": -126}  # exponents of the least normal number
@@ -34,7 +34,7 @@ def exponent(x: np.ndarray, least: int) -> np.ndarray:
         return np.where(x == 0, -10_000, np.maximum(np.frexp(x)[1] - 1, least))
 
 
-def step(core: Core, fmt: Formats, a: np.ndarray, b: np.ndarray, running: np.ndarray) -> np.ndarray:
+def core_step(core: Core, fmt: Formats, a: np.ndarray, b: np.ndarray, running: np.ndarray) -> np.ndarray:
     """running + A·B of a few products, a [M, t] and b [t, N], added at once."""
     of_a, of_b = (fmt, fmt) if isinstance(fmt, str) else fmt
     exponents = exponent(a, LEAST[of_a])[:, :, None] + exponent(b, LEAST[of_b])[None]
@@ -48,11 +48,11 @@ def step(core: Core, fmt: Formats, a: np.ndarray, b: np.ndarray, running: np.nda
     return np.where(infinite, running, np.where(np.abs(total) < 2.0**128, total, np.copysign(np.inf, total)))
 
 
-def by_core(core: Core, fmt: Formats, steps: Sequence[Places], a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def core_chain(core: Core, fmt: Formats, steps: Sequence[Indices], a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A chain of steps, from +0."""
     running = np.zeros((a.shape[0], b.shape[1]))
     for places in steps:
-        running = step(core, fmt, a[:, places], b[places], running)
+        running = core_step(core, fmt, a[:, places], b[places], running)
     return running
 
 
@@ -73,16 +73,16 @@ def fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         return f32(np.where((error != 0) & even & np.isfinite(s), odd, s))
 
 
-def by_fma(places: Places, a: np.ndarray, b: np.ndarray, fused: bool = True, product: str = "f32", start: float = 0.0) -> np.ndarray:
+def fma_chain(places: Indices, a: np.ndarray, b: np.ndarray, fused: bool = True, product: str = "f32", start: float = 0.0) -> np.ndarray:
     """A chain of f32 multiply-adds, from +0, or from -0, which leaves the first product as it is. product: in which products wait."""
     running = np.full((a.shape[0], b.shape[1]), start)
     for k in places:
         x, y = np.broadcast_arrays(a[:, k, None], b[None, k])
-        running = fma(x.copy(), y.copy(), running) if fused else f32(of_format(product)(x * y) + running)
+        running = fma(x.copy(), y.copy(), running) if fused else f32(rounder(product)(x * y) + running)
     return running
 
 
-def added(sums: Sequence[np.ndarray]) -> np.ndarray:
+def add_in_order(sums: Sequence[np.ndarray]) -> np.ndarray:
     """In ascending order, in f32."""
     total = sums[0]
     for s in sums[1:]:
@@ -90,13 +90,13 @@ def added(sums: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-def of_format(name: str) -> Callable[[np.ndarray], np.ndarray]:
+def rounder(name: str) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: f32(x).astype(FLOATS[name]).astype(np.float64)
 
 
 def serial(name: str) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
     """The running sum is stored in a narrow format."""
-    cast = of_format(name)
+    cast = rounder(name)
 
     def merge(sums: Sequence[np.ndarray]) -> np.ndarray:
         total = cast(sums[0])
@@ -107,13 +107,13 @@ def serial(name: str) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
     return merge
 
 
-def stored(name: str) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+def store_rounded(name: str) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
     """Each partial sum is stored in a narrow format."""
-    return lambda sums: added([of_format(name)(s) for s in sums])
+    return lambda sums: add_in_order([rounder(name)(s) for s in sums])
 
 
 def descending(sums: Sequence[np.ndarray]) -> np.ndarray:
-    return added(list(sums)[::-1])
+    return add_in_order(list(sums)[::-1])
 
 
 def pairwise(sums: Sequence[np.ndarray]) -> np.ndarray:
@@ -144,14 +144,14 @@ def paired(sums: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
-def in_steps(places: Places, width: int) -> list[Places]:
+def split_steps(places: Indices, width: int) -> list[Indices]:
     return [places[i : i + width] for i in range(0, len(places), width)]
 
 
-def residue_first(places: Places, tile: int, width: int = 16) -> list[Places]:
+def residue_first(places: Indices, tile: int, width: int = 16) -> list[Indices]:
     """K modulo the tile comes first, in steps of its own."""
     first = len(places) % tile
-    return in_steps(places[:first], width) + in_steps(places[first:], width)
+    return split_steps(places[:first], width) + split_steps(places[first:], width)
 
 
 def even(k: int, count: int, grain: int) -> list[list[int]]:
@@ -192,7 +192,7 @@ def rounded_once(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def flushing(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """As with subnormal numbers that count as zeros."""
-    kept = lambda x: np.where(np.abs(x) < 2.0**-126, np.copysign(0, x), x)  # noqa: E731
+    kept = lambda x: np.where(np.abs(x) < 2.0**-126, np.copysign(0, x), x)
     return kept(f32(kept(f32(kept(total) * kept(a))) * kept(b)))
 
 
@@ -200,7 +200,7 @@ def added_last(total: np.ndarray, bias: np.ndarray) -> np.ndarray:
     return f32(total + bias)
 
 
-def with_extras(fmt: Formats, out: str, total: Callable, scaling: Callable | None = None, adding: Callable = added_last) -> Callable:
+def make_scaled_kernel(fmt: Formats, out: str, total: Callable, scaling: Callable | None = None, adding: Callable = added_last) -> Callable:
     """A function that takes scales or a bias too. total: of a box with f32 results; adding: of the scaled total and the bias."""
 
     def product(a, b, scale_a=None, scale_b=None, bias=None):
@@ -243,36 +243,40 @@ def box(fmt: Formats, out: str, total: Callable[[np.ndarray, np.ndarray], np.nda
 def tensor(
     fmt: Formats,
     out: str,
-    slices: Sequence[Places],
-    merge: Callable = added,
-    steps: Callable[[Places], list[Places]] | None = None,
+    slices: Sequence[Indices],
+    merge: Callable = add_in_order,
+    steps: Callable[[Indices], list[Indices]] | None = None,
     core: Core = HOPPER,
     restart: int | None = None,
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """A kernel with a tensor core."""
     width = {"f16": 16, "bf16": 16, "tf32": 8}.get(fmt if isinstance(fmt, str) else "", 32)
 
-    def of_slice(places: Places, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def of_slice(places: Indices, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if restart is None:
-            return by_core(core, fmt, steps(places) if steps else in_steps(places, width), a, b)
-        return added([np.zeros(()), *(by_core(core, fmt, in_steps(block, width), a, b) for block in in_steps(places, restart))])
+            return core_chain(core, fmt, steps(places) if steps else split_steps(places, width), a, b)
+        return add_in_order(
+            [np.zeros(()), *(core_chain(core, fmt, split_steps(block, width), a, b) for block in split_steps(places, restart))]
+        )
 
     return box(fmt, out, lambda a, b: merge([of_slice(places, a, b) for places in slices]))
 
 
-def lanes(fmt: str, out: str, chains: Sequence[Sequence[Sequence[Places]]], join: Callable = added, **options) -> Callable:
+def lanes(fmt: str, out: str, chains: Sequence[Sequence[Sequence[Indices]]], join: Callable = add_in_order, **options) -> Callable:
     """A kernel without a tensor core. chains: slices of lanes of chunks of places; a lane's chunks and the slices are added ascending.
 
     options: of `by_fma`.
     """
 
     def total(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return added([join([added([by_fma(chunk, a, b, **options) for chunk in lane]) for lane in slice_]) for slice_ in chains])
+        return add_in_order(
+            [join([add_in_order([fma_chain(chunk, a, b, **options) for chunk in lane]) for lane in slice_]) for slice_ in chains]
+        )
 
     return box(fmt, out, total)
 
 
-def dealt(places: Places, count: int, vector: int, chunk: int | None = None) -> list[list[Places]]:
+def dealt(places: Indices, count: int, vector: int, chunk: int | None = None) -> list[list[Indices]]:
     """Lanes that take `vector` elements in turn, their chains closed every so many."""
     own = [[p for at, p in enumerate(places) if at // vector % count == lane] for lane in range(count)]
-    return [in_steps(o, chunk or len(o)) for o in own]
+    return [split_steps(o, chunk or len(o)) for o in own]

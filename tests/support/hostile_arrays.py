@@ -14,7 +14,7 @@ MARK = "executed"  # the file that a pickle writes if anything loads it
 Rng = np.random.Generator
 
 
-class Evil:
+class Executable:
     """Who unpickles it makes a file."""
 
     def __reduce__(self) -> tuple:
@@ -28,14 +28,14 @@ def npy(x: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
     return file.getvalue()
 
 
-def headed(header: str, data: bytes = b"", version: tuple[int, int] = (1, 0), length: int | None = None) -> bytes:
+def npy_with_header(header: str, data: bytes = b"", version: tuple[int, int] = (1, 0), length: int | None = None) -> bytes:
     """A file with any text for a header. length: what the file says that the header has, where that is not so."""
     text = header.encode() + b"\n"
     size = struct.pack("<H" if version == (1, 0) else "<I", len(text) if length is None else length)
     return b"\x93NUMPY" + bytes(version) + size + text + data
 
 
-def described(descr: str = "'<f4'", order: str = "False", shape: str = "(4, 3)") -> str:
+def header_text(descr: str = "'<f4'", order: str = "False", shape: str = "(4, 3)") -> str:
     return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
 
 
@@ -49,44 +49,44 @@ SHAPES = (
 )  # fmt: skip
 HEADERS = (
     "", "{}", "[]", "0", "{'descr': '<f4'}", "{", "(" * 5000, "-" * 5000 + "1", "'" * 3, "__import__('os')", "{**{}}", "\\x00", "é" * 20,
-    described(descr="[('x', '<f4')]"), described(descr="('<f4', (3,))"), described(descr="[('x', '|O')]"), described(descr="None"),
-    described(order="2"), described() + " " * 20_000, described() * 2, described().replace("descr", "shape"), "9" * 9000,
+    header_text(descr="[('x', '<f4')]"), header_text(descr="('<f4', (3,))"), header_text(descr="[('x', '|O')]"), header_text(descr="None"),
+    header_text(order="2"), header_text() + " " * 20_000, header_text() * 2, header_text().replace("descr", "shape"), "9" * 9000,
 )  # fmt: skip
 
 
-def truncated(rng: Rng) -> bytes:
+def truncate(rng: Rng) -> bytes:
     return GOOD[: rng.integers(len(GOOD))]
 
 
-def flipped(rng: Rng, end: int = len(GOOD)) -> bytes:
+def flip_byte(rng: Rng, end: int = len(GOOD)) -> bytes:
     content = bytearray(GOOD)
     for _ in range(rng.integers(1, 9)):
         content[rng.integers(end)] ^= 1 << rng.integers(8)
     return bytes(content)
 
 
-def flipped_header(rng: Rng) -> bytes:
-    return flipped(rng, len(GOOD) - len(DATA))
+def flip_header_byte(rng: Rng) -> bytes:
+    return flip_byte(rng, len(GOOD) - len(DATA))
 
 
 def another_header(rng: Rng) -> bytes:
     descr, order = rng.choice(DTYPES), rng.choice(["False", "True"])
-    return headed(described(f"'{descr}'", order, str(tuple(rng.integers(0, 9, rng.integers(5)).tolist()))), DATA)
+    return npy_with_header(header_text(f"'{descr}'", order, str(tuple(rng.integers(0, 9, rng.integers(5)).tolist()))), DATA)
 
 
 def another_shape(rng: Rng) -> bytes:
-    return headed(described(shape=rng.choice(SHAPES)), DATA if rng.random() < 0.5 else b"")
+    return npy_with_header(header_text(shape=rng.choice(SHAPES)), DATA if rng.random() < 0.5 else b"")
 
 
 def odd_header(rng: Rng) -> bytes:
     length = int(rng.choice([0, 1, 10_001, 65_535])) if rng.random() < 0.3 else None
-    return headed(rng.choice(HEADERS), DATA, (int(rng.integers(1, 4)), 0), length)
+    return npy_with_header(rng.choice(HEADERS), DATA, (int(rng.integers(1, 4)), 0), length)
 
 
-def pickled(rng: Rng) -> bytes:
-    objects = np.array([[Evil(), 1]], object)
-    with_header = headed(described("'|O'", shape="(1, 2)"), pickle.dumps(objects))
-    return (pickle.dumps(Evil()), with_header, headed(described(), pickle.dumps(Evil())))[rng.integers(3)]
+def pickle_array(rng: Rng) -> bytes:
+    objects = np.array([[Executable(), 1]], object)
+    with_header = npy_with_header(header_text("'|O'", shape="(1, 2)"), pickle.dumps(objects))
+    return (pickle.dumps(Executable()), with_header, npy_with_header(header_text(), pickle.dumps(Executable())))[rng.integers(3)]
 
 
 def another_array(rng: Rng) -> bytes:
@@ -106,10 +106,10 @@ def no_array(rng: Rng) -> bytes:
 
 
 KINDS: tuple[Callable[[Rng], bytes], ...] = (
-    truncated, flipped, flipped_header, another_header, another_shape, odd_header, pickled, another_array, no_array,
+    truncate, flip_byte, flip_header_byte, another_header, another_shape, odd_header, pickle_array, another_array, no_array,
 )  # fmt: skip
 
 
-def mutated(number: int) -> bytes:
+def mutate(number: int) -> bytes:
     """The file of this number, always the same."""
     return KINDS[number % len(KINDS)](np.random.default_rng(number))

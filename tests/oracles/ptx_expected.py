@@ -9,14 +9,14 @@ import numpy as np
 from ptx_kernels.operands import FLOATS, floats
 
 
-class Expected(NamedTuple):
+class ExpectedBuffer(NamedTuple):
     """values: integers, or floats of the buffer's kind. error: relative to the largest finite one; 0: the same."""
 
     values: np.ndarray
     error: float = 0.0
 
 
-REFERENCES: dict[str, Callable[..., dict[int, Expected]]] = {}
+REFERENCES: dict[str, Callable[..., dict[int, ExpectedBuffer]]] = {}
 
 
 def reference(*entries: str):
@@ -33,7 +33,7 @@ def values(kind: str, codes: np.ndarray) -> np.ndarray:
     return floats(kind, codes) if kind in FLOATS else codes.astype(object) if codes.dtype.itemsize == 8 else codes.astype(np.int64)
 
 
-def signed(x, bits: int = 32):
+def to_signed(x, bits: int = 32):
     """The number of two's complement that the low bits are."""
     return (x + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
 

@@ -91,7 +91,7 @@ def decode(name: str, code: int) -> Fraction | str | tuple[str, int]:
     return Fraction((-1) ** sign * significand) * Fraction(2) ** (exponent - spec.fraction)
 
 
-def sign_of(name: str, code: int) -> int:
+def sign_bit(name: str, code: int) -> int:
     """The sign bit of a code, 0 in a format that has none."""
     spec = FORMATS[name]
     return code >> (spec.bits - 1) & 1 if spec.signed else 0
@@ -186,7 +186,7 @@ def convert(source: str, target: str, code: int, mode: str = "RN", saturate: boo
     """One code to another format; NaN becomes `Spec.nan`, Inf what an overflow in RN becomes."""
     value, spec = decode(source, code), FORMATS[target]
     if isinstance(value, Fraction):
-        return encode(target, value, mode, saturate, sign_of(source, code))
+        return encode(target, value, mode, saturate, sign_bit(source, code))
     if value == "nan":
         return spec.nan
     sign = value[1]
@@ -301,7 +301,7 @@ def add(x: int, y: int, fmt: str, mode: str = "RN") -> int:
     spec = FORMATS[fmt]
     u, v = decode(fmt, x), decode(fmt, y)
     if isinstance(u, Fraction) and isinstance(v, Fraction):
-        total, signs = u + v, (sign_of(fmt, x), sign_of(fmt, y))
+        total, signs = u + v, (sign_bit(fmt, x), sign_bit(fmt, y))
         return encode(fmt, total, mode, zero_sign=signs[0] if u == 0 and signs[0] == signs[1] else int(mode == "RM"))
     infinities = {w for w in (u, v) if not isinstance(w, Fraction)}
     return spec.nan if "nan" in infinities or len(infinities) == 2 else encode_inf(spec, int(infinities.pop()[1]))
