@@ -1,4 +1,7 @@
-"""What holds for all tests."""
+"""Settings of all tests: compiled programs are kept for one run, slow files come first, and `-m full` can be run in shares.
+
+pytest -m full --share 3/30 --stop-after 240     one share of thirty; no test begins after 240 seconds
+"""
 
 import contextlib
 import ctypes
@@ -6,39 +9,47 @@ import gc
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import jax
 import pytest
+from file_times import saved_seconds
 from support.compiling import compile_in_short_time
-from support.sampling import COLLECTED
-from times import usual
+from support.sampling import in_share
 
-from tcemu import compilation
+from tcemu.base import compilation
 
 PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
-# These files test what XLA makes of the arithmetic, so they compile as users do. In the usual run all other files compile in short time, as
-# support/compiling.py says. The bits are the same
+# These files test what XLA makes of the arithmetic, so they compile as users do. In the usual run all other files compile faster, with the
+# same
+# bits: see support/compiling.py
 OPTIMISED = (
-    "arithmetic", "blocks", "compilation", "jaxpr", "mma", "process", "reference_golden",
+    "arithmetic", "output_blocks", "compilation", "jaxpr", "mma", "process", "reference_golden",
 )  # fmt: skip
 
 
-RUN = pytest.StashKey[int]()  # how many tests this process has run
-LOOKS, MOST_MAPS = 20, 30_000
+TESTS_RUN = pytest.StashKey[int]()  # how many tests this process has run
+CHECK_INTERVAL, MAX_MAPS = 20, 30_000  # tests between two looks at the memory maps; maps at which programs are dropped
+STARTED = time.monotonic()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--share", metavar="I/N", help="of the chosen tests only the share I of N, the same ones each time")
+    parser.addoption("--stop-after", metavar="SECONDS", type=float, help="skip the tests that would begin later")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """A program that two files have, or two processes, is compiled once in a run: JAX keeps it in a folder, which goes when the run ends.
+    """Keeps compiled programs in a folder that is deleted when the run ends, so that two files or two processes share them.
 
-    The environment says so, that the workers of pytest-xdist have too, and the processes that tests start. What you have configured stays.
+    The setting is in the environment, for the workers of pytest-xdist and the processes that tests start. Your own setting is respected.
     """
     if hasattr(config, "workerinput"):
         return
-    config.option.loadscopereorder = False  # of pytest-xdist, which has the file with the most tests first; below is a better order
+    config.option.loadscopereorder = False  # pytest-xdist would take the file with the most tests first; a better order is below
     if jax.config.jax_compilation_cache_dir is None and not compilation._has_cuda():
         folder = tempfile.mkdtemp(prefix="tcemu-tests-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -47,20 +58,26 @@ def pytest_configure(config):
             jax.config.update(name, value)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """All items, before `-m` and `-k` choose among them: the table of samples is held against them.
-
-    Several processes take the longest files first, so that they end together.
-    """
-    config.stash[COLLECTED] = list(items)
+    """Several processes take the slowest files first, so that they end together. `--share` leaves a share of the chosen tests."""
     if hasattr(config, "workerinput"):
-        seconds = usual()
+        seconds = saved_seconds()
         items.sort(key=lambda item: seconds.get(item.path.name, 0), reverse=True)
+    if share := config.getoption("share"):
+        kept = [item for item in items if in_share(item.nodeid, share)]
+        config.hook.pytest_deselected(items=[item for item in items if not in_share(item.nodeid, share)])
+        items[:] = kept
+
+
+def pytest_runtest_setup(item):
+    limit = item.config.getoption("stop_after")
+    if limit is not None and time.monotonic() - STARTED > limit:
+        pytest.skip(f"not begun within {limit:g} s (--stop-after)")
 
 
 def pytest_collection_finish(session):
-    """What is there now stays to the end. The garbage collector need not look at it each time, nor as often as it does of itself."""
+    """Everything collected so far lives until the end, so the garbage collector ignores it and runs less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -68,23 +85,23 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(autouse=True)
 def programs_are_compiled_in_short_time(request):
-    """But not in the files above, in `-m full` and `-m gpu`, and where the environment says which."""
+    """The files in OPTIMISED, `-m full` and `-m gpu` are excepted, and so is a setting of the environment."""
     as_users = request.path.stem.removeprefix("test_") in OPTIMISED or any(map(request.node.get_closest_marker, ("full", "gpu")))
     compile_in_short_time(not as_users)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs_are_dropped():
-    """One module's programs are of little use to the next, and hundreds of them fill gigabytes, which only the C library can give back."""
+    """One module's programs are of little use to the next; hundreds of them fill gigabytes, which only the C library can release."""
     yield
     drop_programs()
 
 
 def pytest_runtest_teardown(item):
-    """Each program takes some of the 65,530 maps of memory that Linux lets a process have; without a free one jaxlib dies."""
-    item.session.stash[RUN] = count = item.session.stash.get(RUN, 0) + 1
+    """Each program takes some of the 65,530 memory maps that Linux allows a process; without a free one jaxlib crashes."""
+    item.session.stash[TESTS_RUN] = count = item.session.stash.get(TESTS_RUN, 0) + 1
     with contextlib.suppress(OSError):  # not Linux
-        if count % LOOKS == 0 and Path("/proc/self/maps").read_bytes().count(b"\n") > MOST_MAPS:
+        if count % CHECK_INTERVAL == 0 and Path("/proc/self/maps").read_bytes().count(b"\n") > MAX_MAPS:
             drop_programs()
 
 

@@ -21,13 +21,14 @@ import numpy as np
 from support import kernel_cases, quantizer_cases, warp_cases
 
 import tcemu
-from tcemu.arithmetic.kernels import cuda, elementwise
-from tcemu.arithmetic.quotient import divide_on_integers, multiply_on_integers
-from tcemu.arithmetic.walk import walk
+from tcemu.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
+from tcemu.arithmetic.reduction import reduce_k
+from tcemu.backends.cuda import elementwise
+from tcemu.backends.cuda import matrix_kernels as cuda
 from tcemu.formats import F32
-from tcemu.fuzz import generators
-from tcemu.quantize import kernels as quantizers
-from tcemu.quantize.groups import GroupSizes
+from tcemu.fuzz import case_generator as generators
+from tcemu.quantize import scaled_elements as quantizers
+from tcemu.quantize.scale_groups import GroupSizes
 
 NATIVE = (
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
@@ -45,19 +46,19 @@ WARPGROUP = ("wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16", "wgmma.mma_as
 Case = tuple[str, Callable, Callable, list]  # its name, what runs on the GPU, what on the CPU, the operands
 
 
-def of_matrices() -> Iterator[Case]:
+def matrix_cases() -> Iterator[Case]:
     for name, (model, *_) in kernel_cases.CASES.items():
         signature = kernel_cases.signature(name)
-        kernels = cuda.kernels_of(model, signature)
+        kernels = cuda.find_matrix_kernels(model, signature)
         assert kernels is not None, name
         operands = list(kernel_cases.operands(name, True, 70, 45, 3 * signature.k, (2,)))
-        portable = jax.jit(lambda *given, model=model, signature=signature: walk(model, signature, *given))
-        for kind, one in (("tile", kernels), ("walk", kernels._replace(tiling=None))):
-            if kind == "walk" or one.tiling is not None:
-                yield f"{kind}: {name}", jax.jit(lambda *given, one=one: cuda.product(one, *given)), portable, operands
+        portable = jax.jit(lambda *given, model=model, signature=signature: reduce_k(model, signature, *given))
+        for kind, one in (("tile", kernels), ("integer", kernels._replace(tiling=None))):
+            if kind == "integer" or one.tiling is not None:
+                yield f"{kind}: {name}", jax.jit(lambda *given, one=one: cuda.multiply_by_kernels(one, *given)), portable, operands
 
 
-def of_registers() -> Iterator[Case]:
+def register_cases() -> Iterator[Case]:
     for spelling, target in warp_cases.KINDS:
         call, operands = warp_cases.mma_call(spelling, target, True, (5,))
         yield f"registers: {spelling} on {target}", call, call, operands
@@ -67,47 +68,47 @@ def of_registers() -> Iterator[Case]:
             yield f"registers: {spelling}, A in {place}", call, call, operands
 
 
-def of_drawings() -> Iterator[Case]:
+def drawing_cases() -> Iterator[Case]:
     for spelling in DRAWN:
         op = tcemu.parse(spelling)
 
         def call(keys: jax.Array, op: tcemu.Instruction = op) -> jax.Array:
-            made = generators.operands(op, (keys[0], keys[1]))
+            made = generators.draw_operands(op, (keys[0], keys[1]))
             return jnp.concatenate([made[name].ravel().astype(jnp.uint32) for name in "abc"])
 
         yield f"draw: {spelling}", jax.jit(call), jax.jit(call), [np.random.default_rng(0).integers(0, 1 << 32, (2, 300), dtype=np.uint32)]
 
 
-def of_products(execution: str) -> Iterator[Case]:
+def product_cases(execution: str) -> Iterator[Case]:
     rng = np.random.default_rng(0)
     operands = [rng.normal(size=shape).astype(np.float32) for shape in ((130, 300), (300, 75))]
-    calls = {name: lambda a, b, name=name: tcemu.matmul(a, b, recipe=tcemu.recipe(name, backward="exact")) for name in RECIPES}
+    calls = {name: lambda a, b, name=name: tcemu.matmul(a, b, recipe=tcemu.get_recipe(name, backward="exact")) for name in RECIPES}
     if execution == "native":
         calls |= {op: lambda a, b, op=op: tcemu.gemm(a, b, op=op, target="sm_90a") for op in NATIVE}
     for name, call in calls.items():
-        yield f"{execution}: {name}", lambda *given, call=call: chosen(execution, call, *given), call, operands
+        yield f"{execution}: {name}", lambda *given, call=call: call_with_execution(execution, call, *given), call, operands
 
 
-def of_quantizers() -> Iterator[Case]:
+def quantizer_cases_on_gpu() -> Iterator[Case]:
     sizes = GroupSizes(1, quantizer_cases.DEPTH)
     for case, (source, target, saturate, _) in quantizer_cases.CASES.items():
-        kernel = partial(quantizers.elements, source, target, saturate, sizes)
-        portable = partial(quantizer_cases.portable, case)
+        kernel = partial(quantizers.round_with_kernel, source, target, saturate, sizes)
+        portable = partial(quantizer_cases.quantize_portably, case)
         yield f"quantize: {case}", jax.jit(kernel), jax.jit(portable), list(quantizer_cases.operands(case, 70, 45))
     words = [np.random.default_rng(0).integers(0, 1 << 32, shape, dtype=np.uint32) for shape in ((70, 45), (70, 1))]
     for name, kernel, portable in (
-        ("sums by scales", elementwise.product, multiply_on_integers),
-        ("quotients", elementwise.quotient, divide_on_integers),
+        ("sums by scales", elementwise.multiply_f32, multiply_on_integers),
+        ("quotients", elementwise.divide_f32, divide_on_integers),
     ):
         yield f"quantize: {name}", jax.jit(kernel), jax.jit(partial(portable, fmt=F32)), words
 
 
-def chosen(execution: str, call: Callable, *operands: Any) -> Any:
+def call_with_execution(execution: str, call: Callable, *operands: Any) -> Any:
     with tcemu.execution(execution):
         return call(*operands)
 
 
-def mismatches(case: Case) -> int:
+def count_mismatches(case: Case) -> int:
     _, kernel, portable, operands = case
     results = []
     for call, platform in ((kernel, "cuda"), (portable, "cpu")):
@@ -124,12 +125,12 @@ def main() -> int:
     parser.add_argument("--shard", default="0/1")
     args = parser.parse_args()
     shard, shards = map(int, args.shard.split("/"))
-    native = of_products("native") if args.native else ()
-    every = chain(of_matrices(), of_registers(), of_quantizers(), of_drawings(), of_products("emulated"), native)
+    native = product_cases("native") if args.native else ()
+    every = chain(matrix_cases(), register_cases(), quantizer_cases_on_gpu(), drawing_cases(), product_cases("emulated"), native)
     named = (case for case in every if not args.names or any(part in case[0] for part in args.names))
     wrong = ran = 0
     for case in islice(named, shard, None, shards):
-        start, bad = time.perf_counter(), mismatches(case)
+        start, bad = time.perf_counter(), count_mismatches(case)
         print(f"{bad:6d} mismatches  {time.perf_counter() - start:6.1f} s  {case[0]}", flush=True)
         wrong, ran = wrong + bad, ran + 1
     print(f"{wrong} mismatches in {ran} kernels")

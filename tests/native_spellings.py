@@ -19,15 +19,15 @@ FAMILIES = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")
 FIRST = (8, 24, 256)  # of wgmma's sizes N, those that come first where the time ends before the rest
 
 
-def compared(spelling: str, target: str, outputs: int) -> dict:
+def compare_spelling(spelling: str, target: str, outputs: int) -> dict:
     """The outputs of one spelling that were compared, and how many differ."""
     from tcemu import fuzz, parse
 
     op = parse(spelling)
-    side = fuzz.side(op, "gpu")
-    assert side.traced, f"{spelling}: the GPU's side is not part of the compiled loop"
+    side = fuzz.get_implementation(op, "gpu")
+    assert side.traceable, f"{spelling}: the GPU's side is not part of the compiled loop"
     start = time.perf_counter()
-    run = fuzz.run(op, target, side, cases=-(-outputs // (op.m * op.n)), covering=False, shrinking=False)
+    run = fuzz.find_mismatches(op, target, side, cases=-(-outputs // (op.m * op.n)), coverage=False, shrink=False)
     seconds = round(time.perf_counter() - start, 1)
     return {
         "op": spelling,
@@ -40,12 +40,12 @@ def compared(spelling: str, target: str, outputs: int) -> dict:
 
 def spellings(target: str, families: list[str]) -> dict[str, list[str]]:
     """The spellings of each family that `target` has and tcemu models, wgmma's most different sizes first."""
-    from tcemu.verification import spelled
+    from tcemu.fuzz.verification import list_spellings
 
-    return {family: sorted(map(str, spelled(target, family, None)), key=_turn) for family in families}
+    return {family: sorted(map(str, list_spellings(target, family, None)), key=_priority) for family in families}
 
 
-def _turn(spelling: str) -> int:
+def _priority(spelling: str) -> int:
     from tcemu import parse
 
     op = parse(spelling)
@@ -61,20 +61,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="the file of lines; those that stand there are not done again")
     args = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share one GPU's memory
-    from tcemu.native.units import target_here
+    from tcemu.backends.native.units import gpu_target
 
-    target, stop = target_here(), time.monotonic() + args.seconds
+    target, stop = gpu_target(), time.monotonic() + args.seconds
     by_family = spellings(target, args.families)
     held = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     done = {row["op"] for row in held}
     asked = [(op, -(-int(args.outputs) // len(ops))) for ops in by_family.values() for op in ops if op not in done]
-    left = sorted(asked, key=lambda one: _turn(one[0]))
+    left = sorted(asked, key=lambda one: _priority(one[0]))
     failed = 0
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool, args.out.open("a") as file:
         running, waiting = {}, iter(left)
         while True:
             while len(running) < args.jobs and time.monotonic() < stop and (one := next(waiting, None)) is not None:
-                running[pool.submit(compared, one[0], target, one[1])] = one[0]
+                running[pool.submit(compare_spelling, one[0], target, one[1])] = one[0]
             if not running:
                 break
             future = next(as_completed(running))

@@ -1,0 +1,293 @@
+"""One canary for each undocumented behaviour of JAX and XLA that the package relies on: it fails when a release changes that behaviour."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.experimental import checkify
+from support.device_processes import run_on_devices
+
+from tcemu.base import jax_internals
+from tcemu.base.jax_internals import (
+    COMPILE_EVENTS,
+    COMPILED_EVENT,
+    INTERNALS,
+    backends_are_initialized,
+    failed_check_message,
+    find_trace,
+    function_file,
+    function_name,
+    is_backward,
+    jvp_rule,
+    lowers_late_attributes,
+    name_compilation_unit,
+    replace_jvp_rule,
+    replace_vjp_rules,
+    reset_compilation_cache,
+    split_scan_operands,
+    varying_axes,
+    vjp_rules,
+    without_call_stacks,
+    without_outer_transform,
+    without_source_locations,
+)
+
+ROOT = Path(__file__).parents[2]
+X = jnp.arange(4.0)
+
+
+def test_every_entry_has_a_canary_and_no_other_module_reaches_into_jax():
+    source = Path(__file__).read_text()
+    assert [entry.name for entry in INTERNALS if not re.search(rf"^def test_{entry.name.lower()}\b", source, re.M)] == []
+    assert all(hasattr(jax_internals, entry.name) for entry in INTERNALS)
+    private = re.compile(r"jax\._src|jax\.interpreters|\._trace\b|call_wrapped|debug_info\b|compilation_cache import|xla_metadata import")
+    files = [path for path in (ROOT / "tcemu").rglob("*.py") if path.name != "jax_internals.py"]
+    assert [str(path) for path in files if private.search(path.read_text())] == []
+
+
+def test_jax_is_bounded_to_the_releases_that_were_tried():
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    bounds = [line for line in dependencies if line.startswith("jax")]
+    assert len(bounds) == 2 and all(re.fullmatch(r"jax(lib)?>=0\.10\.1,<0\.13", line) for line in bounds)
+
+
+def test_name_compilation_unit():
+    """Calls that are named so stay calls in the compiled program; others are inlined. `test_compilation.py` holds the time to it."""
+    inner = jax.jit(lambda x: jnp.sin(x) + 1)
+
+    def program(name):
+        fn = jax.jit(lambda x: name(inner(name(inner(x)) * 2)))
+        return fn, re.findall(r" = \S+ call\(.*", fn.lower(X).compile().as_text())
+
+    fn, calls = program(lambda value: name_compilation_unit(value, "unit"))
+    assert len(calls) == 2 and all('compilation_unit="unit"' in call for call in calls)
+    without, none = program(lambda value: value)
+    assert none == [] and jnp.array_equal(fn(X), without(X))
+
+
+def test_reset_compilation_cache(tmp_path):
+    """A directory that is named after the first compilation is used."""
+    jax.jit(lambda x: x * 3)(X)
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes")
+    before = [jax.config.values[name] for name in names]
+    try:
+        for name, value in zip(names, (str(tmp_path), 0.0, -1), strict=True):
+            jax.config.update(name, value)
+        reset_compilation_cache()
+        jax.jit(lambda x: jnp.tan(x * 5) - 7)(X).block_until_ready()
+        assert any(tmp_path.iterdir())
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
+        reset_compilation_cache()
+
+
+def test_compile_events():
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: events.append(event))
+    jax.jit(lambda x: jnp.cosh(x * 11))(X).block_until_ready()
+    assert len({event for event in events if event.startswith(COMPILE_EVENTS)}) >= 2
+    assert events.count(COMPILED_EVENT) == 1
+
+
+def test_without_source_locations():
+    """The setting is of this thread, is read while a program is lowered, and does not make JAX trace or compile anew."""
+
+    def fn(x):
+        return jnp.exp(x) * 13
+
+    def locations():
+        return jax.jit(lambda x: fn(x)).lower(X).as_text(debug_info=True)
+
+    assert Path(__file__).name in locations()
+    with without_source_locations():
+        assert Path(__file__).name not in locations()
+        assert jax.config.jax_traceback_in_locations_limit == 0
+    assert jax.config.jax_traceback_in_locations_limit != 0
+    traces = []
+    once = jax.jit(lambda x: traces.append(0) or x + 1)
+    once(X)
+    with without_source_locations():
+        once(X)
+    assert traces == [0]
+
+
+def test_without_call_stacks():
+    """Operations inside have no line, those of the caller have theirs, and an error has no misleading cause."""
+
+    @without_call_stacks
+    def fn(x):
+        if x.shape == (3,):
+            raise ValueError("three")
+        return jax.jit(lambda x: jnp.exp(x) * 13)(x)
+
+    lines = [equation.source_info.traceback for equation in jax.make_jaxpr(fn)(X).eqns]
+    assert lines and all(not summarize_frames(line) for line in lines)
+    text = jax.jit(lambda x: fn(x) + 1).lower(X).as_text(debug_info=True)
+    assert Path(__file__).name in text
+    with pytest.raises(ValueError, match="three") as caught:
+        jax.jit(fn)(jnp.ones(3))
+    assert caught.value.__cause__ is None or "three" in str(caught.value.__cause__)
+
+
+def summarize_frames(traceback):
+    from jax._src.source_info_util import user_frames
+
+    return list(user_frames(traceback))
+
+
+def test_varying_axes():
+    code = """
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from tcemu.base.jax_internals import varying_axes
+mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+seen = []
+def fn(x, y):
+    seen.append((varying_axes(x), varying_axes(y)))
+    return x
+jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=(P("i"), P()), out_specs=P("i")))(jnp.arange(4.0), jnp.arange(2.0))
+assert seen[0] == (frozenset({"i"}), frozenset()), seen
+print("done")
+"""
+    assert varying_axes(X) == frozenset()
+    assert run_on_devices(2, code).endswith("done\n")
+
+
+def test_failed_check_message():
+    error, _ = checkify.checkify(lambda x: checkify.check(jnp.all(x > 0), "{x} is low", x=x[0]), errors=checkify.user_checks)(-X)
+    assert failed_check_message(error.get() or "") == f"{-X[0]} is low"
+
+
+def test_backends_are_initialized():
+    X.block_until_ready()
+    assert backends_are_initialized() is True
+
+
+def test_find_trace():
+    traces = []
+
+    @jax.make_jaxpr
+    def outer(x):
+        traces.append(find_trace(x))
+        jax.make_jaxpr(lambda y: traces.append(find_trace(y)) or y)(x)
+        traces.append(find_trace(x + 1))
+        return x
+
+    outer(X)
+    assert traces[0] is traces[2] and traces[0] is not traces[1]
+
+
+def test_is_backward():
+    """A scope of the user's own that is named so does not count."""
+
+    def loss(x):
+        with jax.named_scope("transpose(mine)"):
+            return jnp.sum(jnp.sin(x) @ jnp.ones((4, 2)))
+
+    forward, both = (jax.make_jaxpr(fn)(X).eqns for fn in (loss, jax.grad(loss)))
+    assert not any(map(is_backward, forward))
+    assert {equation.primitive.name for equation in both if is_backward(equation)} >= {"dot_general"}
+    assert not is_backward(both[0])
+
+
+def test_without_outer_transform():
+    """A scope inside the transform stays, and inner programs have names without it."""
+
+    def fn(x):
+        with jax.named_scope("vmap(mine)"):
+            return jax.jit(jnp.sin)(x) @ x
+
+    program = jax.make_jaxpr(jax.vmap(fn))(jnp.ones((2, 4)))
+    names = lambda program: [str(equation.source_info.name_stack) for equation in program.eqns]
+    assert set(names(program)) == {"vmap(vmap(mine))"}
+    assert set(names(without_outer_transform(program, "vmap"))) == {"vmap(mine)"}
+    assert without_outer_transform(program, "jvp").jaxpr.eqns == program.jaxpr.eqns
+    assert names(program.eqns[0].params["jaxpr"]) == [""]
+
+
+def bind_with(equation, params, x):
+    return equation.primitive.bind(x, **equation.primitive.get_bind_params(params))[0]
+
+
+@jax.custom_jvp
+def half(x):
+    return x / 2
+
+
+@half.defjvp
+def half_jvp(primals, tangents):
+    return half(*primals), tangents[0] / 2
+
+
+def test_jvp_rule():
+    """The rule is called with a flag per operand, and another rule takes its place."""
+    program = jax.make_jaxpr(half)(X)
+    (equation,) = program.eqns
+    rule, flags = jvp_rule(equation.params), []
+
+    def another(*zeros):
+        flags.append(zeros)
+        return rule.call(*zeros)
+
+    params = replace_jvp_rule(equation.params, another)
+    tangent = jax.jvp(lambda x: bind_with(equation, params, x), (X,), (X,))[1]
+    assert flags and jnp.array_equal(tangent, X / 2)
+
+
+@jax.custom_vjp
+def third(x):
+    return x / 3
+
+
+third.defvjp(lambda x: (third(x), x), lambda x, g: (g / 3,))
+
+
+def test_vjp_rules():
+    """Forward, backward and the trees of results and residuals; other rules take their place."""
+    (equation,) = jax.make_jaxpr(third)(X).eqns
+    rules, calls = vjp_rules(equation.params), []
+
+    def forward(*nonzeros):
+        calls.append("forward")
+        return rules.forward.call(*nonzeros)
+
+    def backward(*args):
+        calls.append("backward")
+        return rules.backward.call(*args)
+
+    params = replace_vjp_rules(equation.params, forward, backward, rules.out_trees)
+    gradient = jax.grad(lambda x: jnp.sum(bind_with(equation, params, x)))(X)
+    assert calls == ["forward", "backward"] and jnp.allclose(gradient, 1 / 3)
+    results, residuals, numbers = rules.out_trees()
+    assert results.num_leaves == residuals.num_leaves == len(numbers) == 1
+
+
+def test_split_scan_operands():
+    def fn(scale, start, xs):
+        return lax.scan(lambda carry, x: (carry + scale * x, carry), start, xs)
+
+    (equation,) = (e for e in jax.make_jaxpr(fn)(jnp.float32(2), jnp.float32(1), X).eqns if e.primitive.name == "scan")
+    consts, carry, scanned = split_scan_operands(equation.params, equation.invars)
+    assert [len(part) for part in (consts, carry, scanned)] == [1, 1, 1]
+    assert scanned[0].aval.shape == X.shape and carry[0].aval.shape == ()
+
+
+def test_function_name():
+    (equation,) = jax.make_jaxpr(jax.jit(half))(X).eqns
+    program = equation.params["jaxpr"].jaxpr
+    assert function_name(program) == "half" and function_file(program) == Path(__file__)
+
+
+def test_lowers_late_attributes():
+    assert lowers_late_attributes()
+
+
+@pytest.mark.parametrize("index", range(len(INTERNALS)), ids=[entry.name for entry in INTERNALS])
+def test_entries_say_what_they_rely_on(index):
+    entry = INTERNALS[index]
+    assert len(entry.relies_on) > 20 and re.fullmatch(r"0\.\d+(\.\d+)?", entry.since)

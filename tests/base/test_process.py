@@ -1,0 +1,237 @@
+"""What the package does to the process that it runs in: configuration, threads, fork, memory, caches and containers."""
+
+import ast
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tcemu
+from tcemu import Model
+from tcemu.formats import F32
+
+ROOT = Path(__file__).parents[2]
+F16_OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot grow
+    "_groups": "the layouts of a table", "_names": "the layouts of a table", "_matching_targets": "the needs of a table",
+    "_target_rows": "the targets of a table", "_gpu_names": "no argument", "short_names": "no argument",
+    "syntax_rows": "no argument", "grammars": "no argument", "_spelling_index": "no argument",
+    "what_if_fields": "no argument", "gpu": "no argument", "_has_wide_vectors": "no argument", "compile_clock": "no argument",
+    "driver_version": "no argument", "_of_types": "targets and families of a table", "_forms": "three generations of wmma's fragments",
+    "place_kernel_text": "the instructions of a table", "mma_kernel_text": "the instructions of a table",
+    "wgmma_kernel_text": "the instructions of a table", "family_targets": "the families of a table", "usual_products": "no argument",
+    "_products_by_operands": "no argument", "instructions_by_name": "no argument", "_empty_call_stack": "no argument",
+    "special_function_evidence": "the functions and targets of a table", "field_types": "the records of recipes and models",
+    "_allocate": "two widths of an address", "_largest": "the targets and formats of a table",
+    "_supported_targets": "the recipes of a table", "_unconstrained_jit_params": "no argument",
+    "_file": "the kernels' texts", "version": "no argument", "route": "no argument", "library": "no argument",
+    "list_claims": "no argument", "lowers_late_attributes": "no argument", "_threads": "no argument",
+    "_offset_operation": "two for each state space of a table", "_room_test": "the state spaces of a table",
+}  # fmt: skip
+
+CONTAINERS = {  # which functions fill, each with its bound and the reason for it
+    "backends/cuda/kernel_store.py: _running": "a compilation leaves it when it ends",
+    "ptx/simt/faults.py: MESSAGES": "the faults of a table, each with the sizes that accesses have",
+    "ptx/simt/faults.py: _codes": "one for each message",
+    "torch/module_emulation.py: _by_tag": "weak: what nobody holds goes",
+    "torch/operators.py: _names": "the recipes that torch's operators were given: their names must hold as long as the process",
+    "torch/operators.py: _registered": "one for each name",
+    "isa/tcgen05.py: sizes": "nothing fills it: the sizes of a kind that has no block scales",
+    "base/results.py: facts": "nothing fills it: the facts of a result that has none",
+    **{f"fuzz/case_generator.py: PlaceFields.{name}": "a bit field, whose insert returns a number"
+       for name in ("FIELD", "FLIPPED", "NUDGED", "PLACE")},
+}  # fmt: skip
+FILLING = {"add", "append", "appendleft", "extend", "insert", "setdefault", "update"}
+EMPTY = {"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary", "WeakSet"}
+
+
+def run_in_process(code: str) -> str:
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_importing_changes_nothing_in_the_configuration_of_jax():
+    shown = "{k: repr(v) for k, v in jax.config.values.items()}"
+    said = run_in_process(
+        f"import os, jax; before, env = {shown}, dict(os.environ); import tcemu; print({shown} == before, dict(os.environ) == env)"
+    )
+    assert said == "True True\n"
+
+
+def test_help_needs_no_jax_and_importing_no_backend():
+    """What is not wanted is not loaded: JAX for --help, and for an import; its backends before a product."""
+    loaded = "sorted(name for name in ('jax', 'numpy') if name in sys.modules)"
+    for words in ("--help", "--version"):
+        code = f"import sys; from tcemu.cli import main\ntry: main(['{words}'])\nexcept SystemExit: print({loaded})"
+        assert run_in_process(code).splitlines()[-1] == "[]"
+    assert run_in_process(f"import sys, tcemu; print(tcemu.__version__, {loaded})") == f"{tcemu.__version__} []\n"
+    backends = "from jax._src import xla_bridge; print(len(xla_bridge._backends))"
+    assert run_in_process(f"import tcemu; [getattr(tcemu, name) for name in tcemu.__all__]; {backends}") == "0\n"
+    assert (
+        run_in_process(f"import tcemu; tcemu.parse('f16'); tcemu.get_recipe('bf16'); tcemu.get_model('f16', 'H100'); {backends}") == "0\n"
+    )
+
+
+def test_every_public_name_comes_at_first_use():
+    """Also modules that are not public; and what there is not is said."""
+    used = "import tcemu; print([getattr(tcemu, name).__name__ for name in ('gemm', 'fuzz', 'recipes', 'study', 'Recipe')])"
+    assert run_in_process(used) == "['gemm', 'tcemu.fuzz', 'tcemu.products.recipes', 'tcemu.study', 'Recipe']\n"
+    assert run_in_process("from tcemu import *; print(gemm.__name__, fuzz.__name__, len(Recipe.__doc__) > 9)") == "gemm tcemu.fuzz True\n"
+    assert all(getattr(tcemu, name) is not None for name in tcemu.__all__)
+    for name in ("gem", "__wrapped__"):
+        with pytest.raises(AttributeError, match=f"module 'tcemu' has no attribute '{name}'"):
+            getattr(tcemu, name)
+    with pytest.raises(ImportError, match="cannot import name 'gem' from 'tcemu'"):
+        exec("from tcemu import gem")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_is_forked_after_the_import_computes():
+    """Before JAX was used: its threads do not come along afterwards."""
+    code = f"""
+import os, tcemu
+child = os.fork()
+d = tcemu.gemm([[2.0]], [[3.0]], op={F16_OP!r}, target="sm_90a")
+print(float(d[0, 0]), flush=True)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    assert run_in_process(code) == "6.0\n6.0\n"
+
+
+def test_eight_threads_at_once_give_what_one_gives():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((16, 32), np.float32), rng.standard_normal((32, 8), np.float32)
+    models = [Model(F32, fraction_bits=bits) for bits in (25, 12, 8)]
+    product = lambda model: np.asarray(tcemu.gemm(a, b, op=F16_OP, target="sm_90a", model=model))
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(product, models * 8))
+    alone = [product(model) for model in models]
+    assert all((found == alone[at % len(models)]).all() for at, found in enumerate(together))
+    assert (alone[0] != alone[2]).any()
+
+
+@cache
+def package() -> dict[str, ast.Module]:
+    """The files of the package by path."""
+    folder = ROOT / "tcemu"
+    return {str(path.relative_to(folder)): ast.parse(path.read_text()) for path in folder.rglob("*.py")}
+
+
+def unbounded_caches(tree: ast.Module) -> set[str]:
+    """The functions of a file whose results are all kept."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    unbounded = ("cache", "functools.cache", "lru_cache(maxsize=None)", "functools.lru_cache(maxsize=None)")
+    return {node.name for node in functions if any(ast.unparse(decorator) in unbounded for decorator in node.decorator_list)}
+
+
+def test_every_cache_has_a_bound_or_cannot_grow():
+    assert set().union(*map(unbounded_caches, package().values())) == set(WHOLE_TABLES)
+    planted = "@cache\ndef f(x): ...\n@lru_cache(maxsize=8)\ndef g(x): ...\n@functools.cache\ndef h(x): ..."
+    assert unbounded_caches(ast.parse(planted)) == {"f", "h"}
+
+
+def filled_containers(tree: ast.Module) -> set[str]:
+    """The containers of a file, and of the files that it imports from, which live as long as the process and may grow.
+
+    They are empty at first, in the module or in a class, or a function writes into them: by index, by name, or by a method that fills.
+    """
+    found = set()
+    imported = {
+        alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    }
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    for node in (node for body in bodies for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
+        if node.value is not None and _is_empty(node.value):
+            found |= {ast.unparse(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])}
+    for written, local in _writes(tree, None):
+        root = next((node for node in ast.walk(written) if isinstance(node, ast.Name | ast.Call)), None)
+        last = (written.attr if isinstance(written, ast.Attribute) else root.id) if isinstance(root, ast.Name) else ""
+        if isinstance(root, ast.Name) and root.id not in local and (root.id not in imported or last.isupper() or last.startswith("_")):
+            found.add(ast.unparse(written))
+    return found
+
+
+def _is_empty(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        name = ast.unparse(value.func).rpartition(".")[2]
+        return name in EMPTY and (name == "defaultdict" or not value.args + value.keywords)
+    return (isinstance(value, ast.Dict) and not value.keys) or (isinstance(value, ast.List) and not value.elts)
+
+
+def _writes(node: ast.AST, local: set[str] | None):
+    """What the functions below a node write into, each with the names of its function; local: the names here, None outside of functions."""
+    for child in ast.iter_child_nodes(node):
+        names = local
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            inner = list(ast.walk(child))
+            others = {name for each in inner if isinstance(each, ast.Global) for name in each.names}
+            stored = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)} - others
+            names = (local or set()) | stored | {each.arg for each in inner if isinstance(each, ast.arg)}
+        if local is not None and isinstance(child, ast.Subscript) and isinstance(child.ctx, ast.Store):
+            yield child.value, local
+        if local is not None and isinstance(child, ast.AugAssign) and isinstance(child.target, ast.Name):
+            yield child.target, local
+        if local is not None and isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr in FILLING:
+            yield child.func.value, local
+        yield from _writes(child, names)
+
+
+def test_every_container_that_grows_has_a_bound():
+    assert {f"{path}: {name}" for path, tree in package().items() for name in filled_containers(tree)} == set(CONTAINERS)
+    planted = """
+import numpy as np
+from tcemu.ptx import faults
+empty: dict[int, str] = {}
+full = {"a": 1}
+table = {"b": 2}
+line = []
+class Kept:
+    seen = WeakSet()
+def f(x, mine):
+    local = []
+    local.append(x), mine.append(x), np.add(x, 1)
+    full[x] = 1
+    def inner():
+        global total
+        total += [x]
+        faults.MESSAGES.setdefault(x, table[x])
+        local[0] = x
+"""
+    assert filled_containers(ast.parse(planted)) == {"empty", "line", "seen", "full", "total", "faults.MESSAGES"}
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from Linux's /proc")
+def test_gemm_of_4096_cubed_stays_near_its_matrices():
+    """Peak memory of a process that does nothing else, in bytes: three matrices of f32, their codes, and 1.5 GiB for JAX and XLA."""
+    code = f"""
+import numpy as np, tcemu
+a = np.random.default_rng(0).standard_normal((4096, 4096), np.float32)
+np.asarray(tcemu.gemm(a, a, op={F16_OP!r}, target="sm_90a"))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+    assert 1024 * int(run_in_process(code)) < 1.5 * 2**30 + 8 * 4 * 4096**2  # not getrusage, which also counts the parent before exec
+
+
+@pytest.mark.full
+def test_models_in_arrays_cost_no_memory_and_static_ones_can_be_freed():
+    a, b = jnp.ones((16, 16)), jnp.ones((16, 8))
+    program = jax.jit(lambda model: tcemu.gemm(a, b, op=F16_OP, target="sm_90a", model=model))
+    for at in range(500):
+        program(Model(F32, fraction_bits=jnp.int32(1 + at % 40), floor=jnp.int32(-133 - at)))
+    assert program._cache_size() == 1
+    for bits in range(1, 21):
+        program(Model(F32, fraction_bits=bits))
+    assert program._cache_size() == 21
+    jax.clear_caches()
+    assert program._cache_size() == 0

@@ -1,0 +1,28 @@
+"""Renew the figures of the claims' quick forms, tests/claims_quick.json: `python tests/renew_claims.py [NAME ...]`.
+
+tests/study/test_claims.py takes the spread over seeds from there. Read the difference before you commit it: a figure that moves by more
+than its last digits means that an arithmetic has changed.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from tcemu.base.results import to_json
+from tcemu.study.claims import get_claim, list_claims
+
+FILE = Path(__file__).parent / "claims_quick.json"
+SEEDS = range(8)
+
+
+def main(names: list[str]) -> int:
+    kept = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    for name in names or list_claims():
+        kept[name] = json.loads(to_json(get_claim(name).reproduce(SEEDS, quick=True).values))
+        print(f"{name}: {len(kept[name])} figures, {len(SEEDS)} seeds", flush=True)
+    FILE.write_text(to_json(dict(sorted(kept.items())), indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
