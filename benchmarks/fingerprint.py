@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 import tcemu
-from tcemu.replay import fingerprint, recipe
-from tcemu.replay.boxes import DTYPES
+from tcemu.replay import get_kernel_recipe
+from tcemu.replay.black_box import DTYPES
+from tcemu.replay.fingerprinting import fingerprint
 
 
 def main() -> None:
@@ -21,18 +22,18 @@ def main() -> None:
     parser.add_argument("shape", nargs="*", type=int, default=[64, 64, 8192], help="M N K, as it was measured")
     args = parser.parse_args()
     m, n, k = args.shape
-    kernel, within = recipe(args.library, m, n, k), 0.0
+    kernel, within = get_kernel_recipe(args.library, m, n, k), 0.0
 
     def box(a: Any, b: Any) -> np.ndarray:
         nonlocal within
         start = time.perf_counter()
-        found = np.asarray(tcemu.matmul(a, b, recipe=kernel, dtype=DTYPES[kernel.out]))
+        found = np.asarray(tcemu.matmul(a, b, recipe=kernel, dtype=DTYPES[kernel.dtype]))
         within += time.perf_counter() - start
         return found
 
     for what in ("the first", "the second"):
         within, start = 0.0, time.perf_counter()
-        found = fingerprint(box, m, n, k, dtype=(kernel.a, kernel.b))
+        found = fingerprint(box, m, n, k, operand_dtype=(kernel.a, kernel.b))
         own = time.perf_counter() - start - within
         said = "found" if found.recipe == kernel else "NOT the recipe"
         print(f"{args.library} {m} x {n} x {k}, {what}: {own:.1f} s, and {within:.1f} s in {found.calls} calls; {said}")

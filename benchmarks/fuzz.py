@@ -11,10 +11,10 @@ import jax
 from harness import arguments, describe_machine, finish
 
 import tcemu
-from tcemu.commands.fuzz import each_core_a_device
-from tcemu.fuzz import KINDS, side
-from tcemu.fuzz.generators import generate
-from tcemu.fuzz.loop import chunks
+from tcemu.commands.fuzz_commands import use_one_device_per_core
+from tcemu.fuzz import KINDS, get_implementation
+from tcemu.fuzz.case_generator import generate
+from tcemu.fuzz.comparison_loop import make_chunk_runner
 
 OPS = {  # name -> spelling and two sides
     "f16": ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "sm_80", "sm_90a"),
@@ -27,24 +27,24 @@ def main() -> int:
     parser = arguments(__doc__, repeats=3)
     parser.add_argument("--cases", type=int, default=32768, help="in one call, as many at most as `tcemu fuzz` has in one")
     args = parser.parse_args()
-    each_core_a_device()
+    use_one_device_per_core()
     machine = describe_machine()
     print(f"{'':>12} {'coverage':>9} {'first call s':>13} {'cases/s':>10} {'generated alone/s':>18}")
     lines, wrong = [], 0
     for name, (spelling, left, right) in OPS.items():
         op = tcemu.parse(spelling)
-        sides = side(op, left), side(op, right)
+        sides = get_implementation(op, left), get_implementation(op, right)
         alone = []
         for repeat in range(args.repeats + 1):
             start = time.perf_counter()
             jax.block_until_ready(generate(op, 0, repeat * args.cases, args.cases))
             alone.append(time.perf_counter() - start)
         for covering in (False, True):
-            chunk = chunks(op, *sides, KINDS, sides[0].model if covering else None, tuple(jax.devices()))
-            turns, seconds, counts = min(chunk.most, max(1, args.cases // chunk.per_turn)), [], []
+            chunk = make_chunk_runner(op, *sides, KINDS, sides[0].model if covering else None, tuple(jax.devices()))
+            turns, seconds, counts = min(chunk.max_iterations, max(1, args.cases // chunk.cases_per_iteration)), [], []
             for repeat in (*range(args.repeats + 1), 0):
                 start = time.perf_counter()
-                run = chunk.compare(0, repeat * chunk.per_turn * turns, chunk.per_turn * turns, turns)
+                run = chunk.compare(0, repeat * chunk.cases_per_iteration * turns, chunk.cases_per_iteration * turns, turns)
                 seconds.append(time.perf_counter() - start)
                 counts.append((run.wrong_cases, run.wrong_outputs, run.first))
             wrong += counts[0] != counts[-1]

@@ -35,9 +35,9 @@ DTYPES = {fmt: dtype for dtype, fmt in ARRAY_FORMATS.items() if dtype != np.floa
 
 def scales(op: tcemu.Instruction, a: np.ndarray, b: np.ndarray) -> dict[str, jax.Array]:
     """Powers of two between 1/8 and 4, a block of K each; none where the instruction takes none."""
-    if op.scale_vec is None:
+    if op.scaling is None:
         return {}
-    rng, blocks = np.random.default_rng(2), a.shape[1] * op.scale_vec // op.k
+    rng, blocks = np.random.default_rng(2), a.shape[1] * op.scaling.count // op.k
     drawn = (2.0 ** rng.integers(-3, 3, shape) for shape in ((len(a), blocks), (blocks, b.shape[1])))
     return {name: jnp.asarray(v, jnp.float32) for name, v in zip(("scale_a", "scale_b"), drawn, strict=True)}
 
@@ -47,10 +47,10 @@ def check(op: tcemu.Instruction, target: str, a: np.ndarray, b: np.ndarray, scal
     rows, columns = (np.sort(np.random.default_rng(1).permutation(n)[:w]) for n, w in ((len(a), op.m), (b.shape[1], op.n)))
     convert = jax.jit(tcemu.formats.from_float, static_argnums=0)
     x, y = convert(op.a, a[rows]), convert(op.b, b[:, columns])
-    codes = {name: convert(op.stype, v[rows] if name == "scale_a" else v[:, columns]) for name, v in scales.items()}
+    codes = {name: convert(op.scaling.format, v[rows] if name == "scale_a" else v[:, columns]) for name, v in scales.items()}
     acc = jnp.zeros((op.m, op.n, *(2,) * (op.d.words - 1)), op.d.dtype)
     for step in range(a.shape[1] // op.k):
-        at, part = (slice(step * size, (step + 1) * size) for size in (op.k, op.scale_vec or 0))
+        at, part = (slice(step * size, (step + 1) * size) for size in (op.k, op.scaling.count if op.scaling else 0))
         block_scales = {name: v[:, part] if name == "scale_a" else v[part] for name, v in codes.items()}
         acc = tcemu.dot(op, x[:, at], y[at], acc, target=target, **block_scales)
     sample = np.ascontiguousarray(np.asarray(d)[np.ix_(rows, columns)])
@@ -149,7 +149,7 @@ def main() -> int:
             wrong += check(op, target, np.asarray(u), np.asarray(v), block_scales, d)
         for name in args.recipes:
             with tcemu.execution(args.execution):
-                note(name, partial(tcemu.matmul, x, y, recipe=tcemu.recipe(name)))
+                note(name, partial(tcemu.matmul, x, y, recipe=tcemu.get_recipe(name)))
     lines += peers(args.repeats, max(args.sizes))
     return finish(args, machine, lines, wrong, "the sampled rows")
 

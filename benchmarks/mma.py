@@ -33,12 +33,12 @@ def drawn(op: tcemu.Instruction, warps: int) -> tuple[jax.Array, ...]:
     rng = np.random.default_rng(0)
     held = []
     for name in "abc":
-        fmt, shape = getattr(op, name), op.matrix(name)
+        fmt, shape = getattr(op, name), op.matrix_shape(name)
         codes = tcemu.formats.from_float(fmt, rng.normal(0, 3, (warps, *shape)))
         held.append(tcemu.pack(op, name, codes))
     held += [jnp.full((warps, 32), 0x44444444, jnp.uint32)] if op.sparse else []
-    ones = {"ue8m0": 0x7F7F7F7F, "ue4m3": 0x38383838}.get(str(op.stype), 0)
-    return (*held, *([jnp.full((warps, 32), ones, jnp.uint32)] * 2 if op.block_scale else []))
+    ones = {"ue8m0": 0x7F7F7F7F, "ue4m3": 0x38383838}.get(str(op.scaling and op.scaling.format), 0)
+    return (*held, *([jnp.full((warps, 32), ones, jnp.uint32)] * 2 if op.scaling else []))
 
 
 def runner(op: tcemu.Instruction, target: str):
@@ -72,13 +72,13 @@ def main() -> int:
             run, operands = runner(op, target), drawn(op, warps)
             whole = jax.jit(run)
             with tcemu.execution(args.execution):
-                call = lambda whole=whole, operands=operands: whole(*operands)  # noqa: E731
+                call = lambda whole=whole, operands=operands: whole(*operands)
                 first, best = timed(call, args.repeats)
                 in_a_row = back_to_back(call, args.repeats)
                 made = np.asarray(whole(*operands))
             for i in {0, warps // 2, warps - 1}:
                 wrong += int((np.asarray(run(*(x[i] for x in operands))) != made[i]).sum())
-            macs = warps * op.m * op.n * op.matrix("a")[1] / in_a_row
+            macs = warps * op.m * op.n * op.matrix_shape("a")[1] / in_a_row
             lines.append(
                 {"name": name, "warps": warps, "first_call_s": first, "best_s": best, "warps_per_s": warps / best}
                 | {"in_a_row_s": in_a_row, "in_a_row_warps_per_s": warps / in_a_row, "mac_per_s": macs}

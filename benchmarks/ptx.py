@@ -17,8 +17,8 @@ from harness import arguments, describe_machine, finish
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from ptx_kernels.manifest import KERNELS, LARGE, Kernel
-from ptx_kernels.replay import replayed
-from ptx_kernels.words import differing, differing_large, recorded, recorded_large
+from ptx_kernels.replay import replay_kernel
+from ptx_kernels.words import differing, differing_large, recorded_buffers, recorded_large
 
 TENSOR = ("mma", "wmma", "wgmma")  # the tensor core's own instructions, loads of fragments apart
 D = 2  # the buffer of the result
@@ -43,7 +43,7 @@ def wrong_words(kernel: Kernel, made: np.ndarray) -> int:
     if kernel is LARGE:
         rows, columns, words = differing_large(made, recorded_large(kernel, D))
         return len(rows) + len(columns) + words
-    return differing(kernel, D, made, recorded(kernel, "sm_80")[D]).count
+    return differing(kernel, D, made, recorded_buffers(kernel, "sm_80")[D]).count
 
 
 def main() -> int:
@@ -56,11 +56,11 @@ def main() -> int:
     seconds, wrong = [], 0
     for _ in range(args.repeats + 1):
         start = time.perf_counter()
-        made = replayed(kernel, "sm_80")[D]
+        made = replay_kernel(kernel, "sm_80")[D]
         seconds.append(time.perf_counter() - start)
         wrong += wrong_words(kernel, made)
     clock = Clock()
-    replayed(kernel, "sm_80", watch=clock)
+    replay_kernel(kernel, "sm_80", watch=clock)
     total = sum(clock.seconds.values())
     share = sum(clock.seconds[name] for name in TENSOR) / total
     first, best = seconds[0], min(seconds[1:])

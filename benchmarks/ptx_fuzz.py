@@ -47,7 +47,7 @@ def main() -> int:
         for side, target in enumerate(TARGETS):
             alone = ptx.run(kernel.text("sm_80"), target=target, args=[each[case] for each in given], **launch)
             wrong += sum(int((x.view(np.uint8) != y[case].view(np.uint8)).sum()) for x, y in zip(alone, found.outputs[side], strict=True))
-    line = {"cases": args.cases, "seconds": seconds, "differing_cases": found.differing_cases, "differing": sum(found.differing)}
+    line = {"cases": args.cases, "seconds": seconds, "differing_cases": found.differing_cases, "differing": sum(found.differing_elements)}
     return finish(args, machine, [line], wrong, "cases that were run alone", "bytes that differ")
 
 

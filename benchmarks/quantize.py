@@ -14,8 +14,8 @@ import numpy as np
 from harness import arguments, describe_machine, finish, timed
 
 import tcemu
-from tcemu.arithmetic.kernels import elementwise
-from tcemu.quantize.operands import Scheme, quantize
+from tcemu.backends.cuda import elementwise
+from tcemu.quantize.quantizer import Scheme, quantize
 
 
 def best(scheme: Scheme, is_b: bool, x: jax.Array, repeats: int) -> tuple[float, float, list[jax.Array]]:
@@ -39,7 +39,7 @@ def main() -> int:
         for dtype in args.dtypes:
             given = x.astype(dtype)
             for name in args.recipes:
-                for operand, scheme in zip("AB", tcemu.recipe(name).schemes, strict=True):
+                for operand, scheme in zip("AB", tcemu.get_recipe(name).schemes, strict=True):
                     first, seconds, words = best(scheme, operand == "B", given, args.repeats)
                     jax.clear_caches()  # functions within are remembered as they were traced
                     with mock.patch.object(elementwise, "missing", lambda *_: "not wanted"):

@@ -17,14 +17,16 @@ from typing import Any
 
 from replay_products import SURVEYS
 
-from tcemu.linalg.kernel_json import from_dict, to_dict
-from tcemu.replay.profiles import KIND, VERSION, read_profile
+from tcemu.products.library.kernel_json import from_dict, to_dict
+from tcemu.replay.kernel_profiles import PROFILE_KIND, PROFILE_VERSION, read_profile
 
 Shape = tuple[str, int, int, int]  # survey, m, n, k
 Lines = dict[Shape, dict[str, Any]]
 REFUSED = "cuBLASLt refuses the product"
-KNOWN = {  # how `Fingerprint.why` or an error begins or goes on -> in a table
+KNOWN = {  # parts of `Fingerprint.reason`, of today's words and of recorded surveys', or of an error -> cell of a table
+    "orders that are not equivalent": "several orders give the same bits",
     "orders that are not one": "several orders give the same bits",
+    "no candidate explains": "a known order, scales or a bias enter otherwise",
     "enter in none of the ways": "a known order, scales or a bias enter otherwise",
     "but no arithmetic": "a known order, another arithmetic",
     "no order": "another order",
@@ -107,7 +109,7 @@ def profile(name: str, about: dict[str, Any], lines: Lines, before: bytes | None
         recipe["conditions"] |= {"m": None, "n": None, "evidence": ""}
         recipes += [] if recipe in recipes else [recipe]
         shapes.append([*shape, recipes.index(recipe), made[shape]])
-    fixed = {"kind": KIND, "version": VERSION, "library_version": next(iter(versions), "")}
+    fixed = {"kind": PROFILE_KIND, "version": PROFILE_VERSION, "library_version": next(iter(versions), "")}
     return fixed | head | {"recipes": recipes, "shapes": shapes} if shapes else None
 
 

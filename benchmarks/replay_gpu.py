@@ -29,14 +29,14 @@ import numpy as np
 from replay_distil import lines_by_shape
 from replay_products import FORMS, SURVEYS, TORCH, products, shapes
 
-from tcemu.linalg.kernel_json import to_dict
-from tcemu.linalg.kernel_recipes import Conditions, KernelRecipe
-from tcemu.replay.boxes import Box
-from tcemu.replay.comparison import Asking, answered, differing, drawn, sample
-from tcemu.replay.extras import hows_of
-from tcemu.replay.fingerprint import fingerprint
-from tcemu.replay.heuristic import heuristic
-from tcemu.replay.probes import ask, most_of, windows_of
+from tcemu.products.library.kernel_json import to_dict
+from tcemu.products.library.kernel_recipe import Conditions, KernelRecipe
+from tcemu.replay.black_box import BlackBox
+from tcemu.replay.cublaslt_heuristic import query_heuristic
+from tcemu.replay.drawn_matrices import epilogue_kinds
+from tcemu.replay.fingerprinting import fingerprint
+from tcemu.replay.order_probes import ask_pairs, draw_windows, max_window_terms
+from tcemu.replay.recipe_results import SampleRequest, answer_sample, ask_sample, count_mismatches, draw_sample
 
 FILE = "survey.jsonl"
 WORDS = 16  # rows and columns of the words that are kept
@@ -85,26 +85,26 @@ def proposed(name: str, shape: tuple[int, int, int]) -> list[Any]:
     survey = SURVEYS[name]
     dtypes = ("tf32", "tf32") if name == "torch-tf32" else survey.dtypes
     try:
-        return heuristic(*shape, dtype=dtypes, fast_accumulation=survey.fast).records()
+        return query_heuristic(*shape, operand_dtype=dtypes, fast_accumulation=survey.fast).records()
     except (RuntimeError, ValueError) as error:
         return [str(error)]
 
 
-def words_of(box: Box, seed: int, how: str | None, totals_by: KernelRecipe | None) -> dict[str, Any]:
-    """A few hundred words of the box, with what brings its operands back: `tcemu.replay.comparison.drawn`."""
-    asked = answered(box, drawn(Asking(box.shape, box.held, box.form, "flat", seed, how, WORDS), totals_by))
+def words_of(box: BlackBox, seed: int, how: str | None, totals_by: KernelRecipe | None) -> dict[str, Any]:
+    """A few hundred words of the box, with what brings its operands back: `tcemu.replay.recipe_results.drawn`."""
+    asked = answer_sample(box, draw_sample(SampleRequest(box.shape, box.operand_formats, box.form, "flat", seed, how, WORDS), totals_by))
     rows, columns = len(asked.a), asked.b.shape[1]
-    given = [asked.a, asked.b, *(x for x in asked.besides if x is not None)]
+    given = [asked.a, asked.b, *(x for x in asked.epilogue if x is not None)]
     kept = {
-        "kind": "flat", "seed": seed, "rows": rows, "columns": columns, "out": str(box.out),
+        "kind": "flat", "seed": seed, "rows": rows, "columns": columns, "out": str(box.result_format),
         "crc": [zlib.crc32(np.ascontiguousarray(x).tobytes()) for x in given],
         "codes": base64.b64encode(np.ascontiguousarray(asked.answer[:rows, :columns]).tobytes()).decode(),
     }  # fmt: skip
-    more = {name: base64.b64encode(x.tobytes()).decode() for name, x in asked.besides._asdict().items() if x is not None}
+    more = {name: base64.b64encode(x.tobytes()).decode() for name, x in asked.epilogue._asdict().items() if x is not None}
     return kept | ({"how": how, "besides": more} if more else {})
 
 
-def staircase(box: Box) -> dict[str, Any]:
+def staircase(box: BlackBox) -> dict[str, Any]:
     """For what is undetermined: which windows survive beside pairs (0, j) and (j, j + 1), to be read later."""
     m, n, k = box.shape
     by_rows = m >= n
@@ -114,8 +114,8 @@ def staircase(box: Box) -> dict[str, Any]:
     steps = sorted({max(1, k * x // count) for x in range(1, count)} - {k})
     for name, pairs in (("from 0", [(0, j) for j in steps]), ("neighbours", [(j, j + 1) for j in steps if j + 1 < k])):
         free = np.setdiff1d(np.arange(k), [place for pair in pairs for place in pair])
-        windows = windows_of(np.random.default_rng(0), free, k, min(windows_at_most, 64), most_of(box))
-        asked = ask(box, pairs, windows, by_rows=by_rows)
+        windows = draw_windows(np.random.default_rng(0), free, k, min(windows_at_most, 64), max_window_terms(box))
+        asked = ask_pairs(box, pairs, windows, by_rows=by_rows)
         sizes, starts = windows.sum(1), windows.argmax(1)
         kept[name] = {"pairs": pairs, "starts": starts.tolist(), "sizes": sizes.tolist(), "lost": (sizes - asked.counts).tolist()}
     return kept
@@ -133,17 +133,19 @@ def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[s
         version = version if framework == "torch" else f"jax {known['jax']}, algorithm 0"
         conditions = Conditions(library=name, version=version, gpu=known.get("gpu"), sm_count=known.get("sm_count"))
         where = device if framework == "torch" else ("gpu" if device == "cuda" else "cpu")
-        found = fingerprint(fn, m, n, k, dtype=survey.dtypes, form=survey.form, framework=framework, device=where, conditions=conditions)
-        line |= {"calls": found.calls, "recipe": to_dict(found.recipe) if found.recipe else None, "why": found.why}
+        found = fingerprint(
+            fn, m, n, k, operand_dtype=survey.dtypes, form=survey.form, framework=framework, device=where, conditions=conditions
+        )
+        line |= {"calls": found.calls, "recipe": to_dict(found.recipe) if found.recipe else None, "why": found.reason}
         line |= {"findings": [str(f) for f in found.findings], "survivors": [to_dict(s) for s in found.survivors[:4]]}
-        box = Box(fn, shape, survey.held, framework, where, 64, survey.form)
+        box = BlackBox(fn, shape, survey.held, framework, where, 64, survey.form)
         known_by = found.recipe or next(iter(found.survivors), None)
-        hows = (None,) if survey.form.plain else hows_of(survey.form) if known_by is not None else (None,)
+        hows = (None,) if survey.form.is_plain else epilogue_kinds(survey.form) if known_by is not None else (None,)
         line["words"] = words_of(box, 7, hows[0], known_by)
         line["more_words"] = [words_of(box, 7, how, known_by) for how in hows[1:]]
         if found.recipe is not None:
-            how = hows[-1] if survey.form.plain else "mild"
-            wrong = [differing(found.recipe, sample(box, kind, 999, how, found.recipe)) for kind in ("flat", "cancelling")]
+            how = hows[-1] if survey.form.is_plain else "mild"
+            wrong = [count_mismatches(found.recipe, ask_sample(box, kind, 999, how, found.recipe)) for kind in ("flat", "cancelling")]
             line |= {"fresh": 2 * m * n, "wrong": sum(wrong)}
         elif k >= 16 and m * n > 1:
             line["staircase"] = staircase(box)
@@ -154,7 +156,7 @@ def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[s
                 torch.ones(size, device=device).to(getattr(torch, TORCH[dtype]))
                 for size, dtype in zip(((m, k), (k, n)), survey.dtypes, strict=True)
             )
-            line["kernels"] = kernels(fn, [a, b], box.more())
+            line["kernels"] = kernels(fn, [a, b], box.epilogue_arguments())
             line["proposed"] = proposed(name, shape)
     except Exception as error:
         line |= {"error": f"{type(error).__name__}: {error}"[:500], "at": traceback.format_exc().splitlines()[-4:]}

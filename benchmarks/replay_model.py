@@ -26,7 +26,7 @@ import numpy as np
 
 import tcemu
 from tcemu import replay
-from tcemu.linalg.kernel_recipes import KernelRecipe
+from tcemu.products.library.kernel_recipe import KernelRecipe
 
 LIBRARY = "jax-bf16"
 TOKENS, WIDTH, HEADS, LAYERS, WORDS = 96, 256, 4, 2, 512
@@ -45,7 +45,7 @@ def weights(seed: int = 0) -> dict[str, Any]:
         "up": (WIDTH, 4 * WIDTH),
         "down": (4 * WIDTH, WIDTH),
     }
-    matrix = lambda shape: (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(ml_dtypes.bfloat16)  # noqa: E731
+    matrix = lambda shape: (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(ml_dtypes.bfloat16)
     layers = [{name: matrix(shape) for name, shape in shapes.items()} for _ in range(LAYERS)]
     embedding = rng.standard_normal((WORDS, WIDTH)).astype(ml_dtypes.bfloat16)
     return {"embedding": embedding, "layers": layers, "head": matrix((WIDTH, WORDS)), "words": rng.integers(0, WORDS, TOKENS)}
@@ -88,12 +88,12 @@ def recorded(params: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray, np.nd
 def recipe_of(m: int, n: int, k: int) -> KernelRecipe | str:
     """From the profile, else by a fingerprint of the device that is here; else why there is none."""
     try:
-        return replay.recipe(LIBRARY, m, n, k)
+        return replay.get_kernel_recipe(LIBRARY, m, n, k)
     except tcemu.NotModelled as error:
         if jax.default_backend() != "gpu":
             return str(error)
-        found = replay.fingerprint(jax.jit(jnp.matmul), m, n, k, dtype="bf16", framework="jax", device="gpu")
-        return found.recipe or found.why
+        found = replay.fingerprint(jax.jit(jnp.matmul), m, n, k, operand_dtype="bf16", framework="jax", device="gpu")
+        return found.recipe or found.reason
 
 
 def words_of(x: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ def checked(path: Path) -> int:
     for kept in held["products"]:
         m, n, k = kept["m"], kept["n"], kept["k"]
         a, b, d = decoded(kept["a"], (ROWS, k)), decoded(kept["b"], (k, COLUMNS)), decoded(kept["d"], (ROWS, COLUMNS))
-        ours = tcemu.matmul(a, b, recipe=replay.recipe(held["library"], m, n, k).of_any_shape(), dtype=jnp.bfloat16)
+        ours = tcemu.matmul(a, b, recipe=replay.get_kernel_recipe(held["library"], m, n, k).without_shape(), dtype=jnp.bfloat16)
         wrong, words = wrong + int((words_of(np.asarray(ours)) != words_of(d)).sum()), words + d.size
     print(f"{len(held['products'])} products as {held['gpu']} gave them on {held['date']}: {wrong} of {words} words differ")
     return wrong

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.formats import FORMATS, Format
-from tcemu.replay.forms import PLAIN, Form
+from tcemu.replay.black_box import PLAIN_FORM, ProductForm
 
 
 class Survey(NamedTuple):
@@ -16,7 +16,7 @@ class Survey(NamedTuple):
 
     dtypes: tuple[str, str]
     framework: str = "torch"
-    form: Form = PLAIN
+    form: ProductForm = PLAIN_FORM
     fast: bool = False
     shapes: int = 1 << 30
 
@@ -26,29 +26,29 @@ class Survey(NamedTuple):
         return FORMATS[a], FORMATS[b]
 
 
-def fp8(a: str, b: str, *, fast: bool, form: Form = PLAIN, shapes: int = 1 << 30) -> Survey:
+def fp8(a: str, b: str, *, fast: bool, form: ProductForm = PLAIN_FORM, shapes: int = 1 << 30) -> Survey:
     return Survey((a, b), "torch", form, fast, shapes)
 
 
 FEW = 24  # shapes of the surveys that came later
-TENSOR_BIAS, ROWS_BIAS = Form("tensor", "bf16"), Form("rows", "bf16")
+TENSOR_BIAS, ROWS_BIAS = ProductForm("tensor", "bf16"), ProductForm("rows", "bf16")
 SURVEYS = {  # by their numbers in this order shapes are drawn: new ones come last
     "torch-f16": Survey(("f16", "f16")), "torch-bf16": Survey(("bf16", "bf16")), "torch-e4m3": fp8("e4m3", "e4m3", fast=True),
     "torch-tf32": Survey(("f32", "f32")), "jax-f16": Survey(("f16", "f16"), "jax"), "jax-bf16": Survey(("bf16", "bf16"), "jax"),
     "torch-f32": Survey(("f32", "f32"), shapes=FEW), "torch-e4m3-slow": fp8("e4m3", "e4m3", fast=False, shapes=FEW),
     "torch-e5m2-e4m3": fp8("e5m2", "e4m3", fast=True), "torch-e5m2-e4m3-slow": fp8("e5m2", "e4m3", fast=False),
     "torch-e4m3-e5m2": fp8("e4m3", "e5m2", fast=True), "torch-e4m3-e5m2-slow": fp8("e4m3", "e5m2", fast=False),
-    "torch-e4m3-rows": fp8("e4m3", "e4m3", fast=True, form=Form("rows")),
-    "torch-e4m3-rows-slow": fp8("e4m3", "e4m3", fast=False, form=Form("rows")),
-    "torch-e4m3-tensor": fp8("e4m3", "e4m3", fast=True, form=Form("tensor"), shapes=FEW),
+    "torch-e4m3-rows": fp8("e4m3", "e4m3", fast=True, form=ProductForm("rows")),
+    "torch-e4m3-rows-slow": fp8("e4m3", "e4m3", fast=False, form=ProductForm("rows")),
+    "torch-e4m3-tensor": fp8("e4m3", "e4m3", fast=True, form=ProductForm("tensor"), shapes=FEW),
     "torch-e4m3-bias": fp8("e4m3", "e4m3", fast=True, form=TENSOR_BIAS, shapes=FEW),
     "torch-e4m3-rows-bias": fp8("e4m3", "e4m3", fast=True, form=ROWS_BIAS, shapes=FEW),
-    "torch-bf16-bias": Survey(("bf16", "bf16"), form=Form(bias="bf16"), shapes=FEW),
-    "torch-f16-bias": Survey(("f16", "f16"), form=Form(bias="f16"), shapes=FEW),
-    "torch-bf16-addmm": Survey(("bf16", "bf16"), form=Form(bias="bf16", of="outputs"), shapes=FEW),
-    "torch-f16-addmm": Survey(("f16", "f16"), form=Form(bias="f16", of="outputs", alpha=1.7, beta=0.3), shapes=FEW),
+    "torch-bf16-bias": Survey(("bf16", "bf16"), form=ProductForm(bias="bf16"), shapes=FEW),
+    "torch-f16-bias": Survey(("f16", "f16"), form=ProductForm(bias="f16"), shapes=FEW),
+    "torch-bf16-addmm": Survey(("bf16", "bf16"), form=ProductForm(bias="bf16", bias_shape="outputs"), shapes=FEW),
+    "torch-f16-addmm": Survey(("f16", "f16"), form=ProductForm(bias="f16", bias_shape="outputs", alpha=1.7, beta=0.3), shapes=FEW),
 }  # fmt: skip
-FORMS = tuple(name for name, survey in SURVEYS.items() if not survey.form.plain or survey.dtypes[0] != survey.dtypes[1])
+FORMS = tuple(name for name, survey in SURVEYS.items() if not survey.form.is_plain or survey.dtypes[0] != survey.dtypes[1])
 F16, BF16 = ("torch-f16", "jax-f16"), ("torch-bf16", "jax-bf16")
 FP8_FORMS = tuple(name for name in FORMS if "e4m3" in name)
 FIRST = tuple(SURVEYS)[:8]
@@ -88,7 +88,7 @@ def products(device: str) -> dict[str, Callable]:
 
         return product
 
-    def added(form: Form) -> Callable:
+    def added(form: ProductForm) -> Callable:
         def product(a: Any, b: Any, bias: Any) -> Any:
             return torch.addmm(bias, a, b, alpha=form.alpha, beta=form.beta)
 
@@ -104,7 +104,7 @@ def products(device: str) -> dict[str, Callable]:
     for name, survey in SURVEYS.items():
         if survey.framework == "torch":
             narrow = set(survey.dtypes) <= {"e4m3", "e5m2"}
-            found[name] = scaled(survey.fast) if narrow else torch.mm if survey.form.plain else added(survey.form)
+            found[name] = scaled(survey.fast) if narrow else torch.mm if survey.form.is_plain else added(survey.form)
     return found | {"torch-f32": plain}
 
 

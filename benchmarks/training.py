@@ -21,7 +21,7 @@ import numpy as np
 from harness import add_execution, arguments, describe_machine, finish, timed
 
 import tcemu
-from tcemu.compilation import VARIABLE
+from tcemu.base.compilation import CACHE_VARIABLE
 
 WIDTH = {"encoder": 128, "gpt": 64}
 PLAIN = {"plain": None, "plain f32": "highest"}  # JAX's precision of matrix products
@@ -71,7 +71,7 @@ MODELS = {"encoder": (encoder, encoder_loss), "gpt": (gpt, gpt_loss)}
 def drawn(args) -> tuple[dict, jax.Array, jax.Array]:
     """Parameters, inputs, targets."""
     rng, width, tokens = np.random.default_rng(0), width_of(args), args.tokens
-    normal = lambda *shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(width), jnp.float32)  # noqa: E731
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape) / np.sqrt(width), jnp.float32)
     shapes = {name: (width, HEADS, width // HEADS) for name in "qkv"} | {"o": (HEADS, width // HEADS, width)}
     shapes |= {"up": (width, HIDDEN * width), "down": (HIDDEN * width, width)}
     params: dict = {"layers": [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(args.layers)]}
@@ -91,7 +91,7 @@ def measured(args) -> dict:
     function, loss = MODELS[args.model]
     tcemu.cache_compilations()
     (name,), (params, x, y) = args.recipes, drawn(args)
-    emulated = function if name in PLAIN else tcemu.emulate(function, tcemu.recipe(name))
+    emulated = function if name in PLAIN else tcemu.emulate(function, tcemu.get_recipe(name))
 
     @jax.jit
     def step(params: dict, x: jax.Array, y: jax.Array) -> dict:
@@ -104,7 +104,7 @@ def measured(args) -> dict:
     compiled = lowered.compile()
     done, cpu = time.perf_counter(), time.process_time() - cpu
     _, best = timed(lambda: jax.tree.leaves(compiled(params, x, y))[0], args.repeats)
-    left = 0 if name in PLAIN else len(emulated.report(params, x).left)
+    left = 0 if name in PLAIN else len(emulated.report(params, x).unchanged)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "linux" else 1 << 20)
     times = {"trace_s": traced - began, "compile_s": done - traced, "first_cpu_s": cpu, "best_s": best}
     return {"recipe": name, "model": args.model, "layers": args.layers, "batch": args.batch, **times, "peak_mb": peak, "left": left}
@@ -114,7 +114,7 @@ def in_a_process(args, recipe: str, layers: int, cache: str = "off") -> dict:
     words = ["--model", args.model, "--layers", layers, "--batch", args.batch, "--repeats", args.repeats, "--recipes", recipe, "--alone"]
     words += ["--width", width_of(args), "--tokens", args.tokens, "--execution", args.execution]
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # only what is asked for
-    environment[VARIABLE] = cache
+    environment[CACHE_VARIABLE] = cache
     run = subprocess.run([sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(run.stdout.splitlines()[-1])
 

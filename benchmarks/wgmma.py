@@ -12,7 +12,7 @@ import numpy as np
 from harness import arguments, describe_machine, finish
 
 import tcemu
-from tcemu.shared_memory import SharedLayout
+from tcemu.layouts.shared_memory import SharedLayout
 
 DENSE, SPARSE = "wgmma.mma_async.sync.aligned.m64n{n}", "wgmma.mma_async.sp.sync.aligned.m64n{n}"
 OPS = {
@@ -30,10 +30,10 @@ TARGET = "sm_90a"
 def line(spelling: str, warpgroups: int, repeats: int) -> dict:
     """One instruction on so many warpgroups, A and B from each one's own shared memory with the 64-byte swizzle."""
     op, rng = tcemu.parse(spelling), np.random.default_rng(0)
-    a = SharedLayout(op.a, *op.matrix("a"), "k", 64)
+    a = SharedLayout(op.a, *op.matrix_shape("a"), "k", 64)
     b = SharedLayout(op.b, op.n, op.k, "k", 64, start=64 * 64)
-    draw = lambda *shape: jax.numpy.asarray(rng.integers(0, 2**32, shape, np.uint32))  # noqa: E731
-    d, shared = draw(warpgroups, 4, 32, op.registers("d")), draw(warpgroups, b.words)
+    draw = lambda *shape: jax.numpy.asarray(rng.integers(0, 2**32, shape, np.uint32))
+    d, shared = draw(warpgroups, 4, 32, op.register_count("d")), draw(warpgroups, b.words)
     sparse = {"sp_meta": np.full((4, 32), 0x4E4E4E4E, np.uint32)} if op.sparse else {}
 
     def product(d: jax.Array, shared: jax.Array) -> jax.Array:
