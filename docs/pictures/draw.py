@@ -1,11 +1,11 @@
 """Draws the pictures of the documentation, from what tcemu computes: `python docs/pictures/draw.py [FOLDER]`.
 
 The same bytes on every machine: nothing but integers and exact fractions decides where a line goes, or floats that are rounded to a pixel.
+dot_product.svg is `explain(...).plot()`, with the same bytes from one version of matplotlib, which the file names.
 """
 
 import sys
 from collections.abc import Callable
-from fractions import Fraction
 from math import log2
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -16,14 +16,13 @@ import numpy as np
 
 import tcemu
 from tcemu import viz
-from tcemu.explanation.explanation import Explanation
+from tcemu.base.plots import figure_svg
 
 OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 WGMMA = "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"
 WGMMA_SMALL = "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3"
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
-INK, FAINT, PAPER, KEPT, CUT, LINE = "#1a1a1a", "#767676", "#ffffff", "#bcd9f5", "#f6b8b0", "#b3261e"
-CELL, ROW, LEFT = 40, 28, 108
+INK, FAINT, PAPER, LINE = "#1a1a1a", "#767676", "#ffffff", "#b3261e"
 
 
 def document(width: int, height: int, title: str, body: list[str]) -> str:
@@ -48,58 +47,16 @@ def text(x: int, y: int, words: str, anchor: str = "start", fill: str = INK, mor
 # ---- one dot product on two GPUs
 
 
-def panel(name: str, explained: Explanation, top: int, places: list[int | None]) -> list[str]:
-    """The terms of the first step, bit under bit, and what is cut of them."""
-    step = explained.steps[0]
-    assert step.last is not None
-    at = {place: LEFT + CELL * column for column, place in enumerate(places)}
-    right = LEFT + CELL * len(places)
-    bits = explained.model.fraction_bits
-    body = [text(16, top + 20, f"{name}: keeps {bits} bits, cuts the rest", more=' font-weight="600"')]
-    y = top + 34
-    for place in places:
-        label = "..." if place is None else f"2{superscript(place)}"
-        body.append(text(at[place] + CELL // 2, y + 12, label, "middle", FAINT, ' font-size="13"'))
-    y += 20
-    for number, term in enumerate(term for term in step.terms if term.value != 0):
-        assert isinstance(term.value, Fraction)
-        body.append(text(LEFT - 10, y + 19, f"{'C' if number == 0 else f'product {number}'}", "end"))
-        for place in places:
-            if place is None:
-                continue
-            one = abs(term.value) // Fraction(2) ** place % 2
-            cut = place < step.last
-            if one:
-                colour = CUT if cut else KEPT
-                body.append(f'<rect x="{at[place] + 3}" y="{y + 3}" width="{CELL - 6}" height="{ROW - 6}" rx="3" fill="{colour}"/>')
-                sign = "-" if term.value < 0 else "+"
-                body.append(text(at[place] + CELL // 2, y + 19, f"{sign}1", "middle", LINE if cut else INK))
-        y += ROW
-    edge = at[step.last] + CELL
-    body.append(f'<path d="M{edge} {top + 34}V{y}" stroke="{LINE}" stroke-width="2" stroke-dasharray="5 3"/>')
-    body.append(f'<path d="M16 {y + 4}H{right}" stroke="{INK}"/>')
-    body.append(text(LEFT - 10, y + 24, "sum", "end", more=' font-weight="600"'))
-    assert isinstance(explained.value, Fraction) and isinstance(explained.exact, Fraction)
-    said = f"{float(explained.value)}, where {float(explained.exact)} is exact"
-    body.append(text(LEFT, y + 24, said, more=' font-weight="600"'))
-    return body
-
-
 def superscript(number: int) -> str:
     """-1 -> "⁻¹"."""
     return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def dot_product() -> str:
-    """-8192 x 1024 - 0.5 - 0.25 - 0.125 + 2^23 on an A100 and on an H100."""
+    """-8192 x 1024 - 0.5 - 0.25 - 0.125 + 2^23 on an A100 and on an H100, as the README has it: `explained.plot()`, by matplotlib."""
     a, b, c = [-8192, -0.5, -0.25, -0.125], [1024, 1, 1, 1], 2.0**23
-    places = [23, 22, None, 1, 0, -1, -2, -3]
-    body: list[str] = []
-    for number, name in enumerate(("A100", "H100")):
-        explained = tcemu.explain(OP, a, b, c, target=name)
-        assert isinstance(explained, Explanation)
-        body += panel(name, explained, 8 + 242 * number, places)
-    return document(LEFT + CELL * 8 + 16, 492, "The same dot product on an A100 and on an H100: the A100 cuts one bit more", body)
+    explained = tcemu.explain("f16", a, b, c, target=["A100", "H100"])
+    return figure_svg(explained.plot(), "The same dot product on an A100 and on an H100: the A100 truncates one bit more").decode()
 
 
 # ---- the error of a narrower accumulator
@@ -108,13 +65,13 @@ def dot_product() -> str:
 def errors() -> list[tuple[int, float, float]]:
     """(fraction bits, mean error of the sums, the same with promotion) of a product with K = 1024 in e4m3."""
     rng = np.random.default_rng(0)
-    a, b = (tcemu.formats.round_to(tcemu.formats.E4M3, rng.normal(size=shape).astype(np.float32)) for shape in ((16, 1024), (1024, 16)))
+    a, b = (tcemu.formats.round_float(tcemu.formats.E4M3, rng.normal(size=shape).astype(np.float32)) for shape in ((16, 1024), (1024, 16)))
     exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     widths = jnp.arange(6, 19)
     means = []
     op = tcemu.parse(WGMMA)
     for recipe in (tcemu.Recipe(op, "H100"), tcemu.Recipe(op, "H100", promote=4)):
-        narrower = lambda bits, recipe=recipe: recipe.what_if(fraction_bits=bits, result_bits=bits)  # noqa: E731
+        narrower = lambda bits, recipe=recipe: recipe.what_if(fraction_bits=bits, result_bits=bits)
         swept = jax.jit(jax.vmap(lambda bits, of=narrower: tcemu.matmul(a, b, recipe=of(bits))))(widths)
         means.append(np.abs(np.asarray(swept, np.float64) - exact).mean((1, 2)).tolist())
     return list(zip(widths.tolist(), *means, strict=True))
@@ -156,6 +113,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "mma_a.svg": lambda: viz.svg(OP, "a"),
     "mma_d.svg": lambda: viz.svg(OP, "d", lane=5),
     "wgmma_b_desc.svg": lambda: viz.svg(WGMMA_SMALL, "b_desc"),
+    "tcgen05_d.svg": lambda: viz.svg("tcgen05.mma.ws.cta_group::1.kind::f16.m32n256k16.f32.f16.f16", "d"),
     "mma_sp_e.svg": lambda: viz.svg("mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32", "e"),
 }
 
