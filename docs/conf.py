@@ -1,7 +1,7 @@
-"""How the documentation is built: `sphinx-build -W -c docs . build/docs`, from the root of the repository.
+"""Settings of the documentation: `sphinx-build -W -c docs . build/docs`, from the root of the repository.
 
-The root is the source directory, so that a link between two documents is the same on the site and on a code host, and ARCHITECTURE.md,
-CHANGELOG.md, the notebooks and the rest are pages as they stand. Nothing is fetched and no notebook is run.
+The root is the source directory, so that a link between two documents is the same on the site and on a code host. ARCHITECTURE.md,
+CHANGELOG.md and the notebooks are pages as they stand. Nothing is fetched and no notebook is run.
 """
 
 import os
@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import tcemu  # noqa: E402  from the paths above
+import tcemu  # noqa: E402
 
 project = "tcemu"
 author = "The tcemu developers"
@@ -27,6 +27,7 @@ extensions = [
     "docstrings",
     "linked_names",
     "command_line",
+    "package_files",
     "tables",
 ]
 root_doc = "docs/index"
@@ -40,8 +41,10 @@ include_patterns = [
     "tests/README.md",
     "tests/golden/README.md",
 ]
+exclude_patterns = ["docs/data/*"]  # tables that pages include
 html_static_path = ["_static"]
 html_css_files = ["tcemu.css"]
+html_js_files = ["copy_button.js"]
 html_theme = "furo"
 html_title = "tcemu"
 html_copy_source = False
@@ -61,7 +64,8 @@ smartquotes = False  # an option is --gpus, not a dash
 autodoc_typehints = "none"  # the docstrings say what arrays are; a signature with every type is unreadable
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autodoc_mock_imports = [] if find_spec("torch") else ["torch"]  # of tcemu.torch only its docstrings are wanted
+# of tcemu.torch and tcemu.triton only the docstrings are wanted
+autodoc_mock_imports = [name for name in ("torch", "triton") if not find_spec(name)]
 python_maximum_signature_line_length = 100
 pygments_style = "tango"
 pygments_dark_style = "monokai"

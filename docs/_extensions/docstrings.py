@@ -1,8 +1,8 @@
-"""Docstrings in plain English as reStructuredText: what a house docstring means by its lines is said in markup.
+"""Docstrings as reStructuredText: Google sections become fields, and the fields of a class get the comments of its source.
 
-A continuation line is indented, which would make a block quote. A line that begins with the names of arguments ("a, b: ...") and one that
-begins with "Returns", "Raises", "Gradients" or "Source:" begins a paragraph. Stars, bars and trailing underscores are text, not markup.
-The fields of a class get the comments that stand beside them in its source.
+Napoleon converts the sections (Args, Returns, Raises, Yields, Source, Gradients). Stars, bars and trailing underscores are text, not
+markup, so they
+are escaped first. In a docstring without sections, a line that begins with names of arguments ("a, b: ...") becomes a point of a list.
 """
 
 import inspect
@@ -11,10 +11,14 @@ from collections.abc import Iterator
 from textwrap import dedent
 from typing import Any
 
+from sphinx.ext.napoleon import Config, GoogleDocstring
+
 OPENS = re.compile(r"(Returns|Raises|Gradients|Yields|Source)\b|\*\*[A-Z]\w+:\*\*")
 FIELD = re.compile(r"^    (\w+): [^#=\n]+?(?: = ([^#\n]+?))?  # (.+)$", re.MULTILINE)
 FURTHER = re.compile(r"(?<=[;.] )\w+(?:, \w+)*(?=: )")
 NAMES = re.compile(r"(\w+(?:, \w+)*)(?: \([^)]*\))?: ")
+SECTION = re.compile(r"^\s*(Args|Returns|Raises|Yields|Attributes|Source|Gradients):\s*$", re.MULTILINE)
+NAPOLEON = Config(napoleon_custom_sections=["Source", "Gradients"], napoleon_use_rtype=False)
 CODE = re.compile(r"(`[^`]*`|\*\*[A-Z]\w+:\*\*)")
 
 
@@ -30,7 +34,13 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
     if what == "module":
         lines[:] = [escaped(line) for line in lines]
         return
-    lines[:] = [*marked(dedent("\n".join(lines)).splitlines(), arguments(obj)), *(fields(obj) if what == "class" else ())]
+    text = dedent("\n".join(lines))
+    if SECTION.search(text):
+        source = [escaped(line) for line in re.sub(r"^(Source|Gradients): (?=\S)", r"\1:\n    ", text, flags=re.MULTILINE).splitlines()]
+        converted = GoogleDocstring(source, NAPOLEON, app, what, name, obj, options).lines()
+    else:
+        converted = list(marked(text.splitlines(), arguments(obj)))
+    lines[:] = [*converted, *(fields(obj) if what == "class" else ())]
 
 
 def arguments(obj: Any) -> set[str]:

@@ -28,7 +28,7 @@ def formats() -> Rows:
         if fmt.is_integer:
             rows.append((name, fmt.bits, "yes" if fmt.signed else "no", "", "", "", "an integer"))
             continue
-        exponents = f"{fmt.least_exponent} to {fmt.greatest_exponent}"
+        exponents = f"{fmt.min_exponent} to {fmt.max_exponent}"
         rows.append(
             (name, fmt.bits, "yes" if fmt.signed else "no", fmt.exponent_bits, fmt.mantissa_bits, exponents, specials[fmt.specials])
         )
@@ -39,7 +39,7 @@ def recipes() -> Rows:
     """Every named recipe, as it is without a target."""
     rows = []
     for name in tcemu.recipes.RECIPES:
-        recipe = tcemu.recipe(name)
+        recipe = tcemu.get_recipe(name)
         rows.append((name, recipe.op.a, recipe.target, "none" if recipe.promote is None else f"every {recipe.promote}", recipe.source))
     return ("recipe", "operands", "target", "promoted", "source"), rows
 
@@ -53,9 +53,9 @@ def block_formats() -> Rows:
 def gpus() -> Rows:
     """Every target, the GPUs that have it by name, and how the arithmetic of its f16 mma is known."""
     by_target: dict[str, list[str]] = {}
-    for name, target in tcemu.gpus().items():
+    for name, target in tcemu.isa.gpus().items():
         by_target.setdefault(target, []).append(name)
-    op = {target: next(op for op in F16 if tcemu.is_supported(op, target)) for target in by_target}
+    op = {target: next(op for op in F16 if target in tcemu.targets(op)) for target in by_target}
     rows = [(target, ", ".join(names), tcemu.evidence(op[target], target).level) for target, names in by_target.items()]
     return ("target", "GPUs", "f16 mma known by"), rows
 

@@ -12,8 +12,8 @@ from math import ceil, floor, log2, log10
 from pathlib import Path
 from types import SimpleNamespace
 
-from tcemu.study.claims import claim
-from tcemu.study.claims.claim import Outcome, Row
+from tcemu.study.claims import get_claim
+from tcemu.study.claims.claim_types import Outcome, QuantityResult
 
 HERE = Path(__file__).resolve().parent
 DRAW = SimpleNamespace(**runpy.run_path(str(HERE.parent / "pictures" / "draw.py")))
@@ -24,7 +24,7 @@ SMALL = ' font-size="13"'
 
 def outcome(name: str) -> Outcome:
     """What the JSON of a claim holds."""
-    return Outcome.of(claim(name), json.loads((HERE / f"{name}.json").read_text()))
+    return Outcome.from_facts(get_claim(name), json.loads((HERE / f"{name}.json").read_text()))
 
 
 class Axis:
@@ -66,7 +66,7 @@ def picture(found: Outcome) -> str:
     return lines(found, placed) if placed else marks(found)
 
 
-def lines(found: Outcome, rows: list[Row]) -> str:
+def lines(found: Outcome, rows: list[QuantityResult]) -> str:
     """A line for each series, with a bar from the least to the most of the seeds."""
     x = Axis([row.quantity.x or 0 for row in rows], LEFT + 10, RIGHT - 10, 2)
     given = [row.quantity.published for row in rows if row.quantity.published is not None]
