@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tcemu.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table below
-    from tcemu import backends, formats, fuzz, instructions, isa, layouts, products, ptx, quantize, replay, silicon, study, viz
+    from tcemu import backends, drift, formats, fuzz, instructions, isa, layouts, products, ptx, quantize, replay, silicon, study, viz
     from tcemu.architectures.lookup import evidence, get_model, list_models
     from tcemu.arithmetic.model import Model
     from tcemu.base.checking import checked
@@ -73,7 +73,7 @@ PUBLIC_NAMES = (  # the module that defines them, and the names
     ("tcemu", "formats isa layouts instructions backends quantize products"),
     ("tcemu.products", "recipes"),
     ("tcemu.emulation", "policies"),
-    ("tcemu", "fuzz study replay silicon ptx viz"),
+    ("tcemu", "fuzz study replay drift silicon ptx viz"),
 )
 
 __all__, __getattr__, __dir__ = lazy_names(__name__, PUBLIC_NAMES)

@@ -22,7 +22,7 @@ FLOORS = (
     "instructions",
     "quantize products",
     "emulation explanation study silicon fuzz replay ptx viz",
-    "torch triton testing data",
+    "drift torch triton testing data",
     "commands cli pytest_plugin __main__",
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}

@@ -22,7 +22,7 @@ NAMES = {
 }  # fmt: skip
 MODULES = {
     "formats", "isa", "layouts", "instructions", "backends", "quantize", "products", "recipes", "policies",
-    "fuzz", "study", "replay", "silicon", "ptx", "viz",
+    "fuzz", "study", "replay", "drift", "silicon", "ptx", "viz",
 }  # fmt: skip
 DEFAULTS = {
     "'RN'",
