@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
 
 FIRST_TEST = 1157  # a writer's form begins here: each form repeats the same text of about 130 digits, so none lies in both parts
 HIDDEN, EPOCHS, BATCH, RATE, DECAY = 64, 60, 32, 2e-3, 1e-4
@@ -52,6 +51,8 @@ def train(x: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> list[n
 
 
 def main(path: Path) -> None:
+    from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
+
     digits: Any = load_digits()
     images, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
     known = shift_images(images[:FIRST_TEST])
