@@ -21,6 +21,9 @@ from tcemu.products.ragged.ragged_dot import RaggedDot, expand_group_ids, ragged
 
 DotGeneralLike = Callable[..., Array]  # a function with the arguments of jax.lax.dot_general
 CUSTOM_DERIVATIVES = ("custom_jvp_call", "custom_vjp_call")
+PROGRAM_CALLS = (  # primitives that call one program once with their operands
+    "jit", "pjit", "closed_call", "core_closed_call", "remat2", "checkpoint", "shard_map", *CUSTOM_DERIVATIVES,
+)  # fmt: skip
 OPAQUE = {  # primitives that multiply matrices, or may, in code that no program shows
     "scaled_dot": "a block-scaled product, with a quantisation of its own",
     "scaled_matmul": "a block-scaled product, with a quantisation of its own",

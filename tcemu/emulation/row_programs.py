@@ -6,7 +6,7 @@ the number of rows: each run of equations between two products is the body of a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +18,8 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.extend.source_info_util import current_name_stack, user_context
 
-from tcemu.base.jax_internals import without_outer_transform
-from tcemu.emulation.primitives import PRODUCT_PRIMITIVES, inner_programs
+from tcemu.base.jax_internals import split_scan_operands, without_outer_transform
+from tcemu.emulation.primitives import PRODUCT_PRIMITIVES, PROGRAM_CALLS, inner_programs
 
 MIN_ROWS = 2  # XLA removes a loop of one iteration and fuses its body with what surrounds it
 
@@ -65,23 +65,79 @@ def vectorize_rows(program: ClosedJaxpr, is_row: Sequence[bool], size: int, resu
     return without_outer_transform(jax.make_jaxpr(compute)(*avals), "vmap")
 
 
-def _find_dependent_results(jaxpr: Jaxpr, is_dependent: Sequence[bool]) -> list[bool]:
-    """Return for each result of a program whether it depends on a dependent argument."""
-    dependent = {v for v, depends in zip(jaxpr.invars, is_dependent, strict=True) if depends}
-    for equation in jaxpr.eqns:
-        if _depends(equation, dependent):
-            dependent.update(equation.outvars)
-    return [not isinstance(v, Literal) and v in dependent for v in jaxpr.outvars]
-
-
-def _depends(equation: JaxprEqn, dependent: set[Any]) -> bool:
-    return any(not isinstance(v, Literal) and v in dependent for v in equation.invars)
-
-
 def _contains_product(equation: JaxprEqn) -> bool:
     return equation.primitive.name in PRODUCT_PRIMITIVES or any(
         _contains_product(inner) for program in inner_programs(equation.params) for inner in program.eqns
     )
+
+
+# ---- which results depend on rows
+
+
+def _find_dependent_results(jaxpr: Jaxpr, is_dependent: Sequence[bool]) -> list[bool]:
+    """Return for each result of a program whether it depends on a dependent argument."""
+    dependent = {v for v, depends in zip(jaxpr.invars, is_dependent, strict=True) if depends}
+    for equation in jaxpr.eqns:
+        dependent.update(_dependent_variables(equation, dependent))
+    return _membership(jaxpr.outvars, dependent)
+
+
+def _dependent_variables(equation: JaxprEqn, dependent: set[Any]) -> list[Any]:
+    """Return the results of an equation that depend on dependent variables."""
+    operands = _membership(equation.invars, dependent)
+    if not any(operands):
+        return []
+    rule = DEPENDENCE_RULES.get(equation.primitive.name)
+    results = [True] * len(equation.outvars) if rule is None else rule(equation, operands)
+    return [v for v, depends in zip(equation.outvars, results, strict=True) if depends]
+
+
+def _membership(variables: Sequence[Any], members: set[Any]) -> list[bool]:
+    return [not isinstance(v, Literal) and v in members for v in variables]
+
+
+def _dependence_in_program(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
+    (program,) = inner_programs(equation.params)
+    return _find_dependent_results(program, operands)
+
+
+def _dependence_in_scan(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
+    (program,) = inner_programs(equation.params)
+    consts, carry, scanned = split_scan_operands(equation.params, operands)
+    while True:
+        results = _find_dependent_results(program, [*consts, *carry, *scanned])
+        grown = [a or b for a, b in zip(carry, results, strict=False)]
+        if grown == carry:
+            return [*carry, *results[len(carry) :]]
+        carry = grown
+
+
+def _dependence_in_while(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
+    """Return the dependence of a loop's results: of all of them if the number of iterations depends on rows."""
+    params = equation.params
+    first = params["cond_nconsts"]
+    second = first + params["body_nconsts"]
+    carry = operands[second:]
+    while True:
+        results = _find_dependent_results(params["body_jaxpr"].jaxpr, [*operands[first:second], *carry])
+        if any(_find_dependent_results(params["cond_jaxpr"].jaxpr, [*operands[:first], *carry])):
+            return [True] * len(carry)
+        grown = [a or b for a, b in zip(carry, results, strict=True)]
+        if grown == carry:
+            return carry
+        carry = grown
+
+
+def _dependence_in_cond(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
+    branches = [_find_dependent_results(branch, operands[1:]) for branch in inner_programs(equation.params["branches"])]
+    return [operands[0] or any(results) for results in zip(*branches, strict=True)]
+
+
+DEPENDENCE_RULES: dict[str, Callable[[JaxprEqn, list[bool]], list[bool]]] = {  # every result of another primitive depends on every operand
+    "scan": _dependence_in_scan,
+    "while": _dependence_in_while,
+    "cond": _dependence_in_cond,
+} | dict.fromkeys(PROGRAM_CALLS, _dependence_in_program)
 
 
 # ---- one row
@@ -166,18 +222,19 @@ class Segment:
         return compute(*values)
 
     def compute_rows(self, size: int, batched: Sequence[bool], *values: Any) -> tuple[list[Any], list[bool]]:
-        """Compute what depends on rows in a loop over them, and everything else once, as the rule of `custom_vmap`."""
+        """Compute the equations that use rows in a loop over them, and all others once, as the rule of `custom_vmap`."""
         env = dict(zip(self.inputs, values, strict=True))
         rows = [v for v, has_rows in zip(self.inputs, batched, strict=True) if has_rows]
-        dependent, looped = set(rows), []
+        in_loop, dependent, looped = set(rows), set(rows), []
         for equation in self.equations:
-            if _depends(equation, dependent):
-                dependent.update(equation.outvars)
+            if any(_membership(equation.invars, in_loop)):
+                in_loop.update(equation.outvars)
+                dependent.update(_dependent_variables(equation, dependent))
                 looped.append(equation)
             else:
                 _evaluate_equation(equation, env)
-        shared = {v: value for v, value in env.items() if v not in dependent}
-        results = [v for v in self.results if v in dependent]
+        shared = {v: value for v, value in env.items() if v not in in_loop}
+        results = [v for v in self.results if v in in_loop]
 
         def compute_row(row: Sequence[Any]) -> list[Any]:
             own = shared | dict(zip(rows, row, strict=True))
@@ -187,5 +244,6 @@ class Segment:
 
         repeats = -(-MIN_ROWS // size)
         stacked = [jnp.concatenate([env[v]] * repeats) if repeats > 1 else env[v] for v in rows]
-        env.update(zip(results, (result[:size] for result in lax.map(compute_row, stacked)), strict=True))
+        for v, result in zip(results, lax.map(compute_row, stacked), strict=True):
+            env[v] = result[:size] if v in dependent else result[0]  # what depends on no row is the same in every iteration
         return [env[v] for v in self.results], [v in dependent for v in self.results]

@@ -23,6 +23,7 @@ from tcemu.base.jax_internals import is_backward, split_scan_operands
 from tcemu.emulation.origins import CONSTANT, GRADIENT, Origin, join_origins, operand_roles
 from tcemu.emulation.primitives import (
     PRODUCT_PRIMITIVES,
+    PROGRAM_CALLS,
     equation_name,
     equation_path,
     has_products,
@@ -302,16 +303,7 @@ def _walk_cond(survey: Survey, equation: JaxprEqn, origins: list[Origin], place:
 
 
 CONTAINER_WALKS: dict[str, Callable[[Survey, JaxprEqn, list[Origin], SurveyScope], list[Origin]]] = {
-    "jit": _walk_program,
-    "pjit": _walk_program,
-    "closed_call": _walk_program,
-    "core_closed_call": _walk_program,
     "scan": _walk_scan,
     "while": _walk_while,
     "cond": _walk_cond,
-    "remat2": _walk_program,
-    "checkpoint": _walk_program,
-    "shard_map": _walk_program,
-    "custom_jvp_call": _walk_program,
-    "custom_vjp_call": _walk_program,
-}
+} | dict.fromkeys(PROGRAM_CALLS, _walk_program)

@@ -1,5 +1,6 @@
 """`emulate(..., rows=)`: bits that do not depend on the number of rows, by a loop over the rows between products that see all of them."""
 
+import warnings
 from functools import partial
 
 import jax
@@ -118,6 +119,93 @@ def test_no_rows_at_all_and_arrays_that_are_closed_over():
     assert jax.jit(tcemu.emulate(block, lambda product: lax.dot_general, rows="x"))(PARAMS, X[:0]).shape == (0, 7, 64)
     closed = jax.jit(tcemu.emulate(lambda x: block(PARAMS, x), lambda product: sum_in_order, rows=0))
     assert mismatches(closed(X[:1]), closed(X[:2])[:1]) == 0
+
+
+@jax.custom_vjp
+def doubled(x, w):
+    return norm(2 * x), w.sum()
+
+
+doubled.defvjp(lambda x, w: (doubled(x, w), ()), lambda _, cotangents: cotangents)
+
+
+@jax.custom_jvp
+def tripled(x, w):
+    return norm(3 * x), w.sum()
+
+
+@tripled.defjvp
+def tripled_tangent(primals, tangents):
+    return tripled(*primals), tripled(*tangents)
+
+
+def scan_layers(x, w, product):
+    """The carry has the rows, a sum over weights, and a count; the scanned results have the weights' norms."""
+
+    def body(state, one):
+        x, total, count = state
+        x = norm(x) @ one if product else norm(x) * one[0]
+        return (x, total + one.sum(), count + 1), (jnp.abs(one).max(), x)
+
+    (x, total, count), (most, inner) = lax.scan(body, (x, jnp.float32(0), jnp.int32(0)), w)
+    return x, (total * 2, count, most), jnp.moveaxis(inner, 0, 1)
+
+
+def while_layers(x, w, product):
+    body = lambda state: (norm(state[0]) @ w[0] if product else norm(state[0]), state[1] * w[1, 0, 0], state[2] + 1)
+    x, scale, count = lax.while_loop(lambda state: state[2] < 3, body, (x, jnp.float32(1), jnp.int32(0)))
+    return x, (scale, count)
+
+
+def cond_layers(x, w, product):
+    taken = lambda x, w: (norm(x) @ w[0] if product else norm(x), w.sum())
+    return lax.cond(w[0, 0, 0] > 9, lambda x, w: (x, w[0, 0, 0]), taken, x, w)
+
+
+def call_layers(x, w, product):
+    x, first = jax.jit(lambda x, w: (norm(x) @ w[0] if product else norm(x), w.sum()))(x, w)
+    x, second = jax.checkpoint(lambda x, w: (norm(x) @ w[0] if product else norm(x), w.max()))(x, w)
+    x, third = doubled(x, w)
+    x, fourth = tripled(x, w)
+    return x, first, (second, third * 2, fourth)
+
+
+@pytest.mark.parametrize("product", [False, True], ids=("plain", "with products"))
+@pytest.mark.parametrize("layers", [scan_layers, while_layers, cond_layers, call_layers])
+def test_results_beside_the_rows_that_depend_on_no_row(layers, product):
+    w = jnp.stack([PARAMS["q"], PARAMS["k"]])
+    fn = lambda w, x: layers(norm(x), w, product)
+    run = jax.jit(tcemu.emulate(fn, lambda product: sum_in_order, rows="x"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "emulate.*no product is replaced")
+        found, few = run(w, X), run(w, X[:1])
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), found, fn(w, X))
+    for some, all_rows in zip(jax.tree.leaves(few), jax.tree.leaves(found), strict=True):
+        assert mismatches(some, all_rows[:1] if all_rows.shape[:1] == (16,) else all_rows) == 0
+
+
+def chained(w, x):
+    """The third carry depends on the rows after two iterations."""
+    body = lambda state, one: ((state[0], state[0].sum(), state[1]), None)
+    return lax.scan(body, (x, jnp.float32(0), jnp.float32(0)), w)[0][2]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        chained,
+        lambda w, x: lax.while_loop(lambda s: s[0].sum() < 3, lambda s: (s[0] + 1, s[1] + 1), (x, jnp.int32(0)))[1],
+        lambda w, x: lax.while_loop(lambda s: s[1] < w.sum() + x.sum(), lambda s: (s[0] * 2, s[1] + 1), (w, jnp.float32(0)))[0],
+        lambda w, x: lax.cond(x[0, 0, 0] > 0, lambda w: w, lambda w: 2 * w, w),
+        lambda w, x: lax.cond(w[0, 0, 0] > 0, lambda w, x: w, lambda w, x: w + x[0, 0, 0], w, x),
+        lambda w, x: lax.scan(lambda s, one: (s, one + s.sum()), x, w)[1],
+        lambda w, x: doubled(w, x)[1],
+    ],
+    ids=("chained carry", "condition", "constant of a condition", "predicate", "branch", "scanned result", "custom_vjp"),
+)
+def test_results_that_depend_on_the_rows_through_a_loop_or_a_branch_are_refused(fn):
+    with pytest.raises(ValueError, match=r"result 0 is .* Rows must not depend on each other"):
+        tcemu.emulate(fn, lambda product: sum_in_order, rows="x").report(jnp.stack([PARAMS["q"], PARAMS["k"]]), X)
 
 
 def test_a_model_of_nnx_and_its_random_streams():
