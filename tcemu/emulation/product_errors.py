@@ -26,7 +26,7 @@ from tcemu.base.plots import dot_plot
 from tcemu.base.provenance import Provenance
 from tcemu.base.results import Result, Table, check_type, read_float, read_result
 from tcemu.base.saved_files import DamagedFile
-from tcemu.base.text import table_lines
+from tcemu.base.text import table_lines, wrap_lines
 from tcemu.emulation.decisions import Choice, Decision, applied_recipe
 from tcemu.emulation.saved_results import (
     product_from_dict,
@@ -41,7 +41,7 @@ from tcemu.formats import ARRAY_FORMATS, Format
 from tcemu.products.dot_general import DimensionNumbers, DotGeneral, product_axes
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.product_arguments import product_keys
-from tcemu.products.recipe_facts import NO_FACTS, RECIPE_COLUMNS, make_provenance, recipe_facts
+from tcemu.products.recipe_facts import NO_FACTS, RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.products.recipes import Recipe
 from tcemu.quantize.quantizer import QuantizedOperand, Scheme, exact_factors, exact_values, quantize
 from tcemu.study.accuracy import ErrorTally, Reference
@@ -254,7 +254,8 @@ class Comparison(Result):
             heads = ["results of the whole", "rel. error", *(["interval"] if results and len(results[0]) > 2 else [])]
             lines += ["", *table_lines(heads, results, left=(0,))]
         notes = [f"Means over seeds {', '.join(map(str, self.seeds))}. Interval: {INTERVAL_METHOD}."] if len(self.seeds) > 1 else []
-        return "\n".join([*lines, "", *below, *notes, NOTE, *(c.note for c in shown if c.note)])
+        units = [line for sentence in unit_sentences(facts) for line in wrap_lines(sentence)]
+        return "\n".join([*lines, "", *below, *units, *notes, NOTE, *(c.note for c in shown if c.note)])
 
     def _rows_by_key(self) -> Iterator[list[ProductErrors]]:
         """Yield the rows of all seeds, for each product and policy."""

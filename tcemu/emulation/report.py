@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tcemu.base.plots import dot_plot
 from tcemu.base.provenance import Provenance
 from tcemu.base.results import Result, Table, check_type, read_result
-from tcemu.base.text import table_lines
+from tcemu.base.text import table_lines, wrap_lines
 from tcemu.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text
 from tcemu.emulation.saved_results import (
     product_from_dict,
@@ -21,7 +21,7 @@ from tcemu.emulation.saved_results import (
 )
 from tcemu.emulation.survey import Product
 from tcemu.products.library.kernel_recipe import KernelRecipe
-from tcemu.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts
+from tcemu.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.products.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -103,7 +103,10 @@ class Report(Result):
         heads = ["product", "operands", "roles", "parameters", "result", "runs", "by", "target", "evidence"]
         count = f"{len(self.replaced)} of {len(self.entries)} products replaced"
         lines = [*table_lines(heads, rows, left=(0, 1, 2, 3, 4, 6, 7, 8)), count] if rows else ["no products"]
-        return "\n".join([*lines, f"weights: {self.weights}"] if self.weights and rows else lines)
+        lines += [f"weights: {self.weights}"] if self.weights and rows else []
+        for sentence in unit_sentences(map(self._facts, self.entries)):
+            lines += wrap_lines(sentence)
+        return "\n".join(lines)
 
     def _text_cells(self, entry: Entry) -> Iterator[str]:
         target, *_, evidence = self._facts(entry)

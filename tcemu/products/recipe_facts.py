@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 
 from tcemu.architectures.lookup import find_row, resolve_arithmetic
 from tcemu.arithmetic.model import Model
-from tcemu.base.errors import NotModelled
+from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.provenance import Provenance, installed_versions
 from tcemu.products.library.kernel_recipe import KernelRecipe, Steps
 from tcemu.products.recipes import Recipe
+from tcemu.products.unit_choice import describe_unit
 
 RECIPE_COLUMNS = ("target", "instruction", "model", "evidence")  # columns of result tables
 RecipeFacts = tuple[str | None, str | None, str | None, str | None]
@@ -42,6 +44,20 @@ def recipe_facts(recipe: Recipe | KernelRecipe | None, evidence: Mapping[str, st
 def _level(recipe: Recipe, evidence: Mapping[str, str] | None) -> str:
     recorded = (evidence or {}).get(arithmetic_name(recipe)) or _evidence_text(recipe)
     return recorded.partition(":")[0]
+
+
+def unit_sentences(facts: Iterable[Sequence[str | None]]) -> list[str]:
+    """Return the different sentences of `describe_unit` on what computed a result.
+
+    Args:
+        facts: Values of RECIPE_COLUMNS. They may come from a file, so an instruction that tcemu does not know has no sentence.
+    """
+    pairs = dict.fromkeys((instruction, target) for target, instruction, *_ in facts if target and instruction)
+    sentences = []
+    for instruction, target in pairs:
+        with suppress(Unsupported):
+            sentences.append(describe_unit(instruction, target))
+    return [sentence for sentence in dict.fromkeys(sentences) if sentence]
 
 
 def arithmetic_name(recipe: Recipe) -> str:

@@ -26,13 +26,13 @@ from tcemu.base.plots import dot_plot, line_plot
 from tcemu.base.provenance import Provenance, describe_arrays, function_name
 from tcemu.base.results import Result, Table, check_type, read_float, read_result
 from tcemu.base.saved_files import DamagedFile
-from tcemu.base.text import table_lines
+from tcemu.base.text import table_lines, wrap_lines
 from tcemu.formats import ARRAY_FORMATS, F32
 from tcemu.isa.families import Instruction
 from tcemu.products.gemm import gemm
 from tcemu.products.matmul import matmul
 from tcemu.products.product_arguments import product_keys
-from tcemu.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts
+from tcemu.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.products.recipes import Recipe, as_recipe, get_recipe
 from tcemu.quantize.quantizer import Quantizer, exact_factors, exact_values, quantize
 from tcemu.study.accuracy import DEFAULT_MEASURES, MEASURE_DEFINITIONS, Measure, Reference, compute_measures, resolve_measures
@@ -356,7 +356,8 @@ class Sweep(Result):
         heads[len(self.axes) : len(self.axes)] = shown
         if all(row[-1] == "0" for row in cells):
             heads, cells = heads[:-1], [row[:-1] for row in cells]
-        return "\n".join(table_lines([head.replace("_", " ") for head in heads], cells, left=tuple(range(len(self.axes) + len(shown)))))
+        lines = table_lines([head.replace("_", " ") for head in heads], cells, left=tuple(range(len(self.axes) + len(shown))))
+        return "\n".join([*lines, *(line for sentence in unit_sentences(self.facts) for line in wrap_lines(sentence))])
 
     def plot(self, measure: str | None = None, axis: str | None = None) -> Figure:
         """Draw an error over one axis: a line for each combination of the other axes, with a band over the seeds.

@@ -1,7 +1,9 @@
 """The sentence on a product's unit: where two units of a target have other sums, and that what it tells to ask for is the other one."""
 
 import re
+from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -68,3 +70,18 @@ def test_every_report_says_it(tmp_path, capsys):
         assert said in " ".join(capsys.readouterr().out.split())
     assert main(["check", "e4m3", "--target", "H100"]) == 0
     assert MMA in " ".join(capsys.readouterr().out.split())
+
+
+def test_results_of_functions_and_grids_say_it():
+    multiply = lambda a, b: a @ b
+    report = tcemu.emulate(multiply, "fp8 on H100").report(A, B)
+    compared = tcemu.compare(multiply, {"FP8": "fp8 on H100", "bf16": "bf16 on H100"}, (A, B), results=False)
+    grid = tcemu.study.sweep(tcemu.matmul, {"op": ["e4m3", "e4m3 wgmma"], "target": ["H100"]}, operands=(A, B), measures="normwise")
+    for result, sentences in ((report, [WGMMA]), (compared, [WGMMA]), (grid, [MMA, WGMMA])):
+        for same in (result, type(result).from_json(result.to_json())):
+            text = " ".join(str(same).split())
+            assert text.count("Unit:") == len(sentences) and all(sentence in text for sentence in sentences)
+    assert "Unit:" not in str(tcemu.emulate(multiply, "fp8 on L40S").report(A, B))
+    assert "Unit:" not in str(tcemu.emulate(multiply, lambda product: jax.lax.dot_general).report(A, B))
+    kernel = replace(grid, facts=tuple((target, "fma", *others) for target, _, *others in grid.facts))
+    assert "Unit:" not in str(kernel)
