@@ -407,14 +407,15 @@ class ModelSearch:
         if bench.top - bench.bottom < MIN_EXPONENT_RANGE:
             raise Unreachable(f"terms from 2^{bench.bottom} to 2^{bench.top}, of which the smallest must vanish beside the largest")
         normal = self.lowest_surviving(bench.normal_bottom)
-        found, survives, counts = [], False, []
+        found, counts = [], []
+        lossless: set[int] = set()  # sizes of small terms that all survive, so that one by one they survive too
         bottoms = dict.fromkeys((normal, bench.bottom, normal + 4, normal + 8))
         for bottom, single in [(bottom, single) for single in ((False, True) if n <= MAX_SINGLE_SLOTS else (False,)) for bottom in bottoms]:
-            table = self.order_table(bottom, single)
+            table = None if bottom in lossless else self.order_table(bottom, single)
             if table is None:
                 continue
             if n > 1 and (table + 2 * np.eye(n + 1, dtype=int) == 2).all():
-                survives = True
+                lossless.add(bottom)
                 continue
             counts = counts or sorted(set(table[0, 1:].tolist()))
             matched = match_order(table)
@@ -422,7 +423,7 @@ class ModelSearch:
                 found.append(matched)
                 self.note_order(matched, bottom, single)
                 yield matched
-        if survives and not found:
+        if lossless and not found:
             raise Unreachable(f"terms of 2^{bench.bottom} survive beside every 2^{bench.top}")
         if not found:
             probes = f"pairs of 2^{bench.top} and -2^{bench.top}, all other terms smaller"

@@ -18,10 +18,11 @@ from tcemu.arithmetic.reference.reference_products import decode_products
 from tcemu.arithmetic.reference.reference_steps import reduce_products
 from tcemu.formats import BF16, F16, F32, F64, TF32
 from tcemu.fuzz.case_generator import codes_to_integers, integers_to_codes
-from tcemu.fuzz.implementations import Implementation
+from tcemu.fuzz.implementations import Implementation, emulator
 from tcemu.fuzz.model_hypotheses import DotDrawer, group_models, predict
 from tcemu.fuzz.model_inference import InferredModel, ModelSearch
 from tcemu.fuzz.model_probes import ProbeBench, Unreachable
+from tcemu.isa.legality import targets
 
 M16N8 = "mma.sync.aligned.m16n8"
 OPS = {
@@ -155,6 +156,16 @@ def test_a_model_below_23_bits_is_found_with_the_rounding_that_its_answers_leave
     found = check_found(name, model)
     assert found.model.terms == 4 and found.model.fraction_bits == model.fraction_bits
     assert ("rounding" in found.undetermined) == (model.fraction_bits == 9)
+
+
+def test_steps_that_lose_nothing_are_not_asked_about_each_small_term():
+    """528 pairs of slots at four sizes are some 2,000 questions; each of 31 small terms by itself would make 68,000."""
+    op = tcemu.parse(OPS["mxf8"])
+    model = Model(F32, terms=32, fraction_bits=40, rounding="RN", result_bits=11)
+    search = ModelSearch(ProbeBench(op, emulator(op, next(iter(targets(op))), model, "a wide step")), 1)
+    with pytest.raises(Unreachable, match="survive beside every"):
+        search.find_models()
+    assert search.bench.probe_count < 3000
 
 
 @pytest.mark.full
