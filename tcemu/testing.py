@@ -218,8 +218,8 @@ def _compare(result: np.ndarray, exact: np.ndarray, tolerance: np.ndarray) -> No
     if telling.size and telling.mean() <= TELLING_SHARE:
         raise ValueError(
             f"these operands cannot tell a wrong kernel from a right one: {1 - telling.mean():.0%} of the elements are smaller than their "
-            "tolerance, so that zeros would pass there; take a smaller K, operands with less cancellation or a wider format than "
-            f"{result.dtype}"
+            "tolerance, so that zeros would pass there; take a smaller K, operands with less cancellation or "
+            f"a wider format than {result.dtype}"
         )
     values = result.astype(np.float64)
     largest = float(ml_dtypes.finfo(result.dtype).max)

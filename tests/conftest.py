@@ -24,8 +24,7 @@ PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_
 
 
 # These files test what XLA makes of the arithmetic, so they compile as users do. In the usual run all other files compile faster, with the
-# same
-# bits: see support/compiling.py
+# same bits: see support/compiling.py
 OPTIMISED = (
     "arithmetic", "output_blocks", "compilation", "jaxpr", "mma", "process", "reference_golden",
 )  # fmt: skip

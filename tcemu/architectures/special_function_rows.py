@@ -96,6 +96,5 @@ def special_function_evidence(opcode: str, target: str) -> Evidence:
             return row.evidence
     raise NotModelled(
         f"{opcode} on {target}: there is no evidence of its bits; modelled are {', '.join(FUNCTIONS)}. tanh.approx needs a recording of "
-        "all "
-        "2^32 operands. See tcemu.architectures.special_function_rows"
+        "all 2^32 operands. See tcemu.architectures.special_function_rows"
     )

@@ -12,7 +12,7 @@ from tcemu.architectures.evidence import LEVELS
 from tcemu.architectures.lookup import COMPUTING_FAMILIES, DESCRIBED_FAMILIES, find_row, target_rows
 from tcemu.arithmetic.model import Model
 from tcemu.base.errors import NotModelled, Unsupported
-from tcemu.base.text import WIDTH, wrap_lines
+from tcemu.base.text import WIDTH, table_lines, wrap_lines
 from tcemu.commands import EXAMPLE_SPELLING, OP_HELP, TARGET_HELP, CommandError
 from tcemu.commands.array_files import Output, path_text
 from tcemu.isa.families import FAMILIES, Instruction, MatrixMultiply, spellings
@@ -144,14 +144,13 @@ def gpu_lines() -> Iterator[str]:
 
 def short_name_lines() -> Iterator[str]:
     """A line per short name: the name, the first target that has the instruction, the instruction."""
-    for name, op in short_names().items():
-        yield f"{name:20}{targets(str(op))[0]:8}{op}"
+    rows = [[name, targets(str(op))[0], str(op)] for name, op in short_names().items()]
+    yield from table_lines(["name", "first target", "instruction"], rows, left=range(3))
     yield ""
     yield from wrap_lines(
-        "Name, first target, instruction. A name is the format of A and B, or a kind with block scales, followed by wgmma, wmma "
-        "or sparse. It means the largest common shape with sums in f32 (f64, s32), and works wherever a spelling does. On an older target "
-        "it "
-        "means the largest shape there: f16 is m16n8k8 on a T4 and m8n8k4 on a V100 (tcemu check f16 --target T4)."
+        "A name is the format of A and B, or a kind with block scales, followed by wgmma, wmma or sparse. It means the largest common "
+        "shape with sums in f32 (f64, s32), and works wherever a spelling does. On an older target it means the largest shape there: "
+        "f16 is m16n8k8 on a T4 and m8n8k4 on a V100 (tcemu check f16 --target T4)."
     )
 
 
@@ -163,12 +162,12 @@ def evidence_summary() -> Iterator[str]:
         counts = Counter(evidence.level for evidence in known)
         words = sum(evidence.recorded for evidence in set(known))
         lines.setdefault((*(counts[level] for level in LEVELS), words), []).append(target)
-    rows = [(_join_targets(names), counts) for counts, names in lines.items()]
-    width = max(32, *(len(names) + 1 for names, _ in rows))
-    yield f"{'':{width}}{'instructions whose arithmetic is known by':^56}".rstrip()
-    yield f"{'targets':{width}}" + "".join(f"{level:>11}" for level in LEVELS) + f"{'words':>13}"
-    for names, (*counts, words) in rows:
-        yield f"{names:{width}}" + "".join(f"{count or '-':>11}" for count in counts) + f"{f'{words:,}' if words else '-':>13}"
+    rows = [
+        [_join_targets(names), *(str(count or "-") for count in counts), f"{words:,}" if words else "-"]
+        for (*counts, words), names in lines.items()
+    ]
+    yield "Instructions whose arithmetic is known, by level of evidence, and recorded words:"
+    yield from table_lines(["targets", *LEVELS, "words"], rows, left=[0])
     yield ""
     for level, meaning in LEVELS.items():
         yield f"{level:11} {meaning}"

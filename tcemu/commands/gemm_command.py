@@ -19,7 +19,7 @@ from tcemu.architectures.evidence import Evidence
 from tcemu.architectures.lookup import find_row, require_product
 from tcemu.base.compilation import compile_clock
 from tcemu.base.progress import ProgressLine
-from tcemu.base.text import wrap_lines
+from tcemu.base.text import table_lines, wrap_lines
 from tcemu.commands import OP_HELP, TARGET_HELP, CommandError
 from tcemu.commands.arguments import apply_what_if
 from tcemu.commands.array_files import Output, check_size, load_array, npy_bytes, output_shape, path_text
@@ -428,9 +428,9 @@ def add_errors(
 
 def error_table(report: ErrorReport) -> list[str]:
     """The lines of the table of errors."""
-    head = f"{'':36}{'error':>20}{'ulps':>22}{'bits lost':>22}"
-    lines = [head, f"{'':36}" + f"{'largest':>11}{'mean':>11}" * 3]
-    return lines + [f"{ERROR_KINDS[name]:36}" + "".join(f"{x:>11.3g}" for x in tally.figures) for name, tally in report.tallies.items()]
+    heads = ["", *(f"{statistic} {figure}" for figure in ("error", "ulps", "bits lost") for statistic in ("largest", "mean"))]
+    rows = [[ERROR_KINDS[name], *(f"{x:.3g}" for x in tally.figures)] for name, tally in report.tallies.items()]
+    return table_lines(heads, rows, left=[0])
 
 
 def report_remarks(report: ErrorReport, fmt: Format) -> list[str]:

@@ -79,8 +79,7 @@ class EmulatedFunction(Generic[P, R]):
         if self.rows is not None and left:
             lines.append(
                 f"{len(left)} products are left to XLA, as {left[0]}, whose bits may depend on the number of rows; a recipe for every "
-                "product "
-                "makes the results independent of it"
+                "product makes the results independent of it"
             )
         for line in lines:
             warnings.warn(f"emulate({getattr(self.fn, '__name__', type(self.fn).__name__)}): {line}", stacklevel=2)

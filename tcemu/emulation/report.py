@@ -247,8 +247,7 @@ def divided_layer_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str
             names = ", ".join(product.name for product in divided[:4]) + (f" and {len(divided) - 4} more" if len(divided) > 4 else "")
             lines.append(
                 f"the rule for {pattern_text(pattern)} takes the products with {', '.join(divided[0].layers)} and leaves {names}: products "
-                "of "
-                "the activations that come from these, as attention has them. A rule for these names takes them; the rule "
+                "of the activations that come from these, as attention has them. A rule for these names takes them; the rule "
                 "(tcemu.policies.Where(role=('activation', 'activation')), None) leaves them without this warning"
             )
     return lines

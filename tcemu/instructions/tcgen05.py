@@ -563,8 +563,8 @@ def _read_units(shared: Array, words: Any, major: str, lines: int, units: int) -
     limit = min(4 * shared.shape[-1], 1 << ADDRESS_BITS)
     if not isinstance(addresses, jax.Array) and (addresses > limit - UNIT).any():
         raise UndefinedBehaviour(
-            f"descriptor: the operand reaches byte {int(addresses.max()) + UNIT - 1} of shared memory, which has {limit}. PTX ISA "
-            "9.7.16.4.1"
+            f"descriptor: the operand reaches byte {int(addresses.max()) + UNIT - 1} of shared memory, which "
+            f"has {limit}. PTX ISA 9.7.16.4.1"
         )
     blocks = shared[..., : shared.shape[-1] // UNIT_WORDS * UNIT_WORDS].reshape(*shared.shape[:-1], -1, UNIT_WORDS)
     return jnp.take(blocks, jnp.asarray(addresses // UNIT), axis=-2, mode="clip")

@@ -21,8 +21,7 @@ def matrix_fragment(op: MatrixMultiply | WmmaMemory, operand: str, sm: int = WMM
     if isinstance(op, Tcgen05Product):
         raise ValueError(
             f"{op}: its operands lie in shared memory and in tensor memory, not in registers; tcemu.instructions.tcgen05 computes with "
-            "them "
-            "there, and tcemu.layouts.tensor_memory has their places. PTX ISA 9.7.16"
+            "them there, and tcemu.layouts.tensor_memory has their places. PTX ISA 9.7.16"
         )
     if isinstance(op, WmmaMemory):
         return _wmma(op, operand, op.layout, sm)

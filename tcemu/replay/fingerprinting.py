@@ -223,8 +223,8 @@ class OrderSearch:
         """Run the probes in turn. Raises CallsExhausted."""
         if not self.check_repeatable():
             return self.undetermined(
-                f"the same operands gave other bits among {REPEATS} calls: sums in an order that changes, as by atomic additions, "
-                "have no recipe"
+                f"the same operands gave other bits among {REPEATS} calls: sums in an order that changes, as by "
+                "atomic additions, have no recipe"
             )
         if not self.check_positions():
             return self.undetermined(

@@ -163,9 +163,8 @@ class ShapePolicy:
         except NotModelled as error:
             if self.refuse_missing:
                 raise NotModelled(
-                    f"{product}: {error}. replay.library_policy(..., missing=None) leaves such a product, missing=RECIPE computes it by "
-                    "that "
-                    "recipe"
+                    f"{product}: {error}. replay.library_policy(..., missing=None) leaves such a product, "
+                    "missing=RECIPE computes it by that recipe"
                 ) from None
             return self.missing
 
@@ -241,8 +240,7 @@ def library_policy(
         )
         raise NotModelled(
             f"{library} was measured with {epilogue}, and the products of a program have none. replay.get_kernel_recipe({library!r}, m, n, "
-            "k) is for "
-            "tcemu.matmul, which takes them"
+            "k) is for tcemu.matmul, which takes them"
         )
     if missing is ...:
         return ShapePolicy(profile, None, refuse_missing=True)

@@ -71,8 +71,8 @@ def _pointer_value(kind: str, value: Any) -> KernelValue:
     if isinstance(value, int) and not value:
         return KernelValue(scalar=0)
     raise TypeError(
-        f"a pointer of type {kind}: got {type(value).__name__}; expected a torch tensor on the CPU, or tcemu.triton.as_tensor of a NumPy "
-        "array"
+        f"a pointer of type {kind}: got {type(value).__name__}; expected a torch tensor on the CPU, or "
+        "tcemu.triton.as_tensor of a NumPy array"
     )
 
 

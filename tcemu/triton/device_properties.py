@@ -13,9 +13,8 @@ class DeviceProperties(NamedTuple):
 
 
 # Shared memory: CUDA Programming Guide, Technical Specifications per Compute Capability, "maximum amount of shared memory per thread
-# block".
-# Processors: of V100, Jetson AGX Xavier, T4, A100, A40, Jetson AGX Orin, L4, H100, B200, B300, Jetson T5000, GeForce RTX 5090 and GB10, as
-# NVIDIA announced them; no document was compared. They decide the grids of persistent kernels, never the bits of an instruction.
+# block". Processors: of V100, Jetson AGX Xavier, T4, A100, A40, Jetson AGX Orin, L4, H100, B200, B300, Jetson T5000, GeForce RTX 5090 and
+# GB10, as NVIDIA announced them; no document was compared. They decide the grids of persistent kernels, never the bits of an instruction.
 PROPERTIES: dict[int, DeviceProperties] = {
     70: DeviceProperties(96 * 1024, 80),
     72: DeviceProperties(96 * 1024, 8),

@@ -180,8 +180,8 @@ def _encode_tensor_maps(parameter: Variable, value: TensorMap, buffers: list[Buf
         raise TypeError(f"{parameter.name}: got a TensorMap, which has {MAP_BYTES} bytes; the parameter has {size}")
     if buffers is None:
         raise ValueError(
-            f"{parameter.name}: its TensorMap points to {value.data!r}; expected an array, or the number of an argument that is one, 0 to "
-            f"{count - 1}"
+            f"{parameter.name}: its TensorMap points to {value.data!r}; expected an array, or the number of an argument that "
+            f"is one, 0 to {count - 1}"
         )
     return [value.encode(buffer.address, buffer.data.nbytes) for buffer in buffers]
 

@@ -19,8 +19,7 @@ BITS = {  # the data types of cuTensorMapEncodeTiled that are copied unchanged; 
     "b4x16": 4,
 }
 # numbers of the data types in tensormap.replace and in CUtensorMapDataType (PTX ISA 9.7.9.28, table of .elemtype); None: one that rounds,
-# flushes
-# or pads
+# flushes or pads
 ELEMENT_TYPES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", None, "f64", "bf16", None, None, "b4x16", None, None)
 TYPE_NUMBERS = {name: ELEMENT_TYPES.index("u8" if name in ("e4m3", "e5m2") else name) for name in BITS}
 SWIZZLES = (0, 32, 64, 128)  # in bytes, by their numbers in tensormap.replace
