@@ -77,9 +77,8 @@ def delayed_matmul(
         state: The product's state, from `DelayedScaling.start` or the previous step. The gradient with respect to the state is the next
             state, of all three tensors, whatever the loss: take `jax.grad` with respect to it too and replace the state by the result.
             (flax calls this "overwrite with gradient"; the magnitude of the gradient is known nowhere else.) A state therefore serves one
-            product,
-            once per step: the gradients of two uses would be added, and where a loss does not depend on the product JAX gives zeros, which
-            are no valid state.
+            product, once per step: the gradients of two uses would be added, and where a loss does not depend on the product JAX gives
+            zeros, which are no valid state.
         recipe: A recipe with one scale per tensor, forward and in both gradients, as "fp8_split", TransformerEngine's default.
         margin: New scales are max_finite / 2^margin / amax.
         amax: The amax of the update: the largest in the history ("max"), or the last one ("most_recent").

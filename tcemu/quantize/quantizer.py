@@ -57,8 +57,8 @@ class Quantizer:
             The instruction gets the scale once per row.
         hadamard: None, or n signs, 1 or -1, n a power of 4 up to 256. First every n elements along K, padded with zeros, are multiplied by
             diag(signs) H / sqrt(n), H the Hadamard matrix of Sylvester's construction, as a kernel does it: rounded to bf16, by the
-            target's
-            bf16 instruction with f32 sums, rounded to bf16 again. Both operands of a product need the same signs, which cancel there.
+            target's bf16 instruction with f32 sums, rounded to bf16 again. Both operands of a product need the same signs, which cancel
+            there.
 
     Raises:
         ValueError: a field has another value, or two fields contradict each other.

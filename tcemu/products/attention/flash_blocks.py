@@ -36,9 +36,8 @@ class Flash:
         block_q: Queries per block; matters to scales="block" only.
         block_k: Keys per block. All queries of a head take the keys block by block, in ascending order.
         p_scale: P = exp(S - m) is multiplied by it before its cast, inside the exponential, and the row's sum too, so that it cancels in
-            the
-            result. The paper of FlashAttention 3 has 1, its FP8 kernels have 256 (arXiv 2606.06521). It replaces the scale that a recipe
-            would find for P.
+            the result. The paper of FlashAttention 3 has 1, its FP8 kernels have 256 (arXiv 2606.06521). It replaces the scale that a
+            recipe would find for P.
         scales: Extent of a recipe's "tensor" scale. "tensor": all of Q, of K, of V; "head": a head of the keys, with the queries that share
             it; "block": a block of block_q queries, or block_k keys, of one head (FlashAttention 3, section 3.3).
         hadamard: Q and K are multiplied by a Hadamard matrix with random signs, over sqrt(H), which leaves Q·Kᵀ unchanged ("incoherent

@@ -1,9 +1,8 @@
 """Products by a recipe whose groups have sizes that are data: each group is a separate product with its own scales.
 
 The three forms of `jax.lax.ragged_dot_general`, K last in every operand: groups of rows, of elements along K, and of batch indices. A
-fourth,
-groups of columns, is a gradient of the second. A group has the bits of `matmul` of its rows alone, and so have its gradients. Operands are
-quantised group by group and multiplied tile by tile; no scale is shared by two groups, and blocks restart with each group.
+fourth, groups of columns, is a gradient of the second. A group has the bits of `matmul` of its rows alone, and so have its gradients.
+Operands are quantised group by group and multiplied tile by tile; no scale is shared by two groups, and blocks restart with each group.
 """
 
 from __future__ import annotations
