@@ -1,9 +1,15 @@
 """Which operation of two runs parted first, and why. Records of whole runs of torch or JAX, and their comparison.
 
-`record` writes what each operation of a run read and gave. `read_record` opens such a file. The recorder is one file that needs nothing of
-tcemu: copy `tcemu/drift/recorder.py` to the machine that runs.
+`record` writes what each operation of a run read and gave; `locate` compares two such records. The recorder is one file that needs nothing
+of tcemu: copy `tcemu/drift/recorder.py` to the machine that runs.
 """
 
+from tcemu.drift.bounds import Legitimacy as Legitimacy
+from tcemu.drift.causes import Cause as Cause
+from tcemu.drift.drift_results import Difference as Difference
+from tcemu.drift.drift_results import Drift as Drift
+from tcemu.drift.drift_results import Line as Line
+from tcemu.drift.locate import locate as locate
 from tcemu.drift.recorder import Recording as Recording
 from tcemu.drift.recorder import record as record
 from tcemu.drift.records import Operation as Operation

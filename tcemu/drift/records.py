@@ -52,6 +52,11 @@ class TensorRecord:
         """Dtype and digest: equal for equal bits, whatever the shape."""
         return self.dtype, self.digest
 
+    @property
+    def key(self) -> tuple[str, str, tuple[int, ...]]:
+        """Dtype, digest and shape."""
+        return self.dtype, self.digest, self.shape
+
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 

@@ -1,0 +1,351 @@
+"""The arithmetic of a recorded operation, found by computing it again from its recorded operands under every hypothesis.
+
+An arithmetic explains a side only if it gives every word of the recorded result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from tcemu.drift.hypotheses import describe, differing_features, merge, paired_variants, single_variants
+from tcemu.drift.programs import FORMATS, ROW_READERS, Choices, Program, Ref, append_operation, evaluate, selectable
+from tcemu.drift.records import DTYPES, Operation, Record
+from tcemu.drift.summation import Summation, candidate_summations, plain_summation
+from tcemu.formats import F32, TF32
+from tcemu.products.library.kernel_json import to_dict
+from tcemu.replay.order_candidates import TARGETS
+
+SAMPLE = 32  # elements on which all hypotheses are tried
+ROWS = 8  # rows on which programs with inner sums are tried
+MAX_VARIANTS = 4000
+MAX_PRODUCERS = 8  # earlier operations that are taken into a program, to find roundings that were skipped
+FEW_SUMMATIONS = 16  # summations that are combined with other variants
+
+
+class Fit(NamedTuple):
+    """An arithmetic that gives every word of one side."""
+
+    choices: Choices
+    words: str
+    program: Program
+
+
+@dataclass(frozen=True)
+class Side:
+    """What was found about one side of an operation.
+
+    Attributes:
+        fits: The arithmetics that give every word, plain ones first.
+        tried: Number of arithmetics that were tried.
+        nearest: The arithmetic with the fewest misses, in words, if none fits.
+        misses: Its number of wrong words on the sample.
+        sampled: Number of words of that sample.
+        problem: Why nothing was tried, or "".
+    """
+
+    fits: tuple[Fit, ...] = ()
+    tried: int = 0
+    nearest: str = ""
+    misses: int = 0
+    sampled: int = 0
+    problem: str = ""
+
+    @property
+    def words(self) -> str:
+        if not self.fits:
+            return self.problem or f"unexplained; nearest: {self.nearest}, with {self.misses} of {self.sampled} words wrong"
+        return self.fits[0].words
+
+
+def build_program(record: Record, operations: Sequence[Operation]) -> Program | None:
+    """Return operations that follow each other as one program, which gives the first result of the last one; None if one is unknown."""
+    program = Program()
+    made: dict[tuple, Ref] = {}
+    given: dict[tuple, Ref] = {}
+    ref: Ref | None = None
+    for operation in operations:
+        refs: list[Ref] = []
+        for place, tensor in enumerate(operation.operands):
+            known = made.get(tensor.key) or given.get(tensor.key)
+            if known is None:
+                program.inputs.append((operation.index, place))
+                known = ("input", len(program.inputs) - 1)
+                given[tensor.key] = known
+                if tensor.dtype == "float32" and tensor.shape:
+                    program.f32_inputs.add(known[1])
+            refs.append(known)
+        ref = append_operation(program, operation, refs)
+        if ref is None:
+            return None
+        result = operation.results[0]
+        made[result.key] = ref
+        program.shape = result.shape
+    return program if ref == ("node", len(program.nodes) - 1) else None
+
+
+def producers(record: Record, operation: Operation) -> list[Operation]:
+    """Return the earlier operations whose roundings a fused operation may skip, nearest last, at most MAX_PRODUCERS.
+
+    These give narrow results, or products to an addition.
+    """
+    latest: dict[tuple, Operation] = {}
+    for earlier in record.operations[: operation.index]:
+        for tensor in earlier.results:
+            latest[tensor.key] = earlier
+    found: dict[int, Operation] = {}
+    waiting = [operation]
+    while waiting and len(found) < MAX_PRODUCERS:
+        reader = waiting.pop(0)
+        for tensor in reader.operands:
+            earlier = latest.get(tensor.key)
+            narrow = tensor.dtype in ("bfloat16", "float16") and tensor.shape
+            factor = earlier is not None and reader.name.endswith(("add", "sub", "add_any")) and earlier.name.endswith("mul")
+            if earlier is not None and (narrow or factor) and earlier.index not in found and len(earlier.results) == 1:
+                found[earlier.index] = earlier
+                waiting.append(earlier)
+    return [found[index] for index in sorted(found)][-MAX_PRODUCERS:]
+
+
+def program_inputs(record: Record, program: Program) -> list[np.ndarray] | None:
+    """Return the arrays that a program reads, or None if one was not kept whole."""
+    arrays = []
+    for given in program.inputs:
+        if isinstance(given, np.ndarray):
+            arrays.append(given)
+            continue
+        tensor = record.operations[given[0]].operands[given[1]]
+        value = None if tensor.rows is not None else record.value(tensor)
+        if value is None:
+            return None
+        arrays.append(value)
+    return arrays
+
+
+def words_of(x: np.ndarray) -> np.ndarray:
+    """Return the bits of an array, flat."""
+    x = np.ascontiguousarray(x).reshape(-1)
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ...]) -> list[Choices]:
+    singles = single_variants(program)
+    if not program.sums:
+        return list(dict.fromkeys([*singles, *paired_variants(program)]))[:MAX_VARIANTS]
+    node = program.nodes[program.sums[0]]
+    k, formats = sum_length(program, inputs)
+    names = [FORMATS.get(dtype) for dtype in formats]
+    if k < 1 or None in names:
+        return []
+    a, b = names
+    assert a is not None and b is not None
+    summations = candidate_summations(a, b, k, targets, node.kind == "product")
+    alone = len(program.nodes) == 1
+    if alone or len(program.sums) == 1:
+        found = [Choices(summation=how) for how in summations if not how.bias_first or len(node.inputs) > 2]
+    else:
+        found = [Choices(summation=how) for how in summations[: 8 * FEW_SUMMATIONS] if not how.bias_first]
+    found += [merge(Choices(summation=how), other) for other, how in product(singles[1:], summations[:FEW_SUMMATIONS])]
+    return list(dict.fromkeys(found))[:MAX_VARIANTS]
+
+
+def sum_length(program: Program, inputs: list[np.ndarray]) -> tuple[int, list[np.dtype]]:
+    """Return the number of terms of a program's first sum, and the dtypes of what it multiplies."""
+    node = program.nodes[program.sums[0]]
+    raw = []
+    for kind, index in node.inputs:
+        raw.append(inputs[index] if kind == "input" else None)
+    if any(x is None for x in raw):  # a sum of f32 values within the operation
+        inner = next(n for n in program.nodes if n.kind in ("sum", "product"))
+        shape = program.shape
+        axes = inner.attributes.get("axes", ())
+        return (int(np.prod([shape[axis] for axis in axes])) if node.kind == "sum" else 0), [np.dtype(np.float32)] * 2
+    a, b, _ = ROW_READERS[node.kind](node, raw)  # type: ignore[arg-type]
+    return a.shape[-1], [a.dtype, b.dtype]
+
+
+def _sample_rows(program: Program, inputs: list[np.ndarray], differing: np.ndarray) -> tuple[Program, list[np.ndarray], np.ndarray] | None:
+    """Return a program for some rows of the first axis and the rows, if its rows do not depend on each other."""
+    shape = program.shape
+    if len(shape) < 2 or shape[0] <= ROWS:
+        return None
+    for node in program.nodes:
+        if node.kind in ("product", "reshape", "transpose", "broadcast"):
+            return None
+        if node.kind in ("sum", "reduce_max", "reduce_min") and any(
+            axis % len(shape) == 0 or not node.attributes.get("keepdims") for axis in node.attributes["axes"]
+        ):
+            return None
+    full = [x.ndim == len(shape) and x.shape[0] == shape[0] for x in inputs]
+    if any(x.ndim == len(shape) and not whole and x.shape[0] != 1 for x, whole in zip(inputs, full, strict=True)):
+        return None
+    rows = np.unique(differing // int(np.prod(shape[1:])))[:ROWS]
+    smaller = Program(program.nodes, program.inputs, (len(rows), *shape[1:]), program.f32_inputs)
+    return smaller, [x[rows] if whole else x for x, whole in zip(inputs, full, strict=True)], rows
+
+
+def have_common_arithmetic(
+    records: Sequence[Record], operations: Sequence[Operation], results: Sequence[np.ndarray], targets: tuple[str, ...]
+) -> bool:
+    """Return whether one arithmetic gives every word of the results of one operation in both records."""
+    trials = []
+    for record, operation, expected in zip(records, operations, results, strict=True):
+        program = build_program(record, [operation])
+        inputs = None if program is None else program_inputs(record, program)
+        if program is None or inputs is None or program.shape != expected.shape or program.nodes[-1].dtype != expected.dtype:
+            return False
+        trials.append(_Trial(program, inputs, expected, np.arange(min(SAMPLE, expected.size))))
+    possible = set(trials[1].variants(targets))
+    common = (choices for choices in trials[0].variants(targets) if choices in possible)
+    return any(not any(trial.sample_misses(c) for trial in trials) and not any(trial.misses(c) for trial in trials) for c in common)
+
+
+class _Trial:
+    """A program with a recorded result, against which arithmetics are tried: first on a sample, then on every word."""
+
+    def __init__(self, program: Program, inputs: list[np.ndarray], expected: np.ndarray, differing: np.ndarray) -> None:
+        self.program, self.inputs = program, inputs
+        self.words = words_of(expected)
+        others = np.linspace(0, self.words.size - 1, min(SAMPLE, self.words.size)).astype(np.int64)
+        self.sample = np.unique(np.concatenate([differing[: SAMPLE // 2], others]))[:SAMPLE]
+        self.by_element = selectable(program)
+        self.rows = None if self.by_element else _sample_rows(program, inputs, differing)
+        if self.by_element:
+            self.sample_words = self.words[self.sample]
+        else:
+            self.sample_words = self.words if self.rows is None else words_of(expected[self.rows[2]])
+
+    def variants(self, targets: tuple[str, ...]) -> list[Choices]:
+        return _variants(self.program, self.inputs, targets)
+
+    def sample_misses(self, choices: Choices) -> int:
+        if self.by_element:
+            got = evaluate(self.program, self.inputs, choices, self.sample)
+        elif self.rows is not None:
+            got = evaluate(self.rows[0], self.rows[1], choices)
+        else:
+            got = evaluate(self.program, self.inputs, choices)
+        return int((words_of(got) != self.sample_words).sum())
+
+    def misses(self, choices: Choices) -> int:
+        return int((words_of(evaluate(self.program, self.inputs, choices)) != self.words).sum())
+
+
+def explain_side(
+    record: Record, operations: Sequence[Operation], expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...] = TARGETS
+) -> Side:
+    """Find the arithmetics that give a recorded result.
+
+    Args:
+        record: The record whose operands are used.
+        operations: The operations that lead to the result, in order.
+        expected: The result of the side that is to be explained.
+        differing: Flat indices at which the sides differ, which are tried first.
+        targets: GPUs whose tensor cores are tried.
+    """
+    program = build_program(record, operations)
+    if program is None:
+        unknown = next((op.name for op in operations if build_program(record, [op]) is None), operations[-1].name)
+        return Side(problem=f"unexplained: the arithmetic of {unknown} is not known")
+    inputs = program_inputs(record, program)
+    if inputs is None:
+        return Side(problem="unexplained: the operands were not kept")
+    if expected.shape != program.shape or expected.dtype not in [*FORMATS, *(DTYPES[n] for n in ("float8_e4m3fn", "float8_e5m2"))]:
+        return Side(problem=f"unexplained: no hypotheses for {expected.dtype}")
+    last = program.nodes[-1]
+    if last.dtype != expected.dtype:
+        program.nodes[-1] = last._replace(dtype=expected.dtype)
+    trial = _Trial(program, inputs, expected, differing)
+    variants, fits, best = trial.variants(targets), [], (trial.words.size + 1, "", 1)
+    for choices in variants:
+        misses, size = trial.sample_misses(choices), trial.sample_words.size
+        if not misses and size < trial.words.size:
+            misses, size = trial.misses(choices), trial.words.size
+        if not misses:
+            fits.append(Fit(choices, describe(program, choices), program))
+        elif misses / size < best[0] / best[2]:
+            best = (misses, describe(program, choices), size)
+    return Side(tuple(fits), len(variants), best[1], best[0], best[2])
+
+
+# ---- the cause of a difference
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why two sides of an operation differ.
+
+    Attributes:
+        kinds: Names of the hypotheses in which the two arithmetics differ; empty if unexplained.
+        left: The left side's arithmetic in words.
+        right: The right side's arithmetic in words.
+        twins: Further pairs of arithmetics that no recorded element distinguishes from the first, in words.
+        recipes: Kernel recipes, as JSON values, that pin the sums of the left and the right side; None without a sum.
+    """
+
+    kinds: tuple[str, ...]
+    left: str
+    right: str
+    twins: tuple[str, ...] = ()
+    recipes: tuple[dict | None, dict | None] = (None, None)
+
+    @property
+    def explained(self) -> bool:
+        return bool(self.kinds)
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.kinds) if self.kinds else 'unexplained'}: left {self.left}; right {self.right}"
+
+
+MAX_TWINS = 20
+
+
+def find_cause(left: Side, right: Side) -> Cause:
+    """Return the cause from what was found about both sides: the pair of arithmetics that differ in the fewest hypotheses."""
+    if left.fits and right.fits:
+        pairs = [(x, y, differing_features(x.choices, y.choices)) for x, y in product(left.fits[:200], right.fits[:200])]
+        rank = lambda pair: (len(pair[2]), _changes(pair[0]) + _changes(pair[1]))
+        fewest = min(map(rank, pairs))
+        nearest = [pair for pair in pairs if rank(pair) == fewest]
+        x, y, kinds = nearest[0]
+        twins = dict.fromkeys(f"{', '.join(k)}: left {a.words}; right {b.words}" for a, b, k in nearest[1:])
+        all_kinds = tuple(dict.fromkeys(name for *_, names in nearest for name in names)) or ("operations",)
+        return Cause(all_kinds, x.words, y.words, tuple(twins)[:MAX_TWINS], (_recipe(x), _recipe(y)))
+    if not left.fits and not right.fits:
+        return Cause((), left.words, right.words)
+    side = left if left.fits else right
+    simplest = min(map(_changes, side.fits))
+    simple = [fit for fit in side.fits if _changes(fit) == simplest]
+    first = simple[0]
+    names = [differing_features(Choices(summation=_plain_of(fit)), fit.choices) for fit in simple]
+    kinds = () if not all(names) else tuple(dict.fromkeys(name for some in names for name in some))  # plain on one side: no cause
+    twins = tuple(fit.words for fit in simple[1 : MAX_TWINS + 1])
+    recipes = (_recipe(first), None) if left.fits else (None, _recipe(first))
+    return Cause(kinds, left.words, right.words, twins, recipes)
+
+
+def _changes(fit: Fit) -> int:
+    """Return the number of hypotheses in which an arithmetic differs from the plain one."""
+    return len(differing_features(Choices(summation=_plain_of(fit)), fit.choices))
+
+
+def _plain_of(fit: Fit) -> Summation | None:
+    how = fit.choices.summation
+    if how is None:
+        return None
+    program, order = fit.program, how.order
+    rounded = order.conditions.evidence == "rounded operands" or order.a == TF32
+    a, b = (F32, F32) if rounded and program.f32_inputs else (order.a, order.b)
+    return plain_summation(a, b, order.k, of_terms=how.of_terms)
+
+
+def _recipe(fit: Fit) -> dict | None:
+    how = fit.choices.summation
+    if how is None or how.accumulator != "float32" or how.bias_first:
+        return None
+    fmt = FORMATS.get(fit.program.nodes[fit.program.sums[0]].dtype)
+    return None if fmt is None else to_dict(how.order.replace(dtype=fmt))

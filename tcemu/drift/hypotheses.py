@@ -1,0 +1,175 @@
+"""What may differ in the arithmetic of an operation, as rows of a table: a name, the programs it applies to, and its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from tcemu.drift.programs import Choices, Program
+from tcemu.drift.summation import Summation
+from tcemu.products.library.kernel_recipe import Lanes
+
+NARROW = ("bfloat16", "float16")
+MAX_SUBSETS = 5  # nodes up to which every subset of their roundings is tried
+
+
+class Hypothesis(NamedTuple):
+    """One way in which the arithmetic of an operation may differ from the plain one."""
+
+    name: str
+    applies: Callable[[Program], bool]
+    variants: Callable[[Program], Iterator[Choices]]
+
+
+def _droppable(program: Program) -> list[int]:
+    """Nodes whose recorded rounding a fused operation may skip."""
+    return [i for i, node in enumerate(program.nodes[:-1]) if not node.internal and node.dtype.name in NARROW]
+
+
+def _addable(program: Program) -> list[int]:
+    """Nodes within an operation that may be rounded to its dtype."""
+    return [i for i, node in enumerate(program.nodes[:-1]) if node.internal and node.dtype.name in NARROW]
+
+
+def _subsets(nodes: list[int]) -> Iterator[frozenset[int]]:
+    if len(nodes) <= MAX_SUBSETS:
+        yield from (frozenset(chosen) for count in range(1, len(nodes) + 1) for chosen in combinations(nodes, count))
+        return
+    yield from (frozenset([node]) for node in nodes)
+    yield frozenset(nodes)
+    yield from (frozenset(nodes) - {node} for node in nodes)
+
+
+def _more_roundings(program: Program) -> Iterator[Choices]:
+    for fmt in NARROW:
+        for number, node in enumerate(program.nodes):
+            if node.dtype == np.float32 and node.kind not in ("convert", "reshape", "broadcast", "transpose"):
+                yield Choices(extra=(("node", number, fmt),))
+        for number, given in enumerate(program.inputs):
+            if not isinstance(given, np.ndarray) and number in program.f32_inputs:
+                yield Choices(extra=(("input", number, fmt),))
+
+
+def _has_fma(program: Program) -> bool:
+    multiplied = {i for i, node in enumerate(program.nodes) if node.kind == "mul"}
+    return any(node.kind in ("add", "sub") and any(("node", i) in node.inputs for i in multiplied) for node in program.nodes)
+
+
+def _fewer_roundings(program: Program) -> Iterator[Choices]:
+    return (Choices(unrounded=chosen) for chosen in _subsets(_droppable(program)))
+
+
+def _inner_roundings(program: Program) -> Iterator[Choices]:
+    return (Choices(rounded=chosen) for chosen in _subsets(_addable(program)))
+
+
+def _has_f32(program: Program) -> bool:
+    return any(node.dtype == np.float32 for node in program.nodes)
+
+
+def _has_quotient(program: Program) -> bool:
+    return any(node.kind == "div" for node in program.nodes)
+
+
+TABLE = (
+    Hypothesis("a rounding less", lambda program: bool(_droppable(program)), _fewer_roundings),
+    Hypothesis("a rounding more", lambda program: bool(_addable(program)), _inner_roundings),
+    Hypothesis("a rounding more", _has_f32, _more_roundings),
+    Hypothesis("fma", _has_fma, lambda program: iter([Choices(contracted=True)])),
+    Hypothesis(
+        "special functions", lambda program: program.has_special, lambda _: iter([Choices(functions="xla"), Choices(functions="gpu")])
+    ),
+    Hypothesis("reciprocal", _has_quotient, lambda program: iter([Choices(reciprocal=True)])),
+    Hypothesis("subnormal numbers", lambda program: True, lambda program: iter([Choices(flushed=True)])),
+)
+
+
+def single_variants(program: Program) -> list[Choices]:
+    """Return the plain arithmetic and every variant of one row of the table."""
+    return [Choices(), *(choices for row in TABLE if row.applies(program) for choices in row.variants(program))]
+
+
+def paired_variants(program: Program) -> Iterator[Choices]:
+    """Yield the variants of two rows at once."""
+    rows = [list(row.variants(program)) for row in TABLE if row.applies(program)]
+    for left, right in combinations(rows, 2):
+        for x in left:
+            for y in right:
+                yield merge(x, y)
+
+
+def merge(x: Choices, y: Choices) -> Choices:
+    """Return both changes of the plain arithmetic."""
+    plain = Choices()._asdict()
+    return x._replace(**{name: value for name, value in y._asdict().items() if value != plain[name]})
+
+
+# ---- words
+
+
+def features(choices: Choices) -> dict[str, str]:
+    """Return what distinguishes an arithmetic, by the name of the hypothesis; `describe` has the words for nodes."""
+    found = {
+        "a rounding less": ",".join(map(str, sorted(choices.unrounded))),
+        "a rounding more": ",".join([*map(str, sorted(choices.rounded)), *map(str, choices.extra)]),
+        "fma": str(choices.contracted),
+        "special functions": choices.functions,
+        "reciprocal": str(choices.reciprocal),
+        "subnormal numbers": str(choices.flushed),
+    }
+    how = choices.summation
+    return found if how is None else found | _summation_features(how)
+
+
+def _summation_features(how: Summation) -> dict[str, str]:
+    order = how.order
+    if how.accumulator == "float64":
+        return {"accumulator": "float64"}
+    unit = order.unit
+    lanes = isinstance(unit, Lanes)
+    schedule = f"{unit.lanes} {unit.vector} {unit.chunk} {unit.join} " if lanes else ""
+    return {
+        "order of the sum": f"{schedule}{order.slices} {order.merge.order}",
+        "tensor core": "" if lanes else str(unit),
+        "accumulator": how.accumulator,
+        "operands rounded": f"{order.a} {order.cast}",
+        "fma": str(how.fused) if lanes else "True",
+        "subnormal numbers": str(unit.flush) if lanes else "False",
+        "bias": str(how.bias_first),
+    }  # fmt: skip
+
+
+def differing_features(left: Choices, right: Choices) -> tuple[str, ...]:
+    """Return the names of the hypotheses in which two arithmetics differ."""
+    x, y = features(left), features(right)
+    names = [name for name in dict.fromkeys((*x, *y)) if name in x and name in y and x[name] != y[name]]
+    return tuple(names)
+
+
+def describe(program: Program, choices: Choices) -> str:
+    """Describe an arithmetic in words. The plain one is "as recorded"."""
+    words = []
+    name = lambda i: f"{program.nodes[i].kind} (operation {program.nodes[i].operation})"
+    if choices.unrounded:
+        words.append(f"not rounded to {program.nodes[min(choices.unrounded)].dtype}: {', '.join(map(name, sorted(choices.unrounded)))}")
+    if choices.rounded:
+        words.append(f"also rounded to {program.nodes[min(choices.rounded)].dtype}: {', '.join(map(name, sorted(choices.rounded)))}")
+    for kind, index, fmt in choices.extra:
+        what = name(index) if kind == "node" else f"operand {program.operand_name(index)}"
+        words.append(f"also rounded to {fmt}: {what}")
+    if choices.contracted:
+        words.append("a product and its addition are one fma")
+    if choices.functions != "exact":
+        words.append(
+            {"xla": "special functions of XLA on this machine", "gpu": "approximate special functions of a GPU"}[choices.functions]
+        )
+    if choices.reciprocal:
+        words.append("division by a product with the rounded reciprocal")
+    if choices.flushed:
+        words.append("subnormal numbers count as zeros")
+    if choices.summation is not None:
+        words.append(str(choices.summation))
+    return "; ".join(words) or ("exact special functions, as recorded" if program.has_special else "as recorded")

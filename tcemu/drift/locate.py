@@ -1,0 +1,274 @@
+"""`locate`: the operations at which two recorded runs part, in order, each with its cause."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tcemu.drift.alignment import MOVEMENTS, Comparer, Match, align, find_rows
+from tcemu.drift.bounds import Legitimacy, check_legitimate
+from tcemu.drift.causes import Cause, Side, build_program, explain_side, find_cause, have_common_arithmetic, producers, words_of
+from tcemu.drift.drift_results import Difference, Drift, Line
+from tcemu.drift.hypotheses import differing_features
+from tcemu.drift.recorder import Recording, record
+from tcemu.drift.records import Operation, Record, TensorRecord, read_record
+from tcemu.isa.targets import resolve_target
+from tcemu.replay.order_candidates import TARGETS
+
+Source = str | os.PathLike | Recording | Record | bytes
+
+
+def locate(
+    left: Source,
+    right: Source,
+    *,
+    rows: Sequence[int] | None = None,
+    targets: Sequence[str] = TARGETS,
+    fn: Callable[[], Any] | None = None,
+) -> Drift:
+    """Find the operations at which two recorded runs part.
+
+    A *source* is an operation whose operands are equal in bits and whose results are not. Behind it, most operations only carry the
+    difference on. An operation whose operands differ is a *hidden source* if one arithmetic explains the left side, another one the right
+    side, and none both.
+
+    Args:
+        left: A record: a file, a finished recording, or its bytes.
+        right: The other record. If the batches differ, the larger one.
+        rows: Rows of the right batch that are those of the left one; by default the first ones.
+        targets: GPUs whose tensor cores are tried, as "H100"; () for none, which is much faster.
+        fn: A function of no arguments that runs the left side in JAX again. Then each source gets its share of the final difference: the
+            run is repeated with the right side's results in the place of the left one's at that operation.
+
+    Returns:
+        A `Drift`: `str()` is a table, `to_json()` and `from_json` keep it, `html()` has a picture.
+
+    Raises:
+        DamagedFile: A file is no record.
+        ValueError: rows do not fit the batches, or a target is unknown.
+    """
+    first, second = read_record(left), read_record(right)
+    comparer = Comparer(first, second, find_rows(first, second, rows))
+    search = _Search(first, second, comparer, tuple(resolve_target(target) for target in targets))
+    lines = [line for match in align(first, second) if (line := search.line(match)) is not None]
+    lines.sort(key=lambda line: (line.order, line.left))
+    if fn is not None:
+        lines = _with_shares(lines, second, search, fn)
+    return Drift(first.name, second.name, len(first.operations), len(second.operations), tuple(lines), first.complete and second.complete)
+
+
+class _Search:
+    def __init__(self, left: Record, right: Record, comparer: Comparer, targets: tuple[str, ...]) -> None:
+        self.left, self.right, self.comparer, self.targets = left, right, comparer, targets
+        self.matches: dict[int, Match] = {}  # by the number of the left operation
+
+    def line(self, match: Match) -> Line | None:
+        """Return the report of one match; None where both sides are equal."""
+        if not match.left or not match.right:
+            operation = (match.left or match.right)[0]
+            role = "left only" if match.left else "right only"
+            if operation.name in MOVEMENTS:
+                return None
+            return _line(role, operation.index, match)
+        x_op, y_op = match.left[-1], match.right[-1]
+        equal_operands = self._equal_operands(match)
+        results = [(x, y, self.comparer.equal(x, y)) for x, y in zip(x_op.results, y_op.results, strict=False)]
+        if all(equal for *_, equal in results):
+            return None
+        if any(equal is None for *_, equal in results) and not any(equal is False for *_, equal in results):
+            return _line("not compared", x_op.index, match)
+        x, y, _ = next(result for result in results if result[2] is False)
+        difference = self._difference(x, y)
+        self.matches[x_op.index] = match
+        if equal_operands:
+            cause, legitimate = self._cause(match, x, y)
+            return _line("source", x_op.index, match, difference, cause, legitimate)
+        if len(match.left) == len(match.right) == 1 and x_op.name not in MOVEMENTS:
+            if self._have_common_arithmetic(x_op, y_op, x, y):
+                return _line("carrier", x_op.index, match, difference)
+            sides = [self._explain(side, (op,), tensor, None) for side, op, tensor in ((self.left, x_op, x), (self.right, y_op, y))]
+            if all(side.fits for side in sides) and not _share_arithmetic(*sides):
+                return _line("hidden source", x_op.index, match, difference, find_cause(*sides))
+        return _line("carrier", x_op.index, match, difference)
+
+    def _have_common_arithmetic(self, x_op: Operation, y_op: Operation, x: TensorRecord, y: TensorRecord) -> bool:
+        a, b = self.left.value(x), self.right.value(y)
+        if a is None or b is None or x.rows or y.rows or x_op.results[0] is not x or y_op.results[0] is not y:
+            return False
+        return have_common_arithmetic((self.left, self.right), (x_op, y_op), (a, b), self.targets)
+
+    def _equal_operands(self, match: Match) -> bool:
+        left, right = (_outer_operands(side) for side in match)
+        if len(match.left) == len(match.right) == 1 and len(left) == len(right):
+            return all(self.comparer.equal(x, y) for x, y in zip(left, right, strict=True))
+        large = [[t for t in side if t.shape] for side in (left, right)]
+        known = all(any(self.comparer.equal(x, y) for x in large[0]) for y in large[1])
+        return known and bool(large[1])
+
+    def _difference(self, x: TensorRecord, y: TensorRecord) -> Difference | None:
+        pair = self.comparer.values(x, y)
+        return None if pair is None else measure(*pair)
+
+    def _differing(self, x: TensorRecord, y: TensorRecord) -> np.ndarray | None:
+        pair = self.comparer.values(x, y)
+        if pair is None or pair[0].shape != pair[1].shape or x.shape != y.shape or x.rows or y.rows:
+            return None
+        a, b = pair
+        different = a.reshape(-1) != b.reshape(-1) if a.dtype != b.dtype else words_of(a) != words_of(b)
+        return np.flatnonzero(different)
+
+    def _explain(self, record: Record, operations: tuple[Operation, ...], result: TensorRecord, differing: np.ndarray | None) -> Side:
+        expected = record.value(result)
+        if expected is None or result.rows is not None:
+            return Side(problem="unexplained: the result was not kept")
+        where = np.arange(min(64, expected.size)) if differing is None else differing
+        return explain_side(record, operations, expected, where, self.targets)
+
+    def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
+        differing = self._differing(x, y)
+        sides = []
+        for run, operations, tensor in ((self.left, match.left, x), (self.right, match.right, y)):
+            side = self._explain(run, operations, tensor, differing)
+            if not side.fits and len(operations) == 1:  # a rounding before it may be missing
+                earlier = producers(run, operations[0])
+                longer = self._explain(run, (*earlier, *operations), tensor, differing) if earlier else side
+                side = longer if longer.fits else side
+            sides.append(side)
+        left, right = sides
+        if len(match.left) != len(match.right) or len(match.left) > 1:  # one side may be the other one, fused
+            if not right.fits and x.shape == y.shape:
+                fused = self._explain_as(self.left, match.left, self.right, y, differing)
+                right = fused if fused.fits or right.problem else right
+            if not left.fits and x.shape == y.shape:
+                fused = self._explain_as(self.right, match.right, self.left, x, differing)
+                left = fused if fused.fits or left.problem else left
+        cause = find_cause(left, right)
+        if left.fits and right.fits and x.dtype != y.dtype:
+            cause = Cause(("result dtype",), f"{left.fits[0].words}, stored as {x.dtype}", f"{right.fits[0].words}, stored as {y.dtype}")
+        return cause, self._legitimacy(match, x, y, left, right)
+
+    def _explain_as(
+        self, record: Record, operations: tuple[Operation, ...], other: Record, result: TensorRecord, differing: np.ndarray | None
+    ) -> Side:
+        """Explain a result of the other record by the operations of this one."""
+        expected = other.value(result)
+        if expected is None or result.rows is not None:
+            return Side(problem="unexplained: the result was not kept")
+        return explain_side(record, operations, expected, np.arange(64) if differing is None else differing, self.targets)
+
+    def _legitimacy(self, match: Match, x: TensorRecord, y: TensorRecord, left: Side, right: Side) -> Legitimacy | None:
+        a, b = self.left.value(x), self.right.value(y)
+        if a is None or b is None or x.rows or y.rows:
+            return None
+        found = [(run, side.fits[0].program) for run, side in ((self.left, left), (self.right, right)) if side.fits]
+        run, program = max(found, key=lambda pair: len(pair[1].nodes), default=(self.left, build_program(self.left, match.left)))
+        how = [side.fits[0].choices.summation if side.fits else None for side in (left, right)]
+        return None if program is None else check_legitimate(run, program, a, b, (how[0], how[1]))
+
+
+def _share_arithmetic(left: Side, right: Side) -> bool:
+    """Whether one arithmetic explains both sides, as far as their programs are comparable."""
+    return any(not differing_features(x.choices, y.choices) for x in left.fits for y in right.fits)
+
+
+def _outer_operands(operations: Sequence[Operation]) -> list[TensorRecord]:
+    """Return the operands that no earlier operation of a group has made."""
+    made: set[tuple] = set()
+    found = []
+    for operation in operations:
+        found += [tensor for tensor in operation.operands if tensor.key not in made]
+        made |= {tensor.key for tensor in operation.results}
+    return found
+
+
+def _line(
+    role: str,
+    order: int,
+    match: Match,
+    difference: Difference | None = None,
+    cause: Cause | None = None,
+    legitimate: Legitimacy | None = None,
+) -> Line:
+    names = [" + ".join(dict.fromkeys(op.name for op in side)) for side in match]
+    side = match.left or match.right
+    return Line(
+        role=role,
+        order=order,
+        left=match.left[-1].index if match.left else -1,
+        right=match.right[-1].index if match.right else -1,
+        name=names[0] if names[0] == names[1] or not names[1] else f"{names[0] or '(nothing)'} | {names[1]}",
+        path=side[-1].path,
+        source=side[-1].source,
+        backward=side[-1].backward,
+        difference=difference,
+        cause=cause,
+        legitimate=legitimate,
+    )
+
+
+def measure(a: np.ndarray, b: np.ndarray) -> Difference | None:
+    """Return the size of the difference of two arrays, in units of the last place of the narrower dtype."""
+    if a.dtype.kind in "iub" or b.dtype.kind in "iub" or a.shape != b.shape:
+        different = int((a != b).sum()) if a.shape == b.shape else max(a.size, b.size)
+        return Difference(different, max(a.size, b.size), None, None)
+    narrow = a.dtype if a.dtype.itemsize <= b.dtype.itemsize else b.dtype
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    changed = int((words_of(a) != words_of(b)).sum()) if a.dtype == b.dtype else int((~((x == y) | (np.isnan(x) & np.isnan(y)))).sum())
+    with np.errstate(all="ignore"):
+        size = float(np.sqrt((y**2).sum()))
+        relative = float(np.sqrt(((x - y) ** 2).sum())) / size if size else float("nan")
+    ulps = int(np.abs(_ordinals(a.astype(narrow)) - _ordinals(b.astype(narrow))).max()) if a.size else 0
+    return Difference(changed, a.size, ulps, relative if np.isfinite(relative) else None)
+
+
+def _ordinals(x: np.ndarray) -> np.ndarray:
+    """Return the position of each float among the floats of its dtype."""
+    bits = words_of(x).astype(np.int64)
+    sign = 1 << (8 * x.dtype.itemsize - 1)
+    return np.where(bits & sign, sign - bits, bits)
+
+
+def _with_shares(lines: list[Line], right: Record, search: _Search, fn: Callable[[], Any]) -> list[Line]:
+    """Return the lines with the share of the final difference that each source makes."""
+    base = record(fn)()
+    final = _flat(base.result)
+    target = _final_values(right, final)
+    if target is None:
+        raise ValueError("fn: its results are not among those of the last operations of the right record")
+    whole = _distance(final, target)
+    found = []
+    for line in lines:
+        if line.role != "source" or line.left not in search.matches:
+            found.append(line)
+            continue
+        match = search.matches[line.left]
+        values = right.values(match.right[-1].results)
+
+        def substitute(number: int, name: str, operands: list[np.ndarray], results: list[np.ndarray], at=line.left, put=values) -> Any:
+            return put if number == at and put is not None and [x.shape for x in put] == [x.shape for x in results] else None
+
+        changed = _flat(record(fn, substitute=substitute)().result)
+        found.append(line._replace(share=_distance(changed, final) / whole if whole else None))
+    return found
+
+
+def _flat(result: Any) -> np.ndarray:
+    import jax
+
+    leaves = [np.asarray(x).astype(np.float64).reshape(-1) for x in jax.tree.leaves(result)]
+    return np.concatenate(leaves) if leaves else np.zeros(0)
+
+
+def _final_values(record_: Record, like: np.ndarray) -> np.ndarray | None:
+    for operation in reversed(record_.operations):
+        values = record_.values(operation.results[:1])
+        if values and values[0].size == like.size:
+            return values[0].astype(np.float64).reshape(-1)
+    return None
+
+
+def _distance(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.sqrt(((x - y) ** 2).sum()))

@@ -1,0 +1,508 @@
+"""Recorded operations as small programs of known arithmetic, evaluated under a chosen arithmetic.
+
+A node computes in f32 from its inputs and is rounded to its dtype. `Choices` says which of these roundings happen, which special functions
+are used, how sums are added, and where a multiplication and an addition are one fma. Nodes that libraries keep in f32 within one kernel,
+such as the parts of a softmax, are internal: they are rounded only if a choice says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from tcemu.arithmetic import special_functions
+from tcemu.drift.records import DTYPES, Operation
+from tcemu.drift.summation import Summation, fma_f32, sum_products
+from tcemu.formats import BF16, F16, F32
+
+Ref = tuple[str, int]  # ("input", index) or ("node", index)
+F32_DTYPE = np.dtype(np.float32)
+FORMATS = {F32_DTYPE: F32, np.dtype(np.float16): F16, np.dtype(ml_dtypes.bfloat16): BF16}
+SPECIAL = ("exp", "exp2", "log", "tanh", "logistic", "rsqrt", "sqrt", "erf", "sin", "cos")
+MAX_NODES = 64
+
+
+class Node(NamedTuple):
+    """One step of a program."""
+
+    kind: str
+    inputs: tuple[Ref, ...]
+    dtype: np.dtype  # dtype to which its result is rounded
+    attributes: dict[str, Any]
+    internal: bool  # within one recorded operation
+    operation: int  # number of the recorded operation
+
+
+@dataclass
+class Program:
+    """The arithmetic of one operation or of several that follow each other.
+
+    Attributes:
+        nodes: Its steps; the last one gives the result.
+        inputs: What it reads: (operation, operand) of a record, or a constant.
+        shape: Shape of the result.
+        f32_inputs: Indices of the inputs that are f32 tensors.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[tuple[int, int] | np.ndarray] = field(default_factory=list)
+    shape: tuple[int, ...] = ()
+    f32_inputs: set[int] = field(default_factory=set)
+
+    def operand_name(self, index: int) -> str:
+        """Return the number of an input's operand, with its operation."""
+        given = self.inputs[index]
+        return "constant" if isinstance(given, np.ndarray) else f"{given[1]} of operation {given[0]}"
+
+    def constant(self, value: float) -> Ref:
+        self.inputs.append(np.asarray(value, np.float32))
+        return "input", len(self.inputs) - 1
+
+    def add(self, kind: str, inputs: Sequence[Ref], dtype: np.dtype, operation: int, internal: bool = False, **attributes: Any) -> Ref:
+        self.nodes.append(Node(kind, tuple(inputs), np.dtype(dtype), attributes, internal, operation))
+        return "node", len(self.nodes) - 1
+
+    @property
+    def sums(self) -> list[int]:
+        return [i for i, node in enumerate(self.nodes) if node.kind in ("sum", "product")]
+
+    @property
+    def has_special(self) -> bool:
+        return any(node.kind in SPECIAL for node in self.nodes)
+
+
+class Choices(NamedTuple):
+    """The arithmetic under which a program is evaluated."""
+
+    unrounded: frozenset[int] = frozenset()  # nodes that are not rounded to their dtype
+    rounded: frozenset[int] = frozenset()  # internal nodes that are rounded
+    functions: str = "exact"  # "exact", "gpu" or "xla"
+    contracted: bool = False  # x·y + z of two nodes is one fma
+    flushed: bool = False  # subnormal f32 count as zeros
+    reciprocal: bool = False  # a quotient is a product with the rounded reciprocal
+    summation: Summation | None = None  # None: the plain sequential sum
+    extra: tuple[tuple[str, int, str], ...] = ()  # further roundings: of ("input" or "node", index), to a dtype
+
+
+# ---- evaluation
+
+
+def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, at: np.ndarray | None = None) -> np.ndarray:
+    """Compute the result of a program.
+
+    Args:
+        program: The program.
+        inputs: The arrays of `program.inputs`.
+        choices: The arithmetic.
+        at: Flat indices of the result's elements that are computed, for programs with `selectable`; None: all.
+
+    Returns:
+        The result in its dtype; with `at`, a vector.
+    """
+    inputs = list(inputs)
+    more: dict[tuple[str, int], np.dtype] = {(kind, index): DTYPES[name] for kind, index, name in choices.extra}
+    for kind, index in more:
+        if kind == "input":
+            inputs[index] = inputs[index].astype(more[kind, index]).astype(inputs[index].dtype)
+    values: list[np.ndarray] = []
+    taken: dict[int, np.ndarray] = {}
+
+    def read(ref: Ref) -> np.ndarray:
+        kind, index = ref
+        if kind == "node":
+            return values[index]
+        if at is None:
+            return inputs[index]
+        if index not in taken:
+            taken[index] = np.broadcast_to(inputs[index], program.shape).reshape(-1)[at] if inputs[index].ndim else inputs[index]
+        return taken[index]
+
+    unrounded_products: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    with np.errstate(all="ignore"):
+        for number, node in enumerate(program.nodes):
+            if node.kind in ("product", "sum"):
+                raw = [inputs[index] if kind == "input" else values[index] for kind, index in node.inputs]
+                value = _sum_node(node, raw, choices, at)
+            else:
+                operands = [read(ref) for ref in node.inputs]
+                value = _node_value(node, operands, choices, unrounded_products)
+                exact = node.dtype == np.float32 or number in choices.unrounded or (node.internal and number not in choices.rounded)
+                if node.kind == "mul" and choices.contracted and exact:
+                    unrounded_products[number] = (_wide(operands[0]), _wide(operands[1]))
+            if choices.flushed and value.dtype == np.float32:
+                value = np.where(np.abs(value) < np.float32(2.0**-126), np.copysign(np.float32(0), value), value)
+            if ("node", number) in more:
+                value = value.astype(more["node", number]).astype(np.float32)
+            last = number == len(program.nodes) - 1
+            keeps = number in choices.unrounded or (node.internal and number not in choices.rounded)
+            values.append(value if keeps and not last else _round(value, node.dtype))
+    return values[-1] if at is not None else np.broadcast_to(values[-1], program.shape)
+
+
+def _round(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return x if x.dtype == dtype else np.asarray(x).astype(dtype)
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32) if x.dtype in FORMATS or x.dtype.name.startswith("float8") else x
+
+
+def selectable(program: Program) -> bool:
+    """Whether single elements of the result can be computed: a first product or sum, and elementwise nodes."""
+    for number, node in enumerate(program.nodes):
+        if node.kind in ("product", "sum"):
+            if number or any(kind == "node" for kind, _ in node.inputs):
+                return False
+        elif node.kind not in ELEMENTWISE and node.kind not in ("convert",):
+            return False
+    return True
+
+
+def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices, at: np.ndarray | None) -> np.ndarray:
+    a, b, shape = ROW_READERS[node.kind](node, raw)
+    how = choices.summation
+    assert how is not None, "a program with sums needs a summation"
+    count = math.prod(shape)
+    indices = np.arange(count) if at is None else at
+    columns = b.shape[1]
+    batch, rest = np.divmod(indices, a.shape[1] * columns) if len(a) > 1 else (np.zeros_like(indices), indices)
+    row, column = np.divmod(rest, columns)
+    bias = None
+    if how.bias_first and len(raw) > 2:
+        bias = np.broadcast_to(raw[2].astype(np.float32), shape).reshape(-1)[indices]
+    found = np.empty(len(indices), np.float32)
+    block = max(1, (1 << 22) // max(a.shape[-1], 1))
+    for start in range(0, len(indices), block):
+        pick = slice(start, start + block)
+        found[pick] = sum_products(
+            how, a[batch[pick], row[pick]], b[batch[pick], column[pick]], None if bias is None else bias[pick]
+        )  # fmt: skip
+    if node.attributes.get("divisor"):
+        found = found / np.float32(node.attributes["divisor"])
+    return found if at is not None else found.reshape(shape)
+
+
+def _product_rows(node: Node, raw: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Return rows of A [B, M, K], rows of B [B, N, K] and the shape of the result."""
+    a, b, attributes = raw[0], raw[1], node.attributes
+    if "windows" in attributes:
+        return _patches(a, b, attributes)
+    (left, right), (left_batch, right_batch) = attributes["axes"]
+    free_a = [i for i in range(a.ndim) if i not in left and i not in left_batch]
+    free_b = [i for i in range(b.ndim) if i not in right and i not in right_batch]
+    batch = [a.shape[i] for i in left_batch]
+    shape = (*batch, *(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b))
+    k = math.prod(a.shape[i] for i in left)
+    rows = a.transpose([*left_batch, *free_a, *left]).reshape(math.prod(batch), -1, k)
+    columns = b.transpose([*right_batch, *free_b, *right]).reshape(math.prod(batch), -1, k)
+    return rows, columns, shape
+
+
+def _patches(x: np.ndarray, w: np.ndarray, attributes: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Return a convolution as rows of patches and rows of kernels; K runs over the window, then over the channels."""
+    lhs, rhs, _ = attributes["windows"]
+    x, w = x.transpose([lhs[0], *lhs[2:], lhs[1]]), w.transpose([rhs[0], *rhs[2:], rhs[1]])  # N, spatial, C; O, spatial, I
+    padding, strides = attributes["padding"], attributes["strides"]
+    x = np.pad(x, [(0, 0), *padding, (0, 0)])
+    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[1:-1], axis=tuple(range(1, x.ndim - 1)))
+    windows = windows[(slice(None), *(slice(None, None, stride) for stride in strides))]
+    spatial = windows.shape[1 : 1 + len(strides)]
+    windows = np.moveaxis(windows, 1 + len(strides), -1)  # N, places, window, C
+    rows = windows.reshape(1, -1, w[0].size)
+    shape = (x.shape[0], *spatial, len(w))
+    return rows, w.reshape(1, len(w), -1), shape
+
+
+def _sum_rows(node: Node, raw: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    x, axes = raw[0], [axis % raw[0].ndim for axis in node.attributes["axes"]]
+    kept = [i for i in range(x.ndim) if i not in axes]
+    k = math.prod(x.shape[i] for i in axes)
+    rows = x.transpose([*kept, *axes]).reshape(1, -1, k)
+    shape = tuple(1 if i in axes else size for i, size in enumerate(x.shape) if i not in axes or node.attributes.get("keepdims"))
+    return rows, np.ones((1, 1, k), np.float32 if rows.dtype == np.float32 else rows.dtype), shape
+
+
+ROW_READERS = {"product": _product_rows, "sum": _sum_rows}
+
+EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # in f64, rounded to f32 afterwards
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "tanh": np.tanh, "logistic": lambda x: 1 / (1 + np.exp(-x)),
+    "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "erf": np.vectorize(math.erf, otypes=[np.float64]), "sin": np.sin, "cos": np.cos,
+}  # fmt: skip
+ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum, "neg": np.negative,
+    "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "eq": np.equal, "ne": np.not_equal,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
+    "select": lambda which, *cases: np.choose(np.asarray(which).astype(int), np.broadcast_arrays(*cases)), **EXACT,
+}  # fmt: skip
+
+
+def _codes(x: np.ndarray) -> jax.Array:
+    return jnp.asarray(np.ascontiguousarray(x, np.float32).view(np.uint32))
+
+
+def _gpu(kind: str, x: np.ndarray) -> np.ndarray | None:
+    """Compute a special function as a GPU's approximate instructions do: ex2, lg2, rsqrt, sqrt, sin, cos and rcp in f32."""
+    f32 = lambda codes: np.asarray(codes).view(np.float32)
+    log2_e = np.float32(1.4426950408889634)
+    if kind == "exp":
+        return f32(special_functions.ex2(_codes(x * log2_e)))
+    if kind == "logistic":
+        return f32(special_functions.rcp(_codes(np.float32(1) + f32(special_functions.ex2(_codes(-x * log2_e))))))
+    if kind == "log":
+        return f32(special_functions.lg2(_codes(x))) * np.float32(0.6931471805599453)
+    names = {"exp2": "ex2", "rsqrt": "rsqrt", "sqrt": "sqrt", "sin": "sin", "cos": "cos"}
+    return f32(getattr(special_functions, names[kind])(_codes(x))) if kind in names else None
+
+
+def _xla(kind: str, x: np.ndarray) -> np.ndarray:
+    return np.asarray(getattr(jax.lax, kind)(jnp.asarray(x)))
+
+
+def _node_value(node: Node, operands: list[np.ndarray], choices: Choices, products: dict[int, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    wide = [_wide(x) for x in operands]
+    kind, attributes = node.kind, node.attributes
+    if choices.flushed:
+        wide = [np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x) if x.dtype == np.float32 else x for x in wide]
+    if kind in SPECIAL:
+        x = wide[0]
+        if choices.functions == "gpu":
+            found = _gpu(kind, np.atleast_1d(x))
+            if found is not None:
+                return found.reshape(np.shape(x))
+        if choices.functions == "xla":
+            return _xla(kind, x)
+        return EXACT[kind](x.astype(np.float64)).astype(np.float32)
+    if kind in ("add", "sub") and choices.contracted:
+        for place, ref in enumerate(node.inputs):
+            if ref[0] == "node" and ref[1] in products and products[ref[1]][0].dtype == np.float32:
+                x, y = products[ref[1]]
+                other = wide[1 - place]
+                if kind == "sub":
+                    x, other = (x, -other) if place == 0 else (-x, other)
+                shape = np.broadcast_shapes(np.shape(x), np.shape(y), np.shape(other))
+                return fma_f32(*(np.broadcast_to(np.asarray(v, np.float32), shape) for v in (x, y, other)))
+    if kind == "div" and choices.reciprocal:
+        return wide[0] * (np.float32(1) / wide[1])
+    if kind in ELEMENTWISE:
+        return np.asarray(ELEMENTWISE[kind](*wide))
+    if kind == "convert":
+        return wide[0] if node.dtype in FORMATS else np.asarray(wide[0])
+    return MOVEMENTS[kind](wide[0], attributes)
+
+
+MOVEMENTS: dict[str, Callable[[np.ndarray, dict[str, Any]], np.ndarray]] = {
+    "reshape": lambda x, facts: x.reshape(facts["shape"]),
+    "transpose": lambda x, facts: x.transpose(facts["axes"]),
+    "broadcast": lambda x, facts: np.broadcast_to(
+        x.reshape(
+            [facts["shape"][i] if i in facts["axes"] and x.shape[facts["axes"].index(i)] != 1 else 1 for i in range(len(facts["shape"]))]
+        ),
+        facts["shape"],
+    ),
+    "reduce_max": lambda x, facts: x.max(axis=tuple(facts["axes"]), keepdims=facts.get("keepdims", False)),
+    "reduce_min": lambda x, facts: x.min(axis=tuple(facts["axes"]), keepdims=facts.get("keepdims", False)),
+}
+
+
+# ---- recorded operations
+
+Builder = Callable[[Program, Operation, list[Ref]], Ref]
+
+
+def append_operation(program: Program, operation: Operation, refs: list[Ref]) -> Ref | None:
+    """Append the nodes of a recorded operation, and return its first result; None for an operation that is not known."""
+    builder = BUILDERS.get(operation.name)
+    if builder is None or not operation.results or operation.results[0].dtype not in DTYPES or len(program.nodes) > MAX_NODES:
+        return None
+    if any(tensor.dtype in ("float64", "int64", "uint64") and tensor.shape for tensor in operation.operands):
+        return None
+    try:
+        return builder(program, operation, refs)
+    except (KeyError, IndexError, TypeError, ValueError, StopIteration):
+        return None  # parameters of another kind than the builder knows
+
+
+def _out(operation: Operation) -> np.dtype:
+    return DTYPES[operation.results[0].dtype]
+
+
+def _elementwise(kind: str) -> Builder:
+    return lambda program, operation, refs: program.add(kind, refs, _out(operation), operation.index)
+
+
+def _integer_pow(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    power = int(operation.attributes.get("y", 2))
+    (x,), dtype = refs, _out(operation)
+    if not 2 <= power <= 16:
+        raise ValueError(power)
+    total: Ref | None = None
+    square = x
+    while power:
+        if power & 1:
+            total = square if total is None else program.add("mul", (total, square), dtype, operation.index, internal=True)
+        power >>= 1
+        if power:
+            square = program.add("mul", (square, square), dtype, operation.index, internal=True)
+    assert total is not None
+    return total
+
+
+def _jax_product(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    contracted, batch = operation.attributes["dimension_numbers"]
+    return program.add("product", refs, _out(operation), operation.index, axes=(contracted, batch))
+
+
+def _jax_convolution(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    facts = operation.attributes
+    if facts["feature_group_count"] != 1 or facts["batch_group_count"] != 1 or set(facts["lhs_dilation"] + facts["rhs_dilation"]) != {1}:
+        raise ValueError("a dilated or grouped convolution")
+    padding, strides, out = facts["padding"], facts["window_strides"], facts["dimension_numbers"][2]
+    if [out[0], *out[2:], out[1]] != list(range(len(out))):
+        raise ValueError("the channels of the result are not its last axis")
+    return program.add(
+        "product", refs, _out(operation), operation.index, windows=facts["dimension_numbers"], padding=padding, strides=strides
+    )
+
+
+def _jax_sum(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    return program.add("sum", refs, _out(operation), operation.index, axes=operation.attributes["axes"])
+
+
+def _jax_movement(kind: str, shape: str | None, axes: str | None) -> Builder:
+    def build(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+        facts: dict[str, Any] = {"shape": operation.results[0].shape if shape else None}
+        if axes:
+            facts["axes"] = operation.attributes[axes]
+        return program.add(kind, refs[:1], _out(operation), operation.index, **facts)
+
+    return build
+
+
+def _torch_arguments(operation: Operation, program: Program, refs: list[Ref]) -> list[Any]:
+    """Return the positional arguments: references for tensors, and plain values."""
+    tensors = iter(refs)
+    return [next(tensors) if isinstance(x, str) and x.startswith("#") else x for x in operation.attributes["args"]]
+
+
+def _torch_binary(kind: str) -> Builder:
+    def build(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+        x, y, *rest = _torch_arguments(operation, program, refs)
+        if operation.attributes["kwargs"] or rest:
+            raise ValueError("alpha")
+        x, y = (program.constant(float(v)) if isinstance(v, int | float) else v for v in (x, y))
+        return program.add(kind, (x, y), _out(operation), operation.index)
+
+    return build
+
+
+def _torch_unary(kind: str) -> Builder:
+    return lambda program, operation, refs: program.add(kind, refs[:1], _out(operation), operation.index)
+
+
+def _torch_pow(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    x, power = _torch_arguments(operation, program, refs)
+    if power not in (2, 3):
+        raise ValueError(power)
+    square = program.add("mul", (x, x), _out(operation), operation.index, internal=power == 3)
+    return square if power == 2 else program.add("mul", (square, x), _out(operation), operation.index)
+
+
+def _torch_product(axes: Any) -> Builder:
+    return lambda program, operation, refs: program.add("product", refs, _out(operation), operation.index, axes=axes)
+
+
+def _torch_addmm(axes: Any) -> Builder:
+    def build(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+        if operation.attributes["kwargs"]:
+            raise ValueError("alpha or beta")
+        bias, a, b = refs
+        total = program.add("product", (a, b, bias), _out(operation), operation.index, internal=True, axes=axes)
+        return program.add("add", (total, bias), _out(operation), operation.index)
+
+    return build
+
+
+def _torch_sum(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    _, *rest = _torch_arguments(operation, program, refs)
+    rank = len(operation.operands[0].shape)
+    axes = (rest[0] if rest and rest[0] else None) or list(range(rank))
+    keepdims = bool(rest[1]) if len(rest) > 1 else False
+    facts: dict[str, Any] = {"axes": axes, "keepdims": keepdims}
+    if operation.name == "aten.mean":
+        facts["divisor"] = math.prod(operation.operands[0].shape[axis] for axis in axes)
+    return program.add("sum", refs[:1], _out(operation), operation.index, **facts)
+
+
+def _softmax(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    x, axis, _ = _torch_arguments(operation, program, refs)
+    dtype, number = _out(operation), operation.index
+    largest = program.add("reduce_max", (x,), dtype, number, internal=True, axes=[axis], keepdims=True)
+    shifted = program.add("sub", (x, largest), dtype, number, internal=True)
+    powers = program.add("exp", (shifted,), dtype, number, internal=True)
+    total = program.add("sum", (powers,), dtype, number, internal=True, axes=[axis], keepdims=True)
+    return program.add("div", (powers, total), dtype, number)
+
+
+def _layer_norm(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    x, normalized, weight, bias, eps = _torch_arguments(operation, program, refs)
+    dtype, number, axes = _out(operation), operation.index, list(range(-len(normalized), 0))
+    count = math.prod(normalized)
+    mean = program.add("sum", (x,), dtype, number, internal=True, axes=axes, keepdims=True, divisor=count)
+    centred = program.add("sub", (x, mean), dtype, number, internal=True)
+    squares = program.add("mul", (centred, centred), dtype, number, internal=True)
+    variance = program.add("sum", (squares,), dtype, number, internal=True, axes=axes, keepdims=True, divisor=count)
+    shifted = program.add("add", (variance, program.constant(eps)), dtype, number, internal=True)
+    scale = program.add("rsqrt", (shifted,), dtype, number, internal=True)
+    y = program.add("mul", (centred, scale), dtype, number, internal=True)
+    if weight is not None:
+        y = program.add("mul", (y, weight), dtype, number, internal=bias is not None)
+    return y if bias is None else program.add("add", (y, bias), dtype, number)
+
+
+def _silu(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    gate = program.add("logistic", refs[:1], _out(operation), operation.index, internal=True)
+    return program.add("mul", (refs[0], gate), _out(operation), operation.index)
+
+
+def _gelu(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    (x,), dtype, number = refs[:1], _out(operation), operation.index
+    half, one = program.constant(0.5), program.constant(1.0)
+    if operation.attributes["kwargs"].get("approximate", "none") == "tanh":
+        cube = program.add("mul", (program.add("mul", (x, x), dtype, number, internal=True), x), dtype, number, internal=True)
+        scaled = program.add("mul", (program.constant(0.044715), cube), dtype, number, internal=True)
+        inner = program.add("add", (x, scaled), dtype, number, internal=True)
+        inner = program.add("mul", (program.constant(math.sqrt(2 / math.pi)), inner), dtype, number, internal=True)
+        gate = program.add("tanh", (inner,), dtype, number, internal=True)
+    else:
+        inner = program.add("mul", (x, program.constant(math.sqrt(0.5))), dtype, number, internal=True)
+        gate = program.add("erf", (inner,), dtype, number, internal=True)
+    gate = program.add("add", (one, gate), dtype, number, internal=True)
+    halved = program.add("mul", (half, x), dtype, number, internal=True)
+    return program.add("mul", (halved, gate), dtype, number)
+
+
+BUILDERS: dict[str, Builder] = {
+    **{name: _elementwise(name) for name in (*SPECIAL, "add", "sub", "mul", "div", "max", "min", "neg", "abs", "sign", "floor", "ceil")},
+    **{name: _elementwise(name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "and", "or")},
+    "add_any": _elementwise("add"), "select_n": _elementwise("select"), "round": _elementwise("round"),
+    "convert_element_type": _elementwise("convert"), "stop_gradient": _elementwise("convert"), "copy": _elementwise("convert"),
+    "integer_pow": _integer_pow, "square": _integer_pow, "dot_general": _jax_product, "conv_general_dilated": _jax_convolution,
+    "reduce_sum": _jax_sum, "reshape": _jax_movement("reshape", "shape", None), "squeeze": _jax_movement("reshape", "shape", None),
+    "expand_dims": _jax_movement("reshape", "shape", None), "transpose": _jax_movement("transpose", None, "permutation"),
+    "broadcast_in_dim": _jax_movement("broadcast", "shape", "broadcast_dimensions"),
+    "reduce_max": _jax_movement("reduce_max", None, "axes"), "reduce_min": _jax_movement("reduce_min", None, "axes"),
+    **{f"aten.{name}": _torch_binary(kind) for name, kind in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "div"))},
+    **{f"aten.{name}": _torch_unary(name) for name in ("exp", "exp2", "log", "tanh", "rsqrt", "sqrt", "erf", "neg", "abs", "sin", "cos")},
+    "aten.sigmoid": _torch_unary("logistic"), "aten._to_copy": _torch_unary("convert"), "aten.pow": _torch_pow,
+    "aten.mm": _torch_product((((1,), (0,)), ((), ()))), "aten.bmm": _torch_product((((2,), (1,)), ((0,), (0,)))),
+    "aten.addmm": _torch_addmm((((1,), (0,)), ((), ()))), "aten.baddbmm": _torch_addmm((((2,), (1,)), ((0,), (0,)))),
+    "aten.sum": _torch_sum, "aten.mean": _torch_sum, "aten._softmax": _softmax, "aten.native_layer_norm": _layer_norm,
+    "aten.silu": _silu, "aten.gelu": _gelu,
+}  # fmt: skip
