@@ -41,7 +41,8 @@ def run_study(args: argparse.Namespace) -> int:
     if args.name is None:
         if args.quick or args.seeds is not None or args.out is not None or args.overwrite:
             raise CommandError("--quick, --seeds, --out and --overwrite need the name of a claim")
-        print("\n".join(table_lines(("claim", ""), [(one.name, one.title) for one in list_claims().values()], left=(0, 1))))
+        rows = [(claim.name, ", ".join(claim.targets) or "-", claim.title) for claim in list_claims().values()]
+        print("\n".join(table_lines(("claim", "target", ""), rows, left=(0, 1, 2))))
         return 0
     if args.out is None and args.overwrite:
         raise CommandError("--overwrite needs --out, which is missing")

@@ -4,9 +4,11 @@ The figures of the quick forms over eight seeds are in claims_quick.json, those 
 neither is measured: its figures lie within the interval that holds one more draw with a probability of 99.9% (Student's t).
 """
 
+import functools
 import json
 import re
 import runpy
+from importlib import import_module
 from itertools import pairwise
 from math import sqrt
 from pathlib import Path
@@ -22,6 +24,8 @@ from support.sampling import sample_cases
 import tcemu
 from tcemu.base.plots import suits_log_axis
 from tcemu.cli import main
+from tcemu.isa.targets import resolve_target
+from tcemu.study.claims import CLAIM_MODULES
 from tcemu.study.claims.claim_types import Claim, Outcome, Quantity
 
 CLAIMS = tcemu.study.list_claims()
@@ -88,14 +92,58 @@ def falls(values: list[float]) -> bool:
     return all(one > other for one, other in pairwise(values))
 
 
+@pytest.fixture
+def computing_targets(monkeypatch):
+    """The targets of the products, attentions and sweeps that claims compute, but for arithmetics that no GPU has."""
+    seen = set()
+
+    def record(function):
+        @functools.wraps(function)
+        def compute(*args, recipe=None, target=None, model=None, **kwargs):
+            recipes = [recipe] if recipe is not None else args[1].get("recipe", ()) if function is tcemu.study.sweep else ()
+            seen.update(one.target for one in recipes if one.model is None)
+            if target is not None and model is None:
+                seen.add(target)
+            given = {"recipe": recipe, "target": target, "model": model}
+            return function(*args, **kwargs, **{name: value for name, value in given.items() if value is not None})
+
+        return compute
+
+    for module in (import_module(f"tcemu.study.claims.{name}") for name in CLAIM_MODULES):
+        computes = ("gemm", "attention", "sweep", *(() if hasattr(module, "sweep") else ("matmul",)))  # a sweep knows matmul itself
+        for name in computes:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, record(getattr(module, name)))
+    return seen
+
+
+NO_GPU = {  # claims whose sums no GPU adds so, or that round operands alone
+    "chunked-accumulation", "variance-retention", "mxfp8-scale-rounding", "nvfp4-rounding",
+}  # fmt: skip
+
+
+def test_every_claim_names_its_gpus(capsys):
+    for name, claim in CLAIMS.items():
+        assert bool(claim.targets) == (name not in NO_GPU) and [resolve_target(target) for target in claim.targets] == [*claim.targets]
+        without = {q.name for q in claim.quantities if not claim.quantity_target(q)}
+        assert name in NO_GPU or all(one.startswith(("f32, multiply-add in order", "P rounded to 0")) for one in without)
+    found = Outcome.from_facts(CLAIMS["same-product"], json.loads((STUDIES / "same-product.json").read_text()))
+    assert [row["target"] for row in found.records()][:3] == ["sm_70", "sm_75", "sm_80"]
+    assert re.search(r"^ +target +published", str(found), re.MULTILINE) and re.search(r"^V100, f16 +sm_70 ", str(found), re.MULTILINE)
+    assert main(["study"]) == 0
+    listed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert listed["deepseek-accumulation"].split()[1] == "sm_90a" and listed["nvfp4-rounding"].split()[1] == "-"
+
+
 @pytest.mark.parametrize("name", sample_cases(list(CLAIMS), [name for name in CLAIMS if name not in SLOW]))
-def test_the_quick_form(name):
-    """A seed that was not recorded lies within the spread of those that were, and shows what is claimed."""
+def test_the_quick_form(name, computing_targets):
+    """A seed that was not recorded lies within the spread of those that were, and shows what is claimed, by the GPUs that it names."""
     assert OTHER_SEED not in SEEDS
     found = CLAIMS[name].reproduce([OTHER_SEED], quick=True)
     values = {name: value for name, (value,) in found.values.items()}
     assert agree(values, QUICK[name]) == []
     assert POINTS[name](values)
+    assert computing_targets == {CLAIMS[name].quantity_target(row.quantity) for row in found.rows} - {""}
 
 
 def test_every_claim_has_its_figures_and_its_point():
@@ -232,7 +280,7 @@ def test_the_command_runs_one_and_writes(capsys, tmp_path):
     words = ["study", "same-product", "--quick", "--seeds", "0,5", "--out", str(tmp_path)]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "H100, f16                  -0.75  -0.75        none" in out and "https://arxiv.org/abs/2511.10909" in out
+    assert re.search(r"^H100, f16 +sm_90a +-0.75 +-0.75 +none$", out, re.MULTILINE) and "https://arxiv.org/abs/2511.10909" in out
     read = json.loads((tmp_path / "same-product.json").read_text())
     assert read["seeds"] == [0, 5] and read["quick"] is True and read["values"]["H100, f16"] == [-0.75, -0.75]
     before = (tmp_path / "same-product.json").stat().st_mtime_ns

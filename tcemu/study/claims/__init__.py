@@ -8,7 +8,8 @@ To add a claim:
 1. A file of this folder has a tuple CLAIMS of `Claim`s, and its name is in CLAIM_MODULES below. A claim's name is typed on the command
    line, as "deepseek-accumulation". All text of a claim is plain English, for a reader who has not read the source.
 2. `quantities` lists the measured quantities, each with the number that the source publishes or None. A quantity on a line of a picture has
-   a `series` (the line) and an `x` (the position on it).
+   a `series` (the line) and an `x` (the position on it). `target` of the claim, or of a quantity, is that of the constant with which it
+   is measured.
 3. `measure(seed, quick)` returns the value of each quantity by its name, for operands drawn from `seed`. With `quick` it may leave out
    quantities, or take fewer samples of the same thing; `reduced` describes the reduction. The meaning of a quantity stays the same.
 4. Nothing is tuned: where our number differs from the source, `differs` says so and why.

@@ -28,6 +28,7 @@ class Quantity(NamedTuple):
         published_text: The source's wording, as "nearly 2%".
         series: Line of the picture on which the quantity lies.
         x: Position on that line. Quantities without x are marks beside their names.
+        target: Target that the quantity is computed for, if it is not the claim's.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Quantity(NamedTuple):
     published_text: str = ""
     series: str = ""
     x: float | None = None
+    target: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,6 +52,8 @@ class Claim:
         reduced: Description of the quick form's reduction.
         differs: Reason why our numbers differ from the source's, where they do.
         quantities: The measured quantities.
+        target: Target that the quantities without a target of their own are computed for. Quantities without either are of no GPU: they
+            round operands, or add as no GPU does.
         measure: Function of a seed and of whether the form is quick that returns the values by the quantities' names.
         seeds: Default number of seeds.
         x_label: Label of the picture's x axis.
@@ -65,12 +69,22 @@ class Claim:
     differs: str
     quantities: tuple[Quantity, ...]
     measure: Measure
+    target: str = ""
     seeds: int = 5
     x_label: str = ""
     y_label: str = ""
 
     def __repr__(self) -> str:
         return f"<Claim {self.name}: {self.title}>"
+
+    def quantity_target(self, quantity: Quantity) -> str:
+        """Return the target that a quantity is computed for, "" if it is of no GPU."""
+        return quantity.target or self.target
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets of all quantities."""
+        return tuple(target for target in dict.fromkeys(map(self.quantity_target, self.quantities)) if target)
 
     def reproduce(self, seeds: int | Iterable[int] | None = None, *, quick: bool = False, progress: Progress | None = None) -> Outcome:
         """Measure the claim.
@@ -122,7 +136,7 @@ class QuantityResult(NamedTuple):
         return None if self.quantity.published is None else self.ours - self.quantity.published
 
 
-OUTCOME_KIND, OUTCOME_VERSION = "tcemu study outcome", 1
+OUTCOME_KIND, OUTCOME_VERSION = "tcemu study outcome", 2
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,10 +182,12 @@ class Outcome(Result):
 
     def table(self) -> Table:
         """Return a table with a row for each quantity. Its facts are the claim's texts and the value for each seed."""
-        heads = ("claim", "quantity", "published", "said", "ours", "least", "most", "deviation", "seeds", "difference", "series", "x")
+        heads = (
+            "claim", "quantity", "target", "published", "said", "ours", "least", "most", "deviation", "seeds", "difference", "series", "x",
+        )  # fmt: skip
         rows = tuple(
-            (self.claim.name, q.name, q.published, q.published_text, row.ours, min(row.values), max(row.values), row.deviation,
-             len(row.values), row.difference, q.series, q.x)
+            (self.claim.name, q.name, self.claim.quantity_target(q) or None, q.published, q.published_text, row.ours, min(row.values),
+             max(row.values), row.deviation, len(row.values), row.difference, q.series, q.x)
             for row in self.rows
             for q in (row.quantity,)
         )  # fmt: skip
@@ -187,10 +203,10 @@ class Outcome(Result):
         claim = self.claim
         said = [f"{claim.name}: {claim.title}", *wrap_lines(claim.citation), claim.link, *wrap_lines(f"Setting: {claim.setting}")]
         said += wrap_lines(f"Quick form: {claim.reduced}") if self.quick else []
-        cells = [_quantity_cells(row) for row in self.rows]
-        heads = ("", "published", "ours", "deviation", "difference")
-        kept = [i for i in range(len(heads)) if i in (0, 2) or any(row[i] not in ("", "-") for row in cells)]
-        shown = table_lines([heads[i] for i in kept], [[row[i] for i in kept] for row in cells], left=(0,))
+        cells = [_quantity_cells(row, claim.quantity_target(row.quantity)) for row in self.rows]
+        heads = ("", "target", "published", "ours", "deviation", "difference")
+        kept = [i for i in range(len(heads)) if i in (0, 3) or any(row[i] not in ("", "-") for row in cells)]
+        shown = table_lines([heads[i] for i in kept], [[row[i] for i in kept] for row in cells], left=(0, 1) if 1 in kept else (0,))
         none = [] if any(row.quantity.published is not None for row in self.rows) else ["No number is published of these."]
         over = (
             f"Ours is the mean over {_seeds_text(self.seeds)}; deviation is the standard deviation over them."
@@ -235,7 +251,7 @@ def _seeds_text(seeds: tuple[int, ...]) -> str:
     return f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}"
 
 
-def _quantity_cells(row: QuantityResult) -> tuple[str, str, str, str, str]:
+def _quantity_cells(row: QuantityResult, target: str) -> tuple[str, ...]:
     """Return a quantity's cells in the table for people. The difference is relative unless the published number is zero."""
     quantity, difference = row.quantity, row.difference
     published = "-" if quantity.published is None else quantity.published_text or f"{quantity.published:.4g}"
@@ -247,4 +263,4 @@ def _quantity_cells(row: QuantityResult) -> tuple[str, str, str, str, str]:
         apart = f"{100 * difference / abs(quantity.published):+.0f}%"
     else:
         apart = f"{difference:+.2g}"
-    return (quantity.name, published, f"{row.ours:.4g}", "-" if not row.deviation else f"{row.deviation:.1g}", apart)
+    return (quantity.name, target or "-", published, f"{row.ours:.4g}", "-" if not row.deviation else f"{row.deviation:.1g}", apart)

@@ -143,6 +143,7 @@ CLAIMS = (
         "some results are almost 0. With uniform operands every sum loses in one direction, and errors are several times larger.",
         quantities=tuple(_accumulation_quantity(*row) for row in ACCUMULATION_ROWS),
         measure=measure_accumulation,
+        target=WGMMA.target,
         x_label="K",
         y_label="error",
     ),
@@ -158,6 +159,7 @@ CLAIMS = (
         "be seen: every halving of the interval still lowers the error, by about 1.7 (N(0,1)) to 3 (uniform) times.",
         quantities=tuple(Quantity(f"{draw}, {name}", None, "", draw, n) for draw in DRAWS for name, n in INTERVALS.items()),
         measure=measure_promotion,
+        target=WGMMA.target,
         x_label="instructions between promotions",
         y_label="normwise error",
     ),
@@ -171,7 +173,7 @@ CLAIMS = (
         reduced="32 x 32 outputs, one GPU of each kind.",
         differs="The paper gives the arithmetic of each GPU and no error of a product. The rows of sm_89 and of Blackwell are not measured "
         "here but known from publications (tcemu show).",
-        quantities=tuple(Quantity(name) for name in GENERATIONS),
+        quantities=tuple(Quantity(name, target=target) for name, (_, target) in GENERATIONS.items()),
         measure=measure_generations,
         y_label="normwise error",
     ),
@@ -189,6 +191,7 @@ CLAIMS = (
             Quantity(f"{name}, K = {k}, {draw}", None, "", f"{name}, {draw}", k) for name in LAYER for k in LENGTHS for draw in DRAWS
         ),
         measure=measure_fast_accumulation,
+        target=WGMMA.target,
         x_label="K",
         y_label="error of chained sums over that of promoted ones",
     ),

@@ -70,7 +70,7 @@ CLAIMS = (
         differs="The sources speak of the FP8 tensor core of a GPU; the emulation, which was compared with an H200, has two on Hopper: "
         "wgmma keeps 13 bits, mma.sync with the same types keeps all 23. So a test with mma.sync on Hopper finds D = C "
         "(https://github.com/deepseek-ai/DeepGEMM/issues/37 asks why).",
-        quantities=tuple(Quantity(name, published, said) for name, (_, _, published, said) in FP8_UNITS.items()),
+        quantities=tuple(Quantity(name, published, said, target=target) for name, (_, target, published, said) in FP8_UNITS.items()),
         measure=count_kept_bits,
         seeds=1,
         y_label="fraction bits of C in D",
@@ -84,7 +84,7 @@ CLAIMS = (
         reduced="four of the results.",
         differs="Every published result is the emulation's. The paper's e5m2 on Blackwell is that of tcgen05; by mma.sync the same GPU "
         "gives 0, since there FP8 operands go the way of f16 in three steps. Nothing is random here: all seeds give the same.",
-        quantities=tuple(Quantity(name, published) for name, (_, _, published) in EQUATION_10.items()),
+        quantities=tuple(Quantity(name, published, target=target) for name, (_, target, published) in EQUATION_10.items()),
         measure=equation_10,
         seeds=1,
         y_label="result",
