@@ -5,7 +5,23 @@ from typing import TYPE_CHECKING
 from tcemu.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table below
-    from tcemu import backends, drift, formats, fuzz, instructions, isa, layouts, products, ptx, quantize, replay, silicon, study, viz
+    from tcemu import (
+        backends,
+        drift,
+        formats,
+        functional,
+        fuzz,
+        instructions,
+        isa,
+        layouts,
+        products,
+        ptx,
+        quantize,
+        replay,
+        silicon,
+        study,
+        viz,
+    )
     from tcemu.architectures.lookup import evidence, get_model, list_models
     from tcemu.arithmetic.model import Model
     from tcemu.base.checking import checked
@@ -70,7 +86,7 @@ PUBLIC_NAMES = (  # the module that defines them, and the names
     # errors
     ("tcemu.base.errors", "Unsupported NotModelled UndefinedBehaviour"),
     # modules, each with a subject
-    ("tcemu", "formats isa layouts instructions backends quantize products"),
+    ("tcemu", "formats isa layouts instructions backends quantize products functional"),
     ("tcemu.products", "recipes"),
     ("tcemu.emulation", "policies"),
     ("tcemu", "fuzz study replay drift silicon ptx viz"),

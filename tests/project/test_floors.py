@@ -20,7 +20,7 @@ FLOORS = (
     "architectures",
     "backends",
     "instructions",
-    "quantize products",
+    "quantize products functional",
     "emulation explanation study silicon fuzz replay ptx viz",
     "drift torch triton testing data",
     "commands cli pytest_plugin __main__",
@@ -28,7 +28,7 @@ FLOORS = (
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 CHAINS = (  # neighbours on one floor: each may import those before it, and no other neighbour
     "layouts isa",
-    "quantize products",
+    "quantize products functional",
     "explanation study emulation silicon fuzz viz replay torch",
     "explanation ptx",
     "commands cli __main__",

@@ -21,7 +21,7 @@ NAMES = {
     "Unsupported", "NotModelled", "UndefinedBehaviour",
 }  # fmt: skip
 MODULES = {
-    "formats", "isa", "layouts", "instructions", "backends", "quantize", "products", "recipes", "policies",
+    "formats", "isa", "layouts", "instructions", "backends", "quantize", "products", "functional", "recipes", "policies",
     "fuzz", "study", "replay", "drift", "silicon", "ptx", "viz",
 }  # fmt: skip
 DEFAULTS = {

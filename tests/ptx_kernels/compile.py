@@ -1,5 +1,10 @@
-"""`python tests/ptx_kernels/compile.py [FILE ...]` makes ptx/ from sources/ with nvcc 13.0; `--triton` with Triton 3.6. It needs no GPU."""
+"""`python tests/ptx_kernels/compile.py [FILE ...]` makes ptx/ from sources/ with nvcc 13.0; `--triton` with Triton 3.6.
 
+`--functional` makes functional.json.xz with Triton 3.9.0. None of it needs a GPU.
+"""
+
+import json
+import lzma
 import os
 import subprocess
 import sys
@@ -74,9 +79,34 @@ def compile_with_triton() -> None:
         write_texts(name, texts)
 
 
+def compile_functional() -> None:
+    """Compile the kernels between matrix products for sm_90, each for its dtypes and sizes."""
+    sys.path[:0] = [str(FOLDER / "sources"), str(FOLDER)]
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+    import functional_kernels
+    import triton
+    from functional_manifest import CASES, FILE
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    texts = {}
+    for case in CASES:
+        types, constants = case.signature()
+        kernel = getattr(functional_kernels, case.kernel)
+        source = ASTSource(
+            kernel, types | dict.fromkeys(constants, "constexpr"), constants,
+            {(kernel.arg_names.index(key),): [["tt.divisibility", 16]] for key in case.aligned()},
+        )  # fmt: skip
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": case.warps})
+        texts[case.name] = {"text": made.asm["ptx"], "shared": made.metadata.shared}
+    FILE.write_bytes(lzma.compress(json.dumps(texts).encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["--triton"]:
         compile_with_triton()
+    elif sys.argv[1:] == ["--functional"]:
+        compile_functional()
     else:
         for path in [FOLDER / "sources" / f"{name}.cu" for name in sys.argv[1:]] or sorted((FOLDER / "sources").glob("*.cu")):
             compile_with_nvcc(path)
