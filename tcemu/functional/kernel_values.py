@@ -24,7 +24,9 @@ class KernelValue:
             if getattr(self, name) not in tuple(known):
                 raise ValueError(f"{owner}({name}={getattr(self, name)!r}): expected one of {', '.join(known)}")
         for name in flags:
-            sums = getattr(self, "sums", None)
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{owner}({name}={getattr(self, name)!r}): expected True or False")
+        sums = getattr(self, "sums", None)
         if sums is not None and not isinstance(sums, RowSum):
             raise ValueError(f"{owner}(sums={sums!r}): expected a RowSum")
 
