@@ -13,7 +13,7 @@ Source: PTX ISA 9.7.16.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -172,11 +172,8 @@ def ld(
     """
     move = _require(op, target, Tcgen05Move, "ld")
     memory = _tensor_memory(tmem, 1)
-    places = _move_places(move, address, warp, half_split_offset)
-    values = _load(memory, places)
-    if move.packed:
-        values = values[..., 0] & 0xFFFF | values[..., 1] << 16
-    return values if move.reduction is None else (values, _reduce(move, values))
+    values = pack_cells(move, _load(memory, move_places(move, address, warp, half_split_offset)))
+    return values if move.reduction is None else (values, reduce_registers(move, values))
 
 
 def st(
@@ -211,10 +208,8 @@ def st(
         raise TypeError(f"registers: got {registers.dtype}; expected uint32[..., 32, {count}] for {move}")
     if registers.shape[-2:] != (QUARTER, count):
         raise ValueError(f"registers: got uint32{list(registers.shape)}; expected uint32[..., 32, {count}] for {move}")
-    values = jnp.asarray(registers)
-    if move.packed:
-        values = jnp.stack([values & 0xFFFF, values >> 16], axis=-1)
-    return _unflatten(_store(_tensor_memory(tmem, 1), _move_places(move, address, warp, half_split_offset), values), 1)
+    values = unpack_cells(move, jnp.asarray(registers))
+    return _unflatten(_store(_tensor_memory(tmem, 1), move_places(move, address, warp, half_split_offset), values), 1)
 
 
 def cp(
@@ -285,14 +280,50 @@ def shift(op: str | Instruction, address: int | ArrayLike, tmem: ArrayLike, *, t
     forbid(
         lane % QUARTER != 0, "tcgen05.shift: the lane of the address is {lane}, but must be a multiple of 32. PTX ISA 9.7.16.9.3", lane=lane
     )
-    memory = _tensor_memory(tmem, moved.cta_group)
-    cta, columns = np.arange(moved.cta_group).reshape(-1, 1, 1), np.arange(SHIFT_COLUMNS)
+    return move_rows_down(moved, column, tmem)
+
+
+def move_rows_down(op: Tcgen05Shift, column: Any, tmem: ArrayLike) -> Array:
+    """Compute `shift` at a column, which may be traced.
+
+    Args:
+        op: `tcgen05.shift`.
+        column: First of the columns.
+        tmem: As in `shift`.
+    """
+    memory = _tensor_memory(tmem, op.cta_group)
+    cta, columns = np.arange(op.cta_group).reshape(-1, 1, 1), np.arange(SHIFT_COLUMNS)
     source = _places(column, shift_sources()[:, None], columns, cta)
     to = _places(column, np.arange(LANES)[:, None], columns, cta)
-    return _unflatten(_store(memory, to, _load(memory, source)), moved.cta_group)
+    return _unflatten(_store(memory, to, _load(memory, source)), op.cta_group)
 
 
 # ---- the operands of an mma
+
+
+class OperandExtent(NamedTuple):
+    """The lines of 16-byte units that an operand in shared memory has in one CTA."""
+
+    major: str  # "k" or "mn"
+    lines: int
+    units: int  # of a line
+    elements: int  # of a line
+
+
+def operand_extent(described: InstructionDescriptor, name: str, rows: int) -> OperandExtent:
+    """Return the lines of 16-byte units of A or of B's transpose.
+
+    Args:
+        described: What the instruction descriptor says.
+        name: "a" or "b".
+        rows: Rows of A or columns of B in one CTA.
+    """
+    op = described.product
+    columns = op.matrix_shape("a")[1] if name == "a" else op.k
+    transposed = described.transpose_a if name == "a" else described.transpose_b
+    bits = 8 if op.kind in PADDED_KINDS else getattr(op, name).bits
+    along, across = (rows, columns) if transposed else (columns, rows)
+    return OperandExtent("mn" if transposed else "k", across, -(-along * bits // (8 * UNIT)), along)
 
 
 class _Operands:
@@ -313,15 +344,10 @@ class _Operands:
 
     def matrix(self, name: str, desc: Any, rows: int, skip: int = 0) -> Array:
         """Codes of A [..., cta, rows, K] or of B's transpose [..., cta, rows, K] from shared memory, without the first `skip` rows."""
-        op = self.op
-        fmt, columns = getattr(op, name), op.matrix_shape("a")[1] if name == "a" else op.k
-        transposed = self.described.transpose_a if name == "a" else self.described.transpose_b
-        bits = self._element_bits(fmt)
-        along, across = (rows + skip, columns) if transposed else (columns, rows + skip)
-        lines, units = across, -(-along * bits // (8 * UNIT))
-        words = _read_units(self.shared, _descriptor(f"{name}_desc", desc), "mn" if transposed else "k", lines, units)
-        codes = self._unpack(words, fmt).reshape(*words.shape[:-2], -1)[..., :along]
-        codes = codes.swapaxes(-1, -2) if transposed else codes
+        extent = operand_extent(self.described, name, rows + skip)
+        words = _read_units(self.shared, _descriptor(f"{name}_desc", desc), extent.major, extent.lines, extent.units)
+        codes = self._unpack(words, getattr(self.op, name)).reshape(*words.shape[:-2], -1)[..., : extent.elements]
+        codes = codes.swapaxes(-1, -2) if extent.major == "mn" else codes
         return self._negated(name, codes[..., skip:, :])
 
     def from_tensor_memory(self, address: Any, lanes: np.ndarray) -> Array:
@@ -374,9 +400,6 @@ class _Operands:
                 differs, name + ": the copies in quarters {first} and {other} differ. PTX ISA 9.7.16.10.7", first=quarters[0], other=quarter
             )
         return first.astype(jnp.uint8)
-
-    def _element_bits(self, fmt: Format) -> int:
-        return 8 if self.op.kind in PADDED_KINDS else fmt.bits
 
     def _unpack(self, words: Array, fmt: Format) -> Array:
         """Codes of the elements of 16-byte units, uint32 [..., units, 4] -> [..., units, elements]."""
@@ -512,11 +535,21 @@ def _check_operands(
         raise Unsupported(f"disable_output_lane: {op} has none. PTX ISA {section}")
     if zeros is not None and "zero_column_mask" not in names:
         raise Unsupported(f"zero_column_mask: {op} has none; .ws has. PTX ISA {section}")
+    if scale_input_d and "scale_input_d" not in names:
+        raise Unsupported(f"scale_input_d: {op} has none; .kind::f16 and .kind::tf32 have. PTX ISA {section}")
+    require_modelled_scale(op, scale_input_d)
+
+
+def require_modelled_scale(op: Instruction, scale_input_d: int) -> None:
+    """Raise NotModelled for a D that is scaled before it is added.
+
+    Args:
+        op: `tcgen05.mma`, which the message names.
+        scale_input_d: D is multiplied by 2^-scale_input_d.
+    """
     if scale_input_d:
-        if "scale_input_d" not in names:
-            raise Unsupported(f"scale_input_d: {op} has none; .kind::f16 and .kind::tf32 have. PTX ISA {section}")
         raise NotModelled(
-            f"scale_input_d={scale_input_d}: nobody has published how {op} rounds a scaled D; 0 is modelled. PTX ISA {section}"
+            f"scale_input_d={scale_input_d}: nobody has published how {op} rounds a scaled D; 0 is modelled. PTX ISA {manual_section(op)}"
         )
 
 
@@ -606,15 +639,51 @@ def _store(memory: Array, places: Any, values: Array) -> Array:
     return jnp.broadcast_to(memory, (*batch, memory.shape[-1])).at[..., jnp.ravel(places) if rank else places].set(values)
 
 
-def _move_places(op: Tcgen05Move, address: Any, warp: int, half_split_offset: int) -> Any:
+def move_places(op: Tcgen05Move, address: Any, warp: Any, half_split_offset: int = 0) -> Any:
+    """Return the cells of a warp's registers as indices into tensor memory, lane * 512 + column.
+
+    Args:
+        op: `tcgen05.ld` or `tcgen05.st`.
+        address: Address in tensor memory, which may be traced; of its lane the bits within a quarter count.
+        warp: Warp of the CTA, which may be traced.
+        half_split_offset: As in `ld`.
+
+    Returns:
+        int32[32, n], thread and register; with .pack::16b and .unpack::16b int32[32, n, 2], the low half first.
+    """
     cells = move_cells(op.tile, op.num, half_split_offset, packed=op.packed)
     lane, column = _split_address(address)
     own = QUARTER * (warp % 4) + lane % QUARTER
     return _places(own.astype(np.uint32) << 16 | column.astype(np.uint32), cells.lane, cells.column, 0)
 
 
-def _reduce(op: Tcgen05Move, values: Array) -> Array:
-    """The minimum or maximum of each thread's registers. Of f32 -0 is below +0, and a NaN counts only with .NaN."""
+def pack_cells(op: Tcgen05Move, cells: Array) -> Array:
+    """Return the registers that `ld` makes of the cells that `move_places` names.
+
+    Args:
+        op: `tcgen05.ld`.
+        cells: uint32[..., 32, n], with .pack::16b uint32[..., 32, n, 2].
+    """
+    return cells[..., 0] & 0xFFFF | cells[..., 1] << 16 if op.packed else cells
+
+
+def unpack_cells(op: Tcgen05Move, registers: Array) -> Array:
+    """Return the cells that `st` makes of registers, in the shape of `move_places`.
+
+    Args:
+        op: `tcgen05.st`.
+        registers: uint32[..., 32, n].
+    """
+    return jnp.stack([registers & 0xFFFF, registers >> 16], axis=-1) if op.packed else registers
+
+
+def reduce_registers(op: Tcgen05Move, values: Array) -> Array:
+    """Return the minimum or maximum of each thread's registers. Of f32 -0 is below +0, and a NaN counts only with .NaN.
+
+    Args:
+        op: `tcgen05.ld.red`.
+        values: uint32[..., n].
+    """
     least = op.reduction == "min"
     if op.element != "f32":
         ordered = values if op.element == "u32" else values ^ np.uint32(1 << 31)

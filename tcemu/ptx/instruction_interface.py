@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax import Array
 
-from tcemu.ptx.text.module import Function, Module, Statement
+from tcemu.ptx.text.module import Function, Module, Operand, Statement
 
 if TYPE_CHECKING:
     from tcemu.ptx.simt.machine import Machine
@@ -41,8 +41,11 @@ class Operation(NamedTuple):
 class Step(NamedTuple):
     """An instruction that maps the machine to the machine: it accesses memory, or several threads execute it together."""
 
-    apply: Callable[[Machine], Machine]  # pure and traceable; `Machine.active` has the threads that execute it, guard included
+    apply: Callable[..., Machine]  # pure and traceable; `Machine.active` has the threads that execute it, guard included
     collective: bool = False  # all participating threads of a warp must have arrived first: mma.sync, shfl.sync, ...
+    # operands whose values decide shapes or types. The host reads them, and `apply` gets them as ints behind the machine. A statement whose
+    # threads have several values is executed once for each, by the threads that have it
+    constants: tuple[Operand, ...] = ()
 
 
 Prepare = Callable[[Statement, Context], Any]  # returns an Operation or a Step; raises Unsupported with what would work

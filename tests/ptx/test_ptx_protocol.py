@@ -151,7 +151,7 @@ REFUSED = {
     f"mma.sp.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {S8}, {S8}, {S8}, {S8}, %r4, 4;": "sparsity selector is 4",
     "setmaxnreg.inc.sync.aligned.u32 233;": "multiple of 8 from 24 to 256",
     WGMMA.replace("1, 1, 1, 0", "1, 2, 1, 0"): "imm_scale_a is 2.*1 or -1",
-    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r0], 32;": "no supported instruction",
+    "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r0], 32;": "tcgen05.alloc.*not exist|sm_100",
 }
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from jax.extend.core import Literal, jaxpr_as_fun
 
+from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.ptx.instruction_interface import Context, Operation, Step
 from tcemu.ptx.linker.instruction_table import find_preparer
 from tcemu.ptx.simt.chunk import Chunk, ChunkLayout, NameTable
@@ -44,6 +45,7 @@ from tcemu.ptx.text.ptx_types import storage_dtype
 
 CARRY = "carry"  # the register of condition codes, CC.CF
 CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and memory maps
+NO_CONSTANTS: list[tuple[int, ...]] = [()]
 Executor = Callable[[Chunk], None]
 
 
@@ -201,23 +203,49 @@ def bind_step(statement: Statement, number: int, context: Context, names: NameTa
     registers = [(names.qualified_name(register), names.kind(register)) for register in canonical.registers]
     offsets = [device_constant(np.uint64(offset % 2**64)) for offset in canonical.offsets]
     count, statement_number = len(registers), device_constant(np.int32(number))
+    step = _prepare_step(key)
+    qualified = dict(zip((name for name, _ in kinds), registers, strict=True))
     layout: ChunkLayout | None = None
-    compiled: _CompiledStep
+    compiled: dict[tuple[int, ...], _CompiledStep] = {}
 
     def execute(chunk: Chunk) -> None:
-        nonlocal layout, compiled
+        nonlocal layout
         if layout is not chunk.layout:
-            layout, compiled = chunk.layout, _compile_step(key, chunk.layout)
+            layout = chunk.layout
+            compiled.clear()
         chunk["statement"] = statement_number
-        leaves = [*(chunk.register(*each) for each in registers), *offsets, *chunk.leaves]
-        fresh = compiled.function([leaves[i] for i in compiled.donated], [leaves[i] for i in compiled.read_only])
-        for i, value in zip(compiled.writes, fresh, strict=True):
-            if i < count:
-                chunk.write_register(registers[i][0], value)
-            else:
-                chunk.leaves[i - count - len(offsets)] = value
+        for constants in _read_constants(step, chunk, key, qualified) if step.constants else NO_CONSTANTS:
+            program = compiled.get(constants)
+            if program is None:
+                try:
+                    program = compiled[constants] = _compile_step(key, layout, constants)
+                except (Unsupported, NotModelled) as error:
+                    where = f"line {statement.position.line}, column {statement.position.column}"
+                    raise type(error)(f"{where}: {statement.opcode}: {error}") from None
+            leaves = [*(chunk.register(*each) for each in registers), *offsets, *chunk.leaves]
+            fresh = program.function([leaves[i] for i in program.donated], [leaves[i] for i in program.read_only])
+            for i, value in zip(program.writes, fresh, strict=True):
+                if i < count:
+                    chunk.write_register(registers[i][0], value)
+                else:
+                    chunk.leaves[i - count - len(offsets)] = value
 
     return execute
+
+
+def _read_constants(step: Step, chunk: Chunk, key: _StepKey, registers: dict[str, tuple[str, str]]) -> list[tuple[int, ...]]:
+    """Return the different values that the operands `step.constants` have in the threads that execute a statement."""
+    active = np.asarray(chunk["active"])
+    if key.guard is not None:
+        active = active & (np.asarray(chunk.register(*registers[key.guard.register])) != key.guard.negated)
+    values = []
+    for operand in step.constants:
+        if isinstance(operand, Register):
+            values.append(np.asarray(chunk.register(*registers[operand.name]))[active])
+        else:
+            assert isinstance(operand, Integer)
+            values.append(np.full(int(active.sum()), operand.value % 2**64, np.uint64))
+    return list(dict.fromkeys(zip(*(value.tolist() for value in values), strict=True)))
 
 
 @lru_cache(maxsize=CACHE_SIZE)
@@ -231,8 +259,8 @@ def _prepare_step(key: _StepKey) -> Step:
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def _compile_step(key: _StepKey, layout: ChunkLayout) -> _CompiledStep:
-    """Compile a step for the shapes of a chunk."""
+def _compile_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]) -> _CompiledStep:
+    """Compile a step for the shapes of a chunk, and for the values of its operands that the host reads."""
     step = _prepare_step(key)
     count, addresses = len(key.kinds), len(key.bases)
     kinds = (*key.kinds, *key.address_kinds)
@@ -247,7 +275,10 @@ def _compile_step(key: _StepKey, layout: ChunkLayout) -> _CompiledStep:
         machine = replace(jax.tree.unflatten(layout.structure, others), registers=registers, kinds=kinds)
         guard = key.guard
         active = machine.active if guard is None else machine.active & (registers[guard.register] != guard.negated)
-        machine = step.apply(replace(machine, active=active))
+        for operand, value in zip(step.constants, constants, strict=True):
+            if isinstance(operand, Register):
+                active &= registers[operand.name] == value
+        machine = step.apply(replace(machine, active=active), *constants)
         rest = jax.tree.leaves(replace(machine, registers={}, kinds=(), active=others[active_leaf]))
         return [*(machine.registers[name] for name in names), *leaves[count : count + addresses], *rest]
 

@@ -29,6 +29,7 @@ class ConvergencePoint:
     width: int  # threads: 32, or 128 for a warpgroup
     members: Operand | None = None  # the mask of the participants; None: all
     guard: Guard | None = None
+    columns: Operand | None = None  # of tcgen05.alloc: the columns that must be free in tensor memory
 
 
 @dataclass
@@ -59,6 +60,8 @@ def convergence_point(statement: Statement, number: int) -> ConvergencePoint:
     """Return the participants that a collective statement waits for."""
     if statement.name.startswith("wgmma"):
         return ConvergencePoint(number, WARPGROUP)
+    if statement.opcode.startswith("tcgen05.alloc"):
+        return ConvergencePoint(number, LANES, guard=statement.guard, columns=statement.operands[-1])
     members = MASK_OPERAND.get(statement.name)
     if members is None or not statement.operands or (statement.name == "elect" and len(statement.operands) < 2):
         return ConvergencePoint(number, LANES)
@@ -108,8 +111,8 @@ def _split_statements(function: Function, collectives: Mapping[int, ConvergenceP
         if ending_kind(statement):
             starts.add(number + 1)
         point = collectives.get(number)
-        if point and (point.guard or isinstance(point.members, Register)):
-            starts.add(number)  # its participants are known once its guard and its mask are
+        if point and (point.guard or isinstance(point.members, Register) or point.columns):
+            starts.add(number)  # its participants are known once its guard, its mask and its columns are
     bounds = sorted(starts)
     block_index = {start: i for i, start in enumerate(bounds)}
     blocks = []

@@ -88,6 +88,10 @@ class Kernel:
         """The functions of the CUDA runtime that the kernel calls."""
         return frozenset(linked.runtime_function for linked in self.blocks if linked.runtime_function)
 
+    def uses(self, name: str) -> bool:
+        """Return True if a statement of the kernel has an opcode with this first part."""
+        return any(linked.statement.name == name for linked in self.statements)
+
     @property
     def ranked_symbols(self) -> frozenset[str]:
         """The variables whose addresses contain the rank of the block: those in shared memory, where clusters have several blocks."""

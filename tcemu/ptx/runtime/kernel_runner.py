@@ -26,6 +26,8 @@ from tcemu.ptx.simt.cluster_checks import CLUSTER_KEY, new_record
 from tcemu.ptx.simt.device_memory import Rooms
 from tcemu.ptx.simt.machine import Machine
 from tcemu.ptx.simt.special_registers import SM_COUNT
+from tcemu.ptx.simt.tensor_memory_state import BYTES as TENSOR_MEMORY_BYTES
+from tcemu.ptx.simt.tensor_memory_state import TENSOR_MEMORY_KEY, new_tensor_memory
 from tcemu.ptx.tensor.cluster_launch_control import LAUNCH_KEY, PendingClusters
 from tcemu.ptx.tensor.wgmma_protocol import wgmma_protocol
 from tcemu.ptx.text.module import Function, Module
@@ -167,7 +169,8 @@ class _Launch:
         tables = {linked.names.prefix: linked.names for linked in self.kernel.blocks}.values()
         registers = sum(storage_dtype(kind).itemsize for names in tables for kind in names.kinds.values())
         bytes_per_thread = registers + self.kernel.local_bytes
-        clusters = CHUNK_BYTES // (bytes_per_thread * self.padded_threads + 4 * self.shared_words + 1) // self.shape.cluster_size
+        bytes_per_block = 4 * self.shared_words + (TENSOR_MEMORY_BYTES if self.kernel.uses("tcgen05") else 0)
+        clusters = CHUNK_BYTES // (bytes_per_thread * self.padded_threads + bytes_per_block + 1) // self.shape.cluster_size
         count = int(np.clip(clusters * self.shape.cluster_size, self.shape.cluster_size, self.blocks))
         return -(-count // self.blocks_per_case) * self.blocks_per_case if self.cooperative else count
 
@@ -250,11 +253,15 @@ class _Launch:
         return {LAUNCH_KEY: pending}
 
     def _extra(self, blocks: int) -> dict[str, Any]:
-        """Return the state of checked mode. Uninitialised reads are not reported beside bulk copies, whose end is not followed."""
+        """Return tensor memory, and the state of checked mode.
+
+        Uninitialised reads are not reported beside bulk copies, whose end is not followed.
+        """
+        tensor = {TENSOR_MEMORY_KEY: new_tensor_memory(blocks)} if self.kernel.uses("tcgen05") else {}
         if not self.kernel.checked or not self.shared_words:
-            return {}
-        copies = any(linked.statement.name == "cp" for linked in self.kernel.statements)
-        extra: dict[str, Any] = {checks.ACCESS_KEY: checks.new_shadow(blocks, 4 * self.shared_words, initialised=copies)}
+            return tensor
+        copies = self.kernel.uses("cp")
+        extra: dict[str, Any] = tensor | {checks.ACCESS_KEY: checks.new_shadow(blocks, 4 * self.shared_words, initialised=copies)}
         if self.shape.cluster_size > 1:
             extra[CLUSTER_KEY] = new_record(blocks, 4 * self.shared_words, self.shape.cluster_size)
         if any(linked.statement.opcode.startswith("cp.async.c") for linked in self.kernel.statements):

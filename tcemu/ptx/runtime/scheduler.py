@@ -18,6 +18,7 @@ import numpy as np
 
 from tcemu.base.errors import UndefinedBehaviour
 from tcemu.isa.families import LANES
+from tcemu.layouts.tensor_memory import COLUMNS
 from tcemu.ptx.linker.control_flow import ConvergencePoint
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedStatement
 from tcemu.ptx.runtime.runtime_functions import RuntimeFunctions
@@ -155,6 +156,8 @@ class Schedule:
             return mask
         for point in linked.basic_block.convergence_points:
             mask = mask & self._converged_threads(point, linked.names, mask)
+            if point.columns is not None and mask.any():
+                mask = self._threads_with_room(point, linked.names, mask)
         return mask if mask.any() else None
 
     def _converged_threads(self, point: ConvergencePoint, names: NameTable, mask: np.ndarray) -> np.ndarray:
@@ -174,6 +177,22 @@ class Schedule:
             needed = needed >> np.arange(LANES, dtype=np.uint32) & 1 != 0
             complete = np.asarray((arrived | ~needed).all(-1))
         return np.broadcast_to(complete[..., None], arrived.shape).reshape(self.shape)
+
+    def _threads_with_room(self, point: ConvergencePoint, names: NameTable, mask: np.ndarray) -> np.ndarray:
+        """Return the threads that need not wait at a `tcgen05.alloc`: the first warp of each block whose columns are free.
+
+        Threads whose guard is false do not allocate and never wait. An illegal number of columns does not wait either; it is a fault.
+        """
+        executing = mask
+        if point.guard is not None:
+            executing = mask & (self.read_operand(Register(point.guard.register), "pred", names) != point.guard.negated)
+        assert point.columns is not None
+        first = executing.argmax(-1)
+        columns = self.read_operand(point.columns, "b32", names)[np.arange(len(first)), first].astype(np.int64)
+        legal = (columns > 0) & (columns <= COLUMNS) & (columns & (columns - 1) == 0)
+        has_room = self.chunk.find_tensor_memory(np.where(legal, columns, 0).astype(np.int32)) >= 0
+        own_warp = np.arange(self.shape[1]) // LANES == first[:, None] // LANES
+        return mask & ~executing | executing & own_warp & (has_room | ~legal)[:, None]
 
     # ---- running
 

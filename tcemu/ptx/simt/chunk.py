@@ -19,6 +19,7 @@ from tcemu.ptx.simt.machine import Machine
 from tcemu.ptx.simt.shared_memory_checks import ACCESS_KEY, Shadow, clear_blocks
 from tcemu.ptx.simt.special_registers import SPECIAL_VALUES, TIMERS
 from tcemu.ptx.simt.stack_memory import STACK_PREFIX
+from tcemu.ptx.simt.tensor_memory_state import TENSOR_MEMORY_KEY, TensorMemory, find_room
 from tcemu.ptx.text.module import Integer, Operand, Register, Symbol
 from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
 
@@ -27,7 +28,7 @@ SHARED_PREFIX = "%shared+"  # likewise an address in the block's own shared memo
 COMMON_PREFIXES = (PARAMETER_PREFIX, SHARED_PREFIX, STACK_PREFIX)  # of registers that all functions share
 DONATED_FIELDS = ("memory", "shared", "local", "extra")  # large arrays that a step changes in place
 
-_clear_blocks, _clear_clusters = jax.jit(clear_blocks), jax.jit(clear_clusters)
+_clear_blocks, _clear_clusters, _find_room = jax.jit(clear_blocks), jax.jit(clear_clusters), jax.jit(find_room)
 
 
 class NameTable(NamedTuple):
@@ -142,6 +143,18 @@ class Chunk:
         record = self.cluster_record
         if record is not None:
             self._replace_cluster_record(record._replace(exited=jnp.asarray(blocks)))
+
+    @property
+    def tensor_memory(self) -> TensorMemory | None:
+        """The tensor memory of the blocks; None for kernels without `tcgen05`."""
+        leaves = self.layout.leaves_below("extra", TENSOR_MEMORY_KEY)
+        return TensorMemory(*(self.leaves[index] for index in leaves)) if leaves else None
+
+    def find_tensor_memory(self, columns: np.ndarray) -> np.ndarray:
+        """Return the first column of free tensor memory of each block for as many columns, int32[blocks]; -1 where there is no room."""
+        state = self.tensor_memory
+        assert state is not None
+        return np.asarray(_find_room(state.owners, jnp.asarray(columns)))
 
     def register(self, name: str, kind: str) -> Array:
         """Return a register's values; zeros before it is written."""

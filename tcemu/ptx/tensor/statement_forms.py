@@ -19,7 +19,7 @@ from tcemu.isa.grammar import operand_problem
 from tcemu.isa.legality import check, manual_section
 from tcemu.ptx.instruction_interface import Context
 from tcemu.ptx.simt.faults import Message, register_messages
-from tcemu.ptx.text.module import Integer, Operand, Statement, Vector
+from tcemu.ptx.text.module import Address, Integer, Operand, Statement, Vector
 
 if TYPE_CHECKING:
     from tcemu.ptx.simt.machine import Machine
@@ -62,19 +62,21 @@ def bind_operands(statement: Statement, context: Context, record: type[Record] =
     op = check(statement.opcode, context.target)
     if not isinstance(op, record):
         raise Unsupported(f"{op} is no {record.__name__}. PTX ISA {manual_section(op)}")
-    error = operand_problem(replace(op, arguments=tuple(map(_argument_text, statement.operands))), manual_section(op))
+    given = replace(op, arguments=tuple(map(_argument_text, statement.operands)))
+    error = operand_problem(given, manual_section(op))
     if error:
         raise Unsupported(error)
-    forms = [form for form in op.operand_forms if len(form) == len(statement.operands)]
-    # the two forms of wgmma may have the same length; only the form with A in registers has a vector
-    in_registers = len(statement.operands) > 1 and isinstance(statement.operands[1], Vector)
-    form = next((form for form in forms if ("a_desc" in form) != in_registers), forms[0])
-    return BoundStatement(op, dict(zip(form, statement.operands, strict=True)), statement, context.target, context.checked)
+    operands = dict(zip(given.argument_form, statement.operands, strict=True))
+    return BoundStatement(op, operands, statement, context.target, context.checked)
 
 
 def _argument_text(operand: Operand) -> str:
-    """Return the text that `wrong_arguments` checks: the braces, and the number of registers within."""
-    return "{" + ",".join("r" * len(operand.elements)) + "}" if isinstance(operand, Vector) else "r"
+    """Return the text that `operand_problem` checks: the brackets, the braces with the number of registers within, and constants."""
+    if isinstance(operand, Vector):
+        return "{" + ",".join("r" * len(operand.elements)) + "}"
+    if isinstance(operand, Address):
+        return "[r]"
+    return str(operand.value) if isinstance(operand, Integer) else "r"
 
 
 def vector_elements(operand: Operand) -> Sequence[Operand]:

@@ -8,6 +8,7 @@ from tcemu.ptx.tensor import (
     cluster_launch_control,
     launch_control,
     mbarriers,
+    tcgen05_statements,
     tensor_map_edits,
     warp_matrices,
     warpgroup_products,
@@ -22,6 +23,7 @@ MODULES = (
     cluster_launch_control,
     mbarriers,
     launch_control,
+    tcgen05_statements,
     tensor_map_edits,
 )
 PREPARE: dict[str, Prepare] = {name: prepare for module in MODULES for name, prepare in module.PREPARE.items()}
