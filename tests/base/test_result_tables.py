@@ -14,6 +14,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import pages
 
 import tcemu
 from tcemu.base.results import MAX_HTML_ROWS, Result, Table, to_json, to_scalar
@@ -341,3 +342,15 @@ def test_text_is_aligned():
         "none                 True",
     ]
     assert Table("Empty", ("a", "b_c"), ()).text() == "Empty\na  b c"
+
+
+def test_a_table_in_pandas_and_a_picture_as_the_page_says(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed (pip install pandas)")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install -e '.[viz]')")
+    (block,) = (one for one in pages.blocks((pages.ROOT / "docs" / "studies.md").read_text()) if "import pandas" in one.code)
+    names = {"explained": tcemu.explain("f16", [-8192, -0.5, -0.25], [1024, 1, 1], 2.0**23, target="A100")}
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block.code, "a page", "exec"), names)
+    assert list(names["table"].term[:2]) == ["C", "k 0"]
+    pandas.testing.assert_frame_equal(names["table"], names["same"], check_dtype=False)
+    assert (tmp_path / "explained.png").read_bytes().startswith(b"\x89PNG")
