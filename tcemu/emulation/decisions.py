@@ -20,6 +20,7 @@ from tcemu.emulation.survey import Product
 from tcemu.products.dot_general import DotGeneral, dot_general
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.recipes import Recipe, as_recipe
+from tcemu.products.wide import WideRecipe, is_wide_recipe_name
 from tcemu.quantize.quantizer import Quantizer
 
 # ---- a recipe for a product whose operands have roles
@@ -52,7 +53,17 @@ def place_recipe(recipe: Recipe, roles: tuple[str, str], key: Callable[[], PRNGK
     return dot_general(recipe, key=random, a=a), name + ("" if a == "lhs" else ", A is rhs")
 
 
-def applied_recipe(choice: Choice, roles: tuple[str, str]) -> Recipe | KernelRecipe | None:
+def as_choice(choice: Choice) -> Recipe | DotGeneralLike | None:
+    """Return a choice with names and wide recipes replaced by what computes the product. Other values are returned as they are.
+
+    A wide recipe has no recipes for gradients: the products of gradients are computed by it too.
+    """
+    if isinstance(choice, WideRecipe) or (isinstance(choice, str) and is_wide_recipe_name(choice)):
+        return replace(dot_general(choice), name=choice if isinstance(choice, str) else f"{choice.name} on {choice.narrow.target}")
+    return as_recipe(choice) if isinstance(choice, str) else choice
+
+
+def applied_recipe(choice: Choice, roles: tuple[str, str]) -> Recipe | KernelRecipe | WideRecipe | None:
     """Return what a choice computes a product of these roles by: the recipe, or its recipe for gradients. None for a function."""
     if isinstance(choice, DotGeneral):
         return choice.recipe
@@ -86,7 +97,7 @@ def _mirror(quantizer: Quantizer) -> Quantizer:
 
 # ---- policies
 
-Choice = Recipe | str | DotGeneralLike | None  # a string is the name of a recipe
+Choice = Recipe | WideRecipe | str | DotGeneralLike | None  # a string is the name of a recipe
 
 
 @dataclass(frozen=True)
@@ -149,7 +160,7 @@ class AnnotatedPolicy(Protocol):
 
 Pattern = str | re.Pattern[str] | Callable[[Product], bool]
 Rules = Mapping[Pattern, Choice] | Sequence[tuple[Pattern, Choice]]
-Policy = Recipe | str | Callable[[Product], Choice] | PlannedPolicy | Rules | None
+Policy = Recipe | WideRecipe | str | Callable[[Product], Choice] | PlannedPolicy | Rules | None
 
 
 @dataclass(frozen=True)
@@ -176,7 +187,7 @@ def decide(policy: Policy, product: Product, convolutions: bool, key: Callable[[
         ValueError: The recipe rounds stochastically and there is no key.
     """
     choice, why = _choice_and_reason(policy, product)
-    choice = as_recipe(choice) if isinstance(choice, str) else choice
+    choice = as_choice(choice)
     if choice is not None and product.primitive == "conv_general_dilated" and not convolutions:
         choice, why = None, "a convolution; convolutions=True takes it as a product of patches"
     if choice is None:
@@ -248,15 +259,18 @@ def as_policy(policy: Policy) -> Policy:
         TypeError: It is no policy.
         ValueError: A name is no recipe's; see `tcemu.get_recipe`.
     """
-    if isinstance(policy, str):
-        return as_recipe(policy)
+    if isinstance(policy, str | WideRecipe):
+        named = as_choice(policy)
+        return named if isinstance(named, Recipe) else (("*", named),)
+    if isinstance(policy, DotGeneral):
+        return (("*", policy),)
     if policy is None or isinstance(policy, Recipe | PlannedPolicy) or callable(policy):
         return policy
     if isinstance(policy, Mapping | Sequence):
         rules: tuple[Any, ...] = tuple(policy.items() if isinstance(policy, Mapping) else policy)
         pairs = all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules)
         if pairs and all(isinstance(pattern, str | re.Pattern) or callable(pattern) for pattern, _ in rules):
-            return tuple((pattern, as_recipe(choice) if isinstance(choice, str) else choice) for pattern, choice in rules)
+            return tuple((pattern, as_choice(choice)) for pattern, choice in rules)
     raise TypeError(
         f"policy: got {policy!r}; expected a Recipe, a function from a Product to a Recipe, a callable like jax.lax.dot_general or None, "
         "or rules: a dict, or a list of pairs, from a pattern for names, as '*attention*', a regular expression or a "

@@ -22,8 +22,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -36,6 +37,7 @@ from tcemu.products.library import kernel_json
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.recipe_json import construct, recipe_from_dict, recipe_to_dict
 from tcemu.products.recipes import Recipe
+from tcemu.products.wide import WideRecipe, wide_recipe_from_dict, wide_recipe_to_dict
 
 __all__ = ["Where", "from_json", "linear_only", "skip_attention", "skip_ends", "to_json"]
 
@@ -204,6 +206,21 @@ def policy_to_dict(policy: Policy) -> Any:
     return choice_to_dict(policy)  # type: ignore[arg-type]
 
 
+class SavedRecipe(NamedTuple):
+    """A kind of recipe that a `DotGeneral` holds, and its form in files."""
+
+    type: type
+    to_dict: Callable[[Any], dict[str, Any]]
+    from_dict: Callable[[Any], Any]
+
+
+SAVED_RECIPES = {
+    "dot_general": SavedRecipe(Recipe, recipe_to_dict, partial(recipe_from_dict, Recipe)),
+    "kernel_recipe": SavedRecipe(KernelRecipe, kernel_json.to_dict, kernel_json.from_dict),
+    "wide_recipe": SavedRecipe(WideRecipe, wide_recipe_to_dict, wide_recipe_from_dict),
+}
+
+
 def choice_to_dict(choice: Choice) -> Any:
     """Convert the choice for one product to plain values. Raises TypeError for a function."""
     if choice is None:
@@ -213,9 +230,8 @@ def choice_to_dict(choice: Choice) -> Any:
     if isinstance(choice, DotGeneral):
         if choice.key is not None:
             raise TypeError(f"policy: {choice} holds a random key, which is not saved; give the recipe and the key of the call apart")
-        if isinstance(choice.recipe, KernelRecipe):
-            return {"kernel_recipe": kernel_json.to_dict(choice.recipe), "a": choice.a, "name": choice.name}
-        return {"dot_general": recipe_to_dict(choice.recipe), "a": choice.a, "name": choice.name}
+        ((kind, saved),) = ((kind, saved) for kind, saved in SAVED_RECIPES.items() if isinstance(choice.recipe, saved.type))
+        return {kind: saved.to_dict(choice.recipe), "a": choice.a, "name": choice.name}
     raise TypeError(f"policy: {function_name(choice)} is a function, which is no value and cannot be saved; use recipes, rules or Where")
 
 
@@ -262,17 +278,15 @@ def choice_from_dict(data: Any) -> Choice:
     """Convert the plain values of `choice_to_dict` to their choice. Raises ValueError."""
     if data is None:
         return None
-    if not isinstance(data, dict) or not data.keys() & {"recipe", "dot_general", "kernel_recipe"}:
-        raise DamagedFile(f"policy: got {str(data)[:80]}; expected null, or an object with recipe, dot_general, kernel_recipe or rules")
+    if not isinstance(data, dict) or not data.keys() & {"recipe", *SAVED_RECIPES}:
+        raise DamagedFile(f"policy: got {str(data)[:80]}; expected null, or an object with recipe, {', '.join(SAVED_RECIPES)} or rules")
     if "recipe" in data:
         return recipe_from_dict(Recipe, check_members("choice", data, ("recipe",))["recipe"])
-    kind = "kernel_recipe" if "kernel_recipe" in data else "dot_general"
+    kind = next(kind for kind in SAVED_RECIPES if kind in data)
     members = check_members("choice", data, (kind, "a", "name"))
     if members["a"] not in ("lhs", "rhs") or not isinstance(members["name"], str):
         raise DamagedFile(f"choice: got a={str(members['a'])[:80]!r}, name={str(members['name'])[:80]!r}; expected lhs or rhs, and text")
-    saved = members[kind]
-    recipe = kernel_json.from_dict(saved) if kind == "kernel_recipe" else recipe_from_dict(Recipe, saved)
-    return DotGeneral(recipe, None, members["a"], members["name"])
+    return DotGeneral(SAVED_RECIPES[kind].from_dict(members[kind]), None, members["a"], members["name"])
 
 
 def _pattern_from_dict(data: Any) -> Any:

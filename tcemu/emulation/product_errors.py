@@ -43,6 +43,7 @@ from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.product_arguments import product_keys
 from tcemu.products.recipe_facts import NO_FACTS, RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.products.recipes import Recipe
+from tcemu.products.wide import WideRecipe
 from tcemu.quantize.quantizer import QuantizedOperand, Scheme, exact_factors, exact_values, quantize
 from tcemu.study.accuracy import ErrorTally, Reference
 
@@ -161,7 +162,7 @@ class ProductErrors:
     seed: int | None = None
 
     @property
-    def recipe(self) -> Recipe | KernelRecipe | None:
+    def recipe(self) -> Recipe | KernelRecipe | WideRecipe | None:
         """The recipe that computed the product; None for a function."""
         return applied_recipe(self.choice, self.product.roles)
 

@@ -23,6 +23,7 @@ from tcemu.emulation.survey import Product
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.products.recipes import Recipe
+from tcemu.products.wide import WideRecipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +50,7 @@ class Entry:
     choice: Choice = None
 
     @property
-    def recipe(self) -> Recipe | KernelRecipe | None:
+    def recipe(self) -> Recipe | KernelRecipe | WideRecipe | None:
         """The recipe that computes the product; None if the product is left, or computed by a function."""
         return applied_recipe(self.choice, self.product.roles) if self.replaced and self.product is not None else None
 

@@ -8,10 +8,13 @@ if TYPE_CHECKING:
     from tcemu.products.attention.flash_blocks import Flash as Flash
     from tcemu.products.delayed_scaling import DelayedScaling as DelayedScaling
     from tcemu.products.delayed_scaling import delayed_matmul as delayed_matmul
+    from tcemu.products.wide import WideRecipe as WideRecipe
+    from tcemu.products.wide import get_wide_recipe as get_wide_recipe
 
 PUBLIC_NAMES = (
     ("tcemu.products.attention.flash_blocks", "Flash"),
     ("tcemu.products.delayed_scaling", "DelayedScaling delayed_matmul"),
+    ("tcemu.products.wide", "WideRecipe get_wide_recipe"),
 )
 
 __all__, __getattr__, __dir__ = lazy_names(__name__, PUBLIC_NAMES)

@@ -17,9 +17,10 @@ from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.base.meshes import shard_like
 from tcemu.products.library.kernel_recipe import KernelRecipe
-from tcemu.products.matmul import matmul
+from tcemu.products.matmul import matmul, resolve_product_recipe
 from tcemu.products.product_arguments import float_array, promoted_dtype
-from tcemu.products.recipes import Recipe, resolve_recipe
+from tcemu.products.recipes import Recipe
+from tcemu.products.wide import WideRecipe
 
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -63,13 +64,13 @@ class DotGeneral:
     """`jax.lax.dot_general` by a recipe: a callable that hashes as its recipe does. Made by `dot_general`.
 
     Attributes:
-        recipe: A `Recipe`, or the `KernelRecipe` of one kernel, for products without batch axes.
+        recipe: A `Recipe`, a `WideRecipe`, or the `KernelRecipe` of one kernel, for products without batch axes.
         key: JAX random key; ignored by equality.
         a: The operand that is the recipe's A, "lhs" or "rhs".
         name: The product's name in reports; ignored by equality.
     """
 
-    recipe: Recipe | KernelRecipe
+    recipe: Recipe | KernelRecipe | WideRecipe
     key: PRNGKey | None = field(default=None, compare=False)
     a: str = "lhs"
     name: str = field(default="", compare=False)
@@ -120,13 +121,14 @@ class DotGeneral:
         return (jnp.swapaxes(d, -1, -2) if self.a == "rhs" else d).reshape(expected.shape)
 
 
-def dot_general(recipe: Recipe | KernelRecipe | str, *, key: PRNGKey | None = None, a: str = "lhs") -> DotGeneral:
+def dot_general(recipe: Recipe | KernelRecipe | WideRecipe | str, *, key: PRNGKey | None = None, a: str = "lhs") -> DotGeneral:
     """Make a replacement of `jax.lax.dot_general`, as `nn.Dense(dot_general=tcemu.dot_general(recipe))`.
 
     K is the contracting axes in the order given, as one axis; M and N are the other axes of lhs and rhs.
 
     Args:
-        recipe: A `Recipe`, the name of one, as "bf16" or "deepseek on H100", or a `tcemu.replay.KernelRecipe`.
+        recipe: A `Recipe` or a `tcemu.products.WideRecipe`, the name of one, as "bf16", "deepseek on H100" or "bf16x6 on A100", or a
+            `tcemu.replay.KernelRecipe`.
         key: JAX random key, where the recipe rounds stochastically. Every call of the result draws the same bits from it; `tcemu.emulate`
             gives every execution of a product its own bits.
         a: The operand that is the recipe's A, "lhs" or "rhs"; the other is its B. In the usual recipes A is the activation and B the
@@ -140,8 +142,7 @@ def dot_general(recipe: Recipe | KernelRecipe | str, *, key: PRNGKey | None = No
         TypeError: `recipe` is neither a recipe nor a name.
         ValueError: the name is unknown, a key is missing, or `a` is another word.
     """
-    if not isinstance(recipe, KernelRecipe):
-        recipe = resolve_recipe(recipe, key)
+    recipe = resolve_product_recipe(recipe, key)
     if a not in ("lhs", "rhs"):
         raise ValueError(f"a={a!r}: expected 'lhs' or 'rhs', the operand that is the recipe's A")
     return DotGeneral(recipe, key, a)

@@ -26,6 +26,7 @@ from tcemu.products.library.kernel_matmul import KernelOperands, matmul_with_ker
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.product_arguments import OperandPair, as_jax_array, check_float_dtype, float_array, product_keys, product_shape
 from tcemu.products.recipes import Recipe, resolve_recipe
+from tcemu.products.wide import WideOperands, WideRecipe, cached_wide_recipe, is_wide_recipe_name, matmul_with_wide_recipe
 from tcemu.quantize.quantizer import ONE, QuantizedOperand, Quantizer, Scheme, dequantize, quantize
 from tcemu.quantize.scale_groups import broadcast_scales, repeat_scales
 from tcemu.quantize.scale_rules import max_finite_code
@@ -36,7 +37,7 @@ def matmul(
     b: ArrayLike,
     bias: ArrayLike | None = None,
     *,
-    recipe: Recipe | KernelRecipe | str,
+    recipe: Recipe | KernelRecipe | WideRecipe | str,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
     key: PRNGKey | None = None,
@@ -57,7 +58,8 @@ def matmul(
         bias: Floats that broadcast to [..., M, N], or None.
         recipe: A `Recipe`, or the name of one, as "bf16" or "deepseek on H100". Or a `tcemu.replay.KernelRecipe`, the order in which one
             kernel of a library adds: then K is not sharded, there are no keys, and scales are single numbers, or [..., M, 1] and
-            [..., 1, N].
+            [..., 1, N]. Or a `tcemu.products.WideRecipe` or the name of one, as "bf16x6 on A100": then there are neither keys nor scales,
+            and K is not sharded.
         scale_a: Float scales that replace those which the recipe computes: a scalar for "tensor", [..., M, 1] for "row",
             [..., blocks of M, blocks of K] for "block" (the blocks of an instruction: rounded to its scale format).
         scale_b: The same for B: a scalar, [..., 1, N] for "column", [..., blocks of K, blocks of N] for "block".
@@ -73,8 +75,7 @@ def matmul(
         TypeError: an argument holds no floats, or the recipe or dtype has another type.
         ValueError: shapes do not fit, the name is unknown, or a key is missing.
     """
-    if not isinstance(recipe, KernelRecipe):
-        recipe = resolve_recipe(recipe, key)
+    recipe = resolve_product_recipe(recipe, key)
     a, b = float_array("a", a), float_array("b", b)
     bias, scale_a, scale_b = (
         None if value is None else float_array(name, value) for name, value in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b))
@@ -83,6 +84,13 @@ def matmul(
         if key is not None or axis_name is not None:
             raise ValueError("key, axis_name: a kernel recipe rounds to nearest, on one device; leave them out")
         return matmul_with_kernel(recipe, KernelOperands(a, b, bias, scale_a, scale_b), dtype)
+    if isinstance(recipe, WideRecipe):
+        if any(value is not None for value in (key, axis_name, scale_a, scale_b)):
+            raise ValueError(
+                "key, axis_name, scale_a, scale_b: a wide recipe rounds to nearest, on one device, without scales; leave them out"
+            )
+        plain = lambda given: jnp.matmul(given.a, given.b)
+        return shard_like(plain, lambda given: matmul_with_wide_recipe(recipe, given, dtype), WideOperands(a, b, bias))
     product_shape(a.shape, b.shape, None if bias is None else bias.shape, names=("a", "b", "bias"))
     scheme_a, scheme_b = recipe.schemes
     sizes_a, sizes_b = scheme_a.group_sizes, scheme_b.group_sizes
@@ -99,6 +107,15 @@ def matmul(
         key=key,
     )
     return shard_like(lambda given: jnp.matmul(given.a, given.b), partial(differentiable_product, options), operands)
+
+
+def resolve_product_recipe(recipe: Recipe | KernelRecipe | WideRecipe | str, key: PRNGKey | None) -> Recipe | KernelRecipe | WideRecipe:
+    """Return the recipe of a product, given as a value of any kind or by its name. Raises the errors of `resolve_recipe`."""
+    if isinstance(recipe, KernelRecipe | WideRecipe):
+        return recipe
+    if isinstance(recipe, str) and is_wide_recipe_name(recipe):
+        return cached_wide_recipe(recipe)
+    return resolve_recipe(recipe, key)
 
 
 class MatmulOperands(NamedTuple):

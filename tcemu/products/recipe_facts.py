@@ -13,6 +13,7 @@ from tcemu.base.provenance import Provenance, installed_versions
 from tcemu.products.library.kernel_recipe import KernelRecipe, Steps
 from tcemu.products.recipes import Recipe
 from tcemu.products.unit_choice import describe_unit
+from tcemu.products.wide import WideRecipe
 
 RECIPE_COLUMNS = ("target", "instruction", "model", "evidence")  # columns of result tables
 RecipeFacts = tuple[str | None, str | None, str | None, str | None]
@@ -20,7 +21,7 @@ WHAT_IF = "what-if"  # in the place of a level of evidence where the arithmetic 
 NO_FACTS: RecipeFacts = (None, None, None, None)
 
 
-def recipe_facts(recipe: Recipe | KernelRecipe | None, evidence: Mapping[str, str] | None = None) -> RecipeFacts:
+def recipe_facts(recipe: Recipe | KernelRecipe | WideRecipe | None, evidence: Mapping[str, str] | None = None) -> RecipeFacts:
     """Return the values of RECIPE_COLUMNS for what computed a product.
 
     The model's column has the fields that the recipe changes in the target's own arithmetic, "" where it changes none. Evidence is a level
@@ -32,6 +33,9 @@ def recipe_facts(recipe: Recipe | KernelRecipe | None, evidence: Mapping[str, st
     """
     if recipe is None:
         return NO_FACTS
+    if isinstance(recipe, WideRecipe):
+        target, op, changes, level = recipe_facts(recipe.narrow, evidence)
+        return target, f"{len(recipe.products)} x {op}", changes, level
     if isinstance(recipe, KernelRecipe):
         unit = recipe.unit
         if not isinstance(unit, Steps):
@@ -91,11 +95,12 @@ def _evidence_text(recipe: Recipe) -> str:
     return f"{known.level}: {known.source}"
 
 
-def evidence_texts(recipes: Iterable[Recipe | KernelRecipe | None]) -> dict[str, str]:
+def evidence_texts(recipes: Iterable[Recipe | KernelRecipe | WideRecipe | None]) -> dict[str, str]:
     """Return the evidence of each arithmetic by its name, as "silicon: one NVIDIA H200, ..."."""
-    return {arithmetic_name(recipe): _evidence_text(recipe) for recipe in recipes if isinstance(recipe, Recipe)}
+    narrow = (recipe.narrow if isinstance(recipe, WideRecipe) else recipe for recipe in recipes)
+    return {arithmetic_name(recipe): _evidence_text(recipe) for recipe in narrow if isinstance(recipe, Recipe)}
 
 
-def make_provenance(recipes: Iterable[Recipe | KernelRecipe | None], inputs: str = "") -> Provenance:
+def make_provenance(recipes: Iterable[Recipe | KernelRecipe | WideRecipe | None], inputs: str = "") -> Provenance:
     """Return the provenance of a result that these recipes compute now."""
     return Provenance(versions=installed_versions(), evidence=evidence_texts(recipes), inputs=inputs)

@@ -112,3 +112,15 @@ def tanh_kernel(x_ptr, y_ptr, z_ptr, BLOCK: tl.constexpr):
     y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
     tl.store(y_ptr + offsets, y)
     tl.store(z_ptr + offsets, tl.exp(x))
+
+
+@triton.jit
+def wide_product_kernel(a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
+    """A product of f32 matrices by several products of narrower parts."""
+    rows, columns, steps = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BLOCK_K)
+    total = tl.zeros((M, N), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        a = tl.load(a_ptr + rows[:, None] * K + (k + steps)[None, :])
+        b = tl.load(b_ptr + (k + steps)[:, None] * N + columns[None, :])
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    tl.store(c_ptr + rows[:, None] * N + columns[None, :], total)
