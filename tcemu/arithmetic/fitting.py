@@ -8,7 +8,8 @@ from tcemu.formats import Format
 
 def needs_whole_instructions(model: Model, spec: ProductSpec) -> bool:
     """Returns whether K is filled up to whole instructions; else it is a row of single multiply-adds, of any length."""
-    return spec.a.is_integer or model.fraction_bits is not None or model.chain is not None or spec.d != model.result
+    single = model.fraction_bits is None and model.step_kind is None and model.chain is None and model.groups == 1
+    return spec.a.is_integer or not single or spec.d != model.result
 
 
 def specialize(model: Model, spec: ProductSpec, block: int | None) -> tuple[Model, ProductSpec]:
@@ -51,8 +52,11 @@ def _check(model: Model, spec: ProductSpec, block: int | None) -> None:
         raise ValueError(f"Model(summed={summed}): must divide the {block} products that share a scale. PTX ISA 9.7.14.3")
     else:
         check_exact(spec.a, spec.b, scaling, summed)
-    if groups > 1 and k % (2 * groups):
-        raise ValueError(f"Model(groups={groups}): the {k} products of an instruction are no {groups} groups of pairs")
+    width = 2 if model.dealing == "pairs" else 1
+    if groups > 1 and k % (width * groups):
+        pairs = " of pairs" if width == 2 else ""
+        raise ValueError(f"Model(groups={groups}): the {k} products of an instruction are no {groups} groups{pairs}")
+    _check_step_kind(model, spec, block)
     if isinstance(model.chain, int):
         if not isinstance(model.terms, int):
             raise ValueError(f"Model(chain={model.chain}): with a chain of so many products, terms must be known before tracing")
@@ -70,6 +74,22 @@ def _check(model: Model, spec: ProductSpec, block: int | None) -> None:
             raise ValueError(
                 f"the model converts A and B to {common} first, which does not hold every value of {fmt}; choose a wider format"
             )
+
+
+def _check_step_kind(model: Model, spec: ProductSpec, block: int | None) -> None:
+    """Raises ValueError where a step of another maker's unit does not fit the instruction."""
+    if model.step_kind is None:
+        return
+    if block is not None:
+        raise ValueError(f"Model(step_kind={model.step_kind!r}): such steps take no block scales; give None")
+    terms, groups = int(model.terms), model.groups
+    room = spec.k if model.step_kind == "joined" else spec.k // groups
+    if min(terms, room) & (min(terms, room) - 1) or room % min(terms, room):
+        raise ValueError(f"Model(terms={terms}, step_kind={model.step_kind!r}): {room} products of an instruction are no whole steps")
+    if model.step_kind == "exact" and max(spec.a.mantissa_bits, spec.b.mantissa_bits) >= 16:
+        raise ValueError(
+            f'Model(step_kind="exact"): products of {spec.a} and {spec.b} have more than 32 bits; A and B have at most 16 each'
+        )
 
 
 def _check_chain(chain: int, together: bool, order: Order, k: int) -> None:

@@ -29,15 +29,9 @@ def fma_limbs(a: Limbs, b: Limbs, c: Limbs, fmt: Format, rounding: Rounding) -> 
     """`fma` of codes in limbs. The operands are brought to one shape first, since XLA recomputes a broadcast for every use."""
     a, b, c = _one_shape(a, b, c)
     x, y, z = (decode_limbs(fmt, v) for v in (a, b, c))
-    product = Number(
-        x.negative != y.negative,
-        bits.multiply(x.magnitude, y.magnitude),
-        x.exponent + y.exponent,
-        x.nan | y.nan | (x.infinite & _is_zero(y)) | (y.infinite & _is_zero(x)),
-        x.infinite | y.infinite,
-    )
+    product = multiply_numbers(x, y)
     width = len(product.magnitude)  # 2 limbs for f32, 4 for f64: at least 2p + 3 bits, so that no cancellation meets a jammed bit
-    d = _add(product, z._replace(magnitude=bits.extend(z.magnitude, width)), fmt, rounding)
+    d = encode_limbs(fmt, add_numbers(product, z._replace(magnitude=bits.extend(z.magnitude, width)), rounding), rounding)
     return _f64_nans(d, b, c, a) if fmt == F64 else d
 
 
@@ -46,12 +40,23 @@ def add_limbs(x: Limbs, y: Limbs, fmt: Format, rounding: Rounding = "RN") -> Lim
     x, y = _one_shape(x, y)
     width = 1 if fmt.mantissa_bits + 4 <= 32 else 2  # p + 3 bits
     u, v = (n._replace(magnitude=bits.extend(n.magnitude, width)) for n in (decode_limbs(fmt, x), decode_limbs(fmt, y)))
-    return _add(u, v, fmt, rounding)
+    return encode_limbs(fmt, add_numbers(u, v, rounding), rounding)
 
 
 def add(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: Rounding = "RN") -> Array:
     """x + y, rounded once. Codes of `fmt` in and out; every NaN is the canonical one."""
     return limbs_to_codes(fmt, add_limbs(codes_to_limbs(fmt, jnp.asarray(x)), codes_to_limbs(fmt, jnp.asarray(y)), fmt, rounding))
+
+
+def multiply_numbers(x: Number, y: Number) -> Number:
+    """The exact product of two numbers of one shape."""
+    return Number(
+        x.negative != y.negative,
+        bits.multiply(x.magnitude, y.magnitude),
+        x.exponent + y.exponent,
+        x.nan | y.nan | (x.infinite & _is_zero(y)) | (y.infinite & _is_zero(x)),
+        x.infinite | y.infinite,
+    )
 
 
 def _one_shape(*operands: Limbs) -> tuple[Limbs, ...]:
@@ -69,7 +74,11 @@ def _normalize(x: Number) -> tuple[Limbs, Array]:
     return bits.shift_left(x.magnitude, shift), x.exponent - shift
 
 
-def _add(x: Number, y: Number, fmt: Format, rounding: Rounding) -> Limbs:
+def add_numbers(x: Number, y: Number, rounding: Rounding) -> Number:
+    """The sum of two numbers of equal width, with a sticky last bit: to encode by this rounding.
+
+    The width has at least three bits more than the result's significand, and for an unrounded product at least 2p + 3.
+    """
     (x_magnitude, x_exponent), (y_magnitude, y_exponent) = _normalize(x), _normalize(y)
     x_zero, y_zero = bits.is_zero(x_magnitude), bits.is_zero(y_magnitude)
     exponent = jnp.where(x_zero, y_exponent, jnp.where(y_zero, x_exponent, jnp.maximum(x_exponent, y_exponent)))
@@ -83,7 +92,7 @@ def _add(x: Number, y: Number, fmt: Format, rounding: Rounding) -> Limbs:
     nan = x.nan | y.nan | (x.infinite & y.infinite & ~same)
     infinite = (x.infinite | y.infinite) & ~nan
     negative = jnp.where(infinite, jnp.where(x.infinite, x.negative, y.negative), negative)
-    return encode_limbs(fmt, Number(negative, magnitude, exponent, nan, infinite), rounding)
+    return Number(negative, magnitude, exponent, nan, infinite)
 
 
 def _f64_nans(d: Limbs, *operands: Limbs) -> Limbs:

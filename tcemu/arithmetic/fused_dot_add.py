@@ -84,7 +84,7 @@ def fused_dot_add(model: Model, spec: ProductSpec, a: Multiplicand, b: Multiplic
     model: its numeric fields may be traced. spec: of the instruction, with the formats that are multiplied.
     Returns codes of `model.result` [..., M, N], as one limb.
     """
-    products = _pair_products(a, b)
+    products = pair_products(a, b)
 
     # rule 3
     max_exponent = products[0].exponents.a + products[0].exponents.b
@@ -94,13 +94,14 @@ def fused_dot_add(model: Model, spec: ProductSpec, a: Multiplicand, b: Multiplic
     max_exponent = jnp.maximum(jnp.maximum(max_exponent, c.exponent), model.floor)
 
     # rules 4 and 5
-    aligned = _align(model, spec, products, max_exponent)
+    aligned = align_products(model, spec, products, max_exponent)
     narrow = truncates(model.alignment) and _fits_one_limb(model, spec, len(products))
     negative, magnitude = _add_narrow(aligned) if narrow else add_wide(aligned)
     return add_accumulator(model, ProductSum(negative, magnitude, max_exponent), c)
 
 
-def _pair_products(a: Multiplicand, b: Multiplicand) -> list[Product]:
+def pair_products(a: Multiplicand, b: Multiplicand) -> list[Product]:
+    """Pairs the factors of every product of a step."""
     row, column = (lambda v, t: v[..., :, t, None]), (lambda v, t: v[..., t, None, :])
     return [
         Product(Pair(row(a.significand, t), column(b.significand, t)), Pair(row(a.exponent, t), column(b.exponent, t)))
@@ -108,7 +109,7 @@ def _pair_products(a: Multiplicand, b: Multiplicand) -> list[Product]:
     ]
 
 
-def _align(model: Model, spec: ProductSpec, products: list[Product], max_exponent: Array) -> list[Array]:
+def align_products(model: Model, spec: ProductSpec, products: list[Product], max_exponent: Array) -> list[Array]:
     """f32: each term in units of 2^(max_exponent - fraction_bits), not yet truncated; an integer where alignment does not truncate."""
     assert model.fraction_bits is not None
     a, b, fraction_bits = spec.a, spec.b, model.fraction_bits

@@ -22,6 +22,9 @@ MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper 
 PRODUCT_BITS = 24  # bits of a product's significand in a fused step, which an f32 holds exactly (see `fused_dot_add`)
 OUT_OF_RANGE = 1 << 30  # outside the limits of every field, and an int32
 ROUNDING_MODES = ROUNDINGS[:-1]  # rounding modes of steps and alignment: all but the stochastic one
+STEP_KINDS = ("exact", "pairwise", "odd", "joined")  # kinds of step that are neither fused nor one multiply-add: see `Model`
+DEALINGS = ("pairs", "single", "reversed")
+FLUSHES = ("signed", "positive")
 
 # the fields that may be traced: their least and greatest value; those that are roundings, as indices into MODES
 LIMITS: dict[str, tuple[int, int]] = {
@@ -58,6 +61,10 @@ STATIC_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "together": (lambda v: isinstance(v, bool), "True or False"),
     "summed": (lambda v: v is None or _is_count(v), "a number of products, or None"),
     "from_zero": (lambda v: isinstance(v, bool), "True or False"),
+    "dealing": (lambda v: v in DEALINGS, f"one of {', '.join(DEALINGS)}"),
+    "step_kind": (lambda v: v is None or v in STEP_KINDS, f"one of {', '.join(STEP_KINDS)}, or None"),
+    "flush": (lambda v: v is None or v in FLUSHES, f"one of {', '.join(FLUSHES)}, or None"),
+    "nan": (lambda v: v is None or (isinstance(v, int) and 0 <= v < 1 << 32), "a code of 32 bits, or None for the canonical NaN"),
 }
 
 
@@ -67,7 +74,18 @@ class Model:
     """The arithmetic of an instruction, as a value: D = A·B + C by steps along K.
 
     A step adds `terms` products and the running value in one fused sum and rounds it to `result`. With `fraction_bits=None` a step is exact
-    and has one product: an IEEE fused multiply-add. A step never reaches into the next instruction. Without `chain`, all steps follow each
+    and has one product: an IEEE fused multiply-add. `step_kind` names another kind of step, which units of other makers have:
+
+    - "exact": all products of a step and the running value are added exactly, and rounded once.
+    - "pairwise": each product is rounded; the products are added in pairs, and these sums in pairs, each sum rounded; the total is added to
+      the running value and rounded.
+    - "odd": as "pairwise", and every rounding is to odd: an inexact result, rounded toward zero, gets an odd last bit.
+    - "joined": the products alone are aligned and truncated as in a fused step. Their sum then joins the running value: both are rounded
+      down, the running value to `fraction_bits`, the sum to 32 bits below the larger exponent; the total is rounded down to 31 bits and by
+      `rounding` to the result. With `groups`, each group is aligned by itself, the groups are joined rounded down, and a running value more
+      than `fraction_bits` + 1 below is dropped.
+
+    A step never reaches into the next instruction. Without `chain`, all steps follow each
     other, beginning at C. With `chain`, every chain of products starts from nothing, and its sum is added to C, rounded RN.
 
     fraction_bits, floor, result_bits, terms, rounding and alignment may be integer arrays, so that `jax.vmap` sweeps them in one compiled
@@ -93,6 +111,10 @@ class Model:
     summed: int | None = None  # products that are first added exactly, then scaled and aligned as one term (block scaling of 4-bit types)
     alignment: Rounding = "RZ"  # rounding of an aligned term: "RZ" truncates, as every known unit does; "RN", "RM", "RP" are what-if
     from_zero: bool = False  # an exact chain starts from +0, so that products that are all -0 sum to +0; else from its first product
+    dealing: str = "pairs"  # products go to the groups in "pairs", "single" (one by one), or "reversed" (one by one, last group first)
+    step_kind: str | None = None  # "exact", "pairwise", "odd" or "joined"; None: fused steps or multiply-adds, as fraction_bits says
+    flush: str | None = None  # subnormal operands and results become zero: operands "signed" zeros or "positive" ones; None: they are kept
+    nan: int | None = None  # code of every NaN that an f32 result has; None: the canonical one
 
     def __post_init__(self) -> None:
         for name, (allowed, wanted) in STATIC_FIELDS.items():
@@ -143,7 +165,8 @@ class Model:
     def _check_together(self) -> None:
         """Raises ValueError for fields that exclude each other."""
         exact = self.fraction_bits is None
-        if exact and not (isinstance(self.terms, int) and self.terms == 1):
+        self._check_step_kind(exact)
+        if exact and self.step_kind is None and not (isinstance(self.terms, int) and self.terms == 1):
             self._refuse("terms", "1 where fraction_bits is None: an exact step is a fused multiply-add")
         if exact and not truncates(self.alignment):
             self._refuse("alignment", '"RZ" where fraction_bits is None: nothing is cut')
@@ -164,10 +187,29 @@ class Model:
                 "summed", "None where steps are exact, where A and B are converted first, or where products are dealt out in groups"
             )
 
+    def _check_step_kind(self, exact: bool) -> None:
+        """Raises ValueError where the fields of other makers' units exclude each other or `result`."""
+        if (self.step_kind is not None or self.flush is not None or self.nan is not None) and self.result != F32:
+            self._refuse("result", "f32 where step_kind, flush or nan are set")
+        if self.step_kind is not None and not (isinstance(self.terms, int) and isinstance(self.rounding, str)):
+            self._refuse("terms" if not isinstance(self.terms, int) else "rounding", "known before tracing where step_kind is set")
+        if self.step_kind is not None and (self.step_kind == "joined") == exact:
+            wanted = "a number" if self.step_kind == "joined" else "None"
+            self._refuse("fraction_bits", f'{wanted} where step_kind is "{self.step_kind}"')
+        if self.step_kind in ("pairwise", "odd") and int(self.terms) & (int(self.terms) - 1):
+            self._refuse("terms", f'a power of two where step_kind is "{self.step_kind}"')
+        if self.step_kind == "odd" and self.rounding != "RZ":
+            self._refuse("rounding", '"RZ" where step_kind is "odd"')
+        if self.flush is not None and (not exact or self.step_kind == "exact"):
+            self._refuse("flush", "None where a step is not made of multiply-adds, or of products and sums rounded one by one")
+        fused_only = self.multiplicand, self.result_bits, self.summed, self.chain
+        if self.step_kind == "joined" and (fused_only != (None,) * 4 or not isinstance(self.fraction_bits, int) or self.fraction_bits > 30):
+            self._refuse("step_kind", "None with multiplicand, result_bits, summed, chain, or more than 30 fraction_bits")
+
     @property
     def common_format(self) -> Format | None:
         """The format to which A and B are converted before they are multiplied; None: they are not converted."""
-        if self.result.is_integer:
+        if self.result.is_integer or self.step_kind == "exact":
             return None
         return self.result if self.fraction_bits is None else self.multiplicand
 
@@ -235,7 +277,7 @@ def clip_to_limits(model: Model) -> tuple[Model, Array | None]:
 # ---- models changed by text
 
 
-CHAIN_OF_AN_INSTRUCTION = "k"  # the one word that a number of products may be
+FIELD_WORDS = {"chain": ("k",), "dealing": DEALINGS, "step_kind": STEP_KINDS, "flush": FLUSHES}  # words that are values of a field
 
 
 class WhatIfField:
@@ -250,8 +292,8 @@ class WhatIfField:
             self.values |= FORMATS
         if kind == Rounding:
             self.values |= {word: word for word in ROUNDING_MODES}
-        elif str in kinds:
-            self.values[CHAIN_OF_AN_INSTRUCTION] = CHAIN_OF_AN_INSTRUCTION
+        else:
+            self.values |= {word: word for word in FIELD_WORDS.get(name, ())}
         if bool in kinds:
             self.values |= {"True": True, "False": False}
         if type(None) in kinds:

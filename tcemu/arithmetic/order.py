@@ -1,6 +1,7 @@
 """Order in which products are added: groups, steps and chains along K.
 
-One instruction has `k` products. They are assigned in pairs to `groups`: pair number p goes to group p mod `groups`. The groups are reduced
+One instruction has `k` products. They are assigned in pairs to `groups`: pair number p goes to group p mod `groups`. A model may also
+deal them out one by one (`dealing`). The groups are reduced
 one after the other, each in steps of `terms` products; the last step of a group may be short. Without chains the steps follow each other
 from C on. With chains, so many steps start from nothing, and their outcome is added to C.
 
@@ -25,11 +26,13 @@ class Order:
     groups: int = 1
     chain: int | str | None = None  # products in a chain; "k": those of one instruction; None: there are no chains
     together: bool = False  # the chains of one instruction are added to each other, and their sum to C
+    dealing: str = "pairs"  # "pairs", "single" or "reversed": see `Model.dealing`
 
     @classmethod
     def from_model(cls, model: Model, k: int) -> "Order":
-        """The order of a model whose instruction has k products."""
-        return cls(model.terms if isinstance(model.terms, int) else k, model.groups, model.chain, model.together)
+        """The order of a model whose instruction has k products. The groups of a joined step lie within the step."""
+        groups = 1 if model.step_kind == "joined" else model.groups
+        return cls(model.terms if isinstance(model.terms, int) else k, groups, model.chain, model.together, model.dealing)
 
     def step_size(self, k: int) -> int:
         """Products that one step has room for: a step reaches neither into the next group nor into the next instruction."""
@@ -49,8 +52,9 @@ class Order:
         """[K, ...] of whole instructions, NumPy or JAX: the products of each instruction, group after group."""
         if self.groups == 1:
             return products
-        pairs = products.reshape(-1, k // (2 * self.groups), self.groups, 2, *products.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(products.shape)
+        width = 2 if self.dealing == "pairs" else 1
+        dealt = products.reshape(-1, k // (width * self.groups), self.groups, width, *products.shape[1:]).swapaxes(1, 2)
+        return (dealt[:, ::-1] if self.dealing == "reversed" else dealt).reshape(products.shape)
 
     def steps(self, k: int) -> list[list[int]]:
         """The products of each step of one instruction, by their numbers along K."""

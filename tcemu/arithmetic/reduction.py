@@ -1,7 +1,8 @@
 """The portable reduction over K: every step, in the order that `order` gives, as plain JAX operations on any device.
 
-There are three kinds of step: fused dot-adds, fused dot-adds over groups (both in `fused_dot_add`), and fused multiply-adds (`fma`). For
-each kind the multiplicands are brought to one form, with the steps as the leading axis, and one function computes a step.
+There are four kinds of step: fused dot-adds, fused dot-adds over groups (both in `fused_dot_add`), fused multiply-adds (`fma`), and the
+steps of other makers' units (`other_steps`). For each kind the multiplicands are brought to one form, with the steps as the leading axis,
+and one function computes a step.
 """
 
 import math
@@ -19,11 +20,12 @@ from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, deal_groups,
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, DecodedScales, Multiplicand, decode_multiplicand, has_special, spread_scales
 from tcemu.arithmetic.order import Order
+from tcemu.arithmetic.other_steps import exact_sum, flush_subnormals, joined_dot_add, pairwise_sum
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
 from tcemu.base.bits import Limbs
 from tcemu.base.compilation import compile_once
 from tcemu.base.meshes import match_varying_axes
-from tcemu.formats import ROUNDINGS, Format, codes_to_limbs, convert, limbs_to_codes
+from tcemu.formats import F32, ROUNDINGS, Format, codes_to_limbs, convert, limbs_to_codes
 
 COLUMNS = 128  # columns of D in a block: a step's part of B then stays in the first-level cache
 ELEMENTS = 1 << 17  # elements of D in a block
@@ -38,6 +40,13 @@ def reduce_k(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scal
 
     a, b: codes in the formats that are multiplied; c: codes in the format of the steps' results.
     """
+    d = _reduce(model, spec, a, b, c, scales)
+    if model.nan is None:
+        return d
+    return jnp.where((d & jnp.uint32(F32.nan)) > F32.infinity, jnp.uint32(model.nan), d)
+
+
+def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
     words = spec.a.words - 1
     a_scales = b_scales = None
     if scales is not None:
@@ -112,7 +121,8 @@ def _reduce_fused(model: Model, spec: ProductSpec, order: Order, c: Array, x: St
         x, y = products
         special = jnp.any(x.special) | jnp.any(y.special)
         start = lax.cond(special, partial(absorb_specials, model.result), lambda x, y, c: c, x.operand, y.operand, accumulator)
-        return fused_dot_add(model, spec, x.operand, y.operand, start)
+        dot_add = joined_dot_add if model.step_kind == "joined" else fused_dot_add
+        return dot_add(model, spec, x.operand, y.operand, start)
 
     def only(chosen: Array, products: tuple[StepOperand, StepOperand]) -> tuple[StepOperand, StepOperand]:
         x, y = products
@@ -179,32 +189,50 @@ def _reduce_grouped(
 
 
 def _reduce_exact(model: Model, spec: ProductSpec, order: Order, c: Array, a: Array, b: Array) -> Array:
-    """Reduces K by fused multiply-adds in the one format of A, B and the result. a, b: codes with K in front; otherwise as
-    `_reduce_fused`.
+    """Reduces K by fused multiply-adds in the one format of A, B and the result, or by exact or pairwise sums. a, b: codes with K in front;
+    otherwise as `_reduce_fused`.
     """
-    fmt = model.result
+    fmt, kind = model.result, model.step_kind
     x, y, start = (codes_to_limbs(fmt, v) for v in (a, b, c))
     # -0 adds nothing at all; +0 where sums are rounded down, since there +0 and -0 add up to -0
     down = model.rounding == "RM" if isinstance(model.rounding, str) else model.rounding == ROUNDINGS.index("RM")
     high = jnp.where(jnp.asarray(model.from_zero) | down, 0, jnp.uint32(1 << (min(fmt.bits, 32) - 1)))
     nothing = codes_to_limbs(fmt, (jnp.stack([jnp.zeros_like(high), high]) if fmt.words == 2 else high).astype(fmt.dtype))
 
-    def step(accumulator: Limbs, products: tuple[Limbs, Limbs]) -> Limbs:
+    def step(accumulator: Limbs, products: tuple[Limbs, Limbs, Array]) -> Limbs:
         rows, columns = tuple(v[..., :, None] for v in products[0]), tuple(v[..., None, :] for v in products[1])
-        return fma_limbs(rows, columns, accumulator, fmt, model.rounding)
+        if model.flush is not None:  # each instruction flushes its C
+            accumulator = (jnp.where(products[2], flush_subnormals(fmt, accumulator[0], model.flush), accumulator[0]),)
+        if kind is None:
+            d = fma_limbs(rows, columns, accumulator, fmt, model.rounding)
+            return d if model.flush is None else (flush_subnormals(fmt, d[0], "signed"),)
+        pairs = list(zip(rows[0], columns[0], strict=True))
+        return (exact_sum(model, spec, pairs, accumulator[0]) if kind == "exact" else pairwise_sum(model, pairs, accumulator[0]),)
 
-    return limbs_to_codes(fmt, _reduce_chains(step, fmt, order, spec.k, (x, y), start, nothing))
+    if kind is not None:
+        terms = order.step_size(spec.k)
+        x, y = ((v.reshape(-1, terms, *v.shape[1:]),) for (v,) in (x, y))
+    count = x[0].shape[0]
+    first = jnp.arange(count) % order.steps_per_instruction(spec.k) == 0
+    return limbs_to_codes(fmt, _reduce_chains(step, fmt, order, spec.k, (x, y, first), start, nothing, model.flush))
 
 
 # ---- one step after the other
 
 
 def _reduce_chains(
-    advance: Advance, fmt: Format, order: Order, k: int, products: tuple, c: Limbs, nothing: tuple[ArrayLike, ...] = (0,)
+    advance: Advance,
+    fmt: Format,
+    order: Order,
+    k: int,
+    products: tuple,
+    c: Limbs,
+    nothing: tuple[ArrayLike, ...] = (0,),
+    flush: str | None = None,
 ) -> Limbs:
     """Computes all steps, one after the other or in chains, which are added to c in `fmt`.
 
-    products: arrays with the steps in front. nothing: the code from which a chain starts, limb by limb.
+    products: arrays with the steps in front. nothing: the code from which a chain starts, limb by limb. flush: as `Model.flush`.
     """
     length = order.steps_per_chain(k)
     if length is None:
@@ -214,12 +242,18 @@ def _reduce_chains(
         start = tuple(match_varying_axes(jnp.full(v.shape, code, v.dtype), v)[0] for v, code in zip(c, nothing, strict=True))
         return _scan(advance, start, one)
 
+    def add_up(accumulator: Limbs, total: Limbs) -> Limbs:
+        if flush is None:
+            return add_limbs(accumulator, total, fmt)
+        (d,) = add_limbs((flush_subnormals(fmt, accumulator[0], flush),), total, fmt)
+        return (flush_subnormals(fmt, d, "signed"),)
+
     def add_chain(accumulator: Limbs, one: tuple) -> Limbs:
-        return add_limbs(accumulator, chain(one), fmt)
+        return add_up(accumulator, chain(one))
 
     def add_instruction(accumulator: Limbs, chains: tuple) -> Limbs:
         first, rest = jax.tree.map(lambda v: v[0], chains), jax.tree.map(lambda v: v[1:], chains)
-        return add_limbs(accumulator, _scan(add_chain, chain(first), rest), fmt)
+        return add_up(accumulator, _scan(add_chain, chain(first), rest))
 
     steps, per_instruction = jax.tree.leaves(products)[0].shape[0], order.steps_per_instruction(k)
     whole = steps - steps % length

@@ -7,6 +7,7 @@ from jax.experimental.checkify import debug_check
 from tcemu.arithmetic.fitting import specialize
 from tcemu.arithmetic.integer_dot import add_clamped, decode_integers, integer_dot, min_value, xor_popcount
 from tcemu.arithmetic.model import clip_to_limits
+from tcemu.arithmetic.other_steps import flush_subnormals
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
 from tcemu.arithmetic.reduction import reduce_k
 from tcemu.backends.product_requests import MatrixProduct, Program, PromotedProduct, RegisterProduct
@@ -33,6 +34,7 @@ def matrices_program(product: MatrixProduct) -> Program:
     model, inside = clip_to_limits(model)
 
     def program(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+        a, b = flush_subnormals(spec.a, a, model.flush), flush_subnormals(spec.b, b, model.flush)
         a, b = recode(spec.a, multiplied.a, a), recode(spec.b, multiplied.b, b)
         d = reduce_k(model, multiplied, a, b, recode(spec.c, model.result, c), scales)
         return d if inside is None else _nan_unless(inside, spec.d, d)

@@ -114,8 +114,7 @@ def _explain_one(op: str | Instruction, operands: OperandReader, target: str, mo
     b, names = _gather_column(op, a, b, operands.arguments["e"], resolved.clamped_metadata)
     padding = -len(a) % spec.k if needs_whole_instructions(model, spec) else 0
     scales = _read_scales(op, operands, len(a), len(a) + padding)
-    zero = 0 if spec.a.is_integer else 1 << spec.a.bits - 1  # -0, as in gemm
-    a, b, names = (*a, *[zero] * padding), (*b, *[0] * padding), [*names, *[PADDING_NAME] * padding]
+    a, b, names = (*a, *[spec.a.negative_zero] * padding), (*b, *[0] * padding), [*names, *[PADDING_NAME] * padding]
     products = decode_products(model, spec, a, b, names, scales)
     steps, result = reduce_products(model, spec, products, c[0])
     return Explanation(

@@ -26,7 +26,9 @@ from tcemu.formats.number_formats import E2M1 as E2M1
 from tcemu.formats.number_formats import E2M3 as E2M3
 from tcemu.formats.number_formats import E3M2 as E3M2
 from tcemu.formats.number_formats import E4M3 as E4M3
+from tcemu.formats.number_formats import E4M3FNUZ as E4M3FNUZ
 from tcemu.formats.number_formats import E5M2 as E5M2
+from tcemu.formats.number_formats import E5M2FNUZ as E5M2FNUZ
 from tcemu.formats.number_formats import F16 as F16
 from tcemu.formats.number_formats import F32 as F32
 from tcemu.formats.number_formats import F64 as F64

@@ -112,6 +112,8 @@ def decode_limbs(fmt: Format, code: Limbs) -> Number:
     elif fmt.specials == "nan":
         magnitude = (top & fmt.nan).astype(jnp.int32)
         nan, infinite = magnitude == fmt.nan, never
+    elif fmt.specials == "fnuz":
+        nan, infinite = top & ((1 << fmt.bits) - 1) == fmt.nan, never
     else:
         nan, infinite = never, never
     hidden = 1 << (top_mantissa - fmt.unused_bits)
@@ -269,7 +271,7 @@ def _apply_specials(
     code = bits.select(not_a_number, constant(canonical), code)
     if fmt.signed:
         negative = negative & ~number.nan
-        if not signed_zero:
+        if not signed_zero or fmt.specials == "fnuz":
             negative = negative & ~bits.is_zero(code)
         sign_bit = fmt.bits - fmt.unused_bits - 1 - 32 * (fmt.words - 1)
         code = (*code[:-1], code[-1] | (negative.astype(jnp.uint32) << sign_bit))
@@ -316,6 +318,7 @@ def _widens_exactly(source: Format) -> bool:
     """Return True if every number of the format is zero, a normal number of f32, or a number with the same exponent field in f32."""
     same_fields = source.bias == F32.bias or source.min_exponent - source.mantissa_bits >= F32.min_exponent
     narrower = not source.is_integer and source.mantissa_bits < F32.mantissa_bits and F32.can_represent(source)
+    narrower = narrower and source.specials != "fnuz"
     return narrower and source.subnormals and not source.unused_bits and same_fields
 
 

@@ -21,7 +21,9 @@ class Format:
     mantissa_bits: int = 0  # stored fraction bits
     bias: int = 0  # exponent bias
     signed: bool = True  # presence of a sign bit
-    specials: str = "none"  # special values: "ieee": Inf and NaN; "nan": only NaN, all ones; "none": every code is finite
+    # special values: "ieee": Inf and NaN; "nan": only NaN, all ones; "fnuz": only NaN, the sign bit alone, so that zero has no sign;
+    # "none": every code is finite
+    specials: str = "none"
     unused_bits: int = 0  # low bits of the code that the hardware ignores (tf32 in a 32-bit register)
     subnormals: bool = True  # presence of subnormals and zero; False: exponent field 0 is an ordinary exponent
 
@@ -58,7 +60,7 @@ class Format:
         """Code of the largest finite value, without the sign and the unused bits."""
         if self.is_integer:
             return (1 << (self.bits - self.signed)) - 1
-        return self.infinity - 1 if self.specials == "ieee" else self.nan - 1 if self.specials == "nan" else self.nan
+        return {"ieee": self.infinity, "nan": self.nan}.get(self.specials, self._all_ones + 1) - 1
 
     def can_represent(self, other: Format) -> bool:
         """Check if this format can represent every finite value of another format.
@@ -86,14 +88,24 @@ class Format:
 
     @property
     def nan(self) -> int:
-        """Code of the canonical NaN of PTX conversions: all ones, positive (PTX ISA 9.7.9, cvt).
+        """Code of the canonical NaN of PTX conversions: all ones, positive (PTX ISA 9.7.9, cvt); the only NaN of a "fnuz" format.
 
         A stored code has ones in its unused bits too.
         """
+        return self._all_ones + (self.specials == "fnuz")
+
+    @property
+    def negative_zero(self) -> int:
+        """Code of -0, or of 0 in a format whose zero has no sign."""
+        return 0 if self.is_integer or not self.signed or self.specials == "fnuz" else 1 << (self.bits - 1)
+
+    @property
+    def _all_ones(self) -> int:
         return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
 
 
-# floats: IEEE 754-2019 table 3.5; tf32, bf16: PTX ISA 5.2.3; fp8, fp6, fp4, ue8m0: OCP MX 1.0 section 5.3; ue4m3: PTX ISA 5.2.3
+# floats: IEEE 754-2019 table 3.5; tf32, bf16: PTX ISA 5.2.3; fp8, fp6, fp4, ue8m0: OCP MX 1.0 section 5.3; ue4m3: PTX ISA 5.2.3;
+# fnuz: AMD CDNA3 ISA, 7.2; arXiv 2206.02915
 F64 = Format("f64", 64, 11, 52, 1023, specials="ieee")
 F32 = Format("f32", 32, 8, 23, 127, specials="ieee")
 TF32 = Format("tf32", 32, 8, 10, 127, specials="ieee", unused_bits=13)
@@ -101,6 +113,8 @@ F16 = Format("f16", 16, 5, 10, 15, specials="ieee")
 BF16 = Format("bf16", 16, 8, 7, 127, specials="ieee")
 E5M2 = Format("e5m2", 8, 5, 2, 15, specials="ieee")
 E4M3 = Format("e4m3", 8, 4, 3, 7, specials="nan")
+E5M2FNUZ = Format("e5m2fnuz", 8, 5, 2, 16, specials="fnuz")
+E4M3FNUZ = Format("e4m3fnuz", 8, 4, 3, 8, specials="fnuz")
 E3M2 = Format("e3m2", 6, 3, 2, 3)
 E2M3 = Format("e2m3", 6, 2, 3, 1)
 E2M1 = Format("e2m1", 4, 2, 1, 1)
@@ -113,13 +127,19 @@ S4 = Format("s4", 4)
 U4 = Format("u4", 4, signed=False)
 B1 = Format("b1", 1, signed=False)
 
-FORMATS = {f.name: f for f in (F64, F32, TF32, F16, BF16, E5M2, E4M3, E3M2, E2M3, E2M1, UE8M0, UE4M3, S32, S8, U8, S4, U4, B1)}
+FORMATS = {
+    f.name: f
+    for f in (
+        F64, F32, TF32, F16, BF16, E5M2, E4M3, E5M2FNUZ, E4M3FNUZ, E3M2, E2M3, E2M1, UE8M0, UE4M3, S32, S8, U8, S4, U4, B1,
+    )
+}  # fmt: skip
 
 ARRAY_FORMATS = {  # the format of an array by its dtype
     np.dtype(dtype): fmt
     for dtype, fmt in {
         np.float64: F64, np.float32: F32, np.float16: F16, ml_dtypes.bfloat16: BF16, ml_dtypes.float8_e5m2: E5M2,
-        ml_dtypes.float8_e4m3fn: E4M3, ml_dtypes.float6_e3m2fn: E3M2, ml_dtypes.float6_e2m3fn: E2M3, ml_dtypes.float4_e2m1fn: E2M1,
+        ml_dtypes.float8_e4m3fn: E4M3, ml_dtypes.float8_e5m2fnuz: E5M2FNUZ, ml_dtypes.float8_e4m3fnuz: E4M3FNUZ,
+        ml_dtypes.float6_e3m2fn: E3M2, ml_dtypes.float6_e2m3fn: E2M3, ml_dtypes.float4_e2m1fn: E2M1,
         ml_dtypes.float8_e8m0fnu: UE8M0, np.int32: S32, np.int8: S8, np.uint8: U8, ml_dtypes.int4: S4, ml_dtypes.uint4: U4,
     }.items()
 }  # fmt: skip

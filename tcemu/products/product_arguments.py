@@ -132,8 +132,9 @@ def pad_k(spec: ProductSpec, a: Array, b: Array, multiple: int) -> OperandPair:
     if missing == 0:
         return a, b
     words = [(0, 0)] * (spec.a.words - 1)  # the axis of a 64-bit code's words
-    zero = 0 if spec.a.is_integer else 1 << (spec.a.bits - 1)
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1 - len(words)) + [(0, missing), *words], constant_values=np.array(zero, spec.a.dtype))
+    a = jnp.pad(
+        a, [(0, 0)] * (a.ndim - 1 - len(words)) + [(0, missing), *words], constant_values=np.array(spec.a.negative_zero, spec.a.dtype)
+    )
     return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2 - len(words)) + [(0, missing), (0, 0), *words])
 
 

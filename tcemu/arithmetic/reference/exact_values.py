@@ -46,6 +46,8 @@ def decode(fmt: Format, code: int) -> DecodedCode:
     if fmt.is_integer:
         negative = fmt.signed and bool(code >> (fmt.bits - 1))
         return DecodedCode(Fraction(code - (1 << fmt.bits) if negative else code), 0, negative)
+    if fmt.specials == "fnuz" and code == fmt.nan:
+        return DecodedCode(NAN, 0, True)
     negative = fmt.signed and bool(code >> (fmt.bits - 1))
     magnitude = code >> fmt.unused_bits & (1 << (fmt.exponent_bits + fmt.mantissa_bits)) - 1
     if magnitude > fmt.max_magnitude:
@@ -154,7 +156,7 @@ def encode(
     if not fmt.signed and (value < 0 or (value == 0 and not fmt.subnormals)):
         return 0 if saturate else fmt.nan
     if value == 0:
-        return _signed_code(fmt, 0, negative_zero)
+        return _signed_code(fmt, 0, negative_zero and fmt.specials != "fnuz")
     dropped = 0 if fraction_bits is None else fmt.mantissa_bits - fraction_bits
     exponent, least = leading_exponent(value), fmt.min_exponent
     if fmt.subnormals:
@@ -170,7 +172,7 @@ def encode(
         if saturate or (inward and overflow != "infinity"):
             return _signed_code(fmt, fmt.max_magnitude, value < 0)
         return special_code(fmt, infinity(value < 0))
-    return _signed_code(fmt, magnitude, value < 0)
+    return _signed_code(fmt, magnitude, value < 0 and (magnitude > 0 or fmt.specials != "fnuz"))
 
 
 def convert(source: Format, target: Format, code: int) -> int:
@@ -179,6 +181,13 @@ def convert(source: Format, target: Format, code: int) -> int:
         return code
     decoded = decode(source, code)
     return encode(target, decoded.value, negative_zero=decoded.negative)
+
+
+def flush(fmt: Format, code: int, how: str | None) -> int:
+    """Return the code, or zero for a subnormal: with its sign if `how` is "signed". "positive" makes -0 +0 too; None changes nothing."""
+    decoded = decode(fmt, code)
+    small = isinstance(decoded.value, Fraction) and abs(decoded.value) < power_of_two(fmt.min_exponent)
+    return _signed_code(fmt, 0, decoded.negative and how == "signed") if how is not None and small else code
 
 
 def ulp(fmt: Format, value: Fraction) -> Fraction:

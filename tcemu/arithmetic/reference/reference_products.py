@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec
-from tcemu.arithmetic.reference.exact_values import DecodedCode, Value, convert, decode, multiply_values
+from tcemu.arithmetic.reference.exact_values import DecodedCode, Value, convert, decode, flush, multiply_values
 
 UNITS_PER_CHUNK = 4  # units that a field of sparsity metadata selects two from: PTX ISA 9.7.14.6.1
 
@@ -51,9 +51,9 @@ def decode_products(
     block = spec.k // spec.scale_vec if scales else 1
     products = []
     for index, (code_a, code_b, name) in enumerate(zip(a, b, names, strict=True)):
+        flushed = (spec.a, flush(spec.a, code_a, model.flush)), (spec.b, flush(spec.b, code_b, model.flush))
         decoded_a, decoded_b = (
-            decode(fmt, code) if common is None else decode(common, convert(fmt, common, code))
-            for fmt, code in ((spec.a, code_a), (spec.b, code_b))
+            decode(fmt, code) if common is None else decode(common, convert(fmt, common, code)) for fmt, code in flushed
         )
         product = Product(index, name, a=code_a, b=code_b, decoded_a=decoded_a, decoded_b=decoded_b)
         if scales is not None and spec.scale is not None:

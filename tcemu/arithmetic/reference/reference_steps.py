@@ -3,6 +3,7 @@
 Read this file first to learn what an instruction computes: it is a specification that runs. `Reduction` takes the products in order. Each
 of its methods `fused_step`, `fma_step`, `add_step`, `convert_step` and `integer_step` is one kind of step. `fused_step` is what tensor
 cores do with floating point. It follows the eight rules in the docstring of the engine's fused step, and names each where it applies it.
+`exact_step`, `pairwise_step` and `joined_step` are the steps of other makers' units.
 
 The modules of this folder are an oracle for the engine. They read the same records (`Model`, `ProductSpec`, `Format`) and share no
 arithmetic with it: numbers are Python integers and Fractions, and the order of steps is derived here a second time.
@@ -24,6 +25,8 @@ from tcemu.arithmetic.reference.exact_values import (
     convert,
     decode,
     encode,
+    flush,
+    infinity,
     leading_exponent,
     multiply_values,
     power_of_two,
@@ -32,7 +35,7 @@ from tcemu.arithmetic.reference.exact_values import (
     ulp,
 )
 from tcemu.arithmetic.reference.reference_products import Product
-from tcemu.formats import F64, S32, Format
+from tcemu.formats import F32, F64, S32, Format
 
 F64_QUIET_BIT = 1 << (F64.mantissa_bits - 1)
 F64_INVALID_NAN = 1 << (F64.bits - 1) | F64.infinity | F64_QUIET_BIT  # of Inf x 0 and Inf - Inf
@@ -64,7 +67,8 @@ class Step:
     """One operation with its rounding.
 
     `kind` is "fused" (align, truncate, add, round), "fma" (one exact product), "add" (the result of a chain to C), "convert" (to another
-    format) or "integer" (exact, then wrapped or clamped).
+    format) or "integer" (exact, then wrapped or clamped). Other makers' units also have "exact" (several exact products), "multiply" (one
+    product, rounded) and "joined" (aligned products, whose sum joins the running value).
     """
 
     kind: str
@@ -100,16 +104,21 @@ class Step:
 # ---- the order of steps
 
 
-def split_into_steps(products: Sequence[Product], terms: int, groups: int) -> list[Sequence[Product]]:
+def split_into_steps(products: Sequence[Product], terms: int, groups: int, dealing: str = "pairs") -> list[Sequence[Product]]:
     """Split the products of one instruction into its steps.
 
-    Pairs of products are distributed over the groups round-robin. Then each group, in order, is split into steps of `terms` products.
+    Pairs of products, or single ones, are distributed over the groups round-robin. Then each group, in order, is split into steps of
+    `terms` products. "reversed" takes the last group first.
     """
-    steps: list[Sequence[Product]] = []
-    for group in range(groups):
-        group_products = [product for index, product in enumerate(products) if index // 2 % groups == group]
-        steps += batched(group_products, terms)
-    return steps
+    distributed = deal_products(products, groups, dealing)
+    return [step for group in distributed for step in batched(group, terms)]
+
+
+def deal_products(products: Sequence[Any], groups: int, dealing: str) -> list[list[Any]]:
+    """Return the products of each group, in the order in which the groups are added."""
+    width = 2 if dealing == "pairs" else 1
+    dealt = [[product for index, product in enumerate(products) if index // width % groups == group] for group in range(groups)]
+    return dealt[::-1] if dealing == "reversed" else dealt
 
 
 def steps_per_chain(chain: int | str, k: int, steps: int) -> int:
@@ -185,7 +194,8 @@ class Reduction:
     def reduce_instructions(self, instructions: Sequence[Sequence[Product]], c: Accumulator, first: int = 1) -> Accumulator:
         """Accumulate the steps of instructions onto C, one after the other or in chains; `first` is the first instruction's number."""
         model = self.model
-        split = [split_into_steps(products, int(model.terms), model.groups) for products in instructions]
+        groups = 1 if model.step_kind == "joined" else model.groups  # a joined step takes all groups
+        split = [split_into_steps(products, int(model.terms), groups, model.dealing) for products in instructions]
         numbered = [(number, products) for number, steps in enumerate(split, first) for products in steps]
         if model.chain is None:
             return self.reduce_steps(numbered, c)
@@ -193,14 +203,14 @@ class Reduction:
         chains = list(batched(numbered, length))
         if not model.together:
             for chain in chains:
-                c = self.add_step(c, Accumulator("chain", self.reduce_chain(chain)))
+                c = self.add_step(self.flushed(c), Accumulator("chain", self.reduce_chain(chain)))
             return c
         chains_per_instruction = len(split[0]) // length
         for instruction_chains in batched(chains, chains_per_instruction):
             partial = self.reduce_chain(instruction_chains[0])
             for chain in instruction_chains[1:]:
                 partial = self.add_step(Accumulator("sum", partial), Accumulator("chain", self.reduce_chain(chain))).code
-            c = self.add_step(c, Accumulator("chain" if chains_per_instruction == 1 else "sum", partial))
+            c = self.add_step(self.flushed(c), Accumulator("chain" if chains_per_instruction == 1 else "sum", partial))
         return c
 
     def reduce_chain(self, numbered: Sequence[tuple[int, Sequence[Product]]]) -> int:
@@ -210,17 +220,27 @@ class Reduction:
 
     def reduce_steps(self, numbered: Sequence[tuple[int, Sequence[Product]]], running: Accumulator | None) -> Accumulator:
         """Execute steps in order. Each one is given by the number of its instruction and its products."""
-        step = self.fma_step if self.model.fraction_bits is None else self.fused_step
+        usual = self.fma_step if self.model.fraction_bits is None else self.fused_step
+        kinds = {"exact": self.exact_step, "pairwise": self.pairwise_step, "odd": self.pairwise_step, "joined": self.joined_step}
+        step = usual if self.model.step_kind is None else kinds[self.model.step_kind]
+        previous = 0
         for number, products in numbered:
-            self.instruction = number
+            running = self.flushed(running) if running is not None and number != previous else running
+            self.instruction = previous = number
             running = Accumulator("running", step(products, running))
         assert running is not None
         return running
 
     def record_step(self, kind: str, terms: Sequence[Term], result: int, rounding: str, fmt: Format | None = None, **fields: Any) -> int:
         """Record a step with further fields of `Step`, and return its result."""
+        if self.model.nan is not None and decode(F32, result).value == NAN:
+            result = self.model.nan
         self.steps.append(Step(kind, self.instruction, tuple(terms), result, fmt or self.model.result, rounding, **fields))
         return result
+
+    def flushed(self, running: Accumulator) -> Accumulator:
+        """Return C or the running value as an instruction of the model takes it."""
+        return running._replace(code=flush(self.model.result, running.code, self.model.flush))
 
     def accumulator_term(self, running: Accumulator) -> Term:
         """Return C or the running value as a term."""
@@ -268,11 +288,60 @@ class Reduction:
         signs = [product.decoded_a.negative != product.decoded_b.negative, decode(model.result, before).negative]
         return self.ieee_step("fma", terms, signs, [b, before, a], str(model.rounding))
 
-    def add_step(self, left: Accumulator, right: Accumulator) -> Accumulator:
-        """Add two values as an ordinary addition, rounded to nearest."""
+    def exact_step(self, products: Sequence[Product], running: Accumulator | None) -> int:
+        """Add all products and the running value, if there is one, exactly, and round once."""
+        terms = [*([] if running is None else [self.accumulator_term(running)]), *map(product_term, products)]
+        signs = [] if running is None else [decode(self.model.result, running.code).negative]
+        signs += [product.decoded_a.negative != product.decoded_b.negative for product in products]
+        return self.ieee_step("exact", terms, signs, [], str(self.model.rounding))
+
+    def pairwise_step(self, products: Sequence[Product], running: Accumulator | None) -> int:
+        """Round every product, add them in pairs, these sums in pairs, and the total to the running value; round each sum."""
+        assert running is not None
+        rounding = str(self.model.rounding)
+        sums = []
+        for product in products:
+            sign = product.decoded_a.negative != product.decoded_b.negative
+            code = self.ieee_step("multiply", [product_term(product)], [sign], [], rounding)
+            sums.append(Accumulator(f"product {product.name}", code))
+        while len(sums) > 1:
+            sums = [self.add_step(left, right, rounding)._replace(name="sum") for left, right in batched(sums, 2)]
+        return self.add_step(running, sums[0], rounding).code
+
+    def joined_step(self, products: Sequence[Product], running: Accumulator | None) -> int:
+        """Align and truncate the products without the running value, then join their sum with it, rounded down."""
+        model, rounding = self.model, str(self.model.rounding)
+        assert running is not None and model.fraction_bits is not None
+        bits, c = int(model.fraction_bits), self.accumulator_term(running)
+        terms = [overflowed_term(product_term(product)) for product in products]
+        value, rule = special_sum([c, *terms])
+        if rule is not None:
+            return self.record_step("joined", [c, *terms], special_code(model.result, value), rounding, rule=rule)
+        c_exponent = decode(model.result, running.code).exponent
+        sums, exponents = [], []
+        for group in deal_products(terms, model.groups, model.dealing):
+            exponent = max((term.exponent for term in group if term.exponent is not None), default=None)
+            if exponent is not None:
+                sums.append(sum_retained([align_term(term, exponent, exponent - bits, "RZ") for term in group]))
+                exponents.append(exponent)
+        exponent = max(exponents, default=c_exponent)
+        total = sum((floor_to(one, exponent - bits) for one in sums), Fraction(0))
+        joined = max(exponent, c_exponent)
+        dropped = model.groups > 1 and c_exponent < joined - bits - 1
+        assert isinstance(c.value, Fraction)
+        retained_c = Fraction(0) if dropped else floor_to(c.value, joined - bits)
+        exact_sum = floor_to(total, joined - 32) + retained_c
+        if exact_sum:
+            exact_sum = floor_to(exact_sum, max(leading_exponent(exact_sum), model.result.min_exponent) - 31)
+        code = encode(model.result, exact_sum, rounding)
+        terms = [replace(c, retained=retained_c, truncated=c.value - retained_c), *map(untruncated_term, terms)]
+        return self.record_step("joined", terms, code, rounding, exact_sum=exact_sum)
+
+    def add_step(self, left: Accumulator, right: Accumulator, rounding: str = "RN") -> Accumulator:
+        """Add two values as an ordinary addition."""
         terms = [self.accumulator_term(left), self.accumulator_term(right)]
         signs = [decode(self.model.result, accumulator.code).negative for accumulator in (left, right)]
-        return Accumulator("running", self.ieee_step("add", terms, signs, [], "RN"))
+        return Accumulator("running", self.ieee_step("add", terms, signs, [], rounding))
 
     def ieee_step(self, kind: str, terms: list[Term], signs: list[bool], codes: list[int], rounding: str) -> int:
         """Round the exact sum of terms once.
@@ -294,7 +363,12 @@ class Reduction:
         terms = [untruncated_term(term) for term in terms]
         exact = sum_retained(terms)
         negative = signs[0] if len(set(signs)) == 1 else rounding == "RM"  # sign of a zero from opposite signs (IEEE 754-2019, 6.3)
-        return self.record_step(kind, terms, encode(fmt, exact, rounding, negative_zero=negative), rounding, exact_sum=exact)
+        odd = self.model.step_kind == "odd"
+        code = encode(fmt, exact, rounding, overflow="infinity" if odd else "ieee", negative_zero=negative)
+        if odd and decode(fmt, code).finite and decode(fmt, code).value != exact:
+            code |= 1
+        code = flush(fmt, code, None if self.model.flush is None else "signed")
+        return self.record_step(kind, terms, code, "odd" if odd else rounding, exact_sum=exact)
 
     def convert_step(self, name: str, code: int, source: Format, target: Format) -> int:
         """Convert a code to another format, and record a step if the formats differ."""
@@ -362,6 +436,17 @@ def align_term(term: Term, max_exponent: int, last_bit: int, rounding: str) -> T
     retained = INTEGER_ROUNDINGS[rounding](term.value / unit) * unit
     shift = None if term.exponent is None else max_exponent - term.exponent
     return replace(term, shift=shift, retained=retained, truncated=term.value - retained)
+
+
+def overflowed_term(term: Term) -> Term:
+    """Return a product, which is infinite in a joined step from 2^128 on."""
+    too_large = isinstance(term.value, Fraction) and abs(term.value) >= power_of_two(F32.max_exponent + 1)
+    return replace(term, value=infinity(term.value < 0)) if too_large and isinstance(term.value, Fraction) else term
+
+
+def floor_to(value: Fraction, last_bit: int) -> Fraction:
+    """Round down to a multiple of 2^last_bit."""
+    return floor(value / power_of_two(last_bit)) * power_of_two(last_bit)
 
 
 def untruncated_term(term: Term) -> Term:

@@ -276,7 +276,7 @@ def _split_chunks(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand, insi
     if (transform := recipe.schemes[0].transform) is not None:  # mixes the last elements with the zeros behind them
         inside = jnp.repeat(jnp.any(inside.reshape(-1, transform.size), axis=-1), transform.size)
     length = chunk_length(recipe) if recipe.promote is not None or recipe.split_k > 1 else size
-    minus_zero = np.array(1 << (spec.a.bits - 1), spec.a.dtype)
+    minus_zero = np.array(spec.a.negative_zero, spec.a.dtype)
     x, y = jnp.where(inside, a.codes, minus_zero), jnp.where(inside, b.codes, 0)
 
     def split(v: Array, axis: int) -> Array:

@@ -1,0 +1,199 @@
+"""Steps that NVIDIA's tensor cores do not have: exact, pairwise and joined sums, as units of AMD and Arm compute them.
+
+`Model.step_kind` names the kind of a step, and the docstring of `Model` says what each computes. All results are f32. Only integers touch
+a value, except in `joined_dot_add`, whose products are aligned as in `fused_dot_add`.
+
+Source: mmasim 2.1.1 (E-FDPA, FTZ-MUL-ADD, TR-FDPA, GTR-FDPA) and arXiv 2511.10909 v2 for AMD; Arm Architecture Reference Manual DDI 0487,
+BFAdd, BFMul and BFRound, for round to odd.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tcemu.arithmetic.fma import add_numbers, multiply_numbers
+from tcemu.arithmetic.fused_dot_add import Product, add_wide, align_products, infinity_code, pair_products
+from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, Multiplicand
+from tcemu.arithmetic.product_spec import ProductSpec
+from tcemu.base import bits
+from tcemu.base.bits import LIMB_BITS, Limbs
+from tcemu.formats import F32, Format, Number, decode, decode_limbs, encode_limbs, round_magnitude
+
+JOINED_SUM_BITS = 32  # bits below the max exponent that the sum of products keeps when it joins the running value
+JOINED_TOTAL_BITS = 31  # bits below its leading bit that their total keeps
+SIGN = 1 << 31
+OVERFLOW = F32.max_exponent + 1  # a product of 2^OVERFLOW or more is infinite in a joined step
+
+
+def flush_subnormals(fmt: Format, codes: Array, how: str | None) -> Array:
+    """Replaces subnormal codes of a format with Inf by zeros: "signed" keeps the sign, "positive" makes all of them, and -0, +0."""
+    if how is None:
+        return codes
+    zero = codes & np.array(1 << (fmt.bits - 1) if how == "signed" else 0, fmt.dtype)
+    return jnp.where(codes & np.array(fmt.infinity << fmt.unused_bits, fmt.dtype) == 0, zero, codes)
+
+
+# ---- sums of rounded products
+
+
+def pairwise_sum(model: Model, pairs: Sequence[tuple[Array, Array]], accumulator: Array) -> Array:
+    """Computes one "pairwise" or "odd" step. pairs: f32 codes of the factors, which broadcast; a power of two of them."""
+    products = [multiply_numbers(*(decode(F32, v) for v in jnp.broadcast_arrays(a, b))) for a, b in pairs]
+    sums = [_round_number(model, product) for product in products]
+    while len(sums) > 1:
+        sums = [_add_rounded(model, x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+    return _add_rounded(model, accumulator, sums[0])
+
+
+def _add_rounded(model: Model, x: Array, y: Array) -> Array:
+    return _round_number(model, add_numbers(decode(F32, x), decode(F32, y), model.rounding))
+
+
+def _round_number(model: Model, number: Number) -> Array:
+    """Returns the f32 code of a number by the model's rounding, subnormals flushed."""
+    if model.step_kind == "odd":
+        (code,) = encode_limbs(F32, number, "RZ", overflow="infinity")
+        (above,) = encode_limbs(F32, number._replace(negative=jnp.zeros_like(number.negative)), "RP", overflow="infinity")
+        code = jnp.where(above == code & jnp.uint32(F32.nan), code, code | 1)
+    else:
+        (code,) = encode_limbs(F32, number, model.rounding)
+    return code if model.flush is None else flush_subnormals(F32, code, "signed")
+
+
+# ---- exact sums
+
+
+def exact_sum(model: Model, spec: ProductSpec, pairs: Sequence[tuple[Array, Array]], accumulator: Array) -> Array:
+    """Computes one "exact" step. pairs: codes of the factors, which broadcast. The sum is a fixed-point number of every bit it may have.
+
+    A sum of zero is +0, but -0 where all terms are -0 (IEEE 754-2019, 6.3).
+    """
+    last_a, last_b = (fmt.min_exponent - fmt.mantissa_bits for fmt in (spec.a, spec.b))
+    least = min(last_a + last_b, F32.min_exponent - F32.mantissa_bits)
+    greatest = max(spec.a.max_exponent + spec.b.max_exponent + 2, F32.max_exponent + 1) + len(pairs).bit_length() + 1
+    width = -(-(greatest - least) // LIMB_BITS)
+    shape = jnp.broadcast_shapes(accumulator.shape, *(v.shape for pair in pairs for v in pair))
+    c = decode(F32, jnp.broadcast_to(accumulator, shape))
+    terms = [c]
+    for a, b in pairs:
+        x, y = (decode(fmt, jnp.broadcast_to(v, shape)) for fmt, v in ((spec.a, a), (spec.b, b)))
+        terms.append(multiply_numbers(x, y)._replace(magnitude=(x.magnitude[0] * y.magnitude[0],)))  # at most 32 bits: see `fitting`
+    plus = minus = (jnp.zeros_like(c.magnitude[0]),) * width
+    for term in terms:
+        place = term.exponent - least
+        limbs = tuple(_limb(term.magnitude[0], place - LIMB_BITS * i) for i in range(width))
+        plus = bits.add(plus, tuple(jnp.where(term.negative, 0, limb) for limb in limbs))
+        minus = bits.add(minus, tuple(jnp.where(term.negative, limb, 0) for limb in limbs))
+    negative, magnitude = bits.add_signed(jnp.zeros_like(c.negative), plus, jnp.ones_like(c.negative), minus)
+    infinite, below = (_any([t.infinite & sign(t) for t in terms]) for sign in (lambda t: ~t.negative, lambda t: t.negative))
+    all_minus = ~_any([~t.negative for t in terms])
+    negative = jnp.where(bits.is_zero(magnitude), all_minus, negative)
+    nan = _any([t.nan for t in terms]) | (infinite & below)
+    negative = jnp.where(infinite | below, below, negative)
+    total = Number(negative, magnitude, jnp.full(negative.shape, least, jnp.int32), nan, (infinite | below) & ~nan)
+    (code,) = encode_limbs(F32, total, model.rounding)
+    return code
+
+
+def _limb(magnitude: Array, place: Array) -> Array:
+    """One limb of magnitude << place; place may be negative."""
+    return jnp.where(place >= 0, magnitude << place.astype(jnp.uint32), magnitude >> (-place).astype(jnp.uint32))
+
+
+def _any(conditions: Sequence[Array]) -> Array:
+    """Returns whether any condition holds."""
+    found = conditions[0]
+    for condition in conditions[1:]:
+        found = found | condition
+    return found
+
+
+# ---- joined sums
+
+
+class _Fixed(NamedTuple):
+    """(-1)^negative * magnitude * 2^unit."""
+
+    negative: Array
+    magnitude: Limbs
+    unit: Array
+
+
+def joined_dot_add(model: Model, spec: ProductSpec, a: Multiplicand, b: Multiplicand, accumulator: Limbs) -> Limbs:
+    """Computes one "joined" step. The arguments and the result are those of `fused_dot_add`."""
+    assert isinstance(model.fraction_bits, int)
+    products = pair_products(a, b)
+    width = 2 if model.dealing == "pairs" else 1
+    groups = [[p for t, p in enumerate(products) if t // width % model.groups == group] for group in range(model.groups)]
+    sums, exponents = zip(*(_sum_truncated(model, spec, group) for group in groups if group), strict=True)
+    exponent = exponents[0]
+    for other in exponents[1:]:
+        exponent = jnp.maximum(exponent, other)
+    total = sums[0]
+    if len(sums) > 1:
+        joined = [_floor(one, exponent - model.fraction_bits) for one in sums]
+        total = joined[0]
+        for one in joined[1:]:
+            total = _add_fixed(total, one)
+
+    c = decode_limbs(F32, accumulator)
+    c_exponent = c.exponent + F32.mantissa_bits  # of zero: that of subnormals, as of every C
+    max_exponent = jnp.maximum(exponent, c_exponent)
+    fixed_c = _floor(_Fixed(c.negative, bits.extend(c.magnitude, 2), c.exponent), max_exponent - model.fraction_bits)
+    if len(sums) > 1:
+        dropped = c_exponent < max_exponent - model.fraction_bits - 1
+        fixed_c = fixed_c._replace(magnitude=tuple(jnp.where(dropped, 0, limb) for limb in fixed_c.magnitude))
+    unit = max_exponent - JOINED_SUM_BITS
+    total = _add_fixed(_floor(total, unit), _floor(fixed_c, unit))
+    leading = unit + (2 * LIMB_BITS - 1) - bits.leading_zeros(total.magnitude)
+    total = _floor(total, jnp.maximum(jnp.maximum(leading, F32.min_exponent) - JOINED_TOTAL_BITS, unit))
+
+    plus, minus = _overflow_signs(spec, products)
+    plus, minus = plus | (c.infinite & ~c.negative), minus | (c.infinite & c.negative)
+    nan, infinite = c.nan | (plus & minus), plus | minus
+    negative = jnp.where(infinite, minus, total.negative & ~bits.is_zero(total.magnitude))
+    never = jnp.zeros_like(negative)
+    (code,) = encode_limbs(F32, Number(negative, total.magnitude, total.unit, never, never), model.rounding)
+    code = jnp.where(infinite, infinity_code(F32, minus), code)
+    return (jnp.where(nan, jnp.uint32(F32.nan), code),)
+
+
+def _sum_truncated(model: Model, spec: ProductSpec, products: list[Product]) -> tuple[_Fixed, Array]:
+    """Returns the sum of products that are aligned to their own max exponent and truncated, and that exponent."""
+    exponent = products[0].exponents.a + products[0].exponents.b
+    for product in products[1:]:
+        exponent = jnp.maximum(exponent, product.exponents.a + product.exponents.b)
+    assert model.fraction_bits is not None
+    negative, magnitude = add_wide(align_products(model, spec, products, exponent))
+    return _Fixed(negative, magnitude, exponent - model.fraction_bits), exponent
+
+
+def _floor(x: _Fixed, unit: Array) -> _Fixed:
+    """Rounds down to a multiple of 2^unit."""
+    up = bits.shift_left(x.magnitude, jnp.maximum(x.unit - unit, 0))
+    drop = jnp.maximum(unit - x.unit, 0)
+    kept = bits.shift_right(up, drop)
+    return _Fixed(x.negative, round_magnitude(kept, kept[0] & 1 == 1, up, drop, x.negative, "RM"), unit)
+
+
+def _add_fixed(x: _Fixed, y: _Fixed) -> _Fixed:
+    """Adds two numbers of one unit."""
+    return _Fixed(*bits.add_signed(x.negative, x.magnitude, y.negative, y.magnitude), x.unit)
+
+
+def _overflow_signs(spec: ProductSpec, products: list[Product]) -> tuple[Array, Array]:
+    """Returns whether a positive, and whether a negative product is 2^OVERFLOW or more. Inf and NaN do not count."""
+    first = products[0]
+    plus = minus = jnp.zeros((first.exponents.a + first.exponents.b).shape, bool)
+    if spec.a.max_exponent + spec.b.max_exponent + 2 <= OVERFLOW:
+        return plus, minus
+    two = jnp.float32(2.0 ** (spec.a.mantissa_bits + spec.b.mantissa_bits + 1))  # 2 as a product of integer significands
+    for product in products:
+        significand, exponent = product.significands.a * product.significands.b, product.exponents.a + product.exponents.b
+        large = (exponent + (jnp.abs(significand) >= two) >= OVERFLOW) & (exponent < SPECIAL_EXPONENT // 2)
+        plus, minus = plus | (large & (significand > 0)), minus | (large & (significand < 0))
+    return plus, minus
