@@ -65,9 +65,10 @@ class Evidence(NamedTuple):
 
     def _describe_recordings(self) -> str:
         coverage = f"; {self.spellings.recorded} of {self.spellings.all} spellings, {self.spellings.which}" if self.spellings else ""
-        setting = f"one {' and '.join(self.gpus)}, driver {self.driver}, ptxas {', '.join(self.assembler)}"
+        software = f", driver {self.driver}, ptxas {', '.join(self.assembler)}" if self.driver else ""
+        setting = f"one {' and '.join(self.gpus)}{software}"
         compared = f"; {self.compared / 1e9:.1f}e9 more compared" if self.compared else ""
-        return f"{setting}{coverage}{compared}; tests/golden, family {self.family}"
+        return f"{setting}{coverage}{compared}; tests/golden, family {self.family}" + (f"; {self.note}" if self.note else "")
 
     def _describe_publications(self) -> str:
         recorder, *others = self.papers

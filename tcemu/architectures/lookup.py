@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from tcemu.architectures.evidence import Evidence
 from tcemu.architectures.model_rows import ROWS, ModelRow
+from tcemu.architectures.other_maker_rows import OTHER_ROWS, UNKNOWN
 from tcemu.arithmetic.model import Model, what_if
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.formats import S32
@@ -160,6 +161,8 @@ def find_row(op: Instruction, target: str, *, toolkit: str | None = None) -> Mod
     modelled = family_targets(family)
     what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"
     legal = f"there is no evidence of what {target} computes for it"
+    if target in UNKNOWN:
+        raise NotModelled(f"{op}: {legal}; known is: {UNKNOWN[target]}")
     raise NotModelled(f"{op}: {legal}; {what_works}. The rows, with their evidence: tcemu list --evidence")
 
 
@@ -183,10 +186,10 @@ def target_rows(target: str) -> tuple[ModelRow, ...]:
 
 @cache
 def _target_rows(target: str) -> tuple[ModelRow, ...]:
-    return tuple(row for row in ROWS if target in row.targets)
+    return tuple(row for row in (*ROWS, *OTHER_ROWS) if target in row.targets)
 
 
 @cache
 def family_targets(family: str) -> tuple[str, ...]:
     """Return the targets with a modelled arithmetic for a family of instructions."""
-    return tuple(dict.fromkeys(target for row in ROWS if row.family == family for target in row.targets))
+    return tuple(dict.fromkeys(target for row in (*ROWS, *OTHER_ROWS) if row.family == family for target in row.targets))

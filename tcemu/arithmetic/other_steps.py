@@ -94,9 +94,22 @@ def exact_sum(model: Model, spec: ProductSpec, pairs: Sequence[tuple[Array, Arra
     negative = jnp.where(bits.is_zero(magnitude), all_minus, negative)
     nan = _any([t.nan for t in terms]) | (infinite & below)
     negative = jnp.where(infinite | below, below, negative)
-    total = Number(negative, magnitude, jnp.full(negative.shape, least, jnp.int32), nan, (infinite | below) & ~nan)
+    window, place = _leading_limbs(magnitude)
+    total = Number(negative, window, least + place, nan, (infinite | below) & ~nan)
     (code,) = encode_limbs(F32, total, model.rounding)
     return code
+
+
+def _leading_limbs(magnitude: Limbs) -> tuple[Limbs, Array]:
+    """Returns the two limbs from the highest that is not 0 on, with a sticky bit for the limbs below, and the place of their bit 0."""
+    window, place = (magnitude[0], magnitude[1]), jnp.zeros(magnitude[0].shape, jnp.int32)
+    below = jnp.zeros(magnitude[0].shape, bool)
+    for i in range(2, len(magnitude)):
+        below = below | (magnitude[i - 2] != 0)
+        leads = magnitude[i] != 0
+        window = bits.select(leads, (magnitude[i - 1] | below, magnitude[i]), window)
+        place = jnp.where(leads, LIMB_BITS * (i - 1), place)
+    return window, place
 
 
 def _limb(magnitude: Array, place: Array) -> Array:

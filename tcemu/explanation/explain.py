@@ -25,6 +25,7 @@ from tcemu.explanation.step_text import PADDING_NAME
 from tcemu.formats import F64, ROUNDINGS, Format
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import check, manual_section
+from tcemu.isa.other_makers import UNIT_FAMILIES
 from tcemu.isa.targets import resolve_target
 
 EXPLAIN_ROUNDINGS = ROUNDINGS[:-1]  # all but stochastic rounding
@@ -96,7 +97,7 @@ def explain(
 
 def _explain_one(op: str | Instruction, operands: OperandReader, target: str, model: Model | str | None) -> Explanation:
     op, target = check(op, target), resolve_target(target)
-    if op.family not in (*COMPUTING_FAMILIES, *DESCRIBED_FAMILIES):
+    if op.family not in (*COMPUTING_FAMILIES, *DESCRIBED_FAMILIES, *UNIT_FAMILIES):
         raise Unsupported(f"{op} is {op.family}; tcemu.explain takes {', '.join(COMPUTING_FAMILIES)}. PTX ISA {manual_section(op)}")
     if isinstance(model, str):
         model = resolve_arithmetic(op, target, model).model

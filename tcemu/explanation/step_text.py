@@ -38,9 +38,16 @@ def describe_arithmetic(model: Model, spec: ProductSpec) -> str:
     common, parts = model.common_format, []
     if common not in (None, spec.a) or common not in (None, spec.b):
         parts.append(f"A and B are converted to {common} first, exactly.")
-    if model.groups > 1:
-        parts.append(f"Pairs of products are distributed over {model.groups} groups, which are added one after the other.")
-    if model.fraction_bits is None:
+    if model.flush is not None:
+        zeros = "+0, as does -0 in A, B and C" if model.flush == "positive" else "zeros of their sign"
+        parts.append(f"Subnormals in A, B and C become {zeros}; subnormal results become zeros of their sign.")
+    if model.groups > 1 and model.step_kind != "joined":
+        what = "Pairs of products" if model.dealing == "pairs" else "Products"
+        order = ", the last group first" if model.dealing == "reversed" else ""
+        parts.append(f"{what} are distributed over {model.groups} groups, which are added one after the other{order}.")
+    if model.step_kind is not None:
+        parts.append(_describe_other_step(model))
+    elif model.fraction_bits is None:
         parts.append(f"A step is a fused multiply-add in {model.result}, rounded {model.rounding}.")
     else:
         added = f"{model.terms} products" if model.summed is None else f"{model.terms // model.summed} groups of {model.summed} products"
@@ -57,6 +64,25 @@ def describe_arithmetic(model: Model, spec: ProductSpec) -> str:
         start = "+0" if model.from_zero else "nothing"
         parts.append(f"The steps {size} start from {start}; their result is added to C, RN{together}.")
     return " ".join(parts)
+
+
+def _describe_other_step(model: Model) -> str:
+    """Describe a step of another maker's unit."""
+    bits = model.fraction_bits
+    if model.step_kind == "exact":
+        return f"A step adds {model.terms} products and the running value exactly, rounded {model.rounding} to {model.result}."
+    if model.step_kind == "joined":
+        groups = f" in {model.groups} groups" if model.groups > 1 else ""
+        return (
+            f"A step adds up to {model.terms} products{groups}, aligned to their own max exponent with {bits} fraction bits. Their sum joins "
+            f"the running value: both are rounded down, to 32 and {bits} bits, then the total to 31 bits, and {model.rounding} to "
+            f"{model.result}."
+        )
+    rounding = "to odd" if model.step_kind == "odd" else str(model.rounding)
+    return (
+        f"A step rounds {model.terms} products {rounding} to {model.result}, adds them in pairs, and their sum to the running value, each sum "
+        "rounded alike."
+    )
 
 
 def list_names(names: Sequence[str]) -> str:

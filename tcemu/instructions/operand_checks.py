@@ -30,6 +30,7 @@ from tcemu.isa.families import LANES, Instruction, MatrixMultiply, Record, WmmaM
 from tcemu.isa.grammar import parse
 from tcemu.isa.legality import check, manual_section
 from tcemu.isa.operand_fragments import WMMA_SM, matrix_fragment
+from tcemu.isa.other_makers import Unit
 from tcemu.isa.targets import resolve_target
 from tcemu.layouts.packing import Container, container, pack_registers, unpack_registers
 from tcemu.layouts.sparsity import gather
@@ -57,6 +58,11 @@ def resolve_model(op: str | Instruction, target: str, model: Model | str | None,
 
 def wrong_family(op: Instruction, call: str, *families: str) -> Unsupported:
     """The error for an instruction of a family that `call` does not take."""
+    if isinstance(op, Unit):
+        return Unsupported(
+            f"{op}: tcemu.{call} takes NVIDIA's registers, and those of other makers' units are not modelled; tcemu.gemm multiplies "
+            f"matrices by {op}. {op.source}"
+        )
     return Unsupported(f"{op} is {op.family}; tcemu.{call} runs {' and '.join(families)}. PTX ISA {manual_section(op)}")
 
 

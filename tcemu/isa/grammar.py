@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tcemu.base.errors import Unsupported
 from tcemu.formats import FORMATS
 from tcemu.isa.families import Instruction, qualifier_slots, spell
+from tcemu.isa.other_makers import find_unit
 from tcemu.isa.short_names import describe_other_word, find_short_name, nearest_short_names
 from tcemu.isa.syntax_table import parse_shape, syntax_row, syntax_rows
 from tcemu.isa.tcgen05 import LONG_K, Tcgen05Mma, Tcgen05Product, make_product, product_problem
@@ -390,7 +391,7 @@ def parse(text: str | Instruction) -> Instruction:
 
 @lru_cache(maxsize=65536)
 def _parse(text: str) -> Instruction:
-    op = _spelling_index().get(text) or (None if "." in text else find_short_name(text))
+    op = _spelling_index().get(text) or (None if "." in text else find_short_name(text) or find_unit(text))
     if op is not None:
         return op
     if "." not in text and text.strip():

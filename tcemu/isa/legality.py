@@ -11,8 +11,9 @@ from re import fullmatch
 
 from tcemu.base.errors import Unsupported
 from tcemu.isa.families import FAMILIES, BlockScaling, Instruction, MatrixMultiply, Mover, Sparsity, qualifier_slots, spellings
-from tcemu.isa.grammar import parse, slot_distance
-from tcemu.isa.short_names import canonical_short_name, instructions_by_name
+from tcemu.isa.grammar import parse, shorten_text, slot_distance
+from tcemu.isa.other_makers import OTHER_TARGETS, UNIT_FAMILIES, Unit, check_unit, other_units, short_named_unit
+from tcemu.isa.short_names import ALIASES, canonical_short_name, instructions_by_name
 from tcemu.isa.syntax_table import QUALIFIER_SINCE, Needs, Version, statement_needs, syntax_row, syntax_rows
 from tcemu.isa.targets import TARGETS, resolve_target
 from tcemu.isa.tcgen05 import Tcgen05Product
@@ -21,7 +22,7 @@ LATEST: Version = (9, 1)  # the PTX ISA version of the manual that the rows were
 
 
 def targets(op: str | Instruction | None = None, isa: str | None = None) -> tuple[str, ...]:
-    """Return the names of the targets that have an instruction, or of all targets.
+    """Return the names of the targets that have an instruction, or of all NVIDIA's targets.
 
     Args:
         op: PTX spelling, short name or `Instruction`; None for all targets.
@@ -37,6 +38,8 @@ def targets(op: str | Instruction | None = None, isa: str | None = None) -> tupl
         return tuple(TARGETS)
     version = _parse_version(isa)
     try:
+        if isinstance(unit := parse(op), Unit):
+            return unit.targets
         since = {target: min_version(resolve_op(op, target), target) for target in TARGETS}
     except Unsupported:
         return ()
@@ -56,8 +59,10 @@ def instructions(target: str, family: str | None = None, isa: str | None = None)
         ValueError: The family is unknown, or the version is malformed.
     """
     version, target = _parse_version(isa), resolve_target(target)
-    if family is not None and family not in FAMILIES:
+    if family is not None and family not in (*FAMILIES, *UNIT_FAMILIES):
         raise ValueError(f"family {family!r}: expected one of {', '.join(FAMILIES)}")
+    if target in OTHER_TARGETS:
+        return other_units(target, family)
     return _instructions(target, family, version)
 
 
@@ -83,9 +88,12 @@ def resolve_op(op: str | Instruction, *target_names: str) -> Instruction:
     Raises:
         Unsupported: The spelling is no instruction, or a target is unknown.
     """
+    names = tuple(map(resolve_target, target_names))
+    others = bool(names) and all(name in OTHER_TARGETS for name in names)
+    if others and isinstance(op, str) and (unit := short_named_unit(ALIASES.get(op.strip().lower(), op), names)):
+        return unit
     instruction = parse(op)
     name = canonical_short_name(op) if isinstance(op, str) else None
-    names = tuple(map(resolve_target, target_names))
     return instruction if name is None else _common_instruction(name, names)
 
 
@@ -111,7 +119,15 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
     Source: the Target ISA Notes and PTX ISA Notes of each instruction, PTX ISA 9.7.14 to 9.7.16.
     """
     version, target = _parse_version(isa), resolve_target(target)
-    op = resolve_op(op, target)
+    given = str(op)
+    try:
+        op = resolve_op(op, target)
+    except Unsupported:
+        if target in OTHER_TARGETS:
+            check_unit(None, shorten_text(given), target)
+        raise
+    if isinstance(op, Unit) or target in OTHER_TARGETS:
+        return check_unit(op if isinstance(op, MatrixMultiply) else None, given, target)
     since = min_version(op, target)
     if since is not None and since <= version:
         return op
@@ -134,6 +150,15 @@ def manual_section(op: Instruction) -> str:
     return syntax_row(op).section
 
 
+def source_reference(op: Instruction) -> str:
+    """Return where an instruction is defined, as messages name it: "PTX ISA 9.7.14.5.14", or another maker's manual.
+
+    Args:
+        op: Instruction.
+    """
+    return op.source if isinstance(op, Unit) else f"PTX ISA {manual_section(op)}"
+
+
 def min_version(op: Instruction, target: str) -> Version | None:
     """Return the lowest PTX ISA version in which a target has an instruction.
 
@@ -147,7 +172,10 @@ def min_version(op: Instruction, target: str) -> Version | None:
     Raises:
         Unsupported: The target is unknown, or no row of the table of instructions has the instruction's fields.
     """
-    target, beyond = resolve_target(target), statement_needs(op)
+    target = resolve_target(target)
+    if isinstance(op, Unit) or target in OTHER_TARGETS:
+        return (0, 0) if isinstance(op, Unit) and target in op.targets else None
+    beyond = statement_needs(op)
     version = _row_version(op, target)
     if version is None or beyond is None:
         return version
@@ -289,6 +317,9 @@ def describe_instruction(op: str | Instruction) -> str:
         Unsupported: `op` is no instruction.
     """
     op = parse(op)
+    if isinstance(op, Unit):
+        lines = [("formats", f"A {op.a}, B {op.b}, D {op.d}, K {op.k}"), ("source", op.source), ("on", ", ".join(op.targets))]
+        return "\n".join([str(op), *(f"  {name:<11}{text}" for name, text in lines)])
     row = syntax_row(op)
     lines = [("family", f"{op.family}, PTX ISA {row.section}")]
     lines += [("also", spelling) for spelling in spellings(op) if spelling != str(op)]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tcemu.base.errors import Unsupported
 from tcemu.isa.grammar import shorten_text
+from tcemu.isa.other_makers import OTHER_TARGETS, find_other_target
 from tcemu.isa.syntax_table import Version
 
 # Targets, and the PTX ISA version that introduced each: the notes of .target, which the assembler follows. "a": features of this
@@ -119,6 +120,8 @@ def gpus() -> dict[str, str]:
 def resolve_target(name: str) -> str:
     """Return the target that a name means: "sm_90a" for itself and for "H100", "h200", "NVIDIA GH200 480GB" or "Hopper".
 
+    Machines of other makers have targets too: "MI300X" is "gfx942" (`tcemu.isa.other_makers`).
+
     Args:
         name: Target, GPU or architecture.
 
@@ -128,7 +131,7 @@ def resolve_target(name: str) -> str:
     """
     if not isinstance(name, str):
         raise TypeError(f"target: expected a string such as 'sm_90a' or 'H100', got {type(name).__name__}")
-    return name if name in TARGETS else _resolve_gpu_name(name)
+    return name if name in TARGETS or name in OTHER_TARGETS else _resolve_gpu_name(name)
 
 
 Meanings = dict[str, list[str]]  # GPUs with a name, by the target that the name may mean
@@ -163,6 +166,8 @@ def _without_brand(name: str) -> str:
 
 def _resolve_gpu_name(name: str) -> str:
     """Return the target of a GPU's or an architecture's name, or of a target in another spelling."""
+    if other_target := find_other_target(name):
+        return other_target
     text = " ".join(_words(name[:200]))
     bare_name = " ".join(word for word in text.split() if not fullmatch(_IGNORED_WORDS, word))
     if target := _capability_name(bare_name):
@@ -178,13 +183,18 @@ def _resolve_gpu_name(name: str) -> str:
     if name in RENAMED_TARGETS:
         hint = f"; {name} is {RENAMED_TARGETS[name]} since PTX ISA 9.0"
     elif other is not None:
-        hint = f": {shorten_text(name)} {other}. tcemu has the tensor cores of NVIDIA GPUs from Volta (V100) on"
+        hint = f": {shorten_text(name)} {other}. tcemu has the tensor cores of NVIDIA GPUs from Volta (V100) on, and {_other_names()}"
     else:
         hint = _suggestion(bare_name)
     raise Unsupported(
         f"unknown target {shorten_text(name)!r}{hint}; tcemu knows GPUs by name, such as H100 (tcemu list --gpus), compute capabilities, "
         f"such as 9.0, and the targets {', '.join(TARGETS)}"
     )
+
+
+def _other_names() -> str:
+    """Lists the first name of every machine of another maker."""
+    return ", ".join(machine.names[0] for machine in OTHER_TARGETS.values())
 
 
 def _capability_name(name: str) -> str | None:

@@ -24,7 +24,7 @@ from tcemu.base.meshes import shard_like
 from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, array_format, convert, to_float
 from tcemu.instructions.operand_checks import as_stored_codes
 from tcemu.isa.families import Instruction, MatrixMultiply
-from tcemu.isa.legality import check, manual_section
+from tcemu.isa.legality import check, manual_section, source_reference
 from tcemu.products.differentiable import attach_derivative
 from tcemu.products.product_arguments import pad_k, pad_scales, product_shape
 from tcemu.products.recipes import is_recipe_name
@@ -86,7 +86,7 @@ def gemm(
         )
     model = resolve_arithmetic(op, target, model).model
     if op.scaling is None and (scale_a is not None or scale_b is not None):
-        raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. PTX ISA {manual_section(op)}")
+        raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. {source_reference(op)}")
     product = _GemmProduct(op, rounding, saturate)
     plain = lambda given: jnp.matmul(*(v.astype(jnp.float32) for v in given[:2]))
     return shard_like(plain, lambda given: product.differentiable(model, key, given), _GemmOperands(a, b, c, scale_a, scale_b))

@@ -15,7 +15,7 @@ INDEPENDENT = ("reference_steps", "reference_products", "exact_values")
 RECORDS = {  # what the reference shares with the engine: records, and no function
     "tcemu.arithmetic.model": {"Model"},
     "tcemu.arithmetic.product_spec": {"ProductSpec"},
-    "tcemu.formats": {"Format", "F64", "S32"},
+    "tcemu.formats": {"Format", "F32", "F64", "S32"},
 }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 LIMIT = 3_000_000  # bytes, all files of the folder together
+X86_TILES, X86_VECTORS = 8, 160  # of TDPBF16PS and of VDPBF16PS, evenly spread over the four classes of operands
 PUBLISHED_ROWS = 20  # of each GPU and format, evenly spread
 DENSE_WARPS = {"s32": 2, "f64": 4}  # of each dense case by its accumulator; 8, which is all, for the other floats
 
@@ -69,6 +70,10 @@ def sample(source: Path, target: Path) -> None:
     with np.load(source / "published.npz") as whole:
         rows = {name: np.linspace(0, len(whole[name]) - 1, PUBLISHED_ROWS).astype(int) for name in whole.files}
         np.savez_compressed(target / "published.npz", **{name: whole[name][rows[name]] for name in whole.files})
+    with np.load(source / "x86_bf16.npz") as whole:
+        count = {"tdp": X86_TILES, "vdp": X86_VECTORS}
+        rows = {name: np.linspace(0, len(whole[name]) - 1, count[name[:3]]).astype(int) for name in whole.files}
+        np.savez_compressed(target / "x86_bf16.npz", **{name: whole[name][rows[name]] for name in whole.files})
     for path in sorted(target.glob("*.npz")):
         print(f"{path.stat().st_size:>9} {path.name}")
     size = sum(path.stat().st_size for path in target.iterdir() if path.is_file())

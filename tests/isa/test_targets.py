@@ -187,7 +187,7 @@ WITHOUT = {  # other accelerators, and what is said of them
     "M60": "older than Volta", "GTX 1080 Ti": "GTX 1080 Ti has no tensor cores", "GeForce GTX 1660": "has no tensor cores",
     "GeForce MX150": "has no tensor cores", "TITAN Xp": "older than Volta", "sm_60": "older than Volta", "6.1": "older than Volta",
     "compute_61": "older than Volta", "Pascal": "older than Volta",
-    "MI300X": "MI300X is made by AMD", "AMD Instinct MI250": "made by AMD", "gfx942": "made by AMD", "RX 7900 XTX": "made by AMD",
+    "MI430X": "MI430X is made by AMD", "AMD Instinct MI60": "made by AMD", "gfx906": "made by AMD", "RX 7900 XTX": "made by AMD",
     "Gaudi2": "made by Intel", "TPU v5e": "made by Google", "M3 Max": "made by Apple", "Trainium2": "made by Amazon",
 }  # fmt: skip
 
@@ -201,7 +201,7 @@ def test_a_gpu_without_tensor_cores_is_named(name):
 
 
 def test_the_names_come_before_the_list_of_targets():
-    for name in ("H10O", "sm_91", "MI300X", "nothing"):
+    for name in ("H10O", "sm_91", "MI430X", "nothing"):
         with pytest.raises(Unsupported) as caught:
             resolve_target(name)
         said = str(caught.value)

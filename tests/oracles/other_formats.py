@@ -13,6 +13,8 @@ DTYPES = {
     "bf16": ml_dtypes.bfloat16,
     "e5m2": ml_dtypes.float8_e5m2,
     "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
+    "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
     "e3m2": ml_dtypes.float6_e3m2fn,
     "e2m3": ml_dtypes.float6_e2m3fn,
     "e2m1": ml_dtypes.float4_e2m1fn,
@@ -28,7 +30,19 @@ DTYPES = {
 CAST_BY_ML_DTYPES = ("f16", "bf16", "e5m2", "e4m3", "e3m2", "e2m3", "e2m1")
 
 _E4M3 = described.format_info_ocp_e4m3
+
+
+def _fnuz(name: str, precision: int, bias: int) -> FormatInfo:
+    """A format of 8 bits with one NaN, at the code of -0, and no Inf."""
+    return FormatInfo(
+        name=name, k=8, precision=precision, bias=bias, has_nz=False, domain=_E4M3.domain, num_high_nans=0, has_subnormals=True,
+        is_signed=True, is_twos_complement=False,
+    )  # fmt: skip
+
+
 GFLOAT = {
+    "e5m2fnuz": _fnuz("e5m2fnuz", 3, 16),
+    "e4m3fnuz": _fnuz("e4m3fnuz", 4, 8),
     "f64": described.format_info_binary64,
     "f32": described.format_info_binary32,
     "tf32": FormatInfo(

@@ -22,7 +22,9 @@ class Spec:
     fraction: int = 0
     bias: int = 0
     signed: bool = True
-    top: str = "finite"  # the last exponent field: "ieee" Inf and NaN, "nan" only the all-ones code, "finite" nothing special
+    top: str = (
+        "finite"  # the last exponent field: "ieee" Inf and NaN, "nan" only the all-ones code, "fnuz" a NaN at -0, "finite" nothing special
+    )
     ignored: int = 0  # low bits of the code that mean nothing
     nan: int = 0  # what a NaN becomes; PTX `cvt` sends it to the largest value where there is none, and to 0 in an integer
 
@@ -33,7 +35,7 @@ class Spec:
     @property
     def greatest(self) -> int:  # largest finite magnitude, as a code without sign and ignored bits
         ones = (1 << (self.exponent + self.fraction)) - 1
-        return {"ieee": ones - (1 << self.fraction), "nan": ones - 1, "finite": ones}[self.top]
+        return {"ieee": ones - (1 << self.fraction), "nan": ones - 1, "finite": ones, "fnuz": ones}[self.top]
 
 
 FORMATS = {
@@ -45,6 +47,8 @@ FORMATS = {
     "bf16": Spec(16, 8, 7, 127, top="ieee", nan=0x7FFF),
     "e5m2": Spec(8, 5, 2, 15, top="ieee", nan=0x7F),
     "e4m3": Spec(8, 4, 3, 7, top="nan", nan=0x7F),
+    "e5m2fnuz": Spec(8, 5, 2, 16, top="fnuz", nan=0x80),
+    "e4m3fnuz": Spec(8, 4, 3, 8, top="fnuz", nan=0x80),
     "e3m2": Spec(6, 3, 2, 3, nan=0x1F),
     "e2m3": Spec(6, 2, 3, 1, nan=0x1F),
     "e2m1": Spec(4, 2, 1, 1, nan=0x7),
@@ -70,6 +74,8 @@ def parts(name: str, code: int) -> tuple[str, int, int, int]:
     sign = code >> (spec.bits - 1) if spec.signed else 0
     magnitude = (code >> spec.ignored) & ((1 << (spec.exponent + spec.fraction)) - 1)
     field, low = magnitude >> spec.fraction, magnitude & ((1 << spec.fraction) - 1)
+    if spec.top == "fnuz" and code == spec.nan:
+        return "nan", sign, 0, 0
     if magnitude > spec.greatest:
         return ("inf" if spec.top == "ieee" and low == 0 else "nan"), sign, 0, 0
     if name == "ue8m0":
@@ -143,6 +149,7 @@ def _encode(spec: Spec, sign: int, n: int, e: int, mode: str, saturate: bool = F
 
 
 def _pack(spec: Spec, sign: int, magnitude: int) -> int:
+    sign = 0 if spec.top == "fnuz" and not magnitude else sign
     return magnitude << spec.ignored | (sign << (spec.bits - 1) if spec.signed else 0)
 
 
@@ -152,6 +159,8 @@ def encode_inf(spec: Spec, sign: int, saturate: bool = False) -> int:
         return _pack(spec, sign, spec.greatest)
     if spec.top == "ieee":
         return _pack(spec, sign, spec.greatest + 1)
+    if spec.top == "fnuz":
+        return spec.nan
     return _pack(spec, sign, (1 << (spec.exponent + spec.fraction)) - 1)
 
 

@@ -93,6 +93,8 @@ class TileNumbers(NamedTuple):
 
 def kernel_numbers(model: Model, spec: ProductSpec) -> KernelNumbers | None:
     """The numbers of a model whose steps are fused dot-adds and known before tracing; else None."""
+    if (model.step_kind, model.flush, model.nan, model.dealing) != (None, None, None, "pairs"):
+        return None
     known = all(isinstance(v, int) for v in (model.terms, model.fraction_bits, model.floor)) and isinstance(model.result_bits, int | None)
     modes = all(isinstance(v, str) for v in (model.rounding, model.alignment))
     if not (known and modes) or model.result not in (F16, F32):

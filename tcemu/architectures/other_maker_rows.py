@@ -1,0 +1,88 @@
+"""The arithmetic of other makers' matrix units, with its evidence: rows as in `tcemu.architectures.model_rows`.
+
+`UNKNOWN` says of the targets without a row what is known of them. The targets and instructions are in `tcemu.isa.other_makers`.
+"""
+
+from tcemu.architectures.evidence import Evidence
+from tcemu.architectures.model_rows import EXACT, FMA, MMA_SIM, ModelRow
+from tcemu.arithmetic.model import Model
+from tcemu.formats import BF16, E4M3FNUZ, E5M2FNUZ, F16, F32, F64, S8, S32, TF32, U8
+from tcemu.isa.other_makers import ARM, INTEL
+
+# ---- the models
+
+_MULTIPLY_ADDS = Model(F32, terms=1, fraction_bits=None, rounding="RN")
+# even and odd elements in a chain each, from +0; the chains are added to each other, and their sum to C
+TDPBF16PS = _MULTIPLY_ADDS.replace(groups=2, dealing="single", chain=16, together=True, from_zero=True, flush="signed")
+VDPBF16PS = _MULTIPLY_ADDS.replace(groups=2, dealing="reversed", flush="signed")  # the odd element first
+_PAIRWISE = _MULTIPLY_ADDS.replace(step_kind="pairwise")
+ARM_DEFAULT_NAN = 0x7FC00000
+ARM_BF16 = _PAIRWISE.replace(terms=2, step_kind="odd", rounding="RZ", flush="signed", nan=ARM_DEFAULT_NAN)
+ARM_BF16_EBF = _MULTIPLY_ADDS.replace(terms=2, step_kind="exact", chain=2, nan=ARM_DEFAULT_NAN)
+ARM_F32 = _PAIRWISE.replace(terms=2)
+CDNA1_F16, CDNA1_BF16 = (_MULTIPLY_ADDS.replace(terms=terms, step_kind="exact") for terms in (4, 2))
+CDNA2_WIDE, CDNA2_BF16 = (_PAIRWISE.replace(terms=terms, flush="positive") for terms in (4, 2))
+CDNA3 = Model(F32, terms=8, fraction_bits=24, floor=-126, rounding="RN", step_kind="joined")
+CDNA3_XF32 = CDNA3.replace(terms=4)
+CDNA3_FP8 = CDNA3.replace(terms=16, groups=2, dealing="single")
+
+# ---- the evidence
+
+_NAN_WORDS = "NaN words are not compared: every NaN is the canonical one here"
+
+
+def _recorded_xeon(words: int, further: int) -> Evidence:
+    """Return the evidence of words of tests/golden/x86_bf16.npz."""
+    note = f"{_NAN_WORDS}; in the same campaign 0 of {further:,} differed"
+    return Evidence(level="silicon", gpus=("Intel Xeon with AMX",), family="x86_bf16", recorded=words, note=note)
+
+
+BY_MANUAL = Evidence(level="literature", papers=(f"{INTEL}, which defines the result: exact, wrapped or clamped once",))
+BY_ARM = Evidence(level="literature", papers=(f"{ARM}, the pseudo-code BFDotAdd, BFMatMulAdd and BFRound",))
+BY_ARM_EBF = Evidence(level="literature", papers=(f"{ARM}, the pseudo-code with FPCR.EBF = 1, FZ = 0 and FIZ = 0",))
+BY_ARM_F32 = Evidence(level="literature", papers=(f"{ARM}, the pseudo-code FPMatMulAdd; FPCR as after reset",), note=_NAN_WORDS)
+BY_ARM_INTEGERS = Evidence(level="literature", papers=(f"{ARM}, which defines the result: exact, wrapped",))
+BY_MMA_SIM = Evidence(level="literature", papers=(MMA_SIM,), note=_NAN_WORDS)
+BY_MFMA_INTEGERS = Evidence(level="literature", papers=("AMD CDNA ISA: exact sums of 8-bit products in 32 bits",))
+AS_ON_XEON = Evidence(level="assumed", note="as on the Intel Xeon whose words were recorded; both makers document one instruction")
+
+# ---- the rows
+
+XEON, X86, NEOVERSE, ARMV9 = ("sapphirerapids",), ("sapphirerapids", "znver4"), ("neoverse-v1", "neoverse-v2", "armv9-a"), ("armv9-a",)
+CDNA1_ONLY, CDNA2_ONLY, CDNA3_ONLY = ("gfx908",), ("gfx90a",), ("gfx942",)
+_BYTES, _FNUZ = (S8, U8), (E4M3FNUZ, E5M2FNUZ)
+
+OTHER_ROWS = (
+    ModelRow(XEON, "tdpbf16ps", (BF16,), (F32,), TDPBF16PS, _recorded_xeon(61_440, 4_096_000)),
+    ModelRow(XEON, "vdpbf16ps", (BF16,), (F32,), VDPBF16PS, _recorded_xeon(96_000, 3_840_000)),
+    ModelRow(("znver4",), "vdpbf16ps", (BF16,), (F32,), VDPBF16PS, AS_ON_XEON),
+    *(ModelRow(XEON, name, _BYTES, (S32,), EXACT, BY_MANUAL) for name in ("tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud")),
+    *(ModelRow(X86, name, _BYTES, (S32,), EXACT, BY_MANUAL) for name in ("vpdpbusd", "vpdpbusds")),
+    *(ModelRow(NEOVERSE, name, (BF16,), (F32,), ARM_BF16, BY_ARM) for name in ("bfdot", "bfmmla")),
+    *(ModelRow(ARMV9, name, (BF16,), (F32,), ARM_BF16_EBF, BY_ARM_EBF) for name in ("bfdot_ebf", "bfmmla_ebf")),
+    ModelRow(ARMV9, "fmmla", (F32,), (F32,), ARM_F32, BY_ARM_F32),
+    *(
+        ModelRow(NEOVERSE, name, _BYTES, (S32,), EXACT, BY_ARM_INTEGERS)
+        for name in ("smmla", "ummla", "usmmla", "sdot", "udot", "usdot", "sudot")
+    ),
+    ModelRow((*CDNA1_ONLY, *CDNA2_ONLY, *CDNA3_ONLY), "v_mfma", (S8,), (S32,), EXACT, BY_MFMA_INTEGERS),
+    ModelRow((*CDNA1_ONLY, *CDNA2_ONLY, *CDNA3_ONLY), "v_mfma", (F32,), (F32,), _MULTIPLY_ADDS, BY_MMA_SIM),
+    ModelRow((*CDNA2_ONLY, *CDNA3_ONLY), "v_mfma", (F64,), (F64,), FMA, BY_MMA_SIM),
+    ModelRow(CDNA1_ONLY, "v_mfma", (F16,), (F32,), CDNA1_F16, BY_MMA_SIM),
+    ModelRow(CDNA1_ONLY, "v_mfma", (BF16,), (F32,), CDNA1_BF16, BY_MMA_SIM),
+    ModelRow(CDNA2_ONLY, "v_mfma", (F16,), (F32,), CDNA2_WIDE, BY_MMA_SIM),
+    ModelRow(CDNA2_ONLY, "v_mfma_1k", (BF16,), (F32,), CDNA2_WIDE, BY_MMA_SIM),
+    ModelRow(CDNA2_ONLY, "v_mfma", (BF16,), (F32,), CDNA2_BF16, BY_MMA_SIM),
+    ModelRow(CDNA3_ONLY, "v_mfma", (F16,), (F32,), CDNA3, BY_MMA_SIM),
+    ModelRow(CDNA3_ONLY, "v_mfma", (BF16,), (F32,), CDNA3, BY_MMA_SIM),
+    ModelRow(CDNA3_ONLY, "v_mfma", (TF32,), (F32,), CDNA3_XF32, BY_MMA_SIM),
+    ModelRow(CDNA3_ONLY, "v_mfma", _FNUZ, (F32,), CDNA3_FP8, BY_MMA_SIM),
+)
+
+UNKNOWN = {
+    "gfx950": "no bit-exact model of CDNA4 is published; third-party notes say that subnormals are kept and that a block scale multiplies "
+    "the sum of products before C is added",
+    "gfx1151": "an exact multiplier, a grid from the sum of the operands' exponents, bf16 subnormals flushed, and a term that opposes C's "
+    "sign negated by flipping its bits, so that -1 + 24 + 32 gives 55.0000038 (ROCm/rocm-systems issue 12056); the whole rule is not "
+    "published as text",
+}

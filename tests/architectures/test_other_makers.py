@@ -1,0 +1,267 @@
+"""Units of other makers: recorded words of a Xeon, published examples, the reference on every model, names and refusals."""
+
+import struct
+
+import numpy as np
+import pytest
+from oracles import mmasim_oracle
+from support import golden
+from support import random_operands as operands
+
+import tcemu
+from tcemu.architectures.lookup import find_row
+from tcemu.architectures.other_maker_rows import OTHER_ROWS, UNKNOWN
+from tcemu.arithmetic.product_spec import product_spec
+from tcemu.arithmetic.reference.reference_products import decode_products
+from tcemu.arithmetic.reference.reference_steps import reduce_products
+from tcemu.backends.cuda.kernel_text import kernel_numbers
+from tcemu.backends.dispatch import multiply_matrices
+from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.formats import F32, S32
+from tcemu.isa.other_makers import OTHER_TARGETS, Unit, find_unit, other_units
+from tcemu.isa.targets import resolve_target
+
+NAN = 0x7FFFFFFF
+
+
+def is_nan(words: np.ndarray) -> np.ndarray:
+    return words & np.uint32(NAN) > F32.infinity
+
+
+def mismatches(got: np.ndarray, wanted: np.ndarray) -> int:
+    """Words that differ; NaNs count as one class."""
+    return int(((got != wanted) & ~(is_nan(got) & is_nan(wanted))).sum())
+
+
+def dots(op: Unit, target: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """One dot product a row: codes a, b [N, K] and c [N] -> codes [N]."""
+    model = find_row(op, target).model
+    return np.asarray(multiply_matrices(model, product_spec(op), a[:, None, :], b[:, :, None], c[:, None, None])).ravel()
+
+
+def distinct_units() -> list[tuple[Unit, str]]:
+    """An instruction and a target for every row of arithmetic with float results in f32."""
+    found = {}
+    for target in OTHER_TARGETS:
+        for op in other_units(target) if target not in UNKNOWN else ():
+            row = find_row(op, target)
+            if op.d == F32:
+                found.setdefault((id(row), op.a, op.b), (op, target))
+    return list(found.values())
+
+
+UNITS = distinct_units()
+
+
+def unit_id(value) -> str:
+    return str(value)
+
+
+def draw(op: Unit, rng: np.random.Generator, kind: str, count: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    a, b = (operands.codes(fmt.name, kind, (count, k), rng).astype(fmt.dtype) for fmt in (op.a, op.b))
+    if kind == "cancelling" and op.a == op.b:
+        a[:, 1::2], b[:, 1::2] = a[:, ::2], b[:, ::2] ^ np.array(1 << (op.b.bits - 1), op.b.dtype)
+    other = operands.CLASSES[rng.integers(len(operands.CLASSES))]
+    return a, b, operands.codes("f32", other, (count,), rng).astype(np.uint32)
+
+
+# ---- recorded words
+
+
+def x86_words() -> dict[str, np.ndarray]:
+    with np.load(golden.root() / "x86_bf16.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+def test_every_recorded_word_of_tdpbf16ps():
+    words, op = x86_words(), find_unit("tdpbf16ps")
+    b = words["tdp_b"].reshape(-1, 16, 16, 2).swapaxes(2, 3).reshape(-1, 32, 16)
+    model = find_row(op, "sapphirerapids").model
+    d = np.asarray(multiply_matrices(model, product_spec(op), words["tdp_a"], b, words["tdp_c"]))
+    assert mismatches(d, words["tdp_d"]) == 0 and d.size >= 8 * 256
+    assert 0.01 < is_nan(d).mean() < 0.5 and (d != words["tdp_c"]).mean() > 0.9
+
+
+def test_every_recorded_word_of_vdpbf16ps():
+    words, op = x86_words(), find_unit("vdpbf16ps")
+    a, b = (words[f"vdp_{name}"].reshape(-1, 2) for name in "ab")
+    d, wanted = dots(op, "sapphirerapids", a, b, words["vdp_c"].ravel()), words["vdp_d"].ravel()
+    assert mismatches(d, wanted) == 0 and d.size >= 160 * 16
+    swapped = dots(op, "sapphirerapids", a[:, ::-1], b[:, ::-1], words["vdp_c"].ravel())
+    assert mismatches(swapped, wanted) > 0  # the words tell the order of the two elements
+
+
+def test_rows_count_the_recorded_words():
+    counts = {row.family: row.evidence.recorded for row in OTHER_ROWS if row.evidence.level == "silicon"}
+    assert counts == {"tdpbf16ps": 240 * 256, "vdpbf16ps": 6000 * 16}
+    words = x86_words()
+    if golden.root() != golden.SAMPLE:
+        assert counts == {"tdpbf16ps": words["tdp_d"].size, "vdpbf16ps": words["vdp_d"].size}
+
+
+# ---- published examples
+
+EQUATION_10 = [-(2.0**13), -0.5, -0.25, -0.125], [2.0**10, 1.0, 1.0, 1.0], 2.0**23
+
+
+@pytest.mark.parametrize(
+    ("op", "target", "wanted"),
+    [
+        ("f16", "MI100", -0.875), ("bf16", "MI100", -0.875),
+        ("f16", "MI250X", 0.0), ("v_mfma_f32_32x32x8bf16_1k", "MI250X", 0.0), ("v_mfma_f32_32x32x4bf16", "MI250X", -0.375),
+        ("f16", "MI300X", -0.5), ("bf16", "MI300X", -0.5), ("tf32", "MI300X", -0.5), ("e5m2fnuz", "MI300X", -1.0),
+    ],
+)  # fmt: skip
+def test_equation_10(op, target, wanted):
+    """MMA-Sim, arXiv 2511.10909 v2, equation 10: exactly -0.875."""
+    a, b, c = EQUATION_10
+    d = tcemu.gemm(np.float32([a]), np.float32(b)[:, None], np.float32([[c]]), op=op, target=target)
+    assert float(d[0, 0]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("target", "c", "wanted"),
+    [("MI300X", -1e-6, -0.25), ("MI300X", 1e-6, 0.0), ("MI100", -1e-6, -1e-6), ("MI250X", 1e-6, 1e-6)],
+)
+def test_cdna3_rounds_down(target, c, wanted):
+    """The asymmetry example of arXiv 2511.10909, VI-C."""
+    d = tcemu.gemm(np.float32([[2048, 2048]]), np.float32([[2048], [-2048]]), np.float32([[c]]), op="f16", target=target)
+    assert float(d[0, 0]) == np.float32(wanted)
+
+
+def test_cdna2_flushes_subnormals():
+    """AMD, MIOpen, "MI200 alternate implementation": CDNA2 alone takes subnormal inputs for zero."""
+    tiny, one = np.float32([[2.0**-15]]), np.float32([[1]])
+    found = {name: float(tcemu.gemm(tiny, one, op="f16", target=name)[0, 0]) for name in ("MI100", "MI250X", "MI300X")}
+    assert found == {"MI100": 2.0**-15, "MI250X": 0.0, "MI300X": 2.0**-15}
+
+
+def test_arm_rounds_to_odd():
+    """1 + 2^-30 is inexact: to odd it is the next f32, to nearest 1; with EBF = 1 the pair is added exactly."""
+    a, b = np.float32([[1, 2.0**-15]]), np.float32([[1], [2.0**-15]])
+    word = lambda op, target: int(np.asarray(tcemu.gemm(a, b, op=op, target=target)).view(np.uint32)[0, 0])
+    assert word("bf16", "Graviton3") == word("bfdot", "Neoverse V2") == 0x3F800001
+    assert word("bfmmla_ebf", "Armv9-A") == 0x3F800000
+
+
+# ---- against the reference, and against mmasim
+
+
+@pytest.mark.parametrize(("op", "target"), UNITS, ids=unit_id)
+def test_the_engine_is_the_reference(op, target):
+    """Two instructions along K, a few dot products of every class of operands, special values and subnormals included."""
+    rng, wrong = np.random.default_rng(5), []
+    model, spec, k = find_row(op, target).model, product_spec(op), 2 * op.k
+    parts = [draw(op, rng, kind, 3, k) for kind in operands.CLASSES]
+    a, b, c = (np.concatenate(part) for part in zip(*parts, strict=True))
+    d = dots(op, target, a, b, c)
+    for i, word in enumerate(d.tolist()):
+        products = decode_products(model, spec, a[i].tolist(), b[i].tolist(), [f"k {j}" for j in range(k)], None)
+        _, wanted = reduce_products(model, spec, products, int(c[i]))
+        if word != wanted:
+            wrong.append((hex(word), hex(wanted), a[i], b[i], hex(c[i])))
+    assert not wrong, wrong[:2]
+    assert len(d) == 3 * len(operands.CLASSES)
+
+
+SIMULATED = [(op, target) for op, target in UNITS if mmasim_oracle.simulates(op, target)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("op", "target"), SIMULATED, ids=unit_id)
+def test_a_million_operands_by_mmasim(op, target):
+    """10^6 dot products a row, nine classes of operands. An FNUZ operand that is NaN gives NaN, which mmasim loses in large arrays."""
+    simulate = mmasim_oracle.simulator(op, target)
+    rng, wrong, compared = np.random.default_rng(11), 0, 0
+    while compared < 1_000_000:
+        for kind in operands.CLASSES:
+            a, b, c = draw(op, rng, kind, 14_000, op.k)
+            keep = np.ones(len(c), bool)
+            if op.a.specials == "fnuz":
+                keep = ~((a == op.a.nan).any(-1) | (b == op.b.nan).any(-1))
+            d = dots(op, target, a, b, c)
+            assert is_nan(d[~keep]).all()
+            wrong += mismatches(d[keep], simulate(a, b, c)[keep])
+            compared += int(keep.sum())
+    assert wrong == 0, f"{wrong} of {compared}"
+
+
+def test_mmasim_is_asked_about_every_float_row_of_amd():
+    amd = [(op, target) for op, target in UNITS if target.startswith("gfx") and op.a.name != "f32"]
+    assert amd == SIMULATED and len(amd) >= 12
+
+
+# ---- integers
+
+
+def test_integers_are_exact_wrapped_or_clamped_once():
+    a, b, c = np.uint8([[255, 255, 255, 255]]), np.int8([[127], [127], [127], [-128]]), np.int32([[2**31 - 1]])
+    assert int(tcemu.gemm(a, b, c, op="vpdpbusds", target="Zen 4")[0, 0]) == 2**31 - 1
+    assert int(tcemu.gemm(a, b, c, op="vpdpbusd", target="Zen 4")[0, 0]) == (2**31 - 1 + 255 * 253) - 2**32
+    rng = np.random.default_rng(0)
+    for target in OTHER_TARGETS:
+        for op in other_units(target):
+            if op.d != S32 or target in UNKNOWN:
+                continue
+            x, y = (rng.integers(0, 256, size).astype(np.uint8).view(fmt.name.replace("s8", "i1").replace("u8", "u1"))
+                    for size, fmt in (((3, op.k), op.a), ((op.k, 2), op.b)))  # fmt: skip
+            assert (np.asarray(tcemu.gemm(x, y, op=op, target=target)) == x.astype(np.int64) @ y.astype(np.int64)).all()
+
+
+# ---- names and refusals
+
+
+def test_every_instruction_has_a_row_or_says_what_is_known():
+    for target in OTHER_TARGETS:
+        for op in other_units(target):
+            assert tcemu.parse(str(op)) is tcemu.check(str(op).upper(), target) or tcemu.parse(str(op)) == op
+            assert target in tcemu.targets(op)
+            if target in UNKNOWN:
+                with pytest.raises(NotModelled, match="known is"):
+                    tcemu.evidence(op, target)
+            else:
+                assert tcemu.evidence(op, target).level in ("silicon", "literature", "assumed")
+    used = {id(find_row(op, target)) for target in OTHER_TARGETS if target not in UNKNOWN for op in other_units(target)}
+    assert used == {id(row) for row in OTHER_ROWS}
+
+
+def test_names_of_machines():
+    names = {"MI300X": "gfx942", "AMD Instinct MI300X": "gfx942", "mi100": "gfx908", "Xeon (Sapphire Rapids)": "sapphirerapids",
+             "Sapphire Rapids": "sapphirerapids", "Zen 4": "znver4", "Graviton3": "neoverse-v1", "Neoverse V2": "neoverse-v2",
+             "CDNA2": "gfx90a"}  # fmt: skip
+    assert {name: resolve_target(name) for name in names} == names
+
+
+def test_what_cannot_be_is_refused_by_name():
+    zeros = np.zeros((32, 4), np.uint32)
+    with pytest.raises(Unsupported, match=r"tdpbf16ps: .*registers.*gemm"):
+        tcemu.mma("tdpbf16ps", zeros, zeros[:, :2], zeros, target="Sapphire Rapids")
+    with pytest.raises(Unsupported, match=r"sapphirerapids.*target is sm_90a.*Intel"):
+        tcemu.gemm(np.eye(4), np.eye(4), op="tdpbf16ps", target="H100")
+    with pytest.raises(Unsupported, match="CDNA3 by AMD.*e4m3fnuz"):
+        tcemu.gemm(np.eye(4), np.eye(4), op="e4m3", target="MI300X")
+    with pytest.raises(NotModelled, match="CDNA4"):
+        tcemu.gemm(np.eye(4), np.eye(4), op="bf16", target="MI355X")
+    with pytest.raises(ValueError, match="registers of other makers"):
+        find_unit("bfmmla").register_count("a")
+
+
+def test_no_kernel_takes_a_model_that_it_does_not_know():
+    for op, target in UNITS:
+        model = find_row(op, target).model
+        assert kernel_numbers(model, product_spec(op)) is None, op
+
+
+def word(value: float) -> int:
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def test_explain_compares_makers():
+    a, b, c = EQUATION_10
+    both = tcemu.explain("bf16", a, b, c, target=["H100", "MI300X", "MI250X", "MI100"])
+    assert [one.result for one in both.explanations] == [word(v) for v in (-0.75, -0.5, 0.0, -0.875)]
+    text = str(both)
+    assert "v_mfma_f32_32x32x8_bf16 on gfx942" in text and "evidence: literature: MMA-Sim" in text
+    for target in ("MI300X", "MI250X", "MI100"):
+        d = np.asarray(tcemu.gemm(np.float32([a]), np.float32(b)[:, None], np.float32([[c]]), op="bf16", target=target))
+        assert tcemu.explain("bf16", a, b, c, target=target).result == int(d.view(np.uint32)[0, 0])
