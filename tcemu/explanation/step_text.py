@@ -74,14 +74,14 @@ def _describe_other_step(model: Model) -> str:
     if model.step_kind == "joined":
         groups = f" in {model.groups} groups" if model.groups > 1 else ""
         return (
-            f"A step adds up to {model.terms} products{groups}, aligned to their own max exponent with {bits} fraction bits. Their sum joins "
-            f"the running value: both are rounded down, to 32 and {bits} bits, then the total to 31 bits, and {model.rounding} to "
+            f"A step adds up to {model.terms} products{groups}, aligned to their own max exponent with {bits} fraction bits. Their sum "
+            f"joins the running value: both are rounded down, to 32 and {bits} bits, then the total to 31 bits, and {model.rounding} to "
             f"{model.result}."
         )
     rounding = "to odd" if model.step_kind == "odd" else str(model.rounding)
     return (
-        f"A step rounds {model.terms} products {rounding} to {model.result}, adds them in pairs, and their sum to the running value, each sum "
-        "rounded alike."
+        f"A step rounds {model.terms} products {rounding} to {model.result}, adds them in pairs, and their sum to the running value, each "
+        "sum rounded alike."
     )
 
 

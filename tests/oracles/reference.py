@@ -22,9 +22,8 @@ class Spec:
     fraction: int = 0
     bias: int = 0
     signed: bool = True
-    top: str = (
-        "finite"  # the last exponent field: "ieee" Inf and NaN, "nan" only the all-ones code, "fnuz" a NaN at -0, "finite" nothing special
-    )
+    # the last exponent field: "ieee" Inf and NaN, "nan" only the all-ones code, "fnuz" a NaN at -0, "finite" nothing special
+    top: str = "finite"
     ignored: int = 0  # low bits of the code that mean nothing
     nan: int = 0  # what a NaN becomes; PTX `cvt` sends it to the largest value where there is none, and to 0 in an integer
 
