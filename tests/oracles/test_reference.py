@@ -77,6 +77,8 @@ def search_code(name: str, value: Fraction, mode: str, saturate: bool) -> int:
     below, above = size - at(low), at(low + 1) - size
     away = {"RN": below > above or (below == above and low % 2 == 1), "RZ": False, "RM": sign == 1, "RP": sign == 0}[mode]
     found = low + (away and below != 0)
+    if spec.top == "fnuz" and (found == 0 or (found > spec.greatest and not saturate)):
+        return 0 if found == 0 else 1 << spec.bits - 1
     negative = sign << spec.bits - 1
     if found <= spec.greatest:
         return found << spec.ignored | negative
@@ -123,7 +125,7 @@ def test_encode_gives_back_every_code(name):
     spec = FORMATS[name]
     magnitudes = range(spec.greatest + 1) if spec.bits <= 16 else random.Random(3).sample(range(spec.greatest + 1), 2000)
     for magnitude in magnitudes:
-        for sign in (0, 1) if spec.signed else (0,):
+        for sign in (0, 1) if spec.signed and (magnitude or spec.top != "fnuz") else (0,):
             code = magnitude << spec.ignored | sign << spec.bits - 1
             assert {encode(name, decode(name, code), mode, zero_sign=sign) for mode in MODES} == {code}
 
