@@ -122,6 +122,8 @@ class Drift(Result):
             lines.append("a run did not end; what it recorded was compared")
         for line in self.sources:
             lines += ["", *_source_lines(line)]
+        if not self.sources:
+            lines += ["", "no source: the operands of the first operation that differs differ already"]
         carriers = [line for line in self.lines if line.role == "carrier"]
         if carriers:
             lines += ["", "carried on by:"]

@@ -121,7 +121,10 @@ def features(choices: Choices) -> dict[str, str]:
         "subnormal numbers": str(choices.flushed),
     }
     how = choices.summation
-    return found if how is None else found | _summation_features(how)
+    if how is None:
+        return found
+    summed = _summation_features(how)
+    return found | summed | {name: f"{found[name]} {summed[name]}" for name in summed.keys() & found.keys()}
 
 
 def _summation_features(how: Summation) -> dict[str, str]:

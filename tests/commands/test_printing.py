@@ -17,6 +17,7 @@ from tcemu.cli import main
 from tcemu.commands import demo_command as demo
 from tcemu.commands import verify_commands as silicon
 from tcemu.commands.standard_streams import READER_GONE_STATUS
+from tcemu.drift import record
 from tcemu.formats import F32
 from tcemu.fuzz.differential_run import read_run_header
 from tcemu.products.library.kernel_recipe import KernelRecipe, Lanes, Slices
@@ -38,6 +39,7 @@ PRINTING = {
     "infer": f"infer {S8} --cases 1",
     "replay": "replay diff A.npy B.npy --left order.json --right order.json",
     "study": "study",
+    "drift": "drift run.drift run.drift",
     "verify": f"verify {S8} --outputs 1",
     "check": f"check {F16} --target sm_90a",
     "list": "list --target sm_90a",
@@ -60,6 +62,7 @@ def folder(tmp_path, monkeypatch):
         np.save(tmp_path / f"{name}.npy", rng.normal(size=shape).astype(np.float32))
     (tmp_path / "kernel.ptx").write_text(KERNEL)
     (tmp_path / "order.json").write_text(dumps(KernelRecipe(F32, F32, F32, Lanes(), Slices.single(5))))
+    record(lambda x: x + 1, tmp_path / "run.drift")(np.ones(3, np.float32))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(silicon, "gpu", EmulatedGpu)
     return tmp_path

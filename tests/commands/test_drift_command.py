@@ -1,0 +1,51 @@
+"""`tcemu drift`: the report, its files, and the exit status."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tcemu.cli import main
+from tcemu.drift import Drift, record
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """Two records of a function: on the right, its second operation is rounded to f16, or wrong."""
+    monkeypatch.chdir(tmp_path)
+    x = np.linspace(-2, 3, 40, dtype=np.float32)
+
+    def run(name, change):
+        substitute = lambda number, name, operands, results: [change(results[0])] if number == 1 else None
+        record(lambda x: (x * 3 + x) * 2, name, substitute=substitute)(x)
+
+    run("left.drift", lambda y: y)
+    run("right.drift", lambda y: y.astype(np.float16).astype(np.float32))
+    run("wrong.drift", lambda y: y * np.float32(1.5))
+
+
+def test_the_report_is_printed_and_written(records, capsys):
+    words = ["drift", "left.drift", "right.drift", "--json", "d.json", "--html", "d.html", "--recipes", "r.json"]
+    assert main([*words, "--fail-on", "unexplained", "--fail-on", "outside"]) == 1  # rounded to f16 is outside the bound of f32
+    out = capsys.readouterr().out
+    assert "source: 1: add" in out and "cause: a rounding more" in out and "also rounded to float16" in out
+    with open("d.json") as file:
+        assert str(Drift.from_json(file.read())) == out.rstrip("\n")
+    with open("d.html") as html, open("r.json") as recipes:
+        assert "<svg" in html.read() and json.load(recipes) == []
+    assert main([*words, "--overwrite", "--fail-on", "unexplained"]) == 0
+    assert main(words) == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_the_exit_status_serves_ci(records, capsys):
+    assert main(["drift", "left.drift", "left.drift", "--fail-on", "source"]) == 0
+    assert main(["drift", "left.drift", "right.drift", "--fail-on", "source"]) == 1
+    assert main(["drift", "left.drift", "wrong.drift", "--fail-on", "unexplained"]) == 1
+    assert main(["drift", "left.drift", "wrong.drift"]) == 0
+    assert main(["drift", "left.drift", "none.drift"]) == 2
+    assert main(["drift", "left.drift", "right.drift", "--rows", "a"]) == 2
+    with open("left.drift", "r+b") as file:
+        file.write(b"\xff" * 8)
+    assert main(["drift", "left.drift", "right.drift"]) == 2
+    errors = capsys.readouterr().err
+    assert "no such record" in errors and "expected row numbers" in errors and "a header at byte 0" in errors
