@@ -29,15 +29,17 @@ LEAST_EXACT = np.uint32((127 - 100) << 23)
 class RowSum:
     """The order in which a thread block adds the elements of a row in f32.
 
-    Element i of a tile belongs to register (i // (vector * 32 * warps)) * vector + i % vector of lane (i // vector) % 32 of warp
-    (i // (vector * 32)) % warps. A row is padded with zeros. Every thread adds its registers, then the lanes of a warp are added, then the
-    warps. A row that fills fewer lanes or warps uses only those.
+    Element i of a tile belongs to register (i // (vector * lanes * warps)) * vector + i % vector of lane (i // vector) % lanes of warp
+    (i // (vector * lanes)) % warps. A row is padded with zeros. Every thread adds its registers, then the lanes of a warp are added, then
+    the warps. A row that fills fewer lanes or warps uses only those.
 
     Attributes:
         warps: Warps of the thread block, a power of two.
         vector: Neighbouring elements that a thread loads together, a power of two.
         tile: Elements that the block holds at once, a power of two. The threads add tile after tile, register by register, beginning with
             +0. None: the whole row is one tile, padded to a power of two, and nothing is added to +0.
+        lanes: Lanes of a warp that share a row, a power of two up to 32. In the accumulator of an mma four lanes do, with vector=2 and
+            warps=1.
         thread_order: How a thread adds its registers. "tree": neighbours in pairs, as Triton 3.9 does; "chain": in ascending order.
         lane_order: How the lanes of a warp are added. "far": lanes 16 apart first, then 8, 4, 2, 1, as Triton does; "near": 1, 2, 4, 8, 16,
             as CUB does.
@@ -51,13 +53,14 @@ class RowSum:
     warps: int = 4
     vector: int = 1
     tile: int | None = None
+    lanes: int = LANES
     thread_order: str = "tree"
     lane_order: str = "far"
     warp_order: str = "far"
     fused: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("warps", "vector", "tile"):
+        for name in ("warps", "vector", "tile", "lanes"):
             value = getattr(self, name)
             if isinstance(value, np.integer):
                 object.__setattr__(self, name, value := int(value))
@@ -65,6 +68,8 @@ class RowSum:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value & (value - 1):
                 raise ValueError(f"RowSum({name}={value!r}): expected a power of two" + (", or None" if name == "tile" else ""))
+        if self.lanes > LANES:
+            raise ValueError(f"RowSum(lanes={self.lanes}): a warp has {LANES} lanes")
         for name, known in (("thread_order", THREAD_ORDERS), ("lane_order", LANE_ORDERS), ("warp_order", WARP_ORDERS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"RowSum({name}={getattr(self, name)!r}): expected one of {', '.join(known)}")
@@ -111,7 +116,7 @@ class RowSum:
         count = x.shape[-1]
         tile = self.tile or 1 << max(count - 1, 0).bit_length()
         vector = min(self.vector, tile)
-        lanes = min(LANES, tile // vector)
+        lanes = min(self.lanes, tile // vector)
         warps = min(self.warps, tile // (vector * lanes))
         tiles = max(-(-count // tile), 1)
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, tiles * tile - count)])

@@ -38,8 +38,8 @@ def chain(values):
 
 def place(order, index):
     """Register, warp and lane of an element of a tile, by the words of `RowSum`'s docstring."""
-    register = index // (order.vector * 32 * order.warps) * order.vector + index % order.vector
-    return register, index // (order.vector * 32) % order.warps, index // order.vector % 32
+    register = index // (order.vector * order.lanes * order.warps) * order.vector + index % order.vector
+    return register, index // (order.vector * order.lanes) % order.warps, index // order.vector % order.lanes
 
 
 def reference_sum(order, row):
@@ -69,6 +69,7 @@ ORDERS = (
     (RowSum(2, 2, thread_order="chain", lane_order="near", warp_order="chain"), 300),
     (RowSum(1, 1, tile=64), 200),
     (RowSum(4, 1), 17),
+    (RowSum(1, 2, lanes=4), 40),
 )
 
 
@@ -207,6 +208,7 @@ def test_dtypes_axes_and_what_if():
         (lambda: functional.get_kernel("softmin", "triton", columns=3), ValueError, "function='softmin'.*softmax"),
         (lambda: functional.get_kernel("softmax", "x", columns=3), ValueError, "name='x'.*triton"),
         (lambda: RowSum(warps=3), ValueError, "warps=3.*power of two"),
+        (lambda: RowSum(lanes=64), ValueError, "lanes=64.*32 lanes"),
         (lambda: RowSum(lane_order="up"), ValueError, "lane_order='up'.*far, near"),
         (lambda: RowSum(fused=1), ValueError, "fused=1"),
         (lambda: SoftmaxKernel(power="tanh"), ValueError, "power='tanh'.*ex2.approx"),

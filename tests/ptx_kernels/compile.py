@@ -80,25 +80,30 @@ def compile_with_triton() -> None:
 
 
 def compile_functional() -> None:
-    """Compile the kernels between matrix products for sm_90, each for its dtypes and sizes."""
+    """Compile the kernels between matrix products for sm_90, each for its dtypes and sizes, and those of the GPT for sm_80."""
     sys.path[:0] = [str(FOLDER / "sources"), str(FOLDER)]
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     import functional_kernels
+    import gpt_kernels
     import triton
-    from functional_manifest import CASES, FILE
+    from functional_manifest import CASES, FILE, GPT
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     texts = {}
+
+    def compile_text(name: str, kernel: str, types: dict, constants: dict, aligned: list[str], architecture: int, warps: int) -> None:
+        function = getattr(functional_kernels, kernel, None) or getattr(gpt_kernels, kernel)
+        hints = {(function.arg_names.index(key),): [["tt.divisibility", 16]] for key in aligned}
+        source = ASTSource(function, types | dict.fromkeys(constants, "constexpr"), constants, hints)
+        made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": warps})
+        texts[name] = {"text": made.asm["ptx"], "shared": made.metadata.shared, "warps": warps}
+
     for case in CASES:
-        types, constants = case.signature()
-        kernel = getattr(functional_kernels, case.kernel)
-        source = ASTSource(
-            kernel, types | dict.fromkeys(constants, "constexpr"), constants,
-            {(kernel.arg_names.index(key),): [["tt.divisibility", 16]] for key in case.aligned()},
-        )  # fmt: skip
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": case.warps})
-        texts[case.name] = {"text": made.asm["ptx"], "shared": made.metadata.shared}
+        compile_text(case.name, case.kernel, *case.signature(), case.aligned(), 90, case.warps)
+    for name, (kernel, types, constants) in GPT.items():
+        aligned = [key for key, kind in types.items() if kind != "fp32" and key not in ("count", "cos_stride")]
+        compile_text(f"gpt {name}", kernel, types, constants, aligned, 80, 32 if name == "cross_entropy" else 4)
     FILE.write_bytes(lzma.compress(json.dumps(texts).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 

@@ -78,8 +78,28 @@ CASES = tuple(
     + [Case("rotary_rows", kind, columns) for kind in DTYPES for columns in (64, 128)]
 )  # fmt: skip
 
+B, F, I = "*bf16", "*fp32", "i32"  # noqa: E741
+TOKENS, WIDTH, HEADS, HIDDEN, VOCABULARY = 32, 64, 4, 128, 128  # of the GPT
+HEAD = WIDTH // HEADS
+GPT = {  # kernel of the GPT: its source's function, the types of the parameters, the constants
+    "embedding": ("embedding", {"tokens": "*i32", "table": B, "x": B}, {"WIDTH": WIDTH}),
+    "rms_norm": (
+        "rms_norm_rows", {"y": B, "y_stride": I, "x": B, "x_stride": I, "weight": B, "columns": I, "eps": "fp32", "offset": "fp32"},
+        {"GEMMA": False, "SIZE": WIDTH},
+    ),
+    "matmul": ("matmul", {"a": B, "b": B, "d": B, "N": I, "K": I}, {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}),
+    "logits": ("matmul", {"a": B, "b": B, "d": F, "N": I, "K": I}, {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32}),
+    "rotary": ("rotary_rows", {"q": B, "stride": I, "cos": B, "sin": B, "cos_stride": I}, {"HEADS": HEADS, "HALF": HEAD // 2}),
+    "attention": ("attention", {"q": B, "k": B, "v": B, "out": B, "stride": I, "scale": "fp32"}, {"T": TOKENS, "D": HEAD}),
+    "add": ("add", {"x": B, "y": B}, {"SIZE": 256}),
+    "silu_mul": ("silu_mul_rows", {"a": B, "b": B, "c": B, "stride": I}, {"COLUMNS": HIDDEN, "SIZE": HIDDEN}),
+    "cross_entropy": (
+        "cross_entropy_rows", {"x": F, "x_stride": I, "labels": "*i32", "loss": F, "columns": I, "count": I}, {"SIZE": VOCABULARY},
+    ),
+}  # fmt: skip
+
 
 @cache
 def compiled_texts() -> dict[str, dict]:
-    """Return by the name of a case: "text", PTX for sm_90a, and "shared", bytes of dynamic shared memory."""
+    """Return by the name of a case, or "gpt NAME": "text", PTX, "shared", bytes of dynamic shared memory, and "warps"."""
     return json.loads(lzma.decompress(FILE.read_bytes()))
