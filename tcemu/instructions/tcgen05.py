@@ -506,6 +506,7 @@ def _describe(op: str | Instruction, idesc: int | None, target: str) -> Instruct
         raise Unsupported(f"{op} is {op.family}; tcgen05.mma runs tcgen05.mma, .sp, .ws and .ws.sp. PTX ISA {manual_section(op)}")
     if not isinstance(idesc, int | np.integer):
         raise TypeError(f"idesc: got {type(idesc).__name__}; {op} needs its instruction descriptor, an int that is known before tracing")
+    require_modelled(op)
     found = decode_instruction_descriptor(op, int(idesc))
     check(found.product, target)  # K = 96
     return found
@@ -537,16 +538,21 @@ def _check_operands(
         raise Unsupported(f"zero_column_mask: {op} has none; .ws has. PTX ISA {section}")
     if scale_input_d and "scale_input_d" not in names:
         raise Unsupported(f"scale_input_d: {op} has none; .kind::f16 and .kind::tf32 have. PTX ISA {section}")
-    require_modelled_scale(op, scale_input_d)
+    require_modelled(op, scale_input_d)
 
 
-def require_modelled_scale(op: Instruction, scale_input_d: int) -> None:
-    """Raise NotModelled for a D that is scaled before it is added.
+def require_modelled(op: Instruction, scale_input_d: int = 0) -> None:
+    """Raise NotModelled for .ashift, and for a D that is scaled before it is added.
 
     Args:
-        op: `tcgen05.mma`, which the message names.
+        op: `tcgen05.mma` with or without its instruction descriptor.
         scale_input_d: D is multiplied by 2^-scale_input_d.
     """
+    if isinstance(op, Tcgen05Mma) and op.ashift:
+        raise NotModelled(
+            f"{op}: nobody has published whether .ashift moves the rows of A before or after the product; tcgen05.shift is modelled. "
+            f"PTX ISA {manual_section(op)}"
+        )
     if scale_input_d:
         raise NotModelled(
             f"scale_input_d={scale_input_d}: nobody has published how {op} rounds a scaled D; 0 is modelled. PTX ISA {manual_section(op)}"

@@ -176,6 +176,40 @@ WRONG = {
         Unsupported,
         "line .*reserved",
     ),
+    "columns after they were freed": (
+        "mov.u32 %r8, 32; bar.sync 0; @%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 512; bar.sync 0;"
+        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r9}, [%r2];",
+        UndefinedBehaviour,
+        "has not allocated",
+    ),
+    "columns that nothing frees": ("exit;", UndefinedBehaviour, "block .0, 0, 0. exits and has not freed 512 columns"),
+    "a lane of another warp": (
+        "add.u32 %r8, %r2, 0x400000; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r9}, [%r8];", UndefinedBehaviour, "quarter of the warp"
+    ),
+    "an allocation after the right to it was given up": (
+        "@%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 512; @%p1 tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
+        "@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r6], 512;",
+        UndefinedBehaviour,
+        "relinquish_alloc_permit",
+    ),
+    "a larger allocation than the last one": (
+        "bar.sync 0; @%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 512;"
+        "@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r6], 32;"
+        "@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r6], 64;",
+        UndefinedBehaviour,
+        "larger than in the block's last",
+    ),
+    "half a warp": (
+        "and.b32 %r8, %r1, 16; setp.eq.u32 %p3, %r8, 0; @%p3 tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r9}, [%r2];",
+        UndefinedBehaviour,
+        "all 32 threads",
+    ),
+    "a descriptor that leaves shared memory": (
+        f"mov.u32 %r8, 0x{1 << 4 | 8 << 17 | 8 << 24:x}; mov.b64 %rd3, 0x{1 << 46 | 16 << 16 | 64 << 32:x};"
+        "@%p2 tcgen05.mma.cta_group::1.kind::f16 [%r2], %rd3, %rd3, %r8, 1;",
+        OutOfBounds,
+        "a_desc leads beyond",
+    ),
     "a scaled D": (
         "mov.u32 %r8, 0; mov.b64 %rd3, 0; @%p2 tcgen05.mma.cta_group::1.kind::f16 [%r2], %rd3, %rd3, %r8, 1, 3;", NotModelled, "rounds"
     ),

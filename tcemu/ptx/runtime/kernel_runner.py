@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.base.errors import Unsupported
+from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.linker.inexact_arrays import inexact_arrays
@@ -27,7 +27,7 @@ from tcemu.ptx.simt.device_memory import Rooms
 from tcemu.ptx.simt.machine import Machine
 from tcemu.ptx.simt.special_registers import SM_COUNT
 from tcemu.ptx.simt.tensor_memory_state import BYTES as TENSOR_MEMORY_BYTES
-from tcemu.ptx.simt.tensor_memory_state import TENSOR_MEMORY_KEY, new_tensor_memory
+from tcemu.ptx.simt.tensor_memory_state import FREE, PIECE, TENSOR_MEMORY_KEY, new_tensor_memory
 from tcemu.ptx.tensor.cluster_launch_control import LAUNCH_KEY, PendingClusters
 from tcemu.ptx.tensor.wgmma_protocol import wgmma_protocol
 from tcemu.ptx.text.module import Function, Module
@@ -191,9 +191,23 @@ class _Launch:
             protocol = wgmma_protocol(self.kernel, present.shape, reporter.describe)
             watching = [*([protocol] if protocol is not None else []), *observers]
             Schedule(self.kernel, chunk, present, step_limit, reporter, watching, numbers, self.runtime).run_to_completion()
+            self._check_freed_columns(chunk, reporter)
             memory = chunk["memory"]
             first += len(numbers) + self._cancelled_blocks(chunk)
         return np.asarray(memory)
+
+    def _check_freed_columns(self, chunk: Chunk, reporter: _FaultReporter) -> None:
+        """Raise UndefinedBehaviour, in checked mode, for a block that has exited and has not freed its tensor memory."""
+        state = chunk.tensor_memory
+        if state is None or not self.kernel.checked:
+            return
+        left = (np.asarray(state.owners) != FREE).sum(1)
+        if left.any():
+            row = int(left.argmax())
+            raise UndefinedBehaviour(
+                f"{reporter.block_name(row)} exits and has not freed {PIECE * int(left[row])} columns of tensor memory; "
+                "tcgen05.dealloc frees them. PTX ISA 9.7.16.7"
+            )
 
     @property
     def _cancels(self) -> bool:

@@ -220,6 +220,10 @@ def _move_places(machine: Machine, bound: BoundStatement) -> tuple[Array, Machin
         other = (quarter != jnp.arange(address.shape[1])[None] % 4) & (quarter != 0)
         message = f"the lane of the address is not in the quarter of the warp. PTX ISA {manual_section(op)}"
         machine = note_undefined(machine, _spread(machine, other), message, bound.statement)
+    if bound.checked:
+        last, first = int(cells.column.max()), int(cells.column.min())
+        held = _holds_columns(memory.tensor_memory(machine).owners, column + first, last - first + 1)
+        machine = note_undefined(machine, _spread(machine, ~held), ALLOCATION_MESSAGE.text, bound.statement)
     machine = machine.restrict_active(~where)
     one = lambda address, warp: tcgen05.move_places(op, address, warp, offset)
     warps = jnp.arange(address.shape[1], dtype=jnp.int32)
@@ -353,6 +357,30 @@ def _leaves_shared_memory(words: Array, shared: Array, major: str, lines: int, u
     return is_outside(tcgen05_unit_addresses(decode_tcgen05_descriptor(words), major, lines, units), shared.shape[-1]).any()
 
 
+ALLOCATION_MESSAGE = Message(
+    f"it uses columns of tensor memory that the block has not allocated, or has freed. {ALLOCATION_SECTION}", UndefinedBehaviour
+)
+
+
+def _holds_columns(owners: Array, column: Array, count: int) -> Array:
+    """Return True where `count` columns from `column`, int32[blocks, ...], on are allocated, as far as they are in tensor memory."""
+    taken = (owners != memory.FREE).reshape(owners.shape[0], *(1,) * (column.ndim - 1), memory.PIECES)
+    first = memory.PIECE * jnp.arange(memory.PIECES)
+    used = (first + memory.PIECE > column[..., None]) & (first < column[..., None] + count)
+    return (taken | ~used).all(-1)
+
+
+def _check_allocation(machine: Machine, bound: BoundStatement, addresses: Values, columns: dict[str, int]) -> Machine:
+    """Note a fault, in checked mode, for threads whose operands use columns that their block has not allocated."""
+    if not bound.checked:
+        return machine
+    owners = memory.tensor_memory(machine).owners
+    for name, count in columns.items():
+        column = (addresses[name] & np.uint32(0xFFFF)).astype(jnp.int32)
+        machine = note_undefined(machine, ~_holds_columns(owners, column, count), ALLOCATION_MESSAGE.text, bound.statement)
+    return machine
+
+
 def _leaves_tensor_memory(address: Array, columns: int) -> Array:
     """Return True if columns from an address on lie beyond the last one."""
     return (address & np.uint32(0xFFFF)).astype(jnp.int32) + columns > COLUMNS
@@ -385,6 +413,7 @@ def _copy(bound: BoundStatement[Tcgen05Copy]) -> Callable[[Machine], Machine]:
             "address": machine.address(address).astype(jnp.uint32),
             "s_desc": _read_descriptor(machine, bound.operands["s_desc"]),
         }
+        machine = _check_allocation(machine, bound, values, {"address": 4 * units})
         return _issue(machine, bound, values, copy, (_shared_message("s-desc"), _tensor_message("taddr")))
 
     return execute
@@ -402,6 +431,7 @@ def _shift(bound: BoundStatement[Tcgen05Shift]) -> Callable[[Machine], Machine]:
 
     def execute(machine: Machine) -> Machine:
         values = {"address": machine.address(address).astype(jnp.uint32)}
+        machine = _check_allocation(machine, bound, values, {"address": SHIFT_COLUMNS})
         return _issue(machine, bound, values, shift, (misaligned, _tensor_message("taddr")))
 
     return execute
@@ -412,7 +442,7 @@ def _shift(bound: BoundStatement[Tcgen05Shift]) -> Callable[[Machine], Machine]:
 
 def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
     op = bound.op
-    tcgen05.require_modelled_scale(op, bound.integer("scale_input_d", 0))
+    tcgen05.require_modelled(op, bound.integer("scale_input_d", 0))
     names = [name for name in ("idesc", "zero_column_mask") if name in bound.operands]
 
     def execute(machine: Machine, idesc: int, mask: int | None = None) -> Machine:
@@ -431,6 +461,7 @@ def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
             fresh = tcgen05.mma(op, idesc=idesc, shared=shared, tmem=cells, zero_column_mask=mask, target=bound.target, **values)
             return fresh, jnp.stack(wrong)
 
+        machine = _check_allocation(machine, bound, values, columns)
         messages = (*map(_shared_message, extents), *map(_tensor_message, columns), LANE_MESSAGE)
         return _issue(machine, bound, values, multiply, messages)
 
