@@ -96,12 +96,13 @@ def matmul(name: str) -> Launch:
     return Launch(args, 2, product.multiply(a, b).astype(F16), exact(a, b), (2, 2), shared=49168)
 
 
-def matmul_tma(name: str) -> Launch:
-    product, m, n, k = f16(128, 64), 256, 128, 192
+def matmul_tma(name: str, cluster: int = 1) -> Launch:
+    product, m, n, k = f16(128, 64), 256 // cluster, 128, 192 if cluster == 1 else 64
     a, b = product.draw(f"{name} a", m, k), product.draw(f"{name} b", n, k)
-    scratch = np.zeros(4 * 384, np.uint8)  # three tensor maps for each block
+    grid = (2, 2 // cluster)
+    scratch = np.zeros(384 * grid[0] * grid[1], np.uint8)  # three tensor maps for each block
     args = [a, b, np.zeros((m, n), F16), m, n, k, scratch, SCRATCH[0]]
-    return Launch(args, 2, product.multiply(a, b).astype(F16), exact(a, b), (2, 2), shared=49184)
+    return Launch(args, 2, product.multiply(a, b).astype(F16), exact(a, b), grid, shared=49184)
 
 
 def matmul_ws(name: str) -> Launch:
@@ -204,6 +205,7 @@ KERNELS: dict[str, Callable[[str], Launch]] = {
     "cute_e4m3_mn": partial(one_block, e4m3(128), 128, 128, 128),
     "triton_matmul": matmul,
     "triton_matmul_tma": matmul_tma,
+    "triton_matmul_cluster": partial(matmul_tma, cluster=2),
     "triton_matmul_ws": matmul_ws,
     "triton_dot_scaled": scaled,
     "triton_dot_mxf4": partial(fp4, size=32),

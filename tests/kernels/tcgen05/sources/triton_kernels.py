@@ -113,6 +113,7 @@ KERNELS = {  # name: kernel, types of its arguments, constants, warps
     "triton_matmul": (matmul, {**HALVES, **STRIDES}, tiles(128, 64, 64), 4),
     "triton_matmul_tma": (matmul_tma, {**HALVES, **SIZES}, tiles(128, 64, 64), 4),
     "triton_dot_scaled": (scaled, FP8, tiles(128, 128, 128), 4),
+    "triton_matmul_cluster": (matmul_tma, {**HALVES, **SIZES}, {**tiles(128, 128, 64), "num_ctas": 2}, 4),
     "triton_matmul_ws": (matmul_ws, {**MAPS, **SIZES}, tiles(128, 128, 64), 4),
     "triton_chained": (chained, CHAIN, tiles(128, 64, 64), 4),
     "triton_chained_m64": (chained, CHAIN, tiles(64, 64, 64), 4),
