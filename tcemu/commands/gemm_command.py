@@ -30,7 +30,7 @@ from tcemu.isa.legality import check, recipe_name
 from tcemu.products.gemm import gemm
 from tcemu.products.matmul import matmul
 from tcemu.products.product_arguments import as_jax_array, product_shape
-from tcemu.products.recipes import RECIPES, Recipe, get_recipe, is_recipe_name
+from tcemu.products.recipes import RECIPES, Recipe, get_recipe, names_recipe_alone
 from tcemu.products.unit_choice import describe_unit
 from tcemu.study.accuracy import ErrorTally, Reference, round_values, ulp
 
@@ -171,7 +171,7 @@ def _instruction_multiplication(args: argparse.Namespace) -> Multiplication:
     try:
         op = require_product(check(args.op, target))
     except ValueError as error:
-        if not is_recipe_name(args.op):
+        if not names_recipe_alone(args.op):
             raise
         raise CommandError(f"--op {args.op!r}: {args.op!r} is a recipe: --recipe {args.op}. {error}") from error
     if op.scaling is not None:

@@ -27,7 +27,7 @@ from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import check, manual_section, source_reference
 from tcemu.products.differentiable import attach_derivative
 from tcemu.products.product_arguments import pad_k, pad_scales, product_shape
-from tcemu.products.recipes import is_recipe_name
+from tcemu.products.recipes import names_recipe_alone
 
 
 def gemm(
@@ -97,7 +97,7 @@ def _check_instruction(op: str | Instruction, target: str) -> Instruction:
     try:
         return check(op, target)
     except Unsupported as error:
-        if not isinstance(op, str) or not is_recipe_name(op):
+        if not isinstance(op, str) or not names_recipe_alone(op):
             raise
         raise Unsupported(f"op={op!r}: {op!r} is a recipe: tcemu.matmul(a, b, recipe={op!r}) multiplies by it. {error}") from None
 

@@ -534,9 +534,9 @@ def _row_name(name: str) -> str:
     return row if row in ROWS else ALIASES.get(row, row)
 
 
-def is_recipe_name(name: str) -> bool:
-    """Return True if a text names a recipe, with or without its target."""
-    return _row_name(name.partition(" on ")[0]) in RECIPES
+def names_recipe_alone(name: str) -> bool:
+    """Return True if a text names a recipe, with or without its target, and no instruction as "bf16" does."""
+    return find_short_name(name) is None and _row_name(name.partition(" on ")[0]) in RECIPES
 
 
 @cache

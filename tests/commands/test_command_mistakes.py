@@ -87,6 +87,7 @@ MISTAKES = {  # words of a command -> what the error says
     "show f16 --svg D.png": "D.png is no name of a .svg file",
     "gemm A.npy B.npy --op deepseek": "'deepseek' is a recipe: --recipe deepseek",
     "gemm A.npy B.npy --op fp8": "'fp8' is a recipe: --recipe fp8",
+    "gemm A.npy B.npy --op bf16 --target T4": "tcemu gemm: mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 needs sm_80 or later",
     "gemm A.npy B.npy --op mxf8 --target B200": "--recipe mxfp8 finds block scales",
     "gemm A.npy B.npy --op nvf4 --target B200": "--recipe nvfp4 finds block scales",
     "gemm A.npy B.npy --op nvf4 --target sm_120a": "--recipe nvfp4 finds block scales",
@@ -188,6 +189,8 @@ def test_arguments_in_the_wrong_order_are_refused():
 def test_recipes_and_instructions_are_told_apart():
     with pytest.raises(tcemu.Unsupported, match=r"'deepseek' is a recipe: tcemu.matmul\(a, b, recipe='deepseek'\)"):
         tcemu.gemm(A, B, op="deepseek", target="H100")
+    with pytest.raises(tcemu.Unsupported, match=r"^mma.sync.*sm_75, which has no mma of bf16"):  # an instruction too, which a T4 lacks
+        tcemu.gemm(A, B, op="bf16", target="T4")
     with pytest.raises(ValueError, match=r"'e4m3 wgmma' is an instruction: op='e4m3 wgmma', as tcemu.gemm takes"):
         tcemu.matmul(A, B, recipe="e4m3 wgmma")
     for written in ("fp16", "float16", "half", "Float16 on H100"):
