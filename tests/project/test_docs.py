@@ -64,6 +64,13 @@ def test_every_other_line_of_a_shell_is_known():
     assert {line for path in DOCUMENTS for block in pages.blocks(path.read_text()) for line in block.others} == known
 
 
+def test_code_fits_its_column():
+    """At 1,400 pixels the column of a page shows 110 characters of code. Statements of PTX inside a text may be longer."""
+    codes = {path: [one.code for one in pages.blocks(path.read_text()) if one.language == "python"] for path in pages.PAGES}
+    lines = [(str(path), line) for path, blocks in codes.items() for code in blocks for line in code.splitlines()]
+    assert len(lines) > 300 and [(name, line) for name, line in lines if len(line) > 110 and not line.endswith(";")] == []
+
+
 def test_blocks_are_found_with_what_follows_them():
     text = "```python\nx = 1\nprint(x)\n```\n\n```text\n1\n```\n\n<!-- parsed only: slow -->\n```sh\ntcemu demo\nls\n```\n"
     first, second = pages.blocks(text)
