@@ -19,8 +19,9 @@ from tcemu.isa.families import FAMILIES, Instruction, MatrixMultiply, spellings
 from tcemu.isa.grammar import parse
 from tcemu.isa.legality import check, describe_instruction, instructions, min_version, targets
 from tcemu.isa.operand_fragments import register_fragments
+from tcemu.isa.other_makers import OTHER_TARGETS, UNIT_FAMILIES, Unit
 from tcemu.isa.short_names import short_names
-from tcemu.isa.targets import GPU_NAMES, capability_target
+from tcemu.isa.targets import GPU_NAMES, capability_target, resolve_target
 from tcemu.layouts.fragment_layouts import Fragment
 from tcemu.products.unit_choice import describe_unit
 from tcemu.viz import operands, page, svg
@@ -91,6 +92,9 @@ def _run_check(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(error)
         return 1
+    if isinstance(op, Unit):
+        print(f"{op} is an instruction of {args.target}. {op.source}.")
+        return 0
     major, minor = min_version(op, args.target) or (0, 0)
     since = f"{op} is an instruction of {args.target}, from PTX ISA {major}.{minor} on."
     print("\n".join([since, *wrap_lines(describe_unit(op, args.target))]))
@@ -185,7 +189,8 @@ def evidence_details(target: str) -> Iterator[str]:
 
 
 def _computing_instructions(target: str) -> Iterator[Instruction]:
-    return (op for family in COMPUTING_FAMILIES for op in instructions(target, family))
+    families = UNIT_FAMILIES if resolve_target(target) in OTHER_TARGETS else COMPUTING_FAMILIES
+    return (op for family in families for op in instructions(target, family))
 
 
 def _join_targets(names: list[str]) -> str:
@@ -200,6 +205,8 @@ def _join_targets(names: list[str]) -> str:
 def _describe_model(model: Model) -> str:
     if model.result.is_integer:
         return "exact integers"
+    if model.step_kind is not None:
+        return f"{model.step_kind} steps of {model.terms}, {model.result} {model.rounding}"
     if model.fraction_bits is None:
         return f"{model.result} multiply-adds, {model.rounding}" + ("" if model.chain is None else f", in chains of {model.chain}")
     parts = [f"steps of {model.terms}", f"{model.fraction_bits} fraction bits", f"floor {model.floor}", f"{model.result} {model.rounding}"]

@@ -30,6 +30,7 @@ from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE
 from tcemu.isa.families import MatrixMultiply
 from tcemu.isa.grammar import shorten_text
 from tcemu.isa.legality import FIFTH_GENERATION, check, manual_section, resolve_op, targets
+from tcemu.isa.other_makers import OTHER_TARGETS
 from tcemu.isa.short_names import ALIASES, find_short_name
 from tcemu.isa.targets import TARGETS, resolve_target
 from tcemu.isa.tcgen05 import usual_products
@@ -551,7 +552,8 @@ def _supported_targets(name: str) -> tuple[str, ...]:
         except (Unsupported, NotModelled):
             return False
 
-    return tuple(target for target in TARGETS if all(works(row, target) for row in (name, *(ROWS[name].backward or ()))))
+    every = (*TARGETS, *OTHER_TARGETS)
+    return tuple(target for target in every if all(works(row, target) for row in (name, *(ROWS[name].backward or ()))))
 
 
 def _row_spelling(name: str, target: str) -> str:

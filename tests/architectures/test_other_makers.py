@@ -19,6 +19,7 @@ from tcemu.arithmetic.reference.reference_steps import reduce_products
 from tcemu.backends.cuda.kernel_text import kernel_numbers
 from tcemu.backends.dispatch import multiply_matrices
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.cli import main
 from tcemu.formats import F32, S8, S32, U8
 from tcemu.isa.other_makers import OTHER_TARGETS, Unit, find_unit, other_units
 from tcemu.isa.targets import resolve_target
@@ -174,7 +175,11 @@ SIMULATED = [(op, target) for op, target in UNITS if mmasim_oracle.simulates(op,
 @pytest.mark.full
 @pytest.mark.parametrize("unit", SIMULATED, ids=unit_id)
 def test_a_million_operands_by_mmasim(unit):
-    """10^6 dot products a row, nine classes of operands. An FNUZ operand that is NaN gives NaN, which mmasim loses in large arrays."""
+    """10^6 dot products a row, nine classes of operands.
+
+    mmasim is wrong in two places, which are left out. It loses the NaN of an FNUZ operand in large arrays. And for CDNA1 it decides on a sum
+    of doubles whether a result is infinite, so that an exact sum just below the midpoint beyond the largest f32 becomes Inf.
+    """
     op, target = unit
     simulate = mmasim_oracle.simulator(op, target)
     rng, wrong, compared = np.random.default_rng(11), 0, 0
@@ -186,7 +191,11 @@ def test_a_million_operands_by_mmasim(unit):
                 keep = ~((a == op.a.nan).any(-1) | (b == op.b.nan).any(-1))
             d = dots(op, target, a, b, c)
             assert is_nan(d[~keep]).all()
-            wrong += mismatches(d[keep], simulate(a, b, c)[keep])
+            wanted = simulate(a, b, c)
+            if target == "gfx908":
+                keep = ((d & NAN) != F32.infinity - 1) | ((wanted & NAN) != F32.infinity)
+                assert (~keep).sum() < 5
+            wrong += mismatches(d[keep], wanted[keep])
             compared += int(keep.sum())
     assert wrong == 0, f"{wrong} of {compared}"
 
@@ -253,6 +262,27 @@ def test_no_kernel_takes_a_model_that_it_does_not_know():
     for op, target in UNITS:
         model = find_row(op, target).model
         assert kernel_numbers(model, product_spec(op)) is None, op
+
+
+@pytest.mark.parametrize("name", ["bf16 on MI300X", "f16 on MI250X"])
+def test_a_recipe_takes_the_machine_s_unit(name):
+    """Its gradients too."""
+    recipe, rng = tcemu.get_recipe(name), np.random.default_rng(1)
+    a, b = (rng.standard_normal(size).astype(np.float32) for size in ((3, 20), (20, 2)))
+    assert (np.asarray(tcemu.matmul(a, b, recipe=name)) == np.asarray(tcemu.gemm(a, b, op=recipe.op, target=recipe.target))).all()
+    assert isinstance(recipe.op, Unit) and all(isinstance(one.op, Unit) for one in recipe.gradients)
+    assert type(recipe).from_json(recipe.to_json()) == recipe
+    with pytest.raises(Unsupported, match="e4m3fnuz"):
+        tcemu.get_recipe("fp8 on MI300X")
+
+
+def test_commands_know_the_units(capsys):
+    assert main(["check", "tdpbf16ps", "--target", "Sapphire Rapids"]) == 0
+    assert main(["list", "--target", "MI100"]) == 0
+    assert main(["list", "--evidence", "--target", "MI300X"]) == 0
+    said = capsys.readouterr().out
+    assert "tdpbf16ps is an instruction of Sapphire Rapids. Intel" in said and "v_mfma_f32_32x32x8f16\n" in said
+    assert "v_mfma f16 to f32: joined steps of 8, f32 RN\n    literature: MMA-Sim" in said
 
 
 def word(value: float) -> int:
