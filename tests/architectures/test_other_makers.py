@@ -279,7 +279,7 @@ def test_commands_know_the_units(capsys):
     assert main(["list", "--target", "MI100"]) == 0
     assert main(["list", "--evidence", "--target", "MI300X"]) == 0
     said = capsys.readouterr().out
-    assert "tdpbf16ps is an instruction of Sapphire Rapids. Intel" in said and "v_mfma_f32_32x32x8f16\n" in said
+    assert "tdpbf16ps is an instruction of sapphirerapids. Intel" in said and "v_mfma_f32_32x32x8f16\n" in said
     assert "v_mfma f16 to f32: joined steps of 8, f32 RN\n    literature: MMA-Sim" in said
 
 
