@@ -70,6 +70,7 @@ def record(
     Raises:
         TypeError: An argument has another type.
         ValueError: budget or rows are negative, or substitute is given with compiled.
+        FileExistsError: The file exists. A record is never overwritten.
     """
     if not isinstance(budget, int) or budget < 0:
         raise ValueError(f"budget={budget!r}: expected a number of bytes")
@@ -107,7 +108,10 @@ class Recording:
         self._budget, self._rows, self._substitute = budget, None if rows is None else list(rows), substitute
         self._kept: set[str] = set()
         self._lock = threading.Lock()
-        self._file: Any = BytesIO() if self.path is None else open(self.path, "wb")  # noqa: SIM115
+        try:
+            self._file: Any = BytesIO() if self.path is None else open(self.path, "xb")  # noqa: SIM115
+        except FileExistsError:
+            raise FileExistsError(f"{self.path}: this file exists, and a record is never overwritten; name another or remove it") from None
         version = getattr(sys.modules.get(framework), "__version__", "")
         self._write_part({"kind": KIND, "version": VERSION, "framework": f"{framework} {version}".strip()}, {})
 

@@ -88,6 +88,16 @@ def test_budget_and_rows_limit_what_is_kept():
         record(3)
 
 
+def test_a_record_is_never_overwritten(tmp_path):
+    file = tmp_path / "run.drift"
+    assert record(mlp, file)(X, W).path == file
+    before = file.read_bytes()
+    for again in (lambda: record(mlp, file)(X, W), lambda: record(file)):
+        with pytest.raises(FileExistsError, match="never overwritten"):
+            again()
+    assert file.read_bytes() == before
+
+
 def test_a_killed_run_is_readable_to_its_last_complete_operation(tmp_path):
     content = record(mlp)(X, W).content()
     edges = parts_of(content)
