@@ -68,6 +68,7 @@ TAKING = {  # everything public that takes a target, by its name, and what is be
     "rows_of": lambda target: target_rows(target),
     "get_recipe": lambda target: tcemu.get_recipe("bf16", target),
     "get_recipe, with block scales": lambda target: tcemu.get_recipe("nvfp4", UNIT.get(target, target)),
+    "products.get_wide_recipe": lambda target: tcemu.products.get_wide_recipe("bf16x6", target),
     "recipes.split_accumulator_interval": lambda target: tcemu.recipes.split_accumulator_interval(target),
     "recipes.as_recipe": lambda target: tcemu.recipes.as_recipe("bf16", target),
     "Recipe": lambda target: tcemu.Recipe(HALF, target),
@@ -129,11 +130,10 @@ def facts(one: tcemu.fuzz.Implementation) -> tuple:
 
 
 def taking_a_target() -> set[str]:
-    """By its parameter `target`; that of `formats.convert` is a format, and that of `ptx.Module` what a file says."""
+    """By its parameter `target`; that of `formats.convert` is a format, and those of `ptx.Module` and of claims are what a file says."""
     found = {name: inspect.signature(value).parameters.get("target") for name, value in public_objects().items()}
-    return {name for name, parameter in found.items() if parameter is not None and "Format" not in str(parameter.annotation)} - {
-        "ptx.Module"
-    }
+    taking = {name for name, parameter in found.items() if parameter is not None and "Format" not in str(parameter.annotation)}
+    return taking - {"ptx.Module", "study.Claim", "study.Quantity"}
 
 
 def test_the_table_names_targets_that_are():
