@@ -104,10 +104,10 @@ _CDNA3 = (
 _CDNA4 = "f32_32x32x16_f16 f32_16x16x32_f16 f32_32x32x16_bf16 f32_16x16x32_bf16"
 
 
-def _unit(name: str, shape: tuple[int, int, int], a: Format, b: Format, source: str, operation: str = "", **modes: bool) -> Unit:
+def _unit(name: str, shape: tuple[int, int, int], a: Format, b: Format, source: str, operation: str = "", satfinite: bool = False) -> Unit:
     d = S32 if a.is_integer else F64 if a == F64 else F32
     m, n, k = shape
-    return Unit(name=name, operation=operation or name, source=source, m=m, n=n, k=k, a=a, b=b, d=d, **modes)
+    return Unit(name=name, operation=operation or name, source=source, m=m, n=n, k=k, a=a, b=b, d=d, satfinite=satfinite)
 
 
 def _mfma(suffixes: str, architecture: str) -> Iterator[Unit]:
