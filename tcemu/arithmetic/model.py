@@ -25,6 +25,7 @@ ROUNDING_MODES = ROUNDINGS[:-1]  # rounding modes of steps and alignment: all bu
 STEP_KINDS = ("exact", "pairwise", "odd", "joined")  # kinds of step that are neither fused nor one multiply-add: see `Model`
 DEALINGS = ("pairs", "single", "reversed")
 FLUSHES = ("signed", "positive")
+OTHER_MAKERS_FIELDS = ("dealing", "step_kind", "flush", "nan")
 
 # the fields that may be traced: their least and greatest value; those that are roundings, as indices into MODES
 LIMITS: dict[str, tuple[int, int]] = {
@@ -69,7 +70,7 @@ STATIC_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 @jax.tree_util.register_pytree_node_class
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """The arithmetic of an instruction, as a value: D = A·B + C by steps along K.
 
@@ -115,6 +116,11 @@ class Model:
     step_kind: str | None = None  # "exact", "pairwise", "odd" or "joined"; None: fused steps or multiply-adds, as fraction_bits says
     flush: str | None = None  # subnormal operands and results become zero: operands "signed" zeros or "positive" ones; None: they are kept
     nan: int | None = None  # code of every NaN that an f32 result has; None: the canonical one
+
+    def __repr__(self) -> str:
+        """The fields by which units of other makers differ are shown only where they are set."""
+        hidden = {f.name for f in fields(self) if f.name in OTHER_MAKERS_FIELDS and getattr(self, f.name) == f.default}
+        return f"Model({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self) if f.name not in hidden)})"
 
     def __post_init__(self) -> None:
         for name, (allowed, wanted) in STATIC_FIELDS.items():
