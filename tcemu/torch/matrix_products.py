@@ -23,6 +23,7 @@ from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.matmul import matmul as jax_matmul
 from tcemu.products.matmul import multiply_quantized
 from tcemu.products.recipes import Recipe, as_recipe
+from tcemu.products.wide import WideRecipe
 from tcemu.quantize.quantizer import QuantizedOperand, Quantizer
 from tcemu.torch.exchange import DTYPES, jax_dtype
 from tcemu.torch.operators import Operator, Static, find_by_name, register_name, rounds_stochastically
@@ -140,7 +141,7 @@ def matmul(
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    recipe: Recipe | KernelRecipe | str,
+    recipe: Recipe | KernelRecipe | WideRecipe | str,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     seed: Seed = None,
@@ -156,7 +157,8 @@ def matmul(
             axes broadcast.
         b: Tensor [..., K, N] of these dtypes on the same device.
         bias: Tensor that broadcasts to [..., M, N].
-        recipe: A Recipe or a KernelRecipe, or the name of a recipe, as "bf16" or "deepseek on H100". Its fields must be plain numbers.
+        recipe: A Recipe, a KernelRecipe or a WideRecipe, or the name of a recipe, as "bf16", "deepseek on H100" or "bf16x6 on A100". Its
+            fields must be plain numbers.
         scale_a: Scales of A as in `tcemu.matmul`.
         scale_b: Scales of B as in `tcemu.matmul`.
         seed: A number, or an integer tensor with one, if the recipe rounds stochastically. Its low 32 bits make the key
@@ -182,7 +184,7 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    recipe: Recipe | KernelRecipe | str,
+    recipe: Recipe | KernelRecipe | WideRecipe | str,
     seed: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:

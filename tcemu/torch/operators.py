@@ -21,6 +21,7 @@ from jax import Array
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.products.dot_general import DotGeneral
 from tcemu.products.recipes import Recipe, as_recipe, get_recipe
+from tcemu.products.wide import WideRecipe, cached_wide_recipe, is_wide_recipe_name
 from tcemu.torch.compile_progress import compile_progress
 from tcemu.torch.exchange import check_process, program_context, to_jax, to_torch
 
@@ -42,7 +43,7 @@ def register_name(what: Any) -> str:
     if isinstance(what, str) and what in _registered:
         return what
     if isinstance(what, str):
-        what = as_recipe(what)
+        what = _named_recipe(what)
     try:
         key = (type(what), what, getattr(what, "key", None) is None)
         hash(key)
@@ -56,6 +57,10 @@ def register_name(what: Any) -> str:
             name = _standard_name(what) or f"{label} #{len(_registered)}"
             _registered[name], _names[key] = what, name
         return _names[key]
+
+
+def _named_recipe(name: str) -> Recipe | WideRecipe:
+    return cached_wide_recipe(name) if is_wide_recipe_name(name) else as_recipe(name)
 
 
 def _standard_name(what: Any) -> str | None:
@@ -73,7 +78,7 @@ def find_by_name(name: str) -> Any:
     """Return the object of a name. Raises ValueError for a name of another process."""
     if name not in _registered:
         try:
-            return as_recipe(name)
+            return _named_recipe(name)
         except ValueError:
             raise ValueError(
                 f"{name!r} names no recipe in use, and nothing in this process; names with '#' are given to a recipe at its first product, "

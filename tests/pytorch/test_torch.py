@@ -306,3 +306,19 @@ def test_the_package_does_not_import_torch():
     seen = "assert 'torch' not in sys.modules"
     code = f"import sys, tcemu; from tcemu import *; {seen}; import tcemu.replay, tcemu.cli; {seen}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)
+
+
+def test_a_wide_recipe_by_its_name():
+    """A product and a module, with the bits of `tcemu.matmul`; the gradient is the plain one."""
+    rng = np.random.default_rng(5)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 40), (40, 5)))
+    wide = np.asarray(tcemu.matmul(a, b, recipe="bf16x3 on A100"))
+    x = torch.from_numpy(a).requires_grad_()
+    d = tcemu.torch.matmul(x, torch.from_numpy(b), recipe="bf16x3 on A100")
+    d.sum().backward()
+    assert (d.detach().numpy() == wide).all()
+    np.testing.assert_allclose(x.grad.numpy(), np.broadcast_to(b.sum(1), a.shape), rtol=1e-5)
+    layer = torch.nn.Linear(40, 5, bias=False)
+    layer.weight.data = torch.from_numpy(b.T.copy())
+    with tcemu.torch.emulate(layer, "bf16x3 on A100") as emulation:
+        assert (emulation(torch.from_numpy(a)).detach().numpy() == wide).all()
