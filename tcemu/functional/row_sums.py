@@ -44,7 +44,10 @@ class RowSum:
         lane_order: How the lanes of a warp are added. "far": lanes 16 apart first, then 8, 4, 2, 1, as Triton does; "near": 1, 2, 4, 8, 16,
             as CUB does.
         warp_order: How the warps are added. "far" and "near": as lanes; "chain": in ascending order, as CUB does.
-        fused: A product is fused into the addition that follows in the same thread. In a tree, the first of two products is.
+        fused: A square is fused into the addition that follows. Of two squares that a thread adds, the first is fused and the second is
+            rounded. Where a thread has one square, the upper of two lanes fuses its own.
+        reversed_pairs: Numbers of the pairs of a thread's registers of which the second square is fused instead, as the compiler chose in
+            some kernels.
 
     Raises:
         ValueError: A field has another value.
@@ -58,6 +61,7 @@ class RowSum:
     lane_order: str = "far"
     warp_order: str = "far"
     fused: bool = True
+    reversed_pairs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("warps", "vector", "tile", "lanes"):
@@ -75,6 +79,9 @@ class RowSum:
                 raise ValueError(f"RowSum({name}={getattr(self, name)!r}): expected one of {', '.join(known)}")
         if not isinstance(self.fused, bool):
             raise ValueError(f"RowSum(fused={self.fused!r}): expected True or False")
+        pairs = self.reversed_pairs
+        if not isinstance(pairs, tuple) or any(isinstance(pair, bool) or not isinstance(pair, int) or pair < 0 for pair in pairs):
+            raise ValueError(f"RowSum(reversed_pairs={pairs!r}): expected a tuple of numbers of pairs, as (4,)")
 
     def replace(self, **changes: Any) -> RowSum:
         """Return the value with some fields changed. Raises the constructor's errors."""
@@ -102,13 +109,14 @@ class RowSum:
         if self.tile is not None:
             registers = _fma_chain(tiles, jnp.zeros_like(tiles[..., 0, :, :, :]))
         elif tiles.shape[-3] == 1:
-            registers = _square(tiles[..., 0, :, :, :])
+            registers = _fuse_pairs(*_lane_pairs(tiles[..., 0, :, :, :], self.lane_order))
         elif self.thread_order == "chain":
             terms = tiles[..., 0, :, None, :, :]
             registers = _fma_chain(terms[..., 1:, :, :, :], _square(terms[..., 0, :, :, :]))
         else:
-            even, odd = tiles[..., 0, 0::2, :, :], tiles[..., 0, 1::2, :, :]
-            registers = fma_f32(even, even, _square(odd))
+            first, second = tiles[..., 0, 0::2, :, :], tiles[..., 0, 1::2, :, :]
+            swap = np.isin(np.arange(first.shape[-3]), self.reversed_pairs)[:, None, None]
+            registers = _fuse_pairs(jnp.where(swap, second, first), jnp.where(swap, first, second))
         return _add_by_device_or_integers(self._add_threads, registers)
 
     def _arrange(self, x: Array) -> Array:
@@ -135,6 +143,23 @@ class RowSum:
 
 def _square(x: Array) -> Array:
     return multiply_f32(x, x)
+
+
+def _fuse_pairs(first: Array, second: Array) -> Array:
+    """Add the squares of two arrays, that of the first fused; those of the second alone where there is no first."""
+    return fma_f32(first, first, _square(second)) if first.size else _square(second)
+
+
+def _lane_pairs(x: Array, order: str) -> tuple[Array, Array]:
+    """Return the upper and the lower lanes of [..., lanes] that are added first.
+
+    In a butterfly every lane fuses its own square, so that the two lanes of a pair get different sums. All lanes of a warp store theirs at
+    one address, and which store remains is undefined in PTX. Here it is that of the highest lane, as in `tcemu.ptx`.
+    """
+    half = x.shape[-1] // 2
+    if half == 0:
+        return x[..., :0], x
+    return (x[..., half:], x[..., :half]) if order == "far" else (x[..., 1::2], x[..., 0::2])
 
 
 def _fma_chain(tiles: Array, start: Array) -> Array:
