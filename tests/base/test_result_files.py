@@ -185,7 +185,7 @@ def test_other_files_are_refused(name):
     text = make(name).to_json()
     plain = json.loads(text)
     for change, said in (
-        ({"version": 2}, "version 2; expected"),
+        ({"version": 99}, "version 99; expected"),
         ({"kind": "x"}, "this is 'x'"),
         ({"more": 1}, "unknown"),
         ({"title": "x"}, "title"),

@@ -78,7 +78,7 @@ def test_a_result_can_be_asked(swept):
 
 def test_a_result_prints_means_over_seeds(swept):
     lines = str(swept).splitlines()
-    assert len(lines) == 1 + len(BITS) * len(INTERVALS)
+    assert len(lines) == 1 + len(BITS) * len(INTERVALS) + 1 and "Unit: wgmma" in lines[-1]
     assert lines[0].split()[:7] == ["fraction", "bits", "promote", "op", "target", "evidence", "normwise"]
     mean = np.mean(swept.column("normwise", fraction_bits=6, promote=None))
     assert lines[1].split()[:7] == ["6", "None", "e4m3", "wgmma", "sm_90a", "what-if", f"{mean:.3g}"]

@@ -92,6 +92,8 @@ def codes(name: str, kind: str, shape: Shape, rng: np.random.Generator) -> np.nd
         nudged = (rng.random((*shape[:-1], even // 2)) < 0.3) & (magnitude[..., 0:even:2] != spec.greatest)
         nudge = nudged.astype(np.uint64) << np.uint64(spec.ignored)
         found[..., 1:even:2] = found[..., 0:even:2] ^ np.uint64(1 << spec.bits - 1) ^ nudge
+    if spec.top == "fnuz":  # there is no -0: its code is NaN
+        found = np.where(found == spec.nan, 0, found)
     return found.astype(storage_dtype(name))
 
 
