@@ -22,7 +22,7 @@ def setup(app: Any) -> dict[str, bool]:
 def formats() -> Rows:
     """Every number format; its least and greatest exponent as powers of two."""
     head = ("format", "bits", "sign", "exponent", "fraction", "normal exponents", "Inf and NaN")
-    specials = {"ieee": "both", "nan": "NaN alone", "none": "none"}
+    specials = {"ieee": "both", "nan": "NaN alone", "fnuz": "NaN alone, the code of -0", "none": "none"}
     rows = []
     for name, fmt in tcemu.formats.FORMATS.items():
         if fmt.is_integer:
