@@ -2,7 +2,8 @@
 
 The GPU's own instruction and the model compute all 2^32 operands of each function, with `.ftz` and without; all pairs of f16 and bf16
 operands; all upper words of the f64 seeds; and drawn operands of the divisions. The table has the words that differ, NaN words included,
-and the first operand of which they do. `--record FOLDER` keeps the words of `tanh.approx` instead, as `tanh.npz`.
+and the first operand of which they do. `--record FOLDER` keeps the words of `tanh.approx` there
+instead, as `tanh_f32_*.xz` and `tanh_narrow.npz`.
 """
 
 import lzma
@@ -37,7 +38,12 @@ UPPER_BODY = """
 """
 
 
-NARROW: dict[str, Callable[[Array], Array]] = {"ex2.approx.f16": modelled.ex2_f16, "ex2.approx.ftz.bf16": modelled.ex2_bf16}
+NARROW: dict[str, Callable[[Array], Array]] = {
+    "ex2.approx.f16": modelled.ex2_f16,
+    "ex2.approx.ftz.bf16": modelled.ex2_bf16,
+    "tanh.approx.f16": modelled.tanh_f16,
+    "tanh.approx.bf16": modelled.tanh_bf16,
+}
 
 
 def instruction(opcode: str, operands: int = 1) -> Callable[..., Array]:
@@ -107,10 +113,10 @@ def rows() -> list[tuple[str, Callable[..., Array], int, int]]:
     listed: list[tuple[str, Callable[..., Array], int, int]] = []
     for ftz in (".ftz", ""):
         for name, function in modelled.UNARY.items():
-            if not (name == "tanh" and ftz):
-                listed.append((f"{name}.approx{ftz}.f32", with_flush(function, bool(ftz)), whole, 1))
+            listed.append((f"{name}.approx{ftz}.f32", with_flush(function, bool(ftz)), whole, 1))
         for name, division in modelled.DIVISIONS.items():
             listed.append((f"{name}{ftz}.f32", with_flush(division, bool(ftz)), 16, 2))
+    listed.append(("tanh.approx.f32", modelled.tanh, whole, 1))
     listed += [
         (f"{name}.approx.ftz.f64", function, whole, 1) for name, function in (("rcp", modelled.rcp_upper), ("rsqrt", modelled.rsqrt_upper))
     ]

@@ -1,4 +1,4 @@
-"""The special function unit (MUFU) in integers: ex2, lg2, rcp, rsqrt, sqrt, sin, cos, and the divisions by a reciprocal.
+"""The special function unit (MUFU) in integers: ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, and the divisions by a reciprocal.
 
 Codes in, codes out, any shape, under `jit` and `vmap`. A significand's fraction is split into an index of a row of three coefficients and
 the rest l. The unit adds c0, c1 * l and c2 * Q(l) and truncates the sum. Q(l) is the square of l without the partial products whose weight
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tcemu.arithmetic.special_function_tables import TABLES
+from tcemu.arithmetic.special_function_tables import TABLES, TANH
 from tcemu.base import bits
 from tcemu.base.compilation import compile_once
 
@@ -241,6 +241,31 @@ def _mufu_sine(codes: Array, quarter: int, flush: bool) -> Array:
     return jnp.where((codes & MAGNITUDE) >= INFINITY, NAN, result)
 
 
+TANH_BITS = np.array([len(rows).bit_length() - 1 for rows in TANH.values()], np.uint32)  # index bits of each exponent
+TANH_FIRST = np.cumsum([0, *(len(rows) for rows in TANH.values())], dtype=np.uint32)[:-1]
+TANH_ROWS = np.array([row for rows in TANH.values() for row in rows], np.uint32).T
+TANH_ONE, TANH_C0_SHIFT, TANH_SQUARE_SHIFT = 39, 15, 1  # bit that stands for one; left shifts of c0 and of c2 * (Q >> 19)
+
+
+def _mufu_tanh(codes: Array) -> Array:
+    """Return tanh x: x itself below 2^-8, subnormals included, one from 8 on, and between them a row of each exponent's own."""
+    least, most = min(TANH), max(TANH)
+    size, exponent = codes & MAGNITUDE, _field(codes) - BIAS
+    group = jnp.clip(exponent - least, 0, most - least)
+    index_bits, first = (jnp.asarray(column).at[group].get(mode="promise_in_bounds") for column in (TANH_BITS, TANH_FIRST))
+    shift = FRACTION_BITS - index_bits
+    fraction = codes & FRACTION
+    row = first + (fraction >> shift)
+    low = (fraction & ((jnp.uint32(1) << shift) - 1)) >> (shift - SQUARE_BITS)
+    c0, c1, c2 = (jnp.asarray(column).at[row].get(mode="promise_in_bounds") for column in TANH_ROWS)
+    total = bits.add(bits.multiply_words(c1, low), (c0 << TANH_C0_SHIFT, c0 >> (32 - TANH_C0_SHIFT)))
+    square = (c2 * _square(low)) << TANH_SQUARE_SHIFT
+    lower, upper = bits.subtract(total, (square, jnp.zeros_like(square)))
+    result = _normalize_cut(upper, lower, TANH_ONE)
+    result = jnp.where(exponent < least, size, jnp.where(exponent > most, ONE, result)) | (codes & SIGN)
+    return jnp.where(_is_nan(codes), NAN, result)
+
+
 # ---- scaling and products in f32
 
 
@@ -411,8 +436,13 @@ def divide_full(a: Array, b: Array, flush: bool = False) -> Array:
 
 
 @compile_once()
-def ex2_f16(codes: Array) -> Array:
-    """Compute 2^x as `ex2.approx.f16` does: the f32 result truncated, subnormals included. f16 codes, uint16 or uint32, in and out."""
+def tanh(codes: Array) -> Array:
+    """Compute tanh x as `tanh.approx.f32` does, which has no `.ftz`; f32 codes, uint32, in and out."""
+    return _mufu_tanh(codes)
+
+
+def _f16_by_f32(function: Callable[[Array], Array], codes: Array) -> Array:
+    """Return a function of f16 codes: the f32 result truncated, subnormals included."""
     dtype, codes = codes.dtype, codes.astype(jnp.uint32)
     fraction = codes & 0x3FF
     shift = (lax.clz(fraction) - 21) * ((codes & 0x7C00) == 0)  # that makes a subnormal's leading one its hidden bit
@@ -420,19 +450,42 @@ def ex2_f16(codes: Array) -> Array:
     wide = (field.astype(jnp.uint32) << FRACTION_BITS) | (((fraction << jnp.minimum(shift, 31)) & 0x3FF) << 13)
     size = codes & 0x7FFF
     wide = jnp.where(size == 0, 0, jnp.where(size >= 0x7C00, INFINITY | (fraction << 13), wide)) | ((codes >> 15) << 31)
-    result = _mufu_ex2(wide)
+    result = function(wide)
     exponent = _field(result) - 112
     significand = (result & FRACTION) | (FRACTION + 1)
     normal = (exponent.astype(jnp.uint32) << 10) | ((result & FRACTION) >> 13)
     small = significand >> jnp.clip(14 - exponent, 0, 31).astype(jnp.uint32)
-    code = jnp.where(exponent > 30, 0x7C00, jnp.where(exponent < 1, small, normal))
+    code = jnp.where(exponent > 30, 0x7C00, jnp.where(exponent < 1, small, normal)) | ((result >> 31) << 15)
     return jnp.where(_is_nan(result), 0x7FFF, code).astype(dtype)
+
+
+def _bf16_by_f32(function: Callable[[Array], Array], codes: Array) -> Array:
+    """Return a function of bf16 codes: the f32 result truncated."""
+    return (function(codes.astype(jnp.uint32) << 16) >> 16).astype(codes.dtype)
+
+
+@compile_once()
+def ex2_f16(codes: Array) -> Array:
+    """Compute 2^x as `ex2.approx.f16` does: the f32 result truncated, subnormals included. f16 codes, uint16 or uint32, in and out."""
+    return _f16_by_f32(_mufu_ex2, codes)
 
 
 @compile_once()
 def ex2_bf16(codes: Array) -> Array:
     """Compute 2^x as `ex2.approx.ftz.bf16` does: the f32 result truncated. bf16 codes, uint16 or uint32, in and out."""
-    return (_mufu_ex2(codes.astype(jnp.uint32) << 16) >> 16).astype(codes.dtype)
+    return _bf16_by_f32(_mufu_ex2, codes)
+
+
+@compile_once()
+def tanh_f16(codes: Array) -> Array:
+    """Compute tanh x as `tanh.approx.f16` does; arguments as in `ex2_f16`."""
+    return _f16_by_f32(_mufu_tanh, codes)
+
+
+@compile_once()
+def tanh_bf16(codes: Array) -> Array:
+    """Compute tanh x as `tanh.approx.bf16` does; arguments as in `ex2_bf16`."""
+    return _bf16_by_f32(_mufu_tanh, codes)
 
 
 # ---- the upper words of f64 seeds

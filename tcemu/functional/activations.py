@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from tcemu.arithmetic import special_functions
 from tcemu.arithmetic.f32_arithmetic import add_f32, f32_code, fma_f32
 from tcemu.arithmetic.libdevice import erf_f32, tanh_f32
 from tcemu.backends.quotients import multiply
@@ -130,12 +131,15 @@ def _inner(x: Array) -> Array:
     return _times(fma_f32(cube, jnp.full_like(x, CUBE_FACTOR), x), ROOT_TWO_OVER_PI)
 
 
-def _tanh_form(_: GeluKernel, x: Array) -> Array:
-    return multiply(_times(x, HALF), add_f32(tanh_f32(_inner(x)), jnp.full_like(x, ONE)), F32)
+def _tanh_form(kernel: GeluKernel, x: Array) -> Array:
+    tanh = tanh_f32 if kernel.form == "tanh" else special_functions.tanh
+    return multiply(_times(x, HALF), add_f32(tanh(_inner(x)), jnp.full_like(x, ONE)), F32)
 
 
 def _sigmoid_form(kernel: GeluKernel, x: Array) -> Array:
     return multiply(sigmoid(_times(_inner(x), TWO), kernel.power, kernel.division), x, F32)
 
 
-FORMS: dict[str, Callable[[GeluKernel, Array], Array]] = {"erf": _erf_form, "tanh": _tanh_form, "sigmoid": _sigmoid_form}
+FORMS: dict[str, Callable[[GeluKernel, Array], Array]] = {
+    "erf": _erf_form, "tanh": _tanh_form, "tanh.approx": _tanh_form, "sigmoid": _sigmoid_form,
+}  # fmt: skip

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from tcemu.base.errors import NotModelled
 from tcemu.functional.row_sums import RowSum
 from tcemu.functional.special_choices import DIVISIONS, LOGARITHMS, POWERS, RECIPROCAL_ROOTS, ROOTS
 
-GELU_FORMS = ("erf", "tanh", "sigmoid")
+GELU_FORMS = ("erf", "tanh", "tanh.approx", "sigmoid")
 PAIRINGS = ("halves", "interleaved")
 Value = TypeVar("Value", bound="KernelValue")
 
@@ -139,12 +138,11 @@ class GeluKernel(KernelValue):
 
     Attributes:
         form: "erf": 0.5 x (1 + erf(x / sqrt 2)), by libdevice's erf. "tanh": 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3),
-            by libdevice's tanh. "sigmoid": x / (1 + e^(-2u)), by `power` and `division`.
+            by libdevice's tanh. "tanh.approx": the same by the instruction. "sigmoid": x / (1 + e^(-2u)), by `power` and `division`.
         power: As `SoftmaxKernel.power`, of the form "sigmoid".
         division: As `SoftmaxKernel.division`, of the form "sigmoid".
 
     Raises:
-        NotModelled: The form is "tanh.approx", whose table nobody has published.
         ValueError: A field has another value.
     """
 
@@ -153,11 +151,6 @@ class GeluKernel(KernelValue):
     division: str = "div.full"
 
     def __post_init__(self) -> None:
-        if self.form == "tanh.approx":
-            raise NotModelled(
-                f"GeluKernel(form='tanh.approx'): the bits of tanh.approx are unknown; modelled are {', '.join(GELU_FORMS)}. "
-                "See tcemu.architectures.special_function_rows"
-            )
         self._check(form=GELU_FORMS, power=POWERS, division=DIVISIONS)
 
 

@@ -33,7 +33,6 @@ class Operation(NamedTuple):
     results: tuple[str, ...]  # types of the destinations, as "f32"; a vector operand counts with each of its elements
     sources: tuple[str, ...]  # types of the other operands, counted in the same way
     compute: Callable[..., tuple[Array, ...]]  # raw bits to raw bits, see `text.ptx_types`; pure, for arrays of any shape
-    exact: bool = True  # every bit is the GPU's; False: the result is within the error that the manual states
     carry_in: bool = False  # the last source is the carry flag CC.CF, of type "pred", which no operand names (PTX ISA 9.7.2)
     carry_out: bool = False  # the last result is that flag
 

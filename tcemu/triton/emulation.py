@@ -25,7 +25,7 @@ from triton.runtime import driver as triton_driver
 
 from tcemu.base.errors import Unsupported
 from tcemu.isa.targets import resolve_target
-from tcemu.ptx import BufferPointer, ExecutedStatement, KernelOutputs, Module, TensorMap, parse, run
+from tcemu.ptx import BufferPointer, ExecutedStatement, Module, TensorMap, parse, run
 from tcemu.ptx.runtime.kernel_arguments import ALIGNMENT
 from tcemu.ptx.text.module import Function
 from tcemu.triton.arguments import KernelValue, flatten_arguments
@@ -295,7 +295,7 @@ class Launcher:
         seconds = time.perf_counter() - began
         launch = Launch(
             kernel=metadata.name, grid=grid, threads=int(np.prod(threads)), settings=_settings(self.source, metadata),
-            statements=counter.count, seconds=seconds, inexact=memory.inexact_names(outputs),
+            statements=counter.count, seconds=seconds, inexact=(),
         )  # fmt: skip
         memory.write(outputs)
         driver.report.launches.append(launch)
@@ -348,12 +348,6 @@ class ArgumentMemory:
         """Store what the kernel left."""
         for region, data in zip(self.owners, outputs, strict=True):
             self.regions[region].write(np.asarray(data))
-
-    def inexact_names(self, outputs: KernelOutputs) -> tuple[str, ...]:
-        """Return the names of the arguments whose tensors may not have the GPU's bits."""
-        marked = {region for number, region in enumerate(self.owners) if number in outputs.inexact}
-        names = [self.values[number].name for number in self.extents if self.region(number)[0] in marked]
-        return tuple(dict.fromkeys(name for name in names if name))
 
 
 class LaunchData(NamedTuple):

@@ -18,7 +18,7 @@ class Launch:
     settings: dict[str, Any]  # constants, num_warps, num_stages
     statements: int  # executed PTX statements, each by all threads of a chunk of blocks
     seconds: float
-    inexact: tuple[str, ...]  # what may not have the GPU's bits: the arguments that `tanh.approx` reached
+    inexact: tuple[str, ...]  # what may not have the GPU's bits
 
 
 @dataclass(repr=False)

@@ -3,7 +3,7 @@
 import pytest
 from support.ptx_recorded import array, document
 
-from tcemu.architectures.special_function_rows import FUNCTIONS, ROWS, special_function_evidence
+from tcemu.architectures.special_function_rows import FUNCTIONS, NARROW, ROWS, TANH, special_function_evidence
 from tcemu.base.errors import NotModelled
 from tcemu.isa.targets import TARGETS
 
@@ -11,7 +11,7 @@ from tcemu.isa.targets import TARGETS
 def test_every_target_has_each_function_once():
     rows = {(target, name) for row in ROWS for target in row.targets for name in row.functions}
     assert len(rows) == sum(len(row.targets) * len(row.functions) for row in ROWS)
-    assert rows == {(t, f) for t in TARGETS for f in FUNCTIONS} - {(t, f"ex2.{k}") for t in ("sm_70", "sm_72") for k in ("f16", "bf16")}
+    assert rows == {(t, f) for t in TARGETS for f in FUNCTIONS} - {(t, f) for t in ("sm_70", "sm_72") for f in (*NARROW, *TANH)}
 
 
 def test_the_recorded_words_are_counted():
@@ -26,7 +26,8 @@ def test_levels_and_errors():
     levels = {gpu: special_function_evidence("rcp.approx.f32", gpu).level for gpu in ("V100", "A100", "H100", "B200")}
     assert levels == {"V100": "literature", "A100": "assumed", "H100": "silicon", "B200": "assumed"}
     assert special_function_evidence("div.full.f32", "A100").level == "assumed"
-    with pytest.raises(NotModelled, match=r"tanh\.approx\.f32 on sm_90a.*recording"):
-        special_function_evidence("tanh.approx.f32", "H100")
+    assert special_function_evidence("tanh.approx.bf16x2", "H100").golden == "tests/golden/tanh.npz"
+    with pytest.raises(NotModelled, match=r"tanh\.approx\.f32 on sm_70.*from sm_75 on"):
+        special_function_evidence("tanh.approx.f32", "V100")
     with pytest.raises(ValueError, match="approximate instruction"):
         special_function_evidence("add.f32", "H100")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.functional_cases import words
 
-from tcemu import NotModelled, functional
+from tcemu import functional
 from tcemu.arithmetic.libdevice import erf_f32, log_f32, tanh_f32
 from tcemu.functional import RowSum, SoftmaxKernel
 
@@ -214,7 +214,7 @@ def test_dtypes_axes_and_what_if():
         (lambda: SoftmaxKernel(power="tanh"), ValueError, "power='tanh'.*ex2.approx"),
         (lambda: SoftmaxKernel(block=0), ValueError, "block=0"),
         (lambda: SoftmaxKernel(sums=4), ValueError, "sums=4.*RowSum"),
-        (lambda: functional.GeluKernel("tanh.approx"), NotModelled, "tanh.approx.*unknown"),
+        (lambda: functional.GeluKernel("tan"), ValueError, "form='tan'.*tanh.approx"),
         (lambda: functional.RotaryKernel(fused=None), ValueError, "fused=None"),
     ],
 )  # fmt: skip

@@ -53,7 +53,6 @@ class Kernels:
             compiled["text"], grid=grid, block=32 * compiled["warps"], shared_bytes=compiled["shared"], target=TARGET,
             args=[*(np.int32(arg) if isinstance(arg, int) else arg for arg in args), np.uint64(0), np.uint64(0)],
         )  # fmt: skip
-        assert not outputs.inexact
         return np.asarray(outputs[result])
 
     def embedding(self, tokens, table):

@@ -1,5 +1,5 @@
-"""The special function unit a second time, in NumPy's int64 and f64, after the description of ptx-math. It shares the tables and no
-function.
+"""The special function unit a second time, in NumPy's int64 and f64, after the description of ptx-math; tanh after our table. It shares
+the tables and no function.
 
 Powers of two scale f64 numbers exactly, and NumPy neither flushes subnormals nor fuses operations, so that the only roundings are those
 written here.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tcemu.arithmetic.special_function_tables import TABLES
+from tcemu.arithmetic.special_function_tables import TABLES, TANH
 
 CANONICAL = 0x7FFFFFFF
 LEAST_NORMAL = 2.0**-126
@@ -151,7 +151,23 @@ def sine_numbers(x: np.ndarray, cosine: bool) -> np.ndarray:
     return np.where(np.isfinite(x), np.where(negative, -value, value), np.nan)
 
 
+def tanh_numbers(x: np.ndarray) -> np.ndarray:
+    """tanh x, an exponent and a row at a time: below 2^-8 x itself, from 8 on one."""
+    value = np.where(np.abs(x) < 2.0**-8, np.abs(x), 1.0)
+    fraction, exponent = significand_and_exponent(np.abs(x))
+    for group, rows in TANH.items():
+        width = (1 << 23) // len(rows)  # significands of a row
+        for index, (c0, c1, c2) in enumerate(rows):
+            here = (exponent == group) & (fraction // width == index) & np.isfinite(x) & (x != 0)
+            rest = fraction[here] % width * 2**17 // width
+            exact = c0 * 2.0**-24 + c1 * rest * 2.0**-39 - c2 * omit_cheap_columns(rest) * 2.0**-57  # multiples of 2^-39: exact in f64
+            mantissa, place = np.frexp(exact)
+            value[here] = np.ldexp(np.floor(np.ldexp(mantissa, 24)), place - 24)
+    return np.where(np.isnan(x), np.nan, np.copysign(value, x))
+
+
 NUMBERS = {
+    "tanh": tanh_numbers,
     "rcp": rcp_numbers,
     "rsqrt": rsqrt_numbers,
     "sqrt": sqrt_numbers,

@@ -79,21 +79,12 @@ def test_kernels_compute_what_they_say(kernel):
 
 
 def test_a_word_that_differs_is_found():
-    """Control: one flipped bit is found in an array of words, in one with tanh.approx, and in one recorded as checksums."""
+    """Control: one flipped bit is found in an array of words and in one recorded as checksums."""
     kernel = BY_NAME["sgemm"]
     theirs = recorded_buffers(kernel, "sm_80")[2]
     ours = theirs.copy()
     ours[3, 5] ^= 1
     assert differing(kernel, 2, ours, theirs)[:3] == (1, theirs.size, [(3, 5)])
-    kernel = BY_NAME["gelu"]
-    theirs = recorded_buffers(kernel, "sm_80")[3]
-    ours = theirs.copy()
-    ours[2, 7] ^= 1
-    assert not differing(kernel, 3, ours, theirs)
-    ours[2, 7] = 0x41A0  # 20
-    assert differing(kernel, 3, ours, theirs).where == [(2, 7)]
-    ours[2, 7] = 0x7FC0
-    assert differing(kernel, 3, ours, theirs).count == 1
     whole = LARGE.draw_buffers()[0].astype(np.uint32)
     changed = whole.copy()
     changed[100, 200] ^= 1

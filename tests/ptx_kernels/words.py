@@ -9,8 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
-from .manifest import FOLDER, Kernel, Within
-from .operands import floats
+from .manifest import FOLDER, Kernel
 
 WHOLE = 1 << 18  # bytes up to which an array is kept whole
 PARTS = (".rows", ".columns", ".sample")
@@ -26,12 +25,11 @@ def stored_arrays(array: np.ndarray) -> dict[str, np.ndarray]:
 
 
 class Differing(NamedTuple):
-    """The number of differing words, of all words, and the first differences. largest: for approximate words, difference over tolerance."""
+    """The number of differing words, of all words, and the first differences."""
 
     count: int
     of: int
     where: list[tuple[int, ...]]
-    largest: float = 0.0
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -39,10 +37,7 @@ class Differing(NamedTuple):
 
 def differing(kernel: Kernel, buffer: int, ours: np.ndarray, theirs: np.ndarray) -> Differing:
     """Compare the words of a buffer as the manifest requires."""
-    how = kernel.compared.get(buffer, "bits")
-    if isinstance(how, Within):
-        return _compare_within(how, ours, theirs)
-    if how == "sorted":
+    if kernel.compared.get(buffer) == "sorted":
         ours, theirs = np.sort(ours, axis=None), np.sort(theirs, axis=None)
     wrong = np.atleast_1d(ours != theirs)
     return Differing(int(wrong.sum()), wrong.size, [tuple(map(int, place)) for place in np.argwhere(wrong)[:4]])
@@ -53,19 +48,6 @@ def differing_large(ours: np.ndarray, theirs: dict[str, np.ndarray]) -> tuple[li
     made = stored_arrays(ours)
     rows, columns = (np.flatnonzero(made[part] != theirs[part]).tolist() for part in (".rows", ".columns"))
     return rows, columns, int((made[".sample"] != theirs[".sample"]).sum())
-
-
-def _compare_within(how: Within, ours: np.ndarray, theirs: np.ndarray) -> Differing:
-    """Compare numbers within a tolerance; NaNs and infinities must agree."""
-    a, b = floats(how.kind, ours), floats(how.kind, theirs)
-    bounds = np.array(how.rows or [(how.relative, how.absolute)]).reshape(-1, 2, *[1] * (a.ndim - 1))
-    both = np.isfinite(a) & np.isfinite(b)
-    allowed = bounds[:, 0] * np.abs(np.where(both, b, 0)) + bounds[:, 1]
-    off = np.abs(np.where(both, a, 0) - np.where(both, b, 0))
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    wrong = np.where(both, off > allowed, ~same)
-    ratio = float((off / np.where(allowed > 0, allowed, 1)).max(initial=0))
-    return Differing(int(wrong.sum()), wrong.size, [tuple(map(int, place)) for place in np.argwhere(wrong)[:4]], ratio)
 
 
 @cache

@@ -87,7 +87,7 @@ def test_inputs_that_differ_are_named():
 
 
 def test_clusters_of_blocks():
-    """Two blocks share a program with num_ctas=2, and tanh marks only the array that it reaches."""
+    """Two blocks share a program with num_ctas=2; tanh is the GPU's."""
     c, x = np.zeros((64, 64), np.float32), np.linspace(-3, 3, 64, dtype=np.float32)
     y, z = np.zeros_like(x), np.zeros_like(x)
     a = RNG.normal(size=(64, 64)).astype(np.float16)
@@ -95,4 +95,4 @@ def test_clusters_of_blocks():
         kernels.cluster_kernel[(1,)](as_tensor(a), as_tensor(B), as_tensor(c), M=64, N=64, K=64, num_ctas=2)
         kernels.tanh_kernel[(1,)](*map(as_tensor, (x, y, z)), BLOCK=64)
     assert np.abs(c - a.astype(float) @ B).max() < 1e-4 and np.abs(y - np.tanh(x)).max() < 1e-3 and np.abs(z / np.exp(x) - 1).max() < 1e-6
-    assert report.launches[1].inexact == ("y_ptr",) and not report.launches[0].inexact
+    assert not any(launch.inexact for launch in report.launches)

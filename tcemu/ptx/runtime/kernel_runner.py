@@ -12,7 +12,6 @@ import numpy as np
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
-from tcemu.ptx.linker.inexact_arrays import inexact_arrays
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
 from tcemu.ptx.runtime.launch_shape import LaunchShape, coordinates, launch_shape
@@ -81,8 +80,7 @@ def run(
 
     Returns:
         The arrays among the arguments as the kernel leaves them. The attribute `snapshots` has what `trace` recorded, and `printed` the
-        text of the kernel's `printf`. `inexact` has the numbers of the arrays that may not be the GPU's bits, because `tanh.approx` took
-        part; it is empty for most kernels.
+        text of the kernel's `printf`.
 
     Raises:
         PtxError: The text is not PTX.
@@ -109,7 +107,6 @@ def run(
         outputs = KernelOutputs(inputs.read_outputs(launch.execute(step_limit, observers)))
     outputs.snapshots = tuple(tracer.snapshots)
     outputs.printed = launch.runtime.printed
-    outputs.inexact = inexact_arrays(kernel, inputs.arrays)
     return outputs
 
 

@@ -92,7 +92,6 @@ class KernelOutputs(list[np.ndarray]):
 
     snapshots: tuple[Snapshot, ...] = ()
     printed: str = ""  # the text of the kernel's `vprintf`
-    inexact: frozenset[int] = frozenset()  # numbers of the arrays that may not be the GPU's bits: `tanh.approx` took part
 
 
 class Tracer:

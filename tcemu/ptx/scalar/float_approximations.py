@@ -1,7 +1,6 @@
 """Approximate instructions: `.approx`, `.full` (PTX ISA 9.7.3.7, 9.7.3.13 to 9.7.3.22, 9.7.4.9, 9.7.4.10).
 
-All but tanh have the GPU's bits, by `tcemu.arithmetic.special_functions`. `tanh.approx`, whose table is unknown, is computed in f64 and
-rounded once, which is more accurate than the manual requires; its `Operation.exact` is False.
+All have the GPU's bits, by `tcemu.arithmetic.special_functions`.
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from tcemu.arithmetic import special_functions
 from tcemu.ptx.instruction_interface import Operation
 from tcemu.ptx.scalar import float_arithmetic as floats
 from tcemu.ptx.scalar.opcode_syntax import Qualifiers
 from tcemu.ptx.scalar.raw_bits import element_kind, elementwise_operation, format_constants, magnitude, sign_bit
-from tcemu.ptx.scalar.softfloat import decompose, round_to_bits
 
 F64_CODES = {name: int(value) << 52 for name, value in {"one": 1023, "two^54": 1023 + 54, "two^27": 1023 + 27}.items()}
 HALF, THREE_EIGHTHS = 0x3FE0000000000000, 0x3FD8000000000000  # f64 codes of 0.5 and 0.375
@@ -38,6 +36,14 @@ def exponential(qualifiers: Qualifiers) -> Operation:
     if kind == "f32":
         return unit_function("ex2")(qualifiers)
     return elementwise_operation(qualifiers.type, 1, special_functions.ex2_f16 if kind == "f16" else special_functions.ex2_bf16)
+
+
+TANH = {"f32": special_functions.tanh, "f16": special_functions.tanh_f16, "bf16": special_functions.tanh_bf16}
+
+
+def hyperbolic_tangent(qualifiers: Qualifiers) -> Operation:
+    """Build tanh, of f32 or of narrow floats, whose results are those of f32 truncated."""
+    return elementwise_operation(qualifiers.type, 1, TANH[element_kind(qualifiers.type)])
 
 
 def division(name: str) -> Callable[[Qualifiers], Operation]:
@@ -89,16 +95,3 @@ def _root_f64(x: Array) -> Array:
     root = jnp.where(negative != 0, jnp.uint64(0xFFF8000000000000), root)
     root = jnp.where(magnitude(x, "f64") == 0, infinity | negative, root)
     return floats.propagate_first_nan(root, x)
-
-
-def hyperbolic_tangent(qualifiers: Qualifiers) -> Operation:
-    """Build tanh, in f64 and rounded once: not the GPU's bits. Subnormals of f64 count as 0, because XLA:CPU flushes them."""
-    kind = qualifiers.type
-    element = element_kind(kind)
-
-    def compute_bits(x: Array) -> Array:
-        wide = round_to_bits(decompose(x, element), "f64")
-        result = lax.bitcast_convert_type(jnp.tanh(lax.bitcast_convert_type(wide, jnp.float64)), jnp.uint64)
-        return round_to_bits(decompose(result, "f64"), element)
-
-    return elementwise_operation(kind, 1, compute_bits)._replace(exact=False)
