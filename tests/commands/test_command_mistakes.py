@@ -43,7 +43,11 @@ COMMANDS_OF_INSTRUCTIONS = {  # command -> words for a short name and a target; 
     "fuzz": lambda name, target: ["fuzz", name, "--left", target, "--right", target, "--cases", "1", "--quiet"],
     "infer": lambda name, target: ["infer", name, "--target", target, "--cases", "4"],
 }
-REFUSALS = {"gemm": r"takes a dense A|--recipe (mxfp8|mxfp4|nvfp4)", "infer": "range of its operands is too small"}
+REFUSALS = {
+    "gemm": r"takes a dense A|--recipe (mxfp8|mxfp4|nvfp4)",
+    "fuzz": "its operands lie in memory",
+    "infer": "range of its operands is too small|its operands lie in memory",
+}
 COMPILING = ("gemm", "fuzz", "infer")
 QUICK = {"gemm": ("e4m3 wgmma", "f16 wmma", "nvf4", "f16 sparse"), "fuzz": ("f64",), "infer": ("s8",)}
 

@@ -63,7 +63,7 @@ def statement_kernel(
     Raises:
         Unsupported: The instruction works on tensor memory, for which no kernel is written.
     """
-    if op.family.partition(".")[0] == "tcgen05":
+    if works_on_tensor_memory(op):
         raise Unsupported(f"{op}: no kernel is written for instructions on tensor memory; tcemu.instructions.tcgen05 computes them")
     return _kernel(op, resolve_target(target), form, tuple(sorted((immediates or {}).items())), pointers)
 
@@ -253,9 +253,17 @@ def _operand(op: Instruction, name: str, immediates: dict[str, Any]) -> str:
     return f"{{{value[0]}, {value[1]}}}" if isinstance(value, tuple) else str(value)
 
 
+def works_on_tensor_memory(op: Instruction) -> bool:
+    """Return True for the instructions of tcgen05."""
+    return op.family.partition(".")[0] == "tcgen05"
+
+
 def has_kernel(op: Instruction) -> bool:
-    """Returns whether there is a kernel for the instruction. wgmma's fence, commit and wait are part of each wgmma kernel."""
-    return not isinstance(op, WgmmaControl)
+    """Return True if `statement_kernel` writes a kernel for the instruction.
+
+    wgmma's fence, commit and wait are part of each wgmma kernel, and no kernel is written for instructions on tensor memory.
+    """
+    return not (isinstance(op, WgmmaControl) or works_on_tensor_memory(op))
 
 
 # ---- One instruction on the GPU, inside a program: a kernel that runs the PTX statement on batches of warps.
