@@ -338,7 +338,7 @@ class ModelSearch:
         self.findings: list[ModelFinding] = []
         self.same = Equivalence(bench.op)
         self.drawer = DotDrawer(self.spec, bench.top, bench.normal_bottom, seed)
-        self.boundary_drawer = BoundaryDrawer(self.spec, bench.top, bench.normal_bottom, seed)
+        self.boundary_drawer = BoundaryDrawer(self.spec, bench.top, bench.lowest_normal, seed)
         self.seed = seed
         self.dots: list[DotArrays] = []
         self.answers: list[np.ndarray] = []

@@ -189,6 +189,10 @@ class ProbeBench:
         self.slots = self.k if self.scaling is None else self.scaling.count
         self.slot_width = self.k // self.slots  # products per slot
         self.top, self.normal_bottom, self.bottom = self._exponent_range()
+        spec, scales = self.spec, 0 if self.scaling is None else 2 * self.scaling.format.min_exponent
+        smallest = spec.d.min_exponent - spec.d.mantissa_bits
+        # the exponent of the smallest product of normal numbers, or of the smallest result if products are smaller: floors show down to it
+        self.lowest_normal = max(spec.a.min_exponent + spec.b.min_exponent + scales, smallest)
 
     def _exponent_range(self) -> tuple[int, int, int]:
         """Return the exponents of the largest and smallest power of two that every slot, C and the result can hold.
