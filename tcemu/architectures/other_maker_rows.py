@@ -38,9 +38,9 @@ def _recorded_xeon(words: int, further: int) -> Evidence:
 
 
 BY_MANUAL = Evidence(level="literature", papers=(f"{INTEL}, which defines the result: exact, wrapped or clamped once",))
-BY_ARM = Evidence(level="literature", papers=(f"{ARM}, the pseudo-code BFDotAdd, BFMatMulAdd and BFRound",))
-BY_ARM_EBF = Evidence(level="literature", papers=(f"{ARM}, the pseudo-code with FPCR.EBF = 1, FZ = 0 and FIZ = 0",))
-BY_ARM_F32 = Evidence(level="literature", papers=(f"{ARM}, the pseudo-code FPMatMulAdd; FPCR as after reset",), note=_NAN_WORDS)
+BY_ARM = Evidence(level="literature", papers=(f"{ARM}, BFDOT and BFMMLA: each product and sum rounded to odd, subnormals flushed",))
+BY_ARM_EBF = Evidence(level="literature", papers=(f"{ARM}, BFDOT and BFMMLA with FPCR.EBF = 1, FZ = 0 and FIZ = 0",))
+BY_ARM_F32 = Evidence(level="literature", papers=(f"{ARM}, FMMLA: products and sums rounded; FPCR as after reset",), note=_NAN_WORDS)
 BY_ARM_INTEGERS = Evidence(level="literature", papers=(f"{ARM}, which defines the result: exact, wrapped",))
 BY_MMA_SIM = Evidence(level="literature", papers=(MMA_SIM,), note=_NAN_WORDS)
 BY_MFMA_INTEGERS = Evidence(level="literature", papers=("AMD CDNA ISA: exact sums of 8-bit products in 32 bits",))
