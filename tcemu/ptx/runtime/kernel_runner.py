@@ -28,6 +28,8 @@ from tcemu.ptx.simt.special_registers import SM_COUNT
 from tcemu.ptx.simt.tensor_memory_state import BYTES as TENSOR_MEMORY_BYTES
 from tcemu.ptx.simt.tensor_memory_state import FREE, PIECE, TENSOR_MEMORY_KEY, new_tensor_memory
 from tcemu.ptx.tensor.cluster_launch_control import LAUNCH_KEY, PendingClusters
+from tcemu.ptx.tensor.tcgen05_faults import Tcgen05Fault
+from tcemu.ptx.tensor.tcgen05_protocol import tcgen05_protocol
 from tcemu.ptx.tensor.wgmma_protocol import wgmma_protocol
 from tcemu.ptx.text.module import Function, Module
 from tcemu.ptx.text.parser import parse
@@ -80,7 +82,7 @@ def run(
 
     Returns:
         The arrays among the arguments as the kernel leaves them. The attribute `snapshots` has what `trace` recorded, and `printed` the
-        text of the kernel's `printf`.
+        text of the kernel's `printf`; `notes` has what checked mode remarks on and does not forbid.
 
     Raises:
         PtxError: The text is not PTX.
@@ -107,6 +109,7 @@ def run(
         outputs = KernelOutputs(inputs.read_outputs(launch.execute(step_limit, observers)))
     outputs.snapshots = tuple(tracer.snapshots)
     outputs.printed = launch.runtime.printed
+    outputs.notes = tuple(dict.fromkeys(launch.notes))
     return outputs
 
 
@@ -159,6 +162,7 @@ class _Launch:
         self.shared_bytes = kernel.dynamic_start + shared_bytes if dynamic else kernel.shared_bytes
         self.shared_words = align_up(self.shared_bytes, 16) // 4
         self.dynamic_bytes = shared_bytes
+        self.notes: list[str] = []
         self.runtime = RuntimeFunctions(inputs, add_heap(inputs) if "malloc" in kernel.runtime_functions else 0)
 
     def blocks_per_chunk(self) -> int:
@@ -186,8 +190,10 @@ class _Launch:
             present[:, : self.threads] = True
             reporter = _FaultReporter(self, numbers)
             protocol = wgmma_protocol(self.kernel, present.shape, reporter.describe)
-            watching = [*([protocol] if protocol is not None else []), *observers]
-            Schedule(self.kernel, chunk, present, step_limit, reporter, watching, numbers, self.runtime).run_to_completion()
+            tensor = tcgen05_protocol(self.kernel, present.shape, self.shared_bytes, self.shape.cluster_size, reporter)
+            watching = [*(each for each in (protocol, tensor) if each is not None), *observers]
+            Schedule(self.kernel, chunk, present, step_limit, reporter, watching, numbers, self.runtime, tensor).run_to_completion()
+            self.notes += tensor.notes.values() if tensor is not None else ()
             self._check_freed_columns(chunk, reporter)
             memory = chunk["memory"]
             first += len(numbers) + self._cancelled_blocks(chunk)
@@ -201,10 +207,7 @@ class _Launch:
         left = (np.asarray(state.owners) != FREE).sum(1)
         if left.any():
             row = int(left.argmax())
-            raise UndefinedBehaviour(
-                f"{reporter.block_name(row)} exits and has not freed {PIECE * int(left[row])} columns of tensor memory; "
-                "tcgen05.dealloc frees them. PTX ISA 9.7.16.7"
-            )
+            raise UndefinedBehaviour(Tcgen05Fault.NOT_FREED.message(reporter.block_name(row), PIECE * int(left[row])))
 
     @property
     def _cancels(self) -> bool:

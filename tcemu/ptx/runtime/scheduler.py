@@ -57,6 +57,18 @@ class Reporter(Protocol):
         ...
 
 
+class BarrierObserver(Protocol):
+    """An observer of the barriers of blocks and clusters."""
+
+    def arrive(self, threads: np.ndarray, of_cluster: bool) -> None:
+        """Note threads, bool[blocks, threads], that arrive at a barrier."""
+        ...
+
+    def release(self, threads: np.ndarray, of_cluster: np.ndarray) -> None:
+        """Note threads that go on; of_cluster: bool[blocks], those that the barrier of their cluster lets go on."""
+        ...
+
+
 class Schedule:
     """The threads of a chunk, and the choice of the basic block that runs next."""
 
@@ -70,9 +82,10 @@ class Schedule:
         observers: Sequence[Observer] = (),
         block_numbers: np.ndarray | None = None,
         runtime: RuntimeFunctions | None = None,
+        barrier_observer: BarrierObserver | None = None,
     ) -> None:
         self.kernel, self.chunk, self.step_limit, self.reporter = kernel, chunk, step_limit, reporter
-        self.observers, self.runtime = tuple(observers), runtime
+        self.observers, self.runtime, self.barrier_observer = tuple(observers), runtime, barrier_observer
         self.block_numbers = np.arange(present.shape[0]) if block_numbers is None else block_numbers
         self.shape = present.shape
         self.exited = ~present
@@ -343,6 +356,9 @@ class Schedule:
 
     def _arrive_at_barrier(self, linked: LinkedBlock, mask: np.ndarray) -> None:
         assert linked.terminator is not None
+        parts = linked.terminator.statement.qualifiers
+        if self.barrier_observer is not None and not ("cluster" in parts and "wait" in parts):
+            self.barrier_observer.arrive(mask, "cluster" in parts)
         waiting = self.barriers.arrive(linked.terminator, linked, mask, self)
         self._move_threads(mask & ~waiting, linked.basic_block.fallthrough)
         self.pc[waiting] = linked.basic_block.fallthrough
@@ -354,6 +370,8 @@ class Schedule:
         released = self.barriers.release(self.exited, self)
         if released is not None:
             self._update_keys(released)
+            if self.barrier_observer is not None:
+                self.barrier_observer.release(released, self.barriers.cluster_released)
             self.chunk.order_blocks(np.asarray(released.any(-1)))
             if self.barriers.cluster_released.any():
                 self.chunk.order_clusters(self.barriers.cluster_released)

@@ -88,10 +88,11 @@ class Snapshot:
 
 
 class KernelOutputs(list[np.ndarray]):
-    """The arrays that a kernel leaves in its arguments, with the snapshots of `trace=` in the order of execution and the printed text."""
+    """The arrays that a kernel leaves in its arguments, with the snapshots of `trace=` in the order of execution, text and notes."""
 
     snapshots: tuple[Snapshot, ...] = ()
     printed: str = ""  # the text of the kernel's `vprintf`
+    notes: tuple[str, ...] = ()  # what checked mode remarks on and does not forbid
 
 
 class Tracer:

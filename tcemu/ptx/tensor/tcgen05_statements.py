@@ -1,7 +1,8 @@
 """`tcgen05`: tensor memory, its loads, stores and copies, and the products of single threads or of pairs of blocks.
 
 A product, copy or shift is complete when it is issued, which is one of the outcomes that the asynchronous protocol allows; `commit` then
-arrives at once. Loads and stores of tensor memory complete at once as well, so that fences and waits have no effect.
+arrives at once. Loads and stores of tensor memory complete at once as well, so that fences and waits have no effect. Checked mode follows
+the protocol on the host; see `tcgen05_protocol`.
 
 The instruction descriptor of `mma` decides the shape and the types of the product, and kernels hold it in a register. The host therefore
 reads it, and the statement is compiled for the value that the launch shows; threads with different descriptors execute the statement one
@@ -66,13 +67,14 @@ from tcemu.ptx.tensor.statement_forms import (
     vector_elements,
     write_registers,
 )
+from tcemu.ptx.tensor.tcgen05_faults import Tcgen05Fault
 from tcemu.ptx.text.module import Address, Operand, Statement
 
 if TYPE_CHECKING:
     from tcemu.ptx.simt.machine import Machine
 
 Values = dict[str, Any]  # operands, arrays of the issuing threads by name
-ALLOCATION_SECTION, DESCRIPTOR_SECTION = "PTX ISA 9.7.16.7", "PTX ISA 9.7.16.4.1"
+DESCRIPTOR_SECTION = "PTX ISA 9.7.16.4.1"
 
 
 def prepare_tcgen05(statement: Statement, context: Context) -> Step:
@@ -104,7 +106,7 @@ def _read_uniform(machine: Machine, bound: BoundStatement, name: str) -> tuple[A
     values, active = machine.warps(value), machine.warps(machine.active)
     first = jnp.take_along_axis(values, jnp.argmax(active, axis=-1)[..., None], axis=-1)
     if bound.checked:
-        message = f"{name} must be the same in all threads of the warp. PTX ISA {manual_section(bound.op)}"
+        message = Tcgen05Fault.DIFFERENT_VALUES.message(name)
         machine = note_undefined(machine, machine.threads(active & (values != first)), message, bound.statement)
     return first[..., 0], machine
 
@@ -134,13 +136,12 @@ def _allocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
         count, live = _first_warp(machine, wanted.astype(jnp.int32))
         state = memory.tensor_memory(machine)
         legal = (count >= memory.PIECE) & (count <= MAX_COLUMNS) & (count & (count - 1) == 0)
-        message = f"nCols must be a power of 2 from {memory.PIECE} to {MAX_COLUMNS}. {ALLOCATION_SECTION}"
+        message = Tcgen05Fault.ILLEGAL_SIZE.message(memory.PIECE, MAX_COLUMNS)
         machine = note_undefined(machine, ~legal[:, None], message, bound.statement)
         if bound.checked:
-            message = f"the block has given up its right to allocate by relinquish_alloc_permit. {ALLOCATION_SECTION}"
-            machine = note_undefined(machine, state.relinquished[:, None], message, bound.statement)
-            message = f"nCols must not be larger than in the block's last allocation. {ALLOCATION_SECTION}"
-            machine = note_undefined(machine, ((state.last > 0) & (count > state.last))[:, None], message, bound.statement)
+            machine = note_undefined(machine, state.relinquished[:, None], Tcgen05Fault.NO_PERMIT.message(), bound.statement)
+            larger = (state.last > 0) & (count > state.last)
+            machine = note_undefined(machine, larger[:, None], Tcgen05Fault.LARGER_ALLOCATION.message(), bound.statement)
         start = memory.find_room(state.owners, count)
         live &= legal & (start >= 0)
         taken = memory.piece_mask(start, count) & live[:, None]
@@ -172,9 +173,9 @@ def _deallocate(bound: BoundStatement) -> Callable[[Machine], Machine]:
             if bound.checked:
                 known = memory.allocated_columns(owners, start)
                 mine = _spread(machine, jnp.arange(addresses.shape[1])[None] == warp)
-                message = f"it frees columns that the block has not allocated, or an address that alloc did not give. {ALLOCATION_SECTION}"
+                message = Tcgen05Fault.UNKNOWN_ALLOCATION.message()
                 machine = note_undefined(machine, mine & (known == 0)[:, None], message, bound.statement)
-                message = f"nCols is not that of the allocation. {ALLOCATION_SECTION}"
+                message = Tcgen05Fault.OTHER_SIZE.message()
                 machine = note_undefined(machine, mine & ((known > 0) & (known != count))[:, None], message, bound.statement)
             freed = memory.piece_mask(start, count) & live[:, None]
             owners = jnp.where(freed, memory.FREE, owners)
@@ -218,12 +219,11 @@ def _move_places(machine: Machine, bound: BoundStatement) -> tuple[Array, Machin
     if bound.checked:
         quarter = lane // QUARTER
         other = (quarter != jnp.arange(address.shape[1])[None] % 4) & (quarter != 0)
-        message = f"the lane of the address is not in the quarter of the warp. PTX ISA {manual_section(op)}"
-        machine = note_undefined(machine, _spread(machine, other), message, bound.statement)
+        machine = note_undefined(machine, _spread(machine, other), Tcgen05Fault.OTHER_QUARTER.message(), bound.statement)
     if bound.checked:
         last, first = int(cells.column.max()), int(cells.column.min())
         held = _holds_columns(memory.tensor_memory(machine).owners, column + first, last - first + 1)
-        machine = note_undefined(machine, _spread(machine, ~held), ALLOCATION_MESSAGE.text, bound.statement)
+        machine = note_undefined(machine, _spread(machine, ~held), Tcgen05Fault.UNALLOCATED_COLUMNS.message(), bound.statement)
     machine = machine.restrict_active(~where)
     one = lambda address, warp: tcgen05.move_places(op, address, warp, offset)
     warps = jnp.arange(address.shape[1], dtype=jnp.int32)
@@ -357,11 +357,6 @@ def _leaves_shared_memory(words: Array, shared: Array, major: str, lines: int, u
     return is_outside(tcgen05_unit_addresses(decode_tcgen05_descriptor(words), major, lines, units), shared.shape[-1]).any()
 
 
-ALLOCATION_MESSAGE = Message(
-    f"it uses columns of tensor memory that the block has not allocated, or has freed. {ALLOCATION_SECTION}", UndefinedBehaviour
-)
-
-
 def _holds_columns(owners: Array, column: Array, count: int) -> Array:
     """Return True where `count` columns from `column`, int32[blocks, ...], on are allocated, as far as they are in tensor memory."""
     taken = (owners != memory.FREE).reshape(owners.shape[0], *(1,) * (column.ndim - 1), memory.PIECES)
@@ -377,7 +372,9 @@ def _check_allocation(machine: Machine, bound: BoundStatement, addresses: Values
     owners = memory.tensor_memory(machine).owners
     for name, count in columns.items():
         column = (addresses[name] & np.uint32(0xFFFF)).astype(jnp.int32)
-        machine = note_undefined(machine, ~_holds_columns(owners, column, count), ALLOCATION_MESSAGE.text, bound.statement)
+        machine = note_undefined(
+            machine, ~_holds_columns(owners, column, count), Tcgen05Fault.UNALLOCATED_COLUMNS.message(), bound.statement
+        )
     return machine
 
 
@@ -422,7 +419,7 @@ def _copy(bound: BoundStatement[Tcgen05Copy]) -> Callable[[Machine], Machine]:
 def _shift(bound: BoundStatement[Tcgen05Shift]) -> Callable[[Machine], Machine]:
     address = bound.operands["taddr"]
     assert isinstance(address, Address)
-    misaligned = Message("the lane of the address must be a multiple of 32. PTX ISA 9.7.16.9.3", UndefinedBehaviour)
+    misaligned = Message(Tcgen05Fault.LANE_OF_SHIFT.message(), UndefinedBehaviour)
 
     def shift(values: Values, shared: Array, cells: Array) -> tuple[Array, Array]:
         at = values["address"]
@@ -449,9 +446,9 @@ def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
         described = decode_instruction_descriptor(op, idesc)
         layout = accumulator_layout(described.product.m, op.cta_group, ws=op.ws, sparse=op.sparse)
         values = _read_operands(machine, bound)
-        extents = _shared_extents(described, layout, mask)
+        extents = shared_extents(described, layout, mask)
         extents = {name: extent for name, extent in extents.items() if name in values}
-        columns = {name: count for name, count in _column_counts(described, layout).items() if name in values}
+        columns = {name: count for name, count in column_counts(described, layout).items() if name in values}
 
         def multiply(values: Values, shared: Array, cells: Array) -> tuple[Array, Array]:
             wrong = [_leaves_shared_memory(values[name], shared, *extent[:3]) for name, extent in extents.items()]
@@ -468,10 +465,7 @@ def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
     return Step(execute, constants=tuple(bound.operands[name] for name in names))
 
 
-LANE_MESSAGE = Message(
-    "the lane of the address of D must be 0, or may be 16 where the rows of D lie in halves of the quarters. PTX ISA 9.7.16.10.5",
-    UndefinedBehaviour,
-)
+LANE_MESSAGE = Message(Tcgen05Fault.LANE_OF_D.message(), UndefinedBehaviour)
 
 
 def _read_operands(machine: Machine, bound: BoundStatement[Tcgen05Mma]) -> Values:
@@ -492,7 +486,7 @@ def _read_operands(machine: Machine, bound: BoundStatement[Tcgen05Mma]) -> Value
     return values
 
 
-def _shared_extents(described: InstructionDescriptor, layout: AccumulatorLayout, mask: int | None) -> dict[str, tcgen05.OperandExtent]:
+def shared_extents(described: InstructionDescriptor, layout: AccumulatorLayout, mask: int | None) -> dict[str, tcgen05.OperandExtent]:
     """Return what the descriptors of A and B reach in the shared memory of one block."""
     op = described.product
     skipped = 0 if mask is None else tcgen05.zero_columns(mask, op.m, op.n)[1]
@@ -500,7 +494,7 @@ def _shared_extents(described: InstructionDescriptor, layout: AccumulatorLayout,
     return {f"{name}_desc": tcgen05.operand_extent(described, name, count) for name, count in rows.items()}
 
 
-def _column_counts(described: InstructionDescriptor, layout: AccumulatorLayout) -> dict[str, int]:
+def column_counts(described: InstructionDescriptor, layout: AccumulatorLayout) -> dict[str, int]:
     """Return the columns of tensor memory from their addresses on that the operands of an mma reach."""
     op = described.product
     bits = 8 if op.kind in tcgen05.PADDED_KINDS else op.a.bits
