@@ -42,6 +42,7 @@ from tcemu.layouts.tensor_memory import (
     LANES,
     QUARTER,
     SHIFT_COLUMNS,
+    AccumulatorCells,
     AccumulatorLayout,
     accumulator_cells,
     accumulator_layout,
@@ -124,28 +125,97 @@ def mma(
     product = described.product
     applied = resolve_arithmetic(product, target, model)
     _check_operands(product, a_desc, a_tmem, sp_meta, (scale_a, scale_b), disable_output_lane, zero_column_mask, scale_input_d)
-    work = _Operands(product, described, tmem, shared)
-    layout = accumulator_layout(product.m, product.cta_group, ws=product.ws, sparse=product.sparse)
-    b = work.matrix("b", b_desc, product.n // product.cta_group)
-    b = _zero_columns(work, b, b_desc, zero_column_mask)
-    b = b.reshape(*b.shape[:-3], product.n, product.k)  # the even CTA has the first columns
-    if a_desc is not None:
-        a_parts = [work.matrix("a", a_desc, layout.cta_rows)]
-    else:
-        a_parts = [work.from_tensor_memory(a_tmem, lanes) for lanes in multiplicand_lanes(layout)]
-    metadata = None if sp_meta is None else work.metadata(sp_meta, layout, checked)
-    scales = None if scale_a is None or scale_b is None else work.scales(scale_a, scale_b, layout, checked)
-    cells = accumulator_cells(layout, product.n)
-    places = work.places(d, cells.lane, cells.column, cells.cta)
-    start = work.load(places)
-    start = start.astype(product.d.dtype) if product.d != F16 else (start & 0xFFFF).astype(product.d.dtype)
-    enabled = jnp.asarray(enable_input_d)[..., None, None]
-    start = jnp.where(enabled, start, jnp.zeros((), start.dtype))
-    sums = _multiply(applied, a_parts, b, start, metadata, scales)
+    addresses = _Addresses(d, b_desc, a_desc, a_tmem, sp_meta, scale_a, scale_b, enable_input_d, zero_column_mask)
+    read = _read_product(described, addresses, shared, tmem, checked)
+    work, cells, places = read.work, read.cells, read.places
+    sums = _multiply(applied, read.a_parts, read.b, read.start, read.metadata, read.scales)
     written = sums.astype(jnp.uint32)
     if disable_output_lane is not None:
         written = _keep_masked(work, disable_output_lane, places, cells, written)
     return work.store(places, written)
+
+
+class _Addresses(NamedTuple):
+    """The operands of an mma, by the names of `mma`."""
+
+    d: Any
+    b_desc: Any
+    a_desc: Any = None
+    a_tmem: Any = None
+    sp_meta: Any = None
+    scale_a: Any = None
+    scale_b: Any = None
+    enable_input_d: Any = True
+    zero_column_mask: int | None = None
+
+
+class _ReadProduct(NamedTuple):
+    """What an mma reads."""
+
+    work: _Operands
+    a_parts: list[Array]  # codes of A [..., cta, rows, K], for each part of D's columns or once for all
+    b: Array  # codes of B's transpose [..., N, K]
+    start: Array  # codes of D before [..., M, N]; zeros where D is left out
+    metadata: Array | None  # [..., M, chunks]
+    scales: tuple[Array, Array] | None  # codes [..., cta, rows, S] and [..., cta, S, N]
+    cells: AccumulatorCells
+    places: Any
+
+
+def _read_product(described: InstructionDescriptor, at: _Addresses, shared: ArrayLike, tmem: ArrayLike, checked: bool) -> _ReadProduct:
+    """Read the operands of an mma."""
+    product = described.product
+    work = _Operands(product, described, tmem, shared)
+    layout = accumulator_layout(product.m, product.cta_group, ws=product.ws, sparse=product.sparse)
+    b = work.matrix("b", at.b_desc, product.n // product.cta_group)
+    b = _zero_columns(work, b, at.b_desc, at.zero_column_mask)
+    b = b.reshape(*b.shape[:-3], product.n, product.k)  # the even CTA has the first columns
+    if at.a_desc is not None:
+        a_parts = [work.matrix("a", at.a_desc, layout.cta_rows)]
+    else:
+        a_parts = [work.from_tensor_memory(at.a_tmem, lanes) for lanes in multiplicand_lanes(layout)]
+    metadata = None if at.sp_meta is None else work.metadata(at.sp_meta, layout, checked)
+    scales = None if at.scale_a is None or at.scale_b is None else work.scales(at.scale_a, at.scale_b, layout, checked)
+    cells = accumulator_cells(layout, product.n)
+    places = work.places(at.d, cells.lane, cells.column, cells.cta)
+    start = work.load(places)
+    start = start.astype(product.d.dtype) if product.d != F16 else (start & 0xFFFF).astype(product.d.dtype)
+    enabled = jnp.asarray(at.enable_input_d)[..., None, None]
+    start = jnp.where(enabled, start, jnp.zeros((), start.dtype))
+    return _ReadProduct(work, a_parts, b, start, metadata, scales, cells, places)
+
+
+def element_operands(
+    described: InstructionDescriptor, row: int, column: int, shared: ArrayLike, tmem: ArrayLike, **operands: Any
+) -> dict[str, Any]:
+    """Return what one element of D of an mma is computed from, as arguments of `tcemu.explain` with `codes=True`.
+
+    Args:
+        described: What the instruction descriptor says.
+        row: Row of D.
+        column: Column of D.
+        shared: uint32[words]; with cta_group::2 uint32[2, words].
+        tmem: uint32[128, 512] before the product; with cta_group::2 uint32[2, 128, 512].
+        **operands: The operands by the names of `mma`, without those of masks of lanes.
+
+    Returns:
+        Codes `a_row`, `b_col` and `c`; with sparsity `e`, with block scales `scale_a` and `scale_b`.
+
+    Raises:
+        ValueError: D has no such element.
+    """
+    op = described.product
+    if not (0 <= row < op.m and 0 <= column < op.n):
+        raise ValueError(f"element: got ({row}, {column}); D of {op} has {op.m} rows and {op.n} columns")
+    read = _read_product(described, _Addresses(**operands), shared, tmem, checked=False)
+    rows = op.m // op.cta_group
+    a = read.a_parts[column * len(read.a_parts) // op.n]
+    found = {"a_row": a[row // rows, row % rows], "b_col": read.b[column], "c": read.start[row, column]}
+    if read.metadata is not None:
+        found["e"] = read.metadata[row]
+    if read.scales is not None:
+        found |= {"scale_a": read.scales[0][row // rows, row % rows], "scale_b": read.scales[1][row // rows, :, column]}
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 def ld(

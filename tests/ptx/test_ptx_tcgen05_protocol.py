@@ -97,17 +97,27 @@ FAST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAST)
-def test_loads_stores_and_allocations(name):
+def launch(name, checked):
+    """Run a kernel; return its notes."""
     body, fault = FAST[name]
     text = kernel_text([Line(SMALL.replace("BODY", body).replace("FREE", "" if fault is Tcgen05Fault.NOT_FREED else FREE))])
-    launch = lambda checked: ptx.run(text, grid=1, block=64, args=[np.zeros(64, np.uint32)] * 3, target=TARGET, checked=checked)
+    return ptx.run(text, grid=1, block=64, args=[np.zeros(64, np.uint32)] * 3, target=TARGET, checked=checked).notes
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_loads_stores_and_allocations(name):
+    fault = FAST[name][1]
     if fault is None:
-        assert launch(True).notes == ()
+        assert launch(name, checked=True) == ()
         return
     with pytest.raises(UndefinedBehaviour, match=pattern(fault)):
-        launch(True)
-    launch(False)
+        launch(name, checked=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAST)
+def test_nothing_is_found_without_checked_mode(name):
+    assert launch(name, checked=False) == ()
 
 
 def test_the_variants_are_as_many_as_they_say():

@@ -39,13 +39,12 @@ from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement
 from tcemu.ptx.runtime.tracing import ExecutedStatement
 from tcemu.ptx.simt.chunk import Chunk
 from tcemu.ptx.simt.device_memory import RANK_MASK, RANK_SHIFT, ROOM_BITS, SHARED_OFFSET_MASK, SHARED_ROOM
-from tcemu.ptx.simt.machine import constant_bits
 from tcemu.ptx.simt.tensor_memory_state import PIECE
 from tcemu.ptx.tensor.mbarriers import PHASE_SHIFT
 from tcemu.ptx.tensor.statement_forms import BoundStatement, bind_operands, vector_elements
 from tcemu.ptx.tensor.tcgen05_faults import Tcgen05Fault
 from tcemu.ptx.tensor.tcgen05_statements import column_counts, shared_extents
-from tcemu.ptx.text.module import Address, Operand, Register, Sink, Symbol, nested_operands
+from tcemu.ptx.text.module import Address, Operand, Register, Sink, nested_operands
 
 WORK, STORES, LOADS = range(3)  # the streams of a warp
 BAND = 16  # lanes whose cells of a column have one record
@@ -239,30 +238,14 @@ class Tcgen05Protocol:
         else:
             self.ordered[warps] = np.maximum(self.ordered, self.received)[warps]
 
-    # ---- values of operands
-
-    def _value(self, event: ExecutedStatement, operand: Operand, kind: str) -> np.ndarray:
-        """Return an operand as the statement has found it, [blocks, threads]."""
-        names, chunk = event.linked.names, event.chunk
-        if isinstance(operand, Symbol):
-            operand = names.resolve(operand)
-        if isinstance(operand, Address):
-            base = np.zeros((self.blocks, 1), np.uint64) if operand.base is None else self._value(event, operand.base, "b64")
-            return (base.astype(np.uint64) + np.uint64(operand.offset % 2**64)) & np.uint64(2**64 - 1)
-        if not isinstance(operand, Register):
-            return np.broadcast_to(np.asarray(constant_bits(operand, kind)), (self.blocks, self.warps * LANES))
-        name = names.qualified_name(operand)
-        value = chunk.previous.get(name)
-        return np.asarray(chunk.register(name, names.kind(operand)) if value is None else value)
+    # ---- knowledge
 
     def _places(self, address: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of the blocks whose shared memory addresses name, and the offsets there."""
-        address = np.broadcast_to(address, (self.blocks, self.warps * LANES)).astype(np.int64)
+        address = address.astype(np.int64)
         own = np.arange(self.blocks)[:, None]
         rank = (address >> RANK_SHIFT & RANK_MASK) if self.cluster > 1 else own % self.cluster
         return np.broadcast_to(own - own % self.cluster + np.minimum(rank, self.cluster - 1), address.shape), address & SHARED_OFFSET_MASK
-
-    # ---- knowledge
 
     def _stream(self, row: int, warp: int, kind: int) -> int:
         return (row % self.cluster * self.warps + warp) * 3 + kind
@@ -343,7 +326,7 @@ class Tcgen05Protocol:
         address = next((operand for operand in statement.operands if isinstance(operand, Address)), None)
         if address is None:
             return
-        place = self._value(event, address, "b64")
+        place = event.operand_value(address, "b64")
         if kind in ("init", "inval"):
             for _, _, row, offset in self._touched_barriers(place, executing):
                 self.barriers[row, offset] = _Barrier(self.streams)
@@ -360,8 +343,8 @@ class Tcgen05Protocol:
 
     def _commit(self, event: ExecutedStatement, bound: BoundStatement, executing: np.ndarray) -> None:
         """Pass the thread's work to the mbarriers, as complete; a commit is also a fence::before_thread_sync."""
-        rows, offsets = self._places(self._value(event, bound.operands["mbar"], "b64"))
-        masks = self._value(event, bound.operands["cta_mask"], "b16") if "cta_mask" in bound.operands else None
+        rows, offsets = self._places(event.operand_value(bound.operands["mbar"], "b64"))
+        masks = event.operand_value(bound.operands["cta_mask"], "b16") if "cta_mask" in bound.operands else None
         for row, thread in np.argwhere(executing):
             warp = int(thread) // LANES
             known, stream = self.known[row, warp].copy(), self._stream(row, warp, WORK)
@@ -428,13 +411,13 @@ class Tcgen05Protocol:
 
     def _move(self, event: ExecutedStatement, bound: BoundStatement, warps: np.ndarray) -> None:
         op = bound.op
-        addresses = self._value(event, bound.operands["taddr"], "b32")
+        addresses = event.operand_value(bound.operands["taddr"], "b32")
         bands, first, end = _move_box(op.tile, op.num, bound.integer("half_split_offset", 0), op.packed)
         executing = event.executing()
         for row, warp in np.argwhere(warps):
             row, warp = int(row), int(warp)
             thread = warp * LANES + int(executing[row, warp * LANES : (warp + 1) * LANES].argmax())
-            address = int(np.broadcast_to(addresses, executing.shape)[row, thread])
+            address = int(addresses[row, thread])
             lane, column = warp % 4 * QUARTER + (address >> 16) % QUARTER, address & 0xFFFF
             access = CellAccess(row, np.minimum(lane // BAND + bands, BANDS - 1), column + first, column + end)
             self._require_complete(event, (row, thread), self.writes, access)
@@ -453,9 +436,7 @@ class Tcgen05Protocol:
 
     def _free(self, event: ExecutedStatement, bound: BoundStatement, warps: np.ndarray) -> None:
         executing = event.executing()
-        addresses, counts = (
-            np.broadcast_to(self._value(event, bound.operands[name], "b32"), executing.shape) for name in ("address", "columns")
-        )
+        addresses, counts = (event.operand_value(bound.operands[name], "b32") for name in ("address", "columns"))
         for row, warp in np.argwhere(warps):
             thread = int(warp) * LANES + int(executing[row, warp * LANES : (warp + 1) * LANES].argmax())
             first = int(addresses[row, thread]) & 0xFFFF
@@ -476,7 +457,7 @@ class Tcgen05Protocol:
 
     def _multiply(self, event: ExecutedStatement, bound: BoundStatement, executing: np.ndarray) -> None:
         op, operands = bound.op, bound.operands
-        value = lambda name, kind: np.broadcast_to(self._value(event, operands[name], kind), executing.shape)
+        value = lambda name, kind: event.operand_value(operands[name], kind)
         values = {name: value(name, "b32") for name in ("idesc", "d", "a_tmem", "sp_meta", "scale_a", "scale_b") if name in operands}
         descriptors = {name: value(name, "b64") for name in ("a_desc", "b_desc") if name in operands}
         accumulates = value("enable_input_d", "pred")
@@ -546,11 +527,11 @@ class Tcgen05Protocol:
 
     def _copy_or_shift(self, event: ExecutedStatement, bound: BoundStatement, executing: np.ndarray) -> None:
         op = bound.op
-        addresses = np.broadcast_to(self._value(event, bound.operands["taddr"], "b32"), executing.shape)
+        addresses = event.operand_value(bound.operands["taddr"], "b32")
         if isinstance(op, Tcgen05Copy):
             lanes = copy_lanes(op.tile, op.multicast)
             bands, count = np.unique(lanes // BAND), 8 if op.tile.endswith("256b") else 4
-            words = np.broadcast_to(self._value(event, bound.operands["s_desc"], "b64"), executing.shape)
+            words = event.operand_value(bound.operands["s_desc"], "b64")
             extent = ("k", len(lanes), count // 4)
             signature = ("copy", op.tile)
         else:
@@ -625,7 +606,7 @@ class Tcgen05Protocol:
         space = next((part.partition("::")[0] for part in statement.qualifiers if part.startswith(SPACES)), "")
         if not isinstance(address, Address) or space not in ("", "shared") or (statement.name == "cp" and not space):
             return
-        place = np.broadcast_to(self._value(event, address, "b64"), executing.shape)
+        place = event.operand_value(address, "b64")
         mask = executing if space else executing & (place >> np.uint64(ROOM_BITS) == np.uint64(SHARED_ROOM))
         if statement.name == "stmatrix":
             count = next((int(part[1:]) for part in statement.qualifiers if part in ("x1", "x2", "x4")), 4)
