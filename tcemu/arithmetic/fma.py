@@ -25,14 +25,32 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike, fmt: Format, rounding: Roundin
     return limbs_to_codes(fmt, fma_limbs(x, y, z, fmt, rounding))
 
 
-def fma_limbs(a: Limbs, b: Limbs, c: Limbs, fmt: Format, rounding: Rounding) -> Limbs:
-    """`fma` of codes in limbs. The operands are brought to one shape first, since XLA recomputes a broadcast for every use."""
+def fma_limbs(a: Limbs, b: Limbs, c: Limbs, fmt: Format, rounding: Rounding, *, flush: bool = False) -> Limbs:
+    """`fma` of codes in limbs. The operands are brought to one shape first, since XLA recomputes a broadcast for every use.
+
+    flush: a tiny result of a format of one limb becomes a zero of its sign.
+    """
     a, b, c = _one_shape(a, b, c)
     x, y, z = (decode_limbs(fmt, v) for v in (a, b, c))
     product = multiply_numbers(x, y)
     width = len(product.magnitude)  # 2 limbs for f32, 4 for f64: at least 2p + 3 bits, so that no cancellation meets a jammed bit
-    d = encode_limbs(fmt, add_numbers(product, z._replace(magnitude=bits.extend(z.magnitude, width)), rounding), rounding)
+    total = add_numbers(product, z._replace(magnitude=bits.extend(z.magnitude, width)), rounding)
+    d = encode_limbs(fmt, total, rounding)
+    if flush:
+        d = _flush_tiny(fmt, total, rounding, d)
     return _f64_nans(d, b, c, a) if fmt == F64 else d
+
+
+def _flush_tiny(fmt: Format, number: Number, rounding: Rounding, d: Limbs) -> Limbs:
+    """Replaces a tiny result d by a zero of its sign.
+
+    It is tiny if the number, rounded with no bound on the exponent, lies below the smallest normal number (IEEE 754-2019, 7.5). So a number
+    just below it flushes although the subnormal grid would round it up.
+    """
+    up = fmt.mantissa_bits + 2
+    (raised,) = encode_limbs(fmt, number._replace(exponent=number.exponent + up), rounding)
+    sign = fmt.dtype.type(1 << (fmt.bits - 1))
+    return (jnp.where(raised & ~sign < (1 + up) << fmt.mantissa_bits, d[0] & sign, d[0]),)
 
 
 def add_limbs(x: Limbs, y: Limbs, fmt: Format, rounding: Rounding = "RN") -> Limbs:

@@ -204,8 +204,7 @@ def _reduce_exact(model: Model, spec: ProductSpec, order: Order, c: Array, a: Ar
         if model.flush is not None:  # each instruction flushes its C
             accumulator = (jnp.where(products[2], flush_subnormals(fmt, accumulator[0], model.flush), accumulator[0]),)
         if kind is None:
-            d = fma_limbs(rows, columns, accumulator, fmt, model.rounding)
-            return d if model.flush is None else (flush_subnormals(fmt, d[0], "signed"),)
+            return fma_limbs(rows, columns, accumulator, fmt, model.rounding, flush=model.flush is not None)
         pairs = list(zip(rows[0], columns[0], strict=True))
         return (exact_sum(model, spec, pairs, accumulator[0]) if kind == "exact" else pairwise_sum(model, pairs, accumulator[0]),)
 

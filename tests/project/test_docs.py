@@ -228,6 +228,7 @@ def test_every_picture_has_its_line_in_the_script(draw):
 # ---- the site
 
 
+@pytest.mark.full
 def test_it_builds_without_a_warning_and_twice_the_same(tmp_path):
     for package in NEEDED:
         pytest.importorskip(package, reason=f"{package} is not installed (pip install -e '.[docs]')")

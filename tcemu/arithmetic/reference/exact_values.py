@@ -190,6 +190,18 @@ def flush(fmt: Format, code: int, how: str | None) -> int:
     return _signed_code(fmt, 0, decoded.negative and how == "signed") if how is not None and small else code
 
 
+def is_tiny(fmt: Format, value: Fraction, rounding: str) -> bool:
+    """Return whether a value is below the smallest normal number when rounded to the significand with no bound on the exponent.
+
+    Source: IEEE 754-2019, 7.5, tininess after rounding.
+    """
+    if value == 0:
+        return True
+    scale = power_of_two(leading_exponent(value))
+    rounded = decode(fmt, encode(fmt, value / scale, rounding)).value  # of a number from 1 to 2
+    return isinstance(rounded, Fraction) and abs(rounded) * scale < power_of_two(fmt.min_exponent)
+
+
 def ulp(fmt: Format, value: Fraction) -> Fraction:
     """Return the unit in the last place: the distance of neighbouring values of a format around `value`."""
     if fmt.is_integer:

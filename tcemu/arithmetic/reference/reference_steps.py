@@ -27,6 +27,7 @@ from tcemu.arithmetic.reference.exact_values import (
     encode,
     flush,
     infinity,
+    is_tiny,
     leading_exponent,
     multiply_values,
     power_of_two,
@@ -367,7 +368,8 @@ class Reduction:
         code = encode(fmt, exact, rounding, overflow="infinity" if odd else "ieee", negative_zero=negative)
         if odd and decode(fmt, code).finite and decode(fmt, code).value != exact:
             code |= 1
-        code = flush(fmt, code, None if self.model.flush is None else "signed")
+        if self.model.flush is not None and is_tiny(fmt, exact, "RZ" if odd else rounding):
+            code = encode(fmt, Fraction(0), negative_zero=decode(fmt, code).negative)
         return self.record_step(kind, terms, code, "odd" if odd else rounding, exact_sum=exact)
 
     def convert_step(self, name: str, code: int, source: Format, target: Format) -> int:
