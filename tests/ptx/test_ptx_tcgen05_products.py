@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tcgen05_operands import RNG, place, result
+from support.tcgen05_operands import RNG, descriptor, place, result
 from support.tcgen05_protocol_kernels import Variant, kernel_lines, kernel_text, operands
 
 import tcemu
 from tcemu import ptx
+from tcemu.base.errors import UndefinedBehaviour
 from tcemu.isa.tcgen05 import Tcgen05Product
 from tcemu.isa.tcgen05_descriptors import encode_instruction_descriptor
 from tcemu.ptx import Tracepoint
@@ -35,6 +36,7 @@ def kernel(op):
     loads = " ".join(f"ld.global.v4.b32 {many(40 + 4 * i, 4)}, [%rd2+{16 * i}];" for i in range(8))
     stores = " ".join(f"st.global.v4.b32 [%rd3+{16 * i}], {many(80 + 4 * i, 4)};" for i in range(4))
     scales = f"[%r7+{SCALES[0]}], [%r7+{SCALES[1]}], " if op.scaling is not None else ""
+    metadata = f"[%r7+{SCALES[0]}], " if op.sparse else ""
     return f""".version 9.0
 .target {TARGET}
 .address_size 64
@@ -60,7 +62,7 @@ COPY:
     tcgen05.wait::st.sync.aligned; fence.proxy.async.shared::cta; tcgen05.fence::before_thread_sync;
     bar.sync 0;
     tcgen05.fence::after_thread_sync; mov.u32 %r9, {encode_instruction_descriptor(op)};
-    @%p2 {op.instruction} [%r7], %rd4, %rd5, %r9, {scales}1;
+    @%p2 {op.instruction} [%r7], %rd4, %rd5, {metadata}%r9, {scales}1;
     @%p2 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r2];
 AGAIN:
     mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 0;
@@ -98,6 +100,23 @@ def test_a_statement_is_the_product_of_its_row(name):
     wrong = int((result(op, cells, 0) != want).sum())
     assert wrong == 0, f"{wrong} of {want.size}"
     assert found.notes == ()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("field, wrong", [(0x4, False), (0xE, False), (0x0, True), (0x6, True)])
+def test_undefined_metadata_is_found(field, wrong):
+    """A field has the places of two elements of four, the lower place first: 0x4 and 0xE are defined, 0x0 and 0x6 are not."""
+    op = tcemu.parse("tcgen05.mma.sp.cta_group::1.kind::f16.m128n16k32.f32.f16.f16")
+    cells = np.zeros((128, 32), np.uint32)
+    cells[:, SCALES[0]] = field * 0x11111111
+    descriptors = [descriptor(k, 16, False, start) for k, start in ((16, 0), (32, 16384))]
+    args = [np.zeros(8192, np.uint32), cells, np.zeros((128, 16), np.uint32), *descriptors]
+    launch = lambda: ptx.run(kernel(op), grid=1, block=128, args=args, target=TARGET, checked=True)
+    if not wrong:
+        assert not launch()[2].any()
+        return
+    with pytest.raises(UndefinedBehaviour, match=f"metadata is {field}, which is not defined. PTX ISA 9.7.16.10.8"):
+        launch()
 
 
 def products_of(text):

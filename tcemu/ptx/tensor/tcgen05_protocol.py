@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.errors import UndefinedBehaviour
+from tcemu.instructions.tcgen05 import PADDED_KINDS
 from tcemu.isa.families import LANES
 from tcemu.isa.tcgen05 import Tcgen05, Tcgen05Allocation, Tcgen05Commit, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Shift
 from tcemu.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
+from tcemu.layouts.sparsity import undefined_fields
 from tcemu.layouts.tcgen05_memory import decode_tcgen05_descriptor, descriptor_problem, tcgen05_unit_addresses
 from tcemu.layouts.tensor_memory import (
     COLUMNS,
@@ -30,6 +33,7 @@ from tcemu.layouts.tensor_memory import (
     AccumulatorLayout,
     accumulator_layout,
     copy_lanes,
+    metadata_cells,
     move_cells,
     multiplicand_lanes,
     scale_cells,
@@ -484,7 +488,24 @@ class Tcgen05Protocol:
             self._check_unwritten(event, at, read + (written if bool(accumulates[at]) else []))
             for access in read if op.scaled else ():
                 self._check_scales(event, at, access, described, layout)
+            for access in read:
+                if access.name == "sp_meta":
+                    self._check_metadata(event, at, access, described, layout, addresses["sp_meta"] >> 16)
             self._run_work(event, at, read, written, signature)
+
+    def _check_metadata(
+        self, event: ExecutedStatement, thread: tuple[int, int], access: CellAccess, described: InstructionDescriptor,
+        layout: AccumulatorLayout, lane: int,
+    ) -> None:  # fmt: skip
+        """Forbid metadata that PTX does not define."""
+        op, state = described.product, event.chunk.tensor_memory
+        assert state is not None
+        cells = metadata_cells(layout, op.k, 8 if op.kind in PADDED_KINDS else op.a.bits)
+        lanes, columns = (lane + cells.lane) % TENSOR_LANES, np.minimum(access.first + cells.column + described.selector, COLUMNS - 1)
+        fields = np.asarray(state.cells[access.row])[lanes, columns] >> cells.bit.astype(np.uint32) & 0xF
+        wrong = fields[np.asarray(undefined_fields(jnp.asarray(fields), op.chunk_size, True))]
+        if wrong.size:
+            self._forbid(event, *thread, Tcgen05Fault.UNDEFINED_METADATA, int(wrong[0]))
 
     def _check_unwritten(self, event: ExecutedStatement, thread: tuple[int, int], accesses: list[CellAccess]) -> None:
         for access in accesses:
