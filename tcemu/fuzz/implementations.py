@@ -15,6 +15,7 @@ from tcemu.arithmetic.model import Model, what_if
 from tcemu.arithmetic.product_spec import product_spec
 from tcemu.arithmetic.reference.reference_products import decode_products, gather_stored
 from tcemu.arithmetic.reference.reference_steps import reduce_products
+from tcemu.backends.dispatch import multiply_matrices
 from tcemu.backends.native.gpu_runner import gpu
 from tcemu.backends.native.native_statement import program_runner
 from tcemu.backends.native.units import driver_version, gpu_name, gpu_target
@@ -25,6 +26,7 @@ from tcemu.instructions.dot import dot_codes
 from tcemu.instructions.register_packing import pack, unpack
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import check, resolve_op
+from tcemu.isa.other_makers import OTHER_TARGETS, Unit, other_units
 from tcemu.isa.targets import resolve_target
 from tcemu.isa.tcgen05 import Tcgen05Product, find_counterpart
 from tcemu.silicon.operand_variants import run_on_codes
@@ -82,13 +84,46 @@ def emulator(op: MatrixMultiply, target: str, model: Model | None = None, name: 
         NotModelled: There is no evidence for this arithmetic.
         ValueError: `model` does not fit `op`.
     """
-    used, target = resolve_arithmetic(op, target, model), resolve_target(target)
+    own, target = own_instruction(op, target), resolve_target(target)
+    used = resolve_arithmetic(own, target, model)
 
     def compute(operands: OperandCodes) -> Array:
-        return compute_codes(op, used.model, operands, used.clamped_metadata)
+        if own is op:
+            return compute_codes(op, used.model, operands, used.clamped_metadata)
+        a, b = pad_products(own, operands["a"], operands["b"])
+        with execution(EMULATED):
+            return multiply_matrices(used.model, product_spec(own), a, b, operands["c"])
 
-    identity = f"{target}, {used.model}, clamped metadata {used.clamped_metadata}"
+    identity = f"{target}, {used.model}, clamped metadata {used.clamped_metadata}" + ("" if own is op else f", {own}")
+    if own is not op:
+        return Implementation(name or target, compute, identity=identity)  # explain shows instructions of `op`
     return Implementation(name or target, compute, target=target, model=used.model, identity=identity)
+
+
+def own_instruction(op: MatrixMultiply, target: str) -> MatrixMultiply:
+    """Return the instruction by which a target multiplies the operands of another instruction: on NVIDIA's targets that instruction itself.
+
+    Raises:
+        Unsupported: No unit of another maker's target multiplies such operands, or the target is unknown.
+    """
+    target = resolve_target(target)
+    if isinstance(op, Unit) or target not in OTHER_TARGETS:
+        return op
+    fits = (unit for unit in other_units(target) if (unit.a, unit.b, unit.d) == (op.a, op.b, op.d))
+    if op.accumulator == op.d and not op.sparse and op.scaling is None and (unit := next(fits, None)):
+        return unit
+    known = ", ".join(dict.fromkeys(f"{unit.a} by {unit.b} to {unit.d}" for unit in other_units(target)))
+    raise Unsupported(
+        f"{op}: no unit of {target} ({OTHER_TARGETS[target].architecture}) multiplies such operands; its units multiply dense {known} "
+        f"(tcemu list --target {target})"
+    )
+
+
+def pad_products(op: MatrixMultiply, a: Array, b: Array) -> tuple[Array, Array]:
+    """Pad K of A [cases, M, K, ...] and B [cases, K, N, ...] with zeros to whole instructions of K = `op.k`."""
+    more = -a.shape[2] % op.k
+    widths = [[(0, more if axis == at else 0) for axis in range(a.ndim)] for at in (2, 1)]
+    return jnp.pad(a, widths[0]), jnp.pad(b, widths[1])
 
 
 def compute_codes(op: MatrixMultiply, model: Model, operands: OperandCodes, clamped: bool = False) -> Array:
@@ -103,12 +138,13 @@ def reference_implementation(op: MatrixMultiply, target: str) -> Implementation:
 
     The reference shares no arithmetic with `dot`.
     """
-    target = resolve_target(target)
-    spec, row = product_spec(check(op, target)), find_row(op, target)
+    target, own = resolve_target(target), own_instruction(op, target)
+    spec, row = product_spec(check(own, target)), find_row(own, target)
     used = row.model if spec.rounding is None else row.model.replace(rounding=spec.rounding.upper())
 
     def element(operands: HostOperandCodes, case: int, i: int, j: int) -> int:
         a, b = [int(x) for x in operands["a"][case, i]], [int(x) for x in operands["b"][case, :, j]]
+        a, b = (values + [0] * (-len(values) % own.k if own is not op else 0) for values in (a, b))
         names = [f"k {k}" for k in range(len(b))]
         if op.sparse:
             b, names = gather_stored(op.chunk_size, b, [int(x) for x in operands["e"][case, i]], row.clamped_metadata)
@@ -124,7 +160,8 @@ def reference_implementation(op: MatrixMultiply, target: str) -> Implementation:
         results = [[[element(integers, case, i, j) for j in range(op.n)] for i in range(op.m)] for case in range(len(integers["a"]))]
         return integers_to_codes(spec.d, np.array(results, object))
 
-    return Implementation(f"{REFERENCE}{target}", call, traceable=False, target=target, identity=f"{REFERENCE}{target}, {used}")
+    shown = target if own is op else None
+    return Implementation(f"{REFERENCE}{target}", call, traceable=False, target=shown, identity=f"{REFERENCE}{target}, {used}")
 
 
 def get_implementation(op: str | Instruction, spec: "str | Implementation | Callable[[OperandCodes], Any]") -> Implementation:
@@ -133,7 +170,7 @@ def get_implementation(op: str | Instruction, spec: "str | Implementation | Call
     Args:
         op: PTX spelling, short name or `Instruction`.
         spec: One of
-            a target or GPU: "sm_90a", "H100";
+            a target or GPU: "sm_90a", "H100"; another maker's, such as "MI300X", computes NVIDIA's operands by its own instruction;
             a target with changed fields of its model: "sm_90a:fraction_bits=24,terms=8";
             a target as an older assembler lowered the instruction, "sm_90@12.6", or as another unit computes it, "sm_100a@tcgen05";
             the slow reference: "reference:sm_90a";
@@ -171,7 +208,9 @@ def resolve_common_op(op: str | Instruction, *specs: "str | Implementation | Cal
     """Return the instruction that a spelling or a short name means on the targets of some specifications: see `legality.resolve_op`."""
     given = [spec.target if isinstance(spec, Implementation) else spec for spec in specs]
     names = [split_spec(canonical_spec(spec).removeprefix(REFERENCE)) for spec in given if isinstance(spec, str) and spec != GPU]
-    return resolve_op(op, *(target for target, unit, _ in names if unit != "tcgen05"))
+    given = [resolve_target(target) for target, unit, _ in names if unit != "tcgen05"]
+    # another maker's target takes the operands of the instruction that NVIDIA's have: see `own_instruction`
+    return resolve_op(op, *([target for target in given if target not in OTHER_TARGETS] or given))
 
 
 def canonical_spec(spec: str) -> str:
@@ -204,7 +243,7 @@ def _implementation_from_spec(op: MatrixMultiply, spec: str) -> Implementation:
         return Implementation(
             spec, lambda operands: compute_codes(op, used, operands), target=target, model=used, identity=f"{spec}, {used}"
         )
-    return emulator(op, target, what_if(find_row(op, target).model, changes) if changes else None, spec)
+    return emulator(op, target, what_if(find_row(own_instruction(op, target), target).model, changes) if changes else None, spec)
 
 
 def _require_counterpart(op: MatrixMultiply) -> Tcgen05Product:

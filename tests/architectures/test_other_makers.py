@@ -2,6 +2,7 @@
 
 import struct
 
+import ml_dtypes
 import numpy as np
 import pytest
 from oracles import mmasim_oracle, x86_probe
@@ -10,6 +11,7 @@ from support import random_operands as operands
 from support.sampling import sample_cases
 
 import tcemu
+from tcemu import fuzz
 from tcemu.architectures.lookup import find_row
 from tcemu.architectures.other_maker_rows import OTHER_ROWS, UNKNOWN
 from tcemu.arithmetic.model import Model
@@ -350,6 +352,34 @@ def test_commands_know_the_units(capsys):
     said = capsys.readouterr().out
     assert "tdpbf16ps is an instruction of sapphirerapids. Intel" in said and "v_mfma_f32_32x32x8f16\n" in said
     assert "v_mfma f16 to f32: joined steps of 8, f32 RN\n    literature: MMA-Sim" in said
+
+
+ACROSS = [("bf16", "MI300X"), ("f16", "MI100"), ("bf16", "Xeon (Sapphire Rapids)"), ("f64", "MI250X"), ("s8", "MI300X")]
+
+
+@pytest.mark.parametrize("case", sample_cases(ACROSS, 2))
+def test_fuzz_takes_other_makers_on_nvidia_s_operands(case):
+    """The compiled loop against the slow reference, and against gemm."""
+    op, machine = case
+    found = fuzz.find_mismatches(op, machine, f"reference:{machine}", cases=2, seed=3, coverage=False)
+    assert found.done == 2 and found.wrong_outputs == 0
+    if op == "f64":
+        return
+    instruction, dtype = tcemu.parse(op), {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "s8": np.int8}[op]
+    drawn = {name: np.asarray(v) for name, v in fuzz.generate(instruction, 3, 0, 8).items()}
+    d = np.asarray(fuzz.get_implementation(instruction, machine).fn(drawn))
+    result = np.int32 if op == "s8" else np.float32
+    for i in range(8):
+        a, b, c = drawn["a"][i].view(dtype), drawn["b"][i].view(dtype), drawn["c"][i].view(result)
+        wanted = np.asarray(tcemu.gemm(a, b, c, op=tcemu.check(op, machine), target=machine)).view(np.uint32)
+        assert mismatches(d[i].view(np.uint32), wanted) == 0
+
+
+def test_fuzz_refuses_what_a_unit_does_not_multiply():
+    with pytest.raises(Unsupported, match=r"no unit of gfx942 \(CDNA3\) multiplies such operands; .*f16 by f16 to f32"):
+        fuzz.find_mismatches("f16 sparse", "MI300X", "H100", cases=1)
+    with pytest.raises(Unsupported, match=r"u8 by s8 to s32"):
+        fuzz.find_mismatches("s8", "Zen 4", "H100", cases=1)
 
 
 def word(value: float) -> int:
