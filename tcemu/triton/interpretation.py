@@ -62,8 +62,11 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
     """Run every Triton kernel that is launched inside by Triton's interpreter, with `tl.dot` in the bits of the target's tensor cores.
 
     It is faster than `emulated`, and less exact: `tl.dot` and `tl.dot_scaled` have the bits of the instruction that Triton's compiler would
-    choose, in ascending order of K, with the accumulator as C. Other operations are NumPy's: the order in which `tl.sum` adds, special
-    functions, and the fusion of products and sums are not the GPU's.
+    choose, in ascending order of K, with the accumulator as C. Other operations are those of Triton's interpreter: the order in which
+    `tl.sum` adds, special functions, and the fusion of products and sums are not the GPU's.
+
+    Of Triton 3.9, the interpreter's own bf16 and FP8 are wrong outside `tl.dot`: it adds the codes of bf16 operands, truncates f32 to bf16,
+    and drops a carry of f32 to e4m3. Use `emulated` for a kernel that computes in these types, or converts to them.
 
     Args:
         target: GPU, as "H100" or "sm_90a".
