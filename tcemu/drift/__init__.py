@@ -1,7 +1,7 @@
-"""Which operation of two runs parted first, and why. Records of whole runs of torch or JAX, and their comparison.
+"""Record whole runs of torch or JAX, and find the operation at which two runs diverge first, and its cause.
 
-`record` writes what each operation of a run read and gave; `locate` compares two such records. The recorder is one file that needs nothing
-of tcemu: copy `tcemu/drift/recorder.py` to the machine that runs.
+`record` writes the operands and results of each operation of a run. `locate` compares two such records. The recorder is one file that
+does not import tcemu: copy `tcemu/drift/recorder.py` to the machine that runs.
 """
 
 from tcemu.drift.bounds import Legitimacy as Legitimacy

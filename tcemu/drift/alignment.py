@@ -1,4 +1,4 @@
-"""Which operations of two records belong together, and which of their tensors are equal.
+"""Match the operations of two records, and compare their tensors.
 
 Operations are matched by name and path, then by name alone, so that renamed modules match. What is left between two matches on both sides
 is a group: operations that one side fused, split or put in another order.
@@ -14,8 +14,10 @@ import numpy as np
 
 from tcemu.drift.records import Operation, Record, TensorRecord
 
-BROADCAST_NAMES = ("convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy", "expand_dims")
-MOVEMENTS = (*BROADCAST_NAMES, "aten.clone", "aten.copy_", "aten._to_copy", "slice", "concatenate", "pad", "aten.cat", "iota")
+MOVEMENTS = (
+    "convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy", "expand_dims", "aten.clone",
+    "aten.copy_", "aten._to_copy", "slice", "concatenate", "pad", "aten.cat", "iota",
+)  # fmt: skip
 
 
 class Match(NamedTuple):
@@ -92,7 +94,7 @@ def _align_modules(left: Record, right: Record) -> list[Match]:
 
 
 class Rows(NamedTuple):
-    """How the rows of the left batch lie in the right one."""
+    """The rows of the right batch that correspond to the rows of the left batch."""
 
     left: int  # batch size
     right: int
@@ -107,7 +109,7 @@ class Comparer:
         self._known: dict[tuple, bool | None] = {}
 
     def equal(self, x: TensorRecord, y: TensorRecord) -> bool | None:
-        """Whether two tensors hold the same values; None if that is unknown, since they were not kept."""
+        """Return whether two tensors have the same values, or None if their values were not kept."""
         if x.identity == y.identity and (x.shape == y.shape or np.prod(x.shape) == np.prod(y.shape)):
             return True
         if x.shape == y.shape and x.dtype == y.dtype:
@@ -119,11 +121,11 @@ class Comparer:
         return self._known[key]
 
     def values(self, x: TensorRecord, y: TensorRecord) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return both values on the elements that both have, or None."""
+        """Return the values of both tensors on the elements that both records have, or None if there are none."""
         a, b = self.left.value(x), self.right.value(y)
         if a is None or b is None:
             return None
-        kept_left, kept_right = _kept_rows(x), _kept_rows(y)
+        kept_left, kept_right = x.rows, y.rows
         if x.shape == y.shape:
             if kept_left == kept_right:
                 return a, b
@@ -137,10 +139,6 @@ class Comparer:
         wanted = [row * each + i for row in self.rows.rows for i in range(each)]
         pairs = [(i, r) for i, r in enumerate(wanted) if (kept_left is None or i in kept_left) and (kept_right is None or r in kept_right)]
         return (_take(a, kept_left, [i for i, _ in pairs]), _take(b, kept_right, [r for _, r in pairs])) if pairs else None
-
-
-def _kept_rows(tensor: TensorRecord) -> tuple[int, ...] | None:
-    return tensor.rows
 
 
 def _take(x: np.ndarray, kept: tuple[int, ...] | None, rows: list[int]) -> np.ndarray:
@@ -157,7 +155,7 @@ def _equal_values(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def find_rows(left: Record, right: Record, rows: Sequence[int] | None) -> Rows | None:
-    """Return how the batches lie in each other, from the first matched operands whose first axes differ; None if all shapes agree."""
+    """Return the rows that both batches share, from the first matched operands whose first axes differ; None if all shapes agree."""
     for x_op, y_op in zip(left.operations, right.operations, strict=False):
         if x_op.name != y_op.name:
             break

@@ -1,8 +1,8 @@
-"""Whether a result lies within the error that the arithmetic of its operation may make, by a running error analysis in float64.
+"""Compare the error of a result with the error that the arithmetic of its operation may make, by a running error analysis in float64.
 
-Every node adds at most its own rounding to what its inputs bring. A sum of K terms in f32, in any order and with or without fma, errs by at
-most K·u / (1 - K·u) times the sum of magnitudes, with u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). A sum by a
-tensor core errs in each step by the truncation of its terms and by the rounding of the step.
+Every node adds at most its own rounding to the errors of its inputs. A sum of K terms in f32, in any order and with or without fma, errs
+by at most K·u / (1 - K·u) times the sum of magnitudes, with u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). A sum
+by a tensor core errs in each step by the truncation of its terms and by the rounding of the step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Bounded = tuple[np.ndarray, np.ndarray]  # value, and bound of its error
 
 
 class Legitimacy(NamedTuple):
-    """How far both results are from the exact one, in units of the bound.
+    """The errors of both results, in units of the bound of the error.
 
     Attributes:
         left: Largest error of the left result over its bound; at most 1 is inside.
@@ -58,7 +58,7 @@ def check_legitimate(
         program: The operations.
         left: Their result on one side.
         right: Their result on the other side.
-        summations: How each side sums, if that is known: a tensor core has a bound of its own.
+        summations: The summation of each side, or None if it is unknown. The bound of a tensor core differs from that of f32.
     """
     inputs = program_inputs(record, program)
     if inputs is None or left.shape != right.shape:

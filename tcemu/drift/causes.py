@@ -37,7 +37,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """What was found about one side of an operation.
+    """The arithmetics that were tried for one side of an operation, and those that give its result.
 
     Attributes:
         fits: The arithmetics that give every word, plain ones first.
@@ -45,7 +45,7 @@ class Side:
         nearest: The arithmetic with the fewest misses, in words, if none fits.
         misses: Its number of wrong words on the sample.
         sampled: Number of words of that sample.
-        problem: Why nothing was tried, or "".
+        problem: The reason for which nothing was tried, or "".
     """
 
     fits: tuple[Fit, ...] = ()
@@ -126,7 +126,7 @@ def program_inputs(record: Record, program: Program) -> list[np.ndarray] | None:
     return arrays
 
 
-def words_of(x: np.ndarray) -> np.ndarray:
+def raw_words(x: np.ndarray) -> np.ndarray:
     """Return the bits of an array, flat."""
     x = np.ascontiguousarray(x).reshape(-1)
     return x.view(f"u{x.dtype.itemsize}")
@@ -209,7 +209,7 @@ class _Trial:
 
     def __init__(self, program: Program, inputs: list[np.ndarray], expected: np.ndarray, differing: np.ndarray) -> None:
         self.program, self.inputs = program, inputs
-        self.words = words_of(expected)
+        self.words = raw_words(expected)
         others = np.linspace(0, self.words.size - 1, min(SAMPLE, self.words.size)).astype(np.int64)
         self.sample = np.unique(np.concatenate([differing[: SAMPLE // 2], others]))[:SAMPLE]
         self.by_element = selectable(program)
@@ -217,7 +217,7 @@ class _Trial:
         if self.by_element:
             self.sample_words = self.words[self.sample]
         else:
-            self.sample_words = self.words if self.rows is None else words_of(expected[self.rows[2]])
+            self.sample_words = self.words if self.rows is None else raw_words(expected[self.rows[2]])
 
     def variants(self, targets: tuple[str, ...]) -> list[Choices]:
         return _variants(self.program, self.inputs, targets)
@@ -229,16 +229,16 @@ class _Trial:
             got = evaluate(self.rows[0], self.rows[1], choices)
         else:
             got = evaluate(self.program, self.inputs, choices)
-        return int((words_of(got) != self.sample_words).sum())
+        return int((raw_words(got) != self.sample_words).sum())
 
     def misses(self, choices: Choices) -> int:
-        return int((words_of(evaluate(self.program, self.inputs, choices)) != self.words).sum())
+        return int((raw_words(evaluate(self.program, self.inputs, choices)) != self.words).sum())
 
 
 def explain_side(
     record: Record, operations: Sequence[Operation], expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...] = TARGETS
 ) -> Side:
-    """Find the arithmetics that give a recorded result.
+    """Find the arithmetics that give every word of a recorded result.
 
     Args:
         record: The record whose operands are used.
@@ -277,7 +277,7 @@ def explain_side(
 
 @dataclass(frozen=True)
 class Cause:
-    """Why two sides of an operation differ.
+    """The difference between the arithmetics of the two sides of an operation.
 
     Attributes:
         kinds: Names of the hypotheses in which the two arithmetics differ; empty if unexplained.
@@ -305,7 +305,7 @@ MAX_TWINS = 20
 
 
 def find_cause(left: Side, right: Side) -> Cause:
-    """Return the cause from what was found about both sides: the pair of arithmetics that differ in the fewest hypotheses."""
+    """Return the cause of a difference from the arithmetics of both sides: the pair of arithmetics that differ in the fewest hypotheses."""
     if left.fits and right.fits:
         pairs = [(x, y, differing_features(x.choices, y.choices)) for x, y in product(left.fits[:200], right.fits[:200])]
         rank = lambda pair: (len(pair[2]), _changes(pair[0]) + _changes(pair[1]))

@@ -1,4 +1,4 @@
-"""`Drift`: what `locate` found, as a table, as JSON that can be read again, and as HTML with a picture."""
+"""`Drift`, the result of `locate`: a table, JSON that can be read again, and HTML with a picture."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What was found about one operation, or about a group that one side fused.
+    """The comparison of one operation, or of a group of operations that one side fused.
 
     Attributes:
         role: One of ROLES.
@@ -46,10 +46,10 @@ class Line(NamedTuple):
         name: Names of the operations.
         path: Path of the module.
         source: Line of the code.
-        backward: Whether it ran in the backward pass.
+        backward: True in the backward pass.
         difference: Size of the difference, or None if it was not kept.
         cause: The cause, of a source.
-        legitimate: Whether both results are within the error of their arithmetic, of a source.
+        legitimate: The errors of both results over their bounds, of a source; None if they are unknown.
         share: Norm of the final difference that this source alone makes, over that of both runs; None if it was not measured.
     """
 
@@ -69,7 +69,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Drift(Result):
-    """Where two recorded runs part.
+    """The operations at which two recorded runs diverge.
 
     Attributes:
         left: Name of the left record.
@@ -77,7 +77,7 @@ class Drift(Result):
         left_count: Number of operations of the left record.
         right_count: Number of operations of the right record.
         lines: The operations that differ, in order.
-        complete: Whether both runs ended; the record of a killed run is compared as far as it goes.
+        complete: True if both runs closed their records. The record of a killed run is compared up to its last operation.
     """
 
     left: str
@@ -89,7 +89,7 @@ class Drift(Result):
 
     @property
     def sources(self) -> tuple[Line, ...]:
-        """The operations at which the runs part, in order."""
+        """The operations at which the runs diverge, in order."""
         return tuple(line for line in self.lines if line.role in SOURCES)
 
     @property

@@ -1,4 +1,4 @@
-"""What may differ in the arithmetic of an operation, as rows of a table: a name, the programs it applies to, and its variants."""
+"""The table of hypotheses: ways in which the arithmetic of an operation may differ, each with the programs that it applies to."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def merge(x: Choices, y: Choices) -> Choices:
 
 
 def features(choices: Choices) -> dict[str, str]:
-    """Return what distinguishes an arithmetic, by the name of the hypothesis; `describe` has the words for nodes."""
+    """Return the distinguishing choices of an arithmetic by the name of the hypothesis. `describe` puts them into words."""
     found = {
         "a rounding less": ",".join(map(str, sorted(choices.unrounded))),
         "a rounding more": ",".join([*map(str, sorted(choices.rounded)), *map(str, choices.extra)]),

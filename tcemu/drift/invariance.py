@@ -1,4 +1,4 @@
-"""`invariance`: whether the rows of a function keep their bits in batches of other sizes, and which operation changes them."""
+"""`invariance` finds the batch sizes at which the rows of a function change their bits, and the operations that change them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BatchChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Invariance(Result):
-    """At which batch sizes the bits of a row change, and where.
+    """The batch sizes at which the bits of a row change, and the operations that change them.
 
     Attributes:
         batches: The batch sizes, ascending. Each is compared with the last one.
@@ -57,7 +57,7 @@ class Invariance(Result):
 
     @property
     def is_invariant(self) -> bool:
-        """Whether the results of all batch sizes have the same bits."""
+        """True if the results of all batch sizes have the same bits."""
         return not self.differing
 
     def __str__(self) -> str:
@@ -106,8 +106,8 @@ def invariance(
         fn: A function of JAX of one array; the first axes of the array and of the result count independent rows.
         x: Array with at least max(batches) rows.
         batches: Batch sizes.
-        recipes: How products A [..., K] times B [K, N] are computed, by M, N and K: the name of a profile of `tcemu.replay`, such as
-            "torch-bf16", or a function from (m, n, k) to a kernel recipe or None. None: as JAX computes them on this machine.
+        recipes: The kernel recipes of products A [..., K] times B [K, N], by M, N and K: the name of a profile of `tcemu.replay`, such as
+            "torch-bf16", or a function from (m, n, k) to a kernel recipe or None. With None, JAX computes the products on this machine.
         targets: GPUs whose tensor cores are tried as causes; see `locate`.
 
     Returns:

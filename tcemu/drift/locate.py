@@ -1,4 +1,4 @@
-"""`locate`: the operations at which two recorded runs part, in order, each with its cause."""
+"""`locate` finds the operations at which two recorded runs diverge, in order, each with its cause."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tcemu.drift.alignment import MOVEMENTS, Comparer, Match, align, find_rows
 from tcemu.drift.bounds import Legitimacy, check_legitimate
-from tcemu.drift.causes import Cause, Side, build_program, explain_side, find_cause, have_common_arithmetic, producers, words_of
+from tcemu.drift.causes import Cause, Side, build_program, explain_side, find_cause, have_common_arithmetic, producers, raw_words
 from tcemu.drift.drift_results import Difference, Drift, Line
 from tcemu.drift.hypotheses import differing_features
 from tcemu.drift.recorder import Recording, record
@@ -29,7 +29,7 @@ def locate(
     targets: Sequence[str] = TARGETS,
     fn: Callable[[], Any] | None = None,
 ) -> Drift:
-    """Find the operations at which two recorded runs part.
+    """Find the operations at which two recorded runs diverge.
 
     A *source* is an operation whose operands are equal in bits and whose results are not. Behind it, most operations only carry the
     difference on. An operation whose operands differ is a *hidden source* if one arithmetic explains the left side, another one the right
@@ -117,7 +117,7 @@ class _Search:
         if pair is None or pair[0].shape != pair[1].shape or x.shape != y.shape or x.rows or y.rows:
             return None
         a, b = pair
-        different = a.reshape(-1) != b.reshape(-1) if a.dtype != b.dtype else words_of(a) != words_of(b)
+        different = a.reshape(-1) != b.reshape(-1) if a.dtype != b.dtype else raw_words(a) != raw_words(b)
         return np.flatnonzero(different)
 
     def _explain(self, record: Record, operations: tuple[Operation, ...], result: TensorRecord, differing: np.ndarray | None) -> Side:
@@ -170,7 +170,7 @@ class _Search:
 
 
 def _share_arithmetic(left: Side, right: Side) -> bool:
-    """Whether one arithmetic explains both sides, as far as their programs are comparable."""
+    """Return whether one arithmetic explains both sides, as far as their programs are comparable."""
     return any(not differing_features(x.choices, y.choices) for x in left.fits for y in right.fits)
 
 
@@ -216,7 +216,7 @@ def measure(a: np.ndarray, b: np.ndarray) -> Difference | None:
         return Difference(different, max(a.size, b.size), None, None)
     narrow = a.dtype if a.dtype.itemsize <= b.dtype.itemsize else b.dtype
     x, y = a.astype(np.float64), b.astype(np.float64)
-    changed = int((words_of(a) != words_of(b)).sum()) if a.dtype == b.dtype else int((~((x == y) | (np.isnan(x) & np.isnan(y)))).sum())
+    changed = int((raw_words(a) != raw_words(b)).sum()) if a.dtype == b.dtype else int((~((x == y) | (np.isnan(x) & np.isnan(y)))).sum())
     with np.errstate(all="ignore"):
         size = float(np.sqrt((y**2).sum()))
         relative = float(np.sqrt(((x - y) ** 2).sum())) / size if size else float("nan")
@@ -226,7 +226,7 @@ def measure(a: np.ndarray, b: np.ndarray) -> Difference | None:
 
 def _ordinals(x: np.ndarray) -> np.ndarray:
     """Return the position of each float among the floats of its dtype."""
-    bits = words_of(x).astype(np.int64)
+    bits = raw_words(x).astype(np.int64)
     sign = 1 << (8 * x.dtype.itemsize - 1)
     return np.where(bits & sign, sign - bits, bits)
 

@@ -155,7 +155,7 @@ def _wide(x: np.ndarray) -> np.ndarray:
 
 
 def selectable(program: Program) -> bool:
-    """Whether single elements of the result can be computed: a first product or sum, and elementwise nodes."""
+    """Return whether single elements of the result can be computed: at most a product or sum at the start, then elementwise nodes."""
     for number, node in enumerate(program.nodes):
         if node.kind in ("product", "sum"):
             if number or any(kind == "node" for kind, _ in node.inputs):

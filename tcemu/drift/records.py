@@ -49,12 +49,12 @@ class TensorRecord:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Dtype and digest: equal for equal bits, whatever the shape."""
+        """The dtype and the digest, which are equal for equal bits of any shape."""
         return self.dtype, self.digest
 
     @property
     def key(self) -> tuple[str, str, tuple[int, ...]]:
-        """Dtype, digest and shape."""
+        """The dtype, the digest and the shape."""
         return self.dtype, self.digest, self.shape
 
     def __str__(self) -> str:
@@ -70,9 +70,9 @@ class Operation:
         name: Operator of torch, primitive of JAX, "jit:NAME" for a function that was recorded whole, or "module.CLASS".
         path: Path of the module, or JAX's name stack.
         source: Line of the user's code, as "model.py:12".
-        backward: Whether it ran in the backward pass.
+        backward: True in the backward pass.
         step: Number of the training step.
-        attributes: Parameters that are no tensors.
+        attributes: Parameters other than tensors.
         operands: The operands.
         results: The results.
     """
@@ -89,7 +89,7 @@ class Operation:
 
     @property
     def title(self) -> str:
-        """Number, path and name, as reports show them."""
+        """The number, path and name, as reports show them."""
         where = f"{self.path}: " if self.path else ""
         return f"{self.index} {where}{self.name}" + (" (backward)" if self.backward else "")
 
@@ -101,7 +101,7 @@ class Record:
         name: Name of the file, or "memory".
         framework: Framework and version, as the recorder wrote it.
         operations: The operations in order.
-        complete: Whether the run closed the record. The record of a killed run has all operations that were written whole.
+        complete: True if the run closed the record. The record of a killed run has all operations that were written completely.
     """
 
     def __init__(self, open_file: Callable[[], BinaryIO], size: int, name: str) -> None:

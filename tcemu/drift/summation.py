@@ -33,7 +33,7 @@ TERMS_AT_ONCE = 1 << 22  # elements of gathered operands at once
 
 @dataclass(frozen=True)
 class Summation:
-    """How a sum of products, or of terms, is computed.
+    """The order and the formats in which a sum of products, or of terms, is computed.
 
     Attributes:
         order: Slices of K, their unit and their merge. Its formats are those that are multiplied; its result is f32.
@@ -49,7 +49,7 @@ class Summation:
 
     @property
     def fused(self) -> bool:
-        """Whether products and additions are rounded once; a lane of one product rounds that product."""
+        """True if each product and its addition are rounded once. A lane of one product rounds that product."""
         unit = self.order.unit
         return isinstance(unit, Lanes) and unit.fused and not self.of_terms and unit.lanes < self.order.k
 
@@ -177,7 +177,7 @@ def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def _products_in_range(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether all products of two f32 arrays of 16-bit values are normal numbers or zero, so that f32 holds them exactly."""
+    """Return whether all products of two f32 arrays of 16-bit values are normal numbers or zero, so that f32 has them exactly."""
     sizes = [np.abs(x[x != 0]) for x in (a, b)]
     if not all(x.size for x in sizes):
         return True
