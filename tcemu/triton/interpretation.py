@@ -7,11 +7,13 @@ instruction that Triton's compiler would choose. All else stays NumPy's: special
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache
-from inspect import getcallargs
+from importlib import import_module
+from inspect import getcallargs, isfunction
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -31,12 +33,14 @@ from tcemu.products.gemm import gemm
 from tcemu.ptx.runtime.launch_shape import read_dimensions
 from tcemu.triton.cuda_redirection import cuda_on_cpu
 from tcemu.triton.device_properties import PROPERTIES
+from tcemu.triton.interpreter_floats import NarrowFloats, numbers
 from tcemu.triton.launches import Launch, LaunchReport
 from tcemu.triton.tensors import InterpreterTensor, NumpyTensor
 
 WARPS_PER_GROUP = 4
 EXACT_ACCUMULATION = 1 << 30  # `max_num_imprecise_acc` from which on Triton does not promote FP8 sums
 FP8 = (E4M3, E5M2)
+EXACT_FUNCTIONS = {"rint": np.rint, "nearbyint": np.rint, "trunc": np.trunc, "floor": np.floor, "ceil": np.ceil}  # of libdevice
 
 
 class DotRule(NamedTuple):
@@ -65,8 +69,8 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
     choose, in ascending order of K, with the accumulator as C. Other operations are those of Triton's interpreter: the order in which
     `tl.sum` adds, special functions, and the fusion of products and sums are not the GPU's.
 
-    Of Triton 3.9, the interpreter's own bf16 and FP8 are wrong outside `tl.dot`: it adds the codes of bf16 operands, truncates f32 to bf16,
-    and drops a carry of f32 to e4m3. Use `emulated` for a kernel that computes in these types, or converts to them.
+    bf16 is computed and bf16 and FP8 are converted as on the target (see `interpreter_floats`); the codes of NaN may differ.
+    Of libdevice it has the functions whose results are exact: rint, nearbyint, trunc, floor and ceil.
 
     Args:
         target: GPU, as "H100" or "sm_90a".
@@ -95,19 +99,46 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
         stack.enter_context(patch.object(builder, "create_dot_scaled", dots.create_dot_scaled))
         stack.enter_context(patch.object(JITFunction, "run", lambda function, *args, **kwargs: dots.run(function, *args, **kwargs)))
         stack.enter_context(patch.object(JITFunction, "__call__", _call_interpreted))
+        stack.enter_context(NarrowFloats(capability).patched())
         if redirect_cuda:
             stack.enter_context(cuda_on_cpu(capability, PROPERTIES[capability].processors, target))
         yield report
 
 
 @lru_cache(maxsize=1024)
-def _interpreted_function(function: JITFunction) -> interpreter.InterpretedFunction:
-    return interpreter.InterpretedFunction(function.fn)
+def _interpreted_function(function: Callable) -> interpreter.InterpretedFunction:
+    """Return the interpreter's form of a Python function; a `JITFunction` is no key, since its hash analyses the patched language."""
+    return interpreter.InterpretedFunction(function)
 
 
 def _call_interpreted(function: JITFunction, *args: Any, **kwargs: Any) -> Any:
-    """Call a function from within an interpreted kernel."""
-    return _interpreted_function(function)(*args, **kwargs)
+    """Call a function from within an interpreted kernel, whose launch has patched the language already."""
+    return _interpreted_function(function.fn).rewrite()(*args, **kwargs)
+
+
+@contextmanager
+def _interpreted_language() -> Iterator[None]:
+    """Make the operations of `triton.language` those of the interpreter, for kernels and for the library's functions that they call."""
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    libdevice = import_module("triton.language.extra.libdevice")
+    try:
+        for name, function in list(vars(libdevice).items()):
+            if isfunction(function) and function.__module__ == libdevice.__name__:
+                scope.set_attr(libdevice, name, _library_function(name))
+        yield
+    finally:
+        scope.restore()
+
+
+def _library_function(name: str) -> Callable:
+    """Return a function of libdevice for the interpreter: those whose results are exact, and else a refusal."""
+
+    def run(x: Any, *others: Any, **options: Any) -> Any:
+        if name not in EXACT_FUNCTIONS:
+            raise Unsupported(f"libdevice.{name}: not interpreted, only {', '.join(EXACT_FUNCTIONS)} are; tcemu.triton.emulated runs it")
+        return tl.tensor(interpreter.TensorHandle(EXACT_FUNCTIONS[name](x.handle.data), x.handle.dtype), x.type)
+
+    return run
 
 
 def _for_interpreter(argument: Any) -> Any:
@@ -133,7 +164,8 @@ class _Dots:
         self.warps = kwargs.get("num_warps", WARPS_PER_GROUP)
         began = time.perf_counter()
         args, kwargs = tuple(map(_for_interpreter, args)), {key: _for_interpreter(value) for key, value in kwargs.items()}
-        _interpreted_function(function).run(*args, grid=grid, warmup=False, **kwargs)
+        with _interpreted_language():
+            _interpreted_function(function.fn).run(*args, grid=grid, warmup=False, **kwargs)
         bound = getcallargs(function.fn, *args, **{n: v for n, v in kwargs.items() if n in function.arg_names})
         axes: Any = grid(bound) if callable(grid) else grid
         settings = {name: bound[name] for name in function.arg_names if function.params[function.arg_names.index(name)].is_constexpr}
@@ -208,19 +240,16 @@ FORMATS = {
     np.dtype(np.float16): F16, np.dtype(ml_dtypes.bfloat16): BF16, np.dtype(np.float32): F32, np.dtype(np.float64): F64,
     np.dtype(ml_dtypes.float8_e4m3fn): E4M3, np.dtype(ml_dtypes.float8_e5m2): E5M2,
 }  # fmt: skip
-DTYPES = {  # of the interpreter's raw codes
-    tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float8e5: ml_dtypes.float8_e5m2,
-}  # fmt: skip
 
 
 def _values(handle: Any) -> np.ndarray:
-    """Return the array of a handle with the dtype of its numbers; the interpreter stores bf16 and FP8 as raw codes."""
-    kind = handle.dtype.scalar
-    if kind in DTYPES:
-        return handle.data.view(DTYPES[kind]) if handle.data.dtype.kind == "u" else handle.data.astype(DTYPES[kind])
-    if handle.data.dtype != np.int8 and handle.data.dtype not in FORMATS:
-        raise Unsupported(f"tl.dot of {kind}: not interpreted; expected float16, bfloat16, float32, float64, int8, float8e4nv or float8e5")
-    return handle.data
+    """Return the operand of a dot with the dtype of its numbers. Raises Unsupported for a type that no rule covers."""
+    values = numbers(handle)
+    if values.dtype != np.int8 and values.dtype not in FORMATS:
+        raise Unsupported(
+            f"tl.dot of {handle.dtype.scalar}: not interpreted; expected float16, bfloat16, float32, float64, int8, float8e4nv or float8e5"
+        )
+    return values
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -124,3 +125,32 @@ def wide_product_kernel(a_ptr, b_ptr, c_ptr, K, M: tl.constexpr, N: tl.constexpr
         b = tl.load(b_ptr + (k + steps)[:, None] * N + columns[None, :])
         total = tl.dot(a, b, total, input_precision=PRECISION)
     tl.store(c_ptr + rows[:, None] * N + columns[None, :], total)
+
+
+@triton.jit
+def cast_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets).to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def bf16_arithmetic_kernel(x_ptr, y_ptr, z_ptr, out_ptr, BLOCK: tl.constexpr):
+    """x + y, x·y and the fused x·y + z."""
+    offsets = tl.arange(0, BLOCK)
+    x, y = tl.load(x_ptr + offsets), tl.load(y_ptr + offsets)
+    tl.store(out_ptr + offsets, x + y)
+    tl.store(out_ptr + BLOCK + offsets, x * y)
+    tl.store(out_ptr + 2 * BLOCK + offsets, tl.fma(x, y, tl.load(z_ptr + offsets)))
+
+
+@triton.jit
+def bf16_atomic_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    """The sum of a block, element by element."""
+    offsets = tl.arange(0, BLOCK)
+    tl.atomic_add(out_ptr + offsets * 0, tl.load(x_ptr + offsets))
+
+
+@triton.jit
+def library_kernel(x_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(x_ptr + offsets, libdevice.exp(tl.load(x_ptr + offsets)))
