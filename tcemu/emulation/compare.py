@@ -173,6 +173,8 @@ def _capture_product(captured: dict[Product, list[CapturedRun]], is_replaced: Ca
 
 def name_policies(policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]) -> dict[str, Policy]:
     """Return policies by name. Recipes with equal names are distinguished by target, arithmetic and promotion."""
+    if isinstance(policies, Sequence | Mapping) and not policies:
+        raise ValueError(f"policies: got {policies!r}; expected at least one recipe, such as 'bf16 on H100'")
     if isinstance(policies, Mapping):
         return {str(name): as_policy(policy) for name, policy in policies.items()}
     recipes_or_names = [policies] if isinstance(policies, Recipe | str) else policies

@@ -247,7 +247,7 @@ class Comparison(Result):
             below = [
                 f"{policy}: {target}, {found}" for policy, target, found in dict.fromkeys((line.row.policy, *two) for line, two in pairs)
             ]
-        lines = [head]
+        lines = [head] if self.rows else ["no product is replaced by these policies; tcemu.emulate(fn, policy).report(...) lists all"]
         for place, some in groupby(zip(lines_by_key, cells, strict=True), lambda pair: _product_heading(pair[0].row)):
             lines += [place, *(line for _, line in some)]
         if self.results:

@@ -217,7 +217,7 @@ def unused_policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str
             for pattern, _ in policy
             if not any(matches_pattern(pattern, product) for product in products)
         ]
-        expects_product = any(choice is not None for _, choice in policy) and not lines
+        expects_product = not policy or (any(choice is not None for _, choice in policy) and not lines)
     if expects_product and not any(entry.replaced or entry.reason == "it is emulated already" for entry in entries):
         why = "; ".join(dict.fromkeys(f"{entry.name}: {entry.reason}" for entry in entries[:4])) or "it has no matrix products"
         lines.append(f"no product is replaced ({why}); .report(...) lists all")

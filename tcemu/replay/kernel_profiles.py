@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.base.saved_files import DamagedFile, check_kind, check_members, decompress_json
+from tcemu.base.saved_files import DamagedFile, check_members, check_saved, decompress_json
 from tcemu.emulation.decisions import Choice
 from tcemu.emulation.survey import Product
 from tcemu.formats import ARRAY_FORMATS
@@ -29,7 +29,7 @@ from tcemu.products.recipes import Recipe, as_recipe
 
 MEASURED = Path(__file__).parent / "measured"
 PROFILE_KIND, PROFILE_VERSION = "tcemu replay profile", 1
-PROFILE_FIELDS = ("kind", "version", "library", "library_version", "gpu", "sm_count", "date", "recipes", "shapes")
+PROFILE_FIELDS = ("library", "library_version", "gpu", "sm_count", "date", "recipes", "shapes")
 Shape = tuple[int, int, int]  # m, n, k
 
 
@@ -66,8 +66,7 @@ class Profile(NamedTuple):
 def read_profile(content: bytes) -> Profile:
     """Read the contents of a profile's file. Raises DamagedFile, a ValueError, if it is not a profile."""
     try:
-        profile = check_members("a profile", decompress_json(content), PROFILE_FIELDS)
-        check_kind(profile, PROFILE_KIND, PROFILE_VERSION)
+        profile = check_saved("a profile", decompress_json(content), PROFILE_KIND, PROFILE_VERSION, PROFILE_FIELDS)
     except DamagedFile as error:
         raise DamagedFile(f"this is not a profile: {error}") from None
     recipes = tuple(profile["recipes"])
