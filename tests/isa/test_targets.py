@@ -10,7 +10,7 @@ from support.sampling import sample_cases
 
 import tcemu
 from tcemu.architectures.lookup import resolve_arithmetic, target_rows
-from tcemu.base.errors import Unsupported
+from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.cli import main
 from tcemu.fuzz import verification
 from tcemu.fuzz.implementations import get_implementation
@@ -179,6 +179,12 @@ def test_the_error_names_the_gpus_that_are_meant():
 @pytest.mark.parametrize("name", NEAR)
 def test_a_near_miss_is_helped(name):
     with pytest.raises(Unsupported, match=f"unknown target '{name}', did you mean .*{NEAR[name]}"):
+        resolve_target(name)
+
+
+@pytest.mark.parametrize("name", ["sm_107", "sm_107a", "sm_107f", "10.7", "compute_107a", "Rubin", "NVIDIA Vera Rubin"])
+def test_a_target_whose_arithmetic_nobody_has_published_is_refused_with_what_is_public(name):
+    with pytest.raises(NotModelled, match=r"sm_107 is Rubin.*ue5m3.*one sum.*sm_103a"):
         resolve_target(name)
 
 
