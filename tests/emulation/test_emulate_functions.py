@@ -130,7 +130,7 @@ CALLS = {  # what `functions` computes, and the function of `tcemu.functional` t
     "rms_norm": (linen(nn.RMSNorm()), lambda x: functional.rms_norm(x, WEIGHT, eps=1e-6, kernel="liger", dtype="float32")),
     "layer_norm": (
         linen(nn.LayerNorm(dtype=BF16)),
-        lambda x: functional.layer_norm(x, WEIGHT.astype(BF16), BIAS.astype(BF16), eps=1e-6, kernel="triton", dtype=BF16),
+        lambda x: functional.layer_norm(x, WEIGHT, BIAS, eps=1e-6, kernel="triton", dtype=BF16),  # linen rounds the result alone
     ),
     "softmax": (lambda x: jax.nn.softmax(x, 1), lambda x: functional.softmax(x, 1, kernel="triton")),
     "log_softmax": (jax.nn.log_softmax, lambda x: functional.log_softmax(x, kernel="triton")),
