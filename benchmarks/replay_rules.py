@@ -2,7 +2,7 @@
 
 The measured shapes are those of the shipped profiles, and of `--survey FILE`s that `replay_gpu.py` wrote. Thresholds and probabilities are
 fitted on nine tenths of the shapes and tried on the tenth, ten times. Shapes that differ in the library alone stay together. `--write`
-fits them on all shapes and writes tcemu/replay/order_rules.json. `--held-out FILE` tries the shipped rules on a survey that they have not
+fits them on all shapes and writes tcemu/replay/order_rules.json and the tables of the documentation. `--held-out FILE` tries the shipped rules on a survey that they have not
 seen. `--models` prints which share of the products of models is measured, predicted and refused.
 """
 
@@ -45,6 +45,7 @@ from tcemu.replay.predicted_orders import (
 
 FOLDS, SEED = 10, 45
 LIBRARIES = (*NVJET_GRAINS, *XLA_LIBRARIES)
+DATA = Path(__file__).parents[1] / "docs" / "data"
 RULES = (SHORT_K, FEW_TILES, MANY_TILES, BETWEEN, XLA_SPLIT)
 HIGH = 0.99
 
@@ -142,39 +143,49 @@ def as_json(rules: OrderRules, measured: Sequence[Measurement]) -> str:
     return json.dumps(data, indent=1) + "\n"
 
 
-# ---- reports
+# ---- reports, as tables in Markdown
+
+Folds = Sequence[tuple[Sequence[Measurement], OrderRules]]
 
 
-def print_rules(rules: OrderRules) -> None:
-    print(f"nvjet: {rules.nvjet}")
-    for name, count in rules.counts.items():
-        print(f"  {name:26} right for {count.right:4} of {count.asked:4} shapes: probability {count.probability:.4f}")
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
 
 
-def print_accuracy(measured: Sequence[Measurement], folds: Sequence[tuple[Sequence[Measurement], OrderRules]]) -> None:
-    """Accuracy and coverage by library, and calibration, where each shape was tried with rules that had not seen it."""
-    groups = {f"{name}, {'aligned' if aligned else 'not aligned'}": (name, aligned) for name in LIBRARIES for aligned in (True, False)}
-    print(f"{'product':32}{'shapes':>8}{'answered':>10}{'share':>8}{'right':>7}{'accuracy':>10}   at p >= {MIN_PROBABILITY}")
-    for title, (name, aligned) in groups.items():
-        asked = sum(one.library == name and one.aligned == aligned for one in measured)
-        found = [
-            answer for part, rules in folds for answer in answers([o for o in part if o.library == name and o.aligned == aligned], rules)
-        ]
-        kept = [right for _, right, p in found if p >= MIN_PROBABILITY]
-        if asked:
-            accuracy = f"{sum(kept) / len(kept):10.2%}" if kept else f"{'-':>10}"
-            print(f"{title:32}{asked:8}{len(kept):10}{len(kept) / asked:8.1%}{sum(kept):7}{accuracy}")
+def rule_lines(rules: OrderRules) -> list[str]:
+    rows = [(name, f"{count.right:,} of {count.asked:,}", f"{count.probability:.4f}") for name, count in rules.counts.items()]
+    return markdown(("rule", "measured shapes that it gets right", "probability"), rows)
+
+
+def accuracy_lines(measured: Sequence[Measurement], folds: Folds) -> list[str]:
+    """Accuracy and coverage by library, where each shape was tried with rules that had not seen it."""
+    rows = []
+    for name in LIBRARIES:
+        for aligned in (True, False):
+            asked = sum(one.library == name and one.aligned == aligned for one in measured)
+            parts = [([one for one in part if one.library == name and one.aligned == aligned], rules) for part, rules in folds]
+            kept = [right for part, rules in parts for _, right, p in answers(part, rules) if p >= MIN_PROBABILITY]
+            if asked:
+                accuracy = f"{sum(kept)} of {len(kept)}, {sum(kept) / len(kept):.1%}" if kept else "none"
+                rows.append((f"{name}, {'' if aligned else 'not '}aligned", str(asked), f"{len(kept) / asked:.1%}", accuracy))
+    return markdown(("product", "shapes", f"predicted with {MIN_PROBABILITY} or more", "right"), rows)
+
+
+def calibration_lines(folds: Folds) -> list[str]:
+    """How many predictions are wrong, by their stated probability."""
     everything = [answer for part, rules in folds for answer in answers(part, rules)]
-    print("calibration: predictions by their stated probability")
-    for low, high in ((HIGH, 1.01), (MIN_PROBABILITY, HIGH), (0.9, MIN_PROBABILITY), (0.0, 0.9)):
+    rows = []
+    for low, high, said in ((HIGH, 1.01, f"{HIGH} or more"), (0.9, HIGH, f"0.9 to {HIGH}"), (0.0, 0.9, "less than 0.9")):
         rights = [right for _, right, p in everything if low <= p < high]
         stated = [p for _, _, p in everything if low <= p < high]
+        wrong = len(rights) - sum(rights)
         if rights:
-            wrong = len(rights) - sum(rights)
-            print(f"  from {low:4.2f}: {len(rights):5} predictions, {wrong:3} wrong ({wrong / len(rights):.2%}), stated {np.mean(stated):.4f}")
+            rows.append((said, f"{np.mean(stated):.3f}", f"{len(rights):,}", f"{wrong} ({wrong / len(rights):.1%})"))
+    return markdown(("stated probability", "mean", "predictions", "wrong"), rows)
 
 
-def cross_validate(measured: Sequence[Measurement]) -> None:
+def cross_validate(measured: Sequence[Measurement]) -> list[str]:
+    """The tables of accuracy and calibration, each tenth of the shapes tried with rules fitted on the rest."""
     groups: dict[Shape, list[Measurement]] = defaultdict(list)
     for one in measured:
         groups[one.shape].append(one)
@@ -185,7 +196,7 @@ def cross_validate(measured: Sequence[Measurement]) -> None:
         held = {shapes[i] for i in order[fold::FOLDS]}
         rules = fit([one for shape in shapes if shape not in held for one in groups[shape]])
         folds.append(([one for shape in shapes if shape in held for one in groups[shape]], rules))
-    print_accuracy(measured, folds)
+    return [*accuracy_lines(measured, folds), "", *calibration_lines(folds)]
 
 
 # ---- the products of models
@@ -195,30 +206,41 @@ COUNTS = {  # the linear products of a layer with how often it has them, and of 
     "MiniLM-L6": (6, {(384, 384): 4, (1536, 384): 1, (384, 1536): 1}, {}),
     "7B (Llama-2)": (32, {(4096, 4096): 4, (11008, 4096): 2, (4096, 11008): 1}, {(32000, 4096): 1}),
 }
+MODEL_LIBRARIES = ("torch-bf16", "torch-f16", "torch-e4m3", "jax-bf16")
 ATTENTION = 2  # products of a layer that are no A [M, K] times B [K, N]
 
 
-def print_models() -> None:
-    """The share of products that are measured, predicted and refused, by library and number of tokens."""
+def model_lines() -> list[str]:
+    """The share of linear products that are measured, predicted and refused, by library and number of tokens."""
     assert {shape for _, of_layer, once in COUNTS.values() for shape in (*of_layer, *once)} <= {s for kind in LAYERS.values() for s in kind}
-    head = f"{'model':14}{'library':11}{'tokens':>7}{'linear':>8}{'measured':>10}{'predicted':>11}{'refused':>9}"
-    print(f"{head}   the least probability; products of attention, refused too")
+    rows = []
     for model, (layers, of_layer, once) in COUNTS.items():
         products = {shape: layers * count for shape, count in of_layer.items()} | once
-        for library in ("torch-bf16", "torch-f16", "torch-e4m3", "jax-bf16"):
-            profile = profile_of(library)
+        for library in MODEL_LIBRARIES:
+            lines: dict[tuple[str, ...], list[int]] = defaultdict(list)
             for m in ROWS:
-                sums, least = defaultdict(int), 1.0
-                for (n, k), count in products.items():
-                    try:
-                        probability = likely_recipe(profile, (m, n, k), MIN_PROBABILITY).conditions.probability
-                        sums["measured" if probability is None else "predicted"] += count
-                        least = min(least, probability or 1.0)
-                    except NotModelled:
-                        sums["refused"] += count
-                total = sum(products.values())
-                cells = "".join(f"{sums[name] / total:{width}.0%}" for name, width in (("measured", 10), ("predicted", 11), ("refused", 9)))
-                print(f"{model:14}{library:11}{m:7}{total:8}{cells}   {least:.3f}; {layers * ATTENTION}")
+                lines[tuple(_shares(profile_of(library), m, products))].append(m)
+            rows += [(model, library, ", ".join(map(str, tokens)), *shares) for shares, tokens in lines.items()]
+    table = markdown(("model", "library", "tokens", "measured", "predicted", "refused", "least probability"), rows)
+    sums = [
+        f"{model}: {layers * sum(of_layer.values()) + sum(once.values())} linear products, {layers * ATTENTION} of attention"
+        for model, (layers, of_layer, once) in COUNTS.items()
+    ]
+    return [*table, "", *(f"{line}, which have other axes and are refused." for line in sums)]
+
+
+def _shares(profile: Profile, m: int, products: dict[tuple[int, int], int]) -> Iterable[str]:
+    sums, least = dict.fromkeys(("measured", "predicted", "refused"), 0), 1.0
+    for (n, k), count in products.items():
+        try:
+            probability = likely_recipe(profile, (m, n, k), MIN_PROBABILITY).conditions.probability
+        except NotModelled:
+            sums["refused"] += count
+            continue
+        sums["measured" if probability is None else "predicted"] += count
+        least = min(least, probability or 1.0)
+    yield from (f"{count / sum(products.values()):.0%}" for count in sums.values())
+    yield f"{least:.3f}" if sums["predicted"] else ""
 
 
 def main() -> int:
@@ -226,23 +248,26 @@ def main() -> int:
     parser.add_argument("--survey", type=Path, nargs="+", default=[], metavar="FILE", help="further measured shapes")
     parser.add_argument("--held-out", type=Path, nargs="+", default=[], metavar="FILE", help="surveys to try the shipped rules on")
     parser.add_argument("--models", action="store_true", help="print the shares of models' products instead")
-    parser.add_argument("--write", action="store_true", help=f"write {RULES_FILE.name} too")
+    parser.add_argument("--write", action="store_true", help=f"write {RULES_FILE.name} and the tables too")
     args = parser.parse_args()
     if args.models:
-        print_models()
+        print("\n".join(model_lines()))
         return 0
     if args.held_out:
         known = {(one.library, one.shape) for one in shipped_measurements()}
         held = [one for path in args.held_out for one in surveyed_measurements(path) if (one.library, one.shape) not in known]
-        print_accuracy(held, [(held, shipped_rules())])
+        folds = [(held, shipped_rules())]
+        print("\n".join([*accuracy_lines(held, folds), "", *calibration_lines(folds)]))
         return 0
     measured = [*shipped_measurements(), *(one for path in args.survey for one in surveyed_measurements(path))]
     rules = fit(measured)
-    print_rules(rules)
-    cross_validate(measured)
+    lines = [*rule_lines(rules), "", *cross_validate(measured)]
+    print("\n".join(lines))
     if args.write:
         RULES_FILE.write_text(as_json(rules, measured))
-        print(f"{RULES_FILE.name} is written")
+        shipped_rules.cache_clear()
+        (DATA / "replay_rules.md").write_text("\n".join(lines) + "\n")
+        (DATA / "replay_models.md").write_text("\n".join(model_lines()) + "\n")
     return 0
 
 

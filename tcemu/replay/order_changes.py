@@ -104,11 +104,11 @@ class OrderChanges(Result):
         colours = dict(zip(SOURCES, ("C0", "C1", "0.75"), strict=True))
         for one in self.ranges:
             count = 0 if one.recipe is None else max(1, len(one.recipe.slices.edges) - 1)
-            axes.plot([one.first - 0.5, one.last + 0.5], [count, count], color=colours[one.source], linewidth=4, solid_capstyle="butt")
+            axes.plot([one.first, one.last + 1], [count, count], color=colours[one.source], linewidth=4, solid_capstyle="butt")
         for source in SOURCES:
             axes.plot([], [], color=colours[source], linewidth=4, label=source)
         for m in self.changes:
-            axes.axvline(m - 0.5, color="C3", linewidth=0.8, linestyle=":")
+            axes.axvline(m, color="C3", linewidth=0.8, linestyle=":")
         axes.set_xscale("log", base=2)
         axes.set(xlabel="M, rows", ylabel="slices of K (0: unknown)", title=self.table().title)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
