@@ -2,8 +2,8 @@
 
 The measured shapes are those of the shipped profiles, and of `--survey FILE`s that `replay_gpu.py` wrote. Thresholds and probabilities are
 fitted on nine tenths of the shapes and tried on the tenth, ten times. Shapes that differ in the library alone stay together. `--write`
-fits them on all shapes and writes tcemu/replay/order_rules.json and the tables of the documentation. `--held-out FILE` tries the shipped rules on a survey that they have not
-seen. `--models` prints which share of the products of models is measured, predicted and refused.
+fits them on all shapes and writes tcemu/replay/order_rules.json and the tables of the documentation. `--held-out FILE` tries the shipped
+rules on a survey that they have not seen. `--models` prints which share of the products of models is measured, predicted and refused.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from tcemu.replay.predicted_orders import (
     RULES_KIND,
     RULES_VERSION,
     SHORT_K,
+    TILE,
     XLA_LIBRARIES,
     XLA_SPLIT,
     NvjetRule,
     OrderRules,
     RuleCount,
-    TILE,
     Shape,
     most_slices,
     predict_slices,

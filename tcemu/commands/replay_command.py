@@ -71,8 +71,8 @@ def add_replay(subparsers) -> None:
     orders = commands.add_parser(
         "orders",
         help="at which M a layer's order changes",
-        description="Prints the order of a library's product M x N x K for each range of M, as it was measured on a GPU or as a rule predicts "
-        "it, and the M at which it changes.",
+        description="Prints the order of a library's product M x N x K for each range of M, as it was measured on a GPU or as a rule "
+        "predicts it, and the M at which it changes.",
         epilog="example: tcemu replay orders jax-bf16 4096 4096 --rows 1:512",
     )
     orders.add_argument("library", help="name of a profile, such as torch-bf16")

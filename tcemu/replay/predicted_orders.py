@@ -1,4 +1,4 @@
-"""Orders of shapes that nobody measured, by rules that are read in a line each, with the share of measured shapes that each rule gets right.
+"""Orders of shapes that nobody measured, by readable rules, with the share of measured shapes that each rule gets right.
 
 `predict_slices` knows two families of kernels. nvjet, cuBLAS's kernels for aligned operands, cuts K if the slices stay long enough and the
 output has few tiles. XLA without autotuning cuts K by the costs that its split-K pass estimates; that rule is its source. Thresholds and
