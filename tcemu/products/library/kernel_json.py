@@ -16,7 +16,7 @@ PARTS = {"slices": Slices, "merge": Merge, "epilogue": Epilogue, "conditions": C
 LATER_FIELDS = {  # fields that files of this version may lack, and their defaults
     "lanes": {"product": None, "start": "zero"},
     "epilogue": {"scaling": "folded", "plus_zero": True, "between": None},
-    "conditions": {"scales": None, "bias": None},
+    "conditions": {"scales": None, "bias": None, "probability": None},
 }
 
 
