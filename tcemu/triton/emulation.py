@@ -26,6 +26,7 @@ from triton.runtime import driver as triton_driver
 from tcemu.base.errors import Unsupported
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx import BufferPointer, ExecutedStatement, Module, TensorMap, parse, run
+from tcemu.ptx.linker.statement_programs import programs_stored_in
 from tcemu.ptx.runtime.kernel_arguments import ALIGNMENT
 from tcemu.ptx.text.module import Function
 from tcemu.triton.arguments import KernelValue, flatten_arguments
@@ -36,6 +37,7 @@ from tcemu.triton.tensors import NumpyTensor, find_region, merge_regions, storag
 
 STAGE_KEY = "tcemu: the PTX in place of machine code"  # part of the keys of Triton's cache
 CACHE_FOLDER = "tcemu"  # within Triton's cache
+PROGRAM_FOLDER = "statements"  # within that folder: compiled statements of PTX
 OLDEST_TRITON = (3, 6)
 
 
@@ -73,6 +75,7 @@ def emulated(
     driver = EmulationDriver(name, report, config, checked)
     with ExitStack() as stack:
         stack.enter_context(_active_driver(driver))
+        stack.enter_context(programs_stored_in(os.path.join(knobs.cache.dir, PROGRAM_FOLDER)))
         stack.enter_context(_own_tuning())
         if redirect_cuda:
             stack.enter_context(cuda_on_cpu(driver.capability, triton_properties(driver.capability)["multiprocessor_count"], target))

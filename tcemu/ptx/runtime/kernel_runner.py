@@ -177,9 +177,9 @@ class _Launch:
 
     def execute(self, step_limit: int, observers: Sequence[Observer]) -> np.ndarray:
         """Run all blocks, and return the words of global memory afterwards."""
-        memory = jnp.asarray(self.inputs.initial_memory())
+        memory = jax.device_put(self.inputs.initial_memory())  # unlike jnp.asarray and jnp.zeros, device_put compiles nothing
         starts, sizes = self.inputs.room_table()
-        rooms = Rooms(jnp.asarray(starts), jnp.asarray(sizes))
+        rooms = Rooms(jax.device_put(starts), jax.device_put(sizes))
         size, order = self.blocks_per_chunk(), self.shape.block_order()
         numbers_in_order = (np.arange(len(self.inputs.parameters))[:, None] * self.blocks_per_case + order).ravel()
         first = 0
@@ -241,17 +241,17 @@ class _Launch:
         parameters = np.ascontiguousarray(self.inputs.parameters[numbers // self.blocks_per_case]).view(np.uint32)
         sizes = (*self.block, *self.grid, self.shared_bytes, self.dynamic_bytes)
         return Machine(
-            active=jnp.ones(shape, bool),
+            active=jax.device_put(np.ones(shape, bool)),
             registers={},
             memory=memory,
             rooms=rooms,
-            shared=jnp.zeros((len(numbers), self.shared_words), jnp.uint32),
-            local=jnp.zeros((*shape, align_up(self.kernel.local_bytes, 16) // 4), jnp.uint32),
-            parameters=jnp.asarray(parameters),
-            blocks=jnp.asarray(blocks, jnp.uint32),
-            dimensions=jnp.asarray(sizes, jnp.uint32),
-            statement=jnp.int32(0),
-            clock=jnp.uint64(0),
+            shared=jax.device_put(np.zeros((len(numbers), self.shared_words), np.uint32)),
+            local=jax.device_put(np.zeros((*shape, align_up(self.kernel.local_bytes, 16) // 4), np.uint32)),
+            parameters=jax.device_put(parameters),
+            blocks=jax.device_put(blocks.astype(np.uint32)),
+            dimensions=jax.device_put(np.array(sizes, np.uint32)),
+            statement=jax.device_put(np.int32(0)),
+            clock=jax.device_put(np.uint64(0)),
             faults=faults.no_faults(shape),
             extra=self._extra(len(numbers)) | self._launch_state(first, len(numbers)),
             cluster=self.shape.cluster,
