@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -41,6 +41,30 @@ class BufferPointer:
 
 
 @dataclass(frozen=True)
+class PointerTable:
+    """An array some of whose words are pointers: the argument of `tcemu.ptx.run` for an array of addresses, as grouped products take it.
+
+    Args:
+        data: The array. The kernel finds addresses at the positions of `pointers`, and the array's own contents elsewhere.
+        pointers: For byte positions in the array, multiples of 8, pointers into further arrays. `run` returns these arrays after those of
+            the arguments, each once, in the order in which the tables name them; or, where `data` of a pointer is an int, the pointer leads
+            into the argument with that number.
+
+    Raises:
+        ValueError: A position is not a word of the array.
+    """
+
+    data: Any = field(repr=False)
+    pointers: Mapping[int, BufferPointer]
+
+    def __post_init__(self) -> None:
+        size = np.asarray(self.data).nbytes
+        for byte in self.pointers:
+            if byte % 8 or not 0 <= byte <= size - 8:
+                raise ValueError(f"pointers: got the position {byte}; expected a multiple of 8 in an array of {size} bytes")
+
+
+@dataclass(frozen=True)
 class Buffer:
     """The memory of an argument or a variable, in a room of its own."""
 
@@ -63,6 +87,7 @@ class LaunchInputs:
     outputs: list[tuple[tuple[int, ...], np.dtype, list[int]]] = field(default_factory=list)  # shape, dtype and buffers of each array
     parameters: np.ndarray = field(default_factory=lambda: np.zeros((1, 0), np.uint8))  # uint8[cases, bytes]
     word_count: int = 0  # words of global memory
+    reached: dict[int, Buffer] = field(default_factory=dict)  # by the identity of an array to which a table points
     arrays: dict[int, int] = field(default_factory=dict)  # number of the output to which a parameter points, by the parameter's byte offset
 
     def add_buffer(self, name: str, room: int, data: np.ndarray) -> Buffer:
@@ -118,11 +143,18 @@ def place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> L
     _write_pointers(kernel, inputs)
     room = FIRST_ROOM + len(kernel.globals)
     buffers_by_argument: dict[int, list[Buffer]] = {}
+    tables: dict[int, PointerTable] = {}
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
-        data = value.data if isinstance(value, TensorMap | BufferPointer) and _is_array(value.data) else value
-        if _is_pointer(parameter, value, cases) or data is not value:
+        data = value.data if isinstance(value, TensorMap | BufferPointer) and not isinstance(value.data, int) else value
+        if isinstance(data, PointerTable):
+            tables[number], data = data, data.data
+        if _is_pointer(parameter, value, cases) or (data is not value and _is_array(data)):
             buffers_by_argument[number] = _add_buffers(inputs, parameter, _native_array(parameter, data), cases, room)
             room += len(buffers_by_argument[number])
+    if tables and cases is not None:
+        raise ValueError("cases: a PointerTable is an argument of one launch; leave cases out")
+    for number, table in tables.items():
+        _write_table(inputs, parameters[number], table, buffers_by_argument, number)
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         start, size = kernel.parameters[parameter.name], byte_size(parameter)
         argument = value.data if isinstance(value, TensorMap | BufferPointer) and isinstance(value.data, int) else number
@@ -133,7 +165,7 @@ def place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> L
         elif isinstance(value, TensorMap):
             maps = _encode_tensor_maps(parameter, value, buffers_by_argument.get(argument), len(args), size)
             encoded = [each.view(np.uint8) for each in maps]
-        elif number in buffers_by_argument:
+        elif number in buffers_by_argument:  # an array or a table
             encoded = [np.frombuffer(np.uint64(buffer.address).tobytes(), np.uint8) for buffer in buffers_by_argument[number]]
         else:
             values = [value] if cases is None else _case_values(parameter, value, cases)
@@ -152,6 +184,25 @@ def _add_buffers(inputs: LaunchInputs, parameter: Variable, array: np.ndarray, c
     numbers = range(len(inputs.buffers) - len(buffers), len(inputs.buffers))
     inputs.outputs.append((array.shape, array.dtype, list(numbers)))
     return buffers
+
+
+def _write_table(
+    inputs: LaunchInputs, parameter: Variable, table: PointerTable, buffers_by_argument: dict[int, list[Buffer]], number: int
+) -> None:
+    """Write the addresses of a table into its buffer, and add the arrays to which they lead."""
+    words = buffers_by_argument[number][0].data.copy()
+    for byte, pointer in table.pointers.items():
+        if isinstance(pointer.data, int):
+            (target,) = buffers_by_argument[pointer.data]
+        elif id(pointer.data) in inputs.reached:
+            target = inputs.reached[id(pointer.data)]
+        else:
+            room = inputs.buffers[-1].room + 1
+            (target,) = _add_buffers(inputs, replace(parameter, name=f"memory behind {parameter.name}"), np.asarray(pointer.data), None, room)
+            inputs.reached[id(pointer.data)] = target
+        words[byte : byte + 8] = np.frombuffer(np.uint64(target.address + pointer.offset).tobytes(), np.uint8)
+    position = next(i for i, buffer in enumerate(inputs.buffers) if buffer is buffers_by_argument[number][0])
+    inputs.buffers[position] = buffers_by_argument[number][0] = replace(inputs.buffers[position], data=words)
 
 
 def _encode_pointers(parameter: Variable, value: BufferPointer, buffers: list[Buffer] | None, count: int) -> list[np.ndarray]:

@@ -67,7 +67,7 @@ def run(
         grid: Blocks, one to three numbers, x first.
         block: Threads of a block, one to three numbers, x first.
         args: Arguments in the order of the entry's parameters. For a pointer: a NumPy or JAX array of any dtype, which becomes a buffer of
-            its own at a multiple of 256, or a `BufferPointer` into one. For a number: a Python or NumPy scalar in the range of the
+            its own at a multiple of 256, a `BufferPointer` into one, or a `PointerTable`. For a number: a Python or NumPy scalar in the range of the
             parameter's type. For a struct by value: its bytes, or a NumPy value of as many bytes.
         target: GPU whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100".
         shared_bytes: Dynamic shared memory.
@@ -182,9 +182,9 @@ class _Launch:
 
     def execute(self, step_limit: int, observers: Sequence[Observer]) -> np.ndarray:
         """Run all blocks, and return the words of global memory afterwards."""
-        memory = jnp.asarray(self.inputs.initial_memory())
+        memory = jax.device_put(self.inputs.initial_memory())  # unlike jnp.asarray and jnp.zeros, device_put compiles nothing
         starts, sizes = self.inputs.room_table()
-        rooms = Rooms(jnp.asarray(starts), jnp.asarray(sizes))
+        rooms = Rooms(jax.device_put(starts), jax.device_put(sizes))
         size, first = self.blocks_per_chunk(), 0
         while first < self.blocks:
             case, position = np.divmod(np.arange(first, self._chunk_end(first, size)), self.blocks_per_case)
@@ -245,17 +245,17 @@ class _Launch:
         parameters = np.ascontiguousarray(self.inputs.parameters[numbers // self.blocks_per_case]).view(np.uint32)
         sizes = (*self.block, *self.grid, self.shared_bytes, self.dynamic_bytes)
         return Machine(
-            active=jnp.ones(shape, bool),
+            active=jax.device_put(np.ones(shape, bool)),
             registers={},
             memory=memory,
             rooms=rooms,
-            shared=jnp.zeros((len(numbers), self.shared_words), jnp.uint32),
-            local=jnp.zeros((*shape, align_up(self.kernel.local_bytes, 16) // 4), jnp.uint32),
-            parameters=jnp.asarray(parameters),
-            blocks=jnp.asarray(blocks, jnp.uint32),
-            dimensions=jnp.asarray(sizes, jnp.uint32),
-            statement=jnp.int32(0),
-            clock=jnp.uint64(0),
+            shared=jax.device_put(np.zeros((len(numbers), self.shared_words), np.uint32)),
+            local=jax.device_put(np.zeros((*shape, align_up(self.kernel.local_bytes, 16) // 4), np.uint32)),
+            parameters=jax.device_put(parameters),
+            blocks=jax.device_put(blocks.astype(np.uint32)),
+            dimensions=jax.device_put(np.array(sizes, np.uint32)),
+            statement=jax.device_put(np.int32(0)),
+            clock=jax.device_put(np.uint64(0)),
             faults=faults.no_faults(shape),
             extra=self._extra(len(numbers)) | self._launch_state(first, len(numbers)),
             cluster=self.shape.cluster,
