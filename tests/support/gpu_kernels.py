@@ -1,7 +1,7 @@
 """`pytest --on-gpu FILE`: each kernel that a test runs by `tcemu.ptx.run` also runs on this machine's GPU, and all words are compared.
 
 The driver compiles the same text. A launch that the emulation refuses, that is checked, or that has `cases` or a `PointerTable` runs on no
-GPU. FILE gets one line of JSON for each launch: the test, the kernel, its words, and how many of them differ. A test with a difference fails.
+GPU. FILE gets one line of JSON for each launch: the test, the kernel, its words, and how many of them differ. A difference fails the test.
 """
 
 from __future__ import annotations
