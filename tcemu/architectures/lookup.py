@@ -12,7 +12,7 @@ from tcemu.formats import S32
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import check
 from tcemu.isa.targets import resolve_target
-from tcemu.isa.tcgen05 import KINDS, LONG_K, Tcgen05Mma, Tcgen05Product, usual_products
+from tcemu.isa.tcgen05 import Tcgen05Mma, usual_products
 
 COMPUTING_FAMILIES = ("mma", "mma.sp", "wmma.mma", "wgmma", "wgmma.sp")  # families whose spellings say what they compute
 # families whose instruction descriptor says it: only a `Tcgen05Product` has an arithmetic
@@ -147,14 +147,9 @@ def find_row(op: Instruction, target: str, *, toolkit: str | None = None) -> Mod
     if toolkit not in (None, *TOOLKITS):
         raise ValueError(f"toolkit={toolkit!r}: expected one of {', '.join(TOOLKITS)}, or None")
     op = require_product(op)
-    if isinstance(op, Tcgen05Product) and op.k == LONG_K:
-        raise NotModelled(
-            f"{op}: nobody has published how K = {LONG_K} is summed, at once or in parts; K = {KINDS[op.kind].k} is modelled. "
-            "PTX ISA 9.7.16.4.2"
-        )
     family = op.family
     for row in target_rows(target):
-        shape_fits = op.shape in (row.shapes or (op.shape,)) and op.kind in (row.kinds or (op.kind,))
+        shape_fits = op.shape in (row.shapes or (op.shape,)) and op.kind in (row.kinds or (op.kind,)) and row.k in (None, op.k)
         types_fit = {op.a, op.b} <= set(row.multiplicands) and op.d in row.accumulators and row.c in (None, op.accumulator)
         if row.family == family and shape_fits and types_fit and (not row.toolkits or toolkit in row.toolkits):
             return row

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tcemu.architectures.evidence import Evidence, Spellings
 from tcemu.arithmetic.model import Model
 from tcemu.formats import B1, BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, F64, S4, S8, S32, TF32, U4, U8, Format
+from tcemu.isa.tcgen05 import LONG_K
 
 
 class ModelRow(NamedTuple):
@@ -31,6 +32,7 @@ class ModelRow(NamedTuple):
     shapes: tuple[str, ...] = ()  # shapes, such as "m8n8k4"; empty: all
     c: Format | None = None  # format of C; None: any
     kinds: tuple[str | None, ...] = ()  # values of .kind; empty: all
+    k: int | None = None  # K of the instruction; None: any
     clamped_metadata: bool = False  # True if undefined metadata fields are clamped: see `sparsity.gather`
     toolkits: tuple[str, ...] = ()  # versions of ptxas whose code computes differently from today's; empty: all others
 
@@ -39,6 +41,7 @@ class ModelRow(NamedTuple):
         """The row's instructions in words, such as "mma f16 to f32 (m8n8k4)"; unique among the rows of a target."""
         types = f"{'/'.join(map(str, self.multiplicands))} to {'/'.join(map(str, self.accumulators))}"
         limits = [*self.shapes, *(f"kind::{kind}" for kind in self.kinds if kind), *([f"C {self.c}"] if self.c else [])]
+        limits += [f"K {self.k}"] if self.k else []
         limits += [f"ptxas {version}" for version in self.toolkits]
         return f"{self.family} {types}" + (f" ({', '.join(limits)})" if limits else "")
 
@@ -63,6 +66,7 @@ BLACKWELL_F32 = Model(F32, terms=32, fraction_bits=25, floor=-133, rounding="RZ"
 BLACKWELL_F16 = Model(F16, terms=32, fraction_bits=25, floor=-21, rounding="RN")
 # each group of 16 products is added exactly, and its sum carries the group's scales; an e2m1 block of 32 is two such groups
 GROUPED = Model(F32, terms=64, fraction_bits=35, floor=-139, rounding="RZ", summed=16)
+GROUPED_96 = GROUPED.replace(terms=96)
 # on GPUs without an FP8 mma, ptxas builds it from two f16 steps, chained from zero. C is added last, by an ordinary addition
 FP8_AS_F16 = HOPPER_F32.replace(multiplicand=F16, groups=2, chain="k")
 FP8_AS_F16_F16 = HOPPER_F16.replace(multiplicand=F16, groups=2, chain="k")
@@ -127,6 +131,7 @@ BY_SAME_CODE = Evidence(
     level="lowering", assembler=("12.9", "13.0", "13.5"), note="the same machine instruction as mma's, chained upward in k"
 )
 BY_STEP = _assumed("the target's dense step over the products of the stored elements, as measured on sm_90")
+BY_GROUPS = _assumed("six groups of 16 in one sum, as four of them are with K = 64; nobody has published how K = 96 adds")
 BY_F32 = _assumed("as with f32 accumulators, but rounded like the other f16 results of the same target")
 
 # ---- the targets
@@ -212,15 +217,15 @@ def _volta_and_turing() -> Iterator[ModelRow]:
 def _ampere_and_ada() -> Iterator[ModelRow]:
     others = (_assumed("as sm_80 and sm_86, whose words are the same"),) * 4
 
-    def known_by(gpus: tuple[str, ...], recorded: int) -> tuple[Evidence, ...]:
+    def published_by_format(gpus: tuple[str, ...], recorded: int) -> tuple[Evidence, ...]:
         steps = {"f16": 8, "bf16": 8, "f16 to f16": 8, "tf32": 4}
         return tuple(_published(gpus, operands, recorded, k=k, step=k) for operands, k in steps.items())
 
     gpus: tuple[tuple[tuple[str, ...], tuple[Evidence, ...]], ...] = (
-        (("sm_80",), known_by(("A100",), 1000)),
-        (("sm_86",), known_by(("A2",), 1000)),
+        (("sm_80",), published_by_format(("A100",), 1000)),
+        (("sm_86",), published_by_format(("A2",), 1000)),
         (("sm_87", "sm_88"), others),
-        (("sm_89",), known_by(("RTX 1000 Ada", "L40S"), 2000)),
+        (("sm_89",), published_by_format(("RTX 1000 Ada", "L40S"), 2000)),
     )
     for targets, known in gpus:
         yield from _common(targets)
@@ -334,8 +339,10 @@ def _fifth_generation(targets: tuple[str, ...]) -> Iterator[ModelRow]:
     Each dense step is one truncated sum of all its products. Nobody has published words of sparse or weight-stationary instructions.
 
     Source: PTX ISA 9.7.16, Target ISA Notes; ptxas 13.0 rejects the family on sm_100, sm_103 and sm_110, and .kind::i8 on all but sm_100a
-    and sm_110a.
+    and sm_110a. K = 96 is legal on sm_103a alone.
     """
+    if "sm_103a" in targets:
+        yield ModelRow(("sm_103a",), "tcgen05.mma", (E2M1,), (F32,), GROUPED_96, BY_GROUPS, kinds=FP4_KINDS, k=LONG_K)
     exact = tuple(target for target in targets if target[-1] in "fa")
     with_integers = tuple(target for target in exact if target in ("sm_100a", "sm_110a"))
     for family, row in product(("tcgen05.mma", "tcgen05.mma.sp", "tcgen05.mma.ws", "tcgen05.mma.ws.sp"), TENSOR_MEMORY_ROWS):

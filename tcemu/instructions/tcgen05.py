@@ -12,6 +12,7 @@ Source: PTX ISA 9.7.16.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from tcemu.formats import E2M1, E2M3, E3M2, E4M3, E5M2, F16, Format
 from tcemu.instructions.operand_checks import instruction_product
 from tcemu.isa.families import Instruction
 from tcemu.isa.legality import check, manual_section
-from tcemu.isa.tcgen05 import Tcgen05, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Product, Tcgen05Shift
+from tcemu.isa.tcgen05 import LONG_K, Tcgen05, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Product, Tcgen05Shift
 from tcemu.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
 from tcemu.layouts.packing import Container, unpack_registers
 from tcemu.layouts.shared_memory import ADDRESS_BITS, UNIT, UNIT_WORDS, descriptor_words
@@ -60,6 +61,7 @@ BYTE_CONTAINERS = {
     E4M3: Container(8), E5M2: Container(8), E2M1: Container(8, shift=2), E3M2: Container(8, shift=1), E2M3: Container(8),
 }  # fmt: skip
 PADDED_KINDS = ("f8f6f4", "mxf8f6f4")  # 16 narrow elements and padding fill 16 bytes of shared memory: 9.7.16.10.4
+MAX_SCALE_INPUT_D = 15
 LANE_BITS, COLUMN_BITS = 7, 9  # bits of an address that count
 CANONICAL_NAN = 0x7FFFFFFF
 
@@ -88,7 +90,9 @@ def mma(
     """Compute one `tcgen05.mma`, dense or sparse, with or without block scales and .ws, and wait for it: D = A·B + D, bit for bit.
 
     Defaults where nobody has published what the hardware does: an f16 D leaves zeros in bits 31 to 16 of its cells; the columns that a
-    zero-column mask names are zeros before they are multiplied; of a mask of eight words the even CTA has the first four.
+    zero-column mask names are zeros before they are multiplied; of a mask of eight words the even CTA has the first four; a D that
+    `scale_input_d` makes subnormal is rounded toward zero before it is added; .ashift moves A after the product has read it, as the
+    docstrings of NVIDIA's CuTe DSL say.
 
     Args:
         op: PTX spelling, or a `Tcgen05Product` such as "f16 tcgen05", whose descriptor need not be given. Static under `jit`.
@@ -108,31 +112,86 @@ def mma(
         zero_column_mask: Zero-column mask descriptor of .ws, 64 bits.
         target: GPU or target to emulate, as "B200" or "sm_100a". Static under `jit`.
         model: Another arithmetic in place of the target's own.
-        checked: Report undefined metadata and copies of scales that differ.
+        checked: Report undefined metadata, copies of scales that differ, and a scaled D whose rounding nobody has published.
 
     Returns:
         Tensor memory with D, of the shape of `tmem` and all batch axes.
 
     Raises:
         Unsupported: PTX does not give `op` to `target`, or the instruction descriptor is invalid for it.
-        NotModelled: Nobody has published this arithmetic: K = 96, and `scale_input_d` above 0.
-        UndefinedBehaviour: An operand lies outside the memory, or, with `checked`, metadata is undefined or scales differ.
+        NotModelled: There is no evidence of this arithmetic.
+        UndefinedBehaviour: An operand lies outside the memory, or `checked` finds what it reports.
         TypeError, ValueError: An operand has another dtype or shape.
 
     Source: PTX ISA 9.7.16.10; the arithmetic is `tcemu.evidence(product, target)`.
     """
+    op = check(op, target)
     described = _describe(op, idesc, target)
-    product = described.product
+    product, shifts_a = described.product, isinstance(op, Tcgen05Mma) and op.ashift
     applied = resolve_arithmetic(product, target, model)
-    _check_operands(product, a_desc, a_tmem, sp_meta, (scale_a, scale_b), disable_output_lane, zero_column_mask, scale_input_d)
+    _check_operands(product, a_desc, a_tmem, sp_meta, (scale_a, scale_b), disable_output_lane, zero_column_mask, scale_input_d, target)
+    if shifts_a and a_tmem is None:
+        raise Unsupported(f"{op}: .ashift takes A from tensor memory, a_tmem=. PTX ISA {manual_section(product)}")
     addresses = _Addresses(d, b_desc, a_desc, a_tmem, sp_meta, scale_a, scale_b, enable_input_d, zero_column_mask)
     read = _read_product(described, addresses, shared, tmem, checked)
     work, cells, places = read.work, read.cells, read.places
-    sums = _multiply(applied, read.a_parts, read.b, read.start, read.metadata, read.scales)
+    start = read.start
+    if scale_input_d:
+        if checked:
+            message = f"scale_input_d={scale_input_d}: D is {{code}}; nobody has published how {product} rounds a subnormal scaled D"
+            forbid(loses_bits(product.d, start, scale_input_d), message, code=start)
+        start = scale_accumulator(product.d, start, scale_input_d)
+    sums = _multiply(applied, read.a_parts, read.b, start, read.metadata, read.scales)
     written = sums.astype(jnp.uint32)
     if disable_output_lane is not None:
         written = _keep_masked(work, disable_output_lane, places, cells, written)
-    return work.store(places, written)
+    after = work.store(places, written)
+    return move_rows_down(product.cta_group, _split_address(a_tmem)[1], after) if shifts_a else after
+
+
+def scale_accumulator(fmt: Format, codes: Array, by: int) -> Array:
+    """Return codes of D · 2^-by. A result that is subnormal is rounded toward zero, a default.
+
+    Args:
+        fmt: Format of D: f16 or f32.
+        codes: Codes of D.
+        by: Exponent, from 1 to 15.
+    """
+    magnitude, mantissa = codes & fmt.nan, fmt.mantissa_bits  # the canonical NaN has all bits but the sign
+    exponent = magnitude >> mantissa
+    significand = jnp.where(exponent > 0, magnitude & (1 << mantissa) - 1 | 1 << mantissa, magnitude)
+    down = jnp.minimum(by + 1 - jnp.clip(exponent, 1, by), mantissa + 1).astype(magnitude.dtype)
+    small = (significand >> down).astype(codes.dtype)
+    scaled = jnp.where(exponent > by, magnitude - (by << mantissa), small)
+    return jnp.where(magnitude >= fmt.infinity, codes, codes ^ magnitude ^ scaled).astype(codes.dtype)
+
+
+def loses_bits(fmt: Format, codes: Array, by: int) -> Array:
+    """Return where D · 2^-by is subnormal and not 0, so that its rounding and its alignment are open, bool of the shape of `codes`.
+
+    Args:
+        fmt: Format of D: f16 or f32.
+        codes: Codes of D.
+        by: Exponent, from 1 to 15.
+    """
+    magnitude = codes & fmt.nan
+    return (magnitude > 0) & (magnitude >> fmt.mantissa_bits <= by)
+
+
+def scaled_input_is_open(described: InstructionDescriptor, d: Any, enabled: Any, by: int, tmem: ArrayLike) -> Array:
+    """Return True if an mma adds a D whose scaled value is subnormal, which nobody has published.
+
+    Args:
+        described: What the instruction descriptor says.
+        d: Address of D, which may be traced.
+        enabled: False leaves D out of the sum.
+        by: `scale_input_d`.
+        tmem: As in `mma`.
+    """
+    op = described.product
+    cells = accumulator_cells(accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse), op.n)
+    codes = _load(_tensor_memory(tmem, op.cta_group), _places(d, cells.lane, cells.column, cells.cta)) & ((1 << op.d.bits) - 1)
+    return loses_bits(op.d, codes, by).any() & enabled
 
 
 class _Addresses(NamedTuple):
@@ -350,22 +409,22 @@ def shift(op: str | Instruction, address: int | ArrayLike, tmem: ArrayLike, *, t
     forbid(
         lane % QUARTER != 0, "tcgen05.shift: the lane of the address is {lane}, but must be a multiple of 32. PTX ISA 9.7.16.9.3", lane=lane
     )
-    return move_rows_down(moved, column, tmem)
+    return move_rows_down(moved.cta_group, column, tmem)
 
 
-def move_rows_down(op: Tcgen05Shift, column: Any, tmem: ArrayLike) -> Array:
+def move_rows_down(cta_group: int, column: Any, tmem: ArrayLike) -> Array:
     """Compute `shift` at a column, which may be traced.
 
     Args:
-        op: `tcgen05.shift`.
+        cta_group: CTAs whose tensor memory is changed.
         column: First of the columns.
         tmem: As in `shift`.
     """
-    memory = _tensor_memory(tmem, op.cta_group)
-    cta, columns = np.arange(op.cta_group).reshape(-1, 1, 1), np.arange(SHIFT_COLUMNS)
+    memory = _tensor_memory(tmem, cta_group)
+    cta, columns = np.arange(cta_group).reshape(-1, 1, 1), np.arange(SHIFT_COLUMNS)
     source = _places(column, shift_sources()[:, None], columns, cta)
     to = _places(column, np.arange(LANES)[:, None], columns, cta)
-    return _unflatten(_store(memory, to, _load(memory, source)), op.cta_group)
+    return _unflatten(_store(memory, to, _load(memory, source)), cta_group)
 
 
 # ---- the operands of an mma
@@ -415,7 +474,8 @@ class _Operands:
     def matrix(self, name: str, desc: Any, rows: int, skip: int = 0) -> Array:
         """Codes of A [..., cta, rows, K] or of B's transpose [..., cta, rows, K] from shared memory, without the first `skip` rows."""
         extent = operand_extent(self.described, name, rows + skip)
-        words = _read_units(self.shared, _descriptor(f"{name}_desc", desc), extent.major, extent.lines, extent.units)
+        words = _descriptor(f"{name}_desc", desc, long_k=self.op.k == LONG_K)
+        words = _read_units(self.shared, words, extent.major, extent.lines, extent.units)
         codes = self._unpack(words, getattr(self.op, name)).reshape(*words.shape[:-2], -1)[..., : extent.elements]
         codes = codes.swapaxes(-1, -2) if extent.major == "mn" else codes
         return self._negated(name, codes[..., skip:, :])
@@ -563,8 +623,7 @@ def _zero_columns(work: _Operands, b: Array, b_desc: Any, value: int | None) -> 
 # ---- checks
 
 
-def _describe(op: str | Instruction, idesc: int | None, target: str) -> InstructionDescriptor:
-    op = check(op, target)
+def _describe(op: Instruction, idesc: int | None, target: str) -> InstructionDescriptor:
     if isinstance(op, Tcgen05Product):
         if idesc is None:
             return InstructionDescriptor(op)
@@ -576,9 +635,10 @@ def _describe(op: str | Instruction, idesc: int | None, target: str) -> Instruct
         raise Unsupported(f"{op} is {op.family}; tcgen05.mma runs tcgen05.mma, .sp, .ws and .ws.sp. PTX ISA {manual_section(op)}")
     if not isinstance(idesc, int | np.integer):
         raise TypeError(f"idesc: got {type(idesc).__name__}; {op} needs its instruction descriptor, an int that is known before tracing")
-    require_modelled(op)
     found = decode_instruction_descriptor(op, int(idesc))
     check(found.product, target)  # K = 96
+    if op.ashift and found.product.m < LANES:
+        raise Unsupported(f"{op}: .ashift needs M of 128 or 256, not {found.product.m}. PTX ISA {manual_section(op)}")
     return found
 
 
@@ -590,8 +650,9 @@ def _require(op: str | Instruction, target: str, record: type[Tcgen05], name: st
 
 
 def _check_operands(
-    op: Tcgen05Product, a_desc: Any, a_tmem: Any, sp_meta: Any, scales: tuple[Any, Any], mask: Any, zeros: Any, scale_input_d: int
-) -> None:
+    op: Tcgen05Product, a_desc: Any, a_tmem: Any, sp_meta: Any, scales: tuple[Any, Any], mask: Any, zeros: Any, scale_input_d: int,
+    target: str,
+) -> None:  # fmt: skip
     section = manual_section(op)
     if (a_desc is None) == (a_tmem is None):
         given = "neither" if a_desc is None else "both"
@@ -608,25 +669,10 @@ def _check_operands(
         raise Unsupported(f"zero_column_mask: {op} has none; .ws has. PTX ISA {section}")
     if scale_input_d and "scale_input_d" not in names:
         raise Unsupported(f"scale_input_d: {op} has none; .kind::f16 and .kind::tf32 have. PTX ISA {section}")
-    require_modelled(op, scale_input_d)
-
-
-def require_modelled(op: Instruction, scale_input_d: int = 0) -> None:
-    """Raise NotModelled for .ashift, and for a D that is scaled before it is added.
-
-    Args:
-        op: `tcgen05.mma` with or without its instruction descriptor.
-        scale_input_d: D is multiplied by 2^-scale_input_d.
-    """
-    if isinstance(op, Tcgen05Mma) and op.ashift:
-        raise NotModelled(
-            f"{op}: nobody has published whether .ashift moves the rows of A before or after the product; tcgen05.shift is modelled. "
-            f"PTX ISA {manual_section(op)}"
-        )
+    if not 0 <= scale_input_d <= MAX_SCALE_INPUT_D:
+        raise Unsupported(f"scale_input_d: got {scale_input_d}; expected 0 to {MAX_SCALE_INPUT_D}. PTX ISA {section}")
     if scale_input_d:
-        raise NotModelled(
-            f"scale_input_d={scale_input_d}: nobody has published how {op} rounds a scaled D; 0 is modelled. PTX ISA {manual_section(op)}"
-        )
+        check(replace(op.instruction, arguments=("[d]", "a", "b", "idesc", "enable", str(scale_input_d))), target)
 
 
 # ---- memories
@@ -655,12 +701,12 @@ def _shared_memory(shared: ArrayLike, ctas: int) -> Array:
     return memory if ctas == 2 else memory[..., None, :]
 
 
-def _descriptor(name: str, value: Any) -> Any:
+def _descriptor(name: str, value: Any, *, long_k: bool = False) -> Any:
     words = descriptor_words(name, value)
     if words.ndim != 1:
         raise ValueError(f"{name}: got uint32{list(words.shape)}; a descriptor is one value, and jax.vmap gives each batch index its own")
     if not isinstance(words, Tracer):
-        problems = filter(None, map(descriptor_problem, words.reshape(-1, 2)))
+        problems = filter(None, (descriptor_problem(each, long_k=long_k) for each in words.reshape(-1, 2)))
         if problem := next(problems, None):
             raise UndefinedBehaviour(f"{name}: {problem}")
     return words

@@ -10,7 +10,7 @@ from functools import cache
 from re import fullmatch, split
 from typing import NamedTuple
 
-from tcemu.base.errors import Unsupported
+from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.isa.grammar import shorten_text
 from tcemu.isa.other_makers import OTHER_TARGETS, find_other_target
 from tcemu.isa.syntax_table import Version
@@ -24,6 +24,14 @@ TARGETS: dict[str, Version] = {
     "sm_110": (9, 0), "sm_110f": (9, 0), "sm_110a": (9, 0),
     "sm_120": (8, 7), "sm_120f": (8, 8), "sm_120a": (8, 7), "sm_121": (8, 8), "sm_121f": (8, 8), "sm_121a": (8, 8),
 }  # fmt: skip
+# Targets whose arithmetic nobody has published, by their number and the name of the architecture: what is public of them
+UNKNOWN_TARGETS: dict[str, tuple[str, str]] = {
+    "sm_107": (
+        "Rubin",
+        "PTX ISA 9.4 and CUTLASS 4.8 name FP8 products of K = 64, FP4 products of K = 96 and 128, block scales of ue5m3 and 576 columns of "
+        "tensor memory; nobody has published whether a step of K = 64 or 128 is one sum",
+    ),
+}
 RENAMED_TARGETS = {"sm_101": "sm_110", "sm_101f": "sm_110f", "sm_101a": "sm_110a"}  # 9.7.14.5.15, Target ISA Notes
 
 
@@ -37,7 +45,8 @@ class GpuGeneration(NamedTuple):
 # GPUs by compute capability. Source: https://developer.nvidia.com/cuda-gpus; 7.0, 7.2: https://developer.nvidia.com/cuda-legacy-gpus.
 # GPUs of 7.5 without tensor cores (GTX 16, T1000 and smaller) are left out. These names are not in NVIDIA's list: H20, whose 9.0 is from
 # NVIDIA's MIG User Guide, Supported GPUs; names of a product family, such as "Jetson Orin"; names of a machine, such as "Jetson Thor";
-# variants for a cloud or a country, which have the chip of their neighbour here: H800, A800, A10G, A10M, T4G, V100S, L20, L2, RTX 4090 D.
+# variants for a cloud, a country or a power limit, which have the chip of their neighbour here: H800, A800, A10G, A10M, T4G, V100S, L20,
+# L2, RTX 4090 D, B100.
 # The names of the architectures are from the CUDA Programming Guide; for Thor, from the MIG User Guide.
 GPU_NAMES: dict[tuple[int, int], GpuGeneration] = {
     (7, 0): GpuGeneration("Volta", ("V100", "Quadro GV100", "TITAN V", "V100S")),
@@ -59,7 +68,7 @@ GPU_NAMES: dict[tuple[int, int], GpuGeneration] = {
         "GeForce RTX 4050", "L20", "L2", "GeForce RTX 4090 D",
     )),
     (9, 0): GpuGeneration("Hopper", ("H100", "H200", "GH200", "H20", "H800")),
-    (10, 0): GpuGeneration("Blackwell", ("B200", "GB200")),
+    (10, 0): GpuGeneration("Blackwell", ("B200", "GB200", "B100")),
     (10, 3): GpuGeneration("Blackwell", ("B300", "GB300")),
     (11, 0): GpuGeneration("Blackwell", ("Jetson T5000", "Jetson T4000", "Jetson Thor", "Jetson AGX Thor")),
     (12, 0): GpuGeneration("Blackwell", (
@@ -127,6 +136,7 @@ def resolve_target(name: str) -> str:
 
     Raises:
         Unsupported: The name is unknown, or it may mean several targets. The message lists the nearest names or the targets.
+        NotModelled: PTX has the target, and nobody has published its arithmetic. The message says what is public.
         TypeError: `name` is no string.
     """
     if not isinstance(name, str):
@@ -172,6 +182,7 @@ def _resolve_gpu_name(name: str) -> str:
     bare_name = " ".join(word for word in text.split() if not fullmatch(_IGNORED_WORDS, word))
     if target := _capability_name(bare_name):
         return target
+    _refuse_unknown_target(bare_name)
     for key in (_normalized(bare_name), _normalized(_without_brand(bare_name))):
         meanings = _gpu_names().get(key, {})
         if len(meanings) == 1:
@@ -190,6 +201,16 @@ def _resolve_gpu_name(name: str) -> str:
         f"unknown target {shorten_text(name)!r}{hint}; tcemu knows GPUs by name, such as H100 (tcemu list --gpus), compute capabilities, "
         f"such as 9.0, and the targets {', '.join(TARGETS)}"
     )
+
+
+def _refuse_unknown_target(name: str) -> None:
+    """Raise NotModelled for a target of `UNKNOWN_TARGETS`, for its compute capability and for its architecture."""
+    for target, (architecture, public) in UNKNOWN_TARGETS.items():
+        number = target.removeprefix("sm_")
+        numbers = rf"(sm|cc|compute|computecapability)?({number}[af]?|{number[:-1]}\.{number[-1]})"
+        if fullmatch(rf"(vera)?{architecture.lower()}|{numbers}", _normalized(name)):
+            known = f"tcemu knows the targets {', '.join(TARGETS)}"
+            raise NotModelled(f"target {shorten_text(name)!r}: {target} is {architecture}. {public}. {known}")
 
 
 def _other_names() -> str:

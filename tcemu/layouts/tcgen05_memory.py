@@ -26,6 +26,7 @@ FIELDS = {
     "absolute": DescriptorField(low=52, bits=1),
     "mode": DescriptorField(low=61, bits=3),
 }
+LONG_ROW = 128  # bytes of a row behind which bit 52 sends the rest to another address
 VERSION = 1  # the value of bits 46 to 48
 
 
@@ -65,24 +66,27 @@ class Tcgen05Descriptor(NamedTuple):
     mode: Any  # see SWIZZLES
 
 
-def encode_tcgen05_descriptor(start: int, leading: int, stride: int, swizzle: str | int = "128", base_offset: int = 0) -> int:
+def encode_tcgen05_descriptor(
+    start: int, leading: int, stride: int, swizzle: str | int = "128", base_offset: int = 0, *, absolute: bool = False
+) -> int:
     """Encode the 64-bit descriptor of an operand of tcgen05 in shared memory.
 
     Adding `n >> 4` to the result moves the start by n bytes, which steps along K inside a swizzle atom.
 
     Args:
         start: Byte address of the matrix, a multiple of 16 below 2^18.
-        leading: Leading dimension byte offset, a multiple of 16 below 2^18.
+        leading: Leading dimension byte offset, a multiple of 16 below 2^18; with `absolute` an address.
         stride: Stride dimension byte offset, a multiple of 16 below 2^18.
         swizzle: Width in bytes, 0, 32, 64 or 128, or "128x32" for the 128-byte swizzle of atoms of 32 bytes.
         base_offset: `(address >> 7) & 7` of the address where the swizzle's pattern starts; 0 if that is a multiple of 8 widths.
+        absolute: True for a K-major operand of K = 96 whose rows go on at the address `leading` behind byte 128.
 
     Raises:
         ValueError: An argument does not fit its field.
     """
     if str(swizzle) not in SWIZZLES:
         raise ValueError(f"swizzle: got {swizzle!r}; expected one of {', '.join(SWIZZLES)}. {SECTION}")
-    values = {"start": start, "leading": leading, "stride": stride, "base_offset": base_offset}
+    values = {"start": start, "leading": leading, "stride": stride, "base_offset": base_offset, "absolute": int(absolute)}
     packed = SWIZZLES[str(swizzle)].mode << FIELDS["mode"].low | VERSION << FIELDS["version"].low
     for name, value in values.items():
         field = FIELDS[name]
@@ -111,11 +115,12 @@ def decode_tcgen05_descriptor(words: Any) -> Tcgen05Descriptor:
     return Tcgen05Descriptor(**{name: field_value(field) for name, field in FIELDS.items()})
 
 
-def descriptor_problem(words: np.ndarray) -> str | None:
+def descriptor_problem(words: np.ndarray, *, long_k: bool = False) -> str | None:
     """Return what is wrong with a known descriptor, or None.
 
     Args:
         words: uint32[2], low word first.
+        long_k: True for an operand of a product with K = 96, the only one that may have bit 52.
     """
     value = int(words[0]) | int(words[1]) << 32
     stray = value & ~sum((1 << field.bits) - 1 << field.low for field in FIELDS.values())
@@ -124,6 +129,8 @@ def descriptor_problem(words: np.ndarray) -> str | None:
         return f"bits 46 to 48 are {int(fields.version)}, but must be {VERSION}. {SECTION}"
     if int(fields.mode) not in BY_MODE:
         return f"the swizzle field is {int(fields.mode)}; valid are {', '.join(str(mode) for mode in sorted(BY_MODE))}. {SECTION}"
+    if int(fields.absolute) and not long_k:
+        return f"bit 52 is set, which only a product with K = 96 may have. {SECTION}"
     return f"bits are set that belong to no field, {stray:#x}. {SECTION}" if stray else None
 
 
@@ -137,7 +144,8 @@ def tcgen05_unit_addresses(at: Tcgen05Descriptor, major: str, lines: int, units:
     """Compute the byte address of every 16-byte unit of an operand.
 
     K-major the units beyond a line of an atom lie `leading` bytes on, as measured for wgmma; only a sparse B of the 32-byte swizzle has
-    such units.
+    such units. With bit 52 the bytes of a row that would lie beyond byte 128 lie at the address `leading`, in the same lines (inferred
+    from CUTLASS sm103_blockscaled_mma_warpspecialized.hpp).
 
     Args:
         at: Fields of the descriptor, int32[...] each, NumPy or JAX.
@@ -158,8 +166,11 @@ def tcgen05_unit_addresses(at: Tcgen05Descriptor, major: str, lines: int, units:
     else:  # without a swizzle the two strides change places
         next_lines, next_atom = xp.where(plain, at.leading, at.stride), xp.where(plain, at.stride, at.leading)
         atom_lines = _by_mode(at.mode, xp, lambda row: row.mn_lines)
-    offset = line // atom_lines * next_lines + line % atom_lines * width * UNIT + unit % width * UNIT + unit // width * next_atom
-    address = at.start + offset
+    lines_before = line // atom_lines * next_lines + line % atom_lines * width * UNIT
+    address = at.start + lines_before + unit % width * UNIT + unit // width * next_atom
+    if major == "k":
+        beyond = at.start % LONG_ROW + unit * UNIT - LONG_ROW
+        address = xp.where((at.absolute == 1) & (beyond >= 0), at.leading + lines_before + beyond, address)
     shift = _by_mode(at.mode, xp, lambda row: 5 if row.atom == 32 else 4)
     mask = _by_mode(at.mode, xp, lambda row: row.mask)
     return address ^ (((address >> 7) - at.base_offset & mask) << shift)

@@ -259,9 +259,10 @@ def legal():
 
 
 def every_tcgen05_product():
-    """The usual products, and the same weight-stationary where they are legal."""
+    """The usual products, the same weight-stationary where they are legal, and one of K = 96."""
     with_ws = (replace(op, ws=True) for op in usual_products() if op.scaling is None)
-    return [*usual_products(), *(replace(op, n=128) for op in with_ws)]
+    long_k = tcemu.parse("tcgen05.mma.cta_group::1.kind::mxf4.block_scale.m128n256k96.f32.e2m1.e2m1.ue8m0")
+    return [*usual_products(), *(replace(op, n=128) for op in with_ws), long_k]
 
 
 def test_every_legal_pair_has_a_row_and_every_row_a_pair():

@@ -74,7 +74,9 @@ def test_gemm_names_the_instruction():
     assert (np.asarray(tcemu.matmul(a, b, recipe="bf16 on B200")) == np.asarray(tcemu.gemm(a, b, op="bf16 tcgen05", target="B200"))).all()
     with pytest.raises(tcemu.Unsupported, match="instruction descriptor"):
         tcemu.gemm(a, b, op="tcgen05.mma.cta_group::1.kind::f16", target="B200")
-    with pytest.raises(tcemu.NotModelled, match="K = 96"):
-        tcemu.get_model("tcgen05.mma.cta_group::1.kind::mxf4.block_scale.block32.m128n128k96.f32.e2m1.e2m1.ue8m0", "B300")
+    long_k = "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.block32.m128n128k96.f32.e2m1.e2m1.ue8m0"
+    assert tcemu.get_model(long_k, "B300").terms == 96 and tcemu.evidence(long_k, "B300").level == "assumed"
+    with pytest.raises(tcemu.Unsupported, match="needs sm_103a"):
+        tcemu.get_model(long_k, "B200")
     assert "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16" in repr(tcemu.get_recipe("nvfp4 on B200"))
     assert tcemu.check("nvf4", "B200") == tcemu.parse("nvf4 tcgen05") and tcemu.check("f16", "B200").family == "mma"

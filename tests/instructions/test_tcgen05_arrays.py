@@ -3,12 +3,13 @@
 from itertools import product
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.tcgen05_operands import D_PLACES, RNG, codes, descriptor, k_major, place, result
 
 import tcemu
-from tcemu.formats import F16
+from tcemu.formats import F16, F32
 from tcemu.instructions import tcgen05
 from tcemu.isa.tcgen05_descriptors import InstructionDescriptor, encode_instruction_descriptor
 from tcemu.layouts.tcgen05_memory import encode_tcgen05_descriptor
@@ -218,7 +219,9 @@ WRONG = {  # what is wrong -> error, words of its message
     "no A": (ValueError, "got neither", {"a_desc": None}),
     "both A": (ValueError, "got both", {"a_tmem": 0}),
     "scales": (ValueError, "scale_a: .* has none", {"scale_a": 0}),
-    "scaled D": (tcemu.NotModelled, "rounds a scaled D", {"scale_input_d": 3}),
+    "scaled D": (tcemu.Unsupported, "expected 0 to 15", {"scale_input_d": 16}),
+    "scaled D on Thor": (tcemu.Unsupported, "needs sm_100a", {"scale_input_d": 3, "target": "sm_110a"}),
+    "K of 96": (tcemu.UndefinedBehaviour, "bit 52", {"a_desc": encode_tcgen05_descriptor(0, 128, 256, 128, absolute=True)}),
     "zero columns": (tcemu.Unsupported, "zero_column_mask", {"zero_column_mask": 0}),
     "beyond the columns": (tcemu.UndefinedBehaviour, "column 515", {"d": 500}),
     "beyond shared memory": (
@@ -242,6 +245,45 @@ def test_errors(case):
     arguments = {"d": 0, "b_desc": desc, "idesc": None, "shared": np.zeros(4096, np.uint32), "tmem": np.zeros((128, 512), np.uint32)}
     with pytest.raises(error, match=said):
         tcgen05.mma(op, **arguments | {"a_desc": desc, "target": B200} | changes)
+
+
+def test_ashift_needs_a_in_tensor_memory_and_128_rows():
+    op, desc = "tcgen05.mma.cta_group::1.kind::f16.ashift", encode_tcgen05_descriptor(0, 128, 256, 0)
+    shared, tmem = np.zeros(4096, np.uint32), np.zeros((128, 512), np.uint32)
+    for m, a, said in ((128, {"a_desc": desc}, "from tensor memory"), (64, {"a_tmem": 64}, "M of 128 or 256")):
+        idesc = encode_instruction_descriptor(tcemu.parse(f"tcgen05.mma.cta_group::1.kind::f16.m{m}n16k16.f32.f16.f16"))
+        with pytest.raises(tcemu.Unsupported, match=said):
+            tcgen05.mma(op, 0, desc, idesc, shared, tmem, target=B200, **a)
+
+
+@pytest.mark.parametrize("fmt, dtype, wide", [(F16, np.uint16, np.float64), (F32, np.uint32, np.float64)])
+def test_a_scaled_d_is_exact_or_rounded_toward_zero(fmt, dtype, wide):
+    """Against float64, which holds every f16 and f32 and their quotients by powers of two."""
+    drawn = RNG.integers(0, 1 << fmt.bits, 4096).astype(dtype)
+    small = RNG.integers(0, 40 << fmt.mantissa_bits, 4096).astype(dtype) % np.array(fmt.infinity, dtype)
+    found_open = 0
+    for codes_of_d, by in product((drawn, small | np.array(1 << fmt.bits - 1, dtype)), (1, 3, 15)):
+        got = np.asarray(tcgen05.scale_accumulator(fmt, jnp.asarray(codes_of_d), by))
+        finite = (codes_of_d & fmt.nan) < fmt.infinity
+        assert (got[~finite] == codes_of_d[~finite]).all()
+        values = codes_of_d[finite].view(f"f{fmt.bits // 8}").astype(wide)
+        unit = wide(2.0) ** (fmt.min_exponent - fmt.mantissa_bits)
+        exact = values * wide(2.0) ** -by
+        expected = np.where(np.abs(exact) < wide(2.0) ** fmt.min_exponent, np.trunc(exact / unit) * unit, exact)
+        assert (got[finite].view(f"f{fmt.bits // 8}").astype(wide) == expected).all()
+        assert (got[finite] >> fmt.bits - 1 == codes_of_d[finite] >> fmt.bits - 1).all()
+        is_open = (exact != 0) & (np.abs(exact) < wide(2.0) ** fmt.min_exponent)
+        assert (np.asarray(tcgen05.loses_bits(fmt, jnp.asarray(codes_of_d), by))[finite] == is_open).all()
+        found_open += int(is_open.sum())
+    assert found_open > 2000
+
+
+def test_a_subnormal_scaled_d_is_reported_in_checked_mode():
+    op = tcemu.parse(FORMS[0])
+    _, _, _, (shared, tmem), (a_desc, b_desc) = place(op, 40)
+    tmem[5, 41] = 0x00800000
+    with pytest.raises(tcemu.UndefinedBehaviour, match="D is 8388608; nobody has published"):
+        tcgen05.mma(op, 40, b_desc, None, shared, tmem, a_desc=a_desc, scale_input_d=2, target=B200, checked=True)
 
 
 @pytest.mark.parametrize("spelling", [FORMS[1], *(pytest.param(form, marks=pytest.mark.full) for form in (FORMS[0], *FORMS[2:]))])

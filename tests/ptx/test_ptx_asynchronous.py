@@ -119,7 +119,7 @@ def test_a_product_by_wgmma_whose_operands_tensor_maps_load():
 
 
 WRONG_MAPS = {
-    "dtype": ({"dtype": "tf32"}, "expected one of u8"),
+    "dtype": ({"dtype": "f8"}, "expected one of u8"),
     "rank": ({"global_dims": ()}, "expected 1 to 5"),
     "box_dims": ({"box_dims": (4, 2)}, "has 8 bytes; expected a multiple of 16"),
     "swizzle": ({"box_dims": (32, 2), "swizzle": 32}, "has 64 bytes; the swizzle takes at most 32"),

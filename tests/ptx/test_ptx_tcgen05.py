@@ -210,11 +210,18 @@ WRONG = {
         OutOfBounds,
         "a_desc leads beyond",
     ),
-    "a scaled D": (
-        "mov.u32 %r8, 0; mov.b64 %rd3, 0; @%p2 tcgen05.mma.cta_group::1.kind::f16 [%r2], %rd3, %rd3, %r8, 1, 3;", NotModelled, "rounds"
+    "a scaled D that is subnormal": (
+        "mov.u32 %r8, 1; shl.b32 %r9, %r7, 21; add.u32 %r9, %r9, %r2; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r9], {%r8};"
+        f"tcgen05.wait::st.sync.aligned; bar.sync 0; mov.u32 %r8, 0x{1 << 4 | 1 << 17 | 8 << 24:x}; mov.b64 %rd3, 0x{1 << 46:x};"
+        "@%p2 tcgen05.mma.cta_group::1.kind::f16 [%r2], %rd3, %rd3, %r8, 1, 3;",
+        UndefinedBehaviour,
+        "scale-input-d",
+    ),
+    "six bits": (
+        f"mov.b64 %rd3, 0x{1 << 46:x}; @%p2 tcgen05.cp.cta_group::1.128x128b.b8x16.b6x16_p32 [%r2], %rd3;", NotModelled, "six bits"
     ),
 }  # fmt: skip
-CHEAP = ("columns beyond the last one", "an instruction descriptor", "a scaled D")
+CHEAP = ("columns beyond the last one", "an instruction descriptor", "six bits")
 
 
 @pytest.mark.parametrize("name", [name if name in CHEAP else pytest.param(name, marks=pytest.mark.full) for name in WRONG])

@@ -149,7 +149,7 @@ def place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> L
         if isinstance(data, PointerTable):
             tables[number], data = data, data.data
         if _is_pointer(parameter, value, cases) or (data is not value and _is_array(data)):
-            buffers_by_argument[number] = _add_buffers(inputs, parameter, np.asarray(data), cases, room)
+            buffers_by_argument[number] = _add_buffers(inputs, parameter, _native_array(parameter, data), cases, room)
             room += len(buffers_by_argument[number])
     if tables and cases is not None:
         raise ValueError("cases: a PointerTable is an argument of one launch; leave cases out")
@@ -246,6 +246,16 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | jax.Array)
 
 
+def _native_array(parameter: Variable, value: Any) -> np.ndarray:
+    """Return an array as a kernel sees it, in the machine's byte order. Raises TypeError for one that is no plain memory."""
+    if np.ma.is_masked(value):
+        raise TypeError(f"{parameter.name}: got a masked array; what its mask hides has no value: give x.filled(VALUE)")
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise TypeError(f"{parameter.name}: got an array of Python objects; expected numbers")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 def _case_values(parameter: Variable, value: Any, cases: int) -> Any:
     shape = np.shape(value) if not isinstance(value, bytes | str) else ()
     if shape[:1] != (cases,):
@@ -294,11 +304,16 @@ def _encode_number(parameter: Variable, value: Any) -> bytes:
     if kind.name in FLOATS:
         if not isinstance(value, int | float | np.integer | np.floating):
             raise TypeError(f"{parameter.name}: got {type(value).__name__}; expected a number, the parameter's type is .{kind.name}")
-        return FLOATS[kind.name](value).tobytes()
+        with np.errstate(over="ignore"):
+            number = FLOATS[kind.name](value)
+        if np.isinf(number) and abs(value) != np.inf:
+            raise ValueError(f"{parameter.name}: got {value}; a parameter of type .{kind.name} does not reach it")
+        return number.tobytes()
     if isinstance(value, np.floating | np.void) and value.nbytes * 8 == kind.bits and kind.name.startswith("b"):
         return value.tobytes()
     if not isinstance(value, int | np.integer | np.bool_):
-        raise TypeError(f"{parameter.name}: got {type(value).__name__}; expected an integer, the parameter's type is .{kind.name}")
+        expected = "an integer, or for a pointer a NumPy or JAX array" if kind.bits == 64 else "an integer"
+        raise TypeError(f"{parameter.name}: got {type(value).__name__}; expected {expected}, the parameter's type is .{kind.name}")
     low, high = -(1 << kind.bits - 1), (1 << kind.bits) - 1  # nvcc writes .u32 for int too
     if not low <= int(value) <= high:
         raise ValueError(f"{parameter.name}: got {value}; a parameter of type .{kind.name} holds {low} to {high}")

@@ -14,7 +14,7 @@ from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
-from tcemu.ptx.runtime.launch_shape import LaunchShape, coordinates, launch_shape
+from tcemu.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape
 from tcemu.ptx.runtime.runtime_functions import RuntimeFunctions, add_heap
 from tcemu.ptx.runtime.scheduler import Schedule
 from tcemu.ptx.runtime.tracing import KernelOutputs, Observer, Tracepoint, Tracer
@@ -93,6 +93,8 @@ def run(
         StepLimit: The kernel executed more statements than `step_limit`.
         TypeError, ValueError: An argument does not fit.
     """
+    if not isinstance(text, str | Module):
+        raise TypeError(f"text: got {type(text).__name__}; expected PTX as a string, or a module of tcemu.ptx.parse or tcemu.ptx.compile")
     module = parse(text) if isinstance(text, str) else text
     function = _find_entry(module, entry)
     target = _compatible_target(module, target)
@@ -103,6 +105,7 @@ def run(
         kernel = link(module, function, target, checked, shape.cluster_size)
         inputs = place_arguments(kernel, args, cases)
         launch = _Launch(kernel, inputs, shape, shared_bytes, cooperative)
+        check_shared_size(target, launch.shared_bytes, shared_bytes)
         tracer = Tracer((trace,) if isinstance(trace, Tracepoint) else trace, kernel, launch.threads, inputs.read_outputs)
         watching = (watch,) if callable(watch) else tuple(watch)
         observers = (tracer, *watching) if tracer.tracepoints else watching
@@ -133,6 +136,8 @@ def _find_entry(module: Module, name: str | None) -> Function:
 def _compatible_target(module: Module, target: str) -> str:
     """Return the target by its name. Raises Unsupported if PTX for the module's target does not run there."""
     named = resolve_target(target)
+    if not named.startswith("sm_"):
+        raise Unsupported(f"target: got {named}; PTX runs on NVIDIA's GPUs alone")
     have, want = named.removeprefix("sm_"), module.target.removeprefix("sm_")
     number = int(want.rstrip("af"))
     runs = have == want or int(have.rstrip("af")) >= number
@@ -180,11 +185,10 @@ class _Launch:
         memory = jax.device_put(self.inputs.initial_memory())  # unlike jnp.asarray and jnp.zeros, device_put compiles nothing
         starts, sizes = self.inputs.room_table()
         rooms = Rooms(jax.device_put(starts), jax.device_put(sizes))
-        size, order = self.blocks_per_chunk(), self.shape.block_order()
-        numbers_in_order = (np.arange(len(self.inputs.parameters))[:, None] * self.blocks_per_case + order).ravel()
-        first = 0
+        size, first = self.blocks_per_chunk(), 0
         while first < self.blocks:
-            numbers = numbers_in_order[first : self._chunk_end(first, size)]
+            case, position = np.divmod(np.arange(first, self._chunk_end(first, size)), self.blocks_per_case)
+            numbers = case * self.blocks_per_case + self.shape.block_numbers(position)
             chunk = Chunk(self._machine(memory, rooms, numbers, first))
             present = np.zeros((len(numbers), self.padded_threads), bool)
             present[:, : self.threads] = True
@@ -224,7 +228,7 @@ class _Launch:
     def _pending_clusters(self, first: int, count: int) -> PendingClusters:
         """Return the clusters that may be cancelled while the `count` blocks from `first` on run: those after them, of the same case."""
         size, case = self.shape.cluster_size, first // self.blocks_per_case
-        places = np.stack(coordinates(self.shape.block_order()[::size], self.grid), axis=-1)
+        places = np.stack(coordinates(self.shape.block_numbers(np.arange(0, self.blocks_per_case, size)), self.grid), axis=-1)
         begun = (first + count - case * self.blocks_per_case) // size
         return PendingClusters(jnp.int64(begun), jnp.int64(len(places)), jnp.asarray(places, jnp.uint32))
 

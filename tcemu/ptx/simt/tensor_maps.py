@@ -11,24 +11,35 @@ import numpy as np
 MAP_BYTES = 128  # the opaque object
 ALIGNMENT = 64
 MAGIC = 0x7CE37A90  # first word of an object that `TensorMap.encode` made
-BITS = {  # the data types of cuTensorMapEncodeTiled that are copied unchanged; b4x16 is 16U4_ALIGN8B
+BITS = {  # the data types of cuTensorMapEncodeTiled; b4x16 is 16U4_ALIGN8B, b4x16_p64 16U4_ALIGN16B, b6x16_p32 16U6_ALIGN16B
     **{name: 8 for name in ("u8", "e4m3", "e5m2")},
     **{name: 16 for name in ("u16", "f16", "bf16")},
-    **{name: 32 for name in ("u32", "s32", "f32")},
+    **{name: 32 for name in ("u32", "s32", "f32", "tf32")},
     **{name: 64 for name in ("u64", "s64", "f64")},
-    "b4x16": 4,
+    **{name: 4 for name in ("b4x16", "b4x16_p64")},
+    "b6x16_p32": 6,
 }
-# numbers of the data types in tensormap.replace and in CUtensorMapDataType (PTX ISA 9.7.9.28, table of .elemtype); None: one that rounds,
-# flushes or pads
-ELEMENT_TYPES = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", None, "f64", "bf16", None, None, "b4x16", None, None)
+# numbers of the data types in tensormap.replace and in CUtensorMapDataType (PTX ISA 9.7.9.28, table of .elemtype); None: one that flushes
+# subnormal numbers
+ELEMENT_TYPES = (
+    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", None, "f64", "bf16", "tf32", None, "b4x16", "b4x16_p64", "b6x16_p32"
+)  # fmt: skip
+PADDED = ("b4x16_p64", "b6x16_p32")  # 16 elements and padding fill 16 bytes of shared memory: PTX ISA 5.5.1.1
+LOADED_ONLY = ("tf32", "b4x16_p64", None)  # types of which no source says what a copy to global memory does
 TYPE_NUMBERS = {name: ELEMENT_TYPES.index("u8" if name in ("e4m3", "e5m2") else name) for name in BITS}
 SWIZZLES = (0, 32, 64, 128)  # in bytes, by their numbers in tensormap.replace
-ATOMS = (16, 32, None, 64)  # bytes that the swizzle of 128 moves as one, by their numbers; None: 32 with 8 bytes flipped
+ATOMS = (16, 32, 32, 64)  # bytes that the swizzle of 128 moves as one, by their numbers
+FLIPPING_ATOM = 2  # the number of SWIZZLE_128B_ATOM_32B_FLIP_8B
+PADDED_ROW = 128  # elements of a row of a box of a padded type
 MAX_RANK, MAX_BOX, MAX_ELEMENT_STRIDE, DIMENSION_LIMIT, STRIDE_LIMIT = 5, 256, 8, 1 << 32, 1 << 40
 UNIT_BYTES = 16  # rows of a copy and strides are multiples of it
-SECTION = "CUDA driver API, cuTensorMapEncodeTiled"
+SECTION, IM2COL_SECTION = "CUDA driver API, cuTensorMapEncodeTiled", "CUDA driver API, cuTensorMapEncodeIm2col"
 # first words of the fields of the encoded object
 KIND_WORD, ADDRESS_WORD, DIMENSION_WORDS, STRIDE_WORDS, BOX_WORDS, ELEMENT_STRIDE_WORDS = 1, 2, 4, 9, 19, 24
+CORNER_WORDS = 29  # of an im2col map, for each spatial dimension: the lower corner in the low half, the upper one in the high half
+IM2COL = 8  # bit of the rank's byte that tells an im2col map
+CORNER_BITS = {3: 16, 4: 8, 5: 5}  # signed bits of a coordinate of a corner, by the rank
+MAX_PIXELS = 1024  # pixels of a column
 FIELD_SHIFTS = {"rank": 0, "elemtype": 8, "swizzle_mode": 16, "swizzle_atomicity": 24}  # lowest bits of the bytes in the word KIND_WORD
 
 
@@ -36,20 +47,25 @@ FIELD_SHIFTS = {"rank": 0, "elemtype": 8, "swizzle_mode": 16, "swizzle_atomicity
 class TensorMap:
     """A tensor map: the argument of `tcemu.ptx.run` for a parameter `.param .align 64 .b8 map[128]`.
 
-    Elements outside the tensor are read as zeros and not stored. Interleaved layouts, im2col boxes, the fill with NaN, and the data types
-    that round (TFLOAT32), flush (FTZ) or pad (16U4_ALIGN16B, 16U6_ALIGN16B) are not supported.
+    Elements outside the tensor are read as zeros and not stored. A copy to shared memory rounds "tf32" to nearest even, and fills the
+    padding of "b4x16_p64" and "b6x16_p32", which PTX leaves open, with zeros. Interleaved layouts, the fill with NaN, and the data types
+    that flush subnormal numbers (FTZ) are not supported.
 
     Args:
         data: The array that contains the tensor, whose contents `run` returns; or an int, the number of the argument that is that array.
-        dtype: "f16", "bf16", "f32", "f64", "u8", "e4m3", "e5m2", "u16", "u32", "s32", "u64", "s64", or "b4x16" for
-            packed elements of 4 bits.
+        dtype: "f16", "bf16", "f32", "tf32", "f64", "u8", "e4m3", "e5m2", "u16", "u32", "s32", "u64", "s64", "b4x16" for packed elements
+            of 4 bits, or "b4x16_p64" and "b6x16_p32" for packed elements of 4 and 6 bits that are padded in shared memory.
         global_dims: Elements along each dimension, 1 to 5 dimensions, innermost first as in `cuTensorMapEncodeTiled`.
-        box_dims: Elements of the box that one copy moves.
+        box_dims: Elements of the box that one copy moves; of an im2col map the channels of a pixel and the pixels of a column.
         global_strides: Bytes from one element to the next along each dimension but the first; None: no gaps.
         element_strides: Strides in elements; None: all 1.
         swizzle: 0, 32, 64 or 128 bytes.
         swizzle_atom: Bytes that stay together: 16; for the swizzle of 128 also 32 or 64 (SWIZZLE_128B_ATOM_32B, _ATOM_64B).
         offset: Byte of `data` at which the tensor begins.
+        swizzle_flip: True for SWIZZLE_128B_ATOM_32B_FLIP_8B: the halves of each 16 bytes change places in odd lines of 128 bytes, where
+            the driver's documentation says "every alternate row".
+        corners: Lower and upper corner of the bounding box of the pixels, width first, for an im2col map as cuTensorMapEncodeIm2col makes
+            it. Its `element_strides` are the steps from one pixel to the next. None: a map of boxes.
 
     Raises:
         ValueError: cuTensorMapEncodeTiled rejects the arguments.
@@ -66,6 +82,8 @@ class TensorMap:
     swizzle: int = 0
     offset: int = 0
     swizzle_atom: int = 16
+    swizzle_flip: bool = False
+    corners: tuple[Sequence[int], Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in BITS:
@@ -74,7 +92,10 @@ class TensorMap:
         if not 1 <= rank <= MAX_RANK:
             raise ValueError(f"global_dims: got {rank} dimensions; expected 1 to {MAX_RANK}. {SECTION}")
         _check_integers("global_dims", self.global_dims, rank, 1, DIMENSION_LIMIT - 1)
-        _check_integers("box_dims", self.box_dims, rank, 1, MAX_BOX)
+        if self.corners is None:
+            _check_integers("box_dims", self.box_dims, rank, 1, MAX_BOX)
+        else:
+            self._check_corners(rank)
         _check_integers("element_strides", self.element_steps, rank, 1, MAX_ELEMENT_STRIDE)
         _check_integers("global_strides", self.strides, rank - 1, UNIT_BYTES, STRIDE_LIMIT - UNIT_BYTES, UNIT_BYTES)
         _check_integers("offset", (self.offset,), 1, 0, STRIDE_LIMIT, UNIT_BYTES)
@@ -82,11 +103,38 @@ class TensorMap:
             raise ValueError(f"swizzle: got {self.swizzle}; expected one of {', '.join(map(str, SWIZZLES))}, in bytes. {SECTION}")
         if self.swizzle_atom not in (16, 32, 64) or (self.swizzle_atom != 16 and self.swizzle != 128):
             raise ValueError(f"swizzle_atom: got {self.swizzle_atom}; expected 16, or 32 or 64 with swizzle=128. {SECTION}")
+        if self.swizzle_flip and self.swizzle_atom != 32:
+            raise ValueError(f"swizzle_flip: expected swizzle_atom=32, got {self.swizzle_atom}. {SECTION}")
         row = self.box_dims[0] * self.bits // 8
-        if self.box_dims[0] * self.bits % (8 * UNIT_BYTES):
+        if self.dtype in PADDED:
+            row = self._check_padded()
+        elif self.box_dims[0] * self.bits % (8 * UNIT_BYTES):
             raise ValueError(f"box_dims: the innermost one has {row} bytes; expected a multiple of {UNIT_BYTES}. {SECTION}")
         if self.swizzle and row > self.swizzle:
             raise ValueError(f"box_dims: the innermost one has {row} bytes; the swizzle takes at most {self.swizzle}. {SECTION}")
+
+    def _check_corners(self, rank: int) -> None:
+        """Raise ValueError for an im2col map that cuTensorMapEncodeIm2col rejects."""
+        assert self.corners is not None
+        if rank not in CORNER_BITS:
+            raise ValueError(f"global_dims: got {rank} dimensions; an im2col map has 3, 4 or 5. {IM2COL_SECTION}")
+        if len(self.box_dims) != 2:
+            raise ValueError(f"box_dims: got {len(self.box_dims)} numbers; an im2col map has channels and pixels. {IM2COL_SECTION}")
+        _check_integers("box_dims", self.box_dims[:1], 1, 1, MAX_BOX)
+        _check_integers("box_dims", self.box_dims[1:], 1, 1, MAX_PIXELS)
+        limit = 1 << CORNER_BITS[rank] - 1
+        for name, corner in zip(("lower corner", "upper corner"), self.corners, strict=True):
+            _check_integers(f"corners: the {name}", corner, rank - 2, -limit, limit - 1)
+
+    def _check_padded(self) -> int:
+        """Return the bytes of a row in shared memory of a padded type. Raises ValueError for what the driver rejects."""
+        if self.box_dims[0] != PADDED_ROW or self.global_dims[0] % PADDED_ROW:
+            raise ValueError(f"box_dims, global_dims: a row of {self.dtype} has {PADDED_ROW} elements, or a multiple. {SECTION}")
+        if any(stride % 32 for stride in self.strides) or self.offset % 32 or self.swizzle not in (0, 128) or self.swizzle_atom == 64:
+            raise ValueError(
+                f"{self.dtype}: strides and offset are multiples of 32 bytes, and the swizzle is 0 or 128 in atoms of 16 or 32. {SECTION}"
+            )
+        return PADDED_ROW
 
     @property
     def bits(self) -> int:
@@ -131,7 +179,9 @@ class TensorMap:
         words = np.zeros(MAP_BYTES // 4, np.uint32)
         rank, start = len(self.global_dims), address + self.offset
         words[0] = MAGIC
-        numbers = rank, TYPE_NUMBERS[self.dtype], SWIZZLES.index(self.swizzle), ATOMS.index(self.swizzle_atom)
+        atom = FLIPPING_ATOM if self.swizzle_flip else ATOMS.index(self.swizzle_atom)
+        kind = rank | (IM2COL if self.corners is not None else 0)
+        numbers = kind, TYPE_NUMBERS[self.dtype], SWIZZLES.index(self.swizzle), atom
         words[KIND_WORD] = sum(number << FIELD_SHIFTS[name] for name, number in zip(FIELD_SHIFTS, numbers, strict=True))
         words[ADDRESS_WORD : ADDRESS_WORD + 2] = start & 0xFFFFFFFF, start >> 32
         words[DIMENSION_WORDS : DIMENSION_WORDS + MAX_RANK] = 1
@@ -139,7 +189,9 @@ class TensorMap:
         for axis, stride in enumerate(self.strides):
             words[STRIDE_WORDS + 2 * axis : STRIDE_WORDS + 2 * axis + 2] = stride & 0xFFFFFFFF, stride >> 32
         words[BOX_WORDS : BOX_WORDS + MAX_RANK] = 1
-        words[BOX_WORDS : BOX_WORDS + rank] = self.box_dims
+        words[BOX_WORDS : BOX_WORDS + len(self.box_dims)] = self.box_dims
+        for axis, (low, high) in enumerate(zip(*(self.corners or ((), ())), strict=True)):
+            words[CORNER_WORDS + axis] = low & 0xFFFF | (high & 0xFFFF) << 16
         words[ELEMENT_STRIDE_WORDS : ELEMENT_STRIDE_WORDS + MAX_RANK] = 1
         words[ELEMENT_STRIDE_WORDS : ELEMENT_STRIDE_WORDS + rank] = self.element_steps
         return words

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from tcemu.base.errors import Unsupported
-from tcemu.ptx.instruction_interface import Context, Prepare, Step
+from tcemu.ptx.instruction_interface import Context, Step
 from tcemu.ptx.simt.device_memory import locate_in_rooms
 from tcemu.ptx.simt.faults import Message, Misaligned
 from tcemu.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, parse_atomic
@@ -55,12 +55,11 @@ FORM = InstructionForm(
     (3, 4, 5),
     90,
     SECTION,
-    {"tensor": "cp.reduce.async.bulk of a run of bytes is"},
 )
 
 
-def prepare_any_copy(statement: Statement, context: Context) -> Step:
-    """Prepare `cp.async` or `cp.reduce.async.bulk`."""
+def prepare_linear_copy(statement: Statement, context: Context) -> Step:
+    """Prepare `cp.async` or `cp.reduce.async.bulk` of a run of bytes."""
     return _prepare_reduction(statement, context) if statement.qualifiers[:1] == ("reduce",) else copies.prepare_copy(statement, context)
 
 
@@ -80,7 +79,7 @@ def _prepare_reduction(statement: Statement, context: Context) -> Step:
     barrier = None if to_global else statement.operands[3]
     if not isinstance(target, Address) or not isinstance(source, Address) or (barrier is not None and not isinstance(barrier, Address)):
         raise Unsupported(f"an address must be in brackets. {SECTION}")
-    atomic = _element_operation(statement, context, space, operation, kind)
+    atomic = element_operation(statement, context, space, operation, kind)
     misaligned = Message(f"the size must be a multiple of {UNIT_BYTES} bytes. {SECTION}", Misaligned)
 
     def execute(machine: Machine) -> Machine:
@@ -101,7 +100,7 @@ def _prepare_reduction(statement: Statement, context: Context) -> Step:
     return Step(execute)
 
 
-def _element_operation(statement: Statement, context: Context, space: str, operation: str, kind: str) -> Atomic:
+def element_operation(statement: Statement, context: Context, space: str, operation: str, kind: str) -> Atomic:
     """Return the operation on an element, which is that of `red`."""
     rounding = ".noftz" if kind in ("f16", "bf16") else ""
     element = replace(statement, opcode=f"red.{space}.{operation}{rounding}.{kind}", operands=(Address(None), Register("%element")))
@@ -136,6 +135,3 @@ def _extract_element(words: list[Array], i: int, bits: int) -> Array:
     if bits == 32:
         return words[i]
     return words[i // 2] >> np.uint32(16 * (i % 2)) & np.uint32(0xFFFF)
-
-
-PREPARE: dict[str, Prepare] = {"cp": prepare_any_copy}

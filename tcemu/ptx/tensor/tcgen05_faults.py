@@ -84,6 +84,7 @@ class Tcgen05Fault(Enum):
     # 8: values that must agree
     SCALES_DIFFER = FaultRow(8, "{}: the copies of the scales in the quarters of the lanes differ", "9.7.16.10.7")
     UNDEFINED_METADATA = FaultRow(8, "sp-meta-tmem: a field of the sparsity metadata is {}, which is not defined", "9.7.16.10.8")
+    OPEN_SCALED_INPUT = FaultRow(8, "scale-input-d makes an element of D subnormal; nobody has published how it is rounded", "9.7.16.10.9")
     # 9: groups
     MIXED_GROUPS = FaultRow(9, "it has cta_group::{}, but line {} has another: all tcgen05 of a kernel must have the same", "9.7.16.5")
     # 10: collectors

@@ -22,7 +22,7 @@ import numpy as np
 from tcemu.base.errors import UndefinedBehaviour
 from tcemu.instructions.tcgen05 import PADDED_KINDS
 from tcemu.isa.families import LANES
-from tcemu.isa.tcgen05 import Tcgen05, Tcgen05Allocation, Tcgen05Commit, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Shift
+from tcemu.isa.tcgen05 import LONG_K, Tcgen05, Tcgen05Allocation, Tcgen05Commit, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Shift
 from tcemu.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
 from tcemu.layouts.sparsity import undefined_fields
 from tcemu.layouts.tcgen05_memory import decode_tcgen05_descriptor, descriptor_problem, tcgen05_unit_addresses
@@ -473,7 +473,7 @@ class Tcgen05Protocol:
             mask = None if masks is None else int(masks[at])
             extents = shared_extents(described, layout, mask)
             for name, words in descriptors.items():
-                self._read_shared(event, at, name, int(words[at]), extents[name][:3], op.cta_group)
+                self._read_shared(event, at, name, int(words[at]), extents[name][:3], op.cta_group, long_k=described.product.k == LONG_K)
             addresses = {name: int(array[at]) for name, array in values.items() if name != "idesc"}
             read, written = [], []
             for cta in self._pair(at[0], op.cta_group):
@@ -492,6 +492,9 @@ class Tcgen05Protocol:
                 if access.name == "sp_meta":
                     self._check_metadata(event, at, access, described, layout, addresses["sp_meta"] >> 16)
             self._run_work(event, at, read, written, signature)
+            if op.ashift:
+                shifted = [access._replace(bands=np.arange(BANDS), name="") for access in read if access.name == "a_tmem"]
+                self._run_work(event, at, [], shifted, ("shift",))
 
     def _check_metadata(
         self, event: ExecutedStatement, thread: tuple[int, int], access: CellAccess, described: InstructionDescriptor,
@@ -604,10 +607,11 @@ class Tcgen05Protocol:
     # ---- shared memory
 
     def _read_shared(
-        self, event: ExecutedStatement, thread: tuple[int, int], name: str, value: int, extent: tuple[str, int, int], group: int
-    ) -> None:
+        self, event: ExecutedStatement, thread: tuple[int, int], name: str, value: int, extent: tuple[str, int, int], group: int,
+        *, long_k: bool = False,
+    ) -> None:  # fmt: skip
         """Check and record the shared memory that a descriptor names. The work that is about to be issued has the next number."""
-        problem = descriptor_problem(np.array([value & 0xFFFFFFFF, value >> 32], np.uint32))
+        problem = descriptor_problem(np.array([value & 0xFFFFFFFF, value >> 32], np.uint32), long_k=long_k)
         if problem:
             self._forbid(event, *thread, Tcgen05Fault.ILLEGAL_DESCRIPTOR, name, problem.rpartition(". ")[0])
         units = _descriptor_units(value, *extent)

@@ -424,7 +424,7 @@ def _shift(bound: BoundStatement[Tcgen05Shift]) -> Callable[[Machine], Machine]:
     def shift(values: Values, shared: Array, cells: Array) -> tuple[Array, Array]:
         at = values["address"]
         wrong = (at >> 16) % QUARTER != 0, _leaves_tensor_memory(at, SHIFT_COLUMNS)
-        return tcgen05.move_rows_down(bound.op, at & np.uint32(0xFFFF), cells), jnp.stack(wrong)
+        return tcgen05.move_rows_down(bound.op.cta_group, at & np.uint32(0xFFFF), cells), jnp.stack(wrong)
 
     def execute(machine: Machine) -> Machine:
         values = {"address": machine.address(address).astype(jnp.uint32)}
@@ -439,7 +439,7 @@ def _shift(bound: BoundStatement[Tcgen05Shift]) -> Callable[[Machine], Machine]:
 
 def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
     op = bound.op
-    tcgen05.require_modelled(op, bound.integer("scale_input_d", 0))
+    scale = bound.integer("scale_input_d", 0)
     names = [name for name in ("idesc", "zero_column_mask") if name in bound.operands]
 
     def execute(machine: Machine, idesc: int, mask: int | None = None) -> Machine:
@@ -455,17 +455,23 @@ def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
             wrong += [_leaves_tensor_memory(values[name], count) for name, count in columns.items()]
             lane = values["d"] >> 16
             wrong.append((lane != 0) & ((lane != 16) | (not layout.rows_above)))
-            fresh = tcgen05.mma(op, idesc=idesc, shared=shared, tmem=cells, zero_column_mask=mask, target=bound.target, **values)
+            if scale and bound.checked:
+                wrong.append(tcgen05.scaled_input_is_open(described, values["d"], values["enable_input_d"], scale, cells))
+            fresh = tcgen05.mma(
+                op, idesc=idesc, shared=shared, tmem=cells, zero_column_mask=mask, scale_input_d=scale, target=bound.target, **values
+            )
             return fresh, jnp.stack(wrong)
 
         machine = _check_allocation(machine, bound, values, columns)
         messages = (*map(_shared_message, extents), *map(_tensor_message, columns), LANE_MESSAGE)
+        messages += (SCALE_MESSAGE,) if scale and bound.checked else ()
         return _issue(machine, bound, values, multiply, messages)
 
     return Step(execute, constants=tuple(bound.operands[name] for name in names))
 
 
 LANE_MESSAGE = Message(Tcgen05Fault.LANE_OF_D.message(), UndefinedBehaviour)
+SCALE_MESSAGE = Message(Tcgen05Fault.OPEN_SCALED_INPUT.message(), UndefinedBehaviour)
 
 
 def _read_operands(machine: Machine, bound: BoundStatement[Tcgen05Mma]) -> Values:

@@ -99,7 +99,6 @@ def _check_constant(field: str, value: Operand, target: str) -> None:
         raise Unsupported(f".swizzle_atomicity needs sm_100a or later; the target is {target}. {SECTION}")
     refused = {
         "elemtype": maps.ELEMENT_TYPES[number] is None, "interleave_layout": number != 0, "fill_mode": number != 0,
-        "swizzle_atomicity": maps.ATOMS[number & 3] is None,
     }  # fmt: skip
     if refused.get(field):
         raise Unsupported(f".{field} of {number} is not supported; see the limits of tcemu.ptx.TensorMap. {SECTION}")

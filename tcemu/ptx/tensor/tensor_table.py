@@ -2,13 +2,12 @@
 
 from tcemu.ptx.instruction_interface import Prepare
 from tcemu.ptx.tensor import (
-    async_copies,
     async_stores,
-    bulk_reductions,
     cluster_launch_control,
     launch_control,
     mbarriers,
     tcgen05_statements,
+    tensor_copies,
     tensor_map_edits,
     warp_matrices,
     warpgroup_products,
@@ -17,8 +16,7 @@ from tcemu.ptx.tensor import (
 MODULES = (
     warp_matrices,
     warpgroup_products,
-    async_copies,
-    bulk_reductions,
+    tensor_copies,
     async_stores,
     cluster_launch_control,
     mbarriers,
