@@ -13,6 +13,7 @@ from tcemu.ptx.runtime.kernel_runner import run as run
 from tcemu.ptx.runtime.scheduler import StepLimit as StepLimit
 from tcemu.ptx.runtime.target_comparison import Comparison as Comparison
 from tcemu.ptx.runtime.target_comparison import Divergence as Divergence
+from tcemu.ptx.runtime.target_comparison import ElementDifference as ElementDifference
 from tcemu.ptx.runtime.target_comparison import compare as compare
 from tcemu.ptx.runtime.tracing import ExecutedStatement as ExecutedStatement
 from tcemu.ptx.runtime.tracing import KernelOutputs as KernelOutputs
@@ -32,6 +33,7 @@ __all__ = [
     "BufferPointer",
     "Comparison",
     "Divergence",
+    "ElementDifference",
     "ExecutedStatement",
     "Function",
     "KernelOutputs",

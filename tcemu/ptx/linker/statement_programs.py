@@ -77,7 +77,7 @@ class StatementProgram:
             threads: Threads that execute the statement together.
             patience: Executions, each of one thread, after which the program is compiled with all optimisations.
         """
-        self._trace, self._device, self._threads, self._remaining = trace, device, threads, patience
+        self._make, self._device, self._threads, self._remaining = trace, device, threads, patience
         self._name = f"{_environment()}-{blake2b(repr((key, device)).encode(), digest_size=20).hexdigest()}"
         if self._load(OPTIMISED):
             self._remaining = None
@@ -96,7 +96,7 @@ class StatementProgram:
     def _compile(self, effort: str) -> None:
         hits = compilation_cache_hits()
         with jax.enable_x64(True), jax.default_device(self._device):
-            traced = self._trace()
+            traced = self._make()
             lowered = jax.jit(traced.function, donate_argnums=0 if traced.donates else ()).lower(*traced.shapes)
             self._compiled = compile_in_short_time(lowered) if effort == QUICK else lowered.compile()
         self.facts = traced.facts

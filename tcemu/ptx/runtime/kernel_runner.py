@@ -12,6 +12,7 @@ import numpy as np
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
+from tcemu.ptx.cuda_source import Source, read_module
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
 from tcemu.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape
@@ -32,7 +33,6 @@ from tcemu.ptx.tensor.tcgen05_faults import Tcgen05Fault
 from tcemu.ptx.tensor.tcgen05_protocol import tcgen05_protocol
 from tcemu.ptx.tensor.wgmma_protocol import wgmma_protocol
 from tcemu.ptx.text.module import Function, Module
-from tcemu.ptx.text.parser import parse
 from tcemu.ptx.text.ptx_types import storage_dtype
 
 CHUNK_BYTES = 1 << 30  # registers, local and shared memory of the blocks that run at once
@@ -40,7 +40,7 @@ STEP_LIMIT = 5_000_000
 
 
 def run(
-    text: str | Module,
+    text: Source,
     *,
     entry: str | None = None,
     grid: int | Sequence[int],
@@ -53,6 +53,7 @@ def run(
     cooperative: bool = False,
     step_limit: int = STEP_LIMIT,
     cases: int | None = None,
+    options: Sequence[str] = (),
     trace: Tracepoint | Sequence[Tracepoint] = (),
     watch: Observer | Sequence[Observer] = (),
 ) -> KernelOutputs:
@@ -62,8 +63,8 @@ def run(
     and memory of all fit in 1 GiB.
 
     Args:
-        text: PTX, or a module from `tcemu.ptx.parse` or `tcemu.ptx.compile`.
-        entry: Name of the kernel, or its name expression for `compile`; None: the only one.
+        text: PTX or CUDA C++; the path of a file of either (*.cu: CUDA C++); or a module from `tcemu.ptx.parse` or `tcemu.ptx.compile`.
+        entry: Name of the kernel, in CUDA C++ as "axpy<float>"; None: the only one.
         grid: Blocks, one to three numbers, x first.
         block: Threads of a block, one to three numbers, x first.
         args: Arguments in the order of the entry's parameters. For a pointer: a NumPy or JAX array of any dtype, which becomes a buffer of
@@ -77,6 +78,7 @@ def run(
         step_limit: Statements that a chunk of blocks may execute, each for all threads at once.
         cases: Number of launches in one call. Every argument, also a number, then has an additional first axis, and each case has buffers
             of its own. An array with that axis alone holds numbers.
+        options: Options of NVRTC for CUDA C++, as "-DN=4".
         trace: Tracepoints; see `tcemu.ptx.Tracepoint`.
         watch: Functions that are called with an `ExecutedStatement` after each statement.
 
@@ -85,7 +87,7 @@ def run(
         text of the kernel's `printf`; `notes` has what checked mode remarks on and does not forbid.
 
     Raises:
-        PtxError: The text is not PTX.
+        PtxError: The text is not PTX, or NVRTC is missing or rejects the source.
         Unsupported: A statement is not supported, with line and column. Nothing has run.
         OutOfBounds, Misaligned: An access is wrong, with block, thread, line and address.
         Trapped: The kernel executed `trap`.
@@ -95,8 +97,8 @@ def run(
     """
     if not isinstance(text, str | Module):
         raise TypeError(f"text: got {type(text).__name__}; expected PTX as a string, or a module of tcemu.ptx.parse or tcemu.ptx.compile")
-    module = parse(text) if isinstance(text, str) else text
-    function = _find_entry(module, entry)
+    module = read_module(text, target, entry, options)
+    function = find_entry(module, entry)
     target = _compatible_target(module, target)
     shape = launch_shape(function, target, grid, block, cluster)
     if cases is not None and cases < 1:
@@ -119,7 +121,8 @@ def run(
 # ---- arguments of the launch
 
 
-def _find_entry(module: Module, name: str | None) -> Function:
+def find_entry(module: Module, name: str | None) -> Function:
+    """Return the kernel of a name or a name expression; None: the only one. Raises ValueError."""
     if module.address_size != 64:
         raise Unsupported(
             f"the module has addresses of {module.address_size} bits, the default without .address_size 64; only 64 bits are supported"
