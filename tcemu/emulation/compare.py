@@ -82,7 +82,8 @@ def compare(
             row too, with its error against the exact function of the same operands. None: functions stay as they are.
 
     Returns:
-        A `Comparison`: it prints as a table, has one `ProductErrors` for each product and policy and for each function, and `tcemu.viz.plot` draws it.
+        A `Comparison`: it prints as a table, has one `ProductErrors` for each product and policy and for each function, and
+        `tcemu.viz.plot` draws it.
 
     Raises:
         TypeError: Policies or inputs of another kind, and as `emulate`.
@@ -254,10 +255,10 @@ class RunOptions(NamedTuple):
 
 
 def float_results(
-    call: TracedCall, policy: Policy, convolutions: bool, key: PRNGKey | None = None, options: RunOptions = RunOptions()
+    call: TracedCall, policy: Policy, convolutions: bool, key: PRNGKey | None = None, options: RunOptions | None = None
 ) -> list[np.ndarray]:
     """Return the float results of a call under a policy, as float64."""
-    rewriter = Rewriter(policy, convolutions, call.survey, **options._asdict())
+    rewriter = Rewriter(policy, convolutions, call.survey, **(options or RunOptions())._asdict())
     scope = Scope(key=key)
     values = jax.jit(lambda *arrays: rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, scope))(*call.arrays)
     jax.effects_barrier()

@@ -295,8 +295,8 @@ def emulate(
 
     Raises:
         TypeError: A policy, a choice or the key is of another kind; an array is neither JAX's nor NumPy's; or a call changes state.
-        ValueError: A name is no recipe's or no kernel's, a choice returns another shape, `parameters` or `rows` matches no array, a result has no axis for
-            the rows, or a recipe that rounds stochastically gets no key.
+        ValueError: A name is no recipe's or no kernel's, a choice returns another shape, `parameters` or `rows` matches no array, a result
+            has no axis for the rows, or a recipe that rounds stochastically gets no key.
     """
     check_function("emulate", fn, policy)
     return EmulatedFunction(fn, policy, convolutions, parameters, key, rows, functions)

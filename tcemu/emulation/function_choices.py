@@ -4,8 +4,8 @@ A policy for functions, the argument `functions` of `tcemu.emulate` and `tcemu.c
 
 - the name of kernels in `tcemu.functional.KERNELS`, such as "liger", for every function that has a kernel of that name;
 - rules: a dict, or a list of pairs, from a pattern to a choice. The first rule that matches counts. A pattern is a string for the
-  function's kind, name or scope or the path of a parameter, in which "*" stands for anything (`fnmatch`), a regular expression, or a function
-  from a `Function` to a bool;
+  function's kind, name or scope or the path of a parameter, in which "*" stands for anything (`fnmatch`), a regular expression, or a
+  function from a `Function` to a bool;
 - a function from a `Function` to a choice.
 
 A choice is the name of a kernel, a value such as a `SoftmaxKernel`, or None, which leaves the function as it is.
@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 
 from tcemu import functional
-from tcemu.emulation.decisions import NO_RULE, pattern_text
+from tcemu.emulation.decisions import NO_RULE
 from tcemu.emulation.function_patterns import FLOATS
 from tcemu.emulation.survey import Function
 from tcemu.functional.kernel_table import KERNELS, kernel_value
@@ -101,7 +101,9 @@ def decide_function(policy: FunctionPolicy, function: Function) -> FunctionDecis
         choice, why = policy(function), "the policy leaves it"
     else:
         assert isinstance(policy, tuple)  # as `as_function_policy` leaves rules
-        matching = ((choice, f"the rule for {pattern_text(pattern)} leaves it") for pattern, choice in policy if _matches(pattern, function))
+        matching = (
+            (choice, f"the rule for {_pattern_text(pattern)} leaves it") for pattern, choice in policy if _matches(pattern, function)
+        )
         choice, why = next(matching, (None, NO_RULE))
     for dtype in (function.operand_dtype, function.dtype):
         if choice is not None and jnp.dtype(dtype).name not in FLOATS:
@@ -115,13 +117,17 @@ def decide_function(policy: FunctionPolicy, function: Function) -> FunctionDecis
         rows = ", ".join(KERNELS[function.kind])
         raise ValueError(f"functions: for {function} it gave {choice!r}; {function.kind} has the kernels {rows}; or give a {kind.__name__}")
     if function.kind == "gelu":
-        form = kernel_value("gelu", GeluKernel, choice, function.columns, function.operand_dtype).form
+        form = kernel_value("gelu", GeluKernel, choice, function.columns, function.operand_dtype).form  # type: ignore[arg-type]
         if (form == "erf") != (function.form == "erf"):
             other = f"GELU by {function.form}, and the kernel's form is {form}"
             if isinstance(policy, str):
                 return FunctionDecision(None, other)
             raise ValueError(f"functions: {function} is {other}; choose a kernel of the same function")
     return FunctionDecision(choice, choice if isinstance(choice, str) else kind.__name__)
+
+
+def _pattern_text(pattern: FunctionPattern) -> str:
+    return repr(pattern.pattern if isinstance(pattern, re.Pattern) else pattern)
 
 
 def _matches(pattern: FunctionPattern, function: Function) -> bool:
@@ -164,11 +170,11 @@ def unused_function_warnings(policy: FunctionPolicy, functions: Sequence[Functio
     lines = []
     if isinstance(policy, tuple):
         lines = [
-            f"functions: the rule for {pattern_text(pattern)} matches no function; the functions are {names}"
+            f"functions: the rule for {_pattern_text(pattern)} matches no function; the functions are {names}"
             for pattern, _ in policy
             if not any(_matches(pattern, function) for function in functions)
         ]
-    wants = isinstance(policy, str) or any(choice is not None for _, choice in policy if isinstance(policy, tuple))
+    wants = isinstance(policy, str) or (isinstance(policy, tuple) and any(choice is not None for _, choice in policy))
     if wants and not replaced and not lines:
         lines.append(f"functions: no function is replaced; the functions are {names}; .report(...) lists all")
     return lines

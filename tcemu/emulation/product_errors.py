@@ -95,7 +95,10 @@ class WorstElement:
             Unsupported: The recipe's unit has no instruction on its target.
         """
         if self.a_row is None:
-            raise TypeError("explain: this result was read from a file, which has no operands; compare again to explain an element")
+            raise TypeError(
+                "explain: this result was read from a file, which has no operands (compare again to explain an element), or it is a "
+                "function's, which no instruction computes"
+            )
         if self.recipe is None or self.a_codes is None or self.b_codes is None:
             raise TypeError("explain: the product was not by a tcemu.Recipe; give a_row and b_col to tcemu.explain with an instruction")
         scale_a, scale_b = self.scales or (None, None)

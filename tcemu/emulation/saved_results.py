@@ -105,7 +105,7 @@ def function_to_dict(function: Function) -> dict[str, Any]:
 def function_from_dict(data: Any) -> Function:
     """Convert the plain values of `function_to_dict` to their function. Raises ValueError, TypeError or LookupError."""
     members = check_members("function", data["function"], [f.name for f in fields(Function)])
-    values = {name: _nested_tuples(value) for name, value in members.items()}
+    values: dict[str, Any] = {name: _nested_tuples(value) for name, value in members.items()}
     types: dict[str, type] = {"shape": tuple, "parameters": tuple, "index": int, "axis": int, "has_weight": bool, "has_bias": bool}
     types |= dict.fromkeys(("name", "kind", *FUNCTION_DTYPES, "form", "source", "scope"), str)
     types |= {name: kind for name, kind in (("repeats", int), ("eps", float)) if values[name] is not None}
@@ -116,7 +116,8 @@ def function_from_dict(data: Any) -> Function:
             check_type(f"function.{name}", item, kind)
     if values["kind"] not in FUNCTIONS:
         raise DamagedFile(f"function.kind: got {values['kind'][:80]!r}; expected one of {', '.join(FUNCTIONS)}")
-    return Function(**values | {name: jnp.dtype(values[name]) for name in FUNCTION_DTYPES})
+    values |= {name: jnp.dtype(values[name]) for name in FUNCTION_DTYPES}
+    return Function(**values)
 
 
 def computed_from_dict(data: Any) -> Product | Function:

@@ -225,11 +225,10 @@ def _format_array(dtype: DTypeLike, shape: Sequence[int]) -> str:
     return f"{jnp.dtype(dtype).name}[{','.join(map(str, shape))}]"
 
 
-def _make_function(
-    match: FunctionMatch, equation: JaxprEqn, path: str, repeats: int | None, origins: Sequence[Origin | None]
-) -> Function:
+def _make_function(match: FunctionMatch, equation: JaxprEqn, path: str, repeats: int | None, origins: Sequence[Origin | None]) -> Function:
     """Describe a function to a policy. origins: origins of x and, for a norm, of the weight and the bias, or None."""
-    x, out = match.operands[0].aval, equation.outvars[0].aval
+    avals: list[Any] = [match.operands[0].aval, equation.outvars[0].aval]
+    x, out = avals
     weights = [origin for origin in origins[1:] if origin is not None]
     return Function(
         name=path,
@@ -279,7 +278,7 @@ class Survey:
     matches: dict[int, tuple[Jaxpr, dict[int, FunctionMatch]]] = field(default_factory=dict)  # found, by the program's id
 
     def find_functions(self, jaxpr: Jaxpr) -> dict[int, FunctionMatch]:
-        """Return the functions of a program, without those inside its equations, by their equation's number; none unless they are listed."""
+        """Return the functions of a program, without those inside its equations, by their equation's number; {} if none are listed."""
         if not self.with_functions:
             return {}
         if id(jaxpr) not in self.matches:

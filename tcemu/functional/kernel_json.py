@@ -49,11 +49,11 @@ def kernel_from_dict(data: Any) -> KernelValue | str:
     if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in TYPES:
         raise DamagedFile(f"kernel: got {str(data)[:80]}; expected a name, or an object with one of {', '.join(TYPES)}")
     ((name, members),) = data.items()
-    values = dict(check_members("kernel", members, [field.name for field in fields(TYPES[name])]))
+    values: dict[str, Any] = dict(check_members("kernel", members, [field.name for field in fields(TYPES[name])]))
     try:
         if "sums" in values:
-            sums = dict(check_members("kernel.sums", values["sums"], [field.name for field in fields(RowSum)]))
-            values["sums"] = RowSum(**sums | {"reversed_pairs": tuple(sums["reversed_pairs"])})
+            sums: dict[str, Any] = dict(check_members("kernel.sums", values["sums"], [field.name for field in fields(RowSum)]))
+            values["sums"] = RowSum(**{**sums, "reversed_pairs": tuple(sums["reversed_pairs"])})
         return TYPES[name](**values)
     except TypeError as error:
         raise DamagedFile(f"kernel: {error}") from None

@@ -236,7 +236,9 @@ def test_only_what_is_needed_is_computed():
 
 def test_rules_choose_and_what_they_leave_is_said():
     fn = lambda x: jax.nn.silu(llama(jax.nn.gelu(x, approximate=False)))
-    reasons = lambda functions, x=X: {e.function.kind: (e.replaced, e.reason) for e in tcemu.emulate(fn, None, functions=functions).report(x)}
+    reasons = lambda functions, x=X: {
+        e.function.kind: (e.replaced, e.reason) for e in tcemu.emulate(fn, None, functions=functions).report(x)
+    }
     assert reasons("liger") == {
         "gelu": (False, "GELU by erf, and the kernel's form is tanh"), "rms_norm": (True, "liger"), "silu": (True, "liger"),
     }  # fmt: skip
@@ -291,7 +293,7 @@ def test_compare_measures_functions():
     assert rows["softmax"].recipe is None and rows["softmax"].choice == functions["softmax"]
     assert "softmax: softmax of [5,16], 1 run" in str(found)
     assert Comparison.from_json(found.to_json()).to_json() == found.to_json()
-    with pytest.raises(TypeError, match="not by a tcemu.Recipe|read from a file"):
+    with pytest.raises(TypeError, match="function's, which no instruction computes"):
         rows["softmax"].worst.explain()
 
 
