@@ -19,7 +19,8 @@ from ptx_kernels.record import Driver
 
 import tcemu.ptx
 from tcemu.isa.targets import resolve_target
-from tcemu.ptx import BufferPointer, Module, TensorMap, parse
+from tcemu.ptx import BufferPointer, Module, TensorMap
+from tcemu.ptx.cuda_source import Source, read_module
 from tcemu.ptx.runtime import kernel_runner
 from tcemu.ptx.runtime.kernel_arguments import PointerTable
 from tcemu.ptx.simt.tensor_maps import SWIZZLES, TYPE_NUMBERS
@@ -64,12 +65,12 @@ def gpu_target() -> str:
 
 
 def launch_kernel(
-    text: str | Module, *, entry: str | None = None, grid: Any, block: Any, args: Sequence[Any] = (), shared_bytes: int = 0,
+    module: Module, text: str, *, entry: str | None = None, grid: Any, block: Any, args: Sequence[Any] = (), shared_bytes: int = 0,
     cluster: Any = None, cooperative: bool = False,
 ) -> list[np.ndarray]:  # fmt: skip
-    """Launch a kernel on the GPU; the arguments and the result are those of `tcemu.ptx.run`."""
-    driver, function = open_driver(), kernel_runner._find_entry(parse(text) if isinstance(text, str) else text, entry)
-    loaded, handle = driver.load_function(str(text), function.name, shared_bytes)
+    """Launch a kernel on the GPU from its PTX; the other arguments and the result are those of `tcemu.ptx.run`."""
+    driver, function = open_driver(), kernel_runner.find_entry(module, entry)
+    loaded, handle = driver.load_function(text, function.name, shared_bytes)
     buffers: dict[int, tuple[np.ndarray, ctypes.c_uint64]] = {}
     for number, value in enumerate(args):
         points = isinstance(value, BufferPointer | TensorMap)
@@ -162,16 +163,21 @@ def compare_launches(path: str) -> None:
     """Replace `tcemu.ptx.run`, before a test module imports it, by a function that also runs each kernel on the GPU."""
     emulate: Callable = kernel_runner.run
 
-    def run(text: str | Module, **options: Any) -> Any:
-        outputs = emulate(text, **options)
-        module = parse(text) if isinstance(text, str) else text
-        tables = any(isinstance(getattr(value, "data", value), PointerTable) for value in options.get("args", ()))
+    def run(source: Source, **options: Any) -> Any:
+        outputs = emulate(source, **options)
+        module = read_module(source, options["target"], options.get("entry"), options.get("options", ()))
+        tables = any(
+            isinstance(part, PointerTable)
+            for value in options.get("args", ())
+            for part in (value, value.data if isinstance(value, BufferPointer) else value)
+        )
         if options.get("checked") or options.get("cases") is not None or tables or not _runs_here(module):
             return outputs
         here = outputs
         if resolve_target(options["target"]) != gpu_target():
-            here = emulate(text, **{name: options[name] for name in LAUNCH_OPTIONS if name in options}, target=gpu_target())
-        recorded = launch_kernel(text, **{name: options[name] for name in LAUNCH_OPTIONS if name in options})
+            here = emulate(module, **{name: options[name] for name in LAUNCH_OPTIONS if name in options}, target=gpu_target())
+        text = source if isinstance(source, str) and ".version" in source else module.text or str(module)
+        recorded = launch_kernel(module, text, **{name: options[name] for name in LAUNCH_OPTIONS if name in options})
         wrong, words = count_differences(here, recorded), [array.size for array in recorded]
         kernel = options.get("entry") or next(iter(module.entries))
         row = {"test": os.environ.get("PYTEST_CURRENT_TEST", ""), "kernel": kernel, "words": sum(words), "differ": wrong}
