@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.arithmetic.f32_arithmetic import add_f32, f32_code, fma_f32, subtract_f32
+from tcemu.arithmetic.f32_arithmetic import add_f32, f32_code, fma_f32
 from tcemu.backends.quotients import multiply
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.formats import F32
@@ -26,7 +26,7 @@ from tcemu.functional.float_interface import (
 )
 from tcemu.functional.kernel_table import kernel_value
 from tcemu.functional.kernel_values import LayerNormKernel, RmsNormKernel
-from tcemu.functional.special_choices import divide_f32, reciprocal_root
+from tcemu.functional.special_choices import divide_and_add, reciprocal_root
 
 
 def rms_norm(
@@ -135,7 +135,7 @@ def _layer_norm_bits(kernel: LayerNormKernel, dtype: np.dtype, eps: float, x: Ar
     codes, gain, shift = f32_codes(x), f32_codes(weight), f32_codes(bias)
     columns = codes.shape[-1]
     total = kernel.sums.sum(codes)
-    centred = subtract_f32(codes, divide_f32(total, jnp.full_like(total, f32_code(columns)), kernel.division))
+    centred = divide_and_add(total ^ np.uint32(1 << 31), columns, codes, kernel.division)
     scale = _root_of_mean(kernel, kernel.sums.sum_squares(centred), columns, f32_code(eps))
     normed = multiply(centred, scale, F32)
     gain, shift = jnp.broadcast_to(gain, normed.shape), jnp.broadcast_to(shift, normed.shape)
@@ -145,8 +145,7 @@ def _layer_norm_bits(kernel: LayerNormKernel, dtype: np.dtype, eps: float, x: Ar
 
 def _root_of_mean(kernel: RmsNormKernel | LayerNormKernel, total: Array, columns: int, eps: np.uint32) -> Array:
     """Compute 1 / sqrt(total / columns + eps)."""
-    mean = divide_f32(total, jnp.full_like(total, f32_code(columns)), kernel.division)
-    return reciprocal_root(add_f32(mean, jnp.full_like(mean, eps)), kernel.root, kernel.division)
+    return reciprocal_root(divide_and_add(total, columns, jnp.full_like(total, eps), kernel.division), kernel.root, kernel.division)
 
 
 def _check_shapes(x: Array, **others: Array) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 
 from tcemu.arithmetic.exponential import exp2
-from tcemu.arithmetic.f32_arithmetic import add_f32, f32_code
+from tcemu.arithmetic.f32_arithmetic import add_f32, f32_code, fma_f32
 from tcemu.arithmetic.libdevice import log_f32
 from tcemu.arithmetic.special_functions import divide_approx, divide_full, ex2, lg2, multiply_f32, rcp, rsqrt, sqrt
 from tcemu.backends.quotients import divide
@@ -55,6 +55,17 @@ def exponential(x: Array, choice: str) -> Array:
 def divide_f32(x: Array, y: Array, choice: str) -> Array:
     """Divide x by y, which broadcast against each other."""
     return DIVISIONS[choice](*jnp.broadcast_arrays(x, y))
+
+
+def divide_and_add(x: Array, count: int, addend: Array, choice: str) -> Array:
+    """Divide x by a number of columns and add. ptxas fuses the last product of a division without `.ftz` or `.rn` into the sum.
+
+    Source: `tcemu.ptx.linker.contraction`.
+    """
+    divisor = jnp.full_like(x, f32_code(count))
+    if choice in ("div.full", "div.approx", "rcp.approx"):  # nothing is scaled: a count is a normal number, and at most 2^126
+        return fma_f32(*jnp.broadcast_arrays(x, rcp(divisor, True), addend))
+    return add_f32(*jnp.broadcast_arrays(divide_f32(x, divisor, choice), addend))
 
 
 def reciprocal_root(x: Array, choice: str, division: str) -> Array:

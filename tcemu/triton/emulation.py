@@ -304,6 +304,7 @@ class Launcher:
             "entry": kernel.function.name, "grid": (grid[0] * clusters, *grid[1:]), "block": threads, "args": memory.arguments(),
             "shared_bytes": metadata.shared, "cluster": (clusters, 1, 1) if clusters > 1 else None,
             "cooperative": bool(getattr(metadata, "launch_cooperative_grid", False)),
+            "fmad": bool(getattr(metadata, "enable_fp_fusion", True)),  # else Triton gives ptxas --fmad=false
         }  # fmt: skip
         outputs = run(
             kernel.module, target=_run_target(kernel.module, driver.target), checked=driver.checked, watch=counter, **launch_options

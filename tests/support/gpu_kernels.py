@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -30,6 +31,8 @@ SCALARS = {"f16": np.float16, "f32": np.float32, "f64": np.float64} | {
 }  # of a parameter, by its PTX type
 SWIZZLE_ATOMS = {32: 4, 64: 6}  # CU_TENSOR_MAP_SWIZZLE_128B_ATOM_32B and _ATOM_64B
 CLUSTER_DIMENSION, COOPERATIVE = 4, 2  # CUlaunchAttributeID
+# the driver of CUDA 13.0 reads PTX 9.0; a newer text is said to be of 9.0, and refused if it has more
+DRIVER_PTX, NEWER_PTX = ".version 9.0", re.compile(r"\.version 9\.[1-9]")
 LAUNCH_OPTIONS = ("entry", "grid", "block", "args", "shared_bytes", "cluster", "cooperative")
 ANY_CLUSTER_SIZE = 13  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 
@@ -70,7 +73,7 @@ def launch_kernel(
 ) -> list[np.ndarray]:  # fmt: skip
     """Launch a kernel on the GPU from its PTX; the other arguments and the result are those of `tcemu.ptx.run`."""
     driver, function = open_driver(), kernel_runner.find_entry(module, entry)
-    loaded, handle = driver.load_function(text, function.name, shared_bytes)
+    loaded, handle = driver.load_function(NEWER_PTX.sub(DRIVER_PTX, text), function.name, shared_bytes)
     buffers: dict[int, tuple[np.ndarray, ctypes.c_uint64]] = {}
     for number, value in enumerate(args):
         points = isinstance(value, BufferPointer | TensorMap)

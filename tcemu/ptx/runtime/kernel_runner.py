@@ -13,6 +13,7 @@ from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.cuda_source import Source, read_module
+from tcemu.ptx.linker.contraction import fuse_products
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
 from tcemu.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape
@@ -51,6 +52,7 @@ def run(
     checked: bool = False,
     cluster: int | Sequence[int] | None = None,
     cooperative: bool = False,
+    fmad: bool = True,
     step_limit: int = STEP_LIMIT,
     cases: int | None = None,
     options: Sequence[str] = (),
@@ -75,6 +77,7 @@ def run(
         checked: Raise for what PTX leaves undefined.
         cluster: Blocks of a cluster, one to three numbers, x first; None: what `.reqnctapercluster` says, else 1.
         cooperative: All blocks of the grid run at once, as by cudaLaunchCooperativeKernel.
+        fmad: Fuse products and sums whose rounding the text leaves open into multiply-adds, as ptxas does unless `--fmad=false` is given.
         step_limit: Statements that a chunk of blocks may execute, each for all threads at once.
         cases: Number of launches in one call. Every argument, also a number, then has an additional first axis, and each case has buffers
             of its own. An array with that axis alone holds numbers.
@@ -98,6 +101,7 @@ def run(
     if not isinstance(text, str | Module):
         raise TypeError(f"text: got {type(text).__name__}; expected PTX as a string, or a module of tcemu.ptx.parse or tcemu.ptx.compile")
     module = read_module(text, target, entry, options)
+    module = fuse_products(module) if fmad else module
     function = find_entry(module, entry)
     target = _compatible_target(module, target)
     shape = launch_shape(function, target, grid, block, cluster)
