@@ -258,7 +258,7 @@ def test_arm_rounds_to_odd():
 # ---- against the reference, and against mmasim
 
 
-@pytest.mark.parametrize("unit", sample_cases(UNITS, 5, ids=unit_id))
+@pytest.mark.parametrize("unit", sample_cases(UNITS, 9, ids=unit_id))
 def test_the_engine_is_the_reference(unit):
     """Two instructions along K, a few dot products of every class of operands, special values and subnormals included."""
     op, target = unit
@@ -369,7 +369,7 @@ def test_no_kernel_takes_a_model_that_it_does_not_know():
         assert kernel_numbers(model, product_spec(op)) is None, op
 
 
-@pytest.mark.parametrize("name", ["bf16 on MI300X", "f16 on MI250X"])
+@pytest.mark.parametrize("name", sample_cases(["bf16 on MI300X", "f16 on MI250X"], ["bf16 on MI300X"]))
 def test_a_recipe_takes_the_machine_s_unit(name):
     """Its gradients too."""
     recipe, rng = tcemu.get_recipe(name), np.random.default_rng(1)
@@ -393,7 +393,7 @@ def test_commands_know_the_units(capsys):
 ACROSS = [("bf16", "MI300X"), ("f16", "MI100"), ("bf16", "Xeon (Sapphire Rapids)"), ("f64", "MI250X"), ("s8", "MI300X")]
 
 
-@pytest.mark.parametrize("case", sample_cases(ACROSS, 2))
+@pytest.mark.parametrize("case", sample_cases(ACROSS, ACROSS[-1:]))
 def test_fuzz_takes_other_makers_on_nvidia_s_operands(case):
     """The compiled loop against the slow reference, and against gemm."""
     op, machine = case

@@ -56,7 +56,7 @@ def test_pack_and_unpack_gather_nothing(spelling):
             assert not float_operations(jaxpr)
 
 
-@pytest.mark.parametrize("spelling", sample_cases(DENSE, 27))
+@pytest.mark.parametrize("spelling", sample_cases(DENSE, [spelling for spelling in DENSE[::27] if "f64" not in spelling]))
 def test_no_gather_is_compiled_into_mma(spelling):
     op = tcemu.parse(spelling)
     text = jax.jit(lambda *words: tcemu.mma(op, *words, target="sm_90")).lower(*registers(op)).compile().as_text()

@@ -194,7 +194,7 @@ def compare(case: Case, fields: dict[str, Any], rng: np.random.Generator) -> boo
     return True
 
 
-@pytest.mark.parametrize("seed", sample_cases(range(200), 20))
+@pytest.mark.parametrize("seed", sample_cases(range(200), 37))
 def test_three_agree_or_refuse(seed):
     case, rng = list(CASES.values())[seed % len(CASES)], np.random.default_rng(seed)
     fields = drawn_fields(case, rng)
@@ -221,7 +221,7 @@ TRACED = {
 }
 
 
-@pytest.mark.parametrize("name", sample_cases(TRACED, ["f16", "mxf4"]))
+@pytest.mark.parametrize("name", sample_cases(TRACED, ["mxf4"]))
 def test_traced_fields_agree_or_give_nan(name):
     """40 models in one compiled program. A field out of range gives NaN, where a static one raises."""
     case, rng, static = CASES[name], np.random.default_rng(7), TRACED[name]
@@ -267,7 +267,7 @@ def test_a_short_product_in_f64_ends(k):
     assert run_gemm(case, model, drawn).tolist() == wanted
 
 
-@pytest.mark.parametrize("rounding", MODES)
+@pytest.mark.parametrize("rounding", sample_cases(MODES, ("RP",)))
 def test_a_chain_that_starts_from_its_first_product_adds_nothing_to_it(rounding):
     """Products of +0: the chain is +0 in every rounding, so that with C = -0 the sum is +0."""
     case = CASES["f16"]

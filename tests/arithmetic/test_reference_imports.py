@@ -47,7 +47,7 @@ def test_an_import_of_the_engine_is_seen():
     assert offences("from . import view") == [".view"]
 
 
-@pytest.mark.parametrize("k", [4, 8, 16, 24, 32, 64])
+@pytest.mark.parametrize("k", [4, 8, 16, 24, 32, pytest.param(64, marks=pytest.mark.full)])
 def test_the_order_of_steps_and_chains_is_that_of_the_engine(k):
     """Also where steps do not fill a group, and where chains do not fill an instruction or reach beyond it."""
     compared = 0

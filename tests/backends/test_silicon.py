@@ -76,7 +76,9 @@ def faults(texts, folder):
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas here")
-@pytest.mark.parametrize(("target", "count"), [(target, 6) for target in TARGETS])
+@pytest.mark.parametrize(
+    ("target", "count"), [*((target, 2) for target in TARGETS), *(pytest.param(target, 6, marks=pytest.mark.full) for target in TARGETS)]
+)
 def test_a_sample_of_the_kernels_assembles(target, count, tmp_path):
     texts = list(kernels(target, TARGETS[target]))
     assert faults(random.Random(target).sample(texts, count), tmp_path) == []

@@ -68,7 +68,7 @@ def check(name, number, how, kind, replacement):
     [
         ("gpt", "dot_general", "tf32"),
         ("gpt", "exp", "GPU function"),
-        ("moe", "logistic", "GPU function"),
+        pytest.param("moe", "logistic", "GPU function", marks=pytest.mark.full),
         ("convnet", "reduce_sum", "pairwise"),
     ],
 )

@@ -119,7 +119,7 @@ def in_custom_vjp_that_calls_itself(x, w):
 LOOPS = [twice, in_scan, in_while, in_fori_loop, in_nested_loops, in_branches, in_checkpoint, in_custom_vjp]
 
 
-@pytest.mark.parametrize("fn", sample_cases(LOOPS, (in_nested_loops,)), ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", sample_cases(LOOPS, (in_scan,)), ids=lambda fn: fn.__name__)
 def test_no_two_executions_share_bits_and_jit_changes_none(fn):
     results = np.asarray(emulate_with_key(fn)(X, W))
     assert len({row.tobytes() for row in results}) == len(results)
@@ -143,7 +143,7 @@ def test_differentiation_changes_no_bit_of_the_value(fn):
     assert all(jnp.linalg.norm(a - b) < 0.03 * jnp.linalg.norm(b) for a, b in zip(gradients, wanted, strict=True))
 
 
-@pytest.mark.parametrize("itself", sample_cases((False, True), (True,)))
+@pytest.mark.parametrize("itself", sample_cases((False, True), ()))
 def test_forward_mode_through_a_rule_changes_no_bit_of_the_value(itself):
     @jax.custom_jvp
     def f(x, w):
@@ -156,6 +156,7 @@ def test_forward_mode_through_a_rule_changes_no_bit_of_the_value(itself):
     assert len({np.asarray(row).tobytes() for row in tangent}) == 2 and (jnp.abs(tangent - 2 * X @ W) < 0.05).all()
 
 
+@pytest.mark.full
 def test_what_a_checkpoint_computes_again_has_the_bits_of_the_first_time():
     layer = jax.checkpoint(lambda c, x, w: (c * (x @ w), x @ w))
     for fn in (layer, lambda c, x, w: jax.tree.map(lambda y: y[0], lax.scan(lambda _, c: (0, layer(c, x, w)), 0, c[None])[1])):

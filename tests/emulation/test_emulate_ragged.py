@@ -99,7 +99,7 @@ def check_callables(count, seed=0):
 
 
 def test_another_product_takes_the_groups_one_by_one():
-    check_callables(4)
+    check_callables(2)
 
 
 @pytest.mark.full
@@ -108,7 +108,8 @@ def test_another_product_with_many_axes(part):
     check_callables(20, 1 + part)
 
 
-def test_in_loops_and_batches_and_gradients():
+@pytest.mark.parametrize("order", sample_cases(("gradient of the emulated", "emulated gradient"), ("emulated gradient",)))
+def test_in_loops_and_batches_and_gradients(order):
     """On integers, whose sums are exact in any order; the products of a gradient are ragged products of other kinds."""
     rng = np.random.default_rng(1)
     x, w = rng.integers(-2, 3, (2, 6, 4)).astype(np.float32), rng.integers(-2, 3, (2, 4, 4)).astype(np.float32)
@@ -121,12 +122,14 @@ def test_in_loops_and_batches_and_gradients():
     recipe = tcemu.get_recipe("tf32", backward=tcemu.get_recipe("tf32", backward="exact"))
     gradient = jax.jit(jax.grad(loss, (0, 1)))
     wanted = [gradient(one, w, s) for one, s in zip(x, sizes, strict=True)]
-    of_gradient = tcemu.emulate(jax.grad(loss, (0, 1)), recipe)
-    assert len(of_gradient.report(x[0], w, sizes[0]).replaced) == 3
-    for found in (jax.grad(tcemu.emulate(loss, recipe), (0, 1)), of_gradient):
-        got = jax.jit(jax.vmap(found, (0, None, 0)))(x, w, sizes)
-        for i, want in enumerate(wanted):
-            jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b), got, want)
+    if order == "emulated gradient":
+        found = tcemu.emulate(jax.grad(loss, (0, 1)), recipe)
+        assert len(found.report(x[0], w, sizes[0]).replaced) == 3
+    else:
+        found = jax.grad(tcemu.emulate(loss, recipe), (0, 1))
+    got = jax.jit(jax.vmap(found, (0, None, 0)))(x, w, sizes)
+    for i, want in enumerate(wanted):
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a[i], b), got, want)
 
 
 @pytest.mark.parametrize("name", sample_cases(("deepseek", "fp8_rows", "mxfp8"), ("fp8_rows",)))

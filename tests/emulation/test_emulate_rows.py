@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from support.sampling import sample_cases
 
 import tcemu
 from tcemu.products.dot_general import product_axes
@@ -68,6 +69,7 @@ def test_bits_do_not_depend_on_the_number_of_rows_and_without_rows_they_do():
     assert any(mismatches(plain(PARAMS, X[:n]), expected[:n]) for n in (1, 2, 3, 5))
 
 
+@pytest.mark.full
 def test_gradients_go_through_the_loops():
     loss = lambda fn: jax.jit(jax.grad(lambda params, x: (fn(params, x) ** 2 * jnp.arange(64)).mean(), (0, 1)))(PARAMS, X)
     found, expected = (loss(tcemu.emulate(block, lambda product: sum_in_order, rows=rows)) for rows in ("x", None))
@@ -170,8 +172,8 @@ def call_layers(x, w, product):
     return x, first, (second, third * 2, fourth)
 
 
-@pytest.mark.parametrize("product", [False, True], ids=("plain", "with products"))
-@pytest.mark.parametrize("layers", [scan_layers, while_layers, cond_layers, call_layers])
+@pytest.mark.parametrize("product", sample_cases([False, True], [True], {False: "plain", True: "with products"}.get))
+@pytest.mark.parametrize("layers", sample_cases([scan_layers, while_layers, cond_layers, call_layers], [scan_layers, while_layers]))
 def test_results_beside_the_rows_that_depend_on_no_row(layers, product):
     w = jnp.stack([PARAMS["q"], PARAMS["k"]])
     fn = lambda w, x: layers(norm(x), w, product)

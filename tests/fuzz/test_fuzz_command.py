@@ -28,6 +28,7 @@ def coverage_line(run: fuzz.FuzzRun) -> list:
 # ---- longer runs
 
 
+@pytest.mark.full
 def test_a_finished_run_goes_on_to_more_cases(tmp_path):
     """With the counts of one that asked for all of them at once; what is done is not done again."""
     compare = lambda cases, out: fuzz.find_mismatches(SMALL, "A100", "H100", cases=cases, out=out, iterations=1, shrink=False)

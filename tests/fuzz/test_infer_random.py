@@ -151,6 +151,7 @@ def check_found(name, planted):
 SAMPLE = (("tf32", Model(F32, terms=4, fraction_bits=22, rounding="RN")), ("tf32", Model(F32, terms=4, fraction_bits=9)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "model"), SAMPLE, ids=("22 bits, RN", "9 bits"))
 def test_a_model_below_23_bits_is_found_with_the_rounding_that_its_answers_leave(name, model):
     found = check_found(name, model)
@@ -158,6 +159,7 @@ def test_a_model_below_23_bits_is_found_with_the_rounding_that_its_answers_leave
     assert ("rounding" in found.undetermined) == (model.fraction_bits == 9)
 
 
+@pytest.mark.full
 def test_steps_that_lose_nothing_are_not_asked_about_each_small_term():
     """528 pairs of slots at four sizes are some 2,000 questions; each of 31 small terms by itself would make 68,000."""
     op = tcemu.parse(OPS["mxf8"])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import layout_formulas
 from support import golden
+from support.sampling import sample_cases
 from support.word_arrays import random_words, to_bits, to_words
 
 import tcemu
@@ -25,7 +26,7 @@ WORDS = 256
 FORMULA = {(shape, trans): (elements, memory, formula) for shape, trans, elements, memory, formula in layout_formulas.MOVERS}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["ptx"]) for case in CASES])
+@pytest.mark.parametrize("case", sample_cases(CASES, 3, lambda case: case["ptx"]))
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"
@@ -89,7 +90,7 @@ def addresses(seed, batch=(), words=WORDS):
     return (16 * np.array(picked)).reshape(*batch, 32).astype(np.int32)
 
 
-@pytest.mark.parametrize("op", [*NARROW, *B16_LOADS, *B16_STORES], ids=str)
+@pytest.mark.parametrize("op", sample_cases([*NARROW, *B16_LOADS, *B16_STORES], 3, str))
 def test_formulas_from_memory_to_registers_and_back(op):
     shared, address = random_words((4, WORDS), 1), addresses(2, (4,))
     if op.family == "ldmatrix":
@@ -310,6 +311,7 @@ def multiply_by_wmma(shared):
     return memory.reshape(64, 64)
 
 
+@pytest.mark.full
 def test_a_product_of_64_by_ldmatrix_and_mma_and_by_wmma():
     a, b = np.random.default_rng(0).standard_normal((2, 64, 64)).astype(np.float16)
     shared = np.concatenate([a.ravel(), b.ravel()]).view(np.uint32)

@@ -6,8 +6,10 @@ import re
 import shutil
 from collections import Counter
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tcemu.base.errors import Unsupported
@@ -84,6 +86,7 @@ LAXER = {
 }
 
 
+@cache
 def exception(spelling: str) -> str | None:
     return next((name for name, (_, applies) in LAXER.items() if applies(spelling)), None)
 
@@ -116,6 +119,24 @@ def parse_candidates() -> dict[str, Instruction | None]:
     return {spelling: meaning(spelling) for spelling, _, _ in recorded_answers()}
 
 
+@cache
+def number_candidates() -> tuple[list[Instruction | None], np.ndarray]:
+    """The distinct meanings of the recorded spellings, and for each answer the number of its meaning."""
+    numbers: dict[Instruction | None, int] = {}
+    of_spelling = {spelling: numbers.setdefault(op, len(numbers)) for spelling, op in parse_candidates().items()}
+    return list(numbers), np.array([of_spelling[spelling] for spelling, _, _ in recorded_answers()])
+
+
+def answers_of_column(number: int) -> np.ndarray:
+    """For each answer: the column's assembler took the spelling."""
+    return np.array([bool(mask >> number & 1) for mask in map(int, answers()["masks"], repeat(16))])[mask_numbers()]
+
+
+@cache
+def mask_numbers() -> np.ndarray:
+    return np.array([int(row.rpartition(" ")[2]) for row in answers()["spellings"]])
+
+
 def version(isa: str) -> tuple[int, ...]:
     return tuple(map(int, isa.split(".")))
 
@@ -123,21 +144,21 @@ def version(isa: str) -> tuple[int, ...]:
 def test_no_disagreement_on_any_target():
     """At the newest version of each assembler: what it takes is legal here or a named exception, and it takes all that is legal here."""
     laxer, stricter, used, compared = [], [], Counter(), 0
+    ops, of_op = number_candidates()
     for number, (assembler, isa, target) in enumerate(answers()["columns"]):
         if isa != NEWEST[assembler] or target in LATER:
             continue
         # under its new name a target came with 9.0, which brought no instruction
         legal = set(instructions(RENAMED[target], isa="9.0") if target in RENAMED else instructions(target, isa=isa))
-        for spelling, form, mask in recorded_answers():
-            compared += 1
-            taken, mine = bool(mask >> number & 1), parse_candidates()[spelling] in legal
-            if taken and not mine:
-                name = exception(spelling)
-                used[name] += 1
-                if name is None:
-                    laxer.append((spelling, form, target, isa))
-            elif mine and not taken:
-                stricter.append((spelling, form, target, isa))
+        mine, taken = np.array([op in legal for op in ops])[of_op], answers_of_column(number)
+        compared += len(taken)
+        for at in np.flatnonzero(taken & ~mine):
+            spelling, form, _ = recorded_answers()[at]
+            name = exception(spelling)
+            used[name] += 1
+            if name is None:
+                laxer.append((spelling, form, target, isa))
+        stricter += [(*recorded_answers()[at][:2], target, isa) for at in np.flatnonzero(mine & ~taken)]
     assert not laxer, laxer[:20]
     assert not stricter, stricter[:20]
     assert set(used) == set(LAXER), "an exception that nothing needs"
@@ -158,20 +179,24 @@ def sooner(spelling: str) -> str | None:
 def test_no_disagreement_on_versions():
     """At older PTX ISA versions the assembler takes what is legal here, and refuses what came later."""
     columns, differ, used, compared = answers()["columns"], [], set(), 0
+    ops, of_op = number_candidates()
+    known = np.array([op is not None for op in ops])[of_op]
     for number, (assembler, isa, target) in enumerate(columns):
         if isa == NEWEST[assembler] or target in LATER:
             continue
         newest = next(i for i, (v, latest, name) in enumerate(columns) if name == target and latest == NEWEST[v])
-        for spelling, _, mask in recorded_answers():
-            op = parse_candidates()[spelling]
-            if op is not None and mask >> newest & 1:  # asked of older versions
-                compared += 1
-                since, taken = min_version(op, target), bool(mask >> number & 1)
-                assert since is not None
-                if taken and since > version(isa) and sooner(spelling):
-                    used.add(sooner(spelling))
-                elif taken != (since <= version(isa)):
-                    differ.append((spelling, target, isa, taken, since))
+        of_newest, of_this = answers_of_column(newest), answers_of_column(number)
+        asked = of_newest & known  # of older versions
+        since = [op and min_version(op, target) for op in ops]
+        assert None not in {since[op] for op in np.unique(of_op[asked])}
+        legal = np.array([lowest is not None and lowest <= version(isa) for lowest in since])[of_op]
+        compared += int(asked.sum())
+        for at in np.flatnonzero(asked & (of_this != legal)):
+            spelling, taken = recorded_answers()[at][0], of_this[at]
+            if taken and sooner(spelling):
+                used.add(sooner(spelling))
+            else:
+                differ.append((spelling, target, isa, taken, since[of_op[at]]))
     assert not differ, (len(differ), differ[:20])
     assert used == set(SOONER)
     assert compared > 200_000

@@ -270,7 +270,7 @@ def test_the_trace_moves_digits_and_gathers_nothing(case):
 COMPILED = list({(c.made.layout, c.made.transposed, c.bits, c.copies): c for c in CASES}.values())
 
 
-@pytest.mark.parametrize("case", sample_cases(COMPILED, 3, lambda case: case.name))
+@pytest.mark.parametrize("case", sample_cases(COMPILED, 7, lambda case: case.name))
 def test_the_compiled_program_gathers_nothing_and_is_right(case):
     (read, registers, _), (write, codes, _) = _both_ways(case)
     programs = [jax.jit(function).lower(example).compile() for function, example in ((read, registers), (write, codes))]

@@ -110,7 +110,7 @@ def interesting(name: str, count: int, rng: random.Random) -> list[Fraction]:
     return [value for value in found if value]
 
 
-@pytest.mark.parametrize("name", sample_cases(FLOATS, 4))
+@pytest.mark.parametrize("name", sample_cases(FLOATS, [name for name in list(FLOATS)[::4] if name != "f64"]))
 def test_encode_finds_the_right_neighbour(name):
     values = interesting(name, 100 if FORMATS[name].bits <= 16 else 30, random.Random(name))
     for value in values + [-value for value in values]:
@@ -141,7 +141,7 @@ def test_f64_to_nearest_is_python_s_division():
         assert encode("f64", value) == word
 
 
-@pytest.mark.parametrize("name", sample_cases(CAST_BY_ML_DTYPES, 2))
+@pytest.mark.parametrize("name", sample_cases(CAST_BY_ML_DTYPES, 4))
 def test_encode_is_ml_dtypes_cast(name):
     """From every bf16 that is not NaN; ml_dtypes rounds to nearest, ties to even."""
     codes = np.arange(1 << 16, dtype=np.uint16)
@@ -201,7 +201,7 @@ def words(name: str, rng: random.Random) -> int:
     )
 
 
-@pytest.mark.parametrize("name", ["f32", "f64"])
+@pytest.mark.parametrize("name", ["f32", pytest.param("f64", marks=pytest.mark.full)])
 def test_fma_and_add_round_the_exact_sum_once(name):
     rng = random.Random(5)
     for _ in range(300):

@@ -7,7 +7,7 @@ from support import recorded_cases as recorded
 from support.sampling import sample_cases
 
 
-def parameters(*families: str, every: int = 3) -> list:
+def parameters(*families: str, every: int = 6) -> list:
     """One parameter a case, called by its number and spelling; the usual run has one of `every` so many."""
     found = [case for family in families for case in golden.cases(family)]
     return sample_cases(found, every, lambda case: f"{case['i']}-{case['ptx']}")

@@ -222,6 +222,7 @@ def test_every_bit_is_that_of_a_loop_over_blocks(name):
     assert np.array_equal(out[:, 3] == 0, np.full(out[:, 3].shape, what in ("mask", "all")))
 
 
+@pytest.mark.full
 def test_it_is_near_that_of_jax():
     """Within what rounding Q, K, P and V to bf16 can do: u = 2^-8 each. A score moves by at most (2u + u²)·sum|q||k| / sqrt(H), and what
     its additions more than 2^-20 of that; a weight by a factor of exp(2·that) and its own rounding; V by 1 + u."""

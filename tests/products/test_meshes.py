@@ -27,24 +27,30 @@ def check(name, fn, operands, specs, plain=None):
     for got, want in zip(found, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(got).view(np.uint32), np.asarray(want).view(np.uint32), name)
 """
-PRODUCTS = """
+GEMM = """
 SHARDED = (P("d"), P()), (P(None, "d"), P()), (P(), P(None, "d"))
 a, b = floats(4, 8, 32), floats(32, 6)
 gemm = lambda a, b: tcemu.gemm(a, b, op="f16", target="A100")
-fp8 = lambda a, b: tcemu.matmul(a, b, recipe="fp8")
-einsum = lambda a, b: jnp.einsum("bik,kj->ijb", a, b)
-for specs in SHARDED:
-    check("gemm", gemm, (a, b), specs, jnp.matmul)
-check("emulate", tcemu.emulate(einsum, "bf16"), (a, b), SHARDED[1], einsum)
-check("matmul", fp8, (a, b), SHARDED[0], jnp.matmul)
-grad = lambda fn: jax.grad(lambda a, b: (fn(a, b) ** 2).sum(), (0, 1))
-check("gradients", grad(tcemu.emulate(jnp.matmul, "bf16")), (a, b), SHARDED[1], grad(jnp.matmul))
+check("gemm", gemm, (a, b), SHARDED[1], jnp.matmul)
 try:
     jax.jit(gemm)(put(a, P(None, None, "d")), put(b, P("d")))
     print("a sharded K was taken")
 except Exception as error:
     assert type(error).__name__ == "ShardingTypeError" and "Contracting dimensions are sharded" in str(error), error
 """
+PRODUCTS = (
+    GEMM
+    + """
+fp8 = lambda a, b: tcemu.matmul(a, b, recipe="fp8")
+einsum = lambda a, b: jnp.einsum("bik,kj->ijb", a, b)
+for specs in (SHARDED[0], SHARDED[2]):
+    check("gemm", gemm, (a, b), specs, jnp.matmul)
+check("emulate", tcemu.emulate(einsum, "bf16"), (a, b), SHARDED[1], einsum)
+check("matmul", fp8, (a, b), SHARDED[0], jnp.matmul)
+grad = lambda fn: jax.grad(lambda a, b: (fn(a, b) ** 2).sum(), (0, 1))
+check("gradients", grad(tcemu.emulate(jnp.matmul, "bf16")), (a, b), SHARDED[1], grad(jnp.matmul))
+"""
+)
 INSTRUCTIONS = """
 batch = P("d")
 op = tcemu.parse("f16")
@@ -62,10 +68,13 @@ for spelling, target in (("f16", "A100"), ("f64", "H100")):
 """
 
 
-@pytest.mark.parametrize("name", sample_cases(("products", "instructions"), ("products",)))
+PROGRAMS = {"gemm": GEMM, "products": PRODUCTS, "instructions": INSTRUCTIONS}
+
+
+@pytest.mark.parametrize("name", sample_cases(PROGRAMS, ("gemm",)))
 def test_the_bits_of_one_device_sharded_as_plain_jax_shards_them(name):
     """In a process with two devices."""
-    program = COMMON + {"products": PRODUCTS, "instructions": INSTRUCTIONS}[name] + 'print("equal")'
+    program = COMMON + PROGRAMS[name] + 'print("equal")'
     assert run_on_devices(2, program) == "equal\n"
 
 
@@ -132,7 +141,8 @@ print("shard_map, K: the same bits")
 """
 
 
-@pytest.mark.parametrize("which", ["sample", pytest.param("full", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("which", ["sample", "full"])
 def test_a_mesh_gives_the_bits_of_one_device(which):
     *free, last = run_on_devices(8, PROGRAM, which).splitlines()
     if which == "full":

@@ -31,7 +31,7 @@ ONE = np.ones((1, 1))
             for op in (BF16_OP, TF32_OP, F64_OP)
             for value in (np.int64(2**40), np.int64(-(2**40)), np.uint32(3 * 2**30), np.uint64(2**63))
         ],
-        5,
+        12,
     ),
 )
 def test_wide_integers_keep_their_values(case):
@@ -214,9 +214,14 @@ def test_numpys_integers_are_numbers_and_names_are_free():
     assert tcemu.quantize.Quantizer(saturate=np.True_).saturate is True
 
 
+@pytest.mark.full
 def test_a_traced_interval_out_of_range_gives_nan():
     x = jnp.ones((1, 64))
     run = jax.jit(jax.vmap(lambda n: tcemu.matmul(x, x.T, recipe=tcemu.get_recipe("bf16", promote=n))))
     np.testing.assert_array_equal(np.asarray(run(jnp.array([2, 0, -3, 1])))[:, 0, 0], [64, np.nan, np.nan, 64])
+
+
+def test_an_array_of_intervals_is_refused():
+    x = jnp.ones((1, 64))
     with pytest.raises(ValueError, match=r"promote is an array \[2\].*jax.vmap"):
         tcemu.matmul(x, x.T, recipe=tcemu.get_recipe("bf16", promote=np.array([1, 2])))

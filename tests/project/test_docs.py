@@ -26,7 +26,9 @@ ROOT, DOCS = pages.ROOT, pages.ROOT / "docs"
 DOCUMENTS = [*pages.PAGES, *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 DOCUMENTS += [ROOT / "tests" / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "tests" / "golden" / "README.md"]
 RUNNING = [str(path.relative_to(DOCS)) for path in pages.PAGES if any(block.runs for block in pages.blocks(path.read_text()))]
-CHEAP = [name for name in RUNNING if name not in ("howto/attention.md", "howto/ml_numerics.md", "howto/what_if.md", "howto/fuzzing.md")]
+# how-tos that compile most
+SLOW = ("attention", "ml_numerics", "what_if", "fuzzing", "other_makers", "blackwell", "wide_products", "kernels")
+CHEAP = [name for name in RUNNING if name not in [f"howto/{slow}.md" for slow in SLOW]]
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)|^```\{(?:image|include|figure)\} (\S+)$", re.MULTILINE)
 PICTURES = sorted(path.name for path in (DOCS / "pictures").glob("*.svg"))
 NEEDED = ("sphinx", "myst_nb", "furo", "sphinx_design")  # what the extra `docs` brings

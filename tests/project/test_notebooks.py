@@ -103,6 +103,7 @@ def reduced(name: str, **parameters) -> dict:
     return names
 
 
+@pytest.mark.full
 def test_training_runs_reduced(quick_compilation):
     """One recipe on two GPUs, one seed, two epochs."""
     curves = reduced("digits_training.ipynb", RUNS=[("bf16", "sm_90a"), ("bf16", "sm_100a")], EPOCHS=2, SEEDS=1)["curves"]

@@ -138,6 +138,7 @@ def test_a_checkout_is_counted():
     assert "| docs: words | 3 | 1,234 |" in table.splitlines()
 
 
+@pytest.mark.full
 def test_this_checkout_can_be_counted():
     rows = count_checkout({path: text for path, text in read_checkout(str(TESTS.parent)).items() if not path.startswith("tests/golden")})
     assert int(rows["public names at the root"]) > 40 and int(rows["names that end in a preposition"]) < 10

@@ -108,6 +108,7 @@ WAIT: mbarrier.test_wait.acquire.cta.shared::cta.b64 %p, [%r2], %rd3;
     assert np.count_nonzero(stored != wanted) == 0 and wanted.any()
 
 
+@pytest.mark.full
 def test_a_product_by_wgmma_whose_operands_tensor_maps_load():
     """Two stages, a producer and a consumer warpgroup, 2 x 2 blocks; no word differs from `tcemu.gemm`."""
     m, n, k = 128, 128, 192

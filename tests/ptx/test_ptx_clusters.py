@@ -47,7 +47,7 @@ SPELLINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cluster", [None, 2])
+@pytest.mark.parametrize("cluster", sample_cases([None, 2], [2]))
 def test_every_spelling_of_the_barrier_of_a_cluster(cluster):
     """All blocks of a cluster, and all threads of a block, see what the others stored before the barrier."""
     size = cluster or 1
@@ -129,7 +129,7 @@ USES = {  # statements on the memory of the next rank, what they leave in the ow
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sample_cases(USES, {"a store", "a reduction of all blocks"}))
+@pytest.mark.parametrize("name", sample_cases(USES, {"a reduction of all blocks"}))
 def test_the_memory_of_other_blocks(name):
     """Eight blocks in two clusters of four: what is left in each block, and what each block finds."""
     use, left, returned = USES[name]

@@ -36,8 +36,8 @@ def compare_cases(cases):
 
 def test_words_are_those_of_the_gpu():
     cases = document()["cases"]
-    seen, wrong = compare_cases([case for at, case in enumerate(cases) if at % 16 == 0 or (".ftz.f32" in case["op"][-8:] and at % 2 == 0)])
-    assert wrong == [] and seen > 15_000
+    seen, wrong = compare_cases([case for at, case in enumerate(cases) if at % 32 == 0 or (".ftz.f32" in case["op"][-8:] and at % 4 == 0)])
+    assert wrong == [] and seen > 7_000
 
 
 @pytest.mark.full
@@ -46,8 +46,19 @@ def test_all_words_are_those_of_the_gpu():
     assert wrong == [] and seen > 250_000
 
 
+def recorded_approximations():
+    return [case for case in document()["cases"] if ".approx" in case["op"] or ".full" in case["op"]]
+
+
+def test_a_sample_of_the_approximations_is_that_of_the_gpu():
+    """test_special_functions.py compares all of their words, without PTX around them."""
+    seen, wrong = compare_cases(recorded_approximations()[::4])
+    assert wrong == [] and seen > 500
+
+
+@pytest.mark.full
 def test_approximations_are_those_of_the_gpu():
     """All recorded words of ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div.approx and div.full, of all types."""
-    cases = [case for case in document()["cases"] if ".approx" in case["op"] or ".full" in case["op"]]
+    cases = recorded_approximations()
     seen, wrong = compare_cases(cases)
     assert wrong == [] and seen == 3404 and len(cases) == 30

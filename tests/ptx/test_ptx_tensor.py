@@ -17,8 +17,6 @@ USUAL_EXAMPLES = [
     for part in (
         "bidA",
         "sp::ordered_metadata.sync.aligned.m16n8k16",
-        "f64.f64.f64.f64.rn",
-        "m64n72k16",
         "[D]",
     )
 ]

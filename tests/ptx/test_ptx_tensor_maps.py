@@ -145,6 +145,7 @@ def test_edits_that_are_refused(statement):
         launch(kernel(0, None, "sm_90a", statement), "sm_90a", np.zeros(8, np.uint16))
 
 
+@pytest.mark.full
 def test_maps_that_lead_astray():
     """An object that is no map, in checked mode; a box outside the array to which the map points."""
     data = np.zeros((HEIGHT, 128), np.uint16)

@@ -212,7 +212,7 @@ REFUSED = {
     "the middle is left out": Planted(in_f32([[*range(100), *range(116, 512)]]), 512),
 }  # fmt: skip
 
-USUAL = ("serial in f16", "uneven, as stream-K", "K's tail left out", "32 lanes of 4", "residue of 32", "a product alone, f16",
+USUAL = ("serial in f16", "uneven, as stream-K", "K's tail left out", "residue of 32", "a product alone, f16",
 )  # fmt: skip
 CHEAP = (
     "atomic", "another cut below", "one output differs", 

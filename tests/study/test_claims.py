@@ -85,7 +85,10 @@ POINTS = {  # what each claim says, of its quick form's figures
 }
 
 
-SLOW = ("flash-attention-3", "long-context-attention")  # attention; its own tests are in every run
+SLOW = (
+    "flash-attention-3", "long-context-attention", "nvfp4-rounding", "variance-retention", "chunked-accumulation", "long-context-pv",
+    "error-corrected-sgemm",
+)  # fmt: skip
 
 
 def falls(values: list[float]) -> bool:

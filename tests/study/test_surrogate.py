@@ -181,6 +181,7 @@ def predicted():
     return of_width
 
 
+@pytest.mark.full
 def test_the_slope_is_that_of_the_real_thing(predicted):
     """Finite differences of measured errors of 256 outputs, which are known to 4%."""
     found, _ = measure_errors(BF16, *ZEROS, np.arange(5, 15))

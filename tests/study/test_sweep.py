@@ -117,7 +117,8 @@ def compiled_programs(size: int) -> tuple[tcemu.study.Sweep, int]:
     return found, len(COMPILED) - before
 
 
-@pytest.mark.parametrize("size", [16, pytest.param(512, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("size", [16, 512])
 def test_widths_and_formats_are_four_programs(size):
     found, programs = compiled_programs(size)
     assert len(found) == 92 and found.programs == 4 and 1 <= programs <= 4

@@ -98,7 +98,7 @@ def read_back(op: str, name: str, fragment: Fragment, grids: list[Grid]) -> np.n
     return found
 
 
-@pytest.mark.parametrize("every", sample_cases((4, 1), (4,)))
+@pytest.mark.parametrize("every", sample_cases((8, 1), (8,)))
 def test_what_is_read_off_the_pictures_is_the_layout(every):
     cells = 0
     for op, name, fragment in every_operand()[::every]:
