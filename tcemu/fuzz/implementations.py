@@ -1,5 +1,6 @@
 """Implementations of an instruction: a target, a model, an older lowering, the slow reference, a GPU, or any function."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -191,17 +192,32 @@ def get_implementation(op: str | Instruction, spec: "str | Implementation | Call
     if isinstance(op, Tcgen05Product):
         raise Unsupported(
             f"{op}: its operands lie in memory, and the generator makes registers; give the mma of the same types, and the target as "
-            "TARGET@tcgen05, such as tcemu fuzz e4m3 B200@tcgen05 reference:RTX-5090"
+            "TARGET@tcgen05, such as tcemu fuzz e4m3 --left B200@tcgen05 --right RTX-5090"
         )
     if isinstance(spec, Implementation):
         return spec
     if callable(spec):
-        return Implementation(getattr(spec, "__name__", "function"), spec, traceable=False)
+        return Implementation(_check_black_box(spec), spec, traceable=False)
     if not isinstance(spec, str):
         raise TypeError(
             f"spec: got {type(spec).__name__}; expected text such as 'sm_90a' or 'H100', an Implementation or a function of operands"
         )
     return _implementation_from_spec(op, canonical_spec(spec))
+
+
+def _check_black_box(function: Callable[..., Any]) -> str:
+    """Return the name of a function of operands. Raises TypeError if it cannot be called with one argument."""
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        inspect.signature(function).bind({})
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: {error}; expected a function of one argument, the operands' NumPy codes in a dict ('a', 'b', 'c'), "
+            "that returns D's codes"
+        ) from None
+    except ValueError:  # a builtin without a signature
+        pass
+    return name
 
 
 def resolve_common_op(op: str | Instruction, *specs: "str | Implementation | Callable[[OperandCodes], Any]") -> Instruction:

@@ -77,13 +77,7 @@ def gemm(
         NotModelled: there is no evidence for this arithmetic.
         TypeError, ValueError: arrays of another kind or shape.
     """
-    op = require_product(_check_instruction(op, target))
-    if op.sparse:
-        sparse_function = "wgmma" if op.warps > 1 else "mma_sp" if op.family == "mma.sp" else "dot"
-        raise Unsupported(
-            f"{op}: gemm takes a dense A; choose a dense instruction, or run the sparse one on the result of tcemu.sparsify "
-            f"by tcemu.{sparse_function}. PTX ISA {manual_section(op)}"
-        )
+    op = require_dense(require_product(_check_instruction(op, target)))
     model = resolve_arithmetic(op, target, model).model
     if op.scaling is None and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. {source_reference(op)}")
@@ -96,6 +90,17 @@ def gemm(
     given = _GemmOperands(a, b, c, scale_a, scale_b)
     operands = given._replace(**{name: number_array(v, name) for name, v in given._asdict().items() if v is not None})
     return shard_like(plain, lambda given: product.differentiable(model, key, given), operands)
+
+
+def require_dense(op: MatrixMultiply) -> MatrixMultiply:
+    """Return the instruction. Raises Unsupported if it is sparse; the message names the function for it."""
+    if op.sparse:
+        sparse_function = "wgmma" if op.warps > 1 else "mma_sp" if op.family == "mma.sp" else "dot"
+        raise Unsupported(
+            f"{op}: gemm takes a dense A; choose a dense instruction, or run the sparse one on the result of tcemu.sparsify "
+            f"by tcemu.{sparse_function}. PTX ISA {manual_section(op)}"
+        )
+    return op
 
 
 def _check_instruction(op: str | Instruction, target: str) -> Instruction:

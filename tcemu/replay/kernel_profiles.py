@@ -46,6 +46,10 @@ class Profile(NamedTuple):
     recipes: tuple[dict[str, Any], ...]  # without conditions on M and N
     shapes: dict[Shape, tuple[int, int]]  # index of the recipe, and number of compared outputs, all equal
 
+    def __repr__(self) -> str:
+        where = f"{self.version}, on {self.gpu}, {self.date}"
+        return f"<Profile of {self.library}, {where}: {len(self.recipes)} recipes, {len(self.shapes)} shapes>"
+
     def kernel_recipe(self, shape: Shape) -> KernelRecipe:
         """Return the recipe of a measured shape.
 

@@ -147,19 +147,19 @@ def _max_and_mean(largest: float, total: float, count: int) -> tuple[float, floa
     return (largest, total / count) if count else (float("nan"), float("nan"))
 
 
-# ---- measures of error by name
+# ---- measures of error by name: NaN where there is nothing to measure
 
 Measure = Callable[[np.ndarray, np.ndarray], float]  # function of the values and the exact values, float64 arrays of one shape
 
 
 def normwise(value: np.ndarray, exact: np.ndarray) -> float:
     """Return the norm of the errors over the norm of the exact values (Frobenius)."""
-    return _ratio(np.linalg.norm(value - exact), np.linalg.norm(exact))
+    return _ratio(np.linalg.norm(value - exact), np.linalg.norm(exact)) if exact.size else float("nan")
 
 
 def elementwise(value: np.ndarray, exact: np.ndarray) -> float:
     """Return the largest relative error of an element whose exact value is not 0. Where sums cancel it has no bound."""
-    return float(_relative_errors(value, exact).max(initial=0.0))
+    return float(_relative_errors(value, exact).max(initial=0.0)) if exact.size else float("nan")
 
 
 def mean_elementwise(value: np.ndarray, exact: np.ndarray) -> float:
@@ -170,12 +170,12 @@ def mean_elementwise(value: np.ndarray, exact: np.ndarray) -> float:
 
 def largest_over_rms(value: np.ndarray, exact: np.ndarray) -> float:
     """Return the largest error of an element over the root mean square of the exact values."""
-    return _ratio(np.abs(value - exact).max(initial=0.0), np.sqrt(np.mean(exact**2)) if exact.size else 0.0)
+    return _ratio(np.abs(value - exact).max(), np.sqrt(np.mean(exact**2))) if exact.size else float("nan")
 
 
 def bias(value: np.ndarray, exact: np.ndarray) -> float:
     """Return the mean error in the direction of the exact values' signs over the mean magnitude: negative where magnitudes shrink."""
-    return _ratio(np.sum((value - exact) * np.sign(exact)), np.sum(np.abs(exact)))
+    return _ratio(np.sum((value - exact) * np.sign(exact)), np.sum(np.abs(exact))) if exact.size else float("nan")
 
 
 def _relative_errors(value: np.ndarray, exact: np.ndarray) -> np.ndarray:

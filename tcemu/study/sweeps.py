@@ -582,6 +582,12 @@ class DrawnOperands:
     n: int
     k: int
 
+    def __post_init__(self):
+        for name in "mnk":
+            size = getattr(self, name)
+            if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name}: got {size!r}; expected an integer from 1")
+
     def __call__(self, seed: int) -> OperandPair:
         """Return A [m, k] and B [k, n] for a seed."""
         rng, (_, draw) = np.random.default_rng(seed), LAWS[self.law]

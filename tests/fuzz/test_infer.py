@@ -1,5 +1,6 @@
 """`infer` finds each known row from its own emulation, refuses what no model does, and reads trees of additions."""
 
+import re
 from contextlib import suppress
 
 import numpy as np
@@ -12,6 +13,7 @@ from tcemu.architectures.lookup import find_row
 from tcemu.architectures.model_rows import ROWS
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import product_spec
+from tcemu.cli import main
 from tcemu.formats import F16, F32, S32
 from tcemu.fuzz.model_probes import match_order, possible_orders, subtree_sizes, summation_tree
 from tcemu.isa.legality import instructions
@@ -200,3 +202,17 @@ def test_the_report_says_which_unit_computed():
     report = " ".join(str(fuzz.InferredModel(op, "sm_90a", tcemu.get_model(op, "H100"), (), 0, compared)).split())
     assert "Unit: mma.sync. It multiplies e4m3 as f16 there. Libraries use wgmma on sm_90a" in report
     assert "Unit:" not in str(fuzz.InferredModel(op, "a function", None, (), 0, None))
+
+
+def test_a_black_box_takes_one_argument():
+    for box in (lambda a, b, c: a, lambda: 0):
+        with pytest.raises(TypeError, match=r"<lambda>: .*; expected a function of one argument, the operands' NumPy codes in a dict"):
+            fuzz.infer_model("f16", box)
+
+
+@pytest.mark.full
+def test_an_error_names_a_command_that_works(capsys):
+    with pytest.raises(tcemu.Unsupported) as caught:
+        fuzz.infer_model("e4m3 tcgen05", "B200")
+    words = re.search(r"such as tcemu (fuzz .*)", str(caught.value))
+    assert words is not None and main([*words[1].split(), "--cases", "2", "--quiet"]) in (0, 1)

@@ -1,12 +1,17 @@
 """The notebooks are committed as they ran; under `-m full` they run again and must print the same. Two run reduced in every run."""
 
+import ast
+import importlib.util
 import json
 import re
+from functools import reduce
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+
+import tcemu
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 LIMIT = 300_000  # bytes, pictures and all
@@ -68,6 +73,34 @@ def test_a_notebook_is_as_it_ran(path):
     assert [output for cell in cells for output in cell["outputs"] if output.get("name") == "stderr"] == []
     silent = [index for index, cell in enumerate(cells) if not cell["outputs"]]
     assert silent == [0]  # the imports
+
+
+def names_of_tcemu(source: str) -> list[str]:
+    """The names of the package that a notebook's code uses, such as "tcemu.formats.F32"."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tcemu":
+            found += [f"{node.module}.{name.name}" for name in node.names]
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"tcemu(\.\w+)+", text := ast.unparse(node)):
+            found.append(text)
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_the_names_that_a_notebook_uses_exist(path):
+    names = names_of_tcemu("\n".join("".join(cell["source"]) for cell in code_cells(json.loads(path.read_text()))))
+    assert names
+    for name in names:
+        if name.startswith("tcemu.torch") and importlib.util.find_spec("torch") is None:
+            continue
+        if name.startswith("tcemu.torch"):
+            importlib.import_module("tcemu.torch")
+        reduce(getattr, name.split(".")[1:], tcemu)  # raises AttributeError, with the name
+
+
+def test_a_name_that_is_gone_is_found():
+    found = names_of_tcemu("from tcemu.formats import gone\nx = tcemu.no.such(tcemu.gemm)")
+    assert sorted(found) == ["tcemu.formats.gone", "tcemu.gemm", "tcemu.no", "tcemu.no.such"]
 
 
 def assert_same_text(found: str, wanted: str, tolerance: dict[str, float] | None) -> None:

@@ -170,6 +170,7 @@ def test_torch_checks_the_operators():
     torch.library.opcheck(torch.ops.tcemu.scaled_mm.default, given, test_utils=checked_tests(fp8=True))
 
 
+@pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script_method. is:DeprecationWarning")  # inductor's own import, torch 2.13
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_compiled_whole_and_once(backend):
     """Recipes by name and, where torch can, as themselves; another recipe in the same place is another program."""

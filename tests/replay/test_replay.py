@@ -162,6 +162,7 @@ def test_what_is_no_profile_is_refused(content):
 
 def test_what_is_shipped_can_be_read():
     for profile in list_profiles():
+        assert len(repr(profile)) < 200 and profile.library in repr(profile)
         for shape in profile.shapes:
             assert profile.kernel_recipe(shape).k == shape[2]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcemu.formats import BF16, E4M3, F16, F32, F64, S8, S32
-from tcemu.study.accuracy import ErrorTally, Reference, lowest_bit_exponent, round_values, ulp
+from tcemu.study.accuracy import MEASURES, ErrorTally, Reference, lowest_bit_exponent, round_values, ulp
 
 
 def matrices(seed: int, m: int, k: int, n: int, spread: int, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -127,3 +127,11 @@ def test_a_tally_of_pieces():
     assert (bits, mean_bits) == (log2(8), 1.0)
     tally.add(np.array([1e30]), np.array([1.0]))
     assert tally.figures[4] == 24  # no more than the format has
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_measure_of_nothing_is_nan(name):
+    """Where no element is finite, an error of 0 would be a lie."""
+    nothing = np.zeros(0)
+    assert np.isnan(MEASURES[name](nothing, nothing))
+    assert np.isfinite(MEASURES[name](np.array([1.5]), np.array([1.0])))

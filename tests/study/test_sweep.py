@@ -228,3 +228,17 @@ def test_what_cannot_be_swept(fn, over, options, error, said):
         fn = lambda a, b, recipe: a + b
     with pytest.raises(error, match=said):
         sweep(fn, over, **({"operands": DRAW} | options))
+
+
+@pytest.mark.parametrize("sizes", [(-1, 2, 3), (1.5, 2, 3), (0, 1, 1), ("2", 2, 2)])
+def test_sizes_of_drawn_operands_are_checked(sizes):
+    for law in (normal, uniform):
+        with pytest.raises(ValueError, match=r"m: got .*; expected an integer from 1"):
+            law(*sizes)
+
+
+def test_a_sweep_without_a_finite_result_has_no_error():
+    a = np.full((4, 4), np.nan, np.float32)
+    names = ("normwise", "elementwise")
+    (row,) = sweep(tcemu.matmul, {"fraction_bits": 9}, recipe="f16 on H100", operands=(a, a), measures=names).records()
+    assert np.isnan(row["normwise"]) and np.isnan(row["elementwise"]) and row["not_finite"] == 16
