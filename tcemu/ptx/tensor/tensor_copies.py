@@ -157,10 +157,10 @@ class TensorBox(NamedTuple):
     swizzle: Array  # mask of the bits of an address from bit 7 on that are added to lower ones, int64
     swizzle_shift: Array  # lowest bit that they are added to, int64
     flips: Array  # the halves of each unit change places in every second line of 128 bytes, bool
-    dims: Array  # sizes of the tensor, int64[..., 5]
-    strides: Array  # strides of the tensor in bytes, int64[..., 5]; that of the elements, the first, is not used
-    boxes: Array  # elements of the box, int64[..., 5]; channels and pixels of an im2col map
-    steps: Array  # steps of the box in elements, int64[..., 5]
+    dims: Array  # sizes of the tensor, int64[..., rank]
+    strides: Array  # strides of the tensor in bytes, int64[..., rank]; that of the elements, the first, is not used
+    boxes: Array  # elements of the box, int64[..., rank]; channels and pixels of an im2col map
+    steps: Array  # steps of the box in elements, int64[..., rank]
     is_im2col: Array  # bool
     lower: Array  # lower corner of the bounding box of an im2col map, int64[..., 3], width first
     upper: Array  # upper corner, from the tensor's end
@@ -171,22 +171,21 @@ class TensorBox(NamedTuple):
         return jnp.prod(self.boxes, axis=-1) // self.unit_elements
 
 
-def decode_tensor_map(words: Array) -> TensorBox:
-    """Decode the words of tensor maps, uint32[..., 32]."""
+def decode_tensor_map(words: Array, axes: int) -> TensorBox:
+    """Decode the words of tensor maps, uint32[..., 32], as maps of `axes` dimensions."""
     field = lambda name: words[..., maps.KIND_WORD] >> np.uint32(maps.FIELD_SHIFTS[name]) & np.uint32(0xFF)
     rank = (field("rank") & np.uint32(maps.IM2COL - 1)).astype(jnp.int64)
     is_im2col = field("rank") & np.uint32(maps.IM2COL) != 0
-    absent = jnp.arange(maps.MAX_RANK) >= rank[..., None]
-    five = lambda at: jnp.where(absent, 1, words[..., at : at + maps.MAX_RANK].astype(jnp.int64))
+    each = lambda at: words[..., at : at + axes].astype(jnp.int64)
     wide = lambda at: words[..., at].astype(jnp.uint64) | words[..., at + 1].astype(jnp.uint64) << np.uint64(32)
-    strides = jnp.stack([rank, *(wide(maps.STRIDE_WORDS + 2 * axis).astype(jnp.int64) for axis in range(maps.MAX_RANK - 1))], axis=-1)
-    steps = jnp.where(jnp.arange(maps.MAX_RANK) == 0, 1, jnp.maximum(five(maps.ELEMENT_STRIDE_WORDS), 1))
+    strides = jnp.stack([rank, *(wide(maps.STRIDE_WORDS + 2 * axis).astype(jnp.int64) for axis in range(axes - 1))], axis=-1)
+    steps = jnp.where(jnp.arange(axes) == 0, 1, jnp.maximum(each(maps.ELEMENT_STRIDE_WORDS), 1))
     mode, atom = field("swizzle_mode"), field("swizzle_atomicity")
     element = (field("elemtype") & np.uint32(0xF)).astype(jnp.int64)
     look_up = lambda values: jnp.asarray(np.array(values, np.int64))[element]
     bits = look_up([maps.BITS.get(name or "", 8) for name in maps.ELEMENT_TYPES])
     doublings = jnp.asarray([size.bit_length() - 5 for size in maps.ATOMS], jnp.int64)[atom & 3]
-    boxes = five(maps.BOX_WORDS)
+    boxes = each(maps.BOX_WORDS)
     corners = words[..., maps.CORNER_WORDS : maps.CORNER_WORDS + maps.MAX_RANK - 2].astype(jnp.int32)
     return TensorBox(
         start=wide(maps.ADDRESS_WORD),
@@ -197,9 +196,9 @@ def decode_tensor_map(words: Array) -> TensorBox:
         swizzle=((np.int64(1) << (mode & 3).astype(jnp.int64)) - 1) >> doublings,
         swizzle_shift=4 + doublings,
         flips=atom == maps.FLIPPING_ATOM,
-        dims=five(maps.DIMENSION_WORDS),
-        strides=jnp.where(absent, 0, strides),
-        boxes=jnp.where(is_im2col[..., None], jnp.where(jnp.arange(maps.MAX_RANK) < 2, boxes, 1), -(-boxes // steps)),
+        dims=each(maps.DIMENSION_WORDS),
+        strides=strides,
+        boxes=jnp.where(is_im2col[..., None], jnp.where(jnp.arange(axes) < 2, boxes, 1), -(-boxes // steps)),
         steps=steps,
         is_im2col=is_im2col,
         lower=(corners << 16 >> 16).astype(jnp.int64),
@@ -275,7 +274,7 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
             values["rows"], numbers = jnp.stack(numbers[1:], axis=-1), numbers[:1]
         if mode == "im2col":
             values["offsets"] = jnp.stack([read(each, "b16", jnp.uint16) for each in bound.offsets], axis=-1)
-        numbers += [jnp.zeros(active.shape, jnp.int64)] * (maps.MAX_RANK - len(numbers))
+        numbers += [jnp.zeros(active.shape, jnp.int64)] * (rank - len(numbers))
         values["coordinates"] = jnp.stack(numbers, axis=-1)
         machine = _check_tensors(machine, statement, boxes, values["coordinates"], mode, section)
         if bound.mask is not None:
@@ -298,11 +297,12 @@ def _element_operations(statement: Statement, context: Context, operation: str) 
 
 def _read_boxes(machine: Machine, statement: Statement, tensor: Address, rank: int, mode: str, section: str) -> tuple[TensorBox, Machine]:
     """Read the tensor maps of the threads. Returns them, and the machine with the threads active whose maps are valid."""
-    words, machine = machine.load("", machine.address(replace(tensor, coordinates=None)), "b32", maps.MAP_BYTES // 4, maps.ALIGNMENT)
+    place = machine.address(replace(tensor, coordinates=None))
+    words, machine = _load_maps(machine, place)
     missing = f"there is no tensor map of tcemu.ptx.TensorMap at the address. {section}"
-    is_map, place = words[0] == maps.MAGIC, machine.address(tensor)
+    is_map = words[..., 0] == maps.MAGIC
     machine = note_undefined(machine, ~is_map, missing, statement, place)
-    boxes = decode_tensor_map(jnp.stack(words, axis=-1))
+    boxes = decode_tensor_map(words, rank)
     machine = note_undefined(machine, is_map & (boxes.rank != rank), f"the tensor map has another rank. {section}", statement, place)
     fits = is_map & (boxes.rank == rank)
     other = boxes.is_im2col != mode.startswith("im2col")
@@ -315,6 +315,18 @@ def _read_boxes(machine: Machine, statement: Statement, tensor: Address, rank: i
         fits &= ~several
         boxes = boxes._replace(boxes=boxes.boxes.at[..., 1].set(GATHERED_ROWS))
     return boxes, machine.restrict_active(fits)
+
+
+def _load_maps(machine: Machine, address: Array) -> tuple[Array, Machine]:
+    """Load the words of the tensor maps at generic addresses, uint32[blocks, threads, 32]; zeros where there is none."""
+    count = maps.MAP_BYTES // 4
+    parts, machine = machine.split_access("", address, maps.MAP_BYTES, maps.ALIGNMENT)
+    words = jnp.zeros((*address.shape, count), jnp.uint32)
+    for room, first, mask in parts:
+        if room != "shared":  # where no tensor copy reads its map
+            found = machine.words(room).at[first[..., None] + np.arange(count, dtype=np.int32)].get(mode="fill", fill_value=0)
+            words = jnp.where(mask[..., None], found, words)
+    return words, machine
 
 
 def _check_types(
@@ -410,7 +422,7 @@ def _row_coordinates(box: TensorBox, copy: CopyValues, row: Array, mode: str) ->
     if mode.startswith("im2col"):
         return _pixel_coordinates(box, given, copy.get("offsets"), row)
     found = []
-    for axis in range(1, maps.MAX_RANK):
+    for axis in range(1, given.shape[-1]):
         count = box.boxes[:, axis, None]
         found.append(given[:, axis, None] + row % count * box.steps[:, axis, None])
         row = row // count
@@ -423,22 +435,16 @@ def _pixel_coordinates(box: TensorBox, given: Array, offsets: Array | None, pixe
     The pixels of an image's bounding box follow one another by the steps of the map, width first; behind the last one the next image
     begins at the lower corner. The offsets move each pixel within the filter.
     """
-    found, carry = [], pixel
-    for i in range(maps.MAX_RANK - 2):
-        spatial = (box.rank > i + 2)[:, None]  # a dimension between the channels and the images
-        step, lower = box.steps[:, i + 1, None], box.lower[:, i, None]
-        last, start = box.dims[:, i + 1, None] - 1 + box.upper[:, i, None], given[:, i + 1, None]
+    found, carry, images = [], pixel, given.shape[-1] - 1
+    for axis in range(1, images):
+        step, lower = box.steps[:, axis, None], box.lower[:, axis - 1, None]
+        last, start = box.dims[:, axis, None] - 1 + box.upper[:, axis - 1, None], given[:, axis, None]
         count = jnp.maximum((last - lower) // step + 1, 1)
         left = (last - start) // step + 1  # pixels from the first one to the end of its row
         at = jnp.where(carry < left, start + carry * step, lower + (carry - left) % count * step)
-        beyond = jnp.where(carry < left, 0, 1 + (carry - left) // count)
-        if offsets is not None and i < offsets.shape[-1]:
-            at += offsets[:, i, None]
-        images = start + carry  # where this dimension is that of the images
-        found.append(jnp.where(spatial, at, jnp.where((box.rank == i + 2)[:, None], images, 0)))
-        carry = jnp.where(spatial, beyond, carry)
-    found.append(jnp.where((box.rank == maps.MAX_RANK)[:, None], given[:, maps.MAX_RANK - 1, None] + carry, 0))
-    return found
+        found.append(at if offsets is None else at + offsets[:, axis - 1, None])
+        carry = jnp.where(carry < left, 0, 1 + (carry - left) // count)
+    return [*found, given[:, images, None] + carry]
 
 
 def _byte_masks(within: Array) -> list[Array]:
