@@ -3,8 +3,8 @@
 For torch's and JAX's matrix products it fingerprints the shapes of a list, then a random sample (m, n, k log-uniform in 1..8192, every
 other one aligned), replays each recipe on fresh operands and counts the words that differ. A line a shape is printed. FOLDER/survey.jsonl
 gets a line of JSON a shape, with the recipe, the kernels' names, and some words of the GPU. `--resume` leaves out the shapes whose order is
-there. A shape that fails is a line too. Without a GPU, `--stand-in` takes the same functions on the CPU: a dry run, whose lines are of
-that CPU. `replay_distil.py` makes profiles of a survey.
+there. `--held-out` takes the shapes on which predicted orders are tested instead. A shape that fails is a line too. Without a GPU,
+`--stand-in` takes the same functions on the CPU: a dry run, whose lines are of that CPU. `replay_distil.py` makes profiles of a survey.
 """
 
 import argparse
@@ -27,7 +27,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune
 import jax
 import numpy as np
 from replay_distil import lines_by_shape
-from replay_products import FORMS, SURVEYS, TORCH, products, shapes
+from replay_products import FORMS, SURVEYS, TORCH, held_out_shapes, products, shapes
 
 from tcemu.products.library.kernel_json import to_dict
 from tcemu.products.library.kernel_recipe import Conditions, KernelRecipe
@@ -187,7 +187,7 @@ def worker(args: argparse.Namespace) -> int:
     path = args.out / FILE
     done = set(lines_of(path)) if args.resume else set()
     append(path, {"machine": known, "date": time.strftime("%Y-%m-%d")})
-    for number, (name, m, n, k) in enumerate(shapes(args.count, args.seed)):
+    for number, (name, m, n, k) in enumerate(held_out_shapes() if args.held_out else shapes(args.count, args.seed)):
         if number % args.processes != args.worker or (name, m, n, k) in done or name not in fns or name not in args.only:
             continue
         if max(m * k, k * n, m * n) > args.largest or time.time() > args.until:
@@ -240,6 +240,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=8, help="that share the GPU")
     parser.add_argument("--only", nargs="+", default=list(SURVEYS), choices=list(SURVEYS))
     parser.add_argument("--forms", dest="only", action="store_const", const=list(FORMS), help="two formats, scales and biases alone")
+    parser.add_argument("--held-out", action="store_true", help="the shapes that test the predicted orders, in place of list and sample")
     parser.add_argument("--largest", type=int, default=1 << 27, help="elements of a matrix")
     parser.add_argument("--resume", action="store_true", help="leave out the shapes whose order is in the folder")
     parser.add_argument("--stand-in", action="store_true", help="the CPU in place of the GPU")

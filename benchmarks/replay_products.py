@@ -9,6 +9,7 @@ import numpy as np
 
 from tcemu.formats import FORMATS, Format
 from tcemu.replay.black_box import PLAIN_FORM, ProductForm
+from tcemu.replay.kernel_profiles import list_profiles
 
 
 class Survey(NamedTuple):
@@ -123,3 +124,32 @@ def shapes(count: int, seed: int) -> list[tuple[str, int, int, int]]:
                 n, k = (-(-x // 16) * 16 for x in (n, k))
             found.append((name, m, n, k))
     return list(dict.fromkeys(found))
+
+
+LAYERS = {  # n and k of the products of a model
+    "MiniLM": ((384, 384), (1536, 384), (384, 1536)),
+    "7B": ((4096, 4096), (12288, 4096), (11008, 4096), (22016, 4096), (4096, 11008), (32000, 4096)),
+}
+ROWS_OF_LAYERS = (1, 8, 16, 32, 64, 96, 128, 256, 512, 1024)
+HELD_OUT_SEED = 4600
+
+
+def held_out_shapes() -> list[tuple[str, int, int, int]]:
+    """The shapes that test predicted orders, none of them measured before: drawn as in the survey, with a long K, and of models."""
+    rng, drawn = np.random.default_rng(HELD_OUT_SEED), []
+
+    def sixteens(low: tuple[float, ...], high: tuple[float, ...]) -> tuple[int, ...]:
+        return tuple(int(x) * 16 for x in np.ceil(np.exp2(rng.uniform(low, high)) / 16))
+
+    layers = [("torch-bf16", m, n, k) for m in ROWS_OF_LAYERS for model in LAYERS.values() for n, k in model if n * k < 1 << 26]
+    for number in range(40):
+        for name in ("torch-f16", "torch-bf16", "torch-e4m3"):
+            drawn.append((name, *sixteens((0, 0, 0), (13, 13, 13))))
+            if number % 2:
+                drawn.append((name, *sixteens((3, 3, 11), (11, 12, 15))))
+        if number % 4 == 0:
+            for name in ("torch-f16", "torch-bf16", "torch-tf32", "jax-f16", "jax-bf16"):
+                drawn.append((name, *(int(x) for x in np.rint(np.exp2(rng.uniform(0, 13, 3))))))
+        drawn += layers[number::40]
+    measured = {(profile.library, *shape) for profile in list_profiles() for shape in profile.shapes}
+    return [shape for shape in dict.fromkeys(drawn) if shape not in measured]

@@ -44,6 +44,7 @@ COMMANDS = (
     Command("explain", "explain_command", "one dot product, step by step"),
     Command("fuzz", "fuzz_commands", "compare two targets on millions of cases"),
     Command("infer", "fuzz_commands", "find the arithmetic of a black box"),
+    Command("quantizers", "quantizers_command", "how libraries quantise, and which of them give equal words"),
     Command("study", "study_command", "published claims about low-precision sums, reproduced"),
     Command("replay", "replay_command", "the order in which a library adds: find it, show it, compare two"),
     Command("drift", "drift_command", "which operation of two recorded runs parted first, and why"),

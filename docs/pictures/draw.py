@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation, from what tcemu computes: `python docs/pictures/draw.py [FOLDER]`.
 
 The same bytes on every machine: nothing but integers and exact fractions decides where a line goes, or floats that are rounded to a pixel.
-dot_product.svg is `explain(...).plot()`, with the same bytes from one version of matplotlib, which the file names.
+dot_product.svg and order_changes.svg are results' `plot()`, with the same bytes from one version of matplotlib, which the files name.
 """
 
 import sys
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tcemu
-from tcemu import viz
+from tcemu import replay, viz
 from tcemu.base.plots import figure_svg
 
 OP = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -57,6 +57,15 @@ def dot_product() -> str:
     a, b, c = [-8192, -0.5, -0.25, -0.125], [1024, 1, 1, 1], 2.0**23
     explained = tcemu.explain("f16", a, b, c, target=["A100", "H100"])
     return figure_svg(explained.plot(), "The same dot product on an A100 and on an H100: the A100 truncates one bit more").decode()
+
+
+# ---- at which M the order changes
+
+
+def order_changes() -> str:
+    """A layer of 4096 x 4096 in bf16 by XLA: `find_order_changes(...).plot()`, by matplotlib."""
+    found = replay.find_order_changes("jax-bf16", 4096, 4096)
+    return figure_svg(found.plot(), "Slices of K over M for a layer of 4096 x 4096 in bf16 by XLA on an H200: 8, 4, 2, 1").decode()
 
 
 # ---- the error of a narrower accumulator
@@ -110,6 +119,7 @@ def error_by_width() -> str:
 PICTURES: dict[str, Callable[[], str]] = {
     "dot_product.svg": dot_product,
     "error_by_width.svg": error_by_width,
+    "order_changes.svg": order_changes,
     "mma_a.svg": lambda: viz.svg(OP, "a"),
     "mma_d.svg": lambda: viz.svg(OP, "d", lane=5),
     "wgmma_b_desc.svg": lambda: viz.svg(WGMMA_SMALL, "b_desc"),

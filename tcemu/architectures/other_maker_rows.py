@@ -6,7 +6,7 @@
 from tcemu.architectures.evidence import Evidence
 from tcemu.architectures.model_rows import EXACT, FMA, MMA_SIM, ModelRow
 from tcemu.arithmetic.model import Model
-from tcemu.formats import BF16, E4M3FNUZ, E5M2FNUZ, F16, F32, F64, S8, S32, TF32, U8
+from tcemu.formats import BF16, E4M3FNUZ, E5M2FNUZ, F16, F32, F64, S8, S32, TF32, U8, Format
 from tcemu.isa.other_makers import ARM, INTEL
 
 # ---- the models
@@ -24,6 +24,7 @@ CDNA1_F16, CDNA1_BF16 = (_MULTIPLY_ADDS.replace(terms=terms, step_kind="exact") 
 CDNA2_WIDE, CDNA2_BF16 = (_PAIRWISE.replace(terms=terms, flush="positive") for terms in (4, 2))
 CDNA3 = Model(F32, terms=8, fraction_bits=24, floor=-126, rounding="RN", step_kind="joined")
 CDNA3_XF32 = CDNA3.replace(terms=4)
+RDNA3 = Model(F32, terms=2, fraction_bits=24, rounding="RN", step_kind="complement")
 CDNA3_FP8 = CDNA3.replace(terms=16, groups=2, dealing="single")
 
 # ---- the evidence
@@ -48,12 +49,27 @@ BY_ARM_EBF = Evidence(level="literature", papers=(f"{ARM}, BFDOT and BFMMLA with
 BY_ARM_F32 = Evidence(level="literature", papers=(f"{ARM}, FMMLA: products and sums rounded; FPCR as after reset",), note=_NAN_WORDS)
 BY_ARM_INTEGERS = Evidence(level="literature", papers=(f"{ARM}, which defines the result: exact, wrapped",))
 BY_MMA_SIM = Evidence(level="literature", papers=(MMA_SIM,), note=_NAN_WORDS)
+ROCJITSU = "rocjitsu (ROCm/rocm-systems, MIT), gfx11_dot2.h and gfx1100_cases.h, by AMD"
+
+
+def _on_rdna3(fmt: Format, words: int) -> Evidence:
+    """Return the evidence of words of tests/golden/rdna3_published.npz."""
+    gpus, papers = ("Radeon Pro W7900 (gfx1100)",), (f"{ROCJITSU}; {_NAN_WORDS}",)
+    return Evidence(level="published", gpus=gpus, family="rdna3_published", recorded=words, operands=f"{fmt} to f32", papers=papers)
+
+
+ON_RDNA35 = Evidence(
+    level="literature",
+    papers=("ROCm/rocm-systems issue 12056: the rule of gfx1151, on which 12 million cases agreed", ROCJITSU),
+    note=_NAN_WORDS,
+)
 BY_MFMA_INTEGERS = Evidence(level="literature", papers=("AMD CDNA ISA: exact sums of 8-bit products in 32 bits",))
 
 # ---- the rows
 
 XEON, X86, NEOVERSE, ARMV9 = ("sapphirerapids",), ("sapphirerapids", "znver4"), ("neoverse-v1", "neoverse-v2", "armv9-a"), ("armv9-a",)
 CDNA1_ONLY, CDNA2_ONLY, CDNA3_ONLY = ("gfx908",), ("gfx90a",), ("gfx942",)
+_RDNA3_NAMES = ("v_wmma_f32_16x16x16", "v_dot2_f32")
 _BYTES, _FNUZ = (S8, U8), (E4M3FNUZ, E5M2FNUZ)
 
 OTHER_ROWS = (
@@ -80,13 +96,15 @@ OTHER_ROWS = (
     ModelRow(CDNA3_ONLY, "v_mfma", (F16,), (F32,), CDNA3, BY_MMA_SIM),
     ModelRow(CDNA3_ONLY, "v_mfma", (BF16,), (F32,), CDNA3, BY_MMA_SIM),
     ModelRow(CDNA3_ONLY, "v_mfma", (TF32,), (F32,), CDNA3_XF32, BY_MMA_SIM),
+    *(
+        ModelRow(("gfx1100",), name, (fmt,), (F32,), RDNA3, _on_rdna3(fmt, words))
+        for name, fmt, words in zip(_RDNA3_NAMES * 2, (F16, F16, BF16, BF16), (256, 50, 256, 53), strict=True)
+    ),
+    *(ModelRow(("gfx1151",), name, (fmt,), (F32,), RDNA3, ON_RDNA35) for name in _RDNA3_NAMES for fmt in (F16, BF16)),
     ModelRow(CDNA3_ONLY, "v_mfma", _FNUZ, (F32,), CDNA3_FP8, BY_MMA_SIM),
 )
 
 UNKNOWN = {
     "gfx950": "no bit-exact model of CDNA4 is published; third-party notes say that subnormals are kept and that a block scale multiplies "
     "the sum of products before C is added",
-    "gfx1151": "an exact multiplier, a grid from the sum of the operands' exponents, bf16 subnormals flushed, and a term that opposes C's "
-    "sign negated by flipping its bits, so that -1 + 24 + 32 gives 55.0000038 (ROCm/rocm-systems issue 12056); the whole rule is not "
-    "published as text",
 }

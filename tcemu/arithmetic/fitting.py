@@ -3,7 +3,7 @@
 from tcemu.arithmetic.model import PRODUCT_BITS, Model
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec
-from tcemu.formats import Format
+from tcemu.formats import F16, Format
 
 
 def needs_whole_instructions(model: Model, spec: ProductSpec) -> bool:
@@ -86,6 +86,8 @@ def _check_step_kind(model: Model, spec: ProductSpec, block: int | None) -> None
     room = spec.k if model.step_kind == "joined" else spec.k // groups
     if min(terms, room) & (min(terms, room) - 1) or room % min(terms, room):
         raise ValueError(f"Model(terms={terms}, step_kind={model.step_kind!r}): {room} products of an instruction are no whole steps")
+    if model.step_kind == "complement" and max(spec.a.mantissa_bits, spec.b.mantissa_bits) > F16.mantissa_bits:
+        raise ValueError(f'Model(step_kind="complement"): A and B have at most 11 significant bits, {spec.a} and {spec.b} have more')
     if model.step_kind == "exact" and max(spec.a.mantissa_bits, spec.b.mantissa_bits) >= 16:
         raise ValueError(
             f'Model(step_kind="exact"): products of {spec.a} and {spec.b} have more than 32 bits; A and B have at most 16 each'

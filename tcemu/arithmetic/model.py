@@ -22,7 +22,7 @@ MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper 
 PRODUCT_BITS = 24  # bits of a product's significand in a fused step, which an f32 holds exactly (see `fused_dot_add`)
 OUT_OF_RANGE = 1 << 30  # outside the limits of every field, and an int32
 ROUNDING_MODES = ROUNDINGS[:-1]  # rounding modes of steps and alignment: all but the stochastic one
-STEP_KINDS = ("exact", "pairwise", "odd", "joined")  # kinds of step that are neither fused nor one multiply-add: see `Model`
+STEP_KINDS = ("exact", "pairwise", "odd", "joined", "complement")  # kinds of step that are neither fused nor one multiply-add: see `Model`
 DEALINGS = ("pairs", "single", "reversed")
 FLUSHES = ("signed", "positive")
 OTHER_MAKERS_FIELDS = ("dealing", "step_kind", "flush", "nan")
@@ -85,6 +85,9 @@ class Model:
       down, the running value to `fraction_bits`, the sum to 32 bits below the larger exponent; the total is rounded down to 31 bits and by
       `rounding` to the result. With `groups`, each group is aligned by itself, the groups are joined rounded down, and a running value more
       than `fraction_bits` + 1 below is dropped.
+    - "complement": as a fused step, with the running value aligned by an exponent two below its own. A term whose sign is not the running
+      value's is negated by flipping its bits, so that it lies one unit of the last place further from zero, as a zero does too. Subnormals
+      of 8-bit exponents, in A, B, C and the result, become zeros. The result is rounded with no bound on the exponent.
 
     A step never reaches into the next instruction. Without `chain`, all steps follow each
     other, beginning at C. With `chain`, every chain of products starts from nothing, and its sum is added to C, rounded RN.
@@ -113,7 +116,7 @@ class Model:
     alignment: Rounding = "RZ"  # rounding of an aligned term: "RZ" truncates, as every known unit does; "RN", "RM", "RP" are what-if
     from_zero: bool = False  # an exact chain starts from +0, so that products that are all -0 sum to +0; else from its first product
     dealing: str = "pairs"  # products go to the groups in "pairs", "single" (one by one), or "reversed" (one by one, last group first)
-    step_kind: str | None = None  # "exact", "pairwise", "odd" or "joined"; None: fused steps or multiply-adds, as fraction_bits says
+    step_kind: str | None = None  # one of STEP_KINDS; None: fused steps or multiply-adds, as fraction_bits says
     flush: str | None = None  # subnormal operands and results become zero: operands "signed" zeros or "positive" ones; None: they are kept
     nan: int | None = None  # code of every NaN that an f32 result has; None: the canonical one
 
@@ -199,8 +202,9 @@ class Model:
             self._refuse("result", "f32 where step_kind, flush or nan are set")
         if self.step_kind is not None and not (isinstance(self.terms, int) and isinstance(self.rounding, str)):
             self._refuse("terms" if not isinstance(self.terms, int) else "rounding", "known before tracing where step_kind is set")
-        if self.step_kind is not None and (self.step_kind == "joined") == exact:
-            wanted = "a number" if self.step_kind == "joined" else "None"
+        aligned = self.step_kind in ("joined", "complement")
+        if self.step_kind is not None and aligned == exact:
+            wanted = "a number" if aligned else "None"
             self._refuse("fraction_bits", f'{wanted} where step_kind is "{self.step_kind}"')
         if self.step_kind in ("pairwise", "odd") and int(self.terms) & (int(self.terms) - 1):
             self._refuse("terms", f'a power of two where step_kind is "{self.step_kind}"')
@@ -209,8 +213,11 @@ class Model:
         if self.flush is not None and (not exact or self.step_kind == "exact"):
             self._refuse("flush", "None where a step is not made of multiply-adds, or of products and sums rounded one by one")
         fused_only = self.multiplicand, self.result_bits, self.summed, self.chain
-        if self.step_kind == "joined" and (fused_only != (None,) * 4 or not isinstance(self.fraction_bits, int) or self.fraction_bits > 30):
-            self._refuse("step_kind", "None with multiplicand, result_bits, summed, chain, or more than 30 fraction_bits")
+        most = 26 if self.step_kind == "complement" else 30
+        if aligned and (fused_only != (None,) * 4 or not isinstance(self.fraction_bits, int) or self.fraction_bits > most):
+            self._refuse("step_kind", f"None with multiplicand, result_bits, summed, chain, or more than {most} fraction_bits")
+        if self.step_kind == "complement" and (self.rounding != "RN" or self.terms != 2):
+            self._refuse("step_kind", 'None with other roundings than "RN" or other terms than 2')
 
     @property
     def common_format(self) -> Format | None:

@@ -1,10 +1,10 @@
-"""Steps that NVIDIA's tensor cores do not have: exact, pairwise and joined sums, as units of AMD and Arm compute them.
+"""Steps that NVIDIA's tensor cores do not have: exact, pairwise, joined and complement sums, as units of AMD and Arm compute them.
 
 `Model.step_kind` names the kind of a step, and the docstring of `Model` says what each computes. All results are f32. Only integers touch
 a value, except in `joined_dot_add`, whose products are aligned as in `fused_dot_add`.
 
 Source: mmasim 2.1.1 (E-FDPA, FTZ-MUL-ADD, TR-FDPA, GTR-FDPA) and arXiv 2511.10909 v2 for AMD; Arm Architecture Reference Manual DDI 0487,
-BFAdd, BFMul and BFRound, for round to odd.
+BFAdd, BFMul and BFRound, for round to odd; gfx11_dot2.h of rocjitsu (ROCm/rocm-systems, MIT) for complement sums.
 """
 
 from collections.abc import Sequence
@@ -123,6 +123,65 @@ def _any(conditions: Sequence[Array]) -> Array:
     for condition in conditions[1:]:
         found = found | condition
     return found
+
+
+# ---- complement sums
+
+ACCUMULATOR_BITS = 2  # bits below those of the products that the running value keeps
+
+
+def complement_sum(model: Model, spec: ProductSpec, pairs: Sequence[tuple[Array, Array]], accumulator: Array) -> Array:
+    """Computes one "complement" step. pairs: codes of the factors, which broadcast. All magnitudes have less than 30 bits (`fitting`)."""
+    assert isinstance(model.fraction_bits, int)
+    shape = jnp.broadcast_shapes(accumulator.shape, *(v.shape for pair in pairs for v in pair))
+    c = _flushed_number(F32, jnp.broadcast_to(accumulator, shape))
+    nowhere = jnp.int32(-(1 << 12))
+    unit = jnp.where(c.magnitude[0] == 0, nowhere, c.exponent + F32.mantissa_bits - model.fraction_bits - ACCUMULATOR_BITS)
+    terms = [c]
+    for a, b in pairs:
+        x, y = (_flushed_number(fmt, jnp.broadcast_to(v, shape)) for fmt, v in ((spec.a, a), (spec.b, b)))
+        terms.append(multiply_numbers(x, y)._replace(magnitude=(x.magnitude[0] * y.magnitude[0],)))
+        exponent = x.exponent + y.exponent + spec.a.mantissa_bits + spec.b.mantissa_bits
+        unit = jnp.maximum(unit, jnp.where(terms[-1].magnitude[0] == 0, nowhere, exponent - model.fraction_bits))
+    total = jnp.zeros(shape, jnp.int32)
+    for term in terms:
+        aligned = jnp.where(term.magnitude[0] == 0, 0, _limb(term.magnitude[0], term.exponent - unit)).astype(jnp.int32)
+        total = total + jnp.where(term.negative == c.negative, aligned, ~aligned)
+    code = _round_unbounded(total.astype(jnp.uint32), unit, c.negative)
+    plus, minus = (_any([t.infinite & sign(t) for t in terms]) for sign in (lambda t: ~t.negative, lambda t: t.negative))
+    code = jnp.where(plus | minus, infinity_code(F32, minus), jnp.where(unit == nowhere, 0, code))
+    return jnp.where(_any([t.nan for t in terms]) | (plus & minus), jnp.uint32(F32.nan), code)
+
+
+def _flushed_number(fmt: Format, codes: Array) -> Number:
+    """Decodes codes. Subnormals of formats with F32's exponents become zeros of their sign."""
+    number = decode(fmt, codes)
+    if fmt.min_exponent > F32.min_exponent:
+        return number
+    tiny = number.magnitude[0] < 1 << fmt.mantissa_bits
+    return number._replace(magnitude=(jnp.where(tiny & ~number.nan & ~number.infinite, 0, number.magnitude[0]),))
+
+
+def _round_unbounded(total: Array, unit: Array, negative: Array) -> Array:
+    """Rounds a two's complement total * 2^unit, in the frame of a sign, to f32: nearest even before the exponent is checked.
+
+    What is then below the smallest normal number becomes +0.
+    """
+    below = total >> 31 == 1
+    magnitude = jnp.where(below, ~total + 1, total)
+    zeros = bits.leading_zeros((magnitude,)).astype(jnp.int32)
+    drop = jnp.maximum(LIMB_BITS - 1 - F32.mantissa_bits - zeros, 0).astype(jnp.uint32)
+    kept = magnitude >> drop
+    rest, half = magnitude - (kept << drop), (jnp.uint32(1) << drop) >> 1
+    kept = kept + ((rest > half) | ((rest == half) & (kept & 1 == 1) & (drop > 0)))
+    kept = jnp.where(drop > 0, kept, magnitude << jnp.maximum(zeros - (LIMB_BITS - 1 - F32.mantissa_bits), 0).astype(jnp.uint32))
+    carried = kept >> (F32.mantissa_bits + 1)  # rounded up to the next power of two
+    exponent = unit + (LIMB_BITS - 1) - zeros + carried.astype(jnp.int32)
+    sign = jnp.where(below != negative, jnp.uint32(SIGN), 0)
+    fraction = (kept >> carried) & jnp.uint32((1 << F32.mantissa_bits) - 1)
+    code = sign | ((exponent + F32.max_exponent).astype(jnp.uint32) << F32.mantissa_bits) | fraction
+    code = jnp.where(exponent > F32.max_exponent, sign | jnp.uint32(F32.infinity), code)
+    return jnp.where((magnitude == 0) | (exponent < F32.min_exponent), 0, code)
 
 
 # ---- joined sums

@@ -20,7 +20,7 @@ from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, deal_groups,
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, DecodedScales, Multiplicand, decode_multiplicand, has_special, spread_scales
 from tcemu.arithmetic.order import Order
-from tcemu.arithmetic.other_steps import exact_sum, flush_subnormals, joined_dot_add, pairwise_sum
+from tcemu.arithmetic.other_steps import complement_sum, exact_sum, flush_subnormals, joined_dot_add, pairwise_sum
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
 from tcemu.base.bits import Limbs
 from tcemu.base.compilation import compile_once
@@ -55,7 +55,8 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
         a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
         (a, a_scales), (b, b_scales) = spread_scales(spec.scale, a, a_codes, -1), spread_scales(spec.scale, b, b_codes, -2)
     order = Order.from_model(model, spec.k)
-    if model.fraction_bits is not None and model.summed is None:
+    of_codes = model.fraction_bits is None or model.step_kind == "complement"
+    if not of_codes and model.summed is None:
         x = _split_steps(order, spec, decode_multiplicand(spec.a, a, spec.b, a_scales), -1)
         y = _split_steps(order, spec, decode_multiplicand(spec.b, b, spec.a, b_scales), -2)
         steps = partial(_reduce_fused, model, spec, order)
@@ -63,7 +64,7 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
     k_first = lambda v, axis: order.deal(jnp.moveaxis(v, axis, 0), spec.k)
     sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
     products = tuple(jax.tree.map(partial(k_first, axis=axis), side) for side, axis in sides if side is not None)
-    steps = partial(_reduce_exact if model.fraction_bits is None else _reduce_grouped, model, spec, order)
+    steps = partial(_reduce_exact if of_codes else _reduce_grouped, model, spec, order)
     return _rounded_per_instruction(steps, model, spec, spec.k)(c, *products)
 
 
@@ -189,8 +190,9 @@ def _reduce_grouped(
 
 
 def _reduce_exact(model: Model, spec: ProductSpec, order: Order, c: Array, a: Array, b: Array) -> Array:
-    """Reduces K by fused multiply-adds in the one format of A, B and the result, or by exact or pairwise sums. a, b: codes with K in front;
-    otherwise as `_reduce_fused`.
+    """Reduces K by fused multiply-adds in the one format of A, B and the result, or by sums of codes.
+
+    a, b: codes with K in front; otherwise as `_reduce_fused`.
     """
     fmt, kind = model.result, model.step_kind
     x, y, start = (codes_to_limbs(fmt, v) for v in (a, b, c))
@@ -206,7 +208,9 @@ def _reduce_exact(model: Model, spec: ProductSpec, order: Order, c: Array, a: Ar
         if kind is None:
             return fma_limbs(rows, columns, accumulator, fmt, model.rounding, flush=model.flush is not None)
         pairs = list(zip(rows[0], columns[0], strict=True))
-        return (exact_sum(model, spec, pairs, accumulator[0]) if kind == "exact" else pairwise_sum(model, pairs, accumulator[0]),)
+        if kind == "pairwise" or kind == "odd":
+            return (pairwise_sum(model, pairs, accumulator[0]),)
+        return ((exact_sum if kind == "exact" else complement_sum)(model, spec, pairs, accumulator[0]),)
 
     if kind is not None:
         terms = order.step_size(spec.k)

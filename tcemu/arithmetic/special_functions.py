@@ -324,8 +324,27 @@ def _is_subnormal(codes: Array) -> Array:
     return _field(codes) == 0
 
 
-def _scale_where(condition: Array, codes: Array, exponent: int) -> Array:
-    return jnp.where(condition, multiply_f32(codes, jnp.full_like(codes, _power_of_two(exponent))), codes)
+def _scale(codes: Array, exponent: Array) -> Array:
+    """Multiply by 2^exponent, int32 from -24 to 24, rounded once to nearest even; every NaN becomes the canonical NaN."""
+    significand, field = _significand(codes, False)
+    field = field + exponent
+    drop = jnp.clip(1 - field, 0, 30).astype(jnp.uint32)  # bits that a subnormal result loses
+    doubled = significand << 1  # so that nothing is shifted by -1 where no bit is lost
+    kept = (doubled + ((jnp.uint32(1) << drop) - 1) + ((significand >> drop) & 1)) >> (drop + 1)
+    code = jnp.minimum((jnp.maximum(field - 1, 0).astype(jnp.uint32) << FRACTION_BITS) + kept, INFINITY)
+    special = _field(codes) == 255
+    return jnp.where(_is_nan(codes), NAN, jnp.where(special, codes, code | (codes & SIGN)))
+
+
+def _exponent_where(condition: Array, exponent: int) -> Array:
+    """Return the exponent for `_scale` where the condition holds, and 0 elsewhere."""
+    return jnp.where(condition, jnp.int32(exponent), 0)
+
+
+def _range_exponent(divisor: Array) -> Array:
+    """Return the exponent by which the assembler scales a divisor into the unit's range: 24 for subnormals, -2 above 2^126."""
+    large = ((divisor & MAGNITUDE) > FAR) & (_field(divisor) != 255)
+    return _exponent_where(_is_subnormal(divisor), 24) + _exponent_where(large, -2)
 
 
 # ---- the instructions
@@ -342,7 +361,7 @@ def ex2(codes: Array, flush: bool = False) -> Array:
     if flush:
         return _mufu_ex2(codes)
     small = (codes > SIGN | _power_of_two(6) + 0x7C0000) & ~_is_nan(codes)  # below -126: half of it, and the square of the result
-    result = _mufu_ex2(_scale_where(small, codes, -1))
+    result = _mufu_ex2(jnp.where(small, codes - (FRACTION + 1), codes))  # a field less; of -Inf it is -2^127, and both give 0
     return jnp.where(small, multiply_f32(result, result), result)
 
 
@@ -352,7 +371,7 @@ def lg2(codes: Array, flush: bool = False) -> Array:
     if flush:
         return _mufu_lg2(codes)
     small = _is_subnormal(codes)
-    result = _mufu_lg2(_scale_where(small, codes, 24))
+    result = _mufu_lg2(_scale(codes, _exponent_where(small, 24)))
     # the logarithm of a scaled subnormal lies between -126 and -102 and has at most 17 bits behind the point
     return jnp.where(small & ~_is_nan(result) & ~_is_infinite(result), _subtract_24(result), result)
 
@@ -371,10 +390,8 @@ def rcp(codes: Array, flush: bool = False) -> Array:
     """Compute 1 / x as `rcp.approx.f32` does; arguments as in `ex2`."""
     if flush:
         return _mufu_rcp(codes)
-    small, large = _is_subnormal(codes), (codes & MAGNITUDE) > FAR
-    scaled = _scale_where(large & ~_is_infinite(codes) & ~_is_nan(codes), _scale_where(small, codes, 24), -2)
-    result = _mufu_rcp(scaled)
-    return _scale_where(large & ~_is_infinite(codes), _scale_where(small, result, 24), -2)
+    exponent = _range_exponent(codes)
+    return _scale(_mufu_rcp(_scale(codes, exponent)), exponent)
 
 
 @compile_once(1)
@@ -383,7 +400,7 @@ def rsqrt(codes: Array, flush: bool = False) -> Array:
     if flush:
         return _mufu_rsqrt(codes)
     small = _is_subnormal(codes)
-    return _scale_where(small, _mufu_rsqrt(_scale_where(small, codes, 24)), 12)
+    return _scale(_mufu_rsqrt(_scale(codes, _exponent_where(small, 24))), _exponent_where(small, 12))
 
 
 @compile_once(1)
@@ -392,7 +409,7 @@ def sqrt(codes: Array, flush: bool = False) -> Array:
     if flush:
         return _mufu_sqrt(codes)
     small = _is_subnormal(codes)
-    return _scale_where(small, _mufu_sqrt(_scale_where(small, codes, 24)), -12)
+    return _scale(_mufu_sqrt(_scale(codes, _exponent_where(small, 24))), _exponent_where(small, -12))
 
 
 @compile_once(1)
@@ -418,21 +435,20 @@ def divide_approx(a: Array, b: Array, flush: bool = False) -> Array:
     """
     if flush:
         return multiply_f32(a, _mufu_rcp(b), flush=True)
-    small = _is_subnormal(b)
-    return multiply_f32(_mufu_rcp(_scale_where(small, b, 24)), _scale_where(small, a, 24))
+    exponent = _exponent_where(_is_subnormal(b), 24)
+    return multiply_f32(_mufu_rcp(_scale(b, exponent)), _scale(a, exponent))
 
 
 @compile_once(2)
 def divide_full(a: Array, b: Array, flush: bool = False) -> Array:
     """Compute a / b as `div.full.f32` does: as `divide_approx`, and both are scaled where |b| is above 2^126; arguments as there."""
-    large = (b & MAGNITUDE) > FAR
     if flush:
+        large = (b & MAGNITUDE) > FAR
         quarter = jnp.full_like(b, _power_of_two(-2))
         a, b = (jnp.where(large, multiply_f32(x, quarter, flush=True), x) for x in (a, b))
         return multiply_f32(_mufu_rcp(b), a, flush=True)
-    small = _is_subnormal(b)
-    a, b = (_scale_where(small, _scale_where(large, x, -2), 24) for x in (a, b))
-    return multiply_f32(_mufu_rcp(b), a)
+    exponent = _range_exponent(b)
+    return multiply_f32(_mufu_rcp(_scale(b, exponent)), _scale(a, exponent))
 
 
 @compile_once()

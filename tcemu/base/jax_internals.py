@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, wraps
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +47,12 @@ INTERNALS = (
     ),
     Internal(
         "without_call_stacks", "operations have the call stack of user_context; registered files are left out of locations", OLDEST_SOURCE
+    ),
+    Internal("compile_in_short_time", "the names of XLA's options in QUICK_OPTIONS, and the message for an unknown one", OLDEST_SOURCE),
+    Internal(
+        "compilation_cache_hits",
+        "the event of a program from the persistent cache, sent by the thread that compiles; XLA:CPU cannot serialise such a program again",
+        OLDEST_SOURCE,
     ),
     Internal("varying_axes", "types under shard_map have the mesh axes along which they vary, as `mat.varying`", "0.10.0"),
     Internal("failed_check_message", "checkify appends ' (`check` failed)' to a message", OLDEST_SOURCE),
@@ -124,6 +130,41 @@ def without_call_stacks(fn: Callable) -> Callable:
             return fn(*args, **kwargs)
 
     return traced
+
+
+_hits = local()
+
+
+@cache
+def _count_hits() -> None:
+    def note(event: str, **_: str | int) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            _hits.count = getattr(_hits, "count", 0) + 1
+
+    jax.monitoring.register_event_listener(note)
+
+
+def compilation_cache_hits() -> int:
+    """Return how many programs this thread has taken from JAX's persistent compilation cache, since the first call of this function."""
+    _count_hits()
+    return getattr(_hits, "count", 0)
+
+
+QUICK_OPTIONS = {  # of XLA on CPUs: machine code in half the time, which is slower and has the same bits
+    "xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True, "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}  # fmt: skip
+
+
+def compile_in_short_time(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile a program without most of XLA's optimisations on a CPU, elsewhere and where XLA knows no such options as usual."""
+    if jax.default_backend() == "cpu":
+        try:
+            return lowered.compile(compiler_options=QUICK_OPTIONS)
+        except jax.errors.JaxRuntimeError as error:
+            if "No such compile option" not in str(error):
+                raise
+    return lowered.compile()
 
 
 class _LateAttribute:

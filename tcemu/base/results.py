@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from tcemu.base.saved_files import DamagedFile, check_kind, check_members, parse_json
+from tcemu.base.saved_files import DamagedFile, check_saved, parse_json
 from tcemu.base.text import table_lines
 
 MAX_HTML_ROWS = 200  # rows of a table that a notebook shows
@@ -188,8 +188,7 @@ def read_result(text: str, kind: str, version: int, names: Sequence[str], make: 
     Raises:
         DamagedFile: It is no such file.
     """
-    data = check_members(kind, parse_json(text), ("kind", "version", *names))
-    check_kind(data, kind, version)
+    data = check_saved(kind, parse_json(text), kind, version, names)
     try:
         result = make(data)
         again = json.loads(result.to_json())

@@ -72,10 +72,16 @@ def check_members(name: str, value: Any, expected: Collection[str]) -> dict[str,
     return value
 
 
-def check_kind(value: dict[str, Any], kind: str, version: int) -> None:
-    """Check the members "kind" and "version" of a JSON object. Raises DamagedFile."""
-    if value["kind"] != kind or value["version"] != version or isinstance(value["version"], bool):
-        raise DamagedFile(f"this is {value['kind']!r}, version {value['version']!r}; expected {kind!r}, version {version}")
+def check_saved(name: str, value: Any, kind: str, version: int, expected: Collection[str]) -> dict[str, Any]:
+    """Return a JSON object if its "kind" and "version" are these and its other members the expected ones. Raises DamagedFile.
+
+    Kind and version come first: a file of another kind has other members.
+    """
+    if isinstance(value, dict) and "kind" in value and "version" in value:
+        found = value["kind"], value["version"]
+        if found != (kind, version) or isinstance(found[1], bool):
+            raise DamagedFile(f"this is {found[0]!r}, version {found[1]!r}; expected {kind!r}, version {version}")
+    return check_members(name, value, ("kind", "version", *expected))
 
 
 # ---- archives

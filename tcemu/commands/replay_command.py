@@ -15,9 +15,12 @@ from tcemu.products.library.kernel_json import dumps, loads
 from tcemu.products.library.kernel_recipe import SCALES, KernelRecipe
 from tcemu.replay.black_box import FRAMEWORKS, ProductForm
 from tcemu.replay.fingerprinting import fingerprint
+from tcemu.replay.kernel_profiles import MIN_PROBABILITY
+from tcemu.replay.order_changes import find_order_changes
 from tcemu.replay.recipe_divergence import find_divergence
 
 LIBRARY_FUNCTIONS = {"numpy": "numpy:matmul", "jax": "jax.numpy:matmul", "torch": "torch:matmul"}
+MAX_ROWS = 1 << 16  # numbers of rows that `orders` looks at
 MAX_RECIPE_BYTES = 1 << 20  # size limit of a recipe file
 UNDETERMINED_STATUS = 3  # exit status of an undetermined fingerprint
 
@@ -65,6 +68,21 @@ def add_replay(subparsers) -> None:
     differ.add_argument("b", type=Path, metavar="B.npy")
     differ.add_argument("--left", type=Path, required=True, metavar="FILE", help="a recipe")
     differ.add_argument("--right", type=Path, required=True, metavar="FILE", help="the other")
+    orders = commands.add_parser(
+        "orders",
+        help="at which M a layer's order changes",
+        description="Prints the order of a library's product M x N x K for each range of M, as it was measured on a GPU or as a rule "
+        "predicts it, and the M at which it changes.",
+        epilog="example: tcemu replay orders jax-bf16 4096 4096 --rows 1:512",
+    )
+    orders.add_argument("library", help="name of a profile, such as torch-bf16")
+    orders.add_argument("n", type=int, metavar="N")
+    orders.add_argument("k", type=int, metavar="K")
+    orders.add_argument("--rows", default="1:512", metavar="FIRST:LAST", help="range of M (default: 1:512)")
+    orders.add_argument(
+        "--min-probability", type=float, default=MIN_PROBABILITY, metavar="P",
+        help=f"predictions with a lower probability count as unknown (default: {MIN_PROBABILITY})",
+    )  # fmt: skip
     parser.set_defaults(run=run_replay)
 
 
@@ -74,7 +92,7 @@ def run_replay(args: argparse.Namespace) -> int:
     Raises:
         CommandError: The request or a file is at fault.
     """
-    return {"fingerprint": _run_fingerprint, "show": _run_show, "diff": _run_diff}[args.replay](args)
+    return {"fingerprint": _run_fingerprint, "show": _run_show, "diff": _run_diff, "orders": _run_orders}[args.replay](args)
 
 
 def _run_fingerprint(args: argparse.Namespace) -> int:
@@ -161,4 +179,15 @@ def _run_diff(args: argparse.Namespace) -> int:
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from error
     print(found)
+    return 0
+
+
+def _run_orders(args: argparse.Namespace) -> int:
+    first, colon, last = args.rows.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < int(first) + MAX_ROWS):
+        raise CommandError(f"--rows: got {args.rows[:40]!r}; expected FIRST:LAST, at most {MAX_ROWS:,} numbers from 1 on, such as 1:512")
+    try:
+        print(find_order_changes(args.library, args.n, args.k, range(int(first), int(last) + 1), min_probability=args.min_probability))
+    except ValueError as error:
+        raise CommandError(str(error)) from error
     return 0

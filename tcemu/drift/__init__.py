@@ -9,6 +9,9 @@ from tcemu.drift.causes import Cause as Cause
 from tcemu.drift.drift_results import Difference as Difference
 from tcemu.drift.drift_results import Drift as Drift
 from tcemu.drift.drift_results import Line as Line
+from tcemu.drift.identification import Identification as Identification
+from tcemu.drift.identification import IdentifiedOperation as IdentifiedOperation
+from tcemu.drift.identification import identify as identify
 from tcemu.drift.invariance import BatchChange as BatchChange
 from tcemu.drift.invariance import Invariance as Invariance
 from tcemu.drift.invariance import invariance as invariance

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tcemu.drift.hypotheses import describe, differing_features, merge, paired_variants, single_variants
-from tcemu.drift.programs import FORMATS, ROW_READERS, Choices, Program, Ref, append_operation, evaluate, selectable
+from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, ROW_READERS, Choices, Program, Ref, append_operation, evaluate, selectable
 from tcemu.drift.records import DTYPES, Operation, Record
 from tcemu.drift.summation import Summation, candidate_summations, plain_summation
 from tcemu.formats import F32, TF32
@@ -137,13 +137,13 @@ def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ..
     if not program.sums:
         return list(dict.fromkeys([*singles, *paired_variants(program)]))[:MAX_VARIANTS]
     node = program.nodes[program.sums[0]]
-    k, formats = sum_length(program, inputs)
-    names = [FORMATS.get(dtype) for dtype in formats]
+    k, formats, shape = sum_operands(program, inputs)
+    names = [FACTOR_FORMATS.get(dtype) for dtype in formats]
     if k < 1 or None in names:
         return []
     a, b = names
     assert a is not None and b is not None
-    summations = candidate_summations(a, b, k, targets, node.kind == "product")
+    summations = candidate_summations(a, b, k, targets, node.kind == "product", shape)
     alone = len(program.nodes) == 1
     if alone or len(program.sums) == 1:
         found = [Choices(summation=how) for how in summations if not how.bias_first or len(node.inputs) > 2]
@@ -153,19 +153,17 @@ def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ..
     return list(dict.fromkeys(found))[:MAX_VARIANTS]
 
 
-def sum_length(program: Program, inputs: list[np.ndarray]) -> tuple[int, list[np.dtype]]:
-    """Return the number of terms of a program's first sum, and the dtypes of what it multiplies."""
+def sum_operands(program: Program, inputs: list[np.ndarray]) -> tuple[int, list[np.dtype], tuple[int, int] | None]:
+    """Return the number of terms of a program's first sum, the dtypes of what it multiplies, and M and N of a single product."""
     node = program.nodes[program.sums[0]]
     raw = []
     for kind, index in node.inputs:
         raw.append(inputs[index] if kind == "input" else None)
     if any(x is None for x in raw):  # a sum of f32 values within the operation
-        inner = next(n for n in program.nodes if n.kind in ("sum", "product"))
-        shape = program.shape
-        axes = inner.attributes.get("axes", ())
-        return (int(np.prod([shape[axis] for axis in axes])) if node.kind == "sum" else 0), [np.dtype(np.float32)] * 2
+        shape, axes = program.shape, node.attributes.get("axes", ())
+        return (int(np.prod([shape[axis] for axis in axes])) if node.kind == "sum" else 0), [np.dtype(np.float32)] * 2, None
     a, b, _ = ROW_READERS[node.kind](node, raw)  # type: ignore[arg-type]
-    return a.shape[-1], [a.dtype, b.dtype]
+    return a.shape[-1], [a.dtype, b.dtype], (a.shape[1], b.shape[1]) if len(a) == 1 and node.kind == "product" else None
 
 
 def _sample_rows(program: Program, inputs: list[np.ndarray], differing: np.ndarray) -> tuple[Program, list[np.ndarray], np.ndarray] | None:
@@ -314,7 +312,7 @@ def find_cause(left: Side, right: Side) -> Cause:
         x, y, kinds = nearest[0]
         twins = dict.fromkeys(f"{', '.join(k)}: left {a.words}; right {b.words}" for a, b, k in nearest[1:])
         all_kinds = tuple(dict.fromkeys(name for *_, names in nearest for name in names)) or ("operations",)
-        return Cause(all_kinds, x.words, y.words, tuple(twins)[:MAX_TWINS], (_recipe(x), _recipe(y)))
+        return Cause(all_kinds, x.words, y.words, tuple(twins)[:MAX_TWINS], (fit_recipe(x), fit_recipe(y)))
     if not left.fits and not right.fits:
         return Cause((), left.words, right.words)
     side = left if left.fits else right
@@ -324,7 +322,7 @@ def find_cause(left: Side, right: Side) -> Cause:
     names = [differing_features(Choices(summation=_plain_of(fit)), fit.choices) for fit in simple]
     kinds = () if not all(names) else tuple(dict.fromkeys(name for some in names for name in some))  # plain on one side: no cause
     twins = tuple(fit.words for fit in simple[1 : MAX_TWINS + 1])
-    recipes = (_recipe(first), None) if left.fits else (None, _recipe(first))
+    recipes = (fit_recipe(first), None) if left.fits else (None, fit_recipe(first))
     return Cause(kinds, left.words, right.words, twins, recipes)
 
 
@@ -343,7 +341,7 @@ def _plain_of(fit: Fit) -> Summation | None:
     return plain_summation(a, b, order.k, of_terms=how.of_terms)
 
 
-def _recipe(fit: Fit) -> dict | None:
+def fit_recipe(fit: Fit) -> dict | None:
     how = fit.choices.summation
     if how is None or how.accumulator != "float32" or how.bias_first:
         return None

@@ -131,18 +131,24 @@ def _summation_features(how: Summation) -> dict[str, str]:
     order = how.order
     if how.accumulator == "float64":
         return {"accumulator": "float64"}
-    unit = order.unit
-    lanes = isinstance(unit, Lanes)
-    schedule = f"{unit.lanes} {unit.vector} {unit.chunk} {unit.join} " if lanes else ""
+    unit, merge = order.unit, order.merge
+    if isinstance(unit, Lanes):
+        core, promotion, flushed, fused = "", "None", unit.flush, how.fused or how.of_terms
+        schedule = "" if unit == Lanes(fused=unit.fused, flush=unit.flush) else f"{unit.lanes} {unit.vector} {unit.chunk} {unit.join} "
+    else:
+        core, promotion, flushed, fused = f"{unit.op} on {unit.target}", str(unit.restart), False, True
+        schedule = "" if unit.residue is None else f"{unit.residue} first "
     return {
-        "order of the sum": f"{schedule}{order.slices} {order.merge.order}",
-        "tensor core": "" if lanes else str(unit),
+        "order of the sum": f"{schedule}{order.slices} {merge.order}",
+        "tensor core": core,
+        "promotion": promotion,
+        "partial sums": f"{merge.partial} {merge.serial} {merge.start}",
         "accumulator": how.accumulator,
         "operands rounded": f"{order.a} {order.cast}",
-        "fma": str(how.fused) if lanes else "True",
-        "subnormal numbers": str(unit.flush) if lanes else "False",
+        "fma": str(fused),
+        "subnormal numbers": str(flushed),
         "bias": str(how.bias_first),
-    }  # fmt: skip
+    }
 
 
 def differing_features(left: Choices, right: Choices) -> tuple[str, ...]:

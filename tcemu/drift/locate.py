@@ -18,12 +18,12 @@ from tcemu.drift.records import Operation, Record, TensorRecord, read_record
 from tcemu.isa.targets import resolve_target
 from tcemu.replay.order_candidates import TARGETS
 
-Source = str | os.PathLike | Recording | Record | bytes
+RecordSource = str | os.PathLike | Recording | Record | bytes
 
 
 def locate(
-    left: Source,
-    right: Source,
+    left: RecordSource,
+    right: RecordSource,
     *,
     rows: Sequence[int] | None = None,
     targets: Sequence[str] = TARGETS,

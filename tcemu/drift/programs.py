@@ -19,12 +19,14 @@ import numpy as np
 
 from tcemu.arithmetic import special_functions
 from tcemu.drift.records import DTYPES, Operation
-from tcemu.drift.summation import Summation, fma_f32, sum_products
-from tcemu.formats import BF16, F16, F32
+from tcemu.drift.sum_evaluation import fma_f32, sum_products
+from tcemu.drift.summation import Summation
+from tcemu.formats import BF16, E4M3, E5M2, F16, F32
 
 Ref = tuple[str, int]  # ("input", index) or ("node", index)
 F32_DTYPE = np.dtype(np.float32)
 FORMATS = {F32_DTYPE: F32, np.dtype(np.float16): F16, np.dtype(ml_dtypes.bfloat16): BF16}
+FACTOR_FORMATS = FORMATS | {np.dtype(ml_dtypes.float8_e4m3fn): E4M3, np.dtype(ml_dtypes.float8_e5m2): E5M2}  # of multiplied operands
 SPECIAL = ("exp", "exp2", "log", "tanh", "logistic", "rsqrt", "sqrt", "erf", "sin", "cos")
 MAX_NODES = 64
 
@@ -169,24 +171,19 @@ def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices, at: np.ndarra
     a, b, shape = ROW_READERS[node.kind](node, raw)
     how = choices.summation
     assert how is not None, "a program with sums needs a summation"
-    count = math.prod(shape)
-    indices = np.arange(count) if at is None else at
-    columns = b.shape[1]
-    batch, rest = np.divmod(indices, a.shape[1] * columns) if len(a) > 1 else (np.zeros_like(indices), indices)
-    row, column = np.divmod(rest, columns)
-    bias = None
-    if how.bias_first and len(raw) > 2:
-        bias = np.broadcast_to(raw[2].astype(np.float32), shape).reshape(-1)[indices]
-    found = np.empty(len(indices), np.float32)
-    block = max(1, (1 << 22) // max(a.shape[-1], 1))
-    for start in range(0, len(indices), block):
-        pick = slice(start, start + block)
-        found[pick] = sum_products(
-            how, a[batch[pick], row[pick]], b[batch[pick], column[pick]], None if bias is None else bias[pick]
-        )  # fmt: skip
+    bias = np.broadcast_to(raw[2].astype(np.float32), shape) if how.bias_first and len(raw) > 2 else None
+    if at is None:
+        matrix = lambda x, i: None if x is None else x.reshape(a.shape[0], a.shape[1], b.shape[1])[i]
+        parts = [sum_products(how, x[:, None], y[None], matrix(bias, i)) for i, (x, y) in enumerate(zip(a, b, strict=True))]
+        found = np.stack(parts).reshape(shape) if parts else np.zeros(shape, np.float32)
+    else:
+        columns = b.shape[1]
+        batch, rest = np.divmod(at, a.shape[1] * columns) if len(a) > 1 else (np.zeros_like(at), at)
+        row, column = np.divmod(rest, columns)
+        found = sum_products(how, a[batch, row], b[batch, column], None if bias is None else bias.reshape(-1)[at])
     if node.attributes.get("divisor"):
         found = found / np.float32(node.attributes["divisor"])
-    return found if at is not None else found.reshape(shape)
+    return found
 
 
 def _product_rows(node: Node, raw: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:

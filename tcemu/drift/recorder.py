@@ -31,6 +31,7 @@ BUDGET = 1 << 30  # bytes of operands and results that a record keeps
 DIGEST_BYTES = 16
 SAFETENSORS_NAMES = {  # NumPy's name of a dtype, and safetensors'
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
     "bool": "BOOL",
 }  # fmt: skip
@@ -244,6 +245,15 @@ class TorchRecording:
                 continue  # hooks in a compiled region would be compiled with it
             self._hooks.append(module.register_forward_pre_hook(self._enter(path), with_kwargs=True))
             self._hooks.append(module.register_forward_hook(self._leave(path), always_call=True))
+            if self.compiled and path:
+                self._hooks.append(module.register_full_backward_hook(self._backward(path)))
+                object.__setattr__(module, "_is_full_backward_hook", True)  # a compiled module forwards it to the module within
+            if self.compiled:
+                self._hooks += [
+                    weight.register_post_accumulate_grad_hook(self._gradient(f"{path}.{name}" if path else name))
+                    for name, weight in module.named_parameters(recurse=False)
+                    if weight.requires_grad
+                ]
         if not self.compiled:
             self._mode = _torch_mode(self)
             self._mode.__enter__()
@@ -272,18 +282,28 @@ class TorchRecording:
                 return
             if self.compiled:
                 weights = [_torch_array(x) for x in module.parameters()]
-                kind = type(getattr(module, "_orig_mod", module)).__name__
-                self.recording.add(
-                    f"module.{kind}",
-                    [*operands, *weights],
-                    [_torch_array(x) for x in _torch_tensors(output)],
-                    path=path,
-                    source="",
-                    backward=False,
-                    attributes={},
-                )
+                self._add_module(module, path, [*operands, *weights], _torch_tensors(output), backward=False)
 
         return hook
+
+    def _backward(self, path: str) -> Callable:
+        def hook(module: Any, grad_inputs: Any, grad_outputs: Any) -> None:
+            results = _torch_tensors(grad_inputs)
+            if results:
+                self._add_module(module, path, [_torch_array(x) for x in _torch_tensors(grad_outputs)], results, backward=True)
+
+        return hook
+
+    def _gradient(self, path: str) -> Callable:
+        def hook(weight: Any) -> None:
+            self.recording.add("module.gradient", [], [_torch_array(weight.grad)], path=path, source="", backward=True, attributes={})
+
+        return hook
+
+    def _add_module(self, module: Any, path: str, operands: list[np.ndarray], results: list[Any], *, backward: bool) -> None:
+        kind = type(getattr(module, "_orig_mod", module)).__name__
+        arrays = [_torch_array(x) for x in results]
+        self.recording.add(f"module.{kind}", operands, arrays, path=path, source="", backward=backward, attributes={})
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator of torch and append it to the record."""
@@ -347,7 +367,7 @@ def _torch_array(x: Any) -> np.ndarray:
 
     x = x.detach().contiguous().cpu()
     name = str(x.dtype).removeprefix("torch.")
-    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    if name == "bfloat16" or name.startswith("float8"):
         import ml_dtypes
 
         whole = torch.int16 if name == "bfloat16" else torch.uint8

@@ -1,4 +1,4 @@
-"""`compare`: every product of a function under several policies, beside the exact product of the same operands.
+"""`compare`: every product of a function under several policies, beside the exact product of the same operands, and its functions too.
 
 With `sensitivity` it also measures the error that each product alone causes in the function's results. One program runs the function with
 one product emulated at a time.
@@ -25,11 +25,13 @@ from tcemu.base.progress import interactive_line
 from tcemu.base.provenance import describe_arrays, function_name
 from tcemu.emulation.decisions import Choice, Decision, DotGeneralLike, Policy, as_policy, decide, plan_policy
 from tcemu.emulation.emulate import TracedCall, check_function, trace_call
+from tcemu.emulation.function_choices import FunctionDecision, FunctionPolicy, as_function_policy, compute_function
+from tcemu.emulation.function_errors import measure_function_errors
 from tcemu.emulation.origins import Parameters
 from tcemu.emulation.product_errors import CapturedRun, Comparison, measure_errors
 from tcemu.emulation.random_keys import as_typed_key, fold_in_location
 from tcemu.emulation.rewriting import Rewriter, Scope
-from tcemu.emulation.survey import Product
+from tcemu.emulation.survey import Function, Product
 from tcemu.products.dot_general import DimensionNumbers
 from tcemu.products.recipe_facts import model_changes
 from tcemu.products.recipes import Recipe, as_recipe
@@ -48,6 +50,7 @@ def compare(
     parameters: Parameters = None,
     key: PRNGKey | None = None,
     seeds: int | Iterable[int] | None = None,
+    functions: FunctionPolicy = None,
 ) -> Comparison:
     """Compare every product of fn(*inputs) under several policies with the exact product of the same operands.
 
@@ -75,16 +78,19 @@ def compare(
         seeds: Number of seeds, counted from 0, or the seeds themselves: everything is compared anew for each. The table then has means,
             with their 95 % intervals by Student's t distribution, and `summary()` has them as numbers. With a key, `inputs` may be the
             arguments themselves: then only the random bits differ.
+        functions: Policy for softmaxes, norms and activations, as in `emulate`, under every policy. Each function that it replaces has a
+            row too, with its error against the exact function of the same operands. None: functions stay as they are.
 
     Returns:
-        A `Comparison`: it prints as a table, has one `ProductErrors` for each product and policy, and `tcemu.viz.plot` draws it.
+        A `Comparison`: it prints as a table, has one `ProductErrors` for each product and policy and for each function, and
+        `tcemu.viz.plot` draws it.
 
     Raises:
         TypeError: Policies or inputs of another kind, and as `emulate`.
         ValueError: As `emulate`; there are no seeds; or two seeds give other products.
     """
     check_function("compare", fn, policies)
-    settings = ComparisonSettings(fn, policies, convolutions, results, sensitivity, parameters)
+    settings = ComparisonSettings(fn, policies, convolutions, results, sensitivity, parameters, as_function_policy(functions))
     if seeds is None:
         if callable(inputs):
             raise TypeError(f"inputs: got the function {function_name(inputs)}; expected the arguments of fn, or give seeds= too")
@@ -112,18 +118,20 @@ class ComparisonSettings(NamedTuple):
     results: bool
     sensitivity: bool
     parameters: Parameters
+    functions: FunctionPolicy
 
 
 def _compare_inputs(settings: ComparisonSettings, inputs: Sequence[Any], key: PRNGKey | None) -> Comparison:
     """Compare for one set of inputs."""
-    fn, policies, convolutions, results, sensitivity, parameters = settings
+    fn, policies, convolutions, results, sensitivity, parameters, functions = settings
     if not isinstance(inputs, tuple | list):
         given: Any = inputs
         got = f"{given.dtype}{list(given.shape)}" if hasattr(given, "shape") else type(given).__name__
         raise TypeError(f"inputs: got {got}; expected the arguments of fn as a tuple, such as (weights, x)")
-    call, random = trace_call(fn, tuple(inputs), {}, parameters), key
+    call, random = trace_call(fn, tuple(inputs), {}, parameters, functions=functions is not None), key
     policies_by_name = {name: plan_policy(policy, call.survey.products.values()) for name, policy in name_policies(policies).items()}
     captured: dict[Product, list[CapturedRun]] = {}
+    captured_functions: dict[Function, CapturedFunction] = {}
 
     def decide_product(policy: Policy, product: Product) -> Decision:
         return decide(policy, product, convolutions, None if random is None else partial(fold_in_location, random, (product.name,)))
@@ -134,7 +142,8 @@ def _compare_inputs(settings: ComparisonSettings, inputs: Sequence[Any], key: PR
     clock = compile_clock()
     began, compiled = time.perf_counter(), clock.seconds
     log.info("compare: runs the function as it is, with %d products", len(call.survey.products))
-    plain = float_results(call, partial(_capture_product, captured, is_replaced), convolutions)
+    capturing = RunOptions(functions, partial(_capture_function, captured_functions))
+    plain = float_results(call, partial(_capture_product, captured, is_replaced), convolutions, options=capturing)
     log.info("compare: %d of them by %s, then the whole function", len(captured), ", ".join(policies_by_name))
     rows = [
         measure_errors(product, name, decision, runs)
@@ -142,15 +151,23 @@ def _compare_inputs(settings: ComparisonSettings, inputs: Sequence[Any], key: PR
         for name, policy in policies_by_name.items()
         if (decision := decide_product(policy, product)).dot_general is not None
     ]
+    rows += [measure_function_errors(function, one.decision, one.runs) for function, one in captured_functions.items()]
     if not sensitivity:
-        emulated = {name: float_results(call, policy, convolutions, random) for name, policy in policies_by_name.items()} if results else {}
+        options = RunOptions(functions)
+        emulated = (
+            {name: float_results(call, policy, convolutions, random, options) for name, policy in policies_by_name.items()}
+            if results
+            else {}
+        )
         whole = {name: relative_distance(values, plain) for name, values in emulated.items()}
     else:
         sensitivities = {
-            name: measure_sensitivity(call, partial(decide_product, policy), convolutions, name)
+            name: measure_sensitivity(call, partial(decide_product, policy), convolutions, name, functions)
             for name, policy in policies_by_name.items()
         }
-        rows = [replace(row, output_error=sensitivities[row.policy].single_errors[row.product]) for row in rows]
+        first = next(iter(sensitivities))  # a function alone is the same under every policy
+        policy_of = lambda row: first if isinstance(row.product, Function) else row.policy
+        rows = [replace(row, output_error=sensitivities[policy_of(row)].single_errors[row.product]) for row in rows]
         whole = {name: one.total_error for name, one in sensitivities.items()} if results else {}
     compared = Comparison.from_rows(rows, whole, describe_arrays(call.arrays))
     compiled = clock.seconds - compiled
@@ -171,8 +188,34 @@ def _capture_product(captured: dict[Product, list[CapturedRun]], is_replaced: Ca
     return capture_and_multiply
 
 
+class CapturedFunction(NamedTuple):
+    """The runs of a function that a kernel replaces."""
+
+    decision: FunctionDecision
+    runs: list[tuple[np.ndarray | None, ...]]  # operands of each
+
+
+def _capture_function(
+    captured: dict[Function, CapturedFunction], function: Function, decision: FunctionDecision, operands: Sequence[Any], result: Array
+) -> Array:
+    """Capture the operands of a function that is replaced, and return its result as it is."""
+    if decision.kernel is None:
+        return result
+    runs = captured.setdefault(function, CapturedFunction(decision, [])).runs
+    is_given = [operand is not None for operand in operands]
+
+    def capture(*given: Any) -> None:
+        remaining = iter(given)
+        runs.append(tuple(np.asarray(next(remaining)) if given else None for given in is_given))
+
+    jax.debug.callback(capture, *(operand for operand in operands if operand is not None))
+    return result
+
+
 def name_policies(policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]) -> dict[str, Policy]:
     """Return policies by name. Recipes with equal names are distinguished by target, arithmetic and promotion."""
+    if isinstance(policies, Sequence | Mapping) and not policies:
+        raise ValueError(f"policies: got {policies!r}; expected at least one recipe, such as 'bf16 on H100'")
     if isinstance(policies, Mapping):
         return {str(name): as_policy(policy) for name, policy in policies.items()}
     recipes_or_names = [policies] if isinstance(policies, Recipe | str) else policies
@@ -204,9 +247,18 @@ def _changes_suffix(recipe: Recipe) -> str:
 ALL, NONE = -1, -2  # selections of every product and of no product, in the place of a product's number
 
 
-def float_results(call: TracedCall, policy: Policy, convolutions: bool, key: PRNGKey | None = None) -> list[np.ndarray]:
+class RunOptions(NamedTuple):
+    """How a run computes functions; as `Rewriter` has them."""
+
+    functions: FunctionPolicy = None
+    around_function: Callable[..., Any] | None = None
+
+
+def float_results(
+    call: TracedCall, policy: Policy, convolutions: bool, key: PRNGKey | None = None, options: RunOptions | None = None
+) -> list[np.ndarray]:
     """Return the float results of a call under a policy, as float64."""
-    rewriter = Rewriter(policy, convolutions, call.survey)
+    rewriter = Rewriter(policy, convolutions, call.survey, **(options or RunOptions())._asdict())
     scope = Scope(key=key)
     values = jax.jit(lambda *arrays: rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, scope))(*call.arrays)
     jax.effects_barrier()
@@ -223,29 +275,35 @@ def relative_distance(results: Sequence[np.ndarray], reference: Sequence[np.ndar
 class Sensitivity(NamedTuple):
     """Relative errors of all results of a function."""
 
-    single_errors: dict[Product, float]  # errors with one product emulated
-    total_error: float  # error with all products emulated
+    single_errors: dict[Product | Function, float]  # errors with one product or function emulated
+    total_error: float  # error with all of them emulated
 
 
 def measure_sensitivity(
-    call: TracedCall, decide_product: Callable[[Product], Decision], convolutions: bool, policy_name: str = "the policy"
+    call: TracedCall,
+    decide_product: Callable[[Product], Decision],
+    convolutions: bool,
+    policy_name: str = "the policy",
+    functions: FunctionPolicy = None,
 ) -> Sensitivity:
-    """Measure the errors of a call's results with each product emulated alone and with all of them emulated.
+    """Measure the errors of a call's results with each product or function emulated alone and with all of them emulated.
 
     One program serves all runs; the number of the emulated product is its argument. The results are compared with those of the same program
     with no product emulated, so that nothing but the emulation differs.
     """
-    numbers: dict[Product, int] = {}
+    numbers: dict[Product | Function, int] = {}
 
     @jax.jit
     def with_selected(selected: Array, arrays: Sequence[Any]) -> list[Any]:
-        rewriter = Rewriter(partial(_select_product, decide_product, selected, numbers), convolutions, call.survey)
+        select = partial(_select_product, decide_product, selected, numbers)
+        options = RunOptions(functions, partial(_select_function, selected, numbers))
+        rewriter = Rewriter(select, convolutions, call.survey, **options._asdict())
         return rewriter.evaluate(call.program.jaxpr, call.program.consts, arrays, Scope())
 
     def compute_results(selected: int) -> list[np.ndarray]:
         return _as_float64(with_selected(jnp.int32(selected), call.arrays))
 
-    line = interactive_line(len(call.survey.products))
+    line = interactive_line(len(call.survey.products) + len(call.survey.functions))
 
     def show(text: str, last: bool = False) -> None:
         log.info("compare: sensitivity under %s: %s", policy_name, text)
@@ -256,14 +314,14 @@ def measure_sensitivity(
     plain = compute_results(NONE)
     alone = {}
     for count, (product, number) in enumerate(numbers.items(), 1):
-        show(f"product {count} of {len(numbers)}")
+        show(f"{'function' if isinstance(product, Function) else 'product'} {count} of {len(numbers)}")
         alone[product] = relative_distance(compute_results(number), plain)
-    show("all products", last=True)
+    show("all of them", last=True)
     return Sensitivity(single_errors=alone, total_error=relative_distance(compute_results(ALL), plain))
 
 
 def _select_product(
-    decide_product: Callable[[Product], Decision], selected: Array, numbers: dict[Product, int], product: Product
+    decide_product: Callable[[Product], Decision], selected: Array, numbers: dict[Product | Function, int], product: Product
 ) -> DotGeneralLike | None:
     """Return a dot_general that emulates a product if it is selected and else computes it unchanged."""
     emulation = decide_product(product).dot_general
@@ -279,6 +337,22 @@ def _select_product(
         return lax.cond(is_selected, partial(compute, emulation), partial(compute, lax.dot_general), lhs, rhs)
 
     return emulate_if_selected
+
+
+def _select_function(
+    selected: Array,
+    numbers: dict[Product | Function, int],
+    function: Function,
+    decision: FunctionDecision,
+    operands: Sequence[Any],
+    result: Array,
+) -> Array:
+    """Return a function's result by its kernel if it is selected, and else as it is."""
+    if decision.kernel is None:
+        return result
+    number = numbers.setdefault(function, len(numbers))
+    is_selected = (selected == number) | (selected == ALL)
+    return lax.cond(is_selected, lambda: compute_function(function, decision.kernel, *operands), lambda: result)
 
 
 def _as_float64(values: Sequence[Array]) -> list[np.ndarray]:

@@ -196,7 +196,7 @@ def decide(policy: Policy, product: Product, convolutions: bool, key: Callable[[
         if choice.is_stochastic and key is None:
             raise ValueError(
                 f"policy: for {product} it gave {choice.name or 'a recipe'}, which rounds stochastically and needs random bits: give key= "
-                "(a jax.random key)"
+                "(a jax.random key) beside the policy"
             )
         run, why = place_recipe(choice, product.roles, key if choice.is_stochastic else None)
         why = ", ".join(filter(None, (why, policy_note(policy, product))))

@@ -32,6 +32,7 @@ from tcemu.emulation.call_state import (
     refuse_closure_updates,
 )
 from tcemu.emulation.decisions import Policy, as_policy, plan_policy
+from tcemu.emulation.function_choices import FunctionPolicy, as_function_policy, unused_function_warnings
 from tcemu.emulation.origins import Parameters, Rows, find_origins, find_rows
 from tcemu.emulation.random_keys import as_typed_key
 from tcemu.emulation.report import Report, policy_warnings
@@ -62,20 +63,33 @@ class EmulatedFunction(Generic[P, R]):
     - A product of two NumPy arrays inside the function is computed by NumPy. No program shows it: it is neither emulated nor listed.
     """
 
-    def __init__(self, fn: Callable[P, R], policy: Policy, convolutions: bool, parameters: Parameters, key: PRNGKey | None, rows: Rows):
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        policy: Policy,
+        convolutions: bool = False,
+        parameters: Parameters = None,
+        key: PRNGKey | None = None,
+        rows: Rows = None,
+        functions: FunctionPolicy = None,
+    ):
         self.fn, self.policy, self.convolutions, self.parameters, self.rows = fn, as_policy(policy), convolutions, parameters, rows
+        self.functions = as_function_policy(functions)
         self.key = as_typed_key(key)
         self._cache: ProgramCache = WeakKeyDictionary()
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         with open_updates() as objects:
-            call = trace_call(self.fn, args, kwargs, self.parameters, objects, self.rows)
+            call = trace_call(self.fn, args, kwargs, self.parameters, objects, self.rows, self.functions is not None)
             rewriter = self._make_rewriter(call)
             rewriter.after_product = None if is_tracing() else EagerCompilations().check
             results = call.rebuild(rewriter.evaluate(call.program.jaxpr, call.program.consts, call.arrays, Scope(key=self.key)))
         lines = policy_warnings(self.policy, rewriter.entries)
-        left = [entry.name for entry in rewriter.entries if not entry.replaced]
+        functions = [entry for entry in rewriter.entries if entry.function is not None]
+        found = [entry.function for entry in functions if entry.function is not None]
+        lines += unused_function_warnings(self.functions, found, sum(entry.replaced for entry in functions))
+        left = [entry.name for entry in rewriter.entries if not entry.replaced and entry.function is None]
         if self.rows is not None and left:
             lines.append(
                 f"{len(left)} products are left to XLA, as {left[0]}, whose bits may depend on the number of rows; a recipe for every "
@@ -97,17 +111,18 @@ class EmulatedFunction(Generic[P, R]):
         Returns:
             A `Report`, which prints as a table.
         """
-        call = trace_call(self.fn, args, kwargs, self.parameters, rows=self.rows)
+        call = trace_call(self.fn, args, kwargs, self.parameters, rows=self.rows, functions=self.functions is not None)
         rewriter = self._make_rewriter(call)
         rewriter.trace(call.program.jaxpr, call.program.consts, Scope(key=self.key))
         return Report.from_entries(rewriter.entries, call.weights)
 
     def _make_rewriter(self, call: TracedCall) -> Rewriter:
         policy = plan_policy(self.policy, call.survey.products.values())
-        return Rewriter(policy, self.convolutions, call.survey, self._cache)
+        return Rewriter(policy, self.convolutions, call.survey, self._cache, functions=self.functions)
 
     def __repr__(self) -> str:
-        return f"emulate({getattr(self.fn, '__name__', self.fn)}, {self.policy})"
+        functions = "" if self.functions is None else f", functions={self.functions}"
+        return f"emulate({getattr(self.fn, '__name__', self.fn)}, {self.policy}{functions})"
 
 
 class EagerCompilations:
@@ -146,6 +161,7 @@ def trace_call(
     parameters: Parameters = None,
     objects: ObjectUpdates | None = None,
     rows: Rows = None,
+    functions: bool = False,
 ) -> TracedCall:
     """Trace a call to a program.
 
@@ -156,6 +172,7 @@ def trace_call(
         parameters: Parameters as `emulate` takes them.
         objects: Open scope for nnx objects; needed if the results are to be rebuilt.
         rows: Rows as `emulate` takes them.
+        functions: Whether the survey lists softmaxes, norms and activations too.
 
     Raises:
         ValueError: `parameters` or `rows` matches no array, or a result that depends on the rows has no axis for them.
@@ -163,7 +180,7 @@ def trace_call(
     """
     if objects is None:
         with open_updates() as objects:
-            return trace_call(fn, args, kwargs, parameters, objects, rows)
+            return trace_call(fn, args, kwargs, parameters, objects, rows, functions)
     function, bound = objects.unbind(fn)
     split = objects.split((bound, args, kwargs))
     leaves, tree = jax.tree.flatten(split)
@@ -209,7 +226,7 @@ def trace_call(
             return objects.merge(jax.tree.unflatten(out_tree, _replace_arrays(others, is_result_array, results)), traced=False)[1]
 
     origins = find_origins(fn, object_states(split), is_array, program.consts, parameters)
-    survey = Survey()
+    survey = Survey(with_functions=functions)
     survey.walk(program.jaxpr, origins.arrays, SurveyScope(), origins.constants)
     return TracedCall(program=program, survey=survey, weights=origins.reason, arrays=arrays, rebuild=rebuild)
 
@@ -232,8 +249,11 @@ def emulate(
     parameters: Parameters = None,
     key: PRNGKey | None = None,
     rows: Rows = None,
+    functions: FunctionPolicy = None,
 ) -> EmulatedFunction[P, R]:
     """Return a function with every matrix product computed by a policy's choice and everything else unchanged.
+
+    With `functions` its softmaxes, norms and activations are computed by kernels of `tcemu.functional`.
 
     Products are found wherever they stand in the program; see `EmulatedFunction`. A recipe's A is the
     activation and its B the weight, on either side of the product. An operand that depends on parameters and not on data is a weight; one
@@ -264,18 +284,22 @@ def emulate(
             other, such as "tokens". Products then still see all rows at once, and what lies between them is computed row by row, so that
             its bits do not depend on the number of rows. Results that depend on the rows must have them on their first axis. None: XLA
             compiles what lies between products for the whole batch.
+        functions: Kernels for softmax, log-softmax, RMSNorm, LayerNorm, SiLU and GELU, found by their formulas, as `jax.nn` and flax have
+            them: the name of kernels in `tcemu.functional.KERNELS`, as "liger"; rules, as {"softmax": "triton", "*_norm": "liger"}; or a
+            function from a `Function` to a kernel's name, its value or None. None: functions are neither replaced nor listed. See
+            `tcemu.emulation.function_choices`. The gradient is that of the formula.
 
     Returns:
         A function like fn, whose method `report` lists what is replaced. Calls warn if the policy replaces nothing or a rule matches no
         product.
 
     Raises:
-        TypeError: The policy, a choice or the key is of another kind; an array is neither JAX's nor NumPy's; or a call changes state.
-        ValueError: A name is no recipe's, a choice returns another shape, `parameters` or `rows` matches no array, a result has no axis for
-            the rows, or a recipe that rounds stochastically gets no key.
+        TypeError: A policy, a choice or the key is of another kind; an array is neither JAX's nor NumPy's; or a call changes state.
+        ValueError: A name is no recipe's or no kernel's, a choice returns another shape, `parameters` or `rows` matches no array, a result
+            has no axis for the rows, or a recipe that rounds stochastically gets no key.
     """
     check_function("emulate", fn, policy)
-    return EmulatedFunction(fn, policy, convolutions, parameters, key, rows)
+    return EmulatedFunction(fn, policy, convolutions, parameters, key, rows, functions)
 
 
 def check_function(caller: str, fn: Any, policy: Any) -> None:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from tcemu.base.provenance import function_name
-from tcemu.base.saved_files import DamagedFile, check_kind, check_members, parse_json
+from tcemu.base.saved_files import DamagedFile, check_members, check_saved, parse_json
 from tcemu.emulation.decisions import Choice, Policy, Where, as_policy, choose, plan_policy, policy_note
 from tcemu.emulation.survey import Product
 from tcemu.products.dot_general import DotGeneral
@@ -189,8 +189,7 @@ def from_json(text: str) -> Policy:
         ValueError: The text is no policy of this version of the format, or its values are impossible.
         NotModelled: It is a library's policy, and this version of tcemu has no such measurement.
     """
-    data = check_members("a policy", parse_json(text), ("kind", "version", "policy"))
-    check_kind(data, POLICY_KIND, POLICY_VERSION)
+    data = check_saved("a policy", parse_json(text), POLICY_KIND, POLICY_VERSION, ("policy",))
     return policy_from_dict(data["policy"])
 
 

@@ -1,4 +1,4 @@
-"""The errors of a product under a policy: how they are measured, and the results of `compare` as values and as a table.
+"""The errors of a product or function under a policy: how they are measured, and the results of `compare` as values and as a table.
 
 The emulated runs of a product are held against the exact product of the same operands. The error has two parts: one comes from quantising
 the operands, the other from how their products are added.
@@ -28,13 +28,14 @@ from tcemu.base.results import Result, Table, check_type, read_float, read_resul
 from tcemu.base.saved_files import DamagedFile
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.emulation.decisions import Choice, Decision, applied_recipe
+from tcemu.emulation.function_choices import FunctionChoice
 from tcemu.emulation.saved_results import (
-    product_from_dict,
+    computed_from_dict,
     read_choice,
     read_number,
     save_result,
 )
-from tcemu.emulation.survey import Product
+from tcemu.emulation.survey import Function, Product
 from tcemu.explanation.explain import explain
 from tcemu.explanation.explanation_results import Explanation
 from tcemu.formats import ARRAY_FORMATS, Format
@@ -94,7 +95,10 @@ class WorstElement:
             Unsupported: The recipe's unit has no instruction on its target.
         """
         if self.a_row is None:
-            raise TypeError("explain: this result was read from a file, which has no operands; compare again to explain an element")
+            raise TypeError(
+                "explain: this result was read from a file, which has no operands (compare again to explain an element), or it is a "
+                "function's, which no instruction computes"
+            )
         if self.recipe is None or self.a_codes is None or self.b_codes is None:
             raise TypeError("explain: the product was not by a tcemu.Recipe; give a_row and b_col to tcemu.explain with an instruction")
         scale_a, scale_b = self.scales or (None, None)
@@ -119,12 +123,12 @@ class WorstElement:
 
 @dataclass(frozen=True)
 class ProductErrors:
-    """The errors of one product under one policy, over all its runs.
+    """The errors of one product, or of one function, under one policy, over all its runs.
 
     Attributes:
-        product: The product.
-        policy: Name of the policy.
-        method: Name of what computed the product.
+        product: The product, or the function.
+        policy: Name of the policy; "functions" for a function.
+        method: Name of what computed it.
         choice: The policy's choice.
         runs: Number of runs.
         relative_error: Norm of the errors over the norm of the exact results (Frobenius).
@@ -143,10 +147,10 @@ class ProductErrors:
         seed: The seed of the inputs; None without seeds.
     """
 
-    product: Product
+    product: Product | Function
     policy: str
     method: str
-    choice: Choice
+    choice: Choice | FunctionChoice
     runs: int
     relative_error: float
     operand_error: float | None
@@ -163,8 +167,8 @@ class ProductErrors:
 
     @property
     def recipe(self) -> Recipe | KernelRecipe | WideRecipe | None:
-        """The recipe that computed the product; None for a function."""
-        return applied_recipe(self.choice, self.product.roles)
+        """The recipe that computed the product; None if a function or a kernel did."""
+        return None if isinstance(self.product, Function) else applied_recipe(self.choice, self.product.roles)  # type: ignore[arg-type]
 
 
 COMPARISON_KIND, COMPARISON_VERSION = "tcemu comparison", 1
@@ -247,7 +251,7 @@ class Comparison(Result):
             below = [
                 f"{policy}: {target}, {found}" for policy, target, found in dict.fromkeys((line.row.policy, *two) for line, two in pairs)
             ]
-        lines = [head]
+        lines = [head] if self.rows else ["no product is replaced by these policies; tcemu.emulate(fn, policy).report(...) lists all"]
         for place, some in groupby(zip(lines_by_key, cells, strict=True), lambda pair: _product_heading(pair[0].row)):
             lines += [place, *(line for _, line in some)]
         if self.results:
@@ -256,7 +260,8 @@ class Comparison(Result):
             lines += ["", *table_lines(heads, results, left=(0,))]
         notes = [f"Means over seeds {', '.join(map(str, self.seeds))}. Interval: {INTERVAL_METHOD}."] if len(self.seeds) > 1 else []
         units = [line for sentence in unit_sentences(facts) for line in wrap_lines(sentence)]
-        return "\n".join([*lines, "", *below, *units, *notes, NOTE, *(c.note for c in shown if c.note)])
+        about_functions = [FUNCTION_NOTE] if any(isinstance(row.product, Function) for row in self.rows) else []
+        return "\n".join([*lines, "", *below, *units, *notes, NOTE, *about_functions, *(c.note for c in shown if c.note)])
 
     def _rows_by_key(self) -> Iterator[list[ProductErrors]]:
         """Yield the rows of all seeds, for each product and policy."""
@@ -323,7 +328,7 @@ class Comparison(Result):
 
     @classmethod
     def _from_members(cls, data: dict[str, Any]) -> Comparison:
-        products, choices = list(map(product_from_dict, data["products"])), list(map(read_choice, data["choices"]))
+        products, choices = list(map(computed_from_dict, data["products"])), list(map(read_choice, data["choices"]))
         rows = []
         for numbers, record in zip(data["entries"], data["records"], strict=True):
             product = products[read_number(numbers["product"], len(products))]
@@ -387,7 +392,7 @@ def _errors_record(row: ProductErrors) -> tuple[Any, ...]:
     return (row.product.name, row.product.operands, row.policy, row.method, row.seed, *figures, *counts, *worst)
 
 
-def _read_errors(record: dict[str, Any], product: Product, choice: Choice, exact: str | None) -> ProductErrors:
+def _read_errors(record: dict[str, Any], product: Product | Function, choice: Any, exact: str | None) -> ProductErrors:
     """Make the errors of a record again. The caller compares what they are saved as."""
     figures = {name: record[name] if name in COUNTS else _check_float(name, record[name]) for name in FIGURES}
     for name in COUNTS:
@@ -459,6 +464,8 @@ float64 by NumPy, and of the worst element in rational arithmetic. Operands, sum
 operands, and of how their products are added. Bits lost: log2 of the error in ulps of the result, mean and most.
 Worst: [batch, row, column], what came."""
 
+FUNCTION_NOTE = "A function gets its own operands too; the exact function is of these, in float64."
+
 
 @dataclass(frozen=True)
 class Column:
@@ -498,8 +505,11 @@ COLUMNS = (
 
 
 def _product_heading(row: ProductErrors) -> str:
-    shapes = " · ".join(f"[{','.join(map(str, shape))}]" for shape in (row.product.lhs_shape, row.product.rhs_shape))
-    return f"{row.product.name}: {shapes}, {row.runs} run{'s' if row.runs != 1 else ''}"
+    computed = row.product
+    shapes = (computed.shape,) if isinstance(computed, Function) else (computed.lhs_shape, computed.rhs_shape)
+    kind = f"{computed.kind} of " if isinstance(computed, Function) else ""
+    text = " · ".join(f"[{','.join(map(str, shape))}]" for shape in shapes)
+    return f"{computed.name}: {kind}{text}, {row.runs} run{'s' if row.runs != 1 else ''}"
 
 
 # ---- the measurement

@@ -1,4 +1,4 @@
-"""The report of an emulation: the decision on every product of a program, as a sequence and as a table."""
+"""The report of an emulation: the decision on every product and function of a program, as a sequence and as a table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tcemu.base.results import Result, Table, check_type, read_result
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text
 from tcemu.emulation.saved_results import (
-    product_from_dict,
+    computed_from_dict,
     read_choice,
     read_number,
     save_result,
 )
-from tcemu.emulation.survey import Product
+from tcemu.emulation.survey import Function, Product
+from tcemu.functional.kernel_values import KernelValue
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.products.recipes import Recipe
@@ -40,6 +41,8 @@ class Entry:
         reason: Name of the replacement, or why the product is left.
         undecided: Whether the recipe treats its operands differently and nothing shows which is which; lhs was taken as A.
         choice: The policy's choice for the product.
+        function: The softmax, norm or activation of this line; None for a product.
+        kernel: The kernel that computes the function, as its name or value.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Entry:
     reason: str
     undecided: bool = False
     choice: Choice = None
+    function: Function | None = None
+    kernel: KernelValue | str | None = None
 
     @property
     def recipe(self) -> Recipe | KernelRecipe | WideRecipe | None:
@@ -55,18 +60,18 @@ class Entry:
         return applied_recipe(self.choice, self.product.roles) if self.replaced and self.product is not None else None
 
 
-REPORT_KIND, REPORT_VERSION = "tcemu report", 1
+REPORT_KIND, REPORT_VERSION = "tcemu report", 2
 REPORT_MEMBERS = ("title", "weights", "provenance", "products", "choices", "entries", "records")
 
 
 @dataclass(frozen=True, repr=False)
 class Report(Result):
-    """The products that `emulate` replaces in a program, and those that it leaves, with the reason.
+    """The products and functions that `emulate` replaces in a program, and those that it leaves, with the reason.
 
     A report is a sequence of `Entry`; str() is a table, `records()` is what pandas takes, and `from_json` reads what `to_json` writes.
 
     Attributes:
-        entries: A line for each product, in the order of the program.
+        entries: A line for each product and, if `functions` was given, for each softmax, norm and activation, in the order of the program.
         weights: Description of the arrays that count as parameters; the roles of operands follow from them.
         provenance: Versions, and the evidence of each arithmetic.
     """
@@ -86,8 +91,13 @@ class Report(Result):
         return tuple(e.product for e in self.entries if e.replaced and e.product is not None)
 
     @property
+    def replaced_functions(self) -> tuple[Function, ...]:
+        """The softmaxes, norms and activations that a kernel computes."""
+        return tuple(e.function for e in self.entries if e.replaced and e.function is not None)
+
+    @property
     def unchanged(self) -> tuple[Entry, ...]:
-        """The lines of products that are left unchanged."""
+        """The lines of products and functions that are left unchanged."""
         return tuple(e for e in self.entries if not e.replaced)
 
     def __len__(self) -> int:
@@ -102,7 +112,9 @@ class Report(Result):
     def __str__(self) -> str:
         rows = [[*self._text_cells(entry)] for entry in self.entries]
         heads = ["product", "operands", "roles", "parameters", "result", "runs", "by", "target", "evidence"]
-        count = f"{len(self.replaced)} of {len(self.entries)} products replaced"
+        functions = sum(entry.function is not None for entry in self.entries)
+        count = f"{len(self.replaced)} of {len(self.entries) - functions} products"
+        count += f" and {len(self.replaced_functions)} of {functions} functions replaced" if functions else " replaced"
         lines = [*table_lines(heads, rows, left=(0, 1, 2, 3, 4, 6, 7, 8)), count] if rows else ["no products"]
         lines += [f"weights: {self.weights}"] if self.weights and rows else []
         for sentence in unit_sentences(map(self._facts, self.entries)):
@@ -111,7 +123,8 @@ class Report(Result):
 
     def _text_cells(self, entry: Entry) -> Iterator[str]:
         target, *_, evidence = self._facts(entry)
-        yield from (entry.name, *_product_cells(entry.product), ("" if entry.replaced else "left: ") + entry.reason)
+        cells = _product_cells(entry.product) if entry.function is None else _function_cells(entry.function)
+        yield from (entry.name, *cells, ("" if entry.replaced else "left: ") + entry.reason)
         yield from (target or "", evidence or "")
 
     def _facts(self, entry: Entry) -> tuple[str | None, ...]:
@@ -124,7 +137,7 @@ class Report(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the title, the provenance, the products, the choices and the records as plain values."""
-        entries = ((entry.product, entry.choice, {}) for entry in self.entries)
+        entries = ((entry.product or entry.function, entry.choice or entry.kernel, {}) for entry in self.entries)
         return save_result(REPORT_KIND, REPORT_VERSION, self.table(), entries)
 
     @classmethod
@@ -144,20 +157,23 @@ class Report(Result):
 
     @classmethod
     def _from_members(cls, data: dict[str, Any]) -> Report:
-        products, choices = list(map(product_from_dict, data["products"])), list(map(read_choice, data["choices"]))
+        products, choices = list(map(computed_from_dict, data["products"])), list(map(read_choice, data["choices"]))
         entries = []
         for numbers, record in zip(data["entries"], data["records"], strict=True):
-            product = None if numbers["product"] is None else products[read_number(numbers["product"], len(products))]
+            computed = None if numbers["product"] is None else products[read_number(numbers["product"], len(products))]
             choice = choices[read_number(numbers["choice"], len(choices))]
             name, reason = (check_type(f"record.{name}", record[name], str) for name in ("product", "by"))
             replaced, undecided = (check_type(f"record.{name}", record[name], bool) for name in ("replaced", "undecided"))
-            entries.append(Entry(name, product, replaced, reason, undecided, choice))
+            if isinstance(computed, Function):
+                entries.append(Entry(name, None, replaced, reason, undecided, None, computed, choice))
+            else:
+                entries.append(Entry(name, computed, replaced, reason, undecided, choice))
         return cls(tuple(entries), check_type("weights", data["weights"], str), Provenance.from_dict(data["provenance"]))
 
     def plot(self) -> Figure:
-        """Draw the number of results that each product computes over all its runs, replaced or left.
+        """Draw the number of results that each product and function computes over all its runs, replaced or left.
 
-        A product in a `while` counts as one run.
+        One in a `while` counts as one run.
 
         Returns:
             A matplotlib Figure.
@@ -167,40 +183,54 @@ class Report(Result):
         """
         series: dict[str, dict[str, float]] = {"replaced": {}, "left": {}}
         for entry in self.entries:
-            if entry.product is not None:
-                count = prod(entry.product.shape) * (1 if entry.product.repeats is None else entry.product.repeats)
+            computed = entry.product or entry.function
+            if computed is not None:
+                count = prod(computed.shape) * (1 if computed.repeats is None else computed.repeats)
                 series["replaced" if entry.replaced else "left"][entry.name] = float(count)
         facts = {entry.reason: self._facts(entry) for entry in self.entries if entry.replaced}
         known = [f"{name}: {target}, {evidence}." for name, (target, *_, evidence) in facts.items() if target]
         note = " ".join(["A run is one execution of the product in a call of the function; one in a `while` counts as one run.", *known])
-        title = f"Size of each matrix product: {len(self.replaced)} of {len(self.entries)} are replaced"
+        what = "matrix product and function" if any(entry.function for entry in self.entries) else "matrix product"
+        count = len(self.replaced) + len(self.replaced_functions)
+        title = f"Size of each {what}: {count} of {len(self.entries)} are replaced"
         names = [entry.name for entry in self.entries]
         return dot_plot(names, series, title=title, label="elements of the result, over all runs", note=note)
 
     def __repr__(self) -> str:
-        return f"<Report: {len(self.replaced)} products replaced, {len(self.unchanged)} left>"
+        functions = f" and {len(self.replaced_functions)} functions" if any(entry.function for entry in self.entries) else ""
+        return f"<Report: {len(self.replaced)} products{functions} replaced, {len(self.unchanged)} left>"
 
 
 RECORD_COLUMNS = (
-    "product", "replaced", "by", "operands", "role_lhs", "role_rhs", "parameters", "result", "runs", "undecided", "source", *RECIPE_COLUMNS,
+    "product", "replaced", "by", "operands", "role_lhs", "role_rhs", "parameters", "result", "runs", "undecided", "source", "function",
+    *RECIPE_COLUMNS,
 )  # fmt: skip
 
 
 def _entry_record(entry: Entry) -> tuple[Any, ...]:
-    product = entry.product
-    if product is None:
-        return (entry.name, entry.replaced, entry.reason, *(None,) * 6, entry.undecided, None)
-    paths = ", ".join(product.parameters)
-    facts = (product.operands, *product.roles, paths, product.result, product.repeats, entry.undecided, product.source)
+    computed = entry.product or entry.function
+    if computed is None:
+        return (entry.name, entry.replaced, entry.reason, *(None,) * 6, entry.undecided, None, None)
+    roles, kind = (computed.roles, None) if isinstance(computed, Product) else ((None, None), computed.kind)
+    paths = ", ".join(computed.parameters)
+    facts = (computed.operands, *roles, paths, computed.result, computed.repeats, entry.undecided, computed.source, kind)
     return (entry.name, entry.replaced, entry.reason, *facts)
 
 
 def _product_cells(product: Product | None) -> tuple[str, str, str, str, str]:
     if product is None:
         return "", "", "", "", ""
-    first, *more = product.parameters or ("",)
+    return product.operands, " · ".join(product.roles), *_shared_cells(product)
+
+
+def _function_cells(function: Function) -> tuple[str, str, str, str, str]:
+    return function.operands, function.kind, *_shared_cells(function)
+
+
+def _shared_cells(computed: Product | Function) -> tuple[str, str, str]:
+    first, *more = computed.parameters or ("",)
     parameters = first + (f" and {len(more)} more" if more else "")
-    return product.operands, " · ".join(product.roles), parameters, product.result, "?" if product.repeats is None else str(product.repeats)
+    return parameters, computed.result, "?" if computed.repeats is None else str(computed.repeats)
 
 
 def unused_policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str]:
@@ -217,7 +247,7 @@ def unused_policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str
             for pattern, _ in policy
             if not any(matches_pattern(pattern, product) for product in products)
         ]
-        expects_product = any(choice is not None for _, choice in policy) and not lines
+        expects_product = not policy or (any(choice is not None for _, choice in policy) and not lines)
     if expects_product and not any(entry.replaced or entry.reason == "it is emulated already" for entry in entries):
         why = "; ".join(dict.fromkeys(f"{entry.name}: {entry.reason}" for entry in entries[:4])) or "it has no matrix products"
         lines.append(f"no product is replaced ({why}); .report(...) lists all")
@@ -270,4 +300,5 @@ def undecided_warnings(entries: Sequence[Entry]) -> list[str]:
 
 def policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str]:
     """Return all warnings for a policy and the products of a run."""
+    entries = [entry for entry in entries if entry.function is None]
     return unused_policy_warnings(policy, entries) + divided_layer_warnings(policy, entries) + undecided_warnings(entries)

@@ -1,4 +1,4 @@
-"""A program (jaxpr) evaluated with its matrix products computed by a policy.
+"""A program (jaxpr) evaluated with its matrix products computed by a policy, and its functions by another one.
 
 The programs inside jit, scan, cond and the like are rewritten. Each such primitive has a rule that binds it with the rewritten programs and
 with its other parameters unchanged.
@@ -26,6 +26,8 @@ from jax.sharding import PartitionSpec
 
 from tcemu.base.jax_internals import ZeroCotangent, jvp_rule, replace_jvp_rule, replace_vjp_rules, split_scan_operands, vjp_rules
 from tcemu.emulation.decisions import Policy, decide
+from tcemu.emulation.function_choices import FunctionDecision, FunctionPolicy, compute_function, decide_function
+from tcemu.emulation.function_patterns import FunctionMatch, function_paths, skipped_equations
 from tcemu.emulation.origins import DATA, GRADIENT, Origin
 from tcemu.emulation.primitives import (
     CUSTOM_DERIVATIVES,
@@ -40,7 +42,7 @@ from tcemu.emulation.primitives import (
 )
 from tcemu.emulation.random_keys import fold_in_device, fold_in_iteration, fold_in_location
 from tcemu.emulation.report import Entry
-from tcemu.emulation.survey import Product, Survey, SurveyScope, make_product
+from tcemu.emulation.survey import Function, Product, Survey, SurveyScope, make_product
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Scope:
 
     path: str = ""  # names around it
     repeats: int | None = 1  # number of times that the loops around it run it, None if unknown
+    in_function: bool = False  # whether it is a part of a function that is found around it
     saved_products: dict[str, tuple] | None = None  # in a checkpoint with a policy: emulated products by the names of their results
     key: PRNGKey | None = None  # key of this iteration of the loops around it
     location: tuple[str, ...] = ()  # identity of the equation's surroundings; two of them may share a path
@@ -113,29 +116,63 @@ class Rewriter:
     survey: Survey  # survey of the same program
     cache: ProgramCache = field(default_factory=WeakKeyDictionary)  # rewritten programs
     entries: list[Entry] = field(default_factory=list)  # one for each product met, in the order of the program
-    after_product: Callable[[], None] | None = None  # function that is called after each replaced product
+    after_product: Callable[[], None] | None = None  # function that is called after each replaced product or function
+    functions: FunctionPolicy = None  # policy for functions
+    # instead of the policy's kernels: function of a function, the decision, the operands and the result as it is, to the result that counts
+    around_function: Callable[[Function, FunctionDecision, Sequence[Any], Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        self.products_hash = hash(tuple(self.survey.products.values()))  # stands for the products that the policy knows
+        # stands for the products and functions that the policies know
+        self.products_hash = hash((*self.survey.products.values(), *self.survey.functions.values()))
 
     def evaluate(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], scope: Scope) -> list[Any]:
         """Evaluate a program with its products replaced."""
         env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
         names: Counter[str] = Counter()
-        for equation in jaxpr.eqns:
-            values = [v.val if isinstance(v, Literal) else env[v] for v in equation.invars]
+        matches = {} if scope.in_function else self.survey.find_functions(jaxpr)
+        decided = self._decide_functions(jaxpr, matches, scope)
+        interior = {i for match in matches.values() for i in match.interior}
+        replaced = {number for number, (_, decision) in decided.items() if decision.kernel is not None and self.around_function is None}
+        skipped = skipped_equations(jaxpr, [matches[number] for number in replaced], has_products)
+        for number, equation in enumerate(jaxpr.eqns):
+            if number in skipped:
+                continue
+            if number in decided:
+                self.entries.append(_function_entry(*decided[number]))
+            value_of = lambda v: v.val if isinstance(v, Literal) else env[v]
+            values = [] if number in replaced else list(map(value_of, equation.invars))
+            operands = [None if v is None else value_of(v) for v in matches[number].operands] if number in decided else []
             source = equation.source_info
             with ExitStack() as contexts:
                 contexts.enter_context(user_context(source.traceback, name_stack=current_name_stack() + source.name_stack))
                 contexts.enter_context(equation.ctx.manager)
-                results = self._evaluate_equation(equation, values, scope, names)
+                if number in replaced:
+                    results = [self._evaluate_function(*decided[number], operands)]
+                else:
+                    around = replace(scope, in_function=True) if number in interior else scope
+                    results = self._evaluate_equation(equation, values, around, names)
+                if number in decided and self.around_function is not None:
+                    results = [self.around_function(*decided[number], operands, results[0])]
             env.update(zip(equation.outvars, results, strict=True))
         return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+    def _decide_functions(
+        self, jaxpr: Jaxpr, matches: dict[int, FunctionMatch], scope: Scope
+    ) -> dict[int, tuple[Function, FunctionDecision]]:
+        """Return the functions of a program with the policy's decisions, by the number of their equation."""
+        functions = {number: self.survey.functions[path] for number, path in function_paths(scope.path, jaxpr, matches).items()}
+        return {number: (function, decide_function(self.functions, function)) for number, function in functions.items()}
+
+    def _evaluate_function(self, function: Function, decision: FunctionDecision, operands: Sequence[Any]) -> Any:
+        result = compute_function(function, decision.kernel, *operands)
+        if self.after_product is not None:
+            self.after_product()
+        return result
 
     def _evaluate_equation(self, equation: JaxprEqn, values: Sequence[Any], scope: Scope, names: Counter[str]) -> list[Any]:
         kind, primitive = equation.primitive.name, equation.primitive
         rewritten = None
-        if has_products(equation):
+        if has_products(equation) or (not scope.in_function and self.survey.has_functions(equation)):
             name = equation_name(equation)
             index, names[name] = names[name], names[name] + 1
             inner = scope.enter_equation(equation, index)
@@ -231,7 +268,8 @@ class Rewriter:
             The origins of its results.
         """
         args = [*origins, *[other_origin] * len(jaxpr.invars)][: len(jaxpr.invars)]
-        return self.survey.walk(jaxpr, args, SurveyScope(scope.path, scope.repeats, transposed=other_origin.gradient))
+        place = SurveyScope(scope.path, scope.repeats, other_origin.gradient, scope.in_function)
+        return self.survey.walk(jaxpr, args, place)
 
     def rewrite_function(self, call: Callable[..., Any], scope: Scope, residuals: Sequence[Origin]) -> Callable[..., Any]:
         """Rewrite a backward rule. Arguments and leaves of results that are no arrays pass through unchanged.
@@ -257,6 +295,11 @@ class Rewriter:
             return rebuild[-1](self.evaluate(program.jaxpr, program.consts, arrays, scope))
 
         return rewritten
+
+
+def _function_entry(function: Function, decision: FunctionDecision) -> Entry:
+    replaced = decision.kernel is not None
+    return Entry(function.name, None, replaced, decision.reason, function=function, kernel=decision.kernel)
 
 
 def _split_arrays(values: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:

@@ -1,4 +1,4 @@
-"""The products and choices of a result as JSON, and back."""
+"""The products, functions and choices of a result as JSON, and back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from tcemu.base.provenance import function_name
 from tcemu.base.results import Table, check_type
 from tcemu.base.saved_files import DamagedFile, check_members
 from tcemu.emulation.decisions import Choice
+from tcemu.emulation.function_choices import FunctionChoice
+from tcemu.emulation.function_patterns import FUNCTIONS
 from tcemu.emulation.policies import choice_from_dict, choice_to_dict
-from tcemu.emulation.survey import Product
+from tcemu.emulation.survey import Function, Product
+from tcemu.functional.kernel_json import kernel_from_dict, kernel_to_dict
+from tcemu.functional.kernel_values import KernelValue
 
 DTYPE_FIELDS = ("lhs_dtype", "rhs_dtype", "preferred_element_type", "dtype")
+FUNCTION_DTYPES = ("operand_dtype", "dtype")
 
 
 @dataclass(frozen=True)
@@ -88,11 +93,45 @@ def product_from_dict(data: Any) -> Product:
     return Product(**values | {"dimension_numbers": numbers})
 
 
+# ---- functions
+
+
+def function_to_dict(function: Function) -> dict[str, Any]:
+    """Convert a function to plain values."""
+    values = {field.name: getattr(function, field.name) for field in fields(function)}
+    return {"function": values | {name: jnp.dtype(values[name]).name for name in FUNCTION_DTYPES}}
+
+
+def function_from_dict(data: Any) -> Function:
+    """Convert the plain values of `function_to_dict` to their function. Raises ValueError, TypeError or LookupError."""
+    members = check_members("function", data["function"], [f.name for f in fields(Function)])
+    values: dict[str, Any] = {name: _nested_tuples(value) for name, value in members.items()}
+    types: dict[str, type] = {"shape": tuple, "parameters": tuple, "index": int, "axis": int, "has_weight": bool, "has_bias": bool}
+    types |= dict.fromkeys(("name", "kind", *FUNCTION_DTYPES, "form", "source", "scope"), str)
+    types |= {name: kind for name, kind in (("repeats", int), ("eps", float)) if values[name] is not None}
+    for name, kind in types.items():
+        check_type(f"function.{name}", values[name], kind)
+    for name, kind in (("shape", int), ("parameters", str)):
+        for item in values[name]:
+            check_type(f"function.{name}", item, kind)
+    if values["kind"] not in FUNCTIONS:
+        raise DamagedFile(f"function.kind: got {values['kind'][:80]!r}; expected one of {', '.join(FUNCTIONS)}")
+    values |= {name: jnp.dtype(values[name]) for name in FUNCTION_DTYPES}
+    return Function(**values)
+
+
+def computed_from_dict(data: Any) -> Product | Function:
+    """Convert the plain values of a product or a function to it. Raises ValueError, TypeError or LookupError."""
+    return function_from_dict(data) if isinstance(data, dict) and set(data) == {"function"} else product_from_dict(data)
+
+
 # ---- choices
 
 
-def saved_choice(choice: Choice) -> Any:
-    """Convert a choice to plain values; a function to its name."""
+def saved_choice(choice: Choice | FunctionChoice, is_kernel: bool = False) -> Any:
+    """Convert a choice to plain values; a function to its name. is_kernel: whether it is the choice for a `Function`."""
+    if is_kernel or isinstance(choice, KernelValue):
+        return None if choice is None else {"kernel": kernel_to_dict(choice)}  # type: ignore[arg-type]
     if isinstance(choice, SavedFunction):
         return {"function": choice.name}
     try:
@@ -101,8 +140,10 @@ def saved_choice(choice: Choice) -> Any:
         return {"function": function_name(choice)}
 
 
-def read_choice(data: Any) -> Choice:
+def read_choice(data: Any) -> Any:
     """Convert the plain values of `saved_choice` to their choice."""
+    if isinstance(data, dict) and set(data) == {"kernel"}:
+        return kernel_from_dict(data["kernel"])
     if isinstance(data, dict) and set(data) == {"function"} and isinstance(data["function"], str):
         return SavedFunction(data["function"])
     return choice_from_dict(data)
@@ -124,20 +165,27 @@ class Numbering:
         return self._numbers[text]
 
 
-def save_result(kind: str, version: int, table: Table, entries: Iterable[tuple[Product | None, Choice, dict[str, Any]]]) -> dict[str, Any]:
-    """Return a result as plain values: the table, the different products and choices, and an entry for each row.
+def save_result(
+    kind: str,
+    version: int,
+    table: Table,
+    entries: Iterable[tuple[Product | Function | None, Choice | FunctionChoice, dict[str, Any]]],
+) -> dict[str, Any]:
+    """Return a result as plain values: the table, the different products or functions and choices, and an entry for each row.
 
     Args:
         kind: Kind of the file.
         version: Version of its format.
         table: Table of the result.
-        entries: Product, choice and further members of each row.
+        entries: Product or function, choice and further members of each row.
     """
     products, choices = Numbering(), Numbering()
     numbered = []
     for product, choice, members in entries:
-        number = None if product is None else products.number(product_to_dict(product))
-        numbered.append({"product": number, "choice": choices.number(saved_choice(choice)), **members})
+        is_function = isinstance(product, Function)
+        plain = None if product is None else function_to_dict(product) if is_function else product_to_dict(product)
+        number = None if plain is None else products.number(plain)
+        numbered.append({"product": number, "choice": choices.number(saved_choice(choice, is_function)), **members})
     plain = table.to_dict()
     records = plain.pop("records")
     plain |= {"products": products.values, "choices": choices.values, "entries": numbered, "records": records}

@@ -1,6 +1,7 @@
-"""The matrix products of a program (jaxpr) with the roles of their operands, found without computing anything.
+"""The matrix products and functions of a program (jaxpr), with the roles of their operands, found without computing anything.
 
-`Product` describes one product to a policy. `Survey` walks a program and follows where each operand comes from.
+`Product` describes one product to a policy, and `Function` a softmax, norm or activation. `Survey` walks a program and follows where each
+operand comes from.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -20,6 +21,7 @@ from jax.extend.source_info_util import summarize
 from jax.typing import DTypeLike
 
 from tcemu.base.jax_internals import is_backward, split_scan_operands
+from tcemu.emulation.function_patterns import FunctionMatch, find_functions, function_paths
 from tcemu.emulation.origins import CONSTANT, GRADIENT, Origin, join_origins, operand_roles
 from tcemu.emulation.primitives import (
     PRODUCT_PRIMITIVES,
@@ -110,6 +112,64 @@ class Product:
         return f"{self.name}: {self.operands} -> {self.result}"
 
 
+@dataclass(frozen=True)
+class Function:
+    """One softmax, norm or activation of a program, as a policy for functions sees it.
+
+    Attributes:
+        name: The path of a norm's weight, as "layers/0/norm/scale"; or, where named scopes show the weight's module as in flax linen, or
+            there is no weight, the scope. Where a name repeats, ".1", ".2" and so on follow it.
+        index: Number after the name, 0 for the first function of that name.
+        kind: "softmax", "log_softmax", "rms_norm", "layer_norm", "silu" or "gelu".
+        shape: Shape of the operand and of the result.
+        operand_dtype: Dtype of the operand, as it is before any cast that widens it.
+        dtype: Dtype of the result.
+        axis: Axis of the rows of a softmax or a norm.
+        eps: Number that a norm adds to the mean of the squares, or None.
+        form: The formula of GELU, "tanh" or "erf"; "" for the others.
+        has_weight: Whether a norm multiplies by a weight for each column.
+        has_bias: Whether a norm adds a bias for each column.
+        repeats: Number of times that the loops around the function run it; None inside a `while`.
+        parameters: Paths of the parameters that the weight and the bias come from.
+        source: Source line, as "model.py:31 (mlp)".
+        scope: The jit functions, named scopes and loops around the function, then its kind.
+    """
+
+    name: str
+    index: int
+    kind: str
+    shape: tuple[int, ...]
+    operand_dtype: DTypeLike
+    dtype: DTypeLike
+    axis: int = -1
+    eps: float | None = None
+    form: str = ""
+    has_weight: bool = False
+    has_bias: bool = False
+    repeats: int | None = 1
+    parameters: tuple[str, ...] = ()
+    source: str = ""
+    scope: str = ""
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return self.shape[self.axis] if self.shape else 1
+
+    @property
+    def operands(self) -> str:
+        """The operand as text: "float32[4,8]"."""
+        return _format_array(self.operand_dtype, self.shape)
+
+    @property
+    def result(self) -> str:
+        """The result as text: "float32[4,8]"."""
+        return _format_array(self.dtype, self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.kind} of {self.operands} -> {self.result}"
+
+
 def make_product(
     equation: JaxprEqn, name: str, index: int, repeats: int | None, origins: Sequence[Origin] = (CONSTANT, CONSTANT)
 ) -> Product:
@@ -141,13 +201,18 @@ def _describe_place(product: Product) -> str:
     """Return a product's name before it is numbered: see `Product.name`."""
     if "gradient" in product.roles or not (product.parameters or product.layers):
         return product.scope
-    paths = [path.removeprefix("params/").split("/") for path in product.parameters or product.layers]
+    return _place_of_parameters(product.parameters or product.layers, product.scope, len(product.parameters) == 1)
+
+
+def _place_of_parameters(parameters: Sequence[str], scope: str, is_path: bool) -> str:
+    """Return the scope if it shows the module of these parameters, and else the first path, or the module with the scope."""
+    paths = [path.removeprefix("params/").split("/") for path in parameters]
     modules = [path[:-1] for path in paths]
     shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))]
     module = "/".join(shared)
-    if not module or f"/{module}/" in f"/{re.sub('[()]', '/', product.scope)}/":
-        return product.scope
-    return "/".join(paths[0]) if len(product.parameters) == 1 else f"{module}/{product.scope}"
+    if not module or f"/{module}/" in f"/{re.sub('[()]', '/', scope)}/":
+        return scope
+    return "/".join(paths[0]) if is_path else f"{module}/{scope}"
 
 
 def _source_line(equation: JaxprEqn) -> str:
@@ -160,7 +225,33 @@ def _format_array(dtype: DTypeLike, shape: Sequence[int]) -> str:
     return f"{jnp.dtype(dtype).name}[{','.join(map(str, shape))}]"
 
 
+def _make_function(match: FunctionMatch, equation: JaxprEqn, path: str, repeats: int | None, origins: Sequence[Origin | None]) -> Function:
+    """Describe a function to a policy. origins: origins of x and, for a norm, of the weight and the bias, or None."""
+    avals: list[Any] = [match.operands[0].aval, equation.outvars[0].aval]
+    x, out = avals
+    weights = [origin for origin in origins[1:] if origin is not None]
+    return Function(
+        name=path,
+        index=0,
+        kind=match.kind,
+        shape=tuple(out.shape),
+        operand_dtype=x.dtype,
+        dtype=out.dtype,
+        axis=match.axis,
+        eps=match.eps,
+        form=match.form,
+        has_weight=len(origins) > 1 and origins[1] is not None,
+        has_bias=len(origins) > 2 and origins[2] is not None,
+        repeats=repeats,
+        parameters=tuple(dict.fromkeys(path for origin in weights for path in origin.parameters)),
+        source=_source_line(equation),
+        scope=path,
+    )
+
+
 # ---- the walk through a program
+
+Described = TypeVar("Described", Product, Function)
 
 UPDATE_PRIMITIVES = ("add", "add_any", "sub", "select_n")  # primitives that make the next parameters from the last ones and a gradient
 
@@ -172,6 +263,7 @@ class SurveyScope:
     path: str = ""  # names around it
     repeats: int | None = 1  # number of times that loops run it, None if unknown
     transposed: bool = False  # whether it is in the backward pass
+    in_function: bool = False  # whether it is a part of a function that is found around it
 
 
 @dataclass
@@ -181,26 +273,53 @@ class Survey:
     products: dict[str, Product] = field(default_factory=dict)  # in the order of the program
     operands: dict[str, list[Origin]] = field(default_factory=dict)  # origins of the operands of equations that contain products
     scopes: dict[str, list[str]] = field(default_factory=dict)  # for each name before it is numbered, the scopes of its products
+    with_functions: bool = False  # whether functions are listed too
+    functions: dict[str, Function] = field(default_factory=dict)  # in the order of the program
+    matches: dict[int, tuple[Jaxpr, dict[int, FunctionMatch]]] = field(default_factory=dict)  # found, by the program's id
+
+    def find_functions(self, jaxpr: Jaxpr) -> dict[int, FunctionMatch]:
+        """Return the functions of a program, without those inside its equations, by their equation's number; {} if none are listed."""
+        if not self.with_functions:
+            return {}
+        if id(jaxpr) not in self.matches:
+            self.matches[id(jaxpr)] = jaxpr, find_functions(jaxpr)
+        return self.matches[id(jaxpr)][1]
+
+    def has_functions(self, equation: JaxprEqn) -> bool:
+        """Return whether an equation contains a function."""
+        if not self.with_functions or is_package_program(equation):
+            return False
+        return any(
+            self.find_functions(program) or any(self.has_functions(inner) for inner in program.eqns)
+            for program in inner_programs(equation.params)
+        )
 
     def walk(self, jaxpr: Jaxpr, args: Sequence[Origin], place: SurveyScope, consts: Sequence[Origin] = ()) -> list[Origin]:
         """Add the products of a program and return the origins of its results. consts: origins of its constants, if they are known."""
         env: dict[Any, Origin] = dict.fromkeys(jaxpr.constvars, CONSTANT) | dict(zip(jaxpr.constvars, consts, strict=False))
         env |= zip(jaxpr.invars, args, strict=True)
         names: Counter[str] = Counter()
-        for equation in jaxpr.eqns:
+        matches = {} if place.in_function else self.find_functions(jaxpr)
+        paths, interior = function_paths(place.path, jaxpr, matches), {i for match in matches.values() for i in match.interior}
+        for number, equation in enumerate(jaxpr.eqns):
             origins = [CONSTANT if isinstance(v, Literal) else env[v] for v in equation.invars]
-            env.update(zip(equation.outvars, self._visit_equation(equation, origins, place, names), strict=True))
+            around = replace(place, in_function=True) if number in interior else place
+            env.update(zip(equation.outvars, self._visit_equation(equation, origins, around, names), strict=True))
+            if number in matches:
+                operands = [None if v is None else CONSTANT if isinstance(v, Literal) else env[v] for v in matches[number].operands]
+                function = _make_function(matches[number], equation, paths[number], place.repeats, operands)
+                self.functions[paths[number]] = self._number_name(function)
         return [CONSTANT if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
     def _visit_equation(self, equation: JaxprEqn, origins: list[Origin], place: SurveyScope, names: Counter[str]) -> list[Origin]:
         kind = equation.primitive.name
         begins = is_backward(equation)  # backward pass; names in inner programs do not show it
-        inner = SurveyScope(place.path, place.repeats, place.transposed or begins)
-        if has_products(equation):
+        inner = replace(place, transposed=place.transposed or begins)
+        if has_products(equation) or (not place.in_function and self.has_functions(equation)):
             name = equation_name(equation)
             index, names[name] = names[name], names[name] + 1
             path = equation_path(place.path, equation, index)
-            inner = SurveyScope(path, place.repeats, inner.transposed)
+            inner = replace(inner, path=path)
             if kind in PRODUCT_PRIMITIVES:
                 self.products[path] = self._number_name(make_product(equation, path, index, place.repeats, origins))
             else:
@@ -220,9 +339,13 @@ class Survey:
             result = GRADIENT
         return [result] * len(equation.outvars)
 
-    def _number_name(self, product: Product) -> Product:
-        """Return a product with its name, numbered where products in other scopes have the same one."""
-        name = _describe_place(product)
+    def _number_name(self, product: Described) -> Described:
+        """Return a product or function with its name, numbered where those in other scopes have the same one."""
+        if isinstance(product, Function):
+            is_path = bool(product.parameters)
+            name = _place_of_parameters(product.parameters, product.scope, is_path) if is_path else product.scope
+        else:
+            name = _describe_place(product)
         if name == product.scope:
             return product
         scopes = self.scopes.setdefault(name, [])
@@ -263,7 +386,7 @@ def _walk_program(survey: Survey, equation: JaxprEqn, origins: list[Origin], pla
 def _walk_scan(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: SurveyScope) -> list[Origin]:
     params = equation.params
     (program,) = inner_programs(params)
-    place = SurveyScope(place.path, None if place.repeats is None else place.repeats * params["length"], place.transposed)
+    place = replace(place, repeats=None if place.repeats is None else place.repeats * params["length"])
     consts, init, xs = split_scan_operands(params, origins)
     state, results = _find_fixed_point(lambda state: survey.walk(program, [*consts, *state, *xs], place), init)
     return [*state, *results[len(init) :]]
@@ -273,7 +396,7 @@ def _walk_while(survey: Survey, equation: JaxprEqn, origins: list[Origin], place
     params = equation.params
     first = params["cond_nconsts"]
     second = first + params["body_nconsts"]
-    condition, body = (SurveyScope(f"{place.path}/{part}", None, place.transposed) for part in ("cond", "body"))
+    condition, body = (replace(place, path=f"{place.path}/{part}", repeats=None) for part in ("cond", "body"))
     program = params["body_jaxpr"].jaxpr
     state, _ = _find_fixed_point(lambda state: survey.walk(program, [*origins[first:second], *state], body), origins[second:])
     survey.walk(params["cond_jaxpr"].jaxpr, [*origins[:first], *state], condition)
@@ -296,7 +419,7 @@ def _find_fixed_point(turn: Callable[[list[Origin]], list[Origin]], state: list[
 
 def _walk_cond(survey: Survey, equation: JaxprEqn, origins: list[Origin], place: SurveyScope) -> list[Origin]:
     branches = [
-        survey.walk(branch, origins[1:], SurveyScope(f"{place.path}/{number}", place.repeats, place.transposed))
+        survey.walk(branch, origins[1:], replace(place, path=f"{place.path}/{number}"))
         for number, branch in enumerate(inner_programs(equation.params["branches"]))
     ]
     return [join_origins(results) for results in zip(*branches, strict=True)]

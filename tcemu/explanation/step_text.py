@@ -78,6 +78,12 @@ def _describe_other_step(model: Model) -> str:
             f"joins the running value: both are rounded down, to 32 and {bits} bits, then the total to 31 bits, and {model.rounding} to "
             f"{model.result}."
         )
+    if model.step_kind == "complement":
+        return (
+            f"A step adds {model.terms} products and the running value, aligned to the max exponent with {bits} fraction bits, the running "
+            "value by an exponent two below its own. Terms of the other sign than the running value's are negated by flipping their bits, "
+            f"one unit too far. The total is rounded {model.rounding} to {model.result}; subnormals are zeros."
+        )
     rounding = "to odd" if model.step_kind == "odd" else str(model.rounding)
     return (
         f"A step rounds {model.terms} products {rounding} to {model.result}, adds them in pairs, and their sum to the running value, each "

@@ -17,6 +17,7 @@ from tcemu.formats.float_arrays import NO_GRADIENT as NO_GRADIENT
 from tcemu.formats.float_arrays import array_codes as array_codes
 from tcemu.formats.float_arrays import array_format as array_format
 from tcemu.formats.float_arrays import from_float as from_float
+from tcemu.formats.float_arrays import number_array as number_array
 from tcemu.formats.float_arrays import round_float as round_float
 from tcemu.formats.float_arrays import to_float as to_float
 from tcemu.formats.number_formats import ARRAY_FORMATS as ARRAY_FORMATS

@@ -1,9 +1,10 @@
-"""Arrays of numbers and their codes: `array_codes`, `from_float`, `to_float`, `round_float`."""
+"""Arrays of numbers and their codes: `number_array`, `array_codes`, `from_float`, `to_float`, `round_float`."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
@@ -25,6 +26,39 @@ WIDE_INTEGERS = {
     np.dtype(np.int64): Format("s64", 64),
     np.dtype(np.uint64): Format("u64", 64, signed=False),
 }
+# float dtypes that no instruction has. float32 holds all their values
+OTHER_FLOATS = tuple(map(np.dtype, (ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3b11fnuz)))
+
+
+def number_array(value: ArrayLike, name: str = "array") -> Array | np.ndarray:
+    """Return an argument as a JAX array, or as a NumPy array in the machine's byte order. No value changes.
+
+    Args:
+        value: Array, nested lists or a number; also an object with `__jax_array__`, such as a parameter of flax.
+        name: Name of the argument in error messages.
+
+    Returns:
+        Array [...] of a dtype that `array_format` takes, unless it is complex or not numeric. The float8 dtypes that no instruction has
+        become float32.
+
+    Raises:
+        TypeError: The array hides elements behind a mask, or its elements are wider than float64.
+        ValueError: Nested lists are ragged.
+    """
+    if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):
+        value = jnp.asarray(value)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(f"{name}: a masked array; what its mask hides has no value: give x.filled(VALUE)")
+    if not isinstance(value, jax.Array):
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: no array can be made of it: {error}") from None
+        if not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
+        if value.dtype.kind == "f" and value.dtype.itemsize > 8:
+            raise TypeError(f"{name}: got {value.dtype}, which is wider than float64; x.astype('float64') rounds it")
+    return value.astype(np.float32) if value.dtype in OTHER_FLOATS else value
 
 
 def array_format(dtype: DTypeLike) -> Format:
@@ -67,8 +101,7 @@ def array_codes(x: ArrayLike) -> tuple[Format, Array]:
         TypeError: The dtype is complex or not numeric, or the function is differentiated: bits have no gradient.
     """
     x = no_gradient(x, NO_GRADIENT) if isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating) else x
-    if not isinstance(x, jax.Array):
-        x = np.asarray(x)
+    x = number_array(x)
     fmt = array_format(x.dtype)
     if fmt == S32 and x.dtype != np.int32:
         x = x.astype(np.int32)
@@ -146,6 +179,7 @@ def round_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: 
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
         return lax.bitcast_convert_type(convert(fmt, ARRAY_FORMATS[dtype], rounded), dtype)
 
-    if not isinstance(x, jax.Array) and np.asarray(x).dtype == np.float64:
-        return rounded_values(np.asarray(x), traced_rounding, key)  # JAX would truncate it to 32 bits
+    x = number_array(x)
+    if not isinstance(x, jax.Array) and x.dtype == np.float64:
+        return rounded_values(x, traced_rounding, key)  # JAX would truncate it to 32 bits
     return straight_through(rounded_values, lambda x, *_: x, jnp.asarray(x), traced_rounding, key)

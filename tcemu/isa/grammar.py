@@ -207,6 +207,12 @@ def unknown_instruction_error(spelling: str, parts: list[str], heads: list[str])
     """
     given = shorten_text(spelling) or "an empty string"
     same = [name for name in heads if name.split(".")[0] == parts[0]]
+    if len(parts) == 1 and same:  # the name alone
+        what = "missing qualifiers" if same == parts else f"unknown instruction; the family has {', '.join(same)}"
+        return Unsupported(
+            f"{given}: {what}; give a whole spelling, or a short name such as 'f16' or 'e4m3 wgmma' (tcemu list --short). "
+            "PTX ISA 9.7.14 to 9.7.16."
+        )
     if same:
         head = shorten_text(".".join(parts[:2]))
         return Unsupported(f"{given}: unknown instruction {head!r}; expected one of {', '.join(same)}. PTX ISA 9.7.14 to 9.7.16.")

@@ -5,7 +5,7 @@ computes. An instruction has its own name, such as "tdpbf16ps" or "v_mfma_f32_32
 not modelled, so that only functions on matrices take these instructions.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual; Arm Architecture Reference Manual DDI 0487; AMD Instinct MI100, MI200
-and MI300 and RDNA3.5 ISA reference guides. Names of targets: -march and -mcpu of GCC and LLVM.
+and MI300, RDNA3 and RDNA3.5 ISA reference guides. Names of targets: -march and -mcpu of GCC and LLVM.
 """
 
 from collections.abc import Iterator
@@ -32,6 +32,7 @@ OTHER_TARGETS: dict[str, Machine] = {
     "gfx90a": Machine("AMD", "CDNA2", ("MI250X", "MI250", "MI210")),
     "gfx942": Machine("AMD", "CDNA3", ("MI300X", "MI300A", "MI325X")),
     "gfx950": Machine("AMD", "CDNA4", ("MI350X", "MI355X")),
+    "gfx1100": Machine("AMD", "RDNA3", ("Radeon RX 7900 XTX", "Radeon Pro W7900")),
     "gfx1151": Machine("AMD", "RDNA3.5", ("Radeon 8060S", "Strix Halo")),
     "sapphirerapids": Machine("Intel", "Sapphire Rapids", ("Xeon (Sapphire Rapids)",)),
     "znver4": Machine("AMD", "Zen 4", ("Zen 4", "EPYC 9004")),
@@ -130,7 +131,7 @@ def _units_by_target() -> dict[str, tuple[Unit, ...]]:
     cdna3 = tuple(_mfma(f"{_CDNA3_WIDE} {_CDNA3}", "CDNA3"))
     cdna4 = (*_mfma(_CDNA4, "CDNA4"), *_mfma(_CDNA3_WIDE, "CDNA3"))
     rdna = tuple(
-        _unit(f"{name}_{fmt}", shape, fmt, fmt, "AMD RDNA3.5 ISA", name)
+        _unit(f"{name}_{fmt}", shape, fmt, fmt, "AMD RDNA3 ISA", name)
         for fmt in (F16, BF16)
         for name, shape in (("v_wmma_f32_16x16x16", (16, 16, 16)), ("v_dot2_f32", (1, 1, 2)))
     )
@@ -149,7 +150,7 @@ def _units_by_target() -> dict[str, tuple[Unit, ...]]:
         _unit("bfdot_ebf", (1, 4, 2), BF16, BF16, ARM),
     )
     return {
-        "gfx908": cdna1, "gfx90a": (*cdna2, *cdna1), "gfx942": cdna3, "gfx950": cdna4, "gfx1151": rdna,
+        "gfx908": cdna1, "gfx90a": (*cdna2, *cdna1), "gfx942": cdna3, "gfx950": cdna4, "gfx1100": rdna, "gfx1151": rdna,
         "sapphirerapids": (*amx, *avx), "znver4": avx,
         "neoverse-v1": neoverse, "neoverse-v2": neoverse, "armv9-a": (*neoverse, *options),
     }  # fmt: skip

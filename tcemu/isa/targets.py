@@ -45,7 +45,8 @@ class GpuGeneration(NamedTuple):
 # GPUs by compute capability. Source: https://developer.nvidia.com/cuda-gpus; 7.0, 7.2: https://developer.nvidia.com/cuda-legacy-gpus.
 # GPUs of 7.5 without tensor cores (GTX 16, T1000 and smaller) are left out. These names are not in NVIDIA's list: H20, whose 9.0 is from
 # NVIDIA's MIG User Guide, Supported GPUs; names of a product family, such as "Jetson Orin"; names of a machine, such as "Jetson Thor";
-# variants for a cloud or a country, which have the chip of their neighbour here: H800, A800, A10G, A10M, T4G, V100S, L20, L2, RTX 4090 D.
+# variants for a cloud, a country or a power limit, which have the chip of their neighbour here: H800, A800, A10G, A10M, T4G, V100S, L20,
+# L2, RTX 4090 D, B100.
 # The names of the architectures are from the CUDA Programming Guide; for Thor, from the MIG User Guide.
 GPU_NAMES: dict[tuple[int, int], GpuGeneration] = {
     (7, 0): GpuGeneration("Volta", ("V100", "Quadro GV100", "TITAN V", "V100S")),
@@ -67,7 +68,7 @@ GPU_NAMES: dict[tuple[int, int], GpuGeneration] = {
         "GeForce RTX 4050", "L20", "L2", "GeForce RTX 4090 D",
     )),
     (9, 0): GpuGeneration("Hopper", ("H100", "H200", "GH200", "H20", "H800")),
-    (10, 0): GpuGeneration("Blackwell", ("B200", "GB200")),
+    (10, 0): GpuGeneration("Blackwell", ("B200", "GB200", "B100")),
     (10, 3): GpuGeneration("Blackwell", ("B300", "GB300")),
     (11, 0): GpuGeneration("Blackwell", ("Jetson T5000", "Jetson T4000", "Jetson Thor", "Jetson AGX Thor")),
     (12, 0): GpuGeneration("Blackwell", (

@@ -21,7 +21,7 @@ from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.errors import Unsupported
 from tcemu.base.gradients import straight_through
 from tcemu.base.meshes import shard_like
-from tcemu.formats import ARRAY_FORMATS, F64, S32, Format, array_codes, array_format, convert, to_float
+from tcemu.formats import ARRAY_FORMATS, F64, ROUNDINGS, S32, Format, array_codes, array_format, convert, number_array, to_float
 from tcemu.instructions.operand_checks import as_stored_codes
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import check, manual_section, source_reference
@@ -87,9 +87,15 @@ def gemm(
     model = resolve_arithmetic(op, target, model).model
     if op.scaling is None and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. {source_reference(op)}")
-    product = _GemmProduct(op, rounding, saturate)
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding={rounding!r} is not one of {', '.join(ROUNDINGS)}")
+    if not isinstance(saturate, (bool, np.bool_)):
+        raise TypeError(f"saturate: got {saturate!r}; expected True or False")
+    product = _GemmProduct(op, rounding, bool(saturate))
     plain = lambda given: jnp.matmul(*(v.astype(jnp.float32) for v in given[:2]))
-    return shard_like(plain, lambda given: product.differentiable(model, key, given), _GemmOperands(a, b, c, scale_a, scale_b))
+    given = _GemmOperands(a, b, c, scale_a, scale_b)
+    operands = given._replace(**{name: number_array(v, name) for name, v in given._asdict().items() if v is not None})
+    return shard_like(plain, lambda given: product.differentiable(model, key, given), operands)
 
 
 def _check_instruction(op: str | Instruction, target: str) -> Instruction:

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.arithmetic.product_spec import ProductSpec
-from tcemu.formats import ARRAY_FORMATS, F32, F64, array_codes, convert
+from tcemu.formats import ARRAY_FORMATS, F32, F64, array_codes, convert, number_array
 
 Shape = tuple[int, ...]
 OperandPair = tuple[Array, Array]  # of A and of B
@@ -27,11 +28,12 @@ def float_array(name: str, value: ArrayLike) -> Array | np.ndarray:
     Raises:
         TypeError: the values are no floats. The message names the argument.
     """
-    array = value if isinstance(value, jax.Array) else np.asarray(value)
-    array = array if array.dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64 else jnp.asarray(value)
+    array = number_array(value, name)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name}: got {array.dtype}{list(array.shape)}; expected floats, as recipes quantise them (x.astype('float32'))")
-    return array
+    if array.dtype in (ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn):
+        array = array.astype(np.float32)  # XLA on a CPU holds no float6
+    return array if array.dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64 else jnp.asarray(array)
 
 
 def as_jax_array(x: Array | np.ndarray, round_to_odd: bool = False) -> Array:

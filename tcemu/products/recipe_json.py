@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from tcemu.arithmetic.model import Model
-from tcemu.base.saved_files import DamagedFile, check_kind, check_members
+from tcemu.base.saved_files import DamagedFile, check_members, check_saved
 from tcemu.formats import FORMATS, Format
 from tcemu.quantize.quantizer import Quantizer
 
@@ -165,8 +165,7 @@ def recipe_from_dict(kind: type, data: Any) -> Any:
         ValueError: It is no recipe of this version: an unknown name or value, or one that the constructor rejects.
     """
     names = [field.name for field in fields(kind)]
-    members = check_members("a recipe", data, ("kind", "version", *names))
-    check_kind(members, RECIPE_KIND, RECIPE_VERSION)
+    members = check_saved("a recipe", data, RECIPE_KIND, RECIPE_VERSION, names)
     return _read_recipe("recipe", kind, {name: members[name] for name in names}, 0)
 
 

@@ -513,7 +513,9 @@ def _split_recipe_name(name: str, target: str | None) -> tuple[str, str | None]:
     """Splits "fp8 on H100" into the name of a row and the target."""
     if not isinstance(name, str):
         raise TypeError(f"recipe: expected a name such as 'bf16', got {type(name).__name__}")
-    named, _, on = name.partition(" on ")
+    named, separator, on = name.partition(" on ")
+    if separator and not on.strip():
+        raise ValueError(f"recipe {name!r}: the target is missing, as in {named.strip() + ' on H100'!r}")
     if on and target is not None:
         raise ValueError(f"recipe {name!r}: the name contains a target, and target={target!r} is another; give one")
     row = _row_name(named)

@@ -8,10 +8,12 @@
 from tcemu.base.errors import PtxError as PtxError
 from tcemu.ptx.cuda_source import compile as compile
 from tcemu.ptx.runtime.kernel_arguments import BufferPointer as BufferPointer
+from tcemu.ptx.runtime.kernel_arguments import PointerTable as PointerTable
 from tcemu.ptx.runtime.kernel_runner import run as run
 from tcemu.ptx.runtime.scheduler import StepLimit as StepLimit
 from tcemu.ptx.runtime.target_comparison import Comparison as Comparison
 from tcemu.ptx.runtime.target_comparison import Divergence as Divergence
+from tcemu.ptx.runtime.target_comparison import ElementDifference as ElementDifference
 from tcemu.ptx.runtime.target_comparison import compare as compare
 from tcemu.ptx.runtime.tracing import ExecutedStatement as ExecutedStatement
 from tcemu.ptx.runtime.tracing import KernelOutputs as KernelOutputs
@@ -31,12 +33,14 @@ __all__ = [
     "BufferPointer",
     "Comparison",
     "Divergence",
+    "ElementDifference",
     "ExecutedStatement",
     "Function",
     "KernelOutputs",
     "Misaligned",
     "Module",
     "OutOfBounds",
+    "PointerTable",
     "PtxError",
     "Snapshot",
     "Statement",

@@ -1,9 +1,13 @@
-"""`tcemu.ptx.compile`: CUDA C++ device code to PTX, by NVRTC. It needs no GPU and no CUDA toolkit."""
+"""Sources of kernels as modules: PTX is parsed, and CUDA C++ compiled by NVRTC, which needs no GPU and no CUDA toolkit."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
 from tcemu.backends.cuda import nvrtc
 from tcemu.base.errors import PtxError
@@ -16,6 +20,41 @@ HOST_HINT = (
     "__CUDACC_RTC__` and `#endif`"
 )
 HOST_SIGNS = ("<<<", "cudaMalloc", "std::vector", "<iostream>", "<stdio.h>", "<cstdio>", "<vector>", "<cstdlib>", "int main(")
+
+Source = str | os.PathLike | Module  # PTX or CUDA C++ as text, a file of either kind, or a module
+
+
+def read_module(source: Source, target: str, entry: str | None = None, options: Sequence[str] = ()) -> Module:
+    """Return the module of a source. A text without `.version`, which begins PTX, and with `__global__` is CUDA C++, as are files *.cu.
+
+    Args:
+        source: Text, path or module.
+        target: GPU for which CUDA C++ is compiled.
+        entry: Name of a kernel, which is instantiated if it is a template.
+        options: Options of NVRTC. The folder of a file is searched for headers.
+
+    Raises:
+        PtxError: The source is neither PTX nor CUDA C++ that NVRTC accepts.
+        ValueError: There are options, and the source is not CUDA C++.
+        OSError: The file cannot be read.
+    """
+    options, is_cuda = tuple(options), False
+    if isinstance(source, os.PathLike):
+        path = Path(source)
+        is_cuda = path.suffix == ".cu"
+        options, source = (options + (f"--include-path={path.resolve().parent}",) if is_cuda else options), path.read_text()
+    elif isinstance(source, str):
+        is_cuda = "__global__" in source and re.search(r"^\s*\.version\b", source, re.MULTILINE) is None
+    if is_cuda and isinstance(source, str):
+        return _compile_once(source, resolve_target(target), options, () if entry is None else (entry,))
+    if options:
+        raise ValueError(f"options: got {list(options)}; they are NVRTC's, for CUDA C++, and the source is PTX")
+    return parse(source) if isinstance(source, str) else source
+
+
+@lru_cache(maxsize=64)
+def _compile_once(source: str, target: str, options: tuple[str, ...], name_expressions: tuple[str, ...]) -> Module:
+    return compile(source, target=target, options=options, name_expressions=name_expressions)
 
 
 def compile(

@@ -5,6 +5,16 @@ from tcemu.quantize.block_formats import BlockFormat as BlockFormat
 from tcemu.quantize.block_formats import BlockQuantized as BlockQuantized
 from tcemu.quantize.block_formats import block_dequantize as block_dequantize
 from tcemu.quantize.block_formats import block_quantize as block_quantize
+from tcemu.quantize.contract_matrix import ContractMatrix as ContractMatrix
+from tcemu.quantize.contract_matrix import contract_matrix as contract_matrix
+from tcemu.quantize.contract_rows import CONTRACTS as CONTRACTS
+from tcemu.quantize.contract_rows import get_contract as get_contract
+from tcemu.quantize.contracts import QuantizedGroups as QuantizedGroups
+from tcemu.quantize.contracts import QuantizerContract as QuantizerContract
+from tcemu.quantize.contracts import dequantize_groups as dequantize_groups
 from tcemu.quantize.hadamard import SIGNS_16 as SIGNS_16
 from tcemu.quantize.quantizer import Quantizer as Quantizer
+from tcemu.quantize.scale_layouts import SCALE_LAYOUTS as SCALE_LAYOUTS
+from tcemu.quantize.scale_layouts import arrange_scales as arrange_scales
+from tcemu.quantize.scale_layouts import restore_scales as restore_scales
 from tcemu.quantize.scale_rules import RULES as RULES

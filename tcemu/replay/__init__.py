@@ -3,6 +3,8 @@
 `fingerprint` probes a black box and returns a `KernelRecipe`, or the reason why there is none. `tcemu.matmul` computes by a recipe. `dumps`
 and `loads` write and read recipes as JSON. `find_divergence` finds the first sum in which two recipes differ. `get_kernel_recipe` returns
 recipes that were measured on a GPU, `list_profiles` lists the measurements, and `library_policy` applies them in `tcemu.emulate` by shape.
+Both predict the order of other shapes on request, with its probability. `find_order_changes` finds at which numbers of rows the order of a
+layer changes.
 """
 
 from tcemu.products.library.kernel_json import dumps as dumps
@@ -25,5 +27,8 @@ from tcemu.replay.kernel_profiles import Profile as Profile
 from tcemu.replay.kernel_profiles import get_kernel_recipe as get_kernel_recipe
 from tcemu.replay.kernel_profiles import library_policy as library_policy
 from tcemu.replay.kernel_profiles import list_profiles as list_profiles
+from tcemu.replay.order_changes import OrderChanges as OrderChanges
+from tcemu.replay.order_changes import RowRange as RowRange
+from tcemu.replay.order_changes import find_order_changes as find_order_changes
 from tcemu.replay.recipe_divergence import RecipeDivergence as RecipeDivergence
 from tcemu.replay.recipe_divergence import find_divergence as find_divergence

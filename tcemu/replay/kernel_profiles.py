@@ -2,12 +2,12 @@
 
 A file of the folder `measured` is JSON in xz, made from surveys by `benchmarks/replay_distil.py`. It has the library, its version, the
 GPU, the date, and for each shape the recipe with the number of outputs on which the GPU's bits were the recipe's. Shapes that were not
-measured are refused.
+measured are refused, unless a prediction by `tcemu.replay.predicted_orders` is requested.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcemu.base.errors import NotModelled
-from tcemu.base.saved_files import DamagedFile, check_kind, check_members, decompress_json
+from tcemu.base.saved_files import DamagedFile, check_members, check_saved, decompress_json
 from tcemu.emulation.decisions import Choice
 from tcemu.emulation.survey import Product
 from tcemu.formats import ARRAY_FORMATS
@@ -26,10 +26,12 @@ from tcemu.products.library.kernel_json import from_dict
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.recipe_json import recipe_from_dict, recipe_to_dict
 from tcemu.products.recipes import Recipe, as_recipe
+from tcemu.replay.predicted_orders import OrderRules, predict_slices
 
 MEASURED = Path(__file__).parent / "measured"
 PROFILE_KIND, PROFILE_VERSION = "tcemu replay profile", 1
-PROFILE_FIELDS = ("kind", "version", "library", "library_version", "gpu", "sm_count", "date", "recipes", "shapes")
+PROFILE_FIELDS = ("library", "library_version", "gpu", "sm_count", "date", "recipes", "shapes")
+MIN_PROBABILITY = 0.98
 Shape = tuple[int, int, int]  # m, n, k
 
 
@@ -66,8 +68,7 @@ class Profile(NamedTuple):
 def read_profile(content: bytes) -> Profile:
     """Read the contents of a profile's file. Raises DamagedFile, a ValueError, if it is not a profile."""
     try:
-        profile = check_members("a profile", decompress_json(content), PROFILE_FIELDS)
-        check_kind(profile, PROFILE_KIND, PROFILE_VERSION)
+        profile = check_saved("a profile", decompress_json(content), PROFILE_KIND, PROFILE_VERSION, PROFILE_FIELDS)
     except DamagedFile as error:
         raise DamagedFile(f"this is not a profile: {error}") from None
     recipes = tuple(profile["recipes"])
@@ -87,10 +88,21 @@ def list_profiles() -> tuple[Profile, ...]:
     return tuple(read_profile(path.read_bytes()) for path in sorted(MEASURED.glob("*.json.xz")))
 
 
-def get_kernel_recipe(library: str, m: int, n: int, k: int, *, version: str | None = None, gpu: str | None = None) -> KernelRecipe:
+def get_kernel_recipe(
+    library: str,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    version: str | None = None,
+    gpu: str | None = None,
+    predicted: bool = False,
+    min_probability: float = MIN_PROBABILITY,
+) -> KernelRecipe:
     """Return the kernel recipe of a library's product of one shape, as measured on a GPU.
 
-    A library takes another kernel for another shape, so nothing is interpolated.
+    A library takes another kernel for another shape, so nothing is interpolated. With `predicted`, a shape that was not measured gets the
+    order that a rule predicts, marked as such.
 
     Args:
         library: Name in `list_profiles()`, such as "torch-f16".
@@ -99,15 +111,20 @@ def get_kernel_recipe(library: str, m: int, n: int, k: int, *, version: str | No
         k: Columns of A.
         version: Part of the library's version. None: the only one.
         gpu: Part of the GPU's name. None: the only one.
+        predicted: Predict the order of a shape that was not measured. The conditions of the recipe then have a `probability`.
+        min_probability: Predictions with a lower probability are refused.
 
     Returns:
         The recipe.
 
     Raises:
-        NotModelled: The library or the shape was not measured. The message names what was.
+        NotModelled: The library or the shape was not measured, and is not predicted. The message names what was measured.
         ValueError: Several profiles match.
     """
-    return find_kernel_recipe(list_profiles(), library, (m, n, k), version, gpu)
+    if not predicted:
+        return find_kernel_recipe(list_profiles(), library, (m, n, k), version, gpu)
+    profile = find_profile(list_profiles(), library, version, gpu)
+    return likely_recipe(profile, (m, n, k), min_probability)
 
 
 def find_kernel_recipe(known: tuple[Profile, ...], library: str, shape: Shape, version: str | None, gpu: str | None) -> KernelRecipe:
@@ -139,6 +156,48 @@ def measured_recipe(profile: Profile, shape: Shape) -> KernelRecipe:
     )
 
 
+def likely_recipe(profile: Profile, shape: Shape, min_probability: float) -> KernelRecipe:
+    """Return the measured recipe of a shape, else the predicted one. Raises NotModelled if there is neither."""
+    if shape in profile.shapes:
+        return profile.kernel_recipe(shape)
+    try:
+        recipe = predict_recipe(profile, shape)
+    except NotModelled as error:
+        raise NotModelled(f"{profile.library}: {' x '.join(map(str, shape))} was not measured on {profile.gpu}; {error}") from None
+    probability = recipe.conditions.probability
+    if probability is None or probability < min_probability:
+        raise NotModelled(
+            f"{profile.library}: {' x '.join(map(str, shape))} was not measured on {profile.gpu}, and its order is predicted with a "
+            f"probability of {probability:.3f} only; min_probability={min_probability}"
+        )
+    return recipe
+
+
+def predict_recipe(profile: Profile, shape: Shape, rules: OrderRules | None = None) -> KernelRecipe:
+    """Predict the recipe of a shape by a rule, whether or not the shape was measured. Raises NotModelled if no rule covers it."""
+    prediction, probability = predict_slices(profile.library, shape, profile.sm_count, rules)
+    template = _template(profile.library, profile.gpu, profile.version)
+    m, n, _ = shape
+    evidence = f"predicted with a probability of {probability:.3f} by the rule {prediction.rule!r}: {prediction.why}"
+    conditions = replace(template.conditions, m=m, n=n, evidence=evidence, probability=probability)
+    merge = replace(template.merge, order=prediction.merge_order)
+    return template.replace(slices=prediction.slices, merge=merge, conditions=conditions)
+
+
+@lru_cache(maxsize=64)
+def _template(library: str, gpu: str, version: str) -> KernelRecipe:
+    """Return a measured recipe of one slice by a tensor core without a residue."""
+    profile = find_profile(list_profiles(), library, version, gpu)
+    is_chain = lambda recipe: (
+        len(recipe["slices"]["edges"]) == 2
+        and recipe["slices"]["dropped"] == 0
+        and recipe["unit"].get("steps", {"residue": 0})["residue"] is None
+        and recipe["unit"]["steps"]["op"].startswith("wgmma")
+    )
+    chains = {number for number, recipe in enumerate(profile.recipes) if is_chain(recipe)}
+    return profile.kernel_recipe(max((s for s in profile.shapes if profile.shapes[s][0] in chains), key=lambda s: s[2]))
+
+
 def _shape_distance(shape: Shape, other: Shape) -> int:
     return sum(abs(x.bit_length() - y.bit_length()) + (x != y) for x, y in zip(shape, other, strict=True))
 
@@ -152,32 +211,40 @@ class ShapePolicy:
 
     profile: Profile
     missing: Recipe | None
-    refuse_missing: bool  # products that were not measured raise
+    refuse_missing: bool  # products that were not measured, and are not predicted, raise
+    min_probability: float | None = None  # predictions that are used; None: none is
 
     def __call__(self, product: Product) -> Choice:
         if not (product.is_float and product.is_contraction):
             return None
         try:
             m, k, n = self._measured_shape(product)
-            return DotGeneral(measured_recipe(self.profile, (m, n, k)), name=f"{self.profile.library} {m} x {n} x {k}")
+            recipe = self._recipe((m, n, k))
+            mark = "" if recipe.conditions.probability is None else " PREDICTED"
+            return DotGeneral(recipe, name=f"{self.profile.library} {m} x {n} x {k}{mark}")
         except NotModelled as error:
             if self.refuse_missing:
                 raise NotModelled(
                     f"{product}: {error}. replay.library_policy(..., missing=None) leaves such a product, "
-                    "missing=RECIPE computes it by that recipe"
+                    "missing=RECIPE computes it by that recipe, missing='predicted' by a predicted order"
                 ) from None
             return self.missing
 
     def note(self, product: Product) -> str:
-        """Return "" for a product that was measured, and why it has no measurement otherwise, for reports."""
+        """Return "" for a product that was measured or predicted, and why it has no order otherwise, for reports."""
         if not (product.is_float and product.is_contraction):
             return "not of real floats, or nothing is summed"
         try:
             m, k, n = self._measured_shape(product)
-            measured_recipe(self.profile, (m, n, k))
+            self._recipe((m, n, k))
         except NotModelled:
-            return f"not measured for {self.profile.library}"
+            return f"not measured for {self.profile.library}" + ("" if self.min_probability is None else ", and not predicted")
         return ""
+
+    def _recipe(self, shape: Shape) -> KernelRecipe:
+        if self.min_probability is None:
+            return measured_recipe(self.profile, shape)
+        return likely_recipe(self.profile, shape, self.min_probability)
 
     def _measured_shape(self, product: Product) -> tuple[int, int, int]:
         """Return M, K and N. The leading axes of A are rows of one product.
@@ -197,18 +264,26 @@ class ShapePolicy:
         return prod(rows), k, product.rhs_shape[1]
 
     def __repr__(self) -> str:
-        return f"library_policy({self.profile.library!r}, gpu={self.profile.gpu!r})"
+        predicted = "" if self.min_probability is None else ", predicted=True"
+        return f"library_policy({self.profile.library!r}, gpu={self.profile.gpu!r}{predicted})"
 
     saved_kind = "library_policy"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of `library_policy` as plain values, for `tcemu.policies.to_json`."""
         missing = "refuse" if self.refuse_missing else None if self.missing is None else recipe_to_dict(self.missing)
-        return {"library": self.profile.library, "library_version": self.profile.version, "gpu": self.profile.gpu, "missing": missing}
+        saved = {"library": self.profile.library, "library_version": self.profile.version, "gpu": self.profile.gpu, "missing": missing}
+        return saved if self.min_probability is None else saved | {"min_probability": self.min_probability}
 
 
 def library_policy(
-    library: str, *, version: str | None = None, gpu: str | None = None, missing: Recipe | str | EllipsisType | None = ...
+    library: str,
+    *,
+    version: str | None = None,
+    gpu: str | None = None,
+    missing: Recipe | str | EllipsisType | None = ...,
+    predicted: bool = False,
+    min_probability: float = MIN_PROBABILITY,
 ) -> ShapePolicy:
     """Return a policy for `tcemu.emulate` that computes each product as a library's kernel for that shape, as measured on a GPU.
 
@@ -223,10 +298,13 @@ def library_policy(
         version: As in `tcemu.replay.get_kernel_recipe`.
         gpu: As in `tcemu.replay.get_kernel_recipe`.
         missing: Recipe, or its name, for products that were not measured. None leaves these unchanged. Reports say of either that the
-            product was not measured. Without it, such a product raises.
+            product was not measured. Without it, such a product raises. "predicted" is short for predicted=True without `missing`.
+        predicted: Products that were not measured get the order that a rule predicts, as in `tcemu.replay.get_kernel_recipe`. Reports
+            name them PREDICTED, with the probability. `missing` is then for products that are not predicted either.
+        min_probability: As in `tcemu.replay.get_kernel_recipe`.
 
     Returns:
-        The policy. It raises NotModelled for a product that was not measured, unless `missing` is given.
+        The policy. It raises NotModelled for a product that was not measured, and is not predicted, unless `missing` is given.
 
     Raises:
         NotModelled: The library was not measured, or was measured with scales or a bias.
@@ -242,18 +320,27 @@ def library_policy(
             f"{library} was measured with {epilogue}, and the products of a program have none. replay.get_kernel_recipe({library!r}, m, n, "
             "k) is for tcemu.matmul, which takes them"
         )
+    if missing == "predicted":
+        missing, predicted = ..., True
+    least = min_probability if predicted else None
     if missing is ...:
-        return ShapePolicy(profile, None, refuse_missing=True)
-    return ShapePolicy(profile, as_recipe(missing) if isinstance(missing, str) else missing, refuse_missing=False)
+        return ShapePolicy(profile, None, refuse_missing=True, min_probability=least)
+    return ShapePolicy(profile, as_recipe(missing) if isinstance(missing, str) else missing, refuse_missing=False, min_probability=least)
 
 
 def policy_from_dict(data: Any) -> ShapePolicy:
     """Convert the plain values of `ShapePolicy.to_dict` to their policy. Raises as `library_policy`, and DamagedFile."""
-    members = check_members("library_policy", data, ("library", "library_version", "gpu", "missing"))
+    later = ("min_probability",) if isinstance(data, dict) and "min_probability" in data else ()
+    members = check_members("library_policy", data, ("library", "library_version", "gpu", "missing", *later))
     names = [members[name] for name in ("library", "library_version", "gpu")]
     if not all(isinstance(name, str) for name in names):
         raise DamagedFile(f"library_policy: got {str(names)[:80]}; expected text")
     library, version, gpu = names
     saved = members["missing"]
     missing = ... if saved == "refuse" else None if saved is None else recipe_from_dict(Recipe, saved)
-    return library_policy(library, version=version, gpu=gpu, missing=missing)
+    least = members.get("min_probability")
+    if least is None:
+        return library_policy(library, version=version, gpu=gpu, missing=missing)
+    if not isinstance(least, float):
+        raise DamagedFile(f"library_policy: min_probability is {str(least)[:80]}; expected a number")
+    return library_policy(library, version=version, gpu=gpu, missing=missing, predicted=True, min_probability=least)

@@ -255,8 +255,8 @@ class _State(NamedTuple):
     @classmethod
     def read(cls, data: LaunchData) -> _State:
         memory, tensors, inputs, after = data.memory, [], [], []
-        for (region, owner), output in zip(memory.owners.items(), data.outputs, strict=True):
-            value, padding = memory.values[owner], memory.regions[region].padding
+        for (region, value), output in zip(memory.holders.items(), data.outputs, strict=True):
+            padding = memory.regions[region].padding
             offset = memory.regions[region].offset(value.tensor.data_ptr()) - padding
             tensors.append(_Tensor.describe(value.tensor, value.name or "scratch memory", offset))
             inputs.append(_digest(memory.before[region][padding:]))
@@ -329,7 +329,7 @@ def _own_arguments(left: LaunchData, right: LaunchData) -> Sequence[Any]:
     """Return the left launch's arguments, on the memory that the right launch found."""
     memory = left.memory
     memory.before = {}
-    for mine, other in zip(memory.owners, right.memory.owners, strict=True):
+    for mine, other in zip(memory.holders, right.memory.holders, strict=True):
         inner = right.memory.before[other][right.memory.regions[other].padding :]
         memory.before[mine] = np.concatenate([np.zeros(memory.regions[mine].padding, np.uint8), inner])
     return memory.arguments()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 
 @contextmanager
-def cuda_on_cpu(capability: int, processors: int, name: str) -> Iterator[None]:
+def cuda_on_cpu(capability: int, processors: int, name: str, note_address: Callable[[Any, int], None] | None = None) -> Iterator[None]:
     """Let torch make tensors of the device "cuda" on the CPU, and answer questions about the device. Without torch it does nothing.
 
     A copy between the host and the device stays a copy, so that a kernel that writes one of the two leaves the other alone.
@@ -20,6 +20,7 @@ def cuda_on_cpu(capability: int, processors: int, name: str) -> Iterator[None]:
         capability: Ten times the compute capability.
         processors: Streaming multiprocessors.
         name: Name of the GPU.
+        note_address: Called with each tensor whose address is asked for, and the address.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -41,6 +42,10 @@ def cuda_on_cpu(capability: int, processors: int, name: str) -> Iterator[None]:
                 return args[0].clone()
             if getattr(func, "__self__", None) is torch.Tensor.is_cuda:
                 return True
+            if func is torch.Tensor.data_ptr and note_address is not None:
+                address = func(*args)
+                note_address(args[0], address)
+                return address
             moved_args, moved_kwargs = tuple(map(on_cpu, args)), {key: on_cpu(value) for key, value in kwargs.items()}
             named = any(x is not y for x, y in zip((*args, *kwargs.values()), (*moved_args, *moved_kwargs.values()), strict=True))
             result = func(*moved_args, **moved_kwargs)

@@ -25,17 +25,29 @@ from triton.runtime import driver as triton_driver
 
 from tcemu.base.errors import Unsupported
 from tcemu.isa.targets import resolve_target
-from tcemu.ptx import BufferPointer, ExecutedStatement, Module, TensorMap, parse, run
+from tcemu.ptx import BufferPointer, ExecutedStatement, Module, PointerTable, TensorMap, parse, run
+from tcemu.ptx.linker.statement_programs import programs_stored_in
 from tcemu.ptx.runtime.kernel_arguments import ALIGNMENT
 from tcemu.ptx.text.module import Function
 from tcemu.triton.arguments import KernelValue, flatten_arguments
 from tcemu.triton.cuda_redirection import cuda_on_cpu
 from tcemu.triton.device_properties import MAX_THREADS, PROPERTIES, WARP_SIZE, triton_properties
 from tcemu.triton.launches import Launch, LaunchReport
-from tcemu.triton.tensors import NumpyTensor, find_region, merge_regions, storage_extent
+from tcemu.triton.tensors import (
+    AddressBook,
+    Extent,
+    NumpyTensor,
+    Region,
+    find_addresses,
+    find_region,
+    merge_regions,
+    noted_addresses,
+    storage_extent,
+)
 
 STAGE_KEY = "tcemu: the PTX in place of machine code"  # part of the keys of Triton's cache
 CACHE_FOLDER = "tcemu"  # within Triton's cache
+PROGRAM_FOLDER = "statements"  # within that folder: compiled statements of PTX
 OLDEST_TRITON = (3, 6)
 
 
@@ -73,9 +85,12 @@ def emulated(
     driver = EmulationDriver(name, report, config, checked)
     with ExitStack() as stack:
         stack.enter_context(_active_driver(driver))
+        driver.book = stack.enter_context(noted_addresses())
+        stack.enter_context(programs_stored_in(os.path.join(knobs.cache.dir, PROGRAM_FOLDER)))
         stack.enter_context(_own_tuning())
         if redirect_cuda:
-            stack.enter_context(cuda_on_cpu(driver.capability, triton_properties(driver.capability)["multiprocessor_count"], target))
+            processors = triton_properties(driver.capability)["multiprocessor_count"]
+            stack.enter_context(cuda_on_cpu(driver.capability, processors, target, driver.book.note))
         yield report
 
 
@@ -139,6 +154,7 @@ class EmulationDriver(DriverBase):
             raise Unsupported(f"target: got {target}; Triton's emulation has {', '.join(f'sm_{n}' for n in PROPERTIES)}")
         self.target, self.report, self.config, self.checked = target, report, config, checked
         self.observer: Callable[[LaunchData], None] | None = None  # called after each launch
+        self.book = AddressBook()  # of the tensors to which kernels may find addresses in memory
         self.ranked = 0  # configs that an autotuner asked about
         self.utils = DeviceUtilities(self.capability)
 
@@ -280,7 +296,7 @@ class Launcher:
         metadata, clusters = self.metadata, getattr(self.metadata, "num_ctas", 1)
         values = flatten_arguments(self.source.signature, metadata, arguments)
         values += self._scratch_arguments(kernel.function, len(values), int(np.prod(grid)) * clusters)
-        memory = ArgumentMemory(values)
+        memory = ArgumentMemory(values, driver.book.tensors())
         threads = kernel.function.directives.get("reqntid") or (metadata.num_warps * WARP_SIZE,)
         counter = StatementCounter()
         began = time.perf_counter()
@@ -318,14 +334,48 @@ class Launcher:
 class ArgumentMemory:
     """The memory behind the tensors of one launch: buffers of the simulated GPU, read before the launch."""
 
-    def __init__(self, values: Sequence[KernelValue]) -> None:
+    def __init__(self, values: Sequence[KernelValue], known: Sequence[Any] = ()) -> None:
+        """Read the memory. known: tensors whose addresses the tensors of 64-bit integers among the arguments may contain."""
         self.values = values
         self.extents = {number: storage_extent(value.tensor) for number, value in enumerate(values) if value.tensor is not None}
-        self.regions = merge_regions(list(self.extents.values()), ALIGNMENT)
+        reached = self._find_reached(known)
+        self.regions = merge_regions([*self.extents.values(), *(extent for _, extent in reached)], ALIGNMENT)
         self.owners: dict[int, int] = {}  # by region: the first argument that points into it, which brings its bytes
         for number, extent in self.extents.items():
             self.owners.setdefault(find_region(self.regions, extent), number)
-        self.before = {region: self.regions[region].read() for region in self.owners}
+        self.holders = {region: values[owner] for region, owner in self.owners.items()}  # by region: a tensor in it
+        for value, extent in reached:
+            self.holders.setdefault(find_region(self.regions, extent), value)
+        self.before = {region: self.regions[region].read() for region in self.holders}
+        self.tables = {number: table for number in self.owners.values() if (table := self._find_table(number))}
+
+    def _find_reached(self, known: Sequence[Any]) -> list[tuple[KernelValue, Extent]]:
+        """Return the known tensors whose addresses are in the arguments, with the memory behind them."""
+        extents = [(tensor, storage_extent(tensor)) for tensor in known if _is_on_cpu(tensor)] if known else []
+        self.reachable = [extent for _, extent in extents]
+        reached = []
+        for number, extent in self.extents.items():
+            for address in find_addresses(self._words(number, extent), self.reachable).values() if extents else ():
+                tensor, behind = next(each for each in extents if each[1].start <= address < each[1].end)
+                reached.append((KernelValue(name=f"memory behind {self.values[number].name}", tensor=tensor), behind))
+        return reached
+
+    def _words(self, number: int, extent: Extent) -> np.ndarray:
+        """Return the words of an argument of 64-bit integers that may be addresses, in the order of memory; of other arguments none."""
+        integers = str(self.values[number].tensor.dtype).removeprefix("torch.") in ("int64", "uint64") and extent.start % 8 == 0
+        data = Region(extent, 0).read() if integers else np.zeros(0, np.uint8)
+        return data[: len(data) // 8 * 8].view(np.uint64)
+
+    def _find_table(self, number: int) -> dict[int, BufferPointer]:
+        """Return the pointers in the buffer of an argument, by their bytes."""
+        extent = self.regions[self.region(number)[0]].extent
+        found = find_addresses(self._words(number, extent), self.reachable) if self.reachable else {}
+        pointers = {}
+        for place, address in found.items():
+            region = next(n for n, each in enumerate(self.regions) if each.extent.start <= address < each.extent.end)
+            data = self.owners.get(region, self.before[region])
+            pointers[8 * place + self.regions[self.region(number)[0]].padding] = BufferPointer(data, self.regions[region].offset(address))
+        return pointers
 
     def arguments(self) -> list[BufferPointer | TensorMap | Any]:
         """Return the arguments for `tcemu.ptx.run`."""
@@ -336,6 +386,8 @@ class ArgumentMemory:
                 continue
             region, owner = self.region(number)
             data = self.before[region] if owner == number else owner
+            if number in self.tables:
+                data = PointerTable(data, self.tables[number])
             given.append(value.point(data, self.regions[region].offset(value.tensor.data_ptr())))
         return given
 
@@ -346,8 +398,15 @@ class ArgumentMemory:
 
     def write(self, outputs: Sequence[np.ndarray]) -> None:
         """Store what the kernel left."""
-        for region, data in zip(self.owners, outputs, strict=True):
-            self.regions[region].write(np.asarray(data))
+        for region, data in zip(self.holders, outputs, strict=True):
+            after = np.array(data)
+            for byte in self.tables.get(self.owners.get(region, -1), ()):  # the addresses of the CPU again
+                after[byte : byte + 8] = self.before[region][byte : byte + 8]
+            self.regions[region].write(after)
+
+
+def _is_on_cpu(tensor: Any) -> bool:
+    return getattr(getattr(tensor, "device", None), "type", "cpu") == "cpu"
 
 
 class LaunchData(NamedTuple):
@@ -357,7 +416,7 @@ class LaunchData(NamedTuple):
     module: Module
     options: Mapping[str, Any]  # of `tcemu.ptx.run`
     memory: ArgumentMemory
-    outputs: Sequence[np.ndarray]  # by region, in the order of `memory.owners`
+    outputs: Sequence[np.ndarray]  # by region, in the order of `memory.holders`
 
 
 class StatementCounter:

@@ -3,10 +3,42 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
+
+
+class AddressBook:
+    """Tensors whose addresses a program has asked for, as long as they live: kernels may find these addresses in memory."""
+
+    def __init__(self) -> None:
+        self._tensors: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by address
+
+    def note(self, tensor: Any, address: int) -> None:
+        """Add a tensor."""
+        self._tensors[address] = tensor
+
+    def tensors(self) -> list[Any]:
+        """Return the tensors that are alive and have elements."""
+        return [tensor for address, tensor in list(self._tensors.items()) if address]
+
+
+_book: ContextVar[AddressBook | None] = ContextVar("tcemu_triton_addresses", default=None)
+
+
+@contextmanager
+def noted_addresses() -> Iterator[AddressBook]:
+    """Note the arrays of `as_tensor` whose addresses are asked for meanwhile."""
+    book = AddressBook()
+    token = _book.set(book)
+    try:
+        yield book
+    finally:
+        _book.reset(token)
 
 
 class NumpyTensor(np.ndarray):
@@ -14,7 +46,11 @@ class NumpyTensor(np.ndarray):
 
     def data_ptr(self) -> int:
         """The address of the first element."""
-        return self.ctypes.data
+        address = self.ctypes.data
+        book = _book.get()
+        if book is not None:
+            book.note(self, address)
+        return address
 
     def stride(self, axis: int | None = None) -> Any:
         """Strides in elements, as torch counts them."""
@@ -145,6 +181,15 @@ def merge_regions(extents: Sequence[Extent], alignment: int) -> list[Region]:
         else:
             merged.append(extent)
     return [Region(extent, extent.start % alignment) for extent in merged]
+
+
+def find_addresses(words: np.ndarray, extents: Sequence[Extent]) -> dict[int, int]:
+    """Return the addresses of the CPU's memory, by their places among the words, uint64, that lie in one of the extents."""
+    merged = [region.extent for region in merge_regions(extents, 1)]
+    starts, ends = (np.array([extent[side] for extent in merged], np.uint64) for side in (0, 1))
+    nearest = np.searchsorted(starts, words, side="right").astype(np.int64) - 1
+    inside = (nearest >= 0) & (words < ends[np.maximum(nearest, 0)])
+    return {int(place): int(words[place]) for place in np.flatnonzero(inside)}
 
 
 def find_region(regions: Sequence[Region], extent: Extent) -> int:

@@ -122,6 +122,42 @@ def test_every_recorded_word_of_zen_4():
     assert len(tiny) > 400
 
 
+def rdna3_words() -> dict[str, np.ndarray]:
+    with np.load(golden.SAMPLE / "rdna3_published.npz") as file:
+        return {name: file[name] for name in file.files}
+
+
+@pytest.mark.parametrize("fmt", ["f16", "bf16"])
+def test_every_published_word_of_rdna3(fmt):
+    """103 dot products by v_dot2 and a matrix by WMMA of a Radeon Pro W7900, by the engine and by the reference."""
+    words, op = rdna3_words(), find_unit(f"v_dot2_f32_{fmt}")
+    a, b, c, d = words[f"dot2_{fmt}"].T
+    a, b = (np.stack([v & 0xFFFF, v >> 16], axis=1).astype(np.uint16) for v in (a, b))
+    assert mismatches(dots(op, "gfx1100", a, b, c), d) == 0 and len(d) == find_row(op, "gfx1100").evidence.recorded
+    model, spec = find_row(op, "gfx1100").model, product_spec(op)
+    products = (decode_products(model, spec, *(v[i].tolist() for v in (a, b)), ["k 0", "k 1"], None) for i in range(len(d)))
+    exact = [reduce_products(model, spec, found, int(c[i]))[1] for i, found in enumerate(products)]
+    assert mismatches(np.array(exact, np.uint32), d) == 0
+    i = np.arange(16)
+    x, y, z = (i[:, None] * 16 + i) * 7 % 17 - 8, (i[:, None] * 16 + i) * 11 % 17 - 8, (i[:, None] * 16 + i) * 13 % 129 - 64
+    wmma = find_unit(f"v_wmma_f32_16x16x16_{fmt}")
+    found = tcemu.gemm(*(v.astype(np.float32) for v in (x, y, z)), op=wmma, target="Radeon Pro W7900")
+    assert (np.asarray(found).view(np.uint32) == words["wmma"]).all() and find_row(wmma, "gfx1100").evidence.recorded == 256
+
+
+@pytest.mark.parametrize("fmt", ["f16", "bf16"])
+def test_strix_halo_adds_one_unit_too_much(fmt):
+    """A row times ones on a Radeon 8060S: ROCm/rocm-systems issue 12056, and the table of a report on gfx1151 of 2026-10-08."""
+    table = {(1, -1): -(2.0**-24), (-1, 1): -(2.0**-24), (2, -2): -(2.0**-23), (8, -8): -(2.0**-21), (0.5, -0.5): -(2.0**-25),
+             (2, -1, -1): -3 * 2.0**-24, (1, 2, -3): -(2.0**-23), (1, -1, 1, -1): 0.0, (2,): 2.0, (-1,): -1.0}  # fmt: skip
+    for row, wanted in table.items():
+        a = np.float32([[*row, *[0] * (16 - len(row))]])
+        for op in (f"v_wmma_f32_16x16x16_{fmt}", f"v_dot2_f32_{fmt}"):
+            assert float(tcemu.gemm(a, np.ones((16, 1), np.float32), op=op, target="Strix Halo")[0, 0]) == wanted
+    a, b, c = np.float32([[3, 4]]), np.float32([[8], [8]]), np.float32([[-1]])
+    assert float(tcemu.gemm(a, b, c, op=f"v_dot2_f32_{fmt}", target="gfx1151")[0, 0]) == np.float32(55.0000038)
+
+
 # ---- the units of the CPU that runs the tests
 
 
@@ -270,7 +306,7 @@ def test_a_million_operands_by_mmasim(unit):
 
 
 def test_mmasim_is_asked_about_every_float_row_of_amd():
-    amd = [(op, target) for op, target in UNITS if target.startswith("gfx") and op.a.name != "f32"]
+    amd = [(op, target) for op, target in UNITS if target in mmasim_oracle.FAMILIES and op.a.name != "f32"]
     assert amd == SIMULATED and len(amd) >= 12
 
 
@@ -301,7 +337,7 @@ def test_every_instruction_has_a_row_or_says_what_is_known():
                 with pytest.raises(NotModelled, match="known is"):
                     tcemu.evidence(op, target)
             else:
-                assert tcemu.evidence(op, target).level in ("silicon", "literature", "assumed")
+                assert tcemu.evidence(op, target).level in ("silicon", "published", "literature")
     used = {id(find_row(op, target)) for target in OTHER_TARGETS if target not in UNKNOWN for op in other_units(target)}
     assert used == {id(row) for row in OTHER_ROWS}
 

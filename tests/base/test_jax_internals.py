@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.experimental import checkify
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from support.device_processes import run_on_devices
 
 from tcemu.base import jax_internals
@@ -17,6 +18,8 @@ from tcemu.base.jax_internals import (
     COMPILED_EVENT,
     INTERNALS,
     backends_are_initialized,
+    compilation_cache_hits,
+    compile_in_short_time,
     failed_check_message,
     find_trace,
     function_file,
@@ -53,6 +56,38 @@ def test_jax_is_bounded_to_the_releases_that_were_tried():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     bounds = [line for line in dependencies if line.startswith("jax")]
     assert len(bounds) == 2 and all(re.fullmatch(r"jax(lib)?>=0\.10\.1,<0\.13", line) for line in bounds)
+
+
+def test_compile_in_short_time(monkeypatch):
+    """XLA knows each option by its name, rejects others with the message that is looked for, and computes the same."""
+    lowered = jax.jit(lambda x: x * 3 - 1).lower(X)
+    for name, value in jax_internals.QUICK_OPTIONS.items():
+        assert jnp.array_equal(lowered.compile(compiler_options={name: value})(X), X * 3 - 1)
+    monkeypatch.setitem(jax_internals.QUICK_OPTIONS, "xla_no_option_of_this_name", 1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        lowered.compile(compiler_options=jax_internals.QUICK_OPTIONS)
+    assert jnp.array_equal(compile_in_short_time(lowered)(X), X * 3 - 1)
+
+
+def test_compilation_cache_hits(tmp_path):
+    """A program from the persistent cache is counted. That it cannot be serialised again is why; where XLA can, the count may go."""
+    lowered = [jax.jit(lambda x: x * 5 - 7).lower(X) for _ in range(2)]
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
+    for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
+        jax.config.update(name, value)
+    reset_compilation_cache()
+    try:
+        lowered[0].compile()
+        count = compilation_cache_hits()
+        found = lowered[1].compile()
+        assert compilation_cache_hits() == count + 1
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        reset_compilation_cache()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not found"):
+        deserialize_and_load(*serialize(found))(X)
 
 
 def test_name_compilation_unit():

@@ -195,6 +195,9 @@ def test_other_files_are_refused(name):
     for other in ("", "[]", text[:-1], "[" * 100_000, '{"kind": 1, "kind": 2}', tcemu.get_recipe("bf16").to_json()):
         with pytest.raises(DamagedFile):
             read(name, other)
+    other = "report" if name != "report" else "sweep"
+    with pytest.raises(DamagedFile, match=f"this is 'tcemu {other}', version 1; expected 'tcemu .*{name}'"):
+        read(name, make(other).to_json())
     removed = {key: value for key, value in plain.items() if key != "records"}
     with pytest.raises(DamagedFile, match="missing"):
         read(name, json.dumps(removed))

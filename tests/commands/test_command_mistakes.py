@@ -188,6 +188,13 @@ def test_arguments_in_the_wrong_order_are_refused():
         tcemu.compare(fn, ["bf16 on H100"], B)
     with pytest.raises(TypeError, match="inputs: got dict"):
         tcemu.compare(fn, ["bf16 on H100"], {"w": B, "x": A})
+    for nothing in ([], {}, ""):
+        with pytest.raises(ValueError, match=r"policies: got .*; expected at least one recipe"):
+            tcemu.compare(fn, nothing, (B, A))
+
+
+def test_a_comparison_of_no_product_says_so():
+    assert str(tcemu.compare(lambda x: x + 1, "bf16 on H100", (A,))).startswith("no product is replaced by these policies")
 
 
 def test_recipes_and_instructions_are_told_apart():

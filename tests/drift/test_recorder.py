@@ -172,7 +172,14 @@ def test_torch_is_recorded_forward_and_backward_with_module_paths(tmp_path):
     assert backward["aten.native_layer_norm_backward"] == "2" and backward["aten.gelu_backward"] == "1"
     kept = read.value(read.operations[-1].results[0])
     assert (kept.view(np.int16) == expected.detach().view(torch.int16).numpy()).all()
+    model.zero_grad()
     with record(tmp_path / "modules.drift", model, compiled=True):
-        model(x)
-    names = [operation.name for operation in read_record(tmp_path / "modules.drift").operations]
-    assert names == ["module.Linear", "module.GELU", "module.LayerNorm", "module.Linear", "module.Sequential"]
+        model(x.requires_grad_()).float().sum().backward()
+    modules = read_record(tmp_path / "modules.drift").operations
+    assert [op.name for op in modules if not op.backward] == [
+        "module.Linear", "module.GELU", "module.LayerNorm", "module.Linear", "module.Sequential"
+    ]  # fmt: skip
+    backward = [(op.path, op.name) for op in modules if op.backward and op.name != "module.gradient"]
+    assert backward == [("3", "module.Linear"), ("2", "module.LayerNorm"), ("1", "module.GELU"), ("0", "module.Linear")]
+    gradients = {op.path: op.results[0] for op in modules if op.name == "module.gradient"}
+    assert set(gradients) == {name for name, _ in model.named_parameters()}

@@ -339,6 +339,11 @@ def test_a_pattern_that_fits_nothing_is_said():
             tcemu.emulate(two, {"*/kernel": BF16, pattern: None})(PARAMS, ROWS)
 
 
+def test_rules_without_a_rule_are_said():
+    with pytest.warns(UserWarning, match="no product is replaced .*no rule matches"):
+        tcemu.emulate(two, {})(PARAMS, ROWS)
+
+
 def test_the_first_rule_that_fits_counts():
     report = tcemu.emulate(two, {"first/*": None, Where(role="weight"): BF16}).report(PARAMS, ROWS)
     assert [(e.replaced, e.reason) for e in report] == [(False, "the rule for 'first/*' leaves it"), (True, "bf16")]

@@ -239,6 +239,8 @@ def test_a_short_name_is_its_spelling(taking):
         ("fp17", "did you mean 'fp16'?"),
         ("e4m3 wgma", "did you mean 'e4m3 wgmma'"),
         ("e3m2 wgmma", "unknown instruction 'e3m2 wgmma'"),
+        ("mma", "mma: missing qualifiers; give a whole spelling, or a short name"),
+        ("wgmma", "wgmma: unknown instruction; the family has wgmma.mma_async, wgmma.fence"),
         ("nma", "did you mean 'mma'?"),
         ("f16 " * 10**5, "unknown instruction"),
         ("fp8", "unknown instruction 'fp8': fp8 is two formats, e4m3 and e5m2 (a recipe, such as 'fp8', is given as recipe="),

@@ -27,7 +27,7 @@ KNOWN = {  # what people write -> the target
     "RTX 3090": "sm_86", "RTX 4090": "sm_89", "L4": "sm_89", "L40": "sm_89", "L40S": "sm_89", "RTX 6000 Ada": "sm_89",
     "B200": "sm_100a", "GB200": "sm_100a", "B300": "sm_103a", "GB300": "sm_103a", "RTX 5090": "sm_120a", "RTX PRO 6000": "sm_120a",
     "V100": "sm_70", "T4": "sm_75", "RTX 2080 Ti": "sm_75", "Jetson Orin": "sm_87", "Orin": "sm_87", "Thor": "sm_110a",
-    "DGX Spark": "sm_121a",
+    "DGX Spark": "sm_121a", "B100": "sm_100a",
     "Turing": "sm_75", "Ada": "sm_89", "Ada Lovelace": "sm_89", "Hopper": "sm_90a", "Grace Hopper": "sm_90a",
     "SM_90A": "sm_90a", " sm_90a": "sm_90a", "sm90": "sm_90", "rtx-4090": "sm_89", "rtx4090": "sm_89", "RTX_4070_Ti": "sm_89",
     # as drivers write them

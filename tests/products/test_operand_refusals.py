@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from support.sampling import sample_cases
@@ -94,6 +95,41 @@ def test_matmul_of_near_ties_is_gemm(rounding):
 def test_round_to_rounds_a_numpy_float64_once():
     assert float(formats.round_float(BF16, np.float64(1 + 2.0**-8 + 2.0**-40))) == 1 + 2.0**-7
     assert formats.round_float(F16, np.ones(2)).dtype == jnp.float32
+
+
+# ---- arrays of every kind
+
+
+def multiply(by, a, b):
+    return np.asarray(tcemu.gemm(a, b, op="f16", target="H100") if by == "gemm" else tcemu.matmul(a, b, recipe="f16 on H100"))
+
+
+@pytest.mark.parametrize("by", ["gemm", "matmul"])
+def test_arrays_of_every_kind_are_their_values_or_refused(by):
+    a, b = np.random.default_rng(0).integers(-4, 5, (2, 4, 4)).astype(np.float32) / 4
+    expected = multiply(by, a, b)
+    same = [a.astype(">f4"), a.astype(">f8"), np.asfortranarray(a), a.tolist(), a.astype(np.float16)]
+    same += [a.astype(dtype) for dtype in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3b11fnuz)]
+    same += [jnp.asarray(a.astype(ml_dtypes.float8_e4m3)), np.ma.array(a), a.astype(ml_dtypes.float6_e3m2fn)]
+    for x in same:
+        np.testing.assert_array_equal(multiply(by, x, b), expected)
+    refused = {
+        TypeError: [a.astype(np.longdouble), np.ma.array(a, mask=a > 0), a.astype(object), a.astype(str), None, "ab", a + 0j],
+        ValueError: [[[1, 2], [3]]],
+    }
+    for error, values in refused.items():
+        for x in values:
+            with pytest.raises(error, match=r"^a: "):
+                multiply(by, x, b)
+
+
+def test_modes_of_gemm_are_checked_where_nothing_is_rounded():
+    half = np.ones((2, 2), np.float16)
+    for rounding in ("up", "rn", None):
+        with pytest.raises(ValueError, match="is not one of RN, RZ, RM, RP, SR"):
+            tcemu.gemm(half, half, op="f16", target="H100", rounding=rounding)
+    with pytest.raises(TypeError, match="saturate: got 'no'; expected True or False"):
+        tcemu.gemm(half, half, op="f16", target="H100", saturate="no")
 
 
 # ---- codes that a format does not have

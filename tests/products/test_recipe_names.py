@@ -102,6 +102,8 @@ def test_a_target_is_said_once():
         tcemu.get_recipe("bf16 on A100", "sm_90a")
     with pytest.raises(ValueError, match=r"recipe 'bf16 on', did you mean 'bf16' or 'f16'\?"):
         tcemu.get_recipe("bf16 on")
+    with pytest.raises(ValueError, match="recipe 'bf16 on ': the target is missing, as in 'bf16 on H100'"):
+        tcemu.get_recipe("bf16 on ")
     with pytest.raises(TypeError, match="expected a name such as 'bf16', got int"):
         tcemu.get_recipe(16)  # type: ignore[arg-type]
     assert as_recipe("bf16 on A100", "sm_90a").target == "sm_80"  # a recipe's gradients may be of another GPU

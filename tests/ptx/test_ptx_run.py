@@ -11,6 +11,7 @@ from support.ptx_run_kernels import module
 
 from tcemu import ptx
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
+from tcemu.ptx.runtime.launch_shape import LaunchShape
 from tcemu.ptx.runtime.scheduler import StepLimit
 from tcemu.ptx.simt.faults import Misaligned, OutOfBounds, Trapped
 
@@ -195,9 +196,18 @@ ARGUMENTS = {
     "n: got float": {"args": [GIVEN, GIVEN, 1.0]},
     "n: got 4294967296": {"args": [GIVEN, GIVEN, 1 << 32]},
     "grid: got 0": {"grid": 0},
+    "grid: got 1.5": {"grid": 1.5},
+    "grid: got 2147483648; a GPU takes 2147483647 x 65535 x 65535 at most": {"grid": 2**31},
+    "block: got .*; a GPU takes 1024 x 1024 x 64 at most": {"block": (1, 1, 65)},
     "block: got": {"block": (64, 64)},
     "entry: got 'x'": {"entry": "x"},
     "does not run there": {"target": "sm_75"},
+    "PTX runs on NVIDIA's GPUs alone": {"target": "MI300X"},
+    "shared_bytes: got -1": {"shared_bytes": -1},
+    "sm_86 gives 101376 at most": {"target": "RTX 3090", "shared_bytes": 100 * 1024},
+    "expected an integer, or for a pointer a NumPy or JAX array": {"args": [[1, 2], GIVEN, 1]},
+    "got a masked array": {"args": [np.ma.array(GIVEN, mask=GIVEN > 5), GIVEN, 1]},
+    "got an array of Python objects": {"args": [GIVEN.astype(object), GIVEN, 1]},
     "first axis of 3": {"cases": 3},
 }
 
@@ -207,6 +217,28 @@ def test_arguments_are_checked(said):
     launch = {"grid": 2, "block": 64, "args": [GIVEN, GIVEN, 1], "target": "sm_80"} | ARGUMENTS[said]
     with pytest.raises((TypeError, ValueError), match=said.replace("got array", "got an array")):
         ptx.run(module("mov.u32 %r5, 0;"), **launch)
+
+
+def test_a_text_is_a_string_and_a_float_fits():
+    for text in (None, b"text", 3):
+        with pytest.raises(TypeError, match=r"text: got .*; expected PTX as a string"):
+            ptx.run(text, grid=1, block=1, target="sm_80")
+    text = """.version 8.0 .target sm_80 .address_size 64 .entry k(.param .f32 f) { ret; }"""
+    with pytest.raises(ValueError, match=r"f: got 1e\+300; a parameter of type \.f32 does not reach it"):
+        ptx.run(text, grid=1, block=1, args=[1e300], target="sm_80")
+    ptx.run(text, grid=1, block=1, args=[float("-inf")], target="sm_80")
+
+
+def test_an_array_in_the_other_byte_order_is_its_values():
+    text = module("mov.u32 %r5, %r3;")
+    equal(launch_text(text, GIVEN.astype(">u4")), GIVEN)
+
+
+def test_blocks_run_cluster_by_cluster():
+    order = LaunchShape((4, 4, 1), (1, 1, 1), (2, 2, 1)).block_numbers(np.arange(16))
+    assert order.tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
+    largest = LaunchShape((2**31 - 1, 65535, 2), (1, 1, 1))  # no array has all its blocks
+    assert largest.block_numbers(np.array([2**40])).tolist() == [2**40]
 
 
 # ---- checked mode

@@ -46,16 +46,17 @@ class Program(NamedTuple):
 
     function: Callable[[np.random.Generator], list[Result]]
     target: str
+    ways: tuple[str, ...]  # "emulated", and "interpreted" unless `tcemu.triton.interpreted` refuses it
 
 
 PROGRAMS: dict[str, Program] = {}
 
 
-def program(target: str = "H100") -> Callable:
+def program(target: str = "H100", *, ways: tuple[str, ...] = ("emulated", "interpreted")) -> Callable:
     """Add a function to the table under its name."""
 
     def add(function: Callable) -> Callable:
-        PROGRAMS[function.__name__] = Program(function, target)
+        PROGRAMS[function.__name__] = Program(function, target, ways)
         return function
 
     return add

@@ -223,6 +223,7 @@ class Reduction:
         """Execute steps in order. Each one is given by the number of its instruction and its products."""
         usual = self.fma_step if self.model.fraction_bits is None else self.fused_step
         kinds = {"exact": self.exact_step, "pairwise": self.pairwise_step, "odd": self.pairwise_step, "joined": self.joined_step}
+        kinds["complement"] = self.complement_step
         step = usual if self.model.step_kind is None else kinds[self.model.step_kind]
         previous = 0
         for number, products in numbered:
@@ -326,17 +327,53 @@ class Reduction:
                 sums.append(sum_retained([align_term(term, exponent, exponent - bits, "RZ") for term in group]))
                 exponents.append(exponent)
         exponent = max(exponents, default=c_exponent)
-        total = sum((floor_to(one, exponent - bits) for one in sums), Fraction(0))
+        total = sum((round_down(one, exponent - bits) for one in sums), Fraction(0))
         joined = max(exponent, c_exponent)
         dropped = model.groups > 1 and c_exponent < joined - bits - 1
         assert isinstance(c.value, Fraction)
-        retained_c = Fraction(0) if dropped else floor_to(c.value, joined - bits)
-        exact_sum = floor_to(total, joined - 32) + retained_c
+        retained_c = Fraction(0) if dropped else round_down(c.value, joined - bits)
+        exact_sum = round_down(total, joined - 32) + retained_c
         if exact_sum:
-            exact_sum = floor_to(exact_sum, max(leading_exponent(exact_sum), model.result.min_exponent) - 31)
+            exact_sum = round_down(exact_sum, max(leading_exponent(exact_sum), model.result.min_exponent) - 31)
         code = encode(model.result, exact_sum, rounding)
         terms = [replace(c, retained=retained_c, truncated=c.value - retained_c), *map(untruncated_term, terms)]
         return self.record_step("joined", terms, code, rounding, exact_sum=exact_sum)
+
+    def complement_step(self, products: Sequence[Product], running: Accumulator | None) -> int:
+        """Align and truncate all terms, the running value two bits finer, and negate those of the other sign by flipping their bits."""
+        model, fmt = self.model, self.model.result
+        assert running is not None and model.fraction_bits is not None
+        bits, smallest = int(model.fraction_bits), power_of_two(fmt.min_exponent)
+        decoded = decode(fmt, running.code)
+        tiny = lambda value: isinstance(value, Fraction) and abs(value) < smallest
+        c = self.accumulator_term(running)
+        terms, signs = [replace(c, value=Fraction(0), exponent=None) if tiny(c.value) else c], [decoded.negative]
+        for product in products:
+            factors = [
+                Fraction(0) if source.min_exponent == fmt.min_exponent and tiny(factor.value) else factor.value
+                for factor, source in ((product.decoded_a, self.spec.a), (product.decoded_b, self.spec.b))
+            ]
+            value = multiply_values(*factors)
+            present = isinstance(value, Fraction) and value != 0
+            terms.append(replace(product_term(product), value=value, exponent=product_term(product).exponent if present else None))
+            signs.append(product.decoded_a.negative != product.decoded_b.negative)
+        value, rule = special_sum(terms)
+        if rule is not None:
+            return self.record_step("complement", terms, special_code(fmt, value), "RN", rule=rule)
+        units = [term.exponent - bits - (2 if i == 0 else 0) for i, term in enumerate(terms) if term.exponent is not None]
+        if not units:
+            return self.record_step("complement", [untruncated_term(term) for term in terms], 0, "RN", exact_sum=Fraction(0))
+        unit, aligned = power_of_two(max(units)), []
+        for term, negative in zip(terms, signs, strict=True):
+            assert isinstance(term.value, Fraction)
+            magnitude = floor(abs(term.value) / unit) + (negative != signs[0])
+            retained = (-magnitude if negative else magnitude) * unit
+            aligned.append(replace(term, retained=retained, truncated=term.value - retained))
+        exact_sum = sum_retained(aligned)
+        code = encode(fmt, exact_sum, "RN", overflow="infinity")
+        if exact_sum == 0 or is_tiny(fmt, exact_sum, "RN"):
+            code = 0
+        return self.record_step("complement", aligned, code, "RN", exact_sum=exact_sum)
 
     def add_step(self, left: Accumulator, right: Accumulator, rounding: str = "RN") -> Accumulator:
         """Add two values as an ordinary addition."""
@@ -446,7 +483,7 @@ def overflowed_term(term: Term) -> Term:
     return replace(term, value=infinity(term.value < 0)) if too_large and isinstance(term.value, Fraction) else term
 
 
-def floor_to(value: Fraction, last_bit: int) -> Fraction:
+def round_down(value: Fraction, last_bit: int) -> Fraction:
     """Round down to a multiple of 2^last_bit."""
     return floor(value / power_of_two(last_bit)) * power_of_two(last_bit)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tcemu.base.saved_files import check_kind, check_members, parse_json
+from tcemu.base.saved_files import check_saved, parse_json
 from tcemu.products.library.kernel_recipe import Conditions, Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.products.recipe_json import construct, read_format, value_from_dict, value_to_dict
 
@@ -16,7 +16,7 @@ PARTS = {"slices": Slices, "merge": Merge, "epilogue": Epilogue, "conditions": C
 LATER_FIELDS = {  # fields that files of this version may lack, and their defaults
     "lanes": {"product": None, "start": "zero"},
     "epilogue": {"scaling": "folded", "plus_zero": True, "between": None},
-    "conditions": {"scales": None, "bias": None},
+    "conditions": {"scales": None, "bias": None, "probability": None},
 }
 
 
@@ -33,9 +33,7 @@ def from_dict(data: Any) -> KernelRecipe:
     Raises:
         ValueError: another kind or version, or an unknown name or value.
     """
-    names = ("kind", "version", "a", "b", "out", "cast", "unit", *PARTS)
-    data = check_members("a kernel recipe", data, names)
-    check_kind(data, KIND, VERSION)
+    data = check_saved("a kernel recipe", data, KIND, VERSION, ("a", "b", "out", "cast", "unit", *PARTS))
     unit = data["unit"]
     if not isinstance(unit, dict) or len(unit) != 1 or next(iter(unit)) not in UNITS:
         raise ValueError(f"unit: got {str(unit)[:80]}; expected one of {', '.join(UNITS)}")

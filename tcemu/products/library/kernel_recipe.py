@@ -110,6 +110,7 @@ class Conditions:
         evidence: The evidence in words: shapes, seeds, compared outputs.
         scales: "tensor", one per operand, or "rows", one per row of A and column of B. `tcemu.matmul` rejects scales of another shape.
         bias: Format and shape of the bias: "bf16 columns" for [N], "bf16 outputs" for [M, N]. `tcemu.matmul` rejects another shape.
+        probability: Probability that the order is the library's, where a rule predicts it and nobody measured it; None: it was measured.
     """
 
     m: int | None = None
@@ -124,6 +125,7 @@ class Conditions:
     evidence: str = ""
     scales: str | None = None
     bias: str | None = None
+    probability: float | None = None
 
     def __post_init__(self) -> None:
         check_positive_integers(m=self.m, n=self.n, sm_count=self.sm_count, alignment=self.alignment)
@@ -135,6 +137,8 @@ class Conditions:
                 raise ValueError(f"{name}={value!r}: expected text")
         check_choice("scales", self.scales, (None, *SCALES))
         check_choice("bias", self.bias, (None, *BIASES))
+        if self.probability is not None and not (isinstance(self.probability, float) and 0 < self.probability <= 1):
+            raise ValueError(f"probability={self.probability!r}: expected a number above 0, at most 1.0, or None")
 
     def __str__(self) -> str:
         shape = f"M = {self.m or 'any'}, N = {self.n or 'any'}"
@@ -425,4 +429,19 @@ class KernelRecipe:
         if len(self.slices.edges) != 2 or self.merge.start == "zero":
             lines.append(f"  slices {self.merge}")
         lines.append(f"  the total {self.epilogue}, rounded to {self.dtype}")
-        return "\n".join([*lines, *([f"  seen: {self.conditions.evidence}"] if self.conditions.evidence else [])])
+        source = "seen" if self.conditions.probability is None else "not measured"
+        return "\n".join([*lines, *([f"  {source}: {self.conditions.evidence}"] if self.conditions.evidence else [])])
+
+    def adds_as(self, other: KernelRecipe) -> bool:
+        """Return True if both recipes add in the same order with the same arithmetic, whatever shape they were observed at.
+
+        Two recipes that differ in this sense may still give the same bits for their K.
+        """
+        return self._order() == other._order()
+
+    def _order(self) -> tuple:
+        split = len(self.slices.edges) != 2 or self.merge.start == "zero"
+        slices, unit = (self.slices.k, self.slices.edges, self.slices.dealt, self.slices.dropped), self.unit
+        if isinstance(unit, Steps) and unit.restart is not None and not split and unit.restart >= self.k:
+            unit = replace(unit, restart=None)  # never reached
+        return self.a, self.b, self.dtype, self.cast, unit, slices, self.merge if split else None, self.epilogue

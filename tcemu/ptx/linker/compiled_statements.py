@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.ptx.instruction_interface import Context, Operation, Step
 from tcemu.ptx.linker.instruction_table import find_preparer
+from tcemu.ptx.linker.statement_programs import StatementProgram, TracedStatement
 from tcemu.ptx.simt.chunk import Chunk, ChunkLayout, NameTable
 from tcemu.ptx.simt.machine import constant_bits, convert_width
 from tcemu.ptx.simt.special_registers import SPECIAL_VALUES
@@ -41,36 +42,47 @@ from tcemu.ptx.text.module import (
     Vector,
     flatten_operands,
 )
-from tcemu.ptx.text.ptx_types import storage_dtype
+from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
 
 CARRY = "carry"  # the register of condition codes, CC.CF
 CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and memory maps
+# executions of a program, each of one thread, after which the time that optimised code saves exceeds the time of compiling it: measured with
+# products and copies of Triton's kernels, and with scalar operations
+STEP_PATIENCE, OPERATION_PATIENCE = 1_000_000, 8_000_000
 NO_CONSTANTS: list[tuple[int, ...]] = [()]
-Executor = Callable[[Chunk], None]
+
 
 
 @lru_cache(maxsize=CACHE_SIZE, typed=True)
 def device_constant(value: np.generic) -> Array:
     """Return a constant as an array on the device."""
-    return jnp.asarray(value)
+    return jax.device_put(value)
 
 
 # ---- operations
 
 
-class _OperationKey(NamedTuple):
-    """The part of a statement that the compiled function of an operation depends on."""
+def _plain_kind(kind: str) -> str:
+    """Return the type of bits with the size of a register's type, on which nothing else depends."""
+    return f"b{KINDS[kind].bits}" if kind != "pred" else kind
 
-    operation: Operation
+
+class _OperationKey(NamedTuple):
+    """All that the compiled function of an operation depends on, besides the operation itself: the opcode says which that is."""
+
+    opcode: str
+    sizes: tuple[int, ...]  # elements of the operands
+    results: tuple[str, ...]  # types of the operation
+    operands: tuple[str, ...]
     destinations: tuple[str | None, ...]  # types of the registers; None: the result is discarded
     sources: tuple[str | None, ...]  # types of the registers; None: a constant
     negated: tuple[bool, ...]  # sources that are negated predicates
     guard: bool | None  # the guard is negated; None: there is no guard
+    in_entry: bool  # the statement names the parameters of an entry, not those of a function
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def _compile_operation(key: _OperationKey) -> Callable[..., Any]:
-    operation = key.operation
+def _compile_operation(operation: Operation, key: _OperationKey, shape: tuple[int, ...], device: Any) -> StatementProgram:
     used = [i for i, kind in enumerate(key.destinations) if kind is not None]
 
     def execute(active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Array]:
@@ -83,43 +95,68 @@ def _compile_operation(key: _OperationKey) -> Callable[..., Any]:
         fresh = [convert_width(results[i], operation.results[i], key.destinations[i] or "", extends=True) for i in used]
         return [jnp.where(mask, value, old) for value, old in zip(fresh, olds, strict=True)]
 
-    return jax.jit(execute)
+    mask = jax.ShapeDtypeStruct(shape, bool)
+    olds = [jax.ShapeDtypeStruct(shape, storage_dtype(kind)) for kind in key.destinations if kind is not None]
+    sources = [
+        jax.ShapeDtypeStruct(() if have is None else shape, storage_dtype(want if have is None else have))
+        for have, want in zip(key.sources, operation.sources, strict=True)
+    ]
+    traced = TracedStatement(execute, (mask, None if key.guard is None else mask, olds, sources))
+    return StatementProgram((key, shape), lambda: traced, device, threads=shape[0] * shape[1], patience=OPERATION_PATIENCE)
 
 
-def bind_operation(operation: Operation, statement: Statement, names: NameTable) -> Executor:
-    """Return the function that executes a statement of an operation on a chunk."""
-    carry = Register(CARRY)
-    flat = [names.resolve(operand) for operand in flatten_operands(statement.operands)]
-    count = len(operation.results) - operation.carry_out
-    destinations = flat[:count] + [carry] * operation.carry_out
-    sources = flat[count:] + [carry] * operation.carry_in
-    kind = lambda register: "pred" if register == carry else names.kind(register)
-    read, kinds, negated = [], [], []
-    for operand, expected in zip(sources, operation.sources, strict=True):
-        negated.append(isinstance(operand, Negated))
-        operand = operand.register if isinstance(operand, Negated) else operand
-        if isinstance(operand, Register):
-            read.append((names.qualified_name(operand), kind(operand)))
-            kinds.append(kind(operand))
-        else:
-            read.append(device_constant(constant_bits(operand, expected)))
-            kinds.append(None)
-    written = [None if isinstance(operand, Sink) else kind(operand) for operand in destinations]
-    guard = statement.guard
-    key = _OperationKey(operation, tuple(written), tuple(kinds), tuple(negated), None if guard is None else guard.negated)
-    function = _compile_operation(key)
-    targets = [(names.qualified_name(operand), kind(operand)) for operand in destinations if isinstance(operand, Register)]
-    guard_name = None if guard is None else names.prefix + guard.register
+class BoundOperation:
+    """A statement of an operation with the registers that it reads and writes."""
 
-    def execute(chunk: Chunk) -> None:
-        olds = [chunk.register(*target) for target in targets]
-        values = [chunk.register(*each) if isinstance(each, tuple) else each for each in read]
-        mask = None if guard_name is None else chunk.register(guard_name, "pred")
-        fresh = function(chunk["active"], mask, olds, values)
-        for (name, _), value in zip(targets, fresh, strict=True):
+    def __init__(self, operation: Operation, statement: Statement, context: Context, names: NameTable) -> None:
+        carry = Register(CARRY)
+        flat = [names.resolve(operand) for operand in flatten_operands(statement.operands)]
+        count = len(operation.results) - operation.carry_out
+        destinations = flat[:count] + [carry] * operation.carry_out
+        sources = flat[count:] + [carry] * operation.carry_in
+        kind = lambda register: "pred" if register == carry else names.kind(register)
+        self.operation, self.read = operation, list[Any]()
+        kinds, negated = [], []
+        for operand, expected in zip(sources, operation.sources, strict=True):
+            negated.append(isinstance(operand, Negated))
+            operand = operand.register if isinstance(operand, Negated) else operand
+            if isinstance(operand, Register):
+                self.read.append((names.qualified_name(operand), kind(operand)))
+                kinds.append(_plain_kind(kind(operand)))
+            else:
+                self.read.append(device_constant(constant_bits(operand, expected)))
+                kinds.append(None)
+        self.targets = [(names.qualified_name(operand), kind(operand)) for operand in destinations if isinstance(operand, Register)]
+        guard = statement.guard
+        self.guard_name = None if guard is None else names.prefix + guard.register
+        self.key = _OperationKey(
+            opcode=statement.opcode,
+            sizes=tuple(len(flatten_operands((operand,))) for operand in statement.operands),
+            results=operation.results,
+            operands=operation.sources,
+            destinations=tuple(None if isinstance(operand, Sink) else _plain_kind(kind(operand)) for operand in destinations),
+            sources=tuple(kinds),
+            negated=tuple(negated),
+            guard=None if guard is None else guard.negated,
+            in_entry=context.function.entry and "param" in statement.opcode,
+        )
+        self.program: StatementProgram | None = None
+        self.layout: ChunkLayout | None = None  # for which the program is
+
+    def find_program(self, layout: ChunkLayout) -> StatementProgram:
+        """Return the statement's program for the shapes of a chunk."""
+        return _compile_operation(self.operation, self.key, layout.shape, layout.device)
+
+    def __call__(self, chunk: Chunk) -> None:
+        """Execute the statement for the active threads of a chunk."""
+        if self.program is None or self.layout is not chunk.layout:
+            self.program, self.layout = self.find_program(chunk.layout), chunk.layout
+        olds = [chunk.register(*target) for target in self.targets]
+        values = [chunk.register(*each) if isinstance(each, tuple) else each for each in self.read]
+        mask = None if self.guard_name is None else chunk.register(self.guard_name, "pred")
+        fresh = self.program(chunk["active"], mask, olds, values)
+        for (name, _), value in zip(self.targets, fresh, strict=True):
             chunk.write_register(name, value)
-
-    return execute
 
 
 # ---- steps
@@ -188,49 +225,58 @@ class _StepKey(NamedTuple):
 class _CompiledStep(NamedTuple):
     """A step compiled for one layout. Its leaves are the registers, the offsets of addresses, and the arrays of the chunk."""
 
-    function: Callable[..., Any]  # (leaves of `donated`, leaves of `read`) -> leaves of `writes`
+    function: StatementProgram  # (leaves of `donated`, leaves of `read_only`) -> leaves of `writes`
     donated: list[int]  # leaves changed in place
     read_only: list[int]
     writes: list[int]
 
 
-def bind_step(statement: Statement, number: int, context: Context, names: NameTable) -> Executor:
-    """Return the function that executes a statement of a step on a chunk. number: the statement's number, which faults name."""
-    canonical = canonicalise(statement, names)
-    kinds = tuple((f"%{i}", names.kind(register)) for i, register in enumerate(canonical.registers))
-    same = canonical.statement
-    key = _StepKey(same.opcode, same.operands, same.guard, canonical.bases, kinds, context.target, context.checked, context.module.version)
-    registers = [(names.qualified_name(register), names.kind(register)) for register in canonical.registers]
-    offsets = [device_constant(np.uint64(offset % 2**64)) for offset in canonical.offsets]
-    count, statement_number = len(registers), device_constant(np.int32(number))
-    step = _prepare_step(key)
-    qualified = dict(zip((name for name, _ in kinds), registers, strict=True))
-    layout: ChunkLayout | None = None
-    compiled: dict[tuple[int, ...], _CompiledStep] = {}
+class BoundStep:
+    """A statement of a step with the registers that it reads and writes."""
 
-    def execute(chunk: Chunk) -> None:
-        nonlocal layout
-        if layout is not chunk.layout:
-            layout = chunk.layout
-            compiled.clear()
-        chunk["statement"] = statement_number
-        for constants in _read_constants(step, chunk, key, qualified) if step.constants else NO_CONSTANTS:
-            program = compiled.get(constants)
+    def __init__(self, statement: Statement, number: int, context: Context, names: NameTable) -> None:
+        """Bind a statement. number: the statement's number, which faults name."""
+        canonical = canonicalise(statement, names)
+        kinds = tuple((f"%{i}", _plain_kind(names.kind(register))) for i, register in enumerate(canonical.registers))
+        same = canonical.statement
+        self.statement = statement
+        self.key = _StepKey(
+            same.opcode, same.operands, same.guard, canonical.bases, kinds, context.target, context.checked, context.module.version
+        )
+        self.registers = [(names.qualified_name(register), names.kind(register)) for register in canonical.registers]
+        self.offsets = [device_constant(np.uint64(offset % 2**64)) for offset in canonical.offsets]
+        self.number = device_constant(np.int32(number))
+        self.step = _prepare_step(self.key)
+        self.qualified = dict(zip((name for name, _ in kinds), self.registers, strict=True))
+        self.layout: ChunkLayout | None = None
+        self.compiled: dict[tuple[int, ...], _CompiledStep] = {}
+
+    def find_program(self, layout: ChunkLayout) -> _CompiledStep | None:
+        """Return the statement's program for the shapes of a chunk; None if it depends on values of operands."""
+        return None if self.step.constants else _compile_step(self.key, layout, ())
+
+    def __call__(self, chunk: Chunk) -> None:
+        """Execute the statement for the active threads of a chunk."""
+        if self.layout is not chunk.layout:
+            self.layout = chunk.layout
+            self.compiled.clear()
+        chunk["statement"] = self.number
+        count = len(self.registers)
+        for constants in _read_constants(self.step, chunk, self.key, self.qualified) if self.step.constants else NO_CONSTANTS:
+            program = self.compiled.get(constants)
             if program is None:
                 try:
-                    program = compiled[constants] = _compile_step(key, layout, constants)
+                    program = self.compiled[constants] = _compile_step(self.key, chunk.layout, constants)
                 except (Unsupported, NotModelled) as error:
-                    where = f"line {statement.position.line}, column {statement.position.column}"
-                    raise type(error)(f"{where}: {statement.opcode}: {error}") from None
-            leaves = [*(chunk.register(*each) for each in registers), *offsets, *chunk.leaves]
+                    where = f"line {self.statement.position.line}, column {self.statement.position.column}"
+                    raise type(error)(f"{where}: {self.statement.opcode}: {error}") from None
+            leaves = [*(chunk.register(*each) for each in self.registers), *self.offsets, *chunk.leaves]
             fresh = program.function([leaves[i] for i in program.donated], [leaves[i] for i in program.read_only])
             for i, value in zip(program.writes, fresh, strict=True):
                 if i < count:
-                    chunk.write_register(registers[i][0], value)
+                    chunk.write_register(self.registers[i][0], value)
                 else:
-                    chunk.leaves[i - count - len(offsets)] = value
-
-    return execute
+                    chunk.leaves[i - count - len(self.offsets)] = value
 
 
 def _read_constants(step: Step, chunk: Chunk, key: _StepKey, registers: dict[str, tuple[str, str]]) -> list[tuple[int, ...]]:
@@ -261,6 +307,13 @@ def _prepare_step(key: _StepKey) -> Step:
 @lru_cache(maxsize=CACHE_SIZE)
 def _compile_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]) -> _CompiledStep:
     """Compile a step for the shapes of a chunk, and for the values of its operands that the host reads."""
+    blocks, threads = layout.shape
+    trace = partial(_trace_step, key, layout, constants)
+    program = StatementProgram((key, layout, constants), trace, layout.device, threads=blocks * threads, patience=STEP_PATIENCE)
+    return _CompiledStep(program, *program.facts)
+
+
+def _trace_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]) -> TracedStatement:
     step = _prepare_step(key)
     count, addresses = len(key.kinds), len(key.bases)
     kinds = (*key.kinds, *key.address_kinds)
@@ -294,8 +347,8 @@ def _add_offset(base: Array, offset: Array) -> Array:
     return (base + offset.astype(jnp.uint32)).astype(jnp.uint64)
 
 
-def _prune_program(program: Any, in_place: set[int]) -> _CompiledStep:
-    """Compile a program as a function of the leaves that it reads, which returns the leaves that it changes."""
+def _prune_program(program: Any, in_place: set[int]) -> TracedStatement:
+    """Return a program as a function of the leaves that it reads, which returns the leaves that it changes."""
     inputs, outputs = program.jaxpr.invars, program.jaxpr.outvars
     writes = [i for i, (old, new) in enumerate(zip(inputs, outputs, strict=True)) if old is not new]
     used = {var for equation in program.jaxpr.eqns for var in equation.invars if not isinstance(var, Literal)}
@@ -304,13 +357,14 @@ def _prune_program(program: Any, in_place: set[int]) -> _CompiledStep:
     donated = [i for i in reads if i in in_place and i in writes]
     read = [i for i in reads if i not in donated]
     call = jaxpr_as_fun(program)
-    fill = [jnp.zeros((), var.aval.dtype) for var in inputs]
 
     def function(changing: list[Array], others: list[Array]) -> list[Array]:
-        leaves: list[Any] = list(fill)
+        leaves: list[Any] = [None] * len(inputs)
         for i, value in zip((*donated, *read), (*changing, *others), strict=True):
             leaves[i] = value
-        results = call(*leaves)
+        fill = [jnp.zeros((), var.aval.dtype) if value is None else value for var, value in zip(inputs, leaves, strict=True)]
+        results = call(*fill)
         return [results[i] for i in writes]
 
-    return _CompiledStep(jax.jit(function, donate_argnums=0), donated, read, writes)
+    shapes = tuple([jax.ShapeDtypeStruct(inputs[i].aval.shape, inputs[i].aval.dtype) for i in part] for part in (donated, read))
+    return TracedStatement(function, shapes, donates=True, facts=(donated, read, writes))

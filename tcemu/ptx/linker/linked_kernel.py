@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from math import prod
 
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.ptx.instruction_interface import Context, Operation, Step
 from tcemu.ptx.linker import control_flow
-from tcemu.ptx.linker.compiled_statements import Executor, bind_operation, bind_step
+from tcemu.ptx.linker.compiled_statements import BoundOperation, BoundStep
 from tcemu.ptx.linker.control_flow import BasicBlock
 from tcemu.ptx.linker.instruction_table import check_ending, prepare_statement
 from tcemu.ptx.simt import stack_memory, wide_registers
-from tcemu.ptx.simt.chunk import PARAMETER_PREFIX, Chunk, NameTable
+from tcemu.ptx.simt.chunk import PARAMETER_PREFIX, Chunk, ChunkLayout, NameTable
 from tcemu.ptx.simt.device_memory import CONST_ROOM, FIRST_ROOM, room_start
 from tcemu.ptx.text.module import Address, Function, Module, Operand, Register, Statement, Symbol, Variable, Vector, nested_operands
 from tcemu.ptx.text.ptx_types import KINDS
@@ -34,16 +38,35 @@ class LinkedStatement:
     context: Context
     names: NameTable
     executed_statement: Statement  # the statement that is executed in its place
-    executor: Executor | None = None
+    executor: BoundOperation | BoundStep | None = None
 
     def execute(self, chunk: Chunk) -> None:
         """Execute the statement for the active threads of a chunk."""
+        self.bind()(chunk)
+
+    def bind(self) -> BoundOperation | BoundStep:
+        """Return the statement bound to its registers."""
         if self.executor is None:
             if isinstance(self.semantics, Operation):
-                self.executor = bind_operation(self.semantics, self.executed_statement, self.names)
+                self.executor = BoundOperation(self.semantics, self.executed_statement, self.context, self.names)
             else:
-                self.executor = bind_step(self.executed_statement, self.number, self.context, self.names)
-        self.executor(chunk)
+                self.executor = BoundStep(self.executed_statement, self.number, self.context, self.names)
+        return self.executor
+
+
+def compile_together(statements: Sequence[LinkedStatement], layout: ChunkLayout) -> None:
+    """Compile the statements of a basic block side by side. Errors are left to their execution, which names the statement."""
+    bound = {each.key: each for each in (linked.bind() for linked in statements)}
+    if len(bound) < 2 or (os.cpu_count() or 1) < 2:
+        return
+
+    def compile_statement(each: BoundOperation | BoundStep) -> None:
+        with suppress(Unsupported, NotModelled):
+            each.find_program(layout)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for future in [pool.submit(copy_context().run, compile_statement, each) for each in bound.values()]:
+            future.result()
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -41,6 +41,30 @@ class BufferPointer:
 
 
 @dataclass(frozen=True)
+class PointerTable:
+    """An array some of whose words are pointers: the argument of `tcemu.ptx.run` for an array of addresses, as grouped products take it.
+
+    Args:
+        data: The array. The kernel finds addresses at the positions of `pointers`, and the array's own contents elsewhere.
+        pointers: For byte positions in the array, multiples of 8, pointers into further arrays. `run` returns these arrays after those of
+            the arguments, each once, in the order in which the tables name them; or, where `data` of a pointer is an int, the pointer leads
+            into the argument with that number.
+
+    Raises:
+        ValueError: A position is not a word of the array.
+    """
+
+    data: Any = field(repr=False)
+    pointers: Mapping[int, BufferPointer]
+
+    def __post_init__(self) -> None:
+        size = np.asarray(self.data).nbytes
+        for byte in self.pointers:
+            if byte % 8 or not 0 <= byte <= size - 8:
+                raise ValueError(f"pointers: got the position {byte}; expected a multiple of 8 in an array of {size} bytes")
+
+
+@dataclass(frozen=True)
 class Buffer:
     """The memory of an argument or a variable, in a room of its own."""
 
@@ -63,6 +87,7 @@ class LaunchInputs:
     outputs: list[tuple[tuple[int, ...], np.dtype, list[int]]] = field(default_factory=list)  # shape, dtype and buffers of each array
     parameters: np.ndarray = field(default_factory=lambda: np.zeros((1, 0), np.uint8))  # uint8[cases, bytes]
     word_count: int = 0  # words of global memory
+    reached: dict[int, Buffer] = field(default_factory=dict)  # by the identity of an array to which a table points
     arrays: dict[int, int] = field(default_factory=dict)  # number of the output to which a parameter points, by the parameter's byte offset
 
     def add_buffer(self, name: str, room: int, data: np.ndarray) -> Buffer:
@@ -118,11 +143,18 @@ def place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> L
     _write_pointers(kernel, inputs)
     room = FIRST_ROOM + len(kernel.globals)
     buffers_by_argument: dict[int, list[Buffer]] = {}
+    tables: dict[int, PointerTable] = {}
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
-        data = value.data if isinstance(value, TensorMap | BufferPointer) and _is_array(value.data) else value
-        if _is_pointer(parameter, value, cases) or data is not value:
-            buffers_by_argument[number] = _add_buffers(inputs, parameter, np.asarray(data), cases, room)
+        data = value.data if isinstance(value, TensorMap | BufferPointer) and not isinstance(value.data, int) else value
+        if isinstance(data, PointerTable):
+            tables[number], data = data, data.data
+        if _is_pointer(parameter, value, cases) or (data is not value and _is_array(data)):
+            buffers_by_argument[number] = _add_buffers(inputs, parameter, _native_array(parameter, data), cases, room)
             room += len(buffers_by_argument[number])
+    if tables and cases is not None:
+        raise ValueError("cases: a PointerTable is an argument of one launch; leave cases out")
+    for number, table in tables.items():
+        _write_table(inputs, parameters[number], table, buffers_by_argument, number)
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         start, size = kernel.parameters[parameter.name], byte_size(parameter)
         argument = value.data if isinstance(value, TensorMap | BufferPointer) and isinstance(value.data, int) else number
@@ -133,7 +165,7 @@ def place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> L
         elif isinstance(value, TensorMap):
             maps = _encode_tensor_maps(parameter, value, buffers_by_argument.get(argument), len(args), size)
             encoded = [each.view(np.uint8) for each in maps]
-        elif number in buffers_by_argument:
+        elif number in buffers_by_argument:  # an array or a table
             encoded = [np.frombuffer(np.uint64(buffer.address).tobytes(), np.uint8) for buffer in buffers_by_argument[number]]
         else:
             values = [value] if cases is None else _case_values(parameter, value, cases)
@@ -152,6 +184,25 @@ def _add_buffers(inputs: LaunchInputs, parameter: Variable, array: np.ndarray, c
     numbers = range(len(inputs.buffers) - len(buffers), len(inputs.buffers))
     inputs.outputs.append((array.shape, array.dtype, list(numbers)))
     return buffers
+
+
+def _write_table(
+    inputs: LaunchInputs, parameter: Variable, table: PointerTable, buffers_by_argument: dict[int, list[Buffer]], number: int
+) -> None:
+    """Write the addresses of a table into its buffer, and add the arrays to which they lead."""
+    words = buffers_by_argument[number][0].data.copy()
+    for byte, pointer in table.pointers.items():
+        if isinstance(pointer.data, int):
+            (target,) = buffers_by_argument[pointer.data]
+        elif id(pointer.data) in inputs.reached:
+            target = inputs.reached[id(pointer.data)]
+        else:
+            room = inputs.buffers[-1].room + 1
+            (target,) = _add_buffers(inputs, replace(parameter, name=f"memory behind {parameter.name}"), np.asarray(pointer.data), None, room)
+            inputs.reached[id(pointer.data)] = target
+        words[byte : byte + 8] = np.frombuffer(np.uint64(target.address + pointer.offset).tobytes(), np.uint8)
+    position = next(i for i, buffer in enumerate(inputs.buffers) if buffer is buffers_by_argument[number][0])
+    inputs.buffers[position] = buffers_by_argument[number][0] = replace(inputs.buffers[position], data=words)
 
 
 def _encode_pointers(parameter: Variable, value: BufferPointer, buffers: list[Buffer] | None, count: int) -> list[np.ndarray]:
@@ -193,6 +244,16 @@ def _is_pointer(parameter: Variable, value: Any, cases: int | None) -> bool:
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | jax.Array)
+
+
+def _native_array(parameter: Variable, value: Any) -> np.ndarray:
+    """Return an array as a kernel sees it, in the machine's byte order. Raises TypeError for one that is no plain memory."""
+    if np.ma.is_masked(value):
+        raise TypeError(f"{parameter.name}: got a masked array; what its mask hides has no value: give x.filled(VALUE)")
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise TypeError(f"{parameter.name}: got an array of Python objects; expected numbers")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _case_values(parameter: Variable, value: Any, cases: int) -> Any:
@@ -243,11 +304,16 @@ def _encode_number(parameter: Variable, value: Any) -> bytes:
     if kind.name in FLOATS:
         if not isinstance(value, int | float | np.integer | np.floating):
             raise TypeError(f"{parameter.name}: got {type(value).__name__}; expected a number, the parameter's type is .{kind.name}")
-        return FLOATS[kind.name](value).tobytes()
+        with np.errstate(over="ignore"):
+            number = FLOATS[kind.name](value)
+        if np.isinf(number) and abs(value) != np.inf:
+            raise ValueError(f"{parameter.name}: got {value}; a parameter of type .{kind.name} does not reach it")
+        return number.tobytes()
     if isinstance(value, np.floating | np.void) and value.nbytes * 8 == kind.bits and kind.name.startswith("b"):
         return value.tobytes()
     if not isinstance(value, int | np.integer | np.bool_):
-        raise TypeError(f"{parameter.name}: got {type(value).__name__}; expected an integer, the parameter's type is .{kind.name}")
+        expected = "an integer, or for a pointer a NumPy or JAX array" if kind.bits == 64 else "an integer"
+        raise TypeError(f"{parameter.name}: got {type(value).__name__}; expected {expected}, the parameter's type is .{kind.name}")
     low, high = -(1 << kind.bits - 1), (1 << kind.bits) - 1  # nvcc writes .u32 for int too
     if not low <= int(value) <= high:
         raise ValueError(f"{parameter.name}: got {value}; a parameter of type .{kind.name} holds {low} to {high}")

@@ -12,9 +12,10 @@ import numpy as np
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
+from tcemu.ptx.cuda_source import Source, read_module
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
-from tcemu.ptx.runtime.launch_shape import LaunchShape, coordinates, launch_shape
+from tcemu.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape
 from tcemu.ptx.runtime.runtime_functions import RuntimeFunctions, add_heap
 from tcemu.ptx.runtime.scheduler import Schedule
 from tcemu.ptx.runtime.tracing import KernelOutputs, Observer, Tracepoint, Tracer
@@ -32,7 +33,6 @@ from tcemu.ptx.tensor.tcgen05_faults import Tcgen05Fault
 from tcemu.ptx.tensor.tcgen05_protocol import tcgen05_protocol
 from tcemu.ptx.tensor.wgmma_protocol import wgmma_protocol
 from tcemu.ptx.text.module import Function, Module
-from tcemu.ptx.text.parser import parse
 from tcemu.ptx.text.ptx_types import storage_dtype
 
 CHUNK_BYTES = 1 << 30  # registers, local and shared memory of the blocks that run at once
@@ -40,7 +40,7 @@ STEP_LIMIT = 5_000_000
 
 
 def run(
-    text: str | Module,
+    text: Source,
     *,
     entry: str | None = None,
     grid: int | Sequence[int],
@@ -53,6 +53,7 @@ def run(
     cooperative: bool = False,
     step_limit: int = STEP_LIMIT,
     cases: int | None = None,
+    options: Sequence[str] = (),
     trace: Tracepoint | Sequence[Tracepoint] = (),
     watch: Observer | Sequence[Observer] = (),
 ) -> KernelOutputs:
@@ -62,12 +63,12 @@ def run(
     and memory of all fit in 1 GiB.
 
     Args:
-        text: PTX, or a module from `tcemu.ptx.parse` or `tcemu.ptx.compile`.
-        entry: Name of the kernel, or its name expression for `compile`; None: the only one.
+        text: PTX or CUDA C++; the path of a file of either (*.cu: CUDA C++); or a module from `tcemu.ptx.parse` or `tcemu.ptx.compile`.
+        entry: Name of the kernel, in CUDA C++ as "axpy<float>"; None: the only one.
         grid: Blocks, one to three numbers, x first.
         block: Threads of a block, one to three numbers, x first.
         args: Arguments in the order of the entry's parameters. For a pointer: a NumPy or JAX array of any dtype, which becomes a buffer of
-            its own at a multiple of 256, or a `BufferPointer` into one. For a number: a Python or NumPy scalar in the range of the
+            its own at a multiple of 256, a `BufferPointer` into one, or a `PointerTable`. For a number: a Python or NumPy scalar in the range of the
             parameter's type. For a struct by value: its bytes, or a NumPy value of as many bytes.
         target: GPU whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100".
         shared_bytes: Dynamic shared memory.
@@ -77,6 +78,7 @@ def run(
         step_limit: Statements that a chunk of blocks may execute, each for all threads at once.
         cases: Number of launches in one call. Every argument, also a number, then has an additional first axis, and each case has buffers
             of its own. An array with that axis alone holds numbers.
+        options: Options of NVRTC for CUDA C++, as "-DN=4".
         trace: Tracepoints; see `tcemu.ptx.Tracepoint`.
         watch: Functions that are called with an `ExecutedStatement` after each statement.
 
@@ -85,7 +87,7 @@ def run(
         text of the kernel's `printf`; `notes` has what checked mode remarks on and does not forbid.
 
     Raises:
-        PtxError: The text is not PTX.
+        PtxError: The text is not PTX, or NVRTC is missing or rejects the source.
         Unsupported: A statement is not supported, with line and column. Nothing has run.
         OutOfBounds, Misaligned: An access is wrong, with block, thread, line and address.
         Trapped: The kernel executed `trap`.
@@ -93,8 +95,10 @@ def run(
         StepLimit: The kernel executed more statements than `step_limit`.
         TypeError, ValueError: An argument does not fit.
     """
-    module = parse(text) if isinstance(text, str) else text
-    function = _find_entry(module, entry)
+    if not isinstance(text, str | Module):
+        raise TypeError(f"text: got {type(text).__name__}; expected PTX as a string, or a module of tcemu.ptx.parse or tcemu.ptx.compile")
+    module = read_module(text, target, entry, options)
+    function = find_entry(module, entry)
     target = _compatible_target(module, target)
     shape = launch_shape(function, target, grid, block, cluster)
     if cases is not None and cases < 1:
@@ -103,6 +107,7 @@ def run(
         kernel = link(module, function, target, checked, shape.cluster_size)
         inputs = place_arguments(kernel, args, cases)
         launch = _Launch(kernel, inputs, shape, shared_bytes, cooperative)
+        check_shared_size(target, launch.shared_bytes, shared_bytes)
         tracer = Tracer((trace,) if isinstance(trace, Tracepoint) else trace, kernel, launch.threads, inputs.read_outputs)
         watching = (watch,) if callable(watch) else tuple(watch)
         observers = (tracer, *watching) if tracer.tracepoints else watching
@@ -116,7 +121,8 @@ def run(
 # ---- arguments of the launch
 
 
-def _find_entry(module: Module, name: str | None) -> Function:
+def find_entry(module: Module, name: str | None) -> Function:
+    """Return the kernel of a name or a name expression; None: the only one. Raises ValueError."""
     if module.address_size != 64:
         raise Unsupported(
             f"the module has addresses of {module.address_size} bits, the default without .address_size 64; only 64 bits are supported"
@@ -133,6 +139,8 @@ def _find_entry(module: Module, name: str | None) -> Function:
 def _compatible_target(module: Module, target: str) -> str:
     """Return the target by its name. Raises Unsupported if PTX for the module's target does not run there."""
     named = resolve_target(target)
+    if not named.startswith("sm_"):
+        raise Unsupported(f"target: got {named}; PTX runs on NVIDIA's GPUs alone")
     have, want = named.removeprefix("sm_"), module.target.removeprefix("sm_")
     number = int(want.rstrip("af"))
     runs = have == want or int(have.rstrip("af")) >= number
@@ -177,14 +185,13 @@ class _Launch:
 
     def execute(self, step_limit: int, observers: Sequence[Observer]) -> np.ndarray:
         """Run all blocks, and return the words of global memory afterwards."""
-        memory = jnp.asarray(self.inputs.initial_memory())
+        memory = jax.device_put(self.inputs.initial_memory())  # unlike jnp.asarray and jnp.zeros, device_put compiles nothing
         starts, sizes = self.inputs.room_table()
-        rooms = Rooms(jnp.asarray(starts), jnp.asarray(sizes))
-        size, order = self.blocks_per_chunk(), self.shape.block_order()
-        numbers_in_order = (np.arange(len(self.inputs.parameters))[:, None] * self.blocks_per_case + order).ravel()
-        first = 0
+        rooms = Rooms(jax.device_put(starts), jax.device_put(sizes))
+        size, first = self.blocks_per_chunk(), 0
         while first < self.blocks:
-            numbers = numbers_in_order[first : self._chunk_end(first, size)]
+            case, position = np.divmod(np.arange(first, self._chunk_end(first, size)), self.blocks_per_case)
+            numbers = case * self.blocks_per_case + self.shape.block_numbers(position)
             chunk = Chunk(self._machine(memory, rooms, numbers, first))
             present = np.zeros((len(numbers), self.padded_threads), bool)
             present[:, : self.threads] = True
@@ -224,7 +231,7 @@ class _Launch:
     def _pending_clusters(self, first: int, count: int) -> PendingClusters:
         """Return the clusters that may be cancelled while the `count` blocks from `first` on run: those after them, of the same case."""
         size, case = self.shape.cluster_size, first // self.blocks_per_case
-        places = np.stack(coordinates(self.shape.block_order()[::size], self.grid), axis=-1)
+        places = np.stack(coordinates(self.shape.block_numbers(np.arange(0, self.blocks_per_case, size)), self.grid), axis=-1)
         begun = (first + count - case * self.blocks_per_case) // size
         return PendingClusters(jnp.int64(begun), jnp.int64(len(places)), jnp.asarray(places, jnp.uint32))
 
@@ -241,17 +248,17 @@ class _Launch:
         parameters = np.ascontiguousarray(self.inputs.parameters[numbers // self.blocks_per_case]).view(np.uint32)
         sizes = (*self.block, *self.grid, self.shared_bytes, self.dynamic_bytes)
         return Machine(
-            active=jnp.ones(shape, bool),
+            active=jax.device_put(np.ones(shape, bool)),
             registers={},
             memory=memory,
             rooms=rooms,
-            shared=jnp.zeros((len(numbers), self.shared_words), jnp.uint32),
-            local=jnp.zeros((*shape, align_up(self.kernel.local_bytes, 16) // 4), jnp.uint32),
-            parameters=jnp.asarray(parameters),
-            blocks=jnp.asarray(blocks, jnp.uint32),
-            dimensions=jnp.asarray(sizes, jnp.uint32),
-            statement=jnp.int32(0),
-            clock=jnp.uint64(0),
+            shared=jax.device_put(np.zeros((len(numbers), self.shared_words), np.uint32)),
+            local=jax.device_put(np.zeros((*shape, align_up(self.kernel.local_bytes, 16) // 4), np.uint32)),
+            parameters=jax.device_put(parameters),
+            blocks=jax.device_put(blocks.astype(np.uint32)),
+            dimensions=jax.device_put(np.array(sizes, np.uint32)),
+            statement=jax.device_put(np.int32(0)),
+            clock=jax.device_put(np.uint64(0)),
             faults=faults.no_faults(shape),
             extra=self._extra(len(numbers)) | self._launch_state(first, len(numbers)),
             cluster=self.shape.cluster,

@@ -18,6 +18,12 @@ from tcemu.ptx.text.module import Function
 MAX_BLOCK_THREADS = 1024
 MAX_CLUSTER_BLOCKS = 16  # 8 are portable; an H100 and a B200 take 16 with cudaFuncAttributeNonPortableClusterSizeAllowed
 FIRST_CLUSTER_TARGET = 90
+# CUDA C++ programming guide, technical specifications per compute capability
+LARGEST = {"grid": (2**31 - 1, 65535, 65535), "block": (1024, 1024, 64)}
+# KiB of shared memory of a block at most, by compute capability; from the same table
+LARGEST_SHARED = {
+    70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99,
+}  # fmt: skip
 Dimensions = tuple[int, int, int]
 
 
@@ -34,14 +40,15 @@ class LaunchShape(NamedTuple):
         """Blocks of a cluster."""
         return prod(self.cluster)
 
-    def block_order(self) -> np.ndarray:
-        """Return the numbers of the grid's blocks, cluster by cluster, those of a cluster by their ranks."""
-        numbers = np.arange(prod(self.grid))
-        place = coordinates(numbers, self.grid)
+    def block_numbers(self, positions: np.ndarray) -> np.ndarray:
+        """Return the numbers of the blocks at these positions of the order of execution.
+
+        The order is cluster by cluster, and within a cluster by the ranks.
+        """
         clusters: Dimensions = tuple(n // size for n, size in zip(self.grid, self.cluster, strict=True))  # type: ignore[assignment]
-        within = [n % size for n, size in zip(place, self.cluster, strict=True)]
-        outside = [n // size for n, size in zip(place, self.cluster, strict=True)]
-        return numbers[np.lexsort((_number(within, self.cluster), _number(outside, clusters)))]
+        outside = coordinates(positions // self.cluster_size, clusters)
+        within = coordinates(positions % self.cluster_size, self.cluster)
+        return _number([c * size + w for c, size, w in zip(outside, self.cluster, within, strict=True)], self.grid)
 
 
 def _number(place: Sequence[Any], shape: Dimensions) -> Any:
@@ -57,9 +64,11 @@ def coordinates(number: Any, shape: Dimensions) -> tuple[Any, Any, Any]:
 
 def read_dimensions(name: str, value: int | Sequence[int]) -> Dimensions:
     """Return one to three numbers, x first, as three. Raises ValueError that names the argument."""
-    numbers = (value,) if isinstance(value, int | np.integer) else tuple(value)
+    numbers = (value,) if isinstance(value, int | float | np.integer | np.floating) else tuple(value)
     if not 1 <= len(numbers) <= 3 or any(not isinstance(each, int | np.integer) or each < 1 for each in numbers):
         raise ValueError(f"{name}: got {value}; expected one to three numbers of 1 or more, x first")
+    if any(each > most for each, most in zip(numbers, LARGEST.get(name, numbers), strict=False)):
+        raise ValueError(f"{name}: got {value}; a GPU takes {' x '.join(map(str, LARGEST[name]))} at most")
     return tuple(map(int, (*numbers, 1, 1)[:3]))  # type: ignore[return-value]
 
 
@@ -112,6 +121,19 @@ def _check_block_size(function: Function, threads: Dimensions) -> None:
         raise ValueError(f"block: got {threads}; {function.name} says .reqntid {', '.join(map(str, required))}")
     if count > most:
         raise ValueError(f"block: got {threads}, {count} threads; {function.name} takes {most} at most")
+
+
+def check_shared_size(target: str, size: int, dynamic: int) -> None:
+    """Raise ValueError if a block has more shared memory than the target gives.
+
+    Args:
+        target: The GPU.
+        size: Bytes of a block, with the dynamic ones.
+        dynamic: Bytes that the launch asks for.
+    """
+    most = 1024 * LARGEST_SHARED.get(int("".join(filter(str.isdigit, target))), 227)
+    if dynamic < 0 or size > most:
+        raise ValueError(f"shared_bytes: got {dynamic}; a block has {size} bytes of shared memory, and {target} gives {most} at most")
 
 
 def _check_cluster_size(function: Function, target: str, cluster: Dimensions) -> None:

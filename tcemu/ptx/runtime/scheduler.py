@@ -13,6 +13,7 @@ from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,7 +21,7 @@ from tcemu.base.errors import UndefinedBehaviour
 from tcemu.isa.families import LANES
 from tcemu.layouts.tensor_memory import COLUMNS
 from tcemu.ptx.linker.control_flow import ConvergencePoint
-from tcemu.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedStatement
+from tcemu.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedStatement, compile_together
 from tcemu.ptx.runtime.runtime_functions import RuntimeFunctions
 from tcemu.ptx.runtime.tracing import ExecutedStatement, Observer
 from tcemu.ptx.simt.chunk import Chunk, NameTable
@@ -213,6 +214,8 @@ class Schedule:
         if not statements:
             return
         chunk = self.chunk
+        if statements[-1].executor is None:
+            compile_together(statements, chunk.layout)
         chunk["active"] = self._device_mask(mask)
         for statement in statements:
             chunk.previous = {}
@@ -231,7 +234,7 @@ class Schedule:
         if found is None:
             if len(self.masks) >= MASK_CACHE_SIZE:
                 self.masks.pop(next(iter(self.masks)))
-            found = self.masks[key] = jnp.asarray(mask.copy())
+            found = self.masks[key] = jax.device_put(mask.copy())
         return found
 
     def read_operand(self, operand: Operand, kind: str, names: NameTable) -> np.ndarray:

@@ -18,13 +18,13 @@ from tcemu.explanation.explanation_results import Explanations
 from tcemu.instructions.register_packing import unpack
 from tcemu.isa.families import LANES, MatrixMultiply
 from tcemu.isa.targets import resolve_target
+from tcemu.ptx.cuda_source import Source, read_module
 from tcemu.ptx.linker.linked_kernel import LinkedStatement
-from tcemu.ptx.runtime.kernel_runner import STEP_LIMIT, run
+from tcemu.ptx.runtime.kernel_runner import STEP_LIMIT, find_entry, run
 from tcemu.ptx.runtime.launch_shape import coordinates, launch_shape
 from tcemu.ptx.runtime.tracing import ExecutedStatement, Observer, named_registers
 from tcemu.ptx.tensor.statement_forms import BoundStatement, bind_operands, vector_elements
-from tcemu.ptx.text.module import SPECIAL_REGISTERS, Float, Integer, Module, Operand, Register, Vector
-from tcemu.ptx.text.parser import parse
+from tcemu.ptx.text.module import SPECIAL_REGISTERS, Float, Integer, Operand, Register, Vector
 
 EXPLAINED_FAMILIES = ("mma", "mma.sp", "wmma.mma")  # only one target has wgmma, so no two targets differ there
 SCALE_OPERANDS = ("scale_a", "scale_b")
@@ -56,6 +56,14 @@ class Divergence:
     unexplained_reason: str = ""  # why there is no explanation
 
 
+class ElementDifference(NamedTuple):
+    """The first element of an array that differs."""
+
+    array: int  # its number among the arrays
+    place: tuple[int, ...]
+    values: tuple[Any, Any]  # left and right
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
     """The result of `compare`. `str()` is a report, and `records()` has a row for each array."""
@@ -67,7 +75,9 @@ class Comparison(Result):
     cases: int
     differing_cases: int  # cases with any difference
     steps: int  # statements executed
-    divergence: Divergence | None  # registers may differ where no array does
+    divergence: Divergence | None  # registers may differ where no array does; None where two kernels are compared
+    first_elements: tuple[ElementDifference, ...] = ()  # of the arrays that differ
+    two_kernels: bool = False  # a candidate and a reference, or two launches, whose statements were not compared
 
     @property
     def equal(self) -> bool:
@@ -81,6 +91,10 @@ class Comparison(Result):
         if self.cases > 1:
             lines[0] += f", in {self.differing_cases:,} of {self.cases:,} cases"
         found = self.divergence
+        if self.two_kernels:
+            for number, place, values in self.first_elements:
+                lines.append(f"Array {number} differs first at {list(place)}: {values[0]} and {values[1]}")
+            return "\n".join(lines)
         if found is None:
             return "\n".join([*lines, f"No register differs after any of {self.steps:,} statements."])
         place = f"block {found.block}, thread {found.thread}" + (f", case {found.case:,}" if self.cases > 1 else "")
@@ -106,9 +120,10 @@ class Comparison(Result):
 
 
 def compare(
-    text: str | Module,
+    text: Source | tuple[Source, Source],
     *,
     targets: tuple[str, str],
+    right: Mapping[str, Any] | None = None,
     entry: str | None = None,
     grid: int | Sequence[int],
     block: int | Sequence[int],
@@ -117,18 +132,22 @@ def compare(
     cluster: int | Sequence[int] | None = None,
     cooperative: bool = False,
     cases: int | None = None,
+    options: Sequence[str] = (),
     step_limit: int = STEP_LIMIT,
     watch: Observer | Sequence[Observer] = (),
 ) -> Comparison:
-    """Run a kernel on two targets, and find the first statement after which a register differs.
+    """Run a kernel on two targets, and find the first statement after which a register differs; or compare the arrays of two kernels.
 
     Each target runs the whole kernel; if they diverge, the first one runs once more up to the divergence. Statements are compared by a
     128-bit digest of all that they write to registers. Differences in memory alone, as between the fragments that `wmma.store` writes, show
     in the arrays and where they are read.
 
     Args:
-        text: PTX, or a module from `tcemu.ptx.parse`.
-        targets: The two GPUs, as ("sm_80", "sm_90a").
+        text: The kernel, as for `run`, where CUDA C++ is compiled for the left target; or two, a candidate and a reference, whose arrays
+            alone are compared.
+        targets: The two GPUs, as ("sm_80", "sm_90a"), which may be the same.
+        right: Arguments of `run` that the right one has instead, as {"block": 256}: another launch of the same kernel, or another entry.
+            Then arrays alone are compared.
         entry: As in `run`, like all further arguments.
         grid: Blocks.
         block: Threads of a block.
@@ -137,6 +156,7 @@ def compare(
         cluster: Blocks of a cluster.
         cooperative: All blocks of the grid run at once.
         cases: Number of launches in one call, to compare many inputs.
+        options: Options of NVRTC.
         step_limit: Statements that a chunk of blocks may execute.
         watch: Functions that are called with an `ExecutedStatement` after each statement of every run.
 
@@ -144,45 +164,69 @@ def compare(
         The arrays on both targets, and the divergence with its explanation.
 
     Raises:
-        ValueError: There are not two targets. Further errors are those of `run`.
+        ValueError: There are not two targets or kernels, or the two leave arrays of other shapes. Further errors are those of `run`.
     """
     if isinstance(targets, str) or len(targets) != 2:
         raise ValueError(f"targets: got {targets!r}; expected two, as ('sm_80', 'sm_90a')")
     targets = resolve_target(targets[0]), resolve_target(targets[1])
-    module = parse(text) if isinstance(text, str) else text
+    sources = text if isinstance(text, tuple) else (text, text)
+    if len(sources) != 2:
+        raise ValueError(f"text: got {len(sources)} kernels; expected one, or two")
+    launch = {
+        "entry": entry, "grid": grid, "block": block, "args": args, "shared_bytes": shared_bytes, "cluster": cluster,
+        "cooperative": cooperative, "cases": cases, "step_limit": step_limit,
+    }  # fmt: skip
+    launches = (launch, launch | dict(right or {}))
+    two_kernels = right is not None or isinstance(text, tuple)
+    compiled_for = targets if two_kernels else (targets[0], targets[0])
+    modules = [read_module(*each, options=options) for each in zip(sources, compiled_for, (each["entry"] for each in launches), strict=True)]
     watching = [watch] if callable(watch) else list(watch)
 
-    def run_kernel(target: str, observer: Observer) -> list[np.ndarray]:
-        return run(
-            module, target=target, entry=entry, grid=grid, block=block, args=args, shared_bytes=shared_bytes, cluster=cluster,
-            cooperative=cooperative, cases=cases, step_limit=step_limit, watch=[*watching, observer],
-        )  # fmt: skip
+    def run_kernel(side: int, *observers: Observer) -> list[np.ndarray]:
+        return list(run(modules[side], target=targets[side], watch=[*watching, *observers], **launches[side]))
 
-    left = _DigestObserver()
-    outputs = [list(run_kernel(targets[0], left))]
-    right = _DigestObserver(left.digests)
-    outputs.append(list(run_kernel(targets[1], right)))
-    divergence = None
-    if right.execution is not None:
-        again = _DigestObserver(stop=right.execution.number)
-        with suppress(_StopRun):
-            run_kernel(targets[0], again)
-        assert again.execution is not None  # the run repeats exactly
-        function = module.entries[entry or next(iter(module.entries))]
-        shape = launch_shape(function, targets[0], grid, block, cluster)
-        divergence = _describe_divergence((again.execution, right.execution), targets, shape.grid, shape.block)
+    divergence, steps = None, 0
+    if two_kernels:
+        outputs = [run_kernel(0), run_kernel(1)]
+    else:
+        left = _DigestObserver()
+        outputs = [run_kernel(0, left)]
+        found = _DigestObserver(left.digests)
+        outputs.append(run_kernel(1, found))
+        steps = left.steps
+        if found.execution is not None:
+            again = _DigestObserver(stop=found.execution.number)
+            with suppress(_StopRun):
+                run_kernel(0, again)
+            assert again.execution is not None  # the run repeats exactly
+            shape = launch_shape(find_entry(modules[0], entry), targets[0], grid, block, cluster)
+            divergence = _describe_divergence((again.execution, found.execution), targets, shape.grid, shape.block)
+    shapes = [[(array.shape, array.dtype) for array in each] for each in outputs]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"text: the two kernels leave arrays of other shapes or dtypes: {shapes[0]} and {shapes[1]}")
     differing = [_bits_differ(x, y) for x, y in zip(*outputs, strict=True)]
     by_case = [each.reshape(cases or 1, -1).any(-1) for each in differing if each.size]
     return Comparison(
-        entry=entry or next(iter(module.entries)),
+        entry=" and ".join(dict.fromkeys(find_entry(module, each["entry"]).name for module, each in zip(modules, launches, strict=True))),
         targets=targets,
         outputs=(outputs[0], outputs[1]),
         differing_elements=tuple(int(each.sum()) for each in differing),
         cases=cases or 1,
         differing_cases=int(np.any(by_case, axis=0).sum()) if by_case else 0,
-        steps=left.steps,
+        steps=steps,
         divergence=divergence,
+        first_elements=tuple(
+            _first_element(number, differs, *arrays)
+            for number, (differs, *arrays) in enumerate(zip(differing, *outputs, strict=True))
+            if differs.any()
+        ),
+        two_kernels=two_kernels,
     )
+
+
+def _first_element(number: int, differs: np.ndarray, left: np.ndarray, right: np.ndarray) -> ElementDifference:
+    place = tuple(int(n) for n in np.unravel_index(int(differs.reshape(-1).argmax()), left.shape))
+    return ElementDifference(number, place, (left[place], right[place]))
 
 
 # ---- the first difference

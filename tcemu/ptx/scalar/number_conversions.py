@@ -55,6 +55,8 @@ def convert_scalar(qualifiers: Qualifiers) -> Operation:
     if target == source or (width(target) >= width(source) and {target, source} != {"f16", "bf16"}):
         if rounding and (target != source or rounding not in INTEGER_ROUNDINGS):
             raise Unsupported(f"cvt.{rounding}.{target}.{source} is exact; leave .{rounding} out (PTX ISA 9.7.9.21)")
+    elif not rounding and {target, source} == {"f16", "bf16"}:
+        rounding = "rn"  # ptxas 12.9 assembles cvt.bf16.f16, as Triton writes it, to the code of cvt.rn.bf16.f16
     elif rounding not in ("rn", "rz", "rm", "rp"):
         raise Unsupported(f"cvt.{target}.{source} needs a rounding: .rn, .rz, .rm or .rp (PTX ISA 9.7.9.21)")
     return between_floats(qualifiers, target, source, rounding)

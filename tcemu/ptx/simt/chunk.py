@@ -65,6 +65,7 @@ class ChunkLayout:
 
     structure: Any  # the tree of a `Machine` without registers
     leaves: tuple[jax.ShapeDtypeStruct, ...]  # its arrays, in the order of the tree
+    device: Any  # where they are
     paths: tuple[tuple[Any, ...], ...] = field(compare=False)  # of each array: names of fields and keys; follows from `structure`
 
     @property
@@ -94,7 +95,9 @@ class Chunk:
         leaves, structure = jax.tree.flatten_with_path(replace(machine, registers={}, kinds=()))
         paths = (tuple(getattr(key, "name", getattr(key, "key", getattr(key, "idx", None))) for key in path) for path, _ in leaves)
         self.leaves: list[Array] = [leaf for _, leaf in leaves]  # all of the machine but its registers
-        self.layout = ChunkLayout(structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.leaves), tuple(paths))
+        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self.leaves)
+        (device,) = machine.memory.devices()
+        self.layout = ChunkLayout(structure, shapes, device, tuple(paths))
         self.registers: dict[str, Array] = {}  # by qualified names; created on first use
         self.previous: dict[str, Array | None] = {}  # values that the current statement has overwritten; None: never written before
         self.shape = self.layout.shape
@@ -167,17 +170,17 @@ class Chunk:
         if name.startswith(SHARED_PREFIX):
             rank = np.arange(self.shape[0], dtype=np.uint64)[:, None] % np.uint64(prod(self.cluster))
             value = rank << np.uint64(RANK_SHIFT) | np.uint64(int(name.removeprefix(SHARED_PREFIX)))
-            found = self.registers[name] = jnp.asarray(np.broadcast_to(value, self.shape))
+            found = self.registers[name] = jax.device_put(np.broadcast_to(value, self.shape))
             return found
         if name not in SPECIAL_VALUES:
             found = self.registers[name] = self._read_zeros(kind)
             return found
         if name in TIMERS:
-            self["clock"] = jnp.asarray(np.uint64(self.statement_count))
+            self["clock"] = jax.device_put(np.uint64(self.statement_count))
         dimensions, blocks, clock = (np.asarray(self[each]) for each in ("dimensions", "blocks", "clock"))
         geometry = _Geometry(self["active"], dimensions, blocks, clock, self.cluster, self.explicit_cluster)
         value = SPECIAL_VALUES[name][1](geometry)
-        found = jnp.asarray(np.broadcast_to(value, self.shape))
+        found = jax.device_put(np.broadcast_to(value, self.shape))
         if name not in TIMERS:
             self.registers[name] = found
         return found
@@ -191,13 +194,13 @@ class Chunk:
         """Return the value at a byte of the entry's parameters, for every thread."""
         data = np.asarray(self["parameters"]).view(np.uint8)[:, start : start + KINDS[kind].bits // 8]
         words = np.ascontiguousarray(data).view(f"u{KINDS[kind].bits // 8}").astype(storage_dtype(kind))
-        return jnp.asarray(np.broadcast_to(words, self.shape))
+        return jax.device_put(np.broadcast_to(words, self.shape))
 
     def _read_zeros(self, kind: str) -> Array:
         """Return zeros for every thread; one array serves all registers of a dtype."""
         dtype = storage_dtype(kind)
         if dtype not in self._zeros:
-            self._zeros[dtype] = jnp.zeros(self.shape, dtype)
+            self._zeros[dtype] = jax.device_put(np.zeros(self.shape, dtype))
         return self._zeros[dtype]
 
 

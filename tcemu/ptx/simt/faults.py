@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -52,6 +53,28 @@ def register_messages(**messages: Message) -> None:
                 raise ValueError(f"{key}: another message has this key: {MESSAGES[key].text}")
 
 
+def known_messages() -> dict[str, Message]:
+    """Return the messages of all codes that traced statements may record, by key."""
+    with _lock:
+        return {key: MESSAGES[key] for key in _codes.values()}
+
+
+def restore_messages(messages: dict[str, Message]) -> None:
+    """Give messages the codes that they had in the process that traced a stored statement."""
+    register_messages(**messages)
+    for key in messages:
+        _register_code(key)
+
+
+def _register_code(key: str) -> int:
+    """Return the code of a message."""
+    code = crc32(key.encode()) & (HAS_ADDRESS - 1) or 1
+    with _lock:
+        if _codes.setdefault(code, key) != key:
+            raise ValueError(f"{key}: its code is that of {_codes[code]}; another key would do")
+    return code
+
+
 class FaultState(NamedTuple):
     """The first fault of every thread, uint64[blocks, threads] each."""
 
@@ -74,7 +97,7 @@ class Fault(NamedTuple):
 
 def no_faults(shape: tuple[int, ...]) -> FaultState:
     """Return the state in which no thread has met a fault."""
-    return FaultState(*(jnp.zeros(shape, jnp.uint64) for _ in FaultState._fields))
+    return FaultState(*(jax.device_put(np.zeros(shape, np.uint64)) for _ in FaultState._fields))
 
 
 def encode_fault(key: str, values: tuple[Any, ...], has_address: bool) -> tuple[int, list[Any]]:
@@ -86,11 +109,7 @@ def encode_fault(key: str, values: tuple[Any, ...], has_address: bool) -> tuple[
         shown = [value if value is not None else f"{{{next(fields)}}}" for value in known]
         key = f"{key} {shown}"
         register_messages(**{key: message._replace(text=message.text.format(*shown))})
-    code = crc32(key.encode()) & (HAS_ADDRESS - 1) or 1
-    with _lock:
-        if _codes.setdefault(code, key) != key:
-            raise ValueError(f"{key}: its code is that of {_codes[code]}; another key would do")
-    return code | HAS_ADDRESS * has_address, [value for value in values if not isinstance(value, int)]
+    return _register_code(key) | HAS_ADDRESS * has_address, [value for value in values if not isinstance(value, int)]
 
 
 def record_faults(state: FaultState, code: Array, address: Array | None, values: list[Array]) -> FaultState:

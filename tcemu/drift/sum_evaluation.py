@@ -1,0 +1,252 @@
+"""Sums of products in the order of a `Summation`, on matrices or on a selection of outputs.
+
+Lanes are computed in NumPy's float32, whose additions and multiplications are single IEEE operations that nothing contracts or flushes.
+Tensor-core steps are computed by the engine, in segments of K of one size, so that one compiled program serves every K and every slice.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from tcemu.architectures.lookup import resolve_arithmetic
+from tcemu.arithmetic.product_spec import product_spec
+from tcemu.backends.dispatch import multiply_matrices
+from tcemu.drift.summation import Summation
+from tcemu.formats import F32, Format, to_float
+from tcemu.products.library.kernel_order import additions, instruction_runs, lane_order, slice_indices
+from tcemu.products.library.kernel_recipe import KernelRecipe, Lanes, Steps
+from tcemu.products.library.kernel_sums import operand_codes
+
+SEGMENT = 64  # elements along K that a compiled program takes
+SELECTED = 32  # outputs of a selection that a compiled program takes
+TILE = 64  # rows and columns that a compiled program takes
+TERMS_AT_ONCE = 1 << 22  # elements that a step of lanes takes
+
+
+def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Compute x·y + z in f32, rounded once.
+
+    A product of two f32 has 48 bits, which f64 holds exactly. Its sum with z is rounded to odd in f64, and a number of 53 bits that was
+    rounded to odd is rounded to 24 bits as the exact one is (Boldo and Melquiond, 2008).
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        p, c = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
+        total = p + c
+        back = total - p
+        error = (p - (total - back)) + (c - back)
+        bits = total.view(np.int64) if total.ndim else np.asarray(total).view(np.int64)
+        even = (bits & 1) == 0
+        inexact = (error != 0) & np.isfinite(total)
+        # towards the exact value: one unit away from zero if the error has the sign of the sum, else one towards it
+        step = np.where((error > 0) == (total > 0), 1, -1)
+        odd = np.where(inexact & even, bits + step, bits)
+        return odd.view(np.float64).astype(np.float32)
+
+
+def sum_products(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Sum the products of rows: f32, before the rounding to the result.
+
+    Args:
+        how: The summation.
+        a: Values of A, in f32 or a narrower format: [n, K] for selected outputs, or [M, 1, K].
+        b: Values of B: [n, K], or [1, N, K].
+        bias: Start of the sums, f32 [n] or [M, N], if `how.bias_first`.
+
+    Returns:
+        f32 [n], or [M, N].
+    """
+    shape = np.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+    if how.accumulator == "float64":
+        with np.errstate(invalid="ignore", over="ignore"):
+            wide = a.astype(np.float64), b.astype(np.float64)
+            return (np.einsum("mik,ink->mn", *wide) if a.ndim == 3 else (wide[0] * wide[1]).sum(-1)).astype(np.float32)
+    if isinstance(how.order.unit, Steps):
+        return _merge(how, _core_sums(how, a, b))
+    rows = max(1, TERMS_AT_ONCE // max(a.shape[-1] * (shape[1] if len(shape) > 1 else 1), 1))
+    left, right = _cast(how.order, a), _cast(how.order, b)
+    found = np.empty(shape, np.float32)
+    for i in range(0, shape[0], rows):
+        pick = slice(i, i + rows)
+        found[pick] = _merge(how, _lane_sums(how, left[pick], right if len(b) == 1 else right[pick], None if bias is None else bias[pick]))
+    return found
+
+
+def _cast(order: KernelRecipe, x: np.ndarray) -> np.ndarray:
+    """Round f32 values to the multiplied format, as f32."""
+    if x.dtype != np.float32 or order.a == F32:
+        return x.astype(np.float32)
+    return _cast_bytes(order.a, order.cast, np.ascontiguousarray(x).tobytes()).reshape(x.shape)
+
+
+@lru_cache(maxsize=16)  # every order is tried with the same operands
+def _cast_bytes(fmt: Format, cast: str, data: bytes) -> np.ndarray:
+    return np.asarray(to_float(fmt, operand_codes(fmt, cast, np.frombuffer(data, np.float32))))
+
+
+# ---- merges
+
+
+def _flush(x: np.ndarray) -> np.ndarray:
+    small = np.abs(x) < np.float32(2.0**-126)
+    return np.where(small, np.copysign(np.float32(0), x), x)
+
+
+def _narrow(name: str) -> np.dtype | None:
+    return None if name in ("float32", "f32") else np.dtype({"bf16": ml_dtypes.bfloat16, "f16": np.float16}.get(name, name))
+
+
+def _merge(how: Summation, sums: np.ndarray) -> np.ndarray:
+    """Add the sums of slices [..., S] in the order of the recipe."""
+    merge, unit = how.order.merge, how.order.unit
+    flush = _flush if isinstance(unit, Lanes) and unit.flush else lambda x: x
+    names = how.accumulator if isinstance(unit, Lanes) else "float32", str(merge.partial)
+    accumulator, waiting = (_narrow(name) for name in names)
+    rounded = lambda x, dtype: x if dtype is None else x.astype(dtype).astype(np.float32)
+    sums = sums.astype(np.float32)
+    count = sums.shape[-1]
+    pairs = additions(merge.order, count)
+    if merge.start == "zero":
+        sums = np.concatenate([sums, np.zeros((*sums.shape[:-1], 1), np.float32)], -1)
+        first = pairs[0][0] if pairs else 0
+        pairs = [(count, first), *((count, origin) for _, origin in pairs)]
+    if not pairs:
+        return sums[..., 0]
+    with np.errstate(invalid="ignore", over="ignore"):
+        if merge.serial:
+            sums[..., pairs[0][0]] = rounded(sums[..., pairs[0][0]], waiting)
+        else:
+            sums = rounded(sums, waiting)
+        for to, origin in pairs:
+            total = rounded(flush(sums[..., to] + sums[..., origin]), accumulator)
+            sums[..., to] = rounded(total, waiting) if merge.serial else total
+    return sums[..., pairs[-1][0]]
+
+
+# ---- lanes
+
+
+def _products_in_range(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether all products of two f32 arrays of 16-bit values are normal numbers or zero, so that f32 has them exactly."""
+    sizes = [np.abs(x[x != 0]) for x in (a, b)]
+    if not all(x.size for x in sizes):
+        return True
+    least, most = (float(f(sizes[0])) * float(f(sizes[1])) for f in (np.min, np.max))
+    return least >= 2.0**-126 and most < 2.0**127
+
+
+def _lane_sums(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """Compute the sums of the slices, f32 [..., S]."""
+    order = how.order
+    assert isinstance(order.unit, Lanes)
+    unit, exact = order.unit, order.a.bits <= 16 and order.b.bits <= 16 and _products_in_range(a, b)
+    schedule = lane_order(unit, order.slices)
+    flush = _flush if unit.flush else lambda x: x
+    narrow = _narrow(how.accumulator)
+    rounded = (lambda x: x) if narrow is None else (lambda x: x.astype(narrow).astype(np.float32))
+    stored = _narrow(str(unit.product)) if unit.product is not None else narrow
+    multiplied = (lambda x: x) if stored is None else (lambda x: x.astype(stored).astype(np.float32))
+    # the product that pads a lane is -0, which changes no sum
+    a = flush(np.concatenate([a, np.full((*a.shape[:-1], 1), -0.0, np.float32)], -1))
+    b = flush(np.concatenate([b, np.zeros((*b.shape[:-1], 1), np.float32)], -1))
+    begin = np.float32(-0.0 if unit.start == "first" else 0.0)
+    shape = (*np.broadcast_shapes(a.shape[:-1], b.shape[:-1]), *schedule.indices.shape[1:])
+    running, total, begun = np.full(shape, begin), np.full(shape, begin), np.zeros(schedule.indices.shape[1:], bool)
+    if bias is not None:
+        running[..., 0, 0] = bias
+    with np.errstate(invalid="ignore", over="ignore"):
+        for turn, indices in enumerate(schedule.indices):
+            x, y = a[..., indices], b[..., indices]
+            if unit.fused and narrow is None and not exact:
+                running = flush(fma_f32(x, y, running))
+            else:
+                running = rounded(flush(running + flush(multiplied(x * y))))
+            if schedule.chunked:
+                closes = schedule.closes[turn]
+                closed = np.where(begun, flush(rounded(total + running)), running)
+                total = np.where(closes, closed, total)
+                begun = begun | closes
+                running = np.where(closes, begin, running)
+        sums = total if schedule.chunked else running
+        last = additions(unit.join, unit.lanes)
+        for to, origin in last:
+            sums[..., to] = rounded(flush(sums[..., to] + sums[..., origin]))
+    return sums[..., last[-1][0] if last else 0]
+
+
+# ---- tensor cores
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _segment(model: Any, spec: Any, a: Any, b: Any, running: Any) -> Any:
+    return multiply_matrices(model, spec, a, b, running)
+
+
+def _core_sums(how: Summation, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Compute the sums of the slices, f32 [..., S]."""
+    order, unit = how.order, how.order.unit
+    assert isinstance(unit, Steps)
+    op, model = unit.op, unit.arithmetic
+    if how.accumulator == "float16":
+        narrow = resolve_arithmetic(str(unit.op).replace(".f32", ".f16"), unit.target)
+        op, model = narrow.op, narrow.model
+    a, b = (np.asarray(operand_codes(fmt, order.cast, x)) for fmt, x in ((order.a, a), (order.b, b)))
+    spec, found = product_spec(op), []
+    for indices in slice_indices(order.slices):
+        total: np.ndarray | None = None
+        running = None
+        for start, stop, closes in instruction_runs(unit, len(indices)):
+            part = indices[start:stop]
+            running = _chain(model, spec, order.a, a[..., part], b[..., part], running)
+            if closes:
+                value = np.asarray(to_float(op.d, jnp.asarray(running)), np.float32)
+                total = value if unit.restart is None else (np.float32(0) if total is None else total) + value
+                running = None
+        assert total is not None
+        found.append(total)
+    return np.stack(found, -1)
+
+
+def _chain(model: Any, spec: Any, fmt: Format, a: np.ndarray, b: np.ndarray, running: np.ndarray | None) -> np.ndarray:
+    """Run instructions along K from a running sum: codes of the accumulators, [n] or [M, N]."""
+    missing = -a.shape[-1] % SEGMENT
+    pad = lambda x, code: np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=np.array(code, x.dtype))
+    a, b = pad(a, 1 << (fmt.bits - 1)), pad(b, 0)  # products of -0, which change no sum
+    if a.ndim == 2:
+        return _selected(model, spec, a, b, running)
+    return _tiled(model, spec, a[:, 0], b[0], running)
+
+
+def _selected(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.ndarray | None) -> np.ndarray:
+    n = len(a)
+    more = -n % SELECTED
+    a, b = (np.pad(x, ((0, more), (0, 0))) for x in (a, b))
+    state = np.zeros(len(a), spec.d.dtype) if running is None else np.pad(running, (0, more))
+    for start in range(0, len(a), SELECTED):
+        pick = slice(start, start + SELECTED)
+        codes = jnp.asarray(state[pick, None, None])
+        for k in range(0, a.shape[-1], SEGMENT):
+            x, y = jnp.asarray(a[pick, None, k : k + SEGMENT]), jnp.asarray(b[pick, k : k + SEGMENT, None])
+            codes = _segment(model, spec, x, y, codes)
+        state[pick] = np.asarray(codes).reshape(-1)
+    return state[:n]
+
+
+def _tiled(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.ndarray | None) -> np.ndarray:
+    m, n = len(a), len(b)
+    down, along = -m % TILE, -n % TILE
+    a, b = np.pad(a, ((0, down), (0, 0))), np.pad(b, ((0, along), (0, 0)))
+    state = np.zeros((len(a), len(b)), spec.d.dtype) if running is None else np.pad(running, ((0, down), (0, along)))
+    for i in range(0, len(a), TILE):
+        for j in range(0, len(b), TILE):
+            codes = jnp.asarray(state[i : i + TILE, j : j + TILE])
+            for k in range(0, a.shape[-1], SEGMENT):
+                x, y = jnp.asarray(a[i : i + TILE, k : k + SEGMENT]), jnp.asarray(b[j : j + TILE, k : k + SEGMENT].T)
+                codes = _segment(model, spec, x, y, codes)
+            state[i : i + TILE, j : j + TILE] = np.asarray(codes)
+    return state[:m, :n]

@@ -1,0 +1,190 @@
+"""Orders of shapes that nobody measured, by readable rules, with the share of measured shapes that each rule gets right.
+
+`predict_slices` knows two families of kernels. nvjet, cuBLAS's kernels for aligned operands, cuts K if the slices stay long enough and the
+output has few tiles. XLA without autotuning cuts K by the costs that its split-K pass estimates; that rule is its source. Thresholds and
+counts are data: `order_rules.json`, which `benchmarks/replay_rules.py` writes. A shape that no rule covers is refused.
+
+Source of XLA's rule: openxla/xla, xla/backends/gpu/transforms/splitk_rewriter.cc. Source of the fault of nvjet's split kernels: Triton's
+fork for equivalence to cuBLAS, facebookexperimental/triton, bitequiv/cublas_match/cublas_gemm_bug_reproduce.py.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tcemu.base.errors import NotModelled
+from tcemu.products.library.kernel_recipe import Slices
+
+RULES_FILE = Path(__file__).parent / "order_rules.json"
+RULES_KIND, RULES_VERSION = "tcemu replay order rules", 1
+Shape = tuple[int, int, int]  # m, n, k
+
+# ---- the rules, and how often each was right
+
+
+class NvjetRule(NamedTuple):
+    """The thresholds of cuBLAS's rule."""
+
+    min_chunk: int  # tiles of K in a slice, at least
+    few_tiles: int  # output tiles up to which K is cut into as many slices as `min_chunk` allows
+    many_tiles: int  # output tiles above which K is not cut
+    largest_k: int  # K beyond it is refused where it may be cut
+    fewest_rows: int  # M of 16-bit operands below it is refused: cuBLAS may take a kernel for vectors
+
+
+class RuleCount(NamedTuple):
+    """How many shapes a rule covers, and how many of those it gets right."""
+
+    right: int
+    asked: int
+
+    @property
+    def probability(self) -> float:
+        """The mean of the share that is right, after a prior of half a success and half a failure."""
+        return (self.right + 0.5) / (self.asked + 1)
+
+
+class OrderRules(NamedTuple):
+    """The contents of `order_rules.json`."""
+
+    nvjet: NvjetRule
+    counts: dict[str, RuleCount]  # by the name of a rule
+
+
+@cache
+def shipped_rules() -> OrderRules:
+    """Read the rules of this package."""
+    data = json.loads(RULES_FILE.read_text())
+    if (data["kind"], data["version"]) != (RULES_KIND, RULES_VERSION):
+        raise ValueError(f"{RULES_FILE.name}: expected {RULES_KIND!r} in version {RULES_VERSION}")
+    return OrderRules(NvjetRule(**data["nvjet"]), {name: RuleCount(*count) for name, count in data["counts"].items()})
+
+
+class SlicePrediction(NamedTuple):
+    """The likely slices of a product."""
+
+    slices: Slices
+    merge_order: str  # of `Merge`; it matters for two slices or more
+    rule: str  # name of the rule
+    why: str  # the rule, applied to this shape
+
+
+# ---- nvjet
+
+TILE = 64  # rows and columns of the tiles in which outputs are counted
+NVJET_GRAINS = {  # libraries, and the elements in a tile of K
+    "torch-f16": 64, "torch-bf16": 64, "torch-e4m3": 128, "torch-e4m3-slow": 128, "torch-e5m2-e4m3": 128, "torch-e5m2-e4m3-slow": 128,
+    "torch-e4m3-e5m2": 128, "torch-e4m3-e5m2-slow": 128,
+}  # fmt: skip
+SHORT_K, FEW_TILES, MANY_TILES, BETWEEN = "nvjet: short K", "nvjet: few output tiles", "nvjet: many output tiles", "nvjet: one wave"
+ALIGNMENT = 8  # N and K, in elements of 16 bits
+
+
+def most_slices(tiles: int, min_chunk: int) -> int:
+    """Return the largest number of slices with ceil(tiles / slices) >= min_chunk, or 1."""
+    return max(1, (tiles - 1) // (min_chunk - 1)) if min_chunk > 1 else tiles
+
+
+def predict_nvjet(rule: NvjetRule, grain: int, shape: Shape, sm_count: int) -> SlicePrediction | None:
+    """Predict the slices of an aligned product of cuBLAS; None if no rule covers the shape."""
+    m, n, k = shape
+    if n % ALIGNMENT or k % ALIGNMENT or (grain == TILE and m < rule.fewest_rows):
+        return None
+    most = most_slices(-(-k // grain), rule.min_chunk)
+    tiles = -(-m // TILE) * -(-n // TILE)
+    limit = f"{rule.min_chunk} tiles of {grain}"
+    if most == 1:
+        return SlicePrediction(Slices.single(k), "ascending", SHORT_K, f"K = {k} has no two slices of {limit}")
+    if k > rule.largest_k:
+        return None
+    if tiles > rule.many_tiles:
+        why = f"{tiles} output tiles of {TILE} x {TILE} are more than {rule.many_tiles}"
+        return SlicePrediction(Slices.single(k), "ascending", MANY_TILES, why)
+    if tiles <= rule.few_tiles:
+        why = f"{tiles} output tiles are at most {rule.few_tiles}, and K = {k} has {most} slices of {limit}"
+        return SlicePrediction(_nvjet_slices(k, most, grain), "ascending", FEW_TILES, why)
+    count = max(1, min(most, sm_count // tiles))
+    why = f"{count} slices of {tiles} output tiles fill one wave of {sm_count} multiprocessors"
+    return SlicePrediction(_nvjet_slices(k, count, grain), "ascending", BETWEEN, why)
+
+
+def _nvjet_slices(k: int, count: int, grain: int) -> Slices:
+    """Return the slices; where the kernel's fault omits products at the end, without these."""
+    tail = k % TILE
+    dropped = tail if grain == TILE and tail and count > tail and k // TILE % count == 0 else 0
+    return Slices.even(k, count, grain, dropped=dropped) if count > 1 else Slices.single(k)
+
+
+# ---- XLA
+
+XLA_LIBRARIES = ("jax-f16", "jax-bf16")
+XLA_SPLIT = "XLA: split-K pass"
+XLA_TILE = 128
+XLA_SPLITS = tuple(1 << i for i in range(12))
+COMPUTE_WEIGHT, MEMORY_WEIGHT, REDUCTION_WEIGHT, REDUCTION_LAUNCH = 100.0, 0.194136, 193.1384, 4.36e7  # of Hopper
+ALIGNED_ELEMENTS = 8  # of 16 bits in 16 bytes, to a multiple of which a slice is padded
+FOLDED_FROM = 32  # slices from which the reduction folds them; fewer are added in ascending order
+
+
+def xla_cost(shape: Shape, splits: int, sm_count: int) -> float:
+    """Return the cost that XLA estimates for a product of 16-bit operands cut into `splits` slices on Hopper."""
+    m, n, k = shape
+    tile_m, tile_n = min(m, XLA_TILE), min(n, XLA_TILE)
+    tiles = splits * -(-m // XLA_TILE) * -(-n // XLA_TILE)
+    waves = max(1.0, tiles / (sm_count * (XLA_TILE * XLA_TILE / (tile_m * tile_n))))
+    compute = 2.0 * tile_m * tile_n * -(-k // splits) * waves * COMPUTE_WEIGHT
+    written = m * n * splits * (4 if splits > 1 else 2)
+    memory = ((m + n) * k * 2 + written) * MEMORY_WEIGHT
+    if splits == 1:
+        return max(compute, memory)
+    return max(compute, memory) + REDUCTION_LAUNCH + m * n * (4 * splits + 2) * REDUCTION_WEIGHT
+
+
+def predict_xla(shape: Shape, sm_count: int) -> SlicePrediction | None:
+    """Predict the slices of a product of XLA without autotuning; None for vectors, and for K = 1, which are no such products."""
+    m, n, k = shape
+    if min(m, n) < 2 or k < 2:
+        return None
+    splits = min(XLA_SPLITS, key=lambda count: xla_cost(shape, count, sm_count))
+    if splits == 1:
+        return SlicePrediction(Slices.single(k), "ascending", XLA_SPLIT, "XLA's split-K pass estimates the least cost for one slice")
+    why = f"XLA's split-K pass estimates the least cost for {splits} slices"
+    order = "folded" if splits >= FOLDED_FROM else "ascending"
+    return SlicePrediction(Slices.even(k, splits, ALIGNED_ELEMENTS), order, XLA_SPLIT, why)
+
+
+# ---- both
+
+
+def predict_slices(library: str, shape: Shape, sm_count: int, rules: OrderRules | None = None) -> tuple[SlicePrediction, float]:
+    """Predict how a library cuts K.
+
+    Args:
+        library: Name of a profile.
+        shape: M, N and K.
+        sm_count: Number of the GPU's multiprocessors.
+        rules: Other rules than the shipped ones.
+
+    Returns:
+        The prediction and its probability.
+
+    Raises:
+        NotModelled: No rule covers the library or the shape.
+    """
+    rules = shipped_rules() if rules is None else rules
+    if library in NVJET_GRAINS:
+        found = predict_nvjet(rules.nvjet, NVJET_GRAINS[library], shape, sm_count)
+        covered = (
+            f"the rules cover N and K in multiples of {ALIGNMENT}, K up to {rules.nvjet.largest_k} where K may be cut, "
+            f"and 16-bit operands of {rules.nvjet.fewest_rows} rows or more"
+        )
+    elif library in XLA_LIBRARIES:
+        found, covered = predict_xla(shape, sm_count), "the rule covers M, N and K from 2 on"
+    else:
+        raise NotModelled(f"no rule predicts orders of {library}; there are rules for {', '.join((*NVJET_GRAINS, *XLA_LIBRARIES))}")
+    if found is None:
+        raise NotModelled(f"{library}: no rule predicts the order of {' x '.join(map(str, shape))}; {covered}")
+    return found, rules.counts[found.rule].probability
