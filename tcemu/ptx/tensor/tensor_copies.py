@@ -55,7 +55,7 @@ BOX_ALIGNMENT = 128  # alignment of what is copied, in shared memory in bytes
 GATHERED_ROWS = 4  # of gather4 and scatter4
 DIMENSION_SLOT = slot("dim", "1d 2d 3d 4d 5d", required=True)
 GROUP_SLOT = slot("group", "cta_group::1 cta_group::2")
-OPEN_MODES = dict.fromkeys(
+OPEN_MODES: dict[str, str] = dict.fromkeys(
     ("im2col::w", "im2col::w::128"), "where its halo elements lie in shared memory is in figures of the manual alone; im2col is supported"
 )
 COPY_FORM = InstructionForm(
