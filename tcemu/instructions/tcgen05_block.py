@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
-from jax import Array
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.base.errors import UndefinedBehaviour
@@ -74,7 +74,7 @@ class Tcgen05Block:
     Source: PTX ISA 9.7.16.6 to 9.7.16.12.
     """
 
-    shared: Array  # uint32[..., words]; of a pair uint32[..., 2, words]
+    shared: ArrayLike  # uint32[..., words]; of a pair uint32[..., 2, words]
     tmem: Any = None  # uint32[..., 128, 512]; of a pair uint32[..., 2, 128, 512]; None: zeros
     target: str = field(default="", metadata=STATIC)
     cta_group: int = field(default=1, metadata=STATIC)
@@ -401,6 +401,6 @@ def _name(access: PendingAccess) -> str:
 
 def _known(name: str, value: Any) -> int:
     """Return an operand that checked mode must know."""
-    if isinstance(value, jax.core.Tracer) or not isinstance(value, int | np.integer):
+    if isinstance(value, Tracer) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}: got {type(value).__name__}; checked mode needs an int that is known before tracing")
     return int(value)

@@ -263,13 +263,13 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
 
     def execute(machine: Machine) -> Machine:
         active = machine.active
-        boxes, machine = _read_boxes(machine, statement, bound.tensor, rank, mode, section)
+        words, boxes, machine = _read_boxes(machine, statement, bound.tensor, rank, mode, section)
         machine = _check_types(machine, statement, boxes, to_global, tuple(atomics), section)
         address = machine.address(bound.address)
         machine = _check_boxes(machine, statement, address, boxes, section)
         read = lambda operand, kind, dtype: machine.read(operand, kind).astype(dtype).astype(jnp.int64)
         numbers = [read(each, "s32", jnp.int32) for each in coordinates]
-        values = boxes._asdict() | {"address": address}
+        values = {"map": words, "address": address}  # few values, since each is gathered for the issuing threads
         if mode.startswith("tile::"):
             values["rows"], numbers = jnp.stack(numbers[1:], axis=-1), numbers[:1]
         if mode == "im2col":
@@ -295,8 +295,10 @@ def _element_operations(statement: Statement, context: Context, operation: str) 
     return {maps.TYPE_NUMBERS[kind]: make(name) for kind, name in names.items()}
 
 
-def _read_boxes(machine: Machine, statement: Statement, tensor: Address, rank: int, mode: str, section: str) -> tuple[TensorBox, Machine]:
-    """Read the tensor maps of the threads. Returns them, and the machine with the threads active whose maps are valid."""
+def _read_boxes(
+    machine: Machine, statement: Statement, tensor: Address, rank: int, mode: str, section: str
+) -> tuple[Array, TensorBox, Machine]:
+    """Read the tensor maps of the threads. Returns their words and fields, and the machine with the threads active whose maps are valid."""
     place = machine.address(replace(tensor, coordinates=None))
     words, machine = _load_maps(machine, place)
     missing = f"there is no tensor map of tcemu.ptx.TensorMap at the address. {section}"
@@ -313,8 +315,19 @@ def _read_boxes(machine: Machine, statement: Statement, tensor: Address, rank: i
         several = boxes.boxes[..., 1] != 1
         machine = note_undefined(machine, fits & several, f"the box must have one row. {section}", statement, place)
         fits &= ~several
-        boxes = boxes._replace(boxes=boxes.boxes.at[..., 1].set(GATHERED_ROWS))
-    return boxes, machine.restrict_active(fits)
+        boxes = _gather_rows(boxes)
+    return words, boxes, machine.restrict_active(fits)
+
+
+def _gather_rows(boxes: TensorBox) -> TensorBox:
+    """Return the boxes of gather4 and scatter4: four rows in place of one."""
+    return boxes._replace(boxes=boxes.boxes.at[..., 1].set(GATHERED_ROWS))
+
+
+def _decode_copy(copy: CopyValues, mode: str) -> CopyValues:
+    """Return the values of the issuing threads with the fields of their maps."""
+    boxes = decode_tensor_map(copy["map"], copy["coordinates"].shape[-1])
+    return copy | (_gather_rows(boxes) if mode.startswith("tile::") else boxes)._asdict()
 
 
 def _load_maps(machine: Machine, address: Array) -> tuple[Array, Machine]:
@@ -477,6 +490,7 @@ def _round_to_tf32(word: Array) -> Array:
 
 def _load_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
     """Copy from global to shared memory, for each block that has a copy."""
+    copy = _decode_copy(copy, mode)
 
     def load(machine: Machine, unit: Array, present: Array) -> Machine:
         places = _locate_units(machine, copy, unit, present, mode)
@@ -519,6 +533,7 @@ def _store_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
     Neighbouring units share a word, which is the last word of one and the first of the other. Each index of a word is stored separately, so
     both parts are kept.
     """
+    copy = _decode_copy(copy, mode)
 
     def store(machine: Machine, unit: Array, present: Array) -> Machine:
         places = _locate_units(machine, copy, unit, present, mode)
@@ -540,6 +555,7 @@ def _store_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
 
 def _reduce_boxes(machine: Machine, copy: CopyValues, *, mode: str, atomics: dict[int, Atomic]) -> Machine:
     """Reduce from shared into global memory, element by element, for each block that has a reduction."""
+    copy = _decode_copy(copy, mode)
 
     def reduce_units(machine: Machine, unit: Array, present: Array) -> Machine:
         places = _locate_units(machine, copy, unit, present, mode)
