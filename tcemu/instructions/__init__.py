@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from tcemu.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from tcemu.instructions.tcgen05_block import Tcgen05Block as Tcgen05Block
     from tcemu.instructions.warpgroup import Warpgroup as Warpgroup
     from tcemu.instructions.wgmma import uniform_descriptor as uniform_descriptor
 
 PUBLIC_NAMES = (
+    ("tcemu.instructions.tcgen05_block", "Tcgen05Block"),
     ("tcemu.instructions.warpgroup", "Warpgroup"),
     ("tcemu.instructions.wgmma", "uniform_descriptor"),
 )

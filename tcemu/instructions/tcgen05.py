@@ -455,6 +455,65 @@ def operand_extent(described: InstructionDescriptor, name: str, rows: int) -> Op
     return OperandExtent("mn" if transposed else "k", across, -(-along * bits // (8 * UNIT)), along)
 
 
+def shared_extents(described: InstructionDescriptor, mask: int | None) -> dict[str, OperandExtent]:
+    """Return what the descriptors of A and B reach in the shared memory of one CTA, by the names of `mma`.
+
+    Args:
+        described: What the instruction descriptor says.
+        mask: Zero-column mask descriptor of .ws, or None.
+    """
+    op = described.product
+    layout = accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse)
+    skipped = 0 if mask is None else zero_columns(mask, op.m, op.n)[1]
+    rows = {"a": layout.cta_rows, "b": op.n // op.cta_group + skipped}
+    return {f"{name}_desc": operand_extent(described, name, count) for name, count in rows.items()}
+
+
+def column_counts(described: InstructionDescriptor) -> dict[str, int]:
+    """Return the columns of tensor memory from their addresses on that the operands of an mma reach, by the names of `mma`.
+
+    Args:
+        described: What the instruction descriptor says.
+    """
+    op = described.product
+    layout = accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse)
+    bits = 8 if op.kind in PADDED_KINDS else op.a.bits
+    counts = {"d": op.n // layout.parts, "a_tmem": op.matrix_shape("a")[1] * bits // 32}
+    if op.sparse:
+        counts["sp_meta"] = int(metadata_cells(layout, op.k, bits).column.max()) + described.selector + 1
+    if op.scaling is not None:
+        columns_of_b = op.n // 2 if layout.name == "B" else op.n
+        for name, rows, byte_id in (
+            ("scale_a", layout.cta_rows, described.scale_a_id), ("scale_b", columns_of_b, described.scale_b_id),
+        ):  # fmt: skip
+            counts[name] = int(scale_cells(rows, op.scaling.count, byte_id).column.max()) + 1
+    return counts
+
+
+BAND = 16  # lanes whose cells of a column are followed together where the asynchronous protocol is checked
+BANDS = LANES // BAND
+
+
+class OperandCells(NamedTuple):
+    """The cells of an operand of an mma in one CTA, from its address on."""
+
+    name: str
+    bands: np.ndarray
+    columns: int
+
+
+def operand_cells(described: InstructionDescriptor) -> tuple[OperandCells, ...]:
+    """Return the cells of tensor memory that an mma may use for its operands.
+
+    Args:
+        described: What the instruction descriptor says.
+    """
+    op = described.product
+    lanes = multiplicand_lanes(accumulator_layout(op.m, op.cta_group, ws=op.ws, sparse=op.sparse))
+    bands: dict[str, np.ndarray] = dict.fromkeys(("d", "a_tmem"), np.unique(lanes // BAND))
+    return tuple(OperandCells(name, bands.get(name, np.arange(BANDS)), count) for name, count in column_counts(described).items())
+
+
 class _Operands:
     """The memories of one mma, and how its operands are read from them."""
 

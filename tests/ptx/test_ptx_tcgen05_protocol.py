@@ -21,7 +21,7 @@ from support.tcgen05_protocol_kernels import (
 
 from tcemu import ptx
 from tcemu.base.errors import UndefinedBehaviour
-from tcemu.ptx.tensor.tcgen05_faults import Tcgen05Fault
+from tcemu.instructions.tcgen05_faults import Tcgen05Fault
 
 PLANTED, BATCH = 200, 20
 

@@ -238,7 +238,6 @@ def test_a_bulk_copy_with_a_mask_of_bytes():
     np.testing.assert_array_equal(found, expected)
 
 
-MATRIX, IMAGE = ((64, 10), (32, 1)), {"corners": ((0, 0), (0, 0))}
 COPY = "@%p1 cp.async.bulk.tensor"
 WRONG = {
     "rows of a cube": (f"{COPY}.3d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes [%r2], [%rd2, {{%r4, %r4, %r4}}], [%r3];",
@@ -267,7 +266,7 @@ WRONG = {
 @pytest.mark.parametrize("name", sample_cases(WRONG, {"two rows", "no offsets", "rows on Hopper", "rows of a cube"}))
 def test_what_is_wrong_is_named(name):
     statement, error, said, target = WRONG[name]
-    tensor = ptx.TensorMap(np.zeros((2, 5, 6, 24), np.uint16), "f16", (24, 6, 5, 2), (16, 8), **IMAGE)
+    tensor = ptx.TensorMap(np.zeros((2, 5, 6, 24), np.uint16), "f16", (24, 6, 5, 2), (16, 8), corners=((0, 0), (0, 0)))
     with pytest.raises(error, match=said):
         launch(statement, tensor, target=target)
 

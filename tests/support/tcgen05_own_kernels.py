@@ -168,7 +168,7 @@ def scale_bytes(rows: int, count: int, first: int) -> Iterator[tuple[int, int, i
 
 def put_scales(cells: np.ndarray, column: int, values: np.ndarray, first: int, quarters: tuple[int, ...] = (0, 1, 2, 3)) -> None:
     """Write scales, codes [rows, scales], to the quarters of a block's tensor memory."""
-    for x, s, lane, at, byte in scale_bytes(*values.shape, first):
+    for x, s, lane, at, byte in scale_bytes(values.shape[0], values.shape[1], first):
         for quarter in quarters:
             word = int(cells[lane + 32 * quarter, column + at])
             word = word & ~(0xFF << 8 * byte) | int(values[x, s]) << 8 * byte
@@ -226,7 +226,7 @@ def product_kernel(spelling: str, **given: Any) -> OwnKernel:
     if chosen.a_in == "tensor":
         put_a(op, a, chosen.lane, cells)
     fields = put_metadata(op, chosen, rng, cells) if op.sparse else None
-    scales = put_all_scales(op, chosen, rng, cells) if op.scaling is not None else {}
+    scales: dict[str, Any] = put_all_scales(op, chosen, rng, cells) if op.scaling is not None else {}
     cells = cells.astype(np.uint32)
     described = InstructionDescriptor(
         op, negate_a=chosen.negate, selector=chosen.selector, scale_a_id=chosen.ids[0], scale_b_id=chosen.ids[1],
@@ -292,7 +292,7 @@ def put_metadata(op: Tcgen05Product, chosen: Choices, rng: np.random.Generator, 
     return fields
 
 
-def put_all_scales(op: Tcgen05Product, chosen: Choices, rng: np.random.Generator, cells: np.ndarray) -> dict[str, np.ndarray]:
+def put_all_scales(op: Tcgen05Product, chosen: Choices, rng: np.random.Generator, cells: np.ndarray) -> dict[str, Any]:
     """Write random scales; return them as `dot` takes them."""
     scaling = op.require_scaling()
     bias = scaling.format.bias << scaling.format.mantissa_bits

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
+from tcemu.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.cuda_source import Source, read_module
@@ -30,7 +31,6 @@ from tcemu.ptx.simt.special_registers import SM_COUNT
 from tcemu.ptx.simt.tensor_memory_state import BYTES as TENSOR_MEMORY_BYTES
 from tcemu.ptx.simt.tensor_memory_state import FREE, PIECE, TENSOR_MEMORY_KEY, new_tensor_memory
 from tcemu.ptx.tensor.cluster_launch_control import LAUNCH_KEY, PendingClusters
-from tcemu.ptx.tensor.tcgen05_faults import Tcgen05Fault
 from tcemu.ptx.tensor.tcgen05_protocol import tcgen05_protocol
 from tcemu.ptx.tensor.wgmma_protocol import wgmma_protocol
 from tcemu.ptx.text.module import Function, Module

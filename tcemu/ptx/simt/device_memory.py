@@ -78,7 +78,10 @@ def replace_rank(address: Array, rank: Array) -> Array:
 
 def gather_words(words: Array, index: Array, count: int) -> list[Array]:
     """Return `count` consecutive words from each index on; 0 beyond the end."""
-    return [words.at[index + np.int32(i)].get(mode="fill", fill_value=0) for i in range(count)]
+    if count == 1:
+        return [words.at[index].get(mode="fill", fill_value=0)]
+    runs = words.at[index[..., None] + np.arange(count, dtype=np.int32)].get(mode="fill", fill_value=0)  # one gather compiles fastest
+    return [runs[..., i] for i in range(count)]
 
 
 def extract_element(words: list[Array], address: Array, bits: int) -> Array:
@@ -120,9 +123,10 @@ def scatter_runs(words: Array, index: Array, values: Sequence[Array], mask: Arra
         words = words.at[index].set(words.dtype.type(0), mode="drop").at[index].max(number, mode="drop")
         wins = words.at[index].get(mode="fill", fill_value=0) == number
         index = jnp.where(wins, index, end)
-    for i, value in enumerate(values):
-        words = words.at[index + np.int32(i)].set(value.ravel(), mode="drop")
-    return words
+    if len(values) == 1:
+        return words.at[index].set(values[0].ravel(), mode="drop")
+    runs = jnp.stack([value.ravel() for value in values], axis=-1)  # one scatter compiles fastest
+    return words.at[index[:, None] + np.arange(len(values), dtype=np.int32)].set(runs, mode="drop")
 
 
 def scatter_element(words: Array, index: Array, address: Array, value: Array, mask: Array, bits: int, exclusive: bool = False) -> Array:

@@ -23,7 +23,7 @@ from tcemu.base.errors import Unsupported
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.instruction_interface import Context, Step
 from tcemu.ptx.simt import shared_memory_checks as pending
-from tcemu.ptx.simt.device_memory import gather_words, locate_in_rooms, replace_rank, scatter_words
+from tcemu.ptx.simt.device_memory import gather_words, locate_in_rooms, replace_rank, scatter_runs
 from tcemu.ptx.simt.faults import Message, Misaligned, OutOfBounds
 from tcemu.ptx.tensor.mbarriers import Arrivals, BarrierUpdate, arrive, arrive_after_copies, complete_bytes, update_barriers
 from tcemu.ptx.tensor.statement_forms import Choices, InstructionForm, constant_operand, match_form, note_fault, slot
@@ -266,9 +266,7 @@ def load_units(machine: Machine, space: str, source: Array) -> list[Array]:
 def store_units(machine: Machine, space: str, values: list[Array], target: Array, active: Array) -> Machine:
     """Store the four words of each active lane at `target`, uint64[blocks, lanes]."""
     words, index = unit_words(machine, space, target)
-    for i, value in enumerate(values):
-        words = scatter_words(words, index + np.int32(i), value, active)
-    return machine.with_words(space, words)
+    return machine.with_words(space, scatter_runs(words, index, values, active))
 
 
 def _copy_masked_units(machine: Machine, spaces: tuple[str, str], source: Array, target: Array, active: Array, mask: Array) -> Machine:

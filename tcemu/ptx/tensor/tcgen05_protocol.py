@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.errors import UndefinedBehaviour
-from tcemu.instructions.tcgen05 import PADDED_KINDS
+from tcemu.instructions.tcgen05 import BAND, BANDS, PADDED_KINDS, OperandCells, operand_cells, shared_extents
+from tcemu.instructions.tcgen05_faults import Tcgen05Fault, is_pipelined
 from tcemu.isa.families import LANES
 from tcemu.isa.tcgen05 import LONG_K, Tcgen05, Tcgen05Allocation, Tcgen05Commit, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Shift
 from tcemu.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
@@ -35,7 +36,6 @@ from tcemu.layouts.tensor_memory import (
     copy_lanes,
     metadata_cells,
     move_cells,
-    multiplicand_lanes,
     scale_cells,
 )
 from tcemu.layouts.tensor_memory import LANES as TENSOR_LANES
@@ -46,13 +46,9 @@ from tcemu.ptx.simt.device_memory import RANK_MASK, RANK_SHIFT, ROOM_BITS, SHARE
 from tcemu.ptx.simt.tensor_memory_state import PIECE
 from tcemu.ptx.tensor.mbarriers import PHASE_SHIFT
 from tcemu.ptx.tensor.statement_forms import BoundStatement, bind_operands, vector_elements
-from tcemu.ptx.tensor.tcgen05_faults import Tcgen05Fault
-from tcemu.ptx.tensor.tcgen05_statements import column_counts, shared_extents
 from tcemu.ptx.text.module import Address, Operand, Register, Sink, nested_operands
 
 WORK, STORES, LOADS = range(3)  # the streams of a warp
-BAND = 16  # lanes whose cells of a column have one record
-BANDS = TENSOR_LANES // BAND
 UNIT = 16  # bytes of shared memory that have one record
 NEVER = -1
 ORDERING_QUALIFIERS = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
@@ -471,7 +467,7 @@ class Tcgen05Protocol:
             idesc = int(values["idesc"][at])
             described, layout = _describe_product(op, idesc)
             mask = None if masks is None else int(masks[at])
-            extents = shared_extents(described, layout, mask)
+            extents = shared_extents(described, mask)
             for name, words in descriptors.items():
                 self._read_shared(event, at, name, int(words[at]), extents[name][:3], op.cta_group, long_k=described.product.k == LONG_K)
             addresses = {name: int(array[at]) for name, array in values.items() if name != "idesc"}
@@ -588,7 +584,7 @@ class Tcgen05Protocol:
             pending = (self.writes.stream[access.cells] == own) & (self.writes.number[access.cells] > known[own])
             for tag in np.unique(self.tags[access.cells][pending]):
                 before = self.signatures[int(tag)]
-                if not _is_pipelined(before, signature, is_read=access.name not in ("", "d")):
+                if not is_pipelined(before, signature, is_read=access.name not in ("", "d")):
                     self._forbid(event, *thread, Tcgen05Fault.UNORDERED_WORK, f"{before[0]} of the same thread")
         for access in written:
             pending = (self.reads.stream[access.cells] == own) & (self.reads.number[access.cells] > known[own])
@@ -692,12 +688,9 @@ def _describe_product(op: Tcgen05Mma, idesc: int) -> tuple[InstructionDescriptor
 
 
 @lru_cache(maxsize=256)
-def _product_cells(op: Tcgen05Mma, idesc: int) -> tuple[tuple[str, np.ndarray, int], ...]:
-    """Return the operands of a product in tensor memory: their names, bands and numbers of columns."""
-    described, layout = _describe_product(op, idesc)
-    lanes = multiplicand_lanes(layout)
-    bands: dict[str, np.ndarray] = dict.fromkeys(("d", "a_tmem"), np.unique(lanes // BAND))
-    return tuple((name, bands.get(name, np.arange(BANDS)), count) for name, count in column_counts(described, layout).items())
+def _product_cells(op: Tcgen05Mma, idesc: int) -> tuple[OperandCells, ...]:
+    """Return the operands of a product in tensor memory."""
+    return operand_cells(_describe_product(op, idesc)[0])
 
 
 @lru_cache(maxsize=4096)
@@ -705,19 +698,6 @@ def _descriptor_units(value: int, major: str, lines: int, units: int) -> np.ndar
     """Return the 16-byte units of shared memory that a descriptor names."""
     words = np.array([value & 0xFFFFFFFF, value >> 32], np.uint32)
     return np.unique(np.asarray(tcgen05_unit_addresses(decode_tcgen05_descriptor(words), major, lines, units)) // UNIT)
-
-
-# pairs that the tensor core executes in order by themselves: PTX ISA 9.7.16.6.2
-PIPELINED = frozenset({("copy", "product"), ("shift", "product"), ("shift", "copy"), ("product", "shift")})
-
-
-def _is_pipelined(first: tuple, second: tuple, *, is_read: bool) -> bool:
-    """Return True if the second statement, of the same thread, comes after what the first writes."""
-    if first[0] == second[0] == "product":
-        return not is_read and first == second
-    if (first[0], second[0]) == ("shift", "copy"):
-        return second[1] == "4x256b"
-    return first[:1] == second[:1] or (first[0], second[0]) in PIPELINED
 
 
 def tcgen05_protocol(

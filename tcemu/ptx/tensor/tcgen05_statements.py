@@ -24,6 +24,7 @@ from jax import Array, lax
 
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.instructions import tcgen05
+from tcemu.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.isa.families import LANES
 from tcemu.isa.legality import manual_section
 from tcemu.isa.tcgen05 import (
@@ -36,19 +37,16 @@ from tcemu.isa.tcgen05 import (
     Tcgen05Move,
     Tcgen05Shift,
 )
-from tcemu.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
+from tcemu.isa.tcgen05_descriptors import decode_instruction_descriptor
 from tcemu.layouts.shared_memory import is_outside
 from tcemu.layouts.tcgen05_memory import decode_tcgen05_descriptor, tcgen05_unit_addresses
 from tcemu.layouts.tensor_memory import (
     COLUMNS,
     QUARTER,
     SHIFT_COLUMNS,
-    AccumulatorLayout,
     accumulator_layout,
     copy_lanes,
-    metadata_cells,
     move_cells,
-    scale_cells,
 )
 from tcemu.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.ptx.simt import tensor_memory_state as memory
@@ -67,7 +65,6 @@ from tcemu.ptx.tensor.statement_forms import (
     vector_elements,
     write_registers,
 )
-from tcemu.ptx.tensor.tcgen05_faults import Tcgen05Fault
 from tcemu.ptx.text.module import Address, Operand, Statement
 
 if TYPE_CHECKING:
@@ -446,9 +443,9 @@ def _prepare_product(bound: BoundStatement[Tcgen05Mma]) -> Step:
         described = decode_instruction_descriptor(op, idesc)
         layout = accumulator_layout(described.product.m, op.cta_group, ws=op.ws, sparse=op.sparse)
         values = _read_operands(machine, bound)
-        extents = shared_extents(described, layout, mask)
+        extents = tcgen05.shared_extents(described, mask)
         extents = {name: extent for name, extent in extents.items() if name in values}
-        columns = {name: count for name, count in column_counts(described, layout).items() if name in values}
+        columns = {name: count for name, count in tcgen05.column_counts(described).items() if name in values}
 
         def multiply(values: Values, shared: Array, cells: Array) -> tuple[Array, Array]:
             wrong = [_leaves_shared_memory(values[name], shared, *extent[:3]) for name, extent in extents.items()]
@@ -490,30 +487,6 @@ def _read_operands(machine: Machine, bound: BoundStatement[Tcgen05Mma]) -> Value
         words = vector_elements(operands["disable_output_lane"])
         values["disable_output_lane"] = jnp.stack([machine.read(word, "b32") for word in words], axis=-1)
     return values
-
-
-def shared_extents(described: InstructionDescriptor, layout: AccumulatorLayout, mask: int | None) -> dict[str, tcgen05.OperandExtent]:
-    """Return what the descriptors of A and B reach in the shared memory of one block."""
-    op = described.product
-    skipped = 0 if mask is None else tcgen05.zero_columns(mask, op.m, op.n)[1]
-    rows = {"a": layout.cta_rows, "b": op.n // op.cta_group + skipped}
-    return {f"{name}_desc": tcgen05.operand_extent(described, name, count) for name, count in rows.items()}
-
-
-def column_counts(described: InstructionDescriptor, layout: AccumulatorLayout) -> dict[str, int]:
-    """Return the columns of tensor memory from their addresses on that the operands of an mma reach."""
-    op = described.product
-    bits = 8 if op.kind in tcgen05.PADDED_KINDS else op.a.bits
-    counts = {"d": op.n // layout.parts, "a_tmem": op.matrix_shape("a")[1] * bits // 32}
-    if op.sparse:
-        counts["sp_meta"] = int(metadata_cells(layout, op.k, bits).column.max()) + described.selector + 1
-    if op.scaling is not None:
-        columns_of_b = op.n // 2 if layout.name == "B" else op.n
-        for name, rows, byte_id in (
-            ("scale_a", layout.cta_rows, described.scale_a_id), ("scale_b", columns_of_b, described.scale_b_id),
-        ):  # fmt: skip
-            counts[name] = int(scale_cells(rows, op.scaling.count, byte_id).column.max()) + 1
-    return counts
 
 
 PREPARE: dict[str, Prepare] = {"tcgen05": prepare_tcgen05}

@@ -55,7 +55,7 @@ BOX_ALIGNMENT = 128  # alignment of what is copied, in shared memory in bytes
 GATHERED_ROWS = 4  # of gather4 and scatter4
 DIMENSION_SLOT = slot("dim", "1d 2d 3d 4d 5d", required=True)
 GROUP_SLOT = slot("group", "cta_group::1 cta_group::2")
-OPEN_MODES = dict.fromkeys(
+OPEN_MODES: dict[str, str] = dict.fromkeys(
     ("im2col::w", "im2col::w::128"), "where its halo elements lie in shared memory is in figures of the manual alone; im2col is supported"
 )
 COPY_FORM = InstructionForm(
@@ -157,10 +157,10 @@ class TensorBox(NamedTuple):
     swizzle: Array  # mask of the bits of an address from bit 7 on that are added to lower ones, int64
     swizzle_shift: Array  # lowest bit that they are added to, int64
     flips: Array  # the halves of each unit change places in every second line of 128 bytes, bool
-    dims: Array  # sizes of the tensor, int64[..., 5]
-    strides: Array  # strides of the tensor in bytes, int64[..., 5]; that of the elements, the first, is not used
-    boxes: Array  # elements of the box, int64[..., 5]; channels and pixels of an im2col map
-    steps: Array  # steps of the box in elements, int64[..., 5]
+    dims: Array  # sizes of the tensor, int64[..., rank]
+    strides: Array  # strides of the tensor in bytes, int64[..., rank]; that of the elements, the first, is not used
+    boxes: Array  # elements of the box, int64[..., rank]; channels and pixels of an im2col map
+    steps: Array  # steps of the box in elements, int64[..., rank]
     is_im2col: Array  # bool
     lower: Array  # lower corner of the bounding box of an im2col map, int64[..., 3], width first
     upper: Array  # upper corner, from the tensor's end
@@ -171,22 +171,21 @@ class TensorBox(NamedTuple):
         return jnp.prod(self.boxes, axis=-1) // self.unit_elements
 
 
-def decode_tensor_map(words: Array) -> TensorBox:
-    """Decode the words of tensor maps, uint32[..., 32]."""
+def decode_tensor_map(words: Array, axes: int) -> TensorBox:
+    """Decode the words of tensor maps, uint32[..., 32], as maps of `axes` dimensions."""
     field = lambda name: words[..., maps.KIND_WORD] >> np.uint32(maps.FIELD_SHIFTS[name]) & np.uint32(0xFF)
     rank = (field("rank") & np.uint32(maps.IM2COL - 1)).astype(jnp.int64)
     is_im2col = field("rank") & np.uint32(maps.IM2COL) != 0
-    absent = jnp.arange(maps.MAX_RANK) >= rank[..., None]
-    five = lambda at: jnp.where(absent, 1, words[..., at : at + maps.MAX_RANK].astype(jnp.int64))
+    each = lambda at: words[..., at : at + axes].astype(jnp.int64)
     wide = lambda at: words[..., at].astype(jnp.uint64) | words[..., at + 1].astype(jnp.uint64) << np.uint64(32)
-    strides = jnp.stack([rank, *(wide(maps.STRIDE_WORDS + 2 * axis).astype(jnp.int64) for axis in range(maps.MAX_RANK - 1))], axis=-1)
-    steps = jnp.where(jnp.arange(maps.MAX_RANK) == 0, 1, jnp.maximum(five(maps.ELEMENT_STRIDE_WORDS), 1))
+    strides = jnp.stack([rank, *(wide(maps.STRIDE_WORDS + 2 * axis).astype(jnp.int64) for axis in range(axes - 1))], axis=-1)
+    steps = jnp.where(jnp.arange(axes) == 0, 1, jnp.maximum(each(maps.ELEMENT_STRIDE_WORDS), 1))
     mode, atom = field("swizzle_mode"), field("swizzle_atomicity")
     element = (field("elemtype") & np.uint32(0xF)).astype(jnp.int64)
     look_up = lambda values: jnp.asarray(np.array(values, np.int64))[element]
     bits = look_up([maps.BITS.get(name or "", 8) for name in maps.ELEMENT_TYPES])
     doublings = jnp.asarray([size.bit_length() - 5 for size in maps.ATOMS], jnp.int64)[atom & 3]
-    boxes = five(maps.BOX_WORDS)
+    boxes = each(maps.BOX_WORDS)
     corners = words[..., maps.CORNER_WORDS : maps.CORNER_WORDS + maps.MAX_RANK - 2].astype(jnp.int32)
     return TensorBox(
         start=wide(maps.ADDRESS_WORD),
@@ -197,9 +196,9 @@ def decode_tensor_map(words: Array) -> TensorBox:
         swizzle=((np.int64(1) << (mode & 3).astype(jnp.int64)) - 1) >> doublings,
         swizzle_shift=4 + doublings,
         flips=atom == maps.FLIPPING_ATOM,
-        dims=five(maps.DIMENSION_WORDS),
-        strides=jnp.where(absent, 0, strides),
-        boxes=jnp.where(is_im2col[..., None], jnp.where(jnp.arange(maps.MAX_RANK) < 2, boxes, 1), -(-boxes // steps)),
+        dims=each(maps.DIMENSION_WORDS),
+        strides=strides,
+        boxes=jnp.where(is_im2col[..., None], jnp.where(jnp.arange(axes) < 2, boxes, 1), -(-boxes // steps)),
         steps=steps,
         is_im2col=is_im2col,
         lower=(corners << 16 >> 16).astype(jnp.int64),
@@ -264,18 +263,18 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
 
     def execute(machine: Machine) -> Machine:
         active = machine.active
-        boxes, machine = _read_boxes(machine, statement, bound.tensor, rank, mode, section)
+        words, boxes, machine = _read_boxes(machine, statement, bound.tensor, rank, mode, section)
         machine = _check_types(machine, statement, boxes, to_global, tuple(atomics), section)
         address = machine.address(bound.address)
         machine = _check_boxes(machine, statement, address, boxes, section)
         read = lambda operand, kind, dtype: machine.read(operand, kind).astype(dtype).astype(jnp.int64)
         numbers = [read(each, "s32", jnp.int32) for each in coordinates]
-        values = boxes._asdict() | {"address": address}
+        values = {"map": words, "address": address}  # few values, since each is gathered for the issuing threads
         if mode.startswith("tile::"):
             values["rows"], numbers = jnp.stack(numbers[1:], axis=-1), numbers[:1]
         if mode == "im2col":
             values["offsets"] = jnp.stack([read(each, "b16", jnp.uint16) for each in bound.offsets], axis=-1)
-        numbers += [jnp.zeros(active.shape, jnp.int64)] * (maps.MAX_RANK - len(numbers))
+        numbers += [jnp.zeros(active.shape, jnp.int64)] * (rank - len(numbers))
         values["coordinates"] = jnp.stack(numbers, axis=-1)
         machine = _check_tensors(machine, statement, boxes, values["coordinates"], mode, section)
         if bound.mask is not None:
@@ -296,13 +295,16 @@ def _element_operations(statement: Statement, context: Context, operation: str) 
     return {maps.TYPE_NUMBERS[kind]: make(name) for kind, name in names.items()}
 
 
-def _read_boxes(machine: Machine, statement: Statement, tensor: Address, rank: int, mode: str, section: str) -> tuple[TensorBox, Machine]:
-    """Read the tensor maps of the threads. Returns them, and the machine with the threads active whose maps are valid."""
-    words, machine = machine.load("", machine.address(replace(tensor, coordinates=None)), "b32", maps.MAP_BYTES // 4, maps.ALIGNMENT)
+def _read_boxes(
+    machine: Machine, statement: Statement, tensor: Address, rank: int, mode: str, section: str
+) -> tuple[Array, TensorBox, Machine]:
+    """Read the tensor maps of the threads. Returns their words and fields, and the machine with the threads active whose maps are valid."""
+    place = machine.address(replace(tensor, coordinates=None))
+    words, machine = _load_maps(machine, place)
     missing = f"there is no tensor map of tcemu.ptx.TensorMap at the address. {section}"
-    is_map, place = words[0] == maps.MAGIC, machine.address(tensor)
+    is_map = words[..., 0] == maps.MAGIC
     machine = note_undefined(machine, ~is_map, missing, statement, place)
-    boxes = decode_tensor_map(jnp.stack(words, axis=-1))
+    boxes = decode_tensor_map(words, rank)
     machine = note_undefined(machine, is_map & (boxes.rank != rank), f"the tensor map has another rank. {section}", statement, place)
     fits = is_map & (boxes.rank == rank)
     other = boxes.is_im2col != mode.startswith("im2col")
@@ -313,8 +315,31 @@ def _read_boxes(machine: Machine, statement: Statement, tensor: Address, rank: i
         several = boxes.boxes[..., 1] != 1
         machine = note_undefined(machine, fits & several, f"the box must have one row. {section}", statement, place)
         fits &= ~several
-        boxes = boxes._replace(boxes=boxes.boxes.at[..., 1].set(GATHERED_ROWS))
-    return boxes, machine.restrict_active(fits)
+        boxes = _gather_rows(boxes)
+    return words, boxes, machine.restrict_active(fits)
+
+
+def _gather_rows(boxes: TensorBox) -> TensorBox:
+    """Return the boxes of gather4 and scatter4: four rows in place of one."""
+    return boxes._replace(boxes=boxes.boxes.at[..., 1].set(GATHERED_ROWS))
+
+
+def _decode_copy(copy: CopyValues, mode: str) -> CopyValues:
+    """Return the values of the issuing threads with the fields of their maps."""
+    boxes = decode_tensor_map(copy["map"], copy["coordinates"].shape[-1])
+    return copy | (_gather_rows(boxes) if mode.startswith("tile::") else boxes)._asdict()
+
+
+def _load_maps(machine: Machine, address: Array) -> tuple[Array, Machine]:
+    """Load the words of the tensor maps at generic addresses, uint32[blocks, threads, 32]; zeros where there is none."""
+    count = maps.MAP_BYTES // 4
+    parts, machine = machine.split_access("", address, maps.MAP_BYTES, maps.ALIGNMENT)
+    words = jnp.zeros((*address.shape, count), jnp.uint32)
+    for room, first, mask in parts:
+        if room != "shared":  # where no tensor copy reads its map
+            found = machine.words(room).at[first[..., None] + np.arange(count, dtype=np.int32)].get(mode="fill", fill_value=0)
+            words = jnp.where(mask[..., None], found, words)
+    return words, machine
 
 
 def _check_types(
@@ -410,7 +435,7 @@ def _row_coordinates(box: TensorBox, copy: CopyValues, row: Array, mode: str) ->
     if mode.startswith("im2col"):
         return _pixel_coordinates(box, given, copy.get("offsets"), row)
     found = []
-    for axis in range(1, maps.MAX_RANK):
+    for axis in range(1, given.shape[-1]):
         count = box.boxes[:, axis, None]
         found.append(given[:, axis, None] + row % count * box.steps[:, axis, None])
         row = row // count
@@ -423,22 +448,16 @@ def _pixel_coordinates(box: TensorBox, given: Array, offsets: Array | None, pixe
     The pixels of an image's bounding box follow one another by the steps of the map, width first; behind the last one the next image
     begins at the lower corner. The offsets move each pixel within the filter.
     """
-    found, carry = [], pixel
-    for i in range(maps.MAX_RANK - 2):
-        spatial = (box.rank > i + 2)[:, None]  # a dimension between the channels and the images
-        step, lower = box.steps[:, i + 1, None], box.lower[:, i, None]
-        last, start = box.dims[:, i + 1, None] - 1 + box.upper[:, i, None], given[:, i + 1, None]
+    found, carry, images = [], pixel, given.shape[-1] - 1
+    for axis in range(1, images):
+        step, lower = box.steps[:, axis, None], box.lower[:, axis - 1, None]
+        last, start = box.dims[:, axis, None] - 1 + box.upper[:, axis - 1, None], given[:, axis, None]
         count = jnp.maximum((last - lower) // step + 1, 1)
         left = (last - start) // step + 1  # pixels from the first one to the end of its row
         at = jnp.where(carry < left, start + carry * step, lower + (carry - left) % count * step)
-        beyond = jnp.where(carry < left, 0, 1 + (carry - left) // count)
-        if offsets is not None and i < offsets.shape[-1]:
-            at += offsets[:, i, None]
-        images = start + carry  # where this dimension is that of the images
-        found.append(jnp.where(spatial, at, jnp.where((box.rank == i + 2)[:, None], images, 0)))
-        carry = jnp.where(spatial, beyond, carry)
-    found.append(jnp.where((box.rank == maps.MAX_RANK)[:, None], given[:, maps.MAX_RANK - 1, None] + carry, 0))
-    return found
+        found.append(at if offsets is None else at + offsets[:, axis - 1, None])
+        carry = jnp.where(carry < left, 0, 1 + (carry - left) // count)
+    return [*found, given[:, images, None] + carry]
 
 
 def _byte_masks(within: Array) -> list[Array]:
@@ -471,6 +490,7 @@ def _round_to_tf32(word: Array) -> Array:
 
 def _load_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
     """Copy from global to shared memory, for each block that has a copy."""
+    copy = _decode_copy(copy, mode)
 
     def load(machine: Machine, unit: Array, present: Array) -> Machine:
         places = _locate_units(machine, copy, unit, present, mode)
@@ -513,6 +533,7 @@ def _store_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
     Neighbouring units share a word, which is the last word of one and the first of the other. Each index of a word is stored separately, so
     both parts are kept.
     """
+    copy = _decode_copy(copy, mode)
 
     def store(machine: Machine, unit: Array, present: Array) -> Machine:
         places = _locate_units(machine, copy, unit, present, mode)
@@ -534,6 +555,7 @@ def _store_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
 
 def _reduce_boxes(machine: Machine, copy: CopyValues, *, mode: str, atomics: dict[int, Atomic]) -> Machine:
     """Reduce from shared into global memory, element by element, for each block that has a reduction."""
+    copy = _decode_copy(copy, mode)
 
     def reduce_units(machine: Machine, unit: Array, present: Array) -> Machine:
         places = _locate_units(machine, copy, unit, present, mode)

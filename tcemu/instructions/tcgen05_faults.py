@@ -93,3 +93,22 @@ class Tcgen05Fault(Enum):
     def message(self, *words: object) -> str:
         """Return the text of the fault with its words and its section."""
         return f"{self.value.text.format(*words)}. PTX ISA {self.value.section}"
+
+
+# pairs that the tensor core executes in order by themselves: PTX ISA 9.7.16.6.2
+PIPELINED = frozenset({("copy", "product"), ("shift", "product"), ("shift", "copy"), ("product", "shift")})
+
+
+def is_pipelined(first: tuple, second: tuple, *, is_read: bool) -> bool:
+    """Return True if the second statement, of the same thread, comes after what the first writes.
+
+    Args:
+        first: What the first one is: ("product", kind, .ws, M, N, address of D), ("copy", shape) or ("shift",).
+        second: What the second one is.
+        is_read: The second one reads the cells, and does not accumulate into them.
+    """
+    if first[0] == second[0] == "product":
+        return not is_read and first == second
+    if (first[0], second[0]) == ("shift", "copy"):
+        return second[1] == "4x256b"
+    return first[:1] == second[:1] or (first[0], second[0]) in PIPELINED
