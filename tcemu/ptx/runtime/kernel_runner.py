@@ -37,6 +37,7 @@ from tcemu.ptx.text.ptx_types import storage_dtype
 
 CHUNK_BYTES = 1 << 30  # registers, local and shared memory of the blocks that run at once
 STEP_LIMIT = 5_000_000
+WORKSPACE_BYTES = 8  # cooperative_groups/details/driver_abi.h: struct grid_workspace
 
 
 def run(
@@ -171,7 +172,19 @@ class _Launch:
         self.shared_words = align_up(self.shared_bytes, 16) // 4
         self.dynamic_bytes = shared_bytes
         self.notes: list[str] = []
+        self.workspace = self._add_workspace() if cooperative and kernel.reads("%envreg2") else 0
         self.runtime = RuntimeFunctions(inputs, add_heap(inputs) if "malloc" in kernel.runtime_functions else 0)
+
+    def _add_workspace(self) -> int:
+        """Add the memory of a cooperative launch that the driver gives to cooperative groups: its size and a barrier of the grid.
+
+        Returns:
+            Its address.
+        """
+        if len(self.inputs.parameters) > 1:
+            raise Unsupported("cases: a barrier of the grid serves one launch; run the cases one by one")
+        room = max(buffer.room for buffer in self.inputs.buffers) + 1
+        return self.inputs.add_buffer("the grid's workspace", room, np.array([WORKSPACE_BYTES, 0], np.uint32).view(np.uint8)).address
 
     def blocks_per_chunk(self) -> int:
         """Return the number of blocks that run at once, whole clusters."""
@@ -246,7 +259,7 @@ class _Launch:
         shape = (len(numbers), self.padded_threads)
         blocks = np.stack(coordinates(numbers % self.blocks_per_case, self.grid), axis=-1)
         parameters = np.ascontiguousarray(self.inputs.parameters[numbers // self.blocks_per_case]).view(np.uint32)
-        sizes = (*self.block, *self.grid, self.shared_bytes, self.dynamic_bytes)
+        sizes = (*self.block, *self.grid, self.shared_bytes, self.dynamic_bytes, self.workspace % 2**32, self.workspace >> 32)
         return Machine(
             active=jax.device_put(np.ones(shape, bool)),
             registers={},
