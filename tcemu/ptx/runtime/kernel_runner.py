@@ -13,6 +13,7 @@ from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.cuda_source import Source, read_module
+from tcemu.ptx.linker.compiled_statements import forget_cleared_programs
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
 from tcemu.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape
@@ -96,8 +97,6 @@ def run(
         StepLimit: The kernel executed more statements than `step_limit`.
         TypeError, ValueError: An argument does not fit.
     """
-    if not isinstance(text, str | Module):
-        raise TypeError(f"text: got {type(text).__name__}; expected PTX as a string, or a module of tcemu.ptx.parse or tcemu.ptx.compile")
     module = read_module(text, target, entry, options)
     function = find_entry(module, entry)
     target = _compatible_target(module, target)
@@ -105,6 +104,7 @@ def run(
     if cases is not None and cases < 1:
         raise ValueError(f"cases: got {cases}; expected 1 or more, or None")
     with jax.enable_x64(True):
+        forget_cleared_programs()
         kernel = link(module, function, target, checked, shape.cluster_size)
         inputs = place_arguments(kernel, args, cases)
         launch = _Launch(kernel, inputs, shape, shared_bytes, cooperative)
