@@ -42,14 +42,7 @@ def main() -> int:
             wrong += int((np.asarray(words)[:SAMPLE] != reference.unary(name, x[:SAMPLE], flush)).sum())
             label = name + ".ftz" * flush
             lines.append(
-                {
-                    "function": label,
-                    "count": COUNT,
-                    "first_call_s": first,
-                    "best_s": seconds,
-                    "rate": COUNT / seconds,
-                    "cpu_s_each": min(each),
-                }
+                {"function": label, "count": COUNT, "first_call_s": first, "best_s": seconds, "rate": COUNT / seconds, "cpu_s_each": min(each)}
             )
             print(f"{label:>10} {first:>13.2f} {1e3 * seconds:>9.2f} {COUNT / seconds:>9.2g} {1e9 * min(each):>12.1f}", flush=True)
     return finish(args, machine, lines, wrong, f"{SAMPLE} words of each")

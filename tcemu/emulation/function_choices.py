@@ -101,9 +101,7 @@ def decide_function(policy: FunctionPolicy, function: Function) -> FunctionDecis
         choice, why = policy(function), "the policy leaves it"
     else:
         assert isinstance(policy, tuple)  # as `as_function_policy` leaves rules
-        matching = (
-            (choice, f"the rule for {pattern_text(pattern)} leaves it") for pattern, choice in policy if _matches(pattern, function)
-        )
+        matching = ((choice, f"the rule for {pattern_text(pattern)} leaves it") for pattern, choice in policy if _matches(pattern, function))
         choice, why = next(matching, (None, NO_RULE))
     for dtype in (function.operand_dtype, function.dtype):
         if choice is not None and jnp.dtype(dtype).name not in FLOATS:

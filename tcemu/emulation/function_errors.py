@@ -63,9 +63,7 @@ def measure_function_errors(function: Function, decision: FunctionDecision, runs
     )
 
 
-def exact_function(
-    function: Function, x: np.ndarray | None, weight: np.ndarray | None = None, bias: np.ndarray | None = None
-) -> np.ndarray:
+def exact_function(function: Function, x: np.ndarray | None, weight: np.ndarray | None = None, bias: np.ndarray | None = None) -> np.ndarray:
     """Compute a function in float64, with an error of some units in the 52nd bit, which is 2^-20 of one in the last bit of f32."""
     operand = np.asarray(x, np.float64)
     with np.errstate(all="ignore"):

@@ -117,7 +117,9 @@ def find_functions(jaxpr: Jaxpr) -> dict[int, FunctionMatch]:
             if other.outvars
             and all((env[v] in inside or env[v].op == "scalar") and not any(v is operand for operand in operands) for v in other.outvars)
         )
-        found[number] = match = FunctionMatch(formula.kind, number, operands, formula.axis, formula.eps, formula.form, frozenset(numbers))
+        found[number] = match = FunctionMatch(
+            formula.kind, number, operands, formula.axis, formula.eps, formula.form, frozenset(numbers)
+        )
         inside_found |= {number, *match.interior}
         operands_found.update(_variables([v for v in operands if v is not None]))
     return dict(sorted(found.items()))
@@ -290,9 +292,7 @@ def _of_row(x: Expression, shape: tuple[int, ...], axis: int) -> Expression:
         if x.op != "broadcast_in_dim":
             fits = {inner.shape, x.shape} <= {reduced, kept}
         else:
-            fits = (
-                inner.shape == reduced and x.params[0] == kept_axes or inner.shape in (kept, shape) and x.params[0] == (*range(len(shape)),)
-            )
+            fits = inner.shape == reduced and x.params[0] == kept_axes or inner.shape in (kept, shape) and x.params[0] == (*range(len(shape)),)
         if not fits:
             return x
         x = inner

@@ -225,7 +225,9 @@ def _format_array(dtype: DTypeLike, shape: Sequence[int]) -> str:
     return f"{jnp.dtype(dtype).name}[{','.join(map(str, shape))}]"
 
 
-def _make_function(match: FunctionMatch, equation: JaxprEqn, path: str, repeats: int | None, origins: Sequence[Origin | None]) -> Function:
+def _make_function(
+    match: FunctionMatch, equation: JaxprEqn, path: str, repeats: int | None, origins: Sequence[Origin | None]
+) -> Function:
     """Describe a function to a policy. origins: origins of x and, for a norm, of the weight and the bias, or None."""
     x, out = match.operands[0].aval, equation.outvars[0].aval
     weights = [origin for origin in origins[1:] if origin is not None]

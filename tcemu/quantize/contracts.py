@@ -449,7 +449,9 @@ TWO_LEVELS = {
     "transformer_engine": _steps_of_rule(
         "transformer_engine", "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * min(1 / (s * (1 / g)), largest f32)"
     ),
-    "modelopt": _steps_of_rule("modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"),
+    "modelopt": _steps_of_rule(
+        "modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"
+    ),
     "torchao": _steps_of_rule("torchao", "t = amax / 2688; s = max((block amax / 6) / t, 2^-6); x / (t * s)"),
     "torchao 0.18": TwoLevelSteps(
         _decode_tensor, _torchao_block, "t = amax / 2688; s = clamp((block amax / 6) / t, 2^-6, 448); x * ((1 / t) / s)"

@@ -236,9 +236,7 @@ def test_only_what_is_needed_is_computed():
 
 def test_rules_choose_and_what_they_leave_is_said():
     fn = lambda x: jax.nn.silu(llama(jax.nn.gelu(x, approximate=False)))
-    reasons = lambda functions, x=X: {
-        e.function.kind: (e.replaced, e.reason) for e in tcemu.emulate(fn, None, functions=functions).report(x)
-    }
+    reasons = lambda functions, x=X: {e.function.kind: (e.replaced, e.reason) for e in tcemu.emulate(fn, None, functions=functions).report(x)}
     assert reasons("liger") == {
         "gelu": (False, "GELU by erf, and the kernel's form is tanh"), "rms_norm": (True, "liger"), "silu": (True, "liger"),
     }  # fmt: skip

@@ -24,8 +24,12 @@ REFUSED = {  # what no kernel may use, with words of the error, which names the 
         """struct A { __device__ virtual int f() { return 1; } }; struct B : A { __device__ int f() override { return 2; } };
         __global__ void k(int* x) { A* p = *x ? new A : new B; *x = p->f(); }""", "line .*call through a register", ONE,
     ),
-    "functions of another file": ("extern __device__ int g(int); __global__ void k(int* x) { *x = g(*x); }", "line .*not in the module", ONE),
-    "launches by a kernel": ("__global__ void c(int* x) { *x = 1; } __global__ void k(int* x) { c<<<1, 1>>>(x); }", "source.cu.*launch", ONE),
+    "functions of another file": (
+        "extern __device__ int g(int); __global__ void k(int* x) { *x = g(*x); }", "line .*not in the module", ONE,
+    ),
+    "launches by a kernel": (
+        "__global__ void c(int* x) { *x = 1; } __global__ void k(int* x) { c<<<1, 1>>>(x); }", "source.cu.*launch", ONE,
+    ),
     "128-bit integers": ("__global__ void k(int* x) { __int128 a = *x; *x = (int)(a * a >> 70); }", "source.cu.*128-bit", ONE),
     "host code": ("int main() { return 0; } __global__ void k(int* x) {}", "device code alone", ONE),
 }  # fmt: skip

@@ -128,9 +128,7 @@ def compare_with_torchao(name, blocks, seed):
             elements = np.where(elements & 0x7F == 0x7F, 0x7F, elements)
         else:
             with np.errstate(all="ignore"):
-                values = oracle.LIBRARIES[name][0](
-                    *((codes.view(np.float32), tensor.view(np.float32), "e2m1")[: 2 if "nv" in name else 3])
-                )[0]
+                values = oracle.LIBRARIES[name][0](*((codes.view(np.float32), tensor.view(np.float32), "e2m1")[: 2 if "nv" in name else 3]))[0]
             arose = np.isnan(values) & ~np.isnan(codes.view(np.float32))
         if scales.dtype == np.uint32:
             scales = np.where(np.isnan(scales.view(np.float32)), np.uint32(0x7FFFFFFF), scales)

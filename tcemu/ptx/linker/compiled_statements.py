@@ -7,7 +7,6 @@ share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -47,8 +46,8 @@ from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
 
 CARRY = "carry"  # the register of condition codes, CC.CF
 CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and memory maps
-# executions of a program, each of one thread, after which the time that optimised code saves exceeds the time of compiling it: measured with
-# products and copies of Triton's kernels, and with scalar operations
+# executions of a program, each of one thread, after which the time that optimised code saves exceeds the time of compiling it: measured
+# with products and copies of Triton's kernels, and with scalar operations
 STEP_PATIENCE, OPERATION_PATIENCE = 1_000_000, 8_000_000
 NO_CONSTANTS: list[tuple[int, ...]] = [()]
 

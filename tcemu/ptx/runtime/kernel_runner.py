@@ -70,8 +70,8 @@ def run(
         grid: Blocks, one to three numbers, x first.
         block: Threads of a block, one to three numbers, x first.
         args: Arguments in the order of the entry's parameters. For a pointer: a NumPy or JAX array of any dtype, which becomes a buffer of
-            its own at a multiple of 256, a `BufferPointer` into one, or a `PointerTable`. For a number: a Python or NumPy scalar in the range of the
-            parameter's type. For a struct by value: its bytes, or a NumPy value of as many bytes.
+            its own at a multiple of 256, a `BufferPointer` into one, or a `PointerTable`. For a number: a Python or NumPy scalar in the
+            range of the parameter's type. For a struct by value: its bytes, or a NumPy value of as many bytes.
         target: GPU whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100".
         shared_bytes: Dynamic shared memory.
         checked: Raise for what PTX leaves undefined.
