@@ -15,7 +15,7 @@ import numpy as np
 
 from tcemu.architectures.lookup import resolve_arithmetic
 from tcemu.arithmetic.model import Model
-from tcemu.formats import F32, S32, Format, array_codes, array_format, convert, to_float
+from tcemu.formats import F32, S32, Format, Rounding, array_codes, array_format, convert, to_float
 from tcemu.isa.families import Instruction
 from tcemu.products.gemm import gemm
 from tcemu.products.matmul import matmul
@@ -64,6 +64,7 @@ def assert_product_close(
     recipe: Recipe | str | None = None,
     scale: Any = None,
     order: str = "unknown",
+    rounding: Rounding = "RN",
 ) -> None:
     """Raise AssertionError unless a kernel's result is scale·(A·B) + C within the error of its arithmetic, or in its bits.
 
@@ -80,9 +81,10 @@ def assert_product_close(
         target: The GPU, as "H100"; also for a recipe that is given by its name.
         recipe: A `Recipe` or its name, in place of `op`.
         scale: What the kernel multiplies the product by, which broadcasts to [..., M, N], such as scale_a * scale_b; None: 1. A recipe's
-        own
-            scales are computed from a and b.
+            own scales are computed from a and b.
         order: "unknown" or "ascending".
+        rounding: How the kernel converts a and b to the instruction's formats, with `op`: "RN", or "RZ" for f32 operands that it passes to
+            a tf32 instruction as they are, as Triton does.
 
     Raises:
         AssertionError: The result is wrong.
@@ -91,7 +93,7 @@ def assert_product_close(
     """
     if order not in ("unknown", "ascending"):
         raise ValueError(f'order: got {order!r}; expected "unknown" or "ascending"')
-    product = _product(op, target, recipe)
+    product = _product(op, target, recipe, rounding)
     result, a, b = _as_numpy(actual), _as_numpy(a), _as_numpy(b)
     c, scale = (None if each is None else _as_numpy(each) for each in (c, scale))
     if order == "ascending" or (product.model.result == S32 and scale is None):
@@ -126,6 +128,7 @@ class _Product:
     recipe: Recipe | None = None
     op: Any = None
     target: str = ""
+    rounding: Rounding = "RN"
 
     def bits(self, a: np.ndarray, b: np.ndarray, c: np.ndarray | None, scale: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
         """Return the result in ascending order of K."""
@@ -133,13 +136,13 @@ class _Product:
             raise ValueError('scale: bits are promised for the product alone; leave the scale out, or say order="unknown"')
         if self.recipe is not None:
             return np.asarray(matmul(a, b, c, recipe=self.recipe, dtype=dtype))
-        total = np.asarray(gemm(a, b, c, op=self.op, target=self.target))
+        total = np.asarray(gemm(a, b, c, op=self.op, target=self.target, rounding=self.rounding))
         return total if total.dtype == dtype or total.dtype.kind == "i" else total.astype(dtype)
 
     def operands(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the values that the instruction multiplies, float64 [..., M, K] and [..., K, N], scales included."""
         if self.recipe is None:
-            return _round_values(a, self.op.a), _round_values(b, self.op.b)
+            return _round_values(a, self.op.a, self.rounding), _round_values(b, self.op.b, self.rounding)
         schemes = self.recipe.schemes
         rows = (a, np.swapaxes(b, -1, -2))
         left, right = (
@@ -154,16 +157,18 @@ class _Product:
         return None if promote is None else int(np.max(np.asarray(promote))) * self.products
 
 
-def _product(op: str | Instruction | None, target: str | None, recipe: Recipe | str | None) -> _Product:
+def _product(op: str | Instruction | None, target: str | None, recipe: Recipe | str | None, rounding: Rounding) -> _Product:
     if (op is None) == (recipe is None):
         raise ValueError("op, recipe: expected one of the two")
+    if recipe is not None and rounding != "RN":
+        raise ValueError(f"rounding: got {rounding!r}; a recipe says itself how it rounds")
     if recipe is not None:
         recipe = as_recipe(recipe, target)
         return _Product(recipe.arithmetic, recipe.op.k, recipe=recipe)
     if op is None or target is None:
         raise ValueError("target: an instruction needs its GPU, as target='H100'")
     arithmetic = resolve_arithmetic(op, target)
-    return _Product(arithmetic.model, arithmetic.op.k, op=arithmetic.op, target=arithmetic.target)
+    return _Product(arithmetic.model, arithmetic.op.k, op=arithmetic.op, target=arithmetic.target, rounding=rounding)
 
 
 def _exact_and_tolerance(product: _Product, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -240,12 +245,12 @@ def _compare(result: np.ndarray, exact: np.ndarray, tolerance: np.ndarray) -> No
     raise AssertionError("\n".join(lines))
 
 
-def _round_values(x: np.ndarray, fmt: Format) -> np.ndarray:
+def _round_values(x: np.ndarray, fmt: Format, rounding: Rounding) -> np.ndarray:
     """Return the values of x rounded to a format, float64."""
     source, codes = array_codes(x)
     if source == fmt:
         return x.astype(np.float64)
-    return np.asarray(to_float(F32, convert(fmt, F32, convert(source, fmt, codes)))).astype(np.float64)
+    return np.asarray(to_float(F32, convert(fmt, F32, convert(source, fmt, codes, rounding)))).astype(np.float64)
 
 
 def _as_numpy(value: Any) -> np.ndarray:

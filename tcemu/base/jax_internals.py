@@ -49,6 +49,7 @@ INTERNALS = (
         "without_call_stacks", "operations have the call stack of user_context; registered files are left out of locations", OLDEST_SOURCE
     ),
     Internal("compile_in_short_time", "the names of XLA's options in QUICK_OPTIONS, and the message for an unknown one", OLDEST_SOURCE),
+    Internal("caches_were_cleared", "a jitted function has _cache_size, which jax.clear_caches makes 0", OLDEST_SOURCE),
     Internal(
         "compilation_cache_hits",
         "the event of a program from the persistent cache, sent by the thread that compiles; XLA:CPU cannot serialise such a program again",
@@ -130,6 +131,19 @@ def without_call_stacks(fn: Callable) -> Callable:
             return fn(*args, **kwargs)
 
     return traced
+
+
+_probe = jax.jit(lambda x: x)  # a program that `jax.clear_caches` drops with all others
+_probe_lock = Lock()
+
+
+def caches_were_cleared() -> bool:
+    """Return whether `jax.clear_caches` has run since the last call of this function; True at the first call."""
+    with _probe_lock:
+        cleared = _probe._cache_size() == 0
+        if cleared:
+            _probe(0)
+    return cleared
 
 
 _hits = local()

@@ -35,14 +35,17 @@ def read_module(source: Source, target: str, entry: str | None = None, options: 
 
     Raises:
         PtxError: The source is neither PTX nor CUDA C++ that NVRTC accepts.
+        TypeError: The source is something else.
         ValueError: There are options, and the source is not CUDA C++.
         OSError: The file cannot be read.
     """
+    if not isinstance(source, str | os.PathLike | Module):
+        raise TypeError(f"text: got {type(source).__name__}; expected PTX or CUDA C++ as a string, a path, or a module of parse or compile")
     options, is_cuda = tuple(options), False
     if isinstance(source, os.PathLike):
         path = Path(source)
         is_cuda = path.suffix == ".cu"
-        options, source = (options + (f"--include-path={path.resolve().parent}",) if is_cuda else options), path.read_text()
+        options, source = ((*options, f"--include-path={path.resolve().parent}") if is_cuda else options), path.read_text()
     elif isinstance(source, str):
         is_cuda = "__global__" in source and re.search(r"^\s*\.version\b", source, re.MULTILINE) is None
     if is_cuda and isinstance(source, str):

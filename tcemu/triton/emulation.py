@@ -8,6 +8,7 @@ hook for stages (`knobs.runtime.add_stages_inspection_hook`), so that the "binar
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,10 +29,11 @@ from tcemu.isa.targets import resolve_target
 from tcemu.ptx import BufferPointer, ExecutedStatement, Module, PointerTable, TensorMap, parse, run
 from tcemu.ptx.linker.statement_programs import programs_stored_in
 from tcemu.ptx.runtime.kernel_arguments import ALIGNMENT
-from tcemu.ptx.text.module import Function
+from tcemu.ptx.text.module import SPECIAL_REGISTERS, Function, Register, nested_operands
 from tcemu.triton.arguments import KernelValue, flatten_arguments
 from tcemu.triton.cuda_redirection import cuda_on_cpu
 from tcemu.triton.device_properties import MAX_THREADS, PROPERTIES, WARP_SIZE, triton_properties
+from tcemu.triton.exactness import bit_doubts
 from tcemu.triton.launches import Launch, LaunchReport
 from tcemu.triton.tensors import (
     AddressBook,
@@ -62,7 +64,8 @@ def emulated(
     """Run every Triton kernel that is launched inside as the GPU would, bit for bit, on tensors of the CPU.
 
     Kernels are compiled by Triton's own compiler for the target and run by `tcemu.ptx`. Tensors are written in place. Autotuned kernels
-    take their first config, since nothing is timed; a choice holds within one `with`.
+    take their first config, since nothing is timed; a choice holds within one `with`. What `tl.device_print` prints is written to
+    sys.stdout after the launch, thread by thread.
 
     Args:
         target: GPU, as "H100" or "sm_90a".
@@ -312,9 +315,11 @@ class Launcher:
         seconds = time.perf_counter() - began
         launch = Launch(
             kernel=metadata.name, grid=grid, threads=int(np.prod(threads)), settings=_settings(self.source, metadata),
-            statements=counter.count, seconds=seconds, inexact=(),
+            statements=counter.count, seconds=seconds, printed=outputs.printed,
+            inexact=bit_doubts(counter.opcodes, _special_registers(kernel.function), driver.target),
         )  # fmt: skip
         memory.write(outputs)
+        sys.stdout.write(outputs.printed)
         driver.report.launches.append(launch)
         if driver.observer is not None:
             driver.observer(LaunchData(launch, kernel.module, launch_options, memory, outputs))
@@ -421,13 +426,21 @@ class LaunchData(NamedTuple):
 
 
 class StatementCounter:
-    """Counts executed statements."""
+    """Counts executed statements and collects their opcodes."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.opcodes: set[str] = set()
 
     def __call__(self, event: ExecutedStatement) -> None:
         self.count += 1
+        self.opcodes.add(event.linked.statement.opcode)
+
+
+def _special_registers(function: Function) -> set[str]:
+    """Return the special registers that a kernel reads."""
+    operands = (part for statement in function.statements for part in nested_operands(statement.operands))
+    return {part.name for part in operands if isinstance(part, Register) and part.name in SPECIAL_REGISTERS}
 
 
 def _run_target(module: Module, target: str) -> str:

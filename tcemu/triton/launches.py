@@ -18,7 +18,8 @@ class Launch:
     settings: dict[str, Any]  # constants, num_warps, num_stages
     statements: int  # executed PTX statements, each by all threads of a chunk of blocks
     seconds: float
-    inexact: tuple[str, ...]  # what may not have the GPU's bits
+    inexact: tuple[str, ...]  # what may not have the GPU's bits, and why
+    printed: str = ""  # by tl.device_print
 
 
 @dataclass(repr=False)

@@ -18,6 +18,7 @@ from tcemu.base.jax_internals import (
     COMPILED_EVENT,
     INTERNALS,
     backends_are_initialized,
+    caches_were_cleared,
     compilation_cache_hits,
     compile_in_short_time,
     failed_check_message,
@@ -67,6 +68,13 @@ def test_compile_in_short_time(monkeypatch):
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
         lowered.compile(compiler_options=jax_internals.QUICK_OPTIONS)
     assert jnp.array_equal(compile_in_short_time(lowered)(X), X * 3 - 1)
+
+
+def test_caches_were_cleared():
+    caches_were_cleared()
+    assert not caches_were_cleared()
+    jax.clear_caches()
+    assert caches_were_cleared() and not caches_were_cleared()
 
 
 def test_compilation_cache_hits(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 from tcemu.ptx.simt.device_memory import Rooms
 from tcemu.ptx.simt.faults import no_faults
 from tcemu.ptx.simt.machine import Machine
+from tcemu.ptx.simt.special_registers import DIMENSIONS
 from tcemu.ptx.text.ptx_types import storage_dtype
 
 
@@ -25,7 +26,7 @@ def initial_machine(kinds: Mapping[str, str], threads: int) -> Machine:
         local=jnp.zeros((1, threads, 0), jnp.uint32),
         parameters=nothing,
         blocks=jnp.zeros((1, 3), jnp.uint32),
-        dimensions=jnp.asarray(np.array([threads, 1, 1, 1, 1, 1, 0, 0], np.uint32)),
+        dimensions=jnp.asarray(np.array([threads, *(1,) * 5, *(0,) * (len(DIMENSIONS) - 6)], np.uint32)),
         statement=jnp.int32(0),
         clock=jnp.uint64(0),
         faults=no_faults((1, threads)),

@@ -309,7 +309,7 @@ def swiglu_kernel(x_ptr, gate_ptr, up_ptr, y_ptr, M: tl.constexpr, N: tl.constex
 
 @program("A100")
 def fused_swiglu(rng):
-    """The products are exact. exp errs by 2 units after an argument rounded twice, the quotient by 2 units, three products by half a one."""
+    """The products are exact. exp errs by 2 units after an argument rounded twice, the quotient by 2, three products by half a one."""
     x = integers(rng, -2, 3, 16, 32, dtype=np.float16)
     gate, up = (integers(rng, -2, 3, 32, 16, dtype=np.float16) / np.float16(8) for _ in range(2))
     y = np.zeros((16, 16), np.float32)

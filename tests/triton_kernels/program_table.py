@@ -30,7 +30,8 @@ class Result(NamedTuple):
         if self.bound is None:
             assert_bits_equal(self.actual, self.expected)
             return
-        error = np.abs(self.actual.astype(np.float64) - self.expected)
+        with np.errstate(invalid="ignore"):  # NaN
+            error = np.abs(self.actual.astype(np.float64) - self.expected)
         wrong = ~(error <= self.bound)  # NaN is wrong
         if wrong.any():
             place = tuple(np.argwhere(wrong)[0])

@@ -1,5 +1,7 @@
 """Programs whose kernels reduce, scan, sort, count or update memory atomically."""
 
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import triton
@@ -198,7 +200,7 @@ def sums_of_groups_of_rows(rng):
     x, starts, out = floats(rng, 20, 32), np.array([0, 3, 3, 11, 20], np.int32), np.zeros((4, 32), np.float32)
     segment_kernel[(4,)](*map(as_tensor, (x, starts, out)), COLUMNS=32, num_warps=1)
     zero = np.zeros((1, 32), np.float32)
-    groups = (np.concatenate([zero, x[first:last]]) for first, last in zip(starts[:-1], starts[1:], strict=True))
+    groups = (np.concatenate([zero, x[first:last]]) for first, last in pairwise(starts))
     return [Result(out, np.stack([group.cumsum(0)[-1] for group in groups]))]
 
 

@@ -7,7 +7,6 @@ share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from jax import Array
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.jax_internals import caches_were_cleared
 from tcemu.ptx.instruction_interface import Context, Operation, Step
 from tcemu.ptx.linker.instruction_table import find_preparer
 from tcemu.ptx.linker.statement_programs import StatementProgram, TracedStatement
@@ -46,11 +46,10 @@ from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
 
 CARRY = "carry"  # the register of condition codes, CC.CF
 CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and memory maps
-# executions of a program, each of one thread, after which the time that optimised code saves exceeds the time of compiling it: measured with
-# products and copies of Triton's kernels, and with scalar operations
+# executions of a program, each of one thread, after which the time that optimised code saves exceeds the time of compiling it: measured
+# with products and copies of Triton's kernels, and with scalar operations
 STEP_PATIENCE, OPERATION_PATIENCE = 1_000_000, 8_000_000
 NO_CONSTANTS: list[tuple[int, ...]] = [()]
-
 
 
 @lru_cache(maxsize=CACHE_SIZE, typed=True)
@@ -338,6 +337,13 @@ def _trace_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]) 
     shapes = [jax.ShapeDtypeStruct(layout.shape, storage_dtype(kind)) for _, kind in key.kinds]
     shapes += [jax.ShapeDtypeStruct((), np.uint64)] * addresses
     return _prune_program(jax.make_jaxpr(apply_leaves)(*shapes, *layout.leaves), {count + addresses + i for i in layout.donated_leaves})
+
+
+def forget_cleared_programs() -> None:
+    """Drop all compiled statements if `jax.clear_caches` has dropped JAX's programs."""
+    if caches_were_cleared():
+        _compile_operation.cache_clear()
+        _compile_step.cache_clear()
 
 
 def _add_offset(base: Array, offset: Array) -> Array:

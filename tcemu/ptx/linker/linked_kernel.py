@@ -115,6 +115,10 @@ class Kernel:
         """Return True if a statement of the kernel has an opcode with this first part."""
         return any(linked.statement.name == name for linked in self.statements)
 
+    def reads(self, register: str) -> bool:
+        """Return True if a statement of the kernel names a register."""
+        return any(part == Register(register) for linked in self.statements for part in nested_operands(linked.statement.operands))
+
     @property
     def ranked_symbols(self) -> frozenset[str]:
         """The variables whose addresses contain the rank of the block: those in shared memory, where clusters have several blocks."""

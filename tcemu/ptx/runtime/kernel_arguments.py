@@ -146,13 +146,13 @@ def place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> L
     tables: dict[int, PointerTable] = {}
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         data = value.data if isinstance(value, TensorMap | BufferPointer) and not isinstance(value.data, int) else value
+        if isinstance(data, PointerTable) and cases is not None:
+            raise ValueError(f"{parameter.name}: a PointerTable is an argument of one launch; leave cases out")
         if isinstance(data, PointerTable):
             tables[number], data = data, data.data
         if _is_pointer(parameter, value, cases) or (data is not value and _is_array(data)):
             buffers_by_argument[number] = _add_buffers(inputs, parameter, _native_array(parameter, data), cases, room)
             room += len(buffers_by_argument[number])
-    if tables and cases is not None:
-        raise ValueError("cases: a PointerTable is an argument of one launch; leave cases out")
     for number, table in tables.items():
         _write_table(inputs, parameters[number], table, buffers_by_argument, number)
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
@@ -198,7 +198,9 @@ def _write_table(
             target = inputs.reached[id(pointer.data)]
         else:
             room = inputs.buffers[-1].room + 1
-            (target,) = _add_buffers(inputs, replace(parameter, name=f"memory behind {parameter.name}"), np.asarray(pointer.data), None, room)
+            (target,) = _add_buffers(
+                inputs, replace(parameter, name=f"memory behind {parameter.name}"), np.asarray(pointer.data), None, room
+            )
             inputs.reached[id(pointer.data)] = target
         words[byte : byte + 8] = np.frombuffer(np.uint64(target.address + pointer.offset).tobytes(), np.uint8)
     position = next(i for i, buffer in enumerate(inputs.buffers) if buffer is buffers_by_argument[number][0])

@@ -15,6 +15,7 @@ from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.cuda_source import Source, read_module
 from tcemu.ptx.linker.contraction import fuse_products
+from tcemu.ptx.linker.compiled_statements import forget_cleared_programs
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
 from tcemu.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape
@@ -38,6 +39,7 @@ from tcemu.ptx.text.ptx_types import storage_dtype
 
 CHUNK_BYTES = 1 << 30  # registers, local and shared memory of the blocks that run at once
 STEP_LIMIT = 5_000_000
+WORKSPACE_BYTES = 8  # cooperative_groups/details/driver_abi.h: struct grid_workspace
 
 
 def run(
@@ -70,8 +72,8 @@ def run(
         grid: Blocks, one to three numbers, x first.
         block: Threads of a block, one to three numbers, x first.
         args: Arguments in the order of the entry's parameters. For a pointer: a NumPy or JAX array of any dtype, which becomes a buffer of
-            its own at a multiple of 256, a `BufferPointer` into one, or a `PointerTable`. For a number: a Python or NumPy scalar in the range of the
-            parameter's type. For a struct by value: its bytes, or a NumPy value of as many bytes.
+            its own at a multiple of 256, a `BufferPointer` into one, or a `PointerTable`. For a number: a Python or NumPy scalar in the
+            range of the parameter's type. For a struct by value: its bytes, or a NumPy value of as many bytes.
         target: GPU whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100".
         shared_bytes: Dynamic shared memory.
         checked: Raise for what PTX leaves undefined.
@@ -98,8 +100,6 @@ def run(
         StepLimit: The kernel executed more statements than `step_limit`.
         TypeError, ValueError: An argument does not fit.
     """
-    if not isinstance(text, str | Module):
-        raise TypeError(f"text: got {type(text).__name__}; expected PTX as a string, or a module of tcemu.ptx.parse or tcemu.ptx.compile")
     module = read_module(text, target, entry, options)
     module = fuse_products(module) if fmad else module
     function = find_entry(module, entry)
@@ -108,6 +108,7 @@ def run(
     if cases is not None and cases < 1:
         raise ValueError(f"cases: got {cases}; expected 1 or more, or None")
     with jax.enable_x64(True):
+        forget_cleared_programs()
         kernel = link(module, function, target, checked, shape.cluster_size)
         inputs = place_arguments(kernel, args, cases)
         launch = _Launch(kernel, inputs, shape, shared_bytes, cooperative)
@@ -175,7 +176,19 @@ class _Launch:
         self.shared_words = align_up(self.shared_bytes, 16) // 4
         self.dynamic_bytes = shared_bytes
         self.notes: list[str] = []
+        self.workspace = self._add_workspace() if cooperative and kernel.reads("%envreg2") else 0
         self.runtime = RuntimeFunctions(inputs, add_heap(inputs) if "malloc" in kernel.runtime_functions else 0)
+
+    def _add_workspace(self) -> int:
+        """Add the memory of a cooperative launch that the driver gives to cooperative groups: its size and a barrier of the grid.
+
+        Returns:
+            Its address.
+        """
+        if len(self.inputs.parameters) > 1:
+            raise Unsupported("cases: a barrier of the grid serves one launch; run the cases one by one")
+        room = max(buffer.room for buffer in self.inputs.buffers) + 1
+        return self.inputs.add_buffer("the grid's workspace", room, np.array([WORKSPACE_BYTES, 0], np.uint32).view(np.uint8)).address
 
     def blocks_per_chunk(self) -> int:
         """Return the number of blocks that run at once, whole clusters."""
@@ -250,7 +263,7 @@ class _Launch:
         shape = (len(numbers), self.padded_threads)
         blocks = np.stack(coordinates(numbers % self.blocks_per_case, self.grid), axis=-1)
         parameters = np.ascontiguousarray(self.inputs.parameters[numbers // self.blocks_per_case]).view(np.uint32)
-        sizes = (*self.block, *self.grid, self.shared_bytes, self.dynamic_bytes)
+        sizes = (*self.block, *self.grid, self.shared_bytes, self.dynamic_bytes, self.workspace % 2**32, self.workspace >> 32)
         return Machine(
             active=jax.device_put(np.ones(shape, bool)),
             registers={},

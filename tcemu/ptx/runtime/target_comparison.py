@@ -179,7 +179,9 @@ def compare(
     launches = (launch, launch | dict(right or {}))
     two_kernels = right is not None or isinstance(text, tuple)
     compiled_for = targets if two_kernels else (targets[0], targets[0])
-    modules = [read_module(*each, options=options) for each in zip(sources, compiled_for, (each["entry"] for each in launches), strict=True)]
+    modules = [
+        read_module(*each, options=options) for each in zip(sources, compiled_for, (each["entry"] for each in launches), strict=True)
+    ]
     watching = [watch] if callable(watch) else list(watch)
 
     def run_kernel(side: int, *observers: Observer) -> list[np.ndarray]:

@@ -11,7 +11,10 @@ import numpy as np
 from tcemu.isa.families import LANES
 from tcemu.ptx.text.module import SPECIAL_REGISTERS as TYPES
 
-DIMENSIONS = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z", "total_smem_size", "dynamic_smem_size")
+# envreg1 and envreg2 are the address of the workspace of a cooperative launch, as the headers of cooperative groups read it
+DIMENSIONS = (
+    "ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z", "total_smem_size", "dynamic_smem_size", "envreg2", "envreg1",
+)  # fmt: skip
 WARPS_PER_SM, SM_COUNT = 64, 132  # an H100's %nwarpid and %nsmid
 
 
@@ -117,6 +120,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "%globaltimer_hi": lambda machine: (machine.clock >> np.uint64(32)).astype(np.uint32),
     "%total_smem_size": _dimension("total_smem_size"),
     "%aggr_smem_size": _dimension("total_smem_size"),
+    "%envreg1": _dimension("envreg1"),
+    "%envreg2": _dimension("envreg2"),
     "%dynamic_smem_size": _dimension("dynamic_smem_size"),
 }
 SPECIAL_VALUES = {name: (TYPES[name], value) for name, value in READERS.items()}  # type and reader of each supported register
