@@ -53,9 +53,20 @@ def _more_roundings(program: Program) -> Iterator[Choices]:
                 yield Choices(extra=(("input", number, fmt),))
 
 
-def _has_fma(program: Program) -> bool:
+def _fused_additions(program: Program) -> list[int]:
+    """Additions of a product of two nodes that may be one fma."""
     multiplied = {i for i, node in enumerate(program.nodes) if node.kind == "mul"}
-    return any(node.kind in ("add", "sub") and any(("node", i) in node.inputs for i in multiplied) for node in program.nodes)
+    return [
+        number
+        for number, node in enumerate(program.nodes)
+        if node.kind in ("add", "sub") and any(kind == "node" and i in multiplied for kind, i in node.inputs)
+    ]
+
+
+def _contractions(program: Program) -> Iterator[Choices]:
+    additions = _fused_additions(program)
+    yield Choices(contracted=frozenset(additions))
+    yield from (Choices(contracted=chosen) for chosen in _subsets(additions) if len(chosen) < len(additions))
 
 
 def _fewer_roundings(program: Program) -> Iterator[Choices]:
@@ -78,7 +89,7 @@ TABLE = (
     Hypothesis("a rounding less", lambda program: bool(_droppable(program)), _fewer_roundings),
     Hypothesis("a rounding more", lambda program: bool(_addable(program)), _inner_roundings),
     Hypothesis("a rounding more", _has_f32, _more_roundings),
-    Hypothesis("fma", _has_fma, lambda program: iter([Choices(contracted=True)])),
+    Hypothesis("fma", lambda program: bool(_fused_additions(program)), _contractions),
     Hypothesis(
         "special functions", lambda program: program.has_special, lambda _: iter([Choices(functions="xla"), Choices(functions="gpu")])
     ),
@@ -115,11 +126,14 @@ def features(choices: Choices) -> dict[str, str]:
     found = {
         "a rounding less": ",".join(map(str, sorted(choices.unrounded))),
         "a rounding more": ",".join([*map(str, sorted(choices.rounded)), *map(str, choices.extra)]),
-        "fma": str(choices.contracted),
+        "fma": ",".join(map(str, sorted(choices.contracted))),
         "special functions": choices.functions,
         "reciprocal": str(choices.reciprocal),
         "subnormal numbers": str(choices.flushed),
+        "scale before or after": choices.order,
     }
+    if choices.quantization is not None:
+        found |= choices.quantization.features()
     how = choices.summation
     if how is None:
         return found
@@ -131,6 +145,8 @@ def _summation_features(how: Summation) -> dict[str, str]:
     order = how.order
     if how.accumulator == "float64":
         return {"accumulator": "float64"}
+    if how.library:
+        return {"order of the sum": how.library, "accumulator": how.accumulator, "fma": "True", "subnormal numbers": "False"}
     unit, merge = order.unit, order.merge
     if isinstance(unit, Lanes):
         core, promotion, flushed, fused = "", "None", unit.flush, how.fused or how.of_terms
@@ -170,7 +186,8 @@ def describe(program: Program, choices: Choices) -> str:
         what = name(index) if kind == "node" else f"operand {program.operand_name(index)}"
         words.append(f"also rounded to {fmt}: {what}")
     if choices.contracted:
-        words.append("a product and its addition are one fma")
+        some = "" if choices.contracted == frozenset(_fused_additions(program)) else f": {', '.join(map(name, sorted(choices.contracted)))}"
+        words.append(f"a product and its addition are one fma{some}")
     if choices.functions != "exact":
         words.append(
             {"xla": "special functions of XLA on this machine", "gpu": "approximate special functions of a GPU"}[choices.functions]
@@ -179,6 +196,10 @@ def describe(program: Program, choices: Choices) -> str:
         words.append("division by a product with the rounded reciprocal")
     if choices.flushed:
         words.append("subnormal numbers count as zeros")
+    if choices.order:
+        words.append(choices.order)
+    if choices.quantization is not None:
+        words.append(str(choices.quantization))
     if choices.summation is not None:
         words.append(str(choices.summation))
     return "; ".join(words) or ("exact special functions, as recorded" if program.has_special else "as recorded")

@@ -8,7 +8,6 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
 from tcemu.products.library.kernel_order import additions, lane_order
 from tcemu.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
@@ -34,12 +33,14 @@ class Summation:
         accumulator: f32, or a format to which every running sum is rounded. f64: the sum is exact but for one rounding to f32.
         bias_first: A bias is the start of the sum, not added to it.
         of_terms: The sum is of terms, not of products.
+        library: "torch" for the sums of PyTorch's kernels for CPUs, whose order depends on the axes; then `order` counts for nothing.
     """
 
     order: KernelRecipe
     accumulator: str = "float32"
     bias_first: bool = False
     of_terms: bool = False
+    library: str = ""
 
     @property
     def fused(self) -> bool:
@@ -48,6 +49,8 @@ class Summation:
         return isinstance(unit, Lanes) and unit.fused and not self.of_terms and unit.lanes < self.order.k
 
     def __str__(self) -> str:
+        if self.library:
+            return f"cascaded sum of {self.library} on a CPU"
         if self.accumulator == "float64":
             return f"{_operand_words(self.order)}sum in float64, rounded to f32"
         slices = self.order.slices
@@ -116,6 +119,8 @@ def candidate_summations(
     first = orders[0]
     narrow = [Summation(_unfused(order), name) for order, name in product(orders[:4], ("bfloat16", "float16"))]
     found += [*narrow, Summation(first, "float64"), Summation(first, bias_first=True), Summation(_unfused(first), bias_first=True)]
+    if not is_product and a == F32:
+        found.insert(1, Summation(first, library="torch"))
     found += [Summation(first.replace(unit=replace(first.unit, flush=True, fused=fused))) for fused in (True, False)]
     if is_product and (a, b) == (F32, F32):
         for fmt, cast in CASTS:

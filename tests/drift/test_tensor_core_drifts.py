@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from oracles.reference import chain
-from oracles.simulated_kernels import AMPERE, HOPPER_FP8, add_in_order, even, residue_first, serial, store_rounded, tensor
+from oracles.simulated_kernels import AMPERE, HOPPER_FP8, even, serial, store_rounded, tensor
 from support.drift_records import MATRIX_PRODUCT, recorded, recorded_product
 from support.sampling import sample_cases
 
