@@ -16,8 +16,12 @@ from tcemu.drift.records import Operation, Record, TensorRecord
 
 MOVEMENTS = (
     "convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy", "expand_dims", "aten.clone",
-    "aten.copy_", "aten._to_copy", "slice", "concatenate", "pad", "aten.cat", "iota",
+    "aten.copy_", "aten._to_copy", "slice", "concatenate", "pad", "aten.cat", "iota", "gather",
+    "aten.embedding", "aten.full", "aten.triu", "aten.tril", "aten.ones_like", "aten.zeros_like", "aten.arange", "aten.index",
 )  # fmt: skip
+
+
+MOVED = 4  # operations over which one may have been moved
 
 
 class Match(NamedTuple):
@@ -37,7 +41,23 @@ def align(left: Record, right: Record) -> list[Match]:
         lambda op: (op.step, op.backward, op.name, tuple(len(t.shape) for t in op.operands)),
         lambda op: (op.step, op.backward, op.name),
     )
-    return _align_level(left.operations, right.operations, levels)
+    return _join_moved(_align_level(left.operations, right.operations, levels))
+
+
+def _join_moved(matches: list[Match]) -> list[Match]:
+    """Join matches where one operation stands at another place on the other side, as a scale before a product and after it."""
+    alone = {name: [i for i, match in enumerate(matches) if not match[1 - side]] for side, name in enumerate(("left", "right"))}
+    found, done = [], 0
+    for i in sorted(alone["left"] + alone["right"]):
+        side = 0 if matches[i].left else 1
+        name = matches[i][side][0].name
+        others = [j for j in alone["right" if side == 0 else "left"] if i < j <= i + MOVED and matches[j][1 - side][0].name == name]
+        if i < done or not others or name in MOVEMENTS:
+            continue
+        span = matches[i : others[0] + 1]
+        found += [*matches[done:i], Match(tuple(op for m in span for op in m.left), tuple(op for m in span for op in m.right))]
+        done = others[0] + 1
+    return [*found, *matches[done:]]
 
 
 def _align_level(left: Sequence[Operation], right: Sequence[Operation], levels: Sequence[Callable[[Operation], Hashable]]) -> list[Match]:

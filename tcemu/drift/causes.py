@@ -18,7 +18,7 @@ from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, ROW_READERS, Choices, 
 from tcemu.drift.quantization import candidate_quantizations, is_quantizer, quantization_misses
 from tcemu.drift.records import DTYPES, Operation, Record
 from tcemu.drift.rewrites import rewritten_programs
-from tcemu.drift.summation import Summation, candidate_summations, plain_summation
+from tcemu.drift.summation import ROUNDED_OPERANDS, Summation, candidate_summations, plain_summation
 from tcemu.formats import F32, TF32
 from tcemu.products.library.kernel_json import to_dict
 from tcemu.replay.order_candidates import TARGETS
@@ -222,12 +222,17 @@ class _Trial:
         self.words = raw_words(expected)
         others = np.linspace(0, self.words.size - 1, min(SAMPLE, self.words.size)).astype(np.int64)
         self.sample = np.unique(np.concatenate([differing[: SAMPLE // 2], others]))[:SAMPLE]
-        self.by_element = selectable(program)
+        self.by_element = selectable(program) and self._sum_shape() in (None, program.shape)
         self.rows = None if self.by_element else _sample_rows(program, inputs, differing)
         if self.by_element:
             self.sample_words = self.words[self.sample]
         else:
             self.sample_words = self.words if self.rows is None else raw_words(expected[self.rows[2]])
+
+    def _sum_shape(self) -> tuple[int, ...] | None:
+        """Return the shape of a sum at the start of the program."""
+        node = self.program.nodes[0]
+        return None if node.kind not in ROW_READERS else ROW_READERS[node.kind](node, [self.inputs[i] for _, i in node.inputs])[2]
 
     def variants(self, targets: tuple[str, ...], few: bool = False) -> list[Choices]:
         return _variants(self.program, self.inputs, targets, few)
@@ -351,7 +356,7 @@ def find_cause(left: Side, right: Side) -> Cause:
         nearest = [pair for pair in pairs if rank(pair) == fewest]
         x, y, kinds = nearest[0]
         twins = dict.fromkeys(f"{', '.join(k)}: left {a.words}; right {b.words}" for a, b, k in nearest[1:])
-        all_kinds = tuple(dict.fromkeys(name for *_, names in nearest for name in names)) or ("operations",)
+        all_kinds = tuple(dict.fromkeys(name for *_, names in nearest for name in names)) or (_program_difference(x.program, y.program),)
         return Cause(all_kinds, x.words, y.words, tuple(twins)[:MAX_TWINS], (fit_recipe(x), fit_recipe(y)))
     if not left.fits and not right.fits:
         return Cause((), left.words, right.words)
@@ -366,6 +371,14 @@ def find_cause(left: Side, right: Side) -> Cause:
     return Cause(kinds, left.words, right.words, twins, recipes)
 
 
+def _program_difference(left: Program, right: Program) -> str:
+    """Name the difference of two programs that are computed as recorded."""
+    kinds = [[node.kind for node in program.nodes] for program in (left, right)]
+    scaled = any(kind in ("mul", "div") for kind in kinds[0]) and any(kind in ("product", "sum") for kind in kinds[0])
+    moved = kinds[0] != kinds[1] and sorted(kinds[0]) == sorted(kinds[1])
+    return ("scale before or after" if scaled else "order of operations") if moved else "operations"
+
+
 def _changes(fit: Fit) -> int:
     """Return the number of hypotheses in which an arithmetic differs from the plain one."""
     return len(differing_features(Choices(summation=_plain_of(fit)), fit.choices))
@@ -376,7 +389,7 @@ def _plain_of(fit: Fit) -> Summation | None:
     if how is None:
         return None
     program, order = fit.program, how.order
-    rounded = order.conditions.evidence == "rounded operands" or order.a == TF32
+    rounded = order.conditions.evidence == ROUNDED_OPERANDS or order.a == TF32
     a, b = (F32, F32) if rounded and program.f32_inputs else (order.a, order.b)
     return plain_summation(a, b, order.k, of_terms=how.of_terms)
 

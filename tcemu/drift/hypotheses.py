@@ -13,6 +13,10 @@ from tcemu.drift.summation import Summation
 from tcemu.products.library.kernel_recipe import Lanes
 
 NARROW = ("bfloat16", "float16")
+FUNCTIONS = {  # special functions other than the exact ones, rounded once
+    "xla": "special functions of XLA on this machine", "gpu": "approximate special functions of a GPU",
+    "cuda": "exponentials of CUDA's device library",
+}  # fmt: skip
 MAX_SUBSETS = 5  # nodes up to which every subset of their roundings is tried
 
 
@@ -90,9 +94,7 @@ TABLE = (
     Hypothesis("a rounding more", lambda program: bool(_addable(program)), _inner_roundings),
     Hypothesis("a rounding more", _has_f32, _more_roundings),
     Hypothesis("fma", lambda program: bool(_fused_additions(program)), _contractions),
-    Hypothesis(
-        "special functions", lambda program: program.has_special, lambda _: iter([Choices(functions="xla"), Choices(functions="gpu")])
-    ),
+    Hypothesis("special functions", lambda program: program.has_special, lambda _: iter([Choices(functions=name) for name in FUNCTIONS])),
     Hypothesis("reciprocal", _has_quotient, lambda program: iter([Choices(reciprocal=True)])),
     Hypothesis("subnormal numbers", lambda program: True, lambda program: iter([Choices(flushed=True)])),
 )
@@ -189,9 +191,7 @@ def describe(program: Program, choices: Choices) -> str:
         some = "" if choices.contracted == frozenset(_fused_additions(program)) else f": {', '.join(map(name, sorted(choices.contracted)))}"
         words.append(f"a product and its addition are one fma{some}")
     if choices.functions != "exact":
-        words.append(
-            {"xla": "special functions of XLA on this machine", "gpu": "approximate special functions of a GPU"}[choices.functions]
-        )
+        words.append(FUNCTIONS[choices.functions])
     if choices.reciprocal:
         words.append("division by a product with the rounded reciprocal")
     if choices.flushed:
