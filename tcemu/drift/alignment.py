@@ -6,6 +6,7 @@ is a group: operations that one side fused, split or put in another order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
@@ -96,16 +97,33 @@ def _plain_path(path: str) -> str:
 
 
 def _align_modules(left: Record, right: Record) -> list[Match]:
-    """Match the operations of a record with the calls of modules that contain them."""
-    waiting = [op for op in left.operations if not op.backward]
+    """Match the operations of a record with the calls of modules that contain them.
+
+    A module that is called several times shares its operations out evenly among the calls.
+    """
     found = []
+    key = lambda call: (call.step, call.backward, call.path, call.name)
+    counts = Counter(map(key, right.operations))
+    seen: Counter = Counter()
     for call in right.operations:
-        path = _plain_path(call.path)
+        gradient = call.name == "module.gradient"
+        path = _plain_path(call.path.rpartition(".")[0] if gradient else call.path)
         inside = [
             op
-            for op in waiting
-            if op.step == call.step and (not path or _plain_path(op.path) == path or _plain_path(op.path).startswith(path + "."))
+            for op in left.operations
+            if (op.step, op.backward) == (call.step, call.backward)
+            and (not path or _plain_path(op.path) == path or (_plain_path(op.path).startswith(path + ".") and not gradient))
         ]
+        count, number = counts[key(call)], seen[key(call)]
+        seen[key(call)] += 1
+        if count > 1 and len(inside) % count == 0:
+            each = len(inside) // count
+            inside = inside[number * each : (number + 1) * each]
+        shape = call.results[0].shape if call.results else None
+        fitting = [i for i, op in enumerate(inside) if op.results and op.results[0].shape == shape]
+        same = [i for i in fitting if call.results and inside[i].results[0].identity == call.results[0].identity]
+        if fitting and (call.backward or gradient):
+            inside = inside[: (same or fitting)[-1] + 1]  # a gradient of another operand may follow
         found.append(Match(tuple(inside), (call,)))
     return found
 

@@ -27,7 +27,8 @@ SAMPLE = 32  # elements on which all hypotheses are tried
 ROWS = 8  # rows on which programs with inner sums are tried
 MAX_VARIANTS = 4000
 MAX_PRODUCERS = 8  # earlier operations that are taken into a program, to find roundings that were skipped
-PRODUCT_NAMES = ("dot_general", "mm", "reduce_sum", "aten.sum")  # operations whose scale may be applied elsewhere
+PRODUCER_LIMITS = (1, 2, 4, MAX_PRODUCERS)
+SCALED_NAMES = ("dot_general", "mm", "reduce_sum", "aten.sum", "mul")  # operations whose scale may be applied elsewhere
 FEW_SUMMATIONS = 16  # summations that are combined with other variants
 
 
@@ -99,10 +100,10 @@ def build_program(record: Record, operations: Sequence[Operation]) -> Program | 
     return program if ref == ("node", len(program.nodes) - 1) else None
 
 
-def producers(record: Record, operation: Operation) -> list[Operation]:
-    """Return the earlier operations whose roundings a fused operation may skip, nearest last, at most MAX_PRODUCERS.
+def producers(record: Record, operation: Operation, limit: int = MAX_PRODUCERS) -> list[Operation]:
+    """Return the earlier operations whose roundings a fused operation may skip, nearest last, at most `limit`.
 
-    These give narrow results, or products to an addition.
+    These give narrow results, or products to an addition or a scale.
     """
     latest: dict[tuple, Operation] = {}
     for earlier in record.operations[: operation.index]:
@@ -110,17 +111,32 @@ def producers(record: Record, operation: Operation) -> list[Operation]:
             latest[tensor.key] = earlier
     found: dict[int, Operation] = {}
     waiting = [operation]
-    while waiting and len(found) < MAX_PRODUCERS:
+    while waiting and len(found) < limit:
         reader = waiting.pop(0)
         for tensor in reader.operands:
             earlier = latest.get(tensor.key)
             narrow = tensor.dtype in ("bfloat16", "float16") and tensor.shape
-            scaled = earlier is not None and reader.name.endswith(("mul", "div")) and earlier.name.endswith(PRODUCT_NAMES)
+            scaled = earlier is not None and reader.name.endswith(("mul", "div")) and earlier.name.endswith(SCALED_NAMES)
             factor = earlier is not None and reader.name.endswith(("add", "sub", "add_any")) and earlier.name.endswith("mul")
             if earlier is not None and (narrow or factor or scaled) and earlier.index not in found and len(earlier.results) == 1:
                 found[earlier.index] = earlier
                 waiting.append(earlier)
-    return [found[index] for index in sorted(found)][-MAX_PRODUCERS:]
+    return [found[index] for index in sorted(found)][-limit:]
+
+
+def explain_with_producers(
+    record: Record, operation: Operation, expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...] = TARGETS
+) -> Side:
+    """Explain a result by its operation, else by that and some of the operations before it, whose roundings may be missing."""
+    side, known = explain_side(record, (operation,), expected, differing, targets), 0
+    for limit in PRODUCER_LIMITS:
+        earlier = producers(record, operation, limit)
+        if side.fits or len(earlier) == known:
+            break
+        known = len(earlier)
+        longer = explain_side(record, (*earlier, operation), expected, differing, targets)
+        side = longer if longer.fits else side
+    return side
 
 
 def program_inputs(record: Record, program: Program) -> list[np.ndarray] | None:
@@ -166,6 +182,9 @@ def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ..
         found = [Choices(summation=how) for how in summations if not how.bias_first or len(node.inputs) > 2]
     else:
         found = [Choices(summation=how) for how in summations[: 8 * FEW_SUMMATIONS] if not how.bias_first]
+    moved = [i for i, node in enumerate(program.nodes) if node.kind not in ("convert", "reshape", "transpose")]
+    if moved == program.sums[:1] and not alone:  # nothing but the rounding of the sum may be missing
+        found += [Choices(unrounded=frozenset(moved), summation=how) for how in summations if not how.bias_first]
     found += [merge(Choices(summation=how), other) for other, how in product(singles[1:], summations[:FEW_SUMMATIONS])]
     return list(dict.fromkeys(found))[:MAX_VARIANTS]
 
@@ -277,8 +296,7 @@ def explain_side(
     if last.dtype != expected.dtype:
         program.nodes[-1] = last._replace(dtype=expected.dtype)
     fits, best, tried = [], (expected.size + 1, "", 1), 0
-    scalars = frozenset(i for i, x in enumerate(inputs) if x.size == 1)
-    for order, form in (("", program), *rewritten_programs(program, scalars)):
+    for order, form in (("", program), *rewritten_programs(program, inputs)):
         if order and fits:
             break  # scales in another place are tried if nothing else explains the words
         trial = _Trial(form, inputs, expected, differing)

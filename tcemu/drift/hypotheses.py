@@ -170,7 +170,9 @@ def _summation_features(how: Summation) -> dict[str, str]:
 
 
 def differing_features(left: Choices, right: Choices) -> tuple[str, ...]:
-    """Return the names of the hypotheses in which two arithmetics differ."""
+    """Return the names of the hypotheses in which two arithmetics differ. A sum that one of them has not is left out."""
+    if left.summation is None or right.summation is None:
+        left, right = left._replace(summation=None), right._replace(summation=None)
     x, y = features(left), features(right)
     names = [name for name in dict.fromkeys((*x, *y)) if name in x and name in y and x[name] != y[name]]
     return tuple(names)

@@ -10,8 +10,17 @@ import numpy as np
 
 from tcemu.drift.alignment import MOVEMENTS, Comparer, Match, align, find_rows
 from tcemu.drift.bounds import Legitimacy, check_legitimate
-from tcemu.drift.causes import Cause, Side, build_program, explain_side, find_cause, have_common_arithmetic, producers, raw_words
-from tcemu.drift.drift_results import Difference, Drift, Line
+from tcemu.drift.causes import (
+    Cause,
+    Side,
+    build_program,
+    explain_side,
+    explain_with_producers,
+    find_cause,
+    have_common_arithmetic,
+    raw_words,
+)
+from tcemu.drift.drift_results import SOURCES, Difference, Drift, Line
 from tcemu.drift.hypotheses import differing_features
 from tcemu.drift.recorder import Recording, record
 from tcemu.drift.records import Operation, Record, TensorRecord, read_record
@@ -55,9 +64,24 @@ def locate(
     search = _Search(first, second, comparer, tuple(resolve_target(target) for target in targets))
     lines = [line for match in align(first, second) if (line := search.line(match)) is not None]
     lines.sort(key=lambda line: (line.order, line.left))
+    lines = _without_containers(lines, second)
     if fn is not None:
         lines = _with_shares(lines, second, search, fn)
     return Drift(first.name, second.name, len(first.operations), len(second.operations), tuple(lines), first.complete and second.complete)
+
+
+def _without_containers(lines: list[Line], right: Record) -> list[Line]:
+    """Return the lines where the call of a module only carries what a module within it has changed."""
+    calls = [line for line in lines if line.right >= 0 and right.operations[line.right].name.startswith("module.")]
+    changed = [(line.path, line.backward) for line in calls]
+    found = []
+    for line in lines:
+        path = right.operations[line.right].path if line in calls else None
+        inside = path is not None and any(
+            other != path and (not path or other.startswith(f"{path}.")) and backward == line.backward for other, backward in changed
+        )
+        found.append(line._replace(role="carrier", cause=None, legitimate=None) if inside and line.role in SOURCES else line)
+    return found
 
 
 class _Search:
@@ -120,23 +144,28 @@ class _Search:
         different = a.reshape(-1) != b.reshape(-1) if a.dtype != b.dtype else raw_words(a) != raw_words(b)
         return np.flatnonzero(different)
 
-    def _explain(self, record: Record, operations: tuple[Operation, ...], result: TensorRecord, differing: np.ndarray | None) -> Side:
+    def _explain(
+        self,
+        record: Record,
+        operations: tuple[Operation, ...],
+        result: TensorRecord,
+        differing: np.ndarray | None,
+        *,
+        earlier: bool = False,
+    ) -> Side:
         expected = record.value(result)
         if expected is None or result.rows is not None:
             return Side(problem="unexplained: the result was not kept")
         where = np.arange(min(64, expected.size)) if differing is None else differing
+        if earlier:
+            return explain_with_producers(record, operations[0], expected, where, self.targets)
         return explain_side(record, operations, expected, where, self.targets)
 
     def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
         differing = self._differing(x, y)
         sides = []
         for run, operations, tensor in ((self.left, match.left, x), (self.right, match.right, y)):
-            side = self._explain(run, operations, tensor, differing)
-            if not side.fits and len(operations) == 1:  # a rounding before it may be missing
-                earlier = producers(run, operations[0])
-                longer = self._explain(run, (*earlier, *operations), tensor, differing) if earlier else side
-                side = longer if longer.fits else side
-            sides.append(side)
+            sides.append(self._explain(run, operations, tensor, differing, earlier=len(operations) == 1))
         left, right = sides
         if len(match.left) != len(match.right) or len(match.left) > 1:  # one side may be the other one, fused
             if not right.fits and x.shape == y.shape:

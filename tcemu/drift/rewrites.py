@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from tcemu.drift.programs import Node, Program, Ref
 
 MULTIPLIED = ("mul", "div")
 
 
-def rewritten_programs(program: Program, scalars: frozenset[int]) -> Iterator[tuple[str, Program]]:
+def rewritten_programs(program: Program, inputs: Sequence[np.ndarray]) -> Iterator[tuple[str, Program]]:
     """Yield programs that are equal but for roundings, with the change in words.
 
     Args:
         program: The program as it was recorded.
-        scalars: Inputs of one element.
+        inputs: The arrays that it reads.
     """
-    last = len(program.nodes) - 1
+    scalars = frozenset(i for i, x in enumerate(inputs) if x.size == 1)
     for number, node in enumerate(program.nodes):
         if node.kind in MULTIPLIED:
-            yield from _move_before(program, number, scalars)
+            yield from _move_before(program, number, scalars, inputs)
             yield from _swap_factors(program, number)
-        elif (node.kind in ("product", "sum") and number < last) or node.kind in ("product", "sum"):
+        elif node.kind in ("product", "sum"):
             yield from _move_after(program, number, scalars)
 
 
@@ -34,9 +36,9 @@ def _readers(program: Program, number: int) -> int:
 
 
 def _replaced(program: Program, changes: dict[int, Node], inserted: dict[int, list[Node]]) -> Program:
-    """Return the program with changed nodes, and nodes inserted before some. References in inserted nodes count as those of the old program.
+    """Return the program with changed nodes, and nodes inserted before some.
 
-    The node -1 stands for the inserted node before.
+    References are those of the old program; -1 is the inserted node before.
     """
     places: dict[int, int] = {}
     nodes: list[Node] = []
@@ -50,7 +52,7 @@ def _replaced(program: Program, changes: dict[int, Node], inserted: dict[int, li
     return Program(nodes, program.inputs, program.shape, program.f32_inputs)
 
 
-def _move_before(program: Program, number: int, scalars: frozenset[int]) -> Iterator[tuple[str, Program]]:
+def _move_before(program: Program, number: int, scalars: frozenset[int], given: Sequence[np.ndarray]) -> Iterator[tuple[str, Program]]:
     """A scale of a product or a sum multiplies an operand of it instead."""
     node = program.nodes[number]
     pairs = [(x, s) for x, s in (node.inputs, node.inputs[::-1]) if x[0] == "node" and _is_scalar(s, scalars)]
@@ -59,15 +61,16 @@ def _move_before(program: Program, number: int, scalars: frozenset[int]) -> Iter
         if total.kind not in ("product", "sum") or _readers(program, x[1]) != 1 or (node.kind == "div" and node.inputs[1] != s):
             continue
         for place, operand in enumerate(total.inputs[: 2 if total.kind == "product" else 1]):
-            for rounded in (False, True):
-                scaled = Node(node.kind, (operand, s), total.dtype, {}, not rounded, total.operation)
+            dtype = given[operand[1]].dtype if operand[0] == "input" else program.nodes[operand[1]].dtype
+            for rounded in (False, True)[: 1 if dtype == np.float32 else 2]:
+                scaled = Node(node.kind, (operand, s), dtype, {}, not rounded, total.operation)
                 inputs = tuple(("node", -1) if i == place else ref for i, ref in enumerate(total.inputs))
                 moved = _replaced(
                     program,
                     {x[1]: total._replace(inputs=inputs), number: Node("convert", (x,), node.dtype, {}, node.internal, node.operation)},
                     {x[1]: [scaled]},
                 )
-                yield f"the scale multiplies operand {place} before the sum" + (f", rounded to {total.dtype}" if rounded else ""), moved
+                yield f"the scale multiplies operand {place} before the sum" + (f", rounded to {dtype}" if rounded else ""), moved
 
 
 def _move_after(program: Program, number: int, scalars: frozenset[int]) -> Iterator[tuple[str, Program]]:
