@@ -26,6 +26,7 @@ from tcemu.replay.order_candidates import TARGETS
 SAMPLE = 32  # elements on which all hypotheses are tried
 ROWS = 8  # rows on which programs with inner sums are tried
 MAX_VARIANTS = 4000
+MAX_ELEMENTS = 1 << 28  # elements of a tensor that is computed again
 MAX_PRODUCERS = 8  # earlier operations that are taken into a program, to find roundings that were skipped
 PRODUCER_LIMITS = (1, 2, 4, MAX_PRODUCERS)
 SCALED_NAMES = ("dot_general", "mm", "reduce_sum", "aten.sum", "mul")  # operations whose scale may be applied elsewhere
@@ -75,6 +76,8 @@ def build_program(record: Record, operations: Sequence[Operation]) -> Program | 
     given: dict[tuple, Ref] = {}
     ref: Ref | None = None
     for operation in operations:
+        if any(prod(tensor.shape) > MAX_ELEMENTS for tensor in (*operation.operands, *operation.results)):
+            return None
         refs: list[Ref] = []
         for place, tensor in enumerate(operation.operands):
             known = made.get(tensor.key) or given.get(tensor.key)
@@ -135,7 +138,8 @@ def explain_with_producers(
             break
         known = len(earlier)
         longer = explain_side(record, (*earlier, operation), expected, differing, targets)
-        side = longer if longer.fits else side
+        nearer = longer.sampled and longer.misses * side.sampled < side.misses * longer.sampled
+        side = longer if longer.fits or nearer else side
     return side
 
 
@@ -221,6 +225,15 @@ def have_common_arithmetic(
     records: Sequence[Record], operations: Sequence[Operation], results: Sequence[np.ndarray], targets: tuple[str, ...]
 ) -> bool:
     """Return whether one arithmetic gives every word of the results of one operation in both records."""
+    try:
+        return _share_an_arithmetic(records, operations, results, targets)
+    except (IndexError, KeyError, TypeError, ValueError, MemoryError):  # a record is not trusted
+        return False
+
+
+def _share_an_arithmetic(
+    records: Sequence[Record], operations: Sequence[Operation], results: Sequence[np.ndarray], targets: tuple[str, ...]
+) -> bool:
     trials = []
     for record, operation, expected in zip(records, operations, results, strict=True):
         program = build_program(record, [operation])
@@ -295,6 +308,15 @@ def explain_side(
     last = program.nodes[-1]
     if last.dtype != expected.dtype:
         program.nodes[-1] = last._replace(dtype=expected.dtype)
+    try:
+        return _try_arithmetics(program, inputs, expected, differing, targets)
+    except (IndexError, KeyError, TypeError, ValueError, MemoryError) as error:  # a record is not trusted
+        return Side(problem=f"unexplained: the parameters of {operations[-1].name} do not fit its operands ({str(error)[:80]})")
+
+
+def _try_arithmetics(
+    program: Program, inputs: list[np.ndarray], expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...]
+) -> Side:
     fits, best, tried = [], (expected.size + 1, "", 1), 0
     for order, form in (("", program), *rewritten_programs(program, inputs)):
         if order and fits:

@@ -31,6 +31,7 @@ FORMATS = {F32_DTYPE: F32, np.dtype(np.float16): F16, np.dtype(ml_dtypes.bfloat1
 FACTOR_FORMATS = FORMATS | {np.dtype(ml_dtypes.float8_e4m3fn): E4M3, np.dtype(ml_dtypes.float8_e5m2): E5M2}  # of multiplied operands
 SPECIAL = ("exp", "exp2", "log", "tanh", "logistic", "rsqrt", "sqrt", "erf", "sin", "cos")
 MAX_NODES = 64
+MAX_PADDING = 1 << 10  # of a convolution
 
 
 class Node(NamedTuple):
@@ -219,6 +220,8 @@ def _patches(x: np.ndarray, w: np.ndarray, attributes: dict[str, Any]) -> tuple[
     lhs, rhs, _ = attributes["windows"]
     x, w = x.transpose([lhs[0], *lhs[2:], lhs[1]]), w.transpose([rhs[0], *rhs[2:], rhs[1]])  # N, spatial, C; O, spatial, I
     padding, strides = attributes["padding"], attributes["strides"]
+    if any(not 0 <= size <= MAX_PADDING for pair in padding for size in pair):
+        raise ValueError(f"padding {padding}: expected 0 to {MAX_PADDING}")
     x = np.pad(x, [(0, 0), *padding, (0, 0)])
     windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[1:-1], axis=tuple(range(1, x.ndim - 1)))
     windows = windows[(slice(None), *(slice(None, None, stride) for stride in strides))]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.planted_drifts import MODELS, PRODUCTS, plans, plant_product
 
+from tcemu import dot_general, emulate
 from tcemu.base.saved_files import DamagedFile
 from tcemu.drift import Drift, locate, read_record, record
 from tcemu.replay import loads
@@ -172,6 +173,10 @@ def test_the_share_of_the_final_difference_is_measured():
     left, right = run_planted(name, {product.index: plant_product(product, *values, PRODUCTS["tf32"][0])})
     drift = locate(left, right, targets=(), fn=lambda: model.fn(*model.arguments))
     assert drift.sources[0].share == pytest.approx(1.0)  # one source makes the whole difference
+    drift = locate(left, right, targets=(), fn=lambda: model.fn(*model.arguments), metric="kl")
+    assert drift.sources[0].share == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="metric"):
+        locate(left, right, metric="ulp")
 
 
 def test_a_drift_is_saved_as_json_and_pins_its_sums():
@@ -183,6 +188,13 @@ def test_a_drift_is_saved_as_json_and_pins_its_sums():
     (pinned,) = drift.recipes()
     recipe = loads(json.dumps(pinned["right"]))
     assert recipe.k == 24
+    _, _, read = base(name)
+    operation = read.operations[drift.sources[0].left]
+    if len(operation.operands[0].shape) == 2:  # `emulate` gives the bits of the right side
+        a, b = read.values(operation.operands)
+        *_, replacement = planted(name, "dot_general", "pairwise")
+        emulated = emulate(lambda a, b: a @ b, dot_general(recipe))(a, b)
+        assert np.asarray(emulated).tobytes() == replacement.tobytes()
     for damaged in (text.replace('"source"', '"sauce"', 1), text.replace('"kinds"', '"kind"', 1), text[:-2], "[]"):
         with pytest.raises(DamagedFile):
             Drift.from_json(damaged)
