@@ -120,7 +120,8 @@ def evaluate(
     more: dict[tuple[str, int], np.dtype] = {(kind, index): DTYPES[name] for kind, index, name in choices.extra}
     for kind, index in more:
         if kind == "input":
-            inputs[index] = inputs[index].astype(more[kind, index]).astype(inputs[index].dtype)
+            with np.errstate(over="ignore"):
+                inputs[index] = inputs[index].astype(more[kind, index]).astype(inputs[index].dtype)
     values: list[np.ndarray] = []
     taken: dict[int, np.ndarray] = {}
 
