@@ -6,6 +6,7 @@ is a group: operations that one side fused, split or put in another order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
@@ -16,8 +17,12 @@ from tcemu.drift.records import Operation, Record, TensorRecord
 
 MOVEMENTS = (
     "convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy", "expand_dims", "aten.clone",
-    "aten.copy_", "aten._to_copy", "slice", "concatenate", "pad", "aten.cat", "iota",
+    "aten.copy_", "aten._to_copy", "slice", "concatenate", "pad", "aten.cat", "iota", "gather",
+    "aten.embedding", "aten.full", "aten.triu", "aten.tril", "aten.ones_like", "aten.zeros_like", "aten.arange", "aten.index",
 )  # fmt: skip
+
+
+MOVED = 4  # operations over which one may have been moved
 
 
 class Match(NamedTuple):
@@ -37,7 +42,23 @@ def align(left: Record, right: Record) -> list[Match]:
         lambda op: (op.step, op.backward, op.name, tuple(len(t.shape) for t in op.operands)),
         lambda op: (op.step, op.backward, op.name),
     )
-    return _align_level(left.operations, right.operations, levels)
+    return _join_moved(_align_level(left.operations, right.operations, levels))
+
+
+def _join_moved(matches: list[Match]) -> list[Match]:
+    """Join matches where one operation stands at another place on the other side, as a scale before a product and after it."""
+    alone = {name: [i for i, match in enumerate(matches) if not match[1 - side]] for side, name in enumerate(("left", "right"))}
+    found, done = [], 0
+    for i in sorted(alone["left"] + alone["right"]):
+        side = 0 if matches[i].left else 1
+        name = matches[i][side][0].name
+        others = [j for j in alone["right" if side == 0 else "left"] if i < j <= i + MOVED and matches[j][1 - side][0].name == name]
+        if i < done or not others or name in MOVEMENTS:
+            continue
+        span = matches[i : others[0] + 1]
+        found += [*matches[done:i], Match(tuple(op for m in span for op in m.left), tuple(op for m in span for op in m.right))]
+        done = others[0] + 1
+    return [*found, *matches[done:]]
 
 
 def _align_level(left: Sequence[Operation], right: Sequence[Operation], levels: Sequence[Callable[[Operation], Hashable]]) -> list[Match]:
@@ -76,16 +97,33 @@ def _plain_path(path: str) -> str:
 
 
 def _align_modules(left: Record, right: Record) -> list[Match]:
-    """Match the operations of a record with the calls of modules that contain them."""
-    waiting = [op for op in left.operations if not op.backward]
+    """Match the operations of a record with the calls of modules that contain them.
+
+    A module that is called several times shares its operations out evenly among the calls.
+    """
     found = []
+    key = lambda call: (call.step, call.backward, call.path, call.name)
+    counts = Counter(map(key, right.operations))
+    seen: Counter = Counter()
     for call in right.operations:
-        path = _plain_path(call.path)
+        gradient = call.name == "module.gradient"
+        path = _plain_path(call.path.rpartition(".")[0] if gradient else call.path)
         inside = [
             op
-            for op in waiting
-            if op.step == call.step and (not path or _plain_path(op.path) == path or _plain_path(op.path).startswith(path + "."))
+            for op in left.operations
+            if (op.step, op.backward) == (call.step, call.backward)
+            and (not path or _plain_path(op.path) == path or (_plain_path(op.path).startswith(path + ".") and not gradient))
         ]
+        count, number = counts[key(call)], seen[key(call)]
+        seen[key(call)] += 1
+        if count > 1 and len(inside) % count == 0:
+            each = len(inside) // count
+            inside = inside[number * each : (number + 1) * each]
+        shape = call.results[0].shape if call.results else None
+        fitting = [i for i, op in enumerate(inside) if op.results and op.results[0].shape == shape]
+        same = [i for i in fitting if call.results and inside[i].results[0].identity == call.results[0].identity]
+        if fitting and (call.backward or gradient):
+            inside = inside[: (same or fitting)[-1] + 1]  # a gradient of another operand may follow
         found.append(Match(tuple(inside), (call,)))
     return found
 

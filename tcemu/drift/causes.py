@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from tcemu.drift.hypotheses import describe, differing_features, merge, paired_variants, single_variants
-from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, ROW_READERS, Choices, Program, Ref, append_operation, evaluate, selectable
+from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, ROW_READERS, Choices, Node, Program, Ref, append_operation, evaluate, selectable
+from tcemu.drift.quantization import candidate_quantizations, is_quantizer, quantization_misses
 from tcemu.drift.records import DTYPES, Operation, Record
-from tcemu.drift.summation import Summation, candidate_summations, plain_summation
+from tcemu.drift.rewrites import rewritten_programs
+from tcemu.drift.summation import ROUNDED_OPERANDS, Summation, candidate_summations, plain_summation
 from tcemu.formats import F32, TF32
 from tcemu.products.library.kernel_json import to_dict
 from tcemu.replay.order_candidates import TARGETS
@@ -23,7 +26,10 @@ from tcemu.replay.order_candidates import TARGETS
 SAMPLE = 32  # elements on which all hypotheses are tried
 ROWS = 8  # rows on which programs with inner sums are tried
 MAX_VARIANTS = 4000
+MAX_ELEMENTS = 1 << 28  # elements of a tensor that is computed again
 MAX_PRODUCERS = 8  # earlier operations that are taken into a program, to find roundings that were skipped
+PRODUCER_LIMITS = (1, 2, 4, MAX_PRODUCERS)
+SCALED_NAMES = ("dot_general", "mm", "reduce_sum", "aten.sum", "mul")  # operations whose scale may be applied elsewhere
 FEW_SUMMATIONS = 16  # summations that are combined with other variants
 
 
@@ -66,12 +72,19 @@ def build_program(record: Record, operations: Sequence[Operation]) -> Program | 
     """Return operations that follow each other as one program, which gives the first result of the last one; None if one is unknown."""
     program = Program()
     made: dict[tuple, Ref] = {}
+    views: dict[tuple, Ref] = {}
     given: dict[tuple, Ref] = {}
     ref: Ref | None = None
     for operation in operations:
+        if any(prod(tensor.shape) > MAX_ELEMENTS for tensor in (*operation.operands, *operation.results)):
+            return None
         refs: list[Ref] = []
         for place, tensor in enumerate(operation.operands):
             known = made.get(tensor.key) or given.get(tensor.key)
+            viewed = views.get(tensor.identity)
+            if known is None and viewed is not None:  # another shape of an earlier result: views are not recorded
+                known = program.add("reshape", (viewed,), DTYPES[tensor.dtype], operation.index, internal=True, shape=tensor.shape)
+                made[tensor.key] = known
             if known is None:
                 program.inputs.append((operation.index, place))
                 known = ("input", len(program.inputs) - 1)
@@ -84,14 +97,16 @@ def build_program(record: Record, operations: Sequence[Operation]) -> Program | 
             return None
         result = operation.results[0]
         made[result.key] = ref
+        if prod(result.shape) > 1:
+            views[result.identity] = ref
         program.shape = result.shape
     return program if ref == ("node", len(program.nodes) - 1) else None
 
 
-def producers(record: Record, operation: Operation) -> list[Operation]:
-    """Return the earlier operations whose roundings a fused operation may skip, nearest last, at most MAX_PRODUCERS.
+def producers(record: Record, operation: Operation, limit: int = MAX_PRODUCERS) -> list[Operation]:
+    """Return the earlier operations whose roundings a fused operation may skip, nearest last, at most `limit`.
 
-    These give narrow results, or products to an addition.
+    These give narrow results, or products to an addition or a scale.
     """
     latest: dict[tuple, Operation] = {}
     for earlier in record.operations[: operation.index]:
@@ -99,16 +114,33 @@ def producers(record: Record, operation: Operation) -> list[Operation]:
             latest[tensor.key] = earlier
     found: dict[int, Operation] = {}
     waiting = [operation]
-    while waiting and len(found) < MAX_PRODUCERS:
+    while waiting and len(found) < limit:
         reader = waiting.pop(0)
         for tensor in reader.operands:
             earlier = latest.get(tensor.key)
             narrow = tensor.dtype in ("bfloat16", "float16") and tensor.shape
+            scaled = earlier is not None and reader.name.endswith(("mul", "div")) and earlier.name.endswith(SCALED_NAMES)
             factor = earlier is not None and reader.name.endswith(("add", "sub", "add_any")) and earlier.name.endswith("mul")
-            if earlier is not None and (narrow or factor) and earlier.index not in found and len(earlier.results) == 1:
+            if earlier is not None and (narrow or factor or scaled) and earlier.index not in found and len(earlier.results) == 1:
                 found[earlier.index] = earlier
                 waiting.append(earlier)
-    return [found[index] for index in sorted(found)][-MAX_PRODUCERS:]
+    return [found[index] for index in sorted(found)][-limit:]
+
+
+def explain_with_producers(
+    record: Record, operation: Operation, expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...] = TARGETS
+) -> Side:
+    """Explain a result by its operation, else by that and some of the operations before it, whose roundings may be missing."""
+    side, known = explain_side(record, (operation,), expected, differing, targets), 0
+    for limit in PRODUCER_LIMITS:
+        earlier = producers(record, operation, limit)
+        if side.fits or len(earlier) == known:
+            break
+        known = len(earlier)
+        longer = explain_side(record, (*earlier, operation), expected, differing, targets)
+        nearer = longer.sampled and longer.misses * side.sampled < side.misses * longer.sampled
+        side = longer if longer.fits or nearer else side
+    return side
 
 
 def program_inputs(record: Record, program: Program) -> list[np.ndarray] | None:
@@ -132,8 +164,11 @@ def raw_words(x: np.ndarray) -> np.ndarray:
     return x.view(f"u{x.dtype.itemsize}")
 
 
-def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ...]) -> list[Choices]:
+def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ...], few: bool = False) -> list[Choices]:
+    """Return the arithmetics that are tried. few: the plain one and the first summations, for a program that is itself a hypothesis."""
     singles = single_variants(program)
+    if not program.sums and few:
+        return singles
     if not program.sums:
         return list(dict.fromkeys([*singles, *paired_variants(program)]))[:MAX_VARIANTS]
     node = program.nodes[program.sums[0]]
@@ -144,11 +179,16 @@ def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ..
     a, b = names
     assert a is not None and b is not None
     summations = candidate_summations(a, b, k, targets, node.kind == "product", shape)
+    if few:
+        return [Choices(summation=how) for how in summations[:FEW_SUMMATIONS] if not how.bias_first]
     alone = len(program.nodes) == 1
     if alone or len(program.sums) == 1:
         found = [Choices(summation=how) for how in summations if not how.bias_first or len(node.inputs) > 2]
     else:
         found = [Choices(summation=how) for how in summations[: 8 * FEW_SUMMATIONS] if not how.bias_first]
+    moved = [i for i, node in enumerate(program.nodes) if node.kind not in ("convert", "reshape", "transpose")]
+    if moved == program.sums[:1] and not alone:  # nothing but the rounding of the sum may be missing
+        found += [Choices(unrounded=frozenset(moved), summation=how) for how in summations if not how.bias_first]
     found += [merge(Choices(summation=how), other) for other, how in product(singles[1:], summations[:FEW_SUMMATIONS])]
     return list(dict.fromkeys(found))[:MAX_VARIANTS]
 
@@ -156,13 +196,8 @@ def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ..
 def sum_operands(program: Program, inputs: list[np.ndarray]) -> tuple[int, list[np.dtype], tuple[int, int] | None]:
     """Return the number of terms of a program's first sum, the dtypes of what it multiplies, and M and N of a single product."""
     node = program.nodes[program.sums[0]]
-    raw = []
-    for kind, index in node.inputs:
-        raw.append(inputs[index] if kind == "input" else None)
-    if any(x is None for x in raw):  # a sum of f32 values within the operation
-        shape, axes = program.shape, node.attributes.get("axes", ())
-        return (int(np.prod([shape[axis] for axis in axes])) if node.kind == "sum" else 0), [np.dtype(np.float32)] * 2, None
-    a, b, _ = ROW_READERS[node.kind](node, raw)  # type: ignore[arg-type]
+    raw = [inputs[index] if kind == "input" else evaluate(program, inputs, Choices(), until=index) for kind, index in node.inputs[:2]]
+    a, b, _ = ROW_READERS[node.kind](node, raw)
     return a.shape[-1], [a.dtype, b.dtype], (a.shape[1], b.shape[1]) if len(a) == 1 and node.kind == "product" else None
 
 
@@ -190,6 +225,15 @@ def have_common_arithmetic(
     records: Sequence[Record], operations: Sequence[Operation], results: Sequence[np.ndarray], targets: tuple[str, ...]
 ) -> bool:
     """Return whether one arithmetic gives every word of the results of one operation in both records."""
+    try:
+        return _share_an_arithmetic(records, operations, results, targets)
+    except (IndexError, KeyError, TypeError, ValueError, MemoryError):  # a record is not trusted
+        return False
+
+
+def _share_an_arithmetic(
+    records: Sequence[Record], operations: Sequence[Operation], results: Sequence[np.ndarray], targets: tuple[str, ...]
+) -> bool:
     trials = []
     for record, operation, expected in zip(records, operations, results, strict=True):
         program = build_program(record, [operation])
@@ -210,15 +254,20 @@ class _Trial:
         self.words = raw_words(expected)
         others = np.linspace(0, self.words.size - 1, min(SAMPLE, self.words.size)).astype(np.int64)
         self.sample = np.unique(np.concatenate([differing[: SAMPLE // 2], others]))[:SAMPLE]
-        self.by_element = selectable(program)
+        self.by_element = selectable(program) and self._sum_shape() in (None, program.shape)
         self.rows = None if self.by_element else _sample_rows(program, inputs, differing)
         if self.by_element:
             self.sample_words = self.words[self.sample]
         else:
             self.sample_words = self.words if self.rows is None else raw_words(expected[self.rows[2]])
 
-    def variants(self, targets: tuple[str, ...]) -> list[Choices]:
-        return _variants(self.program, self.inputs, targets)
+    def _sum_shape(self) -> tuple[int, ...] | None:
+        """Return the shape of a sum at the start of the program."""
+        node = self.program.nodes[0]
+        return None if node.kind not in ROW_READERS else ROW_READERS[node.kind](node, [self.inputs[i] for _, i in node.inputs])[2]
+
+    def variants(self, targets: tuple[str, ...], few: bool = False) -> list[Choices]:
+        return _variants(self.program, self.inputs, targets, few)
 
     def sample_misses(self, choices: Choices) -> int:
         if self.by_element:
@@ -245,6 +294,8 @@ def explain_side(
         differing: Flat indices at which the sides differ, which are tried first.
         targets: GPUs whose tensor cores are tried.
     """
+    if len(operations) == 1 and is_quantizer(operations[0]):
+        return _explain_quantizer(record, operations[0], expected)
     program = build_program(record, operations)
     if program is None:
         unknown = next((op.name for op in operations if build_program(record, [op]) is None), operations[-1].name)
@@ -257,17 +308,51 @@ def explain_side(
     last = program.nodes[-1]
     if last.dtype != expected.dtype:
         program.nodes[-1] = last._replace(dtype=expected.dtype)
-    trial = _Trial(program, inputs, expected, differing)
-    variants, fits, best = trial.variants(targets), [], (trial.words.size + 1, "", 1)
-    for choices in variants:
-        misses, size = trial.sample_misses(choices), trial.sample_words.size
-        if not misses and size < trial.words.size:
-            misses, size = trial.misses(choices), trial.words.size
+    try:
+        return _try_arithmetics(program, inputs, expected, differing, targets)
+    except (IndexError, KeyError, TypeError, ValueError, MemoryError) as error:  # a record is not trusted
+        return Side(problem=f"unexplained: the parameters of {operations[-1].name} do not fit its operands ({str(error)[:80]})")
+
+
+def _try_arithmetics(
+    program: Program, inputs: list[np.ndarray], expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...]
+) -> Side:
+    fits, best, tried = [], (expected.size + 1, "", 1), 0
+    for order, form in (("", program), *rewritten_programs(program, inputs)):
+        if order and fits:
+            break  # scales in another place are tried if nothing else explains the words
+        trial = _Trial(form, inputs, expected, differing)
+        for choices in trial.variants(targets, few=bool(order)):
+            tried += 1
+            misses, size = trial.sample_misses(choices), trial.sample_words.size
+            if not misses and size < trial.words.size:
+                misses, size = trial.misses(choices), trial.words.size
+            choices = choices._replace(order=order)
+            if not misses:
+                fits.append(Fit(choices, describe(form, choices), form))
+            elif misses / size < best[0] / best[2]:
+                best = (misses, describe(form, choices), size)
+    return Side(tuple(fits), tried, best[1], best[0], best[2])
+
+
+def _explain_quantizer(record: Record, operation: Operation, expected: np.ndarray) -> Side:
+    """Find the quantisations that give every word of the elements and of the scales."""
+    given, results = record.values(operation.operands[:1]), record.values(operation.results)
+    if given is None or results is None:
+        return Side(problem="unexplained: the operands or the results were not kept")
+    if not any(result.tobytes() == expected.tobytes() for result in results):
+        return Side(problem="unexplained: the result belongs to another quantiser")
+    dtype = DTYPES[operation.results[0].dtype]
+    program = Program([Node("quantize", (("input", 0),), dtype, {}, False, operation.index)], [(operation.index, 0)], expected.shape)
+    fits, best, tried = [], (2, "", 1), 0
+    for how in candidate_quantizations(operation):
+        tried += 1
+        misses, size = quantization_misses(how, given[0], operation, results)
         if not misses:
-            fits.append(Fit(choices, describe(program, choices), program))
+            fits.append(Fit(Choices(quantization=how), str(how), program))
         elif misses / size < best[0] / best[2]:
-            best = (misses, describe(program, choices), size)
-    return Side(tuple(fits), len(variants), best[1], best[0], best[2])
+            best = (misses, str(how), size)
+    return Side(tuple(fits), tried, best[1], best[0], best[2])
 
 
 # ---- the cause of a difference
@@ -311,7 +396,7 @@ def find_cause(left: Side, right: Side) -> Cause:
         nearest = [pair for pair in pairs if rank(pair) == fewest]
         x, y, kinds = nearest[0]
         twins = dict.fromkeys(f"{', '.join(k)}: left {a.words}; right {b.words}" for a, b, k in nearest[1:])
-        all_kinds = tuple(dict.fromkeys(name for *_, names in nearest for name in names)) or ("operations",)
+        all_kinds = tuple(dict.fromkeys(name for *_, names in nearest for name in names)) or (_program_difference(x.program, y.program),)
         return Cause(all_kinds, x.words, y.words, tuple(twins)[:MAX_TWINS], (fit_recipe(x), fit_recipe(y)))
     if not left.fits and not right.fits:
         return Cause((), left.words, right.words)
@@ -326,6 +411,14 @@ def find_cause(left: Side, right: Side) -> Cause:
     return Cause(kinds, left.words, right.words, twins, recipes)
 
 
+def _program_difference(left: Program, right: Program) -> str:
+    """Name the difference of two programs that are computed as recorded."""
+    kinds = [[node.kind for node in program.nodes] for program in (left, right)]
+    scaled = any(kind in ("mul", "div") for kind in kinds[0]) and any(kind in ("product", "sum") for kind in kinds[0])
+    moved = kinds[0] != kinds[1] and sorted(kinds[0]) == sorted(kinds[1])
+    return ("scale before or after" if scaled else "order of operations") if moved else "operations"
+
+
 def _changes(fit: Fit) -> int:
     """Return the number of hypotheses in which an arithmetic differs from the plain one."""
     return len(differing_features(Choices(summation=_plain_of(fit)), fit.choices))
@@ -336,14 +429,14 @@ def _plain_of(fit: Fit) -> Summation | None:
     if how is None:
         return None
     program, order = fit.program, how.order
-    rounded = order.conditions.evidence == "rounded operands" or order.a == TF32
+    rounded = order.conditions.evidence == ROUNDED_OPERANDS or order.a == TF32
     a, b = (F32, F32) if rounded and program.f32_inputs else (order.a, order.b)
     return plain_summation(a, b, order.k, of_terms=how.of_terms)
 
 
 def fit_recipe(fit: Fit) -> dict | None:
     how = fit.choices.summation
-    if how is None or how.accumulator != "float32" or how.bias_first:
+    if how is None or how.accumulator != "float32" or how.bias_first or how.library:
         return None
     fmt = FORMATS.get(fit.program.nodes[fit.program.sums[0]].dtype)
     return None if fmt is None else to_dict(how.order.replace(dtype=fmt))

@@ -13,6 +13,10 @@ from tcemu.drift.summation import Summation
 from tcemu.products.library.kernel_recipe import Lanes
 
 NARROW = ("bfloat16", "float16")
+FUNCTIONS = {  # special functions other than the exact ones, rounded once
+    "xla": "special functions of XLA on this machine", "gpu": "approximate special functions of a GPU",
+    "cuda": "exponentials of CUDA's device library",
+}  # fmt: skip
 MAX_SUBSETS = 5  # nodes up to which every subset of their roundings is tried
 
 
@@ -53,9 +57,20 @@ def _more_roundings(program: Program) -> Iterator[Choices]:
                 yield Choices(extra=(("input", number, fmt),))
 
 
-def _has_fma(program: Program) -> bool:
+def _fused_additions(program: Program) -> list[int]:
+    """Additions of a product of two nodes that may be one fma."""
     multiplied = {i for i, node in enumerate(program.nodes) if node.kind == "mul"}
-    return any(node.kind in ("add", "sub") and any(("node", i) in node.inputs for i in multiplied) for node in program.nodes)
+    return [
+        number
+        for number, node in enumerate(program.nodes)
+        if node.kind in ("add", "sub") and any(kind == "node" and i in multiplied for kind, i in node.inputs)
+    ]
+
+
+def _contractions(program: Program) -> Iterator[Choices]:
+    additions = _fused_additions(program)
+    yield Choices(contracted=frozenset(additions))
+    yield from (Choices(contracted=chosen) for chosen in _subsets(additions) if len(chosen) < len(additions))
 
 
 def _fewer_roundings(program: Program) -> Iterator[Choices]:
@@ -78,10 +93,8 @@ TABLE = (
     Hypothesis("a rounding less", lambda program: bool(_droppable(program)), _fewer_roundings),
     Hypothesis("a rounding more", lambda program: bool(_addable(program)), _inner_roundings),
     Hypothesis("a rounding more", _has_f32, _more_roundings),
-    Hypothesis("fma", _has_fma, lambda program: iter([Choices(contracted=True)])),
-    Hypothesis(
-        "special functions", lambda program: program.has_special, lambda _: iter([Choices(functions="xla"), Choices(functions="gpu")])
-    ),
+    Hypothesis("fma", lambda program: bool(_fused_additions(program)), _contractions),
+    Hypothesis("special functions", lambda program: program.has_special, lambda _: iter([Choices(functions=name) for name in FUNCTIONS])),
     Hypothesis("reciprocal", _has_quotient, lambda program: iter([Choices(reciprocal=True)])),
     Hypothesis("subnormal numbers", lambda program: True, lambda program: iter([Choices(flushed=True)])),
 )
@@ -115,11 +128,14 @@ def features(choices: Choices) -> dict[str, str]:
     found = {
         "a rounding less": ",".join(map(str, sorted(choices.unrounded))),
         "a rounding more": ",".join([*map(str, sorted(choices.rounded)), *map(str, choices.extra)]),
-        "fma": str(choices.contracted),
+        "fma": ",".join(map(str, sorted(choices.contracted))),
         "special functions": choices.functions,
         "reciprocal": str(choices.reciprocal),
         "subnormal numbers": str(choices.flushed),
+        "scale before or after": choices.order,
     }
+    if choices.quantization is not None:
+        found |= choices.quantization.features()
     how = choices.summation
     if how is None:
         return found
@@ -131,6 +147,8 @@ def _summation_features(how: Summation) -> dict[str, str]:
     order = how.order
     if how.accumulator == "float64":
         return {"accumulator": "float64"}
+    if how.library:
+        return {"order of the sum": how.library, "accumulator": how.accumulator, "fma": "True", "subnormal numbers": "False"}
     unit, merge = order.unit, order.merge
     if isinstance(unit, Lanes):
         core, promotion, flushed, fused = "", "None", unit.flush, how.fused or how.of_terms
@@ -152,7 +170,9 @@ def _summation_features(how: Summation) -> dict[str, str]:
 
 
 def differing_features(left: Choices, right: Choices) -> tuple[str, ...]:
-    """Return the names of the hypotheses in which two arithmetics differ."""
+    """Return the names of the hypotheses in which two arithmetics differ. A sum that one of them has not is left out."""
+    if left.summation is None or right.summation is None:
+        left, right = left._replace(summation=None), right._replace(summation=None)
     x, y = features(left), features(right)
     names = [name for name in dict.fromkeys((*x, *y)) if name in x and name in y and x[name] != y[name]]
     return tuple(names)
@@ -170,15 +190,18 @@ def describe(program: Program, choices: Choices) -> str:
         what = name(index) if kind == "node" else f"operand {program.operand_name(index)}"
         words.append(f"also rounded to {fmt}: {what}")
     if choices.contracted:
-        words.append("a product and its addition are one fma")
+        some = "" if choices.contracted == frozenset(_fused_additions(program)) else f": {', '.join(map(name, sorted(choices.contracted)))}"
+        words.append(f"a product and its addition are one fma{some}")
     if choices.functions != "exact":
-        words.append(
-            {"xla": "special functions of XLA on this machine", "gpu": "approximate special functions of a GPU"}[choices.functions]
-        )
+        words.append(FUNCTIONS[choices.functions])
     if choices.reciprocal:
         words.append("division by a product with the rounded reciprocal")
     if choices.flushed:
         words.append("subnormal numbers count as zeros")
+    if choices.order:
+        words.append(choices.order)
+    if choices.quantization is not None:
+        words.append(str(choices.quantization))
     if choices.summation is not None:
         words.append(str(choices.summation))
     return "; ".join(words) or ("exact special functions, as recorded" if program.has_special else "as recorded")

@@ -11,7 +11,7 @@ import numpy as np
 
 from tcemu.base.results import Result, Table
 from tcemu.drift.alignment import MOVEMENTS
-from tcemu.drift.causes import MAX_TWINS, Side, explain_side, fit_recipe, producers
+from tcemu.drift.causes import MAX_TWINS, Side, explain_with_producers, fit_recipe
 from tcemu.drift.locate import RecordSource
 from tcemu.drift.records import Operation, Record, read_record
 from tcemu.isa.targets import resolve_target
@@ -125,8 +125,4 @@ def explain_operation(run: Record, operation: Operation, targets: tuple[str, ...
     expected = run.value(operation.results[0])
     if expected is None or operation.results[0].rows is not None:
         return Side(problem="unexplained: the result was not kept")
-    side = explain_side(run, (operation,), expected, np.arange(min(64, expected.size)), targets)
-    if not side.fits and (earlier := producers(run, operation)):
-        longer = explain_side(run, (*earlier, operation), expected, np.arange(min(64, expected.size)), targets)
-        side = longer if longer.fits else side
-    return side
+    return explain_with_producers(run, operation, expected, np.arange(min(64, expected.size)), targets)

@@ -10,10 +10,21 @@ import numpy as np
 
 from tcemu.drift.alignment import MOVEMENTS, Comparer, Match, align, find_rows
 from tcemu.drift.bounds import Legitimacy, check_legitimate
-from tcemu.drift.causes import Cause, Side, build_program, explain_side, find_cause, have_common_arithmetic, producers, raw_words
-from tcemu.drift.drift_results import Difference, Drift, Line
+from tcemu.drift.causes import (
+    Cause,
+    Side,
+    build_program,
+    explain_side,
+    explain_with_producers,
+    find_cause,
+    have_common_arithmetic,
+    program_inputs,
+    raw_words,
+)
+from tcemu.drift.drift_results import SOURCES, Difference, Drift, Line
 from tcemu.drift.hypotheses import differing_features
-from tcemu.drift.recorder import Recording, record
+from tcemu.drift.programs import evaluate
+from tcemu.drift.recorder import Recording, TorchRecording, record
 from tcemu.drift.records import Operation, Record, TensorRecord, read_record
 from tcemu.isa.targets import resolve_target
 from tcemu.replay.order_candidates import TARGETS
@@ -28,6 +39,7 @@ def locate(
     rows: Sequence[int] | None = None,
     targets: Sequence[str] = TARGETS,
     fn: Callable[[], Any] | None = None,
+    metric: str = "norm",
 ) -> Drift:
     """Find the operations at which two recorded runs diverge.
 
@@ -40,30 +52,50 @@ def locate(
         right: The other record. If the batches differ, the larger one.
         rows: Rows of the right batch that are those of the left one; by default the first ones.
         targets: GPUs whose tensor cores are tried, as "H100"; () for none, which is much faster.
-        fn: A function of no arguments that runs the left side in JAX again. Then each source gets its share of the final difference: the
-            run is repeated with the right side's results in the place of the left one's at that operation.
+        fn: A function of no arguments that runs the left side again, in the framework of the left record. Then each source gets its share
+            of the final difference: the run is repeated with the right side's results at that operation, for a hidden source with the
+            right side's arithmetic on the left operands.
+        metric: Size of a difference between final results: "norm", the norm of the difference, or "kl", the Kullback-Leibler divergence of
+            logits on the last axis.
 
     Returns:
         A `Drift`: `str()` is a table, `to_json()` and `from_json` keep it, `html()` has a picture.
 
     Raises:
         DamagedFile: A file is no record.
-        ValueError: rows do not fit the batches, or a target is unknown.
+        ValueError: rows do not fit the batches, or a target or the metric is unknown.
     """
+    if metric not in METRICS:
+        raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
     first, second = read_record(left), read_record(right)
     comparer = Comparer(first, second, find_rows(first, second, rows))
     search = _Search(first, second, comparer, tuple(resolve_target(target) for target in targets))
     lines = [line for match in align(first, second) if (line := search.line(match)) is not None]
     lines.sort(key=lambda line: (line.order, line.left))
+    lines = _without_containers(lines, second)
     if fn is not None:
-        lines = _with_shares(lines, second, search, fn)
+        lines = _with_shares(lines, second, search, fn, METRICS[metric])
     return Drift(first.name, second.name, len(first.operations), len(second.operations), tuple(lines), first.complete and second.complete)
+
+
+def _without_containers(lines: list[Line], right: Record) -> list[Line]:
+    """Return the lines where the call of a module only carries what a module within it has changed."""
+    calls = [line for line in lines if line.right >= 0 and right.operations[line.right].name.startswith("module.")]
+    changed = [(line.path, line.backward) for line in calls]
+    found = []
+    for line in lines:
+        path = right.operations[line.right].path if line in calls else None
+        inside = path is not None and any(
+            other != path and (not path or other.startswith(f"{path}.")) and backward == line.backward for other, backward in changed
+        )
+        found.append(line._replace(role="carrier", cause=None, legitimate=None) if inside and line.role in SOURCES else line)
+    return found
 
 
 class _Search:
     def __init__(self, left: Record, right: Record, comparer: Comparer, targets: tuple[str, ...]) -> None:
         self.left, self.right, self.comparer, self.targets = left, right, comparer, targets
-        self.matches: dict[int, Match] = {}  # by the number of the left operation
+        self.replacements: dict[int, list[np.ndarray] | None] = {}  # results of sources, by the number of the left operation
 
     def line(self, match: Match) -> Line | None:
         """Return the report of one match; None where both sides are equal."""
@@ -82,8 +114,8 @@ class _Search:
             return _line("not compared", x_op.index, match)
         x, y, _ = next(result for result in results if result[2] is False)
         difference = self._difference(x, y)
-        self.matches[x_op.index] = match
         if equal_operands:
+            self.replacements[x_op.index] = self.right.values(y_op.results)
             cause, legitimate = self._cause(match, x, y)
             return _line("source", x_op.index, match, difference, cause, legitimate)
         if len(match.left) == len(match.right) == 1 and x_op.name not in MOVEMENTS:
@@ -91,8 +123,15 @@ class _Search:
                 return _line("carrier", x_op.index, match, difference)
             sides = [self._explain(side, (op,), tensor, None) for side, op, tensor in ((self.left, x_op, x), (self.right, y_op, y))]
             if all(side.fits for side in sides) and not _share_arithmetic(*sides):
+                self.replacements[x_op.index] = self._recomputed(sides[0], sides[1])
                 return _line("hidden source", x_op.index, match, difference, find_cause(*sides))
         return _line("carrier", x_op.index, match, difference)
+
+    def _recomputed(self, left: Side, right: Side) -> list[np.ndarray] | None:
+        """Compute the left operands by the arithmetic of the right side."""
+        program, choices = left.fits[0].program, right.fits[0].choices
+        inputs = program_inputs(self.left, program)
+        return None if inputs is None or choices.quantization is not None else [np.array(evaluate(program, inputs, choices))]
 
     def _have_common_arithmetic(self, x_op: Operation, y_op: Operation, x: TensorRecord, y: TensorRecord) -> bool:
         a, b = self.left.value(x), self.right.value(y)
@@ -120,23 +159,28 @@ class _Search:
         different = a.reshape(-1) != b.reshape(-1) if a.dtype != b.dtype else raw_words(a) != raw_words(b)
         return np.flatnonzero(different)
 
-    def _explain(self, record: Record, operations: tuple[Operation, ...], result: TensorRecord, differing: np.ndarray | None) -> Side:
+    def _explain(
+        self,
+        record: Record,
+        operations: tuple[Operation, ...],
+        result: TensorRecord,
+        differing: np.ndarray | None,
+        *,
+        earlier: bool = False,
+    ) -> Side:
         expected = record.value(result)
         if expected is None or result.rows is not None:
             return Side(problem="unexplained: the result was not kept")
         where = np.arange(min(64, expected.size)) if differing is None else differing
+        if earlier:
+            return explain_with_producers(record, operations[0], expected, where, self.targets)
         return explain_side(record, operations, expected, where, self.targets)
 
     def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
         differing = self._differing(x, y)
         sides = []
         for run, operations, tensor in ((self.left, match.left, x), (self.right, match.right, y)):
-            side = self._explain(run, operations, tensor, differing)
-            if not side.fits and len(operations) == 1:  # a rounding before it may be missing
-                earlier = producers(run, operations[0])
-                longer = self._explain(run, (*earlier, *operations), tensor, differing) if earlier else side
-                side = longer if longer.fits else side
-            sides.append(side)
+            sides.append(self._explain(run, operations, tensor, differing, earlier=len(operations) == 1))
         left, right = sides
         if len(match.left) != len(match.right) or len(match.left) > 1:  # one side may be the other one, fused
             if not right.fits and x.shape == y.shape:
@@ -231,44 +275,62 @@ def _ordinals(x: np.ndarray) -> np.ndarray:
     return np.where(bits & sign, sign - bits, bits)
 
 
-def _with_shares(lines: list[Line], right: Record, search: _Search, fn: Callable[[], Any]) -> list[Line]:
+def _with_shares(lines: list[Line], right: Record, search: _Search, fn: Callable[[], Any], size: Metric) -> list[Line]:
     """Return the lines with the share of the final difference that each source makes."""
-    base = record(fn)()
-    final = _flat(base.result)
+    run = _run_torch if search.left.framework.startswith("torch") else _run_jax
+    final = run(fn, None)
     target = _final_values(right, final)
     if target is None:
         raise ValueError("fn: its results are not among those of the last operations of the right record")
-    whole = _distance(final, target)
+    whole = size(final, target)
     found = []
     for line in lines:
-        if line.role != "source" or line.left not in search.matches:
+        values = search.replacements.get(line.left)
+        if line.role not in SOURCES or values is None:
             found.append(line)
             continue
-        match = search.matches[line.left]
-        values = right.values(match.right[-1].results)
 
         def substitute(number: int, name: str, operands: list[np.ndarray], results: list[np.ndarray], at=line.left, put=values) -> Any:
-            return put if number == at and put is not None and [x.shape for x in put] == [x.shape for x in results] else None
+            if number != at or [x.shape for x in put] != [x.shape for x in results[: len(put)]]:
+                return None
+            return [*put, *results[len(put) :]]
 
-        changed = _flat(record(fn, substitute=substitute)().result)
-        found.append(line._replace(share=_distance(changed, final) / whole if whole else None))
+        changed = run(fn, substitute)
+        found.append(line._replace(share=size(final, changed) / whole if whole else None))
     return found
 
 
-def _flat(result: Any) -> np.ndarray:
+def _run_jax(fn: Callable[[], Any], substitute: Any) -> np.ndarray:
     import jax
 
-    leaves = [np.asarray(x).astype(np.float64).reshape(-1) for x in jax.tree.leaves(result)]
-    return np.concatenate(leaves) if leaves else np.zeros(0)
+    leaves = [np.asarray(x).astype(np.float64) for x in jax.tree.leaves(record(fn, budget=0, substitute=substitute)().result)]
+    return leaves[0] if len(leaves) == 1 else np.concatenate([x.reshape(-1) for x in leaves])
+
+
+def _run_torch(fn: Callable[[], Any], substitute: Any) -> np.ndarray:
+    with TorchRecording(Recording(None, 0, None, substitute, "torch"), None, False):
+        result = fn()
+    return result.detach().double().cpu().numpy()
 
 
 def _final_values(record_: Record, like: np.ndarray) -> np.ndarray | None:
     for operation in reversed(record_.operations):
         values = record_.values(operation.results[:1])
         if values and values[0].size == like.size:
-            return values[0].astype(np.float64).reshape(-1)
+            return values[0].astype(np.float64).reshape(like.shape)
     return None
 
 
 def _distance(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.sqrt(((x - y) ** 2).sum()))
+
+
+def divergence(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the Kullback-Leibler divergence of the distributions of logits on the last axis, summed over the others, in float64."""
+    p, q = (z - z.max(-1, keepdims=True) for z in (x.astype(np.float64), y.astype(np.float64)))
+    p, q = (z - np.log(np.exp(z).sum(-1, keepdims=True)) for z in (p, q))
+    return float((np.exp(p) * (p - q)).sum())
+
+
+Metric = Callable[[np.ndarray, np.ndarray], float]
+METRICS: dict[str, Metric] = {"norm": _distance, "kl": divergence}

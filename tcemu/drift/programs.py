@@ -18,9 +18,11 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.arithmetic import special_functions
+from tcemu.drift.quantization import Quantization
 from tcemu.drift.records import DTYPES, Operation
 from tcemu.drift.sum_evaluation import fma_f32, sum_products
 from tcemu.drift.summation import Summation
+from tcemu.drift.torch_sums import torch_sum
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32
 
 Ref = tuple[str, int]  # ("input", index) or ("node", index)
@@ -29,6 +31,7 @@ FORMATS = {F32_DTYPE: F32, np.dtype(np.float16): F16, np.dtype(ml_dtypes.bfloat1
 FACTOR_FORMATS = FORMATS | {np.dtype(ml_dtypes.float8_e4m3fn): E4M3, np.dtype(ml_dtypes.float8_e5m2): E5M2}  # of multiplied operands
 SPECIAL = ("exp", "exp2", "log", "tanh", "logistic", "rsqrt", "sqrt", "erf", "sin", "cos")
 MAX_NODES = 64
+MAX_PADDING = 1 << 10  # of a convolution
 
 
 class Node(NamedTuple):
@@ -85,25 +88,30 @@ class Choices(NamedTuple):
 
     unrounded: frozenset[int] = frozenset()  # nodes that are not rounded to their dtype
     rounded: frozenset[int] = frozenset()  # internal nodes that are rounded
-    functions: str = "exact"  # "exact", "gpu" or "xla"
-    contracted: bool = False  # x·y + z of two nodes is one fma
+    functions: str = "exact"  # "exact", "gpu", "cuda" or "xla"
+    contracted: frozenset[int] = frozenset()  # additions x·y + z of a node x·y that are one fma
     flushed: bool = False  # subnormal f32 count as zeros
     reciprocal: bool = False  # a quotient is a product with the rounded reciprocal
     summation: Summation | None = None  # None: the plain sequential sum
     extra: tuple[tuple[str, int, str], ...] = ()  # further roundings: of ("input" or "node", index), to a dtype
+    order: str = ""  # order of scales in a rewritten program, in words; see `tcemu.drift.rewrites`
+    quantization: Quantization | None = None
 
 
 # ---- evaluation
 
 
-def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, at: np.ndarray | None = None) -> np.ndarray:
-    """Compute the result of a program.
+def evaluate(
+    program: Program, inputs: Sequence[np.ndarray], choices: Choices, at: np.ndarray | None = None, until: int | None = None
+) -> np.ndarray:
+    """Compute the result of a program, or of one of its nodes.
 
     Args:
         program: The program.
         inputs: The arrays of `program.inputs`.
         choices: The arithmetic.
         at: Flat indices of the result's elements that are computed, for programs with `selectable`; None: all.
+        until: A node whose value is returned, as later nodes read it; None: the last one, rounded to its dtype.
 
     Returns:
         The result in its dtype; with `at`, a vector.
@@ -112,7 +120,8 @@ def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, a
     more: dict[tuple[str, int], np.dtype] = {(kind, index): DTYPES[name] for kind, index, name in choices.extra}
     for kind, index in more:
         if kind == "input":
-            inputs[index] = inputs[index].astype(more[kind, index]).astype(inputs[index].dtype)
+            with np.errstate(over="ignore"):
+                inputs[index] = inputs[index].astype(more[kind, index]).astype(inputs[index].dtype)
     values: list[np.ndarray] = []
     taken: dict[int, np.ndarray] = {}
 
@@ -134,7 +143,7 @@ def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, a
                 value = _sum_node(node, raw, choices, at)
             else:
                 operands = [read(ref) for ref in node.inputs]
-                value = _node_value(node, operands, choices, unrounded_products)
+                value = _node_value(number, node, operands, choices, unrounded_products)
                 exact = node.dtype == np.float32 or number in choices.unrounded or (node.internal and number not in choices.rounded)
                 if node.kind == "mul" and choices.contracted and exact:
                     unrounded_products[number] = (_wide(operands[0]), _wide(operands[1]))
@@ -145,6 +154,8 @@ def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, a
             last = number == len(program.nodes) - 1
             keeps = number in choices.unrounded or (node.internal and number not in choices.rounded)
             values.append(value if keeps and not last else _round(value, node.dtype))
+            if number == until:
+                return values[-1]
     return values[-1] if at is not None else np.broadcast_to(values[-1], program.shape)
 
 
@@ -171,8 +182,11 @@ def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices, at: np.ndarra
     a, b, shape = ROW_READERS[node.kind](node, raw)
     how = choices.summation
     assert how is not None, "a program with sums needs a summation"
+    library = torch_sum(raw[0].astype(np.float32), node.attributes["axes"]) if how.library else None
     bias = np.broadcast_to(raw[2].astype(np.float32), shape) if how.bias_first and len(raw) > 2 else None
-    if at is None:
+    if library is not None:
+        found = library.reshape(shape) if at is None else library.reshape(-1)[at]
+    elif at is None:
         matrix = lambda x, i: None if x is None else x.reshape(a.shape[0], a.shape[1], b.shape[1])[i]
         parts = [sum_products(how, x[:, None], y[None], matrix(bias, i)) for i, (x, y) in enumerate(zip(a, b, strict=True))]
         found = np.stack(parts).reshape(shape) if parts else np.zeros(shape, np.float32)
@@ -207,6 +221,8 @@ def _patches(x: np.ndarray, w: np.ndarray, attributes: dict[str, Any]) -> tuple[
     lhs, rhs, _ = attributes["windows"]
     x, w = x.transpose([lhs[0], *lhs[2:], lhs[1]]), w.transpose([rhs[0], *rhs[2:], rhs[1]])  # N, spatial, C; O, spatial, I
     padding, strides = attributes["padding"], attributes["strides"]
+    if any(not 0 <= size <= MAX_PADDING for pair in padding for size in pair):
+        raise ValueError(f"padding {padding}: expected 0 to {MAX_PADDING}")
     x = np.pad(x, [(0, 0), *padding, (0, 0)])
     windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[1:-1], axis=tuple(range(1, x.ndim - 1)))
     windows = windows[(slice(None), *(slice(None, None, stride) for stride in strides))]
@@ -236,7 +252,8 @@ ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum, "neg": np.negative,
     "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "eq": np.equal, "ne": np.not_equal,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
-    "select": lambda which, *cases: np.choose(np.asarray(which).astype(int), np.broadcast_arrays(*cases)), **EXACT,
+    "select": lambda which, *cases: np.choose(np.asarray(which).astype(int), np.broadcast_arrays(*cases)),
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high), **EXACT,
 }  # fmt: skip
 
 
@@ -258,11 +275,25 @@ def _gpu(kind: str, x: np.ndarray) -> np.ndarray | None:
     return f32(getattr(special_functions, names[kind])(_codes(x))) if kind in names else None
 
 
+def _cuda_exp(x: np.ndarray) -> np.ndarray:
+    """Compute e^x as `expf` of CUDA's device library: 2^i times ex2.approx of the rest, which two fma reduce.
+
+    Source: the PTX that nvcc 12 and 13 emit for expf.
+    """
+    constant = lambda code: np.full_like(x, np.uint32(code).view(np.float32))
+    saturated = np.clip(fma_f32(x, constant(0x3BBB989D), constant(0x3F000000)), np.float32(0), np.float32(1))
+    i = np.floor(saturated.astype(np.float64) * 252).astype(np.float32) - np.float32(126)  # fma.rm with 12582913 leaves the integer part
+    rest = fma_f32(x, constant(0x32A57060), fma_f32(x, constant(0x3FB8AA3B), -i))
+    return np.asarray(special_functions.ex2(_codes(rest))).view(np.float32) * np.ldexp(np.float32(1), i.astype(np.int32))
+
+
 def _xla(kind: str, x: np.ndarray) -> np.ndarray:
     return np.asarray(getattr(jax.lax, kind)(jnp.asarray(x)))
 
 
-def _node_value(node: Node, operands: list[np.ndarray], choices: Choices, products: dict[int, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def _node_value(
+    number: int, node: Node, operands: list[np.ndarray], choices: Choices, products: dict[int, tuple[np.ndarray, np.ndarray]]
+) -> np.ndarray:
     wide = [_wide(x) for x in operands]
     kind, attributes = node.kind, node.attributes
     if choices.flushed:
@@ -273,10 +304,13 @@ def _node_value(node: Node, operands: list[np.ndarray], choices: Choices, produc
             found = _gpu(kind, np.atleast_1d(x))
             if found is not None:
                 return found.reshape(np.shape(x))
+        if choices.functions == "cuda" and kind in ("exp", "logistic"):
+            power = _cuda_exp(np.atleast_1d(-x if kind == "logistic" else x)).reshape(np.shape(x))
+            return power if kind == "exp" else np.float32(1) / (np.float32(1) + power)
         if choices.functions == "xla":
             return _xla(kind, x)
         return EXACT[kind](x.astype(np.float64)).astype(np.float32)
-    if kind in ("add", "sub") and choices.contracted:
+    if number in choices.contracted:
         for place, ref in enumerate(node.inputs):
             if ref[0] == "node" and ref[1] in products and products[ref[1]][0].dtype == np.float32:
                 x, y = products[ref[1]]
@@ -303,6 +337,7 @@ MOVEMENTS: dict[str, Callable[[np.ndarray, dict[str, Any]], np.ndarray]] = {
         ),
         facts["shape"],
     ),
+    "amax": lambda x, facts: np.abs(x).max(axis=tuple(facts["axes"]), keepdims=facts.get("keepdims", False)),
     "reduce_max": lambda x, facts: x.max(axis=tuple(facts["axes"]), keepdims=facts.get("keepdims", False)),
     "reduce_min": lambda x, facts: x.min(axis=tuple(facts["axes"]), keepdims=facts.get("keepdims", False)),
 }
@@ -403,10 +438,144 @@ def _torch_unary(kind: str) -> Builder:
     return lambda program, operation, refs: program.add(kind, refs[:1], _out(operation), operation.index)
 
 
+def _constant(program: Program, x: Any) -> Ref:
+    return x if isinstance(x, tuple) else program.constant(float(x))
+
+
+def _torch_rsub(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    x, y, *rest = _torch_arguments(operation, program, refs)
+    if operation.attributes["kwargs"] or rest not in ([], [1]):
+        raise ValueError("alpha")
+    return program.add("sub", (_constant(program, y), _constant(program, x)), _out(operation), operation.index)
+
+
+def _torch_clamp(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    x, *bounds = _torch_arguments(operation, program, refs)
+    low, high = (*bounds, None, None)[:2]
+    low, high = operation.attributes["kwargs"].get("min", low), operation.attributes["kwargs"].get("max", high)
+    dtype, number = _out(operation), operation.index
+    if low is not None:
+        x = program.add("max", (x, _constant(program, low)), dtype, number, internal=high is not None)
+    return x if high is None else program.add("min", (x, _constant(program, high)), dtype, number)
+
+
+def _torch_relu(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    return program.add("max", (refs[0], program.constant(0.0)), _out(operation), operation.index)
+
+
+def _torch_reciprocal(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    return program.add("div", (program.constant(1.0), refs[0]), _out(operation), operation.index)
+
+
+def _torch_where(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    which, x, y = (_constant(program, value) for value in _torch_arguments(operation, program, refs))
+    return program.add("select", (which, y, x), _out(operation), operation.index)
+
+
+def _torch_extreme(kind: str) -> Builder:
+    def build(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+        _, *rest = _torch_arguments(operation, program, refs)
+        axes = (rest[0] if rest and rest[0] != [] else None) if rest else None
+        axes = list(range(len(operation.operands[0].shape))) if axes is None else [axes] if isinstance(axes, int) else axes
+        keepdims = bool(rest[1]) if len(rest) > 1 else False
+        return program.add(kind, refs[:1], _out(operation), operation.index, axes=axes, keepdims=keepdims)
+
+    return build
+
+
+def _torch_convolution(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    x, w, bias, strides, padding, dilation, transposed, _, groups = _torch_arguments(operation, program, refs)[:9]
+    if transposed or groups != 1 or set(dilation) != {1}:
+        raise ValueError("a dilated, transposed or grouped convolution")
+    rank, dtype, number = len(operation.operands[0].shape), _out(operation), operation.index
+    spatial, shape = list(range(2, rank)), operation.results[0].shape
+    channels_last = [0, 1, *spatial]  # of the operands: N or O, C or I, spatial axes
+    windows = (channels_last, channels_last, None)
+    total = program.add(
+        "product", (x, w), dtype, number, internal=True, windows=windows, padding=[[p, p] for p in padding], strides=strides
+    )  # fmt: skip
+    last = bias is None
+    total = program.add("transpose", (total,), dtype, number, internal=not last, axes=[0, rank - 1, *range(1, rank - 1)])
+    if last:
+        return total
+    wide = program.add("reshape", (bias,), dtype, number, internal=True, shape=[1, shape[1], *(1 for _ in spatial)])
+    return program.add("add", (total, wide), dtype, number)
+
+
+def _torch_scaled_product(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    a, b, scale_a, scale_b, *rest = _torch_arguments(operation, program, refs)
+    kwargs = operation.attributes["kwargs"]
+    scale_a, scale_b = kwargs.get("scale_a", scale_a), kwargs.get("scale_b", scale_b)
+    if any(isinstance(x, tuple) for x in rest):
+        raise ValueError("a bias or a scale of the result")
+    dtype, number = _out(operation), operation.index
+    total = program.add("product", (a, b), dtype, number, internal=True, axes=(((1,), (0,)), ((), ())))
+    total = program.add("mul", (total, scale_a), dtype, number, internal=True)
+    return program.add("mul", (total, scale_b), dtype, number)
+
+
+def _nodes(formula: Callable[..., Any]) -> Builder:
+    """Return a builder for a formula of one kernel: formula(add, arguments), where add appends a node within the operation."""
+
+    def build(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+        dtype, number = _out(operation), operation.index
+
+        def add(kind: str, *inputs: Any, **facts: Any) -> Ref:
+            return program.add(kind, [_constant(program, x) for x in inputs], dtype, number, internal=True, **facts)
+
+        result = formula(add, *_torch_arguments(operation, program, refs))
+        program.nodes[-1] = program.nodes[-1]._replace(internal=False)
+        return result
+
+    return build
+
+
+def _tanh_backward(add: Any, grad: Ref, y: Ref) -> Ref:
+    return add("mul", grad, add("sub", 1.0, add("mul", y, y)))
+
+
+def _sigmoid_backward(add: Any, grad: Ref, y: Ref) -> Ref:
+    return add("mul", add("mul", grad, add("sub", 1.0, y)), y)
+
+
+def _silu_backward(add: Any, grad: Ref, x: Ref) -> Ref:
+    gate = add("logistic", x)
+    slope = add("add", 1.0, add("mul", x, add("sub", 1.0, gate)))
+    return add("mul", add("mul", grad, gate), slope)
+
+
+def _gelu_backward(add: Any, grad: Ref, x: Ref) -> Ref:
+    cumulative = add("mul", 0.5, add("add", 1.0, add("erf", add("mul", x, math.sqrt(0.5)))))
+    density = add("mul", 1 / math.sqrt(2 * math.pi), add("exp", add("mul", add("mul", x, x), -0.5)))
+    return add("mul", grad, add("add", cumulative, add("mul", x, density)))
+
+
+def _threshold_backward(add: Any, grad: Ref, x: Ref, threshold: float) -> Ref:
+    return add("select", add("gt", x, threshold), 0.0, grad)
+
+
+def _softmax_backward(add: Any, grad: Ref, y: Ref, axis: int, _: Any) -> Ref:
+    total = add("sum", add("mul", grad, y), axes=[axis], keepdims=True)
+    return add("mul", add("sub", grad, total), y)
+
+
+def _log_softmax(add: Any, x: Ref, axis: int, _: Any) -> Ref:
+    largest = add("reduce_max", x, axes=[axis], keepdims=True)
+    total = add("sum", add("exp", add("sub", x, largest)), axes=[axis], keepdims=True)
+    return add("sub", add("sub", x, largest), add("log", total))
+
+
+def _log_softmax_backward(add: Any, grad: Ref, y: Ref, axis: int, _: Any) -> Ref:
+    total = add("sum", grad, axes=[axis], keepdims=True)
+    return add("sub", grad, add("mul", add("exp", y), total))
+
+
 def _torch_pow(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
     x, power = _torch_arguments(operation, program, refs)
-    if power not in (2, 3):
+    if power not in (1, 2, 3):
         raise ValueError(power)
+    if power == 1:
+        return program.add("convert", (x,), _out(operation), operation.index)
     square = program.add("mul", (x, x), _out(operation), operation.index, internal=power == 3)
     return square if power == 2 else program.add("mul", (square, x), _out(operation), operation.index)
 
@@ -501,5 +670,13 @@ BUILDERS: dict[str, Builder] = {
     "aten.mm": _torch_product((((1,), (0,)), ((), ()))), "aten.bmm": _torch_product((((2,), (1,)), ((0,), (0,)))),
     "aten.addmm": _torch_addmm((((1,), (0,)), ((), ()))), "aten.baddbmm": _torch_addmm((((2,), (1,)), ((0,), (0,)))),
     "aten.sum": _torch_sum, "aten.mean": _torch_sum, "aten._softmax": _softmax, "aten.native_layer_norm": _layer_norm,
-    "aten.silu": _silu, "aten.gelu": _gelu,
+    "aten.silu": _silu, "aten.gelu": _gelu, "aten.rsub": _torch_rsub, "aten.clamp": _torch_clamp, "aten.relu": _torch_relu,
+    "aten.clamp_min": _torch_clamp, "aten.reciprocal": _torch_reciprocal, "aten.where": _torch_where,
+    "aten.amax": _torch_extreme("reduce_max"),
+    "aten.amin": _torch_extreme("reduce_min"), "aten.maximum": _torch_binary("max"), "aten.minimum": _torch_binary("min"),
+    "aten.convolution": _torch_convolution, "aten._scaled_mm": _torch_scaled_product,
+    "aten.tanh_backward": _nodes(_tanh_backward), "aten.sigmoid_backward": _nodes(_sigmoid_backward), "clamp": _elementwise("clamp"),
+    "aten.silu_backward": _nodes(_silu_backward), "aten.gelu_backward": _nodes(_gelu_backward), "aten._log_softmax": _nodes(_log_softmax),
+    "aten.threshold_backward": _nodes(_threshold_backward), "aten._softmax_backward_data": _nodes(_softmax_backward),
+    "aten._log_softmax_backward_data": _nodes(_log_softmax_backward),
 }  # fmt: skip

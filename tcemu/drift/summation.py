@@ -8,7 +8,6 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
 from tcemu.products.library.kernel_order import additions, lane_order
 from tcemu.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
@@ -16,6 +15,7 @@ from tcemu.replay.kernel_profiles import list_profiles
 from tcemu.replay.order_candidates import RESTARTS, candidate_lanes, candidate_steps
 
 CASTS = ((TF32, "RN"), (TF32, "RZ"), (TF32, "RNA"), (BF16, "RN"))  # roundings of f32 operands before they are multiplied
+ROUNDED_OPERANDS = "rounded operands"  # evidence of a recipe whose operands are f32 that are rounded first
 CAST_ORDERS = 40  # orders that are tried with rounded operands
 LANE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)  # of replay's candidates
 SLICE_COUNTS = (2, 3, 4, 5, 6, 8, 16, 32)
@@ -34,12 +34,14 @@ class Summation:
         accumulator: f32, or a format to which every running sum is rounded. f64: the sum is exact but for one rounding to f32.
         bias_first: A bias is the start of the sum, not added to it.
         of_terms: The sum is of terms, not of products.
+        library: "torch" for the sums of PyTorch's kernels for CPUs, whose order depends on the axes; then `order` counts for nothing.
     """
 
     order: KernelRecipe
     accumulator: str = "float32"
     bias_first: bool = False
     of_terms: bool = False
+    library: str = ""
 
     @property
     def fused(self) -> bool:
@@ -48,6 +50,8 @@ class Summation:
         return isinstance(unit, Lanes) and unit.fused and not self.of_terms and unit.lanes < self.order.k
 
     def __str__(self) -> str:
+        if self.library:
+            return f"cascaded sum of {self.library} on a CPU"
         if self.accumulator == "float64":
             return f"{_operand_words(self.order)}sum in float64, rounded to f32"
         slices = self.order.slices
@@ -74,7 +78,7 @@ def _operand_words(order: KernelRecipe) -> str:
     if order.a in (TF32,):
         return f"operands rounded to tf32 ({order.cast}); "
     measured = f"as {order.conditions.library} {order.conditions.gpu}: " if order.conditions.library else ""
-    return f"operands rounded to {order.a}; " if order.conditions.evidence == "rounded operands" else measured
+    return f"operands rounded to {order.a}; " if order.conditions.evidence == ROUNDED_OPERANDS else measured
 
 
 def _lane_words(unit: Lanes) -> str:
@@ -91,7 +95,7 @@ def plain_summation(a: Format, b: Format, k: int, *, of_terms: bool = False) -> 
 def candidate_summations(
     a: Format, b: Format, k: int, targets: tuple[str, ...], is_product: bool, shape: tuple[int, int] | None = None
 ) -> tuple[Summation, ...]:
-    """List the ways in which a library may sum, plain ones first, each schedule once.
+    """List the ways in which a library may sum, plain ones first, each schedule once. With targets, tensor cores stand before lanes.
 
     Args:
         a: Format of the left operand.
@@ -116,14 +120,17 @@ def candidate_summations(
     first = orders[0]
     narrow = [Summation(_unfused(order), name) for order, name in product(orders[:4], ("bfloat16", "float16"))]
     found += [*narrow, Summation(first, "float64"), Summation(first, bias_first=True), Summation(_unfused(first), bias_first=True)]
+    if not is_product and a == F32:
+        found.insert(1, Summation(first, library="torch"))
     found += [Summation(first.replace(unit=replace(first.unit, flush=True, fused=fused))) for fused in (True, False)]
     if is_product and (a, b) == (F32, F32):
         for fmt, cast in CASTS:
-            conditions = replace(plain.conditions, evidence="rounded operands")
+            conditions = replace(plain.conditions, evidence=ROUNDED_OPERANDS)
             found += [Summation(order.replace(a=fmt, b=fmt, cast=cast, conditions=conditions)) for order in orders[:CAST_ORDERS]]
     if is_product and targets:
-        measured = list(_measured_orders(a, b, k, shape, targets))
-        found = [*found[:1], *measured, *found[1:], *_core_summations(a, b, k, targets)]
+        cores = list(_core_summations(a, b, k, targets))  # those in one slice, then the others
+        whole = [how for how in cores if len(how.order.slices.edges) == 2]
+        found = [*whole, *_measured_orders(a, b, k, shape, targets), *found, *(how for how in cores if how not in whole)]
     return tuple(found) if is_product else tuple(replace(how, of_terms=True) for how in found if not how.bias_first)
 
 
@@ -149,7 +156,8 @@ def _core_summations(a: Format, b: Format, k: int, targets: tuple[str, ...]) -> 
         whole += [replace(steps, residue=residue) for residue in RESIDUES if k > residue and k % residue % steps.op.k]
         yield from (Summation(KernelRecipe(*fmts, F32, unit, single)) for unit in whole)
         edges: dict[tuple[int, ...], Slices] = {}
-        for grain, count in product(CORE_GRAINS, CORE_COUNTS):
+        counts = [*product(CORE_GRAINS, CORE_COUNTS), *((grain, -(-k // grain)) for grain in CORE_GRAINS)]
+        for grain, count in counts:
             slices = Slices.even(k, count, grain)
             edges.setdefault(slices.edges, slices)
         for slices in list(edges.values()):
@@ -157,10 +165,10 @@ def _core_summations(a: Format, b: Format, k: int, targets: tuple[str, ...]) -> 
                 yield Summation(KernelRecipe(*fmts, F32, steps, slices))
                 for partial in (BF16, F16):
                     if partial in fmts:
-                        yield from (
-                            Summation(KernelRecipe(*fmts, partial, steps, slices, Merge("ascending", partial, serial)))
-                            for serial in (False, True)
-                        )
+                        recipes = [KernelRecipe(*fmts, partial, steps, slices, Merge("ascending", partial, x)) for x in (False, True)]
+                        yield from map(Summation, recipes)
+                        if fmts == (F16, F16):
+                            yield from (Summation(recipe, "float16") for recipe in recipes)
         if fmts == (F16, F16):
             yield Summation(KernelRecipe(*fmts, F32, steps, single), "float16")
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from support.drift_records import recorded
 
 from tcemu.base.saved_files import DamagedFile
-from tcemu.drift import read_record, record
+from tcemu.drift import locate, read_record, record
 
 RECORDER = Path(__file__).parents[2] / "tcemu" / "drift" / "recorder.py"
 X = np.arange(12, dtype=np.float32).reshape(3, 4) / 8
@@ -183,3 +184,34 @@ def test_torch_is_recorded_forward_and_backward_with_module_paths(tmp_path):
     assert backward == [("3", "module.Linear"), ("2", "module.LayerNorm"), ("1", "module.GELU"), ("0", "module.Linear")]
     gradients = {op.path: op.results[0] for op in modules if op.name == "module.gradient"}
     assert set(gradients) == {name for name, _ in model.named_parameters()}
+
+
+def test_records_with_hostile_parameters_are_compared_without_another_error():
+    """Parameters, names and shapes that do not fit: a named error, or a source that is unexplained."""
+    rng = random.Random(45)
+    x, w = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)
+    hostile = [-1, 99, 1 << 60, None, "x", [], [[]], [[[7], [0]], [[], []]], {"a": 1}, [1 << 40], [[0, 1 << 50]], 2.5]
+    real = [
+        ("dot_general", [x, w], {"dimension_numbers": [[[1], [0]], [[], []]]}),
+        ("reduce_sum", [x], {"axes": [1]}),
+        ("transpose", [x], {"permutation": [1, 0]}),
+        ("broadcast_in_dim", [x], {"shape": [3, 4], "broadcast_dimensions": [0, 1]}),
+        ("integer_pow", [x], {"y": 2}),
+        ("aten.sum", [x], {"args": ["#0", [1], False], "kwargs": {}}),
+        ("aten._softmax", [x], {"args": ["#0", -1, False], "kwargs": {}}),
+        ("aten.convolution", [x.reshape(1, 3, 2, 2), np.ones((2, 3, 1, 1), np.float32)],
+         {"args": ["#0", "#1", None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1], "kwargs": {}}),
+    ]  # fmt: skip
+    outcomes = 0
+    for _ in range(150):
+        name, operands, attributes = rng.choice(real)
+        changed = json.loads(json.dumps(attributes))
+        key = rng.choice(list(changed))
+        if isinstance(changed[key], list) and changed[key] and rng.random() < 0.7:
+            changed[key][rng.randrange(len(changed[key]))] = rng.choice(hostile)
+        else:
+            changed[key] = rng.choice(hostile)
+        sides = [recorded([(name, operands, [np.full((3, 5), value, np.float32)], changed)]) for value in (1, 2)]
+        drift = locate(*sides, targets=())
+        outcomes += len(drift.unexplained)
+    assert outcomes > 100

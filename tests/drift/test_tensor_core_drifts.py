@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from oracles.reference import chain
-from oracles.simulated_kernels import AMPERE, HOPPER_FP8, add_in_order, even, residue_first, serial, store_rounded, tensor
+from oracles.simulated_kernels import AMPERE, HOPPER_FP8, even, serial, store_rounded, tensor
 from support.drift_records import MATRIX_PRODUCT, recorded, recorded_product
 from support.sampling import sample_cases
 
@@ -60,7 +60,7 @@ def operands(fmt, rows=6, columns=5, seed=0):
     return (rng.standard_normal(shape).astype(DTYPES[fmt]) for shape in ((rows, K), (K, columns)))
 
 
-@pytest.mark.parametrize("case", sample_cases(CASES, ["other target", "f16 sums", "fp8 promotion"]))
+@pytest.mark.parametrize("case", sample_cases(CASES, ["slices"]))
 def test_the_difference_of_two_tensor_core_kernels_is_named(case):
     fmt, left, right, targets, kinds = CASES[case]
     a, b = operands(fmt, *((24, 16) if "sum" in case or "partial" in case else (6, 5)))

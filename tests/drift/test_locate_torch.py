@@ -1,0 +1,104 @@
+"""Drifts that were planted into runs of small models of torch, forward and backward, and drifts of torch's own compiler."""
+
+import shutil
+from collections import Counter
+from functools import cache
+
+import pytest
+
+pytest.importorskip("torch")
+
+from support.sampling import sample_cases
+from support.torch_drifts import record_model, torch_plans
+
+from tcemu.drift import locate, read_record, record
+
+
+@cache
+def base(name):
+    import tempfile
+
+    folder = tempfile.mkdtemp()
+    return read_record(record_model(name, f"{folder}/base.drift"))
+
+
+def replacements(name, operation=None, plan=None):
+    """Every plan for the model that changes a result, or those of one kind: (operation, name, hypothesis, results)."""
+    read = base(name)
+    for op in read.operations:
+        for how, kind, plant in torch_plans(op):
+            if (operation, plan) in ((None, None), (op.name, how)):
+                operands, results = read.values(op.operands), read.values(op.results)
+                replacement = plant(operands, results[0]).astype(results[0].dtype)
+                if replacement.tobytes() != results[0].tobytes():
+                    yield op.index, how, kind, [replacement, *results[1:]]
+
+
+def check(name, folder, changes):
+    """Locate a run with changed results: the sources are the changed operations, in order, each with its hypothesis."""
+    substitute = lambda number, *_: next((result for at, _, _, result in changes if at == number), None)
+    path = folder / f"{'_'.join(f'{at}_{how}' for at, how, *_ in changes)}.drift".replace(" ", "_")
+    drift = locate(base(name), record_model(name, path, substitute), targets=())
+    path.unlink()
+    assert [line.left for line in drift.sources] == [at for at, *_ in changes], f"{name} {changes}\n{drift}"
+    for line, (_, how, kind, _) in zip(drift.sources, changes, strict=True):
+        named = kind in line.cause.kinds or how in line.cause.right  # the other side may have no fma either, in another order
+        assert named, f"{name} {how}: expected {kind}\n{drift}"
+
+
+CASES = {
+    "gpt, forward": ("gpt", [("addmm", "two slices", 0)]),
+    "gpt, backward": ("gpt", [("mm", "tf32", -1)]),
+    "moe": ("moe", [("bmm", "bf16 operands", 0)]),
+    "convnet": ("convnet", [("convolution", "four lanes", 0)]),
+}
+
+
+@pytest.mark.parametrize("case", sample_cases(CASES, ["convnet"]))
+def test_a_drift_planted_into_torch_is_found_and_named(case, tmp_path):
+    name, plans = CASES[case]
+    check(name, tmp_path, [list(replacements(name, f"aten.{operation}", how))[place] for operation, how, place in plans])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gpt", "moe", "convnet"])
+def test_every_drift_planted_into_torch_is_found_and_named(name, tmp_path):
+    counts = Counter()
+    for change in replacements(name):
+        check(name, tmp_path, [change])
+        counts[change[2]] += 1
+    print(name, sum(counts.values()), dict(counts))
+    assert sum(counts.values()) >= {"gpt": 60, "moe": 40, "convnet": 15}[name]
+
+
+def gated_model():
+    import torch
+
+    class Gate(torch.nn.Module):
+        def forward(self, x):
+            return x * torch.sigmoid(1.702 * x)
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.LayerNorm(24), torch.nn.Linear(24, 20), Gate(), torch.nn.Linear(20, 6), torch.nn.Softmax(-1))
+    return model.bfloat16(), torch.randn(5, 24).bfloat16()
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_torch_compile_skips_roundings_of_eager(tmp_path):
+    """Inductor keeps the products of a gate in f32: pytorch#195214 and its like."""
+    import torch
+
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    model, x = gated_model()
+    with torch.no_grad():
+        with record(tmp_path / "eager.drift", model):
+            model(x)
+        model[2] = torch.compile(model[2])
+        model(x)
+        with record(tmp_path / "compiled.drift", model, compiled=True):
+            model(x)
+    drift = locate(tmp_path / "eager.drift", tmp_path / "compiled.drift", targets=())
+    (source,) = drift.sources
+    assert source.cause.kinds == ("a rounding less",) and "not rounded to bfloat16: mul" in source.cause.right, str(drift)
