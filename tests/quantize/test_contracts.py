@@ -24,7 +24,7 @@ from tcemu.quantize.contract_matrix import BLOCK, REGIONS, contract_words, draw_
 from tcemu.quantize.contracts import TwoLevelScale, quantize_blocks
 
 NAMES = sorted(CONTRACTS)
-USUAL = ["compressed_tensors_fp8", "deepgemm_fp4", "flashinfer_nvfp4", "sglang_group_ue8m0", "te_mxfp8", "torchao_float8_power_of_two"]
+USUAL = ["deepgemm_fp4", "sglang_group_ue8m0", "vllm_nvfp4"]
 
 
 def expected_words(name, codes, tensor):
@@ -139,7 +139,7 @@ def compare_with_torchao(name, blocks, seed):
     return wrong, compared
 
 
-@pytest.mark.parametrize("name", sample_cases(TORCHAO, ["torchao_mxfp8_rceil", "torchao_float8_power_of_two", "torchao_mxfp4_even"]))
+@pytest.mark.parametrize("name", sample_cases(TORCHAO, ["torchao_mxfp8_rceil"]))
 def test_a_contract_of_torchao_has_its_words(name):
     wrong, compared = compare_with_torchao(name, 256, 3)
     assert wrong == 0 and compared > 256 * len(REGIONS) * BLOCK
@@ -186,7 +186,7 @@ def test_the_packages_nvfp4_is_the_row_of_transformer_engine():
 # ---- arrays of any shape
 
 
-@pytest.mark.parametrize("extent, groups", [("1 x 128", (5, 2)), ("128 x 128", (1, 2))])
+@pytest.mark.parametrize("extent, groups", sample_cases([("1 x 128", (5, 2)), ("128 x 128", (1, 2))], [("128 x 128", (1, 2))]))
 def test_groups_share_scales(extent, groups):
     contract = get_contract("deepgemm")
     x = np.random.default_rng(1).standard_normal((3, 5, 200)).astype(np.float32)
@@ -203,6 +203,7 @@ def test_groups_share_scales(extent, groups):
                 np.testing.assert_array_equal(np.asarray(alone.codes).reshape(group.shape), part)
 
 
+@pytest.mark.full
 def test_tensors_rows_vectors_jit_and_vmap():
     contract, x = get_contract("vllm_per_tensor"), np.random.default_rng(2).standard_normal((3, 4, 40)).astype(np.float32)
     assert contract.quantize(x).scales.shape == (1, 1, 1) and contract.quantize(x, extent="row").scales.shape == (3, 4, 1)
