@@ -37,6 +37,7 @@ STARTED = time.monotonic()
 
 def pytest_addoption(parser):
     parser.addoption("--share", metavar="I/N", help="of the chosen tests only the share I of N, the same ones each time")
+    parser.addoption("--on-gpu", metavar="FILE", help="run each PTX kernel of the tests on the GPU too: see support/gpu_kernels.py")
     parser.addoption("--stop-after", metavar="SECONDS", type=float, help="skip the tests that would begin later")
 
 
@@ -46,6 +47,10 @@ def pytest_configure(config):
 
     The setting is in the environment, for the workers of pytest-xdist and the processes that tests start. Your own setting is respected.
     """
+    if path := config.getoption("on_gpu"):
+        from support.gpu_kernels import compare_launches
+
+        compare_launches(path)
     if hasattr(config, "workerinput"):
         return
     config.option.loadscopereorder = False  # pytest-xdist would take the file with the most tests first; a better order is below

@@ -212,15 +212,15 @@ def _volta_and_turing() -> Iterator[ModelRow]:
 def _ampere_and_ada() -> Iterator[ModelRow]:
     others = (_assumed("as sm_80 and sm_86, whose words are the same"),) * 4
 
-    def known_by(gpus: tuple[str, ...], recorded: int) -> tuple[Evidence, ...]:
+    def published_by_format(gpus: tuple[str, ...], recorded: int) -> tuple[Evidence, ...]:
         steps = {"f16": 8, "bf16": 8, "f16 to f16": 8, "tf32": 4}
         return tuple(_published(gpus, operands, recorded, k=k, step=k) for operands, k in steps.items())
 
     gpus: tuple[tuple[tuple[str, ...], tuple[Evidence, ...]], ...] = (
-        (("sm_80",), known_by(("A100",), 1000)),
-        (("sm_86",), known_by(("A2",), 1000)),
+        (("sm_80",), published_by_format(("A100",), 1000)),
+        (("sm_86",), published_by_format(("A2",), 1000)),
         (("sm_87", "sm_88"), others),
-        (("sm_89",), known_by(("RTX 1000 Ada", "L40S"), 2000)),
+        (("sm_89",), published_by_format(("RTX 1000 Ada", "L40S"), 2000)),
     )
     for targets, known in gpus:
         yield from _common(targets)

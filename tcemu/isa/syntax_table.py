@@ -229,25 +229,25 @@ def _wmma() -> Iterator[SyntaxRow]:
 def _wmma_memory() -> Iterator[SyntaxRow]:
     anywhere: Choices = {"layout": ("row", "col"), "space": (None, "global", "shared", "shared::cta")}
 
-    def moved(operand: str, shapes: str, types: str, needs: Needs, choices: Choices = anywhere) -> SyntaxRow:
+    def row(operand: str, shapes: str, types: str, needs: Needs, choices: Choices = anywhere) -> SyntaxRow:
         section = "9.7.14.4.4" if operand == "d" else "9.7.14.4.3"
         return SyntaxRow(WmmaMemory, section, shapes, tuple(types.split()), needs, choices | {"operand": (operand,)}, ("format",))
 
     for operand in "ab":
         packed: Choices = anywhere | {"layout": ("row",) if operand == "a" else ("col",)}
-        yield moved(operand, WMMA_SHAPES, "f16", SM_70)
-        yield moved(operand, WMMA_SHAPES, "u8 s8", _since_target(72, 6, 3))
-        yield moved(operand, WMMA_SHAPES, "bf16", _since_target(80, 7, 0))
-        yield moved(operand, "m16n16k8", "tf32", _since_target(80, 7, 0))
-        yield moved(operand, "m8n8k4", "f64", _since_target(80, 7, 0))
-        yield moved(operand, "m8n8k32", "u4 s4", _since_target(75, 6, 3), packed)
-        yield moved(operand, "m8n8k128", "b1", _since_target(75, 6, 3), packed)
+        yield row(operand, WMMA_SHAPES, "f16", SM_70)
+        yield row(operand, WMMA_SHAPES, "u8 s8", _since_target(72, 6, 3))
+        yield row(operand, WMMA_SHAPES, "bf16", _since_target(80, 7, 0))
+        yield row(operand, "m16n16k8", "tf32", _since_target(80, 7, 0))
+        yield row(operand, "m8n8k4", "f64", _since_target(80, 7, 0))
+        yield row(operand, "m8n8k32", "u4 s4", _since_target(75, 6, 3), packed)
+        yield row(operand, "m8n8k128", "b1", _since_target(75, 6, 3), packed)
     for operand in "cd":
-        yield moved(operand, WMMA_SHAPES, "f16 f32", SM_70)
-        yield moved(operand, WMMA_SHAPES, "s32", _since_target(72, 6, 3))
-        yield moved(operand, "m16n16k8", "f32", _since_target(80, 7, 0))
-        yield moved(operand, "m8n8k4", "f64", _since_target(80, 7, 0))
-        yield moved(operand, "m8n8k32 m8n8k128", "s32", _since_target(75, 6, 3))
+        yield row(operand, WMMA_SHAPES, "f16 f32", SM_70)
+        yield row(operand, WMMA_SHAPES, "s32", _since_target(72, 6, 3))
+        yield row(operand, "m16n16k8", "f32", _since_target(80, 7, 0))
+        yield row(operand, "m8n8k4", "f64", _since_target(80, 7, 0))
+        yield row(operand, "m8n8k32 m8n8k128", "s32", _since_target(75, 6, 3))
 
 
 def _movers() -> Iterator[SyntaxRow]:

@@ -253,6 +253,7 @@ def test_a_long_k_goes_in_parts(called, monkeypatch, name):
 
 SHARDED = """
 import jax, numpy as np, jax.numpy as jnp, test_cuda as t
+from unittest import mock  # refuses a name that is not there
 from jax.sharding import NamedSharding, PartitionSpec as P
 mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 put = lambda v, *spec: jax.device_put(v, NamedSharding(mesh, P(*spec)))
@@ -263,9 +264,10 @@ for name in ("f16", "mxf8"):
     if scales is not None:
         scales = put(scales[0], "x", None), put(scales[1], None, "y")
     given = put(a, "x", None), put(b, None, "y"), put(c, "x", "y"), scales
-    t.cuda.route = lambda: t.cuda_on_cpu.ROUTE
-    # a call back would not outlive the partitioning: the portable backend, which is traced, stands for the kernels
-    t.cuda._by_tiles = lambda kernels, tiles, a, b, c, *scales: t.reduce_k(model, sig, a, b, c, scales or None)
+    mock.patch.object(t.cuda, "route", lambda: t.cuda_on_cpu.ROUTE).start()
+    # a callback would not outlive the partitioning: the portable backend, which is traced, stands for the kernels
+    portable = lambda kernels, tiles, a, b, c, *scales: t.reduce_k(model, sig, a, b, c, scales or None)
+    mock.patch.object(t.cuda, "_multiply_by_tiles", portable).start()
     call = jax.jit(t.kernel_program(model, sig)).lower(*given).compile()
     d = call(*given)
     assert d.sharding.spec == P("x", "y"), d.sharding

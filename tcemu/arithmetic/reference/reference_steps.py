@@ -326,14 +326,14 @@ class Reduction:
                 sums.append(sum_retained([align_term(term, exponent, exponent - bits, "RZ") for term in group]))
                 exponents.append(exponent)
         exponent = max(exponents, default=c_exponent)
-        total = sum((floor_to(one, exponent - bits) for one in sums), Fraction(0))
+        total = sum((round_down(one, exponent - bits) for one in sums), Fraction(0))
         joined = max(exponent, c_exponent)
         dropped = model.groups > 1 and c_exponent < joined - bits - 1
         assert isinstance(c.value, Fraction)
-        retained_c = Fraction(0) if dropped else floor_to(c.value, joined - bits)
-        exact_sum = floor_to(total, joined - 32) + retained_c
+        retained_c = Fraction(0) if dropped else round_down(c.value, joined - bits)
+        exact_sum = round_down(total, joined - 32) + retained_c
         if exact_sum:
-            exact_sum = floor_to(exact_sum, max(leading_exponent(exact_sum), model.result.min_exponent) - 31)
+            exact_sum = round_down(exact_sum, max(leading_exponent(exact_sum), model.result.min_exponent) - 31)
         code = encode(model.result, exact_sum, rounding)
         terms = [replace(c, retained=retained_c, truncated=c.value - retained_c), *map(untruncated_term, terms)]
         return self.record_step("joined", terms, code, rounding, exact_sum=exact_sum)
@@ -446,7 +446,7 @@ def overflowed_term(term: Term) -> Term:
     return replace(term, value=infinity(term.value < 0)) if too_large and isinstance(term.value, Fraction) else term
 
 
-def floor_to(value: Fraction, last_bit: int) -> Fraction:
+def round_down(value: Fraction, last_bit: int) -> Fraction:
     """Round down to a multiple of 2^last_bit."""
     return floor(value / power_of_two(last_bit)) * power_of_two(last_bit)
 
