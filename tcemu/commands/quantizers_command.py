@@ -75,6 +75,8 @@ def _print_pair(left: QuantizerContract, right: QuantizerContract, args: argpars
     (found,) = contract_matrix([left.name, right.name], blocks=args.blocks, seed=args.seed).comparisons
     for divergence in found.divergences:
         equal = f"equal words on {divergence.compared} blocks"
-        text = equal if divergence.example is None else f"{divergence.differing} of {divergence.compared} blocks differ. {divergence.example}"
+        text = (
+            equal if divergence.example is None else f"{divergence.differing} of {divergence.compared} blocks differ. {divergence.example}"
+        )
         print("\n".join(wrap_lines(f"{divergence.region + ':':15}{text}", " " * 15)))
     return 0

@@ -18,9 +18,9 @@ from jax.typing import ArrayLike, DTypeLike
 from tcemu.base.meshes import shard_like
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.matmul import matmul, resolve_product_recipe
+from tcemu.products.ozaki import OzakiRecipe
 from tcemu.products.product_arguments import float_array, promoted_dtype
 from tcemu.products.recipes import Recipe
-from tcemu.products.ozaki import OzakiRecipe
 from tcemu.products.wide import WideRecipe
 
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]

@@ -24,9 +24,9 @@ from tcemu.products.accumulation import Factors, ScaleBlockShape, partial_sums, 
 from tcemu.products.differentiable import attach_derivative, differentiable_product
 from tcemu.products.library.kernel_matmul import KernelOperands, matmul_with_kernel
 from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.ozaki import OzakiRecipe, cached_ozaki_recipe, is_ozaki_recipe_name, ozaki_matmul
 from tcemu.products.product_arguments import OperandPair, as_jax_array, check_float_dtype, float_array, product_keys, product_shape
 from tcemu.products.recipes import Recipe, resolve_recipe
-from tcemu.products.ozaki import OzakiRecipe, cached_ozaki_recipe, is_ozaki_recipe_name, ozaki_matmul
 from tcemu.products.wide import WideOperands, WideRecipe, cached_wide_recipe, is_wide_recipe_name, matmul_with_wide_recipe
 from tcemu.quantize.quantizer import ONE, QuantizedOperand, Quantizer, Scheme, dequantize, quantize
 from tcemu.quantize.scale_groups import broadcast_scales, repeat_scales
@@ -89,7 +89,9 @@ def matmul(
         if any(value is not None for value in (key, axis_name, scale_a, scale_b, bias)):
             raise ValueError("key, axis_name, scale_a, scale_b, bias: a product by Ozaki's scheme has none of them; leave them out")
         if check_float_dtype(dtype) == np.float64:
-            raise ValueError("dtype=float64: JAX has no such arrays; tcemu.products.ozaki_matmul returns NumPy's, and _codes works under jit")
+            raise ValueError(
+                "dtype=float64: JAX has no such arrays; tcemu.products.ozaki_matmul returns NumPy's, and _codes works under jit"
+            )
         return jnp.asarray(ozaki_matmul(a, b, recipe, dtype=dtype))
     if isinstance(recipe, WideRecipe):
         if any(value is not None for value in (key, axis_name, scale_a, scale_b)):

@@ -1,8 +1,8 @@
 """Ozaki's scheme: f64 and f32 products from exact products of small integers, which int8 or FP8 instructions compute.
 
-Each row of A and each column of B is a fixed-point number below a power of two of its own. It is cut into slices of a few bits. A product of
-two slices is exact in the accumulator of the instruction, and the products are added outside it, with their weights. `ROWS` has the recipes,
-each with its splitting, order and source.
+Each row of A and each column of B is a fixed-point number below a power of two of its own. It is cut into slices of a few bits. A product
+of two slices is exact in the accumulator of the instruction, and the products are added outside it, with their weights. `ROWS` has the
+recipes, each with its splitting, order and source.
 
 Integers carry every value: an f64 operand is two uint32 limbs, so that no x64 mode is needed.
 """
@@ -55,43 +55,37 @@ class OzakiRow(NamedTuple):
     source: str
 
 
+_OZIMMU = "enp1s0/ozIMMU 1c9ebf8, config.cu, split.cu, fp64_int8_8; arXiv 2306.11975"
+_GROUPS = "arXiv 2409.13313, ozIMMU_EF: products of equal weight are added as integers; the order is ozIMMU's"
+_NEAREST = "arXiv 2409.13313, ozIMMU_H: slices to nearest, with signed digits, and integer sums"
+_EXACT = "Ozaki, Ogita, Oishi, Rump, Numer. Algorithms 59, 2012: every product of slices, without error; rounded once here"
+_CUBLAS = (
+    "cuBLAS 13, FP64 emulation: 55 bits in 7 slices, by RIKEN-RCCS/GEMMul8 08e83eb; digits as in NVIDIA's cuBLASDx example. The order \
+and the format of its sums are unpublished: ozIMMU's are taken"
+)
+_FP8 = "arXiv 2508.00441: slices that e4m3 holds, sums exact in 25-bit accumulators. Here digits to nearest, -16 to 16"
 ROWS = {
-    "ozaki_int8": OzakiRow(
-        INT8, "sm_80", "truncated", 7, 8, "f64", "enp1s0/ozIMMU 1c9ebf8, config.cu, split.cu, fp64_int8_8; arXiv 2306.11975"
-    ),
-    "ozaki_int8_groups": OzakiRow(
-        INT8, "sm_80", "truncated", 7, 8, "groups", "arXiv 2409.13313, ozIMMU_EF: products of equal weight are added as integers; the order is ozIMMU's"
-    ),
-    "ozaki_int8_nearest": OzakiRow(
-        INT8, "sm_80", "nearest", 7, 8, "groups", "arXiv 2409.13313, ozIMMU_H: slices to nearest, with signed digits, and integer sums"
-    ),
-    "ozaki_int8_exact": OzakiRow(
-        INT8, "sm_80", "truncated", 7, 8, "exact", "Ozaki, Ogita, Oishi, Rump, Numer. Algorithms 59, 2012: every product of slices, error-free; rounded once here"
-    ),
-    "cublas_fixed_point": OzakiRow(
-        INT8, "sm_100", "unsigned", 8, 7, "f64",
-        "cuBLAS 13, FP64 emulation: 55 bits in 7 slices, by RIKEN-RCCS/GEMMul8 08e83eb; the digits are those of NVIDIA's cuBLASDx example. The "
-        "order and the format of its sums are unpublished: ozIMMU's are taken"
-    ),
-    "ozaki_fp8": OzakiRow(
-        FP8, "sm_100", "nearest", 5, 11, "groups",
-        "arXiv 2508.00441: slices that e4m3 holds, sums exact in 25-bit accumulators. Here digits to nearest, -16 to 16"
-    ),
-}  # fmt: skip
+    "ozaki_int8": OzakiRow(INT8, "sm_80", "truncated", 7, 8, "f64", _OZIMMU),
+    "ozaki_int8_groups": OzakiRow(INT8, "sm_80", "truncated", 7, 8, "groups", _GROUPS),
+    "ozaki_int8_nearest": OzakiRow(INT8, "sm_80", "nearest", 7, 8, "groups", _NEAREST),
+    "ozaki_int8_exact": OzakiRow(INT8, "sm_80", "truncated", 7, 8, "exact", _EXACT),
+    "cublas_fixed_point": OzakiRow(INT8, "sm_100", "unsigned", 8, 7, "f64", _CUBLAS),
+    "ozaki_fp8": OzakiRow(FP8, "sm_100", "nearest", 5, 11, "groups", _FP8),
+}
 
 
 @dataclass(frozen=True)
 class OzakiRecipe:
     """A product of f64 or f32 matrices from exact products of slices: a frozen value that hashes.
 
-    A row of A whose largest element is below 2^e is the sum of slices d_t * 2^(e - bits * t), t = 1, 2, ..., with integer digits d_t; so is a
-    column of B. Digits are
+    A row of A whose largest element is below 2^e is the sum of slices d_t * 2^(e - bits * t), t = 1, 2, ..., with integer digits d_t; so is
+    a column of B. Digits are
     "truncated": those of the magnitude, with the sign of the element;
     "nearest": the rest is rounded to nearest even at each slice, so that digits are from -2^(bits - 1) to 2^(bits - 1);
     "unsigned": two's complement: the first digit has a sign, the others are from 0 to 2^bits - 1.
 
-    Products of slices t and u with t + u up to slices + 1 are computed, in the order of t + u and then of t, the largest first; with
-    sums="exact" all are. Their sums are
+    Products of slices t and u with t + u up to slices + 1 are computed, in the order of t + u and then of t, the largest first; all are with
+    sums="exact". Their sums are
     "f64": each product is added to an f64 sum, rounded to nearest even;
     "groups": products with equal t + u are added as integers, and these to an f64 sum;
     "exact": all are added without error, and the sum is rounded once to the format of the result.

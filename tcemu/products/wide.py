@@ -1,12 +1,12 @@
 """Wide recipes: products of float32 matrices that are made of several products of narrower parts, as 3xTF32 and BF16x9.
 
 Each operand is a sum of parts. The first part is the operand rounded to the format of an instruction, the second is the rest rounded to it,
-and so on; a part may be multiplied by a power of two, so that it is no subnormal number of its format. Products of parts are added along K
-in one accumulator, the small ones first. After every tile of K the accumulator is added to an f32 sum and restarts. `ROWS` has the recipes in
-use, each with its source.
+and so on; a part may be multiplied by a power of two, so that it is no subnormal number of its format. Products of parts are added along
+K in one accumulator, the small ones first. After every tile of K the accumulator is added to an f32 sum and restarts. `ROWS` has the
+recipes in use, each with its source.
 
-CUTLASS's BF16x9 for sm_100 multiplies the accumulator by 2^-8 inside `tcgen05.mma` (scale-input-d), whose rounding nobody has published: here
-it is an f32 product, exact unless it is subnormal.
+CUTLASS's BF16x9 for sm_100 multiplies the accumulator by 2^-8 inside `tcgen05.mma` (scale-input-d), whose rounding nobody has published:
+here it is an f32 product, exact unless it is subnormal.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ _TRITON = "triton-lang/triton, lib/Dialect/TritonGPU/Transforms/F32DotTC.cpp, in
 _CUTLASS = "NVIDIA/cutlass, mma_tensor_op_fast_f32.h: OpMultiplyAddFastF32; mma_multistage.h: staged accumulation"
 _CUTLASS_X9 = "NVIDIA/cutlass, sm100_mma_warpspecialized_emulated.hpp: bands, 2^8 between parts, promotion after each instruction's K; \
 that cuBLAS's BF16x9 is the same, and how scale-input-d rounds, is assumed"
-_OOTOMO = "arXiv 2203.03341: f16 with 2^11 times the rest; the main sums leave the tensor core after each instruction, the corrections do not"
+_OOTOMO = (
+    "arXiv 2203.03341: f16 with 2^11 times the rest; the main sums leave the tensor core after each instruction, the corrections do not"
+)
 BANDS = ((2, 2), (1, 2), (2, 1), (0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0))
 ROWS = {
     "tf32x3": WideRow("tf32", ("RNA", "RZ"), X3, False, "NaN", False, _TRITON),
@@ -110,7 +112,7 @@ class WideRecipe:
         short_first_tile: True: the first tile has the K of one instruction.
         exponents: Powers of two by which the parts are multiplied, as (0, 8, 16), or () for none. Consecutive products whose parts have
             equal exponents in sum are a band; the accumulator is multiplied by a power of two before the next band.
-        apart: True: the products of lower parts, which are one band, have an accumulator of their own over all of K; it is added at the end.
+        apart: True: the products of lower parts, which are one band, have an accumulator of their own over all of K, added at the end.
         name: The recipe's name; ignored by equality.
         source: Where the recipe is described; ignored by equality.
 
@@ -157,7 +159,9 @@ class WideRecipe:
         if self.cleared is not None and self.by_instruction:
             raise ValueError("cleared: the last product of a tile has no place of its own with by_instruction; leave one of them out")
         exponents = self.exponents
-        if exponents and (len(exponents) != parts or exponents[0] != 0 or any(not isinstance(e, int) or not 0 <= e <= 60 for e in exponents)):
+        if exponents and (
+            len(exponents) != parts or exponents[0] != 0 or any(not isinstance(e, int) or not 0 <= e <= 60 for e in exponents)
+        ):
             raise ValueError(f"exponents={exponents!r}: expected a number from 0 to 60 for each part, 0 first, or ()")
         if self.cleared is not None and exponents:
             raise ValueError("cleared: libraries that scale their parts clear nothing; leave one of them out")
@@ -266,7 +270,12 @@ def wide_recipe_from_dict(data: Any) -> WideRecipe:
         raise ValueError(f"a wide recipe: got {str(lists)[:80]}; expected lists of roundings and of pairs of parts")
     if not all(isinstance(members[name], str) for name in ("name", "source")):
         raise ValueError("a wide recipe: expected texts as name and source")
-    values = members | {"narrow": narrow, "roundings": tuple(lists[0]), "products": tuple(map(tuple, lists[1])), "exponents": tuple(lists[2])}
+    values = members | {
+        "narrow": narrow,
+        "roundings": tuple(lists[0]),
+        "products": tuple(map(tuple, lists[1])),
+        "exponents": tuple(lists[2]),
+    }
     return construct("a wide recipe", lambda: WideRecipe(**values))
 
 

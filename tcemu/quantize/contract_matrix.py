@@ -72,7 +72,9 @@ def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tupl
         x[:] = 0
         x[: count // 2, ::2] = np.float32(-0.0)
     elif region in ("infinite", "not a number"):
-        value = np.float32(np.inf) * rng.choice(np.float32([-1, 1]), count) if region == "infinite" else np.uint32(0x7FC00000).view(np.float32)
+        value = (
+            np.float32(np.inf) * rng.choice(np.float32([-1, 1]), count) if region == "infinite" else np.uint32(0x7FC00000).view(np.float32)
+        )
         x[np.arange(count), others] = value
     return x.view(np.uint32), _draw_tensor_amax(rng, amax)
 
@@ -81,7 +83,9 @@ def _draw_tensor_amax(rng: np.random.Generator, amax: np.ndarray) -> np.ndarray:
     """Draws larger magnitudes: powers of two times amax, or such that the block's scale is near a code of ue4m3 or near a middle."""
     count = len(amax)
     values = _format_values(UE4M3)
-    near = 448 / rng.choice(np.concatenate([values[1:], (values[1:] + values[:-1]) / 2]), count) * (1 + rng.integers(-3, 4, count) * 2.0**-23)
+    near = (
+        448 / rng.choice(np.concatenate([values[1:], (values[1:] + values[:-1]) / 2]), count) * (1 + rng.integers(-3, 4, count) * 2.0**-23)
+    )
     ratio = np.where(rng.random(count) < 0.5, np.exp2(rng.integers(0, 24, count)), np.maximum(near, 1))
     tensor = np.minimum(amax.astype(np.float64) * ratio, np.finfo(np.float32).max).astype(np.float32)
     return tensor.view(np.uint32)[:, None]
@@ -187,13 +191,14 @@ class ContractMatrix(Result):
             names = [name for name in self.names if CONTRACTS[name].family == family]
             heads = [family, *map(str, range(1, len(names)))]
             rows = [
-                [f"{n} {name}", *(found[frozenset((name, other))].letters for other in names[: n - 1])]
-                for n, name in enumerate(names, 1)
+                [f"{n} {name}", *(found[frozenset((name, other))].letters for other in names[: n - 1])] for n, name in enumerate(names, 1)
             ]
             rows = [row + [""] * (len(names) - len(row)) for row in rows]
             lines += [*table_lines(heads, rows, left=range(len(heads))), ""]
         legend = [f"{region.letter} {region.description}" for region in REGIONS.values()]
-        return "\n".join([*lines, f"= equal words on {self.blocks} float32 blocks of each kind; else the kinds on which words differ:", *legend])
+        return "\n".join(
+            [*lines, f"= equal words on {self.blocks} float32 blocks of each kind; else the kinds on which words differ:", *legend]
+        )
 
 
 def contract_matrix(names: Sequence[str] = tuple(CONTRACTS), *, blocks: int = 2048, seed: int = 0) -> ContractMatrix:

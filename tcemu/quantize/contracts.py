@@ -162,10 +162,8 @@ class FloatScale:
         if encodes:
             quotient = power(quotient)
             return divide(ONE, quotient, F32), Factor(quotient, False)
-        if self.ratio == RATIOS[2]:
-            scale = multiply(clamped, divide(ONE, largest, F32), F32)
-        else:
-            scale = divide(clamped, largest, F32)
+        inverse = divide(ONE, largest, F32)
+        scale = multiply(clamped, inverse, F32) if self.ratio == RATIOS[2] else divide(clamped, largest, F32)
         if self.in_input_dtype and source != F32:
             scale = convert(source, F32, convert(F32, source, scale))
         scale = jnp.maximum(scale, f32_code(self.least_scale))
@@ -449,9 +447,7 @@ TWO_LEVELS = {
     "transformer_engine": _steps_of_rule(
         "transformer_engine", "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * min(1 / (s * (1 / g)), largest f32)"
     ),
-    "modelopt": _steps_of_rule(
-        "modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"
-    ),
+    "modelopt": _steps_of_rule("modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"),
     "torchao": _steps_of_rule("torchao", "t = amax / 2688; s = max((block amax / 6) / t, 2^-6); x / (t * s)"),
     "torchao 0.18": TwoLevelSteps(
         _decode_tensor, _torchao_block, "t = amax / 2688; s = clamp((block amax / 6) / t, 2^-6, 448); x * ((1 / t) / s)"

@@ -21,7 +21,10 @@ def draw_matrix(shape, seed, binades=0, dtype=np.float64):
 
 
 def exact_product(a, b):
-    rows = [[sum((Fraction(float(x)) * Fraction(float(y)) for x, y in zip(row, column, strict=True)), Fraction(0)) for column in b.T] for row in a]
+    rows = [
+        [sum((Fraction(float(x)) * Fraction(float(y)) for x, y in zip(row, column, strict=True)), Fraction(0)) for column in b.T]
+        for row in a
+    ]
     return np.array(rows, dtype=object)
 
 
@@ -82,10 +85,12 @@ def equal_words(x, y):
     return (np.asarray(x).view(np.uint64) == np.asarray(y).view(np.uint64)).all()
 
 
-@pytest.mark.parametrize(
-    "name, binades", sample_cases([(name, binades) for name in sorted(ROWS) for binades in WIDE], [("ozaki_int8", "some"), ("cublas_fixed_point", "many")])
-)
-def test_a_product_is_a_loop_over_gemm(name, binades):
+CASES = [(name, binades) for name in sorted(ROWS) for binades in WIDE]
+
+
+@pytest.mark.parametrize("case", sample_cases(CASES, [("ozaki_int8", "some"), ("cublas_fixed_point", "many")], " ".join))
+def test_a_product_is_a_loop_over_gemm(case):
+    name, binades = case
     a, b = draw_matrix((3, 33), 1, WIDE[binades]), draw_matrix((33, 4), 2, WIDE[binades])
     a[0, 0], a[2, 5], b[1, 1] = 0, -0.0, 0
     recipe = get_ozaki_recipe(name)

@@ -96,8 +96,11 @@ def torchao_words(name, codes, tensor):
     if name.startswith("torchao_nvfp4"):
         from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
 
-        found = [nvfp4_quantize(row[None], 16, None if "one_level" in name else per_tensor_amax_to_scale(amax)) for row, amax in zip(x, t)]
-        scales, packed = (np.concatenate([part.view(torch.uint8).numpy() for part in parts]) for parts in zip(*found))
+        found = [
+            nvfp4_quantize(row[None], 16, None if "one_level" in name else per_tensor_amax_to_scale(amax))
+            for row, amax in zip(x, t, strict=True)
+        ]
+        scales, packed = (np.concatenate([part.view(torch.uint8).numpy() for part in parts]) for parts in zip(*found, strict=True))
         return unpack_nibbles(packed), scales
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
@@ -128,7 +131,9 @@ def compare_with_torchao(name, blocks, seed):
             elements = np.where(elements & 0x7F == 0x7F, 0x7F, elements)
         else:
             with np.errstate(all="ignore"):
-                values = oracle.LIBRARIES[name][0](*((codes.view(np.float32), tensor.view(np.float32), "e2m1")[: 2 if "nv" in name else 3]))[0]
+                values = oracle.LIBRARIES[name][0](
+                    *((codes.view(np.float32), tensor.view(np.float32), "e2m1")[: 2 if "nv" in name else 3])
+                )[0]
             arose = np.isnan(values) & ~np.isnan(codes.view(np.float32))
         if scales.dtype == np.uint32:
             scales = np.where(np.isnan(scales.view(np.float32)), np.uint32(0x7FFFFFFF), scales)
@@ -186,8 +191,9 @@ def test_the_packages_nvfp4_is_the_row_of_transformer_engine():
 # ---- arrays of any shape
 
 
-@pytest.mark.parametrize("extent, groups", sample_cases([("1 x 128", (5, 2)), ("128 x 128", (1, 2))], [("128 x 128", (1, 2))]))
-def test_groups_share_scales(extent, groups):
+@pytest.mark.parametrize("extent", sample_cases(["1 x 128", "128 x 128"], ["128 x 128"]))
+def test_groups_share_scales(extent):
+    groups = (5, 2) if extent == "1 x 128" else (1, 2)
     contract = get_contract("deepgemm")
     x = np.random.default_rng(1).standard_normal((3, 5, 200)).astype(np.float32)
     words = contract.quantize(x, extent=extent)
