@@ -40,7 +40,7 @@ def _run_quantizers(args: argparse.Namespace) -> int:
         print("\n".join(describe_contract(chosen[0])))
         return 0
     if len(args.names) == 2:
-        return _print_pair(*chosen, args)
+        return _print_pair(chosen[0], chosen[1], args)
     rows = [(contract.name, contract.family, "; ".join(contract.libraries)) for contract in chosen]
     print("\n".join(table_lines(("contract", "formats", "libraries"), rows, left=(0, 1, 2))))
     print("tcemu quantizers NAME prints one; NAME NAME compares two; --matrix compares all.", file=sys.stderr)

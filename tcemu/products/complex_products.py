@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -95,7 +96,8 @@ def complex_matmul(
 
 
 def _split(name: str, x: ArrayLike) -> Parts:
-    dtype = np.dtype(x.dtype) if hasattr(x, "dtype") else np.asarray(x).dtype
+    x = x if isinstance(x, jax.Array) else np.asarray(x)
+    dtype = np.dtype(x.dtype)
     if dtype == np.complex128 or not (jnp.issubdtype(dtype, jnp.complexfloating) or jnp.issubdtype(dtype, jnp.floating)):
         raise TypeError(f"{name}: got {dtype}; expected complex64 or floats")
     array = jnp.asarray(x)

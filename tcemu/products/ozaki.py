@@ -78,20 +78,20 @@ ROWS = {
 class OzakiRecipe:
     """A product of f64 or f32 matrices from exact products of slices: a frozen value that hashes.
 
-    A row of A whose largest element is below 2^e is the sum of slices d_t * 2^(e - bits * t), t = 1, 2, ..., with integer digits d_t; so is
-    a column of B. Digits are
+    A row of A whose largest element is below 2^e is the sum of slices d_t * 2^(e - bits * t), t = 1, 2, ..., with integer digits d_t; so
+    is a column of B. Digits are
     "truncated": those of the magnitude, with the sign of the element;
     "nearest": the rest is rounded to nearest even at each slice, so that digits are from -2^(bits - 1) to 2^(bits - 1);
     "unsigned": two's complement: the first digit has a sign, the others are from 0 to 2^bits - 1.
 
-    Products of slices t and u with t + u up to slices + 1 are computed, in the order of t + u and then of t, the largest first; all are with
-    sums="exact". Their sums are
+    Products of slices t and u with t + u up to slices + 1 are computed, in the order of t + u and then of t, the largest first; with
+    sums="exact" it is every product. Their sums are
     "f64": each product is added to an f64 sum, rounded to nearest even;
     "groups": products with equal t + u are added as integers, and these to an f64 sum;
     "exact": all are added without error, and the sum is rounded once to the format of the result.
 
-    NaN or Inf makes its whole row or column of the result NaN: a fixed-point number has no code for them. ozIMMU leaves that open, and cuBLAS
-    then computes in native f64.
+    NaN or Inf makes its whole row or column of the result NaN: a fixed-point number has no code for them. ozIMMU leaves that open, and
+    cuBLAS then computes in native f64.
 
     Attributes:
         op: The instruction: s8 or u8 with s32 sums, or e4m3 with f32 sums.
@@ -199,7 +199,7 @@ def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) ->
     if on and target is not None:
         raise ValueError(f"recipe {name!r}: the name contains a target, and target={target!r} is another; give one")
     row = ROWS[key]
-    values = row._asdict() | {"op": row.op.format(a="s8", b="s8"), "target": on or target or row.target, "name": key}
+    values: dict[str, Any] = row._asdict() | {"op": row.op.format(a="s8", b="s8"), "target": on or target or row.target, "name": key}
     return OzakiRecipe(**values | changes)
 
 

@@ -176,6 +176,11 @@ class WideRecipe:
         return tuple(Band(exponent, tuple(products)) for exponent, products in keyed)
 
     @property
+    def target(self) -> str:
+        """The GPU."""
+        return self.narrow.target
+
+    @property
     def format(self) -> Format:
         """Format of the parts."""
         return self.narrow.op.a

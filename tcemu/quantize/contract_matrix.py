@@ -18,8 +18,9 @@ from tcemu.base.results import Result, Table
 from tcemu.base.text import table_lines
 from tcemu.formats import E2M1, F32, UE4M3, Format, decode
 from tcemu.quantize.contract_rows import CONTRACTS
-from tcemu.quantize.contracts import QuantizedGroups, QuantizerContract, TwoLevelScale, quantize_blocks
+from tcemu.quantize.contracts import QuantizerContract, TwoLevelScale, quantize_blocks
 
+SIGNS = np.array([-1, 1], np.float32)
 BLOCK = 16  # elements of a drawn block
 
 
@@ -64,7 +65,7 @@ def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tupl
     x = (amax[:, None].astype(np.float64) * _draw_ratios(rng, element, amax, (count, BLOCK))).astype(np.float32)
     x = np.clip(x, -amax[:, None], amax[:, None])
     place = rng.integers(BLOCK, size=count)
-    x[np.arange(count), place] = amax * rng.choice(np.float32([-1, 1]), count)
+    x[np.arange(count), place] = amax * rng.choice(SIGNS, count)
     others = (place + rng.integers(1, BLOCK, size=count)) % BLOCK
     if region == "negative zero":
         x[np.arange(count), others] = np.float32(-0.0)
@@ -72,9 +73,7 @@ def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tupl
         x[:] = 0
         x[: count // 2, ::2] = np.float32(-0.0)
     elif region in ("infinite", "not a number"):
-        value = (
-            np.float32(np.inf) * rng.choice(np.float32([-1, 1]), count) if region == "infinite" else np.uint32(0x7FC00000).view(np.float32)
-        )
+        value = np.float32(np.inf) * rng.choice(SIGNS, count) if region == "infinite" else np.uint32(0x7FC00000).view(np.float32)
         x[np.arange(count), others] = value
     return x.view(np.uint32), _draw_tensor_amax(rng, amax)
 
@@ -119,6 +118,14 @@ def _draw_ratios(rng: np.random.Generator, element: Format, amax: np.ndarray, sh
     scale = np.where(rng.random((shape[0], 1)) < 0.5, 1 / largest, powers / 2.0**element.max_exponent)
     near = rng.choice(middles, shape) * scale * (1 + rng.integers(-2, 3, shape) * 2.0**-23) * rng.choice([-1, 1], shape)
     return np.where(rng.random(shape) < 0.5, random, near)
+
+
+class GroupWords(NamedTuple):
+    """The words of drawn blocks."""
+
+    codes: np.ndarray  # [blocks, BLOCK]
+    scales: np.ndarray  # [blocks, 1]
+    tensor_scale: np.ndarray | None  # [blocks, 1]
 
 
 class Counterexample(NamedTuple):
@@ -220,16 +227,16 @@ def contract_matrix(names: Sequence[str] = tuple(CONTRACTS), *, blocks: int = 20
     return ContractMatrix(tuple(names), tuple(_compare(a, b, words[a], words[b], blocks, seed) for a, b in pairs), blocks)
 
 
-def contract_words(contract: QuantizerContract, region: str, blocks: int, seed: int = 0) -> QuantizedGroups:
+def contract_words(contract: QuantizerContract, region: str, blocks: int, seed: int = 0) -> GroupWords:
     """Return the words of a contract on the blocks of a region, as NumPy arrays."""
     codes, tensor = draw_blocks(region, contract.element, blocks, seed)
     words = quantize_blocks(contract, jnp.asarray(codes), jnp.asarray(tensor))
-    return QuantizedGroups(*(None if word is None else np.asarray(word) for word in words))
+    return GroupWords(
+        np.asarray(words.codes), np.asarray(words.scales), None if words.tensor_scale is None else np.asarray(words.tensor_scale)
+    )
 
 
-def _compare(
-    a: str, b: str, left: dict[str, QuantizedGroups], right: dict[str, QuantizedGroups], blocks: int, seed: int
-) -> ContractComparison:
+def _compare(a: str, b: str, left: dict[str, GroupWords], right: dict[str, GroupWords], blocks: int, seed: int) -> ContractComparison:
     found = []
     for region in REGIONS:
         one, other = left[region], right[region]
@@ -246,7 +253,7 @@ def _compare(
 
 
 def _example(
-    contract: QuantizerContract, codes: np.ndarray, tensor: np.ndarray, one: QuantizedGroups, other: QuantizedGroups, row: int
+    contract: QuantizerContract, codes: np.ndarray, tensor: np.ndarray, one: GroupWords, other: GroupWords, row: int
 ) -> Counterexample:
     x = codes[row].view(np.float32)
     place = int(np.argmax(one.codes[row] != other.codes[row]))

@@ -421,7 +421,7 @@ def _approximate_block(flush: bool, guard_amax: bool, amax: Array, tensor: Array
 def _te_exact_block(amax: Array, tensor: Array, encode: Array) -> tuple[Array, Factor]:
     product = partial(multiply_f32, flush=True)
     none = amax >> F32.mantissa_bits == 0
-    code, value = _ue4m3(jnp.where(none, ZERO, product(amax, product(encode, SIXTH))))
+    code, value = _ue4m3(jnp.where(none, ZERO, product(amax, product(encode, jnp.asarray(SIXTH)))))
     factor = divide(ONE, product(value, divide(ONE, encode, F32)), F32)
     return code, Factor(jnp.where(none, ZERO, factor), False, flush=True)
 

@@ -170,6 +170,7 @@ def test_torchs_log2_is_rounded_once_near_powers_of_two():
 # ---- the package's own quantisers are rows of the table
 
 
+@pytest.mark.full
 def test_the_packages_mx_formats_are_the_ocp_rows():
     for kind, name in (("mxfp8_e4m3", "ocp_mxfp8"), ("mxfp4", "ocp_mxfp4")):
         x = np.concatenate([draw_blocks(region, CONTRACTS[name].element, 128)[0] for region in REGIONS]).view(np.float32)
@@ -180,6 +181,7 @@ def test_the_packages_mx_formats_are_the_ocp_rows():
         np.testing.assert_array_equal(np.asarray(block_dequantize(q)), np.asarray(dequantize_groups(get_contract(name), words)))
 
 
+@pytest.mark.full
 def test_the_packages_nvfp4_is_the_row_of_transformer_engine():
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     q, words = block_quantize(x, "nvfp4"), get_contract("te_nvfp4").quantize(x)

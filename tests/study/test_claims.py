@@ -62,6 +62,13 @@ POINTS = {  # what each claim says, of its quick form's figures
     "hopper-blackwell-fp8": lambda v: v["sm_90a, wgmma"] > 1e4 * v["sm_120a, mma"],
     "fast-accumulation": lambda v: v["forward, K = 4096, N(0,1)"] > 8 and v["forward, K = 4096, uniform"] > 100,
     "error-corrected-sgemm": lambda v: falls([v[f"{way}, K = 4096"] for way in WAYS]),
+    "bf16x9-range": lambda v: (
+        v["BF16x9, scaled parts, A · 2^-120"] < v["f32, multiply-add in order, A · 2^-120"] < v["BF16x9, plain parts, A · 2^-120"]
+        and v["FP16x2, corrected, A · 2^-120"] > 0.05
+    ),
+    "ozaki-slices": lambda v: (
+        33 < v["bits kept by 6 slices of 7 bits"] < 42 and v["native f64, 20 binades"] < v["8 slices, 20 binades"] < 1e-12
+    ),
     "chunked-accumulation": lambda v: v["where a long sum stops growing"] == 4096 and v["chunks of 64, 16384: error"] < 0.01,
     "variance-retention": lambda v: v["4096 products, 5 bits"] < 0.95 < v["4096 products, 8 bits"],
     "mxfp8-scale-rounding": lambda v: (
