@@ -78,8 +78,8 @@ CLAIMS = (
         citation="Brower, Gunnels and Lopez, Unlocking Tensor Core Performance with Floating Point Emulation in cuBLAS, NVIDIA, 2025; the "
         "splitting is that of CUTLASS, sm100_mma_warpspecialized_emulated.hpp",
         link="https://developer.nvidia.com/blog/unlocking-tensor-core-performance-with-floating-point-emulation-in-cublas/",
-        setting="(8 x 512) · (512 x 8), normal, A multiplied by a power of two: the largest error of an element over |A|·|B|. Scaled parts: "
-        "the second and third are 2^8 and 2^16 times the rest, on sm_100a. Plain parts: XLA's, FP16x2: Ootomo and Yokota's.",
+        setting="(8 x 512) · (512 x 8), normal, A multiplied by a power of two: the largest error of an element over |A|·|B|. Scaled "
+        "parts: the second and third are 2^8 and 2^16 times the rest, on sm_100a. Plain parts: XLA's, FP16x2: Ootomo and Yokota's.",
         reduced="A · 2^0 and A · 2^-120 alone.",
         differs="The source says that the accuracy of f32 is kept, and gives no number for this setting. How the instruction rounds the "
         "accumulator that it scales is unpublished; here the scaling is exact.",
@@ -94,11 +94,11 @@ CLAIMS = (
     ),
     Claim(
         name="ozaki-slices",
-        title="Ozaki's scheme keeps the bits of its slices: f64's with 8 or 9 of int8, fewer where a row spreads, and none of FP8 on Hopper",
+        title="Ozaki's scheme keeps f64's bits with 8 or 9 slices of int8, fewer where a row spreads, and none with FP8 on Hopper",
         citation="Ootomo, Ozaki and Yokota, DGEMM on integer matrix multiplication unit, IJHPCA 2024; RIKEN-RCCS/GEMMul8, README",
         link="https://arxiv.org/abs/2306.11975",
-        setting="(8 x 512) · (512 x 8), normal f64, slices truncated, f64 sums in ozIMMU's order. Bits kept: below the largest element of the "
-        "row times that of the column. Other quantities: the largest error over |A|·|B|, with elements spread over n binades up and down; "
+        setting="(8 x 512) · (512 x 8), normal f64, slices truncated, f64 sums in ozIMMU's order. Bits kept: below the largest element of "
+        "the row times that of the column. Other quantities: the largest error over |A|·|B|, with elements spread over n binades up and down; "
         "FP8 slices: K = 4096, absolute values, 11 slices of 5 bits.",
         reduced="6 slices, and 20 binades, without FP8.",
         differs="s slices of 7 bits hold 7 s bits of an element; some are lost to the sum of 512 truncated products and to the products of "
