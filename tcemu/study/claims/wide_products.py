@@ -49,7 +49,7 @@ def kept_bits(recipe: OzakiRecipe, a: np.ndarray, b: np.ndarray) -> float:
     """Return how many bits below the largest elements of row and column the product keeps."""
     exact = a.astype(np.longdouble) @ b.astype(np.longdouble)
     unit = np.outer(abs(a).max(1), abs(b).max(0))
-    return float(-np.log2(np.max(abs(ozaki_matmul(a, b, recipe) - exact) / unit)))
+    return float(-np.log2(np.max(abs(ozaki_matmul(a, b, recipe=recipe) - exact) / unit)))
 
 
 def measure_slices(seed: int, quick: bool) -> Mapping[str, float]:
@@ -62,12 +62,13 @@ def measure_slices(seed: int, quick: bool) -> Mapping[str, float]:
     for binades in BINADES[2:3] if quick else BINADES:
         spread = lambda x, n=binades: x * np.exp2(rng.integers(-n, n + 1, x.shape).astype(np.float64))
         x, y = spread(a), spread(b)
-        results[f"8 slices, {binades} binades"] = componentwise(ozaki_matmul(x, y, "ozaki_int8"), x, y)
+        results[f"8 slices, {binades} binades"] = componentwise(ozaki_matmul(x, y, recipe=get_ozaki_recipe("ozaki_int8")), x, y)
         results[f"native f64, {binades} binades"] = componentwise(x @ y, x, y)
     if not quick:
         p, q = abs(rng.standard_normal((SIZE, LONG))), abs(rng.standard_normal((LONG, SIZE)))
-        results["FP8 slices on sm_100"] = componentwise(ozaki_matmul(p, q, "ozaki_fp8"), p, q)
-        results["FP8 slices on sm_90a"] = componentwise(ozaki_matmul(p, q, get_ozaki_recipe("ozaki_fp8", "sm_90a", op=HOPPER_FP8)), p, q)
+        results["FP8 slices on sm_100"] = componentwise(ozaki_matmul(p, q, recipe=get_ozaki_recipe("ozaki_fp8")), p, q)
+        hopper = get_ozaki_recipe("ozaki_fp8", "sm_90a", op=HOPPER_FP8)
+        results["FP8 slices on sm_90a"] = componentwise(ozaki_matmul(p, q, recipe=hopper), p, q)
     return results
 
 
@@ -98,8 +99,8 @@ CLAIMS = (
         citation="Ootomo, Ozaki and Yokota, DGEMM on integer matrix multiplication unit, IJHPCA 2024; RIKEN-RCCS/GEMMul8, README",
         link="https://arxiv.org/abs/2306.11975",
         setting="(8 x 512) · (512 x 8), normal f64, slices truncated, f64 sums in ozIMMU's order. Bits kept: below the largest element of "
-        "the row times that of the column. Other quantities: the largest error over |A|·|B|, with elements spread over n binades up and down; "
-        "FP8 slices: K = 4096, absolute values, 11 slices of 5 bits.",
+        "the row times that of the column. Other quantities: the largest error over |A|·|B|, with elements spread over n binades up and "
+        "down; FP8 slices: K = 4096, absolute values, 11 slices of 5 bits.",
         reduced="6 slices, and 20 binades, without FP8.",
         differs="s slices of 7 bits hold 7 s bits of an element; some are lost to the sum of 512 truncated products and to the products of "
         "slices that are left out. On Hopper FP8 sums have 14 bits: GEMMul8 refuses FP8 there.",
