@@ -40,7 +40,7 @@ def _run_quantizers(args: argparse.Namespace) -> int:
         print("\n".join(describe_contract(chosen[0])))
         return 0
     if len(args.names) == 2:
-        return _print_pair(*chosen, args)
+        return _print_pair(chosen[0], chosen[1], args)
     rows = [(contract.name, contract.family, "; ".join(contract.libraries)) for contract in chosen]
     print("\n".join(table_lines(("contract", "formats", "libraries"), rows, left=(0, 1, 2))))
     print("tcemu quantizers NAME prints one; NAME NAME compares two; --matrix compares all.", file=sys.stderr)
@@ -75,6 +75,8 @@ def _print_pair(left: QuantizerContract, right: QuantizerContract, args: argpars
     (found,) = contract_matrix([left.name, right.name], blocks=args.blocks, seed=args.seed).comparisons
     for divergence in found.divergences:
         equal = f"equal words on {divergence.compared} blocks"
-        text = equal if divergence.example is None else f"{divergence.differing} of {divergence.compared} blocks differ. {divergence.example}"
+        text = (
+            equal if divergence.example is None else f"{divergence.differing} of {divergence.compared} blocks differ. {divergence.example}"
+        )
         print("\n".join(wrap_lines(f"{divergence.region + ':':15}{text}", " " * 15)))
     return 0

@@ -19,6 +19,7 @@ from tcemu.emulation.primitives import DotGeneralLike
 from tcemu.emulation.survey import Product
 from tcemu.products.dot_general import DotGeneral, dot_general
 from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.ozaki import OzakiRecipe, is_ozaki_recipe_name
 from tcemu.products.recipes import Recipe, as_recipe
 from tcemu.products.wide import WideRecipe, is_wide_recipe_name
 from tcemu.quantize.quantizer import Quantizer
@@ -58,12 +59,14 @@ def as_choice(choice: Choice) -> Recipe | DotGeneralLike | None:
 
     A wide recipe has no recipes for gradients: the products of gradients are computed by it too.
     """
-    if isinstance(choice, WideRecipe) or (isinstance(choice, str) and is_wide_recipe_name(choice)):
-        return replace(dot_general(choice), name=choice if isinstance(choice, str) else f"{choice.name} on {choice.narrow.target}")
+    if isinstance(choice, WideRecipe | OzakiRecipe) or (
+        isinstance(choice, str) and (is_wide_recipe_name(choice) or is_ozaki_recipe_name(choice))
+    ):
+        return replace(dot_general(choice), name=choice if isinstance(choice, str) else f"{choice.name} on {choice.target}")
     return as_recipe(choice) if isinstance(choice, str) else choice
 
 
-def applied_recipe(choice: Choice, roles: tuple[str, str]) -> Recipe | KernelRecipe | WideRecipe | None:
+def applied_recipe(choice: Choice, roles: tuple[str, str]) -> Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None:
     """Return what a choice computes a product of these roles by: the recipe, or its recipe for gradients. None for a function."""
     if isinstance(choice, DotGeneral):
         return choice.recipe
@@ -97,7 +100,7 @@ def _mirror(quantizer: Quantizer) -> Quantizer:
 
 # ---- policies
 
-Choice = Recipe | WideRecipe | str | DotGeneralLike | None  # a string is the name of a recipe
+Choice = Recipe | WideRecipe | OzakiRecipe | str | DotGeneralLike | None  # a string is the name of a recipe
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class AnnotatedPolicy(Protocol):
 
 Pattern = str | re.Pattern[str] | Callable[[Product], bool]
 Rules = Mapping[Pattern, Choice] | Sequence[tuple[Pattern, Choice]]
-Policy = Recipe | WideRecipe | str | Callable[[Product], Choice] | PlannedPolicy | Rules | None
+Policy = Recipe | WideRecipe | OzakiRecipe | str | Callable[[Product], Choice] | PlannedPolicy | Rules | None
 
 
 @dataclass(frozen=True)
@@ -259,7 +262,7 @@ def as_policy(policy: Policy) -> Policy:
         TypeError: It is no policy.
         ValueError: A name is no recipe's; see `tcemu.get_recipe`.
     """
-    if isinstance(policy, str | WideRecipe):
+    if isinstance(policy, str | WideRecipe | OzakiRecipe):
         named = as_choice(policy)
         return named if isinstance(named, Recipe) else (("*", named),)
     if isinstance(policy, DotGeneral):

@@ -41,6 +41,7 @@ from tcemu.explanation.explanation_results import Explanation
 from tcemu.formats import ARRAY_FORMATS, Format
 from tcemu.products.dot_general import DimensionNumbers, DotGeneral, product_axes
 from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.ozaki import OzakiRecipe
 from tcemu.products.product_arguments import product_keys
 from tcemu.products.recipe_facts import NO_FACTS, RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.products.recipes import Recipe
@@ -166,7 +167,7 @@ class ProductErrors:
     seed: int | None = None
 
     @property
-    def recipe(self) -> Recipe | KernelRecipe | WideRecipe | None:
+    def recipe(self) -> Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None:
         """The recipe that computed the product; None if a function or a kernel did."""
         return None if isinstance(self.product, Function) else applied_recipe(self.choice, self.product.roles)  # type: ignore[arg-type]
 

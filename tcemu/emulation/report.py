@@ -22,6 +22,7 @@ from tcemu.emulation.saved_results import (
 from tcemu.emulation.survey import Function, Product
 from tcemu.functional.kernel_values import KernelValue
 from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.ozaki import OzakiRecipe
 from tcemu.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
 from tcemu.products.recipes import Recipe
 from tcemu.products.wide import WideRecipe
@@ -55,7 +56,7 @@ class Entry:
     kernel: KernelValue | str | None = None
 
     @property
-    def recipe(self) -> Recipe | KernelRecipe | WideRecipe | None:
+    def recipe(self) -> Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None:
         """The recipe that computes the product; None if the product is left, or computed by a function."""
         return applied_recipe(self.choice, self.product.roles) if self.replaced and self.product is not None else None
 

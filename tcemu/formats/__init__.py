@@ -41,6 +41,7 @@ from tcemu.formats.number_formats import TF32 as TF32
 from tcemu.formats.number_formats import U4 as U4
 from tcemu.formats.number_formats import U8 as U8
 from tcemu.formats.number_formats import UE4M3 as UE4M3
+from tcemu.formats.number_formats import UE5M3 as UE5M3
 from tcemu.formats.number_formats import UE8M0 as UE8M0
 from tcemu.formats.number_formats import Format as Format
 from tcemu.formats.rounding import ROUNDINGS as ROUNDINGS

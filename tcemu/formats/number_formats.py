@@ -120,6 +120,10 @@ E2M3 = Format("e2m3", 6, 2, 3, 1)
 E2M1 = Format("e2m1", 4, 2, 1, 1)
 UE8M0 = Format("ue8m0", 8, 8, 0, 127, signed=False, specials="nan", subnormals=False)
 UE4M3 = Format("ue4m3", 7, 4, 3, 7, signed=False, specials="nan")
+# Block scales of sm_107a, for blocks of 16 and 32 elements of e2m1: CUTLASS 4.8, float_ue5m3_t. The top codes are disputed: published PTX
+# notes and AMD's kernels have 114688 as 0xFE and NaN as 0xFF alone, as here; arXiv 2609.02846, Eq. 3, reserves the top exponent, so that
+# 61440 is the largest. No instruction of a modelled target takes it
+UE5M3 = Format("ue5m3", 8, 5, 3, 15, signed=False, specials="nan")
 S32 = Format("s32", 32)
 S8 = Format("s8", 8)
 U8 = Format("u8", 8, signed=False)
@@ -130,7 +134,7 @@ B1 = Format("b1", 1, signed=False)
 FORMATS = {
     f.name: f
     for f in (
-        F64, F32, TF32, F16, BF16, E5M2, E4M3, E5M2FNUZ, E4M3FNUZ, E3M2, E2M3, E2M1, UE8M0, UE4M3, S32, S8, U8, S4, U4, B1,
+        F64, F32, TF32, F16, BF16, E5M2, E4M3, E5M2FNUZ, E4M3FNUZ, E3M2, E2M3, E2M1, UE8M0, UE4M3, UE5M3, S32, S8, U8, S4, U4, B1,
     )
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 from tcemu.base.meshes import shard_like
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.matmul import matmul, resolve_product_recipe
+from tcemu.products.ozaki import OzakiRecipe
 from tcemu.products.product_arguments import float_array, promoted_dtype
 from tcemu.products.recipes import Recipe
 from tcemu.products.wide import WideRecipe
@@ -70,7 +71,7 @@ class DotGeneral:
         name: The product's name in reports; ignored by equality.
     """
 
-    recipe: Recipe | KernelRecipe | WideRecipe
+    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe
     key: PRNGKey | None = field(default=None, compare=False)
     a: str = "lhs"
     name: str = field(default="", compare=False)
@@ -121,7 +122,9 @@ class DotGeneral:
         return (jnp.swapaxes(d, -1, -2) if self.a == "rhs" else d).reshape(expected.shape)
 
 
-def dot_general(recipe: Recipe | KernelRecipe | WideRecipe | str, *, key: PRNGKey | None = None, a: str = "lhs") -> DotGeneral:
+def dot_general(
+    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str, *, key: PRNGKey | None = None, a: str = "lhs"
+) -> DotGeneral:
     """Make a replacement of `jax.lax.dot_general`, as `nn.Dense(dot_general=tcemu.dot_general(recipe))`.
 
     K is the contracting axes in the order given, as one axis; M and N are the other axes of lhs and rhs.

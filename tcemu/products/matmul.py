@@ -24,6 +24,7 @@ from tcemu.products.accumulation import Factors, ScaleBlockShape, partial_sums, 
 from tcemu.products.differentiable import attach_derivative, differentiable_product
 from tcemu.products.library.kernel_matmul import KernelOperands, matmul_with_kernel
 from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.ozaki import OzakiRecipe, cached_ozaki_recipe, is_ozaki_recipe_name, ozaki_matmul
 from tcemu.products.product_arguments import OperandPair, as_jax_array, check_float_dtype, float_array, product_keys, product_shape
 from tcemu.products.recipes import Recipe, resolve_recipe
 from tcemu.products.wide import WideOperands, WideRecipe, cached_wide_recipe, is_wide_recipe_name, matmul_with_wide_recipe
@@ -37,7 +38,7 @@ def matmul(
     b: ArrayLike,
     bias: ArrayLike | None = None,
     *,
-    recipe: Recipe | KernelRecipe | WideRecipe | str,
+    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
     key: PRNGKey | None = None,
@@ -59,7 +60,7 @@ def matmul(
         recipe: A `Recipe`, or the name of one, as "bf16" or "deepseek on H100". Or a `tcemu.replay.KernelRecipe`, the order in which one
             kernel of a library adds: then K is not sharded, there are no keys, and scales are single numbers, or [..., M, 1] and
             [..., 1, N]. Or a `tcemu.products.WideRecipe` or the name of one, as "bf16x6 on A100": then there are neither keys nor scales,
-            and K is not sharded.
+            and K is not sharded; or an `OzakiRecipe` or its name, which takes no bias either.
         scale_a: Float scales that replace those which the recipe computes: a scalar for "tensor", [..., M, 1] for "row",
             [..., blocks of M, blocks of K] for "block" (the blocks of an instruction: rounded to its scale format).
         scale_b: The same for B: a scalar, [..., 1, N] for "column", [..., blocks of K, blocks of N] for "block".
@@ -84,6 +85,14 @@ def matmul(
         if key is not None or axis_name is not None:
             raise ValueError("key, axis_name: a kernel recipe rounds to nearest, on one device; leave them out")
         return matmul_with_kernel(recipe, KernelOperands(a, b, bias, scale_a, scale_b), dtype)
+    if isinstance(recipe, OzakiRecipe):
+        if any(value is not None for value in (key, axis_name, scale_a, scale_b, bias)):
+            raise ValueError("key, axis_name, scale_a, scale_b, bias: a product by Ozaki's scheme has none of them; leave them out")
+        if check_float_dtype(dtype) == np.float64:
+            raise ValueError(
+                "dtype=float64: JAX has no such arrays; tcemu.products.ozaki_matmul returns NumPy's, and _codes works under jit"
+            )
+        return jnp.asarray(ozaki_matmul(a, b, recipe, dtype=dtype))
     if isinstance(recipe, WideRecipe):
         if any(value is not None for value in (key, axis_name, scale_a, scale_b)):
             raise ValueError(
@@ -109,10 +118,14 @@ def matmul(
     return shard_like(lambda given: jnp.matmul(given.a, given.b), partial(differentiable_product, options), operands)
 
 
-def resolve_product_recipe(recipe: Recipe | KernelRecipe | WideRecipe | str, key: PRNGKey | None) -> Recipe | KernelRecipe | WideRecipe:
+def resolve_product_recipe(
+    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str, key: PRNGKey | None
+) -> Recipe | KernelRecipe | WideRecipe | OzakiRecipe:
     """Return the recipe of a product, given as a value of any kind or by its name. Raises the errors of `resolve_recipe`."""
-    if isinstance(recipe, KernelRecipe | WideRecipe):
+    if isinstance(recipe, KernelRecipe | WideRecipe | OzakiRecipe):
         return recipe
+    if isinstance(recipe, str) and is_ozaki_recipe_name(recipe):
+        return cached_ozaki_recipe(recipe)
     if isinstance(recipe, str) and is_wide_recipe_name(recipe):
         return cached_wide_recipe(recipe)
     return resolve_recipe(recipe, key)

@@ -11,6 +11,7 @@ from tcemu.arithmetic.model import Model
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.provenance import Provenance, installed_versions
 from tcemu.products.library.kernel_recipe import KernelRecipe, Steps
+from tcemu.products.ozaki import OzakiRecipe
 from tcemu.products.recipes import Recipe
 from tcemu.products.unit_choice import describe_unit
 from tcemu.products.wide import WideRecipe
@@ -21,7 +22,7 @@ WHAT_IF = "what-if"  # in the place of a level of evidence where the arithmetic 
 NO_FACTS: RecipeFacts = (None, None, None, None)
 
 
-def recipe_facts(recipe: Recipe | KernelRecipe | WideRecipe | None, evidence: Mapping[str, str] | None = None) -> RecipeFacts:
+def recipe_facts(recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None, evidence: Mapping[str, str] | None = None) -> RecipeFacts:
     """Return the values of RECIPE_COLUMNS for what computed a product.
 
     The model's column has the fields that the recipe changes in the target's own arithmetic, "" where it changes none. Evidence is a level
@@ -36,6 +37,15 @@ def recipe_facts(recipe: Recipe | KernelRecipe | WideRecipe | None, evidence: Ma
     if isinstance(recipe, WideRecipe):
         target, op, changes, level = recipe_facts(recipe.narrow, evidence)
         return target, f"{len(recipe.products)} x {op}", changes, level
+    if isinstance(recipe, OzakiRecipe):
+        row = find_row(recipe.op, recipe.target)
+        own = recipe.model is None or recipe.model == row.model
+        return (
+            recipe.target,
+            f"{len(recipe.products)} x {recipe.op}",
+            "" if own else str(recipe.model),
+            row.evidence.level if own else WHAT_IF,
+        )
     if isinstance(recipe, KernelRecipe):
         unit = recipe.unit
         if not isinstance(unit, Steps):
@@ -95,12 +105,12 @@ def _evidence_text(recipe: Recipe) -> str:
     return f"{known.level}: {known.source}"
 
 
-def evidence_texts(recipes: Iterable[Recipe | KernelRecipe | WideRecipe | None]) -> dict[str, str]:
+def evidence_texts(recipes: Iterable[Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None]) -> dict[str, str]:
     """Return the evidence of each arithmetic by its name, as "silicon: one NVIDIA H200, ..."."""
     narrow = (recipe.narrow if isinstance(recipe, WideRecipe) else recipe for recipe in recipes)
     return {arithmetic_name(recipe): _evidence_text(recipe) for recipe in narrow if isinstance(recipe, Recipe)}
 
 
-def make_provenance(recipes: Iterable[Recipe | KernelRecipe | WideRecipe | None], inputs: str = "") -> Provenance:
+def make_provenance(recipes: Iterable[Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None], inputs: str = "") -> Provenance:
     """Return the provenance of a result that these recipes compute now."""
     return Provenance(versions=installed_versions(), evidence=evidence_texts(recipes), inputs=inputs)

@@ -1,11 +1,12 @@
 """Wide recipes: products of float32 matrices that are made of several products of narrower parts, as 3xTF32 and BF16x9.
 
 Each operand is a sum of parts. The first part is the operand rounded to the format of an instruction, the second is the rest rounded to it,
-and so on. Products of parts are added along K in one accumulator, the small ones first. After every tile of K the accumulator is added to
-an f32 sum and restarts. `ROWS` has the recipes in use, each with its source.
+and so on; a part may be multiplied by a power of two, so that it is no subnormal number of its format. Products of parts are added along
+K in one accumulator, the small ones first. After every tile of K the accumulator is added to an f32 sum and restarts. `ROWS` has the
+recipes in use, each with its source.
 
-cuBLAS's BF16x9 and CUTLASS's kernels for sm_100 are no rows: they multiply the accumulator by 2^-8 inside `tcgen05.mma` (scale-input-d),
-whose rounding nobody has published.
+CUTLASS's BF16x9 for sm_100 multiplies the accumulator by 2^-8 inside `tcgen05.mma` (scale-input-d), whose rounding nobody has published:
+here it is an f32 product, exact unless it is subnormal.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +27,12 @@ from tcemu.arithmetic.fma import add
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.backends.dispatch import multiply_matrices
+from tcemu.backends.quotients import multiply
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.gradients import straight_through
 from tcemu.base.meshes import match_varying_axes
 from tcemu.base.saved_files import check_members
-from tcemu.formats import ARRAY_FORMATS, BF16, F32, TF32, Format, array_codes, convert
+from tcemu.formats import ARRAY_FORMATS, BF16, F16, F32, TF32, Format, array_codes, convert
 from tcemu.formats.coding import recode
 from tcemu.isa.grammar import shorten_text
 from tcemu.products.library.kernel_sums import operand_codes
@@ -53,6 +56,10 @@ class WideRow(NamedTuple):
     cleared: str | None  # values of the accumulator that become +0 before the last product
     short_first_tile: bool  # the first tile has the K of one instruction
     source: str
+    exponents: tuple[int, ...] = ()  # powers of two by which the parts are multiplied; (): none is
+    apart: bool = False  # the products of lower parts have an accumulator of their own over all of K
+    k_tile: int | None = None  # elements; None: K_TILE
+    target: str | None = None  # None: any; the first is sm_90a
 
 
 X3 = ((1, 0), (0, 1), (0, 0))
@@ -61,6 +68,12 @@ X9 = ((2, 2), (1, 2), (2, 1), *X6)
 _XLA = "openxla/xla, xla/service/gpu/fusions/triton/dot_algorithms.cc: parts truncated by a mask, the last one rounded; arXiv 1904.06376"
 _TRITON = "triton-lang/triton, lib/Dialect/TritonGPU/Transforms/F32DotTC.cpp, input_precision of tl.dot"
 _CUTLASS = "NVIDIA/cutlass, mma_tensor_op_fast_f32.h: OpMultiplyAddFastF32; mma_multistage.h: staged accumulation"
+_CUTLASS_X9 = "NVIDIA/cutlass, sm100_mma_warpspecialized_emulated.hpp: bands, 2^8 between parts, promotion after each instruction's K; \
+that cuBLAS's BF16x9 is the same, and how scale-input-d rounds, is assumed"
+_OOTOMO = (
+    "arXiv 2203.03341: f16 with 2^11 times the rest; the main sums leave the tensor core after each instruction, the corrections do not"
+)
+BANDS = ((2, 2), (1, 2), (2, 1), (0, 2), (1, 1), (2, 0), (0, 1), (1, 0), (0, 0))
 ROWS = {
     "tf32x3": WideRow("tf32", ("RNA", "RZ"), X3, False, "NaN", False, _TRITON),
     "bf16x3": WideRow("bf16", ("RN", "RN"), X3, False, "NaN", False, _TRITON),
@@ -69,8 +82,18 @@ ROWS = {
     "xla_bf16x6": WideRow("bf16", ("RZ", "RZ", "RN"), X6, False, "NaN and Inf", False, _XLA),
     "xla_bf16x9": WideRow("bf16", ("RZ", "RZ", "RN"), X9, False, "NaN and Inf", False, _XLA),
     "cutlass_3xtf32": WideRow("tf32", ("RZ", "RNA"), X3, True, None, True, _CUTLASS),
+    "cutlass_bf16x9": WideRow("bf16", ("RN", "RN", "RN"), BANDS, False, None, False, _CUTLASS_X9, (0, 8, 16), False, 16, "sm_100a"),
+    "cutlass_bf16x6": WideRow("bf16", ("RN", "RN", "RN"), BANDS[3:], False, None, False, _CUTLASS_X9, (0, 8, 16), False, 16, "sm_100a"),
+    "ootomo_fp16x2": WideRow("f16", ("RN", "RN"), X3, True, None, False, _OOTOMO, (0, 11), True, 16, "sm_80"),
 }
 K_TILE = 32  # elements: the usual BLOCK_K of these kernels for f32 operands. A library may choose another for a shape
+
+
+class Band(NamedTuple):
+    """Products that were multiplied by one power of two."""
+
+    exponent: int
+    products: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -87,6 +110,9 @@ class WideRecipe:
         by_instruction: True: all products of an instruction's K are added before those of the next one. False: each product spans the tile.
         cleared: Values of the accumulator that become +0 before the last product of a tile: "NaN", "NaN and Inf", or None.
         short_first_tile: True: the first tile has the K of one instruction.
+        exponents: Powers of two by which the parts are multiplied, as (0, 8, 16), or () for none. Consecutive products whose parts have
+            equal exponents in sum are a band; the accumulator is multiplied by a power of two before the next band.
+        apart: True: the products of lower parts, which are one band, have an accumulator of their own over all of K, added at the end.
         name: The recipe's name; ignored by equality.
         source: Where the recipe is described; ignored by equality.
 
@@ -101,6 +127,8 @@ class WideRecipe:
     by_instruction: bool = False
     cleared: str | None = None
     short_first_tile: bool = False
+    exponents: tuple[int, ...] = ()
+    apart: bool = False
     name: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
 
@@ -111,9 +139,11 @@ class WideRecipe:
         plain = Recipe(self.narrow.op, self.narrow.target, model=self.narrow.model)
         if self.narrow != plain or self.narrow.op.d != F32 or self.narrow.op.a != self.narrow.op.b:
             raise ValueError(f"narrow={self.narrow!r}: expected a recipe that neither scales nor promotes, with equal formats and f32 sums")
-        if self.format not in (BF16, TF32):
-            raise ValueError(f"narrow={self.narrow.op}: expected bf16 or tf32 operands, which have the range of f32")
+        if self.format not in (BF16, TF32, F16):
+            raise ValueError(f"narrow={self.narrow.op}: expected bf16, tf32 or f16 operands")
         parts = len(self.roundings)
+        if self.format == F16 and "RNA" in self.roundings:
+            raise ValueError("roundings: f16 parts are rounded RN or RZ")
         if not parts or any(rounding not in PART_ROUNDINGS for rounding in self.roundings):
             raise ValueError(f"roundings={self.roundings!r}: expected one of {', '.join(PART_ROUNDINGS)} for each part")
         known = all(isinstance(pair, tuple) and len(pair) == 2 and all(part in range(parts) for part in pair) for pair in self.products)
@@ -121,13 +151,34 @@ class WideRecipe:
             raise ValueError(f"products={self.products!r}: expected pairs of the numbers of parts, 0 to {parts - 1}")
         if not isinstance(self.k_tile, int) or self.k_tile < 1 or self.k_tile % self.narrow.op.k:
             raise ValueError(f"k_tile={self.k_tile!r}: expected a multiple of {self.narrow.op.k}, the K of {self.narrow.op}")
-        for name in ("by_instruction", "short_first_tile"):
+        for name in ("by_instruction", "short_first_tile", "apart"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r}: expected a bool")
         if self.cleared is not None and self.cleared not in CLEARED_VALUES:
             raise ValueError(f"cleared={self.cleared!r}: expected {' or '.join(map(repr, CLEARED_VALUES))}, or None")
         if self.cleared is not None and self.by_instruction:
             raise ValueError("cleared: the last product of a tile has no place of its own with by_instruction; leave one of them out")
+        exponents = self.exponents
+        if exponents and (
+            len(exponents) != parts or exponents[0] != 0 or any(not isinstance(e, int) or not 0 <= e <= 60 for e in exponents)
+        ):
+            raise ValueError(f"exponents={exponents!r}: expected a number from 0 to 60 for each part, 0 first, or ()")
+        if self.cleared is not None and exponents:
+            raise ValueError("cleared: libraries that scale their parts clear nothing; leave one of them out")
+        if self.apart and (len(self.bands) != 2 or self.bands[-1].exponent):
+            raise ValueError("apart: expected two bands, the corrections and then the products of the first parts")
+
+    @property
+    def bands(self) -> tuple[Band, ...]:
+        """Consecutive products whose parts were multiplied by equal powers of two in sum."""
+        powers = self.exponents or (0,) * len(self.roundings)
+        keyed = groupby(self.products, lambda pair: powers[pair[0]] + powers[pair[1]])
+        return tuple(Band(exponent, tuple(products)) for exponent, products in keyed)
+
+    @property
+    def target(self) -> str:
+        """The GPU."""
+        return self.narrow.target
 
     @property
     def format(self) -> Format:
@@ -144,17 +195,19 @@ class WideRecipe:
             f"{self.name or 'wide recipe'}: {len(self.products)} products by {self.narrow.op} on {self.narrow.target}",
             f"  {len(self.roundings)} parts of {self.format}, rounded {', '.join(self.roundings)}; {order}",
             f"  sums promoted to f32 every {self.k_tile} elements" + (", all products by instruction" if self.by_instruction else ""),
+            *([f"  parts multiplied by 2^{', 2^'.join(map(str, self.exponents))}"] if self.exponents else []),
+            *(["  corrections added at the end"] if self.apart else []),
         ]
         return "\n".join(lines)
 
 
 def get_wide_recipe(name: str, /, target: str | None = None, **changes: Any) -> WideRecipe:
-    """Return one of the wide recipes in use: "tf32x3", "bf16x3", "bf16x6" (Triton's), "xla_bf16x9" and its kin, "cutlass_3xtf32".
+    """Return one of the wide recipes in use: "tf32x3", "bf16x6" (Triton's), "xla_bf16x9", "cutlass_bf16x9", "ootomo_fp16x2" and others.
 
     Args:
         name: The name, also with its target, as "bf16x6 on A100". Case, hyphens and underscores make no difference.
-        target: The GPU, as "H100" or "sm_80"; None: sm_90a.
-        **changes: Other fields of the `WideRecipe`. `k_tile` is 32 unless it is given; a library chooses it for each shape.
+        target: The GPU, as "H100" or "sm_80"; None: sm_90a, or the target of the row's source.
+        **changes: Other fields of the `WideRecipe`. `k_tile` is 32 or the row's unless it is given; a library chooses it for each shape.
 
     Returns:
         The recipe.
@@ -177,7 +230,9 @@ def get_wide_recipe(name: str, /, target: str | None = None, **changes: Any) -> 
             f"wide recipe {shorten_text(name)!r}{hint}; expected one of {', '.join(ROWS)}, also with a target, as 'bf16x6 on H100'"
         )
     row = ROWS[key]
-    values = row._asdict() | {"narrow": get_recipe(row.narrow, on or target, backward="exact"), "name": key}
+    values = row._asdict() | {"narrow": get_recipe(row.narrow, on or target or row.target, backward="exact"), "name": key}
+    del values["target"]
+    values["k_tile"] = row.k_tile or K_TILE
     return WideRecipe(**values | changes)
 
 
@@ -198,26 +253,34 @@ def _row_name(name: str) -> str:
 
 # ---- JSON
 
-SAVED_FIELDS = ("narrow", "roundings", "products", "k_tile", "by_instruction", "cleared", "short_first_tile", "name", "source")
+SAVED_FIELDS = (
+    "narrow", "roundings", "products", "k_tile", "by_instruction", "cleared", "short_first_tile", "exponents", "apart", "name", "source",
+)  # fmt: skip
 
 
 def wide_recipe_to_dict(recipe: WideRecipe) -> dict[str, Any]:
     """Convert a wide recipe to plain values."""
     values = {name: getattr(recipe, name) for name in SAVED_FIELDS}
     pairs = [list(pair) for pair in recipe.products]
-    return values | {"narrow": recipe_to_dict(recipe.narrow), "roundings": list(recipe.roundings), "products": pairs}
+    lists = {"roundings": list(recipe.roundings), "products": pairs, "exponents": list(recipe.exponents)}
+    return values | {"narrow": recipe_to_dict(recipe.narrow), **lists}
 
 
 def wide_recipe_from_dict(data: Any) -> WideRecipe:
     """Convert the plain values of `wide_recipe_to_dict` to their recipe. Raises ValueError."""
     members = check_members("a wide recipe", data, SAVED_FIELDS)
     narrow = recipe_from_dict(Recipe, members["narrow"])
-    lists = [members["roundings"], members["products"]]
+    lists = [members["roundings"], members["products"], members["exponents"]]
     if not all(isinstance(x, list) for x in lists) or not all(isinstance(pair, list) for pair in members["products"]):
         raise ValueError(f"a wide recipe: got {str(lists)[:80]}; expected lists of roundings and of pairs of parts")
     if not all(isinstance(members[name], str) for name in ("name", "source")):
         raise ValueError("a wide recipe: expected texts as name and source")
-    values = members | {"narrow": narrow, "roundings": tuple(lists[0]), "products": tuple(map(tuple, lists[1]))}
+    values = members | {
+        "narrow": narrow,
+        "roundings": tuple(lists[0]),
+        "products": tuple(map(tuple, lists[1])),
+        "exponents": tuple(lists[2]),
+    }
     return construct("a wide recipe", lambda: WideRecipe(**values))
 
 
@@ -282,16 +345,25 @@ def split_in_parts(recipe: WideRecipe, x: Array) -> list[Array]:
     """Return the codes of an operand's parts, in the format of the instruction. x: floats of any shape; wider ones are rounded to f32."""
     source, codes = array_codes(x)
     rest, parts = convert(source, F32, codes), []
+    powers = recipe.exponents or (0,) * len(recipe.roundings)
     for number, rounding in enumerate(recipe.roundings):
         part = _round_part(recipe.format, rounding, rest)
         parts.append(part)
         if number + 1 < len(recipe.roundings):
             rest = add(rest, recode(recipe.format, F32, part) ^ SIGN, F32)
+            rest = _scale(rest, powers[number + 1] - powers[number])
     return parts
+
+
+def _scale(codes: Array, exponent: int) -> Array:
+    """Multiplies f32 codes by a power of two."""
+    return codes if exponent == 0 else multiply(codes, np.float32(2.0**exponent).view(np.uint32), F32)
 
 
 def _round_part(fmt: Format, rounding: str, codes: Array) -> Array:
     """Rounds f32 codes to the format of the parts. "RZ" clears bits of the word, as kernels do: of a NaN it may leave Inf."""
+    if fmt == F16:
+        return convert(F32, F16, codes, {"RN": "RN", "RZ": "RZ"}[rounding])
     if rounding != "RZ":
         return operand_codes(fmt, rounding, lax.bitcast_convert_type(codes, jnp.float32))
     return ((codes >> (F32.mantissa_bits - fmt.mantissa_bits)) << fmt.unused_bits).astype(fmt.dtype)
@@ -314,28 +386,43 @@ def _sum_tiles(program: _WideProgram, model: Model, a: list[Array], b: list[Arra
         return add(total, _tile_sum(program, model, *tiles, start), F32), None
 
     first = match_varying_axes(start, *parts_a, *parts_b)[0]
-    return lax.scan(add_tile, first, (parts_a, parts_b))[0]
+    total = lax.scan(add_tile, first, (parts_a, parts_b))[0]
+    if not recipe.apart:
+        return total
+    correction = recipe.bands[0]
+    whole_a, whole_b = zip(*pairs, strict=True)
+    small = _chain(program, model, list(whole_a), list(whole_b), correction.products, start)
+    return add(total, _scale(small, -correction.exponent), F32)
 
 
 def _tile_sum(program: _WideProgram, model: Model, a: list[Array], b: list[Array], start: Array) -> Array:
     """Adds the products of one tile in one accumulator that begins at +0."""
-    recipe, spec = program.recipe, program.spec
-    depth = spec.k if recipe.by_instruction else recipe.k_tile
-
-    def chain(products: tuple[tuple[int, int], ...], total: Array) -> Array:
-        along_k_a = [x.reshape(*x.shape[:-1], -1, 1, depth) for x in a]  # [..., M, steps, 1, depth]
-        along_k_b = [x.reshape(*x.shape[:-2], -1, 1, depth, x.shape[-1]) for x in b]
-        chained_a = jnp.concatenate([along_k_a[i] for i, _ in products], -2)
-        chained_b = jnp.concatenate([along_k_b[j] for _, j in products], -3)
-        left = chained_a.reshape(*a[0].shape[:-1], -1)
-        return multiply_matrices(model, spec, left, chained_b.reshape(*b[0].shape[:-2], -1, b[0].shape[-1]), total)
-
+    recipe = program.recipe
+    bands = recipe.bands[1:] if recipe.apart else recipe.bands
     if recipe.cleared is None:
-        return chain(recipe.products, start)
-    total = chain(recipe.products[:-1], start) if recipe.products[1:] else start
+        total, below = start, bands[0].exponent
+        for band in bands:
+            total = _chain(program, model, a, b, band.products, _scale(total, band.exponent - below))
+            below = band.exponent
+        return total
+    total = _chain(program, model, a, b, recipe.products[:-1], start) if recipe.products[1:] else start
     magnitude = total & ~SIGN
     clear = magnitude > EXPONENT if recipe.cleared == "NaN" else magnitude >= EXPONENT
-    return chain(recipe.products[-1:], jnp.where(clear, jnp.uint32(0), total))
+    return _chain(program, model, a, b, recipe.products[-1:], jnp.where(clear, jnp.uint32(0), total))
+
+
+def _chain(
+    program: _WideProgram, model: Model, a: list[Array], b: list[Array], products: tuple[tuple[int, int], ...], total: Array
+) -> Array:
+    """Adds products of parts to an accumulator: all of an instruction's K before the next, or each over all of K."""
+    recipe, spec = program.recipe, program.spec
+    depth = spec.k if recipe.by_instruction else a[0].shape[-1]
+    along_k_a = [x.reshape(*x.shape[:-1], -1, 1, depth) for x in a]  # [..., M, steps, 1, depth]
+    along_k_b = [x.reshape(*x.shape[:-2], -1, 1, depth, x.shape[-1]) for x in b]
+    chained_a = jnp.concatenate([along_k_a[i] for i, _ in products], -2)
+    chained_b = jnp.concatenate([along_k_b[j] for _, j in products], -3)
+    left = chained_a.reshape(*a[0].shape[:-1], -1)
+    return multiply_matrices(model, spec, left, chained_b.reshape(*b[0].shape[:-2], -1, b[0].shape[-1]), total)
 
 
 def _pad(spec: ProductSpec, a: Array, b: Array, before: int, after: int) -> tuple[Array, Array]:

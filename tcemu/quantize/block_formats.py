@@ -162,8 +162,8 @@ def block_quantize(
     Elements beyond the largest finite one saturate, and -0 stays -0, as in PTX cvt.satfinite. An element is x / scale rounded once; in
     NVFP4 x / scale is the rule's own f32 value, which is then rounded to e2m1. A block of zeros has the scale 2^-127 (NVFP4: the rule's
     result). Scales are clamped to 2^-127 and 2^127. Inf or NaN anywhere in a block makes its scale NaN and so, by OCP MX 1.0, 5.1, all of
-    its values, as in microxcaling and torchao. NVFP4 ignores such a block in the tensor's max magnitude. Where that is so small that the
-    tensor's scale is 0, "modelopt" and "torchao" divide by 0, as their code does: blocks of zeros then have NaN scales.
+    its values, as in microxcaling; torchao does so for NaN alone. NVFP4 ignores such a block in the tensor's max magnitude. Where that is
+    so small that the tensor's scale is 0, "modelopt" and "torchao" divide by 0, as their code does: blocks of zeros then have NaN scales.
 
     Args:
         x: Float array of any real dtype, with one axis or more. The last block may be short: it is quantised as if padded with zeros, and

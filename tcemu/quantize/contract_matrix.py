@@ -18,8 +18,9 @@ from tcemu.base.results import Result, Table
 from tcemu.base.text import table_lines
 from tcemu.formats import E2M1, F32, UE4M3, Format, decode
 from tcemu.quantize.contract_rows import CONTRACTS
-from tcemu.quantize.contracts import QuantizedGroups, QuantizerContract, TwoLevelScale, quantize_blocks
+from tcemu.quantize.contracts import QuantizerContract, TwoLevelScale, quantize_blocks
 
+SIGNS = np.array([-1, 1], np.float32)
 BLOCK = 16  # elements of a drawn block
 
 
@@ -64,7 +65,7 @@ def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tupl
     x = (amax[:, None].astype(np.float64) * _draw_ratios(rng, element, amax, (count, BLOCK))).astype(np.float32)
     x = np.clip(x, -amax[:, None], amax[:, None])
     place = rng.integers(BLOCK, size=count)
-    x[np.arange(count), place] = amax * rng.choice(np.float32([-1, 1]), count)
+    x[np.arange(count), place] = amax * rng.choice(SIGNS, count)
     others = (place + rng.integers(1, BLOCK, size=count)) % BLOCK
     if region == "negative zero":
         x[np.arange(count), others] = np.float32(-0.0)
@@ -72,7 +73,7 @@ def draw_blocks(region: str, element: Format, count: int, seed: int = 0) -> tupl
         x[:] = 0
         x[: count // 2, ::2] = np.float32(-0.0)
     elif region in ("infinite", "not a number"):
-        value = np.float32(np.inf) * rng.choice(np.float32([-1, 1]), count) if region == "infinite" else np.uint32(0x7FC00000).view(np.float32)
+        value = np.float32(np.inf) * rng.choice(SIGNS, count) if region == "infinite" else np.uint32(0x7FC00000).view(np.float32)
         x[np.arange(count), others] = value
     return x.view(np.uint32), _draw_tensor_amax(rng, amax)
 
@@ -81,7 +82,9 @@ def _draw_tensor_amax(rng: np.random.Generator, amax: np.ndarray) -> np.ndarray:
     """Draws larger magnitudes: powers of two times amax, or such that the block's scale is near a code of ue4m3 or near a middle."""
     count = len(amax)
     values = _format_values(UE4M3)
-    near = 448 / rng.choice(np.concatenate([values[1:], (values[1:] + values[:-1]) / 2]), count) * (1 + rng.integers(-3, 4, count) * 2.0**-23)
+    near = (
+        448 / rng.choice(np.concatenate([values[1:], (values[1:] + values[:-1]) / 2]), count) * (1 + rng.integers(-3, 4, count) * 2.0**-23)
+    )
     ratio = np.where(rng.random(count) < 0.5, np.exp2(rng.integers(0, 24, count)), np.maximum(near, 1))
     tensor = np.minimum(amax.astype(np.float64) * ratio, np.finfo(np.float32).max).astype(np.float32)
     return tensor.view(np.uint32)[:, None]
@@ -115,6 +118,14 @@ def _draw_ratios(rng: np.random.Generator, element: Format, amax: np.ndarray, sh
     scale = np.where(rng.random((shape[0], 1)) < 0.5, 1 / largest, powers / 2.0**element.max_exponent)
     near = rng.choice(middles, shape) * scale * (1 + rng.integers(-2, 3, shape) * 2.0**-23) * rng.choice([-1, 1], shape)
     return np.where(rng.random(shape) < 0.5, random, near)
+
+
+class GroupWords(NamedTuple):
+    """The words of drawn blocks."""
+
+    codes: np.ndarray  # [blocks, BLOCK]
+    scales: np.ndarray  # [blocks, 1]
+    tensor_scale: np.ndarray | None  # [blocks, 1]
 
 
 class Counterexample(NamedTuple):
@@ -187,13 +198,14 @@ class ContractMatrix(Result):
             names = [name for name in self.names if CONTRACTS[name].family == family]
             heads = [family, *map(str, range(1, len(names)))]
             rows = [
-                [f"{n} {name}", *(found[frozenset((name, other))].letters for other in names[: n - 1])]
-                for n, name in enumerate(names, 1)
+                [f"{n} {name}", *(found[frozenset((name, other))].letters for other in names[: n - 1])] for n, name in enumerate(names, 1)
             ]
             rows = [row + [""] * (len(names) - len(row)) for row in rows]
             lines += [*table_lines(heads, rows, left=range(len(heads))), ""]
         legend = [f"{region.letter} {region.description}" for region in REGIONS.values()]
-        return "\n".join([*lines, f"= equal words on {self.blocks} float32 blocks of each kind; else the kinds on which words differ:", *legend])
+        return "\n".join(
+            [*lines, f"= equal words on {self.blocks} float32 blocks of each kind; else the kinds on which words differ:", *legend]
+        )
 
 
 def contract_matrix(names: Sequence[str] = tuple(CONTRACTS), *, blocks: int = 2048, seed: int = 0) -> ContractMatrix:
@@ -215,16 +227,16 @@ def contract_matrix(names: Sequence[str] = tuple(CONTRACTS), *, blocks: int = 20
     return ContractMatrix(tuple(names), tuple(_compare(a, b, words[a], words[b], blocks, seed) for a, b in pairs), blocks)
 
 
-def contract_words(contract: QuantizerContract, region: str, blocks: int, seed: int = 0) -> QuantizedGroups:
+def contract_words(contract: QuantizerContract, region: str, blocks: int, seed: int = 0) -> GroupWords:
     """Return the words of a contract on the blocks of a region, as NumPy arrays."""
     codes, tensor = draw_blocks(region, contract.element, blocks, seed)
     words = quantize_blocks(contract, jnp.asarray(codes), jnp.asarray(tensor))
-    return QuantizedGroups(*(None if word is None else np.asarray(word) for word in words))
+    return GroupWords(
+        np.asarray(words.codes), np.asarray(words.scales), None if words.tensor_scale is None else np.asarray(words.tensor_scale)
+    )
 
 
-def _compare(
-    a: str, b: str, left: dict[str, QuantizedGroups], right: dict[str, QuantizedGroups], blocks: int, seed: int
-) -> ContractComparison:
+def _compare(a: str, b: str, left: dict[str, GroupWords], right: dict[str, GroupWords], blocks: int, seed: int) -> ContractComparison:
     found = []
     for region in REGIONS:
         one, other = left[region], right[region]
@@ -241,7 +253,7 @@ def _compare(
 
 
 def _example(
-    contract: QuantizerContract, codes: np.ndarray, tensor: np.ndarray, one: QuantizedGroups, other: QuantizedGroups, row: int
+    contract: QuantizerContract, codes: np.ndarray, tensor: np.ndarray, one: GroupWords, other: GroupWords, row: int
 ) -> Counterexample:
     x = codes[row].view(np.float32)
     place = int(np.argmax(one.codes[row] != other.codes[row]))

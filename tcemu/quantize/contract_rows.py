@@ -424,7 +424,7 @@ MXFP4_ROWS = (
         "aiter_mxfp4_round_down",
         ("aiter: per_1x32_f4_quant, RoundDown",),
         E2M1,
-        PowerScale("amax", "floor", "x / 2^e", of_infinity=255),
+        PowerScale("amax / 2^emax", "floor", "x / 2^e", of_infinity=255),
         _AITER,
         ignores_nan=False,
         nan_element=TORCH_NAN,

@@ -162,10 +162,8 @@ class FloatScale:
         if encodes:
             quotient = power(quotient)
             return divide(ONE, quotient, F32), Factor(quotient, False)
-        if self.ratio == RATIOS[2]:
-            scale = multiply(clamped, divide(ONE, largest, F32), F32)
-        else:
-            scale = divide(clamped, largest, F32)
+        inverse = divide(ONE, largest, F32)
+        scale = multiply(clamped, inverse, F32) if self.ratio == RATIOS[2] else divide(clamped, largest, F32)
         if self.in_input_dtype and source != F32:
             scale = convert(source, F32, convert(F32, source, scale))
         scale = jnp.maximum(scale, f32_code(self.least_scale))
@@ -423,7 +421,7 @@ def _approximate_block(flush: bool, guard_amax: bool, amax: Array, tensor: Array
 def _te_exact_block(amax: Array, tensor: Array, encode: Array) -> tuple[Array, Factor]:
     product = partial(multiply_f32, flush=True)
     none = amax >> F32.mantissa_bits == 0
-    code, value = _ue4m3(jnp.where(none, ZERO, product(amax, product(encode, SIXTH))))
+    code, value = _ue4m3(jnp.where(none, ZERO, product(amax, product(encode, jnp.asarray(SIXTH)))))
     factor = divide(ONE, product(value, divide(ONE, encode, F32)), F32)
     return code, Factor(jnp.where(none, ZERO, factor), False, flush=True)
 
@@ -449,9 +447,7 @@ TWO_LEVELS = {
     "transformer_engine": _steps_of_rule(
         "transformer_engine", "g = 2688 / amax; s = block amax * (g * (1 / 6)); x * min(1 / (s * (1 / g)), largest f32)"
     ),
-    "modelopt": _steps_of_rule(
-        "modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"
-    ),
+    "modelopt": _steps_of_rule("modelopt", "t = amax / 2688; s = max(block amax / (6 * t), 2^-9), 1 for block amax 0; x / (s * t)"),
     "torchao": _steps_of_rule("torchao", "t = amax / 2688; s = max((block amax / 6) / t, 2^-6); x / (t * s)"),
     "torchao 0.18": TwoLevelSteps(
         _decode_tensor, _torchao_block, "t = amax / 2688; s = clamp((block amax / 6) / t, 2^-6, 448); x * ((1 / t) / s)"

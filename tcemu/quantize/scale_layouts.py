@@ -127,7 +127,9 @@ def restore_scales(stored: Array, layout: str, rows: int, columns: int) -> Array
     row = _find_layout(layout)
     padded = rows + -rows % row.rows, columns + -columns % row.columns
     if stored.shape[-1] != padded[0] * padded[1]:
-        raise ValueError(f"stored: got {stored.shape[-1]} bytes; {rows} x {columns} scales in the layout {layout} have {padded[0] * padded[1]}")
+        raise ValueError(
+            f"stored: got {stored.shape[-1]} bytes; {rows} x {columns} scales in the layout {layout} have {padded[0] * padded[1]}"
+        )
     return row.restore(jnp.asarray(stored), *padded)[..., :rows, :columns]
 
 

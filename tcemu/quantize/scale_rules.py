@@ -145,7 +145,8 @@ RULES = {
     "rceil": ScaleRule(
         UE8M0,
         _rceil,
-        source="amax / largest element in f32, rounded up: TransformerEngine float_to_e8m0, cvt.rp.satfinite.ue8m0x2.f32; torchao RCEIL",
+        source="amax / largest element in f32, rounded up by cvt.rp.satfinite.ue8m0x2.f32: torchao RCEIL, compiled; TransformerEngine's "
+        "product by 1 / largest has the same power of two, but for subnormal numbers",
     ),
     "transformer_engine": _two_level_rule(
         _inverse_tensor,

@@ -22,6 +22,7 @@ from tcemu.formats import ARRAY_FORMATS, E4M3, E5M2, F32, array_codes, convert
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.matmul import matmul as jax_matmul
 from tcemu.products.matmul import multiply_quantized
+from tcemu.products.ozaki import OzakiRecipe
 from tcemu.products.recipes import Recipe, as_recipe
 from tcemu.products.wide import WideRecipe
 from tcemu.quantize.quantizer import QuantizedOperand, Quantizer
@@ -141,7 +142,7 @@ def matmul(
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    recipe: Recipe | KernelRecipe | WideRecipe | str,
+    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     seed: Seed = None,
@@ -184,7 +185,7 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    recipe: Recipe | KernelRecipe | WideRecipe | str,
+    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str,
     seed: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:

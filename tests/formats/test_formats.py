@@ -260,3 +260,10 @@ def test_errors_say_what_is_wanted():
         from_float(FORMATS["e4m3"], x.astype(jnp.complex64))
     with pytest.raises(TypeError, match="dtype"):
         from_float(FORMATS["e4m3"], np.array(["one"]))
+
+
+def test_ue5m3_has_the_range_that_most_sources_give():
+    """arXiv 2609.02846 reserves the top exponent instead, so that 61440 would be the largest: the codes above are disputed."""
+    values = np.asarray(to_float(FORMATS["ue5m3"], jnp.arange(256).astype(jnp.uint8)))
+    assert values[1] == 2.0**-17 and values[0xF7] == 61440 and values[0xFE] == 114688 and np.isnan(values[0xFF])
+    assert (np.diff(values[:0xFF]) > 0).all()

@@ -20,7 +20,7 @@ from support.sampling import sample_cases
 
 from tcemu.formats import FORMATS, convert, from_float, to_float
 
-NARROW = ["e5m2", "e4m3", "e3m2", "e2m3", "e2m1", "ue8m0", "ue4m3"]
+NARROW = ["e5m2", "e4m3", "e3m2", "e2m3", "e2m1", "ue8m0", "ue4m3", "ue5m3"]
 TARGETS = {"f16": ["bf16", *NARROW], "bf16": ["f16", *NARROW]}
 FROM_HALVES = [(source, target) for source, targets in TARGETS.items() for target in targets]
 WAYS = [(mode, saturate) for mode in MODES for saturate in (False, True)]

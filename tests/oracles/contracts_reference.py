@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+
 from oracles import special_functions_reference as special
 
 F = np.float32
@@ -456,7 +457,9 @@ LIBRARIES |= {
     "ocp_mxfp8": (ocp,), "ocp_mxfp4": (ocp,), "aiter_mxfp8": (aiter_round_up,),
     "compressed_tensors_mxfp8": (compressed_tensors_mx,), "compressed_tensors_mxfp4": (compressed_tensors_mx,),
 }  # fmt: skip
-LIBRARIES |= {f"torchao_{kind}_{mode}": (globals()[f"torchao_{mode}"],) for kind in ("mxfp8", "mxfp4") for mode in ("floor", "ceil", "even", "rceil")}
+LIBRARIES |= {
+    f"torchao_{kind}_{mode}": (globals()[f"torchao_{mode}"],) for kind in ("mxfp8", "mxfp4") for mode in ("floor", "ceil", "even", "rceil")
+}
 LIBRARIES |= {f"aiter_mxfp4_{mode}": (globals()[f"aiter_{mode}"],) for mode in ("round_up", "round_down", "even", "ceil")}
 
 

@@ -77,6 +77,18 @@ GFLOAT = {
         is_signed=False,
         is_twos_complement=False,
     ),
+    "ue5m3": FormatInfo(
+        name="ue5m3",
+        k=8,
+        precision=4,
+        bias=15,
+        has_nz=False,
+        domain=_E4M3.domain,
+        num_high_nans=1,
+        has_subnormals=True,
+        is_signed=False,
+        is_twos_complement=False,
+    ),
 }
 GFLOAT_MODES = {
     "RN": RoundMode.TiesToEven,

@@ -53,6 +53,7 @@ FORMATS = {
     "e2m1": Spec(4, 2, 1, 1, nan=0x7),
     "ue8m0": Spec(8, 8, 0, 127, signed=False, top="nan", nan=0xFF),  # no zero: code 0 is 2^-127 (OCP MX 1.0, 5.4.1)
     "ue4m3": Spec(7, 4, 3, 7, signed=False, top="nan", nan=0x7F),
+    "ue5m3": Spec(8, 5, 3, 15, signed=False, top="nan", nan=0xFF),
     "s32": Spec(32),
     "s8": Spec(8),
     "u8": Spec(8, signed=False),

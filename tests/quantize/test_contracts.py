@@ -24,7 +24,7 @@ from tcemu.quantize.contract_matrix import BLOCK, REGIONS, contract_words, draw_
 from tcemu.quantize.contracts import TwoLevelScale, quantize_blocks
 
 NAMES = sorted(CONTRACTS)
-USUAL = ["compressed_tensors_fp8", "deepgemm_fp4", "flashinfer_nvfp4", "sglang_group_ue8m0", "te_mxfp8", "torchao_float8_power_of_two"]
+USUAL = ["deepgemm_fp4", "sglang_group_ue8m0", "vllm_nvfp4"]
 
 
 def expected_words(name, codes, tensor):
@@ -96,8 +96,11 @@ def torchao_words(name, codes, tensor):
     if name.startswith("torchao_nvfp4"):
         from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
 
-        found = [nvfp4_quantize(row[None], 16, None if "one_level" in name else per_tensor_amax_to_scale(amax)) for row, amax in zip(x, t)]
-        scales, packed = (np.concatenate([part.view(torch.uint8).numpy() for part in parts]) for parts in zip(*found))
+        found = [
+            nvfp4_quantize(row[None], 16, None if "one_level" in name else per_tensor_amax_to_scale(amax))
+            for row, amax in zip(x, t, strict=True)
+        ]
+        scales, packed = (np.concatenate([part.view(torch.uint8).numpy() for part in parts]) for parts in zip(*found, strict=True))
         return unpack_nibbles(packed), scales
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
@@ -128,7 +131,9 @@ def compare_with_torchao(name, blocks, seed):
             elements = np.where(elements & 0x7F == 0x7F, 0x7F, elements)
         else:
             with np.errstate(all="ignore"):
-                values = oracle.LIBRARIES[name][0](*((codes.view(np.float32), tensor.view(np.float32), "e2m1")[: 2 if "nv" in name else 3]))[0]
+                values = oracle.LIBRARIES[name][0](
+                    *((codes.view(np.float32), tensor.view(np.float32), "e2m1")[: 2 if "nv" in name else 3])
+                )[0]
             arose = np.isnan(values) & ~np.isnan(codes.view(np.float32))
         if scales.dtype == np.uint32:
             scales = np.where(np.isnan(scales.view(np.float32)), np.uint32(0x7FFFFFFF), scales)
@@ -139,7 +144,7 @@ def compare_with_torchao(name, blocks, seed):
     return wrong, compared
 
 
-@pytest.mark.parametrize("name", sample_cases(TORCHAO, ["torchao_mxfp8_rceil", "torchao_float8_power_of_two", "torchao_mxfp4_even"]))
+@pytest.mark.parametrize("name", sample_cases(TORCHAO, ["torchao_mxfp8_rceil"]))
 def test_a_contract_of_torchao_has_its_words(name):
     wrong, compared = compare_with_torchao(name, 256, 3)
     assert wrong == 0 and compared > 256 * len(REGIONS) * BLOCK
@@ -165,6 +170,7 @@ def test_torchs_log2_is_rounded_once_near_powers_of_two():
 # ---- the package's own quantisers are rows of the table
 
 
+@pytest.mark.full
 def test_the_packages_mx_formats_are_the_ocp_rows():
     for kind, name in (("mxfp8_e4m3", "ocp_mxfp8"), ("mxfp4", "ocp_mxfp4")):
         x = np.concatenate([draw_blocks(region, CONTRACTS[name].element, 128)[0] for region in REGIONS]).view(np.float32)
@@ -175,6 +181,7 @@ def test_the_packages_mx_formats_are_the_ocp_rows():
         np.testing.assert_array_equal(np.asarray(block_dequantize(q)), np.asarray(dequantize_groups(get_contract(name), words)))
 
 
+@pytest.mark.full
 def test_the_packages_nvfp4_is_the_row_of_transformer_engine():
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     q, words = block_quantize(x, "nvfp4"), get_contract("te_nvfp4").quantize(x)
@@ -186,8 +193,9 @@ def test_the_packages_nvfp4_is_the_row_of_transformer_engine():
 # ---- arrays of any shape
 
 
-@pytest.mark.parametrize("extent, groups", [("1 x 128", (5, 2)), ("128 x 128", (1, 2))])
-def test_groups_share_scales(extent, groups):
+@pytest.mark.parametrize("extent", sample_cases(["1 x 128", "128 x 128"], ["128 x 128"]))
+def test_groups_share_scales(extent):
+    groups = (5, 2) if extent == "1 x 128" else (1, 2)
     contract = get_contract("deepgemm")
     x = np.random.default_rng(1).standard_normal((3, 5, 200)).astype(np.float32)
     words = contract.quantize(x, extent=extent)
@@ -203,6 +211,7 @@ def test_groups_share_scales(extent, groups):
                 np.testing.assert_array_equal(np.asarray(alone.codes).reshape(group.shape), part)
 
 
+@pytest.mark.full
 def test_tensors_rows_vectors_jit_and_vmap():
     contract, x = get_contract("vllm_per_tensor"), np.random.default_rng(2).standard_normal((3, 4, 40)).astype(np.float32)
     assert contract.quantize(x).scales.shape == (1, 1, 1) and contract.quantize(x, extent="row").scales.shape == (3, 4, 1)

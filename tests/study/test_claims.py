@@ -62,6 +62,13 @@ POINTS = {  # what each claim says, of its quick form's figures
     "hopper-blackwell-fp8": lambda v: v["sm_90a, wgmma"] > 1e4 * v["sm_120a, mma"],
     "fast-accumulation": lambda v: v["forward, K = 4096, N(0,1)"] > 8 and v["forward, K = 4096, uniform"] > 100,
     "error-corrected-sgemm": lambda v: falls([v[f"{way}, K = 4096"] for way in WAYS]),
+    "bf16x9-range": lambda v: (
+        v["BF16x9, scaled parts, A · 2^-120"] < v["f32, multiply-add in order, A · 2^-120"] < v["BF16x9, plain parts, A · 2^-120"]
+        and v["FP16x2, corrected, A · 2^-120"] > 0.05
+    ),
+    "ozaki-slices": lambda v: (
+        33 < v["bits kept by 6 slices of 7 bits"] < 42 and v["native f64, 20 binades"] < v["8 slices, 20 binades"] < 1e-12
+    ),
     "chunked-accumulation": lambda v: v["where a long sum stops growing"] == 4096 and v["chunks of 64, 16384: error"] < 0.01,
     "variance-retention": lambda v: v["4096 products, 5 bits"] < 0.95 < v["4096 products, 8 bits"],
     "mxfp8-scale-rounding": lambda v: (
@@ -104,7 +111,7 @@ def computing_targets(monkeypatch):
         @functools.wraps(function)
         def compute(*args, recipe=None, target=None, model=None, **kwargs):
             recipes = [recipe] if recipe is not None else args[1].get("recipe", ()) if function is tcemu.study.sweep else ()
-            seen.update(one.target for one in recipes if one.model is None)
+            seen.update(one.target for one in recipes if getattr(one, "narrow", one).model is None)
             if target is not None and model is None:
                 seen.add(target)
             given = {"recipe": recipe, "target": target, "model": model}
@@ -113,7 +120,13 @@ def computing_targets(monkeypatch):
         return compute
 
     for module in (import_module(f"tcemu.study.claims.{name}") for name in CLAIM_MODULES):
-        computes = ("gemm", "attention", "sweep", *(() if hasattr(module, "sweep") else ("matmul",)))  # a sweep knows matmul itself
+        computes = (
+            "gemm",
+            "attention",
+            "ozaki_matmul",
+            "sweep",
+            *(() if hasattr(module, "sweep") else ("matmul",)),
+        )  # a sweep knows matmul itself
         for name in computes:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, record(getattr(module, name)))
@@ -129,7 +142,7 @@ def test_every_claim_names_its_gpus(capsys):
     for name, claim in CLAIMS.items():
         assert bool(claim.targets) == (name not in NO_GPU) and [resolve_target(target) for target in claim.targets] == [*claim.targets]
         without = {q.name for q in claim.quantities if not claim.quantity_target(q)}
-        assert name in NO_GPU or all(one.startswith(("f32, multiply-add in order", "P rounded to 0")) for one in without)
+        assert name in NO_GPU or all(one.startswith(("f32, multiply-add in order", "native f64", "P rounded to 0")) for one in without)
     found = Outcome.from_facts(CLAIMS["same-product"], json.loads((STUDIES / "same-product.json").read_text()))
     assert [row["target"] for row in found.records()][:3] == ["sm_70", "sm_75", "sm_80"]
     assert re.search(r"^ +target +published", str(found), re.MULTILINE) and re.search(r"^V100, f16 +sm_70 ", str(found), re.MULTILINE)

@@ -14,8 +14,8 @@ from tcemu.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.cuda_source import Source, read_module
-from tcemu.ptx.linker.contraction import fuse_products
 from tcemu.ptx.linker.compiled_statements import forget_cleared_programs
+from tcemu.ptx.linker.contraction import fuse_products
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
 from tcemu.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape

@@ -29,6 +29,7 @@ from tcemu.study.claims.claim_types import OUTCOME_KIND, OUTCOME_VERSION, Claim,
 CLAIM_MODULES = (
     "fp8_sums",
     "f16_splitting",
+    "wide_products",
     "narrow_sums",
     "block_rounding",
     "single_results",
