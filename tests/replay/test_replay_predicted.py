@@ -14,7 +14,7 @@ import tcemu
 from tcemu.base.errors import NotModelled
 from tcemu.cli import main
 from tcemu.replay import dumps, find_order_changes, get_kernel_recipe, library_policy, loads
-from tcemu.replay.kernel_profiles import find_profile, list_profiles, predict_recipe
+from tcemu.replay.kernel_profiles import ShapePolicy, find_profile, list_profiles, predict_recipe
 from tcemu.replay.predicted_orders import (
     NVJET_GRAINS,
     RULES_FILE,
@@ -204,7 +204,9 @@ def test_a_policy_predicts_and_its_report_says_so():
     assert [entry.replaced for entry in left.entries] == [False, True]
     assert left.entries[0].reason == "not measured for jax-bf16, and not predicted"
     again = tcemu.policies.from_json(tcemu.policies.to_json(policy))
-    assert (again.min_probability, again.refuse_missing) == (0.98, True) and "predicted=True" in repr(again)
+    assert (
+        isinstance(again, ShapePolicy) and (again.min_probability, again.refuse_missing) == (0.98, True) and "predicted=True" in repr(again)
+    )
 
 
 # ---- at which M
