@@ -1,9 +1,10 @@
 """How well do rules predict the orders that were measured? `python benchmarks/replay_rules.py`: accuracy, coverage and calibration.
 
-The measured shapes are those of the shipped profiles, and of `--survey FILE`s that `replay_gpu.py` wrote. Thresholds and probabilities are
-fitted on nine tenths of the shapes and tried on the tenth, ten times. Shapes that differ in the library alone stay together. `--write`
-fits them on all shapes and writes tcemu/replay/order_rules.json and the tables of the documentation. `--held-out FILE` tries the shipped
-rules on a survey that they have not seen. `--models` prints which share of the products of models is measured, predicted and refused.
+Three sets of shapes: those of the shipped profiles, measured on an H200; cuBLASLt's proposals on an H100 (`replay_proposals.py`); and the
+held-out ones, measured on that H100 (`replay_gpu.py --held-out`). Thresholds and probabilities are fitted on nine tenths of the first two
+and tried on the tenth, ten times; shapes that differ in the library alone stay together. Then all of the first two are tried on the third.
+`--write` writes tcemu/replay/order_rules.json and the tables of the documentation. `--models` prints which share of the products of models
+is measured, predicted and refused. `--distil PROPOSALS SURVEY` makes the files of the last two sets from what the GPU wrote.
 """
 
 import argparse
@@ -20,12 +21,12 @@ from replay_products import LAYERS
 
 from tcemu.base.errors import NotModelled
 from tcemu.products.library.kernel_json import from_dict
-from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.library.kernel_recipe import KernelRecipe, Slices, even_edges
 from tcemu.replay.kernel_profiles import MIN_PROBABILITY, Profile, find_profile, likely_recipe, list_profiles, predict_recipe
 from tcemu.replay.predicted_orders import (
     BETWEEN,
-    FEW_TILES,
-    MANY_TILES,
+    FEW_BLOCKS,
+    MANY_OUTPUTS,
     NVJET_GRAINS,
     RULES_FILE,
     RULES_KIND,
@@ -46,43 +47,77 @@ from tcemu.replay.predicted_orders import (
 FOLDS, SEED = 10, 45
 LIBRARIES = (*NVJET_GRAINS, *XLA_LIBRARIES)
 DATA = Path(__file__).parents[1] / "docs" / "data"
-RULES = (SHORT_K, FEW_TILES, MANY_TILES, BETWEEN, XLA_SPLIT)
+RULES = (SHORT_K, FEW_BLOCKS, MANY_OUTPUTS, BETWEEN, XLA_SPLIT)
 HIGH = 0.99
 
 
-class Measurement(NamedTuple):
-    """A shape whose order was measured."""
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+PROPOSALS, HELD_OUT = GOLDEN / "replay_proposals_h100.json.xz", GOLDEN / "replay_held_out_h100.json.xz"
+NVJET = 66  # cuBLASLt's number of the algorithm
+
+
+class Answer(NamedTuple):
+    """A shape whose order is known: a recipe that was measured, or the number of slices that cuBLASLt proposes."""
 
     library: str
     shape: Shape
-    recipe: KernelRecipe
+    recipe: KernelRecipe | None
+    proposed: int = 0
 
     @property
     def aligned(self) -> bool:
         return not (self.shape[1] % 8 or self.shape[2] % 8)
+
+    @property
+    def slices(self) -> Slices:
+        if self.recipe is not None:
+            return self.recipe.slices
+        return Slices.even(self.shape[2], self.proposed, NVJET_GRAINS[self.library])
 
 
 def profile_of(library: str) -> Profile:
     return find_profile(list_profiles(), library, None, None)
 
 
-def shipped_measurements() -> list[Measurement]:
-    return [Measurement(name, shape, p.kernel_recipe(shape)) for name in LIBRARIES for p in [profile_of(name)] for shape in p.shapes]
+def measured_on_h200() -> list[Answer]:
+    return [Answer(name, shape, p.kernel_recipe(shape)) for name in LIBRARIES for p in [profile_of(name)] for shape in p.shapes]
 
 
-def surveyed_measurements(path: Path) -> list[Measurement]:
-    """The shapes of a survey, in xz or not, whose recipe gave every fresh word."""
-    content = path.read_bytes()
-    text = (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
-    found = [line for line in lines if line.get("survey") in LIBRARIES and line.get("recipe") and line["wrong"] == 0]
-    return [Measurement(line["survey"], (line["m"], line["n"], line["k"]), from_dict(line["recipe"])) for line in found]
+def read(path: Path) -> dict:
+    return json.loads(lzma.decompress(path.read_bytes()))
+
+
+def proposed_on_h100() -> list[Answer]:
+    shapes = read(PROPOSALS)["slices"]
+    return [Answer(library, (m, n, k), None, count) for library, rows in shapes.items() for m, n, k, count in rows]
+
+
+def held_out_on_h100() -> list[Answer]:
+    return [Answer(name, (m, n, k), from_dict(recipe)) for name, m, n, k, recipe in read(HELD_OUT)["recipes"]]
+
+
+def distil(proposals: Path, survey: Path) -> None:
+    """Write the two files of tests/golden. Of the proposals, those of aligned shapes are kept; all are of one algorithm."""
+    found, lines = read(proposals), [json.loads(line) for line in lzma.decompress(survey.read_bytes()).decode().splitlines()]
+    slices: dict[str, list[list[int]]] = {}
+    for library, rows in found["answers"].items():
+        if library in NVJET_GRAINS:
+            aligned = [row for row in rows if not (row[1] % 8 or row[2] % 8)]
+            assert {row[found["fields"].index("algorithm")] for row in aligned} == {NVJET}
+            slices[library] = sorted([*row[:3], row[found["fields"].index("split_k")]] for row in aligned)
+    recipes = [
+        [line["survey"], line["m"], line["n"], line["k"], line["recipe"]]
+        for line in lines
+        if line.get("survey") in LIBRARIES and line.get("recipe") and line["wrong"] == 0
+    ]
+    for path, content in ((PROPOSALS, {"slices": slices}), (HELD_OUT, {"recipes": recipes})):
+        path.write_bytes(lzma.compress(json.dumps({"machine": found["machine"]} | content).encode(), preset=9))
 
 
 # ---- fitting
 
 
-def answers(measured: Iterable[Measurement], rules: OrderRules) -> list[tuple[str, bool, float]]:
+def answers(measured: Iterable[Answer], rules: OrderRules) -> list[tuple[str, bool, float]]:
     """The rule of each shape that a rule covers, if it is right, and its probability."""
     found = []
     for one in measured:
@@ -91,53 +126,67 @@ def answers(measured: Iterable[Measurement], rules: OrderRules) -> list[tuple[st
             prediction, probability = predict_slices(one.library, one.shape, profile.sm_count, rules)
         except NotModelled:
             continue
-        found.append((prediction.rule, predict_recipe(profile, one.shape, rules).adds_as(one.recipe), probability))
+        if one.recipe is not None:
+            right = predict_recipe(profile, one.shape, rules).adds_as(one.recipe)
+        else:
+            right = prediction.slices.dropped > 0 or prediction.slices.edges == one.slices.edges
+        found.append((prediction.rule, right, probability))
     return found
 
 
-def counts(measured: Iterable[Measurement], rule: NvjetRule) -> dict[str, RuleCount]:
+def counts(measured: Iterable[Answer], rule: NvjetRule) -> dict[str, RuleCount]:
     """How many shapes each rule covers, and how many it gets right."""
     unknown = OrderRules(rule, dict.fromkeys(RULES, RuleCount(0, 0)))
     found = {name: [right for of, right, _ in answers(measured, unknown) if of == name] for name in RULES}
     return {name: RuleCount(sum(rights), len(rights)) for name, rights in found.items()}
 
 
-FEWEST_ROWS = 8  # fewer were hardly measured with N and K aligned
-SMALL = 16  # output tiles of a product that the thresholds of K are fitted on
+LARGEST_K = 16384
 
 
-def output_tiles(shape: Shape) -> int:
-    return -(-shape[0] // TILE) * -(-shape[1] // TILE)
-
-
-def fit(measured: Sequence[Measurement], grid: Sequence[int] = range(12, 33)) -> OrderRules:
+def fit(known: Sequence[Answer], grid: Sequence[int] = range(12, 33)) -> OrderRules:
     """Fit the thresholds, then count.
 
-    `min_chunk` gets the most small outputs right; the largest such number is taken. `few_tiles` and `many_tiles` are as wide as they can be
-    without an error.
+    `min_chunk` gets the most products of one output tile right; the largest such number is taken. `few_blocks` is as large as it can be
+    without an error, and `most_outputs` the largest number of outputs per slice of a product that is cut.
     """
-    largest = 16384 if any(one.shape[2] >= 16384 for one in measured if one.library in NVJET_GRAINS) else 8192
-    nvjet = [one for one in measured if one.library in NVJET_GRAINS and one.aligned and one.shape[2] <= largest]
-    uncounted = dict.fromkeys(RULES, RuleCount(0, 0))
+    nvjet = [one for one in known if one.library in NVJET_GRAINS and one.aligned and one.shape[2] <= LARGEST_K]
+    cut = [(one, _tiles_of_k(one), len(one.slices.edges) > 2) for one in nvjet]
 
-    def wrong(limit: int, part: Sequence[Measurement]) -> list[int]:
-        """Output tiles of the shapes that are not cut into as many slices as the limit allows."""
-        rules = OrderRules(NvjetRule(limit, 1 << 30, 1 << 30, largest, FEWEST_ROWS), uncounted)
-        return [output_tiles(one.shape) for one in part for _, right, _ in answers([one], rules) if not right]
+    def wrong(limit: int) -> int:
+        """Products whose K is cut though it is too short, and those of one tile whose K is not cut into the most slices."""
+        count = 0
+        for one, tiles, is_cut in cut:
+            most = most_slices(tiles, limit)
+            if most == 1:
+                count += is_cut
+            elif _output_tiles(one) == 1:
+                count += one.slices.edges != even_edges(one.slices.used, most, NVJET_GRAINS[one.library])
+        return count
 
-    small = [one for one in nvjet if output_tiles(one.shape) <= SMALL and one.shape[2] > 1024]
-    limit = min(grid, key=lambda chunk: (len(wrong(chunk, small)), -chunk))
-    long = [one for one in nvjet if most_slices(-(-one.shape[2] // NVJET_GRAINS[one.library]), limit) > 1]
-    first_error = min(wrong(limit, long), default=1 << 30)
-    few = max((t for one in long if (t := output_tiles(one.shape)) < first_error), default=1)
-    many = max((output_tiles(one.shape) for one in long if len(one.recipe.slices.edges) > 2), default=few)
-    rule = NvjetRule(limit, few, many, largest, FEWEST_ROWS)
-    return OrderRules(rule, counts(measured, rule))
+    limit = min(grid, key=lambda chunk: (wrong(chunk), -chunk))
+    long = [(one, most_slices(tiles, limit), is_cut) for one, tiles, is_cut in cut if most_slices(tiles, limit) > 1]
+    blocks = {True: [0], False: [1 << 30]}
+    for one, most, _ in long:
+        edges = even_edges(one.slices.used, most, NVJET_GRAINS[one.library])
+        blocks[one.slices.edges == edges].append(most * _output_tiles(one))
+    few = max(count for count in blocks[True] if count < min(blocks[False]))
+    outputs = max((-(-one.shape[0] * one.shape[1] // most) for one, most, is_cut in long if is_cut), default=1)
+    rule = NvjetRule(limit, few, outputs, LARGEST_K)
+    return OrderRules(rule, counts(known, rule))
 
 
-def as_json(rules: OrderRules, measured: Sequence[Measurement]) -> str:
+def _tiles_of_k(one: Answer) -> int:
+    return -(-one.shape[2] // NVJET_GRAINS[one.library])
+
+
+def _output_tiles(one: Answer) -> int:
+    return -(-one.shape[0] // TILE) * -(-one.shape[1] // TILE)
+
+
+def as_json(rules: OrderRules, known: Sequence[Answer]) -> str:
     data = {
-        "kind": RULES_KIND, "version": RULES_VERSION, "shapes": len(measured), "nvjet": rules.nvjet._asdict(),
+        "kind": RULES_KIND, "version": RULES_VERSION, "shapes": len(known), "nvjet": rules.nvjet._asdict(),
         "counts": {name: list(count) for name, count in rules.counts.items()},
     }  # fmt: skip
     return json.dumps(data, indent=1) + "\n"
@@ -145,7 +194,7 @@ def as_json(rules: OrderRules, measured: Sequence[Measurement]) -> str:
 
 # ---- reports, as tables in Markdown
 
-Folds = Sequence[tuple[Sequence[Measurement], OrderRules]]
+Folds = Sequence[tuple[Sequence[Answer], OrderRules]]
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -153,11 +202,13 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def rule_lines(rules: OrderRules) -> list[str]:
-    rows = [(name, f"{count.right:,} of {count.asked:,}", f"{count.probability:.4f}") for name, count in rules.counts.items()]
-    return markdown(("rule", "measured shapes that it gets right", "probability"), rows)
+    parts = [dict(counts(part(), rules.nvjet)) for part in (measured_on_h200, held_out_on_h100)]
+    text = lambda count: f"{count.right:,} of {count.asked:,}" if count.asked else "none"
+    rows = [(name, text(count), *(text(part[name]) for part in parts), f"{count.probability:.5f}") for name, count in rules.counts.items()]
+    return markdown(("rule", "fitted on: right", "of them measured on the H200", "held out, on the H100", "probability"), rows)
 
 
-def accuracy_lines(measured: Sequence[Measurement], folds: Folds) -> list[str]:
+def accuracy_lines(measured: Sequence[Answer], folds: Folds) -> list[str]:
     """Accuracy and coverage by library, where each shape was tried with rules that had not seen it."""
     rows = []
     for name in LIBRARIES:
@@ -180,14 +231,14 @@ def calibration_lines(folds: Folds) -> list[str]:
         stated = [p for _, _, p in everything if low <= p < high]
         wrong = len(rights) - sum(rights)
         if rights:
-            rows.append((said, f"{np.mean(stated):.3f}", f"{len(rights):,}", f"{wrong} ({wrong / len(rights):.1%})"))
+            rows.append((said, f"{np.mean(stated):.4f}", f"{len(rights):,}", f"{wrong} ({wrong / len(rights):.1%})"))
     return markdown(("stated probability", "mean", "predictions", "wrong"), rows)
 
 
-def cross_validate(measured: Sequence[Measurement]) -> list[str]:
-    """The tables of accuracy and calibration, each tenth of the shapes tried with rules fitted on the rest."""
-    groups: dict[Shape, list[Measurement]] = defaultdict(list)
-    for one in measured:
+def cross_validate(known: Sequence[Answer]) -> list[str]:
+    """The tables of accuracy and calibration: a tenth of the measured shapes by rules fitted on the rest, ten times; held-out shapes."""
+    groups: dict[Shape, list[Answer]] = defaultdict(list)
+    for one in known:
         groups[one.shape].append(one)
     shapes = sorted(groups)
     order = np.random.default_rng(SEED).permutation(len(shapes))
@@ -195,8 +246,12 @@ def cross_validate(measured: Sequence[Measurement]) -> list[str]:
     for fold in range(FOLDS):
         held = {shapes[i] for i in order[fold::FOLDS]}
         rules = fit([one for shape in shapes if shape not in held for one in groups[shape]])
-        folds.append(([one for shape in shapes if shape in held for one in groups[shape]], rules))
-    return [*accuracy_lines(measured, folds), "", *calibration_lines(folds)]
+        folds.append(([one for shape in shapes if shape in held for one in groups[shape] if one.recipe is not None], rules))
+    measured = [one for one in known if one.recipe is not None]
+    other = held_out_on_h100()
+    others = [(other, fit(known))]
+    lines = ["Measured on the H200, cross-validated:", "", *accuracy_lines(measured, folds), "", *calibration_lines(folds), ""]
+    return [*lines, "Measured on the H100, held out:", "", *accuracy_lines(other, others), "", *calibration_lines(others)]
 
 
 # ---- the products of models
@@ -240,31 +295,26 @@ def _shares(profile: Profile, m: int, products: dict[tuple[int, int], int]) -> I
         sums["measured" if probability is None else "predicted"] += count
         least = min(least, probability or 1.0)
     yield from (f"{count / sum(products.values()):.0%}" for count in sums.values())
-    yield f"{least:.3f}" if sums["predicted"] else ""
+    yield f"{least:.4f}" if sums["predicted"] else ""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--survey", type=Path, nargs="+", default=[], metavar="FILE", help="further measured shapes")
-    parser.add_argument("--held-out", type=Path, nargs="+", default=[], metavar="FILE", help="surveys to try the shipped rules on")
+    parser.add_argument("--distil", type=Path, nargs=2, metavar=("PROPOSALS", "SURVEY"), help="make the files of the H100")
     parser.add_argument("--models", action="store_true", help="print the shares of models' products instead")
     parser.add_argument("--write", action="store_true", help=f"write {RULES_FILE.name} and the tables too")
     args = parser.parse_args()
+    if args.distil:
+        distil(*args.distil)
     if args.models:
         print("\n".join(model_lines()))
         return 0
-    if args.held_out:
-        known = {(one.library, one.shape) for one in shipped_measurements()}
-        held = [one for path in args.held_out for one in surveyed_measurements(path) if (one.library, one.shape) not in known]
-        folds = [(held, shipped_rules())]
-        print("\n".join([*accuracy_lines(held, folds), "", *calibration_lines(folds)]))
-        return 0
-    measured = [*shipped_measurements(), *(one for path in args.survey for one in surveyed_measurements(path))]
-    rules = fit(measured)
-    lines = [*rule_lines(rules), "", *cross_validate(measured)]
+    known = [*measured_on_h200(), *proposed_on_h100()]
+    rules = fit(known)
+    lines = [*rule_lines(rules), "", *cross_validate(known)]
     print("\n".join(lines))
     if args.write:
-        RULES_FILE.write_text(as_json(rules, measured))
+        RULES_FILE.write_text(as_json(rules, known))
         shipped_rules.cache_clear()
         (DATA / "replay_rules.md").write_text("\n".join(lines) + "\n")
         (DATA / "replay_models.md").write_text("\n".join(model_lines()) + "\n")

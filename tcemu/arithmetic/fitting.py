@@ -8,7 +8,8 @@ from tcemu.formats import F16, Format
 
 def needs_whole_instructions(model: Model, spec: ProductSpec) -> bool:
     """Returns whether K is filled up to whole instructions; else it is a row of single multiply-adds, of any length."""
-    single = model.fraction_bits is None and model.step_kind is None and model.chain is None and model.groups == 1
+    single = model.fraction_bits is None and model.step_kind is None and not model.is_exact_sum
+    single = single and model.chain is None and model.groups == 1
     return spec.a.is_integer or not single or spec.d != model.result
 
 
@@ -78,7 +79,7 @@ def _check(model: Model, spec: ProductSpec, block: int | None) -> None:
 
 def _check_step_kind(model: Model, spec: ProductSpec, block: int | None) -> None:
     """Raises ValueError where a step of another maker's unit does not fit the instruction."""
-    if model.step_kind is None:
+    if model.step_kind is None and not model.is_exact_sum:
         return
     if block is not None:
         raise ValueError(f"Model(step_kind={model.step_kind!r}): such steps take no block scales; give None")
@@ -88,9 +89,10 @@ def _check_step_kind(model: Model, spec: ProductSpec, block: int | None) -> None
         raise ValueError(f"Model(terms={terms}, step_kind={model.step_kind!r}): {room} products of an instruction are no whole steps")
     if model.step_kind == "complement" and max(spec.a.mantissa_bits, spec.b.mantissa_bits) > F16.mantissa_bits:
         raise ValueError(f'Model(step_kind="complement"): A and B have at most 11 significant bits, {spec.a} and {spec.b} have more')
-    if model.step_kind == "exact" and max(spec.a.mantissa_bits, spec.b.mantissa_bits) >= 16:
+    if model.is_exact_sum and max(spec.a.mantissa_bits, spec.b.mantissa_bits) >= 16:
         raise ValueError(
-            f'Model(step_kind="exact"): products of {spec.a} and {spec.b} have more than 32 bits; A and B have at most 16 each'
+            f"Model(terms={terms}, fraction_bits=None): products of {spec.a} and {spec.b} have more than 32 bits; "
+            "A and B have at most 16 each"
         )
 
 

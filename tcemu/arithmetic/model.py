@@ -22,7 +22,7 @@ MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper 
 PRODUCT_BITS = 24  # bits of a product's significand in a fused step, which an f32 holds exactly (see `fused_dot_add`)
 OUT_OF_RANGE = 1 << 30  # outside the limits of every field, and an int32
 ROUNDING_MODES = ROUNDINGS[:-1]  # rounding modes of steps and alignment: all but the stochastic one
-STEP_KINDS = ("exact", "pairwise", "odd", "joined", "complement")  # kinds of step that are neither fused nor one multiply-add: see `Model`
+STEP_KINDS = ("pairwise", "odd", "joined", "complement")  # kinds of step that are neither fused nor one multiply-add: see `Model`
 DEALINGS = ("pairs", "single", "reversed")
 FLUSHES = ("signed", "positive")
 OTHER_MAKERS_FIELDS = ("dealing", "step_kind", "flush", "nan")
@@ -74,10 +74,10 @@ STATIC_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 class Model:
     """The arithmetic of an instruction, as a value: D = A·B + C by steps along K.
 
-    A step adds `terms` products and the running value in one fused sum and rounds it to `result`. With `fraction_bits=None` a step is exact
-    and has one product: an IEEE fused multiply-add. `step_kind` names another kind of step, which units of other makers have:
+    A step adds `terms` products and the running value in one fused sum and rounds it to `result`. With `fraction_bits=None` the sum
+    is exact: with one product a step is an IEEE fused multiply-add, and with several, whose results are f32, all of them and the running
+    value are added exactly and rounded once. `step_kind` names another kind of step, which units of other makers have:
 
-    - "exact": all products of a step and the running value are added exactly, and rounded once.
     - "pairwise": each product is rounded; the products are added in pairs, and these sums in pairs, each sum rounded; the total is added to
       the running value and rounded.
     - "odd": as "pairwise", and every rounding is to odd: an inexact result, rounded toward zero, gets an odd last bit.
@@ -175,8 +175,10 @@ class Model:
         """Raises ValueError for fields that exclude each other."""
         exact = self.fraction_bits is None
         self._check_step_kind(exact)
-        if exact and self.step_kind is None and not (isinstance(self.terms, int) and self.terms == 1):
-            self._refuse("terms", "1 where fraction_bits is None: an exact step is a fused multiply-add")
+        if exact and self.step_kind is None and not (isinstance(self.terms, int) and (self.terms == 1 or self.result == F32)):
+            self._refuse("terms", "1 where fraction_bits is None and the result is not f32: an exact step is a fused multiply-add")
+        if self.is_exact_sum and not isinstance(self.rounding, str):
+            self._refuse("rounding", "known before tracing where fraction_bits is None and a step has several terms")
         if exact and not truncates(self.alignment):
             self._refuse("alignment", '"RZ" where fraction_bits is None: nothing is cut')
         if exact and self.result_bits is not None:
@@ -210,7 +212,7 @@ class Model:
             self._refuse("terms", f'a power of two where step_kind is "{self.step_kind}"')
         if self.step_kind == "odd" and self.rounding != "RZ":
             self._refuse("rounding", '"RZ" where step_kind is "odd"')
-        if self.flush is not None and (not exact or self.step_kind == "exact"):
+        if self.flush is not None and (not exact or self.is_exact_sum):
             self._refuse("flush", "None where a step is not made of multiply-adds, or of products and sums rounded one by one")
         fused_only = self.multiplicand, self.result_bits, self.summed, self.chain
         most = 26 if self.step_kind == "complement" else 30
@@ -220,9 +222,14 @@ class Model:
             self._refuse("step_kind", 'None with other roundings than "RN" or other terms than 2')
 
     @property
+    def is_exact_sum(self) -> bool:
+        """True if a step adds several products exactly."""
+        return self.fraction_bits is None and self.step_kind is None and not (isinstance(self.terms, int) and self.terms == 1)
+
+    @property
     def common_format(self) -> Format | None:
         """The format to which A and B are converted before they are multiplied; None: they are not converted."""
-        if self.result.is_integer or self.step_kind == "exact":
+        if self.result.is_integer or self.is_exact_sum:
             return None
         return self.result if self.fraction_bits is None else self.multiplicand
 

@@ -194,7 +194,7 @@ def _reduce_exact(model: Model, spec: ProductSpec, order: Order, c: Array, a: Ar
 
     a, b: codes with K in front; otherwise as `_reduce_fused`.
     """
-    fmt, kind = model.result, model.step_kind
+    fmt, kind, summed = model.result, model.step_kind, model.step_kind is not None or model.is_exact_sum
     x, y, start = (codes_to_limbs(fmt, v) for v in (a, b, c))
     # -0 adds nothing at all; +0 where sums are rounded down, since there +0 and -0 add up to -0
     down = model.rounding == "RM" if isinstance(model.rounding, str) else model.rounding == ROUNDINGS.index("RM")
@@ -205,14 +205,14 @@ def _reduce_exact(model: Model, spec: ProductSpec, order: Order, c: Array, a: Ar
         rows, columns = tuple(v[..., :, None] for v in products[0]), tuple(v[..., None, :] for v in products[1])
         if model.flush is not None:  # each instruction flushes its C
             accumulator = (jnp.where(products[2], flush_subnormals(fmt, accumulator[0], model.flush), accumulator[0]),)
-        if kind is None:
+        if not summed:
             return fma_limbs(rows, columns, accumulator, fmt, model.rounding, flush=model.flush is not None)
         pairs = list(zip(rows[0], columns[0], strict=True))
         if kind == "pairwise" or kind == "odd":
             return (pairwise_sum(model, pairs, accumulator[0]),)
-        return ((exact_sum if kind == "exact" else complement_sum)(model, spec, pairs, accumulator[0]),)
+        return ((exact_sum if kind is None else complement_sum)(model, spec, pairs, accumulator[0]),)
 
-    if kind is not None:
+    if summed:
         terms = order.step_size(spec.k)
         x, y = ((v.reshape(-1, terms, *v.shape[1:]),) for (v,) in (x, y))
     count = x[0].shape[0]

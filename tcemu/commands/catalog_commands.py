@@ -207,6 +207,8 @@ def _describe_model(model: Model) -> str:
         return "exact integers"
     if model.step_kind is not None:
         return f"{model.step_kind} steps of {model.terms}, {model.result} {model.rounding}"
+    if model.is_exact_sum:
+        return f"exact steps of {model.terms}, {model.result} {model.rounding}"
     if model.fraction_bits is None:
         return f"{model.result} multiply-adds, {model.rounding}" + ("" if model.chain is None else f", in chains of {model.chain}")
     parts = [f"steps of {model.terms}", f"{model.fraction_bits} fraction bits", f"floor {model.floor}", f"{model.result} {model.rounding}"]

@@ -41,7 +41,7 @@ def run_study(args: argparse.Namespace) -> int:
     if args.name is None:
         if args.quick or args.seeds is not None or args.out is not None or args.overwrite:
             raise CommandError("--quick, --seeds, --out and --overwrite need the name of a claim")
-        rows = [(claim.name, ", ".join(claim.targets) or "-", claim.title) for claim in list_claims().values()]
+        rows = [(claim.name, _list_targets(claim.targets), claim.title) for claim in list_claims().values()]
         print("\n".join(table_lines(("claim", "target", ""), rows, left=(0, 1, 2))))
         return 0
     if args.out is None and args.overwrite:
@@ -59,6 +59,11 @@ def run_study(args: argparse.Namespace) -> int:
         for output in write_outcome(outcome, outputs):
             print(f"{path_text(output.path)} is written")
     return 0
+
+
+def _list_targets(targets: tuple[str, ...]) -> str:
+    """List targets; of many, the first six."""
+    return ", ".join(targets[:6]) + (f" and {len(targets) - 6} more" if len(targets) > 6 else "") or "-"
 
 
 def parse_seeds(text: str) -> int | tuple[int, ...]:

@@ -47,6 +47,8 @@ def describe_arithmetic(model: Model, spec: ProductSpec) -> str:
         parts.append(f"{what} are distributed over {model.groups} groups, which are added one after the other{order}.")
     if model.step_kind is not None:
         parts.append(_describe_other_step(model))
+    elif model.is_exact_sum:
+        parts.append(f"A step adds {model.terms} products and the running value exactly, rounded {model.rounding} to {model.result}.")
     elif model.fraction_bits is None:
         parts.append(f"A step is a fused multiply-add in {model.result}, rounded {model.rounding}.")
     else:
@@ -69,8 +71,6 @@ def describe_arithmetic(model: Model, spec: ProductSpec) -> str:
 def _describe_other_step(model: Model) -> str:
     """Describe a step of another maker's unit."""
     bits = model.fraction_bits
-    if model.step_kind == "exact":
-        return f"A step adds {model.terms} products and the running value exactly, rounded {model.rounding} to {model.result}."
     if model.step_kind == "joined":
         groups = f" in {model.groups} groups" if model.groups > 1 else ""
         return (

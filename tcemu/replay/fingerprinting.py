@@ -24,7 +24,7 @@ from tcemu.replay.black_box import (
     round_to_codes,
 )
 from tcemu.replay.drawn_matrices import epilogue_kinds
-from tcemu.replay.order_candidates import MAX_SLICES, TARGETS, find_orders, find_slicings, rounding_variants
+from tcemu.replay.order_candidates import MAX_SLICES, OTHER_TARGETS, TARGETS, find_orders, find_slicings, rounding_variants
 from tcemu.replay.order_probes import (
     PairAnswers,
     ask_pairs,
@@ -152,7 +152,8 @@ def fingerprint(
         form: The keyword arguments that `fn` takes besides A and B: scales, a bias.
         framework: Array type that `fn` takes, "numpy", "jax" or "torch". None: the framework of its module, otherwise NumPy.
         device: Device of the arrays, "cuda" or "cpu".
-        targets: Targets whose tensor cores are candidates.
+        targets: Targets whose matrix units are candidates. The default is every arithmetic of NVIDIA's, and if none explains the
+            answers, units of CPUs.
         max_calls: Upper bound of the calls of `fn`.
         seed: Seed of the operands.
         conditions: Known facts about the library, which the recipe keeps.
@@ -206,6 +207,7 @@ class OrderSearch:
     def __init__(self, black_box: BlackBox, name: str, targets: tuple[str, ...], seed: int, conditions: Conditions):
         self.black_box, self.name, self.targets, self.seed, self.conditions = black_box, name, targets, seed, conditions
         self.rng = np.random.default_rng([seed, *black_box.shape])
+        self.other_targets = OTHER_TARGETS if targets == TARGETS else ()
         self.findings: list[OrderFinding] = []
         self.samples: dict[str, Sample] = {}
         self.remaining: list[KernelRecipe] = []
@@ -248,17 +250,19 @@ class OrderSearch:
                 "no order among the candidates gives these answers: the order is another one, or differs between outputs. "
                 "The kernel's name and its configuration would tell more"
             )
-        classes: dict = {}
-        for recipe in (v for tree in orders for v in rounding_variants(tree)):
-            classes.setdefault(equivalence_key(recipe), recipe)
-        self.remaining = self.eliminate(list(classes.values()))
+        classes = self.variants(orders)
+        self.remaining = self.eliminate(classes)
         if not self.remaining:
+            known = set(map(equivalence_key, classes))
             rare = {
                 equivalence_key(recipe): recipe for tree in reversed(orders) for recipe in reversed([*rounding_variants(tree, rare=True)])
             }
-            self.remaining = self.eliminate([recipe for key, recipe in reversed(rare.items()) if key not in classes])
+            self.remaining = self.eliminate([recipe for key, recipe in reversed(rare.items()) if key not in known])
         if not self.remaining:
             self.remaining = self.eliminate(self.orders_with_other_steps(orders))
+        if not self.remaining:
+            others = [recipe.replace(epilogue=neutral) for recipe in self.orders_of_other_makers(dropped, answers)]
+            self.remaining = self.eliminate(self.variants(others)) if others else []
         if not self.remaining:
             return self.undetermined(
                 "a candidate has this order of terms, but no arithmetic among the candidates gives the bits: possible reasons are steps "
@@ -276,6 +280,14 @@ class OrderSearch:
                     orders,
                 )
         return self.confirm()
+
+    @staticmethod
+    def variants(orders: list[KernelRecipe]) -> list[KernelRecipe]:
+        """Return the orders with every rounding, one recipe of each class of equivalent ones."""
+        classes: dict = {}
+        for recipe in (v for tree in orders for v in rounding_variants(tree)):
+            classes.setdefault(equivalence_key(recipe), recipe)
+        return list(classes.values())
 
     # ---- probes
 
@@ -325,16 +337,33 @@ class OrderSearch:
         formats, k = self.black_box.operand_formats, self.black_box.shape[2]
         slicings = find_slicings(k, dropped, (), answers)
         orders = find_orders(formats, self.black_box.result_format, self.targets, slicings, answers)
+        orders = orders or self.orders_of_other_makers(dropped, answers)
         if not orders and not dropped:
             read = probe_slices(self.black_box, self.rng)
             self.note("slices of any length", "the terms lost beside pairs (0, j) show none" if read is None else str(read))
             if read is not None:
                 slicings = find_slicings(k, dropped, (read,), answers)
-                orders = find_orders(formats, self.black_box.result_format, self.targets, [f for f in slicings if f[0] == read], answers)
+                targets = (*self.targets, *self.other_targets)
+                orders = find_orders(formats, self.black_box.result_format, targets, [f for f in slicings if f[0] == read], answers)
         orders = self.distinguish_orders(orders, k - dropped)
         several = {len(slice_indices(o.slices)) for o in orders}
         self.note("orders", f"{len(orders)} candidates explain them all" + (f", with {sorted(several)} slices" if orders else ""))
         return orders
+
+    def orders_of_other_makers(self, dropped: int, answers: list[PairAnswers]) -> list[KernelRecipe]:
+        """Return the orders by units of other makers that explain the answers, also as software computes them, with subnormals kept."""
+        if not self.other_targets:
+            return []
+        assert self.black_box.result_format is not None
+        slicings = find_slicings(self.black_box.shape[2], dropped, (), answers)
+        found = find_orders(self.black_box.operand_formats, self.black_box.result_format, self.other_targets, slicings, answers)
+        units = [(recipe, recipe.unit) for recipe in found if isinstance(recipe.unit, Steps)]
+        found = [recipe for recipe, _ in units]
+        for recipe, unit in units:
+            if unit.arithmetic.flush is not None:
+                found.append(recipe.replace(unit=replace(unit, model=unit.arithmetic.replace(flush=None))))
+        self.note("units of other makers", f"{len(found)} candidates explain the answers")
+        return found
 
     def distinguish_orders(self, orders: list[KernelRecipe], usable: int) -> list[KernelRecipe]:
         """Select the orders that also explain answers about pairs for which they differ."""

@@ -182,7 +182,7 @@ def predict_recipe(profile: Profile, shape: Shape, rules: OrderRules | None = No
     prediction, probability = predict_slices(profile.library, shape, profile.sm_count, rules)
     template = _template(profile.library, profile.gpu, profile.version)
     m, n, _ = shape
-    evidence = f"predicted with a probability of {probability:.3f} by the rule {prediction.rule!r}: {prediction.why}"
+    evidence = f"predicted with a probability of {probability:.5f} by the rule {prediction.rule!r}: {prediction.why}"
     conditions = replace(template.conditions, m=m, n=n, evidence=evidence, probability=probability)
     merge = replace(template.merge, order=prediction.merge_order)
     return template.replace(slices=prediction.slices, merge=merge, conditions=conditions)

@@ -14,8 +14,11 @@ from itertools import product
 import numpy as np
 
 from tcemu.architectures.lookup import resolve_arithmetic
+from tcemu.arithmetic.order import Order
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
+from tcemu.isa.other_makers import OTHER_TARGETS as MACHINES
+from tcemu.isa.other_makers import other_units
 from tcemu.products.library.kernel_order import slice_indices
 from tcemu.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices, Steps, even_edges
 from tcemu.replay.black_box import FP8_FORMATS, FormatPair
@@ -23,6 +26,7 @@ from tcemu.replay.order_probes import PairAnswers, explains_answers
 from tcemu.replay.summation_levels import Level, lost_terms, slice_level, unit_levels
 
 TARGETS = ("sm_90a", "sm_80", "sm_89", "sm_120")  # these have every known arithmetic of these formats except that of sm_90's FP8 mma
+OTHER_TARGETS = ("znver4", "sapphirerapids")  # CPUs whose units are tried where nothing else explains the answers
 GRAINS = (64, 128, 32, 16, 8, 256, 4, 1)  # alignments of slices, tiles of K
 FEW_SLICES, MAX_SLICES = 64, 512  # every count up to the first; cuBLASLt uses as many as there are multiprocessors, and more
 TILES = (64, 32, 128, 16)  # sizes of tiles that slices take in turn
@@ -42,13 +46,22 @@ def multiplicand_formats(operand_formats: FormatPair) -> tuple[FormatPair, ...]:
 
 @lru_cache(maxsize=64)
 def candidate_steps(fmts: FormatPair, targets: tuple[str, ...]) -> tuple[Steps, ...]:
-    """Return the tensor-core steps for these formats, one per arithmetic and K, without those that take K in groups."""
+    """Return the steps of matrix units for these formats, one per arithmetic and K.
+
+    Of NVIDIA's, those that take K in groups are left out. Of other makers', those made of multiply-adds are taken.
+    """
     a, b = fmts
     if a == F32:
         return ()
     k = {TF32: 8, BF16: 16, F16: 16, E4M3: 32, E5M2: 32}[a]
     found: dict = {}
     for target in targets:
+        if target in MACHINES:
+            for op in other_units(target):
+                used = (op.a, op.b, op.d) == (a, b, F32) and resolve_arithmetic(op, target)
+                if used and used.model.fraction_bits is None and used.model.step_kind is None:
+                    found.setdefault((used.model, used.op.k), Steps(used.op, target))
+            continue
         for spelling in (
             f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{a}.{b}",
             f"mma.sync.aligned.m16n8k{k}.row.col.f32.{a}.{b}.f32",
@@ -108,7 +121,8 @@ def candidate_units(operand_formats: FormatPair, targets: tuple[str, ...], slice
             if any(length % residue % step.op.k and length > residue for length in lengths):
                 yield fmts, Steps(step.op, step.target, None, residue)
         for step, restart in product(steps, RESTARTS):
-            if step.op.k <= restart < longest and restart % step.op.k == 0:
+            chained = step.arithmetic.chain is not None  # its sums restart with each instruction
+            if not chained and step.op.k <= restart < longest and restart % step.op.k == 0:
                 yield fmts, Steps(step.op, step.target, None, None, restart)
         if fmts[0] != TF32:
             for lanes in candidate_lanes(longest):
@@ -180,7 +194,7 @@ def find_orders(
         inside = [answer for answer in inside if answer.pairs]
         known: dict = {}
         for (a, b), unit in candidate_units(operand_formats, targets, slices):
-            key = unit if isinstance(unit, Lanes) else (unit.arithmetic.terms, unit.op.k, unit.residue, unit.restart)
+            key = unit if isinstance(unit, Lanes) else _order_key(unit)
             if key not in known:
                 tree = [level, *unit_levels(unit, slices)]
                 known[key] = all(explains_answers(tree, answer) for answer in inside)
@@ -188,6 +202,11 @@ def find_orders(
                 orders.append(KernelRecipe(a, b, out, unit, slices, Merge(order)))
     is_fp8 = operand_formats[0] in FP8_FORMATS  # these restart narrow accumulators; elsewhere such sums are slices
     return sorted(orders, key=lambda recipe: not is_fp8 and isinstance(recipe.unit, Steps) and recipe.unit.restart is not None)
+
+
+def _order_key(unit: Steps) -> tuple:
+    """Return a value that is equal for steps that lose the same terms."""
+    return Order.from_model(unit.arithmetic, unit.op.k), unit.op.k, unit.residue, unit.restart
 
 
 def rounding_variants(recipe: KernelRecipe, *, rare: bool = False) -> Iterator[KernelRecipe]:

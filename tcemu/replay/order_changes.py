@@ -101,7 +101,7 @@ class OrderChanges(Result):
         """
         figure = empty_figure(8, 3)
         axes = figure.subplots()
-        colours = dict(zip(SOURCES, ("C0", "C1", "0.75"), strict=True))
+        colours: dict[str, str] = dict(zip(SOURCES, ("C0", "C1", "0.75"), strict=True))
         for one in self.ranges:
             count = 0 if one.recipe is None else max(1, len(one.recipe.slices.edges) - 1)
             axes.plot([one.first, one.last + 1], [count, count], color=colours[one.source], linewidth=4, solid_capstyle="butt")

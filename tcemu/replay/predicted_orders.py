@@ -29,10 +29,9 @@ class NvjetRule(NamedTuple):
     """The thresholds of cuBLAS's rule."""
 
     min_chunk: int  # tiles of K in a slice, at least
-    few_tiles: int  # output tiles up to which K is cut into as many slices as `min_chunk` allows
-    many_tiles: int  # output tiles above which K is not cut
+    few_blocks: int  # output tiles times slices up to which K is cut into as many slices as `min_chunk` allows
+    most_outputs: int  # outputs per such slice above which K is not cut
     largest_k: int  # K beyond it is refused where it may be cut
-    fewest_rows: int  # M of 16-bit operands below it is refused: cuBLAS may take a kernel for vectors
 
 
 class RuleCount(NamedTuple):
@@ -79,7 +78,7 @@ NVJET_GRAINS = {  # libraries, and the elements in a tile of K
     "torch-f16": 64, "torch-bf16": 64, "torch-e4m3": 128, "torch-e4m3-slow": 128, "torch-e5m2-e4m3": 128, "torch-e5m2-e4m3-slow": 128,
     "torch-e4m3-e5m2": 128, "torch-e4m3-e5m2-slow": 128,
 }  # fmt: skip
-SHORT_K, FEW_TILES, MANY_TILES, BETWEEN = "nvjet: short K", "nvjet: few output tiles", "nvjet: many output tiles", "nvjet: one wave"
+SHORT_K, FEW_BLOCKS, MANY_OUTPUTS, BETWEEN = "nvjet: short K", "nvjet: few blocks", "nvjet: many outputs", "nvjet: one wave"
 ALIGNMENT = 8  # N and K, in elements of 16 bits
 
 
@@ -91,7 +90,7 @@ def most_slices(tiles: int, min_chunk: int) -> int:
 def predict_nvjet(rule: NvjetRule, grain: int, shape: Shape, sm_count: int) -> SlicePrediction | None:
     """Predict the slices of an aligned product of cuBLAS; None if no rule covers the shape."""
     m, n, k = shape
-    if n % ALIGNMENT or k % ALIGNMENT or (grain == TILE and m < rule.fewest_rows):
+    if n % ALIGNMENT or k % ALIGNMENT:
         return None
     most = most_slices(-(-k // grain), rule.min_chunk)
     tiles = -(-m // TILE) * -(-n // TILE)
@@ -100,12 +99,12 @@ def predict_nvjet(rule: NvjetRule, grain: int, shape: Shape, sm_count: int) -> S
         return SlicePrediction(Slices.single(k), "ascending", SHORT_K, f"K = {k} has no two slices of {limit}")
     if k > rule.largest_k:
         return None
-    if tiles > rule.many_tiles:
-        why = f"{tiles} output tiles of {TILE} x {TILE} are more than {rule.many_tiles}"
-        return SlicePrediction(Slices.single(k), "ascending", MANY_TILES, why)
-    if tiles <= rule.few_tiles:
-        why = f"{tiles} output tiles are at most {rule.few_tiles}, and K = {k} has {most} slices of {limit}"
-        return SlicePrediction(_nvjet_slices(k, most, grain), "ascending", FEW_TILES, why)
+    if m * n > rule.most_outputs * most:
+        why = f"{m * n:,} outputs are more than {rule.most_outputs:,} for each of the {most} slices of {limit} that K = {k} has"
+        return SlicePrediction(Slices.single(k), "ascending", MANY_OUTPUTS, why)
+    if tiles * most <= rule.few_blocks:
+        why = f"{most} slices of {limit} and output tiles of {TILE} x {TILE} make {tiles * most} blocks, at most {rule.few_blocks}"
+        return SlicePrediction(_nvjet_slices(k, most, grain), "ascending", FEW_BLOCKS, why)
     count = max(1, min(most, sm_count // tiles))
     why = f"{count} slices of {tiles} output tiles fill one wave of {sm_count} multiprocessors"
     return SlicePrediction(_nvjet_slices(k, count, grain), "ascending", BETWEEN, why)
@@ -177,10 +176,7 @@ def predict_slices(library: str, shape: Shape, sm_count: int, rules: OrderRules 
     rules = shipped_rules() if rules is None else rules
     if library in NVJET_GRAINS:
         found = predict_nvjet(rules.nvjet, NVJET_GRAINS[library], shape, sm_count)
-        covered = (
-            f"the rules cover N and K in multiples of {ALIGNMENT}, K up to {rules.nvjet.largest_k} where K may be cut, "
-            f"and 16-bit operands of {rules.nvjet.fewest_rows} rows or more"
-        )
+        covered = f"the rules cover N and K in multiples of {ALIGNMENT}, and K up to {rules.nvjet.largest_k} where K may be cut"
     elif library in XLA_LIBRARIES:
         found, covered = predict_xla(shape, sm_count), "the rule covers M, N and K from 2 on"
     else:

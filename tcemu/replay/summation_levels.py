@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tcemu.arithmetic.order import Order
 from tcemu.formats import BF16, F32, TF32
 from tcemu.products.library.kernel_order import EMPTY, additions, lane_order, lane_schedule, slice_indices, step_order
 from tcemu.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices, Steps
@@ -51,16 +52,26 @@ def slice_level(slices: Slices, order: str) -> Level:
 def unit_levels(unit: Steps | Lanes, slices: Slices) -> list[Level]:
     """Return the levels inside a slice, the innermost last."""
     if isinstance(unit, Steps):
-        order = step_order(unit, slices)
-        terms = unit.arithmetic.terms
-        assert isinstance(terms, int)
-        per = -(-unit.op.k // terms)
+        order, model, k = step_order(unit, slices), unit.arithmetic, unit.op.k
+        within = Order.from_model(model, k)
+        per, chain = within.steps_per_instruction(k), within.steps_per_chain(k)
+        step_of = np.zeros(k, int)  # step of each product of an instruction
+        for number, step in enumerate(within.steps(k)):
+            step_of[step] = number
         block = np.concatenate([[0], np.cumsum(order.closes)[:-1]])
         row, slot = np.nonzero(order.indices != EMPTY)
         indices = order.indices[row, slot]
         blocks, steps = np.full(slices.k, -1), np.full(slices.k, -1)
-        blocks[indices], steps[indices] = block[row], row * per + slot // terms
+        blocks[indices], steps[indices] = block[row], row * per + step_of[slot]
         inner = [Level(steps, None, 0)]
+        if chain is not None:
+            chains = np.where(steps < 0, -1, steps // chain)
+            if within.together:
+                count = -(-per // chain)
+                rows = np.where(steps < 0, -1, steps // per)
+                inner = [Level(rows, None, 0), Level(np.where(steps < 0, -1, chains % count), "ascending", count), *inner]
+            else:
+                inner = [Level(chains, None, 0), *inner]
         return [Level(blocks, None, 0), *inner] if order.restarted else inner
     lanes, iterations = _lane_indices(unit.lanes, unit.vector, slices)
     levels = [Level(lanes, unit.join, unit.lanes)] if unit.lanes > 1 else []
@@ -151,8 +162,11 @@ def _step_sums(recipe: KernelRecipe, unit: Steps, exact: bool, node: Any, added:
     sums: dict[int, int | None] = {}
     running: int | None = None
     same = {"terms": 1} | ({"floor": 0} if exact else {})  # the nodes have a step's terms; exact products lie above every floor
-    arithmetic = node(model.replace(**same))
-    unchanged = exact or (model.rounding == "RZ" and (model.fraction_bits or 0) >= PRODUCT_BITS)  # a single product is truncated as in f32
+    other = model.step_kind is not None or model.flush is not None or model.groups > 1 or model.chain is not None
+    arithmetic = node(model, unit.op.k) if other else node(model.replace(**same))
+    unchanged = not other and (
+        exact or (model.rounding == "RZ" and (model.fraction_bits or 0) >= PRODUCT_BITS)
+    )  # a single product is truncated as in f32
     for places, closes, number in zip(order.indices.tolist(), order.closes.tolist(), order.slices.tolist(), strict=True):
         for start in range(0, len(places), model.terms):
             step = tuple(sorted(p for p in places[start : start + model.terms] if p != EMPTY))

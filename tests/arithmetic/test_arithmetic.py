@@ -283,7 +283,7 @@ def test_the_dot_of_bytes_is_that_of_floats(signs):
     [
         (dict(fraction_bits=41), "from 1 to 40"),
         (dict(fraction_bits=0), "from 1 to 40"),
-        (dict(fraction_bits=None), "terms must be 1"),
+        (dict(fraction_bits=None, result=formats.F64), "terms must be 1"),
         (dict(terms=0), "from 1 to 65536"),
         (dict(rounding="SR"), "one of RN, RZ, RM, RP"),
         (dict(result=formats.BF16), "f16, f32, f64 or s32"),

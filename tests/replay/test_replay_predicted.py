@@ -14,7 +14,7 @@ import tcemu
 from tcemu.base.errors import NotModelled
 from tcemu.cli import main
 from tcemu.replay import dumps, find_order_changes, get_kernel_recipe, library_policy, loads
-from tcemu.replay.kernel_profiles import find_profile, list_profiles, predict_recipe
+from tcemu.replay.kernel_profiles import ShapePolicy, find_profile, list_profiles, predict_recipe
 from tcemu.replay.predicted_orders import (
     NVJET_GRAINS,
     RULES_FILE,
@@ -47,10 +47,29 @@ def test_the_most_slices_of_a_length():
             assert most_slices(tiles, least) == max(counts, default=1)
 
 
-def test_the_shipped_rules_are_fitted_on_the_shipped_profiles(script):
-    measured = script.shipped_measurements()
-    assert script.as_json(script.fit(measured), measured) == RULES_FILE.read_text()
-    assert len(measured) > 1600
+@pytest.mark.full
+def test_the_shipped_rules_are_what_the_script_fits(script):
+    known = [*script.measured_on_h200(), *script.proposed_on_h100()]
+    assert script.as_json(script.fit(known), known) == RULES_FILE.read_text()
+    assert len(known) > 25_000
+
+
+def test_held_out_shapes_of_an_h100(script):
+    """They were measured after the rules were made, on another card; a third was drawn among long K, where a prediction is hard."""
+    known = script.held_out_on_h100()
+    found = [(right, probability) for _, right, probability in script.answers(known, shipped_rules())]
+    high = [right for right, probability in found if probability >= 0.99]
+    assert all(high) and len(high) >= 0.65 * len(known) and len(known) > 80
+    profiles = {name: find_profile(list_profiles(), name, None, None).shapes for name in {one.library for one in known}}
+    assert not any(one.shape in profiles[one.library] for one in known)
+
+
+def test_what_cublaslt_proposes(script):
+    """A sample of 24,872 proposals: what is predicted with a probability of 0.98 is proposed."""
+    proposed = script.proposed_on_h100()
+    found = script.answers(proposed[::40], shipped_rules())
+    assert all(right for _, right, probability in found if probability >= 0.98)
+    assert sum(probability >= 0.98 for *_, probability in found) > 450
 
 
 def accuracy(library: str, aligned: bool, least: float) -> tuple[int, int, int]:
@@ -89,7 +108,7 @@ def test_xla_s_own_rule_gets_every_matrix_right(library):
 def test_a_wrong_rule_is_seen():
     """Shapes tell 21 tiles of K from 20 and from 22, and Hopper's costs from others."""
     rules, measured = shipped_rules(), find_profile(list_profiles(), "torch-f16", None, None)
-    shapes = [shape for shape in measured.shapes if shape[1] % 8 == 0 and shape[2] % 8 == 0 and shape[0] >= 8]
+    shapes = [shape for shape in measured.shapes if shape[1] % 8 == 0 and shape[2] % 8 == 0]
 
     def right(chunk: int) -> int:
         changed = rules._replace(nvjet=rules.nvjet._replace(min_chunk=chunk))
@@ -109,10 +128,11 @@ def test_a_wrong_rule_is_seen():
 @pytest.mark.full
 def test_cross_validation(script):
     """98 % right and 80 % answered for aligned f16, bf16 and e4m3, at most 2 % wrong of predictions from 0.99, as the page says."""
-    measured = script.shipped_measurements()
-    lines = [*script.rule_lines(shipped_rules()), "", *script.cross_validate(measured)]
+    lines = [*script.rule_lines(shipped_rules()), "", *script.cross_validate([*script.measured_on_h200(), *script.proposed_on_h100()])]
     assert "\n".join(lines) + "\n" == (ROOT / "docs" / "data" / "replay_rules.md").read_text()
-    cells = {line.split(" | ")[0].removeprefix("| "): line.strip("| ").split(" | ") for line in lines}
+    cells: dict[str, list[str]] = {}
+    for line in lines:
+        cells.setdefault(line.split(" | ")[0].removeprefix("| "), line.strip("| ").split(" | "))
     percent = lambda cell: float(cell.rstrip("%) ").split()[-1].lstrip("("))
     for library in ("torch-f16", "torch-bf16", "torch-e4m3"):
         _, _, share, right = cells[f"{library}, aligned"]
@@ -146,7 +166,6 @@ def test_the_fault_that_omits_products_is_predicted():
     ("library", "shape", "words"),
     [
         ("torch-f16", (48, 77, 1000), "no rule predicts the order of 48 x 77 x 1000"),
-        ("torch-bf16", (2, 512, 512), "16-bit operands of 8 rows or more"),
         ("torch-f16", (64, 64, 65536), "K up to 16384"),
         ("jax-f16", (1, 512, 512), "M, N and K from 2 on"),
         ("torch-tf32", (48, 64, 64), "no rule predicts orders of torch-tf32"),
@@ -161,7 +180,7 @@ def test_what_no_rule_covers_is_refused(library, shape, words):
 
 def test_doubtful_predictions_are_refused_unless_wanted():
     shape = (16, 3456, 7488)
-    with pytest.raises(NotModelled, match=r"predicted with a probability of 0\.7\d\d only; min_probability=0\.98"):
+    with pytest.raises(NotModelled, match=r"predicted with a probability of 0\.6\d\d only; min_probability=0\.98"):
         get_kernel_recipe("torch-f16", *shape, predicted=True)
     assert get_kernel_recipe("torch-f16", *shape, predicted=True, min_probability=0.5).slices.rule == (2, 64)
     prediction, probability = predict_slices("torch-f16", shape, 132)
@@ -185,7 +204,9 @@ def test_a_policy_predicts_and_its_report_says_so():
     assert [entry.replaced for entry in left.entries] == [False, True]
     assert left.entries[0].reason == "not measured for jax-bf16, and not predicted"
     again = tcemu.policies.from_json(tcemu.policies.to_json(policy))
-    assert (again.min_probability, again.refuse_missing) == (0.98, True) and "predicted=True" in repr(again)
+    assert (
+        isinstance(again, ShapePolicy) and (again.min_probability, again.refuse_missing) == (0.98, True) and "predicted=True" in repr(again)
+    )
 
 
 # ---- at which M
@@ -207,7 +228,7 @@ def test_measured_and_unknown_rows_stand_apart():
     assert [one.source for one in found.ranges] == ["unknown"] and "2 of the M in these ranges are unknown" in str(found)
     mixed = find_order_changes("torch-f16", 64, 8192, range(63, 66))
     assert [(one.first, one.last, one.source) for one in mixed.ranges] == [
-        (63, 63, "predicted"), (64, 64, "measured"), (65, 65, "predicted"),
+        (63, 63, "predicted"), (64, 64, "measured"), (65, 65, "unknown"),
     ]  # fmt: skip
     assert mixed.changes == () and mixed.plot().axes[0].get_xlabel() == "M, rows"
 

@@ -222,7 +222,8 @@ class Reduction:
     def reduce_steps(self, numbered: Sequence[tuple[int, Sequence[Product]]], running: Accumulator | None) -> Accumulator:
         """Execute steps in order. Each one is given by the number of its instruction and its products."""
         usual = self.fma_step if self.model.fraction_bits is None else self.fused_step
-        kinds = {"exact": self.exact_step, "pairwise": self.pairwise_step, "odd": self.pairwise_step, "joined": self.joined_step}
+        usual = self.exact_step if self.model.is_exact_sum else usual
+        kinds = {"pairwise": self.pairwise_step, "odd": self.pairwise_step, "joined": self.joined_step}
         kinds["complement"] = self.complement_step
         step = usual if self.model.step_kind is None else kinds[self.model.step_kind]
         previous = 0

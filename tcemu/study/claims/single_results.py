@@ -44,6 +44,16 @@ EQUATION_10 = {  # by the name in the table: instruction, target, and the result
     "B200, f16": ("f16", "sm_100a", -0.75),
     "B200, e5m2 by tcgen05": ("e5m2 tcgen05", "sm_100a", -0.75),
     "B200, e5m2 by mma.sync": ("e5m2", "sm_100a", None),
+    "MI100, f16": ("f16", "gfx908", -0.875),
+    "MI250X, f16": ("f16", "gfx90a", 0.0),
+    "MI250X, bf16 of K = 4": ("v_mfma_f32_32x32x4bf16", "gfx90a", -0.375),
+    "MI300X, f16": ("f16", "gfx942", -0.5),
+    "MI300X, e5m2fnuz": ("e5m2fnuz", "gfx942", -1.0),
+    "RX 7900 XTX, f16": ("f16", "gfx1100", None),
+    "Xeon, bf16 by AMX": ("tdpbf16ps", "sapphirerapids", None),
+    "Zen 4, bf16": ("vdpbf16ps", "znver4", None),
+    "Graviton3, bf16": ("bfmmla", "neoverse-v1", None),
+    "Armv9-A, bf16 with EBF": ("bfmmla_ebf", "armv9-a", None),
 }
 QUICK_ROWS = ("A100, f16", "H100, f16", "H100, e5m2 by wgmma", "B200, e5m2 by tcgen05")
 
@@ -77,13 +87,14 @@ CLAIMS = (
     ),
     Claim(
         name="same-product",
-        title="the same dot product has another result on each generation of GPUs",
+        title="the same dot product has another result on each generation of GPUs, and of other makers' units",
         citation="Xie et al., MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores, 2025, equation 10 and table 8",
         link="https://arxiv.org/abs/2511.10909",
         setting="-2^13 · 2^10 - 1/2 - 1/4 - 1/8 + 2^23, one instruction, sums in f32; -0.875 is exact.",
         reduced="four of the results.",
         differs="Every published result is the emulation's. The paper's e5m2 on Blackwell is that of tcgen05; by mma.sync the same GPU "
-        "gives 0, since there FP8 operands go the way of f16 in three steps. Nothing is random here: all seeds give the same.",
+        "gives 0, since there FP8 operands go the way of f16 in three steps. The published results of AMD are those of the paper's code, "
+        "mmasim 2.1.1. Nothing is random here: all seeds give the same.",
         quantities=tuple(Quantity(name, published, target=target) for name, (_, target, published) in EQUATION_10.items()),
         measure=equation_10,
         seeds=1,
