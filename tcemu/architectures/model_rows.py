@@ -98,6 +98,7 @@ def _recorded(family: str, recorded: int, compared: int, spellings: Spellings | 
         family=family,
         recorded=recorded,
         compared=compared,
+        compared_on=("H100", "H200"),
         spellings=spellings,
     )
 
@@ -240,12 +241,12 @@ def _ampere_and_ada() -> Iterator[ModelRow]:
 
 def _hopper() -> Iterator[ModelRow]:
     some_n = "every type and mode at N of 8, 24 or 64"
-    mma = _recorded("mma", 121_856, 2_512_388_096)
-    sparse = _recorded("mma_sp", 149_504, 1_203_656_576)
+    mma = _recorded("mma", 121_856, 11_454_644_224)
+    sparse = _recorded("mma_sp", 149_504, 9_894_670_464)
     but = "all but s8 and u8 with .satfinite and A in columns"
-    wmma = _recorded("wmma", 101_888, 3_057_647_616, Spellings(recorded=122, all=134, which=but))
-    wgmma = _recorded("wgmma", 505_856, 2_629_009_408, Spellings(recorded=50, all=546, which=some_n))
-    wgmma_sp = _recorded("wgmma_sp", 311_296, 1_141_877_248, Spellings(recorded=38, all=528, which=some_n))
+    wmma = _recorded("wmma", 101_888, 16_385_835_008, Spellings(recorded=122, all=134, which=but))
+    wgmma = _recorded("wgmma", 505_856, 23_666_393_088, Spellings(recorded=50, all=546, which=some_n))
+    wgmma_sp = _recorded("wgmma_sp", 311_296, 10_299_297_792, Spellings(recorded=38, all=528, which=some_n))
     yield from _m8n8k4(SM_90, mma)
     yield from _half_and_tf32(SM_90, HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=(mma,) * 4, wmma=wmma, sparse=sparse)
     row = partial(ModelRow, targets=SM_90, multiplicands=FP8)

@@ -1,6 +1,7 @@
 """The rows of every GPU: the words that others recorded, published check values, and that no row claims more than is known."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
@@ -329,14 +330,16 @@ def test_no_row_claims_more_than_is_known():
 
 
 def test_rows_say_what_was_compared_on_the_gpu():
-    lines = (golden.TESTS / "golden" / "verified_h200.txt").read_text().splitlines()
-    totals = [re.fullmatch(r"([\w.]+): \d+ spellings, 0 mismatches of ([\d,]+)", line) for line in lines]
-    compared = {recording_family(match[1]): int(match[2].replace(",", "")) for match in totals if match}
+    compared: Counter[str] = Counter()
+    for gpu in ("h100", "h200"):
+        lines = (golden.TESTS / "golden" / f"verified_{gpu}.txt").read_text().splitlines()
+        totals = [re.fullmatch(r"([\w.]+): \d+ spellings, 0 mismatches of ([\d,]+)", line) for line in lines]
+        compared.update({recording_family(match[1]): int(match[2].replace(",", "")) for match in totals if match})
     silicon = {r.evidence for r in ROWS if r.evidence.level == "silicon"}
     assert len(silicon) == len(ARITHMETIC)
     assert {known.family: known.compared for known in silicon} == {family: compared[family] for family in RECORDED}
     for known in silicon:
-        assert f"; {known.compared / 1e9:.1f}e9 more compared;" in known.source
+        assert f"; {known.compared / 1e9:.1f}e9 more compared on H100 and H200;" in known.source
 
 
 def test_models_are_named_by_what_they_belong_to():
@@ -349,7 +352,7 @@ def test_models_are_named_by_what_they_belong_to():
 
 def test_evidence_in_words():
     recorded, published = (tcemu.evidence(mma("m16n8k8", "f32", "tf32"), target) for target in ("sm_90", "sm_100a"))
-    assert recorded.source == "one NVIDIA H200, driver 580.159, ptxas 13.0; 2.5e9 more compared; tests/golden, family mma"
+    assert recorded.source == "one NVIDIA H200, driver 580.159, ptxas 13.0; 11.5e9 more compared on H100 and H200; tests/golden, family mma"
     assert published.source == (
         f"B200, tf32, K = 4: Khattak and Mikaitis, arXiv 2512.07004; K = 8 as one step: {MMA_SIM}; tests/golden/published.npz"
     )
