@@ -95,8 +95,13 @@ def fused_dot_add(model: Model, spec: ProductSpec, a: Multiplicand, b: Multiplic
 
     # rules 4 and 5
     aligned = align_products(model, spec, products, max_exponent)
-    narrow = truncates(model.alignment) and _fits_one_limb(model, spec, len(products))
-    negative, magnitude = _add_narrow(aligned) if narrow else add_wide(aligned)
+    half = -(-len(products) // 2)
+    if truncates(model.alignment) and _fits_one_limb(model, spec, len(products)):
+        negative, magnitude = _add_narrow(aligned)
+    elif truncates(model.alignment) and _fits_one_limb(model, spec, half):
+        negative, magnitude = _add_halves(aligned[:half], aligned[half:])
+    else:
+        negative, magnitude = add_wide(aligned)
     return add_accumulator(model, ProductSum(negative, magnitude, max_exponent), c)
 
 
@@ -188,10 +193,28 @@ def add_accumulator(model: Model, products: ProductSum, c: Number) -> Limbs:
 
 def _add_narrow(aligned: list[Array]) -> tuple[Array, Limbs]:
     """Truncates each term and adds them in one s32. Returns sign and magnitude."""
+    total = _truncated_sum(aligned)
+    return total < 0, (jnp.abs(total).astype(jnp.uint32),)
+
+
+def _truncated_sum(aligned: list[Array]) -> Array:
+    """Truncates each term and adds them in one s32."""
     total = aligned[0].astype(jnp.int32)
     for term in aligned[1:]:
         total = total + term.astype(jnp.int32)
-    return total < 0, (jnp.abs(total).astype(jnp.uint32),)
+    return total
+
+
+def _add_halves(first: list[Array], second: list[Array]) -> tuple[Array, Limbs]:
+    """Truncates each term and adds each half in one s32. Returns sign and 64-bit magnitude of the sum of both."""
+    sums = [_truncated_sum(half) for half in (first, second)]
+    return _sign_and_magnitude(bits.add(*((x.astype(jnp.uint32), (x >> 31).astype(jnp.uint32)) for x in sums)))
+
+
+def _sign_and_magnitude(total: Limbs) -> tuple[Array, Limbs]:
+    """Returns the sign and the magnitude of a 64-bit number in two's complement."""
+    negative = total[1].astype(jnp.int32) < 0
+    return negative, bits.select(negative, bits.negate(total), total)
 
 
 def add_wide(aligned: list[Array]) -> tuple[Array, Limbs]:
@@ -203,9 +226,7 @@ def add_wide(aligned: list[Array]) -> tuple[Array, Limbs]:
         high_sum, low_sum = high_sum + high, low_sum + low
     sign = lambda x: (x >> 31).astype(jnp.uint32)
     high = bits.shift_left((high_sum.astype(jnp.uint32), sign(high_sum)), jnp.int32(LOW_BITS))
-    total = bits.add(high, (low_sum.astype(jnp.uint32), sign(low_sum)))
-    negative = total[1].astype(jnp.int32) < 0
-    return negative, bits.select(negative, bits.negate(total), total)
+    return _sign_and_magnitude(bits.add(high, (low_sum.astype(jnp.uint32), sign(low_sum))))
 
 
 # ---- rule 8
