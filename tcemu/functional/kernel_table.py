@@ -6,6 +6,8 @@ A row is a rule: Triton chooses the elements that a thread holds by the row's le
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from math import gcd
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,6 +17,7 @@ from tcemu.functional.kernel_values import GeluKernel, LayerNormKernel, RmsNormK
 from tcemu.functional.row_sums import LANES, RowSum
 
 LOAD_BYTES = 16  # the widest load of a thread
+TORCH_VECTOR = 4  # elements of a load of PyTorch's layer norm
 ALIGNMENT = 16  # Triton specialises a kernel for integer arguments that 16 divides
 Kernel = TypeVar("Kernel")
 
@@ -73,6 +76,19 @@ def _liger_rms_norm_gemma(columns: int, dtype: np.dtype) -> RmsNormKernel:
     return _liger_rms_norm(columns, dtype).replace(round_before_weight=False)
 
 
+def _vllm_rms_norm(columns: int, dtype: np.dtype, most_threads: int = 1024) -> RmsNormKernel:
+    vector = gcd(LOAD_BYTES // dtype.itemsize, columns)
+    warps = max(padded_size(min(columns // vector, most_threads)) // LANES, 1)
+    sums = RowSum(warps, vector, thread_order="chain", lane_order="near", warp_order="chain")
+    return RmsNormKernel(sums, division="rn", root="rsqrt.approx", add_offset=False)
+
+
+def _torch_layer_norm(columns: int, dtype: np.dtype) -> LayerNormKernel:
+    if columns % TORCH_VECTOR:
+        raise ValueError(f"kernel='torch': PyTorch's vectorised kernel takes rows of a multiple of {TORCH_VECTOR} elements; got {columns}")
+    return LayerNormKernel(RowSum(4, TORCH_VECTOR), division="rn", root="rsqrt.approx", moments="welford")
+
+
 def _liger_cross_entropy(columns: int, dtype: np.dtype) -> SoftmaxKernel:
     block, warps = min(32768, padded_size(columns)), 32
     return SoftmaxKernel(RowSum(warps, triton_vector(columns, dtype, warps, block, aligned=False)), block=block)
@@ -80,6 +96,8 @@ def _liger_cross_entropy(columns: int, dtype: np.dtype) -> SoftmaxKernel:
 
 TUTORIALS = "Triton's tutorials (triton-lang/triton, python/tutorials), compiled by Triton 3.9.0"
 LIGER = "Liger-Kernel (linkedin/Liger-Kernel, src/liger_kernel/ops), compiled by Triton 3.9.0"
+VLLM = "vLLM 0.20 (vllm-project/vllm, csrc/layernorm_kernels.cu, rms_norm_kernel), with CUB's sum of a block"
+TORCH = "PyTorch (pytorch/pytorch, aten/src/ATen/native/cuda/layer_norm_kernel.cu)"
 KERNELS: dict[str, dict[str, KernelRow]] = {  # by function and name
     "softmax": {"triton": KernelRow(_triton_softmax, f"{TUTORIALS}: 02-fused-softmax")},
     "log_softmax": {"triton": KernelRow(_triton_softmax, "a log-softmax in the manner of Triton's tutorial 02-fused-softmax")},
@@ -87,8 +105,13 @@ KERNELS: dict[str, dict[str, KernelRow]] = {  # by function and name
     "rms_norm": {
         "liger": KernelRow(_liger_rms_norm, f"{LIGER}: rms_norm.py, casting mode llama"),
         "liger_gemma": KernelRow(_liger_rms_norm_gemma, f"{LIGER}: rms_norm.py, casting mode gemma"),
+        "vllm": KernelRow(_vllm_rms_norm, f"{VLLM}, fewer than 256 tokens or batch-invariant: up to 1024 threads"),
+        "vllm_256": KernelRow(partial(_vllm_rms_norm, most_threads=256), f"{VLLM}, 256 tokens or more: up to 256 threads"),
     },
-    "layer_norm": {"triton": KernelRow(_triton_layer_norm, f"{TUTORIALS}: 05-layer-norm, the forward pass")},
+    "layer_norm": {
+        "triton": KernelRow(_triton_layer_norm, f"{TUTORIALS}: 05-layer-norm, the forward pass"),
+        "torch": KernelRow(_torch_layer_norm, f"{TORCH}: the vectorised forward pass"),
+    },
     "silu": {"liger": KernelRow(lambda *_: SiluKernel(), f"{LIGER}: swiglu.py")},
     "gelu": {
         "liger": KernelRow(lambda *_: GeluKernel(), f"{LIGER}: geglu.py, by libdevice's tanh"),

@@ -9,6 +9,7 @@ from tcemu.functional.row_sums import RowSum
 from tcemu.functional.special_choices import DIVISIONS, LOGARITHMS, POWERS, RECIPROCAL_ROOTS, ROOTS
 
 GELU_FORMS = ("erf", "tanh", "tanh.approx", "sigmoid")
+MOMENTS = ("two_pass", "welford")
 PAIRINGS = ("halves", "interleaved")
 Value = TypeVar("Value", bound="KernelValue")
 
@@ -92,10 +93,11 @@ class RmsNormKernel(KernelValue):
 
 @dataclass(frozen=True)
 class LayerNormKernel(KernelValue):
-    """How a kernel computes (x - mean) / sqrt(variance + eps) * weight + bias, in f32 and in two passes.
+    """How a kernel computes (x - mean) / sqrt(variance + eps) * weight + bias, in f32.
 
     Attributes:
         sums: The order of the sums of x and of the squares of x - mean.
+        moments: "two_pass": the mean first, then the squares of x - mean; "welford": both in one pass, by `RowSum.moments`.
         division: How sums are divided by the number of columns; as `SoftmaxKernel.division`.
         root: As `RmsNormKernel.root`.
         fused: The product with the weight and the addition of the bias are one fused multiply-add.
@@ -108,9 +110,12 @@ class LayerNormKernel(KernelValue):
     division: str = "div.full"
     root: str = "sqrt.approx.ftz"
     fused: bool = True
+    moments: str = "two_pass"
 
     def __post_init__(self) -> None:
-        self._check(("fused",), division=DIVISIONS, root=(*RECIPROCAL_ROOTS, *ROOTS))
+        self._check(("fused",), division=DIVISIONS, root=(*RECIPROCAL_ROOTS, *ROOTS), moments=MOMENTS)
+        if self.moments == "welford" and self.sums.tile is not None:
+            raise ValueError(f"LayerNormKernel(sums={self.sums!r}): Welford's updates take a row as one tile; expected tile=None")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.arithmetic.f32_arithmetic import add_f32, f32_code, fma_f32
+from tcemu.arithmetic.f32_arithmetic import add_f32, f32_code, fma_f32, subtract_f32
 from tcemu.backends.quotients import multiply
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.formats import F32
@@ -134,9 +134,14 @@ def layer_norm(
 def _layer_norm_bits(kernel: LayerNormKernel, dtype: np.dtype, eps: float, x: Array, weight: Array, bias: Array) -> Array:
     codes, gain, shift = f32_codes(x), f32_codes(weight), f32_codes(bias)
     columns = codes.shape[-1]
-    total = kernel.sums.sum(codes)
-    centred = divide_and_add(total ^ np.uint32(1 << 31), columns, codes, kernel.division)
-    scale = _root_of_mean(kernel, kernel.sums.sum_squares(centred), columns, f32_code(eps))
+    if kernel.moments == "welford":
+        mean, squares = kernel.sums.moments(codes)
+        centred = subtract_f32(codes, mean)
+    else:
+        total = kernel.sums.sum(codes)
+        centred = divide_and_add(total ^ np.uint32(1 << 31), columns, codes, kernel.division)
+        squares = kernel.sums.sum_squares(centred)
+    scale = _root_of_mean(kernel, squares, columns, f32_code(eps))
     normed = multiply(centred, scale, F32)
     gain, shift = jnp.broadcast_to(gain, normed.shape), jnp.broadcast_to(shift, normed.shape)
     out = fma_f32(normed, gain, shift) if kernel.fused else add_f32(multiply(normed, gain, F32), shift)

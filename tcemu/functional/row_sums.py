@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tcemu.arithmetic.f32_arithmetic import add_f32, fma_f32
+from tcemu.arithmetic.f32_arithmetic import add_f32, fma_f32, subtract_f32
 from tcemu.arithmetic.special_functions import MAGNITUDE, NAN, multiply_f32
 from tcemu.base.meshes import match_varying_axes
 
@@ -44,8 +44,9 @@ class RowSum:
         lane_order: How the lanes of a warp are added. "far": lanes 16 apart first, then 8, 4, 2, 1, as Triton does; "near": 1, 2, 4, 8, 16,
             as CUB does.
         warp_order: How the warps are added. "far" and "near": as lanes; "chain": in ascending order, as CUB does.
-        fused: A square is fused into the addition that follows. Of two squares that a thread adds, the first is fused and the second is
-            rounded. Where a thread has one square, the upper of two lanes fuses its own.
+        fused: A square is fused into the addition that follows. Of two squares that a thread adds in a tree, the first is fused and the
+            second is rounded; where a thread has one square, the upper of two lanes fuses its own. In a chain, every square but a thread's
+            first is fused.
         reversed_pairs: Numbers of the pairs of a thread's registers of which the second square is fused instead, as the compiler chose in
             some kernels.
 
@@ -108,28 +109,65 @@ class RowSum:
             return self.sum(_square(x))
         if self.tile is not None:
             registers = _fma_chain(tiles, jnp.zeros_like(tiles[..., 0, :, :, :]))
-        elif tiles.shape[-3] == 1:
-            registers = _fuse_pairs(*_lane_pairs(tiles[..., 0, :, :, :], self.lane_order))
         elif self.thread_order == "chain":
             terms = tiles[..., 0, :, None, :, :]
             registers = _fma_chain(terms[..., 1:, :, :, :], _square(terms[..., 0, :, :, :]))
+        elif tiles.shape[-3] == 1:
+            registers = _fuse_pairs(*_lane_pairs(tiles[..., 0, :, :, :], self.lane_order))
         else:
             first, second = tiles[..., 0, 0::2, :, :], tiles[..., 0, 1::2, :, :]
             swap = np.isin(np.arange(first.shape[-3]), self.reversed_pairs)[:, None, None]
             registers = _fuse_pairs(jnp.where(swap, second, first), jnp.where(swap, first, second))
         return _add_by_device_or_integers(self._add_threads, registers)
 
-    def _arrange(self, x: Array) -> Array:
-        """Return f32 codes [..., tiles, registers, warps, lanes]."""
+    def moments(self, x: Array) -> tuple[Array, Array]:
+        """Return the mean of the last axis and the sum of the squares of x - mean, by Welford's updates.
+
+        A thread takes its elements one after the other; the moments of lanes and of warps are joined in their orders. With n for the
+        elements so far, an update is d = x - mean, mean = fma(1 / n, d, mean), squares = fma(d, x - mean, squares). Moments of n and of m
+        elements, the other lane's, are joined to mean = fma(m / (n + m), mean', mean * (n / (n + m))) and squares = fma(d^2 * m,
+        n / (n + m), squares' + squares) with d = mean - mean'. The quotients are products with the rounded reciprocal.
+
+        Args:
+            x: f32 codes [..., N].
+
+        Returns:
+            f32 codes [..., 1] of each.
+
+        Source: the vectorised kernel of PyTorch, aten/src/ATen/native/cuda/layer_norm_kernel.cu, as nvcc fuses it.
+        """
+        columns = max(x.shape[-1], self.vector * self.lanes * self.warps)  # threads without an element are joined too, which rounds
+        tiles = self._arrange(jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, columns - x.shape[-1])]))
+        terms = tiles.reshape(*tiles.shape[:-4], -1, *tiles.shape[-2:])  # a thread's elements in the order of its loads
+        is_given = self._arrange(np.arange(columns) < x.shape[-1]).reshape(terms.shape[-3:])
+        counts = np.cumsum(is_given, axis=0, dtype=np.float32)
+        start, terms = match_varying_axes(jnp.zeros((2, *terms.shape[:-3], *terms.shape[-2:]), jnp.uint32), jnp.moveaxis(terms, -3, 0))
+        steps = terms, _codes(np.float32(1) / np.maximum(counts, 1)), jnp.asarray(is_given)
+
+        def add_element(so_far: Array, step: tuple[Array, Array, Array]) -> tuple[Array, None]:
+            value, reciprocal, given = step
+            delta = subtract_f32(value, so_far[0])
+            mean = fma_f32(jnp.broadcast_to(reciprocal, delta.shape), delta, so_far[0])
+            squares = fma_f32(delta, subtract_f32(value, mean), so_far[1])
+            return jnp.where(given, jnp.stack([mean, squares]), so_far), None
+
+        joined, count = lax.scan(add_element, start, steps)[0], counts[-1]
+        for axis, order in ((LANES_AXIS, self.lane_order), (WARPS, self.warp_order)):
+            joined, count = _join_moments(joined, count, axis, order)
+        return joined[0, ..., 0], joined[1, ..., 0]
+
+    def _arrange(self, x: Any) -> Any:
+        """Return an array of JAX or NumPy as [..., tiles, registers, warps, lanes], padded with zeros."""
+        library: Any = np if isinstance(x, np.ndarray) else jnp
         count = x.shape[-1]
         tile = self.tile or 1 << max(count - 1, 0).bit_length()
         vector = min(self.vector, tile)
         lanes = min(self.lanes, tile // vector)
         warps = min(self.warps, tile // (vector * lanes))
         tiles = max(-(-count // tile), 1)
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, tiles * tile - count)])
+        x = library.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, tiles * tile - count)])
         x = x.reshape(*x.shape[:-1], tiles, -1, warps, lanes, vector)
-        return jnp.moveaxis(x, -1, -3).reshape(*x.shape[:-5], tiles, -1, warps, lanes)
+        return library.moveaxis(x, -1, -3).reshape(*x.shape[:-5], tiles, -1, warps, lanes)
 
     def _add_threads(self, x: Array, adder: _Adder) -> Array:
         """Add [..., registers, warps, lanes] to [..., 1]."""
@@ -166,6 +204,36 @@ def _fma_chain(tiles: Array, start: Array) -> Array:
     """Add the squares of [..., n, registers, warps, lanes] to `start` one after the other."""
     start, terms = match_varying_axes(start, jnp.moveaxis(tiles, -4, 0))
     return lax.scan(lambda total, x: (fma_f32(x, x, total), None), start, terms)[0]
+
+
+def _codes(x: np.ndarray) -> Array:
+    return jnp.asarray(x.astype(np.float32).view(np.uint32))
+
+
+def _join_moments(moments: Array, count: np.ndarray, axis: int, order: str) -> tuple[Array, np.ndarray]:
+    """Join the moments [2, ..., warps, lanes] of `count` elements [warps, lanes] along an axis, which keeps size 1."""
+    moments, count = jnp.moveaxis(moments, axis, -1), np.moveaxis(count, axis, -1)
+    if order == "chain":
+        for i in range(1, count.shape[-1]):
+            first, counted = _join(moments[..., :1], moments[..., i : i + 1], count[..., :1], count[..., i : i + 1])
+            moments, count = jnp.concatenate([first, moments[..., 1:]], -1), np.concatenate([counted, count[..., 1:]], -1)
+        moments, count = moments[..., :1], count[..., :1]
+    while count.shape[-1] > 1:
+        half = count.shape[-1] // 2
+        own, other = (slice(0, None, 2), slice(1, None, 2)) if order == "near" else (slice(half), slice(half, None))
+        moments, count = _join(moments[..., own], moments[..., other], count[..., own], count[..., other])
+    return jnp.moveaxis(moments, -1, axis), np.moveaxis(count, -1, axis)
+
+
+def _join(own: Array, other: Array, count: np.ndarray, others: np.ndarray) -> tuple[Array, np.ndarray]:
+    total = count + others
+    scale = (np.float32(1) / np.maximum(total, 1)).astype(np.float32)
+    own_share, other_share, other_count = (jnp.broadcast_to(_codes(x), own.shape[1:]) for x in (count * scale, others * scale, others))
+    delta = subtract_f32(own[0], other[0])
+    weighted = multiply_f32(multiply_f32(delta, delta), other_count)
+    mean = fma_f32(other_share, other[0], multiply_f32(own[0], own_share))
+    squares = fma_f32(weighted, own_share, add_f32(other[1], own[1]))
+    return jnp.where(jnp.asarray(total > 0), jnp.stack([mean, squares]), jnp.uint32(0)), total
 
 
 def _chain(x: Array, adder: _Adder, axis: int) -> Array:

@@ -134,6 +134,45 @@ def test_special_operands():
     assert found == SPECIALS
 
 
+# dividend, divisor, and the words of div.approx, div.approx.ftz, div.full and div.full.ftz
+SPECIAL_QUOTIENTS = (
+    (ONE, ZERO, INFINITY, INFINITY, INFINITY, INFINITY),
+    (ONE, NEGATIVE_ZERO, NEGATIVE_INFINITY, NEGATIVE_INFINITY, NEGATIVE_INFINITY, NEGATIVE_INFINITY),
+    (ZERO, ZERO, NAN, NAN, NAN, NAN),
+    (INFINITY, INFINITY, NAN, NAN, NAN, NAN),
+    (ONE, NEGATIVE_INFINITY, NEGATIVE_ZERO, NEGATIVE_ZERO, NEGATIVE_ZERO, NEGATIVE_ZERO),
+    (INFINITY, ONE, INFINITY, INFINITY, INFINITY, INFINITY),
+    (PAYLOAD, ONE, NAN, NAN, NAN, NAN),
+    (ONE, PAYLOAD, NAN, NAN, NAN, NAN),
+    (0x7F000000, 0x7F000000, ZERO, ZERO, ONE, ONE),  # 2^127 / 2^127: the reciprocal is a subnormal, which the unit takes to zero
+    (INFINITY, 0x7F000000, NAN, NAN, INFINITY, INFINITY),
+    (TINY, TINY, ONE, NAN, ONE, NAN),
+    (NEGATIVE_TINY, 0x40000000, 0x80200000, NEGATIVE_ZERO, 0x80200000, NEGATIVE_ZERO),
+    (TINY, ZERO, INFINITY, NAN, INFINITY, NAN),
+    (NEGATIVE_ZERO, ONE, NEGATIVE_ZERO, NEGATIVE_ZERO, NEGATIVE_ZERO, NEGATIVE_ZERO),
+)
+
+
+def test_special_quotients():
+    a, b, *expected = np.array(SPECIAL_QUOTIENTS, np.uint64).T.astype(np.uint32)
+    for form, words, wanted in zip(DIVISION_FORMS, all_divisions(a, b), expected, strict=False):
+        assert np.asarray(words).tolist() == wanted.tolist(), form
+
+
+def test_special_operands_of_narrow_forms_and_seeds():
+    """NaN, +Inf, -Inf, +0, -0, a subnormal of either sign: 2^x of f16 and bf16, and the upper words of 1 / x and 1 / sqrt(x) of f64."""
+    for kind, one, infinity, subnormal in (("f16", 0x3C00, 0x7C00, 0x03FF), ("bf16", 0x3F80, 0x7F80, 0x007F)):
+        sign = 1 << 15
+        codes = np.array([infinity | 1, infinity, sign | infinity, 0, sign, subnormal, sign | subnormal], np.uint16)
+        below = 0x3BFF if kind == "f16" else one  # 2^-6.1e-5 is below one, and is truncated; the unit takes the operand of bf16 as a zero
+        found = np.asarray(NARROW["ex2", kind](codes)).tolist()
+        assert found == [0x7FFF, infinity, 0, one, one, one, below], kind
+    upper = np.array([0x7FF00001, 0x7FF00000, 0xFFF00000, 0, 0x80000000, 0x00000001, 0x80000001], np.uint32)
+    positive, negative = 0x7FF00000, 0xFFF00000
+    assert np.asarray(special_functions.rcp_upper(upper)).tolist() == [NAN, 0, 0x80000000, positive, negative, positive, negative]
+    assert np.asarray(special_functions.rsqrt_upper(upper)).tolist() == [NAN, 0, NAN, positive, negative, positive, negative]
+
+
 def test_any_shape_vmap_and_x64_mode():
     codes = drawn_codes(64, 4)[:128]
     flat = np.asarray(special_functions.ex2(codes, True))

@@ -1,6 +1,6 @@
 """`python tests/ptx_kernels/compile.py [FILE ...]` makes ptx/ from sources/ with nvcc 13.0; `--triton` with Triton 3.6.
 
-`--functional` makes functional.json.xz with Triton 3.9.0. None of it needs a GPU.
+`--functional` makes functional.json.xz with Triton 3.9.0, `--block-norms` block_norms.json.xz with NVRTC 13.5. None of it needs a GPU.
 """
 
 import json
@@ -107,11 +107,30 @@ def compile_functional() -> None:
     FILE.write_bytes(lzma.compress(json.dumps(texts).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
+def compile_block_norms() -> None:
+    """Compile the norms of block_norms.cuh for sm_90, for each dtype and vector, without the constants of CUB that nothing reads."""
+    sys.path.insert(0, str(FOLDER))
+    from functional_manifest import BLOCK_NORMS_FILE, CUDA_DTYPES, VECTORS
+
+    from tcemu.backends.cuda.nvrtc import compile_source, include_folders
+
+    source, texts = (FOLDER / "sources" / "block_norms.cuh").read_text(), {}
+    folders = [f"--include-path={folder}" for folder in include_folders()]
+    for kind, dtype in CUDA_DTYPES.items():
+        for vector in VECTORS[kind]:
+            options = ["--std=c++17", f"-DDTYPE={dtype}", f"-DVECTOR={vector}", *folders]
+            lines = compile_source(source, "compute_90", options=options).code.rstrip(bytes(1)).decode().splitlines()
+            texts[f"{kind} {vector}"] = "\n".join(line for line in lines if not line.startswith((".global", "//"))) + "\n"
+    BLOCK_NORMS_FILE.write_bytes(lzma.compress(json.dumps(texts).encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["--triton"]:
         compile_with_triton()
     elif sys.argv[1:] == ["--functional"]:
         compile_functional()
+    elif sys.argv[1:] == ["--block-norms"]:
+        compile_block_norms()
     else:
         for path in [FOLDER / "sources" / f"{name}.cu" for name in sys.argv[1:]] or sorted((FOLDER / "sources").glob("*.cu")):
             compile_with_nvcc(path)

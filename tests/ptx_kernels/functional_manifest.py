@@ -1,4 +1,4 @@
-"""The kernels of `sources/functional_kernels.py`: how each is compiled, and the texts that Triton made (`functional.json.xz`)."""
+"""The kernels of `sources/functional_kernels.py` and `block_norms.cuh`: how each is compiled, and the texts that Triton and NVRTC made."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 FILE = Path(__file__).parent / "functional.json.xz"
 POINTERS = {"f32": "*fp32", "f16": "*fp16", "bf16": "*bf16"}
+BLOCK_NORMS_FILE = Path(__file__).parent / "block_norms.json.xz"
+CUDA_DTYPES = {"f32": "float", "f16": "__half", "bf16": "__nv_bfloat16"}
+VECTORS = {"f32": (1, 4), "f16": (1, 4, 8), "bf16": (1, 4, 8)}  # neighbouring elements of a thread
 DTYPES, WIDTHS = tuple(POINTERS), (64, 300, 1024, 4096)
 
 
@@ -103,3 +106,9 @@ GPT = {  # kernel of the GPT: its source's function, the types of the parameters
 def compiled_texts() -> dict[str, dict]:
     """Return by the name of a case, or "gpt NAME": "text", PTX, "shared", bytes of dynamic shared memory, and "warps"."""
     return json.loads(lzma.decompress(FILE.read_bytes()))
+
+
+@cache
+def block_norm_texts() -> dict[str, str]:
+    """Return the PTX of `sources/block_norms.cuh` by dtype and vector, as "bf16 8"."""
+    return json.loads(lzma.decompress(BLOCK_NORMS_FILE.read_bytes()))
