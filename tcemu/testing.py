@@ -15,7 +15,7 @@ import numpy as np
 
 from tcemu.architectures.lookup import resolve_arithmetic
 from tcemu.arithmetic.model import Model
-from tcemu.formats import F32, S32, Format, Rounding, array_codes, array_format, convert, to_float
+from tcemu.formats import F32, S32, Format, array_codes, array_format, convert, to_float
 from tcemu.isa.families import Instruction
 from tcemu.products.gemm import gemm
 from tcemu.products.matmul import matmul
@@ -64,7 +64,7 @@ def assert_product_close(
     recipe: Recipe | str | None = None,
     scale: Any = None,
     order: str = "unknown",
-    rounding: Rounding = "RN",
+    rounding: str = "RN",
 ) -> None:
     """Raise AssertionError unless a kernel's result is scale·(A·B) + C within the error of its arithmetic, or in its bits.
 
@@ -128,7 +128,7 @@ class _Product:
     recipe: Recipe | None = None
     op: Any = None
     target: str = ""
-    rounding: Rounding = "RN"
+    rounding: str = "RN"
 
     def bits(self, a: np.ndarray, b: np.ndarray, c: np.ndarray | None, scale: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
         """Return the result in ascending order of K."""
@@ -157,7 +157,7 @@ class _Product:
         return None if promote is None else int(np.max(np.asarray(promote))) * self.products
 
 
-def _product(op: str | Instruction | None, target: str | None, recipe: Recipe | str | None, rounding: Rounding) -> _Product:
+def _product(op: str | Instruction | None, target: str | None, recipe: Recipe | str | None, rounding: str) -> _Product:
     if (op is None) == (recipe is None):
         raise ValueError("op, recipe: expected one of the two")
     if recipe is not None and rounding != "RN":
@@ -245,7 +245,7 @@ def _compare(result: np.ndarray, exact: np.ndarray, tolerance: np.ndarray) -> No
     raise AssertionError("\n".join(lines))
 
 
-def _round_values(x: np.ndarray, fmt: Format, rounding: Rounding) -> np.ndarray:
+def _round_values(x: np.ndarray, fmt: Format, rounding: str) -> np.ndarray:
     """Return the values of x rounded to a format, float64."""
     source, codes = array_codes(x)
     if source == fmt:

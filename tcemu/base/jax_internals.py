@@ -133,7 +133,7 @@ def without_call_stacks(fn: Callable) -> Callable:
     return traced
 
 
-_probe = jax.jit(lambda x: x)  # a program that `jax.clear_caches` drops with all others
+_probe: Any = jax.jit(lambda x: x)  # a program that `jax.clear_caches` drops with all others
 _probe_lock = Lock()
 
 

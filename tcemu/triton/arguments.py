@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.base.errors import Unsupported
-from tcemu.ptx import BufferPointer, TensorMap
+from tcemu.ptx import BufferPointer, PointerTable, TensorMap
 
 INTEGERS = re.compile(r"[iu](1|8|16|32|64)")
 FLOATS = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32, "f32": np.float32, "fp64": np.float64}
@@ -29,7 +29,7 @@ class KernelValue:
     tensor: Any = None  # the tensor whose memory the kernel reaches
     tensor_map: Mapping[str, Any] | None = None  # the arguments of `TensorMap` besides data and offset; None: a plain pointer
 
-    def point(self, data: np.ndarray | int, offset: int) -> BufferPointer | TensorMap:
+    def point(self, data: np.ndarray | PointerTable | int, offset: int) -> BufferPointer | TensorMap:
         """Return the argument that points into a buffer; `data` and `offset` are those of `BufferPointer`."""
         if self.tensor_map is None:
             return BufferPointer(data, offset)

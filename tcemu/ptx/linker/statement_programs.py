@@ -67,7 +67,7 @@ class StatementProgram:
 
     facts: Any  # as the trace gave them
 
-    def __init__(self, key: object, trace: Callable[[], TracedStatement], device: jax.Device, *, threads: int, patience: int) -> None:
+    def __init__(self, key: object, trace: Callable[[], TracedStatement], device: Any, *, threads: int, patience: int) -> None:
         """Load the program, or trace and compile it.
 
         Args:
