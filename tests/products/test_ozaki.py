@@ -166,6 +166,9 @@ def test_shapes_batches_jit_vmap_and_gradients():
     wide, plain = (jax.grad(lambda x, y, f=f: f(x, y).sum(), (0, 1))(jnp.asarray(a), jnp.asarray(b)) for f in (multiply, jnp.matmul))
     for x, y in zip(wide, plain, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5)
+    emulated = tcemu.emulate(lambda x, y: x @ y, "ozaki_int8 on H100")
+    np.testing.assert_array_equal(emulated(a, b), each)
+    assert "ozaki_int8 on H100" in str(emulated.report(a, b)) and "36 x mma.sync" in emulated.report(a, b).to_json()
     dot = tcemu.dot_general("ozaki_int8 on H100")
     np.testing.assert_array_equal(dot(a[0], b[0], (((1,), (0,)), ((), ()))), each[0])
     codes = lambda x: jnp.asarray(np.ascontiguousarray(x.astype(np.float64)).view(np.uint32).reshape(*x.shape, 2))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from tcemu.products.matmul import matmul
 from tcemu.products.ozaki import OzakiRecipe, get_ozaki_recipe, ozaki_matmul
@@ -25,9 +26,9 @@ BINADES = (0, 10, 20, 40)
 HOPPER_FP8 = "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"
 
 
-def componentwise(d: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+def componentwise(product: ArrayLike, a: np.ndarray, b: np.ndarray) -> float:
     """Return the largest error of an element over |A|·|B|. float64 operands are multiplied in NumPy's longest format."""
-    wide = np.longdouble
+    wide, d = np.longdouble, np.asarray(product)
     exact, size = a.astype(wide) @ b.astype(wide), abs(a).astype(wide) @ abs(b).astype(wide)
     return float(np.max(abs(d.astype(wide) - exact) / size))
 
@@ -40,7 +41,7 @@ def measure_range(seed: int, quick: bool) -> Mapping[str, float]:
     for power in POWERS[::5] if quick else POWERS:
         scaled = (a.astype(np.float64) * 2.0**power).astype(np.float32)
         for words, name in WIDE.items():
-            results[f"{words}, A · 2^{power}"] = componentwise(np.asarray(matmul(scaled, b, recipe=get_wide_recipe(name))), scaled, b)
+            results[f"{words}, A · 2^{power}"] = componentwise(matmul(scaled, b, recipe=get_wide_recipe(name)), scaled, b)
         results[f"{NATIVE}, A · 2^{power}"] = componentwise(np.asarray(fma_product(scaled, b)).view(np.float32), scaled, b)
     return results
 
