@@ -127,7 +127,7 @@ def answers(measured: Iterable[Answer], rules: OrderRules) -> list[tuple[str, bo
         except NotModelled:
             continue
         if one.recipe is not None:
-            right = predict_recipe(profile, one.shape, rules).adds_as(one.recipe)
+            right = predict_recipe(profile, one.shape, rules).has_order(one.recipe)
         else:
             right = prediction.slices.dropped > 0 or prediction.slices.edges == one.slices.edges
         found.append((prediction.rule, right, probability))

@@ -404,7 +404,7 @@ def find_cause(left: Side, right: Side) -> Cause:
     simplest = min(map(_changes, side.fits))
     simple = [fit for fit in side.fits if _changes(fit) == simplest]
     first = simple[0]
-    names = [differing_features(Choices(summation=_plain_of(fit)), fit.choices) for fit in simple]
+    names = [differing_features(Choices(summation=_find_plain_summation(fit)), fit.choices) for fit in simple]
     kinds = () if not all(names) else tuple(dict.fromkeys(name for some in names for name in some))  # plain on one side: no cause
     twins = tuple(fit.words for fit in simple[1 : MAX_TWINS + 1])
     recipes = (fit_recipe(first), None) if left.fits else (None, fit_recipe(first))
@@ -421,10 +421,10 @@ def _program_difference(left: Program, right: Program) -> str:
 
 def _changes(fit: Fit) -> int:
     """Return the number of hypotheses in which an arithmetic differs from the plain one."""
-    return len(differing_features(Choices(summation=_plain_of(fit)), fit.choices))
+    return len(differing_features(Choices(summation=_find_plain_summation(fit)), fit.choices))
 
 
-def _plain_of(fit: Fit) -> Summation | None:
+def _find_plain_summation(fit: Fit) -> Summation | None:
     how = fit.choices.summation
     if how is None:
         return None

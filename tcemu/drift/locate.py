@@ -184,17 +184,17 @@ class _Search:
         left, right = sides
         if len(match.left) != len(match.right) or len(match.left) > 1:  # one side may be the other one, fused
             if not right.fits and x.shape == y.shape:
-                fused = self._explain_as(self.left, match.left, self.right, y, differing)
+                fused = self._explain_result(self.left, match.left, self.right, y, differing)
                 right = fused if fused.fits or right.problem else right
             if not left.fits and x.shape == y.shape:
-                fused = self._explain_as(self.right, match.right, self.left, x, differing)
+                fused = self._explain_result(self.right, match.right, self.left, x, differing)
                 left = fused if fused.fits or left.problem else left
         cause = find_cause(left, right)
         if left.fits and right.fits and x.dtype != y.dtype:
             cause = Cause(("result dtype",), f"{left.fits[0].words}, stored as {x.dtype}", f"{right.fits[0].words}, stored as {y.dtype}")
         return cause, self._legitimacy(match, x, y, left, right)
 
-    def _explain_as(
+    def _explain_result(
         self, record: Record, operations: tuple[Operation, ...], other: Record, result: TensorRecord, differing: np.ndarray | None
     ) -> Side:
         """Explain a result of the other record by the operations of this one."""

@@ -21,10 +21,10 @@ def rewritten_programs(program: Program, inputs: Sequence[np.ndarray]) -> Iterat
     scalars = frozenset(i for i, x in enumerate(inputs) if x.size == 1)
     for number, node in enumerate(program.nodes):
         if node.kind in MULTIPLIED:
-            yield from _move_before(program, number, scalars, inputs)
+            yield from _scale_operands(program, number, scalars, inputs)
             yield from _swap_factors(program, number)
         elif node.kind in ("product", "sum"):
-            yield from _move_after(program, number, scalars)
+            yield from _scale_sums(program, number, scalars)
 
 
 def _is_scalar(ref: Ref, scalars: frozenset[int]) -> bool:
@@ -52,7 +52,7 @@ def _replaced(program: Program, changes: dict[int, Node], inserted: dict[int, li
     return Program(nodes, program.inputs, program.shape, program.f32_inputs)
 
 
-def _move_before(program: Program, number: int, scalars: frozenset[int], given: Sequence[np.ndarray]) -> Iterator[tuple[str, Program]]:
+def _scale_operands(program: Program, number: int, scalars: frozenset[int], given: Sequence[np.ndarray]) -> Iterator[tuple[str, Program]]:
     """A scale of a product or a sum multiplies an operand of it instead."""
     node = program.nodes[number]
     pairs = [(x, s) for x, s in (node.inputs, node.inputs[::-1]) if x[0] == "node" and _is_scalar(s, scalars)]
@@ -73,7 +73,7 @@ def _move_before(program: Program, number: int, scalars: frozenset[int], given: 
                 yield f"the scale multiplies operand {place} before the sum" + (f", rounded to {dtype}" if rounded else ""), moved
 
 
-def _move_after(program: Program, number: int, scalars: frozenset[int]) -> Iterator[tuple[str, Program]]:
+def _scale_sums(program: Program, number: int, scalars: frozenset[int]) -> Iterator[tuple[str, Program]]:
     """A scale of an operand multiplies the sum instead."""
     total = program.nodes[number]
     for place, ref in enumerate(total.inputs[: 2 if total.kind == "product" else 1]):
@@ -105,7 +105,7 @@ def _move_after(program: Program, number: int, scalars: frozenset[int]) -> Itera
 
 
 def _swap_factors(program: Program, number: int) -> Iterator[tuple[str, Program]]:
-    """Of (t · s) · r: (t · r) · s, and t · (s · r)."""
+    """Yield (t · r) · s and t · (s · r) for (t · s) · r."""
     node = program.nodes[number]
     if node.kind != "mul":
         return

@@ -248,7 +248,7 @@ ALL, NONE = -1, -2  # selections of every product and of no product, in the plac
 
 
 class RunOptions(NamedTuple):
-    """How a run computes functions; as `Rewriter` has them."""
+    """The choice of kernels for the functions of a run; as `Rewriter` has them."""
 
     functions: FunctionPolicy = None
     around_function: Callable[..., Any] | None = None

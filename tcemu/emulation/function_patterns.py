@@ -62,7 +62,7 @@ class FunctionMatch(NamedTuple):
 
 
 class _Formula(NamedTuple):
-    """What a matcher finds in an expression."""
+    """A function that a matcher finds in an expression."""
 
     kind: str
     operands: tuple[Expression | None, ...]

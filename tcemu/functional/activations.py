@@ -19,7 +19,7 @@ from tcemu.backends.quotients import multiply
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.formats import F32
 from tcemu.formats.coding import recode
-from tcemu.functional.float_interface import array_format, check_dtype, codes_of, compute_on_codes, f32_codes, float_result, kernel_array
+from tcemu.functional.float_interface import array_format, check_dtype, compute_on_codes, f32_codes, float_result, kernel_array, own_codes
 from tcemu.functional.kernel_table import kernel_value
 from tcemu.functional.kernel_values import GeluKernel, SiluKernel
 from tcemu.functional.special_choices import sigmoid
@@ -114,7 +114,7 @@ def _activation_bits(kernel: ActivationKernel, dtype: np.dtype, x: Array, *facto
     if not factor:
         return float_result(result, F32, dtype)
     own = array_format(factor[0])
-    return float_result(multiply(recode(F32, own, result), codes_of(factor[0]), own), own, dtype)
+    return float_result(multiply(recode(F32, own, result), own_codes(factor[0]), own), own, dtype)
 
 
 def _times(x: Array, constant: np.uint32) -> Array:

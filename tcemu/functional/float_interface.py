@@ -43,14 +43,14 @@ def array_format(x: Array) -> Format:
     return ARRAY_FORMATS[np.dtype(x.dtype)]
 
 
-def codes_of(x: Array) -> Array:
+def own_codes(x: Array) -> Array:
     """Return the codes of an array in its own format."""
     return lax.bitcast_convert_type(x, array_format(x).dtype)
 
 
 def f32_codes(x: Array) -> Array:
     """Return the codes of an array in f32, exactly."""
-    return recode(array_format(x), F32, codes_of(x))
+    return recode(array_format(x), F32, own_codes(x))
 
 
 def float_result(codes: Array, source: Format, dtype: np.dtype) -> Array:

@@ -15,7 +15,7 @@ Value = TypeVar("Value", bound="KernelValue")
 
 
 class KernelValue:
-    """What all values of kernels share: checked fields, and `replace`."""
+    """The base of all values of kernels: checked fields, and `replace`."""
 
     def _check(self, flags: tuple[str, ...] = (), **choices: Any) -> None:
         """Raise ValueError for a field that is none of its words, no bool, or no RowSum."""
@@ -37,7 +37,7 @@ class KernelValue:
 
 @dataclass(frozen=True)
 class SoftmaxKernel(KernelValue):
-    """How a kernel computes the softmax of a row, its logarithm, or the cross entropy.
+    """The computation of a kernel for the softmax of a row, its logarithm, or the cross entropy.
 
     The kernel subtracts the row's maximum in f32, multiplies by log2 e, takes 2^x and adds.
 
@@ -68,7 +68,7 @@ class SoftmaxKernel(KernelValue):
 
 @dataclass(frozen=True)
 class RmsNormKernel(KernelValue):
-    """How a kernel computes x / sqrt(mean(x^2) + eps) * weight, in f32.
+    """The computation of a kernel for x / sqrt(mean(x^2) + eps) * weight, in f32.
 
     Attributes:
         sums: The order of the sum of squares.
@@ -93,7 +93,7 @@ class RmsNormKernel(KernelValue):
 
 @dataclass(frozen=True)
 class LayerNormKernel(KernelValue):
-    """How a kernel computes (x - mean) / sqrt(variance + eps) * weight + bias, in f32.
+    """The computation of a kernel for (x - mean) / sqrt(variance + eps) * weight + bias, in f32.
 
     Attributes:
         sums: The order of the sums of x and of the squares of x - mean.
@@ -120,7 +120,7 @@ class LayerNormKernel(KernelValue):
 
 @dataclass(frozen=True)
 class SiluKernel(KernelValue):
-    """How a kernel computes x / (1 + e^-x), in f32, as x times a sigmoid.
+    """The computation of a kernel for x / (1 + e^-x), in f32, as x times a sigmoid.
 
     Attributes:
         power: How 2^x is computed; as `SoftmaxKernel.power`.
@@ -139,7 +139,7 @@ class SiluKernel(KernelValue):
 
 @dataclass(frozen=True)
 class GeluKernel(KernelValue):
-    """How a kernel computes GELU, in f32.
+    """The computation of a kernel for GELU, in f32.
 
     Attributes:
         form: "erf": 0.5 x (1 + erf(x / sqrt 2)), by libdevice's erf. "tanh": 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3),
@@ -161,7 +161,7 @@ class GeluKernel(KernelValue):
 
 @dataclass(frozen=True)
 class RotaryKernel(KernelValue):
-    """How a kernel rotates pairs (x1, x2) by angles: x1 cos - x2 sin and x2 cos + x1 sin, in the dtype of the cosines.
+    """The rotation by a kernel of pairs (x1, x2) by angles: x1 cos - x2 sin and x2 cos + x1 sin, in the dtype of the cosines.
 
     Attributes:
         pairing: "halves": x1 is the first half of a head, x2 the second; "interleaved": neighbours are pairs.

@@ -14,7 +14,7 @@ from tcemu.backends.quotients import multiply
 from tcemu.base.compilation import compile_once, jit_wide_vectors
 from tcemu.formats import Format
 from tcemu.formats.coding import recode
-from tcemu.functional.float_interface import array_format, codes_of, compute_on_codes, float_result, kernel_array
+from tcemu.functional.float_interface import array_format, compute_on_codes, float_result, kernel_array, own_codes
 from tcemu.functional.kernel_table import kernel_value
 from tcemu.functional.kernel_values import RotaryKernel
 
@@ -64,8 +64,8 @@ def rotary(x: ArrayLike, cos: ArrayLike, sin: ArrayLike, *, kernel: RotaryKernel
 @jit_wide_vectors(0)
 def _rotary_bits(kernel: RotaryKernel, x: Array, cos: Array, sin: Array) -> Array:
     fmt, own = array_format(cos), array_format(x)
-    first, second = split_pairs(recode(own, fmt, codes_of(x)), kernel.pairing)
-    cosines, sines = (jnp.broadcast_to(codes_of(v), first.shape) for v in (cos, sin))
+    first, second = split_pairs(recode(own, fmt, own_codes(x)), kernel.pairing)
+    cosines, sines = (jnp.broadcast_to(own_codes(v), first.shape) for v in (cos, sin))
     sign = cosines.dtype.type(1 << (fmt.bits - 1))
     rotated = (
         _sum_of_products(fmt, kernel.fused, first, cosines, multiply(second, sines, fmt) ^ sign),

@@ -209,7 +209,7 @@ class _Addresses(NamedTuple):
 
 
 class _ReadProduct(NamedTuple):
-    """What an mma reads."""
+    """The operands that an mma reads."""
 
     work: _Operands
     a_parts: list[Array]  # codes of A [..., cta, rows, K], for each part of D's columns or once for all

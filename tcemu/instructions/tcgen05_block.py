@@ -190,8 +190,8 @@ class Tcgen05Block:
         copy, state = check(op, self.target), self
         if self.checked and isinstance(copy, Tcgen05Copy):
             lanes, units = copy_lanes(copy.tile, copy.multicast), 2 if copy.tile.endswith("256b") else 1
-            read = self._read_units("s_desc", _known("s_desc", s_desc), ("k", len(lanes), units))
-            bands = np.unique(((_known("address", address) >> 16) + lanes) // BAND)
+            read = self._read_units("s_desc", _require_known("s_desc", s_desc), ("k", len(lanes), units))
+            bands = np.unique(((_require_known("address", address) >> 16) + lanes) // BAND)
             column = address & 0xFFFF
             state = self._issue(("copy", copy.tile), writes=_cells(bands, column, column + 4 * units), units=read)
         return replace(state, tmem=tcgen05.cp(copy, address, s_desc, self.shared, self.tmem, target=self.target))
@@ -204,7 +204,7 @@ class Tcgen05Block:
         """
         moved, state = check(op, self.target), self
         if self.checked and isinstance(moved, Tcgen05Shift):
-            column = _known("address", address) & 0xFFFF
+            column = _require_known("address", address) & 0xFFFF
             cells = _cells(range(BANDS), column, column + SHIFT_COLUMNS)
             self._require_written(cells, "the shift")
             state = self._issue(("shift",), writes=cells)
@@ -299,21 +299,21 @@ class Tcgen05Block:
         instruction = op.instruction if isinstance(op, Tcgen05Product) else op
         if not isinstance(instruction, Tcgen05Mma):
             raise ValueError(f"op: {op} is no tcgen05.mma")
-        return decode_instruction_descriptor(instruction, _known("idesc", idesc))
+        return decode_instruction_descriptor(instruction, _require_known("idesc", idesc))
 
     def _follow_product(self, op: Instruction, described: InstructionDescriptor, operands: dict[str, Any]) -> Tcgen05Block:
         product = described.product
-        if _known("d", operands["d"]) >> 16 not in ((0, 16) if self._rows_above(product) else (0,)):
+        if _require_known("d", operands["d"]) >> 16 not in ((0, 16) if self._rows_above(product) else (0,)):
             self._raise(Tcgen05Fault.LANE_OF_D)
         units: frozenset[int] = frozenset()
         for name, extent in tcgen05.shared_extents(described, operands.get("zero_column_mask")).items():
             if operands.get(name) is not None:
-                units |= self._read_units(name, _known(name, operands[name]), extent[:3], long_k=product.k == LONG_K)
+                units |= self._read_units(name, _require_known(name, operands[name]), extent[:3], long_k=product.k == LONG_K)
         read, written = NO_CELLS, NO_CELLS
         for name, bands, count in tcgen05.operand_cells(described):
             if operands.get(name) is None:
                 continue
-            lane, column = _known(name, operands[name]) >> 16, operands[name] & 0xFFFF
+            lane, column = _require_known(name, operands[name]) >> 16, operands[name] & 0xFFFF
             cells = _cells(np.minimum(bands + lane // BAND, BANDS - 1), column, column + count)
             if name != "d" or bool(operands.get("enable_input_d", True)):
                 self._require_written(cells, "the product" if name != "d" else "D of the product")
@@ -375,7 +375,7 @@ class Tcgen05Block:
             self._raise(Tcgen05Fault.UNWRITTEN_CELLS, name)
 
     def _move_cells(self, move: Tcgen05Move, address: int, warp: int, offset: int) -> Cells:
-        lane, column = _known("address", address) >> 16, address & 0xFFFF
+        lane, column = _require_known("address", address) >> 16, address & 0xFFFF
         if lane // QUARTER not in (0, warp % 4):
             self._raise(Tcgen05Fault.OTHER_QUARTER)
         moved = move_cells(move.tile, move.num, offset, packed=move.packed)
@@ -399,7 +399,7 @@ def _name(access: PendingAccess) -> str:
     return access.signature[0] if access.kind == "work" else f"{access.kind} of warp {access.warp}"
 
 
-def _known(name: str, value: Any) -> int:
+def _require_known(name: str, value: Any) -> int:
     """Return an operand that checked mode must know."""
     if isinstance(value, Tracer) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}: got {type(value).__name__}; checked mode needs an int that is known before tracing")

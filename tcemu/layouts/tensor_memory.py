@@ -195,7 +195,7 @@ def scale_cells(rows: int, count: int, byte_id: int = 0) -> ScaleCells:
 
 
 class MetadataCells(NamedTuple):
-    """Where the metadata of a sparse A lies, int32 arrays [rows, chunks] of fields of four bits."""
+    """The places of the metadata of a sparse A, int32 arrays [rows, chunks] of fields of four bits."""
 
     lane: np.ndarray
     column: np.ndarray

@@ -309,7 +309,7 @@ def _multiply_slices(recipe: OzakiRecipe, model: Model, a: Array, b: Array, pair
         chosen = [n for n, sign in enumerate(signs) if sign == kind]
         left = jnp.stack([a[pairs[n][0] - 1] for n in chosen])
         right = jnp.stack([b[pairs[n][1] - 1] for n in chosen])
-        spec = _spec_of(recipe, kind)
+        spec = _slice_spec(recipe, kind)
         codes = multiply_matrices(model, spec, *_pad_k(spec, _digit_codes(recipe, left), _digit_codes(recipe, right)), _zeros(left, right))
         if recipe.is_fp8:
             codes = convert(F32, S32, codes, "RZ")
@@ -317,7 +317,7 @@ def _multiply_slices(recipe: OzakiRecipe, model: Model, a: Array, b: Array, pair
     return jnp.stack([results[n] for n in range(len(pairs))])
 
 
-def _spec_of(recipe: OzakiRecipe, unsigned: tuple[bool, bool]) -> ProductSpec:
+def _slice_spec(recipe: OzakiRecipe, unsigned: tuple[bool, bool]) -> ProductSpec:
     if not any(unsigned):
         return product_spec(recipe.op)
     a, b = ("u8" if is_unsigned else "s8" for is_unsigned in unsigned)

@@ -1,4 +1,4 @@
-"""Which contracts give equal words, and on which inputs they part: each pair of a family on the same drawn blocks, with a counterexample.
+"""The contracts that give equal words, and the inputs on which others part, on the same drawn blocks and with a counterexample.
 
 The draws aim at what contracts disagree on: max magnitudes near powers of two and near the largest element, elements in the middle of two
 codes, very small and very large numbers, zeros, NaN and Inf.
@@ -144,7 +144,7 @@ class Counterexample(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """What two contracts do on one region."""
+    """The comparison of two contracts on one region."""
 
     region: str
     differing: int  # blocks

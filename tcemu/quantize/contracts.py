@@ -38,7 +38,7 @@ def f32_code(value: float) -> np.uint32:
 
 
 class Factor(NamedTuple):
-    """What each element of a group is multiplied or divided by."""
+    """The number by which each element of a group is multiplied or divided."""
 
     code: Array  # f32
     divides: bool  # x / code, not x * code
@@ -495,7 +495,7 @@ class QuantizedGroups(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantizerContract:
-    """How a library quantises: a frozen value that hashes, and computes the library's words.
+    """A library's way of quantising: a frozen value that hashes, and computes the library's words.
 
     Attributes:
         name: The contract's name.

@@ -1,4 +1,4 @@
-"""Where the scales of blocks lie in memory: the layouts that GEMM libraries read, as permutations of a matrix of scale codes.
+"""Layouts of the scales of blocks in memory: those that GEMM libraries read, as permutations of a matrix of scale codes.
 
 | name | readers |
 |---|---|

@@ -68,7 +68,7 @@ class OrderChanges(Result):
         for one in self.ranges:
             if one.recipe is None:
                 continue
-            if before is not None and not one.recipe.adds_as(before):
+            if before is not None and not one.recipe.has_order(before):
                 found.append(one.first)
             before = one.recipe
         return tuple(found)
@@ -175,4 +175,4 @@ def _ranges(known: list[tuple[int, str, KernelRecipe | None]]) -> Iterable[RowRa
 def _same(one: tuple[int, str, KernelRecipe | None], other: tuple[int, str, KernelRecipe | None]) -> bool:
     if one[1] != other[1]:
         return False
-    return one[2] is None or (other[2] is not None and one[2].adds_as(other[2]))
+    return one[2] is None or (other[2] is not None and one[2].has_order(other[2]))

@@ -35,7 +35,7 @@ class NvjetRule(NamedTuple):
 
 
 class RuleCount(NamedTuple):
-    """How many shapes a rule covers, and how many of those it gets right."""
+    """The number of shapes that a rule covers, and of those that it gets right."""
 
     right: int
     asked: int

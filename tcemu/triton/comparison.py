@@ -198,7 +198,7 @@ def _compare_results(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) 
 
 
 class _Tensor(NamedTuple):
-    """How a tensor lies in its region."""
+    """The place of a tensor in its region."""
 
     name: str
     dtype: np.dtype

@@ -27,7 +27,7 @@ from triton.runtime import driver as triton_driver
 from tcemu.base.errors import Unsupported
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx import BufferPointer, ExecutedStatement, Module, PointerTable, TensorMap, parse, run
-from tcemu.ptx.linker.statement_programs import programs_stored_in
+from tcemu.ptx.linker.statement_programs import store_programs
 from tcemu.ptx.runtime.kernel_arguments import ALIGNMENT
 from tcemu.ptx.text.module import SPECIAL_REGISTERS, Function, Register, nested_operands
 from tcemu.triton.arguments import KernelValue, flatten_arguments
@@ -89,7 +89,7 @@ def emulated(
     with ExitStack() as stack:
         stack.enter_context(_active_driver(driver))
         driver.book = stack.enter_context(noted_addresses())
-        stack.enter_context(programs_stored_in(os.path.join(knobs.cache.dir, PROGRAM_FOLDER)))
+        stack.enter_context(store_programs(os.path.join(knobs.cache.dir, PROGRAM_FOLDER)))
         stack.enter_context(_own_tuning())
         if redirect_cuda:
             processors = triton_properties(driver.capability)["multiprocessor_count"]
@@ -260,7 +260,7 @@ def _parse_ptx(text: str) -> Module:
 
 
 class LoadedKernel(NamedTuple):
-    """What Triton keeps as the handle of a loaded function."""
+    """The value that Triton keeps as the handle of a loaded function."""
 
     module: Module
     function: Function

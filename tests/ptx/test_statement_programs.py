@@ -8,7 +8,7 @@ from ptx_kernels.manifest import KERNELS
 from tcemu import ptx
 from tcemu.ptx.instruction_interface import Operation
 from tcemu.ptx.linker import compiled_statements, linked_kernel
-from tcemu.ptx.linker.statement_programs import OPTIMISED, QUICK, programs_stored_in
+from tcemu.ptx.linker.statement_programs import OPTIMISED, QUICK, store_programs
 from tcemu.ptx.simt import faults
 
 TEXT = """
@@ -44,7 +44,7 @@ def compilations():
 def test_a_stored_program_is_not_compiled_again(tmp_path, compilations, monkeypatch):
     """Its bits are the same, and its fault has its message though the statement was never traced."""
     forget_programs()
-    with programs_stored_in(tmp_path):
+    with store_programs(tmp_path):
         first = run_scale()
         files = sorted(tmp_path.iterdir())
         assert files and all(file.name.endswith(QUICK) for file in files)
@@ -78,7 +78,7 @@ def test_hot_programs_are_optimised(tmp_path, monkeypatch):
     forget_programs()
     for name in ("STEP_PATIENCE", "OPERATION_PATIENCE"):
         monkeypatch.setattr(compiled_statements, name, 40)
-    with programs_stored_in(tmp_path):
+    with store_programs(tmp_path):
         results = [run_scale() for _ in range(3)]
         efforts = [sum(file.name.endswith(effort) for file in tmp_path.iterdir()) for effort in (QUICK, OPTIMISED)]
         forget_programs()

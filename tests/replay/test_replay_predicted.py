@@ -85,7 +85,7 @@ def accuracy(library: str, aligned: bool, least: float) -> tuple[int, int, int]:
         assert recipe.conditions.probability is not None and recipe.k == shape[2]
         if recipe.conditions.probability >= least:
             answered += 1
-            right += recipe.adds_as(profile.kernel_recipe(shape))
+            right += recipe.has_order(profile.kernel_recipe(shape))
     return len(shapes), answered, right
 
 
@@ -101,7 +101,7 @@ def test_xla_s_own_rule_gets_every_matrix_right(library):
     """It was not fitted."""
     profile = find_profile(list_profiles(), library, None, None)
     matrices = [shape for shape in profile.shapes if min(shape) > 1]
-    assert all(predict_recipe(profile, shape).adds_as(profile.kernel_recipe(shape)) for shape in matrices)
+    assert all(predict_recipe(profile, shape).has_order(profile.kernel_recipe(shape)) for shape in matrices)
     assert len(matrices) > 370 and any(len(profile.kernel_recipe(shape).slices.edges) > 30 for shape in matrices)
 
 
@@ -115,7 +115,7 @@ def test_a_wrong_rule_is_seen():
         found = 0
         for shape in shapes:
             try:
-                found += predict_recipe(measured, shape, changed).adds_as(measured.kernel_recipe(shape))
+                found += predict_recipe(measured, shape, changed).has_order(measured.kernel_recipe(shape))
             except NotModelled:
                 continue
         return found
@@ -152,7 +152,7 @@ def test_a_predicted_recipe_says_so():
     measured = get_kernel_recipe("torch-f16", 64, 64, 8192, predicted=True)
     assert measured == get_kernel_recipe("torch-f16", 64, 64, 8192) and "not measured" not in str(measured)
     recipe = get_kernel_recipe("torch-f16", 48, 64, 8192, predicted=True)
-    assert recipe.adds_as(measured) and recipe.conditions.probability == pytest.approx(0.99, abs=0.01)
+    assert recipe.has_order(measured) and recipe.conditions.probability == pytest.approx(0.99, abs=0.01)
     assert "not measured: predicted with a probability of 0.99" in str(recipe) and "seen:" not in str(recipe)
     assert loads(dumps(recipe)) == recipe
 

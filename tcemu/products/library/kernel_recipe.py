@@ -432,7 +432,7 @@ class KernelRecipe:
         source = "seen" if self.conditions.probability is None else "not measured"
         return "\n".join([*lines, *([f"  {source}: {self.conditions.evidence}"] if self.conditions.evidence else [])])
 
-    def adds_as(self, other: KernelRecipe) -> bool:
+    def has_order(self, other: KernelRecipe) -> bool:
         """Return True if both recipes add in the same order with the same arithmetic, whatever shape they were observed at.
 
         Two recipes that differ in this sense may still give the same bits for their K.

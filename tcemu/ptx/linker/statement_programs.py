@@ -34,7 +34,7 @@ _folder: ContextVar[Path | None] = ContextVar("tcemu_statement_programs", defaul
 
 
 @contextmanager
-def programs_stored_in(folder: str | os.PathLike) -> Iterator[None]:
+def store_programs(folder: str | os.PathLike) -> Iterator[None]:
     """Store the programs that are compiled meanwhile in a folder, and take from it those that another process has stored.
 
     Without it they are stored beside JAX's persistent compilation cache, if that is on; see `tcemu.cache_compilations`.

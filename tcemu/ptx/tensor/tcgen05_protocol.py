@@ -103,7 +103,7 @@ class Records:
 
 
 class Passed(NamedTuple):
-    """What a thread passes on: numbers by stream that are complete, and those of them that fences order."""
+    """The knowledge that a thread passes on: numbers by stream that are complete, and those of them that fences order."""
 
     known: np.ndarray
     fenced: np.ndarray
@@ -115,7 +115,7 @@ class Passed(NamedTuple):
 
 
 class _Barrier:
-    """What threads have passed to an mbarrier, in its open phase and in those that are complete."""
+    """The knowledge that threads have passed to an mbarrier, in its open phase and in those that are complete."""
 
     def __init__(self, streams: int) -> None:
         self.phase = False
@@ -261,7 +261,7 @@ class Tcgen05Protocol:
             for state in (self.known, self.ordered):
                 state[row, warp, stream] = max(state[row, warp, stream], numbers[row, warp])
 
-    def _passed_by(self, row: int, warp: int) -> Passed:
+    def _knowledge(self, row: int, warp: int) -> Passed:
         return Passed(self.known[row, warp], np.maximum(self.published[row, warp], self.received[row, warp]))
 
     def _receive(self, row: int, warp: int, passed: Passed) -> None:
@@ -270,17 +270,17 @@ class Tcgen05Protocol:
 
     def arrive(self, threads: np.ndarray, of_cluster: bool) -> None:
         """Pass on what warps know when threads arrive at a barrier of their block, or of their cluster."""
-        for row, warp in self._warps_of(threads):
-            (self.cluster_pools[row // self.cluster] if of_cluster else self.pools[row]).join(self._passed_by(row, warp))
+        for row, warp in self._list_warps(threads):
+            (self.cluster_pools[row // self.cluster] if of_cluster else self.pools[row]).join(self._knowledge(row, warp))
 
     def release(self, threads: np.ndarray, of_cluster: np.ndarray) -> None:
         """Receive what others have passed on when a barrier lets threads go on; of_cluster: the blocks that the cluster's barrier did."""
-        for row, warp in self._warps_of(threads):
+        for row, warp in self._list_warps(threads):
             self._receive(row, warp, self.pools[row])
             if of_cluster[row]:
                 self._receive(row, warp, self.cluster_pools[row // self.cluster])
 
-    def _warps_of(self, threads: np.ndarray) -> list[tuple[int, int]]:
+    def _list_warps(self, threads: np.ndarray) -> list[tuple[int, int]]:
         warps = threads.reshape(self.blocks, self.warps, LANES).any(-1)
         return [(int(row), int(warp)) for row, warp in np.argwhere(warps)]
 
@@ -296,7 +296,7 @@ class Tcgen05Protocol:
             return
         for row, warp in np.argwhere(warps):
             pool = self.cluster_pools[row // self.cluster]
-            pool.join(self._passed_by(row, warp))
+            pool.join(self._knowledge(row, warp))
             self._receive(row, warp, pool)
 
     # ---- mbarriers
@@ -339,7 +339,7 @@ class Tcgen05Protocol:
                 self._receive(row, warp, self._barrier(event, at, offset).complete)
         else:
             for row, warp, at, offset in self._touched_barriers(place, executing):
-                self._barrier(event, at, offset, None if kind in ("expect_tx", "complete_tx") else self._passed_by(row, warp))
+                self._barrier(event, at, offset, None if kind in ("expect_tx", "complete_tx") else self._knowledge(row, warp))
 
     def _commit(self, event: ExecutedStatement, bound: BoundStatement, executing: np.ndarray) -> None:
         """Pass the thread's work to the mbarriers, as complete; a commit is also a fence::before_thread_sync."""
