@@ -35,6 +35,7 @@ from tcemu.emulation.survey import Product
 from tcemu.products.dot_general import DotGeneral
 from tcemu.products.library import kernel_json
 from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.ozaki import OzakiRecipe, ozaki_recipe_from_dict, ozaki_recipe_to_dict
 from tcemu.products.recipe_json import construct, recipe_from_dict, recipe_to_dict
 from tcemu.products.recipes import Recipe
 from tcemu.products.wide import WideRecipe, wide_recipe_from_dict, wide_recipe_to_dict
@@ -217,6 +218,7 @@ SAVED_RECIPES = {
     "dot_general": SavedRecipe(Recipe, recipe_to_dict, partial(recipe_from_dict, Recipe)),
     "kernel_recipe": SavedRecipe(KernelRecipe, kernel_json.to_dict, kernel_json.from_dict),
     "wide_recipe": SavedRecipe(WideRecipe, wide_recipe_to_dict, wide_recipe_from_dict),
+    "ozaki_recipe": SavedRecipe(OzakiRecipe, ozaki_recipe_to_dict, ozaki_recipe_from_dict),
 }
 
 

@@ -28,6 +28,7 @@ from tcemu.base.bits import Limbs
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.gradients import straight_through
 from tcemu.base.meshes import match_varying_axes
+from tcemu.base.saved_files import check_members
 from tcemu.formats import ARRAY_FORMATS, F32, F64, S32, Format, Number, array_codes, codes_to_limbs, convert, decode_limbs, limbs_to_codes
 from tcemu.formats.coding import encode_limbs
 from tcemu.formats.float_arrays import from_float
@@ -35,6 +36,7 @@ from tcemu.isa.families import MatrixMultiply
 from tcemu.isa.legality import check
 from tcemu.isa.targets import resolve_target
 from tcemu.products.product_arguments import check_float_dtype, float_array, product_shape
+from tcemu.products.recipe_json import construct
 
 DIGITS = ("truncated", "nearest", "unsigned")
 SUMS = ("f64", "groups", "exact")
@@ -216,6 +218,27 @@ def cached_ozaki_recipe(name: str) -> OzakiRecipe:
 
 def _row_name(name: str) -> str:
     return "_".join(name.lower().replace("-", "_").split())
+
+
+# ---- JSON
+
+SAVED_FIELDS = ("op", "target", "digits", "bits", "slices", "sums", "name", "source")
+
+
+def ozaki_recipe_to_dict(recipe: OzakiRecipe) -> dict[str, Any]:
+    """Convert a recipe to plain values. Raises TypeError for one with another arithmetic than the target's."""
+    if recipe.model is not None:
+        raise TypeError("a recipe by Ozaki's scheme with a model of its own is not saved; leave the model out")
+    return {name: getattr(recipe, name) for name in SAVED_FIELDS} | {"op": str(recipe.op)}
+
+
+def ozaki_recipe_from_dict(data: Any) -> OzakiRecipe:
+    """Convert the plain values of `ozaki_recipe_to_dict` to their recipe. Raises ValueError."""
+    members = check_members("a recipe by Ozaki's scheme", data, SAVED_FIELDS)
+    texts = [members[name] for name in ("op", "target", "digits", "sums", "name", "source")]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"a recipe by Ozaki's scheme: got {str(texts)[:80]}; expected texts")
+    return construct("a recipe by Ozaki's scheme", lambda: OzakiRecipe(**members))
 
 
 # ---- slices

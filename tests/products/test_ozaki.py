@@ -10,7 +10,7 @@ from support.sampling import sample_cases
 
 import tcemu
 from tcemu.products import OzakiRecipe, complex_matmul, get_ozaki_recipe, get_wide_recipe, ozaki_matmul, ozaki_matmul_codes
-from tcemu.products.ozaki import FP8, INT8, ROWS
+from tcemu.products.ozaki import FP8, INT8, ROWS, ozaki_recipe_from_dict, ozaki_recipe_to_dict
 
 WIDE = {"plain": 0, "some": 12, "many": 300}  # binades of the elements
 
@@ -174,6 +174,15 @@ def test_shapes_batches_jit_vmap_and_gradients():
     codes = lambda x: jnp.asarray(np.ascontiguousarray(x.astype(np.float64)).view(np.uint32).reshape(*x.shape, 2))
     d = np.asarray(jax.jit(lambda x, y: ozaki_matmul_codes(x, y, "ozaki_int8"))(codes(a), codes(b)))
     np.testing.assert_array_equal(np.ascontiguousarray(d).view(np.float64)[..., 0], ozaki_matmul(a.astype(np.float64), b, "ozaki_int8"))
+
+
+def test_json_returns_the_recipe():
+    for name in ROWS:
+        recipe = get_ozaki_recipe(name, slices=5)
+        assert ozaki_recipe_from_dict(ozaki_recipe_to_dict(recipe)) == recipe and recipe.source
+    for change in ({"bits": 9}, {"digits": 1}, {"more": 1}, {"op": "mma.f16"}):
+        with pytest.raises(ValueError):
+            ozaki_recipe_from_dict(ozaki_recipe_to_dict(get_ozaki_recipe("ozaki_int8")) | change)
 
 
 def test_mistakes_say_what_would_work():
