@@ -26,6 +26,7 @@ from tcemu.replay.order_candidates import TARGETS
 SAMPLE = 32  # elements on which all hypotheses are tried
 ROWS = 8  # rows on which programs with inner sums are tried
 MAX_VARIANTS = 4000
+MAX_CARRIED = 1 << 16  # elements of a result up to which every word decides between a carrier and a hidden source
 MAX_ELEMENTS = 1 << 28  # elements of a tensor that is computed again
 MAX_PRODUCERS = 8  # earlier operations that are taken into a program, to find roundings that were skipped
 PRODUCER_LIMITS = (1, 2, 4, MAX_PRODUCERS)
@@ -243,7 +244,9 @@ def _share_an_arithmetic(
         trials.append(_Trial(program, inputs, expected, np.arange(min(SAMPLE, expected.size))))
     possible = set(trials[1].variants(targets))
     common = (choices for choices in trials[0].variants(targets) if choices in possible)
-    return any(not any(trial.sample_misses(c) for trial in trials) and not any(trial.misses(c) for trial in trials) for c in common)
+    large = any(trial.words.size > MAX_CARRIED for trial in trials)  # a carrier of many elements is judged by the sample
+    fits = (choices for choices in common if not any(trial.sample_misses(choices) for trial in trials))
+    return any(large or not any(trial.misses(choices) for trial in trials) for choices in fits)
 
 
 class _Trial:

@@ -24,7 +24,7 @@ class IdentifiedOperation(NamedTuple):
     """The arithmetics of one operation.
 
     Attributes:
-        index: Its number in the run.
+        number: Its number in the run.
         path: Path of the module.
         name: Name of the operation.
         elements: Number of words of its result.
@@ -34,7 +34,7 @@ class IdentifiedOperation(NamedTuple):
         is_explained: True if an arithmetic gives every word.
     """
 
-    index: int
+    number: int
     path: str
     name: str
     elements: int
@@ -67,14 +67,14 @@ class Identification(Result):
         lines += [f"  {count} {name}: {arithmetic}" for (name, arithmetic), count in counts.items()]
         for line in self.unexplained:
             where = f"{line.path}: " if line.path else ""
-            lines.append(f"  {line.index} {where}{line.name}: {line.arithmetic}")
+            lines.append(f"  {line.number} {where}{line.name}: {line.arithmetic}")
         return "\n".join(lines)
 
     def table(self) -> Table:
         """Return a table with a row for each operation."""
         columns = ("operation", "path", "name", "elements", "explained", "arithmetic", "twins")
         rows = tuple(
-            (line.index, line.path, line.name, line.elements, line.is_explained, line.arithmetic, len(line.twins))
+            (line.number, line.path, line.name, line.elements, line.is_explained, line.arithmetic, len(line.twins))
             for line in self.operations
         )
         return Table(f"arithmetics of {self.record}", columns, rows, {"unexplained": len(self.unexplained)})

@@ -138,7 +138,7 @@ def quantize(how: Quantization, x: np.ndarray, operation: Operation) -> list[np.
         elements = np.clip(scaled, -largest, largest).astype(dtype)
         first = DTYPES[operation.results[0].dtype]
         values = elements if first == dtype else (elements.astype(np.float32) * spread(scale)).astype(first)
-        results = [values.reshape(x.shape)]
+        results: list[np.ndarray] = [values.reshape(x.shape)]
         if len(operation.results) > 1:
             kept = operation.results[1]
             block = scale_block(x.shape, kept.shape)

@@ -71,7 +71,7 @@ def sum_products(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray 
     rows = max(1, TERMS_AT_ONCE // max(a.shape[-1] * (shape[1] if len(shape) > 1 else 1), 1))
     left, right = _cast(how.order, a), _cast(how.order, b)
     found = np.empty(shape, np.float32)
-    for i in range(0, shape[0], rows):
+    for i in range(0, len(found), rows):
         pick = slice(i, i + rows)
         found[pick] = _merge(how, _lane_sums(how, left[pick], right if len(b) == 1 else right[pick], None if bias is None else bias[pick]))
     return found
