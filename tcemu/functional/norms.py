@@ -26,7 +26,7 @@ from tcemu.functional.float_interface import (
 )
 from tcemu.functional.kernel_table import kernel_value
 from tcemu.functional.kernel_values import LayerNormKernel, RmsNormKernel
-from tcemu.functional.special_choices import divide_and_add, reciprocal_root
+from tcemu.functional.special_choices import divide_and_add, divide_f32, reciprocal_root
 
 
 def rms_norm(
@@ -139,7 +139,8 @@ def _layer_norm_bits(kernel: LayerNormKernel, dtype: np.dtype, eps: float, x: Ar
         centred = subtract_f32(codes, mean)
     else:
         total = kernel.sums.sum(codes)
-        centred = divide_and_add(total ^ np.uint32(1 << 31), columns, codes, kernel.division)
+        mean = divide_f32(total, jnp.full_like(total, f32_code(columns)), kernel.division)
+        centred = subtract_f32(codes, mean)  # in another basic block, so that ptxas does not fuse them
         squares = kernel.sums.sum_squares(centred)
     scale = _root_of_mean(kernel, squares, columns, f32_code(eps))
     normed = multiply(centred, scale, F32)
