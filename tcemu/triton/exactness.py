@@ -12,7 +12,6 @@ from tcemu.ptx.simt.special_registers import TIMERS
 
 RECORDED = ("silicon", "published")  # levels of evidence with words of a GPU
 FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64")
-ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 
 def bit_doubts(opcodes: Iterable[str], registers: Iterable[str], target: str) -> tuple[str, ...]:
@@ -25,13 +24,6 @@ def bit_doubts(opcodes: Iterable[str], registers: Iterable[str], target: str) ->
     """
     opcodes = sorted(set(opcodes))
     doubts = [doubt for opcode in opcodes if (doubt := _doubt(opcode, target))]
-    fusable = {
-        name
-        for name, *parts in (opcode.split(".") for opcode in opcodes)
-        if name in ("mul", "add", "sub") and {*parts} & {*FLOATS} and not {*parts} & {*ROUNDINGS}
-    }
-    if "mul" in fusable and len(fusable) > 1:
-        doubts.append("mul and add without .rn: ptxas may fuse them")
     timers = sorted({*registers} & {*TIMERS})
     if timers:
         doubts.append(f"{', '.join(timers)}: the emulation counts statements")
