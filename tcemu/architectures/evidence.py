@@ -35,8 +35,7 @@ class Evidence(NamedTuple):
     assembler: tuple[str, ...] = ()  # versions of ptxas that made the recorded code, or whose machine code was read
     family: str = ""  # name of the file of recordings; without a suffix, an .npz
     recorded: int = 0  # recorded output words, all equal to the model's
-    compared: int = 0  # further outputs that `tcemu verify` compared: tests/golden/verified_h100.txt and verified_h200.txt
-    compared_on: tuple[str, ...] = ()  # GPUs on which it did
+    compared: int = 0  # further outputs that `tcemu verify` compared, on an H100 and an H200: tests/golden/verified_*.txt
     spellings: Spellings | None = None  # recorded spellings; None: all
     operands: str = ""  # types of the recorded operands, and of the result if it is not f32
     k: int = 0  # K of the recorded products if the row also has instructions with a larger K; otherwise 0
@@ -68,7 +67,7 @@ class Evidence(NamedTuple):
         coverage = f"; {self.spellings.recorded} of {self.spellings.all} spellings, {self.spellings.which}" if self.spellings else ""
         software = f", driver {self.driver}, ptxas {', '.join(self.assembler)}" if self.driver else ""
         setting = f"one {' and '.join(self.gpus)}{software}"
-        compared = f"; {self.compared / 1e9:.1f}e9 more compared on {' and '.join(self.compared_on)}" if self.compared else ""
+        compared = f"; {self.compared / 1e9:.1f}e9 more compared" if self.compared else ""
         return f"{setting}{coverage}{compared}; tests/golden, family {self.family}" + (f"; {self.note}" if self.note else "")
 
     def _describe_publications(self) -> str:

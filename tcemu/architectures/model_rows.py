@@ -98,7 +98,6 @@ def _recorded(family: str, recorded: int, compared: int, spellings: Spellings | 
         family=family,
         recorded=recorded,
         compared=compared,
-        compared_on=("H100", "H200"),
         spellings=spellings,
     )
 

@@ -17,6 +17,7 @@ from tcemu.instructions.tcgen05 import BAND, BANDS
 from tcemu.instructions.tcgen05_faults import Tcgen05Fault, is_pipelined
 from tcemu.isa.families import Instruction
 from tcemu.isa.legality import check
+from tcemu.isa.targets import resolve_target
 from tcemu.isa.tcgen05 import LONG_K, MAX_COLUMNS, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Product, Tcgen05Shift
 from tcemu.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
 from tcemu.layouts.shared_memory import UNIT
@@ -89,6 +90,7 @@ class Tcgen05Block:
     notes: tuple[str, ...] = field(default=(), metadata=STATIC)  # what the manual asks for but compilers leave out
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "target", resolve_target(self.target))
         if self.tmem is None:
             shape = (2, LANES, COLUMNS) if self.cta_group == 2 else (LANES, COLUMNS)
             object.__setattr__(self, "tmem", np.zeros(shape, np.uint32))

@@ -201,7 +201,11 @@ def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) ->
     if on and target is not None:
         raise ValueError(f"recipe {name!r}: the name contains a target, and target={target!r} is another; give one")
     row = ROWS[key]
-    values: dict[str, Any] = row._asdict() | {"op": row.op.format(a="s8", b="s8"), "target": on or target or row.target, "name": key}
+    values: dict[str, Any] = row._asdict() | {
+        "op": row.op.format(a="s8", b="s8"),
+        "target": on or (row.target if target is None else target),
+        "name": key,
+    }
     return OzakiRecipe(**values | changes)
 
 

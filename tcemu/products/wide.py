@@ -230,7 +230,10 @@ def get_wide_recipe(name: str, /, target: str | None = None, **changes: Any) -> 
             f"wide recipe {shorten_text(name)!r}{hint}; expected one of {', '.join(ROWS)}, also with a target, as 'bf16x6 on H100'"
         )
     row = ROWS[key]
-    values = row._asdict() | {"narrow": get_recipe(row.narrow, on or target or row.target, backward="exact"), "name": key}
+    values = row._asdict() | {
+        "narrow": get_recipe(row.narrow, on or (row.target if target is None else target), backward="exact"),
+        "name": key,
+    }
     del values["target"]
     values["k_tile"] = row.k_tile or K_TILE
     return WideRecipe(**values | changes)

@@ -30,6 +30,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 NAMES = [command.name for command in cli.COMMANDS]
 PRINTING = {
     "demo": "demo",
+    "quantizers": "quantizers deepgemm",
     "gemm": "gemm A.npy B.npy --op " + F16,
     "run": "run kernel.ptx --grid 1 --block 1 --arg A.npy",
     "explain": f"explain {F16} --random 1",

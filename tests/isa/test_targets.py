@@ -1,6 +1,7 @@
 """Targets by the names of GPUs: every name of the table, everything that takes a target, and what is said of a name that is none."""
 
 import inspect
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -68,6 +69,9 @@ TAKING = {  # everything public that takes a target, by its name, and what is be
     "rows_of": lambda target: target_rows(target),
     "get_recipe": lambda target: tcemu.get_recipe("bf16", target),
     "get_recipe, with block scales": lambda target: tcemu.get_recipe("nvfp4", UNIT.get(target, target)),
+    "products.get_ozaki_recipe": lambda target: tcemu.products.get_ozaki_recipe("ozaki_int8", target),
+    "products.OzakiRecipe": lambda target: replace(tcemu.products.get_ozaki_recipe("ozaki_int8", "H100"), target=target),
+    "instructions.Tcgen05Block": lambda target: tcemu.instructions.Tcgen05Block(zeros(64), target=UNIT.get(target, target)).target,
     "products.get_wide_recipe": lambda target: tcemu.products.get_wide_recipe("bf16x6", target),
     "recipes.split_accumulator_interval": lambda target: tcemu.recipes.split_accumulator_interval(target),
     "recipes.as_recipe": lambda target: tcemu.recipes.as_recipe("bf16", target),
@@ -193,7 +197,7 @@ WITHOUT = {  # other accelerators, and what is said of them
     "M60": "older than Volta", "GTX 1080 Ti": "GTX 1080 Ti has no tensor cores", "GeForce GTX 1660": "has no tensor cores",
     "GeForce MX150": "has no tensor cores", "TITAN Xp": "older than Volta", "sm_60": "older than Volta", "6.1": "older than Volta",
     "compute_61": "older than Volta", "Pascal": "older than Volta",
-    "MI430X": "MI430X is made by AMD", "AMD Instinct MI60": "made by AMD", "gfx906": "made by AMD", "RX 7900 XTX": "made by AMD",
+    "MI430X": "MI430X is made by AMD", "AMD Instinct MI60": "made by AMD", "gfx906": "made by AMD", "RX 6800 XT": "made by AMD",
     "Gaudi2": "made by Intel", "TPU v5e": "made by Google", "M3 Max": "made by Apple", "Trainium2": "made by Amazon",
 }  # fmt: skip
 

@@ -191,7 +191,7 @@ def test_where_a_recipe_works_is_said(name, target):
 
 def test_plain_targets_have_no_fifth_generation_unit():
     """PTX gives tcgen05 to the a and f targets of sm_100, sm_103 and sm_110 alone."""
-    assert family_targets("tcgen05.mma") == ("sm_100f", "sm_100a", "sm_103f", "sm_103a", "sm_110f", "sm_110a")
+    assert sorted(family_targets("tcgen05.mma")) == ["sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_110a", "sm_110f"]
     for name in RECIPES:
         for target in targets():
             try:

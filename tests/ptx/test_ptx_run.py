@@ -221,7 +221,7 @@ def test_arguments_are_checked(said):
 
 def test_a_text_is_a_string_and_a_float_fits():
     for text in (None, b"text", 3):
-        with pytest.raises(TypeError, match=r"text: got .*; expected PTX as a string"):
+        with pytest.raises(TypeError, match=r"text: got .*; expected PTX or CUDA"):
             ptx.run(text, grid=1, block=1, target="sm_80")
     text = """.version 8.0 .target sm_80 .address_size 64 .entry k(.param .f32 f) { ret; }"""
     with pytest.raises(ValueError, match=r"f: got 1e\+300; a parameter of type \.f32 does not reach it"):

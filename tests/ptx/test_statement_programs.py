@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from ptx_kernels.manifest import KERNELS
 
 from tcemu import ptx
@@ -32,6 +33,17 @@ def forget_programs():
 
 
 @pytest.fixture
+def nothing_cached():
+    """Without JAX's own cache of compiled programs, whose programs are not stored a second time."""
+    folder = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
 def compilations():
     """The names of the programs that XLA compiles."""
     names = []
@@ -41,7 +53,7 @@ def compilations():
     return names
 
 
-def test_a_stored_program_is_not_compiled_again(tmp_path, compilations, monkeypatch):
+def test_a_stored_program_is_not_compiled_again(tmp_path, compilations, nothing_cached, monkeypatch):
     """Its bits are the same, and its fault has its message though the statement was never traced."""
     forget_programs()
     with store_programs(tmp_path):
@@ -73,7 +85,7 @@ def test_programs_are_dropped_with_those_of_jax():
     assert kept.currsize == kept.misses and np.array_equal(expected, 5 * VALUES + 7)
 
 
-def test_hot_programs_are_optimised(tmp_path, monkeypatch):
+def test_hot_programs_are_optimised(tmp_path, nothing_cached, monkeypatch):
     expected = run_scale()
     forget_programs()
     for name in ("STEP_PATIENCE", "OPERATION_PATIENCE"):

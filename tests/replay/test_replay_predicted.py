@@ -224,6 +224,7 @@ def test_at_which_m_the_order_changes():
 
 
 def test_measured_and_unknown_rows_stand_apart():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install -e '.[viz]')")
     found = find_order_changes("jax-bf16", 4096, 1, (1, 2))
     assert [one.source for one in found.ranges] == ["unknown"] and "2 of the M in these ranges are unknown" in str(found)
     mixed = find_order_changes("torch-f16", 64, 8192, range(63, 66))

@@ -32,7 +32,7 @@ QUARTER, UP_24 = Float(0x3E800000, 32), Float(0x4B800000, 32)
 class _Use(NamedTuple):
     """A sum that reads a product."""
 
-    index: int  # of the statement
+    statement: int  # its number
     operand: int  # 1 or 2
     negated: bool  # a negation lies between
 
@@ -113,10 +113,10 @@ def _find_products(function: Function) -> dict[str, _Product]:
         register = statement.operands[0]
         assert isinstance(register, Register)
         uses = _sums(function, readers, blocks, index, register.name, False)
-        if uses and not _operands_change(function, index, max(use.index for use in uses)):
+        if uses and not _operands_change(function, index, max(use.statement for use in uses)):
             kind = statement.qualifiers[-1]
             flush = "ftz" in statement.qualifiers
-            if all(_qualified(function.statements[use.index], ("add", "sub")) == (kind, flush) for use in uses):
+            if all(_qualified(function.statements[use.statement], ("add", "sub")) == (kind, flush) for use in uses):
                 found[register.name] = _Product(index, kind, flush, uses)
     return found
 
@@ -162,13 +162,13 @@ def _chosen_uses(function: Function, products: dict[str, _Product]) -> dict[int,
     by_sum: dict[int, dict[int, str]] = defaultdict(dict)  # names of the products by sum and operand
     for name, product in products.items():
         for use in product.uses:
-            by_sum[use.index][use.operand] = name
+            by_sum[use.statement][use.operand] = name
     kept = dict(products)
     for name, product in sorted(products.items(), key=lambda item: -item[1].index):
-        rivals = [by_sum[use.index].get(1) for use in product.uses if use.operand == 2]
+        rivals = [by_sum[use.statement].get(1) for use in product.uses if use.operand == 2]
         if any(rival in kept for rival in rivals if rival is not None):
             del kept[name]
-    return {use.index: (product, use) for product in kept.values() for use in product.uses}
+    return {use.statement: (product, use) for product in kept.values() for use in product.uses}
 
 
 # ---- the fused statements
