@@ -20,6 +20,9 @@ from unittest.mock import patch
 import ml_dtypes
 import numpy as np
 import triton.language as tl
+
+# it keeps functions of `tl` when it is imported, which must not be while they are the interpreter's
+from triton.compiler import code_generator as code_generator
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor

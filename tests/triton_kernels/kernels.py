@@ -154,3 +154,10 @@ def bf16_atomic_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 def library_kernel(x_ptr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     tl.store(x_ptr + offsets, libdevice.exp(tl.load(x_ptr + offsets)))
+
+
+@triton.jit
+def extrema_kernel(x_ptr, out_ptr, limit):
+    """Python's min on numbers of the kernel."""
+    place = tl.program_id(0)
+    tl.store(out_ptr + place, min(tl.load(x_ptr + place), limit))

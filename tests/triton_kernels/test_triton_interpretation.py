@@ -1,5 +1,8 @@
 """`tcemu.triton.interpreted`: the interpreter's dots have the bits of compiled kernels."""
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -41,6 +44,18 @@ def test_helpers_grids_and_views():
     z, y, x = np.indices((2, 3, 4))
     assert np.array_equal(out, x + 10 * y + 100 * z)
     assert np.array_equal(memory, [*range(4), *(2 * n + 1 for n in range(4, 12)), *range(12, 20)])
+
+
+def test_a_kernel_compiles_after_an_interpreted_one():
+    """The compiler keeps Triton's min and max when it is imported: not within an interpreted launch, where they are the interpreter's."""
+    code = "import sys, tcemu.triton; sys.exit('triton.compiler.code_generator' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    values = np.arange(4, dtype=np.int32)
+    for way in (interpreted, emulated):
+        out = np.zeros(4, np.int32)
+        with way("A100"):
+            kernels.extrema_kernel[(4,)](as_tensor(values), as_tensor(out), 2)
+        assert out.tolist() == [0, 1, 2, 2]
 
 
 def test_what_is_no_single_instruction_is_refused():
