@@ -8,8 +8,8 @@ makes for sm_80 and sm_90 (`nvdisasm -c`):
   negations in between do not matter, and a guard of the sum does not either.
 - Where both operands of a sum are such products, the left one is fused.
 
-Of two kernels with `div.full` before a sum, 172 and 150 words differed from an H100's without this pass. With it 172 and 150 words change; the
-kernels were not run on the GPU again.
+Of two kernels with `div.full` before a sum, 172 and 150 words differed from an H100's without this pass. With it 172 and 150 words change;
+the kernels were not run on the GPU again.
 """
 
 from __future__ import annotations
