@@ -1,6 +1,6 @@
 """Ozaki's scheme: f64 and f32 products from exact products of small integers, which int8 or FP8 instructions compute.
 
-Each row of A and each column of B is a fixed-point number below a power of two of its own. It is cut into slices of a few bits. A product
+Each row of A and each column of B is a vector of fixed-point numbers below one power of two. It is cut into slices of a few bits. A product
 of two slices is exact in the accumulator of the instruction, and the products are added outside it, with their weights. `ROWS` has the
 recipes, each with its splitting, order and source.
 
@@ -37,6 +37,7 @@ from tcemu.isa.legality import check
 from tcemu.isa.targets import resolve_target
 from tcemu.products.product_arguments import check_float_dtype, float_array, product_shape
 from tcemu.products.recipe_json import construct
+from tcemu.products.recipes import normal_name, split_target, unknown_recipe
 
 DIGITS = ("truncated", "nearest", "unsigned")
 SUMS = ("f64", "groups", "exact")
@@ -194,16 +195,14 @@ def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) ->
 
     Source: the recipe's `source`.
     """
-    named, _, on = name.partition(" on ")
-    key = _row_name(named)
+    named, target = split_target(name, target)
+    key = normal_name(named)
     if key not in ROWS:
-        raise ValueError(f"recipe {name!r}: expected one of {', '.join(ROWS)}, also with a target, as 'ozaki_int8 on H100'")
-    if on and target is not None:
-        raise ValueError(f"recipe {name!r}: the name contains a target, and target={target!r} is another; give one")
+        raise unknown_recipe("recipe", name, key, ROWS, "ozaki_int8 on H100")
     row = ROWS[key]
     values: dict[str, Any] = row._asdict() | {
         "op": row.op.format(a="s8", b="s8"),
-        "target": on or (row.target if target is None else target),
+        "target": row.target if target is None else target,
         "name": key,
     }
     return OzakiRecipe(**values | changes)
@@ -211,17 +210,13 @@ def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) ->
 
 def is_ozaki_recipe_name(name: str) -> bool:
     """Return True if a text names a recipe by Ozaki's scheme, with or without its target."""
-    return _row_name(name.partition(" on ")[0]) in ROWS
+    return normal_name(name.partition(" on ")[0]) in ROWS
 
 
 @lru_cache(maxsize=64)
 def cached_ozaki_recipe(name: str) -> OzakiRecipe:
     """Return the recipe of a name; see `get_ozaki_recipe`."""
     return get_ozaki_recipe(name)
-
-
-def _row_name(name: str) -> str:
-    return "_".join(name.lower().replace("-", "_").split())
 
 
 # ---- JSON

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -511,13 +512,7 @@ def _cached_recipe(name: str, target: str | None) -> Recipe:
 
 def _split_recipe_name(name: str, target: str | None) -> tuple[str, str | None]:
     """Splits "fp8 on H100" into the name of a row and the target."""
-    if not isinstance(name, str):
-        raise TypeError(f"recipe: expected a name such as 'bf16', got {type(name).__name__}")
-    named, separator, on = name.partition(" on ")
-    if separator and not on.strip():
-        raise ValueError(f"recipe {name!r}: the target is missing, as in {named.strip() + ' on H100'!r}")
-    if on and target is not None:
-        raise ValueError(f"recipe {name!r}: the name contains a target, and target={target!r} is another; give one")
+    named, target = split_target(name, target)
     row = _row_name(named)
     if row not in RECIPES and find_short_name(named) is not None:
         raise ValueError(
@@ -525,15 +520,42 @@ def _split_recipe_name(name: str, target: str | None) -> tuple[str, str | None]:
             f"tcemu.Recipe({named.strip()!r}, target); recipes are {', '.join(RECIPES)}"
         )
     if row not in RECIPES:
-        near = get_close_matches(row, RECIPES, n=2, cutoff=0.6)
-        hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise ValueError(f"recipe {shorten_text(name)!r}{hint}; expected one of {', '.join(RECIPES)}, also with a target, as 'fp8 on H100'")
-    return row, on or target
+        raise unknown_recipe("recipe", name, row, RECIPES, "fp8 on H100")
+    return row, target
+
+
+def split_target(name: str, target: str | None) -> tuple[str, str | None]:
+    """Split "fp8 on H100" into the name before the target and the target, which may also be given apart.
+
+    Raises:
+        TypeError: The name is no text.
+        ValueError: The target is missing after " on ", or there are two targets.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"recipe: expected a name such as 'bf16', got {type(name).__name__}")
+    named, separator, on = name.partition(" on ")
+    if separator and not on.strip():
+        raise ValueError(f"recipe {name!r}: the target is missing, as in {named.strip() + ' on H100'!r}")
+    if on and target is not None:
+        raise ValueError(f"recipe {name!r}: the name contains a target, and target={target!r} is another; give one")
+    return named, on or target
+
+
+def normal_name(name: str) -> str:
+    """Return a name as tables of recipes have it: in lower case, with underscores for hyphens and blanks."""
+    return "_".join(name.lower().replace("-", "_").split())
+
+
+def unknown_recipe(kind: str, name: str, key: str, rows: Collection[str], example: str) -> ValueError:
+    """Return the error for a name that no row has, with the nearest ones."""
+    near = get_close_matches(key, rows, n=2, cutoff=0.6)
+    hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return ValueError(f"{kind} {shorten_text(name)!r}{hint}; expected one of {', '.join(rows)}, also with a target, as {example!r}")
 
 
 def _row_name(name: str) -> str:
     """Return the name of a row as the table has it; other names of its format, such as "float16", become the format's."""
-    row = "_".join(name.lower().replace("-", "_").split())
+    row = normal_name(name)
     return row if row in ROWS else ALIASES.get(row, row)
 
 

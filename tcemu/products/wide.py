@@ -12,7 +12,6 @@ here it is an f32 product, exact unless it is subnormal.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -34,11 +33,10 @@ from tcemu.base.meshes import match_varying_axes
 from tcemu.base.saved_files import check_members
 from tcemu.formats import ARRAY_FORMATS, BF16, F16, F32, TF32, Format, array_codes, convert
 from tcemu.formats.coding import recode
-from tcemu.isa.grammar import shorten_text
 from tcemu.products.library.kernel_sums import operand_codes
 from tcemu.products.product_arguments import as_jax_array, check_float_dtype, product_shape
 from tcemu.products.recipe_json import construct, recipe_from_dict, recipe_to_dict
-from tcemu.products.recipes import Recipe, get_recipe
+from tcemu.products.recipes import Recipe, get_recipe, normal_name, split_target, unknown_recipe
 
 Floats = Array | np.ndarray
 PART_ROUNDINGS = ("RN", "RZ", "RNA")  # nearest even; toward zero; to nearest with ties away from zero
@@ -219,19 +217,13 @@ def get_wide_recipe(name: str, /, target: str | None = None, **changes: Any) -> 
 
     Source: the recipe's `source`.
     """
-    named, _, on = name.partition(" on ")
-    if on and target is not None:
-        raise ValueError(f"recipe {name!r}: the name contains a target, and target={target!r} is another; give one")
-    key = _row_name(named)
+    named, target = split_target(name, target)
+    key = normal_name(named)
     if key not in ROWS:
-        near = get_close_matches(key, ROWS, n=2, cutoff=0.6)
-        hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise ValueError(
-            f"wide recipe {shorten_text(name)!r}{hint}; expected one of {', '.join(ROWS)}, also with a target, as 'bf16x6 on H100'"
-        )
+        raise unknown_recipe("wide recipe", name, key, ROWS, "bf16x6 on H100")
     row = ROWS[key]
     values = row._asdict() | {
-        "narrow": get_recipe(row.narrow, on or (row.target if target is None else target), backward="exact"),
+        "narrow": get_recipe(row.narrow, row.target if target is None else target, backward="exact"),
         "name": key,
     }
     del values["target"]
@@ -241,17 +233,13 @@ def get_wide_recipe(name: str, /, target: str | None = None, **changes: Any) -> 
 
 def is_wide_recipe_name(name: str) -> bool:
     """Return True if a text names a wide recipe, with or without its target."""
-    return _row_name(name.partition(" on ")[0]) in ROWS
+    return normal_name(name.partition(" on ")[0]) in ROWS
 
 
 @lru_cache(maxsize=64)
 def cached_wide_recipe(name: str) -> WideRecipe:
     """Return the wide recipe of a name; see `get_wide_recipe`."""
     return get_wide_recipe(name)
-
-
-def _row_name(name: str) -> str:
-    return "_".join(name.lower().replace("-", "_").split())
 
 
 # ---- JSON

@@ -331,7 +331,7 @@ def _decode_copy(copy: CopyValues, mode: str) -> CopyValues:
 
 
 def _load_maps(machine: Machine, address: Array) -> tuple[Array, Machine]:
-    """Load the words of the tensor maps at generic addresses, uint32[blocks, threads, 32]; zeros where there is none."""
+    """Load the words of the tensor maps at generic addresses, uint32[blocks, threads, 32]; addresses without a map give zeros."""
     count = maps.MAP_BYTES // 4
     parts, machine = machine.split_access("", address, maps.MAP_BYTES, maps.ALIGNMENT)
     words = jnp.zeros((*address.shape, count), jnp.uint32)
