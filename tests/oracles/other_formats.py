@@ -40,6 +40,22 @@ def _fnuz(name: str, precision: int, bias: int) -> FormatInfo:
     )  # fmt: skip
 
 
+def _unsigned(name: str, bits: int, bias: int) -> FormatInfo:
+    """Return a format without sign and with three mantissa bits, as NVIDIA's block scales have it."""
+    return FormatInfo(
+        name=name,
+        k=bits,
+        precision=4,
+        bias=bias,
+        has_nz=False,
+        domain=_E4M3.domain,
+        num_high_nans=1,
+        has_subnormals=True,
+        is_signed=False,
+        is_twos_complement=False,
+    )
+
+
 GFLOAT = {
     "e5m2fnuz": _fnuz("e5m2fnuz", 3, 16),
     "e4m3fnuz": _fnuz("e4m3fnuz", 4, 8),
@@ -65,30 +81,8 @@ GFLOAT = {
     "e2m3": described.format_info_ocp_e2m3,
     "e2m1": described.format_info_ocp_e2m1,
     "ue8m0": described.format_info_ocp_e8m0,
-    "ue4m3": FormatInfo(
-        name="ue4m3",
-        k=7,
-        precision=4,
-        bias=7,
-        has_nz=False,
-        domain=_E4M3.domain,
-        num_high_nans=1,
-        has_subnormals=True,
-        is_signed=False,
-        is_twos_complement=False,
-    ),
-    "ue5m3": FormatInfo(
-        name="ue5m3",
-        k=8,
-        precision=4,
-        bias=15,
-        has_nz=False,
-        domain=_E4M3.domain,
-        num_high_nans=1,
-        has_subnormals=True,
-        is_signed=False,
-        is_twos_complement=False,
-    ),
+    "ue4m3": _unsigned("ue4m3", 7, 7),
+    "ue5m3": _unsigned("ue5m3", 8, 15),
 }
 GFLOAT_MODES = {
     "RN": RoundMode.TiesToEven,
