@@ -318,9 +318,8 @@ class _Comparing:
             return None, "both sides run on the same target"
         if left.launch.kernel != right.launch.kernel:
             return None, "the two sides launch different kernels"
-        options = {name: value for name, value in left.options.items() if name != "cooperative" or value}
         try:
-            return compare_ptx(left.module, targets=targets, args=_own_arguments(left, right), **options), ""
+            return compare_ptx(left.module, targets=targets, args=_own_arguments(left, right), **left.options), ""
         except Unsupported as error:
             return None, f"the left PTX does not run on both targets: {error}"
 

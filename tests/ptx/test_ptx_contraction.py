@@ -116,3 +116,16 @@ L:  mul.f32 %f8, %f0, %f1; sub.f32 %f9, %f9, %f8; add.s32 %r5, %r5, 1; setp.lt.s
         expected = np.float32(float(Fraction(float(expected)) - product))
     assert ptx.run(text, grid=1, block=1, args=[x, np.zeros(1, np.float32)], target="H100")[1][0] == expected
     assert re.search(r"fma\.rn\.f32", str(module))
+
+
+def test_compare_takes_the_option():
+    """Two targets that differ in nothing: with and without fused statements the words are those of `run`."""
+    text = HEAD + "mul.f32 %f8, %f0, %f1; sub.f32 %f9, %f8, %f2; st.global.f32 [%a1], %f9; ret; }"
+    args, launch = [np.float32([1.1, 1.3, 1.43, 1]), np.zeros(1, np.float32)], {"grid": 1, "block": 1}
+    words = []
+    for on in (True, False):
+        compared = ptx.compare(text, targets=("H100", "H200"), args=args, fmad=on, **launch)
+        expected = ptx.run(text, target="H100", args=args, fmad=on, **launch)[1]
+        assert all(np.array_equal(outputs[1], expected) for outputs in compared.outputs)
+        words.append(expected[0])
+    assert words[0] != words[1]

@@ -131,6 +131,7 @@ def compare(
     shared_bytes: int = 0,
     cluster: int | Sequence[int] | None = None,
     cooperative: bool = False,
+    fmad: bool = True,
     cases: int | None = None,
     options: Sequence[str] = (),
     step_limit: int = STEP_LIMIT,
@@ -155,6 +156,7 @@ def compare(
         shared_bytes: Dynamic shared memory.
         cluster: Blocks of a cluster.
         cooperative: All blocks of the grid run at once.
+        fmad: Fuse products and sums whose rounding the text leaves open, as ptxas does.
         cases: Number of launches in one call, to compare many inputs.
         options: Options of NVRTC.
         step_limit: Statements that a chunk of blocks may execute.
@@ -174,7 +176,7 @@ def compare(
         raise ValueError(f"text: got {len(sources)} kernels; expected one, or two")
     launch = {
         "entry": entry, "grid": grid, "block": block, "args": args, "shared_bytes": shared_bytes, "cluster": cluster,
-        "cooperative": cooperative, "cases": cases, "step_limit": step_limit,
+        "cooperative": cooperative, "fmad": fmad, "cases": cases, "step_limit": step_limit,
     }  # fmt: skip
     launches = (launch, launch | dict(right or {}))
     two_kernels = right is not None or isinstance(text, tuple)
