@@ -97,7 +97,7 @@ def _liger_cross_entropy(columns: int, dtype: np.dtype) -> SoftmaxKernel:
 TUTORIALS = "Triton's tutorials (triton-lang/triton, python/tutorials), compiled by Triton 3.9.0"
 LIGER = "Liger-Kernel (linkedin/Liger-Kernel, src/liger_kernel/ops), compiled by Triton 3.9.0"
 VLLM = "vLLM 0.20 (vllm-project/vllm, csrc/layernorm_kernels.cu, rms_norm_kernel), with CUB's sum of a block"
-TORCH = "PyTorch (pytorch/pytorch, aten/src/ATen/native/cuda/layer_norm_kernel.cu)"
+TORCH = "PyTorch (pytorch/pytorch, aten/src/ATen/native/cuda/layer_norm_kernel.cu at 0005c53)"
 KERNELS: dict[str, dict[str, KernelRow]] = {  # by function and name
     "softmax": {"triton": KernelRow(_triton_softmax, f"{TUTORIALS}: 02-fused-softmax")},
     "log_softmax": {"triton": KernelRow(_triton_softmax, "a log-softmax in the manner of Triton's tutorial 02-fused-softmax")},
