@@ -8,6 +8,7 @@ from math import erf, pi, sqrt
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from tcemu.emulation.function_choices import FunctionDecision, compute_function
 from tcemu.emulation.product_errors import ErrorSums, ProductErrors, WorstElement
@@ -30,37 +31,17 @@ def measure_function_errors(function: Function, decision: FunctionDecision, runs
     sums = ErrorSums(ErrorTally(ARRAY_FORMATS[np.dtype(function.dtype)]))
     for number, operands in enumerate(runs):
         given = (None if operand is None else jnp.asarray(operand) for operand in operands)
-        computed = np.moveaxis(np.asarray(compute_function(function, decision.kernel, *given), np.float64), function.axis, -1)  # type: ignore[arg-type]
-        exact = np.moveaxis(exact_function(function, *operands), function.axis, -1)
-        finite = np.isfinite(computed) & np.isfinite(exact)
-        with np.errstate(invalid="ignore"):
-            error = np.where(finite, np.abs(computed - exact), 0.0)
-        sums.not_finite += int((~np.isfinite(computed)).sum())
-        sums.squared_error += float((error**2).sum())
-        sums.squared_size += float((exact[finite] ** 2).sum())
-        sums.tally.add(error[finite], exact[finite])
-        if finite.any() and (sums.worst is None or error.max() > sums.worst_error):
-            row, column = divmod(int(np.argmax(np.where(finite, error, -1.0))), max(function.columns, 1))
-            value, wanted = (float(x.reshape(-1, function.columns)[row, column]) for x in (computed, exact))
-            sums.worst, sums.worst_error = WorstElement(number, (0, row, column), value, Fraction(wanted)), float(error.max())
-    largest, _, _, _, most_bits, mean_bits = sums.tally.figures
-    return ProductErrors(
-        product=function,
-        policy=POLICY,
-        method=decision.reason,
-        choice=decision.kernel,
-        runs=len(runs),
-        relative_error=sums.relative_norm(sums.squared_error),
-        operand_error=None,
-        sum_error=None,
-        largest_error=largest,
-        bits_lost=mean_bits,
-        most_bits_lost=most_bits,
-        overflow=None,
-        underflow=None,
-        not_finite=sums.not_finite,
-        worst=sums.worst,
-    )
+        computed = _as_rows(function, compute_function(function, decision.kernel, *given))  # type: ignore[arg-type]
+        exact = _as_rows(function, exact_function(function, *operands))
+        index = sums.add(computed, exact)
+        if index is not None:
+            sums.worst = WorstElement(number, index, float(computed[index]), Fraction(float(exact[index])))
+    return sums.summarise(function, POLICY, decision.reason, decision.kernel, len(runs))
+
+
+def _as_rows(function: Function, x: ArrayLike) -> np.ndarray:
+    """Return an array as float64 [1, rows, columns]."""
+    return np.moveaxis(np.asarray(x, np.float64), function.axis, -1).reshape(1, -1, max(function.columns, 1))
 
 
 def exact_function(

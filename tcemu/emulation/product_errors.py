@@ -552,9 +552,47 @@ class ErrorSums:
     worst: WorstElement | None = None
     worst_error: float = 0.0
 
-    def relative_norm(self, squared: float) -> float:
-        """Return the root of a squared norm over the norm of the exact results."""
-        return float(np.sqrt(squared / self.squared_size)) if self.squared_size else float("nan")
+    def add(self, computed: np.ndarray, exact: np.ndarray) -> tuple[int, int, int] | None:
+        """Add the errors of one run. Return the index of its worst element, unless an earlier run has a worse one.
+
+        Args:
+            computed: float64 [batch, rows, columns].
+            exact: float64 of the same shape.
+        """
+        finite = np.isfinite(computed) & np.isfinite(exact)
+        with np.errstate(invalid="ignore"):
+            error = np.where(finite, np.abs(computed - exact), 0.0)
+        self.not_finite += int((~np.isfinite(computed)).sum())
+        self.squared_error += float((error**2).sum())
+        self.squared_size += float((exact[finite] ** 2).sum())
+        self.tally.add(error[finite], exact[finite])
+        if not finite.any() or (self.worst is not None and error.max() <= self.worst_error):
+            return None
+        batch, row, column = map(int, np.unravel_index(np.argmax(np.where(finite, error, -1.0)), error.shape))
+        self.worst_error = float(error[batch, row, column])
+        return batch, row, column
+
+    def summarise(self, product: Product | Function, policy: str, method: str, choice: Choice | FunctionChoice, runs: int) -> ProductErrors:
+        """Return the errors over all runs; the parts that come of quantising are None where nothing was quantised."""
+        largest, _, _, _, most_bits, mean_bits = self.tally.figures
+        norm = lambda squared: float(np.sqrt(squared / self.squared_size)) if self.squared_size else float("nan")
+        return ProductErrors(
+            product=product,
+            policy=policy,
+            method=method,
+            choice=choice,
+            runs=runs,
+            relative_error=norm(self.squared_error),
+            operand_error=None if self.overflow is None else norm(self.squared_operand_error),
+            sum_error=None if self.overflow is None else norm(self.squared_sum_error),
+            largest_error=largest,
+            bits_lost=mean_bits,
+            most_bits_lost=most_bits,
+            overflow=self.overflow,
+            underflow=self.underflow,
+            not_finite=self.not_finite,
+            worst=self.worst,
+        )
 
 
 def measure_errors(product: Product, policy: str, decision: Decision, runs: Sequence[CapturedRun]) -> ProductErrors:
@@ -575,24 +613,7 @@ def measure_errors(product: Product, policy: str, decision: Decision, runs: Sequ
         worst = _add_run(sums, number, (a.astype(np.float64), b.astype(np.float64)), d, operands)
         if worst is not None:
             sums.worst = worst if recipe is None or operands is None else _attach_codes(worst, recipe, operands)
-    largest, _, _, _, most_bits, mean_bits = sums.tally.figures
-    return ProductErrors(
-        product=product,
-        policy=policy,
-        method=decision.reason,
-        choice=decision.choice,
-        runs=len(runs),
-        relative_error=sums.relative_norm(sums.squared_error),
-        operand_error=None if recipe is None else sums.relative_norm(sums.squared_operand_error),
-        sum_error=None if recipe is None else sums.relative_norm(sums.squared_sum_error),
-        largest_error=largest,
-        bits_lost=mean_bits,
-        most_bits_lost=most_bits,
-        overflow=sums.overflow,
-        underflow=sums.underflow,
-        not_finite=sums.not_finite,
-        worst=sums.worst,
-    )
+    return sums.summarise(product, policy, decision.reason, decision.choice, len(runs))
 
 
 def _as_matrices(run: CapturedRun) -> tuple[np.ndarray, np.ndarray]:
@@ -645,27 +666,19 @@ def _add_run(
     a, b = matrices
     reference = Reference.from_arrays(a, b, None)
     exact = reference.compute_rows(0, a.shape[-2])[0]
-    finite = np.isfinite(d) & np.isfinite(exact)
-    with np.errstate(invalid="ignore"):
-        error = np.where(finite, np.abs(d - exact), 0.0)
-    sums.not_finite += int((~np.isfinite(d)).sum())
-    sums.squared_error += float((error**2).sum())
-    sums.squared_size += float((exact[finite] ** 2).sum())
-    sums.tally.add(error[finite], exact[finite])
+    index = sums.add(d, exact)
     if operands is not None:
         x, y = operands[0].values, operands[1].values.swapaxes(-1, -2)
         quantized = Reference.from_arrays(x, y, None).compute_rows(0, x.shape[-2])[0]  # exact product of the quantised operands
-        both = finite & np.isfinite(quantized)
+        both = np.isfinite(d) & np.isfinite(exact) & np.isfinite(quantized)
         sums.squared_operand_error += float(((quantized - exact)[both] ** 2).sum())
         sums.squared_sum_error += float(((d - quantized)[both] ** 2).sum())
         (over_a, under_a), (over_b, under_b) = count_out_of_range(a, operands[0]), count_out_of_range(b.swapaxes(-1, -2), operands[1])
         sums.overflow = _add_counts(sums.overflow, over_a, over_b)
         sums.underflow = _add_counts(sums.underflow, under_a, under_b)
-    if not finite.any() or (sums.worst is not None and error.max() <= sums.worst_error):
+    if index is None:
         return None
-    batch, row, column = map(int, np.unravel_index(np.argmax(np.where(finite, error, -1.0)), error.shape))
-    index = batch, row, column
-    sums.worst_error = float(error[index])
+    batch, row, column = index
     return WorstElement(
         run=number,
         index=index,
