@@ -20,7 +20,10 @@ import numpy as np
 from .manifest import KERNELS, MORE, Kernel, TensorMap
 from .words import differing, stored_arrays
 
-TYPES = {"u8": 0, "u16": 1, "u32": 2, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}  # CUtensorMapDataType
+TYPES = {  # CUtensorMapDataType
+    "u8": 0, "e4m3": 0, "e5m2": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9, "tf32": 11,
+    "b4x16": 13, "b4x16_p64": 14, "b6x16_p32": 15,
+}  # fmt: skip
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 LIMIT_S = 60
 DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

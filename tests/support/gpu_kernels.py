@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from ptx_kernels.record import Driver
+from ptx_kernels.record import TYPES, Driver
 
 import tcemu.ptx
 from tcemu.isa.targets import resolve_target
@@ -24,7 +24,7 @@ from tcemu.ptx import BufferPointer, Module, TensorMap
 from tcemu.ptx.cuda_source import Source, read_module
 from tcemu.ptx.runtime import kernel_runner
 from tcemu.ptx.runtime.kernel_arguments import PointerTable
-from tcemu.ptx.simt.tensor_maps import SWIZZLES, TYPE_NUMBERS
+from tcemu.ptx.simt.tensor_maps import SWIZZLES
 
 SCALARS = {"f16": np.float16, "f32": np.float32, "f64": np.float64} | {
     f"{kind}{bits}": np.dtype(f"{sign}{bits // 8}") for kind, sign in (("u", "u"), ("s", "i"), ("b", "u")) for bits in (8, 16, 32, 64)
@@ -138,7 +138,7 @@ def _encode_map(value: TensorMap, place: ctypes.c_uint64) -> np.ndarray:
     rank = len(value.global_dims)
     swizzle = SWIZZLE_ATOMS.get(value.swizzle_atom, SWIZZLES.index(value.swizzle))
     open_driver()(
-        "cuTensorMapEncodeTiled", ctypes.c_void_p(room.ctypes.data + start), TYPE_NUMBERS[value.dtype], rank,
+        "cuTensorMapEncodeTiled", ctypes.c_void_p(room.ctypes.data + start), TYPES[value.dtype], rank,
         ctypes.c_uint64(place.value + value.offset), (ctypes.c_uint64 * rank)(*value.global_dims),
         (ctypes.c_uint64 * max(rank - 1, 1))(*value.strides), (ctypes.c_uint32 * rank)(*value.box_dims),
         (ctypes.c_uint32 * rank)(*value.element_steps), 0, swizzle, 0, 0,

@@ -19,8 +19,8 @@ BITS = {  # the data types of cuTensorMapEncodeTiled; b4x16 is 16U4_ALIGN8B, b4x
     **{name: 4 for name in ("b4x16", "b4x16_p64")},
     "b6x16_p32": 6,
 }
-# numbers of the data types in tensormap.replace and in CUtensorMapDataType (PTX ISA 9.7.9.28, table of .elemtype); None: one that flushes
-# subnormal numbers
+# data types by their numbers in tensormap.replace (PTX ISA 9.7.9.28, table of .elemtype); CUtensorMapDataType of the driver has 8 to 10 in
+# another order. None: a type that flushes subnormal numbers
 ELEMENT_TYPES = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", None, "f64", "bf16", "tf32", None, "b4x16", "b4x16_p64", "b6x16_p32"
 )  # fmt: skip
