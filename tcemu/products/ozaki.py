@@ -37,7 +37,7 @@ from tcemu.isa.legality import check
 from tcemu.isa.targets import resolve_target
 from tcemu.products.product_arguments import check_float_dtype, float_array, product_shape
 from tcemu.products.recipe_json import construct
-from tcemu.products.recipes import normal_name, split_target, unknown_recipe
+from tcemu.products.recipe_names import normal_name, split_target, unknown_recipe
 
 DIGITS = ("truncated", "nearest", "unsigned")
 SUMS = ("f64", "groups", "exact")

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from math import gcd
 from typing import Any, NamedTuple
@@ -37,6 +35,7 @@ from tcemu.isa.targets import TARGETS, resolve_target
 from tcemu.isa.tcgen05 import usual_products
 from tcemu.products.accumulation import REDUCTIONS
 from tcemu.products.recipe_json import recipe_from_dict, recipe_to_dict
+from tcemu.products.recipe_names import normal_name, split_target, unknown_recipe
 from tcemu.products.unit_choice import describe_unit
 from tcemu.quantize.hadamard import SIGNS_16, HadamardTransform
 from tcemu.quantize.quantizer import Quantizer, Scheme, is_count
@@ -522,35 +521,6 @@ def _split_recipe_name(name: str, target: str | None) -> tuple[str, str | None]:
     if row not in RECIPES:
         raise unknown_recipe("recipe", name, row, RECIPES, "fp8 on H100")
     return row, target
-
-
-def split_target(name: str, target: str | None) -> tuple[str, str | None]:
-    """Split "fp8 on H100" into the name before the target and the target, which may also be given apart.
-
-    Raises:
-        TypeError: The name is no text.
-        ValueError: The target is missing after " on ", or there are two targets.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"recipe: expected a name such as 'bf16', got {type(name).__name__}")
-    named, separator, on = name.partition(" on ")
-    if separator and not on.strip():
-        raise ValueError(f"recipe {name!r}: the target is missing, as in {named.strip() + ' on H100'!r}")
-    if on and target is not None:
-        raise ValueError(f"recipe {name!r}: the name contains a target, and target={target!r} is another; give one")
-    return named, on or target
-
-
-def normal_name(name: str) -> str:
-    """Return a name as tables of recipes have it: in lower case, with underscores for hyphens and blanks."""
-    return "_".join(name.lower().replace("-", "_").split())
-
-
-def unknown_recipe(kind: str, name: str, key: str, rows: Collection[str], example: str) -> ValueError:
-    """Return the error for a name that no row has, with the nearest ones."""
-    near = get_close_matches(key, rows, n=2, cutoff=0.6)
-    hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return ValueError(f"{kind} {shorten_text(name)!r}{hint}; expected one of {', '.join(rows)}, also with a target, as {example!r}")
 
 
 def _row_name(name: str) -> str:

@@ -36,7 +36,8 @@ from tcemu.formats.coding import recode
 from tcemu.products.library.kernel_sums import operand_codes
 from tcemu.products.product_arguments import as_jax_array, check_float_dtype, product_shape
 from tcemu.products.recipe_json import construct, recipe_from_dict, recipe_to_dict
-from tcemu.products.recipes import Recipe, get_recipe, normal_name, split_target, unknown_recipe
+from tcemu.products.recipe_names import normal_name, split_target, unknown_recipe
+from tcemu.products.recipes import Recipe, get_recipe
 
 Floats = Array | np.ndarray
 PART_ROUNDINGS = ("RN", "RZ", "RNA")  # nearest even; toward zero; to nearest with ties away from zero
