@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
+import triton
 import triton.language as tl
 
 # it keeps functions of `tl` when it is imported, which must not be while they are the interpreter's
@@ -83,9 +84,14 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
         The launches so far.
 
     Raises:
-        Unsupported: The target is unknown or has no rule for `tl.dot`; or, at a dot, an `input_precision` of several products, or
-            `max_num_imprecise_acc`.
+        Unsupported: Triton is older than 3.8; the target is unknown or has no rule for `tl.dot`; or, at a dot, an `input_precision` of
+            several products, or `max_num_imprecise_acc`.
     """
+    if not hasattr(interpreter.interpreter_builder, "create_fneg"):
+        raise Unsupported(
+            f"interpreted: Triton {triton.__version__}'s interpreter lacks operations that this way replaces; Triton 3.8 has them. "
+            "tcemu.triton.emulated works with this one"
+        )
     name = resolve_target(target)
     capability = int(name.removeprefix("sm_").rstrip("af"))
     rule = next((rule for rule in RULES if capability in rule.capabilities), None)

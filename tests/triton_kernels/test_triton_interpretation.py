@@ -58,6 +58,14 @@ def test_a_kernel_compiles_after_an_interpreted_one():
         assert out.tolist() == [0, 1, 2, 2]
 
 
+def test_an_older_interpreter_is_refused(monkeypatch):
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    monkeypatch.delattr(InterpreterBuilder, "create_fneg")  # as in Triton 3.7
+    with pytest.raises(tcemu.Unsupported, match=r"Triton 3\.8.*emulated works"), interpreted("A100"):
+        pass
+
+
 def test_what_is_no_single_instruction_is_refused():
     x = np.ones((16, 16), np.float32)
     with interpreted("A100"), pytest.raises(Exception, match=r"ieee.*emulated runs"):

@@ -26,7 +26,7 @@ def test_a_module_of_triton_kernels_learns(way):
     assert np.abs(np.array(losses) - reference).max() < 1e-4
 
 
-def test_the_second_step_has_the_loss_of_torch():
+def test_the_second_interpreted_step_has_the_loss_of_torch():
     """Its loss depends on all gradients of the first."""
     with interpreted("A100") as report:
         losses = train(True, 2)
