@@ -94,6 +94,16 @@ def add_signed(x_negative: Array, x: Limbs, y_negative: Array, y: Limbs) -> tupl
     return jnp.where(same | ~smaller, x_negative, y_negative), select(same, add(x, y), difference)
 
 
+def sum_along(x: Limbs, axis: int) -> Limbs:
+    """Return the sum along an axis of at most 65,536 elements, modulo the width."""
+    total, carry = [], jnp.uint32(0)
+    for half in (half for limb in x for half in (limb & 0xFFFF, limb >> 16)):
+        s = jnp.sum(half, axis, dtype=jnp.uint32) + carry
+        total.append(s & 0xFFFF)
+        carry = s >> 16
+    return tuple(low | high << 16 for low, high in zip(total[::2], total[1::2], strict=True))
+
+
 def multiply_words(x: Array, y: Array) -> Limbs:
     """Return the 64-bit product of two uint32 arrays in two limbs, computed from 16-bit halves."""
     half = jnp.uint32(0xFFFF)

@@ -410,13 +410,15 @@ def _first_sum(model: Model, spec: ProductSpec, element: DecodedElement, step: F
     terms, lost = _align(product, retained - below - (step.max_exponent[:, None] - step.exponent))
     c = jnp.where(_is_zero(element.c), 0, element.c.magnitude[0])
     c_term, c_lost = _align((c, jnp.zeros_like(c)), retained - spec.c.mantissa_bits - (step.max_exponent - step.c_exponent))
+    total, truncated = bits.sum_along(_negate_where(step.negative, terms), -1), lost.any(-1)
     if model.chain is None:
-        negative, total, truncated = element.c.negative, c_term, lost.any(-1) | c_lost
-    else:
-        negative, total, truncated = jnp.zeros_like(element.c.negative), bits.zeros_like(c_term), lost.any(-1)
-    for t in range(len(first)):
-        negative, total = bits.add_signed(negative, total, step.negative[:, t], tuple(limb[:, t] for limb in terms))
-    return total, truncated
+        total, truncated = bits.add(total, _negate_where(element.c.negative, c_term)), truncated | c_lost
+    # without the barrier XLA computes the sum again for each event
+    return lax.optimization_barrier((_negate_where(total[-1] >> 31 == 1, total), truncated))
+
+
+def _negate_where(condition: Array, x: Limbs) -> Limbs:
+    return bits.select(condition, bits.negate(x), x)
 
 
 def _align(magnitude: Limbs, up: Array) -> tuple[Limbs, Array]:
