@@ -116,8 +116,7 @@ def pair_products(a: Multiplicand, b: Multiplicand) -> list[Product]:
 
 def align_products(model: Model, spec: ProductSpec, products: list[Product], max_exponent: Array) -> list[Array]:
     """f32: each term in units of 2^(max_exponent - fraction_bits), not yet truncated; an integer where alignment does not truncate."""
-    assert model.fraction_bits is not None
-    a, b, fraction_bits = spec.a, spec.b, model.fraction_bits
+    a, b, fraction_bits = spec.a, spec.b, model.require_fraction_bits()
     terms = [product.significands.a * product.significands.b for product in products]
     if is_compact(a, b) and spec.scale is None:
         least = a.min_exponent + b.min_exponent  # below it every product is 0, and the scale would overflow
@@ -168,9 +167,8 @@ def add_accumulator(model: Model, products: ProductSum, c: Number) -> Limbs:
 
     c: from `decode_accumulator`.
     """
-    assert model.fraction_bits is not None
     negative, magnitude, max_exponent = products
-    result, fraction_bits = model.result, model.fraction_bits
+    result, fraction_bits = model.result, model.require_fraction_bits()
     up = bits.shift_left(bits.extend(c.magnitude, len(magnitude)), jnp.maximum(fraction_bits - result.mantissa_bits, 0))
     down = jnp.maximum(result.mantissa_bits - fraction_bits, 0) + (max_exponent - c.exponent)
     kept = bits.shift_right(up, down)
@@ -329,7 +327,7 @@ def grouped_dot_add(model: Model, spec: ProductSpec, a: Groups, b: Groups, accum
     A group's exponent is that of its two scales alone, whatever its sum, and even if its products cancel. It takes no part if all of its
     products, or one of its scales, are zero. The other arguments, the result and the rules are those of `dot_add`.
     """
-    assert model.fraction_bits is not None and spec.scale is not None
+    fraction_bits, scale = model.require_fraction_bits(), spec.require_scale()
     dot = lambda x, y: jnp.matmul(x, y, precision=lax.Precision.HIGHEST)
     row, column = (lambda v: v[..., :, None]), (lambda v: v[..., None, :])
     significand = row(a.significand) * column(b.significand)
@@ -343,7 +341,7 @@ def grouped_dot_add(model: Model, spec: ProductSpec, a: Groups, b: Groups, accum
     max_exponent = jnp.maximum(jnp.maximum(max_exponent, c.exponent), model.floor)
 
     # rules 4 and 5
-    last = max_exponent - model.fraction_bits - unit_exponent(spec.a) - unit_exponent(spec.b) + 2 * spec.scale.mantissa_bits
+    last = max_exponent - fraction_bits - unit_exponent(spec.a) - unit_exponent(spec.b) + 2 * scale.mantissa_bits
     aligned = jnp.where(present, sums * power_of_two(exponent - last), 0.0)
     if not truncates(model.alignment):
         aligned = round_aligned(aligned, jnp.where(present, sums, 0.0), model.alignment)

@@ -226,6 +226,16 @@ class Model:
         """True if a step adds several products exactly."""
         return self.fraction_bits is None and self.step_kind is None and not (isinstance(self.terms, int) and self.terms == 1)
 
+    def require_fraction_bits(self) -> int | Array:
+        """Return the fraction bits.
+
+        Raises:
+            ValueError: The model's sums are exact.
+        """
+        if self.fraction_bits is None:
+            raise ValueError(f"{self} keeps every bit; expected fraction_bits")
+        return self.fraction_bits
+
     @property
     def common_format(self) -> Format | None:
         """The format to which A and B are converted before they are multiplied; None: they are not converted."""

@@ -239,9 +239,8 @@ def _sum_truncated(model: Model, spec: ProductSpec, products: list[Product]) -> 
     exponent = products[0].exponents.a + products[0].exponents.b
     for product in products[1:]:
         exponent = jnp.maximum(exponent, product.exponents.a + product.exponents.b)
-    assert model.fraction_bits is not None
     negative, magnitude = add_wide(align_products(model, spec, products, exponent))
-    return _Fixed(negative, magnitude, exponent - model.fraction_bits), exponent
+    return _Fixed(negative, magnitude, exponent - model.require_fraction_bits()), exponent
 
 
 def _floor(x: _Fixed, unit: Array) -> _Fixed:

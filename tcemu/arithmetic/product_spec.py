@@ -26,6 +26,16 @@ class ProductSpec(NamedTuple):
     scale_vec: int = 0  # block scales of one instruction for a row of A or a column of B
     family: str = ""  # the instruction's family, whose units compute natively; "" for a product that no instruction names
 
+    def require_scale(self) -> Format:
+        """Return the format of the block scales.
+
+        Raises:
+            ValueError: The product has no block scales.
+        """
+        if self.scale is None:
+            raise ValueError(f"a product of {self.a} and {self.b} without block scales")
+        return self.scale
+
 
 class Promotion(NamedTuple):
     """Promotion of sums outside the instruction: a chunk of K begins at +0, and its sum is added to an f32 sum, rounded RN."""

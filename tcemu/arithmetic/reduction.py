@@ -50,10 +50,10 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
     words = spec.a.words - 1
     a_scales = b_scales = None
     if scales is not None:
-        assert spec.scale is not None
+        scale = spec.require_scale()
         rank = max(map(jnp.ndim, (a, b, *scales)))  # one rank for all: the products, and groups of them, become a leading axis
         a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
-        (a, a_scales), (b, b_scales) = spread_scales(spec.scale, a, a_codes, -1), spread_scales(spec.scale, b, b_codes, -2)
+        (a, a_scales), (b, b_scales) = spread_scales(scale, a, a_codes, -1), spread_scales(scale, b, b_codes, -2)
     order = Order.from_model(model, spec.k)
     of_codes = model.fraction_bits is None or model.step_kind == "complement"
     if not of_codes and model.summed is None:
@@ -64,7 +64,10 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
     k_first = lambda v, axis: order.deal(jnp.moveaxis(v, axis, 0), spec.k)
     sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
     products = tuple(jax.tree.map(partial(k_first, axis=axis), side) for side, axis in sides if side is not None)
-    steps = partial(_reduce_exact if of_codes else _reduce_grouped, model, spec, order)
+    if of_codes or model.summed is None:
+        steps = partial(_reduce_exact, model, spec, order)
+    else:
+        steps = partial(_reduce_grouped, model, spec, order, model.summed)
     return _rounded_per_instruction(steps, model, spec, spec.k)(c, *products)
 
 
@@ -157,11 +160,17 @@ def _step_of_traced_size(step: Advance, number: Array, only: Callable) -> Advanc
 
 
 def _reduce_grouped(
-    model: Model, spec: ProductSpec, order: Order, c: Array, a: Array, b: Array, a_scales: DecodedScales, b_scales: DecodedScales
+    model: Model,
+    spec: ProductSpec,
+    order: Order,
+    summed: int,
+    c: Array,
+    a: Array,
+    b: Array,
+    a_scales: DecodedScales,
+    b_scales: DecodedScales,
 ) -> Array:
     """Reduces K by steps of `grouped_dot_add`. a, b: codes with K in front, each with its scale; otherwise as `_reduce_fused`."""
-    summed = model.summed
-    assert summed is not None
     x = deal_groups(decode_in_units(spec.a, a), a_scales, summed, -1)
     y = deal_groups(decode_in_units(spec.b, b), b_scales, summed, -2)
     groups, room = spec.k // summed, order.step_size(spec.k) // summed  # of an instruction, of a step

@@ -174,11 +174,9 @@ def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ..
         return list(dict.fromkeys([*singles, *paired_variants(program)]))[:MAX_VARIANTS]
     node = program.nodes[program.sums[0]]
     k, formats, shape = sum_operands(program, inputs)
-    names = [FACTOR_FORMATS.get(dtype) for dtype in formats]
-    if k < 1 or None in names:
+    a, b = (FACTOR_FORMATS.get(dtype) for dtype in formats)
+    if k < 1 or a is None or b is None:
         return []
-    a, b = names
-    assert a is not None and b is not None
     summations = candidate_summations(a, b, k, targets, node.kind == "product", shape)
     if few:
         return [Choices(summation=how) for how in summations[:FEW_SUMMATIONS] if not how.bias_first]

@@ -195,17 +195,17 @@ class Drift(Result):
 
     def _picture(self) -> str:
         """Draw the relative difference of each operation in order of execution, on a logarithmic axis."""
-        shown = [line for line in self.lines if line.difference is not None and line.difference.relative]
+        differences = [(line, line.difference) for line in self.lines if line.difference is not None]
+        shown = [(line, difference, difference.relative) for line, difference in differences if difference.relative]
         if not shown:
             return ""
         width, height, low = 720, 180, -9.0
         marks = []
-        last = max(max(line.order for line in shown), 1)
-        for line in shown:
-            assert line.difference is not None and line.difference.relative is not None
+        last = max(max(line.order for line, _, _ in shown), 1)
+        for line, difference, relative in shown:
             x = 40 + (width - 60) * line.order / last
-            y = 10 + (height - 40) * min(max(log10(line.difference.relative) / low, 0), 1)
-            title = escape(f"{_title(line)}{_size(line.difference)}")
+            y = 10 + (height - 40) * min(max(log10(relative) / low, 0), 1)
+            title = escape(f"{_title(line)}{_size(difference)}")
             radius = 4 if line.role in SOURCES else 2
             marks.append(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{COLOURS.get(line.role, "#888")}"><title>{title}</title></circle>'

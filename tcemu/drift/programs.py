@@ -97,6 +97,16 @@ class Choices(NamedTuple):
     order: str = ""  # order of scales in a rewritten program, in words; see `tcemu.drift.rewrites`
     quantization: Quantization | None = None
 
+    def require_summation(self) -> Summation:
+        """Return the summation.
+
+        Raises:
+            ValueError: The choices have none, and so evaluate programs without sums alone.
+        """
+        if self.summation is None:
+            raise ValueError("choices.summation: a program with sums needs a summation")
+        return self.summation
+
 
 # ---- evaluation
 
@@ -180,8 +190,7 @@ def selectable(program: Program) -> bool:
 
 def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices, at: np.ndarray | None) -> np.ndarray:
     a, b, shape = ROW_READERS[node.kind](node, raw)
-    how = choices.summation
-    assert how is not None, "a program with sums needs a summation"
+    how = choices.require_summation()
     library = torch_sum(raw[0].astype(np.float32), node.attributes["axes"]) if how.library else None
     bias = np.broadcast_to(raw[2].astype(np.float32), shape) if how.bias_first and len(raw) > 2 else None
     if library is not None:

@@ -161,8 +161,7 @@ def _scales(how: Quantization, amax: np.ndarray, largest: np.float32) -> np.ndar
 
 @lru_cache(maxsize=64)  # every division is tried with the same scales
 def _exponents(rule: str, element: Format, amax: bytes) -> np.ndarray:
-    exponent = RULES[rule].exponent
-    assert exponent is not None
+    exponent = RULES[rule].require_exponent()
     return np.asarray(exponent((jnp.asarray(np.frombuffer(amax, np.uint32)),), F32, element))
 
 

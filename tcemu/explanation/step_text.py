@@ -228,8 +228,7 @@ def _term_headings(terms: Sequence[Term], spec: ProductSpec) -> list[str]:
 
 
 def _fused_lines(step: Step, spec: ProductSpec, title: str, colour: bool) -> list[str]:
-    point, last_bit, exact_sum = step.alignment_exponent, step.last_bit, step.exact_sum
-    assert point is not None and last_bit is not None
+    (point, last_bit), exact_sum = step.require_alignment(), step.exact_sum
     terms = [t for t in step.terms if not _is_zero_term(t)]
     headings = _term_headings(step.terms, spec)
     title = f"{title}: {list_names([t.name for t in step.terms])}"
@@ -282,12 +281,12 @@ def truncated_bits(value: Fraction, last_bit: int, room: int) -> str:
 
 def rounded_bits(step: Step, result_bits: str, sum_bits: str, colour: bool) -> str:
     """Format the bits of the result, and right of "/" the bits of the sum that rounding dropped."""
-    assert step.alignment_exponent is not None and step.last_bit is not None
+    alignment_exponent, last_bit = step.require_alignment()
     last = step.result_last_bit
-    if last <= step.last_bit:
+    if last <= last_bit:
         return result_bits + "|"
     # a result of 0 may have room for none of the bits
-    retained = max(1, len(result_bits) - (last - step.last_bit) - (last > step.alignment_exponent))
+    retained = max(1, len(result_bits) - (last - last_bit) - (last > alignment_exponent))
     return f"{result_bits[:retained]}/{_dim(sum_bits[retained:], colour)}|"
 
 

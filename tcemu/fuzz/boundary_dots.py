@@ -163,18 +163,17 @@ class BoundaryDrawer:
 
     def _draw_scales(self, scales: DotArrays, exponent: np.ndarray, used: np.ndarray) -> np.ndarray:
         """Draw scales of powers of two that carry one term of each block, and return the exponents that remain for the elements."""
-        spec, random = self.spec, self.random
-        assert spec.scale is not None
+        spec, random, scale = self.spec, self.random, self.spec.require_scale()
         count = len(exponent)
         blocks, used = (v.reshape(count, spec.scale_vec, -1) for v in (exponent, used))
         anchor = np.argmax(used + 0.5 * random.random(used.shape), axis=2)[..., None]
         room = spec.a.max_exponent + spec.b.max_exponent - 2
         total = np.take_along_axis(blocks, anchor, 2)[..., 0] - random.integers(-2, max(room, 1), anchor.shape[:2])
         total = np.where(used.any(2), total, 0)
-        first = np.clip(total // 2 + random.integers(-2, 3, total.shape), 1 - spec.scale.bias, spec.scale.max_exponent)
-        second = np.clip(total - first, 1 - spec.scale.bias, spec.scale.max_exponent)
+        first = np.clip(total // 2 + random.integers(-2, 3, total.shape), 1 - scale.bias, scale.max_exponent)
+        second = np.clip(total - first, 1 - scale.bias, scale.max_exponent)
         for name, part in (("scale_a", first), ("scale_b", second)):
-            scales[name] = encode_integers(spec.scale, np.zeros(part.shape, bool), np.ones(part.shape, np.int64), part)
+            scales[name] = encode_integers(scale, np.zeros(part.shape, bool), np.ones(part.shape, np.int64), part)
         return (blocks - (first + second)[..., None]).reshape(exponent.shape)
 
     def _encode_products(

@@ -266,16 +266,15 @@ class DotDrawer:
 
     def _draw_scales(self, scales: DotArrays, exponent: np.ndarray, count: int) -> np.ndarray:
         """Draw scales that carry each block's largest exponent, and return the exponents that remain for the elements."""
-        spec, random = self.spec, self.random
-        assert spec.scale is not None
+        spec, random, scale = self.spec, self.random, self.spec.require_scale()
         blocks = exponent.reshape(count, spec.scale_vec, -1)
         total = blocks.max(-1) - random.integers(0, 3, (count, spec.scale_vec))
-        first = np.clip(total // 2 + random.integers(-2, 3, total.shape), -spec.scale.bias + 1, spec.scale.max_exponent)
+        first = np.clip(total // 2 + random.integers(-2, 3, total.shape), -scale.bias + 1, scale.max_exponent)
         plain = np.zeros(total.shape, bool)
-        bits = spec.scale.mantissa_bits
+        bits = scale.mantissa_bits
         for name, part in (("scale_a", first), ("scale_b", total - first)):
             fraction = random.integers(0, 1 << bits, total.shape, np.uint64) * (random.random(total.shape) < 0.5) if bits else plain
-            scales[name] = float_codes(spec.scale, plain, part, fraction)
+            scales[name] = float_codes(scale, plain, part, fraction)
         return (blocks - total[..., None]).reshape(exponent.shape)
 
     def _draw_accumulators(

@@ -215,12 +215,13 @@ def _simpler_operands(op: MatrixMultiply, v: DotOperands) -> Iterator[DotOperand
         yield v | {"e": [defined] * len(v["e"])}
         for at in range(len(v["e"])):
             yield replace_code("e", at, defined)
-    for name in ("scale_a", "scale_b") if op.scaling is not None else ():
-        assert op.scaling is not None
-        unit_scale = op.scaling.format.bias << op.scaling.format.mantissa_bits
+    for name, scaling in (("scale_a", op.scaling), ("scale_b", op.scaling)):
+        if scaling is None:
+            break
+        unit_scale = scaling.format.bias << scaling.format.mantissa_bits
         yield v | {name: [unit_scale] * len(v[name])}
         for at, code in enumerate(v[name]):
-            for simpler in _simpler_codes(op.scaling.format, code):
+            for simpler in _simpler_codes(scaling.format, code):
                 yield replace_code(name, at, simpler)
     for name, fmt in (("a", spec.a), ("b", spec.b), ("c", spec.c)):
         for at, code in enumerate(v[name]):

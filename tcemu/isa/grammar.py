@@ -452,8 +452,8 @@ def _parse_product(grammar: Grammar, spelling: str, qualifiers: list[str]) -> Tc
             f"PTX ISA {section}."
         )
     size = parse_shape(shapes[0])
-    d, a, b, scale_format = (*types, None)[:4]
-    assert d is not None and a is not None
+    d, a, b = types[:3]
+    scale_format = types[3] if len(types) > 3 else None
     long_k = size["k"] == LONG_K and op.kind in ("mxf4", "mxf4nvf4")
     product = make_product(op, size["m"], size["n"], d, a, b, scale=scale_format, satfinite="satfinite" in qualifiers, long_k=long_k)
     product = replace(product, k=size["k"])

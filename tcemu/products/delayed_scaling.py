@@ -172,8 +172,7 @@ def _forward(options: DelayedOptions, operands: DelayedOperands) -> tuple[Array,
 @partial(jax.jit, static_argnums=0)
 def _backward(options: DelayedOptions, recipe: Recipe, state: DelayedScaling, a: ScaledTensor, b: ScaledTensor, g: Array) -> tuple:
     """Computes the gradients of A and B, in f32 and with the product's batch axes, and the next state."""
-    assert recipe.gradients is not None
-    recipe_da, recipe_db = recipe.gradients
+    recipe_da, recipe_db = recipe.require_gradients()
     gradient_format = recipe_da.schemes[0].format
     scaled = _scale_tensor(gradient_format, g, state.gradient)
     f32 = DelayedOptions(np.dtype(np.float32), options.margin, options.amax)

@@ -161,8 +161,7 @@ class PatchOptions:
         return _smooth_product(self, operands)
 
     def backward(self, operands: PatchOperands, g: Array) -> PatchOperands:
-        assert operands.recipe.gradients is not None
-        recipe_da, recipe_db = (recipe.replace(backward="exact") for recipe in operands.recipe.gradients)
+        recipe_da, recipe_db = (recipe.replace(backward="exact") for recipe in operands.recipe.require_gradients())
         dx = _image_gradient(self, operands._replace(recipe=recipe_da), g.astype(jnp.float32))
         dkernel = _kernel_gradient(self, operands._replace(recipe=recipe_db), g.astype(jnp.float32))
         nothing: Any = None  # the recipe has no derivative

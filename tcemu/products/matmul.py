@@ -158,8 +158,7 @@ class MatmulOptions:
 
     def backward(self, operands: MatmulOperands, g: Array) -> MatmulOperands:
         recipe, a, b = operands.recipe, operands.a, operands.b
-        assert recipe.gradients is not None
-        recipe_da, recipe_db = recipe.gradients
+        recipe_da, recipe_db = recipe.require_gradients()
         keys = product_keys(operands.key)
         g = g.astype(jnp.float32)
         da = matmul(g, jnp.swapaxes(b, -1, -2), recipe=recipe_da, key=keys.da if recipe_da.is_stochastic else None)

@@ -142,9 +142,9 @@ def pad_k(spec: ProductSpec, a: Array, b: Array, multiple: int) -> OperandPair:
 
 def pad_scales(spec: ProductSpec, scales: OperandPair, multiple: int) -> OperandPair:
     """Pads the scales of an instruction's blocks with ones, to those of a K that is a multiple of `multiple`."""
-    assert spec.scale is not None
+    scale = spec.require_scale()
     missing = -scales[0].shape[-1] % (multiple // spec.k * spec.scale_vec)
-    return pad_along_k(scales, missing, spec.scale.bias << spec.scale.mantissa_bits)
+    return pad_along_k(scales, missing, scale.bias << scale.mantissa_bits)
 
 
 def pad_along_k(pair: OperandPair, missing: int, value: int) -> OperandPair:

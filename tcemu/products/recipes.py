@@ -299,6 +299,16 @@ class Recipe:
             return None
         return self.backward if isinstance(self.backward, tuple) else (self.backward, self.backward)
 
+    def require_gradients(self) -> tuple[Recipe, Recipe]:
+        """Return the recipes of dA and dB.
+
+        Raises:
+            ValueError: `backward` is "exact" or "straight_through".
+        """
+        if self.gradients is None:
+            raise ValueError(f"backward={self.backward!r} names no recipes of the gradients")
+        return self.gradients
+
     @property
     def arithmetic(self) -> Model:
         """The model in use: `model`, or the target's own."""

@@ -326,9 +326,8 @@ def _block_scales(rule: ScaleRule, element: Format, arithmetic: Format, largest:
     """Returns each block's scale, and its scaler: the exponent of a power of two, or the argument of `apply`."""
     if rule.exponent is not None:
         return _power_of_two_scales(rule.exponent, element, arithmetic, largest)
-    assert rule.two_level is not None
     tensor = tuple(t.reshape(t.shape + (1,) * (largest[0].ndim - t.ndim)) for t in tensor)
-    scales, scalers = rule.two_level.block(largest[0], *tensor)
+    scales, scalers = rule.require_two_level().block(largest[0], *tensor)
     return _nan_if_special(rule.scale, arithmetic, largest, scales), scalers
 
 

@@ -361,8 +361,7 @@ class TwoLevelSteps(NamedTuple):
 
 def _steps_of_rule(name: str, text: str) -> TwoLevelSteps:
     """Returns the steps of a rule of `RULES`."""
-    rule = RULES[name].two_level
-    assert rule is not None
+    rule = RULES[name].require_two_level()
 
     def block(amax: Array, *tensor: Array) -> tuple[Array, Factor]:
         scale, scaler = rule.block(amax, *tensor)

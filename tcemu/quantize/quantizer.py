@@ -143,6 +143,16 @@ class Scheme:
     unit_block: int = 0  # elements along K that share a block scale; 0 without block scales
     transform: HadamardTransform | None = None  # the transform by the quantiser's signs on the target
 
+    def require_scale_format(self) -> Format:
+        """Return the format of the instruction's block scales.
+
+        Raises:
+            ValueError: The instruction has none.
+        """
+        if self.scale_format is None:
+            raise ValueError(f"an instruction without block scales quantises {self.format}")
+        return self.scale_format
+
     @property
     def row_granularity(self) -> int:
         """Neighbouring rows whose scales depend on each other; a part of the operand must hold multiples of them."""
@@ -237,9 +247,9 @@ def quantize(
         scale_source, scale_codes = array_codes(scales)
         scale_codes = convert(scale_source, F32, scale_codes)
         if quantizer.scales_in_unit:
-            assert scheme.scale_format is not None
-            unit_scales = convert(F32, scheme.scale_format, scale_codes, saturate=True)
-            scale_codes = convert(scheme.scale_format, F32, unit_scales)
+            scale_format = scheme.require_scale_format()
+            unit_scales = convert(F32, scale_format, scale_codes, saturate=True)
+            scale_codes = convert(scale_format, F32, unit_scales)
     elements = _round_elements(scheme, source, codes, scale_codes, key)
     if quantizer.scales_in_unit:
         return QuantizedOperand(codes=elements, unit_scales=unit_scales)
@@ -305,7 +315,6 @@ def exact_values(factors: Sequence[ArrayLike]) -> np.ndarray:
 
 def _quantize_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: str | None, amax: Array | None) -> QuantizedOperand:
     """Quantises by the rule of a block format."""
-    assert scheme.scale_format is not None
     block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, scheme.rule)
     if axis_name is not None and block.two_level:
         amax = lax.pmax(_magnitudes(*array_codes(x)).max(initial=0), axis_name)

@@ -131,6 +131,26 @@ class ScaleRule:
     in_f32: bool = True  # the rule is f32 arithmetic; a float64 x is rounded to f32 first
     source: str = ""
 
+    def require_exponent(self) -> Callable[[Limbs, Format, Format], Array]:
+        """Return the computation of the exponents of scales that are powers of two.
+
+        Raises:
+            ValueError: The scales are no powers of two.
+        """
+        if self.exponent is None:
+            raise ValueError(f"the scales of this rule are {self.scale}, no powers of two; source: {self.source}")
+        return self.exponent
+
+    def require_two_level(self) -> TwoLevelScaling:
+        """Return the computation of the scales of a tensor and of its blocks.
+
+        Raises:
+            ValueError: The rule has no scale of the tensor.
+        """
+        if self.two_level is None:
+            raise ValueError(f"this rule has no scale of the tensor; source: {self.source}")
+        return self.two_level
+
 
 def _two_level_rule(tensor: Callable, block: Callable, apply: Callable, source: str) -> ScaleRule:
     return ScaleRule(UE4M3, two_level=TwoLevelScaling(tensor=tensor, block=block, apply=apply), source=source)

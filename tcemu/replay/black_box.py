@@ -203,7 +203,7 @@ class BlackBox:
         )
         self.form = form
         self.calls = 0
-        self.result_format: Format | None = None
+        self._result_format: Format | None = None
 
     def __call__(self, a: np.ndarray, b: np.ndarray, epilogue: EpilogueCodes | None = None) -> np.ndarray:
         """Compute codes of A·B.
@@ -226,6 +226,17 @@ class BlackBox:
         arrays = [self._to_framework(fmt, codes) for fmt, codes in zip(self.operand_formats, (a, b), strict=True)]
         with np.errstate(all="ignore"):
             return self._result_codes(self.fn(*arrays, **self.epilogue_arguments(epilogue)))
+
+    @property
+    def result_format(self) -> Format:
+        """The format of the results.
+
+        Raises:
+            RuntimeError: The function has not been called.
+        """
+        if self._result_format is None:
+            raise RuntimeError("the format of the results is unknown until the function was called")
+        return self._result_format
 
     def epilogue_arguments(self, epilogue: EpilogueCodes | None = None) -> dict[str, Any]:
         """Return the keyword arguments of the function as its framework's arrays. None takes neutral ones."""
@@ -268,9 +279,9 @@ class BlackBox:
             raise TypeError(f"the function returned {fmt}; expected one of {', '.join(map(str, RESULT_FORMATS))}")
         if codes.shape != (m, n):
             raise ValueError(f"the function returned {list(codes.shape)}; expected [M, N] = {[m, n]}")
-        if self.result_format not in (None, fmt):
-            raise TypeError(f"the function returned {self.result_format} first and {fmt} now")
-        self.result_format = fmt
+        if self._result_format not in (None, fmt):
+            raise TypeError(f"the function returned {self._result_format} first and {fmt} now")
+        self._result_format = fmt
         return codes
 
 

@@ -192,12 +192,12 @@ def _parse_formats(dtype: str | Format | tuple[str | Format, str | Format]) -> t
             "none can be found. tcemu.gemm(a, b, op='s8', target=...) computes them"
         )
     formats = [FORMATS.get(one) if isinstance(one, str) else one for one in pair]
-    if len(formats) != 2 or any(one not in OPERAND_FORMATS for one in formats):
+    known = [one for one in formats if one is not None and one in OPERAND_FORMATS]
+    if len(formats) != 2 or len(known) != 2:
         raise ValueError(f"operand_dtype={dtype!r}: expected one of {', '.join(map(str, OPERAND_FORMATS))}, or two of e4m3 and e5m2")
-    a, b = formats
+    a, b = known
     if a != b and not {a, b} <= set(FP8_FORMATS):
         raise ValueError(f"operand_dtype={dtype!r}: two different formats must both be FP8")
-    assert a is not None and b is not None
     return a, b
 
 
@@ -240,7 +240,6 @@ class OrderSearch:
             "all ones", "every product is added" if not dropped else f"the last {dropped} products are LEFT OUT: a fault of the library"
         )
         answers = self.probe_pairs(dropped)
-        assert self.black_box.result_format is not None
         neutral = next(
             self.black_box.form.possible_epilogues(self.black_box.result_format)
         )  # with scales of 1 and a bias of 0 all epilogues agree, except for signs of zeros
@@ -294,7 +293,6 @@ class OrderSearch:
     def check_repeatable(self) -> bool:
         """Return whether the same operands give the same bits several times."""
         first = ask_sample(self.black_box, "cancelling", self.seed)
-        assert self.black_box.result_format is not None
         a, b = repeat_operands(first, *self.black_box.shape[:2])
         again = [self.black_box(a, b) for _ in range(REPEATS - 1)]
         same = all((x == first.answer).all() for x in again)
@@ -317,7 +315,6 @@ class OrderSearch:
     def probe_pairs(self, dropped: int) -> list[PairAnswers]:
         """Ask about drawn pairs and windows."""
         m, n, k = self.black_box.shape
-        assert self.black_box.result_format is not None
         if k - dropped < 3:
             return []
         count = 4 if m * n >= 256 else 6 if m * n >= 32 else 12
@@ -333,7 +330,6 @@ class OrderSearch:
 
     def explaining_orders(self, dropped: int, answers: list[PairAnswers]) -> list[KernelRecipe]:
         """Return the orders that explain the answers."""
-        assert self.black_box.result_format is not None
         formats, k = self.black_box.operand_formats, self.black_box.shape[2]
         slicings = find_slicings(k, dropped, (), answers)
         orders = find_orders(formats, self.black_box.result_format, self.targets, slicings, answers)
@@ -354,7 +350,6 @@ class OrderSearch:
         """Return the orders by units of other makers that explain the answers, also as software computes them, with subnormals kept."""
         if not self.other_targets:
             return []
-        assert self.black_box.result_format is not None
         slicings = find_slicings(self.black_box.shape[2], dropped, (), answers)
         found = find_orders(self.black_box.operand_formats, self.black_box.result_format, self.other_targets, slicings, answers)
         units = [(recipe, recipe.unit) for recipe in found if isinstance(recipe.unit, Steps)]
@@ -367,7 +362,6 @@ class OrderSearch:
 
     def distinguish_orders(self, orders: list[KernelRecipe], usable: int) -> list[KernelRecipe]:
         """Select the orders that also explain answers about pairs for which they differ."""
-        assert self.black_box.result_format is not None
         max_terms = max_window_terms(self.black_box)
         for _ in range(ROUNDS):
             trees = {equivalence_key(recipe): recipe_levels(recipe) for recipe in reversed(orders)}
@@ -422,7 +416,6 @@ class OrderSearch:
 
     def find_epilogues(self, orders: list[KernelRecipe]) -> list[KernelRecipe]:
         """Combine the orders with every possible epilogue, and select those that give the black box's bits."""
-        assert self.black_box.result_format is not None
         every: dict = {}
         for order, epilogue in product(orders, self.black_box.form.possible_epilogues(self.black_box.result_format)):
             recipe = order.replace(epilogue=epilogue)
@@ -568,7 +561,6 @@ def probe_fraction_bits(black_box: BlackBox, indices: np.ndarray) -> int | None:
         The fraction bits, or None if there are fewer indices, or no truncation explains the survivors.
     """
     m, n, k = black_box.shape
-    assert black_box.result_format is not None
     own = [int(p) for p in indices if p >= 0][:3]
     if len(own) < 3 or max(m, n) < 32:
         return None

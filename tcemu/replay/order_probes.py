@@ -55,7 +55,6 @@ def make_answers(pairs: list[tuple[int, int]], windows: np.ndarray, counts: np.n
 
 def max_window_terms(black_box: BlackBox) -> int:
     """Return the largest number of small terms that a window may have."""
-    assert black_box.result_format is not None
     exact = np.frexp(black_box.form.alpha)[0] in (0.5, -0.5)  # alpha is a power of two; otherwise each count is rounded once more
     return min(
         *(TERM_SIZES[fmt].max_terms for fmt in black_box.operand_formats),
@@ -65,7 +64,6 @@ def max_window_terms(black_box: BlackBox) -> int:
 
 def count_units(black_box: BlackBox, codes: np.ndarray, unit: float) -> np.ndarray:
     """Divide each result by a unit, int64; -1 if the result is no multiple of it."""
-    assert black_box.result_format is not None
     answer, unit_value = codes_to_float64(black_box.result_format, codes), float(np.float32(black_box.form.alpha)) * unit
     with np.errstate(invalid="ignore", over="ignore"):
         counts = np.rint(answer / unit_value)
@@ -87,7 +85,6 @@ def ask_pairs(black_box: BlackBox, pairs: list[tuple[int, int]], windows: np.nda
     Returns:
         The answers.
     """
-    assert black_box.result_format is not None
     m, n, k = black_box.shape
     of_pairs, of_windows = black_box.operand_formats if by_rows else black_box.operand_formats[::-1]
     (large, small), (other_large, other_small) = (

@@ -297,8 +297,7 @@ def _find_scaling(tensors: Sequence[Any]) -> Scaling:
 def _make_recipe(scaling: Scaling, formats: tuple[Any, Any], fast: bool, target: str) -> Recipe:
     """Return the recipe of a scaled product: its instruction and promotion."""
     fp8 = as_recipe("fp8", target)
-    assert fp8.gradients is not None
-    of_pairs = {(r.op.a, r.op.b): r for r in (fp8, *fp8.gradients, as_recipe("fp8_e5m2", target))}
+    of_pairs = {(r.op.a, r.op.b): r for r in (fp8, *fp8.require_gradients(), as_recipe("fp8_e5m2", target))}
     base = of_pairs[formats]
     promote = None if fast and scaling.a.block is None else SCALE_BLOCK // base.op.k
     return base.replace(a=scaling.a, b=scaling.b, promote=promote, backward="exact")

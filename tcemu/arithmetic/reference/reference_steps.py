@@ -84,6 +84,16 @@ class Step:
     exact_sum: Fraction | None = None  # exact sum of the retained values; None if a term is a NaN or an infinity
     rule: str | None = None  # special rule that determined the result
 
+    def require_alignment(self) -> tuple[int, int]:
+        """Return the exponent that the terms are aligned to, and that of the last bit that alignment retains.
+
+        Raises:
+            ValueError: The step aligns nothing.
+        """
+        if self.alignment_exponent is None or self.last_bit is None:
+            raise ValueError(f"a step of kind {self.kind!r} aligns nothing; fused steps do")
+        return self.alignment_exponent, self.last_bit
+
     @property
     def value(self) -> Value:
         """The value of the result."""
@@ -231,8 +241,7 @@ class Reduction:
             running = self.flushed(running) if running is not None and number != previous else running
             self.instruction = previous = number
             running = Accumulator("running", step(products, running))
-        assert running is not None
-        return running
+        return require_running(running)
 
     def record_step(self, kind: str, terms: Sequence[Term], result: int, rounding: str, fmt: Format | None = None, **fields: Any) -> int:
         """Record a step with further fields of `Step`, and return its result."""
@@ -254,7 +263,6 @@ class Reduction:
     def fused_step(self, products: Sequence[Product], running: Accumulator | None) -> int:
         """Align to the max exponent, truncate, add exactly, round once."""
         model, rounding = self.model, str(self.model.rounding)
-        assert model.fraction_bits is not None
         # rules 1 and 2: exact products, each with the exponent that it is aligned by
         terms = [] if running is None else [self.accumulator_term(running)]
         if model.summed is None:
@@ -263,7 +271,7 @@ class Reduction:
             terms += map(group_term, batched(products, model.summed))
         # rule 3: the max exponent of all terms that are not zero, and at least the floor
         max_exponent = max([int(model.floor), *(term.exponent for term in terms if term.exponent is not None)])
-        last_bit = max_exponent - int(model.fraction_bits)
+        last_bit = max_exponent - int(model.require_fraction_bits())
         alignment: dict[str, Any] = {"alignment_exponent": max_exponent, "last_bit": last_bit}
         # rule 8: a NaN or an infinity alone determines the result
         value, rule = special_sum(terms)
@@ -300,8 +308,7 @@ class Reduction:
 
     def pairwise_step(self, products: Sequence[Product], running: Accumulator | None) -> int:
         """Round every product, add them in pairs, these sums in pairs, and the total to the running value; round each sum."""
-        assert running is not None
-        rounding = str(self.model.rounding)
+        running, rounding = require_running(running), str(self.model.rounding)
         sums = []
         for product in products:
             sign = product.decoded_a.negative != product.decoded_b.negative
@@ -314,8 +321,8 @@ class Reduction:
     def joined_step(self, products: Sequence[Product], running: Accumulator | None) -> int:
         """Align and truncate the products without the running value, then join their sum with it, rounded down."""
         model, rounding = self.model, str(self.model.rounding)
-        assert running is not None and model.fraction_bits is not None
-        bits, c = int(model.fraction_bits), self.accumulator_term(running)
+        running = require_running(running)
+        bits, c = int(model.require_fraction_bits()), self.accumulator_term(running)
         terms = [overflowed_term(product_term(product)) for product in products]
         value, rule = special_sum([c, *terms])
         if rule is not None:
@@ -343,8 +350,8 @@ class Reduction:
     def complement_step(self, products: Sequence[Product], running: Accumulator | None) -> int:
         """Align and truncate all terms, the running value two bits finer, and negate those of the other sign by flipping their bits."""
         model, fmt = self.model, self.model.result
-        assert running is not None and model.fraction_bits is not None
-        bits, smallest = int(model.fraction_bits), power_of_two(fmt.min_exponent)
+        running = require_running(running)
+        bits, smallest = int(model.require_fraction_bits()), power_of_two(fmt.min_exponent)
         decoded = decode(fmt, running.code)
         tiny = lambda value: isinstance(value, Fraction) and abs(value) < smallest
         c = self.accumulator_term(running)
@@ -447,6 +454,13 @@ def product_term(product: Product) -> Term:
         value, exponent = multiply_values(value, scale.value), exponent + scale.exponent
     present = isinstance(value, Fraction) and value != 0
     return Term(product.name, value, (product,), exponent=exponent if present else None)
+
+
+def require_running(running: Accumulator | None) -> Accumulator:
+    """Return C or the running value; raises ValueError where a step that needs one starts from nothing."""
+    if running is None:
+        raise ValueError("the step needs C or a running value")
+    return running
 
 
 def group_term(products: Sequence[Product]) -> Term:

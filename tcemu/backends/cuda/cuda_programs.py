@@ -65,8 +65,7 @@ def promoted_program(product: PromotedProduct) -> Program:
     def program(operands: PromotedOperands) -> Array:
         a, b, scales, block_scales = operands
         if block_scales is not None:
-            assert product.promotion.scale_block_shape is not None
-            rows, columns = product.promotion.scale_block_shape
+            rows, columns = product.promotion.scale_block_shape or (None, None)
             block_scales = _repeat(block_scales[0], rows, a.shape[-2], -2), _repeat(block_scales[1], columns, b.shape[-1], -1)
         zeros = jnp.zeros((*batch, a.shape[-2], b.shape[-1]), jnp.uint32)
         return multiply_by_kernels(kernels, a, b, zeros, scales, block_scales)

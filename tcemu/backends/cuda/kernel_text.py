@@ -107,8 +107,7 @@ def kernel_numbers(model: Model, spec: ProductSpec) -> KernelNumbers | None:
     assert isinstance(kept, int)
     mantissas = spec.a.mantissa_bits + spec.b.mantissa_bits
     if model.summed is not None:  # in units of 2^least_exponent, and of the scales' last places
-        assert spec.scale is not None
-        mantissas += 2 * spec.scale.mantissa_bits - spec.a.min_exponent - spec.b.min_exponent
+        mantissas += 2 * spec.require_scale().mantissa_bits - spec.a.min_exponent - spec.b.min_exponent
     return KernelNumbers(
         order.step_size(k), k, k // order.groups, order.groups, order.steps_per_chain(k) or 0, order.together, model.fraction_bits,
         mantissas, model.summed or 0, model.floor, kept, str(model.rounding), str(model.alignment),
@@ -200,8 +199,7 @@ def _grouped(n: KernelNumbers, spec: ProductSpec) -> TileNumbers | None:
     """Numbers for products summed in groups: the powers are those of their scales, and bf16 holds each value with its scale's
     significand.
     """
-    a, b, scale = spec.a, spec.b, spec.scale
-    assert scale is not None
+    a, b, scale = spec.a, spec.b, spec.require_scale()
     scales = (2 << scale.mantissa_bits) - 1
     largest = [(((2 << fmt.mantissa_bits) - 1) << (fmt.max_exponent - fmt.min_exponent)) * scales for fmt in (a, b)]
     above = (n.summed * largest[0] * largest[1]).bit_length() - n.mantissas  # a group's sum is below 2^above times the power of its scales

@@ -64,8 +64,7 @@ class RaggedForm:
 
     def backward(self, operands: RaggedOperands, g: Array) -> RaggedOperands:
         recipe, a, b, groups, keys = operands.recipe, operands.a, operands.b, operands.groups, product_keys(operands.key)
-        gradients = recipe.gradients
-        assert gradients is not None
+        gradients = recipe.require_gradients()
         g = g.astype(jnp.float32)
         t = lambda x: jnp.swapaxes(x, -1, -2)
         along_k = lambda x: t(x.reshape(x.shape[0], -1, x.shape[-1]))
@@ -297,9 +296,9 @@ def _split_chunks(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand, insi
 
 def _unit_scales(spec: ProductSpec, scales: Array, inside: Array) -> Array:
     """Sets the scales of empty blocks to 1."""
-    assert spec.scale is not None
+    scale = spec.require_scale()
     used = jnp.any(inside.reshape(scales.shape[-1], -1), axis=-1)
-    return jnp.where(used, scales, np.array(spec.scale.bias << spec.scale.mantissa_bits, scales.dtype))
+    return jnp.where(used, scales, np.array(scale.bias << scale.mantissa_bits, scales.dtype))
 
 
 def _place_chunks(form: RaggedForm, recipe: Recipe, counts: Array, group: Array, number: Array, factors: Factors) -> ChunkPlacement:

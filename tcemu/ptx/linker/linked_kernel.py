@@ -83,6 +83,16 @@ class LinkedBlock:
     argument_moves: list[LinkedStatement] = field(default_factory=list)  # for a call: from the arguments to the parameters
     result_moves: list[LinkedStatement] = field(default_factory=list)  # for a call: from the callee's results
 
+    def require_terminator(self) -> LinkedStatement:
+        """Return the statement that ends the basic block.
+
+        Raises:
+            ValueError: The basic block ends where another begins.
+        """
+        if self.terminator is None:
+            raise ValueError(f"the basic block of {self.basic_block.ending!r} ends with no statement")
+        return self.terminator
+
 
 @dataclass
 class Kernel:

@@ -60,8 +60,7 @@ class RuntimeFunctions:
             Trapped: An assertion failed.
             UndefinedBehaviour: `free` of what `malloc` did not give, or a pointer to a string that leads nowhere.
         """
-        assert linked.terminator is not None
-        lists = [operand.elements for operand in linked.terminator.statement.operands if isinstance(operand, Vector)]
+        lists = [operand.elements for operand in linked.require_terminator().statement.operands if isinstance(operand, Vector)]
         results, arguments = (lists[0], lists[1]) if len(lists) > 1 else ((), lists[0] if lists else ())
         memory = _HostMemory(self.inputs, chunk)
         for row, thread in np.argwhere(mask):

@@ -171,7 +171,7 @@ class Schedule:
         for point in linked.basic_block.convergence_points:
             mask = mask & self._converged_threads(point, linked.names, mask)
             if point.columns is not None and mask.any():
-                mask = self._threads_with_room(point, linked.names, mask)
+                mask = self._threads_with_room(point, point.columns, linked.names, mask)
         return mask if mask.any() else None
 
     def _converged_threads(self, point: ConvergencePoint, names: NameTable, mask: np.ndarray) -> np.ndarray:
@@ -192,7 +192,7 @@ class Schedule:
             complete = np.asarray((arrived | ~needed).all(-1))
         return np.broadcast_to(complete[..., None], arrived.shape).reshape(self.shape)
 
-    def _threads_with_room(self, point: ConvergencePoint, names: NameTable, mask: np.ndarray) -> np.ndarray:
+    def _threads_with_room(self, point: ConvergencePoint, columns: Operand, names: NameTable, mask: np.ndarray) -> np.ndarray:
         """Return the threads that need not wait at a `tcgen05.alloc`: the first warp of each block whose columns are free.
 
         Threads whose guard is false do not allocate and never wait. An illegal number of columns does not wait either; it is a fault.
@@ -200,11 +200,10 @@ class Schedule:
         executing = mask
         if point.guard is not None:
             executing = mask & (self.read_operand(Register(point.guard.register), "pred", names) != point.guard.negated)
-        assert point.columns is not None
         first = executing.argmax(-1)
-        columns = self.read_operand(point.columns, "b32", names)[np.arange(len(first)), first].astype(np.int64)
-        legal = (columns > 0) & (columns <= COLUMNS) & (columns & (columns - 1) == 0)
-        has_room = self.chunk.find_tensor_memory(np.where(legal, columns, 0).astype(np.int32)) >= 0
+        count = self.read_operand(columns, "b32", names)[np.arange(len(first)), first].astype(np.int64)
+        legal = (count > 0) & (count <= COLUMNS) & (count & (count - 1) == 0)
+        has_room = self.chunk.find_tensor_memory(np.where(legal, count, 0).astype(np.int32)) >= 0
         own_warp = np.arange(self.shape[1]) // LANES == first[:, None] // LANES
         return mask & ~executing | executing & own_warp & (has_room | ~legal)[:, None]
 
@@ -271,9 +270,8 @@ class Schedule:
         elif basic_block.ending == "exit":
             self._exit_threads(executing)
         elif basic_block.ending == "trap":
-            assert linked.terminator is not None
             block, thread = np.argwhere(executing)[0]
-            raise Trapped(f"{self.reporter.describe(linked.terminator, int(block), int(thread))}: the kernel executed trap")
+            raise Trapped(f"{self.reporter.describe(linked.require_terminator(), int(block), int(thread))}: the kernel executed trap")
         else:
             self._arrive_at_barrier(linked, executing)
 
@@ -300,8 +298,7 @@ class Schedule:
         self.keys[mask] = key
 
     def _branch_indexed(self, linked: LinkedBlock, mask: np.ndarray) -> None:
-        assert linked.terminator is not None
-        statement = linked.terminator.statement
+        statement = linked.require_terminator().statement
         index = self.read_operand(statement.operands[0], "u32", linked.names)
         targets = linked.basic_block.targets
         if (index[mask] >= len(targets)).any():
@@ -312,8 +309,10 @@ class Schedule:
 
     def _enter_call(self, number: int, linked: LinkedBlock, mask: np.ndarray) -> None:
         if linked.runtime_function:
-            assert linked.terminator is not None and self.runtime is not None
-            self.runtime.call(linked.runtime_function, linked, self.chunk, mask, partial(self.reporter.describe, linked.terminator))
+            assert self.runtime is not None
+            self.runtime.call(
+                linked.runtime_function, linked, self.chunk, mask, partial(self.reporter.describe, linked.require_terminator())
+            )
             self._move_threads(mask, linked.basic_block.fallthrough)
             return
         self._execute(linked.argument_moves, mask)
@@ -358,11 +357,11 @@ class Schedule:
         self.chunk.note_exited_blocks(np.asarray(gone))
 
     def _arrive_at_barrier(self, linked: LinkedBlock, mask: np.ndarray) -> None:
-        assert linked.terminator is not None
-        parts = linked.terminator.statement.qualifiers
+        terminator = linked.require_terminator()
+        parts = terminator.statement.qualifiers
         if self.barrier_observer is not None and not ("cluster" in parts and "wait" in parts):
             self.barrier_observer.arrive(mask, "cluster" in parts)
-        waiting = self.barriers.arrive(linked.terminator, linked, mask, self)
+        waiting = self.barriers.arrive(terminator, linked, mask, self)
         self._move_threads(mask & ~waiting, linked.basic_block.fallthrough)
         self.pc[waiting] = linked.basic_block.fallthrough
         self.keys[waiting] = IDLE

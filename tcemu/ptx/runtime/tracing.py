@@ -201,9 +201,7 @@ class Tracer:
 
 def _tensor_cells(chunk: Chunk) -> np.ndarray:
     """Return the tensor memory of a chunk, uint32[blocks, 128, 512]."""
-    state = chunk.tensor_memory
-    assert state is not None  # `_check_tracepoint` has made sure of it
-    return np.asarray(state.cells)
+    return np.asarray(chunk.require_tensor_memory().cells)
 
 
 def named_registers(statement: Statement) -> list[Register]:

@@ -153,11 +153,20 @@ class Chunk:
         leaves = self.layout.leaves_below("extra", TENSOR_MEMORY_KEY)
         return TensorMemory(*(self.leaves[index] for index in leaves)) if leaves else None
 
+    def require_tensor_memory(self) -> TensorMemory:
+        """Return the tensor memory of the blocks.
+
+        Raises:
+            ValueError: The kernel has no `tcgen05` instruction.
+        """
+        memory = self.tensor_memory
+        if memory is None:
+            raise ValueError("the kernel has no tcgen05 instruction, and its blocks have no tensor memory")
+        return memory
+
     def find_tensor_memory(self, columns: np.ndarray) -> np.ndarray:
         """Return the first column of free tensor memory of each block for as many columns, int32[blocks]; -1 where there is no room."""
-        state = self.tensor_memory
-        assert state is not None
-        return np.asarray(_find_room(state.owners, jnp.asarray(columns)))
+        return np.asarray(_find_room(self.require_tensor_memory().owners, jnp.asarray(columns)))
 
     def register(self, name: str, kind: str) -> Array:
         """Return a register's values; zeros before it is written."""

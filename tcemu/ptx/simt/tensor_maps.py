@@ -95,7 +95,7 @@ class TensorMap:
         if self.corners is None:
             _check_integers("box_dims", self.box_dims, rank, 1, MAX_BOX)
         else:
-            self._check_corners(rank)
+            self._check_corners(rank, self.corners)
         _check_integers("element_strides", self.element_steps, rank, 1, MAX_ELEMENT_STRIDE)
         _check_integers("global_strides", self.strides, rank - 1, UNIT_BYTES, STRIDE_LIMIT - UNIT_BYTES, UNIT_BYTES)
         _check_integers("offset", (self.offset,), 1, 0, STRIDE_LIMIT, UNIT_BYTES)
@@ -113,9 +113,8 @@ class TensorMap:
         if self.swizzle and row > self.swizzle:
             raise ValueError(f"box_dims: the innermost one has {row} bytes; the swizzle takes at most {self.swizzle}. {SECTION}")
 
-    def _check_corners(self, rank: int) -> None:
+    def _check_corners(self, rank: int, corners: tuple[Sequence[int], Sequence[int]]) -> None:
         """Raise ValueError for an im2col map that cuTensorMapEncodeIm2col rejects."""
-        assert self.corners is not None
         if rank not in CORNER_BITS:
             raise ValueError(f"global_dims: got {rank} dimensions; an im2col map has 3, 4 or 5. {IM2COL_SECTION}")
         if len(self.box_dims) != 2:
@@ -123,7 +122,7 @@ class TensorMap:
         _check_integers("box_dims", self.box_dims[:1], 1, 1, MAX_BOX)
         _check_integers("box_dims", self.box_dims[1:], 1, 1, MAX_PIXELS)
         limit = 1 << CORNER_BITS[rank] - 1
-        for name, corner in zip(("lower corner", "upper corner"), self.corners, strict=True):
+        for name, corner in zip(("lower corner", "upper corner"), corners, strict=True):
             _check_integers(f"corners: the {name}", corner, rank - 2, -limit, limit - 1)
 
     def _check_padded(self) -> int:

@@ -497,8 +497,7 @@ class Tcgen05Protocol:
         layout: AccumulatorLayout, lane: int,
     ) -> None:  # fmt: skip
         """Forbid metadata that PTX does not define."""
-        op, state = described.product, event.chunk.tensor_memory
-        assert state is not None
+        op, state = described.product, event.chunk.require_tensor_memory()
         cells = metadata_cells(layout, op.k, 8 if op.kind in PADDED_KINDS else op.a.bits)
         lanes, columns = (lane + cells.lane) % TENSOR_LANES, np.minimum(access.first + cells.column + described.selector, COLUMNS - 1)
         fields = np.asarray(state.cells[access.row])[lanes, columns] >> cells.bit.astype(np.uint32) & 0xF
@@ -526,8 +525,7 @@ class Tcgen05Protocol:
         halves = access.name == "scale_b" and layout.name == "B"
         rows = layout.cta_rows if access.name == "scale_a" else op.n // 2 if halves else op.n
         cells = scale_cells(rows, op.require_scaling().count, described.scale_a_id if access.name == "scale_a" else described.scale_b_id)
-        state = event.chunk.tensor_memory
-        assert state is not None
+        state = event.chunk.require_tensor_memory()
         words = np.asarray(state.cells[access.row])[:, np.minimum(access.first + cells.column, COLUMNS - 1)]
         quarters = [words[cells.lane + QUARTER * i, np.arange(rows)[:, None], np.arange(cells.lane.shape[1])] for i in range(4)]
         codes = [quarter >> (8 * cells.byte).astype(np.uint32) & 0xFF for quarter in quarters]

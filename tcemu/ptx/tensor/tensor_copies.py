@@ -212,7 +212,8 @@ def decode_tensor_map(words: Array, axes: int) -> TensorBox:
 class _TensorOperands(NamedTuple):
     """The operands of a statement by name."""
 
-    tensor: Address  # the tensor map, with the coordinates
+    tensor: Address  # the tensor map
+    coordinates: tuple[Operand, ...]
     address: Address  # in shared memory
     barrier: Address | None
     offsets: tuple[Operand, ...]  # of the filter, in im2col mode
@@ -243,7 +244,7 @@ def _bind_operands(statement: Statement, choices: Choices, to_global: bool, sect
         raise Unsupported(f"expected a vector of {rank - 2} im2col offsets. {section}")
     addresses = [operand for operand in operands if isinstance(operand, Address)]
     elements = offsets.elements if isinstance(offsets, Vector) else ()
-    return _TensorOperands(tensor, addresses[0], None if to_global else addresses[1], elements, mask)
+    return _TensorOperands(tensor, tensor.coordinates.elements, addresses[0], None if to_global else addresses[1], elements, mask)
 
 
 def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Context, section: str) -> Step:
@@ -254,8 +255,6 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
         raise Unsupported(f".multicast::cluster and .cta_group belong to copies to shared memory. {section}")
     bound = _bind_operands(statement, choices, to_global, section)
     mode, rank = choices["mode"] or "tile", int((choices["dim"] or "1d")[0])
-    assert bound.tensor.coordinates is not None
-    coordinates = bound.tensor.coordinates.elements
     atomics = _element_operations(statement, context, choices["operation"] or "") if reduces else {}
     move: Callable[[Machine, CopyValues], Machine] = partial(_load_boxes, mode=mode)
     if to_global:
@@ -268,7 +267,7 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
         address = machine.address(bound.address)
         machine = _check_boxes(machine, statement, address, boxes, section)
         read = lambda operand, kind, dtype: machine.read(operand, kind).astype(dtype).astype(jnp.int64)
-        numbers = [read(each, "s32", jnp.int32) for each in coordinates]
+        numbers = [read(each, "s32", jnp.int32) for each in bound.coordinates]
         values = {"map": words, "address": address}  # few values, since each is gathered for the issuing threads
         if mode.startswith("tile::"):
             values["rows"], numbers = jnp.stack(numbers[1:], axis=-1), numbers[:1]

@@ -70,7 +70,7 @@ class WgmmaProtocol:
         if use.bound is None:
             self._check_use(line, use, warps)
         elif use.bound.op.family in ("wgmma", "wgmma.sp"):
-            self._check_product(line, use, warps)
+            self._check_product(line, use, use.bound, warps)
         else:
             self._apply_ordering(use.bound, warps)
 
@@ -86,9 +86,8 @@ class WgmmaProtocol:
             waited = state["groups"] - bound.integer("n", 0)
             state["done"] = np.where(warps, np.maximum(state["done"], waited), state["done"])
 
-    def _check_product(self, line: LinkedStatement, use: RegisterUse, warps: np.ndarray) -> None:
-        assert use.bound is not None
-        state, op, d, a = self.state, use.bound.op, list(use.d), list(use.a)
+    def _check_product(self, line: LinkedStatement, use: RegisterUse, bound: BoundStatement, warps: np.ndarray) -> None:
+        state, op, d, a = self.state, bound.op, list(use.d), list(use.a)
         self._forbid(line, warps & ~state["fenced"], f"it is issued before any wgmma.fence. {FENCE_SECTION}")
         for registers, role in ((d, "accumulator"), (a, "A")):
             touched = state["touched"][registers].any(0)
