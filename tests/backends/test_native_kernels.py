@@ -113,7 +113,7 @@ TILED = ("k16.f32.f16.f16", "k16.f16.f16.f16", "k16.f32.bf16.bf16", "k8.f32.tf32
 SHAPES = ((70, 200, 83), (2, 130, 129, 64), (2, 1, 1, 3, 1))
 
 DENSE = sorted({str(op) for op in tcemu.isa.instructions("sm_90a", "mma") if op.a is not None and op.d is not None and has_kernel(op)})
-USUAL = ("f64.f64.f64.f64.rm", "m8n8k4.row.row.f32.f16.f16.f32", "s4.u4", "e4m3.e5m2.f16", "m16n8k8.row.col.f32.tf32")
+USUAL = ("f64.f64.f64.f64.rm", "s4.u4", "m16n8k8.row.col.f32.tf32")
 
 
 @pytest.mark.parametrize("spelling", sample_cases(DENSE, [next(s for s in DENSE if part in s) for part in USUAL]))
@@ -135,7 +135,7 @@ def test_products_by_fragments_are_the_emulation(gpu, spelling):
 
 
 @compiled_here
-@pytest.mark.parametrize("case", sample_cases([(types, shape) for types in TILED for shape in SHAPES], 9, ids=str))
+@pytest.mark.parametrize("case", sample_cases([(types, shape) for types in TILED for shape in SHAPES], 18, ids=str))
 def test_products_by_wgmma(gpu, case):
     types, (*batch, m, n, k) = case
     a, b, c = whole(*batch, m, k), whole(k, n, seed=1), whole(*batch, m, n, seed=2, most=3)
@@ -144,15 +144,13 @@ def test_products_by_wgmma(gpu, case):
 
 
 @compiled_here
-def test_wide_blocks_and_vmap(gpu):
+@pytest.mark.parametrize("busy", sample_cases((1, 10**9), 2))
+def test_wide_blocks_and_vmap(gpu, monkeypatch, busy):
     a, b = whole(3, 2, 100, 40), whole(3, 40, 300, seed=1)
     call = lambda a, b: tcemu.gemm(a, b, op=f"{WGMMA}k32.s32.s8.s8", target="sm_90a")
-    monkeypatched = wgmma.BUSY
-    for wgmma.BUSY in (1, 10**9):
-        jax.clear_caches()
-        assert (native(jax.jit(jax.vmap(call)), a, b[:, None]) == a @ b[:, None]).all()
-        assert (native(jax.jit(jax.vmap(call, (0, None))), a, b[0]) == a @ b[0]).all()
-    wgmma.BUSY = monkeypatched
+    monkeypatch.setattr(wgmma, "BUSY", busy)
+    assert (native(jax.jit(jax.vmap(call)), a, b[:, None]) == a @ b[:, None]).all()
+    assert (native(jax.jit(jax.vmap(call, (0, None))), a, b[0]) == a @ b[0]).all()
 
 
 @compiled_here
@@ -169,7 +167,7 @@ def test_steps_filled_with_zeros(gpu):
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sample_cases(["deepseek", "fp8", "f16", "bf16", "tf32"], ["deepseek", "bf16"]))
+@pytest.mark.parametrize("name", sample_cases(["deepseek", "fp8", "f16", "bf16", "tf32"], ["deepseek"]))
 def test_recipes_and_their_gradients(gpu, name):
     """Scales of one, so that whole numbers stay whole."""
     recipe = tcemu.get_recipe(name, backward="exact")
@@ -187,7 +185,7 @@ def test_recipes_and_their_gradients(gpu, name):
 
 
 @compiled_here
-@pytest.mark.parametrize("case", sample_cases([(promote, split) for promote in (1, 3, 4) for split in (1, 3)], [(3, 3)], ids=str))
+@pytest.mark.parametrize("case", sample_cases([(promote, split) for promote in (1, 3, 4) for split in (1, 3)], [], ids=str))
 def test_promoted_sums(gpu, case):
     promote, split = case
     recipe = tcemu.get_recipe("fp8", backward="exact").replace(promote=promote, split_k=split)
@@ -356,7 +354,7 @@ def kernels() -> dict[str, str]:
 
 
 KERNELS = kernels()
-FEW = [f"{WGMMA.replace('n64', 'n8')}k16.f32.f16.f16 256", f"{FP8_WGMMA.replace('n64', 'n8')} promoted, scaled True", f"{F16_MMA} 100"]
+FEW = [f"{FP8_WGMMA.replace('n64', 'n8')} promoted, scaled True", f"{F16_MMA} 100"]
 
 
 @nvcc_here

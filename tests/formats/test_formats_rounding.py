@@ -235,11 +235,14 @@ def test_from_integers(case):
 # ---- anything to anything
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.data(), st.sampled_from(sorted(FORMATS)), st.sampled_from(sorted(FORMATS)), st.sampled_from(WAYS))
-def test_any_code_of_any_format_to_any_other(data, source, target, way):
-    codes = data.draw(operands.array_strategy(source, (8,)))
-    agrees_with_reference(source, target, codes, [way])
+@pytest.mark.parametrize("examples", sample_cases([40, 400], [40]))
+def test_any_code_of_any_format_to_any_other(examples):
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @given(st.data(), st.sampled_from(sorted(FORMATS)), st.sampled_from(sorted(FORMATS)), st.sampled_from(WAYS))
+    def check(data, source, target, way):
+        agrees_with_reference(source, target, data.draw(operands.array_strategy(source, (8,))), [way])
+
+    check()
 
 
 def test_gfloat_has_all_our_floats():
