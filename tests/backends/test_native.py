@@ -68,26 +68,30 @@ def test_the_choice_holds_within():
         pass
 
 
-def test_what_was_compiled_under_one_choice_does_not_serve_another(monkeypatch):
+def mma_of(a, b, c):
+    return tcemu.mma(F16_MMA, a, b, c, target="sm_90a")
+
+
+TRANSFORMED = {
+    "plain": lambda: mma_of,
+    "jit": lambda: jax.jit(mma_of),
+    "vmap": lambda: jax.jit(jax.vmap(mma_of)),
+    "scan": lambda: jax.jit(lambda a, b, c: jax.lax.scan(lambda s, ab: (s, mma_of(*ab, s)), c[0], (a, b))[1]),
+    "map": lambda: jax.jit(lambda a, b, c: jax.lax.map(lambda abc: mma_of(*abc), (a, b, c))),
+}
+
+
+@pytest.mark.parametrize("name", sample_cases(TRANSFORMED, ["jit", "scan"]))
+def test_what_was_compiled_under_one_choice_does_not_serve_another(monkeypatch, name):
     """Neither by `jit` nor within loops, maps and derivatives, in any order."""
     launched = native_gpu.emulate_gpu(monkeypatch)
-    operands = registers(F16_MMA, (3,))
-    mma_of = lambda a, b, c: tcemu.mma(F16_MMA, a, b, c, target="sm_90a")
-    functions = {
-        "plain": mma_of,
-        "jit": jax.jit(mma_of),
-        "vmap": jax.jit(jax.vmap(mma_of)),
-        "scan": jax.jit(lambda a, b, c: jax.lax.scan(lambda s, ab: (s, mma_of(*ab, s)), c[0], (a, b))[1]),
-        "map": jax.jit(lambda a, b, c: jax.lax.map(lambda abc: mma_of(*abc), (a, b, c))),
-    }
-    for name, fn in functions.items():
-        for choice in ("emulated", "native", "emulated", "native"):
-            before = len(launched)
-            with tcemu.execution(choice):
-                text = str(jax.make_jaxpr(fn)(*operands))
-                fn(*operands)
-            assert (len(launched) > before or "custom_vmap" in text) == (choice == "native"), (name, choice)
-            assert ("custom_vmap" in text or len(launched) > before) == (choice == "native"), (name, choice)
+    operands, fn = registers(F16_MMA, (3,)), TRANSFORMED[name]()
+    for choice in ("emulated", "native", "emulated", "native"):
+        before = len(launched)
+        with tcemu.execution(choice):
+            text = str(jax.make_jaxpr(fn)(*operands))
+            fn(*operands)
+        assert (len(launched) > before or "custom_vmap" in text) == (choice == "native"), choice
 
 
 def test_gradients_are_computed_as_chosen(monkeypatch):

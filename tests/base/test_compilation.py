@@ -155,9 +155,8 @@ def test_a_second_process_reads_what_the_first_compiled(tmp_path):
     assert list(Path(directory).iterdir())
 
 
-def test_the_path_and_the_variable_name_a_directory(tmp_path):
-    for words, variables in (((tmp_path / "a",), {}), ((), {"TCEMU_COMPILATION_CACHE": tmp_path / "a"})):
-        assert run_in_process(*words, code=CONFIGURED, **variables)[0] == str(tmp_path / "a")
+def test_the_variable_names_a_directory(tmp_path):
+    assert run_in_process(code=CONFIGURED, TCEMU_COMPILATION_CACHE=tmp_path / "a")[0] == str(tmp_path / "a")
 
 
 def test_what_the_user_configured_stays(tmp_path):
@@ -165,6 +164,11 @@ def test_what_the_user_configured_stays(tmp_path):
         tmp_path / "other", code=CONFIGURED, JAX_COMPILATION_CACHE_DIR=tmp_path / "mine", TCEMU_COMPILATION_CACHE=tmp_path / "third"
     )
     assert mine[0] == str(tmp_path / "mine") and mine[1].endswith(f"{tmp_path / 'mine'} 1.0")
+
+
+@pytest.mark.full
+def test_what_else_the_user_configured_stays(tmp_path):
+    assert run_in_process(tmp_path / "a", code=CONFIGURED)[0] == str(tmp_path / "a")
     assert run_in_process(tmp_path / "a", code=CONFIGURED, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=7)[1].endswith(" 7.0")
     assert run_in_process(code=CONFIGURED, TCEMU_COMPILATION_CACHE="off") == ["None", "None 1.0"]
     with_cuda = "from tcemu.base import compilation\ncompilation._has_cuda = lambda: True\n" + CONFIGURED
@@ -176,6 +180,11 @@ def test_what_the_user_configured_stays(tmp_path):
 def test_a_home_that_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("no directory")
     assert run_in_process(code=CONFIGURED, XDG_CACHE_HOME=tmp_path / "file") == ["None", "None 1.0"]
+
+
+@pytest.mark.full
+def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("no directory")
     with pytest.raises(AssertionError, match=r"NotADirectoryError|FileExistsError"):
         run_in_process(tmp_path / "file", code=CONFIGURED)
 

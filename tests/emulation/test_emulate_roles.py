@@ -67,6 +67,7 @@ def test_weights_are_b_wherever_they_stand(layer):
     assert np.median(errors) < 0.06
 
 
+@pytest.mark.full
 def test_with_operands_in_the_wrong_places_a_massive_token_spoils_its_neighbours():
     """What by position comes of it: the claim that the test above stands on."""
     both = jax.jit(lambda w, x: (tcemu.emulate(by_vmap, DEEPSEEK)(w, x), tcemu.matmul(w, x.T, recipe=DEEPSEEK).T))  # compiled together
@@ -78,6 +79,7 @@ def test_with_operands_in_the_wrong_places_a_massive_token_spoils_its_neighbours
     assert np.median(errors) > 0.99
 
 
+@pytest.mark.full
 def test_gradients_follow_too():
     def loss(params, x):
         return jnp.sin(by_vmap(params["w"], x)).sum()

@@ -18,7 +18,7 @@ MXF4 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.f32.e2m1.e2m1.f
 CASES = golden.cases("mma")
 
 
-TYPES = ("f32.f16", "f16.f16", "bf16", "tf32", "f64", "e4m3", "s8.u8", "b1")  # the usual run has a recording of each
+TYPES = ("f32.f16", "f16.f16", "bf16", "tf32", "f64", "e4m3", "f32.e5m2", "s8.u8", "b1")  # the usual run has a recording of each
 USUAL = [next(case for case in CASES if f".{types}." in case["ptx"]) for types in TYPES]
 
 

@@ -425,7 +425,7 @@ def test_subnormal_numbers_that_count_as_zeros():
         assert got[0].view(np.uint32).tolist() == np.float32(expected).view(np.uint32).tolist()
 
 
-@pytest.mark.parametrize("fmt", [F16, BF16], ids=str)
+@pytest.mark.parametrize("fmt", sample_cases([F16, BF16], [BF16], ids=str))
 def test_products_that_are_rounded_before_they_are_added(fmt):
     """XLA's sums of products that its f16 or bf16 has already: NumPy's and ml_dtypes' casts, f32 sums in the order of the lanes."""
     dtype = {F16: np.float16, BF16: ml_dtypes.bfloat16}[fmt]
@@ -445,18 +445,22 @@ def test_products_that_are_rounded_before_they_are_added(fmt):
     assert (np.asarray(fused, np.float32) != expected.astype(np.float32)).any()  # the control
 
 
-def test_negative_zeros():
+NEGATIVE_ZEROS = [
+    (Lanes(8, 1, None, "folded", start="first"), Merge(), True),  # lanes without products take no part
+    (Lanes(start="first"), Merge(start="zero"), False),
+    (Lanes(), Merge(), False),
+    (Lanes(start="first"), Merge(), True),
+    (Lanes(2, 1, 2, "ascending", False, start="first"), Merge(), True),
+]
+
+
+@pytest.mark.parametrize("case", sample_cases(NEGATIVE_ZEROS, NEGATIVE_ZEROS[:2], lambda case: f"{case[0]} {case[1]}"))
+def test_negative_zeros(case):
     """Sums of negative zeros are one where a chain begins at its first product; +0 that is added to one slice ends that."""
+    unit, merge, negative = case
     a, b = np.float32([[-0.0, -0.0, -0.0, -0.0, -0.0]]), np.ones((5, 1), np.float32)
-    for unit, merge, negative in (
-        (Lanes(), Merge(), False),
-        (Lanes(start="first"), Merge(), True),
-        (Lanes(8, 1, None, "folded", start="first"), Merge(), True),  # lanes without products take no part
-        (Lanes(2, 1, 2, "ascending", False, start="first"), Merge(), True),
-        (Lanes(start="first"), Merge(start="zero"), False),
-    ):
-        got = np.asarray(tcemu.matmul(a, b, recipe=recipe(unit, Slices.single(5), merge, fmt=F32)))
-        assert got.view(np.uint32).tolist() == [[0x80000000 * negative]], (unit, merge)
+    got = np.asarray(tcemu.matmul(a, b, recipe=recipe(unit, Slices.single(5), merge, fmt=F32)))
+    assert got.view(np.uint32).tolist() == [[0x80000000 * negative]]
 
 
 def test_one_slice_that_waits():

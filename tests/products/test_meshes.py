@@ -68,10 +68,19 @@ for spelling, target in (("f16", "A100"), ("f64", "H100")):
 """
 
 
-PROGRAMS = {"gemm": GEMM, "products": PRODUCTS, "instructions": INSTRUCTIONS}
+AXIS_NAME = """
+a, b, whole = floats(8, 32), floats(32, 8), tcemu.get_recipe("bf16", backward="exact")
+split = lambda a, b: tcemu.matmul(a, b, recipe=whole, axis_name="d")
+part = jax.jit(jax.shard_map(split, mesh=mesh, in_specs=(P(None, "d"), P("d")), out_specs=P(), check_vma=False))
+found, expected = part(a, b), tcemu.matmul(a, b, recipe=whole.replace(split_k=2))
+np.testing.assert_array_equal(np.asarray(found).view(np.uint32), np.asarray(expected).view(np.uint32))
+"""
 
 
-@pytest.mark.parametrize("name", sample_cases(PROGRAMS, ("gemm",)))
+PROGRAMS = {"gemm": GEMM, "products": PRODUCTS, "instructions": INSTRUCTIONS, "K cut over an axis": AXIS_NAME}
+
+
+@pytest.mark.parametrize("name", sample_cases(PROGRAMS, ("gemm", "K cut over an axis")))
 def test_the_bits_of_one_device_sharded_as_plain_jax_shards_them(name):
     """In a process with two devices."""
     program = COMMON + PROGRAMS[name] + 'print("equal")'

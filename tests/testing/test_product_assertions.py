@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import ml_dtypes
@@ -28,7 +29,9 @@ def product(a=A, b=B, c=None, op="f16", target="H100", **options) -> np.ndarray:
     return np.array(tcemu.gemm(a, b, c, op=op, target=target, **options))
 
 
-GOOD = product()
+@cache
+def good() -> np.ndarray:
+    return product()
 
 
 def split(parts: int, target: str = "H100", order: Callable = list) -> np.ndarray:
@@ -42,7 +45,7 @@ def split(parts: int, target: str = "H100", order: Callable = list) -> np.ndarra
 
 
 def changed(index, value) -> np.ndarray:
-    result = GOOD.copy()
+    result = good().copy()
     result[index] = value
     return result
 
@@ -60,31 +63,31 @@ def rounded_between_tiles() -> np.ndarray:
 
 
 def flipped(bit: int) -> np.ndarray:
-    words = GOOD.copy().view(np.uint32)
+    words = good().copy().view(np.uint32)
     words[3, 5] ^= np.uint32(1) << np.uint32(bit)
     return words.view(np.float32)
 
 
 KEEP = np.arange(K) != K - 1
 WRONG = {  # the result and the arguments of the assertion
-    "zeros": (lambda: np.zeros_like(GOOD), H100),
-    "another result's transpose": (lambda: np.resize(GOOD.T, GOOD.shape), H100),
-    "rows of A in reverse": (lambda: GOOD[::-1], H100),
+    "zeros": (lambda: np.zeros_like(good()), H100),
+    "another result's transpose": (lambda: np.resize(good().T, good().shape), H100),
+    "rows of A in reverse": (lambda: good()[::-1], H100),
     "the last tile of K left out": (lambda: product(A[:, :-TILE], B[:-TILE]), H100),
     "the tiles of B off by one": (lambda: product(A, np.roll(B, TILE, axis=0)), H100),
     "the last product left out by a wrong mask": (lambda: product(A[:, KEEP], B[KEEP]), H100),
     "the last column not written": (lambda: changed((slice(None), -1), 0), H100),
-    "a block of rows written twice": (lambda: changed(slice(8, 16), GOOD[:8]), H100),
+    "a block of rows written twice": (lambda: changed(slice(8, 16), good()[:8]), H100),
     "f16 accumulation": (lambda: product(op="mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16").astype(np.float32), H100),
     "bf16 operands": (lambda: product(op="bf16"), H100),
     "bf16 between tiles": (rounded_between_tiles, H100),
-    "the scale forgotten": (lambda: GOOD, H100 | {"scale": SCALE}),
-    "the scale applied twice": (lambda: GOOD * SCALE * SCALE, H100 | {"scale": SCALE}),
-    "C forgotten": (lambda: GOOD, H100 | {"c": C}),
+    "the scale forgotten": (lambda: good(), H100 | {"scale": SCALE}),
+    "the scale applied twice": (lambda: good() * SCALE * SCALE, H100 | {"scale": SCALE}),
+    "C forgotten": (lambda: good(), H100 | {"c": C}),
     "C added twice": (lambda: product(c=2 * C), H100 | {"c": C}),
-    "one element of its neighbour": (lambda: changed((3, 4), GOOD[3, 5]), H100),
-    "one element off by a thousandth": (lambda: changed((2, 7), GOOD[2, 7] * 1.001 + 0.001), H100),
-    "one sign": (lambda: changed((1, 1), -GOOD[1, 1]), H100),
+    "one element of its neighbour": (lambda: changed((3, 4), good()[3, 5]), H100),
+    "one element off by a thousandth": (lambda: changed((2, 7), good()[2, 7] * 1.001 + 0.001), H100),
+    "one sign": (lambda: changed((1, 1), -good()[1, 1]), H100),
     "one NaN": (lambda: changed((0, 0), np.nan), H100),
     "one bit of a promised result": (lambda: flipped(0), H100 | {"order": "ascending"}),
     "another GPU where bits are promised": (lambda: product(target="A100"), H100 | {"order": "ascending"}),
@@ -92,8 +95,8 @@ WRONG = {  # the result and the arguments of the assertion
     "a high bit of the significand": (lambda: flipped(15), H100),
 }
 RIGHT = {
-    "ascending, its bits": (lambda: GOOD, H100 | {"order": "ascending"}),
-    "ascending": (lambda: GOOD, H100),
+    "ascending, its bits": (lambda: good(), H100 | {"order": "ascending"}),
+    "ascending": (lambda: good(), H100),
     "A100": (lambda: product(target="A100"), {"op": "f16", "target": "A100"}),
     "V100": (lambda: product(op="f16", target="V100"), {"op": "f16", "target": "V100"}),
     "L4": (lambda: product(target="L4"), {"op": "f16", "target": "L4"}),
@@ -107,12 +110,12 @@ RIGHT = {
     "positive products first": (lambda: permuted(np.argsort(-(A[0].astype(float) * B[:, 0]))), H100),
     "f32 by FMA": (lambda: A.astype(np.float32) @ B.astype(np.float32), H100),
     "exact": (lambda: (A.astype(float) @ B.astype(float)).astype(np.float32), H100),
-    "a result in f16": (lambda: GOOD.astype(np.float16), H100),
-    "a result in bf16": (lambda: GOOD.astype(ml_dtypes.bfloat16), H100),
+    "a result in f16": (lambda: good().astype(np.float16), H100),
+    "a result in bf16": (lambda: good().astype(ml_dtypes.bfloat16), H100),
     "C as the accumulator": (lambda: product(c=C), H100 | {"c": C}),
-    "C added at the end": (lambda: GOOD + C, H100 | {"c": C}),
-    "a scale": (lambda: GOOD * SCALE, H100 | {"scale": SCALE}),
-    "a scale of rows, and C": (lambda: GOOD * C[:, :1] + C, H100 | {"scale": C[:, :1], "c": C}),
+    "C added at the end": (lambda: good() + C, H100 | {"c": C}),
+    "a scale": (lambda: good() * SCALE, H100 | {"scale": SCALE}),
+    "a scale of rows, and C": (lambda: good() * C[:, :1] + C, H100 | {"scale": C[:, :1], "c": C}),
     "f16 accumulation where it is asked for": (
         lambda: product(A[:, :64], B[:64], op="mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"), {
             "op": "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", "target": "H100", "a": A[:, :64], "b": B[:64],
@@ -160,12 +163,12 @@ def test_recipes(recipe):
     assert_product_close(right, a, b, recipe=recipe)
     assert_product_close(right, a, b, recipe=recipe, order="ascending")
     assert_product_close(right * np.float32(2), a, b, recipe=recipe, scale=2.0)
-    for wrong in (np.zeros_like(right), right * np.float32(1.5), np.roll(right, 1, axis=0), changed((3, 4), GOOD[3, 4] + 8)):
+    for wrong in (np.zeros_like(right), right * np.float32(1.5), np.roll(right, 1, axis=0), changed((3, 4), good()[3, 4] + 8)):
         with pytest.raises(AssertionError, match="of 384 elements"):
             assert_product_close(wrong, a, b, recipe=recipe)
     if recipe.startswith("mxfp8"):
         with pytest.raises(AssertionError, match="further"):
-            assert_product_close(GOOD, a, b, recipe=recipe)
+            assert_product_close(good(), a, b, recipe=recipe)
 
 
 def test_integers_are_exact_in_any_order():
@@ -180,15 +183,15 @@ def test_integers_are_exact_in_any_order():
 def test_data_that_cannot_tell_is_rejected():
     zeros = np.zeros_like(A)
     with pytest.raises(ValueError, match="cannot tell"):
-        assert_product_close(np.zeros_like(GOOD), zeros, B, **H100)
+        assert_product_close(np.zeros_like(good()), zeros, B, **H100)
     one_sided = np.concatenate([A, A], axis=1), np.concatenate([B, -B])  # all sums cancel
     with pytest.raises(ValueError, match="cannot tell"):
-        assert_product_close(np.zeros_like(GOOD), *one_sided, **H100)
+        assert_product_close(np.zeros_like(good()), *one_sided, **H100)
     for options, word in (({}, "one of the two"), ({"op": "f16"}, "target"), (H100 | {"order": "random"}, "ascending")):
         with pytest.raises(ValueError, match=word):
-            assert_product_close(GOOD, A, B, **options)
+            assert_product_close(good(), A, B, **options)
     with pytest.raises(AssertionError, match="shape"):
-        assert_product_close(GOOD[:3], A, B, **H100)
+        assert_product_close(good()[:3], A, B, **H100)
 
 
 def test_infinities_and_overflow():
