@@ -16,7 +16,7 @@ from chex import PRNGKey
 from jax.typing import DTypeLike
 
 from tcemu.emulation.primitives import DotGeneralLike
-from tcemu.emulation.survey import Product
+from tcemu.emulation.survey import Function, Product
 from tcemu.products.dot_general import DotGeneral, dot_general
 from tcemu.products.library.kernel_recipe import KernelRecipe
 from tcemu.products.ozaki import OzakiRecipe, is_ozaki_recipe_name
@@ -237,22 +237,36 @@ def choose(policy: Policy, product: Product) -> Choice:
     return _choice_and_reason(policy, product)[0]
 
 
-def matches_pattern(pattern: Pattern, product: Product) -> bool:
-    """Return whether a rule's pattern matches a product.
+def matches_pattern(pattern: str | re.Pattern[str] | Callable[[Any], bool], operation: Product | Function) -> bool:
+    """Return whether a rule's pattern matches a product or a function.
 
-    A string is a glob for its name, its scope or the path of a parameter. A regular expression is searched for in them. A function decides
-    itself.
+    A string is a glob for its name, its scope, the path of a parameter or the kind of a function. A regular expression is searched for in
+    them. A function decides itself.
     """
+    texts = (operation.name, operation.scope, *operation.parameters, *([operation.kind] if isinstance(operation, Function) else []))
     if isinstance(pattern, str):
-        return any(fnmatchcase(text, pattern) for text in (product.name, product.scope, *product.parameters))
+        return any(fnmatchcase(text, pattern) for text in texts)
     if isinstance(pattern, re.Pattern):
-        return any(pattern.search(text) for text in (product.name, product.scope, *product.parameters))
-    return bool(pattern(product))
+        return any(pattern.search(text) for text in texts)
+    return bool(pattern(operation))
 
 
-def pattern_text(pattern: Pattern) -> str:
+def pattern_text(pattern: str | re.Pattern[str] | Callable[[Any], bool]) -> str:
     """Return a rule's pattern as warnings show it."""
     return repr(pattern.pattern if isinstance(pattern, re.Pattern) else pattern)
+
+
+def unused_rule_warnings(rules: Sequence[tuple[Any, Any]], operations: Sequence[Product | Function], kind: str, names: str) -> list[str]:
+    """Return a warning for each rule whose pattern matches none of the operations.
+
+    Args:
+        rules: Pairs of a pattern and a choice.
+        operations: The products or functions.
+        kind: "product" or "function".
+        names: The names of the operations.
+    """
+    unused = (pattern for pattern, _ in rules if not any(matches_pattern(pattern, operation) for operation in operations))
+    return [f"the rule for {pattern_text(pattern)} matches no {kind}; the {kind}s are {names}" for pattern in unused]
 
 
 def as_policy(policy: Policy) -> Policy:

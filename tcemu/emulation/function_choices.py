@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ import numpy as np
 from jax import Array
 
 from tcemu import functional
-from tcemu.emulation.decisions import NO_RULE
+from tcemu.emulation.decisions import NO_RULE, matches_pattern, pattern_text, unused_rule_warnings
 from tcemu.emulation.function_patterns import FLOATS
 from tcemu.emulation.survey import Function
 from tcemu.functional.kernel_table import KERNELS, kernel_value
@@ -102,7 +101,7 @@ def decide_function(policy: FunctionPolicy, function: Function) -> FunctionDecis
     else:
         assert isinstance(policy, tuple)  # as `as_function_policy` leaves rules
         matching = (
-            (choice, f"the rule for {_pattern_text(pattern)} leaves it") for pattern, choice in policy if _matches(pattern, function)
+            (choice, f"the rule for {pattern_text(pattern)} leaves it") for pattern, choice in policy if matches_pattern(pattern, function)
         )
         choice, why = next(matching, (None, NO_RULE))
     for dtype in (function.operand_dtype, function.dtype):
@@ -124,19 +123,6 @@ def decide_function(policy: FunctionPolicy, function: Function) -> FunctionDecis
                 return FunctionDecision(None, other)
             raise ValueError(f"functions: {function} is {other}; choose a kernel of the same function")
     return FunctionDecision(choice, choice if isinstance(choice, str) else kind.__name__)
-
-
-def _pattern_text(pattern: FunctionPattern) -> str:
-    return repr(pattern.pattern if isinstance(pattern, re.Pattern) else pattern)
-
-
-def _matches(pattern: FunctionPattern, function: Function) -> bool:
-    texts = (function.kind, function.name, function.scope, *function.parameters)
-    if isinstance(pattern, str):
-        return any(fnmatchcase(text, pattern) for text in texts)
-    if isinstance(pattern, re.Pattern):
-        return any(pattern.search(text) for text in texts)
-    return bool(pattern(function))
 
 
 def compute_function(function: Function, kernel: Any, x: Array, weight: Array | None = None, bias: Array | None = None) -> Array:
@@ -169,11 +155,7 @@ def unused_function_warnings(policy: FunctionPolicy, functions: Sequence[Functio
     names = ", ".join(dict.fromkeys(f"{function.name} ({function.kind})" for function in functions[:8])) or "none"
     lines = []
     if isinstance(policy, tuple):
-        lines = [
-            f"functions: the rule for {_pattern_text(pattern)} matches no function; the functions are {names}"
-            for pattern, _ in policy
-            if not any(_matches(pattern, function) for function in functions)
-        ]
+        lines = [f"functions: {line}" for line in unused_rule_warnings(policy, functions, "function", names)]
     wants = isinstance(policy, str) or (isinstance(policy, tuple) and any(choice is not None for _, choice in policy))
     if wants and not replaced and not lines:
         lines.append(f"functions: no function is replaced; the functions are {names}; .report(...) lists all")

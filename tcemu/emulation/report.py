@@ -12,7 +12,7 @@ from tcemu.base.plots import dot_plot
 from tcemu.base.provenance import Provenance
 from tcemu.base.results import Result, Table, check_type, read_result
 from tcemu.base.text import table_lines, wrap_lines
-from tcemu.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text
+from tcemu.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text, unused_rule_warnings
 from tcemu.emulation.saved_results import (
     computed_from_dict,
     read_choice,
@@ -243,11 +243,7 @@ def unused_policy_warnings(policy: Policy, entries: Sequence[Entry]) -> list[str
     expects_product = True
     lines = []
     if isinstance(policy, tuple):
-        lines = [
-            f"the rule for {pattern!r} matches no product; the products are {names}"
-            for pattern, _ in policy
-            if not any(matches_pattern(pattern, product) for product in products)
-        ]
+        lines = unused_rule_warnings(policy, products, "product", names)
         expects_product = not policy or (any(choice is not None for _, choice in policy) and not lines)
     if expects_product and not any(entry.replaced or entry.reason == "it is emulated already" for entry in entries):
         why = "; ".join(dict.fromkeys(f"{entry.name}: {entry.reason}" for entry in entries[:4])) or "it has no matrix products"
