@@ -72,7 +72,7 @@ AXIS_NAME = """
 a, b, whole = floats(8, 32), floats(32, 8), tcemu.get_recipe("bf16", backward="exact")
 split = lambda a, b: tcemu.matmul(a, b, recipe=whole, axis_name="d")
 part = jax.jit(jax.shard_map(split, mesh=mesh, in_specs=(P(None, "d"), P("d")), out_specs=P(), check_vma=False))
-found, expected = part(a, b), tcemu.matmul(a, b, recipe=whole.replace(split_k=2))
+found, expected = part(put(a, P(None, "d")), put(b, P("d"))), tcemu.matmul(a, b, recipe=whole.replace(split_k=2))
 np.testing.assert_array_equal(np.asarray(found).view(np.uint32), np.asarray(expected).view(np.uint32))
 """
 
