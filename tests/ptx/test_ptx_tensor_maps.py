@@ -78,7 +78,32 @@ def swizzle(offset, bits, base, shift):
     return place
 
 
-@pytest.mark.parametrize("name", sample_cases(SWIZZLES, {"128 bytes"}))
+EDIT = """.version 8.6
+.target sm_90a
+.address_size 64
+.visible .entry e(.param .u64 given, .param .u64 out) {
+    .reg .b64 %rd<5>; .reg .b32 %r<5>; .reg .pred %p<2>; .shared .align 128 .b8 map[128];
+    ld.param.u64 %rd1, [given]; ld.param.u64 %rd2, [out];
+    mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 0; mul.wide.u32 %rd3, %r1, 4; mov.u32 %r2, map; mad.lo.u32 %r3, %r1, 4, %r2;
+    add.u64 %rd1, %rd1, %rd3; ld.global.u32 %r4, [%rd1]; st.shared.u32 [%r3], %r4; bar.warp.sync -1;
+    @%p1 tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%r2], 0, 32;
+    @%p1 tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%r2], 2;
+    bar.warp.sync -1; ld.shared.u32 %r4, [%r3]; add.u64 %rd2, %rd2, %rd3; st.global.u32 [%rd2], %r4; ret;
+}"""
+
+
+def test_fields_that_a_kernel_replaces_are_those_of_the_host():
+    data = np.zeros((HEIGHT, 128), np.uint16)
+    before, after = (
+        np.asarray(ptx.TensorMap(data, "f16", (WIDTH, HEIGHT), (columns, ROWS), (256,), swizzle=swizzle).encode(0, data.nbytes))
+        for columns, swizzle in ((64, 0), (32, 64))
+    )
+    *_, found = ptx.run(EDIT, grid=1, block=32, args=[before.view(np.uint32), np.zeros(32, np.uint32)], target="sm_90a")
+    assert (found == after.view(np.uint32)).all() and (before != after).any()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SWIZZLES)
 def test_maps_made_by_a_kernel(name):
     """A map of zeros whose fields are all replaced, as Triton does, copied to global memory and used there."""
     mode, atom, target, pattern = SWIZZLES[name]
