@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from support.sampling import sample_cases
 
 from tcemu import ptx
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
