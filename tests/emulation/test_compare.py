@@ -192,6 +192,7 @@ def test_the_sensitivity_of_any_number_of_products_is_one_program(count):
     assert found.total_error == 2.0 ** (2**count - 1) - 1
 
 
+@pytest.mark.full
 def test_sensitivity_of_gradients_loops_and_convolutions():
     """Products of a gradient, in a checkpoint, a cond and under vmap; one that a policy leaves has none."""
 
