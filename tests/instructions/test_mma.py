@@ -57,7 +57,7 @@ def test_an_empty_batch_is_an_empty_result():
     assert tcemu.mma(F16, *operands(F16, (0,)), target="sm_90").shape == (0, 32, 4)
 
 
-@pytest.mark.parametrize("case", sample_cases(CASES, 48, lambda case: case["ptx"].removeprefix("mma.sync.aligned.")))
+@pytest.mark.parametrize("case", sample_cases(CASES, 110, lambda case: case["ptx"].removeprefix("mma.sync.aligned.")))
 def test_mma_is_unpack_dot_pack(case):
     words = golden.arrays(case)
     codes = [tcemu.unpack(case["ptx"], name, words[name]) for name in "abc"]

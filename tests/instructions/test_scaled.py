@@ -229,7 +229,7 @@ def registers(op, a, b, c, x, y, selectors, fields=None, selector=0):
     return packed, scales | {"selector_a": selectors[0], "selector_b": selectors[1]}
 
 
-@pytest.mark.parametrize("kind", sample_cases(KINDS, 5, ids))
+@pytest.mark.parametrize("kind", sample_cases(KINDS, 10, ids))
 def test_registers_give_what_dot_gives_for_every_selector(kind):
     op = next(op for op in OPS if instruction_kind(op) == kind)
     rng = np.random.default_rng(7)

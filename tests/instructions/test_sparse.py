@@ -33,7 +33,10 @@ densify = jax.jit(tcemu.densify, static_argnames=("pattern", "op", "selector"))
 SPARSE_OPS = sorted((op for op in tcemu.isa.instructions("sm_120a") if op.family == "mma.sp"), key=str)
 
 
-@pytest.mark.parametrize("case", sample_cases(CASES, 18, lambda case: f"{case['ptx'].removeprefix('mma.')}-{case['selector']}"))
+@pytest.mark.parametrize(
+    "case",
+    sample_cases(CASES, [CASES[i] for i in (0, 18, 36, 90, 126)], lambda case: f"{case['ptx'].removeprefix('mma.')}-{case['selector']}"),
+)
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"

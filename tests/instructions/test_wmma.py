@@ -19,7 +19,7 @@ MMA = "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32"
 WORDS = 1024
 
 
-@pytest.mark.parametrize("case", sample_cases(CASES, 10, lambda case: case["ptx"].replace(".sync.aligned", "")))
+@pytest.mark.parametrize("case", sample_cases(CASES, 20, lambda case: case["ptx"].replace(".sync.aligned", "")))
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"
