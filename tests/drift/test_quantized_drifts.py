@@ -125,6 +125,7 @@ def test_a_scale_before_a_product_is_named(result, words):
     assert source.cause.kinds == ("scale before or after",) and words in source.cause.right, str(drift)
 
 
+@pytest.mark.full
 def test_a_scale_that_was_recorded_on_the_other_side_of_a_product_is_named():
     for left, right in ((postscaled_product(AFTER), prescaled_product(BEFORE)), (prescaled_product(BEFORE), postscaled_product(AFTER))):
         drift = locate(left, right, targets=())

@@ -97,6 +97,7 @@ def record_products(results):
     return recorded(operations)
 
 
+@pytest.mark.full
 def test_the_products_of_a_gpt_on_an_h200_are_those_of_the_emulation():
     silicon = record_products(d for *_, d in h200_products())
     recipes = [get_kernel_recipe("jax-bf16", *shape).without_shape() for shape, *_ in h200_products()]

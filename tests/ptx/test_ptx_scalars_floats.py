@@ -67,16 +67,16 @@ def differing(found, count, seed):
 
 
 def test_arithmetic_is_that_of_fractions():
-    """Every other opcode, without what rounds as .rn if told nothing, and where the other roundings go the same way as those of f32."""
+    """One opcode of eight, without what rounds as .rn if told nothing, and where the other roundings go the same way as those of f32."""
     told = [name for name in ARITHMETIC if name.replace(".", ".rn.", 1) not in ARITHMETIC]
-    some = [name for name in told if not re.search(r"\.r[zmp]\..*(sat|f32x2|bf16$)|^mad", name)][::4]
+    some = [name for name in told if not re.search(r"\.r[zmp]\..*(sat|f32x2|bf16$)|^mad", name)][::8]
     found = operations(some)
-    assert differing(found, 60, 2) == 60 * len(found) and len(found) > 30
+    assert differing(found, 60, 2) == 60 * len(found) and len(found) > 15
 
 
 def test_comparisons_are_those_of_fractions():
-    found = operations([name for at, name in enumerate(COMPARISONS) if at % 24 == 0])
-    assert differing(found, 60, 3) == 60 * len(found) and len(found) > 25
+    found = operations([name for at, name in enumerate(COMPARISONS) if at % 48 == 0])
+    assert differing(found, 60, 3) == 60 * len(found) and len(found) > 12
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support import ptx_run_kernels as kernels
 from support.ptx_run_kernels import module
+from support.sampling import sample_cases
 
 from tcemu import ptx
 from tcemu.ptx.linker import compiled_statements
@@ -94,13 +95,14 @@ def launch(name):
     return ptx.run(text, grid=2, block=64, args=[GIVEN % 100, np.zeros(128, np.uint32), 77], **{"target": "sm_80", **more})[1]
 
 
-def test_threads_run_kernels_at_once():
-    """Six kernels in eight threads, from empty caches and while another thread empties them, against one thread."""
-    expected = {name: launch(name) for name in LAUNCHES}
+@pytest.mark.parametrize("names", sample_cases([("bytes", "barriers", "atomics"), tuple(LAUNCHES)], 2, lambda names: str(len(names))))
+def test_threads_run_kernels_at_once(names):
+    """Kernels in eight threads, from empty caches and while another thread empties them, against one thread."""
+    expected = {name: launch(name) for name in names}
     caches = [compiled_statements._compile_operation, compiled_statements._prepare_step, compiled_statements._compile_step]
     for cache in caches:
         cache.cache_clear()
-    order = np.random.default_rng(8).permutation(list(LAUNCHES) * 4)
+    order = np.random.default_rng(8).permutation(list(names) * (24 // len(names)))
     with ThreadPoolExecutor(8) as pool:
         runs = [pool.submit(launch, name) for name in order]
         while not all(run.done() for run in runs[:12]):

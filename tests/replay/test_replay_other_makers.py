@@ -54,7 +54,7 @@ def test_amx_is_found_by_the_bits():
     assert (np.asarray(tcemu.matmul(a, b, recipe=found)) == np.asarray(tcemu.gemm(a, b, op=op, target="sapphirerapids"))).all()
 
 
-@pytest.mark.parametrize("planted", sample_cases(PLANTED, 1))
+@pytest.mark.parametrize("planted", sample_cases(PLANTED, 3))
 def test_a_planted_kernel_of_another_maker_is_found(planted):
     name, target, slices = planted
     recipe = KernelRecipe(BF16, BF16, F32, unit_steps(name, target), slices, Merge())
