@@ -122,7 +122,7 @@ def test_words_that_are_no_command(words, capsys):
     assert "usage: tcemu" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("op", sample_cases(OPS, 4))
+@pytest.mark.parametrize("op", sample_cases(OPS, 8))
 def test_a_product_from_files_to_a_file(op, folder, capsys):
     assert main(["gemm", "A.npy", "B.npy", "-c", "C.npy", "--op", op, "--target", "sm_90a", "-o", "D"]) == 0
     out, error = capsys.readouterr()
@@ -241,6 +241,7 @@ def test_a_recipe_from_files_to_a_file(name, folder, capsys, monkeypatch):
     assert (squares[0] > squares[1]) == (row.operand_error > row.sum_error)
 
 
+@pytest.mark.full
 def test_a_recipe_of_integers_and_of_doubles(folder, capsys):
     """Whole numbers are taken as they are; a double is rounded once."""
     a, b = np.arange(-20, 20).reshape(4, 10), np.arange(30.0).reshape(10, 3) + 1e-12

@@ -69,7 +69,7 @@ def check(name, number, how, kind, replacement):
         ("gpt", "dot_general", "tf32"),
         ("gpt", "exp", "GPU function"),
         pytest.param("moe", "logistic", "GPU function", marks=pytest.mark.full),
-        ("convnet", "reduce_sum", "pairwise"),
+        pytest.param("convnet", "reduce_sum", "pairwise", marks=pytest.mark.full),
     ],
 )
 def test_a_planted_drift_is_found_and_named(name, operation, how):
@@ -87,6 +87,7 @@ def test_every_planted_drift_is_found_and_named(name):
     assert sum(counts.values()) >= {"gpt": 40, "moe": 15, "convnet": 20}[name]
 
 
+@pytest.mark.full
 def test_two_drifts_at_once_are_both_found():
     _, _, read = base("gpt")
     products = [operation for operation in read.operations if operation.name == "dot_general"]

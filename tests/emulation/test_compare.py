@@ -166,7 +166,7 @@ def test_what_each_product_costs_at_the_end(caplog):
     assert "output" in str(found).splitlines()[0] and f"{found[0].output_error:.2e}" in str(found)
 
 
-@pytest.mark.parametrize("count", [2, 6])
+@pytest.mark.parametrize("count", sample_cases([2, 6], 2))
 def test_the_sensitivity_of_any_number_of_products_is_one_program(count):
     """It is compiled once, and holds each product's emulation once."""
     traced, compiled = [], []

@@ -89,6 +89,7 @@ def test_a_convolution_is_left_unless_it_is_asked_for():
     assert [e.replaced for e in by_policy.report(x, w)] == [False, True]
 
 
+@pytest.mark.full
 def test_a_depthwise_convolution_sums_over_its_window():
     """One feature in, one out, and still a product."""
     x, w = np.ones((1, 5, 5, 3), np.float32), np.full((3, 3, 1, 3), 2, np.float32)
@@ -145,6 +146,7 @@ def cut_case(name):
     return emulated, (x, w)
 
 
+@pytest.mark.full
 def test_cut_patches_change_no_bit_of_the_result(monkeypatch):
     """The scale of the tensor is that of the patches all the same."""
     emulated, operands = cut_case("fp8")

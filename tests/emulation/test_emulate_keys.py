@@ -190,6 +190,7 @@ def test_a_new_key_in_each_step_compiles_once():
     )
 
 
+@pytest.mark.full
 def test_vmap_around_shares_the_bits_and_vmap_within_does_not():
     batch = jnp.stack([X, X])
     around, within = jax.vmap(emulate_with_key(plain), (0, None))(batch, W), emulate_with_key(jax.vmap(plain, (0, None)))(batch, W)

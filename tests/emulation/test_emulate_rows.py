@@ -76,6 +76,7 @@ def test_gradients_go_through_the_loops():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * float(jnp.abs(b).max())), found, expected)
 
 
+@pytest.mark.full
 def test_products_inside_programs_and_several_arrays_with_rows():
     """In scan, cond, jit and checkpoint; a mask has no rows, and a result without rows is one for all."""
 
@@ -173,7 +174,7 @@ def call_layers(x, w, product):
 
 
 @pytest.mark.parametrize("product", sample_cases([False, True], [True], {False: "plain", True: "with products"}.get))
-@pytest.mark.parametrize("layers", sample_cases([scan_layers, while_layers, cond_layers, call_layers], [scan_layers, while_layers]))
+@pytest.mark.parametrize("layers", sample_cases([scan_layers, while_layers, cond_layers, call_layers], [scan_layers]))
 def test_results_beside_the_rows_that_depend_on_no_row(layers, product):
     w = jnp.stack([PARAMS["q"], PARAMS["k"]])
     fn = lambda w, x: layers(norm(x), w, product)
@@ -210,6 +211,7 @@ def test_results_that_depend_on_the_rows_through_a_loop_or_a_branch_are_refused(
         tcemu.emulate(fn, lambda product: sum_in_order, rows="x").report(jnp.stack([PARAMS["q"], PARAMS["k"]]), X)
 
 
+@pytest.mark.full
 def test_a_model_of_nnx_and_its_random_streams():
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed (pip install 'tcemu[flax]')")
 

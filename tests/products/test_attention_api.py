@@ -161,6 +161,7 @@ def test_cut_over_a_mesh_by_batch_and_heads_it_has_the_same_bits():
 # ---- gradients
 
 
+@pytest.mark.full
 def test_gradients_are_the_differences_of_the_smooth_model():
     """Operands of few bits make the scores exact; P is rounded to tf32, u = 2^-11, in the result alone, so that gradients are within a few
     u of their size."""

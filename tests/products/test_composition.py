@@ -68,7 +68,7 @@ TRANSFORMED = {
     "vmap of vjp": lambda fn, a, b: jax.vmap(lambda x, y: jax.vjp(fn, x, y)[0])(a, b),
     "donated": lambda fn, a, b: jax.jit(jax.vmap(fn), donate_argnums=(0, 1))(jnp.array(a), jnp.array(b)),
 }
-USUAL = {("gemm", "scan"), ("emulate", "vmap of vjp")}
+USUAL = {("emulate", "vmap of vjp")}
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")

@@ -111,6 +111,7 @@ def test_gradients_of_scales_are_those_of_scale_times_rounded():
     assert (dsa != 0).all() and dsb != 0
 
 
+@pytest.mark.full
 @full
 def test_gradients_of_scales_where_the_products_are_emulated():
     recipe = Recipe(E4M3, "sm_89", Quantizer("row", saturate=True), Quantizer("tensor", saturate=True), backward=CAST)
@@ -151,6 +152,7 @@ def test_gradients_of_gemms_block_scales():
     close(dsb, np.stack([(db_hat * y)[:32].sum(0), (db_hat * y)[32:].sum(0)]))
 
 
+@pytest.mark.full
 @full
 def test_dot_general_in_a_batch_and_second_order():
     dot = tcemu.dot_general(CAST)

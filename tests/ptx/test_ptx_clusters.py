@@ -225,6 +225,7 @@ def test_directives_of_clusters():
     assert found[:, 0].tolist() == [2] * 4
 
 
+@pytest.mark.full
 def test_clusters_of_several_chunks(monkeypatch):
     """Chunks hold whole clusters, and each block has its own number, also where a cluster's blocks are no neighbours in the grid."""
     monkeypatch.setattr("tcemu.ptx.runtime.kernel_runner.CHUNK_BYTES", 50_000)
@@ -266,7 +267,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sample_cases(FAULTS, {"a reuse that no barrier orders", "a block that has exited", "two arrivals"}))
+@pytest.mark.parametrize("name", sample_cases(FAULTS, {"a reuse that no barrier orders", "a block that has exited"}))
 def test_faults_between_the_blocks_of_a_cluster(name):
     body, message = FAULTS[name]
     with pytest.raises(UndefinedBehaviour, match=message):

@@ -16,7 +16,7 @@ BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 # Where nvcc makes the same text for both targets it is run once
 CASES = [f"{kernel.name} {target}" for kernel in KERNELS for target in kernel.texts]
 USUAL = {
-    "sparse_s8 sm_80", "split_k_semaphore sm_80", "specialised sm_90a", "collatz sm_80", "triton_matmul sm_90a",
+    "sparse_s8 sm_80", "split_k_semaphore sm_80", "specialised sm_90a", "collatz sm_80",
 }  # fmt: skip
 
 

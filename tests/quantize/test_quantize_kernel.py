@@ -26,7 +26,7 @@ from tcemu.quantize.quantizer import Scheme, quantize
 from tcemu.quantize.scale_groups import GroupSizes, broadcast_scales
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
-USUAL = ["f32 to e4m3 saturated by scales", "bf16 to e5m2 by scales", "f32 to tf32"]
+USUAL = ["f32 to e4m3 saturated by scales", "f32 to tf32"]
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_quantisers_with_and_without_it(name):
     assert str(launched).count("pure_callback") == 8  # elements 3 times, scales twice; and quotients in the way for other platforms
 
 
-USUAL_BLOCKS = [name for name in BLOCKS if name.startswith(("mxfp8_e4m3 by floor, bf", "nvfp4 by modelopt, float32"))]
+USUAL_BLOCKS = [name for name in BLOCKS if name.startswith("nvfp4 by modelopt, float32")]
 
 
 @compiled_here
@@ -174,7 +174,7 @@ def test_a_product_and_its_gradients_with_and_without_it(name):
         same(jax.jit(product_and_gradients(name))(), expected)
 
 
-@pytest.mark.parametrize("case", sample_cases([("exact", 10), ("straight_through", 6), (("fp8_e4m3", "fp8_e4m3"), 18)], 3, str))
+@pytest.mark.parametrize("case", sample_cases([("exact", 10), ("straight_through", 6), (("fp8_e4m3", "fp8_e4m3"), 18)], [], str))
 def test_products_and_their_gradients_call_it(on_a_gpu, case):
     """Six times in a product: the scale and the elements of each operand, both scales together, and the sums under them. Four times in an
     exact gradient, which is of the rounded operands.

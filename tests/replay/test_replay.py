@@ -193,6 +193,7 @@ def scaled_product(a, b, scale_a, scale_b):
     return np.asarray(tcemu.matmul(a, b, recipe=MIXED, scale_a=scale_a, scale_b=scale_b, dtype=jnp.bfloat16))
 
 
+@pytest.mark.full
 def test_fingerprint_takes_two_formats_and_scales(tmp_path, capsys):
     path = tmp_path / "one.json"
     words = ["fingerprint", "test_replay:scaled_product", "8", "8", "64", "--dtype", "e5m2,e4m3", "--scales", "tensor", "--quiet", "--out"]

@@ -212,12 +212,8 @@ REFUSED = {
     "the middle is left out": Planted(in_f32([[*range(100), *range(116, 512)]]), 512),
 }  # fmt: skip
 
-USUAL = ("serial in f16", "uneven, as stream-K", "K's tail left out", "residue of 32", "a product alone, f16",
-)  # fmt: skip
-CHEAP = (
-    "atomic", "another cut below", "one output differs", 
-    "one step is short", "terms at an edge have changed places", "ones are lost", "the middle is left out",
-)  # fmt: skip
+USUAL = ("serial in f16", "uneven, as stream-K", "a product alone, f16")
+CHEAP = ("atomic", "one output differs", "one step is short", "ones are lost")
 M, N = 16, 40
 
 
@@ -267,7 +263,7 @@ def drawn_kernel(rng):
     return sim.tensor("f16", out, slices, merge[rng.integers(5 if out == "f32" else 7)], steps, core), k
 
 
-@pytest.mark.parametrize("seed", sample_cases(range(40), 20, str))
+@pytest.mark.parametrize("seed", sample_cases(range(40), 40, str))
 def test_nothing_false_is_said_of_random_kernels(seed):
     rng = np.random.default_rng(seed)
     (fn, k), m, n = drawn_kernel(rng), int(rng.integers(1, 20)), int(rng.integers(1, 20))

@@ -151,7 +151,7 @@ def test_every_claim_names_its_gpus(capsys):
     assert listed["deepseek-accumulation"].split()[1] == "sm_90a" and listed["nvfp4-rounding"].split()[1] == "-"
 
 
-@pytest.mark.parametrize("name", sample_cases(list(CLAIMS), [name for name in CLAIMS if name not in SLOW]))
+@pytest.mark.parametrize("name", sample_cases(list(CLAIMS), [name for name in CLAIMS if name not in SLOW][::3]))
 def test_the_quick_form(name, computing_targets):
     """A seed that was not recorded lies within the spread of those that were, and shows what is claimed, by the GPUs that it names."""
     assert OTHER_SEED not in SEEDS
