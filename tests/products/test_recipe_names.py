@@ -73,7 +73,10 @@ def test_what_takes_a_recipe_is_here():
     assert found - OTHER_RECIPES == {name.partition(",")[0] for name in TAKING} - {"Recipe.replace"}
 
 
-SLOW = ("products.delayed_matmul", "attention", "ragged_dot")  # each compiles a program of its own
+SLOW = (  # each compiles programs of its own
+    "products.delayed_matmul", "attention", "ragged_dot", "compare", "compare, of several", "emulate, by pairs", "emulate, by a function",
+    "policies.skip_attention", "policies.skip_ends",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("taking", sample_cases(TAKING, [name for name in TAKING if name not in SLOW]))
