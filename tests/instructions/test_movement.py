@@ -26,7 +26,7 @@ WORDS = 256
 FORMULA = {(shape, trans): (elements, memory, formula) for shape, trans, elements, memory, formula in layout_formulas.MOVERS}
 
 
-@pytest.mark.parametrize("case", sample_cases(CASES, 3, lambda case: case["ptx"]))
+@pytest.mark.parametrize("case", sample_cases(CASES, 4, lambda case: case["ptx"]))
 def test_recorded_words(case):
     wrong, words = replay.compare(case)
     assert words > 0 and wrong == 0, f"{wrong} mismatches of {words}"

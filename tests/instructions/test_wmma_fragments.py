@@ -20,7 +20,7 @@ def cases(family):
                 continue
             kind = wmma_model.element(op)
             like = op.operand, op.shape, wmma_model.BITS[kind], kind in wmma_model.WHOLE, op.register_count("r"), op.layout, min(sm, 80)
-            marks = [pytest.mark.full] if like in seen or len(seen) % 3 else []
+            marks = [pytest.mark.full] if like in seen or len(seen) % 6 else []
             seen.add(like)
             yield pytest.param(op, target, id=f"{target} {str(op).removeprefix('wmma.').replace('.sync.aligned', '')}", marks=marks)
 

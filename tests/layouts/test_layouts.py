@@ -38,18 +38,10 @@ ROWS = {name: row for name, row in vars(layouts).items() if isinstance(row, Layo
 
 @every_case
 def test_the_fragment_is_where_the_formula_says(case):
-    np.testing.assert_array_equal(case.made.index(), case.want)
-
-
-@every_case
-def test_every_position_is_held_once_or_by_every_copy(case):
-    counts = np.bincount(case.made.index().ravel(), minlength=math.prod(case.made.shape))
-    assert (counts == case.copies).all()
-
-
-@every_case
-def test_the_registers_are_rows_x_columns_x_bits(case):
-    lanes = math.prod(case.made.lanes)
+    """Every position is held once, or by every copy, and the registers are rows x columns x bits."""
+    index, lanes = case.made.index(), math.prod(case.made.lanes)
+    np.testing.assert_array_equal(index, case.want)
+    assert (np.bincount(index.ravel(), minlength=math.prod(case.made.shape)) == case.copies).all()
     assert case.made.elements * lanes == math.prod(case.made.shape) * case.copies
     assert case.made.elements * case.bits % 32 == 0
 
