@@ -129,6 +129,7 @@ def test_steps_are_not_all_careful(monkeypatch, name):
     assert (got[0, 3] != sig.d.nan).all() and (got[0, 3] != wanted[0, 3]).any()
 
 
+@pytest.mark.full
 @compiled_here
 def test_products_far_below_the_greatest_factors_are_careful(monkeypatch):
     """One factor of each row is large. Where those of the columns meet it, a step is fast; else all products are too small for that."""
@@ -376,6 +377,7 @@ def test_small_products_have_small_tiles(monkeypatch, name):
         check("tile", CASES[name][0], signature(name), raw, case_codes(name, raw, 70, 40, 3 * signature(name).k))
 
 
+@pytest.mark.full
 @compiled_here
 def test_a_smaller_tile_is_the_portable_backend(monkeypatch):
     monkeypatch.setattr(cuda_on_cpu, "ROUTE", launch.Route("sm", "120", ""))

@@ -195,6 +195,7 @@ def test_promoted_sums(gpu, case):
     assert (native(call) == wanted).all() and gpu == [native_gpu.launched_name(recipe.op)]
 
 
+@pytest.mark.full
 def test_promoted_sums_chunk_by_chunk(gpu):
     """Where no kernel promotes: an instruction of one warp."""
     recipe = tcemu.get_recipe("deepseek", "sm_90", backward="exact")

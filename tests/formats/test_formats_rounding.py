@@ -88,7 +88,7 @@ def test_every_half_in_every_mode_by_gfloat(case):
     assert agrees_with_gfloat(source, target, HALVES) >= (1 << 15 if FORMATS[target].signed else 1 << 14)
 
 
-@pytest.mark.parametrize("case", sample_cases(FROM_HALVES, 6, "-".join))
+@pytest.mark.parametrize("case", sample_cases(FROM_HALVES, 12, "-".join))
 def test_halves_by_reference(case):
     """To nearest every one; in the other ways one in 23, and always the ends."""
     source, target = case

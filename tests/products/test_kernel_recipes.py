@@ -463,6 +463,7 @@ def test_negative_zeros(case):
     assert got.view(np.uint32).tolist() == [[0x80000000 * negative]]
 
 
+@pytest.mark.full
 def test_one_slice_that_waits():
     """A result below the least number of f16 is -0, and +0 once it has waited in f16 and was added to +0."""
     a, b = np.float16([[-(2.0**-24)]]), np.float16([[2.0**-24]])
@@ -510,7 +511,7 @@ SUMMED = [
 ]
 
 
-@pytest.mark.parametrize("r", sample_cases(SUMMED, 3, lambda r: f"{r.merge} {r.unit}"))
+@pytest.mark.parametrize("r", sample_cases(SUMMED, 4, lambda r: f"{r.merge} {r.unit}"))
 def test_sums_in_plain_python_are_the_engine(r):
     """`explain` and fractions on one side, the engine on the other."""
     a, b = draw_matrices(200, dtype=np.float32 if r.a == F32 else np.float16)
