@@ -162,7 +162,7 @@ def test_rounding_and_saturation_of_the_inputs():
 AXES = list(itertools.product((0, 1, 2), (0, 1, 7, 16), (0, 1, 9), (0, 3, 8), (True, False)))
 
 
-@pytest.mark.parametrize("case", sample_cases(AXES, 31))
+@pytest.mark.parametrize("case", sample_cases(AXES, 62))
 def test_batches_and_empty_axes(case):
     axes, m, k, n, with_c = case
     rng = np.random.default_rng(10)
