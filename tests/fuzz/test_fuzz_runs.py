@@ -443,7 +443,7 @@ def check_refused(mutated, held, folder):
     assert path.read_bytes() == mutated and list(folder.iterdir()) == [path] and not Path("TRAPPED").exists()
 
 
-@pytest.mark.parametrize("number", sample_cases(range(1000), 30))
+@pytest.mark.parametrize("number", sample_cases(range(1000), 100))
 def test_a_file_that_no_run_wrote_is_refused(number, held, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "run"

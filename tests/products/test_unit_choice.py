@@ -30,7 +30,7 @@ def test_the_natural_question():
         assert describe_unit(op, target) == ""  # one unit, or two with the same sums
 
 
-@pytest.mark.parametrize("target", sample_cases(["sm_90a", "sm_100a", "sm_103f"], ["sm_90a", "sm_100a"]))
+@pytest.mark.parametrize("target", sample_cases(["sm_90a", "sm_100a", "sm_103f"], ["sm_100a"]))
 def test_what_it_says_to_ask_for_is_the_other_arithmetic(target):
     """Every instruction of a target: its sentence stands exactly where the units differ, by the table of models."""
     said = 0

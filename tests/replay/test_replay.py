@@ -208,6 +208,7 @@ def strange(a, b):
     return (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)
 
 
+@pytest.mark.full
 def test_what_is_undetermined_has_a_status_of_its_own(tmp_path, capsys):
     path = tmp_path / "none.json"
     assert main(["replay", "fingerprint", "test_replay:strange", "8", "8", "64", "--quiet", "--out", str(path)]) == 3

@@ -144,6 +144,7 @@ def test_gemm_targets_and_roundings():
     assert found.column("sum", rounding="RZ") != found.column("sum", rounding="RN")
 
 
+@pytest.mark.full
 def test_equal_recipes_keep_their_names():
     recipes = [tcemu.get_recipe("f16").replace(name=name) for name in ("one", "two")]
     found = sweep(tcemu.matmul, {"recipe": recipes}, operands=normal(4, 4, 16), exact="given", measures="normwise", seeds=(3, 1))
