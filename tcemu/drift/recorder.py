@@ -482,8 +482,13 @@ class _Evaluation:
     def scan(self, params: dict[str, Any], operands: list[Any], stack: str) -> list[Any]:
         import jax.numpy as jnp
 
-        closed, n_consts, n_carry = params["jaxpr"], params["num_consts"], params["num_carry"]
-        consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
+        closed = params["jaxpr"]
+        if "ft_in" in params:  # JAX 0.11 and later
+            consts, carry, xs = (list(part) for part in params["ft_in"].update(operands).unpack())
+        else:
+            first, end = params["num_consts"], params["num_consts"] + params["num_carry"]
+            consts, carry, xs = operands[:first], operands[first:end], operands[end:]
+        n_carry = len(carry)
         slots: list[Any] = [None] * params["length"]
         for number in reversed(range(params["length"])) if params["reverse"] else range(params["length"]):
             out = self.run(closed.jaxpr, closed.consts, [*consts, *carry, *(x[number] for x in xs)], f"{stack}[{number}]")

@@ -60,14 +60,14 @@ def test_jax_is_bounded_to_the_releases_that_were_tried():
 
 
 def test_compile_in_short_time(monkeypatch):
-    """XLA knows each option by its name, rejects others with the message that is looked for, and computes the same."""
+    """XLA knows each option by its name, but one that JAX 0.11 dropped; others are left out; and it computes the same."""
     lowered = jax.jit(lambda x: x * 3 - 1).lower(X)
-    for name, value in jax_internals.QUICK_OPTIONS.items():
-        assert jnp.array_equal(lowered.compile(compiler_options={name: value})(X), X * 3 - 1)
+    dropped = {"xla_cpu_use_fusion_emitters"} if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11) else set()
+    assert jnp.array_equal(compile_in_short_time(lowered)(X), X * 3 - 1) and jax_internals._unknown_options == dropped
     monkeypatch.setitem(jax_internals.QUICK_OPTIONS, "xla_no_option_of_this_name", 1)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
-        lowered.compile(compiler_options=jax_internals.QUICK_OPTIONS)
     assert jnp.array_equal(compile_in_short_time(lowered)(X), X * 3 - 1)
+    assert jax_internals._unknown_options == dropped | {"xla_no_option_of_this_name"}
+    jax_internals._unknown_options.discard("xla_no_option_of_this_name")
 
 
 def test_caches_were_cleared():
