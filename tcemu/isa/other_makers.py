@@ -34,7 +34,7 @@ OTHER_TARGETS: dict[str, Machine] = {
     "gfx950": Machine("AMD", "CDNA4", ("MI350X", "MI355X")),
     "gfx1100": Machine("AMD", "RDNA3", ("Radeon RX 7900 XTX", "Radeon Pro W7900")),
     "gfx1151": Machine("AMD", "RDNA3.5", ("Radeon 8060S", "Strix Halo")),
-    "sapphirerapids": Machine("Intel", "Sapphire Rapids", ("Xeon (Sapphire Rapids)",)),
+    "sapphirerapids": Machine("Intel", "Sapphire Rapids", ("Xeon (Sapphire Rapids)", "Xeon (Emerald Rapids)")),
     "znver4": Machine("AMD", "Zen 4", ("Zen 4", "EPYC 9004")),
     "neoverse-v1": Machine("Arm", "Neoverse V1", ("Graviton3",)),
     "neoverse-v2": Machine("Arm", "Neoverse V2", ("Graviton4",)),
