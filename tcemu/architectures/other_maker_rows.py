@@ -17,7 +17,7 @@ TDPBF16PS = _MULTIPLY_ADDS.replace(groups=2, dealing="single", chain=16, togethe
 VDPBF16PS = _MULTIPLY_ADDS.replace(groups=2, dealing="reversed", flush="signed")  # the odd element first
 _PAIRWISE = _MULTIPLY_ADDS.replace(step_kind="pairwise")
 ARM_DEFAULT_NAN = 0x7FC00000
-ARM_BF16 = _PAIRWISE.replace(terms=2, step_kind="odd", rounding="RZ", flush="signed", nan=ARM_DEFAULT_NAN)
+ARM_BF16 = _PAIRWISE.replace(terms=2, rounding="RO", flush="signed", nan=ARM_DEFAULT_NAN)
 ARM_BF16_EBF = _MULTIPLY_ADDS.replace(terms=2, chain=2, nan=ARM_DEFAULT_NAN)
 ARM_F32 = _PAIRWISE.replace(terms=2)
 CDNA1_F16, CDNA1_BF16 = (_MULTIPLY_ADDS.replace(terms=terms) for terms in (4, 2))
@@ -25,6 +25,8 @@ CDNA2_WIDE, CDNA2_BF16 = (_PAIRWISE.replace(terms=terms, flush="positive") for t
 CDNA3 = Model(F32, terms=8, fraction_bits=24, floor=-126, rounding="RN", step_kind="joined")
 CDNA3_XF32 = CDNA3.replace(terms=4)
 RDNA3 = Model(F32, terms=2, fraction_bits=24, rounding="RN", step_kind="complement")
+RDNA4 = Model(F32, terms=4, fraction_bits=24, rounding="RN", step_kind="floored")
+RDNA4_WAVE32 = RDNA4.replace(groups=2, dealing="fours")  # products 0 to 3, 8 to 11, 4 to 7 and 12 to 15
 CDNA3_FP8 = CDNA3.replace(terms=16, groups=2, dealing="single")
 
 # ---- the evidence
@@ -64,6 +66,13 @@ def _on_rdna3(fmt: Format, words: int) -> Evidence:
     return Evidence(level="published", gpus=gpus, family="rdna3_published", recorded=words, operands=f"{fmt} to f32", papers=papers)
 
 
+def _on_rdna4(fmt: Format, words: int) -> Evidence:
+    """Return the evidence of words of tests/golden/rdna4_published.npz."""
+    papers = (f"rocjitsu (ROCm/rocm-systems, MIT), gfx12_dot.h and gfx1201_cases.h, by AMD; {_NAN_WORDS}",)
+    gpus = ("Radeon AI Pro R9700 (gfx1201)",)
+    return Evidence(level="published", gpus=gpus, family="rdna4_published", recorded=words, operands=f"{fmt} to f32", papers=papers)
+
+
 ON_RDNA35 = Evidence(
     level="literature",
     papers=("ROCm/rocm-systems issue 12056: the rule of gfx1151, on which 12 million cases agreed", ROCJITSU),
@@ -75,7 +84,7 @@ BY_MFMA_INTEGERS = Evidence(level="literature", papers=("AMD CDNA ISA: exact sum
 
 XEON, NEOVERSE, ARMV9 = ("sapphirerapids",), ("neoverse-v1", "neoverse-v2", "armv9-a"), ("armv9-a",)
 CDNA1_ONLY, CDNA2_ONLY, CDNA3_ONLY = ("gfx908",), ("gfx90a",), ("gfx942",)
-_RDNA3_NAMES = ("v_wmma_f32_16x16x16", "v_dot2_f32")
+_RDNA3_NAMES, _WAVE64 = ("v_wmma_f32_16x16x16", "v_dot2_f32"), "v_wmma_f32_16x16x16_w64"
 _BYTES, _FNUZ = (S8, U8), (E4M3FNUZ, E5M2FNUZ)
 
 OTHER_ROWS = (
@@ -108,10 +117,15 @@ OTHER_ROWS = (
         for name, fmt, words in zip(_RDNA3_NAMES * 2, (F16, F16, BF16, BF16), (256, 50, 256, 53), strict=True)
     ),
     *(ModelRow(("gfx1151",), name, (fmt,), (F32,), RDNA3, ON_RDNA35) for name in _RDNA3_NAMES for fmt in (F16, BF16)),
+    *(
+        ModelRow(("gfx1201",), name, (fmt,), (F32,), model, _on_rdna4(fmt, words))
+        for fmt, dots in ((F16, 50), (BF16, 71))
+        for name, model, words in ((_RDNA3_NAMES[0], RDNA4_WAVE32, 12), (_RDNA3_NAMES[1], RDNA4, dots), (_WAVE64, RDNA4, 12))
+    ),
     ModelRow(CDNA3_ONLY, "v_mfma", _FNUZ, (F32,), CDNA3_FP8, BY_MMA_SIM),
 )
 
 UNKNOWN = {
-    "gfx950": "no bit-exact model of CDNA4 is published; third-party notes say that subnormals are kept and that a block scale multiplies "
-    "the sum of products before C is added",
+    "gfx950": "no bit-exact model of CDNA4's MFMA is published; its v_dot2_f32_f16 keeps f16 subnormals (llvm/llvm-project#205101), and "
+    "third-party notes say that MFMA keeps them too and that a block scale multiplies the sum of products before C is added",
 }

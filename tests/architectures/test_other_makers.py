@@ -175,6 +175,28 @@ def test_strix_halo_adds_one_unit_too_much(fmt):
     assert float(tcemu.gemm(a, b, c, op=f"v_dot2_f32_{fmt}", target="gfx1151")[0, 0]) == np.float32(55.0000038)
 
 
+@pytest.mark.parametrize("fmt", ["f16", "bf16"])
+def test_every_published_word_of_rdna4(fmt):
+    """121 dot products by v_dot2 and 24 by WMMA in both wave modes of a Radeon AI Pro R9700, by the engine and by the reference."""
+    with np.load(golden.SAMPLE / "rdna4_published.npz") as file:
+        dot2, wmma = file[f"dot2_{fmt}"], file[f"wmma_{fmt}"]
+    a, b = (np.stack([v & 0xFFFF, v >> 16], axis=1).astype(np.uint16) for v in dot2.T[:2])
+    c, wide = wmma[:, 32], [wmma[:, at : at + 16].astype(np.uint16) for at in (0, 16)]
+    assert (wmma[:, 33] != wmma[:, 34]).any()  # the words tell the order of K in the two modes
+    for name, x, y, z, d in (
+        (f"v_dot2_f32_{fmt}", a, b, dot2[:, 2], dot2[:, 3]),
+        (f"v_wmma_f32_16x16x16_{fmt}", *wide, c, wmma[:, 33]),
+        (f"v_wmma_f32_16x16x16_{fmt}_w64", *wide, c, wmma[:, 34]),
+    ):
+        op = find_unit(name)
+        model, spec = find_row(op, "gfx1201").model, product_spec(op)
+        assert mismatches(dots(op, "gfx1201", x, y, z), d) == 0 and len(d) == find_row(op, "gfx1201").evidence.recorded
+        names = [f"k {j}" for j in range(op.k)]
+        products = (decode_products(model, spec, x[i].tolist(), y[i].tolist(), names, None) for i in range(len(d)))
+        exact = [reduce_products(model, spec, found, int(z[i]))[1] for i, found in enumerate(products)]
+        assert mismatches(np.array(exact, np.uint32), d) == 0
+
+
 # ---- the units of the CPU that runs the tests
 
 
