@@ -181,6 +181,22 @@ def test_tf32_is_rounded():
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("kind, dtype", [("f32", np.uint32), ("tf32", np.uint32), ("f64", np.uint64), ("bf16", np.uint16)])
+def test_elements_outside_are_nan(kind, dtype):
+    """Each 16 bits of an element outside the tensor are 0x7ff7, whatever its size; a gathered row outside too."""
+    data = (random_bytes(6, 256) & 0xE0 if kind == "tf32" else random_bytes(6, 256)).view(dtype)
+    columns = data.shape[1]
+    if kind == "tf32":
+        data = data & np.uint32(0x7F7FE000)  # finite, and nothing to round
+    wide, width = np.full((10, 2 * columns), int.from_bytes(b"\xf7\x7f" * 4, "little") & np.iinfo(dtype).max, dtype), columns // 4
+    wide[2:8, width : width + columns] = data
+    tensor = ptx.TensorMap(data, kind, (columns, 6), (width, 4), nan_fill=True)
+    for x, y in ((-width // 2, -2), (columns - width // 2, 4)):
+        found = load("tile", "2d", (x, y), tensor, 1024 // 4).view(dtype).reshape(4, width)
+        np.testing.assert_array_equal(found, wide[y + 2 : y + 6, x + width : x + 2 * width])
+
+
+@pytest.mark.full
 def test_halves_of_units_change_places_in_odd_lines():
     data = random_bytes(8, 128)
     tensor = ptx.TensorMap(data, "u8", (128, 8), (128, 8), swizzle=128, swizzle_atom=32, swizzle_flip=True)
@@ -285,6 +301,7 @@ MAPS = {
     "boxes of pixels": ({"global_dims": (8, 8, 8), "box_dims": (8, 8, 8), "corners": ((0,), (0,))}, "channels and pixels"),
     "a flip of 16 bytes": ({"global_dims": (64, 8), "box_dims": (64, 8), "swizzle": 128, "swizzle_flip": True}, "swizzle_atom=32"),
     "a short padded row": ({"global_dims": (256, 8), "box_dims": (64, 8), "dtype": "b6x16_p32"}, "128 elements"),
+    "a fill of integers": ({"global_dims": (64, 8), "box_dims": (64, 8), "dtype": "u16", "nan_fill": True}, "no NaN"),
     "a padded row of 64": ({"global_dims": (128, 8), "box_dims": (128, 8), "dtype": "b6x16_p32", "swizzle": 64}, "0 or 128"),
 }  # fmt: skip
 
