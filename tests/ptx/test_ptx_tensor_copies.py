@@ -175,7 +175,7 @@ def test_six_bits_of_each_byte_are_stored():
 @pytest.mark.full
 def test_tf32_is_rounded():
     words = np.array([0x3F801000, 0x3F803000, 0x3F801001, 0x7F800000, 0x7F800001, 0x7FFFFFFF, 0xBF800FFF, 0x7F7FFFFF] * 4, np.uint32)
-    found = load("tile", "1d", (0,), ptx.TensorMap(words, "tf32", (32,), (32,)), 128).view(np.uint32)
+    found = load("tile", "1d", (0,), ptx.TensorMap(words, "tf32", (32,), (32,)), 128, target="sm_90a").view(np.uint32)
     expected = [0x3F800000, 0x3F804000, 0x3F802000, 0x7F800000, 0x7FC00000, 0x7FFFE000, 0xBF800000, 0x7F800000]
     np.testing.assert_array_equal(found, np.array(expected * 4, np.uint32))
 
@@ -192,7 +192,7 @@ def test_elements_outside_are_nan(kind, dtype):
     wide[2:8, width : width + columns] = data
     tensor = ptx.TensorMap(data, kind, (columns, 6), (width, 4), nan_fill=True)
     for x, y in ((-width // 2, -2), (columns - width // 2, 4)):
-        found = load("tile", "2d", (x, y), tensor, 1024 // 4).view(dtype).reshape(4, width)
+        found = load("tile", "2d", (x, y), tensor, 1024 // 4, target="sm_90a").view(dtype).reshape(4, width)
         np.testing.assert_array_equal(found, wide[y + 2 : y + 6, x + width : x + 2 * width])
 
 
