@@ -301,6 +301,7 @@ MAPS = {
     "boxes of pixels": ({"global_dims": (8, 8, 8), "box_dims": (8, 8, 8), "corners": ((0,), (0,))}, "channels and pixels"),
     "a flip of 16 bytes": ({"global_dims": (64, 8), "box_dims": (64, 8), "swizzle": 128, "swizzle_flip": True}, "swizzle_atom=32"),
     "a short padded row": ({"global_dims": (256, 8), "box_dims": (64, 8), "dtype": "b6x16_p32"}, "128 elements"),
+    "a type that flushes": ({"global_dims": (64, 8), "box_dims": (64, 8), "dtype": "tf32_ftz"}, "which zero"),
     "a fill of integers": ({"global_dims": (64, 8), "box_dims": (64, 8), "dtype": "u16", "nan_fill": True}, "no NaN"),
     "a padded row of 64": ({"global_dims": (128, 8), "box_dims": (128, 8), "dtype": "b6x16_p32", "swizzle": 64}, "0 or 128"),
 }  # fmt: skip

@@ -33,6 +33,8 @@ SWIZZLES = (0, 32, 64, 128)  # in bytes, by their numbers in tensormap.replace
 ATOMS = (16, 32, 32, 64)  # bytes that the swizzle of 128 moves as one, by their numbers
 FLIPPING_ATOM = 2  # the number of SWIZZLE_128B_ATOM_32B_FLIP_8B
 PADDED_ROW = 128  # elements of a row of a box of a padded type
+MISSING_FLUSH = "no source says where a copy flushes them, and to which zero"
+MISSING_SLICES = "the stride from one slice of channels to the next is in a figure of the manual alone"
 MAX_RANK, MAX_BOX, MAX_ELEMENT_STRIDE, DIMENSION_LIMIT, STRIDE_LIMIT = 5, 256, 8, 1 << 32, 1 << 40
 UNIT_BYTES = 16  # rows of a copy and strides are multiples of it
 SECTION, IM2COL_SECTION = "CUDA driver API, cuTensorMapEncodeTiled", "CUDA driver API, cuTensorMapEncodeIm2col"
@@ -94,6 +96,8 @@ class TensorMap:
     nan_fill: bool = False
 
     def __post_init__(self) -> None:
+        if self.dtype in ("f32_ftz", "tf32_ftz"):
+            raise ValueError(f"dtype: {self.dtype} flushes subnormal numbers, and is not supported: {MISSING_FLUSH}. {SECTION}")
         if self.dtype not in BITS:
             raise ValueError(f"dtype: got {self.dtype!r}; expected one of {', '.join(BITS)}. {SECTION}")
         if self.nan_fill and self.dtype not in FLOATS:
