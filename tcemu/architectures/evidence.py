@@ -5,7 +5,7 @@ from typing import NamedTuple
 from tcemu.architectures.bibliography import make_bibtex
 
 LEVELS = {
-    "silicon": "0 mismatches against words that we recorded on hardware",
+    "silicon": "0 mismatches against words that we recorded or compared on hardware",
     "published": "0 mismatches against recordings published by others",
     "literature": "stated in the literature, without words to compare",
     "lowering": "read from the machine code that NVIDIA's assembler makes",

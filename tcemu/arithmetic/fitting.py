@@ -1,6 +1,6 @@
 """Models specialised to an instruction, and the check that they fit it."""
 
-from tcemu.arithmetic.model import PRODUCT_BITS, Model
+from tcemu.arithmetic.model import DEALING_WIDTHS, PRODUCT_BITS, Model
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.formats import F16, Format
@@ -53,9 +53,9 @@ def _check(model: Model, spec: ProductSpec, block: int | None) -> None:
         raise ValueError(f"Model(summed={summed}): must divide the {block} products that share a scale. PTX ISA 9.7.14.3")
     else:
         check_exact(spec.a, spec.b, scaling, summed)
-    width = 2 if model.dealing == "pairs" else 1
+    width = DEALING_WIDTHS[model.dealing]
     if groups > 1 and k % (width * groups):
-        pairs = " of pairs" if width == 2 else ""
+        pairs = {2: " of pairs", 4: " of four"}.get(width, "")
         raise ValueError(f"Model(groups={groups}): the {k} products of an instruction are no {groups} groups{pairs}")
     _check_step_kind(model, spec, block)
     if isinstance(model.chain, int):
@@ -87,8 +87,8 @@ def _check_step_kind(model: Model, spec: ProductSpec, block: int | None) -> None
     room = spec.k if model.step_kind == "joined" else spec.k // groups
     if min(terms, room) & (min(terms, room) - 1) or room % min(terms, room):
         raise ValueError(f"Model(terms={terms}, step_kind={model.step_kind!r}): {room} products of an instruction are no whole steps")
-    if model.step_kind == "complement" and max(spec.a.mantissa_bits, spec.b.mantissa_bits) > F16.mantissa_bits:
-        raise ValueError(f'Model(step_kind="complement"): A and B have at most 11 significant bits, {spec.a} and {spec.b} have more')
+    if model.step_kind in ("complement", "floored") and max(spec.a.mantissa_bits, spec.b.mantissa_bits) > F16.mantissa_bits:
+        raise ValueError(f'Model(step_kind="{model.step_kind}"): A and B have at most 11 significant bits, {spec.a} and {spec.b} have more')
     if model.is_exact_sum and max(spec.a.mantissa_bits, spec.b.mantissa_bits) >= 16:
         raise ValueError(
             f"Model(terms={terms}, fraction_bits=None): products of {spec.a} and {spec.b} have more than 32 bits; "

@@ -22,8 +22,10 @@ MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper 
 PRODUCT_BITS = 24  # bits of a product's significand in a fused step, which an f32 holds exactly (see `fused_dot_add`)
 OUT_OF_RANGE = 1 << 30  # outside the limits of every field, and an int32
 ROUNDING_MODES = ROUNDINGS[:-1]  # rounding modes of steps and alignment: all but the stochastic one
-STEP_KINDS = ("pairwise", "odd", "joined", "complement")  # kinds of step that are neither fused nor one multiply-add: see `Model`
-DEALINGS = ("pairs", "single", "reversed")
+STEP_KINDS = ("pairwise", "joined", "complement", "floored")  # kinds of step that are neither fused nor one multiply-add: see `Model`
+DEALINGS = ("pairs", "single", "reversed", "fours")
+DEALING_WIDTHS = {"pairs": 2, "single": 1, "reversed": 1, "fours": 4}  # products that a group takes in turn
+TO_ODD = "RO"  # rounding to odd, which pairwise steps may have besides ROUNDING_MODES
 FLUSHES = ("signed", "positive")
 OTHER_MAKERS_FIELDS = ("dealing", "step_kind", "flush", "nan")
 
@@ -43,7 +45,7 @@ EXPECTED = {  # how messages say what they may be
     "fraction_bits": "an integer from {} to {}, or None for exact",
     "floor": "an integer from {} to {}",
     "result_bits": "an integer from {} to {}, or None for all",
-    "rounding": f"one of {', '.join(ROUNDING_MODES)}",
+    "rounding": f"one of {', '.join(ROUNDING_MODES)}, or {TO_ODD} in pairwise steps",
     "alignment": f"one of {', '.join(ROUNDING_MODES)}",
 }
 HINTS = {"fraction_bits": "; tcemu.study.surrogate takes a real number of bits, with gradients"}  # said besides of what is no integer
@@ -79,8 +81,7 @@ class Model:
     value are added exactly and rounded once. `step_kind` names another kind of step, which units of other makers have:
 
     - "pairwise": each product is rounded; the products are added in pairs, and these sums in pairs, each sum rounded; the total is added to
-      the running value and rounded.
-    - "odd": as "pairwise", and every rounding is to odd: an inexact result, rounded toward zero, gets an odd last bit.
+      the running value and rounded. The rounding may be "RO", to odd: an inexact result, rounded toward zero, gets an odd last bit.
     - "joined": the products alone are aligned and truncated as in a fused step. Their sum then joins the running value: both are rounded
       down, the running value to `fraction_bits`, the sum to 32 bits below the larger exponent; the total is rounded down to 31 bits and by
       `rounding` to the result. With `groups`, each group is aligned by itself, the groups are joined rounded down, and a running value more
@@ -88,6 +89,12 @@ class Model:
     - "complement": as a fused step, with the running value aligned by an exponent two below its own. A term whose sign is not the running
       value's is negated by flipping its bits, so that it lies one unit of the last place further from zero, as a zero does too. Subnormals
       of 8-bit exponents, in A, B, C and the result, become zeros. The result is rounded with no bound on the exponent.
+    - "floored": each pair of products is aligned to its own max exponent, rounded down to `fraction_bits` and added. These sums and the
+      running value are then rounded down to one unit, `fraction_bits` below the max exponent of the products, or `fraction_bits` + 2 below
+      the leading bit of the running value if that is larger; a running value below the unit is dropped. Their sum is rounded once.
+
+    The aligned kinds stay apart because they share no rule but the alignment: who is aligned with whom, the direction of the rounding and
+    what becomes of the running value all differ, so that parameters of one kind would have to name each kind again.
 
     A step never reaches into the next instruction. Without `chain`, all steps follow each
     other, beginning at C. With `chain`, every chain of products starts from nothing, and its sum is added to C, rounded RN.
@@ -106,7 +113,7 @@ class Model:
     terms: int | Array = 16  # products in one step
     fraction_bits: int | Array | None = 25  # kept below the unit of the largest exponent in a step; None: exact
     floor: int | Array = -133  # the least exponent that a step aligns to
-    rounding: Rounding = "RZ"  # rounding of a step: "RN", "RZ", "RM" or "RP"
+    rounding: Rounding = "RZ"  # rounding of a step: "RN", "RZ", "RM" or "RP"; "RO" in pairwise steps
     result_bits: int | Array | None = None  # fraction bits that a step's result keeps; None: all of `result`
     multiplicand: Format | None = None  # A and B are converted to it first, exactly; exact steps convert them to `result` by themselves
     groups: int = 1  # an instruction's products are dealt out in pairs to so many groups, which are then reduced one after the other
@@ -115,7 +122,7 @@ class Model:
     summed: int | None = None  # products that are first added exactly, then scaled and aligned as one term (block scaling of 4-bit types)
     alignment: Rounding = "RZ"  # rounding of an aligned term: "RZ" truncates, as every known unit does; "RN", "RM", "RP" are what-if
     from_zero: bool = False  # an exact chain starts from +0, so that products that are all -0 sum to +0; else from its first product
-    dealing: str = "pairs"  # products go to the groups in "pairs", "single" (one by one), or "reversed" (one by one, last group first)
+    dealing: str = "pairs"  # products go to the groups in "pairs", "fours", "single" (one by one), or "reversed" (one by one, last first)
     step_kind: str | None = None  # one of STEP_KINDS; None: fused steps or multiply-adds, as fraction_bits says
     flush: str | None = None  # subnormal operands and results become zero: operands "signed" zeros or "positive" ones; None: they are kept
     nan: int | None = None  # code of every NaN that an f32 result has; None: the canonical one
@@ -152,6 +159,8 @@ class Model:
                 info = jnp.iinfo(value.dtype)
                 value = jnp.clip(value, max(info.min, -OUT_OF_RANGE), min(info.max, OUT_OF_RANGE))
             return value.astype(jnp.int32)
+        if name == "rounding" and isinstance(value, str) and value == TO_ODD and self.step_kind == "pairwise":
+            return value
         least, greatest = self.limits(name)
         if not _is_integer_valued(value) or ((np.asarray(value) < least) | (np.asarray(value) > greatest)).any():
             self._refuse(name, self._expected(name, value))
@@ -204,18 +213,18 @@ class Model:
             self._refuse("result", "f32 where step_kind, flush or nan are set")
         if self.step_kind is not None and not (isinstance(self.terms, int) and isinstance(self.rounding, str)):
             self._refuse("terms" if not isinstance(self.terms, int) else "rounding", "known before tracing where step_kind is set")
-        aligned = self.step_kind in ("joined", "complement")
+        aligned = self.step_kind in ("joined", "complement", "floored")
         if self.step_kind is not None and aligned == exact:
             wanted = "a number" if aligned else "None"
             self._refuse("fraction_bits", f'{wanted} where step_kind is "{self.step_kind}"')
-        if self.step_kind in ("pairwise", "odd") and int(self.terms) & (int(self.terms) - 1):
+        if self.step_kind in ("pairwise", "floored") and int(self.terms) & (int(self.terms) - 1):
             self._refuse("terms", f'a power of two where step_kind is "{self.step_kind}"')
-        if self.step_kind == "odd" and self.rounding != "RZ":
-            self._refuse("rounding", '"RZ" where step_kind is "odd"')
+        if self.step_kind == "floored" and (int(self.terms) < 2 or self.rounding != "RN"):
+            self._refuse("step_kind", 'None with other roundings than "RN" or with single terms')
         if self.flush is not None and (not exact or self.is_exact_sum):
             self._refuse("flush", "None where a step is not made of multiply-adds, or of products and sums rounded one by one")
         fused_only = self.multiplicand, self.result_bits, self.summed, self.chain
-        most = 26 if self.step_kind == "complement" else 30
+        most = {"complement": 26, "floored": 24}.get(self.step_kind or "", 30)
         if aligned and (fused_only != (None,) * 4 or not isinstance(self.fraction_bits, int) or self.fraction_bits > most):
             self._refuse("step_kind", f"None with multiplicand, result_bits, summed, chain, or more than {most} fraction_bits")
         if self.step_kind == "complement" and (self.rounding != "RN" or self.terms != 2):
@@ -321,7 +330,7 @@ class WhatIfField:
         if self.is_format:
             self.values |= FORMATS
         if kind == Rounding:
-            self.values |= {word: word for word in ROUNDING_MODES}
+            self.values |= {word: word for word in (*ROUNDING_MODES, *((TO_ODD,) if name == "rounding" else ()))}
         else:
             self.values |= {word: word for word in FIELD_WORDS.get(name, ())}
         if bool in kinds:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.model import DEALING_WIDTHS, Model
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Order:
     groups: int = 1
     chain: int | str | None = None  # products in a chain; "k": those of one instruction; None: there are no chains
     together: bool = False  # the chains of one instruction are added to each other, and their sum to C
-    dealing: str = "pairs"  # "pairs", "single" or "reversed": see `Model.dealing`
+    dealing: str = "pairs"  # "pairs", "fours", "single" or "reversed": see `Model.dealing`
 
     @classmethod
     def from_model(cls, model: Model, k: int) -> "Order":
@@ -52,7 +52,7 @@ class Order:
         """[K, ...] of whole instructions, NumPy or JAX: the products of each instruction, group after group."""
         if self.groups == 1:
             return products
-        width = 2 if self.dealing == "pairs" else 1
+        width = DEALING_WIDTHS[self.dealing]
         dealt = products.reshape(-1, k // (width * self.groups), self.groups, width, *products.shape[1:]).swapaxes(1, 2)
         return (dealt[:, ::-1] if self.dealing == "reversed" else dealt).reshape(products.shape)
 

@@ -1,10 +1,11 @@
-"""Steps that NVIDIA's tensor cores do not have: exact, pairwise, joined and complement sums, as units of AMD and Arm compute them.
+"""Steps that NVIDIA's tensor cores do not have: exact, pairwise, joined, complement and floored sums, as units of AMD and Arm compute them.
 
 `Model.step_kind` names the kind of a step, and the docstring of `Model` says what each computes. All results are f32. Only integers touch
 a value, except in `joined_dot_add`, whose products are aligned as in `fused_dot_add`.
 
 Source: mmasim 2.1.1 (E-FDPA, FTZ-MUL-ADD, TR-FDPA, GTR-FDPA) and arXiv 2511.10909 v2 for AMD; Arm Architecture Reference Manual DDI 0487,
-BFAdd, BFMul and BFRound, for round to odd; gfx11_dot2.h of rocjitsu (ROCm/rocm-systems, MIT) for complement sums.
+BFAdd, BFMul and BFRound, for round to odd; gfx11_dot2.h and gfx12_dot.h of rocjitsu (ROCm/rocm-systems, MIT) for complement and
+floored sums.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from jax import Array
 
 from tcemu.arithmetic.fma import add_numbers, multiply_numbers
 from tcemu.arithmetic.fused_dot_add import Product, add_wide, align_products, infinity_code, pair_products
-from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.model import DEALING_WIDTHS, TO_ODD, Model
 from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, Multiplicand
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.base import bits
@@ -41,7 +42,7 @@ def flush_subnormals(fmt: Format, codes: Array, how: str | None) -> Array:
 
 
 def pairwise_sum(model: Model, pairs: Sequence[tuple[Array, Array]], accumulator: Array) -> Array:
-    """Computes one "pairwise" or "odd" step. pairs: f32 codes of the factors, which broadcast; a power of two of them."""
+    """Computes one "pairwise" step. pairs: f32 codes of the factors, which broadcast; a power of two of them."""
     products = [multiply_numbers(*(decode(F32, v) for v in jnp.broadcast_arrays(a, b))) for a, b in pairs]
     sums = [_round_number(model, product) for product in products]
     while len(sums) > 1:
@@ -50,12 +51,13 @@ def pairwise_sum(model: Model, pairs: Sequence[tuple[Array, Array]], accumulator
 
 
 def _add_rounded(model: Model, x: Array, y: Array) -> Array:
-    return _round_number(model, add_numbers(decode(F32, x), decode(F32, y), model.rounding))
+    rounding = "RZ" if model.rounding == TO_ODD else model.rounding
+    return _round_number(model, add_numbers(decode(F32, x), decode(F32, y), rounding))
 
 
 def _round_number(model: Model, number: Number) -> Array:
     """Returns the f32 code of a number by the model's rounding, subnormals flushed."""
-    if model.step_kind == "odd":
+    if model.rounding == TO_ODD:
         (code,) = encode_limbs(F32, number, "RZ", overflow="infinity")
         (above,) = encode_limbs(F32, number._replace(negative=jnp.zeros_like(number.negative)), "RP", overflow="infinity")
         code = jnp.where(above == code & jnp.uint32(F32.nan), code, code | 1)
@@ -128,6 +130,7 @@ def _any(conditions: Sequence[Array]) -> Array:
 # ---- complement sums
 
 ACCUMULATOR_BITS = 2  # bits below those of the products that the running value keeps
+NOWHERE = -(1 << 12)  # exponent of a zero
 
 
 def complement_sum(model: Model, spec: ProductSpec, pairs: Sequence[tuple[Array, Array]], accumulator: Array) -> Array:
@@ -135,21 +138,20 @@ def complement_sum(model: Model, spec: ProductSpec, pairs: Sequence[tuple[Array,
     assert isinstance(model.fraction_bits, int)
     shape = jnp.broadcast_shapes(accumulator.shape, *(v.shape for pair in pairs for v in pair))
     c = _flushed_number(F32, jnp.broadcast_to(accumulator, shape))
-    nowhere = jnp.int32(-(1 << 12))
-    unit = jnp.where(c.magnitude[0] == 0, nowhere, c.exponent + F32.mantissa_bits - model.fraction_bits - ACCUMULATOR_BITS)
+    unit = jnp.where(c.magnitude[0] == 0, NOWHERE, c.exponent + F32.mantissa_bits - model.fraction_bits - ACCUMULATOR_BITS)
     terms = [c]
     for a, b in pairs:
         x, y = (_flushed_number(fmt, jnp.broadcast_to(v, shape)) for fmt, v in ((spec.a, a), (spec.b, b)))
         terms.append(multiply_numbers(x, y)._replace(magnitude=(x.magnitude[0] * y.magnitude[0],)))
         exponent = x.exponent + y.exponent + spec.a.mantissa_bits + spec.b.mantissa_bits
-        unit = jnp.maximum(unit, jnp.where(terms[-1].magnitude[0] == 0, nowhere, exponent - model.fraction_bits))
+        unit = jnp.maximum(unit, jnp.where(terms[-1].magnitude[0] == 0, NOWHERE, exponent - model.fraction_bits))
     total = jnp.zeros(shape, jnp.int32)
     for term in terms:
         aligned = jnp.where(term.magnitude[0] == 0, 0, _limb(term.magnitude[0], term.exponent - unit)).astype(jnp.int32)
         total = total + jnp.where(term.negative == c.negative, aligned, ~aligned)
     code = _round_unbounded(total.astype(jnp.uint32), unit, c.negative)
     plus, minus = (_any([t.infinite & sign(t) for t in terms]) for sign in (lambda t: ~t.negative, lambda t: t.negative))
-    code = jnp.where(plus | minus, infinity_code(F32, minus), jnp.where(unit == nowhere, 0, code))
+    code = jnp.where(plus | minus, infinity_code(F32, minus), jnp.where(unit == NOWHERE, 0, code))
     return jnp.where(_any([t.nan for t in terms]) | (plus & minus), jnp.uint32(F32.nan), code)
 
 
@@ -184,6 +186,43 @@ def _round_unbounded(total: Array, unit: Array, negative: Array) -> Array:
     return jnp.where((magnitude == 0) | (exponent < F32.min_exponent), 0, code)
 
 
+# ---- floored sums
+
+
+def floored_sum(model: Model, spec: ProductSpec, pairs: Sequence[tuple[Array, Array]], accumulator: Array) -> Array:
+    """Computes one "floored" step. pairs: codes of the factors, which broadcast; an even number. Every sum has less than 31 bits."""
+    assert isinstance(model.fraction_bits, int)
+    shape = jnp.broadcast_shapes(accumulator.shape, *(v.shape for pair in pairs for v in pair))
+    c = decode(F32, jnp.broadcast_to(accumulator, shape))
+    terms, units = [c], []
+    for a, b in pairs:
+        x, y = (decode(fmt, jnp.broadcast_to(v, shape)) for fmt, v in ((spec.a, a), (spec.b, b)))
+        terms.append(multiply_numbers(x, y)._replace(magnitude=(x.magnitude[0] * y.magnitude[0],)))
+        exponent = x.exponent + y.exponent + spec.a.mantissa_bits + spec.b.mantissa_bits
+        units.append(jnp.where(terms[-1].magnitude[0] == 0, NOWHERE, exponent - model.fraction_bits))
+    leading = c.exponent + (LIMB_BITS - 1) - bits.leading_zeros(c.magnitude).astype(jnp.int32)
+    unit = jnp.maximum(leading, F32.min_exponent) - model.fraction_bits - ACCUMULATOR_BITS
+    for one in units:
+        unit = jnp.maximum(unit, one)
+    signed = [jnp.where(t.negative, -t.magnitude[0].astype(jnp.int32), t.magnitude[0].astype(jnp.int32)) for t in terms]
+    retained = _limb(c.magnitude[0], c.exponent - unit) != 0
+    total = jnp.where(retained, _shift_down(signed[0], c.exponent - unit), 0)
+    for i in range(0, len(pairs), 2):
+        own = jnp.maximum(units[i], units[i + 1])
+        both = [_shift_down(signed[j], terms[j].exponent - own) for j in (i + 1, i + 2)]
+        total = total + _shift_down(both[0] + both[1], own - unit)
+    plus, minus = (_any([t.infinite & sign(t) for t in terms]) for sign in (lambda t: ~t.negative, lambda t: t.negative))
+    nan = _any([t.nan for t in terms]) | (plus & minus)
+    negative = jnp.where(plus | minus, minus, total < 0)
+    (code,) = encode_limbs(F32, Number(negative, (jnp.abs(total).astype(jnp.uint32),), unit, nan, (plus | minus) & ~nan), model.rounding)
+    return code
+
+
+def _shift_down(x: Array, place: Array) -> Array:
+    """Returns the integer x * 2^place, rounded down; place may be negative."""
+    return jnp.where(place >= 0, x << jnp.clip(place, 0, LIMB_BITS - 1), x >> jnp.clip(-place, 0, LIMB_BITS - 1))
+
+
 # ---- joined sums
 
 
@@ -199,7 +238,7 @@ def joined_dot_add(model: Model, spec: ProductSpec, a: Multiplicand, b: Multipli
     """Computes one "joined" step. The arguments and the result are those of `fused_dot_add`."""
     assert isinstance(model.fraction_bits, int)
     products = pair_products(a, b)
-    width = 2 if model.dealing == "pairs" else 1
+    width = DEALING_WIDTHS[model.dealing]
     groups = [[p for t, p in enumerate(products) if t // width % model.groups == group] for group in range(model.groups)]
     sums, exponents = zip(*(_sum_truncated(model, spec, group) for group in groups if group), strict=True)
     exponent = exponents[0]

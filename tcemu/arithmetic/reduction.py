@@ -20,7 +20,7 @@ from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, deal_groups,
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, DecodedScales, Multiplicand, decode_multiplicand, has_special, spread_scales
 from tcemu.arithmetic.order import Order
-from tcemu.arithmetic.other_steps import complement_sum, exact_sum, flush_subnormals, joined_dot_add, pairwise_sum
+from tcemu.arithmetic.other_steps import complement_sum, exact_sum, floored_sum, flush_subnormals, joined_dot_add, pairwise_sum
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
 from tcemu.base.bits import Limbs
 from tcemu.base.compilation import compile_once
@@ -55,7 +55,7 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
         a, b, a_codes, b_codes = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in map(jnp.asarray, (a, b, *scales)))
         (a, a_scales), (b, b_scales) = spread_scales(scale, a, a_codes, -1), spread_scales(scale, b, b_codes, -2)
     order = Order.from_model(model, spec.k)
-    of_codes = model.fraction_bits is None or model.step_kind == "complement"
+    of_codes = model.fraction_bits is None or model.step_kind in ("complement", "floored")
     if not of_codes and model.summed is None:
         x = _split_steps(order, spec, decode_multiplicand(spec.a, a, spec.b, a_scales), -1)
         y = _split_steps(order, spec, decode_multiplicand(spec.b, b, spec.a, b_scales), -2)
@@ -217,9 +217,10 @@ def _reduce_exact(model: Model, spec: ProductSpec, order: Order, c: Array, a: Ar
         if not summed:
             return fma_limbs(rows, columns, accumulator, fmt, model.rounding, flush=model.flush is not None)
         pairs = list(zip(rows[0], columns[0], strict=True))
-        if kind == "pairwise" or kind == "odd":
+        if kind == "pairwise":
             return (pairwise_sum(model, pairs, accumulator[0]),)
-        return ((exact_sum if kind is None else complement_sum)(model, spec, pairs, accumulator[0]),)
+        add = {"complement": complement_sum, "floored": floored_sum}.get(kind or "", exact_sum)
+        return (add(model, spec, pairs, accumulator[0]),)
 
     if summed:
         terms = order.step_size(spec.k)

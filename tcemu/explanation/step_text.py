@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import takewhile
 
-from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.model import TO_ODD, Model
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.arithmetic.reference.exact_values import (
     decimal_text,
@@ -42,7 +42,7 @@ def describe_arithmetic(model: Model, spec: ProductSpec) -> str:
         zeros = "+0, as does -0 in A, B and C" if model.flush == "positive" else "zeros of their sign"
         parts.append(f"Subnormals in A, B and C become {zeros}; subnormal results become zeros of their sign.")
     if model.groups > 1 and model.step_kind != "joined":
-        what = "Pairs of products" if model.dealing == "pairs" else "Products"
+        what = {"pairs": "Pairs of products", "fours": "Fours of products"}.get(model.dealing, "Products")
         order = ", the last group first" if model.dealing == "reversed" else ""
         parts.append(f"{what} are distributed over {model.groups} groups, which are added one after the other{order}.")
     if model.step_kind is not None:
@@ -84,7 +84,13 @@ def _describe_other_step(model: Model) -> str:
             "value by an exponent two below its own. Terms of the other sign than the running value's are negated by flipping their bits, "
             f"one unit too far. The total is rounded {model.rounding} to {model.result}; subnormals are zeros."
         )
-    rounding = "to odd" if model.step_kind == "odd" else str(model.rounding)
+    if model.step_kind == "floored":
+        return (
+            f"A step adds up to {model.terms} products in pairs, each pair aligned to its own max exponent with {bits} fraction bits. The "
+            f"pairs' sums and the running value, which keeps {bits} + 2 bits, are aligned to their max exponent. Alignment rounds down, "
+            f"and a running value below it is dropped. The total is rounded {model.rounding} to {model.result}."
+        )
+    rounding = "to odd" if model.rounding == TO_ODD else str(model.rounding)
     return (
         f"A step rounds {model.terms} products {rounding} to {model.result}, adds them in pairs, and their sum to the running value, each "
         "sum rounded alike."

@@ -5,7 +5,7 @@ computes. An instruction has its own name, such as "tdpbf16ps" or "v_mfma_f32_32
 not modelled, so that only functions on matrices take these instructions.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual; Arm Architecture Reference Manual DDI 0487; AMD Instinct MI100, MI200
-and MI300, RDNA3 and RDNA3.5 ISA reference guides. Names of targets: -march and -mcpu of GCC and LLVM.
+and MI300, RDNA3, RDNA3.5 and RDNA4 ISA reference guides. Names of targets: -march and -mcpu of GCC and LLVM.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,8 @@ OTHER_TARGETS: dict[str, Machine] = {
     "gfx950": Machine("AMD", "CDNA4", ("MI350X", "MI355X")),
     "gfx1100": Machine("AMD", "RDNA3", ("Radeon RX 7900 XTX", "Radeon Pro W7900")),
     "gfx1151": Machine("AMD", "RDNA3.5", ("Radeon 8060S", "Strix Halo")),
-    "sapphirerapids": Machine("Intel", "Sapphire Rapids", ("Xeon (Sapphire Rapids)",)),
+    "gfx1201": Machine("AMD", "RDNA4", ("Radeon AI Pro R9700", "Radeon RX 9070 XT")),
+    "sapphirerapids": Machine("Intel", "Sapphire Rapids", ("Xeon (Sapphire Rapids)", "Xeon (Emerald Rapids)")),
     "znver4": Machine("AMD", "Zen 4", ("Zen 4", "EPYC 9004")),
     "neoverse-v1": Machine("Arm", "Neoverse V1", ("Graviton3",)),
     "neoverse-v2": Machine("Arm", "Neoverse V2", ("Graviton4",)),
@@ -135,6 +136,9 @@ def _units_by_target() -> dict[str, tuple[Unit, ...]]:
         for fmt in (F16, BF16)
         for name, shape in (("v_wmma_f32_16x16x16", (16, 16, 16)), ("v_dot2_f32", (1, 1, 2)))
     )
+    wave64 = tuple(  # what the instruction computes in wave64 mode; in wave32 it takes K in another order
+        _unit(f"v_wmma_f32_16x16x16_{fmt}_w64", (16, 16, 16), fmt, fmt, "AMD RDNA4 ISA", "v_wmma_f32_16x16x16_w64") for fmt in (F16, BF16)
+    )
     amx = tuple(_unit(name, (16, 16, 32 if a == BF16 else 64), a, b, INTEL) for name, a, b in _AMX)
     avx = (
         _unit("vdpbf16ps", (1, 16, 2), BF16, BF16, INTEL),
@@ -151,6 +155,7 @@ def _units_by_target() -> dict[str, tuple[Unit, ...]]:
     )
     return {
         "gfx908": cdna1, "gfx90a": (*cdna2, *cdna1), "gfx942": cdna3, "gfx950": cdna4, "gfx1100": rdna, "gfx1151": rdna,
+        "gfx1201": (*rdna, *wave64),
         "sapphirerapids": (*amx, *avx), "znver4": avx,
         "neoverse-v1": neoverse, "neoverse-v2": neoverse, "armv9-a": (*neoverse, *options),
     }  # fmt: skip

@@ -150,14 +150,27 @@ def brink(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) ->
     return a, b
 
 
+def faint(rng: np.random.Generator, fmts: FormatPair, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw a few products near the smallest normal number of f32, and zeros elsewhere.
+
+    A short result shows whether each product is rounded, and its subnormals flushed, before it is added.
+    """
+    length = min(k, int(rng.integers(2, 9)))
+    start = int(rng.integers(k - length + 1))
+    a, b = np.zeros((m, k)), np.zeros((k, n))
+    inner_a, inner_b = flat(rng, fmts, m, n, length)
+    a[:, start : start + length], b[start : start + length] = inner_a * 2.0**-63, inner_b * 2.0**-63
+    return a, b
+
+
 MATRIX_KINDS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "flat": flat, "spread": spread, "cancelling": cancelling, "late": late, "zeros": zeros, "tiny": tiny, "huge": huge,
     "near": near, "steep": steep, "ties": ties, "halves": flat, "positive": positive,
-    "subnormal": subnormal, "window": window, "brink": brink,
+    "subnormal": subnormal, "window": window, "brink": brink, "faint": faint,
 }  # fmt: skip
 KIND_NUMBERS = {  # numbers of the kinds in seeds; recorded words of GPUs depend on them
     "cancelling": 0, "flat": 1, "huge": 2, "late": 3, "spread": 4, "tiny": 5, "zeros": 6, "near": 7, "steep": 8, "ties": 9, "halves": 10,
-    "positive": 11, "subnormal": 12, "window": 13, "brink": 14,
+    "positive": 11, "subnormal": 12, "window": 13, "brink": 14, "faint": 15,
 }  # fmt: skip
 
 

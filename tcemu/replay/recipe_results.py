@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.compilation import jit_wide_vectors
-from tcemu.formats import F32, Format
+from tcemu.formats import BF16, F32, Format
 from tcemu.products.library.kernel_order import slice_indices
 from tcemu.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Merge
 from tcemu.products.library.kernel_sums import (
@@ -42,6 +42,7 @@ F32_ONE = np.uint32(0x3F800000)  # f32
 SLICE_COUNTS = (8, 64, 512)  # numbers of slice sums after padding
 SAMPLE_TRIES = 36  # draws of operands to distinguish two recipes
 DISTINGUISHING_KINDS = ("window", "zeros", "window", "brink", "window", "subnormal", "window", "ties", "window", "tiny", "window", "brink")
+LAST_TRIES = 12  # further draws, of the kind "faint", where f32 cannot represent every product
 
 
 class SampleRequest(NamedTuple):
@@ -108,8 +109,11 @@ def find_distinguishing_sample(
     black_box: BlackBox, recipes: Sequence[KernelRecipe], seed: int, hows: Sequence[str | None]
 ) -> Sample | None:
     """Find drawn operands on which the first recipe and another one differ, without a call. Returns None if none occurred."""
-    for number in range(SAMPLE_TRIES):
-        kind, kind_of_epilogue = DISTINGUISHING_KINDS[number % len(DISTINGUISHING_KINDS)], hows[number % len(hows)]
+    kinds = [DISTINGUISHING_KINDS[number % len(DISTINGUISHING_KINDS)] for number in range(SAMPLE_TRIES)]
+    if black_box.operand_formats[0] in (F32, BF16):
+        kinds += ["faint"] * LAST_TRIES
+    for number, kind in enumerate(kinds):
+        kind_of_epilogue = hows[number % len(hows)]
         sample = draw_sample(
             SampleRequest(black_box.shape, black_box.operand_formats, black_box.form, kind, seed + number, kind_of_epilogue), recipes[0]
         )

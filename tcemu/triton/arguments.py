@@ -105,7 +105,7 @@ def _tensor_map_fields(descriptor: Any, layout: Mapping[str, Any]) -> dict[str, 
     Triton counts dimensions from the outermost one, a tensor map from the innermost.
     """
     special = {
-        "fp4 padding": layout.get("fp4_padded"), "im2col": layout.get("is_im2col"), "padding with NaN": descriptor.padding == "nan",
+        "fp4 padding": layout.get("fp4_padded"), "im2col": layout.get("is_im2col"),
         "rounding to tf32": getattr(descriptor, "round_f32_to_tf32", False),
     }  # fmt: skip
     if any(special.values()):
@@ -120,4 +120,5 @@ def _tensor_map_fields(descriptor: Any, layout: Mapping[str, Any]) -> dict[str, 
         "global_strides": [int(stride) * size for stride in reversed(descriptor.strides[:-1])],
         "box_dims": [int(extent) for extent in reversed(layout["block_size"])],
         "swizzle": SWIZZLE_BYTES[layout["swizzle"]],
+        "nan_fill": descriptor.padding == "nan",
     }

@@ -97,12 +97,29 @@ def test_every_recorded_word_of_vdpbf16ps():
 
 
 def test_rows_count_the_recorded_words():
-    counts = {(row.targets[0], row.family): row.evidence.recorded for row in OTHER_ROWS if row.evidence.level == "silicon"}
+    counts = {(row.targets[0], row.family): row.evidence.recorded for row in OTHER_ROWS if row.evidence.family.endswith("bf16")}
     xeon = {("sapphirerapids", "tdpbf16ps"): 240 * 256, ("sapphirerapids", "vdpbf16ps"): 6000 * 16}
     assert counts == xeon | {("znver4", "vdpbf16ps"): zen4_words()["d"].size}
     words = x86_words()
     if golden.root() != golden.SAMPLE:
         assert list(xeon.values()) == [words["tdp_d"].size, words["vdp_d"].size]
+
+
+def test_rows_count_the_compared_outputs():
+    """tests/golden/verified_x86.txt has what the full tests of this machine's own units printed."""
+    counts, machine = {}, ""
+    for line in (golden.SAMPLE / "verified_x86.txt").read_text().splitlines():
+        machine = "sapphirerapids" if line.startswith("Intel") else "znver4" if line.startswith("AMD") else machine
+        name, found, outputs = line.strip().partition(": 0 mismatches of ")
+        if found and "," not in name:
+            counts[machine, name] = outputs
+    silicon = {(row.targets[0], row.family): row.evidence for row in OTHER_ROWS if row.evidence.level == "silicon"}
+    assert set(silicon) == set(counts) and len(counts) == 11
+    for unit, evidence in silicon.items():
+        further = int(counts[unit].replace(",", "")) + {"tdpbf16ps": 4_096_000, "vdpbf16ps": 3_840_000}.get(unit[1], 0) * (
+            unit[0] == "sapphirerapids"
+        )
+        assert f" 0 of {further:,} " in evidence.source and all(part in evidence.source for part in evidence.gpus)
 
 
 def zen4_words() -> dict[str, np.ndarray]:
@@ -158,25 +175,70 @@ def test_strix_halo_adds_one_unit_too_much(fmt):
     assert float(tcemu.gemm(a, b, c, op=f"v_dot2_f32_{fmt}", target="gfx1151")[0, 0]) == np.float32(55.0000038)
 
 
+@pytest.mark.parametrize("fmt", ["f16", "bf16"])
+def test_every_published_word_of_rdna4(fmt):
+    """121 dot products by v_dot2 and 24 by WMMA in both wave modes of a Radeon AI Pro R9700, by the engine and by the reference."""
+    with np.load(golden.SAMPLE / "rdna4_published.npz") as file:
+        dot2, wmma = file[f"dot2_{fmt}"], file[f"wmma_{fmt}"]
+    a, b = (np.stack([v & 0xFFFF, v >> 16], axis=1).astype(np.uint16) for v in dot2.T[:2])
+    c, wide = wmma[:, 32], [wmma[:, at : at + 16].astype(np.uint16) for at in (0, 16)]
+    assert (wmma[:, 33] != wmma[:, 34]).any()  # the words tell the order of K in the two modes
+    for name, x, y, z, d in (
+        (f"v_dot2_f32_{fmt}", a, b, dot2[:, 2], dot2[:, 3]),
+        (f"v_wmma_f32_16x16x16_{fmt}", *wide, c, wmma[:, 33]),
+        (f"v_wmma_f32_16x16x16_{fmt}_w64", *wide, c, wmma[:, 34]),
+    ):
+        op = find_unit(name)
+        model, spec = find_row(op, "gfx1201").model, product_spec(op)
+        assert mismatches(dots(op, "gfx1201", x, y, z), d) == 0 and len(d) == find_row(op, "gfx1201").evidence.recorded
+        names = [f"k {j}" for j in range(op.k)]
+        products = (decode_products(model, spec, x[i].tolist(), y[i].tolist(), names, None) for i in range(len(d)))
+        exact = [reduce_products(model, spec, found, int(z[i]))[1] for i, found in enumerate(products)]
+        assert mismatches(np.array(exact, np.uint32), d) == 0
+
+
 # ---- the units of the CPU that runs the tests
 
 
-def own_rows(op: Unit, count: int) -> int:
-    """Compare `count` lanes or more with this machine's own, nine classes of operands; returns how many were compared."""
-    rng, compared, target = np.random.default_rng(46), 0, op.targets[0]
-    each = min(1 << 16, count // len(operands.CLASSES) // 16 * 16 + 16)
+def draw_own(op: Unit, rng: np.random.Generator, kind: str, count: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw bytes, or bf16 codes: a [count, K], b [count, K], c [count].
+
+    Of kind "brink", multiply-adds of products down to 2^-152 begin at the smallest normal number, where rounding to the subnormal grid
+    and then flushing is wrong.
+    """
+    if op.d == S32:
+        a, b = (rng.integers(0, 256, (count, k)).astype(np.uint8) for _ in "ab")
+        c = rng.integers(-(2**31), 2**31, count).astype(np.int32) >> rng.integers(0, 31, count).astype(np.int32)
+        return a, b, c.view(np.uint32)
+    if kind != "brink":
+        return draw(op, rng, kind, count, k)
+    fields = rng.integers(51, 53, (2, count, k)) << 7
+    fields[:, :, : k // 16] = 64 << 7  # one product of 2^-126 for each of the two chains of TDPBF16PS
+    signs = rng.integers(0, 2, (count, k)) << 15
+    a = np.where((np.arange(k) < k // 16) | (rng.integers(0, 2, (count, k)) == 1), fields[0] | signs, 0)
+    c = np.where(rng.integers(0, 3, count) == 0, 0, 0x00800000 + rng.integers(0, 3, count)) | rng.integers(0, 2, count) << 31
+    return a.astype(np.uint16), fields[1].astype(np.uint16), c.astype(np.uint32)
+
+
+def compare_with_this_machine(op: Unit, count: int) -> int:
+    """Compare `count` outputs or more with this machine's own, ten classes of operands; returns how many were compared."""
+    rng, compared, tiled = np.random.default_rng(46), 0, op.m > 1
+    model, spec = find_row(op, op.targets[0]).model, product_spec(op)
     while compared < count:
-        for kind in operands.CLASSES:
-            if op.d == S32:
-                a, b = (rng.integers(0, 256, (each, op.k)).astype(np.uint8) for _ in "ab")
-                c = rng.integers(-(2**31), 2**31, each).astype(np.int32) >> rng.integers(0, 31, each).astype(np.int32)
-                codes = a, b, c.view(np.uint32)
+        for kind in (*operands.CLASSES, "brink"):
+            if tiled:
+                rows = 512 * 16
+                a, b = (draw_own(op, rng, kind, rows, op.k)[i].reshape(512, 16, op.k) for i in range(2))
+                c = draw_own(op, rng, kind, rows * 16, 2)[2].reshape(512, 16, 16)
+                d = np.asarray(multiply_matrices(model, spec, a, b.swapaxes(1, 2), c)).view(np.uint32)
+                wanted = x86_probe.run_tiles(op, a, b.swapaxes(1, 2), c)
             else:
-                codes = draw(op, rng, kind, each, op.k)
-            d, wanted = dots(op, target, *codes).view(np.uint32), x86_probe.run_rows(op, *codes)
+                a, b, c = draw_own(op, rng, kind, min(1 << 16, count // 160 * 16), op.k)
+                d, wanted = dots(op, op.targets[0], a, b, c).view(np.uint32), x86_probe.run_rows(op, a, b, c)
             wrong = int((d != wanted).sum()) if op.d == S32 else mismatches(d, wanted)
-            assert wrong == 0, f"{op}: {wrong} of {each} lanes differ"
-            compared += each
+            assert wrong == 0, f"{op}: {wrong} of {d.size} outputs differ on operands of kind {kind}"
+            compared += d.size
+    print(f"{op}: 0 differences of {compared:,}")
     return compared
 
 
@@ -185,28 +247,13 @@ def own_rows(op: Unit, count: int) -> int:
 )
 @pytest.mark.parametrize("name", ["vdpbf16ps", "vpdpbusd", "vpdpbusds"])
 def test_lanes_are_this_machine_s_own(name, count):
-    assert own_rows(find_unit(name), count) >= count
+    assert compare_with_this_machine(find_unit(name), count) >= count
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["tdpbf16ps", "tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud"])
 def test_tiles_are_this_machine_s_own(name):
-    """10^7 outputs, 39,063 tiles."""
-    op, rng, compared = find_unit(name), np.random.default_rng(46), 0
-    model, tiles = find_row(op, "sapphirerapids").model, 512
-    while compared < 10_000_000:
-        for kind in operands.CLASSES:
-            if op.d == S32:
-                a, b = (rng.integers(0, 256, size).astype(np.uint8) for size in ((tiles, 16, 64), (tiles, 64, 16)))
-                c = rng.integers(0, 2**32, (tiles, 16, 16)).astype(np.uint32)
-            else:
-                a, _, _ = draw(op, rng, kind, tiles * 16, 32)
-                b, _, _ = draw(op, rng, kind, tiles * 16, 32)
-                a, b = a.reshape(tiles, 16, 32), b.reshape(tiles, 16, 32).swapaxes(1, 2)
-                c = operands.codes("f32", kind, (tiles, 16, 16), rng).astype(np.uint32)
-            d, wanted = np.asarray(multiply_matrices(model, product_spec(op), a, b, c)).view(np.uint32), x86_probe.run_tiles(op, a, b, c)
-            assert (int((d != wanted).sum()) if op.d == S32 else mismatches(d, wanted)) == 0
-            compared += c.size
+    assert compare_with_this_machine(find_unit(name), 10_000_000) >= 10_000_000
 
 
 # ---- published examples
@@ -344,7 +391,8 @@ def test_every_instruction_has_a_row_or_says_what_is_known():
 
 def test_names_of_machines():
     names = {"MI300X": "gfx942", "AMD Instinct MI300X": "gfx942", "mi100": "gfx908", "Xeon (Sapphire Rapids)": "sapphirerapids",
-             "Sapphire Rapids": "sapphirerapids", "Zen 4": "znver4", "Graviton3": "neoverse-v1", "Neoverse V2": "neoverse-v2",
+             "Sapphire Rapids": "sapphirerapids", "Intel Xeon (Emerald Rapids)": "sapphirerapids",
+             "Zen 4": "znver4", "Graviton3": "neoverse-v1", "Neoverse V2": "neoverse-v2",
              "CDNA2": "gfx90a"}  # fmt: skip
     assert {name: resolve_target(name) for name in names} == names
 

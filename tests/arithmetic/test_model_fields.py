@@ -251,7 +251,7 @@ def test_every_field_is_known():
         ("terms=True", "terms: got 'True'; wanted a whole number$"),
         ("fraction_bits=2.5", r"fraction_bits: got '2\.5'; wanted a whole number or None$"),
         ("from_zero=0", "from_zero: got '0'; wanted True or False$"),
-        ("rounding=SR", "rounding: got 'SR'; wanted RN, RZ, RM or RP$"),
+        ("rounding=SR", "rounding: got 'SR'; wanted RN, RZ, RM, RP or RO$"),
         ("chain=K", "chain: got 'K'; wanted a whole number, k or None$"),
         ("result=f31", "result: got 'f31'; wanted f64, f32, tf32, f16"),
         ("multiplicand=8", "multiplicand: got '8'; wanted f64, f32, .* or None$"),

@@ -175,9 +175,25 @@ def test_six_bits_of_each_byte_are_stored():
 @pytest.mark.full
 def test_tf32_is_rounded():
     words = np.array([0x3F801000, 0x3F803000, 0x3F801001, 0x7F800000, 0x7F800001, 0x7FFFFFFF, 0xBF800FFF, 0x7F7FFFFF] * 4, np.uint32)
-    found = load("tile", "1d", (0,), ptx.TensorMap(words, "tf32", (32,), (32,)), 128).view(np.uint32)
+    found = load("tile", "1d", (0,), ptx.TensorMap(words, "tf32", (32,), (32,)), 128, target="sm_90a").view(np.uint32)
     expected = [0x3F800000, 0x3F804000, 0x3F802000, 0x7F800000, 0x7FC00000, 0x7FFFE000, 0xBF800000, 0x7F800000]
     np.testing.assert_array_equal(found, np.array(expected * 4, np.uint32))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind, dtype", [("f32", np.uint32), ("tf32", np.uint32), ("f64", np.uint64), ("bf16", np.uint16)])
+def test_elements_outside_are_nan(kind, dtype):
+    """Each 16 bits of an element outside the tensor are 0x7ff7, whatever its size; a gathered row outside too."""
+    data = (random_bytes(6, 256) & 0xE0 if kind == "tf32" else random_bytes(6, 256)).view(dtype)
+    columns = data.shape[1]
+    if kind == "tf32":
+        data = data & np.uint32(0x7F7FE000)  # finite, and nothing to round
+    wide, width = np.full((10, 2 * columns), int.from_bytes(b"\xf7\x7f" * 4, "little") & np.iinfo(dtype).max, dtype), columns // 4
+    wide[2:8, width : width + columns] = data
+    tensor = ptx.TensorMap(data, kind, (columns, 6), (width, 4), nan_fill=True)
+    for x, y in ((-width // 2, -2), (columns - width // 2, 4)):
+        found = load("tile", "2d", (x, y), tensor, 1024 // 4, target="sm_90a").view(dtype).reshape(4, width)
+        np.testing.assert_array_equal(found, wide[y + 2 : y + 6, x + width : x + 2 * width])
 
 
 @pytest.mark.full
@@ -285,6 +301,8 @@ MAPS = {
     "boxes of pixels": ({"global_dims": (8, 8, 8), "box_dims": (8, 8, 8), "corners": ((0,), (0,))}, "channels and pixels"),
     "a flip of 16 bytes": ({"global_dims": (64, 8), "box_dims": (64, 8), "swizzle": 128, "swizzle_flip": True}, "swizzle_atom=32"),
     "a short padded row": ({"global_dims": (256, 8), "box_dims": (64, 8), "dtype": "b6x16_p32"}, "128 elements"),
+    "a type that flushes": ({"global_dims": (64, 8), "box_dims": (64, 8), "dtype": "tf32_ftz"}, "which zero"),
+    "a fill of integers": ({"global_dims": (64, 8), "box_dims": (64, 8), "dtype": "u16", "nan_fill": True}, "no NaN"),
     "a padded row of 64": ({"global_dims": (128, 8), "box_dims": (128, 8), "dtype": "b6x16_p32", "swizzle": 64}, "0 or 128"),
 }  # fmt: skip
 

@@ -117,6 +117,21 @@ def test_maps_made_by_a_kernel(name):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("element", [6, 10])
+def test_a_map_made_by_a_kernel_fills_with_nan(element):
+    """f16 and bf16."""
+    data = np.random.default_rng(7).integers(0, 1 << 16, (HEIGHT, 128)).astype(np.uint16)
+    fields = FIELDS.replace("fill_mode.shared::cta.b1024.b32 [%r1], 0", "fill_mode.shared::cta.b1024.b32 [%r1], 1")
+    fields = fields.replace("elemtype.shared::cta.b1024.b32 [%r1], 6", f"elemtype.shared::cta.b1024.b32 [%r1], {element}")
+    *_, found = launch(kernel(0, None, "sm_90a", fields), "sm_90a", data)
+    wanted = np.full((ROWS, 64), 0x7FF7, np.uint16)
+    wanted[2:, :] = data[: ROWS - 2, 5:69]
+    assert np.count_nonzero(found.view(np.uint16).reshape(ROWS, 64) != wanted) == 0
+    with pytest.raises(Unsupported, match="fills with NaN"):
+        launch(kernel(0, None, "sm_90a", fields.replace(f"b32 [%r1], {element};", "b32 [%r1], 1;")), "sm_90a", data)
+
+
+@pytest.mark.full
 def test_maps_of_the_host_with_larger_atoms():
     """`TensorMap(swizzle_atom=)` encodes what the kernel's own fields say."""
     for name, atom in (("atoms of 32 bytes", 32), ("atoms of 64 bytes", 64)):
@@ -152,11 +167,11 @@ REFUSED = {
     REPLACE + "global_dim.shared::cta.b1024.b32 [%r1], %r2, 1;": "the dimension must be an integer constant",
     REPLACE + "elemtype.shared::cta.b1024.b32 [%r1], 15;": "is 15; expected 0 to 12",
     REPLACE + "elemtype.shared::cta.b1024.b32 [%r1], %r2;": "must be an integer constant",
-    REPLACE + "elemtype.shared::cta.b1024.b32 [%r1], 12;": "of 12 is not supported",
+    REPLACE + "elemtype.shared::cta.b1024.b32 [%r1], 12;": "of 12 flushes .* no source says",
     REPLACE + "swizzle_mode.shared::cta.b1024.b32 [%r1], 4;": "is 4; expected 0 to 3",
     REPLACE + "swizzle_atomicity.shared::cta.b1024.b32 [%r1], 1;": "needs sm_100a",
     REPLACE + "fill_mode.shared::cta.b1024.b32 [%r1], 2;": "is 2; expected 0 to 1",
-    REPLACE + "fill_mode.shared::cta.b1024.b32 [%r1], 1;": "of 1 is not supported",
+    REPLACE + "interleave_layout.shared::cta.b1024.b32 [%r1], 1;": "of 1 is not supported: the stride",
     REPLACE + "global_address.shared::cta.b1024.b32 [%r1], %r2;": "is .b64",
     REPLACE + "rank.shared::cta.b1024.b32 [%r1], 0, 1;": "has 2 operands; got 3",
     "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd2], [%r1], 64;": "128",

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from oracles import x86_probe
@@ -12,7 +13,7 @@ from support.sampling import sample_cases
 import tcemu
 from tcemu.formats import BF16, F32
 from tcemu.isa.other_makers import find_unit
-from tcemu.products.library.kernel_recipe import KernelRecipe, Merge, Slices, Steps
+from tcemu.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.replay import fingerprint, loads
 from tcemu.replay.order_candidates import TARGETS
 
@@ -82,10 +83,23 @@ def fingerprint_here(framework: str, k: int, isa: str | None = None) -> KernelRe
 
 
 def skip_without_unit(name: str) -> None:
-    """Skips where the machine has no torch, no C compiler, or a CPU without the instruction."""
+    """Skips where the machine has no torch, or a CPU without the instruction."""
     pytest.importorskip("torch")
-    op, zeros = find_unit(name), np.zeros((16, 2), np.uint16)
-    x86_probe.run_rows(op, zeros, zeros, np.zeros(16, np.uint32))
+    if x86_probe.FLAGS[name] not in x86_probe.cpu_flags():
+        pytest.skip(f"this CPU has no {x86_probe.FLAGS[name]}")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [64, 1000, 3000])
+def test_onednn_multiplies_bf16_by_tdpbf16ps(k):
+    """On a Sapphire Rapids: over all of K, without further slices. The recipe names the multiply-adds and has the instruction's bits."""
+    skip_without_unit("tdpbf16ps")
+    recipe = fingerprint_here("torch", k, "AVX512_CORE_AMX")
+    assert recipe is not None and isinstance(recipe.unit, Lanes)
+    assert (recipe.unit.lanes, recipe.unit.fused, recipe.unit.flush, recipe.merge.start) == (2, True, True, "zero")
+    a, b = (np.random.default_rng(k).standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((16, k), (k, 32)))
+    d = np.asarray(tcemu.gemm(a, b, op="tdpbf16ps", target="sapphirerapids"))
+    assert (np.asarray(tcemu.matmul(a, b, recipe=recipe)) == d.astype(ml_dtypes.bfloat16)).all()
 
 
 @pytest.mark.full
@@ -112,3 +126,39 @@ def test_libraries_without_the_unit_multiply_in_f32(framework, isa):
     pytest.importorskip("torch")
     recipe = fingerprint_here(framework, 64, isa)
     assert recipe is not None and not isinstance(recipe.unit, Steps)
+
+
+PRODUCT_OF_BYTES = """
+import sys
+import numpy as np
+import torch
+a, b = (torch.from_numpy(v) for v in np.load(sys.argv[1]).values())
+np.save(sys.argv[2], torch._int_mm(a, b).numpy())
+"""
+
+
+def saturating_pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return A·B as VPMADDUBSW adds it: A + 128 as unsigned bytes, each pair of products along K clamped to 16 bits."""
+    shifted, b = a.astype(np.int64) + 128, b.astype(np.int64)
+    pairs = shifted[:, ::2, None] * b[::2] + shifted[:, 1::2, None] * b[1::2]
+    return np.clip(pairs, -(2**15), 2**15 - 1).sum(1) - 128 * b.sum(0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("isa", "unit"),
+    [("AVX512_CORE_AMX", "tdpbssd"), ("AVX512_CORE_VNNI", "vpdpbusd"), ("AVX512_CORE", "vpdpbusd"), ("AVX2", "vpdpbusd")],
+)
+def test_onednn_multiplies_bytes_exactly_only_with_an_instruction_for_it(isa, unit, tmp_path):
+    """Without VNNI and AMX, pairs of products saturate in 16 bits, and most outputs of `torch._int_mm` are wrong."""
+    skip_without_unit(unit)
+    for k in (64, 1000):
+        a, b = (np.random.default_rng(k).integers(-128, 128, shape).astype(np.int8) for shape in ((64, k), (k, 64)))
+        np.savez(tmp_path / "operands.npz", a, b)
+        command = [sys.executable, "-c", PRODUCT_OF_BYTES, tmp_path / "operands.npz", tmp_path / "product.npy"]
+        subprocess.run(command, env=os.environ | {"ONEDNN_MAX_CPU_ISA": isa}, timeout=500, check=True)
+        product, exact = np.load(tmp_path / "product.npy"), np.asarray(tcemu.gemm(a, b, op="tdpbssd", target="sapphirerapids"))
+        if isa in ("AVX512_CORE", "AVX2"):
+            assert (product == saturating_pairs(a, b)).all() and (product != exact).mean() > 0.5
+        else:
+            assert (product == exact).all()

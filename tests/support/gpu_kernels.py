@@ -141,7 +141,7 @@ def _encode_map(value: TensorMap, place: ctypes.c_uint64) -> np.ndarray:
         "cuTensorMapEncodeTiled", ctypes.c_void_p(room.ctypes.data + start), TYPES[value.dtype], rank,
         ctypes.c_uint64(place.value + value.offset), (ctypes.c_uint64 * rank)(*value.global_dims),
         (ctypes.c_uint64 * max(rank - 1, 1))(*value.strides), (ctypes.c_uint32 * rank)(*value.box_dims),
-        (ctypes.c_uint32 * rank)(*value.element_steps), 0, swizzle, 0, 0,
+        (ctypes.c_uint32 * rank)(*value.element_steps), 0, swizzle, 0, int(value.nan_fill),
     )  # fmt: skip
     return room[start : start + 128]
 

@@ -81,6 +81,18 @@ def test_tensor_descriptors_of_the_host():
         assert np.array_equal(copy, 2 * source)
 
 
+@pytest.mark.full
+def test_tensor_descriptors_that_pad_with_nan():
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tcemu[torch]'")
+    source, copy = floats(12, 24, dtype=np.float16), np.zeros((16, 32), np.float16)
+    left = TensorDescriptor(torch.from_numpy(source), [12, 24], [24, 1], [8, 16], padding="nan")
+    with emulated("H100"):
+        kernels.descriptor_kernel[(2, 2)](left, TensorDescriptor(as_tensor(copy), [16, 32], [32, 1], [8, 16]), ROWS=8, COLUMNS=16)
+    assert np.array_equal(copy[:12, :24], 2 * source) and np.isnan(copy[12:]).all() and np.isnan(copy[:, 24:]).all()
+
+
 def test_errors_name_the_kernel():
     with emulated("A100"), pytest.raises(OutOfBounds, match="block"):
         kernels.outside_kernel[(1,)](as_tensor(np.zeros(16, np.float32)), BLOCK=16)

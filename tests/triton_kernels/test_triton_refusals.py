@@ -10,7 +10,6 @@ triton = pytest.importorskip("triton", reason="triton is not installed: pip inst
 
 import triton.language as tl  # noqa: E402
 from triton.language.extra.cuda import globaltimer  # noqa: E402
-from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 from triton_kernels import kernels  # noqa: E402
 
 from tcemu.base.errors import Unsupported  # noqa: E402
@@ -57,12 +56,6 @@ def take_times():
     triton.testing.do_bench(use_texture)
 
 
-def pad_with_nan():
-    torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'tcemu[torch]'")
-    descriptor = TensorDescriptor(torch.zeros(16, 32, dtype=torch.float16), [16, 32], [32, 1], [8, 16], padding="nan")
-    kernels.descriptor_kernel[(2, 2)](descriptor, descriptor, ROWS=8, COLUMNS=16)
-
-
 def follow_an_unknown_address():
     kernels.outside_kernel[(1,)](as_tensor(np.zeros(16, np.float32)), BLOCK=16)
 
@@ -84,7 +77,6 @@ REFUSED = {
         r"line \d+, column \d+: .*'vadd2' is no supported instruction",
     ),
     "`triton.testing.do_bench`, CUDA events": (take_times, Unsupported, "an emulated kernel has no time of a GPU"),
-    "tensor descriptors that pad with NaN": (pad_with_nan, Unsupported, "a tensor descriptor with padding with NaN is not supported"),
     "addresses of no tensor": (follow_an_unknown_address, OutOfBounds, r"line \d+: .* are out of bounds"),
     "NumPy arrays without `as_tensor`": (pass_a_plain_array, TypeError, "ndarray"),
 }

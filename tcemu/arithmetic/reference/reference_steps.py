@@ -3,7 +3,7 @@
 Read this file first to learn what an instruction computes: it is a specification that runs. `Reduction` takes the products in order. Each
 of its methods `fused_step`, `fma_step`, `add_step`, `convert_step` and `integer_step` is one kind of step. `fused_step` is what tensor
 cores do with floating point. It follows the eight rules in the docstring of the engine's fused step, and names each where it applies it.
-`exact_step`, `pairwise_step` and `joined_step` are the steps of other makers' units.
+`exact_step`, `pairwise_step`, `joined_step`, `complement_step` and `floored_step` are the steps of other makers' units.
 
 The modules of this folder are an oracle for the engine. They read the same records (`Model`, `ProductSpec`, `Format`) and share no
 arithmetic with it: numbers are Python integers and Fractions, and the order of steps is derived here a second time.
@@ -15,7 +15,7 @@ from fractions import Fraction
 from math import ceil, floor, trunc
 from typing import Any, NamedTuple
 
-from tcemu.arithmetic.model import Model
+from tcemu.arithmetic.model import TO_ODD, Model
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.arithmetic.reference.exact_values import (
     INFINITY,
@@ -118,7 +118,7 @@ class Step:
 def split_into_steps(products: Sequence[Product], terms: int, groups: int, dealing: str = "pairs") -> list[Sequence[Product]]:
     """Split the products of one instruction into its steps.
 
-    Pairs of products, or single ones, are distributed over the groups round-robin. Then each group, in order, is split into steps of
+    Pairs of products, fours or single ones, are distributed over the groups round-robin. Then each group, in order, is split into steps of
     `terms` products. "reversed" takes the last group first.
     """
     distributed = deal_products(products, groups, dealing)
@@ -127,7 +127,7 @@ def split_into_steps(products: Sequence[Product], terms: int, groups: int, deali
 
 def deal_products(products: Sequence[Any], groups: int, dealing: str) -> list[list[Any]]:
     """Return the products of each group, in the order in which the groups are added."""
-    width = 2 if dealing == "pairs" else 1
+    width = {"pairs": 2, "fours": 4}.get(dealing, 1)
     dealt = [[product for index, product in enumerate(products) if index // width % groups == group] for group in range(groups)]
     return dealt[::-1] if dealing == "reversed" else dealt
 
@@ -233,8 +233,8 @@ class Reduction:
         """Execute steps in order. Each one is given by the number of its instruction and its products."""
         usual = self.fma_step if self.model.fraction_bits is None else self.fused_step
         usual = self.exact_step if self.model.is_exact_sum else usual
-        kinds = {"pairwise": self.pairwise_step, "odd": self.pairwise_step, "joined": self.joined_step}
-        kinds["complement"] = self.complement_step
+        kinds = {"pairwise": self.pairwise_step, "joined": self.joined_step}
+        kinds |= {"complement": self.complement_step, "floored": self.floored_step}
         step = usual if self.model.step_kind is None else kinds[self.model.step_kind]
         previous = 0
         for number, products in numbered:
@@ -383,6 +383,28 @@ class Reduction:
             code = 0
         return self.record_step("complement", aligned, code, "RN", exact_sum=exact_sum)
 
+    def floored_step(self, products: Sequence[Product], running: Accumulator | None) -> int:
+        """Add pairs of products, each pair aligned by itself; then these sums and the running value. Alignment rounds down."""
+        model, fmt = self.model, self.model.result
+        assert running is not None and model.fraction_bits is not None
+        bits, c = int(model.fraction_bits), self.accumulator_term(running)
+        terms = [product_term(product) for product in products]
+        value, rule = special_sum([c, *terms])
+        if rule is not None:
+            return self.record_step("floored", [c, *terms], special_code(fmt, value), "RN", rule=rule)
+        assert isinstance(c.value, Fraction)
+        leading = max(leading_exponent(c.value), fmt.min_exponent) if c.value else fmt.min_exponent
+        unit = max([leading - bits - 2, *(term.exponent - bits for term in terms if term.exponent is not None)])
+        retained_c = Fraction(0) if abs(c.value) < power_of_two(unit) else round_down(c.value, unit)
+        exact_sum = retained_c
+        for pair in batched(terms, 2):
+            exponents = [term.exponent for term in pair if term.exponent is not None]
+            if exponents:
+                exact_sum += round_down(sum((round_down(term.value, max(exponents) - bits) for term in pair), Fraction(0)), unit)
+        code = encode(fmt, exact_sum, "RN", overflow="infinity")
+        terms = [replace(c, retained=retained_c, truncated=c.value - retained_c), *map(untruncated_term, terms)]
+        return self.record_step("floored", terms, code, "RN", exact_sum=exact_sum)
+
     def add_step(self, left: Accumulator, right: Accumulator, rounding: str = "RN") -> Accumulator:
         """Add two values as an ordinary addition."""
         terms = [self.accumulator_term(left), self.accumulator_term(right)]
@@ -409,8 +431,8 @@ class Reduction:
         terms = [untruncated_term(term) for term in terms]
         exact = sum_retained(terms)
         negative = signs[0] if len(set(signs)) == 1 else rounding == "RM"  # sign of a zero from opposite signs (IEEE 754-2019, 6.3)
-        odd = self.model.step_kind == "odd"
-        code = encode(fmt, exact, rounding, overflow="infinity" if odd else "ieee", negative_zero=negative)
+        odd = rounding == TO_ODD
+        code = encode(fmt, exact, "RZ" if odd else rounding, overflow="infinity" if odd else "ieee", negative_zero=negative)
         if odd and decode(fmt, code).finite and decode(fmt, code).value != exact:
             code |= 1
         if self.model.flush is not None and is_tiny(fmt, exact, "RZ" if odd else rounding):

@@ -24,6 +24,8 @@ BITS = {  # the data types of cuTensorMapEncodeTiled; b4x16 is 16U4_ALIGN8B, b4x
 ELEMENT_TYPES = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", None, "f64", "bf16", "tf32", None, "b4x16", "b4x16_p64", "b6x16_p32"
 )  # fmt: skip
+FLOATS = ("f16", "f32", "f64", "bf16", "tf32")  # data types that may be filled with NaN
+FILL_NAN = 0x7FF77FF7  # the NaN of f16 and bf16 that fma.oob takes for out of bounds, in each half of a word: see `TensorMap`
 PADDED = ("b4x16_p64", "b6x16_p32")  # 16 elements and padding fill 16 bytes of shared memory: PTX ISA 5.5.1.1
 LOADED_ONLY = ("tf32", "b4x16_p64", None)  # types of which no source says what a copy to global memory does
 TYPE_NUMBERS = {name: ELEMENT_TYPES.index("u8" if name in ("e4m3", "e5m2") else name) for name in BITS}
@@ -31,11 +33,14 @@ SWIZZLES = (0, 32, 64, 128)  # in bytes, by their numbers in tensormap.replace
 ATOMS = (16, 32, 32, 64)  # bytes that the swizzle of 128 moves as one, by their numbers
 FLIPPING_ATOM = 2  # the number of SWIZZLE_128B_ATOM_32B_FLIP_8B
 PADDED_ROW = 128  # elements of a row of a box of a padded type
+MISSING_FLUSH = "no source says where a copy flushes them, and to which zero"
+MISSING_SLICES = "the stride from one slice of channels to the next is in a figure of the manual alone"
 MAX_RANK, MAX_BOX, MAX_ELEMENT_STRIDE, DIMENSION_LIMIT, STRIDE_LIMIT = 5, 256, 8, 1 << 32, 1 << 40
 UNIT_BYTES = 16  # rows of a copy and strides are multiples of it
 SECTION, IM2COL_SECTION = "CUDA driver API, cuTensorMapEncodeTiled", "CUDA driver API, cuTensorMapEncodeIm2col"
 # first words of the fields of the encoded object
 KIND_WORD, ADDRESS_WORD, DIMENSION_WORDS, STRIDE_WORDS, BOX_WORDS, ELEMENT_STRIDE_WORDS = 1, 2, 4, 9, 19, 24
+FILL_WORD = 17  # 1 where elements outside the tensor are read as FILL_NAN
 CORNER_WORDS = 29  # of an im2col map, for each spatial dimension: the lower corner in the low half, the upper one in the high half
 IM2COL = 8  # bit of the rank's byte that tells an im2col map
 CORNER_BITS = {3: 16, 4: 8, 5: 5}  # signed bits of a coordinate of a corner, by the rank
@@ -47,9 +52,12 @@ FIELD_SHIFTS = {"rank": 0, "elemtype": 8, "swizzle_mode": 16, "swizzle_atomicity
 class TensorMap:
     """A tensor map: the argument of `tcemu.ptx.run` for a parameter `.param .align 64 .b8 map[128]`.
 
-    Elements outside the tensor are read as zeros and not stored. A copy to shared memory rounds "tf32" to nearest even, and fills the
-    padding of "b4x16_p64" and "b6x16_p32", which PTX leaves open, with zeros. Interleaved layouts, the fill with NaN, and the data types
-    that flush subnormal numbers (FTZ) are not supported.
+    Elements outside the tensor are read as zeros, or with `nan_fill` as NaN, and not stored. The NaN is 0x7ff7 in each 16 bits of an
+    element of any size. That is the code that fma.oob takes for out of bounds, as recorded on an H200, and the one that a public test of
+    Hopper's copies expects (by the authors of the Ventus GPGPU). A copy to shared memory rounds "tf32" to nearest even, and fills the
+    padding of "b4x16_p64" and "b6x16_p32", which PTX leaves open, with zeros. Interleaved layouts are not supported: the strides between
+    slices of channels are in figures of the manual alone. Nor are the data types that flush subnormal numbers (FTZ): no source says where
+    they are flushed, and to which zero.
 
     Args:
         data: The array that contains the tensor, whose contents `run` returns; or an int, the number of the argument that is that array.
@@ -66,6 +74,7 @@ class TensorMap:
             the driver's documentation says "every alternate row".
         corners: Lower and upper corner of the bounding box of the pixels, width first, for an im2col map as cuTensorMapEncodeIm2col makes
             it. Its `element_strides` are the steps from one pixel to the next. None: a map of boxes.
+        nan_fill: True for CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA, with "f16", "bf16", "f32", "tf32" or "f64".
 
     Raises:
         ValueError: cuTensorMapEncodeTiled rejects the arguments.
@@ -84,10 +93,15 @@ class TensorMap:
     swizzle_atom: int = 16
     swizzle_flip: bool = False
     corners: tuple[Sequence[int], Sequence[int]] | None = None
+    nan_fill: bool = False
 
     def __post_init__(self) -> None:
+        if self.dtype in ("f32_ftz", "tf32_ftz"):
+            raise ValueError(f"dtype: {self.dtype} flushes subnormal numbers, and is not supported: {MISSING_FLUSH}. {SECTION}")
         if self.dtype not in BITS:
             raise ValueError(f"dtype: got {self.dtype!r}; expected one of {', '.join(BITS)}. {SECTION}")
+        if self.nan_fill and self.dtype not in FLOATS:
+            raise ValueError(f"nan_fill: elements of {self.dtype} have no NaN to fill with; {', '.join(FLOATS)} do. {SECTION}")
         rank = len(self.global_dims)
         if not 1 <= rank <= MAX_RANK:
             raise ValueError(f"global_dims: got {rank} dimensions; expected 1 to {MAX_RANK}. {SECTION}")
@@ -182,6 +196,7 @@ class TensorMap:
         kind = rank | (IM2COL if self.corners is not None else 0)
         numbers = kind, TYPE_NUMBERS[self.dtype], SWIZZLES.index(self.swizzle), atom
         words[KIND_WORD] = sum(number << FIELD_SHIFTS[name] for name, number in zip(FIELD_SHIFTS, numbers, strict=True))
+        words[FILL_WORD] = self.nan_fill
         words[ADDRESS_WORD : ADDRESS_WORD + 2] = start & 0xFFFFFFFF, start >> 32
         words[DIMENSION_WORDS : DIMENSION_WORDS + MAX_RANK] = 1
         words[DIMENSION_WORDS : DIMENSION_WORDS + rank] = self.global_dims

@@ -162,6 +162,7 @@ class TensorBox(NamedTuple):
     boxes: Array  # elements of the box, int64[..., rank]; channels and pixels of an im2col map
     steps: Array  # steps of the box in elements, int64[..., rank]
     is_im2col: Array  # bool
+    nan_fill: Array  # elements outside the tensor are NaN, bool
     lower: Array  # lower corner of the bounding box of an im2col map, int64[..., 3], width first
     upper: Array  # upper corner, from the tensor's end
 
@@ -201,6 +202,7 @@ def decode_tensor_map(words: Array, axes: int) -> TensorBox:
         boxes=jnp.where(is_im2col[..., None], jnp.where(jnp.arange(axes) < 2, boxes, 1), -(-boxes // steps)),
         steps=steps,
         is_im2col=is_im2col,
+        nan_fill=words[..., maps.FILL_WORD] != 0,
         lower=(corners << 16 >> 16).astype(jnp.int64),
         upper=(corners >> 16).astype(jnp.int64),
     )
@@ -349,7 +351,11 @@ def _check_types(
     known = jnp.isin(boxes.element, jnp.asarray(numbers, jnp.int64))
     text = "the reduction does not take" if reduced else "a copy to global memory does not take"
     message = Message(f"{text} elements of the tensor's type. {section}", NotModelled if not reduced else Unsupported)
-    return note_fault(machine, ~known, message, statement).restrict_active(known)
+    machine = note_fault(machine, ~known, message, statement).restrict_active(known)
+    floats = jnp.asarray([maps.TYPE_NUMBERS[name] for name in maps.FLOATS], jnp.int64)
+    filled = boxes.nan_fill & ~jnp.isin(boxes.element, floats)
+    message = Message(f"the map fills with NaN, and its type is no floating-point type. {section}", Unsupported)
+    return note_fault(machine, filled, message, statement).restrict_active(~filled)
 
 
 def _check_tensors(machine: Machine, statement: Statement, boxes: TensorBox, coordinates: Array, mode: str, section: str) -> Machine:
@@ -494,9 +500,10 @@ def _load_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
     def load(machine: Machine, unit: Array, present: Array) -> Machine:
         places = _locate_units(machine, copy, unit, present, mode)
         values = _shift_words(gather_words(machine.memory, places.first, UNIT_WORDS + 1), places.shift)
-        values = [value & mask for value, mask in zip(values, _byte_masks(places.within), strict=True)]
         is_tf32 = (copy["element"] == maps.TYPE_NUMBERS["tf32"])[:, None]
         values = [jnp.where(is_tf32, _round_to_tf32(value), value) for value in values]
+        fill = jnp.where(copy["nan_fill"], np.uint32(maps.FILL_NAN), np.uint32(0))[:, None]
+        values = [value & mask | fill & ~mask for value, mask in zip(values, _byte_masks(places.within), strict=True)]
         values = _flip_halves(values, places.flipped)
         for rank, goes in each_destination(machine, copy["mask"][:, None] if "mask" in copy else None):
             address = places.shared if rank is None else replace_rank(places.shared, rank)

@@ -97,11 +97,10 @@ def _check_constant(field: str, value: Operand, target: str) -> None:
         raise Unsupported(f"the value of .{field} is {number}; expected 0 to {most}. {SECTION}")
     if field == "swizzle_atomicity" and target.startswith("sm_9"):
         raise Unsupported(f".swizzle_atomicity needs sm_100a or later; the target is {target}. {SECTION}")
-    refused = {
-        "elemtype": maps.ELEMENT_TYPES[number] is None, "interleave_layout": number != 0, "fill_mode": number != 0,
-    }  # fmt: skip
-    if refused.get(field):
-        raise Unsupported(f".{field} of {number} is not supported; see the limits of tcemu.ptx.TensorMap. {SECTION}")
+    if field == "elemtype" and maps.ELEMENT_TYPES[number] is None:
+        raise Unsupported(f".elemtype of {number} flushes subnormal numbers, and is not supported: {maps.MISSING_FLUSH}. {SECTION}")
+    if field == "interleave_layout" and number:
+        raise Unsupported(f".interleave_layout of {number} is not supported: {maps.MISSING_SLICES}. {SECTION}")
 
 
 def _replace_field(
@@ -121,6 +120,8 @@ def _replace_field(
     number = machine.read(value, "b32")
     if field in AXIS_FIELDS:
         return machine.store(space, at(AXIS_FIELDS[field] + axis), "b32", (number,))
+    if field == "fill_mode":
+        return machine.store(space, at(maps.FILL_WORD), "b32", (number,))
     if field not in maps.FIELD_SHIFTS:
         return machine  # only the value 0 is taken, which needs no field
     shift = np.uint32(maps.FIELD_SHIFTS[field])

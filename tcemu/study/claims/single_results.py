@@ -50,6 +50,7 @@ EQUATION_10 = {  # by the name in the table: instruction, target, and the result
     "MI300X, f16": ("f16", "gfx942", -0.5),
     "MI300X, e5m2fnuz": ("e5m2fnuz", "gfx942", -1.0),
     "RX 7900 XTX, f16": ("f16", "gfx1100", None),
+    "R9700, f16": ("f16", "gfx1201", None),
     "Xeon, bf16 by AMX": ("tdpbf16ps", "sapphirerapids", None),
     "Zen 4, bf16": ("vdpbf16ps", "znver4", None),
     "Graviton3, bf16": ("bfmmla", "neoverse-v1", None),
