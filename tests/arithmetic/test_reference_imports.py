@@ -12,8 +12,8 @@ from tcemu.arithmetic.reference.reference_steps import batched, split_into_steps
 
 FOLDER = Path(__file__).parents[2] / "tcemu" / "arithmetic" / "reference"
 INDEPENDENT = ("reference_steps", "reference_products", "exact_values")
-RECORDS = {  # what the reference shares with the engine: records, and no function
-    "tcemu.arithmetic.model": {"Model"},
+RECORDS = {  # what the reference shares with the engine: records and names, and no function
+    "tcemu.arithmetic.model": {"Model", "TO_ODD"},
     "tcemu.arithmetic.product_spec": {"ProductSpec"},
     "tcemu.formats": {"Format", "F32", "F64", "S32"},
 }
