@@ -13,7 +13,8 @@ A choice is a `Recipe`, the name of one, a callable with the signature of `jax.l
 A choice for a ragged product that is no Recipe is called in a loop over the groups, each time with full arrays in which the rows of all
 other groups are 0.
 
-`to_json` and `from_json` save every policy that consists of values. They refuse functions.
+`to_json` and `from_json` save every policy that consists of values. They refuse functions. `functions_to_json` and `functions_from_json`
+save the policy for softmaxes, norms and activations, the argument `functions`, in a text of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ import jax.numpy as jnp
 from tcemu.base.provenance import function_name
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved, parse_json
 from tcemu.emulation.decisions import Choice, Policy, Where, as_policy, choose, plan_policy, policy_note
+from tcemu.emulation.function_choices import FunctionPolicy, as_function_policy
 from tcemu.emulation.survey import Product
+from tcemu.functional.kernel_json import kernel_from_dict, kernel_to_dict
 from tcemu.products.dot_general import DotGeneral
 from tcemu.products.library import kernel_json
 from tcemu.products.library.kernel_recipe import KernelRecipe
@@ -40,7 +43,7 @@ from tcemu.products.recipe_json import construct, recipe_from_dict, recipe_to_di
 from tcemu.products.recipes import Recipe
 from tcemu.products.wide import WideRecipe, wide_recipe_from_dict, wide_recipe_to_dict
 
-__all__ = ["Where", "from_json", "linear_only", "skip_attention", "skip_ends", "to_json"]
+__all__ = ["Where", "from_json", "functions_from_json", "functions_to_json", "linear_only", "skip_attention", "skip_ends", "to_json"]
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ def _is_weight_gradient(product: Product) -> bool:
 # ---- policies as JSON
 
 POLICY_KIND, POLICY_VERSION = "tcemu policy", 1
+FUNCTIONS_KIND, FUNCTIONS_VERSION = "tcemu policy for functions", 1
 MAX_POLICY_NESTING = 16  # restrictions of restrictions
 RESTRICTIONS: dict[str, tuple[Callable[..., Policy], tuple[str, ...]]] = {  # functions that restrict a policy, and their other arguments
     "linear_only": (linear_only, ()),
@@ -163,7 +167,7 @@ POLICY_MODULES = {"library_policy": "tcemu.replay.kernel_profiles"}
 
 
 def to_json(policy: Policy, indent: int | None = None) -> str:
-    """Return a policy as JSON. `from_json` reads it.
+    """Return a policy for products as JSON. `from_json` reads it; `functions_to_json` saves the argument `functions`.
 
     Args:
         policy: A policy in any form but a function: a recipe or its name, rules whose patterns are strings, regular expressions or `Where`,
@@ -192,6 +196,63 @@ def from_json(text: str) -> Policy:
     """
     data = check_saved("a policy", parse_json(text), POLICY_KIND, POLICY_VERSION, ("policy",))
     return policy_from_dict(data["policy"])
+
+
+def functions_to_json(functions: FunctionPolicy, indent: int | None = None) -> str:
+    """Return a policy for functions, the argument `functions` of `emulate` and `compare`, as JSON. `functions_from_json` reads it.
+
+    Args:
+        functions: The name of kernels, rules whose patterns are strings or regular expressions, or None.
+        indent: Spaces per level, or None for one line.
+
+    Raises:
+        TypeError: The policy or a pattern is a function, which the message names, or it is no policy for functions.
+        ValueError: A name is no kernel's.
+    """
+    plain = _functions_to_dict(as_function_policy(functions))
+    return json.dumps({"kind": FUNCTIONS_KIND, "version": FUNCTIONS_VERSION, "functions": plain}, indent=indent)
+
+
+def functions_from_json(text: str) -> FunctionPolicy:
+    """Read the policy for functions of `functions_to_json`.
+
+    Args:
+        text: JSON text. It is not trusted: unknown names and values are rejected.
+
+    Returns:
+        A policy that equals the saved one, with rules as a tuple of pairs.
+
+    Raises:
+        ValueError: The text is no policy for functions of this version of the format, or a value is impossible.
+    """
+    data = check_saved("a policy for functions", parse_json(text), FUNCTIONS_KIND, FUNCTIONS_VERSION, ("functions",))["functions"]
+    return as_function_policy(_functions_from_dict(data))
+
+
+def _functions_to_dict(functions: FunctionPolicy) -> Any:
+    if functions is None or isinstance(functions, str):
+        return functions
+    if callable(functions):
+        raise TypeError(f"functions: {function_name(functions)} is a function, which is no value and cannot be saved; use rules")
+    assert isinstance(functions, tuple)  # as `as_function_policy` leaves rules
+    rules = []
+    for pattern, choice in functions:
+        if not isinstance(pattern, str | re.Pattern):
+            raise TypeError(f"functions: the pattern {function_name(pattern)} is a function, which cannot be saved; use a string")
+        rules.append([_pattern_to_dict(pattern), None if choice is None else kernel_to_dict(choice)])
+    return {"rules": rules}
+
+
+def _functions_from_dict(data: Any) -> FunctionPolicy:
+    if data is None or isinstance(data, str):
+        return data
+    if not isinstance(data, dict):
+        raise DamagedFile(f"functions: got {str(data)[:80]}; expected null, the name of kernels, or an object with rules")
+    rules = _rules_of_pairs("functions", data)
+    for pattern, _ in rules:
+        if not isinstance(pattern, str) and not (isinstance(pattern, dict) and "regex" in pattern):
+            raise DamagedFile(f"functions: got the pattern {str(pattern)[:80]}; expected text, or an object with regex")
+    return tuple((_pattern_from_dict(pattern), None if kernel is None else kernel_from_dict(kernel)) for pattern, kernel in rules)
 
 
 def policy_to_dict(policy: Policy) -> Any:
@@ -255,10 +316,7 @@ def policy_from_dict(data: Any, depth: int = 0) -> Policy:
     if depth > MAX_POLICY_NESTING:
         raise DamagedFile(f"policy: restrictions are nested {depth} deep; expected at most {MAX_POLICY_NESTING}")
     if isinstance(data, dict) and "rules" in data:
-        rules = check_members("policy", data, ("rules",))["rules"]
-        if not isinstance(rules, list) or not all(isinstance(rule, list) and len(rule) == 2 for rule in rules):
-            raise DamagedFile(f"policy.rules: got {str(rules)[:80]}; expected a list of pairs, a pattern and a choice")
-        return tuple((_pattern_from_dict(pattern), choice_from_dict(choice)) for pattern, choice in rules)
+        return tuple((_pattern_from_dict(pattern), choice_from_dict(choice)) for pattern, choice in _rules_of_pairs("policy", data))
     if isinstance(data, dict) and "restriction" in data:
         members = check_members("policy", data, ("restriction", "arguments", "policy"))
         name = members["restriction"]
@@ -273,6 +331,14 @@ def policy_from_dict(data: Any, depth: int = 0) -> Policy:
         return import_module(POLICY_MODULES[kind]).policy_from_dict(inner)
     choice: Any = choice_from_dict(data)
     return choice
+
+
+def _rules_of_pairs(name: str, data: dict[str, Any]) -> list[list[Any]]:
+    """Return the rules of an object that has only these, as plain pairs. Raises ValueError."""
+    rules = check_members(name, data, ("rules",))["rules"]
+    if not isinstance(rules, list) or not all(isinstance(rule, list) and len(rule) == 2 for rule in rules):
+        raise DamagedFile(f"{name}.rules: got {str(rules)[:80]}; expected a list of pairs, a pattern and a choice")
+    return rules
 
 
 def choice_from_dict(data: Any) -> Choice:

@@ -53,6 +53,8 @@ def kernel_from_dict(data: Any) -> KernelValue | str:
     try:
         if "sums" in values:
             sums: dict[str, Any] = dict(check_members("kernel.sums", values["sums"], [field.name for field in fields(RowSum)]))
+            if not isinstance(sums["reversed_pairs"], list):
+                raise DamagedFile(f"kernel.sums.reversed_pairs: got {str(sums['reversed_pairs'])[:80]}; expected a list of numbers")
             values["sums"] = RowSum(**{**sums, "reversed_pairs": tuple(sums["reversed_pairs"])})
         return TYPES[name](**values)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Policies as JSON and back: each form decides as before; functions, keys and hostile files are refused by name."""
+"""Policies as JSON and back, those for functions too: each form decides as before; functions, keys and hostile files are refused by name."""
 
 import json
 import re
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tcemu
-from tcemu import policies
+from tcemu import functional, policies
 from tcemu.emulation.decisions import as_policy
+from tcemu.emulation.function_choices import as_function_policy
 from tcemu.emulation.policies import Where
 
 BF16, FP8 = tcemu.get_recipe("bf16"), tcemu.get_recipe("fp8")
@@ -132,3 +133,98 @@ def test_hostile_texts_and_patterns():
     for text in (json.dumps({"kind": "tcemu policy", "version": 1, "policy": nested}), "", "[]", BF16.to_json(), "[" * 10**5):
         with pytest.raises(ValueError):
             policies.from_json(text)
+
+
+# ---- policies for functions
+
+KERNELS = (
+    functional.SoftmaxKernel(functional.RowSum(warps=1, vector=2, lanes=4, reversed_pairs=(4, 5)), division="rn", block=64),
+    functional.RmsNormKernel(functional.RowSum(tile=1024, thread_order="chain"), round_before_weight=False),
+    functional.LayerNormKernel(moments="welford", fused=False),
+    functional.SiluKernel(power="exact"),
+    functional.GeluKernel("tanh.approx"),
+)
+FUNCTIONS = {
+    "nothing": None,
+    "a name": "liger",
+    "no rules": (),
+    "rules": {"softmax": "triton", re.compile("NORM", re.IGNORECASE): None, "*": "liger"},
+    "values": [(f"kind {number}", kernel) for number, kernel in enumerate(KERNELS)],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_policy_for_functions_equals_the_saved_one(name):
+    text = policies.functions_to_json(FUNCTIONS[name], indent=1)
+    back = policies.functions_from_json(text)
+    assert back == as_function_policy(FUNCTIONS[name]) and policies.functions_to_json(back, indent=1) == text
+
+
+def test_a_policy_for_functions_decides_as_the_saved_one():
+    fn = lambda x: jax.nn.softmax(jax.nn.silu(x)) + jax.nn.gelu(x)
+    rules = [("softmax", KERNELS[0]), (re.compile("gelu"), None), ("*", "liger")]
+    report = lambda functions: tcemu.emulate(fn, None, functions=functions).report(X)
+    entries = report(policies.functions_from_json(policies.functions_to_json(rules))).entries
+    assert entries == report(rules).entries and [entry.kernel for entry in entries if entry.replaced] == ["liger", KERNELS[0]]
+
+
+def named_kernel(function):
+    return "liger"
+
+
+@pytest.mark.parametrize(
+    ("functions", "error", "said"),
+    [
+        (named_kernel, TypeError, "test_policy_json.named_kernel is a function"),
+        ([(named_kernel, "liger")], TypeError, "the pattern .*named_kernel is a function"),
+        ({"softmax": 3}, TypeError, "functions: got"),
+        ([(re.compile(b"x"), "liger")], TypeError, "of bytes"),
+        ("cudnn", ValueError, "'cudnn' is the name of no kernel"),
+    ],
+)
+def test_functions_that_are_no_values_are_refused_by_name(functions, error, said):
+    with pytest.raises(error, match=said):
+        policies.functions_to_json(functions)
+
+
+def saved_softmax(**changes):
+    plain = json.loads(policies.functions_to_json({"softmax": KERNELS[0]}))["functions"]["rules"][0][1]["SoftmaxKernel"]
+    sums = {name: changes.pop(name) for name in tuple(changes) if name in plain["sums"]}
+    return {"rules": [["softmax", {"SoftmaxKernel": {**plain, "sums": {**plain["sums"], **sums}, **changes}}]]}
+
+
+HOSTILE_FUNCTIONS = (
+    (3, "functions: got 3"),
+    ("cudnn", "'cudnn' is the name of no kernel"),
+    ({"rules": 3}, "functions.rules: got 3"),
+    ({"rules": [["*"]]}, "functions.rules"),
+    ({"rules": [], "more": 1}, "unknown"),
+    ({"rules": [[3, None]]}, "functions: got the pattern 3"),
+    ({"rules": [[{"where": {}}, None]]}, "expected text, or an object with regex"),
+    ({"rules": [[{"regex": "(", "flags": 32}, None]]}, "is no regular expression"),
+    ({"rules": [["softmax", "liger"]]}, "'liger' is the name of no kernel; .*softmax: triton"),
+    ({"rules": [["softmax", 3]]}, "kernel: got 3"),
+    ({"rules": [["softmax", {"RowSum": {}}]]}, "kernel: got"),
+    ({"rules": [["softmax", {"SoftmaxKernel": {}}]]}, "kernel: missing"),
+    (saved_softmax(power="ex3"), "power='ex3'"),
+    (saved_softmax(block=True), "block=True"),
+    (saved_softmax(sums=None), "kernel.sums: got None"),
+    (saved_softmax(warps=3), "warps=3"),
+    (saved_softmax(warps=[1]), "warps="),
+    (saved_softmax(reversed_pairs=""), "reversed_pairs: got ; expected a list"),
+    (saved_softmax(reversed_pairs=[-1]), "reversed_pairs="),
+    (saved_softmax(more=1), "unknown"),
+)
+
+
+@pytest.mark.parametrize(("data", "said"), HOSTILE_FUNCTIONS)
+def test_hostile_policies_for_functions_are_named_errors(data, said):
+    with pytest.raises(ValueError, match=said):
+        policies.functions_from_json(json.dumps({"kind": "tcemu policy for functions", "version": 1, "functions": data}))
+
+
+def test_a_file_of_the_other_kind_is_refused():
+    with pytest.raises(ValueError, match="'tcemu policy for functions'.*expected 'tcemu policy'"):
+        policies.from_json(policies.functions_to_json("liger"))
+    with pytest.raises(ValueError, match="'tcemu policy', version 1; expected 'tcemu policy for functions'"):
+        policies.functions_from_json(policies.to_json("bf16"))
