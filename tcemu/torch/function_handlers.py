@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +51,7 @@ def scaled_dot_product_attention(mode: ProductMode, func: Callable, args: tuple,
     """Run attention as torch's math backend does, as two products with a softmax between them.
 
     q and k are each multiplied by the root of the scale, the mask is added, then softmax and dropout follow, all in the dtype of the
-    operands. The original function runs if the policy leaves both products.
+    operands. The original function runs if the policies leave both products and the softmax.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     arguments = dict(zip(names, args, strict=False)) | kwargs
@@ -62,30 +63,34 @@ def scaled_dot_product_attention(mode: ProductMode, func: Callable, args: tuple,
     axes, last = tuple(range(len(batch))), len(batch) + 1
     score_axes, value_axes = (((last,), (last,)), (axes, axes)), (((last,), (last - 1,)), (axes, axes))
     weights = q[..., :1].expand(*batch, q.shape[-2], k.shape[-2])  # placeholder with the shape and dtype of the softmax
-    replacements = mode.find_replacement("scores", (q, k), score_axes), mode.find_replacement("values", (weights, v), value_axes)
-    if replacements == (None, None):
+    score_replacement = mode.find_replacement("scores", (q, k), score_axes)
+    softmax = mode.find_softmax(weights)
+    value_replacement = mode.find_replacement("values", (weights, v), value_axes)
+    if score_replacement is None and softmax is None and value_replacement is None:
         return call_original(func, *args, **kwargs)
     factor = arguments.get("scale")
     root = math.sqrt(1 / math.sqrt(q.shape[-1]) if factor is None else factor)
     q, k = q * root, k * root
-    scores = (
-        call_original(torch.matmul, q, k.mT) if replacements[0] is None else mode.apply_replacement(replacements[0], (q, k), score_axes)
-    )
-    weights = _attention_weights(scores, arguments.get("attn_mask"), arguments.get("is_causal", False), arguments.get("dropout_p", 0.0))
-    return (
-        call_original(torch.matmul, weights, v)
-        if replacements[1] is None
-        else mode.apply_replacement(replacements[1], (weights, v), value_axes)
-    )
+    if score_replacement is None:
+        scores = call_original(torch.matmul, q, k.mT)
+    else:
+        scores = mode.apply_replacement(score_replacement, (q, k), score_axes)
+    mask, causal, dropout = arguments.get("attn_mask"), arguments.get("is_causal", False), arguments.get("dropout_p", 0.0)
+    weights = _attention_weights(partial(mode.compute_softmax, softmax), scores, mask, causal, dropout)
+    if value_replacement is None:
+        return call_original(torch.matmul, weights, v)
+    return mode.apply_replacement(value_replacement, (weights, v), value_axes)
 
 
-def _attention_weights(scores: torch.Tensor, mask: torch.Tensor | None, causal: bool, dropout: float) -> torch.Tensor:
+def _attention_weights(
+    softmax: Callable[[torch.Tensor], torch.Tensor], scores: torch.Tensor, mask: torch.Tensor | None, causal: bool, dropout: float
+) -> torch.Tensor:
     """Return the softmax of the scores under a mask. A row that is masked as a whole has weights 0."""
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
-    weights = torch.softmax(scores, -1)
+    weights = softmax(scores)
     if mask is not None:
         weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
     return F.dropout(weights, dropout) if dropout else weights
@@ -181,7 +186,7 @@ RIGHT_OPERAND_NAMES = ("other", "mat2", "vec", "tensor")  # torch's names of the
 Handler = Callable[[Any, Callable, tuple, dict], Any]  # (mode, the function, its arguments)
 
 
-def _bind_arguments(names: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def bind_arguments(names: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """Return arguments by name, or None if there are others, such as out=."""
     listed = names.split()
     if len(args) > len(listed) or not set(kwargs) <= set(listed):
@@ -191,7 +196,7 @@ def _bind_arguments(names: str, args: tuple, kwargs: dict[str, Any]) -> dict[str
 
 def linear(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Handle x · weightᵀ + bias."""
-    arguments = _bind_arguments("input weight bias", args, kwargs)
+    arguments = bind_arguments("input weight bias", args, kwargs)
     if arguments is None:
         return call_original(func, *args, **kwargs)
     x, weight = arguments["input"], arguments["weight"]
@@ -230,7 +235,7 @@ def _make_addition(names: str, sums_batch: bool = False) -> Handler:
     """Make the handler of beta · input + alpha · product."""
 
     def handler(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        arguments = _bind_arguments(f"input {names}", args, kwargs)
+        arguments = bind_arguments(f"input {names}", args, kwargs)
         if arguments is None:
             return call_original(func, *args, **kwargs)
         beta, alpha = arguments.get("beta", 1), arguments.get("alpha", 1)
@@ -253,7 +258,7 @@ def _make_addition(names: str, sums_batch: bool = False) -> Handler:
 
 def _make_convolution(ndim: int) -> Handler:
     def handler(mode: ProductMode, func: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        arguments = _bind_arguments("input weight bias stride padding dilation groups", args, kwargs)
+        arguments = bind_arguments("input weight bias stride padding dilation groups", args, kwargs)
         if arguments is None:
             return call_original(func, *args, **kwargs)
         x, weight = arguments["input"], arguments["weight"]

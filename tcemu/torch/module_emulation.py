@@ -1,7 +1,7 @@
-"""`emulate`: a torch module with its matrix products computed by a policy.
+"""`emulate`: a torch module with its matrix products computed by a policy, and its softmaxes, norms and activations by another one.
 
-The forward of each module runs inside a function mode, which recognises the functions of torch that are products (`function_handlers`),
-asks the policy for a decision on each product, and computes it by an operator of `matrix_products`.
+The forward of each module runs inside a function mode, which recognises the functions of torch that are products (`function_handlers`) or
+softmaxes, norms and activations (`kernel_functions`), asks the policy for a decision on each, and computes it by an operator.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from operator import index
 from typing import Any, NamedTuple
@@ -24,27 +25,31 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tcemu.emulation.decisions import PlannedPolicy, Policy, as_policy, decide, plan_policy
+from tcemu.emulation.function_choices import FunctionPolicy, as_function_policy, decide_function, unused_function_warnings
 from tcemu.emulation.report import Entry, Report, policy_warnings
-from tcemu.emulation.survey import Product
+from tcemu.emulation.survey import Function, Product
 from tcemu.products.dot_general import DotGeneral
 from tcemu.torch.exchange import DTYPE_NAMES, DTYPES
 from tcemu.torch.function_handlers import HANDLERS
+from tcemu.torch.kernel_functions import KERNEL_FLOATS, KERNEL_HANDLERS, FunctionCall, kernel_function_op, register_kernel
 from tcemu.torch.matrix_products import convolution_op, convolution_shape, dot_general_op, dot_general_shape, matmul_op
 from tcemu.torch.operators import register_name, rounds_stochastically
 from tcemu.torch.watching import DispatchedProduct, ProductRecorder, describe_tensor
 
 MARK = "_tcemu_emulation"
+ALL_HANDLERS = HANDLERS | KERNEL_HANDLERS
+FLOAT_NAMES = ", ".join(str(dtype).removeprefix("torch.") for dtype in KERNEL_FLOATS)
 WEIGHTS = "parameters of the modules, and views of them"
 
 
 class Emulation:
-    """A model whose products are emulated until `remove()`, as `emulate` returns it.
+    """A model whose products, softmaxes, norms and activations are emulated until `remove()`, as `emulate` returns it.
 
     It is called as the model is, and is a context manager.
     """
 
-    def __init__(self, model: torch.nn.Module, policy: Policy, convolutions: bool):
-        self.model, self.decisions = model, Decisions(policy, convolutions)
+    def __init__(self, model: torch.nn.Module, policy: Policy, convolutions: bool, functions: FunctionPolicy = None):
+        self.model, self.decisions = model, Decisions(policy, convolutions, functions)
         self._original_forwards: list[tuple[torch.nn.Module, Any]] = []
         self._has_warned = False
         for path, module in model.named_modules():
@@ -99,7 +104,10 @@ class Emulation:
     def _warn(self, entries: Sequence[Entry], stacklevel: int) -> None:
         """Warn of a policy that does not fit the products of a run."""
         self._has_warned = True
-        for line in policy_warnings(self.decisions.policy, entries):
+        functions = [entry for entry in entries if entry.function is not None]
+        found = [entry.function for entry in functions if entry.function is not None]
+        lines = policy_warnings(self.decisions.policy, entries)
+        for line in lines + unused_function_warnings(self.decisions.functions, found, sum(entry.replaced for entry in functions)):
             warnings.warn(f"emulate({type(self.model).__name__}): {line}", stacklevel=stacklevel)
 
     def _plan(self, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -138,11 +146,14 @@ class Emulation:
         self.remove()
 
     def __repr__(self) -> str:
-        return f"emulate({type(self.model).__name__}, {self.decisions.policy})"
+        functions = "" if self.decisions.functions is None else f", functions={self.decisions.functions}"
+        return f"emulate({type(self.model).__name__}, {self.decisions.policy}{functions})"
 
 
-def emulate(model: torch.nn.Module, policy: Policy, *, convolutions: bool = False) -> Emulation:
+def emulate(model: torch.nn.Module, policy: Policy, *, convolutions: bool = False, functions: FunctionPolicy = None) -> Emulation:
     """Replace every matrix product of a torch model in place by the policy's choice, until `.remove()` of the result.
+
+    With `functions` its softmaxes, norms and activations are computed by kernels of `tcemu.functional`.
 
     The forward of each module is wrapped: hooks, parameters and the state_dict stay. The replaced products are linear, matmul in all its
     forms (@, mm, bmm, mv, dot, addmm, baddbmm, addbmm, addmv), einsum and tensordot, convolutions, scaled_dot_product_attention in torch's
@@ -162,6 +173,10 @@ def emulate(model: torch.nn.Module, policy: Policy, *, convolutions: bool = Fals
         model: The model. It is changed in place.
         policy: Policy as `tcemu.emulate` takes it, or `tcemu.torch.measured_policy`.
         convolutions: Whether convolutions are products too, as products of patches; without it they are left.
+        functions: Kernels for softmax, log_softmax, layer_norm, rms_norm, silu and gelu of `torch.nn.functional` and of `torch`, also in
+            modules and in scaled_dot_product_attention, in the forms that `tcemu.emulate` takes. A function's name is the path of its
+            module, "/", and its kind: "layers.0.norm1/layer_norm". A formula that is written out of other operations is not found, and
+            `inplace=True` is left. The gradient is that of the formula.
 
     Returns:
         An `Emulation`, which is called as the model is. The first call and `.report()` warn if the policy replaces nothing or a rule
@@ -171,7 +186,7 @@ def emulate(model: torch.nn.Module, policy: Policy, *, convolutions: bool = Fals
         TypeError: As `tcemu.emulate`.
         ValueError: As `tcemu.emulate`, or the model is emulated already.
     """
-    return Emulation(model, policy, convolutions)
+    return Emulation(model, policy, convolutions, functions)
 
 
 # ---- decisions
@@ -203,10 +218,16 @@ def decide_by_tag(tag: str, name: str, facts: tuple, weights: tuple[str | None, 
     return decisions.decide(name, facts, weights) if supported else decisions.skip(name, facts, weights)
 
 
-class Decisions:
-    """The policy's decisions on the products of one model. Its `tag` is unique in the process."""
+@torch.compiler.assume_constant_result
+def decide_function_by_tag(tag: str, name: str, facts: tuple, parameters: tuple[str, ...]) -> str | None:
+    """Call `Decisions.decide_function` of the decisions with this tag; see `decide_by_tag`."""
+    return _by_tag[tag].decide_function(name, facts, parameters)
 
-    def __init__(self, policy: Policy, convolutions: bool):
+
+class Decisions:
+    """The decisions of the policies on the products and functions of one model. Its `tag` is unique in the process."""
+
+    def __init__(self, policy: Policy, convolutions: bool, functions: FunctionPolicy = None):
         self.tag = f"emulation {next(_tag_numbers)}"
         _by_tag[self.tag] = self
         self.policy, self.convolutions = as_policy(policy), convolutions
@@ -217,6 +238,8 @@ class Decisions:
         self.survey: RunSurvey | None = None  # survey of the run that is listed now
         self.capture: Callable[[Product, Any, Any], None] | None = None  # function that gets the operands of each replaced product
         self._decisions: dict[tuple, tuple[Product, Replacement | None, Entry]] = {}
+        self.functions = as_function_policy(functions)
+        self._function_decisions: dict[tuple, tuple[str | None, Entry]] = {}
 
     def make_plan(self, products: Sequence[Product]) -> None:
         """Give the products of a whole run to a policy that must know all of them before it decides on one."""
@@ -247,10 +270,47 @@ class Decisions:
             reason = f"operands of {facts[2].removeprefix('torch.')} and {facts[4].removeprefix('torch.')}; tcemu.torch takes {DTYPE_NAMES}"
             self.survey.add(Entry(name, _make_product(name, facts, weights), False, reason))
 
+    def decide_function(self, name: str, facts: tuple, parameters: tuple[str, ...]) -> str | None:
+        """Return the registered name of a function and its kernel, or None if the function is left.
+
+        Args:
+            name: Name of the function.
+            facts: Kind, shape, dtype of the operand and of the result, axis, eps, form, whether there is a weight and a bias, and the other
+                dtypes or devices for which no operator exists, or "".
+            parameters: Paths of the parameters among weight and bias.
+        """
+        key = (name, facts, parameters)
+        if key not in self._function_decisions:
+            kind, shape, operand_dtype, dtype, axis, eps, form, has_weight, has_bias, unsupported = facts
+            function = Function(
+                name=name,
+                index=_repetition(name),
+                kind=kind,
+                shape=shape,
+                operand_dtype=_numpy_dtype(operand_dtype),
+                dtype=_numpy_dtype(dtype),
+                axis=axis,
+                eps=eps,
+                form=form,
+                has_weight=has_weight,
+                has_bias=has_bias,
+                parameters=parameters,
+                scope=name,
+            )
+            decision = decide_function(self.functions, function)
+            kernel = None if unsupported else decision.kernel
+            entry = Entry(name, None, kernel is not None, unsupported or decision.reason, function=function, kernel=kernel)
+            self._function_decisions[key] = None if kernel is None else register_kernel(function, kernel), entry
+        chosen, entry = self._function_decisions[key]
+        if self.survey is not None:
+            self.survey.add(entry)
+        return chosen
+
     @property
     def entries(self) -> list[Entry]:
         """The decisions so far."""
-        return [entry for _, _, entry in self._decisions.values()]
+        products = [entry for _, _, entry in self._decisions.values()]
+        return products + [entry for _, entry in self._function_decisions.values()]
 
     def capture_operands(self, name: str, operands: Any, axes: Any) -> None:
         """Hand the operands of a running product to `capture`. axes: its dimension numbers, or a convolution's windows."""
@@ -278,7 +338,7 @@ def _make_product(name: str, facts: tuple, weights: tuple[str | None, str | None
     lhs_role, rhs_role = (ACTIVATION if path is None else WEIGHT for path in weights)
     return Product(
         name=name,
-        index=int(name.rpartition(".")[2]) if name.rpartition("/")[2].rpartition(".")[2].isdigit() else 0,
+        index=_repetition(name),
         primitive=primitive,
         lhs_shape=lhs,
         lhs_dtype=dtypes[0],
@@ -291,6 +351,12 @@ def _make_product(name: str, facts: tuple, weights: tuple[str | None, str | None
         roles=(lhs_role, rhs_role),
         parameters=tuple(path for path in weights if path),
     )
+
+
+def _repetition(name: str) -> int:
+    """Return the number at the end of a name such as "attention/linear.1", 0 if there is none."""
+    number = name.rpartition("/")[2].rpartition(".")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def matches_operands(product: Product, operands: Any) -> bool:
@@ -327,7 +393,7 @@ class ProductMode(TorchFunctionMode):
         """Call a function of torch, or the handler that takes its place."""
         if func is torch.Tensor.unflatten and torch.compiler.is_compiling():
             return torch.unflatten(*args, **kwargs)  # the method calls super(), where torch.compile of torch 2.11 stops
-        handler = HANDLERS.get(func)
+        handler = ALL_HANDLERS.get(func)
         return func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
 
     # ---- one product
@@ -368,6 +434,47 @@ class ProductMode(TorchFunctionMode):
             return matmul_op(flat, b, bias, None, None, seed, replacement.recipe_name, result).reshape(shape)
         d = dot_general_op(lhs, rhs, seed, replacement.function_name, list(left), list(right), list(left_batch), list(right_batch), result)
         return d if bias is None else d + bias
+
+    # ---- one softmax, norm or activation
+
+    @property
+    def chooses_functions(self) -> bool:
+        """Whether there is a policy for softmaxes, norms and activations."""
+        return self.decisions.functions is not None
+
+    def find_kernel(self, call: FunctionCall) -> str | None:
+        """Return the registered name of a function and its kernel, or None. Only shapes and dtypes of the tensors count."""
+        call = call.widen()
+        dtypes, devices = {x.dtype for x in call.tensors}, {x.device for x in call.tensors}
+        unsupported = ""
+        if not dtypes <= set(KERNEL_FLOATS):
+            unsupported = (
+                f"operands of {', '.join(sorted(str(dtype).removeprefix('torch.') for dtype in dtypes))}; kernels take {FLOAT_NAMES}"
+            )
+        elif len(devices) > 1:
+            unsupported = "operands on several devices"
+        facts = (
+            call.kind, tuple(index(n) for n in call.x.shape), str(call.x.dtype), str(call.dtype or call.x.dtype), call.axis, call.eps,
+            call.form, call.weight is not None, call.bias is not None, unsupported,
+        )  # fmt: skip
+        paths = (self._parameter_path(x) for x in (call.weight, call.bias) if x is not None)
+        return decide_function_by_tag(self.tag, self.next_name(call.kind), facts, tuple(path for path in paths if path))
+
+    def apply_kernel(self, call: FunctionCall, chosen: str) -> torch.Tensor:
+        """Compute a function by the kernel that `find_kernel` has chosen."""
+        call = call.widen()
+        result = kernel_function_op(call.x, call.weight, call.bias, None, chosen, call.dtype or call.x.dtype)
+        return result if call.shape is None else result.reshape(call.shape)
+
+    def find_softmax(self, weights: torch.Tensor) -> str | None:
+        """Return the kernel that is chosen for the softmax within attention, or None. Only shape and dtype of the weights count."""
+        x = _cast_operand(weights, _autocast_dtype(weights))
+        return self.find_kernel(_softmax_of_scores(x)) if self.chooses_functions else None
+
+    def compute_softmax(self, chosen: str | None, scores: torch.Tensor) -> torch.Tensor:
+        """Compute the softmax within attention by the chosen kernel, or by torch if it is None."""
+        call = _softmax_of_scores(scores)
+        return call.original(scores) if chosen is None else self.apply_kernel(call, chosen)
 
     def convolution(self, operands: tuple[torch.Tensor, torch.Tensor], windows: tuple[Any, ...]) -> torch.Tensor | None:
         """Compute a convolution. Return None if the policy leaves it.
@@ -421,6 +528,10 @@ class ProductMode(TorchFunctionMode):
         return ""
 
 
+def _softmax_of_scores(scores: torch.Tensor) -> FunctionCall:
+    return FunctionCall("softmax", scores, partial(torch.softmax, dim=-1))
+
+
 def _autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
     """Return the dtype to which autocast brings the operands of products, or None."""
     device = tensor.device.type
@@ -459,13 +570,13 @@ class RunSurvey:
         self._added = 0
 
     def add(self, entry: Entry) -> None:
-        """Add a product with its decision, or count another run of it."""
+        """Add a product or a function with its decision, or count another run of it."""
         self._added += 1
         for at, before in enumerate(self.entries):
-            if before.name == entry.name and before.product is not None and entry.product is not None:
-                runs = before.product.repeats or 1
-                if replace(before.product, repeats=1) == replace(entry.product, repeats=1):
-                    self.entries[at] = replace(before, product=replace(before.product, repeats=runs + 1))
+            for kind in ("product", "function"):
+                known, found = getattr(before, kind), getattr(entry, kind)
+                if known is not None and found is not None and replace(known, repeats=1) == replace(found, repeats=1):
+                    self.entries[at] = replace(before, **{kind: replace(known, repeats=(known.repeats or 1) + 1)})
                     return
         self.entries.append(entry)
 

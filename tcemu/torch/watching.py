@@ -14,6 +14,7 @@ from tcemu.base.text import table_lines
 from tcemu.emulation.decisions import is_undecided, place_recipe
 from tcemu.products.recipes import Recipe, as_recipe
 from tcemu.torch.exchange import DTYPES
+from tcemu.torch.kernel_functions import OPERATOR as KERNEL_OPERATOR
 from tcemu.torch.matrix_products import matmul
 
 OPERAND_POSITIONS = {  # positions of the operands among the arguments of aten's operators
@@ -52,6 +53,8 @@ class DispatchedProduct(NamedTuple):
 def find_product(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> DispatchedProduct | None:
     """Return a call of an operator as a product, or None if it is none."""
     space, _, name = func._schema.name.partition("::")
+    if space == NAMESPACE and name.removesuffix("_backward") == KERNEL_OPERATOR:
+        return None
     positions, hiding_kernel = OPERAND_POSITIONS.get(name), ""
     if space == NAMESPACE:
         positions, hiding_kernel = (0, 1), f"emulated{', its gradients' if name.endswith('_backward') else ''}"

@@ -175,7 +175,7 @@ def named_kernel(function):
 @pytest.mark.parametrize(
     ("functions", "error", "said"),
     [
-        (named_kernel, TypeError, "test_policy_json.named_kernel is a function"),
+        (named_kernel, TypeError, r"test_policy_json\.named_kernel is a function"),
         ([(named_kernel, "liger")], TypeError, "the pattern .*named_kernel is a function"),
         ({"softmax": 3}, TypeError, "functions: got"),
         ([(re.compile(b"x"), "liger")], TypeError, "of bytes"),
