@@ -1,4 +1,4 @@
-"""Policies as JSON and back, those for functions too: each form decides as before; functions, keys and hostile files are refused by name."""
+"""Policies as JSON and back, those for functions too: each form decides as before; what is no value and hostile files are refused by name."""
 
 import json
 import re
@@ -224,7 +224,7 @@ def test_hostile_policies_for_functions_are_named_errors(data, said):
 
 
 def test_a_file_of_the_other_kind_is_refused():
-    with pytest.raises(ValueError, match="'tcemu policy for functions'.*expected 'tcemu policy'"):
+    with pytest.raises(ValueError, match=r"'tcemu policy for functions'.*expected 'tcemu policy'"):
         policies.from_json(policies.functions_to_json("liger"))
     with pytest.raises(ValueError, match="'tcemu policy', version 1; expected 'tcemu policy for functions'"):
         policies.functions_from_json(policies.to_json("bf16"))
