@@ -1,4 +1,4 @@
-"""Policies as JSON and back, those for functions too: each form decides as before; what is no value and hostile files are refused by name."""
+"""Policies as JSON and back, those for functions too: each form decides as before; what cannot be saved and hostile files are refused."""
 
 import json
 import re

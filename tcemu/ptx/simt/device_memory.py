@@ -10,6 +10,7 @@ set and clear these bits to reach another block of the cluster.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -140,6 +141,17 @@ def scatter_element(words: Array, index: Array, address: Array, value: Array, ma
         others = old & ~(ones << np.uint32(shift))
         words = scatter_runs(words, index, [others | (value & ones) << np.uint32(shift)], aligned, exclusive)
     return words
+
+
+def join_elements(values: Sequence[Array], bits: int) -> list[Array]:
+    """Return the words of consecutive elements of 8 to 64 bits, which fill them."""
+    if bits >= 32:
+        return [word for value in values for word in split_words(value)]
+    ones, count = np.uint32((1 << bits) - 1), 32 // bits
+    return [
+        reduce(jnp.bitwise_or, [(values[first + i] & ones) << np.uint32(i * bits) for i in range(count)])
+        for first in range(0, len(values), count)
+    ]
 
 
 def split_words(value: Array) -> list[Array]:

@@ -160,9 +160,8 @@ class Machine:
         first = (address & np.uint64(3)).astype(jnp.int32)
         for room, start, mask in parts:
             flat = self.words(room)
-            if bits >= 32 and (alignment is None or alignment >= size):  # aligned runs of one size coincide or are disjoint
-                words = [word for value in values for word in device_memory.split_words(value)]
-                flat = device_memory.scatter_runs(flat, start, words, mask)
+            if size % 4 == 0 and (alignment is None or alignment >= size):  # aligned runs of one size coincide or are disjoint
+                flat = device_memory.scatter_runs(flat, start, device_memory.join_elements(values, bits), mask)
             else:
                 for i, value in enumerate(values):
                     index = start + ((first + np.int32(i * bits // 8)) >> 2)

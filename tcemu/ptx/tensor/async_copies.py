@@ -169,24 +169,23 @@ def _read_words(machine: Machine, address: Array, count: Array, size: int, *, pa
     """Read the words of a copy, zeros beyond `count` bytes; partial: `count` may be any number of bytes."""
     active, words = machine.active, size // 4
 
-    def read_bytes(machine: Machine) -> tuple[tuple[Array, ...], Machine]:
-        values = [jnp.zeros(active.shape, jnp.uint32) for _ in range(words)]
-        for i in range(size):
-            lanes = replace(machine, active=active & (i < count) & (count < size))
-            (byte,), lanes = lanes.load("global", address + np.uint64(i), "b8")
-            values[i // 4] |= byte << np.uint32(i % 4 * 8)
-            machine = replace(lanes, active=active)
-        return tuple(values), machine
+    def read_byte(i: Array, state: tuple[Array, Any]) -> tuple[Array, Any]:
+        values, found = state
+        lanes = replace(machine, active=active & (i < count) & (count < size), faults=found)
+        (byte,), lanes = lanes.load("global", address + i.astype(jnp.uint64), "b8")
+        return values.at[i // 4].set(values[i // 4] | byte << (i % 4 * 8).astype(jnp.uint32)), lanes.faults
 
-    def read_nothing(machine: Machine) -> tuple[tuple[Array, ...], Machine]:
-        return tuple(jnp.zeros(active.shape, jnp.uint32) for _ in range(words)), machine
+    def read_bytes(faults: Any) -> tuple[Array, Any]:  # a loop, since every byte that is written out is compiled
+        return lax.fori_loop(0, size, read_byte, (nothing, faults))
 
     values, machine = replace(machine, active=active & (count == size)).load("global", address, "b32", words)
     machine = replace(machine, active=active)
     if not partial:
         return values, machine
-    partial_values, machine = lax.cond((active & (count > 0) & (count < size)).any(), read_bytes, read_nothing, machine)
-    return tuple(value | other for value, other in zip(values, partial_values, strict=True)), machine
+    nothing = jnp.zeros((words, *active.shape), jnp.uint32)
+    has_partial = (active & (count > 0) & (count < size)).any()
+    others, faults = lax.cond(has_partial, read_bytes, lambda faults: (nothing, faults), machine.faults)
+    return tuple(value | other for value, other in zip(values, others, strict=True)), replace(machine, faults=faults)
 
 
 # ---- bulk copies: the issuing threads of a block one after the other, and lanes that move units
