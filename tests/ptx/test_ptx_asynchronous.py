@@ -48,6 +48,11 @@ def test_small_copies_fill_with_zeros(read):
     assert np.count_nonzero(found != wanted) == 0
 
 
+def test_a_byte_of_a_small_copy_that_lies_outside_is_named():
+    with pytest.raises(ptx.OutOfBounds, match="1 bytes of global memory .* byte 1000 of small_param_0"):
+        launch_entry("small", grid=1, block=64, args=[words(1000, dtype=np.uint8), np.zeros(1024, np.uint8), 1003])
+
+
 BOX_BYTES, ROW_BYTES, HEIGHT, BLOCKS = 1024, 160, 21, (5, 3)
 
 

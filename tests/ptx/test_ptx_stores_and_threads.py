@@ -39,6 +39,30 @@ def test_the_last_thread_wins_in_every_word(length):
     assert np.array_equal(found, stored_in_turn(before, runs))
 
 
+NARROW_STORE = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry narrow(.param .u64 out) {{
+  .reg .b64 %rd<3>; .reg .b32 %r<3>; .reg .b16 %rs<5>;
+  ld.param.u64 %rd0, [out]; mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 1;
+  mad.wide.u32 %rd1, %r1, {bytes}, %rd0;
+  cvt.u16.u32 %rs0, %r0; mul.lo.u16 %rs0, %rs0, 777;
+  add.u16 %rs1, %rs0, 1; add.u16 %rs2, %rs0, 2; add.u16 %rs3, %rs0, 3;
+  st.global.v{count}.b{bits} [%rd1], {{{registers}}};
+  ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(("count", "bits"), [(4, 16), (2, 16), (4, 8), (2, 8)])
+def test_vectors_of_narrow_elements_fill_words_and_the_last_thread_wins(count, bits):
+    """Two threads store at each address."""
+    text = NARROW_STORE.format(count=count, bits=bits, bytes=count * bits // 8, registers=", ".join(f"%rs{i}" for i in range(count)))
+    (found,) = ptx.run(text, grid=1, block=64, args=[np.zeros((32, count), f"uint{bits}")], target="sm_80")
+    assert np.array_equal(found, (777 * np.arange(1, 64, 2)[:, None] + np.arange(count)).astype(f"uint{bits}"))
+
+
 def test_no_update_of_a_store_depends_on_an_order():
     """Scatters that assign have one index, or equal values, for each element; the others are maxima."""
     with jax.enable_x64(True):
