@@ -49,7 +49,7 @@ def test_small_copies_fill_with_zeros(read):
 
 
 def test_a_byte_of_a_small_copy_that_lies_outside_is_named():
-    with pytest.raises(ptx.OutOfBounds, match="1 bytes of global memory .* byte 1000 of small_param_0"):
+    with pytest.raises(ptx.OutOfBounds, match=r"1 bytes of global memory .* byte 1000 of small_param_0"):
         launch_entry("small", grid=1, block=64, args=[words(1000, dtype=np.uint8), np.zeros(1024, np.uint8), 1003])
 
 
