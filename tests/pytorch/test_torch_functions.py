@@ -1,6 +1,7 @@
 """`functions=` of `tcemu.torch.emulate`: softmax, norms and activations of torch by kernels, beside `tcemu.functional` and JAX's own."""
 
 from functools import partial
+from importlib import import_module
 
 import flax.linen as linen
 import jax
@@ -13,6 +14,7 @@ import tcemu
 from tcemu import functional
 
 pytestmark = pytest.mark.skipif(torch is None, reason=MISSING)
+FunctionCall = None if torch is None else import_module("tcemu.torch.kernel_functions").FunctionCall
 nn = None if torch is None else torch.nn
 F = None if torch is None else torch.nn.functional
 COLUMNS, RMS_EPS, LAYER_EPS = 16, 2.0**-23, 1e-5
@@ -216,6 +218,18 @@ def test_what_is_left_is_said():
     assert reasons(lambda x, w, b: F.silu(x.clone(), inplace=True) + F.gelu(x), {"gelu": None}, x) == {
         "gelu": (False, "the rule for 'gelu' leaves it")
     }
+
+
+def test_operands_are_widened_where_autocast_widens_them():
+    """On a GPU autocast computes softmax and norms in f32, on a CPU in the operand's dtype; the original function tells."""
+    bf16 = operand(torch.bfloat16)
+    as_on_a_gpu = FunctionCall("rms_norm", bf16, lambda x: x.float(), weight=bf16[0, 0])
+    as_on_a_cpu = as_on_a_gpu._replace(original=lambda x: x)
+    assert as_on_a_gpu.widen() is as_on_a_gpu
+    with torch.autocast("cpu", torch.bfloat16):
+        wide = as_on_a_gpu.widen()
+        assert wide.x.dtype == wide.weight.dtype == torch.float32 and wide.bias is None and torch.equal(wide.x.bfloat16(), bf16)
+        assert as_on_a_cpu.widen() is as_on_a_cpu
 
 
 def test_without_a_policy_for_functions_none_is_listed():
