@@ -13,17 +13,19 @@ from tcemu.drift.bounds import Legitimacy, check_legitimate
 from tcemu.drift.causes import (
     Cause,
     Side,
+    Trial,
     build_program,
+    build_trial,
     explain_side,
     explain_with_producers,
     find_cause,
-    have_common_arithmetic,
+    find_common_arithmetic,
     program_inputs,
     raw_words,
 )
 from tcemu.drift.drift_results import SOURCES, Difference, Drift, Line
 from tcemu.drift.hypotheses import differing_features
-from tcemu.drift.programs import evaluate
+from tcemu.drift.programs import Choices, evaluate
 from tcemu.drift.recorder import Recording, TorchRecording, record
 from tcemu.drift.records import Operation, Record, TensorRecord, read_record
 from tcemu.isa.targets import resolve_target
@@ -95,6 +97,7 @@ def _without_containers(lines: list[Line], right: Record) -> list[Line]:
 class _Search:
     def __init__(self, left: Record, right: Record, comparer: Comparer, targets: tuple[str, ...]) -> None:
         self.left, self.right, self.comparer, self.targets = left, right, comparer, targets
+        self.common: dict[tuple, list[Choices]] = {}  # arithmetics that explained both sides of earlier operations of one kind, latest first
         self.replacements: dict[int, list[np.ndarray] | None] = {}  # results of sources, by the number of the left operation
 
     def line(self, match: Match) -> Line | None:
@@ -119,11 +122,9 @@ class _Search:
             cause, legitimate = self._cause(match, x, y)
             return _line("source", x_op.index, match, difference, cause, legitimate)
         if len(match.left) == len(match.right) == 1 and x_op.name not in MOVEMENTS:
-            if self._have_common_arithmetic(x_op, y_op, x, y):
-                return _line("carrier", x_op.index, match, difference)
-            sides = [self._explain(side, (op,), tensor, None) for side, op, tensor in ((self.left, x_op, x), (self.right, y_op, y))]
-            if all(side.fits for side in sides) and not _share_arithmetic(*sides):
-                self.replacements[x_op.index] = self._recomputed(sides[0], sides[1])
+            sides = self._different_arithmetics(x_op, y_op, x, y)
+            if sides is not None:
+                self.replacements[x_op.index] = self._recomputed(*sides)
                 return _line("hidden source", x_op.index, match, difference, find_cause(*sides))
         return _line("carrier", x_op.index, match, difference)
 
@@ -133,11 +134,25 @@ class _Search:
         inputs = program_inputs(self.left, program)
         return None if inputs is None or choices.quantization is not None else [np.array(evaluate(program, inputs, choices))]
 
-    def _have_common_arithmetic(self, x_op: Operation, y_op: Operation, x: TensorRecord, y: TensorRecord) -> bool:
-        a, b = self.left.value(x), self.right.value(y)
-        if a is None or b is None or x.rows or y.rows or x_op.results[0] is not x or y_op.results[0] is not y:
-            return False
-        return have_common_arithmetic((self.left, self.right), (x_op, y_op), (a, b), self.targets)
+    def _different_arithmetics(self, x_op: Operation, y_op: Operation, x: TensorRecord, y: TensorRecord) -> tuple[Side, Side] | None:
+        """Return both sides if one arithmetic explains the left one, another the right one, and none both."""
+        trials: list[Trial | None] = [None, None]
+        if not (x.rows or y.rows) and x_op.results[0] is x and y_op.results[0] is y:
+            values = self.left.value(x), self.right.value(y)
+            runs = zip((self.left, self.right), (x_op, y_op), values, strict=True)
+            trials = [None if value is None else build_trial(run, op, value) for run, op, value in runs]
+        if trials[0] is not None and trials[1] is not None:
+            kind = (x_op.name, tuple(t.shape for t in x_op.operands), tuple(t.dtype for t in (*x_op.operands, *x_op.results)))
+            known = self.common.setdefault(kind, [])
+            found = find_common_arithmetic((trials[0], trials[1]), self.targets, known)
+            if found is not None:
+                self.common[kind] = [found, *(choices for choices in known if choices != found)]
+                return None
+        left = self._explain(self.left, (x_op,), x, None, trial=trials[0])
+        if not left.fits:
+            return None
+        right = self._explain(self.right, (y_op,), y, None, trial=trials[1])
+        return (left, right) if right.fits and not _share_arithmetic(left, right) else None
 
     def _equal_operands(self, match: Match) -> bool:
         left, right = (_outer_operands(side) for side in match)
@@ -167,6 +182,7 @@ class _Search:
         differing: np.ndarray | None,
         *,
         earlier: bool = False,
+        trial: Trial | None = None,
     ) -> Side:
         expected = record.value(result)
         if expected is None or result.rows is not None:
@@ -174,7 +190,7 @@ class _Search:
         where = np.arange(min(64, expected.size)) if differing is None else differing
         if earlier:
             return explain_with_producers(record, operations[0], expected, where, self.targets)
-        return explain_side(record, operations, expected, where, self.targets)
+        return explain_side(record, operations, expected, where, self.targets, trial)
 
     def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
         differing = self._differing(x, y)
