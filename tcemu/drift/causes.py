@@ -255,8 +255,10 @@ class Trial:
         sample = self._sample(SAMPLE)
         return self.words.size if sample is None else sample[0].size
 
-    def fits_large_sample(self, choices: Choices) -> bool:
-        """Return whether an arithmetic gives every word of the large sample."""
+    def fits(self, choices: Choices, *, all_words: bool) -> bool:
+        """Return whether an arithmetic gives every word of the large sample, or of the result."""
+        if all_words:
+            return not self.count_misses(choices)[0]
         return not self.sample_misses(choices) and not self._wrong_words(choices, LARGE_SAMPLE)[0]
 
     def misses(self, choices: Choices) -> int:
@@ -299,9 +301,9 @@ def find_common_arithmetic(trials: tuple[Trial, Trial], targets: tuple[str, ...]
         left, right = (trial.variants(targets) for trial in trials)
         possible, known = set(right), set(first)
         order = [*(choices for choices in first if choices in possible), *(choices for choices in left if choices not in known)]
-        fits = [trial.fits_large_sample if trial.words.size > MAX_CARRIED else lambda x, t=trial: not t.count_misses(x)[0] for trial in trials]
         for choices in order:
-            if choices in possible and not any(trial.sample_misses(choices) for trial in trials) and all(fit(choices) for fit in fits):
+            fits = choices in possible and not any(trial.sample_misses(choices) for trial in trials)
+            if fits and all(trial.fits(choices, all_words=trial.words.size <= MAX_CARRIED) for trial in trials):
                 return choices
     except (IndexError, KeyError, TypeError, ValueError, MemoryError):  # a record is not trusted
         pass

@@ -97,7 +97,7 @@ def _without_containers(lines: list[Line], right: Record) -> list[Line]:
 class _Search:
     def __init__(self, left: Record, right: Record, comparer: Comparer, targets: tuple[str, ...]) -> None:
         self.left, self.right, self.comparer, self.targets = left, right, comparer, targets
-        self.common: dict[tuple, list[Choices]] = {}  # arithmetics that explained both sides of earlier operations of one kind, latest first
+        self.common: dict[tuple, list[Choices]] = {}  # of earlier operations of one kind, the latest first
         self.replacements: dict[int, list[np.ndarray] | None] = {}  # results of sources, by the number of the left operation
 
     def line(self, match: Match) -> Line | None:

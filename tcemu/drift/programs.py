@@ -120,9 +120,7 @@ class Choices(NamedTuple):
 # ---- evaluation
 
 
-def evaluate(
-    program: Program, inputs: Sequence[np.ndarray], choices: Choices, sample: Sample | None = None
-) -> np.ndarray:
+def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, sample: Sample | None = None) -> np.ndarray:
     """Compute the result of a program.
 
     Args:
@@ -170,11 +168,7 @@ def evaluate(
 
 
 def _gather(x: np.ndarray, where: np.ndarray | None) -> np.ndarray:
-    """Return the elements at some places, and zeros at -1."""
-    if where is None:
-        return x.reshape(-1)[:1]
-    found = np.broadcast_to(x, (int(where.max(initial=0)) + 1,))[where] if x.size == 1 else x[where]
-    return np.where(where < 0, np.zeros((), x.dtype), found) if where.size and where.min() < 0 else found
+    return x if where is None else np.broadcast_to(x, where.shape) if x.size == 1 else x[where]
 
 
 def _factors(

@@ -27,9 +27,9 @@ class Sample:
 
     Attributes:
         size: Number of elements of the result.
-        inputs: The elements that are read of each input, flat.
+        inputs: The elements that are read of each input: as its only reader reads them, else flat.
         positions: For each node and each of its operands, where the elements stand among those of the operand: for the operands of a sum
-            an array [n, K], else [n]. None for an operand of one element. -1 is the padding of a convolution.
+            an array [n, K], else [n]. None for an operand that is read as it stands.
         columns: For each node that is a sum, the number of each output, the number of all outputs, and the rank of its operand.
     """
 
@@ -58,8 +58,7 @@ def take_sample(program: Program, inputs: list[np.ndarray], at: np.ndarray) -> S
     for number in range(last, -1, -1):
         node = program.nodes[number]
         wanted = needs.pop(("node", number), [])
-        # the last node keeps the order of `at`
-        own = at if number == last else np.unique(np.concatenate([x.reshape(-1) for x in wanted])) if wanted else np.zeros(0, np.int64)
+        own = at if number == last else _distinct(wanted)  # the last node keeps the order of `at`
         needed["node", number] = own
         operand_shapes = [inputs[i].shape if kind == "input" else shapes[i] for kind, i in node.inputs]
         if node.kind in SUMS:
@@ -72,15 +71,30 @@ def take_sample(program: Program, inputs: list[np.ndarray], at: np.ndarray) -> S
             return None
     for index, x in enumerate(inputs):
         wanted = needs.get(("input", index), [])
-        own = np.unique(np.concatenate([i[i >= 0].reshape(-1) for i in wanted])) if wanted else np.zeros(0, np.int64)
-        needed["input", index] = own
-        sample.inputs.append(x.reshape(-1)[own])
+        if len(wanted) == 1:
+            sample.inputs.append(_gather(x.reshape(-1), wanted[0]))
+            continue
+        own = needed["input", index] = _distinct([indices[indices >= 0] for indices in wanted])
+        padded = any(indices.min(initial=0) < 0 for indices in wanted)  # the zero of a convolution's padding stands last
+        sample.inputs.append(np.append(x.reshape(-1)[own], np.zeros(int(padded), x.dtype)))
     for node, operands in zip(program.nodes, flat, strict=True):
-        found: list[np.ndarray | None] = []
-        for ref, indices in zip(node.inputs, operands, strict=True):
-            found.append(None if indices is None else np.where(indices < 0, -1, np.searchsorted(needed[ref], indices)))
-        sample.positions.append(found)
+        pairs = zip(node.inputs, operands, strict=True)
+        sample.positions.append([_positions(indices, needed.get(ref)) for ref, indices in pairs])
     return sample
+
+
+def _distinct(indices: list[np.ndarray]) -> np.ndarray:
+    found = np.sort(np.concatenate([x.reshape(-1) for x in indices])) if indices else np.zeros(0, np.int64)
+    return found[np.append(True, found[1:] != found[:-1])[: len(found)]]
+
+
+def _gather(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    found = x[indices]
+    return np.where(indices < 0, np.zeros((), x.dtype), found) if indices.min(initial=0) < 0 else found
+
+
+def _positions(indices: np.ndarray | None, needed: np.ndarray | None) -> np.ndarray | None:
+    return None if indices is None or needed is None else np.where(indices < 0, -1, np.searchsorted(needed, indices))
 
 
 def infer_shapes(program: Program, inputs: list[np.ndarray]) -> list[tuple[int, ...]]:

@@ -6,6 +6,7 @@ Tensor-core steps are computed by the engine, in segments of K of one size, so t
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache, partial
 from typing import Any
 
@@ -162,10 +163,28 @@ def _terms_first(x: np.ndarray, padding: float) -> np.ndarray:
     return np.concatenate([np.moveaxis(x, -1, 0), np.full((1, *x.shape[:-1]), padding, np.float32)])
 
 
-def _rounded_twice(sums: np.ndarray) -> np.ndarray:
-    """Return where a f64 may be rounded to another f32 than the exact sum from which it was rounded: at midpoints, and below 2^-126."""
-    bits = sums.view(np.int64)
-    return ((bits & 0x1FFFFFFF) == 0x10000000) | ((np.abs(sums) < 2.0**-126) & (sums != 0))
+def _find_doubtful(sums: np.ndarray, terms: np.ndarray, running: np.ndarray) -> np.ndarray | None:
+    """Return the outputs whose f64 sums of a term and a running sum may be rounded to another f32 than the exact sums; None for none.
+
+    These are inexact sums that fell on a midpoint of two f32, and those of at most 2^-126, where f32 has fewer bits. A sum that f32
+    rounds to zero is exact in f64.
+
+    Args:
+        sums: f64 [T, S, L, ...].
+        terms: The terms, f64.
+        running: The running sums, f32 [T + 1, S, L, ...], before each term and after the last.
+    """
+    suspect = (sums.view(np.int64) & 0x1FFFFFFF) == 0x10000000
+    small = (running[1:].view(np.uint32) & 0x7FFFFFFF) - np.uint32(1) < 0x00800000
+    if not suspect.any() and not small.any():
+        return None
+    places = np.nonzero(suspect | small)
+    total, x, y = sums[places], terms[places], running[:-1][places].astype(np.float64)
+    back = total - x
+    inexact = ((x - (total - back)) + (y - back)) != 0
+    found = np.zeros(sums.shape[3:], bool)
+    found[tuple(axis[inexact] for axis in places[3:])] = True
+    return found
 
 
 def _lane_sums(
@@ -188,41 +207,45 @@ def _lane_sums(
     begin = np.float32(-0.0 if unit.start == "first" else 0.0)
     places = schedule.indices.shape[1:]
     shape = (*places, *np.broadcast_shapes(a.shape[1:], b.shape[1:]))
-    running, total = np.full(shape, begin), np.full(shape if schedule.chunked else (), begin)
+    turns, quick = max(1, min(TERMS_AT_ONCE // max(math.prod(shape), 1), len(schedule.indices))), fused and not careful
+    history = np.empty((turns + 1 if quick else 1, *shape), np.float32)  # running sums before each term and after the last
+    running, total = history[0], np.full(shape if schedule.chunked else (), begin)
+    running[...] = begin
     begun = np.zeros((*places, *(1 for _ in shape[2:])), bool)
     closing = schedule.closes.any((1, 2)) if schedule.chunked else np.zeros(len(schedule.indices), bool)
     if bias is not None:
         running[0, 0] = bias
-    doubtful = np.zeros(shape, bool)
-    turns = max(1, TERMS_AT_ONCE // max(running.size, 1))
+    doubtful = np.zeros(shape[2:], bool)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, len(schedule.indices), turns):
             x, y = a[schedule.indices[start : start + turns]], b[schedule.indices[start : start + turns]]
-            quick = fused and not careful
             terms = np.broadcast_to(np.multiply(x, y, dtype=np.float64) if quick else flush(multiplied(x * y)), (len(x), *shape))
             sums = np.empty_like(terms) if quick else None
+            history[0] = running
             for turn, term in enumerate(terms):
                 if sums is not None:
                     np.add(term, running, out=sums[turn])
+                    running = history[turn + 1]
                     running[...] = sums[turn]
                 elif fused:
-                    running = fma_f32(x[turn], y[turn], running)
+                    running[...] = fma_f32(x[turn], y[turn], running)
                 else:
                     running += term
                 if unit.flush or narrow is not None:
-                    running = rounded(flush(running))
+                    running[...] = rounded(flush(running))
                 if closing[start + turn]:
                     closes = schedule.closes[start + turn].reshape(begun.shape)
                     total = np.where(closes, np.where(begun, flush(rounded(total + running)), running), total)
                     begun = begun | closes
-                    running = np.where(closes, begin, running)
+                    running[...] = np.where(closes, begin, running)
             if sums is not None:
-                doubtful |= _rounded_twice(sums).any(0)
-        sums = total if schedule.chunked else running
+                found = _find_doubtful(sums, terms, history[: len(sums) + 1])
+                doubtful = doubtful if found is None else doubtful | found
+        lanes = total if schedule.chunked else running
         last = additions(unit.join, unit.lanes)
         for to, origin in last:
-            sums[:, to] = rounded(flush(sums[:, to] + sums[:, origin]))
-    return np.moveaxis(sums[:, last[-1][0] if last else 0], 0, -1), doubtful.any((0, 1)) if fused and not careful else None
+            lanes[:, to] = rounded(flush(lanes[:, to] + lanes[:, origin]))
+    return np.moveaxis(lanes[:, last[-1][0] if last else 0], 0, -1), doubtful if quick else None
 
 
 # ---- tensor cores
