@@ -140,6 +140,8 @@ def features(choices: Choices) -> dict[str, str]:
     if how is None:
         return found
     summed = _summation_features(how)
+    if how.accumulator == "float64":  # what f32 sums may choose does not apply to it
+        found = {name: value for name, value in found.items() if name not in ("fma", "subnormal numbers") or value not in ("", "False")}
     return found | summed | {name: f"{found[name]} {summed[name]}" for name in summed.keys() & found.keys()}
 
 

@@ -7,6 +7,8 @@ Tensor-core steps are computed by the engine, in segments of K of one size, so t
 from __future__ import annotations
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
@@ -29,6 +31,7 @@ SELECTED = 32  # outputs of a selection that a compiled program takes
 TILE = 64  # rows and columns that a compiled program takes
 OUTPUTS_AT_ONCE = 1 << 15  # running sums of lanes
 TERMS_AT_ONCE = 1 << 16  # products that are computed before they are added
+MIN_THREADED = 4  # blocks of rows from which they are shared out among threads
 
 
 def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -146,7 +149,8 @@ def _sum_in_lanes(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray
     slices = len(order.slices.edges) - 1
     rows = max(1, OUTPUTS_AT_ONCE // max(slices * unit.lanes * (shape[1] if len(shape) > 1 else 1), 1))
     found = np.empty((*shape, slices), np.float32)
-    for i in range(0, len(found), rows):
+
+    def compute(i: int) -> None:
         pick = slice(i, i + rows)
         parts = x[:, pick] if x.shape[1] == len(found) else x, y[:, pick] if len(b) == len(found) and len(shape) == 1 else y
         found[pick], doubtful = _lane_sums(how, *parts, None if bias is None else bias[pick], fused)
@@ -155,6 +159,14 @@ def _sum_in_lanes(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray
             left, right = a[i + m] if n is None else a[i + m, 0], (b if len(b) == 1 else b[i + m]) if n is None else b[0, n]
             start = None if bias is None else bias[pick][doubtful]
             found[pick][doubtful], _ = _lane_sums(how, _terms_first(left, -0.0), _terms_first(right, 0.0), start, fused, careful=True)
+
+    starts = range(0, len(found), rows)
+    if len(starts) < MIN_THREADED:
+        for start in starts:
+            compute(start)
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy releases the interpreter's lock within an operation
+            list(pool.map(compute, starts))
     return found
 
 
