@@ -328,8 +328,8 @@ def _with_shares(lines: list[Line], matches: list[Match], search: _Search, run: 
 class _Replacement:
     """A substitute that puts values in the place of one operation's results.
 
-    The operation is known by its name, its results' shapes and its place among those like it, not by its number: a function without arguments
-    may compute on constants before it is recorded.
+    The operation is known by its name, its results' shapes and its place among those like it, not by its number: a function without
+    arguments may compute on constants before it is recorded.
     """
 
     def __init__(self, record_: Record, number: int, values: list[np.ndarray]) -> None:
