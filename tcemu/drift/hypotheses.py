@@ -15,7 +15,7 @@ from tcemu.products.library.kernel_recipe import Lanes
 NARROW = ("bfloat16", "float16")
 FUNCTIONS = {  # special functions other than the exact ones, rounded once
     "xla": "special functions of XLA on this machine", "gpu": "approximate special functions of a GPU",
-    "cuda": "exponentials of CUDA's device library",
+    "cuda": "exponentials of CUDA's device library", "expanded": "a sigmoid as 1 / (1 + exp(-x)), each step rounded to its result's format",
 }  # fmt: skip
 MAX_SUBSETS = 5  # nodes up to which every subset of their roundings is tried
 

@@ -97,7 +97,7 @@ class Choices(NamedTuple):
 
     unrounded: frozenset[int] = frozenset()  # nodes that are not rounded to their dtype
     rounded: frozenset[int] = frozenset()  # internal nodes that are rounded
-    functions: str = "exact"  # "exact", "gpu", "cuda" or "xla"
+    functions: str = "exact"  # "exact", "gpu", "cuda", "expanded" or "xla"
     contracted: frozenset[int] = frozenset()  # additions x·y + z of a node x·y that are one fma
     flushed: bool = False  # subnormal f32 count as zeros
     reciprocal: bool = False  # a quotient is a product with the rounded reciprocal
@@ -342,6 +342,9 @@ def _node_value(
         if choices.functions == "cuda" and kind in ("exp", "logistic"):
             power = _padded(_cuda_exp, -x if kind == "logistic" else x)
             return power if kind == "exp" else np.float32(1) / (np.float32(1) + power)
+        if choices.functions == "expanded" and kind == "logistic":  # XLA expands the logistic of bf16 and f16 before it widens the steps
+            step = lambda y: y.astype(node.dtype).astype(np.float32)
+            return np.float32(1) / step(np.float32(1) + step(np.exp(-x.astype(np.float64)).astype(np.float32)))
         if choices.functions == "xla":
             return _padded(partial(_xla, kind), x)
         return EXACT[kind](x.astype(np.float64)).astype(np.float32)
