@@ -31,7 +31,7 @@ def add_drift(subparsers) -> None:
     parser = subparsers.add_parser(
         "drift",
         description="Compares two records of tcemu.drift.recorder: the operations at which the runs part, the cause of each, and whether "
-        "both results are within the error of their arithmetic. Of one record, it names the arithmetic that gives every word of each operation.",
+        "both results are within the error of their arithmetic. With one record, it names the arithmetic of each operation.",
         epilog="examples: tcemu drift eager.drift compiled.drift --fail-on unexplained; tcemu drift eager.drift --target H100",
     )
     parser.add_argument("left", type=Path, metavar="LEFT", help="a record")

@@ -187,7 +187,7 @@ def _find_doubtful(sums: np.ndarray, terms: np.ndarray, running: np.ndarray) -> 
         running: The running sums, f32 [T + 1, S, L, ...], before each term and after the last.
     """
     suspect = (sums.view(np.int64) & 0x1FFFFFFF) == 0x10000000
-    small = (running[1:].view(np.uint32) & 0x7FFFFFFF) - np.uint32(1) < 0x00800000
+    small = ((running[1:].view(np.uint32) & 0x7FFFFFFF) - np.uint32(1)) < 0x00800000
     if not suspect.any() and not small.any():
         return None
     places = np.nonzero(suspect | small)
