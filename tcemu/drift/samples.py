@@ -217,4 +217,4 @@ def _window_indices(node: Node, at: np.ndarray, coordinates: Sequence[np.ndarray
     patches = _index([image[:, None], *along], x, [lhs[0], *lhs[2:]], along[0])
     patches = np.where(inside[:, :, None], patches[:, :, None] + _offsets(x, [lhs[1]]), -1)
     kernels = _index([channel], w, [rhs[0]], at)[:, None] + _offsets(w, [*rhs[2:], rhs[1]])
-    return [patches.reshape(len(at), -1), kernels]
+    return [patches.reshape(len(at), math.prod(patches.shape[1:])), kernels]

@@ -224,7 +224,7 @@ def _lane_sums(
     running, total = history[0], np.full(shape if schedule.chunked else (), begin)
     running[...] = begin
     begun = np.zeros((*places, *(1 for _ in shape[2:])), bool)
-    closing = schedule.closes.any((1, 2)) if schedule.chunked else np.zeros(len(schedule.indices), bool)
+    closing = np.any(schedule.closes, axis=(1, 2)) if schedule.chunked else np.zeros(len(schedule.indices), bool)
     if bias is not None:
         running[0, 0] = bias
     doubtful = np.zeros(shape[2:], bool)
