@@ -1,4 +1,4 @@
-"""`tcemu drift`: which operation of two recorded runs parted first, and why."""
+"""`tcemu drift`: which operation of two recorded runs parted first, and why; with one record, the arithmetic of its operations."""
 
 import argparse
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from tcemu.commands import TARGET_HELP, CommandError
 from tcemu.commands.array_files import Output, path_text
 from tcemu.drift.drift_results import Drift
+from tcemu.drift.identification import identify
 from tcemu.drift.locate import locate
 from tcemu.drift.records import Record, read_record
 
@@ -30,11 +31,11 @@ def add_drift(subparsers) -> None:
     parser = subparsers.add_parser(
         "drift",
         description="Compares two records of tcemu.drift.recorder: the operations at which the runs part, the cause of each, and whether "
-        "both results are within the error of their arithmetic.",
-        epilog="example: tcemu drift eager.drift compiled.drift --fail-on unexplained",
+        "both results are within the error of their arithmetic. With one record, it names the arithmetic of each operation.",
+        epilog="examples: tcemu drift eager.drift compiled.drift --fail-on unexplained; tcemu drift eager.drift --target H100",
     )
     parser.add_argument("left", type=Path, metavar="LEFT", help="a record")
-    parser.add_argument("right", type=Path, metavar="RIGHT", help="the other record; if the batches differ, the larger one")
+    parser.add_argument("right", type=Path, metavar="RIGHT", nargs="?", help="the other record; if the batches differ, the larger one")
     parser.add_argument("--rows", help="rows of the right batch that are those of the left one, as 0,3 (default: the first)")
     parser.add_argument("--target", action="append", metavar="GPU", help=f"try the tensor cores of {TARGET_HELP}; may be repeated")
     parser.add_argument("--fail-on", action="append", choices=tuple(CONDITIONS), default=[], help="exit with status 1 if there is one")
@@ -51,6 +52,8 @@ def run_drift(args: argparse.Namespace) -> int:
     Raises:
         CommandError: A record or an argument is at fault.
     """
+    if args.right is None:
+        return _identify(args)
     inputs = {"LEFT": args.left, "RIGHT": args.right}
     outputs = {
         name: Output(path, args.overwrite, f"--{name}", inputs)
@@ -75,6 +78,24 @@ def run_drift(args: argparse.Namespace) -> int:
     for name, output in outputs.items():
         output.write((contents[name]() + "\n").encode())
     return FAILED_STATUS if any(CONDITIONS[name](drift) for name in args.fail_on) else 0
+
+
+def _identify(args: argparse.Namespace) -> int:
+    """Print the arithmetics of one record, and return 1 if an operation is unexplained and --fail-on says so."""
+    needless = [f"--{name}" for name in ("rows", "html", "recipes") if getattr(args, name) is not None]
+    needless += [f"--fail-on {name}" for name in args.fail_on if name != "unexplained"]
+    if needless:
+        raise CommandError(f"{', '.join(needless)}: this compares two records, but RIGHT is missing")
+    output = None if args.json is None else Output(args.json, args.overwrite, "--json", {"LEFT": args.left})
+    record = _read("LEFT", args.left)
+    try:
+        found = identify(record, targets=args.target or ())
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    print(found)
+    if output is not None:
+        output.write((found.to_json(1) + "\n").encode())
+    return FAILED_STATUS if args.fail_on and found.unexplained else 0
 
 
 def _read(name: str, path: Path) -> Record:

@@ -136,7 +136,7 @@ def _sum_bound(node: Node, operands: list[Bounded], inputs: list[np.ndarray], ho
     if how is not None and node.kind == "product" and (how.order.a == TF32 or how.order.conditions.evidence == ROUNDED_OPERANDS):
         unit = 2.0 ** -(how.order.a.mantissa_bits + (how.order.cast != "RZ"))  # the operands are rounded before they are multiplied
         error_a, error_b = error_a + unit * size_a, error_b + unit * size_b
-    times = lambda x, y: np.einsum("bmk,bnk->bmn", x, y.astype(np.float64))
+    times = lambda x, y: x @ y.astype(np.float64).swapaxes(-1, -2)
     exact, size = times(a, b), times(size_a, size_b)
     carried = times(error_a, size_b) + times(size_a, error_b) + times(error_a, error_b)
     k = a.shape[-1]

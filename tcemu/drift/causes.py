@@ -14,17 +14,18 @@ from typing import NamedTuple
 import numpy as np
 
 from tcemu.drift.hypotheses import describe, differing_features, merge, paired_variants, single_variants
-from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, ROW_READERS, Choices, Node, Program, Ref, append_operation, evaluate, selectable
+from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, Choices, Node, Program, Ref, append_operation, evaluate
 from tcemu.drift.quantization import candidate_quantizations, is_quantizer, quantization_misses
 from tcemu.drift.records import DTYPES, Operation, Record
 from tcemu.drift.rewrites import rewritten_programs
+from tcemu.drift.samples import Sample, infer_shapes, take_sample
 from tcemu.drift.summation import ROUNDED_OPERANDS, Summation, candidate_summations, plain_summation
 from tcemu.formats import F32, TF32
 from tcemu.products.library.kernel_json import to_dict
 from tcemu.replay.order_candidates import TARGETS
 
 SAMPLE = 32  # elements on which all hypotheses are tried
-ROWS = 8  # rows on which programs with inner sums are tried
+LARGE_SAMPLE = 512  # elements on which those are tried that fit the sample
 MAX_VARIANTS = 4000
 MAX_CARRIED = 1 << 16  # elements of a result up to which every word decides between a carrier and a hidden source
 MAX_ELEMENTS = 1 << 28  # elements of a tensor that is computed again
@@ -194,97 +195,128 @@ def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ..
 
 def sum_operands(program: Program, inputs: list[np.ndarray]) -> tuple[int, list[np.dtype], tuple[int, int] | None]:
     """Return the number of terms of a program's first sum, the dtypes of what it multiplies, and M and N of a single product."""
-    node = program.nodes[program.sums[0]]
-    raw = [inputs[index] if kind == "input" else evaluate(program, inputs, Choices(), until=index) for kind, index in node.inputs[:2]]
-    a, b, _ = ROW_READERS[node.kind](node, raw)
-    return a.shape[-1], [a.dtype, b.dtype], (a.shape[1], b.shape[1]) if len(a) == 1 and node.kind == "product" else None
+    node, shapes = program.nodes[program.sums[0]], infer_shapes(program, inputs)
+    given = [inputs[i].shape if kind == "input" else shapes[i] for kind, i in node.inputs]
+    dtypes = [program.dtype(ref, inputs) for ref in node.inputs[:2]]
+    if node.kind == "sum":
+        return prod(given[0][axis] for axis in node.attributes["axes"]), [dtypes[0], dtypes[0]], None
+    (left, _), (left_batch, _) = node.attributes.get("axes", (((), ()), ((), ())))
+    if "windows" in node.attributes:
+        k, columns = prod(given[1][i] for i in node.attributes["windows"][1][1:]), given[1][node.attributes["windows"][1][0]]
+    else:
+        k = prod(given[0][i] for i in left)
+        columns = prod(given[1]) // max(k * prod(given[0][i] for i in left_batch), 1)
+    batches = prod(given[0][i] for i in left_batch)
+    return k, dtypes, (prod(shapes[program.sums[0]]) // max(columns, 1), columns) if batches == 1 else None
 
 
-def _sample_rows(program: Program, inputs: list[np.ndarray], differing: np.ndarray) -> tuple[Program, list[np.ndarray], np.ndarray] | None:
-    """Return a program for some rows of the first axis and the rows, if its rows do not depend on each other."""
-    shape = program.shape
-    if len(shape) < 2 or shape[0] <= ROWS:
-        return None
-    for node in program.nodes:
-        if node.kind in ("product", "reshape", "transpose", "broadcast"):
-            return None
-        if node.kind in ("sum", "reduce_max", "reduce_min") and any(
-            axis % len(shape) == 0 or not node.attributes.get("keepdims") for axis in node.attributes["axes"]
-        ):
-            return None
-    full = [x.ndim == len(shape) and x.shape[0] == shape[0] for x in inputs]
-    if any(x.ndim == len(shape) and not whole and x.shape[0] != 1 for x, whole in zip(inputs, full, strict=True)):
-        return None
-    rows = np.unique(differing // int(np.prod(shape[1:])))[:ROWS]
-    smaller = Program(program.nodes, program.inputs, (len(rows), *shape[1:]), program.f32_inputs)
-    return smaller, [x[rows] if whole else x for x, whole in zip(inputs, full, strict=True)], rows
-
-
-def have_common_arithmetic(
-    records: Sequence[Record], operations: Sequence[Operation], results: Sequence[np.ndarray], targets: tuple[str, ...]
-) -> bool:
-    """Return whether one arithmetic gives every word of the results of one operation in both records."""
-    try:
-        return _share_an_arithmetic(records, operations, results, targets)
-    except (IndexError, KeyError, TypeError, ValueError, MemoryError):  # a record is not trusted
-        return False
-
-
-def _share_an_arithmetic(
-    records: Sequence[Record], operations: Sequence[Operation], results: Sequence[np.ndarray], targets: tuple[str, ...]
-) -> bool:
-    trials = []
-    for record, operation, expected in zip(records, operations, results, strict=True):
-        program = build_program(record, [operation])
-        inputs = None if program is None else program_inputs(record, program)
-        if program is None or inputs is None or program.shape != expected.shape or program.nodes[-1].dtype != expected.dtype:
-            return False
-        trials.append(_Trial(program, inputs, expected, np.arange(min(SAMPLE, expected.size))))
-    possible = set(trials[1].variants(targets))
-    common = (choices for choices in trials[0].variants(targets) if choices in possible)
-    large = any(trial.words.size > MAX_CARRIED for trial in trials)  # a carrier of many elements is judged by the sample
-    fits = (choices for choices in common if not any(trial.sample_misses(choices) for trial in trials))
-    return any(large or not any(trial.misses(choices) for trial in trials) for choices in fits)
-
-
-class _Trial:
-    """A program with a recorded result, against which arithmetics are tried: first on a sample, then on every word."""
+class Trial:
+    """A program with a recorded result, against which arithmetics are tried: on a sample, then on a larger one, then on every word."""
 
     def __init__(self, program: Program, inputs: list[np.ndarray], expected: np.ndarray, differing: np.ndarray) -> None:
         self.program, self.inputs = program, inputs
         self.words = raw_words(expected)
-        others = np.linspace(0, self.words.size - 1, min(SAMPLE, self.words.size)).astype(np.int64)
-        self.sample = np.unique(np.concatenate([differing[: SAMPLE // 2], others]))[:SAMPLE]
-        self.by_element = selectable(program) and self._sum_shape() in (None, program.shape)
-        self.rows = None if self.by_element else _sample_rows(program, inputs, differing)
-        if self.by_element:
-            self.sample_words = self.words[self.sample]
-        else:
-            self.sample_words = self.words if self.rows is None else raw_words(expected[self.rows[2]])
+        self._differing = differing
+        self._samples: dict[int, tuple[Sample, np.ndarray] | None] = {}
+        self._misses: dict[Choices, int] = {}  # on the first sample
+        self._variants: list[Choices] | None = None
 
-    def _sum_shape(self) -> tuple[int, ...] | None:
-        """Return the shape of a sum at the start of the program."""
-        node = self.program.nodes[0]
-        return None if node.kind not in ROW_READERS else ROW_READERS[node.kind](node, [self.inputs[i] for _, i in node.inputs])[2]
+    def _sample(self, size: int) -> tuple[Sample, np.ndarray] | None:
+        """Return a sample and its words, half of them words that differ; None if it is the whole result."""
+        if size not in self._samples:
+            others = np.linspace(0, self.words.size - 1, min(size, self.words.size)).astype(np.int64)
+            chosen = np.unique(np.concatenate([self._differing[: size // 2], others]))[:size]
+            sample = take_sample(self.program, self.inputs, chosen) if size < self.words.size else None
+            self._samples[size] = None if sample is None else (sample, self.words[chosen])
+        return self._samples[size]
 
     def variants(self, targets: tuple[str, ...], few: bool = False) -> list[Choices]:
-        return _variants(self.program, self.inputs, targets, few)
+        """Return the arithmetics that are tried."""
+        if self._variants is None or few:
+            self._variants = _variants(self.program, self.inputs, targets, few)
+        return self._variants
+
+    def _wrong_words(self, choices: Choices, size: int) -> tuple[int, int]:
+        sample = self._sample(size)
+        if sample is None:
+            return self.misses(choices), self.words.size
+        got = evaluate(self.program, self.inputs, choices, sample[0])
+        return int((raw_words(got) != sample[1]).sum()), sample[0].size
 
     def sample_misses(self, choices: Choices) -> int:
-        if self.by_element:
-            got = evaluate(self.program, self.inputs, choices, self.sample)
-        elif self.rows is not None:
-            got = evaluate(self.rows[0], self.rows[1], choices)
-        else:
-            got = evaluate(self.program, self.inputs, choices)
-        return int((raw_words(got) != self.sample_words).sum())
+        """Return the number of wrong words of the first sample."""
+        if choices not in self._misses:
+            self._misses[choices] = self._wrong_words(choices, SAMPLE)[0]
+        return self._misses[choices]
+
+    @property
+    def sample_size(self) -> int:
+        """The number of words of the first sample."""
+        sample = self._sample(SAMPLE)
+        return self.words.size if sample is None else sample[0].size
+
+    def fits(self, choices: Choices, *, all_words: bool) -> bool:
+        """Return whether an arithmetic gives every word of the large sample, or of the result."""
+        if all_words:
+            return not self.count_misses(choices)[0]
+        return not self.sample_misses(choices) and not self._wrong_words(choices, LARGE_SAMPLE)[0]
 
     def misses(self, choices: Choices) -> int:
+        """Return the number of wrong words."""
         return int((raw_words(evaluate(self.program, self.inputs, choices)) != self.words).sum())
+
+    def count_misses(self, choices: Choices) -> tuple[int, int]:
+        """Return the number of wrong words and of compared words: of the smallest sample that has a wrong word, else of all words."""
+        misses, size = self.sample_misses(choices), self.sample_size
+        if not misses and size < self.words.size:
+            misses, size = self._wrong_words(choices, LARGE_SAMPLE)
+        if not misses and size < self.words.size:
+            misses, size = self.misses(choices), self.words.size
+        return misses, size
+
+
+def build_trial(record: Record, operation: Operation, expected: np.ndarray) -> Trial | None:
+    """Return the trial of one operation as it was recorded; None if its arithmetic is not known or its operands were not kept."""
+    try:
+        program = build_program(record, [operation])
+        inputs = None if program is None else program_inputs(record, program)
+        if program is None or inputs is None or program.shape != expected.shape or program.nodes[-1].dtype != expected.dtype:
+            return None
+        return Trial(program, inputs, expected, np.arange(min(SAMPLE, expected.size)))
+    except (IndexError, KeyError, TypeError, ValueError, MemoryError):  # a record is not trusted
+        return None
+
+
+def find_common_arithmetic(trials: tuple[Trial, Trial], targets: tuple[str, ...], first: Sequence[Choices] = ()) -> Choices | None:
+    """Return an arithmetic that gives every word of both results, or None.
+
+    Results of more than MAX_CARRIED elements are judged by a large sample.
+
+    Args:
+        trials: One operation in both records.
+        targets: GPUs whose tensor cores are tried.
+        first: Arithmetics that are tried before the others.
+    """
+    try:
+        left, right = (trial.variants(targets) for trial in trials)
+        possible, known = set(right), set(first)
+        order = [*(choices for choices in first if choices in possible), *(choices for choices in left if choices not in known)]
+        for choices in order:
+            fits = choices in possible and not any(trial.sample_misses(choices) for trial in trials)
+            if fits and all(trial.fits(choices, all_words=trial.words.size <= MAX_CARRIED) for trial in trials):
+                return choices
+    except (IndexError, KeyError, TypeError, ValueError, MemoryError):  # a record is not trusted
+        pass
+    return None
 
 
 def explain_side(
-    record: Record, operations: Sequence[Operation], expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...] = TARGETS
+    record: Record,
+    operations: Sequence[Operation],
+    expected: np.ndarray,
+    differing: np.ndarray,
+    targets: tuple[str, ...] = TARGETS,
+    trial: Trial | None = None,
 ) -> Side:
     """Find the arithmetics that give every word of a recorded result.
 
@@ -294,6 +326,7 @@ def explain_side(
         expected: The result of the side that is to be explained.
         differing: Flat indices at which the sides differ, which are tried first.
         targets: GPUs whose tensor cores are tried.
+        trial: The trial of these operations, if some arithmetics have been tried already.
     """
     if len(operations) == 1 and is_quantizer(operations[0]):
         return _explain_quantizer(record, operations[0], expected)
@@ -310,24 +343,20 @@ def explain_side(
     if last.dtype != expected.dtype:
         program.nodes[-1] = last._replace(dtype=expected.dtype)
     try:
-        return _try_arithmetics(program, inputs, expected, differing, targets)
+        return _try_arithmetics(trial or Trial(program, inputs, expected, differing), expected, differing, targets)
     except (IndexError, KeyError, TypeError, ValueError, MemoryError) as error:  # a record is not trusted
         return Side(problem=f"unexplained: the parameters of {operations[-1].name} do not fit its operands ({str(error)[:80]})")
 
 
-def _try_arithmetics(
-    program: Program, inputs: list[np.ndarray], expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...]
-) -> Side:
+def _try_arithmetics(plain: Trial, expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...]) -> Side:
     fits, best, tried = [], (expected.size + 1, "", 1), 0
-    for order, form in (("", program), *rewritten_programs(program, inputs)):
+    for order, form in (("", plain.program), *rewritten_programs(plain.program, plain.inputs)):
         if order and fits:
             break  # scales in another place are tried if nothing else explains the words
-        trial = _Trial(form, inputs, expected, differing)
+        trial = Trial(form, plain.inputs, expected, differing) if order else plain
         for choices in trial.variants(targets, few=bool(order)):
             tried += 1
-            misses, size = trial.sample_misses(choices), trial.sample_words.size
-            if not misses and size < trial.words.size:
-                misses, size = trial.misses(choices), trial.words.size
+            misses, size = trial.count_misses(choices)
             choices = choices._replace(order=order)
             if not misses:
                 fits.append(Fit(choices, describe(form, choices), form))

@@ -15,7 +15,7 @@ from tcemu.products.library.kernel_recipe import Lanes
 NARROW = ("bfloat16", "float16")
 FUNCTIONS = {  # special functions other than the exact ones, rounded once
     "xla": "special functions of XLA on this machine", "gpu": "approximate special functions of a GPU",
-    "cuda": "exponentials of CUDA's device library",
+    "cuda": "exponentials of CUDA's device library", "expanded": "a sigmoid as 1 / (1 + exp(-x)), each step rounded to its result's format",
 }  # fmt: skip
 MAX_SUBSETS = 5  # nodes up to which every subset of their roundings is tried
 
@@ -140,6 +140,8 @@ def features(choices: Choices) -> dict[str, str]:
     if how is None:
         return found
     summed = _summation_features(how)
+    if how.accumulator == "float64":  # what f32 sums may choose does not apply to it
+        found = {name: value for name, value in found.items() if name not in ("fma", "subnormal numbers") or value not in ("", "False")}
     return found | summed | {name: f"{found[name]} {summed[name]}" for name in summed.keys() & found.keys()}
 
 

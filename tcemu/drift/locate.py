@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,20 @@ from tcemu.drift.bounds import Legitimacy, check_legitimate
 from tcemu.drift.causes import (
     Cause,
     Side,
+    Trial,
     build_program,
+    build_trial,
     explain_side,
     explain_with_producers,
     find_cause,
-    have_common_arithmetic,
+    find_common_arithmetic,
     program_inputs,
     raw_words,
 )
 from tcemu.drift.drift_results import SOURCES, Difference, Drift, Line
 from tcemu.drift.hypotheses import differing_features
-from tcemu.drift.programs import evaluate
-from tcemu.drift.recorder import Recording, TorchRecording, record
+from tcemu.drift.programs import Choices, evaluate
+from tcemu.drift.recorder import Recording, Substitute, TorchRecording, record
 from tcemu.drift.records import Operation, Record, TensorRecord, read_record
 from tcemu.isa.targets import resolve_target
 from tcemu.replay.order_candidates import TARGETS
@@ -39,6 +42,7 @@ def locate(
     rows: Sequence[int] | None = None,
     targets: Sequence[str] = TARGETS,
     fn: Callable[[], Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     metric: str = "norm",
 ) -> Drift:
     """Find the operations at which two recorded runs diverge.
@@ -55,6 +59,7 @@ def locate(
         fn: A function of no arguments that runs the left side again, in the framework of the left record. Then each source gets its share
             of the final difference: the run is repeated with the right side's results at that operation, for a hidden source with the
             right side's arithmetic on the left operands.
+        options: `substitute` and `whole` with which the left run was recorded, if any; `fn` is run with them too.
         metric: Size of a difference between final results: "norm", the norm of the difference, or "kl", the Kullback-Leibler divergence of
             logits on the last axis.
 
@@ -63,18 +68,21 @@ def locate(
 
     Raises:
         DamagedFile: A file is no record.
-        ValueError: rows do not fit the batches, or a target or the metric is unknown.
+        ValueError: rows do not fit the batches, or a target, the metric or an option is unknown.
     """
     if metric not in METRICS:
         raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
+    if options and not set(options) <= {"substitute", "whole"}:
+        raise ValueError(f"options: got {', '.join(sorted(map(str, options)))}; expected substitute or whole")
     first, second = read_record(left), read_record(right)
     comparer = Comparer(first, second, find_rows(first, second, rows))
     search = _Search(first, second, comparer, tuple(resolve_target(target) for target in targets))
-    lines = [line for match in align(first, second) if (line := search.line(match)) is not None]
+    matches = align(first, second)
+    lines = [line for match in matches if (line := search.line(match)) is not None]
     lines.sort(key=lambda line: (line.order, line.left))
     lines = _without_containers(lines, second)
     if fn is not None:
-        lines = _with_shares(lines, second, search, fn, METRICS[metric])
+        lines = _with_shares(lines, matches, search, partial(_run_again, first, fn, options or {}), METRICS[metric])
     return Drift(first.name, second.name, len(first.operations), len(second.operations), tuple(lines), first.complete and second.complete)
 
 
@@ -95,6 +103,7 @@ def _without_containers(lines: list[Line], right: Record) -> list[Line]:
 class _Search:
     def __init__(self, left: Record, right: Record, comparer: Comparer, targets: tuple[str, ...]) -> None:
         self.left, self.right, self.comparer, self.targets = left, right, comparer, targets
+        self.common: dict[tuple, list[Choices]] = {}  # of earlier operations of one kind, the latest first
         self.replacements: dict[int, list[np.ndarray] | None] = {}  # results of sources, by the number of the left operation
 
     def line(self, match: Match) -> Line | None:
@@ -115,15 +124,14 @@ class _Search:
         x, y, _ = next(result for result in results if result[2] is False)
         difference = self._difference(x, y)
         if equal_operands:
-            self.replacements[x_op.index] = self.right.values(y_op.results)
+            pairs = [self.comparer.values(*pair) for pair in zip(x_op.results, y_op.results, strict=False)]
+            self.replacements[x_op.index] = None if any(pair is None for pair in pairs) else [pair[1] for pair in pairs if pair is not None]
             cause, legitimate = self._cause(match, x, y)
             return _line("source", x_op.index, match, difference, cause, legitimate)
         if len(match.left) == len(match.right) == 1 and x_op.name not in MOVEMENTS:
-            if self._have_common_arithmetic(x_op, y_op, x, y):
-                return _line("carrier", x_op.index, match, difference)
-            sides = [self._explain(side, (op,), tensor, None) for side, op, tensor in ((self.left, x_op, x), (self.right, y_op, y))]
-            if all(side.fits for side in sides) and not _share_arithmetic(*sides):
-                self.replacements[x_op.index] = self._recomputed(sides[0], sides[1])
+            sides = self._different_arithmetics(x_op, y_op, x, y)
+            if sides is not None:
+                self.replacements[x_op.index] = self._recomputed(*sides)
                 return _line("hidden source", x_op.index, match, difference, find_cause(*sides))
         return _line("carrier", x_op.index, match, difference)
 
@@ -133,11 +141,25 @@ class _Search:
         inputs = program_inputs(self.left, program)
         return None if inputs is None or choices.quantization is not None else [np.array(evaluate(program, inputs, choices))]
 
-    def _have_common_arithmetic(self, x_op: Operation, y_op: Operation, x: TensorRecord, y: TensorRecord) -> bool:
-        a, b = self.left.value(x), self.right.value(y)
-        if a is None or b is None or x.rows or y.rows or x_op.results[0] is not x or y_op.results[0] is not y:
-            return False
-        return have_common_arithmetic((self.left, self.right), (x_op, y_op), (a, b), self.targets)
+    def _different_arithmetics(self, x_op: Operation, y_op: Operation, x: TensorRecord, y: TensorRecord) -> tuple[Side, Side] | None:
+        """Return both sides if one arithmetic explains the left one, another the right one, and none both."""
+        trials: list[Trial | None] = [None, None]
+        if not (x.rows or y.rows) and x_op.results[0] is x and y_op.results[0] is y:
+            values = self.left.value(x), self.right.value(y)
+            runs = zip((self.left, self.right), (x_op, y_op), values, strict=True)
+            trials = [None if value is None else build_trial(run, op, value) for run, op, value in runs]
+        if trials[0] is not None and trials[1] is not None:
+            kind = (x_op.name, tuple(t.shape for t in x_op.operands), tuple(t.dtype for t in (*x_op.operands, *x_op.results)))
+            known = self.common.setdefault(kind, [])
+            found = find_common_arithmetic((trials[0], trials[1]), self.targets, known)
+            if found is not None:
+                self.common[kind] = [found, *(choices for choices in known if choices != found)]
+                return None
+        left = self._explain(self.left, (x_op,), x, None, trial=trials[0])
+        if not left.fits:
+            return None
+        right = self._explain(self.right, (y_op,), y, None, trial=trials[1])
+        return (left, right) if right.fits and not _share_arithmetic(left, right) else None
 
     def _equal_operands(self, match: Match) -> bool:
         left, right = (_outer_operands(side) for side in match)
@@ -167,6 +189,7 @@ class _Search:
         differing: np.ndarray | None,
         *,
         earlier: bool = False,
+        trial: Trial | None = None,
     ) -> Side:
         expected = record.value(result)
         if expected is None or result.rows is not None:
@@ -174,7 +197,7 @@ class _Search:
         where = np.arange(min(64, expected.size)) if differing is None else differing
         if earlier:
             return explain_with_producers(record, operations[0], expected, where, self.targets)
-        return explain_side(record, operations, expected, where, self.targets)
+        return explain_side(record, operations, expected, where, self.targets, trial)
 
     def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
         differing = self._differing(x, y)
@@ -275,13 +298,15 @@ def _ordinals(x: np.ndarray) -> np.ndarray:
     return np.where(bits & sign, sign - bits, bits)
 
 
-def _with_shares(lines: list[Line], right: Record, search: _Search, fn: Callable[[], Any], size: Metric) -> list[Line]:
+Run = Callable[[Substitute | None], np.ndarray]
+
+
+def _with_shares(lines: list[Line], matches: list[Match], search: _Search, run: Run, size: Metric) -> list[Line]:
     """Return the lines with the share of the final difference that each source makes."""
-    run = _run_torch if search.left.framework.startswith("torch") else _run_jax
-    final = run(fn, None)
-    target = _final_values(right, final)
+    final = run(None)
+    target = _final_values(matches, search.comparer, final)
     if target is None:
-        raise ValueError("fn: its results are not among those of the last operations of the right record")
+        raise ValueError("fn: its results are not among those of the last operations of both records")
     whole = size(final, target)
     found = []
     for line in lines:
@@ -290,34 +315,73 @@ def _with_shares(lines: list[Line], right: Record, search: _Search, fn: Callable
             found.append(line)
             continue
 
-        def substitute(number: int, name: str, operands: list[np.ndarray], results: list[np.ndarray], at=line.left, put=values) -> Any:
-            if number != at or [x.shape for x in put] != [x.shape for x in results[: len(put)]]:
-                return None
-            return [*put, *results[len(put) :]]
-
-        changed = run(fn, substitute)
+        replacement = _Replacement(search.left, line.left, values)
+        changed = run(replacement)
+        if not replacement.done:
+            raise ValueError(
+                f"fn: it does not run {line.name} (operation {line.left} of the left record); give the function that was recorded"
+            )
         found.append(line._replace(share=size(final, changed) / whole if whole else None))
     return found
 
 
-def _run_jax(fn: Callable[[], Any], substitute: Any) -> np.ndarray:
+class _Replacement:
+    """A substitute that puts values in the place of one operation's results.
+
+    The operation is known by its name, its results' shapes and its place among those like it, not by its number: a function without
+    arguments may compute on constants before it is recorded.
+    """
+
+    def __init__(self, record_: Record, number: int, values: list[np.ndarray]) -> None:
+        self.values, self.done, self._seen = values, False, 0
+        operation = record_.operations[number]
+        key = lambda op: (op.name, tuple(t.shape for t in op.results))
+        self._key = key(operation)
+        self._place = sum(key(op) == self._key for op in record_.operations[:number])
+
+    def __call__(self, number: int, name: str, operands: list[np.ndarray], results: list[np.ndarray]) -> list[np.ndarray] | None:
+        if (name, tuple(x.shape for x in results)) != self._key:
+            return None
+        self._seen += 1
+        if self._seen != self._place + 1 or any(x.shape != y.shape for x, y in zip(self.values, results, strict=False)):
+            return None
+        self.done = True
+        return [*self.values, *results[len(self.values) :]]
+
+
+def _join(first: Substitute | None, then: Substitute | None) -> Substitute:
+    """Return a substitute that asks one, then the other."""
+
+    def substitute(number: int, name: str, operands: list[np.ndarray], results: list[np.ndarray]) -> list[np.ndarray] | None:
+        replaced = None
+        for change in (first, then):
+            found = None if change is None else change(number, name, operands, results)
+            replaced, results = (replaced, results) if found is None else (found, found)
+        return replaced
+
+    return substitute
+
+
+def _run_again(left: Record, fn: Callable[[], Any], options: Mapping[str, Any], change: Substitute | None) -> np.ndarray:
+    substitute = _join(options.get("substitute"), change)
+    if left.framework.startswith("torch"):
+        with TorchRecording(Recording(None, 0, None, substitute, "torch"), None, False):
+            result = fn()
+        return result.detach().double().cpu().numpy()
     import jax
 
-    leaves = [np.asarray(x).astype(np.float64) for x in jax.tree.leaves(record(fn, budget=0, substitute=substitute)().result)]
+    result = record(fn, budget=0, whole=options.get("whole", ()), substitute=substitute)().result
+    leaves = [np.asarray(x).astype(np.float64) for x in jax.tree.leaves(result)]
     return leaves[0] if len(leaves) == 1 else np.concatenate([x.reshape(-1) for x in leaves])
 
 
-def _run_torch(fn: Callable[[], Any], substitute: Any) -> np.ndarray:
-    with TorchRecording(Recording(None, 0, None, substitute, "torch"), None, False):
-        result = fn()
-    return result.detach().double().cpu().numpy()
-
-
-def _final_values(record_: Record, like: np.ndarray) -> np.ndarray | None:
-    for operation in reversed(record_.operations):
-        values = record_.values(operation.results[:1])
-        if values and values[0].size == like.size:
-            return values[0].astype(np.float64).reshape(like.shape)
+def _final_values(matches: list[Match], comparer: Comparer, like: np.ndarray) -> np.ndarray | None:
+    """Return the right values of the last operation whose left result has the size of the function's result."""
+    for left, right in reversed(matches):
+        if left and right and left[-1].results and right[-1].results and np.prod(left[-1].results[0].shape) == like.size:
+            pair = comparer.values(left[-1].results[0], right[-1].results[0])
+            if pair is not None and pair[1].size == like.size:
+                return pair[1].astype(np.float64).reshape(like.shape)
     return None
 
 

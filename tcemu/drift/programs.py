@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +21,10 @@ import numpy as np
 from tcemu.arithmetic import special_functions
 from tcemu.drift.quantization import Quantization
 from tcemu.drift.records import DTYPES, Operation
+from tcemu.drift.samples import GATHERED, REDUCTIONS, SUMS, Sample
 from tcemu.drift.sum_evaluation import fma_f32, sum_products
 from tcemu.drift.summation import Summation
-from tcemu.drift.torch_sums import torch_sum
+from tcemu.drift.torch_sums import torch_sum, torch_sum_rows
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32
 
 Ref = tuple[str, int]  # ("input", index) or ("node", index)
@@ -32,6 +34,7 @@ FACTOR_FORMATS = FORMATS | {np.dtype(ml_dtypes.float8_e4m3fn): E4M3, np.dtype(ml
 SPECIAL = ("exp", "exp2", "log", "tanh", "logistic", "rsqrt", "sqrt", "erf", "sin", "cos")
 MAX_NODES = 64
 MAX_PADDING = 1 << 10  # of a convolution
+PADDED = 1 << 12  # elements to which short operands of JAX's functions are padded
 
 
 class Node(NamedTuple):
@@ -74,9 +77,15 @@ class Program:
         self.nodes.append(Node(kind, tuple(inputs), np.dtype(dtype), attributes, internal, operation))
         return "node", len(self.nodes) - 1
 
+    def dtype(self, ref: Ref, inputs: Sequence[np.ndarray]) -> np.dtype:
+        """Return the dtype of a value as a node reads it."""
+        kind, index = ref
+        node = None if kind == "input" else self.nodes[index]
+        return inputs[index].dtype if node is None else F32_DTYPE if node.internal else node.dtype
+
     @property
     def sums(self) -> list[int]:
-        return [i for i, node in enumerate(self.nodes) if node.kind in ("sum", "product")]
+        return [i for i, node in enumerate(self.nodes) if node.kind in SUMS]
 
     @property
     def has_special(self) -> bool:
@@ -88,7 +97,7 @@ class Choices(NamedTuple):
 
     unrounded: frozenset[int] = frozenset()  # nodes that are not rounded to their dtype
     rounded: frozenset[int] = frozenset()  # internal nodes that are rounded
-    functions: str = "exact"  # "exact", "gpu", "cuda" or "xla"
+    functions: str = "exact"  # "exact", "gpu", "cuda", "expanded" or "xla"
     contracted: frozenset[int] = frozenset()  # additions x·y + z of a node x·y that are one fma
     flushed: bool = False  # subnormal f32 count as zeros
     reciprocal: bool = False  # a quotient is a product with the rounded reciprocal
@@ -111,49 +120,40 @@ class Choices(NamedTuple):
 # ---- evaluation
 
 
-def evaluate(
-    program: Program, inputs: Sequence[np.ndarray], choices: Choices, at: np.ndarray | None = None, until: int | None = None
-) -> np.ndarray:
-    """Compute the result of a program, or of one of its nodes.
+def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, sample: Sample | None = None) -> np.ndarray:
+    """Compute the result of a program.
 
     Args:
         program: The program.
         inputs: The arrays of `program.inputs`.
         choices: The arithmetic.
-        at: Flat indices of the result's elements that are computed, for programs with `selectable`; None: all.
-        until: A node whose value is returned, as later nodes read it; None: the last one, rounded to its dtype.
+        sample: The elements of the result that are computed; None: all.
 
     Returns:
-        The result in its dtype; with `at`, a vector.
+        The result in its dtype; with `sample`, a vector.
     """
-    inputs = list(inputs)
+    inputs = list(inputs if sample is None else sample.inputs)
     more: dict[tuple[str, int], np.dtype] = {(kind, index): DTYPES[name] for kind, index, name in choices.extra}
     for kind, index in more:
         if kind == "input":
             with np.errstate(over="ignore"):
                 inputs[index] = inputs[index].astype(more[kind, index]).astype(inputs[index].dtype)
     values: list[np.ndarray] = []
-    taken: dict[int, np.ndarray] = {}
-
-    def read(ref: Ref) -> np.ndarray:
-        kind, index = ref
-        if kind == "node":
-            return values[index]
-        if at is None:
-            return inputs[index]
-        if index not in taken:
-            taken[index] = np.broadcast_to(inputs[index], program.shape).reshape(-1)[at] if inputs[index].ndim else inputs[index]
-        return taken[index]
-
     unrounded_products: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with np.errstate(all="ignore"):
         for number, node in enumerate(program.nodes):
-            if node.kind in ("product", "sum"):
-                raw = [inputs[index] if kind == "input" else values[index] for kind, index in node.inputs]
-                value = _sum_node(node, raw, choices, at)
+            operands = [inputs[index] if kind == "input" else values[index] for kind, index in node.inputs]
+            if sample is not None:
+                operands = [_gather(x, where) for x, where in zip(operands, sample.positions[number], strict=True)]
+            if node.kind in SUMS:
+                value = _sum_node(node, operands, choices) if sample is None else _sampled_sum(number, node, operands, choices, sample)
+            elif sample is not None and node.kind in GATHERED:
+                value = _wide(operands[0])
+            elif sample is not None and node.kind in REDUCTIONS:
+                value = MOVEMENTS[node.kind](_wide(operands[0]), {"axes": (-1,)})
             else:
-                operands = [read(ref) for ref in node.inputs]
-                value = _node_value(number, node, operands, choices, unrounded_products)
+                factors = {} if not choices.contracted else _factors(number, node, unrounded_products, sample)
+                value = _node_value(number, node, operands, choices, factors)
                 exact = node.dtype == np.float32 or number in choices.unrounded or (node.internal and number not in choices.rounded)
                 if node.kind == "mul" and choices.contracted and exact:
                     unrounded_products[number] = (_wide(operands[0]), _wide(operands[1]))
@@ -164,9 +164,26 @@ def evaluate(
             last = number == len(program.nodes) - 1
             keeps = number in choices.unrounded or (node.internal and number not in choices.rounded)
             values.append(value if keeps and not last else _round(value, node.dtype))
-            if number == until:
-                return values[-1]
-    return values[-1] if at is not None else np.broadcast_to(values[-1], program.shape)
+    return np.broadcast_to(values[-1], program.shape if sample is None else (sample.size,))
+
+
+def _gather(x: np.ndarray, where: np.ndarray | None) -> np.ndarray:
+    return x if where is None else np.broadcast_to(x, where.shape) if x.size == 1 else x[where]
+
+
+def _factors(
+    number: int, node: Node, products: dict[int, tuple[np.ndarray, np.ndarray]], sample: Sample | None
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return the factors of the products that a node reads."""
+    found = {}
+    for place, (kind, index) in enumerate(node.inputs):
+        if kind == "node" and index in products:
+            x, y = products[index]
+            where = None if sample is None else sample.positions[number][place]
+            if where is not None:
+                x, y = (v if v.size == 1 else v[where] for v in (x, y))
+            found[index] = x, y
+    return found
 
 
 def _round(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -177,36 +194,36 @@ def _wide(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if x.dtype in FORMATS or x.dtype.name.startswith("float8") else x
 
 
-def selectable(program: Program) -> bool:
-    """Return whether single elements of the result can be computed: at most a product or sum at the start, then elementwise nodes."""
-    for number, node in enumerate(program.nodes):
-        if node.kind in ("product", "sum"):
-            if number or any(kind == "node" for kind, _ in node.inputs):
-                return False
-        elif node.kind not in ELEMENTWISE and node.kind not in ("convert",):
-            return False
-    return True
-
-
-def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices, at: np.ndarray | None) -> np.ndarray:
+def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices) -> np.ndarray:
     a, b, shape = ROW_READERS[node.kind](node, raw)
     how = choices.require_summation()
     library = torch_sum(raw[0].astype(np.float32), node.attributes["axes"]) if how.library else None
     bias = np.broadcast_to(raw[2].astype(np.float32), shape) if how.bias_first and len(raw) > 2 else None
     if library is not None:
-        found = library.reshape(shape) if at is None else library.reshape(-1)[at]
-    elif at is None:
+        found = library.reshape(shape)
+    else:
         matrix = lambda x, i: None if x is None else x.reshape(a.shape[0], a.shape[1], b.shape[1])[i]
         parts = [sum_products(how, x[:, None], y[None], matrix(bias, i)) for i, (x, y) in enumerate(zip(a, b, strict=True))]
         found = np.stack(parts).reshape(shape) if parts else np.zeros(shape, np.float32)
-    else:
-        columns = b.shape[1]
-        batch, rest = np.divmod(at, a.shape[1] * columns) if len(a) > 1 else (np.zeros_like(at), at)
-        row, column = np.divmod(rest, columns)
-        found = sum_products(how, a[batch, row], b[batch, column], None if bias is None else bias.reshape(-1)[at])
-    if node.attributes.get("divisor"):
-        found = found / np.float32(node.attributes["divisor"])
-    return found
+    return _divided(node, found)
+
+
+def _divided(node: Node, total: np.ndarray) -> np.ndarray:
+    return total / np.float32(node.attributes["divisor"]) if node.attributes.get("divisor") else total
+
+
+def _sampled_sum(number: int, node: Node, rows: list[np.ndarray], choices: Choices, sample: Sample) -> np.ndarray:
+    """Sum rows [n, K] of terms, or of the products of two operands."""
+    how = choices.summation
+    assert how is not None, "a program with sums needs a summation"
+    if how.library:
+        library = torch_sum_rows(rows[0].astype(np.float32), node.attributes["axes"], *sample.columns[number])
+        if library is not None:
+            return _divided(node, library)
+    a = rows[0]
+    b = rows[1] if node.kind == "product" else np.ones((1, a.shape[1]), a.dtype)
+    bias = rows[2].astype(np.float32) if how.bias_first and len(rows) > 2 else None
+    return _divided(node, sum_products(how, a, b, bias))
 
 
 def _product_rows(node: Node, raw: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
@@ -266,11 +283,23 @@ ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
 }  # fmt: skip
 
 
+def _padded(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Call an elementwise function of JAX, which is compiled once for all sizes up to PADDED."""
+    if x.size >= PADDED:
+        return function(x)
+    full = np.zeros(PADDED, np.float32)
+    full[: x.size] = x.reshape(-1)
+    return function(full)[: x.size].reshape(x.shape)
+
+
 def _codes(x: np.ndarray) -> jax.Array:
     return jnp.asarray(np.ascontiguousarray(x, np.float32).view(np.uint32))
 
 
-def _gpu(kind: str, x: np.ndarray) -> np.ndarray | None:
+GPU_FUNCTIONS = {"exp2": "ex2", "rsqrt": "rsqrt", "sqrt": "sqrt", "sin": "sin", "cos": "cos", "exp": "ex2", "logistic": "ex2", "log": "lg2"}
+
+
+def _gpu(kind: str, x: np.ndarray) -> np.ndarray:
     """Compute a special function as a GPU's approximate instructions do: ex2, lg2, rsqrt, sqrt, sin, cos and rcp in f32."""
     f32 = lambda codes: np.asarray(codes).view(np.float32)
     log2_e = np.float32(1.4426950408889634)
@@ -280,8 +309,7 @@ def _gpu(kind: str, x: np.ndarray) -> np.ndarray | None:
         return f32(special_functions.rcp(_codes(np.float32(1) + f32(special_functions.ex2(_codes(-x * log2_e))))))
     if kind == "log":
         return f32(special_functions.lg2(_codes(x))) * np.float32(0.6931471805599453)
-    names = {"exp2": "ex2", "rsqrt": "rsqrt", "sqrt": "sqrt", "sin": "sin", "cos": "cos"}
-    return f32(getattr(special_functions, names[kind])(_codes(x))) if kind in names else None
+    return f32(getattr(special_functions, GPU_FUNCTIONS[kind])(_codes(x)))
 
 
 def _cuda_exp(x: np.ndarray) -> np.ndarray:
@@ -309,15 +337,16 @@ def _node_value(
         wide = [np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x) if x.dtype == np.float32 else x for x in wide]
     if kind in SPECIAL:
         x = wide[0]
-        if choices.functions == "gpu":
-            found = _gpu(kind, np.atleast_1d(x))
-            if found is not None:
-                return found.reshape(np.shape(x))
+        if choices.functions == "gpu" and kind in GPU_FUNCTIONS:
+            return _padded(partial(_gpu, kind), x)
         if choices.functions == "cuda" and kind in ("exp", "logistic"):
-            power = _cuda_exp(np.atleast_1d(-x if kind == "logistic" else x)).reshape(np.shape(x))
+            power = _padded(_cuda_exp, -x if kind == "logistic" else x)
             return power if kind == "exp" else np.float32(1) / (np.float32(1) + power)
+        if choices.functions == "expanded" and kind == "logistic":  # XLA expands the logistic of bf16 and f16 before it widens the steps
+            step = lambda y: y.astype(node.dtype).astype(np.float32)
+            return np.float32(1) / step(np.float32(1) + step(np.exp(-x.astype(np.float64)).astype(np.float32)))
         if choices.functions == "xla":
-            return _xla(kind, x)
+            return _padded(partial(_xla, kind), x)
         return EXACT[kind](x.astype(np.float64)).astype(np.float32)
     if number in choices.contracted:
         for place, ref in enumerate(node.inputs):

@@ -6,6 +6,9 @@ Tensor-core steps are computed by the engine, in segments of K of one size, so t
 
 from __future__ import annotations
 
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,7 +29,9 @@ from tcemu.products.library.kernel_sums import operand_codes
 SEGMENT = 64  # elements along K that a compiled program takes
 SELECTED = 32  # outputs of a selection that a compiled program takes
 TILE = 64  # rows and columns that a compiled program takes
-TERMS_AT_ONCE = 1 << 22  # elements that a step of lanes takes
+OUTPUTS_AT_ONCE = 1 << 15  # running sums of lanes
+TERMS_AT_ONCE = 1 << 16  # products that are computed before they are added
+MIN_THREADED = 4  # blocks of rows from which they are shared out among threads
 
 
 def fma_f32(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -68,13 +73,7 @@ def sum_products(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray 
             return (np.einsum("mik,ink->mn", *wide) if a.ndim == 3 else (wide[0] * wide[1]).sum(-1)).astype(np.float32)
     if isinstance(how.order.unit, Steps):
         return _merge(how, _core_sums(how, a, b))
-    rows = max(1, TERMS_AT_ONCE // max(a.shape[-1] * (shape[1] if len(shape) > 1 else 1), 1))
-    left, right = _cast(how.order, a), _cast(how.order, b)
-    found = np.empty(shape, np.float32)
-    for i in range(0, len(found), rows):
-        pick = slice(i, i + rows)
-        found[pick] = _merge(how, _lane_sums(how, left[pick], right if len(b) == 1 else right[pick], None if bias is None else bias[pick]))
-    return found
+    return _merge(how, _sum_in_lanes(how, _cast(how.order, a), _cast(how.order, b), bias, shape))
 
 
 def _cast(order: KernelRecipe, x: np.ndarray) -> np.ndarray:
@@ -140,43 +139,125 @@ def _products_in_range(a: np.ndarray, b: np.ndarray) -> bool:
     return least >= 2.0**-126 and most < 2.0**127
 
 
-def _lane_sums(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """Compute the sums of the slices, f32 [..., S]."""
+def _sum_in_lanes(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Compute the sums of the slices, f32 [..., S], for some rows of the result after the other."""
+    order, unit = how.order, how.order.unit
+    assert isinstance(unit, Lanes)
+    exact = order.a.bits <= 16 and order.b.bits <= 16 and _products_in_range(a, b)
+    fused = unit.fused and _narrow(how.accumulator) is None and not exact and not how.of_terms
+    x, y = _terms_first(a, -0.0), _terms_first(b, 0.0)  # the product that pads a lane is -0, which changes no sum
+    slices = len(order.slices.edges) - 1
+    rows = max(1, OUTPUTS_AT_ONCE // max(slices * unit.lanes * (shape[1] if len(shape) > 1 else 1), 1))
+    found = np.empty((*shape, slices), np.float32)
+
+    def compute(i: int) -> None:
+        pick = slice(i, i + rows)
+        parts = x[:, pick] if x.shape[1] == len(found) else x, y[:, pick] if len(b) == len(found) and len(shape) == 1 else y
+        found[pick], doubtful = _lane_sums(how, *parts, None if bias is None else bias[pick], fused)
+        if doubtful is not None and doubtful.any():  # these outputs again, by fma that are exact whatever their operands
+            m, n = (doubtful.nonzero()[0], None) if len(shape) == 1 else doubtful.nonzero()
+            left, right = a[i + m] if n is None else a[i + m, 0], (b if len(b) == 1 else b[i + m]) if n is None else b[0, n]
+            start = None if bias is None else bias[pick][doubtful]
+            found[pick][doubtful], _ = _lane_sums(how, _terms_first(left, -0.0), _terms_first(right, 0.0), start, fused, careful=True)
+
+    starts = range(0, len(found), rows)
+    if len(starts) < MIN_THREADED:
+        for start in starts:
+            compute(start)
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # NumPy releases the interpreter's lock within an operation
+            list(pool.map(compute, starts))
+    return found
+
+
+def _terms_first(x: np.ndarray, padding: float) -> np.ndarray:
+    """Return [K + 1, ...] with a last term that pads lanes."""
+    return np.concatenate([np.moveaxis(x, -1, 0), np.full((1, *x.shape[:-1]), padding, np.float32)])
+
+
+def _find_doubtful(sums: np.ndarray, terms: np.ndarray, running: np.ndarray) -> np.ndarray | None:
+    """Return the outputs whose f64 sums of a term and a running sum may be rounded to another f32 than the exact sums; None for none.
+
+    These are inexact sums that fell on a midpoint of two f32, and those of at most 2^-126, where f32 has fewer bits. A sum that f32
+    rounds to zero is exact in f64.
+
+    Args:
+        sums: f64 [T, S, L, ...].
+        terms: The terms, f64.
+        running: The running sums, f32 [T + 1, S, L, ...], before each term and after the last.
+    """
+    suspect = (sums.view(np.int64) & 0x1FFFFFFF) == 0x10000000
+    small = ((running[1:].view(np.uint32) & 0x7FFFFFFF) - np.uint32(1)) < 0x00800000
+    if not suspect.any() and not small.any():
+        return None
+    places = np.nonzero(suspect | small)
+    total, x, y = sums[places], terms[places], running[:-1][places].astype(np.float64)
+    back = total - x
+    inexact = ((x - (total - back)) + (y - back)) != 0
+    found = np.zeros(sums.shape[3:], bool)
+    found[tuple(axis[inexact] for axis in places[3:])] = True
+    return found
+
+
+def _lane_sums(
+    how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, fused: bool, careful: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Compute the sums of the slices from terms [K + 1, ...], f32 [..., S], and where they are doubtful.
+
+    With `fused`, a product and its addition are computed in f64 and rounded to f32, which is almost always an fma; with `careful`, they
+    are an fma always.
+    """
     order = how.order
     assert isinstance(order.unit, Lanes)
-    unit, exact = order.unit, order.a.bits <= 16 and order.b.bits <= 16 and _products_in_range(a, b)
-    schedule = lane_order(unit, order.slices)
+    unit, schedule = order.unit, lane_order(order.unit, order.slices)
     flush = _flush if unit.flush else lambda x: x
     narrow = _narrow(how.accumulator)
     rounded = (lambda x: x) if narrow is None else (lambda x: x.astype(narrow).astype(np.float32))
     stored = _narrow(str(unit.product)) if unit.product is not None else narrow
     multiplied = (lambda x: x) if stored is None else (lambda x: x.astype(stored).astype(np.float32))
-    # the product that pads a lane is -0, which changes no sum
-    a = flush(np.concatenate([a, np.full((*a.shape[:-1], 1), -0.0, np.float32)], -1))
-    b = flush(np.concatenate([b, np.zeros((*b.shape[:-1], 1), np.float32)], -1))
+    a, b = flush(a), flush(b)
     begin = np.float32(-0.0 if unit.start == "first" else 0.0)
-    shape = (*np.broadcast_shapes(a.shape[:-1], b.shape[:-1]), *schedule.indices.shape[1:])
-    running, total, begun = np.full(shape, begin), np.full(shape, begin), np.zeros(schedule.indices.shape[1:], bool)
+    places = schedule.indices.shape[1:]
+    shape = (*places, *np.broadcast_shapes(a.shape[1:], b.shape[1:]))
+    turns, quick = max(1, min(TERMS_AT_ONCE // max(math.prod(shape), 1), len(schedule.indices))), fused and not careful
+    history = np.empty((turns + 1 if quick else 1, *shape), np.float32)  # running sums before each term and after the last
+    running, total = history[0], np.full(shape if schedule.chunked else (), begin)
+    running[...] = begin
+    begun = np.zeros((*places, *(1 for _ in shape[2:])), bool)
+    closing = np.any(schedule.closes, axis=(1, 2)) if schedule.chunked else np.zeros(len(schedule.indices), bool)
     if bias is not None:
-        running[..., 0, 0] = bias
+        running[0, 0] = bias
+    doubtful = np.zeros(shape[2:], bool)
     with np.errstate(invalid="ignore", over="ignore"):
-        for turn, indices in enumerate(schedule.indices):
-            x, y = a[..., indices], b[..., indices]
-            if unit.fused and narrow is None and not exact:
-                running = flush(fma_f32(x, y, running))
-            else:
-                running = rounded(flush(running + flush(multiplied(x * y))))
-            if schedule.chunked:
-                closes = schedule.closes[turn]
-                closed = np.where(begun, flush(rounded(total + running)), running)
-                total = np.where(closes, closed, total)
-                begun = begun | closes
-                running = np.where(closes, begin, running)
-        sums = total if schedule.chunked else running
+        for start in range(0, len(schedule.indices), turns):
+            x, y = a[schedule.indices[start : start + turns]], b[schedule.indices[start : start + turns]]
+            terms = np.broadcast_to(np.multiply(x, y, dtype=np.float64) if quick else flush(multiplied(x * y)), (len(x), *shape))
+            sums = np.empty_like(terms) if quick else None
+            history[0] = running
+            for turn, term in enumerate(terms):
+                if sums is not None:
+                    np.add(term, running, out=sums[turn])
+                    running = history[turn + 1]
+                    running[...] = sums[turn]
+                elif fused:
+                    running[...] = fma_f32(x[turn], y[turn], running)
+                else:
+                    running += term
+                if unit.flush or narrow is not None:
+                    running[...] = rounded(flush(running))
+                if closing[start + turn]:
+                    closes = schedule.closes[start + turn].reshape(begun.shape)
+                    total = np.where(closes, np.where(begun, flush(rounded(total + running)), running), total)
+                    begun = begun | closes
+                    running[...] = np.where(closes, begin, running)
+            if sums is not None:
+                found = _find_doubtful(sums, terms, history[: len(sums) + 1])
+                doubtful = doubtful if found is None else doubtful | found
+        lanes = total if schedule.chunked else running
         last = additions(unit.join, unit.lanes)
         for to, origin in last:
-            sums[..., to] = rounded(flush(sums[..., to] + sums[..., origin]))
-    return sums[..., last[-1][0] if last else 0]
+            lanes[:, to] = rounded(flush(lanes[:, to] + lanes[:, origin]))
+    return np.moveaxis(lanes[:, last[-1][0] if last else 0], 0, -1), doubtful if quick else None
 
 
 # ---- tensor cores

@@ -191,6 +191,8 @@ def _lane_schedules(k: int) -> Iterator[tuple[Lanes, Slices]]:
 
 
 def _schedule_key(unit: Lanes, slices: Slices) -> Any:
+    if unit.lanes == 1 and unit.chunk is not None and len(slices.edges) == 2:  # restarts of one lane are slices
+        unit, slices = Lanes(), Slices.from_edges((*range(0, slices.k, unit.chunk), slices.k))
     order = lane_order(unit, slices)
     joined = tuple(additions(unit.join, unit.lanes))
     return order.indices.tobytes(), order.indices.shape, order.closes.tobytes() if order.chunked else b"", joined

@@ -31,6 +31,24 @@ def torch_sum(x: np.ndarray, axes: Sequence[int]) -> np.ndarray | None:
     return None
 
 
+def torch_sum_rows(rows: np.ndarray, axes: Sequence[int], columns: np.ndarray, count: int, rank: int) -> np.ndarray | None:
+    """Compute some elements of `torch_sum` from their terms; None for other axes.
+
+    Args:
+        rows: f32 terms [n, K].
+        axes: Axes that are summed.
+        columns: Number of each of the n elements.
+        count: Number of elements of the whole result.
+        rank: Rank of the operand.
+    """
+    axes = sorted(axis % rank for axis in axes)
+    if axes == list(range(rank - len(axes), rank)):
+        return _inner_sum(rows)
+    if axes == list(range(len(axes))):
+        return np.where(columns < _grouped(count), _cascade(rows), _four_cascades(rows))
+    return None
+
+
 def _cascade(x: np.ndarray) -> np.ndarray:
     """Sum along the last axis: every so many terms, the sum is added to that of the next level."""
     n = x.shape[-1]
@@ -75,6 +93,11 @@ def _inner_sum(x: np.ndarray) -> np.ndarray:
 
 def _outer_sum(columns: np.ndarray) -> np.ndarray:
     """Sum each row of `columns` [C, n]: columns of a matrix, in groups that depend on their number."""
-    group = CASCADES * VECTOR if len(columns) >= VECTOR else CASCADES
-    whole = len(columns) // group * group
+    whole = _grouped(len(columns))
     return np.concatenate([_cascade(columns[:whole]), _four_cascades(columns[whole:])])
+
+
+def _grouped(count: int) -> int:
+    """Return the number of columns that are added in groups."""
+    group = CASCADES * VECTOR if count >= VECTOR else CASCADES
+    return count // group * group

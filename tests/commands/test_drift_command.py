@@ -49,3 +49,11 @@ def test_the_exit_status_serves_ci(records, capsys):
     assert main(["drift", "left.drift", "right.drift"]) == 2
     errors = capsys.readouterr().err
     assert "no such record" in errors and "expected row numbers" in errors and "a header at byte 0" in errors
+
+
+def test_one_record_is_identified(records, capsys):
+    assert main(["drift", "left.drift", "--fail-on", "unexplained"]) == 0
+    assert "left.drift: 3 of 3 operations are explained" in capsys.readouterr().out
+    assert main(["drift", "wrong.drift", "--fail-on", "unexplained"]) == 1
+    assert main(["drift", "left.drift", "--rows", "0", "--fail-on", "outside"]) == 2
+    assert "RIGHT is missing" in capsys.readouterr().err

@@ -35,6 +35,7 @@ TOLERANCE = {  # XLA's own f32 sums differ between machines, and what is made of
     "makers.ipynb": {"atol": 3.0},  # percent of words; cosines
     "minilm.ipynb": {"atol": 0.003},  # a cosine
     "minilm_torch.ipynb": {"rtol": 0.06, "atol": 0.01},  # of an error; a cosine
+    "sampler_and_trainer.ipynb": {"rtol": 0.2, "atol": 0.01},  # of a divergence: exponentials of XLA differ between machines
 }
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+")
 
@@ -58,7 +59,16 @@ def pictures(cell: dict) -> int:
 
 def test_there_are_notebooks():
     course = ["1_first_product", "2_explain", "3_a_model", "4_fuzz_and_infer", "5_differentiable_precision"]
-    studies = ["digits_accumulators", "digits_bits", "digits_nvfp4", "digits_training", "makers", "minilm", "minilm_torch"]
+    studies = [
+        "digits_accumulators",
+        "digits_bits",
+        "digits_nvfp4",
+        "digits_training",
+        "makers",
+        "minilm",
+        "minilm_torch",
+        "sampler_and_trainer",
+    ]
     assert [path.stem for path in NOTEBOOKS] == [*course, *studies]
 
 
