@@ -57,8 +57,10 @@ class OzakiModularRow(NamedTuple):
 _GEMMUL8 = "arXiv 2504.08009 and 2508.03984; RIKEN-RCCS/GEMMul8 08e83eb: moduli, scaling and exact reconstruction; "
 _NORM = _GEMMUL8 + "fast mode, arXiv 2606.29129. The library's norms and logarithms are approximate, from the safe side"
 _PRODUCT = _GEMMUL8 + "accurate mode. The library's logarithms are approximate, from the safe side"
-_FP8 = "arXiv 2603.10634; RIKEN-RCCS/GEMMul8 58d57d4: moduli and parts of residues, square moduli first, then Karatsuba's products; 08e83eb: \
+_FP8 = (
+    "arXiv 2603.10634; RIKEN-RCCS/GEMMul8 58d57d4: moduli and parts of residues, square moduli first, then Karatsuba's products; 08e83eb: \
 the scaling of its fast mode and the exact reconstruction. GEMMul8's later moduli have other parts"
+)
 MODULAR_ROWS = {
     "ozaki2_int8": OzakiModularRow(INT8, "sm_80", INT8_MODULI[:15], "norm", _NORM + ". 14 or 15 moduli by its README"),
     "ozaki2_int8_accurate": OzakiModularRow(INT8, "sm_80", INT8_MODULI[:15], "product", _PRODUCT + ". 14 or 15 moduli by its README"),
@@ -356,9 +358,7 @@ def modular_product_codes(recipe: OzakiModularRecipe, result: Format, model: Mod
         e_a, e_b = _norm_exponents(recipe, left, rows.top), _norm_exponents(recipe, right, columns.top)
     else:
         e_a, e_b = _product_exponents(recipe, model, left, right, (rows.top, columns.top))
-    residues = _multiply_residues(
-        recipe, model, _residues(recipe, left, e_a), jnp.swapaxes(_residues(recipe, right, e_b), -1, -2)
-    )
+    residues = _multiply_residues(recipe, model, _residues(recipe, left, e_a), jnp.swapaxes(_residues(recipe, right, e_b), -1, -2))
     total = decode_limbs(F64, encode_limbs(F64, _reconstruct(recipe.moduli, residues)))
     special = jnp.broadcast_to(rows.special | jnp.swapaxes(columns.special, -1, -2), total.negative.shape)
     exponent = total.exponent - e_a - jnp.swapaxes(e_b, -1, -2)
