@@ -1,8 +1,9 @@
 """Ozaki's second scheme: f64 and f32 products from products modulo small integers, joined by the Chinese remainder theorem.
 
-Each row of A and each column of B is multiplied by a power of two and truncated to integers, so that no sum of their products exceeds half of
-P, the product of the moduli. The integers are multiplied modulo each modulus by an int8 or FP8 instruction, without error. The residues
-determine the integer sum, which is rounded to f64 once and divided by the powers of two. `MODULAR_ROWS` has the recipes, each with its source.
+Each row of A and each column of B is multiplied by a power of two and truncated to integers, so that no sum of their products exceeds
+half of P, the product of the moduli. The integers are multiplied modulo each modulus by an int8 or FP8 instruction, without error. The
+residues determine the integer sum, which is rounded to f64 once and divided by the powers of two. `MODULAR_ROWS` has the recipes, each with
+its source.
 
 The reconstruction is exact: an integer below 20 P in uint32 limbs, as GEMMul8 computes it since 2026. The double-double sums of arXiv
 2504.08009 and of older versions of GEMMul8 differ from it in the last bits.
@@ -324,8 +325,8 @@ def _multiply_residues(recipe: OzakiModularRecipe, model: Model, a: Array, b: Ar
 def _reconstruct(moduli: tuple[int, ...], residues: Array) -> Number:
     """Returns the integers from -P/2 to P/2 with the given residues, uint32 [moduli, ...].
 
-    With t = residue * (P / p)^-1 mod p, the sum of t * (P / p) is the integer plus a multiple of P below 20 P, which is the floor of the sum
-    of t / p. That sum is computed with 26 bits, so that its floor may be one too small.
+    With t = residue * (P / p)^-1 mod p, the sum of t * (P / p) is the integer plus a multiple of P below 20 P, which is the floor of the
+    sum of t / p. That sum is computed with 26 bits, so that its floor may be one too small.
     """
     product = prod(moduli)
     count = -(-(product.bit_length() + 5) // bits.LIMB_BITS)  # limbs; 2^5 > MAX_MODULI

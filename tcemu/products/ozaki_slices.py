@@ -1,8 +1,8 @@
 """Ozaki's first scheme: f64 and f32 products from exact products of slices, which int8 or FP8 instructions compute.
 
 Each row of A and each column of B is a vector of fixed-point numbers below one power of two. It is cut into slices of a few bits. A product
-of two slices is exact in the accumulator of the instruction, and the products are added outside it, with their weights. `SLICE_ROWS` has the
-recipes, each with its splitting, order and source. `tcemu.products.ozaki` has the functions that use them.
+of two slices is exact in the accumulator of the instruction, and the products are added outside it, with their weights. `SLICE_ROWS` has
+the recipes, each with its splitting, order and source. `tcemu.products.ozaki` has the functions that use them.
 
 Integers carry every value: an f64 operand is two uint32 limbs, so that no x64 mode is needed.
 """

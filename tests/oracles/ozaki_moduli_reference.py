@@ -1,7 +1,7 @@
 """Ozaki's second scheme in Python's integers and fractions, one element after the other. Nothing here is shared with tcemu.
 
-The rules are those of RIKEN-RCCS/GEMMul8 with logarithms that are exact: powers of two by which rows and columns are multiplied, truncation,
-residues, products of residues, and the integer between -P/2 and P/2 that has them.
+The rules are those of RIKEN-RCCS/GEMMul8 with logarithms that are exact: powers of two by which rows and columns are multiplied,
+truncation, residues, products of residues, and the integer between -P/2 and P/2 that has them.
 """
 
 from collections.abc import Callable, Sequence

@@ -107,11 +107,7 @@ def error_bound(recipe, a, b):
         e_a, e_b = reference.norm_exponents(a, limit), reference.norm_exponents(b.T, limit)
         for row, e in (*zip(a, e_a, strict=True), *zip(b.T, e_b, strict=True)):
             norm = sum(Fraction(float(x)) ** 2 for x in row) * (1 + Fraction(1, 1 << 20))
-            assert (
-                not any(row)
-                or Fraction(1, 4) * limit < Fraction(4) ** e * norm
-                and Fraction(4) ** e * norm <= limit * (1 + Fraction(1, 1 << 19))
-            )
+            assert not any(row) or limit < Fraction(4) ** (e + 1) * norm <= 4 * limit * (1 + Fraction(1, 1 << 19))
     else:
         e_a, e_b = reference.product_exponents(a, b, limit, lambda x, y: x @ y)
     size = lambda x: sum((abs(Fraction(float(v))) for v in x), Fraction(0))
