@@ -30,9 +30,9 @@ _COMPRESSED = "vllm-project/compressed-tensors 04a58ff, quantization/utils/helpe
 _MSLK = "meta-pytorch/MSLK, mslk/quantize/triton/"
 _TRITON_NAN = "NaN: Triton's max and clamp leave it open; here max drops it, and clamp gives the lower bound."
 _MSLK_STOCHASTIC = (
-    " RoundingMode.stochastic is no row: it is this rule after 22 random bits were added to amax, and each quotient gets 22 random bits less \
-2^21 - 1 before its cast. The bits are Triton's randint, Philox of 7 rounds, by the number of the group and, with the seed XORed with \
-0x5A5A5A5A, of the element; nobody recorded its words."
+    " RoundingMode.stochastic is no row: it is this rule after 22 random bits were added to amax, and each quotient gets 22 random bits "
+    "less 2^21 - 1 before its cast. The bits are Triton's randint, Philox of 7 rounds, by the number of the group and, with the seed XORed "
+    "with 0x5A5A5A5A, of the element; nobody recorded its words."
 )
 _SM90 = "The words are those of the build without fast math (sm_100 and later); the build for sm_90 has -use_fast_math."
 

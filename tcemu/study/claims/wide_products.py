@@ -148,8 +148,8 @@ CLAIMS = (
         setting="(8 x 512) · (512 x 8), normal f64, scaled by norms. Bits kept: below the largest element of the row times that of the "
         "column. Other quantities: the largest error over |A|·|B|, with elements spread over n binades up and down.",
         reduced="8 and 6 moduli, and 20 binades.",
-        differs="The README calls its bits approximate: those of a fixed-point number of equal accuracy. The bits counted here are lost to "
-        "sums of 512 truncated products, and gained by norms below the worst case.",
+        differs="The README's bits are about those of the norm of a scaled row, log2 of sqrt(P / 2). Relative to the largest elements of a "
+        "row and a column of 512 there are fewer, and the sum of 512 truncated products loses some more.",
         quantities=(
             *(
                 Quantity(
