@@ -69,7 +69,7 @@ def compare(
 
     Args:
         fn: Function as `emulate` takes it.
-        policies: Policies by name; or recipes or their names, as ["bf16 on A100", "bf16 on H100"]. Target, arithmetic and
+        policies: Policies by name; or recipes of any kind or their names, as ["bf16 on A100", "bf16x6 on A100"]. Target, arithmetic and
             promotion distinguish recipes with equal names ("bf16 on sm_80").
         inputs: Arguments of the function, as a tuple or list. With `seeds`, a function of a seed that returns them, as
             `lambda seed: (params, draw(seed))` or `lambda i: (params, batches[i])`.
@@ -117,7 +117,7 @@ class ComparisonSettings(NamedTuple):
     """The arguments of `compare` that hold for all seeds."""
 
     fn: Callable
-    policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]
+    policies: AnyRecipe | str | Mapping[str, Policy] | Sequence[AnyRecipe | str]
     convolutions: bool
     results: bool
     sensitivity: bool
