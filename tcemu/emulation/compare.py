@@ -33,15 +33,19 @@ from tcemu.emulation.random_keys import as_typed_key, fold_in_location
 from tcemu.emulation.rewriting import Rewriter, Scope
 from tcemu.emulation.survey import Function, Product
 from tcemu.products.dot_general import DimensionNumbers
+from tcemu.products.ozaki import OzakiRecipe, cached_ozaki_recipe, is_ozaki_recipe_name
 from tcemu.products.recipe_facts import model_changes
 from tcemu.products.recipes import Recipe, as_recipe
+from tcemu.products.wide import WideRecipe, cached_wide_recipe, is_wide_recipe_name
+
+AnyRecipe = Recipe | WideRecipe | OzakiRecipe
 
 log = logging.getLogger("tcemu")
 
 
 def compare(
     fn: Callable,
-    policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str],
+    policies: AnyRecipe | str | Mapping[str, Policy] | Sequence[AnyRecipe | str],
     inputs: Sequence[Any] | Callable[[int], Sequence[Any]],
     *,
     convolutions: bool = False,
@@ -65,7 +69,7 @@ def compare(
 
     Args:
         fn: Function as `emulate` takes it.
-        policies: Policies by name; or recipes or their names, as ["bf16 on A100", "bf16 on H100"]. Target, arithmetic and
+        policies: Policies by name; or recipes of any kind or their names, as ["bf16 on A100", "bf16x6 on A100"]. Target, arithmetic and
             promotion distinguish recipes with equal names ("bf16 on sm_80").
         inputs: Arguments of the function, as a tuple or list. With `seeds`, a function of a seed that returns them, as
             `lambda seed: (params, draw(seed))` or `lambda i: (params, batches[i])`.
@@ -113,7 +117,7 @@ class ComparisonSettings(NamedTuple):
     """The arguments of `compare` that hold for all seeds."""
 
     fn: Callable
-    policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]
+    policies: AnyRecipe | str | Mapping[str, Policy] | Sequence[AnyRecipe | str]
     convolutions: bool
     results: bool
     sensitivity: bool
@@ -212,31 +216,41 @@ def _capture_function(
     return result
 
 
-def name_policies(policies: Recipe | str | Mapping[str, Policy] | Sequence[Recipe | str]) -> dict[str, Policy]:
+def name_policies(policies: AnyRecipe | str | Mapping[str, Policy] | Sequence[AnyRecipe | str]) -> dict[str, Policy]:
     """Return policies by name. Recipes with equal names are distinguished by target, arithmetic and promotion."""
     if isinstance(policies, Sequence | Mapping) and not policies:
         raise ValueError(f"policies: got {policies!r}; expected at least one recipe, such as 'bf16 on H100'")
     if isinstance(policies, Mapping):
         return {str(name): as_policy(policy) for name, policy in policies.items()}
-    recipes_or_names = [policies] if isinstance(policies, Recipe | str) else policies
-    if not isinstance(recipes_or_names, Sequence) or not all(isinstance(recipe, Recipe | str) for recipe in recipes_or_names):
+    recipes_or_names = [policies] if isinstance(policies, AnyRecipe | str) else policies
+    if not isinstance(recipes_or_names, Sequence) or not all(isinstance(recipe, AnyRecipe | str) for recipe in recipes_or_names):
         raise TypeError(f"policies: got {policies!r}; expected a dict from names to policies, or recipes")
-    recipes = [as_recipe(recipe) for recipe in recipes_or_names]
+    recipes = [_as_any_recipe(recipe) for recipe in recipes_or_names]
     names = [recipe.name or f"recipe {number}" for number, recipe in enumerate(recipes)]
     for further in (_target_suffix, _changes_suffix):
         often = Counter(names)
         names = [name + further(recipe) if often[name] > 1 else name for name, recipe in zip(names, recipes, strict=True)]
     if len(set(names)) < len(names):
         raise TypeError(f"policies: the recipes' names, {', '.join(names)}, do not tell them apart; give a dict from names to policies")
-    return dict(zip(names, recipes, strict=True))
+    return {name: recipe if isinstance(recipe, Recipe) else as_policy(recipe) for name, recipe in zip(names, recipes, strict=True)}
 
 
-def _target_suffix(recipe: Recipe) -> str:
+def _as_any_recipe(recipe: AnyRecipe | str) -> AnyRecipe:
+    if isinstance(recipe, str) and is_wide_recipe_name(recipe):
+        return cached_wide_recipe(recipe)
+    if isinstance(recipe, str) and is_ozaki_recipe_name(recipe):
+        return cached_ozaki_recipe(recipe)
+    return recipe if isinstance(recipe, WideRecipe | OzakiRecipe) else as_recipe(recipe)
+
+
+def _target_suffix(recipe: AnyRecipe) -> str:
     return f" on {recipe.target}"
 
 
-def _changes_suffix(recipe: Recipe) -> str:
+def _changes_suffix(recipe: AnyRecipe) -> str:
     """Return the promotion and the fields that a recipe changes in its target's arithmetic, as a suffix of its name."""
+    if not isinstance(recipe, Recipe):
+        return ""
     changes = [] if recipe.promote is None else [f"promote={recipe.promote}"]
     changes += filter(None, [model_changes(recipe)])
     return f", {', '.join(changes)}" if changes else ""

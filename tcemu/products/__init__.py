@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from tcemu.products.complex_products import complex_matmul as complex_matmul
     from tcemu.products.delayed_scaling import DelayedScaling as DelayedScaling
     from tcemu.products.delayed_scaling import delayed_matmul as delayed_matmul
-    from tcemu.products.ozaki import OzakiRecipe as OzakiRecipe
+    from tcemu.products.ozaki import OzakiModularRecipe as OzakiModularRecipe
+    from tcemu.products.ozaki import OzakiSliceRecipe as OzakiSliceRecipe
     from tcemu.products.ozaki import get_ozaki_recipe as get_ozaki_recipe
     from tcemu.products.ozaki import ozaki_matmul as ozaki_matmul
     from tcemu.products.ozaki import ozaki_matmul_codes as ozaki_matmul_codes
@@ -20,7 +21,7 @@ PUBLIC_NAMES = (
     ("tcemu.products.attention.flash_blocks", "Flash"),
     ("tcemu.products.complex_products", "complex_matmul"),
     ("tcemu.products.delayed_scaling", "DelayedScaling delayed_matmul"),
-    ("tcemu.products.ozaki", "OzakiRecipe get_ozaki_recipe ozaki_matmul ozaki_matmul_codes"),
+    ("tcemu.products.ozaki", "OzakiModularRecipe OzakiSliceRecipe get_ozaki_recipe ozaki_matmul ozaki_matmul_codes"),
     ("tcemu.products.wide", "WideRecipe get_wide_recipe"),
 )
 

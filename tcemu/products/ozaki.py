@@ -1,189 +1,40 @@
-"""Ozaki's scheme: f64 and f32 products from exact products of small integers, which int8 or FP8 instructions compute.
+"""Ozaki's schemes: f64 and f32 products from exact products of small integers, which int8 or FP8 instructions compute.
 
-Each row of A and each column of B is a vector of fixed-point numbers below one power of two. It is cut into slices of a few bits. A product
-of two slices is exact in the accumulator of the instruction, and the products are added outside it, with their weights. `ROWS` has the
-recipes, each with its splitting, order and source.
-
-Integers carry every value: an f64 operand is two uint32 limbs, so that no x64 mode is needed.
+The first scheme cuts operands into slices (`tcemu.products.ozaki_slices`), the second multiplies modulo small integers
+(`tcemu.products.ozaki_moduli`). `ROWS` has the recipes of both, each with its source.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, reduce
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.architectures.lookup import resolve_arithmetic
-from tcemu.arithmetic.fma import add_limbs
 from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.product_spec import ProductSpec, product_spec
-from tcemu.backends.dispatch import multiply_matrices
-from tcemu.base import bits
-from tcemu.base.bits import Limbs
-from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.gradients import straight_through
-from tcemu.base.meshes import match_varying_axes
-from tcemu.base.saved_files import check_members
-from tcemu.formats import ARRAY_FORMATS, F32, F64, S32, Format, Number, array_codes, codes_to_limbs, convert, decode_limbs, limbs_to_codes
-from tcemu.formats.coding import encode_limbs
-from tcemu.formats.float_arrays import from_float
-from tcemu.isa.families import MatrixMultiply
-from tcemu.isa.legality import check
-from tcemu.isa.targets import resolve_target
+from tcemu.base.saved_files import DamagedFile, check_members
+from tcemu.formats import ARRAY_FORMATS, F32, F64, Format, array_codes, convert
+from tcemu.products.ozaki_moduli import MODULAR_ROWS, OzakiModularRecipe, modular_product_codes
+from tcemu.products.ozaki_slices import SLICE_ROWS, OzakiSliceRecipe, slice_product_codes
 from tcemu.products.product_arguments import check_float_dtype, float_array, product_shape
-from tcemu.products.recipe_json import construct
+from tcemu.products.recipe_json import construct, value_from_dict, value_to_dict
 from tcemu.products.recipe_names import normal_name, split_target, unknown_recipe
 
-DIGITS = ("truncated", "nearest", "unsigned")
-SUMS = ("f64", "groups", "exact")
-NO_EXPONENT = -(1 << 14)  # of a row of zeros; far below every exponent of f64
-INT8 = "mma.sync.aligned.m16n8k32.row.col.s32.{a}.{b}.s32"
-FP8 = "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
-
-
-class OzakiRow(NamedTuple):
-    """One recipe, for any target."""
-
-    op: str  # spelling of the instruction, with the formats of A and B as {a} and {b}
-    target: str
-    digits: str
-    bits: int
-    slices: int
-    sums: str
-    source: str
-
-
-_OZIMMU = "enp1s0/ozIMMU 1c9ebf8, config.cu, split.cu, fp64_int8_8; arXiv 2306.11975"
-_GROUPS = "arXiv 2409.13313, ozIMMU_EF: products of equal weight are added as integers; the order is ozIMMU's"
-_NEAREST = "arXiv 2409.13313, ozIMMU_H: slices to nearest, with signed digits, and integer sums"
-_EXACT = "Ozaki, Ogita, Oishi, Rump, Numer. Algorithms 59, 2012: every product of slices, without error; rounded once here"
-_CUBLAS = (
-    "cuBLAS 13, FP64 emulation: 55 bits in 7 slices, by RIKEN-RCCS/GEMMul8 08e83eb; digits as in NVIDIA's cuBLASDx example. The order \
-and the format of its sums are unpublished: ozIMMU's are taken"
-)
-_FP8 = "arXiv 2508.00441: slices that e4m3 holds, sums exact in 25-bit accumulators. Here digits to nearest, -16 to 16"
-ROWS = {
-    "ozaki_int8": OzakiRow(INT8, "sm_80", "truncated", 7, 8, "f64", _OZIMMU),
-    "ozaki_int8_groups": OzakiRow(INT8, "sm_80", "truncated", 7, 8, "groups", _GROUPS),
-    "ozaki_int8_nearest": OzakiRow(INT8, "sm_80", "nearest", 7, 8, "groups", _NEAREST),
-    "ozaki_int8_exact": OzakiRow(INT8, "sm_80", "truncated", 7, 8, "exact", _EXACT),
-    "cublas_fixed_point": OzakiRow(INT8, "sm_100", "unsigned", 8, 7, "f64", _CUBLAS),
-    "ozaki_fp8": OzakiRow(FP8, "sm_100", "nearest", 5, 11, "groups", _FP8),
-}
-
-
-@dataclass(frozen=True)
-class OzakiRecipe:
-    """A product of f64 or f32 matrices from exact products of slices: a frozen value that hashes.
-
-    A row of A whose largest element is below 2^e is the sum of slices d_t * 2^(e - bits * t), t = 1, 2, ..., with integer digits d_t; so
-    is a column of B. Digits are
-    "truncated": those of the magnitude, with the sign of the element;
-    "nearest": the rest is rounded to nearest even at each slice, so that digits are from -2^(bits - 1) to 2^(bits - 1);
-    "unsigned": two's complement: the first digit has a sign, the others are from 0 to 2^bits - 1.
-
-    Products of slices t and u with t + u up to slices + 1 are computed, in the order of t + u and then of t, the largest first; with
-    sums="exact" it is every product. Their sums are
-    "f64": each product is added to an f64 sum, rounded to nearest even;
-    "groups": products with equal t + u are added as integers, and these to an f64 sum;
-    "exact": all are added without error, and the sum is rounded once to the format of the result.
-
-    NaN or Inf makes its whole row or column of the result NaN: a fixed-point number has no code for them. ozIMMU leaves that open, and
-    cuBLAS then computes in native f64.
-
-    Attributes:
-        op: The instruction: s8 or u8 with s32 sums, or e4m3 with f32 sums.
-        target: The GPU.
-        digits: "truncated", "nearest" or "unsigned".
-        bits: Bits of a digit.
-        slices: Slices of each operand.
-        sums: "f64", "groups" or "exact".
-        model: Another arithmetic of the instruction; None: the target's own.
-        name: The recipe's name; ignored by equality.
-        source: Where the recipe is described; ignored by equality.
-
-    Raises:
-        Unsupported: The target has no such instruction.
-        NotModelled: There is no evidence for its arithmetic.
-        ValueError: A field has another value, or digits do not fit the instruction.
-    """
-
-    op: MatrixMultiply
-    target: str
-    digits: str
-    bits: int
-    slices: int
-    sums: str
-    model: Model | None = None
-    name: str = field(default="", compare=False)
-    source: str = field(default="", compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "target", resolve_target(self.target))
-        op = check(self.op, self.target)
-        if not isinstance(op, MatrixMultiply) or (str(op.a), str(op.b), str(op.d)) not in (("s8", "s8", "s32"), ("e4m3", "e4m3", "f32")):
-            raise ValueError(f"op={str(self.op)!r}: expected s8 operands with s32 sums, or e4m3 operands with f32 sums")
-        object.__setattr__(self, "op", op)
-        for name, known in (("digits", DIGITS), ("sums", SUMS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(known)}")
-        for name, most in (("bits", 8), ("slices", 32)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ValueError(f"{name}={value!r}: expected a number from 1 to {most}")
-        largest = {"truncated": (1 << self.bits) - 1, "nearest": 1 << (self.bits - 1), "unsigned": (1 << self.bits) - 1}[self.digits]
-        room = 16 if self.is_fp8 else 255 if self.digits == "unsigned" else 127
-        if largest > room or (self.is_fp8 and self.digits == "unsigned"):
-            raise ValueError(f"digits={self.digits!r}, bits={self.bits}: digits up to {largest} are no exact {op.a}; fewer bits work")
-        resolve_arithmetic(op, self.target, self.model)
-
-    @property
-    def is_fp8(self) -> bool:
-        """True if the slices are e4m3."""
-        return str(self.op.a) == "e4m3"
-
-    @property
-    def arithmetic(self) -> Model:
-        """The model in use."""
-        return resolve_arithmetic(self.op, self.target, self.model).model
-
-    @property
-    def products(self) -> tuple[tuple[int, int], ...]:
-        """The pairs of slices that are multiplied, numbered from 1, in the order of addition."""
-        last = 2 * self.slices if self.sums == "exact" else self.slices + 1
-        slices = range(1, self.slices + 1)
-        return tuple((t, total - t) for total in range(2, last + 1) for t in slices if total - t in slices)
-
-    @property
-    def max_k(self) -> int:
-        """The greatest K whose integer sums cannot leave the accumulator of the instruction."""
-        largest = {"truncated": (1 << self.bits) - 1, "nearest": 1 << (self.bits - 1), "unsigned": (1 << self.bits) - 1}[self.digits]
-        return ((1 << (24 if self.is_fp8 else 31)) - 1) // largest**2
-
-    def replace(self, **changes: Any) -> OzakiRecipe:
-        """Return the recipe with some fields changed. Raises the constructor's errors."""
-        return replace(self, **changes)
-
-    def __repr__(self) -> str:
-        lines = [
-            f"{self.name or 'Ozaki recipe'}: {len(self.products)} products by {self.op} on {self.target}",
-            f"  {self.slices} slices of {self.bits} bits, {self.digits} digits; sums {self.sums}",
-        ]
-        return "\n".join(lines)
+OzakiRecipe = OzakiSliceRecipe | OzakiModularRecipe
+ROWS = SLICE_ROWS | MODULAR_ROWS
 
 
 def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) -> OzakiRecipe:
-    """Return one of the recipes by Ozaki's scheme: "ozaki_int8", "ozaki_int8_groups", "cublas_fixed_point", "ozaki_fp8" and others.
+    """Return one of the recipes by Ozaki's schemes: "ozaki_int8", "cublas_fixed_point", "ozaki2_int8", "ozaki2_fp8" and others.
 
     Args:
         name: The name, also with its target, as "ozaki_int8 on H100".
         target: The GPU; None: one that has the instruction.
-        **changes: Other fields of the `OzakiRecipe`, as slices=6.
+        **changes: Other fields of the `OzakiSliceRecipe` or `OzakiModularRecipe`, as slices=6 or moduli=12.
 
     Returns:
         The recipe.
@@ -199,17 +50,17 @@ def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) ->
     key = normal_name(named)
     if key not in ROWS:
         raise unknown_recipe("recipe", name, key, ROWS, "ozaki_int8 on H100")
-    row = ROWS[key]
+    row: Any = ROWS[key]
     values: dict[str, Any] = row._asdict() | {
         "op": row.op.format(a="s8", b="s8"),
         "target": row.target if target is None else target,
         "name": key,
     }
-    return OzakiRecipe(**values | changes)
+    return (OzakiSliceRecipe if key in SLICE_ROWS else OzakiModularRecipe)(**values | changes)
 
 
 def is_ozaki_recipe_name(name: str) -> bool:
-    """Return True if a text names a recipe by Ozaki's scheme, with or without its target."""
+    """Return True if a text names a recipe by one of Ozaki's schemes, with or without its target."""
     return normal_name(name.partition(" on ")[0]) in ROWS
 
 
@@ -221,199 +72,40 @@ def cached_ozaki_recipe(name: str) -> OzakiRecipe:
 
 # ---- JSON
 
-SAVED_FIELDS = ("op", "target", "digits", "bits", "slices", "sums", "name", "source")
+SLICE_FIELDS = ("op", "target", "digits", "bits", "slices", "sums", "model", "name", "source")
+MODULAR_FIELDS = ("op", "target", "moduli", "scaling", "model", "name", "source")
 
 
 def ozaki_recipe_to_dict(recipe: OzakiRecipe) -> dict[str, Any]:
-    """Convert a recipe to plain values. Raises TypeError for one with another arithmetic than the target's."""
-    if recipe.model is not None:
-        raise TypeError("a recipe by Ozaki's scheme with a model of its own is not saved; leave the model out")
-    return {name: getattr(recipe, name) for name in SAVED_FIELDS} | {"op": str(recipe.op)}
+    """Convert a recipe to plain values. Raises TypeError for a model with traced fields."""
+    values = {name: getattr(recipe, name) for name in (SLICE_FIELDS if isinstance(recipe, OzakiSliceRecipe) else MODULAR_FIELDS)}
+    if isinstance(recipe, OzakiModularRecipe):
+        values["moduli"] = list(recipe.moduli)
+    return values | {"op": str(recipe.op), "model": None if recipe.model is None else value_to_dict(recipe.model)}
 
 
 def ozaki_recipe_from_dict(data: Any) -> OzakiRecipe:
     """Convert the plain values of `ozaki_recipe_to_dict` to their recipe. Raises ValueError."""
-    members = check_members("a recipe by Ozaki's scheme", data, SAVED_FIELDS)
-    texts = [members[name] for name in ("op", "target", "digits", "sums", "name", "source")]
+    kind = "a recipe by Ozaki's scheme"
+    modular = isinstance(data, dict) and "moduli" in data
+    members = dict(check_members(kind, data, MODULAR_FIELDS if modular else SLICE_FIELDS))
+    texts = [members[name] for name in ("op", "target", "name", "source", *(("scaling",) if modular else ("digits", "sums")))]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"a recipe by Ozaki's scheme: got {str(texts)[:80]}; expected texts")
-    return construct("a recipe by Ozaki's scheme", lambda: OzakiRecipe(**members))
-
-
-# ---- slices
-
-
-class Slices(NamedTuple):
-    """An operand [..., R, K] in fixed point."""
-
-    digits: Array  # int32 [slices, ..., R, K]
-    exponents: Array  # int32 [..., R, 1]: every element of the row is below 2^exponent
-    special: Array  # bool [..., R, 1]: NaN or Inf in the row
-
-
-def split_in_slices(recipe: OzakiRecipe, limbs: Limbs) -> Slices:
-    """Cut f64 numbers [..., R, K], codes in limbs, into digits of a fixed-point number for each row."""
-    number = decode_limbs(F64, limbs)
-    zero = bits.is_zero(number.magnitude)
-    top = number.exponent + (2 * bits.LIMB_BITS - 1) - bits.leading_zeros(number.magnitude)
-    above = 1 if recipe.digits == "truncated" else 2  # the others need a bit for the sign
-    exponent = jnp.max(jnp.where(zero, NO_EXPONENT, top), axis=-1, keepdims=True, initial=NO_EXPONENT) + above
-    numbers = jnp.arange(0 if recipe.digits == "nearest" else 1, recipe.slices + 1).reshape(-1, *(1,) * zero.ndim)
-    shift = exponent - recipe.bits * numbers - number.exponent  # bits of the significand below each slice: [slices, ..., R, K]
-    magnitude = tuple(jnp.broadcast_to(limb, shift.shape) for limb in number.magnitude)
-    negative = jnp.broadcast_to(number.negative, shift.shape)
-    kept = _shift(magnitude, shift)
-    mask = np.uint32((1 << recipe.bits) - 1)
-    if recipe.digits == "truncated":
-        digit = (kept[0] & mask).astype(jnp.int32)
-        digits = jnp.where(negative, -digit, digit)
-    else:
-        rest = bits.subtract(magnitude, _shift(kept, -shift))
-        inexact = ~bits.is_zero(rest) & (shift > 0)
-        if recipe.digits == "nearest":
-            half = _shift((jnp.ones_like(kept[0]), jnp.zeros_like(kept[0])), 1 - shift)
-            odd = (kept[0] & 1) == 1
-            up = inexact & (shift < 2 * bits.LIMB_BITS) & (bits.less(half, rest) | (~bits.less(rest, half) & odd))
-            whole = kept[0] + up.astype(jnp.uint32)
-            digit = (whole[1:] - (whole[:-1] << recipe.bits)).astype(jnp.int32)  # modulo 2^32, in which a digit is small
-            digits = jnp.where(negative[1:], -digit, digit)
-        else:
-            floor = jnp.where(negative, -(kept[0] + inexact.astype(jnp.uint32)), kept[0]) & mask
-            digit = floor.astype(jnp.int32)
-            digits = jnp.where((numbers == 1) & (digit >= 1 << (recipe.bits - 1)), digit - (1 << recipe.bits), digit)
-    digits = jnp.where(zero, 0, digits)
-    return Slices(digits, exponent, jnp.any(number.nan | number.infinite, axis=-1, keepdims=True))
-
-
-def _shift(x: Limbs, right: Array) -> Limbs:
-    """Shifts two limbs right, or left modulo their width where `right` is negative."""
-    width = 2 * bits.LIMB_BITS
-    x = tuple(jnp.broadcast_to(limb, jnp.broadcast_shapes(limb.shape, right.shape)) for limb in x)
-    right = jnp.broadcast_to(right, x[0].shape)
-    down = bits.shift_right(x, jnp.clip(right, 0, width).astype(jnp.uint32))
-    up = bits.shift_left(x, jnp.clip(-right, 0, width).astype(jnp.uint32))
-    return bits.select(right >= 0, down, up)
+        raise DamagedFile(f"{kind}: got {str(texts)[:80]}; expected texts")
+    if modular:
+        if not isinstance(members["moduli"], list):
+            raise DamagedFile(f"{kind}: got moduli={str(members['moduli'])[:80]}; expected a list of integers")
+        members["moduli"] = tuple(members["moduli"])
+    if members["model"] is not None:
+        members["model"] = value_from_dict("model", Model, members["model"])
+    return construct(kind, lambda: (OzakiModularRecipe if modular else OzakiSliceRecipe)(**members))
 
 
 # ---- the product
 
 
-class _OzakiProgram(NamedTuple):
-    """The static part of a product."""
-
-    recipe: OzakiRecipe
-    result: Format  # F64 or F32
-
-
-@jit_wide_vectors(0)
-def _ozaki_codes(program: _OzakiProgram, model: Model, a: Array, b: Array) -> Array:
-    """Computes the codes of A·B. a: f64 codes [..., M, K, 2]; b: [..., K, N, 2]."""
-    recipe = program.recipe
-    left = split_in_slices(recipe, codes_to_limbs(F64, a))
-    right = split_in_slices(recipe, codes_to_limbs(F64, jnp.swapaxes(b, -3, -2)))
-    pairs = recipe.products
-    sums = _multiply_slices(recipe, model, left.digits, jnp.swapaxes(right.digits, -1, -2), pairs)
-    exponents = left.exponents + jnp.swapaxes(right.exponents, -1, -2)
-    special = left.special | jnp.swapaxes(right.special, -1, -2)
-    special = jnp.broadcast_to(special, sums.shape[1:])
-    total = (_add_exactly if recipe.sums == "exact" else _add_in_f64)(recipe, sums, pairs)
-    total = total._replace(exponent=total.exponent + exponents, nan=special)
-    return limbs_to_codes(program.result, encode_limbs(program.result, total))
-
-
-def _multiply_slices(recipe: OzakiRecipe, model: Model, a: Array, b: Array, pairs: tuple[tuple[int, int], ...]) -> Array:
-    """Multiplies pairs of slices by the instruction: int32 [pairs, ..., M, N]."""
-    batch = jnp.broadcast_shapes(a.shape[1:-2], b.shape[1:-2])
-    a, b = (jnp.broadcast_to(x, (x.shape[0], *batch, *x.shape[-2:])) for x in (a, b))
-    signs = [(t > 1 and recipe.digits == "unsigned", u > 1 and recipe.digits == "unsigned") for t, u in pairs]
-    results: dict[int, Array] = {}
-    for kind in dict.fromkeys(signs):  # an unsigned digit is a u8, which is another instruction
-        chosen = [n for n, sign in enumerate(signs) if sign == kind]
-        left = jnp.stack([a[pairs[n][0] - 1] for n in chosen])
-        right = jnp.stack([b[pairs[n][1] - 1] for n in chosen])
-        spec = _slice_spec(recipe, kind)
-        codes = multiply_matrices(model, spec, *_pad_k(spec, _digit_codes(recipe, left), _digit_codes(recipe, right)), _zeros(left, right))
-        if recipe.is_fp8:
-            codes = convert(F32, S32, codes, "RZ")
-        results |= dict(zip(chosen, lax.bitcast_convert_type(codes, jnp.int32), strict=True))
-    return jnp.stack([results[n] for n in range(len(pairs))])
-
-
-def _slice_spec(recipe: OzakiRecipe, unsigned: tuple[bool, bool]) -> ProductSpec:
-    if not any(unsigned):
-        return product_spec(recipe.op)
-    a, b = ("u8" if is_unsigned else "s8" for is_unsigned in unsigned)
-    return product_spec(check(INT8.format(a=a, b=b), recipe.target))
-
-
-def _zeros(a: Array, b: Array) -> Array:
-    return jnp.zeros((*a.shape[:-1], b.shape[-1]), jnp.uint32)
-
-
-def _digit_codes(recipe: OzakiRecipe, digits: Array) -> Array:
-    if not recipe.is_fp8:
-        return digits.astype(jnp.uint8)
-    return from_float(recipe.op.a, digits.astype(jnp.float32))
-
-
-def _pad_k(spec: ProductSpec, a: Array, b: Array) -> tuple[Array, Array]:
-    after = -a.shape[-1] % spec.k
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, after)])
-    return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, after), (0, 0)])
-
-
-def _number(negative: Array, magnitude: Limbs, exponent: Array | int) -> Number:
-    no = jnp.zeros_like(negative)
-    return Number(negative, magnitude, jnp.broadcast_to(jnp.int32(exponent), negative.shape), no, no)
-
-
-def _signed_number(x: Limbs, exponent: Array | int) -> Number:
-    """Returns a two's complement integer times a power of two."""
-    negative = x[-1] >> (bits.LIMB_BITS - 1) == 1
-    return _number(negative, bits.select(negative, bits.negate(x), x), exponent)
-
-
-def _in_limbs(x: Array) -> Limbs:
-    """Returns int32 as 64-bit integers."""
-    return lax.bitcast_convert_type(x, jnp.uint32), lax.bitcast_convert_type(x >> 31, jnp.uint32)
-
-
-def _add_in_f64(recipe: OzakiRecipe, sums: Array, pairs: tuple[tuple[int, int], ...]) -> Number:
-    """Adds the products, or the groups of equal weight, to an f64 sum."""
-    weights = [t + u for t, u in pairs]
-    terms = _in_limbs(sums)
-    if recipe.sums == "groups":
-        members = {weight: [n for n, w in enumerate(weights) if w == weight] for weight in dict.fromkeys(weights)}
-        groups = [reduce(bits.add, [tuple(limb[n] for limb in terms) for n in group]) for group in members.values()]
-        terms, weights = tuple(map(jnp.stack, zip(*groups, strict=True))), list(members)
-
-    def add_term(total: Limbs, term: tuple[Limbs, Array]) -> tuple[Limbs, None]:
-        value, weight = term
-        return add_limbs(total, encode_limbs(F64, _signed_number(value, -recipe.bits * weight)), F64), None
-
-    start = match_varying_axes(*(jnp.zeros(sums.shape[1:], jnp.uint32),) * 2, sums)[:2]
-    total, _ = lax.scan(add_term, start, (terms, jnp.asarray(weights, jnp.int32)))
-    return decode_limbs(F64, total)
-
-
-def _add_exactly(recipe: OzakiRecipe, sums: Array, pairs: tuple[tuple[int, int], ...]) -> Number:
-    """Adds the products without error, in two's complement."""
-    last = 2 * recipe.slices
-    width = (recipe.bits * last + 40) // bits.LIMB_BITS + 1
-
-    def add_term(total: Limbs, term: tuple[Array, Array]) -> tuple[Limbs, None]:
-        low, high = _in_limbs(term[0])
-        limbs = (low, *(high,) * (width - 1))
-        return bits.add(total, bits.shift_left(limbs, jnp.broadcast_to(term[1], low.shape))), None
-
-    shifts = jnp.asarray([recipe.bits * (last - t - u) for t, u in pairs], jnp.uint32)
-    start = match_varying_axes(*(jnp.zeros(sums.shape[1:], jnp.uint32),) * width, sums)[:width]
-    total, _ = lax.scan(add_term, start, (sums, shifts))
-    return _signed_number(total, -recipe.bits * last)
-
-
 def ozaki_matmul_codes(a: Array, b: Array, recipe: OzakiRecipe | str) -> Array:
-    """Compute the f64 codes of A·B by Ozaki's scheme; for use under `jit` and `vmap`, where JAX has no float64.
+    """Compute the f64 codes of A·B by one of Ozaki's schemes; for use under `jit` and `vmap`, where JAX has no float64.
 
     Args:
         a: f64 codes, uint32 [..., M, K, 2], the low word first.
@@ -424,14 +116,14 @@ def ozaki_matmul_codes(a: Array, b: Array, recipe: OzakiRecipe | str) -> Array:
         f64 codes, uint32 [..., M, N, 2].
 
     Raises:
-        ValueError: Shapes do not fit, K is too large for exact sums, or the name is unknown.
+        ValueError: Shapes do not fit, K is too large for exact sums of slices, or the name is unknown.
     """
     recipe = cached_ozaki_recipe(recipe) if isinstance(recipe, str) else recipe
     return _codes(recipe, F64, jnp.asarray(a), jnp.asarray(b))
 
 
 def ozaki_matmul(a: ArrayLike, b: ArrayLike, recipe: OzakiRecipe | str, *, dtype: DTypeLike | None = None) -> Array | np.ndarray:
-    """Multiply matrices by Ozaki's scheme.
+    """Multiply matrices by one of Ozaki's schemes.
 
     Args:
         a: Float array [..., M, K]; NumPy's float64 is used in full.
@@ -444,7 +136,7 @@ def ozaki_matmul(a: ArrayLike, b: ArrayLike, recipe: OzakiRecipe | str, *, dtype
 
     Raises:
         TypeError: An argument holds no floats.
-        ValueError: Shapes do not fit, K is too large for exact sums, or the name is unknown.
+        ValueError: Shapes do not fit, K is too large for exact sums of slices, or the name is unknown.
     """
     recipe = cached_ozaki_recipe(recipe) if isinstance(recipe, str) else recipe
     left, right = float_array("a", a), float_array("b", b)
@@ -473,8 +165,10 @@ def _f64_codes(x: Array | np.ndarray) -> Array:
 
 def _codes(recipe: OzakiRecipe, result: Format, a: Array, b: Array) -> Array:
     shape = product_shape(a.shape[:-1], b.shape[:-1])
-    if a.shape[-2] > recipe.max_k:
+    if isinstance(recipe, OzakiSliceRecipe) and a.shape[-2] > recipe.max_k:
         raise ValueError(f"a: K is {a.shape[-2]}; the sums of {recipe.bits}-bit digits are exact up to K = {recipe.max_k}: use fewer bits")
     if 0 in shape or a.shape[-2] == 0:
         return jnp.zeros((*shape, 2) if result == F64 else shape, jnp.uint32)
-    return _ozaki_codes(_OzakiProgram(recipe, result), recipe.arithmetic, a, b)
+    if isinstance(recipe, OzakiSliceRecipe):
+        return slice_product_codes(recipe, result, recipe.arithmetic, a, b)
+    return modular_product_codes(recipe, result, recipe.arithmetic, a, b)

@@ -42,7 +42,7 @@ def recipe_facts(recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None
         own = recipe.model is None or recipe.model == row.model
         return (
             recipe.target,
-            f"{len(recipe.products)} x {recipe.op}",
+            f"{recipe.product_count} x {recipe.op}",
             "" if own else str(recipe.model),
             row.evidence.level if own else WHAT_IF,
         )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from tcemu.formats import E2M1, E4M3
+from tcemu.formats import E2M1, E4M3, E4M3FNUZ
 from tcemu.quantize.contracts import FloatScale, PowerScale, QuantizerContract, TwoLevelScale
 
 TO_S, TO_E = "s = amax / max", "e = max / amax"
 BY_INVERSE = "s = amax * (1 / max), e = max / amax"
 UP, DOWN = "2^ceil(log2 s)", "2^floor(log2 e)"
 MAX_E4M3, MIN_E4M3 = 0x7E, 0xFE  # codes of 448 and -448
+MAX_VLLM_FNUZ = 0x7E  # code of 224 in e4m3fnuz
 TORCH_NAN_OF_SCALE = 0x4  # the same of the NaN that comes from a scale of e4m3, 0x7FF00000
 TORCH_NAN = 0x3  # torchao's bit arithmetic makes the quiet NaN 0x7FC00000 this code of e2m1
 
@@ -28,6 +29,11 @@ _AITER = "ROCm/aiter 0164c2f, aiter/ops/quant.py and aiter/utility/fp4_utils.py"
 _COMPRESSED = "vllm-project/compressed-tensors 04a58ff, quantization/utils/helpers.py, lifecycle/forward.py"
 _MSLK = "meta-pytorch/MSLK, mslk/quantize/triton/"
 _TRITON_NAN = "NaN: Triton's max and clamp leave it open; here max drops it, and clamp gives the lower bound."
+_MSLK_STOCHASTIC = (
+    " RoundingMode.stochastic is no row: it is this rule after 22 random bits were added to amax, and each quotient gets 22 random bits "
+    "less 2^21 - 1 before its cast. The bits are Triton's randint, Philox of 7 rounds, by the number of the group and, with the seed XORed "
+    "with 0x5A5A5A5A, of the element; nobody recorded its words."
+)
 _SM90 = "The words are those of the build without fast math (sm_100 and later); the build for sm_90 has -use_fast_math."
 
 
@@ -69,6 +75,16 @@ FP8_ROWS = (
         FloatScale(TO_E, "x * e", special_is_one=True),
         _TE + "recipe/recipe_common.cuh 01c24fe and current_scaling.cu 0064fbd",
         note="amax_epsilon is 0.",
+    ),
+    _fp8(
+        "te_delayed",
+        ("Transformer Engine: DelayedScaling",),
+        ("tensor",),
+        FloatScale(TO_E, "x * e", special_is_one=True, delayed=True),
+        _TE + "recipe/delayed_scaling.cu and recipe.DelayedScaling",
+        note="The amax is the largest of the last amax_history_len = 1024 steps, or the most recent one; margin is 0: else divide max by "
+        "2^margin. Where amax is 0 or Inf the scale stays what it was, at first 1, which is what this row gives. Release 1.3 recomputes "
+        "scales every `interval` steps, by default 1; 1.12 has no such argument. `tcemu.products.delayed_matmul` keeps the history.",
     ),
     _fp8(
         "te_power_of_two",
@@ -196,7 +212,7 @@ FP8_ROWS = (
         FloatScale(TO_S, "x / s", zero_scale=1.0),
         _AITER,
         ignores_nan=False,
-        note="e4m3fn; gfx942 has e4m3fnuz with 240. The cast is torch's.",
+        note="Elsewhere than on gfx942, whose FP8 is e4m3fnuz. The cast is torch's.",
     ),
     _fp8(
         "aiter_per_tensor",
@@ -205,7 +221,7 @@ FP8_ROWS = (
         FloatScale(TO_S, "x / s"),
         _AITER,
         ignores_nan=False,
-        note="e4m3fn; gfx942 has e4m3fnuz with 240. The cast is torch's.",
+        note="Elsewhere than on gfx942, whose FP8 is e4m3fnuz. The cast is torch's.",
     ),
     _fp8(
         "mslk_row",
@@ -215,6 +231,51 @@ FP8_ROWS = (
         _MSLK + "fp8_quantize.py 0017d3d; eps_opt 1 / 512",
         nan_element=MIN_E4M3,
         note=_TRITON_NAN,
+    ),
+)
+
+FNUZ_ROWS = (  # gfx942: MI300A, MI300X, MI325X
+    QuantizerContract(
+        "vllm_per_token_fnuz",
+        ("vLLM on gfx942: dynamic_per_token_scaled_fp8_quant",),
+        E4M3FNUZ,
+        ("row",),
+        FloatScale(TO_S, "x / s", least_scale=1 / (224 * 512), largest=224.0),
+        nan_element=MAX_VLLM_FNUZ,
+        source=_VLLM + "common.cu 096d3dc and common.cuh 0f5257e; csrc/quantization/utils.cuh 1f89a92: 224, not 240",
+        note="scale_ub, which bounds amax, is not given. Fast math of the ROCm build was not read.",
+    ),
+    QuantizerContract(
+        "vllm_per_tensor_fnuz",
+        ("vLLM on gfx942: dynamic_scaled_fp8_quant",),
+        E4M3FNUZ,
+        ("tensor",),
+        FloatScale(TO_S, "x * (1 / s)", largest=224.0),
+        nan_element=MAX_VLLM_FNUZ,
+        source=_VLLM + "common.cu 096d3dc and common.cuh 0f5257e; csrc/quantization/utils.cuh 1f89a92: 224, not 240",
+        note="Fast math of the ROCm build was not read.",
+    ),
+    QuantizerContract(
+        "aiter_per_token_fnuz",
+        ("aiter on gfx942: pertoken_quant", "aiter on gfx942: per_block_quant_wrapper(1, 128)"),
+        E4M3FNUZ,
+        ("row", "1 x 128"),
+        FloatScale(TO_S, "x / s", zero_scale=1.0),
+        ignores_nan=False,
+        overflows_to_nan=True,
+        source=_AITER + "; aiter/utility/dtypes.py 02d69c3",
+        note="The cast is torch's: x / s is 240 at most, unless Inf is among the elements.",
+    ),
+    QuantizerContract(
+        "aiter_per_tensor_fnuz",
+        ("aiter on gfx942: per_tensor_quant",),
+        E4M3FNUZ,
+        ("tensor",),
+        FloatScale(TO_S, "x / s"),
+        ignores_nan=False,
+        overflows_to_nan=True,
+        source=_AITER + "; aiter/utility/dtypes.py 02d69c3",
+        note="The cast is torch's. A tensor of zeros becomes NaN, 0 / 0.",
     ),
 )
 
@@ -389,7 +450,7 @@ MXFP4_ROWS = (
         E2M1,
         PowerScale("amax", "floor", "x / 2^e", zero_amax=2.0**-126, codes=(0, 252), of_nan=None),
         _MSLK + "fp4_primitives/scale.py 09a7aa8",
-        note=_TRITON_NAN,
+        note=_TRITON_NAN + _MSLK_STOCHASTIC,
     ),
     _mx(
         "mslk_mx4_ceil",
@@ -531,7 +592,7 @@ NVFP4_ROWS = (
     ),
 )
 
-CONTRACTS = {row.name: row for row in (*FP8_ROWS, *MXFP8_ROWS, *MXFP4_ROWS, *NVFP4_ROWS)}
+CONTRACTS = {row.name: row for row in (*FP8_ROWS, *FNUZ_ROWS, *MXFP8_ROWS, *MXFP4_ROWS, *NVFP4_ROWS)}
 
 
 def get_contract(name: str) -> QuantizerContract:

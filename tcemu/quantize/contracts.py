@@ -115,6 +115,8 @@ class FloatScale:
         special_is_one: e is 1 where amax is 0, Inf or NaN, and the largest f32 where the quotient overflows.
         exact_elements: With "x * e": e is that of the exact scale, while a power of two is stored. Says so in words.
         in_input_dtype: s is rounded to the dtype of x.
+        largest: The max of the rule, to which elements are clamped too; None: the largest element.
+        delayed: amax is that of earlier steps, which the caller gives as `tensor_amax`.
     """
 
     ratio: str
@@ -127,6 +129,8 @@ class FloatScale:
     special_is_one: bool = False
     exact_elements: bool = False
     in_input_dtype: bool = False
+    largest: float | None = None
+    delayed: bool = False
     format: Format = F32
 
     def __post_init__(self) -> None:
@@ -135,6 +139,8 @@ class FloatScale:
     def describe(self) -> str:
         """Return the rule in words."""
         parts = [self.ratio + (" in f64" if self.in_f64 else "")]
+        parts += [f"max {self.largest:g}"] if self.largest else []
+        parts += ["amax of earlier steps"] if self.delayed else []
         parts += [f"amax at least {self.least_amax:g}"] if self.least_amax else []
         parts += [f"s at least {self.least_scale:g}"] if self.least_scale else []
         parts += [f"{self.zero_scale:g} for s = 0"] if self.zero_scale is not None else []
@@ -145,7 +151,8 @@ class FloatScale:
 
     def scale_groups(self, amax: Array, element: Format, source: Format, tensor_amax: Array | None) -> tuple[Array, Factor]:
         """Return the stored scales and the factors of groups. amax: f32 codes without sign."""
-        largest = max_finite_code(element)
+        largest = f32_code(self.largest) if self.largest else max_finite_code(element)
+        amax = amax if not self.delayed or tensor_amax is None else jnp.broadcast_to(tensor_amax, amax.shape)
         power = POWERS[self.power] if self.power else lambda scale: scale
         encodes = self.ratio == "e = max / amax"
         clamped = jnp.maximum(amax, f32_code(self.least_amax))
@@ -507,6 +514,7 @@ class QuantizerContract:
         drops_zero_sign: +0 is added before the cast, so that -0 becomes +0.
         drops_sign_of_small: Elements that round to zero become +0.
         ties_to_zero: Elements in the middle of two codes of e2m1 are rounded to the smaller one, not to the even one.
+        overflows_to_nan: The cast gives NaN for elements beyond the largest one; False: it saturates.
         float32_only: The row holds for float32 x; the library computes otherwise on 16-bit inputs.
         source: Where the facts were read.
         note: What else is known, or is not.
@@ -522,6 +530,7 @@ class QuantizerContract:
     drops_zero_sign: bool = False
     drops_sign_of_small: bool = False
     ties_to_zero: bool = False
+    overflows_to_nan: bool = False
     float32_only: bool = False
     source: str = field(default="", compare=False)
     note: str = field(default="", compare=False)
@@ -537,7 +546,8 @@ class QuantizerContract:
         Args:
             x: float32 or bfloat16 array [..., R, K]; for extents of one row also [K].
             extent: What shares a scale, one of `extents`; None: the first. Static under `jit`.
-            tensor_amax: Max magnitude of the tensor, a scalar, for contracts of two levels; None: that of x, without NaN and Inf.
+            tensor_amax: Max magnitude of the tensor, a scalar, for contracts of two levels; None: that of x, without NaN and Inf. For
+                delayed scaling, the one that the history of earlier steps gives; needed there.
 
         Returns:
             The codes of the elements and of the scales.
@@ -558,7 +568,10 @@ class QuantizerContract:
         if extent not in self.extents:
             raise ValueError(f"extent={extent!r}: {self.name} has {', '.join(self.extents)}")
         two_level = isinstance(self.scale, TwoLevelScale)
-        if tensor_amax is not None and not two_level:
+        delayed = isinstance(self.scale, FloatScale) and self.scale.delayed
+        if delayed and tensor_amax is None:
+            raise ValueError(f"tensor_amax: {self.name} scales by the magnitudes of earlier steps; give the one that the history yields")
+        if tensor_amax is not None and not two_level and not delayed:
             raise ValueError(f"tensor_amax: {self.name} has no scale for the whole tensor; leave it out")
         if codes.ndim < 2 and extent not in ("tensor", "row") and not extent.startswith("1 x"):
             raise ValueError(f"x: got one axis; groups of {extent} need two")
@@ -633,11 +646,15 @@ def _cast(contract: QuantizerContract, scaled: Array) -> Array:
     if contract.ties_to_zero:
         upward = jnp.isin(scaled & ~SIGN, np.array([f32_code(0.75), f32_code(1.75), f32_code(3.5)]))  # ties that go to the larger code
         scaled = scaled - upward.astype(jnp.uint32)
-    codes = convert(F32, element, scaled, saturate=True)
+    magnitude = scaled & ~SIGN
+    if isinstance(contract.scale, FloatScale) and contract.scale.largest:
+        limit = f32_code(contract.scale.largest)
+        scaled = jnp.where((magnitude > limit) & (magnitude <= INFINITY), (scaled & SIGN) | limit, scaled)
+    codes = convert(F32, element, scaled, saturate=not contract.overflows_to_nan)
     if contract.drops_sign_of_small:
         codes = jnp.where(codes == element.negative_zero, 0, codes)
     if contract.nan_element is not None:
-        codes = jnp.where((scaled & ~SIGN) > INFINITY, contract.nan_element, codes)
+        codes = jnp.where(magnitude > INFINITY, contract.nan_element, codes)
     return codes.astype(element.dtype)
 
 

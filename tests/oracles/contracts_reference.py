@@ -187,6 +187,34 @@ def aiter_per_tensor(x, t):
     return x / scale, "torch", scale
 
 
+def te_delayed(x, t):
+    scale = F(448) / t
+    scale = np.where(np.isinf(scale), np.finfo(F).max, scale)
+    scale = np.where((t == 0) | ~np.isfinite(t), F(1), scale).astype(F)
+    return x * scale, "satfinite", F(1) / scale
+
+
+def aiter_per_token_fnuz(x, t):
+    scale = torch_amax(x) / F(240)
+    scale = np.where(scale == 0, F(1), scale)
+    return x / scale, "torch", scale
+
+
+def aiter_per_tensor_fnuz(x, t):
+    scale = torch_amax(x) / F(240)
+    return x / scale, "torch", scale
+
+
+def vllm_per_token_fnuz(x, t):
+    scale = np.fmax(fmax(x) / F(224), F(1) / (F(224) * F(512)))
+    return np.fmax(F(-224), np.fmin(x / scale, F(224))), "clamped", scale
+
+
+def vllm_per_tensor_fnuz(x, t):
+    scale = fmax(x) / F(224)
+    return np.fmax(F(-224), np.fmin(x * (F(1) / scale), F(224))), "clamped", scale
+
+
 def mslk_row(x, t):
     scale = fmax(x, 1 / 512) / MAX8
     return np.fmin(np.fmax(x / scale, -MAX8), MAX8), "satfinite", scale
@@ -446,6 +474,7 @@ LIBRARIES: dict[str, tuple[Quantiser, ...]] = {
         "torchao_float8", "torchao_float8_power_of_two", "torchao_inference", "te_current", "te_power_of_two", "deepgemm", "deepgemm_ue8m0",
         "vllm_per_token", "vllm_group", "vllm_group_ue8m0", "sglang_group", "sglang_group_v1", "sglang_group_ue8m0",
         "sglang_group_ue8m0_rows", "compressed_tensors_fp8", "aiter_per_token", "aiter_per_tensor", "mslk_row", "te_mxfp8",
+        "te_delayed", "aiter_per_token_fnuz", "aiter_per_tensor_fnuz", "vllm_per_token_fnuz", "vllm_per_tensor_fnuz",
         "flashinfer_mxfp8", "flashinfer_mxfp4", "mslk_mxfp8", "deepgemm_fp4", "mslk_mx4_even", "mslk_mx4_floor", "mslk_mx4_ceil",
         "te_nvfp4", "modelopt_nvfp4", "torchao_nvfp4", "torchao_nvfp4_one_level", "torchao_nvfp4_before_0_18", "flashinfer_nvfp4",
         "flashinfer_nvfp4_te_exact", "vllm_nvfp4", "mslk_nvfp4", "mslk_nvfp4_reciprocals", "compressed_tensors_nvfp4",
@@ -466,6 +495,8 @@ LIBRARIES |= {f"aiter_mxfp4_{mode}": (globals()[f"aiter_{mode}"],) for mode in (
 def element_codes(element: str, values: np.ndarray, cast: str) -> np.ndarray:
     """Casts values, f32 or exact f64; every NaN of e4m3 is 0x7F."""
     nan = np.isnan(values)
+    if element == "e4m3fnuz":  # values beyond 248 become NaN, 0x80
+        return values.astype(ml_dtypes.float8_e4m3fnuz).view(np.uint8)
     if element == "e4m3":
         with np.errstate(over="ignore"):
             codes = np.where(nan, 0, np.clip(values, -448, 448)).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)

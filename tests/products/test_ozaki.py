@@ -9,8 +9,9 @@ import pytest
 from support.sampling import sample_cases
 
 import tcemu
-from tcemu.products import OzakiRecipe, complex_matmul, get_ozaki_recipe, get_wide_recipe, ozaki_matmul, ozaki_matmul_codes
-from tcemu.products.ozaki import FP8, INT8, ROWS, ozaki_recipe_from_dict, ozaki_recipe_to_dict
+from tcemu.products import OzakiSliceRecipe, complex_matmul, get_ozaki_recipe, get_wide_recipe, ozaki_matmul, ozaki_matmul_codes
+from tcemu.products.ozaki import ozaki_recipe_from_dict, ozaki_recipe_to_dict
+from tcemu.products.ozaki_slices import FP8, INT8, SLICE_ROWS
 
 WIDE = {"plain": 0, "some": 12, "many": 300}  # binades of the elements
 
@@ -85,7 +86,7 @@ def equal_words(x, y):
     return (np.asarray(x).view(np.uint64) == np.asarray(y).view(np.uint64)).all()
 
 
-CASES = [(name, binades) for name in sorted(ROWS) for binades in WIDE]
+CASES = [(name, binades) for name in sorted(SLICE_ROWS) for binades in WIDE]
 
 
 @pytest.mark.parametrize("case", sample_cases(CASES, [("ozaki_int8", "some"), ("cublas_fixed_point", "many")], " ".join))
@@ -99,7 +100,7 @@ def test_a_product_is_a_loop_over_gemm(case):
 
 @pytest.mark.full
 @pytest.mark.parametrize("slices", [1, 3, 9])
-@pytest.mark.parametrize("name", sorted(ROWS))
+@pytest.mark.parametrize("name", sorted(SLICE_ROWS))
 def test_other_numbers_of_slices(name, slices):
     a, b = draw_matrix((3, 20), 3, 40), draw_matrix((20, 3), 4, 40)
     recipe = get_ozaki_recipe(name, slices=slices)
@@ -177,7 +178,7 @@ def test_shapes_batches_jit_vmap_and_gradients():
 
 
 def test_json_returns_the_recipe():
-    for name in ROWS:
+    for name in SLICE_ROWS:
         recipe = get_ozaki_recipe(name, slices=5)
         assert ozaki_recipe_from_dict(ozaki_recipe_to_dict(recipe)) == recipe and recipe.source
     for change in ({"bits": 9}, {"digits": 1}, {"more": 1}, {"op": "mma.f16"}):
@@ -197,7 +198,7 @@ def test_mistakes_say_what_would_work():
     with pytest.raises(ValueError, match="exact up to K = 33025"):
         ozaki_matmul(np.ones((1, 33026)), np.ones((33026, 1)), "cublas_fixed_point")
     with pytest.raises(ValueError, match="s8 operands"):
-        OzakiRecipe("f16", "A100", "truncated", 7, 8, "f64")
+        OzakiSliceRecipe("f16", "A100", "truncated", 7, 8, "f64")
     with pytest.raises(ValueError, match="leave them out"):
         tcemu.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), np.ones(2, np.float32), recipe="ozaki_int8")
     with pytest.raises(ValueError, match="ozaki_matmul"):

@@ -21,7 +21,7 @@ from tcemu.quantize import (
     restore_scales,
 )
 from tcemu.quantize.contract_matrix import BLOCK, REGIONS, contract_words, draw_blocks
-from tcemu.quantize.contracts import TwoLevelScale, quantize_blocks
+from tcemu.quantize.contracts import ONE, Factor, TwoLevelScale, quantize_blocks, round_elements
 
 NAMES = sorted(CONTRACTS)
 USUAL = ["deepgemm_fp4", "sglang_group_ue8m0", "vllm_nvfp4"]
@@ -113,6 +113,16 @@ def torchao_words(name, codes, tensor):
 
 def unpack_nibbles(packed):
     return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
+
+
+def test_casts_to_fnuz_are_torchs():
+    """Every bfloat16 and the ties of e4m3fnuz, which aiter's cast on gfx942 rounds by torch."""
+    torch = pytest.importorskip("torch")
+    codes = np.arange(1 << 16, dtype=np.uint32) << 16
+    x = np.concatenate([codes, codes + 0x8000]).view(np.float32)
+    expected = torch.from_numpy(x).to(torch.float8_e4m3fnuz).view(torch.uint8).numpy()
+    found = round_elements(CONTRACTS["aiter_per_token_fnuz"], jnp.asarray(x.view(np.uint32)), Factor(jnp.full(x.shape, ONE), False))
+    np.testing.assert_array_equal(found, expected)
 
 
 TORCHAO = [name for name in NAMES if name.startswith("torchao") and "before" not in name]

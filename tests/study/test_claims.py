@@ -69,6 +69,11 @@ POINTS = {  # what each claim says, of its quick form's figures
     "ozaki-slices": lambda v: (
         33 < v["bits kept by 6 slices of 7 bits"] < 42 and v["native f64, 20 binades"] < v["8 slices, 20 binades"] < 1e-12
     ),
+    "ozaki-moduli": lambda v: (
+        22 < v["bits kept by 8 moduli, int8"] < 32
+        and v["15 moduli scaled by norms, 20 binades"] < 1e-14
+        and v["15 moduli scaled by the product, 20 binades"] < 1e-14
+    ),
     "chunked-accumulation": lambda v: v["where a long sum stops growing"] == 4096 and v["chunks of 64, 16384: error"] < 0.01,
     "variance-retention": lambda v: v["4096 products, 5 bits"] < 0.95 < v["4096 products, 8 bits"],
     "mxfp8-scale-rounding": lambda v: (

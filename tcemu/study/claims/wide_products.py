@@ -73,6 +73,27 @@ def measure_slices(seed: int, quick: bool) -> Mapping[str, float]:
     return results
 
 
+MODULI = {"int8": ("ozaki2_int8", {8: 32, 10: 40, 12: 47, 14: 55}), "FP8": ("ozaki2_fp8", {6: 33, 8: 43})}  # effective bits by the README
+WAYS = {"scaled by norms": "ozaki2_int8", "scaled by the product": "ozaki2_int8_accurate"}
+
+
+def measure_moduli(seed: int, quick: bool) -> Mapping[str, float]:
+    """Measure the bits that moduli keep, and the error where the elements spread over many binades."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((SIZE, DEPTH)), rng.standard_normal((DEPTH, SIZE))
+    results = {}
+    for kind, (name, counts) in MODULI.items():
+        for count in [*counts][:1] if quick else counts:
+            results[f"bits kept by {count} moduli, {kind}"] = kept_bits(get_ozaki_recipe(name, moduli=count), a, b)
+    for binades in BINADES[2:3] if quick else BINADES:
+        spread = lambda x, n=binades: x * np.exp2(rng.integers(-n, n + 1, x.shape).astype(np.float64))
+        x, y = spread(a), spread(b)
+        for words, name in WAYS.items():
+            results[f"15 moduli {words}, {binades} binades"] = componentwise(ozaki_matmul(x, y, recipe=get_ozaki_recipe(name)), x, y)
+        results[f"native f64, {binades} binades"] = componentwise(x @ y, x, y)
+    return results
+
+
 CLAIMS = (
     Claim(
         name="bf16x9-range",
@@ -117,6 +138,39 @@ CLAIMS = (
         ),
         measure=measure_slices,
         x_label="slices",
+        y_label="bits kept",
+    ),
+    Claim(
+        name="ozaki-moduli",
+        title="Ozaki's second scheme keeps f64's bits with 15 moduli of int8, fewer where a row spreads over binades",
+        citation="Ozaki, Uchino and Imamura, Ozaki Scheme II, 2025; RIKEN-RCCS/GEMMul8 08e83eb, README: effective bits",
+        link="https://arxiv.org/abs/2504.08009",
+        setting="(8 x 512) · (512 x 8), normal f64, scaled by norms. Bits kept: below the largest element of the row times that of the "
+        "column. Other quantities: the largest error over |A|·|B|, with elements spread over n binades up and down.",
+        reduced="8 and 6 moduli, and 20 binades.",
+        differs="The README's bits are about those of the norm of a scaled row, log2 of sqrt(P / 2). Relative to the largest elements of a "
+        "row and a column of 512 there are fewer, and the sum of 512 truncated products loses some more.",
+        quantities=(
+            *(
+                Quantity(
+                    f"bits kept by {n} moduli, {kind}",
+                    float(bits),
+                    f"{bits} bits",
+                    f"bits, {kind}",
+                    n,
+                    "sm_100" if kind == "FP8" else "sm_80",
+                )
+                for kind, (_, counts) in MODULI.items()
+                for n, bits in counts.items()
+            ),
+            *(
+                Quantity(name, None, "", "", None, "sm_80" if name.startswith("15") else "")
+                for n in BINADES
+                for name in (*(f"15 moduli {words}, {n} binades" for words in WAYS), f"native f64, {n} binades")
+            ),
+        ),
+        measure=measure_moduli,
+        x_label="moduli",
         y_label="bits kept",
     ),
 )
