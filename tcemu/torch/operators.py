@@ -179,7 +179,8 @@ class Operator:
         requested = tuple(index for index, need in enumerate(needed) if need)
         cotangent = to_jax(g)
         with program_context(cotangent), self.show_progress(static, arrays, key, requested, cotangent):
-            parts = [part for part in (requested[:1], requested[1:]) if part]  # two products, whose programs compile side by side
+            # that of the first operand and those of the others are a product each: the programs compile side by side, and serve apart
+            parts = [part for part in (tuple(set(requested) & {0}), tuple(index for index in requested if index)) if part]
             programs = [
                 find_program(_compute_gradients, (self.compute, static, part), arrays, (key, cotangent), self.stored_name(static, part))
                 for part in parts
