@@ -95,9 +95,12 @@ def find_program(
         return lambda arrays, *others: function(*static, arrays, *others)
     if caches_were_cleared("torch"):
         _program.cache_clear()
-    types = [tuple(None if array is None else (array.shape, array.dtype) for array in group) for group in (arrays, others)]
     x64 = jax.config.values["jax_enable_x64"]
-    return _program(ProgramKey(function, static, *types, device, current_execution(), x64), stored_as)
+    return _program(ProgramKey(function, static, _types(arrays), _types(others), device, current_execution(), x64), stored_as)
+
+
+def _types(arrays: Sequence[Array | None]) -> ArrayTypes:
+    return tuple(None if array is None else (array.shape, array.dtype) for array in arrays)
 
 
 @lru_cache(MAX_PROGRAMS)
