@@ -371,15 +371,13 @@ def nan_code(fmt: Format) -> int:
     return (code + 1 << fmt.unused_bits) - 1
 
 
-def round_from_f32(target: Format, saturate: bool, codes: Array, scale_exponents: Array | None = None) -> Array:
+def round_from_f32(target: Format, saturate: bool, codes: Array) -> Array:
     """Convert f32 codes to a float format that f32 can represent, in fewer operations than `convert`, rounded to nearest even.
 
     Args:
         target: Format of the result, with subnormals.
         saturate: As in `convert`.
         codes: f32 codes [...].
-        scale_exponents: None, or int32 exponents that broadcast to [...]: the numbers are divided by these powers of two first. Not for
-            a target of f32 itself.
 
     Returns:
         Codes of `target` [...], as `convert` returns them.
@@ -388,15 +386,11 @@ def round_from_f32(target: Format, saturate: bool, codes: Array, scale_exponents
     magnitude = codes & np.uint32((1 << 31) - 1)
     if drop == 0:
         code = magnitude
-    elif target.bias == F32.bias and scale_exponents is None:  # f32 codes in fewer bits, subnormal ones too
+    elif target.bias == F32.bias:  # f32 codes in fewer bits, subnormal ones too
         code = (magnitude + np.uint32((1 << drop - 1) - 1) + (magnitude >> drop & 1)) >> drop
     else:
         hidden = np.uint32(1 << F32.mantissa_bits)
         field, significand = (magnitude >> F32.mantissa_bits).astype(jnp.int32), magnitude & (hidden - 1) | hidden
-        if scale_exponents is not None:
-            up = bits.leading_zeros((magnitude,)) - (bits.LIMB_BITS - 1 - F32.mantissa_bits)  # normalises a subnormal number
-            significand = jnp.where(field == 0, magnitude << up.astype(jnp.uint32), significand)
-            field = jnp.where(field == 0, 1 - up, field) - scale_exponents
         above = field - (F32.bias + target.min_exponent)  # exponent above the smallest normal number's
         # a shift of one bit more than the significand has leaves less than half a unit, as of every subnormal f32 number
         shift = (drop + jnp.clip(-above, 0, F32.mantissa_bits + 2 - drop)).astype(jnp.uint32)
@@ -405,8 +399,6 @@ def round_from_f32(target: Format, saturate: bool, codes: Array, scale_exponents
         code = code + (jnp.clip(above, 0, binades).astype(jnp.uint32) << target.mantissa_bits)
     limit = np.uint32(target.max_magnitude + (target.specials != "none" and not saturate))  # Inf or NaN follows the largest number
     code = jnp.minimum(code, limit)
-    if scale_exponents is not None:
-        code = jnp.where(magnitude == 0, 0, jnp.where(magnitude == F32.infinity, limit, code))
     if target.signed:
         code = code | negative.astype(jnp.uint32) << target.bits - target.unused_bits - 1
     else:

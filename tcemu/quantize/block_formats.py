@@ -407,14 +407,13 @@ def _scale_and_encode(
 ) -> Array:
     """Encodes numbers [..., blocks, block] as elements: divided by 2^scalers [..., blocks], or scaled by `apply`."""
     scale_is_nan = (scales == (UE8M0 if apply is None else UE4M3).nan)[..., None]
-    exponents = scalers[..., None] if apply is None else None
     if apply is not None:
         limbs = (apply(limbs[0], scalers[..., None], F32),)
-    if arithmetic == F32 and rounding == "RN" and rounds_from_f32(F32, element):
-        return jnp.where(scale_is_nan, element.dtype.type(nan_code(element)), round_from_f32(element, True, limbs[0], exponents))
+        if rounding == "RN" and rounds_from_f32(F32, element):
+            return jnp.where(scale_is_nan, element.dtype.type(nan_code(element)), round_from_f32(element, True, limbs[0]))
     number = decode_limbs(arithmetic, limbs)
-    if exponents is not None:
-        number = number._replace(exponent=number.exponent - exponents)
+    if apply is None:
+        number = number._replace(exponent=number.exponent - scalers[..., None])
     return encode(element, number._replace(nan=number.nan | scale_is_nan), rounding, overflow="saturate", random=random)
 
 

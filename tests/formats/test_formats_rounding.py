@@ -21,7 +21,7 @@ from support import random_operands as operands
 from support.sampling import sample_cases
 
 from tcemu.formats import F32, FORMATS, convert, decode, encode, from_float, to_float
-from tcemu.formats.coding import round_from_f32, rounds_from_f32
+from tcemu.formats.coding import rounds_from_f32
 
 NARROW = ["e5m2", "e4m3", "e3m2", "e2m3", "e2m1", "ue8m0", "ue4m3", "ue5m3"]
 TARGETS = {"f16": ["bf16", *NARROW], "bf16": ["f16", *NARROW]}
@@ -153,18 +153,12 @@ SHORT_WAY = [fmt for fmt in FORMATS.values() if rounds_from_f32(F32, fmt)]
 
 @pytest.mark.parametrize("fmt", SHORT_WAY, ids=str)
 def test_the_short_way_from_f32_is_the_long_one(fmt):
-    """All upper halves of words, with lower halves next to ties. And divided by powers of two, if f32 has more exponents."""
+    """All upper halves of words, with lower halves next to ties."""
     lower = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     words = jnp.asarray((np.arange(1 << 16, dtype=np.uint32)[:, None] << 16 | lower).ravel())
     for saturate in (False, True):
         long_way = encode(fmt, decode(F32, words), overflow="saturate" if saturate else "ieee")
         chex.assert_trees_all_equal(convert(F32, fmt, words, saturate=saturate), long_way)
-    if fmt == F32:
-        return
-    exponents = jnp.asarray(np.random.default_rng(0).integers(-127, 128, words.shape), jnp.int32)
-    number = decode(F32, words)
-    long_way = encode(fmt, number._replace(exponent=number.exponent - exponents))
-    chex.assert_trees_all_equal(round_from_f32(fmt, False, words, exponents), long_way)
 
 
 def test_formats_that_the_short_way_serves():
