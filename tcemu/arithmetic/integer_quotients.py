@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from tcemu.base import bits
 from tcemu.base.compilation import compile_once
-from tcemu.formats import F32, F64, Format, Number, decode, encode
+from tcemu.formats import F64, Format, Number, decode, encode
 
 
 def exact_product(x: Number, y: Number) -> Number:
@@ -65,23 +65,6 @@ def _divide(fmt: Format, rounding: str, x: Array, y: Array) -> Array:
         infinite,
     )
     return encode(fmt, number, rounding)
-
-
-def nearest_quotient(x: Array, y: Array, guess: Array) -> Array:
-    """x / y, rounded to nearest once: f32 codes, normal ones, also of the quotient; x may be zero.
-
-    guess: the code of a magnitude two units off at most. Where y is a constant, XLA may multiply by a rounded 1 / y, and be one off.
-    """
-    hidden = jnp.uint32(1 << F32.mantissa_bits)
-    (of_x, m), (of_y, d) = ((v & F32.infinity, v & (hidden - 1) | hidden) for v in (x, y))
-    less = jnp.uint32(m < d)
-    least = of_x - of_y + (jnp.uint32(F32.bias) - less) * hidden  # of the quotient's binade, in which a code more is a unit more
-    # what guess * y lacks of x, in units of the last places of both: it is below 2^27, so that what overflows does no harm
-    rest = lax.bitcast_convert_type((m << (F32.mantissa_bits + less)) - (guess - least + hidden) * d, jnp.int32) * 2
-    d = d.astype(jnp.int32)  # a quotient is never in the middle between two floats
-    units = sum((rest > d * i).astype(jnp.int32) - (rest < -d * i).astype(jnp.int32) for i in (1, 3))
-    magnitude = guess + lax.bitcast_convert_type(units, jnp.uint32)
-    return jnp.where(x << 1 == 0, 0, magnitude) | ((x ^ y) & jnp.uint32(1 << 31))
 
 
 def broadcast_words(x: Array, y: Array, fmt: Format) -> tuple[Array, Array]:

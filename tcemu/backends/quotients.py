@@ -1,20 +1,29 @@
 """Products and quotients of floats, rounded once, as the recipes of block quantisers compute them: by the device where that is exact.
 
+On a CPU the machine multiplies or divides the significands, two floats in [1, 2), so that no operand and no result is subnormal, which XLA
+flushes. What the rounded result lacks of the exact one is an integer below 2^31 in size: it is computed modulo 2^32, corrects a quotient
+(where y is a constant, XLA may multiply by a rounded 1 / y), and decides the rounding of a subnormal result.
+
 Source: IEEE 754-2019, 5.4.1, 6.1 to 6.3. Subnormals are kept; every NaN is the canonical one.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.integer_quotients import broadcast_words, divide_on_integers, multiply_on_integers, nearest_quotient
+from tcemu.arithmetic.integer_quotients import broadcast_words, divide_on_integers, multiply_on_integers
 from tcemu.backends.cuda import elementwise
 from tcemu.base.compilation import compile_once
 from tcemu.formats import F32, Format
 
-DIVISOR_BINADES = 100  # binades: the exponents of divisors whose reciprocals are far from subnormal
+MAGNITUDE, INFINITY = np.uint32((1 << 31) - 1), np.uint32(F32.infinity)
+HIDDEN = np.uint32(1 << F32.mantissa_bits)  # the bit above the fraction
+ONE = np.uint32(F32.bias << F32.mantissa_bits)  # the code of 1
 
 
 def multiply(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Array:
@@ -22,7 +31,8 @@ def multiply(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> A
     x, y, on_integers = jnp.asarray(x), jnp.asarray(y), partial(multiply_on_integers, fmt=fmt, rounding=rounding)
     if fmt != F32 or rounding != "RN":
         return on_integers(x, y)
-    return lax.platform_dependent(x, y, default=on_integers, **elementwise.platform_programs(elementwise.multiply_f32, x, y))
+    programs = {"cpu": partial(_on_cpu, multiply_by_machine)} | elementwise.platform_programs(elementwise.multiply_f32, x, y)
+    return lax.platform_dependent(x, y, default=on_integers, **programs)
 
 
 def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Array:
@@ -33,24 +43,97 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Arr
     x, y, on_integers = jnp.asarray(x), jnp.asarray(y), partial(divide_on_integers, fmt=fmt, rounding=rounding)
     if fmt != F32 or rounding != "RN":
         return on_integers(x, y)
-    programs = {"cpu": _divide_on_cpu} | elementwise.platform_programs(elementwise.divide_f32, x, y)
+    programs = {"cpu": partial(_on_cpu, divide_by_machine)} | elementwise.platform_programs(elementwise.divide_f32, x, y)
     return lax.platform_dependent(x, y, default=on_integers, **programs)
 
 
-def _divide_on_cpu(x: Array, y: Array) -> Array:
-    return _by_machine_or_integers(*broadcast_words(x, y, F32))
+# ---- by the machine
 
 
-@compile_once()
-def _by_machine_or_integers(x: Array, y: Array) -> Array:
-    """By the machine's division, made exact. By integers where an Inf, a NaN or a subnormal number may take part: XLA flushes the last."""
-    most = F32.infinity >> F32.mantissa_bits  # the exponent's field of Inf and NaN
-    of_x, of_y = (jnp.int32(v >> F32.mantissa_bits) & most for v in (x, y))
-    apart = abs(of_x - of_y) < F32.bias - 2
-    ordinary = ((apart & (of_x > 0) & (of_x < most)) | (x << 1 == 0)) & (abs(of_y - F32.bias) < DIVISOR_BINADES)
-    return lax.cond(ordinary.all(), _by_machine, partial(divide_on_integers, fmt=F32), x, y)
+def _on_cpu(operation: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:
+    """Compiles the operation once a shape; on two numbers it is a part of the program around it."""
+    return operation(x, y) if x.size == y.size == 1 else _on_arrays(operation, *broadcast_words(x, y, F32))
 
 
-def _by_machine(x: Array, y: Array) -> Array:
-    of_x, of_y = (lax.bitcast_convert_type(v & jnp.uint32(0x7FFFFFFF), jnp.float32) for v in (x, y))
-    return nearest_quotient(x, y, lax.bitcast_convert_type(of_x / of_y, jnp.uint32))
+@compile_once(0)
+def _on_arrays(operation: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:
+    return operation(x, y)
+
+
+class Significand(NamedTuple):
+    """A finite magnitude: value * 2^(exponent - bias - mantissa_bits) of f32, subnormal numbers with smaller exponents than f32 has."""
+
+    value: Array  # uint32 in [2^23, 2^24); for zero, 0
+    exponent: Array  # int32
+
+
+def multiply_by_machine(x: Array, y: Array) -> Array:
+    """Multiplies f32 codes, which broadcast."""
+    u, v = x & MAGNITUDE, y & MAGNITUDE
+    a, b = _significand(u), _significand(v)
+    product = lax.bitcast_convert_type(_as_float(a.value) * _as_float(b.value), jnp.uint32)
+    carried = (product >> F32.mantissa_bits) - F32.bias  # 1 if the product of the significands is 2 or more
+    value = product & (HIDDEN - 1) | HIDDEN
+    lost = lax.bitcast_convert_type(a.value * b.value - (value << F32.mantissa_bits + carried), jnp.int32)
+    code = _assemble(value, lost, a.exponent + b.exponent + carried.astype(jnp.int32) - F32.bias)
+    code = jnp.where((u == 0) | (v == 0), 0, jnp.where(jnp.maximum(u, v) == INFINITY, INFINITY, code))
+    nan = (jnp.maximum(u, v) > INFINITY) | ((jnp.maximum(u, v) == INFINITY) & (jnp.minimum(u, v) == 0))
+    return jnp.where(nan, np.uint32(F32.nan), code | ((x ^ y) & ~MAGNITUDE))
+
+
+def divide_by_machine(x: Array, y: Array, *, flush: bool = False) -> Array:
+    """Divides f32 codes, which broadcast. flush: a subnormal quotient is zero."""
+    u, v = x & MAGNITUDE, y & MAGNITUDE
+    a, b = _significand(u), _significand(v)
+    guess = lax.bitcast_convert_type(_as_float(a.value) / _as_float(b.value), jnp.uint32)
+    less = (a.value < b.value).astype(jnp.uint32)
+    value, lost = correct_quotient(a.value << F32.mantissa_bits + less, b.value, guess - (ONE - less * HIDDEN) + HIDDEN)
+    code = _assemble(value, lost, a.exponent - b.exponent + (F32.bias - less.astype(jnp.int32)), flush)
+    code = jnp.where((u == 0) | (v == INFINITY), 0, jnp.where((u == INFINITY) | (v == 0), INFINITY, code))
+    nan = (jnp.maximum(u, v) > INFINITY) | ((u == v) & ((u == 0) | (u == INFINITY)))
+    return jnp.where(nan, np.uint32(F32.nan), code | ((x ^ y) & ~MAGNITUDE))
+
+
+def correct_quotient(n: Array, d: Array, guess: Array) -> tuple[Array, Array]:
+    """Returns n / d in [2^23, 2^24), rounded to the nearest integer, and what it lacks, in units of 1 / d.
+
+    Args:
+        n: The numerator modulo 2^32.
+        d: The denominator, in [2^23, 2^24).
+        guess: An integer two units off at most.
+    """
+    lost = lax.bitcast_convert_type(n - guess * d, jnp.int32)  # below 2^26 in size
+    d = d.astype(jnp.int32)  # a quotient is never in the middle between two floats
+    units = sum((2 * lost > d * i).astype(jnp.int32) - (2 * lost < -d * i).astype(jnp.int32) for i in (1, 3))
+    return guess + lax.bitcast_convert_type(units, jnp.uint32), lost - units * d
+
+
+def _significand(magnitude: Array) -> Significand:
+    field, up = (magnitude >> F32.mantissa_bits).astype(jnp.int32), lax.clz(magnitude) - np.uint32(31 - F32.mantissa_bits)
+    subnormal = field == 0
+    value = jnp.where(subnormal, magnitude << up, magnitude & (HIDDEN - 1) | HIDDEN)
+    return Significand(value, jnp.where(subnormal, 1 - up.astype(jnp.int32), field))
+
+
+def _as_float(value: Array) -> Array:
+    """Returns a significand as a float in [1, 2)."""
+    return lax.bitcast_convert_type(value + (ONE - HIDDEN), jnp.float32)
+
+
+def _assemble(value: Array, lost: Array, exponent: Array, flush: bool = False) -> Array:
+    """Returns the code of a magnitude.
+
+    Args:
+        value: Its significand, rounded to nearest.
+        lost: A number with the sign of what was rounded off.
+        exponent: As in `Significand`; any number.
+        flush: A subnormal result is zero.
+    """
+    normal = (exponent.astype(jnp.uint32) << F32.mantissa_bits) + (value - HIDDEN)
+    code = jnp.where(exponent >= F32.infinity >> F32.mantissa_bits, INFINITY, normal)
+    if flush:
+        return jnp.where(exponent < 1, 0, code)
+    sticky = (value - (lost < 0)) << 1 | (lost != 0)  # truncated, with a last bit for the rest
+    drop = jnp.clip(2 - exponent, 2, F32.mantissa_bits + 3).astype(jnp.uint32)  # more would leave less than half a unit too
+    subnormal = (sticky + ((np.uint32(1) << drop - 1) - 1) + (sticky >> drop & 1)) >> drop
+    return jnp.where(exponent < 1, subnormal, code)

@@ -101,7 +101,7 @@ def jit_wide_vectors(*static_argnums: int) -> Callable[[Callable], Callable]:
         *static_argnums: Positions of the static arguments, as for `jax.jit`.
 
     Returns:
-        A decorator for a function of positional arguments.
+        A decorator for a function of positional arguments. The result has a method `lower`, as that of `jax.jit`.
     """
 
     def decorate(fn: Callable) -> Callable:
@@ -113,6 +113,7 @@ def jit_wide_vectors(*static_argnums: int) -> Callable[[Callable], Callable]:
         def choose_width(*args: Any) -> Any:
             return (wide if _has_wide_vectors() and not is_tracing() else plain)(*args)
 
+        choose_width.lower = lambda *args: (wide if _has_wide_vectors() else plain).lower(*args)  # type: ignore[attr-defined]
         return choose_width
 
     return decorate

@@ -138,16 +138,22 @@ def without_call_stacks(fn: Callable) -> Callable:
     return traced
 
 
-_probe: Any = jax.jit(lambda x: x)  # a program that `jax.clear_caches` drops with all others
 _probe_lock = Lock()
 
 
-def caches_were_cleared() -> bool:
-    """Return whether `jax.clear_caches` has run since the last call of this function; True at the first call."""
+@cache
+def _probe(owner: str) -> Any:
+    """Return a program that `jax.clear_caches` drops with all others."""
+    return jax.jit(lambda x: x)
+
+
+def caches_were_cleared(owner: str) -> bool:
+    """Return whether `jax.clear_caches` has run since this owner's last call; True at its first call."""
     with _probe_lock:
-        cleared = _probe._cache_size() == 0
+        probe = _probe(owner)
+        cleared = probe._cache_size() == 0
         if cleared:
-            _probe(0)
+            probe(0)
     return cleared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -308,6 +309,8 @@ def convert(
     Source: as in `encode_limbs`.
     """
     codes = jnp.asarray(codes)
+    if isinstance(rounding, str) and rounding == "RN" and rounds_from_f32(source, target):
+        return _round_directly(source, target, saturate, codes)
     random = None if key is None else jax.random.bits(key, codes.shape[: codes.ndim - (source.words - 1)], jnp.uint32)
     if isinstance(rounding, str):
         return _convert(source, target, rounding, saturate, codes, random)
@@ -355,9 +358,66 @@ def recode(source: Format, target: Format, codes: Array) -> Array:
     return codes if source == target else convert(source, target, codes)
 
 
+def rounds_from_f32(source: Format, target: Format) -> bool:
+    """Return True if `round_from_f32` serves for a conversion to the nearest number: the numbers of the source are those of f32."""
+    exact_source = source == F32 or _widens_exactly(source)
+    narrower = not target.is_integer and target.subnormals and target.specials != "fnuz" and F32.can_represent(target)
+    return exact_source and narrower
+
+
+def nan_code(fmt: Format) -> int:
+    """Return the code that a NaN becomes in a float format: see `encode_limbs`."""
+    code = fmt.max_magnitude if fmt.specials == "none" else fmt.nan
+    return (code + 1 << fmt.unused_bits) - 1
+
+
+def round_from_f32(target: Format, saturate: bool, codes: Array) -> Array:
+    """Convert f32 codes to a float format that f32 can represent, in fewer operations than `convert`, rounded to nearest even.
+
+    Args:
+        target: Format of the result, with subnormals.
+        saturate: As in `convert`.
+        codes: f32 codes [...].
+
+    Returns:
+        Codes of `target` [...], as `convert` returns them.
+    """
+    drop, negative = F32.mantissa_bits - target.mantissa_bits, codes >> 31 != 0
+    magnitude = codes & np.uint32((1 << 31) - 1)
+    if drop == 0:
+        code = magnitude
+    elif target.bias == F32.bias:  # f32 codes in fewer bits, subnormal ones too
+        code = (magnitude + np.uint32((1 << drop - 1) - 1) + (magnitude >> drop & 1)) >> drop
+    else:
+        hidden = np.uint32(1 << F32.mantissa_bits)
+        field, significand = (magnitude >> F32.mantissa_bits).astype(jnp.int32), magnitude & (hidden - 1) | hidden
+        above = field - (F32.bias + target.min_exponent)  # exponent above the smallest normal number's
+        # a shift of one bit more than the significand has leaves less than half a unit, as of every subnormal f32 number
+        shift = (drop + jnp.clip(-above, 0, F32.mantissa_bits + 2 - drop)).astype(jnp.uint32)
+        code = (significand + ((np.uint32(1) << shift - 1) - 1) + (significand >> shift & 1)) >> shift
+        binades = target.max_exponent - target.min_exponent + 2  # beyond the largest number
+        code = code + (jnp.clip(above, 0, binades).astype(jnp.uint32) << target.mantissa_bits)
+    limit = np.uint32(target.max_magnitude + (target.specials != "none" and not saturate))  # Inf or NaN follows the largest number
+    code = jnp.minimum(code, limit)
+    if target.signed:
+        code = code | negative.astype(jnp.uint32) << target.bits - target.unused_bits - 1
+    else:
+        code = jnp.where(negative & (magnitude != 0), np.uint32(0 if saturate or target.specials == "none" else target.nan), code)
+    code = jnp.where(magnitude > F32.infinity, np.uint32(nan_code(target)), code << target.unused_bits)
+    return code.astype(target.dtype)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _round_directly(source: Format, target: Format, saturate: bool, codes: Array) -> Array:
+    """Convert to the nearest number in few operations, which XLA fuses with those around them."""
+    if source != F32:
+        codes = _widen_to_f32(source, codes)
+        if target == F32 and not saturate:
+            return codes
+    return round_from_f32(target, saturate, codes)
+
+
 @compile_once(0, 1, 2, 3)
 def _convert(source: Format, target: Format, rounding: str, saturate: bool, codes: Array, random: Array | None) -> Array:
     """Compile one conversion for each pair of formats and rounding."""
-    if target == F32 and not saturate and _widens_exactly(source):
-        return _widen_to_f32(source, codes)
     return encode(target, decode(source, codes), rounding, overflow="saturate" if saturate else "ieee", random=random)

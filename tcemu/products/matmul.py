@@ -164,11 +164,15 @@ class MatmulOptions:
         da = matmul(g, jnp.swapaxes(b, -1, -2), recipe=recipe_da, key=keys.da if recipe_da.is_stochastic else None)
         db = matmul(jnp.swapaxes(a, -1, -2), g, recipe=recipe_db, key=keys.db if recipe_db.is_stochastic else None)
 
-        def factors(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> tuple[Array, Array]:
-            return _smooth_factors(self, operands._replace(a=a, b=b, scale_a=scale_a, scale_b=scale_b), raw=True)
+        da, db = unbroadcast(da, a.shape), unbroadcast(db, b.shape)
+        if operands.scale_a is None and operands.scale_b is None:
+            da, db, dscale_a, dscale_b = da.astype(a.dtype), db.astype(b.dtype), None, None
+        else:
 
-        _, pull_back = jax.vjp(factors, a, b, operands.scale_a, operands.scale_b)
-        da, db, dscale_a, dscale_b = pull_back((unbroadcast(da, a.shape), unbroadcast(db, b.shape)))
+            def factors(a: Array, b: Array, scale_a: Array | None, scale_b: Array | None) -> tuple[Array, Array]:
+                return _smooth_factors(self, operands._replace(a=a, b=b, scale_a=scale_a, scale_b=scale_b), raw=True)
+
+            da, db, dscale_a, dscale_b = jax.vjp(factors, a, b, operands.scale_a, operands.scale_b)[1]((da, db))
         dbias = None if operands.bias is None else unbroadcast(g, operands.bias.shape).astype(operands.bias.dtype)
         nothing: Any = None  # recipe and key have no derivative
         return MatmulOperands(recipe=nothing, a=da, b=db, bias=dbias, scale_a=dscale_a, scale_b=dscale_b, key=nothing)

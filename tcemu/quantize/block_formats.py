@@ -44,6 +44,7 @@ from tcemu.formats import (
     decode_limbs,
     encode,
 )
+from tcemu.formats.coding import nan_code, round_from_f32, rounds_from_f32
 from tcemu.quantize.scale_groups import GroupSizes, join_groups, repeat_scales, split_groups
 from tcemu.quantize.scale_rules import RULES, ScaleRule
 from tcemu.quantize.scaled_elements import round_by_platform, round_with_kernel, unsupported_reason
@@ -326,9 +327,18 @@ def _block_scales(rule: ScaleRule, element: Format, arithmetic: Format, largest:
     """Returns each block's scale, and its scaler: the exponent of a power of two, or the argument of `apply`."""
     if rule.exponent is not None:
         return _power_of_two_scales(rule.exponent, element, arithmetic, largest)
-    tensor = tuple(t.reshape(t.shape + (1,) * (largest[0].ndim - t.ndim)) for t in tensor)
-    scales, scalers = rule.require_two_level().block(largest[0], *tensor)
-    return _nan_if_special(rule.scale, arithmetic, largest, scales), scalers
+    return _two_level_scales(rule.require_two_level().block, rule.scale, largest, tensor)
+
+
+@compile_once(0, 1)
+def _two_level_scales(
+    block: Callable[..., tuple[Array, Array]], scale: Format, largest: Limbs, tensor: tuple[Array, ...]
+) -> tuple[Array, Array]:
+    """Computes `_block_scales` under a scale of the tensor."""
+    shape = largest[0].shape
+    tensor = tuple(jnp.broadcast_to(t.reshape(t.shape + (1,) * (len(shape) - t.ndim)), shape) for t in tensor)
+    scales, scalers = block(largest[0], *tensor)
+    return _nan_if_special(scale, F32, largest, scales), scalers
 
 
 @compile_once(0, 1, 2)
@@ -362,9 +372,7 @@ def _encode_elements(
         shape = limbs[0].shape
         random = None if key is None else blocking.split_blocks(jax.random.bits(key, shape, jnp.uint32))
         limbs = tuple(map(blocking.split_blocks, limbs))
-        if apply is not None:
-            limbs = (apply(limbs[0], scalers[..., None], F32),)
-        elements = _divide_and_encode(blocking.arithmetic, element, rounding, limbs, scales, scalers if apply is None else None, random)
+        elements = _scale_and_encode(blocking.arithmetic, element, rounding, apply, limbs, scales, scalers, random)
         return join_groups(elements, shape[blocking.axis], blocking.axis)
 
     small_is_zero = element.min_exponent - element.mantissa_bits > F32.min_exponent
@@ -386,17 +394,27 @@ def _encode_with_kernel(
     return jnp.moveaxis(elements, -1, blocking.axis)
 
 
-@compile_once(0, 1, 2)
-def _divide_and_encode(
-    arithmetic: Format, element: Format, rounding: str, limbs: Limbs, scales: Array, exponents: Array | None, random: Array | None
+@compile_once(0, 1, 2, 3)
+def _scale_and_encode(
+    arithmetic: Format,
+    element: Format,
+    rounding: str,
+    apply: Callable[[Array, Array, Format], Array] | None,
+    limbs: Limbs,
+    scales: Array,
+    scalers: Array,
+    random: Array | None,
 ) -> Array:
-    """Encodes numbers [..., blocks, block] as elements, divided by 2^exponents [..., blocks] if given."""
+    """Encodes numbers [..., blocks, block] as elements: divided by 2^scalers [..., blocks], or scaled by `apply`."""
+    scale_is_nan = (scales == (UE8M0 if apply is None else UE4M3).nan)[..., None]
+    if apply is not None:
+        limbs = (apply(limbs[0], scalers[..., None], F32),)
+        if rounding == "RN" and rounds_from_f32(F32, element):
+            return jnp.where(scale_is_nan, element.dtype.type(nan_code(element)), round_from_f32(element, True, limbs[0]))
     number = decode_limbs(arithmetic, limbs)
-    if exponents is not None:
-        number = number._replace(exponent=number.exponent - exponents[..., None])
-    scale_is_nan = scales == (UE4M3 if exponents is None else UE8M0).nan
-    number = number._replace(nan=number.nan | scale_is_nan[..., None])
-    return encode(element, number, rounding, overflow="saturate", random=random)
+    if apply is None:
+        number = number._replace(exponent=number.exponent - scalers[..., None])
+    return encode(element, number._replace(nan=number.nan | scale_is_nan), rounding, overflow="saturate", random=random)
 
 
 def _max_limbs(x: Limbs) -> Limbs:

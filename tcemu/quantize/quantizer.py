@@ -5,7 +5,7 @@ All arithmetic is on integers. The f32 arithmetic of scales is rounded to neares
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import lcm
@@ -17,8 +17,11 @@ from chex import PRNGKey
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.backends.quotients import divide
+from tcemu.arithmetic.integer_quotients import divide_on_integers
+from tcemu.backends.quotients import divide, divide_by_machine
+from tcemu.base.compilation import compile_once
 from tcemu.formats import BF16, F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
+from tcemu.formats.coding import round_from_f32, rounds_from_f32
 from tcemu.quantize.block_formats import BlockFormat, block_quantize
 from tcemu.quantize.hadamard import HADAMARD_SIZES, HadamardTransform
 from tcemu.quantize.scale_groups import GroupSizes, broadcast_scales, split_groups
@@ -331,15 +334,31 @@ def _round_elements(scheme: Scheme, source: Format, codes: Array, scales: Array 
     saturate = quantizer.saturate or quantizer.scales_in_unit
 
     def portable(codes: Array, scales: Array | None) -> Array:
-        own = source
-        if scales is not None:
-            numbers, own = _f32_codes(source, codes), F32
-            codes = divide(numbers, broadcast_scales(scales, numbers.shape, scheme.group_sizes), F32)
-        return codes if own == target else convert(own, target, codes, quantizer.rounding, saturate, key)
+        if scales is None:
+            return codes if source == target else convert(source, target, codes, quantizer.rounding, saturate, key)
+        numbers = _f32_codes(source, codes)
+
+        def round_quotients(numbers: Array, scales: Array, divide: Callable[..., Array] = divide) -> Array:
+            quotients = divide(numbers, broadcast_scales(scales, numbers.shape, scheme.group_sizes), F32)
+            return quotients if target == F32 else convert(F32, target, quotients, quantizer.rounding, saturate, key)
+
+        if quantizer.rounding != "RN" or not rounds_from_f32(F32, target):
+            return round_quotients(numbers, scales)
+        by_machine = partial(_round_quotients_by_machine, target, saturate, scheme.group_sizes)
+        on_integers = partial(round_quotients, divide=divide_on_integers)  # the kernel serves the other platform
+        return lax.platform_dependent(numbers, scales, cpu=by_machine, default=on_integers)
 
     reason = unsupported_reason(source, target, quantizer.rounding, codes, scaled=scales is not None)
     kernel = partial(round_with_kernel, source, target, saturate, scheme.group_sizes)
     return round_by_platform(reason, kernel, portable, codes, scales)
+
+
+@compile_once(0, 1, 2)
+def _round_quotients_by_machine(target: Format, saturate: bool, sizes: GroupSizes, numbers: Array, scales: Array) -> Array:
+    """Divides f32 codes by their scales, and rounds the quotients to the nearest numbers of the target."""
+    subnormals_are_zero = target.min_exponent - target.mantissa_bits > F32.min_exponent + 1
+    quotients = divide_by_machine(numbers, broadcast_scales(scales, numbers.shape, sizes), flush=subnormals_are_zero)
+    return round_from_f32(target, saturate, quotients)
 
 
 def _f32_codes(source: Format, codes: Array) -> Array:

@@ -18,7 +18,7 @@ from tcemu.backends.dispatch import call_by_platform
 from tcemu.backends.quotients import divide, multiply
 from tcemu.base import bits
 from tcemu.base.bits import Limbs
-from tcemu.formats import E4M3, F32, UE4M3, UE8M0, Format, convert, decode, encode
+from tcemu.formats import E4M3, F32, UE4M3, UE8M0, Format, convert
 
 
 def _f32(value: float) -> np.uint32:
@@ -86,7 +86,7 @@ ONE, MAX_F32 = _f32(1), _f32(float(np.finfo(np.float32).max))
 
 def _encode_ue4m3(x: Array) -> Array:
     """Rounds f32 codes without sign to ue4m3. A kernel may use e4m3, whose codes without sign are the same."""
-    portable = lambda x: encode(UE4M3, decode(F32, x), overflow="saturate")
+    portable = lambda x: convert(F32, UE4M3, x, saturate=True)
     return call_by_platform(elementwise.platform_programs(partial(elementwise.narrow, E4M3), x), portable, x)
 
 

@@ -24,6 +24,7 @@ from tcemu.products.recipes import Recipe, as_recipe, get_recipe
 from tcemu.products.wide import WideRecipe, cached_wide_recipe, is_wide_recipe_name
 from tcemu.torch.compile_progress import compile_progress
 from tcemu.torch.exchange import check_process, program_context, to_jax, to_torch
+from tcemu.torch.operator_programs import compile_together, find_program
 
 _registered: dict[str, Any] = {}
 _names: dict[Hashable, str] = {}
@@ -72,6 +73,15 @@ def _standard_name(what: Any) -> str | None:
     except (TypeError, ValueError):
         return None
     return f"{what.name} on {what.target}" if same else None
+
+
+def stable_name(name: str) -> str | None:
+    """Return a name that stands for the same object in every process, or None if there is none."""
+    what = _registered.get(name)
+    if what is None or "#" not in name:
+        return name
+    recipe = _standard_name(what.recipe) if isinstance(what, DotGeneral) else None
+    return recipe and f"dot_general of {recipe}, A is {what.a}"
 
 
 def find_by_name(name: str) -> Any:
@@ -159,7 +169,8 @@ class Operator:
         arrays, key, present = _to_arrays(tensors, seed)
         first = next(array for array in arrays if array is not None)
         with program_context(first), self.show_progress(static, arrays, key):
-            return to_torch(_compute_value(self.compute, static, arrays, key), present)
+            program = find_program(_compute_value, (self.compute, static), arrays, (key,), self.stored_name(static))
+            return to_torch(program(arrays, key), present)
 
     def evaluate_backward(self, g: torch.Tensor, *args: Any) -> list[torch.Tensor]:
         """Compute the gradients of the requested tensors. The last argument says which these are."""
@@ -168,8 +179,20 @@ class Operator:
         requested = tuple(index for index, need in enumerate(needed) if need)
         cotangent = to_jax(g)
         with program_context(cotangent), self.show_progress(static, arrays, key, requested, cotangent):
-            gradients = _compute_gradients(self.compute, static, requested, arrays, key, cotangent)
+            # that of the first operand and those of the others are a product each: the programs compile side by side, and serve apart
+            parts = [part for part in (tuple(set(requested) & {0}), tuple(index for index in requested if index)) if part]
+            programs = [
+                find_program(_compute_gradients, (self.compute, static, part), arrays, (key, cotangent), self.stored_name(static, part))
+                for part in parts
+            ]
+            compile_together(programs)
+            gradients = [gradient for program in programs for gradient in program(arrays, key, cotangent)]
         return [to_torch(gradient, [g, *present]) for gradient in gradients]
+
+    def stored_name(self, static: Static, requested: tuple[int, ...] | None = None) -> str | None:
+        """Return the name of a program on disk, or None if its static arguments are of this process alone."""
+        names = [stable_name(value) if isinstance(value, str) else value for value in static]
+        return None if None in names else repr((self.name, names, requested))
 
     def show_progress(
         self,

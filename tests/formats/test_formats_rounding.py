@@ -7,7 +7,9 @@ from fractions import Fraction
 from functools import partial
 from itertools import product
 
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +20,8 @@ from oracles.reference import MODES
 from support import random_operands as operands
 from support.sampling import sample_cases
 
-from tcemu.formats import FORMATS, convert, from_float, to_float
+from tcemu.formats import F32, FORMATS, convert, decode, encode, from_float, to_float
+from tcemu.formats.coding import rounds_from_f32
 
 NARROW = ["e5m2", "e4m3", "e3m2", "e2m3", "e2m1", "ue8m0", "ue4m3", "ue5m3"]
 TARGETS = {"f16": ["bf16", *NARROW], "bf16": ["f16", *NARROW]}
@@ -143,6 +146,23 @@ def test_f32(target):
         number = ~np.isnan(widen("f32", codes))
         assert (np.asarray(from_float(FORMATS[target], codes.view(np.float32)))[number] == want[number]).all()
     agrees_with_reference("f32", target, np.random.default_rng(8).choice(codes, 1500))
+
+
+SHORT_WAY = [fmt for fmt in FORMATS.values() if rounds_from_f32(F32, fmt)]
+
+
+@pytest.mark.parametrize("fmt", SHORT_WAY, ids=str)
+def test_the_short_way_from_f32_is_the_long_one(fmt):
+    """All upper halves of words, with lower halves next to ties."""
+    lower = np.array([0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    words = jnp.asarray((np.arange(1 << 16, dtype=np.uint32)[:, None] << 16 | lower).ravel())
+    for saturate in (False, True):
+        long_way = encode(fmt, decode(F32, words), overflow="saturate" if saturate else "ieee")
+        chex.assert_trees_all_equal(convert(F32, fmt, words, saturate=saturate), long_way)
+
+
+def test_formats_that_the_short_way_serves():
+    assert {str(fmt) for fmt in SHORT_WAY} == {"f32", "tf32", "f16", "bf16", "e5m2", "e4m3", "e3m2", "e2m3", "e2m1", "ue4m3", "ue5m3"}
 
 
 def test_f32_boundaries_are_boundaries():

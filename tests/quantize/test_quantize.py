@@ -1,6 +1,7 @@
 """tcemu.quantize: MX against exact fractions, NVFP4 against NumPy transcriptions of the authors' code."""
 
 from fractions import Fraction
+from functools import partial
 from itertools import product
 
 import chex
@@ -18,8 +19,8 @@ from support.traced_programs import MOVES, equations, float_operations
 
 import tcemu
 from tcemu import formats
-from tcemu.backends import quotients as quotient
-from tcemu.backends.quotients import divide, multiply
+from tcemu.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
+from tcemu.backends.quotients import correct_quotient, divide, divide_by_machine, multiply
 from tcemu.quantize.block_formats import BLOCK_FORMATS, RULES, BlockFormat, BlockQuantized, block_dequantize, block_quantize
 
 MX = sorted(exact.ELEMENTS)
@@ -364,11 +365,11 @@ def test_vmap_of_an_axis_in_the_middle():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_float_operation_touches_a_value(rule):
-    """But for quotients, which are the machine's own where `divide` finds that none can be subnormal."""
+    """But for products and quotients of significands, floats in [1, 2), which the machine rounds."""
     kind = "nvfp4" if RULES[rule].two_level else "mxfp8_e4m3"
     x = jax.ShapeDtypeStruct((4, 64), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda x: block_dequantize(block_quantize(x, kind, rule=rule)))(x).jaxpr
-    assert float_operations(jaxpr) <= MOVES | {"div"}
+    assert float_operations(jaxpr) <= MOVES | {"mul", "div"}
     assert not {e.primitive.name for e in equations(jaxpr)} & {"gather", "scatter", "sort", "while"}
 
 
@@ -400,54 +401,63 @@ def test_codes_are_those_of_the_dtypes_that_others_use():
 # ---- the f32 operations
 
 
-def test_f32_products_and_quotients_by_numpy():
-    rng = np.random.default_rng(15)
-    edge = np.array([0, 1, 2, 0x3FFFFF, 0x7FFFFF, 0x800000, 0x800001, 0x3F7FFFFF, 0x3F800000, 0x3F800001, 0x40C00000, 0x7F7FFFFF,
-                     0x7F800000, 0x7FC00000], np.uint32)  # fmt: skip
-    edge = np.concatenate([edge, edge | np.uint32(1 << 31)])
-    some = rng.integers(0, 1 << 32, 300_000, np.uint32)
-    a = np.concatenate([np.repeat(edge, len(edge)), some, some & 0x80FFFFFF])
-    b = np.concatenate([np.tile(edge, len(edge)), rng.integers(0, 1 << 32, 600_000, np.uint32)])
-    for operation, ufunc in ((multiply, np.multiply), (divide, np.divide)):
-        with np.errstate(all="ignore"):
-            want = ufunc(as_float(a), as_float(b))
-        want = np.where(np.isnan(want), np.uint32(0x7FFFFFFF), want.view(np.uint32))
-        assert (np.asarray(jax.jit(operation, static_argnums=2)(a, b, formats.F32)) == want).all()
-
-
 def signed(rng, fields):
     """Codes with these exponents."""
     return rng.integers(0, 1 << 32, fields.shape, np.uint32) & 0x807FFFFF | fields.astype(np.uint32) << 23
 
 
-def test_ordinary_quotients_are_made_of_the_machines_own(monkeypatch):
-    """With the division by integers broken, what may be subnormal or infinite comes out wrong. All else is right, by a constant too."""
-    monkeypatch.setattr(quotient, "divide_on_integers", lambda x, y, fmt, rounding="RN": x)
-    rng = np.random.default_rng(16)
-    quotients = jax.jit(divide, static_argnums=2)
-    for apart in (-124, -30, 0, 124):  # of the exponents
-        fields = rng.integers(max(28, 28 + apart), 227 + min(0, apart), 100_003)
-        a, b = signed(rng, fields), signed(rng, fields - apart)
-        a[::7] &= 1 << 31
-        assert (np.asarray(quotients(a, b, formats.F32)) == (as_float(a) / as_float(b)).view(np.uint32)).all()
+def f32_operands(near_the_subnormal):
+    """Edges, codes of all kinds, subnormal ones, and ones whose result has an exponent next to the least: by these fields of y."""
+    rng = np.random.default_rng(15)
+    edge = np.array([0, 1, 2, 0x3FFFFF, 0x7FFFFF, 0x800000, 0x800001, 0x3F7FFFFF, 0x3F800000, 0x3F800001, 0x40C00000, 0x7F7FFFFF,
+                     0x7F800000, 0x7FC00000], np.uint32)  # fmt: skip
+    edge = np.concatenate([edge, edge | np.uint32(1 << 31)])
+    some, fields = rng.integers(0, 1 << 32, 300_000, np.uint32), rng.integers(0, 255, 300_000)
+    y_fields = np.clip(near_the_subnormal(fields) + rng.integers(-26, 4, len(fields)), 0, 254)
+    a = np.concatenate([np.repeat(edge, len(edge)), some, some & 0x80FFFFFF, signed(rng, fields)])
+    return a, np.concatenate([np.tile(edge, len(edge)), rng.integers(0, 1 << 32, 600_000, np.uint32), signed(rng, y_fields)])
+
+
+OPERATIONS = {
+    "multiply": (multiply, np.multiply, lambda fields: 127 - fields),
+    "divide": (divide, np.divide, lambda fields: fields + 127),
+    "multiply on integers": (multiply_on_integers, np.multiply, lambda fields: 127 - fields),
+    "divide on integers": (divide_on_integers, np.divide, lambda fields: fields + 127),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_f32_products_and_quotients_by_numpy(name):
+    operation, ufunc, near_the_subnormal = OPERATIONS[name]
+    a, b = f32_operands(near_the_subnormal)
+    with np.errstate(all="ignore"):
+        want = ufunc(as_float(a), as_float(b))
+    want = np.where(np.isnan(want), np.uint32(0x7FFFFFFF), want.view(np.uint32))
+    assert (np.asarray(jax.jit(operation, static_argnums=2)(a, b, formats.F32)) == want).all()
+    if name == "divide":
+        flushed = np.where(want & 0x7F800000 == 0, want & np.uint32(1 << 31), want)
+        assert (np.asarray(jax.jit(partial(divide_by_machine, flush=True))(a, b)) == flushed).all()
+
+
+def test_quotients_by_a_constant_are_rounded_once():
+    """XLA may multiply by the rounded reciprocal of a constant."""
+    a = signed(np.random.default_rng(16), np.arange(100_003) % 255)
     for constant in (3, 7, 448, 1 / 3, 1e30):
-        b = np.float32(constant).view(np.uint32)
-        got = jax.jit(lambda a: divide(a, b, formats.F32))(a := signed(rng, rng.integers(110, 130, 100_003)))  # noqa: B023
-        assert (np.asarray(got) == (as_float(a) / np.float32(constant)).view(np.uint32)).all()
-    one, infinity = 0x3F800000, 0x7F800000
-    for x, y in ((one, 0), (infinity, one), (1, one), (one, 1), (one, infinity), (0x00800000, 0x40000000), (one, 0x7F000000)):
-        assert (np.asarray(quotients(np.full(1009, x, np.uint32), np.full(1009, y, np.uint32), formats.F32)) == x).all()
+        got = jax.jit(lambda a: divide(a, np.float32(constant).view(np.uint32), formats.F32))(a)  # noqa: B023
+        with np.errstate(over="ignore"):
+            assert (np.asarray(got) == (as_float(a) / np.float32(constant)).view(np.uint32)).all()
 
 
 def test_a_guess_of_a_quotient_may_be_two_units_off():
     """Significands next to each other among them, whose quotients are next to powers of two."""
     rng = np.random.default_rng(17)
-    a, b = (signed(rng, rng.integers(90, 160, 300_000)) for _ in "ab")
-    a[::3] = (b[::3] & 0x7FFFFF) + rng.integers(-2, 3, len(a[::3])).astype(np.uint32) + 0x3F800000
-    want = (as_float(a) / as_float(b)).view(np.uint32)
+    n, d = (rng.integers(1 << 23, 1 << 24, 300_000) for _ in "nd")
+    n[::3] = np.clip(d[::3] + rng.integers(-2, 3, len(d[::3])), 1 << 23, (1 << 24) - 1)
+    n <<= 23 + (n < d)
+    want = (2 * n + d) // (2 * d)
     for off in range(-2, 3):
-        got = jax.jit(quotient.nearest_quotient)(a, b, (want & 0x7FFFFFFF) + np.uint32(off % (1 << 32)))
-        assert (np.asarray(got) == want).all()
+        got, lost = jax.jit(correct_quotient)(*((v & 0xFFFFFFFF).astype(np.uint32) for v in (n, d, want + off)))
+        assert (np.asarray(got) == want).all() and (np.asarray(lost) == n - want * d).all()
 
 
 def test_the_reciprocal_of_transformer_engine_gives_the_same_scales():

@@ -341,7 +341,7 @@ def _trace_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]) 
 
 def forget_cleared_programs() -> None:
     """Drop all compiled statements if `jax.clear_caches` has dropped JAX's programs."""
-    if caches_were_cleared():
+    if caches_were_cleared("ptx"):
         _compile_operation.cache_clear()
         _compile_step.cache_clear()
 

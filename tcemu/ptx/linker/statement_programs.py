@@ -8,28 +8,20 @@ that the faster code pays. A stored program also spares the next process tracing
 from __future__ import annotations
 
 import os
-import pickle
-import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
-from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
-from threading import Lock, get_ident
 from typing import Any, NamedTuple
 
 import jax
-from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
-import tcemu.base
 from tcemu.base.jax_internals import compilation_cache_hits, compile_in_short_time
+from tcemu.base.stored_programs import cache_subfolder, file_name, load_program, store_program
 from tcemu.ptx.simt.faults import known_messages, restore_messages
 
 SUBFOLDER = "tcemu-ptx"  # of the folder of JAX's persistent compilation cache
 OPTIMISED, QUICK = "optimised", "quick"
-_load_lock = Lock()
 _folder: ContextVar[Path | None] = ContextVar("tcemu_statement_programs", default=None)
 
 
@@ -47,10 +39,7 @@ def store_programs(folder: str | os.PathLike) -> Iterator[None]:
 
 
 def _program_folder() -> Path | None:
-    folder = _folder.get()
-    if folder is None and jax.config.values["jax_enable_compilation_cache"] and jax.config.values["jax_compilation_cache_dir"]:
-        folder = Path(jax.config.values["jax_compilation_cache_dir"]) / SUBFOLDER
-    return folder
+    return _folder.get() or cache_subfolder(SUBFOLDER)
 
 
 class TracedStatement(NamedTuple):
@@ -78,7 +67,7 @@ class StatementProgram:
             patience: Executions, each of one thread, after which the program is compiled with all optimisations.
         """
         self._make, self._device, self._threads, self._remaining = trace, device, threads, patience
-        self._name = f"{_environment()}-{blake2b(repr((key, device)).encode(), digest_size=20).hexdigest()}"
+        self._name = file_name((key, device))
         if self._load(OPTIMISED):
             self._remaining = None
         elif not self._load(QUICK):
@@ -101,47 +90,17 @@ class StatementProgram:
             self._compiled = compile_in_short_time(lowered) if effort == QUICK else lowered.compile()
         self.facts = traced.facts
         path = self._path(effort)
-        if path is None or compilation_cache_hits() != hits:
-            return
-        with suppress(OSError, ValueError):  # ValueError: this backend cannot serialise programs
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f"{path.name}.{os.getpid()}.{get_ident()}")
-            temporary.write_bytes(pickle.dumps((serialize(self._compiled), traced.facts, known_messages())))
-            os.replace(temporary, path)  # without fsync: a file that a power failure cuts short is not read back
+        if path is not None and compilation_cache_hits() == hits:
+            store_program(path, self._compiled, (traced.facts, known_messages()))
 
     def _load(self, effort: str) -> bool:
-        path = self._path(effort)
-        if path is None or not path.exists():
+        loaded = load_program(self._path(effort), self._device)
+        if loaded is None:
             return False
-        try:
-            program, facts, messages = pickle.loads(path.read_bytes())
-            with _load_lock:
-                self._compiled, self.facts = deserialize_and_load(*program, execution_devices=[self._device]), facts
-            restore_messages(messages)
-        except Exception:  # a file of a killed or foreign process is compiled anew, whatever is wrong with it
-            return False
+        self._compiled, (self.facts, messages) = loaded
+        restore_messages(messages)
         return True
 
     def _path(self, effort: str) -> Path | None:
         folder = _program_folder() if self._device.platform == "cpu" else None
         return None if folder is None else folder / f"{self._name}-{effort}"
-
-
-@cache
-def _environment() -> str:
-    """Return a digest of all that stored programs depend on besides their statement: this package, jaxlib, the processor, XLA's flags."""
-    digest = blake2b(digest_size=8)
-    facts = (version("jax"), version("jaxlib"), platform.machine(), _processor(), os.environ.get("XLA_FLAGS"), jax.device_count())
-    digest.update(repr((facts, jax.config.values["jax_disable_most_optimizations"])).encode())
-    package = Path(tcemu.base.__file__).parents[1]
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _processor() -> str:
-    """Return the features of the processor, for which XLA compiles."""
-    with suppress(OSError):  # not Linux
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
-    return platform.processor()

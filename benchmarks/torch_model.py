@@ -1,0 +1,104 @@
+"""How long does PyTorch wait for the first forward and backward pass of an emulated GPT? `python benchmarks/torch_model.py`
+
+A GPT of `--layers`, of width 64 with 4 heads, 4 sequences of 64 tokens. Each recipe runs in two processes: the second one finds the
+programs of the first on disk. A second model of the same shape, in the first process, must compile nothing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from tempfile import TemporaryDirectory
+
+import torch
+from harness import arguments, describe_machine, finish
+from torch import nn
+
+import tcemu
+import tcemu.torch
+from tcemu.base.compilation import CACHE_VARIABLE, compile_clock
+
+WIDTH, HEADS, WORDS, BATCH, TOKENS = 64, 4, 256, 4, 64
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(self.norms[0](x)).chunk(3, -1))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(WORDS, WIDTH), nn.LayerNorm(WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.blocks(self.embedding(words))) @ self.embedding.weight.mT
+
+
+def step(model: nn.Module, words: torch.Tensor) -> float:
+    """Seconds of a forward and a backward pass."""
+    began = time.perf_counter()
+    logits = model(words)
+    nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten()).backward()
+    return time.perf_counter() - began
+
+
+def measure(args) -> dict:
+    torch.manual_seed(0)
+    words = torch.randint(WORDS, (BATCH, TOKENS))
+    tcemu.cache_compilations()
+    (recipe,), clock = args.recipes, compile_clock()
+    models = GPT(args.layers), GPT(args.layers)
+    plain, cpu = min(step(models[0], words) for _ in range(args.repeats + 1)), time.process_time()
+    emulated = [tcemu.torch.emulate(model, recipe) for model in models]
+    first = step(models[0], words)
+    line = {"recipe": recipe, "first_s": first, "first_cpu_s": time.process_time() - cpu, "programs": clock.programs}
+    step(models[1], words)
+    more = clock.programs - line["programs"]
+    best = min(step(models[0], words) for _ in range(args.repeats))
+    return line | {"best_s": best, "ratio": best / plain, "more_programs": more, "left": len(emulated[0].report(words).unchanged)}
+
+
+def measure_in_a_process(args, recipe: str, cache: str) -> dict:
+    words = ["--recipes", recipe, "--layers", args.layers, "--repeats", args.repeats, "--alone"]
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"} | {CACHE_VARIABLE: cache}
+    run = subprocess.run([sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--recipes", nargs="+", default=["bf16", "fp8"])
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--alone", action="store_true", help="one recipe, in this process, as a line of JSON")
+    args = parser.parse_args()
+    if args.alone:
+        print(json.dumps(measure(args)))
+        return 0
+    machine = describe_machine() | {"torch": torch.__version__}
+    print(f"{'recipe':>10} {'process':>8} {'first s':>8} {'CPU s':>7} {'programs':>9} {'of 2nd model':>13} {'best s':>8} {'x plain':>8}")
+    lines = []
+    for name in args.recipes:
+        with TemporaryDirectory() as cache:
+            for process in ("first", "second"):
+                line = measure_in_a_process(args, name, cache)
+                lines.append(line | {"process": process})
+                figures = f"{line['first_s']:>8.2f} {line['first_cpu_s']:>7.1f} {line['programs']:>9} {line['more_programs']:>13}"
+                print(f"{name:>10} {process:>8} {figures} {line['best_s']:>8.4f} {line['ratio']:>8.1f}", flush=True)
+    wrong = sum(line["left"] + line["more_programs"] for line in lines)
+    return finish(args, machine, lines, wrong, "two models", "programs compiled twice or products left as they were")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
