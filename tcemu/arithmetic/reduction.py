@@ -15,10 +15,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from tcemu.arithmetic.bounded_steps import StepForm, are_bounded, reduce_bounded, reduce_narrow, step_form
 from tcemu.arithmetic.fma import add_limbs, fma_limbs
 from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, deal_groups, decode_in_units, fused_dot_add, grouped_dot_add
 from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, DecodedScales, Multiplicand, decode_multiplicand, has_special, spread_scales
+from tcemu.arithmetic.multiplicands import (
+    SPECIAL_EXPONENT,
+    ZERO_EXPONENT,
+    DecodedScales,
+    ExponentRange,
+    Multiplicand,
+    decode_multiplicand,
+    exponent_range,
+    spread_scales,
+)
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.other_steps import complement_sum, exact_sum, floored_sum, flush_subnormals, joined_dot_add, pairwise_sum
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
@@ -29,6 +39,7 @@ from tcemu.formats import F32, ROUNDINGS, Format, codes_to_limbs, convert, limbs
 
 COLUMNS = 128  # columns of D in a block: a step's part of B then stays in the first-level cache
 ELEMENTS = 1 << 17  # elements of D in a block
+FEWEST_STEPS, FEWEST_PRODUCTS = 4, 1 << 24  # a smaller product is not worth compiling two kinds of step
 
 
 Advance = Callable[[Limbs, Any], Limbs]  # (running value, one step's products) -> the next running value
@@ -59,7 +70,12 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
     if not of_codes and model.summed is None:
         x = _split_steps(order, spec, decode_multiplicand(spec.a, a, spec.b, a_scales), -1)
         y = _split_steps(order, spec, decode_multiplicand(spec.b, b, spec.a, b_scales), -2)
+        form = step_form(model, spec, x.operand.exponent.shape[-1])
         steps = partial(_reduce_fused, model, spec, order)
+        if form is not None and form.is_narrow:
+            steps = lambda c, x, y: reduce_narrow(form, c, x.operand, y.operand)
+        elif form is not None and _is_worth_two_programs(c, x):
+            steps = partial(_reduce_bounded_or_any, form, steps)
         return reduce_in_blocks(_rounded_per_instruction(steps, model, spec, order.steps_per_instruction(spec.k)), c, x, y)
     k_first = lambda v, axis: order.deal(jnp.moveaxis(v, axis, 0), spec.k)
     sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
@@ -98,7 +114,12 @@ class StepOperand(NamedTuple):
     """One multiplicand's part in the steps. Leading axis: the steps."""
 
     operand: Multiplicand  # [steps, ..., M, terms] or [steps, ..., terms, N]
-    special: Array  # bool [steps, ..., 1, 1]
+    exponents: ExponentRange  # of each step, [steps, ..., 1, 1]
+
+    @property
+    def special(self) -> Array:
+        """Bool [steps, ..., 1, 1]: there is an Inf or NaN in the step."""
+        return self.exponents.high == SPECIAL_EXPONENT
 
 
 def _split_steps(order: Order, spec: ProductSpec, x: Multiplicand, axis: int) -> StepOperand:
@@ -115,7 +136,7 @@ def _split_steps(order: Order, spec: ProductSpec, x: Multiplicand, axis: int) ->
         return jnp.moveaxis(v.reshape(*before, -1, terms, *after), at, 0)
 
     cut_operand = Multiplicand(significand=cut(x.significand, 0), exponent=cut(x.exponent, ZERO_EXPONENT))
-    return StepOperand(cut_operand, has_special(cut_operand))
+    return StepOperand(cut_operand, exponent_range(cut_operand))
 
 
 def _reduce_fused(model: Model, spec: ProductSpec, order: Order, c: Array, x: StepOperand, y: StepOperand) -> Array:
@@ -137,6 +158,21 @@ def _reduce_fused(model: Model, spec: ProductSpec, order: Order, c: Array, x: St
     number = jnp.arange(x.operand.exponent.shape[-1]) // model.terms
     advance = step if isinstance(model.terms, int) else _step_of_traced_size(step, number, only)
     return limbs_to_codes(model.result, _reduce_chains(advance, model.result, order, spec.k, (x, y), codes_to_limbs(model.result, c)))
+
+
+def _is_worth_two_programs(c: Array, x: StepOperand) -> bool:
+    """Returns whether a product is so large that the steps of `bounded_steps` are compiled beside those for any operands."""
+    sizes = (*c.shape, steps := x.operand.exponent.shape[0], x.operand.exponent.shape[-1])
+    return all(isinstance(size, int) for size in sizes) and steps >= FEWEST_STEPS and math.prod(sizes) >= FEWEST_PRODUCTS
+
+
+def _reduce_bounded_or_any(form: StepForm, reduce_any: Callable[..., Array], c: Array, x: StepOperand, y: StepOperand) -> Array:
+    """Reduces K by the steps of `bounded_steps` where the operands are bounded, else by `reduce_any`."""
+    return lax.cond(
+        are_bounded(form, x.exponents, y.exponents, c),
+        lambda c, x, y: reduce_bounded(form, c, x.operand, y.operand),
+        reduce_any, c, x, y,
+    )  # fmt: skip
 
 
 def _select_products(chosen: Array, x: Multiplicand) -> Multiplicand:
