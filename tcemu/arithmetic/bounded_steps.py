@@ -167,9 +167,10 @@ def reduce_bounded(form: StepForm, c: Array, x: Multiplicand, y: Multiplicand) -
         return (accumulator, values(following), _max_exponent(*exponents), lanes((following + 1) % steps)), None
 
     accumulator = lax.bitcast_convert_type(c, jnp.float32)
-    state = accumulator, values(0), _max_exponent(*lanes(0)), lanes(1 % steps)
+    (first_x, first_y), max_exponent = values(0), _max_exponent(*lanes(0))
     if steps == 1:
-        return lax.bitcast_convert_type(_add_step(form, *state[1], state[2], accumulator), jnp.uint32)
+        return lax.bitcast_convert_type(_add_step(form, first_x, first_y, max_exponent, accumulator), jnp.uint32)
+    state = accumulator, (first_x, first_y), max_exponent, lanes(1)
     return lax.bitcast_convert_type(lax.scan(step, state, jnp.arange(1, steps + 1) % steps)[0][0], jnp.uint32)
 
 
