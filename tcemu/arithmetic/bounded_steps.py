@@ -162,8 +162,8 @@ def reduce_bounded(form: StepForm, c: Array, x: Multiplicand, y: Multiplicand) -
     lanes = lambda index: (_narrow(form, x.exponent[index]), _narrow(form, y.exponent[index]))
 
     def step(state: tuple, following: Array) -> tuple[tuple, None]:
-        accumulator, factors, max_exponent, exponents = state
-        accumulator = _add_step(form, *factors, max_exponent, accumulator)
+        accumulator, (factors_x, factors_y), max_exponent, exponents = state
+        accumulator = _add_step(form, factors_x, factors_y, max_exponent, accumulator)
         return (accumulator, values(following), _max_exponent(*exponents), lanes((following + 1) % steps)), None
 
     accumulator = lax.bitcast_convert_type(c, jnp.float32)
