@@ -23,7 +23,7 @@ only whether the sum is Inf or NaN.
   `Multiplicand`).
                (2) by a power of two: every bit stays, unless the result leaves f32's normal range. It cannot overflow, since an aligned
                product is below 2^(fraction_bits + 2). Where it underflows it is below 1, and rule 4 truncates it to 0 anyway.
-  convert      f32 to s32 truncates, as rule 4 does. The value is below 2^31, by `_fits_one_limb` or by MAX_FRACTION_BITS.
+  convert      f32 to s32 truncates, as rule 4 does. The value is below 2^31, by `products_fit_one_limb` or by MAX_FRACTION_BITS.
                s32 to f32, for the high part of a wide term, converts at most 24 significant bits.
   subtract     the high part from a wide term, which leaves the low bits of the same 24-bit significand.
   bitcast      no arithmetic.
@@ -36,6 +36,8 @@ integers whose sums and products stay below 2^24, which `fitting.check_exact` ve
 with or without FMA. The operands of the matmul fit the eight significant bits of bf16, so that every precision mode is exact.
 """
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -96,9 +98,9 @@ def fused_dot_add(model: Model, spec: ProductSpec, a: Multiplicand, b: Multiplic
     # rules 4 and 5
     aligned = align_products(model, spec, products, max_exponent)
     half = -(-len(products) // 2)
-    if truncates(model.alignment) and _fits_one_limb(model, spec, len(products)):
+    if truncates(model.alignment) and products_fit_one_limb(model, spec, len(products)):
         negative, magnitude = _add_narrow(aligned)
-    elif truncates(model.alignment) and _fits_one_limb(model, spec, half):
+    elif truncates(model.alignment) and products_fit_one_limb(model, spec, half):
         negative, magnitude = _add_halves(aligned[:half], aligned[half:])
     else:
         negative, magnitude = add_wide(aligned)
@@ -131,7 +133,7 @@ def align_products(model: Model, spec: ProductSpec, products: list[Product], max
     return [round_aligned(value, term, model.alignment) for value, term in zip(aligned, terms, strict=True)]
 
 
-def _fits_one_limb(model: Model, spec: ProductSpec, terms: int) -> bool:
+def products_fit_one_limb(model: Model, spec: ProductSpec, terms: int) -> bool:
     """Returns whether the sum of the aligned products fits an s32, and with the accumulator a 32-bit magnitude.
 
     A product is at most (2^(Ma+1) - 1) (2^(Mb+1) - 1) units of 2^-(Ma+Mb); the accumulator is below 2^(fraction_bits + 1).
@@ -205,8 +207,12 @@ def _truncated_sum(aligned: list[Array]) -> Array:
 
 def _add_halves(first: list[Array], second: list[Array]) -> tuple[Array, Limbs]:
     """Truncates each term and adds each half in one s32. Returns sign and 64-bit magnitude of the sum of both."""
-    sums = [_truncated_sum(half) for half in (first, second)]
-    return _sign_and_magnitude(bits.add(*((x.astype(jnp.uint32), (x >> 31).astype(jnp.uint32)) for x in sums)))
+    return add_signed_words((_truncated_sum(first), _truncated_sum(second)))
+
+
+def add_signed_words(addends: Sequence[Array]) -> tuple[Array, Limbs]:
+    """Returns the sign and the 64-bit magnitude of a sum of s32."""
+    return _sign_and_magnitude(reduce(bits.add, ((x.astype(jnp.uint32), (x >> 31).astype(jnp.uint32)) for x in addends)))
 
 
 def _sign_and_magnitude(total: Limbs) -> tuple[Array, Limbs]:

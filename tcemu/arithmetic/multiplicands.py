@@ -87,6 +87,14 @@ def decode_multiplicand(fmt: Format, codes: ArrayLike, other: Format, scales: De
     return Multiplicand(jnp.where(number.negative, -magnitude, magnitude), jnp.where(special, SPECIAL_EXPONENT, exponent))
 
 
-def has_special(x: Multiplicand) -> Array:
-    """Returns bool [..., 1, 1]: there is an Inf or NaN in the matrix."""
-    return jnp.any(x.exponent == SPECIAL_EXPONENT, axis=(-2, -1), keepdims=True)
+class ExponentRange(NamedTuple):
+    """The exponents of the numbers of a matrix that are not zero, int32 [..., 1, 1]."""
+
+    low: Array  # large where all are zero
+    high: Array  # SPECIAL_EXPONENT where there is an Inf or NaN
+
+
+def exponent_range(x: Multiplicand) -> ExponentRange:
+    """Returns the range of the exponents of each matrix."""
+    low = jnp.min(jnp.where(x.exponent == ZERO_EXPONENT, SPECIAL_EXPONENT, x.exponent), axis=(-2, -1), keepdims=True)
+    return ExponentRange(low, jnp.max(x.exponent, axis=(-2, -1), keepdims=True))

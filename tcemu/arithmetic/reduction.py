@@ -15,10 +15,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from tcemu.arithmetic.bounded_steps import StepForm, are_bounded, reduce_bounded, reduce_narrow, step_form
 from tcemu.arithmetic.fma import add_limbs, fma_limbs
 from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, deal_groups, decode_in_units, fused_dot_add, grouped_dot_add
 from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, DecodedScales, Multiplicand, decode_multiplicand, has_special, spread_scales
+from tcemu.arithmetic.multiplicands import (
+    SPECIAL_EXPONENT,
+    ZERO_EXPONENT,
+    DecodedScales,
+    ExponentRange,
+    Multiplicand,
+    decode_multiplicand,
+    exponent_range,
+    spread_scales,
+)
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.other_steps import complement_sum, exact_sum, floored_sum, flush_subnormals, joined_dot_add, pairwise_sum
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
@@ -29,6 +39,7 @@ from tcemu.formats import F32, ROUNDINGS, Format, codes_to_limbs, convert, limbs
 
 COLUMNS = 128  # columns of D in a block: a step's part of B then stays in the first-level cache
 ELEMENTS = 1 << 17  # elements of D in a block
+FEWEST_STEPS, FEWEST_PRODUCTS = 4, 1 << 24  # a smaller product is not worth compiling two kinds of step
 
 
 Advance = Callable[[Limbs, Any], Limbs]  # (running value, one step's products) -> the next running value
@@ -57,10 +68,15 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
     order = Order.from_model(model, spec.k)
     of_codes = model.fraction_bits is None or model.step_kind in ("complement", "floored")
     if not of_codes and model.summed is None:
-        x = _split_steps(order, spec, decode_multiplicand(spec.a, a, spec.b, a_scales), -1)
-        y = _split_steps(order, spec, decode_multiplicand(spec.b, b, spec.a, b_scales), -2)
+        x, y = (_split_steps(order, spec, side, axis) for side, axis in (((a, a_scales), -1), ((b, b_scales), -2)))
+        form = step_form(model, spec, terms := x[0].shape[-1])
         steps = partial(_reduce_fused, model, spec, order)
-        return reduce_in_blocks(_rounded_per_instruction(steps, model, spec, order.steps_per_instruction(spec.k)), c, x, y)
+        if form is not None and form.is_narrow:
+            steps = lambda c, x, y: reduce_narrow(form, c, x.operand, y.operand)
+        elif form is not None and _is_worth_two_programs(*c.shape, x[0].shape[0], terms):
+            steps = partial(_reduce_bounded_or_any, form, steps)
+        steps = _rounded_per_instruction(steps, model, spec, order.steps_per_instruction(spec.k))
+        return reduce_in_blocks(steps, c, x, y, partial(_decode_steps, spec.a, spec.b), partial(_decode_steps, spec.b, spec.a))
     k_first = lambda v, axis: order.deal(jnp.moveaxis(v, axis, 0), spec.k)
     sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
     products = tuple(jax.tree.map(partial(k_first, axis=axis), side) for side, axis in sides if side is not None)
@@ -98,24 +114,36 @@ class StepOperand(NamedTuple):
     """One multiplicand's part in the steps. Leading axis: the steps."""
 
     operand: Multiplicand  # [steps, ..., M, terms] or [steps, ..., terms, N]
-    special: Array  # bool [steps, ..., 1, 1]
+    exponents: ExponentRange  # of each step, [steps, ..., 1, 1]
+
+    @property
+    def special(self) -> Array:
+        """Bool [steps, ..., 1, 1]: there is an Inf or NaN in the step."""
+        return self.exponents.high == SPECIAL_EXPONENT
 
 
-def _split_steps(order: Order, spec: ProductSpec, x: Multiplicand, axis: int) -> StepOperand:
-    """Splits [..., K, ...], K at `axis`, into steps. The last step of a group is filled with zeros, which take no part."""
+def _split_steps(order: Order, spec: ProductSpec, operand: Any, axis: int) -> Any:
+    """Splits codes and their scales [..., K, ...], K at `axis`, into steps, a new first axis. The last step of a group is filled with
+    zeros, which take no part.
+    """
     group, terms = spec.k // order.groups, order.step_size(spec.k)
 
-    def cut(v: Array, nothing: float) -> Array:
+    def cut(v: Array) -> Array:
         at = v.ndim + axis
         before, after = v.shape[:at], v.shape[at + 1 :]
         if order.groups > 1:
             v = jnp.moveaxis(order.deal(jnp.moveaxis(v, at, 0), spec.k), 0, at)
         v = v.reshape(*before, -1, group, *after)
-        v = jnp.pad(v, [(0, 0)] * (at + 1) + [(0, -group % terms)] + [(0, 0)] * len(after), constant_values=nothing)
+        v = jnp.pad(v, [(0, 0)] * (at + 1) + [(0, -group % terms)] + [(0, 0)] * len(after))
         return jnp.moveaxis(v.reshape(*before, -1, terms, *after), at, 0)
 
-    cut_operand = Multiplicand(significand=cut(x.significand, 0), exponent=cut(x.exponent, ZERO_EXPONENT))
-    return StepOperand(cut_operand, has_special(cut_operand))
+    return jax.tree.map(cut, operand)
+
+
+def _decode_steps(fmt: Format, other: Format, operand: tuple[Array, DecodedScales | None]) -> StepOperand:
+    codes, scales = operand
+    decoded = decode_multiplicand(fmt, codes, other, scales)
+    return StepOperand(decoded, exponent_range(decoded))
 
 
 def _reduce_fused(model: Model, spec: ProductSpec, order: Order, c: Array, x: StepOperand, y: StepOperand) -> Array:
@@ -137,6 +165,23 @@ def _reduce_fused(model: Model, spec: ProductSpec, order: Order, c: Array, x: St
     number = jnp.arange(x.operand.exponent.shape[-1]) // model.terms
     advance = step if isinstance(model.terms, int) else _step_of_traced_size(step, number, only)
     return limbs_to_codes(model.result, _reduce_chains(advance, model.result, order, spec.k, (x, y), codes_to_limbs(model.result, c)))
+
+
+def _is_worth_two_programs(*sizes: Any) -> bool:
+    """Returns whether a product is so large that the steps of `bounded_steps` are compiled beside those for any operands.
+
+    sizes: of D, the steps, and the products of a step.
+    """
+    return all(isinstance(size, int) for size in sizes) and sizes[-2] >= FEWEST_STEPS and math.prod(sizes) >= FEWEST_PRODUCTS
+
+
+def _reduce_bounded_or_any(form: StepForm, reduce_any: Callable[..., Array], c: Array, x: StepOperand, y: StepOperand) -> Array:
+    """Reduces K by the steps of `bounded_steps` where the operands are bounded, else by `reduce_any`."""
+    return lax.cond(
+        are_bounded(form, x.exponents, y.exponents, c),
+        lambda c, x, y: reduce_bounded(form, c, x.operand, y.operand),
+        reduce_any, c, x, y,
+    )  # fmt: skip
 
 
 def _select_products(chosen: Array, x: Multiplicand) -> Multiplicand:
@@ -298,8 +343,12 @@ def _scan(advance: Callable[[Limbs, Any], Limbs], start: Limbs, products: Any) -
 # ---- D in blocks
 
 
-def reduce_in_blocks(reduce: Callable[[Array, Any, Any], Array], c: Array, x: Any, y: Any) -> Array:
-    """Calls reduce(c, x, y), on a CPU in blocks of D that stay in the cache of a core while K is reduced.
+def reduce_in_blocks(
+    reduce: Callable[[Array, Any, Any], Array], c: Array, x: Any, y: Any, decode_x: Callable[[Any], Any], decode_y: Callable[[Any], Any]
+) -> Array:
+    """Calls reduce(c, decode_x(x), decode_y(y)), on a CPU in blocks of D that stay in the cache of a core while K is reduced.
+
+    Only blocks of the operands are decoded at a time: decoded, they take several times the memory.
 
     c: [..., M, N]; x: a pytree of [steps, ..., M, terms]; y: of [steps, ..., terms, N]; a leaf may have 1 in place of any of these sizes
     but the first. `reduce` may get its batch axes as one. On other devices, and where a size is a symbol of `jax.export`, all of D is one
@@ -308,7 +357,7 @@ def reduce_in_blocks(reduce: Callable[[Array, Any, Any], Array], c: Array, x: An
     *batch, m, n = c.shape
     whole = (math.prod(batch), m, n)
     if not all(isinstance(size, int) for size in whole) or (tiles := _block_shape(*whole)) == whole:
-        return reduce(c, x, y)
+        return reduce(c, decode_x(x), decode_y(y))
 
     def flat(v: Array) -> Array:
         """Merges the batch axes, to size 1 if all are 1."""
@@ -318,10 +367,18 @@ def reduce_in_blocks(reduce: Callable[[Array, Any, Any], Array], c: Array, x: An
         return jnp.broadcast_to(v, (v.shape[0], *batch, *v.shape[-2:])).reshape(v.shape[0], -1, *v.shape[-2:])
 
     def blocked(c: Array, x: Any, y: Any) -> Array:
-        d = _map_axis(0, tiles, reduce, c.reshape(whole), *jax.tree.map(flat, (x, y)))
+        d = _map_axis(0, tiles, BlockSteps(reduce, decode_x, decode_y), c.reshape(whole), *jax.tree.map(flat, (x, y)))
         return d.reshape(c.shape)
 
-    return lax.platform_dependent(c, x, y, cpu=blocked, default=reduce)
+    return lax.platform_dependent(c, x, y, cpu=blocked, default=lambda c, x, y: reduce(c, decode_x(x), decode_y(y)))
+
+
+class BlockSteps(NamedTuple):
+    """What is computed for a block: see `reduce_in_blocks`."""
+
+    reduce: Callable[[Array, Any, Any], Array]
+    decode_x: Callable[[Any], Any]
+    decode_y: Callable[[Any], Any]
 
 
 def _block_shape(b: int, m: int, n: int) -> tuple[int, int, int]:
@@ -337,13 +394,15 @@ def _even_tile(size: int, most: int) -> int:
     return size if count == 1 else min(most, -(-size // count // 8) * 8)
 
 
-def _map_axis(axis: int, tiles: tuple[int, int, int], reduce: Callable, c: Array, x: Any, y: Any) -> Array:
+def _map_axis(axis: int, tiles: tuple[int, int, int], steps: BlockSteps, c: Array, x: Any, y: Any) -> Array:
     """Reduces the blocks along one axis of c, [B, M, N], and along the later axes, one after the other."""
+    if axis == 2:  # a block of rows is decoded once for all of its columns
+        x = steps.decode_x(x)
     if axis == len(tiles):
-        return reduce(c, x, y)
+        return steps.reduce(c, x, steps.decode_y(y))
     size, tile = c.shape[axis], tiles[axis]
     if size == tile:
-        return _map_axis(axis + 1, tiles, reduce, c, x, y)
+        return _map_axis(axis + 1, tiles, steps, c, x, y)
     found = (axis, (1, 2, None)[axis], (1, None, 3)[axis])  # x is [steps, B, M, terms], y is [steps, B, terms, N]
 
     def cut(v: Array, at: int | None) -> Array | None:
@@ -351,7 +410,7 @@ def _map_axis(axis: int, tiles: tuple[int, int, int], reduce: Callable, c: Array
 
     def block(moving: tuple) -> Array:
         whole = jax.tree.map(lambda part, all_of_it: all_of_it if part is None else part, moving, (c, x, y), is_leaf=lambda v: v is None)
-        return _map_axis(axis + 1, tiles, reduce, *whole)
+        return _map_axis(axis + 1, tiles, steps, *whole)
 
     d = lax.map(block, tuple(jax.tree.map(partial(cut, at=at), side) for side, at in zip((c, x, y), found, strict=True)))
     d = jnp.moveaxis(d, 0, axis)

@@ -36,12 +36,19 @@ def test_the_wide_and_traced_path_too():
     assert found <= set(EXACT) and "sub" in found
 
 
+def test_the_truncation_by_addition_too():
+    matrix = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    op = "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3"
+    found = float_operations(jax.make_jaxpr(lambda a, b: tcemu.gemm(a, b, op=op, target="sm_90a"))(matrix, matrix).jaxpr) - MOVES
+    assert found <= set(EXACT) and {"add", "abs"} <= found
+
+
 def test_the_list_names_nothing_that_is_not_used():
     used = set()
     for spelling in ("m16n8k16.row.col.f32.f16.f16.f32", "m16n8k16.row.col.f32.bf16.bf16.f32", "m16n8k32.row.col.s32.s8.s8.s32"):
         op = tcemu.parse("mma.sync.aligned." + spelling)
         used |= float_operations(jax.make_jaxpr(lambda *words, op=op: tcemu.mma(op, *words, target="sm_90"))(*registers(op)).jaxpr)
-    assert set(EXACT) - {"sub", "abs"} <= used
+    assert set(EXACT) - {"add", "sub", "abs"} <= used
 
 
 @pytest.mark.parametrize("spelling", DENSE)
