@@ -21,7 +21,8 @@ from .manifest import KERNELS, MORE, Kernel, TensorMap
 from .words import differing, stored_arrays
 
 TYPES = {  # CUtensorMapDataType
-    "u8": 0, "e4m3": 0, "e5m2": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9, "tf32": 11,
+    "u8": 0, "e4m3": 0, "e5m2": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9,
+    "f32_ftz": 10, "tf32": 11, "tf32_ftz": 12,
     "b4x16": 13, "b4x16_p64": 14, "b6x16_p32": 15,
 }  # fmt: skip
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle

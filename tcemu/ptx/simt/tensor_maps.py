@@ -14,26 +14,26 @@ MAGIC = 0x7CE37A90  # first word of an object that `TensorMap.encode` made
 BITS = {  # the data types of cuTensorMapEncodeTiled; b4x16 is 16U4_ALIGN8B, b4x16_p64 16U4_ALIGN16B, b6x16_p32 16U6_ALIGN16B
     **{name: 8 for name in ("u8", "e4m3", "e5m2")},
     **{name: 16 for name in ("u16", "f16", "bf16")},
-    **{name: 32 for name in ("u32", "s32", "f32", "tf32")},
+    **{name: 32 for name in ("u32", "s32", "f32", "f32_ftz", "tf32", "tf32_ftz")},
     **{name: 64 for name in ("u64", "s64", "f64")},
     **{name: 4 for name in ("b4x16", "b4x16_p64")},
     "b6x16_p32": 6,
 }
 # data types by their numbers in tensormap.replace (PTX ISA 9.7.9.28, table of .elemtype); CUtensorMapDataType of the driver has 8 to 10 in
-# another order. None: a type that flushes subnormal numbers
+# another order
 ELEMENT_TYPES = (
-    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", None, "f64", "bf16", "tf32", None, "b4x16", "b4x16_p64", "b6x16_p32"
+    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz",
+    "b4x16", "b4x16_p64", "b6x16_p32",
 )  # fmt: skip
-FLOATS = ("f16", "f32", "f64", "bf16", "tf32")  # data types that may be filled with NaN
+FLOATS = ("f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz")  # data types that may be filled with NaN
 FILL_NAN = 0x7FF77FF7  # the NaN of f16 and bf16 that fma.oob takes for out of bounds, in each half of a word: see `TensorMap`
 PADDED = ("b4x16_p64", "b6x16_p32")  # 16 elements and padding fill 16 bytes of shared memory: PTX ISA 5.5.1.1
-LOADED_ONLY = ("tf32", "b4x16_p64", None)  # types of which no source says what a copy to global memory does
+LOADED_ONLY = ("b4x16_p64",)  # types of which no source says what a copy to global memory does
 TYPE_NUMBERS = {name: ELEMENT_TYPES.index("u8" if name in ("e4m3", "e5m2") else name) for name in BITS}
 SWIZZLES = (0, 32, 64, 128)  # in bytes, by their numbers in tensormap.replace
 ATOMS = (16, 32, 32, 64)  # bytes that the swizzle of 128 moves as one, by their numbers
 FLIPPING_ATOM = 2  # the number of SWIZZLE_128B_ATOM_32B_FLIP_8B
 PADDED_ROW = 128  # elements of a row of a box of a padded type
-MISSING_FLUSH = "no source says where a copy flushes them, and to which zero"
 MISSING_SLICES = "the stride from one slice of channels to the next is in a figure of the manual alone"
 MAX_RANK, MAX_BOX, MAX_ELEMENT_STRIDE, DIMENSION_LIMIT, STRIDE_LIMIT = 5, 256, 8, 1 << 32, 1 << 40
 UNIT_BYTES = 16  # rows of a copy and strides are multiples of it
@@ -53,16 +53,15 @@ class TensorMap:
     """A tensor map: the argument of `tcemu.ptx.run` for a parameter `.param .align 64 .b8 map[128]`.
 
     Elements outside the tensor are read as zeros, or with `nan_fill` as NaN, and not stored. The NaN is 0x7ff7 in each 16 bits of an
-    element of any size. That is the code that fma.oob takes for out of bounds, as recorded on an H200, and the one that a public test of
-    Hopper's copies expects (by the authors of the Ventus GPGPU). A copy to shared memory rounds "tf32" to nearest even, and fills the
-    padding of "b4x16_p64" and "b6x16_p32", which PTX leaves open, with zeros. Interleaved layouts are not supported: the strides between
-    slices of channels are in figures of the manual alone. Nor are the data types that flush subnormal numbers (FTZ): no source says where
-    they are flushed, and to which zero.
+    element of any size, as recorded on an H100. A copy to shared memory rounds "tf32" and "tf32_ftz" to nearest even, with 0x7fffe000 for
+    every NaN; a copy to global memory does not round. Copies keep the subnormal numbers of "f32_ftz" and "tf32_ftz": on an H100, 0 of
+    50,176 words differ for each type and direction. The padding of "b4x16_p64" and "b6x16_p32", which PTX leaves open, is filled with
+    zeros. Interleaved layouts are not supported: the strides between slices of channels are in figures of the manual alone.
 
     Args:
         data: The array that contains the tensor, whose contents `run` returns; or an int, the number of the argument that is that array.
-        dtype: "f16", "bf16", "f32", "tf32", "f64", "u8", "e4m3", "e5m2", "u16", "u32", "s32", "u64", "s64", "b4x16" for packed elements
-            of 4 bits, or "b4x16_p64" and "b6x16_p32" for packed elements of 4 and 6 bits that are padded in shared memory.
+        dtype: "f16", "bf16", "f32", "f32_ftz", "tf32", "tf32_ftz", "f64", "u8", "e4m3", "e5m2", "u16", "u32", "s32", "u64", "s64", "b4x16"
+            for packed elements of 4 bits, or "b4x16_p64" and "b6x16_p32" for packed elements of 4 and 6 bits, padded in shared memory.
         global_dims: Elements along each dimension, 1 to 5 dimensions, innermost first as in `cuTensorMapEncodeTiled`.
         box_dims: Elements of the box that one copy moves; of an im2col map the channels of a pixel and the pixels of a column.
         global_strides: Bytes from one element to the next along each dimension but the first; None: no gaps.
@@ -74,7 +73,7 @@ class TensorMap:
             the driver's documentation says "every alternate row".
         corners: Lower and upper corner of the bounding box of the pixels, width first, for an im2col map as cuTensorMapEncodeIm2col makes
             it. Its `element_strides` are the steps from one pixel to the next. None: a map of boxes.
-        nan_fill: True for CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA, with "f16", "bf16", "f32", "tf32" or "f64".
+        nan_fill: True for CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA, with a floating-point type of 16 bits or more.
 
     Raises:
         ValueError: cuTensorMapEncodeTiled rejects the arguments.
@@ -96,8 +95,6 @@ class TensorMap:
     nan_fill: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype in ("f32_ftz", "tf32_ftz"):
-            raise ValueError(f"dtype: {self.dtype} flushes subnormal numbers, and is not supported: {MISSING_FLUSH}. {SECTION}")
         if self.dtype not in BITS:
             raise ValueError(f"dtype: got {self.dtype!r}; expected one of {', '.join(BITS)}. {SECTION}")
         if self.nan_fill and self.dtype not in FLOATS:

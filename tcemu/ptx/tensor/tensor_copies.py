@@ -486,11 +486,10 @@ def _flip_halves(words: list[Array], flipped: Array) -> list[Array]:
 
 
 def _round_to_tf32(word: Array) -> Array:
-    """Round f32 to the nearest tf32, ties to even. NaN keeps its upper bits, or becomes the canonical NaN if they are those of Inf."""
+    """Round f32 to the nearest tf32, ties to even. Every NaN becomes 0x7fffe000."""
     rounded = word + (np.uint32(0xFFF) + (word >> np.uint32(13) & np.uint32(1))) & np.uint32(0xFFFFE000)
     magnitude = word & np.uint32(0x7FFFFFFF)
-    nan = word & np.uint32(0xFFFFE000) | np.uint32(0x00400000)
-    return jnp.where(magnitude > np.uint32(0x7F800000), nan, jnp.where(magnitude == np.uint32(0x7F800000), word, rounded))
+    return jnp.where(magnitude > np.uint32(0x7F800000), np.uint32(0x7FFFE000), rounded)
 
 
 def _load_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
@@ -500,7 +499,7 @@ def _load_boxes(machine: Machine, copy: CopyValues, *, mode: str) -> Machine:
     def load(machine: Machine, unit: Array, present: Array) -> Machine:
         places = _locate_units(machine, copy, unit, present, mode)
         values = _shift_words(gather_words(machine.memory, places.first, UNIT_WORDS + 1), places.shift)
-        is_tf32 = (copy["element"] == maps.TYPE_NUMBERS["tf32"])[:, None]
+        is_tf32 = jnp.isin(copy["element"], jnp.asarray([maps.TYPE_NUMBERS[name] for name in ("tf32", "tf32_ftz")]))[:, None]
         values = [jnp.where(is_tf32, _round_to_tf32(value), value) for value in values]
         fill = jnp.where(copy["nan_fill"], np.uint32(maps.FILL_NAN), np.uint32(0))[:, None]
         values = [value & mask | fill & ~mask for value, mask in zip(values, _byte_masks(places.within), strict=True)]

@@ -97,8 +97,6 @@ def _check_constant(field: str, value: Operand, target: str) -> None:
         raise Unsupported(f"the value of .{field} is {number}; expected 0 to {most}. {SECTION}")
     if field == "swizzle_atomicity" and target.startswith("sm_9"):
         raise Unsupported(f".swizzle_atomicity needs sm_100a or later; the target is {target}. {SECTION}")
-    if field == "elemtype" and maps.ELEMENT_TYPES[number] is None:
-        raise Unsupported(f".elemtype of {number} flushes subnormal numbers, and is not supported: {maps.MISSING_FLUSH}. {SECTION}")
     if field == "interleave_layout" and number:
         raise Unsupported(f".interleave_layout of {number} is not supported: {maps.MISSING_SLICES}. {SECTION}")
 
