@@ -210,7 +210,7 @@ def test_emulate_and_ragged_products(gpu):
     a, b = whole(24, 40), whole(40, 16, seed=1)
     assert (native(tcemu.emulate(lambda a, b: a @ b, recipe), a, b) == a @ b).all() and len(gpu) == 1
     found = native(lambda: tcemu.dot_general(recipe)(a, b, (((1,), (0,)), ((), ()))))
-    assert (found == a @ b).all() and len(gpu) == 2
+    assert (found == a @ b).all() and {*gpu} == {native_gpu.launched_name(recipe.op)}
 
 
 # ---- several devices

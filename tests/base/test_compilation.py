@@ -60,8 +60,8 @@ def test_only_whole_functions_are_units(transform):
     matrix = jnp.zeros((2, 32, 32))
     text = jax.jit(transform(chain(2))).lower(matrix, matrix).as_text()
     named = [line for line in text.splitlines() if "compilation_unit" in line]
-    assert len(named) == len(re.findall(CALL, text)) >= 2
-    assert set(re.findall(CALL, text)) == {"convert", "reduce_k"}
+    assert len(named) == len(re.findall(CALL, text)) >= 1
+    assert set(re.findall(CALL, text)) == {"reduce_k"}
 
 
 def test_a_unit_within_a_unit_is_part_of_it():

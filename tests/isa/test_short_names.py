@@ -93,7 +93,8 @@ TAKING = {  # everything public that takes an instruction and computes or says s
     "fuzz.get_implementation": ("f16", lambda op: tcemu.fuzz.get_implementation(op, "sm_90a").identity),
     "silicon.statement_kernel": ("f16", None),  # takes an Instruction
     **{f"instructions.Tcgen05Block.{name}": ("f16 tcgen05", None) for name in ("mma", "ld", "st", "cp", "shift")},  # spellings in full
-    "products.OzakiRecipe": ("s8", None),  # see test_ozaki.py
+    "products.OzakiSliceRecipe": ("s8", None),  # see test_ozaki.py
+    "products.OzakiModularRecipe": ("s8", None),  # see test_ozaki_moduli.py
     "silicon.run": ("f16", None),  # wants a GPU; see test_silicon.py, whose operations parse as these
     "viz.svg": ("f16", lambda op: tcemu.viz.svg(op, "a")),
     "viz.operands": ("f16", tcemu.viz.operands),

@@ -167,7 +167,6 @@ REFUSED = {
     REPLACE + "global_dim.shared::cta.b1024.b32 [%r1], %r2, 1;": "the dimension must be an integer constant",
     REPLACE + "elemtype.shared::cta.b1024.b32 [%r1], 15;": "is 15; expected 0 to 12",
     REPLACE + "elemtype.shared::cta.b1024.b32 [%r1], %r2;": "must be an integer constant",
-    REPLACE + "elemtype.shared::cta.b1024.b32 [%r1], 12;": "of 12 flushes .* no source says",
     REPLACE + "swizzle_mode.shared::cta.b1024.b32 [%r1], 4;": "is 4; expected 0 to 3",
     REPLACE + "swizzle_atomicity.shared::cta.b1024.b32 [%r1], 1;": "needs sm_100a",
     REPLACE + "fill_mode.shared::cta.b1024.b32 [%r1], 2;": "is 2; expected 0 to 1",

@@ -206,8 +206,9 @@ def test_a_traced_width_out_of_range_counts_as_the_nearest(predicted):
 def test_a_width_out_of_range_raises_in_checked_mode_and_where_it_is_known():
     a, b = operands(16)
     of_width = lambda width: surrogate(a, b, width, op=BF16.op, target="sm_90a")
-    checked = tcemu.checked(jax.jit(of_width))
-    np.testing.assert_array_equal(checked(7.5), of_width(7.5))
+    compiled = jax.jit(of_width)
+    checked = tcemu.checked(compiled)
+    np.testing.assert_array_equal(checked(7.5), compiled(7.5))
     for width in (-5.0, 99.0, np.nan):
         with pytest.raises(tcemu.UndefinedBehaviour, match=r"traced fraction_bits are not from 1 to 40"):
             checked(width)
