@@ -270,7 +270,7 @@ def policy_to_dict(policy: Policy) -> Any:
 class SavedRecipe(NamedTuple):
     """A kind of recipe that a `DotGeneral` holds, and its form in files."""
 
-    type: type
+    type: Any  # class, or union of classes
     to_dict: Callable[[Any], dict[str, Any]]
     from_dict: Callable[[Any], Any]
 
