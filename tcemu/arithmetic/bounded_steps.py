@@ -65,7 +65,7 @@ class StepForm(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the formats alone bound the products."""
+        """True if the formats alone bound the products."""
         return self.lanes == NARROW_LANES
 
     @property

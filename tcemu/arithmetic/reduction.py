@@ -374,7 +374,7 @@ def reduce_in_blocks(
 
 
 class BlockSteps(NamedTuple):
-    """What is computed for a block: see `reduce_in_blocks`."""
+    """The functions that compute a block of D: see `reduce_in_blocks`."""
 
     reduce: Callable[[Array, Any, Any], Array]
     decode_x: Callable[[Any], Any]

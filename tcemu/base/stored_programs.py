@@ -42,7 +42,7 @@ def store_program(path: Path, compiled: jax.stages.Compiled, facts: Any = None) 
 
 
 def load_program(path: Path | None, device: Any) -> tuple[jax.stages.Compiled, Any] | None:
-    """Load a program for a device and its facts, or return None if there is none."""
+    """Load a program for a device and its facts. Return None if no readable file holds the program."""
     if path is None or not path.exists():
         return None
     try:

@@ -14,7 +14,7 @@ A choice for a ragged product that is no Recipe is called in a loop over the gro
 other groups are 0.
 
 `to_json` and `from_json` save every policy that consists of values. They refuse functions. `functions_to_json` and `functions_from_json`
-save the policy for softmaxes, norms and activations, the argument `functions`, in a text of its own.
+save another policy, that for softmaxes, norms and activations, which is the argument `functions`. Its text is separate.
 """
 
 from __future__ import annotations

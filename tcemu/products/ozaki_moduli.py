@@ -185,7 +185,7 @@ def _constant_limbs(value: int, count: int, like: Array) -> Limbs:
 
 
 class _Rows(NamedTuple):
-    """What is known of the rows of an operand, [..., R, 1]."""
+    """Facts about each row of an operand, [..., R, 1]."""
 
     top: Array  # int32: exponent of the leading bit of the largest element
     special: Array  # bool: NaN or Inf in the row

@@ -354,7 +354,7 @@ def _make_product(name: str, facts: tuple, weights: tuple[str | None, str | None
 
 
 def _repetition(name: str) -> int:
-    """Return the number at the end of a name such as "attention/linear.1", 0 if there is none."""
+    """Return the number at the end of a name such as "attention/linear.1"; 0 for a name without a number."""
     number = name.rpartition("/")[2].rpartition(".")[2]
     return int(number) if number.isdigit() else 0
 
@@ -439,7 +439,7 @@ class ProductMode(TorchFunctionMode):
 
     @property
     def chooses_functions(self) -> bool:
-        """Whether there is a policy for softmaxes, norms and activations."""
+        """True if softmaxes, norms and activations have a policy."""
         return self.decisions.functions is not None
 
     def find_kernel(self, call: FunctionCall) -> str | None:

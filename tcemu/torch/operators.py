@@ -76,7 +76,7 @@ def _standard_name(what: Any) -> str | None:
 
 
 def stable_name(name: str) -> str | None:
-    """Return a name that stands for the same object in every process, or None if there is none."""
+    """Return a name that stands for the same object in every process, or None if the object has no such name."""
     what = _registered.get(name)
     if what is None or "#" not in name:
         return name
