@@ -87,15 +87,18 @@ EDIT = """.version 8.6
     add.u64 %rd1, %rd1, %rd3; ld.global.u32 %r4, [%rd1]; st.shared.u32 [%r3], %r4; bar.warp.sync -1;
     @%p1 tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%r2], 0, 32;
     @%p1 tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%r2], 2;
+    @%p1 tensormap.replace.tile.interleave_layout.shared::cta.b1024.b32 [%r2], 1;
     bar.warp.sync -1; ld.shared.u32 %r4, [%r3]; add.u64 %rd2, %rd2, %rd3; st.global.u32 [%rd2], %r4; ret;
 }"""
 
 
 def test_fields_that_a_kernel_replaces_are_those_of_the_host():
-    data = np.zeros((HEIGHT, 128), np.uint16)
+    data, dims, strides = np.zeros((40, 128), np.uint16), (WIDTH, HEIGHT, 2), (256, 4096)
     before, after = (
-        np.asarray(ptx.TensorMap(data, "f16", (WIDTH, HEIGHT), (columns, ROWS), (256,), swizzle=swizzle).encode(0, data.nbytes))
-        for columns, swizzle in ((64, 0), (32, 64))
+        np.asarray(
+            ptx.TensorMap(data, "f16", dims, (columns, ROWS, 1), strides, swizzle=swizzle, interleave=interleave).encode(0, data.nbytes)
+        )
+        for columns, swizzle, interleave in ((64, 0, 0), (32, 64, 16))
     )
     *_, found = ptx.run(EDIT, grid=1, block=32, args=[before.view(np.uint32), np.zeros(32, np.uint32)], target="sm_90a")
     assert (found == after.view(np.uint32)).all() and (before != after).any()
@@ -170,7 +173,7 @@ REFUSED = {
     REPLACE + "swizzle_mode.shared::cta.b1024.b32 [%r1], 4;": "is 4; expected 0 to 3",
     REPLACE + "swizzle_atomicity.shared::cta.b1024.b32 [%r1], 1;": "needs sm_100a",
     REPLACE + "fill_mode.shared::cta.b1024.b32 [%r1], 2;": "is 2; expected 0 to 1",
-    REPLACE + "interleave_layout.shared::cta.b1024.b32 [%r1], 1;": "of 1 is not supported: the stride",
+    REPLACE + "interleave_layout.shared::cta.b1024.b32 [%r1], 3;": "is 3; expected 0 to 2",
     REPLACE + "global_address.shared::cta.b1024.b32 [%r1], %r2;": "is .b64",
     REPLACE + "rank.shared::cta.b1024.b32 [%r1], 0, 1;": "has 2 operands; got 3",
     "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd2], [%r1], 64;": "128",

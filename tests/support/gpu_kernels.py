@@ -24,7 +24,7 @@ from tcemu.ptx import BufferPointer, Module, TensorMap
 from tcemu.ptx.cuda_source import Source, read_module
 from tcemu.ptx.runtime import kernel_runner
 from tcemu.ptx.runtime.kernel_arguments import PointerTable
-from tcemu.ptx.simt.tensor_maps import SWIZZLES
+from tcemu.ptx.simt.tensor_maps import INTERLEAVES, SWIZZLES
 
 SCALARS = {"f16": np.float16, "f32": np.float32, "f64": np.float64} | {
     f"{kind}{bits}": np.dtype(f"{sign}{bits // 8}") for kind, sign in (("u", "u"), ("s", "i"), ("b", "u")) for bits in (8, 16, 32, 64)
@@ -141,7 +141,7 @@ def _encode_map(value: TensorMap, place: ctypes.c_uint64) -> np.ndarray:
         "cuTensorMapEncodeTiled", ctypes.c_void_p(room.ctypes.data + start), TYPES[value.dtype], rank,
         ctypes.c_uint64(place.value + value.offset), (ctypes.c_uint64 * rank)(*value.global_dims),
         (ctypes.c_uint64 * max(rank - 1, 1))(*value.strides), (ctypes.c_uint32 * rank)(*value.box_dims),
-        (ctypes.c_uint32 * rank)(*value.element_steps), 0, swizzle, 0, int(value.nan_fill),
+        (ctypes.c_uint32 * rank)(*value.element_steps), INTERLEAVES.index(value.interleave), swizzle, 0, int(value.nan_fill),
     )  # fmt: skip
     return room[start : start + 128]
 

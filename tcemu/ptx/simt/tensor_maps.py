@@ -34,13 +34,15 @@ SWIZZLES = (0, 32, 64, 128)  # in bytes, by their numbers in tensormap.replace
 ATOMS = (16, 32, 32, 64)  # bytes that the swizzle of 128 moves as one, by their numbers
 FLIPPING_ATOM = 2  # the number of SWIZZLE_128B_ATOM_32B_FLIP_8B
 PADDED_ROW = 128  # elements of a row of a box of a padded type
-MISSING_SLICES = "the stride from one slice of channels to the next is in a figure of the manual alone"
+INTERLEAVES = (0, 16, 32)  # bytes of a pixel, by their numbers in tensormap.replace
+LEAST_INTERLEAVED = 3  # dimensions of an interleaved tensor
 MAX_RANK, MAX_BOX, MAX_ELEMENT_STRIDE, DIMENSION_LIMIT, STRIDE_LIMIT = 5, 256, 8, 1 << 32, 1 << 40
 UNIT_BYTES = 16  # rows of a copy and strides are multiples of it
 SECTION, IM2COL_SECTION = "CUDA driver API, cuTensorMapEncodeTiled", "CUDA driver API, cuTensorMapEncodeIm2col"
 # first words of the fields of the encoded object
 KIND_WORD, ADDRESS_WORD, DIMENSION_WORDS, STRIDE_WORDS, BOX_WORDS, ELEMENT_STRIDE_WORDS = 1, 2, 4, 9, 19, 24
 FILL_WORD = 17  # 1 where elements outside the tensor are read as FILL_NAN
+INTERLEAVE_WORD = 18  # the number of INTERLEAVES
 CORNER_WORDS = 29  # of an im2col map, for each spatial dimension: the lower corner in the low half, the upper one in the high half
 IM2COL = 8  # bit of the rank's byte that tells an im2col map
 CORNER_BITS = {3: 16, 4: 8, 5: 5}  # signed bits of a coordinate of a corner, by the rank
@@ -56,7 +58,11 @@ class TensorMap:
     element of any size, as recorded on an H100. A copy to shared memory rounds "tf32" and "tf32_ftz" to nearest even, with 0x7fffe000 for
     every NaN; a copy to global memory does not round. Copies keep the subnormal numbers of "f32_ftz" and "tf32_ftz": on an H100, 0 of
     50,176 words differ for each type and direction. The padding of "b4x16_p64" and "b6x16_p32", which PTX leaves open, is filled with
-    zeros. Interleaved layouts are not supported: the strides between slices of channels are in figures of the manual alone.
+    zeros.
+
+    An interleaved tensor (NC/8HWC8 with `interleave=16`, NC/16HWC16 with 32) has pixels of 16 or 32 bytes, whatever its type. Its first
+    dimension counts pixels along the width, its last but one slices of channels, and its last images. A box has one slice: what
+    `box_dims` says of slices is not read, and neither is their element stride. So recorded on an H100: tests/golden.
 
     Args:
         data: The array that contains the tensor, whose contents `run` returns; or an int, the number of the argument that is that array.
@@ -74,6 +80,7 @@ class TensorMap:
         corners: Lower and upper corner of the bounding box of the pixels, width first, for an im2col map as cuTensorMapEncodeIm2col makes
             it. Its `element_strides` are the steps from one pixel to the next. None: a map of boxes.
         nan_fill: True for CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA, with a floating-point type of 16 bits or more.
+        interleave: 0, or the bytes of a pixel: 16 or 32. Interleaved tensors have 3 to 5 dimensions.
 
     Raises:
         ValueError: cuTensorMapEncodeTiled rejects the arguments.
@@ -93,6 +100,7 @@ class TensorMap:
     swizzle_flip: bool = False
     corners: tuple[Sequence[int], Sequence[int]] | None = None
     nan_fill: bool = False
+    interleave: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in BITS:
@@ -108,8 +116,11 @@ class TensorMap:
         else:
             self._check_corners(rank, self.corners)
         _check_integers("element_strides", self.element_steps, rank, 1, MAX_ELEMENT_STRIDE)
-        _check_integers("global_strides", self.strides, rank - 1, UNIT_BYTES, STRIDE_LIMIT - UNIT_BYTES, UNIT_BYTES)
-        _check_integers("offset", (self.offset,), 1, 0, STRIDE_LIMIT, UNIT_BYTES)
+        if self.interleave:
+            self._check_interleave(rank)
+        unit = max(UNIT_BYTES, self.interleave)
+        _check_integers("global_strides", self.strides, rank - 1, unit, STRIDE_LIMIT - unit, unit)
+        _check_integers("offset", (self.offset,), 1, 0, STRIDE_LIMIT, unit)
         if self.swizzle not in SWIZZLES:
             raise ValueError(f"swizzle: got {self.swizzle}; expected one of {', '.join(map(str, SWIZZLES))}, in bytes. {SECTION}")
         if self.swizzle_atom not in (16, 32, 64) or (self.swizzle_atom != 16 and self.swizzle != 128):
@@ -121,7 +132,7 @@ class TensorMap:
             row = self._check_padded()
         elif self.box_dims[0] * self.bits % (8 * UNIT_BYTES):
             raise ValueError(f"box_dims: the innermost one has {row} bytes; expected a multiple of {UNIT_BYTES}. {SECTION}")
-        if self.swizzle and row > self.swizzle:
+        if self.swizzle and row > self.swizzle and not self.interleave:
             raise ValueError(f"box_dims: the innermost one has {row} bytes; the swizzle takes at most {self.swizzle}. {SECTION}")
 
     def _check_corners(self, rank: int, corners: tuple[Sequence[int], Sequence[int]]) -> None:
@@ -135,6 +146,16 @@ class TensorMap:
         limit = 1 << CORNER_BITS[rank] - 1
         for name, corner in zip(("lower corner", "upper corner"), corners, strict=True):
             _check_integers(f"corners: the {name}", corner, rank - 2, -limit, limit - 1)
+
+    def _check_interleave(self, rank: int) -> None:
+        """Raise ValueError for an interleaved map that the driver rejects, or of which no recording exists."""
+        if self.interleave not in INTERLEAVES:
+            raise ValueError(f"interleave: got {self.interleave}; expected one of {', '.join(map(str, INTERLEAVES))}, in bytes. {SECTION}")
+        if rank < LEAST_INTERLEAVED:
+            raise ValueError(f"global_dims: got {rank} dimensions; an interleaved map has {LEAST_INTERLEAVED} to {MAX_RANK}. {SECTION}")
+        if self.corners is not None or self.bits < 8:
+            what = "im2col maps" if self.corners is not None else f"elements of {self.dtype}"
+            raise ValueError(f"interleave: tcemu interleaves boxes of elements of 8 bits or more; nothing is recorded of {what}. {SECTION}")
 
     def _check_padded(self) -> int:
         """Return the bytes of a row in shared memory of a padded type. Raises ValueError for what the driver rejects."""
@@ -156,18 +177,24 @@ class TensorMap:
         """`global_strides` in bytes, or the strides without gaps."""
         if self.global_strides is not None:
             return tuple(self.global_strides)
-        return tuple(int(np.prod(self.global_dims[:axis])) * self.bits // 8 for axis in range(1, len(self.global_dims)))
+        return tuple(int(np.prod(self.global_dims[:axis])) * self._first_bits // 8 for axis in range(1, len(self.global_dims)))
+
+    @property
+    def _first_bits(self) -> int:
+        """Bits from one place along the first dimension to the next: of an element, or of a pixel."""
+        return 8 * self.interleave or self.bits
 
     @property
     def element_steps(self) -> tuple[int, ...]:
-        """`element_strides`; the stride of the innermost dimension is ignored, and 1."""
-        return (1, *self.element_strides[1:]) if self.element_strides is not None else (1,) * len(self.global_dims)
+        """`element_strides`; the stride of the innermost dimension is ignored, and 1, unless that dimension counts pixels."""
+        steps = tuple(self.element_strides or (1,) * len(self.global_dims))
+        return steps if self.interleave else (1, *steps[1:])
 
     @property
     def end_byte(self) -> int:
         """The byte of `data` behind the tensor."""
         extent = sum((count - 1) * stride for count, stride in zip(self.global_dims[1:], self.strides, strict=True))
-        return self.offset + extent + -(-self.global_dims[0] * self.bits // 8)
+        return self.offset + extent + -(-self.global_dims[0] * self._first_bits // 8)
 
     def encode(self, address: int, nbytes: int) -> np.ndarray:
         """Encode the map as an opaque object of 128 bytes.
@@ -193,7 +220,7 @@ class TensorMap:
         kind = rank | (IM2COL if self.corners is not None else 0)
         numbers = kind, TYPE_NUMBERS[self.dtype], SWIZZLES.index(self.swizzle), atom
         words[KIND_WORD] = sum(number << FIELD_SHIFTS[name] for name, number in zip(FIELD_SHIFTS, numbers, strict=True))
-        words[FILL_WORD] = self.nan_fill
+        words[FILL_WORD], words[INTERLEAVE_WORD] = self.nan_fill, INTERLEAVES.index(self.interleave)
         words[ADDRESS_WORD : ADDRESS_WORD + 2] = start & 0xFFFFFFFF, start >> 32
         words[DIMENSION_WORDS : DIMENSION_WORDS + MAX_RANK] = 1
         words[DIMENSION_WORDS : DIMENSION_WORDS + rank] = self.global_dims

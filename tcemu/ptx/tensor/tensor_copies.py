@@ -1,9 +1,9 @@
 """Copies and reductions of tensors: `cp.async.bulk.tensor`, its prefetches, and `cp.reduce.async.bulk.tensor`.
 
 A tensor map describes the tensor, and what one statement moves: in tile mode a box, with gather4 and scatter4 four rows of a matrix, in
-im2col mode pixels of a bounding box with their channels. What is moved lies in shared memory row by row, innermost dimension first, in
-units of 16 bytes that are swizzled by their addresses. Elements outside the tensor are read as zeros, and neither stored nor reduced.
-Copies are made when they are issued. Source: PTX ISA 5.5, 9.7.9.25.5.
+im2col mode pixels of a bounding box with their channels. A box of an interleaved tensor has pixels of one slice of channels. What is moved
+lies in shared memory row by row, innermost dimension first, in units of 16 bytes that are swizzled by their addresses. Elements outside the
+tensor are read as zeros, and neither stored nor reduced. Copies are made when they are issued. Source: PTX ISA 5.5, 9.7.9.25.5.
 """
 
 from __future__ import annotations
@@ -152,8 +152,10 @@ class TensorBox(NamedTuple):
     start: Array  # address of the tensor, uint64
     rank: Array  # int64
     element: Array  # number of the type of the elements, as in `tensormap.replace`, int64
-    bits: Array  # size of an element in bits, int64
-    unit_elements: Array  # elements of a unit of 16 bytes in shared memory, int64
+    bits: Array  # size of an element in bits, int64; of an interleaved tensor, of a pixel
+    unit_elements: Array  # elements of a unit of 16 bytes in shared memory, int64; 1 for pixels
+    pixel_units: Array  # units of a pixel of an interleaved tensor, int64; 1 for other tensors
+    is_interleaved: Array  # bool
     swizzle: Array  # mask of the bits of an address from bit 7 on that are added to lower ones, int64
     swizzle_shift: Array  # lowest bit that they are added to, int64
     flips: Array  # the halves of each unit change places in every second line of 128 bytes, bool
@@ -169,7 +171,7 @@ class TensorBox(NamedTuple):
     @property
     def units(self) -> Array:
         """16-byte units of the box."""
-        return jnp.prod(self.boxes, axis=-1) // self.unit_elements
+        return jnp.prod(self.boxes, axis=-1) // self.unit_elements * self.pixel_units
 
 
 def decode_tensor_map(words: Array, axes: int) -> TensorBox:
@@ -180,20 +182,26 @@ def decode_tensor_map(words: Array, axes: int) -> TensorBox:
     each = lambda at: words[..., at : at + axes].astype(jnp.int64)
     wide = lambda at: words[..., at].astype(jnp.uint64) | words[..., at + 1].astype(jnp.uint64) << np.uint64(32)
     strides = jnp.stack([rank, *(wide(maps.STRIDE_WORDS + 2 * axis).astype(jnp.int64) for axis in range(axes - 1))], axis=-1)
-    steps = jnp.where(jnp.arange(axes) == 0, 1, jnp.maximum(each(maps.ELEMENT_STRIDE_WORDS), 1))
+    interleave = jnp.asarray(np.array(maps.INTERLEAVES, np.int64))[jnp.minimum(words[..., maps.INTERLEAVE_WORD], 2)]
+    is_interleaved = interleave != 0
+    is_first, is_slice = jnp.arange(axes) == 0, (jnp.arange(axes) == axes - 2) & is_interleaved[..., None]
+    steps = jnp.where(is_first & ~is_interleaved[..., None], 1, jnp.maximum(each(maps.ELEMENT_STRIDE_WORDS), 1))
     mode, atom = field("swizzle_mode"), field("swizzle_atomicity")
     element = (field("elemtype") & np.uint32(0xF)).astype(jnp.int64)
     look_up = lambda values: jnp.asarray(np.array(values, np.int64))[element]
     bits = look_up([maps.BITS.get(name or "", 8) for name in maps.ELEMENT_TYPES])
     doublings = jnp.asarray([size.bit_length() - 5 for size in maps.ATOMS], jnp.int64)[atom & 3]
-    boxes = each(maps.BOX_WORDS)
+    boxes = jnp.where(is_slice, 1, each(maps.BOX_WORDS))
+    unit_elements = jnp.where(look_up([name in maps.PADDED for name in maps.ELEMENT_TYPES]) == 1, 16, 8 * UNIT_BYTES // bits)
     corners = words[..., maps.CORNER_WORDS : maps.CORNER_WORDS + maps.MAX_RANK - 2].astype(jnp.int32)
     return TensorBox(
         start=wide(maps.ADDRESS_WORD),
         rank=rank,
         element=element,
-        bits=bits,
-        unit_elements=jnp.where(look_up([name in maps.PADDED for name in maps.ELEMENT_TYPES]) == 1, 16, 8 * UNIT_BYTES // bits),
+        bits=jnp.where(is_interleaved, 8 * interleave, bits),
+        unit_elements=jnp.where(is_interleaved, 1, unit_elements),
+        pixel_units=jnp.maximum(interleave // UNIT_BYTES, 1),
+        is_interleaved=is_interleaved,
         swizzle=((np.int64(1) << (mode & 3).astype(jnp.int64)) - 1) >> doublings,
         swizzle_shift=4 + doublings,
         flips=atom == maps.FLIPPING_ATOM,
@@ -312,6 +320,10 @@ def _read_boxes(
     text = f"the tensor map is {'no' if mode.startswith('im2col') else 'an'} im2col map. {section}"
     machine = note_undefined(machine, fits & other, text, statement, place)
     fits &= ~other
+    if rank < maps.LEAST_INTERLEAVED:
+        text = f"an interleaved tensor has {maps.LEAST_INTERLEAVED} dimensions or more. {section}"
+        machine = note_undefined(machine, fits & boxes.is_interleaved, text, statement, place)
+        fits &= ~boxes.is_interleaved
     if mode.startswith("tile::"):
         several = boxes.boxes[..., 1] != 1
         machine = note_undefined(machine, fits & several, f"the box must have one row. {section}", statement, place)
@@ -407,11 +419,11 @@ class UnitPlaces(NamedTuple):
 def _locate_units(machine: Machine, copy: CopyValues, unit: Array, present: Array, mode: str) -> UnitPlaces:
     """Locate units of what each block moves."""
     box = TensorBox(**{name: copy[name] for name in TensorBox._fields})
-    bits, elements = box.bits[:, None], box.unit_elements[:, None]
-    units_per_row = box.boxes[:, :1] // elements
+    bits, elements, parts = box.bits[:, None], box.unit_elements[:, None], box.pixel_units[:, None]
+    units_per_row = box.boxes[:, :1] // elements * parts
     column, row = unit % units_per_row, unit // units_per_row
-    first = copy["coordinates"][:, 0, None] + column * elements
-    offset = first * bits // 8  # from the beginning of the tensor in bytes; negative before it
+    first = copy["coordinates"][:, 0, None] + column // parts * elements * box.steps[:, :1]
+    offset = first * bits // 8 + column % parts * UNIT_BYTES  # from the beginning of the tensor in bytes; negative before it
     inside = present
     for axis, coordinate in enumerate(_row_coordinates(box, copy, row, mode), 1):
         inside &= (coordinate >= 0) & (coordinate < box.dims[:, axis, None])
@@ -594,7 +606,7 @@ def _reduce_elements(memory: Array, *, atomic: Atomic, places: UnitPlaces, words
 
 def _unit_counts(copy: CopyValues) -> Array:
     """Return the number of units that each block moves in this iteration."""
-    return jnp.where(copy["live"], jnp.prod(copy["boxes"], axis=-1) // copy["unit_elements"], 0)
+    return jnp.where(copy["live"], jnp.prod(copy["boxes"], axis=-1) // copy["unit_elements"] * copy["pixel_units"], 0)
 
 
 PREPARE: dict[str, Prepare] = {"cp": prepare_any_copy}

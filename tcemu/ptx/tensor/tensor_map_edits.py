@@ -27,6 +27,7 @@ AXIS_FIELDS = {  # fields with one value for each dimension, by their first word
     "box_dim": maps.BOX_WORDS, "global_dim": maps.DIMENSION_WORDS, "element_stride": maps.ELEMENT_STRIDE_WORDS,
     "global_stride": maps.STRIDE_WORDS,
 }  # fmt: skip
+WORD_FIELDS = {"fill_mode": maps.FILL_WORD, "interleave_layout": maps.INTERLEAVE_WORD}  # fields with a word each
 LIMITS = {  # greatest values of the fields that are constants
     "elemtype": 15, "interleave_layout": 2, "swizzle_mode": 3, "swizzle_atomicity": 3, "fill_mode": 1,
 }  # fmt: skip
@@ -90,15 +91,13 @@ def prepare_tensor_map_edit(statement: Statement, context: Context) -> Step:
 
 
 def _check_constant(field: str, value: Operand, target: str) -> None:
-    """Raise Unsupported for a constant that the field does not have, or that tcemu does not compute."""
+    """Raise Unsupported for a constant that the field does not have."""
     number = constant_operand(value, f"the value of .{field}", SECTION)
     most = 12 if field == "elemtype" and target.startswith("sm_9") else LIMITS[field]
     if not 0 <= number <= most:
         raise Unsupported(f"the value of .{field} is {number}; expected 0 to {most}. {SECTION}")
     if field == "swizzle_atomicity" and target.startswith("sm_9"):
         raise Unsupported(f".swizzle_atomicity needs sm_100a or later; the target is {target}. {SECTION}")
-    if field == "interleave_layout" and number:
-        raise Unsupported(f".interleave_layout of {number} is not supported: {maps.MISSING_SLICES}. {SECTION}")
 
 
 def _replace_field(
@@ -118,10 +117,8 @@ def _replace_field(
     number = machine.read(value, "b32")
     if field in AXIS_FIELDS:
         return machine.store(space, at(AXIS_FIELDS[field] + axis), "b32", (number,))
-    if field == "fill_mode":
-        return machine.store(space, at(maps.FILL_WORD), "b32", (number,))
-    if field not in maps.FIELD_SHIFTS:
-        return machine  # only the value 0 is taken, which needs no field
+    if field in WORD_FIELDS:
+        return machine.store(space, at(WORD_FIELDS[field]), "b32", (number,))
     shift = np.uint32(maps.FIELD_SHIFTS[field])
     (old,), machine = machine.load(space, at(maps.KIND_WORD), "b32")
     number = number + np.uint32(field == "rank")  # the instruction counts ranks from 0
