@@ -91,8 +91,8 @@ def attention(
     gives 0, as in FlashAttention; JAX gives the mean of V. Memory grows with T times a block of keys; the program does not grow with S.
 
     Gradients flow to query, key, value and bias, in reverse mode, once: dP = g·Vᵀ, dV = Pᵀ·g, dQ = dS·K and dK = dSᵀ·Q, block of keys by
-    block. These products go by the recipes' own for gradients, dA and dB, or in plain f32, as `backward` says. Quantisation counts as
-    identity.
+    block. The recipes' gradient recipes, dA and dB, compute these products, or plain f32 does, as `backward` says. Quantisation counts
+    as identity.
 
     Args:
         query: Floats [..., T, N, H]. N is a multiple of K: N / K neighbouring heads of the queries share a head of the keys.
