@@ -81,7 +81,7 @@ def timed(run: Callable[[], jax.Array], repeats: int) -> tuple[float, float]:
     return seconds[0], min(seconds[1:])
 
 
-def time_first_call(function: Callable, *operands: object) -> tuple[Any, dict[str, float]]:
+def time_first_call(function: jax.stages.Wrapped, *operands: object) -> tuple[Any, dict[str, float]]:
     """Compile a function and call it once.
 
     Args:
