@@ -194,7 +194,7 @@ def _bind_address(op: Instruction, address: ArrayLike) -> Integers:
 
 
 def _bind_rows(op: Mover, words: int, address: Integers, checked: bool, every_lane: bool) -> Rows:
-    """The rows that the addresses name in a memory of so many words, or an error."""
+    """Return the rows that the addresses name in a memory of `words` words, or raise."""
     used = address[..., : op.num * _fragment(op).rows]
     checked_addresses = address if every_lane else used
     lanes = np.arange(checked_addresses.shape[-1])
@@ -217,7 +217,7 @@ def _bind_rows(op: Mover, words: int, address: Integers, checked: bool, every_la
 
 
 def _bad(address: Integers, words: int) -> tuple[Array | np.ndarray, Array | np.ndarray]:
-    """Returns which addresses are misaligned, and which lead outside a memory of so many words."""
+    """Return which addresses are misaligned, and which lead outside a memory of `words` words."""
     return address % ROW_BYTES != 0, (address < 0) | (address > _last(words))
 
 

@@ -327,7 +327,7 @@ def _negated(op: MatrixMultiply, operands: WgmmaOperands, a: Array) -> Array:
 
 
 def _accumulator(operands: WgmmaOperands, d: Array, axes: int) -> Array:
-    """D with so many axes of its own; +0 where scale_d is false, which adds nothing to a sum that is never -0."""
+    """Return D, whose last `axes` axes are not batch axes; +0 where scale_d is false, which adds nothing to a sum that is never -0."""
     if operands.scale_d is None:
         return d
     return jnp.where(operands.scale_d.reshape(*operands.scale_d.shape, *(1,) * axes), d, jnp.zeros((), d.dtype))
