@@ -344,7 +344,7 @@ class WhatIfField:
             return self.values[word]
         if self.is_number and word.removeprefix("-").isdecimal():
             return int(word)
-        raise ValueError(f"{self.name}: got {word!r}; wanted {self.expected}")
+        raise ValueError(f"{self.name}: got {word!r}; expected {self.expected}")
 
     @property
     def expected(self) -> str:

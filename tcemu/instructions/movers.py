@@ -188,7 +188,7 @@ def _bind_address(op: Instruction, address: ArrayLike) -> Integers:
     at = as_integers("address", address)
     if at.ndim < 1 or at.shape[-1] != LANES:
         raise ValueError(
-            f"address: got shape {list(at.shape)}; wanted byte offsets [..., 32], one a lane, for {op}. PTX ISA {manual_section(op)}"
+            f"address: got shape {list(at.shape)}; expected byte offsets [..., 32], one a lane, for {op}. PTX ISA {manual_section(op)}"
         )
     return at
 
