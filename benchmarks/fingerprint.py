@@ -16,13 +16,13 @@ from tcemu.replay.black_box import DTYPES
 from tcemu.replay.fingerprinting import fingerprint
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", nargs="?", default="torch-f16", help="of a profile without scales and bias")
     parser.add_argument("shape", nargs="*", type=int, default=[64, 64, 8192], help="M N K, as it was measured")
     args = parser.parse_args()
     m, n, k = args.shape
-    kernel, within = get_kernel_recipe(args.library, m, n, k), 0.0
+    kernel, within, wrong = get_kernel_recipe(args.library, m, n, k), 0.0, 0
 
     def box(a: Any, b: Any) -> np.ndarray:
         nonlocal within
@@ -35,9 +35,12 @@ def main() -> None:
         within, start = 0.0, time.perf_counter()
         found = fingerprint(box, m, n, k, operand_dtype=(kernel.a, kernel.b))
         own = time.perf_counter() - start - within
-        said = "found" if found.recipe == kernel else "NOT the recipe"
-        print(f"{args.library} {m} x {n} x {k}, {what}: {own:.1f} s, and {within:.1f} s in {found.calls} calls; {said}")
+        is_found = found.recipe == kernel
+        wrong += not is_found
+        outcome = "found" if is_found else "NOT the recipe"
+        print(f"{args.library} {m} x {n} x {k}, {what}: {own:.1f} s, and {within:.1f} s in {found.calls} calls; {outcome}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

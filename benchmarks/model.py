@@ -7,21 +7,16 @@ a first one on disk.
 """
 
 import json
-import os
-import resource
-import subprocess
-import sys
 import time
 from tempfile import TemporaryDirectory
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import arguments, describe_machine, finish, timed
-from training import gpt
+from harness import add_processes, arguments, describe_machine, finish, measure_in_a_process, peak_megabytes, time_first_call, timed
+from training import draw_gpt, gpt
 
 import tcemu
-from tcemu.base.compilation import CACHE_VARIABLE
 
 NAMES = ("trace s", "compile s", "run s", "CPU s", "best s", "CPU s", "x plain", "peak MB")
 SIZES = {"layers": 12, "width": 768, "heads": 12, "words": 50257, "tokens": 128, "batch": 1}
@@ -29,12 +24,8 @@ SIZES = {"layers": 12, "width": 768, "heads": 12, "words": 50257, "tokens": 128,
 
 def draw_model(args) -> tuple[dict, jax.Array]:
     """Parameters and words."""
-    rng, width = np.random.default_rng(0), args.width
-    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(width)))
-    shapes = {name: (width, args.heads, width // args.heads) for name in "qkv"} | {"o": (args.heads, width // args.heads, width)}
-    shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
-    layers = [{name: normal(*shape) for name, shape in shapes.items()} for _ in range(args.layers)]
-    params = {"layers": layers, "embedding": normal(args.words, width), "places": normal(args.tokens, width)}
+    rng = np.random.default_rng(0)
+    params = draw_gpt(rng, args.layers, args.width, args.heads, 4, args.words, args.tokens)
     return params, jnp.asarray(rng.integers(0, args.words, (args.batch, args.tokens)))
 
 
@@ -44,45 +35,21 @@ def measure(args) -> dict:
     (name,), (params, words) = args.recipes, draw_model(args)
     jax.block_until_ready(params)
     emulated = None if name == "plain" else tcemu.emulate(gpt, tcemu.get_recipe(name))
-    marks, cpu = [time.perf_counter()], [time.process_time()]
-
-    def mark() -> None:
-        marks.append(time.perf_counter())
-        cpu.append(time.process_time())
-
-    lowered = jax.jit(emulated or gpt).lower(params, words)
-    mark()
-    compiled = lowered.compile()
-    mark()
-    jax.block_until_ready(compiled(params, words))
-    mark()
+    compiled, times = time_first_call(jax.jit(emulated or gpt), params, words)
+    cpu = time.process_time()
     _, best = timed(lambda: compiled(params, words), args.repeats)
-    mark()
-    trace, compile_, run, _ = np.diff(marks)
+    cpu = (time.process_time() - cpu) / (args.repeats + 1)
     left = 0 if emulated is None else len(emulated.report(params, words).unchanged)
-    return {
-        "recipe": name, "trace_s": trace, "compile_s": compile_, "run_s": run, "first_cpu_s": cpu[3] - cpu[0], "best_s": best,
-        "best_cpu_s": (cpu[4] - cpu[3]) / (args.repeats + 1),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "linux" else 1 << 20), "left": left,
-    }  # fmt: skip
-
-
-def measure_in_a_process(args, recipe: str, cache: str = "off") -> dict:
-    sizes = [word for size in SIZES for word in (f"--{size}", getattr(args, size))]
-    words = [*sizes, "--repeats", args.repeats, "--recipes", recipe, "--alone"]
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # only what is asked for
-    environment[CACHE_VARIABLE] = cache
-    run = subprocess.run([sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return json.loads(run.stdout.splitlines()[-1])
+    first_cpu = times.pop("compile_cpu_s") + times.pop("run_cpu_s")
+    line = {"recipe": name, **times, "first_cpu_s": first_cpu, "best_s": best, "best_cpu_s": cpu}
+    return line | {"peak_mb": peak_megabytes(), "left": left}
 
 
 def main() -> int:
     parser = arguments(__doc__, repeats=3)
-    parser.add_argument("--recipes", nargs="+", default=["bf16", "fp8", "mxfp8", "nvfp4"])
+    add_processes(parser, "bf16", "fp8", "mxfp8", "nvfp4")
     for size, default in SIZES.items():
         parser.add_argument(f"--{size}", type=int, default=default)
-    parser.add_argument("--again", action="store_true", help="also a second process, with the compiled programs of a first one on disk")
-    parser.add_argument("--alone", action="store_true", help="one recipe, in this process, as a line of JSON")
     args = parser.parse_args()
     if args.alone:
         print(json.dumps(measure(args)))
@@ -94,7 +61,7 @@ def main() -> int:
     for name in ["plain", *args.recipes]:
         with TemporaryDirectory() as cache:
             for again in range(1 + (args.again and name != "plain")):
-                line = measure_in_a_process(args, name, cache if args.again else "off")
+                line = measure_in_a_process(__file__, args, name, cache if args.again else "off")
                 lines.append(line | {"ratio": line["best_s"] / (lines[0] if lines else line)["best_s"], "second_process": bool(again)})
                 keys = ("trace_s", "compile_s", "run_s", "first_cpu_s", "best_s", "best_cpu_s", "ratio", "peak_mb")
                 figures = " ".join(f"{lines[-1][key]:>9.2f}" if key != "peak_mb" else f"{line[key]:>9}" for key in keys)

@@ -42,7 +42,7 @@ def main() -> int:
                 for operand, scheme in zip("AB", tcemu.get_recipe(name).schemes, strict=True):
                     first, seconds, words = best(scheme, operand == "B", given, args.repeats)
                     jax.clear_caches()  # functions within are remembered as they were traced
-                    with mock.patch.object(elementwise, "missing", lambda *_: "not wanted"):
+                    with mock.patch.object(elementwise, "unavailable_reason", lambda *_: "not wanted"):
                         _, portable, wanted = best(scheme, operand == "B", given, args.repeats)
                     jax.clear_caches()
                     wrong += sum(int((got != one).sum()) for got, one in zip(words, wanted, strict=True))

@@ -1,23 +1,20 @@
 """How long does PyTorch wait for the first forward and backward pass of an emulated GPT? `python benchmarks/torch_model.py`
 
-A GPT of `--layers`, of width 64 with 4 heads, 4 sequences of 64 tokens. Each recipe runs in two processes: the second one finds the
-programs of the first on disk. A second model of the same shape, in the first process, must compile nothing.
+A GPT of `--layers`, of width 64 with 4 heads, 4 sequences of 64 tokens. Each recipe runs in a process of its own. With `--again`
+a second process finds the programs of the first on disk. A second model of the same shape, in the first process, must compile nothing.
 """
 
 import json
-import os
-import subprocess
-import sys
 import time
 from tempfile import TemporaryDirectory
 
 import torch
-from harness import arguments, describe_machine, finish
+from harness import add_processes, arguments, describe_machine, finish, measure_in_a_process
 from torch import nn
 
 import tcemu
 import tcemu.torch
-from tcemu.base.compilation import CACHE_VARIABLE, compile_clock
+from tcemu.base.compilation import compile_clock
 
 WIDTH, HEADS, WORDS, BATCH, TOKENS = 64, 4, 256, 4, 64
 
@@ -70,18 +67,10 @@ def measure(args) -> dict:
     return line | {"best_s": best, "ratio": best / plain, "more_programs": more, "left": len(emulated[0].report(words).unchanged)}
 
 
-def measure_in_a_process(args, recipe: str, cache: str) -> dict:
-    words = ["--recipes", recipe, "--layers", args.layers, "--repeats", args.repeats, "--alone"]
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"} | {CACHE_VARIABLE: cache}
-    run = subprocess.run([sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--recipes", nargs="+", default=["bf16", "fp8"])
+    add_processes(parser, "bf16", "fp8")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--alone", action="store_true", help="one recipe, in this process, as a line of JSON")
     args = parser.parse_args()
     if args.alone:
         print(json.dumps(measure(args)))
@@ -91,8 +80,8 @@ def main() -> int:
     lines = []
     for name in args.recipes:
         with TemporaryDirectory() as cache:
-            for process in ("first", "second"):
-                line = measure_in_a_process(args, name, cache)
+            for process in ("first", "second")[: 1 + args.again]:
+                line = measure_in_a_process(__file__, args, name, cache)
                 lines.append(line | {"process": process})
                 figures = f"{line['first_s']:>8.2f} {line['first_cpu_s']:>7.1f} {line['programs']:>9} {line['more_programs']:>13}"
                 print(f"{name:>10} {process:>8} {figures} {line['best_s']:>8.4f} {line['ratio']:>8.1f}", flush=True)

@@ -47,7 +47,7 @@ COMMANDS = (
     Command("quantizers", "quantizers_command", "how libraries quantise, and which of them give equal words"),
     Command("study", "study_command", "published claims about low-precision sums, reproduced"),
     Command("replay", "replay_command", "the order in which a library adds: find it, show it, compare two"),
-    Command("drift", "drift_command", "which operation of two recorded runs parted first, and why"),
+    Command("drift", "drift_command", "which operation of two recorded runs diverged first, and why"),
     Command("verify", "verify_commands", "compare the emulation with a real GPU"),
     Command("record", "verify_commands", "write down what a real GPU computes"),
     Command("check", "catalog_commands", "is this an instruction, and does this target have it?"),

@@ -7,6 +7,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 import tcemu
+from tcemu.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.isa.short_names import short_names as all_short_names
 
 F16 = ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")  # from Turing on; Volta
@@ -65,7 +66,23 @@ def short_names() -> Rows:
     return ("short name", "instruction"), [(name, op) for name, op in all_short_names().items()]
 
 
-TABLES = {"short_names": short_names, "formats": formats, "recipes": recipes, "block_formats": block_formats, "gpus": gpus}
+def tcgen05_faults() -> Rows:
+    """Every fault of tcgen05's protocol; its sections of the PTX ISA, and whether it raises."""
+    rows = []
+    for fault in Tcgen05Fault:
+        row = fault.value
+        rows.append((fault.name, row.text.replace("{}", "…"), row.section, "is a note" if row.is_note else "raises"))
+    return ("fault", "message", "PTX ISA", "in checked mode"), rows
+
+
+TABLES = {
+    "tcgen05_faults": tcgen05_faults,
+    "short_names": short_names,
+    "formats": formats,
+    "recipes": recipes,
+    "block_formats": block_formats,
+    "gpus": gpus,
+}
 
 
 class PackageTable(SphinxDirective):

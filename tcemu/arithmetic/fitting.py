@@ -60,7 +60,7 @@ def _check(model: Model, spec: ProductSpec, block: int | None) -> None:
     _check_step_kind(model, spec, block)
     if isinstance(model.chain, int):
         if not isinstance(model.terms, int):
-            raise ValueError(f"Model(chain={model.chain}): with a chain of so many products, terms must be known before tracing")
+            raise ValueError(f"Model(chain={model.chain}): with an integer chain, terms must be known before tracing")
         _check_chain(model.chain, model.together, Order.from_model(model, k), k)
     if model.fraction_bits is not None and spec.a.words == 2:
         raise ValueError("Model(fraction_bits=...): products of f64 are fused multiply-adds; give fraction_bits=None. PTX ISA 9.7.14.5.14")
@@ -107,7 +107,7 @@ def _check_chain(chain: int, together: bool, order: Order, k: int) -> None:
 
 
 def check_exact(a: Format, b: Format, scale: Format, products: int) -> None:
-    """Raises ValueError if the sum of so many products, with its scales, would not be exact."""
+    """Raise ValueError if the sum of `products` products, with its scales, would not be exact."""
     largest = [2 ** (fmt.mantissa_bits + 1 + fmt.max_exponent - fmt.min_exponent) for fmt in (a, b)]
     finite = all(fmt.specials == "none" and fmt.max_exponent - fmt.min_exponent + fmt.mantissa_bits < 8 for fmt in (a, b))
     if not finite or products * largest[0] * largest[1] * 4 ** (scale.mantissa_bits + 1) > 2**24:

@@ -116,7 +116,7 @@ class Model:
     rounding: Rounding = "RZ"  # rounding of a step: "RN", "RZ", "RM" or "RP"; "RO" in pairwise steps
     result_bits: int | Array | None = None  # fraction bits that a step's result keeps; None: all of `result`
     multiplicand: Format | None = None  # A and B are converted to it first, exactly; exact steps convert them to `result` by themselves
-    groups: int = 1  # an instruction's products are dealt out in pairs to so many groups, which are then reduced one after the other
+    groups: int = 1  # groups to which an instruction's products are dealt out in pairs, and which are then reduced one after the other
     chain: int | str | None = None  # products in a chain; "k": those of one instruction
     together: bool = False  # the chains of one instruction are added to each other, and their sum to C
     summed: int | None = None  # products that are first added exactly, then scaled and aligned as one term (block scaling of 4-bit types)
@@ -344,7 +344,7 @@ class WhatIfField:
             return self.values[word]
         if self.is_number and word.removeprefix("-").isdecimal():
             return int(word)
-        raise ValueError(f"{self.name}: got {word!r}; wanted {self.expected}")
+        raise ValueError(f"{self.name}: got {word!r}; expected {self.expected}")
 
     @property
     def expected(self) -> str:

@@ -1,9 +1,9 @@
 """Order in which products are added: groups, steps and chains along K.
 
 One instruction has `k` products. They are assigned in pairs to `groups`: pair number p goes to group p mod `groups`. A model may also
-deal them out one by one (`dealing`). The groups are reduced
-one after the other, each in steps of `terms` products; the last step of a group may be short. Without chains the steps follow each other
-from C on. With chains, so many steps start from nothing, and their outcome is added to C.
+deal them out one by one (`dealing`). The groups are reduced one after the other, each in steps of `terms` products; the last step of a
+group may be short. Without chains the steps follow each other from C on. With chains, the steps of each chain start from nothing, and
+their outcome is added to C.
 
 The engine, the coverage of fuzzing and the inference of black boxes read the order here. The reference in `arithmetic.reference` states it
 a second time on purpose: it shares no code with the engine.

@@ -1,4 +1,4 @@
-"""`Provenance`: how a result was made. Versions, the evidence of the arithmetics, and the law or a digest of the inputs."""
+"""`Provenance`: how a result was made. Versions, the evidence of the arithmetics, and the distribution or a digest of the inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Provenance:
     Attributes:
         versions: Versions of tcemu, Python and the packages that compute, and the device that computed, by name.
         evidence: For each arithmetic in the result, as "wgmma... on sm_90a", its level of evidence with the source in words.
-        inputs: The law by which inputs were drawn, or a digest of the given arrays.
+        inputs: The distribution from which inputs were drawn, or a digest of the given arrays.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -90,7 +90,7 @@ class Result(ABC):
     def to_csv(self) -> str:
         """Return the rows of `table()` as CSV, with the title and the facts of the whole in lines above the header.
 
-        A fact, such as the versions, the evidence of each arithmetic, the law of the operands and the seeds, is one line
+        A fact, such as the versions, the evidence of each arithmetic, the distribution of the operands and the seeds, is one line
         "# NAME: VALUE" with its value as strict JSON. Columns could not keep it: a fact may be nested, and a table may have no rows.
         Texts are in quotes, so that a "#" in them begins no comment; None is an empty cell without quotes.
 

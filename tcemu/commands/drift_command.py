@@ -1,4 +1,4 @@
-"""`tcemu drift`: which operation of two recorded runs parted first, and why; with one record, the arithmetic of its operations."""
+"""`tcemu drift`: which operation of two recorded runs diverged first, and why; with one record, the arithmetic of its operations."""
 
 import argparse
 import json

@@ -50,7 +50,7 @@ def torch_sum_rows(rows: np.ndarray, axes: Sequence[int], columns: np.ndarray, c
 
 
 def _cascade(x: np.ndarray) -> np.ndarray:
-    """Sum along the last axis: every so many terms, the sum is added to that of the next level."""
+    """Sum along the last axis: after every 2^power terms, a level's sum is added to that of the next level."""
     n = x.shape[-1]
     power = max(4, math.ceil(math.log2(n)) // LEVELS if n > 1 else 0)
     sums = np.zeros((LEVELS, *x.shape[:-1]), F32)

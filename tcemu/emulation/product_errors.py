@@ -1,6 +1,6 @@
 """The errors of a product or function under a policy: how they are measured, and the results of `compare` as values and as a table.
 
-The emulated runs of a product are held against the exact product of the same operands. The error has two parts: one comes from quantising
+The emulated runs of a product are compared with the exact product of the same operands. The error has two parts: one comes from quantising
 the operands, the other from how their products are added.
 """
 

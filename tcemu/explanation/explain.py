@@ -63,8 +63,7 @@ def explain(
             None in a sequence is the target's own. One target goes with several models, and one model with several targets.
         e: The row's 4-bit sparsity metadata fields.
         scale_a: Block scales of the row, one for `op.k // op.scaling.count` elements along K. Scales in an unsigned array, which `gemm`
-        takes
-            for codes, are refused unless `codes` is True.
+            takes as codes, are refused unless `codes` is True.
         scale_b: Block scales of the column.
         codes: All operands are raw codes (ints or integer arrays, f64 also uint32[K, 2], low word first), not numbers.
         rounding: Rounding of numbers to the instruction's formats.

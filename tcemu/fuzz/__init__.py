@@ -1,4 +1,4 @@
-"""Fuzzing: operands that reach the corners, any two sides compared, mismatches made small, and the arithmetic of a black box found out."""
+"""Fuzzing: compare two implementations of an instruction on generated operands, and infer the arithmetic of a black box."""
 
 from tcemu.fuzz.case_generator import KINDS as KINDS
 from tcemu.fuzz.case_generator import generate as generate

@@ -39,7 +39,7 @@ class SparseProducts(NamedTuple):
 
 @lru_cache(maxsize=16)
 def sparse_products(a_bits: int, b_bits: int) -> SparseProducts:
-    """List the pairs of odd significands, with at most so many bits each, whose products have few signed digits."""
+    """List the pairs of odd significands, of at most `a_bits` and `b_bits` bits, whose products have few signed digits."""
     a, b = (np.arange(1, 1 << min(bits, MAX_TABLE_BITS), 2, dtype=np.int64) for bits in (a_bits, b_bits))
     a, b = (v.ravel() for v in np.meshgrid(a, b, indexing="ij"))
     digits = (a * b ^ 3 * a * b) >> 1  # positions of the nonzero digits of the non-adjacent form

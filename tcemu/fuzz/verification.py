@@ -214,7 +214,7 @@ def _verify_movement(op: Mover | WmmaMemory, runner: Runner, outputs: int, seed:
         moved = draw_movement(op, runner.target, form, cases, seed, number)
         result = runner(op, moved.form, {}, moved.words)
         if result.shape != moved.expected.shape:
-            raise ValueError(f"{op}: the runner gave uint32{list(result.shape)}; wanted {list(moved.expected.shape)}")
+            raise ValueError(f"{op}: the runner gave uint32{list(result.shape)}; expected {list(moved.expected.shape)}")
         mismatches += int(_count_unequal(result, moved.expected))
         total, forms = total + result.size, max(forms, form + 1)
     return Verification(op=str(op), family=op.family, outputs=total, mismatches=mismatches, variants=forms)

@@ -188,13 +188,13 @@ def _bind_address(op: Instruction, address: ArrayLike) -> Integers:
     at = as_integers("address", address)
     if at.ndim < 1 or at.shape[-1] != LANES:
         raise ValueError(
-            f"address: got shape {list(at.shape)}; wanted byte offsets [..., 32], one a lane, for {op}. PTX ISA {manual_section(op)}"
+            f"address: got shape {list(at.shape)}; expected byte offsets [..., 32], one a lane, for {op}. PTX ISA {manual_section(op)}"
         )
     return at
 
 
 def _bind_rows(op: Mover, words: int, address: Integers, checked: bool, every_lane: bool) -> Rows:
-    """The rows that the addresses name in a memory of so many words, or an error."""
+    """Return the rows that the addresses name in a memory of `words` words, or raise."""
     used = address[..., : op.num * _fragment(op).rows]
     checked_addresses = address if every_lane else used
     lanes = np.arange(checked_addresses.shape[-1])
@@ -217,7 +217,7 @@ def _bind_rows(op: Mover, words: int, address: Integers, checked: bool, every_la
 
 
 def _bad(address: Integers, words: int) -> tuple[Array | np.ndarray, Array | np.ndarray]:
-    """Returns which addresses are misaligned, and which lead outside a memory of so many words."""
+    """Return which addresses are misaligned, and which lead outside a memory of `words` words."""
     return address % ROW_BYTES != 0, (address < 0) | (address > _last(words))
 
 

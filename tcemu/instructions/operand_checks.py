@@ -101,7 +101,7 @@ def _sparse(
 
 
 def check_registers(op: Instruction, name: str, value: ArrayLike, argument: str | None = None) -> Array:
-    """The operand's registers, uint32[..., 32, n] (a warpgroup's: [..., 4, 32, n]), or an error that names what came and what is wanted.
+    """Return the operand's registers, uint32[..., 32, n] (a warpgroup's: [..., 4, 32, n]), or raise for another shape or dtype.
 
     argument: what the caller calls it, if not as the manual does.
     """
@@ -111,19 +111,19 @@ def check_registers(op: Instruction, name: str, value: ArrayLike, argument: str 
 
 def check_lane_registers(op: Instruction, name: str, value: ArrayLike) -> Array:
     """An operand of one register a lane, uint32[..., 32] (a warpgroup's: [..., 4, 32])."""
-    return _words(op, name, value, (), f", one register a lane, for {op}", "wanted")
+    return _words(op, name, value, (), f", one register a lane, for {op}", "expected")
 
 
 def _words(op: Instruction, name: str, value: ArrayLike, in_lane: tuple[int, ...], meaning: str, lead: str) -> Array:
-    """Raw words with the lanes' axes and `in_lane`, or an error; meaning, lead: the words of its message around the wanted shape."""
+    """Raw words with the lanes' axes and `in_lane`, or an error; meaning, lead: the words of its message around the expected shape."""
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     shape = ((LANES,) if op.warps == 1 else (op.warps, LANES)) + in_lane
-    wanted = f"uint32[..., {', '.join(map(str, shape))}]{meaning}"
+    expected = f"uint32[..., {', '.join(map(str, shape))}]{meaning}"
     if value.dtype != jnp.uint32:
         hint = "tcemu.pack makes them from codes" if in_lane else f"PTX ISA {manual_section(op)}"
-        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; {lead} {wanted}. {hint}")
+        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; {lead} {expected}. {hint}")
     if value.shape[-len(shape) :] != shape:
-        raise ValueError(f"{name}: got uint32{list(value.shape)}; wanted {wanted}. PTX ISA {manual_section(op)}")
+        raise ValueError(f"{name}: got uint32{list(value.shape)}; expected {expected}. PTX ISA {manual_section(op)}")
     return jnp.asarray(value)
 
 
@@ -137,11 +137,13 @@ def check_matrix(op: MatrixMultiply | WmmaMemory, name: str, value: ArrayLike, p
 def check_codes(op: Instruction, name: str, value: ArrayLike, fmt: Format, shape: tuple[int, ...]) -> Array:
     """Raw codes of `fmt` whose last axes are `shape`, or an error; see `held_codes` for codes that the format does not have."""
     value = value if isinstance(value, jax.Array) else np.asarray(value)
-    wanted = f"the raw codes of {fmt}, {fmt.dtype}[..., {', '.join(map(str, shape))}] for {op}"
+    expected = f"the raw codes of {fmt}, {fmt.dtype}[..., {', '.join(map(str, shape))}] for {op}"
     if not jnp.issubdtype(value.dtype, jnp.unsignedinteger):
-        raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. tcemu.formats.from_float makes codes from numbers")
+        raise TypeError(
+            f"{name}: got {value.dtype}{list(value.shape)}; expected {expected}. tcemu.formats.from_float makes codes of numbers"
+        )
     if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
-        raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; wanted {wanted}. PTX ISA {manual_section(op)}")
+        raise ValueError(f"{name}: got {value.dtype}{list(value.shape)}; expected {expected}. PTX ISA {manual_section(op)}")
     return as_stored_codes(name, value, fmt)
 
 
@@ -157,7 +159,7 @@ def as_stored_codes(name: str, value: Array | np.ndarray, fmt: Format) -> Array:
         if value.dtype.itemsize > own.itemsize:
             raise TypeError(
                 f"{name}: got traced {value.dtype}{list(value.shape)}; a code of {fmt} has {fmt.bits} bits, and which codes come is not "
-                f"known while tracing; wanted {own}: cast them (.astype({own.name!r}))"
+                f"known while tracing; expected {own}: cast them (.astype({own.name!r}))"
             )
     elif value.dtype.itemsize * 8 > bits:
         codes = np.asarray(value)
@@ -166,7 +168,7 @@ def as_stored_codes(name: str, value: Array | np.ndarray, fmt: Format) -> Array:
             place = np.unravel_index(int(np.argmax(above)), codes.shape)
             raise ValueError(
                 f"{name}: got the code {int(codes[place])} at {[int(i) for i in place]}; {fmt} has {fmt.bits} bits, codes 0 to "
-                f"{(1 << bits) - 1}. tcemu.formats.from_float makes codes from numbers"
+                f"{(1 << bits) - 1}. tcemu.formats.from_float makes codes of numbers"
             )
     return jnp.asarray(value, own)
 

@@ -43,7 +43,7 @@ def scale_selector(op: MatrixMultiply, name: str, value: tuple[ArrayLike, ArrayL
     """{byte-id, thread-id} of "scale_a" or "scale_b", or an error; traced ones are taken modulo what their bits can say."""
     selector = name.replace("scale", "selector")
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise ValueError(f"{selector}: got {value!r}; wanted a pair (byte_id, thread_id) for {op}. PTX ISA 9.7.14.3")
+        raise ValueError(f"{selector}: got {value!r}; expected a pair (byte_id, thread_id) for {op}. PTX ISA 9.7.14.3")
     byte_id, thread_id = value
     scaling = op.require_scaling()
     return ScaleSelector(
@@ -53,10 +53,10 @@ def scale_selector(op: MatrixMultiply, name: str, value: tuple[ArrayLike, ArrayL
 
 
 def _selector(op: Instruction, name: str, value: ArrayLike, wanted: tuple[int, ...]) -> Array:
-    """One of the wanted numbers as int32, or an error."""
+    """Return one of the `wanted` numbers as int32, or raise."""
     if isinstance(value, Tracer):
         if value.shape or not jnp.issubdtype(value.dtype, jnp.integer):
-            raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; wanted one integer for {op}. PTX ISA {manual_section(op)}")
+            raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; expected one integer for {op}. PTX ISA {manual_section(op)}")
         return value.astype(jnp.int32) & wanted[-1]
     if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.integer) or int(np.asarray(value)) not in wanted:
         raise ValueError(

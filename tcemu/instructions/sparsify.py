@@ -70,7 +70,7 @@ def sparsify(
     )
     fits = dense.ndim >= 2 and dense.shape[-1] % chunk == 0
     if not fits or (instruction is not None and dense.shape[-2:] != (instruction.m, instruction.k)):
-        raise ValueError(f"dense: got {dense.dtype}{list(dense.shape)}; wanted {wanted}. PTX ISA 9.7.14.6.1")
+        raise ValueError(f"dense: got {dense.dtype}{list(dense.shape)}; expected {wanted}. PTX ISA 9.7.14.6.1")
     magnitude = _magnitude(instruction, dense)
     fields = keep_largest(magnitude, chunk)
     if already_sparse:
@@ -112,13 +112,13 @@ def densify(
     if instruction is None:
         fields = jnp.asarray(metadata)
         if not jnp.issubdtype(fields.dtype, jnp.unsignedinteger):
-            raise TypeError(f"metadata: got {fields.dtype}{list(fields.shape)}; wanted 4-bit fields, unsigned integers [..., M, chunks]")
+            raise TypeError(f"metadata: got {fields.dtype}{list(fields.shape)}; expected 4-bit fields, unsigned integers [..., M, chunks]")
     else:
         words = check_lane_registers(instruction, instruction.metadata_operand, metadata)
         fields = metadata_fields(instruction, MetadataRegisters(registers=words, selector=sparsity_selector(instruction, selector)))
     if kept.ndim < 2 or kept.shape[-1] * 2 != fields.shape[-1] * chunk or kept.shape[-2] != fields.shape[-2]:
         raise ValueError(
-            f"kept is {kept.dtype}{list(kept.shape)} and the metadata's fields are {list(fields.shape)}; wanted [..., M, K/2] and "
+            f"kept is {kept.dtype}{list(kept.shape)} and the metadata's fields are {list(fields.shape)}; expected [..., M, K/2] and "
             f"[..., M, K/{chunk}]. PTX ISA 9.7.14.6.1"
         )
     return decompress(kept, fields, chunk)
@@ -127,7 +127,7 @@ def densify(
 def _chunk(pattern: str | None, op: str | Instruction | None) -> tuple[MatrixMultiply | None, int]:
     """The instruction, if one is given, and the elements of a chunk."""
     if pattern is not None and pattern not in PATTERNS:
-        raise ValueError(f"pattern: got {pattern!r}; wanted {', '.join(map(repr, PATTERNS))}. PTX ISA 9.7.14.6.1")
+        raise ValueError(f"pattern: got {pattern!r}; expected {', '.join(map(repr, PATTERNS))}. PTX ISA 9.7.14.6.1")
     if op is None:
         return None, PATTERNS[pattern or DEFAULT_PATTERN]
     op = parse(op)

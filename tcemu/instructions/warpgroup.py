@@ -91,9 +91,9 @@ class Warpgroup:
             self._untouched_by_products(name, "written")
             dtype, shape = getattr(value, "dtype", type(value).__name__), np.shape(value)
             if dtype != jnp.uint32:
-                raise TypeError(f"{name}: got {dtype}{list(shape)}; wanted uint32[..., 4, 32, n]: warp, lane, register")
+                raise TypeError(f"{name}: got {dtype}{list(shape)}; expected uint32[..., 4, 32, n]: warp, lane, register")
             if len(shape) < 3 or shape[-3:-1] != (4, LANES):
-                raise ValueError(f"{name}: got uint32{list(shape)}; wanted uint32[..., 4, 32, n]: warp, lane, register")
+                raise ValueError(f"{name}: got uint32{list(shape)}; expected uint32[..., 4, 32, n]: warp, lane, register")
         values = {name: jnp.asarray(value) for name, value in registers.items()}
         return replace(self, registers=self.registers | values, used_registers=self.used_registers | set(values))
 
@@ -136,11 +136,11 @@ class Warpgroup:
             UndefinedBehaviour: In checked mode, a traced offset does not fit, or a pending product reads there.
         """
         if proxy not in PROXIES:
-            raise ValueError(f"proxy: got {proxy!r}; wanted 'generic' or 'async'. PTX ISA 9.7.15.4")
+            raise ValueError(f"proxy: got {proxy!r}; expected 'generic' or 'async'. PTX ISA 9.7.15.4")
         words, shared = as_memory("words", words), as_memory("shared", self.shared)
         at = offset if isinstance(offset, Tracer) else np.asarray(offset)
         if not jnp.issubdtype(at.dtype, jnp.integer):
-            raise TypeError(f"offset: got {at.dtype}{list(at.shape)}; wanted an int or int32[...], in bytes")
+            raise TypeError(f"offset: got {at.dtype}{list(at.shape)}; expected an int or int32[...], in bytes")
         size, count = shared.shape[-1], words.shape[-1]
         bad = (at % 4 != 0) | (at < 0) | (at > 4 * (size - count))
         message = f"offset: {{offset}} must be a multiple of 4, and {count} words from there must fit the {size} of shared memory"
@@ -249,7 +249,7 @@ class Warpgroup:
             ValueError: `n` is no int of 0 or more.
         """
         if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 0:
-            raise ValueError(f"n: got {n!r}; wanted an integer constant, 0 or more: how many groups may remain pending. {WAIT}")
+            raise ValueError(f"n: got {n!r}; expected an integer constant, 0 or more: how many groups may remain pending. {WAIT}")
         done = max(0, len(self.groups) - n)
         results = {product.d: product.result for group in self.groups[:done] for product in group}
         return replace(self, groups=self.groups[done:], registers=self.registers | results)

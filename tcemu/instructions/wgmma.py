@@ -135,9 +135,9 @@ def uniform_descriptor(registers: ArrayLike, *, checked: bool = False) -> Array:
     """
     registers = registers if isinstance(registers, jax.Array) else np.asarray(registers)
     if registers.dtype != jnp.uint32:
-        raise TypeError(f"registers: got {registers.dtype}{list(registers.shape)}; wanted uint32[..., 4, 32, 2], warp, lane, word")
+        raise TypeError(f"registers: got {registers.dtype}{list(registers.shape)}; expected uint32[..., 4, 32, 2], warp, lane, word")
     if registers.shape[-3:] != (4, LANES, 2):
-        raise ValueError(f"registers: got uint32{list(registers.shape)}; wanted uint32[..., 4, 32, 2], warp, lane, word")
+        raise ValueError(f"registers: got uint32{list(registers.shape)}; expected uint32[..., 4, 32, 2], warp, lane, word")
     registers = jnp.asarray(registers)
     first = registers[..., :1, :1, :]
     if checked:
@@ -327,7 +327,7 @@ def _negated(op: MatrixMultiply, operands: WgmmaOperands, a: Array) -> Array:
 
 
 def _accumulator(operands: WgmmaOperands, d: Array, axes: int) -> Array:
-    """D with so many axes of its own; +0 where scale_d is false, which adds nothing to a sum that is never -0."""
+    """Return D, whose last `axes` axes are not batch axes; +0 where scale_d is false, which adds nothing to a sum that is never -0."""
     if operands.scale_d is None:
         return d
     return jnp.where(operands.scale_d.reshape(*operands.scale_d.shape, *(1,) * axes), d, jnp.zeros((), d.dtype))

@@ -231,7 +231,7 @@ def _generation(target: str | None) -> int:
 
 
 def _bind_place(op: WmmaMemory, words: int, offset: ArrayLike, stride: ArrayLike | None, checked: bool) -> LinePlacement:
-    """Returns the places of the lines in a memory of so many words, or raises."""
+    """Return the places of the lines in a memory of `words` words, or raise."""
     lines, least = memory_lines(op), op.default_stride
     start, step = as_integers("offset", offset), as_integers("stride", least if stride is None else stride)
     for name, value in (("offset", start), ("stride", step)):

@@ -264,7 +264,7 @@ class Recipe:
             expected = (
                 'scaling="block" with block=None' if self.op.scaling is not None else "another scaling, or an instruction with .block_scale"
             )
-            raise ValueError(f"{argument}: {self.op} {'wants' if self.op.scaling is not None else 'has no'} block scales; give {expected}")
+            raise ValueError(f"{argument}: {self.op} {'needs' if self.op.scaling is not None else 'has no'} block scales; give {expected}")
         if quantizer.block is not None:
             if self.promote is None:
                 raise ValueError(f"{argument}: scales of blocks multiply promoted sums; give promote=, a number of instructions")

@@ -137,5 +137,5 @@ def run_variant(op: Instruction, variant: OperandVariant, words: Words, runner: 
 
 
 def _filled(x: Array, more: int) -> Array:
-    """With the last case repeated so many times more."""
+    """Return the cases with the last one repeated `more` times."""
     return jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1), mode="edge") if more else x

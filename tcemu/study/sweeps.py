@@ -125,7 +125,7 @@ def sweep(
 
 
 def operand_law(operands: DrawOperands | tuple[ArrayLike, ...]) -> str:
-    """Return the law of operands: the repr of `normal` and `uniform`, the name of another function, or a digest of arrays."""
+    """Return the distribution of operands: the repr of `normal` and `uniform`, the name of another function, or a digest of arrays."""
     if isinstance(operands, DrawnOperands):
         return f"{operands!r}: {operands.description}"
     return f"{function_name(operands)}(seed)" if callable(operands) else describe_arrays(operands)
@@ -222,7 +222,7 @@ class Sweep(Result):
         rows: Values of the axes, the seed, the errors, and the number of elements that were not finite.
         programs: Number of programs that were compiled.
         facts: For each row, the values of `RECIPE_COLUMNS`: GPU, instruction, changes of the arithmetic, evidence.
-        provenance: Versions, the evidence of each arithmetic, and the law of the operands.
+        provenance: Versions, the evidence of each arithmetic, and the distribution of the operands.
     """
 
     axes: dict[str, tuple[Any, ...]]
@@ -568,10 +568,10 @@ LAWS: dict[str, tuple[str, Callable[[np.random.Generator, tuple[int, int]], np.n
 
 @dataclass(frozen=True)
 class DrawnOperands:
-    """A function of a seed that draws operands by a law; `normal` and `uniform` return it.
+    """A function of a seed that draws operands from a distribution; `normal` and `uniform` return it.
 
     Attributes:
-        law: Name of the law, one of LAWS.
+        law: Name of the distribution, one of LAWS.
         m: Rows of A.
         n: Columns of B.
         k: Columns of A and rows of B.
@@ -595,7 +595,7 @@ class DrawnOperands:
 
     @property
     def description(self) -> str:
-        """The law in words."""
+        """The distribution in words."""
         return f"A [m, k], then B [k, n], {LAWS[self.law][0]}, by numpy.random.default_rng(seed)"
 
     def __repr__(self) -> str:

@@ -150,8 +150,8 @@ def matmul(
 ) -> torch.Tensor:
     """Compute A·B (+ bias) by a recipe, with the bits of `tcemu.matmul`.
 
-    Gradients flow to a, b, bias and the scales, as `recipe.backward` says; they have no gradients of their own. It works under
-    `torch.compile(fullgraph=True)`, `torch.func.grad`, `torch.vmap` (member by member) and checkpointing.
+    Gradients flow to a, b, bias and the scales, as `recipe.backward` says; there are no second derivatives. It works under
+    `torch.compile(fullgraph=True)`, `torch.func.grad`, `torch.vmap` (a separate product for each element) and checkpointing.
 
     Args:
         a: Tensor [..., M, K] of float32, float16, bfloat16, float8_e4m3fn or float8_e5m2, on a CPU or on a GPU that JAX has too. Leading

@@ -246,15 +246,15 @@ def test_every_field_is_known():
         ("terms", "'terms' is no FIELD=VALUE"),
         ("terms=", "'terms=' is no FIELD=VALUE"),
         ("", "'' is no FIELD=VALUE"),
-        ("terms=many", "terms: got 'many'; wanted a whole number$"),
-        ("terms=None", "terms: got 'None'; wanted a whole number$"),
-        ("terms=True", "terms: got 'True'; wanted a whole number$"),
-        ("fraction_bits=2.5", r"fraction_bits: got '2\.5'; wanted a whole number or None$"),
-        ("from_zero=0", "from_zero: got '0'; wanted True or False$"),
-        ("rounding=SR", "rounding: got 'SR'; wanted RN, RZ, RM, RP or RO$"),
-        ("chain=K", "chain: got 'K'; wanted a whole number, k or None$"),
-        ("result=f31", "result: got 'f31'; wanted f64, f32, tf32, f16"),
-        ("multiplicand=8", "multiplicand: got '8'; wanted f64, f32, .* or None$"),
+        ("terms=many", "terms: got 'many'; expected a whole number$"),
+        ("terms=None", "terms: got 'None'; expected a whole number$"),
+        ("terms=True", "terms: got 'True'; expected a whole number$"),
+        ("fraction_bits=2.5", r"fraction_bits: got '2\.5'; expected a whole number or None$"),
+        ("from_zero=0", "from_zero: got '0'; expected True or False$"),
+        ("rounding=SR", "rounding: got 'SR'; expected RN, RZ, RM, RP or RO$"),
+        ("chain=K", "chain: got 'K'; expected a whole number, k or None$"),
+        ("result=f31", "result: got 'f31'; expected f64, f32, tf32, f16"),
+        ("multiplicand=8", "multiplicand: got '8'; expected f64, f32, .* or None$"),
         ("fraction_bits=99", r"Model\(fraction_bits=99\): fraction_bits must be from 1 to 40"),
         ("result=bf16", "result must be f16, f32, f64 or s32"),
     ],
@@ -273,7 +273,7 @@ def test_explain_computes_with_what_was_said(capsys):
     assert main([*words, "from_zero=True"]) == 0
     assert "[2] D = 00000000 = 0" in capsys.readouterr().out
     assert main([*words, "from_zero=no"]) == 2
-    assert "tcemu explain: --what-if from_zero=no: from_zero: got 'no'; wanted True or False" in capsys.readouterr().err
+    assert "tcemu explain: --what-if from_zero=no: from_zero: got 'no'; expected True or False" in capsys.readouterr().err
 
 
 def test_the_sides_of_a_comparison_read_the_same_words():
@@ -282,5 +282,5 @@ def test_the_sides_of_a_comparison_read_the_same_words():
     assert side.model == tcemu.get_model(op, "sm_90a").replace(from_zero=False, rounding="RZ")
     codes = {"a": np.zeros((1, 8, 4), np.uint16), "b": np.full((1, 4, 8), 0xBC00, np.uint16), "c": np.full((1, 8, 8), 1 << 31, np.uint32)}
     assert int(np.asarray(side.fn(codes))[0, 0, 0]) == 1 << 31
-    with pytest.raises(ValueError, match="from_zero: got 'nothing'; wanted True or False"):
+    with pytest.raises(ValueError, match="from_zero: got 'nothing'; expected True or False"):
         fuzz.get_implementation(op, "sm_90a:from_zero=nothing")

@@ -1,6 +1,5 @@
 """Results as JSON files and back: each is saved as the same file again, and a changed or hostile file is a named error."""
 
-import copy
 import json
 import math
 import random
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from support.changed_json import json_paths, replace_at
 from support.sampling import sample_cases
 
 import tcemu
@@ -159,16 +159,11 @@ JUNK = (None, True, -1, 3, 1.5, "", "x", "nan", [], [[]], {}, {"dot": [[[9], []]
 def test_a_changed_file_is_a_named_error_or_the_result_that_it_says(name):
     rng = random.Random(name)
     plain = json.loads(make(name).to_json())
-    paths = list(_paths(plain))
+    paths = list(json_paths(plain))
     refused = 0
     for path in rng.sample(paths, min(len(paths), 150)):
         for junk in rng.sample(JUNK, 3):
-            changed = copy.deepcopy(plain)
-            *above, last = path
-            place = changed
-            for step in above:
-                place = place[step]
-            place[last] = junk
+            changed = replace_at(plain, path, junk)
             text = json.dumps(changed)
             try:
                 back = read(name, text)
@@ -177,13 +172,6 @@ def test_a_changed_file_is_a_named_error_or_the_result_that_it_says(name):
             else:
                 assert json.loads(back.to_json()) == changed and str(back) and back.records() is not None
     assert refused > 200
-
-
-def _paths(value, path=()):
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield (*path, key)
-        yield from _paths(inner, (*path, key))
 
 
 @pytest.mark.parametrize("name", ["report", "comparison", "sweep", "outcome"])

@@ -284,13 +284,13 @@ def test_unchecked_it_costs_nothing():
 
 def test_bad_arguments_are_explained():
     group = start()
-    with pytest.raises(ValueError, match="n: got -1; wanted an integer constant"):
+    with pytest.raises(ValueError, match="n: got -1; expected an integer constant"):
         group.wait_group(-1)
     with pytest.raises(ValueError, match="n: got 1"):
         group.wait_group(1.0)
     with pytest.raises(ValueError, match="no register is named 'x'; there are d, a"):
         group.read("x")
-    with pytest.raises(ValueError, match=r"x: got uint32\[32, 4\]; wanted uint32\[..., 4, 32, n\]"):
+    with pytest.raises(ValueError, match=r"x: got uint32\[32, 4\]; expected uint32\[..., 4, 32, n\]"):
         group.write(x=D[0])
     with pytest.raises(TypeError, match=r"x: got int64\[4, 32, 4\]"):
         group.write(x=D.astype(np.int64))

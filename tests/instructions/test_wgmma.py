@@ -308,7 +308,7 @@ def test_uniform_descriptors():
     np.testing.assert_array_equal(tcemu.instructions.uniform_descriptor(held), one)
     with pytest.raises(tcemu.UndefinedBehaviour, match=r"warp 2, lane 5 holds another one than warp 0, lane 0.*9\.7\.15\.5\.2"):
         tcemu.instructions.uniform_descriptor(held, checked=True)
-    with error_message(ValueError, r"registers: got uint32\[4, 2\]; wanted uint32\[..., 4, 32, 2\]"):
+    with error_message(ValueError, r"registers: got uint32\[4, 2\]; expected uint32\[..., 4, 32, 2\]"):
         tcemu.instructions.uniform_descriptor(held[0, :, 0])
     with error_message(TypeError, "registers: got int64"):
         tcemu.instructions.uniform_descriptor(held.astype(np.int64))

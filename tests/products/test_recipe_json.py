@@ -1,6 +1,5 @@
 """Recipes as JSON and back: every recipe in use, every kind of field, and files that are damaged or hostile."""
 
-import copy
 import json
 import random
 from typing import Any
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.changed_json import json_paths, replace_at
 
 import tcemu
 from tcemu.base.saved_files import DamagedFile
@@ -119,14 +119,9 @@ def test_a_changed_file_is_a_recipe_or_a_named_error():
     read = refused = 0
     for recipe in (MADE["every field"], get_recipe("deepseek"), MADE["what if"]):
         plain = json.loads(recipe.to_json())
-        for path in _paths(plain):
+        for path in json_paths(plain):
             for junk in rng.sample(JUNK, 5):
-                changed = copy.deepcopy(plain)
-                *above, last = path
-                place = changed
-                for step in above:
-                    place = place[step]
-                place[last] = junk
+                changed = replace_at(plain, path, junk)
                 try:
                     back = Recipe.from_json(json.dumps(changed))
                 except ValueError:
@@ -135,13 +130,6 @@ def test_a_changed_file_is_a_recipe_or_a_named_error():
                     read += 1
                     assert json.loads(back.to_json()).keys() == plain.keys()
     assert refused > 300 and read > 10
-
-
-def _paths(value, path=()):
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, inner in items:
-        yield (*path, name)
-        yield from _paths(inner, (*path, name))
 
 
 def test_dumps_takes_kernel_recipes_alone():

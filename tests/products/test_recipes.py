@@ -252,7 +252,7 @@ def test_every_named_recipe_stands_on_a_row_with_evidence(name):
         (ValueError, "expected one of f16, bf16", lambda: tcemu.get_recipe("fp9")),
         (ValueError, "inside the sum over K", lambda: Recipe(E4M3, "sm_89", Quantizer("column"), UNSCALED)),
         (ValueError, "inside the sum over K", lambda: Recipe(E4M3, "sm_89", UNSCALED, Quantizer("row"))),
-        (ValueError, "wants block scales", lambda: Recipe(MXFP8, "sm_120a")),
+        (ValueError, "needs block scales", lambda: Recipe(MXFP8, "sm_120a")),
         (ValueError, "has no block scales", lambda: Recipe(E4M3, "sm_89", Quantizer("block"), UNSCALED)),
         (ValueError, "give promote", lambda: Recipe(E4M3, "sm_89", Quantizer("block", (1, 128)), UNSCALED)),
         (ValueError, "does not divide 128", lambda: Recipe(E4M3, "sm_89", Quantizer("block", (1, 128)), UNSCALED, promote=3)),

@@ -9,6 +9,9 @@ from support import pages
 
 TEXT = (pages.ROOT / "ARCHITECTURE.md").read_text()
 MAX_WORDS = {"ARCHITECTURE.md": 2000, "benchmarks/README.md": 1200, "tests/README.md": 1000, "CONTRIBUTING.md": 1300}
+HOW_TOS = sorted(path.name for path in (pages.ROOT / "docs" / "howto").glob("*.md"))
+MAX_HOW_TO_WORDS = 900  # outside blocks of code and of output
+BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 DOTTED = sorted(set(re.findall(r"`(tcemu(?:\.\w+)+)`", TEXT)))
 PATHS = sorted(set(re.findall(r"[\w./]+/(?:[\w.]+\.(?:py|md|txt|xz|cu))?", re.sub(r"\(http[^)]*\)", "", TEXT))))
 
@@ -36,6 +39,12 @@ def is_there(path: str) -> bool:
 @pytest.mark.parametrize("name", MAX_WORDS)
 def test_a_document_is_short(name):
     assert len((pages.ROOT / name).read_text().split()) <= MAX_WORDS[name]
+
+
+@pytest.mark.parametrize("name", HOW_TOS)
+def test_a_how_to_is_short(name):
+    text = (pages.ROOT / "docs" / "howto" / name).read_text()
+    assert len(BLOCK.sub("", text).split()) <= MAX_HOW_TO_WORDS
 
 
 @pytest.mark.parametrize("name", DOTTED)

@@ -157,10 +157,15 @@ def test_every_public_name_is_on_a_page():
     assert public_names() - formats - silicon - set(documented) == set()
 
 
-def test_docstrings_become_markup():
-    """Arguments are points of a list, also those that are named inside a line; stars are text; a field has its comment."""
+@pytest.fixture(scope="module")
+def markup():
+    """docs/_extensions/docstrings.py: its names."""
     pytest.importorskip("sphinx", reason="sphinx is not installed (pip install -e '.[docs]')")
-    made = SimpleNamespace(**runpy.run_path(str(DOCS / "_extensions" / "docstrings.py")))
+    return SimpleNamespace(**runpy.run_path(str(DOCS / "_extensions" / "docstrings.py")))
+
+
+def test_docstrings_become_markup(markup):
+    """Arguments are points of a list, also those that are named inside a line; stars are text; a field has its comment."""
     lines = [
         "What it does, *args too.",
         "",
@@ -168,16 +173,14 @@ def test_docstrings_become_markup():
         "        `it * b` is. cd: no argument. c, d: two",
         "    Returns x_.",
     ]
-    shown = [line for line in made.marked(lines, {"a", "b", "c", "d"}) if line]
+    shown = [line for line in markup.marked(lines, {"a", "b", "c", "d"}) if line]
     assert shown[0] == r"What it does, \*args too."
     assert shown[1:3] == ["- **a**: [..., M]; **b**: what", "  `it * b` is. cd: no argument. **c**, **d**: two"]
     assert shown[3] == r"Returns x\_."
-    assert any(line.startswith("- **terms** (`16`): ") for line in made.fields(tcemu.Model))
+    assert any(line.startswith("- **terms** (`16`): ") for line in markup.fields(tcemu.Model))
 
 
-def test_google_sections_become_fields():
-    pytest.importorskip("sphinx", reason="sphinx is not installed (pip install -e '.[docs]')")
-    made = SimpleNamespace(**runpy.run_path(str(DOCS / "_extensions" / "docstrings.py")))
+def test_google_sections_become_fields(markup):
     lines = [
         "Multiply *two* matrices.",
         "",
@@ -189,7 +192,7 @@ def test_google_sections_become_fields():
         "",
         "Source: PTX ISA 9.7.",
     ]
-    made.process(SimpleNamespace(config=made.NAPOLEON), "function", "f", None, None, lines)
+    markup.process(SimpleNamespace(config=markup.NAPOLEON), "function", "f", None, None, lines)
     text = "\n".join(lines)
     assert r"\*two\*" in text and ":param a: Array [..., M, K], \\|a\\| < 1." in text and ":returns:" in text
     assert ".. rubric:: Source" in text

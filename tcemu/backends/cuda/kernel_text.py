@@ -74,7 +74,7 @@ class TileNumbers(NamedTuple):
     warps_across: int
     steps_together: int
     ring: int  # stages in shared memory
-    blocks: int  # of a multiprocessor, at least: so many registers a thread may have
+    blocks: int  # of a multiprocessor, at least; bounds the registers of a thread
     unrolled: int
     pause: int  # tiles between which nothing is loaded ahead
     relative_reach: int = REACH
@@ -231,7 +231,7 @@ def shared_bytes(n: KernelNumbers, tiles: TileNumbers) -> int:
 
 
 def fit_shared_memory(n: KernelNumbers, tiles: TileNumbers | None, most: int, small: bool = False) -> TileNumbers | None:
-    """The same in the first arrangement that has room, where a block may have so many bytes of shared memory; None where none has.
+    """Return the numbers in the first arrangement that fits into `most` bytes of shared memory per block; None if no arrangement does.
 
     A multiprocessor has OF_BLOCK bytes more than a block may have. Its blocks share all of them, and the driver takes OF_BLOCK for each.
     """

@@ -38,7 +38,7 @@ class WgmmaKernelSpec(NamedTuple):
 
 @cache
 def place_kernel_text(size: int, lines: int) -> str:
-    """The text of `place.cu`, for codes of `size` bytes and tiles of so many lines."""
+    """The text of `place.cu`, for codes of `size` bytes and tiles of `lines` lines."""
     head = [_file("machine"), MACHINE_ENDS, f"typedef {CODES[size]} Code;", f"constexpr int LINES = {lines};"]
     return "\n".join([*head, MACHINE_ENDS, STATEMENT_ENDS, _file("place")])
 
@@ -65,7 +65,7 @@ class MmaKernelSpec(NamedTuple):
 
     @classmethod
     def choose(cls, op: MatrixMultiply, rows: int, columns: int) -> "MmaKernelSpec":
-        """Returns the parameters for a D of so many fragments. The larger a warp's part, the less is loaded."""
+        """Return the parameters for a D of `rows` x `columns` fragments. The larger a warp's part, the less is loaded."""
         a, b, d = (op.register_count(name) for name in "abd")
         for down, across in ((4, 8), (4, 4), (2, 4), (2, 2)):
             if rows >= down and columns >= across and down * across * d + down * a + across * b <= MOST_REGISTERS:

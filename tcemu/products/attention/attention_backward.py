@@ -1,7 +1,7 @@
 """The backward pass of attention, as in FlashAttention: block of keys by block of keys, with the scores computed again.
 
 Source: arXiv 2307.08691, algorithm 2. The scores come from the forward recipe, to the bit. The four products of the gradients, dP = g·Vᵀ,
-dV = Pᵀ·g, dQ = dS·K and dK = dSᵀ·Q, are by the recipes' own for gradients, or in plain f32 as `backward` says; the rest is f32.
+dV = Pᵀ·g, dQ = dS·K and dK = dSᵀ·Q, are computed by the recipes' gradient recipes or in plain f32, as `backward` says; the rest is f32.
 """
 
 from __future__ import annotations

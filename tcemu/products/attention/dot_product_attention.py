@@ -87,12 +87,12 @@ def attention(
 ) -> Array | tuple[Array, Array]:
     """Compute softmax(scale·Q·Kᵀ + bias)·V with both products by recipes: a replacement of `jax.nn.dot_product_attention`.
 
-    Every operation is specified and rounded, so that all devices give the same bits: see docs/howto/attention.md. A row that sees no key
+    Every operation is specified and rounded, so that all devices give the same bits: see docs/concepts/attention.md. A row that sees no key
     gives 0, as in FlashAttention; JAX gives the mean of V. Memory grows with T times a block of keys; the program does not grow with S.
 
     Gradients flow to query, key, value and bias, in reverse mode, once: dP = g·Vᵀ, dV = Pᵀ·g, dQ = dS·K and dK = dSᵀ·Q, block of keys by
-    block. These products go by the recipes' own for gradients, dA and dB, or in plain f32, as `backward` says. Quantisation counts as
-    identity.
+    block. The recipes' gradient recipes, dA and dB, compute these products, or plain f32 does, as `backward` says. Quantisation counts
+    as identity.
 
     Args:
         query: Floats [..., T, N, H]. N is a multiple of K: N / K neighbouring heads of the queries share a head of the keys.

@@ -43,8 +43,7 @@ class Epilogue:
         alpha: Factor of the total.
         beta: Factor of the bias.
         roundings: 2: the scaled total is rounded before fma(beta, bias, total). 1: the last product is fma(factor, total, beta · bias),
-        with
-            beta · bias rounded; this needs `scaled`.
+            with beta · bias rounded; this needs `scaled`.
         saturate: Values beyond the result's range become its largest finite value, not Inf.
         scaling: "folded": alpha and the scales become one f32 factor first, (scale_a · scale_b) · alpha, each product rounded. "a first":
             the total is multiplied by scale_a and rounded, then by scale_b; "b first": in the other order. These two need alpha = 1.

@@ -100,7 +100,7 @@ CLAIMS = (
     ),
     Claim(
         name="nvfp4-rounding",
-        title="NVFP4 wants stochastic rounding for gradients alone, Hadamard transforms for weight gradients alone",
+        title="NVFP4 needs stochastic rounding for gradients alone, Hadamard transforms for weight gradients alone",
         citation="NVIDIA, Pretraining Large Language Models with NVFP4, 2025, section 4",
         link="https://arxiv.org/abs/2509.25149",
         setting="512 x 1,024 numbers of N(0,1) in blocks of 16 (e2m1, ue4m3 scales, one scale for the tensor): the normwise error of "
