@@ -144,6 +144,7 @@ def test_addresses_of_32_bits_are_refused():
         ptx.run(SUMS.replace(".address_size 64", ""), grid=1, block=32, args=[np.zeros(32, np.float32), 1], target="sm_80")
 
 
+@pytest.mark.full
 def test_targets_that_agree_do_not_part():
     found = ptx.compare(SUMS, targets=("sm_80", "H100"), grid=1, block=32, args=[np.zeros(32, np.float32), 2])
     assert (found.equal, found.divergence, found.differing_elements) == (True, None, (0,))
