@@ -387,6 +387,7 @@ def test_gemm_by_the_unit_of_sm_100():
     assert (unit != np.asarray(tcemu.gemm(a, b, op=op, target="sm_100a"))).any()
 
 
+@pytest.mark.full
 def test_another_model_in_registers():
     """`model=` changes one instruction as it changes gemm; its fields may be traced; a model for a target without a row is enough."""
     rng, op = np.random.default_rng(1), mma("m16n8k16", "f32", "f16")

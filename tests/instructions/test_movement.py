@@ -156,6 +156,7 @@ def test_trans_is_movmatrix_after_the_load():
         np.testing.assert_array_equal(tcemu.movmatrix(MOV, plain[..., j : j + 1])[..., 0], turned[..., j])
 
 
+@pytest.mark.full
 def test_any_leading_axes_give_the_same_words():
     shared, address = random_words((2, 3, WORDS)), addresses(1, (2, 3))
     registers = random_words((2, 3, 32, 4), 2)

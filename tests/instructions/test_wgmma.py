@@ -101,6 +101,7 @@ def test_scale_d_false_leaves_the_accumulator_out(types):
         assert with_d[row, column] == reference_element(op, a, b.T, int(d[row, column]), row, column)
 
 
+@pytest.mark.full
 def test_scale_d_may_be_traced_and_differ_between_warpgroups():
     d, a, shared = draw_words(S8, (2, 3))
     call = lambda scale: tcemu.wgmma(S8, d, DESC, shared, a=a, scale_d=scale, target=TARGET)
@@ -282,6 +283,7 @@ def test_undefined_metadata_is_reported_in_checked_mode(spelling):
     np.testing.assert_array_equal(tcemu.checked(jax.jit(call))(META), call(META))
 
 
+@pytest.mark.full
 def test_traced_descriptors_out_of_range_are_clamped_or_reported():
     d, a, shared = draw_words(F16)
     words = lambda desc: np.array([desc & 0xFFFFFFFF, desc >> 32], np.uint32)
