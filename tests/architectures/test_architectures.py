@@ -219,6 +219,7 @@ def test_row_3935_tells_how_the_toolkit_lowered_fp8():
         assert (np.asarray(tcemu.dot(op, x, y, start, target="sm_90", model=by_toolkit)) == want).all()
 
 
+@pytest.mark.full
 def test_separate_fp8_sums_are_the_reference():
     """The lowering of ptxas 12.6 on random rows: the two f16 steps apart, added by RN, and their sum added to C."""
     rng, op = np.random.default_rng(6), mma("m16n8k32", "f32", "e4m3")

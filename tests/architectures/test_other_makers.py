@@ -305,7 +305,7 @@ def test_arm_rounds_to_odd():
 # ---- against the reference, and against mmasim
 
 
-@pytest.mark.parametrize("unit", sample_cases(UNITS, 14, ids=unit_id))
+@pytest.mark.parametrize("unit", sample_cases(UNITS, 28, ids=unit_id))
 def test_the_engine_is_the_reference(unit):
     """Two instructions along K, a few dot products of every class of operands, special values and subnormals included."""
     op, target = unit

@@ -103,7 +103,7 @@ def agree(call, operands, emulated):
 @pytest.mark.parametrize(
     "case",  # the last: any bits
     sample_cases(((F16_F32, "sm_80", True), (F16_F32, "sm_80", False), (SPARSE, "sm_80", False), (SPARSE, "sm_80", True),
-                  (MXF8, "sm_120a", True), (MXF8, "sm_120a", False)), 2, str),
+                  (MXF8, "sm_120a", True), (MXF8, "sm_120a", False)), 4, str),
 )  # fmt: skip
 def test_registers_out_are_those_of_the_portable_backend(case, emulated):
     wanted = agree(*mma_call(*case), emulated)

@@ -266,6 +266,7 @@ def test_where_the_scales_lie():
     np.testing.assert_array_equal(tcemu.unpack(op, "scale_a", tcemu.pack(op, "scale_a", x, selector=(0, 1)), selector=(0, 1)), x)
 
 
+@pytest.mark.full
 def test_batches_jit_vmap_and_traced_selectors():
     op = tcemu.parse(NVF4)
     a, b, c, x, y, _ = draw(op, 6, np.random.default_rng(11))

@@ -23,7 +23,7 @@ INSTRUCTIONS = [str(op) for op in syntax_rows() if has_kernel(op)]
 USUAL = [
     next(spelling for spelling in INSTRUCTIONS if part in spelling)
     for part in (
-        "m8n8k4.row.col.f32.f16.f16.f32", "m16n8k64.row.col.satfinite.s32.s8.u8",
+        "m16n8k64.row.col.satfinite.s32.s8.u8",
         "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f16", "stmatrix.sync.aligned.m8n8.x4.trans",
     )
 ]  # fmt: skip

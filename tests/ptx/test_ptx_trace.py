@@ -185,6 +185,7 @@ def test_the_command_writes_the_arrays(folder, capsys):
     assert np.load("X.npy").tolist() == list(range(32))
 
 
+@pytest.mark.full
 def test_the_command_compares_targets(folder, capsys):
     words = "run product.ptx --grid 1 --block 32,1 --arg A.npy --arg B.npy --arg 0f32x32x4 --target A100 --compare-target H100"
     assert main(words.split()) == 0

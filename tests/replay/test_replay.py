@@ -250,6 +250,7 @@ def matrices(*shapes, dtype=jnp.bfloat16):
     return [jnp.asarray(np.random.default_rng(n).standard_normal(shape), dtype) for n, shape in enumerate(shapes)]
 
 
+@pytest.mark.full
 def test_a_policy_takes_the_recipe_of_each_shape():
     given = matrices((96, 256), (256, 1024), (1024, 256))
     emulated = tcemu.emulate(model, library_policy("jax-bf16"))
