@@ -206,6 +206,7 @@ def test_fp8_accumulators_of_ada_hopper_and_blackwell():
         assert model_sums(op, target, zeros, zeros, np.array([0x40403017], np.uint32))[0] == want
 
 
+@pytest.mark.full
 def test_row_3935_tells_how_the_toolkit_lowered_fp8():
     """Khattak and Mikaitis, B200 E5M2 row 3935. ptxas from 12.8 on chains the two sums, ptxas 12.4 and 12.6 add them afterwards."""
     a = np.array([list(bytes.fromhex("c0b8b9b5a72c3bb63d2c40baa93839bdb638bc3c3338be3db2393927bdbfbcb9"))], np.uint8)

@@ -71,7 +71,7 @@ def test_what_cannot_be_is_named(fields, said):
         Model(**({"result": F32} | fields))
 
 
-@pytest.mark.parametrize("field", sample_cases(OUTSIDE, 3))
+@pytest.mark.parametrize("field", sample_cases(OUTSIDE, 6))
 def test_a_traced_value_outside_gives_nan_and_an_inside_one_does_not(field):
     values = (*OUTSIDE[field], TRACEABLE[field])
     results = jax.vmap(lambda value: ones(Model(F32).replace(**{field: value})))(jnp.asarray(values))
@@ -143,6 +143,7 @@ def test_what_is_no_model_is_named(model):
         tcemu.Recipe(F16_OP, "sm_90a", model=model)
 
 
+@pytest.mark.full
 def test_traced_terms_reach_a_whole_instruction():
     """As static ones do: 64 products of an instruction in one step."""
     rng = np.random.default_rng(0)

@@ -149,7 +149,7 @@ def test_products_far_below_the_greatest_factors_are_careful(monkeypatch):
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sample_cases(["f16 results", "f16 chains"], 2))
+@pytest.mark.parametrize("name", sample_cases(["f16 results", "f16 chains"], []))
 def test_f16_results_among_the_subnormals_and_at_the_end(monkeypatch, name):
     """Fast steps whose results are subnormal, or zero; and results that become infinite, after which steps are careful."""
     model, sig = CASES[name][0], signature(name)
@@ -247,7 +247,7 @@ def test_promotion_is_the_sum_of_parts(monkeypatch, name, m, n, in_parts):
 
 
 @compiled_here
-@pytest.mark.parametrize("name", sample_cases(["long chains", "mxf8"], ["mxf8"]))
+@pytest.mark.parametrize("name", sample_cases(["long chains", "mxf8"], []))
 def test_a_long_k_goes_in_parts(called, monkeypatch, name):
     """Parts are whole instructions, and whole chains."""
     model, sig = CASES[name][0], signature(name)

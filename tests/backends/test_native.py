@@ -213,6 +213,7 @@ def test_sizes_that_are_symbols(monkeypatch):
         assert (program.call(np.ones((3, 32), np.float32)) == 32).all()
 
 
+@pytest.mark.full
 def test_code_of_old_compilers(monkeypatch):
     """FP8 mma of sm_90 is software, which ptxas made otherwise before 12.8."""
     native_gpu.pretend_gpu(monkeypatch)

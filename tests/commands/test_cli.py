@@ -254,6 +254,7 @@ def test_a_recipe_of_integers_and_of_doubles(folder, capsys):
     assert figures(capsys.readouterr().out)["arithmetic"] == [0] * 6
 
 
+@pytest.mark.full
 def test_a_recipe_says_what_its_quantisers_lose(folder, capsys):
     a = arrays("A")[0]
     a[0, 0], a[0, 1] = 1e6, 1e-9

@@ -112,6 +112,7 @@ def test_a_symmetric_recipe_is_not_moved():
     assert entry.reason == "deepseek, A is rhs"
 
 
+@pytest.mark.full
 def test_dot_general_takes_the_side_of_a():
     numbers = (((1,), (1,)), ((), ()))
     same(tcemu.dot_general(DEEPSEEK, a="rhs")(W, X, numbers), tcemu.matmul(X, W.T, recipe=DEEPSEEK).T)

@@ -105,7 +105,7 @@ def test_halves_by_reference(case):
     agrees_with_reference(source, target, np.unique(np.concatenate([HALVES[::23], np.array(ends, np.uint16)])), WAYS[1:])
 
 
-@pytest.mark.parametrize("source", ["f16", "bf16"])
+@pytest.mark.parametrize("source", sample_cases(["f16", "bf16"], ["f16"]))
 @pytest.mark.parametrize("target", ["f32", "tf32", "f64"])
 def test_every_half_widens_exactly(source, target):
     codes = HALVES if target == "f32" else HALVES[::7]
@@ -136,7 +136,7 @@ def f32_at_random(count: int) -> np.ndarray:
     return np.concatenate([operands.codes("f32", kind, (count // len(operands.CLASSES),), rng) for kind in operands.CLASSES])
 
 
-@pytest.mark.parametrize("target", sample_cases(["tf32", "f16", "bf16", *NARROW], 8))
+@pytest.mark.parametrize("target", sample_cases(["tf32", "f16", "bf16", *NARROW], 16))
 def test_f32(target):
     codes = np.concatenate([f32_boundaries(target), f32_at_random(200_000)])
     assert agrees_with_gfloat("f32", target, codes) > (100_000 if FORMATS[target].signed else 90_000)

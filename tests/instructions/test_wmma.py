@@ -131,6 +131,7 @@ def test_pack_and_unpack_know_the_fragments():
 # ---- what is compiled
 
 
+@pytest.mark.full
 def test_gathers_only_where_places_are_data():
     memory, fragment, offsets = random_words((8, WORDS)), random_words((8, 32, 8), 1), np.arange(8, dtype=np.int32) * 16
 

@@ -132,6 +132,7 @@ def test_widths_and_formats_are_four_programs(size):
 # ---- what may be swept
 
 
+@pytest.mark.full
 def test_gemm_targets_and_roundings():
     """A function that takes a model; a rounding as a word, which the program takes as a number; GPUs by name."""
     over = {"rounding": ("RZ", "RN"), "target": ("H100", "sm_90a")}
