@@ -111,7 +111,8 @@ def array_codes(x: ArrayLike) -> tuple[Format, Array]:
         raw = x.astype(jnp.int8).astype(jnp.uint8) if fmt.is_integer else lax.bitcast_convert_type(x, jnp.uint4).astype(jnp.uint8)
     else:
         raw = np.asarray(x, order="C").reshape((*x.shape, *(1,) * (fmt.words - 1))).view(fmt.dtype)
-    return fmt, jnp.asarray(raw & raw.dtype.type((1 << min(fmt.bits, 32)) - 1))
+    codes = raw & raw.dtype.type((1 << min(fmt.bits, 32)) - 1)
+    return fmt, jnp.asarray(codes, codes.dtype)  # without its dtype it compiles an identity for each shape of a NumPy array
 
 
 def from_float(fmt: Format, x: ArrayLike, rounding: Rounding = "RN", saturate: bool = False, key: PRNGKey | None = None) -> Array:

@@ -124,7 +124,8 @@ def _words(op: Instruction, name: str, value: ArrayLike, in_lane: tuple[int, ...
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; {lead} {expected}. {hint}")
     if value.shape[-len(shape) :] != shape:
         raise ValueError(f"{name}: got uint32{list(value.shape)}; expected {expected}. PTX ISA {manual_section(op)}")
-    return jnp.asarray(value)
+    # jnp.asarray without a dtype compiles an identity for each shape of a NumPy array (JAX 0.10 to 0.12)
+    return value if isinstance(value, jax.Array) else jnp.asarray(value, value.dtype)
 
 
 def check_matrix(op: MatrixMultiply | WmmaMemory, name: str, value: ArrayLike, products: bool = False) -> Array:

@@ -33,7 +33,9 @@ def float_array(name: str, value: ArrayLike) -> Array | np.ndarray:
         raise TypeError(f"{name}: got {array.dtype}{list(array.shape)}; expected floats, as recipes quantise them (x.astype('float32'))")
     if array.dtype in (ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn):
         array = array.astype(np.float32)  # XLA on a CPU holds no float6
-    return array if array.dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64 else jnp.asarray(array)
+    if isinstance(array, jax.Array) or (array.dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64):
+        return array
+    return jnp.asarray(array, array.dtype)  # without its dtype it compiles an identity for each shape of a NumPy array
 
 
 def as_jax_array(x: Array | np.ndarray, round_to_odd: bool = False) -> Array:

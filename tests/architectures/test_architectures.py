@@ -206,6 +206,7 @@ def test_fp8_accumulators_of_ada_hopper_and_blackwell():
         assert model_sums(op, target, zeros, zeros, np.array([0x40403017], np.uint32))[0] == want
 
 
+@pytest.mark.full
 def test_row_3935_tells_how_the_toolkit_lowered_fp8():
     """Khattak and Mikaitis, B200 E5M2 row 3935. ptxas from 12.8 on chains the two sums, ptxas 12.4 and 12.6 add them afterwards."""
     a = np.array([list(bytes.fromhex("c0b8b9b5a72c3bb63d2c40baa93839bdb638bc3c3338be3db2393927bdbfbcb9"))], np.uint8)
@@ -219,6 +220,7 @@ def test_row_3935_tells_how_the_toolkit_lowered_fp8():
         assert (np.asarray(tcemu.dot(op, x, y, start, target="sm_90", model=by_toolkit)) == want).all()
 
 
+@pytest.mark.full
 def test_separate_fp8_sums_are_the_reference():
     """The lowering of ptxas 12.6 on random rows: the two f16 steps apart, added by RN, and their sum added to C."""
     rng, op = np.random.default_rng(6), mma("m16n8k32", "f32", "e4m3")
@@ -387,6 +389,7 @@ def test_gemm_by_the_unit_of_sm_100():
     assert (unit != np.asarray(tcemu.gemm(a, b, op=op, target="sm_100a"))).any()
 
 
+@pytest.mark.full
 def test_another_model_in_registers():
     """`model=` changes one instruction as it changes gemm; its fields may be traced; a model for a target without a row is enough."""
     rng, op = np.random.default_rng(1), mma("m16n8k16", "f32", "f16")

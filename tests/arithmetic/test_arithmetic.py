@@ -71,7 +71,7 @@ def compare(spelling, outputs, seed=0):
 FLOATING = [s for s in SPELLINGS if ".f64." not in s and ".s32." not in s]
 
 
-@pytest.mark.parametrize("spelling", sample_cases(SPELLINGS, 4))
+@pytest.mark.parametrize("spelling", sample_cases(SPELLINGS, 8))
 def test_dot_is_the_reference(spelling):
     wrong, size = compare(spelling, 1_000)
     assert size >= 1_000 and wrong == []
@@ -122,7 +122,7 @@ RESULTS = (("f32", "RZ"), ("f16", "RN"), ("f32", "RP"), ("f16", "RM"))
 SETTINGS += [(16, 35, -139), (8, 40, -133), (16, 31, -1000)]
 
 
-@pytest.mark.parametrize("case", sample_cases(zip(PAIRS, SETTINGS[::4], strict=True), 2, str))
+@pytest.mark.parametrize("case", sample_cases(zip(PAIRS, SETTINGS[::4], strict=True), 4, str))
 def test_other_settings(case):
     pair, setting = case
     settings_agree(pair, *setting, RESULTS[setting[0] % 4 :][:1], count=180)
@@ -153,7 +153,7 @@ def test_terms_that_are_rounded_at_alignment(case):
         assert (want != run_reference(*pair, "f32", a, b, c, **step)).sum() > 0
 
 
-@pytest.mark.parametrize("pair", sample_cases(PAIRS, (("bf16", "tf32"),), "-".join))
+@pytest.mark.parametrize("pair", sample_cases(PAIRS, (), "-".join))
 def test_a_traced_rounding_at_alignment(pair):
     terms, bits, floor = STEPS[2]
     a, b, c = drawn_pair(*pair, "f32", 90, np.random.default_rng(11))
@@ -198,6 +198,7 @@ def test_traced_numbers_are_the_reference(pair):
     np.testing.assert_array_equal(run_model(model, *pair, formats.F32, a, b, c), together[-1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stride", sample_cases((7, 1), (7,)))
 def test_a_model_with_arrays_passes_through_vmap(stride):
     a, b, c = drawn_pair("f16", "f16", "f32", 45, np.random.default_rng(6))
@@ -251,7 +252,7 @@ def test_fma_and_add(case):
     )
 
 
-@pytest.mark.parametrize("case", sample_cases(product(("f32", "f64"), ("RN", "RZ", "RM", "RP")), (("f32", "RP"), ("f64", "RZ")), "-".join))
+@pytest.mark.parametrize("case", sample_cases(product(("f32", "f64"), ("RN", "RZ", "RM", "RP")), (("f32", "RP"),), "-".join))
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_fma_on_any_bits(data, case):

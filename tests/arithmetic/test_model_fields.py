@@ -71,7 +71,7 @@ def test_what_cannot_be_is_named(fields, said):
         Model(**({"result": F32} | fields))
 
 
-@pytest.mark.parametrize("field", sample_cases(OUTSIDE, 3))
+@pytest.mark.parametrize("field", sample_cases(OUTSIDE, 6))
 def test_a_traced_value_outside_gives_nan_and_an_inside_one_does_not(field):
     values = (*OUTSIDE[field], TRACEABLE[field])
     results = jax.vmap(lambda value: ones(Model(F32).replace(**{field: value})))(jnp.asarray(values))
@@ -85,6 +85,7 @@ def test_a_traced_value_outside_raises_in_checked_mode():
         checked(jnp.int32(60))
 
 
+@pytest.mark.full
 def test_a_traced_result_in_f16_or_f64_is_nan_too():
     half = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
     model = Model(F16, floor=-21, rounding="RN")
@@ -142,6 +143,7 @@ def test_what_is_no_model_is_named(model):
         tcemu.Recipe(F16_OP, "sm_90a", model=model)
 
 
+@pytest.mark.full
 def test_traced_terms_reach_a_whole_instruction():
     """As static ones do: 64 products of an instruction in one step."""
     rng = np.random.default_rng(0)
@@ -155,6 +157,7 @@ def test_traced_terms_reach_a_whole_instruction():
     assert (traced(jnp.int32(32)) != dot(64)).any()
 
 
+@pytest.mark.full
 def test_a_model_goes_through_jax_with_anything_in_its_leaves():
     """JAX puts axes, shapes and placeholders where the arrays were."""
     model = Model(F32, fraction_bits=jnp.arange(8, 12))
@@ -163,6 +166,7 @@ def test_a_model_goes_through_jax_with_anything_in_its_leaves():
     assert jax.vmap(ones)(model).shape == (4, 1, 1)
 
 
+@pytest.mark.full
 def test_a_traced_unsigned_value_beyond_an_int32_is_outside():
     """2^32 - 133 is not -133."""
     by_floor = jax.jit(lambda floor: ones(Model(F32, floor=floor)))

@@ -247,6 +247,7 @@ def test_tanh_of_special_operands_and_any_code():
     assert np.array_equal(special_functions.tanh(codes), reference.unary("tanh", codes, False))
 
 
+@pytest.mark.full
 def test_the_sweep_on_a_gpu_sees_a_wrong_word(monkeypatch):
     """The comparison with a stand-in for the GPU, equal and with one bit of one word flipped."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))

@@ -103,7 +103,7 @@ def agree(call, operands, emulated):
 @pytest.mark.parametrize(
     "case",  # the last: any bits
     sample_cases(((F16_F32, "sm_80", True), (F16_F32, "sm_80", False), (SPARSE, "sm_80", False), (SPARSE, "sm_80", True),
-                  (MXF8, "sm_120a", True), (MXF8, "sm_120a", False)), 2, str),
+                  (MXF8, "sm_120a", True), (MXF8, "sm_120a", False)), 4, str),
 )  # fmt: skip
 def test_registers_out_are_those_of_the_portable_backend(case, emulated):
     wanted = agree(*mma_call(*case), emulated)
@@ -174,7 +174,7 @@ def check_matrices(model, sig, batch, m, n):
 
 
 @compiled_here
-@pytest.mark.parametrize("size", [(16, 8), (8, 8), (4, 16), (32, 8)], ids=str)
+@pytest.mark.parametrize("size", sample_cases([(16, 8), (8, 8), (4, 16), (32, 8)], [(16, 8), (4, 16)], str))
 @pytest.mark.parametrize("name", sample_cases(("bf16", "tf32", "e5m2 and e4m3", "e3m2 and e2m3, two sums", "few bits"), ["tf32"]))
 def test_small_matrices(name, size):
     if name == "few bits" and size == (4, 16):
@@ -283,6 +283,7 @@ def test_batch_axes_broadcast(emulated):
     assert (one[0, 0] == wanted[0, 0]).all() and one.shape == wanted.shape
 
 
+@pytest.mark.full
 @compiled_here
 def test_vmap_gives_a_longer_batch(emulated):
     _, (a, b, c) = mma_call(SPARSE, "sm_90", True, (2, 3))

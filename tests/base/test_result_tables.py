@@ -37,7 +37,7 @@ def compared() -> Result:
 
 
 def ran() -> Result:
-    return tcemu.fuzz.find_mismatches("f16", "A100", "H100", cases=64, seed=1)
+    return tcemu.fuzz.find_mismatches("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "A100", "H100", cases=64, seed=1)
 
 
 RESULTS = {
@@ -45,7 +45,7 @@ RESULTS = {
     "Report": lambda: tcemu.emulate(layer, "bf16").report(PARAMS, X),
     "Run": ran,
     "Coverage": lambda: make_result("Run").coverage,
-    "Inferred": lambda: tcemu.fuzz.infer_model("f16", "H100", cases=16),
+    "Inferred": lambda: tcemu.fuzz.infer_model("s8", "H100", cases=16),
     "Sweep": lambda: tcemu.study.sweep(tcemu.matmul, {"recipe": "bf16"}, operands=(X, W), seeds=2),
     "Outcome": lambda: tcemu.study.Outcome.from_facts(tcemu.study.get_claim("same-product"), json.loads(RECORDED.read_text())),
     "Explanation": lambda: tcemu.explain("f16", [1.5, 2**-20], [1, math.inf], target="H100"),
@@ -218,7 +218,7 @@ def test_an_inferred_model():
     """The account has the whole model, as it can be pasted; the JSON has every field."""
     found = make_result("Inferred")
     facts = json.loads(found.to_json())
-    own = tcemu.get_model("f16", "H100")
+    own = tcemu.get_model("s8", "H100")
     assert facts["confirmed"] is True and facts["model"]["fraction_bits"] == own.fraction_bits
     assert facts["model"].keys() == vars(own).keys()
     said = " ".join(str(found).split())
@@ -319,7 +319,7 @@ def drawn_texts(figure) -> list:
 
 def test_what_cannot_be_drawn():
     with pytest.raises(ValueError, match="did not count coverage"):
-        tcemu.fuzz.find_mismatches("f16", "A100", "A100", cases=8, coverage=False).plot()
+        tcemu.fuzz.find_mismatches("s8", "A100", "A100", cases=8, coverage=False).plot()
     with pytest.raises(ValueError, match="plot: no model was found, so nothing was compared"):
         dataclasses.replace(make_result("Inferred"), comparison=None).plot()
     with pytest.raises(TypeError, match="result: got int"):

@@ -142,6 +142,7 @@ def test_a_product_from_files_to_a_file(op, folder, capsys):
     assert "6,300 multiply-accumulates" in out
 
 
+@pytest.mark.full
 def test_the_report_knows_a_copied_f64(folder, capsys, monkeypatch):
     """float64 cannot judge it: all figures come from rational arithmetic."""
     words = ["gemm", "A.npy", "B.npy", "--op", "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64"]
@@ -153,6 +154,7 @@ def test_the_report_knows_a_copied_f64(folder, capsys, monkeypatch):
     assert without_times(capsys.readouterr().out) == without_times(own)
 
 
+@pytest.mark.full
 def test_inputs_that_need_no_rounding_have_no_rounding_error(folder, capsys):
     for name in ("A", "B"):
         np.save(f"{name}.npy", np.load(f"{name}.npy").astype(np.float16))
@@ -252,6 +254,7 @@ def test_a_recipe_of_integers_and_of_doubles(folder, capsys):
     assert figures(capsys.readouterr().out)["arithmetic"] == [0] * 6
 
 
+@pytest.mark.full
 def test_a_recipe_says_what_its_quantisers_lose(folder, capsys):
     a = arrays("A")[0]
     a[0, 0], a[0, 1] = 1e6, 1e-9
@@ -320,6 +323,7 @@ def test_empty_matrices(shape, folder, capsys):
     assert ("D is empty" in capsys.readouterr().out) == (m * n == 0)
 
 
+@pytest.mark.full
 def test_blocks_of_rows_change_nothing(folder, capsys, monkeypatch):
     words = ["gemm", "A.npy", "B.npy", "-c", "C.npy", "--op", F16, "-o", "D.npy"]
     assert main(words) == 0

@@ -125,7 +125,7 @@ sys.exit(status)
 """
 
 
-@pytest.mark.parametrize("number", sample_cases(list(STATUS), (signal.SIGTERM,)))
+@pytest.mark.parametrize("number", sample_cases(list(STATUS), ()))
 def test_a_signal_after_the_work_changes_nothing(number):
     """Also while the interpreter ends, which gives signals back their default."""
     words = [sys.executable, "-c", ENDS]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.planted_drifts import MODELS, fused_chain
+from support.sampling import sample_cases
 
 from tcemu.drift import identify, read_record, record
 from tcemu.drift.causes import Trial, build_program, program_inputs, raw_words
@@ -17,7 +18,7 @@ from tcemu.formats import F32
 FUSED = 4  # operations that follow each other, taken as one program
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sample_cases(MODELS, ("moe", "convnet")))
 def test_a_sample_has_the_words_of_the_whole_result(name):
     model = MODELS[name]()
     run = read_record(record(model.fn)(*model.arguments))

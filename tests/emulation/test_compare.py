@@ -280,6 +280,7 @@ def test_it_says_what_it_does_and_how_long_it_compiled(caplog):
     assert re.fullmatch(r"compare: compiled for \d+\.\d s, ran for \d+\.\d s", said[-1])
 
 
+@pytest.mark.full
 def test_columns_in_which_nothing_happened_are_left_out():
     plain = str(tcemu.compare(jnp.matmul, [SCALED], (np.ones((2, 2), np.float32),) * 2, results=False))
     assert plain.splitlines()[0].split() == [

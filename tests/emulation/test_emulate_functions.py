@@ -281,6 +281,7 @@ def test_warnings():
         jax.eval_shape(tcemu.emulate(jax.nn.silu, None, functions="triton"), X)
 
 
+@pytest.mark.full
 def test_compare_measures_functions():
     def fn(w, x):
         return jax.nn.softmax(llama(x @ w))

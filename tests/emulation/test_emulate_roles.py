@@ -112,6 +112,7 @@ def test_a_symmetric_recipe_is_not_moved():
     assert entry.reason == "deepseek, A is rhs"
 
 
+@pytest.mark.full
 def test_dot_general_takes_the_side_of_a():
     numbers = (((1,), (1,)), ((), ()))
     same(tcemu.dot_general(DEEPSEEK, a="rhs")(W, X, numbers), tcemu.matmul(X, W.T, recipe=DEEPSEEK).T)
@@ -154,6 +155,7 @@ def test_the_gradient_of_flax_linen():
     assert weights == sorted(parameters for pair, parameters in LINEN if pair == ACTIVATION_WEIGHT)
 
 
+@pytest.mark.full
 def test_equinox_nnx_haiku():
     mlp = eqx.nn.MLP(16, 4, 32, 2, key=jax.random.key(0))
     layers = [(WEIGHT_ACTIVATION, (f"layers/{number}/weight",)) for number in range(3)]
@@ -395,6 +397,7 @@ def test_skip_ends():
     assert repr(skip_ends(linear_only(None), last=2)) == "skip_ends(linear_only(None), first=1, last=2)"
 
 
+@pytest.mark.full
 def test_compare_takes_the_same_sides():
     model = lambda params, x: by_vmap(params["w"], x)
     (row,) = tcemu.compare(model, DEEPSEEK, ({"w": W}, X))

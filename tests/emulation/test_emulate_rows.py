@@ -52,7 +52,8 @@ def mismatches(a, b):
     return int((words(a) != words(b)).sum())
 
 
-def test_bits_do_not_depend_on_the_number_of_rows_and_without_rows_they_do():
+@pytest.mark.parametrize("numbers", sample_cases([(1, 3), (2, 5)], [(1, 3)], str))
+def test_bits_do_not_depend_on_the_number_of_rows_and_without_rows_they_do(numbers):
     shapes = []
     choice = partial(sum_in_order, shapes=shapes)
     by_row = jax.jit(tcemu.emulate(block, lambda product: choice, rows="x"))
@@ -61,12 +62,12 @@ def test_bits_do_not_depend_on_the_number_of_rows_and_without_rows_they_do():
         16,
         64,
     }  # products of all rows at once, and of weights as they are
-    assert [mismatches(by_row(PARAMS, X[:n]), found[:n]) for n in (1, 2, 3, 5)] == [0] * 4
+    assert [mismatches(by_row(PARAMS, X[:n]), found[:n]) for n in numbers] == [0] * 2
     assert mismatches(by_row(PARAMS, X[::-1])[::-1], found) == 0
     plain = jax.jit(tcemu.emulate(block, lambda product: sum_in_order))
     expected = plain(PARAMS, X)
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    assert any(mismatches(plain(PARAMS, X[:n]), expected[:n]) for n in (1, 2, 3, 5))
+    assert any(mismatches(plain(PARAMS, X[:n]), expected[:n]) for n in numbers)
 
 
 @pytest.mark.full
@@ -173,7 +174,7 @@ def call_layers(x, w, product):
     return x, first, (second, third * 2, fourth)
 
 
-@pytest.mark.parametrize("product", sample_cases([False, True], [True], {False: "plain", True: "with products"}.get))
+@pytest.mark.parametrize("product", sample_cases([False, True], [], {False: "plain", True: "with products"}.get))
 @pytest.mark.parametrize("layers", sample_cases([scan_layers, while_layers, cond_layers, call_layers], [scan_layers]))
 def test_results_beside_the_rows_that_depend_on_no_row(layers, product):
     w = jnp.stack([PARAMS["q"], PARAMS["k"]])

@@ -95,7 +95,7 @@ FORMS = {
 }
 
 
-USUAL_FORMS = ("the model", "in containers", "nnx.jit within")
+USUAL_FORMS = ("the model", "in containers")
 
 
 @pytest.mark.parametrize("form", sample_cases(FORMS, USUAL_FORMS))
@@ -281,7 +281,7 @@ def in_jax_gradient(model, x):
 WITHIN = (in_remat, in_scan, in_vmap, in_gradient, in_jax_gradient)
 
 
-@pytest.mark.parametrize("fn", sample_cases(WITHIN, (in_scan,), lambda fn: fn.__name__))
+@pytest.mark.parametrize("fn", sample_cases(WITHIN, (), lambda fn: fn.__name__))
 def test_transforms_within(fn):
     model, wanted = two(Dense)
     plain, call = nnx.jit(fn), nnx.jit(tcemu.emulate(fn, None))

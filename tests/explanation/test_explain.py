@@ -208,7 +208,7 @@ def check_chain(found):
     return rows
 
 
-@pytest.mark.parametrize("case", sample_cases(SAMPLE, 10, " ".join))
+@pytest.mark.parametrize("case", sample_cases(SAMPLE, 20, " ".join))
 def test_explain_gives_the_words_of_dot(case):
     wrong, count = compare(*case, 60)
     assert count == 60 and wrong == [], f"{len(wrong)} of {count}: {wrong[:1]}"

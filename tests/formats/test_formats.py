@@ -105,7 +105,7 @@ def test_to_narrower_floats_rounds_to_nearest(name, dtype):
     assert words.tolist() == [reference.convert(name, target, code) for code in all_codes(name).tolist()]
 
 
-@pytest.mark.parametrize("name", sample_cases(SMALL_FLOATS, 3))
+@pytest.mark.parametrize("name", sample_cases(SMALL_FLOATS, 12))
 def test_every_code_by_its_fields(name):
     """To f32, where `convert` takes a short way: as by numbers. And as many codes again with bits above them."""
     fmt = FORMATS[name]

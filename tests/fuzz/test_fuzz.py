@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.device_processes import run_on_devices
+from support.sampling import sample_cases
 
 import tcemu
 from tcemu import fuzz, silicon
@@ -78,7 +79,7 @@ def operands(op, seed, start):
     return {name: np.asarray(codes) for name, codes in fuzz.generate(op, seed, start, 1024).items()}
 
 
-@pytest.mark.parametrize("op", KNOWN)
+@pytest.mark.parametrize("op", sample_cases(KNOWN, (F16, S8)))
 def test_known_operands(op):
     assert checksum(operands(op, 0x123456789ABCDEF0, 5)) == KNOWN[op]
 
@@ -135,6 +136,7 @@ def test_a_run_counts_what_differs():
     assert "nothing cut" in str(found) and found.coverage.events[EVENTS.index("C zero")] > 0
 
 
+@pytest.mark.full
 def test_the_slow_reference_agrees():
     found = fuzz.find_mismatches(SMALL, "sm_90a", "reference:sm_90a", cases=4, coverage=False)
     assert (found.wrong_outputs, found.done) == (0, 4)
@@ -252,6 +254,7 @@ def check_held(directory, whole):
             assert np.array_equal(held["coverage_events"], whole.coverage.events)
 
 
+@pytest.mark.full
 def test_killed_and_resumed_it_ends_with_the_same_counts(tmp_path):
     run_with_kills(tmp_path, S8, 1, 200_000, False)
     check_held(tmp_path, fuzz.find_mismatches(S8, "sm_80", "sm_90a", cases=200_000, coverage=False, shrink=False))

@@ -48,6 +48,7 @@ def test_a_finished_run_goes_on_to_more_cases(tmp_path):
         compare(300, tmp_path / "held")
 
 
+@pytest.mark.full
 def test_the_command_makes_a_run_longer(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     assert main([*WORDS, "--cases", "208", *out]) == 1

@@ -156,6 +156,7 @@ def test_trans_is_movmatrix_after_the_load():
         np.testing.assert_array_equal(tcemu.movmatrix(MOV, plain[..., j : j + 1])[..., 0], turned[..., j])
 
 
+@pytest.mark.full
 def test_any_leading_axes_give_the_same_words():
     shared, address = random_words((2, 3, WORDS)), addresses(1, (2, 3))
     registers = random_words((2, 3, 32, 4), 2)
@@ -186,7 +187,7 @@ def change_address(address, lane, to):
 BAD = [(8, "multiple of 16"), (-16, "last row .* begins at 1008"), (4 * WORDS, "last row .* begins at 1008"), (4 * WORDS - 8, "")]
 
 
-@pytest.mark.parametrize(("to", "says"), BAD)
+@pytest.mark.parametrize(("to", "says"), [*BAD[:2], *(pytest.param(*case, marks=pytest.mark.full) for case in BAD[2:])])
 def test_bad_addresses(to, says):
     shared, registers, good = random_words((WORDS,)), random_words((32, 4), 1), addresses(1)
     bad = change_address(good, 17, to)

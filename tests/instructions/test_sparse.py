@@ -75,6 +75,7 @@ def test_gather_takes_what_the_fields_name(chunk):
             np.testing.assert_array_equal(found[:, m, 2 * pair * c : 2 * pair * (c + 1)], b[:, at])
 
 
+@pytest.mark.full
 def test_tf32_fields_outside_the_defined_ones_put_halves_together():
     """Words that an NVIDIA H200 gave for every field: shapes, selectors, and .sp::ordered_metadata; the file is described beside it."""
     with np.load(golden.TESTS / "golden" / "tf32_metadata.npz") as file:
@@ -183,7 +184,7 @@ ALIGNED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", sample_cases(ALIGNED, 8, str))
+@pytest.mark.parametrize("case", sample_cases(ALIGNED, 16, str))
 def test_sparse_against_dense_on_the_pruned_matrix(case):
     """parts: how many dense instructions the K of the sparse one takes. Not aligned: two dense steps, or other groups, and other words."""
     spelling, parts, aligned = case
@@ -298,7 +299,7 @@ DTYPES = (np.float64, np.float16, np.float32, np.int8, np.uint8, np.int32, ml_dt
 CASES_OF_DTYPES = list(itertools.product(DTYPES, CHUNKS))
 
 
-@pytest.mark.parametrize("case", sample_cases(CASES_OF_DTYPES, 14, lambda case: f"{np.dtype(case[0]).name}-{case[1]}"))
+@pytest.mark.parametrize("case", sample_cases(CASES_OF_DTYPES, 28, lambda case: f"{np.dtype(case[0]).name}-{case[1]}"))
 def test_densify_of_sparsify_is_the_pruned_matrix(case):
     dtype, pattern = case
     rng = np.random.default_rng(2)

@@ -126,6 +126,7 @@ def test_sparse():
         )
 
 
+@pytest.mark.full
 def test_zero_columns():
     """The manual's example: skip 2, use 3, first span of ones, start 1, M = 32: ...0000 111 0000 11."""
     value = 1 << 39 | 2 << 40 | 3 << 48 | 1 << 32 | 1

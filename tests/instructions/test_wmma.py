@@ -52,6 +52,7 @@ def error_message(error, *fragments):
 # ---- batches
 
 
+@pytest.mark.full
 def test_any_leading_axes_give_the_same_words():
     memory, fragment = random_words((2, 3, WORDS)), random_words((2, 3, 32, 8), 1)
     offsets = 16 * np.random.default_rng(0).integers(0, 9, (2, 3))
@@ -130,6 +131,7 @@ def test_pack_and_unpack_know_the_fragments():
 # ---- what is compiled
 
 
+@pytest.mark.full
 def test_gathers_only_where_places_are_data():
     memory, fragment, offsets = random_words((8, WORDS)), random_words((8, 32, 8), 1), np.arange(8, dtype=np.int32) * 16
 
@@ -149,6 +151,7 @@ def test_gathers_only_where_places_are_data():
     assert not moves(lambda *x: tcemu.wmma_mma(MMA, *x, target="sm_90"), fragment, fragment, fragment)
 
 
+@pytest.mark.full
 def test_thousands_of_warps_are_one_call():
     memory = random_words((4096, 256))
     a, b, c = tcemu.wmma_load(A, memory), tcemu.wmma_load(B, memory[::-1]), tcemu.wmma_load(C, memory)

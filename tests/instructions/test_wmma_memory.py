@@ -38,7 +38,7 @@ def spots(op, rng, words, count, least=None):
     return unit * rng.integers(0, room, endpoint=True), strides
 
 
-@pytest.mark.parametrize("op", sample_cases(STORES, 7, str))
+@pytest.mark.parametrize("op", sample_cases(STORES, 14, str))
 def test_store_after_load(op):
     """As many places as warps, and one for all: memory keeps what is not of the matrix."""
     load = str(op).replace("store.d", "load.c")
@@ -224,7 +224,7 @@ def test_bad_operands_are_named():
 
 
 @pytest.mark.parametrize(
-    "case", sample_cases(product(("sm_70", "sm_75", "sm_80", "sm_100a", "sm_120"), ("row.col", "col.row")), 5, "-".join)
+    "case", sample_cases(product(("sm_70", "sm_75", "sm_80", "sm_100a", "sm_120"), ("row.col", "col.row")), 10, "-".join)
 )
 def test_every_generation_multiplies_its_own_fragments(case):
     """Memory, fragments, product, memory: the words of `dot`, whatever the target's fragments look like."""

@@ -177,6 +177,7 @@ def test_batches_and_empty_axes(case):
         np.testing.assert_array_equal(bits(d[at]), bits(tcemu.gemm(a[at], b, c, op=F16, target="sm_90a")))
 
 
+@pytest.mark.full
 def test_b_may_have_the_batch_and_vmap_agrees():
     a, b = normal(4, 6, 17, seed=11), normal(4, 17, 5, seed=12)
     d = np.asarray(tcemu.gemm(a, b, op=BF16, target="sm_90a"))

@@ -118,31 +118,44 @@ def parts(a, b, places, fmt=F16):
     return [np.asarray(tcemu.gemm(a[:, p], b[p], op=WGMMA[fmt], target="sm_90a")) for p in places]
 
 
-def test_slices_are_a_loop_over_gemm():
+def half(x):
+    return x.astype(np.float16).astype(np.float32)
+
+
+MERGES = {  # how three partial sums are merged -> the same in NumPy
+    Merge(): lambda p: p[0] + p[1] + p[2],
+    Merge("descending"): lambda p: p[2] + p[1] + p[0],
+    Merge("tree"): lambda p: (p[0] + p[1]) + p[2],
+    Merge(partial=F16): lambda p: half(half(p[0]) + half(p[1]) + half(p[2])),
+    Merge(partial=F16, serial=True): lambda p: half(half(half(p[0]) + p[1]) + p[2]),
+}
+
+
+@pytest.mark.parametrize("merge", sample_cases(MERGES, (Merge("descending"), Merge(partial=F16, serial=True)), str))
+def test_slices_are_a_loop_over_gemm(merge):
     a, b = draw_matrices(300)
     p = parts(a, b, [np.arange(0, 128), np.arange(128, 256), np.arange(256, 300)])
-    half = lambda x: x.astype(np.float16).astype(np.float32)
-    slices = Slices.even(300, 3, 64)
-    expected = {
-        Merge(): p[0] + p[1] + p[2],
-        Merge("descending"): p[2] + p[1] + p[0],
-        Merge("tree"): (p[0] + p[1]) + p[2],
-        Merge(partial=F16): half(half(p[0]) + half(p[1]) + half(p[2])),
-        Merge(partial=F16, serial=True): half(half(half(p[0]) + p[1]) + p[2]),
-    }
-    for merge, want in expected.items():
-        got = np.asarray(tcemu.matmul(a, b, recipe=recipe(HOPPER, slices, merge, F16)))
-        assert (got == half(want)).all(), merge
+    got = np.asarray(tcemu.matmul(a, b, recipe=recipe(HOPPER, Slices.even(300, 3, 64), merge, F16)))
+    assert (got == half(MERGES[merge](p))).all()
+
+
+@pytest.mark.full
+def test_interleaved_slices_are_a_loop_over_gemm():
+    a, b = draw_matrices(300)
     dealt = [np.concatenate([np.arange(t, min(t + 32, 300)) for t in range(s * 32, 300, 64)]) for s in (0, 1)]
     p = parts(a, b, dealt)
     assert (np.asarray(tcemu.matmul(a, b, recipe=recipe(HOPPER, Slices.interleaved(300, 2, 32)))) == p[0] + p[1]).all()
 
 
-def test_residues_and_restarts_are_a_loop_over_gemm():
+def test_residues_are_a_loop_over_gemm():
     a, b = draw_matrices(333)
     first = tcemu.gemm(a[:, :13], b[:13], op=WGMMA[F16], target="sm_90a")
     expected = tcemu.gemm(a[:, 13:], b[13:], first, op=WGMMA[F16], target="sm_90a")
     assert (np.asarray(tcemu.matmul(a, b, recipe=recipe(steps(residue=32), Slices.single(333)))) == np.asarray(expected)).all()
+
+
+@pytest.mark.full
+def test_restarts_are_a_loop_over_gemm():
     a, b = (x.astype(jnp.float8_e4m3fn) for x in draw_matrices(320))
     p = parts(a, b, [np.arange(0, 128), np.arange(128, 256), np.arange(256, 320)], E4M3)
     got = tcemu.matmul(a, b, recipe=recipe(steps(E4M3, restart=128), Slices.single(320), fmt=E4M3))
@@ -210,7 +223,7 @@ def numpy_epilogue(epilogue, total, scale_a, scale_b, bias):
     return once(d, beta * bias)
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+@pytest.mark.parametrize("epilogue", sample_cases(EPILOGUES, 2, str))
 def test_scales_and_a_bias_enter_as_the_epilogue_says(epilogue):
     rng = np.random.default_rng(3)
     total = f32(rng.standard_normal((4, 8)) * np.exp2(rng.integers(-20, 20, (4, 8))))
@@ -487,6 +500,7 @@ def test_files_from_before_products_were_rounded():
 # ---- where two part
 
 
+@pytest.mark.full
 def test_where_two_recipes_part():
     a, b = draw_matrices(200, seed=3)
     left, right = recipe(HOPPER, Slices.single(200)), recipe(HOPPER, Slices.even(200, 2, 64))

@@ -148,6 +148,7 @@ def test_a_traced_promotion_is_the_static_one(case):
         np.testing.assert_array_equal(words(d), words(tcemu.matmul(a, b, recipe=recipe.replace(promote=n))))
 
 
+@pytest.mark.full
 def test_a_traced_promotion_out_of_range_raises_in_checked_mode():
     recipe = tcemu.get_recipe("deepseek", "sm_89", backward="exact")
     checked = tcemu.checked(jax.jit(lambda n: tcemu.matmul(A[:1], B[:, :1], recipe=recipe.replace(promote=n))))

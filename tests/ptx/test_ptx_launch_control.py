@@ -16,6 +16,7 @@ MOVES = """.visible .entry e(.param .u64 out) {
 }"""
 
 
+@pytest.mark.full
 def test_moves_of_128_bits():
     given = np.random.default_rng(2).integers(0, 1 << 63, (32, 2), np.uint64)
     (found,) = ptx.run(HEAD + MOVES, grid=1, block=32, args=[given], target="sm_100a", checked=True)

@@ -100,7 +100,7 @@ UNDEFINED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sample_cases(UNDEFINED, 2))
+@pytest.mark.parametrize("name", sample_cases(UNDEFINED, 4))
 def test_what_is_undefined_raises_in_checked_mode(name):
     body, message = UNDEFINED[name]
     with pytest.raises(UndefinedBehaviour, match=message):

@@ -86,9 +86,7 @@ STORES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "shape, num, unpack", [case if case[0] == "16x64b" else pytest.param(*case, marks=pytest.mark.full) for case in STORES]
-)
+@pytest.mark.parametrize("shape, num, unpack", [pytest.param(*case, marks=pytest.mark.full) for case in STORES])
 def test_a_store_is_that_on_arrays(shape, num, unpack):
     count = MOVE_REGISTERS[shape] * num
     offset = 8 if shape == "16x32bx2" else None

@@ -16,7 +16,6 @@ USUAL_EXAMPLES = [
     next(statement for statement in DISTINCT if part in statement)
     for part in (
         "bidA",
-        "sp::ordered_metadata.sync.aligned.m16n8k16",
         "[D]",
     )
 ]
@@ -24,9 +23,8 @@ INSTRUCTIONS = [str(op) for op in syntax_rows() if has_kernel(op)]
 USUAL = [
     next(spelling for spelling in INSTRUCTIONS if part in spelling)
     for part in (
-        "m8n8k4.row.col.f32.f16.f16.f32", "m16n8k64.row.col.satfinite.s32.s8.u8",
+        "m16n8k64.row.col.satfinite.s32.s8.u8",
         "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f16", "stmatrix.sync.aligned.m8n8.x4.trans",
-        "wgmma.mma_async.sp.sync.aligned.m64n16k64",
     )
 ]  # fmt: skip
 

@@ -144,6 +144,7 @@ def test_addresses_of_32_bits_are_refused():
         ptx.run(SUMS.replace(".address_size 64", ""), grid=1, block=32, args=[np.zeros(32, np.float32), 1], target="sm_80")
 
 
+@pytest.mark.full
 def test_targets_that_agree_do_not_part():
     found = ptx.compare(SUMS, targets=("sm_80", "H100"), grid=1, block=32, args=[np.zeros(32, np.float32), 2])
     assert (found.equal, found.divergence, found.differing_elements) == (True, None, (0,))
@@ -184,6 +185,7 @@ def test_the_command_writes_the_arrays(folder, capsys):
     assert np.load("X.npy").tolist() == list(range(32))
 
 
+@pytest.mark.full
 def test_the_command_compares_targets(folder, capsys):
     words = "run product.ptx --grid 1 --block 32,1 --arg A.npy --arg B.npy --arg 0f32x32x4 --target A100 --compare-target H100"
     assert main(words.split()) == 0

@@ -24,7 +24,7 @@ from tcemu.quantize.contract_matrix import BLOCK, REGIONS, contract_words, draw_
 from tcemu.quantize.contracts import ONE, Factor, TwoLevelScale, quantize_blocks, round_elements
 
 NAMES = sorted(CONTRACTS)
-USUAL = ["deepgemm_fp4", "sglang_group_ue8m0", "vllm_nvfp4"]
+USUAL = ["sglang_group_ue8m0", "vllm_nvfp4"]
 
 
 def expected_words(name, codes, tensor):

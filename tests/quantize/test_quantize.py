@@ -79,7 +79,7 @@ def boundary_blocks(element: str, field: int, fraction: int, points: list[Fracti
 # ---- MX
 
 
-@pytest.mark.parametrize("kind", sample_cases(MX, 3))
+@pytest.mark.parametrize("kind", sample_cases(MX, 5))
 def test_every_boundary_of_the_elements_over_the_exponents_of_f32(kind):
     """All 255 exponent fields, and all boundaries, each at some of the fields (`full`: at each)."""
     element = exact.ELEMENTS[kind]
@@ -103,7 +103,7 @@ def test_every_boundary_at_every_exponent(kind, rule):
     print(f"{kind} {rule}: 0 mismatches of {count:,} elements")
 
 
-@pytest.mark.parametrize("case", sample_cases(product(MX, POWERS), 6, "-".join))
+@pytest.mark.parametrize("case", sample_cases(product(MX, POWERS), 12, "-".join))
 def test_every_scale(case):
     """All 255 exponents x the fractions where rules change their mind, every power of two below 2^-126, and zero."""
     kind, rule = case
@@ -178,7 +178,7 @@ def test_inf_and_nan_spoil_their_block_only(kind, special):
     assert q.tensor_scale == without.tensor_scale
 
 
-@pytest.mark.parametrize("kind", sample_cases(MX, 2))
+@pytest.mark.parametrize("kind", sample_cases(MX, 4))
 def test_what_is_representable_comes_back(kind):
     """Quantising twice changes no code (floor), and no value (rceil), for amaxes of all exponents."""
     rng = np.random.default_rng(5)
@@ -305,7 +305,7 @@ def stochastic(element: str, exact_value: Fraction, draw: int) -> int:
     return high if draw < (part * 2**32).__floor__() else low
 
 
-@pytest.mark.parametrize("kind", ["mxfp8_e4m3", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("kind", sample_cases(["mxfp8_e4m3", "mxfp4", "nvfp4"], ["mxfp8_e4m3", "mxfp4"]))
 def test_stochastic_rounding(kind):
     fmt, key = BLOCK_FORMATS[kind], jax.random.key(3)
     x = np.random.default_rng(10).normal(size=(6, 64)).astype(np.float32)

@@ -54,6 +54,7 @@ def test_numpy_on_this_cpu():
     assert found.calls <= 64
 
 
+@pytest.mark.full
 def test_a_few_outputs_take_more_calls():
     """One output a call: the order is found by more of them, or nothing is said."""
     found = fingerprint(lambda a, b: np.asarray(tcemu.matmul(a, b, recipe=CHAIN.without_shape())), 1, 1, 64)
@@ -249,6 +250,7 @@ def matrices(*shapes, dtype=jnp.bfloat16):
     return [jnp.asarray(np.random.default_rng(n).standard_normal(shape), dtype) for n, shape in enumerate(shapes)]
 
 
+@pytest.mark.full
 def test_a_policy_takes_the_recipe_of_each_shape():
     given = matrices((96, 256), (256, 1024), (1024, 256))
     emulated = tcemu.emulate(model, library_policy("jax-bf16"))
@@ -272,6 +274,7 @@ def test_leading_axes_of_a_linear_layer_are_rows_of_one_product():
         tcemu.emulate(lambda x: jnp.einsum("btd,bsd->bts", x, x), library_policy("jax-bf16"))(x)
 
 
+@pytest.mark.full
 def test_a_policy_of_two_formats():
     profile = read_profile(make_profile(library="torch-e5m2-e4m3", recipes=[to_dict(MIXED)], shapes=[[4, 8, 64, 0, 32]]))
     by_shape = ShapePolicy(profile, None, refuse_missing=True)

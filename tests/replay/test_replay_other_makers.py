@@ -45,6 +45,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.full
 def test_amx_is_found_by_the_bits():
     """Without slices, TDPBF16PS is two lanes of multiply-adds over slices of 32, and is found as such."""
     op = find_unit("tdpbf16ps")

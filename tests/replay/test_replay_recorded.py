@@ -24,8 +24,7 @@ from tcemu.replay.summation_levels import equivalence_key
 RECORDED = json.loads(lzma.decompress((Path(__file__).parents[1] / "golden" / "replay.json.xz").read_bytes()))
 WORDS = {f"{w['survey']} {w['m']}x{w['n']}x{w['k']}": w for w in RECORDED["words"]}
 USUAL = (
-    "torch-f16 333x78x1000", "torch-e4m3 64x64x8192", "torch-tf32 256x256x1024",
-    "torch-e5m2-e4m3 128x128x128", "torch-e4m3-rows 128x128x128", "torch-e4m3-rows-bias 128x128x128",
+    "torch-f16 333x78x1000", "torch-e4m3 64x64x8192", "torch-tf32 256x256x1024", "torch-e4m3-rows-bias 128x128x128",
 )  # fmt: skip
 USUAL_FORMS = ("torch-e4m3-rows-bias 128x128x128",)
 

@@ -99,7 +99,7 @@ POINTS = {  # what each claim says, of its quick form's figures
 
 SLOW = (
     "flash-attention-3", "long-context-attention", "nvfp4-rounding", "variance-retention", "chunked-accumulation", "long-context-pv",
-    "error-corrected-sgemm",
+    "error-corrected-sgemm", "ozaki-moduli",
 )  # fmt: skip
 
 

@@ -192,6 +192,7 @@ def test_the_slope_is_that_of_the_real_thing(predicted):
         assert abs(slope - (found[width - 4] - found[width - 6]) / 2) < 0.15
 
 
+@pytest.mark.full
 def test_a_traced_width_out_of_range_counts_as_the_nearest(predicted):
     """Its slope is 0; NaN stays."""
     for given, counted in ((-5.0, 1.0), (0.99, 1.0), (40.5, 40.0), (99.0, 40.0), (np.inf, 40.0)):

@@ -13,7 +13,7 @@ import threading
 from functools import cache
 
 import jax
-from jax._src import compiler  # JAX has options of one `jit`, and none of a process that can change
+from jax._src import compiler, core  # JAX has options of one `jit`, and none of a process that can change
 from jax._src.interpreters import mlir
 
 UNOPTIMISED = "jax_disable_most_optimizations"
@@ -23,6 +23,7 @@ PROGRAMS_OF_A_CONTEXT = 100
 
 _options_of = compiler.get_compile_options
 _new_context = mlir.make_ir_context
+_compiled_identity = core.stage_p.impl
 _here = threading.local()  # a context is of one thread
 
 
@@ -37,6 +38,7 @@ def compile_in_short_time(short: bool) -> None:
     options = _known_options() if short else {}
     compiler.get_compile_options = _options_in_short_time if options else _options_of
     mlir.make_ir_context = _shared_context if short else _new_context
+    core.stage_p.def_impl(_copy_to_device if short else _compiled_identity)
     _set("XLA_FLAGS", " ".join(f"--{name}={str(value).lower()}" for name, value in options.items()) or None)
     _set(UNOPTIMISED.upper(), "1" if short else None)
 
@@ -61,6 +63,10 @@ def _options_in_short_time(*args, **kwargs):
     options = _options_of(*args, **kwargs)
     options.env_option_overrides = [*options.env_option_overrides, *_known_options().items()]
     return options
+
+
+def _copy_to_device(x):
+    return x if isinstance(x, jax.Array) else jax.device_put(x, may_alias=False)
 
 
 def _shared_context():
