@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tcemu.drift.hypotheses import describe, differing_features, merge, paired_variants, single_variants
+from tcemu.drift.hypotheses import describe, differing_features, merge, moment_variants, paired_variants, single_variants
+from tcemu.drift.moments import candidate_moments
 from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, Choices, Node, Program, Ref, append_operation, evaluate
 from tcemu.drift.quantization import candidate_quantizations, is_quantizer, quantization_misses
 from tcemu.drift.records import DTYPES, Operation, Record
-from tcemu.drift.rewrites import rewritten_programs
+from tcemu.drift.rewrites import one_pass_program, rewritten_programs
 from tcemu.drift.samples import Sample, infer_shapes, take_sample
 from tcemu.drift.summation import ROUNDED_OPERANDS, Summation, candidate_summations, plain_summation
 from tcemu.formats import F32, TF32
@@ -168,6 +169,12 @@ def raw_words(x: np.ndarray) -> np.ndarray:
 
 def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ...], few: bool = False) -> list[Choices]:
     """Return the arithmetics that are tried. few: the plain one and the first summations, for a program that is itself a hypothesis."""
+    moment = next((node for node in program.nodes if node.kind == "moment"), None)
+    if moment is not None:
+        shape = inputs[moment.inputs[0][1]].shape if moment.inputs[0][0] == "input" else infer_shapes(program, inputs)[moment.inputs[0][1]]
+        k = prod(shape[axis] for axis in moment.attributes["axes"])
+        rest = list(moment_variants(program))
+        return [merge(Choices(moments=how), other) for how in candidate_moments(k, moment.attributes["inner"] or k) for other in rest]
     singles = single_variants(program)
     if not program.sums and few:
         return singles
@@ -350,10 +357,12 @@ def explain_side(
 
 def _try_arithmetics(plain: Trial, expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...]) -> Side:
     fits, best, tried = [], (expected.size + 1, "", 1), 0
-    for order, form in (("", plain.program), *rewritten_programs(plain.program, plain.inputs)):
+    one_pass = one_pass_program(plain.program)
+    first = [("", plain.program), *([] if one_pass is None else [("", one_pass)])]
+    for order, form in (*first, *rewritten_programs(plain.program, plain.inputs)):
         if order and fits:
             break  # scales in another place are tried if nothing else explains the words
-        trial = Trial(form, plain.inputs, expected, differing) if order else plain
+        trial = plain if form is plain.program else Trial(form, plain.inputs, expected, differing)
         for choices in trial.variants(targets, few=bool(order)):
             tried += 1
             misses, size = trial.count_misses(choices)
