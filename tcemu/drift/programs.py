@@ -20,7 +20,7 @@ import numpy as np
 
 from tcemu.arithmetic import special_functions
 from tcemu.drift.moments import Moments, mean_and_variance
-from tcemu.drift.quantization import Quantization
+from tcemu.drift.quantization import BlockQuantization, Quantization
 from tcemu.drift.records import DTYPES, Operation
 from tcemu.drift.samples import GATHERED, REDUCTIONS, ROWWISE, SUMS, Sample
 from tcemu.drift.sum_evaluation import fma_f32, sum_products
@@ -105,7 +105,7 @@ class Choices(NamedTuple):
     summation: Summation | None = None  # None: the plain sequential sum
     extra: tuple[tuple[str, int, str], ...] = ()  # further roundings: of ("input" or "node", index), to a dtype
     order: str = ""  # order of scales in a rewritten program, in words; see `tcemu.drift.rewrites`
-    quantization: Quantization | None = None
+    quantization: Quantization | BlockQuantization | None = None
     moments: Moments | None = None  # of a mean and a variance in one pass; None: in two passes, by sums
 
     def require_summation(self) -> Summation:
