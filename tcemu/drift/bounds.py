@@ -1,9 +1,10 @@
 """Compare the error of a result with the error that the arithmetic of its operation may make, by a running error analysis in float64.
 
-Every node adds at most its own rounding to the errors of its inputs. A sum of K terms in f32, in any order and with or without fma, errs
-by at most K·u / (1 - K·u) times the sum of magnitudes, with u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). A
-variance in one pass errs to first order by at most K·u times the mean of the squares (Chan, Golub and LeVeque, The American Statistician 37,
-1983); four times that is allowed. A sum by a tensor core errs in each step by the truncation of its terms and by the rounding of the step.
+Every node adds at most its own rounding to the errors of its inputs. A sum of K terms in f32, in any order and with or without fma, errs by
+at most K·u / (1 - K·u) times the sum of magnitudes, with u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). A
+variance in one pass errs to first order by at most K·u times the mean of the squares (Chan, Golub and LeVeque, The American Statistician
+37, 1983); four times that is allowed. A sum by a tensor core errs in each step by the truncation of its terms and by the rounding of the
+step.
 """
 
 from __future__ import annotations

@@ -134,7 +134,9 @@ def is_block_quantizer(operation: Operation) -> bool:
     alone = len(values) == len(sizes) == 1
     whole = given.dtype in ("float32", "bfloat16") and given.shape[-1] % BLOCK == 0 and size > BLOCK
     tensor = [dtype for count, dtype in sizes if count == 1]
-    return whole and len(elements) + len(values) == 1 and (alone or len(scales) == 1) and others == len(tensor) and set(tensor) <= {"float32"}
+    return (
+        whole and len(elements) + len(values) == 1 and (alone or len(scales) == 1) and others == len(tensor) and set(tensor) <= {"float32"}
+    )
 
 
 def is_quantizer(operation: Operation) -> bool:

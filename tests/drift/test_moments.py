@@ -193,7 +193,7 @@ CASES = {  # norm, operand, both sides with their roots, and words of both
     "two CUDA kernels": (layer_norm, ROWS, (cuda_rows, "gpu"), (cuda_vectorised, "gpu"), f"{CUDA} CUDA", f"{CUDA} vectorised"),
     "without fma": (layer_norm, ROWS, (cpu, "steps"), (lambda *row: cpu(*row, fused=False), "steps"), "fma", "products rounded"),
     "two passes": (layer_norm, ROWS, (cpu, "exact"), (two_passes, "exact"), CPU, "sequential sum"),
-    "sums of squares": (layer_norm, ROWS, (cpu, "exact"), (sums_of_squares, "exact"), CPU, "x² times 1 / K; 8 lanes of 1, joined ascending"),
+    "sums of squares": (layer_norm, ROWS, (cpu, "exact"), (sums_of_squares, "exact"), CPU, "times 1 / K; 8 lanes of 1, joined ascending"),
     "group norm": (group_norm, IMAGES, (cpu, "exact"), (cuda_rows, "gpu"), CPU, f"{CUDA} CUDA kernels for rows"),
     "group norm by squares": (group_norm, IMAGES, (cpu, "exact"), (sums_of_squares, "steps"), CPU, "sums of x and x²"),
     "batch norm": (batch_norm, CHANNELS, (two_passes, "exact"), (cuda_batch_norm, "gpu"), "sequential sum", "CUDA kernel of batch norm"),

@@ -188,7 +188,7 @@ NVFP4 = {  # both sides, the hypotheses, and words of both
     "levels": (nvfp4(torchao_scales), nvfp4(block_scales_alone), {"levels of scales", "quantisation rule"}, "torchao", "without a scale"),
     "rules": (nvfp4(te_scales), nvfp4(modelopt_scales), {"quantisation rule"}, "Transformer Engine", "Model Optimizer"),
     "rules of values": (nvfp4(te_scales, "values"), nvfp4(torchao_scales, "values"), {"quantisation rule"}, "Transformer", "torchao"),
-    "stored scale": (nvfp4(te_scales), nvfp4(te_scales, inverse=True), {"stored scale"}, "Transformer Engine", "inverse scale of the tensor"),
+    "stored scale": (nvfp4(te_scales), nvfp4(te_scales, inverse=True), {"stored scale"}, "Transformer Engine", "the inverse scale"),
 }  # fmt: skip
 
 
