@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.arithmetic import special_functions
+from tcemu.drift.mkl_sums import multiply_row
 from tcemu.drift.moments import Moments, mean_and_variance
 from tcemu.drift.quantization import BlockQuantization, Quantization
 from tcemu.drift.records import DTYPES, Operation
@@ -201,7 +202,9 @@ def _wide(x: np.ndarray) -> np.ndarray:
 def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices) -> np.ndarray:
     a, b, shape = ROW_READERS[node.kind](node, raw)
     how = choices.require_summation()
-    library = torch_sum(raw[0].astype(np.float32), node.attributes["axes"]) if how.library else None
+    library = torch_sum(raw[0].astype(np.float32), node.attributes["axes"]) if how.library == "torch" else None
+    if how.library == "mkl":
+        library = multiply_row(a[0], b[0], np.arange(b.shape[1]), b.shape[1])
     bias = np.broadcast_to(raw[2].astype(np.float32), shape) if how.bias_first and len(raw) > 2 else None
     if library is not None:
         found = library.reshape(shape)
@@ -229,6 +232,9 @@ def _sampled_sum(number: int, node: Node, rows: list[np.ndarray], choices: Choic
     """Sum rows [n, K] of terms, or of the products of two operands."""
     how = choices.summation
     assert how is not None, "a program with sums needs a summation"
+    if how.library == "mkl":
+        columns, count, _ = sample.columns[number]
+        return multiply_row(rows[0], rows[1], columns, count)
     if how.library:
         library = torch_sum_rows(rows[0].astype(np.float32), node.attributes["axes"], *sample.columns[number])
         if library is not None:
