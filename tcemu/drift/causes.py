@@ -71,8 +71,14 @@ class Side:
         return self.fits[0].words
 
 
-def build_program(record: Record, operations: Sequence[Operation]) -> Program | None:
-    """Return operations that follow each other as one program, which gives the first result of the last one; None if one is unknown."""
+def build_program(record: Record, operations: Sequence[Operation], place: int = 0) -> Program | None:
+    """Return operations that follow each other as one program, or None if one is unknown.
+
+    Args:
+        record: The record that has the operations.
+        operations: The operations.
+        place: Number of the result of the last operation that the program gives.
+    """
     program = Program()
     made: dict[tuple, Ref] = {}
     views: dict[tuple, Ref] = {}
@@ -82,14 +88,14 @@ def build_program(record: Record, operations: Sequence[Operation]) -> Program | 
         if any(prod(tensor.shape) > MAX_ELEMENTS for tensor in (*operation.operands, *operation.results)):
             return None
         refs: list[Ref] = []
-        for place, tensor in enumerate(operation.operands):
+        for number, tensor in enumerate(operation.operands):
             known = made.get(tensor.key) or given.get(tensor.key)
             viewed = views.get(tensor.identity)
             if known is None and viewed is not None:  # another shape of an earlier result: views are not recorded
                 known = program.add("reshape", (viewed,), DTYPES[tensor.dtype], operation.index, internal=True, shape=tensor.shape)
                 made[tensor.key] = known
             if known is None:
-                program.inputs.append((operation.index, place))
+                program.inputs.append((operation.index, number))
                 known = ("input", len(program.inputs) - 1)
                 given[tensor.key] = known
                 if tensor.dtype == "float32" and tensor.shape:
@@ -103,7 +109,13 @@ def build_program(record: Record, operations: Sequence[Operation]) -> Program | 
         if prod(result.shape) > 1:
             views[result.identity] = ref
         program.shape = result.shape
-    return program if ref == ("node", len(program.nodes) - 1) else None
+    if ref != ("node", len(program.nodes) - 1) or (place and place not in program.others):
+        return None
+    if place:
+        result = operations[-1].results[place]
+        program.add("reshape", (program.others[place],), DTYPES[result.dtype], operations[-1].index, shape=result.shape)
+        program.shape = result.shape
+    return program
 
 
 def producers(record: Record, operation: Operation, limit: int = MAX_PRODUCERS) -> list[Operation]:
@@ -131,16 +143,16 @@ def producers(record: Record, operation: Operation, limit: int = MAX_PRODUCERS) 
 
 
 def explain_with_producers(
-    record: Record, operation: Operation, expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...] = TARGETS
+    record: Record, operation: Operation, expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...] = TARGETS, place: int = 0
 ) -> Side:
     """Explain a result by its operation, else by that and some of the operations before it, whose roundings may be missing."""
-    side, known = explain_side(record, (operation,), expected, differing, targets), 0
+    side, known = explain_side(record, (operation,), expected, differing, targets, place=place), 0
     for limit in PRODUCER_LIMITS:
         earlier = producers(record, operation, limit)
         if side.fits or len(earlier) == known:
             break
         known = len(earlier)
-        longer = explain_side(record, (*earlier, operation), expected, differing, targets)
+        longer = explain_side(record, (*earlier, operation), expected, differing, targets, place=place)
         nearer = longer.sampled and longer.misses * side.sampled < side.misses * longer.sampled
         side = longer if longer.fits or nearer else side
     return side
@@ -324,6 +336,7 @@ def explain_side(
     differing: np.ndarray,
     targets: tuple[str, ...] = TARGETS,
     trial: Trial | None = None,
+    place: int = 0,
 ) -> Side:
     """Find the arithmetics that give every word of a recorded result.
 
@@ -334,11 +347,14 @@ def explain_side(
         differing: Flat indices at which the sides differ, which are tried first.
         targets: GPUs whose tensor cores are tried.
         trial: The trial of these operations, if some arithmetics have been tried already.
+        place: Number of the result among those of the last operation.
     """
     if len(operations) == 1 and is_quantizer(operations[0]):
         return _explain_quantizer(record, operations[0], expected)
-    program = build_program(record, operations)
+    program = build_program(record, operations, place)
     if program is None:
+        if place:
+            return Side(problem=f"unexplained: the arithmetic of result {place} of {operations[-1].name} is not known")
         unknown = next((op.name for op in operations if build_program(record, [op]) is None), operations[-1].name)
         return Side(problem=f"unexplained: the arithmetic of {unknown} is not known")
     inputs = program_inputs(record, program)

@@ -199,9 +199,10 @@ class _Search:
         if expected is None or result.rows is not None:
             return Side(problem="unexplained: the result was not kept")
         where = np.arange(min(64, expected.size)) if differing is None else differing
+        place = next((i for i, tensor in enumerate(operations[-1].results) if tensor is result), 0)
         if earlier:
-            return explain_with_producers(record, operations[0], expected, where, self.targets)
-        return explain_side(record, operations, expected, where, self.targets, trial)
+            return explain_with_producers(record, operations[0], expected, where, self.targets, place)
+        return explain_side(record, operations, expected, where, self.targets, trial, place)
 
     def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
         differing = self._differing(x, y)

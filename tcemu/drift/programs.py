@@ -59,12 +59,14 @@ class Program:
         inputs: What it reads: (operation, operand) of a record, or a constant.
         shape: Shape of the result.
         f32_inputs: Indices of the inputs that are f32 tensors.
+        others: Further results of the last operation that are known, by their number.
     """
 
     nodes: list[Node] = field(default_factory=list)
     inputs: list[tuple[int, int] | np.ndarray] = field(default_factory=list)
     shape: tuple[int, ...] = ()
     f32_inputs: set[int] = field(default_factory=set)
+    others: dict[int, Ref] = field(default_factory=dict)
 
     def operand_name(self, index: int) -> str:
         """Return the number of an input's operand, with its operation."""
@@ -697,6 +699,7 @@ def _linear_norm(
     add = lambda kind, *inputs, **facts: program.add(kind, inputs, dtype, number, internal=True, **facts)
     mean, variance = moments
     scale = add("rsqrt", add("add", variance, program.constant(eps, np.float64), wide=True))  # PyTorch's eps is f64 on a CPU
+    program.others = {1: mean, 2: scale}
     if weight is not None:
         scale = add("mul", scale, weight)
     shift = add("mul", mean, scale)
@@ -734,9 +737,10 @@ def _batch_norm(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
 def _layer_norm(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
     x, normalized, weight, bias, eps = _torch_arguments(operation, program, refs)
     dtype, number, axes = _out(operation), operation.index, list(range(-len(normalized), 0))
-    _, centred, variance = _mean_and_variance(program, operation, x, axes, math.prod(normalized))
+    mean, centred, variance = _mean_and_variance(program, operation, x, axes, math.prod(normalized))
     shifted = program.add("add", (variance, program.constant(eps)), dtype, number, internal=True)
     scale = program.add("rsqrt", (shifted,), dtype, number, internal=True)
+    program.others = {1: mean, 2: scale}
     y = program.add("mul", (centred, scale), dtype, number, internal=True)
     if weight is not None:
         y = program.add("mul", (y, weight), dtype, number, internal=bias is not None)

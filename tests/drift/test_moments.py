@@ -210,6 +210,19 @@ def test_other_moments_are_found_and_named(case):
     assert max(source.legitimate) <= 1
 
 
+@pytest.mark.full
+def test_a_mean_that_differs_alone_is_explained():
+    """In a narrow result, y may be the same words, and the mean or the reciprocal root are not."""
+
+    def side(algorithm):
+        operands, (y, mean, scale), _, args = layer_norm(ROWS, algorithm, "steps")
+        return recorded([("aten.native_layer_norm", operands, [0 * y, mean, scale], {"args": args, "kwargs": {}})], "torch")
+
+    (source,) = locate(side(cpu), side(cuda_rows), targets=()).sources
+    assert source.cause.kinds == ("mean and variance",) and CPU in source.cause.left and f"{CUDA} CUDA" in source.cause.right, str(source)
+
+
+@pytest.mark.full
 def test_moments_that_no_kernel_gives_are_unexplained():
     far = lambda row, inner: (F32(np.nextafter(cpu(row, inner)[0], F32(9)) + F32(1e-5)), *cpu(row, inner)[1:])
     drift = locate(norm_record(layer_norm, ROWS, cpu, "steps"), norm_record(layer_norm, ROWS, far, "steps"), targets=())
