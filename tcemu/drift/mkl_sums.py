@@ -69,6 +69,7 @@ def _remaining_sum(a: np.ndarray, b: np.ndarray, *, paired: bool) -> np.ndarray:
     x, y, lanes = a[:, 1:], b[:, 1:], np.zeros((len(b), LANES), np.float32)
     done = x.shape[1] // (2 * LANES) * 2 * LANES if paired else 0
     if done:
-        halves = [[v[:, :done].reshape(len(b), -1, 2, LANES)[:, :, half].reshape(len(b), -1) for v in (x, y)] for half in (0, 1)]
-        lanes = _accumulate(*halves[0], lanes) + _accumulate(*halves[1], lanes)
+        pairs = [v[:, :done].reshape(len(b), -1, 2, LANES) for v in (x, y)]
+        even, odd = (_accumulate(*(v[:, :, half].reshape(len(b), -1) for v in pairs), lanes=lanes) for half in (0, 1))
+        lanes = even + odd
     return _fold(_accumulate(x[:, done:], y[:, done:], lanes)) + a[:, 0] * b[:, 0]
