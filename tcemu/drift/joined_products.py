@@ -24,8 +24,8 @@ def join_products(left: Record, right: Record) -> tuple[Record, Record]:
 
 def _join(record: Record, other: Record) -> Record:
     groups: dict[tuple, list[Operation]] = defaultdict(list)  # products that share an operand, by its place
-    for operation in record.operations:
-        for place, tensor in enumerate(operation.operands if operation.name in PRODUCTS else ()):
+    for operation in filter(_is_product, record.operations):
+        for place, tensor in enumerate(operation.operands):
             groups[_kind(operation), place, tensor.key].append(operation)
     by_kind: dict[tuple, list[tuple[int, list[Operation]]]] = defaultdict(list)
     for (kind, place, _), members in groups.items():
@@ -33,8 +33,8 @@ def _join(record: Record, other: Record) -> Record:
             by_kind[kind].append((place, members))
     found: dict[tuple[int, ...], Operation] = {}
     joined = record
-    for whole in other.operations if by_kind else ():
-        for place, members in by_kind.get(_kind(whole), ()) if whole.name in PRODUCTS else ():
+    for whole in filter(_is_product, other.operations):
+        for place, members in by_kind.get(_kind(whole), ()):
             free = [op for op in members if not any(op.index in parts for parts in found)]
             axes = _joined_axes(whole, free[0], place) if free else None
             parts = None if axes is None else _find_parts(whole, free, axes, other, record)
@@ -46,6 +46,10 @@ def _join(record: Record, other: Record) -> Record:
         joined.operations[numbers[0]] = operation
         joined.absorbed |= set(numbers[1:])
     return joined
+
+
+def _is_product(operation: Operation) -> bool:
+    return operation.name in PRODUCTS and len(operation.results) == 1
 
 
 def _kind(operation: Operation) -> tuple:
@@ -83,8 +87,8 @@ def _find_parts(
                 break
         else:
             return None
-    whole_rows = {op.results[0].rows for op in found}
-    return found if len(found) > 1 and whole_rows <= {None} else None
+    kept = all(op.results[0].kept is not None and op.results[0].rows is None for op in found)
+    return found if len(found) > 1 and kept else None
 
 
 def _is_slice(wanted: list[np.ndarray | None], axes: list[int | None], at: int, part: Operation, record: Record) -> bool:
