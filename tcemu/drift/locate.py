@@ -238,7 +238,10 @@ class _Search:
         if not sides or not all(side.fits for side in sides):
             return next((side for side in sides if not side.fits), Side(problem="unexplained: the parts were not kept"))
         common = [fit for fit in sides[0].fits if all(any(fit.words == other.words for other in side.fits) for side in sides[1:])]
-        return replace(sides[0], fits=tuple(common)) if common else Side(problem="unexplained: its parts have several arithmetics")
+        if not common:
+            return Side(problem="unexplained: its parts have several arithmetics")
+        where = f"in part {', '.join(str(part.index) for part in changed)}: "
+        return replace(sides[0], fits=tuple(fit._replace(words=where + fit.words) for fit in common))
 
     def _explain_result(
         self, record: Record, operations: tuple[Operation, ...], other: Record, result: TensorRecord, differing: np.ndarray | None

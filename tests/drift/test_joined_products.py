@@ -82,6 +82,7 @@ def test_a_drift_of_a_fused_or_a_split_projection_is_found_and_named(case, how):
         (source,) = drift.sources
         assert source == drift.lines[0] and kind in source.cause.kinds, str(drift)
         assert source.path.startswith(scope) and " parts (" in source.name
+        assert ("in part " in source.cause.left + source.cause.right) == (case in ("one of q, k, v", "up")), str(drift)
     assert locate(left, right, targets=()).sources[0].left == numbers[place]
     assert Drift.from_json(drift.to_json()) == drift
 
