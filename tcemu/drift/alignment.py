@@ -17,7 +17,7 @@ from tcemu.drift.records import Operation, Record, TensorRecord
 
 MOVEMENTS = (
     "convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy", "expand_dims", "aten.clone",
-    "aten.copy_", "aten._to_copy", "slice", "concatenate", "pad", "aten.cat", "iota", "gather",
+    "aten.copy_", "aten._to_copy", "slice", "split", "concatenate", "pad", "aten.cat", "iota", "gather",
     "aten.embedding", "aten.full", "aten.triu", "aten.tril", "aten.ones_like", "aten.zeros_like", "aten.arange", "aten.index",
 )  # fmt: skip
 
@@ -42,7 +42,8 @@ def align(left: Record, right: Record) -> list[Match]:
         lambda op: (op.step, op.backward, op.name, tuple(len(t.shape) for t in op.operands)),
         lambda op: (op.step, op.backward, op.name),
     )
-    return _join_moved(_align_level(left.operations, right.operations, levels))
+    rest = [[op for op in record.operations if op.index not in record.absorbed] for record in (left, right)]
+    return _join_moved(_align_level(rest[0], rest[1], levels))
 
 
 def _join_moved(matches: list[Match]) -> list[Match]:

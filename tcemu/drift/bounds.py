@@ -1,8 +1,10 @@
 """Compare the error of a result with the error that the arithmetic of its operation may make, by a running error analysis in float64.
 
-Every node adds at most its own rounding to the errors of its inputs. A sum of K terms in f32, in any order and with or without fma, errs
-by at most K·u / (1 - K·u) times the sum of magnitudes, with u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). A sum
-by a tensor core errs in each step by the truncation of its terms and by the rounding of the step.
+Every node adds at most its own rounding to the errors of its inputs. A sum of K terms in f32, in any order and with or without fma, errs by
+at most K·u / (1 - K·u) times the sum of magnitudes, with u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). A
+variance in one pass errs to first order by at most K·u times the mean of the squares (Chan, Golub and LeVeque, The American Statistician
+37, 1983); four times that is allowed. A sum by a tensor core errs in each step by the truncation of its terms and by the rounding of the
+step.
 """
 
 from __future__ import annotations
@@ -107,6 +109,8 @@ def _exact_and_bound(program: Program, inputs: list[np.ndarray], how: Summation 
             ]
             if node.kind in ("sum", "product"):
                 exact, error = _sum_bound(node, operands, inputs, how)
+            elif node.kind == "moment":
+                exact, error = _moment_bound(node, operands[0])
             elif node.kind in RULES:
                 exact, error = RULES[node.kind](*operands)
                 error = error + (F32_UNIT * np.abs(exact) + TINY if node.kind in ROUNDED else 0)
@@ -154,6 +158,17 @@ def _sum_bound(node: Node, operands: list[Bounded], inputs: list[np.ndarray], ho
     if divisor:
         exact, error = exact / divisor, error / divisor + F32_UNIT * np.abs(exact) / divisor
     return exact.reshape(shape), error.reshape(shape)
+
+
+def _moment_bound(node: Node, x: Bounded) -> Bounded:
+    values, axes = x[0], tuple(node.attributes["axes"])
+    mean = lambda y: y.mean(axis=axes, keepdims=True)
+    k = np.prod([values.shape[axis] for axis in axes])
+    if node.attributes["moment"] == 0:
+        return mean(values), (k + 1) * F32_UNIT * mean(np.abs(values)) + mean(x[1]) + TINY
+    spread = np.abs(values - mean(values))
+    error = 4 * (k + 1) * F32_UNIT * mean(values**2) + mean(2 * spread * (x[1] + mean(x[1])) + (x[1] + mean(x[1])) ** 2)
+    return mean(spread**2), error + TINY
 
 
 def _quotient(x: Bounded, y: Bounded) -> Bounded:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tcemu.drift.hypotheses import describe, differing_features, merge, paired_variants, single_variants
+from tcemu.drift.hypotheses import describe, differing_features, merge, moment_variants, paired_variants, single_variants
+from tcemu.drift.moments import candidate_moments
 from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, Choices, Node, Program, Ref, append_operation, evaluate
 from tcemu.drift.quantization import candidate_quantizations, is_quantizer, quantization_misses
 from tcemu.drift.records import DTYPES, Operation, Record
-from tcemu.drift.rewrites import rewritten_programs
+from tcemu.drift.rewrites import one_pass_program, rewritten_programs
 from tcemu.drift.samples import Sample, infer_shapes, take_sample
 from tcemu.drift.summation import ROUNDED_OPERANDS, Summation, candidate_summations, plain_summation
 from tcemu.formats import F32, TF32
@@ -70,8 +71,14 @@ class Side:
         return self.fits[0].words
 
 
-def build_program(record: Record, operations: Sequence[Operation]) -> Program | None:
-    """Return operations that follow each other as one program, which gives the first result of the last one; None if one is unknown."""
+def build_program(record: Record, operations: Sequence[Operation], place: int = 0) -> Program | None:
+    """Return operations that follow each other as one program, or None if one is unknown.
+
+    Args:
+        record: The record that has the operations.
+        operations: The operations.
+        place: Number of the result of the last operation that the program gives.
+    """
     program = Program()
     made: dict[tuple, Ref] = {}
     views: dict[tuple, Ref] = {}
@@ -81,14 +88,14 @@ def build_program(record: Record, operations: Sequence[Operation]) -> Program | 
         if any(prod(tensor.shape) > MAX_ELEMENTS for tensor in (*operation.operands, *operation.results)):
             return None
         refs: list[Ref] = []
-        for place, tensor in enumerate(operation.operands):
+        for number, tensor in enumerate(operation.operands):
             known = made.get(tensor.key) or given.get(tensor.key)
             viewed = views.get(tensor.identity)
             if known is None and viewed is not None:  # another shape of an earlier result: views are not recorded
                 known = program.add("reshape", (viewed,), DTYPES[tensor.dtype], operation.index, internal=True, shape=tensor.shape)
                 made[tensor.key] = known
             if known is None:
-                program.inputs.append((operation.index, place))
+                program.inputs.append((operation.index, number))
                 known = ("input", len(program.inputs) - 1)
                 given[tensor.key] = known
                 if tensor.dtype == "float32" and tensor.shape:
@@ -102,7 +109,13 @@ def build_program(record: Record, operations: Sequence[Operation]) -> Program | 
         if prod(result.shape) > 1:
             views[result.identity] = ref
         program.shape = result.shape
-    return program if ref == ("node", len(program.nodes) - 1) else None
+    if ref != ("node", len(program.nodes) - 1) or (place and place not in program.others):
+        return None
+    if place:
+        result = operations[-1].results[place]
+        program.add("reshape", (program.others[place],), DTYPES[result.dtype], operations[-1].index, shape=result.shape)
+        program.shape = result.shape
+    return program
 
 
 def producers(record: Record, operation: Operation, limit: int = MAX_PRODUCERS) -> list[Operation]:
@@ -130,16 +143,16 @@ def producers(record: Record, operation: Operation, limit: int = MAX_PRODUCERS) 
 
 
 def explain_with_producers(
-    record: Record, operation: Operation, expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...] = TARGETS
+    record: Record, operation: Operation, expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...] = TARGETS, place: int = 0
 ) -> Side:
     """Explain a result by its operation, else by that and some of the operations before it, whose roundings may be missing."""
-    side, known = explain_side(record, (operation,), expected, differing, targets), 0
+    side, known = explain_side(record, (operation,), expected, differing, targets, place=place), 0
     for limit in PRODUCER_LIMITS:
         earlier = producers(record, operation, limit)
         if side.fits or len(earlier) == known:
             break
         known = len(earlier)
-        longer = explain_side(record, (*earlier, operation), expected, differing, targets)
+        longer = explain_side(record, (*earlier, operation), expected, differing, targets, place=place)
         nearer = longer.sampled and longer.misses * side.sampled < side.misses * longer.sampled
         side = longer if longer.fits or nearer else side
     return side
@@ -168,6 +181,12 @@ def raw_words(x: np.ndarray) -> np.ndarray:
 
 def _variants(program: Program, inputs: list[np.ndarray], targets: tuple[str, ...], few: bool = False) -> list[Choices]:
     """Return the arithmetics that are tried. few: the plain one and the first summations, for a program that is itself a hypothesis."""
+    moment = next((node for node in program.nodes if node.kind == "moment"), None)
+    if moment is not None:
+        shape = inputs[moment.inputs[0][1]].shape if moment.inputs[0][0] == "input" else infer_shapes(program, inputs)[moment.inputs[0][1]]
+        k = prod(shape[axis] for axis in moment.attributes["axes"])
+        rest = list(moment_variants(program))
+        return [merge(Choices(moments=how), other) for how in candidate_moments(k, moment.attributes["inner"] or k) for other in rest]
     singles = single_variants(program)
     if not program.sums and few:
         return singles
@@ -317,6 +336,7 @@ def explain_side(
     differing: np.ndarray,
     targets: tuple[str, ...] = TARGETS,
     trial: Trial | None = None,
+    place: int = 0,
 ) -> Side:
     """Find the arithmetics that give every word of a recorded result.
 
@@ -327,11 +347,14 @@ def explain_side(
         differing: Flat indices at which the sides differ, which are tried first.
         targets: GPUs whose tensor cores are tried.
         trial: The trial of these operations, if some arithmetics have been tried already.
+        place: Number of the result among those of the last operation.
     """
     if len(operations) == 1 and is_quantizer(operations[0]):
         return _explain_quantizer(record, operations[0], expected)
-    program = build_program(record, operations)
+    program = build_program(record, operations, place)
     if program is None:
+        if place:
+            return Side(problem=f"unexplained: the arithmetic of result {place} of {operations[-1].name} is not known")
         unknown = next((op.name for op in operations if build_program(record, [op]) is None), operations[-1].name)
         return Side(problem=f"unexplained: the arithmetic of {unknown} is not known")
     inputs = program_inputs(record, program)
@@ -350,10 +373,12 @@ def explain_side(
 
 def _try_arithmetics(plain: Trial, expected: np.ndarray, differing: np.ndarray, targets: tuple[str, ...]) -> Side:
     fits, best, tried = [], (expected.size + 1, "", 1), 0
-    for order, form in (("", plain.program), *rewritten_programs(plain.program, plain.inputs)):
+    one_pass = one_pass_program(plain.program)
+    first = [("", plain.program), *([] if one_pass is None else [("", one_pass)])]
+    for order, form in (*first, *rewritten_programs(plain.program, plain.inputs)):
         if order and fits:
             break  # scales in another place are tried if nothing else explains the words
-        trial = Trial(form, plain.inputs, expected, differing) if order else plain
+        trial = plain if form is plain.program else Trial(form, plain.inputs, expected, differing)
         for choices in trial.variants(targets, few=bool(order)):
             tried += 1
             misses, size = trial.count_misses(choices)

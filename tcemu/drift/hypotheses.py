@@ -15,7 +15,8 @@ from tcemu.products.library.kernel_recipe import Lanes
 NARROW = ("bfloat16", "float16")
 FUNCTIONS = {  # special functions other than the exact ones, rounded once
     "xla": "special functions of XLA on this machine", "gpu": "approximate special functions of a GPU",
-    "cuda": "exponentials of CUDA's device library", "expanded": "a sigmoid as 1 / (1 + exp(-x)), each step rounded to its result's format",
+    "cuda": "exponentials of CUDA's device library",
+    "expanded": "sigmoids and reciprocal roots as quotients, each step rounded to its result's format",
 }  # fmt: skip
 MAX_SUBSETS = 5  # nodes up to which every subset of their roundings is tried
 
@@ -105,6 +106,13 @@ def single_variants(program: Program) -> list[Choices]:
     return [Choices(), *(choices for row in TABLE if row.applies(program) for choices in row.variants(program))]
 
 
+def moment_variants(program: Program) -> Iterator[Choices]:
+    """Yield what is combined with each arithmetic of moments: fma and special functions."""
+    contractions = [Choices(), *(_contractions(program) if _fused_additions(program) else ())]
+    functions = [Choices(), *(Choices(functions=name) for name in FUNCTIONS if name != "cuda")]
+    yield from (merge(x, y) for x in contractions for y in functions)
+
+
 def paired_variants(program: Program) -> Iterator[Choices]:
     """Yield the variants of two rows at once."""
     rows = [list(row.variants(program)) for row in TABLE if row.applies(program)]
@@ -133,6 +141,7 @@ def features(choices: Choices) -> dict[str, str]:
         "reciprocal": str(choices.reciprocal),
         "subnormal numbers": str(choices.flushed),
         "scale before or after": choices.order,
+        "mean and variance": "two passes" if choices.moments is None else str(choices.moments),
     }
     if choices.quantization is not None:
         found |= choices.quantization.features()
@@ -204,6 +213,8 @@ def describe(program: Program, choices: Choices) -> str:
         words.append(choices.order)
     if choices.quantization is not None:
         words.append(str(choices.quantization))
+    if choices.moments is not None:
+        words.append(str(choices.moments))
     if choices.summation is not None:
         words.append(str(choices.summation))
     return "; ".join(words) or ("exact special functions, as recorded" if program.has_special else "as recorded")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from tcemu.drift.causes import (
 )
 from tcemu.drift.drift_results import SOURCES, Difference, Drift, Line
 from tcemu.drift.hypotheses import differing_features
+from tcemu.drift.joined_products import join_products
 from tcemu.drift.programs import Choices, evaluate
 from tcemu.drift.recorder import Recording, Substitute, TorchRecording, record
 from tcemu.drift.records import Operation, Record, TensorRecord, read_record
@@ -75,6 +77,7 @@ def locate(
     if options and not set(options) <= {"substitute", "whole"}:
         raise ValueError(f"options: got {', '.join(sorted(map(str, options)))}; expected substitute or whole")
     first, second = read_record(left), read_record(right)
+    first, second = join_products(first, second)
     comparer = Comparer(first, second, find_rows(first, second, rows))
     search = _Search(first, second, comparer, tuple(resolve_target(target) for target in targets))
     matches = align(first, second)
@@ -125,13 +128,14 @@ class _Search:
         difference = self._difference(x, y)
         if equal_operands:
             pairs = [self.comparer.values(*pair) for pair in zip(x_op.results, y_op.results, strict=False)]
-            self.replacements[x_op.index] = None if any(pair is None for pair in pairs) else [pair[1] for pair in pairs if pair is not None]
+            if not x_op.parts and all(pair is not None for pair in pairs):
+                self.replacements[x_op.index] = [pair[1] for pair in pairs if pair is not None]
             cause, legitimate = self._cause(match, x, y)
             return _line("source", x_op.index, match, difference, cause, legitimate)
         if len(match.left) == len(match.right) == 1 and x_op.name not in MOVEMENTS:
             sides = self._different_arithmetics(x_op, y_op, x, y)
             if sides is not None:
-                self.replacements[x_op.index] = self._recomputed(*sides)
+                self.replacements[x_op.index] = None if x_op.parts else self._recomputed(*sides)
                 return _line("hidden source", x_op.index, match, difference, find_cause(*sides))
         return _line("carrier", x_op.index, match, difference)
 
@@ -195,15 +199,19 @@ class _Search:
         if expected is None or result.rows is not None:
             return Side(problem="unexplained: the result was not kept")
         where = np.arange(min(64, expected.size)) if differing is None else differing
+        place = next((i for i, tensor in enumerate(operations[-1].results) if tensor is result), 0)
         if earlier:
-            return explain_with_producers(record, operations[0], expected, where, self.targets)
-        return explain_side(record, operations, expected, where, self.targets, trial)
+            return explain_with_producers(record, operations[0], expected, where, self.targets, place)
+        return explain_side(record, operations, expected, where, self.targets, trial, place)
 
     def _cause(self, match: Match, x: TensorRecord, y: TensorRecord) -> tuple[Cause, Legitimacy | None]:
         differing = self._differing(x, y)
         sides = []
         for run, operations, tensor in ((self.left, match.left, x), (self.right, match.right, y)):
             sides.append(self._explain(run, operations, tensor, differing, earlier=len(operations) == 1))
+        for i, (run, operations, tensor) in enumerate(((self.left, match.left, x), (self.right, match.right, y))):
+            if not sides[i].fits and operations[-1].parts:
+                sides[i] = self._explain_parts(run, operations[-1], tensor, differing)
         left, right = sides
         if len(match.left) != len(match.right) or len(match.left) > 1:  # one side may be the other one, fused
             if not right.fits and x.shape == y.shape:
@@ -216,6 +224,24 @@ class _Search:
         if left.fits and right.fits and x.dtype != y.dtype:
             cause = Cause(("result dtype",), f"{left.fits[0].words}, stored as {x.dtype}", f"{right.fits[0].words}, stored as {y.dtype}")
         return cause, self._legitimacy(match, x, y, left, right)
+
+    def _explain_parts(self, record: Record, joined: Operation, result: TensorRecord, differing: np.ndarray | None) -> Side:
+        """Explain those parts of a product that differ from the other side, by one arithmetic.
+
+        The other parts have the words of the other side, which explains them.
+        """
+        axis = next(i for i, size in enumerate(result.shape) if size != joined.parts[0].results[0].shape[i])
+        ends = np.cumsum([part.results[0].shape[axis] for part in joined.parts])
+        indices = np.arange(0) if differing is None else np.unravel_index(differing, result.shape)[axis]
+        changed = [joined.parts[i] for i in np.unique(np.searchsorted(ends, indices, side="right"))]
+        sides = [self._explain(record, (part,), part.results[0], None, earlier=True) for part in changed]
+        if not sides or not all(side.fits for side in sides):
+            return next((side for side in sides if not side.fits), Side(problem="unexplained: the parts were not kept"))
+        common = [fit for fit in sides[0].fits if all(any(fit.words == other.words for other in side.fits) for side in sides[1:])]
+        if not common:
+            return Side(problem="unexplained: its parts have several arithmetics")
+        where = f"in part {', '.join(str(part.index) for part in changed)}: "
+        return replace(sides[0], fits=tuple(fit._replace(words=where + fit.words) for fit in common))
 
     def _explain_result(
         self, record: Record, operations: tuple[Operation, ...], other: Record, result: TensorRecord, differing: np.ndarray | None
@@ -259,7 +285,7 @@ def _line(
     cause: Cause | None = None,
     legitimate: Legitimacy | None = None,
 ) -> Line:
-    names = [" + ".join(dict.fromkeys(op.name for op in side)) for side in match]
+    names = [" + ".join(dict.fromkeys(_shown_name(op) for op in side)) for side in match]
     side = match.left or match.right
     return Line(
         role=role,
@@ -274,6 +300,11 @@ def _line(
         cause=cause,
         legitimate=legitimate,
     )
+
+
+def _shown_name(operation: Operation) -> str:
+    numbers = ", ".join(str(part.index) for part in operation.parts)
+    return f"{operation.name} in {len(operation.parts)} parts ({numbers})" if operation.parts else operation.name
 
 
 def measure(a: np.ndarray, b: np.ndarray) -> Difference | None:
@@ -310,7 +341,7 @@ def _with_shares(lines: list[Line], matches: list[Match], search: _Search, run: 
     whole = size(final, target)
     found = []
     for line in lines:
-        values = search.replacements.get(line.left)
+        values = search.replacements.get(line.left)  # None also for parts that the left run computes one by one
         if line.role not in SOURCES or values is None:
             found.append(line)
             continue

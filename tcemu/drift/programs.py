@@ -19,9 +19,11 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.arithmetic import special_functions
-from tcemu.drift.quantization import Quantization
+from tcemu.drift.mkl_sums import multiply_row
+from tcemu.drift.moments import Moments, mean_and_variance
+from tcemu.drift.quantization import BlockQuantization, Quantization
 from tcemu.drift.records import DTYPES, Operation
-from tcemu.drift.samples import GATHERED, REDUCTIONS, SUMS, Sample
+from tcemu.drift.samples import GATHERED, REDUCTIONS, ROWWISE, SUMS, Sample
 from tcemu.drift.sum_evaluation import fma_f32, sum_products
 from tcemu.drift.summation import Summation
 from tcemu.drift.torch_sums import torch_sum, torch_sum_rows
@@ -57,20 +59,22 @@ class Program:
         inputs: What it reads: (operation, operand) of a record, or a constant.
         shape: Shape of the result.
         f32_inputs: Indices of the inputs that are f32 tensors.
+        others: Further results of the last operation that are known, by their number.
     """
 
     nodes: list[Node] = field(default_factory=list)
     inputs: list[tuple[int, int] | np.ndarray] = field(default_factory=list)
     shape: tuple[int, ...] = ()
     f32_inputs: set[int] = field(default_factory=set)
+    others: dict[int, Ref] = field(default_factory=dict)
 
     def operand_name(self, index: int) -> str:
         """Return the number of an input's operand, with its operation."""
         given = self.inputs[index]
         return "constant" if isinstance(given, np.ndarray) else f"{given[1]} of operation {given[0]}"
 
-    def constant(self, value: float) -> Ref:
-        self.inputs.append(np.asarray(value, np.float32))
+    def constant(self, value: float, dtype: type = np.float32) -> Ref:
+        self.inputs.append(np.asarray(value, dtype))
         return "input", len(self.inputs) - 1
 
     def add(self, kind: str, inputs: Sequence[Ref], dtype: np.dtype, operation: int, internal: bool = False, **attributes: Any) -> Ref:
@@ -104,7 +108,8 @@ class Choices(NamedTuple):
     summation: Summation | None = None  # None: the plain sequential sum
     extra: tuple[tuple[str, int, str], ...] = ()  # further roundings: of ("input" or "node", index), to a dtype
     order: str = ""  # order of scales in a rewritten program, in words; see `tcemu.drift.rewrites`
-    quantization: Quantization | None = None
+    quantization: Quantization | BlockQuantization | None = None
+    moments: Moments | None = None  # of a mean and a variance in one pass; None: in two passes, by sums
 
     def require_summation(self) -> Summation:
         """Return the summation.
@@ -147,6 +152,8 @@ def evaluate(program: Program, inputs: Sequence[np.ndarray], choices: Choices, s
                 operands = [_gather(x, where) for x, where in zip(operands, sample.positions[number], strict=True)]
             if node.kind in SUMS:
                 value = _sum_node(node, operands, choices) if sample is None else _sampled_sum(number, node, operands, choices, sample)
+            elif node.kind in ROWWISE:
+                value = _moment(node, operands[0], choices, sample is not None)
             elif sample is not None and node.kind in GATHERED:
                 value = _wide(operands[0])
             elif sample is not None and node.kind in REDUCTIONS:
@@ -197,7 +204,9 @@ def _wide(x: np.ndarray) -> np.ndarray:
 def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices) -> np.ndarray:
     a, b, shape = ROW_READERS[node.kind](node, raw)
     how = choices.require_summation()
-    library = torch_sum(raw[0].astype(np.float32), node.attributes["axes"]) if how.library else None
+    library = torch_sum(raw[0].astype(np.float32), node.attributes["axes"]) if how.library == "torch" else None
+    if how.library == "mkl":
+        library = multiply_row(a[0], b[0], np.arange(b.shape[1]), b.shape[1])
     bias = np.broadcast_to(raw[2].astype(np.float32), shape) if how.bias_first and len(raw) > 2 else None
     if library is not None:
         found = library.reshape(shape)
@@ -208,6 +217,15 @@ def _sum_node(node: Node, raw: list[np.ndarray], choices: Choices) -> np.ndarray
     return _divided(node, found)
 
 
+def _moment(node: Node, x: np.ndarray, choices: Choices, is_sampled: bool) -> np.ndarray:
+    """Compute the mean or the variance of rows."""
+    assert choices.moments is not None, "a program with moments needs their arithmetic"
+    rows, _, shape = (x, None, x.shape[:1]) if is_sampled else _sum_rows(node, [x])
+    rows = rows.reshape(-1, rows.shape[-1])
+    inner = node.attributes.get("inner") or rows.shape[1]
+    return mean_and_variance(choices.moments, rows, inner)[node.attributes["moment"]].reshape(shape)
+
+
 def _divided(node: Node, total: np.ndarray) -> np.ndarray:
     return total / np.float32(node.attributes["divisor"]) if node.attributes.get("divisor") else total
 
@@ -216,6 +234,9 @@ def _sampled_sum(number: int, node: Node, rows: list[np.ndarray], choices: Choic
     """Sum rows [n, K] of terms, or of the products of two operands."""
     how = choices.summation
     assert how is not None, "a program with sums needs a summation"
+    if how.library == "mkl":
+        columns, count, _ = sample.columns[number]
+        return multiply_row(rows[0], rows[1], columns, count)
     if how.library:
         library = torch_sum_rows(rows[0].astype(np.float32), node.attributes["axes"], *sample.columns[number])
         if library is not None:
@@ -345,6 +366,8 @@ def _node_value(
         if choices.functions == "expanded" and kind == "logistic":  # XLA expands the logistic of bf16 and f16 before it widens the steps
             step = lambda y: y.astype(node.dtype).astype(np.float32)
             return np.float32(1) / step(np.float32(1) + step(np.exp(-x.astype(np.float64)).astype(np.float32)))
+        if choices.functions == "expanded" and kind == "rsqrt":
+            return np.float32(1) / np.sqrt(x)
         if choices.functions == "xla":
             return _padded(partial(_xla, kind), x)
         return EXACT[kind](x.astype(np.float64)).astype(np.float32)
@@ -359,6 +382,8 @@ def _node_value(
                 return fma_f32(*(np.broadcast_to(np.asarray(v, np.float32), shape) for v in (x, y, other)))
     if kind == "div" and choices.reciprocal:
         return wide[0] * (np.float32(1) / wide[1])
+    if kind == "add" and attributes.get("wide"):
+        wide = [x.astype(np.float64 if choices.functions == "exact" else np.float32) for x in wide]
     if kind in ELEMENTWISE:
         return np.asarray(ELEMENTWISE[kind](*wide))
     if kind == "convert":
@@ -654,16 +679,68 @@ def _softmax(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
     return program.add("div", (powers, total), dtype, number)
 
 
-def _layer_norm(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
-    x, normalized, weight, bias, eps = _torch_arguments(operation, program, refs)
-    dtype, number, axes = _out(operation), operation.index, list(range(-len(normalized), 0))
-    count = math.prod(normalized)
-    mean = program.add("sum", (x,), dtype, number, internal=True, axes=axes, keepdims=True, divisor=count)
+def _mean_and_variance(
+    program: Program, operation: Operation, x: Ref, axes: list[int], count: int, inner: int | None = None
+) -> tuple[Ref, Ref, Ref]:
+    """Append a mean and a variance in two passes, and return the mean, x - mean and the variance; `rewrites` has one pass."""
+    dtype, number = _out(operation), operation.index
+    mean = program.add("sum", (x,), dtype, number, internal=True, axes=axes, keepdims=True, divisor=count, inner=inner)
     centred = program.add("sub", (x, mean), dtype, number, internal=True)
     squares = program.add("mul", (centred, centred), dtype, number, internal=True)
     variance = program.add("sum", (squares,), dtype, number, internal=True, axes=axes, keepdims=True, divisor=count)
+    return mean, centred, variance
+
+
+def _linear_norm(
+    program: Program, operation: Operation, x: Ref, moments: tuple[Ref, Ref], eps: float, weight: Ref | None, bias: Ref | None
+) -> Ref:
+    """Append x · scale + shift with scale = weight / sqrt(variance + eps) and shift = bias - mean · scale, as f32 within the operation."""
+    dtype, number = _out(operation), operation.index
+    add = lambda kind, *inputs, **facts: program.add(kind, inputs, dtype, number, internal=True, **facts)
+    mean, variance = moments
+    scale = add("rsqrt", add("add", variance, program.constant(eps, np.float64), wide=True))  # PyTorch's eps is f64 on a CPU
+    program.others = {1: mean, 2: scale}
+    if weight is not None:
+        scale = add("mul", scale, weight)
+    shift = add("mul", mean, scale)
+    shift = add("neg", shift) if bias is None else add("sub", bias, shift)
+    return add("add", add("mul", x, scale), shift)
+
+
+def _group_norm(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    x, weight, bias, n, channels, pixels, groups, eps = _torch_arguments(operation, program, refs)
+    dtype, number, own = _out(operation), operation.index, channels // groups
+    reshape = lambda ref, *shape: program.add("reshape", (ref,), dtype, number, internal=True, shape=shape)
+    grouped = reshape(x, n, groups, own, pixels)
+    mean, _, variance = _mean_and_variance(program, operation, grouped, [2, 3], own * pixels)
+    weight, bias = (None if ref is None else reshape(ref, 1, groups, own, 1) for ref in (weight, bias))
+    y = _linear_norm(program, operation, grouped, (mean, variance), eps, weight, bias)
+    return program.add("reshape", (y,), dtype, number, shape=operation.results[0].shape)
+
+
+def _batch_norm(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    x, weight, bias, _, _, training, _, eps = _torch_arguments(operation, program, refs)
+    if not training:
+        raise ValueError("batch norm by its running mean")
+    dtype, number, shape = _out(operation), operation.index, operation.results[0].shape
+    spread = [1, shape[1], *(1 for _ in shape[2:])]
+    weight, bias = (
+        None if ref is None else program.add("reshape", (ref,), dtype, number, internal=True, shape=spread) for ref in (weight, bias)
+    )
+    inner, axes = math.prod(shape[2:]), [0, *range(2, len(shape))]
+    mean, _, variance = _mean_and_variance(program, operation, x, axes, shape[0] * inner, inner)
+    y = _linear_norm(program, operation, x, (mean, variance), eps, weight, bias)
+    program.nodes[y[1]] = program.nodes[y[1]]._replace(internal=False)
+    return y
+
+
+def _layer_norm(program: Program, operation: Operation, refs: list[Ref]) -> Ref:
+    x, normalized, weight, bias, eps = _torch_arguments(operation, program, refs)
+    dtype, number, axes = _out(operation), operation.index, list(range(-len(normalized), 0))
+    mean, centred, variance = _mean_and_variance(program, operation, x, axes, math.prod(normalized))
     shifted = program.add("add", (variance, program.constant(eps)), dtype, number, internal=True)
     scale = program.add("rsqrt", (shifted,), dtype, number, internal=True)
+    program.others = {1: mean, 2: scale}
     y = program.add("mul", (centred, scale), dtype, number, internal=True)
     if weight is not None:
         y = program.add("mul", (y, weight), dtype, number, internal=bias is not None)
@@ -708,6 +785,7 @@ BUILDERS: dict[str, Builder] = {
     "aten.mm": _torch_product((((1,), (0,)), ((), ()))), "aten.bmm": _torch_product((((2,), (1,)), ((0,), (0,)))),
     "aten.addmm": _torch_addmm((((1,), (0,)), ((), ()))), "aten.baddbmm": _torch_addmm((((2,), (1,)), ((0,), (0,)))),
     "aten.sum": _torch_sum, "aten.mean": _torch_sum, "aten._softmax": _softmax, "aten.native_layer_norm": _layer_norm,
+    "aten.native_group_norm": _group_norm, "aten.native_batch_norm": _batch_norm,
     "aten.silu": _silu, "aten.gelu": _gelu, "aten.rsub": _torch_rsub, "aten.clamp": _torch_clamp, "aten.relu": _torch_relu,
     "aten.clamp_min": _torch_clamp, "aten.reciprocal": _torch_reciprocal, "aten.where": _torch_where,
     "aten.amax": _torch_extreme("reduce_max"),

@@ -1,6 +1,7 @@
 """Hypotheses of a quantiser that was recorded as one operation: the rule of its scales, the extent of the largest magnitude, the division.
 
-The f32 arithmetic is NumPy's, whose operations are single IEEE operations. The exponents of scales are `tcemu.quantize.RULES`.
+The f32 arithmetic is NumPy's, whose operations are single IEEE operations. The exponents of scales are `tcemu.quantize.RULES`; NVFP4, whose
+block scales stand below a scale of the tensor, is computed by the rows of `tcemu.quantize.CONTRACTS`, which have the sources.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ import numpy as np
 
 from tcemu.drift.records import DTYPES, Operation
 from tcemu.formats import ARRAY_FORMATS, E2M1, F32, Format
+from tcemu.quantize.contract_rows import NVFP4_ROWS
+from tcemu.quantize.contracts import QuantizedGroups, QuantizerContract, dequantize_groups
 from tcemu.quantize.scale_rules import RULES
 
 EXPONENT_RULES = tuple(name for name, rule in RULES.items() if rule.exponent is not None)
 SCALE_RULES = ("f32", "f32 by the reciprocal", *EXPONENT_RULES)
 DIVISIONS = ("x / scale", "x · (1 / scale)", "x · (largest element / amax)")
 BLOCKS = (16, 32, 64, 128, 256)
+BLOCK = 16  # elements of a block of NVFP4
+ONE_LEVEL = "one level"  # the rule of NVFP4 without a scale of the tensor
 WHOLE = 0  # an extent that spans its axis
 ELEMENTS = {E2M1: np.dtype(ml_dtypes.float4_e2m1fn)} | {ARRAY_FORMATS[DTYPES[n]]: DTYPES[n] for n in ("float8_e4m3fn", "float8_e5m2")}
 
@@ -59,6 +64,54 @@ class Quantization(NamedTuple):
         return words + ("" if self.stored == "scale" else ", the inverse scale is stored")
 
 
+class BlockQuantization(NamedTuple):
+    """The arithmetic of a quantiser to NVFP4: e2m1 elements with e4m3 scales of blocks, and mostly an f32 scale of the tensor.
+
+    Attributes:
+        contract: The library's arithmetic.
+        stored: "scale", or "inverse" for the reciprocal of the tensor's scale.
+    """
+
+    contract: QuantizerContract
+    stored: str
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        return self.contract.scale.name != ONE_LEVEL  # type: ignore[union-attr]
+
+    def features(self) -> dict[str, str]:
+        """Return the choices by the name of the hypothesis."""
+        return {
+            "element format": str(self.contract.element),
+            "quantisation rule": self.contract.scale.describe(),
+            "extent of amax": _extent_words((1, BLOCK)),
+            "levels of scales": "a tensor and its blocks" if self.has_tensor_scale else "blocks",
+            "stored scale": self.stored,
+        }
+
+    def __str__(self) -> str:
+        words = f"NVFP4 as {self.contract.libraries[0]}: {self.contract.scale.describe()}"
+        return words + ("" if self.stored == "scale" else ", the inverse scale of the tensor is stored")
+
+    def compute(self, x: np.ndarray, operation: Operation) -> list[np.ndarray]:
+        """Compute the results of a quantiser, each as it was recorded: packed elements, codes or values, and scales."""
+        words = self.contract.quantize(x.reshape(-1, x.shape[-1]))
+        return [self._result(words, tensor.shape, DTYPES[tensor.dtype], x.size) for tensor in operation.results]
+
+    def _result(self, words: QuantizedGroups, shape: tuple[int, ...], dtype: np.dtype, size: int) -> np.ndarray:
+        count = prod(shape)
+        if count == 1:
+            scale = np.float32(1) if words.tensor_scale is None else np.asarray(words.tensor_scale).view(np.float32)
+            return np.asarray(scale if self.stored == "scale" else np.float32(1) / scale, dtype).reshape(shape)
+        if count * BLOCK == size:
+            codes = np.asarray(words.scales, np.uint8)
+            return (codes if dtype == np.uint8 else codes.view(dtype)).reshape(shape)
+        if dtype != np.uint8:
+            return np.asarray(dequantize_groups(self.contract, words)).astype(dtype).reshape(shape)
+        codes = np.asarray(words.codes, np.uint8).reshape(-1)
+        return (codes if count == size else codes[::2] | codes[1::2] << 4).reshape(shape)  # the first element in the low bits
+
+
 def _extent_words(extent: tuple[int, int]) -> str:
     rows, columns = extent
     if (rows, columns) == (WHOLE, WHOLE):
@@ -68,8 +121,28 @@ def _extent_words(extent: tuple[int, int]) -> str:
     return f"a tile of {rows or 'all rows'} x {columns or 'all columns'}" if columns != 1 else f"a column of {rows or 'all rows'}"
 
 
+def is_block_quantizer(operation: Operation) -> bool:
+    """Return whether an operation quantises to NVFP4: its name says so, and it gives 4-bit elements or values and scales of blocks."""
+    if not operation.operands or not operation.operands[0].shape or "quant" not in operation.name.lower():
+        return False
+    given, sizes = operation.operands[0], [(prod(t.shape), t.dtype) for t in operation.results]
+    size = prod(given.shape)
+    scales = [(count, dtype) for count, dtype in sizes if count * BLOCK == size and dtype in ("float8_e4m3fn", "uint8")]
+    elements = [count for count, dtype in sizes if dtype == "uint8" and count in (size, size // 2)]
+    values = [count for count, dtype in sizes if dtype == given.dtype and count == size > 1]
+    others = len(sizes) - len(scales) - len(elements) - len(values)
+    alone = len(values) == len(sizes) == 1
+    whole = given.dtype in ("float32", "bfloat16") and given.shape[-1] % BLOCK == 0 and size > BLOCK
+    tensor = [dtype for count, dtype in sizes if count == 1]
+    return (
+        whole and len(elements) + len(values) == 1 and (alone or len(scales) == 1) and others == len(tensor) and set(tensor) <= {"float32"}
+    )
+
+
 def is_quantizer(operation: Operation) -> bool:
     """Return whether an operation quantises: it gives narrow elements and their scales, or its name says so."""
+    if is_block_quantizer(operation):
+        return True
     if not operation.operands or not operation.results or operation.results[0].shape != operation.operands[0].shape:
         return False
     wide = operation.operands[0].dtype in ("float32", "bfloat16", "float16")
@@ -82,8 +155,20 @@ def is_quantizer(operation: Operation) -> bool:
     )
 
 
-def candidate_quantizations(operation: Operation) -> Iterator[Quantization]:
+def candidate_quantizations(operation: Operation) -> Iterator[Quantization | BlockQuantization]:
     """Yield the arithmetics that fit the shapes of a quantiser, those whose extent is the scales' own first."""
+    results = [(prod(t.shape), t.dtype) for t in operation.results]
+    if len(results) < 3 and results[0][1] != "uint8" and operation.results[0].shape == operation.operands[0].shape:
+        yield from _candidate_scalings(operation)
+    if is_block_quantizer(operation):
+        stored = ("scale", "inverse") if any(count == 1 for count, _ in results) else ("scale",)
+        for contract, kind in product(NVFP4_ROWS, stored):
+            how = BlockQuantization(contract, kind)
+            if (how.has_tensor_scale or kind == "scale") and not (contract.float32_only and operation.operands[0].dtype != "float32"):
+                yield how
+
+
+def _candidate_scalings(operation: Operation) -> Iterator[Quantization]:
     shape = operation.operands[0].shape
     rows, columns = prod(shape[:-1]), shape[-1]
     narrow = DTYPES.get(operation.results[0].dtype)
@@ -173,9 +258,9 @@ def _scale_codes(scale: np.ndarray, name: str) -> np.ndarray:
     return scale.astype(DTYPES[name]) if name in DTYPES else scale
 
 
-def quantization_misses(how: Quantization, x: np.ndarray, operation: Operation, results: list[Any]) -> tuple[int, int]:
+def quantization_misses(how: Quantization | BlockQuantization, x: np.ndarray, operation: Operation, results: list[Any]) -> tuple[int, int]:
     """Return the number of wrong words of all results, and the number of words."""
-    got = quantize(how, x, operation)
+    got = quantize(how, x, operation) if isinstance(how, Quantization) else how.compute(x, operation)
     if len(got) != len(results):
         return 1, 1
     bits = lambda y: np.ascontiguousarray(y).reshape(-1).view(f"u{y.dtype.itemsize}")

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from io import BytesIO
 from math import prod
@@ -75,6 +76,7 @@ class Operation:
         attributes: Parameters other than tensors.
         operands: The operands.
         results: The results.
+        parts: The operations that it joins, if the other record has them as one; see `tcemu.drift.joined_products`.
     """
 
     index: int
@@ -86,6 +88,7 @@ class Operation:
     attributes: dict[str, Any]
     operands: tuple[TensorRecord, ...]
     results: tuple[TensorRecord, ...]
+    parts: tuple[Operation, ...] = ()
 
     @property
     def title(self) -> str:
@@ -102,12 +105,15 @@ class Record:
         framework: Framework and version, as the recorder wrote it.
         operations: The operations in order.
         complete: True if the run closed the record. The record of a killed run has all operations that were written completely.
+        absorbed: Numbers of the operations that are parts of one that stands in another place.
     """
 
     def __init__(self, open_file: Callable[[], BinaryIO], size: int, name: str) -> None:
         self.name, self.framework = name, ""
         self.operations: list[Operation] = []
         self.complete = False
+        self.absorbed: set[int] = set()
+        self._joined: dict[str, tuple[list[TensorRecord], int]] = {}  # tensors that are put together along an axis
         self._open = open_file
         self._tensors: dict[str, tuple[int, int, np.dtype, tuple[int, ...]]] = {}  # offset, bytes, dtype, shape
         self._cache: OrderedDict[str, np.ndarray] = OrderedDict()
@@ -213,6 +219,9 @@ class Record:
         """
         if tensor.kept is None:
             return None
+        if tensor.kept in self._joined:
+            tensors, axis = self._joined[tensor.kept]
+            return np.concatenate([x for x in map(self.value, tensors) if x is not None], axis)
         found = self._cache.get(tensor.kept)
         if found is None:
             offset, length, _, _ = self._tensors[tensor.kept]
@@ -233,6 +242,24 @@ class Record:
         """Return the values of tensors, or None if one of them was not kept whole."""
         found = [None if tensor.rows is not None else self.value(tensor) for tensor in tensors]
         return [x for x in found if x is not None] if all(x is not None for x in found) else None
+
+    def copy(self) -> Record:
+        """Return a record of the same operations, which may be changed."""
+        changed = copy(self)
+        changed.operations, changed.absorbed, changed._joined = list(self.operations), set(self.absorbed), dict(self._joined)
+        return changed
+
+    def join(self, tensors: list[TensorRecord], axis: int) -> TensorRecord:
+        """Put tensors of the record together along an axis. Their values must have been kept whole."""
+        self._joined["new"] = tensors, axis
+        first = tensors[0]
+        value = self.value(TensorRecord((), first.dtype, "", "new", None))
+        del self._joined["new"]
+        assert value is not None
+        digest = hashlib.blake2b(value.tobytes(), digest_size=DIGEST_BYTES).hexdigest()
+        name = f"joined {digest}"
+        self._joined[name] = tensors, axis
+        return TensorRecord(value.shape, first.dtype, digest, name, None)
 
     def __repr__(self) -> str:
         end = "" if self.complete else ", of a run that did not end"

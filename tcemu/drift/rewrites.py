@@ -1,4 +1,4 @@
-"""Programs whose scales are applied in another place: before or after a sum, or in another order."""
+"""Programs that are equal but for roundings: scales in another place or order, and a mean and a variance in one pass."""
 
 from __future__ import annotations
 
@@ -25,6 +25,36 @@ def rewritten_programs(program: Program, inputs: Sequence[np.ndarray]) -> Iterat
             yield from _swap_factors(program, number)
         elif node.kind in ("product", "sum"):
             yield from _scale_sums(program, number, scalars)
+
+
+def one_pass_program(program: Program) -> Program | None:
+    """Return a program whose mean and variance are moments of one pass; None if it has no such pair in two passes."""
+    nodes = program.nodes
+    reads = lambda number, kind: [i for i, node in enumerate(nodes) if node.kind == kind and ("node", number) in node.inputs]
+    for mean, node in enumerate(nodes):
+        if node.kind != "sum" or not node.attributes.get("divisor"):
+            continue
+        for centred in reads(mean, "sub"):
+            for squares in reads(centred, "mul"):
+                variances = [i for i in reads(squares, "sum") if nodes[i].attributes.get("divisor") == node.attributes["divisor"]]
+                if nodes[centred].inputs == (node.inputs[0], ("node", mean)) and len(set(nodes[squares].inputs)) == 1 and variances:
+                    facts = {name: node.attributes.get(name) for name in ("axes", "keepdims", "inner")}
+                    moments = [node._replace(kind="moment", attributes={**facts, "moment": which}) for which in (0, 1)]
+                    return _without_unread(_replaced(program, {mean: moments[0], variances[0]: moments[1]}, {}))
+    return None
+
+
+def _without_unread(program: Program) -> Program:
+    """Return a program without the nodes that its result does not depend on."""
+    read = {len(program.nodes) - 1}
+    for number in range(len(program.nodes) - 1, -1, -1):
+        if number in read:
+            read |= {index for kind, index in program.nodes[number].inputs if kind == "node"}
+    places = {number: i for i, number in enumerate(sorted(read))}
+    renumber = lambda ref: ref if ref[0] == "input" else ("node", places[ref[1]])
+    nodes = [program.nodes[number] for number in sorted(read)]
+    nodes = [node._replace(inputs=tuple(renumber(ref) for ref in node.inputs)) for node in nodes]
+    return Program(nodes, program.inputs, program.shape, program.f32_inputs)
 
 
 def _is_scalar(ref: Ref, scalars: frozenset[int]) -> bool:

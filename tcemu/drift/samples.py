@@ -19,6 +19,7 @@ MAX_SAMPLED = 1 << 24  # elements that the nodes of a program compute for a samp
 GATHERED = ("reshape", "transpose", "broadcast")  # nodes that only move elements
 REDUCTIONS = ("reduce_max", "reduce_min", "amax")
 SUMS = ("sum", "product")
+ROWWISE = ("moment",)  # nodes that compute on the rows of a sum otherwise
 
 
 @dataclass
@@ -113,7 +114,7 @@ def node_shape(node: Node, given: list[tuple[int, ...]]) -> tuple[int, ...]:
         return tuple(facts["shape"])
     if node.kind == "transpose":
         return tuple(given[0][axis] for axis in facts["axes"])
-    if node.kind in ("sum", *REDUCTIONS):
+    if node.kind in ("sum", *ROWWISE, *REDUCTIONS):
         axes = [axis % len(given[0]) for axis in facts["axes"]]
         return tuple(1 if i in axes else size for i, size in enumerate(given[0]) if i not in axes or facts.get("keepdims"))
     if node.kind == "product":
@@ -179,7 +180,7 @@ def _operand_indices(node: Node, at: np.ndarray, shape: tuple[int, ...], given: 
     if node.kind == "product":
         pair = (_window_indices if "windows" in facts else _product_indices)(node, at, coordinates, given)
         return [*pair, *(_broadcast_positions(at, shape, own) for own in given[2:])]
-    if node.kind in ("sum", *REDUCTIONS):
+    if node.kind in ("sum", *ROWWISE, *REDUCTIONS):
         axes = [axis % len(given[0]) for axis in facts["axes"]]
         kept = [i for i in range(len(given[0])) if i not in axes]
         own = [coordinates[i] for i in kept] if facts.get("keepdims") else coordinates

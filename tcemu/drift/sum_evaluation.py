@@ -31,6 +31,7 @@ SELECTED = 32  # outputs of a selection that a compiled program takes
 TILE = 64  # rows and columns that a compiled program takes
 OUTPUTS_AT_ONCE = 1 << 15  # running sums of lanes
 TERMS_AT_ONCE = 1 << 16  # products that are computed before they are added
+LEAST_CAST = 1 << 12  # elements to which short operands are padded before they are rounded
 MIN_THREADED = 4  # blocks of rows from which they are shared out among threads
 
 
@@ -85,7 +86,10 @@ def _cast(order: KernelRecipe, x: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=16)  # every order is tried with the same operands
 def _cast_bytes(fmt: Format, cast: str, data: bytes) -> np.ndarray:
-    return np.asarray(to_float(fmt, operand_codes(fmt, cast, np.frombuffer(data, np.float32))))
+    x = np.frombuffer(data, np.float32)
+    full = np.zeros(max(LEAST_CAST, 1 << max(x.size - 1, 0).bit_length()), np.float32)  # few sizes, each compiled once
+    full[: x.size] = x
+    return np.asarray(to_float(fmt, operand_codes(fmt, cast, full)))[: x.size]
 
 
 # ---- merges

@@ -23,6 +23,10 @@ GRAINS = (1, 8, 16, 32, 64)
 CORE_FORMATS = (TF32, BF16, F16, E4M3, E5M2)  # formats that tensor cores multiply
 CORE_COUNTS, CORE_GRAINS = (2, 3, 4, 5, 6, 7, 8, 16), (64, 32, 128)  # slices that are added by tensor cores
 RESIDUES = (32, 64)
+LIBRARIES = {  # sums whose order is computed by `tcemu.drift.torch_sums` and `tcemu.drift.mkl_sums`
+    "torch": "cascaded sum of torch on a CPU",
+    "mkl": "16 lanes of MKL's sgemv with AVX-512, carried on in the first lane, fma",
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Summation:
         accumulator: f32, or a format to which every running sum is rounded. f64: the sum is exact but for one rounding to f32.
         bias_first: A bias is the start of the sum, not added to it.
         of_terms: The sum is of terms, not of products.
-        library: "torch" for the sums of PyTorch's kernels for CPUs, whose order depends on the axes; then `order` counts for nothing.
+        library: A key of LIBRARIES, for orders that depend on the place of an output; then `order` counts for nothing.
     """
 
     order: KernelRecipe
@@ -51,7 +55,7 @@ class Summation:
 
     def __str__(self) -> str:
         if self.library:
-            return f"cascaded sum of {self.library} on a CPU"
+            return LIBRARIES[self.library]
         if self.accumulator == "float64":
             return f"{_operand_words(self.order)}sum in float64, rounded to f32"
         slices = self.order.slices
@@ -122,6 +126,8 @@ def candidate_summations(
     found += [*narrow, Summation(first, "float64"), Summation(first, bias_first=True), Summation(_unfused(first), bias_first=True)]
     if not is_product and a == F32:
         found.insert(1, Summation(first, library="torch"))
+    if inexact and a == b and shape is not None and shape[0] == 1:
+        found.insert(1, Summation(first, library="mkl"))
     found += [Summation(first.replace(unit=replace(first.unit, flush=True, fused=fused))) for fused in (True, False)]
     if is_product and (a, b) == (F32, F32):
         for fmt, cast in CASTS:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.planted_drifts import MODELS, PRODUCTS, plans, plant_product
+from support.drift_records import recorded_product
+from support.planted_drifts import MODELS, PRODUCTS, fused_chain, plans, plant_product, two_slices
 
 from tcemu import dot_general, emulate
 from tcemu.base.saved_files import DamagedFile
@@ -199,3 +200,23 @@ def test_a_drift_is_saved_as_json_and_pins_its_sums():
     for damaged in (text.replace('"source"', '"sauce"', 1), text.replace('"kinds"', '"kind"', 1), text[:-2], "[]"):
         with pytest.raises(DamagedFile):
             Drift.from_json(damaged)
+
+
+def test_near_twins_are_both_named_until_an_element_tells_them_apart():
+    """Four lanes and two slices of eight products, first on rows with two elements that are not zero, which both add once."""
+    rng = np.random.default_rng(8)
+    full, b = rng.standard_normal((5, 8)).astype(np.float32), rng.standard_normal((8, 6)).astype(np.float32)
+    few = np.where(np.isin(np.arange(8), (0, 5)), full, np.float32(0))
+
+    def four_fused_lanes(x, y):
+        lanes = [fused_chain(x[:, lane::4], y[:, lane::4]) for lane in range(4)]
+        return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
+
+    for a, are_twins in ((few, True), (full, False)):
+        rows, columns = np.repeat(a, 6, 0), np.tile(b.T, (5, 1))
+        chain, lanes, slices = (add(rows, columns).reshape(5, 6) for add in (fused_chain, four_fused_lanes, two_slices))
+        assert (lanes.tobytes() == slices.tobytes()) == are_twins
+        (source,) = locate(recorded_product(a, b, chain), recorded_product(a, b, lanes), targets=()).sources
+        named = [source.cause.right, *source.cause.twins]
+        assert source.cause.kinds[:1] == ("order of the sum",) and any("4 lanes of 1" in words for words in named), str(source)
+        assert any("2 slices of 4" in words for words in named) == are_twins, str(source)

@@ -139,3 +139,72 @@ def test_the_order_of_two_scales_is_named():
     side = lambda result: recorded([("mul", [x, SCALE], [F32(x * SCALE)], {}), ("mul", [F32(x * SCALE), OTHER], [result], {})])
     (source,) = locate(side(once), side(folded), targets=()).sources
     assert source.cause.kinds == ("scale before or after",) and "each other first" in source.cause.right
+
+
+# ---- NVFP4: scales of blocks below a scale of the tensor
+
+WIDE = (RNG.standard_normal((48, 128)) * np.exp(RNG.uniform(-11, 0, (48, 1)))).astype(F32)
+
+
+def e4m3(x):
+    return np.clip(x, 0, LARGEST).astype(E4M3)
+
+
+def te_scales(blocks, whole):
+    encode = F32(2688) / whole
+    scale = e4m3(blocks * (encode * F32(1 / 6)))
+    return scale, F32(1) / encode, lambda x: x * (F32(1) / (scale.astype(F32) * (F32(1) / encode)))[..., None]
+
+
+def modelopt_scales(blocks, whole):
+    tensor = whole / F32(2688)
+    scale = e4m3(np.maximum(blocks / (F32(6) * tensor), F32(2.0**-9)))
+    return scale, tensor, lambda x: x / (scale.astype(F32) * tensor)[..., None]
+
+
+def torchao_scales(blocks, whole):
+    tensor = whole / F32(2688)
+    scale = e4m3(np.maximum(blocks / F32(6) / tensor, F32(2.0**-6)))
+    return scale, tensor, lambda x: x * (F32(1) / tensor / scale.astype(F32))[..., None]
+
+
+def block_scales_alone(blocks, whole):
+    scale = e4m3(np.maximum(blocks / F32(6), F32(2.0**-6)))
+    return scale, F32(1), lambda x: x * (F32(1) / scale.astype(F32))[..., None]
+
+
+def nvfp4(scales, form="packed", inverse=False):
+    blocks = WIDE.reshape(48, 8, 16)
+    scale, tensor, apply = scales(np.abs(blocks).max(-1), np.abs(WIDE).max())
+    elements = np.clip(apply(blocks), -6, 6).astype(ml_dtypes.float4_e2m1fn)
+    if form == "values":
+        return [(elements.astype(F32) * scale.astype(F32)[..., None] * tensor).reshape(WIDE.shape)]
+    codes = elements.view(np.uint8).reshape(48, 128)
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    return [packed, scale, np.asarray(F32(1) / tensor if inverse else tensor, F32)]
+
+
+NVFP4 = {  # both sides, the hypotheses, and words of both
+    "levels": (nvfp4(torchao_scales), nvfp4(block_scales_alone), {"levels of scales", "quantisation rule"}, "torchao", "without a scale"),
+    "rules": (nvfp4(te_scales), nvfp4(modelopt_scales), {"quantisation rule"}, "Transformer Engine", "Model Optimizer"),
+    "rules of values": (nvfp4(te_scales, "values"), nvfp4(torchao_scales, "values"), {"quantisation rule"}, "Transformer", "torchao"),
+    "stored scale": (nvfp4(te_scales), nvfp4(te_scales, inverse=True), {"stored scale"}, "Transformer Engine", "the inverse scale"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sample_cases(NVFP4, []))
+def test_two_levels_of_scales_are_found_and_named(case):
+    left, right, kinds, *words = NVFP4[case]
+    drift = locate(*(recorded([("nvfp4_quantize", [WIDE], results, {})]) for results in (left, right)), targets=())
+    (source,) = drift.sources
+    assert kinds <= set(source.cause.kinds), str(drift)
+    assert words[0] in source.cause.left and words[1] in source.cause.right, str(drift)
+
+
+@pytest.mark.full
+def test_nvfp4_of_another_rounding_is_unexplained():
+    (elements, scales, tensor), up = nvfp4(te_scales), nvfp4(te_scales)[1].copy()
+    up.view(np.uint8)[0, 0] += 1
+    sides = [recorded([("nvfp4_quantize", [WIDE], [elements, s, tensor], {})]) for s in (scales, up)]
+    (source,) = locate(*sides, targets=()).sources
+    assert "Transformer Engine" in source.cause.left and "unexplained" in source.cause.right, str(source)

@@ -108,7 +108,9 @@ def torch_plans(operation: Any) -> Any:
     name = operation.name.removeprefix("aten.")
     sizes = [tensor.shape for tensor in operation.operands]
     if name in ("mm", "bmm", "addmm", "convolution"):
+        terms = sizes[-2][-1] if name != "convolution" else np.prod(sizes[1][1:])
         for how, (multiply, kind) in PRODUCTS.items():
+            kind = "fma" if how == "pairwise" and terms <= 3 else kind  # three terms in pairs are a sequential sum of rounded products
             yield how, kind, lambda operands, result, multiply=multiply: plant_product(operation, operands, multiply)
     if name == "sum" and operation.attributes["args"][1:2] and len(sizes[0]) == 2 and operation.attributes["args"][1] == [0]:
         for how, (add, kind) in SUMS.items():
