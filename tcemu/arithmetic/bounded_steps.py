@@ -190,7 +190,8 @@ def _replace_unusual(form: StepForm, d: Array, c: Array, x: EncodedMultiplicand,
         nonzero = (jnp.where(v.exponent == ZERO_EXPONENT, 0, jnp.float32(1)) for v in factors)
         return (absorb_specials(F32, *factors, (special,)), has_product | (jnp.matmul(*nonzero) > 0)), None
 
-    ((special,), has_product), _ = lax.scan(step, ((c,), jnp.zeros_like(c, bool)), (decode_multiplicand(a, x.codes, b), decode_multiplicand(b, y.codes, a)))
+    decoded = decode_multiplicand(a, x.codes, b), decode_multiplicand(b, y.codes, a)
+    ((special,), has_product), _ = lax.scan(step, ((c,), jnp.zeros_like(c, bool)), decoded)
     kept = min(form.fraction_bits, F32.mantissa_bits, F32.mantissa_bits if form.model.result_bits is None else form.model.result_bits)
     start = c & jnp.uint32(-1 << (F32.mantissa_bits - kept) & 0xFFFFFFFF)
     start = jnp.where(start & (SIGN - 1) == 0, 0, start)

@@ -73,15 +73,12 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
         x, y = (_split_steps(order, spec, side, axis) for side, axis in sides)
         form = step_form(model, spec, terms := x.codes.shape[-1])
         steps = partial(_reduce_fused, model, spec, order)
-        decode_x, decode_y = partial(_decode_steps, spec.a, spec.b), partial(_decode_steps, spec.b, spec.a)
         if form is not None and (form.is_narrow or _is_worth_two_programs(*c.shape, x.codes.shape[0], terms)):
-            decode_and_reduce = lambda c, x, y: steps(c, decode_x(x), decode_y(y))
-            bounded = reduce_narrow if form.is_narrow else partial(_reduce_bounded_or_any, decode_and_reduce)
-            return reduce_in_blocks(
-                partial(bounded, form), c, x, y, partial(decode_bounded, form, spec.a, spec.b), partial(decode_bounded, form, spec.b, spec.a)
-            )
+            decode_x, decode_y = partial(decode_bounded, form, spec.a, spec.b), partial(decode_bounded, form, spec.b, spec.a)
+            reduce = reduce_narrow if form.is_narrow else partial(_reduce_bounded_or_any, steps)
+            return reduce_in_blocks(partial(reduce, form), c, x, y, decode_x, decode_y)
         steps = _rounded_per_instruction(steps, model, spec, order.steps_per_instruction(spec.k))
-        return reduce_in_blocks(steps, c, x, y, decode_x, decode_y)
+        return reduce_in_blocks(steps, c, x, y, partial(_decode_steps, spec.a, spec.b), partial(_decode_steps, spec.b, spec.a))
     k_first = lambda v, axis: order.deal(jnp.moveaxis(v, axis, 0), spec.k)
     sides = ((a, -1 - words), (b, -2 - words), (a_scales, -1), (b_scales, -2))
     products = tuple(jax.tree.map(partial(k_first, axis=axis), side) for side, axis in sides if side is not None)
@@ -180,13 +177,14 @@ def _is_worth_two_programs(*sizes: Any) -> bool:
 
 
 def _reduce_bounded_or_any(reduce_any: Callable[..., Array], form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperand) -> Array:
-    """Reduces K by the steps of `bounded_steps` where the operands are bounded, else by `reduce_any`, which decodes them itself."""
-    return lax.cond(
-        are_bounded(form, x.exponents, y.exponents, c),
-        partial(reduce_bounded, form),
-        lambda c, x, y: reduce_any(c, x.encoded, y.encoded),
-        c, x, y,
-    )  # fmt: skip
+    """Reduces K by the steps of `bounded_steps` where the operands are bounded, else by `reduce_any`, which takes them decoded."""
+    a, b = form.spec.a, form.spec.b
+
+    def decode_and_reduce(c: Array, x: BoundedOperand, y: BoundedOperand) -> Array:
+        factors = decode_multiplicand(a, x.encoded.codes, b, x.encoded.scales), decode_multiplicand(b, y.encoded.codes, a, y.encoded.scales)
+        return reduce_any(c, StepOperand(factors[0], x.exponents), StepOperand(factors[1], y.exponents))
+
+    return lax.cond(are_bounded(form, x.exponents, y.exponents, c), partial(reduce_bounded, form), decode_and_reduce, c, x, y)
 
 
 def _select_products(chosen: Array, x: Multiplicand) -> Multiplicand:
