@@ -222,8 +222,8 @@ def reduce_bounded(form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperan
     max_exponent = lambda index: _max_exponent(x.exponent[index], y.exponent[index])
 
     def step(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-        accumulator, current = state
-        return (_add_step(form, *one(index), current, accumulator), max_exponent((index + 1) % steps)), None
+        (accumulator, current), (factors_x, factors_y) = state, one(index)
+        return (_add_step(form, factors_x, factors_y, current, accumulator), max_exponent((index + 1) % steps)), None
 
     state = lax.bitcast_convert_type(c, jnp.float32), max_exponent(0)
     return lax.bitcast_convert_type(lax.scan(step, state, jnp.arange(steps))[0][0], jnp.uint32)
