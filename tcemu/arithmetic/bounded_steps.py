@@ -32,7 +32,16 @@ from jax import Array, lax
 
 from tcemu.arithmetic.fused_dot_add import KEPT, SIGN, absorb_specials, add_signed_words, products_fit_one_limb
 from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, ExponentRange, Multiplicand, is_compact, power_of_two
+from tcemu.arithmetic.multiplicands import (
+    SPECIAL_EXPONENT,
+    ZERO_EXPONENT,
+    EncodedMultiplicand,
+    ExponentRange,
+    Multiplicand,
+    decode_multiplicand,
+    is_compact,
+    power_of_two,
+)
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.formats import F32, Format, truncates
 
@@ -44,10 +53,11 @@ class Lanes(NamedTuple):
 
     dtype: type
     zero: int  # exponent of a factor that is zero
+    special: int  # exponent of Inf and NaN
 
 
-NARROW_LANES = Lanes(jnp.int8, -64)
-WIDE_LANES = Lanes(jnp.int16, -1 << 13)
+NARROW_LANES = Lanes(jnp.int8, -64, 63)
+WIDE_LANES = Lanes(jnp.int16, -1 << 13, 1 << 13)
 
 
 class StepForm(NamedTuple):
@@ -102,13 +112,61 @@ def step_form(model: Model, spec: ProductSpec, terms: int) -> StepForm | None:
         return None
     a, b = spec.a, spec.b
     most = max(a.max_exponent, b.max_exponent)
-    is_narrow = spec.scale is None and NARROW_LANES.zero + most < a.min_exponent + b.min_exponent and 2 * most < 1 << 7
+    is_narrow = spec.scale is None and NARROW_LANES.zero + most < a.min_exponent + b.min_exponent and most < NARROW_LANES.special
     form = StepForm(model, spec, terms, NARROW_LANES if is_narrow else WIDE_LANES)
     assert isinstance(model.floor, int)
     return form if model.floor <= F32.min_exponent else None
 
 
-def reduce_narrow(form: StepForm, c: Array, x: Multiplicand, y: Multiplicand) -> Array:
+# ---- operands
+
+
+class Factors(NamedTuple):
+    """One multiplicand, decoded for steps on bounded operands. Arrays of the codes' shape."""
+
+    value: Array  # f32; the magnitude where there are signs
+    sign: Array | None  # int32, -1 for negative values and else 0; None: the value has its sign
+
+
+class BoundedOperand(NamedTuple):
+    """One multiplicand's part in the steps. Leading axis: the steps."""
+
+    encoded: EncodedMultiplicand
+    factors: Factors  # right for bounded operands only
+    exponent: Array  # of each factor, in lanes
+    exponents: ExponentRange  # of each step, [steps, ..., 1, 1]
+
+
+def decode_bounded(form: StepForm, fmt: Format, other: Format, encoded: EncodedMultiplicand) -> BoundedOperand:
+    """Decodes one multiplicand, whose partner has the format `other`: [steps, ..., M, terms] or [steps, ..., terms, N]."""
+    x, lanes = decode_multiplicand(fmt, encoded.codes, other, encoded.scales), form.lanes
+    value = x.significand
+    if encoded.scales is not None or not is_compact(fmt, other):
+        value = value * power_of_two(x.exponent - fmt.mantissa_bits)
+    sign = None
+    if form.truncates_by_addition:
+        value, sign = jnp.abs(value), -(value < 0).astype(jnp.int32)
+    exponent = jnp.where(x.exponent == SPECIAL_EXPONENT, lanes.special, x.exponent)
+    exponent = jnp.where(x.exponent == ZERO_EXPONENT, lanes.zero, exponent).astype(lanes.dtype)
+    return BoundedOperand(encoded, Factors(value, sign), exponent, _range(lanes, exponent))
+
+
+def _range(lanes: Lanes, exponent: Array) -> ExponentRange:
+    """Returns the range of the exponents of each step.
+
+    Two reductions, kept apart by a barrier, because XLA:CPU uses vectors for the first one only.
+    """
+    greatest = jnp.iinfo(lanes.dtype).max
+    ends = jnp.where(exponent == lanes.zero, greatest, exponent).min(-2, keepdims=True), exponent.max(-2, keepdims=True)
+    low, high = lax.optimization_barrier(ends)
+    low, high = low.min(-1, keepdims=True).astype(jnp.int32), high.max(-1, keepdims=True).astype(jnp.int32)
+    return ExponentRange(low, jnp.where(high == lanes.special, SPECIAL_EXPONENT, high))
+
+
+# ---- the reduction
+
+
+def reduce_narrow(form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperand) -> Array:
     """Reduces K by fused steps, beginning at C. The formats are narrow, the operands are any.
 
     c: f32 codes [..., M, N]; x: [steps, ..., M, terms]; y: [steps, ..., terms, N].
@@ -117,21 +175,23 @@ def reduce_narrow(form: StepForm, c: Array, x: Multiplicand, y: Multiplicand) ->
     products would cut; any nonzero product cuts it too. So it is D itself where all products are zero, and else the steps are right. A C of
     2^126 or more is D itself too, because products are below 2^33 and each is cut.
     """
-    special = jnp.any(x.exponent == SPECIAL_EXPONENT) | jnp.any(y.exponent == SPECIAL_EXPONENT)
+    special = jnp.any(jnp.maximum(x.exponents.high, y.exponents.high) == SPECIAL_EXPONENT)
     magnitude, exponent = c & (SIGN - 1), _exponent(c)
     unusual = special | jnp.any(((exponent < form.least) | (exponent > MAX_ACCUMULATOR)) & (magnitude > 0))
-    return lax.cond(unusual, partial(_replace_unusual, form), lambda d, c, x, y: d, reduce_bounded(form, c, x, y), c, x, y)
+    return lax.cond(unusual, partial(_replace_unusual, form), lambda d, c, x, y: d, reduce_bounded(form, c, x, y), c, x.encoded, y.encoded)
 
 
-def _replace_unusual(form: StepForm, d: Array, c: Array, x: Multiplicand, y: Multiplicand) -> Array:
+def _replace_unusual(form: StepForm, d: Array, c: Array, x: EncodedMultiplicand, y: EncodedMultiplicand) -> Array:
     """Returns D with Inf and NaN where an operand decides it, and with C, truncated, where no product reaches it."""
+    a, b = form.spec.a, form.spec.b
 
     def step(state: tuple, factors: tuple[Multiplicand, Multiplicand]) -> tuple[tuple, None]:
         (special,), has_product = state
         nonzero = (jnp.where(v.exponent == ZERO_EXPONENT, 0, jnp.float32(1)) for v in factors)
         return (absorb_specials(F32, *factors, (special,)), has_product | (jnp.matmul(*nonzero) > 0)), None
 
-    ((special,), has_product), _ = lax.scan(step, ((c,), jnp.zeros_like(c, bool)), (x, y))
+    decoded = decode_multiplicand(a, x.codes, b), decode_multiplicand(b, y.codes, a)
+    ((special,), has_product), _ = lax.scan(step, ((c,), jnp.zeros_like(c, bool)), decoded)
     kept = min(form.fraction_bits, F32.mantissa_bits, F32.mantissa_bits if form.model.result_bits is None else form.model.result_bits)
     start = c & jnp.uint32(-1 << (F32.mantissa_bits - kept) & 0xFFFFFFFF)
     start = jnp.where(start & (SIGN - 1) == 0, 0, start)
@@ -151,50 +211,22 @@ def are_bounded(form: StepForm, x: ExponentRange, y: ExponentRange, c: Array) ->
     return jnp.all(factors & products) & jnp.all(accumulator)
 
 
-def reduce_bounded(form: StepForm, c: Array, x: Multiplicand, y: Multiplicand) -> Array:
+def reduce_bounded(form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperand) -> Array:
     """Reduces K by fused steps, beginning at C. The operands are bounded.
 
     c: f32 codes [..., M, N]; x: [steps, ..., M, terms]; y: [steps, ..., terms, N].
     """
-    steps = x.exponent.shape[0]
-    at = lambda v, index: jax.tree.map(lambda v: v[index], v)
-    values = lambda index: (_factors(form, form.spec.a, at(x, index)), _factors(form, form.spec.b, at(y, index)))
-    lanes = lambda index: (_narrow(form, x.exponent[index]), _narrow(form, y.exponent[index]))
 
-    def step(state: tuple, following: Array) -> tuple[tuple, None]:
-        accumulator, (factors_x, factors_y), max_exponent, exponents = state
-        accumulator = _add_step(form, factors_x, factors_y, max_exponent, accumulator)
-        return (accumulator, values(following), _max_exponent(*exponents), lanes((following + 1) % steps)), None
+    steps = x.factors.value.shape[0]
+    one = lambda index: jax.tree.map(lambda v: v[index], (x.factors, y.factors))
+    max_exponent = lambda index: _max_exponent(x.exponent[index], y.exponent[index])
 
-    accumulator = lax.bitcast_convert_type(c, jnp.float32)
-    (first_x, first_y), max_exponent = values(0), _max_exponent(*lanes(0))
-    if steps == 1:
-        return lax.bitcast_convert_type(_add_step(form, first_x, first_y, max_exponent, accumulator), jnp.uint32)
-    state = accumulator, (first_x, first_y), max_exponent, lanes(1)
-    return lax.bitcast_convert_type(lax.scan(step, state, jnp.arange(1, steps + 1) % steps)[0][0], jnp.uint32)
+    def step(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+        (accumulator, current), (factors_x, factors_y) = state, one(index)
+        return (_add_step(form, factors_x, factors_y, current, accumulator), max_exponent((index + 1) % steps)), None
 
-
-# ---- operands
-
-
-class Factors(NamedTuple):
-    """One multiplicand of a step."""
-
-    value: Array  # f32; the magnitude where there are signs
-    sign: Array | None  # int32, -1 for negative values and else 0; None: the value has its sign
-
-
-def _factors(form: StepForm, fmt: Format, x: Multiplicand) -> Factors:
-    value = x.significand
-    if not is_compact(form.spec.a, form.spec.b) or form.spec.scale is not None:
-        value = value * power_of_two(x.exponent - fmt.mantissa_bits)
-    if not form.truncates_by_addition:
-        return Factors(value, None)
-    return Factors(jnp.abs(value), -(value < 0).astype(jnp.int32))
-
-
-def _narrow(form: StepForm, exponent: Array) -> Array:
-    return jnp.where(exponent == ZERO_EXPONENT, form.lanes.zero, exponent).astype(form.lanes.dtype)
+    state = lax.bitcast_convert_type(c, jnp.float32), max_exponent(0)
+    return lax.bitcast_convert_type(lax.scan(step, state, jnp.arange(steps))[0][0], jnp.uint32)
 
 
 def _pairs(x: Array, y: Array, combine: Callable) -> list[Array]:

@@ -23,6 +23,13 @@ class DecodedScales(NamedTuple):
     exponent: Array  # int32; SPECIAL_EXPONENT for NaN
 
 
+class EncodedMultiplicand(NamedTuple):
+    """Codes of one multiplicand and their scales, which have the codes' shape."""
+
+    codes: Array
+    scales: DecodedScales | None
+
+
 class Multiplicand(NamedTuple):
     """A multiplicand decoded for `fused_dot_add`: two arrays of the codes' shape.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.bounded_steps import StepForm, are_bounded, reduce_bounded, reduce_narrow, step_form
+from tcemu.arithmetic.bounded_steps import BoundedOperand, StepForm, are_bounded, decode_bounded, reduce_bounded, reduce_narrow, step_form
 from tcemu.arithmetic.fma import add_limbs, fma_limbs
 from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, deal_groups, decode_in_units, fused_dot_add, grouped_dot_add
 from tcemu.arithmetic.model import Model
@@ -23,6 +23,7 @@ from tcemu.arithmetic.multiplicands import (
     SPECIAL_EXPONENT,
     ZERO_EXPONENT,
     DecodedScales,
+    EncodedMultiplicand,
     ExponentRange,
     Multiplicand,
     decode_multiplicand,
@@ -68,13 +69,14 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
     order = Order.from_model(model, spec.k)
     of_codes = model.fraction_bits is None or model.step_kind in ("complement", "floored")
     if not of_codes and model.summed is None:
-        x, y = (_split_steps(order, spec, side, axis) for side, axis in (((a, a_scales), -1), ((b, b_scales), -2)))
-        form = step_form(model, spec, terms := x[0].shape[-1])
+        sides = ((EncodedMultiplicand(a, a_scales), -1), (EncodedMultiplicand(b, b_scales), -2))
+        x, y = (_split_steps(order, spec, side, axis) for side, axis in sides)
+        form = step_form(model, spec, terms := x.codes.shape[-1])
         steps = partial(_reduce_fused, model, spec, order)
-        if form is not None and form.is_narrow:
-            steps = lambda c, x, y: reduce_narrow(form, c, x.operand, y.operand)
-        elif form is not None and _is_worth_two_programs(*c.shape, x[0].shape[0], terms):
-            steps = partial(_reduce_bounded_or_any, form, steps)
+        if form is not None and (form.is_narrow or _is_worth_two_programs(*c.shape, x.codes.shape[0], terms)):
+            decode_x, decode_y = partial(decode_bounded, form, spec.a, spec.b), partial(decode_bounded, form, spec.b, spec.a)
+            reduce = reduce_narrow if form.is_narrow else partial(_reduce_bounded_or_any, steps)
+            return reduce_in_blocks(partial(reduce, form), c, x, y, decode_x, decode_y)
         steps = _rounded_per_instruction(steps, model, spec, order.steps_per_instruction(spec.k))
         return reduce_in_blocks(steps, c, x, y, partial(_decode_steps, spec.a, spec.b), partial(_decode_steps, spec.b, spec.a))
     k_first = lambda v, axis: order.deal(jnp.moveaxis(v, axis, 0), spec.k)
@@ -140,9 +142,8 @@ def _split_steps(order: Order, spec: ProductSpec, operand: Any, axis: int) -> An
     return jax.tree.map(cut, operand)
 
 
-def _decode_steps(fmt: Format, other: Format, operand: tuple[Array, DecodedScales | None]) -> StepOperand:
-    codes, scales = operand
-    decoded = decode_multiplicand(fmt, codes, other, scales)
+def _decode_steps(fmt: Format, other: Format, encoded: EncodedMultiplicand) -> StepOperand:
+    decoded = decode_multiplicand(fmt, encoded.codes, other, encoded.scales)
     return StepOperand(decoded, exponent_range(decoded))
 
 
@@ -175,13 +176,15 @@ def _is_worth_two_programs(*sizes: Any) -> bool:
     return all(isinstance(size, int) for size in sizes) and sizes[-2] >= FEWEST_STEPS and math.prod(sizes) >= FEWEST_PRODUCTS
 
 
-def _reduce_bounded_or_any(form: StepForm, reduce_any: Callable[..., Array], c: Array, x: StepOperand, y: StepOperand) -> Array:
-    """Reduces K by the steps of `bounded_steps` where the operands are bounded, else by `reduce_any`."""
-    return lax.cond(
-        are_bounded(form, x.exponents, y.exponents, c),
-        lambda c, x, y: reduce_bounded(form, c, x.operand, y.operand),
-        reduce_any, c, x, y,
-    )  # fmt: skip
+def _reduce_bounded_or_any(reduce_any: Callable[..., Array], form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperand) -> Array:
+    """Reduces K by the steps of `bounded_steps` where the operands are bounded, else by `reduce_any`, which takes them decoded."""
+    a, b = form.spec.a, form.spec.b
+
+    def decode_and_reduce(c: Array, x: BoundedOperand, y: BoundedOperand) -> Array:
+        factors = decode_multiplicand(a, x.encoded.codes, b, x.encoded.scales), decode_multiplicand(b, y.encoded.codes, a, y.encoded.scales)
+        return reduce_any(c, StepOperand(factors[0], x.exponents), StepOperand(factors[1], y.exponents))
+
+    return lax.cond(are_bounded(form, x.exponents, y.exponents, c), partial(reduce_bounded, form), decode_and_reduce, c, x, y)
 
 
 def _select_products(chosen: Array, x: Multiplicand) -> Multiplicand:
@@ -348,15 +351,16 @@ def reduce_in_blocks(
 ) -> Array:
     """Calls reduce(c, decode_x(x), decode_y(y)), on a CPU in blocks of D that stay in the cache of a core while K is reduced.
 
-    Only blocks of the operands are decoded at a time: decoded, they take several times the memory.
+    Only blocks of the operands are decoded at a time: decoded, they take several times the memory. Few rows or narrow blocks are reduced
+    together, as a batch of blocks, so that each of XLA's loops is worth being shared by all cores.
 
     c: [..., M, N]; x: a pytree of [steps, ..., M, terms]; y: of [steps, ..., terms, N]; a leaf may have 1 in place of any of these sizes
-    but the first. `reduce` may get its batch axes as one. On other devices, and where a size is a symbol of `jax.export`, all of D is one
-    block.
+    but the first. `reduce` may get its batch axes as one or two. On other devices, and where a size is a symbol of `jax.export`, all of D
+    is one block.
     """
     *batch, m, n = c.shape
     whole = (math.prod(batch), m, n)
-    if not all(isinstance(size, int) for size in whole) or (tiles := _block_shape(*whole)) == whole:
+    if not all(isinstance(size, int) for size in whole) or (blocks := _blocks(*whole))[:3] == whole:
         return reduce(c, decode_x(x), decode_y(y))
 
     def flat(v: Array) -> Array:
@@ -367,7 +371,7 @@ def reduce_in_blocks(
         return jnp.broadcast_to(v, (v.shape[0], *batch, *v.shape[-2:])).reshape(v.shape[0], -1, *v.shape[-2:])
 
     def blocked(c: Array, x: Any, y: Any) -> Array:
-        d = _map_axis(0, tiles, BlockSteps(reduce, decode_x, decode_y), c.reshape(whole), *jax.tree.map(flat, (x, y)))
+        d = _map_axis(0, blocks, BlockSteps(reduce, decode_x, decode_y), c.reshape(whole), *jax.tree.map(flat, (x, y)))
         return d.reshape(c.shape)
 
     return lax.platform_dependent(c, x, y, cpu=blocked, default=lambda c, x, y: reduce(c, decode_x(x), decode_y(y)))
@@ -381,36 +385,43 @@ class BlockSteps(NamedTuple):
     decode_y: Callable[[Any], Any]
 
 
-def _block_shape(b: int, m: int, n: int) -> tuple[int, int, int]:
-    """Returns the sizes of a block."""
-    columns = _even_tile(n, COLUMNS)
+class Blocks(NamedTuple):
+    """The size of a block of D, and how many of them, side by side, are reduced together."""
+
+    batch: int
+    rows: int
+    columns: int
+    neighbours: int
+
+
+def _blocks(b: int, m: int, n: int) -> Blocks:
+    """Returns the blocks of D. There are whole vectors of a CPU in a row where there are several blocks side by side."""
+    columns = n if n <= COLUMNS else -(-_even_tile(n, COLUMNS) // 8) * 8
     rows = _even_tile(m, ELEMENTS // columns)
-    return _even_tile(b, max(1, ELEMENTS // (rows * columns))), rows, columns
+    neighbours = _even_tile(-(-n // columns), max(1, ELEMENTS // (rows * columns)))
+    return Blocks(_even_tile(b, max(1, ELEMENTS // (rows * columns * neighbours))), rows, columns, neighbours)
 
 
 def _even_tile(size: int, most: int) -> int:
-    """Returns the smallest tile that needs no more tiles than `most` does; whole vectors of a CPU where there are several tiles."""
-    count = -(-size // most)
-    return size if count == 1 else min(most, -(-size // count // 8) * 8)
+    """Returns the smallest tile that needs no more tiles than `most` does."""
+    return -(-size // -(-size // most))
 
 
-def _map_axis(axis: int, tiles: tuple[int, int, int], steps: BlockSteps, c: Array, x: Any, y: Any) -> Array:
+def _map_axis(axis: int, blocks: Blocks, steps: BlockSteps, c: Array, x: Any, y: Any) -> Array:
     """Reduces the blocks along one axis of c, [B, M, N], and along the later axes, one after the other."""
     if axis == 2:  # a block of rows is decoded once for all of its columns
-        x = steps.decode_x(x)
-    if axis == len(tiles):
-        return steps.reduce(c, x, steps.decode_y(y))
-    size, tile = c.shape[axis], tiles[axis]
+        return _map_columns(blocks, steps, c, steps.decode_x(x), y)
+    size, tile = c.shape[axis], blocks[axis]
     if size == tile:
-        return _map_axis(axis + 1, tiles, steps, c, x, y)
-    found = (axis, (1, 2, None)[axis], (1, None, 3)[axis])  # x is [steps, B, M, terms], y is [steps, B, terms, N]
+        return _map_axis(axis + 1, blocks, steps, c, x, y)
+    found = (axis, (1, 2)[axis], (1, None)[axis])  # x is [steps, B, M, terms], y is [steps, B, terms, N]
 
     def cut(v: Array, at: int | None) -> Array | None:
         return None if at is None or v.shape[at] == 1 else _split(v, at, tile)
 
     def block(moving: tuple) -> Array:
         whole = jax.tree.map(lambda part, all_of_it: all_of_it if part is None else part, moving, (c, x, y), is_leaf=lambda v: v is None)
-        return _map_axis(axis + 1, tiles, steps, *whole)
+        return _map_axis(axis + 1, blocks, steps, *whole)
 
     d = lax.map(block, tuple(jax.tree.map(partial(cut, at=at), side) for side, at in zip((c, x, y), found, strict=True)))
     d = jnp.moveaxis(d, 0, axis)
@@ -421,3 +432,24 @@ def _split(v: Array, axis: int, tile: int) -> Array:
     """Cuts [..., size, ...] into [blocks, ..., tile, ...], the last block filled with zeros."""
     v = jnp.pad(v, [(0, -v.shape[axis] % tile if at == axis else 0) for at in range(v.ndim)])
     return jnp.moveaxis(v.reshape(*v.shape[:axis], -1, tile, *v.shape[axis + 1 :]), axis, 0)
+
+
+def _map_columns(blocks: Blocks, steps: BlockSteps, c: Array, x: Any, y: Any) -> Array:
+    """Reduces the blocks of columns of c, [B, M, N], groups of neighbours one after the other. x: decoded."""
+    n, width = c.shape[-1], blocks.columns * blocks.neighbours
+    if n == blocks.columns:
+        return steps.reduce(c, x, steps.decode_y(y))
+
+    def cut(v: Array) -> Array:
+        """Cuts [steps, B, rows, N] into [groups, steps, neighbours, B, rows, columns], the last block filled with zeros."""
+        v = jnp.broadcast_to(v, (*v.shape[:-1], n))
+        v = jnp.pad(v, [(0, 0), (0, 0), (0, 0), (0, -n % width)])
+        return v.reshape(*v.shape[:-1], -1, blocks.neighbours, blocks.columns).transpose(3, 0, 4, 1, 2, 5)
+
+    def group(moving: tuple) -> Array:
+        c, y = moving
+        return steps.reduce(c[0], jax.tree.map(lambda v: v[:, None], x), steps.decode_y(y))
+
+    groups = jax.tree.map(cut, (c[None], y))
+    d = lax.map(group, groups) if n > width else group(jax.tree.map(lambda v: v[0], groups))[None]
+    return d.transpose(2, 3, 0, 1, 4).reshape(*c.shape[:-1], -1)[..., :n]

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 from tcemu.arithmetic.fma import add
 from tcemu.arithmetic.product_spec import product_spec
 from tcemu.backends.quotients import multiply
-from tcemu.base.compilation import jit_wide_vectors
+from tcemu.base.compilation import compile_once, jit_wide_vectors
 from tcemu.base.meshes import match_varying_axes, shard_like
 from tcemu.formats import ARRAY_FORMATS, F32, array_codes, convert, to_float
 from tcemu.formats.coding import recode
@@ -205,22 +205,37 @@ def _product_codes(options: MatmulOptions, operands: MatmulOperands) -> Array:
 
 def multiply_quantized(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand, axis_name: str | None = None) -> Array:
     """Multiplies quantised operands, A [..., M, K] and B [..., N, K], neither empty: scaled sums, f32 codes [..., M, N]."""
-    k = a.codes.shape[-1]
-    b = jax.tree.map(lambda v: jnp.swapaxes(v, -1, -2) if v.ndim >= 2 else v, b)
-    unit_scales = None if a.unit_scales is None or b.unit_scales is None else (a.unit_scales, b.unit_scales)
-    in_chunks = scales_chunks(recipe)
-    parts = partial_sums(
+    parts = _partial_sums(recipe, a, b)
+    if axis_name is not None:
+        parts = lax.all_gather(parts, axis_name, tiled=True)
+    total = apply_scales(reduce_partial_sums(parts, recipe.reduction), a.tensor_scale, b.tensor_scale)
+    return total if scales_chunks(recipe) else apply_scales(total, a.scales, _transposed(b).scales)
+
+
+@compile_once()
+def _partial_sums(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand) -> Array:
+    """Computes the sums of the parts of K, f32 codes [parts, ..., M, N].
+
+    B is transposed within the compilation unit, where XLA joins that with the transposition into blocks. Outside XLA:CPU would join it with
+    the loop that rounds, which then uses no vectors.
+    """
+    k, b = a.codes.shape[-1], _transposed(b)
+    return partial_sums(
         recipe.arithmetic,
         product_spec(recipe.op),
-        Factors(codes=(a.codes, b.codes), unit_scales=unit_scales, block_scales=chunk_scales(recipe, a, b, k) if in_chunks else None),
+        Factors(
+            codes=(a.codes, b.codes),
+            unit_scales=None if a.unit_scales is None or b.unit_scales is None else (a.unit_scales, b.unit_scales),
+            block_scales=chunk_scales(recipe, a, b, k) if scales_chunks(recipe) else None,
+        ),
         promote=recipe.promote,
         split_k=recipe.split_k,
         blocks=scale_block_shape(recipe),
     )
-    if axis_name is not None:
-        parts = lax.all_gather(parts, axis_name, tiled=True)
-    total = apply_scales(reduce_partial_sums(parts, recipe.reduction), a.tensor_scale, b.tensor_scale)
-    return total if in_chunks else apply_scales(total, a.scales, b.scales)
+
+
+def _transposed(q: QuantizedOperand) -> QuantizedOperand:
+    return jax.tree.map(lambda v: jnp.swapaxes(v, -1, -2) if v.ndim >= 2 else v, q)
 
 
 def round_result(recipe: Recipe, total: Array, dtype: np.dtype) -> Array:

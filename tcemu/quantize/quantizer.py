@@ -24,7 +24,7 @@ from tcemu.formats import BF16, F32, ROUNDINGS, UE8M0, Format, array_codes, conv
 from tcemu.formats.coding import round_from_f32, rounds_from_f32
 from tcemu.quantize.block_formats import BlockFormat, block_quantize
 from tcemu.quantize.hadamard import HADAMARD_SIZES, HadamardTransform
-from tcemu.quantize.scale_groups import GroupSizes, broadcast_scales, split_groups
+from tcemu.quantize.scale_groups import GroupSizes, broadcast_scales, max_along_rows, split_groups
 from tcemu.quantize.scale_rules import RULES, max_finite_code
 from tcemu.quantize.scaled_elements import round_by_platform, round_with_kernel, unsupported_reason
 
@@ -270,7 +270,8 @@ def amax_codes(scheme: Scheme, x: Array) -> Array:
     if scheme.is_two_level:
         block_amax = _group_amax(_group_amax(magnitudes, scheme.unit_block, -1), scheme.quantizer.rows, -2)
         return jnp.max(jnp.where(block_amax < F32.infinity, block_amax, 0), initial=0)
-    return jnp.max(magnitudes, initial=0) if scheme.spans_rows else jnp.max(magnitudes, axis=-1, keepdims=True, initial=0)
+    found = max_along_rows(magnitudes)
+    return jnp.max(found, initial=0) if scheme.spans_rows else found[..., None]
 
 
 def scale_from_amax(scheme: Scheme, amax: Array) -> Array:
@@ -363,8 +364,10 @@ def _round_quotients_by_machine(target: Format, saturate: bool, sizes: GroupSize
 
 def _f32_codes(source: Format, codes: Array) -> Array:
     """Converts codes to f32. A NaN may keep its payload, which is not used."""
-    if source in (F32, BF16):
-        return codes.astype(jnp.uint32) << (F32.bits - source.bits)
+    if source == F32:
+        return codes
+    if source == BF16:
+        return codes.astype(jnp.uint32) << (F32.bits - BF16.bits)
     return convert(source, F32, codes)
 
 
@@ -379,7 +382,7 @@ def _compute_scales(scheme: Scheme, magnitudes: Array, axis_name: str | None, am
     if amax is not None and scheme.spans_depth:
         found = amax.reshape((1,) * magnitudes.ndim) if rows is None else amax
     elif rows is None:
-        found = jnp.max(magnitudes, initial=0).reshape((1,) * magnitudes.ndim)
+        found = jnp.max(max_along_rows(magnitudes), initial=0).reshape((1,) * magnitudes.ndim)
     else:
         found = _group_amax(_group_amax(magnitudes, rows, -2), depth or max(1, magnitudes.shape[-1]), -1)
     if axis_name is not None and depth is None:
@@ -388,4 +391,4 @@ def _compute_scales(scheme: Scheme, magnitudes: Array, axis_name: str | None, am
 
 
 def _group_amax(x: Array, size: int, axis: int) -> Array:
-    return x if size == 1 else jnp.moveaxis(jnp.max(split_groups(x, size, axis), axis=-1, initial=0), -1, axis)
+    return x if size == 1 else jnp.moveaxis(max_along_rows(split_groups(x, size, axis)), -1, axis)

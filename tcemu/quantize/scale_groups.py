@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+SHORT = 32  # elements of an axis that XLA:CPU reduces in one go
+
 
 class GroupSizes(NamedTuple):
     """Rows of an operand [..., R, K], and elements along K, that share a scale; None: all."""
@@ -36,3 +38,13 @@ def broadcast_scales(scales: Array, shape: tuple[int, ...], sizes: tuple[int | N
         if size is not None and size > 1:
             scales = repeat_scales(scales, size, shape[axis], axis)
     return jnp.broadcast_to(scales, shape)
+
+
+def max_along_rows(x: Array) -> Array:
+    """Returns the maximum of unsigned integers along the last axis; 0 if that is empty.
+
+    In two reductions, kept apart by a barrier: XLA:CPU uses vectors for one along an axis that is short and not the last.
+    """
+    if x.shape[-1] > SHORT and x.shape[-1] % SHORT == 0:
+        x = lax.optimization_barrier(jnp.max(x.reshape(*x.shape[:-1], SHORT, -1), axis=-2))
+    return jnp.max(x, axis=-1, initial=0)

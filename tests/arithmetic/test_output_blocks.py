@@ -18,15 +18,17 @@ F16_F16 = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
 
 
 @pytest.mark.parametrize(
-    ("op", "a", "b", "c"),
+    ("op", "a", "b", "c", "elements"),
     [
-        (F16, (21, 80), (80, 37), (21, 37)),
-        pytest.param(F16, (3, 5, 16), (3, 16, 11), (3, 5, 11), marks=pytest.mark.full),
-        pytest.param(F16_F16, (3, 1, 5, 32), (2, 32, 19), (3, 2, 5, 19), marks=pytest.mark.full),
+        (F16, (21, 80), (80, 37), (21, 37), 16),
+        (F16, (3, 5, 32), (3, 32, 37), (3, 5, 37), 160),
+        pytest.param(F16, (3, 5, 16), (3, 16, 11), (3, 5, 11), 16, marks=pytest.mark.full),
+        pytest.param(F16_F16, (3, 1, 5, 32), (2, 32, 19), (3, 2, 5, 19), 16, marks=pytest.mark.full),
+        pytest.param(F16_F16, (3, 1, 5, 32), (2, 32, 37), (3, 2, 5, 37), 160, marks=pytest.mark.full),
     ],
 )
-def test_blocks_change_no_bit(monkeypatch, op, a, b, c):
-    """Blocks of 8 columns and 2 rows, the last ones not full, specials in some, against D in one piece."""
+def test_blocks_change_no_bit(monkeypatch, op, a, b, c, elements):
+    """Blocks of 8 columns and 2 rows, or of 5 rows and 3 of them side by side, the last ones not full, against D in one piece."""
     op = tcemu.parse(op)
     rng = np.random.default_rng(0)
     codes = [tcemu.formats.from_float(fmt, rng.standard_normal(shape)) for fmt, shape in ((op.a, a), (op.b, b), (op.c, c))]
@@ -35,7 +37,7 @@ def test_blocks_change_no_bit(monkeypatch, op, a, b, c):
     product = lambda: jax.jit(lambda *codes: multiply_matrices(find_row(op, "sm_90").model, product_spec(op), *codes))(*codes)
     whole = np.asarray(product())
     monkeypatch.setattr(blocks, "COLUMNS", 8)
-    monkeypatch.setattr(blocks, "ELEMENTS", 16)
+    monkeypatch.setattr(blocks, "ELEMENTS", elements)
     assert np.array_equal(np.asarray(product()), whole)
     assert {int(v) for v in whole[..., 3, :2].ravel()} >= {op.d.nan}
 
