@@ -86,7 +86,7 @@ def _find_function(equation: JaxprEqn) -> Callable[..., Any]:
         dtype = _dtype(equation.outvars[0])
         kind = np.dtype(f"{SHIFTS_RIGHT[name]}{dtype.itemsize}")
         return np.right_shift if kind == dtype else lambda value, count: np.right_shift(value.view(kind), count.view(kind)).view(dtype)
-    if name == "select_n" and _dtype(equation.invars[0]) == bool and len(equation.invars) == 3:
+    if name == "select_n" and _dtype(equation.invars[0]).kind == "b" and len(equation.invars) == 3:
         return lambda which, if_false, if_true: np.where(which, if_true, if_false)
     if name == "convert_element_type":
         return partial(_convert, dtype=_dtype(equation.outvars[0]))
