@@ -62,7 +62,7 @@ def find_room(owners: Any, columns: Any) -> Any:
         owners: As in `TensorMemory`; an array of JAX or of NumPy, as the result is.
         columns: Columns to allocate, int32[blocks].
     """
-    xp = np if isinstance(owners, np.ndarray) else jnp
+    xp: Any = np if isinstance(owners, np.ndarray) else jnp
     pieces = -(-columns // PIECE)[:, None]
     taken = xp.pad(xp.cumsum(owners != FREE, axis=1, dtype=np.int32), ((0, 0), (1, 0)))
     first = xp.arange(PIECES)
