@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from oracles.ptx_integer_reference import reference
@@ -9,7 +10,9 @@ from support.ptx_opcodes import opcodes
 from support.ptx_scalars import draw, operation, run_operations
 
 from tcemu.base.errors import Unsupported
+from tcemu.ptx.linker.host_programs import trace_host_program
 from tcemu.ptx.scalar.scalar_table import INTEGER_ROWS
+from tcemu.ptx.text.ptx_types import storage_dtype
 
 COUNT = 120
 ELSEWHERE = ("mov", "testp", "copysign")
@@ -20,6 +23,10 @@ INTEGERS = {
     for opcode in opcodes(key.partition(".")[0], row)
     if not (key in ("setp", "set", "slct") and opcode.rsplit(".", 1)[1] in ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
 }
+
+
+def _runs_on_host(each):
+    return trace_host_program(each.compute, [jax.ShapeDtypeStruct((), storage_dtype(kind)) for kind in each.sources]) is not None
 
 
 def legal(opcode):
@@ -39,6 +46,7 @@ def test_integers_are_those_of_python():
     operations = [operation(name, *((2, 1, 1) + (1,) * (name.count(".") == 3) if name.startswith("setp") else ())) for name in names]
     operands = [[draw(kind, COUNT, rng) for kind in each.sources] for each in operations]
     found = run_operations(operations, operands)
+    assert sum(_runs_on_host(each) for each in operations[::10]) > 12
     wrong = []
     for name, values, words in zip(names, operands, found, strict=True):
         wanted = [reference(name)(*map(int, row)) for row in zip(*values, strict=True)]

@@ -123,7 +123,7 @@ def launch(name):
 def test_threads_run_kernels_at_once(names):
     """Kernels in eight threads, from empty caches and while another thread empties them, against one thread."""
     expected = {name: launch(name) for name in names}
-    caches = [compiled_statements._compile_operation, compiled_statements._prepare_step, compiled_statements._compile_step]
+    caches = [compiled_statements._operation_program, compiled_statements._prepare_step, compiled_statements._compile_step]
     for cache in caches:
         cache.cache_clear()
     order = np.random.default_rng(8).permutation(list(names) * 4)

@@ -28,7 +28,7 @@ def run_scale(values=VALUES):
 
 
 def forget_programs():
-    for cache in (compiled_statements._compile_operation, compiled_statements._compile_step):
+    for cache in (compiled_statements._operation_program, compiled_statements._compile_step):
         cache.cache_clear()
 
 
@@ -78,24 +78,38 @@ def test_a_stored_program_is_not_compiled_again(tmp_path, compilations, nothing_
 def test_programs_are_dropped_with_those_of_jax():
     """A process that runs hundreds of kernels calls jax.clear_caches() to free memory maps."""
     run_scale()
-    assert compiled_statements._compile_operation.cache_info().currsize > 0
+    assert compiled_statements._operation_program.cache_info().currsize > 0
     jax.clear_caches()
     expected = run_scale()
-    kept = compiled_statements._compile_operation.cache_info()
+    kept = compiled_statements._operation_program.cache_info()
     assert kept.currsize == kept.misses and np.array_equal(expected, 5 * VALUES + 7)
 
 
 def test_hot_programs_are_optimised(tmp_path, nothing_cached, monkeypatch):
     expected = run_scale()
     forget_programs()
-    for name in ("STEP_PATIENCE", "OPERATION_PATIENCE"):
-        monkeypatch.setattr(compiled_statements, name, 40)
+    monkeypatch.setattr(compiled_statements, "STEP_PATIENCE", 40)
+    monkeypatch.setattr(compiled_statements, "HOST_PATIENCE", 3 * compiled_statements.HOST_OVERHEAD)
     with store_programs(tmp_path):
         results = [run_scale() for _ in range(3)]
-        efforts = [sum(file.name.endswith(effort) for file in tmp_path.iterdir()) for effort in (QUICK, OPTIMISED)]
+        efforts = [sum(file.name.endswith(effort) for file in tmp_path.iterdir()) for effort in (QUICK, OPTIMISED)]  # ld and st; all
         forget_programs()
         results.append(run_scale())
-    assert efforts[0] == efforts[1] > 4 and all(np.array_equal(result, expected) for result in results)
+    assert efforts[0] == 2 and efforts[1] > 4 and all(np.array_equal(result, expected) for result in results)
+    forget_programs()
+
+
+def test_operations_of_integers_are_executed_by_numpy(compilations, nothing_cached):
+    """Nothing is compiled for them until they have done much work. Floating-point operations are compiled."""
+    forget_programs()
+    run_scale()
+    count = len(compilations)
+    text = TEXT.replace("mad.lo.u32 %r1, %r1, %r2, 7;", "mad.lo.u32 %r1, %r1, %r2, 9; shl.b32 %r1, %r1, 33; add.u32 %r1, %r1, 0xffffffff;")
+    shifted = ptx.run(text, grid=1, block=32, args=[VALUES, 5], target="A100")[0]
+    assert np.array_equal(shifted, np.full(32, 2**32 - 1, np.uint32)) and len(compilations) == count
+    text = TEXT.replace("mad.lo.u32 %r1, %r1, %r2, 7;", "cvt.rn.f32.u32 %f0, %r1; add.rn.f32 %f0, %f0, %f0; mov.b32 %r1, %f0;")
+    doubled = ptx.run(text.replace(".reg .b64", ".reg .f32 %f<1>; .reg .b64"), grid=1, block=32, args=[VALUES, 5], target="A100")[0]
+    assert np.array_equal(doubled.view(np.float32), 2 * VALUES.astype(np.float32)) and len(compilations) > count
     forget_programs()
 
 

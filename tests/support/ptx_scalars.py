@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from tcemu.ptx.instruction_interface import Context, Operation
+from tcemu.ptx.linker.host_programs import trace_host_program
 from tcemu.ptx.scalar.scalar_table import PREPARE
 from tcemu.ptx.text.module import Position, Register, Statement, Vector
 from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
@@ -31,7 +32,10 @@ def operation(opcode: str, *sizes: int) -> Operation:
 
 
 def run_operations(operations: Sequence[Operation], operands: Sequence[Sequence[np.ndarray]]) -> list[tuple[np.ndarray, ...]]:
-    """Compute several operations on raw bits, in one compiled program, since hundreds of small ones would take minutes."""
+    """Compute several operations on raw bits, in one compiled program, since hundreds of small ones would take minutes.
+
+    NumPy must give the same words for the operations that it executes.
+    """
     found = []
     with jax.enable_x64(True):
         for first in range(0, len(operations), TOGETHER):
@@ -41,6 +45,11 @@ def run_operations(operations: Sequence[Operation], operands: Sequence[Sequence[
                 return [operation.compute(*values) for operation, values in zip(part, given, strict=True)]
 
             found += jax.device_get(jax.jit(all_of_them)([tuple(values) for values in operands[first : first + TOGETHER]]))
+    for each, values, words in zip(operations, operands, found, strict=True):
+        host = trace_host_program(each.compute, [jax.ShapeDtypeStruct((), value.dtype) for value in values])
+        if host is not None:
+            for made, word in zip(host(*values), words, strict=True):
+                assert made.dtype == word.dtype and np.array_equal(np.broadcast_to(made, word.shape), word), each
     return found
 
 

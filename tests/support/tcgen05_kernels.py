@@ -116,12 +116,20 @@ def matmul_ws(name: str) -> Launch:
     return Launch([*args, m, n, k, *SCRATCH], 2, product.multiply(a, b).astype(F16), exact(a, b), (2, 1), 256, 65724)
 
 
-def pair_of_blocks(name: str) -> Launch:
-    product, m, n, k = f16(128, 128), 512, 256, 192
-    a, b = product.draw(f"{name} a", m, k), product.draw(f"{name} b", n, k)
+PAIR_PRODUCT = f16(128, 128)  # of each of the two blocks
+
+
+def pair_launch(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    """Return the arguments of `tcemu.ptx.run` for tcgen05_gemm_2cta: pairs of blocks with tiles of 256 x 128."""
+    (m, k), n = a.shape, len(b)
     maps = [ptx.TensorMap(x, "f16", (k, len(x)), (64, rows), swizzle=128) for x, rows in ((a, 128), (b, 64))]
-    args = [*maps, np.zeros((m, n), F32), k // 64]
-    return Launch(args, 2, product.multiply(a, b), exact(a, b), (4, 2), 192, 49152)
+    return {"grid": (m // 128, n // 128), "block": 192, "args": [*maps, np.zeros((m, n), F32), k // 64], "shared_bytes": 49152}
+
+
+def pair_of_blocks(name: str) -> Launch:
+    a, b = PAIR_PRODUCT.draw(f"{name} a", 512, 192), PAIR_PRODUCT.draw(f"{name} b", 256, 192)
+    launch = pair_launch(a, b)
+    return Launch(launch["args"], 2, PAIR_PRODUCT.multiply(a, b), exact(a, b), launch["grid"], launch["block"], launch["shared_bytes"])
 
 
 def chained(m: int, name: str) -> Launch:

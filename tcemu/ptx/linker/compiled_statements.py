@@ -7,6 +7,7 @@ share.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.jax_internals import caches_were_cleared
 from tcemu.ptx.instruction_interface import Context, Operation, Step
+from tcemu.ptx.linker.host_programs import HostProgram, trace_host_program
 from tcemu.ptx.linker.instruction_table import find_preparer
 from tcemu.ptx.linker.statement_programs import StatementProgram, TracedStatement
 from tcemu.ptx.simt.chunk import Chunk, ChunkLayout, NameTable
@@ -49,6 +51,11 @@ CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and 
 # executions of a program, each of one thread, after which the time that optimised code saves exceeds the time of compiling it: measured
 # with products and copies of Triton's kernels, and with scalar operations
 STEP_PATIENCE, OPERATION_PATIENCE = 1_000_000, 8_000_000
+HOST_PATIENCE = 48_000_000  # operations, each of one thread, that NumPy executes in the time of compiling a program
+HOST_OVERHEAD = 500  # threads whose operations take NumPy as long as a call
+# products take most of a kernel's time and stand in its loops: they are optimised at once if as many threads execute them together
+PRODUCTS = re.compile(r"(mma|wmma\.mma|wgmma\.mma_async|tcgen05\.mma)\b")
+PRODUCT_THREADS = 1024
 NO_CONSTANTS: list[tuple[int, ...]] = [()]
 
 
@@ -80,8 +87,36 @@ class _OperationKey(NamedTuple):
     in_entry: bool  # the statement names the parameters of an entry, not those of a function
 
 
+class _OperationProgram:
+    """An operation for arrays of one shape: executed by NumPy at first, and compiled when it has done much work or if NumPy cannot."""
+
+    def __init__(self, operation: Operation, key: _OperationKey, shape: tuple[int, ...], device: Any) -> None:
+        self._host = _trace_on_host(operation, key) if device.platform == "cpu" else None
+        self._compile = partial(_compile_operation, operation, key, shape, device, hot=self._host is not None)
+        self._compiled = self._compile() if self._host is None else None
+        self._cost = 0 if self._host is None else len(self._host) * (shape[0] * shape[1] + HOST_OVERHEAD)
+        self._remaining = HOST_PATIENCE
+
+    def __call__(self, active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Any]:
+        """Return the values of the destinations."""
+        if self._compiled is None:
+            self._remaining -= self._cost
+            if self._host is not None and self._remaining >= 0:
+                return self._host(active, *([] if guard is None else [guard]), *olds, *sources)
+            self._compiled = self._compile()
+        return self._compiled(active, guard, olds, sources)
+
+
+_operation_program = lru_cache(maxsize=CACHE_SIZE)(_OperationProgram)
+
+
 @lru_cache(maxsize=CACHE_SIZE)
-def _compile_operation(operation: Operation, key: _OperationKey, shape: tuple[int, ...], device: Any) -> StatementProgram:
+def _trace_on_host(operation: Operation, key: _OperationKey) -> HostProgram | None:
+    traced = _trace_operation(operation, key, ())
+    return trace_host_program(traced.function, traced.shapes)
+
+
+def _trace_operation(operation: Operation, key: _OperationKey, shape: tuple[int, ...]) -> TracedStatement:
     used = [i for i, kind in enumerate(key.destinations) if kind is not None]
 
     def execute(active: Array, guard: Array | None, olds: list[Array], sources: list[Array]) -> list[Array]:
@@ -100,8 +135,14 @@ def _compile_operation(operation: Operation, key: _OperationKey, shape: tuple[in
         jax.ShapeDtypeStruct(() if have is None else shape, storage_dtype(want if have is None else have))
         for have, want in zip(key.sources, operation.sources, strict=True)
     ]
-    traced = TracedStatement(execute, (mask, None if key.guard is None else mask, olds, sources))
-    return StatementProgram((key, shape), lambda: traced, device, threads=shape[0] * shape[1], patience=OPERATION_PATIENCE)
+    return TracedStatement(execute, (mask, None if key.guard is None else mask, olds, sources))
+
+
+def _compile_operation(operation: Operation, key: _OperationKey, shape: tuple[int, ...], device: Any, hot: bool) -> StatementProgram:
+    """Compile an operation. hot: it has done so much work that it is optimised at once."""
+    traced = _trace_operation(operation, key, shape)
+    patience = 0 if hot else OPERATION_PATIENCE
+    return StatementProgram((key, shape), lambda: traced, device, threads=shape[0] * shape[1], patience=patience)
 
 
 class BoundOperation:
@@ -139,12 +180,12 @@ class BoundOperation:
             guard=None if guard is None else guard.negated,
             in_entry=context.function.entry and "param" in statement.opcode,
         )
-        self.program: StatementProgram | None = None
+        self.program: _OperationProgram | None = None
         self.layout: ChunkLayout | None = None  # for which the program is
 
-    def find_program(self, layout: ChunkLayout) -> StatementProgram:
+    def find_program(self, layout: ChunkLayout) -> _OperationProgram:
         """Return the statement's program for the shapes of a chunk."""
-        return _compile_operation(self.operation, self.key, layout.shape, layout.device)
+        return _operation_program(self.operation, self.key, layout.shape, layout.device)
 
     def __call__(self, chunk: Chunk) -> None:
         """Execute the statement for the active threads of a chunk."""
@@ -308,7 +349,8 @@ def _compile_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]
     """Compile a step for the shapes of a chunk, and for the values of its operands that the host reads."""
     blocks, threads = layout.shape
     trace = partial(_trace_step, key, layout, constants)
-    program = StatementProgram((key, layout, constants), trace, layout.device, threads=blocks * threads, patience=STEP_PATIENCE)
+    patience = 0 if PRODUCTS.match(key.opcode) and blocks * threads >= PRODUCT_THREADS else STEP_PATIENCE
+    program = StatementProgram((key, layout, constants), trace, layout.device, threads=blocks * threads, patience=patience)
     return _CompiledStep(program, *program.facts)
 
 
@@ -342,7 +384,7 @@ def _trace_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]) 
 def forget_cleared_programs() -> None:
     """Drop all compiled statements if `jax.clear_caches` has dropped JAX's programs."""
     if caches_were_cleared("ptx"):
-        _compile_operation.cache_clear()
+        _operation_program.cache_clear()
         _compile_step.cache_clear()
 
 

@@ -1,8 +1,8 @@
 """Compiled programs of statements: compiled fast at first, optimised when they have done much work, and stored on disk between processes.
 
 Most statements of a kernel run a few times on a few thousand threads, so that compiling them takes longer than running them. A program is
-therefore first compiled without most of XLA's optimisations, which change no bit, and again with all of them once it has done so much work
-that the faster code pays. A stored program also spares the next process tracing and lowering.
+therefore first compiled without most of XLA's optimisations, which change no bit, and again with those of LLVM once it has done so much
+work that the faster code pays. A stored program also spares the next process tracing and lowering.
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ class StatementProgram:
             trace: Returns the function; called before each compilation.
             device: The device of the arrays.
             threads: Threads that execute the statement together.
-            patience: Executions, each of one thread, after which the program is compiled with all optimisations.
+            patience: Executions, each of one thread, after which the program is optimised; 0: at once.
         """
-        self._make, self._device, self._threads, self._remaining = trace, device, threads, patience
+        self._make, self._device, self._threads, self._remaining = trace, device, threads, patience or None
         self._name = file_name((key, device))
         if self._load(OPTIMISED):
             self._remaining = None
+        elif not patience:
+            self._compile(OPTIMISED)
         elif not self._load(QUICK):
             self._compile(QUICK)
 
@@ -87,7 +89,7 @@ class StatementProgram:
         with jax.enable_x64(True), jax.default_device(self._device):
             traced = self._make()
             lowered = jax.jit(traced.function, donate_argnums=0 if traced.donates else ()).lower(*traced.shapes)
-            self._compiled = compile_in_short_time(lowered) if effort == QUICK else lowered.compile()
+            self._compiled = compile_in_short_time(lowered, optimised=effort == OPTIMISED)
         self.facts = traced.facts
         path = self._path(effort)
         if path is not None and compilation_cache_hits() == hits:

@@ -28,7 +28,7 @@ SHARED_PREFIX = "%shared+"  # likewise an address in the block's own shared memo
 COMMON_PREFIXES = (PARAMETER_PREFIX, SHARED_PREFIX, STACK_PREFIX)  # of registers that all functions share
 DONATED_FIELDS = ("memory", "shared", "local", "extra")  # large arrays that a step changes in place
 
-_clear_blocks, _clear_clusters, _find_room = jax.jit(clear_blocks), jax.jit(clear_clusters), jax.jit(find_room)
+_clear_blocks, _clear_clusters = jax.jit(clear_blocks), jax.jit(clear_clusters)
 
 
 class NameTable(NamedTuple):
@@ -166,7 +166,7 @@ class Chunk:
 
     def find_tensor_memory(self, columns: np.ndarray) -> np.ndarray:
         """Return the first column of free tensor memory of each block for as many columns, int32[blocks]; -1 where there is no room."""
-        return np.asarray(_find_room(self.require_tensor_memory().owners, jnp.asarray(columns)))
+        return find_room(np.asarray(self.require_tensor_memory().owners), columns)
 
     def register(self, name: str, kind: str) -> Array:
         """Return a register's values; zeros before it is written."""

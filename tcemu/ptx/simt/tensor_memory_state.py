@@ -7,9 +7,11 @@ allocation takes the lowest columns that are free. Source: PTX ISA 9.7.16.1, 9.7
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from tcemu.layouts.tensor_memory import COLUMNS, LANES
@@ -35,11 +37,11 @@ class TensorMemory(NamedTuple):
 
 def new_tensor_memory(blocks: int) -> TensorMemory:
     """Return the tensor memory of blocks that have allocated nothing; its cells are zeros."""
-    return TensorMemory(
-        cells=jnp.zeros((blocks, LANES, COLUMNS), jnp.uint32),
-        owners=jnp.full((blocks, PIECES), FREE, jnp.int32),
-        last=jnp.zeros(blocks, jnp.int32),
-        relinquished=jnp.zeros(blocks, bool),
+    return TensorMemory(  # unlike jnp.zeros, device_put compiles nothing
+        cells=jax.device_put(np.zeros((blocks, LANES, COLUMNS), np.uint32)),
+        owners=jax.device_put(np.full((blocks, PIECES), FREE, np.int32)),
+        last=jax.device_put(np.zeros(blocks, np.int32)),
+        relinquished=jax.device_put(np.zeros(blocks, bool)),
     )
 
 
@@ -53,20 +55,21 @@ def replace_tensor_memory(machine: Machine, state: TensorMemory) -> Machine:
     return replace(machine, extra={**machine.extra, TENSOR_MEMORY_KEY: state})
 
 
-def find_room(owners: Array, columns: Array) -> Array:
+def find_room(owners: Any, columns: Any) -> Any:
     """Return the first column of the lowest free columns of each block, int32[blocks]; -1 where there is no room.
 
     Args:
-        owners: As in `TensorMemory`.
+        owners: As in `TensorMemory`; an array of JAX or of NumPy, as the result is.
         columns: Columns to allocate, int32[blocks].
     """
+    xp: Any = np if isinstance(owners, np.ndarray) else jnp
     pieces = -(-columns // PIECE)[:, None]
-    taken = jnp.pad(jnp.cumsum(owners != FREE, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
-    first = jnp.arange(PIECES)
+    taken = xp.pad(xp.cumsum(owners != FREE, axis=1, dtype=np.int32), ((0, 0), (1, 0)))
+    first = xp.arange(PIECES)
     end = first + pieces
-    inside = jnp.take_along_axis(taken, jnp.clip(end, 0, PIECES), axis=1) - taken[:, :-1]
+    inside = xp.take_along_axis(taken, xp.clip(end, 0, PIECES), axis=1) - taken[:, :-1]
     fits = (end <= PIECES) & (inside == 0)
-    return jnp.where(fits.any(1), PIECE * jnp.argmax(fits, axis=1), -1).astype(jnp.int32)
+    return xp.where(fits.any(1), PIECE * xp.argmax(fits, axis=1), -1).astype(np.int32)
 
 
 def piece_mask(start: Array, columns: Array) -> Array:

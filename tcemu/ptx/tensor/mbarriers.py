@@ -149,22 +149,20 @@ def update_barriers(
     places, valid, machine = machine.locate("shared::cluster", arrivals.address, BARRIER_BYTES)
     valid_threads, first_word, amount = (machine.clusters(x) for x in (valid, places.first_word, arrivals.amount))
     before = machine.clusters(_load_barriers(machine, places.first_word))
-    order = jnp.argsort(~valid_threads, axis=1, stable=True)  # threads that update a barrier come first
-    iterations = valid_threads.sum(axis=1, keepdims=True)
-    threads = jnp.arange(valid_threads.shape[1])[None]
+    count = valid_threads.shape[1]
+    threads = jnp.arange(count)[None]
 
     def update_one(state: tuple[Array, ...]) -> tuple[Array, ...]:
-        iteration, words, found = state
-        thread = order[:, iteration][:, None]
-        word = jnp.take_along_axis(words, thread, axis=1)
-        count = jnp.take_along_axis(amount, thread, axis=1)
-        updated = encode_barrier(update(decode_barrier(word), count))
-        same = (first_word == jnp.take_along_axis(first_word, thread, axis=1)) & (iteration < iterations)
-        found = jnp.where((threads == thread) & (iteration < iterations), word, found)
-        return iteration + 1, jnp.where(same, updated, words), found
+        remaining, words, found = state
+        thread = jnp.where(remaining, threads, count).min(axis=1, keepdims=True)
+        current = threads == thread  # no thread, if none of the cluster remains
+        select = lambda values: jnp.where(current, values, 0).sum(axis=1, keepdims=True, dtype=values.dtype)
+        word = select(words)
+        updated = encode_barrier(update(decode_barrier(word), select(amount)))
+        same = (first_word == select(first_word)) & (thread < count)
+        return remaining & ~current, jnp.where(same, updated, words), jnp.where(current, word, found)
 
-    start = jnp.zeros((), iterations.dtype), before, before
-    _, after, found = lax.while_loop(lambda state: state[0] < iterations.max(), update_one, start)
+    _, after, found = lax.while_loop(lambda state: state[0].any(), update_one, (valid_threads, before, before))
     after, found = (x.reshape(valid.shape) for x in (after, found))
     if checked:
         machine = _check_update(machine, statement, update, found, arrivals, valid)

@@ -323,21 +323,20 @@ def _issue(machine: Machine, bound: BoundStatement, values: Values, body: Body, 
     shared = machine.shared.reshape(groups, *own, machine.shared.shape[-1])
     active = group(machine.active)
     operands = {name: group(value) for name, value in values.items()}
-    order, iterations = jnp.argsort(~active, axis=1, stable=True), active.sum(axis=1)
-    rows = jnp.arange(groups)
+    threads = jnp.arange(active.shape[1])
 
     def issue(loop: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        iteration, cells, found = loop
-        thread = order[:, iteration]
-        fresh, wrong = jax.vmap(body)({name: value[rows, thread] for name, value in operands.items()}, shared, cells)
-        live = iteration < iterations
-        good = (live & ~wrong.any(-1)).reshape(-1, *(1,) * (cells.ndim - 1))
-        found = found.at[rows, thread].set(jnp.where(live[:, None], wrong, found[rows, thread]))
-        return iteration + 1, jnp.where(good, fresh, cells), found
+        remaining, cells, found = loop
+        thread = jnp.where(remaining, threads, len(threads) - 1).min(axis=1)  # where none remains, any one
+        fresh, wrong = jax.vmap(body)({name: value[jnp.arange(groups), thread] for name, value in operands.items()}, shared, cells)
+        live = remaining & (threads == thread[:, None])
+        good = (live.any(axis=1) & ~wrong.any(-1)).reshape(-1, *(1,) * (cells.ndim - 1))
+        found = jnp.where(live[..., None], wrong[:, None], found)
+        return remaining & ~live, jnp.where(good, fresh, cells), found
 
     cells = state.cells.reshape(groups, *own, *state.cells.shape[1:])
-    start = jnp.zeros((), iterations.dtype), cells, jnp.zeros((*active.shape, len(problems)), bool)
-    _, cells, found = lax.while_loop(lambda loop: loop[0] < iterations.max(), issue, start)
+    start = active, cells, jnp.zeros((*active.shape, len(problems)), bool)
+    _, cells, found = lax.while_loop(lambda loop: loop[0].any(), issue, start)
     machine = memory.replace_tensor_memory(machine, state._replace(cells=cells.reshape(state.cells.shape)))
     for i, message in enumerate(problems):
         machine = note_fault(machine, found[..., i].reshape(shape), message, bound.statement)
