@@ -41,9 +41,14 @@ HEAD = ["| product | M x N x K | what is known | kernels |", "|---|---|---|---|"
 ROW = re.compile(r"\| (\S+) \| (\d+) x (\d+) x (\d+) \| (.*?) \| .*\|")
 
 
+def read_text(path: Path) -> str:
+    """The text of a file, also of one in xz."""
+    return lzma.decompress(path.read_bytes()).decode() if path.suffix == ".xz" else path.read_text()
+
+
 def lines_of(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """The lines of the files. A last one that was cut off is none."""
-    for text in (text for path in paths for text in path.read_text().splitlines()):
+    for text in (text for path in paths for text in read_text(path).splitlines()):
         try:
             yield json.loads(text)
         except ValueError:
