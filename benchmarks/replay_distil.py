@@ -119,13 +119,13 @@ def profile(name: str, about: dict[str, Any], lines: Lines, before: bytes | None
 
 
 def words(lines: Lines) -> list[dict[str, Any]]:
-    """The words of what was replayed, with those on scales and biases of every kind."""
+    """The words of what was replayed, where a survey kept them, with those on scales and biases of every kind."""
     return [
         {"survey": name, "m": m, "n": n, "k": k, "recipe": line["recipe"]}
         | line["words"]
         | ({"more_words": line["more_words"]} if line.get("more_words") else {})
         for (name, m, n, k), line in sorted(lines.items())
-        if replayed(line)
+        if replayed(line) and "words" in line
     ]
 
 
