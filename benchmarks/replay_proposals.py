@@ -47,15 +47,31 @@ def questions(count: int) -> list[tuple[str, int, int, int]]:
     return list(dict.fromkeys([*found, *mixed]))
 
 
+MORE_UNITS = {"torch-tf32": (1, 2, 4, 4, 16, 16), "torch-f16": (1, 2, 4, 8), "torch-bf16": (1, 2, 4, 8), "torch-e4m3": (16,)}
+
+
+def more_questions(count: int, seed: int) -> list[tuple[str, int, int, int]]:
+    """A random sample alone, with M of any alignment, and N and K multiples of one of `MORE_UNITS`."""
+    rng, found = np.random.default_rng([seed, 11]), {}
+    for _ in range(count):
+        for library, units in MORE_UNITS.items():
+            unit = int(rng.choice(units))
+            m, n, k = (int(x) for x in np.rint(np.exp2(rng.uniform(1, (13, 13, 13.5)))))
+            found[library, m, -(-n // unit) * unit, -(-k // unit) * unit] = None
+    return list(found)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--count", type=int, default=8000, help="shapes of the sample, for each data type")
+    parser.add_argument("--more", type=int, metavar="SEED", help="a random sample alone, with M of any alignment")
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("I", "OF"), help="every OF-th shape, from the I-th on")
     args = parser.parse_args()
     part, parts = args.part
-    known, asked = machine("cuda"), questions(args.count)[part::parts]
+    asked = questions(args.count) if args.more is None else more_questions(args.count, args.more)
+    known, asked = machine("cuda"), asked[part::parts]
     until = time.time() + args.seconds
     answers: dict[str, list[list[Any]]] = {name: [] for name in LIBRARIES}
     refused: dict[str, int] = {}
