@@ -283,6 +283,13 @@ def test_every_pair_parts_but_those_that_are_known_to_be_equal_in_f32():
     found = contract_matrix(blocks=20_000)
     equal = {frozenset((c.left, c.right)) for c in found.comparisons if c.equal}
     assert equal == {frozenset(("torchao_inference", "aiter_per_tensor"))}  # torchao's scale has the dtype of x
+    (pair,) = contract_matrix(["torchao_inference", "aiter_per_tensor"], blocks=80_000, seed=1).comparisons
+    assert pair.equal and sum(d.compared for d in pair.divergences) * BLOCK > 10_000_000
+
+
+@pytest.mark.full
+def test_the_page_has_the_whole_matrix():
+    assert str(contract_matrix()).rstrip() == (Path(__file__).parents[2] / "docs" / "data" / "contract_matrix.txt").read_text().rstrip()
 
 
 @pytest.mark.full
