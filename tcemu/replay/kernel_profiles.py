@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tcemu.architectures.lookup import resolve_arithmetic
 from tcemu.base.errors import NotModelled
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved, decompress_json
 from tcemu.emulation.decisions import Choice
@@ -210,7 +211,8 @@ def _recipe_of_order(profile: Profile, shape: Shape, order: ChoiceOrder, evidenc
     if order.lanes is not None:
         return recipe.replace(a=F32, b=F32, unit=order.lanes)
     assert isinstance(template.unit, Steps)
-    unit = template.unit if order.op is None else Steps(order.op, template.unit.target)
+    target = template.unit.target
+    unit = template.unit if order.op is None else Steps(resolve_arithmetic(order.op, target).op, target)
     return recipe.replace(unit=replace(unit, residue=order.residue))
 
 

@@ -96,7 +96,7 @@ def test_the_h100_has_predictions_and_proposals():
     choices = list_proposals().libraries["torch-tf32"].items()
     shape = next(shape for shape, choice in choices if choice.algorithm == 21 and choice.split_k > 3 and shape not in measured)
     recipe = get_kernel_recipe("torch-tf32", *shape, gpu="H100", predicted=True)
-    assert "cuBLASLt proposed algorithm 21" in str(recipe) and recipe.conditions.gpu.startswith("NVIDIA H100")
+    assert "cuBLASLt proposed algorithm 21" in str(recipe) and "NVIDIA H100" in str(recipe.conditions.gpu)
     assert get_kernel_recipe("torch-f16", 64, 64, 8192).conditions.gpu == "NVIDIA H200"  # where no GPU is given
     with pytest.raises(NotModelled, match="NVIDIA H100"):
         get_kernel_recipe("torch-e4m3", 128, 128, 128, gpu="H100")
@@ -166,7 +166,8 @@ def test_a_wrong_rule_is_seen():
 @pytest.mark.full
 def test_cross_validation(script):
     """98 % right and 80 % answered for aligned f16, bf16 and e4m3, at most 2 % wrong of predictions from 0.99, as the page says."""
-    lines = [*script.rule_lines(shipped_rules()), "", *script.cross_validate([*script.measured_on_h200(), *script.proposed_on_h100()])]
+    known, rules = [*script.measured_on_h200(), *script.proposed_on_h100()], shipped_rules()
+    lines = [*script.rule_lines(rules), "", *script.cross_validate(known, rules)]
     assert "\n".join(lines) + "\n" == (ROOT / "docs" / "data" / "replay_rules.md").read_text()
     cells: dict[str, list[str]] = {}
     for line in lines:
