@@ -41,9 +41,14 @@ HEAD = ["| product | M x N x K | what is known | kernels |", "|---|---|---|---|"
 ROW = re.compile(r"\| (\S+) \| (\d+) x (\d+) x (\d+) \| (.*?) \| .*\|")
 
 
+def read_text(path: Path) -> str:
+    """The text of a file, also of one in xz."""
+    return lzma.decompress(path.read_bytes()).decode() if path.suffix == ".xz" else path.read_text()
+
+
 def lines_of(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """The lines of the files. A last one that was cut off is none."""
-    for text in (text for path in paths for text in path.read_text().splitlines()):
+    for text in (text for path in paths for text in read_text(path).splitlines()):
         try:
             yield json.loads(text)
         except ValueError:
@@ -114,13 +119,13 @@ def profile(name: str, about: dict[str, Any], lines: Lines, before: bytes | None
 
 
 def words(lines: Lines) -> list[dict[str, Any]]:
-    """The words of what was replayed, with those on scales and biases of every kind."""
+    """The words of what was replayed, where a survey kept them, with those on scales and biases of every kind."""
     return [
         {"survey": name, "m": m, "n": n, "k": k, "recipe": line["recipe"]}
         | line["words"]
         | ({"more_words": line["more_words"]} if line.get("more_words") else {})
         for (name, m, n, k), line in sorted(lines.items())
-        if replayed(line)
+        if replayed(line) and "words" in line
     ]
 
 

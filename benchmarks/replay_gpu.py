@@ -3,8 +3,9 @@
 For torch's and JAX's matrix products it fingerprints the shapes of a list, then a random sample (m, n, k log-uniform in 1..8192, every
 other one aligned), replays each recipe on fresh operands and counts the words that differ. A line a shape is printed. FOLDER/survey.jsonl
 gets a line of JSON a shape, with the recipe, the kernels' names, and some words of the GPU. `--resume` leaves out the shapes whose order is
-there. `--held-out` takes the shapes on which predicted orders are tested instead. A shape that fails is a line too. Without a GPU,
-`--stand-in` takes the same functions on the CPU: a dry run, whose lines are of that CPU. `replay_distil.py` makes profiles of a survey.
+there. `--held-out` takes the shapes on which predicted orders are tested instead, `--study` those of `replay_products.study_shapes`, with
+few things about each. `--part I OF` takes a part of the shapes, for several machines or calls. A shape that fails is a line too. Without a
+GPU, `--stand-in` takes the same functions on the CPU: a dry run of that CPU. `replay_distil.py` makes profiles of a survey.
 """
 
 import argparse
@@ -27,7 +28,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune
 import jax
 import numpy as np
 from replay_distil import lines_by_shape
-from replay_products import FORMS, SURVEYS, TORCH, held_out_shapes, products, shapes
+from replay_products import FORMS, SURVEYS, TORCH, held_out_shapes, products, shapes, study_shapes
 
 from tcemu.products.library.kernel_json import to_dict
 from tcemu.products.library.kernel_recipe import Conditions, KernelRecipe
@@ -121,8 +122,10 @@ def staircase(box: BlackBox) -> dict[str, Any]:
     return kept
 
 
-def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[str, Any], device: str) -> dict[str, Any]:
-    """One shape as a line of JSON: a failure is told, not raised."""
+def surveyed(
+    name: str, shape: tuple[int, int, int], fn: Callable, known: dict[str, Any], device: str, *, brief: bool = False
+) -> dict[str, Any]:
+    """One shape as a line of JSON: a failure is told, not raised. `brief` leaves out findings, words and probes for later."""
     m, n, k = shape
     survey = SURVEYS[name]
     framework = survey.framework
@@ -137,17 +140,19 @@ def surveyed(name: str, shape: tuple[int, int, int], fn: Callable, known: dict[s
             fn, m, n, k, operand_dtype=survey.dtypes, form=survey.form, framework=framework, device=where, conditions=conditions
         )
         line |= {"calls": found.calls, "recipe": to_dict(found.recipe) if found.recipe else None, "why": found.reason}
-        line |= {"findings": [str(f) for f in found.findings], "survivors": [to_dict(s) for s in found.survivors[:4]]}
+        if not brief:
+            line |= {"findings": [str(f) for f in found.findings], "survivors": [to_dict(s) for s in found.survivors[:4]]}
         box = BlackBox(fn, shape, survey.held, framework, where, 64, survey.form)
         known_by = found.recipe or next(iter(found.survivors), None)
         hows = (None,) if survey.form.is_plain else epilogue_kinds(survey.form) if known_by is not None else (None,)
-        line["words"] = words_of(box, 7, hows[0], known_by)
-        line["more_words"] = [words_of(box, 7, how, known_by) for how in hows[1:]]
+        if not brief:
+            line["words"] = words_of(box, 7, hows[0], known_by)
+            line["more_words"] = [words_of(box, 7, how, known_by) for how in hows[1:]]
         if found.recipe is not None:
             how = hows[-1] if survey.form.is_plain else "mild"
             wrong = [count_mismatches(found.recipe, ask_sample(box, kind, 999, how, found.recipe)) for kind in ("flat", "cancelling")]
             line |= {"fresh": 2 * m * n, "wrong": sum(wrong)}
-        elif k >= 16 and m * n > 1:
+        elif k >= 16 and m * n > 1 and not brief:
             line["staircase"] = staircase(box)
         if framework == "torch" and device == "cuda":
             import torch  # pyright: ignore[reportMissingImports]
@@ -187,12 +192,15 @@ def worker(args: argparse.Namespace) -> int:
     path = args.out / FILE
     done = set(lines_of(path)) if args.resume else set()
     append(path, {"machine": known, "date": time.strftime("%Y-%m-%d")})
-    for number, (name, m, n, k) in enumerate(held_out_shapes() if args.held_out else shapes(args.count, args.seed)):
-        if number % args.processes != args.worker or (name, m, n, k) in done or name not in fns or name not in args.only:
+    part, parts = args.part
+    questions = list(study_shapes(args.count)) if args.study else held_out_shapes() if args.held_out else shapes(args.count, args.seed)
+    questions = [shape for shape in questions if max(shape[1] * shape[3], shape[3] * shape[2], shape[1] * shape[2]) <= args.largest]
+    for name, m, n, k in questions[part::parts][args.worker :: args.processes]:
+        if (name, m, n, k) in done or name not in fns or name not in args.only:
             continue
-        if max(m * k, k * n, m * n) > args.largest or time.time() > args.until:
-            continue
-        line = surveyed(name, (m, n, k), fns[name], known, device)
+        if time.time() > args.until:
+            break
+        line = surveyed(name, (m, n, k), fns[name], known, device, brief=args.study)
         append(path, line)
         print(said(line), flush=True)
     return 0
@@ -241,6 +249,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=list(SURVEYS), choices=list(SURVEYS))
     parser.add_argument("--forms", dest="only", action="store_const", const=list(FORMS), help="two formats, scales and biases alone")
     parser.add_argument("--held-out", action="store_true", help="the shapes that test the predicted orders, in place of list and sample")
+    parser.add_argument("--study", action="store_true", help="the shapes for rules, in place of list and sample; --count rounds of six")
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("I", "OF"), help="every OF-th shape, from the I-th on")
     parser.add_argument("--largest", type=int, default=1 << 27, help="elements of a matrix")
     parser.add_argument("--resume", action="store_true", help="leave out the shapes whose order is in the folder")
     parser.add_argument("--stand-in", action="store_true", help="the CPU in place of the GPU")

@@ -126,6 +126,32 @@ def shapes(count: int, seed: int) -> list[tuple[str, int, int, int]]:
     return list(dict.fromkeys(found))
 
 
+STUDY_ROUND = ("torch-tf32", "jax-f16", "torch-f16", "torch-tf32", "jax-bf16", "torch-bf16")
+STUDY_UNITS = {"torch-tf32": (1, 2, 4, 16), "torch-f16": (1, 2, 4), "torch-bf16": (1, 2, 4), "jax-f16": (1, 16), "jax-bf16": (1, 16)}
+LEARN_SEED, TEST_SEED = 2027, 4700
+
+
+def study_shapes(count: int) -> dict[tuple[str, int, int, int], int]:
+    """The shapes for rules of tf32, of operands that are not aligned, and of XLA, with the round in which each is drawn.
+
+    m, n and k are log-uniform in 1..8192, n and k multiples of one of `STUDY_UNITS`. Each round has all products, and every fifth round is
+    for tests (`tests_rules`), so that any beginning is useful.
+    """
+    rngs, found = (np.random.default_rng(LEARN_SEED), np.random.default_rng(TEST_SEED)), {}
+    for number in range(count):
+        rng = rngs[tests_rules(number)]
+        for name in STUDY_ROUND:
+            unit = int(rng.choice(STUDY_UNITS[name]))
+            m, n, k = (int(x) for x in np.rint(np.exp2(rng.uniform(0, 13, 3))))
+            found.setdefault((name, m, -(-n // unit) * unit, -(-k // unit) * unit), number)
+    return found
+
+
+def tests_rules(number: int) -> bool:
+    """Return True for a round of `study_shapes` whose shapes test rules, and nothing else."""
+    return number % 5 == 4
+
+
 LAYERS = {  # n and k of the products of a model
     "MiniLM": ((384, 384), (1536, 384), (384, 1536)),
     "7B": ((4096, 4096), (12288, 4096), (11008, 4096), (22016, 4096), (4096, 11008), (32000, 4096)),

@@ -1,38 +1,65 @@
 """How well do rules predict the orders that were measured? `python benchmarks/replay_rules.py`: accuracy, coverage and calibration.
 
-Three sets of shapes: those of the shipped profiles, measured on an H200; cuBLASLt's proposals on an H100 (`replay_proposals.py`); and the
-held-out ones, measured on that H100 (`replay_gpu.py --held-out`). Thresholds and probabilities are fitted on nine tenths of the first two
-and tried on the tenth, ten times; shapes that differ in the library alone stay together. Then all of the first two are tried on the third.
+Sets of shapes: those measured on an H200; those measured on an H100, of which every fifth round tests (`replay_products.study_shapes`), and
+some held-out ones (`replay_gpu.py --held-out`); cuBLASLt's proposals on that H100 (`replay_proposals.py`). The thresholds for nvjet are
+fitted on nine tenths of the H200's shapes and proposals and tried on the tenth, ten times; shapes that differ in the library alone stay
+together. Trees are fitted on proposals for shapes that nobody measured. Probabilities are counted on measured shapes that do not test.
 `--write` writes tcemu/replay/order_rules.json and the tables of the documentation. `--models` prints which share of the products of models
-is measured, predicted and refused. `--distil PROPOSALS SURVEY` makes the files of the last two sets from what the GPU wrote.
+is measured, predicted and refused. `--proposals FILE ...` makes the package's file of proposals, `--held-out SURVEY` the held-out shapes.
 """
 
 import argparse
 import json
 import lzma
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from replay_products import LAYERS
+from replay_distil import lines_of
+from replay_products import LAYERS, STUDY_UNITS, study_shapes, tests_rules
 
 from tcemu.base.errors import NotModelled
 from tcemu.products.library.kernel_json import from_dict
 from tcemu.products.library.kernel_recipe import KernelRecipe, Slices, even_edges
-from tcemu.replay.kernel_profiles import MIN_PROBABILITY, Profile, find_profile, likely_recipe, list_profiles, predict_recipe
+from tcemu.replay.kernel_choices import (
+    NVJET,
+    PROPOSALS_FILE,
+    PROPOSALS_KIND,
+    PROPOSALS_VERSION,
+    STAGE_TILES,
+    TILE,
+    ChoiceTree,
+    KernelChoice,
+    choice_order,
+    list_proposals,
+    shape_features,
+)
+from tcemu.replay.kernel_profiles import (
+    MIN_PROBABILITY,
+    Profile,
+    find_profile,
+    likely_recipe,
+    list_profiles,
+    predict_recipe,
+    proposed_recipe,
+)
 from tcemu.replay.predicted_orders import (
     BETWEEN,
     FEW_BLOCKS,
+    LEAF_SIZES,
     MANY_OUTPUTS,
     NVJET_GRAINS,
+    PROPOSED,
     RULES_FILE,
     RULES_KIND,
     RULES_VERSION,
     SHORT_K,
-    TILE,
+    TREE_RULE,
     XLA_LIBRARIES,
     XLA_SPLIT,
     NvjetRule,
@@ -40,20 +67,27 @@ from tcemu.replay.predicted_orders import (
     RuleCount,
     Shape,
     most_slices,
-    predict_slices,
+    predict_nvjet,
+    predict_order,
     shipped_rules,
 )
+from tcemu.replay.summation_levels import equivalence_key
 
 FOLDS, SEED = 10, 45
-LIBRARIES = (*NVJET_GRAINS, *XLA_LIBRARIES)
+STUDY_LIBRARIES = tuple(STUDY_UNITS)
+LIBRARIES = (*NVJET_GRAINS, "torch-tf32", *XLA_LIBRARIES)
 DATA = Path(__file__).parents[1] / "docs" / "data"
-RULES = (SHORT_K, FEW_BLOCKS, MANY_OUTPUTS, BETWEEN, XLA_SPLIT)
+KERNELS = ("CUTLASS", "nvjet", "XMMA", "f32 fma")
+PLAIN_RULES = (SHORT_K, FEW_BLOCKS, MANY_OUTPUTS, BETWEEN)
+RULES = (*PLAIN_RULES, XLA_SPLIT, *(TREE_RULE.format(size, kernels) for kernels in KERNELS for size in LEAF_SIZES))
+PROPOSAL_RULES = tuple(map(PROPOSED.format, KERNELS))
 HIGH = 0.99
 
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
-PROPOSALS, HELD_OUT = GOLDEN / "replay_proposals_h100.json.xz", GOLDEN / "replay_held_out_h100.json.xz"
-NVJET = 66  # cuBLASLt's number of the algorithm
+HELD_OUT = GOLDEN / "replay_held_out_h100.json.xz"
+H100 = "NVIDIA H100"
+STUDY = 1500  # rounds of `study_shapes` that were surveyed
 
 
 class Answer(NamedTuple):
@@ -63,10 +97,16 @@ class Answer(NamedTuple):
     shape: Shape
     recipe: KernelRecipe | None
     proposed: int = 0
+    gpu: str | None = None  # part of its name; None: the H200
+
+    @property
+    def profile(self) -> Profile:
+        return find_profile(list_profiles(), self.library, None, self.gpu if self.library in STUDY_LIBRARIES else None)
 
     @property
     def aligned(self) -> bool:
-        return not (self.shape[1] % 8 or self.shape[2] % 8)
+        unit = 4 if self.library == "torch-tf32" else 8  # 16 bytes
+        return not (self.shape[1] % unit or self.shape[2] % unit)
 
     @property
     def slices(self) -> Slices:
@@ -75,77 +115,219 @@ class Answer(NamedTuple):
         return Slices.even(self.shape[2], self.proposed, NVJET_GRAINS[self.library])
 
 
-def profile_of(library: str) -> Profile:
-    return find_profile(list_profiles(), library, None, None)
+def profile_of(library: str, gpu: str | None = None) -> Profile:
+    return find_profile(list_profiles(), library, None, gpu)
 
 
 def measured_on_h200() -> list[Answer]:
     return [Answer(name, shape, p.kernel_recipe(shape)) for name in LIBRARIES for p in [profile_of(name)] for shape in p.shapes]
 
 
-def read(path: Path) -> dict:
-    return json.loads(lzma.decompress(path.read_bytes()))
+def fits_trees(number: int) -> bool:
+    """Return True for a round of `study_shapes` whose proposals trees are fitted on."""
+    return number % 5 in (0, 1)
+
+
+@cache
+def measured_on_h100() -> tuple[list[Answer], list[Answer]]:
+    """Return the shapes that probabilities are counted on, and those that test."""
+    rounds, parts = study_shapes(STUDY), ([], [])
+    for name in STUDY_LIBRARIES:
+        profile = profile_of(name, H100)
+        for shape in profile.shapes:
+            if not fits_trees(rounds[name, *shape]):
+                parts[tests_rules(rounds[name, *shape])].append(Answer(name, shape, profile.kernel_recipe(shape), gpu=H100))
+    return parts
 
 
 def proposed_on_h100() -> list[Answer]:
-    shapes = read(PROPOSALS)["slices"]
-    return [Answer(library, (m, n, k), None, count) for library, rows in shapes.items() for m, n, k, count in rows]
+    """Return the numbers of slices that were proposed for nvjet."""
+    shapes = list_proposals().libraries
+    return [
+        Answer(name, shape, None, choice.split_k)
+        for name in shapes
+        for shape, choice in shapes[name].items()
+        if choice.algorithm in NVJET and not (shape[1] % 8 or shape[2] % 8)
+    ]
 
 
 def held_out_on_h100() -> list[Answer]:
-    return [Answer(name, (m, n, k), from_dict(recipe)) for name, m, n, k, recipe in read(HELD_OUT)["recipes"]]
+    data = json.loads(lzma.decompress(HELD_OUT.read_bytes()))
+    return [Answer(name, (m, n, k), from_dict(recipe), gpu=H100) for name, m, n, k, recipe in data["recipes"]]
 
 
-def distil(proposals: Path, survey: Path) -> None:
-    """Write the two files of tests/golden. Of the proposals, those of aligned shapes are kept; all are of one algorithm."""
-    found, lines = read(proposals), [json.loads(line) for line in lzma.decompress(survey.read_bytes()).decode().splitlines()]
-    slices: dict[str, list[list[int]]] = {}
-    for library, rows in found["answers"].items():
-        if library in NVJET_GRAINS:
-            aligned = [row for row in rows if not (row[1] % 8 or row[2] % 8)]
-            assert {row[found["fields"].index("algorithm")] for row in aligned} == {NVJET}
-            slices[library] = sorted([*row[:3], row[found["fields"].index("split_k")]] for row in aligned)
+def write_proposals(paths: Sequence[Path], date: str) -> None:
+    """Write the package's file of proposals from what `replay_proposals.py` and `replay_gpu.py --study` wrote."""
+    parts, libraries = [json.loads(lzma.decompress(path.read_bytes())) for path in paths if path.suffix == ".xz"], {}
+    surveyed = [line for line in lines_of(path for path in paths if path.suffix != ".xz") if line.get("proposed", [""])[0]]
+    (machine,) = {json.dumps(part["machine"], sort_keys=True) for part in parts}
+    machine = json.loads(machine)
+    for library in parts[0]["answers"]:
+        rows = {}
+        for part in parts:
+            places = [part["fields"].index(name) for name in KernelChoice._fields]
+            rows |= {tuple(row[:3]): tuple(row[place] for place in places) for row in part["answers"][library]}
+        for line in surveyed:
+            if line["survey"] == library and isinstance(line["proposed"][0], dict):
+                rows[line["m"], line["n"], line["k"]] = tuple(line["proposed"][0][name] for name in KernelChoice._fields)
+        choices = sorted(set(rows.values()))
+        numbers = {choice: number for number, choice in enumerate(choices)}
+        libraries[library] = [choices, *map(list, zip(*((*shape, numbers[rows[shape]]) for shape in sorted(rows)), strict=True))]
+    head = {"kind": PROPOSALS_KIND, "version": PROPOSALS_VERSION, "gpu": machine["gpu"], "sm_count": machine["sm_count"], "date": date}
+    data = head | {"library_version": f"cuBLASLt {machine['cublaslt']}", "libraries": libraries}
+    PROPOSALS_FILE.write_bytes(lzma.compress(json.dumps(data, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def write_held_out(survey: Path) -> None:
+    lines = [json.loads(line) for line in lzma.decompress(survey.read_bytes()).decode().splitlines()]
     recipes = [
         [line["survey"], line["m"], line["n"], line["k"], line["recipe"]]
         for line in lines
         if line.get("survey") in LIBRARIES and line.get("recipe") and line["wrong"] == 0
     ]
-    for path, content in ((PROPOSALS, {"slices": slices}), (HELD_OUT, {"recipes": recipes})):
-        path.write_bytes(lzma.compress(json.dumps({"machine": found["machine"]} | content).encode(), preset=9))
+    machine = next(line["machine"] for line in lines if "machine" in line)
+    HELD_OUT.write_bytes(lzma.compress(json.dumps({"machine": machine, "recipes": recipes}).encode(), preset=9))
 
 
 # ---- fitting
+
+
+def has_same_bits(one: KernelRecipe, other: KernelRecipe) -> bool:
+    """Return True for one order, also where it has two descriptions for this K."""
+    return one.has_order(other) or equivalence_key(one) == equivalence_key(other)
 
 
 def answers(measured: Iterable[Answer], rules: OrderRules) -> list[tuple[str, bool, float]]:
     """The rule of each shape that a rule covers, if it is right, and its probability."""
     found = []
     for one in measured:
-        profile = profile_of(one.library)
+        profile = one.profile
         try:
-            prediction, probability = predict_slices(one.library, one.shape, profile.sm_count, rules)
+            prediction, probability = predict_order(one.library, one.shape, profile.sm_count, rules)
         except NotModelled:
             continue
         if one.recipe is not None:
-            right = predict_recipe(profile, one.shape, rules).has_order(one.recipe)
+            right = has_same_bits(predict_recipe(profile, one.shape, rules), one.recipe)
         else:
-            right = prediction.slices.dropped > 0 or prediction.slices.edges == one.slices.edges
+            right = prediction.order.slices.dropped > 0 or prediction.order.slices.edges == one.slices.edges
         found.append((prediction.rule, right, probability))
     return found
 
 
-def counts(measured: Iterable[Answer], rule: NvjetRule) -> dict[str, RuleCount]:
-    """How many shapes each rule covers, and how many it gets right."""
-    unknown = OrderRules(rule, dict.fromkeys(RULES, RuleCount(0, 0)))
-    found = {name: [right for of, right, _ in answers(measured, unknown) if of == name] for name in RULES}
-    return {name: RuleCount(sum(rights), len(rights)) for name, rights in found.items()}
+def answers_by_proposal(measured: Iterable[Answer], rules: OrderRules) -> list[tuple[str, bool, float]]:
+    """The same where cuBLASLt's proposal for the very shape is known and determines the order."""
+    found = []
+    for one in measured:
+        choice = list_proposals().libraries.get(one.library, {}).get(one.shape)
+        recipe = proposed_recipe(one.profile, one.shape, rules)
+        if choice is not None and recipe is not None and one.recipe is not None:
+            order = choice_order(one.library, one.shape[2], choice)
+            assert order is not None and recipe.conditions.probability is not None
+            found.append((PROPOSED.format(order.kernels), has_same_bits(recipe, one.recipe), recipe.conditions.probability))
+    return found
 
+
+def counts(measured: Sequence[Answer], rule: NvjetRule, trees: dict[str, ChoiceTree]) -> dict[str, RuleCount]:
+    """How many shapes each rule covers, and how many it gets right. Proposals on which trees are fitted do not count for trees."""
+    unknown = OrderRules(rule, {}, dict.fromkeys(RULES, RuleCount(0, 0)))
+    found = answers(measured, unknown)
+    unknown = OrderRules(rule, trees, dict.fromkeys(RULES, RuleCount(0, 0)) | {BETWEEN: RuleCount(0, 10)})
+    fresh = answers((one for one in measured if one.recipe is not None or is_kept_back(one.shape)), unknown)
+    found += [one for one in fresh if one[0] not in (*PLAIN_RULES, XLA_SPLIT)]
+    rights = {name: [right for of, right, _ in found if of == name] for name in RULES}
+    return {name: RuleCount(sum(right), len(right)) for name, right in rights.items()}
+
+
+def is_kept_back(shape: Shape) -> bool:
+    """Return True for a tenth of the shapes, on whose proposals no tree is fitted."""
+    return zlib.crc32(repr(shape).encode()) % 10 == 0
+
+
+def counts_of_proposals(measured: Iterable[Answer], rule: NvjetRule) -> dict[str, RuleCount]:
+    found = answers_by_proposal(measured, OrderRules(rule, {}, dict.fromkeys(PROPOSAL_RULES, RuleCount(0, 0))))
+    rights = {name: [right for of, right, _ in found if of == name] for name in PROPOSAL_RULES}
+    return {name: RuleCount(sum(right), len(right)) for name, right in rights.items()}
+
+
+# ---- trees
+
+MIN_LEAF = LEAF_SIZES[0]  # proposals in a leaf that answers
+
+
+def plain_choice(library: str, k: int, choice: KernelChoice) -> KernelChoice:
+    """Return a choice with the same order at this K, one for all such choices."""
+    order = choice_order(library, k, choice)
+    if order is None:
+        return KernelChoice(choice.algorithm, 0, 1, "none")
+    if order.kernels != "CUTLASS":
+        return KernelChoice(choice.algorithm, 0, max(1, choice.split_k), "none")
+    stages = next((stage for stage, tile in STAGE_TILES.items() if tile == STAGE_TILES.get(choice.stages)), 0)
+    single = len(order.slices.edges) == 2
+    return KernelChoice(choice.algorithm, stages, 1 if single else choice.split_k, "none" if single else choice.reduction_scheme)
+
+
+def fit_trees(rule: NvjetRule) -> dict[str, ChoiceTree]:
+    """Fit a tree for each library, on proposals for shapes that count and test nothing, and that nvjet's rules leave open."""
+    measured = {(one.library, *one.shape) for one in (*measured_on_h200(), *held_out_on_h100())}
+    measured |= {shape for shape, number in study_shapes(STUDY).items() if not fits_trees(number)}
+    proposals, trees = list_proposals(), {}
+    for library, shapes in proposals.libraries.items():
+        rows = []
+        for shape, choice in shapes.items():
+            sure = predict_nvjet(rule, NVJET_GRAINS[library], shape, proposals.sm_count) if library in NVJET_GRAINS else None
+            if min(shape) > 1 and not is_kept_back(shape) and (library, *shape) not in measured and (sure is None or sure.rule == BETWEEN):
+                rows.append((shape, plain_choice(library, shape[2], choice)))
+        choices = sorted({choice for _, choice in rows})
+        features = [shape_features(shape, proposals.sm_count) for shape, _ in rows]
+        names = list(features[0])
+        known = [choice_order(library, 64, choice) is not None for choice in choices]
+        labels = np.array([choices.index(choice) for _, choice in rows])
+        root = grow(np.array([[row[name] for name in names] for row in features]), labels, names, known)
+        used = sorted(labels_of_leaves(root))
+        trees[library] = ChoiceTree([choices[label] for label in used], renumber(root, used))
+    return trees
+
+
+def grow(x: np.ndarray, y: np.ndarray, names: Sequence[str], known: Sequence[bool]) -> list:
+    """Grow a node by the comparison that lowers Gini's impurity most. Leaves are [label, proposals], or [] where these differ."""
+    present, y_small = np.unique(y, return_inverse=True)
+    if len(present) == 1 or len(y) < 2 * MIN_LEAF or not any(known[label] for label in present):
+        return [int(present[0]), len(y)] if len(present) == 1 and known[present[0]] and len(y) >= MIN_LEAF else []
+    one_hot = np.eye(len(present), dtype=np.float32)[y_small]
+    total, best, size = one_hot.sum(0), (-1.0, 0, 0), len(y)
+    for place in range(x.shape[1]):
+        order = np.argsort(x[:, place], kind="stable")
+        values = x[order, place]
+        cuts = np.flatnonzero(values[1:] != values[:-1])
+        cuts = cuts[(cuts + 1 >= MIN_LEAF) & (size - cuts - 1 >= MIN_LEAF)]
+        if len(cuts):
+            low = np.cumsum(one_hot[order], axis=0)[cuts]
+            purity = (low**2).sum(1) / (cuts + 1) + ((total - low) ** 2).sum(1) / (size - cuts - 1)
+            at = int(purity.argmax())
+            best = max(best, (float(purity[at]), place, int(values[cuts[at]])), key=lambda one: one[0])
+    if best[0] < 0:
+        return []
+    _, place, threshold = best
+    is_low = x[:, place] <= threshold
+    low, high = (grow(x[part], y[part], names, known) for part in (is_low, ~is_low))
+    return [] if not low and not high else [names[place], threshold, low, high]
+
+
+def labels_of_leaves(node: list) -> set[int]:
+    return labels_of_leaves(node[2]) | labels_of_leaves(node[3]) if len(node) == 4 else set(node[:1])
+
+
+def renumber(node: list, used: Sequence[int]) -> list:
+    return [*node[:2], renumber(node[2], used), renumber(node[3], used)] if len(node) == 4 else [*map(used.index, node[:1]), *node[1:]]
+
+
+# ---- nvjet's thresholds
 
 LARGEST_K = 16384
 
 
-def fit(known: Sequence[Answer], grid: Sequence[int] = range(12, 33)) -> OrderRules:
-    """Fit the thresholds, then count.
+def fit_nvjet(known: Sequence[Answer], grid: Sequence[int] = range(12, 33)) -> NvjetRule:
+    """Fit the thresholds.
 
     `min_chunk` gets the most products of one output tile right; the largest such number is taken. `few_blocks` is as large as it can be
     without an error, and `most_outputs` the largest number of outputs per slice of a product that is cut.
@@ -172,8 +354,14 @@ def fit(known: Sequence[Answer], grid: Sequence[int] = range(12, 33)) -> OrderRu
         blocks[one.slices.edges == edges].append(most * _output_tiles(one))
     few = max(count for count in blocks[True] if count < min(blocks[False]))
     outputs = max((-(-one.shape[0] * one.shape[1] // most) for one, most, is_cut in long if is_cut), default=1)
-    rule = NvjetRule(limit, few, outputs, LARGEST_K)
-    return OrderRules(rule, counts(known, rule))
+    return NvjetRule(limit, few, outputs, LARGEST_K)
+
+
+def fit(known: Sequence[Answer], rule: NvjetRule, trees: dict[str, ChoiceTree]) -> OrderRules:
+    """Count how often rules are right: nvjet's and XLA's on `known`, the others on the shapes of an H100 too that do not test."""
+    learned = measured_on_h100()[0]
+    found = counts([*known, *learned], rule, trees)
+    return OrderRules(rule, trees, found | counts_of_proposals(learned, rule))
 
 
 def _tiles_of_k(one: Answer) -> int:
@@ -187,9 +375,9 @@ def _output_tiles(one: Answer) -> int:
 def as_json(rules: OrderRules, known: Sequence[Answer]) -> str:
     data = {
         "kind": RULES_KIND, "version": RULES_VERSION, "shapes": len(known), "nvjet": rules.nvjet._asdict(),
-        "counts": {name: list(count) for name, count in rules.counts.items()},
+        "counts": {name: list(count) for name, count in rules.counts.items()}, "trees": rules.trees,
     }  # fmt: skip
-    return json.dumps(data, indent=1) + "\n"
+    return json.dumps(data, separators=(",", ":")) + "\n"
 
 
 # ---- reports, as tables in Markdown
@@ -202,10 +390,21 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def rule_lines(rules: OrderRules) -> list[str]:
-    parts = [dict(counts(part(), rules.nvjet)) for part in (measured_on_h200, held_out_on_h100)]
-    text = lambda count: f"{count.right:,} of {count.asked:,}" if count.asked else "none"
-    rows = [(name, text(count), *(text(part[name]) for part in parts), f"{count.probability:.5f}") for name, count in rules.counts.items()]
-    return markdown(("rule", "fitted on: right", "of them measured on the H200", "held out, on the H100", "probability"), rows)
+    parts = [
+        (*answers(part, rules), *(answers_by_proposal(part, rules) if by_proposal else ()))
+        for part, by_proposal in ((measured_on_h200(), False), ([*measured_on_h100()[1], *held_out_on_h100()], True))
+    ]
+    text = lambda rights: f"{sum(rights):,} of {len(rights):,}" if rights else "none"
+    rows = [
+        (
+            name,
+            f"{count.right:,} of {count.asked:,}",
+            *(text([r for of, r, _ in part if of == name]) for part in parts),
+            f"{count.probability:.5f}",
+        )
+        for name, count in rules.counts.items()
+    ]
+    return markdown(("rule", "counted: right", "measured on the H200", "held out, on the H100", "probability"), rows)
 
 
 def accuracy_lines(measured: Sequence[Answer], folds: Folds) -> list[str]:
@@ -235,8 +434,9 @@ def calibration_lines(folds: Folds) -> list[str]:
     return markdown(("stated probability", "mean", "predictions", "wrong"), rows)
 
 
-def cross_validate(known: Sequence[Answer]) -> list[str]:
+def cross_validate(known: Sequence[Answer], rules: OrderRules) -> list[str]:
     """The tables of accuracy and calibration: a tenth of the measured shapes by rules fitted on the rest, ten times; held-out shapes."""
+    trees = rules.trees
     groups: dict[Shape, list[Answer]] = defaultdict(list)
     for one in known:
         groups[one.shape].append(one)
@@ -245,11 +445,12 @@ def cross_validate(known: Sequence[Answer]) -> list[str]:
     folds = []
     for fold in range(FOLDS):
         held = {shapes[i] for i in order[fold::FOLDS]}
-        rules = fit([one for shape in shapes if shape not in held for one in groups[shape]])
-        folds.append(([one for shape in shapes if shape in held for one in groups[shape] if one.recipe is not None], rules))
+        part = [one for shape in shapes if shape not in held for one in groups[shape]]
+        fitted = fit(part, fit_nvjet(part), trees)
+        folds.append(([one for shape in shapes if shape in held for one in groups[shape] if one.recipe is not None], fitted))
     measured = [one for one in known if one.recipe is not None]
-    other = held_out_on_h100()
-    others = [(other, fit(known))]
+    other = [*measured_on_h100()[1], *held_out_on_h100()]
+    others = [(other, rules)]
     lines = ["Measured on the H200, cross-validated:", "", *accuracy_lines(measured, folds), "", *calibration_lines(folds), ""]
     return [*lines, "Measured on the H100, held out:", "", *accuracy_lines(other, others), "", *calibration_lines(others)]
 
@@ -300,18 +501,23 @@ def _shares(profile: Profile, m: int, products: dict[tuple[int, int], int]) -> I
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--distil", type=Path, nargs=2, metavar=("PROPOSALS", "SURVEY"), help="make the files of the H100")
+    parser.add_argument("--proposals", type=Path, nargs="+", metavar="FILE", help=f"write {PROPOSALS_FILE.name}")
+    parser.add_argument("--date", help="of the proposals")
+    parser.add_argument("--held-out", type=Path, metavar="SURVEY", help=f"write {HELD_OUT.name}")
     parser.add_argument("--models", action="store_true", help="print the shares of models' products instead")
     parser.add_argument("--write", action="store_true", help=f"write {RULES_FILE.name} and the tables too")
     args = parser.parse_args()
-    if args.distil:
-        distil(*args.distil)
+    if args.proposals:
+        write_proposals(args.proposals, args.date)
+    if args.held_out:
+        write_held_out(args.held_out)
     if args.models:
         print("\n".join(model_lines()))
         return 0
     known = [*measured_on_h200(), *proposed_on_h100()]
-    rules = fit(known)
-    lines = [*rule_lines(rules), "", *cross_validate(known)]
+    rule = fit_nvjet(known)
+    rules = fit(known, rule, fit_trees(rule))
+    lines = [*rule_lines(rules), "", *cross_validate(known, rules)]
     print("\n".join(lines))
     if args.write:
         RULES_FILE.write_text(as_json(rules, known))

@@ -47,6 +47,12 @@ def _run_quantizers(args: argparse.Namespace) -> int:
     return 0
 
 
+def describe_noise(contract: QuantizerContract) -> str:
+    """Return in words what random bits a contract adds; "" for none."""
+    bits = contract.noise_bits
+    return f"; {bits} random bits added to amax and, less {(1 << bits) - 1 >> 1}, to each quotient" if bits else ""
+
+
 def describe_contract(contract: QuantizerContract) -> list[str]:
     """Return a contract as lines of text; what it does with special values is computed."""
     words = special_words(contract)
@@ -54,7 +60,7 @@ def describe_contract(contract: QuantizerContract) -> list[str]:
         ("libraries", "; ".join(contract.libraries)),
         ("formats", contract.family),
         ("share a scale", ", ".join(contract.extents)),
-        ("rule", contract.scale.describe()),
+        ("rule", contract.scale.describe() + describe_noise(contract)),
         ("NaN in amax", "ignored" if contract.ignores_nan else "kept"),
         ("words", "; ".join(f"{name} -> {word}" for name, word in words.items())),
         ("source", contract.source),

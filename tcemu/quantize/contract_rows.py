@@ -29,11 +29,6 @@ _AITER = "ROCm/aiter 0164c2f, aiter/ops/quant.py and aiter/utility/fp4_utils.py"
 _COMPRESSED = "vllm-project/compressed-tensors 04a58ff, quantization/utils/helpers.py, lifecycle/forward.py"
 _MSLK = "meta-pytorch/MSLK, mslk/quantize/triton/"
 _TRITON_NAN = "NaN: Triton's max and clamp leave it open; here max drops it, and clamp gives the lower bound."
-_MSLK_STOCHASTIC = (
-    " RoundingMode.stochastic is no row: it is this rule after 22 random bits were added to amax, and each quotient gets 22 random bits "
-    "less 2^21 - 1 before its cast. The bits are Triton's randint, Philox of 7 rounds, by the number of the group and, with the seed XORed "
-    "with 0x5A5A5A5A, of the element; nobody recorded its words."
-)
 _SM90 = "The words are those of the build without fast math (sm_100 and later); the build for sm_90 has -use_fast_math."
 
 
@@ -442,7 +437,7 @@ MXFP4_ROWS = (
         E2M1,
         PowerScale("amax", "half down to 1 bit", "x / 2^e", zero_amax=2.0**-126, codes=(0, 252), of_nan=None),
         _MSLK + "fp4_primitives/scale.py 09a7aa8",
-        note="The default. " + _TRITON_NAN,
+        note=_TRITON_NAN,
     ),
     _mx(
         "mslk_mx4_floor",
@@ -450,7 +445,7 @@ MXFP4_ROWS = (
         E2M1,
         PowerScale("amax", "floor", "x / 2^e", zero_amax=2.0**-126, codes=(0, 252), of_nan=None),
         _MSLK + "fp4_primitives/scale.py 09a7aa8",
-        note=_TRITON_NAN + _MSLK_STOCHASTIC,
+        note=_TRITON_NAN,
     ),
     _mx(
         "mslk_mx4_ceil",
@@ -458,7 +453,17 @@ MXFP4_ROWS = (
         E2M1,
         PowerScale("amax", "ceil", "x / 2^e", zero_amax=2.0**-126, codes=(0, 252), of_nan=None),
         _MSLK + "fp4_primitives/scale.py 09a7aa8",
-        note=_TRITON_NAN,
+        note="The default of quantize_mx4 at 0017d3d. " + _TRITON_NAN,
+    ),
+    _mx(
+        "mslk_mx4_stochastic",
+        ("MSLK: MX4, RoundingMode.stochastic",),
+        E2M1,
+        PowerScale("amax", "floor", "x / 2^e", zero_amax=2.0**-126, codes=(0, 252), of_nan=None),
+        _MSLK + "fp4_primitives/scale.py 09a7aa8, quantize_kernels/mx4.py and __init__.py 0017d3d; triton/language/random.py",
+        noise_bits=22,
+        note="Noise is added to the code as an integer: about half of all zeros wrap to NaN, which the cast makes 6; -Inf may become 6. "
+        "quantize_mx4 draws in this order; other kernels were not read. Matrices take the seed 0. " + _TRITON_NAN,
     ),
     _mx(
         "compressed_tensors_mxfp4",

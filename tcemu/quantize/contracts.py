@@ -6,6 +6,7 @@ code rounds it. What a row does to zeros, NaN, Inf and subnormal numbers follows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -22,6 +23,7 @@ from tcemu.backends.quotients import divide, multiply
 from tcemu.base.compilation import compile_once
 from tcemu.base.errors import NotModelled
 from tcemu.formats import F32, UE4M3, UE8M0, Format, array_codes, convert
+from tcemu.quantize.philox import triton_randint
 from tcemu.quantize.scale_groups import broadcast_scales, split_groups
 from tcemu.quantize.scale_rules import RULES, max_finite_code
 
@@ -29,6 +31,7 @@ ZERO, ONE = np.uint32(0), np.float32(1).view(np.uint32)
 INFINITY, NAN, SIGN = np.uint32(F32.infinity), np.uint32(F32.nan), np.uint32(0x80000000)
 MAX_F32, MIN_NORMAL = (np.float32(value).view(np.uint32) for value in (np.finfo(np.float32).max, 2.0**-126))
 FRACTION = np.uint32((1 << F32.mantissa_bits) - 1)
+NOISE_ROUNDS, ELEMENT_SEED = 7, np.uint32(0x5A5A5A5A)  # rounds of Philox; XORed with the seed for the elements' bits
 LIMIT = 254  # exponent field of 2^127, and the largest finite ue8m0
 
 
@@ -515,6 +518,9 @@ class QuantizerContract:
         drops_sign_of_small: Elements that round to zero become +0.
         ties_to_zero: Elements in the middle of two codes of e2m1 are rounded to the smaller one, not to the even one.
         overflows_to_nan: The cast gives NaN for elements beyond the largest one; False: it saturates.
+        noise_bits: Random bits that are added to the code of amax, and, less half of their maximum, to that of each quotient before the
+            cast, as integers; 0: none. They are `tl.randint(seed, number of the group, 7)` and `tl.randint(seed ^ 0x5A5A5A5A, number of the
+            element, 7)` of Triton, counted in row-major order.
         float32_only: The row holds for float32 x; the library computes otherwise on 16-bit inputs.
         source: Where the facts were read.
         note: What else is known, or is not.
@@ -531,6 +537,7 @@ class QuantizerContract:
     drops_sign_of_small: bool = False
     ties_to_zero: bool = False
     overflows_to_nan: bool = False
+    noise_bits: int = 0
     float32_only: bool = False
     source: str = field(default="", compare=False)
     note: str = field(default="", compare=False)
@@ -540,7 +547,9 @@ class QuantizerContract:
         """The elements and the scales, which words of two contracts must share to be compared."""
         return f"{self.element} with {self.scale.format} scales"
 
-    def quantize(self, x: ArrayLike, *, extent: str | None = None, tensor_amax: ArrayLike | None = None) -> QuantizedGroups:
+    def quantize(
+        self, x: ArrayLike, *, extent: str | None = None, tensor_amax: ArrayLike | None = None, seed: int | None = None
+    ) -> QuantizedGroups:
         """Quantise an array as the library does.
 
         Args:
@@ -548,6 +557,7 @@ class QuantizerContract:
             extent: What shares a scale, one of `extents`; None: the first. Static under `jit`.
             tensor_amax: Max magnitude of the tensor, a scalar, for contracts of two levels; None: that of x, without NaN and Inf. For
                 delayed scaling, the one that the history of earlier steps gives; needed there.
+            seed: The library's seed, for contracts that round stochastically; needed there.
 
         Returns:
             The codes of the elements and of the scales.
@@ -555,7 +565,7 @@ class QuantizerContract:
         Raises:
             TypeError: x has another dtype.
             NotModelled: The contract is known for float32 only.
-            ValueError: The extent is none of the contract's, or tensor_amax has no use.
+            ValueError: The extent is none of the contract's, tensor_amax or seed has no use, or the seed is missing.
 
         Source: the contract's `source`.
         """
@@ -576,7 +586,27 @@ class QuantizerContract:
         if codes.ndim < 2 and extent not in ("tensor", "row") and not extent.startswith("1 x"):
             raise ValueError(f"x: got one axis; groups of {extent} need two")
         whole = None if tensor_amax is None else array_codes(jnp.asarray(tensor_amax, jnp.float32))[1]
-        return _quantize(self, source, extent, codes, whole)
+        return _quantize(self, source, extent, codes, whole, self._seed_words(seed, group_shape(extent)[1], codes.shape[-1]))
+
+    def _seed_words(self, seed: int | None, depth: int | None, k: int) -> np.ndarray | None:
+        """Return a checked seed as `seed_words` does, or None without noise."""
+        if not self.noise_bits:
+            if seed is not None:
+                raise ValueError(f"seed={seed}: {self.name} rounds to nearest; leave it out")
+            return None
+        if seed is None:
+            raise ValueError(
+                f"seed: {self.name} rounds stochastically. Give the seed of the library's call; without one, the library takes "
+                "torch.cuda.default_generators[device].initial_seed()"
+            )
+        if k % (depth or 1):
+            raise ValueError(f"x: got K = {k}; the library, which numbers its random words by group, needs a multiple of {depth}")
+        return seed_words(seed)
+
+
+def seed_words(seed: int) -> np.ndarray:
+    """Return the lower 63 bits of a seed as uint32 [2], low word first."""
+    return np.array([seed & 0xFFFFFFFF, seed >> 32 & 0x7FFFFFFF], np.uint32)
 
 
 def group_shape(extent: str) -> tuple[int | None, int | None]:
@@ -589,12 +619,16 @@ def group_shape(extent: str) -> tuple[int | None, int | None]:
 
 @partial(jax.jit, static_argnums=0)
 def quantize_blocks(contract: QuantizerContract, blocks: Array, tensor_amax: Array) -> QuantizedGroups:
-    """Quantise blocks [..., block] that share a scale each: f32 codes. tensor_amax: of the tensor of each block, f32 codes [..., 1]."""
+    """Quantise blocks [..., block] that share a scale each: f32 codes. tensor_amax: of the tensor of each block, f32 codes [..., 1].
+
+    The seed of stochastic rounding is 0.
+    """
     magnitude = blocks & ~SIGN
     seen = jnp.where(magnitude > INFINITY, ZERO, magnitude) if contract.ignores_nan else magnitude
     amax = jnp.max(seen, axis=-1, keepdims=True)
-    scales, factor = contract.scale.scale_groups(amax, contract.element, F32, tensor_amax)
-    elements = round_elements(contract, blocks, factor._replace(code=jnp.broadcast_to(factor.code, blocks.shape)))
+    key = seed_words(0)
+    scales, factor = contract.scale.scale_groups(_add_noise(contract, amax, key), contract.element, F32, tensor_amax)
+    elements = round_elements(contract, blocks, factor._replace(code=jnp.broadcast_to(factor.code, blocks.shape)), key)
     return QuantizedGroups(elements, scales, _stored_tensor_scale(contract, tensor_amax))
 
 
@@ -606,7 +640,9 @@ def _stored_tensor_scale(contract: QuantizerContract, tensor_amax: Array | None)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _quantize(contract: QuantizerContract, source: Format, extent: str, codes: Array, whole: Array | None) -> QuantizedGroups:
+def _quantize(
+    contract: QuantizerContract, source: Format, extent: str, codes: Array, whole: Array | None, key: Array | None
+) -> QuantizedGroups:
     shape, wide = codes.shape, convert(source, F32, codes) if source != F32 else codes
     wide = wide.reshape(1, -1) if wide.ndim == 1 else wide
     magnitude = wide & ~SIGN
@@ -619,9 +655,9 @@ def _quantize(contract: QuantizerContract, source: Format, extent: str, codes: A
     tensor = whole
     if isinstance(contract.scale, TwoLevelScale):
         tensor = jnp.max(finite, initial=0) if whole is None else whole & ~SIGN
-    scales, factor = contract.scale.scale_groups(amax, contract.element, source, tensor)
+    scales, factor = contract.scale.scale_groups(_add_noise(contract, amax, key), contract.element, source, tensor)
     spread = broadcast_scales(factor.code, wide.shape, (rows, depth))
-    elements = round_elements(contract, wide, factor._replace(code=spread))
+    elements = round_elements(contract, wide, factor._replace(code=spread), key)
     return QuantizedGroups(elements.reshape(shape), scales, _stored_tensor_scale(contract, tensor))
 
 
@@ -633,9 +669,31 @@ def _group_max(x: Array, size: int | None, axis: int) -> Array:
     return jnp.moveaxis(jnp.max(split_groups(x, size, axis), axis=-1, initial=0), -1, axis)
 
 
-def round_elements(contract: QuantizerContract, x: Array, factor: Factor) -> Array:
-    """Return the codes of f32 numbers, scaled by factors of their shape and rounded to the contract's elements."""
-    return _cast(contract, factor.apply(x))
+def _draw_noise(contract: QuantizerContract, key: Array, shape: tuple[int, ...]) -> Array:
+    """Return the random bits of groups or elements, uint32, which are numbered in row-major order."""
+    numbers = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
+    return triton_randint(key, numbers, NOISE_ROUNDS) & np.uint32((1 << contract.noise_bits) - 1)
+
+
+def _add_noise(contract: QuantizerContract, amax: Array, key: ArrayLike | None) -> Array:
+    """Return amax with the random bits of its group, where the contract has any."""
+    if not contract.noise_bits or key is None:
+        return amax
+    assert isinstance(contract.scale, PowerScale)
+    nonzero = jnp.where(amax == 0, f32_code(contract.scale.zero_amax), amax)
+    return nonzero + _draw_noise(contract, jnp.asarray(key), amax.shape)
+
+
+def round_elements(contract: QuantizerContract, x: Array, factor: Factor, key: ArrayLike | None = None) -> Array:
+    """Return the codes of f32 numbers, scaled by factors of their shape and rounded to the contract's elements.
+
+    key: the seed of stochastic rounding, as `seed_words` gives it.
+    """
+    scaled = factor.apply(x)
+    if contract.noise_bits and key is not None:
+        noise = _draw_noise(contract, jnp.asarray(key) ^ np.array([ELEMENT_SEED, 0], np.uint32), x.shape)
+        scaled = scaled + noise - np.uint32((1 << contract.noise_bits) - 1 >> 1)  # wraps, as the library's integers do
+    return _cast(contract, scaled)
 
 
 @compile_once(0)

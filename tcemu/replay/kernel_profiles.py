@@ -16,22 +16,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tcemu.architectures.lookup import resolve_arithmetic
 from tcemu.base.errors import NotModelled
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved, decompress_json
 from tcemu.emulation.decisions import Choice
 from tcemu.emulation.survey import Product
-from tcemu.formats import ARRAY_FORMATS
+from tcemu.formats import ARRAY_FORMATS, F32
 from tcemu.products.dot_general import DotGeneral
 from tcemu.products.library.kernel_json import from_dict
-from tcemu.products.library.kernel_recipe import KernelRecipe
+from tcemu.products.library.kernel_recipe import KernelRecipe, Steps
 from tcemu.products.recipe_json import recipe_from_dict, recipe_to_dict
 from tcemu.products.recipes import Recipe, as_recipe
-from tcemu.replay.predicted_orders import OrderRules, predict_slices
+from tcemu.replay.kernel_choices import ChoiceOrder, choice_order, list_proposals
+from tcemu.replay.predicted_orders import PROPOSED, OrderRules, predict_order, shipped_rules
 
 MEASURED = Path(__file__).parent / "measured"
 PROFILE_KIND, PROFILE_VERSION = "tcemu replay profile", 1
 PROFILE_FIELDS = ("library", "library_version", "gpu", "sm_count", "date", "recipes", "shapes")
 MIN_PROBABILITY = 0.98
+DEFAULT_GPU = "NVIDIA H200"
 Shape = tuple[int, int, int]  # m, n, k
 
 
@@ -114,7 +117,7 @@ def get_kernel_recipe(
         n: Columns of B.
         k: Columns of A.
         version: Part of the library's version. None: the only one.
-        gpu: Part of the GPU's name. None: the only one.
+        gpu: Part of the GPU's name, "H100" or "H200". None: the H200, where it was measured.
         predicted: Predict the order of a shape that was not measured. The conditions of the recipe then have a `probability`.
         min_probability: Predictions with a lower probability are refused.
 
@@ -137,12 +140,14 @@ def find_kernel_recipe(known: tuple[Profile, ...], library: str, shape: Shape, v
 
 
 def find_profile(known: tuple[Profile, ...], library: str, version: str | None, gpu: str | None) -> Profile:
-    """Find the one matching profile. Raises as `get_kernel_recipe`."""
+    """Find the one matching profile, that of `DEFAULT_GPU` where no GPU is given. Raises as `get_kernel_recipe`."""
     matching = [p for p in known if p.library == library and (version or "") in p.version and (gpu or "") in p.gpu]
     request = " ".join(filter(None, (library, version, gpu)))
     if not matching:
         available = ", ".join(sorted({f"{p.library} ({p.version}, {p.gpu})" for p in known})) or "none"
         raise NotModelled(f"no profile of {request}; there are {available}. tcemu.replay.fingerprint measures a library that is here")
+    if gpu is None:
+        matching = [p for p in matching if p.gpu == DEFAULT_GPU] or matching
     if len(matching) > 1:
         raise ValueError(f"{request} means {' and '.join(f'{p.version} on {p.gpu}' for p in matching)}; give version= or gpu=")
     return matching[0]
@@ -165,7 +170,7 @@ def likely_recipe(profile: Profile, shape: Shape, min_probability: float) -> Ker
     if shape in profile.shapes:
         return profile.kernel_recipe(shape)
     try:
-        recipe = predict_recipe(profile, shape)
+        recipe = proposed_recipe(profile, shape) or predict_recipe(profile, shape)
     except NotModelled as error:
         raise NotModelled(f"{profile.library}: {' x '.join(map(str, shape))} was not measured on {profile.gpu}; {error}") from None
     probability = recipe.conditions.probability
@@ -179,13 +184,36 @@ def likely_recipe(profile: Profile, shape: Shape, min_probability: float) -> Ker
 
 def predict_recipe(profile: Profile, shape: Shape, rules: OrderRules | None = None) -> KernelRecipe:
     """Predict the recipe of a shape by a rule, whether or not the shape was measured. Raises NotModelled if no rule covers it."""
-    prediction, probability = predict_slices(profile.library, shape, profile.sm_count, rules)
+    prediction, probability = predict_order(profile.library, shape, profile.sm_count, rules)
+    evidence = f"predicted with a probability of {probability:.5f} by the rule {prediction.rule!r}: {prediction.why}"
+    return _recipe_of_order(profile, shape, prediction.order, evidence, probability)
+
+
+def proposed_recipe(profile: Profile, shape: Shape, rules: OrderRules | None = None) -> KernelRecipe | None:
+    """Return the recipe of the kernel that cuBLASLt proposed for a shape on the profile's GPU; None where none is known."""
+    proposals = list_proposals()
+    choice = proposals.libraries.get(profile.library, {}).get(shape) if proposals.gpu == profile.gpu else None
+    order = choice_order(profile.library, shape[2], choice) if choice is not None else None
+    if choice is None or order is None:
+        return None
+    rules = shipped_rules() if rules is None else rules
+    probability = rules.counts[PROPOSED.format(order.kernels)].probability
+    words = f"algorithm {choice.algorithm}, stages {choice.stages}, {choice.split_k} slices"
+    evidence = f"predicted with a probability of {probability:.5f}: cuBLASLt proposed {words} on {proposals.date}, and nothing was launched"
+    return _recipe_of_order(profile, shape, order, evidence, probability)
+
+
+def _recipe_of_order(profile: Profile, shape: Shape, order: ChoiceOrder, evidence: str, probability: float) -> KernelRecipe:
     template = _template(profile.library, profile.gpu, profile.version)
     m, n, _ = shape
-    evidence = f"predicted with a probability of {probability:.5f} by the rule {prediction.rule!r}: {prediction.why}"
     conditions = replace(template.conditions, m=m, n=n, evidence=evidence, probability=probability)
-    merge = replace(template.merge, order=prediction.merge_order)
-    return template.replace(slices=prediction.slices, merge=merge, conditions=conditions)
+    recipe = template.replace(slices=order.slices, merge=order.merge, conditions=conditions)
+    if order.lanes is not None:
+        return recipe.replace(a=F32, b=F32, unit=order.lanes)
+    assert isinstance(template.unit, Steps)
+    target = template.unit.target
+    unit = template.unit if order.op is None else Steps(resolve_arithmetic(order.op, target).op, target)
+    return recipe.replace(unit=replace(unit, residue=order.residue))
 
 
 @lru_cache(maxsize=64)

@@ -379,6 +379,29 @@ def mslk_mx4_floor(x, t, element):
     return _mslk_mx4(x, 0)
 
 
+def philox(counter, key, rounds):
+    """The first word of Philox4x32 for counters (counter, 0, 0, 0), in 64-bit integers."""
+    word = np.uint64(0xFFFFFFFF)
+    a, b, c, d = np.asarray(counter, np.uint64), np.uint64(0), np.uint64(0), np.uint64(0)
+    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    for _ in range(rounds):
+        left, right = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
+        a, b, c, d = (right >> np.uint64(32)) ^ b ^ np.uint64(k0), right & word, (left >> np.uint64(32)) ^ d ^ np.uint64(k1), left & word
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return a.astype(np.uint32)
+
+
+def mslk_mx4_stochastic(x, t, element, seed=0):
+    """Blocks [groups, size]: with N = size, a group is a row of the kernel's matrix."""
+    groups = np.arange(len(x))[:, None]
+    offsets = groups * x.shape[1] + np.arange(x.shape[1])
+    mask = (1 << 22) - 1
+    values, cast, scales = _mslk_mx4(x, (philox(groups, seed, 7) & mask).astype(np.uint32))
+    noise = (philox(offsets, seed ^ 0x5A5A5A5A, 7) & mask).astype(np.int64) - (mask >> 1)
+    words = np.where(np.isnan(values), np.uint32(0x7FFFFFFF), bits(values))  # PTX's division gives this NaN
+    return (words.astype(np.int64) + noise & 0xFFFFFFFF).astype(np.uint32).view(F), cast, scales
+
+
 def mslk_mx4_ceil(x, t, element):
     return _mslk_mx4(x, (1 << 23) - 1)
 
@@ -476,6 +499,7 @@ LIBRARIES: dict[str, tuple[Quantiser, ...]] = {
         "sglang_group_ue8m0_rows", "compressed_tensors_fp8", "aiter_per_token", "aiter_per_tensor", "mslk_row", "te_mxfp8",
         "te_delayed", "aiter_per_token_fnuz", "aiter_per_tensor_fnuz", "vllm_per_token_fnuz", "vllm_per_tensor_fnuz",
         "flashinfer_mxfp8", "flashinfer_mxfp4", "mslk_mxfp8", "deepgemm_fp4", "mslk_mx4_even", "mslk_mx4_floor", "mslk_mx4_ceil",
+        "mslk_mx4_stochastic",
         "te_nvfp4", "modelopt_nvfp4", "torchao_nvfp4", "torchao_nvfp4_one_level", "torchao_nvfp4_before_0_18", "flashinfer_nvfp4",
         "flashinfer_nvfp4_te_exact", "vllm_nvfp4", "mslk_nvfp4", "mslk_nvfp4_reciprocals", "compressed_tensors_nvfp4",
     )

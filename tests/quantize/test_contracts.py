@@ -1,5 +1,10 @@
 """Quantisers by contract: each row against a transcription of the library's code, torchao against itself, layouts, and the matrix."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -21,7 +26,8 @@ from tcemu.quantize import (
     restore_scales,
 )
 from tcemu.quantize.contract_matrix import BLOCK, REGIONS, contract_words, draw_blocks
-from tcemu.quantize.contracts import ONE, Factor, TwoLevelScale, quantize_blocks, round_elements
+from tcemu.quantize.contracts import ONE, Factor, TwoLevelScale, quantize_blocks, round_elements, seed_words
+from tcemu.quantize.philox import philox, triton_randint
 
 NAMES = sorted(CONTRACTS)
 USUAL = ["sglang_group_ue8m0", "vllm_nvfp4"]
@@ -277,6 +283,13 @@ def test_every_pair_parts_but_those_that_are_known_to_be_equal_in_f32():
     found = contract_matrix(blocks=20_000)
     equal = {frozenset((c.left, c.right)) for c in found.comparisons if c.equal}
     assert equal == {frozenset(("torchao_inference", "aiter_per_tensor"))}  # torchao's scale has the dtype of x
+    (pair,) = contract_matrix(["torchao_inference", "aiter_per_tensor"], blocks=80_000, seed=1).comparisons
+    assert pair.equal and sum(d.compared for d in pair.divergences) * BLOCK > 10_000_000
+
+
+@pytest.mark.full
+def test_the_page_has_the_whole_matrix():
+    assert str(contract_matrix()).rstrip() == (Path(__file__).parents[2] / "docs" / "data" / "contract_matrix.txt").read_text().rstrip()
 
 
 @pytest.mark.full
@@ -306,6 +319,54 @@ def test_multiplying_by_a_reciprocal_gives_the_exponent_of_a_division_for_every_
     ceil = lambda x: (x.view(np.uint32) >> 23) + ((x.view(np.uint32) & 0x7FFFFF) != 0)
     for largest in (np.float32(448), np.float32(6)):
         assert (ceil(amax / largest) == ceil(amax * (np.float32(1) / largest))).all()
+
+
+# ---- stochastic rounding
+
+
+def test_philox_has_its_published_words():
+    """Known answers of Random123 1.14, kat_vectors, philox4x32 with 7 and 10 rounds."""
+    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)
+    known = {
+        7: (((0,) * 4, (0,) * 2, "5f6fb709 0d893f64 4f121f81 4f730a48"), (*pi, "4dfccaba 190a87f0 c47362ba b6b5242a")),
+        10: (((0,) * 4, (0,) * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"), (*pi, "d16cfe09 94fdcceb 5001e420 24126ea1")),
+    }
+    for rounds, cases in known.items():
+        for counter, key, words in cases:
+            found = philox(tuple(jnp.uint32(word) for word in counter), jnp.asarray(key, jnp.uint32), rounds)
+            assert " ".join(f"{int(word):08x}" for word in found) == words
+
+
+def test_stochastic_rounding_by_a_seed():
+    """A matrix of several rows and groups is the transcription's, group by group; zeros become 6 about half the time."""
+    contract, x = get_contract("mslk_mx4_stochastic"), np.random.default_rng(8).standard_normal((3, 96)).astype(ml_dtypes.bfloat16)
+    seed = (5 << 40) + 77
+    words = contract.quantize(x, seed=seed)
+    values, cast, scales = oracle.mslk_mx4_stochastic(x.astype(np.float32).reshape(-1, 32), None, "e2m1", seed)
+    np.testing.assert_array_equal(np.asarray(words.codes).reshape(-1, 32), oracle.element_codes("e2m1", values, cast))
+    np.testing.assert_array_equal(np.asarray(words.scales).reshape(-1, 1), scales)
+    assert (np.asarray(contract.quantize(x, seed=seed + 1).codes) != np.asarray(words.codes)).any()
+    zeros = np.asarray(contract.quantize(np.zeros((64, 64), np.float32), seed=1).codes)
+    assert set(np.unique(zeros)) == {0, 7} and 0.45 < (zeros == 7).mean() < 0.55
+    with pytest.raises(ValueError, match="initial_seed"):
+        contract.quantize(x)
+    with pytest.raises(ValueError, match="rounds to nearest"):
+        get_contract("mslk_mx4_ceil").quantize(x, seed=1)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        contract.quantize(x[:, :40], seed=1)
+
+
+@pytest.mark.full
+def test_the_random_words_are_tritons():
+    """Triton's own randint, by its interpreter."""
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    script = Path(__file__).parents[1] / "oracles" / "triton_randint.py"
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    for seed in (0, 1, 0x5A5A5A5A, (5 << 40) + 77, (1 << 63) - 1):
+        text = subprocess.run([sys.executable, script, str(seed)], env=environment, capture_output=True, text=True, check=True).stdout
+        found = triton_randint(jnp.asarray(seed_words(seed)), jnp.arange(256, dtype=jnp.uint32), 7)
+        assert [int(word) for word in text.split()] == np.asarray(found).tolist()
 
 
 # ---- layouts
