@@ -34,7 +34,7 @@ from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.other_steps import complement_sum, exact_sum, floored_sum, flush_subnormals, joined_dot_add, pairwise_sum
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
 from tcemu.base.bits import Limbs
-from tcemu.base.compilation import compile_once
+from tcemu.base.compilation import call_by_platform, compile_once
 from tcemu.base.meshes import match_varying_axes
 from tcemu.formats import F32, ROUNDINGS, Format, codes_to_limbs, convert, limbs_to_codes
 
@@ -374,7 +374,7 @@ def reduce_in_blocks(
         d = _map_axis(0, blocks, BlockSteps(reduce, decode_x, decode_y), c.reshape(whole), *jax.tree.map(flat, (x, y)))
         return d.reshape(c.shape)
 
-    return lax.platform_dependent(c, x, y, cpu=blocked, default=lambda c, x, y: reduce(c, decode_x(x), decode_y(y)))
+    return call_by_platform({"cpu": blocked}, lambda c, x, y: reduce(c, decode_x(x), decode_y(y)), c, x, y)
 
 
 class BlockSteps(NamedTuple):

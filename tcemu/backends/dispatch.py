@@ -33,6 +33,7 @@ from tcemu.backends.product_requests import (
     RegisterForms,
     RegisterProduct,
 )
+from tcemu.base.compilation import call_by_platform
 from tcemu.base.errors import Unsupported
 from tcemu.base.execution import AUTO, EMULATED, NATIVE, current_execution, execution
 from tcemu.base.meshes import match_varying_axes
@@ -197,11 +198,6 @@ def _emulating_programs(form: str, product: Any, reasons: dict[str, str] | None 
         first, _ = serving.setdefault(backend.platform, (backend, program))
         reasons[backend.name] = "" if first is backend else f"{first.name} comes first"
     return serving
-
-
-def call_by_platform(programs: dict[str, Program], portable: Program, *operands: Any) -> Array:
-    """Calls the platform's own program, or the portable one."""
-    return lax.platform_dependent(*operands, default=portable, **programs) if programs else portable(*operands)
 
 
 def _match_axes(arrays: Tree) -> Tree:

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cache, wraps
 from importlib.metadata import version
@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.core import Tracer
+from jax.extend.backend import backends
 
 from tcemu.base.jax_internals import COMPILE_EVENTS, COMPILED_EVENT, name_compilation_unit, reset_compilation_cache, without_call_stacks
 
@@ -66,12 +67,30 @@ def compile_once(*static_argnums: int) -> Callable[[Callable], Callable]:
                 return name_compilation_unit(call_unnamed(*arrays), name)
 
             arrays = [arg for number, arg in enumerate(args) if number not in static_argnums]
-            return lax.platform_dependent(*arrays, cpu=call_unit, default=call_unnamed) if _uses_one_device() else call_unnamed(*arrays)
+            return call_by_platform({"cpu": call_unit}, call_unnamed, *arrays) if _uses_one_device() else call_unnamed(*arrays)
 
         outermost = jax.jit(wraps(fn)(choose_unit), static_argnums=static_argnums)
         return wraps(fn)(lambda *args: unnamed(*args) if _inside_unit.get() else outermost(*args))
 
     return decorate
+
+
+def call_by_platform(programs: Mapping[str, Callable], default: Callable, *operands: Any) -> Any:
+    """Call the platform's own program, or the default.
+
+    JAX traces the programs of all platforms. In a process that has CPUs alone, the program for CPUs alone is traced, which halves the time
+    for tracing. A program that such a process exports to another platform (`jax.export`) is then that of CPUs, with the same bits.
+
+    Args:
+        programs: Programs by the platform's name in `lax.platform_dependent`.
+        default: The program for every other platform.
+        *operands: Operands of the programs.
+    """
+    if not programs:
+        return default(*operands)
+    if set(programs) == {"cpu"} and set(backends()) == {"cpu"}:
+        return programs["cpu"](*operands)
+    return lax.platform_dependent(*operands, default=default, **programs)
 
 
 def _uses_one_device() -> bool:

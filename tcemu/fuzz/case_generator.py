@@ -25,6 +25,7 @@ from tcemu.backends.cuda import elementwise
 from tcemu.backends.cuda import scalar_functions as scalars
 from tcemu.backends.cuda.kernel_text import prepend_machine
 from tcemu.backends.cuda.xla_launch import KernelEntry, launch
+from tcemu.base.compilation import call_by_platform
 from tcemu.formats import Format
 from tcemu.fuzz.random_words import (
     CaseBitField,
@@ -296,7 +297,7 @@ def draw_floats(grid: ElementGrid, inputs: FloatInputs) -> Array:
     portable = partial(_draw_with_xla, grid)
     if grid.fmt.words == 2:
         return portable(inputs)
-    return lax.platform_dependent(inputs, default=portable, **elementwise.platform_programs(partial(_draw_with_kernel, grid), inputs.field))
+    return call_by_platform(elementwise.platform_programs(partial(_draw_with_kernel, grid), inputs.field), portable, inputs)
 
 
 def _draw_with_xla(grid: ElementGrid, inputs: FloatInputs) -> Array:

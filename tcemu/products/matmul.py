@@ -248,9 +248,12 @@ def round_result(recipe: Recipe, total: Array, dtype: np.dtype) -> Array:
 def apply_scales(total: Array, scale_a: Array | None, scale_b: Array | None) -> Array:
     """Computes total * (scale_a * scale_b) on f32 codes, without the scales that are None."""
     scales = [scale for scale in (scale_a, scale_b) if scale is not None]
-    if not scales:
-        return total
-    return multiply(total, multiply(scales[0], scales[1], F32) if len(scales) == 2 else scales[0], F32)
+    return _multiply_scales(total, *scales) if scales else total
+
+
+@compile_once()
+def _multiply_scales(total: Array, scale: Array, *others: Array) -> Array:
+    return multiply(total, multiply(scale, others[0], F32) if others else scale, F32)
 
 
 def scale_block_shape(recipe: Recipe) -> ScaleBlockShape:

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from tcemu.arithmetic.integer_quotients import divide_on_integers
 from tcemu.backends.quotients import divide, divide_by_machine
-from tcemu.base.compilation import compile_once
+from tcemu.base.compilation import call_by_platform, compile_once
 from tcemu.formats import BF16, F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
 from tcemu.formats.coding import round_from_f32, rounds_from_f32
 from tcemu.quantize.block_formats import BlockFormat, block_quantize
@@ -243,6 +243,8 @@ def quantize(
         return QuantizedOperand(codes=_round_elements(scheme, source, codes, None, key))
     if quantizer.scales_in_unit and scales is None:
         return _quantize_unit_blocks(scheme, x, key, axis_name, amax)
+    if scales is None and axis_name is None and key is None:
+        return _quantize_in_f32(scheme, source, codes, amax)
     unit_scales = None
     if scales is None:
         scale_codes = _compute_scales(scheme, _magnitudes(source, codes), axis_name, amax)
@@ -257,6 +259,13 @@ def quantize(
     if quantizer.scales_in_unit:
         return QuantizedOperand(codes=elements, unit_scales=unit_scales)
     return QuantizedOperand(codes=elements, scales=scale_codes)
+
+
+@compile_once(0, 1)
+def _quantize_in_f32(scheme: Scheme, source: Format, codes: Array, amax: Array | None) -> QuantizedOperand:
+    """Quantises by f32 scales that are computed here."""
+    scales = _compute_scales(scheme, _magnitudes(source, codes), None, amax)
+    return QuantizedOperand(codes=_round_elements(scheme, source, codes, scales, None), scales=scales)
 
 
 def amax_codes(scheme: Scheme, x: Array) -> Array:
@@ -347,7 +356,7 @@ def _round_elements(scheme: Scheme, source: Format, codes: Array, scales: Array 
             return round_quotients(numbers, scales)
         by_machine = partial(_round_quotients_by_machine, target, saturate, scheme.group_sizes)
         on_integers = partial(round_quotients, divide=divide_on_integers)  # the kernel serves the other platform
-        return lax.platform_dependent(numbers, scales, cpu=by_machine, default=on_integers)
+        return call_by_platform({"cpu": by_machine}, on_integers, numbers, scales)
 
     reason = unsupported_reason(source, target, quantizer.rounding, codes, scaled=scales is not None)
     kernel = partial(round_with_kernel, source, target, saturate, scheme.group_sizes)

@@ -14,10 +14,10 @@ import numpy as np
 from jax import Array
 
 from tcemu.backends.cuda import elementwise
-from tcemu.backends.dispatch import call_by_platform
 from tcemu.backends.quotients import divide, multiply
 from tcemu.base import bits
 from tcemu.base.bits import Limbs
+from tcemu.base.compilation import call_by_platform
 from tcemu.formats import E4M3, F32, UE4M3, UE8M0, Format, convert
 
 

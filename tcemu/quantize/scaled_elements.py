@@ -10,7 +10,7 @@ from jax import Array
 
 from tcemu.backends.cuda import elementwise
 from tcemu.backends.cuda.elementwise import ElementwiseCall
-from tcemu.backends.dispatch import call_by_platform
+from tcemu.base.compilation import call_by_platform
 from tcemu.formats import BF16, F16, F32, Format
 from tcemu.quantize.scale_groups import GroupSizes, repeat_scales
 

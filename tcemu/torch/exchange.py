@@ -49,14 +49,12 @@ def jax_dtype(name: str, tensor: torch.Tensor) -> np.dtype:
 
 
 def to_jax(tensor: torch.Tensor) -> Array:
-    """Return a tensor's memory as an array, or a copy of it unless the tensor or the transpose of its last two axes is contiguous.
+    """Return a tensor's memory as an array, or a copy of it unless the tensor is contiguous.
 
     Raises:
         ValueError: JAX does not have the tensor's device here.
     """
     tensor = tensor.detach()
-    if not tensor.is_contiguous() and tensor.ndim >= 2 and tensor.mT.is_contiguous():
-        return jnp.swapaxes(to_jax(tensor.mT), -1, -2)
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"got a tensor on {tensor.device}; expected one on cpu or cuda, which JAX shares: x.cpu()")
     try:

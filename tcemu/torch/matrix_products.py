@@ -28,6 +28,7 @@ from tcemu.products.wide import WideRecipe
 from tcemu.quantize.quantizer import QuantizedOperand, Quantizer
 from tcemu.torch.exchange import DTYPES, jax_dtype
 from tcemu.torch.operators import Operator, Static, find_by_name, register_name, rounds_stochastically
+from tcemu.torch.shared_products import share_dot_general, share_matmul
 
 Seed = Union[int, torch.Tensor, None]  # noqa: UP007
 
@@ -126,11 +127,16 @@ matmul_op = Operator(
     "str recipe, ScalarType dtype",
     _compute_matmul,
     _matmul_type,
+    share=share_matmul,
 ).register()
 dot_general_op = Operator(
-    "dot_general", "Tensor lhs, Tensor rhs", f"str by, {AXES_SCHEMA}, ScalarType dtype", _compute_dot_general, _dot_general_type
-)
-dot_general_op = dot_general_op.register()
+    "dot_general",
+    "Tensor lhs, Tensor rhs",
+    f"str by, {AXES_SCHEMA}, ScalarType dtype",
+    _compute_dot_general,
+    _dot_general_type,
+    share=share_dot_general,
+).register()
 convolution_op = Operator(
     "convolution", "Tensor x, Tensor w", f"str by, {WINDOWS_SCHEMA}, ScalarType dtype", _compute_convolution, _convolution_type
 )

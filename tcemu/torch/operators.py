@@ -113,7 +113,7 @@ NO_SECOND_DERIVATIVES = (
 
 
 @jit_wide_vectors(0, 1)
-def _compute_value(compute: Compute, static: Static, arrays: Sequence[Array | None], seed: Array | None) -> Array:
+def compute_value(compute: Compute, static: Static, arrays: Sequence[Array | None], seed: Array | None) -> Array:
     return compute(arrays, seed, static)
 
 
@@ -144,6 +144,7 @@ class Operator:
         compute: The function of JAX, of (arrays, seed, static arguments).
         result_type: Function from (tensors, static arguments) to shape and dtype, for fake tensors too.
         has_gradients: Whether the operator has gradients.
+        share: Function from (tensors, static arguments) to a `SharedProduct`, whose programs values and gradients share, or to None.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Operator:
     compute: Compute
     result_type: Callable[[Sequence[Any], Static], tuple[Sequence[int], torch.dtype]]
     has_gradients: bool = True
+    share: Callable[[Sequence[Any], Static], Any] | None = None
 
     @property
     def tensor_count(self) -> int:
@@ -166,28 +168,38 @@ class Operator:
     def evaluate(self, *args: Any) -> torch.Tensor:
         """Compute the value."""
         tensors, seed, static = self.split_arguments(args)
-        arrays, key, present = _to_arrays(tensors, seed)
-        first = next(array for array in arrays if array is not None)
-        with program_context(first), self.show_progress(static, arrays, key):
-            program = find_program(_compute_value, (self.compute, static), arrays, (key,), self.stored_name(static))
-            return to_torch(program(arrays, key), present)
+        with self.show_progress(static, (*tensors, seed)):
+            if (product := self.find_product(tensors, seed, static)) is not None:
+                return product.value()
+            arrays, key, present = _to_arrays(tensors, seed)
+            with program_context(next(array for array in arrays if array is not None)):
+                program = find_program(compute_value, (self.compute, static), arrays, (key,), self.stored_name(static))
+                return to_torch(program(arrays, key), present)
 
     def evaluate_backward(self, g: torch.Tensor, *args: Any) -> list[torch.Tensor]:
         """Compute the gradients of the requested tensors. The last argument says which these are."""
         (tensors, seed, static), needed = self.split_arguments(args[:-1]), args[-1]
-        arrays, key, present = _to_arrays(tensors, seed)
         requested = tuple(index for index, need in enumerate(needed) if need)
-        cotangent = to_jax(g)
-        with program_context(cotangent), self.show_progress(static, arrays, key, requested, cotangent):
+        with self.show_progress(static, (*tensors, seed, g), requested):
+            product = self.find_product(tensors, seed, static)
+            if product is not None and (gradients := product.gradients(g, requested)) is not None:
+                return gradients
+            arrays, key, present = _to_arrays(tensors, seed)
+            cotangent = to_jax(g)
             # that of the first operand and those of the others are a product each: the programs compile side by side, and serve apart
             parts = [part for part in (tuple(set(requested) & {0}), tuple(index for index in requested if index)) if part]
-            programs = [
-                find_program(_compute_gradients, (self.compute, static, part), arrays, (key, cotangent), self.stored_name(static, part))
-                for part in parts
-            ]
-            compile_together(programs)
-            gradients = [gradient for program in programs for gradient in program(arrays, key, cotangent)]
+            with program_context(cotangent):
+                programs = [
+                    find_program(_compute_gradients, (self.compute, static, part), arrays, (key, cotangent), self.stored_name(static, part))
+                    for part in parts
+                ]
+                compile_together(programs)
+                gradients = [gradient for program in programs for gradient in program(arrays, key, cotangent)]
         return [to_torch(gradient, [g, *present]) for gradient in gradients]
+
+    def find_product(self, tensors: Sequence[Any], seed: Any, static: Static) -> Any:
+        """Return the `SharedProduct` that this is, or None."""
+        return None if self.share is None or seed is not None else self.share(tensors, static)
 
     def stored_name(self, static: Static, requested: tuple[int, ...] | None = None) -> str | None:
         """Return the name of a program on disk, or None if its static arguments are of this process alone."""
@@ -195,17 +207,12 @@ class Operator:
         return None if None in names else repr((self.name, names, requested))
 
     def show_progress(
-        self,
-        static: Static,
-        arrays: Sequence[Array | None],
-        key: Array | None,
-        requested: tuple[int, ...] | None = None,
-        cotangent: Array | None = None,
+        self, static: Static, tensors: Sequence[torch.Tensor | None], requested: tuple[int, ...] | None = None
     ) -> AbstractContextManager[None]:
         """Return a context that shows progress while a program compiles. requested: indices of the gradients, None for the value."""
-        types = tuple(array if array is None else (array.shape, array.dtype, *array.devices()) for array in (*arrays, key, cotangent))
-        shapes = " · ".join(f"{array.dtype.name}{list(array.shape)}" for array in arrays[:2] if array is not None)
-        name = f"{self.name}{'' if requested is None else ' backward'} of {shapes}"
+        types = tuple(tensor if tensor is None else (tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
+        names = [f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors[:2] if tensor is not None]
+        name = f"{self.name}{'' if requested is None else ' backward'} of {' · '.join(names)}"
         return compile_progress.show(name, (self.name, requested, static, types))
 
     def make_fake(self, *args: Any) -> torch.Tensor:
