@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from tcemu.arithmetic.integer_quotients import broadcast_words, divide_on_integers, multiply_on_integers
 from tcemu.backends.cuda import elementwise
-from tcemu.base.compilation import call_by_platform, compile_once
+from tcemu.base.compilation import compile_once
 from tcemu.formats import F32, Format
 
 MAGNITUDE, INFINITY = np.uint32((1 << 31) - 1), np.uint32(F32.infinity)
@@ -32,7 +32,7 @@ def multiply(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> A
     if fmt != F32 or rounding != "RN":
         return on_integers(x, y)
     programs = {"cpu": partial(_on_cpu, multiply_by_machine)} | elementwise.platform_programs(elementwise.multiply_f32, x, y)
-    return call_by_platform(programs, on_integers, x, y)
+    return lax.platform_dependent(x, y, default=on_integers, **programs)
 
 
 def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Array:
@@ -44,7 +44,7 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Arr
     if fmt != F32 or rounding != "RN":
         return on_integers(x, y)
     programs = {"cpu": partial(_on_cpu, divide_by_machine)} | elementwise.platform_programs(elementwise.divide_f32, x, y)
-    return call_by_platform(programs, on_integers, x, y)
+    return lax.platform_dependent(x, y, default=on_integers, **programs)
 
 
 # ---- by the machine

@@ -79,7 +79,8 @@ def call_by_platform(programs: Mapping[str, Callable], default: Callable, *opera
     """Call the platform's own program, or the default.
 
     JAX traces the programs of all platforms. In a process that has CPUs alone, the program for CPUs alone is traced, which halves the time
-    for tracing. A program that such a process exports to another platform (`jax.export`) is then that of CPUs, with the same bits.
+    for tracing. A program that such a process exports to another platform (`jax.export`) is then that of CPUs, so all programs must give
+    the same bits on every platform. `lax.platform_dependent` is for programs that lean on the arithmetic of one.
 
     Args:
         programs: Programs by the platform's name in `lax.platform_dependent`.

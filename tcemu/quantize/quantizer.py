@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from tcemu.arithmetic.integer_quotients import divide_on_integers
 from tcemu.backends.quotients import divide, divide_by_machine
-from tcemu.base.compilation import call_by_platform, compile_once
+from tcemu.base.compilation import compile_once
 from tcemu.formats import BF16, F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
 from tcemu.formats.coding import round_from_f32, rounds_from_f32
 from tcemu.quantize.block_formats import BlockFormat, block_quantize
@@ -356,7 +356,7 @@ def _round_elements(scheme: Scheme, source: Format, codes: Array, scales: Array 
             return round_quotients(numbers, scales)
         by_machine = partial(_round_quotients_by_machine, target, saturate, scheme.group_sizes)
         on_integers = partial(round_quotients, divide=divide_on_integers)  # the kernel serves the other platform
-        return call_by_platform({"cpu": by_machine}, on_integers, numbers, scales)
+        return lax.platform_dependent(numbers, scales, cpu=by_machine, default=on_integers)
 
     reason = unsupported_reason(source, target, quantizer.rounding, codes, scaled=scales is not None)
     kernel = partial(round_with_kernel, source, target, saturate, scheme.group_sizes)
