@@ -176,7 +176,7 @@ def reduce_narrow(form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperand
     2^126 or more is D itself too, because products are below 2^33 and each is cut.
     """
     special = jnp.any(jnp.maximum(x.exponents.high, y.exponents.high) == SPECIAL_EXPONENT)
-    magnitude, exponent = c & (SIGN - 1), _exponent(c)
+    magnitude, exponent = c & (SIGN - 1), f32_exponent(c)
     unusual = special | jnp.any(((exponent < form.least) | (exponent > MAX_ACCUMULATOR)) & (magnitude > 0))
     return lax.cond(unusual, partial(_replace_unusual, form), lambda d, c, x, y: d, reduce_bounded(form, c, x, y), c, x.encoded, y.encoded)
 
@@ -192,11 +192,17 @@ def _replace_unusual(form: StepForm, d: Array, c: Array, x: EncodedMultiplicand,
 
     decoded = decode_multiplicand(a, x.codes, b), decode_multiplicand(b, y.codes, a)
     ((special,), has_product), _ = lax.scan(step, ((c,), jnp.zeros_like(c, bool)), decoded)
+    return select_unusual(form, d, c, special, has_product)
+
+
+def select_unusual(form: StepForm, d: Array, c: Array, special: Array, has_product: Array) -> Array:
+    """Returns D with Inf and NaN where `special` is such a code, and with C, truncated, where no product reaches it."""
     kept = min(form.fraction_bits, F32.mantissa_bits, F32.mantissa_bits if form.model.result_bits is None else form.model.result_bits)
     start = c & jnp.uint32(-1 << (F32.mantissa_bits - kept) & 0xFFFFFFFF)
     start = jnp.where(start & (SIGN - 1) == 0, 0, start)
     special = jnp.where((special & (SIGN - 1)) > F32.infinity, F32.nan, special)
-    return jnp.where((special & (SIGN - 1)) >= F32.infinity, special, jnp.where(has_product & (_exponent(c) <= MAX_ACCUMULATOR), d, start))
+    d = jnp.where(has_product & (f32_exponent(c) <= MAX_ACCUMULATOR), d, start)
+    return jnp.where((special & (SIGN - 1)) >= F32.infinity, special, d)
 
 
 def are_bounded(form: StepForm, x: ExponentRange, y: ExponentRange, c: Array) -> Array:
@@ -206,7 +212,7 @@ def are_bounded(form: StepForm, x: ExponentRange, y: ExponentRange, c: Array) ->
     most = MAX_ACCUMULATOR - 1 - (steps * form.terms).bit_length()
     factors = (x.low >= F32.min_exponent + a.mantissa_bits) & (y.low >= F32.min_exponent + b.mantissa_bits)
     products = (x.low + y.low >= form.least) & (x.high + y.high <= most)
-    exponent = _exponent(c)
+    exponent = f32_exponent(c)
     accumulator = ((c << 1) == 0) | ((exponent >= form.least) & (exponent <= MAX_ACCUMULATOR))
     return jnp.all(factors & products) & jnp.all(accumulator)
 
@@ -223,7 +229,7 @@ def reduce_bounded(form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperan
 
     def step(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
         (accumulator, current), (factors_x, factors_y) = state, one(index)
-        return (_add_step(form, factors_x, factors_y, current, accumulator), max_exponent((index + 1) % steps)), None
+        return (add_bounded_step(form, factors_x, factors_y, current, accumulator), max_exponent((index + 1) % steps)), None
 
     state = lax.bitcast_convert_type(c, jnp.float32), max_exponent(0)
     return lax.bitcast_convert_type(lax.scan(step, state, jnp.arange(steps))[0][0], jnp.uint32)
@@ -234,6 +240,9 @@ def _pairs(x: Array, y: Array, combine: Callable) -> list[Array]:
     return [combine(x[..., :, t, None], y[..., t, None, :]) for t in range(x.shape[-1])]
 
 
+Pairing = Callable[[Array, Array, Callable], list[Array]]  # a function as `_pairs`, for factors whose axes have another order
+
+
 def _max_exponent(x: Array, y: Array) -> Array:
     """Rule 3, for the products of a step."""
     return reduce(jnp.maximum, _pairs(x, y, add))
@@ -242,26 +251,27 @@ def _max_exponent(x: Array, y: Array) -> Array:
 # ---- one step
 
 
-def _add_step(form: StepForm, x: Factors, y: Factors, max_exponent: Array, accumulator: Array) -> Array:
+def add_bounded_step(form: StepForm, x: Factors, y: Factors, max_exponent: Array, accumulator: Array, pairs: Pairing = _pairs) -> Array:
     """Computes one step. max_exponent: of the products; accumulator: f32, zero or normal."""
     code = lax.bitcast_convert_type(accumulator, jnp.uint32)
-    max_exponent = jnp.maximum(jnp.maximum(max_exponent.astype(jnp.int32), _exponent(code)), form.least)
+    max_exponent = jnp.maximum(jnp.maximum(max_exponent.astype(jnp.int32), f32_exponent(code)), form.least)
     scale = power_of_two_code(form.fraction_bits - max_exponent)
     unit = power_of_two_code(max_exponent - form.fraction_bits)
-    sums = _truncate_by_addition(form, x, y, unit) if form.truncates_by_addition else _truncate_by_conversion(form, x, y, scale)
+    truncate = partial(_truncate_by_conversion, form, x, y, scale) if x.sign is None else partial(_truncate_by_addition, form, x, y, unit)
+    sums = truncate(pairs)
     return _round(form, (*sums, (accumulator * _as_float(scale)).astype(jnp.int32)), unit)
 
 
-def _truncate_by_conversion(form: StepForm, x: Factors, y: Factors, scale: Array) -> list[Array]:
+def _truncate_by_conversion(form: StepForm, x: Factors, y: Factors, scale: Array, pairs: Pairing) -> list[Array]:
     """Rules 4 and 5: sums of the products, each product truncated to an integer multiple of the unit; s32."""
-    integers = [(product * _as_float(scale)).astype(jnp.int32) for product in _pairs(x.value, y.value, mul)]
+    integers = [(product * _as_float(scale)).astype(jnp.int32) for product in pairs(x.value, y.value, mul)]
     if products_fit_one_limb(form.model, form.spec, form.terms):
         return [reduce(add, integers)]
     half = -(-form.terms // 2)
     return [reduce(add, integers[:half]), reduce(add, integers[half:])]
 
 
-def _truncate_by_addition(form: StepForm, x: Factors, y: Factors, unit: Array) -> list[Array]:
+def _truncate_by_addition(form: StepForm, x: Factors, y: Factors, unit: Array, pairs: Pairing) -> list[Array]:
     """As `_truncate_by_conversion`, for products whose significands have at most `spare_bits` bits.
 
     A product, in units of the step, is below 2^(fraction_bits + 2). Added to 2^(fraction_bits + 2), its magnitude v stands in the fraction
@@ -274,10 +284,10 @@ def _truncate_by_addition(form: StepForm, x: Factors, y: Factors, unit: Array) -
     """
     anchor = _as_float(unit + ((form.fraction_bits + 2) << F32.mantissa_bits))
     spare = (1 << form.spare_bits) - 1
-    sums = [lax.bitcast_convert_type(v, jnp.int32) for v in _pairs(x.value, y.value, lambda a, b: a * b + anchor)]
+    sums = [lax.bitcast_convert_type(v, jnp.int32) for v in pairs(x.value, y.value, lambda a, b: a * b + anchor)]
     assert x.sign is not None and y.sign is not None
     integer = ((1 << F32.mantissa_bits) - 1) & ~spare
-    signs = _pairs(x.sign, y.sign, lambda a, b: a ^ b)
+    signs = pairs(x.sign, y.sign, lambda a, b: a ^ b)
     total = reduce(add, [(v & integer) ^ sign for v, sign in zip(sums, signs, strict=True)])
     return [(total + spare) >> form.spare_bits]
 
@@ -305,7 +315,7 @@ def _add_two(x: Array, y: Array) -> tuple[Array, Array]:
     return negative, lax.bitcast_convert_type((total ^ negative) - negative, jnp.uint32)
 
 
-def _exponent(code: Array) -> Array:
+def f32_exponent(code: Array) -> Array:
     """The exponent of a normal f32; less than every other exponent for zero. code: uint32."""
     return ((code >> F32.mantissa_bits) & 0xFF).astype(jnp.int32) - F32.bias
 

@@ -86,8 +86,11 @@ def fused_dot_add(model: Model, spec: ProductSpec, a: Multiplicand, b: Multiplic
     model: its numeric fields may be traced. spec: of the instruction, with the formats that are multiplied.
     Returns codes of `model.result` [..., M, N], as one limb.
     """
-    products = pair_products(a, b)
+    return add_products(model, spec, pair_products(a, b), accumulator)
 
+
+def add_products(model: Model, spec: ProductSpec, products: list[Product], accumulator: Limbs) -> Limbs:
+    """Computes one step from its products, whose axes are those of the accumulator: see `fused_dot_add`."""
     # rule 3
     max_exponent = products[0].exponents.a + products[0].exponents.b
     for product in products[1:]:
@@ -244,8 +247,12 @@ def absorb_specials(result: Format, x: Multiplicand, y: Multiplicand, accumulato
     one limb.
     """
     # float addition has rule 8 itself; numbers count as 0, 1 and -1, so that no other sum becomes Inf and any order is right
-    met = jnp.matmul(_as_floats(x), _as_floats(y), precision=lax.Precision.DEFAULT)
-    word = lax.bitcast_convert_type(met, jnp.uint32)
+    return absorb_sum(result, jnp.matmul(_as_floats(x), _as_floats(y), precision=lax.Precision.DEFAULT), accumulator)
+
+
+def absorb_sum(result: Format, total: Array, accumulator: Limbs) -> Limbs:
+    """Returns the accumulator, with Inf or NaN where the f32 sum of the products of a step is Inf or NaN."""
+    word = lax.bitcast_convert_type(total, jnp.uint32)
     negative, magnitude = word >> 31 == 1, word & 0x7FFFFFFF
     c = decode_limbs(result, accumulator)
     none = (magnitude > F32.infinity) | c.nan | (c.infinite & (c.negative != negative))

@@ -1,5 +1,7 @@
 """The portable backend: plain JAX operations, for every model on any device."""
 
+from functools import partial
+
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.checkify import debug_check
@@ -10,6 +12,7 @@ from tcemu.arithmetic.model import clip_to_limits
 from tcemu.arithmetic.other_steps import flush_subnormals
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
 from tcemu.arithmetic.reduction import reduce_k
+from tcemu.arithmetic.small_products import are_small_products, reduce_small_products
 from tcemu.backends.product_requests import MatrixProduct, Program, PromotedProduct, RegisterProduct
 from tcemu.formats import Format, limbs_to_codes
 from tcemu.formats.coding import recode
@@ -33,10 +36,17 @@ def matrices_program(product: MatrixProduct) -> Program:
     model, multiplied = specialize(product.model, spec, product.scale_block)
     model, inside = clip_to_limits(model)
 
-    def program(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+    def reduce_any(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
         a, b = flush_subnormals(spec.a, a, model.flush), flush_subnormals(spec.b, b, model.flush)
         a, b = recode(spec.a, multiplied.a, a), recode(spec.b, multiplied.b, b)
-        d = reduce_k(model, multiplied, a, b, recode(spec.c, model.result, c), scales)
+        return reduce_k(model, multiplied, a, b, recode(spec.c, model.result, c), scales)
+
+    def program(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
+        if are_small_products(model, multiplied, c.shape, a.shape[-1]):
+            small = partial(reduce_small_products, model, spec, multiplied)
+            d = lax.platform_dependent(a, b, c, cpu=small, default=lambda a, b, c: reduce_any(a, b, c, None))
+        else:
+            d = reduce_any(a, b, c, scales)
         return d if inside is None else _nan_unless(inside, spec.d, d)
 
     return program

@@ -25,7 +25,7 @@ from tcemu.backends.cuda import elementwise
 from tcemu.backends.cuda import scalar_functions as scalars
 from tcemu.backends.cuda.kernel_text import prepend_machine
 from tcemu.backends.cuda.xla_launch import KernelEntry, launch
-from tcemu.base.compilation import call_by_platform
+from tcemu.base.compilation import call_by_platform, compile_once
 from tcemu.formats import Format
 from tcemu.fuzz.random_words import (
     CaseBitField,
@@ -292,20 +292,28 @@ class FloatInputs(NamedTuple):
     nudged: Array | None = None  # bool [cases, places]: the last bit changes
 
 
-def draw_floats(grid: ElementGrid, inputs: FloatInputs) -> Array:
-    """Draw codes [cases, elements], with a last axis of two words for two-word formats."""
-    portable = partial(_draw_with_xla, grid)
+def draw_floats(grid: ElementGrid, shape: tuple[int, int], inputs: FloatInputs) -> Array:
+    """Draw codes [cases, *shape], with a last axis of two words for two-word formats."""
+    portable = partial(_draw_with_xla, grid, shape)
     if grid.fmt.words == 2:
         return portable(inputs)
-    return call_by_platform(elementwise.platform_programs(partial(_draw_with_kernel, grid), inputs.field), portable, inputs)
+
+    def by_kernel(inputs: FloatInputs) -> Array:
+        return _draw_with_kernel(grid, inputs).reshape(-1, *shape)
+
+    return call_by_platform(elementwise.platform_programs(by_kernel, inputs.field), portable, inputs)
 
 
-def _draw_with_xla(grid: ElementGrid, inputs: FloatInputs) -> Array:
-    kind = {name: v[:, None, None, None] for name, v in inputs.kind.items()}
-    flipped, nudged = (None if v is None else v[:, None, :, None] for v in (inputs.flipped, inputs.nudged))
-    word = element_words(grid, inputs.keys, inputs.word_index)
-    codes = build_float(grid.fmt, word, inputs.field[:, None, :, None], kind, flipped, nudged)
-    return codes.reshape(len(codes), grid.size, *codes.shape[4:])
+def _draw_with_xla(grid: ElementGrid, shape: tuple[int, int], inputs: FloatInputs) -> Array:
+    """Draw with the cases as the minor axis, which fills the vectors of a CPU, and as which `reduce_small_products` takes them."""
+    spread = lambda v: v.T[:, None, :]  # [cases, places] -> [places, inner, cases]
+    flipped, nudged = (None if v is None else spread(v) for v in (inputs.flipped, inputs.nudged))
+    row, column = jnp.arange(grid.outer, dtype=jnp.uint32), jnp.arange(grid.inner, dtype=jnp.uint32)
+    places = _word_index(grid, row[:, None, None, None], spread(inputs.word_index), column[:, None])
+    word = draw_words(inputs.keys, grid.stream, places)
+    codes = build_float(grid.fmt, word, spread(inputs.field), inputs.kind, flipped, nudged)
+    codes = lax.optimization_barrier(codes.reshape(*shape, *codes.shape[3:]))  # otherwise a fusion recomputes them for each user
+    return jnp.moveaxis(codes, len(shape), 0)
 
 
 def element_words(grid: ElementGrid, keys: WordPair, index: Array) -> Array:
@@ -469,31 +477,62 @@ def draw_case_kinds(keys: WordPair, kinds: tuple[Kind, ...]) -> Array:
 
 def draw_operands(op: MatrixMultiply, keys: WordPair, kinds: tuple[Kind, ...] = KINDS) -> OperandCodes:
     """Draw the operands of the cases with these keys, uint32[cases] each."""
-    spec, case = product_spec(op), _draw_case(op, keys, kinds)
+    spec, (case, inputs) = product_spec(op), _draw_case_inputs(op, keys, kinds)
     (m, k), (_, n) = op.matrix_shape("a"), op.matrix_shape("d")
-    shapes, drop = {"a": (m, k), "b": (op.k, n), "c": (m, n)}, _split_drop(op, case)
+    shapes = {"a": (m, k), "b": (op.k, n), "c": (m, n)}
     grids = {
         "a": ElementGrid(spec.a, STREAMS["a"], m, k, 1),
         "b": ElementGrid(spec.b, STREAMS["b"], 1, op.k, n),
         "c": ElementGrid(spec.c, STREAMS["c"], 1, 1, m * n),
     }
-    places = {"a": case.k, "b": _dense_word_indices(case.k, op.k // k), "c": jnp.zeros((len(keys[0]), 1), jnp.uint32)}
-    result: OperandCodes = {}
+    floats: OperandCodes = {}
+    others: OperandCodes = {}
     for name, grid in grids.items():
-        if grid.fmt.is_integer:
-            word = element_words(grid, keys, places[name]).reshape(-1, *shapes[name])
-            result[name] = (_build_integer_accumulators if name == "c" else _build_integers)(grid.fmt, word, case)
+        if name in inputs:
+            floats[name] = draw_floats(grid, shapes[name], inputs[name].with_keys(keys))
             continue
-        kind, field = _accumulator_inputs(case) if name == "c" else (_flatten_kind(case.kind), case.low[name][:, :, 0] - drop[name])
-        twins = (case.flipped, case.nudged) if name == "a" else (None, None)
-        codes = draw_floats(grid, FloatInputs(keys, kind, field, places[name], *twins))
-        result[name] = codes.reshape(-1, *shapes[name], *codes.shape[2:])
+        word = element_words(grid, keys, _word_indices(op, case)[name]).reshape(-1, *shapes[name])
+        others[name] = (_build_integer_accumulators if name == "c" else _build_integers)(grid.fmt, word, case)
     if op.sparse:
-        result["e"] = _build_metadata(op, keys, case, k)
+        others["e"] = _build_metadata(op, keys, case, k)
     if op.scaling is not None:
         for name in ("scale_a", "scale_b"):
-            result[name] = _build_scales(op, op.scaling.format, name, keys, case)
-    return lax.optimization_barrier(result)  # otherwise a fusion recomputes them for each user
+            others[name] = _build_scales(op, op.scaling.format, name, keys, case)
+    return floats | lax.optimization_barrier(others)  # otherwise a fusion recomputes them for each user
+
+
+class CaseInputs(NamedTuple):
+    """What a case draws of `FloatInputs`, with the cases as the minor axis: [places, cases]."""
+
+    kind: dict[str, Array]  # [cases]
+    field: Array
+    word_index: Array
+    flipped: Array | None
+    nudged: Array | None
+
+    def with_keys(self, keys: WordPair) -> FloatInputs:
+        flipped, nudged = (None if v is None else v.T for v in (self.flipped, self.nudged))
+        return FloatInputs(keys, self.kind, self.field.T, self.word_index.T, flipped, nudged)
+
+
+@compile_once(0, 2)  # a unit, since a fusion would draw a case again for each of its elements
+def _draw_case_inputs(op: MatrixMultiply, keys: WordPair, kinds: tuple[Kind, ...]) -> tuple[CaseDraw, dict[str, CaseInputs]]:
+    """Draw what elements have in common, and what the elements of float operands are drawn from."""
+    spec, case = product_spec(op), _draw_case(op, keys, kinds)
+    drop, places = _split_drop(op, case), _word_indices(op, case)
+    inputs = {}
+    for name, fmt in {"a": spec.a, "b": spec.b, "c": spec.c}.items():
+        if not fmt.is_integer:
+            kind, field = _accumulator_inputs(case) if name == "c" else (_flatten_kind(case.kind), case.low[name][:, :, 0] - drop[name])
+            twins = (case.flipped.T, case.nudged.T) if name == "a" else (None, None)
+            inputs[name] = CaseInputs(kind, field.T, places[name].T, *twins)
+    return case, inputs
+
+
+def _word_indices(op: MatrixMultiply, case: CaseDraw) -> dict[str, Array]:
+    """Return the indices of the words that elements take, by operand, uint32 [cases, places]."""
+    _, k = op.matrix_shape("a")
+    return {"a": case.k, "b": _dense_word_indices(case.k, op.k // k), "c": jnp.zeros((len(case.k), 1), jnp.uint32)}
 
 
 def _flatten_kind(kind: dict[str, Array]) -> dict[str, Array]:

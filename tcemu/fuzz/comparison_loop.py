@@ -5,7 +5,7 @@ every chunk, all processes have all counts, and the first process owns the file.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +17,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import product_spec
+from tcemu.arithmetic.small_products import MOST_OUTPUTS
+from tcemu.base.compilation import jit_wide_vectors
 from tcemu.fuzz.case_generator import Kind, OperandCodes, draw_case_kinds, draw_operands
 from tcemu.fuzz.coverage import Coverage, count_coverage
 from tcemu.fuzz.implementations import Implementation, codes_function
 from tcemu.fuzz.random_words import WordPair, add_offset, case_keys, split_uint64
-from tcemu.isa.families import Instruction, MatrixMultiply
+from tcemu.isa.families import MatrixMultiply
 
 MAX_FIRST_CASES = 16  # mismatches per chunk and device whose numbers are returned; all are counted
 NO_CASE = 2**31 - 1  # an offset that stands for no case
@@ -87,12 +89,22 @@ class ChunkRunner(NamedTuple):
 ChunkFunction = Callable[[Any, Any, Any, Any], Tally]  # (seed, first number, cases that count, iterations) -> [devices, ...]
 
 
-def count_differing_outputs(op: Instruction, left: Array, right: Array) -> Array:
+def count_differing_outputs(op: MatrixMultiply, left: Array, right: Array) -> Array:
     """Count the outputs that are not the same word, int32 [cases]."""
     differ = left != right
     if product_spec(op).d.words == 2:
         differ = differ.any(-1)
-    return jnp.sum(differ, axis=(-2, -1), dtype=jnp.int32)
+    sum_outputs = lambda v: jnp.sum(v, axis=(-2, -1), dtype=jnp.int32)
+    if op.m * op.n > MOST_OUTPUTS:
+        return sum_outputs(differ)
+    return lax.platform_dependent(differ, cpu=_add_outputs, default=sum_outputs)
+
+
+def _add_outputs(differ: Array) -> Array:
+    """Count by additions, since XLA:CPU reduces the cases one by one unless the reduced axis is the minor one."""
+    for _ in range(2):
+        differ = reduce(jnp.add, [differ[:, i].astype(jnp.int32) for i in range(differ.shape[1])])
+    return differ
 
 
 def batch_size(op: MatrixMultiply, platform: str) -> int:
@@ -194,16 +206,22 @@ def _add_tally(before: Tally, iteration: Tally) -> Tally:
     return jax.tree.map(jnp.add, before._replace(first=first), iteration._replace(first=0))
 
 
+def _barrier_of_lanes(results: tuple[Array, Array]) -> tuple[Array, ...]:
+    """A barrier behind which the results have the cases as the minor axis, as `reduce_small_products` computes them."""
+    return tuple(jnp.moveaxis(v, -1, 0) for v in lax.optimization_barrier(tuple(jnp.moveaxis(v, 0, -1) for v in results)))
+
+
 def _compile_traceable(task: ComparisonTask, size: int, devices: tuple[Any, ...]) -> ChunkFunction:
     """Compile everything into one loop, in which each device computes its share of the iterations."""
     left, right = codes_function(task.op, task.left), codes_function(task.op, task.right)
+    keep_apart = _barrier_of_lanes if devices[0].platform == "cpu" else lax.optimization_barrier
 
     def iterate(seed: WordPair, start: WordPair, counted: Array, offset: Array) -> Tally:
         # these barriers, like the one in `draw_operands`, keep a fusion from recomputing all this for each user
         number = add_offset(start, offset)
         keys = lax.optimization_barrier(case_keys(seed, number))
         operands = draw_operands(task.op, keys, task.kinds)
-        x, y = lax.optimization_barrier((left(operands), right(operands)))
+        x, y = keep_apart((left(operands), right(operands)))
         return _count_batch(task, CaseBatch(keys, number, offset, counted), operands, x, y)
 
     def device(seed: WordPair, start: WordPair, counted: Array, iterations: Array) -> Tally:
@@ -222,7 +240,7 @@ def _compile_traceable(task: ComparisonTask, size: int, devices: tuple[Any, ...]
     several = spans_processes(devices)
     replicated, mesh = PartitionSpec(), Mesh(np.array(devices), ("cases",))
     outcome = replicated if several else PartitionSpec("cases")
-    return jax.jit(jax.shard_map(device, mesh=mesh, in_specs=(replicated,) * 4, out_specs=outcome, check_vma=False))
+    return jit_wide_vectors()(jax.shard_map(device, mesh=mesh, in_specs=(replicated,) * 4, out_specs=outcome, check_vma=False))
 
 
 def _compile_external(task: ComparisonTask, size: int) -> ChunkFunction:

@@ -87,11 +87,13 @@ def test_the_loop_and_vmap_call_it():
         kind = {name: jnp.full(6, 40 if name in ("edge", "special", "zero") else 0, jnp.int32) for name in elements.PACKED}
         place = jnp.broadcast_to(jnp.arange(8, dtype=jnp.uint32), (6, 8))
         keys = low + of_case.astype(jnp.uint32), of_case.astype(jnp.uint32)
-        return elements.draw_floats(which, elements.FloatInputs(keys, kind, of_case[:, None] + jnp.arange(8, dtype=jnp.int32) - 4, place))
+        return elements.draw_floats(
+            which, (4, 8), elements.FloatInputs(keys, kind, of_case[:, None] + jnp.arange(8, dtype=jnp.int32) - 4, place)
+        )
 
     many = jnp.arange(3, dtype=jnp.uint32) * 1000
     wanted, found, _ = both_ways(lambda: np.asarray(jax.jit(lambda many: jax.vmap(drawn)(many))(many)))
-    assert wanted.shape == (3, 6, 32) and (wanted == found).all() and len(np.unique(wanted)) > 200
+    assert wanted.shape == (3, 6, 4, 8) and (wanted == found).all() and len(np.unique(wanted)) > 200
     assert (wanted[1] == drawn(many[1])).all()
 
 
