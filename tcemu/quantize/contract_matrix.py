@@ -18,7 +18,7 @@ from tcemu.base.results import Result, Table
 from tcemu.base.text import table_lines
 from tcemu.formats import E2M1, F32, UE4M3, Format, decode
 from tcemu.quantize.contract_rows import CONTRACTS
-from tcemu.quantize.contracts import QuantizerContract, TwoLevelScale, quantize_blocks
+from tcemu.quantize.contracts import QuantizerContract, quantize_blocks
 
 SIGNS = np.array([-1, 1], np.float32)
 BLOCK = 16  # elements of a drawn block
@@ -247,21 +247,19 @@ def _compare(a: str, b: str, left: dict[str, GroupWords], right: dict[str, Group
         example = None
         if differing.size:
             codes, tensor = draw_blocks(region, CONTRACTS[a].element, blocks, seed)
-            example = _example(CONTRACTS[a], codes, tensor, one, other, int(differing[0]))
+            takes_tensor = any(CONTRACTS[name].takes_tensor_amax for name in (a, b))
+            example = _example(takes_tensor, codes, tensor, one, other, int(differing[0]))
         found.append(Divergence(region, int(differing.size), blocks, example))
     return ContractComparison(a, b, tuple(found))
 
 
-def _example(
-    contract: QuantizerContract, codes: np.ndarray, tensor: np.ndarray, one: GroupWords, other: GroupWords, row: int
-) -> Counterexample:
+def _example(takes_tensor: bool, codes: np.ndarray, tensor: np.ndarray, one: GroupWords, other: GroupWords, row: int) -> Counterexample:
     x = codes[row].view(np.float32)
     place = int(np.argmax(one.codes[row] != other.codes[row]))
     words = [(int(w.codes[row, place]), int(w.scales[row, 0])) for w in (one, other)]
-    two_level = isinstance(contract.scale, TwoLevelScale)
     special = x[~np.isfinite(x)]
     largest = float(special[0]) if special.size else float(np.max(np.abs(x)))
-    return Counterexample(abs(largest), float(x[place]), float(tensor[row].view(np.float32)[0]) if two_level else None, *words)
+    return Counterexample(abs(largest), float(x[place]), float(tensor[row].view(np.float32)[0]) if takes_tensor else None, *words)
 
 
 def special_words(contract: QuantizerContract) -> dict[str, str]:

@@ -543,6 +543,11 @@ class QuantizerContract:
     note: str = field(default="", compare=False)
 
     @property
+    def takes_tensor_amax(self) -> bool:
+        """True for scales of two levels and for delayed scaling."""
+        return isinstance(self.scale, TwoLevelScale) or (isinstance(self.scale, FloatScale) and self.scale.delayed)
+
+    @property
     def family(self) -> str:
         """The elements and the scales, which words of two contracts must share to be compared."""
         return f"{self.element} with {self.scale.format} scales"

@@ -306,6 +306,8 @@ def test_a_counterexample_is_one():
             block[0, :2] = example.amax, example.x
             tensor = np.float32([[1 if example.tensor_amax is None else example.tensor_amax]]).view(np.uint32)
             for name, (code, scale) in ((comparison.left, example.left), (comparison.right, example.right)):
+                if CONTRACTS[name].noise_bits:
+                    continue  # its noise depends on the place of the block
                 words = quantize_blocks(CONTRACTS[name], jnp.asarray(block.view(np.uint32)), jnp.asarray(tensor))
                 assert (int(np.asarray(words.codes)[0, 1]), int(np.asarray(words.scales)[0, 0])) == (code, scale), (comparison.left, name)
                 checked += 1
