@@ -46,5 +46,5 @@ def max_along_rows(x: Array) -> Array:
     In two reductions, kept apart by a barrier: XLA:CPU uses vectors for one along an axis that is short and not the last.
     """
     if x.shape[-1] > SHORT and x.shape[-1] % SHORT == 0:
-        x = lax.optimization_barrier(jnp.max(x.reshape(*x.shape[:-1], SHORT, -1), axis=-2))
+        x = lax.optimization_barrier(jnp.max(x.reshape(*x.shape[:-1], SHORT, x.shape[-1] // SHORT), axis=-2))
     return jnp.max(x, axis=-1, initial=0)

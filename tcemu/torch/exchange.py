@@ -58,7 +58,8 @@ def to_jax(tensor: torch.Tensor) -> Array:
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"got a tensor on {tensor.device}; expected one on cpu or cuda, which JAX shares: x.cpu()")
     try:
-        return jax.dlpack.from_dlpack(tensor.contiguous())
+        # of an axis of one element torch keeps any stride, from which JAX would infer another layout
+        return jax.dlpack.from_dlpack(tensor.contiguous().view(-1).view(tensor.shape))
     except RuntimeError as error:
         if tensor.device.type == "cuda" and not _has_gpu():
             raise ValueError(

@@ -45,6 +45,7 @@ CONTAINERS = {  # which functions fill, each with its bound and the reason for i
     "torch/module_emulation.py: _by_tag": "weak: what nobody holds goes",
     "torch/operators.py: _names": "the recipes that torch's operators were given: their names must hold as long as the process",
     "torch/operators.py: _registered": "one for each name",
+    "torch/shared_products.py: _texts": "one for each name",
     "base/jax_internals.py: _unknown_options": "names of QUICK_OPTIONS",
     "isa/tcgen05.py: sizes": "nothing fills it: the sizes of a kind that has no block scales",
     "base/results.py: facts": "nothing fills it: the facts of a result that has none",
