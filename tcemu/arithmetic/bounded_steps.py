@@ -46,6 +46,9 @@ from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.formats import F32, Format, truncates
 
 MAX_ACCUMULATOR = F32.max_exponent - 2  # exponent of the largest C: with the products, sums stay below 2^127
+# products of a step from which on XLA:CPU slices the step's operands once; of shorter steps it would slice them again for each product, unless
+# they are results of the step before
+SLICED_TERMS = 16
 
 
 class Lanes(NamedTuple):
@@ -222,16 +225,18 @@ def reduce_bounded(form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperan
 
     c: f32 codes [..., M, N]; x: [steps, ..., M, terms]; y: [steps, ..., terms, N].
     """
-
     steps = x.factors.value.shape[0]
-    one = lambda index: jax.tree.map(lambda v: v[index], (x.factors, y.factors))
-    max_exponent = lambda index: _max_exponent(x.exponent[index], y.exponent[index])
+    one = lambda v, index: jax.tree.map(lambda v: v[index % steps], v)
+    operands = lambda index: (one((x.factors, y.factors), index), one((x.exponent, y.exponent), index + 1))
+    carry = operands if form.terms < SLICED_TERMS else lambda index: None
 
-    def step(state: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-        (accumulator, current), (factors_x, factors_y) = state, one(index)
-        return (add_bounded_step(form, factors_x, factors_y, current, accumulator), max_exponent((index + 1) % steps)), None
+    def step(state: tuple, index: Array) -> tuple[tuple, None]:
+        accumulator, max_exponent, carried = state
+        factors, exponents = operands(index) if carried is None else carried
+        accumulator = add_bounded_step(form, *factors, max_exponent, accumulator)
+        return (accumulator, _max_exponent(*exponents), carry(index + 1)), None
 
-    state = lax.bitcast_convert_type(c, jnp.float32), max_exponent(0)
+    state = lax.bitcast_convert_type(c, jnp.float32), _max_exponent(*one((x.exponent, y.exponent), 0)), carry(0)
     return lax.bitcast_convert_type(lax.scan(step, state, jnp.arange(steps))[0][0], jnp.uint32)
 
 
