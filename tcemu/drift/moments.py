@@ -6,7 +6,7 @@ the elements that a lane takes, in the order of the joins, and in the form of bo
 Sources, all in PyTorch (pytorch/pytorch, aten/src/ATen/native): `cpu/moments_utils.h` (RowwiseMoments), `SharedReduceOps.h` (WelfordOps)
 with `cuda/block_reduce.cuh`, `cuda/layer_norm_kernel.cu`, `cuda/group_norm_kernel.cu`, `cuda/Normalization.cuh`,
 `cpu/batch_norm_kernel.cpp`, and `cpu/group_norm_kernel.cpp` before RowwiseMoments (sums of squares). The fma are those of GCC's build for
-AVX2, whose words PyTorch 2.13 gives, and of the PTX of nvcc 13.0.
+AVX2, whose words PyTorch 2.13 gives, and of nvcc's build, whose words PyTorch 2.11 gave on an H100 (tests/golden/moments_h100.json.xz).
 """
 
 from __future__ import annotations
@@ -151,15 +151,15 @@ def _join_batch_norm(own: Pair, other: Pair) -> Pair:
     total = own[2] + other[2]
     factor = np.broadcast_to(F32(1) / np.maximum(total, 1), own[0].shape)
     delta = own[0] - other[0]
-    squares = fma_f32(factor, delta * delta * own[2] * other[2], own[1] + other[1])
+    squares = own[1] + fma_f32(delta * delta * own[2] * other[2], factor, other[1])
     mean = fma_f32(own[0], np.broadcast_to(own[2], own[0].shape), other[0] * other[2]) * factor
     return mean, squares, total
 
 
-def _fold(pair: Pair, join: Callable[[Pair, Pair], Pair], *, far: bool) -> Pair:
-    """Join the lanes of the last axis in pairs: halves first, or neighbours first. They are padded to a power of two."""
+def _fold(pair: Pair, join: Callable[[Pair, Pair], Pair], *, far: bool, least: int = 1) -> Pair:
+    """Join the lanes of the last axis in pairs: halves first, or neighbours first. They are padded to a power of two, `least` at least."""
     lanes = pair[2].shape[-1]
-    missing = (1 << max(lanes - 1, 0).bit_length()) - lanes
+    missing = max(1 << max(lanes - 1, 0).bit_length(), least) - lanes
     mean, squares, count = (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) for x in pair)
     while count.shape[-1] > 1:
         half = count.shape[-1] // 2
@@ -172,9 +172,12 @@ def _fold(pair: Pair, join: Callable[[Pair, Pair], Pair], *, far: bool) -> Pair:
 
 
 def _in_threads(
-    rows: Rows, indices: np.ndarray, join: Callable[[Pair, Pair], Pair], *, far: bool = True, reciprocal: bool = False
+    rows: Rows, indices: np.ndarray, join: Callable[[Pair, Pair], Pair], *, far: bool = True, reciprocal: bool = False, least_warps: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the moments of threads [steps, threads] of element numbers, -1 for none, and join them."""
+    """Compute the moments of threads [steps, threads] of element numbers, -1 for none, and join them.
+
+    least_warps: as many warps are joined at least, empty ones among them.
+    """
     x = rows.values
     pair = _empty((len(x), indices.shape[1]))
     for step in indices:
@@ -182,7 +185,7 @@ def _in_threads(
     lanes = min(WARP, indices.shape[1])
     mean, squares, count = (v.reshape(*v.shape[:-1], -1, lanes) for v in pair)
     warps = tuple(v[..., 0] for v in _fold((mean, squares, count), join, far=far))
-    mean, squares, _ = _fold((warps[0], warps[1], warps[2]), join, far=far)
+    mean, squares, _ = _fold((warps[0], warps[1], warps[2]), join, far=far, least=least_warps)
     return mean[:, 0], squares[:, 0] / F32(x.shape[1])
 
 
@@ -206,14 +209,14 @@ def _cuda_batch_norm(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.nd
     """Threads in x take the neighbouring elements, threads in y the images."""
     inner = rows.inner
     size = lambda n: next((threads for threads in (32, 64, 128, 256) if n <= threads), 512)
-    across = max(size(inner // 4), min(size(inner), 64))
+    across = size(inner)
     down = max(512 // across, 1)
     images = rows.values.shape[1] // inner
     image, x = _strided(images, down), _strided(inner, across)
     numbers = np.where(
         (image[:, None, :, None] >= 0) & (x[None, :, None, :] >= 0), image[:, None, :, None] * inner + x[None, :, None, :], -1
     )
-    return _in_threads(rows, numbers.reshape(-1, down * across), _join_batch_norm, far=False)
+    return _in_threads(rows, numbers.reshape(-1, down * across), _join_batch_norm, far=False, least_warps=WARP)
 
 
 # ---- CPUs

@@ -3,13 +3,20 @@
 The algorithms are written here once more, element by element, from PyTorch's sources.
 """
 
+import json
+import lzma
+from pathlib import Path
+
 import numpy as np
 import pytest
+from golden.record_moments import CASES as RECORDED
+from golden.record_moments import draw_rows
 from support.drift_records import recorded
 from support.planted_drifts import F32, _fma, gpu_function
 from support.sampling import sample_cases
 
 from tcemu.drift import identify, locate, record
+from tcemu.drift.moments import Moments, mean_and_variance
 
 RNG = np.random.default_rng(11)
 EPS = 1e-5
@@ -55,7 +62,7 @@ def join_batch_norm(own, other):
     factor, delta = F32(1) / F32(max(count, 1)), F32(own[0] - other[0])
     weighted = F32(F32(F32(delta * delta) * F32(own[2])) * F32(other[2]))
     mean = F32(_fma(own[0], F32(own[2]), F32(other[0] * F32(other[2]))) * factor)
-    return mean, _fma(factor, weighted, F32(own[1] + other[1])), count
+    return mean, F32(own[1] + _fma(factor, weighted, other[1])), count
 
 
 def fold(parts, join, far=True):
@@ -83,10 +90,10 @@ def cuda_vectorised(row, inner):
 
 
 def cuda_batch_norm(row, inner):
-    """For fewer than 32 neighbours: 32 threads across, 16 down."""
+    """For fewer than 32 neighbours: 32 threads across, 16 down. The 16 warps are joined like 32, of which 16 are empty."""
     images = row.reshape(-1, inner)
     threads = [welford(images[down::16, across::32].reshape(-1)) for down in range(16) for across in range(32)]
-    return by_warps(threads, join_batch_norm, far=False)
+    return by_warps([*threads, *[(F32(0), F32(0), 0)] * len(threads)], join_batch_norm, far=False)
 
 
 def cpu(row, inner, fused=True):
@@ -245,3 +252,26 @@ def test_the_norms_of_torch_on_this_machine_are_explained(tmp_path):
     found = identify(tmp_path / "norms.drift", targets=(), names=names)
     assert len(found.operations) == len(norms) and found.unexplained == (), str(found)
     assert all(CPU in line.arithmetic for line in found.operations if "batch" not in line.name)
+
+
+# ---- words of a GPU
+
+WORDS = Path(__file__).parents[1] / "golden" / "moments_h100.json.xz"
+
+
+@pytest.mark.parametrize("number", sample_cases(range(len(RECORDED)), (1, 22, 26, 34)))
+def test_the_words_of_an_h100(number):
+    """Means and reciprocal roots of PyTorch 2.11: every word, by the kernel that the shape gets."""
+    operator, _, shape = RECORDED[number]
+    x = draw_rows(number)
+    if operator == "layer_norm":
+        rows, inner, name = x, shape[1], "cuda vectorised" if shape[1] % 4 == 0 else "cuda"
+    elif operator == "group_norm":
+        rows, name = x.reshape(shape[0] * shape[3], -1), "cuda"
+        inner = rows.shape[1]
+    else:
+        rows, inner, name = x.swapaxes(0, 1).reshape(shape[1], -1), shape[2], "cuda batch norm"
+    mean, variance = mean_and_variance(Moments(name), rows, inner)
+    root = ROOTS["exact" if operator == "batch_norm_stats" else "gpu"](variance)
+    expected = json.loads(lzma.decompress(WORDS.read_bytes()))["words"][number]
+    assert mean.view(np.uint32).tolist() == expected["mean"] and root.view(np.uint32).tolist() == expected["root"]
