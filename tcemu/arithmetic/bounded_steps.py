@@ -226,17 +226,17 @@ def reduce_bounded(form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperan
     c: f32 codes [..., M, N]; x: [steps, ..., M, terms]; y: [steps, ..., terms, N].
     """
     steps = x.factors.value.shape[0]
-    one = lambda v, index: jax.tree.map(lambda v: v[index % steps], v)
-    operands = lambda index: (one((x.factors, y.factors), index), one((x.exponent, y.exponent), index + 1))
+    at_step = lambda v, index: jax.tree.map(lambda v: v[index % steps], v)
+    operands = lambda index: (at_step((x.factors, y.factors), index), at_step((x.exponent, y.exponent), index + 1))
     carry = operands if form.terms < SLICED_TERMS else lambda index: None
 
     def step(state: tuple, index: Array) -> tuple[tuple, None]:
         accumulator, max_exponent, carried = state
-        factors, exponents = operands(index) if carried is None else carried
-        accumulator = add_bounded_step(form, *factors, max_exponent, accumulator)
+        (one_x, one_y), exponents = operands(index) if carried is None else carried
+        accumulator = add_bounded_step(form, one_x, one_y, max_exponent, accumulator)
         return (accumulator, _max_exponent(*exponents), carry(index + 1)), None
 
-    state = lax.bitcast_convert_type(c, jnp.float32), _max_exponent(*one((x.exponent, y.exponent), 0)), carry(0)
+    state = lax.bitcast_convert_type(c, jnp.float32), _max_exponent(*at_step((x.exponent, y.exponent), 0)), carry(0)
     return lax.bitcast_convert_type(lax.scan(step, state, jnp.arange(steps))[0][0], jnp.uint32)
 
 
