@@ -1,8 +1,8 @@
 """The order in which a kernel adds that cuBLASLt chooses: its configuration determines the slices of K, the merge and the instruction.
 
 `choice_order` translates a configuration. `list_proposals` has those that an H100's cuBLASLt proposed, shape by shape, in the file
-`proposed_h100.json.xz`, which `benchmarks/replay_rules.py --distil` writes. A library may choose otherwise; `order_rules.json` counts how
-often measured shapes did.
+`proposed_h100.json.xz`, which `benchmarks/replay_rules.py --proposals` writes. A library may choose otherwise; `order_rules.json` counts
+how often measured shapes did.
 
 Source: cublasLt.h of cuBLAS 13.1 (cublasLtMatmulStages_t, cublasLtReductionScheme_t); CUTLASS, cutlass/gemm/kernel/params_universal_base.h
 (the alignment of slices), cutlass/transform/threadblock/predicated_tile_access_iterator.h (the remainder of K comes first).
