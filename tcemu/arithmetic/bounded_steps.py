@@ -46,8 +46,8 @@ from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.formats import F32, Format, truncates
 
 MAX_ACCUMULATOR = F32.max_exponent - 2  # exponent of the largest C: with the products, sums stay below 2^127
-# products of a step from which on XLA:CPU slices its operands once; those of shorter steps it would slice again for each product, unless
-# they are results of the step before
+# XLA:CPU slices the operands of a step once if the step has at least this number of products. In a shorter step it would slice them again
+# for each product, unless they are results of the step before.
 SLICED_TERMS = 16
 
 

@@ -502,7 +502,7 @@ def draw_operands(op: MatrixMultiply, keys: WordPair, kinds: tuple[Kind, ...] = 
 
 
 class CaseInputs(NamedTuple):
-    """What a case draws of `FloatInputs`, with the cases as the minor axis: [places, cases]."""
+    """The fields of `FloatInputs` that cases draw, with the cases as the minor axis: [places, cases]."""
 
     kind: dict[str, Array]  # [cases]
     field: Array
@@ -517,7 +517,7 @@ class CaseInputs(NamedTuple):
 
 @compile_once(0, 2)  # a unit, since a fusion would draw a case again for each of its elements
 def _draw_case_inputs(op: MatrixMultiply, keys: WordPair, kinds: tuple[Kind, ...]) -> tuple[CaseDraw, dict[str, CaseInputs]]:
-    """Draw what elements have in common, and what the elements of float operands are drawn from."""
+    """Draw the values that the elements of a case share, and the inputs from which float elements are drawn."""
     spec, case = product_spec(op), _draw_case(op, keys, kinds)
     drop, places = _split_drop(op, case), _word_indices(op, case)
     inputs = {}

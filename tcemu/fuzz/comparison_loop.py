@@ -207,7 +207,7 @@ def _add_tally(before: Tally, iteration: Tally) -> Tally:
 
 
 def _barrier_of_lanes(results: tuple[Array, Array]) -> tuple[Array, ...]:
-    """A barrier behind which the results have the cases as the minor axis, as `reduce_small_products` computes them."""
+    """Keep the results apart, stored with the cases as the minor axis, as `reduce_small_products` computes them."""
     return tuple(jnp.moveaxis(v, -1, 0) for v in lax.optimization_barrier(tuple(jnp.moveaxis(v, 0, -1) for v in results)))
 
 

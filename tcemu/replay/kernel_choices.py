@@ -30,7 +30,7 @@ LINE, VECTOR = 128, 16  # bytes to a multiple of which slices are rounded up whe
 
 
 class LibraryUnits(NamedTuple):
-    """What a library's kernels have in common."""
+    """The sizes that all kernels of a library share."""
 
     element_bytes: int
     step: int  # terms of an instruction
@@ -115,7 +115,7 @@ def nvjet_slices(k: int, count: int, grain: int) -> Slices:
 
 
 class Proposals(NamedTuple):
-    """What cuBLASLt proposed on one GPU."""
+    """The choices that cuBLASLt proposed on one GPU, by library and shape."""
 
     gpu: str
     sm_count: int
@@ -135,7 +135,7 @@ def list_proposals() -> Proposals:
     return Proposals(data["gpu"], data["sm_count"], data["library_version"], data["date"], libraries)
 
 
-# ---- choices of shapes that were not asked about
+# ---- predicted choices
 
 
 def shape_features(shape: Shape, sm_count: int) -> dict[str, int]:

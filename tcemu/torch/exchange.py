@@ -58,7 +58,7 @@ def to_jax(tensor: torch.Tensor) -> Array:
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"got a tensor on {tensor.device}; expected one on cpu or cuda, which JAX shares: x.cpu()")
     try:
-        # of an axis of one element torch keeps any stride, from which JAX would infer another layout
+        # torch keeps any stride for an axis of one element, and JAX would infer another layout from it
         return jax.dlpack.from_dlpack(tensor.contiguous().view(-1).view(tensor.shape))
     except RuntimeError as error:
         if tensor.device.type == "cuda" and not _has_gpu():

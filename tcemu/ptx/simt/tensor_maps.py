@@ -62,7 +62,8 @@ class TensorMap:
 
     An interleaved tensor (NC/8HWC8 with `interleave=16`, NC/16HWC16 with 32) has pixels of 16 or 32 bytes, whatever its type. Its first
     dimension counts pixels along the width, its last but one slices of channels, and its last images. A box has one slice: what
-    `box_dims` says of slices is not read, and neither is their element stride. So recorded on an H100: tests/golden.
+    `box_dims` says of slices is not read, and neither is their element stride. An H100 copied such boxes:
+    tests/golden/interleaved_h100.json.xz.
 
     Args:
         data: The array that contains the tensor, whose contents `run` returns; or an int, the number of the argument that is that array.
