@@ -220,8 +220,7 @@ class Record:
         if tensor.kept is None:
             return None
         if tensor.kept in self._joined:
-            tensors, axis = self._joined[tensor.kept]
-            return np.concatenate([x for x in map(self.value, tensors) if x is not None], axis)
+            return self._concatenate(*self._joined[tensor.kept])
         found = self._cache.get(tensor.kept)
         if found is None:
             offset, length, _, _ = self._tensors[tensor.kept]
@@ -251,15 +250,14 @@ class Record:
 
     def join(self, tensors: list[TensorRecord], axis: int) -> TensorRecord:
         """Put tensors of the record together along an axis. Their values must have been kept whole."""
-        self._joined["new"] = tensors, axis
-        first = tensors[0]
-        value = self.value(TensorRecord((), first.dtype, "", "new", None))
-        del self._joined["new"]
-        assert value is not None
+        value = self._concatenate(tensors, axis)
         digest = hashlib.blake2b(value.tobytes(), digest_size=DIGEST_BYTES).hexdigest()
         name = f"joined {digest}"
         self._joined[name] = tensors, axis
-        return TensorRecord(value.shape, first.dtype, digest, name, None)
+        return TensorRecord(value.shape, tensors[0].dtype, digest, name, None)
+
+    def _concatenate(self, tensors: list[TensorRecord], axis: int) -> np.ndarray:
+        return np.concatenate([x for x in map(self.value, tensors) if x is not None], axis)
 
     def __repr__(self) -> str:
         end = "" if self.complete else ", of a run that did not end"

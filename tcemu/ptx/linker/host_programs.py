@@ -24,11 +24,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {  # by the name of JAX's primitive
 SHIFTS_RIGHT = {"shift_right_logical": "u", "shift_right_arithmetic": "i"}  # the kind of integers for which NumPy shifts so
 
 
+class UnknownOperation(Exception):
+    """An operation or a type of which only XLA has a program."""
+
+
 class HostProgram:
     """A program that NumPy executes."""
 
     def __init__(self, program: Jaxpr, constants: Sequence[Any]) -> None:
-        """Translate a program. Raises NotImplementedError if it has another operation than elementwise ones of integers."""
+        """Translate a program. Raises UnknownOperation unless all operations are elementwise and of integers."""
         self._values: list[Any] = []  # inputs, constants and results by number; None unless a constant
         self._instructions: list[tuple[Callable[..., Any], list[int], int]] = []  # (function, numbers of its operands, of its result)
         numbers = [self._add_value(var.aval, None) for var in program.invars]
@@ -50,7 +54,7 @@ class HostProgram:
 
     def _add_value(self, aval: Any, value: Any) -> int:
         if aval.shape != () or aval.dtype.kind not in "biu":
-            raise NotImplementedError(f"values of type {aval}")
+            raise UnknownOperation(f"values of type {aval}")
         self._values.append(value)
         return len(self._values) - 1
 
@@ -78,7 +82,7 @@ class HostProgram:
 
 
 def _find_function(equation: JaxprEqn) -> Callable[..., Any]:
-    """Return NumPy's function of an equation. Raises NotImplementedError."""
+    """Return NumPy's function of an equation. Raises UnknownOperation if there is none."""
     name = equation.primitive.name
     if name in FUNCTIONS:
         return FUNCTIONS[name]
@@ -90,7 +94,7 @@ def _find_function(equation: JaxprEqn) -> Callable[..., Any]:
         return lambda which, if_false, if_true: np.where(which, if_true, if_false)
     if name == "convert_element_type":
         return partial(_convert, dtype=_dtype(equation.outvars[0]))
-    raise NotImplementedError(name)
+    raise UnknownOperation(name)
 
 
 def _dtype(operand: Any) -> np.dtype:
@@ -116,5 +120,5 @@ def trace_host_program(function: Callable[..., Any], shapes: Any) -> HostProgram
         closed = jax.make_jaxpr(function)(*scalars)
     try:
         return HostProgram(closed.jaxpr, closed.consts)
-    except NotImplementedError:
+    except UnknownOperation:
         return None
