@@ -1,0 +1,262 @@
+"""Values of LLVM IR with Python's operators. Each operation is appended to the function that is being built.
+
+A value is a vector or a scalar, of integers or of f32. Integers have no sign of their own: `>>` shifts zeros in, and comparisons take the
+numbers as signed; `shift_right_signed` and the functions whose names say so do otherwise. Plain Python numbers may stand on either side of an
+operator and are repeated for every lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+I1, I8, I16, I32, I64, F32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+POINTER = ir.PointerType()
+
+
+class Value:
+    """A value of LLVM IR."""
+
+    def __init__(self, ctx: Builder, raw: ir.Value) -> None:
+        self.ctx, self.raw = ctx, raw
+
+    @property
+    def type(self) -> ir.Type:
+        return self.raw.type
+
+    @property
+    def lanes(self) -> int | None:
+        """Number of lanes; None for a scalar."""
+        return self.type.count if isinstance(self.type, ir.VectorType) else None
+
+    @property
+    def element(self) -> ir.Type:
+        return self.type.element if isinstance(self.type, ir.VectorType) else self.type
+
+    def _is_float(self) -> bool:
+        return isinstance(self.element, ir.FloatType)
+
+    def _match(self, other: Value | float) -> ir.Value:
+        return other.raw if isinstance(other, Value) else self.ctx.constant(self.type, other).raw
+
+    def _apply(self, of_integers: str, of_floats: str | None, other: Value | float) -> Value:
+        name = of_floats if self._is_float() else of_integers
+        assert name is not None
+        return Value(self.ctx, getattr(self.ctx.ir, name)(self.raw, self._match(other)))
+
+    def __add__(self, other: Value | float) -> Value:
+        return self._apply("add", "fadd", other)
+
+    def __radd__(self, other: float) -> Value:
+        return self + other
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self._apply("sub", "fsub", other)
+
+    def __rsub__(self, other: float) -> Value:
+        return self.ctx.constant(self.type, other) - self
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self._apply("mul", "fmul", other)
+
+    def __and__(self, other: Value | int) -> Value:
+        return self._apply("and_", None, other)
+
+    def __or__(self, other: Value | int) -> Value:
+        return self._apply("or_", None, other)
+
+    def __xor__(self, other: Value | int) -> Value:
+        return self._apply("xor", None, other)
+
+    def __invert__(self) -> Value:
+        return self ^ -1
+
+    def __lshift__(self, other: Value | int) -> Value:
+        return self._apply("shl", None, other)
+
+    def __rshift__(self, other: Value | int) -> Value:
+        return self._apply("lshr", None, other)
+
+    def __floordiv__(self, other: Value | int) -> Value:
+        return self._apply("sdiv", None, other)
+
+    def __mod__(self, other: Value | int) -> Value:
+        return self._apply("srem", None, other)
+
+    def shift_right_signed(self, other: Value | int) -> Value:
+        return self._apply("ashr", None, other)
+
+    def _compare(self, sign: str, other: Value | float) -> Value:
+        compare = self.ctx.ir.fcmp_ordered if self._is_float() else self.ctx.ir.icmp_signed
+        return Value(self.ctx, compare(sign, self.raw, self._match(other)))
+
+    def __eq__(self, other: Any) -> Value:  # type: ignore[override]
+        return self._compare("==", other)
+
+    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
+        return self._compare("!=", other)
+
+    def __lt__(self, other: Value | float) -> Value:
+        return self._compare("<", other)
+
+    def __le__(self, other: Value | float) -> Value:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Value | float) -> Value:
+        return self._compare(">=", other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _shaped(self, element: ir.Type) -> ir.Type:
+        return element if self.lanes is None else ir.VectorType(element, self.lanes)
+
+    def cast(self, how: str, element: ir.Type) -> Value:
+        """Converts each lane by an instruction of LLVM: "zext", "sext", "trunc", "fptosi", "sitofp", "uitofp", "bitcast"."""
+        return Value(self.ctx, getattr(self.ctx.ir, how)(self.raw, self._shaped(element)))
+
+    def bits(self) -> Value:
+        """The bits of f32 as integers."""
+        return self.cast("bitcast", I32)
+
+    def as_float(self) -> Value:
+        """The f32 with these bits."""
+        return self.cast("bitcast", F32)
+
+    def select(self, yes: Value | float, no: Value | float) -> Value:
+        """Chooses, lane by lane, where this value is a condition."""
+        typed = yes if isinstance(yes, Value) else no
+        assert isinstance(typed, Value)
+        return Value(self.ctx, self.ctx.ir.select(self.raw, typed._match(yes), typed._match(no)))
+
+    def reduce(self, how: str) -> Value:
+        """Combines all lanes: "smin", "smax", "or" or "and"."""
+        assert self.lanes is not None
+        return self.ctx.call(f"llvm.vector.reduce.{how}.{self.ctx.suffix(self.type)}", self.element, self)
+
+
+class Builder:
+    """A function that is being built."""
+
+    def __init__(self, function: ir.Function) -> None:
+        self.function, self.module = function, function.module
+        entry = function.append_basic_block("entry")
+        self._allocations = ir.IRBuilder(entry)
+        body = function.append_basic_block("body")
+        self._allocations.branch(body)
+        self._allocations.position_at_start(entry)
+        self.ir = ir.IRBuilder(body)
+        self.arguments = [Value(self, argument) for argument in function.args]
+
+    # ---- constants and vectors
+
+    def constant(self, of: ir.Type, number: float) -> Value:
+        if isinstance(of, ir.VectorType):
+            return Value(self, ir.Constant(of, [self.constant(of.element, number).raw] * of.count))
+        return Value(self, ir.Constant(of, float(number) if isinstance(of, ir.FloatType) else _wrap(int(number), of.width)))
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        of = ir.VectorType(value.type, lanes)
+        single = self.ir.insert_element(ir.Constant(of, ir.Undefined), value.raw, ir.Constant(I32, 0))
+        zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+        return Value(self, self.ir.shuffle_vector(single, ir.Constant(of, ir.Undefined), zeros))
+
+    def iota(self, element: ir.IntType, lanes: int) -> Value:
+        return Value(self, ir.Constant(ir.VectorType(element, lanes), list(range(lanes))))
+
+    @staticmethod
+    def suffix(of: ir.Type) -> str:
+        """The type as the names of overloaded intrinsics end."""
+        if isinstance(of, ir.VectorType):
+            return f"v{of.count}{Builder.suffix(of.element)}"
+        return "p0" if isinstance(of, ir.PointerType) else f"i{of.width}" if isinstance(of, ir.IntType) else "f32"
+
+    def call(self, name: str, returned: ir.Type, *arguments: Value | ir.Constant) -> Value:
+        raw = [v.raw if isinstance(v, Value) else v for v in arguments]
+        known = self.module.globals.get(name)
+        declared = known or ir.Function(self.module, ir.FunctionType(returned, [v.type for v in raw]), name)
+        return Value(self, self.ir.call(declared, raw))
+
+    def maximum(self, x: Value, y: Value, signed: bool = True) -> Value:
+        return self.call(f"llvm.{'s' if signed else 'u'}max.{self.suffix(x.type)}", x.type, x, y)
+
+    def minimum(self, x: Value, y: Value) -> Value:
+        return self.call(f"llvm.smin.{self.suffix(x.type)}", x.type, x, y)
+
+    # ---- memory
+
+    def allocate(self, of: ir.Type, count: int = 1) -> Value:
+        """Memory of the function's own, aligned to 64 bytes."""
+        raw = self._allocations.alloca(of, count)
+        raw.align = 64
+        raw.type = POINTER
+        return Value(self, raw)
+
+    def at(self, pointer: Value, element: ir.Type, index: Value | int) -> Value:
+        """The address of an element."""
+        place = index if isinstance(index, Value) else self.constant(I64, index)
+        return Value(self, self.ir.gep(pointer.raw, [place.raw], source_etype=element))
+
+    def load(self, of: ir.Type, pointer: Value, align: int | None = None) -> Value:
+        element = of.element if isinstance(of, ir.VectorType) else of
+        return Value(self, self.ir.load(pointer.raw, align=align or _bytes(element), typ=of))
+
+    def store(self, value: Value, pointer: Value) -> None:
+        self.ir.store(value.raw, pointer.raw, align=_bytes(value.element))
+
+    def masked_load(self, of: ir.VectorType, pointer: Value, mask: Value) -> Value:
+        """Loads the lanes of a mask; the others are 0."""
+        align, zeros = self.constant(I32, _bytes(of.element)), self.constant(of, 0)
+        return self.call(f"llvm.masked.load.{self.suffix(of)}.p0", of, pointer, align, mask, zeros)
+
+    def masked_store(self, value: Value, pointer: Value, mask: Value) -> None:
+        align = self.constant(I32, _bytes(value.element))
+        self.call(f"llvm.masked.store.{self.suffix(value.type)}.p0", ir.VoidType(), value, pointer, align, mask)
+
+    # ---- control
+
+    @contextmanager
+    def loop(self, stop: Value, step: int = 1) -> Iterator[Value]:
+        """A loop over 0, step, ... below `stop`, an i64."""
+        before = self.ir.block
+        head, body, after = (self.function.append_basic_block(name) for name in ("head", "loop", "after"))
+        self.ir.branch(head)
+        self.ir.position_at_end(head)
+        index = self.ir.phi(I64)
+        index.add_incoming(ir.Constant(I64, 0), before)
+        self.ir.cbranch(self.ir.icmp_signed("<", index, stop.raw), body, after)
+        self.ir.position_at_end(body)
+        yield Value(self, index)
+        following = self.ir.add(index, ir.Constant(I64, step))
+        index.add_incoming(following, self.ir.block)
+        self.ir.branch(head)
+        self.ir.position_at_end(after)
+
+    def branch(self, condition: Value, yes: Callable[[], None], no: Callable[[], None]) -> None:
+        """Executes one of two parts."""
+        with self.ir.if_else(condition.raw) as (then, otherwise):
+            with then:
+                yes()
+            with otherwise:
+                no()
+
+    def finish(self, result: Value | None = None) -> None:
+        if result is None:
+            self.ir.ret_void()
+        else:
+            self.ir.ret(result.raw)
+
+
+def _wrap(number: int, width: int) -> int:
+    """The number as two's complement of this width."""
+    number &= (1 << width) - 1
+    return number - (1 << width) if width > 1 and number >> (width - 1) else number
+
+
+def _bytes(of: ir.Type) -> int:
+    return 8 if isinstance(of, ir.PointerType) else 4 if isinstance(of, ir.FloatType) else -(-of.width // 8)
