@@ -1,15 +1,20 @@
-"""Compiled programs in files beside JAX's persistent compilation cache, which spare later processes tracing, lowering and compiling."""
+"""Compiled programs in files beside JAX's persistent compilation cache, which spare later processes tracing, lowering and compiling.
+
+XLA loads a program with host calls, which are calls of functions outside the program, only if those are registered. So a stored program
+brings its host calls along, and they are registered first.
+"""
 
 import os
 import pickle
 import platform
+import re
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock, get_ident
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
@@ -17,6 +22,27 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 import tcemu.base
 
 _load_lock = Lock()
+
+
+class HostCall(Protocol):
+    """A function outside the programs that call it, as a value that can be pickled."""
+
+    def register(self) -> None:
+        """Register the function with XLA in this process, unless that has been done."""
+        ...
+
+
+_host_calls: dict[str, HostCall] = {}  # by the name in programs
+
+
+def note_host_call(name: str, function: HostCall) -> None:
+    """Note the function behind a name, so that programs that call it can be stored."""
+    _host_calls[name] = function
+
+
+def find_host_calls(text: str) -> list[HostCall]:
+    """Return the host calls whose names a program's text has. Another process must register them before it loads the program."""
+    return [_host_calls[name] for name in sorted(set(re.findall(r"\w+", text)) & _host_calls.keys())]
 
 
 def cache_subfolder(name: str) -> Path | None:
@@ -37,7 +63,8 @@ def store_program(path: Path, compiled: jax.stages.Compiled, facts: Any = None) 
     with suppress(OSError, ValueError):  # ValueError: this backend cannot serialise programs
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.{get_ident()}")
-        temporary.write_bytes(pickle.dumps((serialize(compiled), facts)))
+        host_calls = find_host_calls(compiled.as_text() or "") if _host_calls else []
+        temporary.write_bytes(pickle.dumps((host_calls, serialize(compiled), facts)))
         os.replace(temporary, path)  # without fsync: a file that a power failure cuts short is not read back
 
 
@@ -46,7 +73,9 @@ def load_program(path: Path | None, device: Any) -> tuple[jax.stages.Compiled, A
     if path is None or not path.exists():
         return None
     try:
-        program, facts = pickle.loads(path.read_bytes())
+        host_calls, program, facts = pickle.loads(path.read_bytes())
+        for function in host_calls:
+            function.register()
         with _load_lock:
             return deserialize_and_load(*program, execution_devices=[device]), facts
     except Exception:  # a file of a killed or foreign process is compiled anew, whatever is wrong with it

@@ -24,8 +24,8 @@ from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, Promotion
 from tcemu.arithmetic.reduction import reduce_k
 from tcemu.backends import dispatch
+from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import batched_calls, nvrtc
-from tcemu.backends.cuda import kernel_store as store
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
 from tcemu.backends.cuda import xla_launch as launch
@@ -428,7 +428,7 @@ def kept(monkeypatch, tmp_path):
 
 def fresh(*arguments):
     store.load_or_compile.cache_clear()
-    return store.load_or_compile(*arguments)
+    return store.load_or_compile(launch.COMPILER, *arguments)
 
 
 def test_a_kernel_is_compiled_once_a_machine(monkeypatch, kept):
@@ -476,19 +476,20 @@ def test_kernels_are_compiled_side_by_side(monkeypatch, kept):
         return text.encode()
 
     monkeypatch.setattr(nvrtc, "compile_text", compiled)
-    first, other = store.start_compilation("first", "sm_90"), store.start_compilation("other", "sm_90")
-    again = store.start_compilation("first", "sm_90")
+    first, other = store.start_compilation(launch.COMPILER, "first", "sm_90"), store.start_compilation(launch.COMPILER, "other", "sm_90")
+    again = store.start_compilation(launch.COMPILER, "first", "sm_90")
     assert [one.result(60) for one in (first, other, again)] == [b"first", b"other", b"first"]
-    assert sorted(calls) == ["first", "other"] and store.start_compilation("first", "sm_90").result(60) == b"first"
+    assert sorted(calls) == ["first", "other"] and store.start_compilation(launch.COMPILER, "first", "sm_90").result(60) == b"first"
 
 
 TWO = """
 import sys
-from tcemu.backends.cuda import kernel_store as store, nvrtc
+from tcemu.backends import kernel_store as store
+from tcemu.backends.cuda import nvrtc, xla_launch as launch
 nvrtc.version = lambda: (13, 0)
 nvrtc.compile_text = lambda text, architecture: text.encode() * 100000
 for number in range(30):
-    assert store.load_or_compile(f"text {number}", "sm_90") == f"text {number}".encode() * 100000
+    assert store.load_or_compile(launch.COMPILER, f"text {number}", "sm_90") == f"text {number}".encode() * 100000
 print("done")
 """
 
@@ -539,7 +540,7 @@ def probe(*, late, monkeypatch):
 def test_a_program_holds_the_code(monkeypatch, late):
     """Also where JAX wants it before it lowers, as one that does not ask late would."""
     assert launch.lowers_late_attributes()
-    monkeypatch.setattr(store, "load_or_compile", lambda text, architecture: f"{architecture} {len(text)}".encode())
+    monkeypatch.setattr(store, "load_or_compile", lambda _, text, architecture: f"{architecture} {len(text)}".encode())
     try:
         text = probe(late=late, monkeypatch=monkeypatch).lower(lowering_platforms=("cuda",)).as_text()
     except RuntimeError as error:  # JAX 0.11
@@ -566,7 +567,7 @@ def test_it_lowers_for_cuda(monkeypatch, name, size, calls):
     here = launch.Route("sm", "90", "")
     for module in (launch, cuda):
         monkeypatch.setattr(module, "route", lambda: here)
-    monkeypatch.setattr(store, "load_or_compile", lambda text, architecture: f"{architecture} {len(text)}".encode())
+    monkeypatch.setattr(store, "load_or_compile", lambda _, text, architecture: f"{architecture} {len(text)}".encode())
     call = jax.jit(kernel_program(CASES[name][0], signature(name)))
     try:
         text = call.trace(*operands(name, True, *size)).lower(lowering_platforms=("cuda",)).as_text()

@@ -17,9 +17,9 @@ from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.arithmetic.reduction import reduce_k
 from tcemu.backends import dispatch
+from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import batched_calls
 from tcemu.backends.cuda import fragment_tables as held
-from tcemu.backends.cuda import kernel_store as store
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
 from tcemu.backends.cuda import register_kernel as warp
@@ -385,7 +385,7 @@ def test_it_lowers_for_cuda_as_one_kernel(monkeypatch, spelling):
     here = launch.Route("sm", "90", "")
     for module in (launch, cuda):
         monkeypatch.setattr(module, "route", lambda: here)
-    monkeypatch.setattr(store, "load_or_compile", lambda text, architecture: f"{architecture} {len(text)}".encode())
+    monkeypatch.setattr(store, "load_or_compile", lambda _, text, architecture: f"{architecture} {len(text)}".encode())
     forget()
     call, operands = mma_call(spelling, "sm_90", True)
     try:

@@ -16,7 +16,7 @@ from support.sampling import sample_cases
 import tcemu
 from tcemu import fuzz, silicon
 from tcemu.arithmetic.product_spec import product_spec
-from tcemu.backends.cuda import kernel_store as store
+from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.backends.native import native_text as sources
 from tcemu.backends.native import wgmma_products as wgmma
@@ -273,7 +273,7 @@ def test_a_mesh_cuts_batch_rows_and_columns():
 def lower_for_gpu(monkeypatch, fn, *operands):
     """The program for a GPU."""
     native_gpu.pretend_gpu(monkeypatch)
-    monkeypatch.setattr(store, "load_or_compile", lambda text, architecture: f"{architecture} {len(text)}".encode())
+    monkeypatch.setattr(store, "load_or_compile", lambda _, text, architecture: f"{architecture} {len(text)}".encode())
     with tcemu.execution("native"):
         try:
             return jax.jit(fn).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
@@ -303,7 +303,7 @@ def test_products_lower_to_three_calls(monkeypatch):
 
 def test_auto_keeps_the_emulation_for_other_devices(monkeypatch):
     native_gpu.pretend_gpu(monkeypatch)
-    monkeypatch.setattr(store, "load_or_compile", lambda text, architecture: b"")
+    monkeypatch.setattr(store, "load_or_compile", lambda _, text, architecture: b"")
     a, b = whole(16, 32), whole(32, 8, seed=1)
     registers = [words(3, 32, n) for n in (4, 2, 4)]
     wanted = tcemu.mma(F16_MMA, *registers, target="sm_90a")

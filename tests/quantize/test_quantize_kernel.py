@@ -16,8 +16,8 @@ from support.traced_programs import equations
 
 import tcemu
 from tcemu.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
+from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import elementwise
-from tcemu.backends.cuda import kernel_store as store
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.formats import E4M3, E5M2, F16, F32, F64, S8, UE8M0, convert
@@ -271,7 +271,7 @@ def test_it_lowers_for_cuda(monkeypatch):
     here = launch.Route("sm", "90", "")
     for module in (launch, elementwise):
         monkeypatch.setattr(module, "route", lambda: here)
-    monkeypatch.setattr(store, "load_or_compile", lambda text, architecture: f"{architecture} {len(text)}".encode())
+    monkeypatch.setattr(store, "load_or_compile", lambda _, text, architecture: f"{architecture} {len(text)}".encode())
     scheme, x = Scheme(E4M3, SCHEMES["1 x 128"]), jnp.zeros((64, 256))
     call = jax.jit(lambda a, b: (quantize(scheme, a), quantize(scheme, b.T)))
     try:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from tcemu.backends.cuda import kernel_store as store
+from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import nvrtc
 from tcemu.base.jax_internals import lowers_late_attributes
 
@@ -28,6 +28,9 @@ extern "C" __global__ void probe(const unsigned *x, unsigned *y) { y[threadIdx.x
 """
 
 
+COMPILER = store.KernelCompiler(
+    lambda: (*nvrtc.OPTIONS, ".".join(map(str, nvrtc.version()))), lambda text, architecture: nvrtc.compile_text(text, architecture)
+)
 Results = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 
 
@@ -54,14 +57,14 @@ class Code:
     architecture: str
 
     def __post_init__(self) -> None:
-        store.start_compilation(self.text, self.architecture)
+        store.start_compilation(COMPILER, self.text, self.architecture)
 
     def __repr__(self) -> str:
         return f"Code({self.architecture}, {len(self.text)} characters)"
 
     def __jax_array__(self) -> bytes:
         """The protocol by which JAX turns an object into what it can lower."""
-        return store.start_compilation(self.text, self.architecture).result()
+        return store.start_compilation(COMPILER, self.text, self.architecture).result()
 
 
 class Route(NamedTuple):
@@ -138,7 +141,7 @@ def _call(entry: KernelEntry, architecture: str, blocks: int, results: Results, 
     if entry.is_ptx:
         code: Any = entry.text.encode() + bytes(1)
     else:
-        code = Code(entry.text, architecture) if lowers_late_attributes() else store.load_or_compile(entry.text, architecture)
+        code = Code(entry.text, architecture) if lowers_late_attributes() else store.load_or_compile(COMPILER, entry.text, architecture)
     aliases = None if entry.in_place is None else {entry.in_place: 0}
     call = ffi_call(TARGET, results, input_output_aliases=aliases)
     return call(*operands, name=entry.name, kernel_type="ptx", kernel_data=code, **numbers)
