@@ -23,6 +23,7 @@ from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, Promotion, Scales, product_spec
 from tcemu.backends import portable
 from tcemu.backends.cuda import cuda_programs
+from tcemu.backends.llvm import llvm_programs
 from tcemu.backends.native import native_programs
 from tcemu.backends.native.native_statement import StatementLaunch
 from tcemu.backends.product_requests import (
@@ -56,6 +57,7 @@ class Backend(NamedTuple):
 BACKENDS = (  # in the order in which they are asked; the first only where `tcemu.execution` chooses it
     Backend("native", "cuda", native_programs.registers_program, native_programs.matrices_program, native_programs.promoted_program),
     Backend("cuda", "cuda", cuda_programs.registers_program, cuda_programs.matrices_program, cuda_programs.promoted_program),
+    Backend("llvm", "cpu", llvm_programs.registers_program, llvm_programs.matrices_program, llvm_programs.promoted_program),
     Backend("portable", ANY_PLATFORM, portable.registers_program, portable.matrices_program, portable.promoted_program),
 )
 

@@ -20,7 +20,7 @@ from jax import Array, lax
 
 from tcemu.architectures.lookup import require_product
 from tcemu.arithmetic.product_spec import product_spec
-from tcemu.backends.cuda import batched_calls as calls
+from tcemu.backends import batched_calls as calls
 from tcemu.backends.cuda import elementwise
 from tcemu.backends.cuda import scalar_functions as scalars
 from tcemu.backends.cuda.kernel_text import prepend_machine

@@ -25,7 +25,7 @@ from tcemu.arithmetic.product_spec import ProductSpec, Promotion
 from tcemu.arithmetic.reduction import reduce_k
 from tcemu.backends import dispatch
 from tcemu.backends import kernel_store as store
-from tcemu.backends.cuda import batched_calls, nvrtc
+from tcemu.backends import batched_calls, nvrtc
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
 from tcemu.backends.cuda import xla_launch as launch

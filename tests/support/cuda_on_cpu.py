@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.backends.cuda import batched_calls as calls
+from tcemu.backends import batched_calls as calls
 from tcemu.backends.cuda import elementwise, xla_launch
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.backends.cuda.batched_calls import call_batched, launch_numbers, require_known_sizes
+from tcemu.backends.batched_calls import call_batched, launch_numbers, require_known_sizes
 from tcemu.backends.cuda.kernel_text import quantizer_text
 from tcemu.backends.cuda.xla_launch import KernelEntry, launch, route
 from tcemu.base.errors import Unsupported

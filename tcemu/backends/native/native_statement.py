@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.backends.cuda.batched_calls import call_batched, launch_numbers
+from tcemu.backends.batched_calls import call_batched, launch_numbers
 from tcemu.backends.cuda.xla_launch import KernelEntry, launch
 from tcemu.base.errors import Unsupported
 from tcemu.isa.families import LANES, Instruction, Mover, WgmmaControl, WmmaMemory, spell

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.backends.cuda.batched_calls import call_batched, launch_numbers
+from tcemu.backends.batched_calls import call_batched, launch_numbers
 from tcemu.backends.cuda.xla_launch import KernelEntry, launch
 from tcemu.backends.native import native_text as sources
 from tcemu.backends.native.native_text import LINE, ROWS, THREADS, WgmmaKernelSpec
