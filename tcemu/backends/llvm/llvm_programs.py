@@ -11,6 +11,7 @@ from tcemu.arithmetic.fitting import specialize
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
+from tcemu.arithmetic.small_products import are_small_products
 from tcemu.backends.batched_calls import call_batched, require_known_sizes
 from tcemu.backends.llvm import machine_code, xla_call
 from tcemu.backends.llvm.xla_call import Kernel
@@ -60,6 +61,8 @@ def matrices_program(product: MatrixProduct) -> Program:
     if product.model.result.is_integer:
         raise Unsupported(NOT_TAKEN)
     model, spec = specialize(product.model, product.spec, product.scale_block)
+    if are_small_products(model, spec, product.c.shape, product.a.shape[-1]):
+        raise Unsupported("a batch of small products has vectors along the batch")
     block = product.scale_block or 0
     kernel = find_kernel(model, spec, block)
     if kernel is None:

@@ -26,14 +26,13 @@ from llvmlite import ir
 from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR, StepForm
 from tcemu.arithmetic.fused_dot_add import products_fit_one_limb
 from tcemu.arithmetic.multiplicands import ZERO_EXPONENT
+from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, extend, significand, value_word
 from tcemu.backends.llvm.values import F32, I1, I8, I16, I32, I64, POINTER, Builder, Value
 from tcemu.formats import F32 as RESULT
-from tcemu.formats import Format
 
 ROWS, COLUMNS = 64, 128  # of a block of D: a step's part of B stays in the first-level cache
 LANES = 16  # elements of D in a vector
 GROUP = 64  # columns whose max exponents are found together
-BIAS, FRACTION = RESULT.bias, RESULT.mantissa_bits
 SIGN = 1 << 31
 TOWARD_ZERO = 11  # AVX-512's rounding operand: toward zero, without exceptions
 FAR = 1 << 20  # a distance beyond every exponent
@@ -83,60 +82,6 @@ class KernelForm(NamedTuple):
         return self.wide_registers and self.step.is_narrow and self.terms << (self.step.fraction_bits + 2) <= 1 << FRACTION
 
 
-class Decoded(NamedTuple):
-    """Codes taken apart: integers."""
-
-    magnitude: Value  # the code without sign
-    negative: Value | None  # -1 or 0
-    exponent: Value  # rule 2, with the bias of f32, without scales
-    special: Value | None  # Inf or NaN
-    infinite: Value | None
-    zero: Value
-
-
-def decode(fmt: Format, code: Value) -> Decoded:
-    """code: integers of 32 bits."""
-    unsigned = code & ((1 << (fmt.bits - fmt.signed)) - 1 & ~((1 << fmt.unused_bits) - 1))
-    negative = ((code << (32 - fmt.bits)).shift_right_signed(31)) if fmt.signed else None
-    field = unsigned >> (fmt.mantissa_bits + fmt.unused_bits)
-    exponent = field + (BIAS - fmt.bias)
-    if fmt.subnormals:
-        exponent = (field == 0).select(BIAS + fmt.min_exponent, exponent)
-    special = infinite = None
-    zero = unsigned == 0
-    if fmt.specials == "ieee":
-        special = field == (1 << fmt.exponent_bits) - 1
-        infinite = unsigned == fmt.infinity << fmt.unused_bits
-    elif fmt.specials == "nan":
-        special = unsigned == fmt.nan
-    elif fmt.specials == "fnuz":
-        special = (code & ((1 << fmt.bits) - 1)) == fmt.nan
-        zero = (code & ((1 << fmt.bits) - 1)) == 0
-    return Decoded(unsigned, negative, exponent, special, infinite, zero)
-
-
-def value_word(fmt: Format, x: Decoded) -> Value:
-    """The bits of |value| as an f32, right where it is a number and zero or a normal f32."""
-    stored = fmt.mantissa_bits + fmt.unused_bits
-    word = x.magnitude << (FRACTION - stored) if FRACTION >= stored else x.magnitude
-    if fmt.bias == BIAS and fmt.exponent_bits == RESULT.exponent_bits:
-        return word
-    word = word + ((BIAS - fmt.bias) << FRACTION)
-    if not fmt.subnormals:
-        return word
-    tiny = x.magnitude.cast("uitofp", F32) * 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
-    return (x.magnitude < 1 << stored).select(tiny.bits(), word)
-
-
-def significand(fmt: Format, x: Decoded) -> Value:
-    """The integer significand, without sign."""
-    fraction = x.magnitude >> fmt.unused_bits
-    stored = fraction & ((1 << fmt.mantissa_bits) - 1)
-    if not fmt.subnormals:
-        return stored | (1 << fmt.mantissa_bits)
-    return (fraction < 1 << fmt.mantissa_bits).select(stored, stored | (1 << fmt.mantissa_bits))
-
-
 class Side:
     """One multiplicand's part in a step: where its codes are, and where it is put for the rows and columns of a block."""
 
@@ -180,7 +125,7 @@ class Side:
                     if k.form.scaled:
                         scale = b.load(I8, b.at(k.scales_a, I8, row * k.scale_count + at // k.form.block))
                         scales = b.splat(scale.cast("zext", I32), width)
-                    visit(_extend(codes), scales, row * terms + part)
+                    visit(extend(codes), scales, row * terms + part)
             return
         with b.loop(b.constant(I64, terms)) as term, b.loop(k.padded, LANES) as column:
             mask = b.splat((k.columns - column).cast("trunc", I32), LANES) > b.iota(I32, LANES)
@@ -189,8 +134,8 @@ class Side:
             scales = None
             if k.form.scaled:
                 place = b.at(k.scales_b, I8, at // k.form.block * k.n + column)
-                scales = _extend(b.masked_load(ir.VectorType(I8, LANES), place, mask))
-            visit(_extend(codes), scales, term * COLUMNS + column)
+                scales = extend(b.masked_load(ir.VectorType(I8, LANES), place, mask))
+            visit(extend(codes), scales, term * COLUMNS + column)
 
     def prepare_bounded(self, step: Value) -> None:
         """Decodes the step's operands for bounded steps, and notes the range of their exponents."""
@@ -546,11 +491,6 @@ class StepKernel:
         word = (leading > RESULT.max_exponent).select(RESULT.infinity, word)
         word = word | (sign.cast("trunc", I32) & -SIGN)
         return ((size == 0).cast("sext", I32) | (shifted == 0).cast("sext", I32) != 0).select(0, word)
-
-
-def _extend(codes: Value) -> Value:
-    """Codes as integers of 32 bits."""
-    return codes if codes.element == I32 else codes.cast("zext", I32)
 
 
 @lru_cache(maxsize=256)
