@@ -44,7 +44,7 @@ def decode(fmt: Format, code: Value) -> Decoded:
 def value_word(fmt: Format, x: Decoded) -> Value:
     """The bits of |value| as an f32, right where it is a number and zero or a normal f32."""
     stored = fmt.mantissa_bits + fmt.unused_bits
-    word = x.magnitude << (FRACTION - stored) if FRACTION >= stored else x.magnitude
+    word = x.magnitude << (FRACTION - stored) if stored <= FRACTION else x.magnitude
     if fmt.bias == BIAS and fmt.exponent_bits == RESULT.exponent_bits:
         return word
     word = word + ((BIAS - fmt.bias) << FRACTION)
