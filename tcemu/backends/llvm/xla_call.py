@@ -119,7 +119,7 @@ def call(kernel: Kernel, results: Results, *operands: Array) -> tuple[Array, ...
     else:
         kernel.register()
         code = kernel.name.encode()
-    given = jax.ffi.ffi_call(call_name(kernel), results)(*operands, kernel=code)
+    given: Any = jax.ffi.ffi_call(call_name(kernel), results)(*operands, kernel=code)
     return (given,) if isinstance(results, jax.ShapeDtypeStruct) else tuple(given)
 
 
