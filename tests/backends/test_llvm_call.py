@@ -21,8 +21,14 @@ from tcemu.backends.llvm import ffi_handler, machine_code, xla_call
 from tcemu.base import stored_programs
 
 ROOT = Path(__file__).parents[2]
-calls_here = pytest.mark.skipif(bool(xla_call.missing()), reason=xla_call.missing())
+calls_here = pytest.mark.usefixtures("llvm")
 HEADER = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+
+
+@pytest.fixture(scope="module")
+def llvm():
+    if reason := xla_call.missing():
+        pytest.skip(reason)
 
 
 def row_kernel(factor, target=None):
@@ -125,6 +131,33 @@ def test_calls_of_several_threads_are_all_right():
 
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(run, range(6)))
+
+
+THREADS = """
+declare i64 @pthread_self()
+declare i32 @usleep(i32)
+define i64 @threads_tasks(ptr %dims) {
+  ret i64 20
+}
+define void @threads_task(i64 %task, ptr %buffers, ptr %dims) {
+  %at = getelementptr ptr, ptr %buffers, i64 1
+  %y = load ptr, ptr %at
+  %thread = call i64 @pthread_self()
+  %slept = call i32 @usleep(i32 1000)
+  %to = getelementptr i64, ptr %y, i64 %task
+  store i64 %thread, ptr %to
+  ret void
+}
+"""  # y: the thread of each task
+
+
+@calls_here
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else True, reason="a second core is not known")
+def test_threads_of_xla_share_the_tasks():
+    result = jax.ShapeDtypeStruct((20, 2), jnp.uint32)
+    program = jax.jit(lambda v: xla_call.call(xla_call.Kernel("threads", THREADS), result, v)[0])
+    threads = (set(np.asarray(program(jnp.zeros(1))).view(np.uint64).ravel().tolist()) for _ in range(200))
+    assert any(len(found) > 1 for found in threads)
 
 
 # ---- the handler, with a pool of the test's own
@@ -370,20 +403,34 @@ def test_an_exported_program_needs_its_kernels_alone(kept):
 # ---- machines that cannot
 
 
-def test_a_missing_llvmlite_is_said(monkeypatch):
+@pytest.fixture
+def found_anew(monkeypatch):
+    """What is missing is found once in the test, and once after it."""
+    found = (machine_code._llvm, machine_code.missing_compiler, xla_call.missing)
+    for function in found:
+        function.cache_clear()
+    yield
+    monkeypatch.undo()
+    for function in found:
+        function.cache_clear()
+
+
+def test_a_missing_llvmlite_is_said(monkeypatch, found_anew):
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
-    for found in (machine_code._llvm, machine_code.missing_compiler, xla_call.missing):
-        found.cache_clear()
     assert "llvmlite cannot be imported" in xla_call.missing() and "pip install" in xla_call.missing()
-    monkeypatch.undo()
-    for found in (machine_code._llvm, machine_code.missing_compiler, xla_call.missing):
-        found.cache_clear()
 
 
 @calls_here
-def test_another_version_of_the_ffi_is_said(monkeypatch):
-    xla_call.missing.cache_clear()
+def test_another_version_of_the_ffi_is_said(monkeypatch, found_anew):
     monkeypatch.setattr(xla_call, "installed_version", lambda: (1, 0))
     assert xla_call.missing() == "jaxlib has version 1.0 of XLA's FFI, and version 0 is needed"
+
+
+@calls_here
+def test_a_probe_that_fails_is_said(monkeypatch, found_anew):
+    monkeypatch.setattr(xla_call, "PROBE", xla_call.PROBE.replace("i32 %value, 3", "i32 %value, 5"))
+    assert xla_call.missing() == "XLA's call of the probe gave a wrong result"
     xla_call.missing.cache_clear()
+    monkeypatch.setattr(xla_call, "PROBE", xla_call.PROBE.replace("mul", "mull"))
+    assert xla_call.missing().startswith("XLA did not call the probe (LLVM IR parsing error")

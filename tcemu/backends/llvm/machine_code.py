@@ -1,6 +1,6 @@
 """LLVM IR to machine code of this CPU, by llvmlite: compiled once a machine, kept on disk, loaded into the process.
 
-llvmlite is an optional dependency (`pip install 'tcemu[cpu]'`), so it is imported where it is used.
+llvmlite is an optional dependency, the extra `cpu`, so it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def missing_compiler() -> str:
     try:
         _llvm()
     except ImportError as error:
-        return f"llvmlite cannot be imported ({error}): pip install 'tcemu[cpu]'"
+        return f"llvmlite cannot be imported ({error}): pip install llvmlite"
     except Exception as error:  # whatever LLVM or the system says
         return f"llvmlite does not work here ({error})"
     return ""
