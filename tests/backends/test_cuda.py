@@ -549,7 +549,7 @@ def test_a_program_holds_the_code(monkeypatch, late):
 
 
 def test_a_text_that_does_not_compile_is_said_when_the_program_is_lowered(monkeypatch):
-    def refused(text, architecture):
+    def refused(compiler, text, architecture):
         raise nvrtc.CompilationError("the log")
 
     monkeypatch.setattr(store, "load_or_compile", refused)

@@ -17,6 +17,7 @@ import re
 from ctypes import c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -316,8 +317,8 @@ end:
 def _offset(struct: type[Struct], path: str) -> int:
     """Returns the offset in bytes of a field, as "args.size"."""
     field, _, rest = path.partition(".")
-    offset = getattr(struct, field).offset
-    return offset + _offset(dict(struct._fields_)[field], rest) if rest else offset
+    inner: dict[str, Any] = {name: kind for name, kind, *_ in struct._fields_}
+    return getattr(struct, field).offset + (_offset(inner[field], rest) if rest else 0)
 
 
 def _field(name: str, pointer: str, struct: type[Struct], path: str) -> str:
@@ -337,5 +338,7 @@ def _arguments(name: str, struct: type[Struct], **values: str) -> str:
     """Returns the instructions that make `name` the address of a function's arguments."""
     lines = [f"{name} = alloca i8, i64 {ctypes.sizeof(struct)}, align 8"]
     lines += [_store("i64", ctypes.sizeof(struct), name, struct, "struct_size"), _store("ptr", "null", name, struct, "extension_start")]
-    lines += [_store(*value.split(" "), name, struct, field) for field, value in values.items()]
+    for field, value in values.items():
+        kind, given = value.split()
+        lines.append(_store(kind, given, name, struct, field))
     return "\n  ".join(lines)
