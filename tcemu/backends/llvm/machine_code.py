@@ -16,6 +16,7 @@ from tcemu.backends import kernel_store as store
 OPTIMISATION = 2  # LLVM's -O2
 WIDE_FEATURES = {512: ("avx512f", "avx512bw", "avx512dq", "avx512vl"), 256: ("avx2",)}  # features that vectors of so many bits need
 LEAST_BITS = 128
+KEEP_WIDE = "-prefer-256-bit"  # of a CPU with 512: LLVM keeps to 256 bits on some of them
 SEPARATOR = "\n; ---- another module\n"
 
 
@@ -119,7 +120,7 @@ def _facts() -> tuple[str, ...]:
 
     llvm = _llvm()
     version = ".".join(map(str, llvm.llvm_version_info))
-    return f"-O{OPTIMISATION}", llvmlite.__version__, version, llvm.get_process_triple(), platform.system()
+    return f"-O{OPTIMISATION}", KEEP_WIDE, llvmlite.__version__, version, llvm.get_process_triple(), platform.system()
 
 
 COMPILER = store.KernelCompiler(_facts, compile_text)
@@ -154,6 +155,6 @@ def target_machine(target: str) -> Any:
     """Returns LLVM's target machine. Where the CPU has vectors of 512 bits, LLVM does not keep to those of 256."""
     llvm = _llvm()
     cpu, _, features = target.partition(":")
-    chosen = f"{features},-prefer-256-bit" if "+avx512f" in features.split(",") else features
+    chosen = f"{features},{KEEP_WIDE}" if "+avx512f" in features.split(",") else features
     found = llvm.Target.from_triple(llvm.get_process_triple())
     return found.create_target_machine(cpu=cpu, features=chosen, opt=OPTIMISATION, reloc="pic", codemodel="small", jit=True)

@@ -6,7 +6,7 @@ registered before it is loaded (`tcemu.base.stored_programs`).
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -96,8 +96,8 @@ def call_name(kernel: Kernel) -> str:
     return HOST_CALL_PREFIX + sha256("\0".join((kernel.name, kernel.text, str(kernel.target or ""))).encode()).hexdigest()[:NAME_DIGITS]
 
 
-def start_compilation(kernel: Kernel) -> Any:
-    """The kernel's machine code, as a future."""
+def start_compilation(kernel: Kernel) -> Future[bytes]:
+    """The kernel's machine code with its handler, an object file, from another thread."""
     text = kernel.text + machine_code.SEPARATOR + handler_text(kernel.name)
     return store.start_compilation(machine_code.COMPILER, text, str(kernel.target or machine_code.host_target()))
 
