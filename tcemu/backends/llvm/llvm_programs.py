@@ -13,10 +13,12 @@ from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
 from tcemu.arithmetic.small_products import are_small_products
 from tcemu.backends.batched_calls import call_batched, require_known_sizes
+from tcemu.backends.cuda.kernel_text import kernel_numbers
 from tcemu.backends.llvm import machine_code, xla_call
 from tcemu.backends.llvm.xla_call import Kernel
 from tcemu.backends.product_requests import MatrixProduct, Program, PromotedProduct, RegisterProduct
 from tcemu.base.errors import Unsupported
+from tcemu.formats import Format
 from tcemu.formats.coding import recode
 
 NOT_TAKEN = "it does not take this arithmetic"
@@ -28,6 +30,7 @@ class StepCall(NamedTuple):
 
     kernel: Kernel
     scaled: bool
+    d: Format
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -39,8 +42,7 @@ class StepCall(NamedTuple):
         return "a", "b", "", *(("a", "b") if self.scaled else ())
 
     def __call__(self, *operands: Array) -> Array:
-        c = operands[2]
-        return xla_call.call(self.kernel, jax.ShapeDtypeStruct(c.shape, c.dtype), *operands)[0]
+        return xla_call.call(self.kernel, jax.ShapeDtypeStruct(operands[2].shape, self.d.dtype), *operands)[0]
 
 
 def registers_program(product: RegisterProduct) -> Program:
@@ -63,22 +65,29 @@ def matrices_program(product: MatrixProduct) -> Program:
     model, spec = specialize(product.model, product.spec, product.scale_block)
     if are_small_products(model, spec, product.c.shape, product.a.shape[-1]):
         raise Unsupported("a batch of small products has vectors along the batch")
-    block = product.scale_block or 0
-    kernel = find_kernel(model, spec, block)
-    if kernel is None:
+    block, order = product.scale_block or 0, _order(model, spec)
+    is_spread = order is not None and block > 0 and not _is_arranged(order, spec.k)  # then there is a scale for each product
+    kernel = find_kernel(model, spec, 1 if is_spread else block)
+    if kernel is None or order is None:
         raise Unsupported(NOT_TAKEN)
-    order, call = Order.from_model(model, spec.k), StepCall(kernel, block > 0)
+    call = StepCall(kernel, block > 0, spec.d)
 
     def program(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
         a, b = recode(product.spec.a, spec.a, a), recode(product.spec.b, spec.b, b)
-        a, b = _arrange(order, spec.k, a, -1), _arrange(order, spec.k, b, -2)
-        return call_batched(call, a, b, recode(product.spec.c, model.result, c), *map(jnp.asarray, scales or ()))
+        of_a, of_b = [a], [b]
+        for operand, axis, codes in zip((of_a, of_b), (-1, -2), scales or (), strict=False):
+            operand.append(jnp.repeat(jnp.asarray(codes), block, axis) if is_spread else jnp.asarray(codes))
+        (a, *scales_a), (b, *scales_b) = (
+            [_arrange(order, spec.k, v, axis) if is_spread or v is operand[0] else v for v in operand]
+            for operand, axis in ((of_a, -1), (of_b, -2))
+        )
+        return call_batched(call, a, b, recode(product.spec.c, model.result, c), *scales_a, *scales_b)
 
     return program
 
 
 def find_kernel(model: Model, spec: ProductSpec, block: int, target: machine_code.Target | None = None) -> Kernel | None:
-    """Returns the kernel for a model, or None where its steps are not those of `arithmetic.bounded_steps`.
+    """Returns the fastest kernel for a model, or None where its steps are not fused dot-adds whose numbers are known before tracing.
 
     Args:
         model: The model, specialised to the instruction.
@@ -86,16 +95,39 @@ def find_kernel(model: Model, spec: ProductSpec, block: int, target: machine_cod
         block: Products that share a block scale; 0 where there are no scales.
         target: The CPU; None: this machine's.
     """
-    from tcemu.backends.llvm.step_kernel import KernelForm, kernel_text
+    from tcemu.backends.llvm.general_steps import GeneralForm, general_text
 
-    order = Order.from_model(model, spec.k) if isinstance(model.terms, int) and not model.result.is_integer else None
-    if order is None or (terms := order.step_size(spec.k)) not in TERMS or spec.a.words > 1:
-        return None
-    form = step_form(model, spec, terms)
-    if form is None or (block and (block % min(terms, 16) or order.groups > 1 or spec.k % terms)):
+    order = _order(model, spec)
+    numbers = None if order is None or spec.a.words > 1 else kernel_numbers(model.replace(nan=None, dealing="pairs"), spec)
+    if order is None or numbers is None:
         return None
     wide = (target or machine_code.host_target()).vector_bits == 512
-    return Kernel("steps", kernel_text("steps", KernelForm(form._replace(spec=_arithmetic(spec)), block, wide)), target)
+    if text := _step_text(model, spec, block, order, wide):
+        return Kernel("steps", text, target)
+    nan = model.result.nan if model.nan is None else model.nan
+    form = GeneralForm(numbers, spec.a, spec.b, spec.scale, model.result, spec.d, block, nan)
+    return Kernel("general", general_text("general", form), target)
+
+
+def _step_text(model: Model, spec: ProductSpec, block: int, order: Order, wide: bool) -> str | None:
+    """The kernel whose steps are those of `arithmetic.bounded_steps`, or None."""
+    from tcemu.backends.llvm.step_kernel import LANES, KernelForm, kernel_text
+
+    terms = order.step_size(spec.k)
+    form = step_form(model, spec, terms)
+    if form is None or terms not in TERMS or (block and block % min(terms, LANES)):
+        return None
+    return kernel_text("steps", KernelForm(form._replace(spec=_arithmetic(spec)), block, wide))
+
+
+def _order(model: Model, spec: ProductSpec) -> Order | None:
+    """The order of the products, if it is known before tracing."""
+    return Order.from_model(model, spec.k) if isinstance(model.terms, int) and not model.result.is_integer else None
+
+
+def _is_arranged(order: Order, k: int) -> bool:
+    """Whether the products of each step follow each other along K."""
+    return order.groups == 1 and k % order.step_size(k) == 0
 
 
 def _arithmetic(spec: ProductSpec) -> ProductSpec:
@@ -105,9 +137,9 @@ def _arithmetic(spec: ProductSpec) -> ProductSpec:
 
 def _arrange(order: Order, k: int, codes: Array, axis: int) -> Array:
     """Brings K into the order of the steps. The last step of a group is filled with zeros, which take no part."""
-    group, terms = k // order.groups, order.step_size(k)
-    if order.groups == 1 and group % terms == 0:
+    if _is_arranged(order, k):
         return codes
+    group, terms = k // order.groups, order.step_size(k)
     at = codes.ndim + axis
     dealt: Any = jnp.moveaxis(order.deal(jnp.moveaxis(codes, at, 0), k), 0, at)
     parts = dealt.reshape(*dealt.shape[:at], -1, group, *dealt.shape[at + 1 :])
