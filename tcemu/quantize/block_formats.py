@@ -383,14 +383,20 @@ def _encode_elements(
 
 
 def _encode_with_kernel(
-    blocking: _Blocking, element: Format, apply: Callable[[Array, Array, Format], Array] | None, codes: Array, scales: Array, scalers: Array
+    blocking: _Blocking,
+    element: Format,
+    apply: Callable[[Array, Array, Format], Array] | None,
+    platform: str,
+    codes: Array,
+    scales: Array,
+    scalers: Array,
 ) -> Array:
-    """Encodes elements by the kernel, which divides by powers of two. A quotient too small for f32 is zero in the element's format."""
+    """Encodes elements by a kernel, which divides by powers of two. A quotient too small for f32 is zero in the element's format."""
     if apply is None:
         scalers = jnp.maximum((scalers + F32.bias) << F32.mantissa_bits, 1 << F32.mantissa_bits - 1).astype(jnp.uint32)  # 2^-127: subnormal
     scalers = jnp.where(scales == (UE8M0 if apply is None else UE4M3).nan, F32.nan, scalers)
     sizes, codes = GroupSizes(rows=1, depth=blocking.block), jnp.moveaxis(codes, blocking.axis, -1)
-    elements = round_with_kernel(blocking.source, element, True, sizes, codes, scalers, multiplied=apply is multiply)
+    elements = round_with_kernel(blocking.source, element, True, sizes, platform, codes, scalers, multiplied=apply is multiply)
     return jnp.moveaxis(elements, -1, blocking.axis)
 
 

@@ -1,4 +1,4 @@
-"""Elements divided by their scales and rounded to a narrow format: by the kernel `cuda/quantize.cu`, or on any device.
+"""Elements divided by their scales and rounded to a narrow format: by a kernel, where the device has one, or by JAX's operations.
 
 Scales are found before, by XLA: a max magnitude is exact in any order.
 """
@@ -8,8 +8,8 @@ from typing import Any
 
 from jax import Array
 
-from tcemu.backends.cuda import elementwise
-from tcemu.backends.cuda.elementwise import ElementwiseCall
+from tcemu.backends import elementwise
+from tcemu.backends.elementwise_request import ElementwiseRequest
 from tcemu.base.compilation import call_by_platform
 from tcemu.formats import BF16, F16, F32, Format
 from tcemu.quantize.scale_groups import GroupSizes, repeat_scales
@@ -17,21 +17,22 @@ from tcemu.quantize.scale_groups import GroupSizes, repeat_scales
 SOURCES = (F32, F16, BF16)  # formats whose numbers f32 can represent
 
 
-def round_by_platform(reason: str, kernel: Callable[..., Array], portable: Callable[..., Array], *operands: Any) -> Array:
-    """Calls the kernel on NVIDIA GPUs and `portable` elsewhere; always `portable` if there is a reason against the kernel."""
-    return portable(*operands) if reason else call_by_platform({elementwise.PLATFORM: kernel}, portable, *operands)
+def round_by_platform(reason: str, by_kernel: Callable[..., Array], portable: Callable[..., Array], codes: Array, *operands: Any) -> Array:
+    """Calls `by_kernel`, with the platform before the operands, where there is a kernel, else `portable`. reason: one against kernels."""
+    programs = {} if reason else elementwise.kernel_programs(by_kernel, codes)
+    return call_by_platform(programs, portable, codes, *operands)
 
 
 def unsupported_reason(source: Format, target: Format, rounding: str, codes: Array, *, scaled: bool) -> str:
-    """Returns the reason why the kernel does not round codes of one format to another; "" if it does. scaled: with a division first."""
+    """Returns the reason why kernels do not round codes of one format to another; "" if they do. scaled: with a division first."""
     if source not in SOURCES or (source == target and not scaled):
         return f"{source} to {target} is no rounding of f32 numbers"
-    float_of_both_signs = not target.is_integer and target.signed and target.subnormals
+    float_of_both_signs = not target.is_integer and target.signed and target.subnormals and target.specials != "fnuz"
     if not float_of_both_signs or target.mantissa_bits >= F32.mantissa_bits or not F32.can_represent(target):
         return f"{target} is no signed float format narrower than f32"
     if rounding != "RN":
         return f"it rounds to nearest, not {rounding}"
-    return elementwise.unavailable_reason(codes) or ("" if codes.ndim >= 2 else f"the operand's shape is {list(codes.shape)}")
+    return "" if codes.ndim >= 2 else f"the operand's shape is {list(codes.shape)}"
 
 
 def round_with_kernel(
@@ -39,6 +40,7 @@ def round_with_kernel(
     target: Format,
     saturate: bool,
     sizes: GroupSizes,
+    platform: str,
     codes: Array,
     scales: Array | None,
     *,
@@ -51,10 +53,12 @@ def round_with_kernel(
         target: Format of the result.
         saturate: Values out of range become the largest finite value.
         sizes: Elements that share a scale.
+        platform: The platform whose kernel rounds.
         codes: Codes of x [..., R, K].
         scales: f32 codes, as `scale_groups.broadcast_scales` takes them, or None.
         multiplied: Compute x * scale instead.
     """
     if scales is not None and sizes.rows is not None and sizes.rows > 1:  # few bytes; a mesh may then shard the rows
         scales = repeat_scales(scales, sizes.rows, codes.shape[-2], -2)
-    return elementwise.round_elements(ElementwiseCall(source, target, saturate, None, multiplied=multiplied), codes, scales, sizes.depth)
+    request = ElementwiseRequest(source, target, saturate, None, multiplied=multiplied)
+    return elementwise.round_elements(platform, request, codes, scales, sizes.depth)

@@ -62,6 +62,10 @@ class Value:
     def __mul__(self, other: Value | float) -> Value:
         return self._apply("mul", "fmul", other)
 
+    def __truediv__(self, other: Value | float) -> Value:
+        assert self._is_float()
+        return Value(self.ctx, self.ctx.ir.fdiv(self.raw, self._match(other)))
+
     def __and__(self, other: Value | int) -> Value:
         return self._apply("and_", None, other)
 
@@ -234,6 +238,18 @@ class Builder:
         yield Value(self, index)
         following = self.ir.add(index, ir.Constant(I64, step))
         index.add_incoming(following, self.ir.block)
+        self.ir.branch(head)
+        self.ir.position_at_end(after)
+
+    @contextmanager
+    def loop_while(self, condition: Callable[[], Value]) -> Iterator[None]:
+        """A loop that computes its condition before each iteration."""
+        head, body, after = (self.function.append_basic_block(name) for name in ("head", "loop", "after"))
+        self.ir.branch(head)
+        self.ir.position_at_end(head)
+        self.ir.cbranch(condition().raw, body, after)
+        self.ir.position_at_end(body)
+        yield
         self.ir.branch(head)
         self.ir.position_at_end(after)
 

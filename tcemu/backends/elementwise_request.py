@@ -1,0 +1,21 @@
+"""The request for elements that are divided by scales or multiplied by them and rounded, each by itself, as the backends' kernels take it."""
+
+from typing import NamedTuple
+
+from tcemu.formats import Format
+
+EVERY = (1 << 31) - 1  # elements along K that share a scale, where all do
+
+
+class ElementwiseRequest(NamedTuple):
+    """x / scale or x * scale in f32, and then the nearest number of the target: codes of the target [batch, R, K].
+
+    The operands are codes of x [batch, R, K] and, unless `depth` is None, f32 codes of scales [batch or 1, R or 1, groups along K]. Both
+    operations are those of IEEE 754, rounded to nearest even, with subnormals; codes are as `tcemu.formats.convert` returns them.
+    """
+
+    source: Format  # f32, f16 or bf16
+    target: Format
+    saturate: bool
+    depth: int | None  # elements along K that share a scale; None: there are no scales
+    multiplied: bool = False
