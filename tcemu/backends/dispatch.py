@@ -88,7 +88,16 @@ def multiply_registers(arithmetic: Arithmetic, forms: RegisterForms, operands: A
     return _choose(str(op), lambda native: partial(native.registers(product), operands), emulate)
 
 
-def multiply_matrices(model: Model, spec: ProductSpec, a: ArrayLike, b: ArrayLike, c: ArrayLike, scales: Scales | None = None) -> Array:
+def multiply_matrices(
+    model: Model,
+    spec: ProductSpec,
+    a: ArrayLike,
+    b: ArrayLike,
+    c: ArrayLike,
+    scales: Scales | None = None,
+    *,
+    by_columns: bool = False,
+) -> Array:
     """Computes D = A·B + C on matrices of raw codes.
 
     Args:
@@ -98,6 +107,7 @@ def multiply_matrices(model: Model, spec: ProductSpec, a: ArrayLike, b: ArrayLik
         b: Codes [..., K, N]; leading axes broadcast. f64 codes have a trailing axis of two words.
         c: Codes [..., M, N].
         scales: Codes of `spec.scale`, [..., M, S] for A and [..., S, N] for B, each for K / S products along K; None if there are none.
+        by_columns: B is the transposition of an array [..., N, K]. A backend that reads columns as they lie then saves a copy.
 
     Returns:
         Codes of `spec.d`, [..., M, N].
@@ -114,7 +124,7 @@ def multiply_matrices(model: Model, spec: ProductSpec, a: ArrayLike, b: ArrayLik
     if c.size == 0:
         return jnp.zeros(c.shape, spec.d.dtype)
     model, (a, b, c), scales = _match_axes((model, (a, b, c), scales))
-    product = MatrixProduct(model, spec, a, b, c, scales)
+    product = MatrixProduct(model, spec, a, b, c, scales, by_columns)
     emulate = partial(_emulate, "matrices", product)
     return _choose(_product_name(spec), lambda native: native.matrices(product), emulate, a, b, c, scales)
 

@@ -23,12 +23,11 @@ from tcemu.architectures.model_rows import ROWS
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, Promotion
 from tcemu.arithmetic.reduction import reduce_k
-from tcemu.backends import dispatch
+from tcemu.backends import batched_calls, dispatch
 from tcemu.backends import kernel_store as store
-from tcemu.backends import batched_calls
-from tcemu.backends.cuda import nvrtc
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
+from tcemu.backends.cuda import nvrtc
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.formats import BF16, E2M1, E2M3, E4M3, F16, F32, UE4M3, UE8M0
 from tcemu.products.accumulation import Factors, ScaleBlockShape, partial_sums

@@ -16,9 +16,8 @@ from tcemu.architectures.lookup import resolve_arithmetic
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.arithmetic.reduction import reduce_k
-from tcemu.backends import dispatch
+from tcemu.backends import batched_calls, dispatch
 from tcemu.backends import kernel_store as store
-from tcemu.backends import batched_calls
 from tcemu.backends.cuda import fragment_tables as held
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda

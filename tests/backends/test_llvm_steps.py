@@ -44,9 +44,14 @@ def arithmetics():
             model, spec = specialize(model, spec, block or None)
             of = spec.a.name if spec.a == spec.b else f"{spec.a} by {spec.b}"
             name = f"{of} in steps of {model.terms} by {model.fraction_bits}" + (f", scales of {block}" if block else "")
-            if name not in found and isinstance(model.terms, int) and model.summed is None and find_kernel(model, spec, block) is not None:
+            if name not in found and isinstance(model.terms, int) and model.summed is None and takes_bounded_steps(model, spec, block):
                 found[name] = model, spec, block
     return found
+
+
+def takes_bounded_steps(model, spec, block):
+    found = find_kernel(model, spec, block)
+    return found is not None and found.kernel.name == "steps"
 
 
 def draw_codes(rng, fmt, shape, kind):
@@ -69,10 +74,12 @@ def draw_operands(spec, block, kind, batch=2, m=70, n=150, instructions=3):
     return a, b, c, tuple(draw_codes(rng, spec.scale, s, kinds) for s in ((1, m, k // block), (batch, k // block, n)))
 
 
-def multiply(model, spec, block, operands, target=None):
+def multiply(model, spec, block, operands, target=None, by_columns=False):
     """D by the kernel alone."""
     a, b, c, scales = operands
-    call = StepCall(find_kernel(model, spec, block, target), block > 0)
+    found = find_kernel(model, spec, block, target, by_columns)
+    assert found.by_columns == by_columns
+    call, b = StepCall(found.kernel, block > 0, spec.d, by_columns), jnp.swapaxes(b, -1, -2) if by_columns else b
     return np.asarray(jax.jit(lambda *v: call_batched(call, *v))(a, b, c, *(scales or ())))
 
 
@@ -92,8 +99,9 @@ def test_bits_are_those_of_the_portable_backend(name):
     for kind in ("bits", "numbers", "mixed"):
         operands = draw_operands(spec, block, kind)
         wanted = multiply_portably(model, spec, operands)
-        for target in (None, older):
-            np.testing.assert_array_equal(multiply(model, spec, block, operands, target), wanted, err_msg=f"{kind}, {target}")
+        for target, by_columns in ((None, False), (None, True), (older, kind == "mixed")):
+            got = multiply(model, spec, block, operands, target, by_columns)
+            np.testing.assert_array_equal(got, wanted, err_msg=f"{kind}, {target}, {by_columns}")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (16, 8), (64, 128), (65, 129), (3, 300)], ids=str)

@@ -1,7 +1,7 @@
 """The frame of kernels on matrices in LLVM IR: a task computes a block of D for one matrix of the batch.
 
-Operands: A [b, M, K], B [b, K, N], C [B, M, N], and codes of scales [b, M, S] and [b, S, N] where there are any; b is B or 1. Result:
-D [B, M, N].
+Operands: A [b, M, K], B [b, K, N] or [b, N, K], C [B, M, N], and codes of scales [b, M, S] and [b, S, N] where there are any; b is B or 1.
+Result: D [B, M, N].
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class BlockForm(NamedTuple):
     d: Format
     terms: int  # products of a step
     block: int  # products along K that share a block scale; 0: there are none
+    by_columns: bool = False  # B is [b, N, K]: the codes of a column lie side by side
 
     def largest_width(self, is_row: bool) -> int:
         """Elements that are decoded together: along K for A, along N for B."""
@@ -56,7 +57,7 @@ class BlockKernel:
         pointers = [b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(operands + 1)]
         shapes = [b.load(POINTER, b.at(dims, POINTER, at)) for at in range(operands + 1)]
         size = lambda operand, axis: b.load(I64, b.at(shapes[operand], I64, axis))
-        self.k, self.n = size(0, 2), size(1, 2)
+        self.k, self.n = size(0, 2), size(2, 2)
         m = size(2, 1)
         self.step_count = self.k // form.terms
         down, across = (m + (form.rows - 1)) // form.rows, (self.n + (form.columns - 1)) // form.columns
@@ -67,7 +68,8 @@ class BlockKernel:
         self.padded = (self.columns + (form.group - 1)) // form.group * form.group  # columns with those of the last group
         of_a, of_b = ((size(operand, 0) > 1).select(batch, b.constant(I64, 0)) for operand in (0, 1))
         self.a = b.at(pointers[0], code_type(form.a), (of_a * m + row) * self.k)
-        self.b_codes = b.at(pointers[1], code_type(form.b), of_b * self.k * self.n + column)
+        self.b_codes = b.at(pointers[1], code_type(form.b), of_b * self.k * self.n + column * (self.k if form.by_columns else 1))
+        self.columns_of_b = b.allocate(code_type(form.b), form.terms * form.columns)  # of a step, [terms, columns]
         at = (batch * m + row) * self.n + column
         self.c, self.d = b.at(pointers[2], code_type(form.c), at), b.at(pointers[-1], code_type(form.d), at)
         if form.block:
@@ -107,15 +109,31 @@ class BlockKernel:
                         scales = b.splat(scale.cast("zext", I32), width)
                     visit(extend(codes), scales, row * form.terms + part)
             return
+        if form.by_columns:
+            self._transpose_columns(first)
         with b.loop(b.constant(I64, form.terms)) as term, b.loop(self.padded, LANES) as column:
             mask = self.mask(column)
             at = first + term
-            codes = b.masked_load(ir.VectorType(of, LANES), b.at(self.b_codes, of, at * self.n + column), mask)
+            if form.by_columns:
+                codes = b.load(ir.VectorType(of, LANES), b.at(self.columns_of_b, of, term * form.columns + column))
+            else:
+                codes = b.masked_load(ir.VectorType(of, LANES), b.at(self.b_codes, of, at * self.n + column), mask)
             scales = None
             if form.block:
                 place = b.at(self.scales_b, I8, at // form.block * self.n + column)
                 scales = extend(b.masked_load(ir.VectorType(I8, LANES), place, mask))
             visit(extend(codes), scales, term * form.columns + column)
+
+    def _transpose_columns(self, first: Value) -> None:
+        """Copies a step's codes of B from columns to rows. A column that does not exist gets the codes of the last one."""
+        b, form = self.b, self.block
+        of, width = code_type(form.b), next(width for width in (16, 8, 4, 2, 1) if form.terms % width == 0)
+        last = self.columns - 1
+        with b.loop(self.padded, LANES) as column, b.loop(b.constant(I64, form.terms), width) as part:
+            places = [b.minimum(column + lane, last) * self.k + first + part for lane in range(LANES)]
+            rows = b.transpose([b.load(ir.VectorType(of, width), b.at(self.b_codes, of, place)) for place in places])
+            for term, row in enumerate(rows):
+                b.store(row, b.at(self.columns_of_b, of, (part + term) * form.columns + column))
 
 
 def count_tasks(module: ir.Module, name: str, rows: int, columns: int) -> None:

@@ -31,10 +31,11 @@ class StepCall(NamedTuple):
     kernel: Kernel
     scaled: bool
     d: Format
+    by_columns: bool = False  # it takes B as [N, K]
 
     @property
     def axes(self) -> tuple[str, ...]:
-        return "m k", "k n", "m n", *(("m s", "s n") if self.scaled else ()), "m n"
+        return "m k", "n k" if self.by_columns else "k n", "m n", *(("m s", "s n") if self.scaled else ()), "m n"
 
     @property
     def sharing(self) -> tuple[str, ...]:
@@ -67,26 +68,34 @@ def matrices_program(product: MatrixProduct) -> Program:
         raise Unsupported("a batch of small products has vectors along the batch")
     block, order = product.scale_block or 0, _order(model, spec)
     is_spread = order is not None and block > 0 and not _is_arranged(order, spec.k)  # then there is a scale for each product
-    kernel = find_kernel(model, spec, 1 if is_spread else block)
+    kernel, by_columns = find_kernel(model, spec, 1 if is_spread else block, by_columns=product.by_columns) or (None, False)
     if kernel is None or order is None:
         raise Unsupported(NOT_TAKEN)
-    call = StepCall(kernel, block > 0, spec.d)
+    call = StepCall(kernel, block > 0, spec.d, by_columns)
 
     def program(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
         a, b = recode(product.spec.a, spec.a, a), recode(product.spec.b, spec.b, b)
-        of_a, of_b = [a], [b]
-        for operand, axis, codes in zip((of_a, of_b), (-1, -2), scales or (), strict=False):
-            operand.append(jnp.repeat(jnp.asarray(codes), block, axis) if is_spread else jnp.asarray(codes))
-        (a, *scales_a), (b, *scales_b) = (
-            [_arrange(order, spec.k, v, axis) if is_spread or v is operand[0] else v for v in operand]
-            for operand, axis in ((of_a, -1), (of_b, -2))
-        )
-        return call_batched(call, a, b, recode(product.spec.c, model.result, c), *scales_a, *scales_b)
+        a, b = _arrange(order, spec.k, a, -1), _arrange(order, spec.k, b, -2)
+        if by_columns:
+            b = jnp.swapaxes(b, -1, -2)
+        of_units = [jnp.asarray(codes) for codes in scales or ()]
+        if is_spread:
+            of_units = [_arrange(order, spec.k, jnp.repeat(codes, block, axis), axis) for codes, axis in zip(of_units, (-1, -2), strict=True)]
+        return call_batched(call, a, b, recode(product.spec.c, model.result, c), *of_units)
 
     return program
 
 
-def find_kernel(model: Model, spec: ProductSpec, block: int, target: machine_code.Target | None = None) -> Kernel | None:
+class FoundKernel(NamedTuple):
+    """A kernel, and whether it takes B as [N, K]."""
+
+    kernel: Kernel
+    by_columns: bool
+
+
+def find_kernel(
+    model: Model, spec: ProductSpec, block: int, target: machine_code.Target | None = None, by_columns: bool = False
+) -> FoundKernel | None:
     """Returns the fastest kernel for a model, or None where its steps are not fused dot-adds whose numbers are known before tracing.
 
     Args:
@@ -94,6 +103,7 @@ def find_kernel(model: Model, spec: ProductSpec, block: int, target: machine_cod
         spec: The formats and modes, A and B as they are multiplied.
         block: Products that share a block scale; 0 where there are no scales.
         target: The CPU; None: this machine's.
+        by_columns: A kernel that takes B as [N, K] is wanted, if there is one.
     """
     from tcemu.backends.llvm.general_steps import GeneralForm, general_text
 
@@ -102,14 +112,14 @@ def find_kernel(model: Model, spec: ProductSpec, block: int, target: machine_cod
     if order is None or numbers is None:
         return None
     wide = (target or machine_code.host_target()).vector_bits == 512
-    if text := _step_text(model, spec, block, order, wide):
-        return Kernel("steps", text, target)
+    if text := _step_text(model, spec, block, order, wide, by_columns):
+        return FoundKernel(Kernel("steps", text, target), by_columns)
     nan = model.result.nan if model.nan is None else model.nan
     form = GeneralForm(numbers, spec.a, spec.b, spec.scale, model.result, spec.d, block, nan)
-    return Kernel("general", general_text("general", form), target)
+    return FoundKernel(Kernel("general", general_text("general", form), target), False)
 
 
-def _step_text(model: Model, spec: ProductSpec, block: int, order: Order, wide: bool) -> str | None:
+def _step_text(model: Model, spec: ProductSpec, block: int, order: Order, wide: bool, by_columns: bool) -> str | None:
     """The kernel whose steps are those of `arithmetic.bounded_steps`, or None."""
     from tcemu.backends.llvm.step_kernel import LANES, KernelForm, kernel_text
 
@@ -117,7 +127,7 @@ def _step_text(model: Model, spec: ProductSpec, block: int, order: Order, wide: 
     form = step_form(model, spec, terms)
     if form is None or terms not in TERMS or (block and block % min(terms, LANES)):
         return None
-    return kernel_text("steps", KernelForm(form._replace(spec=_arithmetic(spec)), block, wide))
+    return kernel_text("steps", KernelForm(form._replace(spec=_arithmetic(spec)), block, wide, by_columns))
 
 
 def _order(model: Model, spec: ProductSpec) -> Order | None:

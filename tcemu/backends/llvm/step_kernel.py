@@ -43,6 +43,7 @@ class KernelForm(NamedTuple):
     step: StepForm
     block: int  # products along K that share a block scale; 0: there are none
     wide_registers: bool  # AVX-512 is there
+    by_columns: bool = False  # see `BlockForm`
 
     @property
     def scaled(self) -> bool:
@@ -174,7 +175,7 @@ class StepKernel(BlockKernel):
 
     def __init__(self, module: ir.Module, name: str, form: KernelForm) -> None:
         spec = form.step.spec
-        super().__init__(module, name, BlockForm(ROWS, COLUMNS, GROUP, spec.a, spec.b, RESULT, RESULT, form.terms, form.block))
+        super().__init__(module, name, BlockForm(ROWS, COLUMNS, GROUP, spec.a, spec.b, RESULT, RESULT, form.terms, form.block, form.by_columns))
         self.form, b = form, self.b
         self.accumulators = b.allocate(I32, ROWS * COLUMNS)
         self.tops = b.allocate(form.lane_type, COLUMNS)

@@ -170,6 +170,22 @@ class Builder:
         zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
         return Value(self, self.ir.shuffle_vector(single, ir.Constant(of, ir.Undefined), zeros))
 
+    def shuffle(self, x: Value, y: Value, lanes: list[int]) -> Value:
+        """Chooses lanes of two vectors, those of y counted on from those of x."""
+        return Value(self, self.ir.shuffle_vector(x.raw, y.raw, ir.Constant(ir.VectorType(I32, len(lanes)), lanes)))
+
+    def transpose(self, vectors: list[Value]) -> list[Value]:
+        """The vectors that hold lane 0 of all of these, lane 1, and so on. The number of vectors is a power of two."""
+        count, lanes = len(vectors), vectors[0].lanes
+        assert lanes is not None
+        while len(vectors) > 1:  # each with the one that is half of them further on, lane by lane
+            half = len(vectors) // 2
+            size = count * lanes // len(vectors)
+            order = [lane + size * second for lane in range(size) for second in (0, 1)]
+            vectors = [self.shuffle(x, y, order) for x, y in zip(vectors[:half], vectors[half:], strict=True)]
+        (whole,) = vectors
+        return [self.shuffle(whole, whole, list(range(lane * count, (lane + 1) * count))) for lane in range(lanes)]
+
     def iota(self, element: ir.IntType, lanes: int) -> Value:
         return Value(self, ir.Constant(ir.VectorType(element, lanes), list(range(lanes))))
 
