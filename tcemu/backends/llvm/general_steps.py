@@ -41,6 +41,7 @@ class GeneralForm(NamedTuple):
     d: Format
     block: int  # products along K that share a block scale; 0: there are none
     nan: int  # code of every NaN of D
+    by_columns: bool = False  # see `BlockForm`
 
     @property
     def lines(self) -> int:
@@ -69,7 +70,7 @@ class GeneralForm(NamedTuple):
         return next((sums for sums in (1, 2) if -(-n.terms // sums) * largest + own < 1 << 31), 0)
 
     def of_block(self, lines: tuple[int, int], group: int) -> BlockForm:
-        return BlockForm(*lines, group, self.a, self.b, self.result, self.d, self.numbers.terms, self.block)
+        return BlockForm(*lines, group, self.a, self.b, self.result, self.d, self.numbers.terms, self.block, self.by_columns)
 
 
 # ---- codes

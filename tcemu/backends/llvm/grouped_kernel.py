@@ -178,7 +178,7 @@ class GroupedSide:
                     b.store(values.cast("sext", I32).cast("sitofp", F32), b.at(self.values, F32, place))
             place = row * k.scale_count + step * count
             codes = b.load(ir.VectorType(I8, count), b.at(k.scales_a, I8, place)).cast("zext", I32)
-            self._note_scales(b.repeat_lanes(codes, [g * n.summed // block for g in range(form.groups)]), row * form.groups, BIAS)
+            self._note_scales(b.shuffle(codes, codes, [g * n.summed // block for g in range(form.groups)]), row * form.groups, BIAS)
             if not form.adds_bytes:
                 for group in range(form.groups):
                     scale = b.splat(b.load(F32, b.at(self.scales, F32, row * form.groups + group)), n.summed)
@@ -189,12 +189,17 @@ class GroupedSide:
         k, b, form = self.kernel, self.b, self.form
         n, block = form.general.numbers, form.general.block
         codes_of = ir.VectorType(I8, NEIGHBOURS)
+        if form.general.by_columns:
+            k.transpose_columns(step * n.terms)
         with b.loop(b.constant(I64, form.groups)) as group, b.loop(k.padded, NEIGHBOURS) as column:
             mask = b.splat((k.columns - column).cast("trunc", I16), NEIGHBOURS) > b.iota(I16, NEIGHBOURS)
             first = step * n.terms + group * n.summed
-            rows = [
-                self._bytes(b.masked_load(codes_of, b.at(k.b_codes, I8, (first + term) * k.n + column), mask)) for term in range(n.summed)
-            ]
+            if form.general.by_columns:
+                places = [b.at(k.columns_of_b, I8, (group * n.summed + term) * COLUMNS + column) for term in range(n.summed)]
+                rows = [self._bytes(b.load(codes_of, place)) for place in places]
+            else:
+                places = [b.at(k.b_codes, I8, (first + term) * k.n + column) for term in range(n.summed)]
+                rows = [self._bytes(b.masked_load(codes_of, place, mask)) for place in places]
             marks = b.constant(ir.VectorType(I16, NEIGHBOURS), 0)
             for term, row in enumerate(rows):
                 marks = marks | (row != 0).select(b.constant(marks.type, 1 << term), b.constant(marks.type, 0))
@@ -222,7 +227,7 @@ class GroupedSide:
             start = b.constant(VECTOR, 0)
             shift = b.constant(VECTOR, largest_value(self.kernel.x.format) * 0x01010101)
             for word in words:
-                start = add_bytes(b, start, shift, b.repeat_lanes(word, list(range(part, part + LANES))))
+                start = add_bytes(b, start, shift, b.shuffle(word, word, list(range(part, part + LANES))))
             b.store(0 - start, b.at(self.starts, I32, group * COLUMNS + column + part))
 
 

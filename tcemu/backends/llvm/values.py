@@ -220,11 +220,6 @@ class Builder:
         """The same bits as another type."""
         return Value(self, self.ir.bitcast(x.raw, of))
 
-    def repeat_lanes(self, x: Value, places: list[int]) -> Value:
-        """A vector whose lanes are these lanes of another."""
-        mask = ir.Constant(ir.VectorType(I32, len(places)), places)
-        return Value(self, self.ir.shuffle_vector(x.raw, ir.Constant(x.type, ir.Undefined), mask))
-
     # ---- memory
 
     def allocate(self, of: ir.Type, count: int = 1) -> Value:
