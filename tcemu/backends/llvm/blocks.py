@@ -110,7 +110,7 @@ class BlockKernel:
                     visit(extend(codes), scales, row * form.terms + part)
             return
         if form.by_columns:
-            self._transpose_columns(first)
+            self.transpose_columns(first)
         with b.loop(b.constant(I64, form.terms)) as term, b.loop(self.padded, LANES) as column:
             mask = self.mask(column)
             at = first + term
@@ -124,7 +124,7 @@ class BlockKernel:
                 scales = extend(b.masked_load(ir.VectorType(I8, LANES), place, mask))
             visit(extend(codes), scales, term * form.columns + column)
 
-    def _transpose_columns(self, first: Value) -> None:
+    def transpose_columns(self, first: Value) -> None:
         """Copies a step's codes of B from columns to rows. A column that does not exist gets the codes of the last one."""
         b, form = self.b, self.block
         of, width = code_type(form.b), next(width for width in (16, 8, 4, 2, 1) if form.terms % width == 0)

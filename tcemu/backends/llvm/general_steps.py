@@ -9,21 +9,24 @@ Only steps with an Inf or NaN among their operands need that. It adds floats of 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from llvmlite import ir
 
-from tcemu.arithmetic.multiplicands import ZERO_EXPONENT
+from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, is_compact
 from tcemu.backends.cuda.kernel_text import KernelNumbers
 from tcemu.backends.llvm.blocks import LANES, BlockForm, BlockKernel, code_type, count_tasks
-from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, extend, significand
+from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, extend, significand, value_word
 from tcemu.backends.llvm.values import F32, I1, I32, I64, Builder, Value
 from tcemu.formats import F16, Format
 from tcemu.formats import F32 as WORD
 
 PLACES = 1 << 13  # of a block, rows or columns times the products of a step
 MOST_LINES = 64  # rows or columns of a block
+MOST_BITS = 28  # fraction bits of products that fit an s32
+UNROLLED = 32  # products of a step whose operations are not a loop
 VECTOR = ir.VectorType(I32, LANES)
 
 
@@ -38,6 +41,7 @@ class GeneralForm(NamedTuple):
     d: Format
     block: int  # products along K that share a block scale; 0: there are none
     nan: int  # code of every NaN of D
+    by_columns: bool = False  # see `BlockForm`
 
     @property
     def lines(self) -> int:
@@ -49,8 +53,24 @@ class GeneralForm(NamedTuple):
         n = self.numbers
         return n.groups * -(-n.of_group // n.terms)
 
+    @property
+    def is_compact(self) -> bool:
+        """True if values are multiplied as they are."""
+        return self.scale is None and is_compact(self.a, self.b)
+
+    @property
+    def partial_sums(self) -> int:
+        """Sums of aligned products, each of which fits an s32 with the accumulator; 0 where terms are added as integers of 64 bits."""
+        n = self.numbers
+        if n.summed or n.alignment != "RZ" or n.fraction_bits > MOST_BITS:
+            return 0
+        largest = ((2 << self.a.mantissa_bits) - 1) * ((2 << self.b.mantissa_bits) - 1)
+        shift = n.fraction_bits - n.mantissas
+        largest, own = largest << shift if shift >= 0 else largest >> -shift, 2 << n.fraction_bits
+        return next((sums for sums in (1, 2) if -(-n.terms // sums) * largest + own < 1 << 31), 0)
+
     def of_block(self, lines: tuple[int, int], group: int) -> BlockForm:
-        return BlockForm(*lines, group, self.a, self.b, self.result, self.d, self.numbers.terms, self.block)
+        return BlockForm(*lines, group, self.a, self.b, self.result, self.d, self.numbers.terms, self.block, self.by_columns)
 
 
 # ---- codes
@@ -110,7 +130,10 @@ def with_sign(size: Value, sign: Value) -> Value:
 
 
 def round_integer(size: Value, drop: Value, negative: Value, rounding: str) -> Value:
-    """size / 2^drop, rounded to an integer: i64 below 2^62, drop from 0 to 63. negative: -1 or 0, i64."""
+    """size / 2^drop, rounded to an integer.
+
+    All three have one type, of W bits. size: below 2^(W-2); drop: from 0 to W-1; negative: -1 or 0.
+    """
     whole = size >> drop
     if rounding == "RZ":
         return whole
@@ -120,40 +143,45 @@ def round_integer(size: Value, drop: Value, negative: Value, rounding: str) -> V
         up = (rest > half) | ((rest == half) & (whole & 1 != 0) & (drop > 0))
     else:
         up = (rest != 0) & ((negative != 0) if rounding == "RM" else (negative == 0))
-    return whole + up.cast("zext", I64)
+    return whole + up.cast("zext", size.element)
+
+
+def resize(value: Value, of: ir.IntType, how: str = "sext") -> Value:
+    """The integers with another number of bits."""
+    return value if value.element == of else value.cast("trunc" if of.width < value.element.width else how, of)
 
 
 def encode(b: Builder, fmt: Format, total: Value, unit: Value, rounding: str, kept: int) -> Value:
-    """Rules 6 and 7: the code of total * 2^unit, rounded to `kept` fraction bits; +0 for every zero. total: i64; unit: i32."""
-    sign = total.shift_right_signed(63)
+    """Rules 6 and 7: the code of total * 2^unit, rounded to `kept` fraction bits; +0 for every zero. total: i32 or i64; unit: i32."""
+    of, width = total.element, total.element.width
+    sign = total.shift_right_signed(width - 1)
     size = with_sign(total, sign)
     zeros = b.call(f"llvm.ctlz.{b.suffix(size.type)}", size.type, size, b.constant(I1, 0))
-    leading = 63 - zeros.cast("trunc", I32) + unit  # exponent of the leading bit
-    shifted = size << (zeros & 63)
-    jammed = (shifted >> 2) | (shifted & 3 != 0).cast("zext", I64)  # the leading bit is bit 61
+    leading = width - 1 - resize(zeros, I32) + unit  # exponent of the leading bit
+    shifted = size << (zeros & (width - 1))
+    jammed = (shifted >> 2) | (shifted & 3 != 0).cast("zext", of)  # the leading bit is bit W - 3
     below = b.maximum(fmt.min_exponent - leading, b.constant(unit.type, 0))
-    drop = b.minimum(below + (61 - kept), b.constant(unit.type, 63))
-    whole = round_integer(jammed, drop.cast("zext", I64), sign, rounding).cast("trunc", I32)
+    drop = b.minimum(below + (width - 3 - kept), b.constant(unit.type, width - 1))
+    whole = resize(round_integer(jammed, resize(drop, of), sign, rounding), I32)
     above = b.minimum(b.maximum(leading - fmt.min_exponent, b.constant(unit.type, 0)), b.constant(unit.type, 1 << fmt.exponent_bits))
     code = (whole << (fmt.mantissa_bits - kept)) + (above << fmt.mantissa_bits)  # the leading bit adds one to the field
-    too_large = (leading > fmt.max_exponent) | (code >= fmt.infinity)
-    code = too_large.select(fmt.infinity, code)
-    code = code | (sign.cast("trunc", I32) & sign_bit(fmt))
-    return ((size == 0).cast("sext", I32) | (whole == 0).cast("sext", I32) != 0).select(0, code)
+    code = ((leading > fmt.max_exponent) | (code >= fmt.infinity)).select(fmt.infinity, code)
+    code = code | (resize(sign, I32) & sign_bit(fmt))
+    return ((size == 0) | (whole == 0)).select(0, code)
 
 
 def add_codes(b: Builder, fmt: Format, x: Value, y: Value) -> Value:
     """x + y of codes, rounded RN once. They are not both -0."""
     left, right = decode_accumulator(fmt, x), decode_accumulator(fmt, y)
     top = b.maximum(left.exponent, right.exponent)
-    spare = 60 - fmt.mantissa_bits
-    total = b.constant(ir.VectorType(I64, LANES), 0)
+    spare = 29 - fmt.mantissa_bits  # bits below a significand: a guard bit and a sticky bit at least
+    total = b.constant(VECTOR, 0)
     for v in (left, right):
-        far = b.minimum(top - v.exponent, b.constant(top.type, 63)).cast("zext", I64)
-        size = v.significand.cast("zext", I64) << spare
+        far = b.minimum(top - v.exponent, b.constant(VECTOR, 31))
+        size = v.significand << spare
         kept = size >> far
-        kept = kept | (size != kept << far).cast("zext", I64)  # a sticky last bit
-        total = total + with_sign(kept, v.negative.cast("sext", I64))
+        kept = kept | (size != kept << far).cast("zext", I32)
+        total = total + with_sign(kept, v.negative)
     code = encode(b, fmt, total, top - (fmt.mantissa_bits + spare), "RN", fmt.mantissa_bits)
     return code_of_class(fmt, class_of(fmt, x) + class_of(fmt, y), code)
 
@@ -161,7 +189,7 @@ def add_codes(b: Builder, fmt: Format, x: Value, y: Value) -> Value:
 def narrow_code(b: Builder, code: Value) -> Value:
     """The code in f16 of a code in f32, rounded RN. A zero keeps its sign."""
     v = decode_accumulator(WORD, code)
-    total = with_sign(v.significand.cast("zext", I64), v.negative.cast("sext", I64))
+    total = with_sign(v.significand, v.negative)
     narrow = encode(b, F16, total, v.exponent - FRACTION, "RN", F16.mantissa_bits)
     narrow = narrow | (v.negative & sign_bit(F16))
     return v.special.select(code_of_class(F16, class_of(WORD, code), narrow), narrow)
@@ -170,7 +198,7 @@ def narrow_code(b: Builder, code: Value) -> Value:
 def widen_code(b: Builder, code: Value) -> Value:
     """The code in f32 of a code in f16."""
     v = decode_accumulator(F16, code)
-    total = with_sign(v.significand.cast("zext", I64), v.negative.cast("sext", I64))
+    total = with_sign(v.significand, v.negative)
     wide = encode(b, WORD, total, v.exponent - F16.mantissa_bits, "RZ", FRACTION)
     wide = wide | (v.negative & sign_bit(WORD))
     return v.special.select(code_of_class(WORD, class_of(F16, code), wide), wide)
@@ -189,6 +217,7 @@ class GeneralSide:
         lines = kernel.block.rows if is_row else kernel.block.columns
         count = form.numbers.terms * lines
         self.significands, self.exponents, self.classes = b.allocate(I32, count), b.allocate(I32, count), b.allocate(F32, count)
+        self.values = b.allocate(F32, count if form.partial_sums else 1)  # of compact formats, else significands
         self.vector = ir.VectorType(I32, kernel.block.largest_width(is_row))
         self.special = b.allocate(self.vector)
 
@@ -218,7 +247,13 @@ class GeneralSide:
                     special, infinite, gone = special | s.special, infinite & (s.special ^ -1), gone | s.special
             number = gone.select(0, number)
             sign = codes - codes if x.negative is None else x.negative
-            b.store(with_sign(number, sign), b.at(self.significands, I32, place))
+            if form.is_compact and form.partial_sums:
+                value = (gone.select(0, value_word(fmt, x)) | (sign & sign_bit(WORD))).as_float()
+                b.store(value, b.at(self.values, F32, place))
+            elif form.partial_sums:
+                b.store(with_sign(number, sign).cast("sitofp", F32), b.at(self.values, F32, place))
+            else:
+                b.store(with_sign(number, sign), b.at(self.significands, I32, place))
             b.store(gone.select(ZERO_EXPONENT, exponent), b.at(self.exponents, I32, place))
             one, infinity, nan = (codes - codes + word for word in (BIAS << FRACTION, WORD.infinity, WORD.nan))
             word = special.select(infinite.select(infinity, nan), x.zero.select(0, one)) | (sign & sign_bit(WORD))
@@ -291,29 +326,92 @@ class GeneralSteps:
     def _add_vector(self, row: Value, column: Value, code: Value) -> Value:
         b, form, n = self.b, self.form, self.form.numbers
         c = decode_accumulator(form.result, code)
-        stop, stride = b.constant(I64, n.terms), n.summed or 1
-        # rule 3
-        b.store(b.maximum(c.exponent, b.constant(VECTOR, n.floor)), self.top)
-        with b.loop(stop, stride) as term:
-            b.store(b.maximum(b.load(VECTOR, self.top), self._term(row, column, term)[1]), self.top)
-        top = b.load(VECTOR, self.top)
-        # rules 4 and 5
-        b.store(self._aligned(c.significand, c.negative, form.result.mantissa_bits, top - c.exponent), self.total)
-        with b.loop(stop, stride) as term:
-            product, exponent = self._term(row, column, term)
-            sign = product.shift_right_signed(31)
-            aligned = self._aligned(with_sign(product, sign), sign, n.mantissas, top - exponent)
-            b.store(b.load(aligned.type, self.total) + aligned, self.total)
-        # rules 6, 7 and 8
-        d = encode(b, form.result, b.load(ir.VectorType(I64, LANES), self.total), top - n.fraction_bits, n.rounding, n.kept)
+        top = self._top(row, column, b.maximum(c.exponent, b.constant(VECTOR, n.floor)))
+        own = partial(self._aligned, c.significand, c.negative, form.result.mantissa_bits, top - c.exponent)
+        unit = top - n.fraction_bits
+        if form.partial_sums:
+            first, *others = self._add_floats(row, column, top)
+            total = first + own(I32)
+            for other in others:
+                total, unit = self._add_jammed(total, other, unit)
+        else:
+            total = self._add_integers(row, column, top, own(I64))
+        d = encode(b, form.result, total, unit, n.rounding, n.kept)  # rules 6 and 7
         return c.special.select(code_of_class(form.result, class_of(form.result, code), d), d)
 
-    def _aligned(self, size: Value, sign: Value, stored: int, distance: Value) -> Value:
-        """A term of `stored` fraction bits, `distance` binades below the exponent that the step aligns to; i64, with its sign."""
+    def _over_terms(self, start: int, stop: int, stride: int, visit: Callable[[Value], None]) -> None:
+        b = self.b
+        if stop - start <= UNROLLED:
+            for term in range(start, stop, stride):
+                visit(b.constant(I64, term))
+        else:
+            with b.loop(b.constant(I64, stop - start), stride) as term:
+                visit(term + start)
+
+    def _top(self, row: Value, column: Value, start: Value) -> Value:
+        """Rule 3: the max exponent of the terms, and at least `start`."""
+        b, n = self.b, self.form.numbers
+        b.store(start, self.top)
+
+        def visit(term: Value) -> None:
+            exponent = self._term(row, column, term)[1] if n.summed else self._sum_of_exponents(row, column, term)
+            b.store(b.maximum(b.load(VECTOR, self.top), exponent), self.top)
+
+        self._over_terms(0, n.terms, n.summed or 1, visit)
+        return b.load(VECTOR, self.top)
+
+    def _sum_of_exponents(self, row: Value, column: Value, term: Value) -> Value:
+        return self.x.vector_of(self.x.exponents, I32, row, term) + self.y.vector_of(self.y.exponents, I32, column, term)
+
+    def _add_floats(self, row: Value, column: Value, top: Value) -> list[Value]:
+        """Rules 4 and 5: sums of products, each truncated by the conversion to an integer. See `fused_dot_add` for why that is exact."""
+        b, form, n = self.b, self.form, self.form.numbers
+        power = lambda exponent: (b.maximum(exponent + BIAS, b.constant(VECTOR, 0)) << FRACTION).as_float()
+        least = form.a.min_exponent + form.b.min_exponent
+        unit = power(n.fraction_bits - b.maximum(top, b.constant(VECTOR, least))) if form.is_compact else None
+        last = top + (n.mantissas - n.fraction_bits)
+        size = -(-n.terms // form.partial_sums)
+
+        def visit(term: Value) -> None:
+            product = self.x.vector_of(self.x.values, F32, row, term) * self.y.vector_of(self.y.values, F32, column, term)
+            scale = power(self._sum_of_exponents(row, column, term) - last) if unit is None else unit
+            b.store(b.load(VECTOR, self.product) + (product * scale).cast("fptosi", I32), self.product)
+
+        sums = []
+        for start in range(0, n.terms, size):
+            b.store(b.constant(VECTOR, 0), self.product)
+            self._over_terms(start, min(start + size, n.terms), 1, visit)
+            sums.append(b.load(VECTOR, self.product))
+        return sums
+
+    def _add_jammed(self, x: Value, y: Value, unit: Value) -> tuple[Value, Value]:
+        """x + y in units 2^unit, i32, and the unit: a sum that does not fit is halved, with a sticky last bit."""
+        total = x + y
+        wraps = (x ^ total) & (y ^ total) < 0
+        half = x.shift_right_signed(1) + y.shift_right_signed(1) + (x & y & 1)
+        return wraps.select(half | ((x ^ y) & 1), total), unit + wraps.cast("zext", I32)
+
+    def _add_integers(self, row: Value, column: Value, top: Value, own: Value) -> Value:
+        """Rules 4 and 5 in integers of 64 bits, with the aligned accumulator."""
+        b, n = self.b, self.form.numbers
+        b.store(own, self.total)
+
+        def visit(term: Value) -> None:
+            product, exponent = self._term(row, column, term)
+            sign = product.shift_right_signed(31)
+            aligned = self._aligned(with_sign(product, sign), sign, n.mantissas, top - exponent, I64)
+            b.store(b.load(aligned.type, self.total) + aligned, self.total)
+
+        with b.loop(b.constant(I64, n.terms), n.summed or 1) as term:
+            visit(term)
+        return b.load(ir.VectorType(I64, LANES), self.total)
+
+    def _aligned(self, size: Value, sign: Value, stored: int, distance: Value, of: ir.IntType) -> Value:
+        """A term of `stored` fraction bits, `distance` binades below the exponent that the step aligns to, with its sign."""
         b, kept = self.b, self.form.numbers.fraction_bits
-        wide, negative = size.cast("zext", I64) << max(kept - stored, 0), sign.cast("sext", I64)
-        drop = b.minimum(distance + max(stored - kept, 0), b.constant(VECTOR, 63)).cast("zext", I64)
-        return with_sign(round_integer(wide, drop, negative, self.form.numbers.alignment), negative)
+        size, negative = resize(size, of, "zext") << max(kept - stored, 0), resize(sign, of)
+        drop = resize(b.minimum(distance + max(stored - kept, 0), b.constant(VECTOR, of.width - 1)), of)
+        return with_sign(round_integer(size, drop, negative, self.form.numbers.alignment), negative)
 
 
 class GeneralKernel(BlockKernel):

@@ -106,17 +106,21 @@ def find_kernel(
         by_columns: A kernel that takes B as [N, K] is wanted, if there is one.
     """
     from tcemu.backends.llvm.general_steps import GeneralForm, general_text
+    from tcemu.backends.llvm.grouped_kernel import grouped_form, grouped_text
 
     order = _order(model, spec)
     numbers = None if order is None or spec.a.words > 1 else kernel_numbers(model.replace(nan=None, dealing="pairs"), spec)
     if order is None or numbers is None:
         return None
-    wide = (target or machine_code.host_target()).vector_bits == 512
+    cpu = target or machine_code.host_target()
+    wide = cpu.vector_bits == 512
     if text := _step_text(model, spec, block, order, wide, by_columns):
         return FoundKernel(Kernel("steps", text, target), by_columns)
     nan = model.result.nan if model.nan is None else model.nan
-    form = GeneralForm(numbers, spec.a, spec.b, spec.scale, model.result, spec.d, block, nan)
-    return FoundKernel(Kernel("general", general_text("general", form), target), False)
+    form = GeneralForm(numbers, spec.a, spec.b, spec.scale, model.result, spec.d, block, nan, by_columns)
+    if grouped := grouped_form(form, wide, wide and cpu.has("avx512vnni")):
+        return FoundKernel(Kernel("groups", grouped_text("groups", grouped), target), by_columns)
+    return FoundKernel(Kernel("general", general_text("general", form), target), by_columns)
 
 
 def _step_text(model: Model, spec: ProductSpec, block: int, order: Order, wide: bool, by_columns: bool) -> str | None:

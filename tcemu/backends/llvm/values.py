@@ -208,6 +208,18 @@ class Builder:
     def minimum(self, x: Value, y: Value) -> Value:
         return self.call(f"llvm.smin.{self.suffix(x.type)}", x.type, x, y)
 
+    def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
+        """x * y + z of floats, rounded once or twice, as is faster."""
+        return self.call(f"llvm.fmuladd.{self.suffix(x.type)}", x.type, x, y, z)
+
+    def subtract_saturated(self, x: Value, y: Value) -> Value:
+        """max(x - y, 0) of unsigned integers."""
+        return self.call(f"llvm.usub.sat.{self.suffix(x.type)}", x.type, x, y)
+
+    def reinterpret(self, x: Value, of: ir.Type) -> Value:
+        """The same bits as another type."""
+        return Value(self, self.ir.bitcast(x.raw, of))
+
     # ---- memory
 
     def allocate(self, of: ir.Type, count: int = 1) -> Value:
