@@ -1,4 +1,4 @@
-"""The request for elements that are divided by scales or multiplied by them and rounded, each by itself, as the backends' kernels take it."""
+"""The request for elements that are divided by scales or multiplied by them, and rounded: what the kernels of the backends take."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Elements divided by scales or multiplied by them, and rounded, as a CPU kernel in LLVM IR: the kernel of `cuda/kernels/quantize.cu`.
+"""Elements divided by scales or multiplied by them, and rounded, as a CPU kernel in LLVM IR. On GPUs it is `cuda/kernels/quantize.cu`.
 
 A task computes a run of elements in row-major order, in vectors within a row and within a group of elements that share a scale. Its f32
 arithmetic is that of IEEE 754, which the handler of the call ensures (`ffi_handler`). LLVM contracts nothing without flags that allow it.
@@ -122,7 +122,7 @@ class ElementwiseKernel:
         """Elements side by side. scale: index of the scale of all, or of the first one where each has its own."""
         b, each = self.b, self.request.depth == 1
         x, out = b.at(self.x, self.source, first), b.at(self.out, self.target, first)
-        codes, results, floats = (ir.VectorType(of, LANES) for of in (self.source, self.target, F32))
+        codes, floats = ir.VectorType(self.source, LANES), ir.VectorType(F32, LANES)
         shared = None
         if scale is not None and not each:
             shared = b.splat(b.load(F32, b.at(self.scales, F32, scale)), LANES)
@@ -142,7 +142,6 @@ class ElementwiseKernel:
             self._store(made, b.at(out, self.target, whole), mask)
 
         b.branch(whole < count, rest, lambda: None)
-        del results
 
     def _store(self, made: Value, place: Value, mask: Value | None) -> None:
         made = made if self.target == I32 else made.cast("trunc", self.target)
