@@ -156,6 +156,27 @@ def test_results_of_odd_sizes_are_written_whole_and_nothing_beyond_them(k):
         assert mismatches(run_alone(request, x, given), convert(F32, request.target, quotients, saturate=True)) == 0
 
 
+MAGNITUDES = [(source, shape) for source in (F32, BF16, F16) for shape in ((3, 5, 101), (1, 70_000), (3000, 7), (64, 1024))]
+
+
+@pytest.mark.parametrize("case", sample_cases(MAGNITUDES, [(F32, (3, 5, 101)), (BF16, (1, 70_000)), (F16, (3000, 7))], str))
+def test_max_magnitudes_are_those_of_the_portable_way(case):
+    """Of groups of some lengths, of rows and of all, with NaNs and without."""
+    source, shape = case
+    words = np.random.default_rng(0).integers(0, 1 << source.bits, shape).astype(source.dtype)
+    for x in (words, np.where(words & source.infinity == source.infinity, 5, words)):
+        x = jnp.asarray(x)
+
+        def compute(x=x):
+            by_group = [scaled_elements.max_magnitudes(source, x, depth) for depth in (None, 3, 16, 24)]
+            return *by_group, scaled_elements.max_of_all(source, x)
+
+        got = compute()
+        with tcemu.execution("portable"):
+            expected = compute()
+        assert [mismatches(one, other) for one, other in zip(got, expected, strict=True)] == [0] * 5
+
+
 # ---- its users
 
 
