@@ -1,4 +1,4 @@
-"""Elements divided by scales or multiplied by them, and rounded, each by itself: by a kernel, on the platforms that have one.
+"""Elements divided by scales or multiplied by them, and rounded, and max magnitudes: by a kernel, on the platforms that have one.
 
 On integers, as XLA compiles them, a division and a rounding take hundreds of operations an element, and a program with many of them takes
 long to compile. A kernel has the machine's own division and multiplication, which are those of IEEE 754.
@@ -14,7 +14,7 @@ from jax import Array
 
 from tcemu.backends.batched_calls import call_batched, require_known_sizes
 from tcemu.backends.cuda import quantize_kernel
-from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest
+from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest
 from tcemu.backends.llvm import elementwise_programs
 from tcemu.base.errors import Unsupported
 from tcemu.base.execution import PORTABLE, current_execution
@@ -22,15 +22,16 @@ from tcemu.formats import F32, Format
 
 
 class Kernel(NamedTuple):
-    """The kernel of one platform."""
+    """The kernels of one platform."""
 
-    unavailable_reason: Callable[[tuple[int, ...]], str]  # (shape of x): the reason why it cannot run here; "" if it can
+    unavailable_reason: Callable[[tuple[int, ...]], str]  # (shape of x): the reason why they cannot run here; "" if they can
     run: Callable[..., Array]  # (request, result, codes, *scales), of one device
+    has_magnitudes: bool  # it takes a MagnitudeRequest too
 
 
 KERNELS = {  # by the platform, as `lax.platform_dependent` names it
-    "cuda": Kernel(quantize_kernel.unavailable_reason, quantize_kernel.run),
-    "cpu": Kernel(elementwise_programs.unavailable_reason, elementwise_programs.run),
+    "cuda": Kernel(quantize_kernel.unavailable_reason, quantize_kernel.run, False),
+    "cpu": Kernel(elementwise_programs.unavailable_reason, elementwise_programs.run, True),
 }
 
 
@@ -60,12 +61,35 @@ class ElementwiseCall(NamedTuple):
         return KERNELS[self.platform].run(self.request, result, codes, *scales)
 
 
-def kernel_programs(by_kernel: Callable[..., Array], *operands: Array) -> dict[str, Callable[..., Array]]:
+class MagnitudeCall(NamedTuple):
+    """A request for max magnitudes to the kernel of a platform, a `BatchedCall`."""
+
+    platform: str
+    request: MagnitudeRequest
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return "r k", "r g"
+
+    @property
+    def sharing(self) -> tuple[str, ...]:
+        return ("",)
+
+    def __call__(self, codes: Array) -> Array:
+        *others, k = codes.shape
+        result = jax.ShapeDtypeStruct((*others, -(-k // self.request.depth)), F32.dtype)
+        if codes.size == 0:
+            return jnp.zeros(result.shape, result.dtype)
+        return KERNELS[self.platform].run(self.request, result, codes)
+
+
+def kernel_programs(by_kernel: Callable[..., Array], *operands: Array, magnitudes: bool = False) -> dict[str, Callable[..., Array]]:
     """Returns programs by platform, as `call_by_platform` takes them, for the platforms whose kernel can run on these operands here.
 
     Args:
         by_kernel: Function of the platform's name and further arguments.
         *operands: Operands that broadcast against each other to the shape of x.
+        magnitudes: The kernel must find max magnitudes.
     """
     if current_execution() == PORTABLE:
         return {}
@@ -74,7 +98,8 @@ def kernel_programs(by_kernel: Callable[..., Array], *operands: Array) -> dict[s
     except Unsupported:
         return {}
     shape = jnp.broadcast_shapes((1, 1), *(operand.shape for operand in operands))
-    return {platform: partial(by_kernel, platform) for platform, kernel in KERNELS.items() if not kernel.unavailable_reason(shape)}
+    kernels = {platform: kernel for platform, kernel in KERNELS.items() if kernel.has_magnitudes or not magnitudes}
+    return {platform: partial(by_kernel, platform) for platform, kernel in kernels.items() if not kernel.unavailable_reason(shape)}
 
 
 def round_elements(platform: str, request: ElementwiseRequest, codes: Array, scales: Array | None, depth: int | None = None) -> Array:
@@ -92,6 +117,18 @@ def round_elements(platform: str, request: ElementwiseRequest, codes: Array, sca
     scales = scales.reshape((1,) * (2 - scales.ndim) + scales.shape)
     request = request._replace(depth=EVERY if scales.shape[-1] == 1 or depth is None else depth)
     return call_batched(ElementwiseCall(platform, request, by_row=scales.shape[-2] > 1), codes, scales)
+
+
+def max_magnitudes(platform: str, source: Format, codes: Array, depth: int | None) -> Array:
+    """Returns the max magnitudes of groups along K by a platform's kernel: f32 codes without sign [..., R, groups].
+
+    Args:
+        platform: A key of `KERNELS` that has a kernel for them.
+        source: Format of the codes.
+        codes: Codes of x [..., R, K], K not 0.
+        depth: Elements of a group; None: all.
+    """
+    return call_batched(MagnitudeCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth)), codes)
 
 
 def multiply_f32(platform: str, x: Array, y: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The request for elements that are divided by scales or multiplied by them and rounded, each by itself, as the backends' kernels take it."""
+"""Requests to the kernels of quantisers: elements that are scaled and rounded, and the max magnitudes from which scales are found."""
 
 from typing import NamedTuple
 
@@ -19,3 +19,13 @@ class ElementwiseRequest(NamedTuple):
     saturate: bool
     depth: int | None  # elements along K that share a scale; None: there are no scales
     multiplied: bool = False
+
+
+class MagnitudeRequest(NamedTuple):
+    """The max magnitude of each group of neighbours along K: f32 codes without sign [batch, R, groups], of codes of x [batch, R, K].
+
+    NaN is greater than Inf, and keeps its fraction unless x is f16.
+    """
+
+    source: Format  # f32, f16 or bf16
+    depth: int  # elements of a group; the last one may have fewer

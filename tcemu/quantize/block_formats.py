@@ -47,7 +47,7 @@ from tcemu.formats import (
 from tcemu.formats.coding import nan_code, round_from_f32, rounds_from_f32
 from tcemu.quantize.scale_groups import GroupSizes, join_groups, repeat_scales, split_groups
 from tcemu.quantize.scale_rules import RULES, ScaleRule
-from tcemu.quantize.scaled_elements import round_by_platform, round_with_kernel, unsupported_reason
+from tcemu.quantize.scaled_elements import max_magnitudes, round_by_platform, round_with_kernel, unsupported_reason
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def _find_amax(
     amax: Array | None,
 ) -> tuple[Limbs, tuple[Array, ...]]:
     """Returns the max magnitude of each block, codes in limbs, and the rule's values for the tensor: its scale first."""
-    largest = _block_amax(blocking, blocking.limbs(codes))
+    largest = _block_amax(blocking, codes)
     if of_tensor is None:
         return largest, ()
     if amax_source is None or amax is None:
@@ -312,9 +312,13 @@ def _find_amax(
 
 
 @compile_once(0)
-def _block_amax(blocking: _Blocking, limbs: Limbs) -> Limbs:
+def _block_amax(blocking: _Blocking, codes: Array) -> Limbs:
     """Returns the max magnitude of each block, over the rows that share a scale."""
-    largest = _max_limbs(tuple(map(blocking.split_blocks, (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))))
+    if blocking.arithmetic == F32 and blocking.axis == -1:
+        largest: Limbs = (max_magnitudes(blocking.source, codes, blocking.block),)
+    else:
+        limbs = blocking.limbs(codes)
+        largest = _max_limbs(tuple(map(blocking.split_blocks, (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))))
     if blocking.rows == 1:
         return largest
     count = largest[0].shape[-2]

@@ -1,20 +1,24 @@
 """Elements divided by their scales and rounded to a narrow format: by a kernel, where the device has one, or by JAX's operations.
 
-Scales are found before, by XLA: a max magnitude is exact in any order.
+Scales are found before, from max magnitudes, which are exact in any order.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from tcemu.backends import elementwise
 from tcemu.backends.elementwise_request import ElementwiseRequest
 from tcemu.base.compilation import call_by_platform
-from tcemu.formats import BF16, F16, F32, Format
-from tcemu.quantize.scale_groups import GroupSizes, repeat_scales
+from tcemu.formats import BF16, F16, F32, Format, convert
+from tcemu.quantize.scale_groups import GroupSizes, max_along_rows, repeat_scales, split_groups
 
 SOURCES = (F32, F16, BF16)  # formats whose numbers f32 can represent
+FEW = 1 << 15  # elements of which one thread finds the maximum
+MAGNITUDE = np.uint32((1 << 31) - 1)
 
 
 def round_by_platform(reason: str, by_kernel: Callable[..., Array], portable: Callable[..., Array], codes: Array, *operands: Any) -> Array:
@@ -33,6 +37,43 @@ def unsupported_reason(source: Format, target: Format, rounding: str, codes: Arr
     if rounding != "RN":
         return f"it rounds to nearest, not {rounding}"
     return "" if codes.ndim >= 2 else f"the operand's shape is {list(codes.shape)}"
+
+
+def max_magnitudes(source: Format, codes: Array, depth: int | None) -> Array:
+    """Returns the max magnitude of each group of neighbours along K, f32 codes without sign [..., R, groups].
+
+    Args:
+        source: Format of x.
+        codes: Codes of x [..., R, K].
+        depth: Elements of a group; None: all.
+    """
+
+    def portable(codes: Array) -> Array:
+        magnitudes = f32_codes(source, codes) & MAGNITUDE
+        return max_along_rows(split_groups(magnitudes, depth or max(1, magnitudes.shape[-1]), -1))
+
+    has_kernel = source in SOURCES and depth != 1 and codes.ndim >= 2 and codes.shape[-1] != 0
+    by_kernel = lambda platform, codes: elementwise.max_magnitudes(platform, source, codes, depth)
+    return call_by_platform(elementwise.kernel_programs(by_kernel, codes, magnitudes=True) if has_kernel else {}, portable, codes)
+
+
+def max_of_all(source: Format, codes: Array) -> Array:
+    """Returns the max magnitude of all elements, an f32 code without sign: [1, 1]."""
+    if codes.size == 0:
+        return jnp.zeros((1, 1), F32.dtype)
+    if source not in SOURCES:
+        source, codes = F32, f32_codes(source, codes)
+    rows = codes if codes.size <= FEW else max_magnitudes(source, codes, None)
+    return max_magnitudes(source if rows is codes else F32, rows.reshape(1, rows.size), None)
+
+
+def f32_codes(source: Format, codes: Array) -> Array:
+    """Converts codes to f32. A NaN may keep its payload, which is not used."""
+    if source == F32:
+        return codes
+    if source == BF16:
+        return codes.astype(jnp.uint32) << (F32.bits - BF16.bits)
+    return convert(source, F32, codes)
 
 
 def round_with_kernel(

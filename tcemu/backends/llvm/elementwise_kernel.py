@@ -1,4 +1,4 @@
-"""Elements divided by scales or multiplied by them, and rounded, as a CPU kernel in LLVM IR: the kernel of `cuda/kernels/quantize.cu`.
+"""Elements divided by scales or multiplied by them, and rounded, as a CPU kernel in LLVM IR; and the max magnitudes of groups.
 
 A task computes a run of elements in row-major order, in vectors within a row and within a group of elements that share a scale. Its f32
 arithmetic is that of IEEE 754, which the handler of the call ensures (`ffi_handler`). LLVM contracts nothing without flags that allow it.
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from llvmlite import ir
 
-from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest
+from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest
 from tcemu.backends.llvm.decoding import decode, extend, value_word
 from tcemu.backends.llvm.values import F32, I32, I64, POINTER, Builder, Value
 from tcemu.formats import F32 as BINARY32
@@ -122,7 +122,7 @@ class ElementwiseKernel:
         """Elements side by side. scale: index of the scale of all, or of the first one where each has its own."""
         b, each = self.b, self.request.depth == 1
         x, out = b.at(self.x, self.source, first), b.at(self.out, self.target, first)
-        codes, results, floats = (ir.VectorType(of, LANES) for of in (self.source, self.target, F32))
+        codes, floats = ir.VectorType(self.source, LANES), ir.VectorType(F32, LANES)
         shared = None
         if scale is not None and not each:
             shared = b.splat(b.load(F32, b.at(self.scales, F32, scale)), LANES)
@@ -142,7 +142,6 @@ class ElementwiseKernel:
             self._store(made, b.at(out, self.target, whole), mask)
 
         b.branch(whole < count, rest, lambda: None)
-        del results
 
     def _store(self, made: Value, place: Value, mask: Value | None) -> None:
         made = made if self.target == I32 else made.cast("trunc", self.target)
@@ -159,7 +158,7 @@ class ElementwiseKernel:
 
 
 @lru_cache(maxsize=256)
-def kernel_text(name: str, request: ElementwiseRequest) -> str:
+def elements_text(name: str, request: ElementwiseRequest) -> str:
     """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call`. Operands and result are those of an `ElementwiseRequest`."""
     module = ir.Module(name)
     counting = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
@@ -169,3 +168,58 @@ def kernel_text(name: str, request: ElementwiseRequest) -> str:
     counting.finish((batch * rows * k + (TASK_ELEMENTS - 1)) // TASK_ELEMENTS)
     ElementwiseKernel(module, name, request)
     return str(module)
+
+
+@lru_cache(maxsize=64)
+def magnitudes_text(name: str, request: MagnitudeRequest) -> str:
+    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call`. The operand and the result are those of a `MagnitudeRequest`.
+
+    A task computes some neighbouring groups, in row-major order.
+    """
+    module = ir.Module(name)
+    counting = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
+    (dims,) = counting.arguments
+    groups, per_task, *_ = _groups(counting, dims, request.depth)
+    counting.finish((groups + per_task - 1) // per_task)
+
+    b = Builder(ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task"))
+    task, buffers, dims = b.arguments
+    groups, per_task, depth, k, per_row = _groups(b, dims, request.depth)
+    x, out = (b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(2))
+    source = ir.IntType(8 * request.source.dtype.itemsize)
+    codes, magnitude = ir.VectorType(source, LANES), (1 << (request.source.bits - 1)) - 1
+    accumulator = b.allocate(codes)
+    first = task * per_task
+    with b.loop(b.minimum(groups - first, per_task)) as i:
+        group = first + i
+        column = group % per_row * depth
+        start = b.at(x, source, group // per_row * k + column)
+        count = b.minimum(k - column, depth)
+        whole = count & -LANES
+        b.store(b.constant(codes, 0), accumulator)
+        with b.loop(whole, LANES) as j:
+            found = b.load(codes, b.at(start, source, j)) & magnitude
+            b.store(b.maximum(b.load(codes, accumulator), found), accumulator)  # without sign, so that any comparison will do
+
+        def rest(start: Value = start, whole: Value = whole, count: Value = count) -> None:
+            mask = b.splat((count - whole).cast("trunc", I32), LANES) > b.iota(I32, LANES)
+            found = b.masked_load(codes, b.at(start, source, whole), mask) & magnitude
+            b.store(b.maximum(b.load(codes, accumulator), found), accumulator)
+
+        b.branch(whole < count, rest, lambda: None)
+        largest = b.load(codes, accumulator).reduce("smax")
+        word = number(request.source, largest).bits()
+        if request.source.bias != BINARY32.bias:
+            word = (word > BINARY32.infinity).select(BINARY32.nan, word)
+        b.store(word, b.at(out, I32, group))
+    b.finish()
+    return str(module)
+
+
+def _groups(b: Builder, dims: Value, depth: int) -> tuple[Value, Value, Value, Value, Value]:
+    """The number of groups, those of a task, their elements, the elements of a row and its groups."""
+    sizes = b.load(POINTER, dims)
+    batch, rows, k = (b.load(I64, b.at(sizes, I64, axis)) for axis in range(3))
+    size = b.minimum(k, b.constant(I64, depth))
+    per_row = (k + size - 1) // size
+    return batch * rows * per_row, b.maximum(b.constant(I64, 1), b.constant(I64, TASK_ELEMENTS) // size), size, k, per_row

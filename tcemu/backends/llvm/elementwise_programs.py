@@ -1,9 +1,9 @@
-"""Elements divided by scales or multiplied by them, and rounded, on a CPU: the call of the kernel in `elementwise_kernel`."""
+"""Elements scaled and rounded, and max magnitudes, on a CPU: the calls of the kernels in `elementwise_kernel`."""
 
 import jax
 from jax import Array
 
-from tcemu.backends.elementwise_request import ElementwiseRequest
+from tcemu.backends.elementwise_request import ElementwiseRequest, MagnitudeRequest
 from tcemu.backends.llvm import machine_code, xla_call
 from tcemu.backends.llvm.xla_call import Kernel
 
@@ -13,13 +13,15 @@ def unavailable_reason(shape: tuple[int, ...]) -> str:
     return xla_call.missing()
 
 
-def run(request: ElementwiseRequest, result: jax.ShapeDtypeStruct, codes: Array, *scales: Array) -> Array:
+def run(request: ElementwiseRequest | MagnitudeRequest, result: jax.ShapeDtypeStruct, codes: Array, *scales: Array) -> Array:
     """Computes a request by one call."""
     return xla_call.call(build_kernel(request), result, codes, *scales)[0]
 
 
-def build_kernel(request: ElementwiseRequest, target: machine_code.Target | None = None) -> Kernel:
+def build_kernel(request: ElementwiseRequest | MagnitudeRequest, target: machine_code.Target | None = None) -> Kernel:
     """Returns the kernel of a request. target: the CPU; None: this machine's."""
-    from tcemu.backends.llvm.elementwise_kernel import kernel_text  # it needs llvmlite
+    from tcemu.backends.llvm.elementwise_kernel import elements_text, magnitudes_text  # they need llvmlite
 
-    return Kernel("elements", kernel_text("elements", request), target)
+    if isinstance(request, MagnitudeRequest):
+        return Kernel("magnitudes", magnitudes_text("magnitudes", request), target)
+    return Kernel("elements", elements_text("elements", request), target)
