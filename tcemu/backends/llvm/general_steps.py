@@ -43,6 +43,12 @@ class GeneralForm(NamedTuple):
     nan: int  # code of every NaN of D
     by_columns: bool = False  # see `BlockForm`
 
+    name = "general"
+
+    def text(self) -> str:
+        """LLVM IR of the kernel."""
+        return general_text(self.name, self)
+
     @property
     def lines(self) -> int:
         """Rows and columns of a block."""

@@ -46,6 +46,12 @@ class GroupedForm(NamedTuple):
     wide_registers: bool  # AVX-512 is there
     adds_bytes: bool  # AVX-512 VNNI is there
 
+    name = "groups"
+
+    def text(self) -> str:
+        """LLVM IR of the kernel."""
+        return grouped_text(self.name, self)
+
     @property
     def scale(self) -> Format:
         assert self.general.scale is not None

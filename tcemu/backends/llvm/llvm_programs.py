@@ -1,6 +1,8 @@
 """The LLVM backend: for each form of a product the kernel that takes it, or the reason why none does."""
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,11 @@ from tcemu.backends.product_requests import MatrixProduct, Program, PromotedProd
 from tcemu.base.errors import Unsupported
 from tcemu.formats import Format
 from tcemu.formats.coding import recode
+
+if TYPE_CHECKING:
+    from tcemu.backends.llvm.general_steps import GeneralForm
+    from tcemu.backends.llvm.grouped_kernel import GroupedForm
+    from tcemu.backends.llvm.step_kernel import KernelForm
 
 NOT_TAKEN = "it does not take this arithmetic"
 TERMS = (4, 8, 16, 32, 64)  # products of a step that a kernel takes
@@ -68,15 +75,15 @@ def matrices_program(product: MatrixProduct) -> Program:
         raise Unsupported("a batch of small products has vectors along the batch")
     block, order = product.scale_block or 0, _order(model, spec)
     is_spread = order is not None and block > 0 and not _is_arranged(order, spec.k)  # then there is a scale for each product
-    kernel, by_columns = find_kernel(model, spec, 1 if is_spread else block, by_columns=product.by_columns) or (None, False)
+    kernel = find_kernel(model, spec, 1 if is_spread else block, by_columns=product.by_columns)
     if kernel is None or order is None:
         raise Unsupported(NOT_TAKEN)
-    call = StepCall(kernel, block > 0, spec.d, by_columns)
+    call = StepCall(kernel, block > 0, spec.d, product.by_columns)
 
     def program(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
         a, b = recode(product.spec.a, spec.a, a), recode(product.spec.b, spec.b, b)
         a, b = _arrange(order, spec.k, a, -1), _arrange(order, spec.k, b, -2)
-        if by_columns:
+        if product.by_columns:
             b = jnp.swapaxes(b, -1, -2)
         of_units = [jnp.asarray(codes) for codes in scales or ()]
         if is_spread:
@@ -86,16 +93,9 @@ def matrices_program(product: MatrixProduct) -> Program:
     return program
 
 
-class FoundKernel(NamedTuple):
-    """A kernel, and whether it takes B as [N, K]."""
-
-    kernel: Kernel
-    by_columns: bool
-
-
 def find_kernel(
     model: Model, spec: ProductSpec, block: int, target: machine_code.Target | None = None, by_columns: bool = False
-) -> FoundKernel | None:
+) -> Kernel | None:
     """Returns the fastest kernel for a model, or None where its steps are not fused dot-adds whose numbers are known before tracing.
 
     Args:
@@ -103,35 +103,30 @@ def find_kernel(
         spec: The formats and modes, A and B as they are multiplied.
         block: Products that share a block scale; 0 where there are no scales.
         target: The CPU; None: this machine's.
-        by_columns: A kernel that takes B as [N, K] is wanted, if there is one.
+        by_columns: The kernel takes B as [N, K].
     """
-    from tcemu.backends.llvm.general_steps import GeneralForm, general_text
-    from tcemu.backends.llvm.grouped_kernel import grouped_form, grouped_text
+    form = kernel_form(model, spec, block, target or machine_code.host_target(), by_columns)
+    return None if form is None else Kernel(form.name, form.text(), target)
 
-    order = _order(model, spec)
+
+def kernel_form(
+    model: Model, spec: ProductSpec, block: int, target: machine_code.Target, by_columns: bool = False
+) -> KernelForm | GroupedForm | GeneralForm | None:
+    """What the kernel is compiled for: see `find_kernel`."""
+    from tcemu.backends.llvm.general_steps import GeneralForm
+    from tcemu.backends.llvm.grouped_kernel import grouped_form
+    from tcemu.backends.llvm.step_kernel import LANES, KernelForm
+
+    order, wide = _order(model, spec), target.vector_bits == 512
     numbers = None if order is None or spec.a.words > 1 else kernel_numbers(model.replace(nan=None, dealing="pairs"), spec)
-    if order is None or numbers is None:
+    if numbers is None:
         return None
-    cpu = target or machine_code.host_target()
-    wide = cpu.vector_bits == 512
-    if text := _step_text(model, spec, block, order, wide, by_columns):
-        return FoundKernel(Kernel("steps", text, target), by_columns)
+    steps = step_form(model, spec, numbers.terms)
+    if steps is not None and numbers.terms in TERMS and block % min(numbers.terms, LANES) == 0:
+        return KernelForm(steps._replace(spec=_arithmetic(spec)), block, wide, by_columns)
     nan = model.result.nan if model.nan is None else model.nan
     form = GeneralForm(numbers, spec.a, spec.b, spec.scale, model.result, spec.d, block, nan, by_columns)
-    if grouped := grouped_form(form, wide, wide and cpu.has("avx512vnni")):
-        return FoundKernel(Kernel("groups", grouped_text("groups", grouped), target), by_columns)
-    return FoundKernel(Kernel("general", general_text("general", form), target), by_columns)
-
-
-def _step_text(model: Model, spec: ProductSpec, block: int, order: Order, wide: bool, by_columns: bool) -> str | None:
-    """The kernel whose steps are those of `arithmetic.bounded_steps`, or None."""
-    from tcemu.backends.llvm.step_kernel import LANES, KernelForm, kernel_text
-
-    terms = order.step_size(spec.k)
-    form = step_form(model, spec, terms)
-    if form is None or terms not in TERMS or (block and block % min(terms, LANES)):
-        return None
-    return kernel_text("steps", KernelForm(form._replace(spec=_arithmetic(spec)), block, wide, by_columns))
+    return grouped_form(form, wide, wide and target.has("avx512vnni")) or form
 
 
 def _order(model: Model, spec: ProductSpec) -> Order | None:

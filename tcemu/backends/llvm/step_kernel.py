@@ -45,6 +45,12 @@ class KernelForm(NamedTuple):
     wide_registers: bool  # AVX-512 is there
     by_columns: bool = False  # see `BlockForm`
 
+    name = "steps"
+
+    def text(self) -> str:
+        """LLVM IR of the kernel."""
+        return kernel_text(self.name, self)
+
     @property
     def scaled(self) -> bool:
         return self.block > 0
