@@ -109,7 +109,7 @@ def round_elements(platform: str, request: ElementwiseRequest, codes: Array, sca
         platform: A key of `KERNELS`.
         request: The request; its depth is put in here.
         codes: Codes of x.
-        scales: f32 codes [..., R or 1, groups along K] that broadcast along batch axes; None: there are none.
+        scales: Codes [..., R or 1, groups along K] that broadcast along batch axes; None: there are none.
         depth: Elements along K that share a scale; None: all.
     """
     if scales is None:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tcemu.formats import Format
+from tcemu.formats import F32, Format
 
 EVERY = (1 << 31) - 1  # elements along K that share a scale, where all do
 
@@ -10,7 +10,7 @@ EVERY = (1 << 31) - 1  # elements along K that share a scale, where all do
 class ElementwiseRequest(NamedTuple):
     """x / scale or x * scale in f32, and then the nearest number of the target: codes of the target [batch, R, K].
 
-    The operands are codes of x [batch, R, K] and, unless `depth` is None, f32 codes of scales [batch or 1, R or 1, groups along K]. Both
+    The operands are codes of x [batch, R, K] and, unless `depth` is None, codes of scales [batch or 1, R or 1, groups along K]. Both
     operations are those of IEEE 754, rounded to nearest even, with subnormals; codes are as `tcemu.formats.convert` returns them.
     """
 
@@ -19,6 +19,7 @@ class ElementwiseRequest(NamedTuple):
     saturate: bool
     depth: int | None  # elements along K that share a scale; None: there are no scales
     multiplied: bool = False
+    scale: Format = F32  # of the scales, f32 or ue8m0
 
 
 class MagnitudeRequest(NamedTuple):

@@ -86,6 +86,7 @@ def round_with_kernel(
     scales: Array | None,
     *,
     multiplied: bool = False,
+    scale: Format = F32,
 ) -> Array:
     """Rounds x / scale to nearest, in f32 and then in the target: codes of the target [..., R, K].
 
@@ -96,10 +97,11 @@ def round_with_kernel(
         sizes: Elements that share a scale.
         platform: The platform whose kernel rounds.
         codes: Codes of x [..., R, K].
-        scales: f32 codes, as `scale_groups.broadcast_scales` takes them, or None.
+        scales: Codes, as `scale_groups.broadcast_scales` takes them, or None.
         multiplied: Compute x * scale instead.
+        scale: Format of the scales, f32 or ue8m0.
     """
     if scales is not None and sizes.rows is not None and sizes.rows > 1:  # few bytes; a mesh may then shard the rows
         scales = repeat_scales(scales, sizes.rows, codes.shape[-2], -2)
-    request = ElementwiseRequest(source, target, saturate, None, multiplied=multiplied)
+    request = ElementwiseRequest(source, target, saturate, None, multiplied=multiplied, scale=scale)
     return elementwise.round_elements(platform, request, codes, scales, sizes.depth)

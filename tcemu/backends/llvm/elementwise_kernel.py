@@ -34,6 +34,15 @@ def number(source: Format, codes: Value) -> Value:
     return (word if x.negative is None else word | (x.negative & -SIGN)).as_float()
 
 
+def scale_number(scale: Format, codes: Value) -> Value:
+    """The f32 value of codes of scales, in f32 or ue8m0. 2^-127 is subnormal."""
+    if scale == BINARY32:
+        return codes.as_float()
+    code = extend(codes)
+    word = (code == 0).select(1 << (BINARY32.mantissa_bits - 1), code << BINARY32.mantissa_bits)
+    return (code == scale.nan).select(BINARY32.nan, word).as_float()
+
+
 def rounded(target: Format, saturate: bool, value: Value) -> Value:
     """The codes of f32 values, i32, rounded to nearest even: see `tcemu.formats.coding.round_from_f32`."""
     word = value.bits()
@@ -64,7 +73,9 @@ class ElementwiseKernel:
         self.request, self.b = request, Builder(function)
         b = self.b
         task, buffers, dims = b.arguments
-        self.source, self.target = (ir.IntType(8 * fmt.dtype.itemsize) for fmt in (request.source, request.target))
+        self.source, self.target, self.scale = (
+            ir.IntType(8 * fmt.dtype.itemsize) for fmt in (request.source, request.target, request.scale)
+        )
         self.x, *scales, self.out = (b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(3 if request.depth else 2))
         sizes = b.load(POINTER, dims)
         batch, rows, k = (b.load(I64, b.at(sizes, I64, axis)) for axis in range(3))
@@ -122,22 +133,23 @@ class ElementwiseKernel:
         """Elements side by side. scale: index of the scale of all, or of the first one where each has its own."""
         b, each = self.b, self.request.depth == 1
         x, out = b.at(self.x, self.source, first), b.at(self.out, self.target, first)
-        codes, floats = ir.VectorType(self.source, LANES), ir.VectorType(F32, LANES)
+        codes, own = ir.VectorType(self.source, LANES), ir.VectorType(self.scale, LANES)
         shared = None
         if scale is not None and not each:
-            shared = b.splat(b.load(F32, b.at(self.scales, F32, scale)), LANES)
+            shared = b.splat(scale_number(self.request.scale, b.load(self.scale, b.at(self.scales, self.scale, scale))), LANES)
         whole = count & -LANES
         with b.loop(whole, LANES) as i:
             given = shared
             if each and scale is not None:
-                given = b.load(floats, b.at(self.scales, F32, scale + i))
+                given = scale_number(self.request.scale, b.load(own, b.at(self.scales, self.scale, scale + i)))
             self._store(self._compute(b.load(codes, b.at(x, self.source, i)), given), b.at(out, self.target, i), None)
 
         def rest() -> None:
             mask = b.splat((count - whole).cast("trunc", I32), LANES) > b.iota(I32, LANES)
             given = shared
             if each and scale is not None:
-                given = b.masked_load(floats, b.at(self.scales, F32, scale + whole), mask)
+                loaded = b.masked_load(own, b.at(self.scales, self.scale, scale + whole), mask)
+                given = scale_number(self.request.scale, loaded)
             made = self._compute(b.masked_load(codes, b.at(x, self.source, whole), mask), given)
             self._store(made, b.at(out, self.target, whole), mask)
 
