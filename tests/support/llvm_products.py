@@ -31,8 +31,8 @@ class Arithmetic(NamedTuple):
     def kernel_name(self) -> str:
         """The kernel that takes it on this machine; "" if none does."""
         model, spec = specialize(self.model, self.spec, self.block or None)
-        found = llvm_programs.find_kernel(model, spec, self.block)
-        return "" if found is None else found.kernel.name
+        form = llvm_programs.kernel_form(model, spec, self.block, machine_code.host_target())
+        return "" if form is None else form.name
 
 
 @cache
@@ -87,17 +87,19 @@ def draw_operands(arithmetic: Arithmetic, kind: str, batch: int = 2, m: int = 70
     return a, b, c, tuple(draw_codes(rng, spec.scale, s, kind) for s in ((1, m, k // block), (batch, k // block, n)))
 
 
-def multiply_by_kernel(arithmetic: Arithmetic, operands: tuple[Any, ...], by_columns: bool = False) -> np.ndarray:
-    """D by the kernel that the LLVM backend chooses. by_columns: B lies in memory as [N, K]."""
+def multiply_by_kernel(
+    arithmetic: Arithmetic, operands: tuple[Any, ...], target: machine_code.Target | None = None, by_columns: bool = False
+) -> np.ndarray:
+    """D by the kernel that the LLVM backend chooses for a CPU; None: for this one. by_columns: B lies in memory as [N, K]."""
     product = MatrixProduct(arithmetic.model, arithmetic.spec, *operands, by_columns=by_columns)
-    program = llvm_programs.matrices_program(product)
+    program = llvm_programs.matrices_program(product, target)
     return np.asarray(jax.jit(program)(*operands))
 
 
 def multiply_portably(arithmetic: Arithmetic, operands: tuple[Any, ...]) -> np.ndarray:
     model, spec, _ = arithmetic
     with tcemu.execution("portable"):
-        return np.asarray(jax.jit(lambda a, b, c, scales: multiply_matrices(model, spec, a, b, c, scales))(*operands))
+        return np.asarray(multiply_matrices(model, spec, *operands))
 
 
 def older_target() -> machine_code.Target:

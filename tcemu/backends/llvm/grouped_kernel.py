@@ -377,9 +377,7 @@ class GroupedKernel(BlockKernel):
         carry = (low + (1 << (LOW_BITS - 1))).shift_right_signed(LOW_BITS)
         high, low = high + carry, low - (carry << LOW_BITS)
         factor, rounding = b.constant(FLOATS, 2.0**LOW_BITS), b.constant(I32, TOWARD_ZERO)
-        raw = b.call(
-            "llvm.x86.avx512.vfmadd.ps.512", FLOATS, high.cast("sitofp", F32), factor, low.cast("sitofp", F32), rounding
-        )
+        raw = b.call("llvm.x86.avx512.vfmadd.ps.512", FLOATS, high.cast("sitofp", F32), factor, low.cast("sitofp", F32), rounding)
         code = (raw * ((top - n.fraction_bits) << FRACTION).as_float()).bits()
         return code if n.kept == FRACTION else code & (-1 << (FRACTION - n.kept))
 

@@ -63,8 +63,8 @@ def promoted_program(product: PromotedProduct) -> Program:
     raise Unsupported("its kernels reduce one chunk at a time")
 
 
-def matrices_program(product: MatrixProduct) -> Program:
-    """The kernel that reduces K of matrices. Raises Unsupported."""
+def matrices_program(product: MatrixProduct, target: machine_code.Target | None = None) -> Program:
+    """The kernel that reduces K of matrices. target: the CPU; None: this machine's. Raises Unsupported."""
     if reason := xla_call.missing():
         raise Unsupported(reason)
     require_known_sizes(product.a, product.b, product.c)
@@ -75,7 +75,7 @@ def matrices_program(product: MatrixProduct) -> Program:
         raise Unsupported("a batch of small products has vectors along the batch")
     block, order = product.scale_block or 0, _order(model, spec)
     is_spread = order is not None and block > 0 and not _is_arranged(order, spec.k)  # then there is a scale for each product
-    kernel = find_kernel(model, spec, 1 if is_spread else block, by_columns=product.by_columns)
+    kernel = find_kernel(model, spec, 1 if is_spread else block, target, product.by_columns)
     if kernel is None or order is None:
         raise Unsupported(NOT_TAKEN)
     call = StepCall(kernel, block > 0, spec.d, product.by_columns)
@@ -87,7 +87,9 @@ def matrices_program(product: MatrixProduct) -> Program:
             b = jnp.swapaxes(b, -1, -2)
         of_units = [jnp.asarray(codes) for codes in scales or ()]
         if is_spread:
-            of_units = [_arrange(order, spec.k, jnp.repeat(codes, block, axis), axis) for codes, axis in zip(of_units, (-1, -2), strict=True)]
+            of_units = [
+                _arrange(order, spec.k, jnp.repeat(codes, block, axis), axis) for codes, axis in zip(of_units, (-1, -2), strict=True)
+            ]
         return call_batched(call, a, b, recode(product.spec.c, model.result, c), *of_units)
 
     return program

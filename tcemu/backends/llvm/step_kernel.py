@@ -181,7 +181,9 @@ class StepKernel(BlockKernel):
 
     def __init__(self, module: ir.Module, name: str, form: KernelForm) -> None:
         spec = form.step.spec
-        super().__init__(module, name, BlockForm(ROWS, COLUMNS, GROUP, spec.a, spec.b, RESULT, RESULT, form.terms, form.block, form.by_columns))
+        super().__init__(
+            module, name, BlockForm(ROWS, COLUMNS, GROUP, spec.a, spec.b, RESULT, RESULT, form.terms, form.block, form.by_columns)
+        )
         self.form, b = form, self.b
         self.accumulators = b.allocate(I32, ROWS * COLUMNS)
         self.tops = b.allocate(form.lane_type, COLUMNS)
