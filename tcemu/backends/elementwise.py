@@ -14,7 +14,7 @@ from jax import Array
 
 from tcemu.backends.batched_calls import call_batched, require_known_sizes
 from tcemu.backends.cuda import quantize_kernel
-from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest
+from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest, ScaleRequest
 from tcemu.backends.llvm import elementwise_programs
 from tcemu.base.errors import Unsupported
 from tcemu.base.execution import PORTABLE, current_execution
@@ -119,16 +119,17 @@ def round_elements(platform: str, request: ElementwiseRequest, codes: Array, sca
     return call_batched(ElementwiseCall(platform, request, by_row=scales.shape[-2] > 1), codes, scales)
 
 
-def max_magnitudes(platform: str, source: Format, codes: Array, depth: int | None) -> Array:
-    """Returns the max magnitudes of groups along K by a platform's kernel: f32 codes without sign [..., R, groups].
+def max_magnitudes(source: Format, depth: int | None, scale: ScaleRequest | None, platform: str, codes: Array) -> Array:
+    """Returns the max magnitudes of groups along K, or their scales, by a platform's kernel: f32 codes [..., R, groups].
 
     Args:
-        platform: A key of `KERNELS` that has a kernel for them.
         source: Format of the codes.
-        codes: Codes of x [..., R, K], K not 0.
         depth: Elements of a group; None: all.
+        scale: Request for the scale of each; None: for the max magnitude.
+        platform: A key of `KERNELS` that has a kernel for them.
+        codes: Codes of x [..., R, K], K not 0.
     """
-    return call_batched(MagnitudeCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth)), codes)
+    return call_batched(MagnitudeCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth, scale)), codes)
 
 
 def multiply_f32(platform: str, x: Array, y: Array) -> Array:

@@ -22,6 +22,17 @@ class ElementwiseRequest(NamedTuple):
     scale: Format = F32  # of the scales, f32 or ue8m0
 
 
+class ScaleRequest(NamedTuple):
+    """The scale of a max magnitude: magnitude / largest, an f32 quotient, or `least` if that is greater; 1 where the magnitude is zero.
+
+    Numbers are f32 codes. A magnitude of Inf or NaN has the scale Inf or NaN, the canonical one.
+    """
+
+    largest: int
+    least: int
+    power_of_two: bool  # a finite scale is rounded up to a power of two
+
+
 class MagnitudeRequest(NamedTuple):
     """The max magnitude of each group of neighbours along K: f32 codes without sign [batch, R, groups], of codes of x [batch, R, K].
 
@@ -30,3 +41,4 @@ class MagnitudeRequest(NamedTuple):
 
     source: Format  # f32, f16 or bf16
     depth: int  # elements of a group; the last one may have fewer
+    scale: ScaleRequest | None = None  # the result is the scale of the max magnitude

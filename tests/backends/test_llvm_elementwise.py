@@ -12,7 +12,7 @@ from support.sampling import sample_cases
 import tcemu
 from tcemu.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
 from tcemu.backends import elementwise, quotients
-from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest
+from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, ScaleRequest
 from tcemu.backends.llvm import elementwise_programs, machine_code, xla_call
 from tcemu.formats import BF16, E4M3, F16, F32, convert
 from tcemu.quantize import Quantizer, block_quantize, scaled_elements
@@ -175,6 +175,20 @@ def test_max_magnitudes_are_those_of_the_portable_way(case):
         with tcemu.execution("portable"):
             expected = compute()
         assert [mismatches(one, other) for one, other in zip(got, expected, strict=True)] == [0] * 5
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_scales_of_max_magnitudes_are_those_of_the_portable_way(power_of_two):
+    magnitudes = np.random.default_rng(0).integers(0, 1 << 31, (7, 300), dtype=np.uint32)
+    magnitudes[0, : len(SPECIAL)] = SPECIAL
+    magnitudes[1] = magnitudes[1] & 0x7F800000
+    request = ScaleRequest(int(np.float32(448).view(np.uint32)), 1 << 23, power_of_two)
+    x = jnp.asarray(magnitudes)
+    compute = lambda: (scaled_elements.scales_of_magnitudes(request, x), scaled_elements.max_magnitudes(F32, x[:, :8], 4, request))
+    got = compute()
+    with tcemu.execution("portable"):
+        expected = compute()
+    assert [mismatches(one, other) for one, other in zip(got, expected, strict=True)] == [0, 0]
 
 
 # ---- its users
