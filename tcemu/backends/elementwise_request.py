@@ -14,7 +14,7 @@ class ElementwiseRequest(NamedTuple):
     operations are those of IEEE 754, rounded to nearest even, with subnormals; codes are as `tcemu.formats.convert` returns them.
     """
 
-    source: Format  # f32, f16 or bf16
+    source: Format  # f32, f16 or bf16; on CPUs e4m3 too
     target: Format
     saturate: bool
     depth: int | None  # elements along K that share a scale; None: there are no scales

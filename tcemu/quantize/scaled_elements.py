@@ -59,7 +59,7 @@ def max_magnitudes(source: Format, codes: Array, depth: int | None, scale: Scale
 
     has_kernel = source in SOURCES and codes.ndim >= 2 and codes.shape[-1] != 0
     by_kernel = partial(elementwise.max_magnitudes, source, depth, scale)
-    return call_by_platform(elementwise.kernel_programs(by_kernel, codes, magnitudes=True) if has_kernel else {}, portable, codes)
+    return call_by_platform(elementwise.kernel_programs(by_kernel, codes, of_scales=True) if has_kernel else {}, portable, codes)
 
 
 def max_of_all(source: Format, codes: Array, scale: ScaleRequest | None = None) -> Array:
