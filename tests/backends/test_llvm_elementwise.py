@@ -159,7 +159,7 @@ def test_results_of_odd_sizes_are_written_whole_and_nothing_beyond_them(k):
 MAGNITUDES = [(source, shape) for source in (F32, BF16, F16) for shape in ((3, 5, 101), (1, 70_000), (3000, 7), (64, 1024))]
 
 
-@pytest.mark.parametrize("case", sample_cases(MAGNITUDES, [(F32, (3, 5, 101)), (F16, (3000, 7))], str))
+@pytest.mark.parametrize("case", sample_cases(MAGNITUDES, [(F16, (3000, 7))], str))
 def test_max_magnitudes_are_those_of_the_portable_way(case):
     """Of groups of some lengths, of rows and of all, with NaNs and without."""
     source, shape = case
