@@ -15,7 +15,7 @@ from tcemu.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.backends.dispatch import multiply_matrices
 from tcemu.backends.llvm import llvm_programs, machine_code
 from tcemu.backends.product_requests import MatrixProduct
-from tcemu.formats import Format, from_float
+from tcemu.formats import Format, decode, from_float
 from tcemu.isa.families import MatrixMultiply
 
 TARGETS = ("sm_70", "sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
@@ -66,14 +66,16 @@ def name_arithmetic(model: Model, spec: ProductSpec, block: int) -> str:
 
 
 def draw_codes(rng: np.random.Generator, fmt: Format, shape: tuple[int, ...], kind: str) -> jax.Array:
-    """Codes of a format: "bits" at random, "numbers" of like size, or "mixed": those with a few of the others among them."""
+    """Codes of a format: "bits" at random, "numbers" of like size, "mixed": those with a few bits among them, "finite": bits but Inf and NaN."""
     bits = jnp.asarray(rng.integers(0, 1 << fmt.bits, shape).astype(fmt.dtype))
     if fmt.signed:
         numbers = from_float(fmt, jnp.asarray(rng.standard_normal(shape), jnp.float32))
     else:
         one = fmt.bias << fmt.mantissa_bits
         numbers = jnp.asarray(rng.integers(one - 7, one + 4, shape).astype(fmt.dtype))
-    return {"bits": bits, "numbers": numbers, "mixed": jnp.where(rng.random(shape) < 0.002, bits, numbers)}[kind]
+    decoded = decode(fmt, bits)
+    finite = jnp.where(decoded.nan | decoded.infinite, numbers, bits)
+    return {"bits": bits, "numbers": numbers, "mixed": jnp.where(rng.random(shape) < 0.002, bits, numbers), "finite": finite}[kind]
 
 
 def draw_operands(arithmetic: Arithmetic, kind: str, batch: int = 2, m: int = 70, n: int = 150, instructions: int = 3) -> tuple[Any, ...]:
