@@ -1,19 +1,17 @@
 """Fused steps as a CPU kernel in LLVM IR: the eight rules of `fused_dot_add`, on vectors of columns of D.
 
-A task computes a block of D, ROWS x COLUMNS, for one matrix of the batch, step by step. In each step it decodes the operands of the block and
-looks at their exponents. Then there are two ways to add:
+A task computes a block of D, ROWS x COLUMNS, for one matrix of the batch, step by step. In each step it decodes the operands of the
+block and looks at their exponents. Then there are two ways to add:
 
 - Bounded steps (see `arithmetic.bounded_steps`, which states what bounded operands are and why this is right): products are f32 values,
-  multiplied by a power of two and truncated by the conversion to integers, or, for few fraction bits, added as floats that are rounded toward
-  zero.
-- Any steps: a row of A or a column of B with an Inf or a NaN makes all its elements of D special, which are sums of f32 in which Inf and NaN
-  stand for themselves. The other elements of narrow formats are those of bounded steps, but for accumulators that no product reaches. For wide
-  formats, each product of two fractions is multiplied by its own power of two, and the sum is encoded with rule 7 and subnormal results.
+  multiplied by a power of two and truncated by the conversion to integers, or, for few fraction bits, added as floats that are rounded
+  toward zero.
+- Any steps: a row of A or a column of B with an Inf or a NaN makes all its elements of D special. These are sums of f32 in which Inf and
+  NaN stand for themselves. The other elements of narrow formats are those of bounded steps, but for accumulators that no product reaches.
+  For wide formats each product of two fractions is multiplied by its own power of two, and the sum is encoded with all rules.
 
 After a step of the second kind the accumulators are looked at again. So a special value or a subnormal costs the steps in which it is.
 The bits of D do not depend on the choice, which is that of the block.
-
-Nothing here depends on whether the machine flushes subnormals: floats are normal or zero wherever their value matters.
 """
 
 from __future__ import annotations
@@ -21,73 +19,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, reduce
 from operator import add
-from typing import NamedTuple
 
 from llvmlite import ir
 
-from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR, StepForm
-from tcemu.arithmetic.fused_dot_add import products_fit_one_limb
+from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR
 from tcemu.arithmetic.multiplicands import ZERO_EXPONENT
 from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, extend, fraction_bits, value_word
-from tcemu.backends.llvm.values import F32, I1, I8, I16, I32, I64, POINTER, Builder, Value
+from tcemu.backends.llvm.step_arithmetic import LANES, SIGN, TOWARD_ZERO, KernelForm, StepArithmetic
+from tcemu.backends.llvm.values import F32, I1, I8, I32, I64, POINTER, Builder, Value
 from tcemu.formats import F32 as RESULT
 
 ROWS, COLUMNS = 64, 128  # of a block of D: a step's part of B stays in the first-level cache
-LANES = 16  # elements of D in a vector
 GROUP = 64  # columns whose max exponents are found together
-SIGN = 1 << 31
-TOWARD_ZERO = 11  # AVX-512's rounding operand: toward zero, without exceptions
 FAR = 1 << 20  # a distance beyond every exponent
-
-
-class KernelForm(NamedTuple):
-    """What a kernel is compiled for."""
-
-    step: StepForm
-    block: int  # products along K that share a block scale; 0: there are none
-    wide_registers: bool  # AVX-512 is there
-
-    @property
-    def scaled(self) -> bool:
-        return self.block > 0
-
-    @property
-    def terms(self) -> int:
-        return self.step.terms
-
-    @property
-    def lane_type(self) -> ir.IntType:
-        """The type of exponents while their max is found."""
-        return I8 if self.step.is_narrow else I16
-
-    @property
-    def lane_biases(self) -> tuple[int, int]:
-        """What is added to the exponents of A and B in lanes, so that a sum has the bias of f32. Narrow lanes have no sign."""
-        return (BIAS + 1) // 2 if self.step.is_narrow else BIAS, BIAS // 2 if self.step.is_narrow else 0
-
-    @property
-    def lane_zero(self) -> int:
-        """The exponent of a zero in lanes."""
-        return 0 if self.step.is_narrow else -1 << 13
-
-    @property
-    def least(self) -> int:
-        """The least exponent to which a bounded step is aligned, with the bias of f32. No sum with the exponent of a zero is above it."""
-        if not self.step.is_narrow:
-            return self.step.least + BIAS
-        a, b = self.lane_biases
-        return max(self.step.spec.a.max_exponent + a, self.step.spec.b.max_exponent + b)
-
-    @property
-    def most(self) -> int:
-        """The exponent of the largest accumulator of a bounded step. Products of narrow formats are truncated to 0 beside a larger one."""
-        a, b = self.step.spec.a, self.step.spec.b
-        return a.max_exponent + b.max_exponent + 3 + self.step.fraction_bits if self.step.is_narrow else MAX_ACCUMULATOR
-
-    @property
-    def adds_floats(self) -> bool:
-        """True if the products of a step are added as floats, rounded toward zero: their sum fits the fraction of an f32."""
-        return self.wide_registers and self.step.is_narrow and self.terms << (self.step.fraction_bits + 2) <= 1 << FRACTION
 
 
 class Side:
@@ -218,13 +162,13 @@ class Side:
         self.vectors(step, visit)
 
 
-class StepKernel:
+class StepKernel(StepArithmetic):
     """The function of one task."""
 
     def __init__(self, module: ir.Module, name: str, form: KernelForm) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
-        self.form, self.b = form, Builder(function)
-        b = self.b
+        b = Builder(function)
+        super().__init__(form, b)
         task, buffers, dims = b.arguments
         operands = 5 if form.scaled else 3
         pointers = [b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(operands + 1)]
@@ -360,13 +304,13 @@ class StepKernel:
         sums = add_up(first, columns, units, scales)
         words = []
         for addend, unit, scale, products in zip(addends, units, scales, sums, strict=True):
-            words.append(self._round([*products, (addend * scale).cast("fptosi", I32)], unit))
+            words.append(self.round([*products, (addend * scale).cast("fptosi", I32)], unit))
             b.store(words[-1], places[len(words) - 1])
         if form.step.is_narrow:
 
             def select() -> None:
                 for place, code, word, has_product in zip(places, codes, words, reached, strict=True):
-                    b.store(self._select_unreached(code, word, has_product), place)
+                    b.store(self.select_unreached(code, word, has_product), place)
 
             self._unless_bounded(select)
 
@@ -386,17 +330,9 @@ class StepKernel:
     def _truncate_products(self, first: Value, columns: list[Value], units: list[Value], scales: list[Value]) -> list[list[Value]]:
         """Rules 4 and 5: for each vector, sums that fit an s32, of products truncated to integer multiples of the unit."""
         return [
-            self._add_integers([(x * y * scale).cast("fptosi", I32) for x, y in self._pairs("values", F32, first, column)])
+            self.add_integers([(x * y * scale).cast("fptosi", I32) for x, y in self._pairs("values", F32, first, column)])
             for column, scale in zip(columns, scales, strict=True)
         ]
-
-    def _add_integers(self, integers: list[Value]) -> list[Value]:
-        """Rule 5: one or two sums that fit an s32."""
-        form = self.form.step
-        if products_fit_one_limb(form.model, form.spec, form.terms):
-            return [reduce(add, integers)]
-        half = -(-form.terms // 2)
-        return [reduce(add, integers[:half]), reduce(add, integers[half:])]
 
     def _add_floats(self, first: Value, columns: list[Value], units: list[Value], scales: list[Value]) -> list[list[Value]]:
         """As `_truncate_products`, for products of few bits: two sums of floats, of the positive and of the negative products.
@@ -418,59 +354,6 @@ class StepKernel:
                     y = b.load(x.type, b.at(self.y.values, F32, start_of))
                     sums[at] = b.call("llvm.x86.avx512.vfmadd.ps.512", x.type, x, y, sums[at], rounding)
         return [[p.bits() - n.bits()] for p, n in zip(positive, negative, strict=True)]
-
-    def _fits_one_limb(self, addends: list[Value]) -> bool:
-        form = self.form.step
-        largest = (1 << (form.fraction_bits + 2)) * form.terms + (1 << (form.fraction_bits + 1))
-        return len(addends) == 2 and largest < 1 << 31
-
-    def _round(self, addends: list[Value], unit: Value) -> Value:
-        """Rule 6: the sum of the addends, truncated to an f32 without the bits that the result does not keep. unit: code of the power."""
-        b = self.b
-        if self._fits_one_limb(addends) and self.form.wide_registers:
-            total, rounding = reduce(add, addends), b.constant(I32, TOWARD_ZERO)
-            raw = b.call("llvm.x86.avx512.sitofp.round.v16f32.v16i32", total._shaped(F32), total, rounding)
-            return self._cut((raw * unit.as_float()).bits())
-        negative, magnitude, up = self._add_up(addends)
-        code = (self._truncated_float(magnitude) * (unit if up is None else unit + (up << FRACTION)).as_float()).bits()
-        return self._cut(code | (negative & -SIGN))
-
-    def _add_up(self, addends: list[Value]) -> tuple[Value, Value, Value | None]:
-        """The sum of the addends: its sign, -1 or 0, and its magnitude, below 2^32, times 2^up. None: up is 0."""
-        b, up = self.b, None
-        if self._fits_one_limb(addends):
-            total = reduce(add, addends)
-            negative = total.shift_right_signed(31)
-            magnitude = (total ^ negative) - negative
-        elif len(addends) == 2:
-            x, y = addends
-            total = x + y
-            same_sign = ~(x ^ y)  # of two addends of one sign, the sum has that sign even where it wraps
-            negative = ((x & same_sign) | (total & ~same_sign)).shift_right_signed(31)
-            magnitude = (total ^ negative) - negative
-        else:
-            wide = reduce(add, (v.cast("sext", I64) for v in addends))
-            sign = wide.shift_right_signed(63)
-            size = (wide ^ sign) - sign
-            negative = sign.cast("trunc", I32)
-            large = size > 0xFFFFFFFF  # the lowest bits of such a sum are not kept
-            magnitude = large.select(size >> 8, size).cast("trunc", I32)
-            up = large.cast("zext", I32) << 3
-        return negative, magnitude, up
-
-    def _truncated_float(self, magnitude: Value) -> Value:
-        """A number below 2^32 as an f32, truncated."""
-        b = self.b
-        if self.form.wide_registers:
-            name = "llvm.x86.avx512.uitofp.round.v16f32.v16i32"
-            return b.call(name, magnitude._shaped(F32), magnitude, b.constant(I32, TOWARD_ZERO))
-        # without the bits that cannot be kept, the conversion truncates: see `fused_dot_add`
-        return (magnitude & ~(magnitude >> (FRACTION + 1))).cast("uitofp", F32)
-
-    def _cut(self, code: Value) -> Value:
-        """Without the fraction bits that the result does not keep."""
-        kept = self.form.step.model.result_bits
-        return code if kept is None else code & (-1 << (FRACTION - kept))
 
     # ---- any steps
 
@@ -513,10 +396,7 @@ class StepKernel:
             products = [x * y for x, y in self._pairs("fractions", F32, row * self.form.terms, column)]
             while len(products) > 1:
                 products = [reduce(add, products[at : at + 2]) for at in range(0, len(products), 2)]
-            b.store(self._special_code(total + products[0]), b.at(memory, I32, start + column))
-
-    def _special_code(self, total: Value) -> Value:
-        return (total == total).select(total.bits(), self._nan)
+            b.store(self.special_code(total + products[0]), b.at(memory, I32, start + column))
 
     def _replace_specials(self, row: Value) -> None:
         """Replaces results in the columns of B that have an Inf or a NaN."""
@@ -526,74 +406,23 @@ class StepKernel:
             special = b.load(of, b.at(self.y.specials, I32, column)) != 0
             b.store(special.select(b.load(of, b.at(self.special_words, I32, column)), b.load(of, place)), place)
 
-    def _select_unreached(self, code: Value, word: Value, has_product: Value) -> Value:
-        """The result of a bounded step, and the accumulator, truncated, where no product reaches it: see `bounded_steps.reduce_narrow`."""
-        form = self.form.step
-        kept = min(form.fraction_bits, FRACTION, FRACTION if form.model.result_bits is None else form.model.result_bits)
-        start = code & (-1 << (FRACTION - kept))
-        start = (start << 1 == 0).select(0, start)
-        start = (code & (SIGN - 1) > RESULT.infinity).select(self._nan, start)
-        return (has_product & ((code >> FRACTION) & 0xFF <= self.form.most + BIAS)).select(word, start)
-
-    @property
-    def _nan(self) -> int:
-        nan = self.form.step.model.nan
-        return nan if isinstance(nan, int) else RESULT.nan
-
     def _add_any_row(self, row: Value) -> None:
         b, of = self.b, ir.VectorType(I32, LANES)
         with b.loop(self.padded, LANES) as column:
             place = b.at(self.accumulators, I32, row * COLUMNS + column)
             products = self._fraction_pairs(row * self.form.terms, column)
-            b.store(self._add_any_vector(products, b.load(of, place)), place)
+            b.store(self.add_any_vector(products, b.load(of, place)), place)
 
     def _fraction_pairs(self, first: Value, column: Value) -> list[tuple[Value, Value]]:
         """Fraction and exponent of each product of a step."""
         fractions, numbers = self._pairs("fractions", F32, first, column), self._pairs("numbers", I32, first, column)
         return [(x * y, p + q) for (x, y), (p, q) in zip(fractions, numbers, strict=True)]
 
-    def _add_any_vector(self, products: list[tuple[Value, Value]], code: Value) -> Value:
-        """Rules 3 to 7 for any numbers. products: fractions below 4, and exponents."""
-        b, form = self.b, self.form.step
-        magnitude = code & (SIGN - 1)
-        field = magnitude >> FRACTION
-        subnormal = field == 0
-        takes_part = (magnitude != 0) & (field != 0xFF)
-        exponent = takes_part.select(subnormal.select(1, field) - BIAS, ZERO_EXPONENT)
-        tiny = magnitude.cast("uitofp", F32) * 2.0**-FRACTION
-        fraction = subnormal.select(tiny.bits(), (code & (1 << FRACTION) - 1) | (BIAS << FRACTION)) | (code & -SIGN)
-        # rule 3
-        assert isinstance(form.model.floor, int)
-        top = reduce(b.maximum, [e for _, e in products], b.maximum(exponent, b.constant(code.type, form.model.floor)))
-        # rules 4 and 5: a power below the normal range becomes 0, as the term is then truncated to 0
-        offset = (BIAS + form.fraction_bits) - top
-
-        def truncate(fraction: Value, exponent: Value) -> Value:
-            power = b.maximum(exponent + offset, b.constant(code.type, 0)) << FRACTION
-            return (fraction * power.as_float()).cast("fptosi", I32)
-
-        addends = self._add_integers([truncate(*product) for product in products])
-        word = self._encode([*addends, truncate(fraction.as_float(), exponent)], top - form.fraction_bits)
-        return (field == 0xFF).select((magnitude > RESULT.infinity).select(self._nan, code), word)
-
-    def _encode(self, addends: list[Value], unit: Value) -> Value:
-        """Rules 6 and 7: the sum of the addends, in units of 2^unit, truncated to an f32 that may be subnormal or Inf."""
-        negative, magnitude, up = self._add_up(addends)
-        unit = unit if up is None else unit + up
-        number = self._truncated_float(magnitude).bits()
-        field = (number >> FRACTION) + unit
-        below = (RESULT.min_exponent - FRACTION) - unit  # bits of the magnitude below the last one of a subnormal
-        small = (below >= 0).select(magnitude >> (below & 31), magnitude << ((0 - below) & 31))
-        word = (field > 0).select(number + (unit << FRACTION), (below > 31).select(0, small))
-        word = self._cut((field > RESULT.max_exponent + BIAS).select(RESULT.infinity, word))
-        word = (magnitude == 0).select(0, word)
-        return (word == 0).select(0, word | (negative & -SIGN))
-
 
 @lru_cache(maxsize=256)
 def kernel_text(name: str, form: KernelForm) -> str:
-    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call`. Operands: A [b, M, K], B [b, K, N], C [B, M, N], and codes of scales
-    [b, M, S] and [b, S, N] where there are any; b is B or 1. Result: D [B, M, N].
+    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call`. Operands: A [b, M, K], B [b, K, N], C [B, M, N], and codes of
+    scales [b, M, S] and [b, S, N] where there are any; b is B or 1. Result: D [B, M, N].
     """
     module = ir.Module(name)
     counting = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
