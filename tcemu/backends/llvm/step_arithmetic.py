@@ -78,6 +78,21 @@ class StepArithmetic:
     def __init__(self, form: KernelForm, b: Builder) -> None:
         self.form, self.b = form, b
 
+    def align_accumulator(self, code: Value, top: Value) -> tuple[Value, Value, Value]:
+        """Rule 3 of a bounded step: the accumulator that takes part, f32, the code of the step's unit, and 1 / unit, f32.
+
+        top: max exponent of the products, in lanes.
+        """
+        b, form = self.b, self.form
+        if form.step.is_narrow:  # others take no part, and would make subnormal f32, which are slow
+            field = (code >> FRACTION) & 0xFF
+            code = ((field >= form.least) & (field <= form.most + BIAS)).select(code, 0)
+        top = b.maximum(top.cast("zext" if form.step.is_narrow else "sext", I32), (code >> FRACTION) & 0xFF)
+        if not form.step.is_narrow:
+            top = b.maximum(top, b.constant(code.type, form.least))
+        unit = (top - form.step.fraction_bits) << FRACTION
+        return code.as_float(), unit, (((2 * BIAS) << FRACTION) - unit).as_float()
+
     def add_integers(self, integers: list[Value]) -> list[Value]:
         """Rule 5: one or two sums that fit an s32."""
         form = self.form.step
@@ -139,13 +154,14 @@ class StepArithmetic:
         kept = self.form.step.model.result_bits
         return code if kept is None else code & (-1 << (FRACTION - kept))
 
-    def select_unreached(self, code: Value, word: Value, has_product: Value) -> Value:
+    def select_unreached(self, code: Value, word: Value, top: Value) -> Value:
         """The result of a bounded step, and the accumulator, truncated, where no product reaches it: see `bounded_steps.reduce_narrow`."""
         form = self.form.step
         kept = min(form.fraction_bits, FRACTION, FRACTION if form.model.result_bits is None else form.model.result_bits)
         start = code & (-1 << (FRACTION - kept))
         start = (start << 1 == 0).select(0, start)
         start = (code & (SIGN - 1) > RESULT.infinity).select(self.nan, start)
+        has_product = top != self.form.least
         return (has_product & ((code >> FRACTION) & 0xFF <= self.form.most + BIAS)).select(word, start)
 
     def add_any_vector(self, products: list[tuple[Value, Value]], code: Value) -> Value:
@@ -185,7 +201,14 @@ class StepArithmetic:
         word = (magnitude == 0).select(0, word)
         return (word == 0).select(0, word | (negative & -SIGN))
 
+    def add_specials(self, code: Value, products: list[Value]) -> Value:
+        """Rule 8: the f32 sum of products in which Inf and NaN stand for themselves, and of an accumulator that is Inf or NaN."""
+        while len(products) > 1:
+            products = [reduce(add, products[at : at + 2]) for at in range(0, len(products), 2)]
+        return ((code & RESULT.infinity) == RESULT.infinity).select(code, 0).as_float() + products[0]
+
     def special_code(self, total: Value) -> Value:
+        """The code of a sum that is Inf or NaN."""
         return (total == total).select(total.bits(), self.nan)
 
     @property

@@ -16,15 +16,13 @@ The bits of D do not depend on the choice, which is that of the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, reduce
-from operator import add
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from llvmlite import ir
 
 from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR
-from tcemu.arithmetic.multiplicands import ZERO_EXPONENT
-from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, extend, fraction_bits, value_word
+from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, decode_any, extend, value_word
 from tcemu.backends.llvm.step_arithmetic import LANES, SIGN, TOWARD_ZERO, KernelForm, StepArithmetic
 from tcemu.backends.llvm.values import F32, I1, I8, I32, I64, POINTER, Builder, Value
 from tcemu.formats import F32 as RESULT
@@ -48,8 +46,8 @@ class Side:
         self.planes = b.allocate(I32, count)
         self.exponents = b.allocate(form.lane_type, count)
         # for any steps
-        self.fractions = b.allocate(F32, count)  # as `fraction_bits`; of narrow formats only 1 or -1 in place of a number
-        self.numbers = b.allocate(I32, 1 if form.step.is_narrow else count)  # exponents
+        self.fractions = b.allocate(F32, count)
+        self.numbers = b.allocate(I32, 1 if form.step.is_narrow else count)  # exponents of wide formats
         self.specials = b.allocate(I32, ROWS if is_row else COLUMNS)  # not 0 for a row or a column with an Inf or a NaN
         vector = ir.VectorType(I32, self.width)
         self.low, self.high, self.special = b.allocate(vector), b.allocate(vector), b.allocate(vector)
@@ -138,20 +136,11 @@ class Side:
             b.store(zeros, b.at(self.specials, I32, place))
 
         def visit(codes: Value, scales: Value | None, place: Value) -> None:
-            x = decode(self.format, codes)
-            special = codes != codes if x.special is None else x.special
-            infinite = codes != codes if x.infinite is None else x.infinite
-            if scales is not None:
-                special, infinite = special | (scales == 0xFF), infinite & (scales != 0xFF)
-            number = (codes - codes) + (BIAS << FRACTION) if form.step.is_narrow else fraction_bits(self.format, x)
-            word = special.select(infinite.select(RESULT.infinity, codes - codes + RESULT.nan), x.zero.select(0, number))
-            if x.negative is not None:
-                word = word | (x.negative & -SIGN)
-            b.store(word.as_float(), b.at(self.fractions, F32, place))
+            x = decode_any(self.format, codes, scales)
+            b.store(x.fraction, b.at(self.fractions, F32, place))
             if not form.step.is_narrow:
-                exponent = x.exponent - BIAS if scales is None else x.exponent + scales - 2 * BIAS
-                b.store((x.zero | special).select(ZERO_EXPONENT, exponent), b.at(self.numbers, I32, place))
-            noted = special.cast("sext", I32)
+                b.store(x.exponent, b.at(self.numbers, I32, place))
+            noted = x.special.cast("sext", I32)
             if self.is_row:
                 where = b.at(self.specials, I32, place // form.terms)
                 b.store(b.load(I32, where) | noted.reduce("or"), where)
@@ -286,20 +275,8 @@ class StepKernel(StepArithmetic):
         of = ir.VectorType(I32, LANES)
         places = [b.at(self.accumulators, I32, row * COLUMNS + column) for column in columns]
         codes = [b.load(of, place) for place in places]
-        units, reached, addends = [], [], []
-        for code, column in zip(codes, columns, strict=True):
-            addend = code
-            if form.step.is_narrow:  # others take no part, and would make subnormal f32, which are slow
-                field = (code >> FRACTION) & 0xFF
-                addend = ((field >= form.least) & (field <= form.most + BIAS)).select(code, 0)
-            addends.append(addend.as_float())
-            top = b.load(ir.VectorType(form.lane_type, LANES), b.at(self.tops, form.lane_type, column))
-            reached.append(top != form.least)
-            top = b.maximum(top.cast("zext" if form.step.is_narrow else "sext", I32), (addend >> FRACTION) & 0xFF)
-            if not form.step.is_narrow:
-                top = b.maximum(top, b.constant(of, form.least))
-            units.append((top - form.step.fraction_bits) << FRACTION)
-        scales = [(((2 * BIAS) << FRACTION) - unit).as_float() for unit in units]
+        tops = [b.load(ir.VectorType(form.lane_type, LANES), b.at(self.tops, form.lane_type, column)) for column in columns]
+        addends, units, scales = zip(*map(self.align_accumulator, codes, tops), strict=True)
         add_up = self._add_floats if form.adds_floats else self._truncate_products
         sums = add_up(first, columns, units, scales)
         words = []
@@ -309,8 +286,8 @@ class StepKernel(StepArithmetic):
         if form.step.is_narrow:
 
             def select() -> None:
-                for place, code, word, has_product in zip(places, codes, words, reached, strict=True):
-                    b.store(self.select_unreached(code, word, has_product), place)
+                for place, code, word, top in zip(places, codes, words, tops, strict=True):
+                    b.store(self.select_unreached(code, word, top), place)
 
             self._unless_bounded(select)
 
@@ -327,14 +304,14 @@ class StepKernel(StepArithmetic):
             for term in range(self.form.terms)
         ]
 
-    def _truncate_products(self, first: Value, columns: list[Value], units: list[Value], scales: list[Value]) -> list[list[Value]]:
+    def _truncate_products(self, first: Value, columns: list[Value], units: Sequence[Value], scales: Sequence[Value]) -> list[list[Value]]:
         """Rules 4 and 5: for each vector, sums that fit an s32, of products truncated to integer multiples of the unit."""
         return [
             self.add_integers([(x * y * scale).cast("fptosi", I32) for x, y in self._pairs("values", F32, first, column)])
             for column, scale in zip(columns, scales, strict=True)
         ]
 
-    def _add_floats(self, first: Value, columns: list[Value], units: list[Value], scales: list[Value]) -> list[list[Value]]:
+    def _add_floats(self, first: Value, columns: list[Value], units: Sequence[Value], scales: Sequence[Value]) -> list[list[Value]]:
         """As `_truncate_products`, for products of few bits: two sums of floats, of the positive and of the negative products.
 
         A sum begins at 2^FRACTION units, and its last place is the unit while it is below twice that. So a magnitude that is added, rounded
@@ -392,11 +369,8 @@ class StepKernel(StepArithmetic):
         b, of = self.b, ir.VectorType(I32, LANES)
         with b.loop(self.padded, LANES) as column:
             code = b.load(of, b.at(self.accumulators, I32, row * COLUMNS + column))
-            total = ((code & RESULT.infinity) == RESULT.infinity).select(code, 0).as_float()
             products = [x * y for x, y in self._pairs("fractions", F32, row * self.form.terms, column)]
-            while len(products) > 1:
-                products = [reduce(add, products[at : at + 2]) for at in range(0, len(products), 2)]
-            b.store(self.special_code(total + products[0]), b.at(memory, I32, start + column))
+            b.store(self.special_code(self.add_specials(code, products)), b.at(memory, I32, start + column))
 
     def _replace_specials(self, row: Value) -> None:
         """Replaces results in the columns of B that have an Inf or a NaN."""
