@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 I1, I8, I16, I32, I64, F32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-POINTER = ir.PointerType()
+HALF, POINTER = ir.HalfType(), ir.PointerType()
 
 
 class Value:
@@ -166,6 +166,14 @@ class Builder:
         zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
         return Value(self, self.ir.shuffle_vector(single, ir.Constant(of, ir.Undefined), zeros))
 
+    def shuffle(self, x: Value, y: Value, lanes: list[int]) -> Value:
+        """The lanes with these numbers, of x and then of y."""
+        return Value(self, self.ir.shuffle_vector(x.raw, y.raw, ir.Constant(ir.VectorType(I32, len(lanes)), lanes)))
+
+    def repeat(self, vector: Value, times: int) -> Value:
+        assert vector.lanes is not None
+        return self.shuffle(vector, vector, [*range(vector.lanes)] * times)
+
     def iota(self, element: ir.IntType, lanes: int) -> Value:
         return Value(self, ir.Constant(ir.VectorType(element, lanes), list(range(lanes))))
 
@@ -194,6 +202,14 @@ class Builder:
         """Memory of the function's own, aligned to 64 bytes."""
         raw = self._allocations.alloca(of, count)
         raw.align = 64
+        raw.type = POINTER
+        return Value(self, raw)
+
+    def table(self, of: ir.IntType, numbers: list[int]) -> Value:
+        """The address of constants."""
+        array = ir.ArrayType(of, len(numbers))
+        raw = ir.GlobalVariable(self.module, array, self.module.get_unique_name(f"{self.function.name}_table"))
+        raw.linkage, raw.global_constant, raw.initializer = "internal", True, ir.Constant(array, numbers)
         raw.type = POINTER
         return Value(self, raw)
 
