@@ -46,7 +46,9 @@ class SmallCall(NamedTuple):
         return xla_call.call(self.kernel, jax.ShapeDtypeStruct((batch, *self.result), jnp.uint32), *operands)[0]
 
 
-def find_matrix_kernel(model: Model, given: ProductSpec, spec: ProductSpec, m: int, n: int) -> SmallCall | None:
+def find_matrix_kernel(
+    model: Model, given: ProductSpec, spec: ProductSpec, m: int, n: int, target: machine_code.Target | None = None
+) -> SmallCall | None:
     """Returns the call for A [batch, M, K], B [batch, K, N] and C [batch, M, N], with K of one instruction; None if no kernel takes it.
 
     Args:
@@ -55,9 +57,10 @@ def find_matrix_kernel(model: Model, given: ProductSpec, spec: ProductSpec, m: i
         spec: The formats that are multiplied.
         m: Rows of D.
         n: Columns of D.
+        target: The CPU; None: this machine's.
     """
     shapes = (given.a, m, spec.k), (given.b, spec.k, n), (F32, m, n), (F32, m, n)
-    kernel = find_small_kernel(model, given, spec, m, n, [_place_matrix(*shape) for shape in shapes])
+    kernel = find_small_kernel(model, given, spec, m, n, [_place_matrix(*shape) for shape in shapes], target)
     return None if kernel is None else SmallCall(kernel, (2, 2, 2, 2), (m, n))
 
 
