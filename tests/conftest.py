@@ -19,6 +19,7 @@ from support.compiling import compile_in_short_time
 from support.sampling import in_share
 
 from tcemu.base import compilation
+from tcemu.base.execution import execution
 
 PROGRAMS = {"jax_persistent_cache_min_compile_time_secs": 0.02, "jax_persistent_cache_min_entry_size_bytes": -1}
 
@@ -29,6 +30,10 @@ OPTIMISED = (
     "arithmetic", "output_blocks", "compilation", "jaxpr", "mma", "process", "reference_golden",
 )  # fmt: skip
 
+
+# Their tests hold JAX's operations to the recorded words and to the references. All other files compute as users do, by kernels where
+# llvmlite is installed; tests/backends compares each kernel with JAX's operations
+PORTABLE = ("arithmetic", "architectures", "instructions", "oracles")  # folders
 
 TESTS_RUN = pytest.StashKey[int]()  # how many tests this process has run
 CHECK_INTERVAL, MAX_MAPS = 20, 30_000  # tests between two looks at the memory maps; maps at which programs are dropped
@@ -92,6 +97,13 @@ def programs_are_compiled_in_short_time(request):
     """The files in OPTIMISED, `-m full` and `-m gpu` are excepted, and so is a setting of the environment."""
     as_users = request.path.stem.removeprefix("test_") in OPTIMISED or any(map(request.node.get_closest_marker, ("full", "gpu")))
     compile_in_short_time(not as_users)
+
+
+@pytest.fixture(autouse=True)
+def computed_without_kernels(request):
+    """The files in the folders PORTABLE, in the test's own thread."""
+    with execution("portable") if request.path.parent.name in PORTABLE else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

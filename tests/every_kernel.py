@@ -23,7 +23,7 @@ from support import kernel_cases, quantizer_cases, warp_cases
 import tcemu
 from tcemu.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
 from tcemu.arithmetic.reduction import reduce_k
-from tcemu.backends.cuda import elementwise
+from tcemu.backends import elementwise
 from tcemu.backends.cuda import matrix_kernels as cuda
 from tcemu.formats import F32
 from tcemu.fuzz import case_generator as generators
@@ -92,7 +92,7 @@ def product_cases(execution: str) -> Iterator[Case]:
 def quantizer_cases_on_gpu() -> Iterator[Case]:
     sizes = GroupSizes(1, quantizer_cases.DEPTH)
     for case, (source, target, saturate, _) in quantizer_cases.CASES.items():
-        kernel = partial(quantizers.round_with_kernel, source, target, saturate, sizes)
+        kernel = partial(quantizers.round_with_kernel, source, target, saturate, sizes, "cuda")
         portable = partial(quantizer_cases.quantize_portably, case)
         yield f"quantize: {case}", jax.jit(kernel), jax.jit(portable), list(quantizer_cases.operands(case, 70, 45))
     words = [np.random.default_rng(0).integers(0, 1 << 32, shape, dtype=np.uint32) for shape in ((70, 45), (70, 1))]
@@ -100,7 +100,7 @@ def quantizer_cases_on_gpu() -> Iterator[Case]:
         ("sums by scales", elementwise.multiply_f32, multiply_on_integers),
         ("quotients", elementwise.divide_f32, divide_on_integers),
     ):
-        yield f"quantize: {name}", jax.jit(kernel), jax.jit(partial(portable, fmt=F32)), words
+        yield f"quantize: {name}", jax.jit(partial(kernel, "cuda")), jax.jit(partial(portable, fmt=F32)), words
 
 
 def call_with_execution(execution: str, call: Callable, *operands: Any) -> Any:

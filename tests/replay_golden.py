@@ -1,8 +1,9 @@
-"""Replay the recorded words through tcemu and count what differs: `python tests/replay_golden.py [FAMILY ...]`.
+"""Replay the recorded words through tcemu and count what differs: `python tests/replay_golden.py [FAMILY ...] [--execution portable]`.
 
-Runs on whatever device JAX has, so the same command holds a CPU and a GPU to the words.
+Runs on whatever device JAX has, so the same command holds a CPU and a GPU, with kernels and without, to the words.
 """
 
+import argparse
 import sys
 import time
 
@@ -11,6 +12,7 @@ import numpy as np
 from support import golden
 
 import tcemu
+from tcemu.base.execution import CHOICES
 
 TARGET = "sm_90a"  # of the GPU that was recorded
 
@@ -77,9 +79,16 @@ def main(families: list[str]) -> int:
             wrong, total = wrong + bad, total + words
             print(f"{bad:6d} of {words:6d}  {case['ptx']}")
     where = f"{device.platform} ({device.device_kind}), JAX {jax.__version__}"
+    by = tcemu.backends.describe("f16", target=TARGET)
+    where += f", by {next(name for name in list(by)[1:] if by[name] == '')}"
     print(f"{wrong} mismatches of {total} words from {golden.root()}, on {where}, {time.perf_counter() - start:.0f} s")
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description="Replays recorded words.")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(REPLAYS)}; all by default")
+    parser.add_argument("--execution", choices=CHOICES, default=CHOICES[0], help="who computes: see tcemu.execution")
+    args = parser.parse_args()
+    with tcemu.execution(args.execution):
+        sys.exit(main(args.families))

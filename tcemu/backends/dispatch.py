@@ -36,11 +36,12 @@ from tcemu.backends.product_requests import (
 )
 from tcemu.base.compilation import call_by_platform
 from tcemu.base.errors import Unsupported
-from tcemu.base.execution import AUTO, EMULATED, NATIVE, current_execution, execution
+from tcemu.base.execution import AUTO, EMULATED, NATIVE, PORTABLE, current_execution, without_native
 from tcemu.base.meshes import match_varying_axes
 from tcemu.isa.families import Instruction, MatrixMultiply
 
 Tree = TypeVar("Tree")
+NO_KERNELS = 'execution("portable") uses no kernels'
 ANY_PLATFORM = ""  # every platform that no other backend serves
 
 
@@ -54,7 +55,7 @@ class Backend(NamedTuple):
     promoted: Callable[[PromotedProduct], Program]
 
 
-BACKENDS = (  # in the order in which they are asked; the first only where `tcemu.execution` chooses it
+BACKENDS = (  # in the order in which they are asked; the first only where `tcemu.execution` chooses it, and kernels unless it excludes them
     Backend("native", "cuda", native_programs.registers_program, native_programs.matrices_program, native_programs.promoted_program),
     Backend("cuda", "cuda", cuda_programs.registers_program, cuda_programs.matrices_program, cuda_programs.promoted_program),
     Backend("llvm", "cpu", llvm_programs.registers_program, llvm_programs.matrices_program, llvm_programs.promoted_program),
@@ -87,7 +88,16 @@ def multiply_registers(arithmetic: Arithmetic, forms: RegisterForms, operands: A
     return _choose(str(op), lambda native: partial(native.registers(product), operands), emulate)
 
 
-def multiply_matrices(model: Model, spec: ProductSpec, a: ArrayLike, b: ArrayLike, c: ArrayLike, scales: Scales | None = None) -> Array:
+def multiply_matrices(
+    model: Model,
+    spec: ProductSpec,
+    a: ArrayLike,
+    b: ArrayLike,
+    c: ArrayLike,
+    scales: Scales | None = None,
+    *,
+    by_columns: bool = False,
+) -> Array:
     """Computes D = A·B + C on matrices of raw codes.
 
     Args:
@@ -97,6 +107,7 @@ def multiply_matrices(model: Model, spec: ProductSpec, a: ArrayLike, b: ArrayLik
         b: Codes [..., K, N]; leading axes broadcast. f64 codes have a trailing axis of two words.
         c: Codes [..., M, N].
         scales: Codes of `spec.scale`, [..., M, S] for A and [..., S, N] for B, each for K / S products along K; None if there are none.
+        by_columns: B is the transposition of an array [..., N, K]. A backend that reads columns as they lie then saves a copy.
 
     Returns:
         Codes of `spec.d`, [..., M, N].
@@ -113,7 +124,7 @@ def multiply_matrices(model: Model, spec: ProductSpec, a: ArrayLike, b: ArrayLik
     if c.size == 0:
         return jnp.zeros(c.shape, spec.d.dtype)
     model, (a, b, c), scales = _match_axes((model, (a, b, c), scales))
-    product = MatrixProduct(model, spec, a, b, c, scales)
+    product = MatrixProduct(model, spec, a, b, c, scales, by_columns)
     emulate = partial(_emulate, "matrices", product)
     return _choose(_product_name(spec), lambda native: native.matrices(product), emulate, a, b, c, scales)
 
@@ -155,7 +166,7 @@ def move_words(op: Instruction, statement: Callable[[], StatementLaunch], emulat
 def _choose(subject: str, ask: Callable[[Backend], Program], emulate: Program, *operands: Any) -> Array:
     """Computes natively where `tcemu.execution` chooses it and the native backend has a program, else by `emulate`."""
     choice = current_execution()
-    if choice == EMULATED:
+    if choice in (EMULATED, PORTABLE):
         return emulate(*operands)
     try:
         by_gpu = ask(BACKENDS[0])
@@ -169,7 +180,7 @@ def _choose(subject: str, ask: Callable[[Backend], Program], emulate: Program, *
         return by_gpu(*operands)
 
     def elsewhere(*operands: Any) -> Array:
-        with execution(EMULATED):
+        with without_native():
             return emulate(*operands)
 
     return lax.platform_dependent(*operands, cuda=by_gpu, default=elsewhere)
@@ -191,7 +202,11 @@ def _emulating_programs(form: str, product: Any, reasons: dict[str, str] | None 
     """The first emulating backend with a program, and the program, by platform. reasons: gets, by backend, why it does not serve."""
     serving: dict[str, tuple[Backend, Program]] = {}
     reasons = {} if reasons is None else reasons
+    kernels_are_used = current_execution() != PORTABLE
     for backend in BACKENDS[1:]:
+        if backend.platform != ANY_PLATFORM and not kernels_are_used:
+            reasons[backend.name] = NO_KERNELS
+            continue
         try:
             program = getattr(backend, form)(product)
         except Unsupported as error:

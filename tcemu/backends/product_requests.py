@@ -50,6 +50,7 @@ class MatrixProduct(NamedTuple):
     b: Array  # [..., K, N]
     c: Array  # [..., M, N], with every batch axis
     scales: Scales | None
+    by_columns: bool = False  # B is the transposition of an array [..., N, K]
 
     @property
     def scale_block(self) -> int | None:

@@ -17,8 +17,8 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic.integer_quotients import broadcast_words, divide_on_integers, multiply_on_integers
-from tcemu.backends.cuda import elementwise
-from tcemu.base.compilation import compile_once
+from tcemu.backends import elementwise
+from tcemu.base.compilation import call_by_platform, compile_once
 from tcemu.formats import F32, Format
 
 MAGNITUDE, INFINITY = np.uint32((1 << 31) - 1), np.uint32(F32.infinity)
@@ -31,8 +31,7 @@ def multiply(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> A
     x, y, on_integers = jnp.asarray(x), jnp.asarray(y), partial(multiply_on_integers, fmt=fmt, rounding=rounding)
     if fmt != F32 or rounding != "RN":
         return on_integers(x, y)
-    programs = {"cpu": partial(_on_cpu, multiply_by_machine)} | elementwise.platform_programs(elementwise.multiply_f32, x, y)
-    return lax.platform_dependent(x, y, default=on_integers, **programs)
+    return _by_platform(elementwise.multiply_f32, multiply_by_machine, on_integers, x, y)
 
 
 def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Array:
@@ -43,11 +42,18 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Arr
     x, y, on_integers = jnp.asarray(x), jnp.asarray(y), partial(divide_on_integers, fmt=fmt, rounding=rounding)
     if fmt != F32 or rounding != "RN":
         return on_integers(x, y)
-    programs = {"cpu": partial(_on_cpu, divide_by_machine)} | elementwise.platform_programs(elementwise.divide_f32, x, y)
-    return lax.platform_dependent(x, y, default=on_integers, **programs)
+    return _by_platform(elementwise.divide_f32, divide_by_machine, on_integers, x, y)
 
 
-# ---- by the machine
+def _by_platform(by_kernel: Callable[..., Array], by_machine: Callable, on_integers: Callable, x: Array, y: Array) -> Array:
+    """By a kernel where there is one."""
+    programs = elementwise.kernel_programs(by_kernel, x, y)
+    if "cpu" in programs:
+        return call_by_platform(programs, on_integers, x, y)
+    return lax.platform_dependent(x, y, default=on_integers, cpu=partial(_on_cpu, by_machine), **programs)
+
+
+# ---- by the machine, without a kernel
 
 
 def _on_cpu(operation: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:

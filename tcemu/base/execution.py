@@ -1,18 +1,18 @@
-"""Choice of who computes: the emulation, or the instruction itself on a GPU that has the same arithmetic."""
+"""Choice of who computes: the emulation, with kernels or without, or the instruction itself on a GPU that has the same arithmetic."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import jax
 
-EMULATED, NATIVE, AUTO = "emulated", "native", "auto"
-CHOICES = (EMULATED, NATIVE, AUTO)
+EMULATED, PORTABLE, NATIVE, AUTO = "emulated", "portable", "native", "auto"
+CHOICES = (EMULATED, PORTABLE, NATIVE, AUTO)
 _choice = jax.make_user_context(EMULATED)  # part of the key of `jit`'s cache: JAX traces and compiles a function again for each value
 
 
 @contextmanager
 def execution(choice: str) -> Iterator[None]:
-    """Choose whether the emulation or the GPU's own instruction computes, as a context manager or a decorator.
+    """Choose who computes: the emulation, or the GPU's own instruction, as a context manager or a decorator.
 
     All choices give the same bits, except where PTX leaves the result undefined: there the GPU's result may differ.
 
@@ -21,7 +21,8 @@ def execution(choice: str) -> Iterator[None]:
     Each thread has its own choice.
 
     Args:
-        choice: "emulated", the default: the emulation computes.
+        choice: "emulated", the default: the emulation computes, by kernels where this machine can compile them, else by JAX's operations.
+            "portable": the emulation computes by JAX's operations alone. A program that `jax.export` writes then runs on other machines.
             "native": the PTX instruction computes, on the NVIDIA GPU that JAX uses. `tcemu.backends.describe` tells beforehand whether it
             can.
             "auto": the instruction computes if "native" would not raise and the program is compiled for the GPU, else the emulation.
@@ -35,6 +36,11 @@ def execution(choice: str) -> Iterator[None]:
         raise ValueError(f"execution({choice!r}): expected one of {', '.join(CHOICES)}")
     with _choice(choice):
         yield
+
+
+def without_native() -> AbstractContextManager:
+    """Return a context in which the emulation computes, without kernels where the current choice is "portable"."""
+    return execution(PORTABLE if current_execution() == PORTABLE else EMULATED)
 
 
 def current_execution() -> str:

@@ -21,6 +21,7 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 
 import tcemu.base
 
+HOST_CALL_PREFIX = "tcemu_"  # of the names of host calls
 _load_lock = Lock()
 
 
@@ -36,13 +37,13 @@ _host_calls: dict[str, HostCall] = {}  # by the name in programs
 
 
 def note_host_call(name: str, function: HostCall) -> None:
-    """Note the function behind a name, so that programs that call it can be stored."""
+    """Note the function behind a name, which begins with HOST_CALL_PREFIX, so that programs that call it can be stored."""
     _host_calls[name] = function
 
 
 def find_host_calls(text: str) -> list[HostCall]:
     """Return the host calls whose names a program's text has. Another process must register them before it loads the program."""
-    return [_host_calls[name] for name in sorted(set(re.findall(r"\w+", text)) & _host_calls.keys())]
+    return [_host_calls[name] for name in sorted(set(re.findall(rf"\b{HOST_CALL_PREFIX}\w+", text)) & _host_calls.keys())]
 
 
 def cache_subfolder(name: str) -> Path | None:

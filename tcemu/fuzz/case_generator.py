@@ -21,11 +21,11 @@ from jax import Array, lax
 from tcemu.architectures.lookup import require_product
 from tcemu.arithmetic.product_spec import product_spec
 from tcemu.backends import batched_calls as calls
-from tcemu.backends.cuda import elementwise
 from tcemu.backends.cuda import scalar_functions as scalars
 from tcemu.backends.cuda.kernel_text import prepend_machine
-from tcemu.backends.cuda.xla_launch import KernelEntry, launch
+from tcemu.backends.cuda.xla_launch import PLATFORM, KernelEntry, launch, route
 from tcemu.base.compilation import call_by_platform, compile_once
+from tcemu.base.execution import PORTABLE, current_execution
 from tcemu.formats import Format
 from tcemu.fuzz.random_words import (
     CaseBitField,
@@ -301,7 +301,8 @@ def draw_floats(grid: ElementGrid, shape: tuple[int, int], inputs: FloatInputs) 
     def by_kernel(inputs: FloatInputs) -> Array:
         return _draw_with_kernel(grid, inputs).reshape(-1, *shape)
 
-    return call_by_platform(elementwise.platform_programs(by_kernel, inputs.field), portable, inputs)
+    no_kernel = current_execution() == PORTABLE or route().missing
+    return call_by_platform({} if no_kernel else {PLATFORM: by_kernel}, portable, inputs)
 
 
 def _draw_with_xla(grid: ElementGrid, shape: tuple[int, int], inputs: FloatInputs) -> Array:

@@ -21,7 +21,7 @@ from tcemu.backends.native.gpu_runner import gpu
 from tcemu.backends.native.native_statement import program_runner
 from tcemu.backends.native.units import driver_version, gpu_name, gpu_target
 from tcemu.base.errors import Unsupported
-from tcemu.base.execution import EMULATED, execution
+from tcemu.base.execution import without_native
 from tcemu.fuzz.case_generator import HostOperandCodes, OperandCodes, codes_to_integers, integers_to_codes
 from tcemu.instructions.dot import dot_codes
 from tcemu.instructions.register_packing import pack, unpack
@@ -92,7 +92,7 @@ def emulator(op: MatrixMultiply, target: str, model: Model | None = None, name: 
         if own is op:
             return compute_codes(op, used.model, operands, used.clamped_metadata)
         a, b = pad_products(own, operands["a"], operands["b"])
-        with execution(EMULATED):
+        with without_native():
             return multiply_matrices(used.model, product_spec(own), a, b, operands["c"])
 
     identity = f"{target}, {used.model}, clamped metadata {used.clamped_metadata}" + ("" if own is op else f", {own}")
@@ -130,7 +130,7 @@ def pad_products(op: MatrixMultiply, a: Array, b: Array) -> tuple[Array, Array]:
 def compute_codes(op: MatrixMultiply, model: Model, operands: OperandCodes, clamped: bool = False) -> Array:
     """Compute D's codes by one model."""
     scales = (operands["scale_a"], operands["scale_b"]) if op.scaling is not None else None
-    with execution(EMULATED):  # a comparison fixes who computes
+    with without_native():  # a comparison fixes who computes
         return dot_codes(op, clamped, model, operands["a"], operands["b"], operands["c"], operands.get("e"), scales)
 
 

@@ -15,7 +15,7 @@ from tcemu.arithmetic.model import MAX_FRACTION_BITS, ROUNDING_MODES, Model
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.backends.dispatch import multiply_matrices
-from tcemu.base.execution import EMULATED, execution
+from tcemu.base.execution import without_native
 from tcemu.formats import F16, FORMATS, Format
 from tcemu.fuzz.case_generator import DotOperands, codes_to_integers, integers_to_codes
 
@@ -149,7 +149,7 @@ def _compute_pairs(spec: ProductSpec, base: Model, numbers: jax.Array, dots: dic
         scales = (dot["scale_a"][None], dot["scale_b"][:, None]) if "scale_a" in dot else None
         return multiply_matrices(model, spec, dot["a"][None], dot["b"][:, None], dot["c"][None, None], scales)[0, 0]
 
-    with execution(EMULATED):
+    with without_native():
         return jax.vmap(one)(numbers, dots)
 
 

@@ -52,7 +52,7 @@ def partial_sums(
     Args:
         model: The arithmetic of the instruction.
         spec: The instruction's types and modes.
-        factors: Codes and scales of A and B.
+        factors: Codes and scales of A and B; B is a transposition, since operands are quantised along their last axis.
         promote: None: the instruction's accumulator is chained through a part. n: the sum of n instructions, begun at +0, is a chunk; it is
             added to an f32 sum, begun at +0: sum + chunk, or with block scales fma(scale_a * scale_b, chunk, sum). An array: the same,
             traced, with the same bits and with block scales per instruction. Where it is below 1 or does not divide the depth of the
@@ -78,7 +78,8 @@ def partial_sums(
     factors = _split_factors(factors, split_k)
     if promote is None:
         a, b = factors.codes
-        return recode(spec.d, F32, multiply_matrices(model, spec, a, b, _zero_accumulator(spec, a, b), factors.unit_scales))
+        d = multiply_matrices(model, spec, a, b, _zero_accumulator(spec, a, b), factors.unit_scales, by_columns=True)
+        return recode(spec.d, F32, d)
     return _sum_promoted_chunks(model, spec, factors, promote, blocks)
 
 

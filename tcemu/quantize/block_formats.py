@@ -47,7 +47,7 @@ from tcemu.formats import (
 from tcemu.formats.coding import nan_code, round_from_f32, rounds_from_f32
 from tcemu.quantize.scale_groups import GroupSizes, join_groups, repeat_scales, split_groups
 from tcemu.quantize.scale_rules import RULES, ScaleRule
-from tcemu.quantize.scaled_elements import round_by_platform, round_with_kernel, unsupported_reason
+from tcemu.quantize.scaled_elements import max_magnitudes, round_by_platform, round_with_kernel, unsupported_reason
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def _find_amax(
     amax: Array | None,
 ) -> tuple[Limbs, tuple[Array, ...]]:
     """Returns the max magnitude of each block, codes in limbs, and the rule's values for the tensor: its scale first."""
-    largest = _block_amax(blocking, blocking.limbs(codes))
+    largest = _block_amax(blocking, codes)
     if of_tensor is None:
         return largest, ()
     if amax_source is None or amax is None:
@@ -312,9 +312,13 @@ def _find_amax(
 
 
 @compile_once(0)
-def _block_amax(blocking: _Blocking, limbs: Limbs) -> Limbs:
+def _block_amax(blocking: _Blocking, codes: Array) -> Limbs:
     """Returns the max magnitude of each block, over the rows that share a scale."""
-    largest = _max_limbs(tuple(map(blocking.split_blocks, (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))))
+    if blocking.arithmetic == F32 and blocking.axis == -1:
+        largest: Limbs = (max_magnitudes(blocking.source, codes, blocking.block),)
+    else:
+        limbs = blocking.limbs(codes)
+        largest = _max_limbs(tuple(map(blocking.split_blocks, (*limbs[:-1], limbs[-1] & 0x7FFFFFFF))))
     if blocking.rows == 1:
         return largest
     count = largest[0].shape[-2]
@@ -323,10 +327,12 @@ def _block_amax(blocking: _Blocking, limbs: Limbs) -> Limbs:
 
 
 @partial(jax.jit, static_argnames=("rule", "element", "arithmetic"))
-def _block_scales(rule: ScaleRule, element: Format, arithmetic: Format, largest: Limbs, tensor: tuple[Array, ...]) -> tuple[Array, Array]:
-    """Returns each block's scale, and its scaler: the exponent of a power of two, or the argument of `apply`."""
+def _block_scales(
+    rule: ScaleRule, element: Format, arithmetic: Format, largest: Limbs, tensor: tuple[Array, ...]
+) -> tuple[Array, Array | None]:
+    """Returns each block's scale, and the argument of `apply`; None for powers of two."""
     if rule.exponent is not None:
-        return _power_of_two_scales(rule.exponent, element, arithmetic, largest)
+        return _power_of_two_scales(rule.exponent, element, arithmetic, largest), None
     return _two_level_scales(rule.require_two_level().block, rule.scale, largest, tensor)
 
 
@@ -342,11 +348,10 @@ def _two_level_scales(
 
 
 @compile_once(0, 1, 2)
-def _power_of_two_scales(exponent: Callable[..., Array], element: Format, arithmetic: Format, largest: Limbs) -> tuple[Array, Array]:
-    """Computes `_block_scales` in ue8m0."""
-    scalers = exponent(largest, arithmetic, element)
-    scalers = jnp.clip(scalers, UE8M0.min_exponent, UE8M0.max_exponent)
-    return _nan_if_special(UE8M0, arithmetic, largest, (scalers + UE8M0.bias).astype(jnp.uint8)), scalers
+def _power_of_two_scales(exponent: Callable[..., Array], element: Format, arithmetic: Format, largest: Limbs) -> Array:
+    """Computes scales in ue8m0."""
+    exponents = jnp.clip(exponent(largest, arithmetic, element), UE8M0.min_exponent, UE8M0.max_exponent)
+    return _nan_if_special(UE8M0, arithmetic, largest, (exponents + UE8M0.bias).astype(jnp.uint8))
 
 
 def _nan_if_special(scale: Format, arithmetic: Format, largest: Limbs, scales: Array) -> Array:
@@ -362,12 +367,12 @@ def _encode_elements(
     apply: Callable[[Array, Array, Format], Array] | None,
     codes: Array,
     scales: Array,
-    scalers: Array,
+    scalers: Array | None,
     key: PRNGKey | None,
 ) -> Array:
-    """Computes the codes of x / scale. apply: that of the rule's two levels; None where scales are powers of two."""
+    """Computes the codes of x / scale. apply and its argument are those of the rule's two levels; None where scales are powers of two."""
 
-    def portable(codes: Array, scales: Array, scalers: Array) -> Array:
+    def portable(codes: Array, scales: Array, scalers: Array | None) -> Array:
         limbs = blocking.limbs(codes)
         shape = limbs[0].shape
         random = None if key is None else blocking.split_blocks(jax.random.bits(key, shape, jnp.uint32))
@@ -383,14 +388,20 @@ def _encode_elements(
 
 
 def _encode_with_kernel(
-    blocking: _Blocking, element: Format, apply: Callable[[Array, Array, Format], Array] | None, codes: Array, scales: Array, scalers: Array
+    blocking: _Blocking,
+    element: Format,
+    apply: Callable[[Array, Array, Format], Array] | None,
+    platform: str,
+    codes: Array,
+    scales: Array,
+    scalers: Array | None,
 ) -> Array:
-    """Encodes elements by the kernel, which divides by powers of two. A quotient too small for f32 is zero in the element's format."""
-    if apply is None:
-        scalers = jnp.maximum((scalers + F32.bias) << F32.mantissa_bits, 1 << F32.mantissa_bits - 1).astype(jnp.uint32)  # 2^-127: subnormal
-    scalers = jnp.where(scales == (UE8M0 if apply is None else UE4M3).nan, F32.nan, scalers)
+    """Encodes elements by a kernel, which divides by powers of two. A quotient too small for f32 is zero in the element's format."""
+    if scalers is not None:
+        scales = jnp.where(scales == UE4M3.nan, F32.nan, scalers)
     sizes, codes = GroupSizes(rows=1, depth=blocking.block), jnp.moveaxis(codes, blocking.axis, -1)
-    elements = round_with_kernel(blocking.source, element, True, sizes, codes, scalers, multiplied=apply is multiply)
+    multiplied, scale = apply is multiply, UE8M0 if scalers is None else F32
+    elements = round_with_kernel(blocking.source, element, True, sizes, platform, codes, scales, multiplied=multiplied, scale=scale)
     return jnp.moveaxis(elements, -1, blocking.axis)
 
 
@@ -402,18 +413,18 @@ def _scale_and_encode(
     apply: Callable[[Array, Array, Format], Array] | None,
     limbs: Limbs,
     scales: Array,
-    scalers: Array,
+    scalers: Array | None,
     random: Array | None,
 ) -> Array:
-    """Encodes numbers [..., blocks, block] as elements: divided by 2^scalers [..., blocks], or scaled by `apply`."""
+    """Encodes numbers [..., blocks, block] as elements: divided by scales [..., blocks] in ue8m0, or scaled by `apply`."""
     scale_is_nan = (scales == (UE8M0 if apply is None else UE4M3).nan)[..., None]
-    if apply is not None:
+    if apply is not None and scalers is not None:
         limbs = (apply(limbs[0], scalers[..., None], F32),)
         if rounding == "RN" and rounds_from_f32(F32, element):
             return jnp.where(scale_is_nan, element.dtype.type(nan_code(element)), round_from_f32(element, True, limbs[0]))
     number = decode_limbs(arithmetic, limbs)
     if apply is None:
-        number = number._replace(exponent=number.exponent - scalers[..., None])
+        number = number._replace(exponent=number.exponent - (scales.astype(jnp.int32) - UE8M0.bias)[..., None])
     return encode(element, number._replace(nan=number.nan | scale_is_nan), rounding, overflow="saturate", random=random)
 
 

@@ -20,13 +20,20 @@ from jax.typing import ArrayLike
 from tcemu.arithmetic.integer_quotients import divide_on_integers
 from tcemu.backends.quotients import divide, divide_by_machine
 from tcemu.base.compilation import compile_once
-from tcemu.formats import BF16, F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
+from tcemu.formats import F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
 from tcemu.formats.coding import round_from_f32, rounds_from_f32
 from tcemu.quantize.block_formats import BlockFormat, block_quantize
 from tcemu.quantize.hadamard import HADAMARD_SIZES, HadamardTransform
 from tcemu.quantize.scale_groups import GroupSizes, broadcast_scales, max_along_rows, split_groups
 from tcemu.quantize.scale_rules import RULES, max_finite_code
-from tcemu.quantize.scaled_elements import round_by_platform, round_with_kernel, unsupported_reason
+from tcemu.quantize.scaled_elements import (
+    f32_codes,
+    max_magnitudes,
+    max_of_all,
+    round_by_platform,
+    round_with_kernel,
+    unsupported_reason,
+)
 
 SCALINGS = ("none", "tensor", "row", "column", "block")
 SCALES = ("f32", "power_of_two")
@@ -247,7 +254,7 @@ def quantize(
         return _quantize_in_f32(scheme, source, codes, amax)
     unit_scales = None
     if scales is None:
-        scale_codes = _compute_scales(scheme, _magnitudes(source, codes), axis_name, amax)
+        scale_codes = _compute_scales(scheme, source, codes, axis_name, amax)
     else:
         scale_source, scale_codes = array_codes(scales)
         scale_codes = convert(scale_source, F32, scale_codes)
@@ -264,7 +271,7 @@ def quantize(
 @compile_once(0, 1)
 def _quantize_in_f32(scheme: Scheme, source: Format, codes: Array, amax: Array | None) -> QuantizedOperand:
     """Quantises by f32 scales that are computed here."""
-    scales = _compute_scales(scheme, _magnitudes(source, codes), None, amax)
+    scales = _compute_scales(scheme, source, codes, None, amax)
     return QuantizedOperand(codes=_round_elements(scheme, source, codes, scales, None), scales=scales)
 
 
@@ -275,12 +282,11 @@ def amax_codes(scheme: Scheme, x: Array) -> Array:
     """
     if not scheme.spans_depth:
         return jnp.zeros((), jnp.uint32)
-    magnitudes = _magnitudes(*array_codes(x if scheme.transform is None else scheme.transform.apply(x)))
+    source, codes = array_codes(x if scheme.transform is None else scheme.transform.apply(x))
     if scheme.is_two_level:
-        block_amax = _group_amax(_group_amax(magnitudes, scheme.unit_block, -1), scheme.quantizer.rows, -2)
+        block_amax = _group_amax(max_magnitudes(source, codes, scheme.unit_block), scheme.quantizer.rows)
         return jnp.max(jnp.where(block_amax < F32.infinity, block_amax, 0), initial=0)
-    found = max_along_rows(magnitudes)
-    return jnp.max(found, initial=0) if scheme.spans_rows else found[..., None]
+    return max_of_all(source, codes)[0, 0] if scheme.spans_rows else max_magnitudes(source, codes, None)
 
 
 def scale_from_amax(scheme: Scheme, amax: Array) -> Array:
@@ -330,7 +336,7 @@ def _quantize_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_na
     """Quantises by the rule of a block format."""
     block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, scheme.rule)
     if axis_name is not None and block.two_level:
-        amax = lax.pmax(_magnitudes(*array_codes(x)).max(initial=0), axis_name)
+        amax = lax.pmax(max_of_all(*array_codes(x))[0, 0], axis_name)
     tensor_amax = None if amax is None or not block.two_level else to_float(F32, amax)
     quantizer = scheme.quantizer
     q = block_quantize(x, block, rounding=quantizer.rounding, key=key, amax=tensor_amax, rows=quantizer.rows)
@@ -346,7 +352,7 @@ def _round_elements(scheme: Scheme, source: Format, codes: Array, scales: Array 
     def portable(codes: Array, scales: Array | None) -> Array:
         if scales is None:
             return codes if source == target else convert(source, target, codes, quantizer.rounding, saturate, key)
-        numbers = _f32_codes(source, codes)
+        numbers = f32_codes(source, codes)
 
         def round_quotients(numbers: Array, scales: Array, divide: Callable[..., Array] = divide) -> Array:
             quotients = divide(numbers, broadcast_scales(scales, numbers.shape, scheme.group_sizes), F32)
@@ -371,33 +377,21 @@ def _round_quotients_by_machine(target: Format, saturate: bool, sizes: GroupSize
     return round_from_f32(target, saturate, quotients)
 
 
-def _f32_codes(source: Format, codes: Array) -> Array:
-    """Converts codes to f32. A NaN may keep its payload, which is not used."""
-    if source == F32:
-        return codes
-    if source == BF16:
-        return codes.astype(jnp.uint32) << (F32.bits - BF16.bits)
-    return convert(source, F32, codes)
-
-
-def _magnitudes(source: Format, codes: Array) -> Array:
-    """Returns f32 codes without their signs."""
-    return _f32_codes(source, codes) & 0x7FFFFFFF
-
-
-def _compute_scales(scheme: Scheme, magnitudes: Array, axis_name: str | None, amax: Array | None) -> Array:
+def _compute_scales(scheme: Scheme, source: Format, codes: Array, axis_name: str | None, amax: Array | None) -> Array:
     """Computes the scales, f32 codes, from the max magnitude of each group. amax: that of the whole, where these are a part."""
     rows, depth = scheme.group_sizes
+    ndim = codes.ndim - (source.words - 1)
     if amax is not None and scheme.spans_depth:
-        found = amax.reshape((1,) * magnitudes.ndim) if rows is None else amax
+        found = amax.reshape((1,) * ndim) if rows is None else amax
     elif rows is None:
-        found = jnp.max(max_along_rows(magnitudes), initial=0).reshape((1,) * magnitudes.ndim)
+        found = max_of_all(source, codes).reshape((1,) * ndim)
     else:
-        found = _group_amax(_group_amax(magnitudes, rows, -2), depth or max(1, magnitudes.shape[-1]), -1)
+        found = _group_amax(max_magnitudes(source, codes, depth), rows)
     if axis_name is not None and depth is None:
         found = lax.pmax(found, axis_name)
     return scale_from_amax(scheme, found)
 
 
-def _group_amax(x: Array, size: int, axis: int) -> Array:
-    return x if size == 1 else jnp.moveaxis(max_along_rows(split_groups(x, size, axis)), -1, axis)
+def _group_amax(x: Array, rows: int) -> Array:
+    """Returns the maximum of each group of neighbouring rows."""
+    return x if rows == 1 else jnp.moveaxis(max_along_rows(split_groups(x, rows, -2)), -1, -2)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.backends.cuda import elementwise
+from tcemu.backends import elementwise
 from tcemu.backends.quotients import divide, multiply
 from tcemu.base import bits
 from tcemu.base.bits import Limbs
@@ -87,7 +87,7 @@ ONE, MAX_F32 = _f32(1), _f32(float(np.finfo(np.float32).max))
 def _encode_ue4m3(x: Array) -> Array:
     """Rounds f32 codes without sign to ue4m3. A kernel may use e4m3, whose codes without sign are the same."""
     portable = lambda x: convert(F32, UE4M3, x, saturate=True)
-    return call_by_platform(elementwise.platform_programs(partial(elementwise.narrow, E4M3), x), portable, x)
+    return call_by_platform(elementwise.kernel_programs(partial(elementwise.narrow, E4M3), x), portable, x)
 
 
 def _inverse_tensor(amax: Array) -> tuple[Array, ...]:

@@ -1,37 +1,79 @@
-"""Elements divided by their scales and rounded to a narrow format: by the kernel `cuda/quantize.cu`, or on any device.
+"""Elements divided by their scales and rounded to a narrow format: by a kernel, where the device has one, or by JAX's operations.
 
-Scales are found before, by XLA: a max magnitude is exact in any order.
+Scales are found before, from max magnitudes, which are exact in any order.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from tcemu.backends.cuda import elementwise
-from tcemu.backends.cuda.elementwise import ElementwiseCall
+from tcemu.backends import elementwise
+from tcemu.backends.elementwise_request import ElementwiseRequest
 from tcemu.base.compilation import call_by_platform
-from tcemu.formats import BF16, F16, F32, Format
-from tcemu.quantize.scale_groups import GroupSizes, repeat_scales
+from tcemu.formats import BF16, F16, F32, Format, convert
+from tcemu.quantize.scale_groups import GroupSizes, max_along_rows, repeat_scales, split_groups
 
 SOURCES = (F32, F16, BF16)  # formats whose numbers f32 can represent
+FEW = 1 << 15  # elements of which one thread finds the maximum
+MAGNITUDE = np.uint32((1 << 31) - 1)
 
 
-def round_by_platform(reason: str, kernel: Callable[..., Array], portable: Callable[..., Array], *operands: Any) -> Array:
-    """Calls the kernel on NVIDIA GPUs and `portable` elsewhere; always `portable` if there is a reason against the kernel."""
-    return portable(*operands) if reason else call_by_platform({elementwise.PLATFORM: kernel}, portable, *operands)
+def round_by_platform(reason: str, by_kernel: Callable[..., Array], portable: Callable[..., Array], codes: Array, *operands: Any) -> Array:
+    """Calls `by_kernel`, with the platform before the operands, where there is a kernel, else `portable`. reason: one against kernels."""
+    programs = {} if reason else elementwise.kernel_programs(by_kernel, codes)
+    return call_by_platform(programs, portable, codes, *operands)
 
 
 def unsupported_reason(source: Format, target: Format, rounding: str, codes: Array, *, scaled: bool) -> str:
-    """Returns the reason why the kernel does not round codes of one format to another; "" if it does. scaled: with a division first."""
+    """Returns the reason why kernels do not round codes of one format to another; "" if they do. scaled: with a division first."""
     if source not in SOURCES or (source == target and not scaled):
         return f"{source} to {target} is no rounding of f32 numbers"
-    float_of_both_signs = not target.is_integer and target.signed and target.subnormals
+    float_of_both_signs = not target.is_integer and target.signed and target.subnormals and target.specials != "fnuz"
     if not float_of_both_signs or target.mantissa_bits >= F32.mantissa_bits or not F32.can_represent(target):
         return f"{target} is no signed float format narrower than f32"
     if rounding != "RN":
         return f"it rounds to nearest, not {rounding}"
-    return elementwise.unavailable_reason(codes) or ("" if codes.ndim >= 2 else f"the operand's shape is {list(codes.shape)}")
+    return "" if codes.ndim >= 2 else f"the operand's shape is {list(codes.shape)}"
+
+
+def max_magnitudes(source: Format, codes: Array, depth: int | None) -> Array:
+    """Returns the max magnitude of each group of neighbours along K, f32 codes without sign [..., R, groups].
+
+    Args:
+        source: Format of x.
+        codes: Codes of x [..., R, K].
+        depth: Elements of a group; None: all.
+    """
+
+    def portable(codes: Array) -> Array:
+        magnitudes = f32_codes(source, codes) & MAGNITUDE
+        return max_along_rows(split_groups(magnitudes, depth or max(1, magnitudes.shape[-1]), -1))
+
+    has_kernel = source in SOURCES and depth != 1 and codes.ndim >= 2 and codes.shape[-1] != 0
+    by_kernel = lambda platform, codes: elementwise.max_magnitudes(platform, source, codes, depth)
+    return call_by_platform(elementwise.kernel_programs(by_kernel, codes, magnitudes=True) if has_kernel else {}, portable, codes)
+
+
+def max_of_all(source: Format, codes: Array) -> Array:
+    """Returns the max magnitude of all elements, an f32 code without sign: [1, 1]."""
+    if codes.size == 0:
+        return jnp.zeros((1, 1), F32.dtype)
+    if source not in SOURCES:
+        source, codes = F32, f32_codes(source, codes)
+    rows = codes if codes.size <= FEW else max_magnitudes(source, codes, None)
+    return max_magnitudes(source if rows is codes else F32, rows.reshape(1, rows.size), None)
+
+
+def f32_codes(source: Format, codes: Array) -> Array:
+    """Converts codes to f32. A NaN may keep its payload, which is not used."""
+    if source == F32:
+        return codes
+    if source == BF16:
+        return codes.astype(jnp.uint32) << (F32.bits - BF16.bits)
+    return convert(source, F32, codes)
 
 
 def round_with_kernel(
@@ -39,10 +81,12 @@ def round_with_kernel(
     target: Format,
     saturate: bool,
     sizes: GroupSizes,
+    platform: str,
     codes: Array,
     scales: Array | None,
     *,
     multiplied: bool = False,
+    scale: Format = F32,
 ) -> Array:
     """Rounds x / scale to nearest, in f32 and then in the target: codes of the target [..., R, K].
 
@@ -51,10 +95,13 @@ def round_with_kernel(
         target: Format of the result.
         saturate: Values out of range become the largest finite value.
         sizes: Elements that share a scale.
+        platform: The platform whose kernel rounds.
         codes: Codes of x [..., R, K].
-        scales: f32 codes, as `scale_groups.broadcast_scales` takes them, or None.
+        scales: Codes, as `scale_groups.broadcast_scales` takes them, or None.
         multiplied: Compute x * scale instead.
+        scale: Format of the scales, f32 or ue8m0.
     """
     if scales is not None and sizes.rows is not None and sizes.rows > 1:  # few bytes; a mesh may then shard the rows
         scales = repeat_scales(scales, sizes.rows, codes.shape[-2], -2)
-    return elementwise.round_elements(ElementwiseCall(source, target, saturate, None, multiplied=multiplied), codes, scales, sizes.depth)
+    request = ElementwiseRequest(source, target, saturate, None, multiplied=multiplied, scale=scale)
+    return elementwise.round_elements(platform, request, codes, scales, sizes.depth)

@@ -23,11 +23,11 @@ from tcemu.architectures.model_rows import ROWS
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, Promotion
 from tcemu.arithmetic.reduction import reduce_k
-from tcemu.backends import dispatch
+from tcemu.backends import batched_calls, dispatch
 from tcemu.backends import kernel_store as store
-from tcemu.backends import batched_calls, nvrtc
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
+from tcemu.backends.cuda import nvrtc
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.formats import BF16, E2M1, E2M3, E4M3, F16, F32, UE4M3, UE8M0
 from tcemu.products.accumulation import Factors, ScaleBlockShape, partial_sums
@@ -238,7 +238,7 @@ def test_promotion_is_the_sum_of_parts(monkeypatch, name, m, n, in_parts):
         return np.asarray(jax.jit(parts)(a, b, scales, block_scales))
 
     wanted = [sums(given) for given in (None, of_blocks)]
-    native, on_gpus, portable = dispatch.BACKENDS
+    native, on_gpus, *_, portable = dispatch.BACKENDS
     with cuda_on_cpu.kernels_on_cpu():
         monkeypatch.setattr(dispatch, "BACKENDS", (native, on_gpus._replace(platform="cpu"), portable))
         got = [sums(given) for given in (None, of_blocks)]
@@ -511,7 +511,7 @@ def test_without_a_gpu_it_says_so():
         pytest.skip("here is a GPU")
     assert launch.route().missing == "JAX finds no NVIDIA GPU"
     said = tcemu.backends.describe("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", target="sm_90a")
-    assert list(said) == ["native", "cuda", "portable"] and said["portable"] == ""
+    assert list(said) == ["native", "cuda", "llvm", "portable"] and said["portable"] == ""
     assert said["native"] == said["cuda"] == "JAX finds no NVIDIA GPU"
 
 
@@ -520,7 +520,8 @@ def test_backends_say_which_serves(monkeypatch):
     f16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
     f64, s8 = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"
     nvf4 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
-    emulating = lambda op, target: {name: why for name, why in tcemu.backends.describe(op, target=target).items() if name != "native"}
+    describe = lambda op, target: tcemu.backends.describe(op, target=target)
+    emulating = lambda op, target: {name: why for name, why in describe(op, target).items() if name in ("cuda", "portable")}
     assert emulating(f16, "sm_90a") == emulating(nvf4, "sm_120a") == {"cuda": "", "portable": ""}
     assert emulating(f64, "sm_90a") == {"cuda": "it does not take this arithmetic", "portable": ""}
     assert emulating(s8, "sm_90a") == emulating(f64, "sm_90a")
@@ -549,7 +550,7 @@ def test_a_program_holds_the_code(monkeypatch, late):
 
 
 def test_a_text_that_does_not_compile_is_said_when_the_program_is_lowered(monkeypatch):
-    def refused(text, architecture):
+    def refused(compiler, text, architecture):
         raise nvrtc.CompilationError("the log")
 
     monkeypatch.setattr(store, "load_or_compile", refused)

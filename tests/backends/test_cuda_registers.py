@@ -16,9 +16,8 @@ from tcemu.architectures.lookup import resolve_arithmetic
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.arithmetic.reduction import reduce_k
-from tcemu.backends import dispatch
+from tcemu.backends import batched_calls, dispatch
 from tcemu.backends import kernel_store as store
-from tcemu.backends import batched_calls
 from tcemu.backends.cuda import fragment_tables as held
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
@@ -69,7 +68,7 @@ def emulated(monkeypatch):
         return library(entry, text)
 
     monkeypatch.setattr(cuda_on_cpu, "library", library_of_launch)
-    native, on_gpus, portable = dispatch.BACKENDS
+    native, on_gpus, *_, portable = dispatch.BACKENDS
     monkeypatch.setattr(warp, "launch", cuda_on_cpu.launch)
     monkeypatch.setattr(launch, "route", lambda: launch.Route("sm", "90", ""))
     monkeypatch.setattr(dispatch, "BACKENDS", (native, on_gpus._replace(platform="cpu", matrices=portable.matrices), portable))
@@ -422,7 +421,7 @@ def call_kernel(kernel, *words):
     return d
 warp.RegisterKernel.__call__ = call_kernel
 xla_launch.route = lambda: xla_launch.Route("sm", "90", "")
-native, on_gpus, portable = dispatch.BACKENDS
+native, on_gpus, *_, portable = dispatch.BACKENDS
 dispatch.BACKENDS = native, on_gpus._replace(platform="cpu"), portable
 put = lambda v, *spec: jax.device_put(v, NamedSharding(mesh, P(*spec)))
 given = put(a, "x"), put(b[:1]), put(c, "x")

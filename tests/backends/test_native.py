@@ -64,7 +64,7 @@ def test_the_choice_holds_within():
     with pytest.raises(RuntimeError), tcemu.execution("native"):
         raise RuntimeError
     assert executing.current_execution() == "emulated"
-    with pytest.raises(ValueError, match="emulated, native, auto"), tcemu.execution("gpu"):
+    with pytest.raises(ValueError, match="emulated, portable, native, auto"), tcemu.execution("gpu"):
         pass
 
 

@@ -33,6 +33,8 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
     "_supported_targets": "the recipes of a table", "_unconstrained_jit_params": "no argument",
     "_file": "the kernels' texts", "version": "no argument", "route": "no argument", "library": "no argument",
     "list_claims": "no argument", "lowers_late_attributes": "no argument", "_threads": "no argument",
+    "missing": "no argument", "missing_compiler": "no argument", "host_target": "no argument", "installed_version": "no argument",
+    "_linker": "no argument", "_llvm": "no argument",
     "_units_by_name": "no argument", "_units_by_target": "no argument", "_target_names": "no argument",
     "_count_hits": "no argument", "_environment": "no argument", "_probe": "two owners", "shipped_rules": "no argument",
     "_offset_operation": "two for each state space of a table", "_room_test": "the state spaces of a table",

@@ -58,7 +58,7 @@ def test_commands_that_are_not_run_are_such():
 def test_every_other_line_of_a_shell_is_known():
     """The README's first is run by hand and in test_demo.py, the checks by .ci/run, the documentation's own below."""
     known = {
-        "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/tcemu demo",
+        "python3 -m venv .venv && .venv/bin/pip install '.[cpu]' && .venv/bin/tcemu demo",
         "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile",
         "python3 -m venv .venv && .venv/bin/pip install -e '.[dev]'",
         "ruff check . && ruff format --check . && pyright --pythonpath .venv/bin/python",

@@ -48,7 +48,7 @@ def test_there_are_four_of_them():
 def test_the_two_commands():
     """The first is what a user runs, the second what .ci/run runs, which finds it by its beginning."""
     assert [line for block in BLOCKS for line in block.others] == [
-        "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/tcemu demo",
+        "python3 -m venv .venv && .venv/bin/pip install '.[cpu]' && .venv/bin/tcemu demo",
         "python3 -m venv .venv && .venv/bin/pip install -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile",
     ]
 

@@ -16,15 +16,16 @@ from support.traced_programs import equations
 
 import tcemu
 from tcemu.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
+from tcemu.backends import elementwise
 from tcemu.backends import kernel_store as store
-from tcemu.backends.cuda import elementwise
 from tcemu.backends.cuda import kernel_text as source
+from tcemu.backends.cuda import quantize_kernel
 from tcemu.backends.cuda import xla_launch as launch
-from tcemu.formats import E4M3, E5M2, F16, F32, F64, S8, UE8M0, convert
+from tcemu.formats import E4M3, E4M3FNUZ, E5M2, F16, F32, F64, S8, UE8M0
 from tcemu.quantize import Quantizer, block_quantize
 from tcemu.quantize import scaled_elements as kernels
 from tcemu.quantize.quantizer import Scheme, quantize
-from tcemu.quantize.scale_groups import GroupSizes, broadcast_scales
+from tcemu.quantize.scale_groups import GroupSizes
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
 USUAL = ["f32 to e4m3 saturated by scales", "f32 to tf32"]
@@ -47,7 +48,7 @@ def on_a_gpu():
 def quantize_by_kernel(case, x, scales):
     fmt, target, saturate, _ = CASES[case]
     return kernels.round_with_kernel(
-        fmt, target, saturate, GroupSizes(1, DEPTH), jnp.asarray(x), None if scales is None else jnp.asarray(scales)
+        fmt, target, saturate, GroupSizes(1, DEPTH), "cpu", jnp.asarray(x), None if scales is None else jnp.asarray(scales)
     )
 
 
@@ -95,7 +96,7 @@ def test_products_and_quotients_are_those_of_the_portable_way(on_a_gpu):
             scales.reshape(-1)[: len(SPECIAL)] = SPECIAL
         given = jnp.asarray(x), jnp.asarray(scales)
         for kernel, on_integers in ((elementwise.multiply_f32, multiply_on_integers), (elementwise.divide_f32, divide_on_integers)):
-            got, expected = kernel(*given), on_integers(*given, F32)
+            got, expected = kernel("cpu", *given), on_integers(*given, F32)
             assert int((got != expected).sum()) == 0 and (np.asarray(expected) == F32.nan).any()
 
 
@@ -128,8 +129,8 @@ def test_quantisers_with_and_without_it(name):
         given = quantize(scheme, x[0], scales=jnp.full(own.scales.shape[1:], 0.7))
         return own, jax.vmap(lambda v: quantize(scheme, v), 1, 1)(x[:, None]), given
 
-    expected = jax.jit(lambda: calls())()
-    jax.clear_caches()  # the quantiser is traced once for a shape
+    with tcemu.execution("portable"):
+        expected = jax.jit(lambda: calls())()
     with cuda_on_cpu.kernels_on_cpu():
         launched = jax.make_jaxpr(lambda: calls())()
         same(jax.jit(lambda: calls())(), expected)
@@ -147,8 +148,8 @@ def test_blocks_with_and_without_it(name):
     fmt, _, axis, rows = BLOCKS[name]
     x = jnp.asarray(block_matrix(name, 2, 150, 300))
     call = lambda v: block_quantize(v, fmt, axis=axis, rows=rows)
-    expected = jax.jit(lambda v: call(v))(x)
-    jax.clear_caches()
+    with tcemu.execution("portable"):
+        expected = jax.jit(lambda v: call(v))(x)
     with cuda_on_cpu.kernels_on_cpu():
         text = jax.jit(lambda v: call(v)).lower(x).as_text()
         same(jax.jit(lambda v: call(v))(x), expected)
@@ -171,8 +172,8 @@ def product_and_gradients(recipe):
 @compiled_here
 @pytest.mark.parametrize("name", ["fp8", "deepseek"])
 def test_a_product_and_its_gradients_with_and_without_it(name):
-    expected = jax.jit(product_and_gradients(name))()
-    jax.clear_caches()
+    with tcemu.execution("portable"):
+        expected = jax.jit(product_and_gradients(name))()
     with cuda_on_cpu.kernels_on_cpu():
         same(jax.jit(product_and_gradients(name))(), expected)
 
@@ -194,43 +195,33 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 for name, along_k in (("tensor", 256), ("1 x 128", 512), ("128 x 128, powers of two", 512)):
     scheme, x = t.Scheme(t.E4M3, t.SCHEMES[name]), jnp.asarray(t.matrix(2, 256, 512))
-    expected = t.quantize(scheme, x)
+    with tcemu.execution("portable"):
+        expected = t.quantize(scheme, x)
     put = jax.device_put(x, NamedSharding(mesh, P(None, "x", "y")))
-    t.elementwise.PLATFORM, t.elementwise.route = "cpu", lambda: t.cuda_on_cpu.ROUTE
-    # a call back would not outlive the partitioning: the portable way, which is traced, stands for the kernel
-    shapes = []
-    def call(self, codes, scales=None):
-        if self.target != t.F32:
+    shapes, compute = [], t.elementwise.ElementwiseCall.__call__
+    def record(self, codes, *scales):
+        if self.request.target != t.F32:
             shapes.append(codes.shape)
-        if self.multiplied:
-            return t.multiply_on_integers(codes, scales, t.F32)
-        sizes = t.GroupSizes(1 if self.by_row else None, None if self.depth == t.elementwise.EVERY else self.depth)
-        return t.rounded(self.source, self.target, self.saturate, sizes, codes, scales)
-    t.elementwise.ElementwiseCall.__call__ = call
+        return compute(self, codes, *scales)
+    t.elementwise.ElementwiseCall.__call__ = record
     got = jax.jit(lambda v: t.quantize(scheme, v))(put)
     t.same(got, expected)
     assert shapes[-1] == (2, 128, along_k), shapes
-    t.elementwise.PLATFORM = "none"
+    t.elementwise.ElementwiseCall.__call__ = compute
 a, b = (jax.numpy.asarray(np.random.default_rng(seed).normal(size=(64, 64)).astype(np.float32)) for seed in (0, 1))
 for name in ("fp8", "bf16"):
     split = lambda a, b: tcemu.matmul(a, b, recipe=tcemu.get_recipe(name, backward="exact"), axis_name="y")
     call = lambda: jax.shard_map(split, mesh=mesh, in_specs=(P("x", "y"), P("y", None)), out_specs=P(("x", "y"), None))(a, b)
     jax.clear_caches()
-    t.elementwise.PLATFORM, before = "none", len(shapes)
-    expected = jax.jit(lambda: call())()
-    jax.clear_caches()
-    t.elementwise.PLATFORM = "cpu"
+    before = len(shapes)
+    with tcemu.execution("portable"):
+        expected = jax.jit(lambda: call())()
+    t.elementwise.ElementwiseCall.__call__ = record
     t.same(jax.jit(lambda: call())(), expected)
+    t.elementwise.ElementwiseCall.__call__ = compute
     assert [(1, 32, 32), (1, 64, 32)] == shapes[before:before + 2], shapes
 print("sharded", len(jax.devices()))
 """
-
-
-def round_elements(fmt, target, saturate, sizes, codes, scales):
-    if scales is None:
-        return convert(fmt, target, codes, saturate=saturate)
-    quotients = divide_on_integers(convert(fmt, F32, codes), broadcast_scales(scales, codes.shape, sizes), F32)
-    return convert(F32, target, quotients, saturate=saturate)
 
 
 @pytest.mark.full
@@ -245,18 +236,22 @@ def test_it_is_cut_over_devices():
 def test_what_it_does_not_take_is_said(monkeypatch):
     x = jnp.zeros((4, 8), jnp.uint32)
     missing = lambda fmt, target, rounding="RN", codes=x: kernels.unsupported_reason(fmt, target, rounding, codes, scaled=True)
-    assert elementwise.route().missing == "" or missing(F32, E4M3) == elementwise.route().missing
-    monkeypatch.setattr(elementwise, "route", lambda: cuda_on_cpu.ROUTE)
     assert missing(F32, E4M3) == missing(F16, F16) == ""
     assert kernels.unsupported_reason(F16, F16, "RN", x, scaled=False) == "f16 to f16 is no rounding of f32 numbers"
     assert missing(F64, E4M3) == "f64 to e4m3 is no rounding of f32 numbers"
-    for target in (S8, UE8M0, F32):
+    for target in (S8, UE8M0, F32, E4M3FNUZ):
         assert missing(F32, target) == f"{target} is no signed float format narrower than f32"
     assert missing(F32, E5M2, "SR") == "it rounds to nearest, not SR"
     assert missing(F32, E5M2, codes=x[0]) == "the operand's shape is [8]"
-    assert "[65536, 524288]" in missing(F32, E5M2, codes=jax.ShapeDtypeStruct((1 << 16, 1 << 19), jnp.uint32))
+    here = quantize_kernel.route().missing
+    assert quantize_kernel.unavailable_reason((4, 8)) == here
+    monkeypatch.setattr(quantize_kernel, "route", lambda: cuda_on_cpu.ROUTE)
+    assert quantize_kernel.unavailable_reason((4, 8)) == "" and "[65536, 524288]" in quantize_kernel.unavailable_reason((1 << 16, 1 << 19))
     (rows,) = jax.export.symbolic_shape("rows")
-    assert "rows is a symbol of jax.export" in missing(F32, E5M2, codes=jax.ShapeDtypeStruct((rows, 8), jnp.uint32))
+    assert set(elementwise.kernel_programs(lambda: None, x)) >= {"cuda"}
+    assert elementwise.kernel_programs(lambda: None, jax.ShapeDtypeStruct((rows, 8), jnp.uint32)) == {}
+    with tcemu.execution("portable"):
+        assert elementwise.kernel_programs(lambda: None, x) == {}
 
 
 @assembled_here
@@ -269,9 +264,11 @@ def test_the_texts_compile(architecture, tmp_path):
 def test_it_lowers_for_cuda(monkeypatch):
     """The scales and the elements of both operands; on other platforms no kernel is called."""
     here = launch.Route("sm", "90", "")
-    for module in (launch, elementwise):
+    for module in (launch, quantize_kernel):
         monkeypatch.setattr(module, "route", lambda: here)
-    monkeypatch.setattr(store, "load_or_compile", lambda _, text, architecture: f"{architecture} {len(text)}".encode())
+    compile_text = store.load_or_compile
+    only_cpu = lambda of, text, target: compile_text(of, text, target) if of != launch.COMPILER else f"{target} {len(text)}".encode()
+    monkeypatch.setattr(store, "load_or_compile", only_cpu)
     scheme, x = Scheme(E4M3, SCHEMES["1 x 128"]), jnp.zeros((64, 256))
     call = jax.jit(lambda a, b: (quantize(scheme, a), quantize(scheme, b.T)))
     try:

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.backends import batched_calls as calls
-from tcemu.backends.cuda import elementwise, xla_launch
+from tcemu.backends import elementwise
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
+from tcemu.backends.cuda import quantize_kernel, xla_launch
 from tcemu.backends.cuda import register_kernel as warp
 from tcemu.backends.cuda.xla_launch import Route
 from tcemu.fuzz import case_generator as elements
@@ -118,12 +119,14 @@ def kernels_on_cpu():
     with (
         mock.patch.object(cuda, "launch", launch),
         mock.patch.object(warp, "launch", launch),
-        mock.patch.object(elementwise, "launch", launch),
+        mock.patch.object(quantize_kernel, "launch", launch),
         mock.patch.object(elements, "launch", launch),
         mock.patch.object(cuda, "route", lambda: ROUTE),
-        mock.patch.object(elementwise, "route", lambda: ROUTE),
+        mock.patch.object(quantize_kernel, "route", lambda: ROUTE),
+        mock.patch.object(elements, "route", lambda: ROUTE),
         mock.patch.object(xla_launch, "route", lambda: ROUTE),
-        mock.patch.object(elementwise, "PLATFORM", "cpu"),
+        mock.patch.object(elementwise, "KERNELS", {"cpu": elementwise.KERNELS["cuda"]}),
+        mock.patch.object(elements, "PLATFORM", "cpu"),
         mock.patch.object(calls, "_sharded", lambda call, alone: call),  # of which a call back would be lost
     ):
         # JAX 0.12 traces a `custom_vmap` once: a program from before has the launches and the texts of before

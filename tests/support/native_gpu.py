@@ -6,8 +6,8 @@ from dataclasses import replace
 import tcemu
 from support import native_on_cpu
 from support.emulated_gpu import EmulatedGpu
-from tcemu.backends import dispatch
 from tcemu.backends import batched_calls as calls
+from tcemu.backends import dispatch
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.backends.native import mma_products as mma
 from tcemu.backends.native import native_statement as instruction

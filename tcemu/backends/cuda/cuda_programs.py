@@ -9,8 +9,8 @@ from jax import Array, lax
 from tcemu.arithmetic.fitting import specialize
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, Promotion, Scales, product_spec
-from tcemu.backends.cuda import xla_launch
 from tcemu.backends.batched_calls import require_known_sizes
+from tcemu.backends.cuda import xla_launch
 from tcemu.backends.cuda.fragment_tables import WarpOperands
 from tcemu.backends.cuda.matrix_kernels import MatrixKernels, find_matrix_kernels, multiply_by_kernels
 from tcemu.backends.cuda.register_kernel import RegisterKernel, find_register_kernel, multiply_by_register_kernel

@@ -13,9 +13,9 @@ from jax import Array
 
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, Promotion, Scales
+from tcemu.backends.batched_calls import call_batched, launch_numbers
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import register_kernel as warp
-from tcemu.backends.batched_calls import call_batched, launch_numbers
 from tcemu.backends.cuda.kernel_text import KernelNumbers, TileNumbers
 from tcemu.backends.cuda.xla_launch import KernelEntry, launch, route
 from tcemu.formats import F32, Format

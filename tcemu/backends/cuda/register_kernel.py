@@ -8,8 +8,8 @@ from jax import Array
 
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec
-from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.batched_calls import call_batched, launch_numbers
+from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda.fragment_tables import (
     StoredOperand,
     TablePlan,

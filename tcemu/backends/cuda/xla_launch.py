@@ -18,6 +18,7 @@ from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import nvrtc
 from tcemu.base.jax_internals import lowers_late_attributes
 
+PLATFORM = "cuda"  # as `lax.platform_dependent` names it
 TARGET = "__gpu$xla.gpu.ptx"
 ROUTES = ("sm", "compute")  # machine code; PTX
 LEAST_CAPABILITY = (8, 0)  # least compute capability: `cp.async`, `mma` of bf16

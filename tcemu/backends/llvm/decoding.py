@@ -64,6 +64,15 @@ def value_word(fmt: Format, x: Decoded) -> Value:
     return (x.magnitude < 1 << stored).select(tiny.bits(), word)
 
 
+def significand(fmt: Format, x: Decoded) -> Value:
+    """The integer significand, without sign."""
+    fraction = x.magnitude >> fmt.unused_bits
+    stored = fraction & ((1 << fmt.mantissa_bits) - 1)
+    if not fmt.subnormals:
+        return stored | (1 << fmt.mantissa_bits)
+    return (fraction < 1 << fmt.mantissa_bits).select(stored, stored | (1 << fmt.mantissa_bits))
+
+
 def fraction_bits(fmt: Format, x: Decoded) -> Value:
     """The bits of |value| / 2^exponent as an f32: 0, or a number below 2, normal in f32."""
     stored = x.magnitude >> fmt.unused_bits

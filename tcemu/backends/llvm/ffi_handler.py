@@ -8,6 +8,8 @@ The threads take tasks by a counter. The calling thread takes tasks too, and the
 waits for no thread that has not begun. A thread that begins after the last task finds only the counter, which lives until the last thread
 has seen it.
 
+XLA's threads flush subnormal floats. A task runs in the default environment of IEEE 754: floats are rounded to nearest and none is flushed.
+
 Source: `xla/ffi/api/c_api.h`, which jaxlib installs (`jax.ffi.include_dir`). XLA's names are kept, without `XLA_FFI_`.
 """
 
@@ -17,12 +19,15 @@ import re
 from ctypes import c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 
 API_MAJOR = 0  # of the structures below
 API_NAMES = {"InvokeContext_Get": "ExecutionContext_Get", "Error_GetDetails": "Error_GetMessage"}  # those of minor 5: those of minor 3
 METADATA = 1  # XLA_FFI_Extension_Metadata
+X86, ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")  # machines, by their names in `platform`
+MXCSR_DEFAULT = 0x1F80  # x86: rounding to nearest, exceptions masked, without FTZ and DAZ; on AArch64 it is FPCR = 0
 SPINS = 1024  # looks at the counter, some 40 us together, before a waiting thread gives its core away each time
 
 
@@ -120,7 +125,9 @@ def installed_version() -> tuple[int, int]:
 def handler_text(name: str) -> str:
     """Returns the module with `NAME_handler`. It declares the kernel's functions and those of the C library that it calls."""
     major, minor = installed_version()
-    pause = "call void @llvm.x86.sse2.pause()" if platform.machine() in ("x86_64", "AMD64") else ""
+    machine = platform.machine()
+    pause = "call void @llvm.x86.sse2.pause()" if machine in X86 else ""
+    declarations, enter, leave = _environment(machine)
     return f"""
 declare i64 @{name}_tasks(ptr)
 declare void @{name}_task(i64, ptr, ptr)
@@ -128,6 +135,14 @@ declare ptr @malloc(i64)
 declare void @free(ptr)
 declare i32 @sched_yield()
 {pause.replace("call", "declare")}
+{declarations}
+
+define internal void @{name}_run(i64 %task, ptr %buffers, ptr %dims) {{
+  {enter}
+  call void @{name}_task(i64 %task, ptr %buffers, ptr %dims) noinline
+  {leave}
+  ret void
+}}
 
 define internal void @{name}_release(ptr %work) {{
   {_field("%owners", "%work", Work, "owners")}
@@ -153,7 +168,7 @@ take:
 run:
   {_load("%buffers", "ptr", "%work", Work, "buffers")}
   {_load("%dims", "ptr", "%work", Work, "dims")}
-  call void @{name}_task(i64 %task, ptr %buffers, ptr %dims)
+  call void @{name}_run(i64 %task, ptr %buffers, ptr %dims)
   %before = atomicrmw add ptr %done, i64 1 release
   br label %take
 end:
@@ -304,7 +319,7 @@ alone:
   %some = icmp slt i64 %task, %tasks
   br i1 %some, label %alone.run, label %end
 alone.run:
-  call void @{name}_task(i64 %task, ptr %buffers, ptr %dims)
+  call void @{name}_run(i64 %task, ptr %buffers, ptr %dims)
   %task.more = add i64 %task, 1
   br label %alone
 end:
@@ -313,11 +328,28 @@ end:
 """
 
 
+def _environment(machine: str) -> tuple[str, str, str]:
+    """Returns declarations, and the instructions that enter the default floating-point environment and leave it."""
+    if machine in X86:
+        enter = f"""%before = alloca i32
+  %default = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %before)
+  store i32 {MXCSR_DEFAULT}, ptr %default
+  call void @llvm.x86.sse.ldmxcsr(ptr %default)"""
+        declarations = "declare void @llvm.x86.sse.stmxcsr(ptr)\ndeclare void @llvm.x86.sse.ldmxcsr(ptr)"
+        return declarations, enter, "call void @llvm.x86.sse.ldmxcsr(ptr %before)"
+    if machine in ARM:
+        enter = "%before = call i64 @llvm.aarch64.get.fpcr()\n  call void @llvm.aarch64.set.fpcr(i64 0)"
+        declarations = "declare i64 @llvm.aarch64.get.fpcr()\ndeclare void @llvm.aarch64.set.fpcr(i64)"
+        return declarations, enter, "call void @llvm.aarch64.set.fpcr(i64 %before)"
+    return "", "", ""
+
+
 def _offset(struct: type[Struct], path: str) -> int:
     """Returns the offset in bytes of a field, as "args.size"."""
     field, _, rest = path.partition(".")
-    offset = getattr(struct, field).offset
-    return offset + _offset(dict(struct._fields_)[field], rest) if rest else offset
+    inner: dict[str, Any] = {name: kind for name, kind, *_ in struct._fields_}
+    return getattr(struct, field).offset + (_offset(inner[field], rest) if rest else 0)
 
 
 def _field(name: str, pointer: str, struct: type[Struct], path: str) -> str:
@@ -337,5 +369,7 @@ def _arguments(name: str, struct: type[Struct], **values: str) -> str:
     """Returns the instructions that make `name` the address of a function's arguments."""
     lines = [f"{name} = alloca i8, i64 {ctypes.sizeof(struct)}, align 8"]
     lines += [_store("i64", ctypes.sizeof(struct), name, struct, "struct_size"), _store("ptr", "null", name, struct, "extension_start")]
-    lines += [_store(*value.split(" "), name, struct, field) for field, value in values.items()]
+    for field, value in values.items():
+        kind, given = value.split()
+        lines.append(_store(kind, given, name, struct, field))
     return "\n  ".join(lines)

@@ -1,6 +1,8 @@
 """The LLVM backend: for each form of a product the kernel that takes it, or the reason why none does."""
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +15,19 @@ from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec, Scales, product_spec
 from tcemu.arithmetic.small_products import are_small_products
 from tcemu.backends.batched_calls import call_batched, require_known_sizes
+from tcemu.backends.cuda.kernel_text import kernel_numbers
 from tcemu.backends.llvm import machine_code, xla_call
 from tcemu.backends.llvm.small_programs import find_matrix_kernel, find_register_kernel
 from tcemu.backends.llvm.xla_call import Kernel
 from tcemu.backends.product_requests import MatrixProduct, Program, PromotedProduct, RegisterProduct
 from tcemu.base.errors import Unsupported
+from tcemu.formats import Format
 from tcemu.formats.coding import recode
+
+if TYPE_CHECKING:
+    from tcemu.backends.llvm.general_steps import GeneralForm
+    from tcemu.backends.llvm.grouped_kernel import GroupedForm
+    from tcemu.backends.llvm.step_arithmetic import KernelForm
 
 NOT_TAKEN = "it does not take this arithmetic"
 TERMS = (4, 8, 16, 32, 64)  # products of a step that a kernel takes
@@ -29,10 +38,12 @@ class StepCall(NamedTuple):
 
     kernel: Kernel
     scaled: bool
+    d: Format
+    by_columns: bool = False  # it takes B as [N, K]
 
     @property
     def axes(self) -> tuple[str, ...]:
-        return "m k", "k n", "m n", *(("m s", "s n") if self.scaled else ()), "m n"
+        return "m k", "n k" if self.by_columns else "k n", "m n", *(("m s", "s n") if self.scaled else ()), "m n"
 
     @property
     def sharing(self) -> tuple[str, ...]:
@@ -40,8 +51,7 @@ class StepCall(NamedTuple):
         return "a", "b", "", *(("a", "b") if self.scaled else ())
 
     def __call__(self, *operands: Array) -> Array:
-        c = operands[2]
-        return xla_call.call(self.kernel, jax.ShapeDtypeStruct(c.shape, c.dtype), *operands)[0]
+        return xla_call.call(self.kernel, jax.ShapeDtypeStruct(operands[2].shape, self.d.dtype), *operands)[0]
 
 
 def registers_program(product: RegisterProduct) -> Program:
@@ -68,58 +78,92 @@ def promoted_program(product: PromotedProduct) -> Program:
     raise Unsupported("its kernels reduce one chunk at a time")
 
 
-def matrices_program(product: MatrixProduct) -> Program:
-    """The kernel that reduces K of matrices. Raises Unsupported."""
+def matrices_program(product: MatrixProduct, target: machine_code.Target | None = None) -> Program:
+    """The kernel that reduces K of matrices. target: the CPU; None: this machine's. Raises Unsupported."""
     if reason := xla_call.missing():
         raise Unsupported(reason)
-    require_known_sizes(product.a, product.b, product.c, *(jnp.asarray(v) for v in product.scales or ()))
+    require_known_sizes(product.a, product.b, product.c)
     if product.model.result.is_integer:
         raise Unsupported(NOT_TAKEN)
     model, spec = specialize(product.model, product.spec, product.scale_block)
     if are_small_products(model, spec, product.c.shape, product.a.shape[-1]):
-        return _small_products_program(product, model, spec)
-    block = product.scale_block or 0
-    kernel = find_kernel(model, spec, block)
-    if kernel is None:
+        return _small_products_program(product, model, spec, target)
+    block, order = product.scale_block or 0, _order(model, spec)
+    is_spread = order is not None and block > 0 and not _is_arranged(order, spec.k)  # then there is a scale for each product
+    kernel = find_kernel(model, spec, 1 if is_spread else block, target, product.by_columns)
+    if kernel is None or order is None:
         raise Unsupported(NOT_TAKEN)
-    order, call = Order.from_model(model, spec.k), StepCall(kernel, block > 0)
+    call = StepCall(kernel, block > 0, spec.d, product.by_columns)
 
     def program(a: Array, b: Array, c: Array, scales: Scales | None) -> Array:
         a, b = recode(product.spec.a, spec.a, a), recode(product.spec.b, spec.b, b)
         a, b = _arrange(order, spec.k, a, -1), _arrange(order, spec.k, b, -2)
-        return call_batched(call, a, b, recode(product.spec.c, model.result, c), *map(jnp.asarray, scales or ()))
+        if product.by_columns:
+            b = jnp.swapaxes(b, -1, -2)
+        of_units = [jnp.asarray(codes) for codes in scales or ()]
+        if is_spread:
+            of_units = [
+                _arrange(order, spec.k, jnp.repeat(codes, block, axis), axis) for codes, axis in zip(of_units, (-1, -2), strict=True)
+            ]
+        return call_batched(call, a, b, recode(product.spec.c, model.result, c), *of_units)
 
     return program
 
 
-def _small_products_program(product: MatrixProduct, model: Model, spec: ProductSpec) -> Program:
+def _small_products_program(product: MatrixProduct, model: Model, spec: ProductSpec, target: machine_code.Target | None) -> Program:
     """The kernel of small products, whose vectors lie along the batch. Raises Unsupported."""
     given, result = product.spec, model.result
-    call = find_matrix_kernel(model, given, spec, *product.c.shape[-2:])
+    call = find_matrix_kernel(model, given, spec, *product.c.shape[-2:], target)
     if call is None:
         raise Unsupported("its kernel for batches of small products does not take this arithmetic")
     return lambda a, b, c, scales: recode(result, given.d, call_batched(call, a, b, recode(given.c, result, c)))
 
 
-def find_kernel(model: Model, spec: ProductSpec, block: int, target: machine_code.Target | None = None) -> Kernel | None:
-    """Returns the kernel for a model, or None where its steps are not those of `arithmetic.bounded_steps`.
+def find_kernel(
+    model: Model, spec: ProductSpec, block: int, target: machine_code.Target | None = None, by_columns: bool = False
+) -> Kernel | None:
+    """Returns the fastest kernel for a model, or None where its steps are not fused dot-adds whose numbers are known before tracing.
 
     Args:
         model: The model, specialised to the instruction.
         spec: The formats and modes, A and B as they are multiplied.
         block: Products that share a block scale; 0 where there are no scales.
         target: The CPU; None: this machine's.
+        by_columns: The kernel takes B as [N, K].
     """
-    from tcemu.backends.llvm.step_kernel import KernelForm, kernel_text
+    form = kernel_form(model, spec, block, target or machine_code.host_target(), by_columns)
+    return None if form is None else Kernel(form.name, form.text(), target)
 
-    order = Order.from_model(model, spec.k) if isinstance(model.terms, int) and not model.result.is_integer else None
-    if order is None or (terms := order.step_size(spec.k)) not in TERMS or spec.a.words > 1:
+
+def kernel_form(
+    model: Model, spec: ProductSpec, block: int, target: machine_code.Target, by_columns: bool = False
+) -> KernelForm | GroupedForm | GeneralForm | None:
+    """What the kernel is compiled for: see `find_kernel`."""
+    from tcemu.backends.llvm.blocks import LANES
+    from tcemu.backends.llvm.general_steps import GeneralForm
+    from tcemu.backends.llvm.grouped_kernel import grouped_form
+    from tcemu.backends.llvm.step_arithmetic import KernelForm
+
+    order, wide = _order(model, spec), target.vector_bits == 512
+    numbers = None if order is None or spec.a.words > 1 else kernel_numbers(model.replace(nan=None, dealing="pairs"), spec)
+    if numbers is None:
         return None
-    form = step_form(model, spec, terms)
-    if form is None or (block and (block % min(terms, 16) or order.groups > 1 or spec.k % terms)):
-        return None
-    wide = (target or machine_code.host_target()).vector_bits == 512
-    return Kernel("steps", kernel_text("steps", KernelForm(form._replace(spec=_arithmetic(spec)), block, wide)), target)
+    steps = step_form(model, spec, numbers.terms)
+    if steps is not None and numbers.terms in TERMS and block % min(numbers.terms, LANES) == 0:
+        return KernelForm(steps._replace(spec=_arithmetic(spec)), block, wide, by_columns)
+    nan = model.result.nan if model.nan is None else model.nan
+    form = GeneralForm(numbers, spec.a, spec.b, spec.scale, model.result, spec.d, block, nan, by_columns)
+    return grouped_form(form, wide, wide and target.has("avx512vnni")) or form
+
+
+def _order(model: Model, spec: ProductSpec) -> Order | None:
+    """The order of the products, if it is known before tracing."""
+    return Order.from_model(model, spec.k) if isinstance(model.terms, int) and not model.result.is_integer else None
+
+
+def _is_arranged(order: Order, k: int) -> bool:
+    """Whether the products of each step follow each other along K."""
+    return order.groups == 1 and k % order.step_size(k) == 0
 
 
 def _arithmetic(spec: ProductSpec) -> ProductSpec:
@@ -129,9 +173,9 @@ def _arithmetic(spec: ProductSpec) -> ProductSpec:
 
 def _arrange(order: Order, k: int, codes: Array, axis: int) -> Array:
     """Brings K into the order of the steps. The last step of a group is filled with zeros, which take no part."""
-    group, terms = k // order.groups, order.step_size(k)
-    if order.groups == 1 and group % terms == 0:
+    if _is_arranged(order, k):
         return codes
+    group, terms = k // order.groups, order.step_size(k)
     at = codes.ndim + axis
     dealt: Any = jnp.moveaxis(order.deal(jnp.moveaxis(codes, at, 0), k), 0, at)
     parts = dealt.reshape(*dealt.shape[:at], -1, group, *dealt.shape[at + 1 :])

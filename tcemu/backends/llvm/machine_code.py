@@ -1,6 +1,6 @@
 """LLVM IR to machine code of this CPU, by llvmlite: compiled once a machine, kept on disk, loaded into the process.
 
-llvmlite is an optional dependency (`pip install 'tcemu[cpu]'`), so it is imported where it is used.
+llvmlite is an optional dependency, the extra `cpu`, so it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tcemu.backends import kernel_store as store
 OPTIMISATION = 2  # LLVM's -O2
 WIDE_FEATURES = {512: ("avx512f", "avx512bw", "avx512dq", "avx512vl"), 256: ("avx2",)}  # features that vectors of so many bits need
 LEAST_BITS = 128
+KEEP_WIDE = "-prefer-256-bit"  # of a CPU with 512: LLVM keeps to 256 bits on some of them
 SEPARATOR = "\n; ---- another module\n"
 
 
@@ -50,26 +51,32 @@ class Target(NamedTuple):
 
 
 @cache
+def _llvm() -> Any:
+    """Returns llvmlite.binding, ready to compile for this machine. Raises ImportError, or what LLVM or the system says."""
+    import llvmlite.binding
+
+    llvmlite.binding.initialize_native_target()
+    llvmlite.binding.initialize_native_asmprinter()
+    llvmlite.binding.check_jit_execution()
+    return llvmlite.binding
+
+
+@cache
 def missing_compiler() -> str:
     """Returns why kernels cannot be compiled in this process; "" if they can. It runs no kernel: `xla_call.missing` does."""
     try:
-        import llvmlite.binding as llvm
-
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        llvm.check_jit_execution()
+        _llvm()
     except ImportError as error:
-        return f"llvmlite cannot be imported ({error}): pip install 'tcemu[cpu]'"
+        return f"llvmlite cannot be imported ({error}): pip install llvmlite"
     except Exception as error:  # whatever LLVM or the system says
-        return f"llvmlite {getattr(error, 'strerror', None) or error}"
+        return f"llvmlite does not work here ({error})"
     return ""
 
 
 @cache
 def host_target() -> Target:
     """Returns this machine's CPU. llvmlite must be there."""
-    import llvmlite.binding as llvm
-
+    llvm = _llvm()
     return Target(llvm.get_host_cpu_name(), tuple(sorted(llvm.get_host_cpu_features().flatten().split(","))))
 
 
@@ -88,29 +95,32 @@ def compile_text(text: str, target: str) -> bytes:
 
     Raises RuntimeError, with what LLVM says.
     """
-    import llvmlite.binding as llvm
+    return target_machine(target).emit_object(optimise(text, target))
 
-    machine = _machine(target)
-    modules = [llvm.parse_assembly(part) for part in text.split(SEPARATOR)]
-    for module in modules:
-        module.triple, module.data_layout = machine.triple, str(machine.target_data)
-    module = modules[0]
-    for other in modules[1:]:
+
+def optimise(text: str, target: str) -> Any:
+    """Returns the one module of llvmlite that `compile_text` turns into machine code."""
+    llvm = _llvm()
+    machine = target_machine(target)
+    module, *others = map(llvm.parse_assembly, text.split(SEPARATOR))
+    for each in (module, *others):
+        each.triple, each.data_layout = machine.triple, str(machine.target_data)
+    for other in others:
         module.link_in(other)
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=OPTIMISATION)
     options.loop_vectorization = options.slp_vectorization = True
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)
+    return module
 
 
 def _facts() -> tuple[str, ...]:
     import llvmlite
-    import llvmlite.binding as llvm
 
+    llvm = _llvm()
     version = ".".join(map(str, llvm.llvm_version_info))
-    return f"-O{OPTIMISATION}", llvmlite.__version__, version, llvm.get_process_triple(), platform.system()
+    return f"-O{OPTIMISATION}", KEEP_WIDE, llvmlite.__version__, version, llvm.get_process_triple(), platform.system()
 
 
 COMPILER = store.KernelCompiler(_facts, compile_text)
@@ -123,8 +133,7 @@ def load_functions(binary: bytes, names: Sequence[str]) -> LoadedFunctions:
         binary: The object file.
         names: Functions of the file.
     """
-    import llvmlite.binding as llvm
-
+    llvm = _llvm()
     library = llvm.JITLibraryBuilder().add_object_img(binary).add_current_process()
     for name in names:
         library.export_symbol(name)
@@ -138,16 +147,14 @@ _numbers = count()  # of libraries
 @cache
 def _linker() -> Any:
     """Returns LLVM's linker, which places the code and the constants of a file side by side, and lives as long as the process."""
-    import llvmlite.binding as llvm
+    llvm = _llvm()
+    return llvm.create_lljit_compiler(target_machine(str(host_target())), use_jit_link=True)
 
-    return llvm.create_lljit_compiler(_machine(str(host_target())), use_jit_link=True)
 
-
-def _machine(target: str) -> Any:
+def target_machine(target: str) -> Any:
     """Returns LLVM's target machine. Where the CPU has vectors of 512 bits, LLVM does not keep to those of 256."""
-    import llvmlite.binding as llvm
-
+    llvm = _llvm()
     cpu, _, features = target.partition(":")
-    chosen = f"{features},-prefer-256-bit" if "+avx512f" in features.split(",") else features
+    chosen = f"{features},{KEEP_WIDE}" if "+avx512f" in features.split(",") else features
     found = llvm.Target.from_triple(llvm.get_process_triple())
     return found.create_target_machine(cpu=cpu, features=chosen, opt=OPTIMISATION, reloc="pic", codemodel="small", jit=True)

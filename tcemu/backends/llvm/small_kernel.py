@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
+from tcemu.backends.llvm.blocks import LANES
 from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, decode_any, value_word
-from tcemu.backends.llvm.step_arithmetic import LANES, SIGN, KernelForm, StepArithmetic
+from tcemu.backends.llvm.step_arithmetic import SIGN, KernelForm, StepArithmetic
 from tcemu.backends.llvm.values import F32, HALF, I16, I32, I64, POINTER, Builder, Value
 from tcemu.formats import E5M2, F16, Format
 from tcemu.formats import F32 as RESULT

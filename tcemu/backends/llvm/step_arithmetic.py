@@ -18,7 +18,6 @@ from tcemu.backends.llvm.decoding import BIAS, FRACTION
 from tcemu.backends.llvm.values import F32, I8, I16, I32, I64, Builder, Value
 from tcemu.formats import F32 as RESULT
 
-LANES = 16  # elements of D in a vector
 TOWARD_ZERO = 11  # AVX-512's rounding operand: toward zero, without exceptions
 
 
@@ -28,6 +27,15 @@ class KernelForm(NamedTuple):
     step: StepForm
     block: int  # products along K that share a block scale; 0: there are none
     wide_registers: bool  # AVX-512 is there
+    by_columns: bool = False  # see `BlockForm`
+
+    name = "steps"
+
+    def text(self) -> str:
+        """LLVM IR of the kernel."""
+        from tcemu.backends.llvm.step_kernel import kernel_text
+
+        return kernel_text(self.name, self)
 
     @property
     def scaled(self) -> bool:

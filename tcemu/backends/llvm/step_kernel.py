@@ -22,9 +22,10 @@ from functools import lru_cache
 from llvmlite import ir
 
 from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR
-from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, decode_any, extend, value_word
-from tcemu.backends.llvm.step_arithmetic import LANES, SIGN, TOWARD_ZERO, KernelForm, StepArithmetic
-from tcemu.backends.llvm.values import F32, I1, I8, I32, I64, POINTER, Builder, Value
+from tcemu.backends.llvm.blocks import LANES, BlockForm, BlockKernel, count_tasks
+from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, decode_any, value_word
+from tcemu.backends.llvm.step_arithmetic import SIGN, TOWARD_ZERO, KernelForm, StepArithmetic
+from tcemu.backends.llvm.values import F32, I1, I32, I64, Value
 from tcemu.formats import F32 as RESULT
 
 ROWS, COLUMNS = 64, 128  # of a block of D: a step's part of B stays in the first-level cache
@@ -41,6 +42,7 @@ class Side:
         self.kernel, self.is_row = kernel, is_row
         self.format, self.other = (spec.a, spec.b) if is_row else (spec.b, spec.a)
         self.bias = form.lane_biases[0 if is_row else 1]
+        self.width = kernel.block.largest_width(is_row)
         count = form.terms * (ROWS if is_row else COLUMNS)
         self.values = b.allocate(F32, 2 * count)  # where products are added as floats: B has two planes, A the plane of B for each value
         self.planes = b.allocate(I32, count)
@@ -52,42 +54,10 @@ class Side:
         vector = ir.VectorType(I32, self.width)
         self.low, self.high, self.special = b.allocate(vector), b.allocate(vector), b.allocate(vector)
 
-    @property
-    def width(self) -> int:
-        """Elements that are decoded together: along K for A, along N for B."""
-        return min(LANES, self.kernel.form.terms) if self.is_row else LANES
-
     def clear_range(self) -> None:
         b, of = self.kernel.b, ir.VectorType(I32, self.width)
         for memory, start in ((self.low, FAR), (self.high, -FAR), (self.special, 0)):
             b.store(b.constant(of, start), memory)
-
-    def vectors(self, step: Value, visit: Callable[[Value, Value | None, Value], None]) -> None:
-        """Calls visit(codes, scales, place) for all vectors of a step: codes and scales are i32."""
-        k, b = self.kernel, self.kernel.b
-        terms, width = k.form.terms, self.width
-        code_type = ir.IntType(8 * self.format.dtype.itemsize)
-        first = step * terms
-        if self.is_row:
-            with b.loop(k.rows) as row:
-                for part in range(0, terms, width):
-                    at = first + part
-                    codes = b.load(ir.VectorType(code_type, width), b.at(k.a, code_type, row * k.k + at))
-                    scales = None
-                    if k.form.scaled:
-                        scale = b.load(I8, b.at(k.scales_a, I8, row * k.scale_count + at // k.form.block))
-                        scales = b.splat(scale.cast("zext", I32), width)
-                    visit(extend(codes), scales, row * terms + part)
-            return
-        with b.loop(b.constant(I64, terms)) as term, b.loop(k.padded, LANES) as column:
-            mask = b.splat((k.columns - column).cast("trunc", I32), LANES) > b.iota(I32, LANES)
-            at = first + term
-            codes = b.masked_load(ir.VectorType(code_type, LANES), b.at(k.b_codes, code_type, at * k.n + column), mask)
-            scales = None
-            if k.form.scaled:
-                place = b.at(k.scales_b, I8, at // k.form.block * k.n + column)
-                scales = extend(b.masked_load(ir.VectorType(I8, LANES), place, mask))
-            visit(extend(codes), scales, term * COLUMNS + column)
 
     def prepare_bounded(self, step: Value) -> None:
         """Decodes the step's operands for bounded steps, and notes the range of their exponents."""
@@ -126,7 +96,7 @@ class Side:
             if special is not None:
                 b.store(b.load(of, self.special) | special.cast("sext", I32), self.special)
 
-        self.vectors(step, visit)
+        self.kernel.visit_codes(self.is_row, step, visit)
 
     def prepare_any(self, step: Value) -> None:
         """Decodes the step's operands for any steps."""
@@ -148,39 +118,19 @@ class Side:
                 where = b.at(self.specials, I32, place % COLUMNS)
                 b.store(b.load(noted.type, where) | noted, where)
 
-        self.vectors(step, visit)
+        self.kernel.visit_codes(self.is_row, step, visit)
 
 
-class StepKernel(StepArithmetic):
+class StepKernel(BlockKernel, StepArithmetic):
     """The function of one task."""
 
     def __init__(self, module: ir.Module, name: str, form: KernelForm) -> None:
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
-        b = Builder(function)
-        super().__init__(form, b)
-        task, buffers, dims = b.arguments
-        operands = 5 if form.scaled else 3
-        pointers = [b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(operands + 1)]
-        shapes = [b.load(POINTER, b.at(dims, POINTER, at)) for at in range(operands + 1)]
-        size = lambda operand, axis: b.load(I64, b.at(shapes[operand], I64, axis))
-        self.k, self.n = size(0, 2), size(1, 2)
-        m = size(2, 1)
-        self.step_count = self.k // form.terms
-        down, across = (m + (ROWS - 1)) // ROWS, (self.n + (COLUMNS - 1)) // COLUMNS
-        batch, place = task // (down * across), task % (down * across)
-        row, column = place // across * ROWS, place % across * COLUMNS
-        self.rows, self.columns = b.minimum(m - row, b.constant(I64, ROWS)), b.minimum(self.n - column, b.constant(I64, COLUMNS))
-        self.padded = (self.columns + (GROUP - 1)) // GROUP * GROUP  # columns with those of the last group
-        of_a, of_b = ((size(operand, 0) > 1).select(batch, b.constant(I64, 0)) for operand in (0, 1))
-        codes_a, codes_b = (ir.IntType(8 * fmt.dtype.itemsize) for fmt in (form.step.spec.a, form.step.spec.b))
-        self.a = b.at(pointers[0], codes_a, (of_a * m + row) * self.k)
-        self.b_codes = b.at(pointers[1], codes_b, of_b * self.k * self.n + column)
-        at = (batch * m + row) * self.n + column
-        self.c, self.d = b.at(pointers[2], I32, at), b.at(pointers[-1], I32, at)
-        if form.scaled:
-            self.scale_count = size(3, 2)
-            self.scales_a = b.at(pointers[3], I8, (of_a * m + row) * self.scale_count)
-            self.scales_b = b.at(pointers[4], I8, of_b * self.scale_count * self.n + column)
+        spec = form.step.spec
+        BlockKernel.__init__(
+            self, module, name, BlockForm(ROWS, COLUMNS, GROUP, spec.a, spec.b, RESULT, RESULT, form.terms, form.block, form.by_columns)
+        )
+        StepArithmetic.__init__(self, form, self.b)
+        b = self.b
         self.accumulators = b.allocate(I32, ROWS * COLUMNS)
         self.tops = b.allocate(form.lane_type, COLUMNS)
         self.are_bounded = b.allocate(I1)
@@ -192,7 +142,7 @@ class StepKernel(StepArithmetic):
     def _build(self) -> None:
         b = self.b
         of = ir.VectorType(I32, LANES)
-        for place, memory, mask in self._elements():
+        for place, memory, mask in self.elements():
             b.store(b.masked_load(of, b.at(self.c, I32, memory), mask), b.at(self.accumulators, I32, place))
         self._look_at_accumulators()
         with b.loop(self.step_count) as step:
@@ -203,20 +153,13 @@ class StepKernel(StepArithmetic):
             with b.loop(self.rows) as row:
                 self._add_row(row)
             self._unless_bounded(self._look_at_accumulators)
-        for place, memory, mask in self._elements():
+        for place, memory, mask in self.elements():
             b.masked_store(b.load(of, b.at(self.accumulators, I32, place)), b.at(self.d, I32, memory), mask)
         b.finish()
 
     def _unless_bounded(self, execute: Callable[[], None]) -> None:
         b = self.b
         b.branch(b.load(I1, self.is_bounded_step), lambda: None, execute)
-
-    def _elements(self):  # type: ignore[no-untyped-def]
-        """The vectors of the block: places among the accumulators, places in C and D, and the lanes that are there."""
-        b = self.b
-        with b.loop(self.rows) as row, b.loop(self.padded, LANES) as column:
-            mask = b.splat((self.columns - column).cast("trunc", I32), LANES) > b.iota(I32, LANES)
-            yield row * COLUMNS + column, row * self.n + column, mask
 
     def _look_at_accumulators(self) -> None:
         """Notes whether all accumulators are such as bounded steps take."""
@@ -395,14 +338,8 @@ class StepKernel(StepArithmetic):
 
 @lru_cache(maxsize=256)
 def kernel_text(name: str, form: KernelForm) -> str:
-    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call`. Operands: A [b, M, K], B [b, K, N], C [B, M, N], and codes of
-    scales [b, M, S] and [b, S, N] where there are any; b is B or 1. Result: D [B, M, N].
-    """
+    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call` and `blocks`."""
     module = ir.Module(name)
-    counting = Builder(ir.Function(module, ir.FunctionType(I64, [POINTER]), f"{name}_tasks"))
-    (dims,) = counting.arguments
-    sizes = counting.load(POINTER, counting.at(dims, POINTER, 2))
-    batch, m, n = (counting.load(I64, counting.at(sizes, I64, axis)) for axis in range(3))
-    counting.finish(batch * ((m + (ROWS - 1)) // ROWS) * ((n + (COLUMNS - 1)) // COLUMNS))
+    count_tasks(module, name, ROWS, COLUMNS)
     StepKernel(module, name, form)
     return str(module)

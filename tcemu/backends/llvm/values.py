@@ -62,6 +62,10 @@ class Value:
     def __mul__(self, other: Value | float) -> Value:
         return self._apply("mul", "fmul", other)
 
+    def __truediv__(self, other: Value | float) -> Value:
+        assert self._is_float()
+        return Value(self.ctx, self.ctx.ir.fdiv(self.raw, self._match(other)))
+
     def __and__(self, other: Value | int) -> Value:
         return self._apply("and_", None, other)
 
@@ -167,12 +171,24 @@ class Builder:
         return Value(self, self.ir.shuffle_vector(single, ir.Constant(of, ir.Undefined), zeros))
 
     def shuffle(self, x: Value, y: Value, lanes: list[int]) -> Value:
-        """The lanes with these numbers, of x and then of y."""
+        """Chooses lanes of two vectors, those of y counted on from those of x."""
         return Value(self, self.ir.shuffle_vector(x.raw, y.raw, ir.Constant(ir.VectorType(I32, len(lanes)), lanes)))
 
     def repeat(self, vector: Value, times: int) -> Value:
         assert vector.lanes is not None
         return self.shuffle(vector, vector, [*range(vector.lanes)] * times)
+
+    def transpose(self, vectors: list[Value]) -> list[Value]:
+        """The vectors that hold lane 0 of all of these, lane 1, and so on. The number of vectors is a power of two."""
+        count, lanes = len(vectors), vectors[0].lanes
+        assert lanes is not None
+        while len(vectors) > 1:  # each with the one that is half of them further on, lane by lane
+            half = len(vectors) // 2
+            size = count * lanes // len(vectors)
+            order = [lane + size * second for lane in range(size) for second in (0, 1)]
+            vectors = [self.shuffle(x, y, order) for x, y in zip(vectors[:half], vectors[half:], strict=True)]
+        (whole,) = vectors
+        return [self.shuffle(whole, whole, list(range(lane * count, (lane + 1) * count))) for lane in range(lanes)]
 
     def iota(self, element: ir.IntType, lanes: int) -> Value:
         return Value(self, ir.Constant(ir.VectorType(element, lanes), list(range(lanes))))
@@ -195,6 +211,18 @@ class Builder:
 
     def minimum(self, x: Value, y: Value) -> Value:
         return self.call(f"llvm.smin.{self.suffix(x.type)}", x.type, x, y)
+
+    def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
+        """x * y + z of floats, rounded once or twice, as is faster."""
+        return self.call(f"llvm.fmuladd.{self.suffix(x.type)}", x.type, x, y, z)
+
+    def subtract_saturated(self, x: Value, y: Value) -> Value:
+        """max(x - y, 0) of unsigned integers."""
+        return self.call(f"llvm.usub.sat.{self.suffix(x.type)}", x.type, x, y)
+
+    def reinterpret(self, x: Value, of: ir.Type) -> Value:
+        """The same bits as another type."""
+        return Value(self, self.ir.bitcast(x.raw, of))
 
     # ---- memory
 
@@ -250,6 +278,18 @@ class Builder:
         yield Value(self, index)
         following = self.ir.add(index, ir.Constant(I64, step))
         index.add_incoming(following, self.ir.block)
+        self.ir.branch(head)
+        self.ir.position_at_end(after)
+
+    @contextmanager
+    def loop_while(self, condition: Callable[[], Value]) -> Iterator[None]:
+        """A loop that computes its condition before each iteration."""
+        head, body, after = (self.function.append_basic_block(name) for name in ("head", "loop", "after"))
+        self.ir.branch(head)
+        self.ir.position_at_end(head)
+        self.ir.cbranch(condition().raw, body, after)
+        self.ir.position_at_end(body)
+        yield
         self.ir.branch(head)
         self.ir.position_at_end(after)
 

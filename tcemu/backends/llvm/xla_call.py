@@ -6,7 +6,7 @@ registered before it is loaded (`tcemu.base.stored_programs`).
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -21,9 +21,8 @@ from tcemu.backends import kernel_store as store
 from tcemu.backends.llvm import machine_code
 from tcemu.backends.llvm.ffi_handler import API_MAJOR, handler_text, installed_version
 from tcemu.base.jax_internals import lowers_late_attributes
-from tcemu.base.stored_programs import note_host_call
+from tcemu.base.stored_programs import HOST_CALL_PREFIX, note_host_call
 
-PREFIX = "tcemu_"  # of the names of calls
 NAME_DIGITS = 16
 MAX_NAMES = 4096  # kernels whose names are remembered
 PROBE = """
@@ -94,11 +93,11 @@ class LateKernel:
 @lru_cache(maxsize=MAX_NAMES)
 def call_name(kernel: Kernel) -> str:
     """Returns the name under which XLA finds a kernel: a hash of its text, and of its target if that is not this machine."""
-    return PREFIX + sha256("\0".join((kernel.name, kernel.text, str(kernel.target or ""))).encode()).hexdigest()[:NAME_DIGITS]
+    return HOST_CALL_PREFIX + sha256("\0".join((kernel.name, kernel.text, str(kernel.target or ""))).encode()).hexdigest()[:NAME_DIGITS]
 
 
-def start_compilation(kernel: Kernel) -> Any:
-    """The kernel's machine code, as a future."""
+def start_compilation(kernel: Kernel) -> Future[bytes]:
+    """The kernel's machine code with its handler, an object file, from another thread."""
     text = kernel.text + machine_code.SEPARATOR + handler_text(kernel.name)
     return store.start_compilation(machine_code.COMPILER, text, str(kernel.target or machine_code.host_target()))
 
@@ -119,7 +118,7 @@ def call(kernel: Kernel, results: Results, *operands: Array) -> tuple[Array, ...
     else:
         kernel.register()
         code = kernel.name.encode()
-    given = jax.ffi.ffi_call(call_name(kernel), results)(*operands, kernel=code)
+    given: Any = jax.ffi.ffi_call(call_name(kernel), results)(*operands, kernel=code)
     return (given,) if isinstance(results, jax.ShapeDtypeStruct) else tuple(given)
 
 

@@ -7,8 +7,8 @@ from jax import Array
 
 from tcemu.architectures.lookup import Arithmetic
 from tcemu.arithmetic.product_spec import Scales, product_spec
-from tcemu.backends.cuda import xla_launch
 from tcemu.backends.batched_calls import require_known_sizes
+from tcemu.backends.cuda import xla_launch
 from tcemu.backends.native import units
 from tcemu.backends.native.mma_products import multiply_by_mma, pad_to_instructions
 from tcemu.backends.native.native_statement import StatementLaunch, launch_cases, program_runner, uses_shared_memory

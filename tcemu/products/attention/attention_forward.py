@@ -195,7 +195,7 @@ class ValueAccumulation(NamedTuple):
         unit_scales = None
         if p.unit_scales is not None and v.unit_scales is not None:
             unit_scales = p.unit_scales, jnp.swapaxes(v.unit_scales, -1, -2)
-        d = multiply_matrices(self.recipe.arithmetic, types, p.codes, jnp.swapaxes(v.codes, -1, -2), start, unit_scales)
+        d = multiply_matrices(self.recipe.arithmetic, types, p.codes, jnp.swapaxes(v.codes, -1, -2), start, unit_scales, by_columns=True)
         return recode(types.d, types.c, d)
 
     def final_sum(self, state: SoftmaxState) -> Array:
