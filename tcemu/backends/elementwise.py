@@ -14,7 +14,7 @@ from jax import Array
 
 from tcemu.backends.batched_calls import call_batched, require_known_sizes
 from tcemu.backends.cuda import quantize_kernel
-from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest
+from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest, ScaleRequest
 from tcemu.backends.llvm import elementwise_programs
 from tcemu.base.errors import Unsupported
 from tcemu.base.execution import PORTABLE, current_execution
@@ -26,7 +26,7 @@ class Kernel(NamedTuple):
 
     unavailable_reason: Callable[[tuple[int, ...]], str]  # (shape of x): the reason why they cannot run here; "" if they can
     run: Callable[..., Array]  # (request, result, codes, *scales), of one device
-    has_magnitudes: bool  # it takes a MagnitudeRequest too
+    finds_scales: bool  # they take a MagnitudeRequest too, and e4m3 as the source
 
 
 KERNELS = {  # by the platform, as `lax.platform_dependent` names it
@@ -83,13 +83,13 @@ class MagnitudeCall(NamedTuple):
         return KERNELS[self.platform].run(self.request, result, codes)
 
 
-def kernel_programs(by_kernel: Callable[..., Array], *operands: Array, magnitudes: bool = False) -> dict[str, Callable[..., Array]]:
+def kernel_programs(by_kernel: Callable[..., Array], *operands: Array, of_scales: bool = False) -> dict[str, Callable[..., Array]]:
     """Returns programs by platform, as `call_by_platform` takes them, for the platforms whose kernel can run on these operands here.
 
     Args:
         by_kernel: Function of the platform's name and further arguments.
         *operands: Operands that broadcast against each other to the shape of x.
-        magnitudes: The kernel must find max magnitudes.
+        of_scales: Only platforms whose kernels find scales.
     """
     if current_execution() == PORTABLE:
         return {}
@@ -98,7 +98,7 @@ def kernel_programs(by_kernel: Callable[..., Array], *operands: Array, magnitude
     except Unsupported:
         return {}
     shape = jnp.broadcast_shapes((1, 1), *(operand.shape for operand in operands))
-    kernels = {platform: kernel for platform, kernel in KERNELS.items() if kernel.has_magnitudes or not magnitudes}
+    kernels = {platform: kernel for platform, kernel in KERNELS.items() if kernel.finds_scales or not of_scales}
     return {platform: partial(by_kernel, platform) for platform, kernel in kernels.items() if not kernel.unavailable_reason(shape)}
 
 
@@ -119,16 +119,17 @@ def round_elements(platform: str, request: ElementwiseRequest, codes: Array, sca
     return call_batched(ElementwiseCall(platform, request, by_row=scales.shape[-2] > 1), codes, scales)
 
 
-def max_magnitudes(platform: str, source: Format, codes: Array, depth: int | None) -> Array:
-    """Returns the max magnitudes of groups along K by a platform's kernel: f32 codes without sign [..., R, groups].
+def max_magnitudes(source: Format, depth: int | None, scale: ScaleRequest | None, platform: str, codes: Array) -> Array:
+    """Returns the max magnitudes of groups along K, or their scales, by a platform's kernel: f32 codes [..., R, groups].
 
     Args:
-        platform: A key of `KERNELS` that has a kernel for them.
         source: Format of the codes.
-        codes: Codes of x [..., R, K], K not 0.
         depth: Elements of a group; None: all.
+        scale: Request for the scale of each; None: for the max magnitude.
+        platform: A key of `KERNELS` that has a kernel for them.
+        codes: Codes of x [..., R, K], K not 0.
     """
-    return call_batched(MagnitudeCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth)), codes)
+    return call_batched(MagnitudeCall(platform, MagnitudeRequest(source, EVERY if depth is None else depth, scale)), codes)
 
 
 def multiply_f32(platform: str, x: Array, y: Array) -> Array:
@@ -139,6 +140,19 @@ def multiply_f32(platform: str, x: Array, y: Array) -> Array:
 def divide_f32(platform: str, x: Array, y: Array) -> Array:
     """x / y, rounded to nearest once: f32 codes, which broadcast against each other."""
     return _call_on_words(platform, ElementwiseRequest(F32, F32, False, 1), x, y)
+
+
+def multiply_codes(source: Format, target: Format, platform: str, x: Array, y: Array) -> Array:
+    """x * y, rounded to nearest in f32 and then in the target, saturated.
+
+    Args:
+        source: Format of x: e4m3, or one of an `ElementwiseRequest`.
+        target: Format of the result.
+        platform: A key of `KERNELS` that finds scales.
+        x: Codes of the source.
+        y: f32 codes; both broadcast against each other.
+    """
+    return _call_on_words(platform, ElementwiseRequest(source, target, True, 1, multiplied=True), x, y)
 
 
 def narrow(target: Format, platform: str, x: Array) -> Array:

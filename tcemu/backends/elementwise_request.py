@@ -14,12 +14,23 @@ class ElementwiseRequest(NamedTuple):
     operations are those of IEEE 754, rounded to nearest even, with subnormals; codes are as `tcemu.formats.convert` returns them.
     """
 
-    source: Format  # f32, f16 or bf16
+    source: Format  # f32, f16 or bf16; on CPUs e4m3 too
     target: Format
     saturate: bool
     depth: int | None  # elements along K that share a scale; None: there are no scales
     multiplied: bool = False
     scale: Format = F32  # of the scales, f32 or ue8m0
+
+
+class ScaleRequest(NamedTuple):
+    """The scale of a max magnitude: magnitude / largest, an f32 quotient, or `least` if that is greater; 1 where the magnitude is zero.
+
+    Numbers are f32 codes. A magnitude of Inf or NaN has the scale Inf or NaN, the canonical one.
+    """
+
+    largest: int
+    least: int
+    power_of_two: bool  # a finite scale is rounded up to a power of two
 
 
 class MagnitudeRequest(NamedTuple):
@@ -30,3 +41,4 @@ class MagnitudeRequest(NamedTuple):
 
     source: Format  # f32, f16 or bf16
     depth: int  # elements of a group; the last one may have fewer
+    scale: ScaleRequest | None = None  # the result is the scale of the max magnitude

@@ -17,8 +17,9 @@ from tcemu.formats import F32, Format, array_codes, convert
 from tcemu.products.matmul import multiply_quantized, round_result, unbroadcast
 from tcemu.products.product_arguments import as_jax_array, check_float_dtype, float_array, product_shape
 from tcemu.products.recipes import Recipe, resolve_recipe
-from tcemu.quantize.quantizer import ONE, QuantizedOperand, Quantizer, is_count
+from tcemu.quantize.quantizer import QuantizedOperand, Quantizer, is_count
 from tcemu.quantize.scale_rules import max_finite_code
+from tcemu.quantize.scaled_elements import ONE
 
 AMAX_RULES = ("max", "most_recent")
 MAX_F32 = np.float32(np.finfo(np.float32).max).view(np.uint32)

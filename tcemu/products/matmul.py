@@ -28,9 +28,10 @@ from tcemu.products.ozaki import OzakiRecipe, cached_ozaki_recipe, is_ozaki_reci
 from tcemu.products.product_arguments import OperandPair, as_jax_array, check_float_dtype, float_array, product_keys, product_shape
 from tcemu.products.recipes import Recipe, resolve_recipe
 from tcemu.products.wide import WideOperands, WideRecipe, cached_wide_recipe, is_wide_recipe_name, matmul_with_wide_recipe
-from tcemu.quantize.quantizer import ONE, QuantizedOperand, Quantizer, Scheme, dequantize, quantize
+from tcemu.quantize.quantizer import QuantizedOperand, Quantizer, Scheme, dequantize, quantize
 from tcemu.quantize.scale_groups import broadcast_scales, repeat_scales
 from tcemu.quantize.scale_rules import max_finite_code
+from tcemu.quantize.scaled_elements import ONE
 
 
 def matmul(

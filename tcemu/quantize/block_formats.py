@@ -341,8 +341,7 @@ def _two_level_scales(
     block: Callable[..., tuple[Array, Array]], scale: Format, largest: Limbs, tensor: tuple[Array, ...]
 ) -> tuple[Array, Array]:
     """Computes `_block_scales` under a scale of the tensor."""
-    shape = largest[0].shape
-    tensor = tuple(jnp.broadcast_to(t.reshape(t.shape + (1,) * (len(shape) - t.ndim)), shape) for t in tensor)
+    tensor = tuple(t.reshape(t.shape + (1,) * (largest[0].ndim - t.ndim)) for t in tensor)
     scales, scalers = block(largest[0], *tensor)
     return _nan_if_special(scale, F32, largest, scales), scalers
 

@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from tcemu.arithmetic.integer_quotients import divide_on_integers
+from tcemu.backends.elementwise_request import ScaleRequest
 from tcemu.backends.quotients import divide, divide_by_machine
 from tcemu.base.compilation import compile_once
 from tcemu.formats import F32, ROUNDINGS, UE8M0, Format, array_codes, convert, to_float
@@ -32,12 +33,13 @@ from tcemu.quantize.scaled_elements import (
     max_of_all,
     round_by_platform,
     round_with_kernel,
+    scales_of_magnitudes,
     unsupported_reason,
 )
 
 SCALINGS = ("none", "tensor", "row", "column", "block")
 SCALES = ("f32", "power_of_two")
-ONE, MIN_SCALE = (np.float32(value).view(np.uint32) for value in (1.0, 2.0**-126))
+MIN_SCALE = np.float32(2.0**-126).view(np.uint32)
 
 
 def is_count(value: Any) -> bool:
@@ -294,11 +296,12 @@ def scale_from_amax(scheme: Scheme, amax: Array) -> Array:
     two_level = RULES[scheme.rule].two_level if scheme.quantizer.scales_in_unit else None
     if two_level is not None:
         return two_level.tensor(amax)[0]
-    scale = jnp.maximum(divide(amax, max_finite_code(scheme.format), F32), MIN_SCALE)
-    if scheme.quantizer.scale == "power_of_two":
-        up = (scale + ((1 << F32.mantissa_bits) - 1)) >> F32.mantissa_bits << F32.mantissa_bits
-        scale = jnp.where(scale >= F32.infinity, scale, up)
-    return jnp.where(amax == 0, ONE, scale)
+    return scales_of_magnitudes(_scale_request(scheme), amax)
+
+
+def _scale_request(scheme: Scheme) -> ScaleRequest:
+    """Returns the request for f32 scales outside the instruction."""
+    return ScaleRequest(int(max_finite_code(scheme.format)), int(MIN_SCALE), scheme.quantizer.scale == "power_of_two")
 
 
 def dequantize(scheme: Scheme, q: QuantizedOperand, depth: int) -> Array:
@@ -380,16 +383,18 @@ def _round_quotients_by_machine(target: Format, saturate: bool, sizes: GroupSize
 def _compute_scales(scheme: Scheme, source: Format, codes: Array, axis_name: str | None, amax: Array | None) -> Array:
     """Computes the scales, f32 codes, from the max magnitude of each group. amax: that of the whole, where these are a part."""
     rows, depth = scheme.group_sizes
-    ndim = codes.ndim - (source.words - 1)
+    shape = (1,) * (codes.ndim - (source.words - 1))
     if amax is not None and scheme.spans_depth:
-        found = amax.reshape((1,) * ndim) if rows is None else amax
-    elif rows is None:
-        found = max_of_all(source, codes).reshape((1,) * ndim)
+        return scale_from_amax(scheme, amax.reshape(shape) if rows is None else amax)
+    over_devices = axis_name is not None and depth is None
+    request = None if over_devices or (rows or 1) > 1 else _scale_request(scheme)
+    if rows is None:
+        found = max_of_all(source, codes, request).reshape(shape)
     else:
-        found = _group_amax(max_magnitudes(source, codes, depth), rows)
-    if axis_name is not None and depth is None:
-        found = lax.pmax(found, axis_name)
-    return scale_from_amax(scheme, found)
+        found = _group_amax(max_magnitudes(source, codes, depth, request), rows)
+    if request is not None:
+        return found
+    return scale_from_amax(scheme, lax.pmax(found, axis_name) if over_devices else found)
 
 
 def _group_amax(x: Array, rows: int) -> Array:

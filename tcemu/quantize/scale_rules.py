@@ -90,6 +90,20 @@ def _encode_ue4m3(x: Array) -> Array:
     return call_by_platform(elementwise.kernel_programs(partial(elementwise.narrow, E4M3), x), portable, x)
 
 
+def _multiply_to_ue4m3(x: Array, y: Array) -> Array:
+    """Rounds the f32 product of codes without sign to ue4m3."""
+    portable = lambda x, y: _encode_ue4m3(multiply(x, y, F32))
+    by_kernel = partial(elementwise.multiply_codes, F32, E4M3)
+    return call_by_platform(elementwise.kernel_programs(by_kernel, x, y, of_scales=True), portable, x, y)
+
+
+def _multiply_ue4m3(scale: Array, y: Array) -> Array:
+    """Computes the f32 product of a code of ue4m3 and an f32 code."""
+    portable = lambda scale, y: multiply(convert(UE4M3, F32, scale), y, F32)
+    by_kernel = partial(elementwise.multiply_codes, E4M3, F32)
+    return call_by_platform(elementwise.kernel_programs(by_kernel, scale, y, of_scales=True), portable, scale, y)
+
+
 def _inverse_tensor(amax: Array) -> tuple[Array, ...]:
     encode_scale = jnp.minimum(divide(NVFP4_RANGE, amax, F32), MAX_F32)
     encode_scale = jnp.where((amax == 0) | (encode_scale == 0), ONE, encode_scale)
@@ -97,8 +111,8 @@ def _inverse_tensor(amax: Array) -> tuple[Array, ...]:
 
 
 def _inverse_block(amax: Array, tensor_scale: Array, multiplier: Array) -> tuple[Array, Array]:
-    scale = _encode_ue4m3(multiply(amax, multiplier, F32))
-    inverse = divide(ONE, multiply(convert(UE4M3, F32, scale), tensor_scale, F32), F32)
+    scale = _multiply_to_ue4m3(amax, multiplier)
+    inverse = divide(ONE, _multiply_ue4m3(scale, tensor_scale), F32)
     return scale, jnp.minimum(inverse, MAX_F32)
 
 
@@ -109,12 +123,12 @@ def _plain_tensor(amax: Array) -> tuple[Array, ...]:
 def _modelopt_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
     ratio = divide(amax, multiply(SIX, tensor_scale, F32), F32)
     scale = _encode_ue4m3(jnp.maximum(jnp.where(ratio == 0, ONE, ratio), _f32(2**-9)))
-    return scale, multiply(convert(UE4M3, F32, scale), tensor_scale, F32)
+    return scale, _multiply_ue4m3(scale, tensor_scale)
 
 
 def _torchao_block(amax: Array, tensor_scale: Array) -> tuple[Array, Array]:
     scale = _encode_ue4m3(jnp.maximum(divide(divide(amax, SIX, F32), tensor_scale, F32), _f32(2**-6)))
-    return scale, multiply(tensor_scale, convert(UE4M3, F32, scale), F32)
+    return scale, _multiply_ue4m3(scale, tensor_scale)
 
 
 # ---- the table

@@ -4,6 +4,7 @@ Scales are found before, from max magnitudes, which are exact in any order.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ import numpy as np
 from jax import Array
 
 from tcemu.backends import elementwise
-from tcemu.backends.elementwise_request import ElementwiseRequest
+from tcemu.backends.elementwise_request import ElementwiseRequest, ScaleRequest
+from tcemu.backends.quotients import divide
 from tcemu.base.compilation import call_by_platform
 from tcemu.formats import BF16, F16, F32, Format, convert
 from tcemu.quantize.scale_groups import GroupSizes, max_along_rows, repeat_scales, split_groups
@@ -19,6 +21,7 @@ from tcemu.quantize.scale_groups import GroupSizes, max_along_rows, repeat_scale
 SOURCES = (F32, F16, BF16)  # formats whose numbers f32 can represent
 FEW = 1 << 15  # elements of which one thread finds the maximum
 MAGNITUDE = np.uint32((1 << 31) - 1)
+ONE = np.float32(1).view(np.uint32)
 
 
 def round_by_platform(reason: str, by_kernel: Callable[..., Array], portable: Callable[..., Array], codes: Array, *operands: Any) -> Array:
@@ -39,32 +42,47 @@ def unsupported_reason(source: Format, target: Format, rounding: str, codes: Arr
     return "" if codes.ndim >= 2 else f"the operand's shape is {list(codes.shape)}"
 
 
-def max_magnitudes(source: Format, codes: Array, depth: int | None) -> Array:
+def max_magnitudes(source: Format, codes: Array, depth: int | None, scale: ScaleRequest | None = None) -> Array:
     """Returns the max magnitude of each group of neighbours along K, f32 codes without sign [..., R, groups].
 
     Args:
         source: Format of x.
         codes: Codes of x [..., R, K].
         depth: Elements of a group; None: all.
+        scale: Return the scales of the magnitudes instead.
     """
 
     def portable(codes: Array) -> Array:
         magnitudes = f32_codes(source, codes) & MAGNITUDE
-        return max_along_rows(split_groups(magnitudes, depth or max(1, magnitudes.shape[-1]), -1))
+        found = max_along_rows(split_groups(magnitudes, depth or max(1, magnitudes.shape[-1]), -1))
+        return found if scale is None else _scales_on_any_device(scale, found)
 
-    has_kernel = source in SOURCES and depth != 1 and codes.ndim >= 2 and codes.shape[-1] != 0
-    by_kernel = lambda platform, codes: elementwise.max_magnitudes(platform, source, codes, depth)
-    return call_by_platform(elementwise.kernel_programs(by_kernel, codes, magnitudes=True) if has_kernel else {}, portable, codes)
+    has_kernel = source in SOURCES and codes.ndim >= 2 and codes.shape[-1] != 0
+    by_kernel = partial(elementwise.max_magnitudes, source, depth, scale)
+    return call_by_platform(elementwise.kernel_programs(by_kernel, codes, of_scales=True) if has_kernel else {}, portable, codes)
 
 
-def max_of_all(source: Format, codes: Array) -> Array:
-    """Returns the max magnitude of all elements, an f32 code without sign: [1, 1]."""
+def max_of_all(source: Format, codes: Array, scale: ScaleRequest | None = None) -> Array:
+    """Returns the max magnitude of all elements, or its scale, an f32 code: [1, 1]."""
     if codes.size == 0:
-        return jnp.zeros((1, 1), F32.dtype)
+        source, codes = F32, jnp.zeros((1, 1), F32.dtype)
     if source not in SOURCES:
         source, codes = F32, f32_codes(source, codes)
     rows = codes if codes.size <= FEW else max_magnitudes(source, codes, None)
-    return max_magnitudes(source if rows is codes else F32, rows.reshape(1, rows.size), None)
+    return max_magnitudes(source if rows is codes else F32, rows.reshape(1, rows.size), None, scale)
+
+
+def scales_of_magnitudes(scale: ScaleRequest, magnitudes: Array) -> Array:
+    """Returns the scales of max magnitudes, f32 codes of any shape."""
+    return max_magnitudes(F32, magnitudes.reshape(1, magnitudes.size), 1, scale).reshape(magnitudes.shape)
+
+
+def _scales_on_any_device(request: ScaleRequest, magnitudes: Array) -> Array:
+    scale = jnp.maximum(divide(magnitudes, np.uint32(request.largest), F32), np.uint32(request.least))
+    if request.power_of_two:
+        up = (scale + ((1 << F32.mantissa_bits) - 1)) >> F32.mantissa_bits << F32.mantissa_bits
+        scale = jnp.where(scale >= F32.infinity, scale, up)
+    return jnp.where(magnitudes == 0, ONE, scale)
 
 
 def f32_codes(source: Format, codes: Array) -> Array:

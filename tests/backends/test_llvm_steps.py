@@ -35,6 +35,15 @@ def test_bits_are_those_of_the_portable_backend(name):
             np.testing.assert_array_equal(got, wanted, err_msg=f"{kind}, {target}, {by_columns}")
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", names())
+def test_a_million_outputs(name):
+    arithmetic = arithmetics()[name]
+    for kind in ("bits", "mixed"):
+        operands = draw_operands(arithmetic, kind, 1, 1000, 1000)
+        np.testing.assert_array_equal(multiply_by_kernel(arithmetic, operands), multiply_portably(arithmetic, operands), err_msg=kind)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (16, 8), (64, 128), (65, 129), (3, 300)], ids=str)
 def test_any_size(shape):
     operands = draw_operands(arithmetics()[NARROW], "mixed", 1, *shape)

@@ -21,6 +21,7 @@ from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import quantize_kernel
 from tcemu.backends.cuda import xla_launch as launch
+from tcemu.base import compilation
 from tcemu.formats import E4M3, E4M3FNUZ, E5M2, F16, F32, F64, S8, UE8M0
 from tcemu.quantize import Quantizer, block_quantize
 from tcemu.quantize import scaled_elements as kernels
@@ -264,6 +265,7 @@ def test_the_texts_compile(architecture, tmp_path):
 def test_it_lowers_for_cuda(monkeypatch):
     """The scales and the elements of both operands; on other platforms no kernel is called."""
     here = launch.Route("sm", "90", "")
+    monkeypatch.setattr(compilation, "backends", lambda: {"cpu": None, "cuda": None})
     for module in (launch, quantize_kernel):
         monkeypatch.setattr(module, "route", lambda: here)
     compile_text = store.load_or_compile

@@ -16,6 +16,7 @@ from tcemu.backends.dispatch import multiply_matrices
 from tcemu.backends.llvm import llvm_programs, machine_code
 from tcemu.backends.product_requests import MatrixProduct
 from tcemu.formats import Format, from_float
+from tcemu.isa.families import MatrixMultiply
 
 TARGETS = ("sm_70", "sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
@@ -41,7 +42,7 @@ def arithmetics() -> dict[str, Arithmetic]:
     found: dict[str, Arithmetic] = {}
     for target in TARGETS:
         for op in tcemu.isa.instructions(target):
-            if not isinstance(op, tcemu.isa.families.MatrixMultiply) or op.d.is_integer:
+            if not isinstance(op, MatrixMultiply) or op.d.is_integer:
                 continue
             try:
                 model = resolve_arithmetic(op, target).model

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from llvmlite import ir
 
-from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest
+from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest, ScaleRequest
 from tcemu.backends.llvm.decoding import decode, extend, value_word
-from tcemu.backends.llvm.values import F32, I32, I64, POINTER, Builder, Value
+from tcemu.backends.llvm.values import I32, I64, POINTER, Builder, Value
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import Format
 from tcemu.formats.coding import nan_code
@@ -184,7 +184,7 @@ def elements_text(name: str, request: ElementwiseRequest) -> str:
 
 @lru_cache(maxsize=64)
 def magnitudes_text(name: str, request: MagnitudeRequest) -> str:
-    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call`. The operand and the result are those of a `MagnitudeRequest`.
+    """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call`. The operand and the result are those of the request.
 
     A task computes some neighbouring groups, in row-major order.
     """
@@ -223,9 +223,20 @@ def magnitudes_text(name: str, request: MagnitudeRequest) -> str:
         word = number(request.source, largest).bits()
         if request.source.bias != BINARY32.bias:
             word = (word > BINARY32.infinity).select(BINARY32.nan, word)
-        b.store(word, b.at(out, I32, group))
+        b.store(word if request.scale is None else scale_word(request.scale, word), b.at(out, I32, group))
     b.finish()
     return str(module)
+
+
+def scale_word(request: ScaleRequest, magnitude: Value) -> Value:
+    """The f32 code of the scale of a max magnitude, a code too."""
+    quotient = (magnitude.as_float() / (magnitude - magnitude + request.largest).as_float()).bits()
+    quotient = (quotient > BINARY32.infinity).select(BINARY32.nan, quotient)
+    scale = (quotient > request.least).select(quotient, request.least)
+    if request.power_of_two:
+        below = (1 << BINARY32.mantissa_bits) - 1
+        scale = (scale < BINARY32.infinity).select((scale + below) & ~below, scale)
+    return (magnitude == 0).select(BINARY32.bias << BINARY32.mantissa_bits, scale)
 
 
 def _groups(b: Builder, dims: Value, depth: int) -> tuple[Value, Value, Value, Value, Value]:

@@ -154,12 +154,16 @@ def round_integer(size: Value, drop: Value, negative: Value, rounding: str) -> V
 
 def resize(value: Value, of: ir.IntType, how: str = "sext") -> Value:
     """The integers with another number of bits."""
-    return value if value.element == of else value.cast("trunc" if of.width < value.element.width else how, of)
+    before = value.element
+    assert isinstance(before, ir.IntType)
+    return value if before == of else value.cast("trunc" if of.width < before.width else how, of)
 
 
 def encode(b: Builder, fmt: Format, total: Value, unit: Value, rounding: str, kept: int) -> Value:
     """Rules 6 and 7: the code of total * 2^unit, rounded to `kept` fraction bits; +0 for every zero. total: i32 or i64; unit: i32."""
-    of, width = total.element, total.element.width
+    of = total.element
+    assert isinstance(of, ir.IntType)
+    width = of.width
     sign = total.shift_right_signed(width - 1)
     size = with_sign(total, sign)
     zeros = b.call(f"llvm.ctlz.{b.suffix(size.type)}", size.type, size, b.constant(I1, 0))

@@ -2,13 +2,13 @@
 
 A task computes a block of D step by step, and looks at the scales of each step. Then there are two ways to add:
 
-- Bounded steps. A group's sum is an f32: an integer below 2^24 times a power of two. It is found by multiply-adds of values that have their
-  scales, or, where the CPU has AVX-512 VNNI, by sums of products of bytes, multiplied by the scales. Aligned, it has up to 48 bits. It is
-  divided into two parts, each of which is truncated by the conversion to an integer, and the parts of all groups are added.
+- Bounded steps. The sum of a group is an f32: an integer below 2^24 times a power of two. It is found by multiply-adds of scaled values,
+  or, where the CPU has AVX-512 VNNI, by sums of products of bytes, which are then multiplied by the scales. Aligned, it has up to 48 bits.
+  It is divided into two parts, each of which is truncated by the conversion to an integer, and the parts of all groups are added.
 - Any steps: see `general_steps`.
 
-Operands are bounded if no scale is NaN, if the exponents of a pair of scales reach from `least` to a limit that keeps every sum below 2^127,
-and if all scales are normal f32. Why such steps need no other rule is said in `arithmetic.bounded_steps`.
+Scales are bounded if none is NaN, if all are normal f32, and if the exponents of two scales together are at least `least` and too small for
+a sum to reach 2^127. `arithmetic.bounded_steps` says why such steps need no other rule.
 
 Nothing here depends on whether the machine flushes subnormals: floats are normal or zero wherever their value matters.
 """

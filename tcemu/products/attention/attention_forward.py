@@ -36,7 +36,8 @@ from tcemu.products.attention.flash_blocks import (
 )
 from tcemu.products.matmul import multiply_quantized, round_result, scales_chunks
 from tcemu.products.recipes import Recipe
-from tcemu.quantize.quantizer import ONE, QuantizedOperand, quantize
+from tcemu.quantize.quantizer import QuantizedOperand, quantize
+from tcemu.quantize.scaled_elements import ONE
 
 LANES = 4  # that share a row of an accumulator's tile, each with the columns 8i + 2t and 8i + 2t + 1
 SIGN, MINUS_INFINITY = np.uint32(1 << 31), np.uint32(0xFF800000)
