@@ -206,22 +206,16 @@ def _add_tally(before: Tally, iteration: Tally) -> Tally:
     return jax.tree.map(jnp.add, before._replace(first=first), iteration._replace(first=0))
 
 
-def _barrier_of_lanes(results: tuple[Array, Array]) -> tuple[Array, ...]:
-    """Keep the results apart, stored with the cases as the minor axis, as `reduce_small_products` computes them."""
-    return tuple(jnp.moveaxis(v, -1, 0) for v in lax.optimization_barrier(tuple(jnp.moveaxis(v, 0, -1) for v in results)))
-
-
 def _compile_traceable(task: ComparisonTask, size: int, devices: tuple[Any, ...]) -> ChunkFunction:
     """Compile everything into one loop, in which each device computes its share of the iterations."""
     left, right = codes_function(task.op, task.left), codes_function(task.op, task.right)
-    keep_apart = _barrier_of_lanes if devices[0].platform == "cpu" else lax.optimization_barrier
 
     def iterate(seed: WordPair, start: WordPair, counted: Array, offset: Array) -> Tally:
         # these barriers, like the one in `draw_operands`, keep a fusion from recomputing all this for each user
         number = add_offset(start, offset)
         keys = lax.optimization_barrier(case_keys(seed, number))
         operands = draw_operands(task.op, keys, task.kinds)
-        x, y = keep_apart((left(operands), right(operands)))
+        x, y = lax.optimization_barrier((left(operands), right(operands)))
         return _count_batch(task, CaseBatch(keys, number, offset, counted), operands, x, y)
 
     def device(seed: WordPair, start: WordPair, counted: Array, iterations: Array) -> Tally:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from tcemu.arithmetic.fused_dot_add import SIGN
+from tcemu.arithmetic.multiplicands import ZERO_EXPONENT
 from tcemu.backends.llvm.values import F32, I32, Value
 from tcemu.formats import F32 as RESULT
 from tcemu.formats import Format
@@ -18,6 +20,14 @@ class Decoded(NamedTuple):
     special: Value | None  # Inf or NaN
     infinite: Value | None
     zero: Value
+
+
+class AnyFactor(NamedTuple):
+    """A factor that may be any code."""
+
+    fraction: Value  # f32, the value / 2^exponent; Inf and NaN themselves
+    exponent: Value  # rule 2; ZERO_EXPONENT for zero, Inf and NaN
+    special: Value
 
 
 def decode(fmt: Format, code: Value) -> Decoded:
@@ -61,6 +71,31 @@ def significand(fmt: Format, x: Decoded) -> Value:
     if not fmt.subnormals:
         return stored | (1 << fmt.mantissa_bits)
     return (fraction < 1 << fmt.mantissa_bits).select(stored, stored | (1 << fmt.mantissa_bits))
+
+
+def fraction_bits(fmt: Format, x: Decoded) -> Value:
+    """The bits of |value| / 2^exponent as an f32: 0, or a number below 2, normal in f32."""
+    stored = x.magnitude >> fmt.unused_bits
+    fraction = stored & ((1 << fmt.mantissa_bits) - 1)
+    word = fraction << (FRACTION - fmt.mantissa_bits) | (BIAS << FRACTION)
+    if not fmt.subnormals:
+        return word
+    tiny = stored.cast("uitofp", F32) * 2.0**-fmt.mantissa_bits
+    return (stored < 1 << fmt.mantissa_bits).select(tiny.bits(), word)
+
+
+def decode_any(fmt: Format, codes: Value, scales: Value | None = None) -> AnyFactor:
+    """codes, scales: integers of 32 bits; the scales are powers of two."""
+    x = decode(fmt, codes)
+    special = codes != codes if x.special is None else x.special
+    infinite = codes != codes if x.infinite is None else x.infinite
+    if scales is not None:
+        special, infinite = special | (scales == 0xFF), infinite & (scales != 0xFF)
+    word = special.select(infinite.select(RESULT.infinity, codes - codes + RESULT.nan), x.zero.select(0, fraction_bits(fmt, x)))
+    if x.negative is not None:
+        word = word | (x.negative & -SIGN)
+    exponent = x.exponent - BIAS if scales is None else x.exponent + scales - 2 * BIAS
+    return AnyFactor(word.as_float(), (x.zero | special).select(ZERO_EXPONENT, exponent), special)
 
 
 def extend(codes: Value) -> Value:

@@ -12,11 +12,12 @@ from tcemu.arithmetic.bounded_steps import step_form
 from tcemu.arithmetic.fitting import specialize
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.order import Order
-from tcemu.arithmetic.product_spec import ProductSpec, Scales
+from tcemu.arithmetic.product_spec import ProductSpec, Scales, product_spec
 from tcemu.arithmetic.small_products import are_small_products
 from tcemu.backends.batched_calls import call_batched, require_known_sizes
 from tcemu.backends.cuda.kernel_text import kernel_numbers
 from tcemu.backends.llvm import machine_code, xla_call
+from tcemu.backends.llvm.small_programs import find_matrix_kernel, find_register_kernel
 from tcemu.backends.llvm.xla_call import Kernel
 from tcemu.backends.product_requests import MatrixProduct, Program, PromotedProduct, RegisterProduct
 from tcemu.base.errors import Unsupported
@@ -26,7 +27,7 @@ from tcemu.formats.coding import recode
 if TYPE_CHECKING:
     from tcemu.backends.llvm.general_steps import GeneralForm
     from tcemu.backends.llvm.grouped_kernel import GroupedForm
-    from tcemu.backends.llvm.step_kernel import KernelForm
+    from tcemu.backends.llvm.step_arithmetic import KernelForm
 
 NOT_TAKEN = "it does not take this arithmetic"
 TERMS = (4, 8, 16, 32, 64)  # products of a step that a kernel takes
@@ -54,8 +55,22 @@ class StepCall(NamedTuple):
 
 
 def registers_program(product: RegisterProduct) -> Program:
-    """No kernel takes registers. Raises Unsupported."""
-    raise Unsupported("its kernels take matrices")
+    """The kernel that takes the registers of warps. Raises Unsupported."""
+    op, model, forms, operands = product.op, product.model, product.forms, product.operands
+    if reason := xla_call.missing():
+        raise Unsupported(reason)
+    require_known_sizes(*jax.tree.leaves(operands))
+    if forms.warp is None or forms.registers is None or model.result.is_integer:
+        raise Unsupported(NOT_TAKEN)
+    if any(0 in v.shape for v in jax.tree.leaves(operands)):
+        raise Unsupported("the batch is empty")
+    given = product_spec(op)
+    model, spec = specialize(model, given, given.k // given.scale_vec if given.scale_vec else None)
+    call = find_register_kernel(model, given, spec, forms.warp(op, product.clamped_metadata, operands))
+    if call is None:
+        raise Unsupported("its kernel for registers does not take this instruction")
+    pack = forms.registers
+    return lambda operands: call_batched(call, *pack(op, operands)[:3])
 
 
 def promoted_program(product: PromotedProduct) -> Program:
@@ -72,7 +87,7 @@ def matrices_program(product: MatrixProduct, target: machine_code.Target | None 
         raise Unsupported(NOT_TAKEN)
     model, spec = specialize(product.model, product.spec, product.scale_block)
     if are_small_products(model, spec, product.c.shape, product.a.shape[-1]):
-        raise Unsupported("a batch of small products has vectors along the batch")
+        return _small_products_program(product, model, spec, target)
     block, order = product.scale_block or 0, _order(model, spec)
     is_spread = order is not None and block > 0 and not _is_arranged(order, spec.k)  # then there is a scale for each product
     kernel = find_kernel(model, spec, 1 if is_spread else block, target, product.by_columns)
@@ -95,6 +110,15 @@ def matrices_program(product: MatrixProduct, target: machine_code.Target | None 
     return program
 
 
+def _small_products_program(product: MatrixProduct, model: Model, spec: ProductSpec, target: machine_code.Target | None) -> Program:
+    """The kernel of small products, whose vectors lie along the batch. Raises Unsupported."""
+    given, result = product.spec, model.result
+    call = find_matrix_kernel(model, given, spec, *product.c.shape[-2:], target)
+    if call is None:
+        raise Unsupported("its kernel for batches of small products does not take this arithmetic")
+    return lambda a, b, c, scales: recode(result, given.d, call_batched(call, a, b, recode(given.c, result, c)))
+
+
 def find_kernel(
     model: Model, spec: ProductSpec, block: int, target: machine_code.Target | None = None, by_columns: bool = False
 ) -> Kernel | None:
@@ -115,9 +139,10 @@ def kernel_form(
     model: Model, spec: ProductSpec, block: int, target: machine_code.Target, by_columns: bool = False
 ) -> KernelForm | GroupedForm | GeneralForm | None:
     """What the kernel is compiled for: see `find_kernel`."""
+    from tcemu.backends.llvm.blocks import LANES
     from tcemu.backends.llvm.general_steps import GeneralForm
     from tcemu.backends.llvm.grouped_kernel import grouped_form
-    from tcemu.backends.llvm.step_kernel import LANES, KernelForm
+    from tcemu.backends.llvm.step_arithmetic import KernelForm
 
     order, wide = _order(model, spec), target.vector_bits == 512
     numbers = None if order is None or spec.a.words > 1 else kernel_numbers(model.replace(nan=None, dealing="pairs"), spec)

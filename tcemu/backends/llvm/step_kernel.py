@@ -1,91 +1,36 @@
 """Fused steps as a CPU kernel in LLVM IR: the eight rules of `fused_dot_add`, on vectors of columns of D.
 
-A task computes a block of D, ROWS x COLUMNS, for one matrix of the batch, step by step. In each step it decodes the operands of the block and
-looks at their exponents. Then there are two ways to add:
+A task computes a block of D, ROWS x COLUMNS, for one matrix of the batch, step by step. In each step it decodes the operands of the
+block and looks at their exponents. Then there are two ways to add:
 
 - Bounded steps (see `arithmetic.bounded_steps`, which states what bounded operands are and why this is right): products are f32 values,
-  multiplied by a power of two and truncated by the conversion to integers, or, for few fraction bits, added as floats that are rounded toward
-  zero.
-- Any steps: significands and exponents are integers, sums have 64 bits, and rule 8 is a sum of f32 in which Inf and NaN stand for themselves.
+  multiplied by a power of two and truncated by the conversion to integers, or, for few fraction bits, added as floats that are rounded
+  toward zero.
+- Any steps: a row of A or a column of B with an Inf or a NaN makes all its elements of D special. These are sums of f32 in which Inf and
+  NaN stand for themselves. The other elements of narrow formats are those of bounded steps, but for accumulators that no product reaches.
+  For wide formats each product of two fractions is multiplied by its own power of two, and the sum is encoded with all rules.
 
 After a step of the second kind the accumulators are looked at again. So a special value or a subnormal costs the steps in which it is.
 The bits of D do not depend on the choice, which is that of the block.
-
-Nothing here depends on whether the machine flushes subnormals: floats are normal or zero wherever their value matters.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache, reduce
-from operator import add
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from llvmlite import ir
 
-from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR, StepForm
-from tcemu.arithmetic.fused_dot_add import products_fit_one_limb
-from tcemu.arithmetic.multiplicands import ZERO_EXPONENT
+from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR
 from tcemu.backends.llvm.blocks import LANES, BlockForm, BlockKernel, count_tasks
-from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, significand, value_word
-from tcemu.backends.llvm.values import F32, I1, I8, I16, I32, I64, Value
+from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, decode_any, value_word
+from tcemu.backends.llvm.step_arithmetic import SIGN, TOWARD_ZERO, KernelForm, StepArithmetic
+from tcemu.backends.llvm.values import F32, I1, I32, I64, Value
 from tcemu.formats import F32 as RESULT
 
 ROWS, COLUMNS = 64, 128  # of a block of D: a step's part of B stays in the first-level cache
 GROUP = 64  # columns whose max exponents are found together
-SIGN = 1 << 31
-TOWARD_ZERO = 11  # AVX-512's rounding operand: toward zero, without exceptions
 FAR = 1 << 20  # a distance beyond every exponent
-
-
-class KernelForm(NamedTuple):
-    """What a kernel is compiled for."""
-
-    step: StepForm
-    block: int  # products along K that share a block scale; 0: there are none
-    wide_registers: bool  # AVX-512 is there
-    by_columns: bool = False  # see `BlockForm`
-
-    name = "steps"
-
-    def text(self) -> str:
-        """LLVM IR of the kernel."""
-        return kernel_text(self.name, self)
-
-    @property
-    def scaled(self) -> bool:
-        return self.block > 0
-
-    @property
-    def terms(self) -> int:
-        return self.step.terms
-
-    @property
-    def lane_type(self) -> ir.IntType:
-        """The type of exponents while their max is found."""
-        return I8 if self.step.is_narrow else I16
-
-    @property
-    def lane_biases(self) -> tuple[int, int]:
-        """What is added to the exponents of A and B in lanes, so that a sum has the bias of f32. Narrow lanes have no sign."""
-        return (BIAS + 1) // 2 if self.step.is_narrow else BIAS, BIAS // 2 if self.step.is_narrow else 0
-
-    @property
-    def lane_zero(self) -> int:
-        """The exponent of a zero in lanes."""
-        return 0 if self.step.is_narrow else -1 << 13
-
-    @property
-    def least(self) -> int:
-        """The least exponent to which a bounded step is aligned, with the bias of f32. No sum with the exponent of a zero is above it."""
-        if not self.step.is_narrow:
-            return self.step.least + BIAS
-        a, b = self.lane_biases
-        return max(self.step.spec.a.max_exponent + a, self.step.spec.b.max_exponent + b)
-
-    @property
-    def adds_floats(self) -> bool:
-        """True if the products of a step are added as floats, rounded toward zero: their sum fits the fraction of an f32."""
-        return self.wide_registers and self.step.is_narrow and self.terms << (self.step.fraction_bits + 2) <= 1 << FRACTION
 
 
 class Side:
@@ -103,7 +48,9 @@ class Side:
         self.planes = b.allocate(I32, count)
         self.exponents = b.allocate(form.lane_type, count)
         # for any steps
-        self.significands, self.numbers, self.classes = b.allocate(I32, count), b.allocate(I32, count), b.allocate(F32, count)
+        self.fractions = b.allocate(F32, count)
+        self.numbers = b.allocate(I32, 1 if form.step.is_narrow else count)  # exponents of wide formats
+        self.specials = b.allocate(I32, ROWS if is_row else COLUMNS)  # not 0 for a row or a column with an Inf or a NaN
         vector = ir.VectorType(I32, self.width)
         self.low, self.high, self.special = b.allocate(vector), b.allocate(vector), b.allocate(vector)
 
@@ -153,42 +100,42 @@ class Side:
 
     def prepare_any(self, step: Value) -> None:
         """Decodes the step's operands for any steps."""
-        b = self.kernel.b
+        b, form = self.kernel.b, self.kernel.form
+        zeros = b.constant(ir.VectorType(I32, LANES), 0)
+        for place in range(0, ROWS if self.is_row else COLUMNS, LANES):
+            b.store(zeros, b.at(self.specials, I32, place))
 
         def visit(codes: Value, scales: Value | None, place: Value) -> None:
-            x = decode(self.format, codes)
-            number, exponent = significand(self.format, x), x.exponent - BIAS
-            never = codes != codes
-            special = never if x.special is None else x.special
-            infinite = never if x.infinite is None else x.infinite
-            if scales is not None:
-                exponent = exponent + scales - BIAS
-                special, infinite = special | (scales == 0xFF), infinite & (scales != 0xFF)
-            gone = x.zero | special
-            number = gone.select(0, number)
-            sign = codes - codes if x.negative is None else x.negative
-            b.store((number ^ sign) - sign, b.at(self.significands, I32, place))
-            b.store(gone.select(ZERO_EXPONENT, exponent), b.at(self.numbers, I32, place))
-            one, infinity, nan = (codes - codes + word for word in (BIAS << FRACTION, RESULT.infinity, RESULT.nan))
-            word = special.select(infinite.select(infinity, nan), x.zero.select(0, one)) | (sign & -SIGN)
-            b.store(word.as_float(), b.at(self.classes, F32, place))
+            x = decode_any(self.format, codes, scales)
+            b.store(x.fraction, b.at(self.fractions, F32, place))
+            if not form.step.is_narrow:
+                b.store(x.exponent, b.at(self.numbers, I32, place))
+            noted = x.special.cast("sext", I32)
+            if self.is_row:
+                where = b.at(self.specials, I32, place // form.terms)
+                b.store(b.load(I32, where) | noted.reduce("or"), where)
+            else:
+                where = b.at(self.specials, I32, place % COLUMNS)
+                b.store(b.load(noted.type, where) | noted, where)
 
         self.kernel.visit_codes(self.is_row, step, visit)
 
 
-class StepKernel(BlockKernel):
+class StepKernel(BlockKernel, StepArithmetic):
     """The function of one task."""
 
     def __init__(self, module: ir.Module, name: str, form: KernelForm) -> None:
         spec = form.step.spec
-        super().__init__(
-            module, name, BlockForm(ROWS, COLUMNS, GROUP, spec.a, spec.b, RESULT, RESULT, form.terms, form.block, form.by_columns)
+        BlockKernel.__init__(
+            self, module, name, BlockForm(ROWS, COLUMNS, GROUP, spec.a, spec.b, RESULT, RESULT, form.terms, form.block, form.by_columns)
         )
-        self.form, b = form, self.b
+        StepArithmetic.__init__(self, form, self.b)
+        b = self.b
         self.accumulators = b.allocate(I32, ROWS * COLUMNS)
         self.tops = b.allocate(form.lane_type, COLUMNS)
         self.are_bounded = b.allocate(I1)
         self.unbounded_lanes = b.allocate(ir.VectorType(I32, LANES))
+        self.is_bounded_step, self.special_columns, self.special_words = b.allocate(I1), b.allocate(I1), b.allocate(I32, COLUMNS)
         self.x, self.y = Side(self, True), Side(self, False)
         self._build()
 
@@ -201,10 +148,18 @@ class StepKernel(BlockKernel):
         with b.loop(self.step_count) as step:
             self.x.prepare_bounded(step)
             self.y.prepare_bounded(step)
-            b.branch(self._is_bounded(), self._add_bounded, lambda: self._add_any(step))
+            b.store(self._is_bounded(), self.is_bounded_step)
+            self._unless_bounded(lambda: self._prepare_any(step))
+            with b.loop(self.rows) as row:
+                self._add_row(row)
+            self._unless_bounded(self._look_at_accumulators)
         for place, memory, mask in self.elements():
             b.masked_store(b.load(of, b.at(self.accumulators, I32, place)), b.at(self.d, I32, memory), mask)
         b.finish()
+
+    def _unless_bounded(self, execute: Callable[[], None]) -> None:
+        b = self.b
+        b.branch(b.load(I1, self.is_bounded_step), lambda: None, execute)
 
     def _look_at_accumulators(self) -> None:
         """Notes whether all accumulators are such as bounded steps take."""
@@ -213,7 +168,7 @@ class StepKernel(BlockKernel):
         with b.loop(self.rows) as row, b.loop(self.padded, LANES) as column:
             magnitude = b.load(of, b.at(self.accumulators, I32, row * COLUMNS + column)) & (SIGN - 1)
             field = magnitude >> FRACTION
-            unusual = (magnitude != 0) & ((field < self.form.least) | (field > MAX_ACCUMULATOR + BIAS))
+            unusual = (magnitude != 0) & ((field < self.form.least) | (field > self.form.most + BIAS))
             b.store(b.load(of, self.unbounded_lanes) | unusual.cast("sext", I32), self.unbounded_lanes)
         b.store(b.load(of, self.unbounded_lanes).reduce("or") == 0, self.are_bounded)
 
@@ -240,22 +195,22 @@ class StepKernel(BlockKernel):
 
     # ---- bounded steps
 
-    def _add_bounded(self) -> None:
+    def _add_bounded_row(self, row: Value) -> None:
+        """Computes a step for a row whose products are bounded. Accumulators of narrow formats may be any numbers."""
         b, form = self.b, self.form
         groups = ir.VectorType(form.lane_type, GROUP)
-        with b.loop(self.rows) as row:
-            first = row * form.terms
-            with b.loop(self.padded, GROUP) as column:
-                start = form.least if form.step.is_narrow else form.lane_zero
-                top = b.constant(groups, start)
-                for term in range(form.terms):
-                    x = b.splat(b.load(form.lane_type, b.at(self.x.exponents, form.lane_type, first + term)), GROUP)
-                    y = b.load(groups, b.at(self.y.exponents, form.lane_type, column + term * COLUMNS))
-                    top = b.maximum(top, x + y, signed=not form.step.is_narrow)
-                b.store(top, b.at(self.tops, form.lane_type, column))
-            neighbours = GROUP if form.adds_floats else LANES
-            with b.loop(self.columns, neighbours) as column:
-                self._add_bounded_vectors(row, first, [column + at for at in range(0, neighbours, LANES)])
+        first = row * form.terms
+        with b.loop(self.padded, GROUP) as column:
+            start = form.least if form.step.is_narrow else form.lane_zero
+            top = b.constant(groups, start)
+            for term in range(form.terms):
+                x = b.splat(b.load(form.lane_type, b.at(self.x.exponents, form.lane_type, first + term)), GROUP)
+                y = b.load(groups, b.at(self.y.exponents, form.lane_type, column + term * COLUMNS))
+                top = b.maximum(top, x + y, signed=not form.step.is_narrow)
+            b.store(top, b.at(self.tops, form.lane_type, column))
+        neighbours = GROUP if form.adds_floats else LANES
+        with b.loop(self.columns, neighbours) as column:
+            self._add_bounded_vectors(row, first, [column + at for at in range(0, neighbours, LANES)])
 
     def _add_bounded_vectors(self, row: Value, first: Value, columns: list[Value]) -> None:
         """Computes a step for vectors of columns, side by side."""
@@ -263,19 +218,21 @@ class StepKernel(BlockKernel):
         of = ir.VectorType(I32, LANES)
         places = [b.at(self.accumulators, I32, row * COLUMNS + column) for column in columns]
         codes = [b.load(of, place) for place in places]
-        units = []
-        for code, column in zip(codes, columns, strict=True):
-            top = b.load(ir.VectorType(form.lane_type, LANES), b.at(self.tops, form.lane_type, column))
-            top = b.maximum(top.cast("zext" if form.step.is_narrow else "sext", I32), (code >> FRACTION) & 0xFF)
-            if not form.step.is_narrow:
-                top = b.maximum(top, b.constant(of, form.least))
-            units.append((top - form.step.fraction_bits) << FRACTION)
-        scales = [(((2 * BIAS) << FRACTION) - unit).as_float() for unit in units]
+        tops = [b.load(ir.VectorType(form.lane_type, LANES), b.at(self.tops, form.lane_type, column)) for column in columns]
+        addends, units, scales = zip(*map(self.align_accumulator, codes, tops), strict=True)
         add_up = self._add_floats if form.adds_floats else self._truncate_products
         sums = add_up(first, columns, units, scales)
-        for place, code, unit, scale, products in zip(places, codes, units, scales, sums, strict=True):
-            addends = [*products, (code.as_float() * scale).cast("fptosi", I32)]
-            b.store(self._round(addends, unit), place)
+        words = []
+        for addend, unit, scale, products in zip(addends, units, scales, sums, strict=True):
+            words.append(self.round([*products, (addend * scale).cast("fptosi", I32)], unit))
+            b.store(words[-1], places[len(words) - 1])
+        if form.step.is_narrow:
+
+            def select() -> None:
+                for place, code, word, top in zip(places, codes, words, tops, strict=True):
+                    b.store(self.select_unreached(code, word, top), place)
+
+            self._unless_bounded(select)
 
     def _operands(self, side: Side, memory: str, of: ir.Type, first: Value, column: Value, term: int) -> Value:
         b = self.b
@@ -290,19 +247,14 @@ class StepKernel(BlockKernel):
             for term in range(self.form.terms)
         ]
 
-    def _truncate_products(self, first: Value, columns: list[Value], units: list[Value], scales: list[Value]) -> list[list[Value]]:
+    def _truncate_products(self, first: Value, columns: list[Value], units: Sequence[Value], scales: Sequence[Value]) -> list[list[Value]]:
         """Rules 4 and 5: for each vector, sums that fit an s32, of products truncated to integer multiples of the unit."""
-        form, sums = self.form.step, []
-        for column, scale in zip(columns, scales, strict=True):
-            integers = [(x * y * scale).cast("fptosi", I32) for x, y in self._pairs("values", F32, first, column)]
-            if products_fit_one_limb(form.model, form.spec, form.terms):
-                sums.append([reduce(add, integers)])
-            else:
-                half = -(-form.terms // 2)
-                sums.append([reduce(add, integers[:half]), reduce(add, integers[half:])])
-        return sums
+        return [
+            self.add_integers([(x * y * scale).cast("fptosi", I32) for x, y in self._pairs("values", F32, first, column)])
+            for column, scale in zip(columns, scales, strict=True)
+        ]
 
-    def _add_floats(self, first: Value, columns: list[Value], units: list[Value], scales: list[Value]) -> list[list[Value]]:
+    def _add_floats(self, first: Value, columns: list[Value], units: Sequence[Value], scales: Sequence[Value]) -> list[list[Value]]:
         """As `_truncate_products`, for products of few bits: two sums of floats, of the positive and of the negative products.
 
         A sum begins at 2^FRACTION units, and its last place is the unit while it is below twice that. So a magnitude that is added, rounded
@@ -323,121 +275,65 @@ class StepKernel(BlockKernel):
                     sums[at] = b.call("llvm.x86.avx512.vfmadd.ps.512", x.type, x, y, sums[at], rounding)
         return [[p.bits() - n.bits()] for p, n in zip(positive, negative, strict=True)]
 
-    def _round(self, addends: list[Value], unit: Value) -> Value:
-        """Rule 6: the sum of the addends, truncated to an f32 without the bits that the result does not keep. unit: code of the power."""
-        b, form = self.b, self.form.step
-        rounding = b.constant(I32, TOWARD_ZERO)
-        largest = (1 << (form.fraction_bits + 2)) * form.terms + (1 << (form.fraction_bits + 1))
-        if len(addends) == 2 and largest < 1 << 31:
-            total = reduce(add, addends)
-            if self.form.wide_registers:
-                raw = b.call("llvm.x86.avx512.sitofp.round.v16f32.v16i32", addends[0]._shaped(F32), total, rounding)
-                return self._cut((raw * unit.as_float()).bits(), total)
-            negative = total.shift_right_signed(31)
-            magnitude = (total ^ negative) - negative
-        elif len(addends) == 2:
-            x, y = addends
-            total = x + y
-            same_sign = ~(x ^ y)  # of two addends of one sign, the sum has that sign even where it wraps
-            negative = ((x & same_sign) | (total & ~same_sign)).shift_right_signed(31)
-            magnitude = (total ^ negative) - negative
-        else:
-            wide = reduce(add, (v.cast("sext", I64) for v in addends))
-            sign = wide.shift_right_signed(63)
-            size = (wide ^ sign) - sign
-            negative = sign.cast("trunc", I32)
-            large = size > 0xFFFFFFFF  # the lowest bits of such a sum are not kept
-            magnitude = large.select(size >> 8, size).cast("trunc", I32)
-            unit = unit + (large.cast("zext", I32) << (FRACTION + 3))
-        if self.form.wide_registers:
-            raw = b.call("llvm.x86.avx512.uitofp.round.v16f32.v16i32", magnitude._shaped(F32), magnitude, rounding)
-        else:  # without the bits that cannot be kept, the conversion truncates: see `fused_dot_add`
-            raw = (magnitude & ~(magnitude >> (FRACTION + 1))).cast("uitofp", F32)
-        code = (raw * unit.as_float()).bits()
-        return self._cut(code | (negative & -SIGN), magnitude)
-
-    def _cut(self, code: Value, total: Value) -> Value:
-        """Without the fraction bits that the result does not keep."""
-        kept = self.form.step.model.result_bits
-        return code if kept is None else code & (-1 << (FRACTION - kept))
-
     # ---- any steps
 
-    def _add_any(self, step: Value) -> None:
-        b, form = self.b, self.form
+    def _prepare_any(self, step: Value) -> None:
+        b = self.b
         self.x.prepare_any(step)
         self.y.prepare_any(step)
-        with b.loop(self.rows) as row:
-            first = row * form.terms
-            with b.loop(self.padded, LANES) as column:
-                self._add_any_vector(row, first, column)
-        self._look_at_accumulators()
+        found = b.constant(ir.VectorType(I32, LANES), 0)
+        for column in range(0, COLUMNS, LANES):
+            found = found | b.load(found.type, b.at(self.y.specials, I32, column))
+        b.store(found.reduce("or") != 0, self.special_columns)
 
-    def _add_any_vector(self, row: Value, first: Value, column: Value) -> None:
-        b, form = self.b, self.form.step
-        of = ir.VectorType(I32, LANES)
-        place = b.at(self.accumulators, I32, row * COLUMNS + column)
-        code = b.load(of, place)
-        magnitude, negative = code & (SIGN - 1), code.shift_right_signed(31)
-        field = magnitude >> FRACTION
-        subnormal = field == 0
-        takes_part = (magnitude != 0) & (field != 0xFF)
-        exponent = takes_part.select(subnormal.select(1, field) - BIAS, ZERO_EXPONENT)
-        # rule 3
-        exponents = [x + y for x, y in self._pairs("numbers", I32, first, column)]
-        assert isinstance(form.model.floor, int)
-        top = reduce(b.maximum, exponents, b.maximum(exponent, b.constant(of, form.model.floor)))
-        # rules 4 and 5
-        bits, product_bits = form.fraction_bits, form.spec.a.mantissa_bits + form.spec.b.mantissa_bits
-        total = self._aligned(magnitude & ((1 << FRACTION) - 1) | subnormal.select(0, magnitude - magnitude + (1 << FRACTION)),
-                              negative, FRACTION, bits, top - exponent, takes_part)  # fmt: skip
-        classes = self._class_of(code)
-        for (x, y), one, (p, q) in zip(
-            self._pairs("significands", I32, first, column), exponents, self._pairs("classes", F32, first, column), strict=True
-        ):
-            product = x * y
-            sign = product.shift_right_signed(31)
-            total = total + self._aligned((product ^ sign) - sign, sign, product_bits, bits, top - one, product != 0)
-            classes = classes + p * q
-        # rules 6, 7 and 8
-        word = self._encode(total, top - bits)
-        special = classes.bits()
-        size = special & (SIGN - 1)
-        nan = form.model.nan if isinstance(form.model.nan, int) else RESULT.nan
-        word = (size == RESULT.infinity).select(special, word)
-        b.store((size > RESULT.infinity).select(nan, word), place)
-
-    def _class_of(self, code: Value) -> Value:
-        """f32: Inf and NaN themselves, and 0 for numbers."""
-        return ((code & RESULT.infinity) == RESULT.infinity).select(code, 0).as_float()
-
-    def _aligned(self, size: Value, sign: Value, stored: int, kept: int, distance: Value, takes_part: Value) -> Value:
-        """A term of `stored` fraction bits, truncated to `kept` below an exponent that is `distance` above its own; i64, with its sign."""
-        wide = size.cast("zext", I64) << max(kept - stored, 0)
-        far = distance + max(stored - kept, 0)
-        shift = ((far > 63) | ~takes_part).select(63, far)
-        wide = wide >> shift.cast("zext", I64)
-        sign = sign.cast("sext", I64)
-        return (wide ^ sign) - sign
-
-    def _encode(self, total: Value, unit: Value) -> Value:
-        """The f32 code of total * 2^unit, truncated."""
+    def _add_row(self, row: Value) -> None:
+        """Computes a step for a row."""
         b = self.b
-        sign = total.shift_right_signed(63)
-        size = (total ^ sign) - sign
-        kept = self.form.step.model.result_bits
-        kept = FRACTION if kept is None else kept
-        zeros = b.call(f"llvm.ctlz.{b.suffix(size.type)}", size.type, size, b.constant(I1, 0)).cast("trunc", I32)
-        leading = 63 - zeros + unit  # exponent of the leading bit
-        last = b.maximum(leading - kept, b.constant(leading.type, RESULT.min_exponent - kept))  # of the last bit kept
-        down = (last - unit).cast("sext", I64)
-        up = 0 - down
-        shifted = (down > 0).select(size >> b.minimum(b.maximum(down, down - down), down - down + 63),
-                                    size << b.minimum(b.maximum(up, up - up), up - up + 63))  # fmt: skip
-        word = (shifted.cast("trunc", I32) << (FRACTION - kept)) + ((last + (kept + BIAS - 1)) << FRACTION)
-        word = (leading > RESULT.max_exponent).select(RESULT.infinity, word)
-        word = word | (sign.cast("trunc", I32) & -SIGN)
-        return ((size == 0).cast("sext", I32) | (shifted == 0).cast("sext", I32) != 0).select(0, word)
+        unbounded = ~b.load(I1, self.is_bounded_step)
+        b.branch(
+            unbounded & (b.load(I32, b.at(self.x.specials, I32, row)) != 0),
+            lambda: self._find_special_words(row, self.accumulators, row * COLUMNS),
+            lambda: self._add_numbers(row, unbounded),
+        )
+
+    def _add_numbers(self, row: Value, unbounded: Value) -> None:
+        """Computes a step for a row of A without Inf and NaN."""
+        b = self.b
+        special = unbounded & b.load(I1, self.special_columns)
+        b.branch(special, lambda: self._find_special_words(row, self.special_words, b.constant(I64, 0)), lambda: None)
+        if self.form.step.is_narrow:
+            self._add_bounded_row(row)
+        else:
+            b.branch(unbounded, lambda: self._add_any_row(row), lambda: self._add_bounded_row(row))
+        b.branch(special, lambda: self._replace_specials(row), lambda: None)
+
+    def _find_special_words(self, row: Value, memory: Value, start: Value) -> None:
+        """Rule 8, for elements of D of special rows or columns: the sum of f32 in which Inf and NaN stand for themselves."""
+        b, of = self.b, ir.VectorType(I32, LANES)
+        with b.loop(self.padded, LANES) as column:
+            code = b.load(of, b.at(self.accumulators, I32, row * COLUMNS + column))
+            products = [x * y for x, y in self._pairs("fractions", F32, row * self.form.terms, column)]
+            b.store(self.special_code(self.add_specials(code, products)), b.at(memory, I32, start + column))
+
+    def _replace_specials(self, row: Value) -> None:
+        """Replaces results in the columns of B that have an Inf or a NaN."""
+        b, of = self.b, ir.VectorType(I32, LANES)
+        with b.loop(self.padded, LANES) as column:
+            place = b.at(self.accumulators, I32, row * COLUMNS + column)
+            special = b.load(of, b.at(self.y.specials, I32, column)) != 0
+            b.store(special.select(b.load(of, b.at(self.special_words, I32, column)), b.load(of, place)), place)
+
+    def _add_any_row(self, row: Value) -> None:
+        b, of = self.b, ir.VectorType(I32, LANES)
+        with b.loop(self.padded, LANES) as column:
+            place = b.at(self.accumulators, I32, row * COLUMNS + column)
+            products = self._fraction_pairs(row * self.form.terms, column)
+            b.store(self.add_any_vector(products, b.load(of, place)), place)
+
+    def _fraction_pairs(self, first: Value, column: Value) -> list[tuple[Value, Value]]:
+        """Fraction and exponent of each product of a step."""
+        fractions, numbers = self._pairs("fractions", F32, first, column), self._pairs("numbers", I32, first, column)
+        return [(x * y, p + q) for (x, y), (p, q) in zip(fractions, numbers, strict=True)]
 
 
 @lru_cache(maxsize=256)

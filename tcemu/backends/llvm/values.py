@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 I1, I8, I16, I32, I64, F32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-POINTER = ir.PointerType()
+HALF, POINTER = ir.HalfType(), ir.PointerType()
 
 
 class Value:
@@ -174,6 +174,10 @@ class Builder:
         """Chooses lanes of two vectors, those of y counted on from those of x."""
         return Value(self, self.ir.shuffle_vector(x.raw, y.raw, ir.Constant(ir.VectorType(I32, len(lanes)), lanes)))
 
+    def repeat(self, vector: Value, times: int) -> Value:
+        assert vector.lanes is not None
+        return self.shuffle(vector, vector, [*range(vector.lanes)] * times)
+
     def transpose(self, vectors: list[Value]) -> list[Value]:
         """The vectors that hold lane 0 of all of these, lane 1, and so on. The number of vectors is a power of two."""
         count, lanes = len(vectors), vectors[0].lanes
@@ -226,6 +230,14 @@ class Builder:
         """Memory of the function's own, aligned to 64 bytes."""
         raw = self._allocations.alloca(of, count)
         raw.align = 64
+        raw.type = POINTER
+        return Value(self, raw)
+
+    def table(self, of: ir.IntType, numbers: list[int]) -> Value:
+        """The address of constants."""
+        array = ir.ArrayType(of, len(numbers))
+        raw = ir.GlobalVariable(self.module, array, self.module.get_unique_name(f"{self.function.name}_table"))
+        raw.linkage, raw.global_constant, raw.initializer = "internal", True, ir.Constant(array, numbers)
         raw.type = POINTER
         return Value(self, raw)
 
