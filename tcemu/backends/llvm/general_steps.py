@@ -19,13 +19,15 @@ from tcemu.arithmetic.multiplicands import ZERO_EXPONENT, is_compact
 from tcemu.backends.cuda.kernel_text import KernelNumbers
 from tcemu.backends.llvm.blocks import LANES, BlockForm, BlockKernel, code_type, count_tasks
 from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, extend, significand, value_word
-from tcemu.backends.llvm.values import F32, I1, I32, I64, Builder, Value
+from tcemu.backends.llvm.values import F32, I1, I16, I32, I64, Builder, Value
 from tcemu.formats import F16, Format
 from tcemu.formats import F32 as WORD
 
 PLACES = 1 << 13  # of a block, rows or columns times the products of a step
 MOST_LINES = 64  # rows or columns of a block
 MOST_BITS = 28  # fraction bits of products that fit an s32
+GROUP = 64  # columns whose max exponents are found together
+ZERO_LANE = -(1 << 13)  # the exponent of a zero in lanes of 16 bits
 UNROLLED = 32  # products of a step whose operations are not a loop
 VECTOR = ir.VectorType(I32, LANES)
 
@@ -135,14 +137,17 @@ def with_sign(size: Value, sign: Value) -> Value:
     return (size ^ sign) - sign
 
 
-def round_integer(size: Value, drop: Value, negative: Value, rounding: str) -> Value:
+def round_integer(size: Value, drop: Value, negative: Value, rounding: str, drops: bool = False) -> Value:
     """size / 2^drop, rounded to an integer.
 
-    All three have one type, of W bits. size: below 2^(W-2); drop: from 0 to W-1; negative: -1 or 0.
+    All three have one type, of W bits. size: below 2^(W-2); drop: from 0 to W-1; negative: -1 or 0; drops: no `drop` is 0.
     """
     whole = size >> drop
     if rounding == "RZ":
         return whole
+    if rounding == "RN" and drops:
+        below_half = ((drop - drop + 1) << (drop - 1)) - 1
+        return (size + below_half + (whole & 1)) >> drop
     rest = size - (whole << drop)
     if rounding == "RN":
         half = ((drop - drop + 1) << drop) >> 1  # 0 where nothing is dropped
@@ -169,10 +174,10 @@ def encode(b: Builder, fmt: Format, total: Value, unit: Value, rounding: str, ke
     zeros = b.call(f"llvm.ctlz.{b.suffix(size.type)}", size.type, size, b.constant(I1, 0))
     leading = width - 1 - resize(zeros, I32) + unit  # exponent of the leading bit
     shifted = size << (zeros & (width - 1))
-    jammed = (shifted >> 2) | (shifted & 3 != 0).cast("zext", of)  # the leading bit is bit W - 3
+    jammed = (shifted >> 2) | ((shifted | (shifted >> 1)) & 1)  # the leading bit is bit W - 3
     below = b.maximum(fmt.min_exponent - leading, b.constant(unit.type, 0))
     drop = b.minimum(below + (width - 3 - kept), b.constant(unit.type, width - 1))
-    whole = resize(round_integer(jammed, resize(drop, of), sign, rounding), I32)
+    whole = resize(round_integer(jammed, resize(drop, of), sign, rounding, drops=True), I32)
     above = b.minimum(b.maximum(leading - fmt.min_exponent, b.constant(unit.type, 0)), b.constant(unit.type, 1 << fmt.exponent_bits))
     code = (whole << (fmt.mantissa_bits - kept)) + (above << fmt.mantissa_bits)  # the leading bit adds one to the field
     code = ((leading > fmt.max_exponent) | (code >= fmt.infinity)).select(fmt.infinity, code)
@@ -227,6 +232,7 @@ class GeneralSide:
         lines = kernel.block.rows if is_row else kernel.block.columns
         count = form.numbers.terms * lines
         self.significands, self.exponents, self.classes = b.allocate(I32, count), b.allocate(I32, count), b.allocate(F32, count)
+        self.lanes = b.allocate(I16, count)  # exponents, while their max is found
         self.values = b.allocate(F32, count if form.partial_sums else 1)  # of compact formats, else significands
         self.vector = ir.VectorType(I32, kernel.block.largest_width(is_row))
         self.special = b.allocate(self.vector)
@@ -264,7 +270,9 @@ class GeneralSide:
                 b.store(with_sign(number, sign).cast("sitofp", F32), b.at(self.values, F32, place))
             else:
                 b.store(with_sign(number, sign), b.at(self.significands, I32, place))
-            b.store(gone.select(ZERO_EXPONENT, exponent), b.at(self.exponents, I32, place))
+            exponent = gone.select(ZERO_EXPONENT, exponent)
+            b.store(exponent, b.at(self.exponents, I32, place))
+            b.store(gone.select(ZERO_LANE, exponent).cast("trunc", I16), b.at(self.lanes, I16, place))
             one, infinity, nan = (codes - codes + word for word in (BIAS << FRACTION, WORD.infinity, WORD.nan))
             word = special.select(infinite.select(infinity, nan), x.zero.select(0, one)) | (sign & sign_bit(WORD))
             b.store(word.as_float(), b.at(self.classes, F32, place))
@@ -291,6 +299,7 @@ class GeneralSteps:
         self.kernel, self.form, self.b = kernel, form, kernel.b
         self.x, self.y = GeneralSide(kernel, form, True), GeneralSide(kernel, form, False)
         self.top, self.total = self.b.allocate(VECTOR), self.b.allocate(ir.VectorType(I64, LANES))
+        self.tops = self.b.allocate(I16, kernel.block.group)
         self.product, self.any, self.exponent = (self.b.allocate(VECTOR) for _ in range(3))
         self.classes = self.b.allocate(ir.VectorType(F32, LANES))
 
@@ -300,9 +309,28 @@ class GeneralSteps:
         self.x.prepare(step)
         self.y.prepare(step)
         b.branch(self.x.has_special() | self.y.has_special(), lambda: self._absorb(accumulators), lambda: None)
-        with b.loop(self.kernel.rows) as row, b.loop(self.kernel.padded, LANES) as column:
-            place = b.at(accumulators, I32, row * self.kernel.block.columns + column)
-            b.store(self._add_vector(row, column, b.load(VECTOR, place)), place)
+        group = self.kernel.block.group
+        with b.loop(self.kernel.rows) as row, b.loop(self.kernel.padded, group) as first:
+            if not self.form.numbers.summed:
+                self._find_tops(row, first)
+            with b.loop(b.minimum(self.kernel.columns - first, b.constant(I64, group)), LANES) as at:
+                column = first + at
+                place = b.at(accumulators, I32, row * self.kernel.block.columns + column)
+                top = b.load(ir.VectorType(I16, LANES), b.at(self.tops, I16, at)).cast("sext", I32)
+                b.store(self._add_vector(row, column, top, b.load(VECTOR, place)), place)
+
+    def _find_tops(self, row: Value, column: Value) -> None:
+        """Rule 3: the max exponents of the products, for a group of columns."""
+        b, terms, columns = self.b, self.form.numbers.terms, self.kernel.block.columns
+        of = ir.VectorType(I16, self.kernel.block.group)
+        b.store(b.constant(of, 2 * ZERO_LANE), self.tops)
+
+        def visit(term: Value) -> None:
+            x = b.splat(b.load(I16, b.at(self.x.lanes, I16, row * terms + term)), self.kernel.block.group)
+            y = b.load(of, b.at(self.y.lanes, I16, term * columns + column))
+            b.store(b.maximum(b.load(of, self.tops), x + y), self.tops)
+
+        self._over_terms(0, terms, 1, visit)
 
     def _absorb(self, accumulators: Value) -> None:
         """Rule 8: accumulators become Inf or NaN where the products of the step give one."""
@@ -333,10 +361,12 @@ class GeneralSteps:
             b.store(b.maximum(b.load(VECTOR, self.exponent), p + q), self.exponent)
         return b.load(VECTOR, self.product), b.load(VECTOR, self.exponent)
 
-    def _add_vector(self, row: Value, column: Value, code: Value) -> Value:
+    def _add_vector(self, row: Value, column: Value, top: Value, code: Value) -> Value:
+        """The accumulators after a step. top: the max exponents of the products, where they are not added in groups."""
         b, form, n = self.b, self.form, self.form.numbers
         c = decode_accumulator(form.result, code)
-        top = self._top(row, column, b.maximum(c.exponent, b.constant(VECTOR, n.floor)))
+        least = b.maximum(c.exponent, b.constant(VECTOR, n.floor))
+        top = self._top_of_groups(row, column, least) if n.summed else b.maximum(top, least)
         own = partial(self._aligned, c.significand, c.negative, form.result.mantissa_bits, top - c.exponent)
         unit = top - n.fraction_bits
         if form.partial_sums:
@@ -347,7 +377,7 @@ class GeneralSteps:
         else:
             total = self._add_integers(row, column, top, own(I64))
         d = encode(b, form.result, total, unit, n.rounding, n.kept)  # rules 6 and 7
-        return c.special.select(code_of_class(form.result, class_of(form.result, code), d), d)
+        return c.special.select(code, d)  # rule 8
 
     def _over_terms(self, start: int, stop: int, stride: int, visit: Callable[[Value], None]) -> None:
         b = self.b
@@ -358,16 +388,12 @@ class GeneralSteps:
             with b.loop(b.constant(I64, stop - start), stride) as term:
                 visit(term + start)
 
-    def _top(self, row: Value, column: Value, start: Value) -> Value:
-        """Rule 3: the max exponent of the terms, and at least `start`."""
+    def _top_of_groups(self, row: Value, column: Value, least: Value) -> Value:
+        """Rule 3: the max exponent of the groups, and at least `least`."""
         b, n = self.b, self.form.numbers
-        b.store(start, self.top)
-
-        def visit(term: Value) -> None:
-            exponent = self._term(row, column, term)[1] if n.summed else self._sum_of_exponents(row, column, term)
-            b.store(b.maximum(b.load(VECTOR, self.top), exponent), self.top)
-
-        self._over_terms(0, n.terms, n.summed or 1, visit)
+        b.store(least, self.top)
+        with b.loop(b.constant(I64, n.terms), n.summed) as term:
+            b.store(b.maximum(b.load(VECTOR, self.top), self._term(row, column, term)[1]), self.top)
         return b.load(VECTOR, self.top)
 
     def _sum_of_exponents(self, row: Value, column: Value, term: Value) -> Value:
@@ -428,7 +454,7 @@ class GeneralKernel(BlockKernel):
     """The function of one task."""
 
     def __init__(self, module: ir.Module, name: str, form: GeneralForm) -> None:
-        super().__init__(module, name, form.of_block((form.lines, form.lines), LANES))
+        super().__init__(module, name, form.of_block((form.lines, form.lines), min(GROUP, form.lines)))
         self.form, b = form, self.b
         n, fmt = form.numbers, form.result
         places = form.lines**2
@@ -448,10 +474,8 @@ class GeneralKernel(BlockKernel):
                 b.branch((step + 1) % form.steps_per_instruction == 0, self._round_again, lambda: None)
         for place, memory, mask in self.elements():
             code = b.load(VECTOR, b.at(self.running, I32, place))
-            if n.rounded_again:
-                code = narrow_code(b, code)
-            elif fmt == WORD:
-                code = (code & ~sign_bit(WORD) > WORD.infinity).select(form.nan, code)
+            canonical = (code & ~sign_bit(fmt) > fmt.infinity).select(form.nan, code)
+            code = narrow_code(b, code) if n.rounded_again else canonical
             of = code_type(form.d)
             b.masked_store(code if of == I32 else code.cast("trunc", of), b.at(self.d, of, memory), mask)
         b.finish()

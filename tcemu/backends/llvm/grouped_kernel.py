@@ -24,13 +24,13 @@ from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR
 from tcemu.arithmetic.fused_dot_add import unit_exponent
 from tcemu.backends.llvm.blocks import LANES, BlockKernel, count_tasks
 from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, significand, value_word
-from tcemu.backends.llvm.general_steps import GeneralForm, GeneralSteps, encode
+from tcemu.backends.llvm.general_steps import GeneralForm, GeneralSteps
 from tcemu.backends.llvm.values import F32, I1, I8, I16, I32, I64, Builder, Value
 from tcemu.formats import F32 as RESULT
 from tcemu.formats import Format
 
 ROWS, COLUMNS = 64, 128  # of a block of D
-NEIGHBOURS = 64  # columns that are computed together
+NEIGHBOURS, NARROW_NEIGHBOURS = 64, 16  # columns that are computed together, with AVX-512 and without
 LOW_BITS = 25  # bits of the lower part of an aligned sum
 SUM_BITS = 2 * LOW_BITS - 1  # bits that both parts of a step's sum hold, each as an exact f32
 SIGN = 1 << 31
@@ -61,6 +61,11 @@ class GroupedForm(NamedTuple):
     def groups(self) -> int:
         """Groups of a step."""
         return self.general.numbers.terms // self.general.numbers.summed
+
+    @property
+    def neighbours(self) -> int:
+        """Columns that are computed together."""
+        return NEIGHBOURS if self.wide_registers else NARROW_NEIGHBOURS
 
     @property
     def unit(self) -> int:
@@ -123,7 +128,7 @@ class GroupedSide:
         self.values = b.allocate(I8 if form.adds_bytes else F32, terms)
         self.scales, self.exponents, self.nonzero = b.allocate(F32, groups), b.allocate(I16, groups), b.allocate(I16, groups)
         self.starts = b.allocate(I32, groups)  # of sums of bytes
-        self.width = form.groups if is_row else NEIGHBOURS
+        self.width = form.groups if is_row else form.neighbours
         vector = ir.VectorType(I32, self.width)
         self.low, self.high, self.special = b.allocate(vector), b.allocate(vector), b.allocate(vector)
 
@@ -194,11 +199,11 @@ class GroupedSide:
     def _prepare_columns(self, step: Value) -> None:
         k, b, form = self.kernel, self.b, self.form
         n, block = form.general.numbers, form.general.block
-        codes_of = ir.VectorType(I8, NEIGHBOURS)
+        codes_of = ir.VectorType(I8, self.width)
         if form.general.by_columns:
             k.transpose_columns(step * n.terms)
-        with b.loop(b.constant(I64, form.groups)) as group, b.loop(k.padded, NEIGHBOURS) as column:
-            mask = b.splat((k.columns - column).cast("trunc", I16), NEIGHBOURS) > b.iota(I16, NEIGHBOURS)
+        with b.loop(b.constant(I64, form.groups)) as group, b.loop(k.padded, self.width) as column:
+            mask = b.splat((k.columns - column).cast("trunc", I16), self.width) > b.iota(I16, self.width)
             first = step * n.terms + group * n.summed
             if form.general.by_columns:
                 places = [b.at(k.columns_of_b, I8, (group * n.summed + term) * COLUMNS + column) for term in range(n.summed)]
@@ -206,7 +211,7 @@ class GroupedSide:
             else:
                 places = [b.at(k.b_codes, I8, (first + term) * k.n + column) for term in range(n.summed)]
                 rows = [self._bytes(b.masked_load(codes_of, place, mask)) for place in places]
-            marks = b.constant(ir.VectorType(I16, NEIGHBOURS), 0)
+            marks = b.constant(ir.VectorType(I16, self.width), 0)
             for term, row in enumerate(rows):
                 marks = marks | (row != 0).select(b.constant(marks.type, 1 << term), b.constant(marks.type, 0))
             place = group * COLUMNS + column
@@ -216,7 +221,7 @@ class GroupedSide:
             if form.adds_bytes:
                 self._store_words(rows, group, column)
             else:
-                scales = b.load(ir.VectorType(F32, NEIGHBOURS), b.at(self.scales, F32, place))
+                scales = b.load(ir.VectorType(F32, self.width), b.at(self.scales, F32, place))
                 for term, row in enumerate(rows):
                     value = row.cast("sext", I32).cast("sitofp", F32) * scales
                     b.store(value, b.at(self.values, F32, (group * n.summed + term) * COLUMNS + column))
@@ -229,7 +234,7 @@ class GroupedSide:
             parts = [(row.cast("zext", I32)) << (8 * place) for place, row in enumerate(rows[at : at + 4])]
             words.append(parts[0] | parts[1] | parts[2] | parts[3])
             b.store(words[-1], b.at(self.values, I32, (group * (n.summed // 4) + at // 4) * COLUMNS + column))
-        for part in range(0, NEIGHBOURS, LANES):
+        for part in range(0, self.width, LANES):
             start = b.constant(VECTOR, 0)
             shift = b.constant(VECTOR, largest_value(self.kernel.x.format) * 0x01010101)
             for word in words:
@@ -247,10 +252,10 @@ class GroupedKernel(BlockKernel):
     """The function of one task."""
 
     def __init__(self, module: ir.Module, name: str, form: GroupedForm) -> None:
-        super().__init__(module, name, form.general.of_block((ROWS, COLUMNS), NEIGHBOURS))
+        super().__init__(module, name, form.general.of_block((ROWS, COLUMNS), form.neighbours))
         self.form, b = form, self.b
         self.accumulators = b.allocate(I32, ROWS * COLUMNS)
-        self.tops = b.allocate(I16, NEIGHBOURS)
+        self.tops = b.allocate(I16, form.neighbours)
         self.are_bounded, self.unbounded_lanes = b.allocate(I1), b.allocate(VECTOR)
         self.x, self.y = GroupedSide(self, True), GroupedSide(self, False)
         steps = GeneralSteps(self, form.general)
@@ -302,17 +307,17 @@ class GroupedKernel(BlockKernel):
 
     def _add_bounded(self) -> None:
         b = self.b
-        with b.loop(self.rows) as row, b.loop(self.padded, NEIGHBOURS) as column:
+        with b.loop(self.rows) as row, b.loop(self.padded, self.form.neighbours) as column:
             self._find_tops(row, column)
             self._add_vectors(row, column)
 
     def _find_tops(self, row: Value, column: Value) -> None:
         """Rule 3: a group takes part if two of its factors that are not zero meet, under scales that are not."""
         b, form = self.b, self.form
-        of = ir.VectorType(I16, NEIGHBOURS)
+        of = ir.VectorType(I16, form.neighbours)
         top = b.constant(of, form.least + BIAS)
         for group in range(form.groups):
-            of_row = lambda memory: b.splat(b.load(I16, b.at(memory, I16, row * form.groups + group)), NEIGHBOURS)  # noqa: B023
+            of_row = lambda memory: b.splat(b.load(I16, b.at(memory, I16, row * form.groups + group)), form.neighbours)  # noqa: B023
             of_columns = lambda memory: b.load(of, b.at(memory, I16, column + group * COLUMNS))  # noqa: B023
             exponent = of_row(self.x.exponents) + of_columns(self.y.exponents)
             meets = of_row(self.x.nonzero) & of_columns(self.y.nonzero) != 0
@@ -323,7 +328,7 @@ class GroupedKernel(BlockKernel):
         """Computes a step for vectors of columns, side by side."""
         b, form = self.b, self.form
         n = form.general.numbers
-        starts = range(0, NEIGHBOURS, LANES)
+        starts = range(0, form.neighbours, LANES)
         places = [b.at(self.accumulators, I32, row * COLUMNS + column + at) for at in starts]
         codes = [b.load(VECTOR, place) for place in places]
         tops = [
@@ -371,14 +376,24 @@ class GroupedKernel(BlockKernel):
     def _round(self, high: Value, low: Value, top: Value) -> Value:
         """Rule 6: high * 2^LOW_BITS + low, in units of the step, truncated to an f32."""
         b, n = self.b, self.form.general.numbers
-        if not self.form.wide_registers:
-            total = (high.cast("sext", I64) << LOW_BITS) + low.cast("sext", I64)
-            return encode(b, RESULT, total, top - (BIAS + n.fraction_bits), "RZ", n.kept)
-        carry = (low + (1 << (LOW_BITS - 1))).shift_right_signed(LOW_BITS)
-        high, low = high + carry, low - (carry << LOW_BITS)
-        factor, rounding = b.constant(FLOATS, 2.0**LOW_BITS), b.constant(I32, TOWARD_ZERO)
-        raw = b.call("llvm.x86.avx512.vfmadd.ps.512", FLOATS, high.cast("sitofp", F32), factor, low.cast("sitofp", F32), rounding)
-        code = (raw * ((top - n.fraction_bits) << FRACTION).as_float()).bits()
+        unit = ((top - n.fraction_bits) << FRACTION).as_float()
+        factor = b.constant(FLOATS, 2.0**LOW_BITS)
+        if self.form.wide_registers:
+            carry = (low + (1 << (LOW_BITS - 1))).shift_right_signed(LOW_BITS)
+            high, low = high + carry, low - (carry << LOW_BITS)
+            parts = high.cast("sitofp", F32), factor, low.cast("sitofp", F32)
+            code = (b.call("llvm.x86.avx512.vfmadd.ps.512", FLOATS, *parts, b.constant(I32, TOWARD_ZERO)) * unit).bits()
+        else:
+            mask = (1 << LOW_BITS) - 1
+            high, low = high + low.shift_right_signed(LOW_BITS), low & mask
+            sign = high.shift_right_signed(31)
+            low = (low ^ (sign & mask)) - sign
+            size = ((high ^ sign) + (low >> LOW_BITS)).cast("sitofp", F32)  # below 2^24
+            low = low & mask
+            # the bits of the lower part that an f32 does not keep beside the upper part, or alone
+            beside = b.maximum((size.bits() >> FRACTION) - (BIAS + FRACTION - LOW_BITS), b.constant(VECTOR, 0))
+            low = low & ~(low >> (FRACTION + 1)) & (b.constant(VECTOR, -1) << beside)
+            code = (b.multiply_add(size, factor, low.cast("sitofp", F32)) * unit).bits() | (sign & -SIGN)
         return code if n.kept == FRACTION else code & (-1 << (FRACTION - n.kept))
 
 
