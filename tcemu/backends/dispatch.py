@@ -6,7 +6,8 @@ for instructions that compute nothing. For each form a backend of `BACKENDS` ret
 none. On each platform the first backend with a program computes. The portable backend has a program for every product. All backends give
 the same bits.
 
-`tcemu.execution` is read here and nowhere else, while a function is traced; it is part of the key of JAX's caches.
+`tcemu.execution` is read here, and where a kernel computes what is no product (`elementwise`, the operands of fuzzing), while a function is
+traced; it is part of the key of JAX's caches.
 """
 
 from collections.abc import Callable

@@ -54,7 +54,8 @@ class ElementwiseCall(NamedTuple):
     def sharing(self) -> tuple[str, ...]:
         return ("",) if self.request.depth is None else ("", "scales")
 
-    def __call__(self, codes: Array, *scales: Array) -> Array:
+    def __call__(self, *operands: Array) -> Array:
+        codes, *scales = operands
         result = jax.ShapeDtypeStruct(codes.shape, self.request.target.dtype)
         if codes.size == 0:
             return jnp.zeros(result.shape, result.dtype)
@@ -75,7 +76,8 @@ class MagnitudeCall(NamedTuple):
     def sharing(self) -> tuple[str, ...]:
         return ("",)
 
-    def __call__(self, codes: Array) -> Array:
+    def __call__(self, *operands: Array) -> Array:
+        (codes,) = operands
         *others, k = codes.shape
         result = jax.ShapeDtypeStruct((*others, -(-k // self.request.depth)), F32.dtype)
         if codes.size == 0:

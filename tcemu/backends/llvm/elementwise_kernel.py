@@ -21,7 +21,7 @@ MAGNITUDE = (1 << 31) - 1
 SIGN = 1 << 31
 
 
-def number(source: Format, codes: Value) -> Value:
+def decode_number(source: Format, codes: Value) -> Value:
     """The f32 value of codes of a format whose numbers f32 can represent. A NaN keeps no particular fraction."""
     if source == BINARY32:
         return codes.as_float()
@@ -34,7 +34,7 @@ def number(source: Format, codes: Value) -> Value:
     return (word if x.negative is None else word | (x.negative & -SIGN)).as_float()
 
 
-def scale_number(scale: Format, codes: Value) -> Value:
+def decode_scale(scale: Format, codes: Value) -> Value:
     """The f32 value of codes of scales, in f32 or ue8m0. 2^-127 is subnormal."""
     if scale == BINARY32:
         return codes.as_float()
@@ -43,8 +43,8 @@ def scale_number(scale: Format, codes: Value) -> Value:
     return (code == scale.nan).select(BINARY32.nan, word).as_float()
 
 
-def rounded(target: Format, saturate: bool, value: Value) -> Value:
-    """The codes of f32 values, i32, rounded to nearest even: see `tcemu.formats.coding.round_from_f32`."""
+def round_value(target: Format, saturate: bool, value: Value) -> Value:
+    """The codes, i32, of the numbers of the target that are nearest to f32 values: see `tcemu.formats.coding.round_from_f32`."""
     word = value.bits()
     magnitude = word & MAGNITUDE
     is_nan = magnitude > BINARY32.infinity
@@ -136,12 +136,12 @@ class ElementwiseKernel:
         codes, own = ir.VectorType(self.source, LANES), ir.VectorType(self.scale, LANES)
         shared = None
         if scale is not None and not each:
-            shared = b.splat(scale_number(self.request.scale, b.load(self.scale, b.at(self.scales, self.scale, scale))), LANES)
+            shared = b.splat(decode_scale(self.request.scale, b.load(self.scale, b.at(self.scales, self.scale, scale))), LANES)
         whole = count & -LANES
         with b.loop(whole, LANES) as i:
             given = shared
             if each and scale is not None:
-                given = scale_number(self.request.scale, b.load(own, b.at(self.scales, self.scale, scale + i)))
+                given = decode_scale(self.request.scale, b.load(own, b.at(self.scales, self.scale, scale + i)))
             self._store(self._compute(b.load(codes, b.at(x, self.source, i)), given), b.at(out, self.target, i), None)
 
         def rest() -> None:
@@ -149,7 +149,7 @@ class ElementwiseKernel:
             given = shared
             if each and scale is not None:
                 loaded = b.masked_load(own, b.at(self.scales, self.scale, scale + whole), mask)
-                given = scale_number(self.request.scale, loaded)
+                given = decode_scale(self.request.scale, loaded)
             made = self._compute(b.masked_load(codes, b.at(x, self.source, whole), mask), given)
             self._store(made, b.at(out, self.target, whole), mask)
 
@@ -163,10 +163,10 @@ class ElementwiseKernel:
             self.b.masked_store(made, place, mask)
 
     def _compute(self, codes: Value, scales: Value | None) -> Value:
-        request, value = self.request, number(self.request.source, codes)
+        request, value = self.request, decode_number(self.request.source, codes)
         if scales is not None:
             value = value * scales if request.multiplied else value / scales
-        return rounded(request.target, request.saturate, value)
+        return round_value(request.target, request.saturate, value)
 
 
 @lru_cache(maxsize=256)
@@ -220,7 +220,7 @@ def magnitudes_text(name: str, request: MagnitudeRequest) -> str:
 
         b.branch(whole < count, rest, lambda: None)
         largest = b.load(codes, accumulator).reduce("smax")
-        word = number(request.source, largest).bits()
+        word = decode_number(request.source, largest).bits()
         if request.source.bias != BINARY32.bias:
             word = (word > BINARY32.infinity).select(BINARY32.nan, word)
         b.store(word if request.scale is None else scale_word(request.scale, word), b.at(out, I32, group))
