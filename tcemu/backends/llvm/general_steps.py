@@ -47,10 +47,6 @@ class GeneralForm(NamedTuple):
 
     name = "general"
 
-    def text(self) -> str:
-        """LLVM IR of the kernel."""
-        return general_text(self.name, self)
-
     @property
     def lines(self) -> int:
         """Rows and columns of a block."""

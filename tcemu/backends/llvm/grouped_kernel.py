@@ -48,10 +48,6 @@ class GroupedForm(NamedTuple):
 
     name = "groups"
 
-    def text(self) -> str:
-        """LLVM IR of the kernel."""
-        return grouped_text(self.name, self)
-
     @property
     def scale(self) -> Format:
         assert self.general.scale is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -131,8 +132,13 @@ def find_kernel(
         target: The CPU; None: this machine's.
         by_columns: The kernel takes B as [N, K].
     """
+    from tcemu.backends.llvm.general_steps import general_text
+    from tcemu.backends.llvm.grouped_kernel import grouped_text
+    from tcemu.backends.llvm.step_kernel import kernel_text
+
+    texts: dict[str, Callable[[str, Any], str]] = {"steps": kernel_text, "groups": grouped_text, "general": general_text}
     form = kernel_form(model, spec, block, target or machine_code.host_target(), by_columns)
-    return None if form is None else Kernel(form.name, form.text(), target)
+    return None if form is None else Kernel(form.name, texts[form.name](form.name, form), target)
 
 
 def kernel_form(

@@ -31,12 +31,6 @@ class KernelForm(NamedTuple):
 
     name = "steps"
 
-    def text(self) -> str:
-        """LLVM IR of the kernel."""
-        from tcemu.backends.llvm.step_kernel import kernel_text
-
-        return kernel_text(self.name, self)
-
     @property
     def scaled(self) -> bool:
         return self.block > 0
