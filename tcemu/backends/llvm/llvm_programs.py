@@ -113,8 +113,8 @@ def matrices_program(product: MatrixProduct, target: machine_code.Target | None 
 
 def _small_products_program(product: MatrixProduct, model: Model, spec: ProductSpec, target: machine_code.Target | None) -> Program:
     """The kernel of small products, whose vectors lie along the batch. Raises Unsupported."""
-    given, result = product.spec, model.result
-    call = find_matrix_kernel(model, given, spec, *product.c.shape[-2:], target)
+    given, result, (m, n) = product.spec, model.result, product.c.shape[-2:]
+    call = find_matrix_kernel(model, given, spec, m, n, target)
     if call is None:
         raise Unsupported("its kernel for batches of small products does not take this arithmetic")
     return lambda a, b, c, scales: recode(result, given.d, call_batched(call, a, b, recode(given.c, result, c)))

@@ -69,6 +69,12 @@ class KernelForm(NamedTuple):
         return a.max_exponent + b.max_exponent + 3 + self.step.fraction_bits if self.step.is_narrow else MAX_ACCUMULATOR
 
     @property
+    def kept(self) -> int:
+        """Fraction bits of a result."""
+        bits = self.step.model.result_bits
+        return bits if isinstance(bits, int) else FRACTION
+
+    @property
     def adds_floats(self) -> bool:
         """True if the products of a step are added as floats, rounded toward zero: their sum fits the fraction of an f32."""
         return self.wide_registers and self.step.is_narrow and self.terms << (self.step.fraction_bits + 2) <= 1 << FRACTION
@@ -153,13 +159,13 @@ class StepArithmetic:
 
     def cut(self, code: Value) -> Value:
         """Without the fraction bits that the result does not keep."""
-        kept = self.form.step.model.result_bits
-        return code if kept is None else code & (-1 << (FRACTION - kept))
+        kept = self.form.kept
+        return code if kept == FRACTION else code & (-1 << (FRACTION - kept))
 
     def select_unreached(self, code: Value, word: Value, top: Value) -> Value:
         """The result of a bounded step, and the accumulator, truncated, where no product reaches it: see `bounded_steps.reduce_narrow`."""
         form = self.form.step
-        kept = min(form.fraction_bits, FRACTION, FRACTION if form.model.result_bits is None else form.model.result_bits)
+        kept = min(form.fraction_bits, self.form.kept)
         start = code & (-1 << (FRACTION - kept))
         start = (start << 1 == 0).select(0, start)
         start = (code & (SIGN - 1) > RESULT.infinity).select(self.nan, start)

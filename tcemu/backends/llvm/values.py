@@ -1,8 +1,8 @@
 """Values of LLVM IR with Python's operators. Each operation is appended to the function that is being built.
 
 A value is a vector or a scalar, of integers or of f32. Integers have no sign of their own: `>>` shifts zeros in, and comparisons take the
-numbers as signed; `shift_right_signed` and the functions whose names say so do otherwise. Plain Python numbers may stand on either side of an
-operator and are repeated for every lane.
+numbers as signed; `shift_right_signed` and the functions whose names say so do otherwise. Plain Python numbers may stand on either side of
+an operator and are repeated for every lane.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ HALF, POINTER = ir.HalfType(), ir.PointerType()
 class Value:
     """A value of LLVM IR."""
 
-    def __init__(self, ctx: Builder, raw: ir.Value) -> None:
+    def __init__(self, ctx: Builder, raw: Any) -> None:
         self.ctx, self.raw = ctx, raw
 
     @property
-    def type(self) -> ir.Type:
+    def type(self) -> Any:
         return self.raw.type
 
     @property
@@ -33,13 +33,13 @@ class Value:
         return self.type.count if isinstance(self.type, ir.VectorType) else None
 
     @property
-    def element(self) -> ir.Type:
+    def element(self) -> Any:
         return self.type.element if isinstance(self.type, ir.VectorType) else self.type
 
     def _is_float(self) -> bool:
         return isinstance(self.element, ir.FloatType)
 
-    def _match(self, other: Value | float) -> ir.Value:
+    def _match(self, other: Value | float) -> Any:
         return other.raw if isinstance(other, Value) else self.ctx.constant(self.type, other).raw
 
     def _apply(self, of_integers: str, of_floats: str | None, other: Value | float) -> Value:
@@ -159,7 +159,7 @@ class Builder:
 
     # ---- constants and vectors
 
-    def constant(self, of: ir.Type, number: float) -> Value:
+    def constant(self, of: Any, number: float) -> Value:
         if isinstance(of, ir.VectorType):
             return Value(self, ir.Constant(of, [self.constant(of.element, number).raw] * of.count))
         return Value(self, ir.Constant(of, float(number) if isinstance(of, ir.FloatType) else _wrap(int(number), of.width)))
@@ -201,7 +201,7 @@ class Builder:
         return "p0" if isinstance(of, ir.PointerType) else f"i{of.width}" if isinstance(of, ir.IntType) else "f32"
 
     def call(self, name: str, returned: ir.Type, *arguments: Value | ir.Constant) -> Value:
-        raw = [v.raw if isinstance(v, Value) else v for v in arguments]
+        raw: list[Any] = [v.raw if isinstance(v, Value) else v for v in arguments]
         known = self.module.globals.get(name)
         declared = known or ir.Function(self.module, ir.FunctionType(returned, [v.type for v in raw]), name)
         return Value(self, self.ir.call(declared, raw))
@@ -228,7 +228,7 @@ class Builder:
 
     def allocate(self, of: ir.Type, count: int = 1) -> Value:
         """Memory of the function's own, aligned to 64 bytes."""
-        raw = self._allocations.alloca(of, count)
+        raw: Any = self._allocations.alloca(of, count)
         raw.align = 64
         raw.type = POINTER
         return Value(self, raw)
@@ -236,7 +236,7 @@ class Builder:
     def table(self, of: ir.IntType, numbers: list[int]) -> Value:
         """The address of constants."""
         array = ir.ArrayType(of, len(numbers))
-        raw = ir.GlobalVariable(self.module, array, self.module.get_unique_name(f"{self.function.name}_table"))
+        raw: Any = ir.GlobalVariable(self.module, array, self.module.get_unique_name(f"{self.function.name}_table"))
         raw.linkage, raw.global_constant, raw.initializer = "internal", True, ir.Constant(array, numbers)
         raw.type = POINTER
         return Value(self, raw)
@@ -314,5 +314,5 @@ def _wrap(number: int, width: int) -> int:
     return number - (1 << width) if width > 1 and number >> (width - 1) else number
 
 
-def _bytes(of: ir.Type) -> int:
+def _bytes(of: Any) -> int:
     return 8 if isinstance(of, ir.PointerType) else 4 if isinstance(of, ir.FloatType) else -(-of.width // 8)
