@@ -205,6 +205,7 @@ def block_quantize(
     rule_row = RULES[fmt.rule]
     scaling = rule_row.two_level
     blocking = _Blocking(source, F32 if rule_row.in_f32 or source != F64 else F64, fmt.block, axis, int(rows))
+    codes = _materialize(codes)
     largest, tensor = _find_amax(blocking, scaling and scaling.tensor, codes, *(tensors or (None, None)))
     scales, scalers = _block_scales(rule_row, fmt.element, blocking.arithmetic, largest, tensor)
     key = key if rounding == "SR" else None
@@ -309,6 +310,12 @@ def _find_amax(
     if amax_source is None or amax is None:
         return largest, of_tensor(jnp.max(jnp.where(largest[0] < F32.infinity, largest[0], 0), initial=0))
     return largest, of_tensor(convert(amax_source, F32, amax) & 0x7FFFFFFF)
+
+
+@compile_once()
+def _materialize(codes: Array) -> Array:
+    """Returns the codes. What a unit returns is computed once: else XLA:CPU would transpose B for each kernel that reads it."""
+    return codes
 
 
 @compile_once(0)
