@@ -27,11 +27,12 @@ class Kernel(NamedTuple):
     unavailable_reason: Callable[[tuple[int, ...]], str]  # (shape of x): the reason why they cannot run here; "" if they can
     run: Callable[..., Array]  # (request, result, codes, *scales), of one device
     finds_scales: bool  # they take a MagnitudeRequest too, and e4m3 as the source
+    casts: bool  # they are faster than XLA where there are no scales
 
 
 KERNELS = {  # by the platform, as `lax.platform_dependent` names it
-    "cuda": Kernel(quantize_kernel.unavailable_reason, quantize_kernel.run, False),
-    "cpu": Kernel(elementwise_programs.unavailable_reason, elementwise_programs.run, True),
+    "cuda": Kernel(quantize_kernel.unavailable_reason, quantize_kernel.run, finds_scales=False, casts=True),
+    "cpu": Kernel(elementwise_programs.unavailable_reason, elementwise_programs.run, finds_scales=True, casts=False),
 }
 
 
@@ -85,13 +86,16 @@ class MagnitudeCall(NamedTuple):
         return KERNELS[self.platform].run(self.request, result, codes)
 
 
-def kernel_programs(by_kernel: Callable[..., Array], *operands: Array, of_scales: bool = False) -> dict[str, Callable[..., Array]]:
+def kernel_programs(
+    by_kernel: Callable[..., Array], *operands: Array, of_scales: bool = False, is_cast: bool = False
+) -> dict[str, Callable[..., Array]]:
     """Returns programs by platform, as `call_by_platform` takes them, for the platforms whose kernel can run on these operands here.
 
     Args:
         by_kernel: Function of the platform's name and further arguments.
         *operands: Operands that broadcast against each other to the shape of x.
         of_scales: Only platforms whose kernels find scales.
+        is_cast: There are no scales: only platforms where a kernel is then faster.
     """
     if current_execution() == PORTABLE:
         return {}
@@ -100,7 +104,11 @@ def kernel_programs(by_kernel: Callable[..., Array], *operands: Array, of_scales
     except Unsupported:
         return {}
     shape = jnp.broadcast_shapes((1, 1), *(operand.shape for operand in operands))
-    kernels = {platform: kernel for platform, kernel in KERNELS.items() if kernel.finds_scales or not of_scales}
+    kernels = {
+        platform: kernel
+        for platform, kernel in KERNELS.items()
+        if (kernel.finds_scales or not of_scales) and (kernel.casts or not is_cast)
+    }
     return {platform: partial(by_kernel, platform) for platform, kernel in kernels.items() if not kernel.unavailable_reason(shape)}
 
 

@@ -25,8 +25,11 @@ ONE = np.float32(1).view(np.uint32)
 
 
 def round_by_platform(reason: str, by_kernel: Callable[..., Array], portable: Callable[..., Array], codes: Array, *operands: Any) -> Array:
-    """Calls `by_kernel`, with the platform before the operands, where there is a kernel, else `portable`. reason: one against kernels."""
-    programs = {} if reason else elementwise.kernel_programs(by_kernel, codes)
+    """Calls `by_kernel`, with the platform before the operands, where there is a kernel, else `portable`.
+
+    reason: one against kernels. operands: the scales first; None where there are none.
+    """
+    programs = {} if reason else elementwise.kernel_programs(by_kernel, codes, is_cast=operands[0] is None)
     return call_by_platform(programs, portable, codes, *operands)
 
 
