@@ -95,6 +95,18 @@ def test_any_size_of_groups(shape):
     assert_same(arithmetics()[NVFP4], "mixed", batch=1, m=m, n=n)
 
 
+@pytest.mark.full
+def test_subnormal_accumulators_of_chains():
+    """A chain of zeros is added to C, and one that is not zero to a subnormal C."""
+    a, b, c, _ = draw_operands(arithmetics()[CHAINED], "numbers", m=33, n=21)
+    c = jnp.asarray(np.random.default_rng(2).integers(0, 1 << 24, c.shape).astype(np.uint32)) | (c & np.uint32(1 << 31))
+    for x in (a, jnp.zeros_like(a)):
+        operands = x, b, c, None
+        got = multiply_by_kernel(arithmetics()[CHAINED], operands)
+        np.testing.assert_array_equal(got, multiply_portably(arithmetics()[CHAINED], operands))
+    assert ((got & 0x7FFFFFFF) < 1 << 23).any()
+
+
 @pytest.mark.parametrize("name", sample_cases((NVFP4, MXFP4), [NVFP4]))
 def test_groups_far_apart_in_size(name):
     """Scales of many binades, values that are zero in whole groups, and accumulators of every size."""

@@ -66,7 +66,10 @@ def name_arithmetic(model: Model, spec: ProductSpec, block: int) -> str:
 
 
 def draw_codes(rng: np.random.Generator, fmt: Format, shape: tuple[int, ...], kind: str) -> jax.Array:
-    """Codes of a format: "bits" at random, "numbers" of like size, "mixed": those with a few bits, "finite": bits that are numbers."""
+    """Codes of a format.
+
+    kind: "bits" at random, "numbers" of like size, "mixed": those with a few bits among them, "finite": bits but Inf and NaN.
+    """
     bits = jnp.asarray(rng.integers(0, 1 << fmt.bits, shape).astype(fmt.dtype))
     if fmt.signed:
         numbers = from_float(fmt, jnp.asarray(rng.standard_normal(shape), jnp.float32))

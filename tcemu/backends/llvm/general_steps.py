@@ -182,7 +182,10 @@ def encode(b: Builder, fmt: Format, total: Value, unit: Value, rounding: str, ke
 
 
 def add_codes(b: Builder, fmt: Format, x: Value, y: Value) -> Value:
-    """x + y of codes, rounded RN once. They are not both -0."""
+    """x + y of codes, rounded RN once. They are not both -0. Tasks run without flushing subnormals: see `ffi_handler`."""
+    if fmt == WORD:
+        total = x.as_float() + y.as_float()
+        return (total == total).select(total.bits(), fmt.nan)
     left, right = decode_accumulator(fmt, x), decode_accumulator(fmt, y)
     top = b.maximum(left.exponent, right.exponent)
     spare = 29 - fmt.mantissa_bits  # bits below a significand: a guard bit and a sticky bit at least

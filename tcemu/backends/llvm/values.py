@@ -1,8 +1,8 @@
 """Values of LLVM IR with Python's operators. Each operation is appended to the function that is being built.
 
-A value is a vector or a scalar, of integers or of f32. Integers have no sign of their own: `>>` shifts zeros in, and comparisons take the
-numbers as signed; `shift_right_signed` and the functions whose names say so do otherwise. Plain Python numbers may stand on either side of
-an operator and are repeated for every lane.
+A value is a vector or a scalar, of integers or of f32. Integers have no sign of their own: `>>` shifts zeros in, and comparisons take
+the numbers as signed; `shift_right_signed` and the functions whose names say so do otherwise. Plain Python numbers may stand on either
+side of an operator and are repeated for every lane.
 """
 
 from __future__ import annotations
