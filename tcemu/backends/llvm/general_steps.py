@@ -28,6 +28,8 @@ MOST_LINES = 64  # rows or columns of a block
 MOST_BITS = 28  # fraction bits of products that fit an s32
 GROUP = 64  # columns whose max exponents are found together
 ZERO_LANE = -(1 << 13)  # the exponent of a zero in lanes of 16 bits
+ROUNDED = {"RN": "rint", "RM": "floor", "RP": "ceil"}  # LLVM's names
+TINY = (BIAS - 30) << FRACTION  # the code of 2^-30
 UNROLLED = 32  # products of a step whose operations are not a loop
 VECTOR = ir.VectorType(I32, LANES)
 
@@ -66,11 +68,11 @@ class GeneralForm(NamedTuple):
     def partial_sums(self) -> int:
         """Sums of aligned products, each of which fits an s32 with the accumulator; 0 where terms are added as integers of 64 bits."""
         n = self.numbers
-        if n.summed or n.alignment != "RZ" or n.fraction_bits > MOST_BITS:
+        if n.summed or n.fraction_bits > MOST_BITS:
             return 0
         largest = ((2 << self.a.mantissa_bits) - 1) * ((2 << self.b.mantissa_bits) - 1)
         shift = n.fraction_bits - n.mantissas
-        largest, own = largest << shift if shift >= 0 else largest >> -shift, 2 << n.fraction_bits
+        largest, own = (largest << shift if shift >= 0 else largest >> -shift) + 1, (2 << n.fraction_bits) + 1  # 1: rounded up
         return next((sums for sums in (1, 2) if -(-n.terms // sums) * largest + own < 1 << 31), 0)
 
     def of_block(self, lines: tuple[int, int], group: int) -> BlockForm:
@@ -399,7 +401,7 @@ class GeneralSteps:
         return self.x.vector_of(self.x.exponents, I32, row, term) + self.y.vector_of(self.y.exponents, I32, column, term)
 
     def _add_floats(self, row: Value, column: Value, top: Value) -> list[Value]:
-        """Rules 4 and 5: sums of products, each truncated by the conversion to an integer. See `fused_dot_add` for why that is exact."""
+        """Rules 4 and 5: sums of products, each rounded to an integer as an f32. See `fused_dot_add` for why that is exact."""
         b, form, n = self.b, self.form, self.form.numbers
         power = lambda exponent: (b.maximum(exponent + BIAS, b.constant(VECTOR, 0)) << FRACTION).as_float()
         least = form.a.min_exponent + form.b.min_exponent
@@ -410,7 +412,7 @@ class GeneralSteps:
         def visit(term: Value) -> None:
             product = self.x.vector_of(self.x.values, F32, row, term) * self.y.vector_of(self.y.values, F32, column, term)
             scale = power(self._sum_of_exponents(row, column, term) - last) if unit is None else unit
-            b.store(b.load(VECTOR, self.product) + (product * scale).cast("fptosi", I32), self.product)
+            b.store(b.load(VECTOR, self.product) + self._rounded_float(product * scale, product).cast("fptosi", I32), self.product)
 
         sums = []
         for start in range(0, n.terms, size):
@@ -418,6 +420,16 @@ class GeneralSteps:
             self._over_terms(start, min(start + size, n.terms), 1, visit)
             sums.append(b.load(VECTOR, self.product))
         return sums
+
+    def _rounded_float(self, aligned: Value, product: Value) -> Value:
+        """An aligned product, ready to be truncated to the integer to which it is rounded. One that underflowed is not zero."""
+        b, alignment = self.b, self.form.numbers.alignment
+        if alignment == "RZ":
+            return aligned
+        if alignment != "RN":
+            tiny = ((aligned.bits() & ~sign_bit(WORD)) < TINY) & (product != 0.0)
+            aligned = tiny.select((product.bits() & sign_bit(WORD)) | TINY, aligned.bits()).as_float()
+        return b.call(f"llvm.{ROUNDED[alignment]}.{b.suffix(aligned.type)}", aligned.type, aligned)
 
     def _add_jammed(self, x: Value, y: Value, unit: Value) -> tuple[Value, Value]:
         """x + y in units 2^unit, i32, and the unit: a sum that does not fit is halved, with a sticky last bit."""
