@@ -1,5 +1,7 @@
 """The LLVM kernel of small products, on matrices and on registers, and any steps of the other kernel, against the portable backend."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,13 +64,13 @@ def operands_of(op, share=0.999):
 
 
 def expected_codes(own, a, b, c):
-    product = MatrixProduct(own.model, product_spec(own.op), *map(jnp.asarray, (a, b, c)), None)
+    product = MatrixProduct(own.model, product_spec(own.op), jnp.asarray(a), jnp.asarray(b), jnp.asarray(c), None)
     return np.asarray(jax.jit(portable.matrices_program(product), static_argnums=3)(product.a, product.b, product.c, None))
 
 
 @pytest.mark.parametrize(("spelling", "target"), CASES)
 def test_kernels_have_the_bits_of_the_portable_backend(spelling, target):
-    op = tcemu.parse(spelling)
+    op: Any = tcemu.parse(spelling)
     own = resolve_arithmetic(op, target)
     given = product_spec(op)
     model, spec = specialize(own.model, given, None)
@@ -87,7 +89,7 @@ def test_kernels_have_the_bits_of_the_portable_backend(spelling, target):
 
 
 def test_operands_that_serve_the_whole_batch_and_vmap():
-    op = tcemu.parse(CASES[0][0])
+    op: Any = tcemu.parse(CASES[0][0])
     a, b, c = (tcemu.pack(op, name, codes) for name, codes in zip("abc", operands_of(op), strict=True))
     run = lambda *registers: tcemu.mma(op, *registers, target="sm_80")
     spread = jnp.broadcast_to(b[:1], b.shape)
@@ -106,7 +108,7 @@ def test_operands_that_serve_the_whole_batch_and_vmap():
     ],
 )
 def test_other_instructions_are_left_to_matrices(spelling, target):
-    op = tcemu.parse(spelling)
+    op: Any = tcemu.parse(spelling)
     own, given = resolve_arithmetic(op, target), product_spec(op)
     model, spec = specialize(own.model, given, given.k // given.scale_vec if given.scale_vec else None)
     assert find_register_kernel(model, given, spec, warp_operands(op)) is None
@@ -130,7 +132,7 @@ STEP_CASES = [
 @pytest.mark.parametrize(("spelling", "target"), STEP_CASES)
 def test_any_steps_have_the_bits_of_the_portable_backend(spelling, target):
     """Of three matrices the first has random bits, the second some in a few steps, and the third some in a row and a column."""
-    op = tcemu.parse(spelling)
+    op: Any = tcemu.parse(spelling)
     own, spec, rng = resolve_arithmetic(op, target), product_spec(op), np.random.default_rng(3)
     m, n, k = 70, 150, 6 * op.k
     operands = [rng.integers(0, 1 << fmt.bits, (3, *shape), np.uint64).astype(fmt.dtype)
@@ -149,8 +151,10 @@ def test_any_steps_have_the_bits_of_the_portable_backend(spelling, target):
     scales = None
     if spec.scale is not None:
         scales = tuple(jnp.asarray(rng.integers(64, 160, shape, np.uint8)) for shape in ((3, m, k // 32), (3, k // 32, n)))
-        scales = tuple(v.at[0, :, 3].set(255).at[0, :, 5].set(0) for v in scales)
-    product = MatrixProduct(own.model, spec, *map(jnp.asarray, operands), scales)
+        of_a, of_b = (v.at[0, :, 3].set(255).at[0, :, 5].set(0) for v in scales)
+        scales = of_a, of_b
+    a, b, c = map(jnp.asarray, operands)
+    product = MatrixProduct(own.model, spec, a, b, c, scales)
     run = lambda backend: np.asarray(jax.jit(backend.matrices_program(product))(product.a, product.b, product.c, scales))
     found, expected = run(llvm_programs), run(portable)
     assert ((expected[1:] & 0x7F800000) != 0x7F800000).mean() > 0.3

@@ -21,7 +21,7 @@ from tcemu.backends.llvm.blocks import LANES
 from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, decode_any, value_word
 from tcemu.backends.llvm.step_arithmetic import SIGN, KernelForm, StepArithmetic
 from tcemu.backends.llvm.values import F32, HALF, I16, I32, I64, POINTER, Builder, Value
-from tcemu.formats import E5M2, F16, Format
+from tcemu.formats import F16, Format
 from tcemu.formats import F32 as RESULT
 
 GROUP = 64  # elements of D whose max exponents are found together, those of LANES products of a few columns
@@ -40,7 +40,7 @@ class PlacedOperand(NamedTuple):
 class SmallForm(NamedTuple):
     """What a kernel is compiled for."""
 
-    kernel: KernelForm
+    arithmetic: KernelForm
     m: int
     n: int
     steps: tuple[tuple[int, ...], ...]  # products of each step, by their numbers along K
@@ -63,7 +63,7 @@ class SmallKernel(StepArithmetic):
     def __init__(self, module: ir.Module, name: str, small: SmallForm) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
         b = Builder(function)
-        super().__init__(small.kernel, b)
+        super().__init__(small.arithmetic, b)
         self.small = small
         task, buffers, dims = b.arguments
         self.pointers = [b.load(POINTER, b.at(buffers, POINTER, at)) for at in range(4)]
@@ -206,9 +206,13 @@ class Factors:
         if not form.step.is_narrow:
             x = decode_any(given, codes)
             return x.fraction, x.exponent
-        if given in (F16, E5M2) and form.wide_registers:  # a code, or its upper byte, of f16
-            half = (codes << (F16.bits - given.bits)).cast("trunc", I16).cast("bitcast", HALF)
-            word = half.cast("fpext", F32).bits()
+        if form.wide_registers and extends_from_half(given):
+            magnitude, sign = (1 << (given.bits - 1)) - 1, 1 << (given.bits - 1)
+            bits = (codes & magnitude) << (F16.mantissa_bits - given.mantissa_bits) | (codes & sign) << (F16.bits - given.bits)
+            half = bits.cast("trunc", I16).cast("bitcast", HALF)
+            word = (half.cast("fpext", F32) * 2.0 ** (F16.bias - given.bias)).bits()
+            if given.specials == "nan":
+                word = (codes & magnitude == given.nan).select(RESULT.nan, word)
         else:
             x = decode(given, codes)
             word = x.zero.select(0, value_word(given, x))
@@ -222,6 +226,13 @@ class Factors:
         exponent = self.kernel.b.maximum(field, codes - codes + (BIAS + self.format.min_exponent)) + (self.bias - BIAS)
         lane = ((word << 1 == 0) | (field == 0xFF)).select(form.lane_zero, exponent)
         return word.as_float(), lane.cast("trunc", form.lane_type)
+
+
+def extends_from_half(fmt: Format) -> bool:
+    """Whether a code, moved to the fields of f16, is that f16 times a power of two, or NaN."""
+    fits = fmt.signed and fmt.subnormals and fmt.unused_bits == 0 and fmt.mantissa_bits <= F16.mantissa_bits
+    special = fmt.specials in ("nan", "none") or (fmt.specials == "ieee" and fmt.exponent_bits == F16.exponent_bits)
+    return fits and special and fmt.exponent_bits <= F16.exponent_bits
 
 
 def elements_of_words(placed: PlacedOperand) -> list[int]:

@@ -40,6 +40,12 @@ class KernelForm(NamedTuple):
         return self.step.terms
 
     @property
+    def kept(self) -> int:
+        """Fraction bits of a result."""
+        bits = self.step.model.result_bits
+        return bits if isinstance(bits, int) else FRACTION
+
+    @property
     def lane_type(self) -> ir.IntType:
         """The type of exponents while their max is found."""
         return I8 if self.step.is_narrow else I16
