@@ -141,7 +141,7 @@ class SmallKernel(StepArithmetic):
                 b.load(VECTOR, place),
                 b.load(ir.VectorType(self.lane, LANES), b.at(self.tops, ir.VectorType(self.lane, LANES), column)),
             )
-            addend, unit, scale = self.align_accumulator(code, top)
+            addend, unit, scale = self.align_accumulator(self.usable_accumulator(code), top)
             products = [self.x.load_value(x_start + t) * self.y.load_value(y_start + column + t * n) for t in range(form.terms)]
             sums = self.add_integers([(product * scale).cast("fptosi", I32) for product in products])
             word = self.select_unreached(code, self.round([*sums, (addend * scale).cast("fptosi", I32)], unit), top)

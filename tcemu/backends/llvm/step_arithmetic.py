@@ -40,12 +40,6 @@ class KernelForm(NamedTuple):
         return self.step.terms
 
     @property
-    def kept(self) -> int:
-        """Fraction bits of a result."""
-        bits = self.step.model.result_bits
-        return bits if isinstance(bits, int) else FRACTION
-
-    @property
     def lane_type(self) -> ir.IntType:
         """The type of exponents while their max is found."""
         return I8 if self.step.is_narrow else I16
@@ -92,15 +86,17 @@ class StepArithmetic:
     def __init__(self, form: KernelForm, b: Builder) -> None:
         self.form, self.b = form, b
 
+    def usable_accumulator(self, code: Value) -> Value:
+        """The accumulator of a bounded step of narrow formats, or 0 in place of one that `select_unreached` replaces."""
+        field = (code >> FRACTION) & 0xFF
+        return ((field >= self.form.least) & (field <= self.form.most + BIAS)).select(code, 0)
+
     def align_accumulator(self, code: Value, top: Value) -> tuple[Value, Value, Value]:
-        """Rule 3 of a bounded step: the accumulator that takes part, f32, the code of the step's unit, and 1 / unit, f32.
+        """Rule 3 of a bounded step: the accumulator as f32, the code of the step's unit, and 1 / unit as f32.
 
         top: max exponent of the products, in lanes.
         """
         b, form = self.b, self.form
-        if form.step.is_narrow:  # others take no part, and would make subnormal f32, which are slow
-            field = (code >> FRACTION) & 0xFF
-            code = ((field >= form.least) & (field <= form.most + BIAS)).select(code, 0)
         top = b.maximum(top.cast("zext" if form.step.is_narrow else "sext", I32), (code >> FRACTION) & 0xFF)
         if not form.step.is_narrow:
             top = b.maximum(top, b.constant(code.type, form.least))

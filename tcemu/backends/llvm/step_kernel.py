@@ -135,7 +135,8 @@ class StepKernel(BlockKernel, StepArithmetic):
         self.tops = b.allocate(form.lane_type, COLUMNS)
         self.are_bounded = b.allocate(I1)
         self.unbounded_lanes = b.allocate(ir.VectorType(I32, LANES))
-        self.is_bounded_step, self.special_columns, self.special_words = b.allocate(I1), b.allocate(I1), b.allocate(I32, COLUMNS)
+        self.is_bounded_step, self.special_columns = b.allocate(I1), b.allocate(I1)
+        self.special_words, self.set_aside = b.allocate(I32, COLUMNS), b.allocate(I32, COLUMNS)  # of a row
         self.x, self.y = Side(self, True), Side(self, False)
         self._build()
 
@@ -196,7 +197,7 @@ class StepKernel(BlockKernel, StepArithmetic):
     # ---- bounded steps
 
     def _add_bounded_row(self, row: Value) -> None:
-        """Computes a step for a row whose products are bounded. Accumulators of narrow formats may be any numbers."""
+        """Computes a step for a row whose products and accumulators are bounded."""
         b, form = self.b, self.form
         groups = ir.VectorType(form.lane_type, GROUP)
         first = row * form.terms
@@ -222,17 +223,8 @@ class StepKernel(BlockKernel, StepArithmetic):
         addends, units, scales = zip(*map(self.align_accumulator, codes, tops), strict=True)
         add_up = self._add_floats if form.adds_floats else self._truncate_products
         sums = add_up(first, columns, units, scales)
-        words = []
-        for addend, unit, scale, products in zip(addends, units, scales, sums, strict=True):
-            words.append(self.round([*products, (addend * scale).cast("fptosi", I32)], unit))
-            b.store(words[-1], places[len(words) - 1])
-        if form.step.is_narrow:
-
-            def select() -> None:
-                for place, code, word, top in zip(places, codes, words, tops, strict=True):
-                    b.store(self.select_unreached(code, word, top), place)
-
-            self._unless_bounded(select)
+        for place, addend, unit, scale, products in zip(places, addends, units, scales, sums, strict=True):
+            b.store(self.round([*products, (addend * scale).cast("fptosi", I32)], unit), place)
 
     def _operands(self, side: Side, memory: str, of: ir.Type, first: Value, column: Value, term: int) -> Value:
         b = self.b
@@ -302,10 +294,29 @@ class StepKernel(BlockKernel, StepArithmetic):
         special = unbounded & b.load(I1, self.special_columns)
         b.branch(special, lambda: self._find_special_words(row, self.special_words, b.constant(I64, 0)), lambda: None)
         if self.form.step.is_narrow:
+            b.branch(unbounded, lambda: self._set_aside(row), lambda: None)
             self._add_bounded_row(row)
+            b.branch(unbounded, lambda: self._select_unreached(row), lambda: None)
         else:
             b.branch(unbounded, lambda: self._add_any_row(row), lambda: self._add_bounded_row(row))
         b.branch(special, lambda: self._replace_specials(row), lambda: None)
+
+    def _set_aside(self, row: Value) -> None:
+        """Replaces the accumulators of a row that bounded steps do not take."""
+        b, of = self.b, ir.VectorType(I32, LANES)
+        with b.loop(self.padded, LANES) as column:
+            place = b.at(self.accumulators, I32, row * COLUMNS + column)
+            code = b.load(of, place)
+            b.store(code, b.at(self.set_aside, I32, column))
+            b.store(self.usable_accumulator(code), place)
+
+    def _select_unreached(self, row: Value) -> None:
+        """Replaces the results of a row that are those of accumulators alone."""
+        b, of = self.b, ir.VectorType(I32, LANES)
+        with b.loop(self.padded, LANES) as column:
+            place = b.at(self.accumulators, I32, row * COLUMNS + column)
+            top = b.load(ir.VectorType(self.form.lane_type, LANES), b.at(self.tops, self.form.lane_type, column))
+            b.store(self.select_unreached(b.load(of, b.at(self.set_aside, I32, column)), b.load(of, place), top), place)
 
     def _find_special_words(self, row: Value, memory: Value, start: Value) -> None:
         """Rule 8, for elements of D of special rows or columns: the sum of f32 in which Inf and NaN stand for themselves."""
