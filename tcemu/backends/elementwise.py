@@ -105,9 +105,7 @@ def kernel_programs(
         return {}
     shape = jnp.broadcast_shapes((1, 1), *(operand.shape for operand in operands))
     kernels = {
-        platform: kernel
-        for platform, kernel in KERNELS.items()
-        if (kernel.finds_scales or not of_scales) and (kernel.casts or not is_cast)
+        platform: kernel for platform, kernel in KERNELS.items() if (kernel.finds_scales or not of_scales) and (kernel.casts or not is_cast)
     }
     return {platform: partial(by_kernel, platform) for platform, kernel in kernels.items() if not kernel.unavailable_reason(shape)}
 
