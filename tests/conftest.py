@@ -106,6 +106,13 @@ def computed_without_kernels(request):
         yield
 
 
+@pytest.fixture(autouse=True)
+def kernels_for_cpus_run_on_a_cpu(request):
+    """Also where JAX has a GPU."""
+    with jax.default_device(jax.devices("cpu")[0]) if request.path.stem.startswith("test_llvm") else contextlib.nullcontext():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs_are_dropped():
     """One module's programs are of little use to the next; hundreds of them fill gigabytes, which only the C library can release."""

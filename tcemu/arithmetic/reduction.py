@@ -69,6 +69,8 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
     order = Order.from_model(model, spec.k)
     of_codes = model.fraction_bits is None or model.step_kind in ("complement", "floored")
     if not of_codes and model.summed is None:
+        rank = max(a.ndim, b.ndim)  # one rank for both: the steps become a leading axis
+        a, b = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in (a, b))
         sides = ((EncodedMultiplicand(a, a_scales), -1), (EncodedMultiplicand(b, b_scales), -2))
         x, y = (_split_steps(order, spec, side, axis) for side, axis in sides)
         form = step_form(model, spec, terms := x.codes.shape[-1])

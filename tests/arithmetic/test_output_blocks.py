@@ -42,6 +42,18 @@ def test_blocks_change_no_bit(monkeypatch, op, a, b, c, elements):
     assert {int(v) for v in whole[..., 3, :2].ravel()} >= {op.d.nan}
 
 
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_one_block_where_a_matrix_serves_the_whole_batch(monkeypatch, name):
+    """As on other devices, where all of D is one block. The batch is not as long as there are steps."""
+    a, b = np.random.default_rng(3).standard_normal((2, 5, 64, 64), np.float32)
+    gemm = lambda a, b: jax.jit(lambda a, b: tcemu.gemm(a, b, op=name, target="sm_80"))(a, b)
+    wanted = gemm(a, b[0]), gemm(a[0], b)
+    monkeypatch.setattr(blocks, "call_by_platform", lambda programs, default, *operands: default(*operands))
+    jax.clear_caches()
+    for got, expected in zip((gemm(a, b[0]), gemm(a[0], b)), wanted, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_every_block_is_full_but_the_last():
     for size in range(1, 600):
         tile = blocks._even_tile(size, 128)
