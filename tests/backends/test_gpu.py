@@ -181,7 +181,7 @@ def test_quantisers_round_as_the_portable_way(case):
     with jax.default_device(gpus()[0]):
         x, scales = (None if v is None else jnp.asarray(v) for v in quantizer_cases.operands(case, 2500, 4001))
         assert kernels.unsupported_reason(source, target, "RN", x, scaled=scales is not None) == ""
-        got = jax.jit(lambda x, scales: kernels.round_with_kernel(source, target, saturate, sizes, x, scales))(x, scales)
+        got = jax.jit(lambda x, scales: kernels.round_with_kernel(source, target, saturate, sizes, "cuda", x, scales))(x, scales)
         wanted = jax.jit(lambda x, scales: quantizer_cases.quantize_portably(case, x, scales))(x, scales)
         wrong = int((got != wanted).sum())
     assert wrong == 0, f"{wrong} mismatches of {wanted.size}"

@@ -129,8 +129,12 @@ def test_calls_of_several_threads_are_all_right():
             wanted = expected(11, wanted)
         return all(same(program(x), wanted) for _ in range(5))
 
+    def run_on_cpu(seed):
+        with jax.default_device(jax.devices("cpu")[0]):  # each thread has its own
+            return run(seed)
+
     with ThreadPoolExecutor(6) as threads:
-        assert all(threads.map(run, range(6)))
+        assert all(threads.map(run_on_cpu, range(6)))
 
 
 THREADS = """
@@ -394,7 +398,7 @@ def test_an_exported_program_needs_its_kernels_alone(kept):
     pytest.importorskip("flatbuffers", reason="jax.export needs flatbuffers to serialize (pip install flatbuffers)")
     x, kernel = matrix(60, 9), row_kernel(17)
     check = export.DisabledSafetyCheck.custom_call(xla_call.call_name(kernel))
-    program = export.export(jax.jit(lambda v: call_rows(kernel, v)), disabled_checks=[check])(x)
+    program = export.export(jax.jit(lambda v: call_rows(kernel, v)), platforms=["cpu"], disabled_checks=[check])(x)
     host_calls = stored_programs.find_host_calls(program.mlir_module())
     assert host_calls == [kernel]
     assert run_process(EXPORTED, kept, (x, expected(17, x), host_calls, bytes(program.serialize()))) == "True\n"

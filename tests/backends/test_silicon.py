@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import replay_golden as replay
 from support import golden
-from support.emulated_gpu import EmulatedGpu
+from support.emulated_gpu import EmulatedGpu, without_gpu
 
 import tcemu
 from tcemu import fuzz, silicon
@@ -206,6 +206,7 @@ def runner(monkeypatch):
     return found
 
 
+@without_gpu
 def test_verify_compares_holds_and_goes_on(tmp_path, capsys, runner):
     words = ["verify", S8, MOVE, "--outputs", "100", "--out", str(tmp_path)]
     assert main(words) == 0
@@ -222,6 +223,7 @@ def test_verify_compares_holds_and_goes_on(tmp_path, capsys, runner):
     assert "another comparison: seed is 0 there and 1 here" in capsys.readouterr().err
 
 
+@without_gpu
 def test_verify_finds_a_planted_fault(capsys, runner):
     runner.fault = flipped_top_bit("mma")
     assert main(["verify", S8, "--outputs", "1"]) == 1

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.device_processes import run_on_devices
+from support.emulated_gpu import without_gpu
 from support.sampling import sample_cases
 
 import tcemu
@@ -184,6 +185,7 @@ def test_a_mismatch_shrinks_to_two_terms_and_is_explained():
     assert tuple(e.result for e in told.explanations) == found.small_mismatch.results
 
 
+@without_gpu
 def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     whole = fuzz.find_mismatches(SMALL, "sm_80", "sm_90a", cases=3000, iterations=1, shrink=False)
 

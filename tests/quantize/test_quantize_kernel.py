@@ -10,6 +10,7 @@ from oracles import reference
 from support import cuda_on_cpu
 from support.assembling import ARCHITECTURES, assemble, assembled_here
 from support.device_processes import run_on_devices
+from support.emulated_gpu import without_gpu
 from support.quantizer_cases import BLOCKS, CASES, DEPTH, SPECIAL, block_matrix, matrix, operands, quantize_portably
 from support.sampling import sample_cases
 from support.traced_programs import equations
@@ -117,6 +118,7 @@ def same(got, expected):
         assert one.dtype == other.dtype and (np.asarray(one) == np.asarray(other)).all()
 
 
+@without_gpu
 @compiled_here
 @pytest.mark.parametrize("name", sample_cases(SCHEMES, ["3 x 5"]))
 def test_quantisers_with_and_without_it(name):

@@ -1,8 +1,12 @@
 """A runner that stands where a GPU would: the emulation, from the words of the kernel's parameters."""
 
 import jax.numpy as jnp
+import pytest
 
 import tcemu
+from tcemu.backends.cuda.xla_launch import compute_capabilities
+
+without_gpu = pytest.mark.skipif(bool(compute_capabilities()), reason="it stands in for a GPU, and this machine has one")
 
 
 class EmulatedGpu:
