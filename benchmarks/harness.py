@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from tcemu.base.compilation import CACHE_VARIABLE
+from tcemu.base.execution import CHOICES
 
 
 def arguments(description: str | None, repeats: int = 5) -> argparse.ArgumentParser:
@@ -26,9 +27,7 @@ def arguments(description: str | None, repeats: int = 5) -> argparse.ArgumentPar
 
 
 def add_execution(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--execution", choices=("emulated", "native", "auto"), default="emulated", help="as tcemu.execution; checks are emulated"
-    )
+    parser.add_argument("--execution", choices=CHOICES, default=CHOICES[0], help="as tcemu.execution; checks are emulated")
 
 
 def add_processes(parser: argparse.ArgumentParser, *recipes: str) -> None:
