@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from tcemu.backends.llvm.decoding import extend
+from tcemu.arithmetic.fused_dot_add import SIGN
+from tcemu.backends.llvm.decoding import FRACTION, extend
 from tcemu.backends.llvm.values import I8, I32, I64, POINTER, Builder, Value
 from tcemu.formats import Format
 
 LANES = 16  # elements of D in a vector
+FAR = 1 << 20  # a distance beyond every exponent
 
 
 class BlockForm(NamedTuple):
@@ -46,7 +48,14 @@ def code_type(fmt: Format) -> ir.IntType:
 
 
 class BlockKernel:
-    """The function of one task: where its block is."""
+    """The function of one task: where its block is.
+
+    A kernel that has bounded steps also allocates what `note_bounded_accumulators` reads and writes.
+    """
+
+    accumulators: Value  # codes in f32, [rows, columns] of the block
+    unbounded_lanes: Value  # a vector
+    are_bounded: Value  # a condition
 
     def __init__(self, module: ir.Module, name: str, form: BlockForm) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
@@ -82,6 +91,17 @@ class BlockKernel:
         b = self.b
         with b.loop(self.rows) as row, b.loop(self.padded, LANES) as column:
             yield row * self.block.columns + column, row * self.n + column, self.mask(column)
+
+    def note_bounded_accumulators(self, least: int, most: int) -> None:
+        """Notes whether every accumulator is zero or has an exponent field from `least` to `most`, so that bounded steps take it."""
+        b, of = self.b, ir.VectorType(I32, LANES)
+        b.store(b.constant(of, 0), self.unbounded_lanes)
+        with b.loop(self.rows) as row, b.loop(self.padded, LANES) as column:
+            magnitude = b.load(of, b.at(self.accumulators, I32, row * self.block.columns + column)) & (SIGN - 1)
+            field = magnitude >> FRACTION
+            unusual = (magnitude != 0) & ((field < least) | (field > most))
+            b.store(b.load(of, self.unbounded_lanes) | unusual.cast("sext", I32), self.unbounded_lanes)
+        b.store(b.load(of, self.unbounded_lanes).reduce("or") == 0, self.are_bounded)
 
     def mask(self, column: Value) -> Value:
         """The lanes of a vector of columns that exist."""

@@ -8,17 +8,17 @@ from functools import lru_cache
 
 from llvmlite import ir
 
+from tcemu.arithmetic.fused_dot_add import SIGN
 from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest, ScaleRequest
+from tcemu.backends.llvm.blocks import LANES
 from tcemu.backends.llvm.decoding import decode, extend, value_word
 from tcemu.backends.llvm.values import I32, I64, POINTER, Builder, Value
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import Format
 from tcemu.formats.coding import nan_code
 
-LANES = 16  # elements of a vector
 TASK_ELEMENTS = 1 << 15
-MAGNITUDE = (1 << 31) - 1
-SIGN = 1 << 31
+MAGNITUDE = SIGN - 1
 
 
 def decode_number(source: Format, codes: Value) -> Value:

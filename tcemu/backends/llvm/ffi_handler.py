@@ -67,7 +67,7 @@ class Rets(Struct):
 
 
 class CallFrame(Struct):
-    """Its fields up to the last one that is used."""
+    """The structure without the fields behind the last one that is used."""
 
     _fields_ = (
         ("struct_size", c_size_t), ("extension_start", c_void_p), ("api", c_void_p), ("ctx", c_void_p), ("stage", c_int32), ("args", Args),
@@ -90,7 +90,7 @@ class ThreadPool_NumThreads_Args(Struct):
 
 
 class Api(Struct):
-    """Its fields up to the last one that is used."""
+    """The structure without the fields behind the last one that is used."""
 
     _fields_ = (
         ("struct_size", c_size_t), ("extension_start", c_void_p), ("api_version", Api_Version), ("internal_api", c_void_p),

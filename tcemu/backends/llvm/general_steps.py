@@ -35,7 +35,7 @@ VECTOR = ir.VectorType(I32, LANES)
 
 
 class GeneralForm(NamedTuple):
-    """What a kernel is compiled for."""
+    """The parameters of a kernel, which is compiled for each set of them."""
 
     numbers: KernelNumbers
     a: Format
@@ -82,12 +82,12 @@ class GeneralForm(NamedTuple):
 # ---- codes
 
 
-def field_of(fmt: Format, code: Value) -> Value:
-    """The exponent field of a code."""
+def exponent_field(fmt: Format, code: Value) -> Value:
+    """Returns the exponent field of a code."""
     return (code >> fmt.mantissa_bits) & ((1 << fmt.exponent_bits) - 1)
 
 
-def sign_of(fmt: Format, code: Value) -> Value:
+def sign_mask(fmt: Format, code: Value) -> Value:
     """-1 for negative codes, else 0."""
     return (code << (32 - fmt.bits)).shift_right_signed(31)
 
@@ -107,18 +107,18 @@ class Accumulator(NamedTuple):
 
 
 def decode_accumulator(fmt: Format, code: Value) -> Accumulator:
-    field, fraction = field_of(fmt, code), code & ((1 << fmt.mantissa_bits) - 1)
+    field, fraction = exponent_field(fmt, code), code & ((1 << fmt.mantissa_bits) - 1)
     special = field == (1 << fmt.exponent_bits) - 1
     size = special.select(0, (field == 0).select(fraction, fraction | (1 << fmt.mantissa_bits)))
     exponent = (field == 0).select(1, field) - fmt.bias
-    return Accumulator(size, sign_of(fmt, code), (size == 0).select(ZERO_EXPONENT, exponent), special)
+    return Accumulator(size, sign_mask(fmt, code), (size == 0).select(ZERO_EXPONENT, exponent), special)
 
 
-def class_of(fmt: Format, code: Value) -> Value:
+def special_value(fmt: Format, code: Value) -> Value:
     """f32: Inf and NaN themselves, and 0 for numbers."""
-    special = field_of(fmt, code) == (1 << fmt.exponent_bits) - 1
+    special = exponent_field(fmt, code) == (1 << fmt.exponent_bits) - 1
     infinite = code & ((1 << fmt.mantissa_bits) - 1) == 0
-    word = infinite.select(code - code + WORD.infinity, WORD.nan) | (sign_of(fmt, code) & sign_bit(WORD))
+    word = infinite.select(code - code + WORD.infinity, WORD.nan) | (sign_mask(fmt, code) & sign_bit(WORD))
     return special.select(word, 0).as_float()
 
 
@@ -199,7 +199,7 @@ def add_codes(b: Builder, fmt: Format, x: Value, y: Value) -> Value:
         kept = kept | (size != kept << far).cast("zext", I32)
         total = total + with_sign(kept, v.negative)
     code = encode(b, fmt, total, top - (fmt.mantissa_bits + spare), "RN", fmt.mantissa_bits)
-    return code_of_class(fmt, class_of(fmt, x) + class_of(fmt, y), code)
+    return code_of_class(fmt, special_value(fmt, x) + special_value(fmt, y), code)
 
 
 def narrow_code(b: Builder, code: Value) -> Value:
@@ -208,7 +208,7 @@ def narrow_code(b: Builder, code: Value) -> Value:
     total = with_sign(v.significand, v.negative)
     narrow = encode(b, F16, total, v.exponent - FRACTION, "RN", F16.mantissa_bits)
     narrow = narrow | (v.negative & sign_bit(F16))
-    return v.special.select(code_of_class(F16, class_of(WORD, code), narrow), narrow)
+    return v.special.select(code_of_class(F16, special_value(WORD, code), narrow), narrow)
 
 
 def widen_code(b: Builder, code: Value) -> Value:
@@ -217,7 +217,7 @@ def widen_code(b: Builder, code: Value) -> Value:
     total = with_sign(v.significand, v.negative)
     wide = encode(b, WORD, total, v.exponent - F16.mantissa_bits, "RZ", FRACTION)
     wide = wide | (v.negative & sign_bit(WORD))
-    return v.special.select(code_of_class(WORD, class_of(F16, code), wide), wide)
+    return v.special.select(code_of_class(WORD, special_value(F16, code), wide), wide)
 
 
 # ---- steps
@@ -285,7 +285,7 @@ class GeneralSide:
         b = self.kernel.b
         return b.load(self.vector, self.special).reduce("or") != 0
 
-    def vector_of(self, memory: Value, of: ir.Type, line: Value, term: Value) -> Value:
+    def load_factors(self, memory: Value, of: ir.Type, line: Value, term: Value) -> Value:
         """The factors of one product: that of a row, repeated, or those of a vector of columns."""
         b = self.kernel.b
         if self.is_row:
@@ -340,17 +340,17 @@ class GeneralSteps:
         with b.loop(self.kernel.rows) as row, b.loop(self.kernel.padded, LANES) as column:
             place = b.at(accumulators, I32, row * self.kernel.block.columns + column)
             code = b.load(VECTOR, place)
-            b.store(class_of(fmt, code), self.classes)
+            b.store(special_value(fmt, code), self.classes)
             with b.loop(b.constant(I64, self.form.numbers.terms)) as term:
-                x, y = self.x.vector_of(self.x.classes, F32, row, term), self.y.vector_of(self.y.classes, F32, column, term)
+                x, y = self.x.load_factors(self.x.classes, F32, row, term), self.y.load_factors(self.y.classes, F32, column, term)
                 b.store(b.load(of, self.classes) + x * y, self.classes)
             b.store(code_of_class(fmt, b.load(of, self.classes), code), place)
 
     def _term(self, row: Value, column: Value, term: Value) -> tuple[Value, Value]:
         """The significand and the exponent of an aligned term: of a product, or of a sum of products with the same scales."""
         b, summed = self.b, self.form.numbers.summed
-        factors = lambda memory, at: (self.x.vector_of(getattr(self.x, memory), I32, row, at),
-                                      self.y.vector_of(getattr(self.y, memory), I32, column, at))  # fmt: skip
+        factors = lambda memory, at: (self.x.load_factors(getattr(self.x, memory), I32, row, at),
+                                      self.y.load_factors(getattr(self.y, memory), I32, column, at))  # fmt: skip
         if not summed:
             (x, y), (p, q) = factors("significands", term), factors("exponents", term)
             return x * y, p + q
@@ -398,7 +398,7 @@ class GeneralSteps:
         return b.load(VECTOR, self.top)
 
     def _sum_of_exponents(self, row: Value, column: Value, term: Value) -> Value:
-        return self.x.vector_of(self.x.exponents, I32, row, term) + self.y.vector_of(self.y.exponents, I32, column, term)
+        return self.x.load_factors(self.x.exponents, I32, row, term) + self.y.load_factors(self.y.exponents, I32, column, term)
 
     def _add_floats(self, row: Value, column: Value, top: Value) -> list[Value]:
         """Rules 4 and 5: sums of products, each rounded to an integer as an f32. See `fused_dot_add` for why that is exact."""
@@ -410,7 +410,7 @@ class GeneralSteps:
         size = -(-n.terms // form.partial_sums)
 
         def visit(term: Value) -> None:
-            product = self.x.vector_of(self.x.values, F32, row, term) * self.y.vector_of(self.y.values, F32, column, term)
+            product = self.x.load_factors(self.x.values, F32, row, term) * self.y.load_factors(self.y.values, F32, column, term)
             scale = power(self._sum_of_exponents(row, column, term) - last) if unit is None else unit
             b.store(b.load(VECTOR, self.product) + self._rounded_float(product * scale, product).cast("fptosi", I32), self.product)
 

@@ -21,10 +21,11 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR
-from tcemu.arithmetic.fused_dot_add import unit_exponent
-from tcemu.backends.llvm.blocks import LANES, BlockKernel, count_tasks
+from tcemu.arithmetic.fused_dot_add import SIGN, unit_exponent
+from tcemu.backends.llvm.blocks import FAR, LANES, BlockKernel, count_tasks
 from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, significand, value_word
 from tcemu.backends.llvm.general_steps import GeneralForm, GeneralSteps
+from tcemu.backends.llvm.step_arithmetic import TOWARD_ZERO
 from tcemu.backends.llvm.values import F32, I1, I8, I16, I32, I64, Builder, Value
 from tcemu.formats import F32 as RESULT
 from tcemu.formats import Format
@@ -33,14 +34,11 @@ ROWS, COLUMNS = 64, 128  # of a block of D
 NEIGHBOURS, NARROW_NEIGHBOURS = 64, 16  # columns that are computed together, with AVX-512 and without
 LOW_BITS = 25  # bits of the lower part of an aligned sum
 SUM_BITS = 2 * LOW_BITS - 1  # bits that both parts of a step's sum hold, each as an exact f32
-SIGN = 1 << 31
-TOWARD_ZERO = 11  # AVX-512's rounding operand
-FAR = 1 << 20  # a distance beyond every exponent
 VECTOR, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
 
 
 class GroupedForm(NamedTuple):
-    """What a kernel is compiled for."""
+    """The parameters of a kernel, which is compiled for each set of them."""
 
     general: GeneralForm
     wide_registers: bool  # AVX-512 is there
@@ -257,11 +255,11 @@ class GroupedKernel(BlockKernel):
         steps = GeneralSteps(self, form.general)
         for place, memory, mask in self.elements():
             b.store(b.masked_load(VECTOR, b.at(self.c, I32, memory), mask), b.at(self.accumulators, I32, place))
-        self._look_at_accumulators()
+        self.note_bounded_accumulators(self.form.least + BIAS, MAX_ACCUMULATOR + BIAS)
 
         def add_any(step: Value) -> None:
             steps.add(step, self.accumulators)
-            self._look_at_accumulators()
+            self.note_bounded_accumulators(self.form.least + BIAS, MAX_ACCUMULATOR + BIAS)
 
         with b.loop(self.step_count) as step:
             self.x.prepare(step)
@@ -273,19 +271,8 @@ class GroupedKernel(BlockKernel):
             b.masked_store(code, b.at(self.d, I32, memory), mask)
         b.finish()
 
-    def _look_at_accumulators(self) -> None:
-        """Notes whether all accumulators are such as bounded steps take."""
-        b = self.b
-        b.store(b.constant(VECTOR, 0), self.unbounded_lanes)
-        with b.loop(self.rows) as row, b.loop(self.padded, LANES) as column:
-            magnitude = b.load(VECTOR, b.at(self.accumulators, I32, row * COLUMNS + column)) & (SIGN - 1)
-            field = magnitude >> FRACTION
-            unusual = (magnitude != 0) & ((field < self.form.least + BIAS) | (field > MAX_ACCUMULATOR + BIAS))
-            b.store(b.load(VECTOR, self.unbounded_lanes) | unusual.cast("sext", I32), self.unbounded_lanes)
-        b.store(b.load(VECTOR, self.unbounded_lanes).reduce("or") == 0, self.are_bounded)
-
     def _is_bounded(self) -> Value:
-        """Whether this step's scales and the accumulators are bounded."""
+        """Returns whether this step's scales and the accumulators are bounded."""
         b, form = self.b, self.form
         bounded = b.load(I1, self.are_bounded)
         lows, highs = [], []

@@ -144,7 +144,7 @@ def find_kernel(
 def kernel_form(
     model: Model, spec: ProductSpec, block: int, target: machine_code.Target, by_columns: bool = False
 ) -> KernelForm | GroupedForm | GeneralForm | None:
-    """What the kernel is compiled for: see `find_kernel`."""
+    """Returns the parameters of the kernel that `find_kernel` returns."""
     from tcemu.backends.llvm.blocks import LANES
     from tcemu.backends.llvm.general_steps import GeneralForm
     from tcemu.backends.llvm.grouped_kernel import grouped_form
@@ -168,7 +168,7 @@ def _order(model: Model, spec: ProductSpec) -> Order | None:
 
 
 def _is_arranged(order: Order, k: int) -> bool:
-    """Whether the products of each step follow each other along K."""
+    """Returns whether the products of each step follow each other along K."""
     return order.groups == 1 and k % order.step_size(k) == 0
 
 

@@ -38,7 +38,7 @@ class PlacedOperand(NamedTuple):
 
 
 class SmallForm(NamedTuple):
-    """What a kernel is compiled for."""
+    """The parameters of a kernel, which is compiled for each set of them."""
 
     arithmetic: KernelForm
     m: int

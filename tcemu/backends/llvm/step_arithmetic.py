@@ -22,7 +22,7 @@ TOWARD_ZERO = 11  # AVX-512's rounding operand: toward zero, without exceptions
 
 
 class KernelForm(NamedTuple):
-    """What a kernel is compiled for."""
+    """The parameters of a kernel, which is compiled for each set of them."""
 
     step: StepForm
     block: int  # products along K that share a block scale; 0: there are none

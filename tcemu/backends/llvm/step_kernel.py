@@ -22,7 +22,7 @@ from functools import lru_cache
 from llvmlite import ir
 
 from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR
-from tcemu.backends.llvm.blocks import LANES, BlockForm, BlockKernel, count_tasks
+from tcemu.backends.llvm.blocks import FAR, LANES, BlockForm, BlockKernel, count_tasks
 from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, decode_any, value_word
 from tcemu.backends.llvm.step_arithmetic import SIGN, TOWARD_ZERO, KernelForm, StepArithmetic
 from tcemu.backends.llvm.values import F32, I1, I32, I64, Value
@@ -30,7 +30,6 @@ from tcemu.formats import F32 as RESULT
 
 ROWS, COLUMNS = 64, 128  # of a block of D: a step's part of B stays in the first-level cache
 GROUP = 64  # columns whose max exponents are found together
-FAR = 1 << 20  # a distance beyond every exponent
 
 
 class Side:
@@ -40,7 +39,7 @@ class Side:
         form, b = kernel.form, kernel.b
         spec = form.step.spec
         self.kernel, self.is_row = kernel, is_row
-        self.format, self.other = (spec.a, spec.b) if is_row else (spec.b, spec.a)
+        self.format = spec.a if is_row else spec.b
         self.bias = form.lane_biases[0 if is_row else 1]
         self.width = kernel.block.largest_width(is_row)
         count = form.terms * (ROWS if is_row else COLUMNS)
@@ -145,7 +144,7 @@ class StepKernel(BlockKernel, StepArithmetic):
         of = ir.VectorType(I32, LANES)
         for place, memory, mask in self.elements():
             b.store(b.masked_load(of, b.at(self.c, I32, memory), mask), b.at(self.accumulators, I32, place))
-        self._look_at_accumulators()
+        self.note_bounded_accumulators(self.form.least, self.form.most + BIAS)
         with b.loop(self.step_count) as step:
             self.x.prepare_bounded(step)
             self.y.prepare_bounded(step)
@@ -153,7 +152,7 @@ class StepKernel(BlockKernel, StepArithmetic):
             self._unless_bounded(lambda: self._prepare_any(step))
             with b.loop(self.rows) as row:
                 self._add_row(row)
-            self._unless_bounded(self._look_at_accumulators)
+            self._unless_bounded(lambda: self.note_bounded_accumulators(self.form.least, self.form.most + BIAS))
         for place, memory, mask in self.elements():
             b.masked_store(b.load(of, b.at(self.accumulators, I32, place)), b.at(self.d, I32, memory), mask)
         b.finish()
@@ -162,19 +161,8 @@ class StepKernel(BlockKernel, StepArithmetic):
         b = self.b
         b.branch(b.load(I1, self.is_bounded_step), lambda: None, execute)
 
-    def _look_at_accumulators(self) -> None:
-        """Notes whether all accumulators are such as bounded steps take."""
-        b, of = self.b, ir.VectorType(I32, LANES)
-        b.store(b.constant(of, 0), self.unbounded_lanes)
-        with b.loop(self.rows) as row, b.loop(self.padded, LANES) as column:
-            magnitude = b.load(of, b.at(self.accumulators, I32, row * COLUMNS + column)) & (SIGN - 1)
-            field = magnitude >> FRACTION
-            unusual = (magnitude != 0) & ((field < self.form.least) | (field > self.form.most + BIAS))
-            b.store(b.load(of, self.unbounded_lanes) | unusual.cast("sext", I32), self.unbounded_lanes)
-        b.store(b.load(of, self.unbounded_lanes).reduce("or") == 0, self.are_bounded)
-
     def _is_bounded(self) -> Value:
-        """Whether this step's operands and the accumulators are bounded."""
+        """Returns whether this step's operands and the accumulators are bounded."""
         b, form = self.b, self.form.step
         bounded = b.load(I1, self.are_bounded)
         for side in (self.x, self.y):
