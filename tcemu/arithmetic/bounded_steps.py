@@ -174,9 +174,9 @@ def reduce_narrow(form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperand
 
     c: f32 codes [..., M, N]; x: [steps, ..., M, terms]; y: [steps, ..., terms, N].
 
-    A product of Inf or NaN decides D, whatever else is added. A C below 2^least, which may be subnormal, is what a step without nonzero
-    products would cut; any nonzero product cuts it too. So it is D itself where all products are zero, and else the steps are right. A C of
-    2^126 or more is D itself too, because products are below 2^33 and each is cut.
+    A product of Inf or NaN decides D, whatever else is added. A C below 2^least is what a step without nonzero products would truncate. So
+    it is D itself where all products are zero. Where one is not, C decides no alignment, and the steps truncate it as they should; a
+    subnormal one to zero. A C of 2^126 or more is D itself too, because products are below 2^33 and each is truncated to zero.
     """
     special = jnp.any(jnp.maximum(x.exponents.high, y.exponents.high) == SPECIAL_EXPONENT)
     magnitude, exponent = c & (SIGN - 1), f32_exponent(c)
@@ -214,6 +214,7 @@ def are_bounded(form: StepForm, x: ExponentRange, y: ExponentRange, c: Array) ->
     steps = x.low.shape[0]
     most = MAX_ACCUMULATOR - 1 - (steps * form.terms).bit_length()
     factors = (x.low >= F32.min_exponent + a.mantissa_bits) & (y.low >= F32.min_exponent + b.mantissa_bits)
+    factors = factors & (x.high <= F32.max_exponent) & (y.high <= F32.max_exponent)
     products = (x.low + y.low >= form.least) & (x.high + y.high <= most)
     exponent = f32_exponent(c)
     accumulator = ((c << 1) == 0) | ((exponent >= form.least) & (exponent <= MAX_ACCUMULATOR))

@@ -82,9 +82,16 @@ class GroupedForm(NamedTuple):
         return MAX_ACCUMULATOR + 1 - (self.general.a.max_exponent + self.general.b.max_exponent + 4) + self.unit
 
     @property
+    def most_scale(self) -> int:
+        """The greatest exponent of a scale: a group's sum times one scale is an f32, whatever the other scale is."""
+        sum_bits = (self.general.numbers.summed * largest_value(self.general.a) * largest_value(self.general.b)).bit_length()
+        return RESULT.max_exponent - sum_bits
+
+    @property
     def has_narrow_scales(self) -> bool:
         """True if the format of the scales alone bounds their exponents."""
-        return self.scale.min_exponent >= max(self.least_scale, -(-self.least // 2)) and 2 * self.scale.max_exponent + 63 <= self.most
+        low, high = self.scale.min_exponent, self.scale.max_exponent
+        return low >= max(self.least_scale, -(-self.least // 2)) and high <= self.most_scale and 2 * high + 63 <= self.most
 
 
 def largest_value(fmt: Format) -> int:
@@ -284,8 +291,8 @@ class GroupedKernel(BlockKernel):
         if form.has_narrow_scales:
             return bounded
         bits = 64 - b.call("llvm.ctlz.i64", I64, self.k, b.constant(I1, 0))
-        for low in lows:
-            bounded = bounded & (low >= form.least_scale)
+        for low, high in zip(lows, highs, strict=True):
+            bounded = bounded & (low >= form.least_scale) & (high <= form.most_scale)
         return bounded & (lows[0] + lows[1] >= form.least) & (highs[0] + highs[1] + bits.cast("trunc", I32) <= form.most)
 
     def _add_bounded(self) -> None:

@@ -87,9 +87,11 @@ class StepArithmetic:
         self.form, self.b = form, b
 
     def usable_accumulator(self, code: Value) -> Value:
-        """The accumulator of a bounded step of narrow formats, or 0 in place of one that `select_unreached` replaces."""
-        field = (code >> FRACTION) & 0xFF
-        return ((field >= self.form.least) & (field <= self.form.most + BIAS)).select(code, 0)
+        """The accumulator of a bounded step of narrow formats, or 0 in place of a large one, which `select_unreached` keeps.
+
+        A small one stays: where products cancel, it is what is left of it that the step returns. It does not decide the alignment.
+        """
+        return ((code >> FRACTION) & 0xFF <= self.form.most + BIAS).select(code, 0)
 
     def align_accumulator(self, code: Value, top: Value) -> tuple[Value, Value, Value]:
         """Rule 3 of a bounded step: the accumulator as f32, the code of the step's unit, and 1 / unit as f32.

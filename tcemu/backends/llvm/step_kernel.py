@@ -180,6 +180,7 @@ class StepKernel(BlockKernel, StepArithmetic):
         bits = 64 - b.call("llvm.ctlz.i64", I64, self.k, b.constant(I1, 0))
         most = (MAX_ACCUMULATOR - 1) - bits.cast("trunc", I32)
         normal = (x_low >= RESULT.min_exponent + a.mantissa_bits) & (y_low >= RESULT.min_exponent + c.mantissa_bits)
+        normal = normal & (x_high <= RESULT.max_exponent) & (y_high <= RESULT.max_exponent)
         return bounded & normal & (x_low + y_low >= form.least) & (x_high + y_high <= most)
 
     # ---- bounded steps
