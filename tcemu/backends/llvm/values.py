@@ -1,8 +1,7 @@
-"""Values of LLVM IR with Python's operators. Each operation is appended to the function that is being built.
+"""Lane values as LLVM IR. Each operation is appended to the function that is being built.
 
-A value is a vector or a scalar, of integers or of f32. Integers have no sign of their own: `>>` shifts zeros in, and comparisons take
-the numbers as signed; `shift_right_signed` and the functions whose names say so do otherwise. Plain Python numbers may stand on either
-side of an operator and are repeated for every lane.
+A value is a vector or a scalar, of integers or of f32: see `arithmetic.step.values` for its operators. What the loops of a kernel need
+besides, memory, shuffles, reductions and branches, is here.
 """
 
 from __future__ import annotations
@@ -13,11 +12,25 @@ from typing import Any
 
 from llvmlite import ir
 
+from tcemu.arithmetic.step import values
+from tcemu.arithmetic.step.rounding import signed_truncated_float, truncated_float
+from tcemu.arithmetic.step.values import Lane
+
 I1, I8, I16, I32, I64, F32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 HALF, POINTER = ir.HalfType(), ir.PointerType()
+TOWARD_ZERO = 11  # AVX-512's rounding operand: toward zero, without exceptions
+WIDE_LANES = 16  # of AVX-512's vectors of 32 bits
+# operations of LLVM IR by their names in `arithmetic.step.values`: of integers, of floats
+INSTRUCTIONS = {
+    "add": ("add", "fadd"), "sub": ("sub", "fsub"), "mul": ("mul", "fmul"), "div": ("", "fdiv"), "and": ("and_", ""), "or": ("or_", ""),
+    "xor": ("xor", ""), "shl": ("shl", ""), "lshr": ("lshr", ""), "ashr": ("ashr", ""),
+}  # fmt: skip
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<="}
+CASTS = {"bits": "bitcast", "float": "bitcast"} | {name: name for name in ("sext", "zext", "trunc", "fptosi", "sitofp", "uitofp")}
+INTEGRAL = {"RN": "rint", "RM": "floor", "RP": "ceil"}
 
 
-class Value:
+class Value(values.Value):
     """A value of LLVM IR."""
 
     def __init__(self, ctx: Builder, raw: Any) -> None:
@@ -36,86 +49,51 @@ class Value:
     def element(self) -> Any:
         return self.type.element if isinstance(self.type, ir.VectorType) else self.type
 
-    def _is_float(self) -> bool:
-        return isinstance(self.element, ir.FloatType)
+    @property
+    def lane(self) -> Lane:
+        if isinstance(self.element, ir.IntType):
+            return values.BOOL if self.element.width == 1 else Lane("int", self.element.width)
+        return values.F32
 
-    def _match(self, other: Value | float) -> Any:
-        return other.raw if isinstance(other, Value) else self.ctx.constant(self.type, other).raw
+    def constant(self, number: float, lane: Lane | None = None) -> Value:
+        return self.ctx.constant(self.type if lane is None else self._shaped(element_type(lane)), number)
 
-    def _apply(self, of_integers: str, of_floats: str | None, other: Value | float) -> Value:
-        name = of_floats if self._is_float() else of_integers
-        assert name is not None
-        return Value(self.ctx, getattr(self.ctx.ir, name)(self.raw, self._match(other)))
+    def apply(self, name: str, lane: Lane, *others: Value, extra: str = "") -> Value:
+        is_float, builder = isinstance(self.element, ir.FloatType), self.ctx.ir
+        raws = [self.raw, *(v.raw for v in others)]
+        if name in INSTRUCTIONS:
+            return Value(self.ctx, getattr(builder, INSTRUCTIONS[name][is_float])(*raws))
+        if name in COMPARISONS:
+            return Value(self.ctx, (builder.fcmp_ordered if is_float else builder.icmp_signed)(COMPARISONS[name], *raws))
+        if name in CASTS:
+            return self.cast(CASTS[name], element_type(lane))
+        if name == "select":
+            return Value(self.ctx, builder.select(*raws))
+        if name in ("max", "min"):
+            return self.ctx.call(f"llvm.s{name}.{self.ctx.suffix(self.type)}", self.type, self, *others)
+        if name in ("sitofp_rz", "uitofp_rz"):
+            return self._to_float_toward_zero(name)
+        if name == "clz":
+            return self.ctx.call(f"llvm.ctlz.{self.ctx.suffix(self.type)}", self.type, self, self.ctx.constant(I1, 0))
+        if name == "integral":
+            return self.ctx.call(f"llvm.{INTEGRAL[extra]}.{self.ctx.suffix(self.type)}", self.type, self)
+        if name == "muladd":
+            return self.ctx.call(f"llvm.fmuladd.{self.ctx.suffix(self.type)}", self.type, self, *others)
+        assert name == "fma" and extra == "RZ" and self.ctx.wide_registers and self.lanes == WIDE_LANES
+        return self.ctx.call("llvm.x86.avx512.vfmadd.ps.512", self.type, self, *others, self.ctx.constant(I32, TOWARD_ZERO))
 
-    def __add__(self, other: Value | float) -> Value:
-        return self._apply("add", "fadd", other)
+    def _to_float_toward_zero(self, name: str) -> Value:
+        if not (self.ctx.wide_registers and self.lanes == WIDE_LANES):
+            return signed_truncated_float(self) if name == "sitofp_rz" else truncated_float(self)
+        intrinsic = f"llvm.x86.avx512.{name.removesuffix('_rz')}.round.v16f32.v16i32"
+        return self.ctx.call(intrinsic, self._shaped(F32), self, self.ctx.constant(I32, TOWARD_ZERO))
 
-    def __radd__(self, other: float) -> Value:
-        return self + other
-
-    def __sub__(self, other: Value | float) -> Value:
-        return self._apply("sub", "fsub", other)
-
-    def __rsub__(self, other: float) -> Value:
-        return self.ctx.constant(self.type, other) - self
-
-    def __mul__(self, other: Value | float) -> Value:
-        return self._apply("mul", "fmul", other)
-
-    def __truediv__(self, other: Value | float) -> Value:
-        assert self._is_float()
-        return Value(self.ctx, self.ctx.ir.fdiv(self.raw, self._match(other)))
-
-    def __and__(self, other: Value | int) -> Value:
-        return self._apply("and_", None, other)
-
-    def __or__(self, other: Value | int) -> Value:
-        return self._apply("or_", None, other)
-
-    def __xor__(self, other: Value | int) -> Value:
-        return self._apply("xor", None, other)
-
-    def __invert__(self) -> Value:
-        return self ^ -1
-
-    def __lshift__(self, other: Value | int) -> Value:
-        return self._apply("shl", None, other)
-
-    def __rshift__(self, other: Value | int) -> Value:
-        return self._apply("lshr", None, other)
-
+    # indices of loops
     def __floordiv__(self, other: Value | int) -> Value:
-        return self._apply("sdiv", None, other)
+        return Value(self.ctx, self.ctx.ir.sdiv(self.raw, self._match(other).raw))
 
     def __mod__(self, other: Value | int) -> Value:
-        return self._apply("srem", None, other)
-
-    def shift_right_signed(self, other: Value | int) -> Value:
-        return self._apply("ashr", None, other)
-
-    def _compare(self, sign: str, other: Value | float) -> Value:
-        compare = self.ctx.ir.fcmp_ordered if self._is_float() else self.ctx.ir.icmp_signed
-        return Value(self.ctx, compare(sign, self.raw, self._match(other)))
-
-    def __eq__(self, other: Any) -> Value:  # type: ignore[override]
-        return self._compare("==", other)
-
-    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
-        return self._compare("!=", other)
-
-    def __lt__(self, other: Value | float) -> Value:
-        return self._compare("<", other)
-
-    def __le__(self, other: Value | float) -> Value:
-        return self._compare("<=", other)
-
-    def __gt__(self, other: Value | float) -> Value:
-        return self._compare(">", other)
-
-    def __ge__(self, other: Value | float) -> Value:
-        return self._compare(">=", other)
-
-    __hash__ = None  # type: ignore[assignment]
+        return Value(self.ctx, self.ctx.ir.srem(self.raw, self._match(other).raw))
 
     def _shaped(self, element: ir.Type) -> ir.Type:
         return element if self.lanes is None else ir.VectorType(element, self.lanes)
@@ -124,31 +102,23 @@ class Value:
         """Converts each lane by an instruction of LLVM: "zext", "sext", "trunc", "fptosi", "sitofp", "uitofp", "bitcast"."""
         return Value(self.ctx, getattr(self.ctx.ir, how)(self.raw, self._shaped(element)))
 
-    def bits(self) -> Value:
-        """The bits of f32 as integers."""
-        return self.cast("bitcast", I32)
-
-    def as_float(self) -> Value:
-        """The f32 with these bits."""
-        return self.cast("bitcast", F32)
-
-    def select(self, yes: Value | float, no: Value | float) -> Value:
-        """Chooses, lane by lane, where this value is a condition."""
-        typed = yes if isinstance(yes, Value) else no
-        assert isinstance(typed, Value)
-        return Value(self.ctx, self.ctx.ir.select(self.raw, typed._match(yes), typed._match(no)))
-
     def reduce(self, how: str) -> Value:
         """Combines all lanes: "smin", "smax", "or" or "and"."""
         assert self.lanes is not None
         return self.ctx.call(f"llvm.vector.reduce.{how}.{self.ctx.suffix(self.type)}", self.element, self)
 
 
+def element_type(lane: Lane) -> ir.Type:
+    """The type of a lane in LLVM IR."""
+    return F32 if lane == values.F32 else ir.IntType(lane.bits)
+
+
 class Builder:
     """A function that is being built."""
 
-    def __init__(self, function: ir.Function) -> None:
-        self.function, self.module = function, function.module
+    def __init__(self, function: ir.Function, wide_registers: bool = False) -> None:
+        """wide_registers: AVX-512 is there."""
+        self.function, self.module, self.wide_registers = function, function.module, wide_registers
         entry = function.append_basic_block("entry")
         self._allocations = ir.IRBuilder(entry)
         body = function.append_basic_block("body")
@@ -211,10 +181,6 @@ class Builder:
 
     def minimum(self, x: Value, y: Value) -> Value:
         return self.call(f"llvm.smin.{self.suffix(x.type)}", x.type, x, y)
-
-    def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
-        """x * y + z of floats, rounded once or twice, as is faster."""
-        return self.call(f"llvm.fmuladd.{self.suffix(x.type)}", x.type, x, y, z)
 
     def subtract_saturated(self, x: Value, y: Value) -> Value:
         """max(x - y, 0) of unsigned integers."""

@@ -1,0 +1,146 @@
+"""Codes of the number formats, taken apart: rules 1 and 2 of a step.
+
+A code comes as i32, and bits above the format's width mean nothing. Exponents count as rule 2 does: a subnormal has the exponent of the
+smallest normal number.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tcemu.arithmetic.step.values import I32, Value
+from tcemu.formats import F32 as BINARY32
+from tcemu.formats import Format
+
+BIAS, FRACTION = BINARY32.bias, BINARY32.mantissa_bits
+SIGN = -(1 << 31)  # the sign bit of a word, as a signed integer
+ZERO_EXPONENT = -(1 << 18)  # exponent of a term that takes no part in the alignment
+SPECIAL_EXPONENT = 1 << 20  # exponent of Inf and NaN, where it is marked in the exponent
+
+
+class Decoded(NamedTuple):
+    """A code taken apart: i32, and conditions."""
+
+    magnitude: Value  # the code without sign, and without unused bits
+    negative: Value | None  # -1 or 0; None: the format has no sign
+    exponent: Value  # with the bias of f32
+    special: Value | None  # Inf or NaN; None: the format has neither
+    infinite: Value | None
+    zero: Value
+
+
+class Factor(NamedTuple):
+    """A factor that may be any code."""
+
+    fraction: Value  # f32, the value / 2^exponent; Inf and NaN themselves
+    exponent: Value  # ZERO_EXPONENT for zero, Inf and NaN
+    special: Value  # condition: Inf or NaN
+
+
+def decode(fmt: Format, code: Value) -> Decoded:
+    """Takes a code apart."""
+    unsigned = code & ((1 << (fmt.bits - fmt.signed)) - 1 & ~((1 << fmt.unused_bits) - 1))
+    negative = sign_mask(fmt, code) if fmt.signed else None
+    field = unsigned >> (fmt.mantissa_bits + fmt.unused_bits)
+    exponent = field + (BIAS - fmt.bias)
+    if fmt.subnormals:
+        exponent = (field == 0).select(BIAS + fmt.min_exponent, exponent)
+    special = infinite = None
+    zero = unsigned == 0
+    if fmt.specials == "ieee":
+        special = field == (1 << fmt.exponent_bits) - 1
+        infinite = unsigned == fmt.infinity << fmt.unused_bits
+    elif fmt.specials == "nan":
+        special = unsigned == fmt.nan
+    elif fmt.specials == "fnuz":
+        special = (code & ((1 << fmt.bits) - 1)) == fmt.nan
+        zero = (code & ((1 << fmt.bits) - 1)) == 0
+    return Decoded(unsigned, negative, exponent, special, infinite, zero)
+
+
+def sign_mask(fmt: Format, code: Value) -> Value:
+    """-1 for negative codes, else 0."""
+    return (code << (32 - fmt.bits)).shift_right_signed(31)
+
+
+def sign_bit(fmt: Format) -> int:
+    """The sign bit of a format's codes, as a signed integer of 32 bits."""
+    return SIGN if fmt.bits == 32 else 1 << (fmt.bits - 1)
+
+
+def exponent_field(fmt: Format, code: Value) -> Value:
+    """The exponent field of a code."""
+    return (code >> fmt.mantissa_bits) & ((1 << fmt.exponent_bits) - 1)
+
+
+def value_word(fmt: Format, x: Decoded) -> Value:
+    """The bits of |value| as an f32, right where it is a number and zero or a normal f32."""
+    stored = fmt.mantissa_bits + fmt.unused_bits
+    word = x.magnitude << (FRACTION - stored) if stored <= FRACTION else x.magnitude
+    if fmt.bias == BIAS and fmt.exponent_bits == BINARY32.exponent_bits:
+        return word
+    word = word + ((BIAS - fmt.bias) << FRACTION)
+    if not fmt.subnormals:
+        return word
+    tiny = x.magnitude.to_float(signed=False) * 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)
+    return (x.magnitude < 1 << stored).select(tiny.bits(), word)
+
+
+def significand(fmt: Format, x: Decoded) -> Value:
+    """The integer significand, without sign."""
+    fraction = x.magnitude >> fmt.unused_bits
+    stored = fraction & ((1 << fmt.mantissa_bits) - 1)
+    if not fmt.subnormals:
+        return stored | (1 << fmt.mantissa_bits)
+    return (fraction < 1 << fmt.mantissa_bits).select(stored, stored | (1 << fmt.mantissa_bits))
+
+
+def fraction_bits(fmt: Format, x: Decoded) -> Value:
+    """The bits of |value| / 2^exponent as an f32: 0, or a number below 2, normal in f32."""
+    stored = x.magnitude >> fmt.unused_bits
+    fraction = stored & ((1 << fmt.mantissa_bits) - 1)
+    word = fraction << (FRACTION - fmt.mantissa_bits) | (BIAS << FRACTION)
+    if not fmt.subnormals:
+        return word
+    tiny = stored.to_float(signed=False) * 2.0**-fmt.mantissa_bits
+    return (stored < 1 << fmt.mantissa_bits).select(tiny.bits(), word)
+
+
+def decode_factor(fmt: Format, codes: Value, scales: Value | None = None) -> Factor:
+    """Decodes a factor that may be any code. scales: codes of ue8m0, which are powers of two."""
+    x = decode(fmt, codes)
+    special = codes.never() if x.special is None else x.special
+    infinite = codes.never() if x.infinite is None else x.infinite
+    if scales is not None:
+        special, infinite = special | (scales == 0xFF), infinite & (scales != 0xFF)
+    word = special.select(special_word(infinite), x.zero.select(0, fraction_bits(fmt, x)))
+    exponent = x.exponent - BIAS if scales is None else x.exponent + scales - 2 * BIAS
+    return Factor(with_sign_bit(word, x.negative).as_float(), (x.zero | special).select(ZERO_EXPONENT, exponent), special)
+
+
+def special_word(infinite: Value) -> Value:
+    """The bits of an f32 Inf where the condition holds, else those of the NaN."""
+    return infinite.select(infinite.constant(BINARY32.infinity, I32), BINARY32.nan)
+
+
+def with_sign_bit(word: Value, negative: Value | None) -> Value:
+    """The f32 bits with the sign of a mask, -1 or 0; None: without."""
+    return word if negative is None else word | (negative & SIGN)
+
+
+class Accumulator(NamedTuple):
+    """A code of a result taken apart, as rule 2 counts: i32."""
+
+    significand: Value  # without sign; 0 for Inf and NaN
+    negative: Value  # -1 or 0
+    exponent: Value  # ZERO_EXPONENT for what takes no part in the alignment
+    special: Value  # condition: Inf or NaN
+
+
+def decode_accumulator(fmt: Format, code: Value) -> Accumulator:
+    """Takes a code of f16 or f32 apart."""
+    field, fraction = exponent_field(fmt, code), code & ((1 << fmt.mantissa_bits) - 1)
+    special = field == (1 << fmt.exponent_bits) - 1
+    size = special.select(0, (field == 0).select(fraction, fraction | (1 << fmt.mantissa_bits)))
+    exponent = (field == 0).select(1, field) - fmt.bias
+    return Accumulator(size, sign_mask(fmt, code), (size == 0).select(ZERO_EXPONENT, exponent), special)
