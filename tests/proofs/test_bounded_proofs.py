@@ -245,7 +245,7 @@ def prove_step(form: BoundedForm, least: int | None = None, fault: int | None = 
         usable = bounded.usable_accumulator(code, form.most)
     else:  # the guard: `test_guard_proofs.py` shows that it implies this
         usable = code
-        assumed += [is_admissible(code, last), code & 0x7FFFFFFF < 0x7F000000]
+        assumed += [is_admissible(code, last) | (bounded.exponent_field(code) >= start), code & 0x7FFFFFFF < 0x7F000000]
     if fault is not None:
         usable = (bounded.exponent_field(code) < fault + BIAS).select(0, usable)
     aligned = bounded.align(has_product.select(top, of_zeros), usable, start, form.fraction_bits)
@@ -259,6 +259,7 @@ def prove_step(form: BoundedForm, least: int | None = None, fault: int | None = 
     claim = (word == exact) & (is_unit | ~has_product)
     if least is not None:
         claim = claim & is_admissible(word, last)
+        assumed.append(exact & 0x7FFFFFFF < 0x7F000000)  # which the guard implies, too
     prove(trace, claim, *assumed, is_leading)
 
 
@@ -282,7 +283,7 @@ def test_a_narrow_step_is_right_for_every_accumulator(form):
 
 @proves(
     "bounded: whole steps", by=SOLVER,
-    domain="every form: all accumulators that are zero or multiples of the least unit, and again after the step; all products, and none",
+    domain="every form: all accumulators from the least exponent on, and all that are zero or multiples of its unit, as after every step; all products, and none",
 )  # fmt: skip
 @pytest.mark.parametrize("form", STEPS)
 def test_a_step_is_right_for_every_bounded_accumulator(form):
