@@ -177,7 +177,7 @@ def test_sums_are_rounded(count, fits, kept):
 
 
 def rule_of_step(
-    form: BoundedForm, code: SmtValue, products: list[SmtValue], top: SmtValue, has_product: SmtValue, leading: SmtValue
+    form: BoundedForm, code: SmtValue, products: list[SmtValue], top: SmtValue, has_product: SmtValue, leading: SmtValue, is_kept: SmtValue
 ) -> tuple[SmtValue, SmtValue, SmtValue]:
     """The word of a step by rules 3 to 8, its max exponent with bias, and a condition.
 
@@ -190,6 +190,7 @@ def rule_of_step(
         top: The max exponent of the products, with bias.
         has_product: Condition: one is not zero.
         leading: The leading bit of the sum.
+        is_kept: Condition: `select_unreached` keeps the accumulator, so that nothing is known of the products.
     """
     size, exponent = significand_of(code), exponent_of(code)
     own = has_product.select((size == 0).select(top, exponent.max(top)), exponent)
@@ -204,9 +205,8 @@ def rule_of_step(
     is_nan = (code & 0x7F800000 == 0x7F800000) & (code & 0x7FFFFF != 0)
     word = is_finite(code).select(word, is_nan.select(form.nan, code))
     is_leading = (magnitude == 0) | ~is_finite(code) | (magnitude >> widen(leading, TOTAL.bits) == 1)
-    kept_out = bounded.exponent_field(code) > form.most + BIAS if form.is_narrow else ~has_product
     for product in products:
-        is_leading = is_leading & (is_reached | (product == 0) | kept_out)
+        is_leading = is_leading & (is_reached | (product == 0) | is_kept)
     return word, own, between(leading, 0, 40) & is_leading
 
 
@@ -251,11 +251,12 @@ def prove_step(form: BoundedForm, least: int | None = None, fault: int | None = 
     aligned = bounded.align(has_product.select(top, of_zeros), usable, start, form.fraction_bits)
     own = bounded.truncate_by_conversion(usable.as_float(), aligned.scale)
     word = bounded.round_sum([*products, own], aligned.unit, form.fits, form.kept)
-    exact, exponent, is_leading = rule_of_step(form, code, products, top, has_product, leading)
+    is_kept = has_product.never() if least is not None else bounded.exponent_field(code) > form.most + BIAS
+    exact, exponent, is_leading = rule_of_step(form, code, products, top, has_product, leading, is_kept)
     is_unit = (aligned.unit >> 23) + form.fraction_bits == exponent
     if least is None:
         word = bounded.select_unreached(code, word, has_product, form.most, form.fraction_bits, form.kept, form.nan)
-        is_unit = is_unit | (bounded.exponent_field(code) > form.most + BIAS)
+        is_unit = is_unit | is_kept
     claim = (word == exact) & (is_unit | ~has_product)
     if least is not None:
         claim = claim & is_admissible(word, last)
