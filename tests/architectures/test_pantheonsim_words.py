@@ -62,20 +62,8 @@ def test_loads_have_the_words_of_the_card(case):
 # ---- conversions
 
 
-def conversion_inputs():
-    """f32 [4096]: numbers of a few units, and NaN, infinities, subnormal numbers, large numbers and zeros among them."""
-    i = np.arange(4096)
-    x = ((i * 2654435761 % 2**32 % 40001) - 20000).astype(np.float32) / np.float32(1999)
-    odd = i % 2 == 1
-    for step, values in ((97, np.nan), (89, np.where(odd, np.inf, -np.inf)), (83, np.where(odd, 1e-40, -3e-39)),
-                         (79, np.where(odd, 1e30, -7e5)), (73, 0.0), (71, -0.0)):  # fmt: skip
-        x = np.where(i % step == 0, values, x)
-    return x.astype(np.float32)
-
-
 def test_conversions_have_the_digests_of_the_card():
-    x = conversion_inputs()
-    first, second = x.view(np.uint32), x[(np.arange(4096) * 7 + 3) % 4096].view(np.uint32)
+    first, second = digests.paired(digests.narrow_inputs())
     plain, sizes = [first, second], [first & np.uint32(0x7FFFFFFF), second & np.uint32(0x7FFFFFFF)]
     narrow = [
         "rn.satfinite.e2m1x2", "rn.relu.satfinite.e2m1x2", "rn.satfinite.e3m2x2", "rn.satfinite.e2m3x2", "rn.satfinite.e4m3x2",
@@ -93,6 +81,20 @@ def test_conversions_have_the_digests_of_the_card():
     for case, word in zip(digests.RECORDED["narrow_cvt"], words, strict=True):
         assert {i: f"{int(word[int(i)]):08x}" for i in case["samples"]} == case["samples"], case["conversion"]
         assert f"{digests.fnv(word.tolist(), 32):08x}" == case["digest"], case["conversion"]
+
+
+def test_every_fp8_conversion_of_an_l4():
+    """4,608 raw words: f32 and f16 to pairs of e4m3 and e5m2 and back, and f32 to f16."""
+    x, beside = digests.paired(digests.fp8_inputs())
+    found, compared = {}, 0
+    for case in digests.RECORDED["lowprec_cvt"]:
+        given = [beside, x] if case["source"] == "f32" else [found[case["source"]]]
+        ((found[case["op"]],),) = run_operations([operation(case["op"])], [given])
+        width = len(case["words"]) // 512
+        words = [int(case["words"][at : at + width], 16) for at in range(0, len(case["words"]), width)]
+        assert found[case["op"]].tolist() == words, case["op"]
+        compared += len(words)
+    assert compared == 4608
 
 
 # ---- the rows

@@ -13,13 +13,14 @@ from support.unit_equalities import equalities
 
 import tcemu
 from tcemu.architectures.lookup import target_rows
+from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.arithmetic.reduction import reduce_k
 from tcemu.backends.cuda import nvrtc
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.backends.native import units
 from tcemu.base import execution as executing
-from tcemu.formats import BF16, E4M3, F16, F32, from_float
+from tcemu.formats import BF16, E4M3, F16, F32, S32, from_float
 
 F16_MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 F16_WGMMA = "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16"
@@ -232,16 +233,17 @@ def test_code_of_old_compilers(monkeypatch):
 
 
 def test_integer_sums_are_clamped_after_as_many_products():
-    """What sm_86 computes in K = 32 with two clamps, an H200 computes by the instruction of K = 16, and not by its own of K = 32."""
+    """An H200's K = 32 clamps once, an RTX 3060's twice; their K = 16 are the same."""
     long, short = (tcemu.parse(f"mma.sync.aligned.m16n8k{k}.row.col.satfinite.s32.s8.s8.s32") for k in (32, 16))
     halves, whole = tcemu.get_model(long, "sm_86"), tcemu.get_model(long, "sm_90a")
-    with pytest.raises(tcemu.Unsupported, match="clamp_step=16"):
-        units.find_statement_unit(long, halves, False, product_spec(long), "sm_90a")
+    for find in (units.find_product_unit, lambda *asked: units.find_statement_unit(long, halves, False, product_spec(long), asked[-1])):
+        with pytest.raises(tcemu.Unsupported, match="clamp_step=16"):
+            find(product_spec(long), halves, "sm_90a")
     assert units.find_statement_unit(long, whole, False, product_spec(long), "sm_90a").op == long
-    assert units.find_product_unit(product_spec(long), halves, "sm_90a").op == short
     assert units.find_product_unit(product_spec(long), whole, "sm_90a").op.k == 32
-    with pytest.raises(tcemu.Unsupported, match="no instruction"):
-        units.find_product_unit(product_spec(long), halves.replace(clamp_step=12), "sm_90a")
+    assert units.find_product_unit(product_spec(short), tcemu.get_model(short, "sm_86"), "sm_90a").op == short
+    key = lambda op, step: units.ArithmeticKey.from_model(Model(S32, clamp_step=step), product_spec(op))
+    assert key(long, 16) == key(short, None) == key(short, 16) == key(short, 32) != key(long, 12) != key(short, 12)
     wrapped = product_spec(replace(long, satfinite=False))
     assert units.find_product_unit(wrapped, halves, "sm_90a").op.k == 32  # nothing is clamped
 

@@ -1,4 +1,4 @@
-"""The operands and the digests of tests/golden/pantheonsim.json, built again from what its programs compute.
+"""The operands and the words of tests/golden/pantheonsim.json, built again from what its programs compute.
 
 `mma_forms` draws every register by a hash of the seed, the lane and the register's number, so that sums of floats are exact. The other
 programs fill their inputs by arithmetic on the index. Digests are FNV-1a, of bytes or of whole words.
@@ -112,3 +112,38 @@ def block_operands(op):
 def block_digest(d):
     """The digest of D's registers, uint32 [32, 4]."""
     return f"{fnv([fnv(lane, 32) for lane in np.asarray(d).tolist()], 64):016x}"
+
+
+# ---- lowprec_cvt and narrow_cvt: f32 numbers
+
+
+def paired(x):
+    """f32 words of numbers and of those that the programs put beside them."""
+    return x.view(np.uint32), x[(np.arange(len(x)) * 7 + 3) % len(x)].view(np.uint32)
+
+
+def narrow_inputs():
+    """f32 [4096]: numbers of a few units, and NaN, infinities, subnormal numbers, large numbers and zeros among them."""
+    i = np.arange(4096)
+    x = ((i * 2654435761 % 2**32 % 40001) - 20000).astype(np.float32) / np.float32(1999)
+    odd = i % 2 == 1
+    for step, values in (
+        (97, np.nan), (89, np.where(odd, np.inf, -np.inf)), (83, np.where(odd, 1e-40, -3e-39)), (79, np.where(odd, 1e30, -7e5)),
+        (73, 0.0), (71, -0.0),
+    ):  # fmt: skip
+        x = np.where(i % step == 0, values, x)
+    return x.astype(np.float32)
+
+
+def fp8_inputs():
+    """f32 [512]: ties and limits of FP8, zeros, infinities and NaN, then numbers of 28 binades."""
+    near = [
+        0.0, -0.0, 1, -1, 0.5, 1.5, 2.5, 3.5, 448, 449, 464, 465, 480, 500, -500, 57344, 57345, 61440, 65504, 65536, 1e5, 1e-3,
+        2.0**-9, 2.0**-10, 1.5 * 2.0**-10, 2.0**-16, 2.0**-17, 1.5 * 2.0**-17, np.inf, -np.inf, np.nan, 0.1, 0.3, 100.1, 2.0**-4,
+        2.0**-6, 1.5 * 2.0**-7, 1.125 * 2.0**-6, 240, 256, 272, 3, 5, 7, 9, 11, 13, 15, -(2.0**-9), -448, -449, -57344, -61440,
+    ]  # fmt: skip
+    random = mix(np.arange(512, dtype=np.uint32) * np.uint32(2654435761) + np.uint32(17))
+    mantissa = (random & 0xFFFFFF).astype(np.float32) / np.float32(2**24) * np.float32(2) - np.float32(1)
+    x = np.ldexp(mantissa, (random >> 24 & 0xFF).astype(np.int32) % 28 - 14).astype(np.float32)
+    x[: len(near)] = near
+    return x
