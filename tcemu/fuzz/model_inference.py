@@ -135,9 +135,12 @@ class InferredModel(Result):
     @cached_property
     def undetermined(self) -> dict[str, str]:
         """The fields of the model that the instruction's operands do not determine, with the values that fit, as text."""
-        if self.model is None or self.model.result.is_integer:
-            return {}
         spec, found = product_spec(self.op), {}
+        if self.model is not None and self.model.result.is_integer:
+            unseen = spec.clamp and not (spec.a.signed or spec.b.signed)
+            return {"clamp_step": "any, since sums of products that are not negative only grow"} if unseen else {}
+        if self.model is None:
+            return {}
         same = Equivalence(self.op)
         for field in fields(Model):
             values = list(dict.fromkeys(getattr(model, field.name) for model in self.survivors or (self.model,)))

@@ -131,6 +131,7 @@ def test_the_step_is_found_from_a_black_box(op, target, step):
 def test_a_step_that_no_operands_show_is_open():
     found = fuzz.infer_model(DENSE.format(32, "u8", "u8"), "sm_86", cases=64)
     assert found.confirmed and found.admits(Model(S32, clamp_step=16)) and found.admits(Model(S32))
+    assert list(found.undetermined) == ["clamp_step"] and "clamp_step: any" in str(found)
 
 
 def test_rows_say_what_is_known_of_the_clamp():
