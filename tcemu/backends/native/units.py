@@ -10,8 +10,6 @@ from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
-import jax
-
 from tcemu.architectures.container_rows import decoded_op
 from tcemu.architectures.evidence import Evidence
 from tcemu.architectures.lookup import TOOLKITS, find_row
@@ -20,8 +18,9 @@ from tcemu.arithmetic.model import LIMITS, Model
 from tcemu.arithmetic.order import Order, products_per_clamp
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.backends.cuda import nvrtc
-from tcemu.backends.cuda.xla_launch import compute_capabilities, route
+from tcemu.backends.cuda.xla_launch import PLATFORM, compute_capabilities, route
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.meshes import local_device
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import instructions, min_version
 from tcemu.isa.targets import capability_target
@@ -43,7 +42,7 @@ def gpu_target() -> str:
 
 def gpu_name() -> str:
     """Returns the name of that GPU."""
-    return jax.devices("cuda")[0].device_kind
+    return local_device(PLATFORM).device_kind
 
 
 class ArithmeticKey(NamedTuple):
