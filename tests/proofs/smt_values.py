@@ -96,6 +96,10 @@ class SmtValue(Value):
     def lane(self) -> Lane:
         return self._lane
 
+    @property
+    def keeps_subnormals(self) -> bool:  # type: ignore[override]
+        return not self.trace.flushes
+
     def constant(self, number: float, lane: Lane | None = None) -> SmtValue:
         return SmtValue(self.trace, lane or self.lane, self.trace.constant(number, lane or self.lane))
 
@@ -119,10 +123,6 @@ def _plain(kind: Kind) -> Row:
 
 def _rounded(kind: Kind, mode: str = "RN") -> Row:
     return lambda trace, lane, terms: trace.make(kind, trace.mode(mode), *terms)
-
-
-def _not(row: Row) -> Row:
-    return lambda trace, lane, terms: trace.make(Kind.NOT, row(trace, lane, terms))
 
 
 def _shift(kind: Kind) -> Row:
@@ -190,7 +190,7 @@ INTEGERS: dict[str, Row] = {
 }  # fmt: skip
 FLOATS: dict[str, Row] = {
     "add": _rounded(Kind.FP_ADD), "sub": _rounded(Kind.FP_SUB), "mul": _rounded(Kind.FP_MUL), "div": _rounded(Kind.FP_DIV),
-    "eq": _plain(Kind.FP_EQUAL), "ne": _not(_plain(Kind.FP_EQUAL)), "lt": _plain(Kind.FP_LT), "le": _plain(Kind.FP_LEQ),
+    "eq": _plain(Kind.FP_EQUAL), "ne": lambda trace, lane, terms: trace.make(Kind.OR, *(trace.make(kind, *terms) for kind in (Kind.FP_LT, Kind.FP_GT))), "lt": _plain(Kind.FP_LT), "le": _plain(Kind.FP_LEQ),
     "fptosi": _to_integer, "muladd": _multiply_add,
     "integral": lambda trace, lane, terms, mode: trace.make(Kind.FP_RTI, mode, *terms),
     "fma": lambda trace, lane, terms, mode: trace.make(Kind.FP_FMA, mode, *terms),

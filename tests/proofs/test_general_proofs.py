@@ -13,7 +13,7 @@ from tcemu.arithmetic.step import general, groups
 from tcemu.arithmetic.step.decoding import BIAS, SIGN, ZERO_EXPONENT
 from tcemu.arithmetic.step.forms import LOW_BITS, SUM_BITS
 from tcemu.arithmetic.step.rounding import Magnitude, encode
-from tcemu.arithmetic.step.values import BOOL, F32, F64, I32, I64, Lane
+from tcemu.arithmetic.step.values import BOOL, F32, I32, I64, Lane
 from tcemu.formats import F16, ROUNDINGS, Format
 from tcemu.formats import F32 as BINARY32
 
@@ -45,9 +45,15 @@ def is_same(x: SmtValue, y: SmtValue) -> SmtValue:
 # ---- rules 3 to 5
 
 
-@proves("general.align_integer", by=SOLVER, domain="i32 and i64, terms with fewer and with more fraction bits than the model, all distances, four roundings")
+@proves(
+    "general.align_integer",
+    by=SOLVER,
+    domain="i32 and i64, terms with fewer and with more fraction bits than the model, all distances, four roundings",
+)
 @pytest.mark.parametrize("mode", ["RZ", *(pytest.param(mode, marks=FULL) for mode in MODES if mode != "RZ")])
-@pytest.mark.parametrize("lane, bits, stored, fraction_bits", [(I32, 24, 23, 28), (I32, 24, 23, 13), (I64, 24, 23, 40), (I64, 24, 20, 13), (I64, 31, 8, 35)])
+@pytest.mark.parametrize(
+    "lane, bits, stored, fraction_bits", [(I32, 24, 23, 28), (I32, 24, 23, 13), (I64, 24, 23, 40), (I64, 24, 20, 13), (I64, 31, 8, 35)]
+)
 def test_integers_are_aligned(lane, bits, stored, fraction_bits, mode):
     trace = Trace()
     size, distance, negative = trace.variable(I32, "size"), trace.variable(I32, "distance"), trace.variable(BOOL, "negative")
@@ -91,17 +97,33 @@ def is_number(word: SmtValue) -> SmtValue:
     return (word << 1 == 0) | between(field, 1, BIAS + 1)
 
 
-@proves("general.align_fraction", by=SOLVER, domain="all fractions below 4 and all exponents, 1 to 29 fraction bits; also where subnormals are flushed")
+@proves(
+    "general.align_fraction",
+    by=SOLVER,
+    domain="all fractions below 4 and all exponents, 1 to 29 fraction bits; also where subnormals are flushed",
+)
 def test_fractions_are_aligned():
     trace = Trace(flushes=True)
     word, exponent, top, fraction_bits = (trace.variable(I32, name) for name in ("fraction", "exponent", "top", "fraction_bits"))
     aligned = general.align_fraction(word.as_float(), exponent, fraction_bits - top + BIAS)
     exact = exact_term(word, exponent - top + fraction_bits, "RZ")
-    assumed = [is_number(word), between(fraction_bits, 1, 29), between(top, -1024, 1024), between(exponent, ZERO_EXPONENT, 1024), exponent <= top]
+    assumed = [
+        is_number(word),
+        between(fraction_bits, 1, 29),
+        between(top, -1024, 1024),
+        between(exponent, ZERO_EXPONENT, 1024),
+        exponent <= top,
+    ]
     prove(trace, widen(aligned, 64, signed=True) == exact, *assumed)
 
 
-@proves("general.round_product", "general.product_scale", "general.power_of_two", by=SOLVER, domain="all products of significands of up to 24 bits, all exponents, 1 to 28 fraction bits, four roundings")
+@proves(
+    "general.round_product",
+    "general.product_scale",
+    "general.power_of_two",
+    by=SOLVER,
+    domain="all products of significands of up to 24 bits, all exponents, 1 to 28 fraction bits, four roundings",
+)
 @pytest.mark.full
 @pytest.mark.parametrize("mode", MODES)
 def test_products_are_rounded(mode):
@@ -113,13 +135,21 @@ def test_products_are_rounded(mode):
     rounded = general.round_product(product * scale, product, mode).to_integer()
     exact = exact_term(product.bits(), exponent - top + fraction_bits - mantissas, mode)
     # a product of significands is below 4 in units of its own exponent
-    assumed = [between(size, -(1 << 24) + 1, (1 << 24) - 1), between(mantissas, 0, 22), between((size < 0).select(0 - size, size), 0, (1 << 24) - 1)]
+    assumed = [
+        between(size, -(1 << 24) + 1, (1 << 24) - 1),
+        between(mantissas, 0, 22),
+        between((size < 0).select(0 - size, size), 0, (1 << 24) - 1),
+    ]
     assumed += [(size < 0).select(0 - size, size) < (trace.variable(I32).constant(4) << mantissas)]
     assumed += [between(fraction_bits, 1, 28), between(top, -1024, 1024), between(exponent, 2 * ZERO_EXPONENT, 1024), exponent <= top]
     prove(trace, widen(rounded, 64, signed=True) == exact, *assumed)
 
 
-@proves("general.common_scale", by=SOLVER, domain="values whose products are normal f32 below 2^125: all alignments, 1 to 28 fraction bits, four roundings")
+@proves(
+    "general.common_scale",
+    by=SOLVER,
+    domain="values whose products are normal f32 below 2^125: all alignments, 1 to 28 fraction bits, four roundings",
+)
 @pytest.mark.parametrize("mode", ["RN", *(pytest.param(mode, marks=FULL) for mode in MODES[1:])])
 def test_products_of_values_are_rounded(mode):
     """least is the least exponent of a product that is not zero; below it, every product of the step is zero."""
@@ -129,7 +159,10 @@ def test_products_of_values_are_rounded(mode):
     # `common_scale` takes `least` as a number; `max` takes a value too
     rounded = general.round_product(product * general.common_scale(top, least, fraction_bits), product, mode).to_integer()  # type: ignore[arg-type]
     exact = exact_term(word, fraction_bits - top, mode)
-    assumed = [(word << 1 == 0) | (between(field, 1, 254) & (field <= BIAS + 124) & (field - BIAS <= top + 1) & (top >= least)), between(fraction_bits, 1, 28)]
+    assumed = [
+        (word << 1 == 0) | (between(field, 1, 254) & (field <= BIAS + 124) & (field - BIAS <= top + 1) & (top >= least)),
+        between(fraction_bits, 1, 28),
+    ]
     prove(trace, widen(rounded, 64, signed=True) == exact, *assumed, between(least, -99, 127), between(top, -1024, 1024))
 
 
@@ -174,7 +207,9 @@ def test_terms_are_split():
 
 
 @proves("general.add_jammed", by=SOLVER, domain="all pairs of i32, with `encode` in f16 and f32, four roundings")
-@pytest.mark.parametrize("fmt, mode", [pytest.param(fmt, mode, marks=[] if (fmt, mode) == (F16, "RZ") else [FULL]) for fmt in (F16, BINARY32) for mode in MODES])
+@pytest.mark.parametrize(
+    "fmt, mode", [pytest.param(fmt, mode, marks=[] if (fmt, mode) == (F16, "RZ") else [FULL]) for fmt in (F16, BINARY32) for mode in MODES]
+)
 def test_a_jammed_sum_has_the_code_of_the_exact_one(fmt, mode):
     """`encode` is proved for every sum, so the exact sum is encoded by it as an i64."""
     trace = Trace()
@@ -191,7 +226,12 @@ def test_a_jammed_sum_has_the_code_of_the_exact_one(fmt, mode):
     claim = wraps.select(jammed_size == ((size >> 1) | lost), jammed == exact) & ((own == unit) | ((own == unit + 1) & (size >= 1 << 31)))
     prove(trace, claim & ((jammed < 0) ^ ~(exact < 0)), between(unit, *UNITS))
     trace = Trace()
-    size, unit, kept, negative = trace.variable(wide, "size"), trace.variable(I32, "unit"), trace.variable(I32, "kept"), trace.variable(BOOL, "negative")
+    size, unit, kept, negative = (
+        trace.variable(wide, "size"),
+        trace.variable(I32, "unit"),
+        trace.variable(I32, "kept"),
+        trace.variable(BOOL, "negative"),
+    )
     halved = (size >> 1) | (size & 1)
     one = encode(fmt, Magnitude(negative.resize(I64), widen(size, 64)), unit, mode, kept)
     other = encode(fmt, Magnitude(negative.resize(I32), halved.resize(I32)), unit + 1, mode, kept)
@@ -201,7 +241,9 @@ def test_a_jammed_sum_has_the_code_of_the_exact_one(fmt, mode):
 # ---- sums outside a step
 
 
-@proves("general.add_codes", by=SOLVER, domain="f16 and f32: all pairs of codes that are not both -0, against IEEE 754's addition")
+@proves(
+    "general.add_codes", by=SOLVER, domain="f16, and f32 by floats: all pairs of codes that are not both -0, against IEEE 754's addition"
+)
 @pytest.mark.parametrize("fmt", [pytest.param(F16, marks=FULL), BINARY32], ids=str)
 def test_codes_are_added(fmt):
     trace = Trace()
@@ -248,7 +290,12 @@ def test_terms_of_groups_are_split():
     prove(trace, (joined == exact) & of_its_sign & is_small, field < BIAS + SUM_BITS)
 
 
-@proves("groups.round_parts", "groups.unit", by=SOLVER, domain="all sums below 2^49 and all units with which they are normal; with and without a multiply-add toward zero")
+@proves(
+    "groups.round_parts",
+    "groups.unit",
+    by=SOLVER,
+    domain="all sums below 2^49 and all units with which they are normal; with and without a multiply-add toward zero",
+)
 @pytest.mark.full
 @pytest.mark.parametrize("adds_toward_zero", [False, True])
 @pytest.mark.parametrize("kept", [23])

@@ -13,7 +13,7 @@ from rules import between, widen
 from smt_values import Kind, SmtValue, Trace
 
 from tcemu.arithmetic.step import quantizing
-from tcemu.arithmetic.step.values import BOOL, F32, I32
+from tcemu.arithmetic.step.values import BOOL, I32
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import FORMATS, UE8M0, Format
 from tcemu.formats.coding import nan_code
@@ -22,7 +22,9 @@ TARGETS = [fmt for fmt in FORMATS.values() if not fmt.is_integer and fmt.signed 
 SOURCES = [fmt for fmt in FORMATS.values() if not fmt.is_integer and fmt.bits <= 16 and fmt.specials != "fnuz" and fmt.subnormals]
 
 
-@proves("quantizing.decode_number", by=ENUMERATION, domain="every code of every format of at most 16 bits with subnormals; f32 is its own word")
+@proves(
+    "quantizing.decode_number", by=ENUMERATION, domain="every code of every format of at most 16 bits with subnormals; f32 is its own word"
+)
 @pytest.mark.parametrize("fmt", SOURCES, ids=str)
 def test_every_number_is_decoded(fmt):
     codes = np.arange(1 << fmt.bits, dtype=np.int32)
@@ -47,7 +49,11 @@ def is_float_kind(x: SmtValue, kind: Kind) -> SmtValue:
     return SmtValue(x.trace, BOOL, x.trace.make(kind, x.term))
 
 
-@proves("quantizing.round_value", by=SOLVER, domain="all 2^32 words of f32 to every signed format but fnuz, saturated and not; also where subnormals are flushed")
+@proves(
+    "quantizing.round_value",
+    by=SOLVER,
+    domain="all 2^32 words of f32 to every signed format but fnuz, saturated and not; also where subnormals are flushed",
+)
 @pytest.mark.parametrize("saturate", [True, False])
 @pytest.mark.parametrize("fmt", [fmt for fmt in TARGETS if fmt != BINARY32], ids=str)
 def test_values_are_rounded_to_the_nearest(fmt: Format, saturate):
@@ -80,8 +86,14 @@ def test_a_value_of_f32_is_kept():
     prove(trace, quantizing.round_value(BINARY32, False, word.as_float()) == is_nan.select(BINARY32.nan, word))
 
 
-@proves("quantizing.round_scale", by=SOLVER, domain="all magnitudes, and 448, 6 and 57344 as the largest number; the least scale 0 and 2^-126; powers of two and any")
-@pytest.mark.parametrize("largest", [pytest.param(0x43E00000, id="448"), pytest.param(0x40C00000, id="6"), pytest.param(0x47600000, id="57344")])
+@proves(
+    "quantizing.round_scale",
+    by=SOLVER,
+    domain="all magnitudes, and 448, 6 and 57344 as the largest number; the least scale 0 and 2^-126; powers of two and any",
+)
+@pytest.mark.parametrize(
+    "largest", [pytest.param(0x43E00000, id="448"), pytest.param(0x40C00000, id="6"), pytest.param(0x47600000, id="57344")]
+)
 @pytest.mark.parametrize("least", [0, 1 << 23])
 @pytest.mark.parametrize("power_of_two", [False, True])
 def test_scales_are_rounded(largest, least, power_of_two):

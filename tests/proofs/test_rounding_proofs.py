@@ -13,7 +13,7 @@ from rules import between, widen
 from smt_values import SmtValue, Trace
 
 from tcemu.arithmetic.step import rounding
-from tcemu.arithmetic.step.values import BOOL, F32, I32, I64, Lane
+from tcemu.arithmetic.step.values import BOOL, I32, I64, Lane
 from tcemu.formats import F16, ROUNDINGS, Format
 from tcemu.formats import F32 as BINARY32
 
