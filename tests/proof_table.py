@@ -29,10 +29,9 @@ def read_seconds(report: str) -> dict[str, float]:
 
 def render_table(proofs: dict, seconds: dict[str, float]) -> str:
     """The rows, by the first formula."""
+    names = lambda proof: ", ".join(name if " " in name else f"`{name}`" for name in proof.formulas)
     rows = [
-        f"| {', '.join(f'`{name}`' if '.' in name else name for name in proof.formulas)} | {proof.domain} | {proof.method} | {seconds[test]:.1f} |"
-        for test, proof in proofs.items()
-        if test in seconds
+        f"| {names(proof)} | {proof.domain} | {proof.method} | {seconds[test]:.1f} |" for test, proof in proofs.items() if test in seconds
     ]
     return "\n".join(["| formula of `tcemu.arithmetic.step` | proved for | by | seconds |", "|---|---|---|---|", *sorted(rows)]) + "\n"
 

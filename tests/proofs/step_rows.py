@@ -40,7 +40,7 @@ def step_rows() -> dict[str, StepRow]:
             if (one.model.multiplicand, one.model.summed) == (row.model.multiplicand, row.model.summed)
         ]
         for name in alike:
-            model, spec, block = requested[name]
+            _, spec, block = requested[name]
             if spec.a in row.multiplicands and spec.d in row.accumulators:
                 requested[f"{name}, but {row.label}"] = (row.model, spec._replace(k=row.k or spec.k), block)
     return {name: StepRow(*specialize(model, spec, block or None)) for name, (model, spec, block) in requested.items()}

@@ -338,7 +338,7 @@ FULL = pytest.mark.full
 
 @proves(
     "bounded.usable_accumulator", "bounded.truncated_accumulator", "bounded.select_unreached", by=SOLVER,
-    domain="every narrow form: all 2^32 accumulators, all sums and exponents of products, and no products; also where subnormals are flushed",
+    domain="every narrow form: all 2^32 accumulators; all sums and exponents of products, and none; also where subnormals are flushed",
 )  # fmt: skip
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind.fraction_bits == 24 else FULL, id=name_kind(kind)) for kind in NARROW_KINDS]
@@ -349,7 +349,7 @@ def test_a_narrow_step_is_right_for_every_accumulator(kind):
 
 @proves(
     "bounded: whole steps", by=SOLVER,
-    domain="every form: all accumulators from the least exponent on, and all that are zero or multiples of its unit, as after every step; all products, and none",
+    domain="every form: all accumulators that the guard passes and that steps leave, which they leave again; all products, and none",
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=FULL, id=name_kind(kind)) for kind in KINDS])
 def test_a_step_is_right_for_every_bounded_accumulator(kind):

@@ -1,4 +1,4 @@
-"""Proofs of `tcemu.arithmetic.step.general` and `groups`: alignment in any rounding, sums of two words, codes outside a step, and groups."""
+"""Proofs of `tcemu.arithmetic.step.general` and `groups`: alignment, sums of two words, codes outside a step."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_two_words_are_added():
     total = widen(x, 34, signed=True) + widen(y, 34, signed=True)
     claim = (widen(size, 34) == (total < 0).select(0 - total, total)) & (negative == (total < 0).resize(I32))
     prove(trace, claim, ~((x == -(1 << 31)) & (y == -(1 << 31))))
-    with pytest.raises(Refuted, match="x = #b10*, y = #b10*$"):
+    with pytest.raises(Refuted, match=r"x = #b10*, y = #b10*$"):
         prove(trace, claim)
 
 
