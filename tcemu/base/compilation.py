@@ -1,7 +1,6 @@
 """Compilation by XLA: functions that are compiled once, compiled programs stored on disk, and the time that compiling took."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -19,9 +18,9 @@ from jax.core import Tracer
 from jax.extend.backend import backends
 
 from tcemu.base.jax_internals import COMPILE_EVENTS, COMPILED_EVENT, name_compilation_unit, reset_compilation_cache, without_call_stacks
+from tcemu.base.stored_code import OFF_VALUES, make_private_folder, path_refusal, user_cache_folder, warn_of_folder
 
 CACHE_VARIABLE = "TCEMU_COMPILATION_CACHE"  # environment variable: a directory, or one of OFF_VALUES
-OFF_VALUES = ("", "0", "off")
 MIN_COMPILE_SECONDS = 0.1  # least compile time of a stored program: each is a file, and reading it takes some milliseconds
 MAX_SPANS = 64  # spans that a CompileClock keeps apart: more than the depth to which traces nest
 THRESHOLD_OPTION = "jax_persistent_cache_min_compile_time_secs"  # JAX's option for the least compile time of a stored program
@@ -170,16 +169,18 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     programs that contain kernels in machine code, so it warns about each of them and compiles it again. The kernels themselves are stored
     in any case.
 
+    The cache holds machine code. A directory that another user may write or replace is therefore not used.
+
     Args:
         path: Directory of the cache. By default the environment variable TCEMU_COMPILATION_CACHE names it. Without that variable, it is a
             folder per jaxlib version in the platform's cache folder, such as ~/.cache/tcemu/jaxlib-0.10.2 on Linux (XDG_CACHE_HOME).
 
     Returns:
         The directory in use. None if the cache is off (jax_enable_compilation_cache, or TCEMU_COMPILATION_CACHE=off), or if no path was
-        given and the default directory is not writable.
+        given and the default directory is not writable, or another user may write it, of which a warning tells.
 
     Raises:
-        OSError: The given path is not a writable directory.
+        OSError: The given path is not a writable directory, or another user may write it.
     """
     configured = jax.config.values
     if not configured["jax_enable_compilation_cache"]:
@@ -192,7 +193,7 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     directory = Path(path) if path is not None else Path(variable or user_cache_folder() / f"jaxlib-{version('jaxlib')}")
     try:
         directory = directory.expanduser().absolute()
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_folder(directory)
         writable = os.access(directory, os.W_OK | os.X_OK)
     except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
         if path is not None:
@@ -201,6 +202,11 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     if not writable:
         if path is not None:
             raise PermissionError(f"{directory}: the directory for compiled programs is not writable; name another directory")
+        return None
+    if reason := path_refusal(directory):
+        if path is not None:
+            raise PermissionError(f"{directory}: no directory for compiled programs, which are machine code: {reason}")
+        warn_of_folder(directory, reason)
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     if THRESHOLD_OPTION.upper() not in os.environ and configured[THRESHOLD_OPTION] == 1.0:  # 1.0 is JAX's default
@@ -212,21 +218,6 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
 def _has_cuda() -> bool:
     """Return whether JAX's plugin for NVIDIA GPUs is installed."""
     return any(find_spec(f"jax_cuda{major}_plugin") is not None for major in (12, 13))
-
-
-def user_cache_folder() -> Path:
-    """Return the folder for files that tcemu can make again, inside the platform's cache folder.
-
-    Raises:
-        RuntimeError: The user has no home directory.
-    """
-    if sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return folder / "tcemu"
 
 
 class CompileClock:

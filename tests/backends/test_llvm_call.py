@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from tcemu.backends import kernel_store as store
 from tcemu.backends.llvm import ffi_handler, machine_code, xla_call
-from tcemu.base import stored_programs
+from tcemu.base import stored_code
 
 ROOT = Path(__file__).parents[2]
 calls_here = pytest.mark.usefixtures("llvm")
@@ -83,10 +82,10 @@ def same(got, wanted):
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
-    monkeypatch.setenv(store.FOLDER, str(tmp_path / "kernels"))
-    store.load_or_compile.cache_clear()
+    monkeypatch.setenv(stored_code.KERNEL_VARIABLE, str(tmp_path / "kernels"))
+    stored_code.load_or_compile.cache_clear()
     yield tmp_path / "kernels"
-    store.load_or_compile.cache_clear()
+    stored_code.load_or_compile.cache_clear()
 
 
 # ---- in JAX programs
@@ -296,12 +295,12 @@ def test_machine_code_comes_from_disk_unless_it_is_damaged(monkeypatch, kept):
 
     compiler = machine_code.COMPILER._replace(compile=compile_text)
     text = row_kernel(3).text
-    load = lambda target: store.load_or_compile.__wrapped__(compiler, text, str(target))
+    load = lambda target: stored_code.load_or_compile.__wrapped__(compiler, text, str(target))
     here = machine_code.host_target()
     first = load(here)
     assert load(here) == first and len(compiled) == 1
     (entry,) = kept.iterdir()
-    assert entry.suffix == f".{here.cpu}"
+    assert entry.name.startswith(f"{here.cpu}-")
     entry.write_bytes(entry.read_bytes()[:-9])
     assert load(here) == first and len(compiled) == 2
     load(here._replace(cpu="x86-64", features=())), load(here)
@@ -346,7 +345,7 @@ import jax
 from pathlib import Path
 from jax import export
 from tcemu.backends.llvm import machine_code, xla_call
-from tcemu.base import stored_programs
+from tcemu.base import stored_code
 from tcemu.base.jax_internals import compilation_cache_hits
 
 def compile_text(text, target):
@@ -356,7 +355,7 @@ machine_code.COMPILER = machine_code.COMPILER._replace(compile=compile_text)
 """
 STORED = f"""{LATER}
 x, stored, kernel = pickle.loads(Path(sys.argv[1]).read_bytes())
-compiled, facts = stored_programs.load_program(Path(stored), jax.devices()[0])
+compiled, facts = stored_code.load_program(Path(stored), stored_code.program_entry("rows"), jax.devices()[0])
 before = compilation_cache_hits()
 traced = jax.jit(lambda v: xla_call.call(kernel, jax.ShapeDtypeStruct(v.shape, v.dtype), v)[0] * 3)
 results, hits = (compiled(x), traced(x)), compilation_cache_hits() - before
@@ -374,7 +373,8 @@ def run_process(code, kept, given):
     """What another process prints, with kernels and JAX's cache in the folder."""
     (kept.parent / "given").write_bytes(pickle.dumps(given))
     env = os.environ | {
-        "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))), "JAX_PLATFORMS": "cpu", store.FOLDER: str(kept),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))), "JAX_PLATFORMS": "cpu",
+        stored_code.KERNEL_VARIABLE: str(kept),
         "JAX_COMPILATION_CACHE_DIR": str(kept.parent / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code, str(kept.parent / "given")], env=env, capture_output=True, text=True, check=False)
@@ -388,7 +388,7 @@ def test_programs_of_another_process_run_and_nothing_is_compiled(kept):
     kernels = [row_kernel(13), row_kernel(19)]
     programs = [jax.jit(lambda v, kernel=kernel: call_rows(kernel, v) * 3).lower(x) for kernel in kernels]
     facts = [expected(factor, x) * np.uint32(3) for factor in (13, 19)]
-    stored_programs.store_program(kept.parent / "stored", programs[0].compile(), facts)
+    stored_code.store_program(kept.parent / "stored", stored_code.program_entry("rows"), programs[0].compile(), facts)
     for hits in (0, 1):
         assert run_process(STORED, kept, (x, str(kept.parent / "stored"), kernels[1])) == f"[True, True] {hits}\n"
 
@@ -399,7 +399,7 @@ def test_an_exported_program_needs_its_kernels_alone(kept):
     x, kernel = matrix(60, 9), row_kernel(17)
     check = export.DisabledSafetyCheck.custom_call(xla_call.call_name(kernel))
     program = export.export(jax.jit(lambda v: call_rows(kernel, v)), platforms=["cpu"], disabled_checks=[check])(x)
-    host_calls = stored_programs.find_host_calls(program.mlir_module())
+    host_calls = stored_code.find_host_calls(program.mlir_module())
     assert host_calls == [kernel]
     assert run_process(EXPORTED, kept, (x, expected(17, x), host_calls, bytes(program.serialize()))) == "True\n"
 

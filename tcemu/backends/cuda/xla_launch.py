@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import nvrtc
+from tcemu.base import stored_code as store
 from tcemu.base.jax_internals import lowers_late_attributes
 
 PLATFORM = "cuda"  # as `lax.platform_dependent` names it

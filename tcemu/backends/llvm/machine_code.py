@@ -11,7 +11,7 @@ from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
 
-from tcemu.backends import kernel_store as store
+from tcemu.base import stored_code as store
 
 OPTIMISATION = 2  # LLVM's -O2
 WIDE_FEATURES = {512: ("avx512f", "avx512bw", "avx512dq", "avx512vl"), 256: ("avx2",)}  # features that vectors of so many bits need

@@ -2,7 +2,7 @@
 
 XLA looks for a call's handler by its name when it compiles or loads a program, so a kernel is registered before: when JAX lowers the call.
 The name is a hash of the kernel, the same in every process. A program that another process has stored brings its kernels along, which are
-registered before it is loaded (`tcemu.base.stored_programs`).
+registered before it is loaded (`tcemu.base.stored_code`).
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ import jax
 import numpy as np
 from jax import Array
 
-from tcemu.backends import kernel_store as store
 from tcemu.backends.llvm import machine_code
 from tcemu.backends.llvm.ffi_handler import API_MAJOR, handler_text, installed_version
+from tcemu.base import stored_code as store
 from tcemu.base.jax_internals import lowers_late_attributes
-from tcemu.base.stored_programs import HOST_CALL_PREFIX, note_host_call
+from tcemu.base.stored_code import HOST_CALL_PREFIX, note_host_call
 
 NAME_DIGITS = 16
 MAX_NAMES = 4096  # kernels whose names are remembered
