@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tcemu.base.execution import execution
 from tcemu.base.jax_internals import compilation_cache_hits, compile_in_short_time
 from tcemu.base.stored_code import Entry, cache_subfolder, load_program, program_entry, store_program
 from tcemu.ptx.simt.faults import known_messages, restore_messages
@@ -56,18 +57,19 @@ class StatementProgram:
 
     facts: Any  # as the trace gave them
 
-    def __init__(self, key: object, trace: Callable[[], TracedStatement], device: Any, *, threads: int, patience: int) -> None:
+    def __init__(self, key: object, trace: Callable[[], TracedStatement], device: Any, *, chosen: str, threads: int, patience: int) -> None:
         """Load the program, or trace and compile it.
 
         Args:
             key: All that the program depends on, as a value whose `repr` is the same in each process.
             trace: Returns the function; called before each compilation.
             device: The device of the arrays.
+            chosen: The choice of `tcemu.execution`, a part of the key. The thread that compiles may have another one.
             threads: Threads that execute the statement together.
             patience: Executions, each of one thread, after which the program is optimised; 0: at once.
         """
         self._make, self._device, self._threads, self._remaining = trace, device, threads, patience or None
-        self._key = (key, device)
+        self._key, self._chosen = (key, device), chosen
         if self._load(OPTIMISED):
             self._remaining = None
         elif not patience:
@@ -86,7 +88,7 @@ class StatementProgram:
 
     def _compile(self, effort: str) -> None:
         hits = compilation_cache_hits()
-        with jax.enable_x64(True), jax.default_device(self._device):
+        with execution(self._chosen), jax.enable_x64(True), jax.default_device(self._device):
             traced = self._make()
             lowered = jax.jit(traced.function, donate_argnums=0 if traced.donates else ()).lower(*traced.shapes)
             self._compiled = compile_in_short_time(lowered, optimised=effort == OPTIMISED)
