@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +12,19 @@ from threading import Lock
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.extend.backend import backends
 
-from tcemu.base.jax_internals import COMPILE_EVENTS, COMPILED_EVENT, name_compilation_unit, reset_compilation_cache, without_call_stacks
+from tcemu.base.execution import PORTABLE, execution
+from tcemu.base.jax_internals import (
+    COMPILE_EVENTS,
+    COMPILED_EVENT,
+    call_with_replacement,
+    is_tracing,
+    name_compilation_unit,
+    reset_compilation_cache,
+    without_call_stacks,
+)
 from tcemu.base.stored_code import OFF_VALUES, make_private_folder, path_refusal, user_cache_folder, warn_of_folder
 
 CACHE_VARIABLE = "TCEMU_COMPILATION_CACHE"  # environment variable: a directory, or one of OFF_VALUES
@@ -79,7 +86,8 @@ def call_by_platform(programs: Mapping[str, Callable], default: Callable, *opera
 
     JAX traces the programs of all platforms. In a process that has CPUs alone, the program for CPUs alone is traced, which halves the time
     for tracing. A program that such a process exports to another platform (`jax.export`) is then that of CPUs, so all programs must give
-    the same bits on every platform. `lax.platform_dependent` is for programs that lean on the arithmetic of one.
+    the same bits on every platform, and run there: `call_kernel_by_platform` is for those with kernels. `lax.platform_dependent` is for
+    programs that lean on the arithmetic of one.
 
     Args:
         programs: Programs by the platform's name in `lax.platform_dependent`.
@@ -91,6 +99,31 @@ def call_by_platform(programs: Mapping[str, Callable], default: Callable, *opera
     if set(programs) == {"cpu"} and set(backends()) == {"cpu"}:
         return programs["cpu"](*operands)
     return lax.platform_dependent(*operands, default=default, **programs)
+
+
+def call_kernel_by_platform(kernels: Mapping[str, Callable], portable: Callable, *operands: Any) -> Any:
+    """Call the platform's kernel, or the portable program where it has none, where a compiler refuses it, and under `jax.export`.
+
+    A program that `jax.export` writes runs in processes that know nothing of kernels, on any platform.
+
+    Args:
+        kernels: Programs with kernels, as `call_by_platform` takes them. Each returns one array.
+        portable: The program without kernels. It uses no tracer but its operands.
+        *operands: Operands of the programs.
+    """
+    if not kernels:
+        return portable(*operands)
+    inside_unit = _inside_unit.get()
+
+    def replacement(*operands: Any) -> Any:
+        before = _inside_unit.set(inside_unit)  # it is traced later, and units do not nest
+        try:
+            with execution(PORTABLE):
+                return portable(*operands)
+        finally:
+            _inside_unit.reset(before)
+
+    return call_with_replacement(partial(call_by_platform, kernels, portable), replacement, *operands)
 
 
 def _uses_one_device() -> bool:
@@ -136,11 +169,6 @@ def jit_wide_vectors(*static_argnums: int) -> Callable[[Callable], Callable]:
         return choose_width
 
     return decorate
-
-
-def is_tracing() -> bool:
-    """Return whether new values become part of a program that is being traced."""
-    return isinstance(jax.device_put(np.float32(0)), Tracer)  # unlike jnp.zeros, device_put compiles nothing outside a trace
 
 
 @cache

@@ -17,7 +17,6 @@ import secrets
 import stat
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -32,6 +31,7 @@ import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import tcemu.base
+from tcemu.base.errors import warn_once
 from tcemu.base.files import EXCLUSIVE, TOKEN_BYTES, WRITE_LOCK
 
 KERNEL_VARIABLE = "TCEMU_KERNELS"  # environment variable: a folder for kernels, or one of OFF_VALUES
@@ -51,7 +51,6 @@ TEMPORARY_NAME = re.compile(r"\.[0-9a-f]{32}\.tcemu")
 
 HAS_OWNERS = hasattr(os, "geteuid")  # not on Windows, where the user's cache folder is the user's alone
 BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-MAX_WARNINGS = 256  # different ones that are remembered
 MAX_KERNELS = 512  # binaries that a process remembers
 HOST_CALL_PREFIX = "tcemu_"  # of the names of host calls
 
@@ -93,12 +92,6 @@ def path_refusal(path: Path) -> str:
         return _refusal(resolved.stat())
     except OSError as error:
         return str(error)
-
-
-@lru_cache(maxsize=MAX_WARNINGS)
-def warn_once(message: str) -> None:
-    """Warn of something once a process."""
-    warnings.warn(message, stacklevel=2)
 
 
 def warn_of_folder(folder: Path, reason: str) -> None:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from jax import export
 
+import tcemu
 from tcemu.backends.llvm import ffi_handler, machine_code, xla_call
-from tcemu.base import stored_code
+from tcemu.base import errors, stored_code
 
 ROOT = Path(__file__).parents[2]
 calls_here = pytest.mark.usefixtures("llvm")
@@ -335,6 +336,38 @@ def test_a_text_that_llvm_does_not_take_is_said(kept):
     calls_nothing = kernel.text.replace("ret void", "call void @nowhere()\n  ret void") + "\ndeclare void @nowhere()"
     with pytest.raises(RuntimeError, match="Failed to materialize symbols"):
         jax.jit(lambda v: call_rows(kernel._replace(text=calls_nothing), v)).lower(x)
+
+
+REFUSED = """
+declare <4 x i32> @llvm.ctpop.v4i32(<4 x i64>)
+define <4 x i32> @refused(<4 x i64> %x) {
+  %y = call <4 x i32> @llvm.ctpop.v4i32(<4 x i64> %x)
+  ret <4 x i32> %y
+}
+"""  # an intrinsic with other types than LLVM's, as in another release
+
+
+@calls_here
+@pytest.mark.parametrize("how", ["eager", "jit", "vmap", "gradient"])
+def test_jax_computes_in_the_place_of_kernels_that_llvm_refuses(kept, monkeypatch, how):
+    """With the same bits, and one warning."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 9, 64), (64, 7)))
+    product = lambda a: tcemu.matmul(a, b, recipe="mxfp4")
+    gradient = jax.grad(lambda a: (tcemu.matmul(a, b, recipe="bf16") ** 2).sum())
+    call = {"eager": product, "jit": jax.jit(product), "vmap": jax.jit(jax.vmap(product)), "gradient": jax.jit(gradient)}[how]
+    with tcemu.execution("portable"):
+        expected = np.asarray(call(a))
+    text = ffi_handler.handler_text
+    monkeypatch.setattr(xla_call, "handler_text", lambda name: text(name) + REFUSED)
+    monkeypatch.setattr(xla_call, "_registered", {})
+    jax.clear_caches(), errors.warn_once.cache_clear()
+    with pytest.warns(UserWarning, match=r"llvmlite \S+ with LLVM \S+ does not take the kernel '\w+' \(Intrinsic has incorrect") as caught:
+        assert same(call(a), expected) and same(call(a), expected)
+    assert len(caught) == len({str(warning.message) for warning in caught}) <= 3  # of the kernels of products, elements and magnitudes
+    monkeypatch.undo()
+    jax.clear_caches()
+    assert same(call(a), expected)
 
 
 # ---- other processes

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from tcemu.base import files, stored_code
+from tcemu.base import errors, files, stored_code
 from tcemu.base.compilation import cache_compilations
 from tcemu.base.stored_code import Entry, program_entry, read_entry, write_entry
 
@@ -28,10 +28,10 @@ root = pytest.mark.skipif(not stored_code.HAS_OWNERS or os.geteuid() != 0, reaso
 
 @pytest.fixture(autouse=True)
 def every_warning_comes_once_a_test():
-    stored_code.warn_once.cache_clear()
+    errors.warn_once.cache_clear()
     stored_code._unswept.clear()
     yield
-    stored_code.warn_once.cache_clear()
+    errors.warn_once.cache_clear()
 
 
 @pytest.fixture

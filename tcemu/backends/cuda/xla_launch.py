@@ -56,6 +56,7 @@ class Code:
 
     text: str
     architecture: str
+    platform = PLATFORM
 
     def __post_init__(self) -> None:
         store.start_compilation(COMPILER, self.text, self.architecture)
