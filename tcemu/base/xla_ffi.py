@@ -1,7 +1,7 @@
 """The structures of XLA's C API for foreign functions, as far as a handler in LLVM IR reads and writes them.
 
-jaxlib installs the header, and promises no layout between minor versions: `tests/base/test_jax_internals.py` compares each structure with
-the installed header. XLA's names are kept, without `XLA_FFI_`.
+jaxlib installs the header, and promises no layout between minor versions: `tests/base/test_xla_ffi.py` compares each structure with the
+installed header. XLA's names are kept, without `XLA_FFI_`.
 
 Source: `xla/ffi/api/c_api.h` (`jax.ffi.include_dir`).
 """
