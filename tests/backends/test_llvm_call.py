@@ -18,6 +18,7 @@ from jax import export
 
 import tcemu
 from tcemu.backends.llvm import machine_code, xla_call
+from tcemu.backends.llvm.ffi_handler import handler_text
 from tcemu.base import errors, stored_code, xla_ffi
 
 ROOT = Path(__file__).parents[2]
@@ -338,8 +339,7 @@ def test_jax_computes_in_the_place_of_kernels_that_llvm_refuses(kept, monkeypatc
     call = {"eager": product, "jit": jax.jit(product), "vmap": jax.jit(jax.vmap(product)), "gradient": jax.jit(gradient)}[how]
     with tcemu.execution("portable"):
         expected = np.asarray(call(a))
-    text = xla_ffi.handler_text
-    monkeypatch.setattr(xla_call, "handler_text", lambda name: text(name) + REFUSED)
+    monkeypatch.setattr(xla_call, "handler_text", lambda name: handler_text(name) + REFUSED)
     monkeypatch.setattr(xla_call, "_registered", {})
     jax.clear_caches(), errors.warn_once.cache_clear()
     with pytest.warns(UserWarning, match=r"llvmlite \S+ with LLVM \S+ does not take the kernel '\w+' \(Intrinsic has incorrect") as caught:
@@ -358,6 +358,7 @@ import jax
 from pathlib import Path
 from jax import export
 from tcemu.backends.llvm import machine_code, xla_call
+from tcemu.backends.llvm.ffi_handler import handler_text
 from tcemu.base import stored_code
 from tcemu.base.jax_internals import compilation_cache_hits
 
