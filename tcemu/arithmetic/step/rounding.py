@@ -81,15 +81,20 @@ def encode(fmt: Format, total: Value, unit: Value, rounding: str | Value, kept: 
         rounding: As in `round_integer`.
         kept: At most the fraction bits of the format.
     """
-    width = total.lane.bits
-    sign, size, _ = take_sign(total)
+    return encode_magnitude(fmt, take_sign(total), unit, rounding, kept)
+
+
+def encode_magnitude(fmt: Format, total: Magnitude, unit: Value, rounding: str | Value, kept: int | Value) -> Value:
+    """The same for a sign and a magnitude of as many bits, all of which count."""
+    sign, size, _ = total
+    width = size.lane.bits
     zeros = size.leading_zeros()
     leading = width - 1 - zeros.resize(I32) + unit  # exponent of the leading bit
     shifted = size << (zeros & (width - 1))
     jammed = (shifted >> 2) | ((shifted | (shifted >> 1)) & 1)  # the leading bit is bit W - 3, and bit 0 is sticky
     below = (fmt.min_exponent - leading).max(0)
     drop = (below + (width - 3 - kept)).min(width - 1)
-    integer = round_integer(jammed, drop.resize(total.lane), sign, rounding, drops=True).resize(I32)
+    integer = round_integer(jammed, drop.resize(size.lane), sign, rounding, drops=True).resize(I32)
     above = (leading - fmt.min_exponent).max(0).min(1 << fmt.exponent_bits)
     code = (integer << (fmt.mantissa_bits - kept)) + (above << fmt.mantissa_bits)  # the leading bit adds one to the field
     code = ((leading > fmt.max_exponent) | (code >= fmt.infinity)).select(fmt.infinity, code)

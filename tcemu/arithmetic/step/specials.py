@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import reduce
 from operator import add
 
-from tcemu.arithmetic.step.decoding import SIGN, exponent_field, sign_bit, sign_mask, special_word
+from tcemu.arithmetic.step.decoding import SIGN, SPECIAL_EXPONENT, MarkedFactor, exponent_field, sign_bit, sign_mask, special_word
 from tcemu.arithmetic.step.values import Value
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import Format
@@ -32,6 +32,12 @@ def factor_class(special: Value, infinite: Value, zero: Value, negative: Value |
     return (word if negative is None else word | (negative & SIGN)).as_float()
 
 
+def marked_class(x: MarkedFactor) -> Value:
+    """The same of a factor in integers."""
+    special, zero = x.exponent == SPECIAL_EXPONENT, x.significand == 0
+    return factor_class(special, ~zero, zero, x.significand.shift_right_signed(31))
+
+
 def add_specials(code: Value, products: list[Value]) -> Value:
     """The f32 sum of products in which Inf and NaN stand for themselves, and of an f32 accumulator that is Inf or NaN."""
     while len(products) > 1:
@@ -47,6 +53,11 @@ def is_special(total: Value) -> Value:
 def special_code(total: Value, nan: int) -> Value:
     """The f32 code of a sum that is Inf or NaN."""
     return (total == total).select(total.bits(), nan)
+
+
+def canonical_code(fmt: Format, code: Value) -> Value:
+    """The code of a result, where every NaN is the canonical one."""
+    return ((code & (sign_bit(fmt) - 1 & MAGNITUDE)) > fmt.infinity).select(fmt.nan, code)
 
 
 def code_of_class(fmt: Format, total: Value, otherwise: Value) -> Value:
