@@ -1,20 +1,20 @@
 """The anchored step: sums that begin at a large power of two, so that a float addition truncates terms to the step's unit.
 
-The anchor of a step of exponent E is M = 1.5 * 2^(E + up), f32 or f64: a float whose last place is the step's unit, 2^(E - fraction_bits).
-What is added to M and stays in its binade is rounded to an integer number of units. `forms.anchored_form` sees to it that a step's sum stays
-there: all terms together are below half a binade.
+The anchor of a step of exponent E is M = 1.5 * 2^(E + up), f32 or f64: a float whose last place is the step's unit, 2^(E -
+fraction_bits). What is added to M and stays in its binade is rounded to an integer number of units. `forms.anchored_form` sees to it that
+a step's sum stays there: all terms together are below half a binade.
 
 The exponent E is found by a product of matrices. Of the powers 2^(base e) of two factors, the sum of products lies between 2^(base E) and
-2^(base E + base), so that its exponent field gives E, however it is rounded (`alignment_word`). Fields of exponents stand at their place in a
-float's upper word: in all of an f32, and in the upper half of an f64.
+2^(base E + base), so that its exponent field gives E, however it is rounded (`alignment_word`). Fields of exponents stand at their place
+in a float's upper word: in all of an f32, and in the upper half of an f64.
 
-Products are added to S, which begins at M, by one fused multiply-add rounded toward zero each. As S is positive, that adds a product rounded
-DOWN. A negative product that is no integer number of units is then one unit too low. Exponents tell whether it is an integer: those of the
-lowest bits of both factors reach the unit together. Bytes hold them, four to a word (`not_integers`), and the negative products that are not
-integers are counted and added as units at the start (`begin_sum`). The step's result is S - M (`end_sum`).
+Products are added to S, which begins at M, by one fused multiply-add rounded toward zero each. As S is positive, that adds a product
+rounded DOWN. A negative product that is no integer number of units is then one unit too low. Exponents tell whether it is an integer:
+those of the lowest bits of both factors reach the unit together. Bytes hold them, four to a word (`not_integers`), and the negative
+products that are not integers are counted and added as units at the start (`begin_sum`). The step's result is S - M (`end_sum`).
 
-So steps are exact for plain accumulators (`is_plain`), for max exponents of lines whose sum is at most `AnchoredForm.exponent_limit`, and,
-where exponents are relative, from `least_tops` on and for products within NEAR binades of what both lines allow.
+So steps are exact for plain accumulators (`is_plain`), for max exponents of lines whose sum is at most `AnchoredForm.exponent_limit`,
+and, where exponents are relative, from `least_tops` on and for products within NEAR binades of what both lines allow.
 
 Products that are summed in groups are added exactly before, in f32, and each group's sum is truncated beside the anchor (`truncate`).
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 from tcemu.arithmetic.step.decoding import BIAS, FRACTION, SIGN, SPECIAL_EXPONENT, MarkedFactor, decode_accumulator
 from tcemu.arithmetic.step.forms import BYTE, NEAR, NO_TOP, REACH, AnchoredForm, IntegerForm
 from tcemu.arithmetic.step.specials import MAGNITUDE
-from tcemu.arithmetic.step.values import F32, F64, I32, I64, Value
+from tcemu.arithmetic.step.values import F32, F64, I32, I64, V
 from tcemu.formats import BF16, Format
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import F64 as BINARY64
@@ -39,17 +39,17 @@ BYTES = BYTE * ONES
 # ---- words of floats
 
 
-def upper_word(value: Value) -> Value:
+def upper_word(value: V) -> V:
     """The upper word of a float, i32: all of an f32."""
     return (value.bits() >> 32).resize(I32) if value.lane == F64 else value.bits()
 
 
-def from_upper_word(wide: bool, word: Value) -> Value:
+def from_upper_word(wide: bool, word: V) -> V:
     """The float with this upper word and zeros below."""
     return (word.resize(I64) << 32).as_float() if wide else word.as_float()
 
 
-def plus_units(wide: bool, word: Value, units: Value) -> Value:
+def plus_units(wide: bool, word: V, units: V) -> V:
     """The float with this upper word, and some of its last places more. units: they fit its fraction."""
     return ((word.resize(I64) << 32) | units.resize(I64, signed=False)).as_float() if wide else (word + units).as_float()
 
@@ -57,7 +57,7 @@ def plus_units(wide: bool, word: Value, units: Value) -> Value:
 # ---- what a step aligns to
 
 
-def own_exponent(form: AnchoredForm, c: Value) -> Value:
+def own_exponent(form: AnchoredForm, c: V) -> V:
     """An accumulator's exponent, at its place. A subnormal f16 has that of the least normal one, and as a float a smaller one."""
     word = upper_word(c) & MAGNITUDE
     if form.result == BINARY32:
@@ -65,12 +65,12 @@ def own_exponent(form: AnchoredForm, c: Value) -> Value:
     return (word == 0).select(word, word.max((form.result.min_exponent + form.bias) << form.field))
 
 
-def base_of_lines(form: AnchoredForm, tops: Value) -> Value:
+def base_of_lines(form: AnchoredForm, tops: V) -> V:
     """What is added to a sum of powers, so that it is the exponent of the anchor. tops: see `forms.AnchoredForm.relative`; else 0."""
     return tops + ((form.up + form.bias - form.offset) << form.field)
 
 
-def alignment_word(form: AnchoredForm, powers: Value, c: Value, base: Value, half: Value) -> Value:
+def alignment_word(form: AnchoredForm, powers: V, c: V, base: V, half: V) -> V:
     """The upper word of the anchor.
 
     Args:
@@ -87,7 +87,7 @@ def alignment_word(form: AnchoredForm, powers: Value, c: Value, base: Value, hal
     return (both & form.fields) | half
 
 
-def truncate(form: AnchoredForm, value: Value, word: Value) -> Value:
+def truncate(form: AnchoredForm, value: V, word: V) -> V:
     """A float truncated to units: rounded toward zero beside the anchor, or beside its negative. word: of the anchor."""
     anchor = from_upper_word(form.wide, word | (upper_word(value) & SIGN))
     return value.add_toward_zero(anchor) - anchor
@@ -96,7 +96,7 @@ def truncate(form: AnchoredForm, value: Value, word: Value) -> Value:
 # ---- the sum
 
 
-def reach(form: AnchoredForm, word: Value, base: Value) -> Value:
+def reach(form: AnchoredForm, word: V, base: V) -> V:
     """What is added to four sums of two bytes of lowest bits, so that BYTE is reached where the product's lowest bit reaches the unit."""
     n = form.numbers
     if form.relative:
@@ -106,7 +106,7 @@ def reach(form: AnchoredForm, word: Value, base: Value) -> Value:
     return (0 - unit * ONES) + BYTES
 
 
-def not_integers(x_low: Value, y_low: Value, x_sign: Value, y_sign: Value, reach: Value) -> Value:
+def not_integers(x_low: V, y_low: V, x_sign: V, y_sign: V, reach: V) -> V:
     """BYTE in each byte of a negative product that is no integer number of units, else 0.
 
     Args:
@@ -119,23 +119,23 @@ def not_integers(x_low: Value, y_low: Value, x_sign: Value, y_sign: Value, reach
     return ~(x_low + y_low + reach) & (x_sign ^ y_sign)
 
 
-def begin_sum(form: AnchoredForm, c: Value, word: Value, count: Value) -> Value:
+def begin_sum(form: AnchoredForm, c: V, word: V, count: V) -> V:
     """The sum of a step before its products. count: BYTE times the negative products that are no integers."""
     return truncate(form, c, word) + plus_units(form.wide, word, count >> (BYTE.bit_length() - 1))
 
 
-def add_product(total: Value, x: Value, y: Value) -> Value:
+def add_product(total: V, x: V, y: V) -> V:
     """The sum with a product, rounded down to units."""
     return x.multiply_add(y, total, "RZ")
 
 
-def end_sum(form: AnchoredForm, total: Value, half: Value) -> Value:
+def end_sum(form: AnchoredForm, total: V, half: V) -> V:
     """The accumulator after a step."""
     anchor = from_upper_word(form.wide, (upper_word(total) & form.fields) | half)
     return round_kept(form, total - anchor, half)
 
 
-def round_kept(form: AnchoredForm, total: Value, half: Value) -> Value:
+def round_kept(form: AnchoredForm, total: V, half: V) -> V:
     """Rule 6, where a sum may have more bits than a result keeps. What is left is truncated by the next step, or by `result_code`."""
     n = form.numbers
     more = (BINARY64 if form.wide else BINARY32).mantissa_bits - n.kept
@@ -151,12 +151,12 @@ def round_kept(form: AnchoredForm, total: Value, half: Value) -> Value:
 # ---- accumulators
 
 
-def result_float(form: AnchoredForm, c: Value) -> Value:
+def result_float(form: AnchoredForm, c: V) -> V:
     """The accumulator as an f32. An f16 is exact, or too large and becomes Inf."""
     return c.narrow("RZ") if form.wide else c
 
 
-def result_code(form: AnchoredForm, c: Value) -> Value:
+def result_code(form: AnchoredForm, c: V) -> V:
     """The f32 code of a result.
 
     Where `round_kept` has truncated what a result does not keep, nothing is left to truncate, except in a C that no step has seen, which
@@ -168,7 +168,7 @@ def result_code(form: AnchoredForm, c: Value) -> Value:
     return (c == c).select(word, BINARY32.nan)
 
 
-def is_plain(form: AnchoredForm, code: Value) -> Value:
+def is_plain(form: AnchoredForm, code: V) -> V:
     """Whether anchored steps may go on from an accumulator's code: 0, or a multiple of the least unit and below 2^most."""
     c = decode_accumulator(form.result, code)
     lowest = 31 - (c.significand & (0 - c.significand)).leading_zeros()
@@ -176,7 +176,7 @@ def is_plain(form: AnchoredForm, code: Value) -> Value:
     return ~c.special & ((c.significand == 0) | inside)
 
 
-def is_small(form: AnchoredForm, word: Value) -> Value:
+def is_small(form: AnchoredForm, word: V) -> V:
     """Whether an accumulator with this upper word, without sign, is below the numbers that become Inf."""
     return word < (form.result.max_exponent + 1 + form.bias) << form.field
 
@@ -184,37 +184,37 @@ def is_small(form: AnchoredForm, word: Value) -> Value:
 # ---- prepared factors
 
 
-def takes_part(x: MarkedFactor) -> Value:
+def takes_part(x: MarkedFactor[V]) -> V:
     """Whether a factor is a number other than 0."""
     return (x.significand != 0) & (x.exponent != SPECIAL_EXPONENT)
 
 
-def factor_unit(form: AnchoredForm, fmt: Format, x: MarkedFactor) -> Value:
+def factor_unit(form: AnchoredForm, fmt: Format, x: MarkedFactor[V]) -> V:
     """The exponent of a significand's last place."""
     of_group = fmt.min_exponent - form.scale.mantissa_bits if form.numbers.summed else 0
     return x.exponent + (of_group - fmt.mantissa_bits)
 
 
-def power_of_two(wide: bool, exponent: Value) -> Value:
+def power_of_two(wide: bool, exponent: V) -> V:
     """2^exponent, a normal f32 or f64."""
     return from_upper_word(wide, (exponent + (BINARY64.bias if wide else BIAS)) << (UPPER if wide else FRACTION))
 
 
-def factor_value(form: AnchoredForm, fmt: Format, x: MarkedFactor) -> Value:
+def factor_value(form: AnchoredForm, fmt: Format, x: MarkedFactor[V]) -> V:
     """A factor as a float; 0 for Inf and NaN."""
     part = takes_part(x)
     size = part.select(x.significand, 0).to_float(F64 if form.wide else F32)
     return size * power_of_two(form.wide, part.select(factor_unit(form, fmt, x), 0))
 
 
-def factor_bf16(form: AnchoredForm, fmt: Format, x: MarkedFactor) -> Value:
+def factor_bf16(form: AnchoredForm, fmt: Format, x: MarkedFactor[V]) -> V:
     """The bf16 code of a group's factor: exact, or subnormal and exact, for scales of exponents up to MOST_OF_SCALE."""
     part = takes_part(x)
     value = x.significand.to_float(F64) * power_of_two(True, part.select(factor_unit(form, fmt, x), 0))
     return part.select(value.narrow("RN").bits() >> (FRACTION - BF16.mantissa_bits), 0)
 
 
-def lowest_bit(form: AnchoredForm, fmt: Format, x: MarkedFactor, top: Value) -> Value:
+def lowest_bit(form: AnchoredForm, fmt: Format, x: MarkedFactor[V], top: V) -> V:
     """The byte of a factor's lowest bit. top: max exponent of its line in the step."""
     size = x.significand
     low = factor_unit(form, fmt, x) + (31 - (size & (0 - size)).leading_zeros())
@@ -222,17 +222,17 @@ def lowest_bit(form: AnchoredForm, fmt: Format, x: MarkedFactor, top: Value) -> 
     return takes_part(x).select(low, form.absent)
 
 
-def sign_byte(x: MarkedFactor) -> Value:
+def sign_byte(x: MarkedFactor[V]) -> V:
     """The byte of a factor's sign."""
     return (takes_part(x) & (x.significand < 0)).select(x.significand.constant(BYTE), 0)
 
 
-def is_near(x: MarkedFactor, top: Value) -> Value:
+def is_near(x: MarkedFactor[V], top: V) -> V:
     """Whether a factor is near the max exponent of its line. All factors of a line of zeros are."""
     return (top == NO_TOP) | (takes_part(x) & (x.exponent >= top - NEAR // 2))
 
 
-def exponent_power(form: AnchoredForm, x: MarkedFactor, top: Value, power_of_one: int) -> Value:
+def exponent_power(form: AnchoredForm, x: MarkedFactor[V], top: V, power_of_one: int) -> V:
     """The bf16 code of the power of a factor. Of a line of zeros, all powers are those of its max exponent, NO_TOP."""
     part, up = takes_part(x), x.exponent
     if form.relative:
@@ -245,7 +245,7 @@ def exponent_power(form: AnchoredForm, x: MarkedFactor, top: Value, power_of_one
 # ---- the end of other steps
 
 
-def end_in_f64(form: IntegerForm, total: Value, code: Value, word: Value) -> Value:
+def end_in_f64(form: IntegerForm, total: V, code: V, word: V) -> V:
     """Rules 4 to 7 for an f32 accumulator and the sum of the products: the f32 code of the result.
 
     Args:
@@ -269,7 +269,7 @@ def end_in_f64(form: IntegerForm, total: Value, code: Value, word: Value) -> Val
 # ---- factors that are kept as f32, with their exponents
 
 
-def own_word(form: IntegerForm, code: Value) -> Value:
+def own_word(form: IntegerForm, code: V) -> V:
     """The exponent of an accumulator, where the upper word of an f64 has it; what lies below means nothing. 0 for a zero."""
     if form.products_are_normal and form.ends_in_f64:
         return upper_word(code.as_float().widen()) & MAGNITUDE
@@ -277,12 +277,12 @@ def own_word(form: IntegerForm, code: Value) -> Value:
     return (own.significand == 0).select(0, (own.exponent + BINARY64.bias) << UPPER)
 
 
-def scale_of_word(form: IntegerForm, word: Value) -> Value:
+def scale_of_word(form: IntegerForm, word: V) -> V:
     """2^(fraction_bits - exponent), f32, of a word. Where it is no f32, this is anything: every product is 0, or factors are moved."""
     return (((form.numbers.fraction_bits + BIAS + BINARY64.bias) << FRACTION) - (word << (FRACTION - UPPER))).as_float()
 
 
-def float_class(form: IntegerForm, word: Value) -> Value:
+def float_class(form: IntegerForm, word: V) -> V:
     """1 with its sign for a factor that is finite and not zero; the factor itself otherwise, or where finite products cannot overflow."""
     if form.products_are_normal:
         return word.as_float()

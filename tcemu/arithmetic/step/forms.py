@@ -334,7 +334,7 @@ class IntegerForm(NamedTuple):
 
     @property
     def largest_units(self) -> tuple[int, int]:
-        """The largest product and the largest accumulator before they are truncated, in units or in their last places if these are lower."""
+        """The largest product and accumulator before they are truncated, in units, or in their last places where these are lower."""
         n, result = self.numbers, self.result
         product = ((2 << self.a.mantissa_bits) - 1) * ((2 << self.b.mantissa_bits) - 1) << max(0, n.fraction_bits - n.mantissas)
         return product, (2 << result.mantissa_bits) - 1 << max(0, n.fraction_bits - result.mantissa_bits)

@@ -111,7 +111,9 @@ class Struct(NamedTuple):
         return f"struct {self.name} {{ {' '.join(f'{TYPES[lane]} {name};' for name, lane in fields)} }};"
 
 
-def function_text(name: str, formula: Callable[..., Any], *parameters: Lane | Struct, result: Struct | None = None, prefix: str = "") -> str:
+def function_text(
+    name: str, formula: Callable[..., Any], *parameters: Lane | Struct, result: Struct | None = None, prefix: str = ""
+) -> str:
     """Returns a formula as a function of CUDA C++.
 
     Args:
