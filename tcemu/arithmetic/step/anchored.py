@@ -264,28 +264,3 @@ def end_in_f64(form: IntegerForm, total: V, code: V, word: V) -> V:
     too_large = (high & MAGNITUDE) >= (BINARY32.max_exponent + 1 + BINARY64.bias) << UPPER
     result = too_large.select((high & SIGN) | BINARY32.infinity, result)
     return (result << 1 == 0).select(0, result)
-
-
-# ---- factors that are kept as f32, with their exponents
-
-
-def own_word(form: IntegerForm, code: V) -> V:
-    """The exponent of an accumulator, where the upper word of an f64 has it; what lies below means nothing. 0 for a zero."""
-    if form.products_are_normal and form.ends_in_f64:
-        return upper_word(code.as_float().widen()) & MAGNITUDE
-    own = decode_accumulator(form.result, code)
-    return (own.significand == 0).select(0, (own.exponent + BINARY64.bias) << UPPER)
-
-
-def scale_of_word(form: IntegerForm, word: V) -> V:
-    """2^(fraction_bits - exponent), f32, of a word. Where it is no f32, this is anything: every product is 0, or factors are moved."""
-    return (((form.numbers.fraction_bits + BIAS + BINARY64.bias) << FRACTION) - (word << (FRACTION - UPPER))).as_float()
-
-
-def float_class(form: IntegerForm, word: V) -> V:
-    """1 with its sign for a factor that is finite and not zero; the factor itself otherwise, or where finite products cannot overflow."""
-    if form.products_are_normal:
-        return word.as_float()
-    size = word & MAGNITUDE
-    itself = (size == 0) | (size >= BINARY32.infinity)
-    return itself.select(word, (word & SIGN) | (BIAS << FRACTION)).as_float()

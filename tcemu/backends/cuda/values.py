@@ -53,45 +53,42 @@ class Value(values.Value):
         """As in the base class: one instruction, which clamps the distance."""
         if self.lane != I32:
             return super().shift_right_any(other)
-        return Value(I32, "(int)__funnelshift_rc((u32){0}, 0, (u32){1})", self, self._match(other))
+        return Value(I32, "__funnelshift_rc((u32){0}, 0, (u32){1})", self, self._match(other))
 
 
 def _template(name: str, operand: Lane, lane: Lane, extra: str) -> str:
     """The expression of an operation of `OPERATIONS` on a first operand of this type."""
-    kind = TYPES[lane]
     if name in INTRINSICS and operand.kind == "float":
         places = ", ".join(["{0}", "{1}", "{2}"][: 3 if name in ("fma", "muladd") else 2])
         return f"{INTRINSICS[name][operand == F64]}_{ROUNDINGS['RZ' if name == 'add_rz' else extra]}({places})"
     if name == "ne" and operand.kind == "float":
         return "{0} < {1} || {0} > {1}"  # false for a NaN
     if name in WRAPPING:
-        unsigned = UNSIGNED[operand] if operand == I64 else "u32"
-        return f"({kind})(({unsigned}){{0}} {WRAPPING[name]} ({unsigned}){{1}})"
+        unsigned = "u64" if operand == I64 else "u32"
+        second = "{1}" if name == "shl" else f"({unsigned}){{1}}"
+        return f"({TYPES[lane]})(({unsigned}){{0}} {WRAPPING[name]} {second})"
     if name == "lshr":
-        return f"({kind})(({UNSIGNED[operand]}){{0}} >> {{1}})"
+        return f"({TYPES[lane]})(({UNSIGNED[operand]}){{0}} >> {{1}})"
     if name in INFIX:
-        return f"({kind})({{0}} {INFIX[name]} {{1}})"
+        return f"{{0}} {INFIX[name]} {{1}}"
     if name in ("max", "min"):
-        return f"({kind}){name}({{0}}, {{1}})"
-    if name in ("sitofp_rz", "uitofp_rz"):
-        return f"__{'u' * (name[0] == 'u')}int2float_rz(({'u32' if name[0] == 'u' else 'int'}){{0}})"
-    if name == "uitofp":
-        return f"({kind})({UNSIGNED[operand]}){{0}}"  # rounded to nearest, as every cast to a float
-    if name == "zext" and operand != BOOL:
-        return f"({kind})({UNSIGNED[operand]}){{0}}"
-    if name == "trunc" and lane == BOOL:
-        return "({0} & 1) != 0"
+        return f"{name}({{0}}, {{1}})"
+    if name in ("uitofp", "zext") and operand != BOOL:
+        return f"({TYPES[lane]})({UNSIGNED[operand]}){{0}}"  # every cast to a float rounds to nearest
+    if name == "trunc":
+        return "({0} & 1) != 0" if lane == BOOL else f"({TYPES[lane]}){{0}}"
     return {
         "select": "{0} ? {1} : {2}",
         "bits": "(int)__float_as_uint({0})" if operand == F32 else "__double_as_longlong({0})",
         "float": "__uint_as_float((u32){0})" if lane == F32 else "__longlong_as_double({0})",
-        "sext": f"({kind})-(int){{0}}" if operand == BOOL else f"({kind}){{0}}",
-        "zext": f"({kind}){{0}}",
-        "trunc": f"({kind}){{0}}",
-        "sitofp": f"({kind}){{0}}",
-        "fpext": f"({kind}){{0}}",
+        "sext": "-(int){0}" if operand == BOOL else f"({TYPES[lane]}){{0}}",
+        "zext": f"({TYPES[lane]}){{0}}",
+        "sitofp": f"({TYPES[lane]}){{0}}",
+        "fpext": f"({TYPES[lane]}){{0}}",
         "fptrunc": f"__double2float_{ROUNDINGS[extra]}({{0}})",
         "fptosi": f"__{TYPES[operand]}2int_rz({{0}})",
+        "sitofp_rz": "__int2float_rz({0})",
+        "uitofp_rz": "__uint2float_rz((u32){0})",
         "clz": "__clzll({0})" if operand == I64 else "__clz({0})",
         "integral": f"{INTEGRAL.get(extra)}{'f' * (operand == F32)}({{0}})",
     }[name]
