@@ -46,7 +46,7 @@ class Value(values.Value):
             return Value(lane, f"{word}" + "ll" * (lane == I64))
         return Value(lane, f"({TYPES[lane]}){word:#x}u" + "ll" * (lane == I64))
 
-    def apply(self, name: str, lane: Lane, *others: Value, extra: str = "") -> Value:
+    def apply(self, name: str, lane: Lane, *others: Any, extra: str = "") -> Value:
         return Value(lane, _template(name, self.lane, lane, extra), self, *others)
 
     def shift_right_any(self, other: Any) -> Value:
