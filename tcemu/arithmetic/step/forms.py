@@ -382,7 +382,7 @@ class IntegerForm(NamedTuple):
         """True if `anchored.end_in_f64` serves: the result is an f32, terms are truncated, and every unit is a normal f64."""
         n = self.numbers
         rounded = n.rounding == "RZ" or (n.rounding == "RN" and n.kept == FRACTION)
-        return self.result == F32 and n.alignment == "RZ" and not n.summed and n.floor > -900 and rounded
+        return self.result == F32 and n.alignment == "RZ" and not n.summed and abs(n.floor) < 900 and rounded
 
     @property
     def products_are_normal(self) -> bool:
@@ -402,7 +402,8 @@ def keeps_floats(n: StepNumbers, stored: tuple[Format, Format], multiplied: tupl
     exact = n.mantissas + 2 <= FRACTION + 1 and all(
         fmt.bits <= 8 or (fmt in (F16, BF16, TF32) and fmt == own) for fmt, own in zip(stored, multiplied, strict=True)
     )
-    return exact and n.alignment == "RZ" and not n.summed and 1 <= n.fraction_bits <= MOST_FLOAT_BITS and n.floor >= -140
+    aligned = n.alignment == "RZ" and 1 <= n.fraction_bits <= MOST_FLOAT_BITS and -140 <= n.floor <= 100  # so that units are f32
+    return exact and aligned and not n.summed
 
 
 # ---- anchored steps: sums that begin at a large power of two
@@ -468,13 +469,12 @@ def anchored_form(model: Model, spec: ProductSpec) -> AnchoredForm | None:
     rounding = "RZ" if model.result == F32 else "RN"
     if n is None or not model.uses_only(*served) or n.rounding != rounding or n.rounded_again or n.of_group % n.terms:
         return None
-    formats = spec.a, spec.b, spec.scale or UE8M0, model.result
-    if n.summed:
-        return _grouped(n, *formats)
-    if n.terms not in (4, 8, 16, 32):
+    if not n.summed and n.terms not in (4, 8, 16, 32):
         return None
     relative = n.scaled or spec.a.exponent_bits > 5 or spec.b.exponent_bits > 5
-    return (_relative if relative else _absolute)(n, *formats)
+    find = _grouped if n.summed else _relative if relative else _absolute
+    form = find(n, spec.a, spec.b, spec.scale or UE8M0, model.result)
+    return None if form is None or n.floor > form.most else form  # a step may align to the floor
 
 
 def _absolute(n: StepNumbers, a: Format, b: Format, scale: Format, result: Format) -> AnchoredForm | None:
