@@ -14,7 +14,6 @@ from collections import Counter
 from support.lattice_paths import PATHS, count_differences
 from support.llvm_products import arithmetics
 
-
 OF_CPUS = [path for path in PATHS if not path.startswith("cuda")]
 
 
