@@ -111,7 +111,8 @@ def plain_accumulators_are_multiples_of_the_least_unit(form, k):
 
 def accumulators_stay_finite(form, k):
     """Sums are f32 where the result is, those of groups too."""
-    n, limit = form.numbers, form.exponent_limit(k)
+    n, sides = form.numbers, (form.scale, form.scale) if form.numbers.summed else (form.a, form.b)
+    limit = form.exponent_limit(k) if form.relative else min(form.exponent_limit(k), sum(fmt.max_exponent for fmt in sides))
     terms, above = (-(-k // n.summed), units_of_group(form) - n.fraction_bits) if n.summed else (k, 2)
     assert form.result == F16 or 2.0**form.most + terms * 2.0 ** (limit + above) < 2.0**F32.max_exponent
 
