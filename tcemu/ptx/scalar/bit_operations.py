@@ -39,13 +39,13 @@ def lop3(qualifiers: Qualifiers, shape: OperandShape) -> Operation:
     """
     combine = {"or": jnp.logical_or, "and": jnp.logical_and}.get(qualifiers.find("or", "and"))
     if combine is None:
-        return Operation(("b32",), ("b32",) * 3 + ("u32",), lambda a, b, c, table: (lookup_bits(a, b, c, table),))
+        return Operation(("b32",), ("b32",) * 3 + ("u32",), lambda a, b, c, table: (lookup_bits(a, b, c, table),), constants=(3,))
 
     def compute(a: Array, b: Array, c: Array, table: Array, q: Array) -> tuple[Array, Array]:
         value = lookup_bits(a, b, c, table)
         return value, combine(value != 0, q)
 
-    return Operation(("b32", "pred"), ("b32",) * 3 + ("u32", "pred"), compute)
+    return Operation(("b32", "pred"), ("b32",) * 3 + ("u32", "pred"), compute, constants=(3,))
 
 
 def lookup_bits(a: Array, b: Array, c: Array, table: Array) -> Array:
