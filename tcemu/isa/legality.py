@@ -197,7 +197,7 @@ def manual_section(op: Instruction) -> str:
     Args:
         op: Instruction.
     """
-    return syntax_row(op).section
+    return find_forms(op.spelling)[0].row.section if isinstance(op, PtxStatement) else syntax_row(op).section
 
 
 def source_reference(op: Instruction) -> str:
@@ -226,7 +226,7 @@ def min_version(op: Instruction, target: str) -> Version | None:
     if isinstance(op, Unit) or target in OTHER_TARGETS:
         return (0, 0) if isinstance(op, Unit) and target in op.targets else None
     if isinstance(op, PtxStatement):
-        return min((lowest for lowest, _ in _statement_versions(op.spelling, target)), default=None)
+        return min((lowest for lowest, _ in statement_versions(op.spelling, target)), default=None)
     beyond = statement_needs(op)
     version = _row_version(op, target)
     if version is None or beyond is None:
@@ -237,12 +237,17 @@ def min_version(op: Instruction, target: str) -> Version | None:
 
 def _has_statement(spelling: str, target: str, version: Version) -> bool:
     """Return True if a target has an opcode outside the tensor-core families in a version."""
-    return any(lowest <= version and (until is None or version < until) for lowest, until in _statement_versions(spelling, target))
+    return any(lowest <= version and (until is None or version < until) for lowest, until in statement_versions(spelling, target))
 
 
 @lru_cache(maxsize=65536)
-def _statement_versions(spelling: str, target: str) -> tuple[tuple[Version, Version | None], ...]:
-    """Return for each row that has an opcode on a target the lowest version, and the version that removed it."""
+def statement_versions(spelling: str, target: str) -> tuple[tuple[Version, Version | None], ...]:
+    """Return for each row that has an opcode on a target the lowest version, and the version that removed it or None.
+
+    Args:
+        spelling: Opcode of a statement outside the tensor-core families.
+        target: Target, such as "sm_90a".
+    """
     found = []
     for form in find_forms(spelling):
         versions = [_lowest_version(needs, target) for needs in form_needs(form)]

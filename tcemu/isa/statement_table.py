@@ -471,8 +471,9 @@ HINT, PREFETCH = "hint=L2::cache_hint?", "L2::64B|L2::128B|L2::256B?"
 SCOPES = "cta|cluster|gpu|sys"
 NARROW_TYPES = "type=b8|u8|s8|b16|u16|s16|b32|u32|s32|f32"
 ELEMENT_TYPES = f"{NARROW_TYPES}|b64|u64|s64|f64"
-VECTORS: tuple[tuple[str, Needs], ...] = (
-    (f"vector=v2? {ELEMENT_TYPES}", ANY), (f"vector=v4 {NARROW_TYPES}", ANY), ("type=b128", since(70, 8, 3)),
+VECTORS: tuple[tuple[str, Needs, str], ...] = (  # and the scopes of ordered accesses
+    (f"vector=v2? {ELEMENT_TYPES}", ANY, SCOPES), (f"vector=v4 {NARROW_TYPES}", ANY, SCOPES),
+    ("type=b128", since(70, 8, 3), "cta|cluster|gpu"), ("type=b128", since(70, 8, 4), "sys"),
 )  # fmt: skip
 WIDE_VECTORS = ("vector=v4 type=b64|u64|s64|f64", "vector=v8 type=b32|u32|s32|f32")
 WIDE = since(100, 8, 8)
@@ -482,15 +483,15 @@ def _memory() -> Iterator[StatementRow]:
     def row(head: str, line: str, needs: Needs = ANY, section: str = "9.7.9.8") -> StatementRow:
         return StatementRow(head, head, line, needs, section)
 
-    for vector, needs in VECTORS:
+    for vector, needs, scopes in VECTORS:
         yield row("ld", f"weak? {GLOBAL} {LEVEL_1} {HINT} {PREFETCH} {vector}", needs)
         yield row("ld", f"weak? {GLOBAL} ca|cg|cs|lu|cv {HINT} {PREFETCH} {vector}", needs)
         yield row("ld", f"weak? {LOAD_SPACES} ca|cg|cs|lu|cv? {vector}", needs)
         yield row("ld", f"volatile {GLOBAL} {PREFETCH} {vector}", needs)
         yield row("ld", f"volatile space={SHARED} {vector}", needs)
         yield row("ld", f"volatile space=local {vector}", since(70, 9, 1))
-        yield row("ld", f"relaxed|acquire {SCOPES} {GLOBAL} {LEVEL_1} {HINT} {PREFETCH} {vector}", needs)
-        yield row("ld", f"relaxed|acquire {SCOPES} space={SHARED} {vector}", needs)
+        yield row("ld", f"relaxed|acquire {scopes} {GLOBAL} {LEVEL_1} {HINT} {PREFETCH} {vector}", needs)
+        yield row("ld", f"relaxed|acquire {scopes} space={SHARED} {vector}", needs)
         yield row("ld", f"space=global ca|cg|cs? nc {HINT} {PREFETCH} {vector}", needs, "9.7.9.9")
         yield row("ld", f"space=global nc {LEVEL_1} {HINT} {PREFETCH} {vector}", needs, "9.7.9.9")
         yield row("ldu", f"{GLOBAL} {vector}", needs, "9.7.9.10")
@@ -500,8 +501,8 @@ def _memory() -> Iterator[StatementRow]:
         yield row("st", f"volatile {GLOBAL} {vector}", needs, "9.7.9.11")
         yield row("st", f"volatile space={SHARED} {vector}", needs, "9.7.9.11")
         yield row("st", f"volatile space=local {vector}", since(70, 9, 1), "9.7.9.11")
-        yield row("st", f"relaxed|release {SCOPES} {GLOBAL} {LEVEL_1} {HINT} {vector}", needs, "9.7.9.11")
-        yield row("st", f"relaxed|release {SCOPES} space={SHARED} {vector}", needs, "9.7.9.11")
+        yield row("st", f"relaxed|release {scopes} {GLOBAL} {LEVEL_1} {HINT} {vector}", needs, "9.7.9.11")
+        yield row("st", f"relaxed|release {scopes} space={SHARED} {vector}", needs, "9.7.9.11")
     yield row("ld", f"mmio relaxed sys space=global? {ELEMENT_TYPES}")
     yield row("st", f"mmio relaxed sys space=global? {ELEMENT_TYPES}", section="9.7.9.11")
     for vector in WIDE_VECTORS:

@@ -40,7 +40,6 @@ from tcemu.ptx.text.module import (
 from tcemu.ptx.text.ptx_types import KINDS
 
 SECTION = "PTX ISA 9.4"
-PACKED_FLOATS = ("f16x2", "bf16x2")
 
 
 class OperandClass(NamedTuple):
@@ -48,7 +47,7 @@ class OperandClass(NamedTuple):
 
     role: str  # "value", "register", "destination", "constant", "address", "tensor" (an address with coordinates)
     kind: str = ""  # type of the value
-    count: int = 0  # elements of a vector; 0: no vector
+    elements: int = 0  # of a vector; 0: no vector
     wider: bool = False  # registers may be wider than the type
     sink: bool = False  # `_` may stand for a destination
     pair: str = ""  # type of the second destination of a pair; "" if there is none
@@ -68,7 +67,7 @@ def _parse_class(word: str) -> OperandClass:
     if plain is not None:
         return plain
     if vector := fullmatch(r"<(.*)\*(\d+)>", word):
-        return _parse_class(vector[1])._replace(count=int(vector[2]))
+        return _parse_class(vector[1])._replace(elements=int(vector[2]))
     found = fullmatch(r"(=|%|)(~?)(\w+?)(_?)(?:\|(\w+)(!?))?", word)
     if found is None or found[3] not in KINDS:
         raise ValueError(f"{word!r} is no class of operands")
@@ -95,7 +94,6 @@ def check_operands(operands: Sequence[Operand], classes: Sequence[OperandClass],
             )
 
 
-SPECIAL_READERS = ("mov", "cvt")  # instructions that read special registers
 ADDRESS_READERS = ("mov", "mapa", "getctarank", "cvta")  # instructions that read the address of a variable
 WIDENING = ("cvt",)  # takes registers wider than its types, and fills them: PTX ISA 9.4.1, table "relaxed type-checking"
 
@@ -107,16 +105,17 @@ def check_operation(operation: Operation, statement: Statement, context: Context
     sources = operation.sources[: len(operation.sources) - operation.carry_in]
     expected: list[OperandClass] = []
     if results:
-        discards = name == "setp" or isinstance(statement.operands[0], Pair | Vector)
+        discards = name in ("setp", "lop3") or isinstance(statement.operands[0], Pair | Vector)
         first = OperandClass("destination", results[0], wider=name in WIDENING, sink=discards)
         if isinstance(statement.operands[0], Pair) and len(results) == 2:
             first = first._replace(pair=results[1])
-        expected.append(first if len(results) == 1 or first.pair else first._replace(count=len(results)))
-    reads = OperandClass("value", wider=name in WIDENING, special=name in SPECIAL_READERS, addresses=name in ADDRESS_READERS)
+        expected.append(first if len(results) == 1 or first.pair else first._replace(elements=len(results)))
+    special = name == "mov" or (name == "cvt" and _is_integer(results[0]))
+    reads = OperandClass("value", wider=name in WIDENING, special=special, addresses=name in ADDRESS_READERS)
     values = [OperandClass("constant") if i in operation.constants else reads._replace(kind=kind) for i, kind in enumerate(sources)]
     given = statement.operands[len(expected) :]
-    if len(given) == 1 and isinstance(given[0], Vector) and len(set(sources)) == 1:
-        values = [values[0]._replace(count=len(values))]
+    if len(given) == 1 and isinstance(given[0], Vector) and len(values) > 1 and len(set(sources)) == 1:
+        values = [values[0]._replace(elements=len(values))]
     check_operands(statement.operands, [*expected, *values], kinds)
 
 
@@ -150,10 +149,10 @@ def _wrong_part(operand: Operand, expected: OperandClass, kinds: Mapping[str, st
             return operand
         elements = () if operand.coordinates is None else operand.coordinates.elements
         return next((each for each in elements if not _fits(each, COORDINATE, kinds)), None)
-    if expected.count:
+    if expected.elements:
         if not isinstance(operand, Vector):
-            return None if expected.count == 1 and _fits(operand, expected, kinds) else operand
-        if len(operand.elements) != expected.count:
+            return None if expected.elements == 1 and _fits(operand, expected, kinds) else operand
+        if len(operand.elements) != expected.elements:
             return operand
         return next((each for each in operand.elements if not _fits(each, expected, kinds)), None)
     if expected.pair and isinstance(operand, Pair):
@@ -176,11 +175,12 @@ def _fits(operand: Operand, expected: OperandClass, kinds: Mapping[str, str]) ->
     if isinstance(operand, Negated):
         return kind.bits == 1 and kinds.get(operand.register.name) == "pred"
     if isinstance(operand, Integer):
-        return kind.bits == 1 or (expected.kind[0] in "bus" and expected.kind not in ("bf16", "bf16x2"))
+        return kind.bits == 1 or _is_integer(expected.kind) or _is_bits(expected.kind)
     if isinstance(operand, Float):
         return expected.kind in ("f32", "f64") or expected.kind == f"b{operand.width}"
     if isinstance(operand, Symbol):
-        return expected.kind[0] in "bus" and kind.bits >= 16 and "f" not in expected.kind and (expected.addresses or operand.offset != 0)
+        number = (_is_integer(expected.kind) or _is_bits(expected.kind)) and kind.bits >= 16
+        return number and (expected.addresses or operand.offset != 0)
     return False
 
 
@@ -205,15 +205,17 @@ def _agrees(declared: str, expected: OperandClass) -> bool:
         return have.bits == want.bits
     if have.bits != want.bits and not (expected.wider and have.bits > want.bits):
         return False
-    if (declared[0] == "b" and declared[1].isdigit()) or declared == expected.kind:
+    if _is_bits(declared) or _is_bits(expected.kind) or declared == expected.kind:
         return True
-    if expected.kind[0] == "b" and expected.kind[1].isdigit():
-        return True
-    return _is_integer(expected.kind) and (_is_integer(declared) or declared in PACKED_FLOATS)
+    return _is_integer(expected.kind) and _is_integer(declared)
 
 
 def _is_integer(kind: str) -> bool:
-    return kind[0] in "us" and kind[1].isdigit()
+    return fullmatch(r"[us]\d+", kind) is not None
+
+
+def _is_bits(kind: str) -> bool:
+    return fullmatch(r"b\d+", kind) is not None
 
 
 # ---- words for messages
@@ -240,7 +242,7 @@ def describe_class(expected: OperandClass) -> str:
         return "an integer constant"
     if expected.role in ("address", "tensor"):
         return "an address in brackets" + (", with coordinates in braces" if expected.role == "tensor" else "")
-    vector = f"a vector of {expected.count}: each " if expected.count > 1 else ""
+    vector = f"a vector of {expected.elements}: each " if expected.elements > 1 else ""
     return vector + " or ".join(_describe_choices(expected))
 
 

@@ -46,13 +46,23 @@ TENSOR = (
 LIKE_OTHERS = ("s16", "u32", "s64", "s8", "b8", "s16x2", "bf16x2")  # types whose operands are those of u16, s32, u64, u8, u16x2 and f16x2
 
 
+MODES = ("L2::cache_hint", "parity", "multicast::cluster", "cp_mask", "ballot", "popc")  # qualifiers that change the operands
+
+
 def base_spellings(row: StatementRow) -> Iterator[str]:
     """The spellings of a line with no more qualifiers than it needs: one for each choice of its types and of its modes."""
     least = [slot.choices[0] if slot.required else "" for slot in row.slots]
     yield ".".join([row.head, *filter(None, least)])
     for i, slot in enumerate(row.slots):
         for choice in slot.choices:
-            if choice not in LIKE_OTHERS and TYPE_NAME.fullmatch(choice) or choice in ("L2::cache_hint", "parity", "multicast::cluster", "cp_mask", "ballot", "popc"):
+            if (choice not in LIKE_OTHERS and TYPE_NAME.fullmatch(choice)) or choice in (
+                "L2::cache_hint",
+                "parity",
+                "multicast::cluster",
+                "cp_mask",
+                "ballot",
+                "popc",
+            ):
                 yield ".".join([row.head, *filter(None, [*least[:i], choice, *least[i + 1 :]])])
 
 

@@ -170,9 +170,9 @@ def operands(spelling: str) -> tuple[str, ...]:
     if name == "mov":
         return ("%q1, %q2", "{%d1, %d2}, %q1")
     if name == "shfl":
-        return ("%r1|%p1, %r2, %r3, %r4, %r5",)
+        return ("%r1|%p1, %r2, %r3, %r4" + ", %r5" * ("sync" in parts),)
     if name == "vote":
-        return (f"{register(t, 1)}, %p2, %r3",)
+        return (f"{register(t, 1)}, %p2" + ", %r3" * ("sync" in parts),)
     if name == "match":
         return (f"%r1, {register(t, 2)}, %r3",)
     if name == "redux":

@@ -85,9 +85,15 @@ def prepare_from_rows(rows: dict[str, Row]) -> Prepare:
         forms = [(form, rows[form.row.key]) for form in find_forms(statement.opcode) if form.row.key in rows]
         if not forms:
             raise Unsupported(describe_forms(statement.opcode))
-        form, row = next(((form, row) for form, row in forms if count in (row.counts or (count,))), forms[0])
+        form, row = next(((form, row) for form, row in forms if count in (row.counts or (count,))), (None, None))
+        if form is None or row is None:
+            expected = " or ".join(str(number) for _, row in forms for number in row.counts)
+            raise Unsupported(f"it has {count} operands; expected {expected}. PTX ISA {forms[0][0].row.section}")
         for position, operand in enumerate(statement.operands, 1):
-            allowed = {"pair": isinstance(operand, Pair) and position == 1, "vector": isinstance(operand, Vector)}.get(row.grouped, False)
+            allowed = {
+                "pair": isinstance(operand, Pair) and position == 1,
+                "vector": isinstance(operand, Vector) and len(operand.elements) > 1,
+            }.get(row.grouped, False)
             if isinstance(operand, Pair | Vector) and not allowed:
                 what = "a vector" if isinstance(operand, Vector) else "a pair of destinations"
                 here = "here the instruction takes a single operand"

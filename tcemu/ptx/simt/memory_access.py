@@ -46,7 +46,7 @@ class Access(NamedTuple):
 def parse_access(statement: Statement, context: Context) -> Access:
     """Return the access of an `ld`, `ldu` or `st`. Raises Unsupported."""
     choices = require_form(statement.opcode).choices
-    kind, count, hint = choices["type"] or "", int((choices.get("vector") or "v1")[1:]), " b64" if choices.get("hint") else ""
+    kind, count, hint = choices["type"] or "", int((choices.get("vector") or "v1")[1:]), " u64" if choices.get("hint") else ""
     operands = statement.operands
     if kind == "b128":  # `wide_registers` makes two elements of 64 bits of a register of 128
         raise Unsupported(f"{statement.opcode!r} takes a register of 128 bits. PTX ISA 9.7.9.8")
@@ -130,14 +130,14 @@ def parse_atomic(statement: Statement, context: Context) -> Atomic:
     choices = require_form(statement.opcode).choices
     operation, kind = choices["operation"] or "", choices["type"] or ""
     count, space = int((choices.get("vector") or "v1")[1:]), plain_space(choices["space"])
-    third, hint = f" {kind}" if operation == "cas" else "", " b64" if choices.get("hint") else ""
+    third, hint = f" {kind}" if operation == "cas" else "", " u64" if choices.get("hint") else ""
     value = kind if count == 1 else f"<{kind}*{count}>"
     result = f"={kind}_" if count == 1 else f"<={kind}_*{count}>"
     if statement.name == "red":
         check_operand_lists(statement, context, f"[] {value}{hint}")
     else:
-        discarded = [f"={kind}_ [] {value}{hint}"] if count > 1 else []  # `_` in place of a vector
-        check_operand_lists(statement, context, *discarded, f"{result} [] {value}{third}{hint}")
+        discarded = statement.operands[:1] == (Sink(),)  # also in place of a vector
+        check_operand_lists(statement, context, f"{f'={kind}_' if discarded else result} [] {value}{third}{hint}")
     operands = statement.operands if statement.name == "atom" else (Sink(), *statement.operands)
     destination, b = (
         each.elements if isinstance(each, Vector) else (each,) * (count if isinstance(each, Sink) else 1)

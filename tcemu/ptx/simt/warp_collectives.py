@@ -197,10 +197,10 @@ def prepare_shfl(statement: Statement, context: Context) -> Step:
 
     def apply(machine: Machine) -> Machine:
         warps = _WarpView(machine, mask, context.checked)
-        values = [warps.read(operand, "b32") for operand in (a, b, c)]
-        found, flags = shuffle(mode, *values, warps.active)
+        step, bounds = warps.read(b, "b32"), warps.read(c, "b32")
+        found, flags = shuffle(mode, warps.read(a, "b32"), step, bounds, warps.active)
         if context.checked:
-            warps.check_sources(source_lanes(mode, values[1], values[2])[0])
+            warps.check_sources(source_lanes(mode, step, bounds)[0])
         return warps.write((value, "b32", found), (inside, "pred", flags))
 
     return Step(apply, collective=True)
@@ -211,7 +211,7 @@ def prepare_vote(statement: Statement, context: Context) -> Step:
     choices = require_form(statement.opcode).choices
     mode, kind = choices["mode"] or "", choices["type"] or ""
     check_operand_lists(statement, context, f"={kind} pred{' u32' if choices['sync'] else ''}")
-    target, a, mask = (*statement.operands, None)[:3]
+    target, a, mask = statement.operands[0], statement.operands[1], statement.operands[2] if choices["sync"] else None
 
     def apply(machine: Machine) -> Machine:
         warps = _WarpView(machine, mask, context.checked)
@@ -241,8 +241,9 @@ def prepare_match(statement: Statement, context: Context) -> Step:
 
 def prepare_redux(statement: Statement, context: Context) -> Step:
     """Prepare redux.sync.op.type d, a, membermask: add, min, max of u32, s32; and, or, xor of b32; min, max[.abs][.NaN] of f32."""
-    form = _match(statement, context, "={type} {type} u32")
+    form = require_form(statement.opcode)
     operands, kind = statement.operands, form.choices["type"] or ""
+    check_operand_lists(statement, context, "=f32 f32 u32" if kind == "f32" else "=u32 u32 u32")
     reduction = _find_reduction(form.choices["mode"] or "", kind, form.qualifiers)
 
     def apply(machine: Machine) -> Machine:

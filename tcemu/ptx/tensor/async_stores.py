@@ -30,7 +30,7 @@ BULK_SECTION = "PTX ISA 9.7.9.13"
 MMIO = {"mmio": "stores to another device's memory signal nothing that a kernel sees"}
 STORE_FORM = InstructionForm("st.async", ("[] <{type}*{count}> []",), MMIO)
 REDUCTION_FORM = InstructionForm("red.async", ("[] {type} []",), MMIO)
-BULK_FORM = InstructionForm("st.bulk", ("[] b64 #",))
+BULK_FORM = InstructionForm("st.bulk", ("[] %u32 #", "[] u64 #"))
 BULK_UNIT = 8  # address and size of a st.bulk are multiples of it
 
 

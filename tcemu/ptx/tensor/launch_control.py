@@ -16,9 +16,9 @@ GRID_FORMS = tuple(InstructionForm(f"griddepcontrol.{what}", ("",)) for what in 
 REGISTER_FORM = InstructionForm("setmaxnreg", ("#",))
 MIN_REGISTERS, MAX_REGISTERS, REGISTER_MULTIPLE = 24, 256, 8  # registers per thread that setmaxnreg accepts
 POLICY_FORMS = (
-    InstructionForm("createpolicy.fractional", ("=b64", "=b64 f32")),
-    InstructionForm("createpolicy.range", ("=b64 [] u32 u32",)),
-    InstructionForm("createpolicy.cvt", ("=b64 b64",)),
+    InstructionForm("createpolicy.fractional", ("=u64", "=u64 f32")),
+    InstructionForm("createpolicy.range", ("=u64 [] u32 u32",)),
+    InstructionForm("createpolicy.cvt", ("=u64 u64",)),
 )
 
 

@@ -210,19 +210,19 @@ UPDATES: dict[str, tuple[InstructionForm, BarrierUpdate]] = {
         (InstructionForm("mbarrier.inval", ("[]",)), invalidate),
         (InstructionForm("mbarrier.expect_tx", ("[] u32",)), expect_bytes),
         (InstructionForm("mbarrier.complete_tx", ("[] u32",)), complete_bytes),
-        (InstructionForm("mbarrier.arrive", ("[]", "[] u32", "=b64_ []", "=b64_ [] u32")), arrive),
-        (InstructionForm("mbarrier.arrive.noComplete", ("=b64_ [] u32",)), arrive),
-        (InstructionForm("mbarrier.arrive.expect_tx", ("[] u32", "=b64_ [] u32")), expect_bytes_and_arrive),
-        (InstructionForm("mbarrier.arrive_drop", ("[]", "[] u32", "=b64_ []", "=b64_ [] u32")), arrive_and_drop),
-        (InstructionForm("mbarrier.arrive_drop.noComplete", ("=b64_ [] u32",)), arrive_and_drop),
-        (InstructionForm("mbarrier.arrive_drop.expect_tx", ("[] u32", "=b64_ [] u32")), expect_bytes_and_drop),
+        (InstructionForm("mbarrier.arrive", ("[]", "[] u32", "=u64_ []", "=u64_ [] u32")), arrive),
+        (InstructionForm("mbarrier.arrive.noComplete", ("=u64_ [] u32",)), arrive),
+        (InstructionForm("mbarrier.arrive.expect_tx", ("[] u32", "=u64_ [] u32")), expect_bytes_and_arrive),
+        (InstructionForm("mbarrier.arrive_drop", ("[]", "[] u32", "=u64_ []", "=u64_ [] u32")), arrive_and_drop),
+        (InstructionForm("mbarrier.arrive_drop.noComplete", ("=u64_ [] u32",)), arrive_and_drop),
+        (InstructionForm("mbarrier.arrive_drop.expect_tx", ("[] u32", "=u64_ [] u32")), expect_bytes_and_drop),
     )
 }
 WAIT_FORMS = (
     InstructionForm("mbarrier.test_wait", ("=pred [] {phase}",)),
     InstructionForm("mbarrier.try_wait", ("=pred [] {phase}", "=pred [] {phase} u32")),
 )
-PENDING_FORM = InstructionForm("mbarrier.pending_count", ("=b32 b64",))
+PENDING_FORM = InstructionForm("mbarrier.pending_count", ("=u32 u64",))
 BARRIER_FORMS = (*(form for form, _ in UPDATES.values()), *WAIT_FORMS, PENDING_FORM)
 
 

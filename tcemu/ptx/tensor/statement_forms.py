@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
-from tcemu.isa.families import LANES, Instruction
+from tcemu.isa.families import LANES, Instruction, Mover
 from tcemu.isa.grammar import operand_problem
 from tcemu.isa.legality import check, manual_section
 from tcemu.isa.statement_table import Choices, describe_forms, find_forms, rows_by_name, statement_rows
@@ -65,6 +65,8 @@ def bind_operands(statement: Statement, context: Context, record: type[Record] =
         raise Unsupported(f"{op} is no {record.__name__}. PTX ISA {manual_section(op)}")
     given = replace(op, arguments=tuple(map(_argument_text, statement.operands)))
     error = operand_problem(given, manual_section(op))
+    if not error and not given.argument_form and () not in op.operand_forms:
+        error = f"{op} takes {' or '.join(', '.join(form) for form in op.operand_forms)}; got no operand. PTX ISA {manual_section(op)}"
     if error:
         raise Unsupported(error)
     classes = (parse_classes(_operand_word(op, name))[0] for name in given.argument_form)
@@ -77,7 +79,7 @@ ADDRESSES = ("p", "dst", "mbar", "taddr", "a_tmem")  # operands by the manual's 
 TENSOR_ADDRESSES = ("d", "scale_a", "scale_b", "sp_meta")  # operands that are addresses in tensor memory where tcgen05.mma has them
 WORDS = {  # classes of the operands that are no matrices
     "scale_d": "pred", "enable_input_d": "pred", "stride": "s32", "columns": "u32", "address": "u32", "idesc": "u32", "cta_mask": "b16",
-    "zero_column_mask": "b64", "a_desc": "b64", "b_desc": "b64", "s_desc": "b64", "reduced": "=b32", "selector_a": "<u16*2>",
+    "zero_column_mask": "u64", "a_desc": "u64", "b_desc": "u64", "s_desc": "u64", "reduced": "=b32", "selector_a": "<u16*2>",
     "selector_b": "<u16*2>", "e": "b32", "sp_meta": "b32", "scale_a": "b32", "scale_b": "b32",
 }  # fmt: skip
 CONSTANTS = ("f", "sp_sel", "n", "imm_scale_a", "imm_scale_b", "imm_trans_a", "imm_trans_b", "half_split_offset", "scale_input_d")
@@ -91,7 +93,9 @@ def _operand_word(op: Instruction, name: str) -> str:
         return "#"
     if name in WORDS:
         return WORDS[name]
-    count = op.register_count(name) if name != "disable_output_lane" else 4 * op.cta_group
+    if isinstance(op, Mover) and op.name == "movmatrix":
+        return "=b32" if name == "d" else "%b32"
+    count = op.register_count(name)
     bits = 32 if name == "disable_output_lane" else op.register_bits(name)
     written = name == "d" or (name == "r" and op.operand_forms[0][0] == "r")
     return f"<{'=' if written else '%'}b{bits}*{count * 32 // bits}>"
@@ -222,13 +226,13 @@ def _operand_words(choices: Choices) -> dict[str, str]:
     return {
         "type": choices.get("type") or "",
         "count": vector[1:],
-        "hint": " b64" if choices.get("hint") else "",
+        "hint": " u64" if choices.get("hint") else "",
         "multicast": " b16" if choices.get("multicast") else "",
         "mask": " b16" if choices.get("mask") else "",
         "moved": "[,] []" if choices.get("to") == "global" else "[] [,] []",
         "barrier": " []" if (choices.get("completion") or "").startswith("mbarrier") else "",
         "offsets": f" <b16*{halo}>" if halo else "",
-        "phase": "u32" if choices.get("parity") else "b64",
+        "phase": "u32" if choices.get("parity") else "u64",
     }
 
 

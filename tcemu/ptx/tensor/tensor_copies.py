@@ -175,7 +175,7 @@ def _bind_operands(statement: Statement, choices: Choices, to_global: bool, sect
     if tensor.coordinates is None or len(tensor.coordinates.elements) != count:
         raise Unsupported(f"expected {count} coordinates with the tensor map. {section}")
     addresses = [operand for operand in operands if isinstance(operand, Address)]
-    elements = () if offsets is None else vector_elements(offsets)
+    elements = () if offsets is None else tuple(vector_elements(offsets))
     return _TensorOperands(tensor, tensor.coordinates.elements, addresses[0], None if to_global else addresses[1], elements, mask)
 
 
