@@ -196,6 +196,12 @@ def test_what_is_taken_runs_to_its_end_or_to_a_named_error(batch):
             return
 
 
+@pytest.mark.parametrize("statement", ["mbarrier.arrive.b64 _, [%d5];", "mbarrier.init.shared.b64 [%d5], 1;", "st.shared.u32 [%d5], 1;"])
+def test_a_kernel_without_shared_memory_is_out_of_bounds(statement):
+    with pytest.raises(OutOfBounds, match="memory"):
+        run(parse_statements("sm_90a", [statement]), grid=1, block=32, args=[bytes(64)], target="sm_90a")
+
+
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
