@@ -5,7 +5,17 @@ from support.kernel_cases import CASES, HOPPER, signature
 from support.llvm_products import arithmetics
 
 from tcemu.arithmetic.fitting import specialize
-from tcemu.arithmetic.step.forms import BYTE, MOST_OF_SCALE, NEAR, REACH, AnchoredForm, anchored_form, keeps_floats, step_numbers
+from tcemu.arithmetic.step.forms import (
+    BYTE,
+    MOST_OF_SCALE,
+    NEAR,
+    REACH,
+    AnchoredForm,
+    anchored_form,
+    keeps_floats,
+    largest_value,
+    step_numbers,
+)
 from tcemu.formats import BF16, F16, F32, F64
 
 FORMS = {
@@ -19,14 +29,18 @@ FORMS = {
 PRODUCTS = (1, 2, 3, 16, 1 << 14, 1 << 24)  # along K
 
 
+def units_of_group(form: AnchoredForm) -> int:
+    """The bits of a group's sum in units."""
+    n, scales = form.numbers, (2 << form.scale.mantissa_bits) - 1
+    largest = [largest_value(fmt) * scales for fmt in (form.a, form.b)]
+    return (n.summed * largest[0] * largest[1] << max(n.fraction_bits - n.mantissas, 0)).bit_length()
+
+
 def units(form: AnchoredForm) -> int:
     """The bits of a step's sum in units: products, the accumulator, and a unit for each negative product."""
     n = form.numbers
     if n.summed:
-        scales = (2 << form.scale.mantissa_bits) - 1
-        largest = [((2 << fmt.mantissa_bits) - 1 << fmt.max_exponent - fmt.min_exponent) * scales for fmt in (form.a, form.b)]
-        group = n.summed * largest[0] * largest[1] << max(n.fraction_bits - n.mantissas, 0)
-        return (n.terms // n.summed * group + (2 << n.fraction_bits)).bit_length()
+        return ((n.terms // n.summed << units_of_group(form)) + (2 << n.fraction_bits)).bit_length()
     return (n.terms * ((4 << n.fraction_bits) + 1) + (2 << n.fraction_bits)).bit_length()
 
 
@@ -86,13 +100,21 @@ def bytes_tell_integers_and_do_not_overflow(form, k):
     assert BYTE - largest >= 0 and BYTE - least + most + form.absent <= 255 and BYTE - least + 2 * low_bits <= 255
 
 
-def plain_accumulators_are_multiples_of_every_unit(form, k):
-    """Where products are all zero, or cancel, a step aligns to an exponent whose unit is no more than the last place of the accumulator."""
+def plain_accumulators_are_multiples_of_the_least_unit(form, k):
+    """Results of a fast step are plain, and where products are all zero no plain accumulator is truncated."""
     n = form.numbers
-    lowest = form.least_tops - NEAR if form.relative else -form.offset
+    lowest = form.least_tops - NEAR if form.relative else -form.offset  # the least exponent of a step with products
     assert form.least_unit <= lowest - n.fraction_bits and (n.floor - n.fraction_bits <= form.least_unit or form.floor_counts)
-    assert form.least_unit > F32.min_exponent or not form.relative
-    assert form.result == F16 or form.least_unit >= F32.min_exponent - F32.mantissa_bits + 1
+    assert form.relative or form.least_unit == lowest - n.fraction_bits  # to which a step of zeros aligns too
+    assert form.result == F16 or form.least_unit > F32.min_exponent or not form.relative  # normal f32, or exact ones
+
+
+def accumulators_stay_finite(form, k):
+    """Sums are f32 where the result is, those of groups too."""
+    n, sides = form.numbers, (form.scale, form.scale) if form.numbers.summed else (form.a, form.b)
+    limit = form.exponent_limit(k) if form.relative else min(form.exponent_limit(k), sum(fmt.max_exponent for fmt in sides))
+    terms, above = (-(-k // n.summed), units_of_group(form) - n.fraction_bits) if n.summed else (k, 2)
+    assert form.result == F16 or 2.0**form.most + terms * 2.0 ** (limit + above) < 2.0**F32.max_exponent
 
 
 def groups_are_exact_in_bf16(form, k):
@@ -100,7 +122,7 @@ def groups_are_exact_in_bf16(form, k):
         return
     scales = (2 << form.scale.mantissa_bits) - 1
     for fmt in (form.a, form.b):
-        assert ((2 << fmt.mantissa_bits) - 1 << fmt.max_exponent - fmt.min_exponent) * scales < 2 << BF16.mantissa_bits
+        assert largest_value(fmt) * scales < 2 << BF16.mantissa_bits
         unit = form.scale.min_exponent + fmt.min_exponent - fmt.mantissa_bits - form.scale.mantissa_bits
         assert unit >= BF16.min_exponent - BF16.mantissa_bits
         assert MOST_OF_SCALE + fmt.max_exponent + 2 <= BF16.max_exponent
@@ -108,7 +130,8 @@ def groups_are_exact_in_bf16(form, k):
 
 CHECKS = (
     sums_stay_in_half_a_binade, anchors_are_normal_floats, the_field_of_a_sum_of_powers_is_the_max_exponent,
-    bytes_tell_integers_and_do_not_overflow, plain_accumulators_are_multiples_of_every_unit, groups_are_exact_in_bf16,
+    bytes_tell_integers_and_do_not_overflow, plain_accumulators_are_multiples_of_the_least_unit,
+    accumulators_stay_finite, groups_are_exact_in_bf16,
 )  # fmt: skip
 
 
@@ -120,6 +143,31 @@ def test_every_form(check):
                 check(form, k)
             except AssertionError as error:
                 raise AssertionError(f"{name}, {k} products: {error}") from error
+
+
+WRONG = {  # case -> changes of its form that are wrong
+    "f16": (
+        ("most", 1), ("least_unit", 1), ("least_unit", -1), ("absent", 1), ("absent", -2), ("offset", 1), ("offset", -1), ("power_of_a", 1),
+        ("power_of_b", -1), ("low_bits_begin", 1), ("low_bits_begin", -1), ("base", 4), ("wide", -1),
+    ),
+    "bf16": (
+        ("least_unit", 1), ("absent", 1), ("depth", -1), ("depth", 20), ("least_tops", -1), ("offset", 1), ("offset", -1),
+        ("power_of_a", 1), ("power_of_b", -1), ("base", -4), ("wide", -1),
+    ),
+    "e4m3": (("most", 1), ("absent", 1), ("absent", -2), ("offset", 1), ("low_bits_begin", -1), ("power_of_b", -1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_bound_that_is_wrong_by_one_is_seen(name):
+    form = FORMS[f"case {name}"]
+    for field, change in WRONG[name]:
+        wrong = form._replace(**{field: getattr(form, field) + change})
+        with pytest.raises(AssertionError):
+            for check in CHECKS:
+                for k in PRODUCTS:
+                    check(wrong, k)
+            pytest.fail(f"{field} {change:+d} is not seen")
 
 
 @pytest.mark.parametrize("name", ["f16", "bf16", "e4m3", "mxf8", "nvf4"])

@@ -2,16 +2,16 @@
 # On a machine with an NVIDIA GPU: the CUDA kernels by the lattice and the recorded words, then speed beside an older tree, on the GPU and on
 # two cores. BEFORE: the folder of that tree. Prints one closing line for each run of the first part, and the benchmarks' tables.
 set -u
-export PYTHONPATH=. PYTHONUNBUFFERED=1 TCEMU_COMPILATION_CACHE=off
+export PYTHONPATH=. PYTHONUNBUFFERED=1 TCEMU_COMPILATION_CACHE=off XLA_PYTHON_CLIENT_PREALLOCATE=false
 out=${OUT:-/tmp/step_kernels}; mkdir -p "$out"
 nvidia-smi -L; lscpu | grep -E 'Model name'
 for share in 0 1 2 3 4 5; do
-    timeout 300 python3 tests/compare_lattice.py --paths cuda --share $share/6 >"$out/lattice_$share.txt" 2>&1 &
+    timeout 260 python3 tests/compare_lattice.py --paths cuda --share $share/6 >"$out/lattice_$share.txt" 2>&1 &
 done
 for family in 'mma' 'mma_sp movement' 'wmma' 'wgmma' 'wgmma_sp'; do
-    timeout 300 python3 tests/replay_golden.py $family --execution emulated >"$out/golden_${family// /_}.txt" 2>&1 &
+    timeout 260 python3 tests/replay_golden.py $family --execution emulated >"$out/golden_${family// /_}.txt" 2>&1 &
 done
-timeout 300 python3 -m pytest -q -p no:cacheprovider -m gpu tests/backends/test_gpu.py >"$out/tests.txt" 2>&1 &
+timeout 260 python3 -m pytest -q -p no:cacheprovider -m gpu tests/backends/test_gpu.py >"$out/tests.txt" 2>&1 &
 wait
 for file in "$out"/*.txt; do echo "$(basename "$file" .txt): $(tail -n 1 "$file" | cut -c1-200)"; done
 [ -n "${BEFORE:-}" ] || exit 0

@@ -17,6 +17,7 @@ from tcemu.arithmetic import reduction
 from tcemu.arithmetic.fitting import specialize
 from tcemu.arithmetic.step.forms import anchored_form
 from tcemu.backends.cuda import matrix_kernels as cuda
+from tcemu.backends.cuda.register_kernel import find_small_matrix_kernel
 from tcemu.backends.cuda.xla_launch import Route
 from tcemu.backends.dispatch import multiply_matrices
 from tcemu.base.errors import Unsupported
@@ -49,8 +50,12 @@ def by_gpu_text(entry: str, arithmetic: Arithmetic, operands: tuple[Any, ...]) -
     model, spec, block = arithmetic
     a, b, c, scales = operands
     kernels = cuda.find_matrix_kernels(*specialize(model, spec, block or None), None, (spec.a, spec.b))
-    if kernels is None or (entry == "tile" and kernels.tiling is None) or (entry == "warp" and kernels.numbers.scaled):
+    if kernels is None or (entry == "tile" and kernels.tiling is None):
         raise Unsupported(f"no kernel {entry}")
+    if entry == "warp":
+        m, n = c.shape[1:]
+        if find_small_matrix_kernel(kernels.numbers, kernels.spec, kernels.result, kernels.stored, m, n) is None:
+            raise Unsupported(f"no kernel of one warp for {m} x {n}")
     entries: list[str] = []
     own_launch = cuda_on_cpu.launch
 
