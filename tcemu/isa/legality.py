@@ -267,7 +267,7 @@ def _row_version(op: Instruction, target: str) -> Version | None:
     return None if version is None else max(_needed_version(op, version), TARGETS[target])
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _lowest_version(needs: Needs, target: str) -> Version | None:
     return min((version for need, version in needs if target in _matching_targets(need)), default=None)
 

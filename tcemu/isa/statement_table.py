@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from re import compile
 from typing import NamedTuple
 
@@ -89,7 +89,7 @@ class StatementForm(NamedTuple):
 TYPE_NAME = compile(r"pred|[bus]\d+(x\d+)?|b?f\d+(x\d+)?|tf32|u?e\dm\dx\d")
 
 
-@cache
+@lru_cache(maxsize=4096)
 def parse_line(line: str) -> tuple[Slot, ...]:
     """Return the positions of a line."""
     slots = []
@@ -716,13 +716,13 @@ QUALIFIER_NEEDS: dict[str, dict[str, Needs]] = {
 }  # fmt: skip
 
 
-@cache
+@lru_cache(maxsize=4096)
 def statement_rows() -> tuple[StatementRow, ...]:
     """Return the rows of all statements."""
     return (*_scalar(), *_collectives(), *_control(), *_memory(), *_asynchronous())
 
 
-@cache
+@lru_cache(maxsize=4096)
 def rows_by_name() -> dict[str, tuple[StatementRow, ...]]:
     """Return the rows by the first part of their opcodes."""
     names: dict[str, list[StatementRow]] = {}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import lru_cache
 from re import fullmatch
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class OperandClass(NamedTuple):
     addresses: bool = False  # addresses of variables may be read
 
 
-@cache
+@lru_cache(maxsize=4096)
 def parse_classes(text: str) -> tuple[OperandClass, ...]:
     """Return the classes that words stand for."""
     return tuple(map(_parse_class, text.split()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -244,7 +244,7 @@ def _find_choices(opcode: str, head: str) -> Choices:
     return _slot_names(head) | found.choices
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _slot_names(head: str) -> Choices:
     """Return the named slots of all lines of a head, without a choice."""
     return {slot.name: None for row in statement_rows() if row.head == head for slot in row.slots if slot.name}
