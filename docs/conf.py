@@ -40,6 +40,7 @@ include_patterns = [
     "benchmarks/README.md",
     "tests/README.md",
     "tests/golden/README.md",
+    "tcemu/*/README.md",
 ]
 exclude_patterns = ["docs/data/*"]  # tables that pages include
 html_static_path = ["_static"]

@@ -1,8 +1,9 @@
 """Studies: sweeps over arithmetics with named errors, published claims reproduced, and the error of a width as a smooth function.
 
-`surrogate` and `expected_error` estimate what an accumulator's width costs, for gradients. `tcemu.uses.study.accuracy` measures.
+`surrogate` and `expected_error` estimate what an accumulator's width costs, for gradients. `tcemu.study.accuracy` measures.
 """
 
+from tcemu.uses.study import accuracy as accuracy
 from tcemu.uses.study.accuracy import MEASURES as MEASURES
 from tcemu.uses.study.claims import get_claim as get_claim
 from tcemu.uses.study.claims import list_claims as list_claims
@@ -25,6 +26,7 @@ __all__ = [
     "Outcome",
     "Quantity",
     "Sweep",
+    "accuracy",
     "expected_error",
     "get_claim",
     "list_claims",

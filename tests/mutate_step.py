@@ -50,8 +50,10 @@ SUBJECTS = {
 }  # fmt: skip
 TEST_FILES = (
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/engine/proofs").glob("test_*.py") if path.stem != "test_proof_table"),
-    "tests/engine/arithmetic/test_bounded_steps.py", "tests/engine/arithmetic/test_small_products.py", "tests/engine/backends/test_llvm_elementwise.py",
-    "tests/operations/quantize/test_quantize_kernel.py", "tests/engine/backends/test_llvm_small.py", "tests/engine/backends/test_llvm_groups.py",
+    "tests/engine/arithmetic/test_bounded_steps.py", "tests/engine/arithmetic/test_small_products.py",
+    "tests/engine/backends/test_llvm_elementwise.py", "tests/engine/backends/test_llvm_small.py",
+    "tests/engine/backends/test_llvm_groups.py",
+    "tests/operations/quantize/test_quantize_kernel.py",
     "tests/engine/backends/test_step_lattice.py",
 )  # fmt: skip
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")

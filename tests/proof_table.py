@@ -41,9 +41,9 @@ def render_table(proofs: dict, seconds: dict[str, float]) -> str:
 
 def load_proofs() -> dict:
     """Every proof, by the name of its test."""
-    if str(TESTS / "proofs") not in sys.path:
-        sys.path.insert(0, str(TESTS / "proofs"))
-    for path in sorted((TESTS / "proofs").glob("test_*_proofs.py")):
+    if str(TESTS / "engine" / "proofs") not in sys.path:
+        sys.path.insert(0, str(TESTS / "engine" / "proofs"))
+    for path in sorted((TESTS / "engine" / "proofs").glob("test_*_proofs.py")):
         import_module(path.stem)
     return import_module("proof_records").PROOFS
 

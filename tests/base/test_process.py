@@ -41,20 +41,20 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
 }  # fmt: skip
 
 CONTAINERS = {  # which functions fill, each with its bound and the reason for it
-    "backends/llvm/xla_call.py: _registered": "one for each kernel: XLA keeps its handler as long as the process",
+    "engine/backends/llvm/xla_call.py: _registered": "one for each kernel: XLA keeps its handler as long as the process",
     "base/stored_code.py: _host_calls": "one for each kernel that XLA keeps",
     "base/stored_code.py: _running": "a compilation leaves it when it ends",
     "base/stored_code.py: _unswept": "one for each folder of stored code",
-    "ptx/simt/faults.py: MESSAGES": "the faults of a table, each with the sizes that accesses have",
-    "ptx/simt/faults.py: _codes": "one for each message",
-    "torch/module_emulation.py: _by_tag": "weak: what nobody holds goes",
-    "torch/operators.py: _names": "the recipes that torch's operators were given: their names must hold as long as the process",
-    "torch/operators.py: _registered": "one for each name",
-    "torch/shared_products.py: _texts": "one for each name",
+    "kernels/ptx/simt/faults.py: MESSAGES": "the faults of a table, each with the sizes that accesses have",
+    "kernels/ptx/simt/faults.py: _codes": "one for each message",
+    "faces/torch/module_emulation.py: _by_tag": "weak: what nobody holds goes",
+    "faces/torch/operators.py: _names": "the recipes that torch's operators were given: their names must hold as long as the process",
+    "faces/torch/operators.py: _registered": "one for each name",
+    "faces/torch/shared_products.py: _texts": "one for each name",
     "base/jax_internals.py: _unknown_options": "names of QUICK_OPTIONS",
-    "isa/tcgen05.py: sizes": "nothing fills it: the sizes of a kind that has no block scales",
+    "engine/isa/tcgen05.py: sizes": "nothing fills it: the sizes of a kind that has no block scales",
     "base/results.py: facts": "nothing fills it: the facts of a result that has none",
-    **{f"fuzz/case_generator.py: PlaceFields.{name}": "a bit field, whose insert returns a number"
+    **{f"uses/fuzz/case_generator.py: PlaceFields.{name}": "a bit field, whose insert returns a number"
        for name in ("FIELD", "FLIPPED", "NUDGED", "PLACE")},
 }  # fmt: skip
 FILLING = {"add", "append", "appendleft", "extend", "insert", "setdefault", "update"}
@@ -103,7 +103,7 @@ print(len(xla_bridge._backends))
 def test_every_public_name_comes_at_first_use():
     """Also modules that are not public; and what there is not is said."""
     used = "import tcemu; print([getattr(tcemu, name).__name__ for name in ('gemm', 'fuzz', 'recipes', 'study', 'Recipe')])"
-    assert run_in_process(used) == "['gemm', 'tcemu.uses.fuzz', 'tcemu.operations.products.recipes', 'tcemu.uses.study', 'Recipe']\n"
+    assert run_in_process(used) == "['gemm', 'tcemu.fuzz', 'tcemu.operations.products.recipes', 'tcemu.study', 'Recipe']\n"
     assert run_in_process("from tcemu import *; print(gemm.__name__, fuzz.__name__, len(Recipe.__doc__) > 9)") == "gemm tcemu.fuzz True\n"
     assert all(getattr(tcemu, name) is not None for name in tcemu.__all__)
     for name in ("gem", "__wrapped__"):

@@ -9,11 +9,14 @@ from support import pages
 
 TEXT = (pages.ROOT / "ARCHITECTURE.md").read_text()
 MAX_WORDS = {"ARCHITECTURE.md": 2000, "benchmarks/README.md": 1200, "tests/README.md": 1000, "CONTRIBUTING.md": 1300}
+WINGS = sorted(path.relative_to(pages.ROOT).as_posix() for path in (pages.ROOT / "tcemu").glob("*/README.md"))
+MAX_WING_WORDS = 300  # outside the picture
+ALL_TEXT = "\n".join([TEXT, *((pages.ROOT / name).read_text() for name in WINGS)])
 HOW_TOS = sorted(path.name for path in (pages.ROOT / "docs" / "howto").glob("*.md"))
 MAX_HOW_TO_WORDS = 900  # outside blocks of code and of output
 BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 DOTTED = sorted(set(re.findall(r"`(tcemu(?:\.\w+)+)`", TEXT)))
-PATHS = sorted(set(re.findall(r"[\w./]+/(?:[\w.]+\.(?:py|md|txt|xz|cu))?", re.sub(r"\(http[^)]*\)", "", TEXT))))
+PATHS = sorted(set(re.findall(r"[\w./]+/(?:[\w.]+\.(?:py|md|txt|xz|cu))?", re.sub(r"\(http[^)]*\)", "", ALL_TEXT))))
 
 
 def resolve(name: str) -> object:
@@ -32,13 +35,19 @@ def resolve(name: str) -> object:
 
 def is_there(path: str) -> bool:
     """Whether a path exists from the root of the repository, from the package, or from a folder of it."""
-    roots = (pages.ROOT, pages.ROOT / "tcemu", *(folder for folder in (pages.ROOT / "tcemu").iterdir() if folder.is_dir()))
+    roots = (pages.ROOT, *(folder for folder in (pages.ROOT / "tcemu").glob("**/") if "__pycache__" not in folder.parts))
     return any((root / path.rstrip("/")).exists() for root in roots)
 
 
 @pytest.mark.parametrize("name", MAX_WORDS)
 def test_a_document_is_short(name):
     assert len((pages.ROOT / name).read_text().split()) <= MAX_WORDS[name]
+
+
+@pytest.mark.parametrize("name", WINGS)
+def test_the_page_of_a_wing_is_short_and_has_a_picture(name):
+    text = (pages.ROOT / name).read_text()
+    assert len(BLOCK.findall(text)) == 1 and len(BLOCK.sub("", text).split()) <= MAX_WING_WORDS
 
 
 @pytest.mark.parametrize("name", HOW_TOS)
@@ -70,8 +79,10 @@ def test_the_walks_name_what_the_data_passes_through():
     assert all(len(re.findall(r"`tcemu\.", walk)) >= 4 for walk in walks.split("**One ")[1:])
 
 
-def test_every_folder_has_its_row():
-    table = TEXT.partition("## The folders")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`(\w+)/?(?:\.py)?`", table)) | set(re.findall(r"`(\w+)/", table))
-    folders = {path.parent.name for path in (pages.ROOT / "tcemu").glob("*/__init__.py")}
-    assert folders - named == set()
+def test_every_wing_has_its_page_and_every_room_its_row():
+    wings = {path.parent for path in (pages.ROOT / "tcemu").glob("*/__init__.py")} - {pages.ROOT / "tcemu" / "base"}
+    rows = {wing.name: set(re.findall(r"`(?:ptx/)?(\w+)/", (wing / "README.md").read_text())) for wing in wings}
+    rooms = {wing.name: {path.parent.name for path in wing.glob("*/__init__.py")} for wing in wings}
+    rows["kernels"] |= {"ptx", "triton"}  # its picture has both
+    assert {wing: rooms[wing] - rows[wing] for wing in rooms if rooms[wing] - rows[wing]} == {}
+    assert all(f"(tcemu/{wing}/README.md)" in TEXT for wing in rooms)

@@ -14,7 +14,7 @@ from house_table import count_checkout, read_checkout, render_table
 from support.sampling import count_shares, in_share, sample_cases
 
 TESTS = Path(__file__).parents[1]
-FILES = sorted(TESTS.glob("*/test_*.py"))
+FILES = sorted(TESTS.glob("**/test_*.py"))
 PACKAGES = {"support", "oracles", "ptx_kernels"}  # what tests import by name; a folder of tests is no package
 
 
@@ -22,15 +22,15 @@ def test_names_are_unique_and_folders_are_no_packages():
     """pytest imports a test file by its name alone. A folder named torch would hide that torch is missing."""
     assert [name for name, count in Counter(path.name for path in FILES).items() if count > 1] == []
     assert {path.parent.name for path in TESTS.glob("*/__init__.py")} == PACKAGES
-    assert not {"torch", "triton", "jax", "flax"} & {path.name for path in TESTS.iterdir()}
+    assert not {"torch", "triton", "jax", "flax"} & {path.parent.name for path in FILES}
     assert list(TESTS.glob("test_*.py")) == []
 
 
 def test_folders_mirror_the_package():
-    # independent implementations, proofs, the repository, tcemu.torch, tcemu.triton, tcemu.testing with the plugin
-    own = {"oracles", "proofs", "project", "pytorch", "triton_kernels", "testing"}
-    package = {path.parent.name for path in (TESTS.parent / "tcemu").glob("*/__init__.py")}
-    assert {path.parent.name for path in FILES} - own <= package
+    # independent implementations, the repository; and in wings: proofs, tcemu.torch, tcemu.triton, tcemu.testing with the plugin
+    own = {"oracles", "project", "engine/proofs", "faces/pytorch", "kernels/triton_kernels", "faces/testing"}
+    package = {path.parent.relative_to(TESTS.parent / "tcemu").as_posix() for path in (TESTS.parent / "tcemu").glob("**/__init__.py")}
+    assert {path.parent.relative_to(TESTS).as_posix() for path in FILES} - own <= package
 
 
 def test_no_file_has_a_mark_of_a_merge():

@@ -9,7 +9,7 @@ import numpy as np
 
 try:
     torch: Any = import_module("torch")
-    tt: Any = import_module("tcemu.faces.torch")
+    tt: Any = import_module("tcemu.torch")
 except ImportError:
     torch = tt = None
 

@@ -1,4 +1,4 @@
-"""The model that applies: from an instruction and a target to a row of `tcemu.engine.architectures.model_rows`, its model and its evidence."""
+"""The model that applies: from an instruction and a target to a row of `model_rows`, its model and its evidence."""
 
 from functools import cache, lru_cache
 from typing import NamedTuple

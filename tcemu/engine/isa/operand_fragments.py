@@ -1,4 +1,4 @@
-"""Fragments of an instruction's register operands: rows of `tcemu.engine.layouts.fragment_layouts`, selected by the instruction's fields."""
+"""Fragments of an instruction's register operands: rows of `layouts.fragment_layouts`, selected by the instruction's fields."""
 
 from tcemu.engine.formats.number_formats import F16, Format
 from tcemu.engine.isa.families import WMMA_F16_REGISTERS, Instruction, MatrixMultiply, Mma, Mover, Wmma, WmmaMemory
@@ -20,7 +20,8 @@ def matrix_fragment(op: MatrixMultiply | WmmaMemory, operand: str, sm: int = WMM
     """
     if isinstance(op, Tcgen05Product):
         raise ValueError(
-            f"{op}: its operands lie in shared memory and in tensor memory, not in registers; tcemu.engine.instructions.tcgen05 computes with "
+            f"{op}: its operands lie in shared memory and in tensor memory, not in registers; "
+            "tcemu.engine.instructions.tcgen05 computes with "
             "them there, and tcemu.engine.layouts.tensor_memory has their places. PTX ISA 9.7.16"
         )
     if isinstance(op, WmmaMemory):

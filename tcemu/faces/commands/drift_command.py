@@ -30,7 +30,7 @@ def add_drift(subparsers) -> None:
     """Add the command to argparse's `subparsers`."""
     parser = subparsers.add_parser(
         "drift",
-        description="Compares two records of tcemu.uses.drift.recorder: the operations at which the runs part, the cause of each, and whether "
+        description="Compares two records of tcemu.drift.record: the operations at which the runs part, the cause of each, and whether "
         "both results are within the error of their arithmetic. With one record, it names the arithmetic of each operation.",
         epilog="examples: tcemu drift eager.drift compiled.drift --fail-on unexplained; tcemu drift eager.drift --target H100",
     )

@@ -22,9 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.operations import functional
+from tcemu.operations.functional.activations import gelu, silu
 from tcemu.operations.functional.kernel_table import KERNELS, kernel_value
 from tcemu.operations.functional.kernel_values import GeluKernel, KernelValue, LayerNormKernel, RmsNormKernel, SiluKernel, SoftmaxKernel
+from tcemu.operations.functional.norms import layer_norm, rms_norm
+from tcemu.operations.functional.row_softmax import log_softmax, softmax
 from tcemu.uses.emulation.decisions import NO_RULE, matches_pattern, pattern_text, unused_rule_warnings
 from tcemu.uses.emulation.function_patterns import FLOATS
 from tcemu.uses.emulation.survey import Function
@@ -136,16 +138,16 @@ def compute_function(function: Function, kernel: Any, x: Array, weight: Array | 
         bias: Bias of a norm, or None.
     """
     options: dict[str, Any] = {"kernel": kernel, "dtype": function.dtype}
-    if function.kind in ("softmax", "log_softmax"):
-        return getattr(functional, function.kind)(x, function.axis, **options)
-    if function.kind in ("silu", "gelu"):
-        return getattr(functional, function.kind)(x, **options)
+    if function.kind in (by_axis := {"softmax": softmax, "log_softmax": log_softmax}):
+        return by_axis[function.kind](x, function.axis, **options)
+    if function.kind in (elementwise := {"silu": silu, "gelu": gelu}):
+        return elementwise[function.kind](x, **options)
     vector = partial(jnp.full, (function.columns,), dtype=np.float32)
     weight = vector(1.0) if weight is None else jnp.reshape(weight, -1)
     if function.kind == "rms_norm":
-        return functional.rms_norm(x, weight, eps=function.eps or 0.0, **options)
+        return rms_norm(x, weight, eps=function.eps or 0.0, **options)
     bias = vector(-0.0) if bias is None else jnp.reshape(bias, -1)  # x + -0 is x, for -0 too
-    return functional.layer_norm(x, weight, bias, eps=function.eps or 0.0, **options)
+    return layer_norm(x, weight, bias, eps=function.eps or 0.0, **options)
 
 
 def unused_function_warnings(policy: FunctionPolicy, functions: Sequence[Function], replaced: int) -> list[str]:

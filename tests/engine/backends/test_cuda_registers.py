@@ -401,9 +401,9 @@ import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 import tcemu
 from support.warp_cases import F16_F32, mma_call
-from tcemu.backends import dispatch
+from tcemu.engine.backends import dispatch
 from tcemu.engine.backends.cuda import register_kernel as warp, xla_launch
-from tcemu.instructions import mma
+from tcemu.engine.instructions import mma
 mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 call, (a, b, c) = mma_call(F16_F32, "sm_90", True, (8,))
 wanted = call(a, b[:1], c)

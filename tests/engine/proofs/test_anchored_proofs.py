@@ -1,4 +1,4 @@
-"""Proofs of parts of `tcemu.engine.arithmetic.step.anchored`, and of steps in integers. What anchored steps need of exponents is not proved."""
+"""Proofs of parts of `arithmetic.step.anchored`, and of steps in integers. What anchored steps need of exponents is not proved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proofs of `tcemu.engine.arithmetic.step.decoding` and `specials`: every code of every format, against the reference of Python integers."""
+"""Proofs of `arithmetic.step.decoding` and `specials`: every code of every format, against the reference of Python integers."""
 
 from __future__ import annotations
 

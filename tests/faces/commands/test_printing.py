@@ -181,7 +181,7 @@ IN_A_PROCESS = """
 import sys
 from support.emulated_gpu import EmulatedGpu
 from tcemu import cli
-from tcemu.commands import verify_commands
+from tcemu.faces.commands import verify_commands
 verify_commands.gpu = EmulatedGpu
 sys.exit(cli.main())
 """

@@ -34,11 +34,11 @@ STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 START = """
 import sys
 from tcemu import cli
-from tcemu.fuzz import differential_run
+from tcemu.uses.fuzz import differential_run
 differential_run.SAVE_INTERVAL_SECONDS = 0.2
 if sys.argv[1] == "verify":
     from support.emulated_gpu import EmulatedGpu
-    from tcemu.commands import verify_commands
+    from tcemu.faces.commands import verify_commands
     verify_commands.gpu = EmulatedGpu
 real = cli.parse_arguments
 def parse_arguments(argv):

@@ -402,7 +402,7 @@ SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 import tcemu
-from tcemu.emulation import emulate as emulate_module
+from tcemu.uses.emulation import emulate as emulate_module
 from test_emulate import plain, tripled, written
 mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 x, w = np.random.default_rng(0).integers(-4, 4, (2, 8, 8)).astype(np.float32)

@@ -220,7 +220,7 @@ def same(one, other):
 
 SITTING = """
 import sys
-from tcemu.fuzz import differential_run
+from tcemu.uses.fuzz import differential_run
 differential_run.SAVE_INTERVAL_SECONDS = 0.0
 differential_run.find_mismatches({op!r}, "sm_80", "sm_90a", cases={cases}, out=sys.argv[1], iterations=1, coverage={covering}, shrink=False)
 """

@@ -23,7 +23,7 @@ import jax
 address, number, out, what, cases = sys.argv[1:]
 jax.distributed.initialize(address, 2, int(number))
 from tcemu import cli, fuzz
-from tcemu.fuzz import differential_run
+from tcemu.uses.fuzz import differential_run
 differential_run.SAVE_INTERVAL_SECONDS = 0.0
 if what == "command":
     words = ["fuzz", {SMALL!r}, "--left", "sm_80", "--right", "sm_90a", "--cases", cases, "--out", out, "--quiet"]

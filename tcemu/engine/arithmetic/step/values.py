@@ -1,7 +1,8 @@
 """Lane values: the operations in which the arithmetic of a step is written.
 
 A `Value` is one number of a lane, or a whole array or vector of them: JAX arrays (`jax_values`), LLVM IR (`backends.llvm.values`), CUDA C++
-(`backends.cuda.values`), or terms of a solver (`tests/engine/proofs`). A formula is a Python function of values. It does not know which ones.
+(`backends.cuda.values`), or terms of a solver (`tests/engine/proofs`). A formula is a Python function of
+values. It does not know which ones.
 
 Integers have no sign of their own, as in a machine: they wrap, `>>` shifts zeros in, and comparisons, `max` and `min` take them as signed.
 Floats are f32 or f64, and each operation rounds to nearest unless it says otherwise. A plain Python number may stand on either side of an

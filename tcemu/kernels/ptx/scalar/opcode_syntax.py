@@ -58,7 +58,7 @@ def element_count(operand: Operand) -> int:
 
 
 class Row(NamedTuple):
-    """The lines of syntax of a key of `tcemu.engine.isa.statement_table`, and the function that builds the `Operation` of an opcode of a line."""
+    """The lines of syntax of a key of `isa.statement_table`, and the function that builds the `Operation` of an opcode of a line."""
 
     build: ShapedBuild
     grouped: str  # "pair": the first operand may be p|q; "vector": an operand may be a vector; "": all operands are single
