@@ -30,8 +30,7 @@ def pretend_gpu(monkeypatch, target="sm_90a"):
     route = launch.Route("sm", "90", "")
     for module in (launch, units):
         monkeypatch.setattr(module, "route", lambda: route)
-    native, *_, portable = dispatch.BACKENDS
-    monkeypatch.setattr(dispatch, "BACKENDS", (native, portable))
+    monkeypatch.setattr(dispatch, "EMULATORS", dispatch.EMULATORS[-1:])
 
 
 def emulate_gpu(monkeypatch):

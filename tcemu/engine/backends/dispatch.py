@@ -2,9 +2,9 @@
 
 A product comes in three forms, and each form has one entry point: the registers of one instruction (`multiply_registers`), matrices of
 codes (`multiply_matrices`), and matrices whose partial sums are promoted to f32 (`multiply_promoted`). `move_words` is the same decision
-for instructions that compute nothing. For each form a backend of `BACKENDS` returns a program, or raises `Unsupported` and says why it has
-none. On each platform the first backend with a program computes. The portable backend has a program for every product. All backends give
-the same bits.
+for instructions that compute nothing. For each form a backend returns a program, or raises `Unsupported` and says why it has none. On each
+platform the first backend with a program computes. The portable backend has a program for every product of matrices; what takes no
+registers leaves them to the instruction, which unpacks them to matrices. All backends give the same bits.
 
 `tcemu.execution` is read here, and where a kernel computes what is no product (`elementwise`, the operands of fuzzing), while a function is
 traced; it is part of the key of JAX's caches.
@@ -23,23 +23,22 @@ from tcemu.base.compilation import call_kernel_by_platform
 from tcemu.base.errors import Unsupported
 from tcemu.base.execution import AUTO, EMULATED, NATIVE, PORTABLE, current_execution, without_native
 from tcemu.base.meshes import match_varying_axes
-from tcemu.engine.architectures.lookup import Arithmetic, resolve_arithmetic
+from tcemu.engine.architectures.lookup import resolve_arithmetic
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import ProductSpec, Promotion, Scales, product_spec
 from tcemu.engine.backends import portable
 from tcemu.engine.backends.cuda import cuda_programs
 from tcemu.engine.backends.llvm import llvm_programs
 from tcemu.engine.backends.native import native_programs
-from tcemu.engine.backends.native.native_statement import StatementLaunch
 from tcemu.engine.backends.product_requests import (
     MatrixProduct,
     Program,
     PromotedOperands,
     PromotedProduct,
-    RegisterForms,
     RegisterProduct,
+    StatementLaunch,
 )
-from tcemu.engine.isa.families import Instruction, MatrixMultiply
+from tcemu.engine.isa.families import Instruction
 
 Tree = TypeVar("Tree")
 NO_KERNELS = 'execution("portable") uses no kernels'
@@ -51,43 +50,38 @@ class Backend(NamedTuple):
 
     name: str
     platform: str  # name of the platform in `lax.platform_dependent`, or ANY_PLATFORM
-    registers: Callable[[RegisterProduct], Program]
     matrices: Callable[[MatrixProduct], Program]
     promoted: Callable[[PromotedProduct], Program]
+    registers: Callable[[RegisterProduct], Program] | None = None  # None: it takes no registers
 
 
-BACKENDS = (  # in the order in which they are asked; the first only where `tcemu.execution` chooses it, and kernels unless it excludes them
-    Backend("native", "cuda", native_programs.registers_program, native_programs.matrices_program, native_programs.promoted_program),
-    Backend("cuda", "cuda", cuda_programs.registers_program, cuda_programs.matrices_program, cuda_programs.promoted_program),
-    Backend("llvm", "cpu", llvm_programs.registers_program, llvm_programs.matrices_program, llvm_programs.promoted_program),
-    Backend("portable", ANY_PLATFORM, portable.registers_program, portable.matrices_program, portable.promoted_program),
+# the GPU's own instructions, where `tcemu.execution` chooses them
+NATIVE_BACKEND = Backend(
+    "native", "cuda", native_programs.matrices_program, native_programs.promoted_program, native_programs.registers_program
+)
+EMULATORS = (  # in the order in which they are asked; kernels unless `tcemu.execution` excludes them
+    Backend("cuda", "cuda", cuda_programs.matrices_program, cuda_programs.promoted_program, cuda_programs.registers_program),
+    Backend("llvm", "cpu", llvm_programs.matrices_program, llvm_programs.promoted_program, llvm_programs.registers_program),
+    Backend("portable", ANY_PLATFORM, portable.matrices_program, portable.promoted_program),
 )
 
 
 # ---- entry points
 
 
-def multiply_registers(arithmetic: Arithmetic, forms: RegisterForms, operands: Any, statement: Callable[[], StatementLaunch]) -> Array:
-    """Computes one instruction for each warp of a batch, from registers to registers.
+def multiply_registers(product: RegisterProduct, by_matrices: Program, operands: Any) -> Array:
+    """Computes one instruction for each warp of a batch by kernels that take its registers, and by its matrices where there are none.
 
     Args:
-        arithmetic: The instruction, and its model on a target.
-        forms: The functions by which the instruction's family gives its operands to kernels and to matrices.
-        operands: The family's bound operands, a pytree.
-        statement: Makes the operands of the PTX statement; raises Unsupported where it cannot.
+        product: The instruction, its model, and how its operands lie in registers.
+        by_matrices: Takes the operands and computes the same by `multiply_matrices`.
+        operands: The operands of `product`.
 
     Returns:
         The registers of D, uint32.
-
-    Raises:
-        Unsupported: `tcemu.execution` says "native", and the GPU has no instruction of this arithmetic.
     """
-    op, clamped, model = arithmetic.op, arithmetic.clamped_metadata, arithmetic.model
-    decoded = arithmetic.decoded_op
-    product = RegisterProduct(op, model, clamped, forms, operands, statement, decoded)
-    emulated_op = decoded if forms.canonical is None else forms.canonical(decoded)
-    emulate = partial(_emulate_registers, forms, emulated_op, clamped, model, operands)
-    return _choose(str(op), lambda native: partial(native.registers(product), operands), emulate)
+    programs = {platform: program for platform, (_, program) in _emulating_programs("registers", product).items()}
+    return call_kernel_by_platform(programs, by_matrices, operands)
 
 
 def multiply_matrices(
@@ -128,7 +122,7 @@ def multiply_matrices(
     model, (a, b, c), scales = _match_axes((model, (a, b, c), scales))
     product = MatrixProduct(model, spec, a, b, c, scales, by_columns)
     emulate = partial(_emulate, "matrices", product)
-    return _choose(_product_name(spec), lambda native: native.matrices(product), emulate, a, b, c, scales)
+    return choose_native(_product_name(spec), lambda: NATIVE_BACKEND.matrices(product), emulate, a, b, c, scales)
 
 
 def multiply_promoted(
@@ -150,28 +144,38 @@ def multiply_promoted(
     product = PromotedProduct(model, spec, promotion, operands, by_chunks)
     if current_execution() == NATIVE:
         try:
-            return BACKENDS[0].promoted(product)(operands)
+            return NATIVE_BACKEND.promoted(product)(operands)
         except Unsupported:
             return by_chunks(operands)  # each chunk is a native product, or is refused
     emulate = partial(_emulate, "promoted", product)
-    return _choose(_product_name(spec), lambda native: native.promoted(product), emulate, operands)
+    return choose_native(_product_name(spec), lambda: NATIVE_BACKEND.promoted(product), emulate, operands)
 
 
 def move_words(op: Instruction, statement: Callable[[], StatementLaunch], emulate: Callable[[], Array]) -> Array:
     """Runs an instruction that only moves words: by the GPU's own statement where `tcemu.execution` chooses it, else by `emulate`."""
-    return _choose(str(op), lambda _: native_programs.movement_program(op, statement), emulate)
+    return choose_native(str(op), lambda: native_programs.movement_program(op, statement), emulate)
 
 
 # ---- the decision
 
 
-def _choose(subject: str, ask: Callable[[Backend], Program], emulate: Program, *operands: Any) -> Array:
-    """Computes natively where `tcemu.execution` chooses it and the native backend has a program, else by `emulate`."""
+def choose_native(subject: str, native_program: Callable[[], Program], emulate: Program, *operands: Any) -> Array:
+    """Computes natively where `tcemu.execution` chooses it and the native backend has a program, else by `emulate`.
+
+    Args:
+        subject: What is computed, for the message.
+        native_program: Returns the native program, or raises Unsupported.
+        emulate: Computes the same on any platform.
+        *operands: The operands of both.
+
+    Raises:
+        Unsupported: `tcemu.execution` says "native", and there is no native program.
+    """
     choice = current_execution()
     if choice in (EMULATED, PORTABLE):
         return emulate(*operands)
     try:
-        by_gpu = ask(BACKENDS[0])
+        by_gpu = native_program()
     except Unsupported as error:
         if choice == AUTO:
             return emulate(*operands)
@@ -188,11 +192,6 @@ def _choose(subject: str, ask: Callable[[Backend], Program], emulate: Program, *
     return lax.platform_dependent(*operands, cuda=by_gpu, default=elsewhere)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _emulate_registers(forms: RegisterForms, op: MatrixMultiply, clamped_metadata: bool, model: Model, operands: Any) -> Array:
-    return _emulate("registers", RegisterProduct(op, model, clamped_metadata, forms, operands), operands)
-
-
 def _emulate(form: str, product: Any, *operands: Any) -> Array:
     """Computes by the first emulating backend of each platform."""
     programs = {platform: program for platform, (_, program) in _emulating_programs(form, product).items()}
@@ -205,12 +204,15 @@ def _emulating_programs(form: str, product: Any, reasons: dict[str, str] | None 
     serving: dict[str, tuple[Backend, Program]] = {}
     reasons = {} if reasons is None else reasons
     kernels_are_used = current_execution() != PORTABLE
-    for backend in BACKENDS[1:]:
+    for backend in EMULATORS:
+        ask = getattr(backend, form)
+        if ask is None:
+            continue
         if backend.platform != ANY_PLATFORM and not kernels_are_used:
             reasons[backend.name] = NO_KERNELS
             continue
         try:
-            program = getattr(backend, form)(product)
+            program = ask(product)
         except Unsupported as error:
             reasons[backend.name] = str(error)
             continue
@@ -253,7 +255,7 @@ def describe(op: str | Instruction, *, target: str, model: Model | str | None = 
     """
     arithmetic = resolve_arithmetic(op, target, model)
     spec = product_spec(arithmetic.op)
-    reasons = {BACKENDS[0].name: native_programs.refusal_reason(arithmetic)}
+    reasons = {NATIVE_BACKEND.name: native_programs.refusal_reason(arithmetic)}
     a: Any = jax.ShapeDtypeStruct((0, spec.k), spec.a.dtype)
     b: Any = jax.ShapeDtypeStruct((spec.k, 0), spec.b.dtype)
     scales: Any = None if spec.scale is None else (jax.ShapeDtypeStruct((0, spec.scale_vec), spec.scale.dtype),) * 2

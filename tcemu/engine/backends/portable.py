@@ -14,15 +14,9 @@ from tcemu.engine.arithmetic.other_steps import flush_subnormals
 from tcemu.engine.arithmetic.product_spec import ProductSpec, Scales
 from tcemu.engine.arithmetic.reduction import reduce_k
 from tcemu.engine.arithmetic.small_products import are_small_products, reduce_small_products
-from tcemu.engine.backends.product_requests import MatrixProduct, Program, PromotedProduct, RegisterProduct
+from tcemu.engine.backends.product_requests import MatrixProduct, Program, PromotedProduct
 from tcemu.engine.formats.coding import limbs_to_codes, recode
 from tcemu.engine.formats.number_formats import Format
-
-
-def registers_program(product: RegisterProduct) -> Program:
-    """Registers go through matrices, which `multiply_matrices` multiplies."""
-    by_matrices, op, clamped, model = product.forms.by_matrices, product.op, product.clamped_metadata, product.model
-    return lambda operands: by_matrices(op, clamped, model, operands)  # it keeps no operand alive
 
 
 def promoted_program(product: PromotedProduct) -> Program:

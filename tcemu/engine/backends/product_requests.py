@@ -1,43 +1,42 @@
 """Products as backends are asked for them: registers of one instruction, matrices of codes, and matrices whose sums are promoted."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import ProductSpec, Promotion, Scales
-from tcemu.engine.backends.cuda.fragment_tables import WarpOperands
-from tcemu.engine.backends.cuda.register_kernel import KernelRegisters
-from tcemu.engine.backends.native.native_statement import StatementLaunch
-from tcemu.engine.isa.families import Instruction, MatrixMultiply
+from tcemu.engine.backends.register_operands import KernelRegisters, WarpOperands
+from tcemu.engine.isa.families import MatrixMultiply
 
 Program = Callable[..., Array]
 
 
+class StatementLaunch(NamedTuple):
+    """The operands of a PTX statement: its form, its immediates, and the operands' words with batch axes in front."""
+
+    form: int
+    immediates: Mapping[str, Any]
+    words: Mapping[str, Array]
+
+
 class RegisterForms(NamedTuple):
-    """The forms that a family gives its operands in, as functions of its own module. Static under `jit`.
+    """How a family's operands lie in registers, for backends that take registers. Static under `jit`."""
 
-    `operands` are the bound operands of the family.
-    """
-
-    by_matrices: Callable[[Any, bool, Model, Any], Array]  # (op, clamped_metadata, model, operands) -> registers of D
-    warp: Callable[[Any, bool, Any], WarpOperands] | None = None  # places of the elements; None: no kernel takes the fragments
-    registers: Callable[[Any, Any], KernelRegisters] | None = None  # the operands as that kernel takes them
-    canonical: Callable[[Any], Any] | None = None  # the instruction whose compiled emulation serves this one too
+    places: Callable[[Any, bool, Any], WarpOperands]  # (op, clamped_metadata, operands) -> the places of the elements
+    words: Callable[[Any, Any], KernelRegisters]  # (op, operands) -> the registers
 
 
 class RegisterProduct(NamedTuple):
-    """One instruction on the registers of a batch of warps."""
+    """One instruction on the registers of a batch of warps. Its programs take the operands and return the registers of D."""
 
     op: MatrixMultiply
     model: Model
     clamped_metadata: bool  # see `layouts.sparsity.gather`
-    forms: RegisterForms
-    operands: Any
+    operands: Any  # the family's bound operands, a pytree
+    forms: RegisterForms | None  # None: no kernel takes the family's fragments
     statement: Callable[[], StatementLaunch] | None = None  # the operands as the PTX statement takes them; raises Unsupported
     # the instruction in whose formats registers are decoded, where `op` is the one that PTX has; None: `op`
     decoded_op: MatrixMultiply | None = None
@@ -77,9 +76,3 @@ class PromotedProduct(NamedTuple):
     promotion: Promotion
     operands: PromotedOperands
     by_chunks: Callable[[PromotedOperands], Array]  # the same by one `MatrixProduct` a chunk
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def compute_by_matrices(forms: RegisterForms, op: Instruction, clamped_metadata: bool, model: Model, operands: Any) -> Array:
-    """Computes one instruction on registers by a product of matrices."""
-    return forms.by_matrices(op, clamped_metadata, model, operands)

@@ -1,9 +1,9 @@
-"""The registers of mma and wgmma as the CUDA kernel for registers takes them. The kernel is told of the fragments of `tcemu.layouts`."""
+"""The registers of mma and wgmma as kernels take them, which are told of the fragments of `tcemu.layouts`."""
 
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.engine.backends.cuda.fragment_tables import StoredOperand, WarpOperands, row_by_row
+from tcemu.engine.backends.register_operands import StoredOperand, WarpOperands, row_by_row
 from tcemu.engine.instructions.selected_operands import MetadataRegisters, ScaleRegisters
 from tcemu.engine.isa.families import Instruction, MatrixMultiply
 from tcemu.engine.isa.operand_fragments import matrix_fragment

@@ -12,10 +12,8 @@ from jax.typing import ArrayLike
 from tcemu.base.meshes import shard_like
 from tcemu.engine.architectures.lookup import Arithmetic
 from tcemu.engine.arithmetic.model import Model
-from tcemu.engine.backends.cuda.fragment_tables import WarpOperands
-from tcemu.engine.backends.cuda.register_kernel import KernelRegisters
-from tcemu.engine.backends.dispatch import multiply_registers
 from tcemu.engine.backends.product_requests import RegisterForms
+from tcemu.engine.backends.register_operands import KernelRegisters, WarpOperands
 from tcemu.engine.instructions.kernel_operands import accumulators_match, stack_selectors, warp_operands
 from tcemu.engine.instructions.operand_checks import (
     check_lane_registers,
@@ -26,6 +24,7 @@ from tcemu.engine.instructions.operand_checks import (
     resolve_model,
     unpack_matrix,
 )
+from tcemu.engine.instructions.register_products import Family, compute_registers
 from tcemu.engine.instructions.selected_operands import (
     MetadataRegisters,
     ScaleRegisters,
@@ -196,16 +195,16 @@ def _bind_scale(op: MatrixMultiply, name: str, registers: ArrayLike | None, sele
 
 def _computed(applied: Arithmetic, operands: MmaOperands, selector: ArrayLike | None = None, **selectors: SelectorPair) -> Array:
     def call(given: MmaOperands) -> Array:
-        return multiply_registers(applied, MMA_FORMS, given, partial(mma_launch, applied.op, given, selector, **selectors))
+        return compute_registers(applied, MMA, given, partial(mma_launch, applied.op, given, selector, **selectors))
 
     return shard_like(lambda given: given.a[..., :1] | given.b[..., :1] | given.c[..., :1], call, operands)
 
 
-def _warp(op: MatrixMultiply, clamped: bool, operands: MmaOperands) -> WarpOperands:
+def _places(op: MatrixMultiply, clamped: bool, operands: MmaOperands) -> WarpOperands:
     return warp_operands(op, clamped)
 
 
-def _kernel_registers(op: MatrixMultiply, operands: MmaOperands) -> KernelRegisters:
+def _words(op: MatrixMultiply, operands: MmaOperands) -> KernelRegisters:
     a, b, c, metadata, scale_a, scale_b = operands
     if not accumulators_match(op):
         c = matrix_fragment(op, "d").encode(unpack_matrix(op, "c", c)).astype(jnp.uint32)
@@ -228,4 +227,4 @@ def _by_matrices(op: MatrixMultiply, clamped: bool, model: Model, operands: MmaO
     return pack_matrix(op, "d", instruction_product(op, model, a, b, c, fields, scales, clamped))
 
 
-MMA_FORMS = RegisterForms(_by_matrices, _warp, _kernel_registers)
+MMA = Family(_by_matrices, RegisterForms(_places, _words))

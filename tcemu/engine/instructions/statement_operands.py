@@ -9,7 +9,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from tcemu.base.errors import Unsupported
-from tcemu.engine.backends.native.native_statement import StatementLaunch, uses_shared_memory
+from tcemu.engine.backends.native.native_statement import uses_shared_memory
+from tcemu.engine.backends.product_requests import StatementLaunch
 from tcemu.engine.isa.families import LANES, Instruction, WmmaMemory
 from tcemu.engine.layouts.strided_memory import StridedLines, as_integers
 

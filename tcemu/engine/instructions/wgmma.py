@@ -16,10 +16,8 @@ from tcemu.base.checking import forbid
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.base.meshes import shard_like
 from tcemu.engine.arithmetic.model import Model
-from tcemu.engine.backends.cuda.fragment_tables import WarpOperands
-from tcemu.engine.backends.cuda.register_kernel import KernelRegisters
-from tcemu.engine.backends.dispatch import multiply_registers
 from tcemu.engine.backends.product_requests import RegisterForms
+from tcemu.engine.backends.register_operands import KernelRegisters, WarpOperands
 from tcemu.engine.instructions.kernel_operands import TILE_COLUMNS, stack_selectors, warp_operands
 from tcemu.engine.instructions.operand_checks import (
     check_lane_registers,
@@ -29,6 +27,7 @@ from tcemu.engine.instructions.operand_checks import (
     resolve_model,
     unpack_matrix,
 )
+from tcemu.engine.instructions.register_products import Family, compute_registers
 from tcemu.engine.instructions.selected_operands import MetadataRegisters, forbid_undefined_metadata, metadata_fields, sparsity_selector
 from tcemu.engine.instructions.statement_operands import wgmma_launch
 from tcemu.engine.isa.families import LANES, Instruction, MatrixMultiply
@@ -111,7 +110,7 @@ def wgmma(
         forbid_undefined_metadata(op, operands.metadata)
 
     def call(given: WgmmaOperands) -> Array:
-        return multiply_registers(applied, WGMMA_FORMS, given, lambda: wgmma_launch(op, given, sp_sel))
+        return compute_registers(applied, WGMMA, given, lambda: wgmma_launch(op, given, sp_sel))
 
     return shard_like(lambda given: given.d[..., :1] | given.shared[..., None, None, :1], call, operands)
 
@@ -283,11 +282,11 @@ def _bind_metadata(op: MatrixMultiply, sp_meta: ArrayLike | None, sp_sel: int) -
     return MetadataRegisters(registers=check_lane_registers(op, "sp_meta", sp_meta), selector=sparsity_selector(op, sp_sel, "sp_sel"))
 
 
-def _warp(op: MatrixMultiply, clamped: bool, operands: WgmmaOperands) -> WarpOperands:
+def _places(op: MatrixMultiply, clamped: bool, operands: WgmmaOperands) -> WarpOperands:
     return warp_operands(op, clamped, a_in_memory=operands.a is None)
 
 
-def _kernel_registers(op: MatrixMultiply, operands: WgmmaOperands) -> KernelRegisters:
+def _words(op: MatrixMultiply, operands: WgmmaOperands) -> KernelRegisters:
     """Reads matrices in memory as codes; registers stay as they are."""
     assert op.a
     b = _from_memory(op, "b", operands)
@@ -333,4 +332,4 @@ def _accumulator(operands: WgmmaOperands, d: Array, axes: int) -> Array:
     return jnp.where(operands.scale_d.reshape(*operands.scale_d.shape, *(1,) * axes), d, jnp.zeros((), d.dtype))
 
 
-WGMMA_FORMS = RegisterForms(_by_matrices, _warp, _kernel_registers)
+WGMMA = Family(_by_matrices, RegisterForms(_places, _words))

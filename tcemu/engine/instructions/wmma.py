@@ -17,8 +17,7 @@ from tcemu.base.checking import forbid, forbid_concrete
 from tcemu.base.errors import Unsupported
 from tcemu.base.meshes import shard_like
 from tcemu.engine.arithmetic.model import Model
-from tcemu.engine.backends.dispatch import move_words, multiply_registers
-from tcemu.engine.backends.product_requests import RegisterForms
+from tcemu.engine.backends.dispatch import move_words
 from tcemu.engine.instructions.operand_checks import (
     check_registers,
     instruction_product,
@@ -27,6 +26,7 @@ from tcemu.engine.instructions.operand_checks import (
     resolve_mover,
     unpack_matrix,
 )
+from tcemu.engine.instructions.register_products import Family, compute_registers
 from tcemu.engine.instructions.statement_operands import wmma_memory_launch, wmma_mma_launch
 from tcemu.engine.isa.families import LANES, Instruction, MatrixMultiply, Record, WmmaMemory
 from tcemu.engine.isa.operand_fragments import WMMA_SM
@@ -147,7 +147,9 @@ def wmma_mma(
             _forbid_unlike_copies(op, name, registers, sm)
 
     def call(given: WmmaMmaOperands) -> Array:
-        return multiply_registers(applied, _forms(sm), given, lambda: wmma_mma_launch(_require_current_fragments(op, sm), given))
+        # from sm_75 on fragments do not depend on the layouts in memory, so that one compiled program serves all four layouts
+        emulated = replace(applied.decoded_op, alayout="row", blayout="col") if sm >= 75 else None
+        return compute_registers(applied, _family(sm), given, lambda: wmma_mma_launch(_require_current_fragments(op, sm), given), emulated)
 
     return shard_like(lambda given: given.a[..., :1] | given.b[..., :1] | given.c[..., :1], call, operands)
 
@@ -308,16 +310,11 @@ def _line_starts(place: LinePlacement, count: int) -> tuple[Array, Array | None]
 
 
 @cache
-def _forms(sm: int) -> RegisterForms:
-    """The forms of the fragments of one generation."""
+def _family(sm: int) -> Family:
+    """The fragments of one generation."""
 
     def by_matrices(op: MatrixMultiply, clamped: bool, model: Model, operands: WmmaMmaOperands) -> Array:
         a, b, c = (unpack_matrix(op, name, registers, sm) for name, registers in operands._asdict().items())
         return pack_matrix(op, "d", instruction_product(op, model, a, b, c), sm)
 
-    # from sm_75 on fragments do not depend on the layouts in memory, so that one compiled program serves all four layouts
-    return RegisterForms(by_matrices, canonical=_with_default_layouts if sm >= 75 else None)
-
-
-def _with_default_layouts(op: Instruction) -> Instruction:
-    return replace(op, alayout="row", blayout="col")
+    return Family(by_matrices)

@@ -10,8 +10,9 @@ from jax.typing import ArrayLike
 
 from tcemu.base.errors import Unsupported
 from tcemu.engine.backends.native.gpu_runner import Runner, gpu
-from tcemu.engine.backends.native.native_statement import StatementLaunch, launch_cases, program_runner
+from tcemu.engine.backends.native.native_statement import launch_cases, program_runner
 from tcemu.engine.backends.native.units import gpu_target
+from tcemu.engine.backends.product_requests import StatementLaunch
 from tcemu.engine.instructions.mma import bind_mma
 from tcemu.engine.instructions.movers import bind_ldmatrix, bind_movmatrix, bind_stmatrix
 from tcemu.engine.instructions.statement_operands import (

@@ -238,9 +238,9 @@ def test_promotion_is_the_sum_of_parts(monkeypatch, name, m, n, in_parts):
         return np.asarray(jax.jit(parts)(a, b, scales, block_scales))
 
     wanted = [sums(given) for given in (None, of_blocks)]
-    native, on_gpus, *_, portable = dispatch.BACKENDS
+    on_gpus, *_, portable = dispatch.EMULATORS
     with cuda_on_cpu.kernels_on_cpu():
-        monkeypatch.setattr(dispatch, "BACKENDS", (native, on_gpus._replace(platform="cpu"), portable))
+        monkeypatch.setattr(dispatch, "EMULATORS", (on_gpus._replace(platform="cpu"), portable))
         got = [sums(given) for given in (None, of_blocks)]
     assert (got[0] == wanted[0]).all() and (got[1] == wanted[1]).all()
     assert len(np.unique(wanted[1])) > (20 if m >= cuda.LEAST_TILE else 2)

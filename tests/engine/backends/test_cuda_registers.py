@@ -68,10 +68,10 @@ def emulated(monkeypatch):
         return library(entry, text)
 
     monkeypatch.setattr(cuda_on_cpu, "library", library_of_launch)
-    native, on_gpus, *_, portable = dispatch.BACKENDS
+    on_gpus, *_, portable = dispatch.EMULATORS
     monkeypatch.setattr(warp, "launch", cuda_on_cpu.launch)
     monkeypatch.setattr(launch, "route", lambda: launch.Route("sm", "90", ""))
-    monkeypatch.setattr(dispatch, "BACKENDS", (native, on_gpus._replace(platform="cpu", matrices=portable.matrices), portable))
+    monkeypatch.setattr(dispatch, "EMULATORS", (on_gpus._replace(platform="cpu", matrices=portable.matrices), portable))
     monkeypatch.setattr(batched_calls, "_sharded", lambda call, alone: call)  # a call back has no sharding
     forget()
     yield texts
@@ -88,7 +88,7 @@ def agree(call, operands, emulated):
     got = np.asarray(call(*operands))
     assert len(emulated) == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "BACKENDS", (dispatch.BACKENDS[0], dispatch.BACKENDS[-1]))
+        patch.setattr(dispatch, "EMULATORS", dispatch.EMULATORS[-1:])
         forget()
         wanted = np.asarray(call(*operands))
     forget()
@@ -412,15 +412,15 @@ by_matrices, shapes = mma._by_matrices, ((32, 4), (32, 2), (32, 4))
 # a call back would not outlive the partitioning: the portable backend, which is traced, stands for the kernel
 def call_kernel(kernel, *words):
     operands = mma.MmaOperands(*words, None, None, None)
-    with_portable = dispatch.BACKENDS
-    dispatch.BACKENDS = (with_portable[0], with_portable[-1])
+    every = dispatch.EMULATORS
+    dispatch.EMULATORS = every[-1:]
     d = by_matrices(tcemu.parse(F16_F32), False, tcemu.get_model(F16_F32, "sm_90"), operands)
-    dispatch.BACKENDS = with_portable
+    dispatch.EMULATORS = every
     return d
 warp.RegisterKernel.__call__ = call_kernel
 xla_launch.route = lambda: xla_launch.Route("sm", "90", "")
-native, on_gpus, *_, portable = dispatch.BACKENDS
-dispatch.BACKENDS = native, on_gpus._replace(platform="cpu"), portable
+on_gpus, *_, portable = dispatch.EMULATORS
+dispatch.EMULATORS = on_gpus._replace(platform="cpu"), portable
 put = lambda v, *spec: jax.device_put(v, NamedSharding(mesh, P(*spec)))
 given = put(a, "x"), put(b[:1]), put(c, "x")
 compiled = jax.jit(call).lower(*given).compile()

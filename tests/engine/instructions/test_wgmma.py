@@ -17,7 +17,7 @@ from support.sampling import sample_cases
 from support.traced_programs import EXACT, MOVES, float_operations
 
 import tcemu
-from tcemu.engine.backends import dispatch
+from tcemu.engine.instructions import register_products
 from tcemu.engine.layouts.shared_memory import SharedLayout
 from tcemu.formats import from_float
 
@@ -157,9 +157,9 @@ def test_new_descriptors_and_signs_do_not_compile_anew():
     for start in range(0, 2048, 128):
         desc = tcemu.layouts.descriptor(start, 16, 256, (0, 32, 64, 128)[start // 128 % 4])
         tcemu.wgmma(F16, d, desc, shared, a=a, imm_scale_b=-1 if start > 1024 else 1, target=TARGET)
-    before = dispatch._emulate_registers._cache_size()
+    before = register_products._emulate._cache_size()
     tcemu.wgmma(F16, d, DESC, shared, a=a, imm_scale_a=-1, target=TARGET)
-    assert dispatch._emulate_registers._cache_size() == before
+    assert register_products._emulate._cache_size() == before
 
     @chex.assert_max_traces(n=1)
     def counted(words, d, a, shared):

@@ -12,10 +12,10 @@ from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import ProductSpec, Promotion, Scales, product_spec
 from tcemu.engine.backends.batched_calls import require_known_sizes
 from tcemu.engine.backends.cuda import xla_launch
-from tcemu.engine.backends.cuda.fragment_tables import WarpOperands
 from tcemu.engine.backends.cuda.matrix_kernels import MatrixKernels, find_matrix_kernels, multiply_by_kernels
 from tcemu.engine.backends.cuda.register_kernel import RegisterKernel, find_register_kernel, multiply_by_register_kernel
 from tcemu.engine.backends.product_requests import MatrixProduct, Program, PromotedOperands, PromotedProduct, RegisterProduct
+from tcemu.engine.backends.register_operands import WarpOperands
 from tcemu.engine.formats.coding import recode
 from tcemu.engine.isa.families import Instruction
 
@@ -26,15 +26,15 @@ def registers_program(product: RegisterProduct) -> Program:
     """The kernel that takes registers as they are. Raises Unsupported."""
     op, forms, operands = product.op, product.forms, product.operands
     _require_kernels(*jax.tree.leaves(operands))
-    if forms.warp is None or forms.registers is None:
+    if forms is None:
         raise Unsupported(NOT_TAKEN)
     if any(0 in v.shape for v in jax.tree.leaves(operands)):
         raise Unsupported("the batch is empty")
-    kernel = find_instruction_kernel(op, product.model, forms.warp(op, product.clamped_metadata, operands))
+    kernel = find_instruction_kernel(op, product.model, forms.places(op, product.clamped_metadata, operands))
     if kernel is None:
         raise Unsupported(NOT_TAKEN)
-    pack = forms.registers
-    return lambda operands: multiply_by_register_kernel(kernel, pack(op, operands))
+    words = forms.words  # the program keeps no operand alive
+    return lambda operands: multiply_by_register_kernel(kernel, words(op, operands))
 
 
 def find_instruction_kernel(op: Instruction, model: Model, warp: WarpOperands) -> RegisterKernel | None:

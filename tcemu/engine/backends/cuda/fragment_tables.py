@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from tcemu.engine.arithmetic.step import forms
 from tcemu.engine.arithmetic.step.forms import StepNumbers
+from tcemu.engine.backends.register_operands import StoredOperand, WarpOperands
 from tcemu.engine.formats.number_formats import Format
-from tcemu.engine.layouts.fragment_layouts import LANES, Fragment, Layout
+from tcemu.engine.layouts.fragment_layouts import LANES, Fragment
 
-# a matrix in memory, row by row, cut evenly among the lanes: w warp of a warpgroup; r, j row; h, i column
-ROW_BY_ROW = Layout("(w r h) (j i)", "(w r j) (h i)")
 TOGETHER = 4  # factors whose magnitudes lie together, then their signs, then their exponents
 PARTS = 3
 FIELDS_OF_WORD = 8  # fields of metadata in a word
@@ -22,38 +21,6 @@ MOST_WARPS, MOST_WORDS = 4, 12 << 10  # warps of a block, words of its shared me
 BLOCKS = 6  # least blocks of a multiprocessor, if its shared memory suffices, which limits a thread's registers
 
 Table = NDArray[np.int64]
-
-
-class StoredOperand(NamedTuple):
-    """An operand as words: which element is where, and the bits that hold it."""
-
-    fragment: Fragment
-    format: Format
-    container_bits: int
-    shift: int = 0  # position of the code in its container, in bits
-
-
-class WarpOperands(NamedTuple):
-    """The operands of one instruction as a warp, or each warp of a group, holds them. Hashable: a compiled kernel belongs to each."""
-
-    a: StoredOperand
-    b: StoredOperand  # for a warpgroup: eight columns, row by row of their transpose
-    c: StoredOperand
-    d: StoredOperand
-    warps: int = 1
-    tiles: int = 1  # tiles of eight columns that B and D are cut into
-    metadata: Fragment | None = None  # metadata of a sparse instruction
-    chunk: int = 0  # elements along K of one field of metadata
-    clamped: bool = False  # see `sparsity.gather`
-    scales: tuple[Fragment, Fragment] | None = None
-
-
-def row_by_row(rows: int, columns: int, *, warps: int = 1, transposed: bool = False) -> Fragment:
-    """A matrix in memory as lanes read it, each as many neighbouring elements. Rows, columns: powers of two; transposed: as `Fragment`."""
-    each = rows * columns // (LANES * warps)
-    of_row = min(each, columns)
-    sizes = {"w": warps, "r": rows * of_row // (each * warps), "h": columns // of_row, "j": each // of_row, "i": of_row}
-    return Fragment(ROW_BY_ROW, tuple(sizes.items()), transposed)
 
 
 class BitSum(NamedTuple):

@@ -11,15 +11,9 @@ from tcemu.engine.arithmetic.product_spec import ProductSpec
 from tcemu.engine.arithmetic.step.forms import StepNumbers, step_numbers
 from tcemu.engine.backends.batched_calls import call_batched, launch_numbers
 from tcemu.engine.backends.cuda import kernel_text as source
-from tcemu.engine.backends.cuda.fragment_tables import (
-    StoredOperand,
-    TablePlan,
-    WarpOperands,
-    plan_tables,
-    row_by_row,
-    tables_text,
-)
+from tcemu.engine.backends.cuda.fragment_tables import TablePlan, plan_tables, tables_text
 from tcemu.engine.backends.cuda.xla_launch import KernelEntry, launch
+from tcemu.engine.backends.register_operands import KernelRegisters, StoredOperand, WarpOperands, row_by_row
 from tcemu.engine.formats.number_formats import Format
 from tcemu.engine.layouts.fragment_layouts import LANES
 
@@ -58,18 +52,6 @@ class RegisterKernel(NamedTuple):
         batch = max(len(v) for v in operands)
         result = jax.ShapeDtypeStruct((batch, *_result_shape(self)), jnp.uint32)
         return _launch(self, tuple(len(v) < batch for v in operands), result, operands)
-
-
-class KernelRegisters(NamedTuple):
-    """The operands, with batch axes in front."""
-
-    a: Array  # uint32 [..., lanes, words], as `Warp` says
-    b: Array
-    c: Array
-    fields: Array | None = None  # metadata of a sparse instruction: uint32 [..., lanes], a register each
-    a_scales: Array | None = None  # scales of a block-scaled instruction
-    b_scales: Array | None = None
-    selectors: Array | None = None  # int32 [..., values]: the sparsity selector; of A's and B's scales the group of bytes and the thread
 
 
 def find_register_kernel(model: Model, spec: ProductSpec, warp: WarpOperands) -> RegisterKernel | None:

@@ -60,17 +60,17 @@ def registers_program(product: RegisterProduct) -> Program:
     if reason := xla_call.missing():
         raise Unsupported(reason)
     require_known_sizes(*jax.tree.leaves(operands))
-    if forms.warp is None or forms.registers is None or model.result.is_integer:
+    if forms is None or model.result.is_integer:
         raise Unsupported(NOT_TAKEN)
     if any(0 in v.shape for v in jax.tree.leaves(operands)):
         raise Unsupported("the batch is empty")
     given = product_spec(op)
     model, spec = specialize(model, given, given.k // given.scale_vec if given.scale_vec else None)
-    call = find_register_kernel(model, given, spec, forms.warp(op, product.clamped_metadata, operands))
+    call = find_register_kernel(model, given, spec, forms.places(op, product.clamped_metadata, operands))
     if call is None:
         raise Unsupported("its kernel for registers does not take this instruction")
-    pack = forms.registers
-    return lambda operands: call_batched(call, *pack(op, operands)[:3])
+    words = forms.words  # the program keeps no operand alive
+    return lambda operands: call_batched(call, *words(op, operands)[:3])
 
 
 def promoted_program(product: PromotedProduct) -> Program:

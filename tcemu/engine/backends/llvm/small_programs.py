@@ -12,9 +12,9 @@ from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.order import Order
 from tcemu.engine.arithmetic.product_spec import ProductSpec
 from tcemu.engine.arithmetic.step.forms import bounded_form
-from tcemu.engine.backends.cuda.fragment_tables import StoredOperand, WarpOperands
 from tcemu.engine.backends.llvm import machine_code, xla_call
 from tcemu.engine.backends.llvm.xla_call import Kernel
+from tcemu.engine.backends.register_operands import StoredOperand, WarpOperands
 from tcemu.engine.formats.number_formats import F32, Format
 
 if TYPE_CHECKING:

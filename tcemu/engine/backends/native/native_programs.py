@@ -6,14 +6,13 @@ import jax
 from jax import Array
 
 from tcemu.base.errors import Unsupported
-from tcemu.base.execution import NATIVE, execution
 from tcemu.engine.architectures.lookup import Arithmetic
 from tcemu.engine.arithmetic.product_spec import Scales, product_spec
 from tcemu.engine.backends.batched_calls import require_known_sizes
 from tcemu.engine.backends.cuda import xla_launch
 from tcemu.engine.backends.native import units
 from tcemu.engine.backends.native.mma_products import multiply_by_mma, pad_to_instructions
-from tcemu.engine.backends.native.native_statement import StatementLaunch, launch_cases, program_runner, uses_shared_memory
+from tcemu.engine.backends.native.native_statement import launch_cases, program_runner, uses_shared_memory
 from tcemu.engine.backends.native.units import Unit, find_product_unit, find_statement_unit, require_same_padding, require_verified_movement
 from tcemu.engine.backends.native.wgmma_products import ChunkPromotion, StepSizes, WgmmaReduction, multiply_by_wgmma
 from tcemu.engine.backends.product_requests import (
@@ -22,7 +21,7 @@ from tcemu.engine.backends.product_requests import (
     PromotedOperands,
     PromotedProduct,
     RegisterProduct,
-    compute_by_matrices,
+    StatementLaunch,
 )
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.number_formats import F32, Format
@@ -30,26 +29,18 @@ from tcemu.engine.isa.families import Instruction
 
 
 def registers_program(product: RegisterProduct) -> Program:
-    """The GPU's own statement; else, for dense instructions, another instruction of the same bits, by matrices. Raises Unsupported."""
-    op, model, target = product.op, product.model, units.gpu_target()
-    spec = product_spec(op)
+    """The GPU's own statement. Raises Unsupported."""
+    op, target = product.op, units.gpu_target()
     assert product.statement is not None
-    decoded = product.decoded_op or op
-    try:
-        require_same_padding(op, decoded, target)
-        find_statement_unit(op, model, product.clamped_metadata, spec, target)
-        return _statement_program(op, product.statement, target)
-    except Unsupported:
-        if op.sparse or op.scaling is not None:
-            raise
-    find_product_unit(product_spec(decoded), model, target)
+    require_same_padding(op, product.decoded_op or op, target)
+    find_statement_unit(op, product.model, product.clamped_metadata, product_spec(op), target)
+    return _statement_program(op, product.statement, target)
+
+
+def require_product(product: RegisterProduct) -> None:
+    """Raises Unsupported where no dense instruction of the GPU that is here has the bits of one on registers, by matrices."""
+    find_product_unit(product_spec(product.decoded_op or product.op), product.model, units.gpu_target())
     require_known_sizes(*jax.tree.leaves(product.operands))
-
-    def program(operands: object) -> Array:
-        with execution(NATIVE):
-            return compute_by_matrices(product.forms, decoded, product.clamped_metadata, model, operands)
-
-    return program
 
 
 def movement_program(op: Instruction, statement: Callable[[], StatementLaunch]) -> Program:

@@ -11,6 +11,7 @@ from jax import Array
 from tcemu.base.errors import Unsupported
 from tcemu.engine.backends.batched_calls import call_batched, launch_numbers
 from tcemu.engine.backends.cuda.xla_launch import KernelEntry, launch
+from tcemu.engine.backends.product_requests import StatementLaunch
 from tcemu.engine.isa.families import LANES, Instruction, Mover, WgmmaControl, WmmaMemory, spell
 from tcemu.engine.isa.legality import min_version
 from tcemu.engine.isa.targets import resolve_target
@@ -320,14 +321,6 @@ def run_statement(op: Instruction, target: str, form: int, immediates: Mapping[s
 
 
 IMAGE_WORDS = 8  # 32 bytes, so that every case's image is aligned for anything
-
-
-class StatementLaunch(NamedTuple):
-    """The operands of a statement: its form, its immediates, and the operands' words with batch axes in front."""
-
-    form: int
-    immediates: Mapping[str, Any]
-    words: Mapping[str, Array]
 
 
 Run = Callable[[Instruction, int, Mapping[str, Any], Mapping[str, Array]], Array]
