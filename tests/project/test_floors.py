@@ -4,6 +4,9 @@ No modules import each other in a circle, and no private name leaves its module.
 """
 
 import ast
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
@@ -248,3 +251,30 @@ def test_no_private_name_leaves_its_module():
 )
 def test_a_private_name_from_elsewhere_is_seen(source, names):
     assert private_imports(source) == names
+
+
+# ---- a wing that can be removed
+
+
+WITHOUT_KERNELS = """
+import numpy as np, tcemu
+from tcemu.cli import main
+one = np.ones((1, 1), np.float16)
+main(["show", "f16"])
+print(tcemu.gemm(one, one, op="f16", target="H100"))
+"""
+
+
+def test_only_faces_of_kernels_import_them():
+    imports = {path: imported_modules(ast.parse((ROOT / path).read_text())) for path in FILES}
+    outside = {path.as_posix() for path, names in imports.items() if any(name.startswith("tcemu.kernels") for name in names)}
+    allowed = {"tcemu/ptx.py", "tcemu/triton.py", "tcemu/pytest_plugin.py", "tcemu/faces/commands/run_command.py"}
+    assert {path for path in outside if not path.startswith("tcemu/kernels/")} <= allowed
+
+
+@pytest.mark.full
+def test_the_rest_works_without_the_kernels(tmp_path):
+    shutil.copytree(ROOT / "tcemu", tmp_path / "tcemu", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(tmp_path / "tcemu" / "kernels")
+    done = subprocess.run([sys.executable, "-c", WITHOUT_KERNELS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("[[1.]]\n"), done.stdout + done.stderr
