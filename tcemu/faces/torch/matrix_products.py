@@ -23,12 +23,10 @@ from tcemu.engine.formats.number_formats import ARRAY_FORMATS, E4M3, E5M2, F32
 from tcemu.faces.torch.exchange import DTYPES, jax_dtype
 from tcemu.faces.torch.operators import Operator, Static, find_by_name, register_name, rounds_stochastically
 from tcemu.faces.torch.shared_products import share_dot_general, share_matmul
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe
 from tcemu.operations.products.matmul import matmul as jax_matmul
 from tcemu.operations.products.matmul import multiply_quantized
-from tcemu.operations.products.ozaki import OzakiRecipe
+from tcemu.operations.products.recipe_kinds import AnyRecipe
 from tcemu.operations.products.recipes import Recipe, as_recipe
-from tcemu.operations.products.wide import WideRecipe
 from tcemu.operations.quantize.quantizer import QuantizedOperand, Quantizer
 from tcemu.uses.emulation.primitives import ConvolutionParams, convolve_by_patches
 
@@ -150,7 +148,7 @@ def matmul(
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str,
+    recipe: AnyRecipe | str,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     seed: Seed = None,
@@ -193,7 +191,7 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str,
+    recipe: AnyRecipe | str,
     seed: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:

@@ -23,8 +23,8 @@ from tcemu.faces.torch.compile_progress import compile_progress
 from tcemu.faces.torch.exchange import check_process, program_context, to_jax, to_torch
 from tcemu.faces.torch.operator_programs import compile_together, find_program
 from tcemu.operations.products.dot_general import DotGeneral
-from tcemu.operations.products.recipes import Recipe, as_recipe, get_recipe
-from tcemu.operations.products.wide import WideRecipe, cached_wide_recipe, is_wide_recipe_name
+from tcemu.operations.products.matmul import parse_recipe
+from tcemu.operations.products.recipes import Recipe, get_recipe
 
 _registered: dict[str, Any] = {}
 _names: dict[Hashable, str] = {}
@@ -44,7 +44,7 @@ def register_name(what: Any) -> str:
     if isinstance(what, str) and what in _registered:
         return what
     if isinstance(what, str):
-        what = _named_recipe(what)
+        what = parse_recipe(what)
     try:
         key = (type(what), what, getattr(what, "key", None) is None)
         hash(key)
@@ -58,10 +58,6 @@ def register_name(what: Any) -> str:
             name = _standard_name(what) or f"{label} #{len(_registered)}"
             _registered[name], _names[key] = what, name
         return _names[key]
-
-
-def _named_recipe(name: str) -> Recipe | WideRecipe:
-    return cached_wide_recipe(name) if is_wide_recipe_name(name) else as_recipe(name)
 
 
 def _standard_name(what: Any) -> str | None:
@@ -88,7 +84,7 @@ def find_by_name(name: str) -> Any:
     """Return the object of a name. Raises ValueError for a name of another process."""
     if name not in _registered:
         try:
-            return _named_recipe(name)
+            return parse_recipe(name)
         except ValueError:
             raise ValueError(
                 f"{name!r} names no recipe in use, and nothing in this process; names with '#' are given to a recipe at its first product, "

@@ -17,11 +17,8 @@ from jax.typing import ArrayLike
 from tcemu.base.gradients import straight_through
 from tcemu.engine.arithmetic.fma import add
 from tcemu.engine.formats.number_formats import F32
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe
 from tcemu.operations.products.matmul import matmul
-from tcemu.operations.products.ozaki import OzakiRecipe
-from tcemu.operations.products.recipes import Recipe
-from tcemu.operations.products.wide import WideRecipe
+from tcemu.operations.products.recipe_kinds import AnyRecipe
 
 Multiply = Callable[[Array, Array], Array]
 Parts = tuple[Array, Array]  # real and imaginary, float32
@@ -68,9 +65,7 @@ METHODS = {
 }
 
 
-def complex_matmul(
-    a: ArrayLike, b: ArrayLike, *, recipe: Recipe | WideRecipe | OzakiRecipe | KernelRecipe | str, method: str = "4m"
-) -> Array:
+def complex_matmul(a: ArrayLike, b: ArrayLike, *, recipe: AnyRecipe | str, method: str = "4m") -> Array:
     """Multiply complex matrices by real products.
 
     Args:

@@ -16,12 +16,10 @@ from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.base.meshes import shard_like
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe
 from tcemu.operations.products.matmul import matmul, resolve_product_recipe
-from tcemu.operations.products.ozaki import OzakiRecipe
 from tcemu.operations.products.product_arguments import float_array, promoted_dtype
+from tcemu.operations.products.recipe_kinds import AnyRecipe
 from tcemu.operations.products.recipes import Recipe
-from tcemu.operations.products.wide import WideRecipe
 
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -71,7 +69,7 @@ class DotGeneral:
         name: The product's name in reports; ignored by equality.
     """
 
-    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe
+    recipe: AnyRecipe
     key: PRNGKey | None = field(default=None, compare=False)
     a: str = "lhs"
     name: str = field(default="", compare=False)
@@ -122,9 +120,7 @@ class DotGeneral:
         return (jnp.swapaxes(d, -1, -2) if self.a == "rhs" else d).reshape(expected.shape)
 
 
-def dot_general(
-    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str, *, key: PRNGKey | None = None, a: str = "lhs"
-) -> DotGeneral:
+def dot_general(recipe: AnyRecipe | str, *, key: PRNGKey | None = None, a: str = "lhs") -> DotGeneral:
     """Make a replacement of `jax.lax.dot_general`, as `nn.Dense(dot_general=tcemu.dot_general(recipe))`.
 
     K is the contracting axes in the order given, as one axis; M and N are the other axes of lhs and rhs.

@@ -23,9 +23,8 @@ from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32
 from tcemu.operations.products.accumulation import Factors, ScaleBlockShape, partial_sums, reduce_partial_sums
 from tcemu.operations.products.differentiable import attach_derivative, differentiable_product
-from tcemu.operations.products.library.kernel_matmul import KernelOperands, matmul_with_kernel
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe
-from tcemu.operations.products.ozaki import OzakiRecipe, cached_ozaki_recipe, is_ozaki_recipe_name, ozaki_matmul
+from tcemu.operations.products.library.kernel_matmul import KERNEL_KIND as KERNEL_KIND  # registered by their modules
+from tcemu.operations.products.ozaki import OZAKI_KIND as OZAKI_KIND
 from tcemu.operations.products.product_arguments import (
     OperandPair,
     as_jax_array,
@@ -34,8 +33,11 @@ from tcemu.operations.products.product_arguments import (
     product_keys,
     product_shape,
 )
-from tcemu.operations.products.recipes import Recipe, resolve_recipe
-from tcemu.operations.products.wide import WideOperands, WideRecipe, cached_wide_recipe, is_wide_recipe_name, matmul_with_wide_recipe
+from tcemu.operations.products.recipe_facts import plain_facts
+from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_dict
+from tcemu.operations.products.recipe_kinds import AnyRecipe, ProductCall, RecipeKind, find_kind, find_named_kind, register_kind
+from tcemu.operations.products.recipes import Recipe, as_recipe, names_recipe_alone, resolve_recipe
+from tcemu.operations.products.wide import WIDE_KIND as WIDE_KIND
 from tcemu.operations.quantize.quantizer import QuantizedOperand, Quantizer, Scheme, dequantize, quantize
 from tcemu.operations.quantize.scale_groups import broadcast_scales, repeat_scales
 from tcemu.operations.quantize.scale_rules import max_finite_code
@@ -47,7 +49,7 @@ def matmul(
     b: ArrayLike,
     bias: ArrayLike | None = None,
     *,
-    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str,
+    recipe: AnyRecipe | str,
     scale_a: ArrayLike | None = None,
     scale_b: ArrayLike | None = None,
     key: PRNGKey | None = None,
@@ -90,25 +92,28 @@ def matmul(
     bias, scale_a, scale_b = (
         None if value is None else float_array(name, value) for name, value in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b))
     )
-    if isinstance(recipe, KernelRecipe):
-        if key is not None or axis_name is not None:
-            raise ValueError("key, axis_name: a kernel recipe rounds to nearest, on one device; leave them out")
-        return matmul_with_kernel(recipe, KernelOperands(a, b, bias, scale_a, scale_b), dtype)
-    if isinstance(recipe, OzakiRecipe):
-        if any(value is not None for value in (key, axis_name, scale_a, scale_b, bias)):
-            raise ValueError("key, axis_name, scale_a, scale_b, bias: a product by Ozaki's scheme has none of them; leave them out")
-        if check_float_dtype(dtype) == np.float64:
-            raise ValueError(
-                "dtype=float64: JAX has no such arrays; tcemu.products.ozaki_matmul returns NumPy's, and _codes works under jit"
-            )
-        return jnp.asarray(ozaki_matmul(a, b, recipe, dtype=dtype))
-    if isinstance(recipe, WideRecipe):
-        if any(value is not None for value in (key, axis_name, scale_a, scale_b)):
-            raise ValueError(
-                "key, axis_name, scale_a, scale_b: a wide recipe rounds to nearest, on one device, without scales; leave them out"
-            )
-        plain = lambda given: jnp.matmul(given.a, given.b)
-        return shard_like(plain, lambda given: matmul_with_wide_recipe(recipe, given, dtype), WideOperands(a, b, bias))
+    kind = find_kind(recipe)
+    assert kind is not None
+    return kind.multiply(recipe, ProductCall(a, b, bias, scale_a, scale_b, key, dtype, axis_name))
+
+
+def resolve_product_recipe(recipe: AnyRecipe | str, key: PRNGKey | None) -> AnyRecipe:
+    """Return the recipe of a product, given as a value of any kind or by its name. Raises the errors of `resolve_recipe`."""
+    if isinstance(recipe, str) and (kind := find_named_kind(recipe)) is not None:
+        recipe = kind.parse(recipe)
+    if find_kind(recipe) is None or isinstance(recipe, Recipe):
+        return resolve_recipe(recipe, key)  # type: ignore[arg-type]
+    return recipe
+
+
+def parse_recipe(name: str) -> AnyRecipe:
+    """Return the recipe of a name, of any kind. Raises ValueError for an unknown one."""
+    kind = find_named_kind(name)
+    return as_recipe(name) if kind is None else kind.parse(name)
+
+
+def _multiply(recipe: Recipe, call: ProductCall) -> Array:
+    a, b, bias, scale_a, scale_b, key, dtype, axis_name = call
     product_shape(a.shape, b.shape, None if bias is None else bias.shape, names=("a", "b", "bias"))
     scheme_a, scheme_b = recipe.schemes
     sizes_a, sizes_b = scheme_a.group_sizes, scheme_b.group_sizes
@@ -127,17 +132,13 @@ def matmul(
     return shard_like(lambda given: jnp.matmul(given.a, given.b), partial(differentiable_product, options), operands)
 
 
-def resolve_product_recipe(
-    recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | str, key: PRNGKey | None
-) -> Recipe | KernelRecipe | WideRecipe | OzakiRecipe:
-    """Return the recipe of a product, given as a value of any kind or by its name. Raises the errors of `resolve_recipe`."""
-    if isinstance(recipe, KernelRecipe | WideRecipe | OzakiRecipe):
-        return recipe
-    if isinstance(recipe, str) and is_ozaki_recipe_name(recipe):
-        return cached_ozaki_recipe(recipe)
-    if isinstance(recipe, str) and is_wide_recipe_name(recipe):
-        return cached_wide_recipe(recipe)
-    return resolve_recipe(recipe, key)
+PLAIN_KIND = register_kind(
+    RecipeKind(
+        saved_as="dot_general", types=(Recipe,), is_name=names_recipe_alone, parse=as_recipe,
+        to_dict=recipe_to_dict, from_dict=partial(recipe_from_dict, Recipe),
+        multiply=_multiply, facts=plain_facts, plain=lambda recipe: recipe,
+    )
+)  # fmt: skip
 
 
 class MatmulOperands(NamedTuple):

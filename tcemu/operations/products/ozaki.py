@@ -16,6 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.base.gradients import straight_through
 from tcemu.base.saved_files import DamagedFile, check_members
+from tcemu.engine.architectures.lookup import find_row
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import array_codes
@@ -23,7 +24,9 @@ from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32, F64, Format
 from tcemu.operations.products.ozaki_moduli import MODULAR_ROWS, OzakiModularRecipe, modular_product_codes
 from tcemu.operations.products.ozaki_slices import SLICE_ROWS, OzakiSliceRecipe, slice_product_codes
 from tcemu.operations.products.product_arguments import check_float_dtype, float_array, product_shape
+from tcemu.operations.products.recipe_facts import WHAT_IF
 from tcemu.operations.products.recipe_json import construct, value_from_dict, value_to_dict
+from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, RecipeFacts, RecipeKind, register_kind
 from tcemu.operations.products.recipe_names import normal_name, split_target, unknown_recipe
 
 OzakiRecipe = OzakiSliceRecipe | OzakiModularRecipe
@@ -61,15 +64,12 @@ def get_ozaki_recipe(name: str, /, target: str | None = None, **changes: Any) ->
     return (OzakiSliceRecipe if key in SLICE_ROWS else OzakiModularRecipe)(**values | changes)
 
 
-def is_ozaki_recipe_name(name: str) -> bool:
+def _is_name(name: str) -> bool:
     """Return True if a text names a recipe by one of Ozaki's schemes, with or without its target."""
     return normal_name(name.partition(" on ")[0]) in ROWS
 
 
-@lru_cache(maxsize=64)
-def cached_ozaki_recipe(name: str) -> OzakiRecipe:
-    """Return the recipe of a name; see `get_ozaki_recipe`."""
-    return get_ozaki_recipe(name)
+_cached_recipe = lru_cache(maxsize=64)(get_ozaki_recipe)
 
 
 # ---- JSON
@@ -120,7 +120,7 @@ def ozaki_matmul_codes(a: Array, b: Array, recipe: OzakiRecipe | str) -> Array:
     Raises:
         ValueError: Shapes do not fit, K is too large for exact sums of slices, or the name is unknown.
     """
-    recipe = cached_ozaki_recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe = _cached_recipe(recipe) if isinstance(recipe, str) else recipe
     return _codes(recipe, F64, jnp.asarray(a), jnp.asarray(b))
 
 
@@ -140,7 +140,7 @@ def ozaki_matmul(a: ArrayLike, b: ArrayLike, recipe: OzakiRecipe | str, *, dtype
         TypeError: An argument holds no floats.
         ValueError: Shapes do not fit, K is too large for exact sums of slices, or the name is unknown.
     """
-    recipe = cached_ozaki_recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe = _cached_recipe(recipe) if isinstance(recipe, str) else recipe
     left, right = float_array("a", a), float_array("b", b)
     wide = any(np.dtype(x.dtype) == np.float64 for x in (left, right))
     if np.dtype(dtype if dtype is not None else np.float64 if wide else np.float32) == np.float64:
@@ -174,3 +174,29 @@ def _codes(recipe: OzakiRecipe, result: Format, a: Array, b: Array) -> Array:
     if isinstance(recipe, OzakiSliceRecipe):
         return slice_product_codes(recipe, result, recipe.arithmetic, a, b)
     return modular_product_codes(recipe, result, recipe.arithmetic, a, b)
+
+
+# ---- the kind of recipe
+
+
+def _multiply(recipe: OzakiRecipe, call: ProductCall) -> Array:
+    call.forbid("key", "axis_name", "scale_a", "scale_b", "bias", why="a product by Ozaki's scheme has none of them")
+    if check_float_dtype(call.dtype) == np.float64:
+        raise ValueError("dtype=float64: JAX has no such arrays; tcemu.products.ozaki_matmul returns NumPy's, and _codes works under jit")
+    return jnp.asarray(ozaki_matmul(call.a, call.b, recipe, dtype=call.dtype))
+
+
+def _facts(recipe: OzakiRecipe, evidence: Evidence) -> RecipeFacts:
+    row = find_row(recipe.op, recipe.target)
+    own = recipe.model is None or recipe.model == row.model
+    level = row.evidence.level if own else WHAT_IF
+    return recipe.target, f"{recipe.product_count} x {recipe.op}", "" if own else str(recipe.model), level
+
+
+OZAKI_KIND = register_kind(
+    RecipeKind(
+        saved_as="ozaki_recipe", types=(OzakiSliceRecipe, OzakiModularRecipe), is_name=_is_name, parse=_cached_recipe,
+        to_dict=ozaki_recipe_to_dict, from_dict=ozaki_recipe_from_dict,
+        multiply=_multiply, facts=_facts, plain=lambda recipe: None,
+    )
+)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 
@@ -10,52 +10,36 @@ from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.base.provenance import Provenance, installed_versions
 from tcemu.engine.architectures.lookup import find_row, resolve_arithmetic
 from tcemu.engine.arithmetic.model import Model
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Steps
-from tcemu.operations.products.ozaki import OzakiRecipe
+from tcemu.operations.products.recipe_kinds import AnyRecipe, Evidence, RecipeFacts, find_kind
 from tcemu.operations.products.recipes import Recipe
 from tcemu.operations.products.unit_choice import describe_unit
-from tcemu.operations.products.wide import WideRecipe
 
 RECIPE_COLUMNS = ("target", "instruction", "model", "evidence")  # columns of result tables
-RecipeFacts = tuple[str | None, str | None, str | None, str | None]
 WHAT_IF = "what-if"  # in the place of a level of evidence where the arithmetic is not the target's own
 NO_FACTS: RecipeFacts = (None, None, None, None)
 
 
-def recipe_facts(recipe: Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None, evidence: Mapping[str, str] | None = None) -> RecipeFacts:
+def recipe_facts(recipe: AnyRecipe | None, evidence: Evidence = None) -> RecipeFacts:
     """Return the values of RECIPE_COLUMNS for what computed a product.
 
     The model's column has the fields that the recipe changes in the target's own arithmetic, "" where it changes none. Evidence is a level
     of `tcemu.evidence`, or "what-if" for a changed arithmetic.
 
     Args:
-        recipe: The recipe; None for a function, of which nothing is known.
+        recipe: The recipe, of any kind; None for a function, of which nothing is known.
         evidence: Evidence as it was recorded, as `evidence_texts` returns it; None or without this arithmetic: as it is known now.
     """
-    if recipe is None:
-        return NO_FACTS
-    if isinstance(recipe, WideRecipe):
-        target, op, changes, level = recipe_facts(recipe.narrow, evidence)
-        return target, f"{len(recipe.products)} x {op}", changes, level
-    if isinstance(recipe, OzakiRecipe):
-        row = find_row(recipe.op, recipe.target)
-        own = recipe.model is None or recipe.model == row.model
-        return (
-            recipe.target,
-            f"{recipe.product_count} x {recipe.op}",
-            "" if own else str(recipe.model),
-            row.evidence.level if own else WHAT_IF,
-        )
-    if isinstance(recipe, KernelRecipe):
-        unit = recipe.unit
-        if not isinstance(unit, Steps):
-            return recipe.conditions.gpu, "fma", "", recipe.conditions.evidence
-        plain = Recipe(unit.op, unit.target, model=unit.model)
-        return plain.target, str(plain.op), model_changes(plain), recipe.conditions.evidence or _level(plain, evidence)
-    return recipe.target, str(recipe.op), model_changes(recipe), _level(recipe, evidence)
+    kind = find_kind(recipe)
+    return NO_FACTS if kind is None else kind.facts(recipe, evidence)
 
 
-def _level(recipe: Recipe, evidence: Mapping[str, str] | None) -> str:
+def plain_facts(recipe: Recipe, evidence: Evidence = None) -> RecipeFacts:
+    """Return `recipe_facts` of a `Recipe`."""
+    return recipe.target, str(recipe.op), model_changes(recipe), evidence_level(recipe, evidence)
+
+
+def evidence_level(recipe: Recipe, evidence: Evidence) -> str:
+    """Return the level of the evidence of a recipe's arithmetic, as it was recorded or as it is known now."""
     recorded = (evidence or {}).get(arithmetic_name(recipe)) or _evidence_text(recipe)
     return recorded.partition(":")[0]
 
@@ -105,12 +89,12 @@ def _evidence_text(recipe: Recipe) -> str:
     return f"{known.level}: {known.source}"
 
 
-def evidence_texts(recipes: Iterable[Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None]) -> dict[str, str]:
+def evidence_texts(recipes: Iterable[AnyRecipe | None]) -> dict[str, str]:
     """Return the evidence of each arithmetic by its name, as "silicon: one NVIDIA H200, ..."."""
-    narrow = (recipe.narrow if isinstance(recipe, WideRecipe) else recipe for recipe in recipes)
-    return {arithmetic_name(recipe): _evidence_text(recipe) for recipe in narrow if isinstance(recipe, Recipe)}
+    plain = (kind.plain(recipe) for recipe in recipes if (kind := find_kind(recipe)) is not None)
+    return {arithmetic_name(recipe): _evidence_text(recipe) for recipe in plain if recipe is not None}
 
 
-def make_provenance(recipes: Iterable[Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None], inputs: str = "") -> Provenance:
+def make_provenance(recipes: Iterable[AnyRecipe | None], inputs: str = "") -> Provenance:
     """Return the provenance of a result that these recipes compute now."""
     return Provenance(versions=installed_versions(), evidence=evidence_texts(recipes), inputs=inputs)

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.gradients import straight_through
-from tcemu.base.meshes import match_varying_axes
+from tcemu.base.meshes import match_varying_axes, shard_like
 from tcemu.base.saved_files import check_members
 from tcemu.engine.arithmetic.fma import add
 from tcemu.engine.arithmetic.model import Model
@@ -36,7 +36,9 @@ from tcemu.engine.formats.float_arrays import array_codes
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, BF16, F16, F32, TF32, Format
 from tcemu.operations.products.library.kernel_sums import operand_codes
 from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, product_shape
+from tcemu.operations.products.recipe_facts import plain_facts
 from tcemu.operations.products.recipe_json import construct, recipe_from_dict, recipe_to_dict
+from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, RecipeFacts, RecipeKind, register_kind
 from tcemu.operations.products.recipe_names import normal_name, split_target, unknown_recipe
 from tcemu.operations.products.recipes import Recipe, get_recipe
 
@@ -233,15 +235,9 @@ def get_wide_recipe(name: str, /, target: str | None = None, **changes: Any) -> 
     return WideRecipe(**values | changes)
 
 
-def is_wide_recipe_name(name: str) -> bool:
+def _is_name(name: str) -> bool:
     """Return True if a text names a wide recipe, with or without its target."""
     return normal_name(name.partition(" on ")[0]) in ROWS
-
-
-@lru_cache(maxsize=64)
-def cached_wide_recipe(name: str) -> WideRecipe:
-    """Return the wide recipe of a name; see `get_wide_recipe`."""
-    return get_wide_recipe(name)
 
 
 # ---- JSON
@@ -423,3 +419,26 @@ def _pad(spec: ProductSpec, a: Array, b: Array, before: int, after: int) -> tupl
     zero = np.array(1 << (spec.a.bits - 1), spec.a.dtype)
     a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(before, after)], constant_values=zero)
     return a, jnp.pad(b, [(0, 0)] * (b.ndim - 2) + [(before, after), (0, 0)])
+
+
+# ---- the kind of recipe
+
+
+def _multiply(recipe: WideRecipe, call: ProductCall) -> Array:
+    call.forbid("key", "axis_name", "scale_a", "scale_b", why="a wide recipe rounds to nearest, on one device, without scales")
+    plain = lambda given: jnp.matmul(given.a, given.b)
+    return shard_like(plain, lambda given: matmul_with_wide_recipe(recipe, given, call.dtype), WideOperands(call.a, call.b, call.bias))
+
+
+def _facts(recipe: WideRecipe, evidence: Evidence) -> RecipeFacts:
+    target, op, changes, level = plain_facts(recipe.narrow, evidence)
+    return target, f"{len(recipe.products)} x {op}", changes, level
+
+
+WIDE_KIND = register_kind(
+    RecipeKind(
+        saved_as="wide_recipe", types=(WideRecipe,), is_name=_is_name, parse=lru_cache(maxsize=64)(get_wide_recipe),
+        to_dict=wide_recipe_to_dict, from_dict=wide_recipe_from_dict,
+        multiply=_multiply, facts=_facts, plain=lambda recipe: recipe.narrow,
+    )
+)  # fmt: skip

@@ -24,10 +24,10 @@ from tcemu.base.compilation import compile_clock
 from tcemu.base.progress import interactive_line
 from tcemu.base.provenance import describe_arrays, function_name
 from tcemu.operations.products.dot_general import DimensionNumbers
-from tcemu.operations.products.ozaki import OzakiRecipe, cached_ozaki_recipe, is_ozaki_recipe_name
+from tcemu.operations.products.matmul import parse_recipe
 from tcemu.operations.products.recipe_facts import model_changes
-from tcemu.operations.products.recipes import Recipe, as_recipe
-from tcemu.operations.products.wide import WideRecipe, cached_wide_recipe, is_wide_recipe_name
+from tcemu.operations.products.recipe_kinds import AnyRecipe, find_kind
+from tcemu.operations.products.recipes import Recipe
 from tcemu.uses.emulation.decisions import Choice, Decision, DotGeneralLike, Policy, as_policy, decide, plan_policy
 from tcemu.uses.emulation.emulate import TracedCall, check_function, trace_call
 from tcemu.uses.emulation.function_choices import FunctionDecision, FunctionPolicy, as_function_policy, compute_function
@@ -37,8 +37,6 @@ from tcemu.uses.emulation.product_errors import CapturedRun, Comparison, measure
 from tcemu.uses.emulation.random_keys import as_typed_key, fold_in_location
 from tcemu.uses.emulation.rewriting import Rewriter, Scope
 from tcemu.uses.emulation.survey import Function, Product
-
-AnyRecipe = Recipe | WideRecipe | OzakiRecipe
 
 log = logging.getLogger("tcemu")
 
@@ -222,11 +220,11 @@ def name_policies(policies: AnyRecipe | str | Mapping[str, Policy] | Sequence[An
         raise ValueError(f"policies: got {policies!r}; expected at least one recipe, such as 'bf16 on H100'")
     if isinstance(policies, Mapping):
         return {str(name): as_policy(policy) for name, policy in policies.items()}
-    recipes_or_names = [policies] if isinstance(policies, AnyRecipe | str) else policies
-    if not isinstance(recipes_or_names, Sequence) or not all(isinstance(recipe, AnyRecipe | str) for recipe in recipes_or_names):
+    recipes_or_names: Any = [policies] if _is_recipe_or_name(policies) else policies
+    if not isinstance(recipes_or_names, Sequence) or not all(map(_is_recipe_or_name, recipes_or_names)):
         raise TypeError(f"policies: got {policies!r}; expected a dict from names to policies, or recipes")
-    recipes = [_as_any_recipe(recipe) for recipe in recipes_or_names]
-    names = [recipe.name or f"recipe {number}" for number, recipe in enumerate(recipes)]
+    recipes = [parse_recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes_or_names]
+    names = [getattr(recipe, "name", "") or f"recipe {number}" for number, recipe in enumerate(recipes)]
     for further in (_target_suffix, _changes_suffix):
         often = Counter(names)
         names = [name + further(recipe) if often[name] > 1 else name for name, recipe in zip(names, recipes, strict=True)]
@@ -235,19 +233,15 @@ def name_policies(policies: AnyRecipe | str | Mapping[str, Policy] | Sequence[An
     return {name: recipe if isinstance(recipe, Recipe) else as_policy(recipe) for name, recipe in zip(names, recipes, strict=True)}
 
 
-def _as_any_recipe(recipe: AnyRecipe | str) -> AnyRecipe:
-    if isinstance(recipe, str) and is_wide_recipe_name(recipe):
-        return cached_wide_recipe(recipe)
-    if isinstance(recipe, str) and is_ozaki_recipe_name(recipe):
-        return cached_ozaki_recipe(recipe)
-    return recipe if isinstance(recipe, WideRecipe | OzakiRecipe) else as_recipe(recipe)
+def _is_recipe_or_name(value: object) -> bool:
+    return isinstance(value, str) or ((kind := find_kind(value)) is not None and kind.any_shape)
 
 
-def _target_suffix(recipe: AnyRecipe) -> str:
+def _target_suffix(recipe: Any) -> str:
     return f" on {recipe.target}"
 
 
-def _changes_suffix(recipe: AnyRecipe) -> str:
+def _changes_suffix(recipe: Any) -> str:
     """Return the promotion and the fields that a recipe changes in its target's arithmetic, as a suffix of its name."""
     if not isinstance(recipe, Recipe):
         return ""

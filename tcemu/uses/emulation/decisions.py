@@ -16,10 +16,9 @@ from chex import PRNGKey
 from jax.typing import DTypeLike
 
 from tcemu.operations.products.dot_general import DotGeneral, dot_general
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe
-from tcemu.operations.products.ozaki import OzakiRecipe, is_ozaki_recipe_name
-from tcemu.operations.products.recipes import Recipe, as_recipe
-from tcemu.operations.products.wide import WideRecipe, is_wide_recipe_name
+from tcemu.operations.products.matmul import parse_recipe
+from tcemu.operations.products.recipe_kinds import AnyRecipe, find_kind
+from tcemu.operations.products.recipes import Recipe
 from tcemu.operations.quantize.quantizer import Quantizer
 from tcemu.uses.emulation.primitives import DotGeneralLike
 from tcemu.uses.emulation.survey import Function, Product
@@ -55,18 +54,18 @@ def place_recipe(recipe: Recipe, roles: tuple[str, str], key: Callable[[], PRNGK
 
 
 def as_choice(choice: Choice) -> Recipe | DotGeneralLike | None:
-    """Return a choice with names and wide recipes replaced by what computes the product. Other values are returned as they are.
+    """Return a choice with names and recipes of other kinds than `Recipe` replaced by what computes the product.
 
-    A wide recipe has no recipes for gradients: the products of gradients are computed by it too.
+    Other values are returned as they are. Only a `Recipe` has recipes for gradients: other kinds compute the products of gradients too.
     """
-    if isinstance(choice, WideRecipe | OzakiRecipe) or (
-        isinstance(choice, str) and (is_wide_recipe_name(choice) or is_ozaki_recipe_name(choice))
-    ):
-        return replace(dot_general(choice), name=choice if isinstance(choice, str) else f"{choice.name} on {choice.target}")
-    return as_recipe(choice) if isinstance(choice, str) else choice
+    recipe: Any = parse_recipe(choice) if isinstance(choice, str) else choice
+    kind = find_kind(recipe)
+    if kind is None or not kind.any_shape or isinstance(recipe, Recipe):
+        return recipe
+    return replace(dot_general(recipe), name=choice if isinstance(choice, str) else f"{recipe.name} on {recipe.target}")
 
 
-def applied_recipe(choice: Choice, roles: tuple[str, str]) -> Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None:
+def applied_recipe(choice: Choice, roles: tuple[str, str]) -> AnyRecipe | None:
     """Return what a choice computes a product of these roles by: the recipe, or its recipe for gradients. None for a function."""
     if isinstance(choice, DotGeneral):
         return choice.recipe
@@ -100,7 +99,7 @@ def _mirror(quantizer: Quantizer) -> Quantizer:
 
 # ---- policies
 
-Choice = Recipe | WideRecipe | OzakiRecipe | str | DotGeneralLike | None  # a string is the name of a recipe
+Choice = Recipe | AnyRecipe | str | DotGeneralLike | None  # a string is the name of a recipe
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class AnnotatedPolicy(Protocol):
 
 Pattern = str | re.Pattern[str] | Callable[[Product], bool]
 Rules = Mapping[Pattern, Choice] | Sequence[tuple[Pattern, Choice]]
-Policy = Recipe | WideRecipe | OzakiRecipe | str | Callable[[Product], Choice] | PlannedPolicy | Rules | None
+Policy = Recipe | AnyRecipe | str | Callable[[Product], Choice] | PlannedPolicy | Rules | None
 
 
 @dataclass(frozen=True)
@@ -276,8 +275,9 @@ def as_policy(policy: Policy) -> Policy:
         TypeError: It is no policy.
         ValueError: A name is no recipe's; see `tcemu.get_recipe`.
     """
-    if isinstance(policy, str | WideRecipe | OzakiRecipe):
-        named = as_choice(policy)
+    kind = find_kind(policy)
+    if isinstance(policy, str) or (kind is not None and kind.any_shape):
+        named = as_choice(policy)  # type: ignore[arg-type]
         return named if isinstance(named, Recipe) else (("*", named),)
     if isinstance(policy, DotGeneral):
         return (("*", policy),)

@@ -23,9 +23,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -33,12 +32,9 @@ from tcemu.base.provenance import function_name
 from tcemu.base.saved_files import DamagedFile, check_members, check_saved, parse_json
 from tcemu.operations.functional.kernel_json import kernel_from_dict, kernel_to_dict
 from tcemu.operations.products.dot_general import DotGeneral
-from tcemu.operations.products.library import kernel_json
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe
-from tcemu.operations.products.ozaki import OzakiRecipe, ozaki_recipe_from_dict, ozaki_recipe_to_dict
 from tcemu.operations.products.recipe_json import construct, recipe_from_dict, recipe_to_dict
+from tcemu.operations.products.recipe_kinds import find_kind, registered_kinds
 from tcemu.operations.products.recipes import Recipe
-from tcemu.operations.products.wide import WideRecipe, wide_recipe_from_dict, wide_recipe_to_dict
 from tcemu.uses.emulation.decisions import Choice, Policy, Where, as_policy, choose, plan_policy, policy_note
 from tcemu.uses.emulation.function_choices import FunctionPolicy, as_function_policy
 from tcemu.uses.emulation.survey import Product
@@ -267,22 +263,6 @@ def policy_to_dict(policy: Policy) -> Any:
     return choice_to_dict(policy)  # type: ignore[arg-type]
 
 
-class SavedRecipe(NamedTuple):
-    """A kind of recipe that a `DotGeneral` holds, and its form in files."""
-
-    type: Any  # class, or union of classes
-    to_dict: Callable[[Any], dict[str, Any]]
-    from_dict: Callable[[Any], Any]
-
-
-SAVED_RECIPES = {
-    "dot_general": SavedRecipe(Recipe, recipe_to_dict, partial(recipe_from_dict, Recipe)),
-    "kernel_recipe": SavedRecipe(KernelRecipe, kernel_json.to_dict, kernel_json.from_dict),
-    "wide_recipe": SavedRecipe(WideRecipe, wide_recipe_to_dict, wide_recipe_from_dict),
-    "ozaki_recipe": SavedRecipe(OzakiRecipe, ozaki_recipe_to_dict, ozaki_recipe_from_dict),
-}
-
-
 def choice_to_dict(choice: Choice) -> Any:
     """Convert the choice for one product to plain values. Raises TypeError for a function."""
     if choice is None:
@@ -292,8 +272,9 @@ def choice_to_dict(choice: Choice) -> Any:
     if isinstance(choice, DotGeneral):
         if choice.key is not None:
             raise TypeError(f"policy: {choice} holds a random key, which is not saved; give the recipe and the key of the call apart")
-        ((kind, saved),) = ((kind, saved) for kind, saved in SAVED_RECIPES.items() if isinstance(choice.recipe, saved.type))
-        return {kind: saved.to_dict(choice.recipe), "a": choice.a, "name": choice.name}
+        kind = find_kind(choice.recipe)
+        assert kind is not None
+        return {kind.saved_as: kind.to_dict(choice.recipe), "a": choice.a, "name": choice.name}
     raise TypeError(f"policy: {function_name(choice)} is a function, which is no value and cannot be saved; use recipes, rules or Where")
 
 
@@ -345,15 +326,16 @@ def choice_from_dict(data: Any) -> Choice:
     """Convert the plain values of `choice_to_dict` to their choice. Raises ValueError."""
     if data is None:
         return None
-    if not isinstance(data, dict) or not data.keys() & {"recipe", *SAVED_RECIPES}:
-        raise DamagedFile(f"policy: got {str(data)[:80]}; expected null, or an object with recipe, {', '.join(SAVED_RECIPES)} or rules")
+    kinds = {kind.saved_as: kind for kind in registered_kinds()}
+    if not isinstance(data, dict) or not data.keys() & {"recipe", *kinds}:
+        raise DamagedFile(f"policy: got {str(data)[:80]}; expected null, or an object with recipe, {', '.join(kinds)} or rules")
     if "recipe" in data:
         return recipe_from_dict(Recipe, check_members("choice", data, ("recipe",))["recipe"])
-    kind = next(kind for kind in SAVED_RECIPES if kind in data)
-    members = check_members("choice", data, (kind, "a", "name"))
+    saved_as = next(name for name in kinds if name in data)
+    members = check_members("choice", data, (saved_as, "a", "name"))
     if members["a"] not in ("lhs", "rhs") or not isinstance(members["name"], str):
         raise DamagedFile(f"choice: got a={str(members['a'])[:80]!r}, name={str(members['name'])[:80]!r}; expected lhs or rhs, and text")
-    return DotGeneral(SAVED_RECIPES[kind].from_dict(members[kind]), None, members["a"], members["name"])
+    return DotGeneral(kinds[saved_as].from_dict(members[saved_as]), None, members["a"], members["name"])
 
 
 def _pattern_from_dict(data: Any) -> Any:

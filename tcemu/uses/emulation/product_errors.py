@@ -29,12 +29,10 @@ from tcemu.base.text import table_lines, wrap_lines
 from tcemu.engine.arithmetic.reference.exact_values import decimal_text
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, Format
 from tcemu.operations.products.dot_general import DimensionNumbers, DotGeneral, product_axes
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe
-from tcemu.operations.products.ozaki import OzakiRecipe
 from tcemu.operations.products.product_arguments import product_keys
 from tcemu.operations.products.recipe_facts import NO_FACTS, RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
+from tcemu.operations.products.recipe_kinds import AnyRecipe
 from tcemu.operations.products.recipes import Recipe
-from tcemu.operations.products.wide import WideRecipe
 from tcemu.operations.quantize.quantizer import QuantizedOperand, Scheme, exact_factors, exact_values, quantize
 from tcemu.uses.emulation.decisions import Choice, Decision, applied_recipe
 from tcemu.uses.emulation.function_choices import FunctionChoice
@@ -167,7 +165,7 @@ class ProductErrors:
     seed: int | None = None
 
     @property
-    def recipe(self) -> Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None:
+    def recipe(self) -> AnyRecipe | None:
         """The recipe that computed the product; None if a function or a kernel did."""
         return None if isinstance(self.product, Function) else applied_recipe(self.choice, self.product.roles)  # type: ignore[arg-type]
 

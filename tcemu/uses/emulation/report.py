@@ -13,11 +13,9 @@ from tcemu.base.provenance import Provenance
 from tcemu.base.results import Result, Table, check_type, read_result
 from tcemu.base.text import table_lines, wrap_lines
 from tcemu.operations.functional.kernel_values import KernelValue
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe
-from tcemu.operations.products.ozaki import OzakiRecipe
 from tcemu.operations.products.recipe_facts import RECIPE_COLUMNS, make_provenance, recipe_facts, unit_sentences
+from tcemu.operations.products.recipe_kinds import AnyRecipe
 from tcemu.operations.products.recipes import Recipe
-from tcemu.operations.products.wide import WideRecipe
 from tcemu.uses.emulation.decisions import NO_RULE, Choice, Policy, applied_recipe, matches_pattern, pattern_text, unused_rule_warnings
 from tcemu.uses.emulation.saved_results import (
     computed_from_dict,
@@ -56,7 +54,7 @@ class Entry:
     kernel: KernelValue | str | None = None
 
     @property
-    def recipe(self) -> Recipe | KernelRecipe | WideRecipe | OzakiRecipe | None:
+    def recipe(self) -> AnyRecipe | None:
         """The recipe that computes the product; None if the product is left, or computed by a function."""
         return applied_recipe(self.choice, self.product.roles) if self.replaced and self.product is not None else None
 

@@ -15,9 +15,13 @@ from tcemu.engine.formats.coding import convert
 from tcemu.engine.formats.float_arrays import to_float
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, Format
 from tcemu.operations.products.differentiable import attach_derivative
-from tcemu.operations.products.library.kernel_recipe import KernelRecipe
+from tcemu.operations.products.library import kernel_json
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Steps
 from tcemu.operations.products.library.kernel_sums import epilogue_operands, kernel_output_codes, operand_codes
 from tcemu.operations.products.product_arguments import as_jax_array, check_float_dtype, is_broadcastable, product_shape
+from tcemu.operations.products.recipe_facts import evidence_level, model_changes
+from tcemu.operations.products.recipe_kinds import Evidence, ProductCall, RecipeFacts, RecipeKind, register_kind
+from tcemu.operations.products.recipes import Recipe
 
 Floats = Array | np.ndarray
 
@@ -98,3 +102,32 @@ def _smooth_product(recipe: KernelRecipe, given: KernelOperands) -> Array:
         if scale is not None:
             total = total * (jnp.reshape(scale, ()) if scale.size == 1 else scale).astype(jnp.float32)
     return total if given.bias is None else total + recipe.epilogue.beta * given.bias.astype(jnp.float32)
+
+
+# ---- the kind of recipe
+
+
+def _multiply(recipe: KernelRecipe, call: ProductCall) -> Array:
+    call.forbid("key", "axis_name", why="a kernel recipe rounds to nearest, on one device")
+    return matmul_with_kernel(recipe, KernelOperands(call.a, call.b, call.bias, call.scale_a, call.scale_b), call.dtype)
+
+
+def _facts(recipe: KernelRecipe, evidence: Evidence) -> RecipeFacts:
+    unit, recorded = recipe.unit, recipe.conditions.evidence
+    if not isinstance(unit, Steps):
+        return recipe.conditions.gpu, "fma", "", recorded
+    plain = Recipe(unit.op, unit.target, model=unit.model)
+    return plain.target, str(plain.op), model_changes(plain), recorded or evidence_level(plain, evidence)
+
+
+def _no_name(name: str) -> KernelRecipe:
+    raise ValueError(f"recipe {name!r}: kernels of libraries have no names; tcemu.replay.get_kernel_recipe returns measured ones by shape")
+
+
+KERNEL_KIND = register_kind(
+    RecipeKind(
+        saved_as="kernel_recipe", types=(KernelRecipe,), is_name=lambda name: False, parse=_no_name,
+        to_dict=kernel_json.to_dict, from_dict=kernel_json.from_dict,
+        multiply=_multiply, facts=_facts, plain=lambda recipe: None, any_shape=False,
+    )
+)  # fmt: skip
