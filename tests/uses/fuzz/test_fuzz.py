@@ -137,6 +137,11 @@ def test_a_run_counts_what_differs():
     assert "nothing cut" in str(found) and found.coverage.events[EVENTS.index("C zero")] > 0
 
 
+def test_the_slow_reference_agrees_where_products_cancel_beside_a_small_accumulator():
+    """Case 19 is one that kernels got wrong once, for 128 outputs, and that the portable backend had right."""
+    assert fuzz.find_mismatches("f16", "H100", "reference:H100", cases=20, coverage=False).wrong_outputs == 0
+
+
 @pytest.mark.full
 def test_the_slow_reference_agrees():
     found = fuzz.find_mismatches(SMALL, "sm_90a", "reference:sm_90a", cases=4, coverage=False)
