@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -101,8 +102,24 @@ POWERS = {
     "2^floor(log2 e)": _down,
     "2^floor(log2 e), log2 rounded to f32": _log2_down,
 }
-RATIOS = ("s = amax / max", "e = max / amax", "s = amax * (1 / max), e = max / amax")
-APPLICATIONS = ("x / s", "x * (1 / s)", "x * (1 / s), 0 for s = 0", "x * e", "x * 2^-log2(s)")
+
+
+class Ratio(StrEnum):
+    """How s, the stored scale, and e, its reciprocal, come from amax. The text is what tables show."""
+
+    STORED = "s = amax / max"
+    RECIPROCAL = "e = max / amax"  # s is 1 / e
+    STORED_BY_INVERSE = "s = amax * (1 / max), e = max / amax"
+
+
+class Application(StrEnum):
+    """How an element is scaled. The text is what tables show."""
+
+    DIVIDE = "x / s"
+    MULTIPLY_BY_INVERSE = "x * (1 / s)"
+    MULTIPLY_BY_INVERSE_OR_ZERO = "x * (1 / s), 0 for s = 0"
+    MULTIPLY = "x * e"
+    MULTIPLY_BY_POWER = "x * 2^-log2(s)"
 
 
 @dataclass(frozen=True)
@@ -110,8 +127,8 @@ class FloatScale:
     """One f32 scale for each group: s is stored, and e is what elements are multiplied by.
 
     Attributes:
-        ratio: One of `RATIOS`. max is the largest element.
-        apply: One of `APPLICATIONS`.
+        ratio: How s and e come from amax. max is the largest element.
+        apply: How an element is scaled.
         least_amax: A smaller max magnitude is replaced by this.
         least_scale: A smaller s is replaced by this, before it is rounded to a power of two.
         zero_scale: s where amax / max is 0; None: 0.
@@ -124,8 +141,8 @@ class FloatScale:
         delayed: amax is that of earlier steps, which the caller gives as `tensor_amax`.
     """
 
-    ratio: str
-    apply: str
+    ratio: Ratio
+    apply: Application
     least_amax: float = 0.0
     least_scale: float = 0.0
     zero_scale: float | None = None
@@ -139,7 +156,7 @@ class FloatScale:
     format: Format = F32
 
     def __post_init__(self) -> None:
-        assert self.ratio in RATIOS and self.apply in APPLICATIONS and (self.power is None or self.power in POWERS)
+        assert isinstance(self.ratio, Ratio) and isinstance(self.apply, Application) and (self.power is None or self.power in POWERS)
 
     def describe(self) -> str:
         """Return the rule in words."""
@@ -159,7 +176,6 @@ class FloatScale:
         largest = f32_code(self.largest) if self.largest else max_finite_code(element)
         amax = amax if not self.delayed or tensor_amax is None else jnp.broadcast_to(tensor_amax, amax.shape)
         power = POWERS[self.power] if self.power else lambda scale: scale
-        encodes = self.ratio == "e = max / amax"
         clamped = jnp.maximum(amax, f32_code(self.least_amax))
         quotient = divide(largest, clamped, F32)
         if self.in_f64:  # 53 bits suffice for f32 quotients to be rounded twice without harm
@@ -171,25 +187,27 @@ class FloatScale:
             quotient = jnp.where(quotient == INFINITY, MAX_F32, quotient)
             quotient = jnp.where((clamped == 0) | (clamped >= INFINITY), ONE, power(quotient))
             return divide(ONE, quotient, F32), Factor(quotient, False)
-        if encodes:
+        if self.ratio is Ratio.RECIPROCAL:
             quotient = power(quotient)
             return divide(ONE, quotient, F32), Factor(quotient, False)
         inverse = divide(ONE, largest, F32)
-        scale = multiply(clamped, inverse, F32) if self.ratio == RATIOS[2] else divide(clamped, largest, F32)
+        scale = multiply(clamped, inverse, F32) if self.ratio is Ratio.STORED_BY_INVERSE else divide(clamped, largest, F32)
         if self.in_input_dtype and source != F32:
             scale = convert(source, F32, convert(F32, source, scale))
         scale = jnp.maximum(scale, f32_code(self.least_scale))
         if self.zero_scale is not None:
             scale = jnp.where(scale == 0, f32_code(self.zero_scale), scale)
         stored = power(scale)
-        if self.apply == "x * 2^-log2(s)":
+        if self.apply is Application.MULTIPLY_BY_POWER:
             return stored, Factor(np.uint32(LIMIT << F32.mantissa_bits) - stored, False)  # wraps, as the library's integers do
-        if self.apply == "x * e":
+        if self.apply is Application.MULTIPLY:
             return stored, Factor(quotient, False)
-        if self.apply == "x / s":
+        if self.apply is Application.DIVIDE:
             return stored, Factor(stored, True)
         inverse = divide(ONE, stored, F32)
-        return stored, Factor(jnp.where(stored == 0, ZERO, inverse) if self.apply.endswith("0 for s = 0") else inverse, False)
+        if self.apply is Application.MULTIPLY_BY_INVERSE_OR_ZERO:
+            inverse = jnp.where(stored == 0, ZERO, inverse)
+        return stored, Factor(inverse, False)
 
 
 # ---- scales that are powers of two, stored as ue8m0
@@ -258,17 +276,43 @@ def _flushed_reciprocal(code: Array) -> Array:
     return jnp.where(code == 0, ZERO, rcp(_subnormal_power(code), True))
 
 
-FACTORS: dict[str, Callable[[Array], Factor]] = {
-    "x / 2^e": lambda code: Factor(_subnormal_power(code), True),
-    "x / 2^e, Inf for e = 128": lambda code: Factor(jnp.where(code == UE8M0.nan, INFINITY, _subnormal_power(code)), True),
-    "x / max(2^e, 2^-126)": lambda code: Factor(jnp.maximum(_shifted(code), MIN_NORMAL), True),
-    "x * (254 - code) << 23, 1 for code 0": lambda code: Factor(_reversed_field(code), False),
-    "x * 2^-e, 1 for code 0": lambda code: Factor(_reciprocal_or_one(code), False),
-    "x * (1 / 2^e)": lambda code: Factor(divide(ONE, _subnormal_power(code), F32), False),
-    "x * rcp.approx.ftz(2^e), 0 for code 0": lambda code: Factor(_flushed_reciprocal(code), False, flush=True),
-    "x * 2^-e by ex2, 1 for code 0, 0 for amax 0": lambda code: Factor(_reciprocal_or_one(code), False, flush=True),
+class PowerFactor(NamedTuple):
+    """How an element is scaled by a power of two."""
+
+    of_code: Callable[[Array], Factor]  # of the scale's code
+    zero_of_zero: bool = False  # the factor is 0 where amax is 0
+
+
+FACTORS: dict[str, PowerFactor] = {  # by the words that tables show
+    "x / 2^e": PowerFactor(lambda code: Factor(_subnormal_power(code), True)),
+    "x / 2^e, Inf for e = 128": PowerFactor(lambda code: Factor(jnp.where(code == UE8M0.nan, INFINITY, _subnormal_power(code)), True)),
+    "x / max(2^e, 2^-126)": PowerFactor(lambda code: Factor(jnp.maximum(_shifted(code), MIN_NORMAL), True)),
+    "x * (254 - code) << 23, 1 for code 0": PowerFactor(lambda code: Factor(_reversed_field(code), False)),
+    "x * 2^-e, 1 for code 0": PowerFactor(lambda code: Factor(_reciprocal_or_one(code), False)),
+    "x * (1 / 2^e)": PowerFactor(lambda code: Factor(divide(ONE, _subnormal_power(code), F32), False)),
+    "x * rcp.approx.ftz(2^e), 0 for code 0": PowerFactor(lambda code: Factor(_flushed_reciprocal(code), False, flush=True)),
+    "x * 2^-e by ex2, 1 for code 0, 0 for amax 0": PowerFactor(
+        lambda code: Factor(_reciprocal_or_one(code), False, flush=True), zero_of_zero=True
+    ),
 }
-POWER_RATIOS = ("amax", "amax / 2^emax", "amax / max", "amax * (1 / max)", "amax * rcp.approx.ftz(max)")
+
+
+class PowerRatio(NamedTuple):
+    """What is rounded to a power of two."""
+
+    of_amax: Callable[[Array, Format], Array]  # of f32 codes and the format of elements
+    less_max_exponent: bool = False  # the exponent of the largest element is subtracted after rounding
+
+
+POWER_RATIOS: dict[str, PowerRatio] = {  # by the words that tables show
+    "amax": PowerRatio(lambda amax, element: amax, less_max_exponent=True),
+    "amax / 2^emax": PowerRatio(lambda amax, element: divide(amax, f32_code(2.0**element.max_exponent), F32)),
+    "amax / max": PowerRatio(lambda amax, element: divide(amax, max_finite_code(element), F32)),
+    "amax * (1 / max)": PowerRatio(lambda amax, element: multiply(amax, divide(ONE, max_finite_code(element), F32), F32)),
+    "amax * rcp.approx.ftz(max)": PowerRatio(
+        lambda amax, element: multiply_f32(amax, rcp(jnp.asarray(max_finite_code(element)), True), flush=True)
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -301,7 +345,7 @@ class PowerScale:
 
     def describe(self) -> str:
         """Return the rule in words."""
-        parts = [f"{self.ratio}, {self.rounding}" + (", less emax" if self.ratio == "amax" else "")]
+        parts = [f"{self.ratio}, {self.rounding}" + (", less emax" if POWER_RATIOS[self.ratio].less_max_exponent else "")]
         parts += [f"amax at least {self.least_amax:g}"] if self.least_amax else []
         parts += [f"amax {self.zero_amax:g} for 0"] if self.zero_amax else []
         parts += [f"codes {self.codes[0]} to {self.codes[1]}"] if self.codes != (0, LIMIT) else []
@@ -309,27 +353,19 @@ class PowerScale:
 
     def scale_groups(self, amax: Array, element: Format, source: Format, tensor_amax: Array | None) -> tuple[Array, Factor]:
         """Return the stored scales and the factors of groups. amax: f32 codes without sign."""
-        largest = max_finite_code(element)
-        ratio = jnp.maximum(amax, f32_code(self.least_amax))
-        ratio = jnp.where(ratio == 0, f32_code(self.zero_amax), ratio)
-        if self.ratio == "amax / max":
-            ratio = divide(ratio, largest, F32)
-        elif self.ratio == "amax / 2^emax":
-            ratio = divide(ratio, f32_code(2.0**element.max_exponent), F32)
-        elif self.ratio == "amax * (1 / max)":
-            ratio = multiply(ratio, divide(ONE, largest, F32), F32)
-        elif self.ratio == "amax * rcp.approx.ftz(max)":
-            ratio = multiply_f32(ratio, rcp(jnp.asarray(largest), True), flush=True)
+        of, apply = POWER_RATIOS[self.ratio], FACTORS[self.apply]
+        amax_or_least = jnp.maximum(amax, f32_code(self.least_amax))
+        ratio = of.of_amax(jnp.where(amax_or_least == 0, f32_code(self.zero_amax), amax_or_least), element)
         code = ROUNDINGS_TO_POWERS[self.rounding](ratio)
         overflowed = (amax == INFINITY) | ((code == UE8M0.nan) & (amax <= INFINITY))
-        code = code - element.max_exponent if self.ratio == "amax" else code
+        code = code - element.max_exponent if of.less_max_exponent else code
         code = jnp.clip(code, *self.codes)
         if self.of_infinity is not None:
             code = jnp.where(overflowed, self.of_infinity, code)
         if self.of_nan is not None:
             code = jnp.where(amax > INFINITY, self.of_nan, code)
-        factor = FACTORS[self.apply](code)
-        if self.apply.endswith("0 for amax 0"):
+        factor = apply.of_code(code)
+        if apply.zero_of_zero:
             factor = factor._replace(code=jnp.where(ratio == 0, ZERO, factor.code))
         return code.astype(jnp.uint8), factor
 
