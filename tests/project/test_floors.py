@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from support.private_names import PRIVATE_NAMES
 
 ROOT = Path(__file__).parents[2]
 WINGS = {  # from the ground up: a wing imports from those before it. Of each its floors, from the ground up too, with their rooms
@@ -251,6 +252,35 @@ def test_no_private_name_leaves_its_module():
 )
 def test_a_private_name_from_elsewhere_is_seen(source, names):
     assert private_imports(source) == names
+
+
+# private names of other libraries that a file uses; tests/support/private_names.py has them, and tests of torch and Triton that they exist
+NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
+
+
+def reached_private_names(source: str) -> list[str]:
+    """Private attributes of objects that the file itself does not define: methods and fields of other modules, or of libraries."""
+    tree = ast.parse(source)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            of_class = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not of_class and node.attr not in own | NAMED_TUPLES:
+                found.append(ast.unparse(node))
+    return sorted(set(found))
+
+
+def test_private_attributes_of_others_are_listed():
+    found = {path.as_posix(): names for path in FILES if (names := reached_private_names((ROOT / path).read_text()))}
+    assert found == {path: sorted(names) for path, names in PRIVATE_NAMES.items()}
+
+
+def test_a_private_attribute_is_seen():
+    source = "class A:\n    _own = 1\n    def f(self, x): return self._mine, x._own, x._other(), x._replace(a=1), x.__class__"
+    assert reached_private_names(source) == ["x._other"]
 
 
 # ---- a wing that can be removed
