@@ -65,7 +65,7 @@ class Pair(NamedTuple):
     b: Array
 
 
-class Product(NamedTuple):
+class StepProduct(NamedTuple):
     """One term of a step: the significands and the exponents of its two factors."""
 
     significands: Pair
@@ -82,7 +82,7 @@ def fused_dot_add(model: Model, spec: ProductSpec, a: Multiplicand, b: Multiplic
     return add_products(model, spec, pair_products(a, b), accumulator)
 
 
-def add_products(model: Model, spec: ProductSpec, products: list[Product], accumulator: Limbs) -> Limbs:
+def add_products(model: Model, spec: ProductSpec, products: list[StepProduct], accumulator: Limbs) -> Limbs:
     """Computes one step from its products, whose axes are those of the accumulator: see `fused_dot_add`."""
     # rule 3
     exponents = [product.exponents.a + product.exponents.b for product in products]
@@ -105,16 +105,16 @@ def _field(value: Any) -> Any:
     return integers(value) if isinstance(value, Array) else value
 
 
-def pair_products(a: Multiplicand, b: Multiplicand) -> list[Product]:
+def pair_products(a: Multiplicand, b: Multiplicand) -> list[StepProduct]:
     """Pairs the factors of every product of a step."""
     row, column = (lambda v, t: v[..., :, t, None]), (lambda v, t: v[..., t, None, :])
     return [
-        Product(Pair(row(a.significand, t), column(b.significand, t)), Pair(row(a.exponent, t), column(b.exponent, t)))
+        StepProduct(Pair(row(a.significand, t), column(b.significand, t)), Pair(row(a.exponent, t), column(b.exponent, t)))
         for t in range(a.exponent.shape[-1])
     ]
 
 
-def align_products(model: Model, spec: ProductSpec, products: list[Product], top: JaxValue) -> list[JaxValue]:
+def align_products(model: Model, spec: ProductSpec, products: list[StepProduct], top: JaxValue) -> list[JaxValue]:
     """f32: each term in units of 2^(top - fraction_bits), not yet truncated; an integer where alignment does not truncate."""
     a, b, fraction_bits = spec.a, spec.b, _field(model.require_fraction_bits())
     terms = [floats(product.significands.a * product.significands.b) for product in products]

@@ -18,7 +18,7 @@ from jax import Array
 from tcemu.base import bits
 from tcemu.base.bits import LIMB_BITS, Limbs
 from tcemu.engine.arithmetic.fma import add_numbers, multiply_numbers
-from tcemu.engine.arithmetic.fused_dot_add import Product, add_wide, align_products, infinity_code, pair_products
+from tcemu.engine.arithmetic.fused_dot_add import StepProduct, add_wide, align_products, infinity_code, pair_products
 from tcemu.engine.arithmetic.model import DEALING_WIDTHS, TO_ODD, Model
 from tcemu.engine.arithmetic.multiplicands import SPECIAL_EXPONENT, Multiplicand
 from tcemu.engine.arithmetic.product_spec import ProductSpec
@@ -277,7 +277,7 @@ def joined_dot_add(model: Model, spec: ProductSpec, a: Multiplicand, b: Multipli
     return (jnp.where(nan, jnp.uint32(F32.nan), code),)
 
 
-def _sum_truncated(model: Model, spec: ProductSpec, products: list[Product]) -> tuple[_Fixed, Array]:
+def _sum_truncated(model: Model, spec: ProductSpec, products: list[StepProduct]) -> tuple[_Fixed, Array]:
     """Returns the sum of products that are aligned to their own max exponent and truncated, and that exponent."""
     exponent = products[0].exponents.a + products[0].exponents.b
     for product in products[1:]:
@@ -299,7 +299,7 @@ def _add_fixed(x: _Fixed, y: _Fixed) -> _Fixed:
     return _Fixed(*bits.add_signed(x.negative, x.magnitude, y.negative, y.magnitude), x.unit)
 
 
-def _overflow_signs(spec: ProductSpec, products: list[Product]) -> tuple[Array, Array]:
+def _overflow_signs(spec: ProductSpec, products: list[StepProduct]) -> tuple[Array, Array]:
     """Returns whether a positive, and whether a negative product is 2^OVERFLOW or more. Inf and NaN do not count."""
     first = products[0]
     plus = minus = jnp.zeros((first.exponents.a + first.exponents.b).shape, bool)

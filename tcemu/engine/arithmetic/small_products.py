@@ -20,7 +20,7 @@ from jax import Array, lax
 from tcemu.base.bits import Limbs
 from tcemu.base.compilation import compile_once
 from tcemu.engine.arithmetic.bounded_steps import LANE_DTYPES, Factors, add_bounded_step, select_unusual
-from tcemu.engine.arithmetic.fused_dot_add import Pair, Product, absorb_sum, add_chain, add_products
+from tcemu.engine.arithmetic.fused_dot_add import Pair, StepProduct, absorb_sum, add_chain, add_products
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, decode_multiplicand
 from tcemu.engine.arithmetic.order import Order
@@ -153,7 +153,7 @@ def _add_steps(model: Model, spec: ProductSpec, steps: Steps, c: Array) -> Array
     accumulator: Limbs = (c,)
     for x, y in steps:
         significands, exponents = (_pairs(v, w, Pair) for v, w in zip(x, y, strict=True))
-        products = [Product(*pairs) for pairs in zip(significands, exponents, strict=True)]
+        products = [StepProduct(*pairs) for pairs in zip(significands, exponents, strict=True)]
         total = reduce(add, (pair.a * pair.b for pair in significands))
         accumulator = add_products(model, spec, products, absorb_sum(model.result, total, accumulator))
     return accumulator[0]

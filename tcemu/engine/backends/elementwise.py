@@ -21,7 +21,7 @@ from tcemu.engine.backends.llvm import elementwise_programs
 from tcemu.engine.formats.number_formats import F32, Format
 
 
-class Kernel(NamedTuple):
+class PlatformKernel(NamedTuple):
     """The kernels of one platform."""
 
     unavailable_reason: Callable[[tuple[int, ...]], str]  # (shape of x): the reason why they cannot run here; "" if they can
@@ -31,8 +31,8 @@ class Kernel(NamedTuple):
 
 
 KERNELS = {  # by the platform, as `lax.platform_dependent` names it
-    "cuda": Kernel(quantize_kernel.unavailable_reason, quantize_kernel.run, finds_scales=False, casts=True),
-    "cpu": Kernel(elementwise_programs.unavailable_reason, elementwise_programs.run, finds_scales=True, casts=False),
+    "cuda": PlatformKernel(quantize_kernel.unavailable_reason, quantize_kernel.run, finds_scales=False, casts=True),
+    "cpu": PlatformKernel(elementwise_programs.unavailable_reason, elementwise_programs.run, finds_scales=True, casts=False),
 }
 
 

@@ -17,7 +17,7 @@ from tcemu.base.gradients import reverse_mode_only, straight_through
 from tcemu.base.meshes import match_varying_axes
 
 
-class Product(Protocol):
+class DifferentiableProduct(Protocol):
     """The static part of a product: hashable, with the product's results, its smooth form and its gradients as methods.
 
     Operands are a NamedTuple with a field `recipe`, and a field `key` where the product may round stochastically.
@@ -36,7 +36,7 @@ class Product(Protocol):
         ...
 
 
-def differentiable_product(product: Product, operands: Any) -> Array:
+def differentiable_product(product: DifferentiableProduct, operands: Any) -> Array:
     """Computes a product with the derivatives that `operands.recipe.backward` asks for.
 
     "exact" and "straight_through" give the derivatives of `product.smooth`, in forward and reverse mode and to any order. A recipe for the
@@ -81,13 +81,13 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
     return attach_derivative(*primals), tangents[1]
 
 
-def _forward_bits(product: Product, operands: Any) -> Array:
+def _forward_bits(product: DifferentiableProduct, operands: Any) -> Array:
     """One program serves all kinds of gradients."""
     return product.bits(operands._replace(recipe=operands.recipe.replace(backward="exact")))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product_with_emulated_gradients(product: Product, operands: Any) -> Array:
+def _product_with_emulated_gradients(product: DifferentiableProduct, operands: Any) -> Array:
     return _forward_bits(product, operands)
 
 

@@ -148,7 +148,7 @@ class PatchOperands(NamedTuple):
 
 @dataclass(frozen=True)
 class PatchOptions:
-    """The static part of a product of patches: a `differentiable.Product`."""
+    """The static part of a product of patches: a `differentiable.DifferentiableProduct`."""
 
     windows: Windows
     pieces: Pieces

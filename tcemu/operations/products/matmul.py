@@ -155,7 +155,7 @@ class MatmulOperands(NamedTuple):
 
 @dataclass(frozen=True)
 class MatmulOptions:
-    """The static part of a product besides its recipe: a `differentiable.Product`."""
+    """The static part of a product besides its recipe: a `differentiable.DifferentiableProduct`."""
 
     dtype: np.dtype
     axis_name: str | None

@@ -50,7 +50,7 @@ class RaggedOperands(NamedTuple):
 
 @dataclass(frozen=True)
 class RaggedForm:
-    """The static part of a ragged product: a `differentiable.Product`."""
+    """The static part of a ragged product: a `differentiable.DifferentiableProduct`."""
 
     kind: str  # "rows", "columns", "depth" or "batch"
     count: int  # number of groups
