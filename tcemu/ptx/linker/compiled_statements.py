@@ -47,7 +47,7 @@ from tcemu.ptx.text.module import (
 )
 from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
 
-CARRY = "carry"  # the register of condition codes, CC.CF
+CARRY = "carry+"  # the register of condition codes, CC.CF; no name in PTX has a plus sign
 CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and memory maps
 # executions of a program, each of one thread, after which the time that optimised code saves exceeds the time of compiling it: measured
 # with products and copies of Triton's kernels, and with scalar operations
