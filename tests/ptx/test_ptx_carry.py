@@ -110,7 +110,10 @@ def test_nvidias_division_of_128_bits_gives_the_quotient():
     numbers += [[2**128 - 1, 2**64 - 1], [2**128 - 1, 2**64 + 1], [2**127, 3], [2**96 - 1, 2**95 + 1], [0, 1], [5, 2**127 + 1]]
     numbers = [[a, max(b, 1)] for a, b in numbers]
 
-    a, b = (np.frombuffer(b"".join(number.to_bytes(16, "little") for number in column), np.uint64).copy() for column in zip(*numbers))
+    a, b = (
+        np.frombuffer(b"".join(number.to_bytes(16, "little") for number in column), np.uint64).copy()
+        for column in zip(*numbers, strict=True)
+    )
     text = (Path(__file__).parents[1] / "kernels/wide_division.ptx").read_text()
     found = ptx.run(text, grid=1, block=len(numbers), args=[a, b, np.zeros_like(a), np.zeros_like(a)], target="H100")[2:]
     quotients, remainders = ([int.from_bytes(row.tobytes(), "little") for row in each.reshape(-1, 2)] for each in found)

@@ -183,10 +183,9 @@ def _dot_operation(qualifiers: Qualifiers, offsets: list[tuple[int, int]], a_bit
 
 # ---- extended precision
 #
-# All instructions of 9.7.2 share one flag, CC.CF, and a subtraction adds a + ~b + CC.CF: its flag is the carry of that sum, so that 1 means
-# "no borrow". The manual calls the flag of a subtraction its borrow; chains of one kind cannot tell the two apart, but NVIDIA's own division
-# of 128 bits reads the flag of `subc.cc` by `addc`. Source: machine code that ptxas 13.0 makes for sm_80, sm_90, sm_100 and sm_120 (IADD3,
-# IADD3.X and IMAD.X pass one predicate on, negated nowhere, with ~b for `subc`).
+# All instructions of 9.7.2 share one flag, CC.CF, and a subtraction adds a + ~b + CC.CF: its flag is the carry of that sum, 1 without a
+# borrow. The manual calls it the borrow, which chains of one kind cannot tell apart; NVIDIA's division of 128 bits reads that of `subc.cc`
+# by `addc`. Source: machine code of ptxas 13.0 for sm_80, sm_90, sm_100 and sm_120, where IADD3, IADD3.X and IMAD.X pass one predicate on.
 
 
 def add_carry(qualifiers: Qualifiers, carry_in: bool, subtract: bool = False) -> Operation:
