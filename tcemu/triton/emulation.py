@@ -28,7 +28,6 @@ from tcemu.base.errors import Unsupported
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx import BufferPointer, ExecutedStatement, Module, PointerTable, TensorMap, parse, run
 from tcemu.ptx.linker.statement_programs import store_programs
-from tcemu.ptx.runtime.kernel_arguments import ALIGNMENT
 from tcemu.ptx.text.module import SPECIAL_REGISTERS, Function, Register, nested_operands
 from tcemu.triton.arguments import KernelValue, flatten_arguments
 from tcemu.triton.cuda_redirection import cuda_on_cpu
@@ -339,7 +338,7 @@ class ArgumentMemory:
         self.values = values
         self.extents = {number: storage_extent(value.tensor) for number, value in enumerate(values) if value.tensor is not None}
         reached = self._find_reached(known)
-        self.regions = merge_regions([*self.extents.values(), *(extent for _, extent in reached)], ALIGNMENT)
+        self.regions = merge_regions([*self.extents.values(), *(extent for _, extent in reached)])
         self.owners: dict[int, int] = {}  # by region: the first argument that points into it, which brings its bytes
         for number, extent in self.extents.items():
             self.owners.setdefault(find_region(self.regions, extent), number)
