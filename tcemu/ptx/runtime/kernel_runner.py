@@ -73,7 +73,8 @@ def run(
         block: Threads of a block, one to three numbers, x first.
         args: Arguments in the order of the entry's parameters. For a pointer: a NumPy or JAX array of any dtype, which becomes a buffer of
             its own at a multiple of 256, a `BufferPointer` into one, or a `PointerTable`. For a number: a Python or NumPy scalar in the
-            range of the parameter's type. For a struct by value: its bytes, or a NumPy value of as many bytes.
+            range of the parameter's type. For a struct by value: its bytes, a NumPy or ctypes value of as many bytes, or, with pointers
+            and tensor maps in it, a `Struct`. A parameter `.b8 x[8]`, as CuTe DSL declares pointers, takes what a pointer does.
         target: GPU whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100".
         shared_bytes: Dynamic shared memory.
         checked: Raise for what PTX leaves undefined.
