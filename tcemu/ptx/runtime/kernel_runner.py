@@ -341,10 +341,14 @@ class _FaultReporter:
         place = self.describe(self.launch.kernel.statements[fault.statement], fault.block, fault.thread)
         message = f"{place}: {fault.message.text.format(*fault.values)}"
         if fault.address is not None:
-            message += f"; address {fault.address:#x}{self._nearest_buffer(fault.address, fault.message.space)}"
+            message += f"; address {fault.address:#x}{self.nearest_buffer(fault.address, fault.message.space)}"
         raise fault.message.error(message)
 
-    def _nearest_buffer(self, address: int, space: str) -> str:
+    def absent_blocks(self) -> int:
+        """Return the number of the launch's blocks that are not in the chunk."""
+        return self.launch.blocks_per_case - len(self.numbers) if len(self.numbers) < self.launch.blocks_per_case else 0
+
+    def nearest_buffer(self, address: int, space: str) -> str:
         """Return the buffer that is nearest to an address, or the size of the space, in words."""
         kernel = self.launch.kernel
         sizes = {"shared": self.launch.shared_bytes, "local": kernel.local_bytes, "param": kernel.parameter_bytes}

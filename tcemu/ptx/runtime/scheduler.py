@@ -8,7 +8,7 @@ Source: PTX ISA 9.7.13.1, 9.7.13.4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +22,7 @@ from tcemu.isa.families import LANES
 from tcemu.layouts.tensor_memory import COLUMNS
 from tcemu.ptx.linker.control_flow import ConvergencePoint
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedStatement, compile_together
+from tcemu.ptx.runtime.deadlocks import RepetitionDetector
 from tcemu.ptx.runtime.runtime_functions import RuntimeFunctions
 from tcemu.ptx.runtime.tracing import ExecutedStatement, Observer
 from tcemu.ptx.simt.chunk import Chunk, NameTable
@@ -55,6 +56,14 @@ class Reporter(Protocol):
 
     def raise_fault(self, chunk: Chunk) -> None:
         """Raise the first fault of the chunk, if there is one."""
+        ...
+
+    def nearest_buffer(self, address: int, space: str) -> str:
+        """Return the buffer that is nearest to an address, or the size of the space, in words."""
+        ...
+
+    def absent_blocks(self) -> int:
+        """Return the number of the launch's blocks that are not in the chunk."""
         ...
 
 
@@ -101,6 +110,7 @@ class Schedule:
         self.time = 0  # basic blocks run so far
         self.masks: dict[bytes, Any] = {}
         self.polling = np.array([linked.basic_block.polls for linked in kernel.blocks])
+        self.repetitions = RepetitionDetector()
         self._update_keys(present)
 
     def run_to_completion(self) -> None:
@@ -110,6 +120,7 @@ class Schedule:
             if number < 0:
                 break
             self.time += 1
+            self.repetitions.observe(self, number, mask)
             self.last_run[number] = self.time
             linked = self.kernel.blocks[number]
             self._execute(linked.statements, mask)
@@ -118,7 +129,7 @@ class Schedule:
             if count > self.step_limit:
                 raise StepLimit(
                     f"the kernel has executed {count} statements, more than step_limit={self.step_limit}, and has not ended; "
-                    f"{self._describe_threads()}"
+                    f"{self.describe_threads()}"
                 )
 
     # ---- the choice
@@ -147,7 +158,7 @@ class Schedule:
             return min(polling, key=lambda each: self.last_run[each[0]])
         if self.exited.all():
             return -1, self.exited
-        raise UndefinedBehaviour(f"deadlock: no thread can go on; {self._describe_threads()}")
+        raise UndefinedBehaviour(f"deadlock: no thread can go on; {self.describe_threads()}{self.absent_blocks()}")
 
     def _find_starved(self) -> tuple[int, np.ndarray] | None:
         """Return a basic block that has been passed over for long, and the threads at it."""
@@ -378,10 +389,10 @@ class Schedule:
             if self.barriers.cluster_released.any():
                 self.chunk.order_clusters(self.barriers.cluster_released)
 
-    def _describe_threads(self) -> str:
-        """Return the positions of the threads in words."""
+    def describe_threads(self, among: np.ndarray | None = None) -> str:
+        """Return the positions of the threads that have not exited, or of those among them, in words."""
         described = []
-        alive = ~self.exited
+        alive = ~self.exited if among is None else ~self.exited & among
         for number in np.unique(self.pc[alive])[:8]:
             here = alive & (self.pc == number)
             linked = self.kernel.blocks[int(number)]
@@ -392,6 +403,28 @@ class Schedule:
             line = statements[first].statement.position.line
             described.append(f"{int(here.sum())} threads wait{waits} before line {line}, the first is block {block} thread {thread}")
         return "; ".join(described)
+
+    def absent_blocks(self) -> str:
+        """Return a note for messages of threads that wait, if blocks of the launch are absent from the chunk."""
+        count = self.reporter.absent_blocks()
+        if not count:
+            return ""
+        return f". {count} blocks of the launch run before or after these, for which a wait is in vain: cooperative=True runs all at once"
+
+    # ---- the threads at each basic block
+
+    def standing_threads(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the basic blocks at which threads stand that wait at no barrier, and these threads."""
+        able = self.keys < IDLE
+        for number in np.unique(self.pc[able]):
+            yield int(number), able & (self.pc == number)
+
+    def can_run(self, number: int, threads: np.ndarray, among: np.ndarray) -> bool:
+        """Return True if one of the threads at a basic block that is also among others need not wait for the rest of its warp."""
+        if not (threads & among).any():
+            return False
+        ready = self._ready_threads(self.kernel.blocks[number], threads)
+        return ready is not None and bool((ready & among).any())
 
 
 # ---- barriers
