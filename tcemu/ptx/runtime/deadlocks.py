@@ -153,7 +153,7 @@ def relevant_registers(blocks: list[LinkedBlock]) -> set[str]:
     needed: set[str] = set()
     sources: dict[str, set[str]] = defaultdict(set)  # of each register that an operation writes
     for linked in blocks:
-        moves = [*linked.argument_moves, *linked.result_moves]
+        moves = [move for callee in linked.callees for move in (*callee.argument_moves, *callee.result_moves)]
         if linked.terminator is not None:
             needed |= _named_registers(linked.terminator.statement, linked.names)
         for each in (*linked.statements, *moves):

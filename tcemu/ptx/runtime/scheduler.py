@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.base.errors import UndefinedBehaviour
+from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.families import LANES
 from tcemu.layouts.tensor_memory import COLUMNS
 from tcemu.ptx.linker.control_flow import ConvergencePoint
-from tcemu.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedStatement, compile_together
+from tcemu.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedCallee, LinkedStatement, compile_together
 from tcemu.ptx.runtime.deadlocks import RepetitionDetector
 from tcemu.ptx.runtime.runtime_functions import RuntimeFunctions
 from tcemu.ptx.runtime.tracing import ExecutedStatement, Observer
@@ -277,7 +277,7 @@ class Schedule:
         elif basic_block.ending == "call":
             self._enter_call(number, linked, executing)
         elif basic_block.ending == "return":
-            self._return_threads(executing)
+            self._return_threads(linked, executing)
         elif basic_block.ending == "exit":
             self._exit_threads(executing)
         elif basic_block.ending == "trap":
@@ -326,12 +326,51 @@ class Schedule:
             )
             self._move_threads(mask, linked.basic_block.fallthrough)
             return
-        self._execute(linked.argument_moves, mask)
-        self.calls[mask, self.depth[mask]] = number
-        self.depth[mask] += 1
-        self._move_threads(mask, linked.callee_block)
+        for callee, threads in self._called_functions(linked, mask):
+            self._execute(callee.argument_moves, threads)
+            self.calls[threads, self.depth[threads]] = number
+            self.depth[threads] += 1
+            self._move_threads(threads, callee.block)
 
-    def _return_threads(self, mask: np.ndarray) -> None:
+    def _called_functions(self, linked: LinkedBlock, mask: np.ndarray) -> list[tuple[LinkedCallee, np.ndarray]]:
+        """Return the functions that the threads of a call reach, with the threads of each.
+
+        Raises:
+            UndefinedBehaviour: A register has no address of a function of the call's prototype or list.
+            Unsupported: A function calls itself through a register.
+        """
+        terminator = linked.require_terminator()
+        operand = terminator.statement.operands[1]
+        if not isinstance(operand, Register):
+            found = [(linked.callees[0], mask)]
+        else:
+            address = self.read_operand(operand, "u64", linked.names)
+            found = [(callee, mask & (address == callee.address)) for callee in linked.callees]
+            wrong = mask & ~np.isin(address, [callee.address for callee in linked.callees])
+            if wrong.any():
+                block, thread = (int(n) for n in np.argwhere(wrong)[0])
+                names = ", ".join(callee.name for callee in linked.callees) or "no function"
+                raise UndefinedBehaviour(
+                    f"{self.reporter.describe(terminator, block, thread)}: {operand} is {int(address[block, thread]):#x}, the address "
+                    f"of no function of the call's prototype or list; those are {names}. PTX ISA 9.7.12.5"
+                )
+        for callee, threads in found:
+            if self.kernel.taken_functions and threads.any():
+                self._check_recursion(terminator, linked, callee, threads)
+        return [(callee, threads) for callee, threads in found if threads.any()]
+
+    def _check_recursion(self, terminator: LinkedStatement, linked: LinkedBlock, callee: LinkedCallee, threads: np.ndarray) -> None:
+        """Raise Unsupported if threads call a function in which they are already."""
+        prefixes = np.array([each.names.prefix for each in self.kernel.blocks])
+        inside = np.arange(self.calls.shape[-1]) < self.depth[..., None]
+        again = threads & ((prefixes[self.calls] == f"{callee.name}:") & inside).any(-1)
+        again |= threads & (linked.names.prefix == f"{callee.name}:")
+        if again.any():
+            block, thread = (int(n) for n in np.argwhere(again)[0])
+            place = self.reporter.describe(terminator, block, thread)
+            raise Unsupported(f"{place}: recursion is not supported: {callee.name} calls itself through a register")
+
+    def _return_threads(self, returning: LinkedBlock, mask: np.ndarray) -> None:
         self._exit_threads(mask & (self.depth == 0))
         inside = mask & (self.depth > 0)
         if not inside.any():
@@ -341,7 +380,8 @@ class Schedule:
         callers[inside] = self.calls[inside, self.depth[inside]]
         for caller in np.unique(callers[inside]):
             linked = self.kernel.blocks[int(caller)]
-            self._execute(linked.result_moves, callers == caller)
+            callee = next(each for each in linked.callees if f"{each.name}:" == returning.names.prefix)
+            self._execute(callee.result_moves, callers == caller)
             self._move_threads(callers == caller, linked.basic_block.fallthrough)
 
     def _exit_threads(self, mask: np.ndarray) -> None:
