@@ -327,7 +327,7 @@ class Launcher:
                 f"this form of kernel is not known to tcemu.triton"
             )
         scratch = [np.zeros(blocks * size, np.uint8).view(NumpyTensor) if size else None for size in sizes[:missing]]
-        return [KernelValue(scalar=0) if each is None else KernelValue(tensor=each) for each in scratch]
+        return [KernelValue(scalar=0) if each is None else KernelValue(name="(scratch memory)", tensor=each) for each in scratch]
 
 
 class ArgumentMemory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from itertools import pairwise
 
@@ -329,3 +330,46 @@ def test_memory_that_no_machine_has_is_refused_with_its_size():
         ptx.run(plain, grid=1, block=1, args=[np.zeros((4, 8), np.uint32), 1], target="A100", cases=10**9)
     with pytest.raises(ValueError, match=r"parameters of 10,000,000,000 cases has 160,000,000,000 bytes"):
         ptx.run(head + ".visible .entry k() { ret; }", grid=1, block=1, args=[], target="A100", cases=10**10)
+
+
+LOCATED = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 p) {
+.reg .b64 %d<3>; .reg .b32 %r<3>;
+.loc 1 7 3
+ld.param.u64 %d0, [p];
+.loc 2 40 5, function_name $name, inlined_at 1 9 11
+FIRST
+.loc 1 0 0
+ret;
+$name: }
+.file 1 "/home/me/kernel.cu"
+.file 2 "/home/me/help.cuh"
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "error", "said"),
+    [
+        (
+            "ld.global.u32 %r0, [%d0+64];",
+            OutOfBounds,
+            r"line 9 \(/home/me/help\.cuh:40, inlined at /home/me/kernel\.cu:9\): ld\.global\.u32: block",
+        ),
+        ("add.f32 %r0, %r1, %d0;", Unsupported, r"line 9, column 1 \(/home/me/help\.cuh:40, inlined at /home/me/kernel\.cu:9\): add\.f32"),
+        ("again: bra again;", UndefinedBehaviour, r"before line 9 \(/home/me/help\.cuh:40"),
+    ],
+)
+def test_errors_name_the_line_of_the_source(statement, error, said):
+    with pytest.raises(error, match=said):
+        ptx.run(LOCATED.replace("FIRST", statement), grid=1, block=1, args=[np.zeros(4, np.uint32)], target="sm_80")
+
+
+def test_lines_of_the_source_change_nothing_else():
+    with_lines, without = (
+        ptx.parse(LOCATED.replace("FIRST", "")),
+        ptx.parse(re.sub(r"(?m)^\.(loc|file).*$", "", LOCATED).replace("FIRST", "")),
+    )
+    assert with_lines == without and ptx.parse(str(with_lines)) == with_lines
+    assert [statement.source for statement in with_lines.functions["k"].statements] == ["/home/me/kernel.cu:7", ""]

@@ -125,8 +125,8 @@ def an_opcode(text: str, pick: random.Random) -> str:
 
 
 OPERANDS = (
-    "%r1", "{%r1}", "{%r1, %r2}", "{%rd1, _}", "%laneid", "%clock", "%clock64", "%tid.x", "%pm0", "_", "_|_", "%r1|%p1", "%p1|%laneid", "1.5",
-    "-7", "0f3F800000", "!%p1", "[%rd1]", "[%r1+4]", "[%laneid]", "[4096]", "[%rd1, {%r1, %clock}]", "%rd1", "%p1", "%f1", "{{%r1}, %r2}",
+    "%r1", "{%r1}", "{%r1, %r2}", "{%rd1, _}", "%laneid", "%clock", "%clock64", "%tid.x", "%pm0", "_", "_|_", "%r1|%p1", "1.5", "-7",
+    "0f3F800000", "!%p1", "[%rd1]", "[%r1+4]", "[%laneid]", "[4096]", "[%rd1, {%r1, %clock}]", "%rd1", "%p1", "%f1", "{{%r1}, %r2}",
 )  # fmt: skip
 
 

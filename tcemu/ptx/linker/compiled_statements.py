@@ -315,7 +315,7 @@ class BoundStep:
                 try:
                     program = self.compiled[constants] = _compile_step(self.key, chunk.layout, constants)
                 except (Unsupported, NotModelled) as error:
-                    where = f"line {self.statement.position.line}, column {self.statement.position.column}"
+                    where = f"{self.statement.line_text}, column {self.statement.position.column}"
                     raise type(error)(f"{where}: {self.statement.opcode}: {error}") from None
             leaves = [*(chunk.register(*each) for each in self.registers), *self.offsets, *chunk.leaves]
             fresh = program.function([leaves[i] for i in program.donated], [leaves[i] for i in program.read_only])

@@ -178,7 +178,8 @@ def align_up(offset: int, alignment: int) -> int:
 
 def locate_error(statement: Statement, error: Exception) -> Exception:
     """Return the error with the statement's position."""
-    return type(error)(f"line {statement.position.line}, column {statement.position.column}: {statement.opcode}: {error}")
+    position, source = statement.position, f" ({statement.source})" if statement.source else ""
+    return type(error)(f"line {position.line}, column {position.column}{source}: {statement.opcode}: {error}")
 
 
 def link(module: Module, entry: Function, target: str, checked: bool, cluster_size: int = 1) -> Kernel:

@@ -30,6 +30,7 @@ class BufferPointer:
     Args:
         data: The array, whose contents `run` returns; or an int, the number of the argument that is that array.
         offset: Bytes from the beginning of the array.
+        name: The array's name in errors; "": that of the kernel's parameter.
 
     Raises:
         ValueError: The offset is negative.
@@ -37,6 +38,7 @@ class BufferPointer:
 
     data: Any = field(repr=False)
     offset: int = 0
+    name: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.offset, int | np.integer) or self.offset < 0:
@@ -329,7 +331,8 @@ def _place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> 
         if isinstance(data, PointerTable):
             tables[number], data = data, data.data
         if _is_pointer(parameter, value, cases) or (data is not value and _is_array(data)):
-            buffers[number] = _add_buffers(inputs, parameter.name, _native_array(parameter.name, data), cases)
+            name = (value.name if isinstance(value, BufferPointer) else "") or parameter.name
+            buffers[number] = _add_buffers(inputs, name, _native_array(parameter.name, data), cases)
     for number, table in tables.items():
         buffers[number][0] = _write_table(inputs, parameters[number].name, table, buffers[number][0], buffers)
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):

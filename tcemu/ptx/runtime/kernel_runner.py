@@ -327,7 +327,7 @@ class _FaultReporter:
         """Return a statement and the thread that executed it in words."""
         statement = linked.statement
         place = f"{self.launch.block_name(int(self.numbers[block]))}, {self.launch.thread_name(thread)}"
-        return f"line {statement.position.line}: {statement.opcode}: {place}"
+        return f"{statement.line_text}: {statement.opcode}: {place}"
 
     def block_name(self, row: int) -> str:
         """Return the name of a block of the chunk."""

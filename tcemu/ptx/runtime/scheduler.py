@@ -314,7 +314,7 @@ class Schedule:
         targets = linked.basic_block.targets
         if (index[mask] >= len(targets)).any():
             wrong = int(index[mask].max())
-            raise UndefinedBehaviour(f"line {statement.position.line}: {statement.opcode}: index {wrong} of {len(targets)} labels")
+            raise UndefinedBehaviour(f"{statement.line_text}: {statement.opcode}: index {wrong} of {len(targets)} labels")
         for i in np.unique(index[mask]):
             self._move_threads(mask & (index == i), targets[int(i)])
 
@@ -440,8 +440,8 @@ class Schedule:
             first = min(linked.first_number + linked.basic_block.start, len(statements) - 1)
             block, thread = np.argwhere(here)[0]
             waits = " at a barrier" if (self.barriers.waiting[here] >= 0).all() else ""
-            line = statements[first].statement.position.line
-            described.append(f"{int(here.sum())} threads wait{waits} before line {line}, the first is block {block} thread {thread}")
+            line = statements[first].statement.line_text
+            described.append(f"{int(here.sum())} threads wait{waits} before {line}, the first is block {block} thread {thread}")
         return "; ".join(described)
 
     def absent_blocks(self) -> str:
@@ -542,7 +542,7 @@ class BlockBarriers:
         elif (count % 32).any():
             wrong = f"a count of {int(count[count % 32 != 0][0])} threads; it must be a multiple of 32"
         if wrong:
-            raise UndefinedBehaviour(f"line {statement.position.line}: {statement.opcode}: {wrong}. PTX ISA 9.7.13.1")
+            raise UndefinedBehaviour(f"{statement.line_text}: {statement.opcode}: {wrong}. PTX ISA 9.7.13.1")
 
     def release(self, exited: np.ndarray, schedule: Schedule) -> np.ndarray | None:
         """Return the threads whose barrier is complete; None if there are none."""

@@ -164,6 +164,12 @@ class Statement:
     operands: tuple[Operand, ...]  # in the order of the text
     guard: Guard | None
     position: Position = field(compare=False)  # of the opcode
+    source: str = field(compare=False, default="")  # line of the source by `.loc`: "kernel.cu:12", "help.cuh:7, inlined at kernel.cu:12"
+
+    @property
+    def line_text(self) -> str:
+        """The line in words, as "line 44" or "line 44 (kernel.cu:12)"."""
+        return f"line {self.position.line} ({self.source})" if self.source else f"line {self.position.line}"
 
     @property
     def name(self) -> str:

@@ -228,23 +228,31 @@ def skip_directive(tokens: Tokens, token: Token) -> bool:
             tokens.expect(NAME, "the name of a section")
         skip_brackets(tokens, "{", "}")
     elif token.text == ".loc":
-        _skip_numbers(tokens, 3)
-        while tokens.accept(","):
-            word = tokens.expect(NAME, "function_name or inlined_at")
-            if word.text == "inlined_at":
-                _skip_numbers(tokens, 3)
-            else:
-                tokens.expect(NAME, "a label")
-                if tokens.accept("+"):
-                    tokens.expect(NUMBER)
+        parse_location(tokens)
     else:
         return False
     return True
 
 
-def _skip_numbers(tokens: Tokens, count: int) -> None:
-    for _ in range(count):
-        tokens.expect(NUMBER)
+def parse_location(tokens: Tokens) -> str:
+    """Parse the rest of a `.loc`; return the line of the source, and where it is inlined, in words; "" if no `.file` has the file."""
+    places = [_parse_place(tokens)]
+    while tokens.accept(","):
+        word = tokens.expect(NAME, "function_name or inlined_at")
+        if word.text == "inlined_at":
+            places.append(_parse_place(tokens))
+        else:
+            tokens.expect(NAME, "a label")
+            if tokens.accept("+"):
+                tokens.expect(NUMBER)
+    return ", inlined at ".join(filter(None, places))
+
+
+def _parse_place(tokens: Tokens) -> str:
+    """Parse file, line and column of a source."""
+    file, line, _ = (tokens.expect(NUMBER).text for _ in range(3))
+    name = tokens.files.get(file)
+    return f"{name}:{line}" if name and line != "0" else ""  # compilers write line 0 for statements of their own
 
 
 @dataclass
@@ -260,6 +268,7 @@ class _FunctionParser:
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     call_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     prototypes: dict[str, Prototype] = field(default_factory=dict)
+    location: str = ""  # line of the source by the last `.loc`
 
     def parse_parameters(self, *, named: bool = True) -> tuple[Variable, ...]:
         """Parse `(.param .u64 a, .reg .b32 b)`. named: declare the names, which a prototype does not."""
@@ -338,6 +347,8 @@ class _FunctionParser:
             extern, token = True, tokens.expect(DIRECTIVE, ".shared")
         if token.text == ".reg" and not extern:
             declare_registers(tokens, self.scopes, self.registers)
+        elif token.text == ".loc" and not extern:
+            self.location = parse_location(tokens)
         elif token.text[1:] in SPACES:
             self.variables += parse_variables(tokens, self.scopes, token.text[1:], extern=extern)
         elif extern or not skip_directive(tokens, token):
@@ -389,7 +400,7 @@ class _FunctionParser:
                 found.append(parse_operand(tokens, self.scopes))
             operands = tuple(found)
         tokens.expect(";", "',' or ';'" if operands else "an operand or ';'")
-        return Statement(opcode, operands, guard, tokens.position(token))
+        return Statement(opcode, operands, guard, tokens.position(token), self.location)
 
     def _parse_call(self) -> tuple[Operand, ...]:
         """Parse `(result), name, (arguments), prototype` of a call; all but the name may be missing."""
