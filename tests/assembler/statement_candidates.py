@@ -167,6 +167,8 @@ def operands(spelling: str) -> tuple[str, ...]:
                 given[-1] = register(d, 4)
             found.append(", ".join([register(d, 1), *given]))
         return tuple(found)
+    if name.startswith("v") and name != "vote":
+        return ("%r1, %r2, %r3", "%r1, %r2, %r3, %r4")
     if name == "mov":
         return ("%q1, %q2", "{%d1, %d2}, %q1")
     if name == "shfl":

@@ -17,6 +17,7 @@ from tcemu.ptx.linker.compiled_statements import BoundOperation, BoundStep
 from tcemu.ptx.linker.control_flow import BasicBlock
 from tcemu.ptx.linker.instruction_table import check_ending, check_legality, find_preparer, prepare_statement
 from tcemu.ptx.operand_classes import describe_operand
+from tcemu.ptx.scalar import video_instructions
 from tcemu.ptx.simt import stack_memory, wide_registers
 from tcemu.ptx.simt.chunk import PARAMETER_PREFIX, Chunk, ChunkLayout, NameTable
 from tcemu.ptx.simt.device_memory import CONST_ROOM, FIRST_ROOM, FUNCTION_ROOM, room_start
@@ -355,6 +356,7 @@ def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str
             raise locate_error(original, error) from None
         if isinstance(semantics, Step) and semantics.collective:
             collectives[number] = control_flow.convergence_point(statement, number)
+        statement = video_instructions.plain_statement(statement)
         linked_statements.append(LinkedStatement(first + number, original, semantics, context, names, statement))
     kernel.statements += linked_statements
     base = len(kernel.blocks)

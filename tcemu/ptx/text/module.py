@@ -115,7 +115,19 @@ class Sink:
         return "_"
 
 
-Operand = Register | Integer | Float | Symbol | Address | Vector | Pair | Negated | Sink
+@dataclass(frozen=True)
+class Part:
+    """A part of a register of a video instruction, as `%r1.b0` or `%r1.h10`, or a negated operand of `vmad`, `-%r1`."""
+
+    register: Register
+    selector: str = ""
+    negated: bool = False
+
+    def __str__(self) -> str:
+        return f"{'-' * self.negated}{self.register}{'.' * bool(self.selector)}{self.selector}"
+
+
+Operand = Register | Integer | Float | Symbol | Address | Vector | Pair | Negated | Sink | Part
 
 
 def flatten_operands(operands: tuple[Operand, ...]) -> list[Operand]:

@@ -27,6 +27,7 @@ from tcemu.ptx.text.module import (
     Negated,
     Operand,
     Pair,
+    Part,
     Prototype,
     Register,
     Sink,
@@ -46,6 +47,8 @@ _NUMBER_DIRECTIVES = (
 _MAX_VECTOR_DEPTH = 8  # nesting of vectors
 _OPERAND_FORMS = "a register, a constant, the name of a variable, a label, '{' or '['"
 _ELEMENT_AXES = {**{axis: axis for axis in "xyzw"}, **dict(zip("rgba", "xyzw", strict=True))}
+VIDEO = re.compile(r"v(add|sub|absdiff|min|max|shl|shr|mad|set|avrg)[24]?(\.|$)")  # opcodes whose operands may be parts of registers
+SELECTOR = re.compile(r"[bh][0-7]{1,4}")
 _ADDRESS_TYPES = {f"{sign}{bits}" for sign in "bus" for bits in (32, 64)}
 
 
@@ -395,9 +398,10 @@ class _FunctionParser:
         if opcode.partition(".")[0] == "call":
             operands = self._parse_call()
         elif tokens.token.kind != ";":
-            found = [parse_operand(tokens, self.scopes)]
+            parse_each = parse_part if VIDEO.match(opcode) else parse_operand
+            found = [parse_each(tokens, self.scopes)]
             while tokens.accept(","):
-                found.append(parse_operand(tokens, self.scopes))
+                found.append(parse_each(tokens, self.scopes))
             operands = tuple(found)
         tokens.expect(";", "',' or ';'" if operands else "an operand or ';'")
         return Statement(opcode, operands, guard, tokens.position(token), self.location)
@@ -463,6 +467,24 @@ def parse_operand(tokens: Tokens, scopes: Scopes, depth: int = 0) -> Operand:
     if token.kind == "!" or starts_constant(token):
         return parse_constant(tokens)
     raise tokens.unexpected(_OPERAND_FORMS)
+
+
+def parse_part(tokens: Tokens, scopes: Scopes) -> Operand:
+    """Parse an operand of a video instruction, which may be a part of a register, or negated."""
+    negated = tokens.token.kind == "-" and tokens.peek().kind == NAME
+    if negated:
+        tokens.take()
+    token = tokens.token
+    stem, _, selector = token.text.partition(".")
+    meaning = scopes.find(stem) if token.kind == NAME else None
+    if meaning is None or meaning.category != "register" or not (negated or SELECTOR.fullmatch(selector)):
+        return parse_operand(tokens, scopes)
+    tokens.take()
+    if selector and not SELECTOR.fullmatch(selector):
+        raise tokens.error(
+            f"{token.text} is no part of a register; parts are .b0 to .b3, .h0, .h1 and, of packed instructions, several", token
+        )
+    return Part(Register(meaning.name), selector, negated)
 
 
 def parse_guard(tokens: Tokens, scopes: Scopes) -> Guard | None:
