@@ -356,6 +356,22 @@ def _scalar() -> Iterator[StatementRow]:
     yield from _conversions()
 
 
+def _video() -> Iterator[StatementRow]:
+    word, second, comparison = "u32|s32", "op=add|min|max?", "cmp=eq|ne|lt|le|gt|ge"
+    lines = {
+        **dict.fromkeys(("vadd", "vsub", "vabsdiff", "vmin", "vmax"), (f"{word} {word} {word} sat? {second}",)),
+        **dict.fromkeys(("vshl", "vshr"), (f"{word} {word} u32 sat? mode=clamp|wrap {second}",)),
+        "vmad": (f"{word} {word} {word} po? sat? scale=shr7|shr15?",),
+        "vset": (f"{word} {word} {comparison} {second}",),
+    }
+    for count in (2, 4):
+        names = (f"{name}{count}" for name in ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax"))
+        lines |= dict.fromkeys(names, (f"{word} {word} {word} sat?", f"{word} {word} {word} add"))
+        lines[f"vset{count}"] = (f"{word} {word} {comparison} add?",)
+    for name, several in lines.items():
+        yield from (StatementRow(name, name, line, ANY, "9.7.18") for line in several)
+
+
 def _holds(kind: str, other: str) -> bool:
     """Return True if an integer type has every value of another."""
     size, other_size = int(kind[1:]), int(other[1:])
@@ -561,6 +577,8 @@ def _atomics() -> Iterator[StatementRow]:
         ("operation=add rounding=noftz type=bf16|bf16x2", S90, everywhere),
         ("operation=exch type=b32|b64", ANY, everywhere),
         ("operation=cas type=b32|b64", ANY, (f"{orders} {GLOBAL}", everywhere[1])),
+        ("operation=exch type=b128", since(90, 8, 3), everywhere),
+        ("operation=cas type=b128", since(90, 8, 3), (f"{orders} {GLOBAL}", everywhere[1])),
         ("operation=cas type=b16", since(70, 6, 3), (f"{orders} {GLOBAL}", everywhere[1])),
         ("operation=add vector=v2|v4 type=f32", since(90, 8, 1), vectors),
         ("operation=add|min|max rounding=noftz vector=v2|v4|v8 type=f16|bf16", since(90, 8, 1), vectors),
@@ -727,7 +745,7 @@ QUALIFIER_NEEDS: dict[str, dict[str, Needs]] = {
 @lru_cache(maxsize=4096)
 def statement_rows() -> tuple[StatementRow, ...]:
     """Return the rows of all statements."""
-    return (*_scalar(), *_collectives(), *_control(), *_memory(), *_asynchronous())
+    return (*_scalar(), *_video(), *_collectives(), *_control(), *_memory(), *_asynchronous())
 
 
 @lru_cache(maxsize=4096)
