@@ -106,3 +106,55 @@ def test_operands_of_calls_are_registers_variables_or_constants(callee):
 def test_operands_of_runtime_functions_are_checked(odd):
     with pytest.raises((PtxError, Unsupported), match=r"line \d+"):
         launch(f"call (out), vprintf, ({odd}, wide); L1:")
+
+
+RECURSION = """.version 8.0
+.target sm_80
+.address_size 64
+.func (.param .b32 result) fib(.param .b32 n) {
+.reg .b32 %n, %a, %b; .reg .pred %p; .param .b32 x; .param .b32 y;
+ld.param.u32 %n, [n]; setp.lt.u32 %p, %n, 2; @%p bra small;
+sub.u32 %a, %n, 1; st.param.b32 [x], %a; call (y), fib, (x); ld.param.b32 %a, [y];
+ld.param.u32 %n, [n]; sub.u32 %b, %n, 2; st.param.b32 [x], %b; call (y), fib, (x); ld.param.b32 %b, [y];
+add.u32 %n, %a, %b;
+small: st.param.b32 [result], %n; ret; }
+.func (.reg .b32 r) odd(.reg .b32 n);
+.func (.reg .b32 r) even(.reg .b32 n) { .reg .pred %p; .reg .b32 %m;
+setp.eq.u32 %p, n, 0; mov.u32 r, 1; @%p ret; sub.u32 %m, n, 1; call (r), odd, (%m); mad.lo.u32 r, n, 10, r; ret; }
+.func (.reg .b32 r) odd(.reg .b32 n) { .reg .pred %p; .reg .b32 %m;
+setp.eq.u32 %p, n, 0; mov.u32 r, 0; @%p ret; sub.u32 %m, n, 1; call (r), even, (%m); add.u32 r, r, n; ret; }
+.func (.reg .b32 r) swap(.reg .b32 a, .reg .b32 b) { call (r), swap, (b, a); ret; }
+.visible .entry k(.param .u64 p) {
+.reg .b32 %r<4>; .reg .b64 %d<3>; .param .b32 x; .param .b32 y;
+ld.param.u64 %d0, [p]; mov.u32 %r0, %tid.x; mul.wide.u32 %d1, %r0, 4; add.u64 %d0, %d0, %d1;
+BODY
+st.global.u32 [%d0], %r1; ret; }
+"""
+
+
+def call_recursively(body, threads):
+    args = [np.zeros(threads, np.uint32)]
+    return run(RECURSION.replace("BODY", body), grid=1, block=threads, args=args, target="A100", checked=True)[0].tolist()
+
+
+def test_functions_call_themselves():
+    fibonacci = [0, 1]
+    while len(fibonacci) < 10:
+        fibonacci.append(fibonacci[-1] + fibonacci[-2])
+    body = "rem.u32 %r2, %r0, 10; st.param.b32 [x], %r2; call (y), fib, (x); ld.param.b32 %r1, [y];"
+    assert call_recursively(body, 40) == fibonacci * 4
+
+
+def test_functions_call_each_other():
+    def even(n):
+        return 1 if n == 0 else 10 * n + odd(n - 1)
+
+    def odd(n):
+        return 0 if n == 0 else even(n - 1) + n
+
+    assert call_recursively("call (%r1), even, (%r0);", 33) == [even(n) for n in range(33)]
+
+
+def test_parameters_that_change_places_are_refused():
+    with pytest.raises(Unsupported, match="in another place"):
+        call_recursively("call (%r1), swap, (%r0, %r0);", 4)

@@ -95,6 +95,7 @@ class LinkedCallee:
     argument_moves: list[LinkedStatement]  # from the arguments to the parameters
     result_moves: list[LinkedStatement]  # from the results
     block: int = -1  # its first basic block
+    recursive: bool = False  # it may call the caller again, whose registers and frame are saved meanwhile
 
 
 @dataclass
@@ -138,7 +139,9 @@ class Kernel:
     constants: bytearray = field(default_factory=bytearray)  # contents of the .const variables
     globals: list[Variable] = field(default_factory=list)  # .global variables, in rooms from FIRST_ROOM on
     symbols: dict[str, int] = field(default_factory=dict)  # addresses
-    call_depth: int = 0  # of nested calls
+    call_depth: int = 0  # of nested calls without recursion
+    recursive_groups: dict[str, int] = field(default_factory=dict)  # number of the functions that call each other, by function
+    frame_words: dict[str, tuple[int, int]] = field(default_factory=dict)  # first word of each function's frame in local memory, and end
     taken_functions: frozenset[str] = frozenset()  # functions whose addresses the kernel may have, if it calls any through a register
     cluster_size: int = 1  # blocks of a cluster
     stack_start: int | None = None  # first byte of the stack in local memory; None: there is none
@@ -270,9 +273,10 @@ def _reachable_functions(module: Module, entry: Function, kernel: Kernel) -> lis
             reached = {name for each in found.values() for name in _functions_by_pointer(module, each, found.values())}
             work = [module.functions[name] for name in sorted(reached - found.keys())]
             kernel.taken_functions = frozenset(_taken_functions(module, found.values())) if reached else frozenset()
-    kernel.call_depth = _call_depth(entry.name, callees)
-    if kernel.taken_functions:
-        kernel.call_depth = len(found)  # no function is in a chain of calls twice
+    kernel.recursive_groups = _recursive_groups(callees)
+    for name in kernel.recursive_groups:
+        _check_recursive(found[name], found.values())
+    kernel.call_depth = len(found) - 1  # without recursion, no function is in a chain of calls twice
     return list(found.values())
 
 
@@ -304,25 +308,34 @@ def _called_functions(module: Module, function: Function) -> Iterator[tuple[Stat
         yield statement, name
 
 
-def _call_depth(entry: str, callees: dict[str, list[tuple[Statement, str]]]) -> int:
-    """Return the length of the longest chain of calls. Raises Unsupported for recursion."""
-    depths: dict[str, int] = {}
-    path = [entry]
-    rest = [iter(callees[entry])]
-    while path:
-        call = next(rest[-1], None)
-        if call is None:
-            rest.pop()
-            name = path.pop()
-            depths[name] = max((1 + depths[callee] for _, callee in callees[name]), default=0)
-        elif call[1] in path:
-            chain = [*path[path.index(call[1]) :], call[1]]
-            shown = chain if len(chain) < 8 else [*chain[:4], "...", *chain[-2:]]
-            raise locate_error(call[0], Unsupported(f"recursion is not supported: {' calls '.join(shown)}"))
-        elif call[1] not in depths:
-            path.append(call[1])
-            rest.append(iter(callees[call[1]]))
-    return depths[entry]
+def _recursive_groups(callees: dict[str, list[tuple[Statement, str]]]) -> dict[str, int]:
+    """Return for each function that may call itself, by name, the number of the functions that call each other with it."""
+    edges = {name: [callee for _, callee in called] for name, called in callees.items()}
+    index = {name: number for number, name in enumerate(edges)}
+    numbered = {index[name]: [index[callee] for callee in called] for name, called in edges.items()}
+    names, groups = list(edges), {}
+    for number, component in enumerate(control_flow.strong_components(numbered, numbered)):
+        if len(component) > 1 or component[0] in numbered[component[0]]:
+            groups |= {names[each]: number for each in component}
+    return groups
+
+
+def _check_recursive(function: Function, functions: Iterable[Function]) -> None:
+    """Raise Unsupported for a recursive function with memory that each of its calls must have for itself."""
+    local = [
+        (variable.position, f"it has the local variable {variable.name}") for variable in function.variables if variable.space == "local"
+    ]
+    stack = [
+        (statement.position, f"the kernel has {statement.name}")
+        for each in functions
+        for statement in each.statements
+        if statement.name in stack_memory.INSTRUCTIONS
+    ]
+    for position, what in (*local, *stack):
+        raise Unsupported(
+            f"line {position.line}, column {position.column}: recursion of {function.name} is not supported, since {what}, whose address "
+            "nested calls would share; recursive functions with registers and parameters alone are supported"
+        )
 
 
 def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str, int]], checked: bool) -> None:
@@ -379,7 +392,11 @@ def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str
                     f"{callee.name}:", wide_registers.add_halves(callee.registers), {**kernel.symbols, **frames[callee.name]}
                 )
                 moves = _link_call(last, callee, callee_names, kernel.stack_start is not None)
-                linked.callees.append(LinkedCallee(callee.name, kernel.symbols[callee.name], *moves))
+                group = kernel.recursive_groups.get(function.name)
+                recursive = name is not None and group is not None and group == kernel.recursive_groups.get(callee.name)
+                linked.callees.append(LinkedCallee(callee.name, kernel.symbols[callee.name], *moves, recursive=recursive))
+                if recursive:
+                    _check_moves(last.statement, moves[0])
 
 
 def _check_operands(statement: Statement, function: Function, names: NameTable) -> None:
@@ -453,6 +470,19 @@ def _link_call(
         [*moves.move_register(stack_memory.HEIGHT, saved)] * has_stack
         + [statement for operand, formal in pairs[1] for statement in moves.move_result(operand, formal)],
     )
+
+
+def _check_moves(call: Statement, moves: list[LinkedStatement]) -> None:
+    """Raise Unsupported if a move of a recursive call's arguments overwrites the source of a later one."""
+    written: set[Operand] = set()
+    for move in moves:
+        destination, *sources = move.statement.operands
+        for source in sources:
+            if source in written and not (isinstance(source, Register) and "%passed" in source.name):
+                raise locate_error(
+                    call, Unsupported("recursion with the function's own parameters as arguments in another place is not supported")
+                )
+        written.add(destination)
 
 
 def _check_call_operand(call: LinkedStatement, what: str, operand: Operand, formal: Variable, callee: str) -> None:
@@ -554,13 +584,14 @@ class _CallMoves:
 
 def _lay_out_frame(kernel: Kernel, function: Function) -> dict[str, int]:
     """Return the addresses in local memory of a function's variables and parameters, except those of the entry."""
-    frame = {}
+    frame, start = {}, align_up(kernel.local_bytes, FRAME_ALIGNMENT)
     locals_ = [variable for variable in function.variables if variable.space in ("local", "param")]
     formals = [] if function.entry else [each for each in (*function.parameters, *function.results) if each.space != "reg"]
     for variable in (*formals, *locals_):
         kernel.local_bytes = align_up(kernel.local_bytes, max(variable.alignment, FRAME_ALIGNMENT))
         frame[variable.name] = kernel.local_bytes
         kernel.local_bytes += max(byte_size(variable), 1)
+    kernel.frame_words[function.name] = start // 4, align_up(max(kernel.local_bytes, start), 4) // 4
     return frame
 
 

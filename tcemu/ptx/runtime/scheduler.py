@@ -21,7 +21,7 @@ from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.isa.families import LANES
 from tcemu.layouts.tensor_memory import COLUMNS
 from tcemu.ptx.linker.control_flow import ConvergencePoint
-from tcemu.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedCallee, LinkedStatement, compile_together
+from tcemu.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedCallee, LinkedStatement, byte_size, compile_together
 from tcemu.ptx.runtime.deadlocks import RepetitionDetector
 from tcemu.ptx.runtime.runtime_functions import RuntimeFunctions
 from tcemu.ptx.runtime.tracing import ExecutedStatement, Observer
@@ -29,12 +29,13 @@ from tcemu.ptx.simt.chunk import Chunk, NameTable
 from tcemu.ptx.simt.cluster_checks import users_of_blocks
 from tcemu.ptx.simt.faults import Trapped
 from tcemu.ptx.simt.machine import constant_bits
-from tcemu.ptx.text.module import Negated, Operand, Register, Statement
+from tcemu.ptx.text.module import Negated, Operand, Register, Statement, Symbol, Vector
 
 IDLE = np.int64(2**62)  # the key of threads that wait or have exited
 STARVATION_LIMIT = 4096  # basic blocks after which a passed-over one runs
 STARVATION_INTERVAL = 256  # basic blocks between searches for passed-over ones
 MASK_CACHE_SIZE = 64
+MAX_RECURSION = 1024  # nested calls; the stack of a thread has 1 KiB by default, and at most 512 KiB
 BARRIER_COUNT = 16
 CLUSTER_BARRIER = BARRIER_COUNT  # the number of the cluster's barrier
 
@@ -111,6 +112,7 @@ class Schedule:
         self.masks: dict[bytes, Any] = {}
         self.polling = np.array([linked.basic_block.polls for linked in kernel.blocks])
         self.repetitions = RepetitionDetector()
+        self.saves = SavedCallers()
         self._update_keys(present)
 
     def run_to_completion(self) -> None:
@@ -327,6 +329,8 @@ class Schedule:
             self._move_threads(mask, linked.basic_block.fallthrough)
             return
         for callee, threads in self._called_functions(linked, mask):
+            if callee.recursive:
+                self.saves.save(self, linked, threads)
             self._execute(callee.argument_moves, threads)
             self.calls[threads, self.depth[threads]] = number
             self.depth[threads] += 1
@@ -382,6 +386,8 @@ class Schedule:
             linked = self.kernel.blocks[int(caller)]
             callee = next(each for each in linked.callees if f"{each.name}:" == returning.names.prefix)
             self._execute(callee.result_moves, callers == caller)
+            if callee.recursive:
+                self.saves.restore(self, linked, callers == caller)
             self._move_threads(callers == caller, linked.basic_block.fallthrough)
 
     def _exit_threads(self, mask: np.ndarray) -> None:
@@ -465,6 +471,66 @@ class Schedule:
             return False
         ready = self._ready_threads(self.kernel.blocks[number], threads)
         return ready is not None and bool((ready & among).any())
+
+
+# ---- recursion
+
+
+class SavedCallers:
+    """Registers and frames of functions that call themselves, by the depth of the call.
+
+    Functions have their registers and parameters at fixed places. Before a call that may lead to the caller again, what the caller has is
+    saved; after it, everything but the results is restored.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[int, tuple[dict[str, np.ndarray], np.ndarray]] = {}  # registers by qualified name, and words of local memory
+
+    def save(self, schedule: Schedule, linked: LinkedBlock, threads: np.ndarray) -> None:
+        """Save the caller of the threads at a call, at their depths; make room for deeper calls.
+
+        Raises:
+            UndefinedBehaviour: Calls are nested deeper than any stack of a GPU.
+        """
+        chunk, prefix = schedule.chunk, linked.names.prefix
+        deepest = int(schedule.depth[threads].max())
+        if deepest >= MAX_RECURSION:
+            block, thread = (int(n) for n in np.argwhere(threads)[0])
+            place = schedule.reporter.describe(linked.require_terminator(), block, thread)
+            raise UndefinedBehaviour(f"{place}: calls are nested deeper than {MAX_RECURSION}; a GPU's stack overflows")
+        if deepest + 1 >= schedule.calls.shape[-1]:
+            schedule.calls = np.concatenate([schedule.calls, np.zeros_like(schedule.calls)], axis=-1)
+        registers = {name: np.asarray(value) for name, value in chunk.registers.items() if name.startswith(prefix)}
+        local = np.asarray(chunk["local"])
+        for level in np.unique(schedule.depth[threads]):
+            here = threads & (schedule.depth == level)
+            saved, memory = self._levels.get(int(level), ({}, np.zeros_like(local)))
+            merged = {name: np.where(here, value, saved.get(name, value)) for name, value in registers.items()}
+            self._levels[int(level)] = saved | merged, np.where(here[..., None], local, memory)
+
+    def restore(self, schedule: Schedule, linked: LinkedBlock, threads: np.ndarray) -> None:
+        """Restore the caller of threads that have returned to a call, but for the results."""
+        chunk, names = schedule.chunk, linked.names
+        results = linked.require_terminator().statement.operands[0]
+        kept, memory = set[str](), np.array(chunk["local"])
+        start, stop = schedule.kernel.frame_words[linked.require_terminator().context.function.name]
+        restored = np.zeros(memory.shape[-1], bool)
+        restored[start:stop] = True
+        for operand in results.elements if isinstance(results, Vector) else ():
+            if isinstance(operand, Register):
+                kept.add(names.qualified_name(operand))
+            elif isinstance(operand, Symbol):
+                first = names.symbols[operand.name] // 4
+                size = next(byte_size(each) for each in linked.require_terminator().context.function.variables if each.name == operand.name)
+                restored[first : first + -(-size // 4)] = False
+        for level in np.unique(schedule.depth[threads]):
+            here = threads & (schedule.depth == level)
+            registers, local = self._levels[int(level)]
+            for name, value in registers.items():
+                if name.startswith(names.prefix) and name not in kept:
+                    chunk.registers[name] = jax.device_put(np.where(here, value, np.asarray(chunk.registers[name])))
+            memory = np.where(here[..., None] & restored, local, memory)
+        chunk["local"] = jax.device_put(memory)
 
 
 # ---- barriers
