@@ -4,7 +4,8 @@ It has every statement that `tcemu.ptx` runs; those of PTX 9.7.14 to 9.7.16 are 
 an opcode behind its head: "rn|rz? ftz? type=f32|f64" matches ".f32", ".ftz.f32", ".rz.ftz.f32" and so on. "|" separates choices, "?" marks
 an optional position, and a name before "=" is that by which `tcemu.ptx` reads the position.
 
-Source: the syntax blocks, PTX ISA Notes and Target ISA Notes of the manual; every line was put to ptxas 12.9, 13.0 and 13.5
+Source: the syntax blocks, PTX ISA Notes and Target ISA Notes of the manual; every line was put to ptxas 12.9, 13.0 and 13.5, those of PTX 9.2
+to 13.5 by hand, since the record ends with PTX 9.1
 (tests/assembler/statement_answers.json.xz).
 """
 
@@ -423,7 +424,7 @@ def _conversions() -> Iterator[StatementRow]:
     yield row("cvt.tf32", "rn|rz satfinite relu? tf32 f32", since(100, 8, 6))
     yield row("cvt.narrow", f"rn satfinite relu? {FP8_PAIRS} f32|f16x2", FP8)
     yield row("cvt.narrow", f"rn satfinite relu? e2m1x2|{FP6_PAIRS} f32", FAMILIES_86)
-    yield row("cvt.narrow", "rn satfinite relu? e2m1x2 f16x2", FAMILIES_91)
+    yield row("cvt.narrow", "rn satfinite relu? e2m1x2 f16x2", FAMILIES_90)
     yield row("cvt.narrow", f"rn satfinite relu? {FP6_PAIRS} f16x2", FAMILIES_91)
     yield row("cvt.narrow", f"rn satfinite relu? {FP8_PAIRS}|{FP6_PAIRS}|e2m1x2 bf16x2", FAMILIES_91)
     yield row("cvt.fixed", f"rn satfinite relu? {SCALED}? s2f6x2 f32|bf16x2", FIXED_POINT)
@@ -577,13 +578,15 @@ def _atomics() -> Iterator[StatementRow]:
         ("operation=add rounding=noftz type=bf16|bf16x2", S90, everywhere),
         ("operation=exch type=b32|b64", ANY, everywhere),
         ("operation=cas type=b32|b64", ANY, (f"{orders} {GLOBAL}", everywhere[1])),
-        ("operation=exch type=b128", since(90, 8, 3), everywhere),
-        ("operation=cas type=b128", since(90, 8, 3), (f"{orders} {GLOBAL}", everywhere[1])),
         ("operation=cas type=b16", since(70, 6, 3), (f"{orders} {GLOBAL}", everywhere[1])),
         ("operation=add vector=v2|v4 type=f32", since(90, 8, 1), vectors),
         ("operation=add|min|max rounding=noftz vector=v2|v4|v8 type=f16|bf16", since(90, 8, 1), vectors),
         ("operation=add|min|max rounding=noftz vector=v2|v4 type=f16x2|bf16x2", since(90, 8, 1), vectors),
     ]
+    for scopes, needs in (("cta|cluster|gpu?", since(90, 8, 3)), ("sys", since(90, 8, 4))):
+        on_global, on_shared = (f"relaxed|acquire|release|acq_rel? {scopes} {space}" for space in (GLOBAL, f"space={SHARED}"))
+        lines.append(("operation=exch type=b128", needs, (f"{on_global} {HINT}", on_shared)))
+        lines.append(("operation=cas type=b128", needs, (on_global, on_shared)))
     for line, needs, heads in lines:
         for head in heads:
             yield StatementRow("atom", "atom", f"{head} {line}", needs, "9.7.13.5")
