@@ -9,6 +9,7 @@ from tcemu.base.errors import PtxError as PtxError
 from tcemu.kernels.ptx.cuda_source import compile as compile
 from tcemu.kernels.ptx.runtime.kernel_arguments import BufferPointer as BufferPointer
 from tcemu.kernels.ptx.runtime.kernel_arguments import PointerTable as PointerTable
+from tcemu.kernels.ptx.runtime.kernel_arguments import Struct as Struct
 from tcemu.kernels.ptx.runtime.kernel_runner import run as run
 from tcemu.kernels.ptx.runtime.scheduler import StepLimit as StepLimit
 from tcemu.kernels.ptx.runtime.target_comparison import Comparison as Comparison
@@ -45,6 +46,7 @@ __all__ = [
     "Snapshot",
     "Statement",
     "StepLimit",
+    "Struct",
     "TensorMap",
     "Tracepoint",
     "Trapped",

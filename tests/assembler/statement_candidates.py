@@ -68,6 +68,8 @@ def around(row: StatementRow) -> Iterator[str]:
 
 def bits(kind: str) -> int:
     """The size of a type."""
+    if kind == "s2f6x2":
+        return 16
     if kind.endswith("x2") and kind[0] in "eu" and kind[1] in "e2345":
         return 8 if kind == "e2m1x2" else 16
     digits = "".join(c if c.isdigit() else " " for c in kind.replace("bf16", "f16").replace("tf32", "f32")).split()
@@ -127,6 +129,7 @@ def operands(spelling: str) -> tuple[str, ...]:
             f"%c1, {a}",
             f"%c1, {a}, {b}",
             f"{d}, %c2",
+            *([f"{d}, {a}, %h7", f"{d}, {a}, {b}, %h7", f"{d}, %c2, %h7"] if "scaled::n2::ue8m0" in parts else []),
         )
     if name in ("setp", "set"):
         source = t
@@ -167,6 +170,8 @@ def operands(spelling: str) -> tuple[str, ...]:
                 given[-1] = register(d, 4)
             found.append(", ".join([register(d, 1), *given]))
         return tuple(found)
+    if name.startswith("v") and name != "vote":
+        return ("%r1, %r2, %r3", "%r1, %r2, %r3, %r4")
     if name == "mov":
         return ("%q1, %q2", "{%d1, %d2}, %q1")
     if name == "shfl":
@@ -244,7 +249,7 @@ def operands(spelling: str) -> tuple[str, ...]:
         return (f"[{place}], {group(t, vector(spelling))}{policy}",)
     if name in ("atom", "red"):
         place = "svar" if any(p.startswith("shared") for p in parts) else "%d8"
-        b = group(t, vector(spelling), 11 if t != "f16" and t != "bf16" else 1)
+        b = group(t, vector(spelling), 11 if t not in ("f16", "bf16", "b128") else 1)
         third = f", {register(t, 3)}" if "cas" in parts else ""
         return (f"{group(t, vector(spelling)) + ', ' if name == 'atom' else ''}[{place}], {b}{third}{policy}",)
     if name == "cvta":

@@ -126,20 +126,23 @@ def scale(parts, x):
     return min(field, 0xFE) if "satfinite" in parts else field
 
 
-def wide(parts, a):
+def wide(parts, a, scale=None):
     to, of = parts[-2:]
-    if of == "ue8m0x2":
-        dtype, step, bits = ml_dtypes.float8_e8m0fnu, 8, 8
+    if of == "s2f6x2":
+        values = [Fraction(integer(a >> at & 255, "s8"), 64) for at in (0, 8)]
     else:
-        dtype, step, _ = NARROW[of]
+        dtype, step = (ml_dtypes.float8_e8m0fnu, 8) if of == "ue8m0x2" else NARROW[of][:2]
         bits = {"e2m1x2": 4, "e2m3x2": 6, "e3m2x2": 6}.get(of, 8)
-    held, number = SINGLES[to]
-    elements = np.array([a, a >> step], np.uint32) & ((1 << bits) - 1)
-    values = elements.astype(np.uint8).view(dtype).astype(np.float32)
-    codes = np.where(np.isnan(values), 0x7FFF, values.astype(number).view(held))
-    if "relu" in parts:
-        codes = np.where((codes >> 15 == 1) & ~np.isnan(values), 0, codes)
-    return (int(codes[0]) | int(codes[1]) << 16,)
+        elements = np.array([a, a >> step], np.uint32) & ((1 << bits) - 1)
+        values = [float(x) for x in elements.astype(np.uint8).view(dtype).astype(np.float32)]
+    codes = []
+    for at, x in enumerate(values):
+        factor = 127 if scale is None else scale >> 8 * at & 255
+        negative = str(x).startswith("-")
+        size = "nan" if x != x or factor == 255 else "inf" if abs(x) == np.inf else Fraction(abs(x)) * Fraction(2) ** (factor - 127)
+        kind = to.removesuffix("x2")
+        codes.append(finish_code(encode(Value(negative and size != "nan", size), kind, "rn"), kind, parts))
+    return (codes[0] | codes[1] << 16,)
 
 
 def convert_packed(parts, a, b, *c):
@@ -156,7 +159,7 @@ def reference(opcode):
     to, of = parts[-2:]
     if to == "tf32":
         function = tf32
-    elif of in NARROW or of == "ue8m0x2":
+    elif of in NARROW or of in ("ue8m0x2", "s2f6x2"):
         function = wide
     elif to in NARROW or to == "ue8m0x2":
         function = narrow

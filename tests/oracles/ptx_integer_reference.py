@@ -156,10 +156,13 @@ def dot(parts, a, b, c):
 
 
 def carry_add(sign):
-    def compute(parts, a, b, flag=0):
+    """`.cc` and its readers, as machine code computes them: a subtraction is a + ~b + CC.CF, so that its flag is 1 without a borrow."""
+
+    def compute(parts, a, b, flag=None):
         bits = type_bits(parts[-1])
-        total = a + sign * (b + flag)
-        return (total % (1 << bits), not 0 <= total < 1 << bits)[: 1 + ("cc" in parts)]
+        addend = b if sign > 0 else (1 << bits) - 1 - b
+        total = a + addend + (int(flag) if flag is not None else int(sign < 0))
+        return (total % (1 << bits), total >= 1 << bits)[: 1 + ("cc" in parts)]
 
     return compute
 

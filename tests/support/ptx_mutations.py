@@ -124,12 +124,27 @@ def an_opcode(text: str, pick: random.Random) -> str:
     return _word(text, pick, change, re.compile(r"(?m)(?<=^    )[a-z][\w.:]+|(?<=^\t)[a-z][\w.:]+"))
 
 
+OPERANDS = (
+    "%r1", "{%r1}", "{%r1, %r2}", "{%rd1, _}", "%laneid", "%clock", "%clock64", "%tid.x", "%pm0", "_", "_|_", "%r1|%p1", "1.5", "-7",
+    "0f3F800000", "!%p1", "[%rd1]", "[%r1+4]", "[%laneid]", "[4096]", "[%rd1, {%r1, %clock}]", "%rd1", "%p1", "%f1", "{{%r1}, %r2}",
+)  # fmt: skip
+
+
+def an_operand(text: str, pick: random.Random) -> str:
+    """Replace one operand of an instruction, also of a call, by one of any class."""
+
+    def change(operand: str) -> str:
+        return pick.choice((*OPERANDS, pick.choice(re.findall(r"(?<=[ ,(])[%\w$.]+(?=[,;)])", text) or ["x"])))
+
+    return _word(text, pick, change, re.compile(r"(?m)(?<=[ \t,(])(?:[%\w$.!-]+|\{[^{}\n;]*\}|\[[^\[\]\n;]*\])(?=\s*[,;)])"))
+
+
 def the_end(text: str, pick: random.Random) -> str:
     """Truncate the text."""
     return text[: pick.randrange(len(text))]
 
 
-KINDS = (a_character, a_token, a_line, a_number, a_register, an_opcode, an_opcode, a_register, the_end)
+KINDS = (a_character, a_token, a_line, a_number, a_register, an_opcode, an_opcode, a_register, an_operand, an_operand, an_operand, the_end)
 
 
 def mutate(text: str, seed: int) -> str:

@@ -19,7 +19,7 @@ from tcemu.engine.isa.syntax_table import QUALIFIER_SINCE, Needs, Version, state
 from tcemu.engine.isa.targets import TARGETS, resolve_target
 from tcemu.engine.isa.tcgen05 import Tcgen05Product
 
-LATEST: Version = (9, 1)  # the PTX ISA version of the manual that the rows were read from
+LATEST: Version = (9, 2)  # the newest PTX ISA version of a row
 
 
 def targets(op: str | Instruction | None = None, isa: str | None = None) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ It has every statement that `tcemu.ptx` runs; those of PTX 9.7.14 to 9.7.16 are 
 qualifiers of an opcode behind its head: "rn|rz? ftz? type=f32|f64" matches ".f32", ".ftz.f32", ".rz.ftz.f32" and so on. "|" separates
 choices, "?" marks an optional position, and a name before "=" is that by which `tcemu.ptx` reads the position.
 
-Source: the syntax blocks, PTX ISA Notes and Target ISA Notes of the manual; every line was put to ptxas 12.9, 13.0 and 13.5
-(tests/assembler/statement_answers.json.xz).
+Source: the syntax blocks, PTX ISA Notes and Target ISA Notes of the manual; every line was put to ptxas 12.9, 13.0 and 13.5, those of PTX
+9.2 to 13.5 by hand, since the record ends with PTX 9.1 (tests/assembler/statement_answers.json.xz).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class StatementForm(NamedTuple):
     choices: Choices
 
 
-TYPE_NAME = compile(r"pred|[bus]\d+(x\d+)?|b?f\d+(x\d+)?|tf32|u?e\dm\dx\d")
+TYPE_NAME = compile(r"pred|[bus]\d+(x\d+)?|b?f\d+(x\d+)?|tf32|u?e\dm\dx\d|s2f6x2")
 
 
 @lru_cache(maxsize=4096)
@@ -203,6 +203,7 @@ BOOLEAN = "and|or|xor?"
 COMPARED = (  # relations and types of the operands; the types of f16 and bf16 are separate
     (BIT_RELATIONS, BITS), (UNSIGNED, "u16|u32|u64"), (ORDERED, "s16|s32|s64"),
 )  # fmt: skip
+SCALED = "scaled::n2::ue8m0"
 FP8_PAIRS, FP6_PAIRS, QUADS = "e4m3x2|e5m2x2", "e2m3x2|e3m2x2", "e4m3x4|e5m2x4|e2m1x4|e2m3x4|e3m2x4"
 S80, S89, S90 = since(80, 7, 0), since(89, 7, 8), since(90, 7, 8)
 BF16_FMA = since(80, 7, 0)
@@ -355,6 +356,22 @@ def _scalar() -> Iterator[StatementRow]:
     yield from _conversions()
 
 
+def _video() -> Iterator[StatementRow]:
+    word, second, comparison = "u32|s32", "op=add|min|max?", "cmp=eq|ne|lt|le|gt|ge"
+    lines = {
+        **dict.fromkeys(("vadd", "vsub", "vabsdiff", "vmin", "vmax"), (f"{word} {word} {word} sat? {second}",)),
+        **dict.fromkeys(("vshl", "vshr"), (f"{word} {word} u32 sat? mode=clamp|wrap {second}",)),
+        "vmad": (f"{word} {word} {word} po? sat? scale=shr7|shr15?",),
+        "vset": (f"{word} {word} {comparison} {second}",),
+    }
+    for count in (2, 4):
+        names = (f"{name}{count}" for name in ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax"))
+        lines |= dict.fromkeys(names, (f"{word} {word} {word} sat?", f"{word} {word} {word} add"))
+        lines[f"vset{count}"] = (f"{word} {word} {comparison} add?",)
+    for name, several in lines.items():
+        yield from (StatementRow(name, name, line, ANY, "9.7.18") for line in several)
+
+
 def _holds(kind: str, other: str) -> bool:
     """Return True if an integer type has every value of another."""
     size, other_size = int(kind[1:]), int(other[1:])
@@ -407,12 +424,17 @@ def _conversions() -> Iterator[StatementRow]:
     yield row("cvt.narrow", f"rn satfinite relu? {FP8_PAIRS} f32|f16x2", FP8)
     yield row("cvt.narrow", f"rn satfinite relu? e2m1x2|{FP6_PAIRS} f32", FAMILIES_86)
     yield row("cvt.narrow", "rn satfinite relu? e2m1x2 f16x2", FAMILIES_90)
+    yield row("cvt.narrow", f"rn satfinite relu? {FP6_PAIRS} f16x2", FAMILIES_91)
+    yield row("cvt.narrow", f"rn satfinite relu? {FP8_PAIRS}|{FP6_PAIRS}|e2m1x2 bf16x2", FAMILIES_91)
+    yield row("cvt.fixed", f"rn satfinite relu? {SCALED}? s2f6x2 f32|bf16x2", FIXED_POINT)
     yield row("cvt.scale", "rz|rp satfinite? ue8m0x2 f32|bf16x2", FAMILIES_86)
     yield row("cvt.stochastic", "rs relu? satfinite? f16x2|bf16x2 f32", STOCHASTIC)
     yield row("cvt.stochastic", f"rs relu? satfinite {QUADS} f32", STOCHASTIC)
     yield row("cvt.wide", f"rn relu? f16x2 {FP8_PAIRS}", FP8)
     yield row("cvt.wide", f"rn relu? f16x2 e2m1x2|{FP6_PAIRS}", FAMILIES_86)
     yield row("cvt.wide", "rn bf16x2 ue8m0x2", FAMILIES_86)
+    yield row("cvt.wide", f"rn satfinite? relu? {SCALED}? bf16x2 {FP8_PAIRS}|{FP6_PAIRS}|e2m1x2", FAMILIES_92)
+    yield row("cvt.wide", f"rn satfinite? relu? {SCALED}? bf16x2 s2f6x2", FIXED_POINT)
     pack = (("u16|s16 s32", 72), ("u8|s8 s32 b32", 72), ("u4|s4|u2|s2 s32 b32", 75))
     for types, target in pack:
         yield StatementRow("cvt.pack", "cvt", f"pack sat {types}", since(target, 6, 5), "9.7.9.22")
@@ -421,6 +443,8 @@ def _conversions() -> Iterator[StatementRow]:
 # what the f and a targets of the generations with tcgen05 or block scales have
 FAMILIES_86: Needs = (("sm_100a", (8, 6)), ("sm_120a", (8, 7)), *((f"sm_{number}f+", (8, 8)) for number in (100, 110, 120)))
 FAMILIES_90: Needs = tuple((target, max(version, (9, 0))) for target, version in FAMILIES_86)
+FAMILIES_91, FAMILIES_92 = (tuple((target, version) for target, _ in FAMILIES_86) for version in ((9, 1), (9, 2)))
+FIXED_POINT: Needs = tuple((f"sm_{number}a", (9, 1)) for number in (100, 103, 110, 120, 121))
 FP8: Needs = (("sm_89", (8, 1)), ("sm_90+", (7, 8)))
 STOCHASTIC: Needs = (("sm_100a", (8, 7)), ("sm_103a", (8, 8)))
 
@@ -558,6 +582,10 @@ def _atomics() -> Iterator[StatementRow]:
         ("operation=add|min|max rounding=noftz vector=v2|v4|v8 type=f16|bf16", since(90, 8, 1), vectors),
         ("operation=add|min|max rounding=noftz vector=v2|v4 type=f16x2|bf16x2", since(90, 8, 1), vectors),
     ]
+    for scopes, needs in (("cta|cluster|gpu?", since(90, 8, 3)), ("sys", since(90, 8, 4))):
+        on_global, on_shared = (f"relaxed|acquire|release|acq_rel? {scopes} {space}" for space in (GLOBAL, f"space={SHARED}"))
+        lines.append(("operation=exch type=b128", needs, (f"{on_global} {HINT}", on_shared)))
+        lines.append(("operation=cas type=b128", needs, (on_global, on_shared)))
     for line, needs, heads in lines:
         for head in heads:
             yield StatementRow("atom", "atom", f"{head} {line}", needs, "9.7.13.5")
@@ -719,7 +747,7 @@ QUALIFIER_NEEDS: dict[str, dict[str, Needs]] = {
 @lru_cache(maxsize=4096)
 def statement_rows() -> tuple[StatementRow, ...]:
     """Return the rows of all statements."""
-    return (*_scalar(), *_collectives(), *_control(), *_memory(), *_asynchronous())
+    return (*_scalar(), *_video(), *_collectives(), *_control(), *_memory(), *_asynchronous())
 
 
 @lru_cache(maxsize=4096)

@@ -31,6 +31,7 @@ from tcemu.kernels.ptx.text.module import (
     Negated,
     Operand,
     Pair,
+    Part,
     Register,
     Sink,
     Statement,
@@ -87,6 +88,7 @@ def check_operands(operands: Sequence[Operand], classes: Sequence[OperandClass],
         expected = ", ".join(map(describe_class, classes)) or "none"
         raise Unsupported(f"it has {len(operands)} operands; expected {len(classes)}: {expected}. {SECTION}")
     for position, (operand, expected) in enumerate(zip(operands, classes, strict=True), 1):
+        operand = operand.register if isinstance(operand, Part) else operand
         wrong = _wrong_part(operand, expected, kinds)
         if wrong is not None:
             raise Unsupported(
@@ -230,7 +232,7 @@ def describe_operand(operand: Operand, kinds: Mapping[str, str]) -> str:
     what = {
         Integer: "an integer constant", Float: "a floating-point constant", Symbol: "the address of a variable or a label",
         Address: "an address", Vector: "a vector", Pair: "a pair of destinations", Negated: "a negated predicate",
-        Sink: "a discarded destination",
+        Sink: "a discarded destination", Part: "a part of a register",
     }[type(operand)]  # fmt: skip
     count = f" of {len(operand.elements)}" if isinstance(operand, Vector) else ""
     return f"{operand}, {what}{count}"

@@ -33,7 +33,7 @@ class KernelValue:
     def point(self, data: np.ndarray | PointerTable | int, offset: int) -> BufferPointer | TensorMap:
         """Return the argument that points into a buffer; `data` and `offset` are those of `BufferPointer`."""
         if self.tensor_map is None:
-            return BufferPointer(data, offset)
+            return BufferPointer(data, offset, self.name and f"the argument {self.name}")
         return TensorMap(data, offset=offset, **self.tensor_map)
 
 

@@ -27,7 +27,7 @@ from triton.runtime import driver as triton_driver
 from tcemu.base.errors import Unsupported
 from tcemu.engine.isa.targets import resolve_target
 from tcemu.kernels.ptx.linker.statement_programs import store_programs
-from tcemu.kernels.ptx.runtime.kernel_arguments import ALIGNMENT, BufferPointer, PointerTable
+from tcemu.kernels.ptx.runtime.kernel_arguments import BufferPointer, PointerTable
 from tcemu.kernels.ptx.runtime.kernel_runner import run
 from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
 from tcemu.kernels.ptx.simt.tensor_maps import TensorMap
@@ -331,7 +331,7 @@ class Launcher:
                 f"this form of kernel is not known to tcemu.triton"
             )
         scratch = [np.zeros(blocks * size, np.uint8).view(NumpyTensor) if size else None for size in sizes[:missing]]
-        return [KernelValue(scalar=0) if each is None else KernelValue(tensor=each) for each in scratch]
+        return [KernelValue(scalar=0) if each is None else KernelValue(name="(scratch memory)", tensor=each) for each in scratch]
 
 
 class ArgumentMemory:
@@ -342,7 +342,7 @@ class ArgumentMemory:
         self.values = values
         self.extents = {number: storage_extent(value.tensor) for number, value in enumerate(values) if value.tensor is not None}
         reached = self._find_reached(known)
-        self.regions = merge_regions([*self.extents.values(), *(extent for _, extent in reached)], ALIGNMENT)
+        self.regions = merge_regions([*self.extents.values(), *(extent for _, extent in reached)])
         self.owners: dict[int, int] = {}  # by region: the first argument that points into it, which brings its bytes
         for number, extent in self.extents.items():
             self.owners.setdefault(find_region(self.regions, extent), number)

@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+DIVISIBILITY = 16  # bytes: Triton compiles a kernel for pointers that are multiples of it, or for any
+
 
 class AddressBook:
     """Tensors whose addresses a program has asked for, as long as they live: kernels may find these addresses in memory."""
@@ -151,7 +153,7 @@ class Region(NamedTuple):
     """A piece of the CPU's memory that one or more arguments share, as a buffer of the simulated GPU."""
 
     extent: Extent
-    padding: int  # bytes before it in the buffer, so that addresses have the alignment that Triton saw
+    padding: int  # bytes before it in the buffer, so that addresses are multiples of DIVISIBILITY where Triton saw that they are
 
     def offset(self, address: int) -> int:
         """The byte of the buffer at an address of the CPU."""
@@ -172,20 +174,23 @@ class Region(NamedTuple):
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.extent.start))
 
 
-def merge_regions(extents: Sequence[Extent], alignment: int) -> list[Region]:
-    """Return the regions of several extents: those that overlap become one, so that pointers alias as they do on the CPU."""
+def merge_regions(extents: Sequence[Extent]) -> list[Region]:
+    """Return the regions of several extents: those that overlap become one, so that pointers alias as they do on the CPU.
+
+    The buffer of a region begins where `cudaMalloc` would let it begin, whatever the address on the CPU, unless that is no multiple of 16.
+    """
     merged: list[Extent] = []
     for extent in sorted(set(extents)):
         if merged and extent.start < merged[-1].end:
             merged[-1] = Extent(merged[-1].start, max(merged[-1].end, extent.end))
         else:
             merged.append(extent)
-    return [Region(extent, extent.start % alignment) for extent in merged]
+    return [Region(extent, extent.start % DIVISIBILITY) for extent in merged]
 
 
 def find_addresses(words: np.ndarray, extents: Sequence[Extent]) -> dict[int, int]:
     """Return the addresses of the CPU's memory, by their places among the words, uint64, that lie in one of the extents."""
-    merged = [region.extent for region in merge_regions(extents, 1)]
+    merged = [region.extent for region in merge_regions(extents)]
     starts, ends = (np.array([extent[side] for extent in merged], np.uint64) for side in (0, 1))
     nearest = np.searchsorted(starts, words, side="right").astype(np.int64) - 1
     inside = (nearest >= 0) & (words < ends[np.maximum(nearest, 0)])

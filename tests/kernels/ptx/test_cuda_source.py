@@ -1,5 +1,7 @@
 """`tcemu.ptx.compile`: CUDA C++ to PTX by NVRTC, and pointers into buffers."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -123,3 +125,38 @@ def test_the_command_runs_cuda_files(tmp_path, capsys):
 def test_the_command_takes_options_for_cuda_alone(capsys):
     assert main(["run", "axpy.ptx", "--grid", "1", "--block", "1", "--option=-DN=4"]) == 2
     assert "--option is for CUDA C++" in capsys.readouterr().err
+
+
+PHILOX = """
+#include <curand_kernel.h>
+extern "C" __global__ void draw(uint4* words, float* uniform, unsigned long long seed) {
+    curandStatePhilox4_32_10_t state;
+    curand_init(seed, threadIdx.x, 5, &state);
+    words[threadIdx.x] = curand4(&state);
+    uniform[threadIdx.x] = curand_uniform(&state);
+}
+"""
+
+
+def philox(counter, key):
+    """Philox4x32-10 as its authors define it (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011)."""
+    x, k = list(counter), list(key)
+    for number in range(10):
+        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32] if number else k
+        first, second = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57
+        x = [second >> 32 ^ x[1] ^ k[0], second % 2**32, first >> 32 ^ x[3] ^ k[1], first % 2**32]
+    return x
+
+
+has_curand = any((Path(folder) / "curand_kernel.h").exists() for folder in nvrtc.include_folders())
+
+
+@needs_nvrtc
+@pytest.mark.skipif(not has_curand, reason="there are no headers of curand: pip install -e '.[cuda]'")
+def test_curand_draws_what_its_generator_defines():
+    seed = 0x123456789ABC
+    words, uniform = ptx.run(PHILOX, grid=1, block=8, args=[np.zeros((8, 4), np.uint32), np.zeros(8, np.float32), seed], target="H100")
+    for thread in range(8):
+        stream = [word for step in (1, 2, 3) for word in philox((step, 0, thread, 0), (seed % 2**32, seed >> 32))]
+        assert words[thread].tolist() == stream[1:5]
+        assert uniform[thread] == np.float32(stream[5]) * np.float32(2**-32) + np.float32(2**-33)

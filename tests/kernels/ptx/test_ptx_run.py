@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from itertools import pairwise
 
@@ -186,10 +187,10 @@ def test_what_is_not_run_is_refused_before_anything_runs(body):
         launch_text(module("trap;\n" + body, ".extern .func vprintf;"))
 
 
-def test_recursion_is_refused():
+def test_recursion_without_an_end_is_named():
     declared = ".func again();\n.func again() { call again; ret; }\n"
-    with pytest.raises(Unsupported, match="again calls again"):
-        launch_text(module("call again;", declared))
+    with pytest.raises(UndefinedBehaviour, match=r"call: .*calls are nested deeper than 1024"):
+        launch_text(module("call again;", declared), step_limit=100_000)
 
 
 def call_chain(count, last):
@@ -200,12 +201,10 @@ def call_chain(count, last):
     return module("call f0;", "\n".join([*declared, *bodies, f".func {names[-1]}() {{ {last} ret; }}\n"]))
 
 
-def test_a_chain_of_1500_functions_links_and_one_that_closes_is_named():
+def test_a_chain_of_1500_functions_links():
     text = ptx.parse(call_chain(1500, ""))
     kernel = link(text, next(iter(text.entries.values())), "sm_80", checked=True)
     assert kernel.call_depth == 1500 and len(kernel.blocks) > 3000
-    with pytest.raises(Unsupported, match=r"recursion is not supported: f0 calls f1 calls .* calls f1499 calls f0"):
-        launch_text(call_chain(1500, "call f0;"))
 
 
 LEGALITY = {  # statements that PTX has on another target or in another version than the module's
@@ -329,3 +328,46 @@ def test_memory_that_no_machine_has_is_refused_with_its_size():
         ptx.run(plain, grid=1, block=1, args=[np.zeros((4, 8), np.uint32), 1], target="A100", cases=10**9)
     with pytest.raises(ValueError, match=r"parameters of 10,000,000,000 cases has 160,000,000,000 bytes"):
         ptx.run(head + ".visible .entry k() { ret; }", grid=1, block=1, args=[], target="A100", cases=10**10)
+
+
+LOCATED = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 p) {
+.reg .b64 %d<3>; .reg .b32 %r<3>;
+.loc 1 7 3
+ld.param.u64 %d0, [p];
+.loc 2 40 5, function_name $name, inlined_at 1 9 11
+FIRST
+.loc 1 0 0
+ret;
+$name: }
+.file 1 "/home/me/kernel.cu"
+.file 2 "/home/me/help.cuh"
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "error", "said"),
+    [
+        (
+            "ld.global.u32 %r0, [%d0+64];",
+            OutOfBounds,
+            r"line 9 \(/home/me/help\.cuh:40, inlined at /home/me/kernel\.cu:9\): ld\.global\.u32: block",
+        ),
+        ("add.f32 %r0, %r1, %d0;", Unsupported, r"line 9, column 1 \(/home/me/help\.cuh:40, inlined at /home/me/kernel\.cu:9\): add\.f32"),
+        ("again: bra again;", UndefinedBehaviour, r"before line 9 \(/home/me/help\.cuh:40"),
+    ],
+)
+def test_errors_name_the_line_of_the_source(statement, error, said):
+    with pytest.raises(error, match=said):
+        ptx.run(LOCATED.replace("FIRST", statement), grid=1, block=1, args=[np.zeros(4, np.uint32)], target="sm_80")
+
+
+def test_lines_of_the_source_change_nothing_else():
+    with_lines, without = (
+        ptx.parse(LOCATED.replace("FIRST", "")),
+        ptx.parse(re.sub(r"(?m)^\.(loc|file).*$", "", LOCATED).replace("FIRST", "")),
+    )
+    assert with_lines == without and ptx.parse(str(with_lines)) == with_lines
+    assert [statement.source for statement in with_lines.functions["k"].statements] == ["/home/me/kernel.cu:7", ""]

@@ -8,7 +8,7 @@ from oracles.ptx_conversion_reference import INTEGERS, reference
 from support.ptx_opcodes import opcodes
 from support.ptx_scalars import draw, operation, run_operations
 
-from tcemu.base.errors import Unsupported
+from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.kernels.ptx.scalar.scalar_table import FLOAT_ROWS
 from tcemu.kernels.ptx.text.ptx_types import KINDS
 
@@ -20,7 +20,7 @@ def find_differing(names):
     for name in names:
         try:
             made[name] = operation(name)
-        except Unsupported as error:
+        except (Unsupported, NotModelled) as error:
             assert "PTX ISA" in str(error), name
     return made
 
@@ -69,6 +69,30 @@ def test_every_code_of_up_to_16_bits():
 def test_stochastic_roundings_say_why_they_are_not_run(opcode):
     with pytest.raises(Unsupported, match="random bits"):
         operation(opcode)
+
+
+@pytest.mark.parametrize("opcode", ["cvt.rn.satfinite.s2f6x2.f32", "cvt.rn.satfinite.relu.scaled::n2::ue8m0.s2f6x2.bf16x2"])
+def test_what_nobody_knows_of_fixed_point_numbers_is_not_computed(opcode):
+    with pytest.raises(NotModelled, match="nobody has words"):
+        operation(opcode)
+
+
+@pytest.mark.parametrize(
+    ("opcode", "values", "expected"),
+    [
+        ("cvt.rn.bf16x2.e2m1x2", (0x7A,), 0x40C0BF80),  # 6 and -1
+        ("cvt.rn.satfinite.bf16x2.e5m2x2", (0x7CFC,), 0x7F7FFF7F),  # Inf and -Inf
+        ("cvt.rn.scaled::n2::ue8m0.bf16x2.s2f6x2", (0x7F80, 0x8585), 0x42FEC300),  # 127 and -128, as CUTLASS converts int8
+        ("cvt.rn.scaled::n2::ue8m0.bf16x2.e4m3x2", (0x3838, 0xFF7F), 0x7FFF3F80),
+        ("cvt.rn.scaled::n2::ue8m0.bf16x2.e4m3x2", (0x3801, 0x00FE), 0x00407E80),  # 1 * 2^-127, a subnormal, and 2^-9 * 2^127
+        ("cvt.rn.satfinite.relu.scaled::n2::ue8m0.bf16x2.e4m3x2", (0x7EFE, 0xFEFE), 0x7F7F0000),
+        ("cvt.rn.satfinite.e2m1x2.bf16x2", (0x40C0BF80,), 0x7A),
+    ],
+)
+def test_pairs_of_bf16_by_hand(opcode, values, expected):
+    made = operation(opcode)
+    (found,) = run_operations([made], [[np.array([value], np.uint32) for value in values]])
+    assert hex(int(found[0][0])) == hex(expected)
 
 
 @pytest.mark.parametrize("opcode", ["cvt.s32.f32", "cvt.f32.s32", "cvt.f16.f32", "cvt.rn.f64.f32", "cvt.rz.e4m3x2.f32", "cvt.ftz.s32.f64"])

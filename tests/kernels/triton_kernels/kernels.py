@@ -79,6 +79,15 @@ def descriptor_kernel(source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr)
 
 
 @triton.jit
+def device_descriptor_kernel(source_ptr, target_ptr, M, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Copies a tile by tensor descriptors that the kernel makes in Triton's scratch memory, and doubles it."""
+    row, column = tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS
+    source = tl.make_tensor_descriptor(source_ptr, [M, N], [N, 1], [ROWS, COLUMNS])
+    target = tl.make_tensor_descriptor(target_ptr, [M, N], [N, 1], [ROWS, COLUMNS])
+    target.store([row, column], source.load([row, column]) * 2)
+
+
+@triton.jit
 def outside_kernel(x_ptr, BLOCK: tl.constexpr):
     tl.store(x_ptr + tl.arange(0, BLOCK) * 1000, 1.0)
 

@@ -1,5 +1,7 @@
 """`tcemu.triton.emulated`: launches of Triton functions without a GPU, on NumPy arrays and torch tensors."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from triton_kernels import kernels  # noqa: E402
 
 import tcemu  # noqa: E402
 import tcemu.triton  # noqa: E402
+from tcemu.kernels.triton.arguments import KernelValue  # noqa: E402
+from tcemu.kernels.triton.emulation import ArgumentMemory  # noqa: E402
 from tcemu.ptx import OutOfBounds  # noqa: E402
 from tcemu.triton import as_tensor, emulated  # noqa: E402
 
@@ -93,8 +97,44 @@ def test_tensor_descriptors_that_pad_with_nan():
     assert np.array_equal(copy[:12, :24], 2 * source) and np.isnan(copy[12:]).all() and np.isnan(copy[:, 24:]).all()
 
 
+def array_at(residue: int, size: int) -> np.ndarray:
+    """Zeros of `size` bytes at an address of the CPU that is `residue` above a multiple of 256."""
+    memory = ctypes.create_string_buffer(size + 512)
+    start = -ctypes.addressof(memory) % 256 + residue
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_buffer(memory, start))
+
+
+def test_buffers_begin_where_cuda_malloc_lets_them_begin():
+    for residue in (0, 16, 48, 64, 128, 240, 8, 3):
+        (argument,) = ArgumentMemory([KernelValue(tensor=as_tensor(array_at(residue, 64)))]).arguments()
+        assert argument.offset == residue % 16, residue  # below 16 it is kept, since Triton compiles another kernel then
+
+
+def test_tensor_descriptors_of_the_kernel_wherever_its_scratch_memory_lies(monkeypatch):
+    """Triton keeps tensor maps in scratch memory, at multiples of 128."""
+    scratch = []
+
+    def zeros(shape, dtype=float):
+        if dtype is not np.uint8 or not isinstance(shape, int) or shape < 128:
+            return np_zeros(shape, dtype)
+        scratch.append(shape)
+        return array_at(16 * len(scratch) % 256, shape)
+
+    np_zeros, source = np.zeros, floats(16, 32, dtype=np.float16)
+    monkeypatch.setattr("tcemu.kernels.triton.emulation.np.zeros", zeros)
+    for _ in range(3):
+        copy = np_zeros((16, 32), np.float16)
+        with emulated("H100"):
+            kernels.device_descriptor_kernel[(2, 2)](as_tensor(source), as_tensor(copy), 16, 32, ROWS=8, COLUMNS=16)
+        assert np.array_equal(copy, 2 * source)
+    assert len(scratch) >= 3
+
+
 def test_errors_name_the_kernel():
-    with emulated("A100"), pytest.raises(OutOfBounds, match="block"):
+    with (
+        emulated("A100"),
+        pytest.raises(OutOfBounds, match=r"line \d+ \(.*kernels\.py:\d+\): .*block.* of the argument x_ptr, which has 64 bytes"),
+    ):
         kernels.outside_kernel[(1,)](as_tensor(np.zeros(16, np.float32)), BLOCK=16)
     with emulated("A100"), pytest.raises(TypeError):
         kernels.outside_kernel[(1,)](np.zeros(16, np.float32), BLOCK=16)

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 MAJORS = (13, 12)  # versions that are looked for, the newest first
 FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")  # folders of the wheels that jax[cuda13] and jax[cuda12] bring
-HEADER_FOLDERS = ("nvidia/cu13/include", "nvidia/cu13/include/cccl", "nvidia/cuda_runtime/include", "nvidia/cuda_cccl/include")
+HEADER_FOLDERS = (
+    "nvidia/cu13/include", "nvidia/cu13/include/cccl", "nvidia/cuda_runtime/include", "nvidia/cuda_cccl/include", "nvidia/curand/include",
+)  # fmt: skip
 OPTIONS = ("--std=c++17", "--fmad=false")  # a multiplication and an addition are two roundings, unless the text says fma
 
 

@@ -47,7 +47,7 @@ from tcemu.kernels.ptx.text.module import (
 )
 from tcemu.kernels.ptx.text.ptx_types import KINDS, storage_dtype
 
-CARRY = "carry"  # the register of condition codes, CC.CF
+CARRY = "carry+"  # the register of condition codes, CC.CF; no name in PTX has a plus sign
 CACHE_SIZE = 2048  # entries of each cache; a compiled program takes memory and memory maps
 # executions of a program, each of one thread, after which the time that optimised code saves exceeds the time of compiling it: measured
 # with products and copies of Triton's kernels, and with scalar operations
@@ -315,7 +315,7 @@ class BoundStep:
                 try:
                     program = self.compiled[constants] = _compile_step(self.key, chunk.layout, constants)
                 except (Unsupported, NotModelled) as error:
-                    where = f"line {self.statement.position.line}, column {self.statement.position.column}"
+                    where = f"{self.statement.line_text}, column {self.statement.position.column}"
                     raise type(error)(f"{where}: {self.statement.opcode}: {error}") from None
             leaves = [*(chunk.register(*each) for each in self.registers), *self.offsets, *chunk.leaves]
             fresh = program.function([leaves[i] for i in program.donated], [leaves[i] for i in program.read_only])

@@ -11,13 +11,14 @@ from tcemu.engine.isa.targets import TARGETS
 from tcemu.kernels.ptx.instruction_interface import Context, Operation, Prepare, Step
 from tcemu.kernels.ptx.operand_classes import check_operand_lists, check_operands, check_operation, parse_classes
 from tcemu.kernels.ptx.scalar import scalar_table as scalars
+from tcemu.kernels.ptx.scalar import video_instructions
 from tcemu.kernels.ptx.simt import fences_and_addresses, memory_access, stack_memory, warp_collectives, wide_registers
 from tcemu.kernels.ptx.tensor import tensor_table as tensor
 from tcemu.kernels.ptx.text.module import Integer, Statement, Symbol, Vector
 
 FAMILIES = (
     memory_access.PREPARE, fences_and_addresses.PREPARE, scalars.PREPARE, warp_collectives.PREPARE, tensor.PREPARE, stack_memory.PREPARE,
-    wide_registers.PREPARE,
+    wide_registers.PREPARE, video_instructions.PREPARE,
 )  # fmt: skip
 PREPARE: dict[str, Prepare] = {name: prepare for family in FAMILIES for name, prepare in family.items()}
 # the operand lists of the instructions that end a basic block, which the scheduler executes; those of branches and calls are names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -16,15 +16,32 @@ from tcemu.kernels.ptx.linker import control_flow
 from tcemu.kernels.ptx.linker.compiled_statements import BoundOperation, BoundStep
 from tcemu.kernels.ptx.linker.control_flow import BasicBlock
 from tcemu.kernels.ptx.linker.instruction_table import check_ending, check_legality, find_preparer, prepare_statement
+from tcemu.kernels.ptx.operand_classes import describe_operand
+from tcemu.kernels.ptx.scalar import video_instructions
 from tcemu.kernels.ptx.simt import stack_memory, wide_registers
 from tcemu.kernels.ptx.simt.chunk import PARAMETER_PREFIX, Chunk, ChunkLayout, NameTable
-from tcemu.kernels.ptx.simt.device_memory import CONST_ROOM, FIRST_ROOM, room_start
-from tcemu.kernels.ptx.text.module import Address, Function, Module, Operand, Register, Statement, Symbol, Variable, Vector, nested_operands
+from tcemu.kernels.ptx.simt.device_memory import CONST_ROOM, FIRST_ROOM, FUNCTION_ROOM, room_start
+from tcemu.kernels.ptx.text.module import (
+    Address,
+    Float,
+    Function,
+    Integer,
+    Module,
+    Operand,
+    Register,
+    Sink,
+    Statement,
+    Symbol,
+    Variable,
+    Vector,
+    nested_operands,
+)
 from tcemu.kernels.ptx.text.ptx_types import KINDS
 
 NO_OPERATION = Operation((), (), lambda: ())  # of a statement that the scheduler executes
 # functions of the CUDA runtime, which the scheduler executes, with the number of their results and arguments
 RUNTIME_FUNCTIONS = {"vprintf": (1, 2), "malloc": (1, 1), "free": (0, 1), "__assertfail": (0, 5)}
+FUNCTION_ALIGNMENT = 16  # bytes between the addresses of functions
 FRAME_ALIGNMENT = 16  # of the variables of a frame, in bytes; a parameter is copied in whole words
 
 
@@ -70,6 +87,18 @@ def compile_together(statements: Sequence[LinkedStatement], layout: ChunkLayout)
 
 
 @dataclass
+class LinkedCallee:
+    """A function that a call may reach."""
+
+    name: str
+    address: int
+    argument_moves: list[LinkedStatement]  # from the arguments to the parameters
+    result_moves: list[LinkedStatement]  # from the results
+    block: int = -1  # its first basic block
+    recursive: bool = False  # it may call the caller again, whose registers and frame are saved meanwhile
+
+
+@dataclass
 class LinkedBlock:
     """A basic block of the linked kernel. Basic blocks are numbered in the kernel."""
 
@@ -78,10 +107,8 @@ class LinkedBlock:
     terminator: LinkedStatement | None  # the statement that ends the basic block
     first_number: int  # the number of its function's first statement
     names: NameTable
-    callee_block: int = -1  # for a call: the callee's first basic block
     runtime_function: str = ""  # for a call of a function of the CUDA runtime: its name
-    argument_moves: list[LinkedStatement] = field(default_factory=list)  # for a call: from the arguments to the parameters
-    result_moves: list[LinkedStatement] = field(default_factory=list)  # for a call: from the callee's results
+    callees: list[LinkedCallee] = field(default_factory=list)  # for a call: the functions that it may reach; one for a call by name
 
     def require_terminator(self) -> LinkedStatement:
         """Return the statement that ends the basic block.
@@ -112,7 +139,10 @@ class Kernel:
     constants: bytearray = field(default_factory=bytearray)  # contents of the .const variables
     globals: list[Variable] = field(default_factory=list)  # .global variables, in rooms from FIRST_ROOM on
     symbols: dict[str, int] = field(default_factory=dict)  # addresses
-    call_depth: int = 0  # of nested calls
+    call_depth: int = 0  # of nested calls without recursion
+    recursive_groups: dict[str, int] = field(default_factory=dict)  # number of the functions that call each other, by function
+    frame_words: dict[str, tuple[int, int]] = field(default_factory=dict)  # first word of each function's frame in local memory, and end
+    taken_functions: frozenset[str] = frozenset()  # functions whose addresses the kernel may have, if it calls any through a register
     cluster_size: int = 1  # blocks of a cluster
     stack_start: int | None = None  # first byte of the stack in local memory; None: there is none
 
@@ -152,7 +182,8 @@ def align_up(offset: int, alignment: int) -> int:
 
 def locate_error(statement: Statement, error: Exception) -> Exception:
     """Return the error with the statement's position."""
-    return type(error)(f"line {statement.position.line}, column {statement.position.column}: {statement.opcode}: {error}")
+    position, source = statement.position, f" ({statement.source})" if statement.source else ""
+    return type(error)(f"line {position.line}, column {position.column}{source}: {statement.opcode}: {error}")
 
 
 def link(module: Module, entry: Function, target: str, checked: bool, cluster_size: int = 1) -> Kernel:
@@ -169,19 +200,54 @@ def link(module: Module, entry: Function, target: str, checked: bool, cluster_si
         starts[function.name] = len(kernel.blocks)
         _add_function(kernel, function, frames, checked)
     for linked in kernel.blocks:
-        if linked.basic_block.ending == "call" and linked.terminator is not None and not linked.runtime_function:
-            linked.callee_block = starts[_callee_name(linked.terminator.statement)]
+        for callee in linked.callees:
+            callee.block = starts[callee.name]
     return kernel
 
 
 # ---- functions
 
 
-def _callee_name(statement: Statement) -> str:
-    name = statement.operands[1]
-    if not isinstance(name, Symbol):
-        raise Unsupported("a call through a register is not supported; a call of a function of the module by its name is")
-    return name.name
+def _callee_name(statement: Statement) -> str | None:
+    """Return the name of the function that a statement calls; None for a call through a register."""
+    callee = statement.operands[1]
+    return callee.name if isinstance(callee, Symbol) else None
+
+
+def function_address(module: Module, name: str) -> int:
+    """Return the address of a function: a multiple of 16 in a room of its own, in which nothing can be read."""
+    return room_start(FUNCTION_ROOM) + FUNCTION_ALIGNMENT * (1 + list(module.functions).index(name))
+
+
+def _indirect_callees(module: Module, function: Function, statement: Statement, taken: Iterable[str]) -> list[str]:
+    """Return the functions that a call through a register may reach: those of its list, or those of its prototype among `taken`.
+
+    Raises Unsupported for a call without a list or a prototype.
+    """
+    listed = statement.operands[3] if len(statement.operands) > 3 else None
+    if isinstance(listed, Symbol) and listed.name in function.call_targets:
+        return [name for name in function.call_targets[listed.name] if module.functions[name].defined]
+    if not isinstance(listed, Symbol) or listed.name not in function.prototypes:
+        raise Unsupported("a call through a register needs a .callprototype or a list of .calltargets. PTX ISA 9.7.12.5")
+    prototype = function.prototypes[listed.name]
+    form = _form(prototype.results), _form(prototype.parameters)
+    functions = [module.functions[name] for name in module.functions if name in taken]
+    return [each.name for each in functions if each.defined and not each.entry and (_form(each.results), _form(each.parameters)) == form]
+
+
+def _form(variables: Sequence[Variable]) -> tuple[tuple[str, int], ...]:
+    """Return the spaces and the bytes of parameters or results, which a prototype and a function share."""
+    return tuple((each.space, byte_size(each)) for each in variables)
+
+
+def _taken_functions(module: Module, functions: Iterable[Function]) -> set[str]:
+    """Return the functions whose address statements or initial values of variables contain."""
+    pointers = {pointer.symbol.name for variable in module.variables for pointer in variable.pointers}
+    for function in functions:
+        for statement in function.statements:
+            operands = statement.operands if statement.name != "call" else (*statement.operands[:1], *statement.operands[2:3])
+            pointers |= {part.name for part in nested_operands(operands) if isinstance(part, Symbol)}
+    return pointers & module.functions.keys()
 
 
 def _check_runtime_call(name: str, statement: Statement) -> None:
@@ -193,29 +259,45 @@ def _check_runtime_call(name: str, statement: Statement) -> None:
 
 
 def _reachable_functions(module: Module, entry: Function, kernel: Kernel) -> list[Function]:
-    """Return the entry and the functions that it calls. Raises Unsupported for a missing function and for recursion."""
+    """Return the entry and the functions that it may call. Raises Unsupported for a missing function and for recursion."""
     found: dict[str, Function] = {}
     callees: dict[str, list[tuple[Statement, str]]] = {}
     work = [entry]
     while work:
         function = work.pop()
-        if function.name in found:
-            continue
-        found[function.name] = function
-        callees[function.name] = list(_called_functions(module, function))
-        work += [module.functions[name] for _, name in reversed(callees[function.name])]
-    kernel.call_depth = _call_depth(entry.name, callees)
+        if function.name not in found:
+            found[function.name] = function
+            callees[function.name] = list(_called_functions(module, function))
+            work += [module.functions[name] for _, name in reversed(callees[function.name])]
+        if not work:
+            reached = {name for each in found.values() for name in _functions_by_pointer(module, each, found.values())}
+            work = [module.functions[name] for name in sorted(reached - found.keys())]
+            kernel.taken_functions = frozenset(_taken_functions(module, found.values())) if reached else frozenset()
+    kernel.recursive_groups = _recursive_groups(callees)
+    for name in kernel.recursive_groups:
+        _check_recursive(found[name], found.values())
+    kernel.call_depth = len(found) - 1  # without recursion, no function is in a chain of calls twice
     return list(found.values())
 
 
-def _called_functions(module: Module, function: Function) -> Iterator[tuple[Statement, str]]:
-    """Yield the calls of functions of the module, and their names. Raises Unsupported for a missing function."""
+def _functions_by_pointer(module: Module, function: Function, reached: Iterable[Function]) -> Iterator[str]:
+    """Yield the functions that a function may call through registers."""
     for statement in function.statements:
-        if statement.name != "call":
+        if statement.name == "call" and _callee_name(statement) is None:
+            try:
+                yield from _indirect_callees(module, function, statement, _taken_functions(module, reached))
+            except Unsupported as error:
+                raise locate_error(statement, error) from None
+
+
+def _called_functions(module: Module, function: Function) -> Iterator[tuple[Statement, str]]:
+    """Yield the calls of functions of the module by name, and their names. Raises Unsupported for a missing function."""
+    for statement in function.statements:
+        name = _callee_name(statement) if statement.name == "call" else None
+        if name is None:
             continue
+        callee = module.functions.get(name)
         try:
-            name = _callee_name(statement)
-            callee = module.functions.get(name)
             if (callee is None or not callee.defined) and name in RUNTIME_FUNCTIONS:
                 _check_runtime_call(name, statement)
                 continue
@@ -226,25 +308,34 @@ def _called_functions(module: Module, function: Function) -> Iterator[tuple[Stat
         yield statement, name
 
 
-def _call_depth(entry: str, callees: dict[str, list[tuple[Statement, str]]]) -> int:
-    """Return the length of the longest chain of calls. Raises Unsupported for recursion."""
-    depths: dict[str, int] = {}
-    path = [entry]
-    rest = [iter(callees[entry])]
-    while path:
-        call = next(rest[-1], None)
-        if call is None:
-            rest.pop()
-            name = path.pop()
-            depths[name] = max((1 + depths[callee] for _, callee in callees[name]), default=0)
-        elif call[1] in path:
-            chain = [*path[path.index(call[1]) :], call[1]]
-            shown = chain if len(chain) < 8 else [*chain[:4], "...", *chain[-2:]]
-            raise locate_error(call[0], Unsupported(f"recursion is not supported: {' calls '.join(shown)}"))
-        elif call[1] not in depths:
-            path.append(call[1])
-            rest.append(iter(callees[call[1]]))
-    return depths[entry]
+def _recursive_groups(callees: dict[str, list[tuple[Statement, str]]]) -> dict[str, int]:
+    """Return for each function that may call itself, by name, the number of the functions that call each other with it."""
+    edges = {name: [callee for _, callee in called] for name, called in callees.items()}
+    index = {name: number for number, name in enumerate(edges)}
+    numbered = {index[name]: [index[callee] for callee in called] for name, called in edges.items()}
+    names, groups = list(edges), {}
+    for number, component in enumerate(control_flow.strong_components(numbered, numbered)):
+        if len(component) > 1 or component[0] in numbered[component[0]]:
+            groups |= {names[each]: number for each in component}
+    return groups
+
+
+def _check_recursive(function: Function, functions: Iterable[Function]) -> None:
+    """Raise Unsupported for a recursive function with memory that each of its calls must have for itself."""
+    local = [
+        (variable.position, f"it has the local variable {variable.name}") for variable in function.variables if variable.space == "local"
+    ]
+    stack = [
+        (statement.position, f"the kernel has {statement.name}")
+        for each in functions
+        for statement in each.statements
+        if statement.name in stack_memory.INSTRUCTIONS
+    ]
+    for position, what in (*local, *stack):
+        raise Unsupported(
+            f"line {position.line}, column {position.column}: recursion of {function.name} is not supported, since {what}, whose address "
+            "nested calls would share; recursive functions with registers and parameters alone are supported"
+        )
 
 
 def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str, int]], checked: bool) -> None:
@@ -278,6 +369,7 @@ def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str
             raise locate_error(original, error) from None
         if isinstance(semantics, Step) and semantics.collective:
             collectives[number] = control_flow.convergence_point(statement, number)
+        statement = video_instructions.plain_statement(statement)
         linked_statements.append(LinkedStatement(first + number, original, semantics, context, names, statement))
     kernel.statements += linked_statements
     base = len(kernel.blocks)
@@ -289,14 +381,22 @@ def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str
         kernel.blocks.append(linked)
         if block.ending == "call" and last is not None:
             name = _callee_name(last.statement)
-            if name not in frames:
+            if name is not None and name not in frames:
                 linked.runtime_function = name
+                _check_runtime_operands(last)
                 continue
-            callee = kernel.module.functions[name]
-            callee_names = NameTable(
-                f"{callee.name}:", wide_registers.add_halves(callee.registers), {**kernel.symbols, **frames[callee.name]}
-            )
-            linked.argument_moves, linked.result_moves = _link_call(last, callee, callee_names, kernel.stack_start is not None)
+            reached = [name] if name is not None else _indirect_callees(kernel.module, function, last.statement, kernel.taken_functions)
+            for each in reached:
+                callee = kernel.module.functions[each]
+                callee_names = NameTable(
+                    f"{callee.name}:", wide_registers.add_halves(callee.registers), {**kernel.symbols, **frames[callee.name]}
+                )
+                moves = _link_call(last, callee, callee_names, kernel.stack_start is not None)
+                group = kernel.recursive_groups.get(function.name)
+                recursive = name is not None and group is not None and group == kernel.recursive_groups.get(callee.name)
+                linked.callees.append(LinkedCallee(callee.name, kernel.symbols[callee.name], *moves, recursive=recursive))
+                if recursive:
+                    _check_moves(last.statement, moves[0])
 
 
 def _check_operands(statement: Statement, function: Function, names: NameTable) -> None:
@@ -359,6 +459,9 @@ def _link_call(
         if len(passed) != len(declared):
             raise locate_error(call.statement, Unsupported(f"{callee.name} has {len(declared)} {what}; got {len(passed)}"))
     moves = _CallMoves(call, names, callee)
+    for what, passed, declared in (("argument", arguments, callee.parameters), ("result", results, callee.results)):
+        for number, (operand, formal) in enumerate(zip(passed, declared, strict=True), 1):
+            _check_call_operand(call, f"{what} {number}", operand, formal, callee.name)
     pairs = zip(arguments, callee.parameters, strict=True), zip(results, callee.results, strict=True)
     saved = Register(f"{stack_memory.STACK_PREFIX}{call.number}")
     return (
@@ -367,6 +470,59 @@ def _link_call(
         [*moves.move_register(stack_memory.HEIGHT, saved)] * has_stack
         + [statement for operand, formal in pairs[1] for statement in moves.move_result(operand, formal)],
     )
+
+
+def _check_moves(call: Statement, moves: list[LinkedStatement]) -> None:
+    """Raise Unsupported if a move of a recursive call's arguments overwrites the source of a later one."""
+    written: set[Operand] = set()
+    for move in moves:
+        destination, *sources = move.statement.operands
+        for source in sources:
+            if source in written and not (isinstance(source, Register) and "%passed" in source.name):
+                raise locate_error(
+                    call, Unsupported("recursion with the function's own parameters as arguments in another place is not supported")
+                )
+        written.add(destination)
+
+
+def _check_call_operand(call: LinkedStatement, what: str, operand: Operand, formal: Variable, callee: str) -> None:
+    """Raise Unsupported unless an operand is a register, a .param variable or, as an argument, a constant of the formal's size."""
+    function, bits = call.context.function, 8 * byte_size(formal)
+    if isinstance(operand, Sink) and what.startswith("result"):
+        return
+    if isinstance(operand, Register) and operand.name in function.registers and KINDS[function.registers[operand.name]].bits == bits:
+        return
+    constant = isinstance(operand, Integer) or (isinstance(operand, Float) and bits in (32, 64))
+    if constant and what.startswith("argument") and not formal.shape:
+        return
+    variables = (*function.variables, *function.parameters, *function.results)
+    if isinstance(operand, Symbol) and not operand.offset:
+        found = next((each for each in variables if each.name == operand.name and each.space == "param"), None)
+        if found is not None and 8 * byte_size(found) == bits and not (function.entry and found in function.parameters):
+            return
+    expected = "a register" if formal.shape else "a register" + (" or a constant" if what.startswith("argument") else " or _")
+    raise locate_error(
+        call.statement,
+        Unsupported(
+            f"{what} is {describe_operand(operand, function.registers)}; {callee} takes {expected} or a .param variable of {bits} bits. "
+            "PTX ISA 7.1, 9.7.12.5"
+        ),
+    )
+
+
+def _check_runtime_operands(call: LinkedStatement) -> None:
+    """Raise Unsupported unless the operands of a call of the CUDA runtime are registers, .param variables or, as arguments, integers."""
+    function = call.context.function
+    variables = {each.name for each in function.variables if each.space == "param"}
+    lists = [operand.elements for operand in call.statement.operands if isinstance(operand, Vector)]
+    for what, operands in zip(("result", "argument"), lists, strict=True):
+        for number, operand in enumerate(operands, 1):
+            register = isinstance(operand, Register) and KINDS[function.registers.get(operand.name, "pred")].bits in (32, 64)
+            variable = isinstance(operand, Symbol) and not operand.offset and operand.name in variables
+            if not (register or variable or (isinstance(operand, Integer) and what == "argument")):
+                wrong = describe_operand(operand, function.registers)
+                expected = "a register of 32 or 64 bits, a .param variable" + ", an integer" * (what == "argument")
+                raise locate_error(call.statement, Unsupported(f"{what} {number} is {wrong}; expected {expected}. PTX ISA 9.7.12.5"))
 
 
 class _CallMoves:
@@ -405,13 +561,16 @@ class _CallMoves:
         kind = f"b{8 * step}"
         for offset in range(0, size, step):
             source = origin
-            if isinstance(origin, Symbol):
+            if isinstance(origin, Symbol | Float):
                 source = Register(f"{self.prefix}%passed{step}")
                 self.kinds[source.name] = kind
+            if isinstance(origin, Symbol):
                 yield self._link_statement(f"ld.local.{kind}", (source, Address(origin, offset)))
+            elif isinstance(origin, Float):
+                yield self._link_statement(f"mov.{kind}", (source, origin))
             if isinstance(destination, Symbol):
                 yield self._link_statement(f"st.local.{kind}", (Address(destination, offset), source))
-            else:
+            elif not isinstance(destination, Sink):
                 yield self._link_statement(f"mov.{kind}", (destination, source))
 
     def _link_statement(self, opcode: str, operands: tuple[Operand, ...]) -> LinkedStatement:
@@ -425,13 +584,14 @@ class _CallMoves:
 
 def _lay_out_frame(kernel: Kernel, function: Function) -> dict[str, int]:
     """Return the addresses in local memory of a function's variables and parameters, except those of the entry."""
-    frame = {}
+    frame, start = {}, align_up(kernel.local_bytes, FRAME_ALIGNMENT)
     locals_ = [variable for variable in function.variables if variable.space in ("local", "param")]
     formals = [] if function.entry else [each for each in (*function.parameters, *function.results) if each.space != "reg"]
     for variable in (*formals, *locals_):
         kernel.local_bytes = align_up(kernel.local_bytes, max(variable.alignment, FRAME_ALIGNMENT))
         frame[variable.name] = kernel.local_bytes
         kernel.local_bytes += max(byte_size(variable), 1)
+    kernel.frame_words[function.name] = start // 4, align_up(max(kernel.local_bytes, start), 4) // 4
     return frame
 
 
@@ -456,6 +616,7 @@ def _assign_addresses(kernel: Kernel, functions: list[Function]) -> None:
         elif variable.space == "global":
             kernel.symbols[variable.name] = room_start(FIRST_ROOM + len(kernel.globals))
             kernel.globals.append(variable)
+    kernel.symbols |= {name: function_address(kernel.module, name) for name in kernel.module.functions}
     kernel.dynamic_start = align_up(kernel.shared_bytes, max([variable.alignment for variable in dynamic], default=1))
     kernel.symbols |= {variable.name: kernel.dynamic_start for variable in dynamic}
     for parameter in kernel.entry.parameters:

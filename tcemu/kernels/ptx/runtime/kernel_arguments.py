@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from tcemu.kernels.ptx.text.ptx_types import KINDS
 
 MAX_LAUNCH_BYTES = 1 << 35  # of a launch's variables and parameters, half of a large GPU's memory
 ALIGNMENT = 256  # of a buffer, in bytes, as by cudaMalloc
+POINTER_BYTES = 8
 FLOATS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
 
@@ -28,6 +30,7 @@ class BufferPointer:
     Args:
         data: The array, whose contents `run` returns; or an int, the number of the argument that is that array.
         offset: Bytes from the beginning of the array.
+        name: The array's name in errors; "": that of the kernel's parameter.
 
     Raises:
         ValueError: The offset is negative.
@@ -35,6 +38,7 @@ class BufferPointer:
 
     data: Any = field(repr=False)
     offset: int = 0
+    name: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.offset, int | np.integer) or self.offset < 0:
@@ -66,6 +70,146 @@ class PointerTable:
 
 
 @dataclass(frozen=True)
+class Struct:
+    """A struct that a kernel takes by value, with pointers and tensor maps in it: the argument of `tcemu.ptx.run` for such a parameter.
+
+    `run` returns the arrays to which the struct points after those of the arguments, each once, in the order of the fields; or, where the
+    data of a pointer is an int, the pointer leads into the argument with that number.
+
+    Args:
+        layout: Structured NumPy dtype (`align=True` gives the layout of C) or `ctypes.Structure` class with the struct's fields. Pointers
+            are 64-bit integers or objects in a dtype, and c_void_p, pointers or 64-bit integers in ctypes.
+        values: The value of each field by name: a number; for a pointer an array, a `BufferPointer`, a `PointerTable` or None; for a tensor
+            map, a field of 128 bytes, a `TensorMap`; for a struct within the struct a mapping; for an array within it a sequence; for any
+            field its bytes.
+
+    Raises:
+        TypeError: The layout is no struct, or a value does not fit its field.
+        ValueError: A field has no value, or a value no field.
+    """
+
+    layout: Any
+    values: Mapping[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        tuple(self.fields())
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The layout as a NumPy dtype."""
+        if isinstance(self.layout, type) and issubclass(self.layout, ctypes.Structure):
+            return _ctypes_dtype(self.layout, self.layout.__name__)
+        dtype = np.dtype(self.layout)
+        if dtype.names is None:
+            raise TypeError(f"layout: got {self.layout!r}; expected a structured NumPy dtype or a ctypes.Structure class")
+        return dtype
+
+    def fields(self) -> Iterator[StructField]:
+        """Yield the fields with their values, those within structs and arrays one by one."""
+        return _split_field(StructField("", 0, self.dtype, self.values))
+
+
+class StructField(NamedTuple):
+    """A field of a struct and its value."""
+
+    name: str  # as "a.b[2]"
+    offset: int  # bytes from the beginning of the struct
+    dtype: np.dtype
+    value: Any
+
+    @property
+    def is_pointer(self) -> bool:
+        """The value is a pointer or an array to which the field points."""
+        return isinstance(self.value, BufferPointer | PointerTable) or (_is_array(self.value) and self.value.ndim > 0)
+
+
+def _ctypes_dtype(kind: Any, name: str) -> np.dtype:
+    """Return the dtype of a ctypes type; pointers are integers of 64 bits."""
+    if issubclass(kind, ctypes.Structure):
+        fields = getattr(kind, "_fields_", ())
+        if any(len(each) > 2 for each in fields):
+            raise TypeError(f"layout: {name} has bit fields; give such a struct as bytes")
+        return np.dtype(
+            {
+                "names": [each[0] for each in fields],
+                "formats": [_ctypes_dtype(each[1], f"{name}.{each[0]}") for each in fields],
+                "offsets": [getattr(kind, each[0]).offset for each in fields],
+                "itemsize": ctypes.sizeof(kind),
+            }
+        )
+    if issubclass(kind, ctypes.Array):
+        return np.dtype((_ctypes_dtype(kind._type_, name), (kind._length_,)))
+    if _has_pointers(kind):
+        return np.dtype(np.uint64)
+    try:
+        return np.dtype(kind)
+    except TypeError:
+        raise TypeError(f"layout: {name} is {kind.__name__}; expected numbers, pointers, structs and arrays of them") from None
+
+
+def _split_field(given: StructField) -> Iterator[StructField]:
+    """Yield the fields within a field; the field itself if its value is a number, a pointer, a tensor map or bytes."""
+    name, offset, dtype, value = given
+    if isinstance(value, TensorMap | bytes):
+        size = MAP_BYTES if isinstance(value, TensorMap) else len(value)
+        if size != dtype.itemsize:
+            raise TypeError(f"{name or 'values'}: got {type(value).__name__} of {size} bytes; the field has {dtype.itemsize}")
+        yield given
+    elif dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        for number, each in enumerate(_sequence(name, value, shape[0])):
+            inner = np.dtype((base, shape[1:])) if shape[1:] else base
+            yield from _split_field(StructField(f"{name}[{number}]", offset + number * inner.itemsize, inner, each))
+    elif dtype.names is not None and isinstance(value, np.void) and value.dtype == dtype and not dtype.hasobject:
+        yield StructField(name, offset, dtype, value.tobytes())
+    elif dtype.names is not None:
+        if not isinstance(value, Mapping) or set(value) != set(dtype.names):
+            got = f"fields {', '.join(value)}" if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"{name or 'values'}: got {got}; expected a mapping with the fields {', '.join(dtype.names)}")
+        for part in dtype.names:
+            kind, start = dtype.fields[part][:2]  # type: ignore[index]
+            yield from _split_field(StructField(f"{name}.{part}" if name else part, offset + start, kind, value[part]))
+    else:
+        _check_leaf(given)
+        yield given
+
+
+def _sequence(name: str, value: Any, count: int) -> Sequence[Any]:
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str) or len(value) != count:
+        got = f"{len(value)} values" if isinstance(value, Sequence | np.ndarray) else type(value).__name__
+        raise TypeError(f"{name}: got {got}; expected a sequence of {count} values")
+    return value  # type: ignore[return-value]
+
+
+def _check_leaf(given: StructField) -> None:
+    """Raise TypeError unless a value fits a field that is a number or a pointer."""
+    name, _, dtype, value = given
+    may_point = dtype.itemsize == POINTER_BYTES and dtype.kind in "uiO"
+    if (given.is_pointer or value is None) and may_point:
+        return
+    if given.is_pointer or value is None or dtype.kind == "V":
+        raise TypeError(f"{name}: got {type(value).__name__}; the field has {dtype.itemsize} bytes of dtype {dtype}, a pointer has 64 bits")
+    if not isinstance(value, int | float | np.number | np.bool_):
+        what = "an array, a BufferPointer, a PointerTable, None or a number" if may_point else "a number"
+        raise TypeError(f"{name}: got {type(value).__name__}; expected {what}")
+    _encode_leaf(given)
+
+
+def _encode_leaf(given: StructField) -> bytes:
+    """Return the bytes of a number. Raises TypeError or ValueError for one that the field does not hold."""
+    dtype = np.dtype(np.uint64) if given.dtype.kind == "O" else given.dtype
+    value = 0 if given.value is None else given.value
+    if dtype.kind in "ui":
+        low, high = -(1 << 8 * dtype.itemsize - 1), (1 << 8 * dtype.itemsize) - 1
+        if not isinstance(value, int | np.integer | np.bool_):
+            raise TypeError(f"{given.name}: got {type(value).__name__}; expected an integer, the field is {dtype}")
+        if not low <= int(value) <= high:
+            raise ValueError(f"{given.name}: got {value}; a field of {dtype} holds {low} to {high}")
+        return (int(value) % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, "little")
+    return np.asarray(value).astype(dtype).tobytes()
+
+
+@dataclass(frozen=True)
 class Buffer:
     """The memory of an argument or a variable, in a room of its own."""
 
@@ -88,8 +232,7 @@ class LaunchInputs:
     outputs: list[tuple[tuple[int, ...], np.dtype, list[int]]] = field(default_factory=list)  # shape, dtype and buffers of each array
     parameters: np.ndarray = field(default_factory=lambda: np.zeros((1, 0), np.uint8))  # uint8[cases, bytes]
     word_count: int = 0  # words of global memory
-    reached: dict[int, Buffer] = field(default_factory=dict)  # by the identity of an array to which a table points
-    arrays: dict[int, int] = field(default_factory=dict)  # number of the output to which a parameter points, by the parameter's byte offset
+    reached: dict[int, Buffer] = field(default_factory=dict)  # by the identity of an array to which a table or a struct points
 
     def add_buffer(self, name: str, room: int, data: np.ndarray) -> Buffer:
         """Append a buffer."""
@@ -139,7 +282,7 @@ def place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> L
     if cases is not None:
         for parameter, value in zip(parameters, args, strict=True):
             if _is_array(value):
-                _case_values(parameter, value, cases)
+                _case_values(parameter.name, value, cases)
     _check_memory(kernel, cases or 1)
     try:
         return _place_arguments(kernel, args, cases)
@@ -179,82 +322,123 @@ def _place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> 
     for number, variable in enumerate(kernel.globals):
         inputs.add_buffer(variable.name, FIRST_ROOM + number, _initial_bytes(variable))
     _write_pointers(kernel, inputs)
-    room = FIRST_ROOM + len(kernel.globals)
-    buffers_by_argument: dict[int, list[Buffer]] = {}
+    buffers: dict[int, list[Buffer]] = {}  # of the arguments that are arrays, by number
     tables: dict[int, PointerTable] = {}
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         data = value.data if isinstance(value, TensorMap | BufferPointer) and not isinstance(value.data, int) else value
-        if isinstance(data, PointerTable) and cases is not None:
-            raise ValueError(f"{parameter.name}: a PointerTable is an argument of one launch; leave cases out")
+        if isinstance(data, PointerTable | Struct) and cases is not None:
+            raise ValueError(f"{parameter.name}: a {type(data).__name__} is an argument of one launch; leave cases out")
         if isinstance(data, PointerTable):
             tables[number], data = data, data.data
         if _is_pointer(parameter, value, cases) or (data is not value and _is_array(data)):
-            buffers_by_argument[number] = _add_buffers(inputs, parameter, _native_array(parameter, data), cases, room)
-            room += len(buffers_by_argument[number])
+            name = (value.name if isinstance(value, BufferPointer) else "") or parameter.name
+            buffers[number] = _add_buffers(inputs, name, _native_array(parameter.name, data), cases)
     for number, table in tables.items():
-        _write_table(inputs, parameters[number], table, buffers_by_argument, number)
+        buffers[number][0] = _write_table(inputs, parameters[number].name, table, buffers[number][0], buffers)
     for number, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         start, size = kernel.parameters[parameter.name], byte_size(parameter)
         argument = value.data if isinstance(value, TensorMap | BufferPointer) and isinstance(value.data, int) else number
-        if argument in buffers_by_argument:
-            inputs.arrays[start] = list(buffers_by_argument).index(argument)
         if isinstance(value, BufferPointer):
-            encoded = _encode_pointers(parameter, value, buffers_by_argument.get(argument), len(args))
+            encoded = _encode_pointers(parameter, value, buffers.get(argument), len(args))
         elif isinstance(value, TensorMap):
-            maps = _encode_tensor_maps(parameter, value, buffers_by_argument.get(argument), len(args), size)
+            maps = _encode_tensor_maps(parameter, value, buffers.get(argument), len(args), size)
             encoded = [each.view(np.uint8) for each in maps]
-        elif number in buffers_by_argument:  # an array or a table
-            encoded = [np.frombuffer(np.uint64(buffer.address).tobytes(), np.uint8) for buffer in buffers_by_argument[number]]
+        elif isinstance(value, Struct):
+            encoded = [_encode_struct(inputs, parameter, value, buffers, size)]
+        elif number in buffers:  # an array or a table
+            encoded = [_address_bytes(buffer.address) for buffer in buffers[number]]
         else:
-            values = [value] if cases is None else _case_values(parameter, value, cases)
+            values = [value] if cases is None else _case_values(parameter.name, value, cases)
             encoded = [np.frombuffer(_encode_argument(parameter, single, size), np.uint8) for single in values]
         for case, data in enumerate(encoded):
             inputs.parameters[case, start : start + size] = data
     return inputs
 
 
-def _add_buffers(inputs: LaunchInputs, parameter: Variable, array: np.ndarray, cases: int | None, room: int) -> list[Buffer]:
-    """Add the buffers of an array that is returned, one for each case, in rooms from `room` on."""
-    buffers = []
-    for case, data in enumerate(array[None] if cases is None else _case_values(parameter, array, cases)):
-        name = parameter.name if cases is None else f"{parameter.name} of case {case}"
-        buffers.append(inputs.add_buffer(name, room + case, np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+def _address_bytes(address: int) -> np.ndarray:
+    return np.frombuffer(np.uint64(address).tobytes(), np.uint8)
+
+
+def _add_buffers(inputs: LaunchInputs, name: str, array: np.ndarray, cases: int | None) -> list[Buffer]:
+    """Add the buffers of an array that is returned, one for each case, in rooms of their own."""
+    buffers, room = [], inputs.buffers[-1].room + 1 if len(inputs.buffers) > 1 else FIRST_ROOM
+    for case, data in enumerate(array[None] if cases is None else _case_values(name, array, cases)):
+        given = name if cases is None else f"{name} of case {case}"
+        buffers.append(inputs.add_buffer(given, room + case, np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
     numbers = range(len(inputs.buffers) - len(buffers), len(inputs.buffers))
     inputs.outputs.append((array.shape, array.dtype, list(numbers)))
     return buffers
 
 
-def _write_table(
-    inputs: LaunchInputs, parameter: Variable, table: PointerTable, buffers_by_argument: dict[int, list[Buffer]], number: int
-) -> None:
-    """Write the addresses of a table into its buffer, and add the arrays to which they lead."""
-    words = buffers_by_argument[number][0].data.copy()
+def _find_buffer(inputs: LaunchInputs, name: str, data: Any, buffers: dict[int, list[Buffer]]) -> Buffer:
+    """Return the buffer of a pointer in memory or in a struct: that of an argument, or of an array, which is added once.
+
+    Args:
+        inputs: The launch.
+        name: What holds the pointer, for messages.
+        data: The array or the table to which it points, or the number of an argument.
+        buffers: The buffers of the arguments.
+    """
+    if isinstance(data, int):
+        if data not in buffers:
+            expected = f"an array, or the number of an argument that is one: {', '.join(map(str, buffers)) or 'none is'}"
+            raise ValueError(f"{name}: it points into argument {data}; expected {expected}")
+        return buffers[data][0]
+    if id(data) not in inputs.reached:
+        array = data.data if isinstance(data, PointerTable) else data
+        if not _is_array(array):
+            raise TypeError(f"{name}: it points into {type(array).__name__}; expected a NumPy or JAX array, or the number of an argument")
+        (buffer,) = _add_buffers(inputs, name, _native_array(name, array), None)
+        inputs.reached[id(data)] = buffer
+        if isinstance(data, PointerTable):
+            inputs.reached[id(data)] = _write_table(inputs, name, data, buffer, buffers)
+    return inputs.reached[id(data)]
+
+
+def _write_table(inputs: LaunchInputs, name: str, table: PointerTable, buffer: Buffer, buffers: dict[int, list[Buffer]]) -> Buffer:
+    """Write the addresses of a table into its buffer, and add the arrays to which they lead; return the buffer with its contents."""
+    words = buffer.data.copy()
     for byte, pointer in table.pointers.items():
-        if isinstance(pointer.data, int):
-            (target,) = buffers_by_argument[pointer.data]
-        elif id(pointer.data) in inputs.reached:
-            target = inputs.reached[id(pointer.data)]
+        target = _find_buffer(inputs, f"memory behind {name}", pointer.data, buffers)
+        words[byte : byte + POINTER_BYTES] = _address_bytes(target.address + pointer.offset)
+    position = next(i for i, each in enumerate(inputs.buffers) if each is buffer)
+    inputs.buffers[position] = replace(buffer, data=words)
+    return inputs.buffers[position]
+
+
+def _encode_struct(inputs: LaunchInputs, parameter: Variable, struct: Struct, buffers: dict[int, list[Buffer]], size: int) -> np.ndarray:
+    """Encode a struct, and add the arrays to which it points."""
+    if struct.dtype.itemsize != size:
+        raise TypeError(f"{parameter.name}: got a Struct of {struct.dtype.itemsize} bytes; the parameter has {size}")
+    encoded = np.zeros(size, np.uint8)
+    for each in struct.fields():
+        name, value = f"{parameter.name}.{each.name}", each.value
+        if isinstance(value, TensorMap):
+            buffer = _find_buffer(inputs, name, value.data, buffers)
+            data = value.encode(buffer.address, buffer.data.nbytes).view(np.uint8)
+        elif each.is_pointer:
+            pointer = value if isinstance(value, BufferPointer) else BufferPointer(value)
+            data = _address_bytes(_find_buffer(inputs, name, pointer.data, buffers).address + pointer.offset)
         else:
-            room = inputs.buffers[-1].room + 1
-            (target,) = _add_buffers(
-                inputs, replace(parameter, name=f"memory behind {parameter.name}"), np.asarray(pointer.data), None, room
-            )
-            inputs.reached[id(pointer.data)] = target
-        words[byte : byte + 8] = np.frombuffer(np.uint64(target.address + pointer.offset).tobytes(), np.uint8)
-    position = next(i for i, buffer in enumerate(inputs.buffers) if buffer is buffers_by_argument[number][0])
-    inputs.buffers[position] = buffers_by_argument[number][0] = replace(inputs.buffers[position], data=words)
+            data = np.frombuffer(value if isinstance(value, bytes) else _encode_leaf(each), np.uint8)
+        encoded[each.offset : each.offset + len(data)] = data
+    return encoded
 
 
 def _encode_pointers(parameter: Variable, value: BufferPointer, buffers: list[Buffer] | None, count: int) -> list[np.ndarray]:
     """Encode a pointer into a buffer, once for each case; `count`: number of arguments."""
-    if parameter.shape or KINDS[parameter.kind].bits != 64:
-        raise TypeError(f"{parameter.name}: got a BufferPointer, which has 64 bits; the parameter is .{parameter.kind}")
+    if byte_size(parameter) != POINTER_BYTES:
+        raise TypeError(f"{parameter.name}: got a BufferPointer, which has 64 bits; the parameter is .{parameter.kind}{_axes(parameter)}")
     if buffers is None:
         raise ValueError(
             f"{parameter.name}: its BufferPointer points into {value.data!r}; expected an array, or the number of an argument that is one, "
             f"0 to {count - 1}"
         )
-    return [np.frombuffer(np.uint64(buffer.address + value.offset).tobytes(), np.uint8) for buffer in buffers]
+    return [_address_bytes(buffer.address + value.offset) for buffer in buffers]
+
+
+def _axes(parameter: Variable) -> str:
+    return "".join(f"[{size}]" for size in parameter.shape)
 
 
 def _encode_tensor_maps(parameter: Variable, value: TensorMap, buffers: list[Buffer] | None, count: int, size: int) -> list[np.ndarray]:
@@ -278,28 +462,38 @@ def _encode_tensor_maps(parameter: Variable, value: TensorMap, buffers: list[Buf
 
 
 def _is_pointer(parameter: Variable, value: Any, cases: int | None) -> bool:
-    """Return True for an array to which the parameter points; with cases, it has an axis besides theirs."""
-    return not parameter.shape and KINDS[parameter.kind].bits == 64 and _is_array(value) and value.ndim > (cases is not None)
+    """Return True for an array to which the parameter points; with cases, it has an axis besides theirs.
+
+    Raises TypeError for an array of as many bytes as a parameter `.b8 x[8]` has, which may be a pointer or a struct.
+    """
+    if byte_size(parameter) != POINTER_BYTES or not _is_array(value) or value.ndim <= (cases is not None):
+        return False
+    if parameter.shape and value.nbytes == POINTER_BYTES * (cases or 1):
+        raise TypeError(
+            f"{parameter.name}: got an array of {POINTER_BYTES} bytes; the parameter .{parameter.kind}{_axes(parameter)} may be a "
+            "pointer or a struct. Say which by the type: BufferPointer(array) is a pointer, bytes or a NumPy scalar a struct by value"
+        )
+    return True
 
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | jax.Array)
 
 
-def _native_array(parameter: Variable, value: Any) -> np.ndarray:
+def _native_array(name: str, value: Any) -> np.ndarray:
     """Return an array as a kernel sees it, in the machine's byte order. Raises TypeError for one that is no plain memory."""
     if np.ma.is_masked(value):
-        raise TypeError(f"{parameter.name}: got a masked array; what its mask hides has no value: give x.filled(VALUE)")
+        raise TypeError(f"{name}: got a masked array; what its mask hides has no value: give x.filled(VALUE)")
     array = np.asarray(value)
     if array.dtype.hasobject:
-        raise TypeError(f"{parameter.name}: got an array of Python objects; expected numbers")
+        raise TypeError(f"{name}: got an array of Python objects; expected numbers")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _case_values(parameter: Variable, value: Any, cases: int) -> Any:
+def _case_values(name: str, value: Any, cases: int) -> Any:
     shape = np.shape(value) if not isinstance(value, bytes | str) else ()
     if shape[:1] != (cases,):
-        raise ValueError(f"{parameter.name}: got shape {list(shape)}; with cases={cases} every argument has a first axis of {cases}")
+        raise ValueError(f"{name}: got shape {list(shape)}; with cases={cases} every argument has a first axis of {cases}")
     return np.asarray(value)
 
 
@@ -326,17 +520,47 @@ def _write_pointers(kernel: Kernel, inputs: LaunchInputs) -> None:
 
 def _encode_argument(parameter: Variable, value: Any, size: int) -> bytes:
     """Return the bytes of a number, or of a struct that is passed by value."""
+    if isinstance(value, ctypes.Structure | ctypes.Union | ctypes.Array):
+        value = _ctypes_bytes(parameter, value)
     if parameter.shape:
+        if isinstance(value, np.generic | np.ndarray) and value.dtype.hasobject:
+            raise TypeError(
+                f"{parameter.name}: got dtype {value.dtype}, which has Python objects; give a ptx.Struct for pointers in a struct"
+            )
         data = value if isinstance(value, bytes) else value.tobytes() if isinstance(value, np.generic | np.ndarray) else None
         if data is None or len(data) != size:
             got = type(value).__name__ if data is None else f"{len(data)} bytes"
+            pointer = "; for a pointer, an array or a BufferPointer" if size == POINTER_BYTES else ""
             raise TypeError(
-                f"{parameter.name}: got {got}; expected bytes or a NumPy value of {size} bytes, which the kernel takes by value"
+                f"{parameter.name}: got {got}; expected bytes or a NumPy or ctypes value of {size} bytes, which the kernel takes by value, "
+                f"or a ptx.Struct with its pointers{pointer}"
             )
         return data
     if _is_array(value) and value.ndim:
         raise TypeError(f"{parameter.name}: got an array; the parameter is a number of type .{parameter.kind}, a pointer has 64 bits")
     return _encode_number(parameter, value.item() if _is_array(value) else value)
+
+
+def _ctypes_bytes(parameter: Variable, value: Any) -> bytes:
+    """Return the bytes of a ctypes value. Raises TypeError for one with pointers, which lead into the memory of the CPU."""
+    if isinstance(value, ctypes.Structure) and _has_pointers(type(value)):
+        raise TypeError(
+            f"{parameter.name}: got {type(value).__name__}, whose pointers lead into the memory of the CPU; give "
+            f"ptx.Struct({type(value).__name__}, values) with arrays as the pointers' values"
+        )
+    return bytes(value)
+
+
+def _has_pointers(kind: Any) -> bool:
+    """Return True for a ctypes type with fields that are pointers."""
+    if issubclass(kind, ctypes.Structure):
+        return any(_has_pointers(each[1]) for each in getattr(kind, "_fields_", ()))
+    if issubclass(kind, ctypes.Array):
+        return _has_pointers(kind._type_)
+    is_function = hasattr(kind, "_flags_")
+    return (
+        issubclass(kind, ctypes._Pointer) or is_function or getattr(kind, "_type_", None) in ("P", "z", "Z", "O")
+    )  # c_void_p, c_char_p, ...
 
 
 def _encode_number(parameter: Variable, value: Any) -> bytes:

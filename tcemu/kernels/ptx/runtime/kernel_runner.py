@@ -73,7 +73,8 @@ def run(
         block: Threads of a block, one to three numbers, x first.
         args: Arguments in the order of the entry's parameters. For a pointer: a NumPy or JAX array of any dtype, which becomes a buffer of
             its own at a multiple of 256, a `BufferPointer` into one, or a `PointerTable`. For a number: a Python or NumPy scalar in the
-            range of the parameter's type. For a struct by value: its bytes, or a NumPy value of as many bytes.
+            range of the parameter's type. For a struct by value: its bytes, a NumPy or ctypes value of as many bytes, or, with pointers
+            and tensor maps in it, a `Struct`. A parameter `.b8 x[8]`, as CuTe DSL declares pointers, takes what a pointer does.
         target: GPU whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100".
         shared_bytes: Dynamic shared memory.
         checked: Raise for what PTX leaves undefined.
@@ -326,7 +327,7 @@ class _FaultReporter:
         """Return a statement and the thread that executed it in words."""
         statement = linked.statement
         place = f"{self.launch.block_name(int(self.numbers[block]))}, {self.launch.thread_name(thread)}"
-        return f"line {statement.position.line}: {statement.opcode}: {place}"
+        return f"{statement.line_text}: {statement.opcode}: {place}"
 
     def block_name(self, row: int) -> str:
         """Return the name of a block of the chunk."""
@@ -340,10 +341,14 @@ class _FaultReporter:
         place = self.describe(self.launch.kernel.statements[fault.statement], fault.block, fault.thread)
         message = f"{place}: {fault.message.text.format(*fault.values)}"
         if fault.address is not None:
-            message += f"; address {fault.address:#x}{self._nearest_buffer(fault.address, fault.message.space)}"
+            message += f"; address {fault.address:#x}{self.nearest_buffer(fault.address, fault.message.space)}"
         raise fault.message.error(message)
 
-    def _nearest_buffer(self, address: int, space: str) -> str:
+    def absent_blocks(self) -> int:
+        """Return the number of the launch's blocks that are not in the chunk."""
+        return self.launch.blocks_per_case - len(self.numbers) if len(self.numbers) < self.launch.blocks_per_case else 0
+
+    def nearest_buffer(self, address: int, space: str) -> str:
         """Return the buffer that is nearest to an address, or the size of the space, in words."""
         kernel = self.launch.kernel
         sizes = {"shared": self.launch.shared_bytes, "local": kernel.local_bytes, "param": kernel.parameter_bytes}

@@ -8,7 +8,7 @@ Source: PTX ISA 9.7.13.1, 9.7.13.4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -17,23 +17,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tcemu.base.errors import UndefinedBehaviour
+from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.engine.isa.families import LANES
 from tcemu.engine.layouts.tensor_memory import COLUMNS
 from tcemu.kernels.ptx.linker.control_flow import ConvergencePoint
-from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedStatement, compile_together
+from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedCallee, LinkedStatement, byte_size, compile_together
+from tcemu.kernels.ptx.runtime.deadlocks import RepetitionDetector
 from tcemu.kernels.ptx.runtime.runtime_functions import RuntimeFunctions
 from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement, Observer
 from tcemu.kernels.ptx.simt.chunk import Chunk, NameTable
 from tcemu.kernels.ptx.simt.cluster_checks import users_of_blocks
 from tcemu.kernels.ptx.simt.faults import Trapped
 from tcemu.kernels.ptx.simt.machine import constant_bits
-from tcemu.kernels.ptx.text.module import Negated, Operand, Register, Statement
+from tcemu.kernels.ptx.text.module import Negated, Operand, Register, Statement, Symbol, Vector
 
 IDLE = np.int64(2**62)  # the key of threads that wait or have exited
 STARVATION_LIMIT = 4096  # basic blocks after which a passed-over one runs
 STARVATION_INTERVAL = 256  # basic blocks between searches for passed-over ones
 MASK_CACHE_SIZE = 64
+MAX_RECURSION = 1024  # nested calls; the stack of a thread has 1 KiB by default, and at most 512 KiB
 BARRIER_COUNT = 16
 CLUSTER_BARRIER = BARRIER_COUNT  # the number of the cluster's barrier
 
@@ -55,6 +57,14 @@ class Reporter(Protocol):
 
     def raise_fault(self, chunk: Chunk) -> None:
         """Raise the first fault of the chunk, if there is one."""
+        ...
+
+    def nearest_buffer(self, address: int, space: str) -> str:
+        """Return the buffer that is nearest to an address, or the size of the space, in words."""
+        ...
+
+    def absent_blocks(self) -> int:
+        """Return the number of the launch's blocks that are not in the chunk."""
         ...
 
 
@@ -101,6 +111,8 @@ class Schedule:
         self.time = 0  # basic blocks run so far
         self.masks: dict[bytes, Any] = {}
         self.polling = np.array([linked.basic_block.polls for linked in kernel.blocks])
+        self.repetitions = RepetitionDetector()
+        self.saves = SavedCallers()
         self._update_keys(present)
 
     def run_to_completion(self) -> None:
@@ -110,6 +122,7 @@ class Schedule:
             if number < 0:
                 break
             self.time += 1
+            self.repetitions.observe(self, number, mask)
             self.last_run[number] = self.time
             linked = self.kernel.blocks[number]
             self._execute(linked.statements, mask)
@@ -118,7 +131,7 @@ class Schedule:
             if count > self.step_limit:
                 raise StepLimit(
                     f"the kernel has executed {count} statements, more than step_limit={self.step_limit}, and has not ended; "
-                    f"{self._describe_threads()}"
+                    f"{self.describe_threads()}"
                 )
 
     # ---- the choice
@@ -147,7 +160,7 @@ class Schedule:
             return min(polling, key=lambda each: self.last_run[each[0]])
         if self.exited.all():
             return -1, self.exited
-        raise UndefinedBehaviour(f"deadlock: no thread can go on; {self._describe_threads()}")
+        raise UndefinedBehaviour(f"deadlock: no thread can go on; {self.describe_threads()}{self.absent_blocks()}")
 
     def _find_starved(self) -> tuple[int, np.ndarray] | None:
         """Return a basic block that has been passed over for long, and the threads at it."""
@@ -266,7 +279,7 @@ class Schedule:
         elif basic_block.ending == "call":
             self._enter_call(number, linked, executing)
         elif basic_block.ending == "return":
-            self._return_threads(executing)
+            self._return_threads(linked, executing)
         elif basic_block.ending == "exit":
             self._exit_threads(executing)
         elif basic_block.ending == "trap":
@@ -303,7 +316,7 @@ class Schedule:
         targets = linked.basic_block.targets
         if (index[mask] >= len(targets)).any():
             wrong = int(index[mask].max())
-            raise UndefinedBehaviour(f"line {statement.position.line}: {statement.opcode}: index {wrong} of {len(targets)} labels")
+            raise UndefinedBehaviour(f"{statement.line_text}: {statement.opcode}: index {wrong} of {len(targets)} labels")
         for i in np.unique(index[mask]):
             self._move_threads(mask & (index == i), targets[int(i)])
 
@@ -315,12 +328,53 @@ class Schedule:
             )
             self._move_threads(mask, linked.basic_block.fallthrough)
             return
-        self._execute(linked.argument_moves, mask)
-        self.calls[mask, self.depth[mask]] = number
-        self.depth[mask] += 1
-        self._move_threads(mask, linked.callee_block)
+        for callee, threads in self._called_functions(linked, mask):
+            if callee.recursive:
+                self.saves.save(self, linked, threads)
+            self._execute(callee.argument_moves, threads)
+            self.calls[threads, self.depth[threads]] = number
+            self.depth[threads] += 1
+            self._move_threads(threads, callee.block)
 
-    def _return_threads(self, mask: np.ndarray) -> None:
+    def _called_functions(self, linked: LinkedBlock, mask: np.ndarray) -> list[tuple[LinkedCallee, np.ndarray]]:
+        """Return the functions that the threads of a call reach, with the threads of each.
+
+        Raises:
+            UndefinedBehaviour: A register has no address of a function of the call's prototype or list.
+            Unsupported: A function calls itself through a register.
+        """
+        terminator = linked.require_terminator()
+        operand = terminator.statement.operands[1]
+        if not isinstance(operand, Register):
+            found = [(linked.callees[0], mask)]
+        else:
+            address = self.read_operand(operand, "u64", linked.names)
+            found = [(callee, mask & (address == callee.address)) for callee in linked.callees]
+            wrong = mask & ~np.isin(address, [callee.address for callee in linked.callees])
+            if wrong.any():
+                block, thread = (int(n) for n in np.argwhere(wrong)[0])
+                names = ", ".join(callee.name for callee in linked.callees) or "no function"
+                raise UndefinedBehaviour(
+                    f"{self.reporter.describe(terminator, block, thread)}: {operand} is {int(address[block, thread]):#x}, the address "
+                    f"of no function of the call's prototype or list; those are {names}. PTX ISA 9.7.12.5"
+                )
+        for callee, threads in found:
+            if self.kernel.taken_functions and threads.any():
+                self._check_recursion(terminator, linked, callee, threads)
+        return [(callee, threads) for callee, threads in found if threads.any()]
+
+    def _check_recursion(self, terminator: LinkedStatement, linked: LinkedBlock, callee: LinkedCallee, threads: np.ndarray) -> None:
+        """Raise Unsupported if threads call a function in which they are already."""
+        prefixes = np.array([each.names.prefix for each in self.kernel.blocks])
+        inside = np.arange(self.calls.shape[-1]) < self.depth[..., None]
+        again = threads & ((prefixes[self.calls] == f"{callee.name}:") & inside).any(-1)
+        again |= threads & (linked.names.prefix == f"{callee.name}:")
+        if again.any():
+            block, thread = (int(n) for n in np.argwhere(again)[0])
+            place = self.reporter.describe(terminator, block, thread)
+            raise Unsupported(f"{place}: recursion is not supported: {callee.name} calls itself through a register")
+
+    def _return_threads(self, returning: LinkedBlock, mask: np.ndarray) -> None:
         self._exit_threads(mask & (self.depth == 0))
         inside = mask & (self.depth > 0)
         if not inside.any():
@@ -330,7 +384,10 @@ class Schedule:
         callers[inside] = self.calls[inside, self.depth[inside]]
         for caller in np.unique(callers[inside]):
             linked = self.kernel.blocks[int(caller)]
-            self._execute(linked.result_moves, callers == caller)
+            callee = next(each for each in linked.callees if f"{each.name}:" == returning.names.prefix)
+            self._execute(callee.result_moves, callers == caller)
+            if callee.recursive:
+                self.saves.restore(self, linked, callers == caller)
             self._move_threads(callers == caller, linked.basic_block.fallthrough)
 
     def _exit_threads(self, mask: np.ndarray) -> None:
@@ -378,10 +435,10 @@ class Schedule:
             if self.barriers.cluster_released.any():
                 self.chunk.order_clusters(self.barriers.cluster_released)
 
-    def _describe_threads(self) -> str:
-        """Return the positions of the threads in words."""
+    def describe_threads(self, among: np.ndarray | None = None) -> str:
+        """Return the positions of the threads that have not exited, or of those among them, in words."""
         described = []
-        alive = ~self.exited
+        alive = ~self.exited if among is None else ~self.exited & among
         for number in np.unique(self.pc[alive])[:8]:
             here = alive & (self.pc == number)
             linked = self.kernel.blocks[int(number)]
@@ -389,9 +446,91 @@ class Schedule:
             first = min(linked.first_number + linked.basic_block.start, len(statements) - 1)
             block, thread = np.argwhere(here)[0]
             waits = " at a barrier" if (self.barriers.waiting[here] >= 0).all() else ""
-            line = statements[first].statement.position.line
-            described.append(f"{int(here.sum())} threads wait{waits} before line {line}, the first is block {block} thread {thread}")
+            line = statements[first].statement.line_text
+            described.append(f"{int(here.sum())} threads wait{waits} before {line}, the first is block {block} thread {thread}")
         return "; ".join(described)
+
+    def absent_blocks(self) -> str:
+        """Return a note for messages of threads that wait, if blocks of the launch are absent from the chunk."""
+        count = self.reporter.absent_blocks()
+        if not count:
+            return ""
+        return f". {count} blocks of the launch run before or after these, for which a wait is in vain: cooperative=True runs all at once"
+
+    # ---- the threads at each basic block
+
+    def standing_threads(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the basic blocks at which threads stand that wait at no barrier, and these threads."""
+        able = self.keys < IDLE
+        for number in np.unique(self.pc[able]):
+            yield int(number), able & (self.pc == number)
+
+    def can_run(self, number: int, threads: np.ndarray, among: np.ndarray) -> bool:
+        """Return True if one of the threads at a basic block that is also among others need not wait for the rest of its warp."""
+        if not (threads & among).any():
+            return False
+        ready = self._ready_threads(self.kernel.blocks[number], threads)
+        return ready is not None and bool((ready & among).any())
+
+
+# ---- recursion
+
+
+class SavedCallers:
+    """Registers and frames of functions that call themselves, by the depth of the call.
+
+    Functions have their registers and parameters at fixed places. Before a call that may lead to the caller again, what the caller has is
+    saved; after it, everything but the results is restored.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[int, tuple[dict[str, np.ndarray], np.ndarray]] = {}  # registers by qualified name, and words of local memory
+
+    def save(self, schedule: Schedule, linked: LinkedBlock, threads: np.ndarray) -> None:
+        """Save the caller of the threads at a call, at their depths; make room for deeper calls.
+
+        Raises:
+            UndefinedBehaviour: Calls are nested deeper than any stack of a GPU.
+        """
+        chunk, prefix = schedule.chunk, linked.names.prefix
+        deepest = int(schedule.depth[threads].max())
+        if deepest >= MAX_RECURSION:
+            block, thread = (int(n) for n in np.argwhere(threads)[0])
+            place = schedule.reporter.describe(linked.require_terminator(), block, thread)
+            raise UndefinedBehaviour(f"{place}: calls are nested deeper than {MAX_RECURSION}; a GPU's stack overflows")
+        if deepest + 1 >= schedule.calls.shape[-1]:
+            schedule.calls = np.concatenate([schedule.calls, np.zeros_like(schedule.calls)], axis=-1)
+        registers = {name: np.asarray(value) for name, value in chunk.registers.items() if name.startswith(prefix)}
+        local = np.asarray(chunk["local"])
+        for level in np.unique(schedule.depth[threads]):
+            here = threads & (schedule.depth == level)
+            saved, memory = self._levels.get(int(level), ({}, np.zeros_like(local)))
+            merged = {name: np.where(here, value, saved.get(name, value)) for name, value in registers.items()}
+            self._levels[int(level)] = saved | merged, np.where(here[..., None], local, memory)
+
+    def restore(self, schedule: Schedule, linked: LinkedBlock, threads: np.ndarray) -> None:
+        """Restore the caller of threads that have returned to a call, but for the results."""
+        chunk, names = schedule.chunk, linked.names
+        results = linked.require_terminator().statement.operands[0]
+        kept, memory = set[str](), np.array(chunk["local"])
+        start, stop = schedule.kernel.frame_words[linked.require_terminator().context.function.name]
+        restored = np.zeros(memory.shape[-1], bool)
+        restored[start:stop] = True
+        for operand in results.elements if isinstance(results, Vector) else ():
+            if isinstance(operand, Register):
+                kept.add(names.qualified_name(operand))
+            elif isinstance(operand, Symbol):
+                first = names.symbols[operand.name] // 4
+                size = next(byte_size(each) for each in linked.require_terminator().context.function.variables if each.name == operand.name)
+                restored[first : first + -(-size // 4)] = False
+        for level in np.unique(schedule.depth[threads]):
+            here = threads & (schedule.depth == level)
+            registers, local = self._levels[int(level)]
+            for name, value in registers.items():
+                if name.startswith(names.prefix) and name not in kept:
+                    chunk.registers[name] = jax.device_put(np.where(here, value, np.asarray(chunk.registers[name])))
+            memory = np.where(here[..., None] & restored, local, memory)
+        chunk["local"] = jax.device_put(memory)
 
 
 # ---- barriers
@@ -469,7 +608,7 @@ class BlockBarriers:
         elif (count % 32).any():
             wrong = f"a count of {int(count[count % 32 != 0][0])} threads; it must be a multiple of 32"
         if wrong:
-            raise UndefinedBehaviour(f"line {statement.position.line}: {statement.opcode}: {wrong}. PTX ISA 9.7.13.1")
+            raise UndefinedBehaviour(f"{statement.line_text}: {statement.opcode}: {wrong}. PTX ISA 9.7.13.1")
 
     def release(self, exited: np.ndarray, schedule: Schedule) -> np.ndarray | None:
         """Return the threads whose barrier is complete; None if there are none."""

@@ -191,29 +191,30 @@ def _dot_operation(qualifiers: Qualifiers, offsets: list[tuple[int, int]], a_bit
 
 
 # ---- extended precision
+#
+# All instructions of 9.7.2 share one flag, CC.CF, and a subtraction adds a + ~b + CC.CF: its flag is the carry of that sum, 1 without a
+# borrow. The manual calls it the borrow, which chains of one kind cannot tell apart; NVIDIA's division of 128 bits reads that of `subc.cc`
+# by `addc`. Source: machine code of ptxas 13.0 for sm_80, sm_90, sm_100 and sm_120, where IADD3, IADD3.X and IMAD.X pass one predicate on.
 
 
 def add_carry(qualifiers: Qualifiers, carry_in: bool, subtract: bool = False) -> Operation:
-    """Build add.cc, addc, sub.cc or subc (9.7.2). The flag of a subtraction is its borrow."""
+    """Build add.cc, addc, sub.cc or subc (9.7.2)."""
     kind, carry_out = qualifiers.type, "cc" in qualifiers
 
     def compute(a: Array, b: Array, flag: Array | None = None) -> tuple[Array, ...]:
-        total, carry = _sum_and_carry(a, b, flag, subtract)
+        total, carry = _sum_and_carry(a, ~b if subtract else b, flag, default=int(subtract))
         return (total, carry) if carry_out else (total,)
 
     results, sources = (kind, *("pred",) * carry_out), (kind, kind, *("pred",) * carry_in)
     return Operation(results, sources, compute, carry_in=carry_in, carry_out=carry_out)
 
 
-def _sum_and_carry(a: Array, b: Array, flag: Array | None, subtract: bool = False) -> tuple[Array, Array]:
-    """Return a + b + flag, or a - b - flag, and the carry or borrow."""
-    first = a - b if subtract else a + b
-    carry = a < b if subtract else first < a
-    if flag is None:
-        return first, carry
-    increment = flag.astype(a.dtype)
-    total = first - increment if subtract else first + increment
-    return total, carry | (first < increment if subtract else total < first)
+def _sum_and_carry(a: Array, b: Array, flag: Array | None, default: int = 0) -> tuple[Array, Array]:
+    """Return a + b + flag, and the carry; `default` stands for a missing flag."""
+    first = a + b
+    increment = jnp.full_like(a, default) if flag is None else flag.astype(a.dtype)
+    total = first + increment
+    return total, (first < a) | (total < first)
 
 
 def multiply_add_carry(qualifiers: Qualifiers, carry_in: bool) -> Operation:

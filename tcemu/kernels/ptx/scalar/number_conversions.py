@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.base.errors import Unsupported
+from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.formats.coding import decode, encode
 from tcemu.engine.formats.number_formats import FORMATS, Format
 from tcemu.kernels.ptx.instruction_interface import Operation
@@ -15,6 +15,7 @@ from tcemu.kernels.ptx.scalar.raw_bits import (
     CANONICAL_NAN,
     FLOAT_FORMATS,
     as_integer,
+    as_signed,
     element_kind,
     flush_subnormals,
     format_constants,
@@ -277,16 +278,41 @@ def refuse_stochastic(qualifiers: Qualifiers) -> Operation:
     )
 
 
+def refuse_fixed_point(qualifiers: Qualifiers) -> Operation:
+    """Refuse cvt to s2f6x2.
+
+    Raises:
+        NotModelled: always.
+    """
+    raise NotModelled(
+        f"cvt.{'.'.join(qualifiers)}: nobody has words of a GPU, and the manual does not say what a NaN gives or how .scaled scales. "
+        "From s2f6x2 to bf16x2 is supported (PTX ISA 9.7.9.21)"
+    )
+
+
 def from_narrow(qualifiers: Qualifiers) -> Operation:
-    """Build cvt from a pair of a narrow format to a packed pair of f16 or bf16, which represent every value."""
+    """Build cvt from a pair of a narrow format to a packed pair of f16 or bf16, which represent every value.
+
+    `.scaled::n2::ue8m0` multiplies each element by a power of two before it is rounded; the scale 255 is NaN. No words of a GPU are
+    known. s2f6 is a signed integer of 8 bits in units of 1/64: CUTLASS 4.3 converts int8 by it, with the scale 2^6.
+    """
     target, source = qualifiers.types
-    fmt, element = FORMATS[element_kind(source)], element_kind(target)
+    element, scaled = element_kind(target), any(part.startswith("scaled") for part in qualifiers)
 
-    def compute(x: Array) -> tuple[Array]:
+    def split_numbers(x: Array) -> FloatParts:
+        if source == "s2f6x2":
+            value = as_signed(jnp.stack([x, x >> 8]) & 0xFF, "s8")
+            never = jnp.zeros(value.shape, bool)
+            return FloatParts(value < 0, jnp.abs(value).astype(jnp.uint64), jnp.full(value.shape, -6, jnp.int32), never, never)
+        fmt = FORMATS[element_kind(source)]
         both = jnp.stack([x, x >> pair_offset(fmt)]) & ((1 << fmt.bits) - 1)
-        codes = encode(FLOAT_FORMATS[element], decode(fmt, both)).astype(jnp.uint32)
-        if "relu" in qualifiers:
-            codes = jnp.where((sign_bit(codes, element) != 0) & ~is_nan(codes, element), 0, codes).astype(jnp.uint32)
-        return (join_halves(codes),)
+        return decompose(encode(FLOAT_FORMATS[element], decode(fmt, both)).astype(jnp.uint32), element)
 
-    return Operation((target,), (source,), compute)
+    def compute(x: Array, scale: Array | None = None) -> tuple[Array]:
+        parts = split_numbers(x)
+        if scale is not None:
+            codes = jnp.stack([scale, scale >> 8]) & 0xFF
+            parts = parts._replace(exponent=parts.exponent + codes.astype(jnp.int32) - 127, nan=parts.nan | (codes == 0xFF))
+        return (join_halves(apply_qualifiers(round_to_bits(parts, element, "rn"), element, qualifiers)),)
+
+    return Operation((target,), (source, *("b16",) * scaled), compute)

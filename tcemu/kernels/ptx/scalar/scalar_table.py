@@ -108,6 +108,7 @@ FLOAT_ROWS: dict[str, Row] = {
     "cvt.narrow": row(conversions.to_narrow),
     "cvt.scale": row(conversions.to_scale),
     "cvt.stochastic": row(conversions.refuse_stochastic),
+    "cvt.fixed": row(conversions.refuse_fixed_point),
     "cvt.wide": row(conversions.from_narrow),
     "cvt.pack": row(conversions.pack_integers),
 }

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 ROOM_BITS = 40
-SHARED_ROOM, LOCAL_ROOM, PARAM_ROOM, CONST_ROOM = 1, 2, 3, 5
+SHARED_ROOM, LOCAL_ROOM, PARAM_ROOM, FUNCTION_ROOM, CONST_ROOM = 1, 2, 3, 4, 5
 FIRST_ROOM = 16  # room of the first buffer
 OFFSET_MASK = (1 << ROOM_BITS) - 1
 WORD_BYTES = 4

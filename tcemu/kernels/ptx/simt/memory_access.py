@@ -183,7 +183,69 @@ def _combiner(operation: str, kind: str, space: str, context: Context) -> Callab
 
 def prepare_atomic(statement: Statement, context: Context) -> Step:
     """Prepare an `atom` or `red`."""
+    if require_form(statement.opcode).choices["type"] == "b128":
+        return Step(_execute_wide_atomic(statement, context))
     return Step(execute_atomic(parse_atomic(statement, context)))
+
+
+def _execute_wide_atomic(statement: Statement, context: Context) -> Callable[[Machine], Machine]:
+    """Return the function of `atom.exch.b128` or `atom.cas.b128`, whose registers are vectors of two halves (see `wide_registers`)."""
+    choices = require_form(statement.opcode).choices
+    compares, space, hint = choices["operation"] == "cas", plain_space(choices["space"]), " u64" if choices.get("hint") else ""
+    discarded = statement.operands[:1] == (Sink(),)
+    result, value = "=b64_" if discarded else "<=b64_*2>", "<b64*2>"
+    check_operand_lists(statement, context, f"{result} [] {value}{f' {value}' * compares}{hint}")
+    destination, address, b, c = (*statement.operands[: 3 + compares], *statement.operands[2:3])[:4]
+    assert isinstance(address, Address)
+
+    def apply(machine: Machine) -> Machine:
+        start = machine.address(address)
+        given, other = (tuple(machine.read(half, "b64") for half in operand.elements) for operand in (b, c) if isinstance(operand, Vector))
+        parts, machine = machine.split_access(space, start, 16, 16)
+        found = [jnp.zeros(machine.active.shape, jnp.uint64)] * 2
+        for room, word_index, mask in parts:
+            words, old = _apply_wide_atomic(machine.words(room), word_index, given, other if compares else None, mask)
+            machine = machine.with_words(room, words)
+            if room == "shared":
+                machine = checks.order_blocks(checks.mark_written(machine, word_index, start, 16, mask))
+            found = [jnp.where(mask, new, before) for new, before in zip(old, found, strict=True)]
+        for half, old in zip(destination.elements if isinstance(destination, Vector) else (), found, strict=False):
+            machine = machine.write(half, "b64", old)
+        return clusters.order_cluster(machine)
+
+    return apply
+
+
+def _apply_wide_atomic(
+    words: Array, word_index: Array, b: tuple[Array, ...], c: tuple[Array, ...] | None, mask: Array
+) -> tuple[Array, list[Array]]:
+    """Exchange 128 bits, or with `c` compare them with `b` and exchange; one thread at an address after the other, by their numbers.
+
+    Returns:
+        The words, and the old values as two halves.
+    """
+    shape, index, mask = word_index.shape, word_index.ravel(), mask.ravel()
+    b, c = tuple(each.ravel() for each in b), None if c is None else tuple(each.ravel() for each in c)
+    same = jnp.where(mask, index, -1)
+    order = jnp.argsort(same, stable=True)
+    place = jnp.arange(index.size)
+    first = jnp.concatenate([jnp.ones(1, bool), same[order][1:] != same[order][:-1]])
+    rank = jnp.zeros_like(place).at[order].set(place - lax.cummax(jnp.where(first, place, 0)))  # threads before it at its address
+    last = jnp.where(mask, rank, -1).max()
+
+    def apply_rank(state: tuple[Array, Array, list[Array]]) -> tuple[Array, Array, list[Array]]:
+        number, words, old = state
+        here = mask & (rank == number)
+        runs = device_memory.gather_words(words, index, 4)
+        current = [runs[i].astype(jnp.uint64) | runs[i + 1].astype(jnp.uint64) << np.uint64(32) for i in (0, 2)]
+        writes = here if c is None else here & (current[0] == b[0]) & (current[1] == b[1])
+        new = [word for half in (b if c is None else c) for word in device_memory.split_words(half)]
+        words = device_memory.scatter_runs(words, index, new, writes, exclusive=True)
+        return number + 1, words, [jnp.where(here, now, before) for now, before in zip(current, old, strict=True)]
+
+    start = (jnp.zeros((), rank.dtype), words, [jnp.zeros(index.shape, jnp.uint64)] * 2)
+    _, words, old = lax.while_loop(lambda state: state[0] <= last, apply_rank, start)
+    return words, [half.reshape(shape) for half in old]
 
 
 def execute_atomic(atomic: Atomic) -> Callable[[Machine], Machine]:

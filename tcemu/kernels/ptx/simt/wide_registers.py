@@ -44,8 +44,8 @@ def split_registers(statement: Statement, kinds: dict[str, str]) -> Statement:
     if statement.name in ACCESSES and statement.qualifiers[-1] == WIDE_KIND:
         opcode = statement.opcode.removesuffix(WIDE_KIND) + "v2.b64"
         return replace(statement, opcode=opcode, operands=operands)
-    if statement.opcode != "mov.b128" and statement.name != "clusterlaunchcontrol":
-        raise Unsupported(f"{statement.opcode!r} of a register of 128 bits is not supported; mov, ld, ldu and st of them are")
+    if statement.opcode != "mov.b128" and statement.name not in ("clusterlaunchcontrol", "atom"):
+        raise Unsupported(f"{statement.opcode!r} of a register of 128 bits is not supported; mov, ld, ldu, st and atom of them are")
     return replace(statement, operands=operands)
 
 

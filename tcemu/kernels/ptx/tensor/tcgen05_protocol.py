@@ -175,7 +175,7 @@ class Tcgen05Protocol:
                 continue
             if first is not None and group != first[0]:
                 text = Tcgen05Fault.MIXED_GROUPS.message(group, first[1].statement.position.line)
-                raise UndefinedBehaviour(f"line {line.statement.position.line}: {line.statement.opcode}: {text}")
+                raise UndefinedBehaviour(f"{line.statement.line_text}: {line.statement.opcode}: {text}")
             first = first or (group, line)
 
     def _find_uses(self, kernel: Kernel) -> dict[int, tuple[str, ...]]:

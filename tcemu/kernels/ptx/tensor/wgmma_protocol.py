@@ -21,6 +21,11 @@ from tcemu.kernels.ptx.text.module import Operand, Register, nested_operands
 
 FENCE_SECTION, WAIT_SECTION = "PTX ISA 9.7.15.7.1", "PTX ISA 9.7.15.7.3"
 DescribePlace = Callable[[LinkedStatement, int, int], str]  # describes a line, a block and a thread
+# NVRTC moves the zeros of an accumulator behind a fence whose asm statement does not name it
+REMEDY = (
+    "write it before the fence, or fence again. In CUDA C++ name the registers as operands of the fence, "
+    'asm volatile("wgmma.fence.sync.aligned;" : "+f"(c[0]), ... :: "memory"), so that the compiler moves nothing across it'
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class WgmmaProtocol:
         self._forbid(line, warps & ~state["fenced"], f"it is issued before any wgmma.fence. {FENCE_SECTION}")
         for registers, role in ((d, "accumulator"), (a, "A")):
             touched = state["touched"][registers].any(0)
-            message = f"a thread has used a register of its {role} since the last wgmma.fence. {FENCE_SECTION}"
+            message = f"a thread has used a register of its {role} since the last wgmma.fence; {REMEDY}. {FENCE_SECTION}"
             self._forbid(line, warps & touched, message)
         shape = state["shape"][d]
         differs = ((shape != 0) & (shape != op.n)).any(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from functools import cached_property
 from typing import NamedTuple
 
 from tcemu.base.errors import PtxError
@@ -61,6 +62,12 @@ class Tokens:
                 tokens.append(Token(_KINDS.get(kind, found[0]), found[0], at))
             at = found.end()
         return [*tokens, Token(END, "", len(self.text))]
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The names of source files by their numbers in `.file`, which may follow their use."""
+        following = zip(self.tokens, self.tokens[1:], self.tokens[2:], strict=False)
+        return {number.text: name.text[1:-1] for word, number, name in following if word.text == ".file" and name.kind == STRING}
 
     @property
     def token(self) -> Token:

@@ -115,7 +115,19 @@ class Sink:
         return "_"
 
 
-Operand = Register | Integer | Float | Symbol | Address | Vector | Pair | Negated | Sink
+@dataclass(frozen=True)
+class Part:
+    """A part of a register of a video instruction, as `%r1.b0` or `%r1.h10`, or a negated operand of `vmad`, `-%r1`."""
+
+    register: Register
+    selector: str = ""
+    negated: bool = False
+
+    def __str__(self) -> str:
+        return f"{'-' * self.negated}{self.register}{'.' * bool(self.selector)}{self.selector}"
+
+
+Operand = Register | Integer | Float | Symbol | Address | Vector | Pair | Negated | Sink | Part
 
 
 def flatten_operands(operands: tuple[Operand, ...]) -> list[Operand]:
@@ -164,6 +176,12 @@ class Statement:
     operands: tuple[Operand, ...]  # in the order of the text
     guard: Guard | None
     position: Position = field(compare=False)  # of the opcode
+    source: str = field(compare=False, default="")  # line of the source by `.loc`: "kernel.cu:12", "help.cuh:7, inlined at kernel.cu:12"
+
+    @property
+    def line_text(self) -> str:
+        """The line in words, as "line 44" or "line 44 (kernel.cu:12)"."""
+        return f"line {self.position.line} ({self.source})" if self.source else f"line {self.position.line}"
 
     @property
     def name(self) -> str:

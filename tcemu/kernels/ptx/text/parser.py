@@ -27,6 +27,7 @@ from tcemu.kernels.ptx.text.module import (
     Negated,
     Operand,
     Pair,
+    Part,
     Prototype,
     Register,
     Sink,
@@ -46,6 +47,8 @@ _NUMBER_DIRECTIVES = (
 _MAX_VECTOR_DEPTH = 8  # nesting of vectors
 _OPERAND_FORMS = "a register, a constant, the name of a variable, a label, '{' or '['"
 _ELEMENT_AXES = {**{axis: axis for axis in "xyzw"}, **dict(zip("rgba", "xyzw", strict=True))}
+VIDEO = re.compile(r"v(add|sub|absdiff|min|max|shl|shr|mad|set|avrg)[24]?(\.|$)")  # opcodes whose operands may be parts of registers
+SELECTOR = re.compile(r"[bh][0-7]{1,4}")
 _ADDRESS_TYPES = {f"{sign}{bits}" for sign in "bus" for bits in (32, 64)}
 
 
@@ -228,23 +231,31 @@ def skip_directive(tokens: Tokens, token: Token) -> bool:
             tokens.expect(NAME, "the name of a section")
         skip_brackets(tokens, "{", "}")
     elif token.text == ".loc":
-        _skip_numbers(tokens, 3)
-        while tokens.accept(","):
-            word = tokens.expect(NAME, "function_name or inlined_at")
-            if word.text == "inlined_at":
-                _skip_numbers(tokens, 3)
-            else:
-                tokens.expect(NAME, "a label")
-                if tokens.accept("+"):
-                    tokens.expect(NUMBER)
+        parse_location(tokens)
     else:
         return False
     return True
 
 
-def _skip_numbers(tokens: Tokens, count: int) -> None:
-    for _ in range(count):
-        tokens.expect(NUMBER)
+def parse_location(tokens: Tokens) -> str:
+    """Parse the rest of a `.loc`; return the line of the source, and where it is inlined, in words; "" if no `.file` has the file."""
+    places = [_parse_place(tokens)]
+    while tokens.accept(","):
+        word = tokens.expect(NAME, "function_name or inlined_at")
+        if word.text == "inlined_at":
+            places.append(_parse_place(tokens))
+        else:
+            tokens.expect(NAME, "a label")
+            if tokens.accept("+"):
+                tokens.expect(NUMBER)
+    return ", inlined at ".join(filter(None, places))
+
+
+def _parse_place(tokens: Tokens) -> str:
+    """Parse file, line and column of a source."""
+    file, line, _ = (tokens.expect(NUMBER).text for _ in range(3))
+    name = tokens.files.get(file)
+    return f"{name}:{line}" if name and line != "0" else ""  # compilers write line 0 for statements of their own
 
 
 @dataclass
@@ -260,6 +271,7 @@ class _FunctionParser:
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     call_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     prototypes: dict[str, Prototype] = field(default_factory=dict)
+    location: str = ""  # line of the source by the last `.loc`
 
     def parse_parameters(self, *, named: bool = True) -> tuple[Variable, ...]:
         """Parse `(.param .u64 a, .reg .b32 b)`. named: declare the names, which a prototype does not."""
@@ -338,6 +350,8 @@ class _FunctionParser:
             extern, token = True, tokens.expect(DIRECTIVE, ".shared")
         if token.text == ".reg" and not extern:
             declare_registers(tokens, self.scopes, self.registers)
+        elif token.text == ".loc" and not extern:
+            self.location = parse_location(tokens)
         elif token.text[1:] in SPACES:
             self.variables += parse_variables(tokens, self.scopes, token.text[1:], extern=extern)
         elif extern or not skip_directive(tokens, token):
@@ -384,12 +398,13 @@ class _FunctionParser:
         if opcode.partition(".")[0] == "call":
             operands = self._parse_call()
         elif tokens.token.kind != ";":
-            found = [parse_operand(tokens, self.scopes)]
+            parse_each = parse_part if VIDEO.match(opcode) else parse_operand
+            found = [parse_each(tokens, self.scopes)]
             while tokens.accept(","):
-                found.append(parse_operand(tokens, self.scopes))
+                found.append(parse_each(tokens, self.scopes))
             operands = tuple(found)
         tokens.expect(";", "',' or ';'" if operands else "an operand or ';'")
-        return Statement(opcode, operands, guard, tokens.position(token))
+        return Statement(opcode, operands, guard, tokens.position(token), self.location)
 
     def _parse_call(self) -> tuple[Operand, ...]:
         """Parse `(result), name, (arguments), prototype` of a call; all but the name may be missing."""
@@ -452,6 +467,24 @@ def parse_operand(tokens: Tokens, scopes: Scopes, depth: int = 0) -> Operand:
     if token.kind == "!" or starts_constant(token):
         return parse_constant(tokens)
     raise tokens.unexpected(_OPERAND_FORMS)
+
+
+def parse_part(tokens: Tokens, scopes: Scopes) -> Operand:
+    """Parse an operand of a video instruction, which may be a part of a register, or negated."""
+    negated = tokens.token.kind == "-" and tokens.peek().kind == NAME
+    if negated:
+        tokens.take()
+    token = tokens.token
+    stem, _, selector = token.text.partition(".")
+    meaning = scopes.find(stem) if token.kind == NAME else None
+    if meaning is None or meaning.category != "register" or not (negated or SELECTOR.fullmatch(selector)):
+        return parse_operand(tokens, scopes)
+    tokens.take()
+    if selector and not SELECTOR.fullmatch(selector):
+        raise tokens.error(
+            f"{token.text} is no part of a register; parts are .b0 to .b3, .h0, .h1 and, of packed instructions, several", token
+        )
+    return Part(Register(meaning.name), selector, negated)
 
 
 def parse_guard(tokens: Tokens, scopes: Scopes) -> Guard | None:

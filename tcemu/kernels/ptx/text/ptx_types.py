@@ -30,7 +30,7 @@ KINDS = {
         Kind("f16", 16), Kind("bf16", 16), Kind("tf32", 32), Kind("f32", 32), Kind("f64", 64),
         Kind("f16x2", 32), Kind("bf16x2", 32), Kind("u16x2", 32), Kind("s16x2", 32), Kind("f32x2", 64),
         *(Kind(f"{name}x2", 16) for name in ("e4m3", "e5m2", "ue8m0")),
-        *(Kind(f"{name}x2", 16) for name in ("e2m3", "e3m2")), Kind("e2m1x2", 8),
+        *(Kind(f"{name}x2", 16) for name in ("e2m3", "e3m2")), Kind("e2m1x2", 8), Kind("s2f6x2", 16),
     )
 }  # fmt: skip
 
