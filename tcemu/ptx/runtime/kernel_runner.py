@@ -14,6 +14,7 @@ from tcemu.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.isa.families import LANES
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.cuda_source import Source, read_module
+from tcemu.ptx.hazards.hazard_tracker import hazard_tracker
 from tcemu.ptx.linker.compiled_statements import forget_cleared_programs
 from tcemu.ptx.linker.contraction import fuse_products
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
@@ -215,9 +216,13 @@ class _Launch:
             reporter = _FaultReporter(self, numbers)
             protocol = wgmma_protocol(self.kernel, present.shape, reporter.describe)
             tensor = tcgen05_protocol(self.kernel, present.shape, self.shared_bytes, self.shape.cluster_size, reporter)
-            watching = [*(each for each in (protocol, tensor) if each is not None), *observers]
-            Schedule(self.kernel, chunk, present, step_limit, reporter, watching, numbers, self.runtime, tensor).run_to_completion()
-            self.notes += tensor.notes.values() if tensor is not None else ()
+            hazards = hazard_tracker(self.kernel, present.shape, self.shape.cluster_size, self.shared_bytes, chunk, reporter)
+            watching = [*(each for each in (protocol, tensor, hazards) if each is not None), *observers]
+            at_barriers = [each for each in (tensor, hazards) if each is not None]
+            schedule = Schedule(self.kernel, chunk, present, step_limit, reporter, watching, numbers, self.runtime, at_barriers)
+            schedule.run_to_completion()
+            for each in (*at_barriers, schedule.barriers):
+                self.notes += each.notes.values()
             self._check_freed_columns(chunk, reporter)
             memory = chunk["memory"]
             first += len(numbers) + self._cancelled_blocks(chunk)

@@ -20,7 +20,8 @@ import numpy as np
 from tcemu.base.errors import UndefinedBehaviour
 from tcemu.isa.families import LANES
 from tcemu.layouts.tensor_memory import COLUMNS
-from tcemu.ptx.linker.control_flow import ConvergencePoint
+from tcemu.ptx.hazards.hazard_faults import Hazard
+from tcemu.ptx.linker.control_flow import BARRIER_COUNT, CLUSTER_BARRIER, ConvergencePoint
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedStatement, compile_together
 from tcemu.ptx.runtime.runtime_functions import RuntimeFunctions
 from tcemu.ptx.runtime.tracing import ExecutedStatement, Observer
@@ -34,8 +35,6 @@ IDLE = np.int64(2**62)  # the key of threads that wait or have exited
 STARVATION_LIMIT = 4096  # basic blocks after which a passed-over one runs
 STARVATION_INTERVAL = 256  # basic blocks between searches for passed-over ones
 MASK_CACHE_SIZE = 64
-BARRIER_COUNT = 16
-CLUSTER_BARRIER = BARRIER_COUNT  # the number of the cluster's barrier
 
 
 class StepLimit(RuntimeError):
@@ -59,14 +58,18 @@ class Reporter(Protocol):
 
 
 class BarrierObserver(Protocol):
-    """An observer of the barriers of blocks and clusters."""
+    """An observer of the barriers of blocks and clusters. Barriers have numbers, that of the cluster is `CLUSTER_BARRIER`."""
 
-    def arrive(self, threads: np.ndarray, of_cluster: bool) -> None:
-        """Note threads, bool[blocks, threads], that arrive at a barrier."""
+    def arrive(self, threads: np.ndarray, numbers: np.ndarray, relaxed: bool) -> None:
+        """Note threads, bool[blocks, threads], that arrive at barriers, int[blocks, threads]; relaxed: the arrival releases nothing."""
         ...
 
-    def release(self, threads: np.ndarray, of_cluster: np.ndarray) -> None:
-        """Note threads that go on; of_cluster: bool[blocks], those that the barrier of their cluster lets go on."""
+    def release(self, threads: np.ndarray, numbers: np.ndarray) -> None:
+        """Note threads that barriers let go on."""
+        ...
+
+    def exit(self, threads: np.ndarray, statement: LinkedStatement | None) -> None:
+        """Note threads that exit."""
         ...
 
 
@@ -83,10 +86,10 @@ class Schedule:
         observers: Sequence[Observer] = (),
         block_numbers: np.ndarray | None = None,
         runtime: RuntimeFunctions | None = None,
-        barrier_observer: BarrierObserver | None = None,
+        barrier_observers: Sequence[BarrierObserver] = (),
     ) -> None:
         self.kernel, self.chunk, self.step_limit, self.reporter = kernel, chunk, step_limit, reporter
-        self.observers, self.runtime, self.barrier_observer = tuple(observers), runtime, barrier_observer
+        self.observers, self.runtime, self.barrier_observers = tuple(observers), runtime, tuple(barrier_observers)
         self.block_numbers = np.arange(present.shape[0]) if block_numbers is None else block_numbers
         self.shape = present.shape
         self.exited = ~present
@@ -100,6 +103,7 @@ class Schedule:
         self.last_run = np.zeros(len(kernel.blocks), np.int64)
         self.time = 0  # basic blocks run so far
         self.masks: dict[bytes, Any] = {}
+        self.apart = np.zeros(self.shape, bool)  # threads that executed their last statements without others of their warp
         self.polling = np.array([linked.basic_block.polls for linked in kernel.blocks])
         self._update_keys(present)
 
@@ -113,6 +117,8 @@ class Schedule:
             self.last_run[number] = self.time
             linked = self.kernel.blocks[number]
             self._execute(linked.statements, mask)
+            if self.kernel.checked and linked.statements:
+                self._note_divergence(mask)
             self._leave_block(number, linked, mask)
             count = self.chunk.statement_count
             if count > self.step_limit:
@@ -266,9 +272,9 @@ class Schedule:
         elif basic_block.ending == "call":
             self._enter_call(number, linked, executing)
         elif basic_block.ending == "return":
-            self._return_threads(executing)
+            self._return_threads(executing, linked.terminator)
         elif basic_block.ending == "exit":
-            self._exit_threads(executing)
+            self._exit_threads(executing, linked.terminator)
         elif basic_block.ending == "trap":
             block, thread = np.argwhere(executing)[0]
             raise Trapped(f"{self.reporter.describe(linked.require_terminator(), int(block), int(thread))}: the kernel executed trap")
@@ -320,8 +326,8 @@ class Schedule:
         self.depth[mask] += 1
         self._move_threads(mask, linked.callee_block)
 
-    def _return_threads(self, mask: np.ndarray) -> None:
-        self._exit_threads(mask & (self.depth == 0))
+    def _return_threads(self, mask: np.ndarray, statement: LinkedStatement | None) -> None:
+        self._exit_threads(mask & (self.depth == 0), statement)
         inside = mask & (self.depth > 0)
         if not inside.any():
             return
@@ -333,8 +339,10 @@ class Schedule:
             self._execute(linked.result_moves, callers == caller)
             self._move_threads(callers == caller, linked.basic_block.fallthrough)
 
-    def _exit_threads(self, mask: np.ndarray) -> None:
+    def _exit_threads(self, mask: np.ndarray, statement: LinkedStatement | None) -> None:
         if mask.any():
+            for observer in self.barrier_observers:
+                observer.exit(mask, statement)
             self.exited |= mask
             self.keys[mask] = IDLE
             self._check_exited_blocks(mask)
@@ -359,9 +367,10 @@ class Schedule:
     def _arrive_at_barrier(self, linked: LinkedBlock, mask: np.ndarray) -> None:
         terminator = linked.require_terminator()
         parts = terminator.statement.qualifiers
-        if self.barrier_observer is not None and not ("cluster" in parts and "wait" in parts):
-            self.barrier_observer.arrive(mask, "cluster" in parts)
         waiting = self.barriers.arrive(terminator, linked, mask, self)
+        if not ("cluster" in parts and "wait" in parts):
+            for observer in self.barrier_observers:
+                observer.arrive(mask, self.barriers.arrived_at, "relaxed" in parts)
         self._move_threads(mask & ~waiting, linked.basic_block.fallthrough)
         self.pc[waiting] = linked.basic_block.fallthrough
         self.keys[waiting] = IDLE
@@ -372,11 +381,20 @@ class Schedule:
         released = self.barriers.release(self.exited, self)
         if released is not None:
             self._update_keys(released)
-            if self.barrier_observer is not None:
-                self.barrier_observer.release(released, self.barriers.cluster_released)
+            for observer in self.barrier_observers:
+                observer.release(released, self.barriers.arrived_at)
             self.chunk.order_blocks(np.asarray(released.any(-1)))
             if self.barriers.cluster_released.any():
                 self.chunk.order_clusters(self.barriers.cluster_released)
+
+    def _note_divergence(self, mask: np.ndarray) -> None:
+        warps = (mask | self.exited).reshape(self.shape[0], -1, LANES).all(-1)
+        self.apart[mask] = ~np.repeat(warps, LANES, axis=-1)[mask]
+
+    def leaving_threads(self) -> np.ndarray:
+        """Return the threads that exit next and do nothing before."""
+        leaving = np.array([not linked.statements and linked.basic_block.ending in ("return", "exit") for linked in self.kernel.blocks])
+        return np.asarray(leaving[self.pc]) & (self.depth == 0)
 
     def _describe_threads(self) -> str:
         """Return the positions of the threads in words."""
@@ -419,7 +437,11 @@ class BlockBarriers:
         self.cluster_arrivals = np.zeros(shape, np.int64)  # arrivals of each thread at the cluster's barrier
         self.cluster_waits = np.zeros(shape, np.int64)  # waits of each thread at it
         self.cluster_released = np.zeros(shape[0], bool)  # blocks with threads that the last call of `release` let go on from it
+        self.arrived_at = np.full(shape, -1, np.int8)  # the barrier at which each thread has last arrived
+        self.arrived_by = np.full(shape, -1, np.int32)  # the number of the statement by which it did
+        self.awaited = np.zeros(shape, bool)  # other threads of its warp have arrived at an .aligned barrier, and this one has not
         self.reductions: list[PendingReduction] = []
+        self.notes: dict[tuple[int, ...], str] = {}
 
     def arrive(self, terminator: LinkedStatement, linked: LinkedBlock, mask: np.ndarray, schedule: Schedule) -> np.ndarray:
         """Let threads arrive at a statement's barrier; return the threads that then wait."""
@@ -429,9 +451,10 @@ class BlockBarriers:
             self._check_cluster_order(terminator, mask, schedule)
             if "arrive" in parts:
                 self.cluster_arrivals[mask] += 1
+                self.arrived_at[mask] = CLUSTER_BARRIER
                 return np.zeros_like(mask)
             self.cluster_waits[mask] += 1
-            self.waiting[mask] = CLUSTER_BARRIER
+            self.waiting[mask] = self.arrived_at[mask] = CLUSTER_BARRIER
             return mask
         operands = list(statement.operands)
         destination = operands.pop(0) if "red" in parts else None
@@ -440,7 +463,10 @@ class BlockBarriers:
         count = schedule.read_operand(operands[1], "u32", linked.names) if len(operands) > 1 else np.zeros(self.shape, np.uint32)
         self._validate(statement, number[mask], count[mask])
         blocks = np.nonzero(mask)[0]
+        if terminator.context.checked:
+            self._check_participants(terminator, mask, number, count, schedule)
         self.counts[blocks, number[mask]] = count[mask]
+        self.arrived_at[mask], self.arrived_by[mask] = number[mask], terminator.number
         if "arrive" in parts:
             np.add.at(self.arrivals, (blocks, number[mask]), 1)
             return np.zeros_like(mask)
@@ -461,6 +487,64 @@ class BlockBarriers:
             block, thread = (int(n) for n in np.argwhere(wrong)[0])
             what = "arrives a second time without a barrier.cluster.wait" if arrives else "waits without a barrier.cluster.arrive"
             raise UndefinedBehaviour(f"{schedule.reporter.describe(terminator, block, thread)}: the thread {what}. PTX ISA 9.7.13.4")
+
+    def _check_participants(
+        self, terminator: LinkedStatement, mask: np.ndarray, number: np.ndarray, count: np.ndarray, schedule: Schedule
+    ) -> None:
+        """Raise UndefinedBehaviour for counts that differ or that more threads exceed, and for warps whose lanes arrive apart."""
+
+        def forbid(row: int, thread: int, hazard: Hazard, *words: object) -> None:
+            raise UndefinedBehaviour(f"{schedule.reporter.describe(terminator, row, thread)}: {hazard.message(*words)}")
+
+        alive = ~schedule.exited
+        for each in np.unique(number[mask]):
+            mine = mask & (number == each)
+            rows, threads = mine.any(-1), np.asarray(mine.argmax(-1))
+            own = count[np.arange(len(rows)), threads].astype(np.int64)
+            present = alive.sum(-1)
+            expected = np.where(own > 0, own, present)
+            waiting = (self.waiting == each).sum(-1) + self.arrivals[:, each]
+            before = np.where(self.counts[:, each] > 0, self.counts[:, each], present)
+            for wrong, hazard in (
+                (rows & (waiting > 0) & (before != expected), Hazard.DIFFERENT_COUNTS),
+                (rows & (own > 0) & (waiting + mine.sum(-1) > expected), Hazard.TOO_MANY_ARRIVALS),
+            ):
+                if wrong.any():
+                    row = int(wrong.argmax())
+                    total = int(waiting[row] + mine[row].sum())
+                    words = (each, expected[row], before[row]) if hazard is Hazard.DIFFERENT_COUNTS else (total, each, expected[row])
+                    forbid(row, int(threads[row]), hazard, *words)
+        if terminator.statement.name == "barrier" and "aligned" not in terminator.statement.qualifiers:
+            return
+        lanes = (self.shape[0], -1, LANES)
+        warps = mask.reshape(lanes).any(-1, keepdims=True)
+        leaving = schedule.leaving_threads() | schedule.exited
+        others = warps & (alive & ~mask & ~leaving).reshape(lanes)
+        self.awaited[mask] = False
+        elsewhere = others & ((self.waiting >= 0) & (self.arrived_by != terminator.number)).reshape(lanes)
+        elsewhere |= warps & (leaving & schedule.apart).reshape(lanes)
+        if elsewhere.any():
+            row, warp, _ = (int(i) for i in np.argwhere(elsewhere)[0])
+            forbid(row, warp * LANES + int(mask[row, warp * LANES : (warp + 1) * LANES].argmax()), Hazard.DIVERGENT_BARRIER)
+        self.awaited |= (others & (self.waiting < 0).reshape(lanes)).reshape(self.shape)
+
+    def _check_released(self, released: np.ndarray, schedule: Schedule) -> None:
+        """Raise UndefinedBehaviour for warps of which only some lanes have arrived at an .aligned barrier; note differing statements."""
+        lanes = (self.shape[0], -1, LANES)
+        own = released & (self.waiting < CLUSTER_BARRIER)
+        left = self.awaited.reshape(lanes) & own.reshape(lanes).any(-1, keepdims=True)
+        statements = schedule.kernel.statements
+        if left.any():
+            row, warp, _ = (int(i) for i in np.argwhere(left)[0])
+            thread = warp * LANES + int(own[row, warp * LANES : (warp + 1) * LANES].argmax())
+            place = schedule.reporter.describe(statements[int(self.arrived_by[row, thread])], row, thread)
+            raise UndefinedBehaviour(f"{place}: {Hazard.DIVERGENT_BARRIER.message()}")
+        whole = own & (self.waiting == 0) & (self.counts[:, :1] == 0)
+        for row in np.flatnonzero(whole.any(-1)):
+            numbers = tuple(int(each) for each in np.unique(self.arrived_by[row, whole[row]]))
+            if len(numbers) > 1 and numbers not in self.notes and statements[numbers[0]].statement.name == "bar":
+                lines = ", ".join(str(statements[each].statement.position.line) for each in numbers)
+                self.notes[numbers] = f"{schedule.reporter.block_name(int(row))}: {Hazard.OTHER_BARRIER_STATEMENT.message(0, lines)}"
 
     def _validate(self, statement: Statement, number: np.ndarray, count: np.ndarray) -> None:
         wrong = None
@@ -497,6 +581,8 @@ class BlockBarriers:
             complete = waiting & (self.cluster_arrivals <= np.repeat(slowest, self.cluster_size)[:, None])
             released |= complete
             self.cluster_released = complete.any(-1)
+        if schedule.kernel.checked and released.any():
+            self._check_released(released, schedule)
         self.waiting[released] = -1
         return released if released.any() else None
 

@@ -39,6 +39,7 @@ from tcemu.layouts.tensor_memory import (
     scale_cells,
 )
 from tcemu.layouts.tensor_memory import LANES as TENSOR_LANES
+from tcemu.ptx.linker.control_flow import CLUSTER_BARRIER
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement
 from tcemu.ptx.runtime.tracing import ExecutedStatement
 from tcemu.ptx.simt.chunk import Chunk
@@ -268,17 +269,22 @@ class Tcgen05Protocol:
         np.maximum(self.known[row, warp], passed.known, out=self.known[row, warp])
         np.maximum(self.received[row, warp], passed.fenced, out=self.received[row, warp])
 
-    def arrive(self, threads: np.ndarray, of_cluster: bool) -> None:
+    def arrive(self, threads: np.ndarray, numbers: np.ndarray, relaxed: bool) -> None:
         """Pass on what warps know when threads arrive at a barrier of their block, or of their cluster."""
         for row, warp in self._list_warps(threads):
+            of_cluster = (numbers[row][threads[row]] == CLUSTER_BARRIER).any()
             (self.cluster_pools[row // self.cluster] if of_cluster else self.pools[row]).join(self._knowledge(row, warp))
 
-    def release(self, threads: np.ndarray, of_cluster: np.ndarray) -> None:
-        """Receive what others have passed on when a barrier lets threads go on; of_cluster: the blocks that the cluster's barrier did."""
+    def release(self, threads: np.ndarray, numbers: np.ndarray) -> None:
+        """Receive what others have passed on when barriers let threads go on."""
+        of_cluster = (threads & (numbers == CLUSTER_BARRIER)).any(-1)
         for row, warp in self._list_warps(threads):
             self._receive(row, warp, self.pools[row])
             if of_cluster[row]:
                 self._receive(row, warp, self.cluster_pools[row // self.cluster])
+
+    def exit(self, threads: np.ndarray, statement: LinkedStatement | None) -> None:
+        """Threads that exit: `kernel_runner` looks for columns that are not freed."""
 
     def _list_warps(self, threads: np.ndarray) -> list[tuple[int, int]]:
         warps = threads.reshape(self.blocks, self.warps, LANES).any(-1)
