@@ -12,6 +12,7 @@ import numpy as np
 
 # lowest bits of the fields of an access; 0 is no access. A read by several lanes of one warp has SEVERAL, a strong access has STRONG
 LANE_BITS, SEVERAL, STRONG = 5, 1 << 5, 1 << 6
+COMPARED = SEVERAL | STRONG  # of a write: a compare-and-swap
 STATEMENT_SHIFT, STATEMENT_BITS = 7, 17
 NUMBER_SHIFT, NUMBER_BITS = 24, 20
 ACTOR_SHIFT, ACTOR_BITS = 44, 19
@@ -30,9 +31,14 @@ class Access(NamedTuple):
 
 def encode_access(actor: Any, number: Any, statement: int, lane: Any, strong: bool = False) -> Any:
     """Return accesses as integers, int64 of the arguments' common shape."""
-    number = np.minimum(number, (1 << NUMBER_BITS) - 1)
-    head = (np.int64(actor) if np.isscalar(actor) else actor.astype(np.int64)) << ACTOR_SHIFT
-    return head | np.int64(number) << NUMBER_SHIFT | statement << STATEMENT_SHIFT | (STRONG if strong else 0) | lane
+    number = np.asarray(np.minimum(number, (1 << NUMBER_BITS) - 1), np.int64)
+    return (
+        np.asarray(actor, np.int64) << ACTOR_SHIFT
+        | number << NUMBER_SHIFT
+        | statement << STATEMENT_SHIFT
+        | (STRONG if strong else 0)
+        | lane
+    )
 
 
 def decode_access(access: Any) -> Access:

@@ -62,6 +62,9 @@ class Hazard(Enum):
         "9.7.15.5.1.2",
         True,
     )
+    REPEATED_CELLS = HazardRow(
+        "{} reads {} runs of 16 bytes more than once: the rows that its strides lead to overlap", "9.7.15.5.1.2", True
+    )
     STAGE_ALIGNMENT = HazardRow(
         "the box lies at {:#x}, which is no multiple of {} bytes: its swizzle repeats at such addresses, and descriptors assume them",
         "9.7.9.25.5.2",

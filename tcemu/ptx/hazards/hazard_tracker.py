@@ -22,7 +22,7 @@ from tcemu.instructions.wgmma import operand_addresses
 from tcemu.isa.families import LANES, Mover, Wgmma
 from tcemu.isa.statement_table import require_form
 from tcemu.layouts.shared_memory import SWIZZLE_BYTES, decode_descriptor
-from tcemu.ptx.hazards.access_records import ACTOR_BITS, STATEMENT_BITS, AccessRecords, decode_access, encode_access
+from tcemu.ptx.hazards.access_records import ACTOR_BITS, COMPARED, STATEMENT_BITS, AccessRecords, decode_access, encode_access
 from tcemu.ptx.hazards.clocks import FENCED, KNOWN, MAX_PHASE_COLUMNS, SEEN, VISIBLE, Clocks, Column
 from tcemu.ptx.hazards.hazard_faults import Hazard
 from tcemu.ptx.linker.control_flow import CLUSTER_BARRIER
@@ -49,6 +49,7 @@ from tcemu.ptx.text.module import Address, Integer, Operand, Register, Sink, Vec
 from tcemu.ptx.text.ptx_types import KINDS
 
 UNIT_BYTES = 16
+WARP_ROWS = 16  # rows of A of a wgmma that a warp has
 MAX_CLOCK_BYTES, MAX_RECORD_BYTES = 1 << 28, 1 << 32  # above these, blocks or a memory are not followed
 RING = 32  # groups that a thread may leave pending
 GENERIC_SPACES = ("", "shared", "shared::cluster", "global", "const")
@@ -79,7 +80,7 @@ class Runs(NamedTuple):
     records: AccessRecords
     who: Threads
     first_byte: np.ndarray  # in the memory of the records, int64[n]
-    index: np.ndarray  # of each run among those that were located
+    places: np.ndarray  # of each run among those that were located
 
 
 class Phases:
@@ -136,6 +137,7 @@ class HazardTracker:
         self.shared = self._records("shared", self.blocks * self.shared_bytes, granules["shared"], self.slots)
         self.memory = self._records("global", memory_bytes, granules["global"], 2)
         self.mbarriers: dict[tuple[int, int], Phases] = {}
+        self._touched_mbarriers: set[tuple[int, int]] = set()  # those that the current statement may have completed
         self.pools: dict[int, np.ndarray] = {}  # what threads pass to each barrier, int32[blocks, planes, columns]
         self.locations: dict[tuple[str, int], int] = {}  # what strong writes pass on, by cell: the row of `passed`
         self.passed = np.zeros((0, self.clocks.planes, self.clocks.columns), np.int32)
@@ -184,6 +186,9 @@ class HazardTracker:
         executing = np.asarray(event.executing())
         if executing.any():
             handler(event, executing)
+            for row, offset in self._touched_mbarriers:  # once all threads of the statement have passed on what they know
+                self._see_parity(event, row, offset)
+            self._touched_mbarriers.clear()
 
     # ---- the handlers of statements
 
@@ -248,7 +253,7 @@ class HazardTracker:
             offset = (address & np.uint64(OFFSET_MASK)).astype(np.int64)
             good = is_global & (room < len(self.room_starts)) & (offset + size <= self.room_sizes[known])
             found.append(_select(self.memory, who, 4 * self.room_starts[known] + offset, good))
-        return [each for each in found if len(each.index)]
+        return [each for each in found if len(each.places)]
 
     def _actor(self, kind: Column, who: Threads) -> np.ndarray:
         return who.rows // self.clocks.span * self.actors + self.clocks.column(kind, who.rows, who.threads // LANES)
@@ -268,7 +273,7 @@ class HazardTracker:
         if not self.between_blocks:
             ordered |= ~same
         warps, lanes = threads // LANES, threads % LANES
-        own = same & (lanes == earlier.lane) & ~earlier.several
+        own = same & (lanes == earlier.lane) & (~earlier.several | earlier.strong)
         if plane == KNOWN:
             ordered |= own & (column == self.clocks.column(Column.ACCESS, rows, warps))
             if Column.COPY in self.clocks.first:
@@ -283,6 +288,8 @@ class HazardTracker:
     ) -> None:
         """Report cells, int64[n, cells], whose last write is not ordered before the threads' access; skip: bool of their shape."""
         writers = runs.records.writer[cells]
+        if hazard is Hazard.UNORDERED_READ:
+            writers = np.where(writers & COMPARED == COMPARED, 0, writers)
         if skip is not None:
             writers = np.where(skip, 0, writers)
         if not writers.any():
@@ -355,19 +362,29 @@ class HazardTracker:
 
     def _write(
         self, event: ExecutedStatement, space: str, address: np.ndarray, executing: np.ndarray, size: int, strong: bool,
-        values: np.ndarray | None, kind: Column = Column.ACCESS,
+        values: np.ndarray | None, kind: Column = Column.ACCESS, compares: bool = False,
     ) -> None:  # fmt: skip
-        """Check and record writes; values: the bytes of each executing thread, uint8[n, size]; None: not known."""
+        """Check and record writes.
+
+        Args:
+            event, space, address, executing, size, strong: As of `_read`.
+            values: The bytes of each executing thread, uint8[n, size]; None: not known.
+            kind: What makes the writes.
+            compares: They are compare-and-swaps. A loop around one begins with a plain read, as in NVIDIA's examples; the swap itself
+                sees a stale value.
+        """
         for runs in self._locate(space, address, executing, size):
             records, who = runs.records, runs.who
             cells = records.cells(runs.first_byte, size)
-            own = None if values is None else _cell_values(values[runs.index], records.granule)
+            own = None if values is None else _cell_values(values[runs.places], records.granule)
             equal = None if own is None else records.value[cells] == own
             self._check_writer(event, runs, cells, strong, Hazard.UNORDERED_WRITE, equal)
-            self._check_readers(event, runs, cells, strong)
+            if not compares:
+                self._check_readers(event, runs, cells, strong)
             number = self.copy_number if kind is Column.COPY else None
             numbers = self.clocks.epoch[who.rows, who.threads // LANES] if number is None else number[who.rows, who.threads]
             access = encode_access(self._actor(kind, who), numbers, event.linked.number, who.threads % LANES, strong)
+            access = access | COMPARED if compares else access
             records.note_write(cells, np.broadcast_to(access[:, None], cells.shape), own)
             if own is not None and not strong:
                 lost = records.value[cells] != own
@@ -397,10 +414,11 @@ class HazardTracker:
 
     def _atomic_handler(self, line: LinkedStatement, space: str, address: Address, size: int) -> Handler:
         parts, reads = set(line.statement.qualifiers), line.statement.name == "atom"
+        compares = "cas" in parts
 
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             place = event.operand_value(address, "b64")
-            self._write(event, space, place, executing, size, True, None)
+            self._write(event, space, place, executing, size, True, None, compares=compares)
             if self.orders:
                 self._synchronise_by_memory(event, space, place, executing, parts, reads, True)
 
@@ -537,10 +555,11 @@ class HazardTracker:
             found = self.mbarriers[row, offset] = Phases(self.clocks)
         return found
 
-    def _see_parity(self, event: ExecutedStatement, row: int, offset: int, phases: Phases) -> None:
+    def _see_parity(self, event: ExecutedStatement, row: int, offset: int) -> None:
         shared, word = event.chunk["shared"], (offset + PHASE_SHIFT // 8) // 4
         if word < shared.shape[1]:
-            phases.see_parity(self.clocks, bool(int(np.asarray(shared)[row, word]) >> PHASE_SHIFT % 32 & 1))
+            parity = bool(int(np.asarray(shared)[row, word]) >> PHASE_SHIFT % 32 & 1)
+            self.mbarriers[row, offset].see_parity(self.clocks, parity)
 
     def _use_mbarrier(self, event: ExecutedStatement, row: int, offset: int, user: int, threads: np.ndarray) -> Phases:
         """Return an mbarrier, after a check that its initialisation is ordered before the use by threads of a block."""
@@ -574,7 +593,7 @@ class HazardTracker:
                     continue
                 if kind not in ("expect_tx", "complete_tx") and "relaxed" not in statement.qualifiers:
                     phases.join(self.clocks, self.clocks.release(user, threads))
-                self._see_parity(event, row, offset, phases)
+                self._touched_mbarriers.add((row, offset))
 
         return follow
 
@@ -611,7 +630,7 @@ class HazardTracker:
                 for target in targets:
                     phases = self._use_mbarrier(event, target, offset, user, threads)
                     phases.join(self.clocks, clock)
-                    self._see_parity(event, target, offset, phases)
+                    self._touched_mbarriers.add((target, offset))
 
         return follow
 
@@ -679,30 +698,24 @@ class HazardTracker:
                     self.copy_number[user, threads] += 1
                 phases.join(self.clocks, clock)
                 phases.join(self.clocks, self.clocks.release(user, threads))
-                self._see_parity(event, row, offset, phases)
+                self._touched_mbarriers.add((row, offset))
 
         return follow
 
     # ---- the async proxy
 
     def check_async_read(
-        self,
-        event: ExecutedStatement,
-        row: int,
-        threads: np.ndarray,
-        owner: int,
-        first_bytes: np.ndarray,
-        what: str,
+        self, event: ExecutedStatement, row: int, groups: Sequence[np.ndarray], owner: int, first_bytes: np.ndarray, what: str,
         swizzle: int | None = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         """Check that writes to runs of 16 bytes of a block are ordered before reads by the async proxy, and visible to it.
 
         Args:
             event: The statement.
             row: Row of the block whose threads read.
-            threads: The threads, of which each lane's order holds for all.
+            groups: Threads that read together: what one of a group knows, all know.
             owner: Row of the block whose memory is read.
-            first_bytes: Offsets of the runs, int[n].
+            first_bytes: Offsets of the runs, int[n], each once.
             what: The operand in words.
             swizzle: The bytes of its swizzle, for notes; None: no notes.
 
@@ -712,21 +725,21 @@ class HazardTracker:
         records = self.shared
         if records is None:
             return np.zeros((0, 1), np.int64)
-        first_bytes = np.unique(first_bytes[first_bytes + UNIT_BYTES <= self.shared_bytes]).astype(np.int64)
+        first_bytes = first_bytes[first_bytes + UNIT_BYTES <= self.shared_bytes].astype(np.int64)
         cells = records.cells(owner * self.shared_bytes + first_bytes, UNIT_BYTES)
-        writers = np.unique(records.writer[cells])
-        rows = np.full((len(writers), len(threads)), row)
-        for plane, hazard in ((KNOWN, Hazard.UNORDERED_READ), (VISIBLE, Hazard.PROXY_FENCE_MISSING)):
-            asked = writers if plane == KNOWN else writers[self._is_generic(writers)]
-            everyone = np.broadcast_to(threads, (len(asked), len(threads)))
-            accesses = np.broadcast_to(asked[:, None], everyone.shape)
-            wrong = self._unordered(accesses.ravel(), rows[: len(asked)].ravel(), everyone.ravel(), plane, False)
-            count = np.bincount(wrong // len(threads), minlength=len(asked))
-            bad = np.flatnonzero(count == len(threads))
-            if len(bad):
-                self._report(event, hazard, records, int(asked[bad[0]]), row, int(threads[0]))
+        writers = _distinct(records.writer[cells].ravel())
+        generic = writers[self._is_generic(writers)]
+        for plane, hazard, accesses in ((KNOWN, Hazard.UNORDERED_READ, writers), (VISIBLE, Hazard.PROXY_FENCE_MISSING, generic)):
+            for threads in groups if len(accesses) else ():
+                count = len(threads)
+                rows = np.full(len(accesses) * count, row)
+                wrong = self._unordered(np.repeat(accesses, count), rows, np.tile(threads, len(accesses)), plane, False)
+                if len(wrong) >= count:
+                    bad = np.flatnonzero(np.bincount(wrong // count, minlength=len(accesses)) == count)
+                    if len(bad):
+                        self._report(event, hazard, records, int(accesses[bad[0]]), row, int(threads[0]))
         if swizzle is not None:
-            self._note_operand(event, row, int(threads[0]), cells, first_bytes, what, swizzle)
+            self._note_operand(event, row, int(groups[0][0]), cells, first_bytes, what, swizzle)
         return cells
 
     def _is_generic(self, accesses: np.ndarray) -> np.ndarray:
@@ -742,7 +755,8 @@ class HazardTracker:
         self, event: ExecutedStatement, row: int, thread: int, cells: np.ndarray, offsets: np.ndarray, what: str, swizzle: int
     ) -> None:
         """Keep notes of an operand that reads what is legal and never meant."""
-        assert self.shared is not None
+        if self.shared is None or not len(cells):
+            return
         writers, modes = self.shared.writer[cells], self.shared.swizzle[cells]
         nothing = (writers == 0).any(-1)
         if nothing.any():
@@ -781,17 +795,17 @@ class HazardTracker:
             for row, first in self._warpgroups(executing):
                 self.products[row, first] += 1
                 threads = first * LANES + np.flatnonzero(executing[row, first * LANES : (first + 4) * LANES])
+                warps = [threads[threads // LANES == warp] for warp in range(first, first + 4)]
                 for name in names:
-                    value = int(values[name][row, threads[0]])
-                    lines, swizzle = _descriptor_bytes(bound.op, name[0], majors[name], value)
-                    warps = np.unique(threads // LANES)
-                    sliced = name == "a_desc" and majors[name] == "k" and len(lines) == 64
-                    cells = []
-                    for warp in warps:
-                        part = lines[16 * (warp - first) : 16 * (warp - first) + 16] if sliced else lines
-                        mine = threads[threads // LANES == warp]
-                        cells.append(self.check_async_read(event, row, mine, row, part.ravel(), name.replace("_", "-"), swizzle))
-                    self._note_product(event, row, first, np.unique(np.concatenate(cells)))
+                    value, operand = int(values[name][row, threads[0]]), name.replace("_", "-")
+                    units, slices, swizzle, repeated = _descriptor_units(bound.op, name[0], majors[name], value)
+                    for mine, part in zip(warps, slices, strict=False):  # each warp reads its own rows of A
+                        self.check_async_read(event, row, [mine], row, part, operand)
+                    cells = self.check_async_read(event, row, [] if slices else warps, row, units, operand)
+                    self._note_operand(event, row, int(threads[0]), cells, units, operand, swizzle)
+                    if repeated:
+                        self._forbid(event, Hazard.REPEATED_CELLS, row, int(threads[0]), operand, repeated)
+                    self._note_product(event, row, first, cells)
 
         return follow
 
@@ -920,11 +934,11 @@ class HazardTracker:
         return Threads(np.array([row]), np.array([thread]))
 
     def _load_bulk(
-        self, event: ExecutedStatement, row: int, thread: int, address: np.uint64, size: int, barrier: Operand, ranks: int | None,
+        self, event: ExecutedStatement, row: int, thread: int, address: np.uint64, size: int, barrier: Operand | None, ranks: int | None,
         swizzle: int | None,
     ) -> None:  # fmt: skip
         """Follow a copy to shared memory that completes at an mbarrier, in one block or in those of a multicast mask."""
-        if not size:
+        if not size or barrier is None:
             return
         at = np.uint64(event.operand_value(barrier, "b64")[row, thread])
         first = row - row % self.cluster
@@ -946,7 +960,7 @@ class HazardTracker:
                 self.shared.note_write(cells, encode_access(actor, phases.count + 1, event.linked.number, thread % LANES), None)
                 if swizzle is not None:
                     self.shared.swizzle[cells] = swizzle + 1
-            self._see_parity(event, at_block, start, phases)
+            self._touched_mbarriers.add((at_block, start))
 
     def _memory_cells(self, ranges: Sequence[tuple[Any, int]]) -> np.ndarray:
         """Return the cells of ranges of global memory that lie wholly within them."""
@@ -984,7 +998,7 @@ class HazardTracker:
         self.bulk_pending.setdefault((row, thread), [[]])[-1].append(number)
         owner, offset = (int(each[0]) for each in self._places(np.array([source]), who.rows))
         units = offset + UNIT_BYTES * np.arange(size // UNIT_BYTES)
-        cells = self.check_async_read(event, row, np.array([thread]), owner, units, "the copy")
+        cells = self.check_async_read(event, row, [np.array([thread])], owner, units, "the copy")
         if self.shared is not None:
             access = encode_access(self._actor(Column.BULK_READ, who), number, event.linked.number, thread % LANES)
             self.shared.readers[cells.ravel(), self.slots - 1] = access
@@ -1043,8 +1057,8 @@ class HazardTracker:
                     self._load_bulk(event, row, thread, at, size, barrier, None, None)
                     continue
                 own, offsets = self._places(np.array([barriers[row, thread]]).astype(np.uint64), np.array([row]))
-                phases = self._use_mbarrier(event, int(own[0]), int(offsets[0]), row, np.array([thread]))
-                self._see_parity(event, int(own[0]), int(offsets[0]), phases)
+                self._use_mbarrier(event, int(own[0]), int(offsets[0]), row, np.array([thread]))
+                self._touched_mbarriers.add((int(own[0]), int(offsets[0])))
 
         return follow
 
@@ -1089,11 +1103,23 @@ def _is_strong_global(line: LinkedStatement) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _descriptor_bytes(op: Wgmma, name: str, major: str, value: int) -> tuple[np.ndarray, int]:
-    """Return the 16-byte units of A or B in shared memory, int64[lines, units], and the bytes of the descriptor's swizzle."""
+def _descriptor_units(op: Wgmma, name: str, major: str, value: int) -> tuple[np.ndarray, tuple[np.ndarray, ...], int, int]:
+    """Return the runs of 16 bytes of A or B in shared memory, each once.
+
+    Also return the runs of each warp's rows of A, where it is K-major, the bytes of the descriptor's swizzle, and the number of runs that
+    are read again.
+    """
     words = np.array([value & 0xFFFFFFFF, value >> 32], np.uint32)
-    addresses = np.asarray(operand_addresses(op, name, major, words)).astype(np.int64)
-    return addresses, SWIZZLE_BYTES[int(decode_descriptor(words).mode)]
+    lines = np.asarray(operand_addresses(op, name, major, words)).astype(np.int64)
+    sliced = name == "a" and major == "k" and len(lines) == 4 * WARP_ROWS
+    slices = tuple(np.unique(lines[WARP_ROWS * warp : WARP_ROWS * (warp + 1)]) for warp in range(4)) if sliced else ()
+    units = np.unique(lines)
+    return units, slices, SWIZZLE_BYTES[int(decode_descriptor(words).mode)], lines.size - len(units)
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """Return the different values of an array."""
+    return values[:1] if len(values) and (values == values[0]).all() else np.unique(values)
 
 
 class MapBox(NamedTuple):

@@ -217,6 +217,8 @@ class _Launch:
             protocol = wgmma_protocol(self.kernel, present.shape, reporter.describe)
             tensor = tcgen05_protocol(self.kernel, present.shape, self.shared_bytes, self.shape.cluster_size, reporter)
             hazards = hazard_tracker(self.kernel, present.shape, self.shape.cluster_size, self.shared_bytes, chunk, reporter)
+            if tensor is not None:
+                tensor.hazards = hazards
             watching = [*(each for each in (protocol, tensor, hazards) if each is not None), *observers]
             at_barriers = [each for each in (tensor, hazards) if each is not None]
             schedule = Schedule(self.kernel, chunk, present, step_limit, reporter, watching, numbers, self.runtime, at_barriers)

@@ -2,7 +2,7 @@
 
 The emulation completes everything when it is issued, so values do not show a missing wait. The host therefore follows what each warp knows
 to be complete. The work of a warp is three streams: its products, copies and shifts, which a commit and the mbarrier's phase complete; its
-stores, which wait::st completes; and its loads, which wait::ld or a use of the loaded register completes. A warp knows how far each stream
+stores, which wait::st completes; and its loads, which wait::ld completes. A warp knows how far each stream
 of its cluster has come. It learns that from its own waits, and from others at barriers, mbarriers, fences and atomics. Tensor memory
 records the last write, product and load of each 16 lanes of a column, shared memory the last product that reads each 16 bytes.
 
@@ -12,7 +12,7 @@ only `tcgen05.fence` would order is a note. Source: PTX ISA 9.7.16.6; the rows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ from tcemu.isa.families import LANES
 from tcemu.isa.tcgen05 import LONG_K, Tcgen05, Tcgen05Allocation, Tcgen05Commit, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Shift
 from tcemu.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
 from tcemu.layouts.sparsity import undefined_fields
-from tcemu.layouts.tcgen05_memory import decode_tcgen05_descriptor, descriptor_problem, tcgen05_unit_addresses
+from tcemu.layouts.tcgen05_memory import BY_MODE, FIELDS, decode_tcgen05_descriptor, descriptor_problem, tcgen05_unit_addresses
 from tcemu.layouts.tensor_memory import (
     COLUMNS,
     QUARTER,
@@ -52,6 +52,7 @@ from tcemu.ptx.text.module import Address, Operand, Register, Sink, nested_opera
 WORK, STORES, LOADS = range(3)  # the streams of a warp
 UNIT = 16  # bytes of shared memory that have one record
 NEVER = -1
+SWIZZLE_WIDTHS = {row.mode: row.width if row.mask else 0 for row in BY_MODE.values()}  # in bytes, by the descriptor's field
 ORDERING_QUALIFIERS = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
 
 
@@ -64,6 +65,23 @@ class PlaceReporter(Protocol):
 
     def raise_fault(self, chunk: Chunk) -> None:
         """Raise the first fault that the chunk has met by itself, if there is one."""
+        ...
+
+
+class SharedReader(Protocol):
+    """What follows the shared memory that products and copies read; see `HazardTracker`."""
+
+    def check_async_read(
+        self,
+        event: ExecutedStatement,
+        row: int,
+        groups: Sequence[np.ndarray],
+        owner: int,
+        first_bytes: np.ndarray,
+        what: str,
+        swizzle: int | None = None,
+    ) -> np.ndarray:
+        """Check reads of runs of 16 bytes of a block by the async proxy."""
         ...
 
 
@@ -141,7 +159,10 @@ class Tcgen05Protocol:
         received, published, ordered: The same of what fences order: received at a barrier, to be passed on, and since the last fence.
         issued: Numbers of the last accesses, int64[blocks, warps, 3].
         notes: The notes so far, each line once.
+        hazards: What follows the shared memory that products and copies read; None: only what is followed here.
     """
+
+    hazards: SharedReader | None = None
 
     def __init__(self, kernel: Kernel, shape: tuple[int, int], shared_bytes: int, cluster: int, reporter: PlaceReporter) -> None:
         blocks, threads = shape
@@ -180,25 +201,44 @@ class Tcgen05Protocol:
             first = first or (group, line)
 
     def _find_uses(self, kernel: Kernel) -> dict[int, tuple[str, ...]]:
-        """Return the registers of loads that other statements name, by the statement's number."""
+        """Return the registers of loads, and their copies by `mov`, that other statements name, by the statement's number."""
         for number, bound in self.bound.items():
             if isinstance(bound.op, Tcgen05Move) and bound.op.name == "tcgen05.ld":
                 for register in _load_registers(bound):
-                    name = kernel.statements[number].names.qualified_name(register)
-                    self.loaded[name] = np.zeros((self.blocks, self.warps), np.int64)
+                    self.loaded[kernel.statements[number].names.qualified_name(register)] = np.zeros((self.blocks, self.warps), np.int64)
+        named = {line.number: _register_names(line) for line in kernel.statements if self.loaded}
+        moves = [named[line.number] for line in kernel.statements if self.loaded and line.statement.name == "mov"]
+        while True:
+            reached = {name for names in moves if any(name in self.loaded for name in names) for name in names if name not in self.loaded}
+            if not reached:
+                break
+            self.loaded |= {name: np.zeros((self.blocks, self.warps), np.int64) for name in reached}
         uses = {}
-        for line in kernel.statements:
-            bound = self.bound.get(line.number)
-            if bound is not None and bound.op.family.startswith("tcgen05.ld"):
-                continue
-            named = [each for each in nested_operands(line.statement.operands) if isinstance(each, Register)]
-            if line.statement.guard is not None:
-                named.append(Register(line.statement.guard.register))
-            names = dict.fromkeys(line.names.qualified_name(register) for register in named)
+        for number, names in named.items():
+            bound = self.bound.get(number)
             found = tuple(name for name in names if name in self.loaded)
-            if found:
-                uses[line.number] = found
+            if found and (bound is None or not bound.op.family.startswith("tcgen05.ld")):
+                uses[number] = found
         return uses
+
+    def _use_loaded(self, event: ExecutedStatement, names: tuple[str, ...], warps: np.ndarray) -> None:
+        """Forbid a use of registers whose load has not been waited for. A `mov`, which compilers insert, copies their state."""
+        numbers = np.stack([self.loaded[name] for name in names])
+        row, warp = np.indices(warps.shape)
+        known = self.known[row, warp, (row % self.cluster * self.warps + warp) * 3 + LOADS]
+        pending = warps & (numbers > known).any(0)
+        operands = event.linked.statement.operands
+        if event.linked.statement.name == "mov":
+            targets = {event.linked.names.qualified_name(each) for each in nested_operands(operands[:1]) if isinstance(each, Register)}
+            sources = [number for name, number in zip(names, numbers, strict=True) if name not in targets]
+            copied = np.max(sources, axis=0) if sources else np.zeros(warps.shape, np.int64)
+            overwritten = [self.loaded[name] > known for name in names if name in targets]
+            pending &= np.any(overwritten, axis=0) & (copied <= known) if overwritten else False
+            for name in targets & set(names):
+                self.loaded[name] = np.where(warps, copied, self.loaded[name])
+        if pending.any():
+            block, first = (int(i) for i in np.argwhere(pending)[0])
+            self._forbid(event, block, first * LANES, Tcgen05Fault.LOADED_TOO_EARLY)
 
     def __call__(self, event: ExecutedStatement) -> None:
         """Follow a statement that threads have executed. Raises UndefinedBehaviour."""
@@ -211,8 +251,8 @@ class Tcgen05Protocol:
         if not executing.any():
             return
         warps = np.asarray(executing.reshape(self.blocks, self.warps, LANES).any(-1))
-        for register in uses:
-            self._complete_own(LOADS, warps, self.loaded[register])
+        if uses:
+            self._use_loaded(event, uses, warps)
         if bound is not None:
             self._follow_tcgen05(event, bound, executing, warps)
         elif name in FOLLOWED:
@@ -424,6 +464,8 @@ class Tcgen05Protocol:
             row, warp = int(row), int(warp)
             thread = warp * LANES + int(executing[row, warp * LANES : (warp + 1) * LANES].argmax())
             address = int(addresses[row, thread])
+            if address >> 16 < QUARTER and warp % 4:
+                self._forbid(event, row, thread, Tcgen05Fault.LANE_OF_FIRST_QUARTER, warp % 4 * QUARTER)
             lane, column = warp % 4 * QUARTER + (address >> 16) % QUARTER, address & 0xFFFF
             access = CellAccess(row, np.minimum(lane // BAND + bands, BANDS - 1), column + first, column + end)
             self._require_complete(event, (row, thread), self.writes, access)
@@ -620,6 +662,9 @@ class Tcgen05Protocol:
         for row in self._pair(thread[0], group):
             if self.generic_writes[row, units].any():
                 self._forbid(event, *thread, Tcgen05Fault.PROXY_FENCE_MISSING)
+            if self.hazards is not None:
+                swizzle = SWIZZLE_WIDTHS[value >> FIELDS["mode"].low & 7]
+                self.hazards.check_async_read(event, thread[0], [np.array([thread[1]])], row, units * UNIT, name.replace("_", "-"), swizzle)
             self.shared_reads.set((row, units), self._stream(thread[0], warp, WORK), int(self.issued[thread[0], warp, WORK]) + 1)
 
     def _write_shared(self, event: ExecutedStatement, executing: np.ndarray, warps: np.ndarray) -> None:
@@ -664,6 +709,14 @@ FOLLOWED: dict[str, Callable[[Tcgen05Protocol, ExecutedStatement, np.ndarray, np
 
 def _is_tcgen05(line: LinkedStatement) -> bool:
     return line.statement.name == "tcgen05"
+
+
+def _register_names(line: LinkedStatement) -> tuple[str, ...]:
+    """Return the qualified names of the registers that a statement names, its guard included."""
+    named = [each for each in nested_operands(line.statement.operands) if isinstance(each, Register)]
+    if line.statement.guard is not None:
+        named.append(Register(line.statement.guard.register))
+    return tuple(dict.fromkeys(line.names.qualified_name(register) for register in named))
 
 
 def _load_registers(bound: BoundStatement) -> list[Register]:
