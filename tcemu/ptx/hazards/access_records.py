@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# lowest bits of the fields of an access; 0 is no access. A read by several lanes of one warp has SEVERAL, a strong access has STRONG
-LANE_BITS, SEVERAL, STRONG = 5, 1 << 5, 1 << 6
+# lowest bits of the fields of an access; 0 is no access. A read by several lanes of one warp has SEVERAL, by several
+# warps in one statement REPLICATED, and a strong access has STRONG
+LANE_BITS, SEVERAL, STRONG, REPLICATED = 5, 1 << 5, 1 << 6, 1 << 7
 COMPARED = SEVERAL | STRONG  # of a write: a compare-and-swap
-STATEMENT_SHIFT, STATEMENT_BITS = 7, 17
+STATEMENT_SHIFT, STATEMENT_BITS = 8, 16
 NUMBER_SHIFT, NUMBER_BITS = 24, 20
 ACTOR_SHIFT, ACTOR_BITS = 44, 19
 
@@ -95,9 +96,10 @@ class AccessRecords:
         several = same & ((before & SEVERAL != 0) | (before & (1 << LANE_BITS) - 1 != access & (1 << LANE_BITS) - 1))
         self.readers[cells, slots] = access | np.where(several, SEVERAL, 0)
         after = self.readers[cells, slots]
-        lost = after & ~np.int64(SEVERAL) != access
+        lost = after & ~np.int64(SEVERAL | REPLICATED) != access
         if lost.any():
             other_warp = lost & (after >> ACTOR_SHIFT != access >> ACTOR_SHIFT)
             self.readers[cells[lost & ~other_warp], slots[lost & ~other_warp]] |= SEVERAL
             if self.rotates and other_warp.any():
-                self.readers[cells[other_warp], 1] = access[other_warp]
+                self.readers[cells[other_warp], 1] = access[other_warp] | REPLICATED
+                self.readers[cells[other_warp], 0] |= REPLICATED

@@ -28,6 +28,12 @@ class Hazard(Enum):
     UNORDERED_READ = HazardRow("it reads {} memory that another thread wrote, and nothing orders the read after the write; {}", MODEL)
     UNORDERED_WRITE = HazardRow("it writes {} memory to which another thread wrote another value, and nothing orders the two; {}", MODEL)
     UNORDERED_OVERWRITE = HazardRow("it writes {} memory that another thread reads, and nothing orders the write after the read; {}", MODEL)
+    REPLICATED_READ = HazardRow(
+        "it writes {} memory that many threads of the block read by one statement, and nothing orders the write after the reads: right "
+        "if the others do not use what they read, as in Triton's kernels; {}",
+        MODEL,
+        True,
+    )
     PENDING_COPY = HazardRow(
         "it uses {} memory that a copy still writes for this thread: wait for the phase of its mbarrier, or for its group; {}",
         BULK,

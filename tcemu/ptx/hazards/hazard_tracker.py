@@ -22,7 +22,16 @@ from tcemu.instructions.wgmma import operand_addresses
 from tcemu.isa.families import LANES, Mover, Wgmma
 from tcemu.isa.statement_table import require_form
 from tcemu.layouts.shared_memory import SWIZZLE_BYTES, decode_descriptor
-from tcemu.ptx.hazards.access_records import ACTOR_BITS, COMPARED, STATEMENT_BITS, AccessRecords, decode_access, encode_access
+from tcemu.ptx.hazards.access_records import (
+    ACTOR_BITS,
+    COMPARED,
+    REPLICATED,
+    SEVERAL,
+    STATEMENT_BITS,
+    AccessRecords,
+    decode_access,
+    encode_access,
+)
 from tcemu.ptx.hazards.clocks import FENCED, KNOWN, MAX_PHASE_COLUMNS, SEEN, VISIBLE, Clocks, Column
 from tcemu.ptx.hazards.hazard_faults import Hazard
 from tcemu.ptx.linker.control_flow import CLUSTER_BARRIER
@@ -306,10 +315,20 @@ class HazardTracker:
             return
         shape = readers.shape
         rows, threads = (np.broadcast_to(each[:, None, None], shape).ravel() for each in runs.who)
-        wrong = self._unordered(readers.ravel(), rows, threads, KNOWN, strong)
-        if len(wrong):
-            hazard = Hazard.UNORDERED_OVERWRITE
-            self._report(event, hazard, runs.records, int(readers.ravel()[wrong[0]]), int(rows[wrong[0]]), int(threads[wrong[0]]))
+        readers = readers.ravel()
+        wrong = self._unordered(readers, rows, threads, KNOWN, strong)
+        if not len(wrong):
+            return
+        hazard = Hazard.UNORDERED_OVERWRITE
+        if runs.records.rotates:
+            group, column = np.divmod(decode_access(readers[wrong]).actor, self.actors)
+            own_block = group * self.clocks.span + column // self.clocks.warps == rows[wrong]  # reads have columns of accesses alone
+            replicated = own_block & (readers[wrong] & (REPLICATED | SEVERAL) != 0)
+            if replicated.all():
+                hazard = Hazard.REPLICATED_READ
+            else:
+                wrong = wrong[~replicated]
+        self._report(event, hazard, runs.records, int(readers[wrong[0]]), int(rows[wrong[0]]), int(threads[wrong[0]]))
 
     def _describe_actor(self, access: int) -> tuple[str, Column | None]:
         """Return an earlier access in words, and its column; None for a copy that completes at an mbarrier."""
@@ -766,9 +785,9 @@ class HazardTracker:
             access = decode_access(int(writers[other][0]))
             line = self.kernel.statements[access.statement].statement.position.line
             self._forbid(event, Hazard.OTHER_SWIZZLE, row, thread, what, swizzle, int(modes[other][0]) - 1, line)
-        copied = modes != 0
+        earlier = decode_access(writers)
+        copied = (writers != 0) & (earlier.actor % self.actors >= self.clocks.phase_column)
         if copied.any():
-            earlier = decode_access(writers)
             for actor in np.unique(earlier.actor[copied]):
                 mine = copied & (earlier.actor == actor)
                 older = mine & (earlier.number < earlier.number[mine].max())

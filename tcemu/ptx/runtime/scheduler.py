@@ -35,6 +35,7 @@ IDLE = np.int64(2**62)  # the key of threads that wait or have exited
 STARVATION_LIMIT = 4096  # basic blocks after which a passed-over one runs
 STARVATION_INTERVAL = 256  # basic blocks between searches for passed-over ones
 MASK_CACHE_SIZE = 64
+DRAWN_WARPS, DRAWN_LANES, DRAWN_SPLITS = 0.5, 0.5, 0.25  # of a drawn order: shares of warps and of lanes, and how often lanes part
 
 
 class StepLimit(RuntimeError):
@@ -87,7 +88,9 @@ class Schedule:
         block_numbers: np.ndarray | None = None,
         runtime: RuntimeFunctions | None = None,
         barrier_observers: Sequence[BarrierObserver] = (),
+        chooser: np.random.Generator | None = None,
     ) -> None:
+        """Begin with all threads at the entry. chooser: what draws the order; None: the least basic block first."""
         self.kernel, self.chunk, self.step_limit, self.reporter = kernel, chunk, step_limit, reporter
         self.observers, self.runtime, self.barrier_observers = tuple(observers), runtime, tuple(barrier_observers)
         self.block_numbers = np.arange(present.shape[0]) if block_numbers is None else block_numbers
@@ -103,6 +106,7 @@ class Schedule:
         self.last_run = np.zeros(len(kernel.blocks), np.int64)
         self.time = 0  # basic blocks run so far
         self.masks: dict[bytes, Any] = {}
+        self.chooser = chooser
         self.apart = np.zeros(self.shape, bool)  # threads that executed their last statements without others of their warp
         self.polling = np.array([linked.basic_block.polls for linked in kernel.blocks])
         self._update_keys(present)
@@ -110,14 +114,14 @@ class Schedule:
     def run_to_completion(self) -> None:
         """Run until all threads have exited. Raises the kernel's faults, UndefinedBehaviour for a deadlock, and StepLimit."""
         while True:
-            number, mask = self._choose_block()
+            number, mask = self._choose_block() if self.chooser is None else self._draw_block(self.chooser)
             if number < 0:
                 break
             self.time += 1
             self.last_run[number] = self.time
             linked = self.kernel.blocks[number]
             self._execute(linked.statements, mask)
-            if self.kernel.checked and linked.statements:
+            if self.kernel.checked and linked.statements and self.chooser is None:  # a drawn order takes warps apart itself
                 self._note_divergence(mask)
             self._leave_block(number, linked, mask)
             count = self.chunk.statement_count
@@ -151,6 +155,28 @@ class Schedule:
             least = keys.min()
         if polling:
             return min(polling, key=lambda each: self.last_run[each[0]])
+        if self.exited.all():
+            return -1, self.exited
+        raise UndefinedBehaviour(f"deadlock: no thread can go on; {self._describe_threads()}")
+
+    def _draw_block(self, chooser: np.random.Generator) -> tuple[int, np.ndarray]:
+        """Return a basic block and threads that may run it next, drawn at random; -1 when all threads have exited.
+
+        PTX promises no order between warps, nor between the lanes of a warp that do not synchronise.
+        """
+        runnable = self.keys < IDLE
+        candidates = chooser.permutation(np.unique(self.pc[runnable])) if runnable.any() else []
+        candidates = sorted(candidates, key=lambda number: bool(self.polling[number]))
+        for number in candidates:
+            mask = runnable & (self.pc == number)
+            if self.calls.shape[-1]:  # threads at a basic block by different calls run apart
+                mask &= self.keys == chooser.choice(self.keys[mask])
+            warps = np.repeat(chooser.random((self.shape[0], self.shape[1] // LANES)) < DRAWN_WARPS, LANES, axis=-1)
+            lanes = chooser.random(self.shape) < DRAWN_LANES if chooser.random() < DRAWN_SPLITS else True
+            for drawn in (mask & warps & lanes, mask & warps, mask):
+                ready = self._ready_threads(self.kernel.blocks[number], drawn) if drawn.any() else None
+                if ready is not None:
+                    return int(number), ready
         if self.exited.all():
             return -1, self.exited
         raise UndefinedBehaviour(f"deadlock: no thread can go on; {self._describe_threads()}")

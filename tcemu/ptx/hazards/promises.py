@@ -1,0 +1,83 @@
+"""What checked mode promises: each fault, and whether it is found always, if it changes this run, or not looked for.
+
+A fault that is found always is found by what orders accesses, whatever the run computes. The tests have a kernel with the fault and a right
+twin for every row that promises something (`tests/support/hazard_kernels.py` and the tests that a row names).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Scope(Enum):
+    """When a fault is found."""
+
+    ALWAYS = "always"
+    NOTE = "always, as a note"  # in `notes` of the result: legal, and hardly meant
+    THIS_RUN = "if it changes this run"
+    NOT = "not looked for"
+
+
+class Promise(NamedTuple):
+    """A row of the table."""
+
+    fault: str
+    scope: Scope
+    test: str = ""  # a test elsewhere that plants the fault; "": the kernel of this name in `tests/support/hazard_kernels.py`
+
+
+BLOCK, WGMMA, TENSOR = "tests/ptx/test_ptx_run.py", "tests/ptx/test_ptx_protocol.py", "tests/ptx/test_ptx_tcgen05_protocol.py"
+CLUSTER, HAZARDS = "tests/ptx/test_ptx_clusters.py", "tests/ptx/test_hazards.py"
+PROMISES = (
+    Promise("shared memory: threads of a block", Scope.ALWAYS),
+    Promise("shared memory: a named barrier of other threads", Scope.ALWAYS),
+    Promise("shared memory: lanes of a warp", Scope.ALWAYS),
+    Promise("shared memory: blocks of a cluster", Scope.ALWAYS, CLUSTER),
+    Promise("global memory: threads of a block", Scope.ALWAYS),
+    Promise("global memory: a place that all threads read and one writes", Scope.NOTE),
+    Promise("global memory: blocks that write one place", Scope.ALWAYS),
+    Promise("global memory: a block that reads what another writes", Scope.ALWAYS),
+    Promise("global memory: a flag without its fence", Scope.ALWAYS),
+    Promise("global memory: an atomic without its barrier", Scope.ALWAYS),
+    Promise("barrier: a warp that diverges", Scope.ALWAYS),
+    Promise("barrier: a count that does not cover all", Scope.ALWAYS),
+    Promise("barrier: counts that differ", Scope.ALWAYS),
+    Promise("barrier: statements that differ", Scope.NOTE),
+    Promise("mbarrier: used with no barrier after its initialisation", Scope.ALWAYS),
+    Promise("mbarrier: used before its initialisation, or with more arrivals than it expects", Scope.THIS_RUN, WGMMA),
+    Promise("bulk copy: read before its mbarrier's phase", Scope.ALWAYS),
+    Promise("bulk copy: over what threads still read", Scope.ALWAYS),
+    Promise("bulk store: no proxy fence", Scope.ALWAYS),
+    Promise("bulk store: no barrier", Scope.ALWAYS),
+    Promise("bulk store: no wait before the memory is used again", Scope.ALWAYS),
+    Promise("bulk store: no wait before the exit", Scope.ALWAYS),
+    Promise("bulk store: its target is read before the wait", Scope.ALWAYS),
+    Promise("cp.async: no wait", Scope.ALWAYS),
+    Promise("cp.async: no barrier", Scope.ALWAYS),
+    Promise("wgmma: no proxy fence", Scope.ALWAYS),
+    Promise("wgmma: an operand that is written before the wait", Scope.ALWAYS),
+    Promise("wgmma: registers without fence, commit or wait", Scope.ALWAYS, WGMMA),
+    Promise("tcgen05: registers of a load without wait::ld", Scope.ALWAYS, TENSOR),
+    Promise("tcgen05: work without commit, wait, barrier, allocation or proxy fence", Scope.ALWAYS, TENSOR),
+    Promise("tcgen05: lanes that the warp may not reach", Scope.ALWAYS, TENSOR),
+    Promise("tcgen05: lane 0 from a warp of another quarter; a missing tcgen05.fence", Scope.NOTE, TENSOR),
+    Promise("operand: memory that nothing has written", Scope.NOTE),
+    Promise("operand: another swizzle than that of the copy", Scope.NOTE),
+    Promise("operand: rows that overlap", Scope.NOTE),
+    Promise("operand: a stage of which the newest copy wrote only a part", Scope.NOTE),
+    Promise("tensor copy: a stage where its swizzle does not begin", Scope.NOTE),
+    Promise("an access out of bounds or misaligned; memory that nothing has written", Scope.THIS_RUN, BLOCK),
+    Promise("a wrong parity, a wrong count of bytes or of arrivals: a deadlock, or a step limit", Scope.THIS_RUN, WGMMA),
+    Promise(
+        'strong accesses whose order decides the result: schedule="adversarial" shows some', Scope.THIS_RUN, "tests/ptx/test_hazards.py"
+    ),
+    Promise(
+        "accesses by wmma.load, wmma.store, st.bulk, red.async and tensormap.replace; im2col and gathered boxes in global memory", Scope.NOT
+    ),
+    Promise("the scope of a fence, as .cta where .gpu is needed", Scope.NOT),
+    Promise("lanes of one warp of which only some release: all count as released", Scope.NOT),
+    Promise("a write by the async proxy after one by the generic proxy, without a proxy fence", Scope.NOT),
+    Promise("two blocks that do not run at once, above 1 GiB of registers and memory", Scope.NOT),
+    Promise("Triton: a read just before or behind a tensor, within the memory that holds it", Scope.NOT),
+)
