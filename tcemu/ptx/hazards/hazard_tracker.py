@@ -777,7 +777,7 @@ class HazardTracker:
         if self.shared is None or not len(cells):
             return
         writers, modes = self.shared.writer[cells], self.shared.swizzle[cells]
-        nothing = (writers == 0).any(-1)
+        nothing = (writers == 0).all(-1)  # the padding beside narrow codes is not written, and not used
         if nothing.any():
             self._forbid(event, Hazard.UNWRITTEN_CELLS, row, thread, what, int(offsets[nothing][0]))
         other = (modes != 0) & (modes != swizzle + 1)

@@ -35,7 +35,7 @@ IDLE = np.int64(2**62)  # the key of threads that wait or have exited
 STARVATION_LIMIT = 4096  # basic blocks after which a passed-over one runs
 STARVATION_INTERVAL = 256  # basic blocks between searches for passed-over ones
 MASK_CACHE_SIZE = 64
-DRAWN_WARPS, DRAWN_LANES, DRAWN_SPLITS = 0.5, 0.5, 0.25  # of a drawn order: shares of warps and of lanes, and how often lanes part
+DRAWN_WARPS, DRAWN_LANES, DRAWN_SPLITS = (0.2, 0.5, 0.8), 0.5, 0.25  # of a drawn order: shares of warps and lanes; how often lanes part
 
 
 class StepLimit(RuntimeError):
@@ -171,7 +171,10 @@ class Schedule:
             mask = runnable & (self.pc == number)
             if self.calls.shape[-1]:  # threads at a basic block by different calls run apart
                 mask &= self.keys == chooser.choice(self.keys[mask])
-            warps = np.repeat(chooser.random((self.shape[0], self.shape[1] // LANES)) < DRAWN_WARPS, LANES, axis=-1)
+            warps = np.repeat(chooser.random((self.shape[0], self.shape[1] // LANES)) < chooser.choice(DRAWN_WARPS), LANES, axis=-1)
+            if not (mask & warps).any():
+                row, thread = np.argwhere(mask)[chooser.integers(mask.sum())]
+                warps[row, thread // LANES * LANES : thread // LANES * LANES + LANES] = True
             lanes = chooser.random(self.shape) < DRAWN_LANES if chooser.random() < DRAWN_SPLITS else True
             for drawn in (mask & warps & lanes, mask & warps, mask):
                 ready = self._ready_threads(self.kernel.blocks[number], drawn) if drawn.any() else None
