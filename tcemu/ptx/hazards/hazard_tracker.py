@@ -59,7 +59,7 @@ from tcemu.ptx.text.ptx_types import KINDS
 
 UNIT_BYTES = 16
 WARP_ROWS = 16  # rows of A of a wgmma that a warp has
-MAX_CLOCK_BYTES, MAX_RECORD_BYTES = 1 << 28, 1 << 32  # above these, blocks or a memory are not followed
+MAX_CLOCK_BYTES, MAX_RECORD_BYTES = 1 << 26, 1 << 32  # above these, blocks or a memory are not followed
 RING = 32  # groups that a thread may leave pending
 GENERIC_SPACES = ("", "shared", "shared::cluster", "global", "const")
 
