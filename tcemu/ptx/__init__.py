@@ -10,6 +10,7 @@ from tcemu.ptx.cuda_source import compile as compile
 from tcemu.ptx.runtime.kernel_arguments import BufferPointer as BufferPointer
 from tcemu.ptx.runtime.kernel_arguments import PointerTable as PointerTable
 from tcemu.ptx.runtime.kernel_runner import run as run
+from tcemu.ptx.runtime.schedule_comparison import WordDifferences as WordDifferences
 from tcemu.ptx.runtime.scheduler import StepLimit as StepLimit
 from tcemu.ptx.runtime.target_comparison import Comparison as Comparison
 from tcemu.ptx.runtime.target_comparison import Divergence as Divergence
@@ -49,6 +50,7 @@ __all__ = [
     "Tracepoint",
     "Trapped",
     "Variable",
+    "WordDifferences",
     "compare",
     "compile",
     "parse",

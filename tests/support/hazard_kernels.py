@@ -67,7 +67,7 @@ class HazardKernel(NamedTuple):
         return ptx.run(self.text(right), grid=self.grid, block=128, args=args, target="sm_90a", checked=True, **options)
 
 
-def fetch(size: int = 512, source: str = "%rd2") -> str:
+def fetch(size: int | str = 512, source: str = "%rd2") -> str:
     return FETCH.format(source, size)
 
 

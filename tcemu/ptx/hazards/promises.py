@@ -77,6 +77,7 @@ PROMISES = (
     ),
     Promise("the scope of a fence, as .cta where .gpu is needed", Scope.NOT),
     Promise("lanes of one warp of which only some release: all count as released", Scope.NOT),
+    Promise("wgmma: no proxy fence between cp.async and the product, as in Triton's kernels", Scope.NOT),
     Promise("a write by the async proxy after one by the generic proxy, without a proxy fence", Scope.NOT),
     Promise("two blocks that do not run at once, above 1 GiB of registers and memory", Scope.NOT),
     Promise("Triton: a read just before or behind a tensor, within the memory that holds it", Scope.NOT),
