@@ -4,8 +4,8 @@ The observer follows every access to shared and to global memory, and all that o
 counts, `bar.warp.sync`, mbarriers, fences with strong accesses, proxy fences, and the groups of `cp.async`, of bulk copies and of
 `wgmma`. Two accesses to one cell, one of them a write, are a hazard if nothing orders them, whatever this run computes. Writes of equal
 values are none, and neither are two strong accesses. Asynchronous accesses are in `hazards.hazard_tracker`; tensor memory is followed by
-`tensor.tcgen05_protocol`, which tells of its reads of
-shared memory here. Source: PTX ISA 8.10, 9.7.9.25, 9.7.13, 9.7.15.7; what is promised is the table in `promises`.
+`tensor.tcgen05_protocol`, which tells of its reads of shared memory here. Source: PTX ISA 8.10, 9.7.9.25, 9.7.13, 9.7.15.7; what is
+promised is the table in `promises`.
 """
 
 from __future__ import annotations

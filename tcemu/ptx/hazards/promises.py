@@ -80,5 +80,5 @@ PROMISES = (
     Promise("wgmma: no proxy fence between cp.async and the product, as in Triton's kernels", Scope.NOT),
     Promise("a write by the async proxy after one by the generic proxy, without a proxy fence", Scope.NOT),
     Promise("two blocks that do not run at once, above 1 GiB of registers and memory", Scope.NOT),
-    Promise("Triton: a read just before or behind a tensor, within the memory that holds it", Scope.NOT),
+    Promise("Triton: a read of the bytes before a tensor that keep its alignment, which are 0", Scope.NOT),
 )
