@@ -24,16 +24,24 @@ class Promise(NamedTuple):
 
     fault: str
     scope: Scope
-    test: str = ""  # a test elsewhere that plants the fault; "": the kernel of this name in `tests/support/hazard_kernels.py`
+    test: str = ""  # a test that plants the fault; "": the kernel of this name in `tests/support/hazard_kernels.py`
 
 
-BLOCK, WGMMA, TENSOR = "tests/ptx/test_ptx_run.py", "tests/ptx/test_ptx_protocol.py", "tests/ptx/test_ptx_tcgen05_protocol.py"
-CLUSTER, HAZARDS = "tests/ptx/test_ptx_clusters.py", "tests/ptx/test_hazards.py"
+FOLDER = "tests/ptx"
+BLOCK = f"{FOLDER}/test_ptx_run.py::test_faults_say_who_and_where"
+UNWRITTEN = f"{FOLDER}/test_ptx_run.py::test_checked_mode_finds_races_and_what_nothing_has_written"
+REGISTERS = f"{FOLDER}/test_ptx_protocol.py::test_hazards_of_the_protocol"
+MBARRIERS = f"{FOLDER}/test_ptx_protocol.py::test_what_is_undefined_raises_in_checked_mode"
+CLUSTERS = f"{FOLDER}/test_ptx_clusters.py::test_faults_between_the_blocks_of_a_cluster"
+PIPELINES = f"{FOLDER}/test_ptx_cluster_kernels.py::test_planted_faults_are_found"
+LOADS = f"{FOLDER}/test_ptx_tcgen05_protocol.py::test_loads_stores_and_allocations"
+TENSOR = f"{FOLDER}/test_ptx_tcgen05_protocol.py::test_planted_faults_are_found_by_name"
+ORDERS = f"{FOLDER}/test_hazards.py::test_words_that_depend_on_the_schedule_are_named"
 PROMISES = (
     Promise("shared memory: threads of a block", Scope.ALWAYS),
     Promise("shared memory: a named barrier of other threads", Scope.ALWAYS),
     Promise("shared memory: lanes of a warp", Scope.ALWAYS),
-    Promise("shared memory: blocks of a cluster", Scope.ALWAYS, CLUSTER),
+    Promise("shared memory: blocks of a cluster", Scope.ALWAYS, CLUSTERS),
     Promise("global memory: threads of a block", Scope.ALWAYS),
     Promise("global memory: a place that all threads read and one writes", Scope.NOTE),
     Promise("global memory: blocks that write one place", Scope.ALWAYS),
@@ -45,7 +53,7 @@ PROMISES = (
     Promise("barrier: counts that differ", Scope.ALWAYS),
     Promise("barrier: statements that differ", Scope.NOTE),
     Promise("mbarrier: used with no barrier after its initialisation", Scope.ALWAYS),
-    Promise("mbarrier: used before its initialisation, or with more arrivals than it expects", Scope.THIS_RUN, WGMMA),
+    Promise("mbarrier: used before its initialisation, or with more arrivals than it expects", Scope.THIS_RUN, MBARRIERS),
     Promise("bulk copy: read before its mbarrier's phase", Scope.ALWAYS),
     Promise("bulk copy: over what threads still read", Scope.ALWAYS),
     Promise("bulk store: no proxy fence", Scope.ALWAYS),
@@ -57,8 +65,8 @@ PROMISES = (
     Promise("cp.async: no barrier", Scope.ALWAYS),
     Promise("wgmma: no proxy fence", Scope.ALWAYS),
     Promise("wgmma: an operand that is written before the wait", Scope.ALWAYS),
-    Promise("wgmma: registers without fence, commit or wait", Scope.ALWAYS, WGMMA),
-    Promise("tcgen05: registers of a load without wait::ld", Scope.ALWAYS, TENSOR),
+    Promise("wgmma: registers without fence, commit or wait", Scope.ALWAYS, REGISTERS),
+    Promise("tcgen05: registers of a load without wait::ld", Scope.ALWAYS, LOADS),
     Promise("tcgen05: work without commit, wait, barrier, allocation or proxy fence", Scope.ALWAYS, TENSOR),
     Promise("tcgen05: lanes that the warp may not reach", Scope.ALWAYS, TENSOR),
     Promise("tcgen05: lane 0 from a warp of another quarter; a missing tcgen05.fence", Scope.NOTE, TENSOR),
@@ -67,14 +75,11 @@ PROMISES = (
     Promise("operand: rows that overlap", Scope.NOTE),
     Promise("operand: a stage of which the newest copy wrote only a part", Scope.NOTE),
     Promise("tensor copy: a stage where its swizzle does not begin", Scope.NOTE),
-    Promise("an access out of bounds or misaligned; memory that nothing has written", Scope.THIS_RUN, BLOCK),
-    Promise("a wrong parity, a wrong count of bytes or of arrivals: a deadlock, or a step limit", Scope.THIS_RUN, WGMMA),
-    Promise(
-        'strong accesses whose order decides the result: schedule="adversarial" shows some', Scope.THIS_RUN, "tests/ptx/test_hazards.py"
-    ),
-    Promise(
-        "accesses by wmma.load, wmma.store, st.bulk, red.async and tensormap.replace; im2col and gathered boxes in global memory", Scope.NOT
-    ),
+    Promise("an access out of bounds or misaligned; a deadlock", Scope.THIS_RUN, BLOCK),
+    Promise("a read of shared memory that nothing has written, in kernels without asynchronous copies", Scope.THIS_RUN, UNWRITTEN),
+    Promise("a wrong parity, a wrong count of bytes or of arrivals: a deadlock, or a step limit", Scope.THIS_RUN, PIPELINES),
+    Promise("strong accesses whose order decides the result: schedule='adversarial' shows some", Scope.THIS_RUN, ORDERS),
+    Promise("races of wmma.load, wmma.store, st.bulk and red.async; of im2col and gathered boxes in global memory", Scope.NOT),
     Promise("the scope of a fence, as .cta where .gpu is needed", Scope.NOT),
     Promise("lanes of one warp of which only some release: all count as released", Scope.NOT),
     Promise("wgmma: no proxy fence between cp.async and the product, as in Triton's kernels", Scope.NOT),
