@@ -27,7 +27,7 @@ from tcemu.ptx.hazards.access_records import (
     decode_access,
     encode_access,
 )
-from tcemu.ptx.hazards.clocks import FENCED, KNOWN, MAX_PHASE_COLUMNS, SEEN, VISIBLE, Clocks, Column
+from tcemu.ptx.hazards.clocks import FENCED, KNOWN, MAX_PHASE_COLUMNS, VISIBLE, Clocks, Column
 from tcemu.ptx.hazards.hazard_faults import Hazard
 from tcemu.ptx.linker.control_flow import CLUSTER_BARRIER
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement
@@ -153,7 +153,7 @@ class AccessTracker:
             used += [Column.BULK_READ, Column.BULK_WRITE]
         if any(each.name == "wgmma" for each in statements):
             used.append(Column.PRODUCT)
-        planes = 4 if self.orders else 2 if self.asynchronous else 1
+        planes = 3 if self.orders else 2 if self.asynchronous else 1
         span = self.cluster
         if self.orders and any(_is_strong_global(line) for line in self.kernel.statements) and self.blocks > span:
             columns = len(used) * self.blocks * self.threads_per_block // LANES
@@ -451,7 +451,6 @@ class AccessTracker:
         def follow(event: ExecutedStatement, executing: np.ndarray) -> None:
             known = self.clocks.known
             rows, threads = np.nonzero(executing)
-            known[rows, threads, KNOWN] = np.maximum(known[rows, threads, KNOWN], known[rows, threads, SEEN])
             known[rows, threads, FENCED] = self._own_clocks(rows, threads)[:, KNOWN]
             self._advance(executing)
 
@@ -471,7 +470,7 @@ class AccessTracker:
     def _synchronise_by_memory(
         self, event: ExecutedStatement, space: str, place: np.ndarray, executing: np.ndarray, parts: set[str], reads: bool, writes: bool
     ) -> None:
-        """Follow strong accesses: a write passes on what a fence or its own .release orders, a read receives it for .acquire or a fence."""
+        """Follow strong accesses: a write passes on what a fence or its own .release orders, and a read receives it."""
         for runs in self._locate(space, place, executing, 1):
             rows, threads = runs.who
             cells = runs.first_byte // runs.records.granule
@@ -492,10 +491,8 @@ class AccessTracker:
             if reads:
                 received = self.passed[at]
                 known = self.clocks.known
-                known[rows, threads, SEEN] = np.maximum(known[rows, threads, SEEN], received[:, KNOWN])
-                known[rows, threads, VISIBLE] = np.maximum(known[rows, threads, VISIBLE], received[:, VISIBLE])
-                if parts & {"acquire", "acq_rel"}:
-                    known[rows, threads, KNOWN] = np.maximum(known[rows, threads, KNOWN], received[:, KNOWN])
+                for plane in (KNOWN, VISIBLE):
+                    known[rows, threads, plane] = np.maximum(known[rows, threads, plane], received[:, plane])
 
     def _synchronise_warps(self, executing: np.ndarray) -> None:
         for row, warp in np.argwhere(executing.reshape(self.blocks, -1, LANES).any(-1)):

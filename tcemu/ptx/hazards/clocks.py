@@ -3,8 +3,9 @@
 A column of the clocks stands for something whose accesses happen one after the other: what a warp accesses itself, its `cp.async`, its
 bulk copies as readers and as writers, the products of a warpgroup, and the phases of an mbarrier. A thread knows a number in each column:
 accesses up to that number happen before what the thread does next. The number of a warp's own column is its epoch, which every release
-advances. A clock has up to four planes: what is known; what of it a proxy fence has made visible to the async proxy; what a fence has
-ordered before the thread's next strong write; and what its strong reads have seen, which its next fence makes known.
+advances. A clock has up to three planes: what is known; what of it a proxy fence has made visible to the async proxy; and what a fence has
+ordered before the thread's next strong write. A strong read makes known what such writes pass on: NVIDIA's own examples
+have no fence on that side.
 
 Clocks are those of threads, columns those of warps. So a release by some lanes of a warp releases the accesses of all its lanes: what is
 found is a hazard, but not every hazard between the lanes of a diverged warp is found. Source: PTX ISA 8.9 to 8.11, 9.7.13.
@@ -19,7 +20,7 @@ import numpy as np
 
 from tcemu.isa.families import LANES
 
-KNOWN, VISIBLE, FENCED, SEEN = range(4)  # the planes of a clock
+KNOWN, VISIBLE, FENCED = range(3)  # the planes of a clock
 MAX_PHASE_COLUMNS = 256  # mbarriers of a group of blocks whose copies are followed
 
 
@@ -56,7 +57,7 @@ class Clocks:
 
     @property
     def planes(self) -> int:
-        """1; 2 if accesses by the async proxy are followed; 4 if fences order accesses."""
+        """1; 2 if accesses by the async proxy are followed; 3 if fences order accesses."""
         return self.known.shape[2]
 
     def nothing(self) -> np.ndarray:

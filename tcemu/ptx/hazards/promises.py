@@ -80,6 +80,7 @@ PROMISES = (
     Promise("a wrong parity, a wrong count of bytes or of arrivals: a deadlock, or a step limit", Scope.THIS_RUN, PIPELINES),
     Promise("strong accesses whose order decides the result: schedule='adversarial' shows some", Scope.THIS_RUN, ORDERS),
     Promise("races of wmma.load, wmma.store, st.bulk and red.async; of im2col and gathered boxes in global memory", Scope.NOT),
+    Promise("a strong read without .acquire and without a fence behind it, as in NVIDIA's examples", Scope.NOT),
     Promise("the scope of a fence, as .cta where .gpu is needed", Scope.NOT),
     Promise("lanes of one warp of which only some release: all count as released", Scope.NOT),
     Promise("wgmma: no proxy fence between cp.async and the product, as in Triton's kernels", Scope.NOT),
