@@ -86,7 +86,6 @@ SMALL = """mov.u32 %r0, %tid.x; setp.lt.u32 %p0, %r0, 32; mov.u32 %r1, place;
     bar.sync 0; FREE ret;"""
 STORE, LOAD = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r8], {%r0};", "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r9}, [%r8];"
 WAIT_ST, WAIT_LD = "tcgen05.wait::st.sync.aligned;", "tcgen05.wait::ld.sync.aligned;"
-KEEP = f"tcgen05.st.sync.aligned.32x32b.x1.b32 [%r8], {{%r10}}; {WAIT_ST}"
 FAST = {
     "no wait::st": (f"{STORE} {LOAD} {WAIT_LD}", Tcgen05Fault.STORE_WITHOUT_WAIT),
     "no wait::ld": (f"{STORE} {WAIT_ST} {LOAD} {STORE} {WAIT_ST} {WAIT_LD}", Tcgen05Fault.LOAD_WITHOUT_WAIT),
@@ -95,16 +94,13 @@ FAST = {
     "nothing frees the columns": (f"{STORE} {WAIT_ST}", Tcgen05Fault.NOT_FREED),
     "two groups": (f"{STORE} {WAIT_ST} tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;", Tcgen05Fault.MIXED_GROUPS),
     "right": (f"{STORE} {WAIT_ST} {LOAD} {WAIT_LD}", None),
-    "the register of a load is stored": (
-        f"{STORE} {WAIT_ST} {LOAD} {STORE.replace('%r0', '%r9')} {WAIT_ST} {WAIT_LD}",
-        Tcgen05Fault.LOADED_TOO_EARLY,
+    "the register of a load is used": (f"{STORE} {WAIT_ST} {LOAD} add.u32 %r9, %r9, 1;", Tcgen05Fault.LOADED_TOO_EARLY),
+    "it is used, and the wait is behind a barrier": (
+        f"{STORE} {WAIT_ST} {LOAD} add.u32 %r9, %r9, 1; bar.sync 0; {WAIT_LD}", Tcgen05Fault.LOADED_TOO_EARLY,
     ),
-    "a sum with it is stored": (
-        f"{STORE} {WAIT_ST} {LOAD} add.u32 %r10, %r0, %r9; {KEEP} {WAIT_LD}", Tcgen05Fault.LOADED_TOO_EARLY,
-    ),
-    "it is written": (f"{STORE} {WAIT_ST} {LOAD} mov.b32 %r9, 1; {WAIT_LD}", Tcgen05Fault.LOADED_TOO_EARLY),
-    "a sum with it is stored after the wait": (f"{STORE} {WAIT_ST} {LOAD} add.u32 %r10, %r0, %r9; {WAIT_LD} {KEEP}", None),
-    "it is stored after the wait": (f"{STORE} {WAIT_ST} {LOAD} {WAIT_LD} mov.b32 %r10, %r9; {KEEP}", None),
+    "it is written": (f"{STORE} {WAIT_ST} {LOAD} mov.b32 %r9, 1;", Tcgen05Fault.LOADED_TOO_EARLY),
+    "it is used before the wait that follows, as by Triton": (f"{STORE} {WAIT_ST} {LOAD} add.u32 %r9, %r9, 1; {WAIT_LD}", None),
+    "it is used after the wait": (f"{STORE} {WAIT_ST} {LOAD} {WAIT_LD} add.u32 %r9, %r9, 1;", None),
     "a second load after a use": (f"{STORE} {WAIT_ST} {LOAD} {WAIT_LD} add.u32 %r9, %r9, 1; {LOAD} {WAIT_LD}", None),
 }  # fmt: skip
 

@@ -39,7 +39,6 @@ from tcemu.layouts.tensor_memory import (
     scale_cells,
 )
 from tcemu.layouts.tensor_memory import LANES as TENSOR_LANES
-from tcemu.ptx.instruction_interface import Operation
 from tcemu.ptx.linker.control_flow import CLUSTER_BARRIER, ending_kind
 from tcemu.ptx.linker.linked_kernel import Kernel, LinkedStatement
 from tcemu.ptx.runtime.tracing import ExecutedStatement
@@ -185,7 +184,6 @@ class Tcgen05Protocol:
         self.cluster_pools = [_nothing(self.streams) for _ in range(blocks // cluster)]
         self.collectors: set[tuple[int, int, str]] = set()
         self.loaded: dict[str, np.ndarray] = {}  # number of the last load to a register, by qualified name
-        self.loads_pending = False  # a warp has loads that it has not waited for
         self.uses = self._find_uses(kernel)
 
     # ---- what is followed
@@ -203,52 +201,30 @@ class Tcgen05Protocol:
             first = first or (group, line)
 
     def _find_uses(self, kernel: Kernel) -> dict[int, tuple[str, ...]]:
-        """Return the registers of loads, and those computed from them, that other statements name, by the statement's number."""
+        """Return the registers of loads that other statements name, by the statement's number.
+
+        Compilers move statements between a load and its wait, since they do not know that the two belong together; ptxas does. So a
+        statement is left out if a wait::ld follows it before control flow does.
+        """
         for number, bound in self.bound.items():
             if isinstance(bound.op, Tcgen05Move) and bound.op.name == "tcgen05.ld":
                 for register in _load_registers(bound):
                     self.loaded[kernel.statements[number].names.qualified_name(register)] = np.zeros((self.blocks, self.warps), np.int64)
-        named = {line.number: _register_names(line) for line in kernel.statements if self.loaded}
-        computed = [(named[line.number], _written_names(line)) for line in kernel.statements if self.loaded and _computes(line)]
-        while True:
-            reached = {
-                name for names, written in computed if not self.loaded.keys().isdisjoint(names) for name in written - self.loaded.keys()
-            }
-            if not reached:
-                break
-            self.loaded |= {name: np.zeros((self.blocks, self.warps), np.int64) for name in reached}
-        uses = {}
-        for number, names in named.items():
-            bound = self.bound.get(number)
-            found = tuple(name for name in names if name in self.loaded)
-            if found and (bound is None or not bound.op.family.startswith("tcgen05.ld")):
-                uses[number] = found
+        uses, waits = {}, False
+        for line in reversed(kernel.statements if self.loaded else []):
+            waits = line.statement.opcode.startswith("tcgen05.wait::ld") or (waits and not ending_kind(line.statement))
+            bound = self.bound.get(line.number)
+            if not waits and (bound is None or not bound.op.family.startswith("tcgen05.ld")):
+                found = tuple(name for name in _register_names(line) if name in self.loaded)
+                if found:
+                    uses[line.number] = found
         return uses
 
-    def _known_loads(self) -> np.ndarray:
-        """Return how many of its own loads each warp knows to be complete, int64[blocks, warps]."""
-        row, warp = np.indices((self.blocks, self.warps))
-        return self.known[row, warp, (row % self.cluster * self.warps + warp) * 3 + LOADS]
-
-    def _use_loaded(self, event: ExecutedStatement, names: tuple[str, ...], warps: np.ndarray) -> None:
-        """Forbid a use of registers whose load has not been waited for.
-
-        Compilers move operations on registers between the load and its wait, since they do not know that the two belong together; ptxas
-        does. So the result of an operation takes over the state of its operands, and the fault is a use by any other statement.
-        """
-        if not self.loads_pending:
-            return
-        numbers = np.stack([self.loaded[name] for name in names])
-        known = self._known_loads()
-        pending = warps & (numbers > known).any(0)
-        if _computes(event.linked):
-            targets = _written_names(event.linked)
-            sources = [number for name, number in zip(names, numbers, strict=True) if name not in targets]
-            copied = np.max(sources, axis=0) if sources else np.zeros(warps.shape, np.int64)
-            overwritten = [self.loaded[name] > known for name in names if name in targets]
-            pending &= np.any(overwritten, axis=0) & (copied <= known) if overwritten else False
-            for name in targets & set(names):
-                self.loaded[name] = np.where(warps, copied, self.loaded[name])
+    def _check_loaded(self, event: ExecutedStatement, names: tuple[str, ...], warps: np.ndarray) -> None:
+        """Forbid a use of registers whose load has not been waited for."""
+        row, warp = np.indices(warps.shape)
+        known = self.known[row, warp, (row % self.cluster * self.warps + warp) * 3 + LOADS]
+        pending = warps & np.any([self.loaded[name] > known for name in names], axis=0)
         if pending.any():
             block, first = (int(i) for i in np.argwhere(pending)[0])
             self._forbid(event, block, first * LANES, Tcgen05Fault.LOADED_TOO_EARLY)
@@ -265,7 +241,7 @@ class Tcgen05Protocol:
             return
         warps = np.asarray(executing.reshape(self.blocks, self.warps, LANES).any(-1))
         if uses:
-            self._use_loaded(event, uses, warps)
+            self._check_loaded(event, uses, warps)
         if bound is not None:
             self._follow_tcgen05(event, bound, executing, warps)
         elif name in FOLLOWED:
@@ -287,7 +263,6 @@ class Tcgen05Protocol:
         elif op.family == "tcgen05.wait":
             kind = LOADS if str(op).startswith("tcgen05.wait::ld") else STORES
             self._complete_own(kind, warps, self.issued[..., kind])
-            self.loads_pending = bool((self.issued[..., LOADS] > self._known_loads()).any())
         elif "before" in str(op):
             self.published[warps] = np.maximum(self.published, self.known)[warps]
         else:
@@ -488,7 +463,6 @@ class Tcgen05Protocol:
                     self._forbid(event, row, thread, Tcgen05Fault.UNWRITTEN_CELLS, "the load")
                 stream, number = self._issue(row, thread, LOADS)
                 self.loads.set(access.cells, stream, number)
-                self.loads_pending = True
                 for register in _load_registers(bound):
                     self.loaded[event.linked.names.qualified_name(register)][row, warp] = number
             else:
@@ -732,17 +706,6 @@ def _register_names(line: LinkedStatement) -> tuple[str, ...]:
     if line.statement.guard is not None:
         named.append(Register(line.statement.guard.register))
     return tuple(dict.fromkeys(line.names.qualified_name(register) for register in named))
-
-
-def _computes(line: LinkedStatement) -> bool:
-    """Return True for an operation on registers alone."""
-    return isinstance(line.semantics, Operation) and not ending_kind(line.statement)
-
-
-def _written_names(line: LinkedStatement) -> set[str]:
-    """Return the qualified names of the registers that an operation writes."""
-    operands = nested_operands(line.statement.operands[:1])
-    return {line.names.qualified_name(each) for each in operands if isinstance(each, Register)}
 
 
 def _load_registers(bound: BoundStatement) -> list[Register]:
