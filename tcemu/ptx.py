@@ -11,6 +11,7 @@ from tcemu.kernels.ptx.runtime.kernel_arguments import BufferPointer as BufferPo
 from tcemu.kernels.ptx.runtime.kernel_arguments import PointerTable as PointerTable
 from tcemu.kernels.ptx.runtime.kernel_arguments import Struct as Struct
 from tcemu.kernels.ptx.runtime.kernel_runner import run as run
+from tcemu.kernels.ptx.runtime.schedule_comparison import WordDifferences as WordDifferences
 from tcemu.kernels.ptx.runtime.scheduler import StepLimit as StepLimit
 from tcemu.kernels.ptx.runtime.target_comparison import Comparison as Comparison
 from tcemu.kernels.ptx.runtime.target_comparison import Divergence as Divergence
@@ -51,6 +52,7 @@ __all__ = [
     "Tracepoint",
     "Trapped",
     "Variable",
+    "WordDifferences",
     "compare",
     "compile",
     "parse",

@@ -1,5 +1,6 @@
 """The directive `package-table`: rows that the package itself holds, so that no page repeats them."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,8 @@ from sphinx.util.docutils import SphinxDirective
 import tcemu
 from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.engine.isa.short_names import short_names as all_short_names
+from tcemu.kernels.ptx.hazards.hazard_faults import Hazard
+from tcemu.kernels.ptx.hazards.promises import PROMISES
 
 F16 = ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32")  # from Turing on; Volta
 Rows = tuple[tuple[str, ...], list[tuple[Any, ...]]]
@@ -75,7 +78,23 @@ def tcgen05_faults() -> Rows:
     return ("fault", "message", "PTX ISA", "in checked mode"), rows
 
 
+def promises() -> Rows:
+    """Every promise of checked mode: the fault, and when it is found."""
+    return ("fault", "found"), [(promise.fault, promise.scope.value) for promise in PROMISES]
+
+
+def hazards() -> Rows:
+    """Every message about hazards, its section of the PTX ISA, and whether it raises."""
+    rows = []
+    for hazard in Hazard:
+        row = hazard.value
+        rows.append((hazard.name, re.sub(r"{[^}]*}", "…", row.text), row.section, "is a note" if row.is_note else "raises"))
+    return ("hazard", "message", "PTX ISA", "in checked mode"), rows
+
+
 TABLES = {
+    "promises": promises,
+    "hazards": hazards,
     "tcgen05_faults": tcgen05_faults,
     "short_names": short_names,
     "formats": formats,

@@ -287,8 +287,8 @@ EDITS = (
     Edit("no wait::st", without("wait st 0"), Fault.STORE_WITHOUT_WAIT, ANY_STORE),
     Edit("no barrier between the stores and the product", without("bar 0"), Fault.STORE_WITHOUT_WAIT, ANY_STORE),
     Edit("no wait::st in the second round", without("wait st 1"), Fault.STORE_WITHOUT_WAIT, lambda v: ROUNDS(v) and ANY_STORE(v)),
-    Edit("no wait::ld, and a second round", without("wait ld 0"), Fault.LOAD_WITHOUT_WAIT, ROUNDS),
-    Edit("no wait::ld before the end", without("wait ld 0"), Fault.FREED_IN_USE, lambda v: v.rounds == 1),
+    Edit("no wait::ld, and a second round", without("wait ld 0"), Fault.LOADED_TOO_EARLY, ROUNDS),
+    Edit("no wait::ld before the end", without("wait ld 0"), Fault.LOADED_TOO_EARLY, lambda v: v.rounds == 1),
     Edit("no fence.proxy.async", without("proxy 0"), Fault.PROXY_FENCE_MISSING),
     Edit("no fence.proxy.async in the second round", without("proxy 1"), Fault.PROXY_FENCE_MISSING, ROUNDS),
     Edit(
@@ -334,6 +334,7 @@ EDITS = (
     ),
     Edit("nCols that is no power of 2", altered("alloc", "[%r1], 64", "[%r1], %r0"), Fault.ILLEGAL_SIZE),
     Edit("the quarter of another warp", inserted("ld 0", "xor.b32 %r8, %r8, 0x200000;"), Fault.OTHER_QUARTER),
+    Edit("the lanes of the first quarter", inserted("ld 0", "and.b32 %r8, %r8, 0xFFFF;"), Fault.LANE_OF_FIRST_QUARTER),
     Edit("addresses that differ in a warp", inserted("ld 0", "add.u32 %r8, %r8, %r0;"), Fault.DIFFERENT_VALUES),
     Edit("a descriptor without its version", inserted("proxy 0", f"xor.b64 %rd5, %rd5, {1 << 46};"), Fault.ILLEGAL_DESCRIPTOR),
     Edit("a descriptor with a swizzle that is none", inserted("proxy 0", f"or.b64 %rd5, %rd5, {7 << 61};"), Fault.ILLEGAL_DESCRIPTOR),

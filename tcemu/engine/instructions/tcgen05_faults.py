@@ -48,6 +48,7 @@ class Tcgen05Fault(Enum):
     LOAD_WITHOUT_WAIT = FaultRow(
         2, "a tcgen05.ld of warp {} from the cells has not ended for this thread: tcgen05.wait::ld must follow it", WAIT
     )
+    LOADED_TOO_EARLY = FaultRow(2, "it uses a register of a tcgen05.ld that is not waited for: tcgen05.wait::ld must come between", WAIT)
     # 3: products, copies and shifts among each other
     UNORDERED_WORK = FaultRow(
         3, "a {} used the cells before, and nothing orders the two: commit the first and wait for its mbarrier", ORDER
@@ -74,6 +75,13 @@ class Tcgen05Fault(Enum):
     ILLEGAL_SIZE = FaultRow(5, "nCols must be a power of 2 from {} to {}", ALLOCATION)
     # 6: the threads of a warp
     OTHER_QUARTER = FaultRow(6, "the lane of the address is not in the quarter of the warp", "9.7.16.8")
+    LANE_OF_FIRST_QUARTER = FaultRow(
+        6,
+        "the lane of the address is in the first quarter, which this warp may not reach; its own lanes begin at {}. GPUs take the lane "
+        "modulo 32",
+        "9.7.16.8",
+        True,
+    )
     DIFFERENT_VALUES = FaultRow(6, "{} must be the same in all threads of the warp", ALLOCATION)
     # 7: addresses and descriptors
     ILLEGAL_DESCRIPTOR = FaultRow(7, "{}: {}", "9.7.16.4.1")

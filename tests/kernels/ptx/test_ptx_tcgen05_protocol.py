@@ -43,7 +43,7 @@ def test_every_kind_of_fault_has_a_row_and_is_planted():
     """A warp that lacks threads has the message of all collectives, and no row."""
     assert {fault.value.kind for fault in Tcgen05Fault} == set(range(1, 11))
     elsewhere = {Tcgen05Fault.UNDEFINED_METADATA, Tcgen05Fault.OPEN_SCALED_INPUT}  # test_ptx_tcgen05_products, test_ptx_tcgen05
-    assert {edit.fault for edit in EDITS} == set(Tcgen05Fault) - elsewhere
+    assert {edit.fault for edit in EDITS} | {fault for _, fault in FAST.values() if fault} == set(Tcgen05Fault) - elsewhere
     assert all(re.fullmatch(r"9\.7(\.\d+)+", fault.value.section) for fault in Tcgen05Fault)
 
 
@@ -94,7 +94,14 @@ FAST = {
     "nothing frees the columns": (f"{STORE} {WAIT_ST}", Tcgen05Fault.NOT_FREED),
     "two groups": (f"{STORE} {WAIT_ST} tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;", Tcgen05Fault.MIXED_GROUPS),
     "right": (f"{STORE} {WAIT_ST} {LOAD} {WAIT_LD}", None),
-    "the register of a load is used": (f"{STORE} {WAIT_ST} {LOAD} add.u32 %r9, %r9, 1; {STORE} {WAIT_ST}", None),
+    "the register of a load is used": (f"{STORE} {WAIT_ST} {LOAD} add.u32 %r9, %r9, 1;", Tcgen05Fault.LOADED_TOO_EARLY),
+    "it is used, and the wait is behind a barrier": (
+        f"{STORE} {WAIT_ST} {LOAD} add.u32 %r9, %r9, 1; bar.sync 0; {WAIT_LD}", Tcgen05Fault.LOADED_TOO_EARLY,
+    ),
+    "it is written": (f"{STORE} {WAIT_ST} {LOAD} mov.b32 %r9, 1;", Tcgen05Fault.LOADED_TOO_EARLY),
+    "it is used before the wait that follows, as by Triton": (f"{STORE} {WAIT_ST} {LOAD} add.u32 %r9, %r9, 1; {WAIT_LD}", None),
+    "it is used after the wait": (f"{STORE} {WAIT_ST} {LOAD} {WAIT_LD} add.u32 %r9, %r9, 1;", None),
+    "a second load after a use": (f"{STORE} {WAIT_ST} {LOAD} {WAIT_LD} add.u32 %r9, %r9, 1; {LOAD} {WAIT_LD}", None),
 }  # fmt: skip
 
 

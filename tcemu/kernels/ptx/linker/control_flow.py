@@ -17,6 +17,8 @@ from tcemu.kernels.ptx.text.module import Function, Guard, Operand, Register, St
 WARPGROUP = 4 * LANES
 MASK_OPERAND = {"shfl": -1, "vote": -1, "match": -1, "redux": -1, "elect": -1, "bar": 0, "barrier": 0}  # position of the member mask
 BARRIER_OPCODES = ("bar", "barrier")
+BARRIER_COUNT = 16  # barriers of a block
+CLUSTER_BARRIER = BARRIER_COUNT  # the number of the cluster's barrier
 WAIT_INSTRUCTIONS = ("ld", "atom", "mbarrier")
 POLL_QUALIFIERS = {"try_wait", "test_wait", "cas", "exch", "volatile", "acquire", "relaxed"}  # of an access that awaits another thread's
 

@@ -14,12 +14,14 @@ from tcemu.engine.instructions.tcgen05_faults import Tcgen05Fault
 from tcemu.engine.isa.families import LANES
 from tcemu.engine.isa.targets import resolve_target
 from tcemu.kernels.ptx.cuda_source import Source, read_module
+from tcemu.kernels.ptx.hazards.hazard_tracker import HazardTracker, hazard_tracker
 from tcemu.kernels.ptx.linker.compiled_statements import forget_cleared_programs
 from tcemu.kernels.ptx.linker.contraction import fuse_products
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement, align_up, link
 from tcemu.kernels.ptx.runtime.kernel_arguments import Buffer, LaunchInputs, place_arguments
 from tcemu.kernels.ptx.runtime.launch_shape import LaunchShape, check_shared_size, coordinates, launch_shape
 from tcemu.kernels.ptx.runtime.runtime_functions import RuntimeFunctions, add_heap
+from tcemu.kernels.ptx.runtime.schedule_comparison import compare_schedules
 from tcemu.kernels.ptx.runtime.scheduler import Schedule
 from tcemu.kernels.ptx.runtime.tracing import KernelOutputs, Observer, Tracepoint, Tracer
 from tcemu.kernels.ptx.simt import faults
@@ -32,13 +34,14 @@ from tcemu.kernels.ptx.simt.special_registers import SM_COUNT
 from tcemu.kernels.ptx.simt.tensor_memory_state import BYTES as TENSOR_MEMORY_BYTES
 from tcemu.kernels.ptx.simt.tensor_memory_state import FREE, PIECE, TENSOR_MEMORY_KEY, new_tensor_memory
 from tcemu.kernels.ptx.tensor.cluster_launch_control import LAUNCH_KEY, PendingClusters
-from tcemu.kernels.ptx.tensor.tcgen05_protocol import tcgen05_protocol
+from tcemu.kernels.ptx.tensor.tcgen05_protocol import Tcgen05Protocol, tcgen05_protocol
 from tcemu.kernels.ptx.tensor.wgmma_protocol import wgmma_protocol
 from tcemu.kernels.ptx.text.module import Function, Module
 from tcemu.kernels.ptx.text.ptx_types import storage_dtype
 
 CHUNK_BYTES = 1 << 30  # registers, local and shared memory of the blocks that run at once
 STEP_LIMIT = 5_000_000
+IN_ORDER, ADVERSARIAL = "in order", "adversarial"  # the schedules of a launch
 WORKSPACE_BYTES = 8  # cooperative_groups/details/driver_abi.h: struct grid_workspace
 
 
@@ -52,6 +55,8 @@ def run(
     target: str,
     shared_bytes: int = 0,
     checked: bool = False,
+    schedule: str = IN_ORDER,
+    seed: int = 0,
     cluster: int | Sequence[int] | None = None,
     cooperative: bool = False,
     fmad: bool = True,
@@ -78,6 +83,9 @@ def run(
         target: GPU whose arithmetic the tensor-core instructions have, as "sm_90a" or "H100".
         shared_bytes: Dynamic shared memory.
         checked: Raise for what PTX leaves undefined.
+        schedule: "in order", or "adversarial": run a second time with warps, blocks and lanes in another legal order, and compare all words
+            of the outputs. Those that differ are in `differences`, and a note names them. The outputs are those of the first run.
+        seed: Seed of the second order.
         cluster: Blocks of a cluster, one to three numbers, x first; None: what `.reqnctapercluster` says, else 1.
         cooperative: All blocks of the grid run at once, as by cudaLaunchCooperativeKernel.
         fmad: Fuse products and sums whose rounding the text leaves open into multiply-adds, as ptxas does unless `--fmad=false` is given.
@@ -90,7 +98,8 @@ def run(
 
     Returns:
         The arrays among the arguments as the kernel leaves them. The attribute `snapshots` has what `trace` recorded, and `printed` the
-        text of the kernel's `printf`; `notes` has what checked mode remarks on and does not forbid.
+        text of the kernel's `printf`; `notes` has what checked mode remarks on and does not forbid, and `differences` the words that depend
+        on the schedule.
 
     Raises:
         PtxError: The text is not PTX, or NVRTC is missing or rejects the source.
@@ -106,6 +115,8 @@ def run(
     function = find_entry(module, entry)
     target = _compatible_target(module, target)
     shape = launch_shape(function, target, grid, block, cluster)
+    if schedule not in (IN_ORDER, ADVERSARIAL):
+        raise ValueError(f"schedule: got {schedule!r}; expected {IN_ORDER!r} or {ADVERSARIAL!r}")
     if cases is not None and cases < 1:
         raise ValueError(f"cases: got {cases}; expected 1 or more, or None")
     with jax.enable_x64(True):
@@ -118,6 +129,15 @@ def run(
         watching = (watch,) if callable(watch) else tuple(watch)
         observers = (tracer, *watching) if tracer.tracepoints else watching
         outputs = KernelOutputs(inputs.read_outputs(launch.execute(step_limit, observers)))
+        if schedule == ADVERSARIAL:
+            inputs = place_arguments(kernel, args, cases)
+            again = _Launch(kernel, inputs, shape, shared_bytes, cooperative)
+            try:
+                others = inputs.read_outputs(again.execute(step_limit, (), np.random.default_rng(seed)))
+            except ValueError as error:
+                raise type(error)(f"in the schedule of seed {seed}: {error}") from None
+            outputs.differences = compare_schedules(outputs, others)
+            launch.notes += [each.describe(seed) for each in outputs.differences]
     outputs.snapshots = tuple(tracer.snapshots)
     outputs.printed = launch.runtime.printed
     outputs.notes = tuple(dict.fromkeys(launch.notes))
@@ -201,8 +221,8 @@ class _Launch:
         count = int(np.clip(clusters * self.shape.cluster_size, self.shape.cluster_size, self.blocks))
         return -(-count // self.blocks_per_case) * self.blocks_per_case if self.cooperative else count
 
-    def execute(self, step_limit: int, observers: Sequence[Observer]) -> np.ndarray:
-        """Run all blocks, and return the words of global memory afterwards."""
+    def execute(self, step_limit: int, observers: Sequence[Observer], chooser: np.random.Generator | None = None) -> np.ndarray:
+        """Run all blocks, and return the words of global memory afterwards. chooser: what draws the order of threads; none is checked."""
         memory = jax.device_put(self.inputs.initial_memory())  # unlike jnp.asarray and jnp.zeros, device_put compiles nothing
         starts, sizes = self.inputs.room_table()
         rooms = Rooms(jax.device_put(starts), jax.device_put(sizes))
@@ -214,15 +234,27 @@ class _Launch:
             present = np.zeros((len(numbers), self.padded_threads), bool)
             present[:, : self.threads] = True
             reporter = _FaultReporter(self, numbers)
-            protocol = wgmma_protocol(self.kernel, present.shape, reporter.describe)
-            tensor = tcgen05_protocol(self.kernel, present.shape, self.shared_bytes, self.shape.cluster_size, reporter)
-            watching = [*(each for each in (protocol, tensor) if each is not None), *observers]
-            Schedule(self.kernel, chunk, present, step_limit, reporter, watching, numbers, self.runtime, tensor).run_to_completion()
-            self.notes += tensor.notes.values() if tensor is not None else ()
+            watching, at_barriers = self._checkers(present.shape, chunk, reporter) if chooser is None else ([], [])
+            watching += observers
+            schedule = Schedule(self.kernel, chunk, present, step_limit, reporter, watching, numbers, self.runtime, at_barriers, chooser)
+            schedule.run_to_completion()
+            for each in (*at_barriers, schedule.barriers):
+                self.notes += each.notes.values()
             self._check_freed_columns(chunk, reporter)
             memory = chunk["memory"]
             first += len(numbers) + self._cancelled_blocks(chunk)
         return np.asarray(memory)
+
+    def _checkers(
+        self, shape: tuple[int, int], chunk: Chunk, reporter: _FaultReporter
+    ) -> tuple[list[Observer], list[Tcgen05Protocol | HazardTracker]]:
+        """Return the observers of checked mode for a chunk of `shape` (blocks, threads), and those of them that observe barriers."""
+        protocol = wgmma_protocol(self.kernel, shape, reporter.describe)
+        tensor = tcgen05_protocol(self.kernel, shape, self.shared_bytes, self.shape.cluster_size, reporter)
+        hazards = hazard_tracker(self.kernel, shape, self.shape.cluster_size, self.shared_bytes, chunk, reporter)
+        if tensor is not None:
+            tensor.hazards = hazards
+        return [each for each in (protocol, tensor, hazards) if each is not None], [each for each in (tensor, hazards) if each is not None]
 
     def _check_freed_columns(self, chunk: Chunk, reporter: _FaultReporter) -> None:
         """Raise UndefinedBehaviour, in checked mode, for a block that has exited and has not freed its tensor memory."""

@@ -20,7 +20,8 @@ import numpy as np
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.engine.isa.families import LANES
 from tcemu.engine.layouts.tensor_memory import COLUMNS
-from tcemu.kernels.ptx.linker.control_flow import ConvergencePoint
+from tcemu.kernels.ptx.hazards.hazard_faults import Hazard
+from tcemu.kernels.ptx.linker.control_flow import BARRIER_COUNT, CLUSTER_BARRIER, ConvergencePoint
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedBlock, LinkedCallee, LinkedStatement, byte_size, compile_together
 from tcemu.kernels.ptx.runtime.deadlocks import RepetitionDetector
 from tcemu.kernels.ptx.runtime.runtime_functions import RuntimeFunctions
@@ -36,8 +37,7 @@ STARVATION_LIMIT = 4096  # basic blocks after which a passed-over one runs
 STARVATION_INTERVAL = 256  # basic blocks between searches for passed-over ones
 MASK_CACHE_SIZE = 64
 MAX_RECURSION = 1024  # nested calls; the stack of a thread has 1 KiB by default, and at most 512 KiB
-BARRIER_COUNT = 16
-CLUSTER_BARRIER = BARRIER_COUNT  # the number of the cluster's barrier
+DRAWN_WARPS, DRAWN_LANES, DRAWN_SPLITS = (0.2, 0.5, 0.8), 0.5, 0.25  # of a drawn order: shares of warps and lanes; how often lanes part
 
 
 class StepLimit(RuntimeError):
@@ -69,14 +69,18 @@ class Reporter(Protocol):
 
 
 class BarrierObserver(Protocol):
-    """An observer of the barriers of blocks and clusters."""
+    """An observer of the barriers of blocks and clusters. Barriers have numbers, that of the cluster is `CLUSTER_BARRIER`."""
 
-    def arrive(self, threads: np.ndarray, of_cluster: bool) -> None:
-        """Note threads, bool[blocks, threads], that arrive at a barrier."""
+    def arrive(self, threads: np.ndarray, numbers: np.ndarray, relaxed: bool) -> None:
+        """Note threads, bool[blocks, threads], that arrive at barriers, int[blocks, threads]; relaxed: the arrival releases nothing."""
         ...
 
-    def release(self, threads: np.ndarray, of_cluster: np.ndarray) -> None:
-        """Note threads that go on; of_cluster: bool[blocks], those that the barrier of their cluster lets go on."""
+    def release(self, threads: np.ndarray, numbers: np.ndarray) -> None:
+        """Note threads that barriers let go on."""
+        ...
+
+    def exit(self, threads: np.ndarray, statement: LinkedStatement | None) -> None:
+        """Note threads that exit."""
         ...
 
 
@@ -93,10 +97,12 @@ class Schedule:
         observers: Sequence[Observer] = (),
         block_numbers: np.ndarray | None = None,
         runtime: RuntimeFunctions | None = None,
-        barrier_observer: BarrierObserver | None = None,
+        barrier_observers: Sequence[BarrierObserver] = (),
+        chooser: np.random.Generator | None = None,
     ) -> None:
+        """Begin with all threads at the entry. chooser: what draws the order; None: the least basic block first."""
         self.kernel, self.chunk, self.step_limit, self.reporter = kernel, chunk, step_limit, reporter
-        self.observers, self.runtime, self.barrier_observer = tuple(observers), runtime, barrier_observer
+        self.observers, self.runtime, self.barrier_observers = tuple(observers), runtime, tuple(barrier_observers)
         self.block_numbers = np.arange(present.shape[0]) if block_numbers is None else block_numbers
         self.shape = present.shape
         self.exited = ~present
@@ -110,6 +116,8 @@ class Schedule:
         self.last_run = np.zeros(len(kernel.blocks), np.int64)
         self.time = 0  # basic blocks run so far
         self.masks: dict[bytes, Any] = {}
+        self.chooser = chooser
+        self.apart = np.zeros(self.shape, bool)  # threads that executed their last statements without others of their warp
         self.polling = np.array([linked.basic_block.polls for linked in kernel.blocks])
         self.repetitions = RepetitionDetector()
         self.saves = SavedCallers()
@@ -118,14 +126,17 @@ class Schedule:
     def run_to_completion(self) -> None:
         """Run until all threads have exited. Raises the kernel's faults, UndefinedBehaviour for a deadlock, and StepLimit."""
         while True:
-            number, mask = self._choose_block()
+            number, mask = self._choose_block() if self.chooser is None else self._draw_block(self.chooser)
             if number < 0:
                 break
             self.time += 1
-            self.repetitions.observe(self, number, mask)
+            if self.chooser is None:  # a drawn order may leave a state to which it comes twice
+                self.repetitions.observe(self, number, mask)
             self.last_run[number] = self.time
             linked = self.kernel.blocks[number]
             self._execute(linked.statements, mask)
+            if self.kernel.checked and linked.statements and self.chooser is None:  # a drawn order takes warps apart itself
+                self._note_divergence(mask)
             self._leave_block(number, linked, mask)
             count = self.chunk.statement_count
             if count > self.step_limit:
@@ -158,6 +169,31 @@ class Schedule:
             least = keys.min()
         if polling:
             return min(polling, key=lambda each: self.last_run[each[0]])
+        if self.exited.all():
+            return -1, self.exited
+        raise UndefinedBehaviour(f"deadlock: no thread can go on; {self.describe_threads()}{self.absent_blocks()}")
+
+    def _draw_block(self, chooser: np.random.Generator) -> tuple[int, np.ndarray]:
+        """Return a basic block and threads that may run it next, drawn at random; -1 when all threads have exited.
+
+        PTX promises no order between warps, nor between the lanes of a warp that do not synchronise.
+        """
+        runnable = self.keys < IDLE
+        candidates = chooser.permutation(np.unique(self.pc[runnable])) if runnable.any() else []
+        candidates = sorted(candidates, key=lambda number: bool(self.polling[number]))
+        for number in candidates:
+            mask = runnable & (self.pc == number)
+            if self.calls.shape[-1]:  # threads at a basic block by different calls run apart
+                mask &= self.keys == chooser.choice(self.keys[mask])
+            warps = np.repeat(chooser.random((self.shape[0], self.shape[1] // LANES)) < chooser.choice(DRAWN_WARPS), LANES, axis=-1)
+            if not (mask & warps).any():
+                row, thread = np.argwhere(mask)[chooser.integers(mask.sum())]
+                warps[row, thread // LANES * LANES : thread // LANES * LANES + LANES] = True
+            lanes = chooser.random(self.shape) < DRAWN_LANES if chooser.random() < DRAWN_SPLITS else True
+            for drawn in (mask & warps & lanes, mask & warps, mask):
+                ready = self._ready_threads(self.kernel.blocks[number], drawn) if drawn.any() else None
+                if ready is not None:
+                    return int(number), ready
         if self.exited.all():
             return -1, self.exited
         raise UndefinedBehaviour(f"deadlock: no thread can go on; {self.describe_threads()}{self.absent_blocks()}")
@@ -281,7 +317,7 @@ class Schedule:
         elif basic_block.ending == "return":
             self._return_threads(linked, executing)
         elif basic_block.ending == "exit":
-            self._exit_threads(executing)
+            self._exit_threads(executing, linked.terminator)
         elif basic_block.ending == "trap":
             block, thread = np.argwhere(executing)[0]
             raise Trapped(f"{self.reporter.describe(linked.require_terminator(), int(block), int(thread))}: the kernel executed trap")
@@ -375,7 +411,7 @@ class Schedule:
             raise Unsupported(f"{place}: recursion is not supported: {callee.name} calls itself through a register")
 
     def _return_threads(self, returning: LinkedBlock, mask: np.ndarray) -> None:
-        self._exit_threads(mask & (self.depth == 0))
+        self._exit_threads(mask & (self.depth == 0), returning.terminator)
         inside = mask & (self.depth > 0)
         if not inside.any():
             return
@@ -390,8 +426,10 @@ class Schedule:
                 self.saves.restore(self, linked, callers == caller)
             self._move_threads(callers == caller, linked.basic_block.fallthrough)
 
-    def _exit_threads(self, mask: np.ndarray) -> None:
+    def _exit_threads(self, mask: np.ndarray, statement: LinkedStatement | None) -> None:
         if mask.any():
+            for observer in self.barrier_observers:
+                observer.exit(mask, statement)
             self.exited |= mask
             self.keys[mask] = IDLE
             self._check_exited_blocks(mask)
@@ -416,9 +454,10 @@ class Schedule:
     def _arrive_at_barrier(self, linked: LinkedBlock, mask: np.ndarray) -> None:
         terminator = linked.require_terminator()
         parts = terminator.statement.qualifiers
-        if self.barrier_observer is not None and not ("cluster" in parts and "wait" in parts):
-            self.barrier_observer.arrive(mask, "cluster" in parts)
         waiting = self.barriers.arrive(terminator, linked, mask, self)
+        if not ("cluster" in parts and "wait" in parts):
+            for observer in self.barrier_observers:
+                observer.arrive(mask, self.barriers.arrived_at, "relaxed" in parts)
         self._move_threads(mask & ~waiting, linked.basic_block.fallthrough)
         self.pc[waiting] = linked.basic_block.fallthrough
         self.keys[waiting] = IDLE
@@ -429,11 +468,20 @@ class Schedule:
         released = self.barriers.release(self.exited, self)
         if released is not None:
             self._update_keys(released)
-            if self.barrier_observer is not None:
-                self.barrier_observer.release(released, self.barriers.cluster_released)
+            for observer in self.barrier_observers:
+                observer.release(released, self.barriers.arrived_at)
             self.chunk.order_blocks(np.asarray(released.any(-1)))
             if self.barriers.cluster_released.any():
                 self.chunk.order_clusters(self.barriers.cluster_released)
+
+    def _note_divergence(self, mask: np.ndarray) -> None:
+        warps = (mask | self.exited).reshape(self.shape[0], -1, LANES).all(-1)
+        self.apart[mask] = ~np.repeat(warps, LANES, axis=-1)[mask]
+
+    def leaving_threads(self) -> np.ndarray:
+        """Return the threads that exit next and do nothing before."""
+        leaving = np.array([not linked.statements and linked.basic_block.ending in ("return", "exit") for linked in self.kernel.blocks])
+        return np.asarray(leaving[self.pc]) & (self.depth == 0)
 
     def describe_threads(self, among: np.ndarray | None = None) -> str:
         """Return the positions of the threads that have not exited, or of those among them, in words."""
@@ -558,7 +606,11 @@ class BlockBarriers:
         self.cluster_arrivals = np.zeros(shape, np.int64)  # arrivals of each thread at the cluster's barrier
         self.cluster_waits = np.zeros(shape, np.int64)  # waits of each thread at it
         self.cluster_released = np.zeros(shape[0], bool)  # blocks with threads that the last call of `release` let go on from it
+        self.arrived_at = np.full(shape, -1, np.int8)  # the barrier at which each thread has last arrived
+        self.arrived_by = np.full(shape, -1, np.int32)  # the number of the statement by which it did
+        self.awaited = np.zeros(shape, bool)  # other threads of its warp have arrived at an .aligned barrier, and this one has not
         self.reductions: list[PendingReduction] = []
+        self.notes: dict[tuple[int, ...], str] = {}
 
     def arrive(self, terminator: LinkedStatement, linked: LinkedBlock, mask: np.ndarray, schedule: Schedule) -> np.ndarray:
         """Let threads arrive at a statement's barrier; return the threads that then wait."""
@@ -568,9 +620,10 @@ class BlockBarriers:
             self._check_cluster_order(terminator, mask, schedule)
             if "arrive" in parts:
                 self.cluster_arrivals[mask] += 1
+                self.arrived_at[mask] = CLUSTER_BARRIER
                 return np.zeros_like(mask)
             self.cluster_waits[mask] += 1
-            self.waiting[mask] = CLUSTER_BARRIER
+            self.waiting[mask] = self.arrived_at[mask] = CLUSTER_BARRIER
             return mask
         operands = list(statement.operands)
         destination = operands.pop(0) if "red" in parts else None
@@ -579,7 +632,10 @@ class BlockBarriers:
         count = schedule.read_operand(operands[1], "u32", linked.names) if len(operands) > 1 else np.zeros(self.shape, np.uint32)
         self._validate(statement, number[mask], count[mask])
         blocks = np.nonzero(mask)[0]
+        if terminator.context.checked:
+            self._check_participants(terminator, mask, number, count, schedule)
         self.counts[blocks, number[mask]] = count[mask]
+        self.arrived_at[mask], self.arrived_by[mask] = number[mask], terminator.number
         if "arrive" in parts:
             np.add.at(self.arrivals, (blocks, number[mask]), 1)
             return np.zeros_like(mask)
@@ -600,6 +656,64 @@ class BlockBarriers:
             block, thread = (int(n) for n in np.argwhere(wrong)[0])
             what = "arrives a second time without a barrier.cluster.wait" if arrives else "waits without a barrier.cluster.arrive"
             raise UndefinedBehaviour(f"{schedule.reporter.describe(terminator, block, thread)}: the thread {what}. PTX ISA 9.7.13.4")
+
+    def _check_participants(
+        self, terminator: LinkedStatement, mask: np.ndarray, number: np.ndarray, count: np.ndarray, schedule: Schedule
+    ) -> None:
+        """Raise UndefinedBehaviour for counts that differ or that more threads exceed, and for warps whose lanes arrive apart."""
+
+        def forbid(row: int, thread: int, hazard: Hazard, *words: object) -> None:
+            raise UndefinedBehaviour(f"{schedule.reporter.describe(terminator, row, thread)}: {hazard.message(*words)}")
+
+        alive = ~schedule.exited
+        for each in np.unique(number[mask]):
+            mine = mask & (number == each)
+            rows, threads = mine.any(-1), np.asarray(mine.argmax(-1))
+            own = count[np.arange(len(rows)), threads].astype(np.int64)
+            present = alive.sum(-1)
+            expected = np.where(own > 0, own, present)
+            waiting = (self.waiting == each).sum(-1) + self.arrivals[:, each]
+            before = np.where(self.counts[:, each] > 0, self.counts[:, each], present)
+            for wrong, hazard in (
+                (rows & (waiting > 0) & (before != expected), Hazard.DIFFERENT_COUNTS),
+                (rows & (own > 0) & (waiting + mine.sum(-1) > expected), Hazard.TOO_MANY_ARRIVALS),
+            ):
+                if wrong.any():
+                    row = int(wrong.argmax())
+                    total = int(waiting[row] + mine[row].sum())
+                    words = (each, expected[row], before[row]) if hazard is Hazard.DIFFERENT_COUNTS else (total, each, expected[row])
+                    forbid(row, int(threads[row]), hazard, *words)
+        if terminator.statement.name == "barrier" and "aligned" not in terminator.statement.qualifiers:
+            return
+        lanes = (self.shape[0], -1, LANES)
+        warps = mask.reshape(lanes).any(-1, keepdims=True)
+        leaving = schedule.leaving_threads() | schedule.exited
+        others = warps & (alive & ~mask & ~leaving).reshape(lanes)
+        self.awaited[mask] = False
+        elsewhere = others & ((self.waiting >= 0) & (self.arrived_by != terminator.number)).reshape(lanes)
+        elsewhere |= warps & (leaving & schedule.apart).reshape(lanes)
+        if elsewhere.any():
+            row, warp, _ = (int(i) for i in np.argwhere(elsewhere)[0])
+            forbid(row, warp * LANES + int(mask[row, warp * LANES : (warp + 1) * LANES].argmax()), Hazard.DIVERGENT_BARRIER)
+        self.awaited |= (others & (self.waiting < 0).reshape(lanes)).reshape(self.shape)
+
+    def _check_released(self, released: np.ndarray, schedule: Schedule) -> None:
+        """Raise UndefinedBehaviour for warps of which only some lanes have arrived at an .aligned barrier; note differing statements."""
+        lanes = (self.shape[0], -1, LANES)
+        own = released & (self.waiting < CLUSTER_BARRIER)
+        left = self.awaited.reshape(lanes) & own.reshape(lanes).any(-1, keepdims=True)
+        statements = schedule.kernel.statements
+        if left.any():
+            row, warp, _ = (int(i) for i in np.argwhere(left)[0])
+            thread = warp * LANES + int(own[row, warp * LANES : (warp + 1) * LANES].argmax())
+            place = schedule.reporter.describe(statements[int(self.arrived_by[row, thread])], row, thread)
+            raise UndefinedBehaviour(f"{place}: {Hazard.DIVERGENT_BARRIER.message()}")
+        whole = own & (self.waiting == 0) & (self.counts[:, :1] == 0)
+        for row in np.flatnonzero(whole.any(-1)):
+            numbers = tuple(int(each) for each in np.unique(self.arrived_by[row, whole[row]]))
+            if len(numbers) > 1 and numbers not in self.notes and statements[numbers[0]].statement.name == "bar":
+                lines = ", ".join(str(statements[each].statement.position.line) for each in numbers)
+                self.notes[numbers] = f"{schedule.reporter.block_name(int(row))}: {Hazard.OTHER_BARRIER_STATEMENT.message(0, lines)}"
 
     def _validate(self, statement: Statement, number: np.ndarray, count: np.ndarray) -> None:
         wrong = None
@@ -636,6 +750,8 @@ class BlockBarriers:
             complete = waiting & (self.cluster_arrivals <= np.repeat(slowest, self.cluster_size)[:, None])
             released |= complete
             self.cluster_released = complete.any(-1)
+        if schedule.kernel.checked and released.any():
+            self._check_released(released, schedule)
         self.waiting[released] = -1
         return released if released.any() else None
 

@@ -13,6 +13,7 @@ from tcemu.engine.isa.tcgen05 import Tcgen05, Tcgen05Mma
 from tcemu.engine.isa.tcgen05_descriptors import decode_instruction_descriptor
 from tcemu.engine.layouts.tensor_memory import COLUMNS
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
+from tcemu.kernels.ptx.runtime.schedule_comparison import WordDifferences
 from tcemu.kernels.ptx.simt.chunk import Chunk, NameTable
 from tcemu.kernels.ptx.simt.machine import constant_bits
 from tcemu.kernels.ptx.tensor.statement_forms import bind_operands
@@ -120,6 +121,7 @@ class KernelOutputs(list[np.ndarray]):
     snapshots: tuple[Snapshot, ...] = ()
     printed: str = ""  # the text of the kernel's `vprintf`
     notes: tuple[str, ...] = ()  # what checked mode remarks on and does not forbid
+    differences: tuple[WordDifferences, ...] = ()  # outputs whose words depend on the schedule, of schedule="adversarial"
 
 
 class Tracer:

@@ -2,7 +2,7 @@
 
 The emulation completes everything when it is issued, so values do not show a missing wait. The host therefore follows what each warp knows
 to be complete. The work of a warp is three streams: its products, copies and shifts, which a commit and the mbarrier's phase complete; its
-stores, which wait::st completes; and its loads, which wait::ld or a use of the loaded register completes. A warp knows how far each stream
+stores, which wait::st completes; and its loads, which wait::ld completes. A warp knows how far each stream
 of its cluster has come. It learns that from its own waits, and from others at barriers, mbarriers, fences and atomics. Tensor memory
 records the last write, product and load of each 16 lanes of a column, shared memory the last product that reads each 16 bytes.
 
@@ -12,7 +12,7 @@ only `tcgen05.fence` would order is a note. Source: PTX ISA 9.7.16.6; the rows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ from tcemu.engine.isa.families import LANES
 from tcemu.engine.isa.tcgen05 import LONG_K, Tcgen05, Tcgen05Allocation, Tcgen05Commit, Tcgen05Copy, Tcgen05Mma, Tcgen05Move, Tcgen05Shift
 from tcemu.engine.isa.tcgen05_descriptors import InstructionDescriptor, decode_instruction_descriptor
 from tcemu.engine.layouts.sparsity import undefined_fields
-from tcemu.engine.layouts.tcgen05_memory import decode_tcgen05_descriptor, descriptor_problem, tcgen05_unit_addresses
+from tcemu.engine.layouts.tcgen05_memory import BY_MODE, FIELDS, decode_tcgen05_descriptor, descriptor_problem, tcgen05_unit_addresses
 from tcemu.engine.layouts.tensor_memory import (
     COLUMNS,
     QUARTER,
@@ -39,6 +39,7 @@ from tcemu.engine.layouts.tensor_memory import (
     scale_cells,
 )
 from tcemu.engine.layouts.tensor_memory import LANES as TENSOR_LANES
+from tcemu.kernels.ptx.linker.control_flow import CLUSTER_BARRIER, ending_kind
 from tcemu.kernels.ptx.linker.linked_kernel import Kernel, LinkedStatement
 from tcemu.kernels.ptx.runtime.tracing import ExecutedStatement
 from tcemu.kernels.ptx.simt.chunk import Chunk
@@ -51,6 +52,7 @@ from tcemu.kernels.ptx.text.module import Address, Operand, Register, Sink, nest
 WORK, STORES, LOADS = range(3)  # the streams of a warp
 UNIT = 16  # bytes of shared memory that have one record
 NEVER = -1
+SWIZZLE_WIDTHS = {row.mode: row.width if row.mask else 0 for row in BY_MODE.values()}  # in bytes, by the descriptor's field
 ORDERING_QUALIFIERS = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
 
 
@@ -63,6 +65,23 @@ class PlaceReporter(Protocol):
 
     def raise_fault(self, chunk: Chunk) -> None:
         """Raise the first fault that the chunk has met by itself, if there is one."""
+        ...
+
+
+class SharedReader(Protocol):
+    """What follows the shared memory that products and copies read; see `HazardTracker`."""
+
+    def check_async_read(
+        self,
+        event: ExecutedStatement,
+        row: int,
+        groups: Sequence[np.ndarray],
+        owner: int,
+        first_bytes: np.ndarray,
+        what: str,
+        swizzle: int | None = None,
+    ) -> np.ndarray:
+        """Check reads of runs of 16 bytes of a block by the async proxy."""
         ...
 
 
@@ -140,7 +159,10 @@ class Tcgen05Protocol:
         received, published, ordered: The same of what fences order: received at a barrier, to be passed on, and since the last fence.
         issued: Numbers of the last accesses, int64[blocks, warps, 3].
         notes: The notes so far, each line once.
+        hazards: What follows the shared memory that products and copies read; None: only what is followed here.
     """
+
+    hazards: SharedReader | None = None
 
     def __init__(self, kernel: Kernel, shape: tuple[int, int], shared_bytes: int, cluster: int, reporter: PlaceReporter) -> None:
         blocks, threads = shape
@@ -179,25 +201,33 @@ class Tcgen05Protocol:
             first = first or (group, line)
 
     def _find_uses(self, kernel: Kernel) -> dict[int, tuple[str, ...]]:
-        """Return the registers of loads that other statements name, by the statement's number."""
+        """Return the registers of loads that other statements name, by the statement's number.
+
+        Compilers move statements between a load and its wait, since they do not know that the two belong together; ptxas does. So a
+        statement is left out if a wait::ld follows it before control flow does.
+        """
         for number, bound in self.bound.items():
             if isinstance(bound.op, Tcgen05Move) and bound.op.name == "tcgen05.ld":
                 for register in _load_registers(bound):
-                    name = kernel.statements[number].names.qualified_name(register)
-                    self.loaded[name] = np.zeros((self.blocks, self.warps), np.int64)
-        uses = {}
-        for line in kernel.statements:
+                    self.loaded[kernel.statements[number].names.qualified_name(register)] = np.zeros((self.blocks, self.warps), np.int64)
+        uses, waits = {}, False
+        for line in reversed(kernel.statements if self.loaded else []):
+            waits = line.statement.opcode.startswith("tcgen05.wait::ld") or (waits and not ending_kind(line.statement))
             bound = self.bound.get(line.number)
-            if bound is not None and bound.op.family.startswith("tcgen05.ld"):
-                continue
-            named = [each for each in nested_operands(line.statement.operands) if isinstance(each, Register)]
-            if line.statement.guard is not None:
-                named.append(Register(line.statement.guard.register))
-            names = dict.fromkeys(line.names.qualified_name(register) for register in named)
-            found = tuple(name for name in names if name in self.loaded)
-            if found:
-                uses[line.number] = found
+            if not waits and (bound is None or not bound.op.family.startswith("tcgen05.ld")):
+                found = tuple(name for name in _register_names(line) if name in self.loaded)
+                if found:
+                    uses[line.number] = found
         return uses
+
+    def _check_loaded(self, event: ExecutedStatement, names: tuple[str, ...], warps: np.ndarray) -> None:
+        """Forbid a use of registers whose load has not been waited for."""
+        row, warp = np.indices(warps.shape)
+        known = self.known[row, warp, (row % self.cluster * self.warps + warp) * 3 + LOADS]
+        pending = warps & np.any([self.loaded[name] > known for name in names], axis=0)
+        if pending.any():
+            block, first = (int(i) for i in np.argwhere(pending)[0])
+            self._forbid(event, block, first * LANES, Tcgen05Fault.LOADED_TOO_EARLY)
 
     def __call__(self, event: ExecutedStatement) -> None:
         """Follow a statement that threads have executed. Raises UndefinedBehaviour."""
@@ -210,8 +240,8 @@ class Tcgen05Protocol:
         if not executing.any():
             return
         warps = np.asarray(executing.reshape(self.blocks, self.warps, LANES).any(-1))
-        for register in uses:
-            self._complete_own(LOADS, warps, self.loaded[register])
+        if uses:
+            self._check_loaded(event, uses, warps)
         if bound is not None:
             self._follow_tcgen05(event, bound, executing, warps)
         elif name in FOLLOWED:
@@ -268,17 +298,22 @@ class Tcgen05Protocol:
         np.maximum(self.known[row, warp], passed.known, out=self.known[row, warp])
         np.maximum(self.received[row, warp], passed.fenced, out=self.received[row, warp])
 
-    def arrive(self, threads: np.ndarray, of_cluster: bool) -> None:
+    def arrive(self, threads: np.ndarray, numbers: np.ndarray, relaxed: bool) -> None:
         """Pass on what warps know when threads arrive at a barrier of their block, or of their cluster."""
         for row, warp in self._list_warps(threads):
+            of_cluster = (numbers[row][threads[row]] == CLUSTER_BARRIER).any()
             (self.cluster_pools[row // self.cluster] if of_cluster else self.pools[row]).join(self._knowledge(row, warp))
 
-    def release(self, threads: np.ndarray, of_cluster: np.ndarray) -> None:
-        """Receive what others have passed on when a barrier lets threads go on; of_cluster: the blocks that the cluster's barrier did."""
+    def release(self, threads: np.ndarray, numbers: np.ndarray) -> None:
+        """Receive what others have passed on when barriers let threads go on."""
+        of_cluster = (threads & (numbers == CLUSTER_BARRIER)).any(-1)
         for row, warp in self._list_warps(threads):
             self._receive(row, warp, self.pools[row])
             if of_cluster[row]:
                 self._receive(row, warp, self.cluster_pools[row // self.cluster])
+
+    def exit(self, threads: np.ndarray, statement: LinkedStatement | None) -> None:
+        """Threads that exit: `kernel_runner` looks for columns that are not freed."""
 
     def _list_warps(self, threads: np.ndarray) -> list[tuple[int, int]]:
         warps = threads.reshape(self.blocks, self.warps, LANES).any(-1)
@@ -418,6 +453,8 @@ class Tcgen05Protocol:
             row, warp = int(row), int(warp)
             thread = warp * LANES + int(executing[row, warp * LANES : (warp + 1) * LANES].argmax())
             address = int(addresses[row, thread])
+            if address >> 16 < QUARTER and warp % 4:
+                self._forbid(event, row, thread, Tcgen05Fault.LANE_OF_FIRST_QUARTER, warp % 4 * QUARTER)
             lane, column = warp % 4 * QUARTER + (address >> 16) % QUARTER, address & 0xFFFF
             access = CellAccess(row, np.minimum(lane // BAND + bands, BANDS - 1), column + first, column + end)
             self._require_complete(event, (row, thread), self.writes, access)
@@ -614,6 +651,9 @@ class Tcgen05Protocol:
         for row in self._pair(thread[0], group):
             if self.generic_writes[row, units].any():
                 self._forbid(event, *thread, Tcgen05Fault.PROXY_FENCE_MISSING)
+            if self.hazards is not None:
+                swizzle = SWIZZLE_WIDTHS[value >> FIELDS["mode"].low & 7]
+                self.hazards.check_async_read(event, thread[0], [np.array([thread[1]])], row, units * UNIT, name.replace("_", "-"), swizzle)
             self.shared_reads.set((row, units), self._stream(thread[0], warp, WORK), int(self.issued[thread[0], warp, WORK]) + 1)
 
     def _write_shared(self, event: ExecutedStatement, executing: np.ndarray, warps: np.ndarray) -> None:
@@ -658,6 +698,14 @@ FOLLOWED: dict[str, Callable[[Tcgen05Protocol, ExecutedStatement, np.ndarray, np
 
 def _is_tcgen05(line: LinkedStatement) -> bool:
     return line.statement.name == "tcgen05"
+
+
+def _register_names(line: LinkedStatement) -> tuple[str, ...]:
+    """Return the qualified names of the registers that a statement names, its guard included."""
+    named = [each for each in nested_operands(line.statement.operands) if isinstance(each, Register)]
+    if line.statement.guard is not None:
+        named.append(Register(line.statement.guard.register))
+    return tuple(dict.fromkeys(line.names.qualified_name(register) for register in named))
 
 
 def _load_registers(bound: BoundStatement) -> list[Register]:
