@@ -16,7 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.drift.causes import program_inputs
-from tcemu.drift.programs import EXACT, FORMATS, MOVEMENTS, ROW_READERS, Node, Program
+from tcemu.drift.node_arithmetic import EXACT, MOVEMENTS, ROW_READERS
+from tcemu.drift.programs import FORMATS, Node, Program
 from tcemu.drift.records import Record
 from tcemu.drift.summation import ROUNDED_OPERANDS, Summation
 from tcemu.formats import TF32

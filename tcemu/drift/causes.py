@@ -15,8 +15,10 @@ import numpy as np
 
 from tcemu.drift.hypotheses import describe, differing_features, merge, moment_variants, paired_variants, single_variants
 from tcemu.drift.moments import candidate_moments
-from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, Choices, Node, Program, Ref, append_operation, evaluate
+from tcemu.drift.program_evaluation import evaluate
+from tcemu.drift.programs import FACTOR_FORMATS, FORMATS, Choices, Node, Program, Ref
 from tcemu.drift.quantization import candidate_quantizations, is_quantizer, quantization_misses
+from tcemu.drift.recorded_operations import append_operation
 from tcemu.drift.records import DTYPES, Operation, Record
 from tcemu.drift.rewrites import one_pass_program, rewritten_programs
 from tcemu.drift.samples import Sample, infer_shapes, take_sample

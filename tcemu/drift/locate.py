@@ -28,7 +28,8 @@ from tcemu.drift.causes import (
 from tcemu.drift.drift_results import SOURCES, Difference, Drift, Line
 from tcemu.drift.hypotheses import differing_features
 from tcemu.drift.joined_products import join_products
-from tcemu.drift.programs import Choices, evaluate
+from tcemu.drift.program_evaluation import evaluate
+from tcemu.drift.programs import Choices
 from tcemu.drift.recorder import Recording, Substitute, TorchRecording, record
 from tcemu.drift.records import Operation, Record, TensorRecord, read_record
 from tcemu.isa.targets import resolve_target

@@ -8,8 +8,9 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from tcemu.arithmetic.sum_tree import additions
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
-from tcemu.products.library.kernel_order import additions, lane_order
+from tcemu.products.library.kernel_order import lane_order
 from tcemu.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.replay.kernel_profiles import list_profiles
 from tcemu.replay.order_candidates import RESTARTS, candidate_lanes, candidate_steps

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcemu.arithmetic.reference.exact_values import decode, encode, shortest_text
+from tcemu.arithmetic.sum_tree import EMPTY, additions
 from tcemu.explanation.explain import explain
 from tcemu.explanation.explanation_results import Explanation
 from tcemu.formats import F32, Format
-from tcemu.products.library.kernel_order import EMPTY, additions, lane_order, step_order
+from tcemu.products.library.kernel_order import lane_order, step_order
 from tcemu.products.library.kernel_recipe import KernelRecipe, Lanes, Steps
 from tcemu.products.library.kernel_sums import operand_codes
 from tcemu.products.matmul import matmul

@@ -9,7 +9,7 @@ from support.sampling import sample_cases
 
 from tcemu.drift import identify, read_record, record
 from tcemu.drift.causes import Trial, build_program, program_inputs, raw_words
-from tcemu.drift.programs import evaluate
+from tcemu.drift.program_evaluation import evaluate
 from tcemu.drift.samples import take_sample
 from tcemu.drift.sum_evaluation import sum_products
 from tcemu.drift.summation import plain_summation
