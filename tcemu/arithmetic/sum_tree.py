@@ -252,9 +252,13 @@ def select(flag: Flag, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
 
 
 def add_in_stages(sums: Any, pairs: tuple[tuple[int, int], ...], adding: Callable[[Any, Any], Any], algebra: Algebra) -> Any:
-    """Add along the first axis by pairs (to, from). Pairs that do not depend on each other are added at once."""
-    for to, origin in stages(pairs):
-        sums = algebra.put(sums, to, adding(sums[to], sums[origin]))
+    """Add along the first axis by pairs (to, from). Pairs that do not depend on each other are added at once.
+
+    Sums that no later pair reads, and that are not the total, may be left out of the result.
+    """
+    for to, origin, is_all in stages(pairs):
+        total = adding(sums[to], sums[origin])
+        sums = total if is_all else algebra.put(sums, to, total)
     return sums
 
 
@@ -295,8 +299,12 @@ def ordered_pairs(order: str, count: int, from_zero: bool = False) -> tuple[tupl
 
 
 @lru_cache(maxsize=4096)
-def stages(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[Any, Any], ...]:
-    """Group pairs (to, from) into stages whose pairs share no sum, each as two indices: numbers, or slices where they are regular."""
+def stages(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[Any, Any, bool], ...]:
+    """Group pairs (to, from) into stages whose pairs share no sum.
+
+    Returns:
+        For each stage two indices, numbers or slices where they are regular, and whether the first one has every sum that is read later.
+    """
     found: list[list[tuple[int, int]]] = []
     used: set[int] = set()
     for pair in pairs:
@@ -305,7 +313,14 @@ def stages(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[Any, Any], ...]:
             used.clear()
         found[-1].append(pair)
         used.update(pair)
-    return tuple((_as_index([to for to, _ in stage]), _as_index([origin for _, origin in stage])) for stage in found)
+    result: list[tuple[Any, Any, bool]] = []
+    last = pairs[-1][0]
+    for stage in reversed(found):
+        targets = [to for to, _ in stage]
+        is_all = len(stage) > 1 and targets == list(range(len(stage))) and last < len(stage)
+        result.append((_as_index(targets), _as_index([origin for _, origin in stage]), is_all))
+        last = max(last, *(max(pair) for pair in stage))
+    return tuple(reversed(result))
 
 
 def _as_index(numbers: list[int]) -> Any:
