@@ -18,7 +18,8 @@ import numpy as np
 from tcemu.engine.formats.number_formats import TF32
 from tcemu.operations.products.library.kernel_recipe import Steps
 from tcemu.uses.drift.causes import program_inputs
-from tcemu.uses.drift.programs import EXACT, FORMATS, MOVEMENTS, ROW_READERS, Node, Program
+from tcemu.uses.drift.node_arithmetic import EXACT, MOVEMENTS, ROW_READERS
+from tcemu.uses.drift.programs import FORMATS, Node, Program
 from tcemu.uses.drift.records import Record
 from tcemu.uses.drift.summation import ROUNDED_OPERANDS, Summation
 

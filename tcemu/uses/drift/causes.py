@@ -17,8 +17,10 @@ from tcemu.engine.formats.number_formats import F32, TF32
 from tcemu.operations.products.library.kernel_json import to_dict
 from tcemu.uses.drift.hypotheses import describe, differing_features, merge, moment_variants, paired_variants, single_variants
 from tcemu.uses.drift.moments import candidate_moments
-from tcemu.uses.drift.programs import FACTOR_FORMATS, FORMATS, Choices, Node, Program, Ref, append_operation, evaluate
+from tcemu.uses.drift.program_evaluation import evaluate
+from tcemu.uses.drift.programs import FACTOR_FORMATS, FORMATS, Choices, Node, Program, Ref
 from tcemu.uses.drift.quantization import candidate_quantizations, is_quantizer, quantization_misses
+from tcemu.uses.drift.recorded_operations import append_operation
 from tcemu.uses.drift.records import DTYPES, Operation, Record
 from tcemu.uses.drift.rewrites import one_pass_program, rewritten_programs
 from tcemu.uses.drift.samples import Sample, infer_shapes, take_sample

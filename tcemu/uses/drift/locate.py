@@ -29,7 +29,8 @@ from tcemu.uses.drift.causes import (
 from tcemu.uses.drift.drift_results import SOURCES, Difference, Drift, Line
 from tcemu.uses.drift.hypotheses import differing_features
 from tcemu.uses.drift.joined_products import join_products
-from tcemu.uses.drift.programs import Choices, evaluate
+from tcemu.uses.drift.program_evaluation import evaluate
+from tcemu.uses.drift.programs import Choices
 from tcemu.uses.drift.recorder import Recording, Substitute, TorchRecording, record
 from tcemu.uses.drift.records import Operation, Record, TensorRecord, read_record
 from tcemu.uses.replay.order_candidates import TARGETS

@@ -11,17 +11,18 @@ AVX2, whose words PyTorch 2.13 gives, and of nvcc's build, whose words PyTorch 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node, evaluate
 from tcemu.engine.formats.number_formats import F32 as NUMBERS
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Slices
-from tcemu.uses.drift.sum_evaluation import fma_f32, sum_products
+from tcemu.uses.drift.sum_evaluation import FloatSums, fma_f32, sum_products, terms_first
 from tcemu.uses.drift.summation import Summation
 from tcemu.uses.replay.order_candidates import JOINS
 
@@ -156,53 +157,73 @@ def _join_batch_norm(own: Pair, other: Pair) -> Pair:
     return mean, squares, total
 
 
-def _fold(pair: Pair, join: Callable[[Pair, Pair], Pair], *, far: bool, least: int = 1) -> Pair:
-    """Join the lanes of the last axis in pairs: halves first, or neighbours first. They are padded to a power of two, `least` at least."""
-    lanes = pair[2].shape[-1]
-    missing = max(1 << max(lanes - 1, 0).bit_length(), least) - lanes
-    mean, squares, count = (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) for x in pair)
-    while count.shape[-1] > 1:
-        half = count.shape[-1] // 2
-        own, other = (slice(half), slice(half, None)) if far else (slice(0, None, 2), slice(1, None, 2))
-        mean, squares, count = join(*((mean[..., i], squares[..., i], count[..., i]) for i in (own, other)))
-    return mean, squares, count
-
-
 # ---- GPUs: threads, then lanes of a warp, then warps
 
 
-def _in_threads(
-    rows: Rows, indices: np.ndarray, join: Callable[[Pair, Pair], Pair], *, far: bool = True, reciprocal: bool = False, least_warps: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the moments of threads [steps, threads] of element numbers, -1 for none, and join them.
+class WelfordSums(FloatSums):
+    """The algebra of moments in NumPy's f32: values [*grid, 3, n], whose parts are mean, sum of squared differences and count.
 
-    least_warps: as many warps are joined at least, empty ones among them.
+    Attributes:
+        join: How two moments are joined.
+        reciprocal: An update multiplies by the reciprocal of the count.
     """
-    x = rows.values
-    pair = _empty((len(x), indices.shape[1]))
-    for step in indices:
-        pair = _update(pair, x[:, step], step >= 0, reciprocal=reciprocal)
-    lanes = min(WARP, indices.shape[1])
-    mean, squares, count = (v.reshape(*v.shape[:-1], -1, lanes) for v in pair)
-    warps = tuple(v[..., 0] for v in _fold((mean, squares, count), join, far=far))
-    mean, squares, _ = _fold((warps[0], warps[1], warps[2]), join, far=far, least=least_warps)
-    return mean[:, 0], squares[:, 0] / F32(x.shape[1])
+
+    def __init__(self, terms: np.ndarray, join: Callable[[Pair, Pair], Pair], reciprocal: bool) -> None:
+        super().__init__(terms, (3, terms.shape[1]))
+        self.join, self.reciprocal = join, reciprocal
+
+    def read(self, places: np.ndarray) -> Iterable[Any]:
+        return list(zip(self.terms[places], (places != EMPTY)[..., None], strict=True))
+
+    def accumulate(self, running: np.ndarray, elements: Any) -> np.ndarray:
+        x, given = elements
+        return np.stack(_update(_parts(running), x, given, reciprocal=self.reciprocal), axis=-2)
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.stack(self.join(_parts(x), _parts(y)), axis=-2)
+
+
+def _parts(moments: np.ndarray) -> Pair:
+    return moments[..., 0, :], moments[..., 1, :], moments[..., 2, :]
+
+
+def thread_moments_tree(places: np.ndarray, *, far: bool = True, least_warps: int = 1) -> Node:
+    """Return the moments of threads, joined over the lanes of a warp and then over warps.
+
+    Args:
+        places: Element numbers [steps, threads], EMPTY for none.
+        far: Lanes and warps are joined in halves; else neighbours first.
+        least_warps: As many warps are joined at least, empty ones among them, and a power of two.
+    """
+    lanes = min(WARP, places.shape[1])
+    warps = places.shape[1] // lanes
+    missing = max(1 << max(warps - 1, 0).bit_length(), least_warps) - warps
+    places = np.pad(places.reshape(len(places), warps, lanes), [(0, 0), (0, missing), (0, 0)], constant_values=EMPTY)
+    order = "folded" if far else "tree"
+    return Join(Join(Chain(places), order), order)
+
+
+def _in_threads(rows: Rows, tree: Node, join: Callable[[Pair, Pair], Pair], *, reciprocal: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the moments of rows by a tree of threads."""
+    mean, squares, _ = evaluate(tree, WelfordSums(terms_first(rows.values, 0.0), join, reciprocal))
+    return mean, squares / F32(rows.values.shape[1])
 
 
 def _strided(k: int, threads: int, vector: int = 1) -> np.ndarray:
     """Return the elements of each thread [steps, threads]: vectors in turn."""
     steps = -(-k // (threads * vector))
     numbers = np.arange(steps * threads * vector).reshape(steps, threads, vector).swapaxes(1, 2).reshape(-1, threads)
-    return np.where(numbers < k, numbers, -1)
+    return np.where(numbers < k, numbers, EMPTY)
 
 
 def _cuda_vectorised(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
-    return _in_threads(rows, _strided(rows.values.shape[1], 4 * WARP, 4), _join_vectorised, reciprocal=True)
+    tree = thread_moments_tree(_strided(rows.values.shape[1], 4 * WARP, 4))
+    return _in_threads(rows, tree, _join_vectorised, reciprocal=True)
 
 
 def _cuda_rows(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
     k = rows.values.shape[1]
-    return _in_threads(rows, _strided(k, WARP if k < 512 else 512), _join_welford_ops)
+    return _in_threads(rows, thread_moments_tree(_strided(k, WARP if k < 512 else 512)), _join_welford_ops)
 
 
 def _cuda_batch_norm(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.ndarray]:
@@ -216,7 +237,8 @@ def _cuda_batch_norm(rows: Rows, _: Summation | None) -> tuple[np.ndarray, np.nd
     numbers = np.where(
         (image[:, None, :, None] >= 0) & (x[None, :, None, :] >= 0), image[:, None, :, None] * inner + x[None, :, None, :], -1
     )
-    return _in_threads(rows, numbers.reshape(-1, down * across), _join_batch_norm, far=False, least_warps=WARP)
+    tree = thread_moments_tree(numbers.reshape(-1, down * across), far=False, least_warps=WARP)
+    return _in_threads(rows, tree, _join_batch_norm)
 
 
 # ---- CPUs

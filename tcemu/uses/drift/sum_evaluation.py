@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -18,11 +21,12 @@ import ml_dtypes
 import numpy as np
 
 from tcemu.engine.architectures.lookup import resolve_arithmetic
-from tcemu.engine.arithmetic.product_spec import product_spec
+from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
+from tcemu.engine.arithmetic.sum_tree import Algebra, Chain, Node, Turn, evaluate
 from tcemu.engine.backends.dispatch import multiply_matrices
 from tcemu.engine.formats.float_arrays import to_float
-from tcemu.engine.formats.number_formats import F32, Format
-from tcemu.operations.products.library.kernel_order import additions, instruction_runs, lane_order, slice_indices
+from tcemu.engine.formats.number_formats import BF16, F16, F32, Format
+from tcemu.operations.products.library.kernel_order import recipe_tree, slice_indices
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Steps
 from tcemu.operations.products.library.kernel_sums import operand_codes
 from tcemu.uses.drift.summation import Summation
@@ -33,6 +37,7 @@ TILE = 64  # rows and columns that a compiled program takes
 OUTPUTS_AT_ONCE = 1 << 15  # running sums of lanes
 TERMS_AT_ONCE = 1 << 16  # products that are computed before they are added
 LEAST_CAST = 1 << 12  # elements to which short operands are padded before they are rounded
+FLOATS = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16)}  # by the format of sums
 MIN_THREADED = 4  # blocks of rows from which they are shared out among threads
 
 
@@ -73,9 +78,10 @@ def sum_products(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray 
         with np.errstate(invalid="ignore", over="ignore"):
             wide = a.astype(np.float64), b.astype(np.float64)
             return (np.einsum("mik,ink->mn", *wide) if a.ndim == 3 else (wide[0] * wide[1]).sum(-1)).astype(np.float32)
+    tree = recipe_tree(how.order)
     if isinstance(how.order.unit, Steps):
-        return _merge(how, _core_sums(how, a, b))
-    return _merge(how, _sum_in_lanes(how, _cast(how.order, a), _cast(how.order, b), bias, shape))
+        return evaluate(tree, CoreSums(how, a, b))
+    return _sum_in_lanes(how, tree, _cast(how.order, a), _cast(how.order, b), bias, shape)
 
 
 def _cast(order: KernelRecipe, x: np.ndarray) -> np.ndarray:
@@ -93,7 +99,7 @@ def _cast_bytes(fmt: Format, cast: str, data: bytes) -> np.ndarray:
     return np.asarray(to_float(fmt, operand_codes(fmt, cast, full)))[: x.size]
 
 
-# ---- merges
+# ---- values in NumPy's f32
 
 
 def _flush(x: np.ndarray) -> np.ndarray:
@@ -105,31 +111,57 @@ def _narrow(name: str) -> np.dtype | None:
     return None if name in ("float32", "f32") else np.dtype({"bf16": ml_dtypes.bfloat16, "f16": np.float16}.get(name, name))
 
 
-def _merge(how: Summation, sums: np.ndarray) -> np.ndarray:
-    """Add the sums of slices [..., S] in the order of the recipe."""
-    merge, unit = how.order.merge, how.order.unit
-    flush = _flush if isinstance(unit, Lanes) and unit.flush else lambda x: x
-    names = how.accumulator if isinstance(unit, Lanes) else "float32", str(merge.partial)
-    accumulator, waiting = (_narrow(name) for name in names)
-    rounded = lambda x, dtype: x if dtype is None else x.astype(dtype).astype(np.float32)
-    sums = sums.astype(np.float32)
-    count = sums.shape[-1]
-    pairs = additions(merge.order, count)
-    if merge.start == "zero":
-        sums = np.concatenate([sums, np.zeros((*sums.shape[:-1], 1), np.float32)], -1)
-        first = pairs[0][0] if pairs else 0
-        pairs = [(count, first), *((count, origin) for _, origin in pairs)]
-    if not pairs:
-        return sums[..., 0]
-    with np.errstate(invalid="ignore", over="ignore"):
-        if merge.rounds_slices:
-            sums = rounded(sums, waiting)
-        else:
-            sums[..., pairs[0][0]] = rounded(sums[..., pairs[0][0]], waiting)
-        for to, origin in pairs:
-            total = rounded(flush(sums[..., to] + sums[..., origin]), accumulator)
-            sums[..., to] = rounded(total, waiting) if merge.rounds_running else total
-    return sums[..., pairs[-1][0]]
+def _round(x: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
+    return x if dtype is None else x.astype(dtype).astype(np.float32)
+
+
+class FloatSums(Algebra):
+    """The algebra of sums in NumPy's f32: values [*grid, *outputs].
+
+    Attributes:
+        terms: The terms [K, *outputs], f32; the last one for EMPTY.
+        outputs: Shape of the sums of one order.
+        flush: Subnormal sums count as zeros.
+        narrow: Format to which every sum is rounded, or None.
+    """
+
+    def __init__(self, terms: np.ndarray, outputs: tuple[int, ...], *, flush: bool = False, narrow: np.dtype | None = None) -> None:
+        self.terms, self.outputs, self.flush, self.narrow = terms, outputs, flush, narrow
+
+    def settle(self, x: np.ndarray) -> np.ndarray:
+        """Return an f32 sum as an accumulator keeps it."""
+        return _round(_flush(x) if self.flush else x, self.narrow)
+
+    def zeros(self, grid: tuple[int, ...], negative: Any) -> np.ndarray:
+        signs = np.where(negative, np.float32(-0.0), np.float32(0))
+        return np.broadcast_to(signs.reshape(signs.shape + (1,) * len(self.outputs) * (signs.ndim > 0)), (*grid, *self.outputs)).copy()
+
+    def read(self, places: np.ndarray) -> Iterable[Any]:
+        """Return the elements of some turns, as `accumulate` takes them."""
+        return self.terms[places]
+
+    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
+        size = math.prod((*chain.grid, *self.outputs))
+        turns = max(1, min(TERMS_AT_ONCE // max(size, 1), len(chain.places)))
+        closing = np.zeros(0) if chain.closes is None else chain.closes.any(axis=tuple(range(1, chain.closes.ndim)))
+        for start in range(0, len(chain.places), turns):
+            for number, elements in enumerate(self.read(chain.places[start : start + turns]), start):
+                closes = chain.closes[number] if chain.closes is not None and closing[number] else None
+                state = turn(state, Turn(elements, closes, None))
+            self.end_block()
+        return state
+
+    def end_block(self) -> None:
+        """Called after the turns of one `read`."""
+
+    def accumulate(self, running: np.ndarray, elements: Any) -> np.ndarray:
+        return self.settle(running + elements)
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return self.settle(x + y)
+
+    def round(self, fmt: Format, x: np.ndarray) -> np.ndarray:
+        return _round(x, _narrow(str(fmt)))
 
 
 # ---- lanes
@@ -144,26 +176,27 @@ def _products_in_range(a: np.ndarray, b: np.ndarray) -> bool:
     return least >= 2.0**-126 and most < 2.0**127
 
 
-def _sum_in_lanes(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
-    """Compute the sums of the slices, f32 [..., S], for some rows of the result after the other."""
+def _sum_in_lanes(how: Summation, tree: Node, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Compute sums, f32, for some rows of the result after the other."""
     order, unit = how.order, how.order.unit
     assert isinstance(unit, Lanes)
     exact = order.a.bits <= 16 and order.b.bits <= 16 and _products_in_range(a, b)
     fused = unit.fused and _narrow(how.accumulator) is None and not exact and not how.of_terms
-    x, y = _terms_first(a, -0.0), _terms_first(b, 0.0)  # the product that pads a lane is -0, which changes no sum
-    slices = len(order.slices.edges) - 1
-    rows = max(1, OUTPUTS_AT_ONCE // max(slices * unit.lanes * (shape[1] if len(shape) > 1 else 1), 1))
-    found = np.empty((*shape, slices), np.float32)
+    x, y = terms_first(a, -0.0), terms_first(b, 0.0)  # the product that pads a lane is -0, which changes no sum
+    rows = max(1, OUTPUTS_AT_ONCE // max(len(slice_indices(order.slices)) * unit.lanes * (shape[1] if len(shape) > 1 else 1), 1))
+    found = np.empty(shape, np.float32)
 
     def compute(i: int) -> None:
         pick = slice(i, i + rows)
         parts = x[:, pick] if x.shape[1] == len(found) else x, y[:, pick] if len(b) == len(found) and len(shape) == 1 else y
-        found[pick], doubtful = _lane_sums(how, *parts, None if bias is None else bias[pick], fused)
-        if doubtful is not None and doubtful.any():  # these outputs again, by fma that are exact whatever their operands
-            m, n = (doubtful.nonzero()[0], None) if len(shape) == 1 else doubtful.nonzero()
+        sums = LaneSums(how, *parts, None if bias is None else bias[pick], fused)
+        found[pick] = _evaluate_quietly(tree, sums)
+        if sums.doubtful.any():  # these outputs again, by fma that are exact whatever their operands
+            m, n = (sums.doubtful.nonzero()[0], None) if len(shape) == 1 else sums.doubtful.nonzero()
             left, right = a[i + m] if n is None else a[i + m, 0], (b if len(b) == 1 else b[i + m]) if n is None else b[0, n]
-            start = None if bias is None else bias[pick][doubtful]
-            found[pick][doubtful], _ = _lane_sums(how, _terms_first(left, -0.0), _terms_first(right, 0.0), start, fused, careful=True)
+            start = None if bias is None else bias[pick][sums.doubtful]
+            careful = LaneSums(how, terms_first(left, -0.0), terms_first(right, 0.0), start, fused, careful=True)
+            found[pick][sums.doubtful] = _evaluate_quietly(tree, careful)
 
     starts = range(0, len(found), rows)
     if len(starts) < MIN_THREADED:
@@ -175,12 +208,17 @@ def _sum_in_lanes(how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray
     return found
 
 
-def _terms_first(x: np.ndarray, padding: float) -> np.ndarray:
+def _evaluate_quietly(tree: Node, sums: FloatSums) -> np.ndarray:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return evaluate(tree, sums)
+
+
+def terms_first(x: np.ndarray, padding: float) -> np.ndarray:
     """Return [K + 1, ...] with a last term that pads lanes."""
     return np.concatenate([np.moveaxis(x, -1, 0), np.full((1, *x.shape[:-1]), padding, np.float32)])
 
 
-def _find_doubtful(sums: np.ndarray, terms: np.ndarray, running: np.ndarray) -> np.ndarray | None:
+def _find_doubtful(sums: np.ndarray, terms: np.ndarray, before: Sequence[np.ndarray], after: np.ndarray) -> np.ndarray | None:
     """Return the outputs whose f64 sums of a term and a running sum may be rounded to another f32 than the exact sums; None for none.
 
     These are inexact sums that fell on a midpoint of two f32, and those of at most 2^-126, where f32 has fewer bits. A sum that f32
@@ -189,14 +227,15 @@ def _find_doubtful(sums: np.ndarray, terms: np.ndarray, running: np.ndarray) -> 
     Args:
         sums: f64 [T, S, L, ...].
         terms: The terms, f64.
-        running: The running sums, f32 [T + 1, S, L, ...], before each term and after the last.
+        before: The running sums before each term, f32 [S, L, ...].
+        after: Those after each term, f32 [T, S, L, ...].
     """
     suspect = (sums.view(np.int64) & 0x1FFFFFFF) == 0x10000000
-    small = ((running[1:].view(np.uint32) & 0x7FFFFFFF) - np.uint32(1)) < 0x00800000
+    small = ((after.view(np.uint32) & 0x7FFFFFFF) - np.uint32(1)) < 0x00800000
     if not suspect.any() and not small.any():
         return None
     places = np.nonzero(suspect | small)
-    total, x, y = sums[places], terms[places], running[:-1][places].astype(np.float64)
+    total, x, y = sums[places], terms[places], np.stack(before)[places].astype(np.float64)
     back = total - x
     inexact = ((x - (total - back)) + (y - back)) != 0
     found = np.zeros(sums.shape[3:], bool)
@@ -204,65 +243,61 @@ def _find_doubtful(sums: np.ndarray, terms: np.ndarray, running: np.ndarray) -> 
     return found
 
 
-def _lane_sums(
-    how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, fused: bool, careful: bool = False
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Compute the sums of the slices from terms [K + 1, ...], f32 [..., S], and where they are doubtful.
+class LaneSums(FloatSums):
+    """Sums of the products of terms a and b [K + 1, ...] by multiply-adds.
 
-    With `fused`, a product and its addition are computed in f64 and rounded to f32, which is almost always an fma; with `careful`, they
-    are an fma always.
+    With `fused`, a product and its addition are computed in f64 and rounded to f32, which is almost always an fma: `doubtful` has the
+    outputs where it may be none. With `careful`, they are an fma always.
     """
-    order = how.order
-    assert isinstance(order.unit, Lanes)
-    unit, schedule = order.unit, lane_order(order.unit, order.slices)
-    flush = _flush if unit.flush else lambda x: x
-    narrow = _narrow(how.accumulator)
-    rounded = (lambda x: x) if narrow is None else (lambda x: x.astype(narrow).astype(np.float32))
-    stored = _narrow(str(unit.product)) if unit.product is not None else narrow
-    multiplied = (lambda x: x) if stored is None else (lambda x: x.astype(stored).astype(np.float32))
-    a, b = flush(a), flush(b)
-    begin = np.float32(-0.0 if unit.start == "first" else 0.0)
-    places = schedule.indices.shape[1:]
-    shape = (*places, *np.broadcast_shapes(a.shape[1:], b.shape[1:]))
-    turns, quick = max(1, min(TERMS_AT_ONCE // max(math.prod(shape), 1), len(schedule.indices))), fused and not careful
-    history = np.empty((turns + 1 if quick else 1, *shape), np.float32)  # running sums before each term and after the last
-    running, total = history[0], np.full(shape if schedule.chunked else (), begin)
-    running[...] = begin
-    begun = np.zeros((*places, *(1 for _ in shape[2:])), bool)
-    closing = np.any(schedule.closes, axis=(1, 2)) if schedule.chunked else np.zeros(len(schedule.indices), bool)
-    if bias is not None:
-        running[0, 0] = bias
-    doubtful = np.zeros(shape[2:], bool)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, len(schedule.indices), turns):
-            x, y = a[schedule.indices[start : start + turns]], b[schedule.indices[start : start + turns]]
-            terms = np.broadcast_to(np.multiply(x, y, dtype=np.float64) if quick else flush(multiplied(x * y)), (len(x), *shape))
-            sums = np.empty_like(terms) if quick else None
-            history[0] = running
-            for turn, term in enumerate(terms):
-                if sums is not None:
-                    np.add(term, running, out=sums[turn])
-                    running = history[turn + 1]
-                    running[...] = sums[turn]
-                elif fused:
-                    running[...] = fma_f32(x[turn], y[turn], running)
-                else:
-                    running += term
-                if unit.flush or narrow is not None:
-                    running[...] = rounded(flush(running))
-                if closing[start + turn]:
-                    closes = schedule.closes[start + turn].reshape(begun.shape)
-                    total = np.where(closes, np.where(begun, flush(rounded(total + running)), running), total)
-                    begun = begun | closes
-                    running[...] = np.where(closes, begin, running)
-            if sums is not None:
-                found = _find_doubtful(sums, terms, history[: len(sums) + 1])
-                doubtful = doubtful if found is None else doubtful | found
-        lanes = total if schedule.chunked else running
-        last = additions(unit.join, unit.lanes)
-        for to, origin in last:
-            lanes[:, to] = rounded(flush(lanes[:, to] + lanes[:, origin]))
-    return np.moveaxis(lanes[:, last[-1][0] if last else 0], 0, -1), doubtful if quick else None
+
+    def __init__(self, how: Summation, a: np.ndarray, b: np.ndarray, bias: np.ndarray | None, fused: bool, careful: bool = False) -> None:
+        unit = how.order.unit
+        assert isinstance(unit, Lanes)
+        super().__init__(a, np.broadcast_shapes(a.shape[1:], b.shape[1:]), flush=unit.flush, narrow=_narrow(how.accumulator))
+        self.a, self.b = (_flush(x) if unit.flush else x for x in (a, b))
+        self.bias, self.fused, self.quick = bias, fused, fused and not careful
+        self.product = _narrow(str(unit.product)) if unit.product is not None else self.narrow
+        self.doubtful = np.zeros(self.outputs, bool)
+        self.products = self.sums = self.after = np.zeros(0)
+        self.before: list[np.ndarray] = []
+
+    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
+        if self.bias is not None:
+            sums, running = state if isinstance(state, tuple) else (None, state)
+            running = running.copy()
+            running[0, 0] = self.bias
+            state = running if sums is None else (sums, running)
+        return super().scan(turn, state, chain)
+
+    def read(self, places: np.ndarray) -> Iterable[Any]:
+        x, y = self.a[places], self.b[places]
+        if self.fused and not self.quick:
+            return list(zip(x, y, strict=True))
+        shape = (*places.shape, *self.outputs)
+        if not self.quick:
+            products = _round(x * y, self.product)
+            return np.broadcast_to(_flush(products) if self.flush else products, shape)
+        self.products = np.broadcast_to(np.multiply(x, y, dtype=np.float64), shape)
+        self.sums, self.after, self.before = np.empty(shape), np.empty(shape, np.float32), []
+        return range(len(places))
+
+    def accumulate(self, running: np.ndarray, elements: Any) -> np.ndarray:
+        if not self.fused:
+            return super().accumulate(running, elements)
+        if not self.quick:
+            x, y = elements
+            return self.settle(fma_f32(x, y, running))
+        self.before.append(running)
+        np.add(self.products[elements], running, out=self.sums[elements])
+        self.after[elements] = self.sums[elements]
+        if self.flush:
+            self.after[elements] = _flush(self.after[elements])
+        return self.after[elements]
+
+    def end_block(self) -> None:
+        if self.quick:
+            found = _find_doubtful(self.sums, self.products, self.before, self.after)
+            self.doubtful = self.doubtful if found is None else self.doubtful | found
 
 
 # ---- tensor cores
@@ -273,46 +308,53 @@ def _segment(model: Any, spec: Any, a: Any, b: Any, running: Any) -> Any:
     return multiply_matrices(model, spec, a, b, running)
 
 
-def _core_sums(how: Summation, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute the sums of the slices, f32 [..., S]."""
-    order, unit = how.order, how.order.unit
-    assert isinstance(unit, Steps)
-    op, model = unit.op, unit.arithmetic
-    if how.accumulator == "float16":
-        narrow = resolve_arithmetic(str(unit.op).replace(".f32", ".f16"), unit.target)
-        op, model = narrow.op, narrow.model
-    a, b = (np.asarray(operand_codes(fmt, order.cast, x)) for fmt, x in ((order.a, a), (order.b, b)))
-    spec, found = product_spec(op), []
-    for indices in slice_indices(order.slices):
-        total: np.ndarray | None = None
-        running = None
-        for start, stop, closes in instruction_runs(unit, len(indices)):
-            part = indices[start:stop]
-            running = _chain(model, spec, order.a, a[..., part], b[..., part], running)
-            if closes:
-                value = np.asarray(to_float(op.d, jnp.asarray(running)), np.float32)
-                total = value if unit.restart is None else (np.float32(0) if total is None else total) + value
-                running = None
-        assert total is not None
-        found.append(total)
-    return np.stack(found, -1)
+class CoreSums(FloatSums):
+    """Sums of products by an instruction, of operands [n, K], or [M, 1, K] and [1, N, K]."""
+
+    def __init__(self, how: Summation, a: np.ndarray, b: np.ndarray) -> None:
+        order, unit = how.order, how.order.unit
+        assert isinstance(unit, Steps)
+        super().__init__(a, np.broadcast_shapes(a.shape[:-1], b.shape[:-1]))
+        self.op, self.model = unit.op, unit.arithmetic
+        if how.accumulator == "float16":
+            narrow = resolve_arithmetic(replace(unit.op, **{"d": F16, unit.op.accumulator_operand: F16}), unit.target)
+            self.op, self.model = narrow.op, narrow.model
+        self.spec = product_spec(self.op)
+        self.a, self.b = (
+            pad_last(np.asarray(operand_codes(fmt, order.cast, x)), 1, code)
+            for fmt, x, code in ((order.a, a, 1 << (order.a.bits - 1)), (order.b, b, 0))
+        )  # the product of the last two is -0, which changes no sum
+
+    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
+        edges = [0, *(np.nonzero(chain.closes)[0] + 1)]
+        for start, stop in pairwise(edges):  # instructions up to a close are one call
+            state = turn(state, Turn(chain.places[start:stop].reshape(-1), chain.closes[stop - 1], chain.slots[start]))
+        return state
+
+    def accumulate(self, running: np.ndarray, elements: Any) -> np.ndarray:
+        codes = running.astype(FLOATS[self.op.d]).view(self.op.d.dtype)
+        return np.asarray(to_float(self.op.d, _chain(self.model, self.spec, self.a[..., elements], self.b[..., elements], codes)))
 
 
-def _chain(model: Any, spec: Any, fmt: Format, a: np.ndarray, b: np.ndarray, running: np.ndarray | None) -> np.ndarray:
+def pad_last(x: np.ndarray, count: int, value: int) -> np.ndarray:
+    """Append elements along the last axis."""
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)], constant_values=np.array(value, x.dtype))
+
+
+def _chain(model: Any, spec: ProductSpec, a: np.ndarray, b: np.ndarray, running: np.ndarray) -> np.ndarray:
     """Run instructions along K from a running sum: codes of the accumulators, [n] or [M, N]."""
     missing = -a.shape[-1] % SEGMENT
-    pad = lambda x, code: np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=np.array(code, x.dtype))
-    a, b = pad(a, 1 << (fmt.bits - 1)), pad(b, 0)  # products of -0, which change no sum
+    a, b = pad_last(a, missing, 1 << (spec.a.bits - 1)), pad_last(b, missing, 0)
     if a.ndim == 2:
         return _selected(model, spec, a, b, running)
     return _tiled(model, spec, a[:, 0], b[0], running)
 
 
-def _selected(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.ndarray | None) -> np.ndarray:
+def _selected(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.ndarray) -> np.ndarray:
     n = len(a)
     more = -n % SELECTED
     a, b = (np.pad(x, ((0, more), (0, 0))) for x in (a, b))
-    state = np.zeros(len(a), spec.d.dtype) if running is None else np.pad(running, (0, more))
+    state = np.pad(running, (0, more))
     for start in range(0, len(a), SELECTED):
         pick = slice(start, start + SELECTED)
         codes = jnp.asarray(state[pick, None, None])
@@ -323,11 +365,11 @@ def _selected(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.n
     return state[:n]
 
 
-def _tiled(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.ndarray | None) -> np.ndarray:
+def _tiled(model: Any, spec: Any, a: np.ndarray, b: np.ndarray, running: np.ndarray) -> np.ndarray:
     m, n = len(a), len(b)
     down, along = -m % TILE, -n % TILE
     a, b = np.pad(a, ((0, down), (0, 0))), np.pad(b, ((0, along), (0, 0)))
-    state = np.zeros((len(a), len(b)), spec.d.dtype) if running is None else np.pad(running, ((0, down), (0, along)))
+    state = np.pad(running, ((0, down), (0, along)))
     for i in range(0, len(a), TILE):
         for j in range(0, len(b), TILE):
             codes = jnp.asarray(state[i : i + TILE, j : j + TILE])

@@ -8,8 +8,9 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from tcemu.engine.arithmetic.sum_tree import additions
 from tcemu.engine.formats.number_formats import BF16, E4M3, E5M2, F16, F32, TF32, Format
-from tcemu.operations.products.library.kernel_order import additions, lane_order
+from tcemu.operations.products.library.kernel_order import lane_order
 from tcemu.operations.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Merge, Slices, Steps
 from tcemu.uses.replay.kernel_profiles import list_profiles
 from tcemu.uses.replay.order_candidates import RESTARTS, candidate_lanes, candidate_steps

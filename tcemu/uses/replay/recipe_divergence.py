@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcemu.engine.arithmetic.reference.exact_values import decode, encode, shortest_text
+from tcemu.engine.arithmetic.sum_tree import EMPTY, additions
 from tcemu.engine.formats.number_formats import F32, Format
-from tcemu.operations.products.library.kernel_order import EMPTY, additions, lane_order, step_order
+from tcemu.operations.products.library.kernel_order import lane_order, step_order
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Steps
 from tcemu.operations.products.library.kernel_sums import operand_codes
 from tcemu.operations.products.matmul import matmul

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -12,26 +13,24 @@ import numpy as np
 
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.meshes import on_local_device
+from tcemu.engine.arithmetic.sum_tree import Join, Node, Waiting, evaluate, join_as_data, join_values
 from tcemu.engine.formats.number_formats import BF16, F32, Format
-from tcemu.operations.products.library.kernel_order import slice_indices
-from tcemu.operations.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Merge
+from tcemu.operations.products.library.kernel_order import merge_node, slice_indices
+from tcemu.operations.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes
 from tcemu.operations.products.library.kernel_sums import (
     ChainFlags,
+    CodeSums,
     EpilogueFlags,
     EpilogueOperands,
     EpiloguePlan,
-    KernelOrder,
     KernelProgram,
-    MergePlan,
     apply_epilogue,
-    chain_flags,
     epilogue_operands,
-    merge_slices,
     operand_codes,
     plan_epilogue,
-    plan_kernel,
-    plan_merge,
-    slice_sums,
+    product_sums,
+    slices_as_data,
+    static_unit,
 )
 from tcemu.uses.replay.black_box import DTYPES, PLAIN_FORM, BlackBox, EpilogueCodes, ProductForm
 from tcemu.uses.replay.drawn_matrices import draw_epilogue, draw_matrices
@@ -179,7 +178,9 @@ class RecipeResults:
             total, size = sums[0], _next_size(len(sums), SLICE_COUNTS)
             if len(sums) > 1 or recipe.merge.start == "zero":
                 with on_local_device("cpu"):
-                    total = np.asarray(_jitted_merge(recipe.dtype, plan_merge(recipe, size), np.pad(sums, [(0, size - len(sums)), (0, 0)])))
+                    flush = np.array(isinstance(recipe.unit, Lanes) and recipe.unit.flush)
+                    merge = _shared_merge(recipe, len(sums), size)
+                    total = np.asarray(_jitted_merge(merge, flush, np.pad(sums, [(0, size - len(sums)), (0, 0)])))
             self.found_totals[order] = total[: self.size[0] * self.size[1]].reshape(self.size)
         return self.found_totals[order]
 
@@ -188,18 +189,14 @@ class RecipeResults:
         key = recipe.a, recipe.b, recipe.cast, recipe.unit, recipe.slices
         if key not in self.sums:
             (rows, columns), count = self.size, len(slice_indices(recipe.slices))
-            run, order = plan_kernel(recipe.replace(merge=Merge(), epilogue=Epilogue(), dtype=F32))
-            chains = None
+            unit, flags = static_unit(recipe.unit), None
             if isinstance(recipe.unit, Lanes):
-                chains, narrow = chain_flags(recipe.unit), recipe.unit.product
-                run = run._replace(unit=Lanes(fused=narrow is None, product=narrow), restarted=True)  # for one chain the same as without
-            order = order._replace(
-                sum_slots=np.zeros(_next_size(count, SLICE_COUNTS), bool),
-                slice_additions=np.zeros((0, 2), np.int32),
-                total=np.zeros((), np.int32),
-            )
+                flags, narrow = ChainFlags(np.array(recipe.unit.fused), np.array(recipe.unit.flush)), recipe.unit.product
+                unit = Lanes(fused=narrow is None, product=narrow)
+            program = KernelProgram(unit, (recipe.a, recipe.b), plan_epilogue(Epilogue(), F32))
+            tree = slices_as_data(recipe.unit, recipe.slices, _next_size(count, SLICE_COUNTS), closing=True)
             with on_local_device("cpu"):
-                sums = np.asarray(_jitted_sums(run, order, *self._operands(recipe), chains))
+                sums = np.asarray(_jitted_sums(program, tree, *self._operands(recipe), flags))
             self.sums[key] = sums[:count, :rows, :columns].reshape(count, -1)[:, np.arange(MAX_OUTPUTS) % (rows * columns)]
         return self.sums[key]
 
@@ -218,13 +215,20 @@ class RecipeResults:
 
 
 @jit_wide_vectors(0)
-def _jitted_sums(run: KernelProgram, order: KernelOrder, a: jax.Array, b: jax.Array, chains: ChainFlags | None) -> jax.Array:
-    return slice_sums(run, order, a, b, chains)
+def _jitted_sums(program: KernelProgram, tree: Node, a: jax.Array, b: jax.Array, flags: ChainFlags | None) -> jax.Array:
+    return evaluate(tree, product_sums(program, a, b, flags))
 
 
-@partial(jax.jit, static_argnums=0)
-def _jitted_merge(stored: Format, merging: MergePlan, sums: jax.Array) -> jax.Array:
-    return merge_slices(stored, merging, sums)
+def _shared_merge(recipe: KernelRecipe, count: int, size: int) -> Join:
+    """Return the merge of `count` of `size` sums, with all of its roundings as data."""
+    merge, narrow = recipe.merge, recipe.merge.partial != F32
+    waiting = Waiting(recipe.dtype, np.array(narrow and merge.rounds_slices), np.array(narrow and merge.rounds_running))
+    return replace(join_as_data(merge_node(merge, None), count, size, size), waiting=waiting)
+
+
+@jax.jit
+def _jitted_merge(merge: Join, flush: jax.Array, sums: jax.Array) -> jax.Array:
+    return join_values(merge, sums, CodeSums(flush=flush))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -5,14 +5,17 @@ A term is lost if it is added before the two large terms, +L and -L, have met. T
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tcemu.engine.arithmetic.order import Order
-from tcemu.engine.formats.number_formats import BF16, F32, TF32
-from tcemu.operations.products.library.kernel_order import EMPTY, additions, lane_order, lane_schedule, slice_indices, step_order
+from tcemu.engine.arithmetic.sum_tree import EMPTY, Algebra, Chain, Turn, additions, evaluate
+from tcemu.engine.formats.number_formats import BF16, F32, TF32, Format
+from tcemu.operations.products.library.kernel_order import lane_schedule, recipe_tree, slice_indices, step_order
 from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices, Steps
 
 PRODUCT_BITS = 22  # bits of the longest product of tensor-core formats, f16 and tf32
@@ -125,21 +128,17 @@ def equivalence_key(recipe: KernelRecipe) -> Any:
     single_chain = (
         isinstance(unit, Lanes) and signed and recipe.slices.used == 1 and unit.product in (None, recipe.dtype) and merge.start == "first"
     )
-
-    def node(*what: Any) -> int:
-        return hash(what)
-
-    def added(x: int | None, y: int) -> int:
-        return y if x is None else node("add", frozenset((x, y)) if x != y else x)
-
     if single_chain or (
         stored_narrow and not signed and all(len(part) == 1 for part in places)
     ):  # products rounded alone, whatever multiplies them
-        sums = [node("product", int(part[0])) for part in places]
+        tree = replace(recipe_tree(recipe), child=Chain(np.array([[part[0] for part in places]])))
+        algebra = Symbols(exact=True)
     else:
-        sums = _step_sums(recipe, unit, exact, node, added) if isinstance(unit, Steps) else _lane_sums(recipe, unit, exact, node, added)
-    zero_matters = signed or (not exact and isinstance(unit, Lanes) and unit.product is None) or (merge.partial != F32 and not merge.serial)
-    total = _merge_sums(recipe, sums, node, added, zero_matters)
+        tree = recipe_tree(recipe)
+        algebra = StepSymbols(unit, exact) if isinstance(unit, Steps) else LaneSymbols(unit, exact)
+    inexact_lanes = not exact and isinstance(unit, Lanes) and unit.product is None
+    algebra.zero_matters = signed or inexact_lanes or (merge.partial != F32 and not merge.serial)
+    total = algebra.finish(evaluate(tree, algebra))
     if isinstance(unit, Lanes) and unit.product is not None and unit.start == "zero":  # once is the same as in each slice
         total = node("from zero", total)
     flush = isinstance(unit, Lanes) and unit.flush
@@ -156,76 +155,146 @@ def _normalize_single_products(recipe: KernelRecipe) -> KernelRecipe:
     return recipe.replace(slices=Slices.single(recipe.k), unit=Lanes(fused=False), merge=Merge())
 
 
-def _step_sums(recipe: KernelRecipe, unit: Steps, exact: bool, node: Any, added: Any) -> list[int]:
-    order, model = step_order(unit, recipe.slices), unit.arithmetic
-    assert isinstance(model.terms, int)
-    sums: dict[int, int | None] = {}
-    running: int | None = None
-    same = {"terms": 1} | ({"floor": 0} if exact else {})  # the nodes have a step's terms; exact products lie above every floor
-    other = model.step_kind is not None or model.flush is not None or model.groups > 1 or model.chain is not None
-    arithmetic = node(model, unit.op.k) if other else node(model.replace(**same))
-    unchanged = not other and (
-        exact or (model.rounding == "RZ" and (model.fraction_bits or 0) >= PRODUCT_BITS)
-    )  # a single product is truncated as in f32
-    for places, closes, number in zip(order.indices.tolist(), order.closes.tolist(), order.slices.tolist(), strict=True):
-        for start in range(0, len(places), model.terms):
-            step = tuple(sorted(p for p in places[start : start + model.terms] if p != EMPTY))
-            if not step:
-                continue
-            alone = running is None and len(step) == 1 and unchanged
-            running = node("product" if exact else "product, cut", step[0]) if alone else node("step", arithmetic, running, step)
-        if closes:
-            assert running is not None
-            sums[number] = added(sums.get(number), running) if order.restarted else running
-            running = None
-    return [s for s in sums.values() if s is not None]
+# ---- sums as symbols
 
 
-def _lane_sums(recipe: KernelRecipe, unit: Lanes, exact: bool, node: Any, added: Any) -> list[int]:
-    order, sums = lane_order(unit, recipe.slices), []
-    for number in range(order.indices.shape[1]):
-        lanes: list[int | None] = []
-        for lane in range(order.indices.shape[2]):
-            total, running = None, None
-            for place, closes in zip(order.indices[:, number, lane].tolist(), order.closes[:, number, lane].tolist(), strict=True):
-                if place == EMPTY:
-                    continue
-                rounded_product = exact or not unit.fused  # the product is rounded or exact before the sum
-                product = node("product", place) if unit.product is None else node("rounded", unit.product, node("product", place))
-                running = added(running, product) if rounded_product else node("fma", running, place)
-                if closes:
-                    total, running = added(total, running), None
-            lanes.append(total)
-        for to, source in additions(unit.join, len(lanes)):
-            x, y = lanes[to], lanes[source]
-            sum_or_none = y if x is None else x
-            if x is None or y is None:  # a lane without products has +0, which turns a -0 of the other lane into +0
-                lanes[to] = sum_or_none if exact or sum_or_none is None else node("plus zero", sum_or_none)
-            else:
-                lanes[to] = added(x, y)
-        last = additions(unit.join, len(lanes))[-1][0] if len(lanes) > 1 else 0
-        total = lanes[last]
-        assert total is not None
-        sums.append(total)
-    return sums
+class FromZero(NamedTuple):
+    """A sum that began at +0. This changes only a sum that would stay -0, so that the +0 may as well be added last."""
+
+    sum: int
 
 
-def _merge_sums(recipe: KernelRecipe, sums: list[int], node: Any, added: Any, zero_matters: bool) -> int:
-    merge = recipe.merge
-    if len(sums) == 1 and merge.start != "zero":
-        return sums[0]
+Symbol = Any  # a hash of the operations that lead to a sum; FromZero; or one of the following
+NOTHING, START, ZERO = None, -2, -1  # -0; the +0 from which an accumulator starts; the +0 from which a join starts
 
-    def waiting(x: int) -> int:
-        return x if merge.partial == F32 else node("rounded", merge.partial, x)
 
-    pairs = additions(merge.order, len(sums))
-    first = pairs[0][0] if pairs else 0
-    sums = [waiting(x) if merge.rounds_slices or number == first else x for number, x in enumerate(sums)]
-    started = merge.start == "zero" and zero_matters
-    if started and merge.rounds_running:
-        sums[first] = node("from zero", sums[first])
-    for to, source in pairs:
-        total = added(sums[to], sums[source])
-        sums[to] = waiting(total) if merge.rounds_running else total
-    total = sums[pairs[-1][0] if pairs else 0]
-    return node("from zero", total) if started and not merge.rounds_running else total  # +0 at the start changes only totals that stay -0
+def node(*what: Any) -> int:
+    """Return the hash of an operation and its operands."""
+    return hash(what)
+
+
+class Symbols(Algebra):
+    """The algebra in which a sum is the way to it: equal symbols are equal bits for all operands. Grids are arrays of symbols.
+
+    Attributes:
+        exact: Products are exact in f32.
+        start_matters: A sum with an accumulator that took nothing may differ from one without.
+        zero_matters: A join that starts at +0 may differ from one that starts at its first sum.
+    """
+
+    def __init__(self, exact: bool, start_matters: bool = False) -> None:
+        self.exact, self.start_matters, self.zero_matters = exact, start_matters, True
+        self.rounded: set[int] = set()
+
+    def accumulate(self, running: Symbol, elements: Any) -> Symbol:
+        return running if elements == EMPTY else self.combine(running, node("product", elements))
+
+    def combine(self, x: Symbol, y: Symbol) -> Symbol:
+        """Add two sums."""
+        if x is NOTHING or y is NOTHING:
+            return y if x is NOTHING else x
+        if x == START or y == START:
+            other = y if x == START else x
+            return node("plus zero", other) if self.start_matters and other != START else other
+        if x == ZERO:
+            return FromZero(y) if self.zero_matters else y
+        if isinstance(x, FromZero) or isinstance(y, FromZero):
+            return FromZero(self.combine(*(v.sum if isinstance(v, FromZero) else v for v in (x, y))))
+        return node("add", frozenset((x, y)) if x != y else x)
+
+    def finish(self, x: Symbol) -> int:
+        """Return the symbol of a sum after which nothing is added."""
+        return node("from zero", x.sum) if isinstance(x, FromZero) else x
+
+    def round_sum(self, fmt: Format, x: Symbol) -> Symbol:
+        """Round a sum, which changes nothing the second time."""
+        if x == ZERO:
+            return x
+        known = x.sum in self.rounded if isinstance(x, FromZero) else x in self.rounded
+        found = self.finish(x) if known else node("rounded", fmt, self.finish(x))
+        self.rounded.add(found)
+        return found
+
+    def zeros(self, grid: tuple[int, ...], negative: Any) -> Any:
+        signs = np.asarray(negative)
+        return (
+            np.where(signs, np.array(NOTHING), START) if signs.ndim else NOTHING if signs else START
+        )  # one symbol stands for a grid of it
+
+    def scan(self, turn: Callable[[Any, Turn], Any], state: Any, chain: Chain) -> Any:
+        closes = np.zeros(chain.places.shape, bool) if chain.closes is None else chain.closes
+        if chain.slots is not None:
+            state = np.full((chain.sums or 1,), state[0], object), state[1]
+            for elements, closing, slot in zip(chain.places.tolist(), closes.tolist(), chain.slots.tolist(), strict=True):
+                state = turn(state, Turn(elements, closing or None, slot))
+            return state
+        single = not isinstance(state, tuple)
+        grids = [np.broadcast_to(np.asarray(x, object), chain.grid).copy() for x in ((state,) if single else state)]
+        for at in np.ndindex(chain.grid):
+            own: Any = grids[0][at] if single else tuple(x[at] for x in grids)
+            for element, closing in zip(chain.places[:, *at].tolist(), closes[:, *at].tolist(), strict=True):
+                own = turn(own, Turn(element, closing or None, None))
+            for x, value in zip(grids, (own,) if single else own, strict=True):
+                x[at] = value
+        return grids[0] if single else tuple(grids)
+
+    def add(self, x: Any, y: Any) -> Any:
+        return self._each(self.combine, x, y)
+
+    def round(self, fmt: Format, x: Any) -> Any:
+        return self._each(partial(self.round_sum, fmt), x)
+
+    def where(self, mask: Any, x: Any, y: Any) -> Any:
+        return x if mask else y  # accumulators run one after the other
+
+    def extend(self, sums: Any, count: int) -> Any:
+        return np.concatenate([sums, np.full((count, *sums.shape[1:]), ZERO, object)])
+
+    def _each(self, function: Callable[..., Symbol], *values: Any) -> Any:
+        if not isinstance(values[0], np.ndarray):
+            return function(*values)
+        found = np.empty(values[0].shape, object)
+        for at in np.ndindex(found.shape):
+            found[at] = function(*(x[at] for x in values))
+        return found
+
+
+class LaneSymbols(Symbols):
+    """Sums of products by f32 multiply-adds."""
+
+    def __init__(self, unit: Lanes, exact: bool) -> None:
+        super().__init__(exact, start_matters=not exact)
+        self.product, self.rounds_products = unit.product, exact or not unit.fused
+
+    def accumulate(self, running: Symbol, elements: Any) -> Symbol:
+        if elements == EMPTY:
+            return running
+        before = NOTHING if running == START else running
+        if not self.rounds_products:
+            return node("fma", before, elements)
+        product = node("product", elements)
+        return self.combine(before, product if self.product is None else node("rounded", self.product, product))
+
+
+class StepSymbols(Symbols):
+    """Sums of products by an instruction of tensor cores."""
+
+    def __init__(self, unit: Steps, exact: bool) -> None:
+        super().__init__(exact)
+        model = unit.arithmetic
+        assert isinstance(model.terms, int)
+        same = {"terms": 1} | ({"floor": 0} if exact else {})  # the nodes have a step's terms; exact products lie above every floor
+        other = model.step_kind is not None or model.flush is not None or model.groups > 1 or model.chain is not None
+        self.terms, self.arithmetic = model.terms, node(model, unit.op.k) if other else node(model.replace(**same))
+        # a single product is truncated as in f32
+        self.unchanged = not other and (exact or (model.rounding == "RZ" and (model.fraction_bits or 0) >= PRODUCT_BITS))
+
+    def accumulate(self, running: Symbol, elements: Any) -> Symbol:
+        running = None if running == START else running
+        for start in range(0, len(elements), self.terms):
+            step = tuple(sorted(p for p in elements[start : start + self.terms] if p != EMPTY))
+            if step and running is None and len(step) == 1 and self.unchanged:
+                running = node("product" if self.exact else "product, cut", step[0])
+            elif step:
+                running = node("step", self.arithmetic, running, step)
+        return running

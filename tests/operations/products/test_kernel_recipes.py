@@ -13,9 +13,10 @@ from support.changed_json import json_paths, replace_at
 from support.sampling import sample_cases
 
 import tcemu
+from tcemu.engine.arithmetic.sum_tree import additions
 from tcemu.formats import BF16, E4M3, F16, F32, TF32
 from tcemu.operations.products.library.kernel_json import LATER_FIELDS
-from tcemu.operations.products.library.kernel_order import additions, slice_indices, step_order
+from tcemu.operations.products.library.kernel_order import slice_indices, step_order
 from tcemu.operations.products.library.kernel_recipe import even_edges
 from tcemu.operations.products.library.kernel_sums import apply_epilogue, epilogue_operands, plan_epilogue, plan_kernel
 from tcemu.replay import Conditions, Epilogue, Lanes, Merge, Slices, Steps, dumps, find_divergence, loads
@@ -374,6 +375,19 @@ def test_json_is_read_strictly(change, said):
     held = json.loads(dumps(EXAMPLES[0]))
     with pytest.raises(ValueError, match=said):
         loads(json.dumps(change(held)))
+
+
+def test_recipes_are_equal_where_matmul_does_the_same_with_them():
+    """A recipe is a key of jit's cache: one that is refused for another N must not be found there."""
+    r = recipe(Lanes(), Slices.single(16), fmt=F32, conditions=Conditions(m=3, n=16, gpu="H200"))
+    same = r.replace(conditions=Conditions(m=3, n=16, evidence="elsewhere"))
+    assert r == same and hash(r) == hash(same)
+    for other in (Conditions(m=3, n=32), Conditions(n=16), Conditions(m=3, n=16, scales="rows"), Conditions(3, 16, bias="f32 columns")):
+        assert r != r.replace(conditions=other) and r.has_order(r.replace(conditions=other))
+    a = np.ones((3, 16), np.float32)
+    for n in (16, 32):
+        dot = jax.jit(tcemu.dot_general(r.replace(conditions=Conditions(m=3, n=n))), static_argnums=2)
+        assert dot(a, np.ones((16, n), np.float32), (((1,), (0,)), ((), ()))).shape == (3, n)
 
 
 def test_files_from_before_scales_are_read():

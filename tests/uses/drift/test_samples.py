@@ -10,7 +10,7 @@ from support.sampling import sample_cases
 from tcemu.drift import identify, read_record, record
 from tcemu.formats import F32
 from tcemu.uses.drift.causes import Trial, build_program, program_inputs, raw_words
-from tcemu.uses.drift.programs import evaluate
+from tcemu.uses.drift.program_evaluation import evaluate
 from tcemu.uses.drift.samples import take_sample
 from tcemu.uses.drift.sum_evaluation import sum_products
 from tcemu.uses.drift.summation import plain_summation

@@ -1,4 +1,4 @@
-"""The order in which a kernel recipe adds, as arrays of indices along K. The engine, the probes and the explanations all read it."""
+"""The order in which a kernel recipe adds: arrays of indices along K, and the tree of them that every interpreter of a recipe walks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tcemu.operations.products.library.kernel_recipe import Lanes, Slices, Steps
-
-EMPTY = -1  # index of a product that pads an instruction
+from tcemu.engine.arithmetic.sum_tree import EMPTY, Chain, Join, Node, Waiting
+from tcemu.engine.formats.number_formats import F32
+from tcemu.operations.products.library.kernel_recipe import KernelRecipe, Lanes, Merge, Slices, Steps
 
 
 class StepOrder(NamedTuple):
     """Instructions in the order in which they run, slice after slice. T instructions of k products."""
 
-    indices: np.ndarray  # int32 [T, k]: along K, or NONE
+    indices: np.ndarray  # int32 [T, k]: along K, or EMPTY
     closes: np.ndarray  # bool [T]: its accumulator is then added to the sum of the slice
     restarted: bool  # slices are sums of accumulators, from +0 on; else the slice's one accumulator is its sum
     slices: np.ndarray  # int32 [T]: which slice it is of
@@ -85,24 +85,28 @@ def lane_order(unit: Lanes, slices: Slices) -> LaneOrder:
     return LaneOrder(places, closes, unit.chunk is not None)
 
 
-def additions(order: str, count: int) -> list[tuple[int, int]]:
-    """Lists the additions of `count` sums as pairs (to, from), in order. The total is at the last pair's `to`, or at 0 for one sum."""
-    if order == "ascending":
-        return [(0, i) for i in range(1, count)]
-    if order == "descending":
-        return [(count - 1, i) for i in range(count - 2, -1, -1)]
-    if order == "tree":
-        pairs, apart = [], 1
-        while apart < count:
-            pairs += [(i, i + apart) for i in range(0, count - apart, 2 * apart)]
-            apart *= 2
-        return pairs
-    if order == "folded":
-        pairs, apart = [], 1 << max(count - 1, 0).bit_length()
-        while (apart := apart // 2) >= 1:
-            pairs += [(i, i + apart) for i in range(apart) if i + apart < count]
-        return pairs
-    half = -(-count // 2)
-    return [(i, i + half) for i in range(half) if i + half < count - 1] + [
-        (count - 1, i) for i in range(half) if count > 1 and i != count - 1
-    ]
+def recipe_tree(recipe: KernelRecipe) -> Join:
+    """Return the tree of a recipe's sum over K: the merge of its slices."""
+    return merge_node(recipe.merge, unit_tree(recipe.unit, recipe.slices))
+
+
+def merge_node(merge: Merge, slices: Node | None) -> Join:
+    """Return the join of the slices' sums, given their tree, or without it."""
+    waiting = None if merge.partial == F32 else Waiting(merge.partial, merge.rounds_slices, merge.rounds_running)
+    return Join(slices, merge.order, merge.start == "zero", waiting)
+
+
+def unit_tree(unit: Steps | Lanes, slices: Slices, *, closing: bool = False) -> Node:
+    """Return the tree of the sums of the slices, [S].
+
+    Args:
+        unit: The unit that adds the products of a slice.
+        slices: The slices of K.
+        closing: Lanes of a single chain close it too, so that programs are shared with those of several.
+    """
+    if isinstance(unit, Steps):
+        order = step_order(unit, slices)
+        return Chain(order.indices, order.closes, order.slices, False, order.restarted, True, int(order.slices[-1]) + 1)
+    order = lane_order(unit, slices)
+    closes = order.closes if order.chunked or closing else None
+    return Join(Chain(order.indices, closes, None, unit.start == "first", closes is not None), unit.join)

@@ -380,11 +380,12 @@ class Merge:
         return f"added {self.order}, {waits} in {self.partial}, begun at {'+0' if self.start == 'zero' else 'the first'}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KernelRecipe:
     """The computation of A·B by one kernel of a library, for one K: a frozen value that `tcemu.matmul` takes as `recipe`.
 
-    All outputs are added in the same order. Every NaN is the canonical one: its bits are no claim about the library.
+    All outputs are added in the same order. Every NaN is the canonical one: its bits are no claim about the library. Recipes are equal if
+    `tcemu.matmul` does the same with them: of their conditions, M, N, scales and bias are compared, which it checks.
 
     Attributes:
         a: Format of A as it is multiplied.
@@ -394,7 +395,7 @@ class KernelRecipe:
         slices: The slices of K.
         merge: The merge of the slices' sums.
         epilogue: Scales, bias and the last rounding.
-        conditions: Conditions of the observation; ignored by equality.
+        conditions: Conditions of the observation.
         cast: Rounding of f32 operands to a narrower format: "RN", "RZ", or "RNA", to nearest with ties away from zero.
 
     Raises:
@@ -409,7 +410,7 @@ class KernelRecipe:
     slices: Slices
     merge: Merge = Merge()
     epilogue: Epilogue = field(default=Epilogue())
-    conditions: Conditions = field(default=Conditions(), compare=False)
+    conditions: Conditions = field(default=Conditions())
     cast: str = "RN"
 
     def __post_init__(self) -> None:
@@ -427,6 +428,17 @@ class KernelRecipe:
             raise ValueError(f"{self.unit.op} multiplies {self.unit.op.a} and {self.unit.op.b}, not {self.a} and {self.b}")
         if self.merge.partial not in (F32, self.dtype):
             raise ValueError(f"partial={self.merge.partial}: expected f32 or the result's format, {self.dtype}")
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared() == other._compared() if isinstance(other, KernelRecipe) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple:
+        at = self.conditions
+        checked = at.m, at.n, at.scales, at.bias
+        return self.a, self.b, self.dtype, self.cast, self.unit, self.slices, self.merge, self.epilogue, checked
 
     @property
     def k(self) -> int:
