@@ -26,7 +26,7 @@ from tcemu.instructions.operand_checks import as_stored_codes
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import check, manual_section, source_reference
 from tcemu.products.differentiable import attach_derivative
-from tcemu.products.product_arguments import pad_k, pad_scales, product_shape
+from tcemu.products.product_arguments import check_scale_numbers, pad_k, pad_scales, product_shape
 from tcemu.products.recipes import names_recipe_alone
 
 
@@ -62,7 +62,8 @@ def gemm(
         model: Another arithmetic than the target's own: a `tcemu.Model`, whose fields may be traced, or changes in words, such as
             "fraction_bits=13,rounding=RN".
         scale_a: Block scales [..., M, S] of an instruction with .block_scale, one for each `op.k // op.scaling.count` elements along K;
-            the last block may be short. Raw codes of `op.scaling.format` (unsigned integers), or floats, which are rounded to it.
+            the last block may be short. Raw codes of `op.scaling.format` (unsigned integers), or floats that are numbers of it;
+            traced floats, whose values are unknown, are rounded to it.
         scale_b: Block scales [..., S, N], as scale_a.
         rounding: Rounding of the operands: "RN", "RZ", "RM", "RP", "RNA", to nearest with ties away from zero, or "SR", stochastic, with
             a key.
@@ -76,7 +77,7 @@ def gemm(
     Raises:
         Unsupported: PTX does not give `op` to `target`, or the instruction is sparse.
         NotModelled: there is no evidence for this arithmetic.
-        TypeError, ValueError: arrays of another kind or shape.
+        TypeError, ValueError: arrays of another kind or shape, or a block scale that is no number of its format.
     """
     op = require_dense(require_product(_check_instruction(op, target)))
     model = resolve_arithmetic(op, target, model).model
@@ -164,7 +165,7 @@ class _GemmProduct(NamedTuple):
     def bits(self, model: Model, key: PRNGKey | None, operands: _GemmOperands) -> Array | np.ndarray:
         op, spec = self.op, product_spec(self.op)
         conversion, codes = self._codes(operands)
-        scales = _scale_codes(op, op.scaling.format, operands, codes) if op.scaling is not None else None
+        scales = _scale_codes(op, op.scaling.format, operands) if op.scaling is not None else None
         if op.d == F64 and not _is_x64_enabled() and any(isinstance(v, Tracer) for v in codes):
             raise Unsupported(
                 f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
@@ -186,7 +187,7 @@ class _GemmProduct(NamedTuple):
         a, b, c = (_attach_derivative(x, value, dtype) for x, value in zip(numbers, values, strict=True))
         if op.scaling is not None:
             block = op.k // op.scaling.count
-            scales = (to_float(op.scaling.format, v) for v in _scale_codes(op, op.scaling.format, fixed, codes))
+            scales = (to_float(op.scaling.format, v) for v in _scale_codes(op, op.scaling.format, fixed))
             values = operands.scale_a, operands.scale_b
             scale_a, scale_b = (_attach_derivative(scale, value, dtype) for scale, value in zip(scales, values, strict=True))
             a = a * jnp.repeat(scale_a, block, axis=-1)[..., : a.shape[-1]]
@@ -265,11 +266,12 @@ def _round_operands(spec: ProductSpec, conversion: _Conversion, codes: _OperandC
     ]
 
 
-def _scale_codes(op: MatrixMultiply, fmt: Format, operands: _GemmOperands, codes: _OperandCodes) -> tuple[Array, Array]:
+def _scale_codes(op: MatrixMultiply, fmt: Format, operands: _GemmOperands) -> tuple[Array, Array]:
     """Returns the codes of both scale matrices, each checked against its operand."""
-    blocks = -(-codes.a.shape[-1] // op.scale_block)
-    scale_a = _check_scale_codes("scale_a", operands.scale_a, op, fmt, (codes.a.shape[-2], blocks))
-    return scale_a, _check_scale_codes("scale_b", operands.scale_b, op, fmt, (blocks, codes.b.shape[-1]))
+    (*_, m, k), (*_, n) = np.shape(operands.a), np.shape(operands.b)
+    blocks = -(-k // op.scale_block)
+    scale_a = _check_scale_codes("scale_a", operands.scale_a, op, fmt, (m, blocks))
+    return scale_a, _check_scale_codes("scale_b", operands.scale_b, op, fmt, (blocks, n))
 
 
 def _check_scale_codes(name: str, value: ArrayLike | None, op: MatrixMultiply, fmt: Format, shape: tuple[int, int]) -> Array:
@@ -283,6 +285,7 @@ def _check_scale_codes(name: str, value: ArrayLike | None, op: MatrixMultiply, f
         return as_stored_codes(name, value, fmt)
     if jnp.issubdtype(value.dtype, jnp.integer) or value.dtype == bool:
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; expected raw codes of {fmt}, unsigned, or floats")
+    check_scale_numbers(name, value, fmt)
     source, codes = array_codes(value)
     return convert(source, fmt, codes)
 
