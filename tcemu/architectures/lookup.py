@@ -4,7 +4,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from tcemu.architectures.container_rows import decoded_op
-from tcemu.architectures.evidence import Evidence
+from tcemu.architectures.evidence import LEVELS, Evidence
 from tcemu.architectures.model_rows import ROWS, ModelRow
 from tcemu.architectures.other_maker_rows import OTHER_ROWS, UNKNOWN
 from tcemu.arithmetic.model import Model, what_if
@@ -69,6 +69,32 @@ def evidence(op: str | Instruction, target: str) -> Evidence:
         NotModelled: There is no evidence for this arithmetic.
     """
     return find_row(check(op, target), target).evidence
+
+
+def require_evidence(op: str | Instruction, target: str, least: str) -> None:
+    """Raise an error unless the arithmetic of an instruction is known well enough.
+
+    Args:
+        op: PTX spelling, short name or `Instruction`.
+        target: GPU name or target.
+        least: A level of evidence: that one or a better one is required. The levels, the best first, are those of
+            `tcemu.architectures.evidence.LEVELS`.
+
+    Raises:
+        NotModelled: The evidence is less, or there is none.
+        Unsupported: PTX does not give `op` to `target`.
+        ValueError: There is no such level.
+    """
+    levels = tuple(LEVELS)
+    if least not in levels:
+        raise ValueError(f"evidence={least!r}: expected one of {', '.join(levels)}, the best first, or None")
+    op = check(op, target)
+    known = find_row(op, target).evidence
+    if levels.index(known.level) > levels.index(least):
+        raise NotModelled(
+            f"{op} on {resolve_target(target)}: its evidence is {known.level!r} ({known.source}), and evidence={least!r} asks for more; "
+            f"accept less by evidence={known.level!r}, or take a target of which more is known: tcemu list --evidence"
+        )
 
 
 class Arithmetic(NamedTuple):

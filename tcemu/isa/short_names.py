@@ -2,8 +2,8 @@
 
 A name is the format of A and B, or a kind with block scales; then "wgmma", "tcgen05" or "wmma" for families other than mma; then "sparse";
 then "f16acc" for sums in f16; then "xor" or "and" for b1. It means the instruction with the largest shape on the first target, from sm_80
-on, that has such an instruction. Without "f16acc" it accumulates in f32 (f64 for f64, s32 for integers), A is row-major, B is column-major, and no optional
-qualifier is set.
+on, that has such an instruction. Without "f16acc" the instruction accumulates in f32 (f64 for f64, s32 for integers). A is row-major, B is
+column-major, and no optional qualifier is set.
 
 Older targets have smaller shapes. `tcemu.isa.legality.resolve_op` chooses among the instructions of a name for a target.
 """

@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.architectures.lookup import require_product, resolve_arithmetic
+from tcemu.architectures.lookup import require_evidence, require_product, resolve_arithmetic
 from tcemu.arithmetic.fitting import needs_whole_instructions
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, product_spec
@@ -43,6 +43,7 @@ def gemm(
     rounding: str = "RN",
     saturate: bool = False,
     key: PRNGKey | None = None,
+    evidence: str | None = None,
 ) -> Array | np.ndarray:
     """Multiply matrices of any shape as a kernel built on one instruction does, bit for bit: D = A·B + C.
 
@@ -69,6 +70,7 @@ def gemm(
             a key.
         saturate: Values out of range become the largest finite value, and not Inf or NaN. Integers always saturate.
         key: JAX random key for "SR".
+        evidence: The least level of evidence that is accepted, as "published": less is an error. None: any, "assumed" included.
 
     Returns:
         Array [..., M, N] in the accumulator's format: float32 or float16, int32 for integers, float64 for f64 (a NumPy array unless x64
@@ -76,10 +78,14 @@ def gemm(
 
     Raises:
         Unsupported: PTX does not give `op` to `target`, or the instruction is sparse.
-        NotModelled: there is no evidence for this arithmetic.
+        NotModelled: there is no evidence for this arithmetic, or less than `evidence` asks for.
         TypeError, ValueError: arrays of another kind or shape, or a block scale that is no number of its format.
     """
     op = require_dense(require_product(_check_instruction(op, target)))
+    if evidence is not None and model is not None:
+        raise ValueError(f"evidence={evidence!r}, model={model!r}: another arithmetic has no evidence; leave one of them out")
+    if evidence is not None:
+        require_evidence(op, target, evidence)
     model = resolve_arithmetic(op, target, model).model
     if op.scaling is None and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. {source_reference(op)}")

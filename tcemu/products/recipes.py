@@ -20,7 +20,7 @@ from jax.core import Tracer
 
 from tcemu.architectures.bibliography import make_bibtex
 from tcemu.architectures.evidence import Evidence
-from tcemu.architectures.lookup import find_row, require_product, resolve_arithmetic
+from tcemu.architectures.lookup import find_row, require_evidence, require_product, resolve_arithmetic
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import product_spec
 from tcemu.base.errors import NotModelled, Unsupported
@@ -456,7 +456,7 @@ class Recipe:
 # ---- recipes by name
 
 
-def get_recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
+def get_recipe(name: str, /, target: str | None = None, *, evidence: str | None = None, **changes: Any) -> Recipe:
     """Returns one of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
 
     Every function that takes a recipe takes its name too. Gradients are computed by recipes that belong to the name, unless `backward` is
@@ -467,10 +467,13 @@ def get_recipe(name: str, /, target: str | None = None, **changes: Any) -> Recip
         target: The GPU, as "H100" or "sm_90a"; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main
             instruction: wgmma on sm_90a, tcgen05 on the targets from sm_100 to sm_110 that end in f or a, mma elsewhere. PTX gives tcgen05
             to no other target (9.7.16, Target ISA Notes), and ptxas 13.0 rejects it on sm_100.
+        evidence: The least level of evidence that is accepted for the recipe and the recipes of its gradients, as "published": less is an
+            error. None: any, "assumed" included. A changed arithmetic, `model`, is not asked for evidence.
         **changes: Other fields of the `Recipe`.
 
     Raises:
-        ValueError: an unknown name, or two targets.
+        ValueError: an unknown name or level, or two targets.
+        NotModelled: there is less evidence than `evidence` asks for.
         Unsupported: the target has no such instruction. The message lists the targets that work.
     """
     name, target = _split_recipe_name(name, target)
@@ -485,7 +488,12 @@ def get_recipe(name: str, /, target: str | None = None, **changes: Any) -> Recip
             raise Unsupported(f"recipe({name!r}, {target!r}): {error} The recipe works on {', '.join(working)}.") from None
     if "backward" not in changes:
         changes["backward"] = tuple(_recipe_from_row(gradient, target, {}) for gradient in row.backward)
-    return _recipe_from_row(name, target, changes)
+    recipe = _recipe_from_row(name, target, changes)
+    if evidence is not None:
+        for one in (recipe, *(recipe.gradients or ())):
+            if one.model is None:
+                require_evidence(one.op, one.target, evidence)
+    return recipe
 
 
 def as_recipe(what: Recipe | str, target: str | None = None) -> Recipe:

@@ -135,7 +135,9 @@ def test_modes_of_gemm_are_checked_where_nothing_is_rounded():
 # ---- block scales
 
 
-@pytest.mark.parametrize(("bad", "near"), [(1.5, "1 and 2"), (-1.0, "5.87747e-39"), (0.0, "5.87747e-39"), (np.inf, "8.50706e[+]37 and 1.70141e[+]38")])
+@pytest.mark.parametrize(
+    ("bad", "near"), [(1.5, "1 and 2"), (-1.0, "5.87747e-39"), (0.0, "5.87747e-39"), (np.inf, "8.50706e[+]37 and 1.70141e[+]38")]
+)
 def test_block_scales_that_their_format_lacks_are_refused(bad, near):
     """Rounded without a word, 1.5 would become 2 and -1 NaN."""
     a, ones = np.ones((16, 64)), np.ones((2, 8))
@@ -143,7 +145,9 @@ def test_block_scales_that_their_format_lacks_are_refused(bad, near):
     multiply = lambda s: tcemu.gemm(a, a[:8].T, op=MXF4_OP, target="sm_120a", scale_a=s, scale_b=ones)
     assert (np.asarray(multiply(scales)) == 128).all()
     scales[3, 1] = bad
-    with pytest.raises(ValueError, match=rf"scale_a: got {bad:g} at \[3, 1\]; expected numbers of ue8m0.* of which {near} would be nearest"):
+    with pytest.raises(
+        ValueError, match=rf"scale_a: got {bad:g} at \[3, 1\]; expected numbers of ue8m0.* of which {near} would be nearest"
+    ):
         multiply(scales)
     assert jax.jit(multiply)(scales.astype(np.float32)).shape == (16, 8)  # traced scales are rounded
 

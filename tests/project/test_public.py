@@ -75,7 +75,9 @@ def test_help_opens_with_a_readable_signature():
     wanted = ["gemm(", "    a: ArrayLike,", "    b: ArrayLike,", "    c: ArrayLike | None = None,", "    *,", "    op: str | Instruction,"]
     assert opened[:6] == wanted
     assert opened[opened.index(") -> Array | np.ndarray") + 1].strip().startswith("Multiply")
-    assert str(inspect.signature(tcemu.get_recipe)) == "(name: str, /, target: str | None = None, **changes: Any) -> Recipe"
+    assert str(inspect.signature(tcemu.get_recipe)) == (
+        "(name: str, /, target: str | None = None, *, evidence: str | None = None, **changes: Any) -> Recipe"
+    )
     for name in FUNCTIONS:
         shown, inner = inspect.signature(getattr(tcemu, name)), inspect.unwrap(getattr(tcemu, name))
         own = inspect.signature(types.FunctionType(inner.__code__, {}, name, None, inner.__closure__))
