@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table be
     from tcemu.instructions.mma import mma, mma_sp
     from tcemu.instructions.movers import ldmatrix, movmatrix, stmatrix
     from tcemu.instructions.register_packing import pack, unpack
-    from tcemu.instructions.sparsify import densify, sparsify
+    from tcemu.instructions.sparsify import densify, prune, sparsify
     from tcemu.instructions.wgmma import wgmma
     from tcemu.instructions.wmma import wmma_load, wmma_mma, wmma_store
     from tcemu.isa.families import Instruction
@@ -71,7 +71,7 @@ PUBLIC_NAMES = (  # the module that defines them, and the names
     # the same on matrices of codes
     ("tcemu.instructions.dot", "dot"),
     ("tcemu.instructions.register_packing", "pack unpack"),
-    ("tcemu.instructions.sparsify", "sparsify densify"),
+    ("tcemu.instructions.sparsify", "sparsify densify prune"),
     # products of float arrays
     ("tcemu.products.gemm", "gemm"),
     ("tcemu.products.matmul", "matmul"),

@@ -27,7 +27,7 @@ from tcemu.emulation.product_errors import count_out_of_range, quantize_operands
 from tcemu.formats import F64, Format
 from tcemu.isa.families import MatrixMultiply
 from tcemu.isa.legality import check, recipe_name
-from tcemu.products.gemm import gemm, require_dense
+from tcemu.products.gemm import gemm, require_sparsity
 from tcemu.products.matmul import matmul
 from tcemu.products.product_arguments import as_jax_array, product_shape
 from tcemu.products.recipes import RECIPES, Recipe, get_recipe, names_recipe_alone
@@ -172,7 +172,7 @@ def parse_multiplication(args: argparse.Namespace) -> Multiplication:
 def _instruction_multiplication(args: argparse.Namespace) -> Multiplication:
     target, rounding = args.target or DEFAULT_TARGET, args.rounding or "RN"
     try:
-        op = require_dense(require_product(check(args.op, target)))
+        op = require_sparsity(require_product(check(args.op, target)))
     except ValueError as error:
         if not names_recipe_alone(args.op):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,11 +24,13 @@ from tcemu.base.gradients import straight_through
 from tcemu.base.meshes import shard_like
 from tcemu.formats import ARRAY_FORMATS, CONVERSION_ROUNDINGS, F64, S32, Format, array_codes, array_format, convert, number_array, to_float
 from tcemu.instructions.operand_checks import as_stored_codes
+from tcemu.instructions.sparsify import choose_fields, prune_by_fields
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import check, manual_section, source_reference
 from tcemu.products.differentiable import attach_derivative
 from tcemu.products.product_arguments import check_scale_numbers, pad_k, pad_scales, product_shape
 from tcemu.products.recipes import names_recipe_alone
+from tcemu.products.sparse_rows import multiply_sparse_rows, pad_fields
 
 
 def gemm(
@@ -44,6 +47,7 @@ def gemm(
     saturate: bool = False,
     key: PRNGKey | None = None,
     evidence: str | None = None,
+    sparse: str | None = None,
 ) -> Array | np.ndarray:
     """Multiply matrices of any shape as a kernel built on one instruction does, bit for bit: D = A·B + C.
 
@@ -71,17 +75,20 @@ def gemm(
         saturate: Values out of range become the largest finite value, and not Inf or NaN. Integers always saturate.
         key: JAX random key for "SR".
         evidence: The least level of evidence that is accepted, as "published": less is an error. None: any, "assumed" included.
+        sparse: "a": A is pruned along K as `tcemu.prune` does, by the pattern of the sparse instruction `op`, such as "f16 sparse", and the
+            instruction gets the kept elements alone; gradients pass straight through the pruning. None: a dense instruction.
 
     Returns:
         Array [..., M, N] in the accumulator's format: float32 or float16, int32 for integers, float64 for f64 (a NumPy array unless x64
         mode is on).
 
     Raises:
-        Unsupported: PTX does not give `op` to `target`, or the instruction is sparse.
+        Unsupported: PTX does not give `op` to `target`, the instruction is sparse and `sparse` is not "a", or the other way round, or it is
+            sparse with block scales.
         NotModelled: there is no evidence for this arithmetic, or less than `evidence` asks for.
         TypeError, ValueError: arrays of another kind or shape, or a block scale that is no number of its format.
     """
-    op = require_dense(require_product(_check_instruction(op, target)))
+    op = require_sparsity(require_product(_check_instruction(op, target)), sparse)
     if evidence is not None and model is not None:
         raise ValueError(f"evidence={evidence!r}, model={model!r}: another arithmetic has no evidence; leave one of them out")
     if evidence is not None:
@@ -100,13 +107,21 @@ def gemm(
     return shard_like(plain, lambda given: product.differentiable(model, key, given), operands)
 
 
-def require_dense(op: MatrixMultiply) -> MatrixMultiply:
-    """Return the instruction. Raises Unsupported if it is sparse; the message names the function for it."""
-    if op.sparse:
-        sparse_function = "wgmma" if op.warps > 1 else "mma_sp" if op.family == "mma.sp" else "dot"
+def require_sparsity(op: MatrixMultiply, sparse: str | None = None) -> MatrixMultiply:
+    """Return the instruction. Raises Unsupported unless it is as sparse as the argument says."""
+    if sparse not in (None, "a"):
+        raise ValueError(f"sparse={sparse!r}: expected 'a', A pruned for a sparse instruction, or None")
+    if op.sparse and sparse is None:
         raise Unsupported(
-            f"{op}: gemm takes a dense A; choose a dense instruction, or run the sparse one on the result of tcemu.sparsify "
-            f"by tcemu.{sparse_function}. PTX ISA {manual_section(op)}"
+            f"{op}: gemm multiplies dense matrices; sparse='a' prunes A for this instruction, and tcemu.dot takes the fields of "
+            f"tcemu.sparsify. PTX ISA {manual_section(op)}"
+        )
+    if sparse and not op.sparse:
+        raise Unsupported(f"{op} is dense; sparse='a' needs a sparse instruction, as op='{op.a} sparse'. PTX ISA {manual_section(op)}")
+    if op.sparse and op.scaling is not None:
+        raise Unsupported(
+            f"{op}: gemm has no sparse products with block scales; tcemu.dot and tcemu.mma_sp compute single instructions. "
+            f"PTX ISA {manual_section(op)}"
         )
     return op
 
@@ -177,7 +192,8 @@ class _GemmProduct(NamedTuple):
                 f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
                 "(the result is then a NumPy array), or enable jax_enable_x64 in your program"
             )
-        d = _gemm_numbers(model, spec, conversion, codes, scales, key)
+        fields = choose_fields(operands.a, op.chunk_size) if op.sparse else None
+        d = _gemm_numbers(model, spec, conversion, codes, scales, key, op.chunk_size if op.sparse else 0, fields)
         return np.ascontiguousarray(d).view(np.float64)[..., 0] if op.d == F64 and not _is_x64_enabled() else d
 
     def smooth(self, key: PRNGKey | None, operands: _GemmOperands) -> Array:
@@ -190,6 +206,9 @@ class _GemmProduct(NamedTuple):
         formats = spec.a, spec.b, spec.c
         numbers = (_codes_to_numbers(F64, x) if fmt == F64 else to_float(fmt, x) for fmt, x in zip(formats, rounded, strict=True))
         values = operands.a, operands.b, operands.c
+        if op.sparse:
+            mask = prune_by_fields(jnp.ones(np.shape(operands.a), jnp.float32), choose_fields(fixed.a, op.chunk_size), op.chunk_size)
+            numbers = (x if name != "a" else jnp.where(mask != 0, x, 0) for name, x in zip("abc", numbers, strict=True))
         a, b, c = (_attach_derivative(x, value, dtype) for x, value in zip(numbers, values, strict=True))
         if op.scaling is not None:
             block = op.k // op.scaling.count
@@ -220,7 +239,7 @@ def _attach_derivative(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Arra
     return attach_derivative(rounded, value.astype(dtype))
 
 
-@jit_wide_vectors(1, 2)
+@jit_wide_vectors(1, 2, 6)
 def _gemm_numbers(
     model: Model,
     spec: ProductSpec,
@@ -228,9 +247,11 @@ def _gemm_numbers(
     codes: _OperandCodes,
     scales: tuple[Array, Array] | None,
     key: PRNGKey | None,
+    chunk: int,
+    fields: Array | None,
 ) -> Array:
-    """Computes D: numbers, or codes where JAX has no dtype for them."""
-    d = _gemm_codes(model, spec, conversion, codes, scales, key)
+    """Computes D: numbers, or codes where JAX has no dtype for them. chunk, fields: of a sparse A; 0 and None of a dense one."""
+    d = _gemm_codes(model, spec, conversion, codes, scales, key, chunk, fields)
     return d if spec.d == F64 and not _is_x64_enabled() else _codes_to_numbers(spec.d, d)
 
 
@@ -241,6 +262,8 @@ def _gemm_codes(
     codes: _OperandCodes,
     scales: tuple[Array, Array] | None,
     key: PRNGKey | None,
+    chunk: int,
+    fields: Array | None,
 ) -> Array:
     """Computes the codes of D."""
     a, b, c = _round_operands(spec, conversion, codes, key)
@@ -249,6 +272,10 @@ def _gemm_codes(
     c = jnp.broadcast_to(c, (*batch, m, n, *c.shape[c.ndim - spec.c.words + 1 :]))
     if k == 0 or m == 0 or n == 0 or 0 in batch:
         return convert(spec.c, spec.d, c)
+    if fields is not None:
+        a, b = pad_k(spec, a, b, 2 * spec.k)  # K of a sparse instruction is of the dense A, twice the kept elements
+        multiply = partial(multiply_matrices, model, spec)
+        return multiply_sparse_rows(multiply, (a, b), pad_fields(fields, a.shape[-1] // chunk), chunk, c)
     if needs_whole_instructions(model, spec):
         a, b = pad_k(spec, a, b, spec.k)
     if scales is not None:

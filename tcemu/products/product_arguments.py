@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -79,7 +79,7 @@ def check_scale_numbers(name: str, value: ArrayLike, fmt: Format) -> None:
         )
 
 
-@cache
+@lru_cache(maxsize=8)
 def _scale_numbers(fmt: Format) -> np.ndarray:
     """Returns the finite numbers of a format of 8 bits or fewer, ascending."""
     numbers = np.asarray(to_float(fmt, np.arange(1 << fmt.bits, dtype=fmt.dtype)), np.float64)
