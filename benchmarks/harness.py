@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -107,6 +106,8 @@ def time_first_call(function: jax.stages.Wrapped, *operands: object) -> tuple[An
 
 def peak_megabytes() -> int:
     """The most memory that this process has had."""
+    import resource  # missing on Windows
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "linux" else 1 << 20)
 
 

@@ -28,11 +28,12 @@ if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table be
     from tcemu.base.execution import execution
     from tcemu.engine.architectures.lookup import evidence, get_model, list_models
     from tcemu.engine.arithmetic.model import Model
+    from tcemu.engine.backends.installation import show_versions
     from tcemu.engine.instructions.dot import dot
     from tcemu.engine.instructions.mma import mma, mma_sp
     from tcemu.engine.instructions.movers import ldmatrix, movmatrix, stmatrix
     from tcemu.engine.instructions.register_packing import pack, unpack
-    from tcemu.engine.instructions.sparsify import densify, sparsify
+    from tcemu.engine.instructions.sparsify import densify, prune, sparsify
     from tcemu.engine.instructions.wgmma import wgmma
     from tcemu.engine.instructions.wmma import wmma_load, wmma_mma, wmma_store
     from tcemu.engine.isa.families import Instruction
@@ -50,7 +51,7 @@ if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table be
     from tcemu.uses.emulation.emulate import emulate
     from tcemu.uses.explanation.explain import explain
 
-__version__ = "0.1.0"  # pyproject.toml takes it from here, so that it is the version of the code that runs, installed or not
+__version__ = "1.0.0rc1"  # pyproject.toml takes it from here, so that it is the version of the code that runs, installed or not
 
 PUBLIC_NAMES = (  # the module that defines them, and the names
     # what PTX has
@@ -68,10 +69,11 @@ PUBLIC_NAMES = (  # the module that defines them, and the names
     ("tcemu.engine.instructions.movers", "ldmatrix stmatrix movmatrix"),
     ("tcemu.base.checking", "checked"),
     ("tcemu.base.compilation", "cache_compilations"),
+    ("tcemu.engine.backends.installation", "show_versions"),
     # the same on matrices of codes
     ("tcemu.engine.instructions.dot", "dot"),
     ("tcemu.engine.instructions.register_packing", "pack unpack"),
-    ("tcemu.engine.instructions.sparsify", "sparsify densify"),
+    ("tcemu.engine.instructions.sparsify", "sparsify densify prune"),
     # products of float arrays
     ("tcemu.operations.products.gemm", "gemm"),
     ("tcemu.operations.products.matmul", "matmul"),

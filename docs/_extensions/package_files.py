@@ -20,7 +20,7 @@ def summaries() -> dict[str, list[tuple[str, str]]]:
     """For each folder the names of its modules with the first lines of their docstrings."""
     folders: dict[str, list[tuple[str, str]]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         if text or path.name != "__init__.py":
             folder = path.parent.relative_to(PACKAGE.parent).as_posix()
             folders.setdefault(folder, []).append((path.name, " ".join(text.partition("\n\n")[0].split())))

@@ -131,5 +131,5 @@ PICTURES: dict[str, Callable[[], str]] = {
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
     for name, draw in PICTURES.items():
-        (folder / name).write_text(draw())
+        (folder / name).write_text(draw(), encoding="utf-8")
         print(folder / name)

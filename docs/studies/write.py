@@ -24,7 +24,7 @@ SMALL = ' font-size="13"'
 
 def outcome(name: str) -> Outcome:
     """What the JSON of a claim holds."""
-    return Outcome.from_facts(get_claim(name), json.loads((HERE / f"{name}.json").read_text()))
+    return Outcome.from_facts(get_claim(name), json.loads((HERE / f"{name}.json").read_text(encoding="utf-8")))
 
 
 class Axis:
@@ -160,7 +160,7 @@ def main(names: list[str]) -> int:
     for name in names or sorted(path.stem for path in HERE.glob("*.json")):
         found = outcome(name)
         for end, text in (("json", found.to_json(indent=1) + "\n"), ("svg", picture(found)), ("md", page(found))):
-            (HERE / f"{name}.{end}").write_text(text)
+            (HERE / f"{name}.{end}").write_text(text, encoding="utf-8")
         print(HERE / f"{name}.md")
     return 0
 

@@ -177,7 +177,7 @@ def _has_wide_vectors() -> bool:
     if jax.default_backend() != "cpu" or "xla_cpu_prefer_vector_width" in os.environ.get("XLA_FLAGS", ""):
         return False
     try:
-        return "avx512f" in Path("/proc/cpuinfo").read_text(errors="replace").split()
+        return "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split()
     except OSError:  # not Linux
         return False
 

@@ -101,7 +101,8 @@ def exit_on_signals(name: str) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background ignores it
             signal.signal(number, handler)
     reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    if hasattr(os, "set_blocking"):  # missing on Windows before Python 3.12, which takes a blocking pipe
+        os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=handler.watch, args=(reading,), name="signals", daemon=True).start()
 

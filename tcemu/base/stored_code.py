@@ -416,6 +416,6 @@ def _environment() -> str:
 def _processor() -> str:
     """Return the features of the processor, for which XLA compiles."""
     with suppress(OSError):  # not Linux
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
     return platform.processor()

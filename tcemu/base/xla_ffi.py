@@ -93,7 +93,7 @@ class Api(Struct):
 @cache
 def installed_version() -> tuple[int, int]:
     """Returns major and minor of the C API of the installed jaxlib. Raises OSError or LookupError if the header does not say them."""
-    header = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+    header = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text(encoding="utf-8")
     found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
     return int(found["MAJOR"]), int(found["MINOR"])
 

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 NAMES = {
     "Instruction", "parse", "check", "targets", "Model", "get_model", "list_models", "evidence", "execution",
     "mma", "mma_sp", "wmma_load", "wmma_mma", "wmma_store", "wgmma", "ldmatrix", "stmatrix", "movmatrix", "checked", "cache_compilations",
-    "dot", "pack", "unpack", "sparsify", "densify",
+    "show_versions",
+    "dot", "pack", "unpack", "sparsify", "densify", "prune",
     "gemm", "matmul", "dot_general", "ragged_dot", "attention", "Recipe", "get_recipe",
     "emulate", "compare", "explain",
     "Unsupported", "NotModelled", "UndefinedBehaviour",
@@ -30,6 +31,7 @@ DEFAULTS = {
     "'fp8_split'",
     "'max'",
     "'tensor'",
+    "'2:4'",
     "'ex2.approx'",
     "'rcp.approx'",
 }  # words in signatures; annotations are unquoted
@@ -75,7 +77,9 @@ def test_help_opens_with_a_readable_signature():
     wanted = ["gemm(", "    a: ArrayLike,", "    b: ArrayLike,", "    c: ArrayLike | None = None,", "    *,", "    op: str | Instruction,"]
     assert opened[:6] == wanted
     assert opened[opened.index(") -> Array | np.ndarray") + 1].strip().startswith("Multiply")
-    assert str(inspect.signature(tcemu.get_recipe)) == "(name: str, /, target: str | None = None, **changes: Any) -> Recipe"
+    assert str(inspect.signature(tcemu.get_recipe)) == (
+        "(name: str, /, target: str | None = None, *, evidence: str | None = None, **changes: Any) -> Recipe"
+    )
     for name in FUNCTIONS:
         shown, inner = inspect.signature(getattr(tcemu, name)), inspect.unwrap(getattr(tcemu, name))
         own = inspect.signature(types.FunctionType(inner.__code__, {}, name, None, inner.__closure__))

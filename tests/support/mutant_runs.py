@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import pickle
-import resource
 import select
 import signal
 import sys
@@ -195,6 +194,8 @@ def _fork(function: Callable[[], Any]) -> tuple[int, int]:
         return pid, read
     status = 1
     try:
+        import resource  # missing on Windows, as os.fork is
+
         os.close(read)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))

@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import shlex
+from codeop import compile_command
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -78,3 +79,16 @@ def comparable(text: str) -> str:
 def shown_text(block: Block, text: str) -> str:
     """What the page says that the block prints."""
     return text[slice(*block.shown)] if block.shown else ""
+
+
+def prompt_error(code: str) -> str:
+    """What Python's interactive prompt says against a block that is pasted: it ends a loop at an empty line alone. "": nothing."""
+    waiting: list[str] = []
+    for line in [*code.splitlines(), ""]:
+        waiting.append(line)
+        try:
+            if compile_command("\n".join(waiting), symbol="single") is not None:
+                waiting.clear()
+        except SyntaxError as error:
+            return f"{error.msg} at {line!r}"
+    return "it is not complete" if any(waiting) else ""

@@ -30,7 +30,7 @@ class Publication(NamedTuple):
 THIS_PACKAGE = Publication(
     "tcemu", ("tests/golden", "tcemu"), "software", "{The tcemu developers}",
     "tcemu: NVIDIA's tensor-core instructions, bit for bit, in JAX", "2026",
-    more=(("version", "0.1.0"), ("date", "2026-11-23"), ("note", "Apache-2.0")),
+    more=(("version", "1.0.0rc1"), ("date", "2026-11-23"), ("note", "Apache-2.0")),
 )  # fmt: skip
 
 
@@ -69,6 +69,11 @@ PUBLICATIONS = (
     _arxiv("mishra2025mxfp8", "2506.08027", "Mishra, Asit and Stosic, Dusan and Layton, Simon and Micikevicius, Paulius",
            "Recipes for Pre-training LLMs with MXFP8"),
     _arxiv("nvidia2025nvfp4", "2509.25149", "{NVIDIA}", "Pretraining Large Language Models with NVFP4"),
+    _arxiv("mishra2021sparse", "2104.08378", "Mishra, Asit and others", "Accelerating Sparse Deep Neural Networks"),
+    _arxiv("zhou2021nm", "2102.04010", "Zhou, Aojun and others",
+           "Learning N:M Fine-grained Structured Sparse Neural Networks From Scratch"),
+    _arxiv("frantar2024marlin", "2408.11743", "Frantar, Elias and others",
+           "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models"),
     Publication("ocp-mx", ("OCP MX 1.0",), "techreport", "{Open Compute Project}", "OCP Microscaling Formats (MX) Specification", "2023",
                 more=(("number", "Version 1.0"), ("institution", "Open Compute Project"), ("url", _OCP))),
     _program("transformerengine", "TransformerEngine", "{NVIDIA}", "Transformer Engine", f"{_NVIDIA}/TransformerEngine"),

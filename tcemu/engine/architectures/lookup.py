@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.architectures.container_rows import decoded_op
-from tcemu.engine.architectures.evidence import Evidence
+from tcemu.engine.architectures.evidence import LEVELS, Evidence
 from tcemu.engine.architectures.model_rows import ROWS, ModelRow
 from tcemu.engine.architectures.other_maker_rows import OTHER_ROWS, UNKNOWN
 from tcemu.engine.arithmetic.model import Model, what_if
@@ -34,6 +34,11 @@ def list_models(target: str) -> dict[str, Model]:
 
     Raises:
         Unsupported: The target is unknown.
+
+    Example:
+        >>> import tcemu
+        >>> list(tcemu.list_models("T4"))[:2]
+        ['mma f16 to f32 (m8n8k4, C f16)', 'mma f16 to f32 (m8n8k4)']
     """
     return {row.label: row.model for row in target_rows(target)}
 
@@ -50,6 +55,11 @@ def get_model(op: str | Instruction, target: str, *, toolkit: str | None = None)
         Unsupported: PTX does not give `op` to `target`, or `op` computes nothing.
         NotModelled: There is no evidence for this arithmetic.
         ValueError: The toolkit is unknown.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.get_model("f16", "A100").fraction_bits, tcemu.get_model("f16", "H100").fraction_bits
+        (24, 25)
     """
     return find_row(check(op, target), target, toolkit=toolkit).model
 
@@ -67,8 +77,39 @@ def evidence(op: str | Instruction, target: str) -> Evidence:
     Raises:
         Unsupported: PTX does not give `op` to `target`, or `op` computes nothing.
         NotModelled: There is no evidence for this arithmetic.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.evidence("f16", "H100").level
+        'silicon'
     """
     return find_row(check(op, target), target).evidence
+
+
+def require_evidence(op: str | Instruction, target: str, least: str) -> None:
+    """Raise an error unless the arithmetic of an instruction is known well enough.
+
+    Args:
+        op: PTX spelling, short name or `Instruction`.
+        target: GPU name or target.
+        least: A level of evidence: that one or a better one is required. The levels, the best first, are those of
+            `tcemu.engine.architectures.evidence.LEVELS`.
+
+    Raises:
+        NotModelled: The evidence is less, or there is none.
+        Unsupported: PTX does not give `op` to `target`.
+        ValueError: There is no such level.
+    """
+    levels = tuple(LEVELS)
+    if least not in levels:
+        raise ValueError(f"evidence={least!r}: expected one of {', '.join(levels)}, the best first, or None")
+    op = check(op, target)
+    known = find_row(op, target).evidence
+    if levels.index(known.level) > levels.index(least):
+        raise NotModelled(
+            f"{op} on {resolve_target(target)}: its evidence is {known.level!r} ({known.source}), and evidence={least!r} asks for more; "
+            f"accept less by evidence={known.level!r}, or take a target of which more is known: tcemu list --evidence"
+        )
 
 
 class Arithmetic(NamedTuple):

@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from tcemu.base.results import Table
 from tcemu.engine.formats.number_formats import F16, F32, F64, FORMATS, S32, Format
 from tcemu.engine.formats.rounding import ROUNDINGS, Rounding, truncates
 
@@ -109,6 +110,11 @@ class Model:
 
     Raises:
         ValueError: A value is outside its limits, or fields exclude each other.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.Model(tcemu.formats.F32, fraction_bits=10).terms
+        16
     """
 
     result: Format  # F32, F16 or F64, of every step; S32 for integers, which are exact and use no other field but clamp_step
@@ -134,6 +140,12 @@ class Model:
         """RARE_FIELDS are shown only where they are set."""
         hidden = {f.name for f in fields(self) if f.name in RARE_FIELDS and getattr(self, f.name) == f.default}
         return f"Model({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self) if f.name not in hidden)})"
+
+    def _repr_html_(self) -> str:
+        """The shown fields as a table, for notebooks."""
+        hidden = {f.name for f in fields(self) if f.name in RARE_FIELDS and getattr(self, f.name) == f.default}
+        rows = tuple((f.name, str(getattr(self, f.name))) for f in fields(self) if f.name not in hidden)
+        return Table("The arithmetic of a step", ("field", "value"), rows).html()
 
     def __post_init__(self) -> None:
         for name, (allowed, wanted) in STATIC_FIELDS.items():

@@ -1,4 +1,4 @@
-"""`sparsify` and `densify`: a matrix and its structured-sparse form, as `mma.sp` and `wgmma.sp` take it."""
+"""`sparsify`, `densify` and `prune`: a matrix and its structured-sparse form, as `mma.sp` and `wgmma.sp` take it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from tcemu.base.bits import Limbs, is_zero
 from tcemu.base.errors import Unsupported
+from tcemu.base.gradients import straight_through
 from tcemu.engine.formats.coding import codes_to_limbs, decode
 from tcemu.engine.formats.float_arrays import array_codes
 from tcemu.engine.formats.number_formats import Format
@@ -21,7 +22,7 @@ from tcemu.engine.instructions.selected_operands import MetadataRegisters, metad
 from tcemu.engine.isa.families import Instruction, MatrixMultiply
 from tcemu.engine.isa.grammar import parse
 from tcemu.engine.isa.legality import manual_section
-from tcemu.engine.layouts.sparsity import PATTERNS, compress, decompress, keep_largest
+from tcemu.engine.layouts.sparsity import PATTERN_NAMES, PATTERNS, compress, decompress, keep_largest
 
 DEFAULT_PATTERN = "2:4"
 
@@ -63,6 +64,13 @@ def sparsify(
         ValueError: The pattern or the shape does not fit, or `already_sparse` does not hold.
 
     Source: PTX ISA 9.7.14.6.1, 9.7.15.6.1.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> kept = tcemu.sparsify(np.array([[1.0, -4.0, 3.0, 2.0]]))
+        >>> kept.values, kept.metadata
+        (array([[-4.,  3.]]), Array([[9]], dtype=uint8))
     """
     instruction, chunk = _chunk(pattern, op)
     if not isinstance(dense, jax.Array):
@@ -107,6 +115,12 @@ def densify(
 
     Raises:
         As `sparsify`.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> tcemu.densify(*tcemu.sparsify(np.array([[1.0, -4.0, 3.0, 2.0]])))
+        array([[ 0., -4.,  3.,  0.]])
     """
     instruction, chunk = _chunk(pattern, op)
     if not isinstance(kept, jax.Array):
@@ -126,6 +140,65 @@ def densify(
     return decompress(kept, fields, chunk)
 
 
+def prune(dense: ArrayLike, pattern: str = DEFAULT_PATTERN, *, axis: int = -1) -> Any:
+    """Return a matrix with zeros in place of the elements that `sparsify` would not keep.
+
+    The gradient is straight through: that of the result is that of `dense`, also where an element is pruned, so that a pruned weight can
+    come back (arXiv 2102.04010).
+
+    Args:
+        dense: [..., M, K], any real dtype. NumPy in gives NumPy out, and JAX in gives JAX out.
+        pattern: As in `sparsify`.
+        axis: The axis of the chunks: -1, K of a sparse A [M, K], or -2, K of a weight [K, N].
+
+    Returns:
+        The pruned matrix, in the shape and dtype of `dense`. The last chunk may be short; it is pruned as if padded with zeros.
+
+    Raises:
+        ValueError: The pattern, the axis or the shape does not fit.
+
+    Source: PTX ISA 9.7.14.6.1; the gradient is that of 2:4 training, "SR-STE" without its decay.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> tcemu.prune(np.array([[1.0, -4.0, 3.0, 2.0]]))
+        array([[ 0., -4.,  3.,  0.]])
+    """
+    _, chunk = _chunk(pattern, None)
+    if not isinstance(dense, jax.Array):
+        dense = np.asarray(dense)
+    if axis not in (-1, -2) or dense.ndim < 2:
+        raise ValueError(f"dense: got {dense.dtype}{list(dense.shape)}, axis={axis!r}; expected a matrix [..., M, K] and axis -1 or -2")
+    rows = dense if axis == -1 else dense.swapaxes(-1, -2)
+    fields = choose_fields(rows, chunk)
+    kept = prune_by_fields(jnp.ones(rows.shape, jnp.uint8), fields, chunk)
+    mask = kept if axis == -1 else kept.swapaxes(-1, -2)
+    if not isinstance(dense, jax.Array):
+        return np.where(np.asarray(mask) != 0, dense, np.zeros((), dense.dtype))
+    zero = jnp.zeros((), dense.dtype)
+    if not isinstance(dense, Tracer) or not jnp.issubdtype(dense.dtype, jnp.floating):
+        return jnp.where(mask != 0, dense, zero)
+    return straight_through(lambda mask, x: jnp.where(mask != 0, x, zero), lambda mask, x: x, lax.stop_gradient(mask), dense)
+
+
+def pad_to_chunks(rows: Any, chunk: int) -> Any:
+    """Return a matrix [..., M, K] with zeros up to whole chunks along K. A NumPy array stays one."""
+    pad: Any = np.pad if isinstance(rows, np.ndarray) else jnp.pad
+    missing = -rows.shape[-1] % chunk
+    return pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, missing)]) if missing else rows
+
+
+def prune_by_fields(rows: Any, fields: Array, chunk: int) -> Any:
+    """Return a matrix [..., M, K] with zeros where the fields [..., M, chunks] keep no element."""
+    return decompress(compress(pad_to_chunks(rows, chunk), fields, chunk), fields, chunk)[..., : rows.shape[-1]]
+
+
+def choose_fields(rows: Any, chunk: int) -> Array:
+    """Return the 4-bit fields [..., M, chunks] of the elements that `sparsify` keeps of numbers [..., M, K]; K may be any."""
+    return keep_largest(_magnitude(None, pad_to_chunks(rows, chunk)), chunk)
+
+
 def _chunk(pattern: str | None, op: str | Instruction | None) -> tuple[MatrixMultiply | None, int]:
     """The instruction, if one is given, and the elements of a chunk."""
     if pattern is not None and pattern not in PATTERNS:
@@ -136,8 +209,7 @@ def _chunk(pattern: str | None, op: str | Instruction | None) -> tuple[MatrixMul
     if not isinstance(op, MatrixMultiply) or not op.sparse:
         raise Unsupported(f"{op} is dense; sparsify and densify take mma.sp and wgmma.sp. PTX ISA {manual_section(op)}")
     if pattern is not None and PATTERNS[pattern] != op.chunk_size:
-        fits = next(name for name, chunk in PATTERNS.items() if chunk == op.chunk_size)
-        raise ValueError(f"pattern: got {pattern!r}; {op} has {fits!r}. PTX ISA 9.7.14.6.1")
+        raise ValueError(f"pattern: got {pattern!r}; {op} has {PATTERN_NAMES[op.chunk_size]!r}. PTX ISA 9.7.14.6.1")
     return op, op.chunk_size
 
 

@@ -1,9 +1,9 @@
-"""Short names of common instructions: "f16", "e4m3 wgmma", "bf16 sparse", "nvf4", derived from the table of instructions.
+"""Short names of common instructions: "f16", "e4m3 wgmma", "bf16 sparse", "f16 f16acc", derived from the table of instructions.
 
 A name is the format of A and B, or a kind with block scales; then "wgmma", "tcgen05" or "wmma" for families other than mma; then "sparse";
-then "xor" or "and" for b1. It means the instruction with the largest shape on the first target, from sm_80 on, that has such an
-instruction. The instruction accumulates in f32 (f64 for f64, s32 for integers), A is row-major, B is column-major, and no optional
-qualifier is set.
+then "f16acc" for sums in f16; then "xor" or "and" for b1. It means the instruction with the largest shape on the first target, from sm_80
+on, that has such an instruction. Without "f16acc" the instruction accumulates in f32 (f64 for f64, s32 for integers). A is row-major, B is
+column-major, and no optional qualifier is set.
 
 Older targets have smaller shapes. `tcemu.engine.isa.legality.resolve_op` chooses among the instructions of a name for a target.
 """
@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from re import findall, split
 
-from tcemu.engine.formats.number_formats import F32, F64, S32, Format
+from tcemu.engine.formats.number_formats import F16, F32, F64, S32, Format
 from tcemu.engine.isa.families import DEFAULT_ROUNDING, Instruction, MatrixMultiply, Mma, Wmma
 from tcemu.engine.isa.syntax_table import syntax_row, syntax_rows
 from tcemu.engine.isa.tcgen05 import usual_products
@@ -40,7 +40,8 @@ NO_SHORT_NAMES = {  # other words that people try, with what to say of them
         ("e4m3fnuz", "float8_e4m3fnuz", "e5m2fnuz", "float8_e5m2fnuz"), "is a format of AMD's GPUs; NVIDIA's are e4m3 and e5m2"
     ),
 }
-SUFFIX_ORDER = ("wgmma", "tcgen05", "wmma", "sparse", "xor", "and")  # words after the format, in order
+F16_SUMS = "f16acc"  # the word for accumulators, C and D, in f16
+SUFFIX_ORDER = ("wgmma", "tcgen05", "wmma", "sparse", F16_SUMS, "xor", "and")  # words after the format, in order
 OLDEST_TARGET = 80  # number of the first target with today's usual shapes
 
 
@@ -124,11 +125,11 @@ def _short_name(op: MatrixMultiply) -> str:
     family = next((family for family, both in FAMILY_WORDS.items() if op.family in both), None)
     plain = op.a == op.b and not op.satfinite and op.rounding in (None, DEFAULT_ROUNDING)
     plain = plain and (not isinstance(op, Mma | Wmma) or (op.alayout, op.blayout) == ("row", "col"))
-    if family is None or not plain or op.d != _usual_accumulator(op.a) or op.accumulator != op.d:
+    if family is None or not plain or op.d not in (_usual_accumulator(op.a), F16) or op.accumulator != op.d:
         return ""
     scaling = op.scaling
     first = op.a.name if scaling is None else SCALED_NAMES.get((op.kind, op.a.name, scaling.count, scaling.format.name), "")
-    words = [first, None if family == "mma" else family, "sparse" if op.sparse else None, op.bit_op]
+    words = [first, None if family == "mma" else family, "sparse" if op.sparse else None, F16_SUMS if op.d == F16 else None, op.bit_op]
     return " ".join(word for word in words if word) if first else ""
 
 

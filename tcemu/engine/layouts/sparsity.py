@@ -17,6 +17,7 @@ from tcemu.base.bits import Limbs, less, select
 
 UNITS = 4  # units of a chunk
 PATTERNS = {"1:2": 2, "2:4": 4, "4:8": 8}  # elements of a chunk: 1:2 for tf32, 4:8 (two pairs of four) for 4-bit types
+PATTERN_NAMES = {chunk: name for name, chunk in PATTERNS.items()}
 
 # Fields that PTX defines: two different units, low index first; in either order without .ordered_metadata. tf32: the halves of an element
 ORDERED_FIELDS = tuple(sorted(first | second << 2 for first, second in permutations(range(UNITS), 2) if first < second))

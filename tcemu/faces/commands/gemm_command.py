@@ -26,7 +26,7 @@ from tcemu.engine.isa.legality import check, recipe_name
 from tcemu.faces.commands import OP_HELP, TARGET_HELP, CommandError
 from tcemu.faces.commands.arguments import apply_what_if
 from tcemu.faces.commands.array_files import Output, check_size, load_array, npy_bytes, output_shape, path_text
-from tcemu.operations.products.gemm import gemm, require_dense
+from tcemu.operations.products.gemm import gemm, require_sparsity
 from tcemu.operations.products.matmul import matmul
 from tcemu.operations.products.product_arguments import as_jax_array, product_shape
 from tcemu.operations.products.recipes import RECIPES, Recipe, get_recipe, names_recipe_alone
@@ -172,7 +172,7 @@ def parse_multiplication(args: argparse.Namespace) -> Multiplication:
 def _instruction_multiplication(args: argparse.Namespace) -> Multiplication:
     target, rounding = args.target or DEFAULT_TARGET, args.rounding or "RN"
     try:
-        op = require_dense(require_product(check(args.op, target)))
+        op = require_sparsity(require_product(check(args.op, target)))
     except ValueError as error:
         if not names_recipe_alone(args.op):
             raise

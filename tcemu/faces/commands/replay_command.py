@@ -157,7 +157,7 @@ def read_recipe(name: str, path: Path) -> KernelRecipe:
             raise CommandError(
                 f"{name}: {path_text(path)} has {path.stat().st_size:,} bytes; a recipe has no more than {MAX_RECIPE_BYTES:,}"
             )
-        return loads(path.read_text())
+        return loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CommandError(f"{name}: {path_text(path)} cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # UnicodeDecodeError too

@@ -27,7 +27,8 @@ def _after_fork() -> None:
     _forked = _forked or backends_are_initialized()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_process() -> None:

@@ -45,7 +45,7 @@ def read_module(source: Source, target: str, entry: str | None = None, options: 
     if isinstance(source, os.PathLike):
         path = Path(source)
         is_cuda = path.suffix == ".cu"
-        options, source = ((*options, f"--include-path={path.resolve().parent}") if is_cuda else options), path.read_text()
+        options, source = ((*options, f"--include-path={path.resolve().parent}") if is_cuda else options), path.read_text(encoding="utf-8")
     elif isinstance(source, str):
         is_cuda = "__global__" in source and re.search(r"^\s*\.version\b", source, re.MULTILINE) is None
     if is_cuda and isinstance(source, str):

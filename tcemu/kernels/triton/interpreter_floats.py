@@ -2,7 +2,8 @@
 
 The interpreter of Triton 3.9 keeps these types as raw codes in unsigned integers. It adds and compares the codes of bf16, truncates f32 to
 bf16, and loses a carry of f32 to e4m3. Here each operation of bf16 is computed exactly enough to be rounded once, to nearest even, and each
-conversion is the one that Triton's compiler emits for the target: `cvt.rn`, `cvt.rz` and, to FP8, `cvt.rn.satfinite` or integer operations.
+conversion is the one that Triton's compiler emits for the target: `cvt.rn`, `cvt.rz`, to integers `cvt.rzi`, and to FP8 `cvt.rn.satfinite`
+or integer operations.
 Source: PTX of Triton 3.8.0 and 3.9.0 for sm_75, sm_80 and sm_90. The codes of NaN are not promised.
 """
 
@@ -66,6 +67,23 @@ def towards_zero(x: np.ndarray, dtype: Any) -> np.ndarray:
     near = x.astype(dtype)
     codes = near.view(np.uint16)
     return np.where(np.abs(near.astype(np.float32)) > np.abs(x), codes - np.uint16(1), codes).view(dtype)
+
+
+def integers_from_floats(values: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return floats as integers, as `cvt.rzi` gives them: truncated and clamped to the range.
+
+    The host's own conversion differs between processors. Triton converts to 8 bits by way of 16 bits, of which it keeps the lower half. NaN
+    gives 0, but in conversions to 64 bits or from f64 it gives the upper bit alone.
+    """
+    dtype = np.dtype(dtype)
+    converted = np.dtype(f"{dtype.kind}{max(dtype.itemsize, 2)}")
+    limits, bits = np.iinfo(converted), 8 * converted.itemsize
+    nan = 1 << (bits - 1) if bits == 64 or values.dtype == np.float64 else 0
+    wide = np.trunc(values.astype(np.float64))
+    least, bound = float(limits.min), float(limits.max + 1)  # powers of two and 0, exact in f64
+    integers = np.where((wide >= least) & (wide < bound), wide, 0).astype(converted)
+    integers = np.where(wide >= bound, limits.max, np.where(wide < least, limits.min, integers)).astype(converted)
+    return np.where(np.isnan(wide), np.array(nan, np.uint64).astype(converted), integers).astype(dtype)
 
 
 class NarrowFloats:
@@ -154,7 +172,9 @@ class NarrowFloats:
             codes = towards_zero(values, ml_dtypes.bfloat16).view(np.uint16)
             return interpreter.TensorHandle(np.where(np.isnan(values), np.uint16(NAN[result]), codes), result)
         if result not in DTYPES:
-            return interpreter.TensorHandle(values.astype(interpreter._get_np_dtype(result)), result)
+            dtype = np.dtype(interpreter._get_np_dtype(result))
+            narrowed = values.dtype.kind == "f" and dtype.kind in "iu"
+            return interpreter.TensorHandle(integers_from_floats(values, dtype) if narrowed else values.astype(dtype), result)
         if result is tl.bfloat16:
             if kind is tl.float8e5:
                 return interpreter.TensorHandle(_bf16_from_e5m2(source.data), result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.errors import Unsupported
 from tcemu.base.gradients import straight_through
 from tcemu.base.meshes import shard_like
-from tcemu.engine.architectures.lookup import require_product, resolve_arithmetic
+from tcemu.engine.architectures.lookup import require_evidence, require_product, resolve_arithmetic
 from tcemu.engine.arithmetic.fitting import needs_whole_instructions
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import ProductSpec, product_spec
@@ -26,11 +27,13 @@ from tcemu.engine.formats.float_arrays import array_codes, array_format, number_
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F64, S32, Format
 from tcemu.engine.formats.rounding import CONVERSION_ROUNDINGS
 from tcemu.engine.instructions.operand_checks import as_stored_codes
+from tcemu.engine.instructions.sparsify import choose_fields, prune_by_fields
 from tcemu.engine.isa.families import Instruction, MatrixMultiply
 from tcemu.engine.isa.legality import check, manual_section, source_reference
 from tcemu.operations.products.differentiable import attach_derivative
-from tcemu.operations.products.product_arguments import pad_k, pad_scales, product_shape
+from tcemu.operations.products.product_arguments import check_scale_numbers, pad_k, pad_scales, product_shape
 from tcemu.operations.products.recipes import names_recipe_alone
+from tcemu.operations.products.sparse_rows import multiply_sparse_rows, pad_fields
 
 
 def gemm(
@@ -46,6 +49,8 @@ def gemm(
     rounding: str = "RN",
     saturate: bool = False,
     key: PRNGKey | None = None,
+    evidence: str | None = None,
+    sparse: str | None = None,
 ) -> Array | np.ndarray:
     """Multiply matrices of any shape as a kernel built on one instruction does, bit for bit: D = A·B + C.
 
@@ -66,23 +71,37 @@ def gemm(
         model: Another arithmetic than the target's own: a `tcemu.Model`, whose fields may be traced, or changes in words, such as
             "fraction_bits=13,rounding=RN".
         scale_a: Block scales [..., M, S] of an instruction with .block_scale, one for each `op.k // op.scaling.count` elements along K;
-            the last block may be short. Raw codes of `op.scaling.format` (unsigned integers), or floats, which are rounded to it.
+            the last block may be short. Raw codes of `op.scaling.format` (unsigned integers), or floats that are numbers of it;
+            traced floats, whose values are unknown, are rounded to it.
         scale_b: Block scales [..., S, N], as scale_a.
         rounding: Rounding of the operands: "RN", "RZ", "RM", "RP", "RNA", to nearest with ties away from zero, or "SR", stochastic, with
             a key.
         saturate: Values out of range become the largest finite value, and not Inf or NaN. Integers always saturate.
         key: JAX random key for "SR".
+        evidence: The least level of evidence that is accepted, as "published": less is an error. None: any, "assumed" included.
+        sparse: "a": A is pruned along K as `tcemu.prune` does, by the pattern of the sparse instruction `op`, such as "f16 sparse", and the
+            instruction gets the kept elements alone; gradients pass straight through the pruning. None: a dense instruction.
 
     Returns:
         Array [..., M, N] in the accumulator's format: float32 or float16, int32 for integers, float64 for f64 (a NumPy array unless x64
         mode is on).
 
     Raises:
-        Unsupported: PTX does not give `op` to `target`, or the instruction is sparse.
-        NotModelled: there is no evidence for this arithmetic.
-        TypeError, ValueError: arrays of another kind or shape.
+        Unsupported: PTX does not give `op` to `target`, the instruction is sparse and `sparse` is not "a", or the other way round, or it is
+            sparse with block scales.
+        NotModelled: there is no evidence for this arithmetic, or less than `evidence` asks for.
+        TypeError, ValueError: arrays of another kind or shape, or a block scale that is no number of its format.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.gemm([[1.0, 2.0]], [[3.0], [4.0]], op="f16", target="H100")
+        Array([[11.]], dtype=float32)
     """
-    op = require_dense(require_product(_check_instruction(op, target)))
+    op = require_sparsity(require_product(_check_instruction(op, target)), sparse)
+    if evidence is not None and model is not None:
+        raise ValueError(f"evidence={evidence!r}, model={model!r}: another arithmetic has no evidence; leave one of them out")
+    if evidence is not None:
+        require_evidence(op, target, evidence)
     model = resolve_arithmetic(op, target, model).model
     if op.scaling is None and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. {source_reference(op)}")
@@ -97,13 +116,21 @@ def gemm(
     return shard_like(plain, lambda given: product.differentiable(model, key, given), operands)
 
 
-def require_dense(op: MatrixMultiply) -> MatrixMultiply:
-    """Return the instruction. Raises Unsupported if it is sparse; the message names the function for it."""
-    if op.sparse:
-        sparse_function = "wgmma" if op.warps > 1 else "mma_sp" if op.family == "mma.sp" else "dot"
+def require_sparsity(op: MatrixMultiply, sparse: str | None = None) -> MatrixMultiply:
+    """Return the instruction. Raises Unsupported unless it is as sparse as the argument says."""
+    if sparse not in (None, "a"):
+        raise ValueError(f"sparse={sparse!r}: expected 'a', A pruned for a sparse instruction, or None")
+    if op.sparse and sparse is None:
         raise Unsupported(
-            f"{op}: gemm takes a dense A; choose a dense instruction, or run the sparse one on the result of tcemu.sparsify "
-            f"by tcemu.{sparse_function}. PTX ISA {manual_section(op)}"
+            f"{op}: gemm multiplies dense matrices; sparse='a' prunes A for this instruction, and tcemu.dot takes the fields of "
+            f"tcemu.sparsify. PTX ISA {manual_section(op)}"
+        )
+    if sparse and not op.sparse:
+        raise Unsupported(f"{op} is dense; sparse='a' needs a sparse instruction, as op='{op.a} sparse'. PTX ISA {manual_section(op)}")
+    if op.sparse and op.scaling is not None:
+        raise Unsupported(
+            f"{op}: gemm has no sparse products with block scales; tcemu.dot and tcemu.mma_sp compute single instructions. "
+            f"PTX ISA {manual_section(op)}"
         )
     return op
 
@@ -168,13 +195,14 @@ class _GemmProduct(NamedTuple):
     def bits(self, model: Model, key: PRNGKey | None, operands: _GemmOperands) -> Array | np.ndarray:
         op, spec = self.op, product_spec(self.op)
         conversion, codes = self._codes(operands)
-        scales = _scale_codes(op, op.scaling.format, operands, codes) if op.scaling is not None else None
+        scales = _scale_codes(op, op.scaling.format, operands) if op.scaling is not None else None
         if op.d == F64 and not _is_x64_enabled() and any(isinstance(v, Tracer) for v in codes):
             raise Unsupported(
                 f"{op}: its float64 result cannot be an array under jit or vmap while JAX's x64 mode is off; call gemm outside them "
                 "(the result is then a NumPy array), or enable jax_enable_x64 in your program"
             )
-        d = _gemm_numbers(model, spec, conversion, codes, scales, key)
+        fields = choose_fields(operands.a, op.chunk_size) if op.sparse else None
+        d = _gemm_numbers(model, spec, conversion, codes, scales, key, op.chunk_size if op.sparse else 0, fields)
         return np.ascontiguousarray(d).view(np.float64)[..., 0] if op.d == F64 and not _is_x64_enabled() else d
 
     def smooth(self, key: PRNGKey | None, operands: _GemmOperands) -> Array:
@@ -187,10 +215,13 @@ class _GemmProduct(NamedTuple):
         formats = spec.a, spec.b, spec.c
         numbers = (_codes_to_numbers(F64, x) if fmt == F64 else to_float(fmt, x) for fmt, x in zip(formats, rounded, strict=True))
         values = operands.a, operands.b, operands.c
+        if op.sparse:
+            mask = prune_by_fields(jnp.ones(np.shape(operands.a), jnp.float32), choose_fields(fixed.a, op.chunk_size), op.chunk_size)
+            numbers = (x if name != "a" else jnp.where(mask != 0, x, 0) for name, x in zip("abc", numbers, strict=True))
         a, b, c = (_attach_derivative(x, value, dtype) for x, value in zip(numbers, values, strict=True))
         if op.scaling is not None:
             block = op.k // op.scaling.count
-            scales = (to_float(op.scaling.format, v) for v in _scale_codes(op, op.scaling.format, fixed, codes))
+            scales = (to_float(op.scaling.format, v) for v in _scale_codes(op, op.scaling.format, fixed))
             values = operands.scale_a, operands.scale_b
             scale_a, scale_b = (_attach_derivative(scale, value, dtype) for scale, value in zip(scales, values, strict=True))
             a = a * jnp.repeat(scale_a, block, axis=-1)[..., : a.shape[-1]]
@@ -217,7 +248,7 @@ def _attach_derivative(rounded: ArrayLike, value: Any, dtype: DTypeLike) -> Arra
     return attach_derivative(rounded, value.astype(dtype))
 
 
-@jit_wide_vectors(1, 2)
+@jit_wide_vectors(1, 2, 6)
 def _gemm_numbers(
     model: Model,
     spec: ProductSpec,
@@ -225,9 +256,11 @@ def _gemm_numbers(
     codes: _OperandCodes,
     scales: tuple[Array, Array] | None,
     key: PRNGKey | None,
+    chunk: int,
+    fields: Array | None,
 ) -> Array:
-    """Computes D: numbers, or codes where JAX has no dtype for them."""
-    d = _gemm_codes(model, spec, conversion, codes, scales, key)
+    """Computes D: numbers, or codes where JAX has no dtype for them. chunk, fields: of a sparse A; 0 and None of a dense one."""
+    d = _gemm_codes(model, spec, conversion, codes, scales, key, chunk, fields)
     return d if spec.d == F64 and not _is_x64_enabled() else _codes_to_numbers(spec.d, d)
 
 
@@ -238,6 +271,8 @@ def _gemm_codes(
     codes: _OperandCodes,
     scales: tuple[Array, Array] | None,
     key: PRNGKey | None,
+    chunk: int,
+    fields: Array | None,
 ) -> Array:
     """Computes the codes of D."""
     a, b, c = _round_operands(spec, conversion, codes, key)
@@ -246,6 +281,10 @@ def _gemm_codes(
     c = jnp.broadcast_to(c, (*batch, m, n, *c.shape[c.ndim - spec.c.words + 1 :]))
     if k == 0 or m == 0 or n == 0 or 0 in batch:
         return convert(spec.c, spec.d, c)
+    if fields is not None:
+        a, b = pad_k(spec, a, b, 2 * spec.k)  # K of a sparse instruction is of the dense A, twice the kept elements
+        multiply = partial(multiply_matrices, model, spec)
+        return multiply_sparse_rows(multiply, (a, b), pad_fields(fields, a.shape[-1] // chunk), chunk, c)
     if needs_whole_instructions(model, spec):
         a, b = pad_k(spec, a, b, spec.k)
     if scales is not None:
@@ -269,11 +308,12 @@ def _round_operands(spec: ProductSpec, conversion: _Conversion, codes: _OperandC
     ]
 
 
-def _scale_codes(op: MatrixMultiply, fmt: Format, operands: _GemmOperands, codes: _OperandCodes) -> tuple[Array, Array]:
+def _scale_codes(op: MatrixMultiply, fmt: Format, operands: _GemmOperands) -> tuple[Array, Array]:
     """Returns the codes of both scale matrices, each checked against its operand."""
-    blocks = -(-codes.a.shape[-1] // op.scale_block)
-    scale_a = _check_scale_codes("scale_a", operands.scale_a, op, fmt, (codes.a.shape[-2], blocks))
-    return scale_a, _check_scale_codes("scale_b", operands.scale_b, op, fmt, (blocks, codes.b.shape[-1]))
+    (*_, m, k), (*_, n) = np.shape(operands.a), np.shape(operands.b)
+    blocks = -(-k // op.scale_block)
+    scale_a = _check_scale_codes("scale_a", operands.scale_a, op, fmt, (m, blocks))
+    return scale_a, _check_scale_codes("scale_b", operands.scale_b, op, fmt, (blocks, n))
 
 
 def _check_scale_codes(name: str, value: ArrayLike | None, op: MatrixMultiply, fmt: Format, shape: tuple[int, int]) -> Array:
@@ -287,6 +327,7 @@ def _check_scale_codes(name: str, value: ArrayLike | None, op: MatrixMultiply, f
         return as_stored_codes(name, value, fmt)
     if jnp.issubdtype(value.dtype, jnp.integer) or value.dtype == bool:
         raise TypeError(f"{name}: got {value.dtype}{list(value.shape)}; expected raw codes of {fmt}, unsigned, or floats")
+    check_scale_numbers(name, value, fmt)
     source, codes = array_codes(value)
     return convert(source, fmt, codes)
 

@@ -14,6 +14,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.base.compilation import compile_once, jit_wide_vectors
+from tcemu.base.errors import Unsupported
 from tcemu.base.meshes import match_varying_axes, shard_like
 from tcemu.engine.arithmetic.fma import add
 from tcemu.engine.arithmetic.product_spec import product_spec
@@ -21,6 +22,8 @@ from tcemu.engine.backends.quotients import multiply
 from tcemu.engine.formats.coding import convert, recode
 from tcemu.engine.formats.float_arrays import array_codes, to_float
 from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32
+from tcemu.engine.instructions.sparsify import choose_fields, prune
+from tcemu.engine.layouts.sparsity import PATTERN_NAMES
 from tcemu.operations.products.accumulation import Factors, ScaleBlockShape, partial_sums, reduce_partial_sums
 from tcemu.operations.products.differentiable import attach_derivative, differentiable_product
 from tcemu.operations.products.library.kernel_matmul import KERNEL_KIND as KERNEL_KIND  # registered by their modules
@@ -30,6 +33,7 @@ from tcemu.operations.products.product_arguments import (
     as_jax_array,
     check_float_dtype,
     float_array,
+    pad_k,
     product_keys,
     product_shape,
 )
@@ -37,6 +41,7 @@ from tcemu.operations.products.recipe_facts import plain_facts
 from tcemu.operations.products.recipe_json import recipe_from_dict, recipe_to_dict
 from tcemu.operations.products.recipe_kinds import AnyRecipe, ProductCall, RecipeKind, find_kind, find_named_kind, register_kind
 from tcemu.operations.products.recipes import Recipe, as_recipe, names_recipe_alone, resolve_recipe
+from tcemu.operations.products.sparse_rows import multiply_sparse_rows
 from tcemu.operations.products.wide import WIDE_KIND as WIDE_KIND
 from tcemu.operations.quantize.quantizer import QuantizedOperand, Quantizer, Scheme, dequantize, quantize
 from tcemu.operations.quantize.scale_groups import broadcast_scales, repeat_scales
@@ -86,6 +91,13 @@ def matmul(
     Raises:
         TypeError: an argument holds no floats, or the recipe or dtype has another type.
         ValueError: shapes do not fit, the name is unknown, or a key is missing.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> a, b = np.array([[1.0, 2.0]], np.float32), np.array([[3.0], [4.0]], np.float32)
+        >>> tcemu.matmul(a, b, recipe="bf16 on A100")
+        Array([[11.]], dtype=float32)
     """
     recipe = resolve_product_recipe(recipe, key)
     a, b = float_array("a", a), float_array("b", b)
@@ -167,7 +179,7 @@ class MatmulOptions:
         return _smooth_product(self, operands)
 
     def backward(self, operands: MatmulOperands, g: Array) -> MatmulOperands:
-        recipe, a, b = operands.recipe, operands.a, operands.b
+        recipe, a, b = operands.recipe, pruned_operand(operands.recipe, operands.a), operands.b
         recipe_da, recipe_db = recipe.require_gradients()
         keys = product_keys(operands.key)
         g = g.astype(jnp.float32)
@@ -222,6 +234,11 @@ def multiply_quantized(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand,
     return total if scales_chunks(recipe) else apply_scales(total, a.scales, _transposed(b).scales)
 
 
+def pruned_operand(recipe: Recipe, a: Array) -> Array:
+    """Returns A [..., M, K] as a sparse recipe prunes it, with a straight-through gradient; as it is for a dense one."""
+    return prune(a, PATTERN_NAMES[recipe.op.chunk_size]) if recipe.op.sparse else a
+
+
 @compile_once()
 def _partial_sums(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand) -> Array:
     """Computes the sums of the parts of K, f32 codes [parts, ..., M, N].
@@ -230,17 +247,22 @@ def _partial_sums(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand) -> A
     the loop that rounds, which then uses no vectors.
     """
     k, b = a.codes.shape[-1], _transposed(b)
+    spec, sums = product_spec(recipe.op), {"promote": recipe.promote, "split_k": recipe.split_k, "blocks": scale_block_shape(recipe)}
+    if recipe.op.sparse:
+        if a.fields is None:
+            raise Unsupported(f"{recipe.op}: this product takes recipes with dense instructions; tcemu.matmul prunes A for a sparse one")
+        multiply = lambda a, b: partial_sums(recipe.arithmetic, spec, Factors((a, b), None, None), **sums)
+        codes = pad_k(spec, a.codes, b.codes, recipe.op.chunk_size)
+        return multiply_sparse_rows(multiply, codes, a.fields, recipe.op.chunk_size)
     return partial_sums(
         recipe.arithmetic,
-        product_spec(recipe.op),
+        spec,
         Factors(
             codes=(a.codes, b.codes),
             unit_scales=None if a.unit_scales is None or b.unit_scales is None else (a.unit_scales, b.unit_scales),
             block_scales=chunk_scales(recipe, a, b, k) if scales_chunks(recipe) else None,
         ),
-        promote=recipe.promote,
-        split_k=recipe.split_k,
-        blocks=scale_block_shape(recipe),
+        **sums,
     )
 
 
@@ -268,12 +290,12 @@ def _multiply_scales(total: Array, scale: Array, *others: Array) -> Array:
 
 def scale_block_shape(recipe: Recipe) -> ScaleBlockShape:
     """Returns the extent of the recipe's block scales that multiply outside the instruction."""
-    return ScaleBlockShape((recipe.schemes[0].group_sizes.rows, recipe.schemes[1].group_sizes.rows), recipe.instructions_per_block)
+    return ScaleBlockShape((recipe.schemes[0].outer_sizes.rows, recipe.schemes[1].outer_sizes.rows), recipe.instructions_per_block)
 
 
 def scales_chunks(recipe: Recipe) -> bool:
     """Returns True if the scales multiply promoted chunks of a sum, and not the sum."""
-    return recipe.a.block is not None or recipe.b.block is not None
+    return recipe.a.outer_block is not None or recipe.b.outer_block is not None
 
 
 def chunk_scales(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand, k: int) -> OperandPair:
@@ -282,7 +304,7 @@ def chunk_scales(recipe: Recipe, a: QuantizedOperand, b: QuantizedOperand, k: in
     count = -(-k // chunk)
 
     def repeat(scheme: Scheme, scales: Array | None, axis: int) -> Array:
-        scales, depth = jnp.full((1, 1), ONE) if scales is None else scales, scheme.group_sizes.depth
+        scales, depth = jnp.full((1, 1), ONE) if scales is None else scales, scheme.outer_sizes.depth
         return repeat_scales(scales, count if depth is None else depth // chunk, count, axis)
 
     return repeat(recipe.schemes[0], a.scales, -1), repeat(recipe.schemes[1], b.scales, -2)
@@ -305,7 +327,7 @@ def _operand_rows(operands: MatmulOperands) -> tuple[OperandRows, OperandRows]:
     scale_b = operands.scale_b
     if scale_b is not None and scale_b.ndim >= 2:
         scale_b = jnp.swapaxes(scale_b, -1, -2)
-    a = OperandRows(scheme=scheme_a, values=operands.a, scales=operands.scale_a, is_b=False)
+    a = OperandRows(scheme=scheme_a, values=pruned_operand(operands.recipe, operands.a), scales=operands.scale_a, is_b=False)
     return a, OperandRows(scheme=scheme_b, values=jnp.swapaxes(operands.b, -1, -2), scales=scale_b, is_b=True)
 
 
@@ -316,6 +338,8 @@ def _quantize_operands(options: MatmulOptions, operands: MatmulOperands) -> tupl
         quantize(rows.scheme, rows.values, scales=rows.scales, key=key, axis_name=options.axis_name)
         for rows, key in zip(_operand_rows(operands), (keys.a, keys.b), strict=True)
     )
+    if operands.recipe.op.sparse:
+        a = a._replace(fields=choose_fields(lax.stop_gradient(operands.a), operands.recipe.op.chunk_size))
     return a, b
 
 
@@ -374,6 +398,10 @@ def _check_scale(
         return
     if quantizer.scaling == "none":
         raise ValueError(f"{name}: the recipe does not scale this operand; leave it out, or give the recipe another scaling")
+    if quantizer.element is not None:
+        raise ValueError(
+            f"{name}: the recipe quantises this operand to {quantizer.element} and dequantises it by scales of its own; leave it out"
+        )
     if quantizer.hadamard is not None:
         raise ValueError(
             f"{name}: the recipe transforms this operand before it is scaled; leave it out: its scales come from the transformed operand"

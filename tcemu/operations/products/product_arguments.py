@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -10,12 +11,13 @@ import ml_dtypes
 import numpy as np
 from chex import PRNGKey
 from jax import Array, lax
+from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.engine.arithmetic.product_spec import ProductSpec
 from tcemu.engine.formats.coding import convert
-from tcemu.engine.formats.float_arrays import array_codes, number_array
-from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32, F64
+from tcemu.engine.formats.float_arrays import array_codes, number_array, to_float
+from tcemu.engine.formats.number_formats import ARRAY_FORMATS, F32, F64, Format
 
 Shape = tuple[int, ...]
 OperandPair = tuple[Array, Array]  # of A and of B
@@ -54,6 +56,36 @@ def as_jax_array(x: Array | np.ndarray, round_to_odd: bool = False) -> Array:
     truncated = convert(F64, F32, codes, "RZ")
     inexact = jnp.any(convert(F32, F64, truncated) != codes, axis=-1)
     return lax.bitcast_convert_type(truncated | inexact.astype(jnp.uint32), jnp.float32)
+
+
+def check_scale_numbers(name: str, value: ArrayLike, fmt: Format) -> None:
+    """Raise ValueError for the first float that a format of scales does not have. Values under a trace are unknown, and pass.
+
+    Args:
+        name: The argument's name.
+        value: Floats.
+        fmt: An unsigned format of 8 bits, as ue8m0 or ue4m3.
+    """
+    if isinstance(value, Tracer):
+        return
+    given, numbers = np.asarray(value).astype(np.float64), _scale_numbers(fmt)
+    above = np.minimum(np.searchsorted(numbers, given), len(numbers) - 1)  # index of the least number that is not smaller
+    wrong = np.argwhere((numbers[above] != given) & ~np.isnan(given))
+    if len(wrong):
+        place = tuple(wrong[0].tolist())
+        near = " and ".join(f"{number:g}" for number in numbers[max(above[place] - 1, 0) : above[place] + 1])
+        raise ValueError(
+            f"{name}: got {given[place]:g} at {list(place)}; expected numbers of {fmt}, from {numbers[0]:g} to {numbers[-1]:g}, of which "
+            f"{near} would be nearest ({len(wrong)} of {given.size} scales are none). Round scales as your kernel does before the elements "
+            "are divided by them, or give raw codes, unsigned integers: tcemu.quantize.block_quantize makes them"
+        )
+
+
+@lru_cache(maxsize=8)
+def _scale_numbers(fmt: Format) -> np.ndarray:
+    """Returns the finite numbers of a format of 8 bits or fewer, ascending."""
+    numbers = np.asarray(to_float(fmt, np.arange(1 << fmt.bits, dtype=fmt.dtype)), np.float64)
+    return np.unique(numbers[np.isfinite(numbers)])
 
 
 def check_float_dtype(dtype: DTypeLike, name: str = "dtype") -> np.dtype:

@@ -25,7 +25,7 @@ from tcemu.operations.quantize.quantizer import Quantizer
 RECIPE_KIND, RECIPE_VERSION = "tcemu recipe", 1
 MAX_NESTING = 16  # recipes of gradients within recipes
 VALUE_TYPES = (Model, Quantizer)  # types of fields that are themselves values
-LATER_MODEL_FIELDS: dict[str, Any] = {"clamp_step": None}  # values of a model's fields that older files lack
+LATER_FIELDS: dict[type, dict[str, Any]] = {Model: {"clamp_step": None}, Quantizer: {"element": None}}  # values that older files lack
 INT32_LIMITS = (-(2**31), 2**31 - 1)
 
 # ---- values
@@ -63,6 +63,10 @@ def _plain_field(owner: str, name: str, value: Any) -> Any:
         return {"array": np.asarray(value).tolist()}
     if isinstance(value, tuple):
         return list(value)
+    if callable(value):
+        raise TypeError(f"{owner}.{name} is a function, which a file cannot hold; save the recipe with a rule of tcemu.quantize.RULES")
+    if isinstance(value, Format) and FORMATS.get(value.name) != value:
+        raise TypeError(f"{owner}.{name} is {value}, a format of your own, which a file cannot hold; save one of {', '.join(FORMATS)}")
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
@@ -78,7 +82,7 @@ def value_from_dict(name: str, kind: type, data: Any, defaults: Mapping[str, Any
     Raises:
         ValueError: `data` is no such dict, or the constructor rejects a field.
     """
-    lacking = (LATER_MODEL_FIELDS if kind is Model else {}) | dict(defaults or {})
+    lacking = LATER_FIELDS.get(kind, {}) | dict(defaults or {})
     members = check_members(name, {**lacking, **data} if isinstance(data, dict) else data, [field.name for field in fields(kind)])
     types = field_types(kind)
     values = {field: read_field(name, field, types[field], value) for field, value in members.items()}

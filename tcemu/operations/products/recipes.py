@@ -19,13 +19,14 @@ from jax import Array
 from jax.core import Tracer
 
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.results import Table
 from tcemu.base.saved_files import parse_json
 from tcemu.engine.architectures.bibliography import make_bibtex
 from tcemu.engine.architectures.evidence import Evidence
-from tcemu.engine.architectures.lookup import find_row, require_product, resolve_arithmetic
+from tcemu.engine.architectures.lookup import find_row, require_evidence, require_product, resolve_arithmetic
 from tcemu.engine.arithmetic.model import Model
 from tcemu.engine.arithmetic.product_spec import product_spec
-from tcemu.engine.formats.number_formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0, Format
+from tcemu.engine.formats.number_formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, S4, S8, TF32, UE4M3, UE8M0, Format
 from tcemu.engine.isa.families import MatrixMultiply
 from tcemu.engine.isa.grammar import shorten_text
 from tcemu.engine.isa.legality import FIFTH_GENERATION, check, manual_section, resolve_op, targets
@@ -69,6 +70,7 @@ class RecipeRow(NamedTuple):
     source: str
     promote: int | None = None  # instructions between two promotions
     block_scale: ScaledKind | None = None  # kind of an instruction with .block_scale
+    sparse: bool = False  # A is pruned for a sparse instruction
     split_accumulator: bool = False  # sums are promoted as cuBLASLt does with fast accumulation off: `split_accumulator_interval`
 
 
@@ -80,6 +82,8 @@ NVF4 = ScaledKind("mxf4nvf4", 4, UE4M3, k=64)
 SQUARE_16 = Quantizer("block", rows=16, saturate=True)
 GRADIENT = Quantizer("block", rounding="SR", saturate=True)
 ROTATED, ROTATED_GRADIENT = (Quantizer("block", rounding=rounding, hadamard=SIGNS_16, saturate=True) for rounding in ("RN", "SR"))
+INT8_WEIGHT = Quantizer("column", scale="f16", saturate=True, element=S8)
+INT4_WEIGHT = Quantizer("block", (1, 128), scale="f16", saturate=True, element=S4)
 _HYBRID = "arXiv 2209.05433, 4; TransformerEngine, Format.HYBRID with the scales of the tensors at hand"
 _DEEPSEEK = "arXiv 2412.19437, 3.3: tiles of activations, blocks of weights, sums promoted every 128 elements; DeepGEMM's fma"
 _SPLIT = "forward CUBLASLT_MATMUL_DESC_FAST_ACCUM on, gradients off: TransformerEngine, Float8CurrentScaling, fp8_gemm_fprop, _dgrad and \
@@ -87,6 +91,10 @@ _wgrad; torchao, Float8LinearConfig, gemm_config_output, _grad_input and _grad_w
 _MXFP8 = "arXiv 2506.08027: e4m3 for gradients too, scales rounded up; TransformerEngine MXFP8BlockScaling"
 _NVFP4 = "arXiv 2509.25149, without its Hadamard transforms, its stochastic rounding of gradients and its 16 x 16 blocks of weights"
 _NVFP4_TRAINING = "arXiv 2509.25149; TransformerEngine, NVFP4BlockScaling with its defaults and its fixed signs"
+_SPARSE = "arXiv 2104.08378, 2:4 sparsity; gradients by dense products, straight through the pruning: arXiv 2102.04010"
+_WEIGHT_ONLY = (
+    "weight-only quantisation, symmetric, to the nearest, f16 scales: W8 per column, W4 in groups of 128: arXiv 2408.11743 (MARLIN)"
+)
 _OCP = "OCP MX 1.0, 5.2 and 6.3"
 
 # 4 instructions of 32 elements: FP8 sums restart after 128 elements on Hopper, in the order of mmaemu 0.1.0 and of bitequiv, which found
@@ -97,6 +105,11 @@ ROWS = {
     "f16": RecipeRow(F16, F16, UNSCALED, UNSCALED, ("f16", "f16"), "arXiv 1710.03740; scaling the loss is the caller's"),
     "bf16": RecipeRow(BF16, BF16, UNSCALED, UNSCALED, ("bf16", "bf16"), "arXiv 1905.12322"),
     "tf32": RecipeRow(TF32, TF32, UNSCALED, UNSCALED, ("tf32", "tf32"), "NVIDIA A100 whitepaper, 2020: f32 rounded to tf32, sums f32"),
+    "f16_sparse": RecipeRow(F16, F16, UNSCALED, UNSCALED, ("f16", "f16"), _SPARSE, sparse=True),
+    "bf16_sparse": RecipeRow(BF16, BF16, UNSCALED, UNSCALED, ("bf16", "bf16"), _SPARSE, sparse=True),
+    "fp8_sparse": RecipeRow(E4M3, E4M3, TENSOR, TENSOR, ("fp8_da", "fp8_db"), _SPARSE, sparse=True),
+    "w8a16": RecipeRow(F16, F16, UNSCALED, INT8_WEIGHT, ("f16", "f16"), _WEIGHT_ONLY),
+    "w4a16": RecipeRow(F16, F16, UNSCALED, INT4_WEIGHT, ("f16", "f16"), _WEIGHT_ONLY),
     "fp8": RecipeRow(E4M3, E4M3, TENSOR, TENSOR, ("fp8_da", "fp8_db"), _HYBRID),
     "fp8_da": RecipeRow(E5M2, E4M3, TENSOR, TENSOR, None, _HYBRID),
     "fp8_db": RecipeRow(E4M3, E5M2, TENSOR, TENSOR, None, _HYBRID),
@@ -159,7 +172,8 @@ class Recipe:
     NaN; in `tcemu.checked` functions it raises UndefinedBehaviour.
 
     Attributes:
-        op: The instruction, with f32 or f16 results: a spelling or an `Instruction`.
+        op: The instruction, with f32 or f16 results: a spelling or an `Instruction`. For a sparse one A is pruned first, as `tcemu.prune`
+            does; then K of a promotion counts the kept elements.
         target: The GPU, as "H100" or "sm_90a".
         a: `Quantizer` of A.
         b: `Quantizer` of B.
@@ -176,9 +190,17 @@ class Recipe:
         source: Where the recipe is described; ignored by equality.
 
     Raises:
-        Unsupported: the target lacks the instruction, or the instruction is sparse or has other results.
+        Unsupported: the target lacks the instruction, the instruction has other results, or it is sparse and operands are scaled by block.
         NotModelled: there is no evidence for this arithmetic.
         TypeError, ValueError: a field has another type or value, or two fields contradict each other.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.Recipe("f16", "A100", b=tcemu.quantize.Quantizer("column"))
+        recipe: mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 on sm_80
+          A f16 unscaled, not saturated; B f16 per column, scales f32, not saturated
+          sums chained; result f32
+          backward exact
     """
 
     op: MatrixMultiply
@@ -201,8 +223,13 @@ class Recipe:
         object.__setattr__(self, "op", op)
         if isinstance(self.model, str):
             object.__setattr__(self, "model", resolve_arithmetic(op, self.target, self.model).model)
-        if op.sparse or op.d not in (F32, F16):
-            raise Unsupported(f"{op}: a recipe takes a dense instruction with results f32 or f16. PTX ISA {manual_section(op)}")
+        if op.d not in (F32, F16):
+            raise Unsupported(f"{op}: a recipe takes an instruction with results f32 or f16. PTX ISA {manual_section(op)}")
+        if op.sparse and (op.scaling is not None or "block" in (self.a.scaling, self.b.scaling) or self.a.hadamard is not None):
+            raise Unsupported(
+                f"{op}: a sparse recipe scales by tensor, row or column, or not at all, and transforms nothing; take a dense instruction "
+                f"for blocks. PTX ISA {manual_section(op)}"
+            )
         resolve_arithmetic(op, self.target, self.model)
         for name, quantizer, other in (("a", self.a, "column"), ("b", self.b, "row")):
             self._check_operand(name, quantizer, other)
@@ -265,10 +292,10 @@ class Recipe:
                 'scaling="block" with block=None' if self.op.scaling is not None else "another scaling, or an instruction with .block_scale"
             )
             raise ValueError(f"{argument}: {self.op} {'needs' if self.op.scaling is not None else 'has no'} block scales; give {expected}")
-        if quantizer.block is not None:
+        if quantizer.outer_block is not None:
             if self.promote is None:
                 raise ValueError(f"{argument}: scales of blocks multiply promoted sums; give promote=, a number of instructions")
-            depth = quantizer.block[1]
+            depth = quantizer.outer_block[1]
             for promote in {1} if isinstance(self.promote, Tracer) else set(np.ravel(self.promote).tolist()):
                 if depth % (taken := promote * self.op.k):
                     raise ValueError(f"{argument}: promote={promote} takes {taken} elements along K, which does not divide {depth}")
@@ -278,14 +305,23 @@ class Recipe:
         unit = describe_unit(self.op, self.target)
         return "\n".join([first, *([f"  {unit}"] if unit else []), *more])
 
-    def _description_lines(self) -> list[str]:
-        op = self.op
-        lines = [f"{self.name or 'recipe'}: {op} on {self.target}"]
-        lines.append(f"  A {op.a} {self.a}; B {op.b} {self.b}")
+    def _repr_html_(self) -> str:
+        """The products of the recipe as a table, for notebooks."""
+        products = {"D": self} | dict(zip(("dA", "dB"), self.gradients or (), strict=False))
+        rows = tuple((name, *recipe._description_cells()) for name, recipe in products.items())
+        backward = {} if self.gradients is not None else {"backward": str(self.backward)}
+        return Table(self.name or "recipe", ("product", "instruction", "target", "A", "B", "sums", "result"), rows, backward).html()
+
+    def _description_cells(self) -> tuple[str, ...]:
+        """Returns the instruction, the target, both operands, the sums and the result, as `__repr__` words them."""
         sums = "chained" if self.promote is None else f"promoted to f32 every {self.promote} instructions"
-        if self.split_k > 1:
-            sums += f", K in {self.split_k} parts added {self.reduction}"
-        lines.append(f"  sums {sums}; result {self.dtype}" + ("" if self.model is None else f"; {self.model}"))
+        sums += f", K in {self.split_k} parts added {self.reduction}" if self.split_k > 1 else ""
+        result = f"{self.dtype}" + ("" if self.model is None else f"; {self.model}")
+        return str(self.op), self.target, f"{self.op.a} {self.a}", f"{self.op.b} {self.b}", sums, result
+
+    def _description_lines(self) -> list[str]:
+        op, target, a, b, sums, result = self._description_cells()
+        lines = [f"{self.name or 'recipe'}: {op} on {target}", f"  A {a}; B {b}", f"  sums {sums}; result {result}"]
         if self.gradients is None:
             lines.append(f"  backward {self.backward}")
         for gradient, recipe in zip(("dA", "dB"), self.gradients or (), strict=False):
@@ -338,7 +374,7 @@ class Recipe:
     @property
     def instructions_per_block(self) -> int | None:
         """Instructions along K per block whose scale multiplies outside: the greatest common divisor of A's and B's. None: no blocks."""
-        depths = [quantizer.block[1] for quantizer in (self.a, self.b) if quantizer.block is not None]
+        depths = [quantizer.outer_block[1] for quantizer in (self.a, self.b) if quantizer.outer_block is not None]
         return gcd(*depths) // self.op.k if depths else None
 
     @property
@@ -456,7 +492,7 @@ class Recipe:
 # ---- recipes by name
 
 
-def get_recipe(name: str, /, target: str | None = None, **changes: Any) -> Recipe:
+def get_recipe(name: str, /, target: str | None = None, *, evidence: str | None = None, **changes: Any) -> Recipe:
     """Returns one of the recipes in use, `tcemu.recipes.RECIPES`: "bf16", "fp8", "deepseek", "mxfp8", "nvfp4", ...
 
     Every function that takes a recipe takes its name too. Gradients are computed by recipes that belong to the name, unless `backward` is
@@ -467,11 +503,20 @@ def get_recipe(name: str, /, target: str | None = None, **changes: Any) -> Recip
         target: The GPU, as "H100" or "sm_90a"; None: sm_90a, or sm_100a for block scales. The arithmetic is that of the target's main
             instruction: wgmma on sm_90a, tcgen05 on the targets from sm_100 to sm_110 that end in f or a, mma elsewhere. PTX gives tcgen05
             to no other target (9.7.16, Target ISA Notes), and ptxas 13.0 rejects it on sm_100.
+        evidence: The least level of evidence that is accepted for the recipe and the recipes of its gradients, as "published": less is an
+            error. None: any, "assumed" included. A changed arithmetic, `model`, is not asked for evidence.
         **changes: Other fields of the `Recipe`.
 
     Raises:
-        ValueError: an unknown name, or two targets.
+        ValueError: an unknown name or level, or two targets.
+        NotModelled: there is less evidence than `evidence` asks for.
         Unsupported: the target has no such instruction. The message lists the targets that work.
+
+    Example:
+        >>> import tcemu
+        >>> recipe = tcemu.get_recipe("fp8", "H100")
+        >>> str(recipe.op), recipe.dtype
+        ('wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3', f32)
     """
     name, target = _split_recipe_name(name, target)
     row = ROWS[name]
@@ -485,7 +530,12 @@ def get_recipe(name: str, /, target: str | None = None, **changes: Any) -> Recip
             raise Unsupported(f"recipe({name!r}, {target!r}): {error} The recipe works on {', '.join(working)}.") from None
     if "backward" not in changes:
         changes["backward"] = tuple(_recipe_from_row(gradient, target, {}) for gradient in row.backward)
-    return _recipe_from_row(name, target, changes)
+    recipe = _recipe_from_row(name, target, changes)
+    if evidence is not None:
+        for one in (recipe, *(recipe.gradients or ())):
+            if one.model is None:
+                require_evidence(one.op, one.target, evidence)
+    return recipe
 
 
 def as_recipe(what: Recipe | str, target: str | None = None) -> Recipe:
@@ -567,16 +617,16 @@ def _row_spelling(name: str, target: str) -> str:
         scaling = None if row.block_scale is None else (row.block_scale.kind, row.block_scale.scale_vec, str(row.block_scale.stype))
         described = lambda op: None if op.scaling is None else (op.kind, op.scaling.count, op.scaling.format.name)
         return next(
-            str(op) for op in usual_products() if (op.a, op.b, op.d, op.sparse, described(op)) == (row.a, row.b, F32, False, scaling)
+            str(op) for op in usual_products() if (op.a, op.b, op.d, op.sparse, described(op)) == (row.a, row.b, F32, row.sparse, scaling)
         )
     if row.block_scale:
         kind, vectors, stype, k = row.block_scale.kind, row.block_scale.scale_vec, row.block_scale.stype, row.block_scale.k
         return f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}.block_scale.scale_vec::{vectors}X.f32.{row.a}.{row.b}.f32.{stype}"
-    k = 256 // max(row.a.bits, 8)
+    k = 256 // max(row.a.bits, 8) * (2 if row.sparse else 1)
     if target == "sm_90a":
-        return f"wgmma.mma_async.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
+        return f"wgmma.mma_async{'.sp' if row.sparse else ''}.sync.aligned.m64n64k{k}.f32.{row.a}.{row.b}"
     if row.a == row.b:
-        return str(resolve_op(row.a.name, target))  # targets before sm_80 have smaller shapes
+        return str(resolve_op(row.a.name + (" sparse" if row.sparse else ""), target))  # targets before sm_80 have smaller shapes
     return f"mma.sync.aligned.m16n8k{k}.row.col.f32.{row.a}.{row.b}.f32"
 
 

@@ -6,7 +6,7 @@ All arithmetic is on integers. The f32 arithmetic of scales is rounded to neares
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
 from typing import Any, NamedTuple
@@ -20,16 +20,17 @@ from jax.typing import ArrayLike
 from tcemu.base.compilation import compile_once
 from tcemu.engine.arithmetic.integer_quotients import divide_on_integers
 from tcemu.engine.backends.elementwise_request import ScaleRequest
-from tcemu.engine.backends.quotients import divide, divide_by_machine
+from tcemu.engine.backends.quotients import divide, divide_by_machine, multiply
 from tcemu.engine.formats.coding import convert, round_from_f32, rounds_from_f32
 from tcemu.engine.formats.float_arrays import array_codes, to_float
-from tcemu.engine.formats.number_formats import F32, UE8M0, Format
+from tcemu.engine.formats.number_formats import F16, F32, UE8M0, Format
 from tcemu.engine.formats.rounding import ROUNDINGS
 from tcemu.operations.quantize.block_formats import BlockFormat, block_quantize
 from tcemu.operations.quantize.hadamard import HADAMARD_SIZES, HadamardTransform
 from tcemu.operations.quantize.scale_groups import GroupSizes, broadcast_scales, max_along_rows, split_groups
 from tcemu.operations.quantize.scale_rules import RULES, max_finite_code
 from tcemu.operations.quantize.scaled_elements import (
+    ONE,
     f32_codes,
     max_magnitudes,
     max_of_all,
@@ -40,7 +41,8 @@ from tcemu.operations.quantize.scaled_elements import (
 )
 
 SCALINGS = ("none", "tensor", "row", "column", "block")
-SCALES = ("f32", "power_of_two")
+SCALES = ("f32", "f16", "power_of_two")
+Rule = Callable[[Array], Array]  # from the max magnitudes of groups, float32, to their scales
 MIN_SCALE = np.float32(2.0**-126).view(np.uint32)
 
 
@@ -61,10 +63,13 @@ class Quantizer:
             of B; "block", a block of rows of A (columns of B) and elements along K.
         block: (rows of A or columns of B, elements along K) of a "block" whose scale multiplies sums outside the instruction, as (1, 128).
             None: the blocks of an instruction with .block_scale, whose scales are operands of the instruction.
-        scale: Scales outside the instruction: "f32", the max magnitude over the format's largest value; "power_of_two", the same rounded up
-            to a power of two. At least 2^-126, and 1 where all elements are zero.
+        scale: Scales outside the instruction: "f32", the max magnitude over the format's largest value; "f16", the same rounded to f16;
+            "power_of_two", rounded up to a power of two. At least 2^-126, and 1 where all elements are zero.
         rule: Rule of the instruction's blocks, one of `tcemu.quantize.RULES`. None: "floor" (OCP MX 1.0, 6.3) for ue8m0,
-            "transformer_engine" for ue4m3, whose tensor scale multiplies the result.
+            "transformer_engine" for ue4m3, whose tensor scale multiplies the result. Or a rule of your own for any scales: a JAX function
+            from the max magnitudes of groups, float32, to their scales, as `lambda amax: 1.1 * amax / 448`. Where all elements are zero the
+            scale is 1. Those of the instruction's blocks are rounded to its scale format, and the tensor has no scale then. The function's
+            float arithmetic is XLA's, which may divide by multiplying with a reciprocal.
         rounding: Rounding of the elements: "RN", "RZ", "RM", "RP", or "SR", stochastic, which needs a key where the product is computed.
         saturate: Elements out of range become the largest finite value, not Inf or NaN; those of the instruction's blocks always do.
         rows: Rows of A (columns of B) that share each scale of the instruction's blocks, as 16 in the 16 x 16 blocks of NVFP4's weights.
@@ -73,6 +78,9 @@ class Quantizer:
             diag(signs) H / sqrt(n), H the Hadamard matrix of Sylvester's construction, as a kernel does it: rounded to bf16, by the
             target's bf16 instruction with f32 sums, rounded to bf16 again. Both operands of a product need the same signs, which cancel
             there.
+        element: None, or a format that the instruction need not have: elements are quantised to it, and the instruction gets
+            element * scale, in f32, rounded to its own format. So kernels multiply by quantised weights ("weight-only"), and so a format of
+            your own, a `tcemu.formats.Format`, gets into a product. Scales then have no part in the sums, and blocks need no promotion.
 
     Raises:
         ValueError: a field has another value, or two fields contradict each other.
@@ -81,15 +89,18 @@ class Quantizer:
     scaling: str = "none"
     block: tuple[int, int] | None = None
     scale: str = "f32"
-    rule: str | None = None
+    rule: str | Rule | None = None
     rounding: str = "RN"
     saturate: bool = False
     rows: int = 1
     hadamard: tuple[int, ...] | None = None
+    element: Format | None = None
 
     def __post_init__(self) -> None:
         for field, expected in (("scaling", SCALINGS), ("scale", SCALES), ("rule", (None, *RULES)), ("rounding", ROUNDINGS)):
             value = getattr(self, field)
+            if field == "rule" and callable(value):
+                continue
             if not (value is None or isinstance(value, str)) or value not in expected:
                 raise ValueError(f"Quantizer({field}={value!r}): expected one of {', '.join(map(str, expected))}")
         if isinstance(self.saturate, np.bool_):
@@ -104,8 +115,20 @@ class Quantizer:
                 f"Quantizer(scaling={self.scaling!r}, block={self.block!r}): block is a pair of sizes, (rows of A or columns of B, "
                 'elements along K), with scaling="block" only'
             )
-        if self.rule is not None and (self.scaling != "block" or self.block is not None):
+        if isinstance(self.rule, str) and (self.scaling != "block" or self.block is not None):
             raise ValueError(f'Quantizer(rule={self.rule!r}): a rule is for the instruction\'s own blocks: scaling="block", block=None')
+        if callable(self.rule) and (self.scaling == "none" or self.scale != "f32" or self.rows != 1):
+            raise ValueError(
+                f"Quantizer(scaling={self.scaling!r}, scale={self.scale!r}, rows={self.rows!r}, rule=a function): the function gives the "
+                f"scales; leave scale and rows out, and give a scaling, one of {', '.join(SCALINGS[1:])}"
+            )
+        if not (self.element is None or isinstance(self.element, Format)):
+            raise ValueError(f"Quantizer(element={self.element!r}): expected a tcemu.formats.Format, as tcemu.formats.S4, or None")
+        if self.element is not None and (self.scales_in_unit or self.element.bits > 16 or not self.element.signed):
+            raise ValueError(
+                f"Quantizer(scaling={self.scaling!r}, block={self.block!r}, element={self.element}): an element is of a signed format of "
+                "at most 16 bits, with scales outside the instruction; give the sizes of a block, as block=(1, 64), or another scaling"
+            )
         self._check_rows_and_signs()
 
     def _check_rows_and_signs(self) -> None:
@@ -133,8 +156,9 @@ class Quantizer:
         }
         words = [per.get(self.scaling, f"per {self.scaling}")]
         if self.scaling != "none" and (self.scaling != "block" or self.block):
-            words.append("scales f32" if self.scale == "f32" else "scales powers of two")
-        words += [f"by {self.rule!r}"] if self.rule else []
+            words.append("scales powers of two" if self.scale == "power_of_two" else f"scales {self.scale}")
+        words = [f"{self.element} {words[0]}", *words[1:], "dequantised"] if self.element is not None else words
+        words += [f"by {self.rule if isinstance(self.rule, str) else getattr(self.rule, '__name__', 'a function')!r}"] if self.rule else []
         words += [self.rounding] if self.rounding != "RN" else []
         words += [] if self.saturate or self.scales_in_unit else ["not saturated"]
         words += [f"{self.rows} rows share a scale"] if self.rows > 1 else []
@@ -145,6 +169,11 @@ class Quantizer:
     def scales_in_unit(self) -> bool:
         """True if the scales are operands of the instruction."""
         return self.scaling == "block" and self.block is None
+
+    @property
+    def outer_block(self) -> tuple[int, int] | None:
+        """The block whose scale multiplies sums outside the instruction, or None."""
+        return self.block if self.element is None else None
 
 
 @dataclass(frozen=True)
@@ -187,14 +216,14 @@ class Scheme:
         return GroupSizes(*(self.quantizer.block or (None, None)))
 
     @property
-    def rule(self) -> str:
-        """The rule that finds the scales of the instruction's blocks."""
+    def rule(self) -> str | Rule:
+        """The rule that finds the scales of the instruction's blocks, or the user's own for any scales."""
         return self.quantizer.rule or ("floor" if self.scale_format == UE8M0 else "transformer_engine")
 
     @property
     def is_two_level(self) -> bool:
         """True if a tensor scale multiplies the scales of the instruction's blocks, as in NVFP4."""
-        return self.quantizer.scales_in_unit and RULES[self.rule].two_level is not None
+        return self.quantizer.scales_in_unit and isinstance(self.rule, str) and RULES[self.rule].two_level is not None
 
     @property
     def spans_rows(self) -> bool:
@@ -211,7 +240,19 @@ class Scheme:
         """True if elements are rounded from the operand or its quotients by powers of two, and not from quotients in f32."""
         if self.transform is not None:
             return True
-        return self.quantizer.scaling == "none" or (self.quantizer.scales_in_unit and not RULES[self.rule].in_f32)
+        by_exponent = self.quantizer.scales_in_unit and isinstance(self.rule, str) and not RULES[self.rule].in_f32
+        return self.quantizer.scaling == "none" or by_exponent
+
+    @property
+    def outer_sizes(self) -> GroupSizes:
+        """Rows, and elements along K, that share a scale outside the instruction; None: all, as where the scales end before it."""
+        return self.group_sizes if self.quantizer.element is None else GroupSizes(None, None)
+
+    @property
+    def of_elements(self) -> Scheme:
+        """The quantisation to the quantiser's own element format, before elements are dequantised to the instruction's."""
+        quantizer = self.quantizer
+        return self if quantizer.element is None else replace(self, format=quantizer.element, quantizer=replace(quantizer, element=None))
 
 
 class QuantizedOperand(NamedTuple):
@@ -224,6 +265,7 @@ class QuantizedOperand(NamedTuple):
     unit_scales: Array | None = None  # codes of the instruction's scale format, [..., R, blocks along K]
     scales: Array | None = None  # f32 codes that multiply sums, [..., groups of rows, blocks along K]; size 1 where all share one
     tensor_scale: Array | None = None  # f32 code, a scalar
+    fields: Array | None = None  # of a sparse A: which elements are kept, 4-bit fields [..., R, chunks]; codes are dense all the same
 
 
 def quantize(
@@ -247,14 +289,17 @@ def quantize(
         amax: Where x is a part, `amax_codes` of the whole: the maximum over the parts.
     """
     quantizer = scheme.quantizer
+    if quantizer.element is not None:
+        q = quantize(scheme.of_elements, x, key=key, axis_name=axis_name, amax=amax)
+        return QuantizedOperand(codes=_dequantize_elements(scheme, q))
     x = x if scheme.transform is None else scheme.transform.apply(x)
     key = key if quantizer.rounding == "SR" else None
     source, codes = array_codes(x)
     if quantizer.scaling == "none":
         return QuantizedOperand(codes=_round_elements(scheme, source, codes, None, key))
-    if quantizer.scales_in_unit and scales is None:
-        return _quantize_unit_blocks(scheme, x, key, axis_name, amax)
-    if scales is None and axis_name is None and key is None:
+    if quantizer.scales_in_unit and scales is None and isinstance(rule := scheme.rule, str):
+        return _quantize_unit_blocks(scheme, rule, x, key, axis_name, amax)
+    if scales is None and axis_name is None and key is None and not quantizer.scales_in_unit:
         return _quantize_in_f32(scheme, source, codes, amax)
     unit_scales = None
     if scales is None:
@@ -262,14 +307,24 @@ def quantize(
     else:
         scale_source, scale_codes = array_codes(scales)
         scale_codes = convert(scale_source, F32, scale_codes)
-        if quantizer.scales_in_unit:
-            scale_format = scheme.require_scale_format()
-            unit_scales = convert(F32, scale_format, scale_codes, saturate=True)
-            scale_codes = convert(scale_format, F32, unit_scales)
+    if quantizer.scales_in_unit:
+        scale_format = scheme.require_scale_format()
+        unit_scales = convert(F32, scale_format, scale_codes, saturate=True)
+        scale_codes = convert(scale_format, F32, unit_scales)
     elements = _round_elements(scheme, source, codes, scale_codes, key)
     if quantizer.scales_in_unit:
         return QuantizedOperand(codes=elements, unit_scales=unit_scales)
     return QuantizedOperand(codes=elements, scales=scale_codes)
+
+
+@compile_once(0)
+def _dequantize_elements(scheme: Scheme, q: QuantizedOperand) -> Array:
+    """Returns element * scale, rounded to f32 and then to the instruction's format, for elements of the quantiser's own format."""
+    elements = scheme.of_elements
+    values = convert(elements.format, F32, q.codes)
+    if q.scales is not None:
+        values = multiply(values, broadcast_scales(q.scales, values.shape, elements.group_sizes), F32)
+    return values if scheme.format == F32 else convert(F32, scheme.format, values, saturate=scheme.quantizer.saturate)
 
 
 @compile_once(0, 1)
@@ -295,15 +350,27 @@ def amax_codes(scheme: Scheme, x: Array) -> Array:
 
 def scale_from_amax(scheme: Scheme, amax: Array) -> Array:
     """Computes the scales, f32 codes, from the result of `amax_codes`, in its shape."""
+    if not isinstance(scheme.rule, str):
+        scales = jnp.broadcast_to(jnp.asarray(scheme.rule(to_float(F32, amax)), jnp.float32), amax.shape)
+        return jnp.where(amax == 0, ONE, lax.bitcast_convert_type(scales, jnp.uint32))
     two_level = RULES[scheme.rule].two_level if scheme.quantizer.scales_in_unit else None
     if two_level is not None:
         return two_level.tensor(amax)[0]
-    return scales_of_magnitudes(_scale_request(scheme), amax)
+    scales = scales_of_magnitudes(_scale_request(scheme), amax)
+    if scheme.quantizer.scale != "f16":
+        return scales
+    halves = jnp.maximum(convert(F32, F16, scales, saturate=True), np.uint16(1))  # a scale that f16 does not hold becomes its least number
+    return convert(F16, F32, halves)
 
 
 def _scale_request(scheme: Scheme) -> ScaleRequest:
     """Returns the request for f32 scales outside the instruction."""
-    return ScaleRequest(int(max_finite_code(scheme.format)), int(MIN_SCALE), scheme.quantizer.scale == "power_of_two")
+    return ScaleRequest(int(_largest(scheme.format)), int(MIN_SCALE), scheme.quantizer.scale == "power_of_two")
+
+
+def _largest(fmt: Format) -> np.uint32:
+    """Returns the largest value of a format, an f32 code; of an integer 2^(bits - 1) - 1, so that quantisation is symmetric."""
+    return np.float32(2 ** (fmt.bits - 1) - 1).view(np.uint32) if fmt.is_integer else max_finite_code(fmt)
 
 
 def dequantize(scheme: Scheme, q: QuantizedOperand, depth: int) -> Array:
@@ -337,9 +404,11 @@ def exact_values(factors: Sequence[ArrayLike]) -> np.ndarray:
     return np.asarray(values)
 
 
-def _quantize_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: str | None, amax: Array | None) -> QuantizedOperand:
+def _quantize_unit_blocks(
+    scheme: Scheme, rule: str, x: Array, key: PRNGKey | None, axis_name: str | None, amax: Array | None
+) -> QuantizedOperand:
     """Quantises by the rule of a block format."""
-    block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, scheme.rule)
+    block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, rule)
     if axis_name is not None and block.two_level:
         amax = lax.pmax(max_of_all(*array_codes(x))[0, 0], axis_name)
     tensor_amax = None if amax is None or not block.two_level else to_float(F32, amax)
@@ -389,7 +458,8 @@ def _compute_scales(scheme: Scheme, source: Format, codes: Array, axis_name: str
     if amax is not None and scheme.spans_depth:
         return scale_from_amax(scheme, amax.reshape(shape) if rows is None else amax)
     over_devices = axis_name is not None and depth is None
-    request = None if over_devices or (rows or 1) > 1 else _scale_request(scheme)
+    computed_here = not isinstance(scheme.rule, str) or scheme.quantizer.scale == "f16"
+    request = None if over_devices or computed_here or (rows or 1) > 1 else _scale_request(scheme)
     if rows is None:
         found = max_of_all(source, codes, request).reshape(shape)
     else:

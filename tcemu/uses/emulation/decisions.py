@@ -44,6 +44,8 @@ def place_recipe(recipe: Recipe, roles: tuple[str, str], key: Callable[[], PRNGK
     is A. key: function that gives the product's random bits, if the recipe rounds stochastically.
     """
     which, a = PRODUCTS_BY_ROLES.get(roles, ("dA" if "gradient" in roles else "D", "lhs"))
+    if recipe.op.sparse and which == "D" and "weight" in roles:
+        a = ("lhs", "rhs")[roles.index("weight")]  # weights are pruned, never activations
     name = recipe.name or f"{recipe.op} on {recipe.target}"
     if which != "D" and recipe.gradients is not None:
         recipe, name = recipe.gradients[("dA", "dB").index(which)], f"{name}, {which}"
@@ -85,7 +87,7 @@ def is_undecided(recipe: Recipe, roles: tuple[str, str]) -> bool:
 
 def is_symmetric(recipe: Recipe) -> bool:
     """Return whether D and its gradients are the same whichever operand is A."""
-    forward = recipe.op.a == recipe.op.b and recipe.a == _mirror(recipe.b)
+    forward = recipe.op.a == recipe.op.b and recipe.a == _mirror(recipe.b) and not recipe.op.sparse
     if recipe.gradients is None:
         return forward
     da, db = recipe.gradients

@@ -380,7 +380,7 @@ def draw_kernel_text(grid: ElementGrid) -> str:
     lines = [f"typedef {scalars.TYPES[str(code)]} Code;"]
     lines += [f"[[maybe_unused]] constexpr int {name} = {number};" for name, number in numbers.items()]
     lines += [f"[[maybe_unused]] constexpr u32 {name} = {mask}u;" for name, mask in masks.items()]
-    loop = resources.files("tcemu.uses.fuzz").joinpath("cuda", "draw.cu").read_text()
+    loop = resources.files("tcemu.uses.fuzz").joinpath("cuda", "draw.cu").read_text(encoding="utf-8")
     return prepend_machine(*lines, scalars.scalar_function_text("element", element, *[np.uint32] * 7), loop)
 
 

@@ -205,7 +205,11 @@ def _library_path(library: str | Path | None) -> str:
     if library is not None:
         return str(library)
     with suppress(OSError):
-        loaded = {line.split()[-1] for line in PROCESS_MAPS.read_text().splitlines() if "libcublasLt.so" in line}
+        loaded = {
+            line.split()[-1]
+            for line in PROCESS_MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            if "libcublasLt.so" in line
+        }
         if loaded:
             return min(loaded)
     for name in LIBRARIES:

@@ -60,7 +60,7 @@ class OrderRules(NamedTuple):
 @cache
 def shipped_rules() -> OrderRules:
     """Read the rules of this package."""
-    data = json.loads(RULES_FILE.read_text())
+    data = json.loads(RULES_FILE.read_text(encoding="utf-8"))
     if (data["kind"], data["version"]) != (RULES_KIND, RULES_VERSION):
         raise ValueError(f"{RULES_FILE.name}: expected {RULES_KIND!r} in version {RULES_VERSION}")
     trees = {name: ChoiceTree([KernelChoice(*choice) for choice in choices], root) for name, (choices, root) in data["trees"].items()}

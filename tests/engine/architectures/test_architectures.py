@@ -15,6 +15,7 @@ from support import random_operands as operands
 from support.sampling import sample_cases
 
 import tcemu
+from tcemu.base.errors import NotModelled
 from tcemu.engine.architectures.evidence import LEVELS
 from tcemu.engine.architectures.lookup import TOOLKITS, find_row, target_rows
 from tcemu.engine.architectures.model_rows import MMA_SIM, ROWS
@@ -360,6 +361,24 @@ def test_evidence_in_words():
     )
     lowered = tcemu.evidence(mma("m8n8k4", "f32", "f16"), "sm_80")
     assert lowered.source == "machine code of ptxas 12.9, 13.0 and 13.5: the routine that was measured on sm_90"
+
+
+def test_less_evidence_than_is_asked_for_is_refused():
+    """The levels in the order of their table, on rows of each; what-ifs have none."""
+    a, b = np.ones((1, 16), np.float32), np.ones((16, 1), np.float32)
+    multiply = lambda target, least: float(tcemu.gemm(a, b, op="f16", target=target, evidence=least)[0, 0])
+    assert [multiply("H100", least) for least in (None, *LEVELS)] == [16.0] * 6
+    assert [multiply("A100", least) for least in ("published", "assumed")] == [16.0] * 2
+    for target, least in (("A100", "silicon"), ("RTX 5090", "published")):
+        with pytest.raises(NotModelled, match=f"evidence={least!r} asks for more; accept less"):
+            multiply(target, least)
+    with pytest.raises(ValueError, match="evidence='gossip': expected one of silicon, published"):
+        multiply("H100", "gossip")
+    with pytest.raises(ValueError, match="another arithmetic has no evidence"):
+        tcemu.gemm(a, b, op="f16", target="H100", model="fraction_bits=13", evidence="assumed")
+    assert tcemu.get_recipe("bf16", "B300", evidence="assumed") == tcemu.get_recipe("bf16", "B300")
+    with pytest.raises(NotModelled, match="its evidence is 'assumed'"):
+        tcemu.get_recipe("bf16", "B300", evidence="published")
 
 
 def test_toolkits_and_units():

@@ -197,7 +197,7 @@ def test_every_name_follows_the_rule():
         assert tcemu.parse(name) is op and find_short_name(name.upper()) is op
         assert op.sparse == ("sparse" in more) and op.family.split(".")[0] == next((w for w in more if "mma" in w or w == "tcgen05"), "mma")
         assert op.a == op.b and (str(op.a) == first or op.kind.startswith(first[:3]) or first == "nvf4")
-        assert str(op.d) == {"f64": "f64"}.get(first, "f32" if op.a.exponent_bits else "s32")
+        assert str(op.d) == "f16" if "f16acc" in more else str(op.d) == {"f64": "f64"}.get(first, "f32" if op.a.exponent_bits else "s32")
         assert not op.satfinite and op.rounding in (None, "rn")
         like = re.sub(r"m\d+n\d+k\d+", "SHAPE", str(op))
         first_target = max(targets(op)[0], "sm_80", key=targets().index)

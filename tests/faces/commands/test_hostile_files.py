@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from support import hostile_arrays as hostile
 from support.sampling import sample_cases
+from support.systems import posix, resource_limits
 
 from tcemu.cli import main
 from tcemu.operations.products.gemm import gemm
@@ -97,6 +97,7 @@ def test_a_small_file_may_not_ask_for_all_memory(folder, capsys):
     assert "D: [10000000000000, 3] of f32 takes 120,000.0 GB; this machine has " in refused(capsys, "A.npy", "B.npy")
 
 
+@posix
 def test_places_that_hold_no_file(folder, capsys):
     os.symlink("round.npy", "about.npy")
     os.symlink("about.npy", "round.npy")
@@ -127,6 +128,7 @@ def test_places_that_hold_no_file(folder, capsys):
     assert contents(folder) == before
 
 
+@posix
 @pytest.mark.parametrize("name", ["矩陣 Ä.npy", os.fsdecode(b"\xff\xfe.npy"), "-A.npy", "a\nb\x1b[2J.npy"])
 def test_odd_names_are_names(name, folder, capsys):
     os.rename("A.npy", name)
@@ -140,6 +142,7 @@ def test_odd_names_are_names(name, folder, capsys):
 # ---- what is written
 
 
+@posix
 @pytest.mark.parametrize("read", ["A", "B", "C"])
 def test_an_input_is_never_overwritten_by_any_name(read, folder, capsys):
     (folder / "sub").mkdir()
@@ -160,6 +163,7 @@ def test_an_input_is_never_overwritten_by_any_name(read, folder, capsys):
     assert contents(folder) == before
 
 
+@posix
 def test_an_output_that_exists_wants_overwrite(folder, capsys):
     np.save("D.npy", np.ones(3))
     before = contents(folder)
@@ -177,6 +181,7 @@ def test_an_output_that_exists_wants_overwrite(folder, capsys):
 @contextmanager
 def full_disk():
     """No file may grow beyond a few bytes."""
+    resource = resource_limits()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.sampling import sample_cases
+from support.systems import sends_signals
 
 from tcemu import fuzz
 from tcemu.base import interrupts
@@ -97,6 +98,7 @@ MOMENTS = [(command, number, turn) for turn in range(4) for command in COMMANDS 
 USUAL = [("gemm", signal.SIGTERM, 0)]
 
 
+@sends_signals
 @pytest.mark.parametrize("moment", sample_cases(MOMENTS, USUAL, ids=lambda m: f"{m[0]}-{m[1].name}-{m[2]}"))
 def test_a_signal_at_any_moment_ends_a_command(moment, tmp_path):
     command, number, turn = moment
@@ -105,6 +107,7 @@ def test_a_signal_at_any_moment_ends_a_command(moment, tmp_path):
     check_stopped(command, number, stop_command(command, number, after, tmp_path), tmp_path)
 
 
+@sends_signals
 def test_a_stopped_run_has_its_counts_in_the_file(tmp_path):
     """After the first chunk: its account is printed, and is that of the file."""
     counted = lambda: (tmp_path / "out" / "run.npz").exists() and runs.read_run_header(tmp_path / "out")["done"]
@@ -125,6 +128,7 @@ sys.exit(status)
 """
 
 
+@sends_signals
 @pytest.mark.parametrize("number", sample_cases(list(STATUS), ()))
 def test_a_signal_after_the_work_changes_nothing(number):
     """Also while the interpreter ends, which gives signals back their default."""

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.sampling import sample_cases
+from support.systems import resource_limits
 from support.torch_helpers import MISSING, equal, run_through_jax, torch, tt
 
 import tcemu
@@ -238,6 +238,7 @@ def test_threads_do_not_disturb_each_other():
 
 
 def test_a_thousand_calls_leave_nothing():
+    resource = resource_limits()
     a, b = (x.requires_grad_() for x in draw((64, 256), (256, 64)))
 
     def calls(count):

@@ -26,7 +26,7 @@ def test_a_test_with_a_foreign_fixture_runs_once(tmp_path, place):
     files = {"conftest.py": fixture, "test_it.py": f"def test_{test}"} if place == "conftest" else {"test_it.py": FOREIGN}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    options = ["-p", "tcemu.pytest_plugin", "-p", "no:cacheprovider", "--tcemu-gpu", "A100", "--tcemu-gpu", "H100", "-q"]
+    options = ["-p", "tcemu_pytest", "-p", "no:cacheprovider", "--tcemu-gpu", "A100", "--tcemu-gpu", "H100", "-q"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path)], cwd=pages.ROOT, capture_output=True, text=True, check=False
     )

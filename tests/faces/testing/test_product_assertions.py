@@ -208,7 +208,7 @@ def test_infinities_and_overflow():
 
 def test_the_fixture_needs_a_gpu(tmp_path):
     (tmp_path / "test_kernel.py").write_text("def test_kernel(gpu):\n    raise AssertionError\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tcemu.pytest_plugin", "-p", "no:cacheprovider", "-q", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-p", "tcemu_pytest", "-p", "no:cacheprovider", "-q", str(tmp_path)]
     done = subprocess.run(
         command,
         capture_output=True,

@@ -10,6 +10,7 @@ triton = pytest.importorskip("triton", reason="triton is not installed: pip inst
 
 from triton_kernels import kernels  # noqa: E402
 
+from tcemu.kernels.triton.interpreter_floats import integers_from_floats  # noqa: E402
 from tcemu.triton import as_tensor, emulated, interpreted  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9 announces another default
@@ -26,6 +27,11 @@ CASTS = [  # operands, result, target
     (NUMBERS.astype(BF16), E4M3, "H100"), (HALVES.view(np.float16), E5M2, "A100"), (HALVES.view(np.float16), E4M3, "H100"),
     (np.arange(1024).astype(np.uint8).view(E5M2), BF16, "H100"), (INTEGERS, BF16, "A100"), (INTEGERS, BF16, "H100"),
 ]  # fmt: skip
+
+
+WIDE = (0.0, -0.75, 3.9, -3.9, 127.5, 300.0, -300.0, 4e4, 7e4, -7e4, 2.0**31, -(2.0**31), 3e9, 2.0**63, -(2.0**63), 2.0**64, 1e30, -1e30)
+BEYOND = np.array([*WIDE, np.inf, -np.inf, np.nan])
+INTEGER_TYPES = ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
 
 
 def nearest_bf16(exact):
@@ -46,6 +52,38 @@ def test_casts_have_the_bits_of_the_compiled_kernel(x, dtype, target):
             kernels.cast_kernel[(x.size // 1024,)](as_tensor(x.copy()), as_tensor(out), BLOCK=1024)
         results.append(out.view(f"u{out.itemsize}"))
     assert (results[0] != results[1]).sum() == 0 and len(np.unique(results[0])) > 100
+
+
+@pytest.mark.parametrize("dtype", INTEGER_TYPES)
+@pytest.mark.parametrize("source", [np.float16, np.float32, np.float64])
+def test_integers_are_clamped_as_cvt_clamps_them(source, dtype):
+    """Python's integers say what is in the range; the host's own cast would depend on the processor."""
+    with np.errstate(over="ignore"):
+        x = BEYOND.astype(source)
+    bits = max(16, 8 * np.dtype(dtype).itemsize)
+    low, high = (0, 2**bits - 1) if dtype[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    nan = 2 ** (bits - 1) if bits == 64 or source is np.float64 else 0
+
+    def expected(value):
+        if np.isnan(value):
+            return nan
+        return (high if value > 0 else low) if np.isinf(value) else min(max(int(value), low), high)
+
+    codes = [expected(value) % 2 ** (8 * np.dtype(dtype).itemsize) for value in x]
+    assert integers_from_floats(x, dtype).view(f"u{np.dtype(dtype).itemsize}").tolist() == codes
+
+
+@pytest.mark.parametrize("dtype", INTEGER_TYPES)
+@pytest.mark.parametrize("source", [np.float16, BF16, np.float32, np.float64])
+@pytest.mark.parametrize("way", [interpreted, pytest.param(emulated, marks=pytest.mark.full)])
+def test_floats_become_integers_as_on_the_gpu(way, source, dtype):
+    with np.errstate(over="ignore"):
+        x = np.resize(BEYOND, 1024).astype(source)
+    out = np.zeros(1024, dtype)
+    with way("H100"):
+        kernels.cast_kernel[(1,)](as_tensor(x.copy()), as_tensor(out), BLOCK=1024)
+    values = x if source is not BF16 else x.astype(np.float32)
+    assert (out != integers_from_floats(values, dtype)).sum() == 0
 
 
 @pytest.mark.parametrize("way", [interpreted, pytest.param(emulated, marks=pytest.mark.full)])

@@ -76,7 +76,7 @@ def test_planted_kernels(tmp_path, gpu_name):
 
 def _run_pytest(folder, *options):
     paths = os.pathsep.join([str(Path(tcemu.__file__).parents[2]), str(FOLDER.parents[1])])
-    command = [sys.executable, "-m", "pytest", "-p", "tcemu.pytest_plugin", "-p", "no:cacheprovider", "-rA", "-q", *options, str(folder)]
+    command = [sys.executable, "-m", "pytest", "-p", "tcemu_pytest", "-p", "no:cacheprovider", "-rA", "-q", *options, str(folder)]
     environment = os.environ | {"PYTHONPATH": paths, "COLUMNS": "400"}
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
 

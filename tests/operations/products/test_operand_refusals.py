@@ -132,6 +132,46 @@ def test_modes_of_gemm_are_checked_where_nothing_is_rounded():
         tcemu.gemm(half, half, op="f16", target="H100", saturate="no")
 
 
+# ---- block scales
+
+
+@pytest.mark.parametrize(
+    ("bad", "near"), [(1.5, "1 and 2"), (-1.0, "5.87747e-39"), (0.0, "5.87747e-39"), (np.inf, "8.50706e[+]37 and 1.70141e[+]38")]
+)
+def test_block_scales_that_their_format_lacks_are_refused(bad, near):
+    """Rounded without a word, 1.5 would become 2 and -1 NaN."""
+    a, ones = np.ones((16, 64)), np.ones((2, 8))
+    scales = np.full((16, 2), 2.0)
+    multiply = lambda s: tcemu.gemm(a, a[:8].T, op=MXF4_OP, target="sm_120a", scale_a=s, scale_b=ones)
+    assert (np.asarray(multiply(scales)) == 128).all()
+    scales[3, 1] = bad
+    with pytest.raises(
+        ValueError, match=rf"scale_a: got {bad:g} at \[3, 1\]; expected numbers of ue8m0.* of which {near} would be nearest"
+    ):
+        multiply(scales)
+    assert jax.jit(multiply)(scales.astype(np.float32)).shape == (16, 8)  # traced scales are rounded
+
+
+def test_nan_is_a_number_of_ue8m0():
+    scales = np.full((16, 2), 2.0)
+    scales[3, 1] = np.nan
+    d = tcemu.gemm(np.ones((16, 64)), np.ones((64, 8)), op=MXF4_OP, target="sm_120a", scale_a=scales, scale_b=np.ones((2, 8)))
+    assert np.isnan(d[3]).all() and not np.isnan(np.delete(d, 3, 0)).any()
+
+
+@pytest.mark.parametrize("k", [64, 96])
+def test_block_scaled_products_take_numpy_float64(k):
+    """Its 64-bit codes are two words, which once counted as an axis."""
+    rng = np.random.default_rng(k)
+    a, b = rng.normal(size=(2, 16, k)), rng.normal(size=(k, 8))
+    scales = np.ones((16, k // 32)), np.ones((k // 32, 8))
+    double, single = (
+        tcemu.gemm(x, y, op=MXF4_OP, target="sm_120a", scale_a=scales[0], scale_b=scales[1])
+        for x, y in ((a, b), (a.astype(np.float32), b.astype(np.float32)))
+    )
+    assert double.shape == (2, 16, 8) and np.array_equal(double, single)
+
+
 # ---- codes that a format does not have
 
 

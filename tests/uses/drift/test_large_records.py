@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.large_records import write_records
+from support.systems import resource_limits
 
 from tcemu.drift import locate
 
@@ -35,6 +36,7 @@ def test_drifts_in_a_run_of_a_hundred_operations_are_found(tmp_path):
 
 @pytest.mark.full
 def test_a_gigabyte_of_records_takes_a_minute_on_two_cores(tmp_path):
+    resource_limits()
     paths = write_records(tmp_path, 1472, 832)
     assert sum(path.stat().st_size for path in paths) > 10**9
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])}

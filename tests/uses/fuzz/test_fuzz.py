@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -243,7 +242,7 @@ def run_with_kills(directory, op, kills, cases, covering):
         while process.poll() is None and done() == before:
             time.sleep(0.02)
         time.sleep(rng.uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
         at.append(done())
     subprocess.run(command, env=environment, check=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -74,7 +73,7 @@ def test_a_process_that_dies_takes_no_counts_with_it(alone, tmp_path):
     while not (tmp_path / "run.npz").exists() or not runs.read_run_header(tmp_path)["done"]:
         assert processes[0].poll() is None, processes[0].communicate()
         time.sleep(0.02)
-    processes[1].send_signal(signal.SIGKILL)
+    processes[1].kill()
     time.sleep(1)
     for process in processes:
         process.kill()

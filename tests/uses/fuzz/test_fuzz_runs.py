@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.emulated_gpu import EmulatedGpu
 from support.sampling import sample_cases
+from support.systems import resource_limits
 
 import tcemu
 from tcemu import fuzz
@@ -238,6 +239,7 @@ sys.exit(main(["fuzz", {S8!r}, "--left", "sm_80", "--right", "sm_90a", "--cases"
 
 @pytest.mark.full
 def test_a_limit_on_files_is_said(tmp_path):
+    resource_limits()
     ended = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], env=ENVIRONMENT, capture_output=True, text=True)
     assert ended.returncode == 2 and "File too large" in ended.stderr and "Traceback" not in ended.stderr
     assert list(tmp_path.iterdir()) == []

@@ -187,4 +187,4 @@ def prepend_machine(*parts: str) -> str:
 
 @cache
 def _file(name: str) -> str:
-    return resources.files("tcemu.engine.backends.cuda").joinpath("kernels", f"{name}.cu").read_text()
+    return resources.files("tcemu.engine.backends.cuda").joinpath("kernels", f"{name}.cu").read_text(encoding="utf-8")

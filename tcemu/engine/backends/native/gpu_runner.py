@@ -201,7 +201,9 @@ def _driver() -> str:
     """Return the version of the NVIDIA driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        versions = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20, env=os.environ).stdout.split()
+        versions = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=20, env=os.environ
+        ).stdout.split()
         return versions[0] if versions else "unknown"
     except (OSError, subprocess.SubprocessError):
         return "unknown"

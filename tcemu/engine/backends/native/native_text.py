@@ -149,4 +149,4 @@ __device__ __forceinline__ void hold(Accumulator (&d)[ACCUMULATORS]) {{ asm vola
 
 @cache
 def _file(name: str) -> str:
-    return resources.files("tcemu.engine.backends.native").joinpath("kernels", f"{name}.cu").read_text()
+    return resources.files("tcemu.engine.backends.native").joinpath("kernels", f"{name}.cu").read_text(encoding="utf-8")
