@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table be
     )
     from tcemu.architectures.lookup import evidence, get_model, list_models
     from tcemu.arithmetic.model import Model
+    from tcemu.backends.installation import show_versions
     from tcemu.base.checking import checked
     from tcemu.base.compilation import cache_compilations
     from tcemu.base.errors import NotModelled, UndefinedBehaviour, Unsupported
@@ -50,7 +51,7 @@ if TYPE_CHECKING:  # for type checkers; a test holds these lines to the table be
     from tcemu.products.ragged.ragged_dot import ragged_dot
     from tcemu.products.recipes import Recipe, get_recipe
 
-__version__ = "0.1.0"  # pyproject.toml takes it from here, so that it is the version of the code that runs, installed or not
+__version__ = "1.0.0rc1"  # pyproject.toml takes it from here, so that it is the version of the code that runs, installed or not
 
 PUBLIC_NAMES = (  # the module that defines them, and the names
     # what PTX has
@@ -68,6 +69,7 @@ PUBLIC_NAMES = (  # the module that defines them, and the names
     ("tcemu.instructions.movers", "ldmatrix stmatrix movmatrix"),
     ("tcemu.base.checking", "checked"),
     ("tcemu.base.compilation", "cache_compilations"),
+    ("tcemu.backends.installation", "show_versions"),
     # the same on matrices of codes
     ("tcemu.instructions.dot", "dot"),
     ("tcemu.instructions.register_packing", "pack unpack"),

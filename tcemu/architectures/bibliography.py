@@ -30,7 +30,7 @@ class Publication(NamedTuple):
 THIS_PACKAGE = Publication(
     "tcemu", ("tests/golden", "tcemu"), "software", "{The tcemu developers}",
     "tcemu: NVIDIA's tensor-core instructions, bit for bit, in JAX", "2026",
-    more=(("version", "0.1.0"), ("date", "2026-11-23"), ("note", "Apache-2.0")),
+    more=(("version", "1.0.0rc1"), ("date", "2026-11-23"), ("note", "Apache-2.0")),
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = {
     "Instruction", "parse", "check", "targets", "Model", "get_model", "list_models", "evidence", "execution",
     "mma", "mma_sp", "wmma_load", "wmma_mma", "wmma_store", "wgmma", "ldmatrix", "stmatrix", "movmatrix", "checked", "cache_compilations",
+    "show_versions",
     "dot", "pack", "unpack", "sparsify", "densify", "prune",
     "gemm", "matmul", "dot_general", "ragged_dot", "attention", "Recipe", "get_recipe",
     "emulate", "compare", "explain",
