@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from tcemu.base.results import Table
 from tcemu.formats import F16, F32, F64, FORMATS, ROUNDINGS, S32, Format, Rounding, truncates
 
 MAX_FRACTION_BITS = 40  # a wide term is two 24-bit parts, and 128 of the upper ones still fit an s32 (see `dot_add`)
@@ -133,6 +134,12 @@ class Model:
         """RARE_FIELDS are shown only where they are set."""
         hidden = {f.name for f in fields(self) if f.name in RARE_FIELDS and getattr(self, f.name) == f.default}
         return f"Model({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self) if f.name not in hidden)})"
+
+    def _repr_html_(self) -> str:
+        """The shown fields as a table, for notebooks."""
+        hidden = {f.name for f in fields(self) if f.name in RARE_FIELDS and getattr(self, f.name) == f.default}
+        rows = tuple((f.name, str(getattr(self, f.name))) for f in fields(self) if f.name not in hidden)
+        return Table("The arithmetic of a step", ("field", "value"), rows).html()
 
     def __post_init__(self) -> None:
         for name, (allowed, wanted) in STATIC_FIELDS.items():

@@ -14,8 +14,10 @@ from typing import Any
 
 import jax
 from jax import Array, lax
+from jax.core import Tracer
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
+from jax.tree_util import SequenceKey
 
 from tcemu.base.jax_internals import varying_axes
 
@@ -55,7 +57,9 @@ def shard_like(plain: Callable[[Any], Any], call: Callable[[Any], Any], operands
 
     Raises:
         ShardingTypeError: JAX has no sharding rule for plain(operands), as for a product whose K is sharded.
+        ValueError: Two arrays are on different devices.
     """
+    check_devices(operands)
     leaves, tree = jax.tree.flatten(operands)
     indices = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Array)]
     arrays = [leaves[number] for number in indices]
@@ -71,6 +75,26 @@ def shard_like(plain: Callable[[Any], Any], call: Callable[[Any], Any], operands
     shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
     explicit: Callable[..., Any] = auto_axes(lambda *arrays: call(restore_tree(arrays)), out_sharding=shardings)
     return explicit(*arrays)
+
+
+def check_devices(operands: Any) -> None:
+    """Raise ValueError if two arrays were put on different devices. JAX's own error names internals, and nothing that would help."""
+    placed = {
+        jax.tree_util.keystr(path).lstrip(".")
+        if path and not isinstance(path[0], SequenceKey)
+        else f"operand {number}": leaf.sharding.device_set
+        for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(operands), 1)
+        if isinstance(leaf, Array) and not isinstance(leaf, Tracer) and leaf.committed
+    }
+    if len(set(map(frozenset, placed.values()))) < 2:
+        return
+    first, *others = placed
+    other = next(name for name in others if placed[name] != placed[first])
+    shown = lambda name: ", ".join(sorted(map(str, placed[name])))
+    raise ValueError(
+        f"{first} is on {shown(first)} and {other} on {shown(other)}: JAX computes with arrays of one device, or of one mesh. Move one to "
+        "the other's device: jax.device_put(x, y.sharding)"
+    )
 
 
 def _has_explicit_axes(array: Array) -> bool:

@@ -37,6 +37,19 @@ class ProgressLine:
             self.last_report = self.elapsed
             print(line, file=self.stream, flush=True)
 
+    def count(self, task: str, done: int, unit: str) -> None:
+        """Show how much of the work is done, as "sweep: 12 of 32 points, 4 s"; the line goes when all is done.
+
+        Args:
+            task: What the work is.
+            done: Amount of work that is done.
+            unit: The unit of `done` and `total`, in the plural.
+        """
+        if done >= self.total:
+            self.clear()
+        else:
+            self.update(f"{task}: {done:,} of {self.total:,} {unit}, {self.elapsed:.0f} s")
+
     def clear(self) -> None:
         """Clear the line on a terminal, so that other text can follow in its place."""
         if self.width:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product as cross_product
 from typing import Any, NamedTuple
 
 import jax
@@ -64,8 +65,8 @@ def compare(
     `study.accuracy.Reference`; for the worst element it is rational. With a recipe the exact product of the quantised operands divides the
     error into `ProductErrors.operand_error` and `ProductErrors.sum_error`.
 
-    The logger "tcemu" reports progress and the time of compilations as INFO: `logging.basicConfig(level="INFO")` shows it. With
-    `sensitivity` a terminal or a notebook also shows a line of progress.
+    The logger "tcemu" reports progress and the time of compilations as INFO: `logging.basicConfig(level="INFO")` shows it. A
+    terminal or a notebook also shows a line of progress.
 
     Args:
         fn: Function as `emulate` takes it.
@@ -149,12 +150,14 @@ def _compare_inputs(settings: ComparisonSettings, inputs: Sequence[Any], key: PR
     capturing = RunOptions(functions, partial(_capture_function, captured_functions))
     plain = float_results(call, partial(_capture_product, captured, is_replaced), convolutions, options=capturing)
     log.info("compare: %d of them by %s, then the whole function", len(captured), ", ".join(policies_by_name))
-    rows = [
-        measure_errors(product, name, decision, runs)
-        for product, runs in captured.items()
-        for name, policy in policies_by_name.items()
-        if (decision := decide_product(policy, product)).dot_general is not None
-    ]
+    line, rows = interactive_line(len(captured) * len(policies_by_name)), []
+    for count, (product, (name, policy)) in enumerate(cross_product(captured, policies_by_name.items())):
+        if line is not None:
+            line.count("compare", count, "products by their policies")
+        if (decision := decide_product(policy, product)).dot_general is not None:
+            rows.append(measure_errors(product, name, decision, captured[product]))
+    if line is not None:
+        line.clear()
     rows += [measure_function_errors(function, one.decision, one.runs) for function, one in captured_functions.items()]
     if not sensitivity:
         options = RunOptions(functions)

@@ -11,9 +11,11 @@ from functools import partial
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 
-from tcemu.base.gradients import reverse_mode_only, straight_through
+from tcemu.base.gradients import no_gradient, reverse_mode_only, straight_through
 from tcemu.base.meshes import match_varying_axes
 
 
@@ -91,7 +93,23 @@ def _product_with_emulated_gradients(product: Product, operands: Any) -> Array:
     return _forward_bits(product, operands)
 
 
+def _forbid_second_derivative(operands: Any) -> Any:
+    """Marks the floats of a derivative rule, whose products go through bits: differentiating the rule raises TypeError."""
+    message = explain_first_derivative(operands.recipe)
+    is_float = lambda x: isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating)
+    return jax.tree.map(lambda x: no_gradient(x, message) if is_float(x) else x, operands)
+
+
+def explain_first_derivative(recipe: Any) -> str:
+    """Returns the message for a second derivative through a product whose recipe has recipes for the gradients."""
+    return (
+        f"second derivatives (jax.grad of jax.grad, jax.jacrev of jax.jacrev) of a product by {recipe.op}: its gradients are products by "
+        'recipes, computed on bits, which have no derivative. A recipe with backward="exact", as tcemu.get_recipe(name, target, '
+        'backward="exact"), has derivatives of any order; jax.lax.stop_gradient says that none are expected. See tcemu.Recipe'
+    )
+
+
 _product_with_emulated_gradients.defvjp(
-    lambda product, operands: (_forward_bits(product, operands), operands),
+    lambda product, operands: (_forward_bits(product, operands := _forbid_second_derivative(operands)), operands),
     lambda product, operands, g: (product.backward(operands, g),),
 )

@@ -24,6 +24,7 @@ from tcemu.architectures.lookup import find_row, require_evidence, require_produ
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import product_spec
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.results import Table
 from tcemu.base.saved_files import parse_json
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, S4, S8, TF32, UE4M3, UE8M0, Format
 from tcemu.isa.families import MatrixMultiply
@@ -296,14 +297,23 @@ class Recipe:
         unit = describe_unit(self.op, self.target)
         return "\n".join([first, *([f"  {unit}"] if unit else []), *more])
 
-    def _description_lines(self) -> list[str]:
-        op = self.op
-        lines = [f"{self.name or 'recipe'}: {op} on {self.target}"]
-        lines.append(f"  A {op.a} {self.a}; B {op.b} {self.b}")
+    def _repr_html_(self) -> str:
+        """The products of the recipe as a table, for notebooks."""
+        products = {"D": self} | dict(zip(("dA", "dB"), self.gradients or (), strict=False))
+        rows = tuple((name, *recipe._description_cells()) for name, recipe in products.items())
+        backward = {} if self.gradients is not None else {"backward": str(self.backward)}
+        return Table(self.name or "recipe", ("product", "instruction", "target", "A", "B", "sums", "result"), rows, backward).html()
+
+    def _description_cells(self) -> tuple[str, ...]:
+        """Returns the instruction, the target, both operands, the sums and the result, as `__repr__` words them."""
         sums = "chained" if self.promote is None else f"promoted to f32 every {self.promote} instructions"
-        if self.split_k > 1:
-            sums += f", K in {self.split_k} parts added {self.reduction}"
-        lines.append(f"  sums {sums}; result {self.dtype}" + ("" if self.model is None else f"; {self.model}"))
+        sums += f", K in {self.split_k} parts added {self.reduction}" if self.split_k > 1 else ""
+        result = f"{self.dtype}" + ("" if self.model is None else f"; {self.model}")
+        return str(self.op), self.target, f"{self.op.a} {self.a}", f"{self.op.b} {self.b}", sums, result
+
+    def _description_lines(self) -> list[str]:
+        op, target, a, b, sums, result = self._description_cells()
+        lines = [f"{self.name or 'recipe'}: {op} on {target}", f"  A {a}; B {b}", f"  sums {sums}; result {result}"]
         if self.gradients is None:
             lines.append(f"  backward {self.backward}")
         for gradient, recipe in zip(("dA", "dB"), self.gradients or (), strict=False):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import groupby, product
+from math import prod
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from tcemu.arithmetic.model import LIMITS, ROUNDING_FIELDS, ROUNDING_MODES, Mode
 from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.intervals import INTERVAL_METHOD, mean_interval
 from tcemu.base.plots import dot_plot, line_plot
+from tcemu.base.progress import interactive_line
 from tcemu.base.provenance import Provenance, describe_arrays, function_name
 from tcemu.base.results import Result, Table, check_type, read_float, read_result
 from tcemu.base.saved_files import DamagedFile
@@ -58,7 +60,7 @@ def sweep(
     """Run a function at every point of a grid of arithmetics, for several seeds, and measure its errors against an exact result.
 
     Fields that a Model takes as arrays, and promote, go through one `vmap`: a program is compiled for each combination of the other axes,
-    and of None, not for each point.
+    and of None, not for each point. A terminal or a notebook shows a line of progress.
 
     Args:
         fn: Function that JAX can trace, called as fn(*operands, ...) with the arguments that it names among recipe=, op=, target=, model=
@@ -97,10 +99,13 @@ def sweep(
     rows: dict[tuple, tuple[Any, ...]] = {}
     programs: dict[Any, Callable] = {}
     recipes: dict[tuple, Recipe] = {}
+    line = interactive_line(prod(map(len, axes.values())) * len(chosen))
     for group in group_points(axes, recipe):
         check_needs_no_recipe(group.base, takes)
         program = _get_program(programs, fn, takes, group, exact == "quantized")
         for seed in chosen:
+            if line is not None:
+                line.count("sweep", len(rows), "points")
             arrays = _draw_operands(operands, operand_names, seed, group.user_axes)
             values, factors = program(arrays, group.traced_fields, np.uint32(seed))
             truth = _exact_result(exact, group, arrays, factors)
@@ -111,6 +116,8 @@ def sweep(
                 labels = tuple(axis_label(one) for one in point.values.values())
                 rows[point.indices, seed] = (*labels, seed, *errors.values(), not_finite)
                 recipes.setdefault(point.indices, group.point_recipe(point))
+    if line is not None:
+        line.clear()
     order = sorted(rows)
     facts = {indices: recipe_facts(used) for indices, used in recipes.items()}
     return Sweep(
