@@ -34,6 +34,11 @@ def list_models(target: str) -> dict[str, Model]:
 
     Raises:
         Unsupported: The target is unknown.
+
+    Example:
+        >>> import tcemu
+        >>> list(tcemu.list_models("T4"))[:2]
+        ['mma f16 to f32 (m8n8k4, C f16)', 'mma f16 to f32 (m8n8k4)']
     """
     return {row.label: row.model for row in target_rows(target)}
 
@@ -50,6 +55,11 @@ def get_model(op: str | Instruction, target: str, *, toolkit: str | None = None)
         Unsupported: PTX does not give `op` to `target`, or `op` computes nothing.
         NotModelled: There is no evidence for this arithmetic.
         ValueError: The toolkit is unknown.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.get_model("f16", "A100").fraction_bits, tcemu.get_model("f16", "H100").fraction_bits
+        (24, 25)
     """
     return find_row(check(op, target), target, toolkit=toolkit).model
 
@@ -67,6 +77,11 @@ def evidence(op: str | Instruction, target: str) -> Evidence:
     Raises:
         Unsupported: PTX does not give `op` to `target`, or `op` computes nothing.
         NotModelled: There is no evidence for this arithmetic.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.evidence("f16", "H100").level
+        'silicon'
     """
     return find_row(check(op, target), target).evidence
 

@@ -109,6 +109,11 @@ class Model:
 
     Raises:
         ValueError: A value is outside its limits, or fields exclude each other.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.Model(tcemu.formats.F32, fraction_bits=10).terms
+        16
     """
 
     result: Format  # F32, F16 or F64, of every step; S32 for integers, which are exact and use no other field but clamp_step

@@ -31,6 +31,12 @@ def execution(choice: str) -> Iterator[None]:
         ValueError: `choice` is none of these words.
         Unsupported: Raised by an operation under "native": the GPU has no instruction with the same arithmetic, or nobody has verified that
             it has one. The message says which.
+
+    Example:
+        >>> import tcemu
+        >>> with tcemu.execution("portable"):
+        ...     print(tcemu.gemm([[2.0]], [[3.0]], op="f16", target="H100"))
+        [[6.]]
     """
     if choice not in CHOICES:
         raise ValueError(f"execution({choice!r}): expected one of {', '.join(CHOICES)}")

@@ -93,6 +93,14 @@ def compare(
     Raises:
         TypeError: Policies or inputs of another kind, and as `emulate`.
         ValueError: As `emulate`; there are no seeds; or two seeds give other products.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> x = np.ones((2, 32), np.float32)
+        >>> found = tcemu.compare(lambda x: x @ x.T, ["f16 on A100"], (x,), results=False)
+        >>> [row.product.name for row in found.rows]
+        ['dot_general']
     """
     check_function("compare", fn, policies)
     settings = ComparisonSettings(fn, policies, convolutions, results, sensitivity, parameters, as_function_policy(functions))

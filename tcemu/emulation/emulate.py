@@ -297,6 +297,14 @@ def emulate(
         TypeError: A policy, a choice or the key is of another kind; an array is neither JAX's nor NumPy's; or a call changes state.
         ValueError: A name is no recipe's or no kernel's, a choice returns another shape, `parameters` or `rows` matches no array, a result
             has no axis for the rows, or a recipe that rounds stochastically gets no key.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> double = tcemu.emulate(lambda x: x @ x, "bf16 on A100")
+        >>> double(np.eye(2, dtype=np.float32) * 3)
+        Array([[9., 0.],
+               [0., 9.]], dtype=float32)
     """
     check_function("emulate", fn, policy)
     return EmulatedFunction(fn, policy, convolutions, parameters, key, rows, functions)

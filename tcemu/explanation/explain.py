@@ -79,6 +79,11 @@ def explain(
         ValueError: An operand has the wrong length or value, or a model does not fit `op`.
 
     Source: the arithmetic is `tcemu.evidence(op, target)`; PTX ISA 9.7.14, 9.7.15.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.explain("f16", [1.5, 2.0], [4.0, 0.5], target="H100").value
+        Fraction(7, 1)
     """
     targets = [target] if isinstance(target, str) else list(target)
     models = [model] if model is None or isinstance(model, Model | str) else list(model)

@@ -48,6 +48,15 @@ def dot(
 
     Raises:
         As `mma`.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> ones = {"a": (16, 16), "b": (16, 8)}
+        >>> a, b = (np.ones(shape, np.float16).view(np.uint16) for shape in ones.values())
+        >>> d = tcemu.dot("f16", a, b, np.zeros((16, 8), np.uint32), target="H100")
+        >>> d.view(np.float32)[0, 0]
+        Array(16., dtype=float32)
     """
     applied = resolve_model(op, target, model, "dot")
     op, model, clamped = applied.op, applied.model, applied.clamped_metadata

@@ -81,6 +81,15 @@ def mma(
         ValueError: An operand has another shape, or a selector names nothing.
 
     Source: PTX ISA 9.7.14.5.14, 9.7.14.3; the arithmetic is `tcemu.evidence(op, target)`.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> op, one = tcemu.parse("f16"), np.float16(1).view(np.uint16)
+        >>> a, b = (tcemu.pack(op, name, np.full(shape, one)) for name, shape in (("a", (16, 16)), ("b", (16, 8))))
+        >>> d = tcemu.mma(op, a, b, tcemu.pack(op, "c", np.zeros((16, 8), np.uint32)), target="H100")
+        >>> d.shape, float(tcemu.unpack(op, "d", d).view(np.float32)[0, 0])
+        ((32, 4), 16.0)
     """
     applied = resolve_model(op, target, model, "mma", "mma")
     operands = bind_mma(applied.op, a, b, c, scale_a=scale_a, scale_b=scale_b, selector_a=selector_a, selector_b=selector_b)

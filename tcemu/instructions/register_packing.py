@@ -46,6 +46,14 @@ def pack(op: str | Instruction, operand: str, codes: ArrayLike, *, selector: Any
         ValueError: `codes` has another shape, or a code that the format does not have; or there is no such operand or selector.
 
     Source: PTX ISA 9.7.14.5.1 to 9.7.14.5.13, 9.7.14.6.1, 9.7.14.6.2, 9.7.14.3.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> op = tcemu.parse("f16")
+        >>> a = np.arange(256, dtype=np.uint16).reshape(16, 16)
+        >>> tcemu.pack(op, "a", a).shape
+        (32, 4)
     """
     op = _require_operand(parse(op), operand)
     if isinstance(op, MatrixMultiply) and operand == op.metadata_operand:
@@ -72,6 +80,14 @@ def unpack(op: str | Instruction, operand: str, registers: ArrayLike, *, selecto
 
     Raises:
         As `pack`.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> op = tcemu.parse("f16")
+        >>> a = np.arange(256, dtype=np.uint16).reshape(16, 16)
+        >>> bool((tcemu.unpack(op, "a", tcemu.pack(op, "a", a)) == a).all())
+        True
     """
     op = _require_operand(parse(op), operand)
     if isinstance(op, MatrixMultiply) and operand == op.metadata_operand:

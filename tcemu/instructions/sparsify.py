@@ -62,6 +62,13 @@ def sparsify(
         ValueError: The pattern or the shape does not fit, or `already_sparse` does not hold.
 
     Source: PTX ISA 9.7.14.6.1, 9.7.15.6.1.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> kept = tcemu.sparsify(np.array([[1.0, -4.0, 3.0, 2.0]]))
+        >>> kept.values, kept.metadata
+        (array([[-4.,  3.]]), Array([[9]], dtype=uint8))
     """
     instruction, chunk = _chunk(pattern, op)
     if not isinstance(dense, jax.Array):
@@ -106,6 +113,12 @@ def densify(
 
     Raises:
         As `sparsify`.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> tcemu.densify(*tcemu.sparsify(np.array([[1.0, -4.0, 3.0, 2.0]])))
+        array([[ 0., -4.,  3.,  0.]])
     """
     instruction, chunk = _chunk(pattern, op)
     if not isinstance(kept, jax.Array):
@@ -143,6 +156,12 @@ def prune(dense: ArrayLike, pattern: str = DEFAULT_PATTERN, *, axis: int = -1) -
         ValueError: The pattern, the axis or the shape does not fit.
 
     Source: PTX ISA 9.7.14.6.1; the gradient is that of 2:4 training, "SR-STE" without its decay.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> tcemu.prune(np.array([[1.0, -4.0, 3.0, 2.0]]))
+        array([[ 0., -4.,  3.,  0.]])
     """
     _, chunk = _chunk(pattern, None)
     if not isinstance(dense, jax.Array):

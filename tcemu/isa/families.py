@@ -64,6 +64,11 @@ class Instruction(ABC):
     Instructions are hashable, so they may be static under `jit`. `tcemu.parse` makes one from any spelling, and `str(op)` is the canonical
     spelling: the manual's order, defaults left out. Two instructions are equal if they have the same spelling; `arguments` and `guard` are
     not compared.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.parse("f16 sparse").sparse
+        True
     """
 
     arguments: tuple[str, ...] = field(default=(), compare=False)  # operands of the parsed statement, as text

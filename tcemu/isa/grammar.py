@@ -387,6 +387,13 @@ def parse(text: str | Instruction) -> Instruction:
         TypeError: `text` is neither a string nor an `Instruction`.
 
     Source: PTX ISA 9.7.14 to 9.7.16.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.parse("f16").shape
+        'm16n8k16'
+        >>> tcemu.parse("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16").warps
+        4
     """
     if isinstance(text, Instruction):
         return text

@@ -34,6 +34,11 @@ def targets(op: str | Instruction | None = None, isa: str | None = None) -> tupl
 
     Raises:
         ValueError: The version is malformed.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.targets("e4m3")[:3]
+        ('sm_89', 'sm_90', 'sm_90a')
     """
     if op is None:
         return tuple(TARGETS)
@@ -125,6 +130,11 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
 
     Source: the Target ISA Notes and PTX ISA Notes of each instruction, PTX ISA 9.7; for those outside 9.7.14 to 9.7.16 also the answers of
     ptxas (`tcemu.isa.statement_table`).
+
+    Example:
+        >>> import tcemu
+        >>> str(tcemu.check("f16", "T4"))
+        'mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32'
     """
     version, target = _parse_version(isa), resolve_target(target)
     if (name := _statement_name(op)) and target not in OTHER_TARGETS:

@@ -144,6 +144,13 @@ def dot_general(
     Raises:
         TypeError: `recipe` is neither a recipe nor a name.
         ValueError: the name is unknown, a key is missing, or `a` is another word.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> product = tcemu.dot_general("bf16 on A100")
+        >>> product(np.ones((2, 3)), np.ones((3, 4)), (((1,), (0,)), ((), ()))).shape
+        (2, 4)
     """
     recipe = resolve_product_recipe(recipe, key)
     if a not in ("lhs", "rhs"):

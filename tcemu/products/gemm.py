@@ -87,6 +87,11 @@ def gemm(
             sparse with block scales.
         NotModelled: there is no evidence for this arithmetic, or less than `evidence` asks for.
         TypeError, ValueError: arrays of another kind or shape, or a block scale that is no number of its format.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.gemm([[1.0, 2.0]], [[3.0], [4.0]], op="f16", target="H100")
+        Array([[11.]], dtype=float32)
     """
     op = require_sparsity(require_product(_check_instruction(op, target)), sparse)
     if evidence is not None and model is not None:

@@ -80,6 +80,13 @@ def matmul(
     Raises:
         TypeError: an argument holds no floats, or the recipe or dtype has another type.
         ValueError: shapes do not fit, the name is unknown, or a key is missing.
+
+    Example:
+        >>> import tcemu
+        >>> import numpy as np
+        >>> a, b = np.array([[1.0, 2.0]], np.float32), np.array([[3.0], [4.0]], np.float32)
+        >>> tcemu.matmul(a, b, recipe="bf16 on A100")
+        Array([[11.]], dtype=float32)
     """
     recipe = resolve_product_recipe(recipe, key)
     a, b = float_array("a", a), float_array("b", b)

@@ -193,6 +193,14 @@ class Recipe:
         Unsupported: the target lacks the instruction, the instruction has other results, or it is sparse and operands are scaled by block.
         NotModelled: there is no evidence for this arithmetic.
         TypeError, ValueError: a field has another type or value, or two fields contradict each other.
+
+    Example:
+        >>> import tcemu
+        >>> tcemu.Recipe("f16", "A100", b=tcemu.quantize.Quantizer("column"))
+        recipe: mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 on sm_80
+          A f16 unscaled, not saturated; B f16 per column, scales f32, not saturated
+          sums chained; result f32
+          backward exact
     """
 
     op: MatrixMultiply
@@ -503,6 +511,12 @@ def get_recipe(name: str, /, target: str | None = None, *, evidence: str | None 
         ValueError: an unknown name or level, or two targets.
         NotModelled: there is less evidence than `evidence` asks for.
         Unsupported: the target has no such instruction. The message lists the targets that work.
+
+    Example:
+        >>> import tcemu
+        >>> recipe = tcemu.get_recipe("fp8", "H100")
+        >>> str(recipe.op), recipe.dtype
+        ('wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3', f32)
     """
     name, target = _split_recipe_name(name, target)
     row = ROWS[name]
