@@ -13,6 +13,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "_extensions"), str(HERE.parent)]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from docstrings import source_address  # noqa: E402
+
 import tcemu  # noqa: E402
 
 project = "tcemu"
@@ -23,6 +25,7 @@ release = version = tcemu.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.linkcode",
     "sphinx_design",
     "docstrings",
     "linked_names",
@@ -46,11 +49,21 @@ html_static_path = ["_static"]
 html_css_files = ["tcemu.css"]
 html_js_files = ["copy_button.js"]
 html_theme = "furo"
-html_title = "tcemu"
+html_title = f"tcemu {release}"
+# the repository's address is not in the tree: hatch_build.py says where it comes from
+REPOSITORY = os.environ.get("TCEMU_REPOSITORY", "").rstrip("/")
+if REPOSITORY:
+    html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": ""}
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
 html_last_updated_fmt = None
+
+
+def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
+    """Return the address of a public name's source, if that of the repository is known."""
+    return source_address(REPOSITORY, info["module"], info["fullname"]) if REPOSITORY and domain == "py" else None
+
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -61,12 +74,12 @@ suppress_warnings = ["myst.header"]  # an included part may begin at a lower hea
 
 default_role = "code"
 smartquotes = False  # an option is --gpus, not a dash
-autodoc_typehints = "none"  # the docstrings say what arrays are; a signature with every type is unreadable
+autodoc_typehints = "none"  # docs/_extensions/docstrings.py writes the types as `help` shows them, with short names
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 # of tcemu.torch and tcemu.triton only the docstrings are wanted
 autodoc_mock_imports = [name for name in ("torch", "triton") if not find_spec(name)]
-python_maximum_signature_line_length = 100
+python_maximum_signature_line_length = 88
 pygments_style = "tango"
 pygments_dark_style = "monokai"
 

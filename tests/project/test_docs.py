@@ -209,6 +209,28 @@ def test_google_sections_become_fields(markup):
     assert ".. rubric:: Source" in text
 
 
+def test_signatures_have_types_by_their_short_names(markup):
+    text, returned = markup.typed_signature(None, "function", "tcemu.gemm", tcemu.gemm, None, None, None)
+    assert (
+        text.startswith("(a: ArrayLike, b: ArrayLike, c: ArrayLike | None = None, *, op: str | Instruction,")
+        and returned == "Array | np.ndarray"
+    )
+    method, _ = markup.typed_signature(None, "method", "tcemu.Recipe.what_if", tcemu.Recipe.what_if, None, None, None)
+    assert method.startswith("(*, backward: bool = True, **changes: Any)")
+    assert markup.typed_signature(None, "class", "tcemu.Model", tcemu.Model, None, None, None) is None
+
+
+def test_a_source_link_leads_to_the_lines_of_a_definition(markup):
+    address = markup.source_address("https://example.org/tcemu", "tcemu", "gemm")
+    path, first, last = re.fullmatch(r"https://example.org/tcemu/blob/main/(\S+)#L(\d+)-L(\d+)", address).groups()
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    assert lines[int(first) - 1] == "def gemm(" and lines[int(last)] == "" and int(last) - int(first) > 40
+    assert markup.source_address("https://example.org/tcemu", "tcemu", "Recipe.arithmetic").startswith(
+        "https://example.org/tcemu/blob/main/"
+    )
+    assert markup.source_address("https://example.org/tcemu", "tcemu.recipes", "RECIPES") is None
+
+
 # ---- pictures
 
 
