@@ -295,8 +295,8 @@ def quantize(
     source, codes = array_codes(x)
     if quantizer.scaling == "none":
         return QuantizedOperand(codes=_round_elements(scheme, source, codes, None, key))
-    if quantizer.scales_in_unit and scales is None and isinstance(scheme.rule, str):
-        return _quantize_unit_blocks(scheme, x, key, axis_name, amax)
+    if quantizer.scales_in_unit and scales is None and isinstance(rule := scheme.rule, str):
+        return _quantize_unit_blocks(scheme, rule, x, key, axis_name, amax)
     if scales is None and axis_name is None and key is None and not quantizer.scales_in_unit:
         return _quantize_in_f32(scheme, source, codes, amax)
     unit_scales = None
@@ -402,9 +402,11 @@ def exact_values(factors: Sequence[ArrayLike]) -> np.ndarray:
     return np.asarray(values)
 
 
-def _quantize_unit_blocks(scheme: Scheme, x: Array, key: PRNGKey | None, axis_name: str | None, amax: Array | None) -> QuantizedOperand:
+def _quantize_unit_blocks(
+    scheme: Scheme, rule: str, x: Array, key: PRNGKey | None, axis_name: str | None, amax: Array | None
+) -> QuantizedOperand:
     """Quantises by the rule of a block format."""
-    block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, scheme.rule)
+    block = BlockFormat(f"{scheme.format} by {scheme.unit_block}", scheme.format, scheme.unit_block, rule)
     if axis_name is not None and block.two_level:
         amax = lax.pmax(max_of_all(*array_codes(x))[0, 0], axis_name)
     tensor_amax = None if amax is None or not block.two_level else to_float(F32, amax)
