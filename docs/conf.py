@@ -53,7 +53,11 @@ html_title = f"tcemu {release}"
 # the repository's address is not in the tree: hatch_build.py says where it comes from
 REPOSITORY = os.environ.get("TCEMU_REPOSITORY", "").rstrip("/")
 if REPOSITORY:
-    html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": ""}
+    html_theme_options = {
+        "source_view_link": f"{REPOSITORY}/blob/main/{{filename}}",
+        "source_edit_link": f"{REPOSITORY}/edit/main/{{filename}}",
+        "footer_icons": [{"name": "The repository", "url": REPOSITORY, "html": "Repository", "class": ""}],
+    }
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
@@ -70,7 +74,7 @@ myst_heading_anchors = 3
 myst_links_external_new_tab = False
 nb_execution_mode = "off"
 nb_merge_streams = True
-suppress_warnings = ["myst.header"]  # an included part may begin at a lower heading
+suppress_warnings = ["myst.header", "ref.python"]  # an included part may begin at a lower heading; two classes may share a short name
 
 default_role = "code"
 smartquotes = False  # an option is --gpus, not a dash
