@@ -236,7 +236,7 @@ def _final_scales(recipe: Recipe, amax: tuple[Array, Array]) -> list[tuple[bool,
     """
 
     def final_scale(scheme: Scheme, amax: Array, axis: int) -> Array | None:
-        if not scheme.spans_depth:
+        if not scheme.spans_depth or scheme.quantizer.element is not None:  # dequantised elements have no scale outside
             return None
         scale = scale_from_amax(scheme, amax)
         return scale[:, None, None] if scale.ndim == 1 else jnp.swapaxes(scale, -1, -2) if axis == 1 else scale
