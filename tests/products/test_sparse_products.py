@@ -153,5 +153,9 @@ def test_what_is_sparse_and_what_is_not_is_said():
         tcemu.gemm(a, b, op="mxf4 sparse", target="RTX 5090", sparse="a")
     with pytest.raises(tcemu.Unsupported, match="a sparse recipe scales by tensor"):
         tcemu.get_recipe("bf16_sparse", "A100", a=tcemu.quantize.Quantizer("block", (1, 128)), promote=4)
+    q = np.ones((4, 2, 32), np.float32)
+    for name in ("bf16_sparse", "w8a16"):
+        with pytest.raises(tcemu.Unsupported, match="attention has no sparse operand and dequantises none"):
+            tcemu.attention(q, q, q, recipe=f"{name} on A100")
     with pytest.raises(tcemu.Unsupported, match="this product takes recipes with dense instructions"):
         tcemu.ragged_dot("bf16_sparse on A100")(a, np.ones((2, 64, 8), np.float32), np.array([8, 8]))

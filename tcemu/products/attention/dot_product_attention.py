@@ -13,6 +13,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
+from tcemu.base.errors import Unsupported
 from tcemu.base.meshes import shard_like
 from tcemu.products.attention.attention_backward import attention_with_residual
 from tcemu.products.attention.flash_blocks import AttentionOperands, AttentionSettings, Flash
@@ -120,8 +121,15 @@ def attention(
     Raises:
         TypeError: an argument holds values of another kind.
         ValueError: shapes do not fit, blocks do not fit the recipe, a name is unknown, or a key is missing.
+        Unsupported: a recipe is sparse, or dequantises an operand before the instruction.
     """
     qk, pv = _resolve_recipes(recipe, random_key)
+    for one in (qk, pv):
+        if one.op.sparse or one.a.element is not None or one.b.element is not None:
+            raise Unsupported(
+                f"recipe {one.name or str(one.op)!r}: attention has no sparse operand and dequantises none before the instruction; take a "
+                "dense recipe whose quantisers have no element="
+            )
     if flash is not None and not isinstance(flash, Flash):
         raise TypeError(f"flash: got {type(flash).__name__}; expected a tcemu.products.Flash, or None for the plain form")
     if implementation not in IMPLEMENTATIONS:
