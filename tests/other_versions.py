@@ -16,7 +16,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("tests/base/test_jax_internals.py", "tests/project/test_readme.py", "tests/backends/test_llvm_call.py")
+TESTS = ("tests/base/test_jax_internals.py", "tests/project/test_readme.py", "tests/engine/backends/test_llvm_call.py")
 SECONDS = {"install": 150, "run": 90}
 TOOLS = ("pytest>=8", "hypothesis>=6.100")
 OLDEST = {"jax": "0.10.1", "jaxlib": "0.10.1", "ml_dtypes": "0.5.0", "numpy": "2.0.0", "chex": "0.1.90", "llvmlite": "0.48.0"}

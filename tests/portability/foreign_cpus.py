@@ -29,7 +29,7 @@ from support import lattice_paths  # noqa: E402
 from support.llvm_products import arithmetics, multiply_by_kernel  # noqa: E402
 from support.sampling import in_share  # noqa: E402
 
-from tcemu.backends.llvm import ffi_handler, machine_code, xla_call  # noqa: E402
+from tcemu.engine.backends.llvm import ffi_handler, machine_code, xla_call  # noqa: E402
 
 ARM_TRIPLE, ARM_COMPILER = "aarch64-unknown-linux-gnu", "aarch64-linux-gnu-gcc"
 LATTICES = ("spread", "tight", "special", "small")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tcemu.backends.llvm import xla_call
+from tcemu.engine.backends.llvm import xla_call
 
 sys.path.append(str(Path(__file__).parent))
 import foreign_cpus

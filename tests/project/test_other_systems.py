@@ -13,7 +13,7 @@ import pytest
 from support.systems import sends_signals
 
 import tcemu
-from tcemu.backends.llvm import machine_code, xla_call
+from tcemu.engine.backends.llvm import machine_code, xla_call
 
 ROOT = Path(__file__).parents[2]
 READ_ANYWHERE = [path for folder in ("tcemu", "docs") for path in sorted((ROOT / folder).rglob("*.py"))]
