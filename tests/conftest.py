@@ -8,6 +8,7 @@ import ctypes
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -52,6 +53,8 @@ def pytest_configure(config):
 
     The setting is in the environment, for the workers of pytest-xdist and the processes that tests start. Your own setting is respected.
     """
+    if sys.platform == "win32" and not sys.flags.utf8_mode:
+        raise pytest.UsageError("these tests read files in UTF-8, which is not Windows' own encoding: set PYTHONUTF8=1")
     if path := config.getoption("on_gpu"):
         from support.gpu_kernels import compare_launches
 

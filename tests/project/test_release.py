@@ -17,7 +17,6 @@ ROOT = pages.ROOT
 WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ADDRESS = "https://example.org/somebody/tcemu"
-REGISTRY = re.compile(r"(pypi|pythonhosted|npmjs|debian)\.org", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +81,7 @@ def test_workflows_have_least_rights_and_name_no_registry():
     assert {"docs.yml", "tests.yml", "release.yml"} <= WORKFLOWS.keys()
     for name, text in WORKFLOWS.items():
         assert re.search(r"^permissions:\n  contents: read$", text, re.MULTILINE), name
-        assert "password" not in text.replace("no password exists", "") and REGISTRY.search(text) is None, name
+        assert "password" not in text.replace("no password exists", "") and "://" not in text, name
     release = WORKFLOWS["release.yml"]
     assert release.count("id-token: write") == 1 and 'tags: ["v*"]' in release
     scripts = {path for text in WORKFLOWS.values() for path in re.findall(r"python ((?:tests|docs)/\S+\.py)", text)}
