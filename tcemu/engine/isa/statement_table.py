@@ -4,8 +4,8 @@ It has every statement that `tcemu.ptx` runs; those of PTX 9.7.14 to 9.7.16 are 
 qualifiers of an opcode behind its head: "rn|rz? ftz? type=f32|f64" matches ".f32", ".ftz.f32", ".rz.ftz.f32" and so on. "|" separates
 choices, "?" marks an optional position, and a name before "=" is that by which `tcemu.ptx` reads the position.
 
-Source: the syntax blocks, PTX ISA Notes and Target ISA Notes of the manual; every line was put to ptxas 12.9, 13.0 and 13.5, those of PTX
-9.2 to 13.5 by hand, since the record ends with PTX 9.1 (tests/assembler/statement_answers.json.xz).
+Source: the syntax blocks, PTX ISA Notes and Target ISA Notes of the manual; every line was put to ptxas 12.9, 13.0 and 13.5
+(tests/assembler/statement_answers.json.xz), those of PTX 9.2 to 13.5 by hand, since the record ends with PTX 9.1.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from contextlib import suppress
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.engine.architectures.lookup import evidence, target_rows
 from tcemu.engine.architectures.special_function_rows import special_function_evidence
+from tcemu.kernels.ptx.scalar import video_instructions
 from tcemu.kernels.ptx.simt.special_registers import TIMERS
 
 RECORDED = ("silicon", "published")  # levels of evidence with words of a GPU
@@ -32,6 +33,8 @@ def bit_doubts(opcodes: Iterable[str], registers: Iterable[str], target: str) ->
 
 def _doubt(opcode: str, target: str) -> str:
     name, *parts = opcode.split(".")
+    if name in video_instructions.PREPARE or (name == "cvt" and any(part.startswith("scaled") for part in parts)):
+        return f"{opcode}: computed as the manual says; no words of a GPU are known"
     if name in ("atom", "red") and "add" in parts and {*parts} & {*FLOATS}:
         return f"{name}.add of floats: the order of the threads is open"
     if opcode.startswith("tcgen05.mma"):

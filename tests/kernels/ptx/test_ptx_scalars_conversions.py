@@ -84,7 +84,7 @@ def test_what_nobody_knows_of_fixed_point_numbers_is_not_computed(opcode):
         ("cvt.rn.satfinite.bf16x2.e5m2x2", (0x7CFC,), 0x7F7FFF7F),  # Inf and -Inf
         ("cvt.rn.scaled::n2::ue8m0.bf16x2.s2f6x2", (0x7F80, 0x8585), 0x42FEC300),  # 127 and -128, as CUTLASS converts int8
         ("cvt.rn.scaled::n2::ue8m0.bf16x2.e4m3x2", (0x3838, 0xFF7F), 0x7FFF3F80),
-        ("cvt.rn.scaled::n2::ue8m0.bf16x2.e4m3x2", (0x3801, 0x00FE), 0x00407E80),  # 1 * 2^-127, a subnormal, and 2^-9 * 2^127
+        ("cvt.rn.scaled::n2::ue8m0.bf16x2.e4m3x2", (0x3801, 0x00FE), 0x00407A80),  # 1 * 2^-127, a subnormal, and 2^-9 * 2^127
         ("cvt.rn.satfinite.relu.scaled::n2::ue8m0.bf16x2.e4m3x2", (0x7EFE, 0xFEFE), 0x7F7F0000),
         ("cvt.rn.satfinite.e2m1x2.bf16x2", (0x40C0BF80,), 0x7A),
     ],

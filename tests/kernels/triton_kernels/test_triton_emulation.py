@@ -13,6 +13,7 @@ import tcemu  # noqa: E402
 import tcemu.triton  # noqa: E402
 from tcemu.kernels.triton.arguments import KernelValue  # noqa: E402
 from tcemu.kernels.triton.emulation import ArgumentMemory  # noqa: E402
+from tcemu.kernels.triton.exactness import bit_doubts  # noqa: E402
 from tcemu.ptx import OutOfBounds  # noqa: E402
 from tcemu.triton import as_tensor, emulated  # noqa: E402
 
@@ -142,6 +143,12 @@ def test_errors_name_the_kernel():
         pass
     with pytest.raises(TypeError, match="read-only"):
         as_tensor(np.broadcast_to(np.float32(1), 3))
+
+
+def test_statements_that_nobody_has_measured_are_in_doubt():
+    for opcode in ("cvt.rn.scaled::n2::ue8m0.bf16x2.e4m3x2", "vadd.u32.u32.u32"):
+        assert "no words of a GPU" in bit_doubts([opcode], [], "sm_100a")[0]
+    assert not bit_doubts(["cvt.rn.bf16x2.e2m1x2", "add.u32"], [], "sm_100a")
 
 
 def test_the_driver_of_before_comes_back():
