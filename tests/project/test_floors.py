@@ -28,7 +28,7 @@ PUBLIC = (  # files with the public names of a room
     "formats", "isa", "layouts", "instructions", "backends", "quantize", "products", "functional",
     "fuzz", "study", "replay", "drift", "silicon", "viz", "ptx", "triton", "torch",
 )  # fmt: skip
-PROGRAMS = ("testing", "cli", "pytest_plugin", "__main__")  # files that use the wings as a user does
+PROGRAMS = ("testing", "cli", "__main__")  # files that use the wings as a user does
 CHAINS = (  # neighbours on one floor: each may import those before it, and no other neighbour
     "layouts isa",
     "quantize products functional",
@@ -298,7 +298,7 @@ print(tcemu.gemm(one, one, op="f16", target="H100"))
 def test_only_faces_of_kernels_import_them():
     imports = {path: imported_modules(ast.parse((ROOT / path).read_text())) for path in FILES}
     outside = {path.as_posix() for path, names in imports.items() if any(name.startswith("tcemu.kernels") for name in names)}
-    allowed = {"tcemu/ptx.py", "tcemu/triton.py", "tcemu/pytest_plugin.py", "tcemu/faces/commands/run_command.py"}
+    allowed = {"tcemu/ptx.py", "tcemu/triton.py", "tcemu/faces/commands/run_command.py"}
     assert {path for path in outside if not path.startswith("tcemu/kernels/")} <= allowed
 
 

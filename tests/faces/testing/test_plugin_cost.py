@@ -43,4 +43,4 @@ def test_an_unrelated_suite_loads_no_library(tmp_path):
 def test_the_entry_point_is_the_plugin():
     entry = tomllib.loads((pages.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]["pytest11"]
     assert entry == {"tcemu_pytest": "tcemu_pytest"}
-    assert import_module(entry["tcemu_pytest"]).gpu is import_module("tcemu.pytest_plugin").gpu
+    assert {"gpu", "pytest_addoption", "pytest_generate_tests"} <= vars(import_module(entry["tcemu_pytest"])).keys()
