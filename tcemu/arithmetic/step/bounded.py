@@ -18,27 +18,27 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import add
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from tcemu.arithmetic.step.decoding import BIAS, FRACTION, SIGN
 from tcemu.arithmetic.step.rounding import Magnitude, add_two, add_wide, cut, take_sign
-from tcemu.arithmetic.step.values import Value
+from tcemu.arithmetic.step.values import V
 from tcemu.formats import F32 as BINARY32
 
 
-class Alignment(NamedTuple):
+class Alignment(NamedTuple, Generic[V]):
     """What a bounded step aligns to."""
 
-    unit: Value  # code of the f32 2^(max_exponent - fraction_bits), of which aligned terms are multiples
-    scale: Value  # 1 / unit, f32
+    unit: V  # code of the f32 2^(max_exponent - fraction_bits), of which aligned terms are multiples
+    scale: V  # 1 / unit, f32
 
 
-def exponent_field(code: Value) -> Value:
+def exponent_field(code: V) -> V:
     """The exponent field of an f32 code: its exponent with the bias, 0 for zero and subnormal numbers."""
     return (code >> FRACTION) & 0xFF
 
 
-def align(top: Value, code: Value, least: int | None, fraction_bits: int) -> Alignment:
+def align(top: V, code: V, least: int | None, fraction_bits: int) -> Alignment[V]:
     """Rule 3. All exponents have the bias of f32.
 
     Args:
@@ -57,12 +57,12 @@ def align(top: Value, code: Value, least: int | None, fraction_bits: int) -> Ali
 # ---- rules 4 and 5
 
 
-def truncate_by_conversion(product: Value, scale: Value) -> Value:
+def truncate_by_conversion(product: V, scale: V) -> V:
     """A term, truncated to an integer multiple of the unit: i32."""
     return (product * scale).to_integer()
 
 
-def add_terms(terms: list[Value], sums: int) -> list[Value]:
+def add_terms(terms: list[V], sums: int) -> list[V]:
     """The sum of i32 terms, in one or two sums that fit an i32 each."""
     if sums == 1:
         return [reduce(add, terms)]
@@ -70,7 +70,7 @@ def add_terms(terms: list[Value], sums: int) -> list[Value]:
     return [reduce(add, terms[:half]), reduce(add, terms[half:])]
 
 
-def truncate_by_addition(x: Value, y: Value, sign: Value, unit: Value, fraction_bits: int, spare_bits: int) -> Value:
+def truncate_by_addition(x: V, y: V, sign: V, unit: V, fraction_bits: int, spare_bits: int) -> V:
     """A product truncated without a conversion: its magnitude as i32 with `spare_bits` zeros below the unit, complemented where negative.
 
     A product, in units of the step, is below 2^(fraction_bits + 2). Added to 2^(fraction_bits + 2), its magnitude v stands in the fraction
@@ -90,12 +90,12 @@ def truncate_by_addition(x: Value, y: Value, sign: Value, unit: Value, fraction_
     return (x.multiply_add_exact(y, anchor(unit, fraction_bits)).bits() & integer) ^ sign
 
 
-def anchor(unit: Value, fraction_bits: int) -> Value:
+def anchor(unit: V, fraction_bits: int) -> V:
     """2^(fraction_bits + 2) units, f32."""
     return (unit + ((fraction_bits + 2) << FRACTION)).as_float()
 
 
-def sum_complements(terms: list[Value], spare_bits: int) -> Value:
+def sum_complements(terms: list[V], spare_bits: int) -> V:
     """The sum of terms from `truncate_by_addition`, i32.
 
     A negative term is subtracted as its complement, which is less by 1 than the negative. There are fewer products than 2^spare_bits, so
@@ -104,17 +104,17 @@ def sum_complements(terms: list[Value], spare_bits: int) -> Value:
     return (reduce(add, terms) + ((1 << spare_bits) - 1)).shift_right_signed(spare_bits)
 
 
-def float_sum_start(unit: Value) -> Value:
+def float_sum_start(unit: V) -> V:
     """Where the sums of `add_truncated` begin: 2^FRACTION units, f32. Its last place is the unit while it is below twice that."""
     return (unit + (FRACTION << FRACTION)).as_float()
 
 
-def add_truncated(total: Value, x: Value, y: Value) -> Value:
+def add_truncated(total: V, x: V, y: V) -> V:
     """A sum of floats that began at `float_sum_start`, and a product that is not negative: the product is truncated to the unit."""
     return x.multiply_add(y, total, "RZ")
 
 
-def float_sums_difference(positive: Value, negative: Value) -> Value:
+def float_sums_difference(positive: V, negative: V) -> V:
     """The sum of a step's products, i32, from the float sums of the positive and of the negative ones."""
     return positive.bits() - negative.bits()
 
@@ -122,14 +122,14 @@ def float_sums_difference(positive: Value, negative: Value) -> Value:
 # ---- rule 6
 
 
-def add_addends(addends: list[Value], fits: bool) -> Magnitude:
+def add_addends(addends: list[V], fits: bool) -> Magnitude[V]:
     """The sum of i32 addends. fits: it is an i32."""
     if fits:
         return take_sign(reduce(add, addends))
     return add_two(*addends) if len(addends) == 2 else add_wide(addends)
 
 
-def round_sum(addends: list[Value], unit: Value, fits: bool, kept: int) -> Value:
+def round_sum(addends: list[V], unit: V, fits: bool, kept: int) -> V:
     """The f32 code of the sum of the addends, truncated to `kept` fraction bits. unit: code of the step's unit; fits: the sum is an i32."""
     if fits and len(addends) == 2:
         total = reduce(add, addends)
@@ -143,7 +143,7 @@ def round_sum(addends: list[Value], unit: Value, fits: bool, kept: int) -> Value
 # ---- narrow formats: the accumulators that no bounded step takes
 
 
-def usable_accumulator(code: Value, most: int) -> Value:
+def usable_accumulator(code: V, most: int) -> V:
     """The accumulator of a bounded step of narrow formats, or 0 in place of one above 2^most, which `select_unreached` keeps.
 
     A small one stays: where products cancel, it is what is left of it that the step returns. It does not decide the alignment.
@@ -151,13 +151,13 @@ def usable_accumulator(code: Value, most: int) -> Value:
     return (exponent_field(code) <= most + BIAS).select(code, 0)
 
 
-def truncated_accumulator(code: Value, fraction_bits: int, kept: int) -> Value:
+def truncated_accumulator(code: V, fraction_bits: int, kept: int) -> V:
     """What a step returns that has no product but zeros, or whose products are all truncated to zero beside the accumulator."""
     start = code & (-1 << (FRACTION - min(fraction_bits, kept, FRACTION)))
     return (start << 1 == 0).select(0, start)
 
 
-def select_unreached(code: Value, word: Value, has_product: Value, most: int, fraction_bits: int, kept: int, nan: int) -> Value:
+def select_unreached(code: V, word: V, has_product: V, most: int, fraction_bits: int, kept: int, nan: int) -> V:
     """The result of a bounded step, or the accumulator, truncated, where no product reaches it.
 
     Args:
@@ -170,5 +170,5 @@ def select_unreached(code: Value, word: Value, has_product: Value, most: int, fr
         nan: The code of every NaN.
     """
     start = truncated_accumulator(code, fraction_bits, kept)
-    start = (code & (~SIGN & 0xFFFFFFFF) > BINARY32.infinity).select(nan, start)
+    start = (code & ~SIGN > BINARY32.infinity).select(nan, start)
     return (has_product & (exponent_field(code) <= most + BIAS)).select(word, start)

@@ -6,9 +6,9 @@ smallest normal number.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
-from tcemu.arithmetic.step.values import I32, Value
+from tcemu.arithmetic.step.values import I32, V
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import Format
 
@@ -18,26 +18,26 @@ ZERO_EXPONENT = -(1 << 18)  # exponent of a term that takes no part in the align
 SPECIAL_EXPONENT = 1 << 20  # exponent of Inf and NaN, where it is marked in the exponent
 
 
-class Decoded(NamedTuple):
+class Decoded(NamedTuple, Generic[V]):
     """A code taken apart: i32, and conditions."""
 
-    magnitude: Value  # the code without sign, and without unused bits
-    negative: Value | None  # -1 or 0; None: the format has no sign
-    exponent: Value  # with the bias of f32
-    special: Value | None  # Inf or NaN; None: the format has neither
-    infinite: Value | None
-    zero: Value
+    magnitude: V  # the code without sign, and without unused bits
+    negative: V | None  # -1 or 0; None: the format has no sign
+    exponent: V  # with the bias of f32
+    special: V | None  # Inf or NaN; None: the format has neither
+    infinite: V | None
+    zero: V
 
 
-class Factor(NamedTuple):
+class Factor(NamedTuple, Generic[V]):
     """A factor that may be any code."""
 
-    fraction: Value  # f32, the value / 2^exponent; Inf and NaN themselves
-    exponent: Value  # ZERO_EXPONENT for zero, Inf and NaN
-    special: Value  # condition: Inf or NaN
+    fraction: V  # f32, the value / 2^exponent; Inf and NaN themselves
+    exponent: V  # ZERO_EXPONENT for zero, Inf and NaN
+    special: V  # condition: Inf or NaN
 
 
-def decode(fmt: Format, code: Value) -> Decoded:
+def decode(fmt: Format, code: V) -> Decoded[V]:
     """Takes a code apart."""
     unsigned = code & ((1 << (fmt.bits - fmt.signed)) - 1 & ~((1 << fmt.unused_bits) - 1))
     negative = sign_mask(fmt, code) if fmt.signed else None
@@ -58,7 +58,7 @@ def decode(fmt: Format, code: Value) -> Decoded:
     return Decoded(unsigned, negative, exponent, special, infinite, zero)
 
 
-def sign_mask(fmt: Format, code: Value) -> Value:
+def sign_mask(fmt: Format, code: V) -> V:
     """-1 for negative codes, else 0."""
     return (code << (32 - fmt.bits)).shift_right_signed(31)
 
@@ -68,12 +68,12 @@ def sign_bit(fmt: Format) -> int:
     return SIGN if fmt.bits == 32 else 1 << (fmt.bits - 1)
 
 
-def exponent_field(fmt: Format, code: Value) -> Value:
+def exponent_field(fmt: Format, code: V) -> V:
     """The exponent field of a code."""
     return (code >> fmt.mantissa_bits) & ((1 << fmt.exponent_bits) - 1)
 
 
-def value_word(fmt: Format, x: Decoded) -> Value:
+def value_word(fmt: Format, x: Decoded[V]) -> V:
     """The bits of |value| as an f32, right where it is a number and zero or a normal f32."""
     stored = fmt.mantissa_bits + fmt.unused_bits
     word = x.magnitude << (FRACTION - stored) if stored <= FRACTION else x.magnitude
@@ -86,7 +86,7 @@ def value_word(fmt: Format, x: Decoded) -> Value:
     return (x.magnitude < 1 << stored).select(tiny.bits(), word)
 
 
-def significand(fmt: Format, x: Decoded) -> Value:
+def significand(fmt: Format, x: Decoded[V]) -> V:
     """The integer significand, without sign."""
     fraction = x.magnitude >> fmt.unused_bits
     stored = fraction & ((1 << fmt.mantissa_bits) - 1)
@@ -95,7 +95,7 @@ def significand(fmt: Format, x: Decoded) -> Value:
     return (fraction < 1 << fmt.mantissa_bits).select(stored, stored | (1 << fmt.mantissa_bits))
 
 
-def fraction_bits(fmt: Format, x: Decoded) -> Value:
+def fraction_bits(fmt: Format, x: Decoded[V]) -> V:
     """The bits of |value| / 2^exponent as an f32: 0, or a number below 2, normal in f32."""
     stored = x.magnitude >> fmt.unused_bits
     fraction = stored & ((1 << fmt.mantissa_bits) - 1)
@@ -106,7 +106,7 @@ def fraction_bits(fmt: Format, x: Decoded) -> Value:
     return (stored < 1 << fmt.mantissa_bits).select(tiny.bits(), word)
 
 
-def decode_factor(fmt: Format, codes: Value, scales: Value | None = None) -> Factor:
+def decode_factor(fmt: Format, codes: V, scales: V | None = None) -> Factor[V]:
     """Decodes a factor that may be any code. scales: codes of ue8m0, which are powers of two."""
     x = decode(fmt, codes)
     special = codes.never() if x.special is None else x.special
@@ -118,26 +118,26 @@ def decode_factor(fmt: Format, codes: Value, scales: Value | None = None) -> Fac
     return Factor(with_sign_bit(word, x.negative).as_float(), (x.zero | special).select(ZERO_EXPONENT, exponent), special)
 
 
-def special_word(infinite: Value) -> Value:
+def special_word(infinite: V) -> V:
     """The bits of an f32 Inf where the condition holds, else those of the NaN."""
     return infinite.select(infinite.constant(BINARY32.infinity, I32), BINARY32.nan)
 
 
-def with_sign_bit(word: Value, negative: Value | None) -> Value:
+def with_sign_bit(word: V, negative: V | None) -> V:
     """The f32 bits with the sign of a mask, -1 or 0; None: without."""
     return word if negative is None else word | (negative & SIGN)
 
 
-class Accumulator(NamedTuple):
+class Accumulator(NamedTuple, Generic[V]):
     """A code of a result taken apart, as rule 2 counts: i32."""
 
-    significand: Value  # without sign; 0 for Inf and NaN
-    negative: Value  # -1 or 0
-    exponent: Value  # ZERO_EXPONENT for what takes no part in the alignment
-    special: Value  # condition: Inf or NaN
+    significand: V  # without sign; 0 for Inf and NaN
+    negative: V  # -1 or 0
+    exponent: V  # ZERO_EXPONENT for what takes no part in the alignment
+    special: V  # condition: Inf or NaN
 
 
-def decode_accumulator(fmt: Format, code: Value) -> Accumulator:
+def decode_accumulator(fmt: Format, code: V) -> Accumulator[V]:
     """Takes a code of f16 or f32 apart."""
     field, fraction = exponent_field(fmt, code), code & ((1 << fmt.mantissa_bits) - 1)
     special = field == (1 << fmt.exponent_bits) - 1

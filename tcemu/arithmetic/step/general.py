@@ -6,17 +6,18 @@ fractions by a power of two of its own and truncates by conversion; with `round_
 
 from __future__ import annotations
 
-from tcemu.arithmetic.step.decoding import BIAS, FRACTION, SIGN, ZERO_EXPONENT, decode_accumulator
-from tcemu.arithmetic.step.rounding import encode, round_integer, with_sign
+from tcemu.arithmetic.step.decoding import BIAS, FRACTION, SIGN, ZERO_EXPONENT, decode_accumulator, sign_bit
+from tcemu.arithmetic.step.rounding import Magnitude, encode, round_integer, take_sign, with_sign
 from tcemu.arithmetic.step.specials import code_of_class, special_value
-from tcemu.arithmetic.step.values import I32, Lane, Value
+from tcemu.arithmetic.step.values import I32, I64, Lane, V
 from tcemu.formats import F32 as BINARY32
-from tcemu.formats import Format
+from tcemu.formats import ROUNDINGS, Format
 
 TINY = (BIAS - 30) << FRACTION  # the code of 2^-30
+WIDE_BITS = 24  # bits of the lower part of a term that is added in two parts
 
 
-def power_of_two(exponent: Value) -> Value:
+def power_of_two(exponent: V) -> V:
     """f32 2^exponent, made of its bits; 0 below the normal range. exponent: i32, at most 127."""
     return ((exponent + BIAS).max(0) << FRACTION).as_float()
 
@@ -24,7 +25,7 @@ def power_of_two(exponent: Value) -> Value:
 # ---- rules 3 to 5
 
 
-def align_integer(size: Value, sign: Value, stored: int, distance: Value, fraction_bits: int, alignment: str | Value, lane: Lane) -> Value:
+def align_integer(size: V, sign: V, stored: int, distance: V, fraction_bits: int | V, alignment: str | V, lane: Lane) -> V:
     """A term in units of the step, with its sign.
 
     Args:
@@ -36,12 +37,36 @@ def align_integer(size: Value, sign: Value, stored: int, distance: Value, fracti
         alignment: The rounding of the term.
         lane: Type of the result, which has room for the term.
     """
-    size, negative = size.resize(lane, signed=False) << max(fraction_bits - stored, 0), sign.resize(lane)
-    drop = (distance + max(stored - fraction_bits, 0)).min(lane.bits - 1).resize(lane)
+    more = distance.constant(fraction_bits - stored) if isinstance(fraction_bits, int) else fraction_bits - stored
+    size, negative = size.resize(lane, signed=False) << more.max(0).resize(lane), sign.resize(lane)
+    drop = (distance + (0 - more).max(0)).min(lane.bits - 1).resize(lane)
     return with_sign(round_integer(size, drop, negative, alignment), negative)
 
 
-def align_fraction(fraction: Value, exponent: Value, offset: Value) -> Value:
+def common_scale(top: V, least: int, fraction_bits: int | V) -> V:
+    """f32: what every product of values is multiplied by, so that it is in units of the step.
+
+    Args:
+        top: The exponent that the step aligns to, i32.
+        least: The least exponent of a product: below it every product is 0, and the scale would overflow.
+        fraction_bits: Of the model.
+    """
+    return power_of_two(fraction_bits - top.max(least))
+
+
+def product_scale(exponent: V, top: V, mantissas: int, fraction_bits: int | V) -> V:
+    """f32: what a product of significands is multiplied by, so that it is in units of the step.
+
+    Args:
+        exponent: Of the product, i32.
+        top: The exponent that the step aligns to, i32.
+        mantissas: Fraction bits of the product.
+        fraction_bits: Of the model.
+    """
+    return power_of_two(exponent - (top + (mantissas - fraction_bits)))
+
+
+def align_fraction(fraction: V, exponent: V, offset: V) -> V:
     """A term, truncated, in units of the step: i32.
 
     A power below the normal range becomes 0, as the term is then truncated to 0.
@@ -55,8 +80,19 @@ def align_fraction(fraction: Value, exponent: Value, offset: Value) -> Value:
     return (fraction * power.as_float()).to_integer()
 
 
-def round_product(aligned: Value, product: Value, alignment: str) -> Value:
-    """An aligned product, f32, ready to be truncated to the integer to which it is rounded. One that underflowed is not zero."""
+def round_product(aligned: V, product: V, alignment: str | V) -> V:
+    """An aligned product, f32, ready to be truncated to the integer to which it is rounded. One that underflowed is not zero.
+
+    Args:
+        aligned: The product in units of the step, where a small one may have become 0.
+        product: Before it was aligned.
+        alignment: The rounding; or an i32, an index into `ROUNDINGS`.
+    """
+    if not isinstance(alignment, str):
+        chosen = round_product(aligned, product, ROUNDINGS[0])
+        for index, name in enumerate(ROUNDINGS[1:-1], 1):
+            chosen = (alignment == index).select(round_product(aligned, product, name), chosen)
+        return chosen
     if alignment == "RZ":
         return aligned
     if alignment != "RN":
@@ -65,7 +101,18 @@ def round_product(aligned: Value, product: Value, alignment: str) -> Value:
     return aligned.to_integral(alignment)
 
 
-def own_fraction(code: Value) -> tuple[Value, Value, Value]:
+def split_term(aligned: V) -> tuple[V, V]:
+    """An aligned term, f32 below 2^(31 + `WIDE_BITS`), truncated: its multiples of 2^WIDE_BITS and the rest, i32, both of its sign."""
+    high = (aligned * 2.0**-WIDE_BITS).to_integer()
+    return high, (aligned - high.to_float() * 2.0**WIDE_BITS).to_integer()
+
+
+def join_sums(high: V, low: V) -> V:
+    """The sum, i64, of the sums of upper and of lower parts."""
+    return (high.resize(I64) << WIDE_BITS) + low.resize(I64)
+
+
+def own_fraction(code: V) -> tuple[V, V, V]:
     """An f32 accumulator as (fraction, exponent, special): what `align_fraction` takes, and whether it is Inf or NaN."""
     magnitude = code & ~SIGN
     field = magnitude >> FRACTION
@@ -77,7 +124,7 @@ def own_fraction(code: Value) -> tuple[Value, Value, Value]:
     return fraction.as_float(), exponent, field == 0xFF
 
 
-def add_jammed(x: Value, y: Value, unit: Value) -> tuple[Value, Value]:
+def add_jammed(x: V, y: V, unit: V) -> tuple[V, V]:
     """x + y in units 2^unit, i32, and the unit: a sum that does not fit is halved, with a sticky last bit."""
     total = x + y
     wraps = ((x ^ total) & (y ^ total)) < 0
@@ -88,7 +135,7 @@ def add_jammed(x: Value, y: Value, unit: Value) -> tuple[Value, Value]:
 # ---- sums outside a step
 
 
-def add_codes(fmt: Format, x: Value, y: Value) -> Value:
+def add_codes(fmt: Format, x: V, y: V) -> V:
     """x + y of codes of f16 or f32, rounded RN once. They are not both -0. Floats keep subnormals here."""
     if fmt == BINARY32:
         total = x.as_float() + y.as_float()
@@ -103,15 +150,14 @@ def add_codes(fmt: Format, x: Value, y: Value) -> Value:
         kept = size >> far
         kept = kept | (size != kept << far).resize(I32, signed=False)
         total = total + with_sign(kept, v.negative)
-    code = encode(fmt, total, top - (fmt.mantissa_bits + spare), "RN", fmt.mantissa_bits)
+    code = encode(fmt, take_sign(total), top - (fmt.mantissa_bits + spare), "RN", fmt.mantissa_bits)
     return code_of_class(fmt, special_value(fmt, x) + special_value(fmt, y), code)
 
 
-def convert_code(source: Format, target: Format, code: Value) -> Value:
+def convert_code(source: Format, target: Format, code: V) -> V:
     """The code in another of f16 and f32, rounded RN. A zero keeps its sign."""
     v = decode_accumulator(source, code)
-    total = with_sign(v.significand, v.negative)
     rounding = "RZ" if target.mantissa_bits >= source.mantissa_bits else "RN"  # to more bits it is exact
-    other = encode(target, total, v.exponent - source.mantissa_bits, rounding, target.mantissa_bits)
-    other = other | (v.negative & (SIGN if target.bits == 32 else 1 << (target.bits - 1)))
+    other = encode(target, Magnitude(v.negative, v.significand), v.exponent - source.mantissa_bits, rounding, target.mantissa_bits)
+    other = other | (v.negative & sign_bit(target))
     return v.special.select(code_of_class(target, special_value(source, code), other), other)

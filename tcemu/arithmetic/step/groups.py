@@ -9,23 +9,28 @@ from __future__ import annotations
 from tcemu.arithmetic.step.decoding import BIAS, FRACTION, SIGN
 from tcemu.arithmetic.step.forms import LOW_BITS
 from tcemu.arithmetic.step.rounding import cut
-from tcemu.arithmetic.step.values import Value
+from tcemu.arithmetic.step.values import V
 
 LOW_MASK = (1 << LOW_BITS) - 1
 
 
-def power(top: Value, exponent: int) -> Value:
+def power(top: V, exponent: int) -> V:
     """f32 2^(exponent - top), where `top` has the bias of f32."""
     return (((exponent + 2 * BIAS) - top) << FRACTION).as_float()
 
 
-def parts(aligned: Value) -> tuple[Value, Value]:
+def unit(top: V, fraction_bits: int) -> V:
+    """The step's unit, f32. top: the exponent that it aligns to, with the bias of f32."""
+    return ((top - fraction_bits) << FRACTION).as_float()
+
+
+def parts(aligned: V) -> tuple[V, V]:
     """An aligned term, f32, truncated: its multiples of 2^LOW_BITS and the rest, i32, both of its sign."""
     high = (aligned * 2.0**-LOW_BITS).to_integer()
     return high, high.to_float().multiply_add_exact(-(2.0**LOW_BITS), aligned).to_integer()
 
 
-def round_parts(high: Value, low: Value, unit: Value, kept: int, adds_toward_zero: bool) -> Value:
+def round_parts(high: V, low: V, unit: V, kept: int, adds_toward_zero: bool) -> V:
     """Rule 6: the f32 code of (high * 2^LOW_BITS + low) units, truncated to `kept` fraction bits.
 
     Args:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tcemu.arithmetic.step.decoding import BIAS, FRACTION, decode, value_word, with_sign_bit
 from tcemu.arithmetic.step.specials import MAGNITUDE
-from tcemu.arithmetic.step.values import Value
+from tcemu.arithmetic.step.values import V
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import Format
 from tcemu.formats.coding import nan_code
 
 
-def decode_number(source: Format, codes: Value) -> Value:
+def decode_number(source: Format, codes: V) -> V:
     """The f32 value of codes, i32, of a format whose numbers f32 can represent. A NaN keeps no particular fraction."""
     if source == BINARY32:
         return codes.as_float()
@@ -23,7 +23,7 @@ def decode_number(source: Format, codes: Value) -> Value:
     return with_sign_bit(word, x.negative).as_float()
 
 
-def decode_scale(scale: Format, codes: Value) -> Value:
+def decode_scale(scale: Format, codes: V) -> V:
     """The f32 value of codes of scales, i32, in f32 or ue8m0. 2^-127 is subnormal."""
     if scale == BINARY32:
         return codes.as_float()
@@ -31,7 +31,7 @@ def decode_scale(scale: Format, codes: Value) -> Value:
     return (codes == scale.nan).select(BINARY32.nan, word).as_float()
 
 
-def round_value(target: Format, saturate: bool, value: Value) -> Value:
+def round_value(target: Format, saturate: bool, value: V) -> V:
     """The codes, i32, of the numbers of the target that are nearest to f32 values: see `tcemu.formats.coding.round_from_f32`."""
     word = value.bits()
     magnitude = word & MAGNITUDE
@@ -51,7 +51,7 @@ def round_value(target: Format, saturate: bool, value: Value) -> Value:
     return is_nan.select(nan_code(target), (code.min(limit) << target.unused_bits) | sign)
 
 
-def round_scale(magnitude: Value, largest: int, least: int, power_of_two: bool) -> Value:
+def round_scale(magnitude: V, largest: int, least: int, power_of_two: bool) -> V:
     """The f32 code of the scale of a max magnitude, a code too.
 
     Args:

@@ -7,28 +7,28 @@ zero to f32: the machine's conversion does what leading zeros and shifts do in t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from tcemu.arithmetic.step.decoding import BIAS, FRACTION, SIGN, sign_bit
-from tcemu.arithmetic.step.values import I32, I64, Value
+from tcemu.arithmetic.step.values import I32, I64, V
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import ROUNDINGS, Format
 
 
-class Magnitude(NamedTuple):
+class Magnitude(NamedTuple, Generic[V]):
     """A number (-1)^negative * size * 2^up."""
 
-    negative: Value  # -1 or 0
-    size: Value  # without sign; of an i32 all 32 bits count
-    up: Value | None = None  # None: 0
+    negative: V  # -1 or 0
+    size: V  # without sign; of an i32 all 32 bits count
+    up: V | None = None  # None: 0
 
 
-def with_sign(size: Value, sign: Value) -> Value:
+def with_sign(size: V, sign: V) -> V:
     """A magnitude as a signed number. sign: -1 where it is negative, else 0."""
     return (size ^ sign) - sign
 
 
-def take_sign(total: Value) -> Magnitude:
+def take_sign(total: V) -> Magnitude[V]:
     """The sign and the magnitude of a signed number."""
     sign = total.shift_right_signed(total.lane.bits - 1)
     return Magnitude(sign, with_sign(total, sign))
@@ -37,7 +37,7 @@ def take_sign(total: Value) -> Magnitude:
 # ---- integers
 
 
-def round_integer(size: Value, drop: Value, negative: Value, rounding: str | Value, drops: bool = False) -> Value:
+def round_integer(size: V, drop: V, negative: V, rounding: str | V, drops: bool = False) -> V:
     """size / 2^drop, rounded to an integer.
 
     Args:
@@ -71,25 +71,25 @@ def round_integer(size: Value, drop: Value, negative: Value, rounding: str | Val
 # ---- codes of sums, in any rounding
 
 
-def encode(fmt: Format, total: Value, unit: Value, rounding: str | Value, kept: int | Value) -> Value:
-    """The code of total * 2^unit, rounded to `kept` fraction bits; +0 for every zero; Inf for what is too large, in every rounding.
+def encode(fmt: Format, total: Magnitude[V], unit: V, rounding: str | V, kept: int | V) -> V:
+    """The code of a sum * 2^unit, rounded to `kept` fraction bits; +0 for every zero; Inf for what is too large, in every rounding.
 
     Args:
         fmt: f16 or f32.
-        total: Signed, i32 or i64.
+        total: The sum, without `up`; i32 or i64, of which all bits count.
         unit: i32.
         rounding: As in `round_integer`.
         kept: At most the fraction bits of the format.
     """
-    width = total.lane.bits
-    sign, size, _ = take_sign(total)
+    sign, size, _ = total
+    width = size.lane.bits
     zeros = size.leading_zeros()
     leading = width - 1 - zeros.resize(I32) + unit  # exponent of the leading bit
     shifted = size << (zeros & (width - 1))
     jammed = (shifted >> 2) | ((shifted | (shifted >> 1)) & 1)  # the leading bit is bit W - 3, and bit 0 is sticky
     below = (fmt.min_exponent - leading).max(0)
     drop = (below + (width - 3 - kept)).min(width - 1)
-    integer = round_integer(jammed, drop.resize(total.lane), sign, rounding, drops=True).resize(I32)
+    integer = round_integer(jammed, drop.resize(size.lane), sign, rounding, drops=True).resize(I32)
     above = (leading - fmt.min_exponent).max(0).min(1 << fmt.exponent_bits)
     code = (integer << (fmt.mantissa_bits - kept)) + (above << fmt.mantissa_bits)  # the leading bit adds one to the field
     code = ((leading > fmt.max_exponent) | (code >= fmt.infinity)).select(fmt.infinity, code)
@@ -100,7 +100,7 @@ def encode(fmt: Format, total: Value, unit: Value, rounding: str | Value, kept: 
 # ---- codes of sums in f32, truncated
 
 
-def truncated_float(size: Value) -> Value:
+def truncated_float(size: V) -> V:
     """A number below 2^32 as an f32, truncated, by a conversion that rounds to nearest.
 
     Where bit i + 24 is set, bit i cannot be kept. Without those bits the first bit below the last kept one is 0: less than half a unit is
@@ -109,21 +109,21 @@ def truncated_float(size: Value) -> Value:
     return (size & ~(size >> (FRACTION + 1))).to_float(signed=False)
 
 
-def signed_truncated_float(total: Value) -> Value:
+def signed_truncated_float(total: V) -> V:
     """An i32 as an f32, truncated, likewise: "sitofp_rz"."""
     negative, size, _ = take_sign(total)
     word = truncated_float(size).bits() | (negative & SIGN)
     return word.as_float()
 
 
-def cut(code: Value, kept: int | Value) -> Value:
+def cut(code: V, kept: int | V) -> V:
     """The code of an f32 without the fraction bits that the result does not keep."""
     if isinstance(kept, int):
         return code if kept == FRACTION else code & (-1 << (FRACTION - kept))
     return code & (code.constant(-1) << (FRACTION - kept))
 
 
-def encode_truncated(sum_: Magnitude, unit: Value, kept: int | Value) -> Value:
+def encode_truncated(sum_: Magnitude[V], unit: V, kept: int | V) -> V:
     """The code of a sum * 2^unit, truncated to an f32 that may be subnormal or Inf; +0 for every zero. Its size is below 2^32."""
     unit = unit if sum_.up is None else unit + sum_.up
     number = sum_.size.to_float(signed=False, toward_zero=True).bits()
@@ -139,7 +139,7 @@ def encode_truncated(sum_: Magnitude, unit: Value, kept: int | Value) -> Value:
 # ---- sums of words
 
 
-def add_two(x: Value, y: Value) -> Magnitude:
+def add_two(x: V, y: V) -> Magnitude[V]:
     """x + y, two i32 whose sum may need 33 bits."""
     total = x + y
     same_sign = ~(x ^ y)  # of two addends of one sign, the sum has that sign even where it wraps
@@ -147,7 +147,7 @@ def add_two(x: Value, y: Value) -> Magnitude:
     return Magnitude(negative, with_sign(total, negative))
 
 
-def add_wide(addends: list[Value]) -> Magnitude:
+def add_wide(addends: list[V]) -> Magnitude[V]:
     """The sum of some i32, below 2^40: the bits that an f32 cannot keep of a large one are dropped."""
     total = addends[0].resize(I64)
     for addend in addends[1:]:

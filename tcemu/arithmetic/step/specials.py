@@ -10,14 +10,15 @@ from functools import reduce
 from operator import add
 
 from tcemu.arithmetic.step.decoding import SIGN, exponent_field, sign_bit, sign_mask, special_word
-from tcemu.arithmetic.step.values import Value
+from tcemu.arithmetic.step.values import V
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import Format
 
-MAGNITUDE = ~SIGN & 0xFFFFFFFF
+MAGNITUDE = ~SIGN  # of a word
+INFINITY = BINARY32.infinity
 
 
-def special_value(fmt: Format, code: Value) -> Value:
+def special_value(fmt: Format, code: V) -> V:
     """f32: Inf and NaN of a result themselves, and 0 for numbers."""
     special = exponent_field(fmt, code) == (1 << fmt.exponent_bits) - 1
     infinite = code & ((1 << fmt.mantissa_bits) - 1) == 0
@@ -25,33 +26,33 @@ def special_value(fmt: Format, code: Value) -> Value:
     return special.select(word, 0).as_float()
 
 
-def factor_class(special: Value, infinite: Value, zero: Value, negative: Value | None) -> Value:
+def factor_class(special: V, infinite: V, zero: V, negative: V | None) -> V:
     """f32: Inf and NaN themselves, 0 for a zero, 1 and -1 for other numbers, so that no sum of finite products becomes Inf."""
     one = 127 << BINARY32.mantissa_bits
     word = special.select(special_word(infinite), zero.select(0, special_word(infinite).constant(one)))
     return (word if negative is None else word | (negative & SIGN)).as_float()
 
 
-def add_specials(code: Value, products: list[Value]) -> Value:
+def add_specials(code: V, products: list[V]) -> V:
     """The f32 sum of products in which Inf and NaN stand for themselves, and of an f32 accumulator that is Inf or NaN."""
     while len(products) > 1:
         products = [reduce(add, products[at : at + 2]) for at in range(0, len(products), 2)]
-    return ((code & BINARY32.infinity) == BINARY32.infinity).select(code, 0).as_float() + products[0]
+    return ((code & INFINITY) == INFINITY).select(code, 0).as_float() + products[0]
 
 
-def is_special(total: Value) -> Value:
+def is_special(total: V) -> V:
     """Whether an f32 sum is Inf or NaN."""
-    return total.bits() & MAGNITUDE >= BINARY32.infinity
+    return total.bits() & MAGNITUDE >= INFINITY
 
 
-def special_code(total: Value, nan: int) -> Value:
+def special_code(total: V, nan: int) -> V:
     """The f32 code of a sum that is Inf or NaN."""
     return (total == total).select(total.bits(), nan)
 
 
-def code_of_class(fmt: Format, total: Value, otherwise: Value) -> Value:
+def code_of_class(fmt: Format, total: V, otherwise: V) -> V:
     """The code, in a result's format, of an f32 sum that is Inf or NaN; else another code."""
     word = total.bits()
     size, negative = word & MAGNITUDE, word.shift_right_signed(31)
-    code = (size == BINARY32.infinity).select((negative & sign_bit(fmt)) | fmt.infinity, otherwise)
-    return (size > BINARY32.infinity).select(fmt.nan, code)
+    code = (size == INFINITY).select((negative & sign_bit(fmt)) | fmt.infinity, otherwise)
+    return (size > INFINITY).select(fmt.nan, code)

@@ -13,7 +13,7 @@ A renderer is a subclass with two methods, `constant` and `apply`, and `apply` h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 
 class Lane(NamedTuple):
@@ -145,7 +145,7 @@ class Value(ABC):
 
     def select(self, yes: Any, no: Any) -> Self:
         """Returns `yes` where this condition holds, else `no`. One of both is a value."""
-        typed: Self = yes if isinstance(yes, Value) else no
+        typed: Any = yes if isinstance(yes, Value) else no
         return self.apply("select", typed.lane, typed._match(yes), typed._match(no))
 
     def max(self, other: Any) -> Self:
@@ -197,3 +197,6 @@ class Value(ABC):
     def never(self) -> Self:
         """A condition that does not hold."""
         return self.constant(0, BOOL)
+
+
+V = TypeVar("V", bound=Value)  # the values of one renderer

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from tcemu.arithmetic.fused_dot_add import SIGN
-from tcemu.backends.llvm.decoding import FRACTION, extend
+from tcemu.arithmetic.step.bounded import exponent_field
+from tcemu.arithmetic.step.forms import accumulator_is_bounded
+from tcemu.arithmetic.step.specials import MAGNITUDE
 from tcemu.backends.llvm.values import I8, I32, I64, POINTER, Builder, Value
 from tcemu.formats import Format
 
@@ -47,6 +48,11 @@ def code_type(fmt: Format) -> ir.IntType:
     return ir.IntType(8 * fmt.dtype.itemsize)
 
 
+def extend(codes: Value) -> Value:
+    """Codes as integers of 32 bits."""
+    return codes if codes.element == I32 else codes.cast("zext", I32)
+
+
 class BlockKernel:
     """The function of one task: where its block is.
 
@@ -57,9 +63,9 @@ class BlockKernel:
     unbounded_lanes: Value  # a vector
     are_bounded: Value  # a condition
 
-    def __init__(self, module: ir.Module, name: str, form: BlockForm) -> None:
+    def __init__(self, module: ir.Module, name: str, form: BlockForm, wide_registers: bool = False) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
-        self.block, self.b = form, Builder(function)
+        self.block, self.b = form, Builder(function, wide_registers)
         b = self.b
         task, buffers, dims = b.arguments
         operands = 5 if form.block else 3
@@ -93,14 +99,13 @@ class BlockKernel:
             yield row * self.block.columns + column, row * self.n + column, self.mask(column)
 
     def note_bounded_accumulators(self, least: int, most: int) -> None:
-        """Notes whether every accumulator is zero or has an exponent field from `least` to `most`, so that bounded steps take it."""
+        """Notes whether bounded steps take every accumulator. least, most: exponents, see `accumulator_is_bounded`."""
         b, of = self.b, ir.VectorType(I32, LANES)
         b.store(b.constant(of, 0), self.unbounded_lanes)
         with b.loop(self.rows) as row, b.loop(self.padded, LANES) as column:
-            magnitude = b.load(of, b.at(self.accumulators, I32, row * self.block.columns + column)) & (SIGN - 1)
-            field = magnitude >> FRACTION
-            unusual = (magnitude != 0) & ((field < least) | (field > most))
-            b.store(b.load(of, self.unbounded_lanes) | unusual.cast("sext", I32), self.unbounded_lanes)
+            code = b.load(of, b.at(self.accumulators, I32, row * self.block.columns + column))
+            bounded = accumulator_is_bounded(code & MAGNITUDE, exponent_field(code), least, most)
+            b.store(b.load(of, self.unbounded_lanes) | (~bounded).cast("sext", I32), self.unbounded_lanes)
         b.store(b.load(of, self.unbounded_lanes).reduce("or") == 0, self.are_bounded)
 
     def mask(self, column: Value) -> Value:

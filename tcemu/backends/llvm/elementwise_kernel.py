@@ -8,61 +8,13 @@ from functools import lru_cache
 
 from llvmlite import ir
 
-from tcemu.arithmetic.fused_dot_add import SIGN
-from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest, ScaleRequest
-from tcemu.backends.llvm.blocks import LANES
-from tcemu.backends.llvm.decoding import decode, extend, value_word
+from tcemu.arithmetic.step.quantizing import decode_number, decode_scale, round_scale, round_value
+from tcemu.backends.elementwise_request import EVERY, ElementwiseRequest, MagnitudeRequest
+from tcemu.backends.llvm.blocks import LANES, extend
 from tcemu.backends.llvm.values import I32, I64, POINTER, Builder, Value
 from tcemu.formats import F32 as BINARY32
-from tcemu.formats import Format
-from tcemu.formats.coding import nan_code
 
 TASK_ELEMENTS = 1 << 15
-MAGNITUDE = SIGN - 1
-
-
-def decode_number(source: Format, codes: Value) -> Value:
-    """The f32 value of codes of a format whose numbers f32 can represent. A NaN keeps no particular fraction."""
-    if source == BINARY32:
-        return codes.as_float()
-    if source.bias == BINARY32.bias and not source.unused_bits:
-        return (extend(codes) << (BINARY32.bits - source.bits)).as_float()
-    x = decode(source, extend(codes))
-    word = value_word(source, x)
-    if x.special is not None:
-        word = x.special.select(word | BINARY32.infinity, word)
-    return (word if x.negative is None else word | (x.negative & -SIGN)).as_float()
-
-
-def decode_scale(scale: Format, codes: Value) -> Value:
-    """The f32 value of codes of scales, in f32 or ue8m0. 2^-127 is subnormal."""
-    if scale == BINARY32:
-        return codes.as_float()
-    code = extend(codes)
-    word = (code == 0).select(1 << (BINARY32.mantissa_bits - 1), code << BINARY32.mantissa_bits)
-    return (code == scale.nan).select(BINARY32.nan, word).as_float()
-
-
-def round_value(target: Format, saturate: bool, value: Value) -> Value:
-    """The codes, i32, of the numbers of the target that are nearest to f32 values: see `tcemu.formats.coding.round_from_f32`."""
-    word = value.bits()
-    magnitude = word & MAGNITUDE
-    is_nan = magnitude > BINARY32.infinity
-    if target == BINARY32:
-        return is_nan.select(BINARY32.nan, word)
-    drop = BINARY32.mantissa_bits - target.mantissa_bits
-    code = (magnitude + ((1 << (drop - 1)) - 1) + ((magnitude >> drop) & 1)) >> drop
-    if target.bias != BINARY32.bias:
-        code = code - ((BINARY32.bias - target.bias) << target.mantissa_bits)
-        # f32 numbers from 2^e to 2^(e + 1) are multiples of the target's smallest number, so that adding 2^e rounds to such
-        e = target.min_exponent - target.mantissa_bits + BINARY32.mantissa_bits
-        base = (e + BINARY32.bias) << BINARY32.mantissa_bits
-        small = (magnitude.as_float() + 2.0**e).bits() - base
-        code = (magnitude < (target.min_exponent + BINARY32.bias) << BINARY32.mantissa_bits).select(small, code)
-    limit = target.max_magnitude + (target.specials != "none" and not saturate)  # Inf or NaN follows the largest number
-    code = value.ctx.minimum(code, code - code + limit)
-    sign = (word >> (BINARY32.bits - target.bits)) & (1 << (target.bits - 1))
-    return is_nan.select(nan_code(target), (code << target.unused_bits) | sign)
 
 
 class ElementwiseKernel:
@@ -136,12 +88,12 @@ class ElementwiseKernel:
         codes, own = ir.VectorType(self.source, LANES), ir.VectorType(self.scale, LANES)
         shared = None
         if scale is not None and not each:
-            shared = b.splat(decode_scale(self.request.scale, b.load(self.scale, b.at(self.scales, self.scale, scale))), LANES)
+            shared = b.splat(decode_scale(self.request.scale, extend(b.load(self.scale, b.at(self.scales, self.scale, scale)))), LANES)
         whole = count & -LANES
         with b.loop(whole, LANES) as i:
             given = shared
             if each and scale is not None:
-                given = decode_scale(self.request.scale, b.load(own, b.at(self.scales, self.scale, scale + i)))
+                given = decode_scale(self.request.scale, extend(b.load(own, b.at(self.scales, self.scale, scale + i))))
             self._store(self._compute(b.load(codes, b.at(x, self.source, i)), given), b.at(out, self.target, i), None)
 
         def rest() -> None:
@@ -149,7 +101,7 @@ class ElementwiseKernel:
             given = shared
             if each and scale is not None:
                 loaded = b.masked_load(own, b.at(self.scales, self.scale, scale + whole), mask)
-                given = decode_scale(self.request.scale, loaded)
+                given = decode_scale(self.request.scale, extend(loaded))
             made = self._compute(b.masked_load(codes, b.at(x, self.source, whole), mask), given)
             self._store(made, b.at(out, self.target, whole), mask)
 
@@ -163,7 +115,7 @@ class ElementwiseKernel:
             self.b.masked_store(made, place, mask)
 
     def _compute(self, codes: Value, scales: Value | None) -> Value:
-        request, value = self.request, decode_number(self.request.source, codes)
+        request, value = self.request, decode_number(self.request.source, extend(codes))
         if scales is not None:
             value = value * scales if request.multiplied else value / scales
         return round_value(request.target, request.saturate, value)
@@ -220,23 +172,14 @@ def magnitudes_text(name: str, request: MagnitudeRequest) -> str:
 
         b.branch(whole < count, rest, lambda: None)
         largest = b.load(codes, accumulator).reduce("smax")
-        word = decode_number(request.source, largest).bits()
+        word = decode_number(request.source, extend(largest)).bits()
         if request.source.bias != BINARY32.bias:
             word = (word > BINARY32.infinity).select(BINARY32.nan, word)
-        b.store(word if request.scale is None else scale_word(request.scale, word), b.at(out, I32, group))
+        if (scale := request.scale) is not None:
+            word = round_scale(word, scale.largest, scale.least, scale.power_of_two)
+        b.store(word, b.at(out, I32, group))
     b.finish()
     return str(module)
-
-
-def scale_word(request: ScaleRequest, magnitude: Value) -> Value:
-    """The f32 code of the scale of a max magnitude, a code too."""
-    quotient = (magnitude.as_float() / (magnitude - magnitude + request.largest).as_float()).bits()
-    quotient = (quotient > BINARY32.infinity).select(BINARY32.nan, quotient)
-    scale = (quotient > request.least).select(quotient, request.least)
-    if request.power_of_two:
-        below = (1 << BINARY32.mantissa_bits) - 1
-        scale = (scale < BINARY32.infinity).select((scale + below) & ~below, scale)
-    return (magnitude == 0).select(BINARY32.bias << BINARY32.mantissa_bits, scale)
 
 
 def _groups(b: Builder, dims: Value, depth: int) -> tuple[Value, Value, Value, Value, Value]:

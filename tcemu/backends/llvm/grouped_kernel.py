@@ -8,7 +8,7 @@ A task computes a block of D step by step, and looks at the scales of each step.
 - Any steps: see `general_steps`.
 
 Scales are bounded if none is NaN, if all are normal f32, and if the exponents of two scales together are at least `least` and too small for
-a sum to reach 2^127. `arithmetic.bounded_steps` says why such steps need no other rule.
+a sum to reach 2^127. `arithmetic.step.bounded` says why such steps need no other rule.
 
 Nothing here depends on whether the machine flushes subnormals: floats are normal or zero wherever their value matters.
 """
@@ -20,26 +20,26 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR
-from tcemu.arithmetic.fused_dot_add import SIGN, unit_exponent
+from tcemu.arithmetic.step import groups
+from tcemu.arithmetic.step.bounded import exponent_field
+from tcemu.arithmetic.step.decoding import BIAS, decode, significand, value_word
+from tcemu.arithmetic.step.forms import MAX_ACCUMULATOR, GroupedForm, StepNumbers, largest_value, scales_are_bounded
+from tcemu.arithmetic.step.specials import MAGNITUDE
 from tcemu.backends.llvm.blocks import FAR, LANES, BlockKernel, count_tasks
-from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, significand, value_word
 from tcemu.backends.llvm.general_steps import GeneralForm, GeneralSteps
-from tcemu.backends.llvm.step_arithmetic import TOWARD_ZERO
 from tcemu.backends.llvm.values import F32, I1, I8, I16, I32, I64, Builder, Value
 from tcemu.formats import F32 as RESULT
 from tcemu.formats import Format
 
 ROWS, COLUMNS = 64, 128  # of a block of D
 NEIGHBOURS, NARROW_NEIGHBOURS = 64, 16  # columns that are computed together, with AVX-512 and without
-LOW_BITS = 25  # bits of the lower part of an aligned sum
-SUM_BITS = 2 * LOW_BITS - 1  # bits that both parts of a step's sum hold, each as an exact f32
 VECTOR, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
 
 
-class GroupedForm(NamedTuple):
+class GroupedKernelForm(NamedTuple):
     """The parameters of a kernel, which is compiled for each set of them."""
 
+    step: GroupedForm
     general: GeneralForm
     wide_registers: bool  # AVX-512 is there
     adds_bytes: bool  # AVX-512 VNNI is there
@@ -48,73 +48,22 @@ class GroupedForm(NamedTuple):
 
     @property
     def scale(self) -> Format:
-        assert self.general.scale is not None
-        return self.general.scale
+        return self.step.scale
 
     @property
     def groups(self) -> int:
         """Groups of a step."""
-        return self.general.numbers.terms // self.general.numbers.summed
+        return self.step.groups
 
     @property
     def neighbours(self) -> int:
         """Columns that are computed together."""
         return NEIGHBOURS if self.wide_registers else NARROW_NEIGHBOURS
 
-    @property
-    def unit(self) -> int:
-        """Exponent of the unit of the products of two values without scales."""
-        return unit_exponent(self.general.a) + unit_exponent(self.general.b)
 
-    @property
-    def least(self) -> int:
-        """The least exponent to which a bounded step is aligned: its unit and all multiples of a group's unit are normal."""
-        return max(self.general.numbers.fraction_bits, 2 * self.scale.mantissa_bits) + RESULT.min_exponent
-
-    @property
-    def least_scale(self) -> int:
-        """The least exponent of a scale: it is a normal f32."""
-        return RESULT.min_exponent + self.scale.mantissa_bits
-
-    @property
-    def most(self) -> int:
-        """The greatest sum of two scales' exponents, plus the bits of the number of products."""
-        return MAX_ACCUMULATOR + 1 - (self.general.a.max_exponent + self.general.b.max_exponent + 4) + self.unit
-
-    @property
-    def most_scale(self) -> int:
-        """The greatest exponent of a scale: a group's sum times one scale is an f32, whatever the other scale is."""
-        sum_bits = (self.general.numbers.summed * largest_value(self.general.a) * largest_value(self.general.b)).bit_length()
-        return RESULT.max_exponent - sum_bits
-
-    @property
-    def has_narrow_scales(self) -> bool:
-        """True if the format of the scales alone bounds their exponents."""
-        low, high = self.scale.min_exponent, self.scale.max_exponent
-        return low >= max(self.least_scale, -(-self.least // 2)) and high <= self.most_scale and 2 * high + 63 <= self.most
-
-
-def largest_value(fmt: Format) -> int:
-    """The largest value of a format, in units of its least one."""
-    return ((2 << fmt.mantissa_bits) - 1) << (fmt.max_exponent - fmt.min_exponent)
-
-
-def grouped_form(general: GeneralForm, wide_registers: bool, adds_bytes: bool) -> GroupedForm | None:
-    """Returns the form of a kernel, or None if this module has no steps for the model."""
-    n, scale = general.numbers, general.scale
-    if not n.summed or scale is None or general.result != RESULT or general.d != RESULT or n.chain or n.groups > 1:
-        return None
-    form = GroupedForm(general, wide_registers, adds_bytes)
-    largest = n.summed * largest_value(general.a) * largest_value(general.b) * ((2 << scale.mantissa_bits) - 1) ** 2
-    shift = n.fraction_bits - n.mantissas
-    of_step = form.groups * (largest << max(shift, 0)) + (2 << n.fraction_bits)
-    least_power = n.fraction_bits + form.unit - LOW_BITS - RESULT.max_exponent
-    fits = (
-        of_step < 1 << SUM_BITS and shift >= 0 and least_power >= RESULT.min_exponent and n.floor <= RESULT.min_exponent
-        and n.rounding == n.alignment == "RZ" and n.fraction_bits >= n.kept
-    )  # fmt: skip
-    whole = n.summed == 16 and n.terms <= 128 and n.terms % max(general.block, 1) == 0 and general.block % n.summed == 0
-    return form if fits and whole else None
+def has_whole_groups(n: StepNumbers, block: int) -> bool:
+    """Returns whether groups fill the words and the blocks of scales that a kernel reads."""
+    return n.summed == 16 and n.terms <= 128 and n.terms % max(block, 1) == 0 and block % n.summed == 0
 
 
 class GroupedSide:
@@ -132,6 +81,11 @@ class GroupedSide:
         self.width = form.groups if is_row else form.neighbours
         vector = ir.VectorType(I32, self.width)
         self.low, self.high, self.special = b.allocate(vector), b.allocate(vector), b.allocate(vector)
+
+    def scale_range(self) -> tuple[Value, Value]:
+        """The least and the largest exponent of the step's scales."""
+        of = ir.VectorType(I32, self.width)
+        return self.b.load(of, self.low).reduce("smin"), self.b.load(of, self.high).reduce("smax")
 
     def prepare(self, step: Value) -> None:
         """Decodes the step's operands, and notes the range of the exponents of their scales."""
@@ -168,7 +122,7 @@ class GroupedSide:
             b.store((significand(fmt, x) == 0).select(b.constant(marks.type, 0), marks), to)
         assert x.special is not None
         b.store(b.load(of, self.special) | x.special.cast("sext", I32), self.special)
-        if not self.form.has_narrow_scales:
+        if not self.form.step.has_narrow_scales:
             b.store(b.minimum(b.load(of, self.low), exponent), self.low)
             b.store(b.maximum(b.load(of, self.high), exponent), self.high)
 
@@ -252,8 +206,8 @@ def add_bytes(b: Builder, total: Value, x: Value, y: Value) -> Value:
 class GroupedKernel(BlockKernel):
     """The function of one task."""
 
-    def __init__(self, module: ir.Module, name: str, form: GroupedForm) -> None:
-        super().__init__(module, name, form.general.of_block((ROWS, COLUMNS), form.neighbours))
+    def __init__(self, module: ir.Module, name: str, form: GroupedKernelForm) -> None:
+        super().__init__(module, name, form.general.of_block((ROWS, COLUMNS), form.neighbours), form.wide_registers)
         self.form, b = form, self.b
         self.accumulators = b.allocate(I32, ROWS * COLUMNS)
         self.tops = b.allocate(I16, form.neighbours)
@@ -262,11 +216,11 @@ class GroupedKernel(BlockKernel):
         steps = GeneralSteps(self, form.general)
         for place, memory, mask in self.elements():
             b.store(b.masked_load(VECTOR, b.at(self.c, I32, memory), mask), b.at(self.accumulators, I32, place))
-        self.note_bounded_accumulators(self.form.least + BIAS, MAX_ACCUMULATOR + BIAS)
+        self.note_bounded_accumulators(form.step.least, MAX_ACCUMULATOR)
 
         def add_any(step: Value) -> None:
             steps.add(step, self.accumulators)
-            self.note_bounded_accumulators(self.form.least + BIAS, MAX_ACCUMULATOR + BIAS)
+            self.note_bounded_accumulators(form.step.least, MAX_ACCUMULATOR)
 
         with b.loop(self.step_count) as step:
             self.x.prepare(step)
@@ -274,7 +228,7 @@ class GroupedKernel(BlockKernel):
             b.branch(self._is_bounded(), self._add_bounded, lambda: add_any(step))
         for place, memory, mask in self.elements():
             code = b.load(VECTOR, b.at(self.accumulators, I32, place))
-            code = (code & (SIGN - 1) > RESULT.infinity).select(form.general.nan, code)
+            code = (code & MAGNITUDE > RESULT.infinity).select(form.general.nan, code)
             b.masked_store(code, b.at(self.d, I32, memory), mask)
         b.finish()
 
@@ -282,18 +236,14 @@ class GroupedKernel(BlockKernel):
         """Returns whether this step's scales and the accumulators are bounded."""
         b, form = self.b, self.form
         bounded = b.load(I1, self.are_bounded)
-        lows, highs = [], []
         for side in (self.x, self.y):
             of = ir.VectorType(I32, side.width)
             bounded = bounded & (b.load(of, side.special).reduce("or") == 0)
-            lows.append(b.load(of, side.low).reduce("smin"))
-            highs.append(b.load(of, side.high).reduce("smax"))
-        if form.has_narrow_scales:
+        if form.step.has_narrow_scales:
             return bounded
+        (x_low, x_high), (y_low, y_high) = self.x.scale_range(), self.y.scale_range()
         bits = 64 - b.call("llvm.ctlz.i64", I64, self.k, b.constant(I1, 0))
-        for low, high in zip(lows, highs, strict=True):
-            bounded = bounded & (low >= form.least_scale) & (high <= form.most_scale)
-        return bounded & (lows[0] + lows[1] >= form.least) & (highs[0] + highs[1] + bits.cast("trunc", I32) <= form.most)
+        return bounded & scales_are_bounded(form.step, x_low, x_high, y_low, y_high, bits.cast("trunc", I32))
 
     def _add_bounded(self) -> None:
         b = self.b
@@ -305,7 +255,7 @@ class GroupedKernel(BlockKernel):
         """Rule 3: a group takes part if two of its factors that are not zero meet, under scales that are not."""
         b, form = self.b, self.form
         of = ir.VectorType(I16, form.neighbours)
-        top = b.constant(of, form.least + BIAS)
+        top = b.constant(of, form.step.least + BIAS)
         for group in range(form.groups):
             of_row = lambda memory: b.splat(b.load(I16, b.at(memory, I16, row * form.groups + group)), form.neighbours)  # noqa: B023
             of_columns = lambda memory: b.load(of, b.at(memory, I16, column + group * COLUMNS))  # noqa: B023
@@ -322,18 +272,17 @@ class GroupedKernel(BlockKernel):
         places = [b.at(self.accumulators, I32, row * COLUMNS + column + at) for at in starts]
         codes = [b.load(VECTOR, place) for place in places]
         tops = [
-            b.maximum(b.load(ir.VectorType(I16, LANES), b.at(self.tops, I16, at)).cast("sext", I32), (code >> FRACTION) & 0xFF)
+            b.load(ir.VectorType(I16, LANES), b.at(self.tops, I16, at)).cast("sext", I32).max(exponent_field(code))
             for at, code in zip(starts, codes, strict=True)
         ]
-        power = lambda top, of: (((of + 2 * BIAS) - top) << FRACTION).as_float()
-        sums = [self._parts(code.as_float() * power(top, n.fraction_bits)) for code, top in zip(codes, tops, strict=True)]
-        units = [power(top, n.fraction_bits + form.unit) for top in tops]
+        sums = [groups.parts(code.as_float() * groups.power(top, n.fraction_bits)) for code, top in zip(codes, tops, strict=True)]
+        units = [groups.power(top, n.fraction_bits + form.step.unit) for top in tops]
         for group in range(form.groups):
             for at, value in enumerate(self._sums(row, group, [column + start for start in starts])):
-                high, low = self._parts(value * units[at])
+                high, low = groups.parts(value * units[at])
                 sums[at] = sums[at][0] + high, sums[at][1] + low
         for place, (high, low), top in zip(places, sums, tops, strict=True):
-            b.store(self._round(high, low, top), place)
+            b.store(groups.round_parts(high, low, groups.unit(top, n.fraction_bits), n.kept, form.wide_registers), place)
 
     def _sums(self, row: Value, group: int, columns: list[Value]) -> list[Value]:
         """The exact sum of a group's products for each vector of columns, in units of the values, f32."""
@@ -344,7 +293,8 @@ class GroupedKernel(BlockKernel):
             for term in range(group * summed, (group + 1) * summed):
                 x = b.splat(b.load(F32, b.at(self.x.values, F32, row * form.general.numbers.terms + term)), LANES)
                 for at, column in enumerate(columns):
-                    sums[at] = b.multiply_add(x, b.load(FLOATS, b.at(self.y.values, F32, column + term * COLUMNS)), sums[at])
+                    y = b.load(FLOATS, b.at(self.y.values, F32, column + term * COLUMNS))
+                    sums[at] = x.multiply_add_exact(y, sums[at])
             return sums
         totals = [b.load(VECTOR, b.at(self.y.starts, I32, column + group * COLUMNS)) for column in columns]
         for word in range(group * summed // 4, (group + 1) * summed // 4):
@@ -357,38 +307,9 @@ class GroupedKernel(BlockKernel):
             for total, column in zip(totals, columns, strict=True)
         ]
 
-    def _parts(self, aligned: Value) -> tuple[Value, Value]:
-        """An aligned term, truncated: its multiples of 2^LOW_BITS and the rest, i32."""
-        high = (aligned * 2.0**-LOW_BITS).cast("fptosi", I32)
-        low = self.b.multiply_add(high.cast("sitofp", F32), self.b.constant(aligned.type, -(2.0**LOW_BITS)), aligned)
-        return high, low.cast("fptosi", I32)
-
-    def _round(self, high: Value, low: Value, top: Value) -> Value:
-        """Rule 6: high * 2^LOW_BITS + low, in units of the step, truncated to an f32."""
-        b, n = self.b, self.form.general.numbers
-        unit = ((top - n.fraction_bits) << FRACTION).as_float()
-        factor = b.constant(FLOATS, 2.0**LOW_BITS)
-        if self.form.wide_registers:
-            carry = (low + (1 << (LOW_BITS - 1))).shift_right_signed(LOW_BITS)
-            high, low = high + carry, low - (carry << LOW_BITS)
-            parts = high.cast("sitofp", F32), factor, low.cast("sitofp", F32)
-            code = (b.call("llvm.x86.avx512.vfmadd.ps.512", FLOATS, *parts, b.constant(I32, TOWARD_ZERO)) * unit).bits()
-        else:
-            mask = (1 << LOW_BITS) - 1
-            high, low = high + low.shift_right_signed(LOW_BITS), low & mask
-            sign = high.shift_right_signed(31)
-            low = (low ^ (sign & mask)) - sign
-            size = ((high ^ sign) + (low >> LOW_BITS)).cast("sitofp", F32)  # below 2^24
-            low = low & mask
-            # the bits of the lower part that an f32 does not keep beside the upper part, or alone
-            beside = b.maximum((size.bits() >> FRACTION) - (BIAS + FRACTION - LOW_BITS), b.constant(VECTOR, 0))
-            low = low & ~(low >> (FRACTION + 1)) & (b.constant(VECTOR, -1) << beside)
-            code = (b.multiply_add(size, factor, low.cast("sitofp", F32)) * unit).bits() | (sign & -SIGN)
-        return code if n.kept == FRACTION else code & (-1 << (FRACTION - n.kept))
-
 
 @lru_cache(maxsize=256)
-def grouped_text(name: str, form: GroupedForm) -> str:
+def grouped_text(name: str, form: GroupedKernelForm) -> str:
     """LLVM IR of the functions NAME_tasks and NAME_task: see `xla_call` and `blocks`."""
     module = ir.Module(name)
     count_tasks(module, name, ROWS, COLUMNS)

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.arithmetic.bounded_steps import step_form
 from tcemu.arithmetic.fitting import specialize
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec, Scales, product_spec
 from tcemu.arithmetic.small_products import are_small_products
+from tcemu.arithmetic.step.forms import bounded_form, grouped_form, step_numbers
 from tcemu.backends.batched_calls import call_batched, require_known_sizes
-from tcemu.backends.cuda.kernel_text import kernel_numbers
 from tcemu.backends.llvm import machine_code, xla_call
 from tcemu.backends.llvm.small_programs import find_matrix_kernel, find_register_kernel
 from tcemu.backends.llvm.xla_call import Kernel
@@ -26,9 +25,9 @@ from tcemu.formats import Format
 from tcemu.formats.coding import recode
 
 if TYPE_CHECKING:
+    from tcemu.backends.llvm.bounded_lanes import KernelForm
     from tcemu.backends.llvm.general_steps import GeneralForm
-    from tcemu.backends.llvm.grouped_kernel import GroupedForm
-    from tcemu.backends.llvm.step_arithmetic import KernelForm
+    from tcemu.backends.llvm.grouped_kernel import GroupedKernelForm
 
 NOT_TAKEN = "it does not take this arithmetic"
 TERMS = (4, 8, 16, 32, 64)  # products of a step that a kernel takes
@@ -143,23 +142,26 @@ def find_kernel(
 
 def kernel_form(
     model: Model, spec: ProductSpec, block: int, target: machine_code.Target, by_columns: bool = False
-) -> KernelForm | GroupedForm | GeneralForm | None:
+) -> KernelForm | GroupedKernelForm | GeneralForm | None:
     """Returns the parameters of the kernel that `find_kernel` returns."""
     from tcemu.backends.llvm.blocks import LANES
+    from tcemu.backends.llvm.bounded_lanes import KernelForm
     from tcemu.backends.llvm.general_steps import GeneralForm
-    from tcemu.backends.llvm.grouped_kernel import grouped_form
-    from tcemu.backends.llvm.step_arithmetic import KernelForm
+    from tcemu.backends.llvm.grouped_kernel import GroupedKernelForm, has_whole_groups
 
     order, wide = _order(model, spec), target.vector_bits == 512
-    numbers = None if order is None or spec.a.words > 1 else kernel_numbers(model.replace(nan=None, dealing="pairs"), spec)
+    numbers = None if order is None or spec.a.words > 1 else step_numbers(model.replace(nan=None, dealing="pairs"), spec)
     if numbers is None:
         return None
-    steps = step_form(model, spec, numbers.terms)
+    steps = bounded_form(model, spec, numbers.terms)
     if steps is not None and numbers.terms in TERMS and block % min(numbers.terms, LANES) == 0:
-        return KernelForm(steps._replace(spec=_arithmetic(spec)), block, wide, by_columns)
+        return KernelForm(steps, numbers.floor, block, wide, by_columns)
     nan = model.result.nan if model.nan is None else model.nan
     form = GeneralForm(numbers, spec.a, spec.b, spec.scale, model.result, spec.d, block, nan, by_columns)
-    return grouped_form(form, wide, wide and target.has("avx512vnni")) or form
+    groups = grouped_form(numbers, spec.a, spec.b, spec.scale, model.result, spec.d)
+    if groups is None or not has_whole_groups(numbers, block):
+        return form
+    return GroupedKernelForm(groups, form, wide, wide and target.has("avx512vnni"))
 
 
 def _order(model: Model, spec: ProductSpec) -> Order | None:
@@ -170,11 +172,6 @@ def _order(model: Model, spec: ProductSpec) -> Order | None:
 def _is_arranged(order: Order, k: int) -> bool:
     """Returns whether the products of each step follow each other along K."""
     return order.groups == 1 and k % order.step_size(k) == 0
-
-
-def _arithmetic(spec: ProductSpec) -> ProductSpec:
-    """The fields of a spec on which a kernel depends, so that equal kernels have equal texts."""
-    return spec._replace(family="", scale_vec=0)
 
 
 def _arrange(order: Order, k: int, codes: Array, axis: int) -> Array:

@@ -5,7 +5,7 @@ each product. A table says where each element lies among the words; so registers
 decoded, and D is computed an element at a time. Last, its words are transposed back.
 
 Random bits are the usual operands here, so nearly every product has an Inf or a NaN. They stand for themselves in f32, and the f32 sum of a
-step's products has rule 8. Otherwise steps are those of `step_arithmetic`: bounded ones for narrow formats, and any steps for wide formats.
+step's products has rule 8. Otherwise steps are those of `LaneSteps`: bounded ones for narrow formats, and any steps for wide formats.
 
 Nothing here depends on whether the machine flushes subnormals: floats are normal or zero wherever their value matters.
 """
@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
+from tcemu.arithmetic.step import bounded, specials
+from tcemu.arithmetic.step.decoding import BIAS, FRACTION, decode, decode_factor, special_word, value_word, with_sign_bit
+from tcemu.arithmetic.step.specials import MAGNITUDE
 from tcemu.backends.llvm.blocks import LANES
-from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, decode_any, value_word
-from tcemu.backends.llvm.step_arithmetic import SIGN, KernelForm, StepArithmetic
+from tcemu.backends.llvm.bounded_lanes import KernelForm, LaneSteps
 from tcemu.backends.llvm.values import F32, HALF, I16, I32, I64, POINTER, Builder, Value
 from tcemu.formats import F16, Format
 from tcemu.formats import F32 as RESULT
@@ -57,12 +59,12 @@ class SmallForm(NamedTuple):
         return "" if self.n % (GROUP // LANES) == 0 else f"D is not a multiple of {GROUP // LANES} columns"
 
 
-class SmallKernel(StepArithmetic):
+class SmallKernel(LaneSteps):
     """The function of one task."""
 
     def __init__(self, module: ir.Module, name: str, small: SmallForm) -> None:
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER]), f"{name}_task")
-        b = Builder(function)
+        b = Builder(function, small.arithmetic.wide_registers)
         super().__init__(small.arithmetic, b)
         self.small = small
         task, buffers, dims = b.arguments
@@ -71,12 +73,12 @@ class SmallKernel(StepArithmetic):
         last = sizes[3] - 1
         products = [b.minimum(task * LANES + lane, last) for lane in range(LANES)]  # beyond the batch its last product, once more
         self.products = [[(size > 1).select(product, 0) for product in products] for size in sizes]
-        spec, narrow = self.form.step.spec, self.form.step.is_narrow
+        step, narrow = self.form.step, self.form.step.is_narrow
         self.words = b.allocate(VECTOR, max(small.a.words, small.b.words) + 1)
         self.accumulators, self.added = b.allocate(VECTOR, small.m * small.n), b.allocate(VECTOR, small.m * small.n)
         self.lane = self.form.lane_type if narrow else I32
-        self.x = Factors(self, small.a, spec.a, small.m, self.form.lane_biases[0])
-        self.y = Factors(self, small.b, spec.b, small.n, self.form.lane_biases[1])
+        self.x = Factors(self, small.a, step.a, small.m, self.form.lane_biases[0])
+        self.y = Factors(self, small.b, step.b, small.n, self.form.lane_biases[1])
         self.tops = b.allocate(ir.VectorType(self.lane, LANES), small.n)
         self._build()
 
@@ -141,11 +143,13 @@ class SmallKernel(StepArithmetic):
                 b.load(VECTOR, place),
                 b.load(ir.VectorType(self.lane, LANES), b.at(self.tops, ir.VectorType(self.lane, LANES), column)),
             )
-            addend, unit, scale = self.align_accumulator(self.usable_accumulator(code), top)
+            usable = bounded.usable_accumulator(code, form.step.most)
+            unit, scale = self.align(usable, top)
             products = [self.x.load_value(x_start + t) * self.y.load_value(y_start + column + t * n) for t in range(form.terms)]
-            sums = self.add_integers([(product * scale).cast("fptosi", I32) for product in products])
-            word = self.select_unreached(code, self.round([*sums, (addend * scale).cast("fptosi", I32)], unit), top)
-            b.store(self._select_special(word, self.add_specials(code, products)), place)
+            sums = bounded.add_terms([bounded.truncate_by_conversion(product, scale) for product in products], form.step.sums)
+            own = bounded.truncate_by_conversion(usable.as_float(), scale)
+            word = self.select_unreached(code, self.round([*sums, own], unit), top)
+            b.store(self._select_special(word, specials.add_specials(code, products)), place)
 
     def _add_any_row(self, row: Value, x_start: Value, y_start: Value) -> None:
         b, n = self.b, self.small.n
@@ -156,15 +160,17 @@ class SmallKernel(StepArithmetic):
                 x, y = x_start + term, y_start + column + term * n
                 products.append((self.x.load_value(x) * self.y.load_value(y), self.x.load_lane(x) + self.y.load_lane(y)))
             word = self.add_any_vector(products, code)
-            b.store(self._select_special(word, self.add_specials(code, [fraction for fraction, _ in products])), place)
+            total = specials.add_specials(code, [fraction for fraction, _ in products])
+            b.store(self._select_special(word, total), place)
 
     def _select_special(self, word: Value, total: Value) -> Value:
-        return ((total.bits() & (SIGN - 1)) < RESULT.infinity).select(word, self.special_code(total))
+        return specials.is_special(total).select(specials.special_code(total, self.form.step.nan), word)
 
     def _add_chain(self, c: Value, total: Value) -> Value:
         """C + the sum of a chain of narrow formats, which is zero or far from the subnormal numbers; so their sum is, too, or is C."""
-        d = self.special_code(c.as_float() + total.as_float())
-        alone = (c & (SIGN - 1) > RESULT.infinity).select(self.nan, c & ((c << 1) != 0).cast("sext", I32))
+        nan = self.form.step.nan
+        d = specials.special_code(c.as_float() + total.as_float(), nan)
+        alone = (c & MAGNITUDE > RESULT.infinity).select(nan, c & ((c << 1) != 0).cast("sext", I32))
         return (total == 0).select(alone, d)
 
 
@@ -204,7 +210,7 @@ class Factors:
         """Value and exponent of codes, below which other bits may stand."""
         form, given = self.kernel.form, self.placed.format
         if not form.step.is_narrow:
-            x = decode_any(given, codes)
+            x = decode_factor(given, codes)
             return x.fraction, x.exponent
         if form.wide_registers and extends_from_half(given):
             magnitude, sign = (1 << (given.bits - 1)) - 1, 1 << (given.bits - 1)
@@ -217,13 +223,12 @@ class Factors:
             x = decode(given, codes)
             word = x.zero.select(0, value_word(given, x))
             if x.special is not None and x.infinite is not None:
-                word = x.special.select(x.infinite.select(RESULT.infinity, codes - codes + RESULT.nan), word)
+                word = x.special.select(special_word(x.infinite), word)
             elif x.special is not None:
                 word = x.special.select(RESULT.nan, word)
-            if x.negative is not None:
-                word = word | (x.negative & -SIGN)
+            word = with_sign_bit(word, x.negative)
         field = (word >> FRACTION) & 0xFF
-        exponent = self.kernel.b.maximum(field, codes - codes + (BIAS + self.format.min_exponent)) + (self.bias - BIAS)
+        exponent = field.max(BIAS + self.format.min_exponent) + (self.bias - BIAS)
         lane = ((word << 1 == 0) | (field == 0xFF)).select(form.lane_zero, exponent)
         return word.as_float(), lane.cast("trunc", form.lane_type)
 

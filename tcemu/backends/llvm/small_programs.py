@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tcemu.arithmetic.bounded_steps import step_form
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec
+from tcemu.arithmetic.step.forms import bounded_form
 from tcemu.backends.cuda.fragment_tables import StoredOperand, WarpOperands
 from tcemu.backends.llvm import machine_code, xla_call
 from tcemu.backends.llvm.xla_call import Kernel
@@ -98,15 +98,15 @@ def find_small_kernel(
         operands: The places of A, B, C and D.
         target: The CPU; None: this machine's.
     """
+    from tcemu.backends.llvm.bounded_lanes import KernelForm
     from tcemu.backends.llvm.small_kernel import SmallForm, small_kernel_text
-    from tcemu.backends.llvm.step_arithmetic import KernelForm
 
     if not isinstance(model.terms, int) or model.flush is not None or model.together or spec.scale is not None or spec.a.words > 1:
         return None
     order = Order.from_model(model, spec.k)
     if order.step_size(spec.k) > MOST_TERMS or m * n > MOST_OUTPUTS:
         return None
-    step = step_form(model.replace(chain=None), spec._replace(d=model.result, family="", scale_vec=0), order.step_size(spec.k))
+    step = bounded_form(model.replace(chain=None), spec._replace(d=model.result), order.step_size(spec.k))
     # a wide format is multiplied as it is given, and has no chains
     if step is None or not (step.is_narrow or (order.chain is None and (given.a, given.b) == (spec.a, spec.b))):
         return None
@@ -114,7 +114,7 @@ def find_small_kernel(
         return None
     wide = (target or machine_code.host_target()).vector_bits == 512
     steps = tuple(map(tuple, order.steps(spec.k)))
-    small = SmallForm(KernelForm(step, 0, wide), m, n, steps, order.chain is not None, *operands)
+    small = SmallForm(KernelForm(step, int(model.floor), 0, wide), m, n, steps, order.chain is not None, *operands)
     return None if small.missing_reason() else Kernel("small", small_kernel_text("small", small), target)
 
 

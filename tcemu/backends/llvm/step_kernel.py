@@ -3,7 +3,7 @@
 A task computes a block of D, ROWS x COLUMNS, for one matrix of the batch, step by step. In each step it decodes the operands of the
 block and looks at their exponents. Then there are two ways to add:
 
-- Bounded steps (see `arithmetic.bounded_steps`, which states what bounded operands are and why this is right): products are f32 values,
+- Bounded steps (see `arithmetic.step.bounded`, which states what bounded operands are and why this is right): products are f32 values,
   multiplied by a power of two and truncated by the conversion to integers, or, for few fraction bits, added as floats that are rounded
   toward zero.
 - Any steps: a row of A or a column of B with an Inf or a NaN makes all its elements of D special. These are sums of f32 in which Inf and
@@ -21,10 +21,11 @@ from functools import lru_cache
 
 from llvmlite import ir
 
-from tcemu.arithmetic.bounded_steps import MAX_ACCUMULATOR
+from tcemu.arithmetic.step import bounded, specials
+from tcemu.arithmetic.step.decoding import BIAS, FRACTION, decode, decode_factor, value_word, with_sign_bit
+from tcemu.arithmetic.step.forms import factors_are_bounded
 from tcemu.backends.llvm.blocks import FAR, LANES, BlockForm, BlockKernel, count_tasks
-from tcemu.backends.llvm.decoding import BIAS, FRACTION, decode, decode_any, value_word
-from tcemu.backends.llvm.step_arithmetic import SIGN, TOWARD_ZERO, KernelForm, StepArithmetic
+from tcemu.backends.llvm.bounded_lanes import KernelForm, LaneSteps
 from tcemu.backends.llvm.values import F32, I1, I32, I64, Value
 from tcemu.formats import F32 as RESULT
 
@@ -37,9 +38,8 @@ class Side:
 
     def __init__(self, kernel: StepKernel, is_row: bool) -> None:
         form, b = kernel.form, kernel.b
-        spec = form.step.spec
         self.kernel, self.is_row = kernel, is_row
-        self.format = spec.a if is_row else spec.b
+        self.format = form.step.a if is_row else form.step.b
         self.bias = form.lane_biases[0 if is_row else 1]
         self.width = kernel.block.largest_width(is_row)
         count = form.terms * (ROWS if is_row else COLUMNS)
@@ -58,6 +58,11 @@ class Side:
         for memory, start in ((self.low, FAR), (self.high, -FAR), (self.special, 0)):
             b.store(b.constant(of, start), memory)
 
+    def exponent_range(self) -> tuple[Value, Value]:
+        """The least and the largest exponent of the step's factors that are not zero."""
+        b, of = self.kernel.b, ir.VectorType(I32, self.width)
+        return b.load(of, self.low).reduce("smin"), b.load(of, self.high).reduce("smax")
+
     def prepare_bounded(self, step: Value) -> None:
         """Decodes the step's operands for bounded steps, and notes the range of their exponents."""
         b, form = self.kernel.b, self.kernel.form
@@ -74,14 +79,14 @@ class Side:
             elif self.format.specials == "fnuz":
                 word = x.zero.select(0, word)
             if form.adds_floats:
-                negative = codes - codes if x.negative is None else x.negative
+                negative = codes.constant(0) if x.negative is None else x.negative
                 if self.is_row:
                     b.store(negative & (form.terms * COLUMNS), b.at(self.planes, I32, place))
                 else:
                     b.store((word & negative).as_float(), b.at(self.values, F32, place + form.terms * COLUMNS))
                     word = word & ~negative
-            elif x.negative is not None:
-                word = word | (x.negative & -SIGN)
+            else:
+                word = with_sign_bit(word, x.negative)
             b.store(word.as_float(), b.at(self.values, F32, place))
             lane = x.zero.select(form.lane_zero, exponent + self.bias)
             if special is not None:
@@ -105,7 +110,7 @@ class Side:
             b.store(zeros, b.at(self.specials, I32, place))
 
         def visit(codes: Value, scales: Value | None, place: Value) -> None:
-            x = decode_any(self.format, codes, scales)
+            x = decode_factor(self.format, codes, scales)
             b.store(x.fraction, b.at(self.fractions, F32, place))
             if not form.step.is_narrow:
                 b.store(x.exponent, b.at(self.numbers, I32, place))
@@ -120,15 +125,13 @@ class Side:
         self.kernel.visit_codes(self.is_row, step, visit)
 
 
-class StepKernel(BlockKernel, StepArithmetic):
+class StepKernel(BlockKernel, LaneSteps):
     """The function of one task."""
 
     def __init__(self, module: ir.Module, name: str, form: KernelForm) -> None:
-        spec = form.step.spec
-        BlockKernel.__init__(
-            self, module, name, BlockForm(ROWS, COLUMNS, GROUP, spec.a, spec.b, RESULT, RESULT, form.terms, form.block, form.by_columns)
-        )
-        StepArithmetic.__init__(self, form, self.b)
+        block = BlockForm(ROWS, COLUMNS, GROUP, form.step.a, form.step.b, RESULT, RESULT, form.terms, form.block, form.by_columns)
+        BlockKernel.__init__(self, module, name, block, form.wide_registers)
+        LaneSteps.__init__(self, form, self.b)
         b = self.b
         self.accumulators = b.allocate(I32, ROWS * COLUMNS)
         self.tops = b.allocate(form.lane_type, COLUMNS)
@@ -144,7 +147,7 @@ class StepKernel(BlockKernel, StepArithmetic):
         of = ir.VectorType(I32, LANES)
         for place, memory, mask in self.elements():
             b.store(b.masked_load(of, b.at(self.c, I32, memory), mask), b.at(self.accumulators, I32, place))
-        self.note_bounded_accumulators(self.form.least, self.form.most + BIAS)
+        self._note_accumulators()
         with b.loop(self.step_count) as step:
             self.x.prepare_bounded(step)
             self.y.prepare_bounded(step)
@@ -152,10 +155,13 @@ class StepKernel(BlockKernel, StepArithmetic):
             self._unless_bounded(lambda: self._prepare_any(step))
             with b.loop(self.rows) as row:
                 self._add_row(row)
-            self._unless_bounded(lambda: self.note_bounded_accumulators(self.form.least, self.form.most + BIAS))
+            self._unless_bounded(self._note_accumulators)
         for place, memory, mask in self.elements():
             b.masked_store(b.load(of, b.at(self.accumulators, I32, place)), b.at(self.d, I32, memory), mask)
         b.finish()
+
+    def _note_accumulators(self) -> None:
+        self.note_bounded_accumulators(self.form.least - BIAS, self.form.step.most)
 
     def _unless_bounded(self, execute: Callable[[], None]) -> None:
         b = self.b
@@ -164,24 +170,15 @@ class StepKernel(BlockKernel, StepArithmetic):
     def _is_bounded(self) -> Value:
         """Returns whether this step's operands and the accumulators are bounded."""
         b, form = self.b, self.form.step
-        bounded = b.load(I1, self.are_bounded)
+        is_bounded = b.load(I1, self.are_bounded)
         for side in (self.x, self.y):
             of = ir.VectorType(I32, side.width)
-            bounded = bounded & (b.load(of, side.special).reduce("or") == 0)
+            is_bounded = is_bounded & (b.load(of, side.special).reduce("or") == 0)
         if form.is_narrow:
-            return bounded
-        (x_low, x_high), (y_low, y_high) = (
-            (b.load(of, side.low).reduce("smin"), b.load(of, side.high).reduce("smax"))
-            for side in (self.x, self.y)
-            for of in [ir.VectorType(I32, side.width)]
-        )
-        a, c = form.spec.a, form.spec.b
-        # the products of all steps stay below 2^(most + 2 + bits of their number)
+            return is_bounded
+        (x_low, x_high), (y_low, y_high) = self.x.exponent_range(), self.y.exponent_range()
         bits = 64 - b.call("llvm.ctlz.i64", I64, self.k, b.constant(I1, 0))
-        most = (MAX_ACCUMULATOR - 1) - bits.cast("trunc", I32)
-        normal = (x_low >= RESULT.min_exponent + a.mantissa_bits) & (y_low >= RESULT.min_exponent + c.mantissa_bits)
-        normal = normal & (x_high <= RESULT.max_exponent) & (y_high <= RESULT.max_exponent)
-        return bounded & normal & (x_low + y_low >= form.least) & (x_high + y_high <= most)
+        return is_bounded & factors_are_bounded(form, x_low, x_high, y_low, y_high, bits.cast("trunc", I32))
 
     # ---- bounded steps
 
@@ -209,11 +206,12 @@ class StepKernel(BlockKernel, StepArithmetic):
         places = [b.at(self.accumulators, I32, row * COLUMNS + column) for column in columns]
         codes = [b.load(of, place) for place in places]
         tops = [b.load(ir.VectorType(form.lane_type, LANES), b.at(self.tops, form.lane_type, column)) for column in columns]
-        addends, units, scales = zip(*map(self.align_accumulator, codes, tops), strict=True)
+        alignments = [self.align(code, top) for code, top in zip(codes, tops, strict=True)]
         add_up = self._add_floats if form.adds_floats else self._truncate_products
-        sums = add_up(first, columns, units, scales)
-        for place, addend, unit, scale, products in zip(places, addends, units, scales, sums, strict=True):
-            b.store(self.round([*products, (addend * scale).cast("fptosi", I32)], unit), place)
+        sums = add_up(first, columns, alignments)
+        for place, code, alignment, products in zip(places, codes, alignments, sums, strict=True):
+            own = bounded.truncate_by_conversion(code.as_float(), alignment.scale)
+            b.store(self.round([*products, own], alignment.unit), place)
 
     def _operands(self, side: Side, memory: str, of: ir.Type, first: Value, column: Value, term: int) -> Value:
         b = self.b
@@ -228,23 +226,23 @@ class StepKernel(BlockKernel, StepArithmetic):
             for term in range(self.form.terms)
         ]
 
-    def _truncate_products(self, first: Value, columns: list[Value], units: Sequence[Value], scales: Sequence[Value]) -> list[list[Value]]:
-        """Rules 4 and 5: for each vector, sums that fit an s32, of products truncated to integer multiples of the unit."""
-        return [
-            self.add_integers([(x * y * scale).cast("fptosi", I32) for x, y in self._pairs("values", F32, first, column)])
-            for column, scale in zip(columns, scales, strict=True)
-        ]
+    def _truncate_products(self, first: Value, columns: list[Value], alignments: Sequence[bounded.Alignment]) -> list[list[Value]]:
+        """Rules 4 and 5: for each vector, sums that fit an i32, of products truncated to integer multiples of the unit."""
+        sums = []
+        for column, alignment in zip(columns, alignments, strict=True):
+            pairs = self._pairs("values", F32, first, column)
+            terms = [bounded.truncate_by_conversion(x * y, alignment.scale) for x, y in pairs]
+            sums.append(bounded.add_terms(terms, self.form.step.sums))
+        return sums
 
-    def _add_floats(self, first: Value, columns: list[Value], units: Sequence[Value], scales: Sequence[Value]) -> list[list[Value]]:
+    def _add_floats(self, first: Value, columns: list[Value], alignments: Sequence[bounded.Alignment]) -> list[list[Value]]:
         """As `_truncate_products`, for products of few bits: two sums of floats, of the positive and of the negative products.
 
-        A sum begins at 2^FRACTION units, and its last place is the unit while it is below twice that. So a magnitude that is added, rounded
-        toward zero, is truncated to the unit. B has its positive values in one plane and its negative ones in another, with zeros between
-        them, and a negative value of A exchanges the planes.
+        B has its positive values in one plane and its negative ones in another, with zeros between them, and a negative value of A
+        exchanges the planes.
         """
         b, terms = self.b, self.form.terms
-        rounding = b.constant(I32, TOWARD_ZERO)
-        start = [(unit + (FRACTION << FRACTION)).as_float() for unit in units]
+        start = [bounded.float_sum_start(alignment.unit) for alignment in alignments]
         positive, negative = list(start), list(start)
         for term in range(terms):
             x = b.splat(b.load(F32, b.at(self.x.values, F32, first + term)), LANES)
@@ -252,9 +250,8 @@ class StepKernel(BlockKernel, StepArithmetic):
             for at, column in enumerate(columns):
                 place = column + term * COLUMNS
                 for sums, start_of in ((positive, plane + place), (negative, place + terms * COLUMNS - plane)):
-                    y = b.load(x.type, b.at(self.y.values, F32, start_of))
-                    sums[at] = b.call("llvm.x86.avx512.vfmadd.ps.512", x.type, x, y, sums[at], rounding)
-        return [[p.bits() - n.bits()] for p, n in zip(positive, negative, strict=True)]
+                    sums[at] = bounded.add_truncated(sums[at], x, b.load(x.type, b.at(self.y.values, F32, start_of)))
+        return [[bounded.float_sums_difference(p, n)] for p, n in zip(positive, negative, strict=True)]
 
     # ---- any steps
 
@@ -297,7 +294,7 @@ class StepKernel(BlockKernel, StepArithmetic):
             place = b.at(self.accumulators, I32, row * COLUMNS + column)
             code = b.load(of, place)
             b.store(code, b.at(self.set_aside, I32, column))
-            b.store(self.usable_accumulator(code), place)
+            b.store(bounded.usable_accumulator(code, self.form.step.most), place)
 
     def _select_unreached(self, row: Value) -> None:
         """Replaces the results of a row that are those of accumulators alone."""
@@ -313,7 +310,8 @@ class StepKernel(BlockKernel, StepArithmetic):
         with b.loop(self.padded, LANES) as column:
             code = b.load(of, b.at(self.accumulators, I32, row * COLUMNS + column))
             products = [x * y for x, y in self._pairs("fractions", F32, row * self.form.terms, column)]
-            b.store(self.special_code(self.add_specials(code, products)), b.at(memory, I32, start + column))
+            total = specials.add_specials(code, products)
+            b.store(specials.special_code(total, self.form.step.nan), b.at(memory, I32, start + column))
 
     def _replace_specials(self, row: Value) -> None:
         """Replaces results in the columns of B that have an Inf or a NaN."""

@@ -55,10 +55,10 @@ class Value(values.Value):
             return values.BOOL if self.element.width == 1 else Lane("int", self.element.width)
         return values.F32
 
-    def constant(self, number: float, lane: Lane | None = None) -> Value:
+    def constant(self, number: float, lane: Lane | None = None) -> Any:
         return self.ctx.constant(self.type if lane is None else self._shaped(element_type(lane)), number)
 
-    def apply(self, name: str, lane: Lane, *others: Value, extra: str = "") -> Value:
+    def apply(self, name: str, lane: Lane, *others: Any, extra: str = "") -> Any:
         is_float, builder = isinstance(self.element, ir.FloatType), self.ctx.ir
         raws = [self.raw, *(v.raw for v in others)]
         if name in INSTRUCTIONS:
