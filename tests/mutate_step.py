@@ -19,7 +19,7 @@ from support.mutant_runs import Finding, as_line, call_in_child, examine_all, mo
 from support.mutations import ROOT, Mutant, python_mutants
 
 DESCRIPTION = tuple(sorted(f"tcemu/arithmetic/step/{p.name}" for p in (ROOT / "tcemu/arithmetic/step").glob("*.py") if p.name != "__init__.py"))
-LOOPS = tuple(f"tcemu/backends/llvm/{name}.py" for name in ("decoding", "step_arithmetic", "step_kernel", "general_steps", "grouped_kernel", "small_kernel", "blocks") if (ROOT / f"tcemu/backends/llvm/{name}.py").is_file())
+LOOPS = tuple(f"tcemu/backends/llvm/{name}.py" for name in ("bounded_lanes", "step_kernel", "general_steps", "grouped_kernel", "small_kernel", "blocks") if (ROOT / f"tcemu/backends/llvm/{name}.py").is_file())
 
 
 def prepare(files: tuple[str, ...]) -> None:
@@ -46,6 +46,7 @@ def _modules_of_detectors():
     import tcemu.backends.llvm.grouped_kernel
     import tcemu.backends.llvm.small_kernel
     import tcemu.backends.llvm.step_kernel
+    import tcemu.arithmetic.step.jax_values
     return [n for n in sys.modules if n not in before]
 
 
@@ -60,9 +61,16 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--usual", action="store_true")
+    parser.add_argument("--paths", nargs="+", default=["llvm"])
+    parser.add_argument("--survivors", type=Path)
     given = parser.parse_args()
     files = tuple(given.files)
     mutants = choose([m for path in files for m in python_mutants(path)], given.every)
+    if given.survivors:
+        import json
+        left = {v["name"] for v in map(json.loads, given.survivors.read_text().splitlines()) if not v["by"]}
+        mutants = [m for m in mutants if m.name in left]
     if given.list:
         for m in mutants: print(m.diff())
         print(len(mutants)); return 0
@@ -70,14 +78,16 @@ def main() -> int:
     prepare(files)
     import time
     t = time.time()
-    cases = call_in_child(lambda: mutant_detectors.lattice_cases(True), 1000)
+    quick = not given.usual
+    cases = call_in_child(lambda: mutant_detectors.lattice_cases(quick, tuple(given.paths)), 1000)
     print(len(cases), "cases", round(time.time() - t, 1), flush=True)
-    recorded = call_in_child(lambda: [mutant_detectors.record_kernels(c) for c in cases], 1000)
-    cases = [c for c in recorded if c is not None]
+    recorded = list(run_children([lambda c=c: mutant_detectors.record(c, files) for c in cases], given.workers))
+    assert not [r for r in recorded if isinstance(r, str)], [r for r in recorded if isinstance(r, str)]
+    cases = [c[0] for c in recorded if c[0] is not None]
     print(len(cases), "cases with kernels", round(time.time() - t, 1), flush=True)
     counts = Counter()
     with open(given.table or os.devnull, "w") as out:
-        for m, f in examine_all(mutants, lambda m, before: mutant_detectors.lattice_detectors(cases, before), given.workers):
+        for m, f in examine_all(mutants, lambda m, before: mutant_detectors.lattice_detectors(cases, m, before), given.workers):
             counts[bool(f.by)] += 1
             print(as_line(m, f), file=out, flush=True)
             if not f.by: print(m.diff(), "SURVIVED", f.seconds, flush=True)

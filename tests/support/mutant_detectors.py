@@ -8,123 +8,178 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from support.mutant_runs import Detector
-from support.mutations import Mutant
+from support.mutations import ROOT, Mutant
 
 # an arithmetic for each form of the step; the lattices of these are small
 QUICK = (
     "f16 in steps of 16 by 25", "e4m3 in steps of 32 by 13", "f16 in steps of 16 by 25 to f16", "bf16 in steps of 16 by 25",
-    "e4m3 in steps of 32 by 25, ue8m0 scales of 32", "e5m2 as f16 in steps of 16 by 25",
-    "f16 in steps of 16 by 25, C f32, D f16", "tf32 in steps of 8 by 25",
+    "e4m3 in steps of 32 by 25, ue8m0 scales of 32", "e2m1 in steps of 64 by 35, ue4m3 scales of 16", "e5m2 as f16 in steps of 16 by 25",
+    "f16 in steps of 16 by 25, C f32, D f16", "tf32 in steps of 8 by 25", "e5m2 in steps of 32 by 25, ue8m0 scales of 32",
 )  # fmt: skip
+# rounding, alignment and bits of the result, of f16 in steps of 16 by 25
+ROUNDINGS = (("RN", "RZ", 9), ("RM", "RN", None), ("RP", "RM", 9), ("RZ", "RP", None))
+LLVM = ("llvm", "llvm without AVX-512", "llvm by columns")
+PORTABLE = ("portable", "portable, bounded")
+
+
+class Words(NamedTuple):
+    """Operands, and the words of the exact reference."""
+
+    operands: tuple[Any, ...]
+    expected: Any
 
 
 class LatticeCase(NamedTuple):
-    """One lattice, by one path."""
+    """The lattices of one arithmetic, by one path."""
 
     name: str
     path: str  # in `lattice_paths.PATHS`
     arithmetic: bytes  # pickled
-    operands: tuple[Any, ...]
-    expected: Any
-    unchanged: frozenset[str]  # hashes of the kernels that the unmutated code compiles for it
+    lattices: tuple[Words, ...]
+    unchanged: frozenset[str] = frozenset()  # hashes of the kernels that the unmutated code makes for it
+    reached: frozenset[tuple[str, int]] = frozenset()  # lines that the unmutated code executes for it
 
 
 class _Unchanged(Exception):
     """A kernel is the one of the unmutated code."""
 
 
-def lattice_cases(quick: bool) -> list[LatticeCase]:
-    """The lattices of the kernels for CPUs, and their words. For a process of its own. quick: small ones, of fewer arithmetics."""
+def lattice_cases(quick: bool, paths: tuple[str, ...], names: tuple[str, ...] = ()) -> list[LatticeCase]:
+    """The lattices of some paths. For a process of its own. quick: small ones. names: of arithmetics; none: `QUICK`, or the usual run's."""
     from support.lattice_paths import PATHS, build
-    from support.llvm_products import arithmetics
+    from support.llvm_products import Arithmetic, arithmetics
     from support.step_lattice import LatticeBuilder, expected
 
-    found, names = [], QUICK if quick else usual_names()
-    for name in names:
-        arithmetic = arithmetics()[name]
-        for kind in ("tight", "spread", "small"):
-            small = LatticeBuilder(arithmetic, seed=1)
-            if kind == "small":
-                lattice = build(arithmetic, kind)
-            elif quick:
+    chosen = {name: arithmetics()[name] for name in names or (QUICK if quick else usual_names())}
+    model, spec, block = arithmetics()[QUICK[0]]
+    for rounding, alignment, kept in () if names else ROUNDINGS:
+        changed = model.replace(rounding=rounding, alignment=alignment, result_bits=kept)
+        chosen[f"{QUICK[0]}, {rounding} of {alignment} to {kept}"] = Arithmetic(changed, spec, block)
+    found = []
+    for name, arithmetic in chosen.items():
+        small = LatticeBuilder(arithmetic, seed=1)
+        words: dict[str, Words] = {}
+        for kind in sorted({kind for path in paths for kind in PATHS[path].lattices}, key=("tight", "spread", "small").index):
+            if quick and kind != "small":
                 lattice = small.tight(2) if kind == "tight" else small.spread(1, 24, 80)
             else:
                 lattice = build(arithmetic, kind)
-            words = expected(arithmetic, lattice)
-            for path in ("llvm", "llvm without AVX-512", "llvm by columns"):
-                if kind in PATHS[path].lattices and not (quick and path == "llvm by columns"):
-                    found.append(LatticeCase(f"{path}, {kind}: {name}", path, pickle.dumps(arithmetic), lattice.operands, words, frozenset()))
+            words[kind] = Words(lattice.operands, expected(arithmetic, lattice))
+        for path in paths:
+            for kinds in (("tight", "spread"), ("small",)):
+                chosen = tuple(words[kind] for kind in kinds if kind in PATHS[path].lattices)
+                if chosen:
+                    found.append(LatticeCase(f"{path}{', small' * (kinds[0] == 'small')}: {name}", path, pickle.dumps(arithmetic), chosen))
     return found
 
 
 def usual_names() -> tuple[str, ...]:
     """The arithmetics whose lattices the usual run has."""
-    import sys
-
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(__file__)), "backends"))
     from test_step_lattice import USUAL
 
     return USUAL
 
 
-def record_kernels(case: LatticeCase) -> LatticeCase | None:
-    """The case with the kernels of the unmutated code; None if it has no kernel. For a process of its own. Raises AssertionError."""
+def record(case: LatticeCase, files: tuple[str, ...]) -> LatticeCase | None:
+    """The case with the kernels and the lines of the unmutated code; None if it has no kernel. For a process of its own.
+
+    Args:
+        case: The case.
+        files: Those whose lines are noted.
+
+    Raises:
+        AssertionError: A word differs without a fault.
+    """
     from tcemu.base.errors import Unsupported
 
-    seen: set[str] = set()
+    kernels: set[str] = set()
+    lines: set[tuple[str, int]] = set()
     try:
-        differ = _count(case, lambda key: seen.add(key))
+        with executed_lines(files, lines):
+            for at, _ in enumerate(case.lattices):
+                differ = _count(case, at, kernels.add)
+                assert differ == 0, f"{case.name}: {differ} words differ without a fault"
     except Unsupported:
         return None
-    assert differ == 0, f"{case.name}: {differ} words differ without a fault"
-    return case._replace(unchanged=frozenset(seen))
+    return case._replace(unchanged=frozenset(kernels), reached=frozenset(lines))
 
 
-def _count(case: LatticeCase, see: Callable[[str], None]) -> int:
-    """Words of a lattice that differ from the exact reference. see: called with the hash of each kernel that is to be compiled."""
+@contextmanager
+def executed_lines(files: tuple[str, ...], into: set[tuple[str, int]]) -> Any:
+    """Within, the lines of the files that this thread executes are noted."""
+    paths = {str(ROOT / path): path for path in files}
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        path = paths.get(frame.f_code.co_filename)
+        if path is None:
+            return None
+        into.add((path, frame.f_lineno))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def _count(case: LatticeCase, at: int, see: Callable[[str], None]) -> int:
+    """Words of a lattice that differ from the exact reference. see: called with the hash of each kernel that is made."""
     import numpy as np
     from support.lattice_paths import PATHS
 
-    from tcemu.backends import kernel_store
-    from tcemu.backends.llvm import xla_call
+    from tcemu.backends.llvm import machine_code, xla_call
 
-    assert not xla_call.missing()
-    start = kernel_store.start_compilation
+    lattice = case.lattices[at]
+    if case.path in LLVM:
+        machine_code.OPTIMISATION = 0  # a quarter of the time
+        assert not xla_call.missing()
+        made = xla_call.Kernel.__new__
 
-    def watched(compiler: Any, text: str, target: str) -> Any:
-        see(hashlib.sha256(f"{target}\n{text}".encode()).hexdigest()[:16])
-        return start(compiler, text, target)
+        def watched(kernel: Any, name: str, text: str, target: Any = None) -> Any:
+            see(hashlib.sha256(f"{target}\n{text}".encode()).hexdigest()[:16])
+            return made(kernel, name, text, target)
 
-    kernel_store.start_compilation = watched
-    try:
-        got = PATHS[case.path].multiply(pickle.loads(case.arithmetic), case.operands)
-    finally:
-        kernel_store.start_compilation = start
-    return int((np.asarray(got).astype(np.int64) != case.expected).sum())
+        xla_call.Kernel.__new__ = watched  # type: ignore[method-assign]
+        try:
+            got = PATHS[case.path].multiply(pickle.loads(case.arithmetic), lattice.operands)
+        finally:
+            xla_call.Kernel.__new__ = made  # type: ignore[method-assign]
+    else:
+        got = PATHS[case.path].multiply(pickle.loads(case.arithmetic), lattice.operands)
+    return int((np.asarray(got).astype(np.int64) != lattice.expected).sum())
 
 
 def by_lattice(case: LatticeCase) -> Detector:
-    """A lattice by a kernel. A kernel that the fault has not changed is not run again."""
+    """The lattices of a case. A kernel that the fault has not changed is not run again."""
 
     def see(key: str) -> None:
         if key in case.unchanged:
             raise _Unchanged
 
     def run() -> str:
-        try:
-            differ = _count(case, see)
-        except _Unchanged:
-            return ""
-        return f"{differ} of {case.expected.size} words" if differ else ""
+        for at, lattice in enumerate(case.lattices):
+            try:
+                differ = _count(case, at, see)
+            except _Unchanged:
+                return ""
+            if differ:
+                return f"{differ} of {lattice.expected.size} words"
+        return ""
 
     return Detector(case.name, run)
 
 
-def lattice_detectors(cases: list[LatticeCase], before: Counter[str]) -> list[Detector]:
-    """Detectors, first those that have found the most faults of the same function."""
-    return [by_lattice(case) for case in sorted(cases, key=lambda case: -before[case.name])]
+def lattice_detectors(cases: list[LatticeCase], mutant: Mutant, before: Counter[str]) -> list[Detector]:
+    """Detectors, first those that have found the most faults of the same function. A fault that a case does not reach is not looked for."""
+    lines = {(mutant.path, line) for line in range(mutant.first_line, mutant.last_line + 1)}
+    chosen = [case for case in cases if mutant.is_executed_by_import or lines & case.reached]
+    return [by_lattice(case) for case in sorted(chosen, key=lambda case: -before[case.name])]

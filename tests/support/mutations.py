@@ -25,6 +25,9 @@ class Mutant(NamedTuple):
     start: int  # bytes of the file's text
     stop: int
     text: str  # what stands there instead
+    first_line: int  # of the statement that holds the fault, without the statements within it
+    last_line: int
+    is_executed_by_import: bool  # the fault is in no function's body
 
     @property
     def name(self) -> str:
@@ -50,6 +53,17 @@ class Fault(NamedTuple):
     stop: int
     text: str
     kind: str
+
+
+class Place(NamedTuple):
+    """Where in a module a fault is."""
+
+    name: str  # of the function or class; "" outside of all
+    in_function: bool
+    lines: tuple[int, int]  # of the statement
+
+
+NOWHERE = Place("", False, (0, 0))
 
 
 OPERATORS = {
@@ -91,15 +105,22 @@ class _Faults:
     def replace(self, node: ast.AST, text: str, kind: str) -> Fault:
         return Fault(*self.span(node), text, kind)
 
-    def all(self) -> Iterator[tuple[str, Fault]]:
+    def all(self) -> Iterator[tuple[Place, Fault]]:
         """(place, fault), in the order of the text."""
-        yield from self._visit(self.tree, "")
+        yield from self._visit(self.tree, NOWHERE)
 
-    def _visit(self, node: ast.AST, place: str) -> Iterator[tuple[str, Fault]]:
+    def _visit(self, node: ast.AST, place: Place) -> Iterator[tuple[Place, Fault]]:
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            place = place._replace(lines=(node.lineno, max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno))
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            place = f"{place}.{node.name}" if place else node.name
-            yield from self._dropped_assignments(node, place)
-            parts: list[ast.AST] = [*node.body, *(node.args.defaults if isinstance(node, ast.FunctionDef) else ())]
+            place = place._replace(name=f"{place.name}.{node.name}" if place.name else node.name)
+            parts: list[ast.AST] = list(node.body)
+            if isinstance(node, ast.FunctionDef):
+                for part in (*node.args.defaults, *node.args.kw_defaults):
+                    if part is not None:
+                        yield from self._visit(part, place)
+                place = place._replace(in_function=True)
         elif isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.JoinedStr | ast.Raise | ast.arguments):
             return  # asserts and errors compute nothing; defaults are visited above
         elif isinstance(node, ast.If) and _text_of(node.test) in ("TYPE_CHECKING",):
@@ -117,18 +138,12 @@ class _Faults:
         for part in parts:
             yield from self._visit(part, place)
 
-    def _dropped_assignments(self, function: ast.FunctionDef | ast.ClassDef, place: str) -> Iterator[tuple[str, Fault]]:
-        """x = f(x) becomes x = x."""
-        for node in ast.walk(function):
-            if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)):
-                continue
-            name = node.targets[0].id
-            inner = isinstance(node.value, ast.Name)
-            if not inner and any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.value)):
-                yield place, self.replace(node.value, name, "dropped assignment")
-
     def _of_node(self, node: ast.AST) -> Iterator[Fault]:
-        if isinstance(node, ast.Constant):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.value)):
+                yield self.replace(node.value, name, "dropped assignment")
+        elif isinstance(node, ast.Constant):
             yield from self._of_constant(node)
         elif isinstance(node, ast.BinOp):
             yield from self._of_operator(node)
@@ -221,7 +236,7 @@ def _compiles(whole: bytes, fault: Fault) -> bool:
     return True
 
 
-def _named(path: str, whole: bytes, faults: list[tuple[str, Fault]]) -> list[Mutant]:
+def _named(path: str, whole: bytes, faults: list[tuple[Place, Fault]]) -> list[Mutant]:
     """Faults with names. Only the first of two that give the same text is kept."""
     found: list[Mutant] = []
     counts: Counter[tuple[str, ...]] = Counter()
@@ -231,10 +246,13 @@ def _named(path: str, whole: bytes, faults: list[tuple[str, Fault]]) -> list[Mut
             continue
         seen.add(fault[:3])
         before, after = _shown(whole, fault)
-        key = place, before, after
+        key = place.name, before, after
         line = whole.count(b"\n", 0, fault.start) + 1
         column = fault.start - (whole.rfind(b"\n", 0, fault.start) + 1) + 1
-        found.append(Mutant(path, place, line, column, fault.kind, before, after, counts[key], *fault[:3]))
+        is_executed_by_import = not place.in_function
+        found.append(
+            Mutant(path, place.name, line, column, fault.kind, before, after, counts[key], *fault[:3], *place.lines, is_executed_by_import)
+        )
         counts[key] += 1
     return found
 
