@@ -1,100 +1,189 @@
-"""Changes the description of a step at one place at a time, and shows that the tests find it.
+"""Changes the description of a step at one place at a time and shows that the usual tests find it.
 
-python tests/mutate_step.py                           every mutant of the description, by every detector
-python tests/mutate_step.py --files tcemu/arithmetic/step/rounding.py --every 10
-python tests/mutate_step.py --list                    the mutants with their diffs; nothing is run
+python tests/mutate_step.py                              mutants of the description: found by what, or survived
+python tests/mutate_step.py --subject loops              of the loops of the kernels for CPUs
+python tests/mutate_step.py --every 10 --only rounding   a tenth of those whose name has this text
+python tests/mutate_step.py --list                       only prints them, with their diffs
+python tests/mutate_step.py --table found.jsonl          also writes a line of JSON for each
+
+A mutant runs in a process of its own, and no file changes. First come small lattices by the kernels for CPUs, which take a second. Survivors
+go through those tests of the usual run that execute the changed statement. tests/mutants_equivalent.json says of each other survivor why
+it computes the same. The script fails if one survives that is not there, or if the file names one that does not exist or is found.
 """
 
 import argparse
+import hashlib
+import importlib
+import json
 import os
+import pickle
 import sys
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from zlib import crc32
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-from support import mutant_detectors, mutant_runs
+from support import mutant_detectors, mutant_tests
+from support.mutant_detectors import LatticeCase
 from support.mutant_runs import Finding, as_line, call_in_child, examine_all, module_name, run_children, untouched_modules
+from support.mutant_tests import TestCase
 from support.mutations import ROOT, Mutant, python_mutants
 
-DESCRIPTION = tuple(sorted(f"tcemu/arithmetic/step/{p.name}" for p in (ROOT / "tcemu/arithmetic/step").glob("*.py") if p.name != "__init__.py"))
-LOOPS = tuple(f"tcemu/backends/llvm/{name}.py" for name in ("bounded_lanes", "step_kernel", "general_steps", "grouped_kernel", "small_kernel", "blocks") if (ROOT / f"tcemu/backends/llvm/{name}.py").is_file())
+STEP, LLVM = "tcemu/arithmetic/step", "tcemu/backends/llvm"
+SUBJECTS = {
+    "description": tuple(
+        f"{STEP}/{name}.py"
+        for name in ("bounded", "decoding", "forms", "general", "groups", "quantizing", "rounding", "specials", "values")
+    ),
+    "loops": tuple(f"{LLVM}/{name}.py" for name in ("bounded_lanes", "step_kernel", "general_steps", "grouped_kernel", "small_kernel", "blocks")),
+}  # fmt: skip
+TEST_FILES = (
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/proofs").glob("test_*.py")),
+    "tests/arithmetic/test_bounded_steps.py", "tests/arithmetic/test_small_products.py", "tests/backends/test_llvm_steps.py",
+    "tests/backends/test_llvm_groups.py", "tests/backends/test_llvm_small.py", "tests/backends/test_llvm_elementwise.py",
+    "tests/quantize/test_quantize_kernel.py", "tests/backends/test_step_lattice.py", "tests/arithmetic/test_arithmetic.py",
+)  # fmt: skip
+EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
+OUTSIDE = ("jax", "chex", "numpy", "llvmlite", "ml_dtypes", "pytest", "bitwuzla")  # packages that are imported before a process forks
+SECONDS = 900.0  # of a process that runs tests
 
 
-def prepare(files: tuple[str, ...]) -> None:
-    """Imports in this process what no mutant of the files reaches. It starts no backend of JAX."""
-    import jax  # noqa: F401
-    import llvmlite.binding  # noqa: F401
-    import llvmlite.ir  # noqa: F401
-    import numpy  # noqa: F401
+def all_mutants(subject: str) -> list[Mutant]:
+    """The mutants of a subject, in the order of its files."""
+    return [mutant for path in SUBJECTS[subject] for mutant in python_mutants(path)]
 
-    names = call_in_child(_modules_of_detectors)
-    safe = untouched_modules([n for n in names if n.split(".")[0] == "tcemu"], {module_name(path) for path in files})
-    import importlib
-    for name in [n for n in names if n.split(".")[0] in ("jax", "chex", "numpy", "llvmlite", "ml_dtypes")] + safe:
-        if name in sys.modules: continue
+
+def choose(mutants: Iterable[Mutant], every: int, only: str = "") -> list[Mutant]:
+    """One of every so many mutants, the same ones each time, of those whose names have a text."""
+    return [mutant for mutant in mutants if only in mutant.name and crc32(mutant.name.encode()) % every == 0]
+
+
+def import_untouched(files: tuple[str, ...]) -> None:
+    """Imports what the detectors need and no fault in the files reaches. It starts no backend of JAX."""
+    names = call_in_child(_names_of_imports)
+    packages = [name for name in names if name.split(".")[0] in OUTSIDE]
+    own = untouched_modules((name for name in names if name.split(".")[0] == "tcemu"), {module_name(path) for path in files})
+    for name in [*packages, *own]:
         importlib.import_module(name)
-    import oracles.vectorised_reference
-    assert not [p for p in files if module_name(p) in sys.modules]
+    assert not [path for path in files if module_name(path) in sys.modules]
 
 
-def _modules_of_detectors():
-    before = set(sys.modules)
-    import support.lattice_paths
-    import tcemu.backends.llvm.general_steps
-    import tcemu.backends.llvm.grouped_kernel
-    import tcemu.backends.llvm.small_kernel
-    import tcemu.backends.llvm.step_kernel
-    import tcemu.arithmetic.step.jax_values
-    return [n for n in sys.modules if n not in before]
+def _names_of_imports() -> list[str]:
+    """The modules that detectors import. For a process of its own."""
+    for name in ("support.lattice_paths", *(module_name(path) for files in SUBJECTS.values() for path in files)):
+        importlib.import_module(name)
+    return [name for name, module in sys.modules.items() if getattr(module, "__spec__", None) and module.__spec__.name == name]
 
 
-def choose(mutants, every):
-    return [m for m in mutants if crc32(m.name.encode()) % every == 0]
+def recorded_cases(files: tuple[str, ...], workers: int) -> list[LatticeCase]:
+    """The small lattices by the kernels for CPUs, with what each executes without a fault."""
+    cases = call_in_child(lambda: mutant_detectors.lattice_cases(True, ("llvm",)), SECONDS)
+    return [case for case in _results([lambda c=c: mutant_detectors.record(c, files) for c in cases], workers) if case is not None]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", nargs="+", default=DESCRIPTION)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--table", type=Path)
-    parser.add_argument("--usual", action="store_true")
-    parser.add_argument("--paths", nargs="+", default=["llvm"])
-    parser.add_argument("--survivors", type=Path)
-    given = parser.parse_args()
-    files = tuple(given.files)
-    mutants = choose([m for path in files for m in python_mutants(path)], given.every)
-    if given.survivors:
-        import json
-        left = {v["name"] for v in map(json.loads, given.survivors.read_text().splitlines()) if not v["by"]}
-        mutants = [m for m in mutants if m.name in left]
-    if given.list:
-        for m in mutants: print(m.diff())
-        print(len(mutants)); return 0
+def recorded_tests(files: tuple[str, ...], workers: int) -> list[TestCase]:
+    """The tests of the usual run, with what each executes without a fault: kept in a file for the same sources."""
+    digest = hashlib.sha256(json.dumps([files, TEST_FILES]).encode())
+    for path in sorted([*(ROOT / "tcemu").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]):
+        digest.update(path.read_bytes())
+    kept = Path(tempfile.gettempdir()) / f"tcemu-mutants-{os.getuid()}-{digest.hexdigest()[:16]}.pickle"
+    if kept.is_file() and kept.stat().st_uid == os.getuid():
+        return pickle.loads(kept.read_bytes())
+    found = [case for cases in _results([lambda f=f: mutant_tests.record_tests(f, files) for f in TEST_FILES], workers) for case in cases]
+    kept.write_bytes(pickle.dumps(found))
+    return found
+
+
+def _results(functions: list, workers: int) -> list:
+    found = []
+    for result in run_children(functions, workers, SECONDS):
+        if isinstance(result, str):
+            raise RuntimeError(f"without a fault: {result}; MUTANTS_VERBOSE=1 shows what it printed")
+        found.append(result[0])
+    return found
+
+
+def examine(mutants: list[Mutant], files: tuple[str, ...], workers: int, with_tests: bool = True) -> list[tuple[Mutant, Finding]]:
+    """What becomes of each mutant, in their order."""
     os.environ["TCEMU_KERNELS"] = tempfile.mkdtemp(prefix="tcemu-mutants-")
-    prepare(files)
-    import time
-    t = time.time()
-    quick = not given.usual
-    cases = call_in_child(lambda: mutant_detectors.lattice_cases(quick, tuple(given.paths)), 1000)
-    print(len(cases), "cases", round(time.time() - t, 1), flush=True)
-    recorded = list(run_children([lambda c=c: mutant_detectors.record(c, files) for c in cases], given.workers))
-    assert not [r for r in recorded if isinstance(r, str)], [r for r in recorded if isinstance(r, str)]
-    cases = [c[0] for c in recorded if c[0] is not None]
-    print(len(cases), "cases with kernels", round(time.time() - t, 1), flush=True)
-    counts = Counter()
-    with open(given.table or os.devnull, "w") as out:
-        for m, f in examine_all(mutants, lambda m, before: mutant_detectors.lattice_detectors(cases, m, before), given.workers):
-            counts[bool(f.by)] += 1
-            print(as_line(m, f), file=out, flush=True)
-            if not f.by: print(m.diff(), "SURVIVED", f.seconds, flush=True)
-            else: print("found", m.kind, m.line, f, flush=True)
-    print(counts)
-    return 0
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    sys.dont_write_bytecode = True
+    import_untouched(files)
+    cases = recorded_cases(files, workers)
+    found: dict[str, Finding] = {}
+    by_lattice = lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before)
+    for mutant, finding in examine_all(mutants, by_lattice, workers):
+        found[mutant.name] = finding
+        _show(mutant, finding)
+    survivors = [mutant for mutant in mutants if not found[mutant.name].by]
+    if with_tests and survivors:
+        print(f"{len(survivors)} of {len(mutants)} survive the small lattices", flush=True)
+        tests = recorded_tests(files, workers)
+        for mutant, finding in examine_all(survivors, lambda mutant, _: mutant_tests.test_detectors(tests, mutant), workers, SECONDS):
+            found[mutant.name] = finding
+            _show(mutant, finding)
+    return [(mutant, found[mutant.name]) for mutant in mutants]
+
+
+def _show(mutant: Mutant, finding: Finding) -> None:
+    print(f"{mutant.diff()}\n  {finding.seconds} s: {f'{finding.by}: {finding.how}' if finding.by else 'survives'}", flush=True)
+
+
+def known_equivalents() -> dict[str, str]:
+    """The reason why a mutant computes the same, by its name."""
+    return json.loads(EQUIVALENT.read_text())
+
+
+def complaints(findings: list[tuple[Mutant, Finding]], equivalent: dict[str, str]) -> list[str]:
+    """What is wrong with the findings: mutants that survive without a reason, and reasons for mutants that are found."""
+    survive = [f"survives: {mutant.diff()}" for mutant, finding in findings if not finding.by and mutant.name not in equivalent]
+    return survive + [f"is found, so it is not equivalent: {m.name}" for m, finding in findings if finding.by and m.name in equivalent]
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subject", choices=SUBJECTS, default="description")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one of every N mutants")
+    parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name has this text")
+    parser.add_argument("--survivors", type=Path, metavar="FILE", help="mutants that survived in a table of an earlier run")
+    parser.add_argument("--list", action="store_true", help="print the mutants")
+    parser.add_argument("--without-tests", action="store_true", help="small lattices alone")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write a line of JSON for each mutant")
+    given = parser.parse_args(words)
+    every = all_mutants(given.subject)
+    mutants = choose(every, given.every, given.only)
+    if given.survivors:
+        rows = map(json.loads, given.survivors.read_text().splitlines())
+        survived = {row["name"] for row in rows if not row["by"]}
+        mutants = [mutant for mutant in mutants if mutant.name in survived]
+    if given.list:
+        print("\n".join(mutant.diff() for mutant in mutants))
+        print(f"{len(mutants)} of {len(every)} mutants")
+        return 0
+    began = time.monotonic()
+    findings = examine(mutants, SUBJECTS[given.subject], given.workers, not given.without_tests)
+    if given.table:
+        given.table.write_text("".join(f"{as_line(*finding)}\n" for finding in findings))
+    equivalent = known_equivalents()
+    wrong = complaints(findings, equivalent)
+    print("\n".join(wrong))
+    for by, count in Counter(_family(finding) for _, finding in findings).most_common():
+        print(f"{count:6} {by}")
+    reasons = sum(mutant.name in equivalent for mutant, finding in findings if not finding.by)
+    print(f"{len(findings)} mutants, {reasons} of the survivors are equivalent; {time.monotonic() - began:.0f} s")
+    return int(bool(wrong))
+
+
+def _family(finding: Finding) -> str:
+    if not finding.by:
+        return "survive"
+    if finding.by == "tests":
+        return f"found by {finding.how.split('::')[0]}"
+    return "found by an error" if "Error" in finding.how else f"found by {finding.by}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""Tests as detectors of faults: which of them execute which lines, and those that reach a mutant, the fastest first."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import pytest
+from support.mutant_detectors import executed_lines
+from support.mutant_runs import Detector
+from support.mutations import ROOT, Mutant
+
+
+class TestCase(NamedTuple):
+    """A test of the usual run."""
+
+    name: str  # pytest's
+    seconds: float
+    reached: frozenset[tuple[str, int]]  # lines that it executes without a fault
+
+    __test__ = False
+
+
+def _pytest(files: list[str], plugin: Any, *options: str) -> int:
+    arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=prepend", *options]
+    return int(pytest.main([*arguments, *(str(ROOT / file) for file in files)], plugins=[plugin]))
+
+
+class _Recorder:
+    """Notes the lines and the seconds of each test."""
+
+    def __init__(self, files: tuple[str, ...]) -> None:
+        self.files = files
+        self.cases: list[TestCase] = []
+        self.failed: list[str] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        lines: set[tuple[str, int]] = set()
+        began = time.process_time()
+        with executed_lines(self.files, lines):
+            done = yield
+        self.cases.append(TestCase(item.nodeid, time.process_time() - began, frozenset(lines)))
+        return done
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def record_tests(test_file: str, files: tuple[str, ...]) -> list[TestCase]:
+    """The tests of a file that the usual run has, with the lines of the files that they execute. For a process of its own.
+
+    Raises AssertionError if one fails without a fault.
+    """
+    recorder = _Recorder(files)
+    status = _pytest([test_file], recorder)
+    assert status in (0, 5) and not recorder.failed, f"without a fault, {test_file} fails: {status}, {recorder.failed}"
+    return [case for case in recorder.cases if case.reached]
+
+
+class _Chooser:
+    """Runs some tests, in their order, until one fails."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.places = {name: at for at, name in enumerate(names)}
+        self.failed = ""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((item for item in items if item.nodeid in self.places), key=lambda item: self.places[item.nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.failed:
+            message = str(report.longrepr).strip().splitlines()
+            self.failed = f"{report.nodeid}: {message[-1] if message else ''}"[:300]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and not self.failed:
+            self.failed = f"{report.nodeid} cannot be collected"
+
+
+def reaching(cases: list[TestCase], mutant: Mutant) -> list[TestCase]:
+    """The tests that execute a fault, the fastest first."""
+    lines = {(mutant.path, line) for line in range(mutant.first_line, mutant.last_line + 1)}
+    return sorted((case for case in cases if mutant.is_executed_by_import or lines & case.reached), key=lambda case: case.seconds)
+
+
+def test_detectors(cases: list[TestCase], mutant: Mutant) -> list[Detector]:
+    """The tests that execute a fault, as one detector; none if there are none."""
+    names = [case.name for case in reaching(cases, mutant)]
+    if not names:
+        return []
+
+    def run() -> str:
+        chooser = _Chooser(names)
+        status = _pytest(sorted({name.split("::")[0] for name in names}), chooser, "-x")
+        return chooser.failed or ("" if status in (0, 5) else f"pytest ended with status {status}")
+
+    return [Detector("tests", run)]
+
+
+test_detectors.__test__ = False  # type: ignore[attr-defined]
