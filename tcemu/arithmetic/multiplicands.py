@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
-from tcemu.formats import F32, Format, decode
-
-ZERO_EXPONENT = -(1 << 18)  # exponent of a term that takes no part in the alignment
-SPECIAL_EXPONENT = 1 << 20  # exponent of Inf and NaN
+from tcemu.arithmetic.step.decoding import BIAS, FRACTION, SPECIAL_EXPONENT, ZERO_EXPONENT, decode, significand, value_word, with_sign_bit
+from tcemu.arithmetic.step.forms import is_compact
+from tcemu.arithmetic.step.jax_values import integers
+from tcemu.formats import Format
 
 
 class DecodedScales(NamedTuple):
@@ -43,25 +43,12 @@ class Multiplicand(NamedTuple):
     exponent: Array
 
 
-def is_compact(a: Format, b: Format) -> bool:
-    """Returns whether every product of two non-zero values is a normal f32, with room for the alignment, so that values can be
-    multiplied.
-    """
-    least = a.min_exponent - a.mantissa_bits + b.min_exponent - b.mantissa_bits
-    greatest = a.max_exponent + b.max_exponent + 2
-    return least >= F32.min_exponent and greatest <= F32.max_exponent
-
-
-def power_of_two(exponent: ArrayLike) -> Array:
-    """Returns f32 2^exponent, made of its bits; 0 below the normal range. exponent: int32 <= 127."""
-    return lax.bitcast_convert_type(jnp.maximum(jnp.asarray(exponent) + F32.bias, 0) << F32.mantissa_bits, jnp.float32)
-
-
 def decode_scales(fmt: Format, codes: ArrayLike) -> DecodedScales:
     """Decode the codes of block scales."""
-    number = decode(fmt, codes)
-    significand = jnp.where(number.nan, 0, number.magnitude[0]).astype(jnp.int32).astype(jnp.float32)
-    return DecodedScales(significand, jnp.where(number.nan, SPECIAL_EXPONENT, number.exponent + fmt.mantissa_bits))
+    x = decode(fmt, integers(codes))
+    nan = integers(codes).never() if x.special is None else x.special
+    exponent = nan.select(SPECIAL_EXPONENT, x.exponent - BIAS)
+    return DecodedScales(nan.select(0, significand(fmt, x)).to_float().raw, exponent.raw)
 
 
 def spread_scales(fmt: Format, codes: Array, scales: ArrayLike, axis: int) -> tuple[Array, DecodedScales]:
@@ -80,18 +67,20 @@ def decode_multiplicand(fmt: Format, codes: ArrayLike, other: Format, scales: De
 
     scales: powers of two, of the codes' shape, whose exponents join those of the values; a NaN among them makes its values NaN.
     """
-    number = decode(fmt, codes)
-    magnitude = number.magnitude[0].astype(jnp.int32).astype(jnp.float32)
-    exponent = number.exponent + fmt.mantissa_bits
-    special = number.nan | number.infinite
+    x = decode(fmt, integers(codes))
+    never = x.zero.never()
+    special, infinite = never if x.special is None else x.special, never if x.infinite is None else x.infinite
+    exponent = x.exponent - BIAS
     if scales is not None:
-        number = number._replace(nan=number.nan | (scales.exponent == SPECIAL_EXPONENT))
-        special, exponent = number.nan | number.infinite, exponent + scales.exponent
-    elif is_compact(fmt, other):
-        magnitude = magnitude * power_of_two(number.exponent)
-    magnitude = jnp.where(number.nan, 0.0, jnp.where(number.infinite, 1.0, magnitude))
-    exponent = jnp.where(number.magnitude[0] == 0, ZERO_EXPONENT, exponent)
-    return Multiplicand(jnp.where(number.negative, -magnitude, magnitude), jnp.where(special, SPECIAL_EXPONENT, exponent))
+        of_scale = integers(scales.exponent)
+        special, infinite = special | (of_scale == SPECIAL_EXPONENT), infinite & (of_scale != SPECIAL_EXPONENT)
+        exponent = exponent + of_scale
+    is_value = scales is None and is_compact(fmt, other)
+    magnitude = value_word(fmt, x) if is_value else significand(fmt, x).to_float().bits()
+    one = magnitude.constant(BIAS << FRACTION)
+    magnitude = special.select(infinite.select(one, 0), magnitude)
+    exponent = special.select(SPECIAL_EXPONENT, x.zero.select(ZERO_EXPONENT, exponent))
+    return Multiplicand(with_sign_bit(magnitude, x.negative).as_float().raw, exponent.raw)
 
 
 class ExponentRange(NamedTuple):

@@ -20,6 +20,8 @@ from tcemu.arithmetic.fused_dot_add import Product, add_wide, align_products, in
 from tcemu.arithmetic.model import DEALING_WIDTHS, TO_ODD, Model
 from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, Multiplicand
 from tcemu.arithmetic.product_spec import ProductSpec
+from tcemu.arithmetic.step.jax_values import integers
+from tcemu.arithmetic.step.rounding import take_sign
 from tcemu.base import bits
 from tcemu.base.bits import LIMB_BITS, Limbs
 from tcemu.formats import F32, Format, Number, decode, decode_limbs, encode_limbs, round_magnitude
@@ -278,8 +280,8 @@ def _sum_truncated(model: Model, spec: ProductSpec, products: list[Product]) -> 
     exponent = products[0].exponents.a + products[0].exponents.b
     for product in products[1:]:
         exponent = jnp.maximum(exponent, product.exponents.a + product.exponents.b)
-    negative, magnitude = add_wide(align_products(model, spec, products, exponent))
-    return _Fixed(negative, magnitude, exponent - model.require_fraction_bits()), exponent
+    negative, magnitude, _ = take_sign(add_wide(align_products(model, spec, products, integers(exponent))))
+    return _Fixed((negative != 0).raw, magnitude.raw, exponent - model.require_fraction_bits()), exponent
 
 
 def _floor(x: _Fixed, unit: Array) -> _Fixed:

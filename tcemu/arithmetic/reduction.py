@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from tcemu.arithmetic.bounded_steps import BoundedOperand, StepForm, are_bounded, decode_bounded, reduce_bounded, reduce_narrow, step_form
+from tcemu.arithmetic.bounded_steps import BoundedOperand, are_bounded, decode_bounded, reduce_bounded, reduce_narrow
 from tcemu.arithmetic.fma import add_limbs, fma_limbs
 from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, deal_groups, decode_in_units, fused_dot_add, grouped_dot_add
 from tcemu.arithmetic.model import Model
@@ -33,6 +33,7 @@ from tcemu.arithmetic.multiplicands import (
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.other_steps import complement_sum, exact_sum, floored_sum, flush_subnormals, joined_dot_add, pairwise_sum
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
+from tcemu.arithmetic.step.forms import BoundedForm, bounded_form
 from tcemu.base.bits import Limbs
 from tcemu.base.compilation import call_by_platform, compile_once
 from tcemu.base.meshes import match_varying_axes
@@ -73,7 +74,7 @@ def _reduce(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array, scale
         a, b = (v.reshape((1,) * (rank - v.ndim) + v.shape) for v in (a, b))
         sides = ((EncodedMultiplicand(a, a_scales), -1), (EncodedMultiplicand(b, b_scales), -2))
         x, y = (_split_steps(order, spec, side, axis) for side, axis in sides)
-        form = step_form(model, spec, terms := x.codes.shape[-1])
+        form = bounded_form(model, spec, terms := x.codes.shape[-1])
         steps = partial(_reduce_fused, model, spec, order)
         if form is not None and (form.is_narrow or _is_worth_two_programs(*c.shape, x.codes.shape[0], terms)):
             decode_x, decode_y = partial(decode_bounded, form, spec.a, spec.b), partial(decode_bounded, form, spec.b, spec.a)
@@ -178,9 +179,9 @@ def _is_worth_two_programs(*sizes: Any) -> bool:
     return all(isinstance(size, int) for size in sizes) and sizes[-2] >= FEWEST_STEPS and math.prod(sizes) >= FEWEST_PRODUCTS
 
 
-def _reduce_bounded_or_any(reduce_any: Callable[..., Array], form: StepForm, c: Array, x: BoundedOperand, y: BoundedOperand) -> Array:
+def _reduce_bounded_or_any(reduce_any: Callable[..., Array], form: BoundedForm, c: Array, x: BoundedOperand, y: BoundedOperand) -> Array:
     """Reduces K by the steps of `bounded_steps` where the operands are bounded, else by `reduce_any`, which takes them decoded."""
-    a, b = form.spec.a, form.spec.b
+    a, b = form.a, form.b
 
     def decode_and_reduce(c: Array, x: BoundedOperand, y: BoundedOperand) -> Array:
         factors = decode_multiplicand(a, x.encoded.codes, b, x.encoded.scales), decode_multiplicand(b, y.encoded.codes, a, y.encoded.scales)

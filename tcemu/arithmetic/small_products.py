@@ -17,25 +17,20 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tcemu.arithmetic.bounded_steps import (
-    WIDE_LANES,
-    Factors,
-    Lanes,
-    StepForm,
-    add_bounded_step,
-    f32_exponent,
-    select_unusual,
-    step_form,
-)
+from tcemu.arithmetic.bounded_steps import LANE_DTYPES, Factors, add_bounded_step, select_unusual
 from tcemu.arithmetic.fma import add_limbs
 from tcemu.arithmetic.fused_dot_add import Pair, Product, absorb_sum, add_products
 from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, decode_multiplicand, is_compact
+from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, decode_multiplicand
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec
+from tcemu.arithmetic.step.bounded import exponent_field
+from tcemu.arithmetic.step.decoding import BIAS, decode, special_word, value_word, with_sign_bit
+from tcemu.arithmetic.step.forms import WIDE_LANES, BoundedForm, Lanes, bounded_form, is_compact
+from tcemu.arithmetic.step.jax_values import integers
 from tcemu.base.bits import Limbs
 from tcemu.base.compilation import compile_once
-from tcemu.formats import F32, Format, convert
+from tcemu.formats import F32, Format
 from tcemu.formats.coding import recode
 
 LANES = 64  # products of a block: one vector of the narrowest lanes; gathered from the batch they fit the first-level cache
@@ -93,9 +88,9 @@ def _reduce_blocks(model: Model, given: ProductSpec, spec: ProductSpec, a: Array
     return d if model.nan is None else jnp.where((d & jnp.uint32(F32.nan)) > F32.infinity, jnp.uint32(model.nan), d)
 
 
-def _narrow_form(model: Model, spec: ProductSpec) -> StepForm | None:
+def _narrow_form(model: Model, spec: ProductSpec) -> BoundedForm | None:
     """Returns the form of the steps if the formats alone bound the products. A chain has such steps too: it begins at zero."""
-    form = step_form(model.replace(chain=None), spec._replace(d=model.result), Order.from_model(model, spec.k).step_size(spec.k))
+    form = bounded_form(model.replace(chain=None), spec._replace(d=model.result), Order.from_model(model, spec.k).step_size(spec.k))
     return form if form is not None and form.is_narrow else None
 
 
@@ -108,18 +103,22 @@ class LaneOperand(NamedTuple):
 
 def _decode(lanes: Lanes, given: Format, fmt: Format, other: Format, codes: Array) -> LaneOperand:
     """Decodes codes of the format `given`, which are multiplied as codes of `fmt` by codes of `other`."""
-    if is_compact(fmt, other):  # every value is a normal f32, which has the exponent of rule 2 unless it is a subnormal of `fmt`
-        code = convert(given, F32, codes)
-        significand = lax.bitcast_convert_type(code, jnp.float32)
-        exponent = jnp.maximum(f32_exponent(code), fmt.min_exponent)
-        no_part = (code << 1 == 0) | ~jnp.isfinite(significand)
+    if is_compact(fmt, other):  # every value is a normal f32
+        x = decode(given, integers(codes))
+        never = x.zero.never()
+        special, infinite = never if x.special is None else x.special, never if x.infinite is None else x.infinite
+        word = special.select(special_word(infinite), x.zero.select(0, value_word(given, x)))
+        significand = with_sign_bit(word, x.negative).as_float().raw
+        # as `fmt` counts, of which a subnormal of `given` may be a normal number
+        exponent = exponent_field(word).max(fmt.min_exponent + BIAS).raw - BIAS
+        no_part = (x.zero | special).raw
     else:
         significand, exponent = decode_multiplicand(fmt, recode(given, fmt, codes), other)
         infinite = jnp.where(significand < 0, jnp.float32(-jnp.inf), jnp.float32(jnp.inf))
         special = exponent == SPECIAL_EXPONENT
         significand = jnp.where(special, jnp.where(significand == 0, jnp.float32(jnp.nan), infinite), significand)
         no_part = special | (exponent == ZERO_EXPONENT)
-    return LaneOperand(significand, jnp.where(no_part, lanes.zero, exponent).astype(lanes.dtype))
+    return LaneOperand(significand, jnp.where(no_part, lanes.zero, exponent).astype(LANE_DTYPES[lanes.bits]))
 
 
 def _pairs(x: Array, y: Array, combine: Callable) -> list[Any]:
@@ -161,12 +160,12 @@ def _add_steps(model: Model, spec: ProductSpec, steps: Steps, c: Array) -> Array
     return accumulator[0]
 
 
-def _add_narrow_steps(form: StepForm, steps: Steps, c: Array) -> Array:
+def _add_narrow_steps(form: BoundedForm, steps: Steps, c: Array) -> Array:
     """Adds the products of all steps to C, by the rules of `bounded_steps`, as `reduce_narrow` does."""
     accumulator = lax.bitcast_convert_type(c, jnp.float32)
     total = jnp.where(jnp.isfinite(accumulator), 0, accumulator)
     exponents = lax.optimization_barrier([reduce(jnp.maximum, _pairs(x.exponent, y.exponent, add)) for x, y in steps])
-    least = form.spec.a.min_exponent + form.spec.b.min_exponent
+    least = form.a.min_exponent + form.b.min_exponent
     for (x, y), max_exponent in zip(steps, exponents, strict=True):
         total = total + reduce(add, _pairs(x.significand, y.significand, mul))
         factors = Factors(x.significand, None), Factors(y.significand, None)

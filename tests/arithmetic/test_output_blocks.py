@@ -8,8 +8,10 @@ import pytest
 import tcemu
 from tcemu.architectures.lookup import find_row
 from tcemu.arithmetic import reduction as blocks
-from tcemu.arithmetic.fused_dot_add import truncate_to_f32
 from tcemu.arithmetic.product_spec import product_spec
+from tcemu.arithmetic.step.jax_values import codes_of, conditions, integers
+from tcemu.arithmetic.step.rounding import Magnitude, encode_truncated
+from tcemu.arithmetic.step.values import I32
 from tcemu.backends.dispatch import multiply_matrices
 from tcemu.formats import F32, Number, encode_limbs
 
@@ -97,7 +99,8 @@ def test_the_cut_to_f32_is_that_of_encode(result_bits):
     @jax.jit
     def both(number):
         (want,) = encode_limbs(F32, number, "RZ", overflow="infinity", signed_zero=False, fraction_bits=result_bits)
-        return truncate_to_f32(number.negative, number.magnitude[0], number.exponent, result_bits), want
+        total = Magnitude(conditions(number.negative).resize(I32), integers(number.magnitude[0]))
+        return codes_of(encode_truncated(total, integers(number.exponent), 23 if result_bits is None else result_bits)), want
 
     found, want = both(number)
     assert np.array_equal(found, want)

@@ -4,12 +4,11 @@ import jax.numpy as jnp
 
 # Every float operation of the core, with the reason that it is exact
 EXACT = {
-    "mul": "dot_add: of significands, at most 24 bits; by powers of two; see the head of arithmetic/dot_add.py",
-    "add": "bounded_steps: a product and a power of two whose fraction holds it; see _truncate_by_addition",
-    "sub": "dot_add, wide: a term less its own high bits",
-    "convert_element_type": "int32 <-> f32 of values that fit 24 bits, or the cut toward zero that the step prescribes; see truncation.py",
-    "dot_general": "integer: f32 integers of 8 bits, sums below 2^24; see arithmetic/integer.py. Or of 0, 1, Inf and NaN; see specials.py",
-    "neg": "the sign bit",
+    "mul": "of significands, at most 24 bits; by powers of two; see the head of arithmetic/fused_dot_add.py",
+    "add": "a product and a power of two whose fraction holds it; step/bounded.py",
+    "sub": "a term less its own high bits; step/general.py",
+    "convert_element_type": "int32 <-> f32 of values that fit 24 bits, or the cut toward zero that the step prescribes; see step",
+    "dot_general": "integer: f32 integers of 8 bits, sums below 2^24; integer_dot.py. Or of 0, 1, Inf and NaN; step/specials.py",
     "abs": "the sign bit",
     "lt": "a comparison, of normal numbers, infinities aside, and zero",
     "gt": "a comparison with zero of a sum of zeros and ones",

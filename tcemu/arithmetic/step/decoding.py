@@ -131,6 +131,7 @@ def with_sign_bit(word: V, negative: V | None) -> V:
 class Accumulator(NamedTuple, Generic[V]):
     """A code of a result taken apart, as rule 2 counts: i32."""
 
+    code: V  # with the canonical NaN
     significand: V  # without sign; 0 for Inf and NaN
     negative: V  # -1 or 0
     exponent: V  # ZERO_EXPONENT for what takes no part in the alignment
@@ -143,4 +144,5 @@ def decode_accumulator(fmt: Format, code: V) -> Accumulator[V]:
     special = field == (1 << fmt.exponent_bits) - 1
     size = special.select(0, (field == 0).select(fraction, fraction | (1 << fmt.mantissa_bits)))
     exponent = (field == 0).select(1, field) - fmt.bias
-    return Accumulator(size, sign_mask(fmt, code), (size == 0).select(ZERO_EXPONENT, exponent), special)
+    code = (special & (fraction != 0)).select(fmt.nan, code)
+    return Accumulator(code, size, sign_mask(fmt, code), (size == 0).select(ZERO_EXPONENT, exponent), special)

@@ -70,7 +70,16 @@ def step_numbers(model: Model, spec: ProductSpec) -> StepNumbers | None:
     )  # fmt: skip
 
 
-# ---- the sums of a step
+# ---- the products and the sums of a step
+
+
+def is_compact(a: Format, b: Format) -> bool:
+    """Returns whether every product of two values that are not zero is a normal f32, with room for the alignment, so that values can be
+    multiplied.
+    """
+    least = a.min_exponent - a.mantissa_bits + b.min_exponent - b.mantissa_bits
+    greatest = a.max_exponent + b.max_exponent + 2
+    return least >= F32.min_exponent and greatest <= F32.max_exponent
 
 
 def largest_product(a: Format, b: Format, fraction_bits: int) -> int:
@@ -88,6 +97,13 @@ def largest_accumulator(fraction_bits: int) -> int:
 def products_fit_word(fraction_bits: Any, a: Format, b: Format, terms: int) -> bool:
     """Returns whether the sum of some aligned products is an i32. fraction_bits: traced ones may be any."""
     return isinstance(fraction_bits, int) and fraction_bits <= 30 and terms * largest_product(a, b, fraction_bits) < 1 << WORD_BITS
+
+
+def word_sums(fraction_bits: Any, a: Format, b: Format, terms: int, alignment: Any) -> int:
+    """Sums of truncated products that are an i32 each: 1 or 2; 0 where terms are added in two parts (`general.split_term`)."""
+    if not truncates(alignment):
+        return 0
+    return next((sums for sums in (1, 2) if products_fit_word(fraction_bits, a, b, -(-terms // sums))), 0)
 
 
 def float_sums(a: Format, b: Format, fraction_bits: int, terms: int) -> int:

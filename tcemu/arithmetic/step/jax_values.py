@@ -29,7 +29,7 @@ def _logical(x: Any, y: Any) -> Array:
 WORDS = {  # operations on single arrays
     "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "and": jnp.bitwise_and, "or": jnp.bitwise_or, "xor": jnp.bitwise_xor,
     "shl": jnp.left_shift, "lshr": _logical, "ashr": jnp.right_shift, "eq": jnp.equal, "lt": jnp.less, "le": jnp.less_equal,
-    "ne": lambda x, y: jnp.not_equal(x, y), "max": jnp.maximum, "min": jnp.minimum,
+    "ne": lambda x, y: (x < y) | (x > y), "max": jnp.maximum, "min": jnp.minimum,
     "bits": lambda x: lax.bitcast_convert_type(x, jnp.int32), "float": lambda x: lax.bitcast_convert_type(x, jnp.float32),
     "clz": lambda x: lax.clz(jnp.asarray(x)),
 }  # fmt: skip

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from tcemu.arithmetic.multiplicands import is_compact
 from tcemu.arithmetic.step import general
 from tcemu.arithmetic.step import values as lanes
 from tcemu.arithmetic.step.decoding import (
@@ -28,7 +27,7 @@ from tcemu.arithmetic.step.decoding import (
     value_word,
     with_sign_bit,
 )
-from tcemu.arithmetic.step.forms import StepNumbers, float_sums
+from tcemu.arithmetic.step.forms import StepNumbers, float_sums, is_compact
 from tcemu.arithmetic.step.rounding import encode, take_sign, with_sign
 from tcemu.arithmetic.step.specials import code_of_class, factor_class, special_value
 from tcemu.backends.llvm.blocks import LANES, BlockForm, BlockKernel, code_type, count_tasks, extend
