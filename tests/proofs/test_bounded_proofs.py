@@ -1,0 +1,256 @@
+"""Proofs of `tcemu.arithmetic.step.bounded`: truncation, alignment, sums, and whole steps for every accumulator."""
+
+from __future__ import annotations
+
+import pytest
+import rules
+from proof_records import SOLVER, proves
+from proving import Refuted, prove
+from rules import between, widen
+from smt_values import SmtValue, Trace
+from step_rows import bounded_forms
+from support.sampling import sample_cases
+
+from tcemu.arithmetic.step import bounded
+from tcemu.arithmetic.step.decoding import BIAS, SIGN
+from tcemu.arithmetic.step.forms import BoundedForm, largest_product
+from tcemu.arithmetic.step.values import BOOL, I32, Lane
+from tcemu.formats import BF16, E4M3, F32, FORMATS, TF32, Format
+
+MOST_FRACTION = 10  # of a format that is multiplied
+TOTAL = Lane("int", 44)  # holds every sum of this file
+FORMS = sorted({form for form in bounded_forms().values()}, key=repr)
+name_form = lambda form: f"{form.a}-{form.b}-{form.terms}-{form.fraction_bits}{'' if form.is_narrow else '-wide'}"
+
+
+def significand_of(word: SmtValue) -> SmtValue:
+    """The integer significand of an f32, without sign."""
+    fraction = word & 0x7FFFFF
+    return ((word >> 23) & 0xFF == 0).select(fraction, fraction | 1 << 23)
+
+
+def exponent_of(word: SmtValue) -> SmtValue:
+    """The exponent of an f32 with its bias, that of a subnormal one as rule 2 counts."""
+    return ((word >> 23) & 0xFF).max(1)
+
+
+def shift(size: SmtValue, left: SmtValue) -> SmtValue:
+    """size * 2^left, truncated, in the lane of the size. left: i32, at most the width."""
+    bits = size.lane.bits
+    up, down = rules.clamp(left, 0, bits - 1).resize(size.lane), rules.clamp(0 - left, 0, bits - 1).resize(size.lane)
+    return (left >= 0).select(size << up, size >> down)
+
+
+def is_finite(word: SmtValue) -> SmtValue:
+    return (word >> 23) & 0xFF != 255
+
+
+# ---- products
+
+
+@proves("bounded: products of factors", by=SOLVER, domain="all factors of up to 11 bits, in every format, whose product is a normal f32")
+def test_a_product_of_two_factors_is_exact():
+    """A format with fewer bits has a part of these factors; none has more."""
+    assert max(fmt.mantissa_bits for fmt in FORMATS.values() if not fmt.is_integer and fmt.bits <= 32 and fmt != F32) <= 13
+    assert {form.a.mantissa_bits for form in FORMS} | {form.b.mantissa_bits for form in FORMS} <= set(range(MOST_FRACTION + 1))
+    trace = Trace(flushes=True)
+    x, y = (trace.variable(I32, name) & -(1 << (23 - MOST_FRACTION)) for name in "xy")
+    field = exponent_of(x) + exponent_of(y) - 127
+    assumed = [between((word >> 23) & 0xFF, 1, 254) for word in (x, y)]
+    size = (significand_of(x) >> (23 - MOST_FRACTION)) * (significand_of(y) >> (23 - MOST_FRACTION))  # from 2^20, below 2^22
+    at = (size >= 1 << 21).select(size.constant(21), 20)
+    exact = ((field + at - 20) << 23) | ((size << (23 - at)) & 0x7FFFFF) | ((x ^ y) & SIGN)
+    prove(trace, (x.as_float() * y.as_float()).bits() == exact, *assumed, between(field, 1, 253))
+
+
+@proves("bounded.truncate_by_conversion", by=SOLVER, domain="all f32 numbers and all units whose inverse is normal; also where subnormals are flushed")
+def test_truncation_by_conversion_is_a_shift():
+    trace = Trace(flushes=True)
+    word, unit = trace.variable(I32, "product"), trace.variable(I32, "unit")
+    truncated = bounded.truncate_by_conversion(word.as_float(), ((2 * BIAS - unit) << 23).as_float())
+    size = shift(widen(significand_of(word), 44), exponent_of(word) - unit - 23)
+    exact = (word < 0).select(0 - size, size)
+    prove(trace, widen(truncated, 44, signed=True) == exact, between(unit, 1, 253), is_finite(word), exponent_of(word) - unit <= 30)
+
+
+BY_ADDITION = sorted({(f.fraction_bits, f.a.mantissa_bits, f.b.mantissa_bits) for f in FORMS if f.truncates_by_addition})
+
+
+@proves("bounded.truncate_by_addition", "bounded.anchor", by=SOLVER, domain="every form that uses it: all factors and units; with the product rounded and not")
+@pytest.mark.parametrize("fraction_bits, of_x, of_y", BY_ADDITION)
+def test_truncation_by_addition_is_a_shift(fraction_bits, of_x, of_y):
+    trace, spare = Trace(flushes=True), 23 - fraction_bits - 2
+    assert spare >= of_x + of_y + 2
+    x, y = (trace.variable(I32, name) & -(1 << (23 - bits)) for name, bits in (("x", of_x), ("y", of_y)))
+    unit, sign = trace.variable(I32, "unit"), trace.variable(BOOL, "negative").resize(I32)
+    field = exponent_of(x) + exponent_of(y) - 127
+    is_zero = (x == 0) | (y == 0)
+    size = (significand_of(x) >> (23 - of_x)) * (significand_of(y) >> (23 - of_y))
+    exact = is_zero.select(0, shift(size, field - unit - of_x - of_y))
+    assumed = [(word == 0) | between(word >> 23, 1, 254) for word in (x, y)]
+    assumed += [is_zero | (between(field, 1, 253) & (field - unit <= fraction_bits)), between(unit, 1, 254 - fraction_bits - 2)]
+    got = bounded.truncate_by_addition(x.as_float(), y.as_float(), sign, unit << 23, fraction_bits, spare)
+    prove(trace, (got == (exact << spare) ^ sign) & (exact < 4 << fraction_bits), *assumed)
+
+
+@proves("bounded.sum_complements", by=SOLVER, domain="every form that uses it: all sums")
+@pytest.mark.parametrize("spare, terms", sorted({(f.spare_bits, f.terms) for f in FORMS if f.truncates_by_addition}))
+def test_complements_are_summed(spare, terms):
+    """A complement is less by 1 than the negative. So a sum of terms is the sum, shifted, less the number of negative terms."""
+    assert terms < 1 << spare
+    trace = Trace()
+    size, sign = trace.variable(I32, "size"), trace.variable(BOOL, "negative").resize(I32)
+    negative = (sign != 0).resize(I32, signed=False)
+    prove(trace, (size << spare) ^ sign == (((size ^ sign) - sign) << spare) - negative, between(size, 0, (1 << (23 - spare)) - 1))
+    trace = Trace()
+    total, count = trace.variable(I32, "total"), trace.variable(I32, "count")
+    most = terms << (23 - spare)
+    assert most << spare < 1 << 31
+    prove(trace, bounded.sum_complements([(total << spare) - count], spare) == total, between(total, -most, most), between(count, 0, terms))
+
+
+@proves("bounded.float_sum_start", "bounded.add_truncated", "bounded.float_sums_difference", by=SOLVER, domain="one addition to every sum, and by induction all; all units")
+def test_a_sum_of_floats_is_a_sum_of_truncated_products():
+    """The sum is 2^23 units and the truncated products so far. It has 2^23 units more at most: see `BoundedForm.adds_floats`."""
+    trace = Trace(flushes=True)
+    bits = MOST_FRACTION // 3 + 1  # no format of these forms has more than three
+    x, y = (trace.variable(I32, name) & -(1 << (23 - bits)) for name in "xy")
+    unit, before = trace.variable(I32, "unit"), trace.variable(I32, "before")
+    field = exponent_of(x) + exponent_of(y) - 127
+    is_zero = (x == 0) | (y == 0)
+    size = (significand_of(x) >> (23 - bits)) * (significand_of(y) >> (23 - bits))
+    product = is_zero.select(0, shift(size, field - unit - 2 * bits))
+    assumed = [(word == 0) | between(word >> 23, 1, 254) for word in (x, y)]
+    assumed += [is_zero | (between(field, 1, 253) & (field - unit <= 20)), between(unit, 1, 230), between(before, 0, (1 << 23) - 1)]
+    start = bounded.float_sum_start(unit << 23)
+    total = (start.bits() + before).as_float()
+    after = bounded.add_truncated(total, x.as_float(), y.as_float())
+    difference = bounded.float_sums_difference(after, start)
+    prove(trace, difference == before + product, *assumed, before + product < 1 << 23)
+    assert max(f.a.mantissa_bits + 0 for f in FORMS if f.adds_floats) <= bits and max(f.b.mantissa_bits for f in FORMS if f.adds_floats) <= bits
+
+
+# ---- alignment and sums
+
+
+@proves("bounded.align", "bounded.exponent_field", by=SOLVER, domain="every fraction_bits from 1 to 30, all exponents from fraction_bits + 1 to 253")
+def test_unit_and_scale_are_normal_and_inverse():
+    for fraction_bits in range(1, 31):
+        trace = Trace(flushes=True)
+        top, code, least = (trace.variable(I32, name) for name in ("top", "code", "least"))
+        exponent = top.max((code >> 23) & 0xFF)
+        for with_least in (False, True):
+            aligned = bounded.align(top, code, least if with_least else None, fraction_bits)  # type: ignore[arg-type]
+            own = exponent.max(least) if with_least else exponent
+            unit, scale = aligned.unit, aligned.scale.bits()
+            claim = between(unit >> 23, 1, 254) & between(scale >> 23, 1, 254) & (unit & 0x7FFFFF == 0) & (scale & 0x7FFFFF == 0)
+            claim = claim & ((unit >> 23) + (scale >> 23) == 254) & ((unit >> 23) + fraction_bits == own)
+            prove(trace, claim, between(own, fraction_bits + 1, 253), is_finite(code))
+
+
+def total_of(addends: list[SmtValue]) -> tuple[SmtValue, SmtValue]:
+    """The exact magnitude of a sum and whether it is negative."""
+    total = widen(addends[0], TOTAL.bits, signed=True)
+    for addend in addends[1:]:
+        total = total + widen(addend, TOTAL.bits, signed=True)
+    return (total < 0).select(0 - total, total), total < 0
+
+
+@proves("bounded.round_sum", "bounded.add_addends", by=SOLVER, domain="two i32 addends whose sum fits, two and three others; all normal results, kept bits 23 and 13")
+@pytest.mark.parametrize("kept", [23, 13])
+@pytest.mark.parametrize("count, fits", [(2, True), pytest.param(2, False, marks=pytest.mark.full), pytest.param(3, False, marks=pytest.mark.full)])
+def test_sums_are_rounded(count, fits, kept):
+    trace = Trace(flushes=True)
+    addends = [trace.variable(I32, f"addend{at}") for at in range(count)]
+    unit, leading = trace.variable(I32, "unit"), trace.variable(I32, "leading")
+    size, negative = total_of(addends)
+    of_kept = unit.constant(kept)
+    exact = (size == 0).select(0, rules.encode_size(F32, size, leading, negative, unit - BIAS, of_kept, "RZ"))
+    assumed = [between(unit, 1, 254), unit + leading <= 254, between(leading, 0, 40), (size == 0) | (size >> widen(leading, TOTAL.bits) == 1)]
+    assumed += [addend != -(1 << 31) for addend in addends]
+    if fits:
+        assumed.append(size < 1 << 31)
+    prove(trace, bounded.round_sum(addends, unit << 23, fits, kept) == exact, *assumed)
+
+
+# ---- steps
+
+
+def rule_of_step(
+    form: BoundedForm, code: SmtValue, products: list[SmtValue], top: SmtValue, has_product: SmtValue, leading: SmtValue
+) -> tuple[SmtValue, SmtValue, SmtValue]:
+    """The word of a step by rules 3 to 8, its max exponent with bias, and whether `leading` is the leading bit of its sum.
+
+    Args:
+        form: Of the step.
+        code: The accumulator, any.
+        products: Sums of the products, truncated to the step's unit.
+        top: The max exponent of the products, with bias.
+        has_product: Condition: one is not zero.
+        leading: The leading bit of the sum.
+    """
+    size, exponent = significand_of(code), exponent_of(code)
+    own = has_product.select((size == 0).select(top, exponent.max(top)), exponent)
+    aligned = shift(widen(size, TOTAL.bits), exponent - own + form.fraction_bits - 23)
+    total = (code < 0).select(0 - aligned, aligned)
+    is_reached = has_product & (own - form.fraction_bits < top + 2)  # else each product is below a unit, and truncated to zero
+    for product in products:
+        total = total + is_reached.select(widen(product, TOTAL.bits, signed=True), 0)
+    magnitude = (total < 0).select(0 - total, total)
+    word = rules.encode_size(F32, magnitude, leading, total < 0, own - form.fraction_bits - BIAS, top.constant(form.kept), "RZ")
+    word = (magnitude == 0).select(0, word)
+    is_nan = (code & 0x7F800000 == 0x7F800000) & (code & 0x7FFFFF != 0)
+    word = is_finite(code).select(word, is_nan.select(form.nan, code))
+    is_leading = (magnitude == 0) | ~is_finite(code) | (magnitude >> widen(leading, TOTAL.bits) == 1)
+    return word, own, between(leading, 0, 40) & is_leading
+
+
+def prove_step(form: BoundedForm, dropped_below: int | None = None) -> None:
+    """The step of a form for every accumulator, whatever the products are.
+
+    dropped_below: The fault of this proof's own test: accumulators of lesser exponents count as 0.
+    """
+    trace = Trace(flushes=True)
+    code, leading, has_product = trace.variable(I32, "code"), trace.variable(I32, "leading"), trace.variable(BOOL, "has_product")
+    products = [trace.variable(I32, f"products{at}") for at in range(form.sums)]
+    top, of_zeros = trace.variable(I32, "top"), trace.variable(I32, "of_zeros")
+    most = -(-form.terms // form.sums) * largest_product(form.a, form.b, form.fraction_bits)
+    assumed = [between(product, -most, most) & (has_product | (product == 0)) for product in products]
+    assumed.append(of_zeros <= form.least + BIAS)
+    if form.is_narrow:
+        low, high = form.a.min_exponent + form.b.min_exponent, form.a.max_exponent + form.b.max_exponent
+        assumed.append(between(top, low + BIAS, high + BIAS))
+        usable = bounded.usable_accumulator(code, form.most)
+    else:  # the guard: `test_guard_proofs.py` shows that it implies this
+        assumed += [between(top, form.least + BIAS, 251), is_finite(code) & (code & 0x7FFFFFFF < 0x7F000000)]
+        usable = code
+    if dropped_below is not None:
+        usable = (bounded.exponent_field(code) < dropped_below + BIAS).select(0, usable)
+    aligned = bounded.align(has_product.select(top, of_zeros), usable, form.least + BIAS, form.fraction_bits)
+    own = bounded.truncate_by_conversion(usable.as_float(), aligned.scale)
+    word = bounded.round_sum([*products, own], aligned.unit, form.fits, form.kept)
+    exact, exponent, is_leading = rule_of_step(form, code, products, top, has_product, leading)
+    if form.is_narrow:
+        word = bounded.select_unreached(code, word, has_product, form.most, form.fraction_bits, form.kept, form.nan)
+        takes_part = bounded.exponent_field(code) <= form.most + BIAS
+    else:  # every accumulator is a multiple of the unit of the least exponent
+        last = form.least - form.fraction_bits + BIAS - (exponent_of(code) - 23)  # bits below that unit
+        assumed.append((code << 1 == 0) | (((code >> 23) & 0xFF != 0) & (shift(shift(significand_of(code), 0 - last), last) == significand_of(code))))
+        takes_part = has_product
+    is_unit = (aligned.unit >> 23) + form.fraction_bits == exponent
+    prove(trace, (word == exact) & (is_unit | ~(takes_part & has_product)), *assumed, is_leading)
+
+
+def distinct_steps() -> list[BoundedForm]:
+    """One form for each proof: those of equal numbers differ in nothing that a step sees."""
+    key = lambda f: (f.fraction_bits, f.kept, f.is_narrow, f.least, f.most, f.sums, f.fits, f.nan, f.terms, largest_product(f.a, f.b, f.fraction_bits))
+    return list({key(form): form for form in FORMS}.values())
+
+
+@proves(
+    "bounded.usable_accumulator", "bounded.truncated_accumulator", "bounded.select_unreached", "bounded.add_terms", "bounded: whole steps",
+    by=SOLVER, domain="every form: all 2^32 accumulators, all sums and exponents of products, none of them too",
+)  # fmt: skip
+@pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.full, id=name_form(form)) for form in distinct_steps()])
+def test_a_step_is_right_for_every_accumulator(form):
+    prove_step(form)
