@@ -6,7 +6,8 @@ python tests/mutate_step.py --every 10 --only rounding   a tenth of those whose 
 python tests/mutate_step.py --list                       only prints them, with their diffs
 python tests/mutate_step.py --table found.jsonl          also writes a line of JSON for each
 
-A mutant runs in a process of its own, and no file changes. First come small lattices by the kernels for CPUs, which take a second. Survivors
+A mutant runs in a process of its own, and no file changes. First come small lattices by the kernels for CPUs, which take a
+second, and by JAX. Survivors
 go through those tests of the usual run that execute the changed statement. tests/mutants_equivalent.json says of each other survivor why
 it computes the same. The script fails if one survives that is not there, or if the file names one that does not exist or is found.
 """
@@ -78,8 +79,8 @@ def _names_of_imports() -> list[str]:
 
 
 def recorded_cases(files: tuple[str, ...], workers: int) -> list[LatticeCase]:
-    """The small lattices by the kernels for CPUs, with what each executes without a fault."""
-    cases = call_in_child(lambda: mutant_detectors.lattice_cases(True, ("llvm",)), SECONDS)
+    """The small lattices, with what each executes without a fault."""
+    cases = call_in_child(lambda: mutant_detectors.small_lattices(), SECONDS)
     return [case for case in _results([lambda c=c: mutant_detectors.record(c, files) for c in cases], workers) if case is not None]
 
 

@@ -23,6 +23,7 @@ QUICK = (
     "e4m3 in steps of 32 by 25, ue8m0 scales of 32", "e2m1 in steps of 64 by 35, ue4m3 scales of 16", "e5m2 as f16 in steps of 16 by 25",
     "f16 in steps of 16 by 25, C f32, D f16", "tf32 in steps of 8 by 25", "e5m2 in steps of 32 by 25, ue8m0 scales of 32",
 )  # fmt: skip
+COMPILED_BY_XLA = QUICK[:3] + QUICK[4:5]  # those that JAX's operations compute, which XLA takes seconds to compile
 # rounding, alignment and bits of the result, of f16 in steps of 16 by 25
 ROUNDINGS = (("RN", "RZ", 9), ("RM", "RN", None), ("RP", "RM", 9), ("RZ", "RP", None))
 LLVM = ("llvm", "llvm without AVX-512", "llvm by columns")
@@ -80,6 +81,11 @@ def lattice_cases(quick: bool, paths: tuple[str, ...], names: tuple[str, ...] = 
     return found
 
 
+def small_lattices() -> list[LatticeCase]:
+    """Small lattices by the kernels for CPUs and by JAX. For a process of its own."""
+    return lattice_cases(True, LLVM[:1]) + lattice_cases(True, PORTABLE, COMPILED_BY_XLA)
+
+
 def usual_names() -> tuple[str, ...]:
     """The arithmetics whose lattices the usual run has."""
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(__file__)), "backends"))
@@ -134,6 +140,7 @@ def executed_lines(files: tuple[str, ...], into: set[tuple[str, int]]) -> Any:
 def _count(case: LatticeCase, at: int, see: Callable[[str], None]) -> int:
     """Words of a lattice that differ from the exact reference. see: called with the hash of each kernel that is made."""
     import numpy as np
+    from support.compiling import compile_in_short_time
     from support.lattice_paths import PATHS
 
     from tcemu.backends.llvm import machine_code, xla_call
@@ -154,6 +161,7 @@ def _count(case: LatticeCase, at: int, see: Callable[[str], None]) -> int:
         finally:
             xla_call.Kernel.__new__ = made  # type: ignore[method-assign]
     else:
+        compile_in_short_time(True)
         got = PATHS[case.path].multiply(pickle.loads(case.arithmetic), lattice.operands)
     return int((np.asarray(got).astype(np.int64) != lattice.expected).sum())
 
