@@ -4,7 +4,7 @@ python tests/mutate_step.py                              mutants of the descript
 python tests/mutate_step.py --subject loops              of the loops of the kernels for CPUs
 python tests/mutate_step.py --every 10 --only rounding   a tenth of those whose name has this text
 python tests/mutate_step.py --list                       only prints them, with their diffs
-python tests/mutate_step.py --table found.jsonl          also writes a line of JSON for each
+python tests/mutate_step.py --table found.jsonl          also writes a line of JSON for each, and goes on where an earlier run stopped
 
 A mutant runs in a process of its own, and no file changes. First come small lattices by the kernels for CPUs, which take a
 second, and by JAX. Survivors
@@ -30,15 +30,17 @@ from support import mutant_detectors, mutant_tests
 from support.mutant_detectors import LatticeCase
 from support.mutant_runs import Finding, as_line, call_in_child, examine_all, module_name, run_children, untouched_modules
 from support.mutant_tests import TestCase
-from support.mutations import ROOT, Mutant, python_mutants
+from support.mutations import ROOT, Mutant, cuda_mutants, python_mutants
 
-STEP, LLVM = "tcemu/arithmetic/step", "tcemu/backends/llvm"
+STEP, LLVM, CUDA = "tcemu/arithmetic/step", "tcemu/backends/llvm", "tcemu/backends/cuda/kernels"
+NOT_RUN = ("machine", "lanes", "significands", "floats", "warp", "quantize")  # files of CUDA C++ that no lattice of matrices executes
 SUBJECTS = {
     "description": tuple(
         f"{STEP}/{name}.py"
         for name in ("bounded", "decoding", "forms", "general", "groups", "quantizing", "rounding", "specials", "values")
     ),
     "loops": tuple(f"{LLVM}/{name}.py" for name in ("bounded_lanes", "step_kernel", "general_steps", "grouped_kernel", "small_kernel", "blocks")),
+    "cuda": tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / CUDA).glob("*.cu") if path.stem not in NOT_RUN)),
 }  # fmt: skip
 TEST_FILES = (
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/proofs").glob("test_*.py")),
@@ -48,12 +50,13 @@ TEST_FILES = (
 )  # fmt: skip
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 OUTSIDE = ("jax", "chex", "numpy", "llvmlite", "ml_dtypes", "pytest", "bitwuzla")  # packages that are imported before a process forks
+SAMPLE = 12  # mutants of the usual run
 SECONDS = 900.0  # of a process that runs tests
 
 
 def all_mutants(subject: str) -> list[Mutant]:
     """The mutants of a subject, in the order of its files."""
-    return [mutant for path in SUBJECTS[subject] for mutant in python_mutants(path)]
+    return [mutant for path in SUBJECTS[subject] for mutant in (python_mutants if path.endswith(".py") else cuda_mutants)(path)]
 
 
 def choose(mutants: Iterable[Mutant], every: int, only: str = "") -> list[Mutant]:
@@ -61,26 +64,35 @@ def choose(mutants: Iterable[Mutant], every: int, only: str = "") -> list[Mutant
     return [mutant for mutant in mutants if only in mutant.name and crc32(mutant.name.encode()) % every == 0]
 
 
+def sample(mutants: list[Mutant]) -> list[Mutant]:
+    """`SAMPLE` mutants, the same ones each time: of those without a reason the ones with the least hashes."""
+    known = known_equivalents()
+    least = sorted((mutant for mutant in mutants if mutant.name not in known), key=lambda mutant: crc32(mutant.name.encode()))
+    return least[:SAMPLE]
+
+
 def import_untouched(files: tuple[str, ...]) -> None:
     """Imports what the detectors need and no fault in the files reaches. It starts no backend of JAX."""
     names = call_in_child(_names_of_imports)
     packages = [name for name in names if name.split(".")[0] in OUTSIDE]
-    own = untouched_modules((name for name in names if name.split(".")[0] == "tcemu"), {module_name(path) for path in files})
+    mutated = {module_name(path) for path in files if path.endswith(".py")}
+    own = untouched_modules((name for name in names if name.split(".")[0] == "tcemu"), mutated)
     for name in [*packages, *own]:
         importlib.import_module(name)
-    assert not [path for path in files if module_name(path) in sys.modules]
+    assert not mutated & set(sys.modules)
 
 
 def _names_of_imports() -> list[str]:
     """The modules that detectors import. For a process of its own."""
-    for name in ("support.lattice_paths", *(module_name(path) for files in SUBJECTS.values() for path in files)):
+    for name in ("support.lattice_paths", *(module_name(path) for path in SUBJECTS["description"] + SUBJECTS["loops"])):
         importlib.import_module(name)
     return [name for name, module in sys.modules.items() if getattr(module, "__spec__", None) and module.__spec__.name == name]
 
 
 def recorded_cases(files: tuple[str, ...], workers: int) -> list[LatticeCase]:
     """The small lattices, with what each executes without a fault."""
-    cases = call_in_child(lambda: mutant_detectors.small_lattices(), SECONDS)
+    lattices = mutant_detectors.small_lattices if files != SUBJECTS["cuda"] else mutant_detectors.cuda_lattices
+    cases = call_in_child(lattices, SECONDS)
     return [case for case in _results([lambda c=c: mutant_detectors.record(c, files) for c in cases], workers) if case is not None]
 
 
@@ -106,29 +118,51 @@ def _results(functions: list, workers: int) -> list:
     return found
 
 
-def examine(mutants: list[Mutant], files: tuple[str, ...], workers: int, with_tests: bool = True) -> list[tuple[Mutant, Finding]]:
-    """What becomes of each mutant, in their order."""
+def examine(
+    mutants: list[Mutant], files: tuple[str, ...], workers: int, with_tests: bool = True, table: Path | None = None
+) -> list[tuple[Mutant, Finding]]:
+    """What becomes of each mutant, in their order.
+
+    Args:
+        mutants: The mutants.
+        files: All files that are mutated.
+        workers: Processes at a time.
+        with_tests: Tests look at what the small lattices do not find.
+        table: A file to which a line is added for each finding. The last line of a mutant that is there already counts: it is not run again
+            by the small lattices.
+    """
+    known = _read_table(table)
     os.environ["TCEMU_KERNELS"] = tempfile.mkdtemp(prefix="tcemu-mutants-")
     os.environ["JAX_PLATFORMS"] = "cpu"
-    sys.dont_write_bytecode = True
     import_untouched(files)
     cases = recorded_cases(files, workers)
     found: dict[str, Finding] = {}
+    rest = [mutant for mutant in mutants if mutant.name not in known]
+    found.update(known)
     by_lattice = lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before)
-    for mutant, finding in examine_all(mutants, by_lattice, workers):
+    for mutant, finding in examine_all(rest, by_lattice, workers):
         found[mutant.name] = finding
-        _show(mutant, finding)
+        _show(mutant, finding, table)
     survivors = [mutant for mutant in mutants if not found[mutant.name].by]
-    if with_tests and survivors:
+    if with_tests and survivors and files != SUBJECTS["cuda"]:
         print(f"{len(survivors)} of {len(mutants)} survive the small lattices", flush=True)
         tests = recorded_tests(files, workers)
         for mutant, finding in examine_all(survivors, lambda mutant, _: mutant_tests.test_detectors(tests, mutant), workers, SECONDS):
             found[mutant.name] = finding
-            _show(mutant, finding)
+            _show(mutant, finding, table)
     return [(mutant, found[mutant.name]) for mutant in mutants]
 
 
-def _show(mutant: Mutant, finding: Finding) -> None:
+def _read_table(table: Path | None) -> dict[str, Finding]:
+    """The findings of an earlier run, by the names of the mutants."""
+    rows = map(json.loads, table.read_text().splitlines()) if table is not None and table.is_file() else ()
+    return {row["name"]: Finding(row["by"], row["how"], row["seconds"]) for row in rows}
+
+
+def _show(mutant: Mutant, finding: Finding, table: Path | None) -> None:
+    if table is not None:
+        with table.open("a") as file:
+            file.write(f"{as_line(mutant, finding)}\n")
     print(f"{mutant.diff()}\n  {finding.seconds} s: {f'{finding.by}: {finding.how}' if finding.by else 'survives'}", flush=True)
 
 
@@ -148,26 +182,20 @@ def main(words: list[str]) -> int:
     parser.add_argument("--subject", choices=SUBJECTS, default="description")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one of every N mutants")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name has this text")
-    parser.add_argument("--survivors", type=Path, metavar="FILE", help="mutants that survived in a table of an earlier run")
+    parser.add_argument("--sample", action="store_true", help=f"{SAMPLE} mutants of the description, which small lattices find")
     parser.add_argument("--list", action="store_true", help="print the mutants")
     parser.add_argument("--without-tests", action="store_true", help="small lattices alone")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--table", type=Path, metavar="FILE", help="write a line of JSON for each mutant")
     given = parser.parse_args(words)
     every = all_mutants(given.subject)
-    mutants = choose(every, given.every, given.only)
-    if given.survivors:
-        rows = map(json.loads, given.survivors.read_text().splitlines())
-        survived = {row["name"] for row in rows if not row["by"]}
-        mutants = [mutant for mutant in mutants if mutant.name in survived]
+    mutants = sample(every) if given.sample else choose(every, given.every, given.only)
     if given.list:
         print("\n".join(mutant.diff() for mutant in mutants))
         print(f"{len(mutants)} of {len(every)} mutants")
         return 0
     began = time.monotonic()
-    findings = examine(mutants, SUBJECTS[given.subject], given.workers, not given.without_tests)
-    if given.table:
-        given.table.write_text("".join(f"{as_line(*finding)}\n" for finding in findings))
+    findings = examine(mutants, SUBJECTS[given.subject], given.workers, not given.without_tests, given.table)
     equivalent = known_equivalents()
     wrong = complaints(findings, equivalent)
     print("\n".join(wrong))

@@ -125,6 +125,16 @@ class MutantFinder(MetaPathFinder):
         )
 
 
+def replace_text(path: str, source: str) -> None:
+    """From now on, who reads a file of the repository gets another text."""
+    read = Path.read_text
+
+    def read_text(self: Path, *arguments: Any, **options: Any) -> str:
+        return source if self == ROOT / path else read(self, *arguments, **options)
+
+    Path.read_text = read_text  # type: ignore[method-assign]
+
+
 # ---- processes
 
 
@@ -197,13 +207,15 @@ def _fork(function: Callable[[], Any]) -> tuple[int, int]:
 # ---- mutants
 
 
-def examine(mutant: Mutant | None, detectors: Callable[[], Iterable[Detector]]) -> Finding:
+def examine(mutant: Mutant, detectors: Callable[[], Iterable[Detector]]) -> Finding:
     """Imports the mutant and runs the detectors until one finds it. For a process of its own."""
     began = time.monotonic()
     finding = lambda by, how: Finding(by, how, round(time.monotonic() - began, 2))
-    if mutant is not None:
+    if mutant.path.endswith(".py"):
         assert module_name(mutant.path) not in sys.modules, f"{mutant.path} is imported already"
         sys.meta_path.insert(0, MutantFinder(mutant.path, mutant.source()))
+    else:
+        replace_text(mutant.path, mutant.source())
     name = "import"
     try:
         for detector in detectors():

@@ -190,7 +190,8 @@ class _Faults:
         if isinstance(node.op, ORDERED):
             yield self.replace(node, f"{right} {own} {left}", "swapped operands")
         if isinstance(node.op, ast.LShift | ast.RShift) and not isinstance(node.right, ast.Constant):
-            yield self.replace(node.right, f"({right} + 1)", "amount + 1")
+            amount = right if right.startswith("(") else f"({right})"
+            yield self.replace(node.right, f"({amount[1:-1]} + 1)", "amount + 1")
         if isinstance(node.op, ast.BitAnd | ast.BitOr):
             yield self.replace(node, left, "dropped right operand")
             if any(isinstance(part, ast.Compare) for part in ast.walk(node)) or isinstance(node.right, ast.Name):
@@ -262,3 +263,54 @@ def _shown(whole: bytes, fault: Fault) -> tuple[str, str]:
     first, last = whole.rfind(b"\n", 0, fault.start) + 1, whole.find(b"\n", fault.stop)
     after = whole[first : fault.start] + fault.text.encode() + whole[fault.stop : last]
     return _on_one_line(whole[first:last].decode()), _on_one_line(after.decode())
+
+
+# ---- CUDA C++
+
+TOKEN = re.compile(
+    r"//[^\n]*|/\*.*?\*/|\"[^\"]*\"|^[ ]*#[^\n]*|0x[0-9A-Fa-f]+[uU]?[lL]*|\d+\.\d+[fF]?|\d+[uU]?[lL]*|[A-Za-z_]\w*"
+    r"|<<=|>>=|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|\+\+|--|->|\S",
+    re.MULTILINE | re.DOTALL,
+)
+CPP_OPERATORS = {
+    "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+", "&": "|", "|": "&", "^": "|", "<<": ">>",
+    ">>": "<<", "&&": "||", "||": "&&", "+=": "-=", "-=": "+=", "|=": "&=", "&=": "|=",
+}  # fmt: skip
+CPP_NAMES = {"max": "min", "min": "max", "true": "false", "false": "true"}
+OPERAND = re.compile(r"[A-Za-z_]\w*|\d\w*")
+
+
+def cuda_mutants(path: str) -> list[Mutant]:
+    """The mutants of a file of CUDA C++, in the order of its text: constants, operators that have spaces around, operands, max and min."""
+    whole = (ROOT / path).read_bytes()
+    text = whole.decode("latin-1")  # a character for each byte
+    tokens = [match for match in TOKEN.finditer(text) if not match[0].startswith(("//", "/*", '"')) and not match[0].lstrip().startswith("#")]
+    faults: list[tuple[Place, Fault]] = []
+    place, depth = NOWHERE, 0
+    for at, match in enumerate(tokens):
+        word, start, stop = match[0], match.start(), match.end()
+        depth += (word == "{") - (word == "}")
+        if depth == 0 and (word == "(" or tokens[at - 1][0] == "struct"):
+            name = tokens[at - 1][0] if word == "(" else word
+            place = Place(name, False, (0, 0)) if OPERAND.fullmatch(name) else place
+        if depth == 0:
+            continue
+        add = lambda new, kind, span=(start, stop): faults.append((place, Fault(*span, new, kind)))
+        spaced = text[start - 1] == " " and text[stop : stop + 1] == " "
+        if word[0].isdigit() and "." not in word:
+            digits = word.rstrip("uUlL")
+            value, suffix = int(digits, 0), word[len(digits) :]
+            add(f"{value + 1}{suffix}", "constant + 1")
+            if value:
+                add(f"{value - 1}{suffix}", "constant - 1")
+            if digits.startswith("0x"):
+                add(f"{hex(value ^ 1 << value.bit_length() - 1)}{suffix}", "bit of a mask")
+        elif word in CPP_OPERATORS and spaced:
+            add(CPP_OPERATORS[word], "comparison" if word in ("<", "<=", ">", ">=", "==", "!=") else "operator")
+            before, after = tokens[at - 1], tokens[at + 1]
+            ends = tokens[at - 2][0], tokens[at + 2][0]
+            if word in ("-", "<<", ">>") and all(OPERAND.fullmatch(v[0]) for v in (before, after)) and not {".", "->", "(", "["} & {*ends}:
+                add(f"{after[0]} {word} {before[0]}", "swapped operands", (before.start(), after.end()))
+        elif word in CPP_NAMES and tokens[at + 1][0] in ("(", ",", ")", ";"):
+            add(CPP_NAMES[word], "name")
+    return _named(path, whole, faults)

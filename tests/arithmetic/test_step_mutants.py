@@ -1,0 +1,110 @@
+"""Faults planted in the description of a step, one at a time: `tests/mutate_step.py` finds them, or a file says why they change nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import mutations
+from support.mutations import cuda_mutants, python_mutants
+
+ROOT = Path(__file__).parents[2]
+SCRIPT, EQUIVALENT = ROOT / "tests/mutate_step.py", ROOT / "tests/mutants_equivalent.json"
+SUBJECTS = ("description", "loops", "cuda")
+SOURCE = '''"""A docstring with 1 < 2."""
+LIMIT = 3
+def f(x, signed=True):
+    """0 <= 1."""
+    assert x >= 0
+    y = (x - LIMIT).max(0)
+    y = y >> (LIMIT + 1)
+    return (y < 0x10) & (x == 0) if signed else cut(y, 2)
+'''
+CUDA = """// 1 < 2
+#define MASK 7
+template <int N> int f(int x, int y) {
+    return x < N && max(x, 0x10u) - y ? 1.5f : y << 2;  // x < N
+}
+"""
+
+
+@pytest.fixture
+def planted(monkeypatch, tmp_path):
+    monkeypatch.setattr(mutations, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text(SOURCE)
+    (tmp_path / "a.cu").write_text(CUDA)
+
+
+def changed_lines(mutants):
+    return {mutant.diff().splitlines()[-1][1:].strip() for mutant in mutants}
+
+
+def test_python_is_changed_at_one_place_at_a_time(planted):
+    found = python_mutants("a.py")
+    for mutant in found:
+        compile(mutant.source(), "a.py", "exec")
+        assert mutant.diff().count("\n+") == mutant.diff().count("\n-") == 1
+    lines = changed_lines(found)
+    assert lines >= {
+        "LIMIT = 4", "LIMIT = (2)", "def f(x, signed=False):", "y = (x + LIMIT).max(0)", "y = (LIMIT - x).max(0)",
+        "y = (x - LIMIT).min(0)", "y = (x - LIMIT)", "y = (x - LIMIT).max(1)", "y = y << (LIMIT + 1)", "y = y", "y = y >> ((LIMIT + 1) + 1)",
+    }  # fmt: skip
+    last = {line.removeprefix("return ") for line in lines if line.startswith("return")}
+    assert last >= {
+        "((y < 0x10)) | (x == 0) if signed else cut(y, 2)", "(y <= 16) & (x == 0) if signed else cut(y, 2)",
+        "(y < 0x0) & (x == 0) if signed else cut(y, 2)", "(y < 0x10) & (x != 0) if signed else cut(y, 2)",
+        "(x == 0) if signed else cut(y, 2)", "(y < 0x10) & (x == 0) if signed else y",
+    } - {"((y < 0x10)) | (x == 0) if signed else cut(y, 2)", "(y <= 16) & (x == 0) if signed else cut(y, 2)"}  # fmt: skip
+    assert not any("docstring" in line or "assert" in line or "0 <= 1" in line for line in lines)
+
+
+def test_cuda_is_changed_at_one_place_at_a_time(planted):
+    lines = {line.partition("  //")[0] for line in changed_lines(cuda_mutants("a.cu"))}
+    assert lines == {
+        f"return {text};"
+        for text in (
+            "x <= N && max(x, 0x10u) - y ? 1.5f : y << 2", "x < N || max(x, 0x10u) - y ? 1.5f : y << 2",
+            "x < N && min(x, 0x10u) - y ? 1.5f : y << 2", "x < N && max(x, 17u) - y ? 1.5f : y << 2",
+            "x < N && max(x, 15u) - y ? 1.5f : y << 2", "x < N && max(x, 0x0u) - y ? 1.5f : y << 2",
+            "x < N && max(x, 0x10u) + y ? 1.5f : y << 2", "x < N && max(x, 0x10u) - y ? 1.5f : y >> 2",
+            "x < N && max(x, 0x10u) - y ? 1.5f : 2 << y", "x < N && max(x, 0x10u) - y ? 1.5f : y << 3",
+            "x < N && max(x, 0x10u) - y ? 1.5f : y << 1",
+        )
+    }  # fmt: skip
+
+
+def run_script(*words):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    return subprocess.run([sys.executable, str(SCRIPT), *words], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def all_names():
+    from mutate_step import all_mutants
+
+    return {subject: [mutant.name for mutant in all_mutants(subject)] for subject in SUBJECTS}
+
+
+def test_every_mutant_has_a_name_and_every_reason_a_mutant():
+    names = all_names()
+    assert len(names["description"]) >= 300 and len(names["loops"]) >= 60 and len(names["cuda"]) >= 40
+    every = [name for of_subject in names.values() for name in of_subject]
+    assert len(every) == len(set(every))
+    reasons = json.loads(EQUIVALENT.read_text())
+    assert set(reasons) <= set(every)
+    assert all(reason.endswith(".") and len(reason) > 20 for reason in reasons.values())
+
+
+def test_a_sample_is_found():
+    done = run_script("--sample")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "12 mutants" in done.stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_all_are_found(subject):
+    done = run_script("--subject", subject)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
