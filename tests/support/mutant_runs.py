@@ -243,6 +243,8 @@ def examine_all(
     def functions() -> Iterator[Callable[[], Finding]]:
         for mutant in mutants:
             before = found.setdefault((mutant.path, mutant.place), Counter())
+            if mutant.path.endswith(".py"):
+                compile(mutant.source(), mutant.path, "exec")  # a fault that is none of syntax
             yield lambda m=mutant, b=before: examine(m, lambda: detectors(m, b))
 
     for mutant, result in zip(mutants, run_children(functions(), workers, seconds), strict=True):
