@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from tcemu.base.interrupts import Interrupted, exit_on_signals, ignore_signals
+from tcemu.base.text import escape_controls
 from tcemu.commands import CommandError
 from tcemu.commands.standard_streams import READER_GONE_STATUS, StreamError, checked_streams
 
@@ -25,6 +26,14 @@ class Command(NamedTuple):
         """Add the command with all its arguments to argparse's `subparsers`."""
         module = import_module(f"tcemu.commands.{self.file}")
         getattr(module, f"add_{self.name}")(SubparsersWithHelp(subparsers, self.help))
+
+
+class PlainParser(argparse.ArgumentParser):
+    """A parser, and the class of its subparsers, without the colours of Python 3.14, which the streams would escape."""
+
+    def __init__(self, *args: Any, **words: Any) -> None:
+        super().__init__(*args, **words)
+        self.color = False
 
 
 class SubparsersWithHelp(NamedTuple):
@@ -134,7 +143,7 @@ def _command_parser(root: argparse.ArgumentParser, name: str) -> argparse.Argume
 
 def parser(name: str | None = None) -> argparse.ArgumentParser:
     """The parser of all commands. With a name, only that command has its arguments; the others have their name and help."""
-    root = argparse.ArgumentParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
+    root = PlainParser(prog="tcemu", description="NVIDIA's tensor-core instructions, bit for bit, on any machine.")
     root.add_argument("--version", action="version", version=f"tcemu {sys.modules['tcemu'].__version__}")
     subparsers = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -174,7 +183,7 @@ def resolve_targets(args: argparse.Namespace) -> None:
 
 def _print_error(line: str) -> None:
     with suppress(OSError):  # standard error is closed
-        print(line, file=sys.stderr)
+        print(escape_controls(line), file=sys.stderr)
 
 
 if __name__ == "__main__":

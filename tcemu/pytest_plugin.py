@@ -24,13 +24,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test once for each GPU of the option or the setting, unless it names its own."""
     chosen = metafunc.config.getoption("tcemu_gpu") or metafunc.config.getini(SETTING)
-    if "gpu" not in metafunc.fixturenames or not chosen:
+    if "gpu" not in metafunc.fixturenames or not chosen or not _is_own_fixture(metafunc):
         return
     for mark in metafunc.definition.iter_markers("parametrize"):
         names = mark.args[0] if mark.args else mark.kwargs["argnames"]
         if "gpu" in ([name.strip() for name in names.split(",")] if isinstance(names, str) else names):
             return
     metafunc.parametrize("gpu", chosen, indirect=True)
+
+
+def _is_own_fixture(metafunc: pytest.Metafunc) -> bool:
+    """Return whether the test's fixture `gpu` is this plugin's, and not one of that name in a conftest.py or a test's module."""
+    definitions = metafunc.definition._fixtureinfo.name2fixturedefs.get("gpu", ())  # pytest has no public name for it
+    return bool(definitions) and definitions[-1].func.__module__ == __name__
 
 
 @pytest.fixture

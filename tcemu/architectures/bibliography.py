@@ -55,6 +55,7 @@ PUBLICATIONS = (
            ("doi", "10.1145/3830409")),
     Publication("reuter", ("D. Reuter",), "misc", "Reuter, D.", "Notes on the arithmetic of NVIDIA's tensor cores",
                 more=(("note", "public notes; words not public"),)),
+    _program("pantheonsim", "pantheongpu/pantheonsim", "{PantheonGPU}", "PantheonSim", "https://github.com/pantheongpu/pantheonsim"),
     _program("sftensor-tcgen05", "sf-tensor/tcgen05", "{sf-tensor}", "tcgen05", "https://github.com/sf-tensor/tcgen05"),
     Publication("nvidia-ptx", ("PTX ISA",), "manual", "{NVIDIA}", "Parallel Thread Execution ISA", more=_PTX),
     Publication("nvidia-ptxas", ("ptxas",), "manual", "{NVIDIA}", "CUDA Toolkit: ptxas",

@@ -78,4 +78,5 @@ class Evidence(NamedTuple):
             recorded_k = f", one step of K = {self.k}" if chained else f", K = {self.k}"
             rule = "a larger K as a chain of such steps" if chained else f"K = {self.step} as one step"
             larger_k = f"; {rule}: {', '.join(others)}"
-        return f"{' and '.join(self.gpus)}, {self.operands}{recorded_k}: {recorder}{larger_k}; {self.golden}"
+        agreeing = "" if self.k else "".join(f"; {paper}" for paper in others)
+        return f"{' and '.join(self.gpus)}, {self.operands}{recorded_k}: {recorder}{larger_k}; {self.golden}{agreeing}"

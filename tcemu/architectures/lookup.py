@@ -3,6 +3,7 @@
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from tcemu.architectures.container_rows import decoded_op
 from tcemu.architectures.evidence import Evidence
 from tcemu.architectures.model_rows import ROWS, ModelRow
 from tcemu.architectures.other_maker_rows import OTHER_ROWS, UNKNOWN
@@ -83,6 +84,11 @@ class Arithmetic(NamedTuple):
         """True if undefined metadata fields are clamped: see `sparsity.gather`."""
         return self.row is not None and self.row.clamped_metadata
 
+    @property
+    def decoded_op(self) -> MatrixMultiply:
+        """The instruction in whose formats the target decodes the registers of A and B: see `tcemu.architectures.container_rows`."""
+        return decoded_op(self.op, self.target)
+
 
 def change_model(model: Model, words: str) -> Model:
     """Return a model with the changes that a `model=` in words states.
@@ -151,7 +157,8 @@ def find_row(op: Instruction, target: str, *, toolkit: str | None = None) -> Mod
     for row in target_rows(target):
         shape_fits = op.shape in (row.shapes or (op.shape,)) and op.kind in (row.kinds or (op.kind,)) and row.k in (None, op.k)
         types_fit = {op.a, op.b} <= set(row.multiplicands) and op.d in row.accumulators and row.c in (None, op.accumulator)
-        if row.family == family and shape_fits and types_fit and (not row.toolkits or toolkit in row.toolkits):
+        clamp_fits = op.satfinite or not row.satfinite
+        if row.family == family and shape_fits and types_fit and clamp_fits and (not row.toolkits or toolkit in row.toolkits):
             return row
     modelled = family_targets(family)
     what_works = f"{family} is modelled on {', '.join(modelled)}" if modelled else f"no target's {family} is modelled yet"

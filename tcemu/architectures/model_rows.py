@@ -33,6 +33,7 @@ class ModelRow(NamedTuple):
     c: Format | None = None  # format of C; None: any
     kinds: tuple[str | None, ...] = ()  # values of .kind; empty: all
     k: int | None = None  # K of the instruction; None: any
+    satfinite: bool = False  # True: only instructions with .satfinite
     clamped_metadata: bool = False  # True if undefined metadata fields are clamped: see `sparsity.gather`
     toolkits: tuple[str, ...] = ()  # versions of ptxas whose code computes differently from today's; empty: all others
 
@@ -42,6 +43,7 @@ class ModelRow(NamedTuple):
         types = f"{'/'.join(map(str, self.multiplicands))} to {'/'.join(map(str, self.accumulators))}"
         limits = [*self.shapes, *(f"kind::{kind}" for kind in self.kinds if kind), *([f"C {self.c}"] if self.c else [])]
         limits += [f"K {self.k}"] if self.k else []
+        limits += [".satfinite"] if self.satfinite else []
         limits += [f"ptxas {version}" for version in self.toolkits]
         return f"{self.family} {types}" + (f" ({', '.join(limits)})" if limits else "")
 
@@ -86,6 +88,7 @@ MMA_SIM = "MMA-Sim, arXiv 2511.10909 v2 and its code, mmasim 2.1.1"
 KHATTAK = "Khattak and Mikaitis, arXiv 2512.07004"
 SF_TENSOR = "sf-tensor/tcgen05, commit 6f19f22"
 REUTER = "D. Reuter's public notes count 0 mismatches on"
+PANTHEON = "digests of pantheongpu/pantheonsim, nvidia/tests, commit 771bb8f"
 
 
 def _recorded(family: str, recorded: int, compared: int, spellings: Spellings | None = None) -> Evidence:
@@ -115,12 +118,20 @@ def _published_tcgen05(operands: str, recorded: int) -> Evidence:
     )
 
 
+def _digested(gpus: tuple[str, ...], operands: str, recorded: int, *papers: str) -> Evidence:
+    """Return the evidence of words whose digests pantheongpu/pantheonsim published, with `papers` that agree."""
+    return Evidence(
+        level="published", gpus=gpus, family="pantheonsim.json", recorded=recorded, operands=operands, papers=(PANTHEON, *papers)
+    )
+
+
 def _assumed(reason: str) -> Evidence:
     return Evidence(level="assumed", note=reason)
 
 
 BY_MMA_SIM = Evidence(level="literature", papers=(MMA_SIM,))
-BY_REUTER = Evidence(level="literature", papers=(MMA_SIM, f"{REUTER} RTX PRO 6000 and RTX 5090, words not public"))
+ON_SM_120 = f"{REUTER} RTX PRO 6000 and RTX 5090, words not public"
+BY_REUTER = Evidence(level="literature", papers=(MMA_SIM, ON_SM_120))
 BY_DEFINITION = Evidence(
     level="literature",
     papers=("PTX ISA 9.7.14, which defines the result: exact, or a chain of fused multiply-adds; NaN words as on sm_90",),
@@ -132,6 +143,8 @@ BY_SAME_CODE = Evidence(
 )
 BY_STEP = _assumed("the target's dense step over the products of the stored elements, as measured on sm_90")
 BY_GROUPS = _assumed("six groups of 16 in one sum, as four of them are with K = 64; nobody has published how K = 96 adds")
+AS_SM_120 = _assumed("as sm_120")
+CLAMPED_AS_SM_90 = _assumed("one clamp an instruction, as on sm_90, whose steps of f16 have as many products")
 BY_F32 = _assumed("as with f32 accumulators, but rounded like the other f16 results of the same target")
 
 # ---- the targets
@@ -139,19 +152,64 @@ BY_F32 = _assumed("as with f32 accumulators, but rounded like the other f16 resu
 SM_90, SM_90A = ("sm_90", "sm_90a"), ("sm_90a",)
 SM_100 = ("sm_100", "sm_100f", "sm_100a")
 SM_103_110 = tuple(f"sm_{number}{suffix}" for number in (103, 110) for suffix in ("", "f", "a"))
-SM_120 = tuple(f"sm_{number}{suffix}" for number in (120, 121) for suffix in ("", "f", "a"))
+SM_120, SM_121 = (tuple(f"sm_{number}{suffix}" for suffix in ("", "f", "a")) for number in (120, 121))
 
 
-def _integers(targets: tuple[str, ...], *families: str) -> Iterator[ModelRow]:
+CLAMPED_WORDS = 384  # of s8 m16n8k32 with .satfinite on each card
+
+
+class CommonEvidence(NamedTuple):
+    """The evidence of the rows that all targets from sm_80 on share."""
+
+    mma: Evidence = BY_DEFINITION  # integers
+    sparse: Evidence = BY_DEFINITION
+    f64: Evidence = BY_DEFINITION
+
+
+UNDIGESTED = CommonEvidence()
+
+
+def _digested_forms(gpu: str) -> CommonEvidence:
+    """Return the evidence of the digests of one card."""
+    return CommonEvidence(
+        mma=_digested((gpu,), "integers and bits", 10_752),
+        sparse=_digested((gpu,), "integers, A and B of one type", 9_216),
+        f64=_digested((gpu,), "f64 in every rounding", 768),
+    )
+
+
+def _integers(targets: tuple[str, ...], *families: str, known: Evidence = BY_DEFINITION) -> Iterator[ModelRow]:
     for family in families:
-        yield ModelRow(targets=targets, family=family, multiplicands=INTEGERS, accumulators=(S32,), model=EXACT, evidence=BY_DEFINITION)
+        yield ModelRow(targets=targets, family=family, multiplicands=INTEGERS, accumulators=(S32,), model=EXACT, evidence=known)
 
 
-def _common(targets: tuple[str, ...]) -> Iterator[ModelRow]:
+def _clamped(targets: tuple[str, ...], s8: Evidence, others: Evidence, *, by_halves: bool = False) -> Iterator[ModelRow]:
+    """Yield the rows of the longest integer instructions with .satfinite, of which PTX does not say when they clamp.
+
+    Args:
+        targets: The targets.
+        s8: Evidence of the dense instruction of s8.
+        others: Evidence of the other types and of the sparse instructions.
+        by_halves: True if a step takes half of the instruction, 128 bits of each row; False if it takes all.
+    """
+    for family, types, shape, known in (
+        ("mma", (S8,), "m16n8k32", s8),
+        ("mma", (S8, U8), "m16n8k32", others),
+        ("mma", (S4, U4), "m16n8k64", others),
+        ("mma.sp", (S8, U8), "m16n8k64", others),
+        ("mma.sp", (S4, U4), "m16n8k128", others),
+    ):
+        model = EXACT.replace(clamp_step=128 // types[0].bits) if by_halves else EXACT
+        yield ModelRow(targets, family, types, (S32,), model, known, shapes=(shape,), satfinite=True)
+
+
+def _common(targets: tuple[str, ...], known: CommonEvidence = UNDIGESTED) -> Iterator[ModelRow]:
     """Yield the rows that all targets from sm_80 on share: integers, f64, and f16 m8n8k4."""
-    yield from _integers(targets, "mma", "mma.sp", "wmma.mma")
+    yield from _integers(targets, "mma", known=known.mma)
+    yield from _integers(targets, "mma.sp", known=known.sparse)
+    yield from _integers(targets, "wmma.mma")
     yield from _m8n8k4(targets, BY_ASSEMBLER)
-    yield ModelRow(targets=targets, family="mma", multiplicands=(F64,), accumulators=(F64,), model=FMA, evidence=BY_DEFINITION)
+    yield ModelRow(targets=targets, family="mma", multiplicands=(F64,), accumulators=(F64,), model=FMA, evidence=known.f64)
     yield ModelRow(targets=targets, family="wmma.mma", multiplicands=(F64,), accumulators=(F64,), model=FMA, evidence=BY_DEFINITION)
 
 
@@ -227,8 +285,16 @@ def _ampere_and_ada() -> Iterator[ModelRow]:
         (("sm_87", "sm_88"), others),
         (("sm_89",), published_by_format(("RTX 1000 Ada", "L40S"), 2000)),
     )
+    unknown = _assumed("not known: no words of an A100 are public; as sm_86, whose steps of f16 have as many products")
+    as_sm_86 = _assumed("as sm_86")
+    halves = _assumed("128 bits of a row in a step, as dense s8, which was recorded; no published word shows it")
+    yield from _clamped(("sm_80",), unknown, unknown, by_halves=True)
+    yield from _clamped(("sm_87", "sm_88"), as_sm_86, as_sm_86, by_halves=True)
+    yield from _clamped(("sm_86",), _digested(("RTX 3060",), "s8", CLAMPED_WORDS), halves, by_halves=True)
+    yield from _clamped(("sm_89",), _digested(("L40S",), "s8", CLAMPED_WORDS), halves, by_halves=True)
+    common = {"sm_86": _digested_forms("RTX 3060"), "sm_89": _digested_forms("L40S")}
     for targets, known in gpus:
-        yield from _common(targets)
+        yield from _common(targets, common.get(targets[0], UNDIGESTED))
         yield from _half_and_tf32(targets, AMPERE_F32, AMPERE_F16, AMPERE_TF32, mma=known, wmma=BY_SAME_CODE)
     fp8 = _published(("RTX 1000 Ada", "L40S"), "e4m3 and e5m2", 4000)
     fp8_f16 = _published(("RTX 1000 Ada",), "e4m3 and e5m2 to f16", 2000)
@@ -276,6 +342,7 @@ def _blackwell() -> Iterator[ModelRow]:
     fp8 = _published(b200, "e4m3 and e5m2", 2000), _published(b200, "e4m3 and e5m2 to f16", 2000)
     assumed = _assumed("as sm_100, whose machine code is the same")
     for targets, known, known_fp8 in ((SM_100, mma, fp8), (SM_103_110, (assumed,) * 4, (assumed,) * 2)):
+        yield from _clamped(targets, CLAMPED_AS_SM_90, CLAMPED_AS_SM_90)
         yield from _common(targets)
         yield from _half_and_tf32(targets, HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=known, wmma=BY_SAME_CODE)
         row = partial(ModelRow, targets=targets, multiplicands=FP8)
@@ -287,19 +354,30 @@ def _blackwell() -> Iterator[ModelRow]:
 
 def _blackwell_120() -> Iterator[ModelRow]:
     """Yield the rows of sm_120 and sm_121, whose mma takes the narrow types and block scales."""
-    yield from _common(SM_120)
+    card = ("RTX PRO 6000",)
+    yield from _clamped(SM_120, _digested(card, "s8", CLAMPED_WORDS), CLAMPED_AS_SM_90)
+    yield from _clamped(SM_121, AS_SM_120, CLAMPED_AS_SM_90)
+    yield from _common(SM_120, _digested_forms(*card))
+    yield from _common(SM_121)
     half = (BY_MMA_SIM, BY_REUTER, BY_MMA_SIM, BY_MMA_SIM)
-    yield from _half_and_tf32(SM_120, HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=half, wmma=BY_SAME_CODE)
-    row = partial(ModelRow, targets=SM_120, family="mma")
-    yield row(multiplicands=(E2M1,), accumulators=(F32,), model=GROUPED, evidence=BY_REUTER, kinds=FP4_KINDS)
-    yield row(multiplicands=(E4M3, E5M2, E2M1), accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_REUTER)
-    yield row(multiplicands=F8F6F4, accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_MMA_SIM)
-    yield row(multiplicands=F8F6F4, accumulators=(F16,), model=BLACKWELL_F16, evidence=BY_F32)
-    row = partial(ModelRow, targets=SM_120, family="mma.sp")
-    yield row(multiplicands=(E2M1,), accumulators=(F32,), model=GROUPED, evidence=BY_REUTER, kinds=FP4_KINDS, clamped_metadata=True)
-    yield row(multiplicands=(E4M3,), accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_REUTER, kinds=(None, "f8f6f4"))
-    yield row(multiplicands=F8F6F4, accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_STEP)
-    yield row(multiplicands=F8F6F4, accumulators=(F16,), model=BLACKWELL_F16, evidence=BY_F32)
+    yield from _half_and_tf32((*SM_120, *SM_121), HOPPER_F32, HOPPER_F16, HOPPER_TF32, mma=half, wmma=BY_SAME_CODE)
+    fp4 = _digested(card, "e2m1 with ue8m0 or ue4m3 scales", 768, ON_SM_120)
+    narrow = _digested(card, "13 pairs of types, with and without ue8m0 scales", 2432, ON_SM_120)
+    sparse = _digested(card, "e4m3 with ue8m0 scales", 256)
+    for targets, published in ((SM_120, True), (SM_121, False)):
+        row = partial(ModelRow, targets=targets, family="mma")
+        yield row(multiplicands=(E2M1,), accumulators=(F32,), model=GROUPED, evidence=fp4 if published else BY_REUTER, kinds=FP4_KINDS)
+        if not published:
+            yield row(multiplicands=(E4M3, E5M2, E2M1), accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_REUTER)
+        yield row(multiplicands=F8F6F4, accumulators=(F32,), model=BLACKWELL_F32, evidence=narrow if published else BY_MMA_SIM)
+        yield row(multiplicands=F8F6F4, accumulators=(F16,), model=BLACKWELL_F16, evidence=BY_F32)
+        row = partial(ModelRow, targets=targets, family="mma.sp")
+        yield row(multiplicands=(E2M1,), accumulators=(F32,), model=GROUPED, evidence=BY_REUTER, kinds=FP4_KINDS, clamped_metadata=True)
+        yield row(multiplicands=(E4M3,), accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_REUTER, kinds=(None, "f8f6f4"))
+        if published:
+            yield row(multiplicands=(E4M3,), accumulators=(F32,), model=BLACKWELL_F32, evidence=sparse, kinds=("mxf8f6f4",))
+        yield row(multiplicands=F8F6F4, accumulators=(F32,), model=BLACKWELL_F32, evidence=BY_STEP)
+        yield row(multiplicands=F8F6F4, accumulators=(F16,), model=BLACKWELL_F16, evidence=BY_F32)
 
 
 class TensorMemoryRow(NamedTuple):

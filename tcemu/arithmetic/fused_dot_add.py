@@ -153,6 +153,11 @@ def add_accumulator(model: Model, total: JaxValue, top: JaxValue, c: Accumulator
     return (codes_of(c.special.select(c.code, d)),)  # rule 8
 
 
+def add_chain(result: Format, accumulator: Limbs, total: Limbs) -> Limbs:
+    """Adds the sum of a chain to codes of `result`, f16 or f32, rounded RN once."""
+    return (codes_of(general.add_codes(result, integers(accumulator[0]), integers(total[0]))),)
+
+
 # ---- rule 8
 
 

@@ -1,6 +1,7 @@
 """Integer and single-bit dot products, exact.
 
-Source: PTX ISA 9.7.14.5.14 (`.satfinite`, `.popc`). One clamp, after the exact sum of C and all products: measured on an NVIDIA H200.
+Source: PTX ISA 9.7.14.5.14 (`.satfinite`, `.popc`). The manual does not say after how many products `.satfinite` clamps: that is
+`Model.clamp_step`, with its evidence in `tcemu.architectures.model_rows`.
 """
 
 from functools import partial
@@ -71,6 +72,24 @@ def add_clamped(c: Array, s: Array) -> Array:
     total = c + s
     overflow = ((c ^ total) & (s ^ total)) < 0
     return jnp.where(overflow, jnp.where(c < 0, jnp.int32(-(2**31)), jnp.int32(2**31 - 1)), total)
+
+
+def dot_add_clamped(c: Array, a: Array, b: Array, lowest: tuple[int, int], k: int, step: int) -> Array:
+    """Returns int32 [..., M, N]: c plus a [..., M, K] times b [..., K, N], clamped to the s32 range after every `step` products.
+
+    k: products of one instruction, which divides K. The last step of an instruction may be shorter.
+    """
+
+    def split(v: Array, at: int) -> Array:
+        """Splits K, the axis `at`, into steps, which become the first axis."""
+        v = v.reshape(*v.shape[:at], -1, k, *v.shape[at + 1 :])
+        v = jnp.pad(v, [(0, -k % step if axis == at + 1 else 0) for axis in range(v.ndim)])
+        return jnp.moveaxis(v.reshape(*v.shape[:at], -1, step, *v.shape[at + 2 :]), at, 0)
+
+    def add_step(total: Array, products: tuple[Array, Array]) -> tuple[Array, None]:
+        return add_clamped(total, integer_dot(*products, lowest)), None
+
+    return lax.scan(add_step, c, (split(a, a.ndim - 1), split(b, b.ndim - 2)))[0]
 
 
 def xor_popcount(a: Array, b: Array) -> Array:

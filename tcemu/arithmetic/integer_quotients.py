@@ -6,21 +6,10 @@ Source: IEEE 754-2019, 5.4.1, 6.1 to 6.3. Subnormals are kept; every NaN is the 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from tcemu.arithmetic.fma import multiply_numbers
 from tcemu.base import bits
 from tcemu.base.compilation import compile_once
 from tcemu.formats import F64, Format, Number, decode, encode
-
-
-def exact_product(x: Number, y: Number) -> Number:
-    """x * y, exact: the limbs of both, side by side. The two have one shape."""
-    infinite = x.infinite | y.infinite
-    return Number(
-        x.negative != y.negative,
-        bits.multiply(x.magnitude, y.magnitude),
-        x.exponent + y.exponent,
-        x.nan | y.nan | (infinite & (_is_zero(x) | _is_zero(y))),
-        infinite,
-    )
 
 
 def multiply_on_integers(x: Array, y: Array, fmt: Format, rounding: str = "RN") -> Array:
@@ -30,7 +19,7 @@ def multiply_on_integers(x: Array, y: Array, fmt: Format, rounding: str = "RN") 
 
 @compile_once(0, 1)
 def _multiply(fmt: Format, rounding: str, x: Array, y: Array) -> Array:
-    return encode(fmt, exact_product(decode(fmt, x), decode(fmt, y)), rounding)
+    return encode(fmt, multiply_numbers(decode(fmt, x), decode(fmt, y)), rounding)
 
 
 def divide_on_integers(x: Array, y: Array, fmt: Format, rounding: str = "RN") -> Array:

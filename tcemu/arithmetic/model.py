@@ -27,7 +27,7 @@ DEALINGS = ("pairs", "single", "reversed", "fours")
 DEALING_WIDTHS = {"pairs": 2, "single": 1, "reversed": 1, "fours": 4}  # products that a group takes in turn
 TO_ODD = "RO"  # rounding to odd, which pairwise steps may have besides ROUNDING_MODES
 FLUSHES = ("signed", "positive")
-OTHER_MAKERS_FIELDS = ("dealing", "step_kind", "flush", "nan")
+RARE_FIELDS = ("dealing", "step_kind", "flush", "nan", "clamp_step")  # fields that `repr` shows only where they are set
 
 # the fields that may be traced: their least and greatest value; those that are roundings, as indices into MODES
 LIMITS: dict[str, tuple[int, int]] = {
@@ -68,6 +68,7 @@ STATIC_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "step_kind": (lambda v: v is None or v in STEP_KINDS, f"one of {', '.join(STEP_KINDS)}, or None"),
     "flush": (lambda v: v is None or v in FLUSHES, f"one of {', '.join(FLUSHES)}, or None"),
     "nan": (lambda v: v is None or (isinstance(v, int) and 0 <= v < 1 << 32), "a code of 32 bits, or None for the canonical NaN"),
+    "clamp_step": (lambda v: v is None or _is_count(v), "a number of products, or None for those of one instruction"),
 }
 
 
@@ -109,7 +110,7 @@ class Model:
         ValueError: A value is outside its limits, or fields exclude each other.
     """
 
-    result: Format  # F32, F16 or F64, of every step; S32 for integers, which are exact and use no other field
+    result: Format  # F32, F16 or F64, of every step; S32 for integers, which are exact and use no other field but clamp_step
     terms: int | Array = 16  # products in one step
     fraction_bits: int | Array | None = 25  # kept below the unit of the largest exponent in a step; None: exact
     floor: int | Array = -133  # the least exponent that a step aligns to
@@ -126,10 +127,11 @@ class Model:
     step_kind: str | None = None  # one of STEP_KINDS; None: fused steps or multiply-adds, as fraction_bits says
     flush: str | None = None  # subnormal operands and results become zero: operands "signed" zeros or "positive" ones; None: they are kept
     nan: int | None = None  # code of every NaN that an f32 result has; None: the canonical one
+    clamp_step: int | None = None  # products after each of which .satfinite clamps an integer sum; None: those of one instruction
 
     def __repr__(self) -> str:
-        """The fields by which units of other makers differ are shown only where they are set."""
-        hidden = {f.name for f in fields(self) if f.name in OTHER_MAKERS_FIELDS and getattr(self, f.name) == f.default}
+        """RARE_FIELDS are shown only where they are set."""
+        hidden = {f.name for f in fields(self) if f.name in RARE_FIELDS and getattr(self, f.name) == f.default}
         return f"Model({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self) if f.name not in hidden)})"
 
     def __post_init__(self) -> None:
@@ -183,6 +185,8 @@ class Model:
     def _check_together(self) -> None:
         """Raises ValueError for fields that exclude each other."""
         exact = self.fraction_bits is None
+        if self.clamp_step is not None and not self.result.is_integer:
+            self._refuse("clamp_step", "None where the result is not s32")
         self._check_step_kind(exact)
         if exact and self.step_kind is None and not (isinstance(self.terms, int) and (self.terms == 1 or self.result == F32)):
             self._refuse("terms", "1 where fraction_bits is None and the result is not f32: an exact step is a fused multiply-add")

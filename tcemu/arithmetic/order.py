@@ -66,5 +66,10 @@ class Order:
         return _split_runs(self.steps(k), self.steps_per_chain(k) or self.steps_per_instruction(k))
 
 
+def products_per_clamp(model: Model, k: int) -> int:
+    """Products after each of which `.satfinite` clamps an integer sum, for an instruction of k products."""
+    return min(model.clamp_step or k, k)
+
+
 def _split_runs(items: Sequence[Any], length: int) -> list[Any]:
     return [list(items[at : at + length]) for at in range(0, len(items), length)]

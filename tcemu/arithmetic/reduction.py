@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from tcemu.arithmetic.bounded_steps import BoundedOperand, are_bounded, decode_bounded, reduce_bounded, reduce_narrow
 from tcemu.arithmetic.fma import add_limbs, fma_limbs
-from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, deal_groups, decode_in_units, fused_dot_add, grouped_dot_add
+from tcemu.arithmetic.fused_dot_add import Groups, absorb_specials, add_chain, deal_groups, decode_in_units, fused_dot_add, grouped_dot_add
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.multiplicands import (
     SPECIAL_EXPONENT,
@@ -291,41 +291,42 @@ def _reduce_chains(
     k: int,
     products: tuple,
     c: Limbs,
-    nothing: tuple[ArrayLike, ...] = (0,),
+    nothing: tuple[ArrayLike, ...] = (),
     flush: str | None = None,
 ) -> Limbs:
     """Computes all steps, one after the other or in chains, which are added to c in `fmt`.
 
-    products: arrays with the steps in front. nothing: the code from which a chain starts, limb by limb. flush: as `Model.flush`.
+    products: arrays with the steps in front. nothing: the code from which a chain starts, limb by limb; none for fused steps, which
+    start from 0 and whose sums are never -0. flush: as `Model.flush`.
     """
     length = order.steps_per_chain(k)
     if length is None:
         return _scan(advance, c, products)
 
     def chain(one: tuple) -> Limbs:
-        start = tuple(match_varying_axes(jnp.full(v.shape, code, v.dtype), v)[0] for v, code in zip(c, nothing, strict=True))
+        start = tuple(match_varying_axes(jnp.full(v.shape, code, v.dtype), v)[0] for v, code in zip(c, nothing or (0,), strict=True))
         return _scan(advance, start, one)
 
     def add_up(accumulator: Limbs, total: Limbs) -> Limbs:
         if flush is None:
-            return add_limbs(accumulator, total, fmt)
+            return add_limbs(accumulator, total, fmt) if nothing else add_chain(fmt, accumulator, total)
         (d,) = add_limbs((flush_subnormals(fmt, accumulator[0], flush),), total, fmt)
         return (flush_subnormals(fmt, d, "signed"),)
 
-    def add_chain(accumulator: Limbs, one: tuple) -> Limbs:
+    def advance_chain(accumulator: Limbs, one: tuple) -> Limbs:
         return add_up(accumulator, chain(one))
 
     def add_instruction(accumulator: Limbs, chains: tuple) -> Limbs:
         first, rest = jax.tree.map(lambda v: v[0], chains), jax.tree.map(lambda v: v[1:], chains)
-        return add_up(accumulator, _scan(add_chain, chain(first), rest))
+        return add_up(accumulator, _scan(advance_chain, chain(first), rest))
 
     steps, per_instruction = jax.tree.leaves(products)[0].shape[0], order.steps_per_instruction(k)
     whole = steps - steps % length
     chains = jax.tree.map(lambda v: v[:whole].reshape(-1, length, *v.shape[1:]), products)
     if order.together:
         return _scan(add_instruction, c, jax.tree.map(lambda v: v.reshape(-1, per_instruction // length, *v.shape[1:]), chains))
-    c = _scan(add_chain, c, chains)
-    return c if whole == steps else add_chain(c, jax.tree.map(lambda v: v[whole:], products))
+    c = _scan(advance_chain, c, chains)
+    return c if whole == steps else advance_chain(c, jax.tree.map(lambda v: v[whole:], products))
 
 
 def _scan(advance: Callable[[Limbs, Any], Limbs], start: Limbs, products: Any) -> Limbs:

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tcemu.arithmetic.bounded_steps import LANE_DTYPES, Factors, add_bounded_step, select_unusual
-from tcemu.arithmetic.fma import add_limbs
-from tcemu.arithmetic.fused_dot_add import Pair, Product, absorb_sum, add_products
+from tcemu.arithmetic.fused_dot_add import Pair, Product, absorb_sum, add_chain, add_products
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.multiplicands import SPECIAL_EXPONENT, ZERO_EXPONENT, decode_multiplicand
 from tcemu.arithmetic.order import Order
@@ -142,7 +141,7 @@ def _reduce_block(model: Model, given: ProductSpec, spec: ProductSpec, a: Array,
         if order.chain is None:
             d = add_steps(steps, d)
         else:
-            (d,) = add_limbs((d,), (add_steps(steps, jnp.zeros_like(d)),), model.result)
+            (d,) = add_chain(model.result, (d,), (add_steps(steps, jnp.zeros_like(d)),))
     return recode(model.result, spec.d, d)
 
 

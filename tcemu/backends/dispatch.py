@@ -83,8 +83,9 @@ def multiply_registers(arithmetic: Arithmetic, forms: RegisterForms, operands: A
         Unsupported: `tcemu.execution` says "native", and the GPU has no instruction of this arithmetic.
     """
     op, clamped, model = arithmetic.op, arithmetic.clamped_metadata, arithmetic.model
-    product = RegisterProduct(op, model, clamped, forms, operands, statement)
-    emulated_op = op if forms.canonical is None else forms.canonical(op)
+    decoded = arithmetic.decoded_op
+    product = RegisterProduct(op, model, clamped, forms, operands, statement, decoded)
+    emulated_op = decoded if forms.canonical is None else forms.canonical(decoded)
     emulate = partial(_emulate_registers, forms, emulated_op, clamped, model, operands)
     return _choose(str(op), lambda native: partial(native.registers(product), operands), emulate)
 

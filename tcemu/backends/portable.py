@@ -7,8 +7,9 @@ from jax import Array, lax
 from jax.experimental.checkify import debug_check
 
 from tcemu.arithmetic.fitting import specialize
-from tcemu.arithmetic.integer_dot import add_clamped, decode_integers, integer_dot, min_value, xor_popcount
-from tcemu.arithmetic.model import clip_to_limits
+from tcemu.arithmetic.integer_dot import decode_integers, dot_add_clamped, integer_dot, min_value, xor_popcount
+from tcemu.arithmetic.model import Model, clip_to_limits
+from tcemu.arithmetic.order import products_per_clamp
 from tcemu.arithmetic.other_steps import flush_subnormals
 from tcemu.arithmetic.product_spec import ProductSpec, Scales
 from tcemu.arithmetic.reduction import reduce_k
@@ -32,7 +33,7 @@ def matrices_program(product: MatrixProduct) -> Program:
     """K is reduced step by step: see `arithmetic.reduction`."""
     spec = product.spec
     if product.model.result.is_integer:
-        return lambda a, b, c, scales: _integer_product(spec, a, b, c)
+        return lambda a, b, c, scales: _integer_product(product.model, spec, a, b, c)
     model, multiplied = specialize(product.model, spec, product.scale_block)
     model, inside = clip_to_limits(model)
 
@@ -59,8 +60,8 @@ def _nan_unless(inside: Array, fmt: Format, d: Array) -> Array:
     return jnp.where(inside, d, nan)
 
 
-def _integer_product(spec: ProductSpec, a: Array, b: Array, c: Array) -> Array:
-    """Exact sums in s32, wrapped, or clamped once an instruction."""
+def _integer_product(model: Model, spec: ProductSpec, a: Array, b: Array, c: Array) -> Array:
+    """Exact sums in s32, wrapped, or clamped step by step."""
     x, y = decode_integers(spec.a, a), decode_integers(spec.b, b)
     lowest = min_value(spec.a), min_value(spec.b)
     total = c.astype(jnp.int32)
@@ -68,7 +69,4 @@ def _integer_product(spec: ProductSpec, a: Array, b: Array, c: Array) -> Array:
         return (total + xor_popcount(x, y)).astype(jnp.uint32)
     if not spec.clamp:
         return (total + integer_dot(x, y, lowest)).astype(jnp.uint32)
-    x = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, spec.k), -2, 0)
-    y = jnp.moveaxis(y.reshape(*y.shape[:-2], -1, spec.k, y.shape[-1]), -3, 0)
-    add_instruction = lambda t, xy: (add_clamped(t, integer_dot(xy[0], xy[1], lowest)), None)
-    return lax.scan(add_instruction, total, (x, y))[0].astype(jnp.uint32)
+    return dot_add_clamped(total, x, y, lowest, spec.k, products_per_clamp(model, spec.k)).astype(jnp.uint32)

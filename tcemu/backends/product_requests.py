@@ -39,6 +39,8 @@ class RegisterProduct(NamedTuple):
     forms: RegisterForms
     operands: Any
     statement: Callable[[], StatementLaunch] | None = None  # the operands as the PTX statement takes them; raises Unsupported
+    # the instruction in whose formats registers are decoded, where `op` is the one that PTX has; None: `op`
+    decoded_op: MatrixMultiply | None = None
 
 
 class MatrixProduct(NamedTuple):

@@ -1,7 +1,7 @@
 """Derivatives of functions that compute on bits: a straight-through estimate or an error, but never a silent zero.
 
-A bitcast has derivative 0 in JAX. So every function of this package that maps floats to floats or to codes uses `straight_through` or
-`no_gradient`.
+A bitcast has derivative 0 in JAX. So every function of this package that maps floats to floats or to codes uses `straight_through`,
+`no_gradient`, or a `jax.custom_vjp` after `reverse_mode_only`.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,12 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
+
+from tcemu.base.jax_internals import refuse_forward_mode
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -59,3 +63,22 @@ def _refuse(message: str, primals: tuple, tangents: tuple) -> tuple[Array, Any]:
 
 
 no_gradient.defjvp(_refuse, symbolic_zeros=True)
+
+
+def reverse_mode_only(operands: Any, message: str) -> Any:
+    """Mark the operands of a `jax.custom_vjp`, so that forward mode raises an error that says what would work.
+
+    JAX's own error names neither the function nor a way round.
+
+    Args:
+        operands: Pytree of the operands.
+        message: Text of the error.
+
+    Returns:
+        The operands, unchanged. Reverse mode passes through them.
+
+    Raises:
+        TypeError: Raised when a tangent is computed, as by `jax.jvp`, `jax.jacfwd` and `jax.hessian`.
+    """
+    is_differentiable = lambda x: isinstance(x, Tracer) and jnp.issubdtype(x.dtype, jnp.floating)
+    return jax.tree.map(lambda x: refuse_forward_mode(x, message) if is_differentiable(x) else x, operands)

@@ -18,10 +18,10 @@ from jax import Array
 from jax._src import config, xla_bridge
 from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.xla_metadata import set_xla_metadata
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import current, register_exclusion, user_context
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 from jax.interpreters.ad import Zero
 
 ZeroCotangent = Zero  # the cotangent of an operand that needs none, which a `custom_vjp` equation's backward rule returns
@@ -68,6 +68,11 @@ INTERNALS = (
         "without_outer_transform", "name stacks begin with the outermost transform; those of inner programs do not repeat it", OLDEST_SOURCE
     ),
     Internal("is_backward", "name stacks mark equations of a backward pass by a transform named transpose", OLDEST_SOURCE),
+    Internal(
+        "refuse_forward_mode",
+        "a primitive on a custom_vjp's tangents is evaluated, lowered or batched in forward mode alone, and before JAX refuses it",
+        "0.10.0",
+    ),
     Internal("jvp_rule", "the parameters of custom_jvp_call", "0.5.1"),
     Internal("vjp_rules", "the parameters of custom_vjp_call", "0.6.2"),
     Internal("split_scan_operands", "the parameters of scan: num_consts and num_carry, from JAX 0.11 on ft_in", OLDEST_SOURCE),
@@ -284,6 +289,37 @@ def split_scan_operands(params: Mapping[str, Any], values: Sequence[Any]) -> lis
         return [list(part) for part in params["ft_in"].update(values).unpack()]
     carry = params["num_consts"] + params["num_carry"]
     return [list(values[: params["num_consts"]]), list(values[params["num_consts"] : carry]), list(values[carry:])]
+
+
+def _refuse_tangent(*_: Any, message: str, **__: Any) -> Any:
+    raise TypeError(message)
+
+
+# A custom_jvp would not do: under vmap its rule is batched, and a batched tangent is that of jax.jacfwd
+_tangent = Primitive("tcemu_reverse_mode_tangent")  # the identity; reverse mode transposes it, and nothing may evaluate it
+_tangent.def_abstract_eval(lambda tangent, message: tangent)
+_tangent.def_impl(_refuse_tangent)
+mlir.register_lowering(_tangent, _refuse_tangent)
+ad.deflinear2(_tangent, lambda cotangent, _, message: [cotangent])
+batching.primitive_batchers[_tangent] = _refuse_tangent
+_marked = Primitive("tcemu_reverse_mode_operand")  # the identity
+_marked.def_abstract_eval(lambda x, message: x)
+_marked.def_impl(lambda x, message: x)
+mlir.register_lowering(_marked, lambda _, x, message: [x])
+batching.defvectorized(_marked)
+
+
+def _mark_jvp(primals: Sequence[Any], tangents: Sequence[Any], message: str) -> tuple[Any, Any]:
+    (x,), (tangent,) = primals, tangents
+    return refuse_forward_mode(x, message), tangent if isinstance(tangent, Zero) else _tangent.bind(tangent, message=message)
+
+
+ad.primitive_jvps[_marked] = _mark_jvp
+
+
+def refuse_forward_mode(x: Any, message: str) -> Any:
+    """Return x. In reverse mode its cotangent passes; in forward mode its tangent raises TypeError with the message."""
+    return _marked.bind(x, message=message)
 
 
 class DerivativeRule(NamedTuple):

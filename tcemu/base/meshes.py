@@ -3,9 +3,13 @@
 Under `jax.shard_map` the type of an array says over which axes of the mesh it varies, and a loop's carry must keep its type. On a mesh with
 explicit axes, as `jax.make_mesh` makes it, the type says how the array is sharded, and JAX needs the output sharding of many operations on
 bits to be given.
+
+Under `jax.distributed` several processes run one program, and each must compile the same text. `jax.devices` begins with the devices of
+process 0, on which no other process can compute; `local_device` is for small programs of one process.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -14,6 +18,26 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from tcemu.base.jax_internals import varying_axes
+
+
+def local_device(platform: str) -> Any:
+    """Return this process's first device of a platform.
+
+    Args:
+        platform: The platform's name, such as "cpu" or "cuda".
+
+    Returns:
+        The device, a `jax.Device`.
+
+    Raises:
+        RuntimeError: JAX has no such platform.
+    """
+    return jax.local_devices(backend=platform)[0]
+
+
+def on_local_device(platform: str) -> AbstractContextManager:
+    """Return a context in which this process computes on its first device of a platform; raises as `local_device`."""
+    return jax.default_device(local_device(platform))
 
 
 def shard_like(plain: Callable[[Any], Any], call: Callable[[Any], Any], operands: Any) -> Any:
@@ -65,7 +89,7 @@ def match_varying_axes(*arrays: Array) -> tuple[Array, ...]:
     axes = [varying_axes(array) for array in arrays]
     union = frozenset().union(*axes)
     return tuple(
-        array if varying == union else lax.pcast(array, tuple(union - varying), to="varying")
+        array if varying == union else lax.pcast(array, tuple(sorted(union - varying)), to="varying")
         for array, varying in zip(arrays, axes, strict=True)
     )
 

@@ -59,7 +59,7 @@ def installed_versions() -> dict[str, str]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = "unknown"
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     return versions | {"device": f"{device.platform}, {device.device_kind}"}
 
 

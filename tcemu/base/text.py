@@ -5,6 +5,19 @@ from collections.abc import Callable, Sequence
 from textwrap import wrap
 
 WIDTH = 118  # characters per line
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
+
+
+def escape_controls(text: str) -> str:
+    """Replace characters that command a terminal by their escapes, such as those in a name that came from elsewhere.
+
+    Args:
+        text: Text to print.
+
+    Returns:
+        The text. Tabs and the ends of lines are kept.
+    """
+    return text.translate(CONTROLS)
 
 
 def wrap_lines(text: str, indent: str = "", width: int = WIDTH) -> list[str]:

@@ -204,7 +204,7 @@ def _join_targets(names: list[str]) -> str:
 
 def _describe_model(model: Model) -> str:
     if model.result.is_integer:
-        return "exact integers"
+        return "exact integers" + ("" if model.clamp_step is None else f", clamped after every {model.clamp_step} products")
     if model.step_kind is not None:
         return f"{model.step_kind} steps of {model.terms}, {model.result} {model.rounding}"
     if model.is_exact_sum:

@@ -13,6 +13,7 @@ from tcemu.architectures.lookup import find_row, require_product
 from tcemu.arithmetic.product_spec import product_spec
 from tcemu.commands import EXAMPLE_SPELLING, OP_HELP, TARGET_HELP, CommandError
 from tcemu.commands.arguments import apply_what_if
+from tcemu.commands.standard_streams import print_styled
 from tcemu.explanation.explain import EXPLAIN_ROUNDINGS, explain
 from tcemu.explanation.explanation_results import Explanations
 from tcemu.formats import Format
@@ -173,9 +174,11 @@ def run_explain(args: argparse.Namespace) -> int:
         raise CommandError(str(error)) from error
     if args.json:
         print(json.dumps(explained.to_dict(), indent=1))
-    elif isinstance(explained, Explanations):
+        return 0
+    show = print_styled if args.colour else print
+    if isinstance(explained, Explanations):
         full = [e.text(args.colour) for e in explained.explanations] if args.steps else []
-        print("\n\n".join([*full, explained.text()]))
+        show("\n\n".join([*full, explained.text()]))
     else:
-        print(explained.text(args.colour))
+        show(explained.text(args.colour))
     return 0

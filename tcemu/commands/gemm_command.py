@@ -69,7 +69,10 @@ def add_gemm(subparsers) -> None:
     )
     parser.add_argument("--target", help=f"{TARGET_HELP} (default: sm_90a, or the recipe's own)")
     parser.add_argument(
-        "--rounding", type=str.upper, choices=("RN", "RZ", "RM", "RP"), help="rounding of the inputs (default: RN; a recipe has its own)"
+        "--rounding",
+        type=str.upper,
+        choices=("RN", "RZ", "RM", "RP", "RNA"),
+        help="rounding of the inputs (default: RN; a recipe has its own)",
     )
     parser.add_argument("--saturate", action="store_true", help="clamp inputs beyond the format's largest value (default: Inf or NaN)")
     parser.add_argument(

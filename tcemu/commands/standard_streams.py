@@ -7,6 +7,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from io import BufferedWriter, RawIOBase, TextIOWrapper
 from typing import Any, TextIO
 
+from tcemu.base.text import escape_controls
+
 READER_GONE_STATUS = 141  # exit status of a command whose reader is gone, as in shells: 128 + SIGPIPE
 
 
@@ -19,7 +21,10 @@ class StreamError(Exception):
 
 
 class CheckedStream:
-    """A standard stream that raises StreamError, so that an OSError of a command concerns its files."""
+    """A standard stream that raises StreamError, so that an OSError of a command concerns its files.
+
+    Characters that command a terminal are escaped: a command prints its arguments and the contents of files.
+    """
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name
@@ -28,8 +33,13 @@ class CheckedStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        self.write_styled(escape_controls(text))
+        return len(text)
+
+    def write_styled(self, text: str) -> None:
+        """Write a text with the terminal's codes that it has."""
         with self._faults():
-            return self._stream.write(text)
+            self._stream.write(text)
 
     def flush(self) -> None:
         with self._faults():
@@ -43,6 +53,12 @@ class CheckedStream:
             with suppress(OSError):  # some streams have no descriptor
                 _discard(self._stream)
             raise StreamError(self._name, error) from error
+
+
+def print_styled(text: str) -> None:
+    """Print a text of our own that has codes for the terminal."""
+    write = getattr(sys.stdout, "write_styled", sys.stdout.write)
+    write(f"{text}\n")
 
 
 @contextmanager

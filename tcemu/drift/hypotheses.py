@@ -171,7 +171,7 @@ def _summation_features(how: Summation) -> dict[str, str]:
         "order of the sum": f"{schedule}{order.slices} {merge.order}",
         "tensor core": core,
         "promotion": promotion,
-        "partial sums": f"{merge.partial} {merge.serial} {merge.start}",
+        "partial sums": f"{merge.partial} {merge.serial} {merge.atomic} {merge.start}",
         "accumulator": how.accumulator,
         "operands rounded": f"{order.a} {order.cast}",
         "fma": str(fused),

@@ -121,13 +121,13 @@ def _merge(how: Summation, sums: np.ndarray) -> np.ndarray:
     if not pairs:
         return sums[..., 0]
     with np.errstate(invalid="ignore", over="ignore"):
-        if merge.serial:
-            sums[..., pairs[0][0]] = rounded(sums[..., pairs[0][0]], waiting)
-        else:
+        if merge.rounds_slices:
             sums = rounded(sums, waiting)
+        else:
+            sums[..., pairs[0][0]] = rounded(sums[..., pairs[0][0]], waiting)
         for to, origin in pairs:
             total = rounded(flush(sums[..., to] + sums[..., origin]), accumulator)
-            sums[..., to] = rounded(total, waiting) if merge.serial else total
+            sums[..., to] = rounded(total, waiting) if merge.rounds_running else total
     return sums[..., pairs[-1][0]]
 
 

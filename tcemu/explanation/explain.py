@@ -22,13 +22,13 @@ from tcemu.arithmetic.reference.reference_steps import reduce_products
 from tcemu.base.errors import Unsupported
 from tcemu.explanation.explanation_results import Explanation, Explanations
 from tcemu.explanation.step_text import PADDING_NAME
-from tcemu.formats import F64, ROUNDINGS, Format
+from tcemu.formats import CONVERSION_ROUNDINGS, F64, ROUNDINGS, Format
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import check, manual_section
 from tcemu.isa.other_makers import UNIT_FAMILIES
 from tcemu.isa.targets import resolve_target
 
-EXPLAIN_ROUNDINGS = ROUNDINGS[:-1]  # all but stochastic rounding
+EXPLAIN_ROUNDINGS = tuple(mode for mode in CONVERSION_ROUNDINGS if mode != "SR")
 
 
 def explain(

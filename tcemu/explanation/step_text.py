@@ -34,7 +34,8 @@ ANSI_DIM, ANSI_RESET = "\033[2m", "\033[0m"
 def describe_arithmetic(model: Model, spec: ProductSpec) -> str:
     """Describe the arithmetic of a model in a few sentences."""
     if model.result.is_integer:
-        return f"Integers: every sum is exact, then {'clamped to s32' if spec.clamp else 'reduced modulo 2^32'}."
+        each = f" after every {model.clamp_step} products" if spec.clamp and (model.clamp_step or spec.k) < spec.k else ""
+        return f"Integers: every sum is exact, then {'clamped to s32' if spec.clamp else 'reduced modulo 2^32'}{each}."
     common, parts = model.common_format, []
     if common not in (None, spec.a) or common not in (None, spec.b):
         parts.append(f"A and B are converted to {common} first, exactly.")

@@ -44,6 +44,7 @@ from tcemu.formats.number_formats import UE4M3 as UE4M3
 from tcemu.formats.number_formats import UE5M3 as UE5M3
 from tcemu.formats.number_formats import UE8M0 as UE8M0
 from tcemu.formats.number_formats import Format as Format
+from tcemu.formats.rounding import CONVERSION_ROUNDINGS as CONVERSION_ROUNDINGS
 from tcemu.formats.rounding import ROUNDINGS as ROUNDINGS
 from tcemu.formats.rounding import Rounding as Rounding
 from tcemu.formats.rounding import round_magnitude as round_magnitude

@@ -161,15 +161,17 @@ def encode_limbs(
     """Encode values as raw codes in limbs, rounded once.
 
     NaN becomes the canonical NaN. In a format without NaN it becomes the largest finite value (PTX ISA 9.7.9, cvt to e2m1, e2m3, e3m2),
-    and in an integer format 0. In an unsigned float format a negative value becomes NaN, or the least value with overflow="saturate";
-    ue8m0 has no zero and treats zero the same way. A tie in "RN" goes to the even code. In ue8m0, where every significand is 1, that is
+    and in an integer format 0. In an unsigned float format a negative value becomes NaN, or the least value with overflow="saturate".
+    ue8m0 has no zero: 0 becomes NaN, as in ml_dtypes, and with overflow="saturate" the code 0, 2^-127, as cvt to ue8m0x2 gives in PTX
+    with and without .satfinite. A tie in "RN" goes to the even code. In ue8m0, where every significand is 1, that is
     the even exponent field (ml_dtypes rounds up).
 
     Args:
         fmt: Format of the result.
         number: Values [...].
-        rounding: One of ROUNDINGS, or a traced int32 index into it. "SR" rounds a value that lies a fraction f of the way from its lower
-            to its upper neighbour up with probability f. The probability is exact if at most 32 bits are dropped, else within 2^-32.
+        rounding: One of CONVERSION_ROUNDINGS, or a traced int32 index into ROUNDINGS. "SR" rounds a value that lies a fraction f of the
+            way from its lower to its upper neighbour up with probability f. The probability is exact if at most 32 bits are dropped, else
+            within 2^-32.
         overflow: Result for a magnitude above the largest finite one. "ieee": Inf (NaN in formats that have only NaN) if the rounding
             leads there, else the largest finite value. "infinity": Inf in every rounding, as tensor cores do. "saturate": the largest
             finite value, for Inf too. Integers and formats without specials always saturate.
@@ -296,8 +298,10 @@ def convert(
         source: Format of the codes.
         target: Format of the result.
         codes: Unsigned [...]; uint32[..., 2] for a 64-bit format.
-        rounding: One of ROUNDINGS, or a traced int32 index into it.
-        saturate: Replace a value out of range by the largest finite value instead of Inf or NaN.
+        rounding: "RN", "RZ", "RM", "RP", "SR" (stochastic) or "RNA" (to nearest, ties away from zero), or a traced int32 index into
+            ROUNDINGS.
+        saturate: Replace a value out of range by the largest finite value instead of Inf or NaN. In ue8m0, which has no zero, 0 is out of
+            range: it becomes NaN, or with `saturate` the code 0, as in PTX's cvt.
         key: A `jax.random` key, for rounding="SR".
 
     Returns:

@@ -10,6 +10,8 @@ from tcemu.base.bits import Limbs
 
 Rounding = str | Array  # one of ROUNDINGS, or a traced int32 index into it
 ROUNDINGS = ("RN", "RZ", "RM", "RP", "SR")  # nearest even, toward zero, toward -Inf, toward +Inf, stochastic
+AWAY = "RNA"  # nearest, ties away from zero, as cvt.rna does; a rounding of conversions that is never traced
+CONVERSION_ROUNDINGS = (*ROUNDINGS, AWAY)
 
 
 def truncates(rounding: Rounding) -> bool:
@@ -35,7 +37,7 @@ def round_magnitude(
         magnitude: Limbs [...] of the unrounded magnitude.
         drop: Number of bits to drop, [...].
         negative: bool [...]: the sign of the number.
-        rounding: One of ROUNDINGS, or a traced int32 index into it.
+        rounding: One of CONVERSION_ROUNDINGS, or a traced int32 index into ROUNDINGS.
         random: Random bits for "SR", uint32 [...], as in `encode_limbs`.
 
     Returns:
@@ -58,11 +60,12 @@ def round_magnitude(
         "RZ": lambda: jnp.zeros_like(inexact),
         "RM": lambda: inexact & negative,
         "RP": lambda: inexact & ~negative,
+        AWAY: lambda: half,
         "SR": lambda: _stochastic_up(bits.select(drop > width, bits.shift_right(magnitude, drop - width), rest)[-1], random),
     }
     if isinstance(rounding, str):
         if rounding not in up:
-            raise ValueError(f"rounding={rounding!r} is not one of {', '.join(ROUNDINGS)}")
+            raise ValueError(f"rounding={rounding!r} is not one of {', '.join(CONVERSION_ROUNDINGS)}")
         increment = up[rounding]()
     else:
         modes = ROUNDINGS if random is not None else ROUNDINGS[:-1]
@@ -82,7 +85,7 @@ def overflows_to_infinity(negative: Array, rounding: Rounding) -> Array:
 
     Args:
         negative: bool [...]: the sign of the number.
-        rounding: One of ROUNDINGS, or a traced int32 index into it.
+        rounding: One of CONVERSION_ROUNDINGS, or a traced int32 index into ROUNDINGS.
 
     Returns:
         bool [...].
@@ -91,5 +94,5 @@ def overflows_to_infinity(negative: Array, rounding: Rounding) -> Array:
     """
     by_mode = (jnp.ones_like(negative), jnp.zeros_like(negative), negative, ~negative, jnp.ones_like(negative))
     if isinstance(rounding, str):
-        return by_mode[ROUNDINGS.index(rounding)]
+        return by_mode[ROUNDINGS.index("RN" if rounding == AWAY else rounding)]
     return lax.select_n(jnp.broadcast_to(rounding, negative.shape), *by_mode)

@@ -22,8 +22,9 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 from jax import lax
 
+from tcemu.arithmetic.integer_dot import add_clamped
 from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.order import Order
+from tcemu.arithmetic.order import Order, products_per_clamp
 from tcemu.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.base import bits
 from tcemu.base.bits import Limbs
@@ -40,6 +41,7 @@ EVENTS = (
     "D infinite of finite terms", "D NaN",
     "all products zero", "C zero", "the sum cancels to 0", "nothing cut", "something cut",
     "rounding exact", "rounding below half", "rounding a tie", "rounding above half", "D negative", "s32 passed",
+    "clamped before the last step",
 )  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def count_coverage(op: MatrixMultiply, model: Model, operands: OperandCodes, d: 
     element = _decode_element(op, model, operands, d, number)
     events = _zero_and_sign_events(element)
     if spec.a.is_integer:
-        return _sum_events(events | _integer_events(element, events), valid)
+        return _sum_events(events | _integer_events(model, spec, element, events), valid)
     specials = _find_specials(element)
     events |= _special_events(element, specials) | _result_events(spec, element, specials)
     step = _first_step(op, model, spec, element)
@@ -359,18 +361,30 @@ def _is_below_normal(n: Number, hidden: int) -> Array:
     return n.magnitude[word] < within
 
 
-def _integer_events(element: DecodedElement, events: Events) -> Events:
+def _integer_events(model: Model, spec: ProductSpec, element: DecodedElement, events: Events) -> Events:
     """Find the events of integers, whose sum is taken modulo 2^32."""
     a, b, c = element.a, element.b, element.c
-    product = (a.magnitude[0] * b.magnitude[0]).astype(jnp.int32)
-    products = jnp.sum(jnp.where(a.negative != b.negative, -product, product), axis=-1)
+    magnitude = (a.magnitude[0] * b.magnitude[0]).astype(jnp.int32)
+    product = jnp.where(a.negative != b.negative, -magnitude, magnitude)
     start = jnp.where(c.negative, -c.magnitude[0], c.magnitude[0]).astype(jnp.int32)
-    total = start + products
-    return {
+    total = start + jnp.sum(product, axis=-1)
+    found = {
         "D normal": ~events["D zero"],
         "the sum cancels to 0": (total == 0) & ~events["all products zero"],
-        "s32 passed": ((start ^ total) & (products ^ total)) < 0,
+        "s32 passed": _passes_s32(start, total - start),
     }
+    if spec.clamp:
+        step, running, passed = products_per_clamp(model, spec.k), start, jnp.zeros(start.shape, bool)
+        for first in range(0, spec.k - step, step):
+            part = jnp.sum(product[..., first : first + step], axis=-1)
+            passed, running = passed | _passes_s32(running, part), add_clamped(running, part)
+        found["clamped before the last step"] = passed
+    return found
+
+
+def _passes_s32(x: Array, y: Array) -> Array:
+    """Return whether x + y is beyond s32."""
+    return ((x ^ (x + y)) & (y ^ (x + y))) < 0
 
 
 # ---- the first step
@@ -458,8 +472,10 @@ def reachable_events(op: MatrixMultiply, model: Model) -> tuple[str, ...]:
     """Return the events that this instruction can reach, by its formats and its model."""
     spec = product_spec(op)
     if spec.a.is_integer:
-        return ("D zero", "D normal", "D negative", "C zero", "all products zero", "the sum cancels to 0", "s32 passed")
-    impossible = {"s32 passed"}
+        events = ("D zero", "D normal", "D negative", "C zero", "all products zero", "the sum cancels to 0", "s32 passed")
+        by_steps = spec.clamp and products_per_clamp(model, spec.k) < spec.k
+        return (*events, "clamped before the last step") if by_steps else events
+    impossible = {"s32 passed", "clamped before the last step"}
     by_format = {"Inf x 0": spec.a.specials == "ieee" or spec.b.specials == "ieee"}
     # the largest possible sum of products does not reach the last bit of D's largest number
     top = spec.a.max_exponent + spec.b.max_exponent + 2 + spec.k.bit_length()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tcemu.arithmetic.model import Model
-from tcemu.arithmetic.order import Order
+from tcemu.arithmetic.order import Order, products_per_clamp
 from tcemu.base.plots import dot_plot
 from tcemu.base.results import Result, Table, to_scalar
 from tcemu.base.text import wrap_lines
@@ -57,7 +57,7 @@ from tcemu.fuzz.model_hypotheses import (
     stack_dots,
     structure,
 )
-from tcemu.fuzz.model_probes import ACCUMULATOR, ProbeBench, Unreachable, match_order, special_questions
+from tcemu.fuzz.model_probes import ACCUMULATOR, DotBench, ProbeBench, Unreachable, find_clamp_step, match_order, special_questions
 from tcemu.isa.legality import targets
 from tcemu.products.unit_choice import describe_unit
 
@@ -90,7 +90,8 @@ class Equivalence:
     def key(self, model: Model) -> tuple:
         """Return a value that is equal for equivalent models."""
         if model.result.is_integer:
-            return (model.result,)
+            shown = self.spec.clamp and (self.spec.a.signed or self.spec.b.signed)  # otherwise sums only grow
+            return (model.result, products_per_clamp(model, self.spec.k) if shown else None)
         exact, order = model.fraction_bits is None, Order.from_model(model, self.spec.k)
         return (
             model.result,
@@ -134,9 +135,12 @@ class InferredModel(Result):
     @cached_property
     def undetermined(self) -> dict[str, str]:
         """The fields of the model that the instruction's operands do not determine, with the values that fit, as text."""
-        if self.model is None or self.model.result.is_integer:
-            return {}
         spec, found = product_spec(self.op), {}
+        if self.model is not None and self.model.result.is_integer:
+            unseen = spec.clamp and not (spec.a.signed or spec.b.signed)
+            return {"clamp_step": "any, since sums of products that are not negative only grow"} if unseen else {}
+        if self.model is None:
+            return {}
         same = Equivalence(self.op)
         for field in fields(Model):
             values = list(dict.fromkeys(getattr(model, field.name) for model in self.survivors or (self.model,)))
@@ -297,8 +301,7 @@ def infer_model(op: str | Instruction, black_box: str | Implementation | Callabl
         raise ValueError(f"cases: got {cases}; expected an integer from 1, since a comparison of no cases confirms nothing")
     implementation = get_implementation(op, black_box)
     if op.d == S32:
-        only = ModelFinding("result", S32, "the only model with an s32 result; the cases cover the limits of its range")
-        return _confirm(op, implementation, [Model(S32)], [only], 0, cases=cases, seed=seed)
+        return _infer_integer_model(op, implementation, cases, seed)
     search = ModelSearch(ProbeBench(op, implementation), seed)
     try:
         models = search.find_models()
@@ -307,6 +310,18 @@ def infer_model(op: str | Instruction, black_box: str | Implementation | Callabl
             f"{op}: the range of its operands is too small: {error}; use an instruction of this kind with wider types"
         ) from error
     return _confirm(op, implementation, models, search.findings, search.bench.probe_count, cases=cases, seed=seed)
+
+
+def _infer_integer_model(op: MatrixMultiply, implementation: Implementation, cases: int, seed: int) -> InferredModel:
+    """Infer after how many products .satfinite clamps, the only field of a model with an s32 result."""
+    bench, spec = DotBench(op, implementation), product_spec(op)
+    findings = [ModelFinding("result", S32, "the only result of integers; the cases cover the limits of its range")]
+    step = find_clamp_step(bench) if spec.clamp and spec.bit_op is None else None
+    if step is not None:
+        shown = f"with C = 2^31 - 1, 1 as the first product and -1 as a later one cancel up to product {step}"
+        findings.append(ModelFinding("clamp_step", step, f"{shown} of {spec.k}"))
+    model = Model(S32, clamp_step=None if step == spec.k else step)
+    return _confirm(op, implementation, [model], findings, bench.probe_count, cases=cases, seed=seed)
 
 
 def _confirm(

@@ -16,7 +16,7 @@ import numpy as np
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.arithmetic.reference.exact_values import Value, decode, encode, leading_exponent, power_of_two
-from tcemu.formats import Format
+from tcemu.formats import S32, Format
 from tcemu.fuzz.case_generator import DotOperands, codes_to_integers, place_dots
 from tcemu.fuzz.comparison_loop import compute_result
 from tcemu.fuzz.implementations import Implementation
@@ -176,15 +176,53 @@ def special_questions(spec: ProductSpec) -> dict[str, Question]:
     return questions
 
 
-class ProbeBench:
+class DotBench:
+    """A black box, asked about single dot products of one instruction."""
+
+    def __init__(self, op: MatrixMultiply, implementation: Implementation):
+        self.op, self.implementation, self.spec = op, implementation, product_spec(op)
+        self.k, self.probe_count = self.spec.k, 0
+
+    def ask_dots(self, given: Sequence[DotOperands]) -> list[int]:
+        """Return D's code for each dot product of stored products."""
+        op, spec = self.op, self.spec
+        dots = [self._with_metadata(dot) for dot in given]
+        self.probe_count += len(dots)
+        per_case = min(op.m, op.n, 8)  # questions per case, on the diagonal
+        answers: list[int] = []
+        for start in range(0, len(dots), CASES_PER_CALL * per_case):
+            batch = dots[start : start + CASES_PER_CALL * per_case]
+            positions = [(index // per_case, index % per_case, index % per_case) for index in range(len(batch))]
+            operands = place_dots(op, batch, positions, CASES_PER_CALL)
+            d = compute_result(op, self.implementation, {name: jnp.asarray(codes) for name, codes in operands.items()})
+            codes = codes_to_integers(spec.d, np.asarray(d))
+            answers += [int(codes[position]) for position in positions]
+        return answers
+
+    def _with_metadata(self, dot: DotOperands) -> DotOperands:
+        """Add the first defined metadata of a sparse instruction, and expand B to a full column, in which B's stored elements meet A's."""
+        op = self.op
+        if not op.sparse:
+            return dot
+        field = defined_fields(op.chunk_size, op.ordered)[0]
+        first, second = field & 3, field >> 2
+        size = op.chunk_size // 4
+        inside = [first >> 1] if op.chunk_size == 2 else [size * u + i for u in (first, second) for i in range(size)]
+        chunks = op.k // op.chunk_size
+        column = [0] * op.k
+        for code, row in zip(dot["b"], [chunk * op.chunk_size + i for chunk in range(chunks) for i in inside], strict=True):
+            column[row] = code
+        return dot | {"b": column, "e": [field] * chunks}
+
+
+class ProbeBench(DotBench):
     """A black box and one instruction.
 
     A slot is an index along K, or a block of scales for an instruction with several blocks of them.
     """
 
     def __init__(self, op: MatrixMultiply, implementation: Implementation):
-        self.op, self.implementation, self.spec = op, implementation, product_spec(op)
-        self.k, self.probe_count = self.spec.k, 0
+        super().__init__(op, implementation)
         self.scaling = op.scaling if op.scaling is not None and op.scaling.count > 1 else None  # None: one scale for all of K, or none
         self.slots = self.k if self.scaling is None else self.scaling.count
         self.slot_width = self.k // self.slots  # products per slot
@@ -295,37 +333,24 @@ class ProbeBench:
         """Return D's code for each question. Raises Unreachable if the operands cannot hold a question."""
         return self.ask_dots([self.dot_operands(question) for question in questions])
 
-    def ask_dots(self, given: Sequence[DotOperands]) -> list[int]:
-        """Return D's code for each dot product of stored products."""
-        op, spec = self.op, self.spec
-        dots = [self._with_metadata(dot) for dot in given]
-        self.probe_count += len(dots)
-        per_case = min(op.m, op.n, 8)  # questions per case, on the diagonal
-        answers: list[int] = []
-        for start in range(0, len(dots), CASES_PER_CALL * per_case):
-            batch = dots[start : start + CASES_PER_CALL * per_case]
-            positions = [(index // per_case, index % per_case, index % per_case) for index in range(len(batch))]
-            operands = place_dots(op, batch, positions, CASES_PER_CALL)
-            d = compute_result(op, self.implementation, {name: jnp.asarray(codes) for name, codes in operands.items()})
-            codes = codes_to_integers(spec.d, np.asarray(d))
-            answers += [int(codes[position]) for position in positions]
-        return answers
-
-    def _with_metadata(self, dot: DotOperands) -> DotOperands:
-        """Add the first defined metadata of a sparse instruction, and expand B to a full column, in which B's stored elements meet A's."""
-        op = self.op
-        if not op.sparse:
-            return dot
-        field = defined_fields(op.chunk_size, op.ordered)[0]
-        first, second = field & 3, field >> 2
-        size = op.chunk_size // 4
-        inside = [first >> 1] if op.chunk_size == 2 else [size * u + i for u in (first, second) for i in range(size)]
-        chunks = op.k // op.chunk_size
-        column = [0] * op.k
-        for code, row in zip(dot["b"], [chunk * op.chunk_size + i for chunk in range(chunks) for i in inside], strict=True):
-            column[row] = code
-        return dot | {"b": column, "e": [field] * chunks}
-
     def ask_values(self, questions: Sequence[Question]) -> list[Value]:
         """Return D's value for each question. Raises Unreachable."""
         return [decode(self.spec.d, code).value for code in self.ask_codes(questions)]
+
+
+def find_clamp_step(bench: DotBench) -> int | None:
+    """Return the products after which an integer sum with .satfinite is clamped, or None if no operands show it.
+
+    C is the largest s32. The first product is 1 and a later one -1: the result is C - 1 if they are in different steps.
+    """
+    a, b = bench.spec.a, bench.spec.b
+    if not (a.signed or b.signed):
+        return None
+    minus = {"a": (1 << a.bits) - 1 if not b.signed else 1, "b": (1 << b.bits) - 1 if b.signed else 1}
+    largest = (1 << S32.bits - 1) - 1
+    dots = []
+    for later in range(1, bench.k):
+        codes = {name: [1 if k == 0 else minus[name] if k == later else 0 for k in range(bench.k)] for name in minus}
+        dots.append({**codes, "c": [largest]})
+    answers = bench.ask_dots(dots)
+    return next((later for later, d in enumerate(answers, 1) if d == largest - 1), bench.k)

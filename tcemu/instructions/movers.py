@@ -48,7 +48,8 @@ def ldmatrix(op: str | Instruction, shared: ArrayLike, address: ArrayLike, *, ta
         ValueError: An operand has another shape.
         UndefinedBehaviour: A known address is no multiple of 16 or leads outside `shared`; with `checked`, a traced one too.
 
-    Source: PTX ISA 9.7.14.5.15. Zeros above narrow elements are assumed from CUTLASS; no hardware was seen.
+    Source: PTX ISA 9.7.14.5.15. Zeros above narrow elements: digests of an RTX PRO 6000, which pantheongpu/pantheonsim published
+    (tests/golden/pantheonsim.json); what padding does: `tcemu.architectures.container_rows`.
     """
     op, target = resolve_mover(op, target, "ldmatrix", Mover, "ldmatrix")
     operands = bind_ldmatrix(op, shared, address, every_lane=target == "sm_75", checked=checked)

@@ -18,7 +18,7 @@ class Container(NamedTuple):
 
 
 # Each element of f8f6f4 takes a byte: e2m1 the middle four bits, six-bit types the low six. Source: PTX ISA 9.7.14.5.14, which describes
-# .kind; CUTLASS mma_traits_sm120.hpp, fp4_shift_A. Assumed, without a source: the padding is ignored
+# .kind; CUTLASS mma_traits_sm120.hpp, fp4_shift_A. What a target does with the padding: `tcemu.architectures.container_rows`
 _F8F6F4 = {fmt: Container(container_bits=8) for fmt in (E4M3, E5M2, E3M2, E2M3)} | {E2M1: Container(container_bits=8, shift=2)}
 CONTAINERS = {"f8f6f4": _F8F6F4, "mxf8f6f4": _F8F6F4}
 

@@ -13,6 +13,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from tcemu.backends.quotients import divide, multiply
+from tcemu.base.gradients import reverse_mode_only
 from tcemu.formats import F32, Format, array_codes, convert
 from tcemu.products.matmul import multiply_quantized, round_result, unbroadcast
 from tcemu.products.product_arguments import as_jax_array, check_float_dtype, float_array, product_shape
@@ -21,6 +22,10 @@ from tcemu.quantize.quantizer import QuantizedOperand, Quantizer, is_count
 from tcemu.quantize.scale_rules import max_finite_code
 from tcemu.quantize.scaled_elements import ONE
 
+NO_FORWARD_MODE = (
+    "tcemu.products.delayed_matmul: forward mode (jax.jvp, jax.jacfwd, jax.hessian) has no rule, since the gradient of the state is its "
+    "next value, which reverse mode alone computes. Take jax.jacrev, jax.vjp or jax.grad"
+)
 AMAX_RULES = ("max", "most_recent")
 MAX_F32 = np.float32(np.finfo(np.float32).max).view(np.uint32)
 MAX_MARGIN = 64
@@ -104,7 +109,8 @@ def delayed_matmul(
         raise ValueError(f"margin={margin!r}: expected a power of two, an int from -{MAX_MARGIN} to {MAX_MARGIN}")
     if amax not in AMAX_RULES:
         raise ValueError(f"amax={amax!r}: expected one of {', '.join(AMAX_RULES)}")
-    return _product(DelayedOptions(check_float_dtype(dtype), margin, amax), DelayedOperands(recipe, a, b, state))
+    operands = reverse_mode_only(DelayedOperands(recipe, a, b, state), NO_FORWARD_MODE)
+    return _product(DelayedOptions(check_float_dtype(dtype), margin, amax), operands)
 
 
 @dataclass(frozen=True)

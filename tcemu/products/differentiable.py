@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import jax
 from jax import Array
 
-from tcemu.base.gradients import straight_through
+from tcemu.base.gradients import reverse_mode_only, straight_through
 from tcemu.base.meshes import match_varying_axes
 
 
@@ -45,7 +45,17 @@ def differentiable_product(product: Product, operands: Any) -> Array:
     operands = match_mesh_axes(operands)
     if operands.recipe.gradients is None:
         return straight_through(partial(_forward_bits, product), product.smooth, operands)
-    return _product_with_emulated_gradients(product, operands)
+    return _product_with_emulated_gradients(product, reverse_mode_only(operands, explain_reverse_mode(operands.recipe)))
+
+
+def explain_reverse_mode(recipe: Any) -> str:
+    """Returns the message for forward mode through a product whose recipe has recipes for the gradients."""
+    return (
+        f"forward mode (jax.jvp, jax.jacfwd, jax.hessian) of a product by {recipe.op}: its recipe has recipes for the gradients, which are "
+        'products of reverse mode, and none for tangents. Take jax.jacrev, jax.vjp or jax.grad; or a recipe with backward="exact", as '
+        'tcemu.get_recipe(name, target, backward="exact"), whose derivatives are those of the plain product of the rounded operands in '
+        "both modes. See tcemu.Recipe"
+    )
 
 
 def match_mesh_axes(operands: Any) -> Any:

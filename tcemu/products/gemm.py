@@ -21,7 +21,7 @@ from tcemu.base.compilation import jit_wide_vectors
 from tcemu.base.errors import Unsupported
 from tcemu.base.gradients import straight_through
 from tcemu.base.meshes import shard_like
-from tcemu.formats import ARRAY_FORMATS, F64, ROUNDINGS, S32, Format, array_codes, array_format, convert, number_array, to_float
+from tcemu.formats import ARRAY_FORMATS, CONVERSION_ROUNDINGS, F64, S32, Format, array_codes, array_format, convert, number_array, to_float
 from tcemu.instructions.operand_checks import as_stored_codes
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import check, manual_section, source_reference
@@ -64,7 +64,8 @@ def gemm(
         scale_a: Block scales [..., M, S] of an instruction with .block_scale, one for each `op.k // op.scaling.count` elements along K;
             the last block may be short. Raw codes of `op.scaling.format` (unsigned integers), or floats, which are rounded to it.
         scale_b: Block scales [..., S, N], as scale_a.
-        rounding: Rounding of the operands: "RN", "RZ", "RM", "RP", or "SR", stochastic, with a key.
+        rounding: Rounding of the operands: "RN", "RZ", "RM", "RP", "RNA", to nearest with ties away from zero, or "SR", stochastic, with
+            a key.
         saturate: Values out of range become the largest finite value, and not Inf or NaN. Integers always saturate.
         key: JAX random key for "SR".
 
@@ -81,8 +82,8 @@ def gemm(
     model = resolve_arithmetic(op, target, model).model
     if op.scaling is None and (scale_a is not None or scale_b is not None):
         raise ValueError(f"scale_a, scale_b: {op} has no block scales; leave them out. {source_reference(op)}")
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"rounding={rounding!r} is not one of {', '.join(ROUNDINGS)}")
+    if rounding not in CONVERSION_ROUNDINGS:
+        raise ValueError(f"rounding={rounding!r} is not one of {', '.join(CONVERSION_ROUNDINGS)}")
     if not isinstance(saturate, (bool, np.bool_)):
         raise TypeError(f"saturate: got {saturate!r}; expected True or False")
     product = _GemmProduct(op, rounding, bool(saturate))

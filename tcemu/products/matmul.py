@@ -49,7 +49,7 @@ def matmul(
     """Multiply two float matrices as a recipe states it, bit for bit: A·B (+ bias).
 
     Gradients flow to a, b, bias and the scales, as `recipe.backward` says. Forward mode needs "exact" or "straight_through" there; a recipe
-    for the gradients works in reverse mode only, and JAX raises TypeError otherwise. The gradient of a scale is that of
+    for the gradients works in reverse mode only, and forward mode raises TypeError. The gradient of a scale is that of
     scale * round(x / scale), the rounding counted as identity, without the elements that saturate (LSQ, arXiv 1902.08153).
 
     Args:

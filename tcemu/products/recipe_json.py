@@ -25,6 +25,7 @@ from tcemu.quantize.quantizer import Quantizer
 RECIPE_KIND, RECIPE_VERSION = "tcemu recipe", 1
 MAX_NESTING = 16  # recipes of gradients within recipes
 VALUE_TYPES = (Model, Quantizer)  # types of fields that are themselves values
+LATER_MODEL_FIELDS: dict[str, Any] = {"clamp_step": None}  # values of a model's fields that older files lack
 INT32_LIMITS = (-(2**31), 2**31 - 1)
 
 # ---- values
@@ -77,7 +78,8 @@ def value_from_dict(name: str, kind: type, data: Any, defaults: Mapping[str, Any
     Raises:
         ValueError: `data` is no such dict, or the constructor rejects a field.
     """
-    members = check_members(name, {**(defaults or {}), **data} if isinstance(data, dict) else data, [field.name for field in fields(kind)])
+    lacking = (LATER_MODEL_FIELDS if kind is Model else {}) | dict(defaults or {})
+    members = check_members(name, {**lacking, **data} if isinstance(data, dict) else data, [field.name for field in fields(kind)])
     types = field_types(kind)
     values = {field: read_field(name, field, types[field], value) for field, value in members.items()}
     return construct(name, lambda: kind(**values))

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from tcemu.arithmetic.integer_quotients import exact_product
+from tcemu.arithmetic.fma import multiply_numbers
 from tcemu.backends.quotients import multiply
 from tcemu.base.bits import Limbs
 from tcemu.base.compilation import compile_once
@@ -477,10 +477,10 @@ def _dequantize(
 ) -> Array:
     elements = decode(element, split_groups(codes, block, axis))
     scales = jnp.broadcast_to(jnp.moveaxis(scales, axis, -1)[..., None], elements.exponent.shape)
-    number = exact_product(elements, decode(scale, scales))
+    number = multiply_numbers(elements, decode(scale, scales))
     number = number._replace(magnitude=number.magnitude[:1])  # at most 11 and 4 bits
     if tensor_scale is not None:
         whole = tensor_scale.reshape(tensor_scale.shape + (1,) * (scales.ndim - tensor_scale.ndim))
         whole = jnp.broadcast_to(whole, scales.shape)
-        number = exact_product(number, decode(F32, whole))
+        number = multiply_numbers(number, decode(F32, whole))
     return join_groups(encode(target, number), codes.shape[axis], axis)

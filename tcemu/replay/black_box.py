@@ -251,7 +251,9 @@ class BlackBox:
         if self.framework == "jax":
             import jax
 
-            device = None if self.device is None else jax.devices(self.device)[0]
+            from tcemu.base.meshes import local_device
+
+            device = None if self.device is None else local_device(self.device)
             return jax.device_put(array, device)
         import torch  # pyright: ignore[reportMissingImports]
 

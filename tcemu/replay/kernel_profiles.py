@@ -75,14 +75,29 @@ class Profile(NamedTuple):
 def read_profile(content: bytes) -> Profile:
     """Read the contents of a profile's file. Raises DamagedFile, a ValueError, if it is not a profile."""
     try:
-        profile = check_saved("a profile", decompress_json(content), PROFILE_KIND, PROFILE_VERSION, PROFILE_FIELDS)
+        return _profile_from_dict(decompress_json(content))
     except DamagedFile as error:
         raise DamagedFile(f"this is not a profile: {error}") from None
-    recipes = tuple(profile["recipes"])
-    shapes = {(m, n, k): (number, outputs) for m, n, k, number, outputs in profile["shapes"]}
-    if any(not 0 <= number < len(recipes) for number, _ in shapes.values()):
-        raise DamagedFile("this is not a profile: a shape names a recipe that does not exist")
-    return Profile(profile["library"], profile["library_version"], profile["gpu"], profile["sm_count"], profile["date"], recipes, shapes)
+
+
+def _profile_from_dict(data: Any) -> Profile:
+    """Convert the plain values of a profile's file. A recipe's own fields are checked when it is asked for. Raises DamagedFile."""
+    members = check_saved("a profile", data, PROFILE_KIND, PROFILE_VERSION, PROFILE_FIELDS)
+    texts = [members[name] for name in ("library", "library_version", "gpu", "date")]
+    if not all(isinstance(text, str) for text in texts):
+        raise DamagedFile(f"library, library_version, gpu and date: got {str(texts)[:80]}; expected text")
+    recipes, shapes = members["recipes"], members["shapes"]
+    if not isinstance(recipes, list) or not all(isinstance(each, dict) and isinstance(each.get("conditions"), dict) for each in recipes):
+        raise DamagedFile(f"recipes: got {str(recipes)[:80]}; expected a list of kernel recipes")
+    rows = [members["sm_count"]], *(shapes if isinstance(shapes, list) else [None])
+    for row in rows:
+        if not isinstance(row, list) or not all(type(number) is int and number >= 0 for number in row):
+            raise DamagedFile(f"sm_count and shapes: got {str(row)[:80]}; expected integers from 0, for a shape m, n, k, recipe, outputs")
+    if odd := [row for row in shapes if len(row) != 5 or row[3] >= len(recipes)]:
+        raise DamagedFile(f"shapes: got {str(odd[0])[:80]}; expected m, n, k, the number of one of {len(recipes)} recipes, outputs")
+    library, version, gpu, date = texts
+    found = {(m, n, k): (number, outputs) for m, n, k, number, outputs in shapes}
+    return Profile(library, version, gpu, members["sm_count"], date, tuple(recipes), found)
 
 
 @lru_cache(maxsize=1)

@@ -220,13 +220,12 @@ def rounding_variants(recipe: KernelRecipe, *, rare: bool = False) -> Iterator[K
     merges = [recipe.merge]
     if several:
         order = recipe.merge.order
-        partials = [(F32, False)] + ([(recipe.dtype, False), (recipe.dtype, True)] if recipe.dtype != F32 else [])
-        starts = ("first", "zero") if order in ORDERS[:2] else ("first",)
-        merges = [
-            Merge(order, partial, serial, start)
-            for (partial, serial), start in product(partials, starts)
-            if not serial or order in ORDERS[:2]
-        ]
+        chained = order in ORDERS[:2]
+        merges = [Merge(order)]
+        if recipe.dtype != F32:
+            merges += [Merge(order, recipe.dtype), *([Merge(order, recipe.dtype, serial=True)] if chained else [])]
+            merges += [Merge(order, recipe.dtype, atomic=True)]
+        merges = [replace(merge, start=start) for merge in merges for start in (("first", "zero") if chained else ("first",))]
     casts = ("RN", "RZ", "RNA") if recipe.a == TF32 else ("RN",)
     for unit, merge, cast in product(units, merges, casts):
         # other combinations give the same bits as some that are yielded

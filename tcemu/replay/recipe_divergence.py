@@ -124,10 +124,7 @@ def trace_sums(recipe: KernelRecipe, a: list[int], b: list[int]) -> Iterator[Par
 
     if pairs or merge.start == "zero":
         first = pairs[0][0] if pairs else 0
-        if merge.serial:
-            totals[first] = stored(totals[first])
-        else:
-            totals = {number: stored(code) for number, code in totals.items()}
+        totals = {number: stored(code) if merge.rounds_slices or number == first else code for number, code in totals.items()}
         if merge.start == "zero":
             totals[first] = _add_f32(0, totals[first])
             yield PartialSum(f"slice {first} and +0", (), totals[first], 0)
@@ -135,7 +132,7 @@ def trace_sums(recipe: KernelRecipe, a: list[int], b: list[int]) -> Iterator[Par
     for to, source in pairs:
         before = totals[to]
         total = _add_f32(before, totals[source])
-        total = totals[to] = stored(total) if merge.serial else total
+        total = totals[to] = stored(total) if merge.rounds_running else total
         yield PartialSum(f"slice {to} and slice {source}", (), total, before)
 
 

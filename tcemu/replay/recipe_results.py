@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tcemu.base.compilation import jit_wide_vectors
+from tcemu.base.meshes import on_local_device
 from tcemu.formats import BF16, F32, Format
 from tcemu.products.library.kernel_order import slice_indices
 from tcemu.products.library.kernel_recipe import Epilogue, KernelRecipe, Lanes, Merge
@@ -158,7 +159,7 @@ class RecipeResults:
             return np.resize(np.broadcast_to(codes, self.size).reshape(-1), MAX_OUTPUTS).view(DTYPES[fmt])
 
         total, form, epilogue = self.totals(recipe), self.sample.form, recipe.epilogue
-        with jax.default_device(jax.devices("cpu")[0]):
+        with on_local_device("cpu"):
             extras = epilogue_operands(epilogue, (flat(a, formats["scale_a"]), flat(b, formats["scale_b"])), flat(bias, formats["bias"]))
             missing = (2 if form.scales else int(form.beta != 1)) - len(extras.factors)
             factors = [np.full(MAX_OUTPUTS, F32_ONE)] * missing + [np.broadcast_to(np.asarray(x), MAX_OUTPUTS) for x in extras.factors]
@@ -177,7 +178,7 @@ class RecipeResults:
             sums = self._slice_sums(recipe)
             total, size = sums[0], _next_size(len(sums), SLICE_COUNTS)
             if len(sums) > 1 or recipe.merge.start == "zero":
-                with jax.default_device(jax.devices("cpu")[0]):
+                with on_local_device("cpu"):
                     total = np.asarray(_jitted_merge(recipe.dtype, plan_merge(recipe, size), np.pad(sums, [(0, size - len(sums)), (0, 0)])))
             self.found_totals[order] = total[: self.size[0] * self.size[1]].reshape(self.size)
         return self.found_totals[order]
@@ -197,7 +198,7 @@ class RecipeResults:
                 slice_additions=np.zeros((0, 2), np.int32),
                 total=np.zeros((), np.int32),
             )
-            with jax.default_device(jax.devices("cpu")[0]):
+            with on_local_device("cpu"):
                 sums = np.asarray(_jitted_sums(run, order, *self._operands(recipe), chains))
             self.sums[key] = sums[:count, :rows, :columns].reshape(count, -1)[:, np.arange(MAX_OUTPUTS) % (rows * columns)]
         return self.sums[key]

@@ -220,15 +220,12 @@ def _merge_sums(recipe: KernelRecipe, sums: list[int], node: Any, added: Any, ze
 
     pairs = additions(merge.order, len(sums))
     first = pairs[0][0] if pairs else 0
-    if merge.serial:
-        sums[first] = waiting(sums[first])
-    else:
-        sums = [waiting(x) for x in sums]
+    sums = [waiting(x) if merge.rounds_slices or number == first else x for number, x in enumerate(sums)]
     started = merge.start == "zero" and zero_matters
-    if started and merge.serial:
+    if started and merge.rounds_running:
         sums[first] = node("from zero", sums[first])
     for to, source in pairs:
         total = added(sums[to], sums[source])
-        sums[to] = waiting(total) if merge.serial else total
+        sums[to] = waiting(total) if merge.rounds_running else total
     total = sums[pairs[-1][0] if pairs else 0]
-    return node("from zero", total) if started and not merge.serial else total  # +0 at the start changes only totals that stay -0
+    return node("from zero", total) if started and not merge.rounds_running else total  # +0 at the start changes only totals that stay -0

@@ -14,7 +14,10 @@ import numpy as np
 from tcemu.formats import F64, S32, Format, from_float, to_float
 
 ROUNDOFF = 2.0**-53  # unit roundoff of float64
-INTEGER_ROUNDINGS = {"RN": np.rint, "RZ": np.trunc, "RM": np.floor, "RP": np.ceil}
+INTEGER_ROUNDINGS = {
+    "RN": np.rint, "RZ": np.trunc, "RM": np.floor, "RP": np.ceil,
+    "RNA": lambda x: np.trunc(x) + np.copysign(np.abs(x - np.trunc(x)) >= 0.5, x),
+}  # fmt: skip
 
 
 def round_values(x: np.ndarray, fmt: Format, rounding: str, saturate: bool = False) -> np.ndarray:

@@ -21,6 +21,7 @@ from tcemu.ptx import compare as compare_ptx
 from tcemu.triton.emulation import LaunchData, emulated
 from tcemu.triton.launches import Launch
 from tcemu.triton.tensors import as_tensor
+from tcemu.triton.triton_versions import describe_version
 
 Program = Callable[..., Any]
 ConfigChoice = Callable[[triton.Config], bool] | None
@@ -57,6 +58,7 @@ class ProgramComparison(Result):
     results: tuple[OutputDifference, ...]  # differences of the arrays that the program returns
     statement: Comparison | None  # the left kernel of the first launch that differs, on both targets, statement by statement
     statement_reason: str  # why there is no such comparison
+    triton: str = ""  # version that compiled both sides
 
     @property
     def first(self) -> int | None:
@@ -79,14 +81,14 @@ class ProgramComparison(Result):
         ]
         rows += [(None, None, None, each.argument, each.elements, each.differing, str(each.place), *each.values) for each in self.results]
         facts = {"left_target": self.targets[0], "right_target": self.targets[1], "first_launch": self.first}
-        facts |= {"left_launches": self.launch_counts[0], "right_launches": self.launch_counts[1]}
+        facts |= {"triton": self.triton, "left_launches": self.launch_counts[0], "right_launches": self.launch_counts[1]}
         return Table("Tensors that differ", columns, tuple(rows), facts)
 
     def __str__(self) -> str:
         left, right = self.targets
         counts = f"{self.launch_counts[0]} launches" + (f" and {self.launch_counts[1]}" if len(set(self.launch_counts)) > 1 else "")
         differing = sum(bool(pair.differences) for pair in self.launches)
-        lines = [f"{left} and {right}: {counts}; {differing} of the {len(self.launches)} compared launches differ"]
+        lines = [f"{left} and {right}, Triton {self.triton}: {counts}; {differing} of the {len(self.launches)} compared launches differ"]
         first = self.first
         lines += [f"launch {number} is not compared: {pair.reason}" for number, pair in enumerate(self.launches) if pair.reason]
         if first is not None:
@@ -159,6 +161,7 @@ def compare(
         results=tuple(_compare_results(*results)),
         statement=statement,
         statement_reason=reason,
+        triton=describe_version(),
     )
 
 

@@ -46,11 +46,11 @@ from tcemu.triton.tensors import (
     noted_addresses,
     storage_extent,
 )
+from tcemu.triton.triton_versions import TRIED, describe_version, installed_version
 
 STAGE_KEY = "tcemu: the PTX in place of machine code"  # part of the keys of Triton's cache
 CACHE_FOLDER = "tcemu"  # within Triton's cache
 PROGRAM_FOLDER = "statements"  # within that folder: compiled statements of PTX
-OLDEST_TRITON = (3, 6)
 
 
 @contextmanager
@@ -83,8 +83,8 @@ def emulated(
         OutOfBounds, Misaligned, Trapped, UndefinedBehaviour: As `tcemu.ptx.run` raises them.
     """
     name = resolve_target(target)
-    _check_version()
-    report = LaunchReport(name)
+    installed_version()  # raises for a version that is too old
+    report = LaunchReport(name, describe_version())
     driver = EmulationDriver(name, report, config, checked)
     with ExitStack() as stack:
         stack.enter_context(_active_driver(driver))
@@ -140,12 +140,6 @@ def _keep_ptx_stage(user_hook: Callable | None) -> Callable:
         return None
 
     return hook
-
-
-def _check_version() -> None:
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if version < OLDEST_TRITON:
-        raise Unsupported(f"tcemu.triton needs Triton {'.'.join(map(str, OLDEST_TRITON))} or later; this is {triton.__version__}")
 
 
 class EmulationDriver(DriverBase):
@@ -231,7 +225,7 @@ def _closure_config(kernel_call: Callable) -> triton.Config:
     """Return the config that Triton's autotuner is about to time."""
     cells = dict(zip(kernel_call.__code__.co_freevars, kernel_call.__closure__ or (), strict=True))
     if "config" not in cells:
-        raise Unsupported(f"Triton {triton.__version__} does not show which config it times; tcemu.triton was tried with 3.6.0 and 3.9.0")
+        raise Unsupported(f"Triton {triton.__version__} does not show which config it times; tcemu.triton was tried with {TRIED}")
     return cells["config"].cell_contents
 
 

@@ -40,6 +40,7 @@ from tcemu.triton.device_properties import PROPERTIES
 from tcemu.triton.interpreter_floats import NarrowFloats, numbers
 from tcemu.triton.launches import Launch, LaunchReport
 from tcemu.triton.tensors import InterpreterTensor, NumpyTensor
+from tcemu.triton.triton_versions import TRIED, TritonVersion, describe_version, installed_version
 
 WARPS_PER_GROUP = 4
 EXACT_ACCUMULATION = 1 << 30  # `max_num_imprecise_acc` from which on Triton does not promote FP8 sums
@@ -70,7 +71,8 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
     """Run every Triton kernel that is launched inside by Triton's interpreter, with `tl.dot` in the bits of the target's tensor cores.
 
     It is faster than `emulated`, and less exact: `tl.dot` and `tl.dot_scaled` have the bits of the instruction that Triton's compiler would
-    choose, in ascending order of K, with the accumulator as C. Other operations are those of Triton's interpreter: the order in which
+    choose, in ascending order of K, with the accumulator as C. The compiled kernel adds the products of `tl.dot_scaled` in another order:
+    its inexact sums may differ in the last bits. Other operations are those of Triton's interpreter: the order in which
     `tl.sum` adds, special functions, and the fusion of products and sums are not the GPU's.
 
     bf16 is computed and bf16 and FP8 are converted as on the target (see `interpreter_floats`); the codes of NaN may differ.
@@ -87,9 +89,10 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
         Unsupported: Triton is older than 3.8; the target is unknown or has no rule for `tl.dot`; or, at a dot, an `input_precision` of
             several products, or `max_num_imprecise_acc`.
     """
-    if not hasattr(interpreter.interpreter_builder, "create_fneg"):
+    version = installed_version()
+    if not version.interpreted:
         raise Unsupported(
-            f"interpreted: Triton {triton.__version__}'s interpreter lacks operations that this way replaces; Triton 3.8 has them. "
+            f"interpreted: Triton {triton.__version__}'s interpreter lacks operations that this way replaces (tried were {TRIED}). "
             "tcemu.triton.emulated works with this one"
         )
     name = resolve_target(target)
@@ -100,15 +103,15 @@ def interpreted(target: str, *, redirect_cuda: bool = True) -> Iterator[LaunchRe
         raise Unsupported(
             f"interpreted: there is no rule for tl.dot on {name}; covered are {covered}. tcemu.triton.emulated has no such limit"
         )
-    report = LaunchReport(name)
-    dots = _Dots(name, rule, report)
+    report = LaunchReport(name, describe_version())
+    dots = _Dots(name, rule, report, version)
     with ExitStack() as stack:
         builder = interpreter.interpreter_builder
         stack.enter_context(patch.object(builder, "create_dot", dots.create_dot))
         stack.enter_context(patch.object(builder, "create_dot_scaled", dots.create_dot_scaled))
         stack.enter_context(patch.object(JITFunction, "run", lambda function, *args, **kwargs: dots.run(function, *args, **kwargs)))
         stack.enter_context(patch.object(JITFunction, "__call__", _call_interpreted))
-        stack.enter_context(NarrowFloats(capability).patched())
+        stack.enter_context(NarrowFloats(capability, version).patched())
         if redirect_cuda:
             stack.enter_context(cuda_on_cpu(capability, PROPERTIES[capability].processors, target))
         yield report
@@ -162,8 +165,8 @@ def _for_interpreter(argument: Any) -> Any:
 class _Dots:
     """The products of the kernels that run."""
 
-    def __init__(self, target: str, rule: DotRule, report: LaunchReport) -> None:
-        self.target, self.rule, self.report = target, rule, report
+    def __init__(self, target: str, rule: DotRule, report: LaunchReport, version: TritonVersion) -> None:
+        self.target, self.rule, self.report, self.version = target, rule, report, version
         self.warps = WARPS_PER_GROUP
 
     def run(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -199,8 +202,8 @@ class _Dots:
                 self._multiply_f32(left, right, d.data, str(input_precision).rpartition(".")[2].lower()), result
             )
         if any(each in FP8 for each in formats):
-            if not self.rule.fp8 and E4M3 in formats:
-                raise Unsupported(f"tl.dot of float8e4nv: Triton does not compile it for {self.target}; sm_89 and later have it")
+            if E4M3 in formats:
+                self._require_e4m3()
             if not self.rule.fp8 or not all(each in FP8 for each in formats):
                 left, right, formats = left.astype(np.float16), right.astype(np.float16), [F16, F16]
             elif 0 < max_num_imprecise_acc < left.shape[-1]:
@@ -210,6 +213,11 @@ class _Dots:
                 )
         op = self._instruction(formats[0], formats[1], F16 if d.data.dtype == np.float16 else F64 if formats[0] == F64 else F32, left)
         return interpreter.TensorHandle(self._multiply(op, left, right, d.data), result)
+
+    def _require_e4m3(self) -> None:
+        """Raise Unsupported if Triton does not compile e4m3 for the target."""
+        if not self.rule.fp8:
+            raise Unsupported(f"tl.dot of float8e4nv: Triton does not compile it for {self.target}; sm_89 and later have it")
 
     def _multiply_f32(self, left: np.ndarray, right: np.ndarray, total: np.ndarray, precision: str) -> np.ndarray:
         if precision != "tf32":
@@ -223,12 +231,14 @@ class _Dots:
         rhs_k_pack: bool, accumulator: Any,
     ) -> Any:  # fmt: skip
         """Return the product of scaled operands, which the compiler converts to bf16, or to f16 if one of them is f16."""
+        if any(each.dtype.scalar is tl.float8e4nv for each in (lhs, rhs)):
+            self._require_e4m3()
         half = "FP16" in f"{lhs_format} {rhs_format}".upper()
         compute = tl.float16 if half else tl.bfloat16
-        prepare = interpreter._prepare_dot_scaled_operand
+        prepare, kind = interpreter._prepare_dot_scaled_operand, (compute,) if self.version.scaled_type else ()
         values = (
-            prepare(lhs, lhs_scale, lhs_format, lhs_k_pack, compute, is_rhs=False),
-            prepare(rhs, rhs_scale, rhs_format, rhs_k_pack, compute, is_rhs=True),
+            prepare(lhs, lhs_scale, lhs_format, lhs_k_pack, *kind, is_rhs=False),
+            prepare(rhs, rhs_scale, rhs_format, rhs_k_pack, *kind, is_rhs=True),
         )
         left, right = (value.astype(np.float16 if half else ml_dtypes.bfloat16) for value in values)
         form = F16 if half else BF16

@@ -3,7 +3,7 @@
 The interpreter of Triton 3.9 keeps these types as raw codes in unsigned integers. It adds and compares the codes of bf16, truncates f32 to
 bf16, and loses a carry of f32 to e4m3. Here each operation of bf16 is computed exactly enough to be rounded once, to nearest even, and each
 conversion is the one that Triton's compiler emits for the target: `cvt.rn`, `cvt.rz` and, to FP8, `cvt.rn.satfinite` or integer operations.
-Source: PTX of Triton 3.9.0 for sm_75, sm_80 and sm_90. The codes of NaN are not promised.
+Source: PTX of Triton 3.8.0 and 3.9.0 for sm_75, sm_80 and sm_90. The codes of NaN are not promised.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from tcemu.base.errors import Unsupported
+from tcemu.triton.triton_versions import HALF_UP, TritonVersion
 
 DTYPES = {  # of the interpreter's raw codes
     tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float8e5: ml_dtypes.float8_e5m2,
@@ -70,8 +71,8 @@ def towards_zero(x: np.ndarray, dtype: Any) -> np.ndarray:
 class NarrowFloats:
     """The interpreter's operations for one target."""
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
+    def __init__(self, capability: int, version: TritonVersion) -> None:
+        self.capability, self.version = capability, version
         self.builder = interpreter.interpreter_builder
 
     @contextmanager
@@ -162,6 +163,8 @@ class NarrowFloats:
                 values = _odd_from_integers(values) if single else values.astype(np.float32)
             elif values.dtype == np.float64:
                 values = round_to_odd_f32(values)
+        elif self.capability < CVT_FP8 and result is tl.float8e5 and self.version.e5m2 == HALF_UP:
+            return interpreter.TensorHandle(_e5m2_half_up(kind, source.data, values), result)
         elif self.capability < CVT_FP8 and kind is tl.bfloat16:
             values = values.astype(np.float16)  # the compiler converts to f16 first
         return self._encode(values, result)
@@ -200,6 +203,19 @@ def _bf16_from_e5m2(codes: np.ndarray) -> np.ndarray:
     small = (codes & 0x7F).astype(np.uint16) << 5
     values = small.view(ml_dtypes.bfloat16).astype(np.float32) * np.float32(2.0**112)
     return values.astype(ml_dtypes.bfloat16).view(np.uint16) | (codes & 0x80).astype(np.uint16) << 8
+
+
+def _e5m2_half_up(kind: tl.dtype, codes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return codes of e5m2 as Triton 3.8 computes them by integer operations.
+
+    f32 is truncated to f16. Half a unit is added to the code of f16, which carries into infinity. The code of bf16 is clipped to the range
+    from 2^-15; its largest values carry into the sign.
+    """
+    if kind is tl.bfloat16:
+        clipped = np.clip(codes & 0x7FFF, 0x3800, 0x57E0).astype(np.uint16)
+        return (((clipped + np.uint16(0x10) - np.uint16(0x3800)) << 3) >> 8 | (codes & 0x8000) >> 8).astype(np.uint8)
+    halves = values if values.dtype == np.float16 else towards_zero(values.astype(np.float32), np.float16)
+    return ((halves.view(np.uint16) + np.uint16(0x80)) >> 8).astype(np.uint8)
 
 
 def _odd_from_integers(values: np.ndarray) -> np.ndarray:

@@ -30,6 +30,7 @@ class LaunchReport(Result):
     """
 
     target: str
+    triton: str = ""  # version whose compiler or interpreter ran; see `tcemu.triton.triton_versions`
     launches: list[Launch] = field(default_factory=list)
 
     def table(self) -> Table:
@@ -43,7 +44,7 @@ class LaunchReport(Result):
             )
             for each in self.launches
         )  # fmt: skip
-        return Table(f"Launches on {self.target}", columns, rows, {"target": self.target})
+        return Table(f"Launches on {self.target}, Triton {self.triton}", columns, rows, {"target": self.target, "triton": self.triton})
 
     def __str__(self) -> str:
         return self.table().text()

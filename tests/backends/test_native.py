@@ -1,6 +1,7 @@
 """`execution("native")` without a GPU: the choice and what compiled programs know of it, refusals, the table of equalities."""
 
 import shutil
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,14 @@ from support.unit_equalities import equalities
 
 import tcemu
 from tcemu.architectures.lookup import target_rows
+from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, product_spec
 from tcemu.arithmetic.reduction import reduce_k
 from tcemu.backends.cuda import nvrtc
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.backends.native import units
 from tcemu.base import execution as executing
-from tcemu.formats import BF16, E4M3, F16, F32, from_float
+from tcemu.formats import BF16, E4M3, F16, F32, S32, from_float
 
 F16_MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 F16_WGMMA = "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16"
@@ -230,6 +232,29 @@ def test_code_of_old_compilers(monkeypatch):
         units.find_statement_unit(op, tcemu.get_model(op, "sm_90a"), False, product_spec(op), "sm_90a")
 
 
+def test_integer_sums_are_clamped_after_as_many_products():
+    """An H200's K = 32 clamps once, an RTX 3060's twice; their K = 16 are the same."""
+    long, short = (tcemu.parse(f"mma.sync.aligned.m16n8k{k}.row.col.satfinite.s32.s8.s8.s32") for k in (32, 16))
+    halves, whole = tcemu.get_model(long, "sm_86"), tcemu.get_model(long, "sm_90a")
+    for find in (units.find_product_unit, lambda *asked: units.find_statement_unit(long, halves, False, product_spec(long), asked[-1])):
+        with pytest.raises(tcemu.Unsupported, match="clamp_step=16"):
+            find(product_spec(long), halves, "sm_90a")
+    assert units.find_statement_unit(long, whole, False, product_spec(long), "sm_90a").op == long
+    assert units.find_product_unit(product_spec(long), whole, "sm_90a").op.k == 32
+    assert units.find_product_unit(product_spec(short), tcemu.get_model(short, "sm_86"), "sm_90a").op == short
+    key = lambda op, step: units.ArithmeticKey.from_model(Model(S32, clamp_step=step), product_spec(op))
+    assert key(long, 16) == key(short, None) == key(short, 16) == key(short, 32) != key(long, 12) != key(short, 12)
+    wrapped = product_spec(replace(long, satfinite=False))
+    assert units.find_product_unit(wrapped, halves, "sm_90a").op.k == 32  # nothing is clamped
+
+
+def test_a_gpu_that_reads_padding_otherwise_is_refused():
+    op = tcemu.parse("mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e4m3.f32")
+    units.require_same_padding(op, replace(op, a=tcemu.formats.E2M3), "sm_120a")
+    with pytest.raises(tcemu.Unsupported, match="padding of e2m1"):
+        units.require_same_padding(op, op, "sm_120a")
+
+
 # ---- the table of equalities
 
 
@@ -249,7 +274,7 @@ def test_what_serves_other_targets():
     assert found["sm_100", "mma f16 to f32", (F16, F16)] == {("mma", units.EQUAL), ("wgmma", units.EQUAL)}
     assert found["sm_100a", "tcgen05.mma bf16 to f32", (BF16, BF16)] == {("mma", units.EQUAL), ("wgmma", units.EQUAL)}
     assert found["sm_100a", "mma e4m3/e5m2 to f32", (E4M3, E4M3)] == {("mma", units.EQUAL)}
-    assert not any(target == "sm_120a" and row == "mma e4m3/e5m2/e2m1 to f32" for target, row, _ in found)
+    assert not any(target == "sm_120a" and row.startswith("mma e4m3/e5m2") for target, row, _ in found)
     e5m2 = tcemu.formats.E5M2
     assert ("sm_89", "mma e4m3/e5m2 to f16", (e5m2, e5m2)) not in found  # their products reach below the floor
     assert ("sm_89", "mma e4m3/e5m2 to f16", (E4M3, e5m2)) in found

@@ -29,6 +29,7 @@ from tcemu.base.jax_internals import (
     jvp_rule,
     lowers_late_attributes,
     name_compilation_unit,
+    refuse_forward_mode,
     replace_jvp_rule,
     replace_vjp_rules,
     reset_compilation_cache,
@@ -268,6 +269,26 @@ def half(x):
 @half.defjvp
 def half_jvp(primals, tangents):
     return half(*primals), tangents[0] / 2
+
+
+def test_refuse_forward_mode():
+    """In reverse mode the cotangent passes, whatever is around it; in forward mode the message comes before JAX's own."""
+
+    @jax.custom_vjp
+    def function(x):
+        return 2 * x
+
+    function.defvjp(lambda x: (function(x), None), lambda _, g: (3 * g,))
+
+    marked = lambda x: function(refuse_forward_mode(x, "the message"))
+    looped = lambda x: jax.lax.scan(lambda x, _: (jax.checkpoint(marked)(x), None), x, None, length=2)[0]
+    batched = jax.grad(lambda x: jax.vmap(looped)(x).sum())
+    for call in (jax.grad(lambda x: looped(x).sum()), jax.jit(jax.vmap(jax.grad(looped))), jax.jacrev(looped), batched):
+        assert jnp.array_equal(jnp.sum(call(X)), 9 * X.size)
+    assert jnp.array_equal(jax.jit(looped)(X), 4 * X)
+    for call in (jax.jacfwd(looped), jax.jit(jax.jacfwd(looped)), lambda x: jax.jvp(looped, (x,), (x,)), jax.linearize(looped, X)[1]):
+        with pytest.raises(TypeError, match="the message"):
+            call(X)
 
 
 def test_jvp_rule():

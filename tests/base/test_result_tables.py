@@ -17,7 +17,7 @@ import pytest
 from support import pages
 
 import tcemu
-from tcemu.arithmetic.model import OTHER_MAKERS_FIELDS
+from tcemu.arithmetic.model import RARE_FIELDS
 from tcemu.base.results import MAX_HTML_ROWS, Result, Table, to_json, to_scalar
 
 RECORDED = Path(__file__).parents[2] / "docs" / "studies" / "same-product.json"
@@ -222,7 +222,7 @@ def test_an_inferred_model():
     assert facts["confirmed"] is True and facts["model"]["fraction_bits"] == own.fraction_bits
     assert facts["model"].keys() == vars(own).keys()
     said = " ".join(str(found).split())
-    assert repr(own) in said and all(f"{name}=" in said for name in vars(own) if name not in OTHER_MAKERS_FIELDS)
+    assert repr(own) in said and all(f"{name}=" in said for name in vars(own) if name not in RARE_FIELDS)
     assert [r["field"] for r in found.records()] == [f.field for f in found.findings]
 
 

@@ -1,5 +1,6 @@
 """What people try first and get wrong: each is refused with what would work, or simply works."""
 
+import contextlib
 import re
 
 import numpy as np
@@ -207,3 +208,11 @@ def test_recipes_and_instructions_are_told_apart():
     for written in ("fp16", "float16", "half", "Float16 on H100"):
         assert tcemu.get_recipe(written) == tcemu.get_recipe("f16")
     assert tcemu.get_recipe("bfloat16") == tcemu.get_recipe("bf16")
+
+
+@pytest.mark.parametrize("words", [["\x1b[31mred"], ["check", "\x1b[31mred", "--target", "H100"], ["list", "--target", "\x9b31mred"]])
+def test_codes_for_the_terminal_in_an_argument_are_escaped(words, capsys):
+    with contextlib.suppress(SystemExit):
+        main(words)
+    printed = "".join(capsys.readouterr())
+    assert "31mred" in printed and not {"\x1b", "\x9b"} & set(printed), printed

@@ -10,6 +10,7 @@ from itertools import product
 import chex
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from oracles import reference
 from oracles.other_formats import CAST_BY_ML_DTYPES, DTYPES, GFLOAT, round_with_gfloat, same_floats
 from oracles.reference import MODES
 from support import random_operands as operands
+from support.ptx_scalars import operation, run_operations
 from support.sampling import sample_cases
 
 from tcemu.formats import F32, FORMATS, convert, decode, encode, from_float, to_float
@@ -103,6 +105,29 @@ def test_halves_by_reference(case):
         for code in range(near + sign, near + sign + 9)
     ]
     agrees_with_reference(source, target, np.unique(np.concatenate([HALVES[::23], np.array(ends, np.uint16)])), WAYS[1:])
+
+
+@pytest.mark.parametrize("target", sample_cases(["tf32", "f16", "bf16", "s8", *NARROW], ["tf32", "e4m3", "e2m1", "ue8m0", "s8"]))
+def test_ties_away_from_zero(target):
+    """At every value and every middle of two, and one ulp to both sides."""
+    ways = [("RNA", False), ("RNA", True)]
+    near = f32_boundaries(target) if target != "s8" else np.arange(-300, 300, 0.25, np.float32).view(np.uint32)
+    codes = np.random.default_rng(5).choice(near, 2000)
+    agrees_with_reference("f32", target, codes, ways)
+    found = [np.asarray(convert(FORMATS["f32"], FORMATS[target], near, mode)) for mode in ("RNA", "RN")]
+    assert (found[0] != found[1]).any()
+
+
+def test_zero_in_ue8m0_is_nan_or_the_least_by_name():
+    """ml_dtypes makes it NaN; PTX's cvt makes it 2^-127, and so does `saturate`."""
+    zeros = np.array([0.0, -0.0], np.float32)
+    assert np.asarray(from_float(FORMATS["ue8m0"], zeros)).tolist() == [0xFF, 0xFF]
+    assert zeros.astype(ml_dtypes.float8_e8m0fnu).view(np.uint8).tolist() == [0xFF, 0xFF]
+    assert np.asarray(from_float(FORMATS["ue8m0"], zeros, saturate=True)).tolist() == [0, 0]
+    opcodes = ("cvt.rz.satfinite.ue8m0x2.f32", "cvt.rp.satfinite.ue8m0x2.f32", "cvt.rz.ue8m0x2.f32")
+    words = zeros.view(np.uint32)
+    for (found,) in run_operations([operation(opcode) for opcode in opcodes], [[words, words]] * len(opcodes)):
+        assert found.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("source", sample_cases(["f16", "bf16"], ["f16"]))

@@ -119,6 +119,8 @@ def _round_up(sign: int, odd: int, rest: int, half: int, mode: str) -> bool:
     """Whether a magnitude with `rest` left over goes to the next one."""
     if mode == "RN":
         return rest > half or (rest == half and odd == 1)
+    if mode == "RNA":  # to nearest, ties away from zero
+        return rest >= half
     return rest > 0 and mode == ("RM" if sign else "RP")
 
 
@@ -176,8 +178,8 @@ def encode(name: str, value: Fraction | int, mode: str = "RN", saturate: bool = 
     ties in ue8m0 go to the even code.
     """
     spec, value = FORMATS[name], Fraction(value)
-    if mode not in MODES:
-        raise ValueError(f"mode is {mode!r}; one of {MODES} is wanted")
+    if mode not in (*MODES, "RNA"):
+        raise ValueError(f"mode is {mode!r}; one of {MODES} or RNA is wanted")
     n, e = _dyadic(value)
     sign = int(value < 0)
     if not spec.exponent:
@@ -363,6 +365,14 @@ def _quad_pair(a_row: Sequence[int], b_col: Sequence[int], c_code: int, c: str, 
     low = fma(a1, b1, fma(a0, b0, minus_zero, "f32"), "f32")  # x + (-0) is x: a product alone
     high = fma(a3, b3, fma(a2, b2, minus_zero, "f32"), "f32")
     return convert("f32", "f16", add(add(wide_c, low, "f32"), high, "f32"))
+
+
+def clamped_dot(a: str, b: str, a_row: Sequence[int], b_col: Sequence[int], c_code: int, step: int) -> int:
+    """An integer sum that is clamped to s32 after each `step` products, as `.satfinite` is by targets that split an instruction."""
+    for start in range(0, len(a_row), step):
+        part = slice(start, start + step)
+        c_code = _integers(a_row[part], b_col[part], c_code, a, b, True, None)
+    return c_code
 
 
 def _integers(a_row: Sequence[int], b_col: Sequence[int], c_code: int, a: str, b: str, satfinite: bool, bit_op: str | None) -> int:

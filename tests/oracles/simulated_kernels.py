@@ -112,6 +112,11 @@ def store_rounded(name: str) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
     return lambda sums: add_in_order([rounder(name)(s) for s in sums])
 
 
+def atomic(name: str) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    """Additions in a narrow format: each slice's sum and each running sum are rounded to it."""
+    return lambda sums: serial(name)([rounder(name)(s) for s in sums])
+
+
 def descending(sums: Sequence[np.ndarray]) -> np.ndarray:
     return add_in_order(list(sums)[::-1])
 

@@ -12,6 +12,7 @@ from support.sampling import sample_cases
 
 import tcemu
 from tcemu import formats
+from tcemu.products.library.kernel_recipe import KernelRecipe, Slices, Steps
 
 F16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 F16_F16 = "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"
@@ -155,8 +156,22 @@ def test_rounding_and_saturation_of_the_inputs():
     assert abs(mean - 2.0**-12) < 4 * 2.0**-10 * np.sqrt(0.25 * 0.75 / 4096)
     with pytest.raises(ValueError, match="key="):
         tcemu.gemm(x, one, op=F16, target="sm_90a", rounding="SR")
-    with pytest.raises(ValueError, match="'up' is not one of RN, RZ"):
+    with pytest.raises(ValueError, match=r"'up' is not one of RN, RZ.*RNA"):
         tcemu.gemm(x, one, op=F16, target="sm_90a", rounding="up")
+
+
+def test_ties_away_from_zero_are_those_of_a_kernel_recipe():
+    """What cvt.rna.tf32 makes of f32 operands, in gemm and where a library's kernel casts so."""
+    ties = np.array([[1 + 2.0**-11, -1 - 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-11 - 2.0**-23]], np.float32)
+    op, one = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", np.eye(4, dtype=np.float32)
+    d = np.asarray(tcemu.gemm(ties, one, op=op, target="sm_90a", rounding="RNA"))
+    assert d.tolist() == [[1 + 2.0**-10, -1 - 2.0**-10, 1 + 2 * 2.0**-10, 1]]
+    rng = np.random.default_rng(11)
+    normal = (rng.standard_normal((16, 16)).astype(np.float32) for _ in range(2))
+    a, b = ((x.view(np.uint32) & np.uint32(0xFFFFF000)).view(np.float32) for x in normal)  # half of them are ties
+    recipe = KernelRecipe(formats.TF32, formats.TF32, formats.F32, Steps(tcemu.parse(op), "sm_90a"), Slices.single(16), cast="RNA")
+    assert (bits(tcemu.gemm(a, b, op=op, target="sm_90a", rounding="RNA")) == bits(tcemu.matmul(a, b, recipe=recipe))).all()
+    assert (bits(tcemu.gemm(a, b, op=op, target="sm_90a")) != bits(tcemu.matmul(a, b, recipe=recipe))).any()
 
 
 AXES = list(itertools.product((0, 1, 2), (0, 1, 7, 16), (0, 1, 9), (0, 3, 8), (True, False)))

@@ -70,8 +70,37 @@ def test_emulated_gradients_have_the_bits_of_their_own_recipes():
     da, db = all_gradients(lambda a, b: tcemu.matmul(a, b, recipe=recipe), (A, B))(A, B)  # eagerly: what is compiled serves the lines below
     np.testing.assert_array_equal(da, tcemu.matmul(G, B.T, recipe=OF_A))
     np.testing.assert_array_equal(db, tcemu.matmul(A.T, G, recipe=OF_B))
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda a: tcemu.matmul(a, B, recipe=recipe), (A,), (A,))
+
+
+FORWARD = {
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
+    "jacfwd of a compiled function": lambda f, x: jax.jacfwd(jax.jit(f))(x),
+    "compiled jacfwd": lambda f, x: jax.jit(jax.jacfwd(f)).lower(x),
+    "hessian": lambda f, x: jax.hessian(lambda x: f(x).sum())(x),
+}
+
+
+@pytest.mark.parametrize("how", FORWARD)
+def test_forward_mode_through_recipes_for_the_gradients_says_what_would_work(how):
+    recipe = CAST.replace(backward=(OF_A, OF_B))
+    call = tcemu.emulate(lambda a: jnp.tanh(a @ B), recipe) if how == "jvp" else lambda a: tcemu.matmul(a, B, recipe=recipe)
+    with pytest.raises(TypeError, match=r'forward mode.*jacrev.*backward="exact"'):
+        FORWARD[how](call, jnp.asarray(A))
+
+
+def test_reverse_mode_passes_the_marks_of_reverse_mode_under_every_transformation():
+    """Two layers in a loop, a checkpoint and a batch, under jit and not."""
+    recipe, w = CAST.replace(backward=(OF_A, OF_B)), B[:, :1] * B.T[:1] / 64  # [K, K]
+    layer = lambda x, _: (jnp.tanh(tcemu.matmul(x, w, recipe=recipe)), None)
+    looped = jax.vmap(lambda x: jax.lax.scan(jax.checkpoint(layer), x, None, length=2)[0])
+    unrolled = lambda x: layer(layer(x, None)[0], None)[0]
+    x = jnp.stack([A, 2 * A])
+    found = jax.jit(jax.grad(lambda x: looped(x).sum()))(x)
+    expected = [jax.grad(lambda x: unrolled(x).sum())(part) for part in x]
+    np.testing.assert_array_equal(found, jnp.stack(expected))
+    _, pushforward = jax.linearize(unrolled, x[0])
+    with pytest.raises(TypeError, match=r"forward mode.*jacrev"):
+        pushforward(x[0])
 
 
 @pytest.mark.parametrize("name", ["fp8", *(pytest.param(name, marks=full) for name in ("deepseek", "mxfp8", "nvfp4"))])

@@ -2,12 +2,14 @@
 
 import json
 from fractions import Fraction
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from support.changed_json import json_paths, replace_at
 from support.sampling import sample_cases
 
 import tcemu
@@ -15,7 +17,7 @@ from tcemu.formats import BF16, E4M3, F16, F32, TF32
 from tcemu.products.library.kernel_json import LATER_FIELDS
 from tcemu.products.library.kernel_order import additions, slice_indices, step_order
 from tcemu.products.library.kernel_recipe import even_edges
-from tcemu.products.library.kernel_sums import apply_epilogue, epilogue_operands, plan_epilogue
+from tcemu.products.library.kernel_sums import apply_epilogue, epilogue_operands, plan_epilogue, plan_kernel
 from tcemu.replay import Conditions, Epilogue, Lanes, Merge, Slices, Steps, dumps, find_divergence, loads
 from tcemu.replay.recipe_divergence import trace_sums
 
@@ -128,10 +130,15 @@ MERGES = {  # how three partial sums are merged -> the same in NumPy
     Merge("tree"): lambda p: (p[0] + p[1]) + p[2],
     Merge(partial=F16): lambda p: half(half(p[0]) + half(p[1]) + half(p[2])),
     Merge(partial=F16, serial=True): lambda p: half(half(half(p[0]) + p[1]) + p[2]),
+    Merge(partial=F16, atomic=True): lambda p: half(half(half(p[0]) + half(p[1])) + half(p[2])),
+    Merge("tree", F16, atomic=True): lambda p: half(half(half(p[0]) + half(p[1])) + half(p[2])),
+    Merge("descending", F16, start="zero", atomic=True): lambda p: half(half(half(0 + half(p[2])) + half(p[1])) + half(p[0])),
 }
 
 
-@pytest.mark.parametrize("merge", sample_cases(MERGES, (Merge("descending"), Merge(partial=F16, serial=True)), str))
+@pytest.mark.parametrize(
+    "merge", sample_cases(MERGES, (Merge("descending"), Merge(partial=F16, serial=True), Merge(partial=F16, atomic=True)), str)
+)
 def test_slices_are_a_loop_over_gemm(merge):
     a, b = draw_matrices(300)
     p = parts(a, b, [np.arange(0, 128), np.arange(128, 256), np.arange(256, 300)])
@@ -380,6 +387,22 @@ def test_files_from_before_scales_are_read():
         assert "plus_zero" not in held["epilogue"] and loads(json.dumps(held)) == r
 
 
+@pytest.mark.parametrize("r", EXAMPLES, ids=lambda r: f"{type(r.unit).__name__} {r.slices}")
+def test_no_changed_json_ends_in_another_error_than_valueerror(r):
+    """Every value is replaced by values of other types; what is still read is a recipe with an order."""
+    plain, refused = json.loads(dumps(r)), 0
+    for path, value in product(json_paths(plain), (None, True, 1.5, -1, "x", [], [1], [[1]], {}, {"a": 1})):
+        try:
+            read = loads(json.dumps(replace_at(plain, path, value)))
+        except ValueError:
+            refused += 1
+            continue
+        assert str(read) and dumps(read) and plan_kernel(read)
+    assert refused > 300
+    with pytest.raises(TypeError, match="text: got NoneType"):
+        loads(None)
+
+
 def test_json_that_is_none():
     for text in ("", "[1]", '{"a": 1, "a": 2}', "NaN", "[" * 100_000):
         with pytest.raises(ValueError):
@@ -393,6 +416,8 @@ def test_json_that_is_none():
         (lambda: Slices.even(0, 1, 1), "k=0"),
         (lambda: Merge("tree", F16, True), "ascending or descending"),
         (lambda: Merge(serial=True), "serial=True"),
+        (lambda: Merge(atomic=True), "atomic=True"),
+        (lambda: Merge(partial=F16, serial=True, atomic=True), "False with serial=True"),
         (lambda: Lanes(0), "lanes=0"),
         (lambda: Lanes(product=F16), "expected fused=False"),
         (lambda: Lanes(product=F32, fused=False), "product="),
@@ -516,6 +541,8 @@ def test_where_two_recipes_part():
 
 SUMMED = [
     recipe(HOPPER, Slices.even(200, 3, 64), Merge(partial=F16, serial=True), F16),
+    recipe(HOPPER, Slices.even(200, 4, 32), Merge("tree", F16, atomic=True), F16),
+    recipe(HOPPER, Slices.even(200, 3, 64), Merge(partial=F16, start="zero", atomic=True), F16),
     recipe(HOPPER, Slices.even(200, 3, 64), Merge("paired", F16), F16),
     recipe(steps(restart=64), Slices.interleaved(200, 2, 32)),
     recipe(Lanes(8, 2, 4, "tree"), Slices.even(200, 2, 8), Merge(start="zero")),

@@ -56,6 +56,12 @@ def test_arrays_come_back_with_their_shape():
     assert jnp.shape(back.promote) == () and int(back.promote) == 2
 
 
+def test_a_model_of_an_older_file_lacks_later_fields():
+    data = json.loads(MADE["what if"].to_json())
+    assert data["model"].pop("clamp_step", "") is None
+    assert Recipe.from_json(json.dumps(data)) == MADE["what if"]
+
+
 def test_a_traced_recipe_is_refused():
     with pytest.raises(TypeError, match=r"Model.fraction_bits is traced .* outside jit"):
         jax.vmap(lambda bits: get_recipe("bf16").what_if(fraction_bits=bits).to_json() and bits)(jnp.arange(3, 5))

@@ -14,6 +14,7 @@ FOLDER = pages.ROOT / "benchmarks"
 MODULES = {"harness", "replay_products"}  # imported by scripts
 SMALLEST = {
     "fingerprint": "torch-f16 64 64 8192",
+    "first_calls": "--size 32 --ways jit eager --settings warm",
     "fuzz": "--cases 64 --repeats 1",
     "gemm": "--sizes 32 --formats f16 s8 --recipes bf16 --repeats 1",
     "mma": "--warps 4 --formats f16 --repeats 1",
@@ -30,8 +31,8 @@ SMALLEST = {
     "wgmma": "--warpgroups 2 --formats f16 -n 8 --repeats 1",
     "wmma": "--warps 2 --repeats 1",
 }
-# scripts that need a GPU or a survey of one; tests of replay and of special functions call their functions
-ONLY_HELP = {"drift_gpu", "replay_distil", "replay_gpu", "replay_proposals", "special_function_sweep"}
+# scripts that need a GPU or a survey of one, or that tests of replay, special functions and several processes call
+ONLY_HELP = {"drift_gpu", "replay_distil", "replay_gpu", "replay_proposals", "several_gpus", "special_function_sweep"}
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in MODULES)
 NEEDED = {"torch_model": "torch"}  # packages of an extra
 

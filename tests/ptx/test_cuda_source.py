@@ -29,6 +29,18 @@ POINTERS = """
 """
 
 
+def test_an_architecture_that_nvrtc_has_dropped_names_the_toolkit_that_has_it(monkeypatch):
+    monkeypatch.setattr(nvrtc, "version", lambda: (13, 0))
+    assert "7.5 and later. compute_70 is in CUDA 12" in nvrtc.explain_architecture("compute_70")
+    assert nvrtc.explain_architecture("compute_75") == nvrtc.explain_architecture("sm_90a") == ""
+
+
+@pytest.mark.skipif(nvrtc.library() is None or nvrtc.version()[0] != 13, reason="there is no NVRTC 13: pip install -e '.[cuda]'")
+def test_a_source_for_volta_says_which_toolkit_compiles_it():
+    with pytest.raises(ptx.PtxError, match=r"sm_70: NVRTC 13\.(.|\n)*CUDA 12, from 12\.0"):
+        ptx.compile(SOURCE, target="V100")
+
+
 @needs_nvrtc
 def test_templates_by_name_expression():
     module = ptx.compile(SOURCE, target="A100", name_expressions=("axpy<float>", "axpy<double>"))

@@ -271,3 +271,15 @@ def test_checked_mode_finds_races_and_what_nothing_has_written(said):
     else:
         with pytest.raises(UndefinedBehaviour, match="another value"):
             launch_text(text, checked=True)
+
+
+def test_memory_that_no_machine_has_is_refused_with_its_size():
+    head = ".version 7.8 .target sm_80 .address_size 64\n"
+    huge = head + ".global .align 8 .b8 table[1099511627776];\n.visible .entry k() { .reg .b64 %r<2>; mov.u64 %r0, table; ret; }"
+    with pytest.raises(ValueError, match=r"table has 1,099,511,627,776 bytes.*at most 34,359,738,368"):
+        ptx.run(huge, grid=1, block=1, args=[], target="A100")
+    plain = head + ".visible .entry k(.param .u64 out, .param .u64 n) { .reg .b64 %r<1>; ld.param.u64 %r0, [n]; ret; }"
+    with pytest.raises(ValueError, match=r"out: got shape \[4, 8\]; with cases=1000000000"):
+        ptx.run(plain, grid=1, block=1, args=[np.zeros((4, 8), np.uint32), 1], target="A100", cases=10**9)
+    with pytest.raises(ValueError, match=r"parameters of 10,000,000,000 cases has 160,000,000,000 bytes"):
+        ptx.run(head + ".visible .entry k() { ret; }", grid=1, block=1, args=[], target="A100", cases=10**10)

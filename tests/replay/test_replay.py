@@ -3,11 +3,13 @@
 import json
 import lzma
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.changed_json import json_paths, replace_at
 from support.sampling import sample_cases
 
 import tcemu
@@ -159,6 +161,20 @@ def test_a_profile_has_what_was_measured_and_refuses_the_rest():
 def test_what_is_no_profile_is_refused(content):
     with pytest.raises(ValueError, match="not a profile"):
         read_profile(content)
+
+
+def test_no_changed_profile_ends_in_another_error_than_valueerror():
+    """Every value of a profile is replaced by values of other types; what is still read gives recipes or a ValueError."""
+    plain = json.loads(lzma.decompress(make_profile()))
+    refused = 0
+    for path, value in product([*json_paths(plain), None], (None, True, 1.5, -1, "x", [], [1], [[1]], {}, {"a": 1})):
+        changed = value if path is None else replace_at(plain, path, value)
+        try:
+            profile = read_profile(lzma.compress(json.dumps(changed).encode(), preset=0))
+            assert str(profile) and [profile.kernel_recipe(shape) for shape in profile.shapes] != [None]
+        except ValueError:
+            refused += 1
+    assert refused > 500
 
 
 def test_what_is_shipped_can_be_read():

@@ -42,7 +42,7 @@ WHOLE = CHAIN.replace(slices=Slices.single(K))
 FP8 = KernelRecipe(E4M3, E4M3, BF16, steps(E4M3, 32), Slices.single(K))
 CASES = {
     "merges": Case(every_variant(CHAIN)),
-    "serial": Case([CHAIN.replace(merge=Merge(partial=F16, serial=serial, start="zero")) for serial in (False, True)]),
+    "serial": Case([CHAIN.replace(merge=Merge(partial=F16, start="zero", **how)) for how in ({}, {"serial": True}, {"atomic": True})]),
     "merges backwards": Case(every_variant(CHAIN.replace(merge=Merge("descending")))),
     "merges of many": Case(every_variant(KernelRecipe(F16, F16, F16, Lanes(), Slices.even(K, 12, 8)))),
     "one slice that waits or not": Case([WHOLE.replace(merge=Merge(partial=F16, start=start)) for start in ("first", "zero")]),

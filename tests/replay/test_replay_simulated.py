@@ -71,6 +71,12 @@ FOUND = {
     "stored in bf16": Planted(
         sim.tensor("bf16", "bf16", sim.even(512, 3, 64), sim.store_rounded("bf16")), 512, "bf16", "partial sums wait in bf16"
     ),
+    "atomic in bf16": Planted(
+        sim.tensor("bf16", "bf16", sim.even(512, 3, 64), sim.atomic("bf16")), 512, "bf16", "partial sums and the running sum wait in bf16"
+    ),
+    "atomic in f16, from the last": Planted(
+        f16(sim.even(512, 4, 64), lambda sums: sim.atomic("f16")(sums[::-1])), 512, said="descending, partial sums and the running sum"
+    ),
     "bf16 chain": Planted(sim.tensor("bf16", "bf16", [ALL]), 512, "bf16", "one slice"),
     "descending": Planted(in_f32(sim.even(512, 4, 64), sim.descending), 512, said="added descending"),
     "a tree of slices": Planted(in_f32(sim.even(512, 5, 64), sim.pairwise), 512, said="added tree"),
@@ -256,11 +262,20 @@ def drawn_kernel(rng):
         [s for s in sim.round_robin(k, int(rng.integers(2, 4)), int(rng.choice([8, 16, 32, 48]))) if s],
         [list(range(k))],
     ][rng.integers(4)]
-    merge = [sim.add_in_order, sim.descending, sim.pairwise, sim.paired, last_slice_first, sim.serial("f16"), sim.store_rounded("f16")]
+    merge = [
+        sim.add_in_order,
+        sim.descending,
+        sim.pairwise,
+        sim.paired,
+        last_slice_first,
+        sim.serial("f16"),
+        sim.store_rounded("f16"),
+        sim.atomic("f16"),
+    ]
     tile = int(rng.choice([16, 24, 32, 64]))
     steps = (lambda places: [s for s in sim.residue_first(places, tile) if s]) if rng.integers(3) == 0 else None
     core = [sim.HOPPER, sim.HOPPER, sim.AMPERE, sim.STRANGE][rng.integers(4)]
-    return sim.tensor("f16", out, slices, merge[rng.integers(5 if out == "f32" else 7)], steps, core), k
+    return sim.tensor("f16", out, slices, merge[rng.integers(5 if out == "f32" else len(merge))], steps, core), k
 
 
 @pytest.mark.parametrize("seed", sample_cases(range(40), 40, str))

@@ -41,13 +41,13 @@ def equalities(gpu: str) -> tuple[Equality, ...]:
 
 def _pairs(row: ModelRow, own: ModelRow, gpu: str) -> Iterator[tuple[tuple[Format, Format], str]]:
     """The multiplicands for which the second row computes what the first does, each by its longest K."""
-    limits = lambda one: (one.shapes, one.toolkits, one.clamped_metadata, one.c, one.kinds or (None,))
+    limits = lambda one: (one.shapes, one.toolkits, one.clamped_metadata, one.c, one.kinds or (None,), one.satfinite)
     if limits(row) != limits(own):
         return
     for a, b in _multiplicands(gpu, own.family):
         both = {a, b} <= {*row.multiplicands} & {*own.multiplicands}
         for d in row.accumulators if both else ():
-            spec = ProductSpec(a, b, row.c or d, d, 4 if row.shapes else max(256 // max(a.bits, 8), 4))
+            spec = ProductSpec(a, b, row.c or d, d, 4 if row.shapes else max(256 // max(a.bits, 8), 4), clamp=row.satfinite)
             how = (
                 match_arithmetic(ArithmeticKey.from_model(row.model, spec), ArithmeticKey.from_model(own.model, spec))
                 if d in own.accumulators

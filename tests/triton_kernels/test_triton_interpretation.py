@@ -9,10 +9,11 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="triton is not installed: pip install 'tcemu[triton]'")
 
-from triton_kernels import kernels  # noqa: E402
+from triton_kernels import kernels, product_programs  # noqa: E402
 
 import tcemu  # noqa: E402
 from tcemu.triton import as_tensor, emulated, interpreted  # noqa: E402
+from tcemu.triton.triton_versions import VERSIONS, describe_version, installed_version  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9 announces another default
 RNG = np.random.default_rng(1)
@@ -58,12 +59,47 @@ def test_a_kernel_compiles_after_an_interpreted_one():
         assert out.tolist() == [0, 1, 2, 2]
 
 
-def test_an_older_interpreter_is_refused(monkeypatch):
-    from triton.runtime.interpreter import InterpreterBuilder
+@pytest.mark.parametrize("way", [interpreted, pytest.param(emulated, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("form", "target"), [("e4m3", "L4"), ("e2m1", "H100")])
+def test_scaled_dots_of_integers_are_exact(form, target, way):
+    """Whatever the order: that of the compiled kernel is another one than the interpreter's."""
+    with way(target):
+        (result,) = product_programs.run_scaled(RNG, form, (32, 16, 128), 32, "ue8m0", num_warps=4)
+    assert np.array_equal(*result[:2]) and len(np.unique(result[0])) > 50
 
-    monkeypatch.delattr(InterpreterBuilder, "create_fneg")  # as in Triton 3.7
-    with pytest.raises(tcemu.Unsupported, match=r"Triton 3\.8.*emulated works"), interpreted("A100"):
-        pass
+
+def test_a_scaled_dot_is_a_product_in_bf16_in_ascending_order_of_k():
+    m, n, k, group = 32, 16, 128, 32
+    a, b = (RNG.normal(size=(rows, k)).astype(ml_dtypes.float8_e4m3fn) for rows in (m, n))
+    scales, c = [RNG.integers(107, 148, (rows, k // group)).astype(np.uint8) for rows in (m, n)], np.zeros((m, n), np.float32)
+    with interpreted("L4"):
+        product_programs.scaled_kernel[(1,)](
+            *map(as_tensor, (a, scales[0], b, scales[1], c)), M=m, N=n, K=k, GROUP=group, PACKED=1, FORMAT="e4m3"
+        )
+    left, right = (
+        (x.astype(np.float32) * np.exp2(each.astype(np.float32) - 127).repeat(group, axis=1)).astype(ml_dtypes.bfloat16)
+        for x, each in zip((a, b), scales, strict=True)
+    )
+    expected = tcemu.gemm(left, right.T, op="bf16", target="L4")
+    assert (np.asarray(expected).view(np.uint32) != c.view(np.uint32)).sum() == 0
+
+
+def test_the_version_is_part_of_a_report(monkeypatch):
+    """Versions before the first row are refused, and those without a row are said not to be tried."""
+    x = np.ones(16, np.float32)
+    with interpreted("A100") as report:
+        kernels.scale_kernel[(1,)](as_tensor(x), 2.0, 1.0, 16, BLOCK=16)
+    release = triton.__version__.partition("+")[0]
+    assert report.table().facts["triton"].startswith(release) and f"Triton {release}" in str(report)
+    monkeypatch.setattr(triton, "__version__", "3.99.0")
+    assert "3.99.0 (not tried; tried were 3.6.0" in describe_version() and installed_version() == VERSIONS[-1]
+    for number, way, said in (
+        ("3.7.1", interpreted, r"3\.7\.1's interpreter.*emulated works"),
+        ("3.5.0", emulated, r"needs Triton 3\.6\.0"),
+    ):
+        monkeypatch.setattr(triton, "__version__", number)
+        with pytest.raises(tcemu.Unsupported, match=said), way("A100"):
+            pass
 
 
 def test_what_is_no_single_instruction_is_refused():

@@ -116,6 +116,7 @@ def _round_magnitude(value: Fraction, unit: Fraction, rounding: str, odd: int = 
         "RZ": False,
         "RM": rest > 0 and value < 0,
         "RP": rest > 0 and value > 0,
+        "RNA": rest >= half,
     }
     return quotient + up[rounding]
 
@@ -142,7 +143,7 @@ def encode(
     Args:
         fmt: Format of the code.
         value: An exact number, or one of SPECIALS.
-        rounding: "RN", "RZ", "RM" or "RP".
+        rounding: "RN", "RZ", "RM", "RP" or "RNA".
         overflow: Result beyond the largest magnitude. "ieee": Inf (NaN in a format that has only NaN) if the rounding leads there, else the
             largest magnitude. "infinity": always Inf, as in tensor cores. "saturate": the largest magnitude.
         negative_zero: Sign of a value of 0.

@@ -190,9 +190,11 @@ class Reduction:
         instructions = list(batched(products, spec.k))
         if result.is_integer:
             running = Accumulator("C", c)
+            step = self.model.clamp_step if spec.clamp and self.model.clamp_step else spec.k
             for number, instruction in enumerate(instructions, 1):
                 self.instruction = number
-                running = Accumulator("running", self.integer_step(instruction, running))
+                for part in batched(instruction, step):
+                    running = Accumulator("running", self.integer_step(part, running))
             return running.code
         running = Accumulator("C", self.convert_step("C", c, spec.c, result))
         if spec.d == result:

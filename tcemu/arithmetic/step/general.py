@@ -136,8 +136,8 @@ def add_jammed(x: V, y: V, unit: V) -> tuple[V, V]:
 
 
 def add_codes(fmt: Format, x: V, y: V) -> V:
-    """x + y of codes of f16 or f32, rounded RN once. They are not both -0. Floats keep subnormals here."""
-    if fmt == BINARY32:
+    """x + y of codes of f16 or f32, rounded RN once. They are not both -0."""
+    if fmt == BINARY32 and x.keeps_subnormals:
         total = x.as_float() + y.as_float()
         return (total == total).select(total.bits(), fmt.nan)
     left, right = decode_accumulator(fmt, x), decode_accumulator(fmt, y)

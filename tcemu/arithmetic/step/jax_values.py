@@ -60,6 +60,8 @@ PAIRS = {  # operations on integers of two words
 class JaxValue(Value):
     """An array as a lane value."""
 
+    keeps_subnormals = False
+
     def __init__(self, raw: Any, lane: Lane) -> None:
         self.raw, self._lane = raw, lane
 

@@ -64,6 +64,8 @@ OPERATIONS = {
 class Value(ABC):
     """A lane value. Its operators append operations to what is being built, or compute."""
 
+    keeps_subnormals = True  # operations on floats flush no subnormal number
+
     @property
     @abstractmethod
     def lane(self) -> Lane:

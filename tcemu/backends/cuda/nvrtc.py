@@ -92,11 +92,35 @@ def compile_source(
         status = _function("nvrtcCompileProgram")(program, len(arguments), (ctypes.c_char_p * len(arguments))(*arguments))
         log = _output(program, "ProgramLog").rstrip(bytes(1)).decode(errors="replace")
         if status:
-            raise CompilationError(f"NVRTC {version()} for {architecture}: {log}")
+            raise CompilationError(f"NVRTC {'.'.join(map(str, version()))} for {architecture}: {log}{explain_architecture(architecture)}")
         lowered = {expression: _lowered_name(program, expression) for expression in name_expressions}
         return CompiledText(_output(program, "CUBIN" if architecture.startswith("sm_") else "PTX"), lowered, log)
     finally:
         _call("nvrtcDestroyProgram", ctypes.byref(program))
+
+
+class ArchitectureRange(NamedTuple):
+    """The compute capabilities for which a major version of NVRTC compiles no more, or not yet."""
+
+    oldest: int  # capability, as 75
+    toolkits: str  # that still have the capabilities before `oldest`
+
+
+# Source: release notes of CUDA 13.0, "Deprecated and dropped features" (offline compilation before compute capability 7.5), and of 12.0
+DROPPED = {
+    13: ArchitectureRange(75, "CUDA 12, from 12.0 to 12.9: pip install 'nvidia-cuda-nvrtc-cu12<13' in an environment without NVRTC 13"),
+    12: ArchitectureRange(50, "CUDA 11, whose last release is 11.8"),
+}
+
+
+def explain_architecture(architecture: str) -> str:
+    """Return a sentence that says which toolkit still has an architecture, or "" if this one is not too new for it."""
+    capability = int("".join(filter(str.isdigit, architecture)))
+    dropped = DROPPED.get(version()[0])
+    if dropped is None or capability >= dropped.oldest:
+        return ""
+    oldest = ".".join(map(str, divmod(dropped.oldest, 10)))
+    return f"\nNVRTC {version()[0]} compiles for compute capability {oldest} and later. {architecture} is in {dropped.toolkits}"
 
 
 def include_folders() -> list[str]:

@@ -17,6 +17,7 @@ from jax import Array
 from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import nvrtc
 from tcemu.base.jax_internals import lowers_late_attributes
+from tcemu.base.meshes import on_local_device
 
 PLATFORM = "cuda"  # as `lax.platform_dependent` names it
 TARGET = "__gpu$xla.gpu.ptx"
@@ -83,7 +84,7 @@ class Route(NamedTuple):
 
 
 def compute_capabilities() -> set[tuple[int, int]]:
-    """Returns the compute capabilities of JAX's NVIDIA GPUs; empty where it has none."""
+    """Returns the compute capabilities of JAX's NVIDIA GPUs, those of other processes too; empty where it has none."""
     try:
         devices = jax.devices("cuda")
     except RuntimeError:
@@ -122,7 +123,7 @@ def _probe(architecture: str) -> bool:
     entry = KernelEntry("probe", PROBE, 32)
     x = np.arange(32, dtype=np.uint32) * 0x01234567
     run = jax.jit(lambda v: _call(entry, architecture, 1, jax.ShapeDtypeStruct(x.shape, x.dtype), (v,)))
-    with jax.default_device(jax.devices("cuda")[0]):
+    with on_local_device(PLATFORM):
         return bool((np.asarray(run(x)) == 3 * x).all())
 
 

@@ -21,6 +21,7 @@ from tcemu.backends import kernel_store as store
 from tcemu.backends.llvm import machine_code
 from tcemu.backends.llvm.ffi_handler import API_MAJOR, handler_text, installed_version
 from tcemu.base.jax_internals import lowers_late_attributes
+from tcemu.base.meshes import on_local_device
 from tcemu.base.stored_programs import HOST_CALL_PREFIX, note_host_call
 
 NAME_DIGITS = 16
@@ -141,5 +142,5 @@ def missing() -> str:
 def _probe() -> bool:
     x = np.arange(32, dtype=np.uint32) * 0x01234567
     run: Callable[..., Any] = jax.jit(lambda v: call(Kernel("probe", PROBE), jax.ShapeDtypeStruct(x.shape, x.dtype), v)[0])
-    with jax.default_device(jax.devices("cpu")[0]):
+    with on_local_device("cpu"):
         return bool((np.asarray(run(x)) == 3 * x).all())

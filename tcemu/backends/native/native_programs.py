@@ -12,7 +12,7 @@ from tcemu.backends.cuda import xla_launch
 from tcemu.backends.native import units
 from tcemu.backends.native.mma_products import multiply_by_mma, pad_to_instructions
 from tcemu.backends.native.native_statement import StatementLaunch, launch_cases, program_runner, uses_shared_memory
-from tcemu.backends.native.units import Unit, find_product_unit, find_statement_unit, require_verified_movement
+from tcemu.backends.native.units import Unit, find_product_unit, find_statement_unit, require_same_padding, require_verified_movement
 from tcemu.backends.native.wgmma_products import ChunkPromotion, StepSizes, WgmmaReduction, multiply_by_wgmma
 from tcemu.backends.product_requests import (
     MatrixProduct,
@@ -33,18 +33,20 @@ def registers_program(product: RegisterProduct) -> Program:
     op, model, target = product.op, product.model, units.gpu_target()
     spec = product_spec(op)
     assert product.statement is not None
+    decoded = product.decoded_op or op
     try:
+        require_same_padding(op, decoded, target)
         find_statement_unit(op, model, product.clamped_metadata, spec, target)
         return _statement_program(op, product.statement, target)
     except Unsupported:
         if op.sparse or op.scaling is not None:
             raise
-    find_product_unit(spec, model, target)
+    find_product_unit(product_spec(decoded), model, target)
     require_known_sizes(*jax.tree.leaves(product.operands))
 
     def program(operands: object) -> Array:
         with execution(NATIVE):
-            return compute_by_matrices(product.forms, op, product.clamped_metadata, model, operands)
+            return compute_by_matrices(product.forms, decoded, product.clamped_metadata, model, operands)
 
     return program
 

@@ -10,17 +10,17 @@ from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
-import jax
-
+from tcemu.architectures.container_rows import decoded_op
 from tcemu.architectures.evidence import Evidence
 from tcemu.architectures.lookup import TOOLKITS, find_row
 from tcemu.architectures.model_rows import ModelRow
 from tcemu.arithmetic.model import LIMITS, Model
-from tcemu.arithmetic.order import Order
+from tcemu.arithmetic.order import Order, products_per_clamp
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.backends.cuda import nvrtc
-from tcemu.backends.cuda.xla_launch import compute_capabilities, route
+from tcemu.backends.cuda.xla_launch import PLATFORM, compute_capabilities, route
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.meshes import local_device
 from tcemu.isa.families import Instruction, MatrixMultiply
 from tcemu.isa.legality import instructions, min_version
 from tcemu.isa.targets import capability_target
@@ -42,7 +42,7 @@ def gpu_target() -> str:
 
 def gpu_name() -> str:
     """Returns the name of that GPU."""
-    return jax.devices("cuda")[0].device_kind
+    return local_device(PLATFORM).device_kind
 
 
 class ArithmeticKey(NamedTuple):
@@ -50,7 +50,7 @@ class ArithmeticKey(NamedTuple):
 
     model: Model  # as the instruction uses it; steps and a floor that is never reached have fixed values
     step: int  # products of a step; 0: it does not matter
-    k: int  # products of the instruction; 0: it does not matter
+    k: int  # products of the instruction, or after which an integer sum is clamped; 0: it does not matter
     clamp: bool
     bit_op: str | None
 
@@ -58,8 +58,10 @@ class ArithmeticKey(NamedTuple):
     def from_model(cls, model: Model, spec: ProductSpec) -> "ArithmeticKey":
         """Return the key of a model for one instruction. Raises Unsupported for a traced model."""
         if model.result.is_integer:
-            # a clamp comes once an instruction
-            return cls(Model(model.result), 0, spec.k if spec.clamp else 0, spec.clamp, spec.bit_op)
+            # sums are the same where they are clamped after as many products, unless the last step of an instruction is short
+            step = products_per_clamp(model, spec.k) if spec.clamp else 0
+            short = spec.clamp and spec.k % step
+            return cls(Model(model.result, clamp_step=step if short else None), 0, spec.k if short else step, spec.clamp, spec.bit_op)
         if traced := [name for name in LIMITS if not isinstance(getattr(model, name), int | str | None)]:
             raise Unsupported(
                 f"{', '.join(traced)} of the model {'is an array' if len(traced) == 1 else 'are arrays'}; a GPU has one value"
@@ -109,6 +111,12 @@ def find_statement_unit(op: MatrixMultiply, model: Model, clamped: bool, spec: P
     if match_arithmetic(ArithmeticKey.from_model(model, spec), ArithmeticKey.from_model(row.model, spec)) != EQUAL:
         raise Unsupported(f"the GPU here, {target}, computes it by {row.model}, not by {model}")
     return _verified(Unit(op, target, EQUAL, spec.k, spec.k, row.evidence), row)
+
+
+def require_same_padding(op: MatrixMultiply, decoded: MatrixMultiply, target: str) -> None:
+    """Raises Unsupported where the GPU decodes registers otherwise than `decoded` says: see `architectures.container_rows`."""
+    if decoded_op(op, target) != decoded:
+        raise Unsupported(f"the GPU here, {target}, reads the padding of {op.a} and {op.b} otherwise; PTX leaves it open")
 
 
 def require_verified_movement(op: Instruction, target: str) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tcemu.base.gradients import no_gradient
+from tcemu.base.gradients import no_gradient, reverse_mode_only
 from tcemu.base.meshes import match_varying_axes
 from tcemu.products.attention.attention_forward import (
     AttentionResult,
@@ -30,6 +30,11 @@ from tcemu.products.recipes import Recipe
 from tcemu.quantize.quantizer import QuantizedOperand, dequantize, quantize
 
 GRADIENTS = ("dP", "dV", "dQ", "dK")  # of P·V and of Q·Kᵀ: dA and dB
+NO_FORWARD_MODE = (
+    "tcemu.attention: forward mode (jax.jvp, jax.jacfwd, jax.hessian) has no rule, since the backward pass computes the scores again, as "
+    "FlashAttention does. Take jax.jacrev, jax.vjp or jax.grad; or write softmax(Q·Kᵀ)·V with tcemu.matmul and recipes with "
+    'backward="exact", which have forward mode'
+)
 NO_SECOND_DERIVATIVE = "tcemu.attention: its gradients have no derivatives of their own; jax.lax.stop_gradient says that none are expected"
 
 
@@ -41,7 +46,7 @@ def attention_with_residual(settings: AttentionSettings, operands: AttentionOper
 
     Differentiable once, in reverse mode.
     """
-    return _attention(settings, operands)
+    return _attention(settings, reverse_mode_only(operands, NO_FORWARD_MODE))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -15,6 +15,7 @@ UNITS = {"steps": Steps, "lanes": Lanes}
 PARTS = {"slices": Slices, "merge": Merge, "epilogue": Epilogue, "conditions": Conditions}
 LATER_FIELDS = {  # fields that files of this version may lack, and their defaults
     "lanes": {"product": None, "start": "zero"},
+    "merge": {"atomic": False},
     "epilogue": {"scaling": "folded", "plus_zero": True, "between": None},
     "conditions": {"scales": None, "bias": None, "probability": None},
 }
@@ -75,5 +76,8 @@ def loads(text: str) -> KernelRecipe:
 
     Raises:
         ValueError: The text is not JSON, has duplicate or unknown names, or is no kernel recipe of this version.
+        TypeError: It is no text.
     """
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"text: got {type(text).__name__}; expected the JSON text of tcemu.replay.dumps")
     return from_dict(parse_json(text))

@@ -19,11 +19,11 @@ SCALES = ("tensor", "rows")
 BIASES = tuple(f"{fmt} {of}" for fmt in ("f32", "f16", "bf16") for of in ("columns", "outputs"))
 
 
-def check_positive_integers(**values: Any) -> None:
-    """Raises ValueError unless all values are integers of 1 or more, or None."""
+def check_positive_integers(*, optional: bool = False, **values: Any) -> None:
+    """Raises ValueError unless all values are integers of 1 or more; `optional` allows None."""
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value!r}: expected an integer of 1 or more")
+        if (value is not None or not optional) and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r}: expected an integer of 1 or more{', or None' if optional else ''}")
 
 
 def check_choice(name: str, value: Any, expected: tuple) -> None:
@@ -127,7 +127,7 @@ class Conditions:
     probability: float | None = None
 
     def __post_init__(self) -> None:
-        check_positive_integers(m=self.m, n=self.n, sm_count=self.sm_count, alignment=self.alignment)
+        check_positive_integers(optional=True, m=self.m, n=self.n, sm_count=self.sm_count, alignment=self.alignment)
         if self.workspace is not None and (isinstance(self.workspace, bool) or not isinstance(self.workspace, int) or self.workspace < 0):
             raise ValueError(f"workspace={self.workspace!r}: expected a number of bytes")
         for name in ("library", "version", "gpu", "layout", "evidence"):
@@ -190,7 +190,7 @@ class Slices:
         check_positive_integers(k=self.k)
         if isinstance(self.dropped, bool) or not isinstance(self.dropped, int) or not 0 <= self.dropped < self.k:
             raise ValueError(f"dropped={self.dropped!r}: expected an integer from 0, below k={self.k}")
-        if (self.dealt is None) == (not self.edges):
+        if not isinstance(self.edges, tuple) or (self.dealt is None) == (not self.edges):
             raise ValueError("Slices: expected either edges or dealt")
         for name in ("rule", "dealt"):
             if (pair := getattr(self, name)) is not None:
@@ -268,7 +268,7 @@ class Steps:
         object.__setattr__(self, "target", used.target)
         if used.op.sparse or used.op.scaling is not None or used.op.d != F32:
             raise Unsupported(f"{used.op}: a kernel recipe takes a dense instruction with results f32. PTX ISA {manual_section(used.op)}")
-        check_positive_integers(residue=self.residue, restart=self.restart)
+        check_positive_integers(optional=True, residue=self.residue, restart=self.restart)
         if self.restart is not None and (self.restart % used.op.k or self.residue is not None):
             raise ValueError(f"restart={self.restart}: expected a multiple of the instruction's K, {used.op.k}, and no residue")
 
@@ -310,7 +310,8 @@ class Lanes:
     start: str = "zero"
 
     def __post_init__(self) -> None:
-        check_positive_integers(lanes=self.lanes, vector=self.vector, chunk=self.chunk)
+        check_positive_integers(lanes=self.lanes, vector=self.vector)
+        check_positive_integers(optional=True, chunk=self.chunk)
         check_choice("join", self.join, ORDERS)
         check_choice("product", self.product, (None, F16, BF16))
         check_choice("start", self.start, STARTS)
@@ -333,12 +334,16 @@ class Lanes:
 class Merge:
     """The merge of the slices' f32 sums, each addition in f32 and rounded to nearest even.
 
+    The sums that are rounded to `partial`, while they wait, are those of the slices, the running sum (`serial`), or both (`atomic`).
+
     Attributes:
         order: "ascending"; "descending"; "tree": neighbours in pairs; "folded": the upper half (from the largest power of two below their
             number) onto the lower, and so on; "paired": p[i] + p[i + h], h half of their number rounded up, where i + h is not the last,
             and then the last with each of these in turn.
         partial: Format in which sums wait.
         serial: The running sum waits, rounded to `partial` after each addition; False: each slice's sum is rounded to it once.
+        atomic: Every sum is rounded to `partial`: each slice's sum once, and each sum of two after its addition, as atomic additions in
+            that format do. Needs serial=False.
         start: "first": the first addition is of two slices. "zero": the first slice is added to +0. A single slice waits only with "zero":
             it is rounded to `partial`, and +0 is added to it.
     """
@@ -347,6 +352,7 @@ class Merge:
     partial: Format = F32
     serial: bool = False
     start: str = "first"
+    atomic: bool = False
 
     def __post_init__(self) -> None:
         check_choice("order", self.order, ORDERS)
@@ -354,11 +360,23 @@ class Merge:
         check_choice("start", self.start, STARTS)
         if not isinstance(self.serial, bool) or (self.serial and self.partial == F32):
             raise ValueError(f"serial={self.serial!r}: expected True or False, and False where partial is f32")
+        if not isinstance(self.atomic, bool) or (self.atomic and (self.serial or self.partial == F32)):
+            raise ValueError(f"atomic={self.atomic!r}: expected True or False, and False with serial=True and where partial is f32")
         if (self.serial or self.start == "zero") and self.order not in ("ascending", "descending"):
             raise ValueError(f"order={self.order!r}: expected ascending or descending with serial=True, and with start='zero'")
 
+    @property
+    def rounds_slices(self) -> bool:
+        """True if each slice's sum is rounded to `partial`."""
+        return not self.serial
+
+    @property
+    def rounds_running(self) -> bool:
+        """True if each sum of two is rounded to `partial` after its addition."""
+        return self.serial or self.atomic
+
     def __str__(self) -> str:
-        waits = "the running sum waits" if self.serial else "partial sums wait"
+        waits = "partial sums and the running sum wait" if self.atomic else "the running sum waits" if self.serial else "partial sums wait"
         return f"added {self.order}, {waits} in {self.partial}, begun at {'+0' if self.start == 'zero' else 'the first'}"
 
 

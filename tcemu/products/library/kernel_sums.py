@@ -160,7 +160,8 @@ class MergePlan(NamedTuple):
     pairs: Array | np.ndarray  # [P, 2]: additions (to, from)
     total: Array | np.ndarray  # index of the total after the last addition
     narrow: Flag  # sums wait in a format narrower than f32
-    serial: Flag
+    rounds_slices: Flag  # the slices' sums wait in it; otherwise only the first, as the running sum
+    rounds_running: Flag  # each sum of two does
     flush: Flag
 
 
@@ -188,7 +189,7 @@ def plan_kernel(recipe: KernelRecipe) -> tuple[KernelProgram, KernelOrder]:
     program = KernelProgram(
         unit=fixed,
         restarted=restarted,
-        merge=Merge(partial=merge.partial, serial=merge.serial) if count > 1 or merge.start == "zero" else Merge(),
+        merge=Merge(partial=merge.partial, serial=merge.serial, atomic=merge.atomic) if count > 1 or merge.start == "zero" else Merge(),
         factors=(recipe.a, recipe.b),
         epilogue=plan_epilogue(recipe.epilogue, recipe.dtype),
     )
@@ -206,7 +207,7 @@ def plan_merge(recipe: KernelRecipe, slots: int) -> MergePlan:
     pairs = _slice_additions(merge, len(slice_indices(recipe.slices)), slots)
     total = np.array(pairs[-1][0] if pairs else 0, np.int32)
     waits = bool(pairs) and merge.partial != F32  # a single slice does not wait
-    flags = waits, merge.serial, isinstance(recipe.unit, Lanes) and recipe.unit.flush
+    flags = waits, merge.rounds_slices, merge.rounds_running, isinstance(recipe.unit, Lanes) and recipe.unit.flush
     pairs += [(slots + 1, slots + 1)] * (slots - len(pairs))
     return MergePlan(_pair_array(pairs), total, *map(np.array, flags))
 
@@ -241,8 +242,9 @@ def _pad_order(order: KernelOrder) -> KernelOrder:
 def kernel_product_codes(program: KernelProgram, order: KernelOrder, a: Array, b: Array, operands: EpilogueOperands) -> Array:
     """Computes the codes of the result, [..., M, N]. a: codes [..., M, K]; b: codes [..., K, N]."""
     flush = isinstance(program.unit, Lanes) and program.unit.flush
-    merging = MergePlan(order.slice_additions, order.total, program.merge.partial != F32, program.merge.serial, flush)
-    return apply_epilogue(program.epilogue, merge_slices(program.merge.partial, merging, slice_sums(program, order, a, b)), operands)
+    merge = program.merge
+    merging = MergePlan(order.slice_additions, order.total, merge.partial != F32, merge.rounds_slices, merge.rounds_running, flush)
+    return apply_epilogue(program.epilogue, merge_slices(merge.partial, merging, slice_sums(program, order, a, b)), operands)
 
 
 def chain_flags(unit: Lanes) -> ChainFlags:
@@ -345,10 +347,10 @@ def merge_slices(partial: Format, plan: MergePlan, sums: Array) -> Array:
     def add_sums(x: Array, y: Array) -> Array:
         exact = add(x, y, F32)
         total = select(plan.flush, lambda: flush_subnormals(exact), lambda: exact)
-        return select(plan.serial, lambda: round_waiting(total), lambda: total)
+        return select(plan.rounds_running, lambda: round_waiting(total), lambda: total)
 
     first = plan.pairs[0][0]
-    sums = select(plan.serial, lambda: sums.at[first].set(round_waiting(sums[first])), lambda: round_waiting(sums))
+    sums = select(plan.rounds_slices, lambda: round_waiting(sums), lambda: sums.at[first].set(round_waiting(sums[first])))
     zeros = jnp.zeros((2, *sums.shape[1:]), sums.dtype)  # a +0 to start from, and a slot for the additions that pad the program
     return _apply_additions(jnp.concatenate([sums, zeros]), plan.pairs, add_sums)[plan.total]
 

@@ -15,6 +15,7 @@ from tcemu.ptx.simt.tensor_maps import MAP_BYTES, TensorMap
 from tcemu.ptx.text.module import Variable
 from tcemu.ptx.text.ptx_types import KINDS
 
+MAX_LAUNCH_BYTES = 1 << 35  # of a launch's variables and parameters, half of a large GPU's memory
 ALIGNMENT = 256  # of a buffer, in bytes, as by cudaMalloc
 FLOATS = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
@@ -135,7 +136,44 @@ def place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> L
     if len(args) != len(parameters):
         listed = ", ".join(f".{each.kind} {each.name}" for each in parameters)
         raise ValueError(f"args: got {len(args)}; {kernel.entry.name} has {len(parameters)} parameters: {listed or 'none'}")
-    inputs = LaunchInputs(parameters=np.zeros((cases or 1, align_up(max(kernel.parameter_bytes, 1), 16)), np.uint8))
+    if cases is not None:
+        for parameter, value in zip(parameters, args, strict=True):
+            if _is_array(value):
+                _case_values(parameter, value, cases)
+    _check_memory(kernel, cases or 1)
+    try:
+        return _place_arguments(kernel, args, cases)
+    except MemoryError:
+        raise ValueError(f"the launch needs more memory than this machine has: {_memory_parts(kernel, cases or 1)[0]}") from None
+
+
+def _memory_parts(kernel: Kernel, cases: int) -> list[str]:
+    """Describe the variables and the parameters of a launch, the largest first."""
+    return [f"{name} has {size:,} bytes" for size, name in sorted(_memory_sizes(kernel, cases), reverse=True)]
+
+
+def _memory_sizes(kernel: Kernel, cases: int) -> list[tuple[int, str]]:
+    sizes = [(byte_size(variable), f"the variable {variable.name}") for variable in kernel.globals]
+    return [*sizes, (cases * _parameter_room(kernel), f"the memory of the parameters of {cases:,} cases")]
+
+
+def _parameter_room(kernel: Kernel) -> int:
+    return align_up(max(kernel.parameter_bytes, 1), 16)
+
+
+def _check_memory(kernel: Kernel, cases: int) -> None:
+    """Raise ValueError if the variables and parameters of a launch are too large to be emulated."""
+    total = sum(size for size, _ in _memory_sizes(kernel, cases))
+    if total > MAX_LAUNCH_BYTES:
+        raise ValueError(
+            f"{_memory_parts(kernel, cases)[0]}; the variables and parameters of an emulated launch have at most {MAX_LAUNCH_BYTES:,}. "
+            "Declare a smaller array, or launch fewer cases at once"
+        )
+
+
+def _place_arguments(kernel: Kernel, args: Sequence[Any], cases: int | None) -> LaunchInputs:
+    parameters = kernel.entry.parameters
+    inputs = LaunchInputs(parameters=np.zeros((cases or 1, _parameter_room(kernel)), np.uint8))
     inputs.word_count = ALIGNMENT // 4  # no buffer begins at word 0
     inputs.add_buffer("constant memory", CONST_ROOM, np.frombuffer(bytes(kernel.constants), np.uint8).copy())
     for number, variable in enumerate(kernel.globals):
