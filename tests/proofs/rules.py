@@ -27,7 +27,7 @@ def round_size(size: SmtValue, drop: SmtValue, negative: SmtValue, rounding: str
     """size / 2^drop, rounded to an integer.
 
     Args:
-        size: Without sign; its highest bit is 0.
+        size: Without sign.
         drop: Of the same width, and less than it.
         negative: Condition.
         rounding: RN, RZ, RM or RP.

@@ -9,13 +9,13 @@ from proving import Refuted, prove
 from rules import between, widen
 from smt_values import SmtValue, Trace
 from step_rows import bounded_forms
-from support.sampling import sample_cases
 
 from tcemu.arithmetic.step import bounded
 from tcemu.arithmetic.step.decoding import BIAS, SIGN
 from tcemu.arithmetic.step.forms import BoundedForm, largest_product
 from tcemu.arithmetic.step.values import BOOL, I32, Lane
-from tcemu.formats import BF16, E4M3, F32, FORMATS, TF32, Format
+from tcemu.backends.llvm.bounded_lanes import KernelForm
+from tcemu.formats import F16, F32, FORMATS
 
 MOST_FRACTION = 10  # of a format that is multiplied
 TOTAL = Lane("int", 44)  # holds every sum of this file
@@ -179,7 +179,9 @@ def test_sums_are_rounded(count, fits, kept):
 def rule_of_step(
     form: BoundedForm, code: SmtValue, products: list[SmtValue], top: SmtValue, has_product: SmtValue, leading: SmtValue
 ) -> tuple[SmtValue, SmtValue, SmtValue]:
-    """The word of a step by rules 3 to 8, its max exponent with bias, and whether `leading` is the leading bit of its sum.
+    """The word of a step by rules 3 to 8, its max exponent with bias, and a condition.
+
+    The condition is that `leading` is the leading bit of the sum, and that products which are all below a unit are truncated to zero.
 
     Args:
         form: Of the step.
@@ -193,7 +195,7 @@ def rule_of_step(
     own = has_product.select((size == 0).select(top, exponent.max(top)), exponent)
     aligned = shift(widen(size, TOTAL.bits), exponent - own + form.fraction_bits - 23)
     total = (code < 0).select(0 - aligned, aligned)
-    is_reached = has_product & (own - form.fraction_bits < top + 2)  # else each product is below a unit, and truncated to zero
+    is_reached = has_product & (own - form.fraction_bits < top + 2)  # a product is below 2^(top + 2)
     for product in products:
         total = total + is_reached.select(widen(product, TOTAL.bits, signed=True), 0)
     magnitude = (total < 0).select(0 - total, total)
@@ -202,13 +204,27 @@ def rule_of_step(
     is_nan = (code & 0x7F800000 == 0x7F800000) & (code & 0x7FFFFF != 0)
     word = is_finite(code).select(word, is_nan.select(form.nan, code))
     is_leading = (magnitude == 0) | ~is_finite(code) | (magnitude >> widen(leading, TOTAL.bits) == 1)
+    kept_out = bounded.exponent_field(code) > form.most + BIAS if form.is_narrow else ~has_product
+    for product in products:
+        is_leading = is_leading & (is_reached | (product == 0) | kept_out)
     return word, own, between(leading, 0, 40) & is_leading
 
 
-def prove_step(form: BoundedForm, dropped_below: int | None = None) -> None:
-    """The step of a form for every accumulator, whatever the products are.
+def is_admissible(word: SmtValue, last: SmtValue) -> SmtValue:
+    """Whether an accumulator is zero, or a normal number that is a multiple of a power of two. last: its exponent, with bias."""
+    below = last - (exponent_of(word) - 23)  # bits of the significand below that power
+    size = widen(significand_of(word), 44)
+    is_normal = between((word >> 23) & 0xFF, 1, 254)
+    return (word << 1 == 0) | (is_normal & ((below <= 0) | ((below < 24) & (shift(shift(size, 0 - below), below) == size))))
 
-    dropped_below: The fault of this proof's own test: accumulators of lesser exponents count as 0.
+
+def prove_step(form: BoundedForm, least: int | None = None, fault: int | None = None) -> None:
+    """The step of a form, whatever the products are, for every accumulator; or for those that bounded steps keep among themselves.
+
+    Args:
+        form: Of the step.
+        least: The least exponent, with bias, to which steps align that no `select_unreached` follows; None: it follows.
+        fault: For a test of this proof: accumulators of exponents below it count as 0.
     """
     trace = Trace(flushes=True)
     code, leading, has_product = trace.variable(I32, "code"), trace.variable(I32, "leading"), trace.variable(BOOL, "has_product")
@@ -216,29 +232,35 @@ def prove_step(form: BoundedForm, dropped_below: int | None = None) -> None:
     top, of_zeros = trace.variable(I32, "top"), trace.variable(I32, "of_zeros")
     most = -(-form.terms // form.sums) * largest_product(form.a, form.b, form.fraction_bits)
     assumed = [between(product, -most, most) & (has_product | (product == 0)) for product in products]
-    assumed.append(of_zeros <= form.least + BIAS)
+    start = form.least + BIAS if least is None else least
+    assumed.append(of_zeros <= start)
     if form.is_narrow:
         low, high = form.a.min_exponent + form.b.min_exponent, form.a.max_exponent + form.b.max_exponent
+        assert low + BIAS > start
         assumed.append(between(top, low + BIAS, high + BIAS))
+    else:
+        assumed.append(between(top, start, 251))
+    last = top.constant(start - form.fraction_bits)
+    if least is None:
         usable = bounded.usable_accumulator(code, form.most)
     else:  # the guard: `test_guard_proofs.py` shows that it implies this
-        assumed += [between(top, form.least + BIAS, 251), is_finite(code) & (code & 0x7FFFFFFF < 0x7F000000)]
         usable = code
-    if dropped_below is not None:
-        usable = (bounded.exponent_field(code) < dropped_below + BIAS).select(0, usable)
-    aligned = bounded.align(has_product.select(top, of_zeros), usable, form.least + BIAS, form.fraction_bits)
+        assumed += [is_admissible(code, last) | (bounded.exponent_field(code) >= start), code & 0x7FFFFFFF < 0x7F000000]
+    if fault is not None:
+        usable = (bounded.exponent_field(code) < fault + BIAS).select(0, usable)
+    aligned = bounded.align(has_product.select(top, of_zeros), usable, start, form.fraction_bits)
     own = bounded.truncate_by_conversion(usable.as_float(), aligned.scale)
     word = bounded.round_sum([*products, own], aligned.unit, form.fits, form.kept)
     exact, exponent, is_leading = rule_of_step(form, code, products, top, has_product, leading)
-    if form.is_narrow:
-        word = bounded.select_unreached(code, word, has_product, form.most, form.fraction_bits, form.kept, form.nan)
-        takes_part = bounded.exponent_field(code) <= form.most + BIAS
-    else:  # every accumulator is a multiple of the unit of the least exponent
-        last = form.least - form.fraction_bits + BIAS - (exponent_of(code) - 23)  # bits below that unit
-        assumed.append((code << 1 == 0) | (((code >> 23) & 0xFF != 0) & (shift(shift(significand_of(code), 0 - last), last) == significand_of(code))))
-        takes_part = has_product
     is_unit = (aligned.unit >> 23) + form.fraction_bits == exponent
-    prove(trace, (word == exact) & (is_unit | ~(takes_part & has_product)), *assumed, is_leading)
+    if least is None:
+        word = bounded.select_unreached(code, word, has_product, form.most, form.fraction_bits, form.kept, form.nan)
+        is_unit = is_unit | (bounded.exponent_field(code) > form.most + BIAS)
+    claim = (word == exact) & (is_unit | ~has_product)
+    if least is not None:
+        claim = claim & is_admissible(word, last)
+        assumed.append(exact & 0x7FFFFFFF < 0x7F000000)  # which the guard implies, too
+    prove(trace, claim, *assumed, is_leading)
 
 
 def distinct_steps() -> list[BoundedForm]:
@@ -247,10 +269,36 @@ def distinct_steps() -> list[BoundedForm]:
     return list({key(form): form for form in FORMS}.values())
 
 
+STEPS = [pytest.param(form, marks=pytest.mark.full, id=name_form(form)) for form in distinct_steps()]
+
+
 @proves(
-    "bounded.usable_accumulator", "bounded.truncated_accumulator", "bounded.select_unreached", "bounded.add_terms", "bounded: whole steps",
-    by=SOLVER, domain="every form: all 2^32 accumulators, all sums and exponents of products, none of them too",
+    "bounded.usable_accumulator", "bounded.truncated_accumulator", "bounded.select_unreached", by=SOLVER,
+    domain="every narrow form: all 2^32 accumulators, all sums and exponents of products, and no products",
 )  # fmt: skip
-@pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.full, id=name_form(form)) for form in distinct_steps()])
-def test_a_step_is_right_for_every_accumulator(form):
+@pytest.mark.parametrize("form", [param for param in STEPS if param.values[0].is_narrow])
+def test_a_narrow_step_is_right_for_every_accumulator(form):
     prove_step(form)
+
+
+@proves(
+    "bounded: whole steps", by=SOLVER,
+    domain="every form: all accumulators from the least exponent on, and all that are zero or multiples of its unit, as after every step; all products, and none",
+)  # fmt: skip
+@pytest.mark.parametrize("form", STEPS)
+def test_a_step_is_right_for_every_bounded_accumulator(form):
+    prove_step(form, form.least + BIAS)
+    if form.is_narrow:
+        prove_step(form, least_of_kernel(form))
+
+
+def least_of_kernel(form: BoundedForm) -> int:
+    """The LLVM kernels' least exponent of narrow formats, whose lanes have no sign."""
+    return KernelForm(form, 0, 0, False).least
+
+
+@proves("bounded.usable_accumulator", by=SOLVER, domain="the fault of issue 56 is found: small accumulators that count as 0")
+def test_a_step_that_drops_a_small_accumulator_is_refuted():
+    form = next(form for form in FORMS if form.a == form.b == F16 and form.terms == 4)
+    with pytest.raises(Refuted, match="has_product = true"):
+        prove_step(form, fault=form.least)

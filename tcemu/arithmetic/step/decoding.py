@@ -38,7 +38,7 @@ class Factor(NamedTuple, Generic[V]):
 
 
 def decode(fmt: Format, code: V) -> Decoded[V]:
-    """Takes a code apart."""
+    """Takes a code apart. The exponent of Inf, NaN and a zero without sign (fnuz) means nothing."""
     unsigned = code & ((1 << (fmt.bits - fmt.signed)) - 1 & ~((1 << fmt.unused_bits) - 1))
     negative = sign_mask(fmt, code) if fmt.signed else None
     field = unsigned >> (fmt.mantissa_bits + fmt.unused_bits)
@@ -46,7 +46,7 @@ def decode(fmt: Format, code: V) -> Decoded[V]:
     if fmt.subnormals:
         exponent = (field == 0).select(BIAS + fmt.min_exponent, exponent)
     special = infinite = None
-    zero = unsigned == 0
+    zero = unsigned == 0 if fmt.subnormals else code.never()
     if fmt.specials == "ieee":
         special = field == (1 << fmt.exponent_bits) - 1
         infinite = unsigned == fmt.infinity << fmt.unused_bits

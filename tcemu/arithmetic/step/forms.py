@@ -326,6 +326,15 @@ def grouped_form(numbers: StepNumbers, a: Format, b: Format, scale: Format | Non
 
 
 def scales_are_bounded(form: GroupedForm, x_low: Any, x_high: Any, y_low: Any, y_high: Any, product_bits: Any) -> Any:
-    """Returns whether the scales of a step are bounded. Arguments: the ranges of the exponents of their scales, as above."""
+    """Returns whether the scales of a step are bounded.
+
+    Args:
+        form: Of the step.
+        x_low: The least exponent of A's scales. As all of these a value, an array, or a number.
+        x_high: The largest one.
+        y_low: Of B.
+        y_high: Of B.
+        product_bits: Bits of the number of products along K, which is at least that of one step.
+    """
     bounded = (x_low >= form.least_scale) & (x_high <= form.most_scale) & (y_low >= form.least_scale) & (y_high <= form.most_scale)
     return bounded & (x_low + y_low >= form.least) & (x_high + y_high + product_bits <= form.most)

@@ -140,7 +140,7 @@ def encode_truncated(sum_: Magnitude[V], unit: V, kept: int | V) -> V:
 
 
 def add_two(x: V, y: V) -> Magnitude[V]:
-    """x + y, two i32 whose sum may need 33 bits."""
+    """x + y, two i32 that are not both -2^31. Their sum may need 33 bits."""
     total = x + y
     same_sign = ~(x ^ y)  # of two addends of one sign, the sum has that sign even where it wraps
     negative = ((x & same_sign) | (total & ~same_sign)).shift_right_signed(31)

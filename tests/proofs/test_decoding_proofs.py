@@ -1,0 +1,210 @@
+"""Proofs of `tcemu.arithmetic.step.decoding` and `specials`: every code of every format, against the reference of Python integers."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy_values import NumpyValue
+from oracles import reference
+from proof_records import ENUMERATION, proves
+
+from tcemu.arithmetic.step import decoding, specials
+from tcemu.formats import F16, F32, FORMATS, TF32, UE8M0, Format
+
+FLOATS = [fmt for fmt in FORMATS.values() if not fmt.is_integer and fmt.bits <= 32]
+SHORT = [fmt for fmt in FLOATS if fmt.bits <= 16]
+SCALED = [fmt for fmt in SHORT if fmt.bits <= 8 and fmt.signed]
+BLOCK = 1 << 22
+
+
+def every_code(fmt: Format) -> NumpyValue:
+    """All codes, with ones above the format's width, which mean nothing."""
+    codes = np.arange(1 << fmt.bits, dtype=np.int32)
+    return NumpyValue(codes | np.where(codes % 3 == 0, -1 << fmt.bits, 0).astype(np.int32) if fmt.bits < 32 else codes)
+
+
+def expected(fmt: Format, codes: np.ndarray) -> dict[str, np.ndarray]:
+    """What the reference says of codes."""
+    if fmt.bits <= 16:
+        rows = [reference.parts(fmt.name, code) for code in range(1 << fmt.bits)]
+        kind, sign, size, exponent = (np.array(column) for column in zip(*rows, strict=True))
+        return {"nan": kind == "nan", "infinite": kind == "inf", "negative": sign == 1, "size": size, "exponent": exponent}
+    word = codes.view(np.uint32)
+    fraction, field = (word & 0x7FFFFF) >> fmt.unused_bits, (word >> 23) & 0xFF
+    special = field == 255
+    size = np.where(special, 0, np.where(field == 0, fraction, fraction + (1 << fmt.mantissa_bits)))
+    return {
+        "nan": special & (fraction != 0), "infinite": special & (fraction == 0), "negative": word >= 1 << 31, "size": size,
+        "exponent": np.where(special, 0, np.maximum(field, 1).astype(np.int32) - fmt.bias),
+    }  # fmt: skip
+
+
+def check_decoding(fmt: Format, codes: NumpyValue) -> None:
+    wanted = expected(fmt, codes.array)
+    x = decoding.decode(fmt, codes)
+    special = wanted["nan"] | wanted["infinite"]
+    finite, never = ~special, np.zeros(len(special), bool)
+    assert ((x.special.array if x.special is not None else never) == special).all()
+    assert ((x.infinite.array if x.infinite is not None else never) == wanted["infinite"]).all()
+    assert (x.zero.array == (finite & (wanted["size"] == 0))).all()
+    if x.negative is None:
+        assert not wanted["negative"].any()
+    else:
+        assert (x.negative.array == -wanted["negative"].astype(np.int32)).all()
+    assert (x.exponent.array[finite] - decoding.BIAS == wanted["exponent"][finite]).all()
+    assert (decoding.significand(fmt, x).array[finite] == wanted["size"][finite]).all()
+    value = np.ldexp(wanted["size"].astype(np.float64), wanted["exponent"] - fmt.mantissa_bits)
+    is_fnuz_zero = never if fmt.specials != "fnuz" else wanted["nan"] | (wanted["size"] == 0)
+    counts = finite & ~is_fnuz_zero & ((value == 0) | (value >= 2.0**-126))
+    word = decoding.value_word(fmt, x).array.view(np.float32)
+    assert (word[counts] == value[counts]).all()
+    fraction = decoding.fraction_bits(fmt, x).array.view(np.float32).astype(np.float64)
+    nonzero = finite & (value != 0)
+    assert (np.ldexp(fraction, wanted["exponent"])[nonzero] == value[nonzero]).all()
+    assert ((fraction[nonzero] < 2) & (fraction[nonzero] >= 2.0**-126)).all()
+
+
+DECODED = ("decoding.decode", "decoding.sign_mask", "decoding.value_word", "decoding.significand", "decoding.fraction_bits")
+
+
+@proves(*DECODED, by=ENUMERATION, domain="every code of every format of at most 16 bits, with any bits above")
+@pytest.mark.parametrize("fmt", SHORT, ids=str)
+def test_every_code_is_decoded(fmt):
+    check_decoding(fmt, every_code(fmt))
+
+
+@proves(*DECODED, by=ENUMERATION, domain="all 2^32 codes of tf32 and f32")
+@pytest.mark.full
+@pytest.mark.parametrize("fmt", [TF32, F32], ids=str)
+def test_every_word_is_decoded(fmt):
+    for start in range(0, 1 << 32, BLOCK):
+        check_decoding(fmt, NumpyValue(np.arange(start, start + BLOCK, dtype=np.uint32).view(np.int32)))
+
+
+@proves(*DECODED, by=ENUMERATION, domain="the same in the usual run: every upper half of a word with 64 lower halves")
+@pytest.mark.parametrize("fmt", [TF32, F32], ids=str)
+def test_words_are_decoded(fmt):
+    low = np.unique(np.concatenate([[1 << bit for bit in range(16)], [(1 << bit) - 1 for bit in range(17)], np.arange(0, 1 << 16, 2111)]))
+    for start in range(0, 1 << 16, 1 << 14):
+        high = np.arange(start, start + (1 << 14), dtype=np.uint32) << 16
+        check_decoding(fmt, NumpyValue((high[:, None] | low.astype(np.uint32)).reshape(-1).view(np.int32)))
+
+
+@proves("decoding.decode_factor", "decoding.special_word", "decoding.with_sign_bit", by=ENUMERATION, domain="every code of every format of at most 16 bits")
+@pytest.mark.parametrize("fmt", SHORT, ids=str)
+def test_every_factor_is_decoded(fmt):
+    check_factor(fmt, every_code(fmt), None)
+
+
+@proves("decoding.decode_factor", by=ENUMERATION, domain="every code of every format of at most 8 bits with all 256 scales of ue8m0")
+@pytest.mark.parametrize("fmt", SCALED, ids=str)
+def test_every_factor_with_every_scale_is_decoded(fmt):
+    for scale in range(256):
+        check_factor(fmt, every_code(fmt), scale)
+
+
+def check_factor(fmt: Format, codes: NumpyValue, scale: int | None) -> None:
+    wanted = expected(fmt, codes.array)
+    x = decoding.decode_factor(fmt, codes, None if scale is None else NumpyValue(np.full(len(codes.array), scale, np.int32)))
+    nan = wanted["nan"] | (scale == 255)
+    infinite = wanted["infinite"] & ~nan
+    special = nan | infinite
+    zero = ~special & (wanted["size"] == 0)
+    fraction = x.fraction.array.astype(np.float64)
+    assert (x.special.array == special).all()
+    assert (np.isnan(fraction) == nan).all() and (np.isinf(fraction) == infinite).all()
+    assert ((fraction[zero] == 0).all()) and (x.exponent.array[zero | special] == decoding.ZERO_EXPONENT).all()
+    number = ~special & ~zero
+    exponent = wanted["exponent"] + (0 if scale is None else int(reference.parts("ue8m0", scale)[3]))
+    assert (x.exponent.array[number] == exponent[number]).all()
+    size = np.ldexp(wanted["size"].astype(np.float64), -fmt.mantissa_bits)
+    assert (np.abs(fraction[number]) == size[number]).all()
+    signed = number | infinite
+    assert (np.signbit(fraction[signed]) == wanted["negative"][signed]).all()
+
+
+@proves("decoding.decode_accumulator", "decoding.exponent_field", by=ENUMERATION, domain="every code of f16; f32 in the usual run as above, all 2^32 in the full one")
+@pytest.mark.parametrize("fmt, count", [(F16, 1 << 16), (F32, 1 << 21), pytest.param(F32, 1 << 32, marks=pytest.mark.full)])
+def test_every_accumulator_is_decoded(fmt, count):
+    block = min(BLOCK, count)
+    factor = (1 << fmt.bits) // count  # every code, or one of some
+    for start in range(0, count, block):
+        codes = (np.arange(start, start + block, dtype=np.uint64) * (factor + 1 if factor > 1 else 1)).astype(np.uint32).view(np.int32)
+        x, wanted = decoding.decode_accumulator(fmt, NumpyValue(codes)), expected(fmt, codes)
+        special = wanted["nan"] | wanted["infinite"]
+        takes_part = wanted["size"] != 0
+        assert (x.special.array == special).all() and (x.significand.array == wanted["size"]).all()
+        assert (x.negative.array == -wanted["negative"].astype(np.int32)).all()
+        assert (x.exponent.array == np.where(takes_part, wanted["exponent"], decoding.ZERO_EXPONENT)).all()
+
+
+# ---- rule 8
+
+CLASSES = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan], np.float32)
+
+
+def sum_class(numbers: tuple[float, ...]) -> str:
+    """What rule 8 says of a sum: "nan", "inf", "-inf", or "finite"."""
+    infinite = {x for x in numbers if np.isinf(x)}
+    if any(np.isnan(x) for x in numbers) or len(infinite) == 2:
+        return "nan"
+    return "finite" if not infinite else "inf" if infinite == {np.float32(np.inf)} else "-inf"
+
+
+def product_of(x: float, y: float) -> float:
+    """A product by rule 8, in Python."""
+    if np.isnan(x) or np.isnan(y) or (np.isinf(x) and y == 0) or (np.isinf(y) and x == 0):
+        return float("nan")
+    return float(x) * float(y)
+
+
+@proves("specials.add_specials", "specials.is_special", "specials.special_code", "specials.code_of_class", by=ENUMERATION, domain="every class of up to three products and of the accumulator, f16 and f32; with more by induction")
+@pytest.mark.parametrize("count", [1, 2, pytest.param(3, marks=pytest.mark.full)])
+def test_sums_with_infinities_and_nan(count):
+    """A sum of two sums has the class that rule 8 gives to all their terms, so three products stand for any number."""
+    own = np.array([0.0, -0.0, 3.5, -1e30, np.inf, -np.inf, np.nan], np.float32)
+    factors = list(product(range(7), repeat=2 * count + 1))
+    index = np.array(factors).T
+    code = NumpyValue(own[index[0]].view(np.int32))
+    products = [NumpyValue(CLASSES[index[1 + 2 * at]]) * NumpyValue(CLASSES[index[2 + 2 * at]]) for at in range(count)]
+    total = specials.add_specials(code, products)
+    table = [[product_of(x, y) for y in CLASSES] for x in CLASSES]
+    found = [
+        sum_class((float(own[row[0]]), *(table[row[1 + 2 * at]][row[2 + 2 * at]] for at in range(count)))) for row in factors
+    ]
+    wanted = np.array(found)
+    assert (specials.is_special(total).array == (wanted != "finite")).all()
+    special = wanted != "finite"
+    for fmt in (F16, F32):
+        codes = {"nan": fmt.nan, "inf": fmt.infinity, "-inf": fmt.infinity | 1 << (fmt.bits - 1)}
+        exact = np.array([codes.get(name, 77) for name in wanted], np.int64)
+        code = specials.code_of_class(fmt, total, total.constant(77, decoding.I32)).array.astype(np.int64)
+        assert (code & (1 << fmt.bits) - 1 == exact).all()
+    word = specials.special_code(total, F32.nan).array.astype(np.int64) & 0xFFFFFFFF
+    assert (word[special] == exact[special]).all()
+
+
+@proves("specials.factor_class", by=ENUMERATION, domain="every code of every format of at most 16 bits")
+@pytest.mark.parametrize("fmt", SHORT, ids=str)
+def test_classes_of_factors(fmt):
+    codes, wanted = every_code(fmt), expected(fmt, every_code(fmt).array)
+    x = decoding.decode(fmt, codes)
+    special = codes.never() if x.special is None else x.special
+    infinite = codes.never() if x.infinite is None else x.infinite
+    value = specials.factor_class(special, infinite, x.zero, x.negative).array
+    size = np.where(wanted["nan"], np.nan, np.where(wanted["infinite"], np.inf, np.where(wanted["size"] == 0, 0, 1)))
+    assert np.array_equal(np.abs(value), size.astype(np.float32), equal_nan=True)
+    signed = ~wanted["nan"]
+    assert (np.signbit(value)[signed] == wanted["negative"][signed]).all()
+
+
+@proves("specials.special_value", by=ENUMERATION, domain="every code of f16, and every 4099th of f32")
+@pytest.mark.parametrize("fmt", [F16, F32], ids=str)
+def test_special_values_of_results(fmt):
+    codes = np.arange(0, 1 << fmt.bits, 1 if fmt.bits == 16 else 4099, dtype=np.uint32).view(np.int32)
+    wanted = expected(fmt, codes)
+    value = specials.special_value(fmt, NumpyValue(codes)).array
+    exact = np.where(wanted["nan"], np.nan, np.where(wanted["infinite"], np.where(wanted["negative"], -np.inf, np.inf), 0))
+    assert np.array_equal(value, exact.astype(np.float32), equal_nan=True)
