@@ -39,7 +39,9 @@ SUBJECTS = {
         f"{STEP}/{name}.py"
         for name in ("bounded", "decoding", "forms", "general", "groups", "quantizing", "rounding", "specials", "values")
     ),
-    "loops": tuple(f"{LLVM}/{name}.py" for name in ("bounded_lanes", "step_kernel", "general_steps", "grouped_kernel", "small_kernel", "blocks")),
+    "loops": tuple(
+        f"{LLVM}/{name}.py" for name in ("bounded_lanes", "step_kernel", "general_steps", "grouped_kernel", "small_kernel", "blocks")
+    ),
     "cuda": tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / CUDA).glob("*.cu") if path.stem not in NOT_RUN)),
 }  # fmt: skip
 TEST_FILES = (
@@ -86,7 +88,8 @@ def _names_of_imports() -> list[str]:
     """The modules that detectors import. For a process of its own."""
     for name in ("support.lattice_paths", *(module_name(path) for path in SUBJECTS["description"] + SUBJECTS["loops"])):
         importlib.import_module(name)
-    return [name for name, module in sys.modules.items() if getattr(module, "__spec__", None) and module.__spec__.name == name]
+    specs = {name: getattr(module, "__spec__", None) for name, module in sys.modules.items()}
+    return [name for name, spec in specs.items() if spec is not None and spec.name == name]  # others are names of another module
 
 
 def recorded_cases(files: tuple[str, ...], workers: int) -> list[LatticeCase]:

@@ -1,12 +1,11 @@
-"""What finds a fault in the arithmetic of a step: the lattice by every path, the proofs, the recorded words, and the tests of quantisers.
+"""Small lattices of a step as detectors of faults: by the kernels for CPUs, by JAX's operations, and by the CUDA kernels on a CPU.
 
-The functions import tcemu when they are called, in the process of a mutant. Operands and the words of the exact reference are computed once.
+The functions import tcemu when they are called, in the process of a mutant. Operands and the reference's words are computed once.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import sys
 from collections import Counter
@@ -25,9 +24,9 @@ QUICK = (
 )  # fmt: skip
 # rounding, alignment and bits of the result, of f16 in steps of 16 by 25
 ROUNDINGS = (("RN", "RZ", 9), ("RM", "RN", None), ("RP", "RM", 9), ("RZ", "RP", None))
-LLVM = ("llvm", "llvm without AVX-512", "llvm by columns")
+ROUNDED = tuple(f"{QUICK[0]}, {', '.join(map(str, numbers))}" for numbers in ROUNDINGS)
+LLVM = ("llvm",)
 CUDA = {"CUDA tiles on this CPU": "tile", "CUDA kernel for any matrices on this CPU": "integer"}  # entry points
-PORTABLE = ("portable", "portable, bounded")
 
 
 class Words(NamedTuple):
@@ -52,28 +51,24 @@ class _Unchanged(Exception):
     """A kernel is the one of the unmutated code."""
 
 
-def lattice_cases(quick: bool, paths: tuple[str, ...], names: tuple[str, ...] = ()) -> list[LatticeCase]:
-    """The lattices of some paths. For a process of its own. quick: small ones. names: of arithmetics; none: `QUICK`, or the usual run's."""
+def lattice_cases(paths: tuple[str, ...], names: tuple[str, ...]) -> list[LatticeCase]:
+    """The small lattices of some arithmetics by some paths. For a process of its own."""
     from support.lattice_paths import PATHS, build
     from support.llvm_products import Arithmetic, arithmetics
     from support.step_lattice import LatticeBuilder, expected
 
     model, spec, block = arithmetics()[QUICK[0]]
     every = dict(arithmetics())
-    for numbers in ROUNDINGS:
+    for name, numbers in zip(ROUNDED, ROUNDINGS, strict=True):
         changed = model.replace(**dict(zip(("rounding", "alignment", "result_bits"), numbers, strict=True)))
-        every[f"{QUICK[0]}, {', '.join(map(str, numbers))}"] = Arithmetic(changed, spec, block)
-    listed = names or (*(QUICK if quick else usual_names()), *(name for name in every if name not in arithmetics()))
-    chosen = {name: every[name] for name in listed}
+        every[name] = Arithmetic(changed, spec, block)
     found = []
-    for name, arithmetic in chosen.items():
-        small = LatticeBuilder(arithmetic, seed=1)
+    for name in names:
+        arithmetic = every[name]
+        builder = LatticeBuilder(arithmetic, seed=1)
         words: dict[str, Words] = {}
         for kind in sorted({kind for path in paths for kind in PATHS[path].lattices}, key=("tight", "spread", "small").index):
-            if quick and kind != "small":
-                lattice = small.tight(2) if kind == "tight" else small.spread(1, 24, 80)
-            else:
-                lattice = build(arithmetic, kind)
+            lattice = build(arithmetic, kind) if kind == "small" else builder.tight(2) if kind == "tight" else builder.spread(1, 24, 80)
             words[kind] = Words(lattice.operands, expected(arithmetic, lattice))
         for path in paths:
             for kinds in (("tight", "spread"), ("small",)):
@@ -85,10 +80,9 @@ def lattice_cases(quick: bool, paths: tuple[str, ...], names: tuple[str, ...] = 
 
 def small_lattices() -> list[LatticeCase]:
     """Small lattices by the kernels for CPUs and by JAX. For a process of its own."""
-    rounded = f"{QUICK[0]}, {', '.join(map(str, ROUNDINGS[0]))}"
-    by_jax = {"portable": (QUICK[0], rounded), "portable, bounded": (QUICK[1], QUICK[4])}  # XLA takes seconds to compile each
-    jax_cases = [case for path, names in by_jax.items() for case in lattice_cases(True, (path,), names)]
-    return lattice_cases(True, LLVM[:1]) + [case for case in jax_cases if "small" not in case.name]
+    by_jax = {"portable": (QUICK[0], ROUNDED[0]), "portable, bounded": (QUICK[1], QUICK[4])}  # XLA takes seconds to compile each
+    jax_cases = [case for path, names in by_jax.items() for case in lattice_cases((path,), names)]
+    return lattice_cases(LLVM, QUICK + ROUNDED) + [case for case in jax_cases if "small" not in case.name]
 
 
 def cuda_lattices() -> list[LatticeCase]:
@@ -107,14 +101,6 @@ def cuda_lattices() -> list[LatticeCase]:
             words = Words(lattice.operands, expected(arithmetic, lattice))
             found.append(LatticeCase(f"{path}: {name}", path, pickle.dumps(arithmetic), (words,)))
     return found
-
-
-def usual_names() -> tuple[str, ...]:
-    """The arithmetics whose lattices the usual run has."""
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(__file__)), "backends"))
-    from test_step_lattice import USUAL
-
-    return USUAL
 
 
 def record(case: LatticeCase, files: tuple[str, ...]) -> LatticeCase | None:
@@ -165,9 +151,9 @@ def executed_lines(files: tuple[str, ...], into: set[tuple[str, int]]) -> Any:
 def _count(case: LatticeCase, at: int, see: Callable[[str], None]) -> int:
     """Words of a lattice that differ from the exact reference. see: called with the hash of each kernel that is made."""
     import numpy as np
+
     from support.compiling import compile_in_short_time
     from support.lattice_paths import PATHS
-
     from tcemu.backends.llvm import machine_code, xla_call
 
     lattice = case.lattices[at]

@@ -6,6 +6,7 @@ import time
 from typing import Any, NamedTuple
 
 import pytest
+
 from support.mutant_detectors import executed_lines
 from support.mutant_runs import Detector
 from support.mutations import ROOT, Mutant

@@ -267,6 +267,7 @@ CPP_OPERATORS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+", "&": "|", "|": "&", "^": "|", "<<": ">>",
     ">>": "<<", "&&": "||", "||": "&&", "+=": "-=", "-=": "+=", "|=": "&=", "&=": "|=",
 }  # fmt: skip
+CPP_COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 CPP_NAMES = {"max": "min", "min": "max", "true": "false", "false": "true"}
 OPERAND = re.compile(r"[A-Za-z_]\w*|\d\w*")
 
@@ -275,7 +276,7 @@ def cuda_mutants(path: str) -> list[Mutant]:
     """The mutants of a file of CUDA C++, in the order of its text: constants, operators that have spaces around, operands, max and min."""
     whole = (ROOT / path).read_bytes()
     text = whole.decode("latin-1")  # a character for each byte
-    tokens = [match for match in TOKEN.finditer(text) if not match[0].startswith(("//", "/*", '"')) and not match[0].lstrip().startswith("#")]
+    tokens = [match for match in TOKEN.finditer(text) if not match[0].lstrip().startswith(("//", "/*", '"', "#"))]
     faults: list[tuple[Place, Fault]] = []
     place, depth = NOWHERE, 0
     for at, match in enumerate(tokens):
@@ -286,22 +287,23 @@ def cuda_mutants(path: str) -> list[Mutant]:
             place = Place(name, False, (0, 0)) if OPERAND.fullmatch(name) else place
         if depth == 0:
             continue
-        add = lambda new, kind, span=(start, stop): faults.append((place, Fault(*span, new, kind)))
+        changes: list[Fault] = []
         spaced = text[start - 1] == " " and text[stop : stop + 1] == " "
         if word[0].isdigit() and "." not in word:
             digits = word.rstrip("uUlL")
             value, suffix = int(digits, 0), word[len(digits) :]
-            add(f"{value + 1}{suffix}", "constant + 1")
+            changes.append(Fault(start, stop, f"{value + 1}{suffix}", "constant + 1"))
             if value:
-                add(f"{value - 1}{suffix}", "constant - 1")
+                changes.append(Fault(start, stop, f"{value - 1}{suffix}", "constant - 1"))
             if digits.startswith("0x"):
-                add(f"{hex(value ^ 1 << value.bit_length() - 1)}{suffix}", "bit of a mask")
+                changes.append(Fault(start, stop, f"{hex(value ^ 1 << value.bit_length() - 1)}{suffix}", "bit of a mask"))
         elif word in CPP_OPERATORS and spaced:
-            add(CPP_OPERATORS[word], "comparison" if word in ("<", "<=", ">", ">=", "==", "!=") else "operator")
+            changes.append(Fault(start, stop, CPP_OPERATORS[word], "comparison" if word in CPP_COMPARISONS else "operator"))
             before, after = tokens[at - 1], tokens[at + 1]
             ends = tokens[at - 2][0], tokens[at + 2][0]
             if word in ("-", "<<", ">>") and all(OPERAND.fullmatch(v[0]) for v in (before, after)) and not {".", "->", "(", "["} & {*ends}:
-                add(f"{after[0]} {word} {before[0]}", "swapped operands", (before.start(), after.end()))
+                changes.append(Fault(before.start(), after.end(), f"{after[0]} {word} {before[0]}", "swapped operands"))
         elif word in CPP_NAMES and tokens[at + 1][0] in ("(", ",", ")", ";"):
-            add(CPP_NAMES[word], "name")
+            changes.append(Fault(start, stop, CPP_NAMES[word], "name"))
+        faults += [(place, fault) for fault in changes]
     return _named(path, whole, faults)
