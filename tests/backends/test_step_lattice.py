@@ -67,7 +67,7 @@ def test_vectorised_reference_is_the_reference_of_one_element(name):
     model, spec, block = arithmetic = arithmetics()[name]
     kind = Kind(str(spec.a), str(spec.b), str(spec.c), str(spec.d), spec.k, str(spec.scale) if block else None, block or None)
     fields, rng = Fields.from_model(model), np.random.default_rng(0)
-    for lattice in ("spread", "tight"):
+    for lattice in ("spread", "tight", "special"):
         operands = build(arithmetic, lattice)
         wanted = expected(arithmetic, operands)
         for _ in range(60):

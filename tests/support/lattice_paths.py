@@ -39,20 +39,22 @@ class Path(NamedTuple):
 
 
 PATHS = {
-    "llvm": Path(multiply_by_kernel, ("spread", "tight", "small")),
+    "llvm": Path(multiply_by_kernel, ("spread", "tight", "special", "small")),
     "llvm by columns": Path(partial(multiply_by_kernel, by_columns=True), ("tight",)),
-    "llvm without AVX-512": Path(lambda *v: multiply_by_kernel(*v, target=older_target()), ("spread", "tight", "small")),
-    "portable": Path(multiply_portably, ("spread", "small")),
+    "llvm without AVX-512": Path(lambda *v: multiply_by_kernel(*v, target=older_target()), ("spread", "tight", "special", "small")),
+    "portable": Path(multiply_portably, ("spread", "special", "small")),
     "portable, bounded": Path(bounded_portably, ("tight",)),
-    "cuda": Path(by_gpu_kernel, ("spread", "tight", "small")),
+    "cuda": Path(by_gpu_kernel, ("spread", "tight", "special", "small")),
 }
 
 
 def build(arithmetic: Arithmetic, kind: str, repeats: int = 1) -> Lattice:
-    """The lattice of a kind: "spread", "tight", or "small", which has as many small products as one instruction on a batch of warps."""
+    """The lattice of a kind: "spread", "tight", "special", or "small": as many small products as one instruction on a batch of warps."""
     builder = LatticeBuilder(arithmetic, seed=repeats, instructions=1 if kind == "small" else 2)
     if kind == "spread":
         return builder.spread(repeats, 64, 300)
+    if kind == "special":
+        return builder.special(6 * repeats)
     return builder.tight(6 * repeats) if kind == "tight" else builder.tight(2 * repeats, 20, 16, 8)
 
 

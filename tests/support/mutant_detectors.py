@@ -25,6 +25,7 @@ QUICK = (
 # rounding, alignment and bits of the result, of f16 in steps of 16 by 25
 ROUNDINGS = (("RN", "RZ", 9), ("RM", "RN", None), ("RP", "RM", 9), ("RZ", "RP", None))
 ROUNDED = tuple(f"{QUICK[0]}, {', '.join(map(str, numbers))}" for numbers in ROUNDINGS)
+KINDS = ("tight", "special", "spread", "small")
 LLVM = ("llvm",)
 CUDA = {"CUDA tiles on this CPU": "tile", "CUDA kernel for any matrices on this CPU": "integer"}  # entry points
 
@@ -67,11 +68,12 @@ def lattice_cases(paths: tuple[str, ...], names: tuple[str, ...]) -> list[Lattic
         arithmetic = every[name]
         builder = LatticeBuilder(arithmetic, seed=1)
         words: dict[str, Words] = {}
-        for kind in sorted({kind for path in paths for kind in PATHS[path].lattices}, key=("tight", "spread", "small").index):
-            lattice = build(arithmetic, kind) if kind == "small" else builder.tight(2) if kind == "tight" else builder.spread(1, 24, 80)
+        for kind in sorted({kind for path in paths for kind in PATHS[path].lattices}, key=KINDS.index):
+            sizes = {"tight": (2,), "special": (2,), "spread": (1, 24, 80)}
+            lattice = getattr(builder, kind)(*sizes[kind]) if kind in sizes else build(arithmetic, kind)
             words[kind] = Words(lattice.operands, expected(arithmetic, lattice))
         for path in paths:
-            for kinds in (("tight", "spread"), ("small",)):
+            for kinds in (KINDS[:3], KINDS[3:]):
                 chosen = tuple(words[kind] for kind in kinds if kind in PATHS[path].lattices)
                 if chosen:
                     found.append(LatticeCase(f"{path}{', small' * (kinds[0] == 'small')}: {name}", path, pickle.dumps(arithmetic), chosen))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from oracles.reference import FORMATS
-from oracles.vectorised_reference import multiply_add
+from oracles.vectorised_reference import decode, multiply_add
 
 from support.llvm_products import Arithmetic
 from tcemu.arithmetic.order import Order
@@ -36,6 +36,17 @@ def exponents_of(name: str) -> list[int]:
     spec = FORMATS[name]
     normal = [field << spec.fraction for field in range(1, (spec.greatest >> spec.fraction) + 1)]
     return [1 << bit for bit in range(spec.fraction)] + normal
+
+
+def special_codes(name: str) -> Codes:
+    """Every code of Inf and NaN of a format of at most 16 bits; of a longer one those with few fraction bits. Empty: there is none."""
+    spec = FORMATS[name]
+    if spec.bits > 16:
+        fractions = [0, 1, 1 << 12, 1 << 13, 1 << 22, (1 << 23) - 1]
+        return np.array([sign << 31 | 0x7F800000 | fraction for sign in (0, 1) for fraction in fractions])
+    codes = np.arange(1 << spec.bits)
+    terms = decode(name, codes)
+    return codes[terms.infinite | terms.nan]
 
 
 def with_fraction(name: str, magnitudes: Codes, kind: Codes, rng: np.random.Generator) -> Codes:
@@ -146,6 +157,19 @@ class LatticeBuilder:
             c = np.where(zero, 0, every_c[np.clip(near, 0, len(every_c) - 1)])
             parts.append(self._part(pattern, rows, columns, c, scales))
         return _join(parts)
+
+    def special(self, repeats: int, entries: int = 8) -> Lattice:
+        """As `tight`, with Inf and NaN in place of some factors, scales and accumulators: at most one of each operand in an entry."""
+        spec, tight = self.spec, self.tight(repeats, entries)
+        names = [str(fmt) for fmt in (spec.a, spec.b, spec.c, spec.scale, spec.scale)]
+        shares, changed = (0.4, 0.4, 0.4, 0.2, 0.2), []
+        for name, codes, share in zip(names, (*tight[:3], *(tight.scales or ())), shares, strict=False):
+            found, flat = special_codes(name), codes.reshape(len(codes), -1).copy()
+            chosen = np.flatnonzero(self.rng.random(len(codes)) < share if len(found) else np.zeros(len(codes), bool))
+            flat[chosen, self.rng.integers(0, flat.shape[1], len(chosen))] = self.rng.choice(found, len(chosen)).astype(codes.dtype) if len(chosen) else 0
+            changed.append(flat.reshape(codes.shape))
+        a, b, c, *scales = changed
+        return Lattice(a, b, c, (scales[0], scales[1]) if scales else None)
 
     def _bases(self, count: int, entries: int) -> Codes:
         """Indices, often near an end."""
