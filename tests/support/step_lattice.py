@@ -165,8 +165,9 @@ class LatticeBuilder:
         shares, changed = (0.4, 0.4, 0.4, 0.2, 0.2), []
         for name, codes, share in zip(names, (*tight[:3], *(tight.scales or ())), shares, strict=False):
             found, flat = special_codes(name), codes.reshape(len(codes), -1).copy()
-            chosen = np.flatnonzero(self.rng.random(len(codes)) < share if len(found) else np.zeros(len(codes), bool))
-            flat[chosen, self.rng.integers(0, flat.shape[1], len(chosen))] = self.rng.choice(found, len(chosen)).astype(codes.dtype) if len(chosen) else 0
+            chosen = np.flatnonzero(self.rng.random(len(codes)) < share)
+            if len(found):
+                flat[chosen, self.rng.integers(0, flat.shape[1], len(chosen))] = self.rng.choice(found, len(chosen))
             changed.append(flat.reshape(codes.shape))
         a, b, c, *scales = changed
         return Lattice(a, b, c, (scales[0], scales[1]) if scales else None)
