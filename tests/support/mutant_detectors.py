@@ -22,9 +22,12 @@ QUICK = (
     "e4m3 in steps of 32 by 25, ue8m0 scales of 32", "e2m1 in steps of 64 by 35, ue4m3 scales of 16", "e5m2 as f16 in steps of 16 by 25",
     "f16 in steps of 16 by 25, C f32, D f16", "tf32 in steps of 8 by 25", "e5m2 in steps of 32 by 25, ue8m0 scales of 32",
 )  # fmt: skip
-# rounding, alignment and bits of the result, of f16 in steps of 16 by 25
-ROUNDINGS = (("RN", "RZ", 9), ("RM", "RN", None), ("RP", "RM", 9), ("RZ", "RP", None))
-ROUNDED = tuple(f"{QUICK[0]}, {', '.join(map(str, numbers))}" for numbers in ROUNDINGS)
+# arithmetic, rounding, alignment and bits of the result
+ROUNDINGS = (
+    (QUICK[0], "RN", "RZ", 6), (QUICK[3], "RM", "RN", None), (QUICK[3], "RP", "RM", 6), (QUICK[0], "RZ", "RP", None),
+    (QUICK[3], "RN", "RZ", None),
+)  # fmt: skip
+ROUNDED = tuple(", ".join(map(str, numbers)) for numbers in ROUNDINGS)
 KINDS = ("tight", "special", "spread", "small")
 LLVM = ("llvm",)
 CUDA = {"CUDA tiles on this CPU": "tile", "CUDA kernel for any matrices on this CPU": "integer"}  # entry points
@@ -58,11 +61,10 @@ def lattice_cases(paths: tuple[str, ...], names: tuple[str, ...]) -> list[Lattic
     from support.llvm_products import Arithmetic, arithmetics
     from support.step_lattice import LatticeBuilder, expected
 
-    model, spec, block = arithmetics()[QUICK[0]]
     every = dict(arithmetics())
-    for name, numbers in zip(ROUNDED, ROUNDINGS, strict=True):
-        changed = model.replace(**dict(zip(("rounding", "alignment", "result_bits"), numbers, strict=True)))
-        every[name] = Arithmetic(changed, spec, block)
+    for name, (base, rounding, alignment, kept) in zip(ROUNDED, ROUNDINGS, strict=True):
+        model, spec, block = arithmetics()[base]
+        every[name] = Arithmetic(model.replace(rounding=rounding, alignment=alignment, result_bits=kept), spec, block)
     found = []
     for name in names:
         arithmetic = every[name]
