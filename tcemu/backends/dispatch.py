@@ -35,7 +35,7 @@ from tcemu.backends.product_requests import (
     RegisterForms,
     RegisterProduct,
 )
-from tcemu.base.compilation import call_by_platform
+from tcemu.base.compilation import call_kernel_by_platform
 from tcemu.base.errors import Unsupported
 from tcemu.base.execution import AUTO, EMULATED, NATIVE, PORTABLE, current_execution, without_native
 from tcemu.base.meshes import match_varying_axes
@@ -197,7 +197,7 @@ def _emulate(form: str, product: Any, *operands: Any) -> Array:
     """Computes by the first emulating backend of each platform."""
     programs = {platform: program for platform, (_, program) in _emulating_programs(form, product).items()}
     on_any_platform = programs.pop(ANY_PLATFORM)
-    return call_by_platform(programs, on_any_platform, *operands)
+    return call_kernel_by_platform(programs, on_any_platform, *operands)
 
 
 def _emulating_programs(form: str, product: Any, reasons: dict[str, str] | None = None) -> dict[str, tuple[Backend, Program]]:

@@ -21,7 +21,8 @@ from tcemu.formats.coding import recode
 
 def registers_program(product: RegisterProduct) -> Program:
     """Registers go through matrices, which `multiply_matrices` multiplies."""
-    return lambda operands: product.forms.by_matrices(product.op, product.clamped_metadata, product.model, operands)
+    by_matrices, op, clamped, model = product.forms.by_matrices, product.op, product.clamped_metadata, product.model
+    return lambda operands: by_matrices(op, clamped, model, operands)  # it keeps no operand alive
 
 
 def promoted_program(product: PromotedProduct) -> Program:

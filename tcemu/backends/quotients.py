@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from tcemu.arithmetic.integer_quotients import broadcast_words, divide_on_integers, multiply_on_integers
 from tcemu.backends import elementwise
-from tcemu.base.compilation import call_by_platform, compile_once
+from tcemu.base.compilation import call_kernel_by_platform, compile_once
 from tcemu.formats import F32, Format
 
 MAGNITUDE, INFINITY = np.uint32((1 << 31) - 1), np.uint32(F32.infinity)
@@ -47,10 +47,11 @@ def divide(x: ArrayLike, y: ArrayLike, fmt: Format, rounding: str = "RN") -> Arr
 
 def _by_platform(by_kernel: Callable[..., Array], by_machine: Callable, on_integers: Callable, x: Array, y: Array) -> Array:
     """By a kernel where there is one."""
-    programs = elementwise.kernel_programs(by_kernel, x, y)
-    if "cpu" in programs:
-        return call_by_platform(programs, on_integers, x, y)
-    return lax.platform_dependent(x, y, default=on_integers, cpu=partial(_on_cpu, by_machine), **programs)
+
+    def portable(x: Array, y: Array) -> Array:
+        return lax.platform_dependent(x, y, default=on_integers, cpu=partial(_on_cpu, by_machine))
+
+    return call_kernel_by_platform(elementwise.kernel_programs(by_kernel, x, y), portable, x, y)
 
 
 # ---- by the machine, without a kernel

@@ -1,11 +1,10 @@
 """Compilation by XLA: functions that are compiled once, compiled programs stored on disk, and the time that compiling took."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,15 +12,22 @@ from threading import Lock
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.extend.backend import backends
 
-from tcemu.base.jax_internals import COMPILE_EVENTS, COMPILED_EVENT, name_compilation_unit, reset_compilation_cache, without_call_stacks
+from tcemu.base.execution import PORTABLE, execution
+from tcemu.base.jax_internals import (
+    COMPILE_EVENTS,
+    COMPILED_EVENT,
+    call_with_replacement,
+    is_tracing,
+    name_compilation_unit,
+    reset_compilation_cache,
+    without_call_stacks,
+)
+from tcemu.base.stored_code import OFF_VALUES, make_private_folder, path_refusal, user_cache_folder, warn_of_folder
 
 CACHE_VARIABLE = "TCEMU_COMPILATION_CACHE"  # environment variable: a directory, or one of OFF_VALUES
-OFF_VALUES = ("", "0", "off")
 MIN_COMPILE_SECONDS = 0.1  # least compile time of a stored program: each is a file, and reading it takes some milliseconds
 MAX_SPANS = 64  # spans that a CompileClock keeps apart: more than the depth to which traces nest
 THRESHOLD_OPTION = "jax_persistent_cache_min_compile_time_secs"  # JAX's option for the least compile time of a stored program
@@ -80,7 +86,8 @@ def call_by_platform(programs: Mapping[str, Callable], default: Callable, *opera
 
     JAX traces the programs of all platforms. In a process that has CPUs alone, the program for CPUs alone is traced, which halves the time
     for tracing. A program that such a process exports to another platform (`jax.export`) is then that of CPUs, so all programs must give
-    the same bits on every platform. `lax.platform_dependent` is for programs that lean on the arithmetic of one.
+    the same bits on every platform, and run there: `call_kernel_by_platform` is for those with kernels. `lax.platform_dependent` is for
+    programs that lean on the arithmetic of one.
 
     Args:
         programs: Programs by the platform's name in `lax.platform_dependent`.
@@ -92,6 +99,31 @@ def call_by_platform(programs: Mapping[str, Callable], default: Callable, *opera
     if set(programs) == {"cpu"} and set(backends()) == {"cpu"}:
         return programs["cpu"](*operands)
     return lax.platform_dependent(*operands, default=default, **programs)
+
+
+def call_kernel_by_platform(kernels: Mapping[str, Callable], portable: Callable, *operands: Any) -> Any:
+    """Call the platform's kernel, or the portable program where it has none, where a compiler refuses it, and under `jax.export`.
+
+    A program that `jax.export` writes runs in processes that know nothing of kernels, on any platform.
+
+    Args:
+        kernels: Programs with kernels, as `call_by_platform` takes them. Each returns one array.
+        portable: The program without kernels. It uses no tracer but its operands.
+        *operands: Operands of the programs.
+    """
+    if not kernels:
+        return portable(*operands)
+    inside_unit = _inside_unit.get()
+
+    def replacement(*operands: Any) -> Any:
+        before = _inside_unit.set(inside_unit)  # it is traced later, and units do not nest
+        try:
+            with execution(PORTABLE):
+                return portable(*operands)
+        finally:
+            _inside_unit.reset(before)
+
+    return call_with_replacement(partial(call_by_platform, kernels, portable), replacement, *operands)
 
 
 def _uses_one_device() -> bool:
@@ -139,11 +171,6 @@ def jit_wide_vectors(*static_argnums: int) -> Callable[[Callable], Callable]:
     return decorate
 
 
-def is_tracing() -> bool:
-    """Return whether new values become part of a program that is being traced."""
-    return isinstance(jax.device_put(np.float32(0)), Tracer)  # unlike jnp.zeros, device_put compiles nothing outside a trace
-
-
 @cache
 def _has_wide_vectors() -> bool:
     """Return whether programs run on a CPU with AVX-512 and XLA_FLAGS leaves the vector width open."""
@@ -170,16 +197,18 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     programs that contain kernels in machine code, so it warns about each of them and compiles it again. The kernels themselves are stored
     in any case.
 
+    The cache holds machine code. A directory that another user may write or replace is therefore not used.
+
     Args:
         path: Directory of the cache. By default the environment variable TCEMU_COMPILATION_CACHE names it. Without that variable, it is a
             folder per jaxlib version in the platform's cache folder, such as ~/.cache/tcemu/jaxlib-0.10.2 on Linux (XDG_CACHE_HOME).
 
     Returns:
         The directory in use. None if the cache is off (jax_enable_compilation_cache, or TCEMU_COMPILATION_CACHE=off), or if no path was
-        given and the default directory is not writable.
+        given and the default directory is not writable, or another user may write it, of which a warning tells.
 
     Raises:
-        OSError: The given path is not a writable directory.
+        OSError: The given path is not a writable directory, or another user may write it.
     """
     configured = jax.config.values
     if not configured["jax_enable_compilation_cache"]:
@@ -192,7 +221,7 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     directory = Path(path) if path is not None else Path(variable or user_cache_folder() / f"jaxlib-{version('jaxlib')}")
     try:
         directory = directory.expanduser().absolute()
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_folder(directory)
         writable = os.access(directory, os.W_OK | os.X_OK)
     except (OSError, RuntimeError):  # RuntimeError: the user has no home directory
         if path is not None:
@@ -201,6 +230,11 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
     if not writable:
         if path is not None:
             raise PermissionError(f"{directory}: the directory for compiled programs is not writable; name another directory")
+        return None
+    if reason := path_refusal(directory):
+        if path is not None:
+            raise PermissionError(f"{directory}: no directory for compiled programs, which are machine code: {reason}")
+        warn_of_folder(directory, reason)
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     if THRESHOLD_OPTION.upper() not in os.environ and configured[THRESHOLD_OPTION] == 1.0:  # 1.0 is JAX's default
@@ -212,21 +246,6 @@ def cache_compilations(path: str | os.PathLike | None = None) -> Path | None:
 def _has_cuda() -> bool:
     """Return whether JAX's plugin for NVIDIA GPUs is installed."""
     return any(find_spec(f"jax_cuda{major}_plugin") is not None for major in (12, 13))
-
-
-def user_cache_folder() -> Path:
-    """Return the folder for files that tcemu can make again, inside the platform's cache folder.
-
-    Raises:
-        RuntimeError: The user has no home directory.
-    """
-    if sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return folder / "tcemu"
 
 
 class CompileClock:

@@ -22,7 +22,7 @@ def execution(choice: str) -> Iterator[None]:
 
     Args:
         choice: "emulated", the default: the emulation computes, by kernels where this machine can compile them, else by JAX's operations.
-            "portable": the emulation computes by JAX's operations alone. A program that `jax.export` writes then runs on other machines.
+            "portable": the emulation computes by JAX's operations alone, as in a program that `jax.export` writes.
             "native": the PTX instruction computes, on the NVIDIA GPU that JAX uses. `tcemu.backends.describe` tells beforehand whether it
             can.
             "auto": the instruction computes if "native" would not raise and the program is compiled for the GPU, else the emulation.

@@ -1,6 +1,8 @@
 """Files that are replaced atomically, and folders that are locked for one process."""
 
 import os
+import re
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +16,9 @@ except ImportError:  # Windows
 WRITE_LOCK = (
     threading.RLock()
 )  # held while a file is written; code that ends the process acquires it first, so that no partial file remains
+# for a new file, under a name that nobody could guess: no file and no link that lies there is opened
+EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+TOKEN_BYTES = 16  # random bytes in the name of a temporary file
 
 
 class FolderInUse(ValueError):
@@ -32,10 +37,10 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         OSError: The file cannot be written. The old file is unchanged, and the temporary file is removed.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(TOKEN_BYTES)}")
     with WRITE_LOCK:
         try:
-            with temporary.open("wb") as file:
+            with open(os.open(temporary, EXCLUSIVE, 0o666), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -53,7 +58,7 @@ def remove_leftovers(path: Path) -> None:
         path: File that `replace_file` writes. The caller must hold the lock on its folder.
     """
     for temporary in path.parent.glob(f".{path.name}.*"):
-        if temporary.suffix[1:].isdigit():
+        if re.fullmatch(f"[0-9a-f]{{{2 * TOKEN_BYTES}}}", temporary.suffix[1:]):
             with suppress(OSError):
                 temporary.unlink()
 

@@ -6,7 +6,7 @@ which fails when a release of JAX changes it; `pyproject.toml` bounds JAX to the
 
 import re
 from _thread import start_new_thread
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, wraps
 from pathlib import Path
@@ -14,15 +14,23 @@ from threading import Lock, local
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+
+import tcemu.base.jax_release  # noqa: F401 - it checks the release, before names are imported that another one may not have
+
+# isort: split
 from jax import Array
 from jax._src import config, xla_bridge
+from jax.core import Tracer
 from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.xla_metadata import set_xla_metadata
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, jaxpr_as_fun
 from jax.extend.linear_util import wrap_init
 from jax.extend.source_info_util import current, register_exclusion, user_context
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters.ad import Zero
+
+from tcemu.base.errors import KernelRefused, warn_once
 
 ZeroCotangent = Zero  # the cotangent of an operand that needs none, which a `custom_vjp` equation's backward rule returns
 
@@ -79,6 +87,11 @@ INTERNALS = (
     Internal("function_name", "programs know the name and the file of the function that was traced", "0.5.3"),
     Internal(
         "lowers_late_attributes", "an attribute may be an object with __jax_array__, which is read while a program is lowered", "0.4.26"
+    ),
+    Internal(
+        "call_with_replacement",
+        "a lowering rule sees that jax.export lowers the program (for_export), and its platforms; ffi_call has its attributes as pairs",
+        "0.4.36",
     ),
 )
 
@@ -227,6 +240,93 @@ def lowers_late_attributes() -> bool:
             return False
 
 
+_replaceable = Primitive("tcemu_kernels")
+
+
+def call_with_replacement(program: Callable[..., Array], replacement: Callable[..., Array], *operands: Any) -> Array:
+    """Call a program of kernels. Another one replaces it in a program that `jax.export` writes, and where a compiler refuses a kernel.
+
+    Only lowering shows either. So the replacement, which takes long to trace, is traced there, if it is needed.
+
+    Args:
+        program: Returns one array. Its late attributes (see `lowers_late_attributes`) say their platform as `platform`, and reading one may
+            raise `KernelRefused`.
+        replacement: Gives the same bits. It uses no tracer but its operands.
+        *operands: Pytrees of arrays.
+    """
+    leaves, tree = jax.tree.flatten(operands)
+
+    def of_leaves(fn: Callable[..., Array]) -> Callable[..., Array]:
+        return lambda *leaves: fn(*jax.tree.unflatten(tree, leaves))
+
+    return _call_or_trace(of_leaves(program), of_leaves(replacement), *leaves)
+
+
+def _call_or_trace(program: Callable[..., Array], replacement: Callable[..., Array], *operands: Any) -> Array:
+    if is_tracing():
+        return _replaceable.bind(*operands, jaxpr=jax.make_jaxpr(program)(*map(jax.typeof, operands)), replacement=replacement)
+    try:
+        return program(*operands)
+    except KernelRefused as refused:
+        _warn_of_refusal(refused)
+        return replacement(*operands)
+
+
+def is_tracing() -> bool:
+    """Return whether new values become part of a program that is being traced."""
+    return isinstance(jax.device_put(np.float32(0)), Tracer)  # unlike jnp.zeros, device_put compiles nothing outside a trace
+
+
+def _call_traced(program: ClosedJaxpr) -> Callable[..., Array]:
+    return lambda *operands: jaxpr_as_fun(program)(*operands)[0]
+
+
+@_replaceable.def_impl
+def _compute(*operands: Any, jaxpr: ClosedJaxpr, replacement: Callable[..., Array]) -> Array:
+    return _call_or_trace(_call_traced(jaxpr), replacement, *operands)
+
+
+@_replaceable.def_abstract_eval
+def _type_of_result(*_: Any, jaxpr: ClosedJaxpr, replacement: Callable[..., Array]) -> Any:
+    return jaxpr.out_avals[0]
+
+
+def _batch(
+    operands: Sequence[Any], axes: Sequence[int | None], *, jaxpr: ClosedJaxpr, replacement: Callable[..., Array]
+) -> tuple[Array, int]:
+    batched = (jax.vmap(fn, in_axes=tuple(axes)) for fn in (_call_traced(jaxpr), replacement))
+    return _call_or_trace(*batched, *operands), 0
+
+
+def _lower(ctx: Any, *operands: Any, jaxpr: ClosedJaxpr, replacement: Callable[..., Array]) -> Any:
+    replaced = ctx.module_context.lowering_parameters.for_export
+    if not replaced:
+        try:
+            for attribute in _late_attributes(jaxpr.jaxpr):
+                if attribute.platform in (ctx.platforms or ctx.module_context.platforms):
+                    attribute.__jax_array__()
+        except KernelRefused as refused:
+            _warn_of_refusal(refused)
+            replaced = True
+    return mlir.lower_fun(replacement if replaced else _call_traced(jaxpr), multiple_results=False)(ctx, *operands)
+
+
+mlir.register_lowering(_replaceable, _lower)
+batching.primitive_batchers[_replaceable] = _batch
+
+
+def _warn_of_refusal(refused: KernelRefused) -> None:
+    warn_once(f"{refused.summary}. JAX's operations compute in its place, with the same bits but slower")
+
+
+def _late_attributes(program: Jaxpr) -> Iterator[Any]:
+    for equation in program.eqns:
+        if equation.primitive.name == "ffi_call":
+            yield from (value for _, value in equation.params["attributes"] if hasattr(value, "__jax_array__"))
+        for inner in inner_programs(equation.params):
+            yield from _late_attributes(inner)
+
+
 def backends_are_initialized() -> bool:
     """Return whether JAX has started a backend in this process."""
     return xla_bridge.backends_are_initialized()
@@ -252,6 +352,17 @@ def failed_check_message(message: str) -> str:
 
 
 # ---- programs
+
+
+def inner_programs(value: Any) -> Iterator[Jaxpr]:
+    """Yield the programs among an equation's parameters."""
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from inner_programs(item)
 
 
 def is_backward(equation: JaxprEqn) -> bool:

@@ -20,8 +20,8 @@ import numpy as np
 from chex import PRNGKey
 from jax.extend.core import ClosedJaxpr
 
-from tcemu.base.compilation import compile_clock, is_tracing
-from tcemu.base.jax_internals import find_trace
+from tcemu.base.compilation import compile_clock
+from tcemu.base.jax_internals import find_trace, is_tracing
 from tcemu.emulation.call_state import (
     ObjectUpdates,
     check_arrays,

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from tcemu.emulation.primitives import PROGRAM_CALLS, equation_name, inner_programs, is_package_program
+from tcemu.base.jax_internals import inner_programs
+from tcemu.emulation.primitives import PROGRAM_CALLS, equation_name, is_package_program
 
 FLOATS = ("float32", "float16", "bfloat16")  # dtypes that kernels load and store
 FUNCTIONS = ("softmax", "log_softmax", "rms_norm", "layer_norm", "silu", "gelu")

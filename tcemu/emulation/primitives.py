@@ -4,7 +4,7 @@ A choice is called with the arguments of `jax.lax.dot_general`. A convolution be
 compute it. A ragged product becomes one product for each group.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import JaxprEqn
 
-from tcemu.base.jax_internals import function_file, function_name
+from tcemu.base.jax_internals import function_file, function_name, inner_programs
 from tcemu.products.dot_general import DotGeneral
 from tcemu.products.im2col import PatchOperands, PatchOptions, Windows, patches_product, plan_pieces
 from tcemu.products.ragged.ragged_dot import RaggedDot, expand_group_ids, ragged_axes
@@ -38,17 +38,6 @@ OPAQUE = {  # primitives that multiply matrices, or may, in code that no program
     "call_exported": "an exported program, which is compiled already",
 }
 PACKAGE = Path(__file__).parents[1]
-
-
-def inner_programs(value: Any) -> Iterator[Jaxpr]:
-    """Yield the programs among an equation's parameters."""
-    if isinstance(value, ClosedJaxpr):
-        yield value.jaxpr
-    elif isinstance(value, Jaxpr):
-        yield value
-    elif isinstance(value, dict | tuple | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from inner_programs(item)
 
 
 def has_products(equation: JaxprEqn) -> bool:

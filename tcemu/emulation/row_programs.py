@@ -18,8 +18,8 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.extend.source_info_util import current_name_stack, user_context
 
-from tcemu.base.jax_internals import split_scan_operands, without_outer_transform
-from tcemu.emulation.primitives import PRODUCT_PRIMITIVES, PROGRAM_CALLS, inner_programs
+from tcemu.base.jax_internals import inner_programs, split_scan_operands, without_outer_transform
+from tcemu.emulation.primitives import PRODUCT_PRIMITIVES, PROGRAM_CALLS
 
 MIN_ROWS = 2  # XLA removes a loop of one iteration and fuses its body with what surrounds it
 

@@ -17,7 +17,7 @@ from tcemu.backends import elementwise
 from tcemu.backends.quotients import divide, multiply
 from tcemu.base import bits
 from tcemu.base.bits import Limbs
-from tcemu.base.compilation import call_by_platform
+from tcemu.base.compilation import call_kernel_by_platform
 from tcemu.formats import E4M3, F32, UE4M3, UE8M0, Format, convert
 
 
@@ -87,21 +87,21 @@ ONE, MAX_F32 = _f32(1), _f32(float(np.finfo(np.float32).max))
 def _encode_ue4m3(x: Array) -> Array:
     """Rounds f32 codes without sign to ue4m3. A kernel may use e4m3, whose codes without sign are the same."""
     portable = lambda x: convert(F32, UE4M3, x, saturate=True)
-    return call_by_platform(elementwise.kernel_programs(partial(elementwise.narrow, E4M3), x), portable, x)
+    return call_kernel_by_platform(elementwise.kernel_programs(partial(elementwise.narrow, E4M3), x), portable, x)
 
 
 def _multiply_to_ue4m3(x: Array, y: Array) -> Array:
     """Rounds the f32 product of codes without sign to ue4m3."""
     portable = lambda x, y: _encode_ue4m3(multiply(x, y, F32))
     by_kernel = partial(elementwise.multiply_codes, F32, E4M3)
-    return call_by_platform(elementwise.kernel_programs(by_kernel, x, y, of_scales=True), portable, x, y)
+    return call_kernel_by_platform(elementwise.kernel_programs(by_kernel, x, y, of_scales=True), portable, x, y)
 
 
 def _multiply_ue4m3(scale: Array, y: Array) -> Array:
     """Computes the f32 product of a code of ue4m3 and an f32 code."""
     portable = lambda scale, y: multiply(convert(UE4M3, F32, scale), y, F32)
     by_kernel = partial(elementwise.multiply_codes, E4M3, F32)
-    return call_by_platform(elementwise.kernel_programs(by_kernel, scale, y, of_scales=True), portable, scale, y)
+    return call_kernel_by_platform(elementwise.kernel_programs(by_kernel, scale, y, of_scales=True), portable, scale, y)
 
 
 def _inverse_tensor(amax: Array) -> tuple[Array, ...]:

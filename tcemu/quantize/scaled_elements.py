@@ -14,7 +14,7 @@ from jax import Array
 from tcemu.backends import elementwise
 from tcemu.backends.elementwise_request import ElementwiseRequest, ScaleRequest
 from tcemu.backends.quotients import divide
-from tcemu.base.compilation import call_by_platform
+from tcemu.base.compilation import call_kernel_by_platform
 from tcemu.formats import BF16, F16, F32, Format, convert
 from tcemu.quantize.scale_groups import GroupSizes, max_along_rows, repeat_scales, split_groups
 
@@ -30,7 +30,7 @@ def round_by_platform(reason: str, by_kernel: Callable[..., Array], portable: Ca
     reason: one against kernels. operands: the scales first; None where there are none.
     """
     programs = {} if reason else elementwise.kernel_programs(by_kernel, codes, is_cast=operands[0] is None)
-    return call_by_platform(programs, portable, codes, *operands)
+    return call_kernel_by_platform(programs, portable, codes, *operands)
 
 
 def unsupported_reason(source: Format, target: Format, rounding: str, codes: Array, *, scaled: bool) -> str:
@@ -62,7 +62,7 @@ def max_magnitudes(source: Format, codes: Array, depth: int | None, scale: Scale
 
     has_kernel = source in SOURCES and codes.ndim >= 2 and codes.shape[-1] != 0
     by_kernel = partial(elementwise.max_magnitudes, source, depth, scale)
-    return call_by_platform(elementwise.kernel_programs(by_kernel, codes, of_scales=True) if has_kernel else {}, portable, codes)
+    return call_kernel_by_platform(elementwise.kernel_programs(by_kernel, codes, of_scales=True) if has_kernel else {}, portable, codes)
 
 
 def max_of_all(source: Format, codes: Array, scale: ScaleRequest | None = None) -> Array:

@@ -17,7 +17,7 @@ from jax import Array
 
 from tcemu.base.execution import current_execution, execution
 from tcemu.base.jax_internals import caches_were_cleared, compilation_cache_hits, without_source_locations
-from tcemu.base.stored_programs import cache_subfolder, file_name, load_program, store_program
+from tcemu.base.stored_code import cache_subfolder, load_program, program_entry, store_program
 
 SUBFOLDER = "tcemu-torch"  # of the folder of JAX's persistent compilation cache
 MAX_PROGRAMS = 4096  # programs that a process keeps
@@ -56,16 +56,16 @@ class OperatorProgram:
             if self._compiled is not None:
                 return
             folder = cache_subfolder(SUBFOLDER) if self._stored_as else None
-            path = None if folder is None else folder / file_name((self._stored_as, *key[2:]))
-            if (loaded := load_program(path, key.device)) is not None:
+            entry = program_entry((self._stored_as, *key[2:]))
+            if (loaded := load_program(folder, entry, key.device)) is not None:
                 self._compiled = loaded[0]
                 return
             hits = compilation_cache_hits()
             with jax.default_device(key.device), without_source_locations(), execution(key.execution), jax.enable_x64(key.x64):
                 structs = [[None if t is None else jax.ShapeDtypeStruct(*t) for t in types] for types in (key.arrays, key.others)]
                 compiled = key.function.lower(*key.static, structs[0], *structs[1]).compile()  # type: ignore[attr-defined]
-            if path is not None and compilation_cache_hits() == hits:
-                store_program(path, compiled)
+            if folder is not None and compilation_cache_hits() == hits:
+                store_program(folder, entry, compiled)
             self._compiled = compiled
 
     def __call__(self, arrays: Sequence[Array | None], *others: Array | None) -> Any:

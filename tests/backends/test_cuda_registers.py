@@ -17,13 +17,13 @@ from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.arithmetic.reduction import reduce_k
 from tcemu.backends import batched_calls, dispatch
-from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import fragment_tables as held
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
 from tcemu.backends.cuda import register_kernel as warp
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.backends.cuda.cuda_programs import find_instruction_kernel
+from tcemu.base import stored_code as store
 from tcemu.formats import BF16, E4M3, E5M2, F16, F32, TF32, convert
 from tcemu.instructions import kernel_operands as warps
 from tcemu.isa.targets import TARGETS

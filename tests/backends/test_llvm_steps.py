@@ -9,7 +9,7 @@ from support.sampling import sample_cases
 
 import tcemu
 from tcemu.backends.llvm import xla_call
-from tcemu.base.stored_programs import HOST_CALL_PREFIX
+from tcemu.base.stored_code import HOST_CALL_PREFIX
 
 pytestmark = pytest.mark.skipif(bool(xla_call.missing()), reason=xla_call.missing() or "kernels can be called")
 

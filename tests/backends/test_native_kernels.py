@@ -16,12 +16,12 @@ from support.sampling import sample_cases
 import tcemu
 from tcemu import fuzz, silicon
 from tcemu.arithmetic.product_spec import product_spec
-from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.backends.native import native_text as sources
 from tcemu.backends.native import wgmma_products as wgmma
 from tcemu.backends.native.native_statement import has_kernel, statement_kernel
 from tcemu.backends.native.units import find_product_unit
+from tcemu.base import stored_code as store
 from tcemu.fuzz import implementations, verification
 from tcemu.silicon.operand_variants import operand_variants
 

@@ -1,7 +1,11 @@
 """One canary for each undocumented behaviour of JAX and XLA that the package relies on: it fails when a release changes that behaviour."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -12,13 +16,15 @@ from jax.experimental import checkify
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from support.device_processes import run_on_devices
 
-from tcemu.base import jax_internals
+from tcemu.base import jax_internals, jax_release
+from tcemu.base.errors import KernelRefused, warn_once
 from tcemu.base.jax_internals import (
     COMPILE_EVENTS,
     COMPILED_EVENT,
     INTERNALS,
     backends_are_initialized,
     caches_were_cleared,
+    call_with_replacement,
     compilation_cache_hits,
     compile_in_short_time,
     failed_check_message,
@@ -40,6 +46,7 @@ from tcemu.base.jax_internals import (
     without_outer_transform,
     without_source_locations,
 )
+from tcemu.base.jax_release import check_release
 
 ROOT = Path(__file__).parents[2]
 X = jnp.arange(4.0)
@@ -56,8 +63,33 @@ def test_every_entry_has_a_canary_and_no_other_module_reaches_into_jax():
 
 def test_jax_is_bounded_to_the_releases_that_were_tried():
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    bounds = [line for line in dependencies if line.startswith("jax")]
-    assert len(bounds) == 2 and all(re.fullmatch(r"jax(lib)?>=0\.10\.1,<0\.13", line) for line in bounds)
+    oldest, bound = (".".join(map(str, release)) for release in (jax_release.OLDEST, jax_release.BOUND))
+    assert [line for line in dependencies if line.startswith("jax")] == [f"{name}>={oldest},<{bound}" for name in ("jax", "jaxlib")]
+
+
+@pytest.mark.parametrize("name", ["0.10.1", "0.10.2", "0.11", "0.12.0.1", "0.12.1.dev20260901"])
+def test_releases_that_were_tried_pass_in_silence(name):
+    check_release(name)
+
+
+def test_other_releases_are_refused_or_warned_of():
+    for name in ("0.4.38", "0.10.0", "0.9.2"):
+        with pytest.raises(ImportError, match=rf"needs JAX 0\.10\.1 or later, below 0\.13, and JAX {name} is installed"):
+            check_release(name)
+    for name in ("0.13.0", "0.13.1.dev2", "1.0"):
+        with pytest.warns(UserWarning, match=rf"was tried with JAX 0\.10\.1 or later, below 0\.13, and JAX {name} is installed"):
+            check_release(name)
+
+
+def test_the_release_is_checked_when_the_package_is_imported():
+    code = "import jax; jax.__version__ = {!r}; import tcemu; tcemu.gemm"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    run = lambda name: subprocess.run(
+        [sys.executable, "-c", code.format(name)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "ImportError: tcemu needs JAX 0.10.1" in run("0.10.0").stderr
+    newer = run("0.13.0")
+    assert newer.returncode == 0 and newer.stderr.count("UserWarning: tcemu was tried with JAX") == 1
 
 
 def test_compile_in_short_time(monkeypatch):
@@ -352,6 +384,53 @@ def test_function_name():
 
 def test_lowers_late_attributes():
     assert lowers_late_attributes()
+
+
+@dataclass(frozen=True)
+class LateName:
+    """An attribute of a call for a platform, which a compiler may refuse."""
+
+    platform: str
+    refusal: str = ""
+
+    def __jax_array__(self):
+        if self.refusal:
+            raise KernelRefused(self.refusal, "the whole text")
+        return b"name"
+
+
+TRANSFORMS = {"none": lambda f: f, "vmap": jax.vmap, "vmap of jit": lambda f: jax.vmap(jax.jit(f)), "checkpoint": jax.checkpoint}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_call_with_replacement(transform, nested):
+    """A call of foreign code is in a program, unless the program is exported or a kernel of the lowered platform is refused."""
+    x = jnp.arange(4, dtype=jnp.int32).reshape(2, 2)
+    traced = []
+
+    def program(on_cpu, on_cuda=""):
+        def call(v):
+            ffi = jax.ffi.ffi_call("tcemu_none", jax.ShapeDtypeStruct(v.shape, v.dtype), vmap_method="broadcast_all")
+            calls = {
+                name: lambda v, late=LateName(name, refusal): ffi(v, name=late) for name, refusal in (("cpu", on_cpu), ("cuda", on_cuda))
+            }
+            chosen = lambda v: lax.platform_dependent(v, **calls)
+            return lax.cond(v.sum() > -1, chosen, chosen, v) if nested else chosen(v)
+
+        return jax.jit(TRANSFORMS[transform](lambda v: call_with_replacement(call, lambda v: traced.append(v) or v * 3, v)))
+
+    for refused_on_cuda in ("", "refused by another"):
+        assert "tcemu_none" in program("", refused_on_cuda).lower(x).as_text() and not traced
+    for platforms in (["cpu"], ["cuda"], ["tpu"], ["cpu", "tpu"]):
+        exported = jax.export.export(program("refused by nobody"), platforms=platforms)(x)
+        assert "custom_call" not in exported.mlir_module() and traced
+    traced.clear()
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match=r"refused by nobody\. JAX's operations compute in its place") as caught:
+        for _ in range(2):
+            assert program("refused by nobody")(x).tolist() == (3 * x).tolist() and traced
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("index", range(len(INTERNALS)), ids=[entry.name for entry in INTERNALS])

@@ -41,9 +41,10 @@ WHOLE_TABLES = {  # caches without a bound, each with the reason that it cannot 
 }  # fmt: skip
 
 CONTAINERS = {  # which functions fill, each with its bound and the reason for it
-    "backends/kernel_store.py: _running": "a compilation leaves it when it ends",
     "backends/llvm/xla_call.py: _registered": "one for each kernel: XLA keeps its handler as long as the process",
-    "base/stored_programs.py: _host_calls": "one for each kernel that XLA keeps",
+    "base/stored_code.py: _host_calls": "one for each kernel that XLA keeps",
+    "base/stored_code.py: _running": "a compilation leaves it when it ends",
+    "base/stored_code.py: _unswept": "one for each folder of stored code",
     "ptx/simt/faults.py: MESSAGES": "the faults of a table, each with the sizes that accesses have",
     "ptx/simt/faults.py: _codes": "one for each message",
     "torch/module_emulation.py: _by_tag": "weak: what nobody holds goes",

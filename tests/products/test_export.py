@@ -1,4 +1,4 @@
-"""Products in `jax.export` with sizes that are symbols: the bits of the same call with numbers, or a refusal that says what works."""
+"""Products in `jax.export`: the bits of the same call, in programs that run anywhere, also with sizes that are symbols; or a refusal."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,8 @@ from jax import export
 from support.sampling import sample_cases
 
 import tcemu
+from tcemu.backends.llvm import xla_call
+from tcemu.base.stored_code import HOST_CALL_PREFIX
 
 BF16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 RNG = np.random.default_rng(0)
@@ -22,6 +24,21 @@ FACES = {
 
 def export_call(fn, shape):
     return export.export(jax.jit(fn))(jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+@pytest.mark.parametrize("name", sample_cases(list(FACES), ["gemm", "gradient"]))
+def test_an_exported_program_has_no_kernels_and_the_same_bits(name):
+    """Also where the same function has run with kernels before, and for platforms that are not here."""
+    x = RNG.standard_normal((21, 64)).astype(np.float32)
+    product = jax.jit(FACES[name])
+    expected = product(x)
+    assert xla_call.missing() or HOST_CALL_PREFIX in product.lower(x).compile().as_text()
+    program = export.export(product)(x)
+    assert "custom_call" not in program.mlir_module()
+    np.testing.assert_array_equal(program.call(x), expected)
+    for platforms in (["cuda"], ["tpu"], ["cpu", "cuda"]):
+        assert "custom_call" not in export.export(product, platforms=platforms)(x).mlir_module()
+    np.testing.assert_array_equal(product(x), expected)
 
 
 CASES = [(name, shape) for name in FACES for shape in ("b, 64", "b, 3, 64")]

@@ -6,7 +6,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from ptx_kernels.manifest import KERNELS
 
-from tcemu import ptx
+from tcemu import Unsupported, execution, ptx
+from tcemu.backends.llvm import xla_call
 from tcemu.ptx.instruction_interface import Operation
 from tcemu.ptx.linker import compiled_statements, linked_kernel
 from tcemu.ptx.linker.statement_programs import OPTIMISED, QUICK, store_programs
@@ -59,7 +60,7 @@ def test_a_stored_program_is_not_compiled_again(tmp_path, compilations, nothing_
     with store_programs(tmp_path):
         first = run_scale()
         files = sorted(tmp_path.iterdir())
-        assert files and all(file.name.endswith(QUICK) for file in files)
+        assert files and all(file.name.startswith(f"{QUICK}-") for file in files)
         forget_programs()
         monkeypatch.setattr(faults, "_codes", {})
         count = len(compilations)
@@ -92,7 +93,8 @@ def test_hot_programs_are_optimised(tmp_path, nothing_cached, monkeypatch):
     monkeypatch.setattr(compiled_statements, "HOST_PATIENCE", 3 * compiled_statements.HOST_OVERHEAD)
     with store_programs(tmp_path):
         results = [run_scale() for _ in range(3)]
-        efforts = [sum(file.name.endswith(effort) for file in tmp_path.iterdir()) for effort in (QUICK, OPTIMISED)]  # ld and st; all
+        names = [file.name for file in tmp_path.iterdir()]
+        efforts = [sum(name.startswith(f"{effort}-") for name in names) for effort in (QUICK, OPTIMISED)]  # ld and st; all
         forget_programs()
         results.append(run_scale())
     assert efforts[0] == 2 and efforts[1] > 4 and all(np.array_equal(result, expected) for result in results)
@@ -131,6 +133,45 @@ def _identity(operation):
     compute = operation.compute
     cells = [cell.cell_contents for cell in getattr(compute, "__closure__", None) or ()]
     return (getattr(compute, "__code__", compute), str([each for each in cells if isinstance(each, int | str | tuple)]))
+
+
+MMA = """
+.version 7.8 .target sm_80 .address_size 64
+.visible .entry product(.param .u64 to) {
+    .reg .b32 %r<12>; .reg .f32 %f<8>; .reg .b64 %rd<3>;
+    ld.param.u64 %rd0, [to]; mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd0, %rd0, %rd1;
+    ld.global.u32 %r1, [%rd0]; xor.b32 %r2, %r1, 0x3c00; cvt.rn.f32.u32 %f4, %r0; div.rn.f32 %f5, %f4, 0f40400000;
+    mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, {%r1, %r2, %r1, %r2}, {%r1, %r2}, {%f5, %f5, %f5, %f5};
+    mov.b32 %r3, %f3; st.global.u32 [%rd0], %r3; ret; }
+"""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_choice_of_who_computes_holds_for_statements(tmp_path, nothing_cached, monkeypatch, at_once):
+    """Also in the threads that compile them, and for programs that another choice has stored."""
+    kernels = []
+    call = xla_call.call
+    monkeypatch.setattr(xla_call, "call", lambda *arguments: kernels.append(arguments[0].name) or call(*arguments))
+    if not at_once:
+        monkeypatch.setattr("tcemu.ptx.runtime.scheduler.compile_together", lambda *_: None)
+
+    def run(choice):
+        forget_programs(), jax.clear_caches(), kernels.clear()
+        with execution(choice):
+            return ptx.run(MMA, grid=1, block=32, args=[0x3C003800 + VALUES], target="A100")[0], len(kernels)
+
+    with store_programs(tmp_path):
+        emulated, used = run("emulated")
+        assert (used > 0) == (not xla_call.missing())
+        stored = set(tmp_path.iterdir())
+        portable, used = run("portable")
+        assert used == 0 and np.array_equal(portable, emulated) and set(tmp_path.iterdir()) > stored
+        assert np.array_equal(run("auto")[0], emulated)
+        with pytest.raises(Unsupported, match=r'line \d+, column \d+: mma.*execution\("native"\) cannot run it'):
+            run("native")
+        forget_programs()
+        assert np.array_equal(run("emulated")[0], emulated)
+    forget_programs()
 
 
 def test_pointer_tables():

@@ -18,11 +18,11 @@ from support.traced_programs import equations
 import tcemu
 from tcemu.arithmetic.integer_quotients import divide_on_integers, multiply_on_integers
 from tcemu.backends import elementwise
-from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import quantize_kernel
 from tcemu.backends.cuda import xla_launch as launch
 from tcemu.base import compilation
+from tcemu.base import stored_code as store
 from tcemu.formats import E4M3, E4M3FNUZ, E5M2, F16, F32, F64, S8, UE8M0
 from tcemu.quantize import Quantizer, block_quantize
 from tcemu.quantize import scaled_elements as kernels

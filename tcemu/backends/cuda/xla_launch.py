@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from tcemu.backends import kernel_store as store
 from tcemu.backends.cuda import nvrtc
+from tcemu.base import stored_code as store
 from tcemu.base.jax_internals import lowers_late_attributes
 from tcemu.base.meshes import on_local_device
 
@@ -57,6 +57,7 @@ class Code:
 
     text: str
     architecture: str
+    platform = PLATFORM
 
     def __post_init__(self) -> None:
         store.start_compilation(COMPILER, self.text, self.architecture)

@@ -10,95 +10,33 @@ has seen it.
 
 XLA's threads flush subnormal floats. A task runs in the default environment of IEEE 754: floats are rounded to nearest and none is flushed.
 
-Source: `xla/ffi/api/c_api.h`, which jaxlib installs (`jax.ffi.include_dir`). XLA's names are kept, without `XLA_FFI_`.
+The structures of XLA are in `base.xla_ffi`. Each function of the module is one function here.
 """
 
 import ctypes
 import platform
-import re
-from ctypes import c_int32, c_int64, c_size_t, c_uint32, c_void_p
-from functools import cache
-from pathlib import Path
-from typing import Any
+from ctypes import c_int64, c_void_p
 
-import jax
+from tcemu.base.xla_ffi import (
+    METADATA,
+    Api,
+    Api_Version,
+    Buffer,
+    CallFrame,
+    Error_Destroy_Args,
+    Extension_Base,
+    Metadata,
+    Metadata_Extension,
+    Struct,
+    ThreadPool_NumThreads_Args,
+    ThreadPool_Schedule_Args,
+    field_offset,
+    installed_version,
+)
 
-API_MAJOR = 0  # of the structures below
-API_NAMES = {"InvokeContext_Get": "ExecutionContext_Get", "Error_GetDetails": "Error_GetMessage"}  # those of minor 5: those of minor 3
-METADATA = 1  # XLA_FFI_Extension_Metadata
 X86, ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")  # machines, by their names in `platform`
 MXCSR_DEFAULT = 0x1F80  # x86: rounding to nearest, exceptions masked, without FTZ and DAZ; on AArch64 it is FPCR = 0
 SPINS = 1024  # looks at the counter, some 40 us together, before a waiting thread gives its core away each time
-
-
-class Struct(ctypes.Structure):
-    """A structure of the C API. ctypes lays it out as a C compiler does."""
-
-
-class Extension_Base(Struct):
-    _fields_ = (("struct_size", c_size_t), ("type", c_int32), ("next", c_void_p))
-
-
-class Api_Version(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("major_version", c_int32), ("minor_version", c_int32))
-
-
-class Metadata(Struct):
-    _fields_ = (("struct_size", c_size_t), ("api_version", Api_Version), ("traits", c_uint32), ("state_type_id", c_int64))
-
-
-class Metadata_Extension(Struct):
-    _fields_ = (("extension_base", Extension_Base), ("metadata", c_void_p))
-
-
-class Buffer(Struct):
-    _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("dtype", c_int32), ("data", c_void_p), ("rank", c_int64),
-        ("dims", c_void_p),
-    )  # fmt: skip
-
-
-class Args(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("size", c_int64), ("types", c_void_p), ("args", c_void_p))
-
-
-class Rets(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("size", c_int64), ("types", c_void_p), ("rets", c_void_p))
-
-
-class CallFrame(Struct):
-    """The structure without the fields behind the last one that is used."""
-
-    _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("api", c_void_p), ("ctx", c_void_p), ("stage", c_int32), ("args", Args),
-        ("rets", Rets),
-    )  # fmt: skip
-
-
-class Error_Destroy_Args(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("error", c_void_p))
-
-
-class ThreadPool_Schedule_Args(Struct):
-    _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("ctx", c_void_p), ("task", c_void_p), ("data", c_void_p),
-    )  # fmt: skip
-
-
-class ThreadPool_NumThreads_Args(Struct):
-    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("ctx", c_void_p), ("num_threads", c_void_p))
-
-
-class Api(Struct):
-    """The structure without the fields behind the last one that is used."""
-
-    _fields_ = (
-        ("struct_size", c_size_t), ("extension_start", c_void_p), ("api_version", Api_Version), ("internal_api", c_void_p),
-        *((name, c_void_p) for name in (
-            "Error_Create", "Error_GetMessage", "Error_Destroy", "Handler_Register", "Stream_Get", "Type_Register", "ExecutionContext_Get",
-            "State_Set", "State_Get", "DeviceMemory_Allocate", "DeviceMemory_Free", "ThreadPool_Schedule", "ThreadPool_NumThreads",
-        )),
-    )  # fmt: skip
 
 
 class Work(Struct):
@@ -114,37 +52,44 @@ class Work(Struct):
     )
 
 
-@cache
-def installed_version() -> tuple[int, int]:
-    """Returns major and minor of the C API of the installed jaxlib. Raises OSError or LookupError if the header does not say them."""
-    header = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
-    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
-    return int(found["MAJOR"]), int(found["MINOR"])
-
-
 def handler_text(name: str) -> str:
     """Returns the module with `NAME_handler`. It declares the kernel's functions and those of the C library that it calls."""
-    major, minor = installed_version()
     machine = platform.machine()
-    pause = "call void @llvm.x86.sse2.pause()" if machine in X86 else ""
-    declarations, enter, leave = _environment(machine)
+    functions = (_run, _release, _help, _begin, _read, _failed, _handler)
+    return "\n\n".join([_declarations(name, machine), *(function(name, machine) for function in functions)]) + "\n"
+
+
+def _declarations(name: str, machine: str) -> str:
+    declarations, _, _ = _environment(machine)
     return f"""
 declare i64 @{name}_tasks(ptr)
 declare void @{name}_task(i64, ptr, ptr)
 declare ptr @malloc(i64)
 declare void @free(ptr)
 declare i32 @sched_yield()
-{pause.replace("call", "declare")}
-{declarations}
+{_pause(machine).replace("call", "declare")}
+{declarations}"""
 
-define internal void @{name}_run(i64 %task, ptr %buffers, ptr %dims) {{
+
+def _pause(machine: str) -> str:
+    """The instruction by which a waiting thread leaves its core to another one for a moment; "" where there is none."""
+    return "call void @llvm.x86.sse2.pause()" if machine in X86 else ""
+
+
+def _run(name: str, machine: str) -> str:
+    """The function that runs one task in the default environment of IEEE 754."""
+    _, enter, leave = _environment(machine)
+    return f"""define internal void @{name}_run(i64 %task, ptr %buffers, ptr %dims) {{
   {enter}
   call void @{name}_task(i64 %task, ptr %buffers, ptr %dims) noinline
   {leave}
   ret void
-}}
+}}"""
 
-define internal void @{name}_release(ptr %work) {{
+
+def _release(name: str, machine: str) -> str:
+    """The function by which a thread gives up the shared state; the last one frees it."""
+    return f"""define internal void @{name}_release(ptr %work) {{
   {_field("%owners", "%work", Work, "owners")}
   %before = atomicrmw sub ptr %owners, i64 1 acq_rel
   %last = icmp eq i64 %before, 1
@@ -154,9 +99,12 @@ free:
   br label %end
 end:
   ret void
-}}
+}}"""
 
-define internal void @{name}_help(ptr %work) {{
+
+def _help(name: str, machine: str) -> str:
+    """The function that takes tasks and runs them until none is left."""
+    return f"""define internal void @{name}_help(ptr %work) {{
   {_field("%next", "%work", Work, "next")}
   {_field("%done", "%work", Work, "done")}
   {_load("%tasks", "i64", "%work", Work, "tasks")}
@@ -173,15 +121,21 @@ run:
   br label %take
 end:
   ret void
-}}
+}}"""
 
-define internal void @{name}_begin(ptr %work) {{
+
+def _begin(name: str, machine: str) -> str:
+    """The function that a thread of XLA's pool runs."""
+    return f"""define internal void @{name}_begin(ptr %work) {{
   call void @{name}_help(ptr %work)
   call void @{name}_release(ptr %work)
   ret void
-}}
+}}"""
 
-define internal void @{name}_read(ptr %from, i64 %count, ptr %buffers, ptr %dims) {{
+
+def _read(name: str, machine: str) -> str:
+    """The function that copies the data and the sizes of some buffers into two arrays."""
+    return f"""define internal void @{name}_read(ptr %from, i64 %count, ptr %buffers, ptr %dims) {{
   %any = icmp sgt i64 %count, 0
   br i1 %any, label %read, label %end
 read:
@@ -199,9 +153,12 @@ read:
   br i1 %more, label %read, label %end
 end:
   ret void
-}}
+}}"""
 
-define internal i1 @{name}_failed(ptr %api, ptr %error) {{
+
+def _failed(name: str, machine: str) -> str:
+    """The function that destroys an error and returns whether there was one."""
+    return f"""define internal i1 @{name}_failed(ptr %api, ptr %error) {{
   %failed = icmp ne ptr %error, null
   br i1 %failed, label %destroy, label %end
 destroy:
@@ -211,9 +168,13 @@ destroy:
   br label %end
 end:
   ret i1 %failed
-}}
+}}"""
 
-define ptr @{name}_handler(ptr %frame) {{
+
+def _handler(name: str, machine: str) -> str:
+    """The function that XLA calls: it answers a request for metadata, or shares the tasks with XLA's threads."""
+    major, minor = installed_version()
+    return f"""define ptr @{name}_handler(ptr %frame) {{
 entry:
   {_load("%extension", "ptr", "%frame", CallFrame, "extension_start")}
   %extended = icmp ne ptr %extension, null
@@ -304,7 +265,7 @@ waiting:
   %patient = icmp slt i64 %spin, {SPINS}
   br i1 %patient, label %spinning, label %yielding
 spinning:
-  {pause}
+  {_pause(machine)}
   %spin.more = add i64 %spin, 1
   br label %wait
 yielding:
@@ -324,8 +285,7 @@ alone.run:
   br label %alone
 end:
   ret ptr null
-}}
-"""
+}}"""
 
 
 def _environment(machine: str) -> tuple[str, str, str]:
@@ -345,16 +305,9 @@ def _environment(machine: str) -> tuple[str, str, str]:
     return "", "", ""
 
 
-def _offset(struct: type[Struct], path: str) -> int:
-    """Returns the offset in bytes of a field, as "args.size"."""
-    field, _, rest = path.partition(".")
-    inner: dict[str, Any] = {name: kind for name, kind, *_ in struct._fields_}
-    return getattr(struct, field).offset + (_offset(inner[field], rest) if rest else 0)
-
-
 def _field(name: str, pointer: str, struct: type[Struct], path: str) -> str:
     """Returns the instruction that makes `name` a field's address."""
-    return f"{name} = getelementptr i8, ptr {pointer}, i64 {_offset(struct, path)}"
+    return f"{name} = getelementptr i8, ptr {pointer}, i64 {field_offset(struct, path)}"
 
 
 def _load(name: str, kind: str, pointer: str, struct: type[Struct], path: str) -> str:

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
 
-from tcemu.backends import kernel_store as store
+from tcemu.base import stored_code as store
 
 OPTIMISATION = 2  # LLVM's -O2
 WIDE_FEATURES = {512: ("avx512f", "avx512bw", "avx512dq", "avx512vl"), 256: ("avx2",)}  # features that vectors of so many bits need
@@ -115,12 +115,15 @@ def optimise(text: str, target: str) -> Any:
     return module
 
 
-def _facts() -> tuple[str, ...]:
+def compiler_name() -> str:
+    """Returns the versions of llvmlite and LLVM. llvmlite must be there."""
     import llvmlite
 
-    llvm = _llvm()
-    version = ".".join(map(str, llvm.llvm_version_info))
-    return f"-O{OPTIMISATION}", KEEP_WIDE, llvmlite.__version__, version, llvm.get_process_triple(), platform.system()
+    return f"llvmlite {llvmlite.__version__} with LLVM {'.'.join(map(str, _llvm().llvm_version_info))}"
+
+
+def _facts() -> tuple[str, ...]:
+    return f"-O{OPTIMISATION}", KEEP_WIDE, compiler_name(), _llvm().get_process_triple(), platform.system()
 
 
 COMPILER = store.KernelCompiler(_facts, compile_text)

@@ -2,7 +2,7 @@
 
 XLA looks for a call's handler by its name when it compiles or loads a program, so a kernel is registered before: when JAX lowers the call.
 The name is a hash of the kernel, the same in every process. A program that another process has stored brings its kernels along, which are
-registered before it is loaded (`tcemu.base.stored_programs`).
+registered before it is loaded (`tcemu.base.stored_code`).
 """
 
 from collections.abc import Callable
@@ -17,12 +17,14 @@ import jax
 import numpy as np
 from jax import Array
 
-from tcemu.backends import kernel_store as store
 from tcemu.backends.llvm import machine_code
-from tcemu.backends.llvm.ffi_handler import API_MAJOR, handler_text, installed_version
+from tcemu.backends.llvm.ffi_handler import handler_text
+from tcemu.base import stored_code as store
+from tcemu.base.errors import KernelRefused
 from tcemu.base.jax_internals import lowers_late_attributes
 from tcemu.base.meshes import on_local_device
-from tcemu.base.stored_programs import HOST_CALL_PREFIX, note_host_call
+from tcemu.base.stored_code import HOST_CALL_PREFIX, note_host_call
+from tcemu.base.xla_ffi import API_MAJOR, installed_version
 
 NAME_DIGITS = 16
 MAX_NAMES = 4096  # kernels whose names are remembered
@@ -56,11 +58,16 @@ class Kernel(NamedTuple):
     target: machine_code.Target | None = None  # the CPU whose machine code runs; None: this machine's
 
     def register(self) -> None:
-        """Load the kernel and register it with XLA, once a process. Raises RuntimeError if LLVM does not take it."""
+        """Load the kernel and register it with XLA, once a process. Raises KernelRefused if LLVM does not take it."""
         name = call_name(self)
         if name in _registered:
             return
-        code = machine_code.load_functions(start_compilation(self).result(), [f"{self.name}_handler"])
+        try:
+            code = machine_code.load_functions(start_compilation(self).result(), [f"{self.name}_handler"])
+        except RuntimeError as error:  # as llvmlite passes on what LLVM says
+            said = str(error).strip()
+            summary = f"{machine_code.compiler_name()} does not take the kernel {self.name!r} ({said.partition(chr(10))[0]})"
+            raise KernelRefused(summary, said) from error
         with _guard:
             if name not in _registered:
                 jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(code.addresses[f"{self.name}_handler"]), platform="cpu")
@@ -77,6 +84,7 @@ class LateKernel:
     """A kernel as an attribute of its call. It is compiled in another thread from now on; JAX asks for it when it lowers the call."""
 
     kernel: Kernel
+    platform = "cpu"
 
     def __post_init__(self) -> None:
         if call_name(self.kernel) not in _registered:

@@ -19,6 +19,7 @@ from jax import Array
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from tcemu.base.errors import NotModelled, Unsupported
+from tcemu.base.execution import current_execution, execution
 from tcemu.base.jax_internals import caches_were_cleared
 from tcemu.ptx.instruction_interface import Context, Operation, Step
 from tcemu.ptx.linker.host_programs import HostProgram, trace_host_program
@@ -85,6 +86,7 @@ class _OperationKey(NamedTuple):
     negated: tuple[bool, ...]  # sources that are negated predicates
     guard: bool | None  # the guard is negated; None: there is no guard
     in_entry: bool  # the statement names the parameters of an entry, not those of a function
+    chosen: str  # the choice of `tcemu.execution`
 
 
 class _OperationProgram:
@@ -113,7 +115,8 @@ _operation_program = lru_cache(maxsize=CACHE_SIZE)(_OperationProgram)
 @lru_cache(maxsize=CACHE_SIZE)
 def _trace_on_host(operation: Operation, key: _OperationKey) -> HostProgram | None:
     traced = _trace_operation(operation, key, ())
-    return trace_host_program(traced.function, traced.shapes)
+    with execution(key.chosen):  # this thread may have another choice
+        return trace_host_program(traced.function, traced.shapes)
 
 
 def _trace_operation(operation: Operation, key: _OperationKey, shape: tuple[int, ...]) -> TracedStatement:
@@ -142,7 +145,7 @@ def _compile_operation(operation: Operation, key: _OperationKey, shape: tuple[in
     """Compile an operation. hot: it has done so much work that it is optimised at once."""
     traced = _trace_operation(operation, key, shape)
     patience = 0 if hot else OPERATION_PATIENCE
-    return StatementProgram((key, shape), lambda: traced, device, threads=shape[0] * shape[1], patience=patience)
+    return StatementProgram((key, shape), lambda: traced, device, chosen=key.chosen, threads=shape[0] * shape[1], patience=patience)
 
 
 class BoundOperation:
@@ -179,6 +182,7 @@ class BoundOperation:
             negated=tuple(negated),
             guard=None if guard is None else guard.negated,
             in_entry=context.function.entry and "param" in statement.opcode,
+            chosen=current_execution(),
         )
         self.program: _OperationProgram | None = None
         self.layout: ChunkLayout | None = None  # for which the program is
@@ -255,6 +259,7 @@ class _StepKey(NamedTuple):
     target: str
     checked: bool
     version: tuple[int, int]  # of the PTX ISA
+    chosen: str  # the choice of `tcemu.execution`
 
     @property
     def address_kinds(self) -> tuple[tuple[str, str], ...]:
@@ -280,9 +285,11 @@ class BoundStep:
         kinds = tuple((f"%{i}", _plain_kind(names.kind(register))) for i, register in enumerate(canonical.registers))
         same = canonical.statement
         self.statement = statement
+        module = context.module
         self.key = _StepKey(
-            same.opcode, same.operands, same.guard, canonical.bases, kinds, context.target, context.checked, context.module.version
-        )
+            same.opcode, same.operands, same.guard, canonical.bases, kinds, context.target, context.checked, module.version,
+            current_execution(),
+        )  # fmt: skip
         self.registers = [(names.qualified_name(register), names.kind(register)) for register in canonical.registers]
         self.offsets = [device_constant(np.uint64(offset % 2**64)) for offset in canonical.offsets]
         self.number = device_constant(np.int32(number))
@@ -350,7 +357,9 @@ def _compile_step(key: _StepKey, layout: ChunkLayout, constants: tuple[int, ...]
     blocks, threads = layout.shape
     trace = partial(_trace_step, key, layout, constants)
     patience = 0 if PRODUCTS.match(key.opcode) and blocks * threads >= PRODUCT_THREADS else STEP_PATIENCE
-    program = StatementProgram((key, layout, constants), trace, layout.device, threads=blocks * threads, patience=patience)
+    program = StatementProgram(
+        (key, layout, constants), trace, layout.device, chosen=key.chosen, threads=blocks * threads, patience=patience
+    )
     return _CompiledStep(program, *program.facts)
 
 

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tcemu.base.execution import execution
 from tcemu.base.jax_internals import compilation_cache_hits, compile_in_short_time
-from tcemu.base.stored_programs import cache_subfolder, file_name, load_program, store_program
+from tcemu.base.stored_code import Entry, cache_subfolder, load_program, program_entry, store_program
 from tcemu.ptx.simt.faults import known_messages, restore_messages
 
 SUBFOLDER = "tcemu-ptx"  # of the folder of JAX's persistent compilation cache
@@ -56,18 +57,19 @@ class StatementProgram:
 
     facts: Any  # as the trace gave them
 
-    def __init__(self, key: object, trace: Callable[[], TracedStatement], device: Any, *, threads: int, patience: int) -> None:
+    def __init__(self, key: object, trace: Callable[[], TracedStatement], device: Any, *, chosen: str, threads: int, patience: int) -> None:
         """Load the program, or trace and compile it.
 
         Args:
             key: All that the program depends on, as a value whose `repr` is the same in each process.
             trace: Returns the function; called before each compilation.
             device: The device of the arrays.
+            chosen: The choice of `tcemu.execution`, a part of the key. The thread that compiles may have another one.
             threads: Threads that execute the statement together.
             patience: Executions, each of one thread, after which the program is optimised; 0: at once.
         """
         self._make, self._device, self._threads, self._remaining = trace, device, threads, patience or None
-        self._name = file_name((key, device))
+        self._key, self._chosen = (key, device), chosen
         if self._load(OPTIMISED):
             self._remaining = None
         elif not patience:
@@ -86,23 +88,21 @@ class StatementProgram:
 
     def _compile(self, effort: str) -> None:
         hits = compilation_cache_hits()
-        with jax.enable_x64(True), jax.default_device(self._device):
+        with execution(self._chosen), jax.enable_x64(True), jax.default_device(self._device):
             traced = self._make()
             lowered = jax.jit(traced.function, donate_argnums=0 if traced.donates else ()).lower(*traced.shapes)
             self._compiled = compile_in_short_time(lowered, optimised=effort == OPTIMISED)
         self.facts = traced.facts
-        path = self._path(effort)
-        if path is not None and compilation_cache_hits() == hits:
-            store_program(path, self._compiled, (traced.facts, known_messages()))
+        if compilation_cache_hits() == hits:
+            store_program(*self._place(effort), self._compiled, (traced.facts, known_messages()))
 
     def _load(self, effort: str) -> bool:
-        loaded = load_program(self._path(effort), self._device)
+        loaded = load_program(*self._place(effort), self._device)
         if loaded is None:
             return False
         self._compiled, (self.facts, messages) = loaded
         restore_messages(messages)
         return True
 
-    def _path(self, effort: str) -> Path | None:
-        folder = _program_folder() if self._device.platform == "cpu" else None
-        return None if folder is None else folder / f"{self._name}-{effort}"
+    def _place(self, effort: str) -> tuple[Path | None, Entry]:
+        return _program_folder() if self._device.platform == "cpu" else None, program_entry(self._key, effort)

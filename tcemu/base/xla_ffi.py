@@ -1,0 +1,105 @@
+"""The structures of XLA's C API for foreign functions, as far as a handler in LLVM IR reads and writes them.
+
+jaxlib installs the header, and promises no layout between minor versions: `tests/base/test_xla_ffi.py` compares each structure with the
+installed header. XLA's names are kept, without `XLA_FFI_`.
+
+Source: `xla/ffi/api/c_api.h` (`jax.ffi.include_dir`).
+"""
+
+import ctypes
+import re
+from ctypes import c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+
+API_MAJOR = 0  # of the structures below
+API_NAMES = {"InvokeContext_Get": "ExecutionContext_Get", "Error_GetDetails": "Error_GetMessage"}  # those of minor 5: those of minor 3
+METADATA = 1  # XLA_FFI_Extension_Metadata
+
+
+class Struct(ctypes.Structure):
+    """A structure of the C API. ctypes lays it out as a C compiler does."""
+
+
+class Extension_Base(Struct):
+    _fields_ = (("struct_size", c_size_t), ("type", c_int32), ("next", c_void_p))
+
+
+class Api_Version(Struct):
+    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("major_version", c_int32), ("minor_version", c_int32))
+
+
+class Metadata(Struct):
+    _fields_ = (("struct_size", c_size_t), ("api_version", Api_Version), ("traits", c_uint32), ("state_type_id", c_int64))
+
+
+class Metadata_Extension(Struct):
+    _fields_ = (("extension_base", Extension_Base), ("metadata", c_void_p))
+
+
+class Buffer(Struct):
+    _fields_ = (
+        ("struct_size", c_size_t), ("extension_start", c_void_p), ("dtype", c_int32), ("data", c_void_p), ("rank", c_int64),
+        ("dims", c_void_p),
+    )  # fmt: skip
+
+
+class Args(Struct):
+    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("size", c_int64), ("types", c_void_p), ("args", c_void_p))
+
+
+class Rets(Struct):
+    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("size", c_int64), ("types", c_void_p), ("rets", c_void_p))
+
+
+class CallFrame(Struct):
+    """The structure without the fields behind the last one that is used."""
+
+    _fields_ = (
+        ("struct_size", c_size_t), ("extension_start", c_void_p), ("api", c_void_p), ("ctx", c_void_p), ("stage", c_int32), ("args", Args),
+        ("rets", Rets),
+    )  # fmt: skip
+
+
+class Error_Destroy_Args(Struct):
+    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("error", c_void_p))
+
+
+class ThreadPool_Schedule_Args(Struct):
+    _fields_ = (
+        ("struct_size", c_size_t), ("extension_start", c_void_p), ("ctx", c_void_p), ("task", c_void_p), ("data", c_void_p),
+    )  # fmt: skip
+
+
+class ThreadPool_NumThreads_Args(Struct):
+    _fields_ = (("struct_size", c_size_t), ("extension_start", c_void_p), ("ctx", c_void_p), ("num_threads", c_void_p))
+
+
+class Api(Struct):
+    """The structure without the fields behind the last one that is used."""
+
+    _fields_ = (
+        ("struct_size", c_size_t), ("extension_start", c_void_p), ("api_version", Api_Version), ("internal_api", c_void_p),
+        *((name, c_void_p) for name in (
+            "Error_Create", "Error_GetMessage", "Error_Destroy", "Handler_Register", "Stream_Get", "Type_Register", "ExecutionContext_Get",
+            "State_Set", "State_Get", "DeviceMemory_Allocate", "DeviceMemory_Free", "ThreadPool_Schedule", "ThreadPool_NumThreads",
+        )),
+    )  # fmt: skip
+
+
+@cache
+def installed_version() -> tuple[int, int]:
+    """Returns major and minor of the C API of the installed jaxlib. Raises OSError or LookupError if the header does not say them."""
+    header = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
+    return int(found["MAJOR"]), int(found["MINOR"])
+
+
+def field_offset(struct: type[Struct], path: str) -> int:
+    """Returns the offset in bytes of a field, as "args.size"."""
+    field, _, rest = path.partition(".")
+    inner: dict[str, Any] = {name: kind for name, kind, *_ in struct._fields_}
+    return getattr(struct, field).offset + (field_offset(inner[field], rest) if rest else 0)
