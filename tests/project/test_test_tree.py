@@ -27,8 +27,8 @@ def test_names_are_unique_and_folders_are_no_packages():
 
 
 def test_folders_mirror_the_package():
-    # independent implementations, the repository, tcemu.torch, tcemu.triton, tcemu.testing with the plugin
-    own = {"oracles", "project", "pytorch", "triton_kernels", "testing"}
+    # independent implementations, proofs, the repository, tcemu.torch, tcemu.triton, tcemu.testing with the plugin
+    own = {"oracles", "proofs", "project", "pytorch", "triton_kernels", "testing"}
     package = {path.parent.name for path in (TESTS.parent / "tcemu").glob("*/__init__.py")}
     assert {path.parent.name for path in FILES} - own <= package
 

@@ -40,7 +40,9 @@ def _unsigned(x: Any) -> Any:
 
 def _leading_zeros(lane: Lane, x: Any) -> Any:
     halves = [(_unsigned(x) >> shift).astype(np.uint64) & 0xFFFFFFFF for shift in range(0, lane.bits, 32)]
-    lengths = [np.where(half == 0, -shift, np.frexp(half.astype(np.float64))[1]) + shift for shift, half in zip((0, 32), halves, strict=False)]
+    lengths = [
+        np.where(half == 0, -shift, np.frexp(half.astype(np.float64))[1]) + shift for shift, half in zip((0, 32), halves, strict=False)
+    ]
     return lane.bits - np.maximum.reduce(lengths)
 
 
@@ -50,14 +52,35 @@ def _toward_zero(lane: Lane, x: Any) -> Any:
 
 
 ROWS = {
-    "add": lambda lane, x, y: x + y, "sub": lambda lane, x, y: x - y, "mul": lambda lane, x, y: x * y, "div": lambda lane, x, y: x / y,
-    "and": lambda lane, x, y: x & y, "or": lambda lane, x, y: x | y, "xor": lambda lane, x, y: x ^ y,
-    "shl": lambda lane, x, y: x << y, "lshr": lambda lane, x, y: (_unsigned(x) >> _unsigned(y)).view(x.dtype), "ashr": lambda lane, x, y: x >> y,
-    "eq": lambda lane, x, y: x == y, "ne": lambda lane, x, y: x != y, "lt": lambda lane, x, y: x < y, "le": lambda lane, x, y: x <= y,
-    "select": lambda lane, x, y, z: np.where(x, y, z), "max": lambda lane, x, y: np.maximum(x, y), "min": lambda lane, x, y: np.minimum(x, y),
-    "bits": lambda lane, x: x.view(DTYPES[lane]), "float": lambda lane, x: x.view(DTYPES[lane]),
-    "sext": lambda lane, x: -x.astype(DTYPES[lane]) if x.dtype == np.bool_ else x, "zext": lambda lane, x: _unsigned(x), "trunc": lambda lane, x: x,
-    "fptosi": lambda lane, x: x, "sitofp": lambda lane, x: x, "uitofp": lambda lane, x: _unsigned(x), "clz": _leading_zeros,
-    "sitofp_rz": _toward_zero, "uitofp_rz": lambda lane, x: _toward_zero(lane, _unsigned(x)),
-    "integral RN": lambda lane, x: np.rint(x), "integral RM": lambda lane, x: np.floor(x), "integral RP": lambda lane, x: np.ceil(x),
-}  # fmt: skip
+    "add": lambda lane, x, y: x + y,
+    "sub": lambda lane, x, y: x - y,
+    "mul": lambda lane, x, y: x * y,
+    "div": lambda lane, x, y: x / y,
+    "and": lambda lane, x, y: x & y,
+    "or": lambda lane, x, y: x | y,
+    "xor": lambda lane, x, y: x ^ y,
+    "shl": lambda lane, x, y: x << y,
+    "lshr": lambda lane, x, y: (_unsigned(x) >> _unsigned(y)).view(x.dtype),
+    "ashr": lambda lane, x, y: x >> y,
+    "eq": lambda lane, x, y: x == y,
+    "ne": lambda lane, x, y: (x < y) | (x > y) if x.dtype.kind == "f" else x != y,
+    "lt": lambda lane, x, y: x < y,
+    "le": lambda lane, x, y: x <= y,
+    "select": lambda lane, x, y, z: np.where(x, y, z),
+    "max": lambda lane, x, y: np.maximum(x, y),
+    "min": lambda lane, x, y: np.minimum(x, y),
+    "bits": lambda lane, x: x.view(DTYPES[lane]),
+    "float": lambda lane, x: x.view(DTYPES[lane]),
+    "sext": lambda lane, x: -x.astype(DTYPES[lane]) if x.dtype == np.bool_ else x,
+    "zext": lambda lane, x: _unsigned(x),
+    "trunc": lambda lane, x: x,
+    "fptosi": lambda lane, x: x,
+    "sitofp": lambda lane, x: x,
+    "uitofp": lambda lane, x: _unsigned(x),
+    "sitofp_rz": _toward_zero,
+    "uitofp_rz": lambda lane, x: _toward_zero(lane, _unsigned(x)),
+    "clz": _leading_zeros,
+    "integral RN": lambda lane, x: np.rint(x),
+    "integral RM": lambda lane, x: np.floor(x),
+    "integral RP": lambda lane, x: np.ceil(x),
+}

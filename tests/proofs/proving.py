@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from smt_values import Kind, SmtValue, Trace, bitwuzla
 
 

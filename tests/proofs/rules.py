@@ -43,7 +43,9 @@ def round_size(size: SmtValue, drop: SmtValue, negative: SmtValue, rounding: str
     return (integer + widen(up, bits)).resize(Lane("int", bits - 2))
 
 
-def encode_size(fmt: Format, size: SmtValue, leading: SmtValue, negative: SmtValue, unit: SmtValue, kept: SmtValue, rounding: str) -> SmtValue:
+def encode_size(
+    fmt: Format, size: SmtValue, leading: SmtValue, negative: SmtValue, unit: SmtValue, kept: SmtValue, rounding: str
+) -> SmtValue:
     """The code of (-1)^negative * size * 2^unit by rules 6 and 7, i32. Subnormal numbers have the exponent of the smallest normal one.
 
     Args:

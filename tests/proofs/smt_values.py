@@ -96,6 +96,10 @@ class SmtValue(Value):
     def lane(self) -> Lane:
         return self._lane
 
+    @property
+    def keeps_subnormals(self) -> bool:  # type: ignore[override]
+        return not self.trace.flushes
+
     def constant(self, number: float, lane: Lane | None = None) -> SmtValue:
         return SmtValue(self.trace, lane or self.lane, self.trace.constant(number, lane or self.lane))
 
@@ -119,10 +123,6 @@ def _plain(kind: Kind) -> Row:
 
 def _rounded(kind: Kind, mode: str = "RN") -> Row:
     return lambda trace, lane, terms: trace.make(kind, trace.mode(mode), *terms)
-
-
-def _not(row: Row) -> Row:
-    return lambda trace, lane, terms: trace.make(Kind.NOT, row(trace, lane, terms))
 
 
 def _shift(kind: Kind) -> Row:
@@ -154,8 +154,7 @@ def _leading_zeros(trace: Trace, lane: Lane, terms: list[Term]) -> Term:
 
 
 def _to_integer(trace: Trace, lane: Lane, terms: list[Term]) -> Term:
-    size, bound = trace.make(Kind.FP_ABS, *terms), trace.constant(2.0**31, Lane("float", 32))
-    fits = trace.make(Kind.FP_LT, size, bound)
+    fits = trace.make(Kind.FP_LT, trace.make(Kind.FP_ABS, *terms), trace.constant(2.0**31, Lane("float", 32)))
     trace.demands.append(fits)
     integer = trace.make(Kind.FP_TO_SBV, trace.mode("RZ"), *terms, indices=[32])
     return trace.make(Kind.ITE, fits, integer, trace.variable(I32).term)
@@ -165,14 +164,17 @@ def _to_float(kind: Kind, mode: str = "RN") -> Row:
     return lambda trace, lane, terms: trace.make(kind, trace.mode(mode), *terms, indices=trace.float_indices(lane))
 
 
+def _ordered_and_unequal(trace: Trace, lane: Lane, terms: list[Term]) -> Term:
+    return trace.make(Kind.OR, *(trace.make(kind, *terms) for kind in (Kind.FP_LT, Kind.FP_GT)))
+
+
 def _multiply_add(trace: Trace, lane: Lane, terms: list[Term]) -> Term:
     fused, product = _rounded(Kind.FP_FMA)(trace, lane, terms), _rounded(Kind.FP_MUL)(trace, lane, terms[:2])
     return trace.make(Kind.ITE, trace.variable(BOOL).term, fused, _rounded(Kind.FP_ADD)(trace, lane, [product, terms[2]]))
 
 
 COMMON: dict[str, Row] = {
-    "select": _plain(Kind.ITE),
-    "bits": lambda trace, lane, terms: trace.word_of_float(terms[0], lane),
+    "select": _plain(Kind.ITE), "bits": lambda trace, lane, terms: trace.word_of_float(terms[0], lane),
     "float": lambda trace, lane, terms: trace.float_of_word(terms[0], lane),
 }  # fmt: skip
 CONDITIONS: dict[str, Row] = {
@@ -180,17 +182,18 @@ CONDITIONS: dict[str, Row] = {
     "sext": _of_condition(-1), "zext": _of_condition(1),
 }  # fmt: skip
 INTEGERS: dict[str, Row] = {
-    "add": _plain(Kind.BV_ADD), "sub": _plain(Kind.BV_SUB), "mul": _plain(Kind.BV_MUL), "and": _plain(Kind.BV_AND), "or": _plain(Kind.BV_OR),
-    "xor": _plain(Kind.BV_XOR), "shl": _shift(Kind.BV_SHL), "lshr": _shift(Kind.BV_SHR), "ashr": _shift(Kind.BV_ASHR),
-    "eq": _plain(Kind.EQUAL), "ne": _plain(Kind.DISTINCT), "lt": _plain(Kind.BV_SLT), "le": _plain(Kind.BV_SLE),
-    "max": _larger(Kind.BV_SGT), "min": _larger(Kind.BV_SLT), "sext": _extend(Kind.BV_SIGN_EXTEND), "zext": _extend(Kind.BV_ZERO_EXTEND),
-    "trunc": lambda trace, lane, terms: trace.make(Kind.BV_EXTRACT, *terms, indices=[lane.bits - 1, 0]), "clz": _leading_zeros,
+    "add": _plain(Kind.BV_ADD), "sub": _plain(Kind.BV_SUB), "mul": _plain(Kind.BV_MUL), "and": _plain(Kind.BV_AND),
+    "or": _plain(Kind.BV_OR), "xor": _plain(Kind.BV_XOR), "shl": _shift(Kind.BV_SHL), "lshr": _shift(Kind.BV_SHR),
+    "ashr": _shift(Kind.BV_ASHR), "eq": _plain(Kind.EQUAL), "ne": _plain(Kind.DISTINCT), "lt": _plain(Kind.BV_SLT),
+    "le": _plain(Kind.BV_SLE), "max": _larger(Kind.BV_SGT), "min": _larger(Kind.BV_SLT),
+    "sext": _extend(Kind.BV_SIGN_EXTEND), "zext": _extend(Kind.BV_ZERO_EXTEND), "clz": _leading_zeros,
+    "trunc": lambda trace, lane, terms: trace.make(Kind.BV_EXTRACT, *terms, indices=[lane.bits - 1, 0]),
     "sitofp": _to_float(Kind.FP_TO_FP_FROM_SBV), "uitofp": _to_float(Kind.FP_TO_FP_FROM_UBV),
     "sitofp_rz": _to_float(Kind.FP_TO_FP_FROM_SBV, "RZ"), "uitofp_rz": _to_float(Kind.FP_TO_FP_FROM_UBV, "RZ"),
 }  # fmt: skip
 FLOATS: dict[str, Row] = {
     "add": _rounded(Kind.FP_ADD), "sub": _rounded(Kind.FP_SUB), "mul": _rounded(Kind.FP_MUL), "div": _rounded(Kind.FP_DIV),
-    "eq": _plain(Kind.FP_EQUAL), "ne": _not(_plain(Kind.FP_EQUAL)), "lt": _plain(Kind.FP_LT), "le": _plain(Kind.FP_LEQ),
+    "eq": _plain(Kind.FP_EQUAL), "ne": _ordered_and_unequal, "lt": _plain(Kind.FP_LT), "le": _plain(Kind.FP_LEQ),
     "fptosi": _to_integer, "muladd": _multiply_add,
     "integral": lambda trace, lane, terms, mode: trace.make(Kind.FP_RTI, mode, *terms),
     "fma": lambda trace, lane, terms, mode: trace.make(Kind.FP_FMA, mode, *terms),

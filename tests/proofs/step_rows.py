@@ -34,9 +34,13 @@ def step_rows() -> dict[str, StepRow]:
     rest = [row for row in ROWS if not row.model.result.is_integer and row.model.fraction_bits is not None]
     rest = [row for row in rest if row.model not in {model for model, *_ in requested.values()}]
     for row in rest:  # instructions of another toolkit, and of a K that `isa.instructions` does not list
-        alike = [name for name, one in arithmetics().items() if (one.model.multiplicand, one.model.summed) == (row.model.multiplicand, row.model.summed)]
+        alike = [
+            name
+            for name, one in arithmetics().items()
+            if (one.model.multiplicand, one.model.summed) == (row.model.multiplicand, row.model.summed)
+        ]
         for name in alike:
-            model, spec, block = requested[name]
+            _, spec, block = requested[name]
             if spec.a in row.multiplicands and spec.d in row.accumulators:
                 requested[f"{name}, but {row.label}"] = (row.model, spec._replace(k=row.k or spec.k), block)
     return {name: StepRow(*specialize(model, spec, block or None)) for name, (model, spec, block) in requested.items()}

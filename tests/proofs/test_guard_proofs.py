@@ -6,6 +6,8 @@ exponents. The needs are those that the proofs of `bounded` and `groups` assume.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from proof_records import INTERVALS, SOLVER, proves
 from proving import prove
@@ -18,7 +20,7 @@ from tcemu.arithmetic.step.decoding import BIAS
 from tcemu.arithmetic.step.forms import MAX_ACCUMULATOR, NARROW_LANES, WIDE_LANES, BoundedForm, GroupedForm
 from tcemu.arithmetic.step.values import I32
 from tcemu.backends.llvm.bounded_lanes import KernelForm
-from tcemu.formats import F32, Format
+from tcemu.formats import F32, FORMATS, Format
 
 NORMAL = range(F32.min_exponent, F32.max_exponent + 1)  # exponents
 MOST_PRODUCT_BITS = 63  # of the number of products along K, which machines count in 64 bits
@@ -34,8 +36,8 @@ def largest_significand(fmt: Format) -> int:
 
 def largest_term(a: Format, b: Format, fraction_bits: int) -> int:
     """The largest product in units of a step, truncated, where the product decides the alignment."""
-    product, shift = largest_significand(a) * largest_significand(b), fraction_bits - a.mantissa_bits - b.mantissa_bits
-    return product * 2**shift if shift >= 0 else product // 2**-shift
+    size, shift = largest_significand(a) * largest_significand(b), fraction_bits - a.mantissa_bits - b.mantissa_bits
+    return size * 2**shift if shift >= 0 else size // 2**-shift
 
 
 def last_place(fmt: Format) -> int:
@@ -46,13 +48,35 @@ def last_place(fmt: Format) -> int:
 def test_forms_of_every_kind_are_proved():
     assert len(NARROW) >= 20 and len(WIDE) >= 25 and len(grouped_forms()) >= 6
     assert {form.truncates_by_addition for form in NARROW.values()} == {form.adds_floats for form in NARROW.values()} == {False, True}
-    assert {form.sums for form in NARROW.values()} == {1, 2} and {form.has_narrow_scales for form in grouped_forms().values()} == {False, True}
+    assert {form.sums for form in NARROW.values()} == {1, 2} and {form.has_narrow_scales for form in grouped_forms().values()} == {
+        False,
+        True,
+    }
+
+
+@proves("forms.is_compact", by=INTERVALS, domain="all pairs of formats: what `general.common_scale` needs")
+def test_products_of_compact_formats_have_room():
+    formats = [fmt for fmt in FORMATS.values() if not fmt.is_integer and fmt.bits <= 32]
+    pairs = [(a, b) for a, b in product(formats, formats) if forms.is_compact(a, b)]
+    assert len(pairs) > 50
+    for a, b in pairs:
+        assert last_place(a) + last_place(b) in NORMAL and a.max_exponent + b.max_exponent + 1 <= 124
+        assert -99 <= a.min_exponent + b.min_exponent <= 127
 
 
 # ---- sums
 
 
-@proves("forms.BoundedForm.sums", "forms.BoundedForm.fits", "forms.largest_product", "forms.largest_accumulator", "forms.products_fit_word", by=INTERVALS, domain="every bounded form")
+@proves(
+    "forms.BoundedForm.sums",
+    "forms.BoundedForm.fits",
+    "forms.largest_product",
+    "forms.largest_accumulator",
+    "forms.products_fit_word",
+    "forms.word_sums",
+    by=INTERVALS,
+    domain="every bounded form",
+)
 @pytest.mark.parametrize("form", sorted(set(bounded_forms().values()), key=repr), ids=repr)
 def test_no_sum_of_products_overflows(form):
     """Neither a term, nor a sum of terms, nor two of them where one i32 is to hold both; and no sum is -2^31."""
@@ -63,6 +87,7 @@ def test_no_sum_of_products_overflows(form):
         assert form.sums == 1 and form.terms * term + own < 2**31
     assert form.terms * term + own < 2**40  # `rounding.add_wide`
     assert forms.largest_product(form.a, form.b, form.fraction_bits) == term
+    assert forms.word_sums(form.fraction_bits, form.a, form.b, form.terms, "RZ") == form.sums
 
 
 @proves("forms.float_sums", by=INTERVALS, domain="every model whose products are not summed in groups")
@@ -83,10 +108,10 @@ def test_no_sum_of_rounded_products_overflows(name):
 def test_no_sum_of_groups_overflows(name):
     n, spec = numbers()[name], step_rows()[name].spec
     scale = spec.require_scale()
-    product = forms.largest_value(spec.a) * forms.largest_value(spec.b) * largest_significand(scale) ** 2
-    assert n.summed * product < 2**31  # a group's sum is an i32
+    largest = forms.largest_value(spec.a) * forms.largest_value(spec.b) * largest_significand(scale) ** 2
+    assert n.summed * largest < 2**31  # a group's sum is an i32
     assert n.mantissas == 2 * scale.mantissa_bits - last_place(spec.a) - last_place(spec.b)
-    term = n.summed * product * 2 ** max(n.fraction_bits - n.mantissas, 0)
+    term = n.summed * largest * 2 ** max(n.fraction_bits - n.mantissas, 0)
     assert term < 2**62 and (n.terms // n.summed) * term + 2 ** (n.fraction_bits + 1) < 2**63
 
 
@@ -102,7 +127,7 @@ def test_narrow_formats_bound_what_a_step_needs(form):
     for least in (form.least, kernel_form(form).least - BIAS):
         assert low > least  # a step with a product is not aligned to the least exponent
         assert least - f in NORMAL and f - least in NORMAL  # the least unit and its inverse
-        assert least > F32.min_exponent  # a subnormal accumulator decides no alignment
+        assert f + 1 <= least + BIAS <= high + BIAS < 220 and form.most <= 124  # see `test_bounded_proofs.start_step`
     assert high + 2 <= (form.most + 1) - f  # beside an accumulator above `most`, each product is below a unit
     # every accumulator is below 2^most_of_all, also in kernels that look at C alone
     most_of_all = max(form.most + 1, MOST_PRODUCT_BITS + high + 2) + 1
@@ -129,7 +154,9 @@ def kernel_form(form: BoundedForm) -> KernelForm:
     return KernelForm(form, 0, 0, wide_registers=True)
 
 
-@proves("forms.NARROW_LANES", "llvm.bounded_lanes.KernelForm", by=INTERVALS, domain="every narrow form: lanes of 8 bits, with sign and without")
+@proves(
+    "forms.NARROW_LANES", "llvm.bounded_lanes.KernelForm", by=INTERVALS, domain="every narrow form: lanes of 8 bits, with sign and without"
+)
 @pytest.mark.parametrize("form", sorted(set(NARROW.values()), key=repr), ids=repr)
 def test_lanes_of_8_bits_do_not_wrap(form):
     a, b = ({fmt.min_exponent, fmt.max_exponent} for fmt in (form.a, form.b))
@@ -179,10 +206,17 @@ def is_normal(exponent: SmtValue) -> SmtValue:
     return between(exponent, F32.min_exponent, F32.max_exponent)
 
 
-@proves("forms.factors_are_bounded", "forms.largest_exponent_sum", by=SOLVER, domain="every wide form: all exponents and numbers of products")
-@pytest.mark.parametrize("form", sorted(set(WIDE.values()), key=repr), ids=repr)
+@proves(
+    "forms.factors_are_bounded", "forms.largest_exponent_sum", by=SOLVER, domain="every wide form: all exponents and numbers of products"
+)
+@pytest.mark.parametrize(
+    "form", {(f.a.mantissa_bits, f.b.mantissa_bits, f.fraction_bits, f.most): f for f in WIDE.values()}.values(), ids=repr
+)
 def test_bounded_factors_are_what_a_step_needs(form):
-    """x and y: exponents of two factors that are not zero, with their scales. A subnormal number has that of the smallest normal one."""
+    """x and y: exponents of two factors that are not zero, with their scales. A subnormal number has that of the smallest normal one.
+
+    Of a format, a guard sees the fraction bits alone.
+    """
     trace, f = Trace(), form.fraction_bits
     ends, (x, y), bits, inside = exponent_ranges(trace)
     own = trace.variable(I32, "own")  # exponent of an accumulator
@@ -195,7 +229,7 @@ def test_bounded_factors_are_what_a_step_needs(form):
     top = (x + y).max(own).max(form.least)
     claim = claim & is_normal(top - f) & is_normal(f - top) & ((x + y) + BIAS <= 251)
     prove(trace, claim, guard, *inside, own <= MAX_ACCUMULATOR + 1)
-    assert form.most == MAX_ACCUMULATOR and form.least - f in NORMAL and f >= F32.mantissa_bits
+    assert form.most == MAX_ACCUMULATOR and f + 1 <= form.least + BIAS <= 251
 
 
 @proves("forms.accumulator_is_bounded", by=SOLVER, domain="every bounded form: all 2^32 codes")
@@ -212,7 +246,12 @@ def test_bounded_accumulators_are_what_a_step_needs(least, most):
 # ---- groups
 
 
-@proves("forms.scales_are_bounded", "forms.GroupedForm", by=SOLVER, domain="every form of groups: all exponents of scales and numbers of products")
+@proves(
+    "forms.scales_are_bounded",
+    "forms.GroupedForm",
+    by=SOLVER,
+    domain="every form of groups: all exponents of scales and numbers of products",
+)
 @pytest.mark.parametrize("name", GROUPED)
 def test_bounded_scales_are_what_a_step_of_groups_needs(name):
     """x and y: exponents of two scales that meet. A group's sum is an integer in units of 2^unit times both scales."""

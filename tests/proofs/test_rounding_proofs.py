@@ -13,7 +13,7 @@ from rules import between, widen
 from smt_values import SmtValue, Trace
 
 from tcemu.arithmetic.step import rounding
-from tcemu.arithmetic.step.values import BOOL, F32, I32, I64, Lane
+from tcemu.arithmetic.step.values import BOOL, I32, I64, Lane
 from tcemu.formats import F16, ROUNDINGS, Format
 from tcemu.formats import F32 as BINARY32
 
@@ -186,7 +186,7 @@ def test_two_words_are_added():
     total = widen(x, 34, signed=True) + widen(y, 34, signed=True)
     claim = (widen(size, 34) == (total < 0).select(0 - total, total)) & (negative == (total < 0).resize(I32))
     prove(trace, claim, ~((x == -(1 << 31)) & (y == -(1 << 31))))
-    with pytest.raises(Refuted, match="x = #b10*, y = #b10*$"):
+    with pytest.raises(Refuted, match=r"x = #b10*, y = #b10*$"):
         prove(trace, claim)
 
 

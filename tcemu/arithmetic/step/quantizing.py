@@ -55,14 +55,14 @@ def round_scale(magnitude: V, largest: int, least: int, power_of_two: bool) -> V
     """The f32 code of the scale of a max magnitude, a code too.
 
     Args:
-        magnitude: f32 code of the max magnitude.
+        magnitude: f32 code of the max magnitude, not negative.
         largest: f32 code of the number that the max magnitude becomes.
         least: f32 code of the least scale.
         power_of_two: The scale is rounded up to a power of two.
     """
-    quotient = (magnitude.as_float() / magnitude.constant(largest).as_float()).bits()
-    quotient = (quotient > BINARY32.infinity).select(BINARY32.nan, quotient)
-    scale = (quotient > least).select(quotient, least)
+    quotient = magnitude.as_float() / magnitude.constant(largest).as_float()
+    code = (quotient == quotient).select(quotient.bits(), BINARY32.nan)  # a NaN may have either sign
+    scale = (code > least).select(code, least)
     if power_of_two:
         below = (1 << FRACTION) - 1
         scale = (scale < BINARY32.infinity).select((scale + below) & ~below, scale)
