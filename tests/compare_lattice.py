@@ -1,7 +1,8 @@
 """Computes the lattice of a step on every path of this machine and counts the words that differ from the exact reference.
 
-python tests/compare_lattice.py                    all arithmetics of every target, by every CPU path
+python tests/compare_lattice.py                    all arithmetics of every target, by the kernels for CPUs and the portable backend
 python tests/compare_lattice.py --paths cuda       by the CUDA kernels; needs a GPU
+python tests/compare_lattice.py --paths "cuda tile on a CPU"     by the text of a CUDA kernel, compiled by g++: ten seconds each
 python tests/compare_lattice.py --repeats 10       ten times as many entries
 """
 
@@ -13,10 +14,14 @@ from collections import Counter
 from support.lattice_paths import PATHS, count_differences
 from support.llvm_products import arithmetics
 
+OF_CPUS = [path for path in PATHS if not path.startswith("cuda")]
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--paths", nargs="+", choices=PATHS, default=[path for path in PATHS if path != "cuda"], metavar="PATH")
+    parser.add_argument(
+        "--paths", nargs="+", choices=PATHS, default=[path for path in PATHS if not path.startswith("cuda")], metavar="PATH"
+    )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--only", default="", help="arithmetics whose name has this text")
     given = parser.parse_args()

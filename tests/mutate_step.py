@@ -33,11 +33,13 @@ from support.mutant_tests import TestCase
 from support.mutations import ROOT, Mutant, cuda_mutants, python_mutants
 
 STEP, LLVM, CUDA = "tcemu/arithmetic/step", "tcemu/backends/llvm", "tcemu/backends/cuda/kernels"
-NOT_RUN = ("machine", "lanes", "significands", "floats", "warp", "quantize")  # files of CUDA C++ that no lattice of matrices executes
+NOT_RUN = ("machine", "quantize")  # files of CUDA C++ that no lattice executes
 SUBJECTS = {
     "description": tuple(
         f"{STEP}/{name}.py"
-        for name in ("bounded", "decoding", "forms", "general", "groups", "quantizing", "rounding", "specials", "values")
+        for name in (
+            "anchored", "bounded", "decoding", "forms", "general", "groups", "kept_floats", "quantizing", "rounding", "specials", "values",
+        )
     ),
     "loops": tuple(
         f"{LLVM}/{name}.py" for name in ("bounded_lanes", "step_kernel", "general_steps", "grouped_kernel", "small_kernel", "blocks")

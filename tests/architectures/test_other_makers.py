@@ -18,7 +18,7 @@ from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import product_spec
 from tcemu.arithmetic.reference.reference_products import decode_products
 from tcemu.arithmetic.reference.reference_steps import reduce_products
-from tcemu.backends.cuda.kernel_text import kernel_numbers
+from tcemu.arithmetic.step.forms import step_numbers
 from tcemu.backends.dispatch import multiply_matrices
 from tcemu.base.errors import NotModelled, Unsupported
 from tcemu.cli import main
@@ -414,7 +414,7 @@ def test_what_cannot_be_is_refused_by_name():
 def test_no_kernel_takes_a_model_that_it_does_not_know():
     for op, target in UNITS:
         model = find_row(op, target).model
-        assert kernel_numbers(model, product_spec(op)) is None, op
+        assert step_numbers(model, product_spec(op)) is None, op
 
 
 @pytest.mark.parametrize("name", sample_cases(["bf16 on MI300X", "f16 on MI250X"], ["bf16 on MI300X"]))

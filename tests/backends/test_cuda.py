@@ -22,6 +22,7 @@ from tcemu.architectures.model_rows import ROWS
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, Promotion
 from tcemu.arithmetic.reduction import reduce_k
+from tcemu.arithmetic.step.forms import anchored_form, step_numbers
 from tcemu.backends import batched_calls, dispatch
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
@@ -32,8 +33,8 @@ from tcemu.formats import BF16, E2M1, E2M3, E4M3, F16, F32, UE4M3, UE8M0
 from tcemu.products.accumulation import Factors, ScaleBlockShape, partial_sums
 
 compiled_here = pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
-TILED = [name for name in CASES if source.tile_numbers(CASES[name][0], signature(name)) is not None]
-SUPPORTED = [name for name in CASES if source.kernel_numbers(CASES[name][0], signature(name)) is not None]
+TILED = [name for name in CASES if anchored_form(CASES[name][0], signature(name)) is not None]
+SUPPORTED = [name for name in CASES if step_numbers(CASES[name][0], signature(name)) is not None]
 ORDERS = {  # steps in other orders and with other ends, which `integer` alone takes
     "chains of two groups": (HOPPER.replace(groups=2, chain="k"), ProductSpec(F16, F16, F32, F32, 32)),
     "chains added together": (HOPPER.replace(groups=2, chain=16, together=True), ProductSpec(F16, F16, F32, F32, 32)),
@@ -329,8 +330,8 @@ def test_which_rows_have_kernels():
                 scale=UE8M0 if model.summed else None,
             )
             fused = model.fraction_bits is not None and not model.result.is_integer
-            assert (source.kernel_numbers(model, sig) is not None) == fused, (row, a)
-            assert (source.tile_numbers(model, sig) is not None) == (fused and not model.together and sig.d == model.result), (row, a)
+            assert (step_numbers(model, sig) is not None) == fused, (row, a)
+            assert (anchored_form(model, sig) is not None) == (fused and not model.together and sig.d == model.result), (row, a)
 
 
 def test_what_is_traced_has_none():
@@ -339,7 +340,7 @@ def test_what_is_traced_has_none():
 
 
 def test_less_shared_memory_gives_a_smaller_ring_a_smaller_tile_or_none():
-    n, tiles = source.kernel_numbers(HOPPER, signature("f16")), source.tile_numbers(HOPPER, signature("f16"))
+    n, tiles = step_numbers(HOPPER, signature("f16")), source.tile_numbers(anchored_form(HOPPER, signature("f16")))
     assert n is not None and tiles is not None
     assert source.fit_shared_memory(n, tiles, 227 << 10) == tiles
     assert source.fit_shared_memory(n, tiles, 99 << 10) == tiles._replace(ring=1)
@@ -356,7 +357,7 @@ def test_less_shared_memory_gives_a_smaller_ring_a_smaller_tile_or_none():
 @pytest.mark.parametrize("most", sorted({launch.LEAST_SHARED_KIB, *launch.SHARED_KIB.values()}))
 def test_the_blocks_of_a_multiprocessor_share_its_memory(name, most):
     """A block may have all of it but OF_BLOCK bytes. Each arithmetic has a large or a small tile on each GPU."""
-    n, tiles = source.kernel_numbers(CASES[name][0], signature(name)), source.tile_numbers(CASES[name][0], signature(name))
+    n, tiles = step_numbers(CASES[name][0], signature(name)), source.tile_numbers(anchored_form(CASES[name][0], signature(name)))
     for promoted in (0, 4):
         whole = n._replace(promoted=promoted)
         found = [one for small in (False, True) if (one := source.fit_shared_memory(whole, tiles, most << 10, small)) is not None]

@@ -16,9 +16,9 @@ from tcemu.architectures.lookup import resolve_arithmetic
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.arithmetic.reduction import reduce_k
+from tcemu.arithmetic.step.forms import step_numbers
 from tcemu.backends import batched_calls, dispatch
 from tcemu.backends.cuda import fragment_tables as held
-from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import matrix_kernels as cuda
 from tcemu.backends.cuda import register_kernel as warp
 from tcemu.backends.cuda import xla_launch as launch
@@ -190,7 +190,7 @@ def test_chains_of_matrices():
         check_matrices(CASES[name][0], signature(name), 3, 16, 8)
 
 
-ALONE = [name for name in CASES if signature(name).scale is None and source.kernel_numbers(CASES[name][0], signature(name)) is not None]
+ALONE = [name for name in CASES if signature(name).scale is None and step_numbers(CASES[name][0], signature(name)) is not None]
 
 
 @compiled_here
@@ -264,11 +264,9 @@ def test_matrices_of_codes_that_are_converted(shape):
 
 def test_what_fits_no_warp_has_no_kernel():
     for m, n in ((1, 8), (16, 24), (64, 64), (2, 8)):
-        assert (
-            warp.find_small_matrix_kernel(source.kernel_numbers(HOPPER, signature("f16")), signature("f16"), F32, (F16, F16), m, n) is None
-        )
+        assert warp.find_small_matrix_kernel(step_numbers(HOPPER, signature("f16")), signature("f16"), F32, (F16, F16), m, n) is None
     scaled, sig = CASES["mxf8"][0], signature("mxf8")
-    assert warp.find_small_matrix_kernel(source.kernel_numbers(scaled, sig), sig, F32, (sig.a, sig.b), 16, 8) is None
+    assert warp.find_small_matrix_kernel(step_numbers(scaled, sig), sig, F32, (sig.a, sig.b), 16, 8) is None
 
 
 # ---- batches

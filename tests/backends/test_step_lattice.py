@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from oracles import model_reference
 from oracles.model_reference import Fields, Kind
+from support import cuda_on_cpu
 from support.lattice_paths import PATHS, build, count_differences
 from support.llvm_products import Arithmetic, arithmetics
 from support.sampling import sample_cases
@@ -27,7 +28,7 @@ USUAL = (
 def assert_no_word_differs(name: str, path: str, repeats: int = 1) -> None:
     found = list(count_differences(arithmetics()[name], path, repeats))
     assert [(kind, differ) for kind, differ, _ in found if differ] == [], f"{path}, {name}"
-    assert sum(words for *_, words in found) > 0 or path.startswith("llvm")
+    assert sum(words for *_, words in found) > 0 or path.startswith(("llvm", "cuda tile", "cuda warp"))  # some have no kernel
 
 
 @pytest.mark.skipif(bool(xla_call.missing()), reason=xla_call.missing() or "kernels can be called")
@@ -40,6 +41,17 @@ def test_kernels_for_cpus(name, path):
 @pytest.mark.parametrize("path", ["portable", "portable, bounded"])
 @pytest.mark.parametrize("name", sample_cases(sorted(arithmetics()), [F16, BF16, FP8, MXF8, HALF]))
 def test_portable_backend(name, path):
+    assert_no_word_differs(name, path)
+
+
+TILE, INTEGER, WARP = ON_CPU = [path for path in PATHS if path.startswith("cuda ")]
+KERNEL_TEXTS = [(path, name) for path in ON_CPU for name in sorted(arithmetics())]
+
+
+@pytest.mark.skipif(cuda_on_cpu.compiler() is None, reason="g++ is not installed here")
+@pytest.mark.parametrize("case", sample_cases(KERNEL_TEXTS, [(TILE, F16), (TILE, MXF8), (INTEGER, NARROWED), (WARP, HALF)], ", ".join))
+def test_texts_of_kernels_for_gpus(case):
+    path, name = case
     assert_no_word_differs(name, path)
 
 

@@ -21,9 +21,10 @@ from tcemu.backends import elementwise
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import quantize_kernel
 from tcemu.backends.cuda import xla_launch as launch
+from tcemu.backends.elementwise_request import ElementwiseRequest
 from tcemu.base import compilation
 from tcemu.base import stored_code as store
-from tcemu.formats import E4M3, E4M3FNUZ, E5M2, F16, F32, F64, S8, UE8M0
+from tcemu.formats import BF16, E4M3, E4M3FNUZ, E5M2, F16, F32, F64, S8, UE8M0
 from tcemu.quantize import Quantizer, block_quantize
 from tcemu.quantize import scaled_elements as kernels
 from tcemu.quantize.quantizer import Scheme, quantize
@@ -260,8 +261,13 @@ def test_what_it_does_not_take_is_said(monkeypatch):
 @assembled_here
 @pytest.mark.parametrize("architecture", sample_cases(ARCHITECTURES, ["sm_90"]))
 def test_the_texts_compile(architecture, tmp_path):
-    for of_text in (CASES["f16 to tf32 by scales"], (F32, F32, False, True, True)):
-        assemble(source.quantizer_text(*of_text), architecture, tmp_path)
+    source_format, target, saturate, _ = CASES["f16 to tf32 by scales"]
+    for request in (
+        ElementwiseRequest(source_format, target, saturate, 32),
+        ElementwiseRequest(F32, F32, False, 32, multiplied=True, scale=UE8M0),
+        ElementwiseRequest(BF16, E4M3, True, None),
+    ):
+        assemble(source.quantizer_text(request), architecture, tmp_path)
 
 
 def test_it_lowers_for_cuda(monkeypatch):

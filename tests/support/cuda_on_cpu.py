@@ -33,7 +33,7 @@ PARAMETERS = {  # types, in order; some are there where the text has them
     "quantize": "Places Source SCALES Target",
     "draw": "int Case u32 Code",
 }
-OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int", "SCALES": "float"}
+OPTIONAL = {"BLOCK_SCALED": "float float", "SCALED": "u8 u8", "SPARSE": "u32", "SELECTED": "int", "SCALES": "Scale"}
 
 
 def compiler() -> str | None:

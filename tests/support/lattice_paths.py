@@ -6,14 +6,22 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import tcemu
+from support import cuda_on_cpu
 from support.llvm_products import Arithmetic, multiply_by_kernel, multiply_portably, older_target
-from support.step_lattice import Codes, Lattice, LatticeBuilder, expected
+from support.step_lattice import Bounds, Codes, Lattice, LatticeBuilder, expected
 from tcemu.arithmetic import reduction
+from tcemu.arithmetic.fitting import specialize
+from tcemu.arithmetic.step.forms import anchored_form
+from tcemu.backends.cuda import matrix_kernels as cuda
+from tcemu.backends.cuda.register_kernel import find_small_matrix_kernel
+from tcemu.backends.cuda.xla_launch import Route
 from tcemu.backends.dispatch import multiply_matrices
 from tcemu.base.errors import Unsupported
+from tcemu.formats.coding import recode
 
 
 def bounded_portably(arithmetic: Arithmetic, operands: tuple[Any, ...]) -> np.ndarray:
@@ -31,6 +39,42 @@ def by_gpu_kernel(arithmetic: Arithmetic, operands: tuple[Any, ...]) -> np.ndarr
         return np.asarray(multiply_matrices(model, spec, *operands))
 
 
+def by_gpu_text(entry: str, arithmetic: Arithmetic, operands: tuple[Any, ...]) -> np.ndarray:
+    """D by the text of a CUDA kernel, compiled for this CPU. Raises Unsupported.
+
+    Args:
+        entry: "tile", "integer" or "warp".
+        arithmetic: The arithmetic.
+        operands: For "warp" of one instruction, for "tile" at least as large as one serves.
+    """
+    model, spec, block = arithmetic
+    a, b, c, scales = operands
+    kernels = cuda.find_matrix_kernels(*specialize(model, spec, block or None), None, (spec.a, spec.b))
+    if kernels is None or (entry == "tile" and kernels.tiling is None):
+        raise Unsupported(f"no kernel {entry}")
+    if entry == "warp":
+        m, n = c.shape[1:]
+        if find_small_matrix_kernel(kernels.numbers, kernels.spec, kernels.result, kernels.stored, m, n) is None:
+            raise Unsupported(f"no kernel of one warp for {m} x {n}")
+    entries: list[str] = []
+    own_launch = cuda_on_cpu.launch
+
+    def launch(kernel: Any, *rest: Any) -> Any:
+        entries.append(kernel.name)
+        return own_launch(kernel, *rest)
+
+    with mock.patch.object(cuda_on_cpu, "launch", launch), mock.patch.object(cuda_on_cpu, "ROUTE", GPU), cuda_on_cpu.kernels_on_cpu():
+        kernels = kernels if entry == "tile" else kernels._replace(tiling=None)
+        d = np.asarray(
+            cuda.multiply_by_kernels(kernels, jnp.asarray(a), jnp.asarray(b), recode(spec.c, kernels.result, jnp.asarray(c)), scales)
+        )
+    assert entries[-1] == entry, entries
+    return d
+
+
+GPU = Route("sm", "90", "", 132)  # so many multiprocessors that tiles are small
+
+
 class Path(NamedTuple):
     """One way of computing, and the lattices that it is asked for."""
 
@@ -45,17 +89,37 @@ PATHS = {
     "portable": Path(multiply_portably, ("spread", "special", "small")),
     "portable, bounded": Path(bounded_portably, ("tight",)),
     "cuda": Path(by_gpu_kernel, ("spread", "tight", "special", "small")),
+    "cuda tile on a CPU": Path(partial(by_gpu_text, "tile"), ("tile", "guards")),
+    "cuda integer on a CPU": Path(partial(by_gpu_text, "integer"), ("few",)),
+    "cuda warp on a CPU": Path(partial(by_gpu_text, "warp"), ("warp",)),
 }
 
 
+TIGHT = {  # repeats, entries, M, N
+    "tight": (6, 25, 4, 16), "few": (1, 4, 4, 16), "tile": (1, 3, 32, 32), "guards": (1, 3, 32, 32),
+    # one instruction on a batch of warps
+    "small": (2, 20, 16, 8), "warp": (1, 6, 16, 8),
+}  # fmt: skip
+
+
 def build(arithmetic: Arithmetic, kind: str, repeats: int = 1) -> Lattice:
-    """The lattice of a kind: "spread", "tight", "special", or "small": as many small products as one instruction on a batch of warps."""
-    builder = LatticeBuilder(arithmetic, seed=repeats, instructions=1 if kind == "small" else 2)
+    """The lattice of a kind: "spread", "special", or one of `TIGHT`."""
+    builder = LatticeBuilder(arithmetic, seed=repeats, instructions=1 if kind in ("small", "warp") else 2)
     if kind == "spread":
         return builder.spread(repeats, 64, 300)
     if kind == "special":
         return builder.special(6 * repeats)
-    return builder.tight(6 * repeats) if kind == "tight" else builder.tight(2 * repeats, 20, 16, 8)
+    times, *sizes = TIGHT[kind]
+    return builder.tight(times * repeats, *sizes, bounds=_tile_bounds(arithmetic, builder.k) if kind == "guards" else None)
+
+
+def _tile_bounds(arithmetic: Arithmetic, k: int) -> Bounds | None:
+    """The ends of the guards of the anchored step."""
+    form = anchored_form(*specialize(arithmetic.model, arithmetic.spec, arithmetic.block or None))
+    if form is None:
+        return None
+    limit, least, plain = form.exponent_limit(k), form.least_tops, form.least_unit + form.result.mantissa_bits
+    return Bounds([limit, least, (limit + least) // 2, *([] if form.relative else [form.most // 2])], [form.most, plain, limit, least])
 
 
 def count_differences(arithmetic: Arithmetic, path: str, repeats: int = 1) -> Iterator[tuple[str, int, int]]:

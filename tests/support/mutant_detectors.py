@@ -28,9 +28,10 @@ ROUNDINGS = (
     (QUICK[3], "RN", "RZ", None),
 )  # fmt: skip
 ROUNDED = tuple(", ".join(map(str, numbers)) for numbers in ROUNDINGS)
-KINDS = ("tight", "special", "spread", "small")
+KINDS = (("tight", "special", "spread", "tile", "guards", "few", "warp"), ("small",))
 LLVM = ("llvm",)
-CUDA = {"CUDA tiles on this CPU": "tile", "CUDA kernel for any matrices on this CPU": "integer"}  # entry points
+CUDA = ("cuda integer on a CPU", "cuda tile on a CPU", "cuda warp on a CPU")
+CUDA_NAMES = (QUICK[0], QUICK[1], QUICK[4], QUICK[5], "f16 in steps of 16 by 25 to f16")
 
 
 class Words(NamedTuple):
@@ -70,12 +71,12 @@ def lattice_cases(paths: tuple[str, ...], names: tuple[str, ...]) -> list[Lattic
         arithmetic = every[name]
         builder = LatticeBuilder(arithmetic, seed=1)
         words: dict[str, Words] = {}
-        for kind in sorted({kind for path in paths for kind in PATHS[path].lattices}, key=KINDS.index):
+        for kind in sorted({kind for path in paths for kind in PATHS[path].lattices}, key=(KINDS[0] + KINDS[1]).index):
             sizes = {"tight": (2,), "special": (2,), "spread": (1, 24, 80)}
             lattice = getattr(builder, kind)(*sizes[kind]) if kind in sizes else build(arithmetic, kind)
             words[kind] = Words(lattice.operands, expected(arithmetic, lattice))
         for path in paths:
-            for kinds in (KINDS[:3], KINDS[3:]):
+            for kinds in KINDS:
                 chosen = tuple(words[kind] for kind in kinds if kind in PATHS[path].lattices)
                 if chosen:
                     found.append(LatticeCase(f"{path}{', small' * (kinds[0] == 'small')}: {name}", path, pickle.dumps(arithmetic), chosen))
@@ -90,21 +91,8 @@ def small_lattices() -> list[LatticeCase]:
 
 
 def cuda_lattices() -> list[LatticeCase]:
-    """Small lattices by the CUDA kernels, which g++ compiles for this CPU. For a process of its own."""
-    from support.llvm_products import arithmetics
-    from support.step_lattice import LatticeBuilder, expected
-
-    found = []
-    for name in (*QUICK[:3], *QUICK[4:6], "tf32 in steps of 8 by 25"):
-        arithmetic = arithmetics()[name]
-        for path, entry in CUDA.items():
-            if entry == "tile" and arithmetic.model.result != arithmetic.spec.d:
-                continue
-            sizes = (2, 64, 64) if entry == "tile" else (4, 16, 16)
-            lattice = LatticeBuilder(arithmetic, seed=1).tight(1, *sizes)
-            words = Words(lattice.operands, expected(arithmetic, lattice))
-            found.append(LatticeCase(f"{path}: {name}", path, pickle.dumps(arithmetic), (words,)))
-    return found
+    """Lattices by the CUDA kernels, which g++ compiles for this CPU. For a process of its own."""
+    return [case for path in CUDA for case in lattice_cases((path,), CUDA_NAMES)]
 
 
 def record(case: LatticeCase, files: tuple[str, ...]) -> LatticeCase | None:
@@ -175,11 +163,6 @@ def _count(case: LatticeCase, at: int, see: Callable[[str], None]) -> int:
             got = PATHS[case.path].multiply(pickle.loads(case.arithmetic), lattice.operands)
         finally:
             xla_call.Kernel.__new__ = made  # type: ignore[method-assign]
-    elif case.path in CUDA:
-        from support.cuda_on_cpu import run_kernel
-
-        arithmetic = pickle.loads(case.arithmetic)
-        got = run_kernel(CUDA[case.path], arithmetic.model, arithmetic.spec, *lattice.operands)
     else:
         compile_in_short_time(True)
         got = PATHS[case.path].multiply(pickle.loads(case.arithmetic), lattice.operands)

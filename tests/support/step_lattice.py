@@ -31,6 +31,13 @@ class Lattice(NamedTuple):
         return tuple(self)
 
 
+class Bounds(NamedTuple):
+    """Exponents at which a kernel's guards decide otherwise."""
+
+    products: list[int]
+    accumulators: list[int]
+
+
 def exponents_of(name: str) -> list[int]:
     """A magnitude for each exponent of a format, subnormals included, without fraction bits below the leading one."""
     spec = FORMATS[name]
@@ -128,22 +135,26 @@ class LatticeBuilder:
             parts.append(self._part(pattern, rows, b, np.broadcast_to(columns[:, None], (1, m, n)), scales))
         return _join(parts)
 
-    def tight(self, repeats: int, entries: int = 25, m: int = 4, n: int = 16) -> Lattice:
+    def tight(self, repeats: int, entries: int = 25, m: int = 4, n: int = 16, bounds: Bounds | None = None) -> Lattice:
         """Rows, columns and scales of an entry have nearly one exponent, and its C is near a bound: blocks take bounded steps.
 
-        An entry is one matrix of the batch.
+        An entry is one matrix of the batch. bounds: what most entries are near, besides.
         """
         spec, rng, parts = self.spec, self.rng, []
         every_a, every_b, every_c = (np.array(exponents_of(str(fmt))) for fmt in (spec.a, spec.b, spec.c))
         fraction_bits, shape = int(self.arithmetic.model.fraction_bits or 0), (entries, m, n)
         for pattern in list(PATTERNS) * repeats:
             rows, of_row = self._neighbours(every_a, (entries, m), str(spec.a))
-            columns, of_column = self._neighbours(every_b, (entries, n), str(spec.b))
+            aim = None if bounds is None else rng.choice(bounds.products, entries) + rng.integers(-2, 3, entries)
+            own = None if aim is None or spec.scale is not None else aim - of_row
+            columns, of_column = self._neighbours(every_b, (entries, n), str(spec.b), own)
             scales, product = None, of_row + of_column
             if spec.scale is not None:
                 fmt, drawn = FORMATS[str(spec.scale)], []
                 for size in (m, n):
                     base = self._bases(fmt.greatest + 1, entries)
+                    if aim is not None and drawn:  # the scale that makes the product what it should be
+                        base = np.clip((aim - product + fmt.bias) << fmt.fraction, 0, fmt.greatest)
                     product = product + (base >> fmt.fraction) - fmt.bias
                     drawn.append(np.minimum(base[:, None] + rng.integers(0, 2, (entries, size)), fmt.greatest))
                 scales = tuple(drawn)
@@ -152,6 +163,8 @@ class LatticeBuilder:
             centre = np.choose(
                 rng.integers(0, 6, entries), [product - fraction_bits, product, product + fraction_bits, low, high, anything]
             )
+            if bounds is not None:
+                centre = np.where(rng.random(entries) < 0.5, rng.choice(bounds.accumulators, entries), centre)
             near = centre[:, None, None] + rng.integers(-3, 4, shape) - _leading(str(spec.c), every_c[:1])[0]
             zero = rng.random(shape) < np.where(rng.random(entries) < 0.2, 1.0, 0.1)[:, None, None]
             c = np.where(zero, 0, every_c[np.clip(near, 0, len(every_c) - 1)])
@@ -177,9 +190,11 @@ class LatticeBuilder:
         near = self.rng.integers(0, min(4, count), entries)
         return np.choose(self.rng.choice(3, entries, p=(0.6, 0.2, 0.2)), [self.rng.integers(0, count, entries), near, count - 1 - near])
 
-    def _neighbours(self, magnitudes: Codes, shape: tuple[int, int], name: str) -> tuple[Codes, Codes]:
-        """Magnitudes [entries, lines] of neighbouring exponents, and the exponent of each entry."""
+    def _neighbours(self, magnitudes: Codes, shape: tuple[int, int], name: str, exponents: Codes | None = None) -> tuple[Codes, Codes]:
+        """Magnitudes [entries, lines] of neighbouring exponents, and the exponent of each entry. exponents: what these should be."""
         base = self._bases(len(magnitudes), shape[0])
+        if exponents is not None:
+            base = np.searchsorted(_leading(name, magnitudes), exponents).clip(0, len(magnitudes) - 1)
         at = np.minimum(base[:, None] + self.rng.choice([0, 0, 0, 1, 2], shape), len(magnitudes) - 1)
         return magnitudes[at], _leading(name, magnitudes[base])
 

@@ -146,3 +146,67 @@ def decode_accumulator(fmt: Format, code: V) -> Accumulator[V]:
     exponent = (field == 0).select(1, field) - fmt.bias
     code = (special & (fraction != 0)).select(fmt.nan, code)
     return Accumulator(code, size, sign_mask(fmt, code), (size == 0).select(ZERO_EXPONENT, exponent), special)
+
+
+# ---- factors in integers
+
+
+class MarkedFactor(NamedTuple, Generic[V]):
+    """A factor in integers, with its specials marked in the exponent: i32."""
+
+    significand: V  # in units of the last place, with the sign where the factor has one; 1 for Inf, 0 for NaN
+    exponent: V  # ZERO_EXPONENT for zero, SPECIAL_EXPONENT for Inf and NaN
+
+
+def mark_magnitude(fmt: Format, code: V) -> MarkedFactor[V]:
+    """Takes a code apart, without its sign."""
+    x = decode(fmt, code)
+    size, exponent = significand(fmt, x), x.zero.select(ZERO_EXPONENT, x.exponent - BIAS)
+    if x.special is not None:
+        infinite = 0 if x.infinite is None else x.infinite.resize(I32, signed=False)
+        size, exponent = x.special.select(infinite, size), x.special.select(SPECIAL_EXPONENT, exponent)
+    return MarkedFactor(size, exponent)
+
+
+def mark_factor(fmt: Format, code: V) -> MarkedFactor[V]:
+    """Takes a code apart, with its sign."""
+    size, exponent = mark_magnitude(fmt, code)
+    if not fmt.signed:
+        return MarkedFactor(size, exponent)
+    negative = sign_mask(fmt, code)
+    return MarkedFactor((size ^ negative) - negative, exponent)
+
+
+def convert_magnitude(source: Format, target: Format, x: MarkedFactor[V]) -> MarkedFactor[V]:
+    """A magnitude in a format that holds all numbers of the source: what is subnormal in the source may be normal there."""
+    leading = 31 - x.significand.leading_zeros()
+    exponent = (x.exponent - source.mantissa_bits + leading).max(target.min_exponent)
+    up = (x.exponent - source.mantissa_bits) - (exponent - target.mantissa_bits)
+    size = (up >= 0).select(x.significand << (up & 31), x.significand >> ((0 - up) & 31))
+    plain = (x.exponent != ZERO_EXPONENT) & (x.exponent != SPECIAL_EXPONENT)
+    return MarkedFactor(plain.select(size, x.significand), plain.select(exponent, x.exponent))
+
+
+def scale_factor(fmt: Format, scale: Format, summed: bool, x: MarkedFactor[V], code: V) -> MarkedFactor[V]:
+    """A factor under its block scale.
+
+    Where products are summed in groups, all factors of a group are integers, in units of 2^min_exponent and of the scale's last place, and
+    have the scale's exponent: that is the group's, whatever its values are. Elsewhere scales are powers of two.
+
+    Args:
+        fmt: Of the factor.
+        scale: Of the scale.
+        summed: Products are summed in groups.
+        x: The factor.
+        code: The scale's code.
+    """
+    by = mark_factor(scale, code)
+    plain = (x.exponent != ZERO_EXPONENT) & (x.exponent != SPECIAL_EXPONENT)
+    if summed:
+        size = (x.significand << ((x.exponent - fmt.min_exponent) & 31)) * by.significand
+        size = plain.select(size, x.significand)
+        exponent = plain.select(by.exponent, x.exponent)  # ZERO_EXPONENT with the size 0 where the scale is zero
+    else:
+        size, exponent = x.significand, plain.select(x.exponent + by.exponent, x.exponent)
+    special = by.exponent == SPECIAL_EXPONENT
+    return MarkedFactor(special.select(0, size), special.select(SPECIAL_EXPONENT, exponent))

@@ -15,7 +15,7 @@ from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.order import Order
 from tcemu.arithmetic.product_spec import ProductSpec
 from tcemu.arithmetic.step.decoding import BIAS, FRACTION
-from tcemu.formats import F16, F32, Format, truncates
+from tcemu.formats import BF16, F16, F32, F64, TF32, UE8M0, Format, truncates
 
 MAX_ACCUMULATOR = F32.max_exponent - 2  # exponent of the largest C of a bounded step: with the products, sums stay below 2^127
 WORD_BITS = 31  # of the magnitude of an i32
@@ -338,3 +338,206 @@ def scales_are_bounded(form: GroupedForm, x_low: Any, x_high: Any, y_low: Any, y
     """
     bounded = (x_low >= form.least_scale) & (x_high <= form.most_scale) & (y_low >= form.least_scale) & (y_high <= form.most_scale)
     return bounded & (x_low + y_low >= form.least) & (x_high + y_high + product_bits <= form.most)
+
+
+# ---- steps in integers, and on factors that are kept as floats
+
+
+class IntegerForm(NamedTuple):
+    """A step on significands: `general.align_signed` and `general.end_step`, or `anchored.end_in_f64`."""
+
+    numbers: StepNumbers
+    a: Format
+    b: Format
+    result: Format
+
+    @property
+    def sum_fits_int(self) -> bool:
+        """True if the sum of the aligned products fits an i32, in any rounding."""
+        n = self.numbers
+        return n.summed == 0 and n.fraction_bits + 3 + (n.terms - 1).bit_length() < WORD_BITS
+
+    @property
+    def largest_units(self) -> tuple[int, int]:
+        """The largest product and accumulator before they are truncated, in units, or in their last places where these are lower."""
+        n, result = self.numbers, self.result
+        product = ((2 << self.a.mantissa_bits) - 1) * ((2 << self.b.mantissa_bits) - 1) << max(0, n.fraction_bits - n.mantissas)
+        return product, (2 << result.mantissa_bits) - 1 << max(0, n.fraction_bits - result.mantissa_bits)
+
+    @property
+    def truncates_words(self) -> bool:
+        """True if `general.truncate_product` serves: magnitudes are words, and terms are truncated."""
+        return self.numbers.alignment == "RZ" and not self.numbers.summed and max(self.largest_units) < 1 << WORD_BITS
+
+    @property
+    def terms_of_sum(self) -> int:
+        """Products whose sum fits an i32, at most those of a step."""
+        n = self.numbers
+        return min(n.terms, ((1 << WORD_BITS) - 1) // self.largest_units[0]) if self.truncates_words else n.terms
+
+    @property
+    def accumulator_fits(self) -> bool:
+        """True if an i32 has room for the aligned accumulator."""
+        return self.largest_units[1] < 1 << (WORD_BITS if self.numbers.alignment == "RZ" else WORD_BITS - 1)
+
+    @property
+    def sum_fits_word(self) -> bool:
+        """True if the magnitude of the whole sum is below 2^32."""
+        product, own = self.largest_units
+        return self.truncates_words and product * self.numbers.terms + own < 1 << 32
+
+    @property
+    def ends_in_f64(self) -> bool:
+        """True if `anchored.end_in_f64` serves: the result is an f32, terms are truncated, and every unit is a normal f64."""
+        n = self.numbers
+        rounded = n.rounding == "RZ" or (n.rounding == "RN" and n.kept == FRACTION)
+        return self.result == F32 and n.alignment == "RZ" and not n.summed and abs(n.floor) < 900 and rounded
+
+    @property
+    def products_are_normal(self) -> bool:
+        """True if every product, and all bits of it, lie within f32."""
+        lowest = self.a.min_exponent + self.b.min_exponent - self.numbers.mantissas
+        return self.a.max_exponent + self.b.max_exponent < 100 and lowest > -120
+
+
+def keeps_floats(n: StepNumbers, stored: tuple[Format, Format], multiplied: tuple[Format, Format]) -> bool:
+    """Returns whether factors are kept as f32: products are then exact, and below 2^30 units. `bounded.truncate_by_conversion` truncates.
+
+    Args:
+        n: Of the step.
+        stored: Formats of the codes.
+        multiplied: Formats in which they are multiplied.
+    """
+    exact = n.mantissas + 2 <= FRACTION + 1 and all(
+        fmt.bits <= 8 or (fmt in (F16, BF16, TF32) and fmt == own) for fmt, own in zip(stored, multiplied, strict=True)
+    )
+    aligned = n.alignment == "RZ" and 1 <= n.fraction_bits <= MOST_FLOAT_BITS and -140 <= n.floor <= 100  # so that units are f32
+    return exact and aligned and not n.summed
+
+
+# ---- anchored steps: sums that begin at a large power of two
+
+REACH, NEAR = 15, 12  # binades below the largest exponents of a row and a column: those with a power, and those that a step may lie
+BYTE = 0x80  # of the bytes of lowest bits: where the flag stands
+NO_TOP, SPECIAL_TOP = -300, 1000  # the max exponent of a line of zeros, and of one with an Inf or a NaN
+MOST_OF_SCALE = 120  # exponent of a group's largest scale
+RELATIVE_LIMIT = 90  # of the sum of the largest exponents of a row and a column, where exponents are relative
+MOST_RELATIVE = 120  # exponents of plain accumulators, where exponents are relative
+
+
+class AnchoredForm(NamedTuple):
+    """The anchored step of one model and product: see `anchored`."""
+
+    numbers: StepNumbers
+    a: Format
+    b: Format
+    scale: Format
+    result: Format
+    wide: bool  # sums in f64
+    relative: bool  # exponents count from the largest one of the line in the step
+    base: int  # of the powers: 2^base
+    offset: int  # exponent fields of their sums, divided by base, begin here
+    power_of_a: int  # exponent of A's power of a factor of exponent 0
+    power_of_b: int
+    low_bits_begin: int  # the exponent of a product's lowest bit that counts as 0
+    absent: int  # the exponent of the lowest bit of a zero
+    depth: int  # binades below the max exponent of a line in which lowest bits are told apart
+    most: int  # exponents of plain accumulators are below it
+    least_unit: int  # exponent of the last place of plain accumulators, at least
+    least_tops: int  # sum of the max exponents of a row and a column, at least
+    floor_counts: bool  # the floor may lie above a step's exponent
+
+    @property
+    def field(self) -> int:
+        """Where the exponent begins in a float's upper word."""
+        return F64.mantissa_bits - 32 if self.wide else FRACTION
+
+    @property
+    def bias(self) -> int:
+        return F64.bias if self.wide else BIAS
+
+    @property
+    def up(self) -> int:
+        """Binades from a step's exponent to its anchor, whose last place is the step's unit."""
+        return (F64 if self.wide else F32).mantissa_bits - self.numbers.fraction_bits
+
+    @property
+    def fields(self) -> int:
+        """The bits of the exponent in a float's upper word."""
+        return (2 * self.bias + 1) << self.field
+
+    def exponent_limit(self, k: int) -> int:
+        """The largest sum of the max exponents of a row and a column in a step of which no sum of k products leaves the binades."""
+        return RELATIVE_LIMIT if self.relative else self.most - 2 - max(k - 1, 1).bit_length()
+
+
+def anchored_form(model: Model, spec: ProductSpec) -> AnchoredForm | None:
+    """Returns the form of the anchored step, or None if there is none for the model."""
+    n = step_numbers(model, spec)
+    served = "result", "terms", "fraction_bits", "floor", "result_bits", "multiplicand", "groups", "chain", "summed", "rounding"
+    rounding = "RZ" if model.result == F32 else "RN"
+    if n is None or not model.uses_only(*served) or n.rounding != rounding or n.rounded_again or n.of_group % n.terms:
+        return None
+    if not n.summed and n.terms not in (4, 8, 16, 32):
+        return None
+    relative = n.scaled or spec.a.exponent_bits > 5 or spec.b.exponent_bits > 5
+    find = _grouped if n.summed else _relative if relative else _absolute
+    form = find(n, spec.a, spec.b, spec.scale or UE8M0, model.result)
+    return None if form is None or n.floor > form.most else form  # a step may align to the floor
+
+
+def _absolute(n: StepNumbers, a: Format, b: Format, scale: Format, result: Format) -> AnchoredForm | None:
+    """For formats whose product exponents all fit one float as powers."""
+    least, largest = a.min_exponent + b.min_exponent, a.max_exponent + b.max_exponent
+    offset = 2 - least
+    base = 8 if 8 * (offset + largest) + 7 < 255 else 4
+    wide = n.terms * 2 ** (n.fraction_bits + 2) + 2 ** (n.fraction_bits + 1) >= 2**21
+    low_bits_begin = least - n.mantissas
+    nearest = -offset - n.fraction_bits - low_bits_begin  # the least unit, counted as the sum of two bytes
+    absent = min((255 - BYTE + nearest) // 2, 127)
+    most = absent + n.fraction_bits + low_bits_begin  # E, so that a zero counts as an integer
+    if not wide:
+        most = min(most, F32.max_exponent - (F32.mantissa_bits - n.fraction_bits) - 1)
+    fits = 4 * (offset + largest) + 3 < 255 and largest - low_bits_begin <= 255 - BYTE + nearest and absent >= 0
+    if not fits or most < largest // 2 + 16 or n.fraction_bits > F32.mantissa_bits + 17:
+        return None
+    power = base * offset - F32.bias
+    return AnchoredForm(
+        n, a, b, scale, result, wide, False, base, offset, power // 2, power - power // 2, low_bits_begin, absent, 0, most - 1,
+        -offset - n.fraction_bits, 0, n.floor > -offset,
+    )  # fmt: skip
+
+
+def _relative(n: StepNumbers, a: Format, b: Format, scale: Format, result: Format) -> AnchoredForm | None:
+    """For other formats: powers are relative to the max exponents of the row and the column in the step."""
+    depth, base = n.fraction_bits + NEAR + 1, 8
+    absent = (255 - BYTE + n.fraction_bits + NEAR + 2) // 2
+    least_unit = F32.min_exponent + 1
+    if 2 * depth + 1 > absent:
+        return None
+    power = BYTE + base * NEAR - F32.bias  # bit 30 of the sum of powers is set from -NEAR on
+    return AnchoredForm(
+        n, a, b, scale, result, True, True, base, (F32.bias + power) // base, power // 2, power - power // 2, 0, absent, depth,
+        MOST_RELATIVE, least_unit, least_unit + n.fraction_bits + NEAR, n.floor > least_unit + n.fraction_bits,
+    )  # fmt: skip
+
+
+def _grouped(n: StepNumbers, a: Format, b: Format, scale: Format, result: Format) -> AnchoredForm | None:
+    """For products summed in groups: the powers are those of their scales, and bf16 holds each value with its scale's significand."""
+    scales = (2 << scale.mantissa_bits) - 1
+    largest = [largest_value(fmt) * scales for fmt in (a, b)]
+    above = (n.summed * largest[0] * largest[1]).bit_length() - n.mantissas  # a group's sum is below 2^above times the power of its scales
+    if max(largest) >= 2 << BF16.mantissa_bits or n.terms % 16 or n.summed % 16 or n.terms > 128:
+        return None
+    sum_fits = n.fraction_bits + above + (n.terms // n.summed).bit_length() + 1 <= F64.mantissa_bits
+    if not sum_fits or above + n.fraction_bits >= F64.mantissa_bits or n.fraction_bits < n.kept:
+        return None
+    base, least_unit, offset = 8, F32.min_exponent + 1, 2 - 2 * scale.min_exponent
+    relative = base * (offset + 2 * scale.max_exponent) + base - 1 >= F32.infinity >> F32.mantissa_bits  # as `_relative`, or `_absolute`
+    power = BYTE + base * NEAR - F32.bias if relative else base * offset - F32.bias
+    if not relative:
+        least_unit = -offset - n.fraction_bits
+    return AnchoredForm(
+        n, a, b, scale, result, True, relative, base, (F32.bias + power) // base, power // 2, power - power // 2, 0, 0, 0, MOST_RELATIVE,
+        least_unit, least_unit + n.fraction_bits + NEAR, n.floor > least_unit + n.fraction_bits,
+    )  # fmt: skip

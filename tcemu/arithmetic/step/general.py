@@ -7,8 +7,10 @@ fractions by a power of two of its own and truncates by conversion; with `round_
 from __future__ import annotations
 
 from tcemu.arithmetic.step.decoding import BIAS, FRACTION, SIGN, ZERO_EXPONENT, decode_accumulator, sign_bit
+from tcemu.arithmetic.step.forms import IntegerForm
+from tcemu.arithmetic.step.quantizing import decode_number
 from tcemu.arithmetic.step.rounding import Magnitude, encode, round_integer, take_sign, with_sign
-from tcemu.arithmetic.step.specials import code_of_class, special_value
+from tcemu.arithmetic.step.specials import canonical_code, code_of_class, special_value
 from tcemu.arithmetic.step.values import I32, I64, Lane, V
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import ROUNDINGS, Format
@@ -41,6 +43,48 @@ def align_integer(size: V, sign: V, stored: int, distance: V, fraction_bits: int
     size, negative = size.resize(lane, signed=False) << more.max(0).resize(lane), sign.resize(lane)
     drop = (distance + (0 - more).max(0)).min(lane.bits - 1).resize(lane)
     return with_sign(round_integer(size, drop, negative, alignment), negative)
+
+
+def align_signed(term: V, stored: int, distance: V, fraction_bits: int, alignment: str, lane: Lane) -> V:
+    """`align_integer` of a signed term."""
+    sign, size, _ = take_sign(term)
+    return align_integer(size, sign, stored, distance, fraction_bits, alignment, lane)
+
+
+def truncate_product(x: V, y: V, sign: V, drop: V) -> V:
+    """A term of an i32: the product of two magnitudes, below 2^32, truncated, with its sign.
+
+    Args:
+        x: Magnitude of a factor, in units of the step where that takes a shift to the left.
+        y: Magnitude of the other one.
+        sign: 1 or -1.
+        drop: Bits below the unit, not negative.
+    """
+    return (x * y).shift_right_any(drop) * sign
+
+
+def align_accumulator(fmt: Format, code: V, top: V, fraction_bits: int, alignment: str, lane: Lane) -> V:
+    """The accumulator, f16 or f32, in units of the step, with its sign. top: the exponent that the step aligns to."""
+    own = decode_accumulator(fmt, code)
+    return align_integer(own.significand, own.negative, fmt.mantissa_bits, top - own.exponent, fraction_bits, alignment, lane)
+
+
+def end_step(form: IntegerForm, total: V, code: V, top: V) -> V:
+    """Rules 4 to 7 for the accumulator and the sum of the products: the code of a result.
+
+    Args:
+        form: Of the step.
+        total: The sum of products in units, i64.
+        code: Of the accumulator; 0 for none.
+        top: The exponent that the step aligns to, i32.
+    """
+    n = form.numbers
+    lane = I32 if form.accumulator_fits else I64
+    total = total + align_accumulator(form.result, code, top, n.fraction_bits, n.alignment, lane).resize(I64)
+    sign, size, _ = take_sign(total)
+    if form.sum_fits_word:
+        sign, size = sign.resize(I32), size.resize(I32)
+    return encode(form.result, Magnitude(sign, size), top - n.fraction_bits, n.rounding, n.kept)
 
 
 def common_scale(top: V, least: int, fraction_bits: int | V) -> V:
@@ -152,6 +196,20 @@ def add_codes(fmt: Format, x: V, y: V) -> V:
         total = total + with_sign(kept, v.negative)
     code = encode(fmt, take_sign(total), top - (fmt.mantissa_bits + spare), "RN", fmt.mantissa_bits)
     return code_of_class(fmt, special_value(fmt, x) + special_value(fmt, y), code)
+
+
+def add_promoted(result: Format, total: V, code: V, scale: V | None) -> V:
+    """The f32 code of total + scale * sum, rounded RN once.
+
+    Args:
+        result: Format of the sum.
+        total: Of the sums before, an f32 code.
+        code: The sum.
+        scale: f32, of the sum's block; None: there are none.
+    """
+    part = decode_number(result, code)
+    total = total.as_float() + part if scale is None else scale.multiply_add(part, total.as_float())
+    return canonical_code(BINARY32, total.bits())
 
 
 def convert_code(source: Format, target: Format, code: V) -> V:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import reduce
 from operator import add
 
-from tcemu.arithmetic.step.decoding import SIGN, exponent_field, sign_bit, sign_mask, special_word
+from tcemu.arithmetic.step.decoding import SIGN, SPECIAL_EXPONENT, MarkedFactor, exponent_field, sign_bit, sign_mask, special_word
 from tcemu.arithmetic.step.values import V
 from tcemu.formats import F32 as BINARY32
 from tcemu.formats import Format
@@ -33,6 +33,12 @@ def factor_class(special: V, infinite: V, zero: V, negative: V | None) -> V:
     return (word if negative is None else word | (negative & SIGN)).as_float()
 
 
+def marked_class(x: MarkedFactor[V]) -> V:
+    """The same of a factor in integers."""
+    special, zero = x.exponent == SPECIAL_EXPONENT, x.significand == 0
+    return factor_class(special, ~zero, zero, x.significand.shift_right_signed(31))
+
+
 def add_specials(code: V, products: list[V]) -> V:
     """The f32 sum of products in which Inf and NaN stand for themselves, and of an f32 accumulator that is Inf or NaN."""
     while len(products) > 1:
@@ -48,6 +54,11 @@ def is_special(total: V) -> V:
 def special_code(total: V, nan: int) -> V:
     """The f32 code of a sum that is Inf or NaN."""
     return (total == total).select(total.bits(), nan)
+
+
+def canonical_code(fmt: Format, code: V) -> V:
+    """The code of a result, where every NaN is the canonical one."""
+    return ((code & (sign_bit(fmt) - 1 & MAGNITUDE)) > fmt.infinity).select(fmt.nan, code)
 
 
 def code_of_class(fmt: Format, total: V, otherwise: V) -> V:

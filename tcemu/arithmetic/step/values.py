@@ -31,6 +31,7 @@ OPERATIONS = {
     "sub": "x - y, likewise",
     "mul": "x * y, likewise",
     "div": "x / y of floats, rounded to nearest",
+    "add_rz": "x + y of floats, rounded toward zero",
     "and": "bitwise, or of conditions",
     "or": "bitwise, or of conditions",
     "xor": "bitwise, or of conditions",
@@ -55,6 +56,8 @@ OPERATIONS = {
     "sitofp_rz": "a signed i32 as an f32, rounded toward zero",
     "uitofp_rz": "an unsigned i32 as an f32, rounded toward zero",
     "clz": "the number of leading zeros of an integer; its width for 0",
+    "fpext": "an f32 as an f64",
+    "fptrunc": "an f64 as an f32: extra is RN or RZ",
     "integral": "a float rounded to an integer: extra is RN, RM or RP",
     "fma": "x * y + z of floats, rounded once: extra is RN, RZ or RM",
     "muladd": "x * y + z of floats where the product is exact, so that it does not matter whether it is rounded",
@@ -125,6 +128,13 @@ class Value(ABC):
         """x >> other, the sign shifted in."""
         return self._binary("ashr", other)
 
+    def shift_right_any(self, other: Any) -> Self:
+        """x >> other, zeros shifted in, by any distance as an unsigned number: 0 from the width on. Some machines have it as it is."""
+        distance = self._match(other)
+        last = self.lane.bits - 1
+        inside = (distance & ~last) == 0
+        return inside.select(self >> (distance & last), 0)
+
     def __eq__(self, other: Any) -> Self:  # type: ignore[override]
         return self._binary("eq", other, BOOL)
 
@@ -183,6 +193,18 @@ class Value(ABC):
     def leading_zeros(self) -> Self:
         """The number of leading zeros of an integer, in its own type."""
         return self.apply("clz", self.lane)
+
+    def widen(self) -> Self:
+        """An f32 as an f64."""
+        return self.apply("fpext", F64)
+
+    def narrow(self, rounding: str) -> Self:
+        """An f64 as an f32. rounding: RN or RZ."""
+        return self.apply("fptrunc", F32, extra=rounding)
+
+    def add_toward_zero(self, other: Any) -> Self:
+        """x + y of floats, rounded toward zero."""
+        return self._binary("add_rz", other)
 
     def to_integral(self, rounding: str) -> Self:
         """A float rounded to an integer, as a float. rounding: RN, RM or RP."""

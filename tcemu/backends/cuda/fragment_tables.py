@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tcemu.backends.cuda.kernel_text import KernelNumbers
-from tcemu.formats import BF16, F16, F32, TF32, Format
+from tcemu.arithmetic.step import forms
+from tcemu.arithmetic.step.forms import StepNumbers
+from tcemu.formats import Format
 from tcemu.layouts.fragment_layouts import LANES, Fragment, Layout
 
 # a matrix in memory, row by row, cut evenly among the lanes: w warp of a warpgroup; r, j row; h, i column
@@ -88,12 +89,12 @@ def _lines(held: StoredOperand, warp: WarpOperands, *, tiles: int = 1) -> Lines 
     return Lines(row[0, :, 0], column[0, :, 0]) if alike else None
 
 
-def padded_group(n: KernelNumbers) -> int:
+def padded_group(n: StepNumbers) -> int:
     """Places of a group in a line: whole steps, and whole runs of factors that lie together."""
     return -(-(-(-n.of_group // n.terms) * n.terms) // TOGETHER) * TOGETHER
 
 
-def _order(n: KernelNumbers) -> Table:
+def _order(n: StepNumbers) -> Table:
     """The place in its line of each product of an instruction, group after group."""
     pair, which = np.divmod(np.arange(n.of_instruction), 2)
     return pair % n.groups * padded_group(n) + pair // n.groups * 2 + which
@@ -112,17 +113,13 @@ class SharedLines(NamedTuple):
         return self.row * self.rows + self.column * self.columns
 
 
-def keeps_floats(n: KernelNumbers, warp: WarpOperands, multiplied: tuple[Format, Format]) -> bool:
-    """Returns whether the kernel keeps factors as f32: products are then exact and below 2^30 units. Its steps read four at a time."""
-    formats = warp.a.format, warp.b.format
-    exact = n.mantissas + 2 <= F32.mantissa_bits + 1 and all(
-        fmt.bits <= 8 or (fmt in (F16, BF16, TF32) and fmt == own) for fmt, own in zip(formats, multiplied, strict=True)
-    )
-    cut = n.alignment == "RZ" and not n.summed and 1 <= n.fraction_bits <= 28 and n.floor >= -140
-    return cut and exact and n.terms % TOGETHER == 0 and warp.metadata is None and warp.scales is None
+def keeps_floats(n: StepNumbers, warp: WarpOperands, multiplied: tuple[Format, Format]) -> bool:
+    """Returns whether the kernel keeps factors as f32. Its steps read four at a time."""
+    read_together = n.terms % TOGETHER == 0 and warp.metadata is None and warp.scales is None
+    return read_together and forms.keeps_floats(n, (warp.a.format, warp.b.format), multiplied)
 
 
-def _shared(n: KernelNumbers, warp: WarpOperands, rows: int, columns: int, floats: bool) -> SharedLines:
+def _shared(n: StepNumbers, warp: WarpOperands, rows: int, columns: int, floats: bool) -> SharedLines:
     dense = n.groups * padded_group(n) * PARTS
     if floats:  # a word of value and half a word of exponent
         dense = -(-dense // (2 * TOGETHER)) * TOGETHER
@@ -153,7 +150,7 @@ class TablePlan(NamedTuple):
         return min(MOST_WARPS, 1 << (MOST_WORDS // self.shared.words).bit_length() >> 1)
 
 
-def plan_tables(n: KernelNumbers, warp: WarpOperands, multiplied: tuple[Format, Format]) -> TablePlan | None:
+def plan_tables(n: StepNumbers, warp: WarpOperands, multiplied: tuple[Format, Format]) -> TablePlan | None:
     """The tables; None where a place is no such sum, C is held in another way than D, or a warp's factors are too many.
 
     multiplied: the formats that A's and B's elements are multiplied in.
@@ -185,7 +182,7 @@ def plan_tables(n: KernelNumbers, warp: WarpOperands, multiplied: tuple[Format, 
     return made if len(found) == len(forms) and made.warps else None
 
 
-def _places(n: KernelNumbers, warp: WarpOperands, shared: SharedLines, a: Lines, b: Lines) -> dict[str, Table]:
+def _places(n: StepNumbers, warp: WarpOperands, shared: SharedLines, a: Lines, b: Lines) -> dict[str, Table]:
     """Places of A's and B's elements in shared memory."""
     order, spread = _order(n), lambda at: at // TOGETHER * TOGETHER * PARTS + at % TOGETHER
     of_a, of_b = a.column % warp.a.fragment.columns, b.row % warp.b.fragment.rows
@@ -193,7 +190,7 @@ def _places(n: KernelNumbers, warp: WarpOperands, shared: SharedLines, a: Lines,
     return {"a_place": a.row * shared.row + spread(order[of_a]), "b_place": b.column * shared.column + in_line}
 
 
-def _float_places(n: KernelNumbers, warp: WarpOperands, shared: SharedLines, a: Lines, b: Lines) -> dict[str, Table]:
+def _float_places(n: StepNumbers, warp: WarpOperands, shared: SharedLines, a: Lines, b: Lines) -> dict[str, Table]:
     """The same where values lie together in a line, and after them their exponents, in halves of words."""
     order, values = _order(n), n.groups * padded_group(n)
     of_a, of_b = order[a.column % warp.a.fragment.columns], order[b.row % warp.b.fragment.rows]
@@ -252,8 +249,8 @@ def _weights(place: Table, selectors: int) -> tuple[int, ...]:
 # ---- as text
 
 
-def tables_text(n: KernelNumbers, warp: WarpOperands, made: TablePlan, units: tuple[int, int]) -> str:
-    """The tables, and what is compiled in besides. units: the most of a product, and of an accumulator; 0 where steps take the wide way."""
+def tables_text(n: StepNumbers, warp: WarpOperands, made: TablePlan) -> str:
+    """The tables, and what is compiled in besides."""
     sparse, scaled, shared = warp.metadata is not None, warp.scales is not None, made.shared
     chunks = n.of_instruction * 2 // warp.chunk if sparse else 0
     numbers = {
@@ -263,11 +260,10 @@ def tables_text(n: KernelNumbers, warp: WarpOperands, made: TablePlan, units: tu
         "a_run": _run_length(made.forms["a_place"]), "b_run": 1 if sparse else _run_length(made.forms["b_place"]),
         "chunk": warp.chunk, "chunks": chunks, "field_words": max(1, -(-chunks // FIELDS_OF_WORD)), "clamped": warp.clamped,
         "selectors": sparse + 4 * scaled, "warpgroup": warp.warps, "tiles": warp.tiles,
-        "terms_of_sum": _terms_of_sum(n, units[0]), **_words(warp),
+        **_words(warp),
     }  # fmt: skip
     lines = [f"#define SPARSE {int(sparse)}", f"#define SELECTED {int(sparse or scaled)}"]
     lines += [f"[[maybe_unused]] constexpr int {name.upper()} = {int(value)};" for name, value in numbers.items()]
-    lines += [f"constexpr s64 {name} = {value}ll;" for name, value in zip(("MOST_UNITS", "MOST_OWN_UNITS"), units, strict=True)]
     for name, one in made.forms.items():
         lines += [_function(f"{name}_of_lane", "int lane", _sum_of_bits(one.lane)), _list(name, one.element)]
     lines.append(_list("d_element", made.elements))
@@ -276,12 +272,6 @@ def tables_text(n: KernelNumbers, warp: WarpOperands, made: TablePlan, units: tu
         added = " + ".join(f"{value} * {weight}" for value, weight in zip(names, weights, strict=True))
         lines.append(_function(f"{name}_by", ", ".join(f"int {value}" for value in names), added))
     return "\n".join(lines)
-
-
-def _terms_of_sum(n: KernelNumbers, most: int) -> int:
-    """So many products fit one sum of 32 bits, before it is added to the whole one."""
-    terms = (2**31 - 1) // most if most else n.terms
-    return terms if terms < n.terms else 2**30
 
 
 def _words(warp: WarpOperands) -> dict[str, int]:

@@ -13,10 +13,11 @@ from jax import Array
 
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec, Promotion, Scales
+from tcemu.arithmetic.step.forms import StepNumbers, anchored_form, step_numbers
 from tcemu.backends.batched_calls import call_batched, launch_numbers
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda import register_kernel as warp
-from tcemu.backends.cuda.kernel_text import KernelNumbers, TileNumbers
+from tcemu.backends.cuda.kernel_text import TileNumbers
 from tcemu.backends.cuda.xla_launch import KernelEntry, launch, route
 from tcemu.formats import F32, Format
 from tcemu.formats.coding import recode
@@ -30,7 +31,7 @@ LEAST_TILE = 32  # rows and columns of D from which on `tile` is faster, though 
 class MatrixKernels(NamedTuple):
     """The kernels of one arithmetic, a `BatchedCall`. Hashable: a compiled program belongs to each."""
 
-    numbers: KernelNumbers
+    numbers: StepNumbers
     tiling: TileNumbers | None  # None: `tile` cannot take it
     spec: ProductSpec
     result: Format  # format of the steps' results
@@ -67,12 +68,12 @@ def find_matrix_kernels(
         promotion: The promotion of sums outside the instruction, if there is one.
         stored: The formats of the stored codes of A and B; None: those of the spec.
     """
-    numbers = source.kernel_numbers(model, spec)
+    numbers = step_numbers(model, spec)
     if numbers is None or (promotion and numbers.chain):
         return None
     if promotion:
         numbers = numbers._replace(promoted=promotion.instructions, block_scaled=promotion.scale_block_shape is not None)
-    return MatrixKernels(numbers, source.tile_numbers(model, spec), spec, model.result, stored or (spec.a, spec.b))
+    return MatrixKernels(numbers, source.tile_numbers(anchored_form(model, spec)), spec, model.result, stored or (spec.a, spec.b))
 
 
 def multiply_by_kernels(
@@ -147,7 +148,7 @@ def _multiply_by_tiles(kernels: MatrixKernels, tiles: TileNumbers, a: Array, b: 
     down, across, steps = -(-m // rows), -(-n // columns), k // numbers.terms
     parts, sizes = (a.shape[0] * down * steps, b.shape[0] * across * steps), (rows * bytes_of_line, columns * bytes_of_line)
     prepared = tuple(jax.ShapeDtypeStruct(v, jnp.uint8) for v in zip(parts, sizes, strict=True))
-    shape, of_units = _shape(kernels, a, b, c, scales, source.exponent_limit(tiles, k)), scales[: 2 * numbers.scaled]
+    shape, of_units = _shape(kernels, a, b, c, scales, tiles.form.exponent_limit(k)), scales[: 2 * numbers.scaled]
     x, y = launch(KernelEntry("prepare", preparing, max(rows, columns)), sum(parts), prepared, shape, a, b, *of_units)
     entry = KernelEntry("tile", text, tiles.threads, source.shared_bytes(numbers, tiles))
     return launch(entry, batch * down * across, jax.ShapeDtypeStruct(c.shape, c.dtype), shape, a, b, c, *scales, x, y)[0]

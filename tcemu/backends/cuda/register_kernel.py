@@ -8,6 +8,7 @@ from jax import Array
 
 from tcemu.arithmetic.model import Model
 from tcemu.arithmetic.product_spec import ProductSpec
+from tcemu.arithmetic.step.forms import StepNumbers, step_numbers
 from tcemu.backends.batched_calls import call_batched, launch_numbers
 from tcemu.backends.cuda import kernel_text as source
 from tcemu.backends.cuda.fragment_tables import (
@@ -18,7 +19,6 @@ from tcemu.backends.cuda.fragment_tables import (
     row_by_row,
     tables_text,
 )
-from tcemu.backends.cuda.kernel_text import KernelNumbers
 from tcemu.backends.cuda.xla_launch import KernelEntry, launch
 from tcemu.formats import Format
 from tcemu.layouts.fragment_layouts import LANES
@@ -30,7 +30,7 @@ MANY, MOST_EACH = 1 << 14, 8  # warps from which on each takes several instructi
 class RegisterKernel(NamedTuple):
     """The kernel of one instruction's arithmetic and fragments, a `BatchedCall`. Hashable: a compiled program belongs to each."""
 
-    numbers: KernelNumbers
+    numbers: StepNumbers
     spec: ProductSpec  # a, b: as they are multiplied
     result: Format  # format of the steps' results
     warp: WarpOperands
@@ -74,7 +74,7 @@ class KernelRegisters(NamedTuple):
 
 def find_register_kernel(model: Model, spec: ProductSpec, warp: WarpOperands) -> RegisterKernel | None:
     """The kernel that takes a model; None where none does. spec: its a and b as they are multiplied."""
-    n = source.kernel_numbers(model, spec)
+    n = step_numbers(model, spec)
     made = None if n is None else plan_tables(n, warp, (spec.a, spec.b))
     if n is None or made is None:
         return None
@@ -82,7 +82,7 @@ def find_register_kernel(model: Model, spec: ProductSpec, warp: WarpOperands) ->
 
 
 def find_small_matrix_kernel(
-    numbers: KernelNumbers, spec: ProductSpec, result: Format, held: tuple[Format, Format], m: int, n: int
+    numbers: StepNumbers, spec: ProductSpec, result: Format, held: tuple[Format, Format], m: int, n: int
 ) -> RegisterKernel | None:
     """The kernel for batches of A [M, K], B [K, N] and C [M, N], as codes, of one instruction each; None where they do not fit a warp.
 
@@ -115,19 +115,8 @@ def _plan(kernel: RegisterKernel) -> TablePlan:
 def register_kernel_text(kernel: RegisterKernel) -> str:
     """Return the CUDA C++ of a register kernel."""
     n, spec, warp, made = kernel.numbers, kernel.spec, kernel.warp, _plan(kernel)
-    same = {"a": spec.a == warp.a.format, "b": spec.b == warp.b.format, "c": kernel.result == warp.c.format}
-    lines = [f"typedef {source.format_type(held.format)} {name}Stored;" for name, held in (("A", warp.a), ("B", warp.b))]
-    lines += [f"constexpr bool {name.upper()}_SAME = {int(value)};" for name, value in same.items()]
-    lines.append(tables_text(n, warp, made, _units(kernel)))
-    return source.kernel_text("warp", n, spec, kernel.result, tables="\n".join(lines), floats=made.floats)
-
-
-def _units(kernel: RegisterKernel) -> tuple[int, int]:
-    """The most units of a product, and of an accumulator. (0, 0) where a step takes the wide way."""
-    n, a, b = kernel.numbers, kernel.spec.a, kernel.spec.b
-    product = (2 ** (a.mantissa_bits + 1) - 1) * (2 ** (b.mantissa_bits + 1) - 1) << max(0, n.fraction_bits - n.mantissas)
-    own = 2 ** (kernel.result.mantissa_bits + 1) - 1 << max(0, n.fraction_bits - kernel.result.mantissa_bits)
-    return (product, own) if n.alignment == "RZ" and not n.summed and max(product, own) < 2**31 else (0, 0)
+    tables = f"constexpr bool C_SAME = {int(kernel.result == warp.c.format)};\n{tables_text(n, warp, made)}"
+    return source.kernel_text("warp", n, spec, kernel.result, stored=source.Stored((warp.a.format, warp.b.format), tables, made.floats))
 
 
 def multiply_by_register_kernel(kernel: RegisterKernel, operands: KernelRegisters) -> Array:

@@ -180,9 +180,8 @@ static double __longlong_as_double(s64 v) { return as<double>(v); }
 static s64 __double_as_longlong(double v) { return as<s64>(v); }
 static int __double2hiint(double v) { return (int)(as<u64>(v) >> 32); }
 static double __hiloint2double(int high, int low) { return as<double>((u64)(u32)high << 32 | (u32)low); }
-static int __ffs(int v) { return __builtin_ffs(v); }
-static int __clzll(s64 v) { return __builtin_clzll(v); }
-static int __clz(int v) { return __builtin_clz(v); }
+static int __clzll(s64 v) { return v ? __builtin_clzll(v) : 64; }
+static int __clz(int v) { return v ? __builtin_clz(v) : 32; }
 static u32 __funnelshift_rc(u32 low, u32 high, u32 right) { return (u32)(((u64)high << 32 | low) >> min(right, 32u)); }
 static u32 __dp4a(u32 x, u32 y, u32 sum) {
     for (int v = 0; v < 32; v += 8) sum += (x >> v & 0xFF) * (y >> v & 0xFF);
@@ -214,10 +213,13 @@ template <class T> static T hidden(T v) {  // the compiler computes nothing with
 static float __fadd_rz(float x, float y) { return toward_zero([=] { return hidden(x) + hidden(y); }); }
 static double __dadd_rz(double x, double y) { return toward_zero([=] { return hidden(x) + hidden(y); }); }
 static float __fmul_rn(float x, float y) { return x * y; }
+static double __dmul_rn(double x, double y) { return x * y; }
 static float __fdiv_rn(float x, float y) { return x / y; }
 static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static float __fadd_rn(float x, float y) { return x + y; }
 static double __dadd_rn(double x, double y) { return x + y; }
+static float __fsub_rn(float x, float y) { return x - y; }
+static double __dsub_rn(double x, double y) { return x - y; }
 static float __fmaf_rz(float x, float y, float z) { return toward_zero([=] { return __builtin_fmaf(hidden(x), hidden(y), hidden(z)); }); }
 static double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
 static float __double2float_rn(double v) { return (float)v; }

@@ -1,9 +1,5 @@
-// What the fast steps share, those of single products and those of groups: the accumulators, and the exponent that a step aligns to.
-//
-// The max exponent E of a step is found by the tensor core: of the powers 2^(BASE e) in bf16, the sum of products lies between 2^(BASE E)
-// and n 2^(BASE E), n < 2^BASE, so that its exponent field gives E, however the machine rounds it (`alignment_word`). Beside it stands
-// M = 1.5 * 2^(E + UP), a float whose last place is the step's unit, 2^(E - FRACTION_BITS). What is added to M and stays in its binade is rounded
-// to whole units.
+// What the fast steps share, those of single products and those of groups: the accumulators, and the exponent that a step aligns to, which the
+// tensor core finds. The formulas and their preconditions are those of tcemu/arithmetic/step/anchored.py.
 
 constexpr int ROWS_OF_LANE = 2 * ROW_TILES, COLUMNS_OF_LANE = 2 * COLUMN_TILES;  // tiles of m16n8
 constexpr int THREADS = 32 * WARPS_DOWN * WARPS_ACROSS;
@@ -11,28 +7,6 @@ typedef Prepared<A_LINES> APart;
 typedef Prepared<B_LINES> BPart;
 constexpr u32 ALL = 0xFFFFFFFF;
 constexpr int NONE = 1000;  // above every exponent
-
-constexpr int BIAS = Floats<WIDE>::bias, UP = Floats<WIDE>::mantissa_bits - FRACTION_BITS;
-constexpr u32 FIELDS = WIDE ? 0x7FF00000 : 0x7F800000;
-constexpr u32 LEAST_FIELD = (u32)(RESULT::least_exponent + BIAS) << FIELD, TOO_LARGE = (u32)(RESULT::max_exponent + 1 + BIAS) << FIELD;
-
-// a float's upper word, and a float of an upper word and what is below it
-__device__ __forceinline__ u32 upper(float v) { return __float_as_uint(v); }
-__device__ __forceinline__ u32 upper(double v) { return (u32)__double2hiint(v); }
-__device__ __forceinline__ Value with_upper(u32 word) {
-    if constexpr (WIDE) return __hiloint2double((int)word, 0);
-    else return __uint_as_float(word);
-}
-__device__ __forceinline__ Value plus_units(u32 word, u32 units) {
-    if constexpr (WIDE) return __hiloint2double((int)word, (int)units);
-    else return __uint_as_float(word + units);
-}
-__device__ __forceinline__ float add_down(float x, float y) { return __fadd_rz(x, y); }
-__device__ __forceinline__ double add_down(double x, double y) { return __dadd_rz(x, y); }
-__device__ __forceinline__ float add_nearest(float x, float y) { return __fadd_rn(x, y); }
-__device__ __forceinline__ double add_nearest(double x, double y) { return __dadd_rn(x, y); }
-__device__ __forceinline__ float multiply_add_down(float x, float y, float s) { return __fmaf_rz(x, y, s); }
-__device__ __forceinline__ double multiply_add_down(double x, double y, double s) { return __fma_rz(x, y, s); }
 
 struct Lane {
     int lane, first_row, first_column;  // of the lane's warp in the tile
@@ -70,70 +44,19 @@ __device__ __forceinline__ void sum_powers(u32 (&to)[4], const u8 *a, const u8 *
     for (int v = 0; v < 4; ++v) to[v] = max(__float_as_uint(sums[v]), best[v]);
 }
 
-// An accumulator's exponent, at its place. A subnormal f16 has that of the least normal one, and as a float a smaller one.
-__device__ __forceinline__ u32 own_exponent(Value c) {
-    const u32 word = upper(c) & 0x7FFFFFFF;
-    return IS_F16 && word != 0 ? max(word, LEAST_FIELD) : word;
-}
-
-// The upper word of M. base: see `base_of`
-__device__ __forceinline__ u32 alignment_word(u32 powers, Value c, int base, u32 half) {
-    constexpr int SHIFT = 23 - FIELD + (BASE == 8 ? 3 : 2);  // an exponent's field, divided by BASE
-    const int by_products = (int)(powers >> SHIFT) + base;
-    const int by_c = (int)own_exponent(c) + (UP << FIELD);
-    int both = max(by_c, by_products);
-    if (FLOOR_COUNTS) both = max(both, (FLOOR + UP + BIAS) << FIELD);
-    return ((u32)both & FIELDS) | half;
-}
-
 // What is added to the sum of powers of an element, so that it is the exponent of M; where exponents are relative, it includes the max exponents
 // of both lines
-constexpr int BASE_OF_ABSOLUTE = (UP + BIAS - OFFSET) << FIELD;
 __device__ __forceinline__ int base_of(const u8 *a, const u8 *b, int row, int column) {
-    if (!RELATIVE) return BASE_OF_ABSOLUTE;
-    return ((const int *)(a + APart::tops))[row] + (((const int *)(b + BPart::tops))[column] + BASE_OF_ABSOLUTE);
+    if (!RELATIVE) return base_of_lines(0);
+    return ((const int *)(a + APart::tops))[row] + base_of_lines(((const int *)(b + BPart::tops))[column]);
 }
 
-// v truncated toward zero to whole units: rounded down beside M, or beside -M where v is negative
-__device__ __forceinline__ Value truncate(Value v, u32 word) {
-    const Value like_v = with_upper(word | (upper(v) & 0x80000000));
-    return add_nearest(add_down(v, like_v), -like_v);
-}
-
-// rule 6, where the sum may have more bits than a result keeps. To nearest: rounded beside a float whose last place is the result's.
-__device__ __forceinline__ Value kept(Value sum, u32 half) {
-    constexpr int MORE = Floats<WIDE>::mantissa_bits - KEPT;
-    if constexpr (ROUNDING == RN) {
-        const Value like_sum = with_upper(((max(upper(sum) & FIELDS, LEAST_FIELD) + (MORE << FIELD)) & FIELDS) | half);
-        return add_nearest(add_nearest(sum, like_sum), -like_sum);
-    } else if constexpr (KEPT >= FRACTION_BITS) {
-        return sum;
-    } else {
-        constexpr u64 lost = ((u64)1 << MORE) - 1;
-        if constexpr (WIDE) return __longlong_as_double(__double_as_longlong(sum) & (s64)~lost);
-        else return __uint_as_float(__float_as_uint(sum) & ~(u32)lost);
-    }
-}
-
-// The code of a result. Where `kept` has truncated what a result does not keep, nothing is left to truncate, except in a C that no step has seen,
-// which stays. Elsewhere what is truncated here lies below every unit of the next step. An f16 is exact, or too large and becomes Inf.
+// The code of a result, and the value of a code. An f16 is converted by the machine
 __device__ __forceinline__ u32 code_of(Value c) {
-    float narrow;
-    if constexpr (WIDE) narrow = __double2float_rz(c);
-    else narrow = c;
-    if (IS_F16) return to_f16(narrow);
-    constexpr u32 lost = KEPT >= FRACTION_BITS ? (1u << (F32::mantissa_bits - KEPT)) - 1 : 0;
-    return c != c ? F32::nan : __float_as_uint(narrow) & ~lost;
+    if constexpr (IS_F16) return to_f16(result_float(c));
+    else return result_code(c);
 }
-
 __device__ __forceinline__ Value value_of(u32 code) { return IS_F16 ? from_f16(code) : __uint_as_float(code); }
-
-// an accumulator from which fast steps may go on: 0, or a multiple of the least unit and below 2^MOST
-__device__ __forceinline__ bool is_plain(u32 code) {
-    const Factor c = RESULT::decode(code);
-    if (c.significand == 0) return c.exponent != SPECIAL_EXPONENT;
-    return c.exponent < MOST && c.exponent - RESULT::mantissa_bits + __ffs(c.significand) - 1 >= LEAST_UNIT;
-}
 
 // whether these are plain, after fast steps from plain ones: an f16 may have become too large
 __device__ __forceinline__ bool still_plain(const Accumulators &c) {
@@ -142,8 +65,8 @@ __device__ __forceinline__ bool still_plain(const Accumulators &c) {
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j) most = max(most, upper(c[i][j]) & 0x7FFFFFFF);
-    return __all_sync(ALL, most < TOO_LARGE);
+        for (int j = 0; j < COLUMNS_OF_LANE; ++j) most = max(most, (u32)magnitude_word(c[i][j]));
+    return __all_sync(ALL, is_small((int)most));
 }
 
 // the fewest products of a line, among those of this warp, that are near its max exponent

@@ -1,38 +1,23 @@
-// The fast step of factors that are kept as f32, for formats whose products are exact there: their significands have 24 bits together. A product
-// is multiplied by the power of two that makes it a number of units, below 2^30, and the conversion to an integer truncates it toward zero. That
-// is exact too; what f32 cannot hold of a number below one unit is truncated in any case. Where exponents may leave f32's, both factors are moved
-// first.
-//
-// Two neighbours' exponents lie in one word, 16 bits each. They count from -up, and a zero's is far below those of all other factors, so that a
-// sum of two that are not zero is greater than every other sum.
-//
-// f32 knows Inf and NaN as rule 8 has them. So where a warp has any, the f32 sum of a step's products tells what became of them, when ones stand
-// for what is finite.
+// A warp's factors kept as f32 beside their exponents: the loops of tcemu/arithmetic/step/kept_floats.py. Two neighbours' exponents lie in one
+// word, 16 bits each.
 
 constexpr bool AHEAD = true;  // the next instruction's words are loaded while one's steps go
-constexpr int NOT_ZERO = 1 << 9, VALUES = GROUPS * PADDED;
+constexpr int VALUES = GROUPS * PADDED;
 constexpr int PIECE_OF_EXPONENTS = TERMS % 8 == 0 ? 8 : 4;
-// whether every product, and all of it, lies within f32
-constexpr bool WITHIN = A::max_exponent + B::max_exponent < 100 && A::least_exponent + B::least_exponent - MANTISSAS > -120;
-
 // One operand's factors. An f16 is converted by the machine; what has few bits, by a table of all codes
-template <class STORED, class FORMAT, bool SAME, int BITS, int CONTAINER, int SHIFT> struct Floats {
+template <class STORED, int BITS, int CONTAINER, int SHIFT> struct Floats {
     static constexpr bool narrow = BITS <= 8, halves = BITS == 16, paired = halves && CONTAINER == 16 && SHIFT == 0;
     static constexpr int codes = narrow ? 1 << BITS : 1;
-    static constexpr int up = NOT_ZERO + (narrow ? 15 : 1 - STORED::least_exponent);  // the fields of exponents are what they are
+    static constexpr int up = STORED::up;
     static constexpr u32 HALVES_OF = 0x10001;
 
-    static __device__ __forceinline__ Words2 of_code(u32 code) {
-        const Factor stored = STORED::decode(code), x = absolute_of<STORED, FORMAT, SAME>(code);
-        const float value = __fmul_rn((float)stored.significand, __uint_as_float((u32)(stored.exponent - STORED::mantissa_bits + 127) << 23));
-        if (x.exponent == SPECIAL_EXPONENT)
-            return {stored.significand == 0 ? F32::nan : F32::infinity | (stored.significand < 0 ? F32::sign : 0), (u32)NOT_ZERO};
-        if (stored.significand == 0) return {0, 0};
-        return {__float_as_uint(value), (u32)(x.exponent + up)};
+    static __device__ __forceinline__ Words2 words_of(u32 code) {
+        const FloatFactor x = STORED::kept_float(code);
+        return {(u32)x.word, (u32)x.exponent};
     }
     static __device__ __forceinline__ void fill(Words2 *table) {
 #pragma unroll 1
-        for (int code = threadIdx.x; narrow && code < codes; code += 32 * WARPS) table[code] = of_code(code);
+        for (int code = threadIdx.x; narrow && code < codes; code += 32 * WARPS) table[code] = words_of(code);
     }
     // The exponents of two codes of 16 bits in a word. max_fields: collects their fields
     static __device__ __forceinline__ u32 exponents_of(u32 word, u32 &max_fields) {
@@ -64,13 +49,7 @@ template <class STORED, class FORMAT, bool SAME, int BITS, int CONTAINER, int SH
 #pragma unroll
             for (int v = 0; v < RUN; ++v) {
                 const u32 code = code_of<BITS, CONTAINER, SHIFT>(words, i + v);
-                Words2 w;
-                if constexpr (narrow) {
-                    w = table[code];
-                } else {  // tf32: an f32 but for the bits that are not used
-                    w.x = code & ~((1u << STORED::unused_bits) - 1);
-                    w.y = min(w.x & ~F32::sign, 1u) * NOT_ZERO + max(w.x >> 23 & 0xFF, 1u);
-                }
+                const Words2 w = narrow ? table[code] : words_of(code);
                 values[v] = w.x, max_fields = max(max_fields, w.x & ~F32::sign);
                 exponents[v / 2] = v % 2 ? exponents[v / 2] | w.y << 16 : w.y;
             }
@@ -94,8 +73,8 @@ template <class STORED, class FORMAT, bool SAME, int BITS, int CONTAINER, int SH
         return special(max_fields);
     }
 };
-typedef Floats<AStored, A, A_SAME, A_BITS, A_CONTAINER, A_SHIFT> AFloats;
-typedef Floats<BStored, B, B_SAME, B_BITS, B_CONTAINER, B_SHIFT> BFloats;
+typedef Floats<AStored, A_BITS, A_CONTAINER, A_SHIFT> AFloats;
+typedef Floats<BStored, B_BITS, B_CONTAINER, B_SHIFT> BFloats;
 struct Tables {
     Words2 a[AFloats::codes], b[BFloats::codes];
     static constexpr bool used = AFloats::codes > 1 || BFloats::codes > 1;
@@ -138,41 +117,13 @@ struct Lines {
     }
 };
 
-// An exponent as the upper word of an f64 has it. What lies below bit 20 is of no account until `cleared`
-constexpr int FIELD_64 = 20;
-constexpr __device__ int field_64(int exponent) { return (exponent + 1023) * (1 << FIELD_64); }
-constexpr int NO_PRODUCT = field_64(-300);  // two factors that are not zero give more than it, others less
-__device__ __forceinline__ int cleared(int word) { return word & 0x7FF00000; }
-__device__ __forceinline__ int exponent_of_word(int word) { return (word >> FIELD_64) - 1023; }
-
-// As an f64, a subnormal f32 has an exponent of its own. This is that which it should have, far below those of products that are not zero
-constexpr int LEAST = WITHIN && ENDS_IN_F64 && FLOOR < F32::least_exponent ? F32::least_exponent : FLOOR;
-
-// the accumulator's
-__device__ __forceinline__ int own_word(u32 c) {
-    if constexpr (WITHIN && ENDS_IN_F64) {
-        return __double2hiint((double)__uint_as_float(c)) & 0x7FFFFFFF;
-    } else {
-        const int field = max((int)(c >> RESULT::mantissa_bits & (RESULT::infinity >> RESULT::mantissa_bits)), 1);
-        return (c & ~RESULT::sign) == 0 ? 0 : field_64(field - 1 + RESULT::least_exponent);
-    }
-}
-
-// 1 for what is finite and not zero, or itself where finite products cannot overflow
-__device__ __forceinline__ float class_of(u32 value) {
-    if (WITHIN) return __uint_as_float(value);
-    const u32 absolute = value & ~F32::sign;
-    return __uint_as_float(absolute == 0 || absolute >= F32::infinity ? value : 127u << 23 | (value & F32::sign));
-}
-
 // rule 8, of a step with an Inf or a NaN: what it gives, where it meets it
 __device__ __forceinline__ void special_steps(Codes &ends, const Codes &codes, const Lines &of, int first, bool without) {
     float sums[ROWS_OF_LANE][COLUMNS_OF_LANE];
 #pragma unroll
     for (int w = 0; w < ROWS_OF_LANE * COLUMNS_OF_LANE; ++w) {
-        const u32 c = codes[w / COLUMNS_OF_LANE][w % COLUMNS_OF_LANE];
-        const bool special = !without && (c & ~RESULT::sign) >= RESULT::infinity;
-        sums[w / COLUMNS_OF_LANE][w % COLUMNS_OF_LANE] = !special ? 0 : IS_F16 ? from_f16(c) : __uint_as_float(c);
+        const int i = w / COLUMNS_OF_LANE, j = w % COLUMNS_OF_LANE;
+        sums[i][j] = special_value(without ? 0 : codes[i][j]);
     }
 #pragma unroll 1
     for (int t = 0; t < TERMS; t += 4) {
@@ -184,19 +135,13 @@ __device__ __forceinline__ void special_steps(Codes &ends, const Codes &codes, c
             for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
                 for (int j = 0; j < COLUMNS_OF_LANE; ++j)
-                    sums[i][j] = __fmaf_rn(class_of(x[i].v[w]), class_of(y[j].v[w]), sums[i][j]);
+                    sums[i][j] = __fmaf_rn(finite_as_one(x[i].v[w]), finite_as_one(y[j].v[w]), sums[i][j]);
     }
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            const u32 sum = __float_as_uint(sums[i][j]), absolute = sum & ~F32::sign;
-            if (absolute > F32::infinity) ends[i][j] = RESULT::nan;
-            else if (absolute == F32::infinity) ends[i][j] = RESULT::infinity | (sum >> 31 ? RESULT::sign : 0);
-        }
+        for (int j = 0; j < COLUMNS_OF_LANE; ++j) ends[i][j] = special_result(sums[i][j], ends[i][j]);
 }
-
-__device__ __forceinline__ float float_power(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
 
 typedef float Powers[ROWS_OF_LANE][COLUMNS_OF_LANE];
 typedef s64 Totals[ROWS_OF_LANE][COLUMNS_OF_LANE];
@@ -216,7 +161,7 @@ __device__ __forceinline__ void add_products(Numbers &sums, Totals &totals, cons
                 for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
                     float one = __uint_as_float(x[i].v[w]), other = __uint_as_float(y[j].v[w]);
                     if (MOVED) one = __fmul_rn(one, moved[i][j]), other = __fmul_rn(other, moved[i][j]);
-                    sums[i][j] += __float2int_rz(__fmul_rn(__fmul_rn(one, other), units[i][j]));
+                    sums[i][j] += truncate_by_conversion(one, other, units[i][j]);
                     if ((t + w) % TERMS_OF_SUM == TERMS_OF_SUM - 1) totals[i][j] += sums[i][j], sums[i][j] = 0;
                 }
     }
@@ -243,24 +188,23 @@ __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, b
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
         for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            const int products = (int)(max(tops[i][j], tops[i][j] << 16) << (FIELD_64 - 16)) + field_64(-AFloats::up - BFloats::up);
-            words[i][j] = cleared(max(max(products, without ? 0 : own_word(codes[i][j])), field_64(LEAST)));
+            // the exponent at its place in the upper word of an f64; what lies below does not count
+            const int products = (int)(max(tops[i][j], tops[i][j] << 16) << (UPPER - 16)) + NO_EXPONENTS;
+            words[i][j] = align_word(products, without ? 0 : own_word(codes[i][j]));
             most = max(most, without ? 0 : codes[i][j] & ~RESULT::sign);
-            // 2^(FRACTION_BITS - exponent). Where that is no float, every product is 0, and 0 of whatever this is; or factors are moved
-            units[i][j] = __uint_as_float((u32)(FRACTION_BITS + 127 + 1023) * (1u << F32::mantissa_bits) - ((u32)words[i][j] << (F32::mantissa_bits - FIELD_64)));
-            if (!WITHIN) far |= products >= field_64(126) || (products > NO_PRODUCT && words[i][j] < field_64(FRACTION_BITS - 125));
+            units[i][j] = scale_of_word(words[i][j]);
+            far |= is_far(products, words[i][j]);
             sums[i][j] = 0, totals[i][j] = 0;
         }
     pause();
     Powers moved = {};
-    if (!WITHIN && __any_sync(0xFFFFFFFF, far)) {
-        // Below 2^-64 no factor of a product that is not zero reaches 2^62; above 2^100 what becomes too small is far below a unit
+    if (!PRODUCTS_ARE_NORMAL && __any_sync(0xFFFFFFFF, far)) {
 #pragma unroll
         for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
             for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-                const int max_exponent = exponent_of_word(words[i][j]), up = max_exponent < -64 ? 64 : max_exponent > 100 ? -64 : 0;
-                moved[i][j] = float_power(up), units[i][j] = float_power(FRACTION_BITS - max_exponent - 2 * up);
+                const Moved by = move(words[i][j]);
+                moved[i][j] = by.factor, units[i][j] = by.product;
             }
         add_products<true>(sums, totals, units, moved, of, first);
     } else {
@@ -270,11 +214,8 @@ __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, b
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            const u32 c = without ? 0 : codes[i][j];
-            if constexpr (ENDS_IN_F64) ends[i][j] = end_by_word(totals[i][j] + sums[i][j], c, words[i][j]);
-            else ends[i][j] = end_of_step(totals[i][j] + sums[i][j], c, exponent_of_word(words[i][j]));
-        }
+        for (int j = 0; j < COLUMNS_OF_LANE; ++j)
+            ends[i][j] = end_by_word(totals[i][j] + sums[i][j], without ? 0 : codes[i][j], words[i][j]);
     if (__any_sync(0xFFFFFFFF, of.special || most >= RESULT::infinity)) special_steps(ends, codes, of, first, without);
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)

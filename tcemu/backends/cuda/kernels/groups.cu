@@ -22,8 +22,8 @@ __device__ __forceinline__ void fast_tile(Accumulators &c, const u8 *a, const u8
         const u32 word = alignment_word(powers[v], d, base_of(a, b, at.row(2 * i + v / 2), at.column(2 * j + v % 2)), half);
         Value sum = truncate(d, word);
 #pragma unroll
-        for (int group = 0; group < SUMS; ++group) sum = add_nearest(sum, truncate(sums[group][v], word));
-        d = kept(sum, half);
+        for (int group = 0; group < SUMS; ++group) sum = add_value(sum, truncate(sums[group][v], word));
+        d = round_kept(sum, half);
     }
 }
 

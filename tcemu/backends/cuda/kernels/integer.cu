@@ -75,12 +75,12 @@ extern "C" __global__ void __launch_bounds__(ROWS *COLUMNS)
                     running = add(running, chain);
             }
         if (TOGETHER) running = add(running, chains);
-        if (ROUNDED_AGAIN) running = from_result_format(to_result_format(running));
+        if (ROUNDED_AGAIN) running = f16_to_f32(f32_to_f16(running));
         if (!promoted) continue;
         float scale = 0;
         if (BLOCK_SCALED)
             scale = __fmul_rn(block_scales.row(shape, batch, row, k / OF_PART), block_scales.column(shape, batch, column, k / OF_PART));
-        total = with_promoted(total, running, scale), running = 0;
+        total = add_promoted(total, running, scale), running = 0;
     }
-    if (inside) d[at] = PROMOTED ? total : ROUNDED_AGAIN ? to_result_format(running) : running;
+    if (inside) d[at] = PROMOTED ? total : ROUNDED_AGAIN ? f32_to_f16(running) : running;
 }

@@ -1,9 +1,6 @@
-// What a warp's kernel needs whichever way its steps go: sizes, words of lanes, codes among them, and the end of a step.
+// What a warp's kernel needs whichever way its steps go: sizes, words of lanes, and codes among them.
 
 constexpr int PER_GROUP = (OF_GROUP + TERMS - 1) / TERMS, STEPS = GROUPS * PER_GROUP;
-constexpr bool WORD_SUM = MOST_UNITS * TERMS + MOST_OWN_UNITS < (s64)1 << 32;
-constexpr int OWN_ABOVE = FRACTION_BITS > RESULT::mantissa_bits ? FRACTION_BITS - RESULT::mantissa_bits : 0;
-constexpr int OWN_BELOW = OWN_ABOVE - FRACTION_BITS + RESULT::mantissa_bits;
 
 // Sizes of the batch: instructions per warp, and whether each operand has a batch axis
 struct Sizes {
@@ -12,7 +9,9 @@ struct Sizes {
 };
 
 constexpr int PARTS = WARPGROUP * TILES;  // of an instruction, which a warp takes one of at once
-typedef Integers<PARTS == 1>::Signed Item;  // its number in the batch
+template <bool> struct Number { typedef s64 Type; };
+template <> struct Number<true> { typedef int Type; };
+typedef Number<PARTS == 1>::Type Item;  // its number in the batch
 
 struct Place {
     int batch, part, tile;  // the warp in its warpgroup, and the eight columns of its D
@@ -64,60 +63,9 @@ template <int BITS, int CONTAINER, int SHIFT, int COUNT> __device__ __forceinlin
     return BITS == 32 ? word : word & (u32)(((u64)1 << BITS) - 1);
 }
 
-// v >> right, 0 from 32 on
-__device__ __forceinline__ u32 shifted_right(u32 v, u32 right) { return __funnelshift_rc(v, 0, right); }
-
-// A factor, without its sign, in the format that the model multiplies, which holds it: there what is subnormal in its own format may be normal
-template <class FROM, class TO> __device__ __forceinline__ Factor converted(Factor x) {
-    if (x.exponent == SPECIAL_EXPONENT) return {x.significand << (TO::mantissa_bits - FROM::mantissa_bits), x.exponent};
-    if (x.significand == 0) return x;
-    const int top = 31 - __clz(x.significand);
-    const int exponent = max(x.exponent - FROM::mantissa_bits + top, TO::least_exponent);
-    const int left = x.exponent - FROM::mantissa_bits - (exponent - TO::mantissa_bits);
-    return {left >= 0 ? x.significand << left : x.significand >> -left, exponent};
-}
-
-template <class STORED, class FORMAT, bool SAME> __device__ __forceinline__ Factor absolute_of(u32 code) {
-    if constexpr (SAME) return FORMAT::absolute(code);
-    else return converted<STORED, FORMAT>(STORED::absolute(code));
-}
-
 typedef u32 Codes[ROWS_OF_LANE][COLUMNS_OF_LANE];
 
 typedef int Numbers[ROWS_OF_LANE][COLUMNS_OF_LANE];
-
-// whether a step can end in f64, which then holds its sum: the result is an f32, and every unit a normal number
-constexpr bool ENDS_IN_F64 = RESULT::mantissa_bits == F32::mantissa_bits && FLOOR > -900 &&
-                             (ROUNDING == RZ || (ROUNDING == RN && KEPT == F32::mantissa_bits));
-
-// Rules 4 to 7 for the accumulator and the sum of the products in units. word: the exponent that terms were aligned to, where an f64's stands
-__device__ __forceinline__ u32 end_by_word(s64 sum, u32 c, int word) {
-    const double own = (double)__uint_as_float(c), power = __hiloint2double(word - (FRACTION_BITS << 20), 0);
-    const double whole = __hiloint2double((word + ((52 - FRACTION_BITS) << 20) + (1 << 19)) | (int)(c & F32::sign), 0);
-    const double truncated = __dadd_rn(__dadd_rz(own, whole), -whole);  // to units: they are the last places of `whole`
-    const double products = TERMS_OF_SUM >= TERMS ? (double)(int)sum : (double)sum;
-    const double total = __fma_rn(products, power, truncated);
-    const u32 high = (u32)__double2hiint(total);
-    u32 code = __float_as_uint(ROUNDING == RZ ? __double2float_rz(total) : __double2float_rn(total));
-    if ((high & 0x7FFFFFFF) >= (1023u + F32::max_exponent + 1) << 20) code = F32::infinity | (high & F32::sign);
-    else code &= ~((1u << (F32::mantissa_bits - KEPT)) - 1);
-    return code << 1 ? code : 0;
-}
-
-// The same for every result; codes without an accumulator are 0. max_exponent: the exponent that terms were aligned to
-__device__ __forceinline__ u32 end_of_step(s64 sum, u32 c, int max_exponent) {
-    const int unit = max_exponent - FRACTION_BITS;
-    if constexpr (ENDS_IN_F64) {
-        return end_by_word(sum, c, (max_exponent + 1023) << 20);
-    } else {
-        const Factor start = RESULT::decode(c);
-        const int own = (int)shifted_right((u32)abs(start.significand) << OWN_ABOVE, (u32)(max_exponent + OWN_BELOW - start.exponent));
-        const s64 total = sum + (start.significand < 0 ? -own : own);
-        const u64 magnitude = (u64)(total < 0 ? -total : total);
-        if constexpr (WORD_SUM) return encode<RESULT, ROUNDING, u32>(total < 0, (u32)magnitude, unit, KEPT);
-        else return encode<RESULT, ROUNDING, u64>(total < 0, magnitude, unit, KEPT);
-    }
-}
 
 struct Selected {  // by selectors: which lane of each quad holds what, and which of its bytes
     int metadata, a_group, a_thread, b_group, b_thread;

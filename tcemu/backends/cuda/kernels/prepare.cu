@@ -1,53 +1,9 @@
 // The operands of `tile`, made once a matrix: see prepared.cu. A thread makes one step of one line.
 
-__device__ __forceinline__ u32 power_in_bf16(int exponent) { return (u32)(exponent + 127) << 7; }
-
 __device__ __forceinline__ void store(u8 *to, const u32 (&words)[4]) { *(Words4 *)to = {words[0], words[1], words[2], words[3]}; }
 __device__ __forceinline__ void store(u8 *to, const u32 (&words)[2]) { *(Words2 *)to = {words[0], words[1]}; }
 __device__ __forceinline__ void store(u8 *to, const u32 (&words)[1]) { *(u32 *)to = words[0]; }
 
-template <bool WIDE_ONE> struct PowerOfTwo;
-template <> struct PowerOfTwo<false> {
-    static __device__ __forceinline__ float of(int exponent) { return __uint_as_float((u32)(exponent + 127) << 23); }
-};
-template <> struct PowerOfTwo<true> {
-    static __device__ __forceinline__ double of(int exponent) { return __longlong_as_double((s64)(exponent + 1023) << 52); }
-};
-
-template <class FORMAT> struct OneFactor {
-    const Factor factor;
-    const int top;  // of the line
-
-    // what a factor is besides; a step with a special does not look at its factors here
-    __device__ __forceinline__ bool zero() const { return factor.significand == 0 || factor.exponent == SPECIAL_EXPONENT; }
-    __device__ __forceinline__ int unit() const {
-        return factor.exponent - FORMAT::mantissa_bits + (SUMMED ? FORMAT::least_exponent - SCALE::mantissa_bits : 0);
-    }
-    __device__ __forceinline__ auto value() const {
-        const auto power = PowerOfTwo<WIDE>::of(zero() ? 0 : unit());
-        return (zero() ? 0 : factor.significand) * power;
-    }
-    __device__ __forceinline__ u32 in_bf16() const {  // of a group's: exact, or subnormal and exact, for exponents up to MOST_OF_SCALE
-        if (zero()) return 0;
-        const double value = factor.significand * PowerOfTwo<true>::of(unit());
-        return __float_as_uint((float)value) >> 16;
-    }
-    __device__ __forceinline__ u32 low_bit() const {
-        if (zero()) return ABSENT;
-        const int low = unit() + __ffs(factor.significand) - 1;
-        return RELATIVE ? max(low - top, -DEPTH) + DEPTH : low - (FORMAT::least_exponent - FORMAT::mantissa_bits);
-    }
-    __device__ __forceinline__ u32 sign() const { return factor.significand < 0 && !zero() ? 0x80 : 0; }
-    __device__ __forceinline__ bool near() const { return top == NO_TOP || (!zero() && factor.exponent >= top - NEAR / 2); }
-    // relative exponents: of a line of zeros all powers are those of its max exponent, NO_TOP
-    __device__ __forceinline__ u32 power(int power_of_one) const {
-        const int up = factor.exponent - (RELATIVE ? top : 0);
-        if (RELATIVE && top == NO_TOP) return power_in_bf16(power_of_one);
-        return zero() || (RELATIVE && up < -RELATIVE_REACH) ? 0 : power_in_bf16(BASE * up + power_of_one);
-    }
-};
-
-constexpr int MOST_OF_SCALE = 120;  // the exponent of a scale whose products bf16 holds
 constexpr int MOST_LINES = A_LINES > B_LINES ? A_LINES : B_LINES;
 
 // half_of(t), the bf16 of product t -> a section of fragments
@@ -69,8 +25,8 @@ template <class FORMAT, class PART> __device__ __forceinline__ void store_produc
             low_bits[v / 4] = signs[v / 4] = 0;
 #pragma unroll
             for (int w = 0; w < 4; ++w) {
-                const OneFactor<FORMAT> one = {factors[t + v + w], top};
-                low_bits[v / 4] |= one.low_bit() << (8 * w), signs[v / 4] |= one.sign() << (8 * w);
+                const Factor one = factors[t + v + w];
+                low_bits[v / 4] |= (u32)FORMAT::lowest_bit(one, top) << (8 * w), signs[v / 4] |= (u32)sign_byte(one) << (8 * w);
             }
         }
         store(to + PART::low_bits + PART::byte(line, t), low_bits);
@@ -80,7 +36,7 @@ template <class FORMAT, class PART> __device__ __forceinline__ void store_produc
     for (int t = 0; t < TERMS; t += 16 / WORD) {
         Values values;
 #pragma unroll
-        for (int v = 0; v < 16 / WORD; ++v) values.v[v] = OneFactor<FORMAT>{factors[t + v], top}.value();
+        for (int v = 0; v < 16 / WORD; ++v) values.v[v] = FORMAT::value(factors[t + v]);
         *(Values *)(to + PART::values + PART::value(line, t)) = values;
     }
 }
@@ -98,16 +54,15 @@ template <class FORMAT, bool IS_A, class LINE> __device__ __forceinline__ void p
     }
     if (SUMMED && top > MOST_OF_SCALE) top = SPECIAL_TOP;
     if constexpr (SUMMED)
-        store_fragments<IS_A>(to + Part::values, line, [&](int t) { return OneFactor<FORMAT>{factors[t], top}.in_bf16(); });
+        store_fragments<IS_A>(to + Part::values, line, [&](int t) { return (u32)FORMAT::bf16(factors[t]); });
     else
         store_products<FORMAT, Part>(to, line, factors, top);
-    const int power_of_one = IS_A ? POWER_OF_A : POWER_OF_B;
-    store_fragments<IS_A>(to + Part::powers, line, [&](int t) { return OneFactor<FORMAT>{factors[t], top}.power(power_of_one); });
+    store_fragments<IS_A>(to + Part::powers, line, [&](int t) { return (u32)(IS_A ? power_of_a(factors[t], top) : power_of_b(factors[t], top)); });
     *(int *)(to + Part::tops + line * 4) = top * TOP;
     if (RELATIVE) {
         int near = 0;
 #pragma unroll
-        for (int t = 0; t < TERMS; ++t) near += OneFactor<FORMAT>{factors[t], top}.near();
+        for (int t = 0; t < TERMS; ++t) near += is_near(factors[t], top);
         *(int *)(to + Part::near + line * 4) = near;
     }
 }

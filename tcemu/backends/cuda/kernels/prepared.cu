@@ -1,5 +1,6 @@
 // The operands of the tile kernel, decoded once a matrix. A block of threads makes one step of the rows of A, or of the
-// columns of B, that a block of `tile` takes; what it makes lies together, in sections of which `Prepared` has the places:
+// columns of B, that a block of `tile` takes; what it makes lies together, in sections of which `Prepared` has the places.
+// The bytes, powers and values of factors are those of tcemu/arithmetic/step/anchored.py:
 //
 //   values     of each factor, f32 or f64; 16 bytes of a line (a row or a column), then the next line's. Where products are summed in groups,
 //              they are bf16 in the order of the fragments, and there are no low bits and signs
@@ -13,9 +14,7 @@ constexpr int A_LINES = 16 * ROW_TILES * WARPS_DOWN, B_LINES = 8 * COLUMN_TILES 
 constexpr int KP = TERMS < 8 ? 8 : TERMS;  // products in the fragments, a multiple of 8
 constexpr int WORD = WIDE ? 8 : 4;
 [[maybe_unused]] constexpr int PIECE = TERMS < 16 ? TERMS : 16;  // bytes of a line that lie together in the sections of bytes
-[[maybe_unused]] constexpr int NO_TOP = -300, SPECIAL_TOP = 1000;  // of a line of zeros, and with an Inf or a NaN
 
-constexpr int FIELD = WIDE ? 20 : 23;  // where the exponent begins in a float's upper word
 constexpr int TOP = RELATIVE ? 1 << FIELD : 1;  // what a top is counted in
 
 constexpr int RUN = KP < 32 ? KP : 32;  // products whose fragments of B lie together, 16 bytes of a lane
@@ -46,17 +45,6 @@ template <int LINES> struct Prepared {
         return *(const Words2 *)(section + ((k / RUN * (LINES / 8) + tile) * 32 + lane) * (RUN / 2) + k % RUN / 2);
     }
 };
-
-template <bool> struct Floats;
-template <> struct Floats<false> {
-    typedef float Value;
-    static constexpr int bias = 127, mantissa_bits = 23;
-};
-template <> struct Floats<true> {
-    typedef double Value;
-    static constexpr int bias = 1023, mantissa_bits = 52;
-};
-typedef Floats<WIDE>::Value Value;
 
 struct alignas(16) Values {  // of one line, as they lie together
     Value v[16 / WORD];

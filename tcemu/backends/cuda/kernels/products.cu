@@ -1,10 +1,5 @@
-// The fast step of single products. They are added to S, which starts from M (see align.cu), by one fused multiply-add rounded toward zero each. As S
-// stays positive and in its binade, that adds the product rounded DOWN to whole units (`add_products`). A negative product that is no whole number
-// of units is then one unit too low. Whether it is whole can be told from exponents: those of the lowest bits of both factors together reach the
-// unit. Bytes hold them, four products to a word, and the negative products that are not whole are counted and added as units at the start
-// (`reach`, `too_low`, `begin`). The step's result is S - M.
-//
-// So steps are exact while S stays in its binade, E + UP in the exponents of the float, and the bytes below 256: see `is_plain` and `is_fast`.
+// The fast step of single products: each is added to S, which starts from the anchor M, by one fused multiply-add. Bytes tell which negative
+// products are no whole numbers of units, four products to a word.
 
 constexpr u32 ONES = 0x01010101;
 constexpr int PIECE_WORDS = PIECE / 4;
@@ -30,20 +25,11 @@ template <class PART> __device__ __forceinline__ Bytes load_bytes(const u8 *part
     return bytes;
 }
 
-// What is added to the sum of two bytes of lowest bits, four to a word, so that 0x80 is reached where the product's lowest bit reaches the unit
-__device__ __forceinline__ u32 reach(u32 word, int base) {
-    int unit = ((int)word >> FIELD) - (UP + BIAS) - FRACTION_BITS - LOW_BITS_BEGIN;
-    if (RELATIVE) unit = min((((int)word - base) >> FIELD) - OFFSET - FRACTION_BITS + 2 * DEPTH, 2 * DEPTH + 1);
-    return 0x80808080u - (u32)unit * ONES;
-}
-
 // count and 128 times the number of negative products among these that are not whole units
 __device__ __forceinline__ u32 too_low(const Bytes &x, const Bytes &y, u32 reach, u32 count) {
 #pragma unroll
-    for (int at = 0; at < PIECE_WORDS; ++at) {
-        const u32 whole = x.low_bits[at] + y.low_bits[at] + reach;
-        count = __dp4a(~whole & (x.signs[at] ^ y.signs[at]), ONES, count);
-    }
+    for (int at = 0; at < PIECE_WORDS; ++at)
+        count = __dp4a((u32)not_integers(x.low_bits[at], y.low_bits[at], x.signs[at], y.signs[at], reach), ONES, count);
     return count;
 }
 
@@ -67,7 +53,7 @@ __device__ __forceinline__ void begin_tile(Accumulators &s, const u8 *a, const u
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
         Value &c = s[2 * i + v / 2][2 * j + v % 2];
-        c = add_nearest(truncate(c, words[v]), plus_units(words[v], counts[v] >> 7));
+        c = begin_sum(c, words[v], counts[v]);
     }
 }
 
@@ -93,7 +79,7 @@ __device__ __forceinline__ void add_products(Accumulators &s, const u8 *a, const
 #pragma unroll
             for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
-                for (int j = 0; j < COLUMNS_OF_LANE; ++j) s[i][j] = multiply_add_down(x[i].v[t], y[j].v[t], s[i][j]);
+                for (int j = 0; j < COLUMNS_OF_LANE; ++j) s[i][j] = add_product(s[i][j], x[i].v[t], y[j].v[t]);
     }
 }
 
@@ -103,8 +89,5 @@ __device__ __forceinline__ void fast_step(Accumulators &c, const u8 *a, const u8
 #pragma unroll
     for (int i = 0; i < ROWS_OF_LANE; ++i)
 #pragma unroll
-        for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
-            const Value s = c[i][j];
-            c[i][j] = kept(add_nearest(s, -with_upper((upper(s) & FIELDS) | half)), half);
-        }
+        for (int j = 0; j < COLUMNS_OF_LANE; ++j) c[i][j] = end_sum(c[i][j], half);
 }

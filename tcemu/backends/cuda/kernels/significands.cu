@@ -5,33 +5,29 @@ constexpr bool AHEAD = false;  // the next instruction's words are loaded while 
 constexpr int PIECE = TERMS % 4 == 0 ? 4 : 1;  // products whose factors are read together
 constexpr int PARTS_APART = 4;                 // words between a factor's magnitude, sign and exponent; four factors lie together
 constexpr bool HALVES = CHUNK == 2;            // metadata choose halves of B's elements, so that B is decoded when it has been chosen
-constexpr bool FAST = MOST_UNITS != 0;         // steps that `fast_step` takes
 constexpr int ABOVE = FRACTION_BITS > MANTISSAS ? FRACTION_BITS - MANTISSAS : 0, BELOW = ABOVE - FRACTION_BITS + MANTISSAS;
 
 // A factor as steps read it. up: of the magnitudes, so that products are in units where that takes a shift to the left
 struct Parts {
     u32 magnitude;
     int sign, exponent;  // sign: +1 or -1
-    template <class FORMAT> __device__ __forceinline__ Factor factor(int up) const {
-        const Factor x = FORMAT::special({(int)(magnitude >> up), exponent});
-        return {x.significand * sign, exponent};
-    }
+    __device__ __forceinline__ Factor factor(int up) const { return {(int)(magnitude >> up) * sign, exponent}; }
 };
 
-__device__ __forceinline__ Parts parts_of(Factor absolute, bool negative, int up) {
-    return {(u32)absolute.significand << up, 1 - 2 * (int)negative, absolute.exponent};
+__device__ __forceinline__ Parts parts_of(Factor absolute, int sign_mask) {
+    return {(u32)absolute.significand, sign_mask | 1, absolute.exponent};
 }
 
-constexpr int ROW_UP = FAST ? ABOVE : 0;
+constexpr int ROW_UP = TRUNCATES_WORDS ? ABOVE : 0;
 
 // The factors of all codes of a format of few bits, without their signs: then a code is decoded by one load
-template <class STORED, class FORMAT, bool SAME, int BITS, int UP> struct Table {
+template <class STORED, int BITS, int UP> struct Table {
     static constexpr bool used = BITS <= 8 && !HALVES;
     static constexpr int codes = used ? 1 << (BITS - 1) : 1;
     static __device__ __forceinline__ void fill(Words2 *table) {
 #pragma unroll 1
         for (int code = threadIdx.x; used && code < codes; code += 32 * WARPS) {
-            const Factor x = absolute_of<STORED, FORMAT, SAME>(code);
+            const Factor x = STORED::magnitude(code);
             table[code] = {(u32)x.significand << UP, (u32)x.exponent};
         }
     }
@@ -40,13 +36,13 @@ template <class STORED, class FORMAT, bool SAME, int BITS, int UP> struct Table 
             const Words2 w = table[code & (codes - 1)];
             return {(int)w.x, (int)w.y};
         } else {
-            const Factor x = absolute_of<STORED, FORMAT, SAME>(code);
+            const Factor x = STORED::magnitude(code);
             return {x.significand << UP, x.exponent};
         }
     }
 };
-typedef Table<AStored, A, A_SAME, A_BITS, ROW_UP> ATable;
-typedef Table<BStored, B, B_SAME, B_BITS, 0> BTable;
+typedef Table<AStored, A_BITS, ROW_UP> ATable;
+typedef Table<BStored, B_BITS, 0> BTable;
 struct Tables {
     Words2 a[ATable::codes], b[BTable::codes];
     static constexpr bool used = ATable::used || BTable::used;
@@ -89,7 +85,7 @@ struct Lines {
         if constexpr (HALVES) {
             const int first = unit(i, chunk, 0), second = unit(i, chunk, 1);
             const u32 low = line[chunk * 2 + first / 2] >> first % 2 * 16 & 0xFFFF, high = line[chunk * 2 + second / 2] >> second % 2 * 16 << 16;
-            return parts_of(absolute_of<BStored, B, B_SAME>(low | high), BStored::negative(low | high), 0);
+            return parts_of(BStored::magnitude(low | high), BStored::sign_mask(low | high));
         } else {
             const Words4 w = *(const Words4 *)(line + (chunk * CHUNK + unit(i, chunk, within / PAIR) * PAIR + within % PAIR) * 4);
             return {w.x, (int)w.y, (int)w.z};
@@ -136,7 +132,7 @@ struct RowFactors {
     int i, first;
     __device__ __forceinline__ Factor operator()(int t) const {
         const u32 *from = of.row(i, first + t);
-        return Parts{from[0], (int)from[PARTS_APART], (int)from[2 * PARTS_APART]}.factor<A>(ROW_UP);
+        return Parts{from[0], (int)from[PARTS_APART], (int)from[2 * PARTS_APART]}.factor(ROW_UP);
     }
 };
 struct ColumnFactors {
@@ -144,21 +140,21 @@ struct ColumnFactors {
     int i, j, first;
     __device__ __forceinline__ Factor operator()(int t) const {
         if constexpr (SPARSE) {
-            return of.met(i, j, first + t).factor<B>(0);
+            return of.met(i, j, first + t).factor(0);
         } else {
             const u32 *from = of.column(j, first + t);
-            return Parts{from[0], (int)from[PARTS_APART], (int)from[2 * PARTS_APART]}.factor<B>(0);
+            return Parts{from[0], (int)from[PARTS_APART], (int)from[2 * PARTS_APART]}.factor(0);
         }
     }
 };
 
 // Rule 8, of the elements whose step has a special among its factors or as its accumulator: what it gives
 __device__ __forceinline__ void special_steps(Codes &ends, const Codes &codes, const Numbers &max_exponent, const Lines &of, int first, bool without) {
-    Numbers flags;
+    float totals[ROWS_OF_LANE][COLUMNS_OF_LANE];
 #pragma unroll
     for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) {
         const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE;
-        flags[i][j] = without ? 0 : special_flags(RESULT::decode(codes[i][j]));
+        totals[i][j] = special_value(without ? 0 : codes[i][j]);
     }
 #pragma unroll 1
     for (int t = 0; t < TERMS; t += PIECE) {
@@ -170,13 +166,13 @@ __device__ __forceinline__ void special_steps(Codes &ends, const Codes &codes, c
 #pragma unroll
             for (int w = 0; w < PIECE; ++w) {
                 const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE;
-                flags[i][j] |= special_product(x[i][w].factor<A>(ROW_UP), y.at(i, j, w).template factor<B>(0));
+                totals[i][j] = __fadd_rn(totals[i][j], __fmul_rn(class_of(x[i][w].factor(ROW_UP)), class_of(y.at(i, j, w).factor(0))));
             }
     }
 #pragma unroll
     for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) {
         const int i = v / COLUMNS_OF_LANE, j = v % COLUMNS_OF_LANE;
-        if (max_exponent[i][j] > SPECIAL_EXPONENT / 2) ends[i][j] = special_result(flags[i][j]);
+        if (max_exponent[i][j] > SPECIAL_EXPONENT / 2) ends[i][j] = special_result(totals[i][j], 0);
     }
 }
 
@@ -215,7 +211,7 @@ __device__ __forceinline__ void fast_step(Codes &codes, const Lines &of, int fir
             for (int w = 0; w < PIECE; ++w) {
                 const Parts &p = x[i][w], &q = y.at(i, j, w);
                 const int right = max_exponent[i][j] + BELOW - p.exponent - q.exponent;
-                sums[i][j] += (int)shifted_right(p.magnitude * q.magnitude, (u32)right) * (p.sign * q.sign);
+                sums[i][j] += truncate_product(p.magnitude, q.magnitude, p.sign * q.sign, right);
                 if ((t + w) % TERMS_OF_SUM == TERMS_OF_SUM - 1) totals[i][j] += sums[i][j], sums[i][j] = 0;
             }
         }
@@ -232,7 +228,7 @@ __device__ __forceinline__ void fast_step(Codes &codes, const Lines &of, int fir
 }
 
 __device__ __forceinline__ void step(Codes &codes, const Lines &of, int first, bool without) {
-    if constexpr (FAST) {
+    if constexpr (TRUNCATES_WORDS) {
         fast_step(codes, of, first, without);
     } else {
 #pragma unroll
@@ -256,9 +252,9 @@ __device__ __forceinline__ void write_rows(u32 *lines, const Tables &tables, con
 #if SCALED
             const int holder = a_scale_lane_of_lane(lane) + a_scale_lane(i + v) + a_scale_lane_by(selected.a_group, selected.a_thread);
             const int byte = a_scale_number_of_lane(lane) + a_scale_number(i + v) + a_scale_number_by(selected.a_group, selected.a_thread);
-            x = scaled<A>(x, scales[holder * 4 + byte]);
+            x = A::scaled(x, scales[holder * 4 + byte]);
 #endif
-            parts[v] = parts_of(x, AStored::negative(code), 0);
+            parts[v] = parts_of(x, AStored::sign_mask(code));
         }
         write_parts(to + a_place(i), parts);
     }
@@ -281,9 +277,9 @@ __device__ __forceinline__ void write_columns(u32 *lines, const Tables &tables, 
 #if SCALED
             const int holder = b_scale_lane_of_lane(lane) + b_scale_lane(i + v) + b_scale_lane_by(selected.b_group, selected.b_thread);
             const int byte = b_scale_number_of_lane(lane) + b_scale_number(i + v) + b_scale_number_by(selected.b_group, selected.b_thread);
-            x = scaled<B>(x, scales[holder * 4 + byte]);
+            x = B::scaled(x, scales[holder * 4 + byte]);
 #endif
-            parts[v] = parts_of(x, BStored::negative(code), 0);
+            parts[v] = parts_of(x, BStored::sign_mask(code));
         }
         if constexpr (HALVES) continue;
         if constexpr (SPARSE) *(Words4 *)(to + b_place(i)) = {parts[0].magnitude, (u32)parts[0].sign, (u32)parts[0].exponent, 0};

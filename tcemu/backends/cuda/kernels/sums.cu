@@ -1,21 +1,12 @@
 // Sums outside the steps: of chains, and of what is promoted. And which products a step has.
 
-constexpr bool IS_F16 = RESULT::mantissa_bits == F16::mantissa_bits;
+[[maybe_unused]] constexpr bool IS_F16 = RESULT::mantissa_bits == F16::mantissa_bits;
 [[maybe_unused]] constexpr int OF_PART = (PROMOTED ? PROMOTED : 1) * OF_INSTRUCTION;  // products whose sum is promoted
-
-__device__ __forceinline__ u32 canonical(u32 c) { return (c & ~RESULT::sign) > RESULT::infinity ? RESULT::nan : c; }
 
 // x + y of codes of RESULT, rounded RN once
 __device__ __forceinline__ u32 add(u32 x, u32 y) {
     if (IS_F16) return canonical(add_f16(x, y));
-    return canonical(__float_as_uint(__fadd_rn(__uint_as_float(x), __uint_as_float(y))));
-}
-
-// The f32 sum `total` with a promoted one, a code of RESULT. scale: of its block
-__device__ __forceinline__ u32 with_promoted(u32 total, u32 part, float scale) {
-    const float x = IS_F16 ? from_f16(part) : __uint_as_float(part), sum = __uint_as_float(total);
-    const u32 code = __float_as_uint(BLOCK_SCALED ? __fmaf_rn(scale, x, sum) : __fadd_rn(sum, x));
-    return (code & ~F32::sign) > F32::infinity ? F32::nan : code;
+    return add_f32(x, y);
 }
 
 // The f32 scales of promoted sums: one for each row of A and each column of B in each part of K

@@ -140,7 +140,7 @@ __device__ __forceinline__ void add_part(const Totals &totals, Accumulators &sum
 #pragma unroll
         for (int j = 0; j < COLUMNS_OF_LANE; ++j) {
             const u32 total = totals(i, j), sum = code_of(sums[i][j]);
-            totals(i, j) = PROMOTED ? with_promoted(total, sum, __fmul_rn(of_rows[i], of_columns[j])) : add(total, sum);
+            totals(i, j) = PROMOTED ? add_promoted(total, sum, __fmul_rn(of_rows[i], of_columns[j])) : add(total, sum);
             sums[i][j] = 0;
         }
 }

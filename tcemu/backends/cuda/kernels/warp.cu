@@ -38,8 +38,8 @@ __device__ __forceinline__ void steps(Codes &running, const Lines &of) {
 // C's code in the format of the steps' results
 __device__ __forceinline__ u32 accumulator_of(u32 code) {
     if constexpr (C_SAME) return code;
-    else if constexpr (RESULT::mantissa_bits == F32::mantissa_bits) return from_result_format(code);
-    else return to_result_format(code);
+    else if constexpr (RESULT::mantissa_bits == F32::mantissa_bits) return f16_to_f32(code);
+    else return f32_to_f16(code);
 }
 
 // The words of one instruction
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 #pragma unroll
         for (int v = 0; v < ROWS_OF_LANE * COLUMNS_OF_LANE; ++v) {
             const u32 code = codes[v / COLUMNS_OF_LANE][v % COLUMNS_OF_LANE];
-            words[d_element(v) * D_BITS / 32] |= (ROUNDED_AGAIN ? to_result_format(code) : code) << d_element(v) * D_BITS % 32;
+            words[d_element(v) * D_BITS / 32] |= (ROUNDED_AGAIN ? f32_to_f16(code) : code) << d_element(v) * D_BITS % 32;
         }
         store_words(d + place.word(1, D_ALL, D_PART, D_WORDS) + lane * D_APART, words);
         __syncwarp();
