@@ -132,7 +132,7 @@ def examine(
         files: All files that are mutated.
         workers: Processes at a time.
         with_tests: Tests look at what the small lattices do not find.
-        table: A file to which a line is added for each finding. What was found there is not looked for again.
+        table: A file to which a line is added for each finding. Of mutants that are there already, only survivors go through the tests again.
     """
     known = _read_table(table)
     os.environ["TCEMU_KERNELS"] = tempfile.mkdtemp(prefix="tcemu-mutants-")
@@ -157,9 +157,9 @@ def examine(
 
 
 def _read_table(table: Path | None) -> dict[str, Finding]:
-    """What an earlier run found, by the names of the mutants."""
+    """The last findings of earlier runs, by the names of the mutants."""
     rows = map(json.loads, table.read_text().splitlines()) if table is not None and table.is_file() else ()
-    return {row["name"]: Finding(row["by"], row["how"], row["seconds"]) for row in rows if row["by"]}
+    return {row["name"]: Finding(row["by"], row["how"], row["seconds"]) for row in rows}
 
 
 def _show(mutant: Mutant, finding: Finding, table: Path | None) -> None:
