@@ -132,7 +132,7 @@ def examine(
         files: All files that are mutated.
         workers: Processes at a time.
         with_tests: Tests look at what the small lattices do not find.
-        table: A file to which a line is added for each finding. Of mutants that are there already, only survivors go through the tests again.
+        table: A file to which a line is added for each finding. Of mutants that are there, only survivors go through the tests again.
     """
     known = _read_table(table)
     os.environ["TCEMU_KERNELS"] = tempfile.mkdtemp(prefix="tcemu-mutants-")
