@@ -13,6 +13,7 @@ from collections import Counter
 
 from support.lattice_paths import PATHS, count_differences
 from support.llvm_products import arithmetics
+from support.sampling import in_share
 
 OF_CPUS = [path for path in PATHS if not path.startswith("cuda")]
 
@@ -24,8 +25,9 @@ def main() -> int:
     )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--only", default="", help="arithmetics whose name has this text")
+    parser.add_argument("--share", default="0/1", metavar="I/N", help="only the share I of N of the arithmetics")
     given = parser.parse_args()
-    chosen = {name: arithmetic for name, arithmetic in arithmetics().items() if given.only in name}
+    chosen = {name: arithmetic for name, arithmetic in arithmetics().items() if given.only in name and in_share(name, given.share)}
     wrong_words = 0
     for path in given.paths:
         words: Counter[str] = Counter()

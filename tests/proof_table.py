@@ -1,6 +1,7 @@
 """Write the table of proofs in docs/verified.md anew: `python tests/proof_table.py run.xml "machine, date"`.
 
-run.xml: `pytest -m "full or not full" --junitxml run.xml tests/proofs`. The seconds are those of the process, on one core.
+run.xml: `pytest -m "full or not full" --junitxml run.xml tests/proofs`; or several reports, a file each. The seconds are those of the
+process, on one core.
 """
 
 import re
@@ -36,13 +37,21 @@ def render_table(proofs: dict, seconds: dict[str, float]) -> str:
     return "\n".join(["| formula of `tcemu.arithmetic.step` | proved for | by | seconds |", "|---|---|---|---|", *sorted(rows)]) + "\n"
 
 
-def main(report: str, machine: str) -> None:
-    sys.path.insert(0, str(TESTS / "proofs"))
+def load_proofs() -> dict:
+    """Every proof, by the name of its test."""
+    if str(TESTS / "proofs") not in sys.path:
+        sys.path.insert(0, str(TESTS / "proofs"))
     for path in sorted((TESTS / "proofs").glob("test_*_proofs.py")):
         import_module(path.stem)
-    records = import_module("proof_records")
-    seconds = read_seconds(Path(report).read_text())
-    table = f"{machine}: {sum(seconds.values()):,.0f} s.\n\n{render_table(records.PROOFS, seconds)}"
+    return import_module("proof_records").PROOFS
+
+
+def main(*words: str) -> None:
+    *reports, machine = words
+    seconds: dict[str, float] = {}
+    for report in reports:
+        seconds |= read_seconds(Path(report).read_text())
+    table = f"{machine}: {sum(seconds.values()):,.0f} s.\n\n{render_table(load_proofs(), seconds)}"
     text, count = re.subn(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: f"{BEGIN}{table}{END}", PAGE.read_text(), flags=re.DOTALL)
     assert count == 1, f"{PAGE} has no place for the table"
     PAGE.write_text(text)

@@ -51,6 +51,11 @@ def _toward_zero(lane: Lane, x: Any) -> Any:
     return (exact.view(np.int64) & (-1 << 29)).view(np.float64)
 
 
+def _narrowed_toward_zero(lane: Lane, x: Any) -> Any:
+    nearest = x.astype(np.float32)
+    return np.where(np.abs(nearest.astype(np.float64)) > np.abs(x), np.nextafter(nearest, np.float32(0)), nearest)
+
+
 ROWS = {
     "add": lambda lane, x, y: x + y,
     "sub": lambda lane, x, y: x - y,
@@ -80,6 +85,9 @@ ROWS = {
     "sitofp_rz": _toward_zero,
     "uitofp_rz": lambda lane, x: _toward_zero(lane, _unsigned(x)),
     "clz": _leading_zeros,
+    "fpext": lambda lane, x: x,
+    "fptrunc RN": lambda lane, x: x,
+    "fptrunc RZ": _narrowed_toward_zero,
     "integral RN": lambda lane, x: np.rint(x),
     "integral RM": lambda lane, x: np.floor(x),
     "integral RP": lambda lane, x: np.ceil(x),

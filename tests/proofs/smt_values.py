@@ -90,15 +90,11 @@ class SmtValue(Value):
     """A term as a lane value."""
 
     def __init__(self, trace: Trace, lane: Lane, term: Term) -> None:
-        self.trace, self._lane, self.term = trace, lane, term
+        self.trace, self._lane, self.term, self.keeps_subnormals = trace, lane, term, not trace.flushes
 
     @property
     def lane(self) -> Lane:
         return self._lane
-
-    @property
-    def keeps_subnormals(self) -> bool:  # type: ignore[override]
-        return not self.trace.flushes
 
     def constant(self, number: float, lane: Lane | None = None) -> SmtValue:
         return SmtValue(self.trace, lane or self.lane, self.trace.constant(number, lane or self.lane))
@@ -160,8 +156,8 @@ def _to_integer(trace: Trace, lane: Lane, terms: list[Term]) -> Term:
     return trace.make(Kind.ITE, fits, integer, trace.variable(I32).term)
 
 
-def _to_float(kind: Kind, mode: str = "RN") -> Row:
-    return lambda trace, lane, terms: trace.make(kind, trace.mode(mode), *terms, indices=trace.float_indices(lane))
+def _to_float(kind: Kind, rounding: str = "RN") -> Row:
+    return lambda trace, lane, terms, *mode: trace.make(kind, *mode or [trace.mode(rounding)], *terms, indices=trace.float_indices(lane))
 
 
 def _ordered_and_unequal(trace: Trace, lane: Lane, terms: list[Term]) -> Term:
@@ -192,9 +188,11 @@ INTEGERS: dict[str, Row] = {
     "sitofp_rz": _to_float(Kind.FP_TO_FP_FROM_SBV, "RZ"), "uitofp_rz": _to_float(Kind.FP_TO_FP_FROM_UBV, "RZ"),
 }  # fmt: skip
 FLOATS: dict[str, Row] = {
-    "add": _rounded(Kind.FP_ADD), "sub": _rounded(Kind.FP_SUB), "mul": _rounded(Kind.FP_MUL), "div": _rounded(Kind.FP_DIV),
+    "add": _rounded(Kind.FP_ADD), "add_rz": _rounded(Kind.FP_ADD, "RZ"), "sub": _rounded(Kind.FP_SUB),
+    "mul": _rounded(Kind.FP_MUL), "div": _rounded(Kind.FP_DIV),
     "eq": _plain(Kind.FP_EQUAL), "ne": _ordered_and_unequal, "lt": _plain(Kind.FP_LT), "le": _plain(Kind.FP_LEQ),
     "fptosi": _to_integer, "muladd": _multiply_add,
+    "fpext": _to_float(Kind.FP_TO_FP_FROM_FP), "fptrunc": _to_float(Kind.FP_TO_FP_FROM_FP),
     "integral": lambda trace, lane, terms, mode: trace.make(Kind.FP_RTI, mode, *terms),
     "fma": lambda trace, lane, terms, mode: trace.make(Kind.FP_FMA, mode, *terms),
 }  # fmt: skip

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
 import pytest
 from numpy_values import NumpyValue
 from oracles import reference
-from proof_records import ENUMERATION, proves
+from proof_records import ENUMERATION, SOLVER, proves
+from proving import prove
+from smt_values import SmtValue, Trace
 
 from tcemu.arithmetic.step import decoding, specials
 from tcemu.formats import F16, F32, FORMATS, TF32, Format
@@ -16,7 +19,6 @@ from tcemu.formats import F16, F32, FORMATS, TF32, Format
 FLOATS = [fmt for fmt in FORMATS.values() if not fmt.is_integer and fmt.bits <= 32]
 SHORT = [fmt for fmt in FLOATS if fmt.bits <= 16]
 SCALED = [fmt for fmt in SHORT if fmt.bits <= 8 and fmt.signed]
-BLOCK = 1 << 22
 
 
 def every_code(fmt: Format) -> NumpyValue:
@@ -25,24 +27,16 @@ def every_code(fmt: Format) -> NumpyValue:
     return NumpyValue(codes | np.where(codes % 3 == 0, -1 << fmt.bits, 0).astype(np.int32) if fmt.bits < 32 else codes)
 
 
-def expected(fmt: Format, codes: np.ndarray) -> dict[str, np.ndarray]:
-    """What the reference says of codes."""
-    if fmt.bits <= 16:
-        rows = [reference.parts(fmt.name, code) for code in range(1 << fmt.bits)]
-        kind, sign, size, exponent = (np.array(column) for column in zip(*rows, strict=True))
-        return {"nan": kind == "nan", "infinite": kind == "inf", "negative": sign == 1, "size": size, "exponent": exponent}
-    word = codes.view(np.uint32)
-    fraction, field = (word & 0x7FFFFF) >> fmt.unused_bits, (word >> 23) & 0xFF
-    special = field == 255
-    size = np.where(special, 0, np.where(field == 0, fraction, fraction + (1 << fmt.mantissa_bits)))
-    return {
-        "nan": special & (fraction != 0), "infinite": special & (fraction == 0), "negative": word >= 1 << 31, "size": size,
-        "exponent": np.where(special, 0, np.maximum(field, 1).astype(np.int32) - fmt.bias),
-    }  # fmt: skip
+@lru_cache(maxsize=2)
+def expected(fmt: Format) -> dict[str, np.ndarray]:
+    """What the reference says of all codes of a format."""
+    rows = [reference.parts(fmt.name, int(code)) for code in range(1 << fmt.bits)]
+    kind, sign, size, exponent = (np.array(column) for column in zip(*rows, strict=True))
+    return {"nan": kind == "nan", "infinite": kind == "inf", "negative": sign == 1, "size": size, "exponent": exponent}
 
 
 def check_decoding(fmt: Format, codes: NumpyValue) -> None:
-    wanted = expected(fmt, codes.array)
+    wanted = expected(fmt)
     x = decoding.decode(fmt, codes)
     special = wanted["nan"] | wanted["infinite"]
     finite, never = ~special, np.zeros(len(special), bool)
@@ -75,21 +69,21 @@ def test_every_code_is_decoded(fmt):
     check_decoding(fmt, every_code(fmt))
 
 
-@proves(*DECODED, by=ENUMERATION, domain="all 2^32 codes of tf32 and f32")
-@pytest.mark.full
+@proves(*DECODED, by=SOLVER, domain="all 2^32 codes of tf32 and f32")
 @pytest.mark.parametrize("fmt", [TF32, F32], ids=str)
 def test_every_word_is_decoded(fmt):
-    for start in range(0, 1 << 32, BLOCK):
-        check_decoding(fmt, NumpyValue(np.arange(start, start + BLOCK, dtype=np.uint32).view(np.int32)))
-
-
-@proves(*DECODED, by=ENUMERATION, domain="the same in the usual run: every upper half of a word with 64 lower halves")
-@pytest.mark.parametrize("fmt", [TF32, F32], ids=str)
-def test_words_are_decoded(fmt):
-    low = np.unique(np.concatenate([[1 << bit for bit in range(16)], [(1 << bit) - 1 for bit in range(17)], np.arange(0, 1 << 16, 2111)]))
-    for start in range(0, 1 << 16, 1 << 14):
-        high = np.arange(start, start + (1 << 14), dtype=np.uint32) << 16
-        check_decoding(fmt, NumpyValue((high[:, None] | low.astype(np.uint32)).reshape(-1).view(np.int32)))
+    trace = Trace()
+    code = trace.variable(decoding.I32, "code")
+    x = decoding.decode(fmt, code)
+    assert x.negative is not None and x.special is not None and x.infinite is not None
+    field, fraction = (code >> 23) & 0xFF, (code & 0x7FFFFF) >> fmt.unused_bits
+    size = (field == 0).select(fraction, fraction | 1 << fmt.mantissa_bits)
+    claim = (x.special ^ (field != 255)) & (x.infinite ^ ~((field == 255) & (fraction == 0)))
+    claim = claim & (x.zero ^ ~((field == 0) & (fraction == 0))) & (x.negative == (code < 0).resize(decoding.I32))
+    is_value = decoding.value_word(fmt, x) == (field << 23) | (fraction << fmt.unused_bits)
+    is_fraction = decoding.fraction_bits(fmt, x).as_float() * 2.0**fmt.mantissa_bits == size.to_float()
+    is_number = (x.exponent == field.max(1)) & (decoding.significand(fmt, x) == size) & is_fraction
+    prove(trace, claim & ((field == 255) | (is_number & (is_value | (field == 0) & (fraction != 0)))))
 
 
 @proves(
@@ -112,7 +106,7 @@ def test_every_factor_with_every_scale_is_decoded(fmt):
 
 
 def check_factor(fmt: Format, codes: NumpyValue, scale: int | None) -> None:
-    wanted = expected(fmt, codes.array)
+    wanted = expected(fmt)
     x = decoding.decode_factor(fmt, codes, None if scale is None else NumpyValue(np.full(len(codes.array), scale, np.int32)))
     nan = wanted["nan"] | (scale == 255)
     infinite = wanted["infinite"] & ~nan
@@ -131,25 +125,26 @@ def check_factor(fmt: Format, codes: NumpyValue, scale: int | None) -> None:
     assert (np.signbit(fraction[signed]) == wanted["negative"][signed]).all()
 
 
-@proves(
-    "decoding.decode_accumulator",
-    "decoding.exponent_field",
-    by=ENUMERATION,
-    domain="every code of f16; f32 in the usual run as above, all 2^32 in the full one",
-)
-@pytest.mark.parametrize("fmt, count", [(F16, 1 << 16), (F32, 1 << 21), pytest.param(F32, 1 << 32, marks=pytest.mark.full)])
-def test_every_accumulator_is_decoded(fmt, count):
-    block = min(BLOCK, count)
-    factor = (1 << fmt.bits) // count  # every code, or one of some
-    for start in range(0, count, block):
-        codes = (np.arange(start, start + block, dtype=np.uint64) * (factor + 1 if factor > 1 else 1)).astype(np.uint32).view(np.int32)
-        x, wanted = decoding.decode_accumulator(fmt, NumpyValue(codes)), expected(fmt, codes)
-        special = wanted["nan"] | wanted["infinite"]
-        takes_part = wanted["size"] != 0
-        assert (x.special.array == special).all() and (x.significand.array == wanted["size"]).all()
-        assert (x.negative.array == -(wanted["negative"] & ~wanted["nan"]).astype(np.int32)).all()
-        assert (x.code.array == np.where(wanted["nan"], fmt.nan, codes)).all()
-        assert (x.exponent.array == np.where(takes_part, wanted["exponent"], decoding.ZERO_EXPONENT)).all()
+@proves("decoding.decode_accumulator", "decoding.exponent_field", by=SOLVER, domain="all codes of f16 and all 2^32 of f32")
+@pytest.mark.parametrize("fmt", [F16, F32], ids=str)
+def test_every_accumulator_is_decoded(fmt):
+    trace = Trace()
+    code = trace.variable(decoding.I32, "code")
+    x = decoding.decode_accumulator(fmt, code)
+    field, fraction, top = fields_of(fmt, code)
+    size = (field == top).select(0, (field == 0).select(fraction, fraction | 1 << fmt.mantissa_bits))
+    is_nan = (field == top) & (fraction != 0)
+    is_negative = code & decoding.sign_bit(fmt) != 0
+    claim = (x.significand == size) & (x.special ^ (field != top)) & (x.code == is_nan.select(fmt.nan, code))
+    claim = claim & (is_nan | (x.negative == is_negative.resize(decoding.I32)))
+    claim = claim & (x.exponent == (size == 0).select(decoding.ZERO_EXPONENT, field.max(1) - fmt.bias))
+    prove(trace, claim, *([] if fmt == F32 else [code >= 0, code < 1 << 16]))
+
+
+def fields_of(fmt: Format, code: SmtValue) -> tuple[SmtValue, SmtValue, int]:
+    """The exponent field and the fraction of a code, and the largest field."""
+    top = (1 << fmt.exponent_bits) - 1
+    return (code >> fmt.mantissa_bits) & top, code & ((1 << fmt.mantissa_bits) - 1), top
 
 
 # ---- rule 8
@@ -206,7 +201,7 @@ def test_sums_with_infinities_and_nan(count):
 @proves("specials.factor_class", by=ENUMERATION, domain="every code of every format of at most 16 bits")
 @pytest.mark.parametrize("fmt", SHORT, ids=str)
 def test_classes_of_factors(fmt):
-    codes, wanted = every_code(fmt), expected(fmt, every_code(fmt).array)
+    codes, wanted = every_code(fmt), expected(fmt)
     x = decoding.decode(fmt, codes)
     special = codes.never() if x.special is None else x.special
     infinite = codes.never() if x.infinite is None else x.infinite
@@ -217,11 +212,14 @@ def test_classes_of_factors(fmt):
     assert (np.signbit(value)[signed] == wanted["negative"][signed]).all()
 
 
-@proves("specials.special_value", by=ENUMERATION, domain="every code of f16, and every 4099th of f32")
+@proves("specials.special_value", by=SOLVER, domain="all codes of f16 and all 2^32 of f32")
 @pytest.mark.parametrize("fmt", [F16, F32], ids=str)
 def test_special_values_of_results(fmt):
-    codes = np.arange(0, 1 << fmt.bits, 1 if fmt.bits == 16 else 4099, dtype=np.uint32).view(np.int32)
-    wanted = expected(fmt, codes)
-    value = specials.special_value(fmt, NumpyValue(codes)).array
-    exact = np.where(wanted["nan"], np.nan, np.where(wanted["infinite"], np.where(wanted["negative"], -np.inf, np.inf), 0))
-    assert np.array_equal(value, exact.astype(np.float32), equal_nan=True)
+    trace = Trace()
+    code = trace.variable(decoding.I32, "code")
+    field, fraction, top = fields_of(fmt, code)
+    word = specials.special_value(fmt, code).bits()
+    sign = (code & decoding.sign_bit(fmt) != 0).select(code.constant(decoding.SIGN), 0)
+    is_nan = word & 0x7FFFFFFF > F32.infinity
+    exact = (field == top).select((fraction == 0).select(word == sign | F32.infinity, is_nan), word == 0)
+    prove(trace, exact)
