@@ -50,6 +50,7 @@ TEST_FILES = (
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/proofs").glob("test_*.py")),
     "tests/arithmetic/test_bounded_steps.py", "tests/arithmetic/test_small_products.py", "tests/backends/test_llvm_elementwise.py",
     "tests/quantize/test_quantize_kernel.py", "tests/backends/test_llvm_small.py", "tests/backends/test_llvm_groups.py",
+    "tests/backends/test_step_lattice.py",
 )  # fmt: skip
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 OUTSIDE = ("jax", "chex", "numpy", "llvmlite", "ml_dtypes", "pytest", "bitwuzla")  # packages that are imported before a process forks

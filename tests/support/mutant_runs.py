@@ -89,15 +89,22 @@ def _file_of(module: str) -> Path | None:
 
 def untouched_modules(names: Iterable[str], mutated: set[str]) -> list[str]:
     """Those of the modules that import none of the mutated ones, directly or not."""
-    known: dict[str, bool] = {}
-
-    def is_touched(name: str) -> bool:
-        if name not in known:
-            known[name] = name in mutated
-            known[name] = known[name] or any(is_touched(other) for other in _imports(name))
-        return known[name]
-
-    return [name for name in names if not is_touched(name)]
+    importers: dict[str, set[str]] = {}
+    names = list(names)
+    waiting, seen = list(names), set(names)
+    while waiting:
+        module = waiting.pop()
+        for other in _imports(module):
+            importers.setdefault(other, set()).add(module)
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    touched, waiting = set(mutated), list(mutated)
+    while waiting:
+        new = importers.get(waiting.pop(), set()) - touched
+        touched |= new
+        waiting += new
+    return [name for name in names if name not in touched]
 
 
 class _MutantLoader(SourceFileLoader):

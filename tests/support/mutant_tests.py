@@ -23,7 +23,7 @@ class TestCase(NamedTuple):
 
 
 def _pytest(files: list[str], plugin: Any, *options: str) -> int:
-    arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=prepend", *options]
+    arguments = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", *options]
     return int(pytest.main([*arguments, *(str(ROOT / file) for file in files)], plugins=[plugin]))
 
 
@@ -34,6 +34,12 @@ class _Recorder:
         self.files = files
         self.cases: list[TestCase] = []
         self.failed: list[str] = []
+        self.of_collection: set[tuple[str, int]] = set()  # parameters of tests are made then
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Any:
+        with executed_lines(self.files, self.of_collection):
+            return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
@@ -57,19 +63,23 @@ def record_tests(test_file: str, files: tuple[str, ...]) -> list[TestCase]:
     recorder = _Recorder(files)
     status = _pytest([test_file], recorder)
     assert status in (0, 5) and not recorder.failed, f"without a fault, {test_file} fails: {status}, {recorder.failed}"
-    return [case for case in recorder.cases if case.reached]
+    return [case._replace(reached=case.reached | recorder.of_collection) for case in recorder.cases]
 
 
 class _Chooser:
-    """Runs some tests, in their order, until one fails."""
+    """Runs some tests, in their order, until one fails. Tests that there are with the fault alone come first."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], every: set[str]) -> None:
         self.places = {name: at for at, name in enumerate(names)}
+        self.every = every
         self.failed = ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = sorted((item for item in items if item.nodeid in self.places), key=lambda item: self.places[item.nodeid])
+        chosen = [
+            item for item in items if item.nodeid in self.places or item.nodeid not in self.every and not item.get_closest_marker("full")
+        ]
+        items[:] = sorted(chosen, key=lambda item: self.places.get(item.nodeid, -1))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not self.failed:
@@ -89,12 +99,12 @@ def reaching(cases: list[TestCase], mutant: Mutant) -> list[TestCase]:
 
 def test_detectors(cases: list[TestCase], mutant: Mutant) -> list[Detector]:
     """The tests that execute a fault, as one detector; none if there are none."""
-    names = [case.name for case in reaching(cases, mutant)]
+    names, every = [case.name for case in reaching(cases, mutant)], {case.name for case in cases}
     if not names:
         return []
 
     def run() -> str:
-        chooser = _Chooser(names)
+        chooser = _Chooser(names, every)
         status = _pytest(sorted({name.split("::")[0] for name in names}), chooser, "-x")
         return chooser.failed or ("" if status in (0, 5) else f"pytest ended with status {status}")
 
