@@ -77,7 +77,7 @@ class _Chooser:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         chosen = [
-            item for item in items if item.nodeid in self.places or item.nodeid not in self.every and not item.get_closest_marker("full")
+            item for item in items if item.nodeid in self.places or (item.nodeid not in self.every and not item.get_closest_marker("full"))
         ]
         items[:] = sorted(chosen, key=lambda item: self.places.get(item.nodeid, -1))
 
