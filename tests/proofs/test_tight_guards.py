@@ -111,7 +111,7 @@ def test_formats_are_narrow_where_they_can_be():
 def test_a_guard_of_factors_holds_at_its_ends_and_not_beyond(form: BoundedForm):
     a, b = (-126 + fmt.mantissa_bits for fmt in (form.a, form.b))
     bits, least = 7, form.least
-    holds = lambda *ends: bool(forms.factors_are_bounded(form, *ends, bits))
+    holds = lambda xl, xh, yl, yh: bool(forms.factors_are_bounded(form, xl, xh, yl, yh, bits))
     far = max(least - a, b)
     assert holds(a, a, far, far) and not holds(a - 1, a, far + 1, far + 1)
     far = max(least - b, a)
@@ -155,7 +155,7 @@ def test_a_guard_of_scales_holds_at_its_ends_and_not_beyond(form: GroupedForm):
     most = 126 - (form.a.max_exponent + form.b.max_exponent + 4) + form.unit
     assert (form.least_scale, form.most_scale, form.least, form.most) == (low, high, least, most)
     bits = 6
-    holds = lambda *ends: bool(forms.scales_are_bounded(form, *ends, bits))
+    holds = lambda xl, xh, yl, yh: bool(forms.scales_are_bounded(form, xl, xh, yl, yh, bits))
     assert holds(low, 0, least - low, 0) and not holds(low - 1, 0, least - low + 1, 0) and not holds(low, 0, least - low - 1, 0)
     assert holds(least - low, 0, low, 0) and not holds(least - low + 1, 0, low - 1, 0)
     assert holds(0, high, 0, most - bits - high) and not holds(0, high + 1, 0, most - bits - high - 1)
