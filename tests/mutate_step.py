@@ -50,7 +50,8 @@ SUBJECTS = {
 }  # fmt: skip
 TEST_FILES = (
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/proofs").glob("test_*.py") if path.stem != "test_proof_table"),
-    "tests/arithmetic/test_anchored_form.py", "tests/arithmetic/test_bounded_steps.py", "tests/arithmetic/test_small_products.py", "tests/backends/test_llvm_elementwise.py",
+    "tests/arithmetic/test_anchored_form.py", "tests/arithmetic/test_bounded_steps.py", "tests/arithmetic/test_small_products.py",
+    "tests/backends/test_llvm_elementwise.py",
     "tests/quantize/test_quantize_kernel.py", "tests/backends/test_llvm_small.py", "tests/backends/test_llvm_groups.py",
 )  # fmt: skip
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
