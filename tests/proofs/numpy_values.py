@@ -88,6 +88,7 @@ ROWS = {
     "fpext": lambda lane, x: x,
     "fptrunc RN": lambda lane, x: x,
     "fptrunc RZ": _narrowed_toward_zero,
+    "fma RZ": lambda lane, x, y, z: _narrowed_toward_zero(lane, x.astype(np.float64) * y + z),  # where f64 does not round to an f32
     "integral RN": lambda lane, x: np.rint(x),
     "integral RM": lambda lane, x: np.floor(x),
     "integral RP": lambda lane, x: np.ceil(x),
