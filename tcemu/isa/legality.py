@@ -7,13 +7,14 @@ of the instructions is in `tcemu.architectures.model_rows`.
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache, lru_cache
-from re import fullmatch
+from re import compile, fullmatch
 
 from tcemu.base.errors import Unsupported
 from tcemu.isa.families import FAMILIES, BlockScaling, Instruction, MatrixMultiply, Mover, Sparsity, qualifier_slots, spellings
 from tcemu.isa.grammar import parse, shorten_text, slot_distance
 from tcemu.isa.other_makers import OTHER_TARGETS, UNIT_FAMILIES, Unit, check_unit, other_units, short_named_unit
 from tcemu.isa.short_names import ALIASES, canonical_short_name, instructions_by_name
+from tcemu.isa.statement_table import PtxStatement, describe_forms, find_forms, form_needs, rows_by_name
 from tcemu.isa.syntax_table import QUALIFIER_SINCE, Needs, Version, statement_needs, syntax_row, syntax_rows
 from tcemu.isa.targets import TARGETS, resolve_target
 from tcemu.isa.tcgen05 import Tcgen05Product
@@ -37,6 +38,8 @@ def targets(op: str | Instruction | None = None, isa: str | None = None) -> tupl
     if op is None:
         return tuple(TARGETS)
     version = _parse_version(isa)
+    if statement := find_statement(op):
+        return tuple(target for target in TARGETS if _has_statement(statement.spelling, target, version))
     try:
         if isinstance(unit := parse(op), Unit):
             return unit.targets
@@ -107,18 +110,25 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
     """Return the instruction if a target has it. `tcemu.targets(op)` lists the targets that do, without an error.
 
     Args:
-        op: PTX spelling, short name or `Instruction`. A short name means the target's own instruction: "f16" is m16n8k8 on a T4.
+        op: PTX spelling, short name or `Instruction`. A short name means the target's own instruction: "f16" is m16n8k8 on a T4. The
+            spelling may also be that of any other statement that `tcemu.ptx` runs, such as "redux.sync.min.f32".
         target: GPU name or target, such as "H100" or "sm_90a".
         isa: PTX ISA version, such as "8.7"; None is the newest known.
+
+    Returns:
+        The instruction; a `PtxStatement` for a statement outside the tensor-core families.
 
     Raises:
         Unsupported: The spelling is no instruction, the target is unknown or does not have the instruction, or the instruction needs a
             newer PTX ISA version.
         ValueError: The version is malformed.
 
-    Source: the Target ISA Notes and PTX ISA Notes of each instruction, PTX ISA 9.7.14 to 9.7.16.
+    Source: the Target ISA Notes and PTX ISA Notes of each instruction, PTX ISA 9.7; for those outside 9.7.14 to 9.7.16 also the answers of
+    ptxas (`tcemu.isa.statement_table`).
     """
     version, target = _parse_version(isa), resolve_target(target)
+    if (name := _statement_name(op)) and target not in OTHER_TARGETS:
+        return _check_statement(op, name, target, version)
     given = str(op)
     try:
         op = resolve_op(op, target)
@@ -141,13 +151,53 @@ def check(op: str | Instruction, target: str, isa: str | None = None) -> Instruc
     )
 
 
+def find_statement(op: str | Instruction) -> PtxStatement | None:
+    """Return the statement outside the tensor-core families that a spelling has, or None.
+
+    Args:
+        op: PTX spelling, also of a whole statement with guard and operands, or `Instruction`.
+    """
+    name = _statement_name(op)
+    return PtxStatement(spelling=name) if name and find_forms(name) else None
+
+
+def _statement_name(op: str | Instruction) -> str:
+    """Return the opcode of a statement whose name is one outside the tensor-core families, or ""."""
+    if isinstance(op, PtxStatement):
+        return op.spelling
+    match = _OPCODE.match(op) if isinstance(op, str) else None
+    return match[1] if match and match[1].partition(".")[0] in rows_by_name() else ""
+
+
+_OPCODE = compile(r"\s*(?:@!?[\w$%]+\s+)?([a-z]\w*(?:\.[\w:]+)*)(?=$|[\s;{\[])")
+
+
+def _check_statement(op: str | Instruction, name: str, target: str, version: Version) -> PtxStatement:
+    """Return a statement outside the tensor-core families if the target and the version have it. Raises Unsupported."""
+    forms = find_forms(name)
+    if not forms:
+        raise Unsupported(describe_forms(shorten_text(name)))
+    statement, notes = PtxStatement(spelling=name), f"PTX ISA {forms[0].row.section}"
+    if _has_statement(name, target, version):
+        return statement
+    lowest = min_version(statement, target)
+    if lowest is not None and lowest <= version:
+        raise Unsupported(f"{name} was removed in PTX ISA {_format_version(forms[0].row.until or version)}. {notes}, PTX ISA Notes.")
+    if lowest is not None:
+        newer = f"needs PTX ISA {_format_version(lowest)} or newer; the version is {_format_version(version)}"
+        raise Unsupported(f"{name} on {target} {newer}. {notes}, PTX ISA Notes of {forms[0].row.head}.")
+    missing = [each for each in form_needs(forms[0]) if _lowest_version(each, target) is None]
+    needs = dict.fromkeys(" or ".join(dict.fromkeys(_describe_need(need) for need, _ in each)) for each in missing)
+    raise Unsupported(f"{name} needs {', and '.join(needs)}; the target is {target}. {notes}, Target ISA Notes of {forms[0].row.head}.")
+
+
 def manual_section(op: Instruction) -> str:
     """Return the section of the PTX ISA manual that describes an instruction, such as "9.7.14.5.14".
 
     Args:
         op: Instruction.
     """
-    return syntax_row(op).section
+    return find_forms(op.spelling)[0].row.section if isinstance(op, PtxStatement) else syntax_row(op).section
 
 
 def source_reference(op: Instruction) -> str:
@@ -175,12 +225,35 @@ def min_version(op: Instruction, target: str) -> Version | None:
     target = resolve_target(target)
     if isinstance(op, Unit) or target in OTHER_TARGETS:
         return (0, 0) if isinstance(op, Unit) and target in op.targets else None
+    if isinstance(op, PtxStatement):
+        return min((lowest for lowest, _ in statement_versions(op.spelling, target)), default=None)
     beyond = statement_needs(op)
     version = _row_version(op, target)
     if version is None or beyond is None:
         return version
     needed = _lowest_version(beyond, target)
     return None if needed is None else max(version, needed)
+
+
+def _has_statement(spelling: str, target: str, version: Version) -> bool:
+    """Return True if a target has an opcode outside the tensor-core families in a version."""
+    return any(lowest <= version and (until is None or version < until) for lowest, until in statement_versions(spelling, target))
+
+
+@lru_cache(maxsize=65536)
+def statement_versions(spelling: str, target: str) -> tuple[tuple[Version, Version | None], ...]:
+    """Return for each row that has an opcode on a target the lowest version, and the version that removed it or None.
+
+    Args:
+        spelling: Opcode of a statement outside the tensor-core families.
+        target: Target, such as "sm_90a".
+    """
+    found = []
+    for form in find_forms(spelling):
+        versions = [_lowest_version(needs, target) for needs in form_needs(form)]
+        if None not in versions:
+            found.append((max(TARGETS[target], *(version for version in versions if version is not None)), form.row.until))
+    return tuple(found)
 
 
 @lru_cache(maxsize=65536)
@@ -194,6 +267,7 @@ def _row_version(op: Instruction, target: str) -> Version | None:
     return None if version is None else max(_needed_version(op, version), TARGETS[target])
 
 
+@lru_cache(maxsize=4096)
 def _lowest_version(needs: Needs, target: str) -> Version | None:
     return min((version for need, version in needs if target in _matching_targets(need)), default=None)
 

@@ -35,6 +35,7 @@ class Operation(NamedTuple):
     compute: Callable[..., tuple[Array, ...]]  # raw bits to raw bits, see `text.ptx_types`; pure, for arrays of any shape
     carry_in: bool = False  # the last source is the carry flag CC.CF, of type "pred", which no operand names (PTX ISA 9.7.2)
     carry_out: bool = False  # the last result is that flag
+    constants: tuple[int, ...] = ()  # indices of the sources that must be integer constants
 
 
 class Step(NamedTuple):

@@ -14,7 +14,7 @@ from proving import prove
 from smt_values import SmtValue, Trace
 
 from tcemu.arithmetic.step import decoding, specials
-from tcemu.formats import F16, F32, FORMATS, TF32, Format
+from tcemu.formats import F16, F32, FORMATS, TF32, UE8M0, Format
 
 FLOATS = [fmt for fmt in FORMATS.values() if not fmt.is_integer and fmt.bits <= 32]
 SHORT = [fmt for fmt in FLOATS if fmt.bits <= 16]
@@ -223,3 +223,94 @@ def test_special_values_of_results(fmt):
     is_nan = word & 0x7FFFFFFF > F32.infinity
     exact = (field == top).select((fraction == 0).select(word == sign | F32.infinity, is_nan), word == 0)
     prove(trace, exact)
+
+
+# ---- factors in integers
+
+
+def marked(fmt: Format, codes: np.ndarray, with_sign: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Significands and exponents of all codes, specials marked."""
+    wanted = expected(fmt)
+    special = wanted["nan"] | wanted["infinite"]
+    size = np.where(special, wanted["infinite"], wanted["size"])
+    size = np.where(wanted["negative"] & with_sign, -size, size)
+    zero = ~special & (wanted["size"] == 0)
+    return size, np.where(special, decoding.SPECIAL_EXPONENT, np.where(zero, decoding.ZERO_EXPONENT, wanted["exponent"]))
+
+
+@proves(
+    "decoding.mark_magnitude",
+    "decoding.mark_factor",
+    "specials.marked_class",
+    by=ENUMERATION,
+    domain="every code of every format of at most 16 bits",
+)
+@pytest.mark.parametrize("fmt", SHORT, ids=str)
+def test_every_factor_is_marked(fmt):
+    codes = every_code(fmt)
+    for with_sign, mark in ((False, decoding.mark_magnitude), (True, decoding.mark_factor)):
+        x, (size, exponent) = mark(fmt, codes), marked(fmt, codes.array, with_sign)
+        assert (x.significand.array == size).all() and (x.exponent.array == exponent).all()
+    x, wanted = decoding.mark_factor(fmt, codes), expected(fmt)
+    value = specials.marked_class(x).array
+    size = np.where(wanted["nan"], np.nan, np.where(wanted["infinite"], np.inf, np.where(wanted["size"] == 0, 0, 1)))
+    sign = np.where(wanted["negative"] & (size != 0), -1, 1)
+    assert np.array_equal(value, (size * sign).astype(np.float32), equal_nan=True)
+
+
+@proves(
+    "decoding.convert_magnitude",
+    by=ENUMERATION,
+    domain="every code of every format that another one of at most 16 bits can represent, and f32",
+)
+@pytest.mark.parametrize("source", SHORT, ids=str)
+def test_magnitudes_are_converted(source):
+    codes = every_code(source)
+    x = decoding.mark_magnitude(source, codes)
+    for target in FLOATS:
+        if not target.can_represent(source) or not source.subnormals:
+            continue
+        y = decoding.convert_magnitude(source, target, x)
+        plain = (x.exponent.array != decoding.ZERO_EXPONENT) & (x.exponent.array != decoding.SPECIAL_EXPONENT)
+        assert (y.exponent.array[~plain] == x.exponent.array[~plain]).all() and (
+            y.significand.array[~plain] == x.significand.array[~plain]
+        ).all()
+        size, exponent = y.significand.array[plain].astype(np.int64), y.exponent.array[plain].astype(np.int64)
+        before = x.significand.array[plain].astype(np.float64), x.exponent.array[plain] - source.mantissa_bits
+        assert (np.ldexp(size.astype(np.float64), exponent - target.mantissa_bits) == np.ldexp(*before)).all()
+        hidden = 1 << target.mantissa_bits
+        assert ((size < 2 * hidden) & ((size >= hidden) | (exponent == target.min_exponent))).all()
+
+
+@proves(
+    "decoding.scale_factor",
+    by=ENUMERATION,
+    domain="e2m1 and the formats of 8 bits and fewer with every code of ue8m0, ue4m3 and ue5m3, summed in groups and not",
+)
+@pytest.mark.parametrize("fmt", SCALED, ids=str)
+def test_every_factor_is_scaled(fmt):
+    codes = every_code(fmt)
+    x, (size, exponent) = decoding.mark_factor(fmt, codes), marked(fmt, codes.array, True)
+    plain = (exponent != decoding.ZERO_EXPONENT) & (exponent != decoding.SPECIAL_EXPONENT)
+    for scale, summed in ((UE8M0, False), *((name, True) for name in (UE8M0, FORMATS["ue4m3"], FORMATS["ue5m3"]) if fmt.bits <= 4)):
+        of_size, of_exponent = marked(scale, np.arange(1 << scale.bits), False)
+        for code in range(1 << scale.bits):
+            y = decoding.scale_factor(fmt, scale, summed, x, NumpyValue(np.full(len(codes.array), code, np.int32)))
+            special = of_exponent[code] == decoding.SPECIAL_EXPONENT
+            if special:
+                assert (y.exponent.array == decoding.SPECIAL_EXPONENT).all() and (y.significand.array == 0).all()
+                continue
+            more = np.where(plain, exponent - fmt.min_exponent, 0)
+            wanted = np.where(plain, (size << more) * of_size[code], size) if summed else size
+            assert (y.significand.array == wanted).all()
+            assert (y.exponent.array == np.where(plain, of_exponent[code] + (0 if summed else exponent), exponent)).all()
+
+
+@proves("specials.canonical_code", by=SOLVER, domain="all codes of f16 and all 2^32 of f32")
+@pytest.mark.parametrize("fmt", [F16, F32], ids=str)
+def test_every_nan_becomes_the_canonical_one(fmt):
+    trace = Trace()
+    code = trace.variable(decoding.I32, "code")
+    field, fraction, top = fields_of(fmt, code)
+    exact = ((field == top) & (fraction != 0)).select(fmt.nan, code)
+    prove(trace, specials.canonical_code(fmt, code) == exact, *([] if fmt == F32 else [code >= 0, code < 1 << 16]))

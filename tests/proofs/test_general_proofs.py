@@ -12,6 +12,7 @@ from smt_values import EXPONENT_BITS, Kind, SmtValue, Trace
 from tcemu.arithmetic.step import general, groups
 from tcemu.arithmetic.step.decoding import BIAS, SIGN, ZERO_EXPONENT
 from tcemu.arithmetic.step.forms import LOW_BITS, SUM_BITS
+from tcemu.arithmetic.step.quantizing import decode_number
 from tcemu.arithmetic.step.rounding import Magnitude, encode
 from tcemu.arithmetic.step.values import BOOL, F32, I32, I64, Lane
 from tcemu.formats import F16, ROUNDINGS, Format
@@ -268,6 +269,20 @@ def test_codes_are_converted(source, target):
     in_range = between(other, 0, 0xFFFF) if target == F16 else other == other
     assumed = [between(code, 0, 0xFFFF)] if source == F16 else [code == code]
     prove(trace, is_same(float_of(target, other), exact) & (~is_nan | (other == target.nan)) & in_range, *assumed)
+
+
+@proves("general.add_promoted", by=SOLVER, domain="all words of f32, and sums in f16 and f32, with a scale and without")
+@pytest.mark.parametrize("fmt", [F16, BINARY32], ids=str)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_promoted_sums_are_added(fmt, scaled):
+    trace = Trace()
+    total, code, scale = (trace.variable(I32, name) for name in ("total", "code", "scale"))
+    word = general.add_promoted(fmt, total, code, scale.as_float() if scaled else None)
+    part = decode_number(fmt, code)  # every code is decoded in `test_quantizing_proofs.py`
+    exact = scale.as_float().multiply_add(part, total.as_float()) if scaled else total.as_float() + part
+    is_nan = SmtValue(trace, BOOL, trace.make(Kind.FP_IS_NAN, exact.term))
+    assumed = [between(code, 0, 0xFFFF)] if fmt == F16 else []
+    prove(trace, is_same(word.as_float(), exact) & (~is_nan | (word == BINARY32.nan)), *assumed)
 
 
 # ---- groups

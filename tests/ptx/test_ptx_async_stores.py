@@ -140,13 +140,13 @@ ASYNC, RELAXED = (
     "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes",
 )
 REFUSED = {  # what ptxas 13.0 refuses for sm_90a, too
-    f"{ASYNC}.v4.b64 [%r8], {{%rd1, %rd2, %rd3, %rd4}}, [%r9];": "at most 16",
-    f"{ASYNC}.b16 [%r8], %h1, [%r9];": "b16 is not a supported qualifier",
+    f"{ASYNC}.v4.b64 [%r8], {{%rd1, %rd2, %rd3, %rd4}}, [%r9];": "v4 cannot be combined",
+    f"{ASYNC}.b16 [%r8], %h1, [%r9];": "in place of b16",
     f"{ASYNC}.b32 [%r8], %r11;": "2 operands",
     "st.async.mmio.release.sys.global.b32 [%rd1], %r11;": "mmio is not supported",
-    "red.async.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r8], %r11, [%r9];": "lacks .relaxed",
-    f"{RELAXED}.add.f32 [%r8], %f1, [%r9];": "f32 is not a supported",
-    f"{RELAXED}.max.u64 [%r8], %rd5, [%r9];": "max has u32, s32",
+    "red.async.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r8], %r11, [%r9];": "needs relaxed",
+    f"{RELAXED}.add.f32 [%r8], %f1, [%r9];": "in place of f32",
+    f"{RELAXED}.max.u64 [%r8], %rd5, [%r9];": "needs u32 or s32 in place",
     "st.bulk.weak.shared::cta [%r8], %rd5, 0;": "needs sm_100",
 }
 
@@ -227,11 +227,11 @@ def test_a_bulk_reduction_into_another_block():
 
 
 BULK_REFUSED = {  # what ptxas 13.0 refuses, too
-    "add.s64": "add has u32, s32, u64",
-    "min.f32": "min has",
-    "add.f16": "noftz belongs to .add",
-    "max.noftz.f16": "noftz belongs to .add",
-    "xor.u32": "xor has b32, b64",
+    "add.s64": "u32 or s32 or u64 or f32",
+    "min.f32": "in place of f32",
+    "add.f16": "needs noftz",
+    "max.noftz.f16": "noftz cannot be combined",
+    "xor.u32": "needs b32 or b64",
 }
 
 

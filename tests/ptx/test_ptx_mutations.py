@@ -84,10 +84,13 @@ def test_mistakes_differ_and_come_again():
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("add.s32 %rd1, %r1, %r2;", "line 5, column 53: add.s32: %rd1 is a register of .b64; here the instruction takes 32 bits"),
-        ("add.s32 %p1, %r1, %r2;", "%p1 is a register of .pred; here the instruction takes 32 bits"),
-        ("selp.b32 %r1, %r1, %r2, %r2;", "%r2 is a register of .b32; here the instruction takes a predicate"),
-        ("cvt.u64.u32 %r1, %r2;", "%r1 is a register of .b32; here the instruction takes 64 bits"),
+        (
+            "add.s32 %rd1, %r1, %r2;",
+            "line 5, column 53: add.s32: operand 1 is %rd1, a register of .b64; here the instruction takes",
+        ),
+        ("add.s32 %p1, %r1, %r2;", "%p1, a register of .pred; here the instruction takes a register of 32 bits"),
+        ("selp.b32 %r1, %r1, %r2, %r2;", "operand 4 is %r2, a register of .b32; here the instruction takes a predicate"),
+        ("cvt.u64.u32 %r1, %r2;", "%r1, a register of .b32; here the instruction takes a register of 64 bits"),
         ("cvt.u16.u32 %r1, %rd1;", ""),
     ],
 )

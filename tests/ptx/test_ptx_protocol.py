@@ -138,13 +138,13 @@ def test_arrivals_of_many_threads_end_phases_exactly():
 BOX = "cp.async.bulk.tensor.{} [%r0], [%out, {{%r1, %r2}}], [%r3]{};"
 F32, S8 = "{%f0, %f1, %f2, %f3}", "{%r0, %r1}"
 REFUSED = {
-    BOX.format("2d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes", ""): "im2col needs .3d",
-    BOX.format("2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster", ""): "the operands are .*mask",
+    BOX.format("2d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes", ""): "im2col cannot be combined",
+    BOX.format("2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster", ""): "it has 3 operands; expected 4",
     BOX.format("2d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2", ""): "needs sm_100a",
     BOX.format("3d.shared::cluster.global.mbarrier::complete_tx::bytes", ""): "3 coordinates",
     "cp.async.ca.shared.global [%r0], [%out], 12;": "cp-size is 12.*4 or 8 or 16",
-    "cp.async.cg.shared.global.L3 [%r0], [%out], 16;": "L3 is not a supported qualifier of cp.async",
-    "mbarrier.arrive.b32 %r0, [%out];": "b32 is not a supported qualifier",
+    "cp.async.cg.shared.global.L3 [%r0], [%out], 16;": "no qualifier L3; known are",
+    "mbarrier.arrive.b32 %r0, [%out];": "needs b64 in place of b32",
     "mbarrier.init.shared.b64 [%r0];": "1 operands.* 2",
     f"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {S8}, {S8}, {{%r0}}, {F32};": "operand d has 2",
     f"mma.sync.aligned.m16n8k15.row.col.f32.f16.f16.f32 {F32}, {S8}, {S8}, {F32};": "nearest legal spelling",

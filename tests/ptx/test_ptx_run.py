@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from support.ptx_run_kernels import module
 
 from tcemu import ptx
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
+from tcemu.ptx.linker.linked_kernel import link
 from tcemu.ptx.runtime.launch_shape import LaunchShape
 from tcemu.ptx.runtime.scheduler import StepLimit
 from tcemu.ptx.simt.faults import Misaligned, OutOfBounds, Trapped
@@ -168,8 +170,8 @@ REFUSED = {
     "frobnicate.u32 %r5, %r3;": r"line 12, column 1: frobnicate.u32: 'frobnicate'",
     "add.u32 %r5, %nothing, 1;": "%nothing",
     "ld.global.u33 %r5, [%rd1];": "ld.global.u33",
-    "st.const.u32 [%rd1], %r5;": "read-only",
-    "atom.global.add.b32 %r5, [%rd1], 1;": "u32, s32, u64, s64",
+    "st.const.u32 [%rd1], %r5;": "no qualifier const",
+    "atom.global.add.b32 %r5, [%rd1], 1;": "u32 or s32 or u64",
     "call vprintf;": "CUDA runtime",
     "bar.sync.sideways 0;": "sideways",
     "mov.u32 %r5, %envreg3;": "envreg3",
@@ -188,6 +190,50 @@ def test_recursion_is_refused():
     declared = ".func again();\n.func again() { call again; ret; }\n"
     with pytest.raises(Unsupported, match="again calls again"):
         launch_text(module("call again;", declared))
+
+
+def call_chain(count, last):
+    """Return a kernel that calls functions, each of which calls the next one."""
+    names = [f"f{i}" for i in range(count)]
+    declared = [f".func {name}();" for name in names]
+    bodies = [f".func {name}() {{ call {following}; ret; }}" for name, following in pairwise(names)]
+    return module("call f0;", "\n".join([*declared, *bodies, f".func {names[-1]}() {{ {last} ret; }}\n"]))
+
+
+def test_a_chain_of_1500_functions_links_and_one_that_closes_is_named():
+    text = ptx.parse(call_chain(1500, ""))
+    kernel = link(text, next(iter(text.entries.values())), "sm_80", checked=True)
+    assert kernel.call_depth == 1500 and len(kernel.blocks) > 3000
+    with pytest.raises(Unsupported, match=r"recursion is not supported: f0 calls f1 calls .* calls f1499 calls f0"):
+        launch_text(call_chain(1500, "call f0;"))
+
+
+LEGALITY = {  # statements that PTX has on another target or in another version than the module's
+    "cvt.f32.bf16 %f1, %h1;": ("sm_75", "8.8", "needs sm_80 or later"),
+    "redux.sync.min.f32 %f1, %f1, 7;": ("sm_120", "8.8", "needs sm_100a or sm_100f"),
+    "cvt.rn.satfinite.e2m1x2.f32 %c1, %f1, %f1;": ("sm_120", "8.8", "needs sm_100a or sm_120a"),
+    "elect.sync %r1|%p1, 7;": ("sm_80", "8.8", "needs sm_90 or later"),
+    "mapa.u64 %d1, %d1, %r1;": ("sm_80", "8.8", "needs sm_90 or later"),
+    "add.f32x2 %d1, %d1, %d1;": ("sm_90", "8.8", "needs sm_100 or later"),
+    "barrier.cluster.wait.aligned;": ("sm_80", "8.8", "needs sm_90 or later"),
+    "cp.async.wait_all;": ("sm_75", "8.8", "needs sm_80 or later"),
+    "elect.sync %r1|%p1, 8;": ("sm_90", "7.8", "needs PTX ISA 8.0 or newer; the version is 7.8"),
+    "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%f1,%f1,%f1,%f1}, {%r1,%r1,%r1,%r1}, {%r1,%r1}, {%f1,%f1,%f1,%f1};": (
+        "sm_89", "8.0", "needs PTX ISA 8.4 or newer",
+    ),
+    "add.u32 %r1, %r1, %r1;": ("sm_80", "6.5", "needs PTX ISA 7.0 or newer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statement", LEGALITY)
+def test_what_the_target_or_the_version_of_the_module_lacks_is_refused(statement):
+    """The module's own .target and .version count, also where the launch names a later GPU."""
+    target, version, said = LEGALITY[statement]
+    registers = ".reg .pred %p<2>; .reg .b8 %c<2>; .reg .b16 %h<2>; .reg .b32 %r<2>; .reg .f32 %f<2>; .reg .b64 %d<2>;"
+    text = f".version {version}\n.target {target}\n.address_size 64\n.entry k() {{ {registers}\ntrap;\n{statement}\nret; }}"
+    for launched in (target, "sm_120") if target != "sm_120" else (target,):
+        with pytest.raises(Unsupported, match=f"line [56], .*{said}.*PTX ISA 9.7"):
+            ptx.run(text, grid=1, block=32, target=launched)
 
 
 ARGUMENTS = {

@@ -20,7 +20,7 @@ INTEGERS = {
     opcode
     for key, row in INTEGER_ROWS.items()
     if key not in ELSEWHERE
-    for opcode in opcodes(key.partition(".")[0], row)
+    for opcode in opcodes(key)
     if not (key in ("setp", "set", "slct") and opcode.rsplit(".", 1)[1] in ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
 }
 

@@ -12,7 +12,7 @@ from tcemu.base.errors import Unsupported
 from tcemu.ptx.scalar.scalar_table import FLOAT_ROWS
 from tcemu.ptx.text.ptx_types import KINDS
 
-OPCODES = sorted({opcode for key, row in FLOAT_ROWS.items() if key.startswith("cvt") for opcode in opcodes("cvt", row)})
+OPCODES = sorted({opcode for key in FLOAT_ROWS if key.startswith("cvt") for opcode in opcodes(key)})
 
 
 def find_differing(names):

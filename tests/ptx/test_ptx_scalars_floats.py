@@ -14,19 +14,17 @@ from support.ptx_opcodes import opcodes
 from support.ptx_scalars import draw, operation, run_operations
 
 from tcemu.base.errors import Unsupported
-from tcemu.ptx.scalar.scalar_table import FLOAT_ROWS, INTEGER_ROWS
+from tcemu.ptx.scalar.scalar_table import FLOAT_ROWS
 
 FLOAT = re.compile(r"\.(f16|bf16|f32|f64)(x2)?$")
 ARITHMETIC = sorted(
     opcode
     for key, row in FLOAT_ROWS.items()
     if not key.startswith("cvt")
-    for opcode in opcodes(key.partition(".")[0], row)
+    for opcode in opcodes(key)
     if ".approx" not in opcode and ".full" not in opcode
 )
-COMPARISONS = sorted(
-    opcode for key in ("setp", "set", "testp", "copysign", "slct") for opcode in opcodes(key, INTEGER_ROWS[key]) if FLOAT.search(opcode)
-)
+COMPARISONS = sorted(opcode for key in ("setp", "set", "testp", "copysign", "slct") for opcode in opcodes(key) if FLOAT.search(opcode))
 
 
 def sizes(name):

@@ -264,7 +264,7 @@ def test_a_bulk_copy_with_a_mask_of_bytes():
 COPY = "@%p1 cp.async.bulk.tensor"
 WRONG = {
     "rows of a cube": (f"{COPY}.3d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes [%r2], [%rd2, {{%r4, %r4, %r4}}], [%r3];",
-                       Unsupported, "needs .2d", "sm_100a"),
+                       Unsupported, "gather4 cannot be combined", "sm_100a"),
     "rows on Hopper": (f"{COPY}.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes [%r2], [%rd2, {{1, 2, 3, 4, 5}}], [%r3];",
                        Unsupported, "needs sm_100", "sm_90a"),
     "rows for a cluster": (f"{COPY}.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes [%r2], [%rd2, {{1, 2, 3, 4, 5}}],"
@@ -274,7 +274,7 @@ WRONG = {
     "scattered to shared memory": (f"{COPY}.2d.shared::cta.global.tile::scatter4.mbarrier::complete_tx::bytes [%r2], [%rd2, {{1, 2, 3, 4, "
                                    "5}], [%r3];", Unsupported, "belongs to copies to global", "sm_100a"),
     "no offsets": (f"{COPY}.4d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r2], [%rd2, {{1, 2, 3, 4}}], [%r3], {{1}};",
-                   Unsupported, "2 im2col offsets", "sm_90"),
+                   Unsupported, "takes a vector of 2", "sm_90"),
     "a halo": (f"{COPY}.4d.shared::cta.global.im2col::w.mbarrier::complete_tx::bytes [%r2], [%rd2, {{1, 2, 3, 4}}], [%r3], {{1, 2}};",
                Unsupported, "figures", "sm_100a"),
     "a map of boxes": (f"{COPY}.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r2], [%rd2, {{1, 2}}], [%r3];",

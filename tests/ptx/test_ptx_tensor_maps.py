@@ -167,14 +167,14 @@ def test_elements_of_four_bits():
 REPLACE = "tensormap.replace.tile."
 REFUSED = {
     REPLACE + "box_dim.shared::cta.b1024.b32 [%r1], 5, 1;": "dimension of .box_dim is 5; expected 0 to 4",
-    REPLACE + "global_dim.shared::cta.b1024.b32 [%r1], %r2, 1;": "the dimension must be an integer constant",
+    REPLACE + "global_dim.shared::cta.b1024.b32 [%r1], %r2, 1;": "takes an integer constant",
     REPLACE + "elemtype.shared::cta.b1024.b32 [%r1], 15;": "is 15; expected 0 to 12",
     REPLACE + "elemtype.shared::cta.b1024.b32 [%r1], %r2;": "must be an integer constant",
     REPLACE + "swizzle_mode.shared::cta.b1024.b32 [%r1], 4;": "is 4; expected 0 to 3",
     REPLACE + "swizzle_atomicity.shared::cta.b1024.b32 [%r1], 1;": "needs sm_100a",
     REPLACE + "fill_mode.shared::cta.b1024.b32 [%r1], 2;": "is 2; expected 0 to 1",
     REPLACE + "interleave_layout.shared::cta.b1024.b32 [%r1], 3;": "is 3; expected 0 to 2",
-    REPLACE + "global_address.shared::cta.b1024.b32 [%r1], %r2;": "is .b64",
+    REPLACE + "global_address.shared::cta.b1024.b32 [%r1], %r2;": "needs b64",
     REPLACE + "rank.shared::cta.b1024.b32 [%r1], 0, 1;": "has 2 operands; got 3",
     "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd2], [%r1], 64;": "128",
 }

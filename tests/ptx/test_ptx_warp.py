@@ -16,7 +16,7 @@ from tcemu.base.errors import UndefinedBehaviour, Unsupported
 from tcemu.ptx.instruction_interface import Context
 from tcemu.ptx.simt import faults
 from tcemu.ptx.simt import warp_collectives as warp
-from tcemu.ptx.text.module import Integer, Negated, Pair, Position, Register, Sink, Statement
+from tcemu.ptx.text.module import Function, Integer, Module, Negated, Pair, Position, Register, Sink, Statement
 
 WARPS = 24
 
@@ -122,6 +122,12 @@ def test_words_are_those_of_the_gpu():
 KINDS = {"%d": "b32", "%p": "pred", "%a": "b32", "%q": "pred", "%mask": "b32", "%x": "b64"}
 
 
+def surroundings(checked=False):
+    """Return the context of a statement in a function that has the registers."""
+    function = Function("k", True, (), (), KINDS, (), (), {}, Position(1, 1))
+    return Context(Module((9, 0), "sm_90a", 64, {}, ()), function, "sm_90a", checked)
+
+
 def machine_after(opcode, *operands, checked=False, **registers):
     """Return the machine after a statement: one block, 64 threads."""
     machine = initial_machine(KINDS, 64)
@@ -129,7 +135,7 @@ def machine_after(opcode, *operands, checked=False, **registers):
     active = jnp.asarray(registers.get("active", np.ones(64, bool))).reshape(1, 64)
     machine = replace(machine, registers=held, active=active)
     statement = Statement(opcode, operands, None, Position(1, 1))
-    step = warp.PREPARE[statement.name](statement, Context(None, None, "sm_90a", checked))  # type: ignore[arg-type]
+    step = warp.PREPARE[statement.name](statement, surroundings(checked))
     return step.apply(machine)
 
 
@@ -183,6 +189,25 @@ def test_masks_are_checked():
 
 
 @pytest.mark.parametrize(
+    ("mode", "step", "lane"), [("bfly", 16, 16), ("down", 4, 16), ("idx", 20, 20), ("up", 1, None), ("bfly", 8, None), ("down", 0, None)]
+)
+def test_a_shuffle_from_a_lane_outside_the_membermask_is_undefined(mode, step, lane):
+    """The source lane takes part in the statement with a membermask of its own, which the reader's does not name."""
+    mask = np.where(np.arange(64) % 32 < 16, 0x0000FFFF, 0xFFFF0000).astype(np.uint32)
+    active = np.arange(64) % 32 < 16 if mode == "up" else np.ones(64, bool)
+    a, bound = np.arange(100, 164, dtype=np.uint32), Integer(0 if mode == "up" else 31)
+    operands = f"shfl.sync.{mode}.b32", D, A, Integer(step), bound, MASK
+    noted = faults.first_fault(machine_after(*operands, a=a, mask=mask, active=active, checked=True).faults)
+    if lane is None:
+        assert noted is None
+        return
+    assert noted is not None and noted.message.error is UndefinedBehaviour and noted.message is faults.MESSAGES["absent_source"]
+    assert noted.values[0] == lane
+    machine = machine_after(*operands, a=a, mask=mask)
+    assert faults.first_fault(machine.faults) is None and machine.registers["%d"][0, noted.thread] == 100 + lane
+
+
+@pytest.mark.parametrize(
     ("opcode", "operands"),
     [
         ("shfl.sync.left.b32", (D, A, A, A, A)), ("shfl.sync.idx.b32", (D, A, A, A)), ("vote.sync.some.pred", (P, Q, FULL)),
@@ -193,5 +218,5 @@ def test_masks_are_checked():
 )  # fmt: skip
 def test_what_is_none_is_refused(opcode, operands):
     statement = Statement(opcode, operands, None, Position(1, 1))
-    with pytest.raises(Unsupported, match="known is"):
-        warp.PREPARE[statement.name](statement, Context(None, None, "sm_90a", False))  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match=r"not supported|expected|here the instruction takes"):
+        warp.PREPARE[statement.name](statement, surroundings())

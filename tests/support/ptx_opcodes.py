@@ -1,19 +1,17 @@
-"""All opcodes of a row's syntax, written out."""
+"""All opcodes of a group of rows, written out."""
 
 from __future__ import annotations
 
 from itertools import product
 
-from tcemu.ptx.scalar.opcode_syntax import Row
+from tcemu.isa.statement_table import parse_line, statement_rows
 
 
-def opcodes(name: str, row: Row) -> list[str]:
-    """Yield every opcode of a row. Its `Prepare` rejects some combinations of comparisons and types."""
+def opcodes(key: str) -> list[str]:
+    """Return every opcode of the lines of a key. Its `Prepare` rejects some combinations of comparisons and types."""
     found = []
-    for line in row.lines:
-        choices = []
-        for part in line.split():
-            names = part.removesuffix("?").split("|")
-            choices.append([*names, ""] if part.endswith("?") else names)
-        found += [".".join([name, *filter(None, chosen)]) for chosen in product(*choices)]
+    for row in statement_rows():
+        if row.key == key:
+            choices = [[*slot.choices, *([] if slot.required else [""])] for slot in parse_line(row.line)]
+            found += [".".join([row.head, *filter(None, chosen)]) for chosen in product(*choices)]
     return list(dict.fromkeys(found))

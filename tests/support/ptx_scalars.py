@@ -11,7 +11,7 @@ import numpy as np
 from tcemu.ptx.instruction_interface import Context, Operation
 from tcemu.ptx.linker.host_programs import trace_host_program
 from tcemu.ptx.scalar.scalar_table import PREPARE
-from tcemu.ptx.text.module import Position, Register, Statement, Vector
+from tcemu.ptx.text.module import Pair, Position, Register, Statement, Vector
 from tcemu.ptx.text.ptx_types import KINDS, storage_dtype
 
 TOGETHER = 60
@@ -21,14 +21,15 @@ HERE = Context(None, None, "sm_90a", False)  # type: ignore[arg-type]  # no inst
 def operation(opcode: str, *sizes: int) -> Operation:
     """Return the operation of an opcode. sizes: elements of each operand; without them, the first ones that fit."""
     name = opcode.partition(".")[0]
-    tried: Exception | None = None
+    refused: list[ValueError] = []
     for shape in [sizes] if sizes else [(1,) * count for count in range(1, 7)] + [(2, 1, 1), (2, 1, 1, 1), (2, 1, 1, 1, 1, 1)]:
-        operands = tuple(Register("%r") if size == 1 else Vector((Register("%r"),) * size) for size in shape)
+        several = Vector((Register("%r"),) * max(shape)) if name == "mov" else Pair(Register("%r"), Register("%r"))
+        operands = tuple(Register("%r") if size == 1 else several for size in shape)
         try:
             return PREPARE[name](Statement(opcode, operands, None, Position(1, 1)), HERE)
         except ValueError as error:
-            tried = error
-    raise tried or AssertionError
+            refused.append(error)
+    raise next((error for error in refused if "takes" not in str(error)), refused[0])
 
 
 def run_operations(operations: Sequence[Operation], operands: Sequence[Sequence[np.ndarray]]) -> list[tuple[np.ndarray, ...]]:

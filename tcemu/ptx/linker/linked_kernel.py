@@ -15,7 +15,7 @@ from tcemu.ptx.instruction_interface import Context, Operation, Step
 from tcemu.ptx.linker import control_flow
 from tcemu.ptx.linker.compiled_statements import BoundOperation, BoundStep
 from tcemu.ptx.linker.control_flow import BasicBlock
-from tcemu.ptx.linker.instruction_table import check_ending, prepare_statement
+from tcemu.ptx.linker.instruction_table import check_ending, check_legality, find_preparer, prepare_statement
 from tcemu.ptx.simt import stack_memory, wide_registers
 from tcemu.ptx.simt.chunk import PARAMETER_PREFIX, Chunk, ChunkLayout, NameTable
 from tcemu.ptx.simt.device_memory import CONST_ROOM, FIRST_ROOM, room_start
@@ -195,56 +195,85 @@ def _check_runtime_call(name: str, statement: Statement) -> None:
 def _reachable_functions(module: Module, entry: Function, kernel: Kernel) -> list[Function]:
     """Return the entry and the functions that it calls. Raises Unsupported for a missing function and for recursion."""
     found: dict[str, Function] = {}
-
-    def visit(function: Function, path: tuple[str, ...]) -> None:
+    callees: dict[str, list[tuple[Statement, str]]] = {}
+    work = [entry]
+    while work:
+        function = work.pop()
+        if function.name in found:
+            continue
         found[function.name] = function
-        kernel.call_depth = max(kernel.call_depth, len(path))
-        for statement in function.statements:
-            if statement.name != "call":
-                continue
-            try:
-                name = _callee_name(statement)
-                callee = module.functions.get(name)
-                if (callee is None or not callee.defined) and name in RUNTIME_FUNCTIONS:
-                    _check_runtime_call(name, statement)
-                    continue
-                if callee is None or not callee.defined:
-                    raise Unsupported(f"{name} is not in the module; of the CUDA runtime {', '.join(RUNTIME_FUNCTIONS)} are supported")
-                if name in (*path, function.name):
-                    raise Unsupported(f"recursion is not supported: {' calls '.join((*path, function.name, name))}")
-            except Unsupported as error:
-                raise locate_error(statement, error) from None
-            visit(callee, (*path, function.name))
-
-    visit(entry, ())
+        callees[function.name] = list(_called_functions(module, function))
+        work += [module.functions[name] for _, name in reversed(callees[function.name])]
+    kernel.call_depth = _call_depth(entry.name, callees)
     return list(found.values())
 
 
+def _called_functions(module: Module, function: Function) -> Iterator[tuple[Statement, str]]:
+    """Yield the calls of functions of the module, and their names. Raises Unsupported for a missing function."""
+    for statement in function.statements:
+        if statement.name != "call":
+            continue
+        try:
+            name = _callee_name(statement)
+            callee = module.functions.get(name)
+            if (callee is None or not callee.defined) and name in RUNTIME_FUNCTIONS:
+                _check_runtime_call(name, statement)
+                continue
+            if callee is None or not callee.defined:
+                raise Unsupported(f"{name} is not in the module; of the CUDA runtime {', '.join(RUNTIME_FUNCTIONS)} are supported")
+        except Unsupported as error:
+            raise locate_error(statement, error) from None
+        yield statement, name
+
+
+def _call_depth(entry: str, callees: dict[str, list[tuple[Statement, str]]]) -> int:
+    """Return the length of the longest chain of calls. Raises Unsupported for recursion."""
+    depths: dict[str, int] = {}
+    path = [entry]
+    rest = [iter(callees[entry])]
+    while path:
+        call = next(rest[-1], None)
+        if call is None:
+            rest.pop()
+            name = path.pop()
+            depths[name] = max((1 + depths[callee] for _, callee in callees[name]), default=0)
+        elif call[1] in path:
+            chain = [*path[path.index(call[1]) :], call[1]]
+            shown = chain if len(chain) < 8 else [*chain[:4], "...", *chain[-2:]]
+            raise locate_error(call[0], Unsupported(f"recursion is not supported: {' calls '.join(shown)}"))
+        elif call[1] not in depths:
+            path.append(call[1])
+            rest.append(iter(callees[call[1]]))
+    return depths[entry]
+
+
 def _add_function(kernel: Kernel, function: Function, frames: dict[str, dict[str, int]], checked: bool) -> None:
-    context = Context(kernel.module, function, kernel.target, checked)
+    registers = wide_registers.add_halves(function.registers)
+    context = Context(kernel.module, replace(function, registers=registers), kernel.target, checked)
     symbols = {**kernel.symbols, **frames[function.name]}
-    names = NameTable(f"{function.name}:", wide_registers.add_halves(function.registers), symbols, kernel.ranked_symbols)
+    names = NameTable(f"{function.name}:", registers, symbols, kernel.ranked_symbols)
     linked_statements: list[LinkedStatement] = []
     collectives: dict[int, control_flow.ConvergencePoint] = {}
     first = len(kernel.statements)
     for number, original in enumerate(function.statements):
         try:
-            original = wide_registers.split_registers(original, function.registers)
-            statement = _rewrite_parameter_access(original, function, frames[function.name])
-            _check_operands(statement, function, names)
-            if control_flow.ending_kind(statement):
-                check_ending(statement, kernel.target)
+            written, original = original, wide_registers.split_registers(original, function.registers)
+            _check_operands(original, function, names)
+            if control_flow.ending_kind(original):
+                statement = original
+                check_ending(statement, context)
                 semantics: Operation | Step = NO_OPERATION
                 if statement.name in ("bra", "brx"):
                     control_flow.branch_targets(statement, function)
             else:
-                semantics = prepare_statement(statement, context)
-                parameter = _rewrite_parameter_load(statement, kernel, function, names)
-                if parameter is not None:
-                    statement, semantics = parameter, prepare_statement(parameter, context)
+                semantics = prepare_statement(original, context)
+                check_legality(written, context)
+                statement = _rewrite_parameter_access(original, function, frames[function.name])
+                statement = _rewrite_parameter_load(statement, kernel, function, names) or statement
                 if statement.name in stack_memory.INSTRUCTIONS and kernel.stack_start is not None:
                     statement = stack_memory.add_height(statement, kernel.stack_start)
-                    semantics = prepare_statement(statement, context)
+                if statement is not original:
+                    semantics = find_preparer(statement)(statement, context)
         except (Unsupported, NotModelled) as error:
             raise locate_error(original, error) from None
         if isinstance(semantics, Step) and semantics.collective:
@@ -348,6 +377,7 @@ class _CallMoves:
         tables = (call.names, names)
         self.kinds = {table.prefix + name: kind for table in tables for name, kind in table.kinds.items()}
         self.kinds |= {names.prefix + each.name: each.kind for each in (*callee.parameters, *callee.results) if each.space == "reg"}
+        self.context = replace(call.context, function=replace(call.context.function, registers=self.kinds))
         self.names = NameTable("", self.kinds, {table.prefix + name: value for table in tables for name, value in table.symbols.items()})
 
     def move_register(self, destination: Register, source: Register) -> Iterator[LinkedStatement]:
@@ -386,7 +416,7 @@ class _CallMoves:
 
     def _link_statement(self, opcode: str, operands: tuple[Operand, ...]) -> LinkedStatement:
         statement = Statement(opcode, operands, None, self.call.statement.position)
-        semantics = prepare_statement(statement, self.call.context)
+        semantics = find_preparer(statement)(statement, self.context)
         return LinkedStatement(self.call.number, statement, semantics, self.call.context, self.names, statement)
 
 

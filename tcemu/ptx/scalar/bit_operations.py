@@ -39,13 +39,13 @@ def lop3(qualifiers: Qualifiers, shape: OperandShape) -> Operation:
     """
     combine = {"or": jnp.logical_or, "and": jnp.logical_and}.get(qualifiers.find("or", "and"))
     if combine is None:
-        return Operation(("b32",), ("b32",) * 3 + ("u32",), lambda a, b, c, table: (lookup_bits(a, b, c, table),))
+        return Operation(("b32",), ("b32",) * 3 + ("u32",), lambda a, b, c, table: (lookup_bits(a, b, c, table),), constants=(3,))
 
     def compute(a: Array, b: Array, c: Array, table: Array, q: Array) -> tuple[Array, Array]:
         value = lookup_bits(a, b, c, table)
         return value, combine(value != 0, q)
 
-    return Operation(("b32", "pred"), ("b32",) * 3 + ("u32", "pred"), compute)
+    return Operation(("b32", "pred"), ("b32",) * 3 + ("u32", "pred"), compute, constants=(3,))
 
 
 def lookup_bits(a: Array, b: Array, c: Array, table: Array) -> Array:
@@ -145,7 +145,7 @@ def find_nth_set(mask: Array, base: Array, offset: Array) -> Array:
     return jnp.where(offset == 1 << 31, 0, result).astype(jnp.uint32)
 
 
-FIND_NTH = Operation(("u32",), ("b32", "b32", "s32"), lambda *values: (find_nth_set(*values),))
+FIND_NTH = Operation(("b32",), ("b32", "b32", "b32"), lambda *values: (find_nth_set(*values),))
 
 
 def reverse_order(a: Array) -> Array:
@@ -226,7 +226,7 @@ def make_mask(qualifiers: Qualifiers) -> Operation:
             a, b = a & 31, b & 31
         return (_low_ones(jnp.minimum(b, 32), a) << jnp.minimum(a, 32),)
 
-    return Operation(("b32",), ("u32", "u32"), compute)
+    return Operation(("u32",), ("u32", "u32"), compute)
 
 
 def extend_field(qualifiers: Qualifiers) -> Operation:

@@ -12,8 +12,6 @@ from tcemu.ptx.scalar.opcode_syntax import Qualifiers
 from tcemu.ptx.scalar.raw_bits import as_integer, as_signed, as_wide_integer, element_kind, elementwise_operation, ones, truncate, width
 from tcemu.ptx.text.ptx_types import KINDS
 
-INTEGER_TYPES = "u16|u32|u64|s16|s32|s64"
-WORD_TYPES = "u32|u64|s32|s64"
 PRODUCT_PARTS = ("lo", "hi", "wide")
 
 

@@ -1,7 +1,6 @@
-"""The syntax of scalar instructions as rows, and the `Prepare` that rows give.
+"""Scalar instructions as rows, and the `Prepare` that rows give.
 
-A row consists of lines of syntax and a function that builds the `Operation` from the qualifiers. A line lists the parts of an opcode in
-order: "rn|rz? ftz? f32" matches ".f32", ".ftz.f32", ".rz.ftz.f32" and so on. A part that ends in "?" is optional.
+A row is a function that builds the `Operation` from the qualifiers of an opcode, by the key of its lines in `tcemu.isa.statement_table`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from tcemu.base.errors import Unsupported
+from tcemu.isa.statement_table import describe_forms, find_forms
 from tcemu.ptx.instruction_interface import Context, Operation, Prepare
 from tcemu.ptx.text.module import Operand, Pair, Statement, Vector
 from tcemu.ptx.text.ptx_types import KINDS
@@ -51,67 +51,55 @@ Build = Callable[[Qualifiers], Operation]
 ShapedBuild = Callable[[Qualifiers, OperandShape], Operation]
 
 
-def match_line(line: str, parts: tuple[str, ...]) -> Qualifiers | None:
-    """Return the parts in the order of the line, or None if they do not match it.
-
-    Types must be in order; other parts may stand anywhere, as in ptxas.
-    """
-    rest, matched = list(parts), []
-    for slot in line.split():
-        names = slot.removesuffix("?").split("|")
-        types = [part for part in rest if part in KINDS]
-        match = next((part for part in rest if part in names and (part not in KINDS or part == types[0])), None)
-        if match is not None:
-            rest.remove(match)
-            matched.append(match)
-        elif slot[-1] != "?":
-            return None
-    return None if rest else Qualifiers(matched)
-
-
 def element_count(operand: Operand) -> int:
     """Return the number of values in an operand."""
     return 2 if isinstance(operand, Pair) else len(operand.elements) if isinstance(operand, Vector) else 1
 
 
-def _refusal_message(statement: Statement, lines: list[str]) -> str:
-    """List the supported forms of the instruction: the lines with the statement's last type, or all lines."""
-    last = statement.qualifiers[-1] if statement.qualifiers else ""
-    near = [line for line in lines if last in line.split()[-1].split("|")] or lines
-    known = "; ".join(".".join(f"({part.removesuffix('?')})?" if part[-1] == "?" else part for part in line.split()) for line in near)
-    return f"{statement.opcode!r} is not supported; {statement.name!r} has the forms: {known} (| separates choices, ? marks optional parts)"
-
-
 class Row(NamedTuple):
-    """Lines of syntax, and the function that builds the `Operation` of an opcode that matches one of them."""
+    """The lines of syntax of a key of `tcemu.isa.statement_table`, and the function that builds the `Operation` of an opcode of a line."""
 
-    lines: tuple[str, ...]
     build: ShapedBuild
+    grouped: str  # "pair": the first operand may be p|q; "vector": an operand may be a vector; "": all operands are single
+    counts: tuple[int, ...]  # numbers of operands that the row is for; (): any
 
 
-def row(lines: str | tuple[str, ...], build: Build) -> Row:
+def row(build: Build, counts: tuple[int, ...] = ()) -> Row:
     """Make a row of an instruction whose operation depends on the opcode alone."""
-    return shaped_row(lines, lambda qualifiers, _: build(qualifiers))
+    return shaped_row(lambda qualifiers, _: build(qualifiers), "", counts)
 
 
-def shaped_row(lines: str | tuple[str, ...], build: ShapedBuild) -> Row:
+def shaped_row(build: ShapedBuild, grouped: str, counts: tuple[int, ...] = ()) -> Row:
     """Make a row of an instruction whose operation also depends on the written form of the operands."""
-    return Row((lines,) if isinstance(lines, str) else lines, cache(build))
+    return Row(cache(build), grouped, counts)
 
 
-def prepare_from_rows(*rows: Row) -> Prepare:
-    """Return the `Prepare` of an instruction with these rows. The first row that matches the opcode is used.
+def prepare_from_rows(rows: dict[str, Row]) -> Prepare:
+    """Return the `Prepare` of an instruction from its rows by key. The first row that has the opcode is used.
 
     Equal opcodes with operands of equal sizes give the same `Operation` object, so that one compiled function serves all of them.
     """
 
     def prepare(statement: Statement, context: Context) -> Operation:
-        matches = ((row, match_line(line, statement.qualifiers)) for row in rows for line in row.lines)
-        build, qualifiers = next(((row.build, match) for row, match in matches if match is not None), (None, None))
-        if build is None or qualifiers is None:
-            raise Unsupported(_refusal_message(statement, [line for row in rows for line in row.lines]))
+        count = len(statement.operands)
+        forms = [(form, rows[form.row.key]) for form in find_forms(statement.opcode) if form.row.key in rows]
+        if not forms:
+            raise Unsupported(describe_forms(statement.opcode))
+        form, row = next(((form, row) for form, row in forms if count in (row.counts or (count,))), (None, None))
+        if form is None or row is None:
+            expected = " or ".join(str(number) for _, row in forms for number in row.counts)
+            raise Unsupported(f"it has {count} operands; expected {expected}. PTX ISA {forms[0][0].row.section}")
+        for position, operand in enumerate(statement.operands, 1):
+            allowed = {
+                "pair": isinstance(operand, Pair) and position == 1,
+                "vector": isinstance(operand, Vector) and len(operand.elements) > 1,
+            }.get(row.grouped, False)
+            if isinstance(operand, Pair | Vector) and not allowed:
+                what = "a vector" if isinstance(operand, Vector) else "a pair of destinations"
+                here = "here the instruction takes a single operand"
+                raise Unsupported(f"operand {position} is {operand}, {what}; {here}. PTX ISA {form.row.section}")
         shape = OperandShape(tuple(map(element_count, statement.operands)))
-        operation = build(qualifiers, shape)
+        operation = row.build(Qualifiers(form.qualifiers), shape)
         expected = len(operation.results) + len(operation.sources) - operation.carry_in - operation.carry_out
         if sum(shape.sizes) != expected:
             raise Unsupported(f"{statement.opcode!r} takes {expected} operands, counting elements of vectors; got {sum(shape.sizes)}")

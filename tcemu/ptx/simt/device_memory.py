@@ -79,6 +79,8 @@ def replace_rank(address: Array, rank: Array) -> Array:
 
 def gather_words(words: Array, index: Array, count: int) -> list[Array]:
     """Return `count` consecutive words from each index on; 0 beyond the end."""
+    if not words.size:  # JAX refuses to gather from nothing: a kernel without shared memory
+        return [jnp.zeros(index.shape, words.dtype)] * count
     if count == 1:
         return [words.at[index].get(mode="fill", fill_value=0)]
     runs = words.at[index[..., None] + np.arange(count, dtype=np.int32)].get(mode="fill", fill_value=0)  # one gather compiles fastest
@@ -117,6 +119,8 @@ def scatter_runs(words: Array, index: Array, values: Sequence[Array], mask: Arra
     Returns:
         The words after the stores.
     """
+    if not words.size:
+        return words
     end = np.int32(words.shape[0])
     index = jnp.where(mask, index, end).ravel()
     if not exclusive:

@@ -5,14 +5,14 @@ Source: PTX ISA 9.7.9.15 to 9.7.9.21, 9.7.13.
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tcemu.base.errors import Unsupported
+from tcemu.isa.statement_table import require_form
 from tcemu.ptx.instruction_interface import Context, Operation, Prepare, Step
+from tcemu.ptx.operand_classes import check_operand_lists
 from tcemu.ptx.simt import shared_memory_checks as checks
 from tcemu.ptx.simt.device_memory import (
     CONST_ROOM,
@@ -31,26 +31,33 @@ if TYPE_CHECKING:
     from tcemu.ptx.simt.machine import Machine
 
 
-def _no_effect(pattern: str, orders: bool = False) -> Prepare:
+def _no_effect(*operands: str, orders: bool = False) -> Prepare:
     """Return the preparer of an instruction that changes nothing.
 
     Args:
-        pattern: Regular expression of its qualifiers, joined by dots.
+        *operands: The operand lists that it may have, as classes of `tcemu.ptx.operand_classes`.
         orders: It orders accesses of its threads.
     """
 
     def prepare(statement: Statement, context: Context) -> Step:
-        if not re.fullmatch(pattern, ".".join(statement.qualifiers)):
-            raise Unsupported(f"{statement.opcode!r} is not supported: its qualifiers are not known for {statement.name!r}")
+        require_form(statement.opcode)
+        check_operand_lists(statement, context, *operands)
         return Step(checks.order_blocks if orders else lambda machine: machine)
 
     return prepare
 
 
+def prepare_fence(statement: Statement, context: Context) -> Step:
+    """Prepare a `fence`. One that acquires a tensor map has its address and size."""
+    form = require_form(statement.opcode)
+    sized = "tensormap::generic" in form.qualifiers and "acquire" in form.qualifiers
+    check_operand_lists(statement, context, "[] #" if sized else "")
+    return Step(checks.order_blocks)
+
+
 def prepare_warp_sync(statement: Statement, context: Context) -> Step:
     """Prepare a `bar.warp.sync`: the lanes of a warp synchronise."""
-    if statement.opcode != "bar.warp.sync" or len(statement.operands) != 1:
-        raise Unsupported(f"{statement.opcode!r} is not supported here; bar.warp.sync takes one operand, the member mask")
+    check_operand_lists(statement, context, "u32")
     return Step(checks.order_warps, collective=True)
 
 
@@ -64,19 +71,12 @@ def _room_number(space: str, context: Context) -> int | None:
     return {"shared": SHARED_ROOM, "shared::cta": SHARED_ROOM, "shared::cluster": SHARED_ROOM, "local": LOCAL_ROOM}.get(space)
 
 
-ADDRESS_SPACES = ("global", "const", "local", "shared", "shared::cta", "shared::cluster", "param", "param::entry")
-
-
 def prepare_cvta(statement: Statement, context: Context) -> Operation:
     """Prepare a `cvta`: conversion between an address in a space and the generic one (9.7.9.20)."""
-    parts = statement.qualifiers
-    back = parts[:1] == ("to",)
-    space, kind = (*parts[back:], "", "")[:2]
-    if space not in ADDRESS_SPACES or kind != "u64" or len(parts) != 2 + back:
-        raise Unsupported(f"{statement.opcode!r} is not supported; cvta[.to].space.u64 is, with {', '.join(ADDRESS_SPACES)}")
-    room = _room_number(space, context)
+    form = require_form(statement.opcode)
+    room = _room_number(form.choices["space"] or "", context)
     start = 0 if room is None else room_start(room)
-    return _offset_operation((-start if back else start) % 2**64)
+    return _offset_operation((-start if "to" in form.qualifiers else start) % 2**64)
 
 
 @cache
@@ -87,12 +87,11 @@ def _offset_operation(offset: int) -> Operation:
 
 def prepare_isspacep(statement: Statement, context: Context) -> Operation | Step:
     """Prepare an `isspacep`: a test whether a generic address lies in a space (9.7.9.19)."""
-    space = ".".join(statement.qualifiers)
-    if space not in ADDRESS_SPACES:
-        raise Unsupported(f"{statement.opcode!r} is not supported; isspacep takes one of {', '.join(ADDRESS_SPACES)}")
+    space = require_form(statement.opcode).choices["space"] or ""
     if space == "global":
         return _room_test(FIRST_ROOM, 1 << 64 - ROOM_BITS)
     if space in ("shared", "shared::cta"):
+        check_operand_lists(statement, context, "=pred u64")
         return _own_shared_test(statement)
     room = CONST_ROOM if space == "const" else _room_number(space, context)
     return _room_test(room or 0, (room or 0) + 1)
@@ -123,18 +122,13 @@ def _own_shared_test(statement: Statement) -> Step:
 
 # ---- addresses of the other blocks of a cluster
 
-RANK_TYPES = {"u32": "u32", "u64": "u64", "shared::cluster.u32": "u32", "shared::cluster.u64": "u64"}  # qualifiers, type of the address
-
 
 def prepare_mapa(statement: Statement, context: Context) -> Operation:
     """Prepare a `mapa`: the same address in the shared memory of another block of the cluster (9.7.9.23).
 
     A rank that the cluster does not have gives an address at which every access is out of bounds.
     """
-    kind = RANK_TYPES.get(".".join(statement.qualifiers))
-    if kind is None or len(statement.operands) != 3:
-        raise Unsupported(f"{statement.opcode!r} is not supported; mapa[.shared::cluster].u32 and .u64 are")
-    return MAPA[kind]
+    return MAPA[require_form(statement.opcode).choices["type"] or ""]
 
 
 def _map_operation(kind: str) -> Operation:
@@ -146,10 +140,7 @@ MAPA = {kind: _map_operation(kind) for kind in ("u32", "u64")}
 
 def prepare_getctarank(statement: Statement, context: Context) -> Operation:
     """Prepare a `getctarank`: the rank of the block to which an address of shared memory belongs (9.7.9.24)."""
-    kind = RANK_TYPES.get(".".join(statement.qualifiers))
-    if kind is None or len(statement.operands) != 2:
-        raise Unsupported(f"{statement.opcode!r} is not supported; getctarank[.shared::cluster].u32 and .u64 are")
-    return GET_RANK[kind]
+    return GET_RANK[require_form(statement.opcode).choices["type"] or ""]
 
 
 def _rank_operation(kind: str) -> Operation:
@@ -158,20 +149,15 @@ def _rank_operation(kind: str) -> Operation:
 
 GET_RANK = {kind: _rank_operation(kind) for kind in ("u32", "u64")}
 
-FENCE = (
-    r"((sc|acq_rel)\.)?(cta|cluster|gpu|sys)|(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster|mbarrier_init\.release\.cluster"
-    r"|proxy\.(alias|async(\.(global|shared::cta|shared::cluster|shared))?|tensormap::generic\.\w+\.\w+|async::generic\..*)"
-)
-PREFETCH = r"(global|local)?\.?(L1|L2|L2::evict_last|L2::evict_normal)|tensormap|(const|param)\.tensormap"
 PREPARE: dict[str, Prepare] = {
-    "membar": _no_effect(r"cta|gl|sys|(sc\.|acq_rel\.)?(cta|cluster|gpu|sys)|proxy\..*", orders=True),
-    "fence": _no_effect(FENCE, orders=True),
-    "nanosleep": _no_effect(r"u32"),
-    "prefetch": _no_effect(PREFETCH),
-    "prefetchu": _no_effect("L1"),
-    "applypriority": _no_effect(r"(global\.)?L2::evict_normal"),
-    "discard": _no_effect(r"(global\.)?L2"),
-    "pmevent": _no_effect("(mask)?"),
+    "membar": _no_effect("", orders=True),
+    "fence": prepare_fence,
+    "nanosleep": _no_effect("u32"),
+    "prefetch": _no_effect("[]"),
+    "prefetchu": _no_effect("[]"),
+    "applypriority": _no_effect("[] #"),
+    "discard": _no_effect("[] #"),
+    "pmevent": _no_effect("#"),
     "brkpt": _no_effect(""),
     "bar": prepare_warp_sync,
     "cvta": prepare_cvta,

@@ -7,7 +7,6 @@ operations does not depend on it, the result of floating-point ones may.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,9 @@ import numpy as np
 from jax import Array, lax
 
 from tcemu.base.errors import Unsupported
+from tcemu.isa.statement_table import require_form
 from tcemu.ptx.instruction_interface import Context, Operation, Prepare, Step
+from tcemu.ptx.operand_classes import check_operand_lists
 from tcemu.ptx.scalar import scalar_table as scalars
 from tcemu.ptx.simt import cluster_checks as clusters
 from tcemu.ptx.simt import device_memory
@@ -29,26 +30,7 @@ if TYPE_CHECKING:
 
 # ---- loads and stores
 
-ACCESS_TYPES = ("b8", "b16", "b32", "b64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f32", "f64", "b128")
-ORDER = r"(weak\.|volatile\.|(relaxed|acquire|release)\.(cta|cluster|gpu|sys)\.|mmio\.relaxed\.sys\.)?"
 STRONG = {"volatile", "relaxed", "acquire", "release"}  # such an access is no race, and it may order others
-SPACE = r"((?P<space>global|shared::cta|shared::cluster|shared|local|const\[\d+\]|const|param::entry|param::func|param)\.)?"
-CACHE = r"(c[agsv]\.|lu\.|wb\.|wt\.)?"
-EVICT = r"((L1|L2)::(evict_\w+|no_allocate)\.)*"
-HINT = r"(?P<hint>L2::cache_hint\.)?(L2::\d+B\.)?"
-VECTOR = r"((?P<vector>v[248])\.)?"
-PATTERNS = {
-    "ld": re.compile(rf"{ORDER}{SPACE}{CACHE}(nc\.)?{EVICT}{HINT}{VECTOR}(?P<type>\w+)"),
-    "ldu": re.compile(rf"{SPACE}{VECTOR}(?P<type>\w+)"),
-    "st": re.compile(rf"{ORDER}{SPACE}{CACHE}{EVICT}{HINT}{VECTOR}(?P<type>\w+)"),
-}
-# ptxas accepts the qualifiers of an opcode in any order; the patterns have their classes in this order
-CLASSES = (
-    "mmio", "weak|volatile|relaxed|acquire|release|acq_rel", "cta|cluster|gpu|sys", SPACE, CACHE, "nc",
-    r"L[12]::(evict_\w+|no_allocate)", "L2::cache_hint", r"L2::\d+B",
-)  # fmt: skip
-RANKS = [re.compile(part.replace(r"\.", "")) for part in CLASSES]
-MAX_VECTOR_BYTES = 32  # 256 bits, from PTX ISA 8.8 on
 
 
 class Access(NamedTuple):
@@ -61,36 +43,32 @@ class Access(NamedTuple):
     address: Address
 
 
-def sort_qualifiers(parts: tuple[str, ...]) -> str:
-    """Join the qualifiers of an opcode by dots, in the manual's order."""
-    return ".".join(sorted(parts, key=lambda part: next((i for i, rank in enumerate(RANKS) if rank.fullmatch(part)), len(RANKS))))
-
-
-def parse_access(statement: Statement) -> Access:
+def parse_access(statement: Statement, context: Context) -> Access:
     """Return the access of an `ld`, `ldu` or `st`. Raises Unsupported."""
-    found = PATTERNS[statement.name].fullmatch(sort_qualifiers(statement.qualifiers))
-    kind = found["type"] if found else ""
-    if found is None or kind not in ACCESS_TYPES:
-        raise Unsupported(f"{statement.opcode!r} is not supported: it lacks known qualifiers, or a type among {', '.join(ACCESS_TYPES)}")
-    count = int((found["vector"] or "v1")[1:])
+    choices = require_form(statement.opcode).choices
+    kind, count, hint = choices["type"] or "", int((choices.get("vector") or "v1")[1:]), " u64" if choices.get("hint") else ""
     operands = statement.operands
-    first, second = (operands[:2] if statement.name != "st" else operands[1::-1]) if len(operands) >= 2 else (None, None)
-    if not isinstance(second, Address) or second.coordinates is not None or len(operands) != 2 + bool(found.groupdict().get("hint")):
-        raise Unsupported(f"{statement.opcode!r} takes a register and an address, and a cache policy if it says .L2::cache_hint")
-    registers = first.elements if isinstance(first, Vector) else (first,)
-    if len(registers) != count or first is None:
-        raise Unsupported(f"{statement.opcode!r} takes {count} registers; got {len(registers)}")
-    if count * KINDS.get(kind, KINDS["b64"]).bits // 8 > MAX_VECTOR_BYTES or kind == "b128":
-        raise Unsupported(
-            f"{statement.opcode!r} is not supported: a load or store has at most {MAX_VECTOR_BYTES} bytes, in elements of 8 to 64 bits"
-        )
-    space = re.sub(r"(?<!shared)::\w+|::cta|\[\d+\]", "", found["space"] or "")
-    return Access(space, kind, count, tuple(each for each in registers if each is not None), second)
+    if kind == "b128":  # `wide_registers` makes two elements of 64 bits of a register of 128
+        raise Unsupported(f"{statement.opcode!r} takes a register of 128 bits. PTX ISA 9.7.9.8")
+    if statement.name == "st":
+        check_operand_lists(statement, context, f"[] <~{kind}*{count}>{hint}")
+        address, value = operands[:2]
+    else:
+        check_operand_lists(statement, context, f"<=~{kind}_*{count}> []{hint}")
+        value, address = operands[:2]
+    assert isinstance(address, Address)
+    registers = value.elements if isinstance(value, Vector) else (value,)
+    return Access(plain_space(choices["space"]), kind, count, registers, address)
+
+
+def plain_space(space: str | None) -> str:
+    """Return the machine's name of a state space: "param" for "param::entry", "shared" for "shared::cta"; "" if there is none."""
+    return space if space == "shared::cluster" else (space or "").partition("::")[0]
 
 
 def prepare_load(statement: Statement, context: Context) -> Step:
     """Prepare an `ld` or `ldu`."""
-    access, strong = parse_access(statement), bool(STRONG & set(statement.qualifiers))
+    access, strong = parse_access(statement, context), bool(STRONG & set(statement.qualifiers))
 
     def apply(machine: Machine) -> Machine:
         machine = checks.order_blocks(machine) if strong else machine
@@ -105,9 +83,7 @@ def prepare_load(statement: Statement, context: Context) -> Step:
 
 def prepare_store(statement: Statement, context: Context) -> Step:
     """Prepare an `st`."""
-    access, strong = parse_access(statement), bool(STRONG & set(statement.qualifiers))
-    if access.space == "const":
-        raise Unsupported(f"{statement.opcode!r}: constant memory is read-only")
+    access, strong = parse_access(statement, context), bool(STRONG & set(statement.qualifiers))
 
     def apply(machine: Machine) -> Machine:
         values = tuple(machine.read(register, access.kind) for register in access.registers)
@@ -133,10 +109,6 @@ ATOMIC_OPERATIONS: dict[tuple[str, str], str | None] = {
     **{(f"{name}.noftz", kind): f"{name}.{kind}" for name in ("min", "max") for kind in ("f16", "f16x2", "bf16", "bf16x2")},
 }
 ASSOCIATIVE = ("add", "and", "or", "xor", "min", "max")  # the operations that are associative for integers
-ATOMIC_PATTERN = re.compile(
-    r"((relaxed|acquire|release|acq_rel)\.)?((cta|cluster|gpu|sys)\.)?((?P<space>global|shared::cta|shared::cluster|shared)\.)?"
-    rf"{EVICT}{HINT}(?P<operation>\w+?)\.(?P<rounding>noftz\.)?((?P<vector>v[248])\.)?(?P<type>\w+)"
-)
 
 
 class Atomic(NamedTuple):
@@ -155,30 +127,35 @@ class Atomic(NamedTuple):
 
 def parse_atomic(statement: Statement, context: Context) -> Atomic:
     """Return the operation of an `atom` or a `red`. Raises Unsupported."""
-    found = ATOMIC_PATTERN.fullmatch(sort_qualifiers(statement.qualifiers))
-    if found is None:
-        raise Unsupported(f"{statement.opcode!r} is not supported: its qualifiers are not known for {statement.name}")
-    operation, kind = found["operation"] + (".noftz" if found["rounding"] else ""), found["type"]
-    if (operation, kind) not in ATOMIC_OPERATIONS or (statement.name == "red" and operation in ("exch", "cas")):
-        types = [known for name, known in ATOMIC_OPERATIONS if name == operation]
-        raise Unsupported(f"{statement.opcode!r} is not supported: {statement.name}.{operation} has {', '.join(types) or 'no types here'}")
-    count = int((found["vector"] or "v1")[1:])
-    space = (found["space"] or "").replace("::cta", "")
-    if count > 1 and (space != "global" or not _is_float(kind)):
-        raise Unsupported(f"{statement.opcode!r} is not supported: vectors are of floats in global memory")
+    choices = require_form(statement.opcode).choices
+    operation, kind = choices["operation"] or "", choices["type"] or ""
+    count, space = int((choices.get("vector") or "v1")[1:]), plain_space(choices["space"])
+    third, hint = f" {kind}" if operation == "cas" else "", " u64" if choices.get("hint") else ""
+    value = kind if count == 1 else f"<{kind}*{count}>"
+    result = f"={kind}_" if count == 1 else f"<={kind}_*{count}>"
+    if statement.name == "red":
+        check_operand_lists(statement, context, f"[] {value}{hint}")
+    else:
+        discarded = statement.operands[:1] == (Sink(),)  # also in place of a vector
+        check_operand_lists(statement, context, f"{f'={kind}_' if discarded else result} [] {value}{third}{hint}")
     operands = statement.operands if statement.name == "atom" else (Sink(), *statement.operands)
-    expected = 4 if operation == "cas" else 3
-    if len(operands) - bool(found["hint"]) != expected or not isinstance(operands[1], Address):
-        raise Unsupported(f"{statement.opcode!r} takes {expected - (statement.name == 'red')} operands, the address in []")
     destination, b = (
         each.elements if isinstance(each, Vector) else (each,) * (count if isinstance(each, Sink) else 1)
         for each in (operands[0], operands[2])
     )
-    if len(destination) != count or len(b) != count:
-        raise Unsupported(f"{statement.opcode!r} takes vectors of {count} elements")
-    combine = _combiner(operation, kind, space, context)
+    assert isinstance(operands[1], Address) and len(destination) == len(b) == count
+    atomic = element_atomic(space, operation, kind, context)
+    c = operands[3] if operation == "cas" else None
+    return atomic._replace(elements=count, destination=destination, address=operands[1], b=b, c=c)
+
+
+def element_atomic(space: str, operation: str, kind: str, context: Context) -> Atomic:
+    """Return the atomic operation on one element without its operands."""
+    if kind in ("f16", "f16x2", "bf16", "bf16x2"):
+        operation += ".noftz"
     associative = (operation in ASSOCIATIVE and not _is_float(kind)) or operation == "exch"
-    return Atomic(space, kind, count, combine, associative, destination, operands[1], b, operands[3] if operation == "cas" else None)
+    combine = _combiner(operation, kind, space, context)
+    return Atomic(space, kind, 1, combine, associative, (Sink(),), Address(None), (Sink(),), None)
 
 
 def _is_float(kind: str) -> bool:
@@ -198,9 +175,7 @@ def _combiner(operation: str, kind: str, space: str, context: Context) -> Callab
     opcode = ATOMIC_OPERATIONS[operation, kind] or ""
     if (operation, kind) == ("add", "f32") and not space.startswith("shared"):
         opcode = "add.rn.ftz.f32"  # flushes subnormals in global memory: 9.7.13.5
-    prepare = scalars.PREPARE.get(opcode.partition(".")[0])
-    if prepare is None:
-        raise Unsupported(f"{operation}.{kind} is not supported")
+    prepare = scalars.PREPARE[opcode.partition(".")[0]]
     operation_bits = prepare(Statement(opcode, (Sink(), Sink(), Sink()), None, context.function.position), context)
     assert isinstance(operation_bits, Operation)
     return lambda old, b, c: operation_bits.compute(old, b)[0]
@@ -208,7 +183,11 @@ def _combiner(operation: str, kind: str, space: str, context: Context) -> Callab
 
 def prepare_atomic(statement: Statement, context: Context) -> Step:
     """Prepare an `atom` or `red`."""
-    atomic = parse_atomic(statement, context)
+    return Step(execute_atomic(parse_atomic(statement, context)))
+
+
+def execute_atomic(atomic: Atomic) -> Callable[[Machine], Machine]:
+    """Return the function that applies an atomic operation of the active threads."""
     size = KINDS[atomic.kind].bits // 8
 
     def apply(machine: Machine) -> Machine:
@@ -228,7 +207,7 @@ def prepare_atomic(statement: Statement, context: Context) -> Step:
             machine = machine.write(destination, atomic.kind, found)
         return clusters.order_cluster(machine)
 
-    return Step(apply)
+    return apply
 
 
 class AtomicRequests(NamedTuple):

@@ -11,7 +11,9 @@ from functools import cache
 import numpy as np
 
 from tcemu.base.errors import Unsupported
+from tcemu.isa.statement_table import require_form
 from tcemu.ptx.instruction_interface import Context, Operation, Prepare
+from tcemu.ptx.operand_classes import check_operand_lists
 from tcemu.ptx.text.module import Integer, Operand, Register, Statement
 
 STACK_BYTES = 1024  # of a thread, the default of cudaLimitStackSize
@@ -40,14 +42,10 @@ def _bits(statement: Statement) -> str:
 
 def prepare_stack(statement: Statement, context: Context) -> Operation:
     """Prepare `alloca.type d, size {, alignment}`, `stacksave.type d` and `stackrestore.type a`, with or without the added operands."""
-    counts = {"alloca": (2, 3, 6), "stacksave": (1,), "stackrestore": (1,)}[statement.name]
-    if statement.qualifiers not in (("u32",), ("u64",)) or len(statement.operands) not in counts:
-        raise Unsupported(
-            f"{statement.opcode!r} is not supported; alloca.u32 and .u64 d, size {{, alignment}}, stacksave.u32 and .u64 d, "
-            "stackrestore.u32 "
-            f"and .u64 a are. {SECTION}"
-        )
-    kind = statement.qualifiers[0]
+    kind = require_form(statement.opcode).choices["type"] or ""
+    lists = {"alloca": (f"={kind} {kind}", f"={kind} {kind} #"), "stacksave": (f"={kind}",), "stackrestore": (f"%{kind}",)}[statement.name]
+    if len(statement.operands) < 6:
+        check_operand_lists(statement, context, *lists)
     if statement.name != "alloca":
         return Operation((kind,), (), lambda: ()) if statement.name == "stacksave" else Operation((), (kind,), lambda _height: ())
     if len(statement.operands) < 6:

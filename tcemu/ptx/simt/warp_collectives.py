@@ -11,9 +11,11 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tcemu.base.errors import UndefinedBehaviour, Unsupported
+from tcemu.base.errors import UndefinedBehaviour
 from tcemu.isa.families import LANES
+from tcemu.isa.statement_table import StatementForm, require_form
 from tcemu.ptx.instruction_interface import Context, Prepare, Step
+from tcemu.ptx.operand_classes import check_operand_lists
 from tcemu.ptx.scalar.float_arithmetic import extremum
 from tcemu.ptx.scalar.opcode_syntax import OperandShape, Qualifiers
 from tcemu.ptx.scalar.raw_bits import as_signed
@@ -24,14 +26,17 @@ from tcemu.ptx.text.ptx_types import KINDS
 
 SHUFFLE_MODES = ("up", "down", "bfly", "idx")
 VOTE_MODES = ("all", "any", "uni", "ballot")
-INTEGER_REDUCTIONS: dict[str, tuple[tuple[str, ...], Callable[..., Array], int]] = {  # types, reduction, neutral element
-    "add": (("u32", "s32"), jnp.sum, 0),
-    "and": (("b32",), lax.reduce_and, 0xFFFFFFFF),
-    "or": (("b32",), lax.reduce_or, 0),
-    "xor": (("b32",), lax.reduce_xor, 0),
+INTEGER_REDUCTIONS: dict[str, tuple[Callable[..., Array], int]] = {  # reduction, neutral element
+    "add": (jnp.sum, 0),
+    "and": (lax.reduce_and, 0xFFFFFFFF),
+    "or": (lax.reduce_or, 0),
+    "xor": (lax.reduce_xor, 0),
 }
 faults.register_messages(
     member_mask=faults.Message("the membermask {0} lacks the thread's own lane, {1} (PTX ISA 9.7.13)", UndefinedBehaviour),
+    absent_source=faults.Message(
+        "shfl reads from lane {0}, which is not in the membermask {1} or does not take part (PTX ISA 9.7.9.6)", UndefinedBehaviour
+    ),
     absent_member=faults.Message("the membermask {0} names lanes that do not take part: those that do are {1}", UndefinedBehaviour),
 )
 
@@ -46,11 +51,8 @@ def ballot(predicate: Array) -> Array:
     return jnp.sum(predicate.astype(jnp.uint32) << lane_numbers(), axis=-1, keepdims=True, dtype=jnp.uint32)
 
 
-def shuffle(mode: str, value: Array, b: Array, c: Array, active: Array) -> tuple[Array, Array]:
-    """shfl: return the value of each lane's source lane, and whether that lane is in range; out of range, the lane's own value.
-
-    The manual leaves the value of an inactive source lane open; an H200 returns 0.
-    """
+def source_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
+    """Return the source lane of each lane in a shfl, int32, and whether it is in range; out of range it is the lane itself."""
     lane, segment, bound = lane_numbers(), (c >> 8) & 31, c & 31
     step = b & 31
     least = lane & segment
@@ -63,7 +65,18 @@ def shuffle(mode: str, value: Array, b: Array, c: Array, active: Array) -> tuple
         "idx": (least | (step & ~segment)).astype(jnp.int32),
     }[mode]
     inside = source >= most if mode == "up" else source <= most
-    source = jnp.broadcast_to(jnp.where(inside, source, signed_lane), value.shape)
+    return jnp.where(inside, source, signed_lane), inside
+
+
+def shuffle(mode: str, value: Array, b: Array, c: Array, active: Array) -> tuple[Array, Array]:
+    """shfl: return the value of each lane's source lane, and whether that lane is in range; out of range, the lane's own value.
+
+    The manual leaves the value of an inactive source lane, and of one outside the membermask, open. An H200 returns 0 for an inactive lane.
+    For `.bfly` from a lane outside the membermask an RTX 3060 (sm_86) was reported to return the lane's own value; here it is that of the
+    source lane if that is active. Checked mode raises UndefinedBehaviour for both.
+    """
+    source, inside = source_lanes(mode, b, c)
+    source = jnp.broadcast_to(source, value.shape)
     readable = jnp.where(active, value, jnp.uint32(0))
     return jnp.take_along_axis(readable, source, axis=-1, mode="clip"), jnp.broadcast_to(inside, value.shape)
 
@@ -101,7 +114,7 @@ def reduce_integers(operator: str, kind: str, value: Array, active: Array, membe
         neutral = limits.max if operator == "min" else limits.min
         spread = jnp.where(others, number[..., None, :], jnp.asarray(neutral, number.dtype))
         return (jnp.min if operator == "min" else jnp.max)(spread, axis=-1).astype(jnp.uint32)
-    _, fold, neutral = INTEGER_REDUCTIONS[operator]
+    fold, neutral = INTEGER_REDUCTIONS[operator]
     spread = jnp.where(others, value[..., None, :], jnp.uint32(neutral))
     if operator == "add":
         return jnp.sum(spread, axis=-1, dtype=jnp.uint32)
@@ -120,8 +133,11 @@ def reduce_floats(fold: Callable[[Array, Array], Array], neutral: int, value: Ar
 # ---- statements
 
 
-def _unsupported(statement: Statement, known: str) -> Unsupported:
-    return Unsupported(f"{statement.opcode!r} with {len(statement.operands)} operands is not supported; known is: {known}")
+def _match(statement: Statement, context: Context, operands: str) -> StatementForm:
+    """Return the form of a statement. Raises Unsupported for an opcode or operands that it does not have."""
+    form = require_form(statement.opcode)
+    check_operand_lists(statement, context, operands.format_map(form.choices))
+    return form
 
 
 def _destinations(operand: Operand) -> tuple[Operand, Operand]:
@@ -148,6 +164,16 @@ class _WarpView:
             machine = machine.fault(machine.threads(absent), "absent_member", None, members, machine.threads(here))
         self.machine = machine
 
+    def check_sources(self, source: Array) -> None:
+        """Note as a fault each lane whose source lane is outside its membermask, or does not take part."""
+        source = jnp.broadcast_to(source, self.active.shape)
+        missing = (self.members >> source.astype(jnp.uint32)) & 1 == 0
+        missing |= ~jnp.take_along_axis(self.active, source, axis=-1)
+        threads = self.machine.threads
+        self.machine = self.machine.fault(
+            threads(missing), "absent_source", None, threads(source.astype(jnp.uint32)), threads(self.members)
+        )
+
     def read(self, operand: Operand, kind: str) -> Array:
         return self.machine.warps(self.machine.read(operand, kind))
 
@@ -160,11 +186,9 @@ class _WarpView:
 
 def prepare_shfl(statement: Statement, context: Context) -> Step:
     """Prepare shfl.sync.mode.b32 d[|p], a, b, c, membermask, or the form without .sync, whose members are the active threads."""
-    parts = statement.qualifiers
-    sync = parts[:1] == ("sync",)
-    if parts[sync:] not in [(mode, "b32") for mode in SHUFFLE_MODES] or len(statement.operands) != 4 + sync:
-        raise _unsupported(statement, "shfl.sync.{up|down|bfly|idx}.b32 d[|p], a, b, c, membermask")
-    mode = parts[sync]
+    choices = require_form(statement.opcode).choices
+    mode, sync = choices["mode"] or "", choices["sync"]
+    check_operand_lists(statement, context, f"=b32_|pred b32 b32 b32{' u32' if sync else ''}")
     (value, inside), (a, b, c), mask = (
         _destinations(statement.operands[0]),
         statement.operands[1:4],
@@ -173,7 +197,10 @@ def prepare_shfl(statement: Statement, context: Context) -> Step:
 
     def apply(machine: Machine) -> Machine:
         warps = _WarpView(machine, mask, context.checked)
-        found, flags = shuffle(mode, warps.read(a, "b32"), warps.read(b, "b32"), warps.read(c, "b32"), warps.active)
+        step, bounds = warps.read(b, "b32"), warps.read(c, "b32")
+        found, flags = shuffle(mode, warps.read(a, "b32"), step, bounds, warps.active)
+        if context.checked:
+            warps.check_sources(source_lanes(mode, step, bounds)[0])
         return warps.write((value, "b32", found), (inside, "pred", flags))
 
     return Step(apply, collective=True)
@@ -181,12 +208,10 @@ def prepare_shfl(statement: Statement, context: Context) -> Step:
 
 def prepare_vote(statement: Statement, context: Context) -> Step:
     """Prepare vote.sync.{all|any|uni}.pred p, [!]a, membermask or vote.sync.ballot.b32 d, [!]a, membermask, or a form without .sync."""
-    parts = statement.qualifiers
-    sync = parts[:1] == ("sync",)
-    if parts[sync:] not in [(mode, "b32" if mode == "ballot" else "pred") for mode in VOTE_MODES] or len(statement.operands) != 2 + sync:
-        raise _unsupported(statement, "vote.sync.{all|any|uni}.pred p, a, membermask; vote.sync.ballot.b32 d, a, membermask")
-    mode, kind = parts[sync:]
-    target, a, mask = statement.operands[0], statement.operands[1], statement.operands[2] if sync else None
+    choices = require_form(statement.opcode).choices
+    mode, kind = choices["mode"] or "", choices["type"] or ""
+    check_operand_lists(statement, context, f"={kind} pred{' u32' if choices['sync'] else ''}")
+    target, a, mask = statement.operands[0], statement.operands[1], statement.operands[2] if choices["sync"] else None
 
     def apply(machine: Machine) -> Machine:
         warps = _WarpView(machine, mask, context.checked)
@@ -197,16 +222,16 @@ def prepare_vote(statement: Statement, context: Context) -> Step:
 
 def prepare_match(statement: Statement, context: Context) -> Step:
     """Prepare match.any.sync.type d, a, membermask or match.all.sync.type d[|p], a, membermask; type b32 or b64."""
-    parts, operands = statement.qualifiers, statement.operands
-    known = [(mode, "sync", kind) for mode in ("any", "all") for kind in ("b32", "b64")]
-    if parts not in known or len(operands) != 3 or (parts[0] == "any" and isinstance(operands[0], Pair)):
-        raise _unsupported(statement, "match.any.sync.{b32|b64} d, a, membermask; match.all.sync.{b32|b64} d[|p], a, membermask")
+    operands = statement.operands
+    choices = require_form(statement.opcode).choices
+    mode, kind = choices["mode"], choices["type"] or ""
+    check_operand_lists(statement, context, f"=u32{'_|pred' if mode == 'all' else ''} {kind} u32")
     target, every = _destinations(operands[0])
 
     def apply(machine: Machine) -> Machine:
         warps = _WarpView(machine, operands[2], context.checked)
-        value = warps.read(operands[1], parts[2])
-        if parts[0] == "any":
+        value = warps.read(operands[1], kind)
+        if mode == "any":
             return warps.write((target, "b32", match_any(value, warps.active, warps.members)))
         found, flags = match_all(value, warps.active, warps.members)
         return warps.write((target, "b32", found), (every, "pred", flags))
@@ -216,27 +241,22 @@ def prepare_match(statement: Statement, context: Context) -> Step:
 
 def prepare_redux(statement: Statement, context: Context) -> Step:
     """Prepare redux.sync.op.type d, a, membermask: add, min, max of u32, s32; and, or, xor of b32; min, max[.abs][.NaN] of f32."""
-    parts, operands = statement.qualifiers, statement.operands
-    reduction = _find_reduction(parts)
-    if reduction is None or len(operands) != 3:
-        raise _unsupported(statement, "redux.sync.{add|min|max}.{u32|s32}, .{and|or|xor}.b32, .{min|max}[.abs][.NaN].f32 d, a, membermask")
+    form = require_form(statement.opcode)
+    operands, kind = statement.operands, form.choices["type"] or ""
+    check_operand_lists(statement, context, "=f32 f32 u32" if kind == "f32" else "=u32 u32 u32")
+    reduction = _find_reduction(form.choices["mode"] or "", kind, form.qualifiers)
 
     def apply(machine: Machine) -> Machine:
         warps = _WarpView(machine, operands[2], context.checked)
-        return warps.write((operands[0], parts[-1], reduction(warps.read(operands[1], parts[-1]), warps.active, warps.members)))
+        return warps.write((operands[0], kind, reduction(warps.read(operands[1], kind), warps.active, warps.members)))
 
     return Step(apply, collective=True)
 
 
-def _find_reduction(parts: tuple[str, ...]) -> Callable[[Array, Array, Array], Array] | None:
-    """Return the reduction that the qualifiers name, or None."""
-    if len(parts) < 3 or parts[0] != "sync":
-        return None
-    operator, kind = parts[1], parts[-1]
-    if len(parts) == 3 and kind in INTEGER_REDUCTIONS.get(operator, (("u32", "s32") if operator in ("min", "max") else (),))[0]:
+def _find_reduction(operator: str, kind: str, parts: tuple[str, ...]) -> Callable[[Array, Array, Array], Array]:
+    """Return the reduction that the qualifiers name."""
+    if kind != "f32":
         return lambda *values: reduce_integers(operator, kind, *values)
-    if kind != "f32" or operator not in ("min", "max") or sorted(parts[2:-1]) not in ([], ["abs"], ["NaN"], ["NaN", "abs"]):
-        return None
     nan = "NaN" in parts
     fold = extremum(Qualifiers((*("NaN",) * nan, "f32")), OperandShape((1, 1, 1)), operator == "min").compute
     size = (lambda x: x & 0x7FFFFFFF) if "abs" in parts else lambda x: x
@@ -247,8 +267,7 @@ def _find_reduction(parts: tuple[str, ...]) -> Callable[[Array, Array, Array], A
 
 def prepare_activemask(statement: Statement, context: Context) -> Step:
     """Prepare activemask.b32 d: a mask of the active threads of the warp."""
-    if statement.opcode != "activemask.b32" or len(statement.operands) != 1:
-        raise _unsupported(statement, "activemask.b32 d")
+    _match(statement, context, "=b32")
 
     def apply(machine: Machine) -> Machine:
         warps = _WarpView(machine, None, False)
@@ -259,8 +278,7 @@ def prepare_activemask(statement: Statement, context: Context) -> Step:
 
 def prepare_elect(statement: Statement, context: Context) -> Step:
     """Prepare elect.sync d|p, membermask: the lowest member is the leader; d is its lane, and p holds for it alone."""
-    if statement.opcode != "elect.sync" or len(statement.operands) != 2 or not isinstance(statement.operands[0], Pair):
-        raise _unsupported(statement, "elect.sync d|p, membermask")
+    _match(statement, context, "=b32|pred! u32")
     lane, leads = _destinations(statement.operands[0])
 
     def apply(machine: Machine) -> Machine:

@@ -12,7 +12,7 @@ from tcemu.ptx.text.module import Register, Statement, Vector
 
 WIDE_KIND = "b128"
 HALVES = ("+low", "+high")  # added to the name of a wide register; no name in PTX has a plus sign
-ACCESSES = ("ld", "st")
+ACCESSES = ("ld", "ldu", "st")
 
 
 def add_halves(kinds: dict[str, str]) -> dict[str, str]:
@@ -45,7 +45,7 @@ def split_registers(statement: Statement, kinds: dict[str, str]) -> Statement:
         opcode = statement.opcode.removesuffix(WIDE_KIND) + "v2.b64"
         return replace(statement, opcode=opcode, operands=operands)
     if statement.opcode != "mov.b128" and statement.name != "clusterlaunchcontrol":
-        raise Unsupported(f"{statement.opcode!r} of a register of 128 bits is not supported; mov, ld and st of them are")
+        raise Unsupported(f"{statement.opcode!r} of a register of 128 bits is not supported; mov, ld, ldu and st of them are")
     return replace(statement, operands=operands)
 
 

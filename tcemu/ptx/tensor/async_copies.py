@@ -20,13 +20,13 @@ import numpy as np
 from jax import Array, lax
 
 from tcemu.base.errors import Unsupported
-from tcemu.isa.targets import resolve_target
+from tcemu.isa.statement_table import Choices
 from tcemu.ptx.instruction_interface import Context, Step
 from tcemu.ptx.simt import shared_memory_checks as pending
 from tcemu.ptx.simt.device_memory import gather_words, locate_in_rooms, replace_rank, scatter_runs
 from tcemu.ptx.simt.faults import Message, Misaligned, OutOfBounds
 from tcemu.ptx.tensor.mbarriers import Arrivals, BarrierUpdate, arrive, arrive_after_copies, complete_bytes, update_barriers
-from tcemu.ptx.tensor.statement_forms import Choices, InstructionForm, constant_operand, match_form, note_fault, slot
+from tcemu.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, note_fault
 from tcemu.ptx.text.module import Address, Negated, Operand, Register, Statement
 
 if TYPE_CHECKING:
@@ -36,54 +36,15 @@ UNIT_BYTES = 16  # bytes that a lane moves at a time
 UNIT_WORDS = UNIT_BYTES // 4
 COPY_LANES = 512  # lanes per block that move the units of a copy
 COPY_SECTION, BULK_SECTION = "PTX ISA 9.7.9.25.3", "PTX ISA 9.7.9.25.4"
-HINT_SLOT = slot("hint", "L2::cache_hint")
-MULTICAST_SLOT = slot("multicast", "multicast::cluster")
-COPY_FORM = InstructionForm(
-    "cp.async",
-    (
-        slot("cache", "ca cg", required=True),
-        slot("to", "shared shared::cta", required=True),
-        slot("from", "global", required=True),
-        HINT_SLOT,
-        slot("prefetch", "L2::64B L2::128B L2::256B"),
-    ),
-    (3, 4, 5),
-    80,
-    COPY_SECTION,
-)
-ARRIVE_FORM = InstructionForm(
-    "cp.async.mbarrier.arrive",
-    (slot("noinc", "noinc"), slot("space", "shared shared::cta"), slot("type", "b64", required=True)),
-    (1,),
-    80,
-    "PTX ISA 9.7.13.15.17",
-)
-COMMIT_FORM = InstructionForm("cp.async.commit_group", (), (0,), 80, COPY_SECTION)
-WAIT_ALL_FORM = InstructionForm("cp.async.wait_all", (), (0,), 80, COPY_SECTION)
-WAIT_FORM = InstructionForm("cp.async.wait_group", (), (1,), 80, COPY_SECTION)
-BULK_FORM = InstructionForm(
-    "cp.async.bulk",
-    (
-        slot("to", "shared::cluster shared::cta global", required=True),
-        slot("from", "global shared::cta", required=True),
-        slot("completion", "mbarrier::complete_tx::bytes bulk_group", required=True),
-        MULTICAST_SLOT,
-        HINT_SLOT,
-        slot("mask", "cp_mask"),
-    ),
-    (3, 4, 5, 6),
-    90,
-    BULK_SECTION,
-)
-BULK_COMMIT_FORM = InstructionForm("cp.async.bulk.commit_group", (), (0,), 90, BULK_SECTION)
-BULK_WAIT_FORM = InstructionForm("cp.async.bulk.wait_group", (slot("read", "read"),), (1,), 90, BULK_SECTION)
-PREFETCH_FORM = InstructionForm(
-    "cp.async.bulk.prefetch",
-    (slot("level", "L2", required=True), slot("from", "global", required=True), HINT_SLOT),
-    (2, 3),
-    90,
-    BULK_SECTION,
-)
+COPY_FORM = InstructionForm("cp.async", ("[] [] #{hint}", "[] [] # u32{hint}", "[] [] # pred{hint}"))
+ARRIVE_FORM = InstructionForm("cp.async.mbarrier.arrive", ("[]",))
+COMMIT_FORM = InstructionForm("cp.async.commit_group", ("",))
+WAIT_ALL_FORM = InstructionForm("cp.async.wait_all", ("",))
+WAIT_FORM = InstructionForm("cp.async.wait_group", ("#",))
+BULK_FORM = InstructionForm("cp.async.bulk", ("[] [] u32{barrier}{multicast}{hint}{mask}",))
+BULK_COMMIT_FORM = InstructionForm("cp.async.bulk.commit_group", ("",))
+BULK_WAIT_FORM = InstructionForm("cp.async.bulk.wait_group", ("#",))
+PREFETCH_FORM = InstructionForm("cp.async.bulk.prefetch", ("[] u32{hint}",))
 EMPTY_FORMS = (BULK_COMMIT_FORM, PREFETCH_FORM)
 COPY_FORMS = (COPY_FORM, ARRIVE_FORM, COMMIT_FORM, WAIT_FORM, WAIT_ALL_FORM, BULK_FORM, BULK_WAIT_FORM, *EMPTY_FORMS)
 COPY_SIZES = {"ca": (4, 8, 16), "cg": (16,)}  # sizes of a cp.async in bytes
@@ -139,8 +100,6 @@ def _prepare_small(statement: Statement, choices: Choices, context: Context) -> 
     if size not in sizes:
         raise Unsupported(f"cp-size is {size}; expected {' or '.join(map(str, sizes))}. {COPY_SECTION}")
     optional = statement.operands[3 : None if choices["hint"] is None else -1]
-    if len(optional) > 1 or (choices["hint"] and len(statement.operands) < 4):
-        raise Unsupported(f"the operands are [dst], [src], cp-size {{, src-size or ignore-src}} {{, cache-policy}}. {COPY_SECTION}")
     limit = optional[0] if optional else None
     ignores = isinstance(limit, Negated) or (isinstance(limit, Register) and context.function.registers.get(limit.name) == "pred")
 
@@ -303,11 +262,6 @@ def shared_word_indices(machine: Machine, address: Array) -> Array:
     return machine.locate_shared(address, UNIT_BYTES).first_word
 
 
-def is_target_at_least(target: str, number: int) -> bool:
-    """Return True if a target's number, such as 100 of sm_100a, is at least `number`."""
-    return int("".join(filter(str.isdigit, resolve_target(target)))) >= number
-
-
 def check_ranges(machine: Machine, space: str, address: Array, size: Array, unit: int = UNIT_BYTES) -> tuple[Array, Machine]:
     """Check that ranges of `size` bytes, multiples of `unit`, are within memory and aligned to units.
 
@@ -320,27 +274,9 @@ def check_ranges(machine: Machine, space: str, address: Array, size: Array, unit
     return first_valid & last_valid, machine
 
 
-def goes_to_global(choices: Choices, section: str) -> bool:
-    """Return True for a bulk copy to global memory. Raises Unsupported if the spaces and the completion do not match."""
-    to_global = choices["to"] == "global"
-    if to_global and choices["from"] == "global":
-        raise Unsupported(f"it copies from global to global memory; one side must be shared memory. {section}")
-    if to_global != (choices["completion"] == "bulk_group"):
-        expected = "bulk_group" if to_global else "mbarrier::complete_tx::bytes"
-        raise Unsupported(f"expected .{expected} with .{choices['to']}. {section}")
-    return to_global
-
-
 def _prepare_bulk(statement: Statement, choices: Choices, context: Context) -> Step:
     """Prepare `cp.async.bulk` between global and shared memory, or between the shared memory of blocks of a cluster."""
-    to_global = goes_to_global(choices, BULK_SECTION)
-    if choices["mask"] and (not to_global or not is_target_at_least(context.target, 100)):
-        raise Unsupported(f".cp_mask belongs to copies to global memory, on sm_100 and later. {BULK_SECTION}")
-    if choices["multicast"] and (to_global or choices["from"] != "global"):
-        raise Unsupported(f".multicast::cluster needs .shared::cluster.global. {BULK_SECTION}")
-    count = 3 + (not to_global) + sum(choices[name] is not None for name in ("multicast", "hint", "mask"))
-    if len(statement.operands) != count:
-        raise Unsupported(f"it has {len(statement.operands)} operands; expected {count}. {BULK_SECTION}")
+    to_global = choices["to"] == "global"
     target, source = (_require_address(operand) for operand in statement.operands[:2])
     barrier = None if to_global else _require_address(statement.operands[3])
     mask = statement.operands[4] if choices["multicast"] else None

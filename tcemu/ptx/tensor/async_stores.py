@@ -16,54 +16,21 @@ from tcemu.base.errors import Unsupported
 from tcemu.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.ptx.simt import shared_memory_checks as checks
 from tcemu.ptx.simt.faults import Message, Misaligned
-from tcemu.ptx.simt.memory_access import prepare_atomic, prepare_store
+from tcemu.ptx.simt.memory_access import element_atomic, execute_atomic, prepare_atomic, prepare_store
 from tcemu.ptx.tensor.async_copies import check_ranges
 from tcemu.ptx.tensor.mbarriers import Arrivals, complete_bytes, update_barriers
-from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, slot, vector_elements
+from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, vector_elements
 from tcemu.ptx.text.module import Address, Integer, Statement
 from tcemu.ptx.text.ptx_types import KINDS
 
 if TYPE_CHECKING:
     from tcemu.ptx.simt.machine import Machine
 
-STORE_SECTION, BULK_SECTION, REDUCTION_SECTION = "PTX ISA 9.7.9.12", "PTX ISA 9.7.9.13", "PTX ISA 9.7.13.8"
-COMPLETION_SLOT = slot("completion", "mbarrier::complete_tx::bytes", required=True)
+BULK_SECTION = "PTX ISA 9.7.9.13"
 MMIO = {"mmio": "stores to another device's memory signal nothing that a kernel sees"}
-STORE_FORM = InstructionForm(
-    "st.async",
-    (
-        slot("sem", "weak"),
-        slot("space", "shared::cluster"),
-        COMPLETION_SLOT,
-        slot("vector", "v2 v4"),
-        slot("type", "b32 b64 u32 u64 s32 s64 f32 f64", required=True),
-    ),
-    (3,),
-    90,
-    STORE_SECTION,
-    MMIO,
-)
-MAX_STORE_BYTES = 16
-REDUCTIONS = {  # types of each operation
-    "inc": ("u32",), "dec": ("u32",), "add": ("u32", "s32", "u64", "s64"), "min": ("u32", "s32"), "max": ("u32", "s32"),
-    "and": ("b32",), "or": ("b32",), "xor": ("b32",),
-}  # fmt: skip
-REDUCTION_FORM = InstructionForm(
-    "red.async",
-    (
-        slot("sem", "relaxed", required=True),
-        slot("scope", "cluster", required=True),
-        slot("space", "shared::cluster"),
-        COMPLETION_SLOT,
-        slot("operation", " ".join(REDUCTIONS), required=True),
-        slot("type", "u32 s32 u64 s64 b32", required=True),
-    ),
-    (3,),
-    90,
-    REDUCTION_SECTION,
-    MMIO,
-)
-BULK_FORM = InstructionForm("st.bulk", (slot("sem", "weak"), slot("space", "shared::cta")), (3,), 100, BULK_SECTION)
+STORE_FORM = InstructionForm("st.async", ("[] <{type}*{count}> []",), MMIO)
+REDUCTION_FORM = InstructionForm("red.async", ("[] {type} []",), MMIO)
+BULK_FORM = InstructionForm("st.bulk", ("[] %u32 #", "[] u64 #"))
 BULK_UNIT = 8  # address and size of a st.bulk are multiples of it
 
 
@@ -85,11 +52,8 @@ def _prepare_async_store(statement: Statement, context: Context) -> Step:
     _, choices = match_form(statement, context, (STORE_FORM,))
     address, value, barrier = statement.operands
     kind, count = choices["type"] or "", int((choices["vector"] or "v1")[1:])
-    registers, size = vector_elements(value), count * KINDS[choices["type"] or ""].bits // 8
-    if not isinstance(address, Address) or not isinstance(barrier, Address) or len(registers) != count:
-        raise Unsupported(f"the operands are [address], {count} registers, [mbar]. {STORE_SECTION}")
-    if size > MAX_STORE_BYTES:
-        raise Unsupported(f"it stores {size} bytes; at most {MAX_STORE_BYTES} are possible. {STORE_SECTION}")
+    registers, size = vector_elements(value), count * KINDS[kind].bits // 8
+    assert isinstance(address, Address) and isinstance(barrier, Address)
 
     def execute(machine: Machine) -> Machine:
         space = choices["space"] or ""
@@ -111,13 +75,10 @@ def _prepare_async_reduction(statement: Statement, context: Context) -> Step:
     _, choices = match_form(statement, context, (REDUCTION_FORM,))
     operation, kind = choices["operation"] or "", choices["type"] or ""
     address, value, barrier = statement.operands
-    if kind not in REDUCTIONS[operation]:
-        raise Unsupported(f"red.async.{operation} has {', '.join(REDUCTIONS[operation])}; got {kind}. {REDUCTION_SECTION}")
-    if not isinstance(address, Address) or not isinstance(barrier, Address):
-        raise Unsupported(f"the operands are [address], b, [mbar]. {REDUCTION_SECTION}")
-    space = f".{choices['space']}" if choices["space"] else ""
-    reduction = prepare_atomic(replace(statement, opcode=f"red{space}.{operation}.{kind}", operands=(address, value)), context)
-    return Step(lambda machine: _complete_store(reduction.apply(machine), statement, barrier, KINDS[kind].bits // 8, context.checked))
+    assert isinstance(address, Address) and isinstance(barrier, Address)
+    atomic = element_atomic(choices["space"] or "", operation, kind, context)._replace(address=address, b=(value,))
+    reduction = execute_atomic(atomic)
+    return Step(lambda machine: _complete_store(reduction(machine), statement, barrier, KINDS[kind].bits // 8, context.checked))
 
 
 def _prepare_bulk_store(statement: Statement, context: Context) -> Step:

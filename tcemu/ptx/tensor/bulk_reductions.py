@@ -14,48 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.base.errors import Unsupported
 from tcemu.ptx.instruction_interface import Context, Step
 from tcemu.ptx.simt.device_memory import locate_in_rooms
 from tcemu.ptx.simt.faults import Message, Misaligned
-from tcemu.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, parse_atomic
+from tcemu.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, element_atomic
 from tcemu.ptx.tensor import async_copies as copies
 from tcemu.ptx.tensor.async_copies import UNIT_BYTES, CopyValues
 from tcemu.ptx.tensor.mbarriers import Arrivals, complete_bytes, update_barriers
-from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, slot
-from tcemu.ptx.text.module import Address, Register, Statement
+from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault
+from tcemu.ptx.text.module import Address, Statement
 from tcemu.ptx.text.ptx_types import KINDS
 
 if TYPE_CHECKING:
     from tcemu.ptx.simt.machine import Machine
 
 SECTION = "PTX ISA 9.7.9.25.4.2"
-INTEGERS = ("u32", "s32", "u64", "s64")
-TYPES = {  # types of each operation by the space of the destination
-    "global": {
-        "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"), "min": (*INTEGERS, "f16", "bf16"), "max": (*INTEGERS, "f16", "bf16"),
-        "inc": ("u32",), "dec": ("u32",), "and": ("b32", "b64"), "or": ("b32", "b64"), "xor": ("b32", "b64"),
-    },
-    "shared::cluster": {
-        "add": ("u32", "s32", "u64"), "min": ("u32", "s32"), "max": ("u32", "s32"), "inc": ("u32",), "dec": ("u32",), "and": ("b32",),
-        "or": ("b32",), "xor": ("b32",),
-    },
-}  # fmt: skip
-FORM = InstructionForm(
-    "cp.reduce.async.bulk",
-    (
-        slot("to", "global shared::cluster", required=True),
-        slot("from", "shared::cta", required=True),
-        slot("completion", "bulk_group mbarrier::complete_tx::bytes", required=True),
-        copies.HINT_SLOT,
-        slot("operation", " ".join(TYPES["global"]), required=True),
-        slot("rounding", "noftz"),
-        slot("type", "u32 s32 u64 s64 b32 b64 f16 bf16 f32 f64", required=True),
-    ),
-    (3, 4, 5),
-    90,
-    SECTION,
-)
+FORM = InstructionForm("cp.reduce.async.bulk", ("[] [] u32{barrier}{hint}",))
 
 
 def prepare_linear_copy(statement: Statement, context: Context) -> Step:
@@ -66,20 +40,11 @@ def prepare_linear_copy(statement: Statement, context: Context) -> Step:
 def _prepare_reduction(statement: Statement, context: Context) -> Step:
     """Prepare `cp.reduce.async.bulk [dst], [src], size {, [mbar]} {, policy}`."""
     _, choices = match_form(statement, context, (FORM,))
-    to_global = copies.goes_to_global(choices, SECTION)
     space, operation, kind = choices["to"] or "", choices["operation"] or "", choices["type"] or ""
-    known = TYPES[space].get(operation, ())
-    if kind not in known:
-        raise Unsupported(f"cp.reduce.async.bulk.{space}.{operation} has {', '.join(known)}; got {kind}. {SECTION}")
-    if (choices["rounding"] is not None) != (operation == "add" and kind in ("f16", "bf16")):
-        raise Unsupported(f".noftz belongs to .add of .f16 and .bf16, and to nothing else. {SECTION}")
-    if len(statement.operands) != 3 + (not to_global) + (choices["hint"] is not None):
-        raise Unsupported(f"the operands are [dst], [src], size{'' if to_global else ', [mbar]'} {{, policy}}. {SECTION}")
     target, source, size = statement.operands[:3]
-    barrier = None if to_global else statement.operands[3]
-    if not isinstance(target, Address) or not isinstance(source, Address) or (barrier is not None and not isinstance(barrier, Address)):
-        raise Unsupported(f"an address must be in brackets. {SECTION}")
-    atomic = element_operation(statement, context, space, operation, kind)
+    barrier = None if space == "global" else statement.operands[3]
+    assert isinstance(target, Address) and isinstance(source, Address)
+    atomic = element_atomic(space, operation, kind, context)
     misaligned = Message(f"the size must be a multiple of {UNIT_BYTES} bytes. {SECTION}", Misaligned)
 
     def execute(machine: Machine) -> Machine:
@@ -98,13 +63,6 @@ def _prepare_reduction(statement: Statement, context: Context) -> Step:
         return replace(machine, active=active)
 
     return Step(execute)
-
-
-def element_operation(statement: Statement, context: Context, space: str, operation: str, kind: str) -> Atomic:
-    """Return the operation on an element, which is that of `red`."""
-    rounding = ".noftz" if kind in ("f16", "bf16") else ""
-    element = replace(statement, opcode=f"red.{space}.{operation}{rounding}.{kind}", operands=(Address(None), Register("%element")))
-    return parse_atomic(element, context)
 
 
 def _reduce_range(machine: Machine, copy: CopyValues, *, atomic: Atomic, space: str) -> Machine:

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tcemu.base.errors import UndefinedBehaviour, Unsupported
+from tcemu.base.errors import UndefinedBehaviour
 from tcemu.ptx.instruction_interface import Context, Operation, Prepare, Step
 from tcemu.ptx.simt.device_memory import replace_rank
 from tcemu.ptx.simt.faults import Message
 from tcemu.ptx.tensor.mbarriers import Arrivals, complete_bytes, update_barriers
-from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, slot
-from tcemu.ptx.text.module import Address, Statement, Vector
+from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault
+from tcemu.ptx.text.module import Address, Statement
 
 if TYPE_CHECKING:
     from tcemu.ptx.simt.machine import Machine
@@ -28,43 +28,11 @@ if TYPE_CHECKING:
 SECTION = "PTX ISA 9.7.13.17"
 LAUNCH_KEY = "launch"  # of the clusters that have not begun, in `Machine.extra`
 RESPONSE_BYTES = 16
-TRY_FORM = InstructionForm(
-    "clusterlaunchcontrol.try_cancel",
-    (
-        slot("async", "async", required=True),
-        slot("space", "shared::cta"),
-        slot("completion", "mbarrier::complete_tx::bytes", required=True),
-        slot("multicast", "multicast::cluster::all"),
-        slot("type", "b128", required=True),
-    ),
-    (2,),
-    100,
-    SECTION,
-)
-TEST_FORM = InstructionForm(
-    "clusterlaunchcontrol.query_cancel.is_canceled",
-    (slot("type", "pred", required=True), slot("response", "b128", required=True)),
-    (2,),
-    100,
-    SECTION,
-)
-ALL_FORM = InstructionForm(
-    "clusterlaunchcontrol.query_cancel.get_first_ctaid",
-    (slot("vector", "v4", required=True), slot("type", "b32", required=True), slot("response", "b128", required=True)),
-    (2,),
-    100,
-    SECTION,
-)
-AXIS_FORMS = tuple(
-    InstructionForm(
-        f"clusterlaunchcontrol.query_cancel.get_first_ctaid::{axis}",
-        (slot("type", "b32", required=True), slot("response", "b128", required=True)),
-        (2,),
-        100,
-        SECTION,
-    )
-    for axis in "xyz"
-)
+QUERY = "clusterlaunchcontrol.query_cancel"
+TRY_FORM = InstructionForm("clusterlaunchcontrol.try_cancel", ("[] []",))
+TEST_FORM = InstructionForm(f"{QUERY}.is_canceled", ("=pred <b64*2>",))
+ALL_FORM = InstructionForm(f"{QUERY}.get_first_ctaid", ("<=b32_*4> <b64*2>",))
+AXIS_FORMS = tuple(InstructionForm(f"{QUERY}.get_first_ctaid::{axis}", ("=b32 <b64*2>",)) for axis in "xyz")
 
 
 class PendingClusters(NamedTuple):
@@ -80,16 +48,9 @@ def prepare_launch_control(statement: Statement, context: Context) -> Operation 
     form, choices = match_form(statement, context, (TRY_FORM, TEST_FORM, ALL_FORM, *AXIS_FORMS))
     if form is TRY_FORM:
         return _prepare_request(statement, choices["multicast"] is not None, choices["space"] is not None, context.checked)
-    response = statement.operands[1]
-    if not isinstance(response, Vector) or len(response.elements) != 2:
-        raise Unsupported(f"the response must be a register of 128 bits. {SECTION}")
     if form is TEST_FORM:
         return IS_CANCELLED
-    if form is ALL_FORM:
-        if not isinstance(statement.operands[0], Vector) or len(statement.operands[0].elements) != 4:
-            raise Unsupported(f"the destination must be a vector of 4 registers. {SECTION}")
-        return FIRST_BLOCK
-    return COORDINATES[form.head[-1]]
+    return FIRST_BLOCK if form is ALL_FORM else COORDINATES[form.head[-1]]
 
 
 def _coordinates(low: Array, high: Array) -> tuple[Array, Array, Array]:
@@ -107,8 +68,7 @@ COORDINATES = {
 def _prepare_request(statement: Statement, multicast: bool, shared: bool, checked: bool) -> Step:
     """Prepare `try_cancel [response], [mbar]`: each thread's request takes the next cluster."""
     target, barrier = statement.operands
-    if not isinstance(target, Address) or not isinstance(barrier, Address):
-        raise Unsupported(f"the operands are [response], [mbar]. {SECTION}")
+    assert isinstance(target, Address) and isinstance(barrier, Address)
     space = "shared" if shared else ""
     unknown = Message(f"the launch was not prepared for clusterlaunchcontrol. {SECTION}", UndefinedBehaviour)
 

@@ -8,44 +8,17 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from tcemu.base.errors import Unsupported
-from tcemu.isa.targets import resolve_target
 from tcemu.ptx.instruction_interface import Context, Prepare, Step
-from tcemu.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, slot
+from tcemu.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form
 from tcemu.ptx.text.module import Statement
 
-GRID_FORMS = tuple(InstructionForm(f"griddepcontrol.{what}", (), (0,), 90, "PTX ISA 9.7.13.16") for what in ("launch_dependents", "wait"))
-REGISTER_FORM = InstructionForm(
-    "setmaxnreg",
-    (
-        slot("action", "inc dec", required=True),
-        slot("sync", "sync", required=True),
-        slot("aligned", "aligned", required=True),
-        slot("type", "u32", required=True),
-    ),
-    (1,),
-    90,
-    "PTX ISA 9.7.19.5",
-)
+GRID_FORMS = tuple(InstructionForm(f"griddepcontrol.{what}", ("",)) for what in ("launch_dependents", "wait"))
+REGISTER_FORM = InstructionForm("setmaxnreg", ("#",))
 MIN_REGISTERS, MAX_REGISTERS, REGISTER_MULTIPLE = 24, 256, 8  # registers per thread that setmaxnreg accepts
-PRIORITIES = "L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged"
 POLICY_FORMS = (
-    InstructionForm(
-        "createpolicy.fractional",
-        (slot("first", PRIORITIES, required=True), slot("second", PRIORITIES), slot("type", "b64", required=True)),
-        (1, 2),
-        80,
-        "PTX ISA 9.7.9.18",
-    ),
-    InstructionForm(
-        "createpolicy.range",
-        (slot("space", "global"), slot("first", PRIORITIES, required=True), slot("second", PRIORITIES), slot("type", "b64", required=True)),
-        (4,),
-        80,
-        "PTX ISA 9.7.9.18",
-    ),
-    InstructionForm(
-        "createpolicy.cvt", (slot("level", "L2", required=True), slot("type", "b64", required=True)), (2,), 80, "PTX ISA 9.7.9.18"
-    ),
+    InstructionForm("createpolicy.fractional", ("=u64", "=u64 f32")),
+    InstructionForm("createpolicy.range", ("=u64 [] u32 u32",)),
+    InstructionForm("createpolicy.cvt", ("=u64 u64",)),
 )
 
 
@@ -58,16 +31,11 @@ def prepare_grid_dependency(statement: Statement, context: Context) -> Step:
 def prepare_register_budget(statement: Statement, context: Context) -> Step:
     """Prepare `setmaxnreg`: threads have all the registers that they name."""
     match_form(statement, context, (REGISTER_FORM,))
-    count, target = (
-        constant_operand(statement.operands[0], "the number of registers", REGISTER_FORM.section),
-        resolve_target(context.target),
-    )
+    count = constant_operand(statement.operands[0], "the number of registers", REGISTER_FORM.section)
     if not MIN_REGISTERS <= count <= MAX_REGISTERS or count % REGISTER_MULTIPLE:
         raise Unsupported(
             f"got {count}; expected a multiple of {REGISTER_MULTIPLE} from {MIN_REGISTERS} to {MAX_REGISTERS}. {REGISTER_FORM.section}"
         )
-    if not target.endswith(("a", "f")):
-        raise Unsupported(f"it needs an architecture-specific target like sm_90a; the target is {target}. {REGISTER_FORM.section}")
     return Step(lambda machine: machine, collective=True)
 
 

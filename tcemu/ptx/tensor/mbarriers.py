@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tcemu.base.errors import Unsupported
+from tcemu.isa.statement_table import Choices
 from tcemu.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.ptx.simt import cluster_checks as clusters
 from tcemu.ptx.simt import shared_memory_checks as checks
 from tcemu.ptx.simt.device_memory import extract_element, gather_words, scatter_element
-from tcemu.ptx.tensor.statement_forms import Choices, InstructionForm, match_form, note_undefined, slot
+from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_undefined
 from tcemu.ptx.text.module import Address, Operand, Sink, Statement
 
 if TYPE_CHECKING:
@@ -203,32 +203,26 @@ def _check_update(machine: Machine, statement: Statement, update: BarrierUpdate,
 
 # ---- statements
 
-SPACE_SLOT = slot("space", "shared shared::cta shared::cluster")
-CTA_SPACE_SLOT = slot("space", "shared shared::cta")
-ARRIVE_SLOTS = (slot("sem", "release relaxed"), slot("scope", "cta cluster"), SPACE_SLOT, slot("type", "b64", required=True))
-TRANSACTION_SLOTS = (slot("sem", "relaxed"), slot("scope", "cta cluster"), SPACE_SLOT, slot("type", "b64", required=True))
-TYPED_SLOTS = (CTA_SPACE_SLOT, slot("type", "b64", required=True))
-WAIT_SLOTS = (slot("parity", "parity"), slot("sem", "acquire relaxed"), slot("scope", "cta cluster"), *TYPED_SLOTS)
 UPDATES: dict[str, tuple[InstructionForm, BarrierUpdate]] = {
     form.head: (form, update)
     for form, update in (
-        (InstructionForm("mbarrier.init", TYPED_SLOTS, (2,), 80, MBARRIER_SECTION), initialise),
-        (InstructionForm("mbarrier.inval", TYPED_SLOTS, (1,), 80, MBARRIER_SECTION), invalidate),
-        (InstructionForm("mbarrier.expect_tx", TRANSACTION_SLOTS, (2,), 90, MBARRIER_SECTION), expect_bytes),
-        (InstructionForm("mbarrier.complete_tx", TRANSACTION_SLOTS, (2,), 90, MBARRIER_SECTION), complete_bytes),
-        (InstructionForm("mbarrier.arrive", ARRIVE_SLOTS, (1, 2, 3), 80, MBARRIER_SECTION), arrive),
-        (InstructionForm("mbarrier.arrive.noComplete", ARRIVE_SLOTS, (3,), 80, MBARRIER_SECTION), arrive),
-        (InstructionForm("mbarrier.arrive.expect_tx", ARRIVE_SLOTS, (2, 3), 90, MBARRIER_SECTION), expect_bytes_and_arrive),
-        (InstructionForm("mbarrier.arrive_drop", ARRIVE_SLOTS, (1, 2, 3), 80, MBARRIER_SECTION), arrive_and_drop),
-        (InstructionForm("mbarrier.arrive_drop.noComplete", ARRIVE_SLOTS, (3,), 80, MBARRIER_SECTION), arrive_and_drop),
-        (InstructionForm("mbarrier.arrive_drop.expect_tx", ARRIVE_SLOTS, (2, 3), 90, MBARRIER_SECTION), expect_bytes_and_drop),
+        (InstructionForm("mbarrier.init", ("[] u32",)), initialise),
+        (InstructionForm("mbarrier.inval", ("[]",)), invalidate),
+        (InstructionForm("mbarrier.expect_tx", ("[] u32",)), expect_bytes),
+        (InstructionForm("mbarrier.complete_tx", ("[] u32",)), complete_bytes),
+        (InstructionForm("mbarrier.arrive", ("[]", "[] u32", "=u64_ []", "=u64_ [] u32")), arrive),
+        (InstructionForm("mbarrier.arrive.noComplete", ("=u64_ [] u32",)), arrive),
+        (InstructionForm("mbarrier.arrive.expect_tx", ("[] u32", "=u64_ [] u32")), expect_bytes_and_arrive),
+        (InstructionForm("mbarrier.arrive_drop", ("[]", "[] u32", "=u64_ []", "=u64_ [] u32")), arrive_and_drop),
+        (InstructionForm("mbarrier.arrive_drop.noComplete", ("=u64_ [] u32",)), arrive_and_drop),
+        (InstructionForm("mbarrier.arrive_drop.expect_tx", ("[] u32", "=u64_ [] u32")), expect_bytes_and_drop),
     )
 }
 WAIT_FORMS = (
-    InstructionForm("mbarrier.test_wait", WAIT_SLOTS, (3,), 80, MBARRIER_SECTION),
-    InstructionForm("mbarrier.try_wait", WAIT_SLOTS, (3, 4), 90, MBARRIER_SECTION),
+    InstructionForm("mbarrier.test_wait", ("=pred [] {phase}",)),
+    InstructionForm("mbarrier.try_wait", ("=pred [] {phase}", "=pred [] {phase} u32")),
 )
-PENDING_FORM = InstructionForm("mbarrier.pending_count", (slot("type", "b64", required=True),), (2,), 80, MBARRIER_SECTION)
+PENDING_FORM = InstructionForm("mbarrier.pending_count", ("=u32 u64",))
 BARRIER_FORMS = (*(form for form, _ in UPDATES.values()), *WAIT_FORMS, PENDING_FORM)
 
 
@@ -247,10 +241,7 @@ def _prepare_update(statement: Statement, update: BarrierUpdate, checked: bool) 
     operands = list(statement.operands)
     token = None if isinstance(operands[0], Address) else operands.pop(0)
     address, count = operands[0], operands[1] if len(operands) > 1 else None
-    if not isinstance(address, Address) or len(operands) > 2:
-        raise Unsupported(f"the operands are {{state,}} [address] {{, count}}. {MBARRIER_SECTION}")
-    if token is not None and update in (initialise, invalidate, expect_bytes, complete_bytes):
-        raise Unsupported(f"it has no state operand; its operands are [address] {{, count}}. {MBARRIER_SECTION}")
+    assert isinstance(address, Address)
 
     def execute(machine: Machine) -> Machine:
         counts = jnp.ones(machine.active.shape, jnp.int64) if count is None else machine.read(count, "u32").astype(jnp.int64)
@@ -263,8 +254,7 @@ def _prepare_update(statement: Statement, update: BarrierUpdate, checked: bool) 
 
 def _prepare_wait(statement: Statement, choices: Choices, checked: bool) -> Step:
     done, address, phase = statement.operands[:3]
-    if not isinstance(address, Address):
-        raise Unsupported(f"the second operand must be the address of the barrier, in brackets. {MBARRIER_SECTION}")
+    assert isinstance(address, Address)
 
     def execute(machine: Machine) -> Machine:
         start = machine.address(address)

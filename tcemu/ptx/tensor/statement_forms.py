@@ -1,32 +1,33 @@
 """Statements of tensor-core and asynchronous instructions: their forms, their operands by name, and the registers of whole warps.
 
-A tensor-core statement is bound to an `Instruction` of `tcemu.isa`. The forms of asynchronous instructions and mbarriers are written down
-here, as slots with their choices and the first target that has them.
+A tensor-core statement is bound to an `Instruction` of `tcemu.isa`. The qualifiers of asynchronous instructions and mbarriers, and the
+targets that have them, are in `tcemu.isa.statement_table`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
 
 from tcemu.base.errors import UndefinedBehaviour, Unsupported
-from tcemu.isa.families import LANES, Instruction
+from tcemu.isa.families import LANES, Instruction, Mover
 from tcemu.isa.grammar import operand_problem
 from tcemu.isa.legality import check, manual_section
+from tcemu.isa.statement_table import Choices, describe_forms, find_forms, rows_by_name, statement_rows
+from tcemu.isa.tcgen05 import Tcgen05Mma
 from tcemu.ptx.instruction_interface import Context
+from tcemu.ptx.operand_classes import check_operand_lists, check_operands, parse_classes
 from tcemu.ptx.simt.faults import Message, register_messages
 from tcemu.ptx.text.module import Address, Integer, Operand, Statement, Vector
 
 if TYPE_CHECKING:
     from tcemu.ptx.simt.machine import Machine
-from collections.abc import Mapping
-from types import MappingProxyType
-
-from tcemu.isa.targets import resolve_target
 
 Record = TypeVar("Record", bound=Instruction, covariant=True)
 
@@ -64,10 +65,40 @@ def bind_operands(statement: Statement, context: Context, record: type[Record] =
         raise Unsupported(f"{op} is no {record.__name__}. PTX ISA {manual_section(op)}")
     given = replace(op, arguments=tuple(map(_argument_text, statement.operands)))
     error = operand_problem(given, manual_section(op))
+    if not error and not given.argument_form and () not in op.operand_forms:
+        error = f"{op} takes {' or '.join(', '.join(form) for form in op.operand_forms)}; got no operand. PTX ISA {manual_section(op)}"
     if error:
         raise Unsupported(error)
+    classes = (parse_classes(_operand_word(op, name))[0] for name in given.argument_form)
+    check_operands(statement.operands, tuple(classes), context.function.registers)
     operands = dict(zip(given.argument_form, statement.operands, strict=True))
     return BoundStatement(op, operands, statement, context.target, context.checked)
+
+
+ADDRESSES = ("p", "dst", "mbar", "taddr", "a_tmem")  # operands by the manual's names
+TENSOR_ADDRESSES = ("d", "scale_a", "scale_b", "sp_meta")  # operands that are addresses in tensor memory where tcgen05.mma has them
+WORDS = {  # classes of the operands that are no matrices
+    "scale_d": "pred", "enable_input_d": "pred", "stride": "s32", "columns": "u32", "address": "u32", "idesc": "u32", "cta_mask": "b16",
+    "zero_column_mask": "u64", "a_desc": "u64", "b_desc": "u64", "s_desc": "u64", "reduced": "=b32", "selector_a": "<u16*2>",
+    "selector_b": "<u16*2>", "e": "b32", "sp_meta": "b32", "scale_a": "b32", "scale_b": "b32",
+}  # fmt: skip
+CONSTANTS = ("f", "sp_sel", "n", "imm_scale_a", "imm_scale_b", "imm_trans_a", "imm_trans_b", "half_split_offset", "scale_input_d")
+
+
+def _operand_word(op: Instruction, name: str) -> str:
+    """Return the class of an operand, as a word of `tcemu.ptx.operand_classes`."""
+    if name in ADDRESSES or (isinstance(op, Tcgen05Mma) and name in TENSOR_ADDRESSES):
+        return "[]"
+    if name in CONSTANTS:
+        return "#"
+    if name in WORDS:
+        return WORDS[name]
+    if isinstance(op, Mover) and op.name == "movmatrix":
+        return "=b32" if name == "d" else "%b32"
+    count = op.register_count(name)
+    bits = 32 if name == "disable_output_lane" else op.register_bits(name)
+    written = name == "d" or (name == "r" and op.operand_forms[0][0] == "r")
+    return f"<{'=' if written else '%'}b{bits}*{count * 32 // bits}>"
 
 
 def _argument_text(operand: Operand) -> str:
@@ -153,38 +184,24 @@ def note_fault(machine: Machine, where: Array, message: Message, statement: Stat
 # ---- forms of asynchronous instructions and mbarriers
 
 
-class Slot(NamedTuple):
-    """A position for one qualifier."""
-
-    name: str
-    choices: tuple[str, ...]
-    required: bool = False
-
-
 class InstructionForm(NamedTuple):
-    """The form of an instruction."""
+    """The form of an instruction, whose qualifiers are in `tcemu.isa.statement_table`."""
 
     head: str  # first parts of the opcode
-    slots: tuple[Slot, ...]  # further qualifiers
-    operand_counts: tuple[int, ...]
-    min_target: int  # number of the first target that has the instruction, as 90
-    section: str
+    operands: tuple[str, ...]  # the operand lists that it may have, as classes of `tcemu.ptx.operand_classes`; see `_operand_words`
     refused: Mapping[str, str] = MappingProxyType({})  # unsupported qualifiers of GPUs, with the reason and an alternative
 
-
-def slot(name: str, choices: str, *, required: bool = False) -> Slot:
-    """Make a slot from its choices, separated by spaces."""
-    return Slot(name, tuple(choices.split()), required)
-
-
-Choices = dict[str, str | None]  # qualifier of a statement in each slot; None if omitted
+    @property
+    def section(self) -> str:
+        """The manual's section, as messages name it."""
+        return f"PTX ISA {next(row.section for row in rows_by_name()[self.head.partition('.')[0]] if row.head == self.head)}"
 
 
 def match_form(statement: Statement, context: Context, forms: tuple[InstructionForm, ...]) -> tuple[InstructionForm, Choices]:
     """Return the form of a statement, and its qualifiers by slot.
 
     Raises:
-        Unsupported: No form has this head, or the form does not have a qualifier, the number of operands or the target.
+        Unsupported: No form has this head, or the form does not have a qualifier or the operands.
     """
     parts = statement.opcode.split(".")
     matches = [form for form in forms if parts[: form.head.count(".") + 1] == form.head.split(".")]
@@ -192,31 +209,45 @@ def match_form(statement: Statement, context: Context, forms: tuple[InstructionF
         known = ", ".join(dict.fromkeys(form.head for form in forms))
         raise Unsupported(f"tcemu.ptx does not support it; the supported forms of {statement.name} are {known}")
     form = max(matches, key=lambda form: len(form.head))
-    choices = _assign_qualifiers(parts[form.head.count(".") + 1 :], form)
-    if len(statement.operands) not in form.operand_counts:
-        expected = " or ".join(map(str, form.operand_counts))
-        raise Unsupported(f"it has {len(statement.operands)} operands; expected {expected}. {form.section}")
-    target = resolve_target(context.target)
-    if int("".join(filter(str.isdigit, target))) < form.min_target:
-        raise Unsupported(f"it needs sm_{form.min_target} or later; the target is {target}. {form.section}")
+    for qualifier in parts:
+        if qualifier in form.refused:
+            raise Unsupported(f".{qualifier} is not supported: {form.refused[qualifier]}. {form.section}")
+    choices = _find_choices(statement.opcode, form.head)
+    words = _operand_words(choices)
+    check_operand_lists(statement, context, *(text.format_map(words) for text in form.operands))
     return form, choices
 
 
-def _assign_qualifiers(qualifiers: list[str], form: InstructionForm) -> Choices:
-    choices: Choices = {slot.name: None for slot in form.slots}
-    for qualifier in qualifiers:
-        if qualifier in form.refused:
-            raise Unsupported(f".{qualifier} is not supported: {form.refused[qualifier]}. {form.section}")
-        free = next((slot for slot in form.slots if qualifier in slot.choices and choices[slot.name] is None), None)
-        if free is None:
-            known = ", ".join(f".{choice}" for slot in form.slots for choice in slot.choices)
-            raise Unsupported(f".{qualifier} is not a supported qualifier of {form.head}; known are {known}. {form.section}")
-        choices[free.name] = qualifier
-    missing = [slot for slot in form.slots if slot.required and choices[slot.name] is None]
-    if missing:
-        expected = " or ".join(f".{choice}" for choice in missing[0].choices)
-        raise Unsupported(f"it lacks {expected}. {form.section}")
-    return choices
+def _operand_words(choices: Choices) -> dict[str, str]:
+    """Return the words of the operands that depend on qualifiers, each with a space before it where it may be missing."""
+    mode, vector = choices.get("mode") or "", choices.get("vector") or "v1"
+    rank = int((choices.get("dim") or "2d")[0])
+    halo = 2 if mode.startswith("im2col::") else rank - 2 if mode == "im2col" else 0
+    return {
+        "type": choices.get("type") or "",
+        "count": vector[1:],
+        "hint": " u64" if choices.get("hint") else "",
+        "multicast": " b16" if choices.get("multicast") else "",
+        "mask": " b16" if choices.get("mask") else "",
+        "moved": "[,] []" if choices.get("to") == "global" else "[] [,] []",
+        "barrier": " []" if (choices.get("completion") or "").startswith("mbarrier") else "",
+        "offsets": f" <b16*{halo}>" if halo else "",
+        "phase": "u32" if choices.get("parity") else "u64",
+    }
+
+
+def _find_choices(opcode: str, head: str) -> Choices:
+    """Return the qualifiers of an opcode by slot; None for the slots that its line or another line of its head leaves out."""
+    found = next((form for form in find_forms(opcode) if form.row.head == head), None)
+    if found is None:
+        raise Unsupported(describe_forms(opcode))
+    return _slot_names(head) | found.choices
+
+
+@lru_cache(maxsize=4096)
+def _slot_names(head: str) -> Choices:
+    """Return the named slots of all lines of a head, without a choice."""
+    return {slot.name: None for row in statement_rows() if row.head == head for slot in row.slots if slot.name}
 
 
 def constant_operand(operand: Operand, description: str, section: str) -> int:

@@ -19,32 +19,28 @@ import numpy as np
 from jax import Array, lax
 
 from tcemu.base.errors import NotModelled, Unsupported
-from tcemu.isa.targets import resolve_target
+from tcemu.isa.statement_table import Choices
 from tcemu.layouts.shared_memory import SWIZZLE_SHIFT
 from tcemu.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.ptx.simt import tensor_maps as maps
 from tcemu.ptx.simt.device_memory import ROOM_BITS, gather_words, locate_in_rooms, replace_rank, scatter_words
 from tcemu.ptx.simt.faults import Message, Misaligned, OutOfBounds
-from tcemu.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic
+from tcemu.ptx.simt.memory_access import Atomic, AtomicRequests, apply_atomic, element_atomic
 from tcemu.ptx.tensor import bulk_reductions as reductions
 from tcemu.ptx.tensor.async_copies import (
-    HINT_SLOT,
-    MULTICAST_SLOT,
     UNIT_BYTES,
     UNIT_WORDS,
     CopyValues,
     carry_units,
     complete_copies,
     each_destination,
-    goes_to_global,
-    is_target_at_least,
     issue_copies,
     read_multicast_mask,
     store_units,
     unit_words,
 )
-from tcemu.ptx.tensor.statement_forms import Choices, InstructionForm, match_form, note_fault, note_undefined, slot
-from tcemu.ptx.text.module import Address, Operand, Statement, Vector
+from tcemu.ptx.tensor.statement_forms import InstructionForm, match_form, note_fault, note_undefined, vector_elements
+from tcemu.ptx.text.module import Address, Operand, Statement
 from tcemu.ptx.text.ptx_types import KINDS
 
 if TYPE_CHECKING:
@@ -53,56 +49,12 @@ if TYPE_CHECKING:
 SECTION, REDUCTION_SECTION = "PTX ISA 9.7.9.25.5", "PTX ISA 9.7.9.25.5.3"
 BOX_ALIGNMENT = 128  # alignment of what is copied, in shared memory in bytes
 GATHERED_ROWS = 4  # of gather4 and scatter4
-DIMENSION_SLOT = slot("dim", "1d 2d 3d 4d 5d", required=True)
-GROUP_SLOT = slot("group", "cta_group::1 cta_group::2")
 OPEN_MODES: dict[str, str] = dict.fromkeys(
     ("im2col::w", "im2col::w::128"), "where its halo elements lie in shared memory is in figures of the manual alone; im2col is supported"
 )
-COPY_FORM = InstructionForm(
-    "cp.async.bulk.tensor",
-    (
-        DIMENSION_SLOT,
-        slot("to", "shared::cluster shared::cta global", required=True),
-        slot("from", "global shared::cta", required=True),
-        slot("mode", "tile im2col im2col_no_offs tile::gather4 tile::scatter4"),
-        slot("completion", "mbarrier::complete_tx::bytes bulk_group", required=True),
-        MULTICAST_SLOT,
-        GROUP_SLOT,
-        HINT_SLOT,
-    ),
-    (2, 3, 4, 5, 6),
-    90,
-    SECTION,
-    OPEN_MODES,
-)
-PREFETCH_FORM = InstructionForm(
-    "cp.async.bulk.prefetch.tensor",
-    (
-        DIMENSION_SLOT,
-        slot("level", "L2", required=True),
-        slot("from", "global", required=True),
-        slot("mode", "tile im2col tile::gather4 im2col::w im2col::w::128"),
-        slot("hint", "L2::cache_hint"),
-    ),
-    (1, 2, 3),
-    90,
-    SECTION,
-)
-REDUCTION_FORM = InstructionForm(
-    "cp.reduce.async.bulk.tensor",
-    (
-        DIMENSION_SLOT,
-        slot("to", "global", required=True),
-        slot("from", "shared::cta", required=True),
-        slot("operation", "add min max inc dec and or xor", required=True),
-        slot("mode", "tile im2col_no_offs tile::scatter4"),
-        slot("completion", "bulk_group", required=True),
-        HINT_SLOT,
-    ),
-    (2, 3),
-    90,
-    REDUCTION_SECTION,
-)
+COPY_FORM = InstructionForm("cp.async.bulk.tensor", ("{moved}{offsets}{multicast}{hint}",), OPEN_MODES)
+PREFETCH_FORM = InstructionForm("cp.async.bulk.prefetch.tensor", ("[,]{offsets}{hint}",))
+REDUCTION_FORM = InstructionForm("cp.reduce.async.bulk.tensor", ("[,] []{hint}",))
 REDUCED_TYPES = {  # types of the tensors that each operation takes: 9.7.9.25.5.3
     "add": ("u32", "s32", "u64", "f32", "f16", "bf16"), "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
     "max": ("u32", "s32", "u64", "s64", "f16", "bf16"), "inc": ("u32",), "dec": ("u32",), "and": ("u32", "s32", "u64", "s64"),
@@ -115,32 +67,9 @@ def prepare_any_copy(statement: Statement, context: Context) -> Step:
     if "tensor" not in statement.qualifiers:
         return reductions.prepare_linear_copy(statement, context)
     form, choices = match_form(statement, context, (COPY_FORM, PREFETCH_FORM, REDUCTION_FORM))
-    _check_mode(choices, form, context.target)
     if form is PREFETCH_FORM:
         return Step(lambda machine: machine)
     return _prepare_tensor_copy(statement, choices, context, form.section)
-
-
-def _check_mode(choices: Choices, form: InstructionForm, target: str) -> None:
-    """Raise Unsupported for a mode that the target, the dimensions or the direction do not have."""
-    mode, name = choices["mode"] or "tile", resolve_target(target)
-    rows = mode in ("tile::gather4", "tile::scatter4")
-    if (rows and choices["dim"] != "2d") or (mode.startswith("im2col") and choices["dim"] in ("1d", "2d")):
-        raise Unsupported(f".{mode} needs {'.2d' if rows else '.3d, .4d or .5d'}, not .{choices['dim']}. {form.section}")
-    if form is COPY_FORM:
-        to_global = choices["to"] == "global"
-        if mode in (("im2col", "tile::gather4") if to_global else ("im2col_no_offs", "tile::scatter4")):
-            direction = "to shared memory" if to_global else "to global memory"
-            raise Unsupported(f".{mode} belongs to copies {direction}. {form.section}")
-        if choices["group"] and not name.startswith(("sm_10", "sm_11")):
-            raise Unsupported(f".{choices['group']} needs sm_100a or a later target of its family; the target is {target}. {form.section}")
-    if not rows and not mode.startswith("im2col::"):
-        return
-    to_block = form is COPY_FORM and choices["to"] == "shared::cta"
-    everywhere = mode.startswith("im2col::") or to_block
-    exact = name.startswith(("sm_10", "sm_11")) and name.endswith(("a", "f"))
-    if not (is_target_at_least(name, 100) if everywhere else exact):
-        raise Unsupported(f".{mode} needs {'sm_100' if everywhere else 'sm_100a'}; the target is {target}. {form.section}")
 
 
 # ---- tensor maps
@@ -241,31 +170,22 @@ def _bind_operands(statement: Statement, choices: Choices, to_global: bool, sect
     mask = operands.pop() if choices.get("multicast") else None
     offsets = operands.pop() if mode == "im2col" else None
     tensor = operands.pop(0 if to_global else 1) if len(operands) > 1 else None
-    expected = "[map, {coordinates}], [src]"
-    if not to_global:
-        expected = f"[dst], [map, {{coordinates}}], [mbar]{', {offsets}' if mode == 'im2col' else ''}{', mask' if mask is not None else ''}"
-    if not all(isinstance(operand, Address) for operand in (tensor, *operands)) or len(operands) != 2 - to_global:
-        raise Unsupported(f"the operands are {expected}. {section}")
     assert isinstance(tensor, Address)
     count = GATHERED_ROWS + 1 if mode in ("tile::gather4", "tile::scatter4") else rank
     if tensor.coordinates is None or len(tensor.coordinates.elements) != count:
         raise Unsupported(f"expected {count} coordinates with the tensor map. {section}")
-    if offsets is not None and (not isinstance(offsets, Vector) or len(offsets.elements) != rank - 2):
-        raise Unsupported(f"expected a vector of {rank - 2} im2col offsets. {section}")
     addresses = [operand for operand in operands if isinstance(operand, Address)]
-    elements = offsets.elements if isinstance(offsets, Vector) else ()
+    elements = () if offsets is None else tuple(vector_elements(offsets))
     return _TensorOperands(tensor, tensor.coordinates.elements, addresses[0], None if to_global else addresses[1], elements, mask)
 
 
 def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Context, section: str) -> Step:
     """Prepare the copy or the reduction of what a tensor map describes."""
     reduces = "operation" in choices
-    to_global = goes_to_global(choices, section)
-    if to_global and (choices.get("multicast") or choices.get("group")):
-        raise Unsupported(f".multicast::cluster and .cta_group belong to copies to shared memory. {section}")
+    to_global = choices["to"] == "global"
     bound = _bind_operands(statement, choices, to_global, section)
     mode, rank = choices["mode"] or "tile", int((choices["dim"] or "1d")[0])
-    atomics = _element_operations(statement, context, choices["operation"] or "") if reduces else {}
+    atomics = _element_operations(context, choices["operation"] or "") if reduces else {}
     move: Callable[[Machine, CopyValues], Machine] = partial(_load_boxes, mode=mode)
     if to_global:
         move = partial(_reduce_boxes, mode=mode, atomics=atomics) if reduces else partial(_store_boxes, mode=mode)
@@ -297,11 +217,10 @@ def _prepare_tensor_copy(statement: Statement, choices: Choices, context: Contex
     return Step(execute)
 
 
-def _element_operations(statement: Statement, context: Context, operation: str) -> dict[int, Atomic]:
+def _element_operations(context: Context, operation: str) -> dict[int, Atomic]:
     """Return the operations on elements, by the numbers of their types."""
     names = {kind: f"b{kind[1:]}" if operation in ("and", "or", "xor") else kind for kind in REDUCED_TYPES[operation]}
-    make = partial(reductions.element_operation, statement, context, "global", operation)
-    return {maps.TYPE_NUMBERS[kind]: make(name) for kind, name in names.items()}
+    return {maps.TYPE_NUMBERS[kind]: element_atomic("global", operation, name, context) for kind, name in names.items()}
 
 
 def _read_boxes(

@@ -15,7 +15,7 @@ from tcemu.base.errors import Unsupported
 from tcemu.isa.targets import resolve_target
 from tcemu.ptx.instruction_interface import Context, Prepare, Step
 from tcemu.ptx.simt import tensor_maps as maps
-from tcemu.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, note_undefined, slot
+from tcemu.ptx.tensor.statement_forms import InstructionForm, constant_operand, match_form, note_undefined
 from tcemu.ptx.text.module import Address, Integer, Operand, Statement
 
 if TYPE_CHECKING:
@@ -31,48 +31,17 @@ WORD_FIELDS = {"fill_mode": maps.FILL_WORD, "interleave_layout": maps.INTERLEAVE
 LIMITS = {  # greatest values of the fields that are constants
     "elemtype": 15, "interleave_layout": 2, "swizzle_mode": 3, "swizzle_atomicity": 3, "fill_mode": 1,
 }  # fmt: skip
-FIELDS = ("rank", *WIDE_FIELDS, "box_dim", "global_dim", "element_stride", *LIMITS)
-REPLACE_FORM = InstructionForm(
-    "tensormap.replace",
-    (
-        slot("mode", "tile", required=True),
-        slot("field", " ".join(FIELDS), required=True),
-        slot("space", "global shared::cta"),
-        slot("object", "b1024", required=True),
-        slot("type", "b32 b64", required=True),
-    ),
-    (2, 3),
-    90,
-    SECTION,
-)
-COPY_FORM = InstructionForm(
-    "tensormap.cp_fenceproxy",
-    (
-        slot("to", "global", required=True),
-        slot("from", "shared::cta", required=True),
-        slot("proxy", "tensormap::generic", required=True),
-        slot("order", "release", required=True),
-        slot("scope", "cta cluster gpu sys", required=True),
-        slot("sync", "sync", required=True),
-        slot("aligned", "aligned", required=True),
-    ),
-    (3,),
-    90,
-    COPY_SECTION,
-)
+REPLACE_FORM = InstructionForm("tensormap.replace", ("[] {type}", "[] # {type}"))
+COPY_FORM = InstructionForm("tensormap.cp_fenceproxy", ("[] [] #",))
 
 
 def prepare_tensor_map_edit(statement: Statement, context: Context) -> Step:
     """Prepare `tensormap.replace` or `tensormap.cp_fenceproxy`."""
     form, choices = match_form(statement, context, (REPLACE_FORM, COPY_FORM))
     target = resolve_target(context.target)
-    if not target.endswith(("a", "f")):
-        raise Unsupported(f"it needs an architecture-specific target like sm_90a; the target is {target}. {form.section}")
     if form is COPY_FORM:
         return _prepare_copy(statement)
     field = choices["field"] or ""
-    if (choices["type"] == "b64") != (field in WIDE_FIELDS):
-        raise Unsupported(f".{field} is .{'b64' if field in WIDE_FIELDS else 'b32'}. {SECTION}")
     operands = list(statement.operands)
     if len(operands) != 2 + (field in AXIS_FIELDS):
         raise Unsupported(f".{field} has {2 + (field in AXIS_FIELDS)} operands; got {len(operands)}. {SECTION}")
@@ -82,8 +51,7 @@ def prepare_tensor_map_edit(statement: Statement, context: Context) -> Step:
         if not 0 <= axis <= most:
             raise Unsupported(f"the dimension of .{field} is {axis}; expected 0 to {most}. {SECTION}")
     address, value = operands
-    if not isinstance(address, Address):
-        raise Unsupported(f"the first operand must be the address of the map, in brackets. {SECTION}")
+    assert isinstance(address, Address)
     if field in LIMITS:
         _check_constant(field, value, target)
     space = {"shared::cta": "shared"}.get(choices["space"] or "", choices["space"] or "")
@@ -96,8 +64,6 @@ def _check_constant(field: str, value: Operand, target: str) -> None:
     most = 12 if field == "elemtype" and target.startswith("sm_9") else LIMITS[field]
     if not 0 <= number <= most:
         raise Unsupported(f"the value of .{field} is {number}; expected 0 to {most}. {SECTION}")
-    if field == "swizzle_atomicity" and target.startswith("sm_9"):
-        raise Unsupported(f".swizzle_atomicity needs sm_100a or later; the target is {target}. {SECTION}")
 
 
 def _replace_field(
