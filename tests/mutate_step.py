@@ -18,12 +18,14 @@ import importlib
 import json
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from support import mutant_detectors, mutant_tests
@@ -57,7 +59,7 @@ TEST_FILES = (
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 OUTSIDE = ("jax", "chex", "numpy", "llvmlite", "ml_dtypes", "pytest", "bitwuzla")  # packages that are imported before a process forks
 SAMPLE = 12  # mutants of the usual run
-SECONDS = 900.0  # of a process that runs tests
+SECONDS, LATTICE_SECONDS = 900.0, 120.0  # of a process that runs tests, or lattices
 
 
 def all_mutants(subject: str) -> list[Mutant]:
@@ -96,10 +98,9 @@ def _names_of_imports() -> list[str]:
     return [name for name, spec in specs.items() if spec is not None and spec.name == name]  # others are names of another module
 
 
-def recorded_cases(files: tuple[str, ...], workers: int) -> list[LatticeCase]:
-    """The small lattices, with what each executes without a fault."""
-    lattices = mutant_detectors.small_lattices if files != SUBJECTS["cuda"] else mutant_detectors.cuda_lattices
-    cases = call_in_child(lattices, SECONDS)
+def recorded_cases(files: tuple[str, ...], workers: int, by_cuda: bool) -> list[LatticeCase]:
+    """The small lattices, with what each executes without a fault. by_cuda: those by the texts of CUDA kernels."""
+    cases = call_in_child(mutant_detectors.cuda_lattices if by_cuda else mutant_detectors.small_lattices, SECONDS)
     return [case for case in _results([lambda c=c: mutant_detectors.record(c, files) for c in cases], workers) if case is not None]
 
 
@@ -148,19 +149,26 @@ def examine(
     os.environ["JAX_PLATFORMS"] = "cpu"
     import_untouched(files)
     found: dict[str, Finding] = dict(known)
-    rest = [mutant for mutant in mutants if mutant.name not in known]
-    cases = recorded_cases(files, workers) if rest else []
-    by_lattice = lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before)
-    for mutant, finding in examine_all(rest, by_lattice, workers):
-        found[mutant.name] = finding
-        _show(mutant, finding, table)
-    survivors = [mutant for mutant in mutants if not found[mutant.name].by]
-    if with_tests and survivors and files != SUBJECTS["cuda"]:
-        print(f"{len(survivors)} of {len(mutants)} survive the small lattices", flush=True)
-        tests = recorded_tests(files, workers)
-        for mutant, finding in examine_all(survivors, lambda mutant, _: mutant_tests.test_detectors(tests, mutant), workers, SECONDS):
+
+    def run(chosen: list[Mutant], detectors: Any, seconds: float) -> list[Mutant]:
+        for mutant, finding in examine_all(chosen, detectors, workers, seconds):
             found[mutant.name] = finding
             _show(mutant, finding, table)
+        return [mutant for mutant in chosen if not found[mutant.name].by]
+
+    def run_lattices(chosen: list[Mutant], by_cuda: bool) -> list[Mutant]:
+        cases = recorded_cases(files, workers, by_cuda) if chosen else []
+        return run(chosen, lambda mutant, before: mutant_detectors.lattice_detectors(cases, mutant, before), LATTICE_SECONDS)
+
+    rest = [mutant for mutant in mutants if mutant.name not in known]
+    run_lattices(rest, files == SUBJECTS["cuda"])
+    survivors = [mutant for mutant in mutants if not found[mutant.name].by]
+    print(f"{len(survivors)} of {len(mutants)} survive the small lattices", flush=True)
+    if with_tests and survivors and files != SUBJECTS["cuda"]:
+        tests = recorded_tests(files, workers)
+        survivors = run(survivors, lambda mutant, _: mutant_tests.test_detectors(tests, mutant), SECONDS)
+        if files == SUBJECTS["description"] and shutil.which("g++"):
+            run_lattices(survivors, True)
     return [(mutant, found[mutant.name]) for mutant in mutants]
 
 
