@@ -277,7 +277,7 @@ def test_a_crash_leaves_no_lock_behind(tmp_path):
 
 
 def test_what_a_kill_left_beside_the_file_goes(tmp_path):
-    (tmp_path / ".run.npz.12345").write_bytes(b"half")
+    (tmp_path / f".run.npz.{'0123456789abcdef' * 2}").write_bytes(b"half")
     (tmp_path / ".run.npz.mine").write_bytes(b"")
     run(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".run.npz.mine", "run.npz"]
