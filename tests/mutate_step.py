@@ -2,7 +2,7 @@
 
 python tests/mutate_step.py                              mutants of the description: found by what, or survived
 python tests/mutate_step.py --subject loops              of the loops of the kernels for CPUs
-python tests/mutate_step.py --every 10 --only rounding   a tenth of those whose name has this text
+python tests/mutate_step.py --every 1 --only rounding    all of those whose name has this text
 python tests/mutate_step.py --list                       only prints them, with their diffs
 python tests/mutate_step.py --table found.jsonl          also writes a line of JSON for each, and goes on where an earlier run stopped
 
@@ -58,6 +58,7 @@ TEST_FILES = (
 )  # fmt: skip
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 OUTSIDE = ("jax", "chex", "numpy", "llvmlite", "ml_dtypes", "pytest", "bitwuzla")  # packages that are imported before a process forks
+EVERY = {"description": 14, "loops": 40, "cuda": 60}  # one of so many mutants of each function
 SAMPLE = 12  # mutants of the usual run
 SECONDS, LATTICE_SECONDS = 900.0, 120.0  # of a process that runs tests, or lattices
 
@@ -68,15 +69,27 @@ def all_mutants(subject: str) -> list[Mutant]:
 
 
 def choose(mutants: Iterable[Mutant], every: int, only: str = "") -> list[Mutant]:
-    """One of every so many mutants, the same ones each time, of those whose names have a text."""
-    return [mutant for mutant in mutants if only in mutant.name and crc32(mutant.name.encode()) % every == 0]
+    """One of every so many mutants of each function, at least one: those with the least hashes, of those whose names have a text."""
+    mutants = [mutant for mutant in mutants if only in mutant.name]
+    of_place = Counter((mutant.path, mutant.place) for mutant in mutants)
+    chosen: Counter[tuple[str, str]] = Counter()
+    names = set()
+    for mutant in sorted(mutants, key=_hash):
+        place = mutant.path, mutant.place
+        if chosen[place] < -(-of_place[place] // every):
+            chosen[place] += 1
+            names.add(mutant.name)
+    return [mutant for mutant in mutants if mutant.name in names]
 
 
 def sample(mutants: list[Mutant]) -> list[Mutant]:
     """`SAMPLE` mutants, the same ones each time: of those without a reason the ones with the least hashes."""
     known = known_equivalents()
-    least = sorted((mutant for mutant in mutants if mutant.name not in known), key=lambda mutant: crc32(mutant.name.encode()))
-    return least[:SAMPLE]
+    return sorted((mutant for mutant in mutants if mutant.name not in known), key=_hash)[:SAMPLE]
+
+
+def _hash(mutant: Mutant) -> int:
+    return crc32(mutant.name.encode())
 
 
 def import_untouched(files: tuple[str, ...]) -> None:
@@ -106,16 +119,19 @@ def recorded_cases(files: tuple[str, ...], workers: int, by_cuda: bool) -> list[
 
 def recorded_tests(files: tuple[str, ...], workers: int) -> list[TestCase]:
     """The tests of the usual run, with what each executes without a fault: kept in a folder for the same sources."""
-    digest = hashlib.sha256(json.dumps(files).encode())
-    own = {Path(__file__), *(ROOT / "tests/support").glob("mut*.py")}  # what a test executes does not depend on them
-    for path in sorted({*(ROOT / "tcemu").rglob("*.py"), *(ROOT / "tests").rglob("*.py")} - own):
-        digest.update(path.read_bytes())
-    folder = Path(tempfile.gettempdir()) / f"tcemu-mutants-{os.getuid()}-{digest.hexdigest()[:16]}"
+    common = hashlib.sha256(json.dumps(files).encode())
+    own = set((ROOT / "tests/support").glob("mut*.py"))  # what a test executes does not depend on them
+    helpers = {path for path in (ROOT / "tests").glob("*/*.py") if not path.name.startswith("test_")}
+    for path in sorted({*(ROOT / "tcemu").rglob("*.py"), *helpers} - own):
+        common.update(path.read_bytes())
+    folder = Path(tempfile.gettempdir()) / f"tcemu-mutants-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     assert folder.stat().st_uid == os.getuid()
 
     def record(test_file: str) -> list[TestCase]:
-        kept = folder / f"{Path(test_file).stem}.pickle"
+        digest = common.copy()
+        digest.update((ROOT / test_file).read_bytes())
+        kept = folder / f"{Path(test_file).stem}-{digest.hexdigest()[:16]}.pickle"
         if not kept.is_file():
             replace_file(kept, pickle.dumps(mutant_tests.record_tests(test_file, files)))
         return pickle.loads(kept.read_bytes())
@@ -199,7 +215,7 @@ def complaints(findings: list[tuple[Mutant, Finding]], equivalent: dict[str, str
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subject", choices=SUBJECTS, default="description")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="one of every N mutants")
+    parser.add_argument("--every", type=int, metavar="N", help=f"one of every N mutants of each function, at least one; as it is: {EVERY}")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants whose name has this text")
     parser.add_argument("--sample", action="store_true", help=f"{SAMPLE} mutants of the description, which small lattices find")
     parser.add_argument("--list", action="store_true", help="print the mutants")
@@ -208,7 +224,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--table", type=Path, metavar="FILE", help="write a line of JSON for each mutant")
     given = parser.parse_args(words)
     every = all_mutants(given.subject)
-    mutants = sample(every) if given.sample else choose(every, given.every, given.only)
+    mutants = sample(every) if given.sample else choose(every, given.every or EVERY[given.subject], given.only)
     if given.list:
         print("\n".join(mutant.diff() for mutant in mutants))
         print(f"{len(mutants)} of {len(every)} mutants")
