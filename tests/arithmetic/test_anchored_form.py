@@ -1,7 +1,7 @@
 """The anchored step's preconditions, from the numbers of its form: for every arithmetic, over the intervals of its exponents."""
 
 import pytest
-from support.kernel_cases import CASES, HOPPER, signature
+from support.kernel_cases import CASES, signature
 from support.llvm_products import arithmetics
 
 from tcemu.arithmetic.fitting import specialize
@@ -12,9 +12,7 @@ from tcemu.arithmetic.step.forms import (
     REACH,
     AnchoredForm,
     anchored_form,
-    keeps_floats,
     largest_value,
-    step_numbers,
 )
 from tcemu.formats import BF16, F16, F32, F64
 
@@ -177,11 +175,3 @@ def test_a_floor_above_the_accumulators_has_no_form(name):
     assert form is not None
     assert anchored_form(model.replace(floor=form.most), spec) is not None
     assert anchored_form(model.replace(floor=form.most + 1), spec) is None
-
-
-def test_a_floor_far_above_f32_keeps_no_floats():
-    spec = signature("bf16")
-    numbers = step_numbers(HOPPER, spec)
-    assert numbers is not None
-    kept = {floor: keeps_floats(numbers._replace(floor=floor), (BF16, BF16), (BF16, BF16)) for floor in (-141, -140, 100, 101)}
-    assert kept == {-141: False, -140: True, 100: True, 101: False}

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from numpy_values import NumpyValue
+from support.numpy_values import NumpyValue
 from oracles import reference
 from proof_records import ENUMERATION, SOLVER, proves
 from proving import prove

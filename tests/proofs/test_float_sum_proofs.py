@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy_values import NumpyValue
+from support.numpy_values import NumpyValue
 from proof_records import ENUMERATION, proves
 from step_rows import bounded_forms
 

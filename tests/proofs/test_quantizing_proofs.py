@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import rules
-from numpy_values import NumpyValue
+from support.numpy_values import NumpyValue
 from oracles import reference
 from proof_records import ENUMERATION, SOLVER, proves
 from proving import prove

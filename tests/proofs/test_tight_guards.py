@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import product
+from typing import get_type_hints
 
 import pytest
 from step_rows import bounded_forms, grouped_forms, numbers, step_rows
 
 from tcemu.arithmetic.step import forms
-from tcemu.arithmetic.step.forms import BoundedForm, GroupedForm
+from tcemu.arithmetic.step.forms import BoundedForm, GroupedForm, IntegerForm, StepNumbers
 from tcemu.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, TF32, UE4M3, UE8M0, Format
 
 MULTIPLIED = (F16, BF16, TF32, E4M3, E5M2, E2M3, E3M2, E2M1)
@@ -167,3 +168,78 @@ def test_the_largest_value_of_a_format():
     for fmt in (*MULTIPLIED[:1], E4M3, E5M2, E2M3, E3M2, E2M1, UE4M3):
         value = (2 - Fraction(1) / 2**fmt.mantissa_bits) * Fraction(2) ** fmt.max_exponent
         assert forms.largest_value(fmt) == value / Fraction(2) ** (fmt.min_exponent - fmt.mantissa_bits)
+
+
+# ---- steps in integers, and on factors that are kept as floats
+
+
+def integer_forms() -> list[IntegerForm]:
+    """Every arithmetic with each number of fraction bits, and each rounding of its terms."""
+    found = {IntegerForm(numbers()[name], row.spec.a, row.spec.b, row.model.result) for name, row in step_rows().items()}
+    changed = [{"fraction_bits": bits, "alignment": mode} for bits in range(1, 46) for mode in ("RZ", "RN")]
+    return [form._replace(numbers=form.numbers._replace(**fields)) for form in sorted(found, key=repr) for fields in changed]
+
+
+def significands(*fmts: Format) -> int:
+    """The product of the largest significands."""
+    size = 1
+    for fmt in fmts:
+        size *= 2 ** (fmt.mantissa_bits + 1) - 1
+    return size
+
+
+def test_words_hold_what_a_step_in_integers_has():
+    seen = set()
+    for form in integer_forms():
+        n = form.numbers
+        product = significands(form.a, form.b) * 2 ** max(0, n.fraction_bits - n.mantissas)
+        own = significands(form.result) * 2 ** max(0, n.fraction_bits - form.result.mantissa_bits)
+        in_words = n.alignment == "RZ" and n.summed == 0 and product < 2**31 and own < 2**31
+        assert form.truncates_words == in_words
+        most = LARGEST_WORD // product if in_words else n.terms
+        assert form.terms_of_sum == min(n.terms, most)
+        assert form.sum_fits_word == (in_words and n.terms * product + own < 2**32)  # a magnitude, of which all bits count
+        assert form.accumulator_fits == (own < (2**31 if n.alignment == "RZ" else 2**30))  # `rounding.round_integer`
+        # terms are below 2^(fraction_bits + 2), or rounded to it, and so are as many as the next power of two; a bit is to spare
+        next_power = 1 << (n.terms - 1).bit_length()
+        assert form.sum_fits_int == (n.summed == 0 and next_power * 2 ** (n.fraction_bits + 2) <= 2**29)
+        seen.add((form.truncates_words, form.terms_of_sum < n.terms, form.sum_fits_word, form.accumulator_fits, form.sum_fits_int))
+    assert len(seen) >= 6
+
+
+def test_which_steps_end_in_f64():
+    """The result is an f32, terms are truncated, and all bits of a sum whose unit is a normal f64 lie in its range."""
+    n, form = numbers()["f16 in steps of 16 by 25"], IntegerForm(numbers()["f16 in steps of 16 by 25"], F16, F16, F32)
+    ends = lambda **fields: form._replace(numbers=n._replace(**fields)).ends_in_f64
+    assert ends() and ends(rounding="RN") and ends(kept=13) and not ends(rounding="RN", kept=13) and not ends(rounding="RP")
+    assert not ends(alignment="RN") and not ends(summed=16) and not form._replace(result=F16).ends_in_f64
+    assert [ends(floor=floor) for floor in (-900, -899, 899, 900)] == [False, True, True, False]
+    assert all(-899 - f >= -1022 and 899 + 52 - f < 1023 for f in (1, 25, 45))
+
+
+def test_products_are_normal_within_the_ends_of_f32():
+    """With 126 binades above the least normal f32, every bit of a product is one; with 28 fraction bits a product of units is one too."""
+    n = numbers()["bf16 in steps of 16 by 25"]
+    fmt = lambda bias: Format("made", 16, 6, 9, bias)
+    normal = lambda a, b: IntegerForm(n._replace(mantissas=18), fmt(a), fmt(b), F32).products_are_normal
+    # the least product is 2^(2 - biases), and its last place 18 bits below; the largest ones are below 2^(126 - biases + 2)
+    assert normal(51, 52) and 2 - 103 - 18 == -119 and not normal(52, 52)
+    assert normal(13, 14) and 63 - 14 + 63 - 13 == 99 and not normal(13, 13)
+
+
+def test_which_factors_are_kept_as_floats():
+    n = numbers()["f16 in steps of 16 by 25"]
+    kept = lambda stored=F16, fmt=F16, **fields: forms.keeps_floats(n._replace(**fields), (stored, F16), (fmt, F16))
+    assert kept() and kept(TF32, TF32) and kept(BF16, BF16) and kept(E5M2, F16) and not kept(BF16, F16) and not kept(F32, F32)
+    assert [kept(mantissas=bits) for bits in (22, 23)] == [True, False]  # a product of 24 bits is an f32
+    assert [kept(fraction_bits=bits) for bits in (0, 1, 28, 29)] == [False, True, True, False]
+    assert [kept(floor=floor) for floor in (-141, -140, 100, 101)] == [False, True, True, False]
+    assert not kept(alignment="RN") and not kept(summed=16)
+
+
+def test_numbers_of_a_step():
+    """All stand in the texts of kernels, as numbers and truths."""
+    for name, n in numbers().items():
+        assert {field: type(v) for field, v in n._asdict().items()} == get_type_hints(StepNumbers)
+        assert (n.promoted, n.block_scaled) == (0, False) and (n.chain > 0) == (step_rows()[name].model.chain is not None)
+        assert n.of_instruction == step_rows()[name].spec.k == n.of_group * n.groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -98,17 +99,19 @@ def reaching(cases: list[TestCase], mutant: Mutant) -> list[TestCase]:
 
 
 def test_detectors(cases: list[TestCase], mutant: Mutant) -> list[Detector]:
-    """The tests that execute a fault, as one detector; none if there are none."""
-    names, every = [case.name for case in reaching(cases, mutant)], {case.name for case in cases}
-    if not names:
-        return []
+    """The tests that execute a fault, a detector for each file, the fastest first."""
+    by_file: dict[str, list[TestCase]] = {}
+    for case in reaching(cases, mutant):
+        by_file.setdefault(case.name.split("::")[0], []).append(case)
+    every = {case.name for case in cases}
 
-    def run() -> str:
+    def run(file: str, names: list[str]) -> str:
         chooser = _Chooser(names, every)
-        status = _pytest(sorted({name.split("::")[0] for name in names}), chooser, "-x")
+        status = _pytest([file], chooser, "-x")
         return chooser.failed or ("" if status in (0, 5) else f"pytest ended with status {status}")
 
-    return [Detector("tests", run)]
+    files = sorted(by_file, key=lambda file: sum(case.seconds for case in by_file[file]))
+    return [Detector("tests", partial(run, file, [case.name for case in by_file[file]])) for file in files]
 
 
 test_detectors.__test__ = False  # type: ignore[attr-defined]
