@@ -6,18 +6,16 @@ python tests/mutate_step.py --every 1 --only rounding    all of those whose name
 python tests/mutate_step.py --list                       only prints them, with their diffs
 python tests/mutate_step.py --table found.jsonl          also writes a line of JSON for each, and goes on where an earlier run stopped
 
-A mutant runs in a process of its own, and no file changes. First come small lattices by the kernels for CPUs, which take a
-second, and by JAX. Survivors
-go through those tests of the usual run that execute the changed statement. tests/mutants_equivalent.json says of each other survivor why
-it computes the same. The script fails if one survives that is not there, or if the file names one that does not exist or is found.
+A mutant runs in a process of its own, and no file changes. First come small lattices by the kernels for CPUs, which take a second, and
+by JAX; for the CUDA texts by the kernels that g++ compiles for a CPU. What these do not find goes through those test files of the usual
+run that `TESTS` names. tests/mutants_equivalent.json says of each other survivor why it computes the same. The script fails if one
+survives that is not there, or if the file names one that does not exist or is found.
 """
 
 import argparse
-import hashlib
 import importlib
 import json
 import os
-import pickle
 import sys
 import tempfile
 import time
@@ -27,13 +25,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from support import mutant_detectors, mutant_tests
+from support import mutant_detectors
 from support.mutant_detectors import LatticeCase
 from support.mutant_runs import Finding, as_line, call_in_child, examine_all, module_name, run_children, untouched_modules
-from support.mutant_tests import TestCase
 from support.mutations import ROOT, Mutant, cuda_mutants, python_mutants
-
-from tcemu.base.files import replace_file
 
 STEP, LLVM, CUDA = "tcemu/arithmetic/step", "tcemu/backends/llvm", "tcemu/backends/cuda/kernels"
 NOT_RUN = ("machine", "quantize")  # files of CUDA C++ that no lattice executes
@@ -49,13 +44,22 @@ SUBJECTS = {
     ),
     "cuda": tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / CUDA).glob("*.cu") if path.stem not in NOT_RUN)),
 }  # fmt: skip
-TEST_FILES = (
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/proofs").glob("test_*.py") if path.stem != "test_proof_table"),
-    "tests/arithmetic/test_anchored_form.py", "tests/arithmetic/test_bounded_steps.py", "tests/arithmetic/test_small_products.py",
-    "tests/arithmetic/test_whole_steps.py",
-    "tests/backends/test_llvm_elementwise.py",
-    "tests/quantize/test_quantize_kernel.py", "tests/backends/test_llvm_small.py", "tests/backends/test_llvm_groups.py",
-)  # fmt: skip
+# by the pages of the description, and by subjects: test files that find what the small lattices do not
+TESTS = {
+    "anchored": ("arithmetic/test_anchored_form", "proofs/test_anchored_proofs", "arithmetic/test_whole_steps"),
+    "bounded": ("proofs/test_float_sum_proofs", "proofs/test_bounded_proofs", "arithmetic/test_bounded_steps"),
+    "decoding": ("proofs/test_decoding_proofs", "proofs/test_quantizing_proofs", "arithmetic/test_whole_steps"),
+    "forms": ("proofs/test_tight_guards", "proofs/test_guard_proofs", "arithmetic/test_anchored_form", "arithmetic/test_whole_steps"),
+    "general": ("proofs/test_general_proofs", "proofs/test_anchored_proofs", "arithmetic/test_whole_steps"),
+    "groups": ("proofs/test_general_proofs",),
+    "kept_floats": ("arithmetic/test_whole_steps",),
+    "quantizing": ("proofs/test_quantizing_proofs",),
+    "rounding": ("proofs/test_rounding_proofs", "proofs/test_bounded_proofs", "proofs/test_general_proofs"),
+    "specials": ("proofs/test_decoding_proofs", "arithmetic/test_whole_steps"),
+    "values": ("proofs/test_renderers", "proofs/test_general_proofs", "proofs/test_quantizing_proofs", "proofs/test_rounding_proofs"),
+    "loops": ("backends/test_llvm_small", "backends/test_llvm_groups", "backends/test_llvm_steps"),
+    "cuda": ("backends/test_cuda_registers", "backends/test_cuda"),
+}
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.json")
 OUTSIDE = ("jax", "chex", "numpy", "llvmlite", "ml_dtypes", "pytest", "bitwuzla")  # packages that are imported before a process forks
 EVERY = {"description": 14, "loops": 40, "cuda": 60}  # one of so many mutants of each function
@@ -117,28 +121,6 @@ def recorded_cases(files: tuple[str, ...], workers: int, by_cuda: bool) -> list[
     return [case for case in _results([lambda c=c: mutant_detectors.record(c, files) for c in cases], workers) if case is not None]
 
 
-def recorded_tests(files: tuple[str, ...], workers: int) -> list[TestCase]:
-    """The tests of the usual run, with what each executes without a fault: kept in a folder for the same sources."""
-    common = hashlib.sha256(json.dumps(files).encode())
-    own = set((ROOT / "tests/support").glob("mut*.py"))  # what a test executes does not depend on them
-    helpers = {path for path in (ROOT / "tests").glob("*/*.py") if not path.name.startswith("test_")}
-    for path in sorted({*(ROOT / "tcemu").rglob("*.py"), *helpers} - own):
-        common.update(path.read_bytes())
-    folder = Path(tempfile.gettempdir()) / f"tcemu-mutants-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    assert folder.stat().st_uid == os.getuid()
-
-    def record(test_file: str) -> list[TestCase]:
-        digest = common.copy()
-        digest.update((ROOT / test_file).read_bytes())
-        kept = folder / f"{Path(test_file).stem}-{digest.hexdigest()[:16]}.pickle"
-        if not kept.is_file():
-            replace_file(kept, pickle.dumps(mutant_tests.record_tests(test_file, files)))
-        return pickle.loads(kept.read_bytes())
-
-    return [case for cases in _results([lambda f=f: record(f) for f in TEST_FILES], workers) for case in cases]
-
-
 def _results(functions: list, workers: int) -> list:
     found = []
     for result in run_children(functions, workers, SECONDS):
@@ -180,9 +162,9 @@ def examine(
     run_lattices(rest, files == SUBJECTS["cuda"])
     survivors = [mutant for mutant in mutants if not found[mutant.name].by]
     print(f"{len(survivors)} of {len(mutants)} survive the small lattices", flush=True)
-    if with_tests and survivors and files != SUBJECTS["cuda"]:
-        tests = recorded_tests(files, workers)
-        run(survivors, lambda mutant, _: mutant_tests.test_detectors(tests, mutant), SECONDS)
+    if with_tests:
+        subject = next((name for name in ("loops", "cuda") if files == SUBJECTS[name]), "")
+        run(survivors, lambda mutant, _: map(mutant_detectors.by_tests, TESTS[subject or Path(mutant.path).stem]), SECONDS)
     return [(mutant, found[mutant.name]) for mutant in mutants]
 
 

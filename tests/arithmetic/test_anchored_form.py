@@ -1,10 +1,13 @@
 """The anchored step's preconditions, from the numbers of its form: for every arithmetic, over the intervals of its exponents."""
 
+import numpy as np
 import pytest
 from support.kernel_cases import CASES, signature
 from support.llvm_products import arithmetics
+from support.numpy_values import NumpyValue
 
 from tcemu.arithmetic.fitting import specialize
+from tcemu.arithmetic.step import anchored
 from tcemu.arithmetic.step.forms import (
     BYTE,
     MOST_OF_SCALE,
@@ -175,3 +178,26 @@ def test_a_floor_above_the_accumulators_has_no_form(name):
     assert form is not None
     assert anchored_form(model.replace(floor=form.most), spec) is not None
     assert anchored_form(model.replace(floor=form.most + 1), spec) is None
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16", "e4m3", "mxf8", "nvf4", "f16 results"])
+def test_which_accumulators_anchored_steps_take(name):
+    """All of f16, and of f32 one for each lowest and each highest bit: no more than may be, and no fewer."""
+    form = FORMS[f"case {name}"]
+    fmt, stored = form.result, form.result.mantissa_bits
+    codes = np.arange(1 << 16)
+    if fmt == F32:
+        fractions = [0, *(1 << bit for bit in range(23)), (1 << 23) - 1]
+        codes = np.array([sign << 31 | field << 23 | fraction for sign in (0, 1) for field in range(256) for fraction in fractions])
+    code = NumpyValue(codes.astype(np.uint32).view(np.int32))
+    fields, fractions = codes >> stored & (1 << fmt.exponent_bits) - 1, codes & (1 << stored) - 1
+    sizes = np.where(fields == 0, fractions, fractions | 1 << stored)  # in units of 2^unit
+    units, leading = np.maximum(fields, 1) - fmt.bias - stored, np.frexp(sizes)[1] - 1
+    lowest = np.frexp(sizes & -sizes)[1] - 1
+    # the exponent of a number is that of the least normal one, or larger
+    inside = (np.maximum(units + leading, fmt.min_exponent) < form.most) & (units + lowest >= form.least_unit)
+    finite = fields < (1 << fmt.exponent_bits) - 1
+    assert (anchored.is_plain(form, code).array == (finite & (inside | (sizes == 0)))).all()
+    words = np.arange(1, 2 * form.bias) << form.field
+    small = anchored.is_small(form, NumpyValue(words.astype(np.int32))).array
+    assert (small == ((words >> form.field) - form.bias <= fmt.max_exponent)).all()

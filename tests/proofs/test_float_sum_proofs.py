@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.numpy_values import NumpyValue
 from proof_records import ENUMERATION, proves
 from step_rows import bounded_forms
+from support.numpy_values import NumpyValue
 
 from tcemu.arithmetic.step import bounded
 from tcemu.arithmetic.step.decoding import decode, value_word

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import smt_values
-from support.numpy_values import ROWS, NumpyValue
 from proving import Refuted, is_satisfiable, prove
 from smt_values import Kind, SmtValue, Trace
+from support.numpy_values import ROWS, NumpyValue
 
 from tcemu.arithmetic.step.values import BOOL, F32, I8, I32, I64, OPERATIONS, Lane
 

@@ -225,6 +225,8 @@ def examine(mutant: Mutant, detectors: Callable[[], Iterable[Detector]]) -> Find
         replace_text(mutant.path, mutant.source())
     name = "import"
     try:
+        if mutant.path.endswith(".py"):  # pytest has a finder of its own, which would import the file
+            assert isinstance(importlib.import_module(module_name(mutant.path)).__loader__, _MutantLoader)
         for detector in detectors():
             name = detector.name
             if how := detector.run():

@@ -212,8 +212,7 @@ def _anchored_step(case: Case, form: AnchoredForm, x: Line, y: Line, c: NumpyVal
     if case.numbers.summed:
         return _groups(case, form, c, word, half, [anchored.factor_bf16(form, fmt, v) for fmt, v in zip(fmts, factors, strict=True)])
     lows = [
-        anchored.lowest_bit(form, fmt, v, NumpyValue(line.top.array[..., None]))
-        for fmt, v, line in zip(fmts, factors, (x, y), strict=True)
+        anchored.lowest_bit(form, fmt, v, NumpyValue(line.top.array[..., None])) for fmt, v, line in zip(fmts, factors, (x, y), strict=True)
     ]
     signs = [packed(anchored.sign_byte(v)) for v in factors]
     reach = NumpyValue(anchored.reach(form, word, base).array[..., None])
@@ -303,7 +302,5 @@ def _sum_on_floats(form: IntegerForm, x: NumpyValue, y: NumpyValue, scale: Numpy
 
 def _has_special(case: Case, step: Step, code: NumpyValue) -> Array:
     """Whether a factor or the accumulator is Inf or NaN, of each element."""
-    of = [
-        (marked(case, side, codes, None).exponent == SPECIAL_EXPONENT).array.any(-1) for side, codes in enumerate((step.x, step.y))
-    ]
+    of = [(marked(case, side, codes, None).exponent == SPECIAL_EXPONENT).array.any(-1) for side, codes in enumerate((step.x, step.y))]
     return of[0] | of[1] | (decoding.decode_accumulator(case.result, code).special).array
