@@ -198,6 +198,10 @@ def test_which_accumulators_anchored_steps_take(name):
     inside = (np.maximum(units + leading, fmt.min_exponent) < form.most) & (units + lowest >= form.least_unit)
     finite = fields < (1 << fmt.exponent_bits) - 1
     assert (anchored.is_plain(form, code).array == (finite & (inside | (sizes == 0)))).all()
+    single = code.as_float().array if fmt == F32 else codes.astype(np.uint16).view(np.float16).astype(np.float32)
+    own = anchored.own_exponent(form, NumpyValue(single).widen() if form.wide else NumpyValue(single)).array
+    assert ((own >> form.field) - form.bias == np.maximum(units + leading, fmt.min_exponent))[finite & inside & (sizes != 0)].all()
+    assert (own[sizes == 0] == 0).all()
     words = np.arange(1, 2 * form.bias) << form.field
     small = anchored.is_small(form, NumpyValue(words.astype(np.int32))).array
     assert (small == ((words >> form.field) - form.bias <= fmt.max_exponent)).all()

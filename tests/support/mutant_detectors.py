@@ -219,7 +219,8 @@ def by_tests(name: str) -> Detector:
         import pytest
 
         first = _FirstFailure()
-        options = "-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"
+        # pytest would rewrite the asserts of all of tcemu, which has a plugin
+        options = "-q", "-x", "--assert=plain", "--tb=line", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"
         status = int(pytest.main([*options, str(ROOT / f"tests/{name}.py")], plugins=[first]))
         return first.seen or ("" if status in (0, 5) else f"{name}: pytest ended with status {status}")
 
