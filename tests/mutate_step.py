@@ -56,7 +56,7 @@ TESTS = {
     "quantizing": ("proofs/test_quantizing_proofs",),
     "rounding": ("proofs/test_rounding_proofs", "proofs/test_bounded_proofs", "proofs/test_general_proofs"),
     "specials": ("proofs/test_decoding_proofs", "arithmetic/test_whole_steps"),
-    "values": ("proofs/test_renderers", "proofs/test_general_proofs", "proofs/test_quantizing_proofs", "proofs/test_rounding_proofs"),
+    "values": ("proofs/test_renderers", "proofs/test_quantizing_proofs", "proofs/test_general_proofs", "arithmetic/test_whole_steps"),
     "loops": ("backends/test_llvm_small", "backends/test_llvm_groups", "backends/test_llvm_steps"),
     "cuda": ("backends/test_cuda_registers", "backends/test_cuda"),
 }

@@ -205,3 +205,27 @@ def test_which_accumulators_anchored_steps_take(name):
     words = np.arange(1, 2 * form.bias) << form.field
     small = anchored.is_small(form, NumpyValue(words.astype(np.int32))).array
     assert (small == ((words >> form.field) - form.bias <= fmt.max_exponent)).all()
+
+
+# The numbers of fraction bits with an anchored step: all from the first to the last
+FRACTION_BITS = {"f16": (13, 40), "bf16": (1, 29), "e4m3": (1, 40), "mxf8": (1, 29), "nvf4": (23, 37), "f16 results": (13, 40)}
+
+
+@pytest.mark.parametrize("name", FRACTION_BITS)
+def test_which_fraction_bits_have_a_form(name):
+    """As many as keep a step's preconditions, and no fewer."""
+    model, spec = CASES[name][0], signature(name)
+    found = {bits: anchored_form(model.replace(fraction_bits=bits), spec) for bits in range(1, 41)}
+    first, last = FRACTION_BITS[name]
+    assert [bits for bits, form in found.items() if form is not None] == list(range(first, last + 1))
+    for form in found.values():
+        for check in CHECKS if form is not None else ():
+            for k in PRODUCTS:
+                check(form, k)
+
+
+def test_what_is_not_known_has_no_form():
+    model, spec = CASES["f16"][0], signature("f16")
+    assert anchored_form(model.replace(nan=0x7FFFFFFF), spec) is None and anchored_form(model.replace(rounding="RN"), spec) is None
+    relative = [form for form in FORMS.values() if form.relative]
+    assert relative and all(form.least_unit == -125 for form in relative)  # what is a multiple of it is a normal f32

@@ -31,6 +31,7 @@ CHANGED = {
     "few bits of the result": ("f16 in steps of 16 by 25", {"rounding": "RZ", "result_bits": 6}),
     "many fraction bits": ("f16 in steps of 16 by 25", {"fraction_bits": 31}),
     "few fraction bits": (BF16, {"fraction_bits": 9}),
+    "fewer fraction bits than the result": ("f16 in steps of 16 by 25", {"fraction_bits": 13}),
     "a floor": (BF16, {"floor": -20}),
     "a floor, f16": (HALF, {"floor": 3}),
 }  # fmt: skip

@@ -83,6 +83,12 @@ def test_both_renderers_compute_alike(name):
     prove(trace, claim)
 
 
+def test_shifts_by_any_distance():
+    x, y = (np.array(side, np.int32).reshape(-1) for side in np.meshgrid(WORDS, [*range(66), 1 << 31 - 1, *WORDS]))
+    shifted = NumpyValue(x).shift_right_any(NumpyValue(y)).array.view(np.uint32)
+    assert shifted.tolist() == [(int(v) & 0xFFFFFFFF) >> min(int(by) & 0xFFFFFFFF, 32) for v, by in zip(x, y, strict=True)]
+
+
 def test_a_wrong_claim_is_refuted_with_its_values():
     trace = Trace()
     x = trace.variable(I32, "x")

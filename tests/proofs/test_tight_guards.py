@@ -78,6 +78,15 @@ def test_which_models_have_a_bounded_step():
         assert (name in bounded_forms()) == may, name
 
 
+def test_other_models_have_no_bounded_step():
+    model, spec = step_rows()["bf16 in steps of 16 by 25"]
+    has = lambda **fields: forms.bounded_form(model.replace(**fields), spec, 16) is not None
+    assert has() and has(result_bits=6) and has(floor=-126) and has(fraction_bits=26) and not has(fraction_bits=27)
+    assert not has(floor=-125) and not has(result=F16) and not has(chain=16) and not has(summed=16)
+    assert not has(rounding="RN") and not has(alignment="RN")
+    assert forms.bounded_form(model, spec._replace(d=F16), 16) is None
+
+
 @pytest.mark.parametrize("form", BOUNDED, ids=repr)
 def test_sums_are_divided_only_where_they_must(form: BoundedForm):
     largest, own = largest_units(form.a, form.b, form.fraction_bits), 2 ** (form.fraction_bits + 1) - 1
@@ -139,6 +148,24 @@ def test_which_models_have_a_bounded_step_of_groups():
         may = bool(n.summed) and spec.scale is not None and (model.result, spec.d) == (F32, F32) and not n.chain
         assert (name in grouped_forms()) == may, name
     assert {form.scale: form.has_narrow_scales for form in SCALED} == {UE4M3: True, UE8M0: False}
+
+
+@pytest.mark.parametrize("form", SCALED, ids=repr)
+def test_the_ends_of_a_step_of_groups(form: GroupedForm):
+    """Other numbers of fraction bits, and scales that reach just what they may, as no row has them."""
+    n, scale = form.numbers, form.scale
+    has = lambda **fields: forms.grouped_form(n._replace(**fields), form.a, form.b, scale, F32, F32) is not None
+    assert has() and has(floor=-126) and not has(floor=-125)
+    assert not has(rounding="RN") and not has(alignment="RN")
+    for bits in range(1, 64):  # an aligned sum has at most 49 bits, and what a group's sum is multiplied by for its upper part is normal
+        aligned = form.groups * sum_of(form) * Fraction(significands(scale)) ** 2 * Fraction(2) ** (bits - n.mantissas)
+        assert has(fraction_bits=bits) == (aligned + 2 ** (bits + 1) < 2**49 and bits + form.unit - 25 - 127 >= -126)
+    with_bits = lambda bits: form._replace(numbers=n._replace(fraction_bits=bits)).least
+    assert [with_bits(bits) for bits in (0, 5, 6, 7)] == [-126 + max(bits, 2 * scale.mantissa_bits) for bits in (0, 5, 6, 7)]
+    # 2^63 products of two scales stay below what a sum may be, and two least scales meet at the least exponent or above
+    reaching = lambda low: form._replace(scale=Format("made", 8, 6, 2, 1 - low, signed=False)).has_narrow_scales
+    top, least = (form.most - 63) // 2, -(-form._replace(scale=Format("made", 8, 6, 2)).least // 2)
+    assert reaching(top - 62) and not reaching(top - 61) and reaching(least) and not reaching(least - 1)
 
 
 def sum_of(form: GroupedForm) -> int:

@@ -38,6 +38,11 @@ def _unsigned(x: Any) -> Any:
     return x.view(f"u{x.dtype.itemsize}") if x.dtype != np.bool_ else x
 
 
+def _distance(lane: Lane, y: Any) -> Any:
+    assert ((y >= 0) & (y < lane.bits)).all(), "a shift by the width or more"
+    return y
+
+
 def _leading_zeros(lane: Lane, x: Any) -> Any:
     halves = [(_unsigned(x) >> shift).astype(np.uint64) & 0xFFFFFFFF for shift in range(0, lane.bits, 32)]
     lengths = [
@@ -78,9 +83,9 @@ ROWS = {
     "and": lambda lane, x, y: x & y,
     "or": lambda lane, x, y: x | y,
     "xor": lambda lane, x, y: x ^ y,
-    "shl": lambda lane, x, y: x << y,
-    "lshr": lambda lane, x, y: (_unsigned(x) >> _unsigned(y)).view(x.dtype),
-    "ashr": lambda lane, x, y: x >> y,
+    "shl": lambda lane, x, y: x << _distance(lane, y),
+    "lshr": lambda lane, x, y: (_unsigned(x) >> _unsigned(_distance(lane, y))).view(x.dtype),
+    "ashr": lambda lane, x, y: x >> _distance(lane, y),
     "eq": lambda lane, x, y: x == y,
     "ne": lambda lane, x, y: (x < y) | (x > y) if x.dtype.kind == "f" else x != y,
     "lt": lambda lane, x, y: x < y,
