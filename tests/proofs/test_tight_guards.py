@@ -90,13 +90,15 @@ def test_other_models_have_no_bounded_step():
 @pytest.mark.parametrize("form", BOUNDED, ids=repr)
 def test_sums_are_divided_only_where_they_must(form: BoundedForm):
     largest, own = largest_units(form.a, form.b, form.fraction_bits), 2 ** (form.fraction_bits + 1) - 1
-    assert form.sums == (1 if form.terms * largest <= LARGEST_WORD else 2)
-    assert form.fits == (form.terms * largest + own <= LARGEST_WORD)
-    assert form.spare_bits == 21 - form.fraction_bits
     significands = (form.a.mantissa_bits + 1) + (form.b.mantissa_bits + 1)
-    by_addition = form.is_narrow and form.spare_bits >= significands and form.terms < 2 ** min(form.spare_bits, 8)
-    assert form.truncates_by_addition == by_addition
-    assert form.adds_floats == (form.is_narrow and form.terms * 2 ** (form.fraction_bits + 2) <= 2**23)
+    assert form.spare_bits == 21 - form.fraction_bits
+    for terms in (form.terms, 255, *(1 << at for at in range(14))):
+        one = form._replace(terms=terms)
+        assert one.sums == (1 if terms * largest <= LARGEST_WORD else 2)
+        assert one.fits == (terms * largest + own <= LARGEST_WORD)
+        by_addition = form.is_narrow and form.spare_bits >= significands and terms < 2 ** min(form.spare_bits, 8)
+        assert one.truncates_by_addition == by_addition
+        assert one.adds_floats == (form.is_narrow and terms * 2 ** (form.fraction_bits + 2) <= 2**23)
 
 
 @pytest.mark.parametrize("form", BOUNDED, ids=repr)
